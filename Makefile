@@ -1,0 +1,39 @@
+# Two commands do everything on a machine with Rust, a C++ compiler, python3 with pip, and make:
+#
+#   make grpo    a tiny language model learns arithmetic by reinforcement, before your eyes
+#   make test    all tests
+#
+# Both bring libtorch first (once per user). Extra arguments:  make grpo ARGS="--set seed=1 --metrics 127.0.0.1:9464"
+
+.PHONY: grpo sft test lint check docs libtorch tools help
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile
+
+tools:
+	@./scripts/tools.sh
+
+libtorch: tools
+	@./scripts/libtorch.sh
+
+grpo: libtorch
+	cargo run --release --package rollflow-pipelines -- run pipelines/recipes/grpo.toml $(ARGS)
+
+sft: libtorch
+	cargo run --release --package rollflow-pipelines -- run pipelines/recipes/sft.toml $(ARGS)
+
+test: libtorch
+	cargo test --workspace $(ARGS)
+
+lint: libtorch
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy --package rollflow --no-default-features --all-targets -- -D warnings
+
+docs: libtorch
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+
+# All that CI does.
+check:
+	./.ci/run

@@ -1,0 +1,136 @@
+//! What the partial cache is worth, and what new weights cost the generator under each policy.
+//!
+//! Answers have the lengths that make rollouts hard: most are short, a few are very long (log-normal, cut at 512 tokens). Weights arrive
+//! every 96 tokens. With the partial cache, answers that are stopped go on from their tokens; without, they begin anew, and those longer than
+//! the time between two versions never end.
+//!
+//! `cargo bench --bench partials`
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rollflow::data::Tokenizer;
+use rollflow::engine::sampling::uniform;
+use rollflow::engine::{LocalEngine, OnNewWeights, Request, SamplingParams};
+use rollflow::model::{Decoder, ModelConfig, Weights};
+
+const SLOTS: usize = 32;
+const LONGEST: usize = 512;
+const STEPS_PER_VERSION: usize = 96;
+const VERSIONS: u64 = 12;
+
+type Failure = Box<dyn std::error::Error>;
+
+fn main() -> Result<(), Failure> {
+    rollflow::model::keep_freed_memory();
+    tch::set_num_threads(1);
+    let tokenizer = Arc::new(Tokenizer::characters("0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n", 64)?);
+    let bench = Bench { model: ModelConfig::small(&tokenizer, 128, 4), tokenizer };
+    let [cached, discarded] = [bench.trained_per_second(true)?, bench.trained_per_second(false)?];
+    println!(
+        "abort at every version, answers of ended samples: {cached:.0} tokens/s with the partial cache, {discarded:.0} without"
+    );
+    println!("ratio {:.2}", cached / discarded);
+    println!("\n{:<10} {:>12} {:>12} {:>12}", "policy", "pause", "next token", "a token");
+    for policy in [OnNewWeights::Swap, OnNewWeights::Recompute, OnNewWeights::Finish, OnNewWeights::Abort] {
+        let Cost { pause, next, usual } = bench.cost(policy)?;
+        let policy = format!("{policy:?}").to_lowercase();
+        println!("{policy:<10} {:>9.2} ms {:>9.2} ms {:>9.2} ms", millis(pause), millis(next), millis(usual));
+    }
+    println!("pause: set_weights alone. next token: the step after it. a token: any other step. Medians.");
+    Ok(())
+}
+
+struct Bench {
+    model: ModelConfig,
+    tokenizer: Arc<Tokenizer>,
+}
+
+struct Cost {
+    pause: Duration,
+    next: Duration,
+    usual: Duration,
+}
+
+impl Bench {
+    fn weights(&self) -> [Weights; 2] {
+        [1, 2].map(|seed| Weights::random(&self.model, seed))
+    }
+
+    fn engine(&self, policy: OnNewWeights, weights: &Weights) -> LocalEngine {
+        let decoder = Decoder::new(&self.model, weights.layout.clone());
+        let mut engine = LocalEngine::new(decoder, self.tokenizer.clone(), SLOTS, 0).on_new_weights(policy);
+        engine.set_weights(1, weights);
+        engine
+    }
+
+    /// A prompt for every slot that is free.
+    fn fill(&self, engine: &mut LocalEngine, next: &mut u64, length: impl Fn(u64) -> usize) -> Result<(), Failure> {
+        while engine.free_slots() > 0 {
+            let params = SamplingParams { ignore_eos: true, max_new_tokens: length(*next), ..SamplingParams::default() };
+            let (tokens, params) = ([5, 6, 7, 8].into(), Arc::new(params));
+            engine.submit(Request { ordinal: *next, tokens, samples: 1, params, answers: Vec::new() })?;
+            *next += 1;
+        }
+        Ok(())
+    }
+
+    /// Tokens a second that end up in whole answers, weights arriving all the while.
+    fn trained_per_second(&self, cached: bool) -> Result<f64, Failure> {
+        let weights = self.weights();
+        let mut engine = self.engine(OnNewWeights::Abort, &weights[0]);
+        let (mut next, mut trained) = (0, 0);
+        let started = Instant::now();
+        for version in 2..2 + VERSIONS {
+            for _ in 0..STEPS_PER_VERSION {
+                self.fill(&mut engine, &mut next, heavy_tailed)?;
+                trained += engine.step()?.iter().map(|finished| finished.tokens.len()).sum::<usize>();
+            }
+            if !cached {
+                engine.begin_anew(|_, _| true);
+            }
+            engine.set_weights(version, &weights[version as usize % 2]);
+        }
+        Ok(trained as f64 / started.elapsed().as_secs_f64())
+    }
+
+    /// Weights arrive every 8 tokens while 32 samples of up to 128 tokens are under way.
+    fn cost(&self, policy: OnNewWeights) -> Result<Cost, Failure> {
+        let weights = self.weights();
+        let mut engine = self.engine(policy, &weights[0]);
+        let (mut ordinal, mut pauses, mut nexts, mut usuals) = (0, Vec::new(), Vec::new(), Vec::new());
+        let length = |ordinal: u64| 64 + (ordinal * 37 % 64) as usize;
+        for version in 2..42 {
+            pauses.push(time(|| engine.set_weights(version, &weights[version as usize % 2])).0);
+            for at in 0..8 {
+                self.fill(&mut engine, &mut ordinal, length)?;
+                let (took, stepped) = time(|| engine.step());
+                stepped?;
+                if at == 0 { nexts.push(took) } else { usuals.push(took) }
+            }
+        }
+        Ok(Cost { pause: median(pauses), next: median(nexts), usual: median(usuals) })
+    }
+}
+
+/// A log-normal length, by its quantile: a median of 48 tokens, and a tenth of the answers above 172.
+fn heavy_tailed(ordinal: u64) -> usize {
+    let [a, b] = [0, 1].map(|at| uniform(9, ordinal, 0, at).max(1e-12));
+    let normal = (-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos();
+    ((48.0 * normal.exp()) as usize).clamp(1, LONGEST)
+}
+
+fn time<T>(work: impl FnOnce() -> T) -> (Duration, T) {
+    let started = Instant::now();
+    let made = work();
+    (started.elapsed(), made)
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}
+
+fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}

@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""The other side of benches/versus_trl.rs: TRL's synchronous GRPOTrainer, or its SFTTrainer, on a CPU. Prints one JSON line last.
+
+  python trl_side.py grpo|sft [--threads N] [--steps N] [--out DIR]
+
+--out writes the starting weights and tokenizer as a Hugging Face folder, so that both sides start from the same model.
+"""
+import argparse, json, os, random, time
+
+parser = argparse.ArgumentParser()
+parser.add_argument("what", choices=["grpo", "sft"])
+parser.add_argument("--threads", type=int, default=2)
+parser.add_argument("--steps", type=int, default=63)
+parser.add_argument("--out", default="")
+args = parser.parse_args()
+WARM_UP = 3
+
+import torch
+torch.set_num_threads(args.threads)
+from datasets import Dataset
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
+
+
+def tokenizer(size=64):
+    names = ["<pad>", "<eos>", "<bos>", "<unk>"] + list("0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n")
+    vocab = {name: i for i, name in enumerate(names)}
+    while len(vocab) < size:
+        vocab[f"<extra_{len(vocab) - len(names)}>"] = len(vocab)
+    bare = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
+    bare.decoder = decoders.Fuse()
+    bare.add_special_tokens(["<pad>", "<eos>", "<bos>", "<unk>"])
+    return PreTrainedTokenizerFast(tokenizer_object=bare, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>",
+                                   unk_token="<unk>", padding_side="left", clean_up_tokenization_spaces=False)
+
+
+def model():
+    torch.manual_seed(0)
+    config = Qwen2Config(vocab_size=64, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
+                         num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=2,
+                         eos_token_id=1, pad_token_id=0, dtype="float32", use_cache=True)
+    policy = Qwen2ForCausalLM(config).float()
+    policy.generation_config.eos_token_id, policy.generation_config.pad_token_id = 1, 0
+    return policy
+
+
+ends = []
+class Clock(TrainerCallback):
+    def on_step_end(self, *_, **__):
+        ends.append(time.perf_counter())
+
+
+tok, policy = tokenizer(), model()
+if args.out:
+    policy.save_pretrained(args.out)
+    tok.save_pretrained(args.out)
+same = dict(output_dir=os.path.join(os.environ.get("TMPDIR", "/tmp"), "trl_out"), max_steps=args.steps, lr_scheduler_type="constant",
+            warmup_steps=0, logging_steps=1, report_to="none", use_cpu=True, bf16=False, fp16=False, save_strategy="no", seed=0,
+            disable_tqdm=True, max_grad_norm=1.0, weight_decay=0.0, optim="adamw_torch")
+rng = random.Random(0)
+if args.what == "grpo":
+    from trl import GRPOConfig, GRPOTrainer
+    sums = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10) for b in range(10)]
+    data = Dataset.from_list([rng.choice(sums) for _ in range(8 * (args.steps + 8))])
+    def reward(completions, answer, **_):
+        return [1.0 if c.strip() == a else (0.1 if c[:1].isdigit() else 0.0) for c, a in zip(completions, answer)]
+    config = GRPOConfig(per_device_train_batch_size=64, num_generations=8, max_completion_length=16, temperature=1.0, beta=0.0,
+                        loss_type="grpo", learning_rate=1e-4, gradient_checkpointing=False, remove_unused_columns=False, **same)
+    trainer = GRPOTrainer(model=policy, reward_funcs=reward, args=config, train_dataset=data, processing_class=tok, callbacks=[Clock()])
+else:
+    from trl import SFTConfig, SFTTrainer
+    data = Dataset.from_list([{"input_ids": [rng.randrange(4, 64) for _ in range(64)]} for _ in range(64 * (args.steps + 2))])
+    config = SFTConfig(per_device_train_batch_size=64, learning_rate=1e-3, gradient_checkpointing=False, max_length=None, packing=False,
+                       **same)
+    trainer = SFTTrainer(model=policy, args=config, train_dataset=data, processing_class=tok, callbacks=[Clock()])
+trainer.train()
+seconds, steps = ends[-1] - ends[WARM_UP - 1], args.steps - WARM_UP
+print(json.dumps(dict(what=args.what, threads=args.threads, steps_per_s=round(steps / seconds, 3), s_per_step=round(seconds / steps, 4))))

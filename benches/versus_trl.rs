@@ -1,0 +1,117 @@
+//! Steps a second of whole GRPO and SFT runs, as one JSON line, to be held against TRL by `scripts/versus_trl.sh`.
+//!
+//! `cargo bench --bench versus_trl -- grpo|sft [MODEL_DIR] [STEPS]`. The work is that of `benches/trl_side.py`: GRPO takes 8 prompts × 8 samples of
+//! at most 16 new tokens, SFT 64 sequences of 64 tokens; without a folder, a fresh model of hidden size 128 and 4 layers.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use rollflow::data::Tokenizer;
+use rollflow::model::{FrozenWeights, ModelConfig};
+use rollflow::prelude::*;
+
+/// Steps left out of the timing.
+const WARM_UP: u64 = 10;
+
+fn main() -> Result<()> {
+    rollflow::model::keep_freed_memory();
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    let policy = match args.get(1).filter(|dir| !dir.is_empty()) {
+        Some(dir) => Policy::load(PathBuf::from(dir))?,
+        None => fresh()?,
+    };
+    let steps = args.get(2).map_or(Ok(200), |steps| steps.parse()).context("STEPS is a number")?;
+    match args.first().map(String::as_str) {
+        None | Some("grpo") => grpo(&policy, steps),
+        Some("sft") => sft(&policy, steps),
+        Some(other) => bail!("{other}: give grpo or sft"),
+    }
+}
+
+/// Generation overlaps training: one thread generates, two train, and the system shares the cores among them.
+fn grpo(policy: &Policy, steps: u64) -> Result<()> {
+    let (publisher, published) = weights();
+    let admission = Admission::new(8, 16, Some(8 * steps)).bounded(1);
+    let backend =
+        policy.backend(LocalConfig { threads: Some(2), ..LocalConfig::new(Grpo::default(), Schedule::constant(1e-4)) })?;
+    let clock = Clock::default();
+
+    let mut flow = Flow::new("grpo");
+    let prompts = flow.source("prompts", Prompts::addition(1, 0)?.admitted_by(&admission));
+    let groups = flow.stage(
+        "generate",
+        prompts,
+        Generator::local(policy, published).group_size(8).max_new_tokens(16).admission(&admission),
+    );
+    let scored = flow.stage("reward", groups, Reward::each(first_digit));
+    let batches = flow.stage("batch", scored, Batcher::groups(8).in_order().admission(&admission));
+    let trainer = Trainer::new(backend).group_relative(AdvantageConfig::default()).aggregation(Aggregation::SeqMeanTokenMean);
+    let trained = flow.stage("train", batches, trainer.steps(steps).admission(&admission));
+    let synced = flow.stage("sync", trained, WeightSync::to(publisher).admission(&admission));
+    flow.sink("time", synced, clock.sink());
+    let report = flow.run(Until::finished())?;
+    clock.print("grpo", steps, &report);
+    Ok(())
+}
+
+/// 1.0 for the right sum, 0.1 for a digit to begin with: TRL's side earns the same.
+fn first_digit(sample: &Sample) -> f64 {
+    let answer = sample.answer().unwrap_or_default();
+    match sample.response.chars().next() {
+        _ if sample.response.trim() == answer => 1.0,
+        Some(first) if first.is_ascii_digit() => 0.1,
+        _ => 0.0,
+    }
+}
+
+/// Training alone, on two threads.
+fn sft(policy: &Policy, steps: u64) -> Result<()> {
+    let vocabulary = policy.config().vocab_size as u64;
+    let token = |i: u64| (4 + i.wrapping_mul(6_364_136_223_846_793_005).rotate_left(17) % (vocabulary - 4)) as u32;
+    let samples = (0..4096u64).map(|s| Sample::supervised(&[token(s)], &(1..64).map(|t| token(64 * s + t)).collect::<Vec<_>>()));
+    let backend = policy.backend(LocalConfig { threads: Some(2), ..LocalConfig::new(CrossEntropy, Schedule::constant(1e-3)) })?;
+    let clock = Clock::default();
+
+    let mut flow = Flow::new("sft");
+    let batches = flow.source("samples", Supervised::new(samples.collect(), 64, steps)?);
+    let trained = flow.stage("train", batches, Trainer::new(backend).steps(steps).sync_every(u64::MAX).threads(2));
+    flow.sink("time", trained, clock.sink());
+    let report = flow.run(Until::finished())?;
+    clock.print("sft", steps, &report);
+    Ok(())
+}
+
+/// When each step ended, and how many tokens were trained by then.
+#[derive(Clone, Default)]
+struct Clock(Arc<Mutex<Vec<(Instant, usize)>>>);
+
+impl Clock {
+    fn sink(&self) -> impl FnMut(Trained<FrozenWeights>) + Send + 'static {
+        let ends = self.0.clone();
+        move |step| {
+            let mut ends = ends.lock().expect("nobody panics with it");
+            let before = ends.last().map_or(0, |(_, tokens)| *tokens);
+            ends.push((Instant::now(), before + step.forward.tokens));
+        }
+    }
+
+    fn print(&self, what: &str, steps: u64, report: &Report) {
+        let ends = self.0.lock().expect("nobody panics with it");
+        let (first, last) = (ends[WARM_UP.min(steps) as usize], ends[ends.len() - 1]);
+        let (seconds, counted) = ((last.0 - first.0).as_secs_f64(), ends.len() - 1 - WARM_UP.min(steps) as usize);
+        eprintln!("{report}");
+        println!(
+            "{{\"what\": \"{what}\", \"steps_per_s\": {:.3}, \"s_per_step\": {:.4}, \"trained_tokens_per_s\": {:.0}}}",
+            counted as f64 / seconds,
+            seconds / counted as f64,
+            (last.1 - first.1) as f64 / seconds,
+        );
+    }
+}
+
+fn fresh() -> Result<Policy> {
+    let tokenizer = Tokenizer::characters("0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n", 64)?;
+    Ok(Policy::random(ModelConfig::small(&tokenizer, 128, 4), tokenizer, 0)?)
+}

@@ -1,0 +1,34 @@
+//! Compiles the fused operations against libtorch's headers, and lets every binary, test and example of this package find libtorch
+//! without `LD_LIBRARY_PATH`.
+
+use std::path::{Path, PathBuf};
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=src/model/fused/fused.cpp");
+    // Absent when the crate is built without libtorch.
+    let Some(lib) = std::env::var_os("DEP_TCH_LIBTORCH_LIB") else { return };
+    let lib = std::fs::canonicalize(&lib).unwrap_or_else(|_| PathBuf::from(&lib));
+    println!("cargo::rustc-link-arg=-Wl,-rpath,{}", lib.display());
+    compile_fused(&lib);
+}
+
+fn compile_fused(lib: &Path) {
+    let include = lib.parent().map(|root| root.join("include")).unwrap_or_default();
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        // Always optimised: a debug build trains models in its tests. The flags allow sums to be vectorised and keep NaN and infinity.
+        .opt_level(3)
+        // The threads of libtorch, whose OpenMP library is linked already.
+        .flag("-fopenmp")
+        .flag("-fno-math-errno")
+        .flag("-fno-trapping-math")
+        .flag("-fno-signed-zeros")
+        .flag("-fassociative-math")
+        .warnings(false)
+        .include(&include)
+        .include(include.join("torch/csrc/api/include"))
+        .file("src/model/fused/fused.cpp")
+        .compile("rollflow_fused");
+}

@@ -1,0 +1,82 @@
+//! Group-relative policy optimization (Shao et al., DeepSeekMath, 2024), as a pipeline.
+//!
+//! Generation overlaps training: while a step trains, the generator already answers the prompts of the next, up to the staleness that the
+//! recipe allows. With `max_staleness = 0` it is the synchronous algorithm.
+
+use anyhow::{Context, Result};
+use rollflow::flow::{Ended, Flow, Report, Until, weights};
+use rollflow::observe::logs::announce_training;
+use rollflow::prelude::*;
+use rollflow::recipe::Plan;
+
+use crate::resume::ResumePoint;
+use crate::run_folder::{Outputs, RunFolder};
+use crate::sft::WarmUp;
+use crate::{parts, sft};
+
+/// Batches' worth of groups that the filter may drop in a row before the run ends with an error or trains on what it rejects.
+const PATIENCE: u64 = 64;
+
+/// Warms up if the recipe says so, probes that generator and trainer agree, then reinforces; a run that was interrupted goes on reinforcing.
+pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
+    let mut policy = parts::policy(plan)?;
+    // One for both flows, so that none is lost between them.
+    let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
+    if let (Some(warm_up), None) = (&plan.sft, from) {
+        policy = match sft::warm_up(plan, warm_up, &policy, &interrupts)? {
+            WarmUp::Learned(policy) => policy,
+            WarmUp::Interrupted(report) => return Ok(report),
+        };
+    }
+    let backend = parts::backend(plan, &policy).context("starting the trainer")?;
+    if plan.train.probe && from.is_none() {
+        parts::probe(plan, &policy, &backend)?;
+    }
+    let mut flow = declare(plan, &policy, backend, run.outputs(plan)?, from)?;
+    let groups = format!("{} groups of {}", plan.batch.groups, plan.generate.group_size);
+    announce_training("RL", &[("Steps", &plan.train.steps), ("Batch size", &groups)]);
+    flow.interrupted_by(&interrupts);
+    let report = run.watch(&mut flow, plan.train.steps, |flow| flow.run(Until::finished()))?;
+    if report.ended == Ended::Finished {
+        tracing::info!("RL training complete!");
+    }
+    Ok(report)
+}
+
+/// The graph, from prompts to weights.
+pub fn declare(
+    plan: &Plan,
+    policy: &Policy,
+    backend: LocalBackend,
+    outputs: Outputs,
+    from: Option<&ResumePoint>,
+) -> Result<Flow> {
+    let Outputs { metrics, log, dead_letters, checkpoints } = outputs;
+    let groups_per_version = plan.groups_per_publish() as u64;
+    let all_groups = plan.train.steps * plan.batch.groups as u64;
+    let admission =
+        Admission::new(groups_per_version, plan.admission_window() as u64, Some(all_groups)).bounded(plan.flow.max_staleness);
+    let (publisher, published) = weights();
+    let mut trainer = parts::trainer(plan, backend, checkpoints).admission(&admission);
+    if let Some(from) = from {
+        admission.restore(from.trainer.progress.clone());
+        trainer = trainer.resume(&from.checkpoint, from.trainer.clone())?;
+    }
+
+    let mut flow = Flow::new(&plan.name);
+    flow.capacity(parts::capacity(plan));
+
+    let prompts = flow.source("prompts", parts::prompts(plan)?.admitted_by(&admission));
+    let groups =
+        flow.stage("generate", prompts, parts::generator(plan, policy, published).metrics(&metrics).admission(&admission));
+    let scored = flow.stage("reward", groups, parts::reward(plan, dead_letters)?.metrics(&metrics));
+    let filter = Filter::by(parts::filter(plan)?).patience(PATIENCE * plan.batch.groups as u64).fallback(parts::fallback(plan));
+    let kept = flow.stage("filter", scored, filter);
+    let batcher = Batcher::groups(plan.batch.groups).over_sample(plan.batch.over_sample).on_stale(parts::on_stale(plan));
+    let batches = flow.stage("batch", kept, batcher.admission(&admission));
+    let trained = flow.stage("train", batches, trainer);
+    let sync = WeightSync::to(publisher).metrics(&metrics).admission(&admission).log_every(plan.observe.log_every);
+    let synced = flow.stage("sync", trained, sync);
+    flow.sink("log", synced, log);
+    Ok(flow)
+}

@@ -1,0 +1,26 @@
+//! The prebuilt pipelines of rollflow. They use the library's public API only: what they can't say, a user can't say either.
+//!
+//! Each pipeline is one file that reads from top to bottom as its algorithm: [`sft`], [`grpo`]. [`parts`] turns a recipe's values into
+//! what stages take, [`run_folder`] keeps what a run leaves behind, [`replay`] tries again what a run gave up.
+
+pub mod grpo;
+pub mod parts;
+pub mod replay;
+pub mod resume;
+pub mod run_folder;
+pub mod sft;
+
+use anyhow::Result;
+use rollflow::flow::Report;
+use rollflow::recipe::{Pipeline, Plan};
+
+use crate::resume::ResumePoint;
+use crate::run_folder::RunFolder;
+
+/// Runs the pipeline that the plan names, from its beginning or from where it was interrupted, and writes its report.
+pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
+    match plan.pipeline {
+        Pipeline::Grpo => grpo::run(plan, run, from),
+        Pipeline::Sft => sft::run(plan, run, from),
+    }
+}

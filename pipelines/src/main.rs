@@ -1,0 +1,202 @@
+//! The command `rollflow`.
+//!
+//! Exit codes: 0 the run finished or was drained by Ctrl-C, or all that was replayed earns now; 1 it failed or was stopped, or something
+//! that was replayed still fails; 2 the recipe or the arguments are wrong.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use rollflow::flow::Ended;
+use rollflow::observe::logs::DEAD_LETTERS;
+use rollflow::recipe::{self, Pipeline, Plan};
+use rollflow_pipelines::resume::{ResumePoint, rewind_to_checkpoint};
+use rollflow_pipelines::run_folder::{Outputs, RECIPE, RunFolder};
+use rollflow_pipelines::{grpo, parts, replay, sft};
+
+/// RL post-training of language models as a pipelined dataflow.
+#[derive(Parser)]
+#[command(
+    version,
+    after_help = "Exit codes: 0 finished, or drained by Ctrl-C, or all that was replayed earns now; 1 failed or stopped, or something that \
+                  was replayed still fails; 2 the recipe or the arguments are wrong."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a recipe. Ctrl-C once finishes what is in flight, twice stops.
+    Run {
+        #[command(flatten)]
+        recipe: RecipeArgs,
+        /// The run's folder; a new one below `runs/` unless given.
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
+        /// Serve Prometheus metrics there, as in 127.0.0.1:9464; port 0 takes a free one and prints it.
+        #[arg(long, value_name = "ADDRESS")]
+        metrics: Option<String>,
+    },
+    /// Go on with a run that was interrupted, from its newest checkpoint.
+    Resume {
+        /// The run's folder.
+        run: PathBuf,
+        /// Override a key, as in train.steps=900; may be given several times.
+        #[arg(long = "set", value_name = "KEY=VALUE")]
+        sets: Vec<String>,
+        /// Serve Prometheus metrics there, as in 127.0.0.1:9464; port 0 takes a free one and prints it.
+        #[arg(long, value_name = "ADDRESS")]
+        metrics: Option<String>,
+    },
+    /// Find everything that is wrong with a recipe, and print what follows from it.
+    Check {
+        #[command(flatten)]
+        recipe: RecipeArgs,
+    },
+    /// Draw a recipe's pipeline.
+    Graph {
+        #[command(flatten)]
+        recipe: RecipeArgs,
+        /// The drawing's language.
+        #[arg(long, value_enum, default_value = "mermaid")]
+        format: Format,
+    },
+    /// Score the groups again that a run gave up because their reward failed (its dead letters), and write those that earn now to
+    /// `replayed.jsonl` in the run's folder. Nothing else is changed.
+    Replay {
+        /// The run's folder.
+        run: PathBuf,
+        /// Override a key of the run's reward, as in reward.kind=numeric; may be given several times.
+        #[arg(long = "set", value_name = "reward.KEY=VALUE", value_parser = reward_key)]
+        sets: Vec<String>,
+    },
+}
+
+#[derive(Args)]
+struct RecipeArgs {
+    /// A recipe, as in pipelines/recipes/grpo.toml.
+    recipe: PathBuf,
+    /// Override a key, as in train.lr=1e-4; may be given several times.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    Mermaid,
+    Dot,
+    Json,
+}
+
+fn main() -> ExitCode {
+    rollflow::model::keep_freed_memory();
+    match dispatch(Cli::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Run { mut recipe, out, metrics } => {
+            recipe.sets.extend(metrics.map(|address| format!("observe.metrics={address:?}")));
+            let Some(plan) = load(&recipe) else { return Ok(ExitCode::from(2)) };
+            execute(&plan, &RunFolder::create(&out.unwrap_or_else(|| new_folder(&plan)), &plan)?, None)
+        }
+        Command::Resume { run, mut sets, metrics } => {
+            sets.extend(metrics.map(|address| format!("observe.metrics={address:?}")));
+            let Some(plan) = load(&RecipeArgs { recipe: run.join(RECIPE), sets }) else { return Ok(ExitCode::from(2)) };
+            let folder = RunFolder::reopen(&run, &plan)?;
+            let from = rewind_to_checkpoint(&run, |line| folder.say(line))?;
+            execute(&plan, &folder, from.as_ref())
+        }
+        Command::Check { recipe } => {
+            let Some(plan) = load(&recipe) else { return Ok(ExitCode::from(2)) };
+            print!("{}", recipe::check_text(&plan));
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Graph { recipe, format } => {
+            let Some(plan) = load(&recipe) else { return Ok(ExitCode::from(2)) };
+            draw(&plan, format)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Replay { run, sets } => {
+            let Some(plan) = load_of_run(&run, &sets) else { return Ok(ExitCode::from(2)) };
+            let replayed = replay::replay(&plan, &run, &mut std::io::stdout())?;
+            Ok(if replayed.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+    }
+}
+
+/// Of a replayed run nothing but the reward is used: another key would change nothing, without a word.
+fn reward_key(set: &str) -> Result<String, String> {
+    let rewards = ["reward.", "reward="].iter().any(|key| set.starts_with(key));
+    if rewards {
+        Ok(set.to_owned())
+    } else {
+        Err("only keys of [reward] have a meaning here, as in reward.kind=numeric".to_owned())
+    }
+}
+
+/// The plan, or all of the recipe's errors on standard error.
+fn load(args: &RecipeArgs) -> Option<Plan> {
+    recipe::load(&args.recipe, &args.sets).map_err(|errors| eprintln!("{errors}")).ok()
+}
+
+/// The plan of a run. The files that it names may be gone or lie elsewhere by now, and are not looked for.
+fn load_of_run(run: &Path, sets: &[String]) -> Option<Plan> {
+    let path = run.join(RECIPE);
+    let text = std::fs::read_to_string(&path)
+        .map_err(|error| eprintln!("{}: {error}; give the folder of a run, as in runs/mine", path.display()))
+        .ok()?;
+    recipe::parse(&path.display().to_string(), &text, sets).map_err(|errors| eprintln!("{errors}")).ok()
+}
+
+fn execute(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<ExitCode> {
+    run.remember()?;
+    run.console().install()?;
+    let report = rollflow_pipelines::run(plan, run, from)?;
+    println!("{report}");
+    let page = run.path().join("report.md");
+    if page.exists() {
+        println!("report: {}", page.display());
+    }
+    if run.path().join(DEAD_LETTERS).exists() {
+        println!("some rewards failed; to try them again: rollflow replay {}", run.path().display());
+    }
+    Ok(match report.ended {
+        Ended::Finished | Ended::Drained => ExitCode::SUCCESS,
+        Ended::Stopped | Ended::Failed => ExitCode::FAILURE,
+    })
+}
+
+/// `runs/NAME-1790000000`, by the seconds of the clock.
+fn new_folder(plan: &Plan) -> PathBuf {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    PathBuf::from("runs").join(format!("{}-{seconds}", plan.name))
+}
+
+fn draw(plan: &Plan, format: Format) -> Result<()> {
+    let (policy, outputs) = (parts::policy(plan)?, Outputs::in_memory());
+    let flow = match plan.pipeline {
+        Pipeline::Grpo => grpo::declare(plan, &policy, parts::backend(plan, &policy)?, outputs, None)?,
+        Pipeline::Sft => sft::declare(plan, &policy, outputs, None)?,
+    };
+    let graph = flow.graph();
+    println!(
+        "{}",
+        match format {
+            Format::Mermaid => graph.to_mermaid(),
+            Format::Dot => graph.to_dot(),
+            Format::Json => graph.to_json(),
+        }
+    );
+    Ok(())
+}

@@ -1,0 +1,324 @@
+//! A recipe's values as the library's parts. Pure translation: what a key means is decided here, what it does in the library.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, anyhow};
+use regex::Regex;
+use rollflow::algo::rewards::{exact_match, numeric_match};
+use rollflow::algo::{
+    Bound, Correction, Decay, Divergence, GapLimits, Importance, Level, OffPolicy, Over, Proximal, Rejection, Scale,
+};
+use rollflow::data::{DataBuffer, Pair, arithmetic, jsonl};
+use rollflow::flow::{Capacity, WeightsRx};
+use rollflow::model::FrozenWeights;
+use rollflow::observe::logs::DeadLetterWriter;
+use rollflow::prelude::*;
+use rollflow::recipe::correction::{self, Reject};
+use rollflow::recipe::generate::RewardRule;
+use rollflow::recipe::model::Model;
+use rollflow::recipe::task::{Arithmetic, Sft, TaskData};
+use rollflow::recipe::train::{AdvantageStd, OnNonfinite, Optimization, ScheduleKind, Train};
+use rollflow::recipe::{self, Plan};
+use rollflow::train::{self, AdamW, NonFinitePolicy};
+
+/// What a tiny model can spell.
+const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n";
+
+/// The model and its tokenizer.
+pub fn policy(plan: &Plan) -> Result<Policy> {
+    Ok(match &plan.model {
+        Model::Tiny(tiny) => {
+            let tokenizer = Tokenizer::characters(CHARACTERS, tiny.vocab)?;
+            let small = ModelConfig::small(&tokenizer, tiny.hidden, tiny.layers);
+            let config = ModelConfig {
+                intermediate_size: tiny.intermediate,
+                heads: tiny.heads,
+                kv_heads: tiny.kv_heads,
+                head_dim: tiny.hidden / tiny.heads,
+                ..small
+            };
+            Policy::random(config, tokenizer, plan.seed)?
+        }
+        Model::Folder(folder) => Policy::load(&folder.path)?,
+    })
+}
+
+/// Bounds of every edge.
+pub fn capacity(plan: &Plan) -> Capacity {
+    Capacity::items(plan.flow.edge_items).tokens(plan.flow.edge_tokens)
+}
+
+/// What is asked.
+pub fn prompts(plan: &Plan) -> Result<Prompts> {
+    let buffer = match &plan.task.data {
+        TaskData::Arithmetic(task) => DataBuffer::new(sums(task, plan.seed).iter().map(Prompt::from), plan.seed)?,
+        TaskData::Jsonl(task) => {
+            let answer = (!task.answer_key.is_empty()).then_some(task.answer_key.as_str());
+            DataBuffer::new(jsonl::load_prompts(&task.path, &task.prompt_key, answer, task.limit)?, plan.seed)?
+        }
+    };
+    Ok(Prompts::new(if plan.task.shuffle { buffer.shuffled() } else { buffer }))
+}
+
+fn sums(task: &Arithmetic, seed: u64) -> Vec<Pair> {
+    match task.count {
+        Some(count) => arithmetic::drawn_addition(task.digits, count, seed),
+        None => arithmetic::addition(task.digits),
+    }
+}
+
+/// What is imitated: the pairs of `[sft] data`, or the task's own.
+pub fn supervised_samples(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<Vec<Sample>> {
+    let pairs = match (&sft.data, &plan.task.data) {
+        (Some(file), _) => jsonl::load_pairs(file, &sft.prompt_key, &sft.completion_key, None)?,
+        (None, TaskData::Arithmetic(task)) => sums(task, plan.seed),
+        (None, TaskData::Jsonl(task)) => jsonl::load_pairs(&task.path, &task.prompt_key, &task.answer_key, task.limit)?,
+    };
+    Ok(policy.supervised(&arithmetic::share(&pairs, sft.fraction, plan.seed))?)
+}
+
+/// Who answers.
+pub fn generator(plan: &Plan, policy: &Policy, weights: WeightsRx<FrozenWeights>) -> Generator {
+    let generate = &plan.generate;
+    let params = SamplingParams {
+        temperature: generate.temperature as f32,
+        top_p: generate.top_p as f32,
+        top_k: generate.top_k,
+        min_p: generate.min_p as f32,
+        max_new_tokens: generate.max_new_tokens,
+        stop: generate.stop.clone(),
+        ..SamplingParams::default()
+    };
+    let on_new_weights = match generate.on_new_weights {
+        recipe::generate::OnNewWeights::Swap => OnNewWeights::Swap,
+        recipe::generate::OnNewWeights::Recompute => OnNewWeights::Recompute,
+        recipe::generate::OnNewWeights::Finish => OnNewWeights::Finish,
+        recipe::generate::OnNewWeights::Abort => OnNewWeights::Abort,
+    };
+    let generator = Generator::local(policy, weights)
+        .on_new_weights(on_new_weights)
+        .mask_older(generate.mask_older)
+        .group_size(generate.group_size)
+        .sampling(params)
+        .threads(generate.threads)
+        .seed(plan.seed);
+    if generate.slots == 0 { generator.adaptive_slots(plan.most_slots()) } else { generator.slots(generate.slots) }
+}
+
+/// The stage that scores, with dead letters to a file if there is one.
+pub fn reward(plan: &Plan, dead_letters: Option<DeadLetterWriter>) -> Result<Reward> {
+    let on_failure = match plan.reward.on_failure {
+        recipe::generate::OnFailure::DeadLetter => OnFailure::DeadLetter,
+        recipe::generate::OnFailure::Drop => OnFailure::Drop,
+        recipe::generate::OnFailure::Zero => OnFailure::Zero,
+        recipe::generate::OnFailure::Fail => OnFailure::Fail,
+    };
+    let reward =
+        Reward::each(earned(plan)?).retries(plan.reward.retries).on_failure(on_failure).max_poisoned(plan.reward.max_poisoned);
+    Ok(match dead_letters {
+        Some(writer) => reward.dead_letters(writer),
+        None => reward,
+    })
+}
+
+/// What an answer earns: 1 if it is right, else 0. An answer that must be compared with a ground truth that its prompt lacks cannot be judged.
+pub fn earned(plan: &Plan) -> Result<impl Fn(&Sample) -> Result<f64, &'static str> + Send + Sync + 'static> {
+    let must_end = plan.reward.require_end_of_text;
+    let rule = plan.reward.rule.clone();
+    let pattern = match &rule {
+        RewardRule::Regex(regex) => Some(Regex::new(&regex.pattern)?),
+        _ => None,
+    };
+    Ok(move |sample: &Sample| {
+        if must_end && sample.status != Status::Completed {
+            return Ok(0.0);
+        }
+        let answer = || sample.answer().ok_or("the prompt has no ground truth, metadata[\"answer\"]");
+        match (&rule, &pattern) {
+            (RewardRule::Numeric(numeric), _) => Ok(numeric_match(&sample.response, answer()?, numeric.tolerance)),
+            (RewardRule::Regex(_), Some(pattern)) => match pattern.captures(&sample.response).map(|found| found.get(1)) {
+                Some(Some(group)) => Ok(f64::from(group.as_str() == answer()?)),
+                found => Ok(f64::from(found.is_some())),
+            },
+            _ => Ok(exact_match(&sample.response, answer()?)),
+        }
+    })
+}
+
+/// Which groups are trained on: all conditions hold.
+pub fn filter(plan: &Plan) -> Result<impl GroupFilter> {
+    type Condition = Box<dyn Fn(&Group) -> Verdict + Send + Sync>;
+    let mut all: Vec<Condition> = Vec::new();
+    for filter in &plan.filter {
+        all.push(match filter {
+            recipe::generate::Filter::NonzeroStd(of) => Box::new(filters::std_above(of.threshold.max(filters::NONZERO_STD))),
+            recipe::generate::Filter::MinReward(of) => Box::new(filters::min_reward(of.threshold)?),
+            recipe::generate::Filter::Diversity(of) => Box::new(filters::diversity(of.min_unique_ratio)?),
+            recipe::generate::Filter::Length(of) => Box::new(filters::length(of.min, of.max)?),
+            recipe::generate::Filter::AnySuccess(_) => Box::new(filters::any_completed),
+        });
+    }
+    Ok(move |group: &Group| all.iter().map(|condition| condition(group)).find(|verdict| !verdict.kept()).unwrap_or(Verdict::Keep))
+}
+
+/// What becomes of tokens that are too old.
+pub fn on_stale(plan: &Plan) -> OnStale {
+    match plan.flow.on_stale {
+        recipe::plan::OnStale::Wait => OnStale::Wait,
+        recipe::plan::OnStale::Drop => OnStale::Drop,
+        recipe::plan::OnStale::Mask => OnStale::Mask,
+    }
+}
+
+/// What happens when nothing passes the filter.
+pub fn fallback(plan: &Plan) -> Fallback {
+    match plan.filter_fallback {
+        recipe::plan::FilterFallback::Error => Fallback::Error,
+        recipe::plan::FilterFallback::Keep => Fallback::Keep,
+    }
+}
+
+/// The trainer of `[train]`.
+pub fn backend(plan: &Plan, policy: &Policy) -> Result<LocalBackend> {
+    let train = &plan.train;
+    let loss = Grpo { clip_low: train.clip_low, clip_high: train.clip_high, ..Grpo::default() };
+    let config = local_config(loss, &train.optimization, train.lr, train.steps, train.updates)?;
+    Ok(policy.backend(LocalConfig { temperature: plan.generate.temperature, off_policy: off_policy(train), ..config })?)
+}
+
+/// What is done about tokens of another policy.
+pub fn off_policy(train: &Train) -> OffPolicy {
+    let proximal = match train.centre() {
+        correction::Proximal::Behaviour => Proximal::Behaviour,
+        correction::Proximal::Recompute => Proximal::Recompute,
+        correction::Proximal::LogLinear => Proximal::LogLinear,
+    };
+    let level = |level| match level {
+        correction::Level::Token => Level::Token,
+        correction::Level::Sequence => Level::Sequence,
+        correction::Level::Geometric => Level::Geometric,
+    };
+    let weigh = match &train.correction {
+        correction::Correction::None(_) => None,
+        correction::Correction::TruncatedIs(of) => {
+            let bound = Bound::Truncate { min: of.min, max: of.max };
+            Some(Importance { level: level(of.level), bound, normalize: of.normalize })
+        }
+        correction::Correction::MaskedIs(of) => {
+            Some(Importance { normalize: of.normalize, ..Importance::masked(level(of.level), of.min, of.max) })
+        }
+        correction::Correction::IcePop(of) => Some(Importance::icepop(of.alpha, of.beta)),
+    };
+    let reject = train.reject.iter().map(rejection).collect();
+    OffPolicy { proximal, correction: Correction { weigh, reject } }
+}
+
+fn rejection(reject: &Reject) -> Rejection {
+    let divergence = match reject.divergence {
+        correction::Divergence::K1 => Divergence::K1,
+        correction::Divergence::K2 => Divergence::K2,
+        correction::Divergence::K3 => Divergence::K3,
+    };
+    let over = match reject.over {
+        correction::Over::Token => Over::Token,
+        correction::Over::Sum => Over::Sum,
+        correction::Over::Mean => Over::Mean,
+        correction::Over::Max => Over::Max,
+    };
+    Rejection { divergence, over, min: reject.min, max: reject.max }
+}
+
+/// Refuses to begin when the trainer finds the tokens of a few short answers more or less likely than the generator that sampled them. Both
+/// hold the same weights then, in single precision, where 1e-5 is much.
+pub fn probe(plan: &Plan, policy: &Policy, backend: &LocalBackend) -> Result<()> {
+    const ANSWERS: u64 = 4;
+    const TOKENS: usize = 16;
+    const TOLERANCE: f64 = 0.02;
+    let (_publisher, unpublished) = weights();
+    let generator = generator(plan, policy, unpublished);
+    let mut prompts = prompts(plan)?.limited(ANSWERS);
+    let mut samples = Vec::new();
+    while let Some(prompt) = prompts.next().map_err(|error| anyhow!("{error}"))? {
+        samples.push(generator.sample_once(prompt, TOKENS)?);
+    }
+    train::probe(backend, &samples, TOLERANCE)
+        .map_err(|error| anyhow!("{error}. (train.probe = false starts the run all the same.)"))
+}
+
+/// The trainer of `[sft]`.
+pub fn supervised_backend(sft: &Sft, policy: &Policy) -> Result<LocalBackend> {
+    Ok(policy.backend(local_config(CrossEntropy, &sft.optimization, sft.lr, sft.steps, 1)?)?)
+}
+
+/// `steps` of so many updates each; schedules count updates.
+fn local_config(loss: impl Loss + 'static, of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<LocalConfig> {
+    let decay = match of.schedule.kind {
+        ScheduleKind::Constant => Decay::Constant,
+        ScheduleKind::Linear => Decay::Linear,
+        ScheduleKind::Cosine => Decay::Cosine,
+    };
+    let (warmup_steps, total_steps) = (of.schedule.warmup.saturating_mul(updates), steps.saturating_mul(updates));
+    let schedule = Schedule { lr, decay, warmup_steps, total_steps, floor: of.schedule.floor };
+    schedule.validate()?;
+    Ok(LocalConfig {
+        adamw: AdamW {
+            beta1: of.betas[0],
+            beta2: of.betas[1],
+            epsilon: of.eps,
+            weight_decay: of.weight_decay,
+            ..AdamW::default()
+        },
+        max_grad_norm: Some(of.max_grad_norm),
+        micro_batch_tokens: of.micro_batch_tokens,
+        non_finite: match of.on_nonfinite {
+            OnNonfinite::Stop => NonFinitePolicy::Stop,
+            OnNonfinite::Skip => NonFinitePolicy::Skip,
+        },
+        threads: Some(of.threads),
+        ..LocalConfig::new(loss, schedule)
+    })
+}
+
+/// The training stage of `grpo`.
+pub fn trainer(plan: &Plan, backend: LocalBackend, checkpoints: Option<PathBuf>) -> Trainer<LocalBackend> {
+    let scale = match plan.train.advantage_std {
+        AdvantageStd::Group => Scale::Group,
+        AdvantageStd::Batch => Scale::Batch,
+        AdvantageStd::None => Scale::None,
+    };
+    let aggregation = match plan.train.aggregation {
+        recipe::train::Aggregation::TokenMean => Aggregation::TokenMean,
+        recipe::train::Aggregation::SeqMeanTokenMean => Aggregation::SeqMeanTokenMean,
+        recipe::train::Aggregation::DrGrpo => Aggregation::DrGrpo { max_len: plan.generate.max_new_tokens },
+    };
+    let trainer = Trainer::new(backend);
+    let trainer = match plan.train.baseline {
+        Some(baseline) => trainer.baseline(baseline),
+        None => trainer.group_relative(AdvantageConfig { scale, ..AdvantageConfig::default() }),
+    };
+    let trainer = trainer
+        .aggregation(aggregation)
+        .steps(plan.train.steps)
+        .sync_every(plan.sync.every)
+        .updates(plan.train.updates)
+        .score_first(plan.train.centre() == correction::Proximal::Recompute)
+        .gap_limits(GapLimits { warn: plan.train.gap_warn, halt: plan.train.gap_halt })
+        .on_stale(on_stale(plan))
+        .threads(plan.train.optimization.threads);
+    let trainer = match plan.train.target_reward {
+        Some(reward) => trainer.target_reward(reward),
+        None => trainer,
+    };
+    checkpointed(trainer, plan, checkpoints)
+}
+
+/// With the recipe's checkpoints, if there is a folder for them. The end is always saved.
+pub fn checkpointed(trainer: Trainer<LocalBackend>, plan: &Plan, folder: Option<PathBuf>) -> Trainer<LocalBackend> {
+    match folder {
+        Some(folder) => {
+            let every = (plan.checkpoint.every > 0).then_some(plan.checkpoint.every);
+            trainer.checkpoints(folder, every).keep(plan.checkpoint.keep)
+        }
+        None => trainer,
+    }
+}

@@ -1,0 +1,69 @@
+//! `rollflow replay`: the groups that a run gave up, through its reward again (law F6).
+//!
+//! `dead_letters.jsonl` is read and never changed, so that a run which still writes to it loses nothing. `replayed.jsonl` is written
+//! anew by each replay: whatever earns now, as rollouts of step 0. So a replay may be interrupted, and repeated with another reward.
+
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::Result;
+use rollflow::data::Group;
+use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, Failure, RolloutWriter, read_dead_letters};
+use rollflow::recipe::Plan;
+use rollflow::stages::reward::score;
+
+use crate::parts;
+
+/// The file in the run's folder that gets what earns now.
+pub const REPLAYED: &str = "replayed.jsonl";
+
+/// How a replay ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Replayed {
+    /// Groups whose every sample earns now.
+    pub earned: usize,
+    /// Groups that still fail, and lines that could not be read.
+    pub failed: usize,
+}
+
+/// Scores the dead letters in `folder` by the plan's reward and writes a line for each to `out`. A folder without any is left as it is.
+pub fn replay(plan: &Plan, folder: &Path, out: &mut impl Write) -> Result<Replayed> {
+    let (letters, mut replayed) = (folder.join(DEAD_LETTERS), Replayed::default());
+    if !letters.exists() {
+        writeln!(out, "no dead letters in {}", folder.display())?;
+        return Ok(replayed);
+    }
+    let reward = parts::earned(plan)?;
+    let path = folder.join(REPLAYED);
+    let mut writer = RolloutWriter::create(&path, true)?;
+    for letter in read_dead_letters(letters)? {
+        let mut group = match letter.map(DeadLetter::group) {
+            Ok(group) => group,
+            Err(damaged) => {
+                replayed.failed += 1;
+                writeln!(out, "{damaged}")?;
+                continue;
+            }
+        };
+        let failures = score(&mut group, &reward, plan.reward.retries).failures;
+        writeln!(out, "group {}: {}", group.id(), told(&group, &failures))?;
+        if failures.is_empty() {
+            replayed.earned += 1;
+            group.samples.iter().try_for_each(|sample| writer.write(0, sample))?;
+        } else {
+            replayed.failed += 1;
+        }
+    }
+    writer.finish()?;
+    writeln!(out, "{} of {} earn now: {}", replayed.earned, replayed.earned + replayed.failed, path.display())?;
+    Ok(replayed)
+}
+
+/// What a group earns now, or why it still doesn't.
+fn told(group: &Group, failures: &[Failure]) -> String {
+    if failures.is_empty() {
+        format!("earns {:?}", group.rewards())
+    } else {
+        failures.iter().map(|failure| format!("sample {}: {failure}", failure.sample)).collect::<Vec<_>>().join("; ")
+    }
+}

@@ -1,0 +1,249 @@
+//! What a run leaves behind, and what shows it while it lives.
+//!
+//! `recipe.toml` (resolved), `metrics.jsonl`, `rollouts.jsonl`, `dead_letters.jsonl` (if there are any), `checkpoints/step_000123/`,
+//! `report.md`, `curve.svg`.
+
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result, bail};
+use rollflow::data::POISONED;
+use rollflow::flow::{Ended, Flow, Report, RunError};
+use rollflow::model::FrozenWeights;
+use rollflow::observe::chart::Chart;
+use rollflow::observe::logs::{
+    ConsoleLogger, DEAD_LETTERS, DeadLetterWriter, JsonlLogger, RolloutWriter, TensorBoardLogger, read_metrics, read_rollouts,
+};
+use rollflow::observe::progress::{Progress, duration};
+use rollflow::observe::run_report::RunReport;
+use rollflow::observe::stage_sampler::StageSampler;
+use rollflow::observe::{Console, Metric, Metrics, MetricsServer, StepMetrics};
+use rollflow::recipe::Plan;
+use rollflow::stages::sink::RunLog;
+use rollflow::train::checkpoint::{self, CHECKPOINTS};
+
+/// Where the stages of a pipeline write.
+pub struct Outputs {
+    /// Counters, gauges and histograms.
+    pub metrics: Metrics,
+    /// The sink at the pipeline's end.
+    pub log: RunLog<FrozenWeights>,
+    /// Gets the groups whose reward failed, if anything does.
+    pub dead_letters: Option<DeadLetterWriter>,
+    /// The folder that gets `checkpoints/`, if any does.
+    pub checkpoints: Option<PathBuf>,
+}
+
+impl Outputs {
+    /// Metrics in memory and no files.
+    pub fn in_memory() -> Self {
+        let metrics = Metrics::new();
+        Outputs { log: RunLog::new(&metrics), metrics, dead_letters: None, checkpoints: None }
+    }
+}
+
+/// A run's folder and its metrics. Dropping it ends the metrics server (law F3).
+pub struct RunFolder {
+    path: PathBuf,
+    name: String,
+    metrics: Metrics,
+    server: Option<MetricsServer>,
+    progress: bool,
+    console: Console,
+    rows: Arc<Mutex<Vec<(u64, StepMetrics)>>>,
+    /// Held for as long as this process works on the run.
+    _lock: File,
+}
+
+/// The resolved recipe's file.
+pub const RECIPE: &str = "recipe.toml";
+
+impl RunFolder {
+    /// Makes the folder, writes the resolved recipe into it and serves metrics if the recipe says so. A folder that already holds a run is
+    /// refused: nothing is overwritten.
+    pub fn create(path: &Path, plan: &Plan) -> Result<Self> {
+        if path.join(RECIPE).exists() {
+            bail!("{} already holds a run; choose another folder with --out, or go on with it: rollflow resume", path.display());
+        }
+        // Before anything is written: a busy port must not leave a folder that looks like a run.
+        let (metrics, server) = serve(plan)?;
+        std::fs::create_dir_all(path).with_context(|| format!("making the run's folder {}", path.display()))?;
+        RunFolder::open(path, plan, metrics, server)
+    }
+
+    /// Opens the folder of a run that was interrupted. What is in it stays; the recipe is written anew, with what was overridden.
+    pub fn reopen(path: &Path, plan: &Plan) -> Result<Self> {
+        let (metrics, server) = serve(plan)?;
+        RunFolder::open(path, plan, metrics, server)
+    }
+
+    fn open(path: &Path, plan: &Plan, metrics: Metrics, server: Option<MetricsServer>) -> Result<Self> {
+        let lock = lock_run(path)?;
+        let (recipe, written) = (path.join(RECIPE), path.join(".recipe.writing"));
+        std::fs::write(&written, plan.to_toml())
+            .and_then(|()| std::fs::rename(&written, &recipe))
+            .with_context(|| format!("writing {}", recipe.display()))?;
+        let (path, name, progress) = (path.to_owned(), plan.name.clone(), plan.observe.progress);
+        let run =
+            RunFolder { path, name, metrics, server, progress, console: Console::default(), rows: Arc::default(), _lock: lock };
+        if let Some(server) = &run.server {
+            run.say(&format!("metrics: http://{}/metrics", server.address()));
+        }
+        Ok(run)
+    }
+
+    /// Takes the steps that the run has logged before into the report to come.
+    pub fn remember(&self) -> Result<()> {
+        let path = self.path.join("metrics.jsonl");
+        if path.exists() {
+            *lock(&self.rows) = read_metrics(path)?;
+        }
+        Ok(())
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// One line for whoever watches.
+    pub fn say(&self, line: &str) {
+        self.console.warn(line);
+    }
+
+    /// Where lines and progress are shown. What pipelines say are events, shown once it is installed.
+    pub fn console(&self) -> &Console {
+        &self.console
+    }
+
+    /// Where the pipeline's stages write.
+    pub fn outputs(&self, plan: &Plan) -> Result<Outputs> {
+        Ok(Outputs {
+            metrics: self.metrics.clone(),
+            log: self.log(plan)?,
+            dead_letters: Some(DeadLetterWriter::new(&self.path)),
+            checkpoints: Some(self.path.clone()),
+        })
+    }
+
+    fn log(&self, plan: &Plan) -> Result<RunLog<FrozenWeights>> {
+        let rows = self.rows.clone();
+        let remember = move |step: u64, row: &StepMetrics| lock(&rows).push((step, row.clone()));
+        let console = ConsoleLogger::events(plan.observe.log_every);
+        let mut log = RunLog::new(&self.metrics).logger(JsonlLogger::new(&self.path)?).logger(remember).logger(console);
+        if plan.observe.tensorboard {
+            log = log.logger(TensorBoardLogger::new(&self.path)?);
+        }
+        if plan.observe.rollouts_every > 0 {
+            log = log.rollouts(RolloutWriter::new(&self.path, true)?, plan.observe.rollouts_every);
+        }
+        Ok(log)
+    }
+
+    /// Runs a flow of `steps` steps with its progress on show, and writes the report, also of a run that failed.
+    pub fn watch(&self, flow: &mut Flow, steps: u64, run: impl FnOnce(&mut Flow) -> Result<Report, RunError>) -> Result<Report> {
+        let progress = self.progress.then(|| Progress::new(&self.console, Some(steps)));
+        let sampler = StageSampler::start(flow.stats(), self.metrics.clone(), progress)?;
+        let result = run(flow);
+        drop(sampler);
+        match &result {
+            Ok(report) => self.report(report)?,
+            Err(RunError::Failed { report, .. }) => self.report(report)?,
+            Err(_) => {}
+        }
+        Ok(result?)
+    }
+
+    fn report(&self, report: &Report) -> Result<()> {
+        let outcome = match report.ended {
+            Ended::Finished => "finished",
+            Ended::Drained => "was interrupted",
+            Ended::Stopped => "was stopped",
+            Ended::Failed => "failed",
+        };
+        let rows = lock(&self.rows);
+        let Some((last_step, last)) = rows.last() else { return Ok(()) };
+        let time = std::time::Duration::from_nanos(report.wall);
+        let curve_of = if last.contains_key(Metric::RewardMean.key()) { Metric::RewardMean } else { Metric::Loss };
+        let points: Vec<(f64, f64)> =
+            rows.iter().filter_map(|(step, row)| Some((*step as f64, *row.get(curve_of.key())?))).collect();
+        let title = if curve_of == Metric::RewardMean { "mean reward" } else { "loss" };
+        let total = |metric, labels: &[&str]| self.metrics.newest(metric, labels).unwrap_or(0.0);
+        let rate = |tokens: f64| format!("{tokens:.0} ({:.0} a second)", tokens / time.as_secs_f64());
+        let mut summary = vec![
+            ("steps".into(), format!("{last_step} ({:.1} a second)", *last_step as f64 / time.as_secs_f64())),
+            ("tokens generated".into(), rate(total(Metric::GeneratedTokens, &[]))),
+            ("tokens trained".into(), rate(total(Metric::Tokens, &["trained"]))),
+            ("token ledger".into(), self.ledger(Metric::LedgerTokens, "generated")),
+            ("prompt ledger".into(), self.ledger(Metric::LedgerPrompts, "entered")),
+            ("checkpoint".into(), self.newest_checkpoint()?),
+        ];
+        let (poisoned, dead) = (total(Metric::GroupsDropped, &[POISONED]), total(Metric::DeadLetters, &["reward"]));
+        if poisoned > 0.0 {
+            summary.push(("groups dropped as poisoned".into(), format!("{poisoned}")));
+        }
+        if dead > 0.0 {
+            summary.push(("dead letters".into(), format!("{dead} in `{DEAD_LETTERS}`; `rollflow replay` tries them again")));
+        }
+        let page = RunReport {
+            name: self.name.clone(),
+            outcome: format!("The run {outcome} after {last_step} steps in {}.", duration(time)),
+            summary,
+            curve: Chart { title: title.into(), x_label: "step".into(), points },
+            bottleneck: report.bottleneck.clone(),
+            flow_table: report.to_string(),
+            final_metrics: last.clone(),
+            samples: self.last_rollouts(8),
+        };
+        page.write(&self.path)?;
+        Ok(())
+    }
+
+    /// The sum, and what it is made of (law D4).
+    fn ledger(&self, metric: Metric, sum: &str) -> String {
+        let of = |part: &str| self.metrics.newest(metric, &[part]).unwrap_or(0.0);
+        let parts = metric.spec().labels[0].values.iter().filter(|part| **part != sum && of(part) > 0.0);
+        let parts: Vec<String> = parts.map(|part| format!("{} {part}", of(part))).collect();
+        if parts.is_empty() { "none kept".to_owned() } else { format!("{} {sum} = {}", of(sum), parts.join(" + ")) }
+    }
+
+    fn newest_checkpoint(&self) -> Result<String> {
+        let newest = checkpoint::latest(&self.path.join(CHECKPOINTS))?;
+        let shown = newest.as_ref().map(|path| path.strip_prefix(&self.path).unwrap_or(path));
+        Ok(shown.map_or("none".to_owned(), |path| format!("`{}`", path.display())))
+    }
+
+    fn last_rollouts(&self, n: usize) -> Vec<rollflow::observe::logs::Rollout> {
+        let Ok(rollouts) = read_rollouts(self.path.join("rollouts.jsonl")) else { return Vec::new() };
+        let mut last = std::collections::VecDeque::new();
+        for rollout in rollouts.flatten() {
+            last.push_back(rollout);
+            if last.len() > n {
+                last.pop_front();
+            }
+        }
+        last.into()
+    }
+}
+
+fn serve(plan: &Plan) -> Result<(Metrics, Option<MetricsServer>)> {
+    let metrics = Metrics::new();
+    let server = plan.observe.metrics.map(|address| MetricsServer::start(address, metrics.clone())).transpose()?;
+    Ok((metrics, server))
+}
+
+/// Two processes on one run would tear its files. The lock goes with the process, also when it is killed.
+fn lock_run(path: &Path) -> Result<File> {
+    let file = path.join(".lock");
+    let lock = File::create(&file).with_context(|| format!("locking {}", file.display()))?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => bail!("another process works on the run in {}; wait for it or stop it", path.display()),
+        Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("locking {}", file.display())),
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,95 @@
+//! Supervised fine-tuning: the model learns to continue prompts as the data does.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+use rollflow::flow::{Ended, Flow, Report, Until};
+use rollflow::model::FrozenWeights;
+use rollflow::observe::MetricsLogger;
+use rollflow::prelude::*;
+use rollflow::recipe::Plan;
+use rollflow::recipe::task::Sft;
+use rollflow::stages::sink::step_row;
+
+use crate::parts;
+use crate::resume::ResumePoint;
+use crate::run_folder::{Outputs, RunFolder};
+
+/// The pipeline `sft`.
+pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
+    let policy = parts::policy(plan)?;
+    let mut flow = declare(plan, &policy, run.outputs(plan)?, from)?;
+    let report = run.watch(&mut flow, plan.steps(), |flow| flow.run(Until::finished()))?;
+    say_complete(&report);
+    Ok(report)
+}
+
+/// The graph, from samples to checkpoints.
+pub fn declare(plan: &Plan, policy: &Policy, outputs: Outputs, from: Option<&ResumePoint>) -> Result<Flow> {
+    let sft = plan.sft.as_ref().context("the pipeline sft needs a section [sft]")?;
+    let mut flow = Flow::new(&plan.name);
+    let done = from.map_or(0, |from| from.trainer.step);
+    let trained = train(&mut flow, plan, (sft, done), policy, |trainer| {
+        let trainer = parts::checkpointed(trainer, plan, outputs.checkpoints).sync_every(u64::MAX);
+        Ok(match from {
+            Some(from) => trainer.resume(&from.checkpoint, from.trainer.clone())?,
+            None => trainer,
+        })
+    })?;
+    flow.sink("log", trained, outputs.log);
+    Ok(flow)
+}
+
+/// How supervised training before reinforcement ended.
+pub enum WarmUp {
+    /// With a policy that learned.
+    Learned(Policy),
+    /// By Ctrl-C, so that the whole run is over.
+    Interrupted(Report),
+}
+
+/// The same before reinforcement. Leaves no files.
+pub fn warm_up(plan: &Plan, sft: &Sft, policy: &Policy, interrupts: &Interrupts) -> Result<WarmUp> {
+    let learned: Arc<Mutex<Option<Arc<FrozenWeights>>>> = Arc::default();
+    let mut flow = Flow::new("warm-up");
+    flow.interrupted_by(interrupts);
+    let trained = train(&mut flow, plan, (sft, 0), policy, |trainer| Ok(trainer.sync_every(sft.steps)))?;
+    let (seen, mut console) = (learned.clone(), ConsoleLogger::events(plan.observe.log_every));
+    flow.sink("learned", trained, move |step: Trained<FrozenWeights>| -> Result<(), StageError> {
+        if step.step > 0 {
+            console.log(step.step, &step_row(&step))?;
+        }
+        if let Some(publish) = step.publish {
+            *seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(publish.weights);
+        }
+        Ok(())
+    });
+    let report = flow.run(Until::finished())?;
+    if report.ended != Ended::Finished {
+        return Ok(WarmUp::Interrupted(report));
+    }
+    say_complete(&report);
+    let weights = learned.lock().unwrap_or_else(PoisonError::into_inner).take().context("the warm-up published no weights")?;
+    Ok(WarmUp::Learned(policy.with_weights(weights)))
+}
+
+fn say_complete(report: &Report) {
+    if report.ended == Ended::Finished {
+        tracing::info!("Training complete!");
+    }
+}
+
+/// Samples in, trained steps out, after as many steps as are done already.
+fn train(
+    flow: &mut Flow,
+    plan: &Plan,
+    (sft, done): (&Sft, u64),
+    policy: &Policy,
+    trainer: impl FnOnce(Trainer<LocalBackend>) -> Result<Trainer<LocalBackend>>,
+) -> Result<Port<Trained<FrozenWeights>>> {
+    let samples = parts::supervised_samples(plan, sft, policy)?;
+    let batches = flow.source("samples", Supervised::new(samples, sft.batch, sft.steps)?.after(done));
+    let backend = parts::supervised_backend(sft, policy).context("starting the trainer")?;
+    let trainer = trainer(Trainer::new(backend).steps(sft.steps).threads(sft.optimization.threads))?;
+    Ok(flow.stage("train", batches, trainer))
+}

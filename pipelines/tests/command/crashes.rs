@@ -1,0 +1,162 @@
+//! Laws C1 and C2: whatever kills the process, whenever, `resume` goes on; no prompt is lost, none is trained twice, and a synchronous run
+//! ends byte for byte as if nothing had happened.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use rollflow::observe::logs::read_rollouts;
+use rollflow::stages::train::Resumed;
+use rollflow::train::checkpoint;
+
+use crate::running::{GRPO, Running, read, rollflow, run_args};
+
+/// A number below `below`, drawn by `key`.
+fn draw(key: u64, below: u64) -> u64 {
+    (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5DEE_CE66).wrapping_mul(0xD6E8_FEB8_6659_FD93).rotate_right(29) % below
+}
+
+fn lines(run: &Path) -> u64 {
+    read(&run.join("metrics.jsonl")).lines().count() as u64
+}
+
+fn resume(run: &Path) -> [&str; 2] {
+    ["resume", run.to_str().unwrap()]
+}
+
+/// Runs to the end, killed `kills` times on the way (less often only if it is through before) at moments drawn by `seed`: within steps,
+/// between them and within checkpoints. Gives how often.
+fn run_killed(run: &Path, sets: &[&str], kills: u64, seed: u64) -> u64 {
+    let first = run_args(GRPO, run, sets);
+    let mut killed = 0;
+    for kill in 0..kills {
+        let args = if run.join("recipe.toml").exists() { resume(run).to_vec() } else { first.clone() };
+        let (mut running, before) = (Running::start(&args), lines(run));
+        let steps = draw(seed + 2 * kill, 4);
+        while steps > 0 && lines(run) < before + steps && !running.has_ended() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_micros(draw(seed + 2 * kill + 1, 20_000)));
+        killed += u64::from(!running.has_ended());
+    }
+    let ended = rollflow(&resume(run));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    killed
+}
+
+#[test]
+fn a_synchronous_run_that_was_killed_dozens_of_times_is_the_run_that_was_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, killed) = (folder.path().join("whole"), folder.path().join("killed"));
+    // The shipped filter drops groups, so that rounds are uneven.
+    let sets =
+        ["train.steps=150", "checkpoint.every=1", "observe.rollouts_every=1", "train.lr=3e-4", "filter=[{kind=\"nonzero_std\"}]"];
+    let ended = rollflow(&run_args(GRPO, &whole, &sets));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    assert!(run_killed(&killed, &sets, 30, 1) >= 24);
+    for file in
+        ["metrics.jsonl", "rollouts.jsonl", "checkpoints/step_000150/model.safetensors", "checkpoints/step_000150/progress.json"]
+    {
+        assert!(fs::read(whole.join(file)).unwrap() == fs::read(killed.join(file)).unwrap(), "law C2: {file} is the same");
+    }
+}
+
+#[test]
+fn an_asynchronous_run_that_was_killed_dozens_of_times_loses_no_prompt_and_trains_none_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let sets = ["train.steps=200", "checkpoint.every=1", "observe.rollouts_every=1", "flow.max_staleness=3"];
+    assert!(run_killed(&run, &sets, 30, 7) >= 24);
+
+    let rollouts: Vec<_> = read_rollouts(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let samples: BTreeSet<(u64, u32)> = rollouts.iter().map(|rollout| (rollout.group, rollout.index)).collect();
+    assert_eq!((rollouts.len(), samples.len()), (200 * 4 * 4, 200 * 4 * 4), "none twice");
+    assert!(samples.iter().map(|(group, _)| *group).eq((0..800).flat_map(|group| [group; 4])), "none left out");
+    let steps: Vec<u64> = read(&run.join("metrics.jsonl"))
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["step"].as_u64().unwrap())
+        .collect();
+    assert_eq!(steps, (1..=200).collect::<Vec<_>>());
+    let totals = Resumed::read(&run.join("checkpoints/step_000200")).unwrap().progress.ledger.totals();
+    assert_eq!(totals.imbalance(), (0, 0), "law D4: {totals:?}");
+}
+
+/// A run of four steps with a checkpoint at each of the last three.
+fn four_steps(run: &Path) {
+    let ended = rollflow(&run_args(GRPO, run, &["train.steps=4", "checkpoint.every=1"]));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+}
+
+fn steps_saved(run: &Path) -> Vec<u64> {
+    checkpoint::list(&run.join("checkpoints")).unwrap().into_iter().map(|(step, _)| step).collect()
+}
+
+#[test]
+fn a_flipped_byte_or_a_missing_file_is_named_and_the_checkpoint_before_is_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    four_steps(&run);
+    let model = run.join("checkpoints/step_000004/model.safetensors");
+    let mut bytes = fs::read(&model).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&model, bytes).unwrap();
+    let ended = rollflow(&resume(&run));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    for said in ["step_000004/model.safetensors: its checksum is", "going on after step 3"] {
+        assert!(ended.err.contains(said), "{}", ended.err);
+    }
+    fs::remove_file(run.join("checkpoints/step_000004/optimizer.safetensors")).unwrap();
+    let ended = rollflow(&resume(&run));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    for said in ["step_000004/optimizer.safetensors: No such file", "going on after step 3"] {
+        assert!(ended.err.contains(said), "{}", ended.err);
+    }
+    assert_eq!(steps_saved(&run), [2, 3, 4]);
+}
+
+#[test]
+fn a_run_goes_on_for_as_many_steps_more_as_it_is_given() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    four_steps(&run);
+    let more = ["resume", run.to_str().unwrap(), "--set", "train.steps=6"];
+    let ended = rollflow(&more);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    assert_eq!((lines(&run), steps_saved(&run)), (6, vec![4, 5, 6]));
+    assert!(read(&run.join("report.md")).contains("finished after 6 steps"));
+    assert!(read(&run.join("recipe.toml")).contains("steps = 6"));
+}
+
+#[test]
+fn a_checkpoint_that_cannot_be_written_ends_the_run_with_the_path_and_leaves_the_old_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    four_steps(&run);
+    // Nobody can make a folder where a file stands.
+    fs::write(run.join("checkpoints/.step_000005.writing"), "").unwrap();
+    let ended = rollflow(&["resume", run.to_str().unwrap(), "--set", "train.steps=6"]);
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.err.contains(".step_000005.writing"), "{}", ended.err);
+    assert_eq!(steps_saved(&run), [2, 3, 4]);
+}
+
+#[test]
+fn two_processes_never_work_on_one_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let mut running = Running::start(&run_args(GRPO, &run, &["train.steps=1000000"]));
+    running.until("it trained", |_| lines(&run) > 0);
+    let refused = rollflow(&resume(&run));
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.err.contains("another process works on the run"), "{}", refused.err);
+}
+
+#[test]
+fn a_folder_without_a_run_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = rollflow(&resume(folder.path()));
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.err.contains("recipe.toml") && refused.err.contains("cannot read"), "{}", refused.err);
+}

@@ -1,0 +1,14 @@
+//! The command, as people meet it: the built binary, its exit codes, what it prints and what it leaves behind.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used)]
+
+mod console;
+mod crashes;
+mod recipes;
+mod replaying;
+mod running;
+mod runs;
+#[path = "../../../tests/support/mod.rs"]
+mod support;
+mod terminal;
+mod watching;

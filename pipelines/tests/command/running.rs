@@ -1,0 +1,138 @@
+//! Starting the binary, watching it, interrupting it.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+/// Nothing here takes long; this is how long a broken binary may hold the tests up.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The shipped recipe, of a size that a debug build runs in an instant. A digit is rewarded, so that even a random model earns something.
+pub const TINY: [&str; 14] = [
+    "model.hidden=16",
+    "model.layers=1",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.intermediate=32",
+    "sft.steps=2",
+    "sft.batch=4",
+    "train.steps=3",
+    "batch.groups=4",
+    "generate.group_size=4",
+    "generate.slots=8",
+    "reward={kind=\"regex\",pattern=\"[0-9]\"}",
+    "filter=[]",
+    "flow.max_staleness=0",
+];
+
+pub const GRPO: &str = "pipelines/recipes/grpo.toml";
+pub const SFT: &str = "pipelines/recipes/sft.toml";
+
+/// How a command ended.
+#[derive(Debug)]
+pub struct Ended {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+/// The command with these arguments, started in the project's folder.
+pub fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rollflow"));
+    command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).args(args);
+    command
+}
+
+/// `run RECIPE --out OUT` with the tiny values and `sets` after them.
+pub fn run_args<'a>(recipe: &'a str, out: &'a Path, sets: &'a [&'a str]) -> Vec<&'a str> {
+    let sets = TINY.iter().chain(sets).flat_map(|set| ["--set", set]);
+    ["run", recipe, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect()
+}
+
+/// Runs to the end.
+pub fn rollflow(args: &[&str]) -> Ended {
+    let output = command(args).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Ended { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// A command that runs. Killed if a test gives up on it.
+pub struct Running {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Running {
+    pub fn start(args: &[&str]) -> Self {
+        let mut child = command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let (send, lines) = channel();
+        forward(child.stdout.take().unwrap(), send.clone());
+        forward(child.stderr.take().unwrap(), send);
+        Running { child, lines }
+    }
+
+    /// Waits for a line, on either stream, that `pick` makes something of.
+    pub fn line<T>(&mut self, pick: impl Fn(&str) -> Option<T>) -> T {
+        let mut seen = Vec::new();
+        while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
+            if let Some(found) = pick(&line) {
+                return found;
+            }
+            seen.push(line);
+        }
+        panic!("the line never came; these did: {seen:?}");
+    }
+
+    /// Waits until `done`, while the command runs.
+    pub fn until(&mut self, what: &str, mut done: impl FnMut(&Self) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !done(self) {
+            assert!(Instant::now() < deadline, "it was never seen that {what}");
+            assert_eq!(self.child.try_wait().unwrap(), None, "it ended before {what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Whether there is nothing left to kill.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    /// What Ctrl-C does.
+    pub fn interrupt(&self) {
+        assert!(Command::new("kill").args(["-INT", &self.child.id().to_string()]).status().unwrap().success());
+    }
+
+    /// Waits for its end; gives the exit code.
+    pub fn end(mut self) -> Option<i32> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(Instant::now() < deadline, "it never ended");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn forward(stream: impl Read + Send + 'static, to: Sender<String>) {
+    // Read to its end, also when nobody listens any more: a full pipe would hold the command up.
+    std::thread::spawn(move || BufReader::new(stream).lines().map_while(Result::ok).for_each(|line| drop(to.send(line))));
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may be gone already.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// A whole file, or nothing where it isn't there yet.
+pub fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}

@@ -1,0 +1,247 @@
+//! `run`: what it leaves behind, that it can be repeated, and how it ends.
+
+use std::fs;
+use std::path::Path;
+
+use rollflow::observe::logs::read_rollouts;
+use rollflow::prelude::*;
+use rollflow::train::checkpoint;
+use serde_json::Value;
+
+use crate::running::{GRPO, Running, SFT, read, rollflow, run_args};
+
+/// The rows of `metrics.jsonl`.
+fn rows(run: &Path) -> Vec<Value> {
+    read(&run.join("metrics.jsonl")).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn checkpoints(run: &Path) -> Vec<u64> {
+    checkpoint::list(&run.join("checkpoints")).unwrap().into_iter().map(|(step, _)| step).collect()
+}
+
+/// Whether a checkpoint is an optimizer step's and loads as a policy.
+fn assert_loads(run: &Path, step: u64) {
+    let folder = run.join(format!("checkpoints/step_{step:06}"));
+    assert_eq!(checkpoint::read_metadata(&folder).unwrap().step, step);
+    let policy = Policy::load(&folder).unwrap();
+    assert_eq!(policy.tokenizer().decode(&policy.tokenizer().encode("3+4=").unwrap()).unwrap(), "3+4=");
+}
+
+#[test]
+fn a_run_leaves_its_recipe_metrics_rollouts_report_curve_and_checkpoints() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("new/run");
+    let sets = ["train.steps=5", "checkpoint.every=1", "checkpoint.keep=2", "observe.rollouts_every=2"];
+    let ended = rollflow(&run_args(GRPO, &run, &sets));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    assert!(ended.out.contains("bottleneck:") && ended.out.contains("report.md"), "{}", ended.out);
+
+    let rows = rows(&run);
+    assert_eq!(rows.iter().map(|row| row["step"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+    for metric in [Metric::Loss, Metric::GradNorm, Metric::LearningRate, Metric::RewardMean, Metric::RewardMin, Metric::RewardMax]
+    {
+        assert!(rows.iter().all(|row| row[metric.key()].is_number()), "{} is in every row", metric.key());
+    }
+    let rollouts: Vec<_> = read_rollouts(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    assert_eq!(rollouts.len(), 3 * 4 * 4, "steps 1, 2 and 4, of 4 groups of 4");
+    assert!(rollouts.iter().all(|rollout| rollout.reward.is_some() && rollout.metadata.contains_key("answer")));
+
+    assert_eq!(checkpoints(&run), [4, 5], "the newest two are kept");
+    assert_loads(&run, 5);
+    let page = read(&run.join("report.md"));
+    assert!(page.contains("finished after 5 steps") && page.contains("checkpoints/step_000005"), "{page}");
+    assert!(read(&run.join("curve.svg")).starts_with("<svg"));
+    let resolved = rollflow(&["check", run.join("recipe.toml").to_str().unwrap()]);
+    assert_eq!(resolved.code, Some(0), "{}", resolved.err);
+}
+
+#[test]
+fn the_saved_recipe_of_a_synchronous_run_repeats_its_numbers() {
+    let folder = tempfile::tempdir().unwrap();
+    let (first, again) = (folder.path().join("first"), folder.path().join("again"));
+    let sets = ["observe.rollouts_every=1", "train.lr=1e-2"];
+    assert_eq!(rollflow(&run_args(GRPO, &first, &sets)).code, Some(0));
+    let recipe = first.join("recipe.toml");
+    assert_eq!(rollflow(&["run", recipe.to_str().unwrap(), "--out", again.to_str().unwrap()]).code, Some(0));
+    assert_eq!(rows(&first).len(), 3);
+    assert!(rows(&first).iter().any(|row| row["grad_norm"].as_f64().unwrap() > 0.0), "something was learned from");
+    for file in ["metrics.jsonl", "rollouts.jsonl", "recipe.toml", "checkpoints/step_000003/model.safetensors"] {
+        assert_eq!(fs::read(first.join(file)).unwrap(), fs::read(again.join(file)).unwrap(), "law V3: {file} is the same");
+    }
+}
+
+/// Only groups that earn different rewards are trained: the others take no pass, and nothing is measured on them.
+const VARIED: &str = "filter=[{kind=\"nonzero_std\"}]";
+
+/// Law N3, and that a correction named on the command line is the one that is computed.
+#[test]
+fn a_run_measures_its_gap_and_corrects_for_it_as_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |name: &str, sets: &[&str]| {
+        let run = folder.path().join(name);
+        let ended = rollflow(&run_args(GRPO, &run, &[&["train.lr=1e-2", "flow.max_staleness=1", VARIED], sets].concat()));
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        rows(&run)
+    };
+    let plain = run("plain", &[]);
+    let first = &plain[0];
+    assert!(first["log_prob_gap_mean_nats"].as_f64().unwrap() < 1e-4, "one model, one precision: {first}");
+    assert!((first["importance_effective_sample_ratio"].as_f64().unwrap() - 1.0).abs() < 1e-4, "{first}");
+    assert!((first["importance_ratio_lag_0"].as_f64().unwrap() - 1.0).abs() < 1e-4, "{first}");
+    assert!(plain.iter().all(|row| row.get(Metric::CorrectionWeight.key()).is_none()));
+
+    for kind in ["truncated_is", "masked_is", "icepop"] {
+        let set = format!("train.correction.kind={kind}");
+        let rows = run(kind, &[&set]);
+        assert!((rows[0][Metric::CorrectionWeight.key()].as_f64().unwrap() - 1.0).abs() < 1e-4, "{kind}: {}", rows[0]);
+        assert!(rows.iter().all(|row| row[Metric::CorrectionDropped.key()].is_number()), "{kind}");
+    }
+    // Nothing has a ratio above 1.001 and below 1.002, so that nothing is learned from.
+    let narrow = "train.correction={kind=\"masked_is\",min=1.001,max=1.002}";
+    let nothing = run("nothing", &[narrow, "flow.max_staleness=0", "train.updates=2"]);
+    assert!(nothing.iter().all(|row| row[Metric::CorrectionDropped.key()] == 1.0 && row["grad_norm"] == 0.0), "{nothing:?}");
+    let rejected = run("rejected", &["train.reject=[{divergence=\"k3\",over=\"mean\",max=1e-30}]", "train.proximal=loglinear"]);
+    assert!(rejected.iter().any(|row| row[Metric::CorrectionSequences.key()].as_f64().unwrap() > 0.0), "{rejected:?}");
+}
+
+#[test]
+fn a_run_whose_generator_means_something_else_by_a_log_probability_does_not_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    let refused = rollflow(&run_args(GRPO, &out, &["generate.top_k=2"]));
+    assert_eq!(refused.code, Some(1));
+    for part in ["disagree about what a log-probability is", "nats on average", "top_p, top_k or min_p", "train.probe"] {
+        assert!(refused.err.contains(part), "{part} is missing: {}", refused.err);
+    }
+    assert!(rows(&out).is_empty(), "nothing was trained");
+    // The gap is measured all the same, and ends the run where it says so.
+    let sets = ["generate.top_k=20", VARIED, "train.probe=false", "train.gap_warn=0.1", "train.gap_halt=0.2"];
+    let halted = rollflow(&run_args(GRPO, &folder.path().join("halted"), &sets));
+    assert_eq!(halted.code, Some(1));
+    assert!(
+        halted.err.contains("step 1: generator and trainer disagree") && halted.err.contains("limit of 0.2"),
+        "{}",
+        halted.err
+    );
+}
+
+#[test]
+fn supervised_training_leaves_the_same_kind_of_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("sft");
+    let sets = [
+        "model.hidden=16",
+        "model.layers=1",
+        "model.heads=2",
+        "model.kv_heads=1",
+        "sft.steps=4",
+        "sft.batch=4",
+        "sft.schedule.warmup=1",
+    ];
+    let sets = sets.iter().flat_map(|set| ["--set", set]);
+    let args: Vec<&str> = ["run", SFT, "--out", run.to_str().unwrap()].into_iter().chain(sets).collect();
+    let ended = rollflow(&args);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    assert!(rows(&run).len() == 4 && rows(&run).iter().all(|row| row["loss"].is_number() && row.get("reward_mean").is_none()));
+    assert_loads(&run, 4);
+    assert!(read(&run.join("report.md")).contains("finished after 4 steps"));
+}
+
+#[test]
+fn a_folder_that_holds_a_run_or_cannot_be_made_is_refused_and_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, file) = (folder.path().join("run"), folder.path().join("file"));
+    fs::create_dir(&run).unwrap();
+    fs::write(run.join("recipe.toml"), "precious").unwrap();
+    fs::write(&file, "").unwrap();
+    for (out, why) in [(&run, "already holds a run"), (&file.join("below"), "making the run's folder")] {
+        let refused = rollflow(&run_args(GRPO, out, &[]));
+        assert_eq!(refused.code, Some(1));
+        assert!(refused.err.contains(why) && refused.err.contains(out.to_str().unwrap()), "{}", refused.err);
+    }
+    assert_eq!(read(&run.join("recipe.toml")), "precious");
+}
+
+#[test]
+fn ctrl_c_drains_to_a_checkpoint_and_exits_with_0() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let mut running = Running::start(&run_args(GRPO, &run, &["train.steps=1000000", "checkpoint.every=0"]));
+    let metrics = run.join("metrics.jsonl");
+    running.until("it trained", |_| read(&metrics).lines().count() >= 2);
+    running.interrupt();
+    assert_eq!(running.end(), Some(0));
+    let last = rows(&run).last().unwrap()["step"].as_u64().unwrap();
+    assert_eq!(checkpoints(&run), [last], "law C1: the last step, and it is in the metrics");
+    assert_loads(&run, last);
+    assert!(read(&run.join("report.md")).contains(&format!("was interrupted after {last} steps")));
+}
+
+#[test]
+fn ctrl_c_during_the_warm_up_ends_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let mut running = Running::start(&run_args(GRPO, &run, &["sft.steps=1000000"]));
+    // What a stage says, it says after the signal is listened for.
+    running.line(|line| line.starts_with("Starting SFT training").then_some(()));
+    running.interrupt();
+    assert_eq!(running.end(), Some(0));
+    assert!(rows(&run).is_empty() && checkpoints(&run).is_empty(), "the policy that was asked for was never begun");
+}
+
+/// Law F5. The prompts come from a pipe that nobody has written to, so that between the warm-up and reinforcement there is all the time in
+/// the world.
+#[test]
+fn ctrl_c_between_the_warm_up_and_reinforcement_ends_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, prompts, pairs) =
+        (folder.path().join("run"), folder.path().join("prompts.jsonl"), folder.path().join("pairs.jsonl"));
+    assert!(std::process::Command::new("mkfifo").arg(&prompts).status().unwrap().success());
+    fs::write(&pairs, "{\"prompt\": \"1+1=\", \"completion\": \"2\"}\n").unwrap();
+    let task = format!("task={{kind=\"jsonl\",path={prompts:?}}}");
+    let data = format!("sft.data={pairs:?}");
+    let mut running = Running::start(&run_args(GRPO, &run, &[&task, &data, "train.steps=1000000", "train.probe=false"]));
+    running.line(|line| (line == "Training complete!").then_some(()));
+    running.interrupt();
+    running.line(|line| line.contains("interrupted: finishing").then_some(()));
+    fs::write(&prompts, "{\"prompt\": \"1+1=\", \"answer\": \"2\"}\n").unwrap();
+    assert_eq!(running.end(), Some(0));
+    assert!(rows(&run).is_empty() && checkpoints(&run).is_empty(), "reinforcement ended before it began");
+}
+
+/// Law F5. So many prompts are under way that finishing them would take minutes.
+#[test]
+fn ctrl_c_twice_stops_with_the_last_step_saved_and_exits_with_1() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let sets = [
+        "train.steps=1000000",
+        "checkpoint.every=0",
+        "flow.max_staleness=1000000",
+        "flow.edge_items=100000",
+        "flow.edge_tokens=1000000000",
+    ];
+    let mut running = Running::start(&run_args(GRPO, &run, &sets));
+    let metrics = run.join("metrics.jsonl");
+    running.until("it trained", |_| read(&metrics).lines().count() >= 2);
+    running.interrupt();
+    running.line(|line| line.contains("interrupted: finishing").then_some(()));
+    running.interrupt();
+    running.line(|line| line.contains("interrupted again: stopping").then_some(()));
+    assert_eq!(running.end(), Some(1));
+    assert_eq!(checkpoints(&run).len(), 1, "law C1");
+    assert!(read(&run.join("report.md")).contains("was stopped after"));
+}
+
+#[test]
+fn a_constant_baseline_is_what_rewards_are_compared_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let sets = ["train.baseline=0.25", "train.advantage_std=none", "generate.group_size=1", "observe.rollouts_every=1"];
+    let ended = rollflow(&run_args(GRPO, &run, &sets));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let rollouts: Vec<_> = read_rollouts(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    assert_eq!(rollouts.len(), 3 * 4, "three steps of four lone samples");
+    assert!(rollouts.iter().all(|rollout| rollout.advantage == rollout.reward.map(|reward| reward - 0.25)), "R014");
+    assert!(rows(&run).iter().all(|row| row["grad_norm"].as_f64().unwrap() > 0.0), "a lone sample teaches something");
+}

@@ -1,0 +1,85 @@
+//! `--metrics`: Prometheus reads a run while it lives.
+
+use std::net::{SocketAddr, TcpListener};
+
+use rollflow::flow::State;
+use rollflow::prelude::*;
+
+use crate::running::{GRPO, Running, rollflow, run_args};
+use crate::support::{exposition::Exposition, http::get};
+
+const STAGES: [&str; 8] = ["prompts", "generate", "reward", "filter", "batch", "train", "sync", "log"];
+
+/// The value of one series.
+fn value(scrape: &Exposition, metric: Metric, labels: &[(&str, &str)]) -> Option<f64> {
+    scrape.family(metric.name())?.value(metric.name(), labels)
+}
+
+#[test]
+fn a_live_run_is_scraped() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let sets = ["train.steps=1000000", "flow.max_staleness=1"];
+    let args = [run_args(GRPO, &run, &sets), vec!["--metrics", "127.0.0.1:0"]].concat();
+    let mut running = Running::start(&args);
+    let address: SocketAddr =
+        running.line(|line| Some(line.strip_prefix("metrics: http://")?.strip_suffix("/metrics")?.parse().unwrap()));
+    assert_ne!(address.port(), 0, "the address that it got, not the one that was asked for");
+
+    let mut scrape = Exposition::default();
+    let complete = |scrape: &Exposition| {
+        value(scrape, Metric::Steps, &[]).is_some_and(|steps| steps >= 3.0)
+            && STAGES.iter().all(|stage| value(scrape, Metric::StageTime, &[("stage", stage), ("state", "busy")]).is_some())
+    };
+    running.until("three steps were scraped", |_| {
+        let answer = get(address, "/metrics");
+        if let Some(path) = std::env::var_os("ROLLFLOW_SCRAPE") {
+            std::fs::write(path, &answer.body).unwrap();
+        }
+        scrape = Exposition::parse(&answer.body).unwrap();
+        complete(&scrape)
+    });
+    running.interrupt();
+
+    for stage in STAGES {
+        let seconds =
+            State::ALL.map(|state| value(&scrape, Metric::StageTime, &[("stage", stage), ("state", state.name())]).unwrap());
+        assert!(seconds.iter().sum::<f64>() > 0.0, "law F4: {stage} is somewhere: {seconds:?}");
+    }
+    for ends in STAGES.windows(2) {
+        let edge = [("from", ends[0]), ("to", ends[1])];
+        let depth = value(&scrape, Metric::EdgeItems, &edge).unwrap();
+        assert!(depth <= value(&scrape, Metric::EdgeCapacityItems, &edge).unwrap(), "law F1: {edge:?}");
+        assert!(
+            value(&scrape, Metric::EdgeTokens, &edge).is_some() && value(&scrape, Metric::EdgeCapacityTokens, &edge).is_some()
+        );
+    }
+    assert!(value(&scrape, Metric::Tokens, &[("fate", "trained")]).unwrap() > 0.0);
+    assert!(value(&scrape, Metric::GeneratedTokens, &[]).unwrap() > 0.0);
+    let reward = value(&scrape, Metric::RewardMean, &[]).unwrap();
+    assert!((0.0..=1.0).contains(&reward));
+    for metric in
+        [Metric::Loss, Metric::GradNorm, Metric::Entropy, Metric::ClipFraction, Metric::LogProbGapMean, Metric::PublishLag]
+    {
+        assert!(value(&scrape, metric, &[]).is_some_and(f64::is_finite), "{}", metric.name());
+    }
+    assert!(value(&scrape, Metric::WeightVersion, &[("role", "trainer")]).is_some_and(|version| version >= 1.0));
+    let stale = scrape.family(Metric::SampleStaleness.name()).unwrap();
+    assert!(stale.buckets(Metric::SampleStaleness.name()).len() > 1, "a histogram with buckets");
+    assert_eq!(running.end(), Some(0));
+}
+
+#[test]
+fn a_busy_port_is_named_and_leaves_the_folder_free() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = holder.local_addr().unwrap().to_string();
+    let refused = rollflow(&[run_args(GRPO, &run, &[]), vec!["--metrics", &address]].concat());
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.err.contains(&address) && refused.err.contains("--metrics"), "{}", refused.err);
+    assert!(!run.exists(), "the same command works once the port is free");
+    let misspelt = rollflow(&[run_args(GRPO, &run, &[]), vec!["--metrics", "localhost"]].concat());
+    assert_eq!(misspelt.code, Some(2));
+    assert!(misspelt.err.contains("localhost"), "{}", misspelt.err);
+}

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Brings libtorch to this machine and links it as ./.libtorch, where .cargo/config.toml looks for it.
+#
+#   a user's own LIBTORCH            is linked as it is
+#   a user's own LIBTORCH_USE_PYTORCH is resolved to the torch of that python and linked
+#   otherwise                        PyPI's torch wheel goes into ${ROLLFLOW_CACHE:-~/.cache/rollflow}, once per user,
+#                                    and a CPU view of it is made (the wheel's own libtorch.so wants all of NVIDIA's libraries)
+#
+# Idempotent, safe to run twice at once; about a minute and 1.2 GB the first time, nothing afterwards.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+version=2.11.0
+wheels=("torch==$version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
+
+say() { printf '\033[2mlibtorch:\033[0m %s\n' "$*" >&2; }
+die() { printf 'libtorch: %s\n' "$1" >&2; shift; for line in "$@"; do printf '  %s\n' "$line" >&2; done; exit 1; }
+link() { [ "$(readlink .libtorch 2>/dev/null || true)" = "$1" ] || ln -sfn "$1" .libtorch; }
+
+if [ -n "${LIBTORCH:-}" ]; then
+  [ -d "$LIBTORCH/lib" ] || die "LIBTORCH=$LIBTORCH holds no lib folder" "point it at a libtorch $version, or unset it"
+  link "$(cd "$LIBTORCH" && pwd)"; say "using LIBTORCH=$LIBTORCH"; exit 0
+fi
+if [ -n "${LIBTORCH_USE_PYTORCH:-}" ]; then
+  root=$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__))') \
+    || die "LIBTORCH_USE_PYTORCH is set, but python3 can't import torch" "pip install torch==$version, or unset it"
+  link "$root"; say "using the torch of $(command -v python3)"; exit 0
+fi
+
+command -v python3 >/dev/null || die "python3 is missing" "Debian, Ubuntu: sudo apt-get install python3 python3-pip python3-venv"
+python3 -m pip --version >/dev/null 2>&1 || die "pip is missing" "Debian, Ubuntu: sudo apt-get install python3-pip"
+[ "$(uname -sm)" = "Linux x86_64" ] || die "no recipe for $(uname -sm)" "install libtorch $version and set LIBTORCH to its folder"
+
+home=${ROLLFLOW_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rollflow}/libtorch-$version
+view=$home/view
+verified() { [ -f "$home/complete" ] && [ -f "$view/lib/libtorch_cpu.so" ] && [ -f "$view/include/torch/csrc/api/include/torch/torch.h" ]; }
+
+if ! verified; then
+  mkdir -p "$home"
+  exec 9>"$home/lock"
+  flock 9
+  if ! verified; then
+    say "fetching torch $version into $home (530 MB, once per user)"
+    rm -rf "$home/wheel" "$view" "$home/complete"
+    python3 -m pip install --no-deps --no-compile --disable-pip-version-check --root-user-action ignore \
+      --target "$home/wheel" "${wheels[@]}" >&2 || die "pip could not fetch ${wheels[*]}" "check the network or pip's index settings, then run this again"
+    torch=$home/wheel/torch cuda=$home/wheel/nvidia/cu13/lib
+    mkdir -p "$view/lib"
+    ln -s "$torch/include" "$view/include"
+    for lib in libtorch_cpu.so libc10.so libgomp.so.1; do ln -s "$torch/lib/$lib" "$view/lib/$lib"; done
+    ln -s libgomp.so.1 "$view/lib/libgomp.so"
+    for lib in libcudart.so.13 libcupti.so.13; do ln -s "$cuda/$lib" "$view/lib/$lib"; done
+    echo 'INPUT(-ltorch_cpu)' > "$view/lib/libtorch.so"
+    echo "$version" > "$view/build-version"
+    for lib in libtorch_cpu.so libc10.so libgomp.so.1 libcudart.so.13 libcupti.so.13; do
+      [ -e "$view/lib/$lib" ] || die "$lib did not arrive with the wheels" "remove $home and run this again"
+    done
+    date -u +%FT%TZ > "$home/complete"
+    say "installed"
+  fi
+fi
+link "$view"

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Runs the same GRPO and SFT work with TRL and with rollflow, one after the other on this machine, and prints the ratios.
+#
+#   scripts/versus_trl.sh [ROUNDS]
+#
+# TRL goes into a virtual environment in ${ROLLFLOW_CACHE:-~/.cache/rollflow}/trl (2 GB, a few minutes, once). TRL_ENV names a script to
+# source instead, for a machine that has one. A machine with other load ruins two-thread figures: the load is printed with every round.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+rounds=${1:-2}
+cache=${ROLLFLOW_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rollflow}
+
+if [ -n "${TRL_ENV:-}" ]; then
+  . "$TRL_ENV"
+else
+  venv=$cache/trl
+  if [ ! -e "$venv/complete" ]; then
+    echo "installing TRL into $venv" >&2
+    python3 -m venv "$venv"
+    "$venv/bin/pip" install -q torch==2.13.0 transformers==5.23.0 trl==1.16.0 datasets accelerate
+    touch "$venv/complete"
+  fi
+  . "$venv/bin/activate"
+fi
+export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+
+cargo bench --bench versus_trl --no-run 2>/dev/null
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+rate() { tail -n 1 "$1" | python3 -c 'import json, sys; print(json.load(sys.stdin)["steps_per_s"])'; }
+load() { cut -d" " -f1 /proc/loadavg; }
+
+for round in $(seq "$rounds"); do
+  for what in grpo sft; do
+    best=0
+    for threads in 1 2; do
+      python3 benches/trl_side.py "$what" --threads "$threads" --out "$work/model" > "$work/trl" 2> "$work/trl.log" \
+        || { tail -n 20 "$work/trl.log" >&2; exit 1; }
+      speed=$(rate "$work/trl")
+      echo "round $round  $what  TRL, $threads threads   $speed steps/s (load $(load))"
+      best=$(python3 -c "print(max($best, $speed))")
+    done
+    cargo bench --quiet --bench versus_trl -- "$what" "$work/model" > "$work/ours" 2> "$work/ours.log" \
+      || { tail -n 20 "$work/ours.log" >&2; exit 1; }
+    speed=$(rate "$work/ours")
+    echo "round $round  $what  rollflow           $speed steps/s (load $(load))"
+    python3 -c "print(f'round $round  $what  ratio              {$speed / $best:.2f}')"
+  done
+done

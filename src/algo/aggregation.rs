@@ -1,0 +1,80 @@
+//! How per-token terms become one number: the only place that knows a denominator (law N1).
+
+use serde::{Deserialize, Serialize};
+
+/// Turns the masks of *all* sequences of an optimizer batch into one weight per token. The loss is then `Σ weight · term`, however
+/// the batch is split, packed or spread over ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Aggregation {
+    /// `m / Σ m` over the whole batch: every trained token counts alike (DAPO; TRL's `dapo` and `bnpo`; verl's `token-mean`).
+    #[default]
+    TokenMean,
+    /// `m / Σ_seq m / sequences`: every sequence counts alike (GRPO; TRL's `grpo`; verl's `seq-mean-token-mean`).
+    SeqMeanTokenMean,
+    /// `m / sequences`: a sequence counts by its length (verl's `seq-mean-token-sum`).
+    SeqMeanTokenSum,
+    /// `m / (sequences · max_len)`: a constant, free of length bias (Dr. GRPO; TRL's `dr_grpo`).
+    DrGrpo {
+        /// The longest completion that could have been sampled, in tokens.
+        max_len: usize,
+    },
+}
+
+impl Aggregation {
+    /// Weights aligned with `masks` (sequences × their own length). A sequence without trained tokens gets zeros but still counts
+    /// as a sequence, as in TRL.
+    pub fn token_weights<M: AsRef<[f32]>>(&self, masks: &[M]) -> Vec<Vec<f64>> {
+        let mass = |mask: &[f32]| mask.iter().map(|&m| f64::from(m)).sum::<f64>();
+        let sequences = masks.len() as f64;
+        let total: f64 = masks.iter().map(|mask| mass(mask.as_ref())).sum();
+        let denominator = |mask: &[f32]| match self {
+            Aggregation::TokenMean => total,
+            Aggregation::SeqMeanTokenMean => mass(mask) * sequences,
+            Aggregation::SeqMeanTokenSum => sequences,
+            Aggregation::DrGrpo { max_len } => sequences * *max_len as f64,
+        };
+        let weights = |mask: &[f32]| {
+            let denominator = denominator(mask);
+            mask.iter().map(|&m| if m > 0.0 { f64::from(m) / denominator } else { 0.0 }).collect()
+        };
+        masks.iter().map(|mask| weights(mask.as_ref())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MASKS: [&[f32]; 3] = [&[0.0, 1.0, 1.0, 1.0], &[1.0], &[0.0, 0.0]];
+
+    fn sums(aggregation: Aggregation) -> Vec<f64> {
+        aggregation.token_weights(&MASKS).iter().map(|weights| weights.iter().sum()).collect()
+    }
+
+    #[test]
+    fn each_mode_divides_by_its_own_denominator() {
+        assert_eq!(sums(Aggregation::TokenMean), [0.75, 0.25, 0.0]);
+        assert_eq!(sums(Aggregation::SeqMeanTokenMean), [1.0 / 3.0, 1.0 / 3.0, 0.0]);
+        assert_eq!(sums(Aggregation::SeqMeanTokenSum), [1.0, 1.0 / 3.0, 0.0]);
+        assert_eq!(sums(Aggregation::DrGrpo { max_len: 10 }), [0.1, 1.0 / 30.0, 0.0]);
+    }
+
+    proptest! {
+        #[test]
+        fn means_weigh_one_in_total_and_fractions_count_as_fractions(
+            masks in prop::collection::vec(prop::collection::vec(0.1f32..2.0, 1..9), 1..9)
+        ) {
+            for aggregation in [Aggregation::TokenMean, Aggregation::SeqMeanTokenMean] {
+                let weights = aggregation.token_weights(&masks);
+                let total: f64 = weights.iter().flatten().sum();
+                prop_assert!((total - 1.0).abs() < 1e-12);
+                for (mask, weights) in masks.iter().zip(&weights) {
+                    let share = weights[0] / f64::from(mask[0]);
+                    prop_assert!(mask.iter().zip(weights).all(|(&m, w)| (w - share * f64::from(m)).abs() < 1e-12));
+                }
+            }
+        }
+    }
+}

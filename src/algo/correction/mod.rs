@@ -1,0 +1,248 @@
+//! Corrections for tokens that another policy sampled: importance weights, bounded, and rejection of what has drifted too far.
+//!
+//! Everything starts from log-ratios `trainer − behaviour` per token. A [`Correction`] turns them into one factor per token, a constant
+//! for the gradient: an importance weight ([`Importance`]: truncated, masked, IcePop), 0 where a [`Rejection`] says so. A factor of 0 takes
+//! a token out of the policy term and leaves the denominators as they are (law N1). Sequences are judged whole and are never split over
+//! parts, so the factors of parts are those of the batch; only `normalize` needs the batch at once.
+//!
+//! Pure, in doubles, O(tokens). Equal to TRL 1.16 (`vllm_importance_sampling_mode`) and verl 0.9 (`rollout_corr_helper.py`).
+
+mod rejection;
+mod spread;
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+pub use rejection::{Divergence, Over, Rejection};
+use spread::Observed;
+pub use spread::Spread;
+pub(super) use spread::{guarded, mean};
+
+/// Log-ratios are cut to ±20 before `exp`, as in verl: e²⁰ is beyond every threshold, and sums of e²⁰ stay finite.
+const SAFE: f64 = 20.0;
+
+pub(super) fn safe(log_ratio: f64) -> f64 {
+    log_ratio.clamp(-SAFE, SAFE)
+}
+
+/// What shares one importance weight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Level {
+    /// A token: biased by what came before it, and of low variance.
+    #[default]
+    Token,
+    /// A sequence: the product of its tokens' ratios. Unbiased, and of a variance that grows with length.
+    Sequence,
+    /// A sequence: the geometric mean of its tokens' ratios, which does not grow with length.
+    Geometric,
+}
+
+/// What becomes of ratios out of bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    /// Cut to the bounds (TIS; TRL's `*_truncate`, verl with one threshold).
+    Truncate {
+        /// Lowest weight; `None` leaves small ratios as they are.
+        min: Option<f64>,
+        /// Highest weight.
+        max: f64,
+    },
+    /// Weight 0 (MIS; TRL's `*_mask`, verl's `lower_upper`; at token level, IcePop's masking outside [α, β]).
+    Mask {
+        /// Lowest ratio that counts; `None` lets small ones through.
+        min: Option<f64>,
+        /// Highest ratio that counts.
+        max: f64,
+    },
+}
+
+impl Bound {
+    /// Lower and upper bound. Where the lower is not given, reports count below 1 / upper, as verl does.
+    fn reported(self) -> (f64, f64) {
+        let (Bound::Truncate { min, max } | Bound::Mask { min, max }) = self;
+        (min.unwrap_or(1.0 / max), max)
+    }
+
+    fn apply(self, ratio: f64) -> f64 {
+        match self {
+            Bound::Truncate { min, max } => ratio.min(max).max(min.unwrap_or(0.0)),
+            Bound::Mask { min, max } if ratio > max || min.is_some_and(|min| ratio < min) => 0.0,
+            Bound::Mask { .. } => ratio,
+        }
+    }
+}
+
+/// Importance weights.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Importance {
+    /// What shares a weight.
+    pub level: Level,
+    /// What becomes of ratios out of bounds.
+    pub bound: Bound,
+    /// Divides by the mean weight of the optimizer batch, so that the correction leaves the step's size alone (verl's
+    /// `rollout_is_batch_normalize`). It costs a second forward pass where the batch is cut into parts.
+    #[serde(default)]
+    pub normalize: bool,
+}
+
+impl Importance {
+    /// Token weights cut at `max`.
+    pub fn truncated(level: Level, max: f64) -> Self {
+        Importance { level, bound: Bound::Truncate { min: None, max }, normalize: false }
+    }
+
+    /// Weights that are 0 outside [`min`, `max`].
+    pub fn masked(level: Level, min: f64, max: f64) -> Self {
+        Importance { level, bound: Bound::Mask { min: Some(min), max }, normalize: false }
+    }
+
+    /// IcePop (Ling team, Every Step Evolves, 2025): the token's ratio inside [α, β], 0 outside. The paper takes 0.5 and 5.
+    pub fn icepop(alpha: f64, beta: f64) -> Self {
+        Self::masked(Level::Token, alpha, beta)
+    }
+
+    /// One weight per token, and what they are like. `sequences` tile `log_ratios`.
+    pub fn weights(&self, log_ratios: &[f64], sequences: &[Range<usize>]) -> (Vec<f64>, Spread) {
+        let per_sequence: Vec<f64> = sequences.iter().map(|at| self.log_ratio(&log_ratios[at.clone()])).collect();
+        let raw: Vec<f64> = match self.level {
+            Level::Token => log_ratios.iter().map(|&log_ratio| safe(log_ratio).exp()).collect(),
+            _ => spread_over(&per_sequence, sequences, |log_ratio| safe(log_ratio).exp()),
+        };
+        let mut weights: Vec<f64> = raw.iter().map(|&ratio| self.bound.apply(ratio)).collect();
+        let means = |values: &[f64]| -> Vec<f64> { sequences.iter().map(|at| mean(&values[at.clone()])).collect() };
+        let (applied, unbounded) = (means(&weights), means(&raw));
+        let ratios: Vec<f64> = per_sequence.iter().map(|log_ratio| log_ratio.min(SAFE).exp()).collect();
+        let at_tokens = self.level == Level::Token;
+        let spread = Spread::new(&Observed {
+            tokens: &weights,
+            extremes: if at_tokens { &weights } else { &ratios },
+            judged: if at_tokens { &raw } else { &ratios },
+            sequences: &applied,
+            judged_sequences: &unbounded,
+            bounds: self.bound.reported(),
+            floor: 0.0,
+        });
+        if self.normalize {
+            let mean = if at_tokens { spread.mean() } else { spread.sequence_mean() };
+            // A batch whose weights are all 0 has nothing to scale.
+            if mean > spread::GUARD {
+                weights.iter_mut().for_each(|weight| *weight /= mean);
+            }
+        }
+        (weights, spread)
+    }
+
+    fn log_ratio(&self, of_sequence: &[f64]) -> f64 {
+        match self.level {
+            Level::Geometric => mean(of_sequence),
+            _ => of_sequence.iter().sum(),
+        }
+    }
+}
+
+/// What is done about tokens that another policy sampled. The default does nothing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Correction {
+    /// Weighs tokens by how likely the proximal policy finds them, relative to the one that sampled.
+    pub weigh: Option<Importance>,
+    /// Takes tokens or whole sequences out; what any of these rejects is out.
+    pub reject: Vec<Rejection>,
+}
+
+/// What a correction did; parts add up.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CorrectionMetrics {
+    /// The importance weights, before normalisation and rejection.
+    pub weights: Spread,
+    /// What each rejection measured, in their order.
+    pub rejections: Vec<Spread>,
+    /// Tokens seen.
+    pub tokens: usize,
+    /// Tokens whose factor is 0.
+    pub dropped_tokens: usize,
+    /// Sequences seen.
+    pub sequences: usize,
+    /// Sequences with such a token.
+    pub dropped_sequences: usize,
+}
+
+impl CorrectionMetrics {
+    /// Adds another part's.
+    pub fn merge(&mut self, other: &CorrectionMetrics) {
+        self.weights.merge(&other.weights);
+        self.rejections.resize(self.rejections.len().max(other.rejections.len()), Spread::default());
+        self.rejections.iter_mut().zip(&other.rejections).for_each(|(own, other)| own.merge(other));
+        self.tokens += other.tokens;
+        self.dropped_tokens += other.dropped_tokens;
+        self.sequences += other.sequences;
+        self.dropped_sequences += other.dropped_sequences;
+    }
+
+    /// Share of tokens whose factor is 0.
+    pub fn dropped_token_share(&self) -> f64 {
+        self.dropped_tokens as f64 / self.tokens.max(1) as f64
+    }
+
+    /// Share of sequences with such a token.
+    pub fn dropped_sequence_share(&self) -> f64 {
+        self.dropped_sequences as f64 / self.sequences.max(1) as f64
+    }
+}
+
+impl Correction {
+    /// Whether it changes nothing.
+    pub fn is_nothing(&self) -> bool {
+        self.weigh.is_none() && self.reject.is_empty()
+    }
+
+    /// Whether it must see the whole optimizer batch at once.
+    pub fn whole_batch(&self) -> bool {
+        self.weigh.is_some_and(|weigh| weigh.normalize)
+    }
+
+    /// The factor of every token. Weights are exp(`proximal` − `behaviour`); rejections judge `trainer` − `behaviour`, which also sees a
+    /// gap that a proximal policy close to behaviour hides. All columns have one entry per token, and `sequences` tile them.
+    pub fn apply(
+        &self,
+        proximal: &[f64],
+        trainer: &[f64],
+        behaviour: &[f64],
+        sequences: &[Range<usize>],
+    ) -> (Vec<f64>, CorrectionMetrics) {
+        let against = |own: &[f64]| -> Vec<f64> { own.iter().zip(behaviour).map(|(own, sampled)| own - sampled).collect() };
+        let (mut factors, weights) = match &self.weigh {
+            Some(weigh) => weigh.weights(&against(proximal), sequences),
+            None => (vec![1.0; behaviour.len()], Spread::default()),
+        };
+        let log_ratios = against(trainer);
+        let mut rejections = Vec::with_capacity(self.reject.len());
+        for rejection in &self.reject {
+            let (keep, spread) = rejection.judge(&log_ratios, sequences);
+            factors.iter_mut().zip(keep).filter(|(_, keep)| !keep).for_each(|(factor, _)| *factor = 0.0);
+            rejections.push(spread);
+        }
+        let dropped = |factors: &[f64]| factors.iter().filter(|factor| **factor == 0.0).count();
+        let metrics = CorrectionMetrics {
+            weights,
+            rejections,
+            tokens: factors.len(),
+            dropped_tokens: dropped(&factors),
+            sequences: sequences.len(),
+            dropped_sequences: sequences.iter().filter(|at| dropped(&factors[(*at).clone()]) > 0).count(),
+        };
+        (factors, metrics)
+    }
+}
+
+/// A value per sequence as a value per token.
+fn spread_over<T: Copy, U: Copy>(per_sequence: &[T], sequences: &[Range<usize>], of: impl Fn(T) -> U) -> Vec<U> {
+    per_sequence.iter().zip(sequences).flat_map(|(&value, at)| std::iter::repeat_n(of(value), at.len())).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,207 @@
+//! Which groups are worth training on. A filter is any `Fn(&Group) -> Verdict`: pure, cheap, and it says why it drops.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+
+use crate::data::{Group, Sample, Status};
+
+/// What becomes of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is trained on.
+    Keep,
+    /// It is dropped; the reason is counted under this name.
+    Drop(Cow<'static, str>),
+}
+
+impl Verdict {
+    /// Keeps when `keep`, else drops for `reason`.
+    pub fn keep_if(keep: bool, reason: &'static str) -> Self {
+        if keep { Verdict::Keep } else { Verdict::Drop(Cow::Borrowed(reason)) }
+    }
+
+    /// Whether the group stays.
+    pub fn kept(&self) -> bool {
+        *self == Verdict::Keep
+    }
+}
+
+/// A filter's bounds that no group can meet, or that every group meets.
+#[derive(Clone, Debug, thiserror::Error, PartialEq)]
+pub enum FilterError {
+    /// A reward threshold.
+    #[error("reward threshold {0} is not a finite number")]
+    Threshold(f64),
+    /// A diversity ratio.
+    #[error("diversity ratio {0} is outside (0, 1]")]
+    Ratio(f64),
+    /// A length window.
+    #[error("length bounds {min}..={max} are empty; give min ≤ max and max ≥ 1")]
+    Length {
+        /// The shortest.
+        min: usize,
+        /// The longest.
+        max: usize,
+    },
+}
+
+/// Combines filters. Every closure `Fn(&Group) -> Verdict` has these methods.
+pub trait GroupFilter: Fn(&Group) -> Verdict + Send + Sync + Sized + 'static {
+    /// Keeps what both keep; the first to drop gives the reason, and the second isn't asked.
+    fn and<F: GroupFilter>(self, other: F) -> impl GroupFilter {
+        move |group: &Group| match self(group) {
+            Verdict::Keep => other(group),
+            dropped => dropped,
+        }
+    }
+
+    /// Keeps what either keeps; the reason names both.
+    fn or<F: GroupFilter>(self, other: F) -> impl GroupFilter {
+        move |group: &Group| match (self(group), other(group)) {
+            (Verdict::Drop(a), Verdict::Drop(b)) => Verdict::Drop(Cow::Owned(format!("{a}_and_{b}"))),
+            _ => Verdict::Keep,
+        }
+    }
+}
+
+impl<F: Fn(&Group) -> Verdict + Send + Sync + 'static> GroupFilter for F {}
+
+/// Population standard deviations up to this count as zero in [`nonzero_std`].
+pub const NONZERO_STD: f64 = 1e-6;
+
+/// Keeps a group whose rewards differ: population standard deviation above [`NONZERO_STD`]. Equal rewards make every advantage
+/// zero. A group of one sample is dropped, and so is one with a NaN reward.
+pub fn nonzero_std(group: &Group) -> Verdict {
+    std_above(NONZERO_STD)(group)
+}
+
+/// Keeps a group whose rewards' population standard deviation is above `threshold`.
+pub fn std_above(threshold: f64) -> impl GroupFilter + Clone {
+    move |group: &Group| {
+        let rewards = group.rewards();
+        let mean = rewards.iter().sum::<f64>() / rewards.len() as f64;
+        let variance = rewards.iter().map(|reward| (reward - mean).powi(2)).sum::<f64>() / rewards.len() as f64;
+        Verdict::keep_if(variance.sqrt() > threshold, "zero_std")
+    }
+}
+
+/// Keeps a group in which some reward is strictly above `threshold`.
+pub fn min_reward(threshold: f64) -> Result<impl GroupFilter + Clone, FilterError> {
+    if !threshold.is_finite() {
+        return Err(FilterError::Threshold(threshold));
+    }
+    Ok(move |group: &Group| Verdict::keep_if(group.rewards().iter().any(|reward| *reward > threshold), "low_reward"))
+}
+
+/// Keeps a group whose distinct responses, over all responses, make up at least `min_ratio`. Responses are compared as tokens.
+pub fn diversity(min_ratio: f64) -> Result<impl GroupFilter + Clone, FilterError> {
+    if !(min_ratio > 0.0 && min_ratio <= 1.0) {
+        return Err(FilterError::Ratio(min_ratio));
+    }
+    Ok(move |group: &Group| {
+        let distinct: HashSet<(&[u32], &str)> =
+            group.samples.iter().map(|sample| (&sample.tokens[..], &sample.response[..])).collect();
+        let ratio = distinct.len() as f64 / group.samples.len() as f64;
+        Verdict::keep_if(ratio >= min_ratio, "low_diversity")
+    })
+}
+
+/// [`nonzero_std`] and [`diversity`].
+pub fn quality_and_diversity(min_ratio: f64) -> Result<impl GroupFilter, FilterError> {
+    Ok(nonzero_std.and(diversity(min_ratio)?))
+}
+
+/// Keeps a group whose every response has between `min` and `max` trained tokens, both included.
+pub fn length(min: usize, max: usize) -> Result<impl GroupFilter + Clone, FilterError> {
+    if max == 0 || min > max {
+        return Err(FilterError::Length { min, max });
+    }
+    Ok(move |group: &Group| {
+        let mut lengths = group.samples.iter().map(Sample::response_length);
+        Verdict::keep_if(lengths.all(|length| (min..=max).contains(&length)), "length")
+    })
+}
+
+/// Keeps a group in which some sample ended by itself.
+pub fn any_completed(group: &Group) -> Verdict {
+    Verdict::keep_if(group.samples.iter().any(|sample| sample.status == Status::Completed), "none_completed")
+}
+
+/// Keeps a group in which some reward is above zero.
+pub fn any_reward(group: &Group) -> Verdict {
+    Verdict::keep_if(group.rewards().iter().any(|reward| *reward > 0.0), "no_reward")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(rewards: &[f64]) -> Group {
+        let sample = |(i, &reward): (usize, &f64)| Sample {
+            reward: Some(reward),
+            tokens: vec![i as u32 % 2; 3],
+            loss_mask: vec![0.0, 1.0, 1.0],
+            status: if i == 0 { Status::Completed } else { Status::Truncated },
+            ..Sample::default()
+        };
+        Group { samples: rewards.iter().enumerate().map(sample).collect(), ..Group::default() }
+    }
+
+    fn reason(verdict: Verdict) -> String {
+        match verdict {
+            Verdict::Keep => "kept".into(),
+            Verdict::Drop(reason) => reason.into_owned(),
+        }
+    }
+
+    #[test]
+    fn only_groups_whose_rewards_differ_teach() {
+        assert!(nonzero_std(&group(&[0.0, 1.0])).kept());
+        for constant in [&[0.1; 7][..], &[1.0], &[], &[1.0, 1.0 + 1e-7], &[1.0, f64::NAN]] {
+            assert_eq!(reason(nonzero_std(&group(constant))), "zero_std", "{constant:?}");
+        }
+    }
+
+    #[test]
+    fn the_reward_threshold_is_strict() {
+        let filter = min_reward(0.5).unwrap();
+        assert_eq!(reason(filter(&group(&[0.5, 0.1]))), "low_reward");
+        assert!(filter(&group(&[0.51, 0.1])).kept());
+    }
+
+    #[test]
+    fn diversity_counts_distinct_responses_and_includes_its_bound() {
+        assert!(diversity(0.5).unwrap()(&group(&[1.0; 4])).kept());
+        assert_eq!(reason(diversity(0.51).unwrap()(&group(&[1.0; 4]))), "low_diversity");
+        assert_eq!(reason(quality_and_diversity(0.1).unwrap()(&group(&[1.0; 4]))), "zero_std");
+        assert_eq!(reason(quality_and_diversity(0.9).unwrap()(&group(&[1.0, 0.0, 1.0]))), "low_diversity");
+    }
+
+    #[test]
+    fn length_completion_and_success_say_why_they_drop() {
+        assert!(length(2, 2).unwrap()(&group(&[1.0])).kept());
+        assert_eq!(reason(length(3, 9).unwrap()(&group(&[1.0]))), "length");
+        assert!(any_completed(&group(&[0.0, 0.0])).kept());
+        assert_eq!(reason(any_completed(&group(&[]))), "none_completed");
+        assert!(any_reward(&group(&[0.0, 0.1])).kept());
+        assert_eq!(reason(any_reward(&group(&[0.0]))), "no_reward");
+    }
+
+    #[test]
+    fn closures_combine_and_reasons_survive() {
+        let lone = |group: &Group| Verdict::keep_if(group.samples.len() > 1, "lone");
+        let both = lone.and(min_reward(0.5).unwrap());
+        assert_eq!(reason(both(&group(&[1.0]))), "lone");
+        assert_eq!(reason(both(&group(&[0.0, 0.0]))), "low_reward");
+        let either = lone.or(min_reward(0.5).unwrap());
+        assert!(either(&group(&[1.0])).kept() && either(&group(&[0.0, 0.0])).kept());
+        assert_eq!(reason(either(&group(&[0.0]))), "lone_and_low_reward");
+    }
+
+    #[test]
+    fn bounds_that_make_no_sense_are_refused() {
+        assert!(min_reward(f64::NAN).is_err());
+        assert!(diversity(0.0).is_err() && diversity(1.1).is_err());
+        assert!(length(5, 4).is_err() && length(0, 0).is_err());
+    }
+}

@@ -1,0 +1,234 @@
+//! How far the trainer's log-probabilities are from the generator's, token by token (law N3's measurement).
+//!
+//! Sums, so that parts merge into the whole batch (law N1). With stale tokens the gap includes what the policy has learned since; what
+//! remains at lag 0 is the difference between two implementations of one model. O(tokens).
+
+use std::collections::BTreeMap;
+
+use super::SequenceGap;
+use super::correction::{guarded, safe};
+
+/// Ratios above this count as this in the effective sample size, which a single outlier would otherwise decide. For reports only.
+const REPORTED_RATIO: f64 = 10.0;
+
+/// One sampled token as both see it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ComparedToken {
+    /// The sample's group.
+    pub group: u64,
+    /// The sample's place in its group.
+    pub sample: u32,
+    /// The token's place in the sample, prompt included.
+    pub position: usize,
+    /// The token.
+    pub token: i64,
+    /// The version trained less the version that sampled it.
+    pub lag: u64,
+    /// The trainer's log-probability.
+    pub trainer: f64,
+    /// The generator's.
+    pub behaviour: f64,
+}
+
+impl ComparedToken {
+    /// |trainer − behaviour|, in nats.
+    pub fn gap(&self) -> f64 {
+        (self.trainer - self.behaviour).abs()
+    }
+}
+
+/// Tokens of one lag.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LagGap {
+    /// How many.
+    pub tokens: usize,
+    /// Σ exp(θ − b).
+    pub ratio_sum: f64,
+    /// Σ |θ − b|.
+    pub abs_sum: f64,
+}
+
+impl LagGap {
+    /// Mean ratio.
+    pub fn ratio(&self) -> f64 {
+        self.ratio_sum / self.tokens.max(1) as f64
+    }
+
+    /// Mean |θ − b|.
+    pub fn gap(&self) -> f64 {
+        self.abs_sum / self.tokens.max(1) as f64
+    }
+
+    fn merge(&mut self, other: &LagGap) {
+        self.tokens += other.tokens;
+        self.ratio_sum += other.ratio_sum;
+        self.abs_sum += other.abs_sum;
+    }
+}
+
+/// Sums over the tokens that a policy sampled; parts merge.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LogProbGap {
+    /// Tokens compared.
+    pub tokens: usize,
+    /// Σ (b − θ): the k1 estimate of KL(behaviour ‖ trainer).
+    pub k1_sum: f64,
+    /// Σ (exp(θ − b) − 1 − (θ − b)): the k3 estimate.
+    pub kl_sum: f64,
+    /// Σ exp(θ − b)².
+    pub square_ratio_sum: f64,
+    /// Σ exp(θ − b), and Σ exp(θ − b)², of ratios cut at 10.
+    pub cut_sums: (f64, f64),
+    /// By how many versions the tokens lag.
+    pub by_lag: BTreeMap<u64, LagGap>,
+    /// The token with the largest gap.
+    pub worst: Option<ComparedToken>,
+    /// Whole sequences compared.
+    pub sequences: SequenceGap,
+}
+
+impl LogProbGap {
+    /// Adds the sampled tokens of one sequence; a sequence without any adds nothing.
+    pub fn add_sequence(&mut self, tokens: &[ComparedToken]) {
+        for token in tokens {
+            let d = token.trainer - token.behaviour;
+            let (ratio, safe) = (d.exp(), safe(d).exp());
+            self.k1_sum -= d;
+            self.kl_sum += d.exp_m1() - d;
+            self.square_ratio_sum += safe * safe;
+            let cut = safe.min(REPORTED_RATIO);
+            self.cut_sums = (self.cut_sums.0 + cut, self.cut_sums.1 + cut * cut);
+            let of_token = LagGap { tokens: 1, ratio_sum: ratio, abs_sum: d.abs() };
+            self.by_lag.entry(token.lag).or_default().merge(&of_token);
+            self.worst = worse(self.worst, Some(*token));
+        }
+        self.tokens += tokens.len();
+        self.sequences.add(tokens);
+    }
+
+    /// Adds another part's tokens.
+    pub fn merge(&mut self, other: &LogProbGap) {
+        self.tokens += other.tokens;
+        self.k1_sum += other.k1_sum;
+        self.kl_sum += other.kl_sum;
+        self.square_ratio_sum += other.square_ratio_sum;
+        self.cut_sums = (self.cut_sums.0 + other.cut_sums.0, self.cut_sums.1 + other.cut_sums.1);
+        for (lag, other) in &other.by_lag {
+            self.by_lag.entry(*lag).or_default().merge(other);
+        }
+        self.worst = worse(self.worst, other.worst);
+        self.sequences.merge(&other.sequences);
+    }
+
+    /// Mean |θ − b|; 0 where nothing was sampled.
+    pub fn mean(&self) -> f64 {
+        self.per_token(self.by_lag.values().map(|lag| lag.abs_sum).sum())
+    }
+
+    /// Largest |θ − b|; 0 where nothing was sampled.
+    pub fn max(&self) -> f64 {
+        self.worst.map_or(0.0, |worst| worst.gap())
+    }
+
+    /// Mean ratio exp(θ − b); 1 where nothing was sampled.
+    pub fn ratio(&self) -> f64 {
+        let sum: f64 = self.by_lag.values().map(|lag| lag.ratio_sum).sum();
+        if self.tokens == 0 { 1.0 } else { self.per_token(sum) }
+    }
+
+    /// Mean k3 estimate of KL(behaviour ‖ trainer).
+    pub fn approx_kl(&self) -> f64 {
+        self.per_token(self.kl_sum)
+    }
+
+    /// Mean k1 estimate of KL(behaviour ‖ trainer): unbiased, and noisier than k3.
+    pub fn k1(&self) -> f64 {
+        self.per_token(self.k1_sum)
+    }
+
+    /// `E[ρ²] − 1` over tokens, ρ = exp(θ − b): the χ² divergence, the variance that importance weights would have.
+    pub fn chi2(&self) -> f64 {
+        if self.tokens == 0 { 0.0 } else { guarded(self.square_ratio_sum, self.tokens) - 1.0 }
+    }
+
+    /// Effective sample size of the ratios as a share of the tokens, (Σw)² / (N Σw²); 1 where nothing was sampled.
+    pub fn effective_sample_share(&self) -> f64 {
+        let (sum, squares) = self.cut_sums;
+        if self.tokens == 0 { 1.0 } else { sum * sum / (self.tokens as f64 * squares) }
+    }
+
+    fn per_token(&self, sum: f64) -> f64 {
+        sum / self.tokens.max(1) as f64
+    }
+}
+
+/// The one with the larger gap, the earlier one of equals.
+fn worse(a: Option<ComparedToken>, b: Option<ComparedToken>) -> Option<ComparedToken> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(if b.gap() > a.gap() { b } else { a }),
+        (a, b) => a.or(b),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sequence(tokens: &[(f64, f64)]) -> Vec<ComparedToken> {
+        let token = |(position, &(trainer, behaviour)): (usize, &(f64, f64))| ComparedToken {
+            position,
+            lag: position as u64 % 2,
+            trainer,
+            behaviour,
+            ..Default::default()
+        };
+        tokens.iter().enumerate().map(token).collect()
+    }
+
+    fn gap(sequences: &[&[(f64, f64)]]) -> LogProbGap {
+        let mut gap = LogProbGap::default();
+        sequences.iter().for_each(|tokens| gap.add_sequence(&sequence(tokens)));
+        gap
+    }
+
+    #[test]
+    fn equal_policies_have_no_gap() {
+        let same = gap(&[&[(-1.0, -1.0), (-2.0, -2.0)]]);
+        assert_eq!((same.mean(), same.ratio(), same.approx_kl(), same.max(), same.k1()), (0.0, 1.0, 0.0, 0.0, 0.0));
+        assert!(same.chi2().abs() < 1e-8 && (same.effective_sample_share() - 1.0).abs() < 1e-12);
+        let nothing = gap(&[&[]]);
+        assert_eq!((nothing.ratio(), nothing.effective_sample_share(), nothing.chi2(), nothing.max()), (1.0, 1.0, 0.0, 0.0));
+    }
+
+    #[test]
+    fn the_worst_token_and_every_lag_are_named() {
+        let seen = gap(&[&[(-1.0, -1.5), (-2.0, -1.0)], &[(-1.0, -0.5)]]);
+        assert_eq!((seen.mean(), seen.max()), (2.0 / 3.0, 1.0));
+        assert_eq!(seen.worst.map(|worst| (worst.position, worst.behaviour)), Some((1, -1.0)));
+        let close = |lag: u64, ratio: f64| assert!((seen.by_lag[&lag].ratio() - ratio).abs() < 1e-12);
+        close(0, f64::midpoint(0.5f64.exp(), (-0.5f64).exp()));
+        close(1, (-1.0f64).exp());
+    }
+
+    proptest! {
+        /// N1: what is measured does not depend on how a batch is cut.
+        #[test]
+        fn parts_add_up(tokens in prop::collection::vec((-5.0f64..0.0, -5.0f64..0.0), 2..20), cut in 1usize..19) {
+            let cut = cut.min(tokens.len() - 1);
+            let (left, right) = tokens.split_at(cut);
+            let whole = gap(&[left, right]);
+            let mut parts = gap(&[left]);
+            parts.merge(&gap(&[right]));
+            prop_assert_eq!(whole.worst, parts.worst);
+            for (a, b) in [
+                (whole.mean(), parts.mean()), (whole.ratio(), parts.ratio()), (whole.approx_kl(), parts.approx_kl()),
+                (whole.chi2(), parts.chi2()), (whole.effective_sample_share(), parts.effective_sample_share()),
+                (whole.sequences.perplexity_ratio(), parts.sequences.perplexity_ratio()),
+            ] {
+                prop_assert!((a - b).abs() <= 1e-9 * a.abs().max(1.0), "{} {}", a, b);
+            }
+            prop_assert!(whole.effective_sample_share() <= 1.0 + 1e-12 && whole.approx_kl() >= 0.0);
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! How large the gap between trainer and generator may get (law N3), and what to make of one that is larger.
+
+use std::fmt;
+
+use super::LogProbGap;
+
+/// Bounds on the mean |trainer − generator| over a step's sampled tokens, in nats.
+///
+/// Two implementations of one model differ by 1e-6 in single precision and by hundredths in half. A policy that moved on adds what it
+/// learned: the shipped addition recipe, at a high rate and one version of staleness, peaks at 0.43 (`log_prob_gap_mean_nats` in the
+/// `metrics.jsonl` of `rollflow run pipelines/recipes/grpo.toml`), and at 0.70 with `flow.max_staleness=4` and `train.updates=2`. The
+/// defaults, 1 and 3, lie above: with a mean gap of 3 nats a typical importance ratio is 20 or 1/20, and whatever the cause, such tokens
+/// are hardly evidence of the policy that is trained. Smaller mismatches are the start-up probe's to find.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GapLimits {
+    /// Above this, a warning is logged.
+    pub warn: f64,
+    /// Above this, the run ends before the update is made.
+    pub halt: f64,
+}
+
+impl Default for GapLimits {
+    fn default() -> Self {
+        GapLimits { warn: 1.0, halt: 3.0 }
+    }
+}
+
+/// What a step's gap means.
+#[derive(Clone, Debug, PartialEq)]
+pub enum GapVerdict {
+    /// Nothing to say.
+    Fine,
+    /// Above [`GapLimits::warn`].
+    Warn(GapDiagnosis),
+    /// Above [`GapLimits::halt`], or no number at all.
+    Halt(GapDiagnosis),
+}
+
+/// A gap that is too large: the numbers, the worst token, the likely cause and what to do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GapDiagnosis {
+    /// The step.
+    pub step: u64,
+    /// The bound that was passed, in nats.
+    pub limit: f64,
+    /// What was measured.
+    pub gap: LogProbGap,
+}
+
+impl GapLimits {
+    /// Judges a step.
+    pub fn judge(&self, step: u64, gap: &LogProbGap) -> GapVerdict {
+        let diagnosis = |limit| GapDiagnosis { step, limit, gap: gap.clone() };
+        // A mean that is no number is above every bound.
+        let within = |limit: f64| gap.mean() <= limit;
+        if !within(self.halt) {
+            GapVerdict::Halt(diagnosis(self.halt))
+        } else if !within(self.warn) {
+            GapVerdict::Warn(diagnosis(self.warn))
+        } else {
+            GapVerdict::Fine
+        }
+    }
+}
+
+const MISMATCH: &str = "tokens that the trained weights themselves sampled disagree as much, so generator and trainer compute different \
+                        distributions: compare temperature, top_p, top_k and min_p, the tokenizer, and that a sync really changed the \
+                        generator's weights";
+const STALE: &str = "tokens of the trained version agree and older ones do not, so the policy moves faster than its samples arrive: lower \
+                     flow.max_staleness or train.lr, or correct for it with [train.correction]";
+const UNKNOWN: &str = "no token of the trained version is among them to tell staleness from a mismatch: run a few steps with \
+                       flow.max_staleness = 0; if the gap stays, compare temperature, top_p, top_k and min_p and the tokenizer of generator \
+                       and trainer; if it goes, lower train.lr or set [train.correction]";
+
+impl GapDiagnosis {
+    /// Why it is likely so, and what to do about it.
+    pub fn cause(&self) -> &'static str {
+        match self.gap.by_lag.get(&0) {
+            Some(fresh) if fresh.gap() <= self.gap.mean() / 2.0 => STALE,
+            Some(_) => MISMATCH,
+            None => UNKNOWN,
+        }
+    }
+}
+
+impl fmt::Display for GapDiagnosis {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let gap = &self.gap;
+        write!(
+            f,
+            "step {}: generator and trainer disagree about log-probabilities by {:.3} nats on average, above the limit of {} ({} tokens; \
+             largest {:.3}, k3 KL {:.3}, effective sample share {:.3})",
+            self.step,
+            gap.mean(),
+            self.limit,
+            gap.tokens,
+            gap.max(),
+            gap.approx_kl(),
+            gap.effective_sample_share(),
+        )?;
+        for (lag, of) in &gap.by_lag {
+            write!(f, "; lag {lag}: {:.3} nats, mean ratio {:.3} ({} tokens)", of.gap(), of.ratio(), of.tokens)?;
+        }
+        if let Some(worst) = &gap.worst {
+            write!(
+                f,
+                "; worst is token {} at position {} of sample {} of group {}: {:.3} to the trainer, {:.3} to the generator",
+                worst.token, worst.position, worst.sample, worst.group, worst.trainer, worst.behaviour
+            )?;
+        }
+        write!(f, ". {}", self.cause())
+    }
+}
+
+impl std::error::Error for GapDiagnosis {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algo::ComparedToken;
+
+    fn gap(tokens: &[(u64, f64)]) -> LogProbGap {
+        let token = |&(lag, behaviour): &(u64, f64)| ComparedToken {
+            group: 41,
+            sample: 3,
+            position: 23,
+            token: 17,
+            lag,
+            trainer: -1.0,
+            behaviour,
+        };
+        let mut gap = LogProbGap::default();
+        gap.add_sequence(&tokens.iter().map(token).collect::<Vec<_>>());
+        gap
+    }
+
+    #[test]
+    fn only_a_gap_above_a_limit_is_worth_a_word() {
+        let limits = GapLimits::default();
+        let verdict = |behaviour| limits.judge(7, &gap(&[(0, behaviour)]));
+        assert_eq!(verdict(-1.9), GapVerdict::Fine);
+        assert!(matches!(verdict(-2.1), GapVerdict::Warn(GapDiagnosis { limit: 1.0, .. })));
+        assert!(matches!(verdict(-4.1), GapVerdict::Halt(GapDiagnosis { limit: 3.0, .. })));
+        assert!(matches!(verdict(f64::NAN), GapVerdict::Halt(_)));
+        assert_eq!(limits.judge(7, &LogProbGap::default()), GapVerdict::Fine);
+    }
+
+    #[test]
+    fn a_diagnosis_names_step_numbers_worst_token_and_cause() {
+        let told = |tokens| GapDiagnosis { step: 7, limit: 0.5, gap: gap(tokens) };
+        let text = told(&[(0, -1.0), (2, -4.0)]).to_string();
+        for part in ["step 7", "1.500 nats", "limit of 0.5", "lag 2: 3.000", "token 17 at position 23 of sample 3 of group 41"] {
+            assert!(text.contains(part), "{part} is missing: {text}");
+        }
+        assert_eq!(told(&[(0, -1.0), (2, -4.0)]).cause(), STALE);
+        assert_eq!(told(&[(0, -4.0), (2, -4.0)]).cause(), MISMATCH);
+        assert_eq!(told(&[(1, -4.0)]).cause(), UNKNOWN);
+    }
+}

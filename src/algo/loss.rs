@@ -1,0 +1,161 @@
+//! What a loss reads and what it gives back.
+//!
+//! A loss sees the trained tokens of some sequences, packed end to end, and returns its value with the derivative for every
+//! log-probability. It never divides by a count: `weights` already hold each token's mask over the optimizer batch's denominator
+//! (law N1), so that values and derivatives of parts add up to those of the whole.
+
+use std::ops::Range;
+
+use super::CorrectionMetrics;
+
+/// The packed trained tokens of whole sequences. Every slice has one entry per token.
+#[derive(Clone, Copy, Debug)]
+pub struct LossInputs<'a> {
+    /// θ: log-probabilities under the weights being trained.
+    pub log_probs: &'a [f64],
+    /// b: log-probabilities of the policy that sampled the tokens; `None` for data that no policy sampled.
+    pub behaviour: Option<&'a [f64]>,
+    /// p: log-probabilities of the policy that the trust region is centred at, where it is not the one that sampled.
+    pub proximal: Option<&'a [f64]>,
+    /// Log-probabilities under a frozen reference model.
+    pub reference: Option<&'a [f64]>,
+    /// Correction for what lies between the proximal policy and the one that sampled: a factor on each token's policy term, constant for
+    /// the gradient; 0 takes the token out of it.
+    pub importance: Option<&'a [f64]>,
+    /// Entropy of the distribution at each token.
+    pub entropies: &'a [f64],
+    /// A: how much better than expected.
+    pub advantages: &'a [f64],
+    /// Aggregation weight: mask over the global denominator.
+    pub weights: &'a [f64],
+    /// Where each sequence lies; a sequence is never split.
+    pub sequences: &'a [Range<usize>],
+    /// Trained tokens in the whole optimizer batch.
+    pub batch_tokens: usize,
+}
+
+impl LossInputs<'_> {
+    /// What ratios are taken against: proximal where it is given, else behaviour, else θ itself (on policy, ratio 1).
+    pub fn anchor(&self) -> &[f64] {
+        self.proximal.or(self.behaviour).unwrap_or(self.log_probs)
+    }
+}
+
+/// A loss, its derivatives, and what was seen on the way.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LossOutput {
+    /// This part's share of the optimizer batch's loss.
+    pub loss: f64,
+    /// ∂loss/∂log_prob, one entry per token.
+    pub grad: Vec<f64>,
+    /// ∂loss/∂entropy, one entry per token; `None` where the loss doesn't look at entropies.
+    pub entropy_grad: Option<Vec<f64>>,
+    /// Counts for the report.
+    pub metrics: LossMetrics,
+}
+
+/// Counts that add up over micro-batches.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LossMetrics {
+    /// Tokens seen.
+    pub tokens: usize,
+    /// Tokens whose ratio fell below the trust region with a negative advantage: no gradient.
+    pub clipped_low: usize,
+    /// Tokens whose ratio rose above the trust region with a positive advantage: no gradient.
+    pub clipped_high: usize,
+    /// The smallest share of tokens clipped below, over sequences; `None` before any sequence.
+    pub clip_low_min: Option<f64>,
+    /// The largest share of tokens clipped above, over sequences.
+    pub clip_high_max: Option<f64>,
+    /// Sum over tokens of the divergence from the reference.
+    pub kl_sum: f64,
+    /// The loss without its entropy bonus.
+    pub policy_loss: f64,
+    /// What was done about tokens of another policy; empty where nothing is.
+    pub correction: CorrectionMetrics,
+}
+
+impl LossMetrics {
+    /// Adds another part's counts.
+    pub fn merge(&mut self, other: &LossMetrics) {
+        let pick = |a: Option<f64>, b: Option<f64>, of: fn(f64, f64) -> f64| match (a, b) {
+            (Some(a), Some(b)) => Some(of(a, b)),
+            (a, b) => a.or(b),
+        };
+        self.tokens += other.tokens;
+        self.clipped_low += other.clipped_low;
+        self.clipped_high += other.clipped_high;
+        self.clip_low_min = pick(self.clip_low_min, other.clip_low_min, f64::min);
+        self.clip_high_max = pick(self.clip_high_max, other.clip_high_max, f64::max);
+        self.kl_sum += other.kl_sum;
+        self.policy_loss += other.policy_loss;
+        self.correction.merge(&other.correction);
+    }
+
+    /// Share of tokens clipped on either side.
+    pub fn clip_fraction(&self) -> f64 {
+        self.per_token((self.clipped_low + self.clipped_high) as f64)
+    }
+
+    /// Mean divergence from the reference.
+    pub fn kl(&self) -> f64 {
+        self.per_token(self.kl_sum)
+    }
+
+    fn per_token(&self, sum: f64) -> f64 {
+        sum / self.tokens.max(1) as f64
+    }
+}
+
+/// Inputs a loss can't work with.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+pub enum LossError {
+    /// A column that this configuration needs is absent.
+    #[error("{loss} needs {column} for {why}, and the batch has none")]
+    Missing {
+        /// The loss.
+        loss: &'static str,
+        /// The column.
+        column: &'static str,
+        /// The setting that asks for it.
+        why: &'static str,
+    },
+    /// A loss of the user's own found its inputs unusable.
+    #[error("{0}")]
+    Custom(String),
+}
+
+/// Turns log-probabilities into a loss and its derivatives. Pure: same inputs, same output.
+///
+/// Closures `Fn(&LossInputs) -> Result<LossOutput, LossError>` are losses too.
+pub trait Loss: Send + Sync {
+    /// Name for logs.
+    fn name(&self) -> &str {
+        "custom"
+    }
+
+    /// Whether it must see the whole optimizer batch at once (batch-wide quantiles and the like). The trainer then computes all
+    /// log-probabilities first, at the price of a second forward pass.
+    fn whole_batch(&self) -> bool {
+        false
+    }
+
+    /// Whether a sequence whose advantages are all zero adds nothing, neither to the value nor to any derivative, its own or another's. The trainer
+    /// then leaves it out of its passes. False where anything else pulls at such tokens: an entropy bonus, a divergence from a reference, a
+    /// threshold over the batch.
+    fn ignores_zero_advantage(&self) -> bool {
+        false
+    }
+
+    /// Value and derivatives for some of the optimizer batch's sequences.
+    fn evaluate(&self, inputs: &LossInputs) -> Result<LossOutput, LossError>;
+}
+
+impl<F> Loss for F
+where
+    F: Fn(&LossInputs) -> Result<LossOutput, LossError> + Send + Sync,
+{
+    fn evaluate(&self, inputs: &LossInputs) -> Result<LossOutput, LossError> {
+        self(inputs)
+    }
+}

@@ -1,0 +1,39 @@
+//! Pure functions over plain slices: advantages, losses with their derivatives, aggregation, schedules, filters and reward maths.
+//!
+//! No tensors and no state, so everything here runs and is tested without libtorch. A [`Loss`] returns its value *and* its derivative
+//! with respect to every log-probability; the trainer multiplies that into its graph. Law N1 is kept in one place: only
+//! [`Aggregation`] knows a denominator, and it sees the whole optimizer batch at once.
+
+mod advantages;
+mod aggregation;
+mod answers;
+pub mod correction;
+pub mod filters;
+mod gap;
+mod gap_limits;
+mod logits;
+mod loss;
+mod off_policy;
+mod policy_loss;
+mod probe;
+pub mod rewards;
+mod schedule;
+mod sequence_gap;
+mod sft;
+
+pub use advantages::{
+    AdvantageConfig, AdvantageError, Missing, Scale, advantages, combine_rewards, normalize_then_sum, subtract_baseline,
+};
+pub use aggregation::Aggregation;
+pub use answers::{extract_answer, is_correct, parse_number};
+pub use correction::{Bound, Correction, CorrectionMetrics, Divergence, Importance, Level, Over, Rejection};
+pub use gap::{ComparedToken, LagGap, LogProbGap};
+pub use gap_limits::{GapDiagnosis, GapLimits, GapVerdict};
+pub use logits::{entropy, log_softmax_at};
+pub use loss::{Loss, LossError, LossInputs, LossMetrics, LossOutput};
+pub use off_policy::{Anchors, OffPolicy, Proximal};
+pub use policy_loss::{Grpo, PolicyGradient};
+pub use probe::{Disagreement, Evidence, compare as compare_log_probs};
+pub use schedule::{Decay, Schedule, ScheduleError};
+pub use sequence_gap::SequenceGap;
+pub use sft::{CrossEntropy, perplexity};

@@ -1,0 +1,121 @@
+//! What a policy loss does about tokens that are not its own: where its trust region is centred, and how the rest is corrected.
+//!
+//! Decoupled PPO (Hilton et al., 2022; AReaL): ratios are taken against a *proximal* policy near the one being trained, and what lies
+//! between it and the one that sampled is an importance weight, exp(proximal − behaviour), bounded by a [`Correction`]. Both are
+//! constants for the gradient.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use super::correction::{Correction, CorrectionMetrics};
+
+/// The policy that ratios are taken against.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Proximal {
+    /// The one that sampled (PPO, GRPO). The ratio is the importance weight then, so that weights of a correction are 1.
+    #[default]
+    Behaviour,
+    /// The trainer's at the first update on the batch. Costs nothing where a batch gets one update, whose own forward pass it is; a
+    /// batch that gets several is scored once before (`TrainBatch::with_proximal`).
+    Recompute,
+    /// Between the one that sampled and the current one, in log-space: `b + (1 − 1/lag)(θ − b)`, and `b` at lags 0 and 1 (A-3PO; AReaL's
+    /// `loglinear`). Needs no forward pass of its own.
+    LogLinear,
+}
+
+/// A trust region's centre and a correction.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OffPolicy {
+    /// What ratios are taken against.
+    pub proximal: Proximal,
+    /// What is done about the distance from there to the policy that sampled.
+    pub correction: Correction,
+}
+
+/// Columns for a loss's inputs; `None` where it needs none.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Anchors {
+    /// p: proximal log-probabilities.
+    pub proximal: Option<Vec<f64>>,
+    /// Factor of each token's policy term.
+    pub importance: Option<Vec<f64>>,
+    /// What the correction did.
+    pub metrics: Option<CorrectionMetrics>,
+}
+
+impl OffPolicy {
+    /// Whether it must see the whole optimizer batch at once.
+    pub fn whole_batch(&self) -> bool {
+        self.correction.whole_batch()
+    }
+
+    /// Columns for tokens with log-probabilities `trainer` now and `start` at the first update on the batch, sampled with `behaviour` so
+    /// many versions ago. All have one entry per token; `sequences` tile them.
+    pub fn anchors(
+        &self,
+        trainer: &[f64],
+        start: &[f64],
+        behaviour: &[f64],
+        lags: &[u64],
+        sequences: &[Range<usize>],
+    ) -> Anchors {
+        let proximal: Option<Vec<f64>> = match self.proximal {
+            Proximal::Behaviour => None,
+            Proximal::Recompute => Some(start.to_vec()),
+            Proximal::LogLinear => {
+                let tokens = trainer.iter().zip(behaviour).zip(lags);
+                Some(tokens.map(|((&theta, &b), &lag)| log_linear(theta, b, lag)).collect())
+            }
+        };
+        if self.correction.is_nothing() {
+            return Anchors { proximal, ..Anchors::default() };
+        }
+        let centre = proximal.as_deref().unwrap_or(behaviour);
+        let (importance, metrics) = self.correction.apply(centre, start, behaviour, sequences);
+        Anchors { proximal, importance: Some(importance), metrics: Some(metrics) }
+    }
+}
+
+/// The policy one version before the current one, if log-probabilities moved in a straight line since the token was sampled.
+fn log_linear(theta: f64, behaviour: f64, lag: u64) -> f64 {
+    let share = if lag == 0 { 0.0 } else { 1.0 - 1.0 / lag as f64 };
+    behaviour + share * (theta - behaviour)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algo::correction::{Importance, Level};
+
+    fn anchors(proximal: Proximal, correction: Correction) -> Anchors {
+        let off_policy = OffPolicy { proximal, correction };
+        off_policy.anchors(
+            &[-1.0, -1.0, -1.0],
+            &[-1.2, -1.2, -1.2],
+            &[-2.0, -2.0, -2.0],
+            &[0, 1, 4],
+            std::slice::from_ref(&(0..3)),
+        )
+    }
+
+    #[test]
+    fn the_trust_region_lies_where_it_was_asked_for() {
+        let of = |proximal| anchors(proximal, Correction::default()).proximal;
+        assert_eq!(of(Proximal::Behaviour), None);
+        assert_eq!(of(Proximal::Recompute), Some(vec![-1.2; 3]));
+        // AReaL's test: versions 0, current 2 gives the middle; here lag 4 gives three quarters.
+        assert_eq!(of(Proximal::LogLinear), Some(vec![-2.0, -2.0, -1.25]));
+    }
+
+    #[test]
+    fn weights_span_from_behaviour_to_proximal_and_never_count_twice() {
+        let correction = Correction { weigh: Some(Importance::truncated(Level::Token, 1e9)), reject: Vec::new() };
+        let weights = |proximal| anchors(proximal, correction.clone()).importance.unwrap();
+        assert_eq!(weights(Proximal::Behaviour), [1.0; 3]);
+        weights(Proximal::Recompute).iter().for_each(|weight| assert!((weight - 0.8f64.exp()).abs() < 1e-12));
+        assert_eq!(weights(Proximal::LogLinear), [1.0, 1.0, 0.75f64.exp()]);
+    }
+}

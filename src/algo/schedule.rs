@@ -1,0 +1,132 @@
+//! Learning-rate schedules, in closed form: the rate is a pure function of the step, so nothing needs saving.
+
+use serde::{Deserialize, Serialize};
+
+/// How the rate falls after the warm-up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Decay {
+    /// It stays.
+    #[default]
+    Constant,
+    /// A straight line to the floor at the last step.
+    Linear,
+    /// Half a cosine to the floor at the last step.
+    Cosine,
+}
+
+/// A learning rate over the steps of a run.
+///
+/// With `w = warmup_steps`, `T = total_steps`, `f = floor`: `lr · s / w` while `s < w`, then `lr · (f + (1 − f) · d(x))` with
+/// `x = (s − w) / (T − w)` and d = 1, `1 − x` or `(1 + cos πx) / 2`. Step 0 is the first update. Equals transformers'
+/// `constant`, `constant_with_warmup`, `linear`, `cosine` and `cosine_with_min_lr`, also past the end, where a cosine rises again.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Schedule {
+    /// The peak rate.
+    pub lr: f64,
+    /// Its course after the warm-up.
+    #[serde(default)]
+    pub decay: Decay,
+    /// Steps over which the rate climbs from 0.
+    #[serde(default)]
+    pub warmup_steps: u64,
+    /// Steps of the whole run, warm-up included. A constant rate needs none.
+    #[serde(default)]
+    pub total_steps: u64,
+    /// The lowest rate after the warm-up, as a share of `lr`.
+    #[serde(default)]
+    pub floor: f64,
+}
+
+/// A schedule that can't be followed.
+#[derive(Clone, Debug, thiserror::Error, PartialEq)]
+pub enum ScheduleError {
+    /// The peak rate.
+    #[error("lr is {0}; it is a finite number above 0")]
+    Rate(f64),
+    /// The floor.
+    #[error("floor is {0}; it is a share of lr, from 0 to 1")]
+    Floor(f64),
+    /// A decay needs to know where it ends.
+    #[error("total_steps is {total} with {warmup} warm-up steps; a {decay:?} decay needs more total steps than warm-up steps")]
+    Steps {
+        /// Steps of the run.
+        total: u64,
+        /// Steps of warm-up.
+        warmup: u64,
+        /// The decay.
+        decay: Decay,
+    },
+}
+
+impl Schedule {
+    /// `lr` for ever.
+    pub fn constant(lr: f64) -> Self {
+        Schedule { lr, decay: Decay::Constant, warmup_steps: 0, total_steps: 0, floor: 0.0 }
+    }
+
+    /// Refuses rates, floors and lengths that make no sense.
+    pub fn validate(&self) -> Result<(), ScheduleError> {
+        if !(self.lr.is_finite() && self.lr > 0.0) {
+            return Err(ScheduleError::Rate(self.lr));
+        }
+        if !(0.0..=1.0).contains(&self.floor) {
+            return Err(ScheduleError::Floor(self.floor));
+        }
+        if self.decay != Decay::Constant && self.total_steps <= self.warmup_steps {
+            return Err(ScheduleError::Steps { total: self.total_steps, warmup: self.warmup_steps, decay: self.decay });
+        }
+        Ok(())
+    }
+
+    /// The rate of update `step`, counted from 0.
+    pub fn at(&self, step: u64) -> f64 {
+        if step < self.warmup_steps {
+            return self.lr * step as f64 / self.warmup_steps as f64;
+        }
+        let length = self.total_steps.saturating_sub(self.warmup_steps).max(1) as f64;
+        let progress = (step - self.warmup_steps) as f64 / length;
+        let fallen = match self.decay {
+            Decay::Constant => return self.lr,
+            Decay::Linear => (1.0 - progress).max(0.0),
+            Decay::Cosine => (0.5 * (1.0 + (std::f64::consts::PI * progress).cos())).max(0.0),
+        };
+        self.lr * (self.floor + (1.0 - self.floor) * fallen)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn nonsense_is_refused_with_its_value() {
+        let good = Schedule { decay: Decay::Linear, total_steps: 10, ..Schedule::constant(0.1) };
+        assert_eq!(good.validate(), Ok(()));
+        assert_eq!(Schedule { lr: 0.0, ..good }.validate(), Err(ScheduleError::Rate(0.0)));
+        assert_eq!(Schedule { floor: 1.5, ..good }.validate(), Err(ScheduleError::Floor(1.5)));
+        let short = Schedule { warmup_steps: 10, ..good }.validate().unwrap_err();
+        assert_eq!(
+            short.to_string(),
+            "total_steps is 10 with 10 warm-up steps; a Linear decay needs more total steps than warm-up steps"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn the_rate_climbs_then_falls_between_floor_and_peak(
+            decay in prop::sample::select(vec![Decay::Constant, Decay::Linear, Decay::Cosine]),
+            warmup_steps in 0u64..20, more in 1u64..50, floor in 0.0f64..1.0
+        ) {
+            let schedule = Schedule { lr: 0.1, decay, warmup_steps, total_steps: warmup_steps + more, floor };
+            let rates: Vec<f64> = (0..=schedule.total_steps).map(|step| schedule.at(step)).collect();
+            let (climb, fall) = rates.split_at(warmup_steps as usize);
+            prop_assert!(climb.windows(2).all(|pair| pair[0] < pair[1]));
+            prop_assert!(fall.windows(2).all(|pair| pair[0] >= pair[1] - 1e-15));
+            prop_assert!((fall[0] - 0.1).abs() < 1e-15);
+            prop_assert!(fall.iter().all(|rate| *rate >= 0.1 * floor - 1e-15));
+        }
+    }
+}

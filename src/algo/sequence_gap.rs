@@ -1,0 +1,105 @@
+//! How far trainer and generator are apart over whole sequences: perplexities and the χ² divergence. Equal to verl 0.9's
+//! `compute_offpolicy_metrics`. Sums over sequences, so that parts merge.
+
+use super::ComparedToken;
+use super::correction::{mean, safe};
+
+/// Sums over sequences with sampled tokens.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SequenceGap {
+    /// Sequences compared.
+    pub sequences: usize,
+    /// Σ mean −θ, and Σ exp of it.
+    trainer: (f64, f64),
+    /// Σ mean −b, and Σ exp of it.
+    behaviour: (f64, f64),
+    /// Σ |difference| of those means.
+    abs_sum: f64,
+    /// Σ exp of the difference.
+    ratio_sum: f64,
+    /// Σ (Π ρ)².
+    square_ratio_sum: f64,
+    /// Smallest and largest difference.
+    range: Option<(f64, f64)>,
+}
+
+impl SequenceGap {
+    /// Adds a sequence's sampled tokens, if there are any.
+    pub(super) fn add(&mut self, tokens: &[ComparedToken]) {
+        if tokens.is_empty() {
+            return;
+        }
+        let column = |of: fn(&ComparedToken) -> f64| -> Vec<f64> { tokens.iter().map(of).collect() };
+        let (trainer, behaviour) = (-mean(&column(|token| token.trainer)), -mean(&column(|token| token.behaviour)));
+        let difference = trainer - behaviour;
+        let log_ratio: f64 = column(|token| token.trainer - token.behaviour).iter().sum();
+        self.merge(&SequenceGap {
+            sequences: 1,
+            trainer: (trainer, trainer.exp()),
+            behaviour: (behaviour, behaviour.exp()),
+            abs_sum: difference.abs(),
+            ratio_sum: difference.exp(),
+            square_ratio_sum: (2.0 * safe(log_ratio)).exp(),
+            range: Some((difference, difference)),
+        });
+    }
+
+    /// Adds another part's sequences.
+    pub fn merge(&mut self, other: &SequenceGap) {
+        let add = |a: (f64, f64), b: (f64, f64)| (a.0 + b.0, a.1 + b.1);
+        self.sequences += other.sequences;
+        self.trainer = add(self.trainer, other.trainer);
+        self.behaviour = add(self.behaviour, other.behaviour);
+        self.abs_sum += other.abs_sum;
+        self.ratio_sum += other.ratio_sum;
+        self.square_ratio_sum += other.square_ratio_sum;
+        self.range = match (self.range, other.range) {
+            (Some(a), Some(b)) => Some((a.0.min(b.0), a.1.max(b.1))),
+            (a, b) => a.or(b),
+        };
+    }
+
+    /// Mean of the sequences' perplexities under the trainer.
+    pub fn trainer_perplexity(&self) -> f64 {
+        self.per_sequence(self.trainer.1)
+    }
+
+    /// Mean of the logarithms of those.
+    pub fn trainer_log_perplexity(&self) -> f64 {
+        self.per_sequence(self.trainer.0)
+    }
+
+    /// Mean of the sequences' perplexities under the policy that sampled them.
+    pub fn behaviour_perplexity(&self) -> f64 {
+        self.per_sequence(self.behaviour.1)
+    }
+
+    /// Mean of the logarithms of those.
+    pub fn behaviour_log_perplexity(&self) -> f64 {
+        self.per_sequence(self.behaviour.0)
+    }
+
+    /// Mean over sequences of trainer's perplexity over generator's; 1 where nothing was sampled.
+    pub fn perplexity_ratio(&self) -> f64 {
+        if self.sequences == 0 { 1.0 } else { self.per_sequence(self.ratio_sum) }
+    }
+
+    /// Mean |difference| of the logarithms.
+    pub fn log_perplexity_gap(&self) -> f64 {
+        self.per_sequence(self.abs_sum)
+    }
+
+    /// Smallest and largest difference of the logarithms, trainer's less generator's.
+    pub fn range(&self) -> Option<(f64, f64)> {
+        self.range
+    }
+
+    /// `E[(Π ρ)²] − 1` over sequences: the variance that sequence weights would have.
+    pub fn chi2(&self) -> f64 {
+        if self.sequences == 0 { 0.0 } else { self.per_sequence(self.square_ratio_sum) - 1.0 }
+    }
+
+    fn per_sequence(&self, sum: f64) -> f64 {
+        sum / self.sequences.max(1) as f64
+    }
+}

@@ -1,0 +1,56 @@
+//! What was sampled so far for one sample: what a generator works on, and what is kept of work that was interrupted.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Spans, Status, Version};
+
+/// An answer, finished or not (law D3). Columns have one entry a token.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Answer {
+    /// Place within the group, from 0.
+    pub index: u32,
+    /// What was sampled, the token that ended it included.
+    pub tokens: Vec<u32>,
+    /// Behaviour log-probability of each.
+    pub log_probs: Vec<f32>,
+    /// The weights that sampled each.
+    pub versions: Spans,
+    /// `Pending` until it has ended.
+    pub status: Status,
+}
+
+impl Answer {
+    /// Nothing yet.
+    pub fn new(index: u32) -> Self {
+        Answer { index, ..Answer::default() }
+    }
+
+    /// One more token.
+    pub fn push(&mut self, token: u32, log_prob: f32, version: Version) {
+        self.tokens.push(token);
+        self.log_probs.push(log_prob);
+        self.versions.push(version);
+    }
+
+    /// Whether nothing more will be sampled.
+    pub fn has_ended(&self) -> bool {
+        matches!(self.status, Status::Completed | Status::Truncated)
+    }
+}
+
+/// One token as it was sampled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SampledToken {
+    /// The prompt's ordinal.
+    pub ordinal: u64,
+    /// The answer's place in its group.
+    pub index: u32,
+    /// The token.
+    pub token: u32,
+    /// Its behaviour log-probability.
+    pub log_prob: f32,
+    /// The weights that sampled it.
+    pub version: Version,
+    /// `Pending`, or how the answer ended with it.
+    pub status: Status,
+}

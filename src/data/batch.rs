@@ -1,0 +1,91 @@
+//! What one optimizer step trains on.
+
+use serde_json::Value;
+
+use super::{Dropped, Group, Metadata, Sample};
+use crate::flow::Message;
+
+/// Whole groups, ordered by id (law D6): one optimizer step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Batch {
+    /// Place in the run, from 0.
+    pub id: u64,
+    /// The groups, by ascending id.
+    pub groups: Vec<Group>,
+    /// Groups that were dropped while these were collected.
+    pub dropped: Vec<Dropped>,
+    /// Ids of those among `groups` that a filter had rejected, ascending.
+    pub spared: Vec<u64>,
+}
+
+impl Batch {
+    /// Every sample, in group order.
+    pub fn samples(&self) -> impl Iterator<Item = &Sample> {
+        self.groups.iter().flat_map(|group| &group.samples)
+    }
+
+    /// Rewards of all samples that were scored for this step, those of dropped groups included.
+    pub fn rewards(&self) -> impl Iterator<Item = f64> + '_ {
+        let kept = self.samples().filter_map(|sample| sample.reward);
+        kept.chain(self.dropped.iter().flat_map(|dropped| dropped.rewards.iter().copied()))
+    }
+
+    /// How many samples.
+    pub fn len(&self) -> usize {
+        self.groups.iter().map(|group| group.samples.len()).sum()
+    }
+
+    /// Whether there is no sample.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Message for Batch {
+    fn tokens(&self) -> usize {
+        self.groups.iter().map(Message::tokens).sum()
+    }
+}
+
+/// The same data as columns, for code that wants lists rather than samples.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RolloutBatch {
+    /// The samples themselves.
+    pub samples: Vec<Sample>,
+    /// Token ids, one list a sample.
+    pub tokens: Vec<Vec<u32>>,
+    /// Loss masks, aligned with `tokens`.
+    pub loss_masks: Vec<Vec<f32>>,
+    /// Rewards; NaN where a sample was not scored.
+    pub rewards: Vec<f64>,
+    /// Tokens with a mask above zero, one count a sample.
+    pub response_lengths: Vec<usize>,
+    /// `epoch_id`, `step_id`, `batch_size`, `prompts`, `responses`, and a column `sample_<key>` for every metadata key.
+    pub metadata: Metadata,
+}
+
+impl RolloutBatch {
+    /// Turns samples into columns. Pure; keys that a sample lacks become `null` in its row.
+    pub fn new(samples: Vec<Sample>, epoch_id: u64, step_id: u64) -> Self {
+        let column = |of: &dyn Fn(&Sample) -> Value| Value::Array(samples.iter().map(of).collect());
+        let mut metadata = Metadata::new();
+        metadata.insert("epoch_id".into(), epoch_id.into());
+        metadata.insert("step_id".into(), step_id.into());
+        metadata.insert("batch_size".into(), samples.len().into());
+        metadata.insert("prompts".into(), column(&|sample| sample.prompt.render().into()));
+        metadata.insert("responses".into(), column(&|sample| sample.response.clone().into()));
+        let keys: std::collections::BTreeSet<&String> = samples.iter().flat_map(|sample| sample.metadata.keys()).collect();
+        for key in keys {
+            let values = column(&|sample| sample.metadata.get(key).cloned().unwrap_or(Value::Null));
+            metadata.insert(format!("sample_{key}"), values);
+        }
+        RolloutBatch {
+            tokens: samples.iter().map(|sample| sample.tokens.clone()).collect(),
+            loss_masks: samples.iter().map(|sample| sample.loss_mask.clone()).collect(),
+            rewards: samples.iter().map(|sample| sample.reward.unwrap_or(f64::NAN)).collect(),
+            response_lengths: samples.iter().map(Sample::response_length).collect(),
+            metadata,
+            samples,
+        }
+    }
+}

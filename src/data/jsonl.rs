@@ -1,0 +1,159 @@
+//! Reading and writing JSON lines: one JSON object a line, UTF-8. A byte-order mark, Windows line ends and blank lines are skipped over;
+//! a bad line is named by file and number, with what was expected. Nothing is guessed.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::{Pair, Prompt, PromptText, Sample};
+
+/// Why a JSONL file was not read.
+#[derive(Debug, thiserror::Error)]
+pub enum JsonlError {
+    /// The file itself.
+    #[error("cannot read {}: {source}; check the path, which is relative to the folder the command runs in", .file.display())]
+    File {
+        /// Which file.
+        file: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// One line of it.
+    #[error("{}:{line}: {problem}", .file.display())]
+    Line {
+        /// Which file.
+        file: PathBuf,
+        /// Which line, from 1.
+        line: usize,
+        /// What is wrong and what was expected.
+        problem: String,
+    },
+}
+
+/// Prompts from a file of records. `prompt_key` names the text or the list of chat messages, `answer_key` the ground truth (text, number
+/// or truth value), which becomes `metadata["answer"]`; `None` where the data has none. All other fields go to the metadata untouched.
+/// `limit` counts records.
+pub fn load_prompts(
+    file: &Path,
+    prompt_key: &str,
+    answer_key: Option<&str>,
+    limit: Option<usize>,
+) -> Result<Vec<Prompt>, JsonlError> {
+    read(file, limit, |mut record| {
+        let text = take_prompt(&mut record, prompt_key)?;
+        if let Some(key) = answer_key {
+            let answer = take_answer(&mut record, key)?;
+            record.insert("answer".to_owned(), answer.into());
+        }
+        Ok(Prompt { text, metadata: record, ..Prompt::default() })
+    })
+}
+
+/// Supervised pairs from a file of records; other fields are ignored. `limit` counts records.
+pub fn load_pairs(file: &Path, prompt_key: &str, completion_key: &str, limit: Option<usize>) -> Result<Vec<Pair>, JsonlError> {
+    read(file, limit, |mut record| {
+        let prompt = take_prompt(&mut record, prompt_key)?;
+        Ok(Pair { prompt, completion: take_answer(&mut record, completion_key)? })
+    })
+}
+
+/// Samples from a file that [`write_sample`] wrote. Missing fields take their defaults; unknown ones are ignored, so that newer files
+/// can be read. Per-token columns that contradict each other are refused.
+pub fn load_samples(file: &Path) -> Result<Vec<Sample>, JsonlError> {
+    read(file, None, |record| {
+        let sample: Sample = serde_json::from_value(Value::Object(record)).map_err(|error| error.to_string())?;
+        sample.validate().map_err(|error| error.to_string())?;
+        Ok(sample)
+    })
+}
+
+/// Appends one sample as one line.
+pub fn write_sample(out: &mut impl Write, sample: &Sample) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, sample)?;
+    out.write_all(b"\n")
+}
+
+/// Turns each record into a `T`; a complaint of `convert` is put down to its line.
+fn read<T>(
+    file: &Path,
+    limit: Option<usize>,
+    convert: impl Fn(Map<String, Value>) -> Result<T, String>,
+) -> Result<Vec<T>, JsonlError> {
+    let unreadable = |source| JsonlError::File { file: file.to_owned(), source };
+    let mut reader = BufReader::new(File::open(file).map_err(unreadable)?);
+    let (mut items, mut bytes, mut line) = (Vec::new(), Vec::new(), 0);
+    while limit.is_none_or(|limit| items.len() < limit) {
+        bytes.clear();
+        if reader.read_until(b'\n', &mut bytes).map_err(unreadable)? == 0 {
+            break;
+        }
+        line += 1;
+        let item = parse_line(&bytes, line).and_then(|record| record.map(&convert).transpose());
+        items.extend(item.map_err(|problem| JsonlError::Line { file: file.to_owned(), line, problem })?);
+    }
+    Ok(items)
+}
+
+/// The record on a line; `None` for a blank one.
+fn parse_line(bytes: &[u8], line: usize) -> Result<Option<Map<String, Value>>, String> {
+    let text = std::str::from_utf8(bytes).map_err(|error| format!("not UTF-8 ({error}); save the file as UTF-8"))?;
+    let text = if line == 1 { text.strip_prefix('\u{feff}').unwrap_or(text) } else { text };
+    if text.trim().is_empty() {
+        return Ok(None);
+    }
+    match serde_json::from_str(text) {
+        Ok(Value::Object(record)) => Ok(Some(record)),
+        Ok(other) => Err(format!("expected a JSON object like {{\"prompt\": …}}, found {}", kind(&other))),
+        // The file's line is named already; serde's own is always 1 here.
+        Err(error) => {
+            Err(format!("not JSON: {} (column {}); each line must hold one whole object", bare(&error), error.column()))
+        }
+    }
+}
+
+fn bare(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    text.split(" at line ").next().unwrap_or(&text).to_owned()
+}
+
+fn take(record: &mut Map<String, Value>, key: &str) -> Result<Value, String> {
+    // `shift_remove` keeps the order of the fields that stay.
+    record.shift_remove(key).ok_or_else(|| {
+        let keys: Vec<&str> = record.keys().map(String::as_str).collect();
+        format!("the record has no field `{key}`; its fields are: {}", keys.join(", "))
+    })
+}
+
+fn take_prompt(record: &mut Map<String, Value>, key: &str) -> Result<PromptText, String> {
+    let value = take(record, key)?;
+    let found = match kind(&value) {
+        "a list" => "a list of something else",
+        found => found,
+    };
+    match serde_json::from_value(value) {
+        Ok(PromptText::Chat(turns)) if turns.is_empty() => Err(format!("`{key}` is an empty conversation")),
+        Ok(text) => Ok(text),
+        Err(_) => Err(format!("`{key}` must be text or a list of messages {{\"role\": …, \"content\": …}}, found {found}")),
+    }
+}
+
+fn take_answer(record: &mut Map<String, Value>, key: &str) -> Result<String, String> {
+    match take(record, key)? {
+        Value::String(text) => Ok(text),
+        value @ (Value::Number(_) | Value::Bool(_)) => Ok(value.to_string()),
+        other => Err(format!("`{key}` must be text, a number or a truth value, found {}", kind(&other))),
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a truth value",
+        Value::Number(_) => "a number",
+        Value::String(_) => "text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}

@@ -1,0 +1,34 @@
+//! What travels through a pipeline: prompts, samples, groups, batches, and the weight versions that made them.
+//!
+//! Laws held here: D1 (tokens in, tokens out), D2 (a prompt's samples are one [`Group`]), D3 (every generated token carries its
+//! log-probability and version).
+
+mod answer;
+pub mod arithmetic;
+mod batch;
+mod buffer;
+mod group;
+pub mod jsonl;
+pub(crate) mod number;
+mod prompt;
+mod sample;
+mod scored;
+mod shuffle;
+mod spans;
+mod tokenizer;
+
+pub use answer::{Answer, SampledToken};
+pub use batch::{Batch, RolloutBatch};
+pub use buffer::{BufferError, BufferState, DataBuffer};
+pub use group::Group;
+pub use prompt::{ChatMessage, Pair, Prompt, PromptText};
+pub use sample::{Sample, SampleError, Status};
+pub use scored::{Dropped, POISONED, Scored, Unscored};
+pub use spans::{Span, Spans};
+pub use tokenizer::{Tokenizer, TokenizerError};
+
+/// Free-form JSON that a prompt carries to rewards, batches and logs.
+pub type Metadata = serde_json::Map<String, serde_json::Value>;
+
+/// Counts publishes of the weights (law V1): written by the trainer alone, never reused.
+pub type Version = u64;

@@ -1,0 +1,167 @@
+//! One trajectory: what was given, what was sampled, by which weights and with which probability, and what it earned.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Metadata, Prompt, PromptText, Spans, Version, number};
+
+/// How a sample's generation stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// Not finished yet.
+    #[default]
+    Pending,
+    /// Ended by itself: end-of-text or a stop string.
+    Completed,
+    /// Cut off by a length limit.
+    Truncated,
+    /// Interrupted; may be resumed.
+    Aborted,
+}
+
+/// A sample whose parts contradict each other.
+#[derive(Debug, thiserror::Error, PartialEq)]
+pub enum SampleError {
+    /// Per-token columns must be as long as the tokens.
+    #[error("sample {index} of group {group}: {column} has {found} entries for {tokens} tokens; they must be equally many")]
+    Length {
+        /// The group's id.
+        group: u64,
+        /// The sample's place in its group.
+        index: u32,
+        /// Which column.
+        column: &'static str,
+        /// Its length.
+        found: usize,
+        /// The tokens' length.
+        tokens: usize,
+    },
+    /// Mask weights are finite and not negative.
+    #[error("sample {index} of group {group}: loss_mask[{at}] is {value}; a mask weight is a finite number ≥ 0")]
+    Mask {
+        /// The group's id.
+        group: u64,
+        /// The sample's place in its group.
+        index: u32,
+        /// Position of the offending weight.
+        at: usize,
+        /// Its value.
+        value: f32,
+    },
+}
+
+/// One trajectory. Per-token columns (`loss_mask`, `log_probs`, `versions`) are aligned with `tokens`: entry `t` speaks of token `t`
+/// itself. Labels are never stored shifted (law D5). In JSON, non-finite numbers are the strings `"NaN"`, `"inf"` and `"-inf"`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sample {
+    /// The group's id: the ordinal of its prompt.
+    pub group_index: u64,
+    /// Place within the group, from 0.
+    pub index: u32,
+    /// What was asked.
+    pub prompt: PromptText,
+    /// What was answered, decoded for rewards and logs only (law D1).
+    pub response: String,
+    /// Prompt and response tokens, exactly as the model read and sampled them.
+    pub tokens: Vec<u32>,
+    /// Weight of each token in the loss: 0.0 ignored, 1.0 trained, fractions in between.
+    #[serde(with = "number::list")]
+    pub loss_mask: Vec<f32>,
+    /// Behaviour log-probability of each sampled token, 0.0 for given ones. Empty where nothing was sampled (SFT data).
+    #[serde(with = "number::list")]
+    pub log_probs: Vec<f32>,
+    /// The weights that sampled each token.
+    pub versions: Spans,
+    /// What the sample earned, once it was scored.
+    #[serde(with = "number::optional")]
+    pub reward: Option<f64>,
+    /// What the learner makes of it, once its group was compared.
+    #[serde(with = "number::optional")]
+    pub advantage: Option<f64>,
+    /// How its generation stands.
+    pub status: Status,
+    /// The prompt's metadata and whatever stages added.
+    pub metadata: Metadata,
+}
+
+impl Sample {
+    /// A sample that holds its prompt's tokens and nothing sampled yet.
+    pub fn begin(prompt: &Prompt, index: u32, prompt_tokens: &[u32]) -> Self {
+        Sample {
+            group_index: prompt.ordinal,
+            index,
+            prompt: prompt.text.clone(),
+            tokens: prompt_tokens.to_vec(),
+            loss_mask: vec![0.0; prompt_tokens.len()],
+            log_probs: vec![0.0; prompt_tokens.len()],
+            versions: Spans::given(prompt_tokens.len()),
+            metadata: prompt.metadata.clone(),
+            ..Sample::default()
+        }
+    }
+
+    /// Supervised data: `prompt` is ignored by the loss, every token of `completion` is trained.
+    pub fn supervised(prompt: &[u32], completion: &[u32]) -> Self {
+        let mut loss_mask = vec![0.0; prompt.len()];
+        loss_mask.resize(prompt.len() + completion.len(), 1.0);
+        Sample { tokens: [prompt, completion].concat(), loss_mask, status: Status::Completed, ..Sample::default() }
+    }
+
+    /// Appends one sampled token (law D3).
+    pub fn push(&mut self, token: u32, log_prob: f32, version: Version) {
+        self.tokens.push(token);
+        self.loss_mask.push(1.0);
+        self.log_probs.push(log_prob);
+        self.versions.push(version);
+    }
+
+    /// Ignores in the loss what was sampled by weights older than the newest that sampled here.
+    pub fn mask_older(&mut self) {
+        let newest = self.versions.newest();
+        for (weight, version) in self.loss_mask.iter_mut().zip(self.versions.per_token()) {
+            if version.is_some() && version < newest {
+                *weight = 0.0;
+            }
+        }
+    }
+
+    /// The ground truth that came with the prompt, `metadata["answer"]`, as text.
+    pub fn answer(&self) -> Option<&str> {
+        self.metadata.get("answer").and_then(|value| value.as_str())
+    }
+
+    /// Tokens that weigh in the loss.
+    pub fn response_length(&self) -> usize {
+        self.loss_mask.iter().filter(|&&weight| weight > 0.0).count()
+    }
+
+    /// Tokens that were sampled by a policy.
+    pub fn generated(&self) -> usize {
+        self.versions.generated()
+    }
+
+    /// Tokens that were sampled by a policy and weigh in the loss.
+    pub fn learned(&self) -> usize {
+        self.versions.per_token().zip(&self.loss_mask).filter(|(version, mask)| version.is_some() && **mask > 0.0).count()
+    }
+
+    /// Checks that all columns agree; cheap, O(tokens).
+    pub fn validate(&self) -> Result<(), SampleError> {
+        let (group, index, tokens) = (self.group_index, self.index, self.tokens.len());
+        let length = |column, found| Err(SampleError::Length { group, index, column, found, tokens });
+        if self.loss_mask.len() != tokens {
+            return length("loss_mask", self.loss_mask.len());
+        }
+        if !self.log_probs.is_empty() && self.log_probs.len() != tokens {
+            return length("log_probs", self.log_probs.len());
+        }
+        if !self.versions.is_empty() && self.versions.len() != tokens {
+            return length("versions", self.versions.len());
+        }
+        match self.loss_mask.iter().position(|weight| !weight.is_finite() || *weight < 0.0) {
+            Some(at) => Err(SampleError::Mask { group, index, at, value: self.loss_mask[at] }),
+            None => Ok(()),
+        }
+    }
+}

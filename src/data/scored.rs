@@ -1,0 +1,113 @@
+//! A group after its reward, and what is left of it when a filter dropped it.
+
+use std::borrow::Cow;
+
+use super::{Group, Sample};
+use crate::flow::Message;
+
+/// Why a group was dropped whose reward failed; its tokens have the fate of the same name (laws D4, F6).
+pub const POISONED: &str = "poisoned";
+
+/// A group that went through the reward: either every sample has a finite one, or the group is dropped. Filters and batchers take only
+/// these, so that wiring a filter before the reward does not compile. A dropped group travels on, marked, to the batcher: nothing
+/// disappears halfway, and what its samples earned still counts in the curves.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scored {
+    group: Group,
+    dropped: Option<Cow<'static, str>>,
+    spared: bool,
+}
+
+/// What is remembered of a group that will not be trained.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dropped {
+    /// The group's id.
+    pub id: u64,
+    /// Why: a filter's reason, [`POISONED`], or that of whoever else gave it up.
+    pub reason: String,
+    /// The rewards of those samples that have one.
+    pub rewards: Vec<f64>,
+    /// Tokens that were sampled for each of them.
+    pub lengths: Vec<usize>,
+}
+
+impl Dropped {
+    /// What is remembered of `group`.
+    pub fn new(group: &Group, reason: impl Into<String>) -> Self {
+        let lengths = group.samples.iter().map(Sample::generated).collect();
+        // Samples that were not scored earned nothing; a NaN would spoil the curves.
+        let rewards = group.samples.iter().filter_map(|sample| sample.reward).collect();
+        Dropped { id: group.id(), reason: reason.into(), rewards, lengths }
+    }
+
+    /// Tokens that were sampled for the group.
+    pub fn generated(&self) -> usize {
+        self.lengths.iter().sum()
+    }
+}
+
+/// A sample that a reward left out, or gave no number (laws F6, N4).
+#[derive(Clone, Debug, thiserror::Error, PartialEq)]
+#[error("sample {index} of group {group} has the reward {}; every sample needs a finite one", reward.map_or("none".to_owned(), |r| r.to_string()))]
+pub struct Unscored {
+    /// The group's id.
+    pub group: u64,
+    /// The sample's place in its group.
+    pub index: u32,
+    /// What it has instead.
+    pub reward: Option<f64>,
+}
+
+impl Scored {
+    /// Takes a group of which every sample was scored.
+    pub fn new(group: Group) -> Result<Self, Unscored> {
+        match group.samples.iter().find(|sample| !sample.reward.is_some_and(f64::is_finite)) {
+            Some(sample) => Err(Unscored { group: group.id(), index: sample.index, reward: sample.reward }),
+            None => Ok(Scored { group, dropped: None, spared: false }),
+        }
+    }
+
+    /// Drops a group as [`POISONED`]. Samples whose reward failed have none (law D2: the others are dropped with them).
+    pub fn poisoned(group: Group) -> Self {
+        Scored { group, dropped: Some(POISONED.into()), spared: false }
+    }
+
+    /// The group.
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// The same group, dropped: it will not be trained.
+    pub fn drop_for(self, reason: Cow<'static, str>) -> Self {
+        Scored { dropped: Some(reason), ..self }
+    }
+
+    /// The same group, which a filter rejected, to be trained all the same for want of a better one.
+    pub fn spare(self) -> Self {
+        Scored { spared: true, ..self }
+    }
+
+    /// Whether it is trained although a filter rejected it.
+    pub fn is_spared(&self) -> bool {
+        self.spared
+    }
+
+    /// Why it was dropped, if it was.
+    pub fn dropped(&self) -> Option<&str> {
+        self.dropped.as_deref()
+    }
+
+    /// The group if it is to be trained, else what is remembered of it.
+    pub fn settle(self) -> Result<Group, Dropped> {
+        match self.dropped {
+            None => Ok(self.group),
+            Some(reason) => Err(Dropped::new(&self.group, reason)),
+        }
+    }
+}
+
+impl Message for Scored {
+    fn tokens(&self) -> usize {
+        self.group.tokens()
+    }
+}

@@ -1,0 +1,111 @@
+//! Which weights made which token, run-length encoded (law D3).
+
+use serde::{Deserialize, Serialize};
+
+use super::Version;
+
+/// A run of consecutive tokens of one origin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "(Option<Version>, usize)", into = "(Option<Version>, usize)")]
+pub struct Span {
+    /// The weights that sampled these tokens; `None` for tokens that were given (prompt, tool output).
+    pub version: Option<Version>,
+    /// How many tokens, at least one.
+    pub len: usize,
+}
+
+impl From<(Option<Version>, usize)> for Span {
+    fn from((version, len): (Option<Version>, usize)) -> Self {
+        Span { version, len }
+    }
+}
+
+impl From<Span> for (Option<Version>, usize) {
+    fn from(span: Span) -> Self {
+        (span.version, span.len)
+    }
+}
+
+/// The origins of a whole sequence, in token order. Neighbours of equal origin are merged, so memory is O(version changes).
+///
+/// ```
+/// use rollflow::data::Spans;
+/// let mut spans = Spans::given(4);
+/// spans.push(7);
+/// spans.push(7);
+/// spans.push(8);
+/// assert_eq!(spans.len(), 7);
+/// assert_eq!((spans.oldest(), spans.newest()), (Some(7), Some(8)));
+/// assert_eq!(serde_json::to_string(&spans).unwrap(), "[[null,4],[7,2],[8,1]]");
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Spans(Vec<Span>);
+
+impl Spans {
+    /// `len` tokens that nobody sampled.
+    pub fn given(len: usize) -> Self {
+        let mut spans = Spans::default();
+        spans.extend(None, len);
+        spans
+    }
+
+    /// One more token, sampled under `version`.
+    pub fn push(&mut self, version: Version) {
+        self.extend(Some(version), 1);
+    }
+
+    /// `len` more tokens of one origin.
+    pub fn extend(&mut self, version: Option<Version>, len: usize) {
+        match self.0.last_mut() {
+            _ if len == 0 => {}
+            Some(last) if last.version == version => last.len += len,
+            _ => self.0.push(Span { version, len }),
+        }
+    }
+
+    /// Keeps the first `len` tokens.
+    pub fn truncate(&mut self, len: usize) {
+        let mut left = len;
+        self.0.retain_mut(|span| {
+            span.len = span.len.min(left);
+            left -= span.len;
+            span.len > 0
+        });
+    }
+
+    /// Tokens covered.
+    pub fn len(&self) -> usize {
+        self.0.iter().map(|span| span.len).sum()
+    }
+
+    /// Whether no token is covered.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Tokens that were sampled, by any version.
+    pub fn generated(&self) -> usize {
+        self.0.iter().filter(|span| span.version.is_some()).map(|span| span.len).sum()
+    }
+
+    /// The runs, in token order.
+    pub fn iter(&self) -> impl Iterator<Item = Span> + '_ {
+        self.0.iter().copied()
+    }
+
+    /// The origin of every token, in order.
+    pub fn per_token(&self) -> impl Iterator<Item = Option<Version>> + '_ {
+        self.0.iter().flat_map(|span| std::iter::repeat_n(span.version, span.len))
+    }
+
+    /// The oldest version that sampled a token here.
+    pub fn oldest(&self) -> Option<Version> {
+        self.0.iter().filter_map(|span| span.version).min()
+    }
+
+    /// The newest version that sampled a token here.
+    pub fn newest(&self) -> Option<Version> {
+        self.0.iter().filter_map(|span| span.version).max()
+    }
+}

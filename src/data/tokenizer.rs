@@ -1,0 +1,282 @@
+//! Text to tokens and back, from and to a Hugging Face folder.
+//!
+//! Sampled tokens never pass through here on their way to the trainer (law D1): decoding serves rewards, logs and stop strings.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+/// A tokenizer that can't be read, written or applied.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerError {
+    /// The file system refused.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What it said.
+        source: std::io::Error,
+    },
+    /// A file that says something unusable.
+    #[error("{}: {reason}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The tokenizer itself gave up.
+    #[error("can't {what} {input}: {reason}")]
+    Apply {
+        /// `encode` or `decode`.
+        what: &'static str,
+        /// The beginning of what it was given.
+        input: String,
+        /// What it said.
+        reason: String,
+    },
+    /// A tokenizer and a model that don't belong together.
+    #[error(
+        "the tokenizer has ids up to {largest}, the model an embedding for ids below {vocab_size}: they don't belong together; \
+         use the tokenizer of the model's own folder"
+    )]
+    Vocabulary {
+        /// The largest id the tokenizer gives.
+        largest: u32,
+        /// Rows of the model's embedding.
+        vocab_size: usize,
+    },
+}
+
+/// Text to tokens and back, and which tokens end a text or pad one.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    eos: Vec<u32>,
+    pad: Option<u32>,
+    /// The folder's files, byte for byte, to be saved with a checkpoint.
+    files: Vec<(&'static str, Vec<u8>)>,
+}
+
+const TOKENIZER: &str = "tokenizer.json";
+const CONFIG: &str = "tokenizer_config.json";
+const OPTIONAL: [&str; 4] = [CONFIG, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"];
+/// Where ids of the end are told, besides the tokenizer's own configuration.
+const MODEL_CONFIGS: [&str; 2] = ["generation_config.json", "config.json"];
+
+impl Tokenizer {
+    /// Reads `tokenizer.json` of `dir`. The ids that end a text are those of `eos_token` in `tokenizer_config.json` and of
+    /// `eos_token_id` in `generation_config.json` or else `config.json`.
+    pub fn from_dir(dir: &Path) -> Result<Self, TokenizerError> {
+        let read = |name: &str| {
+            let path = dir.join(name);
+            std::fs::read(&path).map_err(|source| TokenizerError::Io { path, source })
+        };
+        let mut files = vec![(TOKENIZER, read(TOKENIZER)?)];
+        for name in OPTIONAL {
+            if dir.join(name).exists() {
+                files.push((name, read(name)?));
+            }
+        }
+        let mut configs = Vec::new();
+        for name in MODEL_CONFIGS {
+            if dir.join(name).exists() {
+                configs.push(parse(&dir.join(name), &read(name)?)?);
+            }
+        }
+        Self::from_files(dir, files, &configs)
+    }
+
+    /// A tokenizer of single characters: 0 `<pad>`, 1 `<eos>`, 2 `<bos>`, 3 `<unk>`, then `characters` in order, then unused
+    /// `<extra_i>` up to `vocab_size`. What a tiny model learns arithmetic with.
+    pub fn characters(characters: &str, vocab_size: usize) -> Result<Self, TokenizerError> {
+        let special = ["<pad>", "<eos>", "<bos>", "<unk>"];
+        let mut vocabulary = Map::new();
+        let tokens = special.iter().map(|token| token.to_string()).chain(characters.chars().map(String::from));
+        for token in tokens.chain((0..).map(|extra| format!("<extra_{extra}>"))) {
+            if vocabulary.len() >= vocab_size.max(special.len() + characters.chars().count()) {
+                break;
+            }
+            let id = vocabulary.len();
+            vocabulary.entry(token).or_insert(id.into());
+        }
+        let added = special.iter().enumerate().map(|(id, token)| {
+            json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+                "special": true})
+        });
+        let tokenizer = json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": added.collect::<Vec<_>>(), "normalizer": null,
+            "pre_tokenizer": null, "post_processor": null, "decoder": {"type": "Fuse"},
+            "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+                "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+                "vocab": vocabulary, "merges": []},
+        });
+        let config = json!({"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<pad>", "eos_token": "<eos>",
+            "bos_token": "<bos>", "unk_token": "<unk>", "padding_side": "left", "clean_up_tokenization_spaces": false});
+        let text = |value: Value| format!("{value:#}\n").into_bytes();
+        Self::from_files(Path::new("(characters)"), vec![(TOKENIZER, text(tokenizer)), (CONFIG, text(config))], &[])
+    }
+
+    fn from_files(
+        dir: &Path,
+        files: Vec<(&'static str, Vec<u8>)>,
+        configs: &[Map<String, Value>],
+    ) -> Result<Self, TokenizerError> {
+        let file = |name: &str| files.iter().find(|(known, _)| *known == name).map(|(_, bytes)| bytes);
+        let wrong = |name: &str, reason: String| TokenizerError::File { path: dir.join(name), reason };
+        let inner = tokenizers::Tokenizer::from_bytes(file(TOKENIZER).map_or(&[][..], Vec::as_slice))
+            .map_err(|error| wrong(TOKENIZER, error.to_string()))?;
+        let config = file(CONFIG).map(|bytes| parse(&dir.join(CONFIG), bytes)).transpose()?.unwrap_or_default();
+        let named = |key: &str| match config.get(key).map(|token| token.get("content").unwrap_or(token)) {
+            None | Some(Value::Null) => Ok(None),
+            Some(token) => {
+                let id = token.as_str().and_then(|token| inner.token_to_id(token));
+                id.map(Some).ok_or_else(|| wrong(CONFIG, format!("key `{key}` is {token}, which is no token of {TOKENIZER}")))
+            }
+        };
+        let mut eos: Vec<u32> = named("eos_token")?.into_iter().collect();
+        for id in configs.iter().map(|config| ids(config, "eos_token_id")).find(|ids| !ids.is_empty()).unwrap_or_default() {
+            if !eos.contains(&id) {
+                eos.push(id);
+            }
+        }
+        let pad = match named("pad_token")? {
+            Some(pad) => Some(pad),
+            None => configs.iter().find_map(|config| ids(config, "pad_token_id").first().copied()),
+        };
+        Ok(Tokenizer { inner, eos, pad, files })
+    }
+
+    /// Tokens of a whole text, with whatever the tokenizer puts around one (a beginning-of-text token, often).
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        self.encode_with(text, true)
+    }
+
+    /// Tokens of a piece of text and nothing around them: completions, rendered conversations.
+    pub fn encode_bare(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        self.encode_with(text, false)
+    }
+
+    fn encode_with(&self, text: &str, around: bool) -> Result<Vec<u32>, TokenizerError> {
+        let encoding = self.inner.encode(text, around).map_err(|error| TokenizerError::Apply {
+            what: "encode",
+            input: format!("{:?}", text.chars().take(40).collect::<String>()),
+            reason: error.to_string(),
+        })?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of tokens, special ones left out.
+    pub fn decode(&self, tokens: &[u32]) -> Result<String, TokenizerError> {
+        self.decode_with(tokens, true)
+    }
+
+    /// The text of tokens, special ones spelled out.
+    pub fn decode_all(&self, tokens: &[u32]) -> Result<String, TokenizerError> {
+        self.decode_with(tokens, false)
+    }
+
+    fn decode_with(&self, tokens: &[u32], skip_special: bool) -> Result<String, TokenizerError> {
+        self.inner.decode(tokens, skip_special).map_err(|error| TokenizerError::Apply {
+            what: "decode",
+            input: format!("{:?}", &tokens[..tokens.len().min(16)]),
+            reason: error.to_string(),
+        })
+    }
+
+    /// How many tokens there are, added ones included.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// Tokens that end a text; the first is the one to write after a completion.
+    pub fn eos_token_ids(&self) -> &[u32] {
+        &self.eos
+    }
+
+    /// The token that pads.
+    pub fn pad_token_id(&self) -> Option<u32> {
+        self.pad
+    }
+
+    /// Refuses a model whose embedding is too small for the ids given here. A larger one is common: rows are padded for speed.
+    pub fn check_model(&self, vocab_size: usize) -> Result<(), TokenizerError> {
+        let largest = self.inner.get_vocab(true).into_values().chain(self.eos.iter().copied()).chain(self.pad).max().unwrap_or(0);
+        if (largest as usize) < vocab_size { Ok(()) } else { Err(TokenizerError::Vocabulary { largest, vocab_size }) }
+    }
+
+    /// The tokenizer's files, by name.
+    pub fn files(&self) -> &[(&'static str, Vec<u8>)] {
+        &self.files
+    }
+
+    /// Writes the tokenizer's files into `dir`, which exists.
+    pub fn save(&self, dir: &Path) -> Result<(), TokenizerError> {
+        for (name, bytes) in &self.files {
+            let path = dir.join(name);
+            std::fs::write(&path, bytes).map_err(|source| TokenizerError::Io { path, source })?;
+        }
+        Ok(())
+    }
+}
+
+fn parse(path: &Path, bytes: &[u8]) -> Result<Map<String, Value>, TokenizerError> {
+    let failed =
+        |error: serde_json::Error| TokenizerError::File { path: path.into(), reason: format!("not a JSON object: {error}") };
+    serde_json::from_slice(bytes).map_err(failed)
+}
+
+/// One id or a list of them; anything else is the model configuration's to complain about.
+fn ids(config: &Map<String, Value>, key: &str) -> Vec<u32> {
+    let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+    match config.get(key) {
+        Some(Value::Array(list)) => list.iter().filter_map(id).collect(),
+        Some(value) => id(value).into_iter().collect(),
+        None => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n";
+
+    #[test]
+    fn characters_become_ids_in_order_after_the_special_tokens() {
+        let tokenizer = Tokenizer::characters(CHARACTERS, 64).unwrap();
+        assert_eq!(tokenizer.encode("1+2=3").unwrap(), [5, 14, 6, 18, 7]);
+        assert_eq!(tokenizer.encode("0\né<eos>").unwrap(), [4, 60, 3, 1]);
+        assert_eq!(tokenizer.decode(&[2, 5, 14, 6, 1, 0]).unwrap(), "1+2");
+        assert_eq!(tokenizer.decode_all(&[5, 1]).unwrap(), "1<eos>");
+        assert_eq!((tokenizer.vocab_size(), tokenizer.eos_token_ids(), tokenizer.pad_token_id()), (64, &[1][..], Some(0)));
+    }
+
+    #[test]
+    fn a_saved_tokenizer_is_the_same_again() {
+        let tokenizer = Tokenizer::characters(CHARACTERS, 64).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        tokenizer.save(dir.path()).unwrap();
+        std::fs::write(dir.path().join("generation_config.json"), r#"{"eos_token_id": [1, 17]}"#).unwrap();
+        let again = Tokenizer::from_dir(dir.path()).unwrap();
+        assert_eq!(again.encode("12+34").unwrap(), tokenizer.encode("12+34").unwrap());
+        assert_eq!(again.eos_token_ids(), [1, 17], "the tokenizer's own first, then the model's");
+    }
+
+    #[test]
+    fn a_model_with_too_small_an_embedding_is_refused() {
+        let tokenizer = Tokenizer::characters(CHARACTERS, 64).unwrap();
+        assert!(tokenizer.check_model(64).is_ok() && tokenizer.check_model(128).is_ok());
+        let error = tokenizer.check_model(63).unwrap_err().to_string();
+        assert!(error.contains("ids up to 63") && error.contains("ids below 63"), "{error}");
+    }
+
+    #[test]
+    fn a_broken_folder_is_named_with_file_and_key() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = || Tokenizer::from_dir(dir.path()).err().unwrap().to_string();
+        assert!(error().contains("tokenizer.json"), "{}", error());
+        Tokenizer::characters(CHARACTERS, 64).unwrap().save(dir.path()).unwrap();
+        std::fs::write(dir.path().join(CONFIG), r#"{"eos_token": "<end>"}"#).unwrap();
+        assert!(error().contains("tokenizer_config.json") && error().contains("`eos_token` is \"<end>\""), "{}", error());
+    }
+}

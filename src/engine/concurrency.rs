@@ -1,0 +1,170 @@
+//! How many samples to generate at the same time: found by measuring, not by a setting. A state machine without clock or tensors.
+//!
+//! More samples at a time give more tokens a second until the machine is full; from there on each of them only gets slower, and what is under
+//! way gets older. The knee lies where the elasticity of the throughput, d ln(rate) / d ln(slots), falls below [`WORTH`]. From one slot on the
+//! number doubles while that is worth it. Then two neighbouring numbers are compared again and again: up by a quarter if those slots were
+//! worth it, else down by a quarter. So it stays around the knee, follows it where it moves, as when answers get longer, and takes a step that
+//! noise made back at the next comparison.
+//!
+//! It measures only steps in which all slots are in use: where prompts are short, more slots would not help. Cost: a division a step.
+
+/// The share of additional slots that must come back as additional tokens a second. A rate that saturates smoothly is within about this share
+/// of its limit there.
+const WORTH: f64 = 0.1;
+
+/// Steps of one measurement. Its rate is their median, so that one that was held up, or computed prompts, does not count.
+const STEPS: usize = 32;
+
+/// The number of slots and what was measured of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Concurrency {
+    most: usize,
+    /// The lower of the two numbers that are compared.
+    low: usize,
+    /// Its rate, while the higher one is measured.
+    low_rate: Option<f64>,
+    /// Rates of the measurement under way, in tokens a second.
+    rates: Vec<f64>,
+    starting: bool,
+}
+
+impl Concurrency {
+    /// Starts with one slot and never takes more than `most`, at least one.
+    pub fn new(most: usize) -> Self {
+        Concurrency { most: most.max(1), low: 1, low_rate: None, rates: Vec::with_capacity(STEPS), starting: true }
+    }
+
+    /// Samples that may be under way now.
+    pub fn slots(&self) -> usize {
+        if self.low_rate.is_some() { self.high() } else { self.low }
+    }
+
+    /// A step computed `tokens` tokens for `in_use` samples in `seconds`. Gives the number of slots from now on.
+    pub fn step(&mut self, in_use: usize, tokens: usize, seconds: f64) -> usize {
+        let rate = tokens as f64 / seconds;
+        if in_use == self.slots() && rate.is_finite() && rate > 0.0 {
+            self.rates.push(rate);
+        }
+        if self.rates.len() == STEPS {
+            let rate = median(&mut self.rates);
+            self.rates.clear();
+            match self.low_rate.take() {
+                None => self.low_rate = Some(rate),
+                Some(low_rate) => self.compare(low_rate, rate),
+            }
+        }
+        self.slots()
+    }
+
+    fn compare(&mut self, low_rate: f64, high_rate: f64) {
+        let elasticity = (high_rate / low_rate).ln() / (self.high() as f64 / self.low as f64).ln();
+        if elasticity > WORTH {
+            // There must be a higher number left to compare with.
+            self.low = self.high().min(self.most - quarter(self.most)).max(1);
+        } else {
+            self.low = if self.starting { self.low } else { self.low.saturating_sub(quarter(self.low)).max(1) };
+            self.starting = false;
+        }
+    }
+
+    fn high(&self) -> usize {
+        let above = if self.starting { 2 * self.low } else { self.low + quarter(self.low) };
+        above.min(self.most)
+    }
+}
+
+/// Fine enough to find a knee, and coarse enough to be seen through noise.
+fn quarter(slots: usize) -> usize {
+    (slots / 4).max(1)
+}
+
+fn median(rates: &mut [f64]) -> f64 {
+    rates.sort_by(f64::total_cmp);
+    rates[rates.len() / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Steps until the machine has compared `comparisons` times, on a machine with this throughput curve and this much noise. Gives the slots
+    /// of the last half of them.
+    fn slots(most: usize, curve: impl Fn(f64) -> f64, noise: f64, mut seed: u64, comparisons: usize) -> Vec<usize> {
+        let mut draw = move || {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 11) as f64 / (1_u64 << 53) as f64
+        };
+        let mut concurrency = Concurrency::new(most);
+        let mut used = Vec::new();
+        for _ in 0..comparisons * 2 * STEPS {
+            let slots = concurrency.slots();
+            // One step in twenty is held up by something else.
+            let held_up = if noise > 0.0 && draw() < 0.05 { 5.0 } else { 1.0 };
+            let rate = curve(slots as f64) * (1.0 + noise * (2.0 * draw() - 1.0));
+            concurrency.step(slots, slots, held_up * slots as f64 / rate);
+            used.push(slots);
+        }
+        used.split_off(used.len() / 2)
+    }
+
+    fn mean(values: &[usize], of: impl Fn(f64) -> f64) -> f64 {
+        values.iter().map(|&value| of(value as f64)).sum::<f64>() / values.len() as f64
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        /// A rate that rises in proportion to the slots up to a knee, and not beyond.
+        #[test]
+        fn it_settles_at_the_knee_and_stays_there_under_noise(knee in 1_usize..200, noise in 0.0..0.3_f64, seed: u64) {
+            let rate = |slots: f64| 1000.0 * slots.min(knee as f64);
+            let used = slots(256, rate, noise, seed, 100);
+            prop_assert!(mean(&used, rate) > 0.85 * rate(knee as f64), "too few: {:?}", &used);
+            let most_of_the_time = mean(&used, |slots| slots);
+            prop_assert!(most_of_the_time < 2.0 * knee as f64 + 3.0, "{most_of_the_time} slots for a knee at {knee}");
+        }
+
+        /// Whatever it measures, nonsense included.
+        #[test]
+        fn it_never_leaves_its_bounds(most in 0_usize..40, steps in prop::collection::vec((0_usize..50, 0_usize..90, -1.0..2.0_f64), 0..3000)) {
+            let mut concurrency = Concurrency::new(most);
+            for (in_use, tokens, seconds) in steps {
+                // Mostly full, so that it moves.
+                let in_use = if in_use % 8 == 0 { in_use } else { concurrency.slots() };
+                let slots = concurrency.step(in_use, tokens, seconds);
+                prop_assert!((1..=most.max(1)).contains(&slots), "{slots} of {most}");
+            }
+        }
+    }
+
+    #[test]
+    fn where_more_is_slower_it_takes_fewer() {
+        let thrashing = |slots: f64| if slots < 30.0 { slots } else { 30.0 * (30.0 / slots).sqrt() };
+        let used = slots(256, thrashing, 0.1, 1, 100);
+        assert!((20.0..40.0).contains(&mean(&used, |slots| slots)), "{used:?}");
+    }
+
+    #[test]
+    fn it_follows_a_knee_that_moves() {
+        let mut concurrency = Concurrency::new(256);
+        for knee in [100.0, 10.0, 60.0_f64] {
+            for _ in 0..60 * STEPS {
+                let slots = concurrency.slots();
+                concurrency.step(slots, slots, slots as f64 / knee.min(slots as f64));
+            }
+            let slots = concurrency.slots() as f64;
+            assert!((0.6 * knee..1.6 * knee).contains(&slots), "{slots} slots for a knee at {knee}");
+        }
+    }
+
+    #[test]
+    fn slots_that_nobody_uses_teach_nothing() {
+        let mut concurrency = Concurrency::new(64);
+        for _ in 0..10 * STEPS {
+            concurrency.step(0, 0, 0.1);
+        }
+        assert_eq!(concurrency, Concurrency::new(64));
+    }
+}

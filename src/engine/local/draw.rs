@@ -1,0 +1,82 @@
+//! From a step's logits to one token a row.
+//!
+//! Rows go to the host and are drawn there, except plain sampling (temperature only, or greedy) from a large vocabulary, where the
+//! passes over it are tensor operations. Which way a row goes depends on the row alone, never on its batch (law N2).
+
+use tch::{Kind, Tensor};
+
+use crate::engine::SamplingParams;
+use crate::engine::sampling::{Choice, choose};
+
+/// Above this, copying and scanning a row on the host costs more than a few tensor operations.
+const LARGE_VOCABULARY: i64 = 8192;
+
+/// Draws row `i` of `logits` `[rows, vocabulary]` with parameters and uniform number `i`; `None` where a row is not finite.
+pub fn draw(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Option<Choice>> {
+    let large = logits.size()[1] > LARGE_VOCABULARY;
+    let by_tensor = |(params, _): &(&SamplingParams, f64)| large && params.keeps_all();
+    let (tensor, host): (Vec<usize>, Vec<usize>) = (0..rows.len()).partition(|&row| by_tensor(&rows[row]));
+    if tensor.is_empty() {
+        return draw_on_host(logits, rows);
+    }
+    let mut choices = vec![None; rows.len()];
+    type Draw = fn(&Tensor, &[(&SamplingParams, f64)]) -> Vec<Option<Choice>>;
+    for (part, draw) in [(tensor, draw_by_tensor as Draw), (host, draw_on_host)].into_iter().filter(|(part, _)| !part.is_empty())
+    {
+        let index: Vec<i64> = part.iter().map(|&row| row as i64).collect();
+        let of_part: Vec<_> = part.iter().map(|&row| rows[row]).collect();
+        let drawn = draw(&logits.index_select(0, &Tensor::from_slice(&index).to_device(logits.device())), &of_part);
+        part.into_iter().zip(drawn).for_each(|(row, choice)| choices[row] = choice);
+    }
+    choices
+}
+
+fn draw_on_host(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Option<Choice>> {
+    let vocabulary = logits.size()[1] as usize;
+    let mut scores = vec![0f32; rows.len() * vocabulary];
+    let count = scores.len();
+    logits.to_device(tch::Device::Cpu).copy_data(&mut scores, count);
+    scores.chunks_mut(vocabulary).zip(rows).map(|(scores, (params, uniform))| choose(scores, params, *uniform)).collect()
+}
+
+fn draw_by_tensor(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Option<Choice>> {
+    let column = |values: Vec<f64>| Tensor::from_slice(&values).unsqueeze(1).to_device(logits.device());
+    let temperatures = rows.iter().map(|(params, _)| if params.greedy() { 1.0 } else { f64::from(params.temperature) });
+    let log_probs = (logits / column(temperatures.collect()).to_kind(Kind::Float)).log_softmax(-1, Kind::Float);
+    let cumulative = log_probs.exp().cumsum(-1, Kind::Float);
+    let total = cumulative.narrow(1, -1, 1);
+    let uniforms = &total * column(rows.iter().map(|(_, uniform)| *uniform).collect());
+    // The first token whose cumulative share exceeds the uniform number; it has a share of its own, so it can be drawn.
+    let drawn = uniforms.to_kind(Kind::Float).searchsorted(&cumulative, false, true, "right", None::<&Tensor>);
+    let greedy = column(rows.iter().map(|(params, _)| f64::from(u8::from(params.greedy()))).collect());
+    let drawn = log_probs.argmax(-1, true).where_self(&greedy.gt(0.5), &drawn.clamp_max(logits.size()[1] - 1));
+    let chosen = Vec::<f32>::try_from(log_probs.gather(1, &drawn, false).view([-1]).to_device(tch::Device::Cpu));
+    let drawn = Vec::<i64>::try_from(drawn.view([-1]).to_device(tch::Device::Cpu));
+    let (Ok(chosen), Ok(drawn)) = (chosen, drawn) else { unreachable!("one f32 and one i64 a row") };
+    let choice = |(token, log_prob): (i64, f32)| log_prob.is_finite().then_some(Choice { token: token as u32, log_prob });
+    drawn.into_iter().zip(chosen).map(choice).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_vocabulary_is_drawn_as_a_small_one_would_be() {
+        let columns = LARGE_VOCABULARY as usize + 100;
+        let scores: Vec<f32> = (0..3 * columns).map(|at| ((at * 7919 % 1009) as f32 / 100.0) - 5.0).collect();
+        let logits = Tensor::from_slice(&scores).view([3, -1]);
+        let warm = SamplingParams { temperature: 0.8, ..Default::default() };
+        let greedy = SamplingParams { temperature: 0.0, ..Default::default() };
+        let cut = SamplingParams { top_k: 5, ..Default::default() };
+        let rows = [(&warm, 0.3), (&cut, 0.6), (&greedy, 0.5)];
+        let choices = draw(&logits, &rows);
+        for (row, (params, uniform)) in rows.into_iter().enumerate() {
+            let expected = choose(&mut scores[row * columns..(row + 1) * columns].to_vec(), params, uniform).unwrap();
+            let choice = choices[row].unwrap();
+            assert!((i64::from(choice.token) - i64::from(expected.token)).abs() <= 1, "{choice:?} {expected:?}");
+            assert!((choice.log_prob - expected.log_prob).abs() < 2e-2 || choice.token != expected.token);
+        }
+        assert_eq!(draw(&(logits * f64::NAN), &rows), vec![None; 3]);
+    }
+}

@@ -1,0 +1,357 @@
+//! Continuous batching: every step computes one token for every sample under way.
+//!
+//! All work happens on the caller's thread, inside [`LocalEngine::step`]. A prompt is computed once for all samples of its group. A
+//! finished sample's slot takes the next one in the same step, and no step computes for a sample that has ended. Weights change
+//! between two steps, that is between two tokens, and [`OnNewWeights`] says what becomes of samples under way (law V5). Samples that were
+//! interrupted, here or in another process, go on from their tokens as if nothing had happened.
+//!
+//! Memory: 2 · layers · slots · key heads · longest sequence · head width · 4 bytes for the cache, which grows with what is asked.
+
+use std::borrow::Cow;
+use std::cmp::Reverse;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use tch::Tensor;
+
+use super::draw::draw;
+use super::scheduler::{Admission, Move, Scheduler};
+use super::sequence::{Sequence, Served, Waiting, finish_of};
+use crate::data::{Answer, SampledToken, Status, Tokenizer, Version};
+use crate::engine::{EngineError, Finished, Request};
+use crate::model::{Decoder, KvCache, Packed, Weights};
+
+/// What becomes of samples under way, and of the keys and values computed for them, when new weights arrive (law V5). Whatever it is, the
+/// version that sampled each token stands in its spans (law D3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnNewWeights {
+    /// They go on under the new weights with the keys and values of the old: nothing is computed twice, and what the next tokens are
+    /// conditioned on is slightly off the new weights.
+    #[default]
+    Swap,
+    /// They go on under the new weights, and their keys and values are computed anew: one prefill of all that is there.
+    Recompute,
+    /// They end under the weights they began with, and new ones start under the new: no sample mixes versions. Until then each version
+    /// in use costs a pass of its own at every token, and the memory of its weights. There are as many as a sample outlives: no more than
+    /// `max_staleness` + 1 where admission bounds that (law V2).
+    Finish,
+    /// They stop at once and enter again before all that wait, the oldest first, under the new weights: one prefill of all that is
+    /// there, as for [`OnNewWeights::Recompute`]. It is what an engine must do that can't change weights under a running sample.
+    Abort,
+}
+
+/// Generates with weights in this process.
+pub struct LocalEngine {
+    decoder: Decoder,
+    tokenizer: Arc<Tokenizer>,
+    run_seed: u64,
+    on_new_weights: OnNewWeights,
+    /// The newest. Samples that began under older ones hold theirs.
+    weights: Option<Rc<Served>>,
+    scheduler: Scheduler<Waiting>,
+    /// By slot. The scheduler says which are in use.
+    sequences: Vec<Option<Sequence>>,
+    /// One slot more than there are sequences: the shelf, for the prompt of a group that has entered in part.
+    cache: KvCache,
+    /// Logits after the prompt on the shelf, which is that of the samples that wait first.
+    shelf: Option<Tensor>,
+    finished: Vec<Finished>,
+    /// Tokens of the newest step.
+    sampled: Vec<SampledToken>,
+}
+
+impl LocalEngine {
+    /// An engine for up to `slots` samples at a time, without weights yet. It lives on the thread that made it.
+    pub fn new(decoder: Decoder, tokenizer: Arc<Tokenizer>, slots: usize, run_seed: u64) -> Self {
+        let slots = slots.max(1);
+        let cache = KvCache::new(decoder.config(), slots + 1, 0, tch::Device::Cpu);
+        let sequences = (0..slots).map(|_| None).collect();
+        let scheduler = Scheduler::new(slots);
+        LocalEngine {
+            decoder,
+            tokenizer,
+            run_seed,
+            on_new_weights: OnNewWeights::default(),
+            weights: None,
+            scheduler,
+            sequences,
+            cache,
+            shelf: None,
+            finished: Vec::new(),
+            sampled: Vec::new(),
+        }
+    }
+
+    /// With this treatment of samples under way when weights change.
+    pub fn on_new_weights(mut self, on_new_weights: OnNewWeights) -> Self {
+        self.on_new_weights = on_new_weights;
+        self
+    }
+
+    /// Lets a prompt wait for slots. Answers that it brings along and that have ended are given back by the next step.
+    pub fn submit(&mut self, mut request: Request) -> Result<(), EngineError> {
+        request.params.check()?;
+        let config = self.decoder.config();
+        let (ordinal, needed) = (request.ordinal, request.tokens.len() + request.params.max_new_tokens);
+        let refuse = |problem: String| Err(EngineError::Prompt { ordinal, problem });
+        if request.tokens.is_empty() {
+            return refuse("it has no token; a model needs at least one to continue".into());
+        }
+        if let Some(token) = request.tokens.iter().find(|token| **token as usize >= config.vocab_size) {
+            return refuse(format!("token {token} is beyond the model's vocabulary of {}", config.vocab_size));
+        }
+        if needed > config.max_positions {
+            let (prompt, new, most) = (request.tokens.len(), request.params.max_new_tokens, config.max_positions);
+            return refuse(format!(
+                "{prompt} tokens and max_new_tokens {new} exceed the model's {most} positions; shorten one of them"
+            ));
+        }
+        request.check_answers(config.vocab_size)?;
+        let Request { samples, params, answers, .. } = &mut request;
+        let (samples, max_new_tokens) = (*samples, params.max_new_tokens);
+        let mut answers: Vec<Answer> = std::mem::take(answers).into_iter().filter(|answer| !answer.tokens.is_empty()).collect();
+        answers.sort_by_key(|answer| answer.index);
+        let request = Arc::new(request);
+        let mut next = 0;
+        for answer in answers {
+            let index = answer.index;
+            self.scheduler.submit(Waiting { request: request.clone(), begun: None }, next..index);
+            next = index + 1;
+            match finish_of(&answer, max_new_tokens) {
+                Some(finish) => self.finished.push(Finished::new(ordinal, answer, finish)),
+                None => self.scheduler.submit(Waiting { request: request.clone(), begun: Some(answer) }, index..next),
+            }
+        }
+        self.scheduler.submit(Waiting { request, begun: None }, next..samples);
+        Ok(())
+    }
+
+    /// New weights from the next token on. They are read, not copied: nobody may write to them while they are in use. Costs nothing but
+    /// what [`OnNewWeights`] says.
+    pub fn set_weights(&mut self, version: Version, weights: &Weights) {
+        let _guard = tch::no_grad_guard();
+        let served = Rc::new(Served { version, views: self.decoder.views(&weights.flat.detach()) });
+        self.weights = Some(served.clone());
+        // The rest of that group must not start from what the old weights made of its prompt.
+        self.shelf = None;
+        match self.on_new_weights {
+            OnNewWeights::Swap => self.move_to(&served),
+            OnNewWeights::Recompute => {
+                self.move_to(&served);
+                self.recompute(&served);
+            }
+            OnNewWeights::Finish => self.scheduler.divide(),
+            OnNewWeights::Abort => {
+                for Sequence { request, answer, .. } in self.take_out(|_| true) {
+                    let index = answer.index;
+                    self.scheduler.submit_first(Waiting { request, begun: Some(answer) }, index);
+                }
+            }
+        }
+    }
+
+    /// Forgets what is there of answers that have `expired`, under way or waiting, and begins them anew before all that wait. Tells which
+    /// they were, by ordinal and index.
+    pub fn begin_anew(&mut self, expired: impl Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
+        let mut anew = Vec::new();
+        for Waiting { request, begun } in self.scheduler.waiting_mut() {
+            anew.extend(begun.take_if(|answer| expired(request.ordinal, answer)).map(|answer| (request.ordinal, answer.index)));
+        }
+        for Sequence { request, answer, .. } in self.take_out(|sequence| expired(sequence.request.ordinal, &sequence.answer)) {
+            anew.push((request.ordinal, answer.index));
+            self.scheduler.submit_first(Waiting { request, begun: None }, answer.index);
+            self.shelf = None;
+        }
+        anew
+    }
+
+    /// The newest version in use.
+    pub fn version(&self) -> Option<Version> {
+        self.weights.as_ref().map(|weights| weights.version)
+    }
+
+    /// The tokenizer whose end-of-text tokens end an answer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Whether nothing is under way or waiting.
+    pub fn is_idle(&self) -> bool {
+        self.scheduler.active() == 0 && self.scheduler.waiting() == 0 && self.finished.is_empty()
+    }
+
+    /// Slots that no sample uses or waits for.
+    pub fn free_slots(&self) -> usize {
+        self.scheduler.free()
+    }
+
+    /// Samples under way.
+    pub fn active(&self) -> usize {
+        self.scheduler.active()
+    }
+
+    /// Uses at most that many slots from the next step on, at least one; what is under way goes on.
+    pub fn limit_slots(&mut self, limit: usize) {
+        self.scheduler.limit_to(limit);
+    }
+
+    /// One more token for every sample under way, after letting waiting ones in. Returns the samples that ended.
+    pub fn step(&mut self) -> Result<Vec<Finished>, EngineError> {
+        let _guard = tch::no_grad_guard();
+        self.sampled.clear();
+        if self.weights.is_none() && !self.is_idle() {
+            return Err(EngineError::NoWeights);
+        }
+        let moves = self.scheduler.close_ranks();
+        self.apply(moves);
+        loop {
+            let admitted = self.scheduler.admit();
+            if admitted.is_empty() {
+                break;
+            }
+            self.begin(admitted)?;
+        }
+        let moves = self.scheduler.compact();
+        self.apply(moves);
+        self.advance()?;
+        Ok(std::mem::take(&mut self.finished))
+    }
+
+    /// The tokens that the newest step sampled, those of finished samples included.
+    pub fn sampled(&self) -> impl ExactSizeIterator<Item = SampledToken> + '_ {
+        self.sampled.iter().copied()
+    }
+
+    /// Steps until nothing is left to do. Answers come in the order in which they end.
+    pub fn run(&mut self) -> Result<Vec<Finished>, EngineError> {
+        let mut all = Vec::new();
+        while !self.is_idle() {
+            all.extend(self.step()?);
+        }
+        Ok(all)
+    }
+
+    /// Computes what is there of samples that enter, each prompt once, and draws their next tokens.
+    fn begin(&mut self, admitted: Vec<Admission<Waiting>>) -> Result<(), EngineError> {
+        let Some(weights) = self.weights.clone() else { return Err(EngineError::NoWeights) };
+        let asked = admitted.iter().map(|group| &group.request.request);
+        let longest = asked.map(|request| request.tokens.len() + request.params.max_new_tokens).max();
+        self.cache.grow(longest.unwrap_or(0).next_multiple_of(32).min(self.decoder.config().max_positions));
+        let shelf_slot = self.sequences.len();
+        let mut groups = admitted.as_slice();
+        let mut logits = Vec::new();
+        if let (Some(shelf), Some(first)) = (self.shelf.take(), groups.first()) {
+            self.cache.copy_slot(shelf_slot, &first.slots, first.request.request.tokens.len());
+            if first.more {
+                self.shelf = Some(shelf.shallow_clone());
+            }
+            logits.push(shelf);
+            groups = &groups[1..];
+        }
+        if !groups.is_empty() {
+            let tokens: Vec<Cow<[u32]>> = groups.iter().map(|group| group.request.tokens()).collect();
+            let shelf = |group: &Admission<_>| group.more.then_some(shelf_slot);
+            let slots: Vec<Vec<usize>> =
+                groups.iter().map(|group| group.slots.iter().copied().chain(shelf(group)).collect()).collect();
+            let packed = Packed::new(tokens.iter().map(|tokens| &**tokens));
+            let new = self.decoder.prefill(&weights.views, &packed, &mut self.cache, &slots);
+            if groups.last().is_some_and(|group| group.more) {
+                self.shelf = Some(new.narrow(0, -1, 1));
+            }
+            logits.push(new);
+        }
+        let mut slots = Vec::new();
+        let mut rows = Vec::new();
+        for (row, group) in admitted.iter().enumerate() {
+            for (index, &slot) in group.samples.clone().zip(&group.slots) {
+                self.sequences[slot] = Some(Sequence::begin(&group.request, index, &weights, &self.tokenizer)?);
+                slots.push(slot);
+                rows.push(row as i64);
+            }
+        }
+        let logits = Tensor::cat(&logits, 0);
+        let rows = Tensor::from_slice(&rows).to_device(logits.device());
+        self.take_tokens(&slots, &logits.index_select(0, &rows))
+    }
+
+    /// One decoding step over the slots in use, which are 0, 1, …: one pass for each version of the weights.
+    fn advance(&mut self) -> Result<(), EngineError> {
+        let active = self.scheduler.active();
+        let mut first = 0;
+        while let Some(weights) = self.sequences[first..active].first().and_then(Option::as_ref).map(|head| head.weights.clone())
+        {
+            let alike = |sequence: &&Sequence| Rc::ptr_eq(&sequence.weights, &weights);
+            let neighbours = self.sequences[first..active].iter().flatten().take_while(alike);
+            let (tokens, positions): (Vec<i64>, Vec<usize>) = neighbours.map(Sequence::newest).unzip();
+            let logits = self.decoder.decode(&weights.views, first, &tokens, &positions, &mut self.cache);
+            let slots: Vec<usize> = (first..first + tokens.len()).collect();
+            first += slots.len();
+            self.take_tokens(&slots, &logits)?;
+        }
+        Ok(())
+    }
+
+    /// Draws a token for each of `slots` from its row of logits, and ends the samples that it completes.
+    fn take_tokens(&mut self, slots: &[usize], logits: &Tensor) -> Result<(), EngineError> {
+        let sequences = || slots.iter().filter_map(|&slot| self.sequences[slot].as_ref());
+        let rows: Vec<_> = sequences().map(|sequence| (&*sequence.request.params, sequence.uniform(self.run_seed))).collect();
+        let choices = draw(logits, &rows);
+        for (&slot, choice) in slots.iter().zip(choices) {
+            let Some(sequence) = &mut self.sequences[slot] else { continue };
+            let (ordinal, index, version) = (sequence.request.ordinal, sequence.answer.index, sequence.weights.version);
+            let Some(choice) = choice else {
+                return Err(EngineError::NonFinite { ordinal, index, position: sequence.answer.tokens.len(), version });
+            };
+            let finish = sequence.take(choice, &self.tokenizer)?;
+            let status = finish.map_or(Status::Pending, Status::from);
+            self.sampled.push(SampledToken { ordinal, index, token: choice.token, log_prob: choice.log_prob, version, status });
+            if let Some(finish) = finish {
+                self.scheduler.finish(slot);
+                self.finished.extend(self.sequences[slot].take().map(|sequence| sequence.finished(finish)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Samples change slots, and their part of the cache with them.
+    fn apply(&mut self, moves: Vec<Move>) {
+        for Move { from, to } in moves {
+            let sequence = self.sequences[from].take();
+            self.cache.copy_slot(from, &[to], sequence.as_ref().map_or(0, Sequence::computed));
+            self.sequences[to] = sequence;
+        }
+    }
+
+    /// Takes samples out of their slots, the youngest first.
+    fn take_out(&mut self, which: impl Fn(&Sequence) -> bool) -> Vec<Sequence> {
+        let mut out = Vec::new();
+        for (slot, place) in self.sequences.iter_mut().enumerate() {
+            if let Some(sequence) = place.take_if(|sequence| which(sequence)) {
+                self.scheduler.finish(slot);
+                out.push(sequence);
+            }
+        }
+        out.sort_by_key(|sequence| Reverse((sequence.request.ordinal, sequence.answer.index)));
+        out
+    }
+
+    /// Samples under way go on with these weights.
+    fn move_to(&mut self, weights: &Rc<Served>) {
+        self.sequences.iter_mut().flatten().for_each(|sequence| sequence.weights = weights.clone());
+    }
+
+    /// Computes the cache of all samples under way anew. Their newest token is not in it yet: the next step reads that.
+    fn recompute(&mut self, weights: &Served) {
+        let under_way = self.sequences.iter().enumerate().filter_map(|(slot, sequence)| Some((slot, sequence.as_ref()?)));
+        let (slots, tokens): (Vec<Vec<usize>>, Vec<Vec<u32>>) = under_way
+            .map(|(slot, sequence)| {
+                let tokens = sequence.request.tokens.iter().chain(&sequence.answer.tokens).take(sequence.computed());
+                (vec![slot], tokens.copied().collect())
+            })
+            .unzip();
+        if !slots.is_empty() {
+            let packed = Packed::new(tokens.iter().map(Vec::as_slice));
+            let _logits = self.decoder.prefill(&weights.views, &packed, &mut self.cache, &slots);
+        }
+    }
+}

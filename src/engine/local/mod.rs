@@ -1,0 +1,11 @@
+//! The engine in this process: continuous batching over the slots of a KV cache.
+
+mod draw;
+mod engine;
+mod generate;
+mod scheduler;
+mod sequence;
+mod stop;
+
+pub use engine::{LocalEngine, OnNewWeights};
+pub use generate::{Generation, batch_generate, generate};

@@ -1,0 +1,106 @@
+//! One sample: while it waits, and while it is under way.
+//!
+//! A sample that was interrupted waits with what is there of it. What else a sample under way knows (which random number comes next, the
+//! text that stop strings are sought in) follows from its tokens, so that nothing but tokens has to be kept (laws C1, N2).
+
+use std::borrow::Cow;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::stop::StopWatch;
+use crate::data::{Answer, Status, Tokenizer, Version};
+use crate::engine::sampling::{Choice, uniform};
+use crate::engine::{EngineError, FinishReason, Finished, Request};
+use crate::model::Views;
+
+/// A version of the weights as it is computed with. It lives as long as a sample needs it.
+pub struct Served {
+    pub version: Version,
+    pub views: Views,
+}
+
+/// A sample that waits for a slot.
+#[derive(Clone)]
+pub struct Waiting {
+    pub request: Arc<Request>,
+    /// What is there of it, if it was interrupted; it has not ended.
+    pub begun: Option<Answer>,
+}
+
+impl Waiting {
+    /// What is computed before its next token is drawn.
+    pub fn tokens(&self) -> Cow<'_, [u32]> {
+        let prompt = &self.request.tokens;
+        self.begun.as_ref().map_or(Cow::Borrowed(prompt), |answer| Cow::Owned([prompt, answer.tokens.as_slice()].concat()))
+    }
+}
+
+/// A sample in a slot.
+pub struct Sequence {
+    pub request: Arc<Request>,
+    pub answer: Answer,
+    /// What its next token is computed with.
+    pub weights: Rc<Served>,
+    watch: Option<StopWatch>,
+}
+
+impl Sequence {
+    /// Sample `index` of what waited, as it stands. Costs a decoding of its tokens where there are stop strings.
+    pub fn begin(waiting: &Waiting, index: u32, weights: &Rc<Served>, tokenizer: &Tokenizer) -> Result<Self, EngineError> {
+        let Waiting { request, begun } = waiting.clone();
+        let answer = begun.unwrap_or_else(|| Answer::new(index));
+        let mut watch = (!request.params.stop.is_empty()).then(StopWatch::default);
+        if let Some(watch) = &mut watch {
+            for len in 1..=answer.tokens.len() {
+                // Had it found a stop string, the answer would have ended.
+                let _none = watch.feed(tokenizer, &answer.tokens[..len], &request.params.stop)?;
+            }
+        }
+        Ok(Sequence { request, answer, weights: weights.clone(), watch })
+    }
+
+    /// What a step reads: the newest token, and where it stands.
+    pub fn newest(&self) -> (i64, usize) {
+        let token = self.answer.tokens.last().map_or(0, |&token| i64::from(token));
+        (token, self.computed())
+    }
+
+    /// Tokens whose keys and values are in the cache: all but the newest.
+    pub fn computed(&self) -> usize {
+        self.request.tokens.len() + self.answer.tokens.len() - 1
+    }
+
+    /// The number that decides its next token.
+    pub fn uniform(&self, run_seed: u64) -> f64 {
+        let Answer { index, tokens, .. } = &self.answer;
+        // A greedy choice needs none, and a key costs more than an argmax of a small vocabulary.
+        if self.request.params.greedy() { 0.0 } else { uniform(run_seed, self.request.ordinal, *index, tokens.len()) }
+    }
+
+    /// Takes its next token; tells whether that ended it. An end takes precedence over the length limit.
+    pub fn take(&mut self, choice: Choice, tokenizer: &Tokenizer) -> Result<Option<FinishReason>, EngineError> {
+        let Choice { token, log_prob } = choice;
+        self.answer.push(token, log_prob, self.weights.version);
+        let (params, tokens) = (&self.request.params, &self.answer.tokens);
+        let ends = (!params.ignore_eos && tokenizer.eos_token_ids().contains(&token)) || params.stop_token_ids.contains(&token);
+        let stops = match &mut self.watch {
+            Some(watch) if !ends => watch.feed(tokenizer, tokens, &params.stop)?.is_some(),
+            _ => false,
+        };
+        let full = tokens.len() >= params.max_new_tokens;
+        Ok(if ends || stops { Some(FinishReason::Stop) } else { full.then_some(FinishReason::Length) })
+    }
+
+    pub fn finished(self, finish: FinishReason) -> Finished {
+        Finished::new(self.request.ordinal, self.answer, finish)
+    }
+}
+
+/// How an answer that is brought along has ended, if it has: one without room for a token has, whatever its status says.
+pub fn finish_of(answer: &Answer, max_new_tokens: usize) -> Option<FinishReason> {
+    match answer.status {
+        Status::Completed => Some(FinishReason::Stop),
+        Status::Truncated => Some(FinishReason::Length),
+        Status::Pending | Status::Aborted => (answer.tokens.len() >= max_new_tokens).then_some(FinishReason::Length),
+    }
+}

@@ -1,0 +1,184 @@
+//! Choosing a token from scores: pure functions on slices.
+//!
+//! Randomness is counter-based (law N2): one uniform number from (run seed, prompt, sample, position), turned into a token by the
+//! inverse of the cumulative distribution. The same scores give the same token whatever else is in the batch.
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+use super::SamplingParams;
+
+/// A token and the log-probability it was drawn with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// The token.
+    pub token: u32,
+    /// Its log-probability under the distribution that was sampled: after temperature and truncation. A greedy choice has no such
+    /// distribution; it carries the model's own log-probability, at temperature 1.
+    pub log_prob: f32,
+}
+
+/// The uniform number in [0, 1) that decides token `position` of sample `index` of prompt `ordinal`.
+pub fn uniform(run_seed: u64, ordinal: u64, index: u32, position: usize) -> f64 {
+    let mut key = [0; 32];
+    key[..8].copy_from_slice(&run_seed.to_le_bytes());
+    key[8..16].copy_from_slice(&ordinal.to_le_bytes());
+    key[16..20].copy_from_slice(&index.to_le_bytes());
+    // Keeps these streams apart from others keyed by the same seed.
+    key[24..].copy_from_slice(b"sampling");
+    let mut rng = ChaCha8Rng::from_seed(key);
+    rng.set_stream(position as u64);
+    (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// Applies temperature, top-k, top-p and min-p to scores, in this order, as transformers does: dropped tokens get minus infinity.
+/// At temperature 0 the scores stay undivided.
+pub fn warp(scores: &mut [f32], params: &SamplingParams) {
+    if !params.greedy() && params.temperature != 1.0 {
+        scores.iter_mut().for_each(|score| *score /= params.temperature);
+    }
+    if params.top_k > 0 && params.top_k < scores.len() {
+        keep_top_k(scores, params.top_k);
+    }
+    if params.top_p < 1.0 {
+        keep_top_p(scores, f64::from(params.top_p));
+    }
+    if params.min_p > 0.0 {
+        // Against probabilities, p < min_p · max p; in scores that is a difference.
+        let least = largest(scores) + params.min_p.ln();
+        drop_if(scores, |score| score < least);
+    }
+}
+
+/// Chooses a token from logits, which are used as scratch space. `None` where they are not finite (a NaN, or nothing above minus
+/// infinity).
+pub fn choose(logits: &mut [f32], params: &SamplingParams, uniform: f64) -> Option<Choice> {
+    if params.greedy() {
+        let token = (0..logits.len()).reduce(|best, token| if logits[token] > logits[best] { token } else { best })?;
+        let chosen = logits[token];
+        let total: f64 = logits.iter().map(|&score| f64::from((score - chosen).exp())).sum();
+        return total.is_finite().then(|| Choice { token: token as u32, log_prob: -total.ln() as f32 });
+    }
+    warp(logits, params);
+    let largest = largest(logits);
+    let mut total = 0.0;
+    for score in logits.iter_mut() {
+        *score = (*score - largest).exp();
+        total += f64::from(*score);
+    }
+    if !(total.is_finite() && total > 0.0) {
+        return None;
+    }
+    let (mut left, mut chosen) = (uniform * total, None);
+    for (token, &share) in logits.iter().enumerate().filter(|(_, share)| **share > 0.0) {
+        chosen = Some((token, share));
+        left -= f64::from(share);
+        if left < 0.0 {
+            break;
+        }
+    }
+    chosen.map(|(token, share)| Choice { token: token as u32, log_prob: (f64::from(share) / total).ln() as f32 })
+}
+
+fn largest(scores: &[f32]) -> f32 {
+    scores.iter().copied().fold(f32::NEG_INFINITY, f32::max)
+}
+
+fn drop_if(scores: &mut [f32], dropped: impl Fn(f32) -> bool) {
+    scores.iter_mut().filter(|score| dropped(**score)).for_each(|score| *score = f32::NEG_INFINITY);
+}
+
+/// Ties with the k-th score stay, as in transformers.
+fn keep_top_k(scores: &mut [f32], k: usize) {
+    let mut sorted = scores.to_vec();
+    let (_, kth, _) = sorted.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
+    let kth = *kth;
+    drop_if(scores, |score| score < kth);
+}
+
+/// The likeliest tokens until their probabilities sum to `top_p`, the one that reaches it included. Of equal scores the later
+/// token goes first, as in the stable ascending sort of the reference.
+fn keep_top_p(scores: &mut [f32], top_p: f64) {
+    let largest = largest(scores);
+    let share = |score: f32| f64::from((score - largest).exp());
+    let total: f64 = scores.iter().map(|&score| share(score)).sum();
+    let mut order: Vec<usize> = (0..scores.len()).filter(|&token| scores[token] > f32::NEG_INFINITY).collect();
+    order.sort_unstable_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(b.cmp(&a)));
+    let mut sum = 0.0;
+    let kept = order.iter().take_while(|&&token| {
+        let open = sum < top_p * total;
+        sum += share(scores[token]);
+        open
+    });
+    let kept = kept.count().max(1);
+    for &token in order.iter().skip(kept) {
+        scores[token] = f32::NEG_INFINITY;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_random_number_depends_on_its_key_alone_and_on_all_of_it() {
+        let number = uniform(1, 2, 3, 4);
+        assert_eq!(number, uniform(1, 2, 3, 4));
+        for other in [uniform(2, 2, 3, 4), uniform(1, 3, 3, 4), uniform(1, 2, 4, 4), uniform(1, 2, 3, 5)] {
+            assert_ne!(number, other);
+        }
+        let mean = (0..2000).map(|position| uniform(0, 0, 0, position)).sum::<f64>() / 2000.0;
+        assert!((mean - 0.5).abs() < 0.03, "{mean}");
+    }
+
+    #[test]
+    fn draws_follow_the_distribution_they_report() {
+        let logits = [0.0f32, 1.0, -2.0, 3.0, 0.5];
+        let params = SamplingParams { temperature: 1.5, top_k: 4, ..Default::default() };
+        let mut counts = [0usize; 5];
+        let mut reported = [f64::NEG_INFINITY; 5];
+        for position in 0..20_000 {
+            let choice = choose(&mut logits.clone(), &params, uniform(7, 0, 0, position)).unwrap();
+            counts[choice.token as usize] += 1;
+            reported[choice.token as usize] = f64::from(choice.log_prob);
+        }
+        assert_eq!(counts[2], 0, "dropped by top-k");
+        assert!((reported.iter().map(|log| log.exp()).sum::<f64>() - 1.0).abs() < 1e-6);
+        for (count, log) in counts.iter().zip(reported) {
+            assert!((*count as f64 / 20_000.0 - log.exp()).abs() < 0.015, "{counts:?} {reported:?}");
+        }
+    }
+
+    #[test]
+    fn a_greedy_choice_carries_the_models_own_log_probability() {
+        let choice = choose(&mut [0.0, 2.0, 2.0], &SamplingParams { temperature: 0.0, ..Default::default() }, 0.9).unwrap();
+        let expected = -(1.0f64 + 1.0 + (-2.0f64).exp()).ln();
+        assert_eq!((choice.token, choice.log_prob), (1, expected as f32));
+    }
+
+    #[test]
+    fn logits_that_are_not_finite_give_no_token() {
+        for greedy in [0.0, 1.0] {
+            let params = SamplingParams { temperature: greedy, ..Default::default() };
+            for logits in [[0.0, f32::NAN], [f32::INFINITY, 0.0], [f32::NEG_INFINITY; 2]] {
+                assert_eq!(choose(&mut logits.clone(), &params, 0.5), None, "{logits:?} at {greedy}");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_token_that_was_dropped_is_never_drawn(
+            logits in prop::collection::vec(-8f32..8.0, 1..40), u in 0.0f64..1.0, top_k in 0usize..8, top_p in 0.05f32..1.0, min_p in 0f32..0.9,
+        ) {
+            let params = SamplingParams { top_k, top_p, min_p, ..Default::default() };
+            let mut warped = logits.clone();
+            warp(&mut warped, &params);
+            let choice = choose(&mut logits.clone(), &params, u).expect("finite logits");
+            prop_assert!(warped[choice.token as usize] > f32::NEG_INFINITY);
+            prop_assert!(choice.log_prob <= 0.0 && choice.log_prob.is_finite());
+        }
+    }
+}

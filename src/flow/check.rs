@@ -1,0 +1,244 @@
+//! What can be wrong with a graph, found before it runs and all at once. Pure functions over plain data.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::{Graph, Kind};
+
+/// Something that keeps a graph from running.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GraphError {
+    /// Nothing was declared, or the flow has run already.
+    #[error("the graph is empty: declare a source and a sink, and a new flow for every run")]
+    Empty,
+    /// A stage needs a name that a thread can have.
+    #[error("{name:?} is no name for a stage: use at least one character, and none that is NUL")]
+    BadName {
+        /// The name.
+        name: String,
+    },
+    /// Names tell stages apart in reports and metrics.
+    #[error("{count} stages are named {name:?}: give each its own name")]
+    DuplicateName {
+        /// The name.
+        name: String,
+        /// How many bear it.
+        count: usize,
+    },
+    /// Law F1 has nowhere to let the items go.
+    #[error("nothing consumes the output of {stage:?} ({carries}): wire it to a stage or a sink")]
+    DanglingPort {
+        /// Whose output it is.
+        stage: String,
+        /// What it carries.
+        carries: String,
+    },
+    /// Without an input it would never do anything.
+    #[error("{stage:?} has no input: wire a port to it")]
+    NoInput {
+        /// The stage.
+        stage: String,
+    },
+    /// A port is an index into its own flow.
+    #[error("{user:?} was given a port of another flow: use ports of the flow that it belongs to")]
+    ForeignPort {
+        /// Where it was used.
+        user: String,
+    },
+    /// Law F2.
+    #[error("the data goes in a circle: {}; feedback goes over a weights edge", chain.join(" → "))]
+    Cycle {
+        /// The names along the circle; the first comes again at the end.
+        chain: Vec<String>,
+    },
+    /// Nothing could ever enter the edge.
+    #[error("the edge {edge} holds no {unit}: set its capacity to at least 1")]
+    ZeroCapacity {
+        /// `from → to`.
+        edge: String,
+        /// Items or tokens.
+        unit: &'static str,
+    },
+    /// Nobody would do the work.
+    #[error("{stage:?} has no worker: give it at least 1")]
+    NoWorkers {
+        /// The stage.
+        stage: String,
+    },
+    /// Workers share no state, so a stage with state has one.
+    #[error("{stage:?} asks for {workers} workers but has no replica (it keeps state, or is a source or sink): give it 1")]
+    NotReplicable {
+        /// The stage.
+        stage: String,
+        /// How many it asks for.
+        workers: usize,
+    },
+    /// A tee has branches, a merge has inputs.
+    #[error("{stage:?} is a {kind} of none: give it at least 1")]
+    NoBranches {
+        /// The tee or merge.
+        stage: String,
+        /// Which of the two it is.
+        kind: &'static str,
+    },
+    /// Only sources are admitted.
+    #[error("{stage:?} has a window but is no source: attach the window to the source")]
+    MisplacedWindow {
+        /// The stage.
+        stage: String,
+    },
+    /// The run would never reach its goal.
+    #[error("the run is to end at the sink {name:?}, which does not exist; sinks: {}", sinks.join(", "))]
+    UnknownSink {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        sinks: Vec<String>,
+    },
+}
+
+/// Something that a graph can run with, but had better not.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GraphWarning {
+    /// Stages that compute at the same time slow each other down.
+    #[error("the stages compute with {asked} threads on {cores} cores ({shares}): lower threads or workers")]
+    ThreadBudget {
+        /// The sum over all stages.
+        asked: usize,
+        /// What the machine has.
+        cores: usize,
+        /// Who asks for how many.
+        shares: String,
+    },
+}
+
+/// Everything that is wrong with a graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GraphErrors(pub Vec<GraphError>);
+
+impl fmt::Display for GraphErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_slice() {
+            [one] => one.fmt(f),
+            many => {
+                write!(f, "the graph has {} problems:", many.len())?;
+                many.iter().try_for_each(|error| write!(f, "\n- {error}"))
+            }
+        }
+    }
+}
+
+impl std::error::Error for GraphErrors {}
+
+impl Graph {
+    /// Everything that is wrong or unwise about the graph on a machine with `cores` cores.
+    pub fn check(&self, cores: usize) -> (Vec<GraphError>, Vec<GraphWarning>) {
+        let mut errors = Vec::new();
+        if self.nodes.is_empty() {
+            errors.push(GraphError::Empty);
+        }
+        errors.extend(names(self));
+        errors.extend(nodes(self));
+        errors.extend(edges(self));
+        errors.extend(cycles(self).into_iter().map(|chain| GraphError::Cycle { chain }));
+        (errors, thread_budget(self, cores).into_iter().collect())
+    }
+}
+
+fn names(graph: &Graph) -> Vec<GraphError> {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for node in &graph.nodes {
+        *counts.entry(&node.name).or_default() += 1;
+    }
+    let bad = counts
+        .keys()
+        .filter(|name| name.is_empty() || name.contains('\0'))
+        .map(|&name| GraphError::BadName { name: name.into() });
+    let twice = counts.iter().filter(|(_, count)| **count > 1);
+    bad.chain(twice.map(|(&name, &count)| GraphError::DuplicateName { name: name.into(), count })).collect()
+}
+
+fn nodes(graph: &Graph) -> Vec<GraphError> {
+    let mut errors = Vec::new();
+    for (index, node) in graph.nodes.iter().enumerate() {
+        let stage = node.name.clone();
+        let inputs = graph.edges.iter().filter(|edge| edge.to == Some(index)).count();
+        let outputs = graph.edges.iter().filter(|edge| edge.from == index).count();
+        match node.kind {
+            Kind::Tee if outputs == 0 => errors.push(GraphError::NoBranches { stage: stage.clone(), kind: "tee" }),
+            Kind::Merge if inputs == 0 => errors.push(GraphError::NoBranches { stage: stage.clone(), kind: "merge" }),
+            Kind::Merge => {}
+            _ if node.workers == 0 => errors.push(GraphError::NoWorkers { stage: stage.clone() }),
+            _ if node.workers > 1 && !node.replicable => {
+                errors.push(GraphError::NotReplicable { stage: stage.clone(), workers: node.workers });
+            }
+            _ => {}
+        }
+        if inputs == 0 && !matches!(node.kind, Kind::Source | Kind::Merge) {
+            errors.push(GraphError::NoInput { stage: stage.clone() });
+        }
+        if node.window && node.kind != Kind::Source {
+            errors.push(GraphError::MisplacedWindow { stage });
+        }
+    }
+    errors
+}
+
+fn edges(graph: &Graph) -> Vec<GraphError> {
+    let mut errors = Vec::new();
+    for edge in &graph.edges {
+        if edge.to.is_none() {
+            errors.push(GraphError::DanglingPort { stage: graph.name(edge.from).into(), carries: edge.carries.clone() });
+        }
+        for (unit, capacity) in [("items", edge.capacity.items), ("tokens", edge.capacity.tokens)] {
+            if capacity == 0 {
+                errors.push(GraphError::ZeroCapacity { edge: graph.edge_name(edge), unit });
+            }
+        }
+    }
+    errors
+}
+
+/// One chain of names for every edge that closes a circle, found depth first.
+fn cycles(graph: &Graph) -> Vec<Vec<String>> {
+    struct Search<'a> {
+        graph: &'a Graph,
+        finished: Vec<bool>,
+        path: Vec<usize>,
+        chains: Vec<Vec<String>>,
+    }
+
+    impl Search<'_> {
+        fn visit(&mut self, node: usize) {
+            if let Some(start) = self.path.iter().position(|&other| other == node) {
+                let circle = self.path[start..].iter().chain([&node]);
+                self.chains.push(circle.map(|&node| self.graph.name(node).to_owned()).collect());
+                return;
+            }
+            if std::mem::replace(&mut self.finished[node], true) {
+                return;
+            }
+            self.path.push(node);
+            let graph = self.graph;
+            for next in graph.edges.iter().filter(|edge| edge.from == node).filter_map(|edge| edge.to) {
+                self.visit(next);
+            }
+            self.path.pop();
+        }
+    }
+
+    let mut search = Search { graph, finished: vec![false; graph.nodes.len()], path: Vec::new(), chains: Vec::new() };
+    (0..graph.nodes.len()).for_each(|node| search.visit(node));
+    search.chains
+}
+
+fn thread_budget(graph: &Graph, cores: usize) -> Option<GraphWarning> {
+    let asking = graph.nodes.iter().filter(|node| node.threads > 0);
+    let shares: Vec<(&str, usize)> = asking.map(|node| (node.name.as_str(), node.workers * node.threads)).collect();
+    let asked: usize = shares.iter().map(|(_, threads)| threads).sum();
+    (asked > cores).then(|| GraphWarning::ThreadBudget {
+        asked,
+        cores,
+        shares: shares.iter().map(|(name, threads)| format!("{name} {threads}")).collect::<Vec<_>>().join(", "),
+    })
+}

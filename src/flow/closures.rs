@@ -1,0 +1,276 @@
+//! Closures as stages: [`map`], [`try_map`], [`filter`], [`filter_map`], [`flat_map`], [`map_async`]; and [`batch`], [`from_iter`].
+
+use std::marker::PhantomData;
+
+use super::{AsyncIo, AsyncStage, Io, Message, Signal, Source, Stage, StageError, StageSpec};
+
+/// A source of everything that `items` yields.
+pub fn from_iter<I>(items: I) -> Series<I::IntoIter>
+where
+    I: IntoIterator,
+    I::IntoIter: Send + 'static,
+    I::Item: Message,
+{
+    Series { items: items.into_iter(), spec: StageSpec::thread() }
+}
+
+/// Each item becomes what `f` makes of it.
+pub fn map<F: FnMut(In) -> Out, In, Out>(f: F) -> PerItem<Map, F, In, Out> {
+    PerItem::new(f)
+}
+
+/// Each item becomes what `f` makes of it; an error ends the run (law F3).
+pub fn try_map<F: FnMut(In) -> Result<Out, StageError>, In, Out>(f: F) -> PerItem<TryMap, F, In, Out> {
+    PerItem::new(f)
+}
+
+/// Items go on for which `f` says yes.
+pub fn filter<F: FnMut(&T) -> bool, T>(f: F) -> PerItem<Filter, F, T, T> {
+    PerItem::new(f)
+}
+
+/// Each item becomes what `f` makes of it, if it makes something.
+pub fn filter_map<F: FnMut(In) -> Option<Out>, In, Out>(f: F) -> PerItem<FilterMap, F, In, Out> {
+    PerItem::new(f)
+}
+
+/// Each item becomes the items that `f` makes of it.
+pub fn flat_map<F: FnMut(In) -> Many, In, Many: IntoIterator>(f: F) -> PerItem<FlatMap, F, In, Many::Item> {
+    PerItem::new(f)
+}
+
+/// Each item becomes what the future of `f` gives, on tokio; an error ends the run (law F3). One item is in work per
+/// [worker](PerItemAsync::workers).
+pub fn map_async<F, In, Out, Fut>(f: F) -> PerItemAsync<F, In, Out>
+where
+    F: FnMut(In) -> Fut,
+    Fut: Future<Output = Result<Out, StageError>>,
+{
+    PerItemAsync { f, spec: StageSpec::task().knob("workers"), copy: None, _types: PhantomData }
+}
+
+/// Lists of `n` items each. The last one may be shorter; a stop drops it.
+pub fn batch<T: Message>(n: usize) -> Batched<T> {
+    Batched { n: n.max(1), _type: PhantomData }
+}
+
+/// A source over an iterator; see [`from_iter`].
+pub struct Series<I> {
+    items: I,
+    spec: StageSpec,
+}
+
+impl<I> Series<I> {
+    /// Changes how it is run.
+    pub fn with(self, change: impl FnOnce(StageSpec) -> StageSpec) -> Self {
+        Series { spec: change(self.spec), ..self }
+    }
+}
+
+impl<I> Source for Series<I>
+where
+    I: Iterator + Send + 'static,
+    I::Item: Message,
+{
+    type Out = I::Item;
+
+    fn next(&mut self) -> Result<Option<I::Item>, StageError> {
+        Ok(self.items.next())
+    }
+
+    fn spec(&self) -> StageSpec {
+        self.spec.clone()
+    }
+}
+
+/// A closure called with every item; `How` says what becomes of its result.
+pub struct PerItem<How, F, In, Out> {
+    f: F,
+    spec: StageSpec,
+    /// How to copy `f`, once several workers were asked for.
+    copy: Option<fn(&F) -> F>,
+    _types: PhantomData<fn(How, In) -> Out>,
+}
+
+impl<How, F, In, Out> PerItem<How, F, In, Out> {
+    fn new(f: F) -> Self {
+        PerItem { f, spec: StageSpec::thread().knob("workers"), copy: None, _types: PhantomData }
+    }
+
+    /// Shares the work among `n` workers, each with a clone of the closure.
+    pub fn workers(self, n: usize) -> Self
+    where
+        F: Clone,
+    {
+        PerItem { spec: self.spec.workers(n), copy: Some(F::clone), ..self }
+    }
+
+    /// Restores the order of the items behind several workers (law D6).
+    pub fn ordered(self) -> Self {
+        self.with(StageSpec::ordered)
+    }
+
+    /// Changes how it is run.
+    pub fn with(self, change: impl FnOnce(StageSpec) -> StageSpec) -> Self {
+        PerItem { spec: change(self.spec), ..self }
+    }
+}
+
+/// What becomes of a closure's result.
+pub trait Apply<F, In, Out> {
+    /// Calls `f` and sends what comes of it.
+    #[doc(hidden)]
+    fn apply(f: &mut F, item: In, io: &mut Io<In, Out>) -> Result<(), StageError>;
+}
+
+/// See [`map`].
+pub struct Map;
+/// See [`try_map`].
+pub struct TryMap;
+/// See [`filter`].
+pub struct Filter;
+/// See [`filter_map`].
+pub struct FilterMap;
+/// See [`flat_map`].
+pub struct FlatMap;
+
+impl<F: FnMut(In) -> Out, In: Message, Out: Message> Apply<F, In, Out> for Map {
+    fn apply(f: &mut F, item: In, io: &mut Io<In, Out>) -> Result<(), StageError> {
+        io.send(f(item))
+    }
+}
+
+impl<F: FnMut(In) -> Result<Out, StageError>, In: Message, Out: Message> Apply<F, In, Out> for TryMap {
+    fn apply(f: &mut F, item: In, io: &mut Io<In, Out>) -> Result<(), StageError> {
+        io.send(f(item)?)
+    }
+}
+
+impl<F: FnMut(&T) -> bool, T: Message> Apply<F, T, T> for Filter {
+    fn apply(f: &mut F, item: T, io: &mut Io<T, T>) -> Result<(), StageError> {
+        if f(&item) { io.send(item) } else { Ok(()) }
+    }
+}
+
+impl<F: FnMut(In) -> Option<Out>, In: Message, Out: Message> Apply<F, In, Out> for FilterMap {
+    fn apply(f: &mut F, item: In, io: &mut Io<In, Out>) -> Result<(), StageError> {
+        f(item).map_or(Ok(()), |out| io.send(out))
+    }
+}
+
+impl<F, In, Out, Many> Apply<F, In, Out> for FlatMap
+where
+    F: FnMut(In) -> Many,
+    In: Message,
+    Out: Message,
+    Many: IntoIterator<Item = Out>,
+{
+    fn apply(f: &mut F, item: In, io: &mut Io<In, Out>) -> Result<(), StageError> {
+        f(item).into_iter().try_for_each(|out| io.send(out))
+    }
+}
+
+impl<How, F, In, Out> Stage for PerItem<How, F, In, Out>
+where
+    How: Apply<F, In, Out> + 'static,
+    F: Send + 'static,
+    In: Message,
+    Out: Message,
+{
+    type In = In;
+    type Out = Out;
+
+    fn run(&mut self, io: &mut Io<In, Out>) -> Result<(), StageError> {
+        while let Some(item) = io.recv()? {
+            How::apply(&mut self.f, item, io)?;
+        }
+        Ok(())
+    }
+
+    fn spec(&self) -> StageSpec {
+        self.spec.clone()
+    }
+
+    fn replica(&self) -> Option<Self> {
+        let f = self.copy?(&self.f);
+        Some(PerItem { f, spec: self.spec.clone(), copy: self.copy, _types: PhantomData })
+    }
+}
+
+/// An async closure called with every item; see [`map_async`].
+pub struct PerItemAsync<F, In, Out> {
+    f: F,
+    spec: StageSpec,
+    copy: Option<fn(&F) -> F>,
+    _types: PhantomData<fn(In) -> Out>,
+}
+
+impl<F, In, Out> PerItemAsync<F, In, Out> {
+    /// Has `n` items in work at once, each in a task with a clone of the closure.
+    pub fn workers(self, n: usize) -> Self
+    where
+        F: Clone,
+    {
+        PerItemAsync { spec: self.spec.workers(n), copy: Some(F::clone), ..self }
+    }
+
+    /// Restores the order of the items behind several workers (law D6).
+    pub fn ordered(self) -> Self {
+        self.with(StageSpec::ordered)
+    }
+
+    /// Changes how it is run.
+    pub fn with(self, change: impl FnOnce(StageSpec) -> StageSpec) -> Self {
+        PerItemAsync { spec: change(self.spec), ..self }
+    }
+}
+
+impl<F, In, Out, Fut> AsyncStage for PerItemAsync<F, In, Out>
+where
+    F: FnMut(In) -> Fut + Send + 'static,
+    Fut: Future<Output = Result<Out, StageError>> + Send,
+    In: Message,
+    Out: Message,
+{
+    type In = In;
+    type Out = Out;
+
+    async fn run(&mut self, io: &mut AsyncIo<In, Out>) -> Result<(), StageError> {
+        while let Some(item) = io.recv().await? {
+            let out = (self.f)(item).await?;
+            io.send(out).await?;
+        }
+        Ok(())
+    }
+
+    fn spec(&self) -> StageSpec {
+        self.spec.clone()
+    }
+
+    fn replica(&self) -> Option<Self> {
+        let f = self.copy?(&self.f);
+        Some(PerItemAsync { f, spec: self.spec.clone(), copy: self.copy, _types: PhantomData })
+    }
+}
+
+/// Gathers items into lists; see [`batch`].
+pub struct Batched<T> {
+    n: usize,
+    _type: PhantomData<fn(T)>,
+}
+
+impl<T: Message> Stage for Batched<T> {
+    type In = T;
+    type Out = Vec<T>;
+
+    fn run(&mut self, io: &mut Io<T, Vec<T>>) -> Result<(), StageError> {
+        let mut items = Vec::with_capacity(self.n);
+        while let Some(item) = io.recv()? {
+            items.push(item);
+            if items.len() == self.n {
+                io.send(std::mem::replace(&mut items, Vec::with_capacity(self.n)))?;
+            }
+        }
+        if items.is_empty() || io.signal() == Signal::Stop { Ok(()) } else { io.send(items) }
+    }
+}

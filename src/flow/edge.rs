@@ -1,0 +1,243 @@
+//! An edge: a bounded queue of items with token credit that travels with each of them (law F1).
+//!
+//! A producer takes as much credit as its item weighs, then a place in the queue, and waits for either. The credit is given back
+//! when the item is popped, or dropped unread because the consumer went. An item heavier than the whole capacity takes all of it
+//! and so travels alone. When the last consumer goes, the queue disconnects and the credit closes: no producer waits for the dead.
+//!
+//! The queue is a flume channel, which serves async tasks and OS threads alike; nothing outside this file and `sync` knows.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::Serialize;
+
+use super::Message;
+use super::sync::atomic::{AtomicU64, Ordering};
+use super::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, flume};
+
+/// What an edge may hold. Both limits hold at once; one item is admitted whatever it weighs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Capacity {
+    /// Items in the queue.
+    pub items: usize,
+    /// Tokens in the queue, as told by [`Message::tokens`].
+    pub tokens: usize,
+}
+
+impl Capacity {
+    /// `items` items of together at most a mebi-token.
+    pub const fn items(items: usize) -> Self {
+        Capacity { items, tokens: 1 << 20 }
+    }
+
+    /// The same with at most `tokens` tokens.
+    pub const fn tokens(self, tokens: usize) -> Self {
+        Capacity { tokens, ..self }
+    }
+}
+
+impl Default for Capacity {
+    /// Eight items: enough to hide jitter, few enough to keep what is in flight fresh.
+    fn default() -> Self {
+        Capacity::items(8)
+    }
+}
+
+/// The consumer is gone.
+#[derive(Debug)]
+pub(crate) struct Closed;
+
+/// Called with every n-th item of an edge, in its producer.
+pub(crate) struct Tap<T> {
+    pub(crate) every: u64,
+    pub(crate) seen: u64,
+    pub(crate) look: Box<dyn FnMut(&T) + Send>,
+}
+
+/// An edge's counters. Depths are differences, read in the order that never shows more than there was.
+#[derive(Debug)]
+pub(crate) struct Gauge {
+    pub(crate) capacity: Capacity,
+    credit: Arc<Semaphore>,
+    sent: AtomicU64,
+    received: AtomicU64,
+    tokens_sent: AtomicU64,
+    tokens_received: AtomicU64,
+}
+
+/// What an edge carried and holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flowed {
+    pub(crate) sent: u64,
+    pub(crate) received: u64,
+    pub(crate) tokens_sent: u64,
+    pub(crate) tokens_received: u64,
+    pub(crate) credit_out: usize,
+}
+
+impl Gauge {
+    pub(crate) fn read(&self) -> Flowed {
+        let (sent, tokens_sent) = (self.sent.load(Ordering::Acquire), self.tokens_sent.load(Ordering::Acquire));
+        let (received, tokens_received) = (self.received.load(Ordering::Acquire), self.tokens_received.load(Ordering::Acquire));
+        let credit_out = self.budget() as usize - self.credit.available_permits();
+        Flowed { sent, received, tokens_sent, tokens_received, credit_out }
+    }
+
+    /// The semaphore counts in 32 bits: a larger capacity is as good as that.
+    fn budget(&self) -> u32 {
+        u32::try_from(self.capacity.tokens).unwrap_or(u32::MAX)
+    }
+
+    fn price(&self, tokens: usize) -> u32 {
+        u32::try_from(tokens).unwrap_or(u32::MAX).min(self.budget())
+    }
+}
+
+/// An item on its way, with its weight and the credit that it holds.
+pub(crate) struct Parcel<T> {
+    item: T,
+    pub(crate) tokens: usize,
+    credit: Option<OwnedSemaphorePermit>,
+}
+
+/// What became of an item that was sent without waiting.
+pub(crate) enum Offer<T> {
+    /// In the queue, with this many tokens.
+    Sent(usize),
+    Closed,
+    Full(Parcel<T>),
+}
+
+/// What a queue gave without waiting.
+pub(crate) enum Pop<T> {
+    Item(T, usize),
+    Empty,
+    Closed,
+}
+
+/// The producers' end; clones share the edge.
+pub(crate) struct Tx<T> {
+    queue: flume::Sender<Parcel<T>>,
+    gauge: Arc<Gauge>,
+    taps: Option<Arc<Mutex<Vec<Tap<T>>>>>,
+}
+
+/// The consumers' end; clones share the items.
+pub(crate) struct Rx<T> {
+    queue: flume::Receiver<Parcel<T>>,
+    gauge: Arc<Gauge>,
+    _close: Arc<CloseCredit>,
+}
+
+/// Shared by all clones of a consumer, so that the last one, whichever it is, closes the credit exactly once.
+struct CloseCredit(Arc<Semaphore>);
+
+impl Drop for CloseCredit {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+pub(crate) fn edge<T: Message>(capacity: Capacity, taps: Vec<Tap<T>>) -> (Tx<T>, Rx<T>, Arc<Gauge>) {
+    let (sender, receiver) = flume::bounded(capacity.items);
+    let credit = Arc::new(Semaphore::new(capacity.tokens.min(u32::MAX as usize)));
+    let gauge = Arc::new(Gauge {
+        capacity,
+        credit: Arc::clone(&credit),
+        sent: AtomicU64::new(0),
+        received: AtomicU64::new(0),
+        tokens_sent: AtomicU64::new(0),
+        tokens_received: AtomicU64::new(0),
+    });
+    let taps = (!taps.is_empty()).then(|| Arc::new(Mutex::new(taps)));
+    let rx = Rx { queue: receiver, gauge: Arc::clone(&gauge), _close: Arc::new(CloseCredit(credit)) };
+    (Tx { queue: sender, gauge: Arc::clone(&gauge), taps }, rx, gauge)
+}
+
+impl<T: Message> Tx<T> {
+    /// Sends without waiting, or hands back what [`Tx::push`] takes.
+    pub(crate) fn offer(&self, item: T) -> Offer<T> {
+        self.show(&item);
+        let tokens = item.tokens();
+        let mut parcel = Parcel { item, tokens, credit: None };
+        if tokens > 0 {
+            match Arc::clone(&self.gauge.credit).try_acquire_many_owned(self.gauge.price(tokens)) {
+                Ok(credit) => parcel.credit = Some(credit),
+                Err(TryAcquireError::NoPermits) => return Offer::Full(parcel),
+                Err(TryAcquireError::Closed) => return Offer::Closed,
+            }
+        }
+        match self.queue.try_send(parcel) {
+            Ok(()) => {
+                self.sent(tokens);
+                Offer::Sent(tokens)
+            }
+            Err(flume::TrySendError::Full(parcel)) => Offer::Full(parcel),
+            Err(flume::TrySendError::Disconnected(_)) => Offer::Closed,
+        }
+    }
+
+    /// Waits for credit and room. Not cancel-safe: a dropped future drops the item.
+    pub(crate) async fn push(&self, mut parcel: Parcel<T>) -> Result<(), Closed> {
+        let tokens = parcel.tokens;
+        if tokens > 0 && parcel.credit.is_none() {
+            let price = self.gauge.price(tokens);
+            parcel.credit = Some(Arc::clone(&self.gauge.credit).acquire_many_owned(price).await.map_err(|_| Closed)?);
+        }
+        self.queue.send_async(parcel).await.map_err(|_| Closed)?;
+        self.sent(tokens);
+        Ok(())
+    }
+
+    fn sent(&self, tokens: usize) {
+        self.gauge.sent.fetch_add(1, Ordering::Release);
+        self.gauge.tokens_sent.fetch_add(tokens as u64, Ordering::Release);
+    }
+
+    fn show(&self, item: &T) {
+        let Some(taps) = &self.taps else { return };
+        for tap in taps.lock().unwrap_or_else(PoisonError::into_inner).iter_mut() {
+            if tap.seen.is_multiple_of(tap.every) {
+                (tap.look)(item);
+            }
+            tap.seen += 1;
+        }
+    }
+}
+
+impl<T: Message> Rx<T> {
+    /// The next item and its weight, without waiting.
+    pub(crate) fn try_pop(&self) -> Pop<T> {
+        match self.queue.try_recv() {
+            Ok(parcel) => {
+                let (item, tokens) = self.open(parcel);
+                Pop::Item(item, tokens)
+            }
+            Err(flume::TryRecvError::Empty) => Pop::Empty,
+            Err(flume::TryRecvError::Disconnected) => Pop::Closed,
+        }
+    }
+
+    /// Waits for the next item; `None` when all producers went and the queue is empty.
+    pub(crate) async fn pop(&self) -> Option<(T, usize)> {
+        self.queue.recv_async().await.ok().map(|parcel| self.open(parcel))
+    }
+
+    /// The credit goes back here.
+    fn open(&self, parcel: Parcel<T>) -> (T, usize) {
+        self.gauge.received.fetch_add(1, Ordering::Release);
+        self.gauge.tokens_received.fetch_add(parcel.tokens as u64, Ordering::Release);
+        (parcel.item, parcel.tokens)
+    }
+}
+
+impl<T> Clone for Tx<T> {
+    fn clone(&self) -> Self {
+        Tx { queue: self.queue.clone(), gauge: Arc::clone(&self.gauge), taps: self.taps.clone() }
+    }
+}
+
+impl<T> Clone for Rx<T> {
+    fn clone(&self) -> Self {
+        Rx { queue: self.queue.clone(), gauge: Arc::clone(&self.gauge), _close: Arc::clone(&self._close) }
+    }
+}

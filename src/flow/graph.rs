@@ -1,0 +1,265 @@
+//! Declaring a graph: typed [`Port`]s over plain data.
+//!
+//! Ports carry the types, so wrong wiring does not compile; inside, a node is plain data and a closure that makes its jobs once the
+//! edges exist.
+
+use std::fmt;
+use std::sync::{Arc, PoisonError};
+
+use super::edge::{Gauge, Tap};
+use super::launch::Job;
+use super::nodes::{self, IntoSink, IntoStage};
+use super::plan::short_type_name;
+use super::port::Slot;
+use super::until::Goal;
+use super::{
+    Capacity, Control, EdgePlan, Graph, GraphError, GraphErrors, GraphWarning, Interrupts, Kind, Message, NodePlan, Port, Report,
+    RunError, Source, StageSpec, Stats, Until, WeightsId, WeightsPlan, runner,
+};
+
+pub(crate) type BuildEdge = Box<dyn FnOnce(Capacity) -> Arc<Gauge> + Send>;
+pub(crate) type BuildJobs = Box<dyn FnOnce(&Until) -> Vec<Job> + Send>;
+
+#[derive(Default)]
+pub(crate) struct Node {
+    pub(crate) jobs: Option<BuildJobs>,
+    publishes: Vec<WeightsId>,
+    subscribes: Vec<WeightsId>,
+}
+
+/// A graph under declaration, and its run.
+pub struct Flow {
+    graph: Graph,
+    nodes: Vec<Node>,
+    edges: Vec<BuildEdge>,
+    /// Edges whose capacity was set by hand.
+    capacities: Vec<Option<Capacity>>,
+    default_capacity: Capacity,
+    misuse: Vec<GraphError>,
+    identity: Arc<()>,
+    control: Control,
+    interrupts: Option<Interrupts>,
+    stats: Stats,
+}
+
+impl Flow {
+    /// An empty graph.
+    pub fn new(name: impl Into<String>) -> Self {
+        Flow {
+            graph: Graph { name: name.into(), ..Graph::default() },
+            nodes: Vec::new(),
+            edges: Vec::new(),
+            capacities: Vec::new(),
+            default_capacity: Capacity::default(),
+            misuse: Vec::new(),
+            identity: Arc::new(()),
+            control: Control::new(),
+            interrupts: None,
+            stats: Stats::default(),
+        }
+    }
+
+    /// Adds a source.
+    pub fn source<S: Source>(&mut self, name: &str, source: S) -> Port<S::Out> {
+        let spec = source.spec();
+        let node = self.node(name, Kind::Source, &spec, false);
+        let (port, slot) = self.output(node);
+        self.jobs(node, move |_| vec![nodes::source(source, slot.tx())]);
+        port
+    }
+
+    /// Adds a stage behind `input`: any [`Stage`](super::Stage) or [`AsyncStage`](super::AsyncStage), such as [`map`](super::map).
+    /// Wiring it to a port of anything but what it takes does not compile:
+    ///
+    /// ```compile_fail
+    /// # use rollflow::flow::{Flow, from_iter, map};
+    /// # let mut flow = Flow::new("wrong");
+    /// let words = flow.source("words", from_iter([String::from("one")]));
+    /// let doubled = flow.stage("double", words, map(|n: u64| 2 * n));
+    /// ```
+    pub fn stage<I, O, S, Place>(&mut self, name: &str, input: Port<I>, stage: S) -> Port<O>
+    where
+        I: Message,
+        O: Message,
+        S: IntoStage<I, O, Place>,
+    {
+        let stage = stage.into_node();
+        let kind = if stage.task { Kind::Task } else { Kind::Stage };
+        let node = self.node(name, kind, &stage.spec, stage.replicable);
+        self.connect(node, &input);
+        let (port, slot) = self.output(node);
+        self.jobs(node, move |_| (stage.jobs)(input.slot.rx(), slot.tx()));
+        port
+    }
+
+    /// Adds a sink behind `input`: any [`Sink`](super::Sink), or a closure.
+    pub fn sink<T: Message, S: IntoSink<T, By>, By>(&mut self, name: &str, input: Port<T>, sink: S) {
+        let sink = sink.into_node();
+        let node = self.node(name, Kind::Sink, &sink.spec, false);
+        self.connect(node, &input);
+        self.jobs(node, move |until| vec![(sink.job)(input.slot.rx(), until.clone())]);
+    }
+
+    /// Copies every item of `input` to `branches` ports. The slowest branch holds back the others (law F1).
+    pub fn tee<T: Message + Clone>(&mut self, name: &str, input: Port<T>, branches: usize) -> Vec<Port<T>> {
+        let node = self.node(name, Kind::Tee, &StageSpec::task(), false);
+        self.connect(node, &input);
+        let (ports, slots): (Vec<_>, Vec<_>) = (0..branches).map(|_| self.output(node)).unzip();
+        self.jobs(node, move |_| vec![nodes::tee(input.slot.rx(), slots.iter().map(|slot| slot.tx()).collect())]);
+        ports
+    }
+
+    /// Joins `inputs`; each keeps its order, among them there is none.
+    pub fn merge<T: Message>(&mut self, name: &str, inputs: Vec<Port<T>>) -> Port<T> {
+        let node = self.node(name, Kind::Merge, &StageSpec::task().workers(inputs.len()), true);
+        for input in &inputs {
+            self.connect(node, input);
+        }
+        let (port, slot) = self.output(node);
+        self.jobs(node, move |_| inputs.iter().map(|input| nodes::merge(input.slot.rx(), slot.tx())).collect());
+        port
+    }
+
+    /// Sets the capacity of one edge.
+    pub fn edge<T>(&mut self, port: &Port<T>, capacity: Capacity) -> &mut Self {
+        if self.owns(port) {
+            self.capacities[port.edge] = Some(capacity);
+        } else {
+            self.misuse.push(GraphError::ForeignPort { user: "edge".into() });
+        }
+        self
+    }
+
+    /// Sets the capacity of all edges that have none of their own.
+    pub fn capacity(&mut self, capacity: Capacity) -> &mut Self {
+        self.default_capacity = capacity;
+        self
+    }
+
+    /// Shows the first item and every `every_n`-th after it to `look`, before it enters the edge. `look` runs in the producer, in its
+    /// state *busy*: copy what is needed and return.
+    pub fn tap<T: Message>(&mut self, port: &Port<T>, every_n: u64, look: impl FnMut(&T) + Send + 'static) -> &mut Self {
+        let tap = Tap { every: every_n.max(1), seen: 0, look: Box::new(look) };
+        port.slot.taps.lock().unwrap_or_else(PoisonError::into_inner).push(tap);
+        self
+    }
+
+    /// The graph as plain data, to be drawn.
+    pub fn graph(&self) -> Graph {
+        let mut graph = self.graph.clone();
+        for (edge, capacity) in graph.edges.iter_mut().zip(&self.capacities) {
+            edge.capacity = capacity.unwrap_or(self.default_capacity);
+        }
+        for (from, publisher) in self.nodes.iter().enumerate() {
+            for (to, subscriber) in self.nodes.iter().enumerate() {
+                if publisher.publishes.iter().any(|id| subscriber.subscribes.contains(id)) {
+                    graph.weights.push(WeightsPlan { from, to });
+                }
+            }
+        }
+        graph
+    }
+
+    /// Finds everything that is wrong with the graph, at once. What is only unwise is returned as warnings.
+    pub fn check(&self) -> Result<Vec<GraphWarning>, GraphErrors> {
+        self.problems(&Until::finished())
+    }
+
+    /// Winds the run down from elsewhere. Valid before, during and after the run.
+    pub fn handle(&self) -> Control {
+        self.control.clone()
+    }
+
+    /// Heeds Ctrl-C as it is counted there, also what was pressed before the run. Without, the run listens for itself while it lasts.
+    pub fn interrupted_by(&mut self, interrupts: &Interrupts) -> &mut Self {
+        self.interrupts = Some(interrupts.clone());
+        self
+    }
+
+    /// Watches the run from elsewhere. Empty until it starts.
+    pub fn stats(&self) -> Stats {
+        self.stats.clone()
+    }
+
+    /// Checks the graph, runs it and joins everything that it started (law F3). The graph is used up: afterwards the flow is empty.
+    ///
+    /// Ctrl-C drains the run, again stops it, and once more ends the process with code 130. After a first run the process no longer
+    /// dies of Ctrl-C by itself, since a handler once installed stays: a program with several runs gives them one [`Interrupts`].
+    ///
+    /// # Panics
+    /// When called from async code: it blocks its thread. Use `tokio::task::spawn_blocking` there.
+    pub fn run(&mut self, until: Until) -> Result<Report, RunError> {
+        let warnings = self.problems(&until)?;
+        let interrupts = self.interrupts.clone().map_or_else(Interrupts::listen, Ok).map_err(RunError::Start)?;
+        let _steered = interrupts.steer(self.control.clone());
+        let graph = self.graph();
+        let jobs = std::mem::take(&mut self.nodes).into_iter().map(|node| node.jobs).collect();
+        let edges = std::mem::take(&mut self.edges);
+        self.graph = Graph { name: graph.name.clone(), ..Graph::default() };
+        self.capacities.clear();
+        runner::run(graph, edges, jobs, &until, &self.control, &self.stats, warnings)
+    }
+
+    fn problems(&self, until: &Until) -> Result<Vec<GraphWarning>, GraphErrors> {
+        let graph = self.graph();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let (mut errors, warnings) = graph.check(cores);
+        errors.extend(self.misuse.iter().cloned());
+        if let Goal::Items(sink, _) = &until.0 {
+            let sinks: Vec<String> =
+                graph.nodes.iter().filter(|node| node.kind == Kind::Sink).map(|node| node.name.clone()).collect();
+            if !sinks.contains(sink) {
+                errors.push(GraphError::UnknownSink { name: sink.clone(), sinks });
+            }
+        }
+        if errors.is_empty() { Ok(warnings) } else { Err(GraphErrors(errors)) }
+    }
+
+    fn node(&mut self, name: &str, kind: Kind, spec: &StageSpec, replicable: bool) -> usize {
+        self.graph.nodes.push(NodePlan {
+            name: name.to_owned(),
+            kind,
+            workers: spec.workers,
+            replicable,
+            ordered: spec.ordered,
+            threads: spec.threads,
+            window: spec.window.is_some(),
+            knob: spec.knob.clone(),
+        });
+        self.nodes.push(Node { jobs: None, publishes: spec.publishes.clone(), subscribes: spec.subscribes.clone() });
+        self.nodes.len() - 1
+    }
+
+    fn jobs(&mut self, node: usize, jobs: impl FnOnce(&Until) -> Vec<Job> + Send + 'static) {
+        self.nodes[node].jobs = Some(Box::new(jobs));
+    }
+
+    fn output<T: Message>(&mut self, from: usize) -> (Port<T>, Arc<Slot<T>>) {
+        let slot = Slot::new();
+        let plan = EdgePlan { from, to: None, carries: short_type_name::<T>(), capacity: self.default_capacity };
+        self.graph.edges.push(plan);
+        self.capacities.push(None);
+        let build = Arc::clone(&slot);
+        self.edges.push(Box::new(move |capacity| build.build(capacity)));
+        let port = Port { edge: self.graph.edges.len() - 1, flow: Arc::clone(&self.identity), slot: Arc::clone(&slot) };
+        (port, slot)
+    }
+
+    fn connect<T>(&mut self, node: usize, port: &Port<T>) {
+        if self.owns(port) {
+            self.graph.edges[port.edge].to = Some(node);
+        } else {
+            self.misuse.push(GraphError::ForeignPort { user: self.graph.name(node).to_owned() });
+        }
+    }
+
+    fn owns<T>(&self, port: &Port<T>) -> bool {
+        Arc::ptr_eq(&self.identity, &port.flow) && port.edge < self.capacities.len()
+    }
+}
+
+impl fmt::Debug for Flow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Flow").field(&self.graph()).finish()
+    }
+}

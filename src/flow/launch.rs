@@ -1,0 +1,82 @@
+//! Turns what a user declared into jobs: one per worker, each owning its ends.
+//!
+//! A job settles before it lets go of its ends: a failure is told, and the run stopped, before neighbours can see an edge close. So
+//! the first failure that the runner hears of is the root cause (law F3).
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::mpsc::Sender;
+use std::task::Poll;
+use std::thread;
+
+use super::StageError;
+use super::control::Signal;
+use super::io::Seat;
+use super::runner::{Cause, Event, StageFailure};
+
+/// Where a worker reports to.
+#[derive(Clone)]
+pub(crate) struct Post {
+    pub(crate) seat: Seat,
+    pub(crate) events: Sender<Event>,
+    pub(crate) node: usize,
+    pub(crate) worker: usize,
+}
+
+impl Post {
+    /// Books how a worker's code ended, while it still holds its ends. `ended`: it was told that its input ended, or has none.
+    pub(crate) fn settle(&self, result: thread::Result<Result<(), StageError>>, ended: bool) {
+        let cause = match result {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => error.into_cause().map(Cause::Failed),
+            Err(panic) => Some(Cause::Panicked(panic_message(panic.as_ref()))),
+        };
+        if let Some(cause) = cause {
+            self.fail(cause);
+        } else if !ended {
+            // Nobody takes this worker's input any more, and a source that waits for admission would not notice by itself.
+            self.seat.control.raise(Signal::Drain);
+        }
+    }
+
+    pub(crate) fn fail(&self, cause: Cause) {
+        let failure = StageFailure { stage: self.seat.stage.to_string(), worker: self.worker, cause };
+        self.events.send(Event::Failed(failure)).expect("the runner hears until every worker is gone");
+        self.seat.control.raise(Signal::Stop);
+    }
+}
+
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without a message".into())
+}
+
+/// The work of one worker.
+pub(crate) enum Job {
+    Thread(Box<dyn FnOnce(Post) + Send>),
+    Task(Box<dyn FnOnce(Post) -> TaskFuture + Send>),
+}
+
+type TaskFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl Job {
+    pub(crate) fn thread(body: impl FnOnce(Post) + Send + 'static) -> Self {
+        Job::Thread(Box::new(body))
+    }
+
+    pub(crate) fn task<F: Future<Output = ()> + Send + 'static>(body: impl FnOnce(Post) -> F + Send + 'static) -> Self {
+        Job::Task(Box::new(|post| Box::pin(body(post))))
+    }
+}
+
+/// What a worker's future ends with, panics included.
+pub(crate) async fn catch<F: Future<Output = Result<(), StageError>>>(future: F) -> thread::Result<Result<(), StageError>> {
+    let mut future = std::pin::pin!(future);
+    std::future::poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
+        Ok(Poll::Pending) => Poll::Pending,
+        Ok(Poll::Ready(result)) => Poll::Ready(Ok(result)),
+        Err(panic) => Poll::Ready(Err(panic)),
+    })
+    .await
+}

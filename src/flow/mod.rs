@@ -1,0 +1,73 @@
+//! The dataflow engine: a typed graph of stages joined by bounded edges. It knows nothing of language models.
+//!
+//! A [`Flow`] is declared top to bottom: sources, stages, tees, merges and sinks, each on the typed [`Port`]s of those before it.
+//! [`Flow::run`] checks the graph, gives every stage a named OS thread (it computes) or a tokio task (it waits), joins all of them
+//! and returns a [`Report`].
+//!
+//! ```
+//! use rollflow::flow::{Flow, Until, from_iter, map};
+//!
+//! let mut flow = Flow::new("squares");
+//! let numbers = flow.source("numbers", from_iter(0..4u64));
+//! let squares = flow.stage("square", numbers, map(|x: u64| x * x));
+//! flow.sink("print", squares, |x: u64| println!("{x}"));
+//! let report = flow.run(Until::finished())?;
+//! assert_eq!(report.stage("print").map(|stage| stage.items_in), Some(4));
+//! # Ok::<(), rollflow::flow::RunError>(())
+//! ```
+//!
+//! Laws held here:
+//! - F1: every edge is bounded in items and tokens ([`Capacity`]); a full edge blocks its producer.
+//! - F2: data flows one way; the one feedback is a [`weights`] edge, where the newest wins and nothing blocks.
+//! - F3: a failing stage stops the others; all are joined; the root cause comes first in [`RunError`].
+//! - F4: the runner owns every wait, so each worker's time is the exact sum of its [`State`]s.
+//! - F5: *end*, *drain* and *stop* travel in band. See [`Control`] for why no wait outlives them.
+
+mod check;
+mod clock;
+mod closures;
+mod control;
+mod edge;
+mod graph;
+mod interrupts;
+mod io;
+mod launch;
+mod message;
+mod nodes;
+mod order;
+mod plan;
+mod port;
+mod render;
+mod report;
+mod runner;
+mod stage;
+mod stats;
+mod sync;
+mod until;
+mod verdict;
+mod wait;
+mod weights;
+mod window;
+
+pub use check::{GraphError, GraphErrors, GraphWarning};
+pub use clock::{State, Times};
+pub use closures::{
+    Batched, PerItem, PerItemAsync, Series, batch, filter, filter_map, flat_map, from_iter, map, map_async, try_map,
+};
+pub use control::{Control, Signal};
+pub use edge::Capacity;
+pub use graph::Flow;
+pub use interrupts::Interrupts;
+pub use io::{AsyncIo, Io, TryRecv};
+pub(crate) use launch::panic_message;
+pub use message::Message;
+pub use nodes::{IntoSink, IntoStage, SinkResult};
+pub use plan::{EdgePlan, Graph, Kind, NodePlan, WeightsPlan};
+pub use port::Port;
+pub use report::{EdgeReport, Ended, Report, Snapshot, StageReport, WorkerTime};
+pub use runner::{Cause, RunError, StageFailure};
+pub use stage::{AsyncStage, Sink, Source, Stage, StageError, StageSpec};
+pub use stats::Stats;
+pub use until::Until;
+pub use weights::{OutdatedVersion, WeightsId, WeightsRx, WeightsTx, weights};
+pub use window::Window;

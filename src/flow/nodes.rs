@@ -1,0 +1,230 @@
+//! The jobs of each kind of node: how sources, stages, sinks, tees and merges run.
+
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use super::clock::State;
+use super::control::Signal;
+use super::edge::{Rx, Tx};
+use super::io::{AsyncIo, Inlet, Io, Outlet, Seat};
+use super::launch::{Job, Post, catch};
+use super::order::Turnstile;
+use super::wait::block_on;
+use super::{AsyncStage, Message, Sink, Source, Stage, StageError, StageSpec, Until};
+
+/// A stage ready to be wired.
+pub struct StageNode<In, Out> {
+    pub(crate) spec: StageSpec,
+    pub(crate) task: bool,
+    pub(crate) replicable: bool,
+    pub(crate) jobs: WireStage<In, Out>,
+}
+
+type WireStage<In, Out> = Box<dyn FnOnce(Rx<In>, Tx<Out>) -> Vec<Job> + Send>;
+
+/// Marks what runs on an OS thread.
+pub struct OnThread;
+/// Marks what runs on tokio.
+pub struct OnTokio;
+/// Marks a closure.
+pub struct ByClosure;
+
+/// Whatever [`Flow::stage`](super::Flow::stage) takes: every [`Stage`] and every [`AsyncStage`]. Not to be implemented; `Place` only
+/// keeps the two apart.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a stage that takes `{In}`",
+    label = "wired to a port of `{In}`",
+    note = "implement `Stage` or `AsyncStage` with `type In = {In}`, or wire it to a port of what it takes"
+)]
+pub trait IntoStage<In, Out, Place> {
+    /// Makes it ready to be wired.
+    #[doc(hidden)]
+    fn into_node(self) -> StageNode<In, Out>;
+}
+
+impl<S: Stage> IntoStage<S::In, S::Out, OnThread> for S {
+    fn into_node(self) -> StageNode<S::In, S::Out> {
+        let spec = self.spec();
+        let (workers, order) = (spec.workers, turnstile(&spec));
+        let job = |mut stage: S, rx, tx, order| {
+            Job::thread(move |post| {
+                let mut io = Io(AsyncIo::new(rx, tx, order, post.seat.clone()));
+                let result = catch_unwind(AssertUnwindSafe(|| stage.run(&mut io)));
+                post.settle(result, io.0.inlet.ended);
+            })
+        };
+        let replicable = self.replica().is_some();
+        let jobs = Box::new(move |rx: Rx<S::In>, tx: Tx<S::Out>| {
+            let copies: Vec<S> = (1..workers).filter_map(|_| self.replica()).collect();
+            copies.into_iter().chain([self]).map(|stage| job(stage, rx.clone(), tx.clone(), order.clone())).collect()
+        });
+        StageNode { spec, task: false, replicable, jobs }
+    }
+}
+
+impl<S: AsyncStage> IntoStage<S::In, S::Out, OnTokio> for S {
+    fn into_node(self) -> StageNode<S::In, S::Out> {
+        let spec = self.spec();
+        let (workers, order) = (spec.workers, turnstile(&spec));
+        let job = |mut stage: S, rx, tx, order| {
+            Job::task(async move |post: Post| {
+                let mut io = AsyncIo::new(rx, tx, order, post.seat.clone());
+                let result = catch(stage.run(&mut io)).await;
+                post.settle(result, io.inlet.ended);
+            })
+        };
+        let replicable = self.replica().is_some();
+        let jobs = Box::new(move |rx: Rx<S::In>, tx: Tx<S::Out>| {
+            let copies: Vec<S> = (1..workers).filter_map(|_| self.replica()).collect();
+            copies.into_iter().chain([self]).map(|stage| job(stage, rx.clone(), tx.clone(), order.clone())).collect()
+        });
+        StageNode { spec, task: true, replicable, jobs }
+    }
+}
+
+fn turnstile(spec: &StageSpec) -> Option<Arc<Turnstile>> {
+    (spec.ordered && spec.workers > 1).then(Arc::default)
+}
+
+pub(crate) fn source<S: Source>(mut source: S, tx: Tx<S::Out>) -> Job {
+    Job::thread(move |post| {
+        let window = source.spec().window;
+        let outlet = Outlet::new(tx, post.seat.clone());
+        let Seat { meter, control, .. } = &post.seat;
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            while control.signal() == Signal::Run {
+                if let Some(window) = window.as_ref().filter(|window| !window.try_admit()) {
+                    let _credit = meter.wait(State::Credit);
+                    if !block_on(window.admit(control)) {
+                        break;
+                    }
+                }
+                let Some(item) = source.next()? else {
+                    window.iter().for_each(|window| window.give_back());
+                    break;
+                };
+                outlet.send_blocking(item)?;
+            }
+            Ok(())
+        }));
+        post.settle(result, true);
+    })
+}
+
+/// A sink ready to be wired.
+pub struct SinkNode<T> {
+    pub(crate) spec: StageSpec,
+    pub(crate) job: Box<dyn FnOnce(Rx<T>, Until) -> Job + Send>,
+}
+
+/// Whatever [`Flow::sink`](super::Flow::sink) takes: every [`Sink`], and closures `FnMut(T)` or `FnMut(T) -> Result<(), StageError>`.
+/// Not to be implemented; `By` only keeps them apart.
+#[diagnostic::on_unimplemented(message = "`{Self}` is not a sink that takes `{T}`", label = "wired to a port of `{T}`")]
+pub trait IntoSink<T, By> {
+    /// Makes it ready to be wired.
+    #[doc(hidden)]
+    fn into_node(self) -> SinkNode<T>;
+}
+
+impl<S: Sink> IntoSink<S::In, OnThread> for S {
+    fn into_node(mut self) -> SinkNode<S::In> {
+        let spec = self.spec();
+        let job = |rx, until: Until| {
+            Job::thread(move |post| {
+                let mut inlet = Inlet::new(rx, post.seat.clone());
+                let result = catch_unwind(AssertUnwindSafe(|| {
+                    let mut taken = 0;
+                    while let Some(item) = inlet.recv_blocking() {
+                        self.accept(item)?;
+                        taken += 1;
+                        if until.is_reached(taken, &post.seat.stage) {
+                            break;
+                        }
+                    }
+                    self.finish()
+                }));
+                post.settle(result, inlet.ended);
+            })
+        };
+        SinkNode { spec, job: Box::new(job) }
+    }
+}
+
+impl<T: Message, R: SinkResult, F: FnMut(T) -> R + Send + 'static> IntoSink<T, ByClosure> for F {
+    fn into_node(self) -> SinkNode<T> {
+        Each { take: self, _types: PhantomData }.into_node()
+    }
+}
+
+/// What a closure may return as a sink.
+pub trait SinkResult {
+    /// As a result.
+    #[doc(hidden)]
+    fn into_result(self) -> Result<(), StageError>;
+}
+
+impl SinkResult for () {
+    fn into_result(self) -> Result<(), StageError> {
+        Ok(self)
+    }
+}
+
+impl SinkResult for Result<(), StageError> {
+    fn into_result(self) -> Result<(), StageError> {
+        self
+    }
+}
+
+struct Each<F, T> {
+    take: F,
+    _types: PhantomData<fn(T)>,
+}
+
+impl<T: Message, R: SinkResult, F: FnMut(T) -> R + Send + 'static> Sink for Each<F, T> {
+    type In = T;
+
+    fn accept(&mut self, item: T) -> Result<(), StageError> {
+        (self.take)(item).into_result()
+    }
+}
+
+/// Sends every item to every branch, in order. The slowest branch holds the others back by at most their edges' capacity.
+pub(crate) fn tee<T: Message + Clone>(rx: Rx<T>, branches: Vec<Tx<T>>) -> Job {
+    Job::task(async move |post: Post| {
+        let mut inlet = Inlet::new(rx, post.seat.clone());
+        let mut outlets: Vec<Outlet<T>> = branches.into_iter().map(|tx| Outlet::new(tx, post.seat.clone())).collect();
+        let last = outlets.pop();
+        let result = catch(async {
+            while let Some(item) = inlet.recv().await {
+                tokio::task::coop::consume_budget().await;
+                for outlet in &outlets {
+                    outlet.send(item.clone()).await?;
+                }
+                if let Some(last) = &last {
+                    last.send(item).await?;
+                }
+            }
+            Ok(())
+        })
+        .await;
+        post.settle(result, inlet.ended);
+    })
+}
+
+/// Forwards one of a merge's inputs. Each input has a worker of its own, so that none is ever waited for in a `select!`.
+pub(crate) fn merge<T: Message>(rx: Rx<T>, tx: Tx<T>) -> Job {
+    Job::task(async move |post: Post| {
+        let mut inlet = Inlet::new(rx, post.seat.clone());
+        let outlet = Outlet::new(tx, post.seat.clone());
+        let result = catch(async {
+            while let Some(item) = inlet.recv().await {
+                tokio::task::coop::consume_budget().await;
+                outlet.send(item).await?;
+            }
+            Ok(())
+        })
+        .await;
+        post.settle(result, inlet.ended);
+    })
+}

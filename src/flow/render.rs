@@ -1,0 +1,112 @@
+//! Drawings of a graph: Mermaid, DOT and JSON. Weights edges are dashed.
+
+use std::fmt::Write;
+
+use super::{Capacity, EdgePlan, Graph, Kind, NodePlan};
+
+impl Graph {
+    /// As a Mermaid flowchart.
+    pub fn to_mermaid(&self) -> String {
+        let mut text = String::from("flowchart LR\n");
+        for (index, node) in self.nodes.iter().enumerate() {
+            let (open, close) = match node.kind {
+                Kind::Source | Kind::Sink => ("([", "])"),
+                Kind::Tee | Kind::Merge => ("{{", "}}"),
+                Kind::Stage => ("[", "]"),
+                Kind::Task => ("(", ")"),
+            };
+            line(&mut text, format_args!("  n{index}{open}\"{}\"{close}", html(&label(node))));
+        }
+        for (edge, to) in joined(self) {
+            line(&mut text, format_args!("  n{} -->|\"{}\"| n{to}", edge.from, html(&edge_label(edge))));
+        }
+        for edge in &self.weights {
+            line(&mut text, format_args!("  n{} -.->|weights| n{}", edge.from, edge.to));
+        }
+        text
+    }
+
+    /// As a Graphviz digraph.
+    pub fn to_dot(&self) -> String {
+        let mut text = format!("digraph {} {{\n  rankdir=LR;\n", quoted(&self.name));
+        for (index, node) in self.nodes.iter().enumerate() {
+            let shape = match node.kind {
+                Kind::Source | Kind::Sink => "oval",
+                Kind::Tee | Kind::Merge => "hexagon",
+                Kind::Stage => "box",
+                Kind::Task => "box, style=rounded",
+            };
+            line(&mut text, format_args!("  n{index} [label={}, shape={shape}];", quoted(&label(node))));
+        }
+        for (edge, to) in joined(self) {
+            line(&mut text, format_args!("  n{} -> n{to} [label={}];", edge.from, quoted(&edge_label(edge))));
+        }
+        for edge in &self.weights {
+            line(
+                &mut text,
+                format_args!("  n{} -> n{} [label=\"weights\", style=dashed, constraint=false];", edge.from, edge.to),
+            );
+        }
+        text + "}\n"
+    }
+
+    /// As JSON: the plain data, nodes by index.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("names and numbers always serialise")
+    }
+}
+
+/// Edges that have both ends.
+fn joined(graph: &Graph) -> impl Iterator<Item = (&EdgePlan, usize)> {
+    graph.edges.iter().filter_map(|edge| edge.to.map(|to| (edge, to)))
+}
+
+/// One thing a line.
+fn label(node: &NodePlan) -> String {
+    let mut text = node.name.clone();
+    if node.workers > 1 && node.kind != Kind::Merge {
+        text += &format!("\n{} workers{}", node.workers, if node.ordered { ", ordered" } else { "" });
+    }
+    if node.threads > 0 {
+        let plural = if node.threads > 1 { "s" } else { "" };
+        text += &format!("\n{} thread{plural}{}", node.threads, if node.workers > 1 { " each" } else { "" });
+    }
+    if node.window {
+        text += "\nadmitted";
+    }
+    text
+}
+
+fn edge_label(edge: &EdgePlan) -> String {
+    let Capacity { items, tokens } = edge.capacity;
+    format!("{}\n{items} items, {} tokens", edge.carries, count(tokens as u64))
+}
+
+/// A count in at most four digits: 950, 12.3k, 1.05M.
+pub(crate) fn count(n: u64) -> String {
+    let scaled = |unit: f64, suffix| {
+        let value = n as f64 / unit;
+        let decimals = if value < 9.995 { 2 } else { usize::from(value < 99.95) };
+        format!("{value:.decimals$}{suffix}")
+    };
+    match n {
+        0..10_000 => n.to_string(),
+        10_000..1_000_000 => scaled(1e3, "k"),
+        1_000_000..1_000_000_000 => scaled(1e6, "M"),
+        _ => scaled(1e9, "G"),
+    }
+}
+
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
+}
+
+/// Mermaid reads labels as HTML.
+fn html(text: &str) -> String {
+    let escaped = text.replace('&', "&amp;").replace('"', "&quot;").replace('<', "&lt;").replace('>', "&gt;");
+    escaped.replace('\n', "<br/>")
+}
+
+fn line(text: &mut String, line: std::fmt::Arguments<'_>) {
+    writeln!(text, "{line}").expect("writing to a string can't fail");
+}

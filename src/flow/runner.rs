@@ -1,0 +1,223 @@
+//! Runs a checked graph: starts a named OS thread or a tokio task for every worker, hears how each ends, and joins all (law F3).
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+
+use tokio::runtime::{Builder, Runtime};
+
+use super::clock::{Clock, Meter};
+use super::control::{Control, Signal};
+use super::graph::{BuildEdge, BuildJobs};
+use super::io::Seat;
+use super::launch::{Job, Post, panic_message};
+use super::report::{Ended, Report};
+use super::stats::{Board, Stats};
+use super::wait::block_on;
+use super::{Graph, GraphErrors, GraphWarning, Kind, Until};
+
+/// Tasks only wait, so two threads carry any number of them.
+const TASK_THREADS: usize = 2;
+
+/// Why a worker failed.
+#[derive(Debug)]
+pub enum Cause {
+    /// It returned an error.
+    Failed(Box<dyn Error + Send + Sync>),
+    /// It panicked, with this message.
+    Panicked(String),
+}
+
+/// One worker's failure.
+#[derive(Debug)]
+pub struct StageFailure {
+    /// The stage's name.
+    pub stage: String,
+    /// Which of its workers, from 0.
+    pub worker: usize,
+    /// Why.
+    pub cause: Cause,
+}
+
+impl fmt::Display for StageFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let StageFailure { stage, worker, cause } = self;
+        write!(f, "stage {stage:?}")?;
+        if *worker > 0 {
+            write!(f, " (worker {worker})")?;
+        }
+        match cause {
+            Cause::Panicked(message) => write!(f, " panicked: {message}"),
+            Cause::Failed(error) => {
+                write!(f, " failed: {error}")?;
+                let mut source = error.source();
+                while let Some(error) = source {
+                    write!(f, ": {error}")?;
+                    source = error.source();
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Why a run gave no report.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// It was not started: the graph is wrong.
+    #[error(transparent)]
+    Graph(#[from] GraphErrors),
+    /// It was not started: the machine gave no runtime.
+    #[error("the run could not be started: {0}")]
+    Start(#[source] std::io::Error),
+    /// Stages failed. The first is the root cause, the others failed after it (law F3); everything was joined.
+    #[error("{}", list(failures))]
+    Failed {
+        /// In the order in which they happened.
+        failures: Vec<StageFailure>,
+        /// What the run did until then.
+        report: Box<Report>,
+    },
+}
+
+fn list(failures: &[StageFailure]) -> String {
+    let others = failures.iter().skip(1).map(|failure| format!("\nafterwards: {failure}"));
+    failures.iter().take(1).map(StageFailure::to_string).chain(others).collect()
+}
+
+/// What workers tell the runner.
+pub(crate) enum Event {
+    Failed(StageFailure),
+    /// The worker of this node is gone, and with it its ends.
+    Gone(usize),
+}
+
+/// Ends a worker's time and reports it gone, whichever way it goes.
+struct Leave {
+    meter: Arc<Meter>,
+    events: Sender<Event>,
+    node: usize,
+}
+
+impl Drop for Leave {
+    fn drop(&mut self) {
+        self.meter.end();
+        self.events.send(Event::Gone(self.node)).expect("the runner hears until every worker is gone");
+    }
+}
+
+/// A worker that was started.
+enum Started {
+    Thread(JoinHandle<()>),
+    Task(tokio::task::JoinHandle<()>),
+}
+
+pub(crate) fn run(
+    graph: Graph,
+    edges: Vec<BuildEdge>,
+    jobs: Vec<Option<BuildJobs>>,
+    until: &Until,
+    control: &Control,
+    stats: &Stats,
+    warnings: Vec<GraphWarning>,
+) -> Result<Report, RunError> {
+    for warning in &warnings {
+        tracing::warn!(flow = graph.name, "{warning}");
+    }
+    let runtime = Builder::new_multi_thread().worker_threads(TASK_THREADS).thread_name("flow-tasks").enable_all().build();
+    let runtime = runtime.map_err(RunError::Start)?;
+    let gauges = edges.into_iter().zip(&graph.edges).map(|(build, edge)| build(edge.capacity)).collect();
+    let jobs: Vec<Vec<Job>> = jobs.into_iter().map(|jobs| jobs.map_or_else(Vec::new, |jobs| jobs(until))).collect();
+    let clock = Clock::start();
+    let meters = jobs.iter().map(|jobs| jobs.iter().map(|_| Arc::new(Meter::new(clock.clone()))).collect()).collect();
+    let board = stats.publish(Board { clock, graph, meters, gauges });
+
+    let failures = supervise(board, jobs, control, &runtime);
+    // Waits for whatever tasks have spawned themselves.
+    drop(runtime);
+
+    let ended = match control.asked() {
+        _ if !failures.is_empty() => Ended::Failed,
+        Signal::Run => Ended::Finished,
+        Signal::Drain => Ended::Drained,
+        Signal::Stop => Ended::Stopped,
+    };
+    let report = Report::new(board.snapshot(), ended, warnings);
+    if failures.is_empty() { Ok(report) } else { Err(RunError::Failed { failures, report: Box::new(report) }) }
+}
+
+/// Starts all jobs, waits until every worker is gone, and returns the failures in the order in which they happened.
+fn supervise(board: &Board, jobs: Vec<Vec<Job>>, control: &Control, runtime: &Runtime) -> Vec<StageFailure> {
+    let (events, heard) = channel();
+    let is_sink = |node: usize| board.graph.nodes[node].kind == Kind::Sink;
+    let mut running: usize = jobs.iter().map(Vec::len).sum();
+    let mut sinks: usize = jobs.iter().enumerate().filter(|(node, _)| is_sink(*node)).map(|(_, jobs)| jobs.len()).sum();
+    let mut started = Vec::new();
+    for (node, jobs) in jobs.into_iter().enumerate() {
+        let stage: Arc<str> = board.graph.nodes[node].name.as_str().into();
+        for (worker, job) in jobs.into_iter().enumerate() {
+            let seat =
+                Seat { stage: Arc::clone(&stage), meter: Arc::clone(&board.meters[node][worker]), control: control.clone() };
+            let post = Post { seat, events: events.clone(), node, worker };
+            match start(job, post.clone(), runtime) {
+                Ok(handle) => started.push((post, handle)),
+                // Its ends are gone with the job, as if it had run.
+                Err(error) => post.fail(Cause::Failed(format!("its thread could not be started: {error}").into())),
+            }
+        }
+    }
+    let mut failures = Vec::new();
+    while running > 0 {
+        match heard.recv().expect("the runner holds a sender itself") {
+            Event::Failed(failure) => failures.push(failure),
+            Event::Gone(node) => {
+                running -= 1;
+                sinks -= usize::from(is_sink(node));
+                if sinks == 0 {
+                    // Nothing can be delivered any more, so nobody shall wait for weights to make it with.
+                    control.raise(Signal::Stop);
+                }
+            }
+        }
+    }
+    for (post, handle) in started {
+        let panic = match handle {
+            Started::Thread(handle) => handle.join().err(),
+            Started::Task(handle) => block_on(handle).err().and_then(|error| error.try_into_panic().ok()),
+        };
+        // A stage's own panics are caught where they happen; what arrives here is a panic while it was dropped.
+        if let Some(panic) = panic {
+            post.fail(Cause::Panicked(panic_message(panic.as_ref())));
+        }
+    }
+    failures.extend(heard.try_iter().filter_map(|event| match event {
+        Event::Failed(failure) => Some(failure),
+        Event::Gone(_) => None,
+    }));
+    failures
+}
+
+fn start(job: Job, post: Post, runtime: &Runtime) -> std::io::Result<Started> {
+    let leave = Leave { meter: Arc::clone(&post.seat.meter), events: post.events.clone(), node: post.node };
+    match job {
+        Job::Thread(body) => {
+            let name = match post.worker {
+                0 => post.seat.stage.to_string(),
+                worker => format!("{}-{worker}", post.seat.stage),
+            };
+            let body = move || {
+                leave.meter.begin();
+                body(post);
+                drop(leave);
+            };
+            std::thread::Builder::new().name(name).spawn(body).map(Started::Thread)
+        }
+        Job::Task(body) => Ok(Started::Task(runtime.spawn(async move {
+            leave.meter.begin();
+            body(post).await;
+            drop(leave);
+        }))),
+    }
+}

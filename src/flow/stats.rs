@@ -1,0 +1,85 @@
+//! The live view of a run: the same rows as the final report, at any time, from any thread.
+
+use std::sync::{Arc, OnceLock};
+
+use super::clock::{Clock, Meter, Times};
+use super::edge::Gauge;
+use super::report::{EdgeReport, Snapshot, StageReport, WorkerTime};
+use super::{Graph, Kind};
+
+/// Reads a run from outside. Costs the run nothing but an uncontended lock per worker and reading; clones read the same run.
+#[derive(Clone, Debug, Default)]
+pub struct Stats(Arc<OnceLock<Board>>);
+
+/// Everything that is measured.
+#[derive(Debug)]
+pub(crate) struct Board {
+    pub(crate) clock: Clock,
+    pub(crate) graph: Graph,
+    /// By node, by worker.
+    pub(crate) meters: Vec<Vec<Arc<Meter>>>,
+    /// By edge.
+    pub(crate) gauges: Vec<Arc<Gauge>>,
+}
+
+impl Stats {
+    /// The run as of now; `None` before it started.
+    pub fn snapshot(&self) -> Option<Snapshot> {
+        self.0.get().map(Board::snapshot)
+    }
+
+    pub(crate) fn publish(&self, board: Board) -> &Board {
+        self.0.get_or_init(|| board)
+    }
+}
+
+impl Board {
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let stages = self.graph.nodes.iter().zip(&self.meters).map(|(node, meters)| {
+            use std::sync::atomic::Ordering::Relaxed;
+            let sum = |of: fn(&Meter) -> u64| meters.iter().map(|meter| of(meter)).sum();
+            StageReport {
+                name: node.name.clone(),
+                kind: node.kind,
+                knob: knob(node.kind, node.replicable, node.knob.as_deref()),
+                workers: meters.iter().map(|meter| worker(meter.read())).collect(),
+                items_in: sum(|meter| meter.items_in.load(Relaxed)),
+                items_out: sum(|meter| meter.items_out.load(Relaxed)),
+                tokens_in: sum(|meter| meter.tokens_in.load(Relaxed)),
+                tokens_out: sum(|meter| meter.tokens_out.load(Relaxed)),
+            }
+        });
+        let edges = self.graph.edges.iter().zip(&self.gauges).map(|(edge, gauge)| {
+            let flowed = gauge.read();
+            EdgeReport {
+                name: self.graph.edge_name(edge),
+                from: self.graph.name(edge.from).into(),
+                to: edge.to.map_or_else(String::new, |to| self.graph.name(to).into()),
+                capacity: gauge.capacity,
+                sent: flowed.sent,
+                received: flowed.received,
+                depth_items: flowed.sent.saturating_sub(flowed.received),
+                depth_tokens: flowed.tokens_sent.saturating_sub(flowed.tokens_received),
+                credit_out: flowed.credit_out as u64,
+            }
+        });
+        Snapshot { flow: self.graph.name.clone(), wall: self.clock.now(), stages: stages.collect(), edges: edges.collect() }
+    }
+}
+
+fn worker((wall, time): (u64, Times)) -> WorkerTime {
+    WorkerTime { wall, time }
+}
+
+fn knob(kind: Kind, replicable: bool, own: Option<&str>) -> String {
+    own.map(str::to_owned).unwrap_or_else(|| {
+        match kind {
+            Kind::Source => "speed: the others wait for what it makes",
+            Kind::Sink => "speed: the others wait for it to take more",
+            Kind::Tee | Kind::Merge => "to carry at a time: fewer, larger items",
+            Kind::Stage | Kind::Task if replicable => "workers",
+            Kind::Stage | Kind::Task => "threads",
+        }
+        .into()
+    })
+}

@@ -1,0 +1,53 @@
+//! rollflow: RL post-training of language models as a pipelined dataflow.
+//!
+//! Prompts flow through generator, reward, filter and batcher to a trainer whose new weights flow back, over bounded channels, so
+//! that generation overlaps training. [`flow`] is the dataflow engine and knows nothing of language models; everything else puts
+//! data types, losses, models and engines on it.
+#![deny(missing_docs)]
+
+pub mod algo;
+pub mod data;
+pub mod engine;
+pub mod flow;
+#[cfg(feature = "torch")]
+pub mod model;
+pub mod observe;
+pub mod recipe;
+pub mod stages;
+pub mod train;
+
+/// What a program that declares a pipeline needs.
+pub mod prelude {
+    pub use crate::algo::filters::{self, GroupFilter, Verdict};
+    pub use crate::algo::{AdvantageConfig, Aggregation, CrossEntropy, Grpo, Loss, Schedule, is_correct};
+    pub use crate::data::{Batch, DataBuffer, Group, Prompt, Sample, Scored, Status, Tokenizer, arithmetic};
+    #[cfg(feature = "torch")]
+    pub use crate::engine::OnNewWeights;
+    pub use crate::engine::SamplingParams;
+    pub use crate::flow::{
+        Capacity, Flow, Interrupts, Io, Message, Port, Report, Sink, Source, Stage, StageError, StageSpec, Until, batch, filter,
+        filter_map, flat_map, from_iter, map, map_async, weights,
+    };
+    #[cfg(feature = "torch")]
+    pub use crate::model::ModelConfig;
+    pub use crate::observe::logs::ConsoleLogger;
+    pub use crate::observe::{Console, Metric, Metrics, StepMetrics};
+    pub use crate::stages::Admission;
+    pub use crate::stages::batch::Batcher;
+    pub use crate::stages::filter::{Fallback, Filter};
+    pub use crate::stages::reward::{OnFailure, Reward};
+    pub use crate::stages::sink::RunLog;
+    pub use crate::stages::source::{Prompts, Supervised};
+    pub use crate::stages::sync::WeightSync;
+    pub use crate::stages::train::{OnStale, Trained, Trainer};
+    #[cfg(feature = "torch")]
+    pub use crate::stages::{Policy, generate::Generator};
+    #[cfg(feature = "torch")]
+    pub use crate::train::{LocalBackend, LocalConfig};
+    pub use crate::train::{SftConfig, TrainFuture, TrainingBackend, run_sft_training};
+}
+
+/// The README, so that its Rust code is compiled with the doc tests.
+#[cfg(all(doctest, feature = "torch"))]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

@@ -1,0 +1,35 @@
+//! Attention over whole sequences, and the masks of layers that see a window only.
+
+use tch::{Device, Kind, Tensor};
+
+/// One mask for each distinct window among a model's layers, made once for all of them; none where no mask is needed.
+pub(super) struct MaskByWindow(Vec<(Option<usize>, Option<Tensor>)>);
+
+impl MaskByWindow {
+    pub fn new(windows: &[Option<usize>], make: impl Fn(Option<usize>) -> Option<Tensor>) -> Self {
+        let mut distinct = windows.to_vec();
+        distinct.sort_unstable();
+        distinct.dedup();
+        MaskByWindow(distinct.into_iter().map(|window| (window, make(window))).collect())
+    }
+
+    pub fn get(&self, window: Option<usize>) -> Option<&Tensor> {
+        self.0.iter().find(|(known, _)| *known == window).and_then(|(_, mask)| mask.as_ref())
+    }
+}
+
+/// Which positions a layer of a given window sees in sequences of `len` tokens: nothing to say where causality is all there is.
+pub(super) fn window_mask(len: i64, window: Option<usize>, device: Device) -> Option<Tensor> {
+    let window = window.map(|window| window as i64).filter(|&window| window < len)?;
+    Some(Tensor::ones([len, len], (Kind::Bool, device)).tril(0).triu(1 - window))
+}
+
+/// Causal attention within each row of a rectangle. `q` is `[rows, columns, heads, dim]`, `k` and `v` have the key heads instead;
+/// the result is `[rows · columns, heads · dim]`.
+pub(super) fn causal(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>) -> Tensor {
+    let [q, k, v] = [q, k, v].map(|x| x.transpose(1, 2));
+    let grouped = q.size()[1] != k.size()[1];
+    let out = Tensor::scaled_dot_product_attention(&q, &k, &v, mask, 0.0, mask.is_none(), None, grouped);
+    let (rows, columns) = (out.size()[0], out.size()[2]);
+    out.transpose(1, 2).reshape([rows * columns, -1])
+}

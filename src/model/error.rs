@@ -1,0 +1,104 @@
+//! What can be wrong with a model folder, said so that one can mend it.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// A model that can't be read, written or used.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// The file system refused.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What it said.
+        source: std::io::Error,
+    },
+    /// A file that is no JSON object.
+    #[error("{}: not a JSON object: {reason}", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What the parser said.
+        reason: String,
+    },
+    /// A key that the family needs.
+    #[error("{}: key `{key}` is missing; a {family} model needs it", path.display())]
+    MissingKey {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// The model's family, or `language` while it isn't known.
+        family: &'static str,
+    },
+    /// A key whose value has the wrong type or range.
+    #[error("{}: key `{key}` is {found}; expected {expected}", path.display())]
+    BadKey {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// Its value, as JSON.
+        found: String,
+        /// What would be right.
+        expected: String,
+    },
+    /// A value that transformers understands and this library does not.
+    #[error("{}: `{key}` = {found} is not supported; supported: {supported}", path.display())]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// Its value, as JSON.
+        found: String,
+        /// What is supported.
+        supported: &'static str,
+    },
+    /// A safetensors file that breaks its own format.
+    #[error("{}: not a readable safetensors file: {reason}", path.display())]
+    Safetensors {
+        /// The file.
+        path: PathBuf,
+        /// What the parser said.
+        reason: String,
+    },
+    /// Tensors that don't make up the model of `config.json`: everything that is wrong, at once.
+    #[error("{}: the tensors don't fit config.json:{problems}", path.display())]
+    Tensors {
+        /// The folder.
+        path: PathBuf,
+        /// All that is wrong.
+        problems: TensorProblems,
+    },
+}
+
+/// Every difference between the tensors a configuration needs and those a folder holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TensorProblems {
+    /// Needed, not there.
+    pub missing: Vec<String>,
+    /// There, not needed.
+    pub unexpected: Vec<String>,
+    /// Right name, unusable content: `name: what is wrong`.
+    pub unusable: Vec<String>,
+}
+
+impl TensorProblems {
+    /// Whether nothing is wrong.
+    pub fn is_empty(&self) -> bool {
+        self.missing.is_empty() && self.unexpected.is_empty() && self.unusable.is_empty()
+    }
+}
+
+impl fmt::Display for TensorProblems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (what, names) in [("missing", &self.missing), ("unexpected", &self.unexpected), ("unusable", &self.unusable)] {
+            if !names.is_empty() {
+                write!(f, "\n  {what} ({}): {}", names.len(), names.join(", "))?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,186 @@
+//! Models from and to Hugging Face folders.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use memmap2::Mmap;
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView, View};
+use serde_json::{Value, json};
+use tch::{Kind, Tensor};
+
+use super::{Entry, Layout, ModelConfig, ModelError, TensorProblems, Weights};
+
+/// Loads `config.json` and the weights beside it, `model.safetensors` or the shards of `model.safetensors.index.json`, as f32.
+/// Everything that is wrong with the tensors is reported at once.
+pub fn load_hf(dir: &Path) -> Result<(ModelConfig, Weights), ModelError> {
+    let config = ModelConfig::from_dir(dir)?;
+    let layout = Layout::new(&config);
+    let files = weight_files(dir)?.into_iter().map(MappedFile::open).collect::<Result<Vec<_>, _>>()?;
+    let parsed = files.iter().map(|file| Ok((file, file.parse()?))).collect::<Result<Vec<_>, ModelError>>()?;
+    let mut found: BTreeMap<&str, TensorView> = BTreeMap::new();
+    for (_, tensors) in &parsed {
+        found.extend(tensors.iter());
+    }
+
+    let mut problems = TensorProblems::default();
+    let flat = Tensor::zeros([layout.total() as i64], (Kind::Float, tch::Device::Cpu));
+    for entry in layout.entries() {
+        match found.remove(entry.name.as_str()) {
+            None => problems.missing.push(entry.name.clone()),
+            Some(view) => match read_tensor(entry, &view) {
+                Ok(tensor) => flat.narrow(0, entry.offset as i64, entry.len() as i64).copy_(&tensor.view([-1])),
+                Err(problem) => problems.unusable.push(problem),
+            },
+        }
+    }
+    if config.tied
+        && let Some(view) = found.remove("lm_head.weight")
+    {
+        problems.unusable.extend(tied_head_problem(&layout, &flat, &view));
+    }
+    // Buffers that old checkpoints carry and everyone recomputes.
+    found.retain(|name, _| !name.ends_with(".rotary_emb.inv_freq"));
+    problems.unexpected.extend(found.keys().map(|name| name.to_string()));
+    if !problems.is_empty() {
+        return Err(ModelError::Tensors { path: dir.into(), problems });
+    }
+    Ok((config, Weights { layout: Arc::new(layout), flat }))
+}
+
+/// Writes `config.json`, `generation_config.json` and `model.safetensors` (f32) into `dir`, which is made if need be. A tokenizer's
+/// files are written by the tokenizer. Not atomic: write into a temporary folder and rename it.
+pub fn save_hf(dir: &Path, config: &ModelConfig, weights: &Weights) -> Result<(), ModelError> {
+    let io = |path: &Path| {
+        let path = path.to_path_buf();
+        move |source| ModelError::Io { path, source }
+    };
+    std::fs::create_dir_all(dir).map_err(io(dir))?;
+    let json = config.to_json();
+    let mut generation = json!({});
+    for key in ["bos_token_id", "eos_token_id", "pad_token_id"] {
+        if let Some(id) = json.get(key).filter(|id| !id.is_null()) {
+            generation[key] = id.clone();
+        }
+    }
+    for (name, object) in [("config.json", Value::Object(json)), ("generation_config.json", generation)] {
+        let path = dir.join(name);
+        std::fs::write(&path, format!("{object:#}\n")).map_err(io(&path))?;
+    }
+    let path = dir.join("model.safetensors");
+    let tensors = weights.layout.entries().iter().map(|entry| (entry.name.as_str(), Slice { entry, weights }));
+    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let failed = |error: safetensors::SafeTensorError| ModelError::Safetensors { path: path.clone(), reason: error.to_string() };
+    safetensors::serialize_to_file(tensors, Some(metadata), &path).map_err(failed)?;
+    readable_by_all(&path).map_err(io(&path))
+}
+
+/// The weights of one file, not read until they are looked at.
+struct MappedFile {
+    path: PathBuf,
+    map: Mmap,
+}
+
+impl MappedFile {
+    fn open(path: PathBuf) -> Result<Self, ModelError> {
+        let failed = |source| ModelError::Io { path: path.clone(), source };
+        let file = File::open(&path).map_err(failed)?;
+        // SAFETY: the file is only read, and copied out of before this function's caller returns. A file that another process cuts
+        // short meanwhile is the risk everyone who maps files takes.
+        let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
+        Ok(MappedFile { path, map })
+    }
+
+    fn parse(&self) -> Result<SafeTensors<'_>, ModelError> {
+        let failed =
+            |error: safetensors::SafeTensorError| ModelError::Safetensors { path: self.path.clone(), reason: error.to_string() };
+        SafeTensors::deserialize(&self.map).map_err(failed)
+    }
+}
+
+/// The one file, or every shard that the index names.
+fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
+    let index = dir.join("model.safetensors.index.json");
+    if !index.exists() || dir.join("model.safetensors").exists() {
+        return Ok(vec![dir.join("model.safetensors")]);
+    }
+    let text = std::fs::read_to_string(&index).map_err(|source| ModelError::Io { path: index.clone(), source })?;
+    let json = |reason: String| ModelError::Json { path: index.clone(), reason };
+    let value: Value = serde_json::from_str(&text).map_err(|error| json(error.to_string()))?;
+    let map = value["weight_map"].as_object().ok_or_else(|| json("it has no object `weight_map`".into()))?;
+    let mut names = map
+        .values()
+        .map(|name| name.as_str())
+        .collect::<Option<Vec<_>>>()
+        .ok_or_else(|| json("`weight_map` names no file".into()))?;
+    names.sort_unstable();
+    names.dedup();
+    Ok(names.into_iter().map(|name| dir.join(name)).collect())
+}
+
+/// The tensor in its own precision, or what is wrong with it.
+fn read_tensor(entry: &Entry, view: &TensorView) -> Result<Tensor, String> {
+    let (name, shape) = (&entry.name, view.shape());
+    if shape != entry.shape {
+        return Err(format!("{name}: shape {shape:?}, expected {:?}", entry.shape));
+    }
+    let kind = match view.dtype() {
+        Dtype::F32 => Kind::Float,
+        Dtype::F16 => Kind::Half,
+        Dtype::BF16 => Kind::BFloat16,
+        other => return Err(format!("{name}: dtype {other:?}, expected F32, F16 or BF16")),
+    };
+    let size: Vec<i64> = shape.iter().map(|&size| size as i64).collect();
+    Tensor::f_from_data_size(view.data(), &size, kind).map_err(|error| format!("{name}: {error}"))
+}
+
+/// A head beside a tied embedding must be that embedding; anything else would be dropped silently.
+fn tied_head_problem(layout: &Layout, flat: &Tensor, view: &TensorView) -> Option<String> {
+    let embedding = layout.entries().first()?;
+    let head = Entry { name: "lm_head.weight".into(), ..embedding.clone() };
+    let tensor = match read_tensor(&head, view) {
+        Ok(tensor) => tensor.to_kind(Kind::Float).view([-1]),
+        Err(problem) => return Some(problem),
+    };
+    let same = tensor == flat.narrow(0, embedding.offset as i64, embedding.len() as i64);
+    (!same).then(|| "lm_head.weight: differs from the embedding although tie_word_embeddings is true".into())
+}
+
+/// One tensor of the flat buffer, as the writer wants it.
+struct Slice<'a> {
+    entry: &'a Entry,
+    weights: &'a Weights,
+}
+
+impl View for Slice<'_> {
+    fn dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.entry.shape
+    }
+
+    fn data(&self) -> std::borrow::Cow<'_, [u8]> {
+        let mut numbers = vec![0f32; self.entry.len()];
+        let slice = self.weights.flat.detach().narrow(0, self.entry.offset as i64, self.entry.len() as i64);
+        slice.copy_data(&mut numbers, self.entry.len());
+        numbers.into_iter().flat_map(f32::to_le_bytes).collect()
+    }
+
+    fn data_len(&self) -> usize {
+        self.entry.len() * size_of::<f32>()
+    }
+}
+
+/// The writer makes a private temporary file and renames it; a checkpoint is for other users and servers, too.
+fn readable_by_all(path: &Path) -> std::io::Result<()> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o644))?;
+    }
+    Ok(())
+}

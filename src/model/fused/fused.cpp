@@ -1,0 +1,453 @@
+// Three operations of a decoder layer that libtorch runs as a dozen memory-bound passes on a CPU, each fused into one pass forward
+// and one backward: RMS norm, SwiGLU, and rotary causal attention over packed sequences of different lengths.
+//
+// f32, CPU, contiguous; fused.rs checks that and takes libtorch's own operations everywhere else. Held equal to them, gradients
+// included, by the tests in fused.rs. Every entry catches C++ exceptions and hands back their text, which the caller frees.
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+// One body, compiled for three instruction sets; the loader picks at start.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define EVERY_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define EVERY_CPU
+#endif
+#define INLINE inline __attribute__((always_inline))
+
+// e^x for x ≤ 88 to about 2 ulp, free of branches so that loops over it vectorise (the C library's expf does not).
+INLINE float exp_approx(float x) {
+  x = std::max(x, -87.0f);
+  const float scaled = x * 1.44269504088896341f;
+  const float whole = std::nearbyint(scaled);
+  const float rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  float poly = 1.9875691500e-4f;
+  poly = poly * rest + 1.3981999507e-3f;
+  poly = poly * rest + 8.3334519073e-3f;
+  poly = poly * rest + 4.1665795894e-2f;
+  poly = poly * rest + 1.6666665459e-1f;
+  poly = poly * rest + 5.0000001201e-1f;
+  poly = poly * rest * rest + rest + 1.0f;
+  const int32_t bits = (static_cast<int32_t>(whole) + 127) << 23;
+  float power;
+  std::memcpy(&power, &bits, sizeof power);
+  return poly * power;
+}
+
+INLINE float dot(const float* a, const float* b, int64_t n) {
+  float sum = 0.0f;
+  for (int64_t i = 0; i < n; i++) sum += a[i] * b[i];
+  return sum;
+}
+
+// Rows a worker thread should at least get.
+int64_t grain(int64_t row_cost) { return std::max<int64_t>(1, 32768 / std::max<int64_t>(1, row_cost)); }
+
+// ---- RMS norm: y = x / sqrt(mean(x²) + eps) · w, row by row
+
+EVERY_CPU void rms_norm_rows(const float* x, const float* w, float* y, float* rstd, int64_t begin, int64_t end, int64_t n, float eps) {
+  for (int64_t r = begin; r < end; r++) {
+    const float* xr = x + r * n;
+    float* yr = y + r * n;
+    const float scale = 1.0f / std::sqrt(dot(xr, xr, n) / n + eps);
+    for (int64_t i = 0; i < n; i++) yr[i] = xr[i] * scale * w[i];
+    rstd[r] = scale;
+  }
+}
+
+EVERY_CPU void rms_norm_rows_backward(const float* x, const float* w, const float* rstd, const float* dy, float* dx, float* dw,
+                                      int64_t begin, int64_t end, int64_t n) {
+  for (int64_t r = begin; r < end; r++) {
+    const float *xr = x + r * n, *dyr = dy + r * n;
+    float* dxr = dx + r * n;
+    const float s = rstd[r];
+    float sum = 0.0f;
+    for (int64_t i = 0; i < n; i++) {
+      const float g = dyr[i] * xr[i];
+      dw[i] += g * s;
+      sum += g * w[i];
+    }
+    const float k = sum * s * s * s / n;
+    for (int64_t i = 0; i < n; i++) dxr[i] = dyr[i] * w[i] * s - xr[i] * k;
+  }
+}
+
+struct RmsNorm : Function<RmsNorm> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& w, double eps) {
+    const int64_t n = x.size(-1), rows = x.numel() / n;
+    Tensor y = at::empty_like(x), rstd = at::empty({rows}, x.options());
+    const float *px = x.const_data_ptr<float>(), *pw = w.const_data_ptr<float>();
+    float *py = y.mutable_data_ptr<float>(), *pr = rstd.mutable_data_ptr<float>();
+    at::parallel_for(0, rows, grain(n), [&](int64_t b, int64_t e) { rms_norm_rows(px, pw, py, pr, b, e, n, eps); });
+    ctx->save_for_backward({x, w, rstd});
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const Tensor &x = saved[0], &w = saved[1], &rstd = saved[2];
+    const Tensor dy = grads[0].contiguous();
+    const int64_t n = x.size(-1), rows = x.numel() / n;
+    // One row of dw a thread, summed in order: the result depends on the thread count only, never on timing.
+    const int64_t threads = std::max<int64_t>(1, std::min<int64_t>(at::get_num_threads(), rows / grain(n)));
+    Tensor dx = at::empty_like(x), dw = at::zeros({threads, n}, x.options());
+    const float *px = x.const_data_ptr<float>(), *pw = w.const_data_ptr<float>(), *pr = rstd.const_data_ptr<float>(),
+                *pdy = dy.const_data_ptr<float>();
+    float *pdx = dx.mutable_data_ptr<float>(), *pdw = dw.mutable_data_ptr<float>();
+    at::parallel_for(0, threads, 1, [&](int64_t b, int64_t e) {
+      for (int64_t t = b; t < e; t++)
+        rms_norm_rows_backward(px, pw, pr, pdy, pdx, pdw + t * n, rows * t / threads, rows * (t + 1) / threads, n);
+    });
+    return {dx, threads == 1 ? dw.view({n}) : dw.sum(0), Tensor()};
+  }
+};
+
+// ---- SwiGLU: gate and up side by side in one row → silu(gate) · up
+
+EVERY_CPU void swiglu_rows(const float* gate_up, float* y, int64_t begin, int64_t end, int64_t n) {
+  for (int64_t r = begin; r < end; r++) {
+    const float *g = gate_up + r * 2 * n, *u = g + n;
+    float* yr = y + r * n;
+    for (int64_t i = 0; i < n; i++) yr[i] = g[i] / (1.0f + exp_approx(std::min(-g[i], 87.0f))) * u[i];
+  }
+}
+
+EVERY_CPU void swiglu_rows_backward(const float* gate_up, const float* dy, float* dgate_up, int64_t begin, int64_t end, int64_t n) {
+  for (int64_t r = begin; r < end; r++) {
+    const float *g = gate_up + r * 2 * n, *u = g + n, *dyr = dy + r * n;
+    float *dg = dgate_up + r * 2 * n, *du = dg + n;
+    for (int64_t i = 0; i < n; i++) {
+      const float sigmoid = 1.0f / (1.0f + exp_approx(std::min(-g[i], 87.0f)));
+      const float silu = g[i] * sigmoid;
+      du[i] = dyr[i] * silu;
+      dg[i] = dyr[i] * u[i] * (sigmoid + silu * (1.0f - sigmoid));
+    }
+  }
+}
+
+struct SwiGlu : Function<SwiGlu> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& gate_up) {
+    const int64_t n = gate_up.size(1) / 2, rows = gate_up.size(0);
+    Tensor y = at::empty({rows, n}, gate_up.options());
+    const float* px = gate_up.const_data_ptr<float>();
+    float* py = y.mutable_data_ptr<float>();
+    at::parallel_for(0, rows, grain(8 * n), [&](int64_t b, int64_t e) { swiglu_rows(px, py, b, e, n); });
+    ctx->save_for_backward({gate_up});
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const Tensor& gate_up = saved[0];
+    const Tensor dy = grads[0].contiguous();
+    const int64_t n = gate_up.size(1) / 2, rows = gate_up.size(0);
+    Tensor dx = at::empty_like(gate_up);
+    const float *px = gate_up.const_data_ptr<float>(), *pdy = dy.const_data_ptr<float>();
+    float* pdx = dx.mutable_data_ptr<float>();
+    at::parallel_for(0, rows, grain(8 * n), [&](int64_t b, int64_t e) { swiglu_rows_backward(px, pdy, pdx, b, e, n); });
+    return {dx};
+  }
+};
+
+// ---- Rotary causal attention over packed sequences
+//
+// A row of qkv is [heads·d | kv_heads·d | kv_heads·d] of one token. A sequence is a run of rows that may continue a prefix, the rows of an
+// earlier sequence, whose keys and values it shares with others. Positions count from the prefix's beginning. The backward rebuilds the
+// probabilities of one head at a time from the saved log-sum-exp.
+
+struct Sequence {
+  int64_t begin, len, prefix_begin, prefix;  // prefix: how many rows precede its own
+  int64_t total() const { return prefix + len; }
+  int64_t row_of(int64_t position) const { return position < prefix ? prefix_begin + position : begin + position - prefix; }
+};
+
+struct Shape {
+  int64_t heads, kv_heads, d, window;  // window: how many tokens back a query sees, itself included; 0 = all
+  float scale;
+  int64_t row() const { return (heads + 2 * kv_heads) * d; }
+  int64_t first(int64_t query) const { return window > 0 ? std::max<int64_t>(0, query - window + 1) : 0; }
+};
+
+// Rotates one head's vector by its position; `turn` = 1 forward, −1 back (the rotation's transpose).
+INLINE void rotate(const float* x, const float* cos, const float* sin, float turn, float* y, int64_t d) {
+  const int64_t half = d / 2;
+  for (int64_t i = 0; i < half; i++) {
+    const float a = x[i], b = x[i + half], c = cos[i], s = sin[i] * turn;
+    y[i] = a * c - b * s;
+    y[i + half] = b * c + a * s;
+  }
+}
+
+// Keys are handled in blocks of this many: one vector register of the widest set. Scratch rows are padded to whole blocks.
+constexpr int64_t BLOCK = 16;
+typedef float Block __attribute__((vector_size(BLOCK * sizeof(float)), aligned(sizeof(float)), may_alias));
+INLINE int64_t padded(int64_t len) { return (len + BLOCK - 1) / BLOCK * BLOCK; }
+
+// scale · q·k for every key up to the block of `query`, from transposed keys [d, stride]. Two sums, for one would wait for itself.
+INLINE void products(const float* q, const float* keys_t, int64_t stride, int64_t query, int64_t d, float scale, float* to) {
+  for (int64_t j = 0; j <= query; j += BLOCK) {
+    Block even = {}, odd = {};
+    for (int64_t c = 0; c < d; c += 2) {
+      even += q[c] * *reinterpret_cast<const Block*>(keys_t + c * stride + j);
+      odd += q[c + 1] * *reinterpret_cast<const Block*>(keys_t + (c + 1) * stride + j);
+    }
+    *reinterpret_cast<Block*>(to + j) = (even + odd) * scale;
+  }
+}
+
+// e^(score − shift) where the query sees the key, else 0; over whole blocks.
+INLINE void weigh(float* scores, int64_t first, int64_t query, float shift) {
+  const int64_t end = padded(query + 1);
+  for (int64_t j = 0; j < end; j++) {
+    const float p = exp_approx(std::min(scores[j] - shift, 87.0f));
+    scores[j] = (j >= first && j <= query) ? p : 0.0f;
+  }
+}
+
+// to += Σ weight_j · row_j over n rows. D is the head size where it is one of the usual ones, so that the sums stay in registers; 0
+// takes it from d. Two sums again.
+template <int64_t D>
+INLINE void combine(const float* weights, int64_t weight_stride, const float* rows, int64_t row_stride, int64_t n, int64_t d, float* to) {
+  if constexpr (D > 0) {
+    Block even[D / BLOCK] = {}, odd[D / BLOCK] = {};
+    int64_t j = 0;
+    for (; j + 1 < n; j += 2) {
+      const Block* first = reinterpret_cast<const Block*>(rows + j * row_stride);
+      const Block* second = reinterpret_cast<const Block*>(rows + (j + 1) * row_stride);
+      for (int64_t b = 0; b < D / BLOCK; b++) {
+        even[b] += weights[j * weight_stride] * first[b];
+        odd[b] += weights[(j + 1) * weight_stride] * second[b];
+      }
+    }
+    Block* out = reinterpret_cast<Block*>(to);
+    for (int64_t b = 0; b < D / BLOCK; b++) {
+      if (j < n) even[b] += weights[j * weight_stride] * reinterpret_cast<const Block*>(rows + j * row_stride)[b];
+      out[b] += even[b] + odd[b];
+    }
+  } else {
+    for (int64_t j = 0; j < n; j++)
+      for (int64_t c = 0; c < d; c++) to[c] += weights[j * weight_stride] * rows[j * row_stride + c];
+  }
+}
+
+template <int64_t D>
+INLINE void attention_forward(const float* qkv, const float* cos, const float* sin, float* out, float* lse, float* scratch, const Sequence& s,
+                              const Shape& shape) {
+  const int64_t d = D ? D : shape.d, half = d / 2, row = shape.row(), per_kv = shape.heads / shape.kv_heads, total = s.total(),
+                stride = padded(total);
+  float *keys_t = scratch, *scores = keys_t + d * stride, *k = scores + stride, *q = k + d;
+  std::fill(keys_t, keys_t + d * stride, 0.0f);
+  for (int64_t kv = 0; kv < shape.kv_heads; kv++) {
+    const float* values = qkv + (shape.heads + shape.kv_heads + kv) * d;
+    for (int64_t j = 0; j < total; j++) {
+      rotate(qkv + s.row_of(j) * row + (shape.heads + kv) * d, cos + j * half, sin + j * half, 1.0f, k, d);
+      for (int64_t c = 0; c < d; c++) keys_t[c * stride + j] = k[c];
+    }
+    for (int64_t h = kv * per_kv; h < (kv + 1) * per_kv; h++) {
+      for (int64_t i = s.prefix; i < total; i++) {
+        rotate(qkv + s.row_of(i) * row + h * d, cos + i * half, sin + i * half, 1.0f, q, d);
+        products(q, keys_t, stride, i, d, shape.scale, scores);
+        const int64_t first = shape.first(i), own = std::max(first, s.prefix);
+        float top = scores[first], sum = 0.0f;
+        for (int64_t j = first; j <= i; j++) top = std::max(top, scores[j]);
+        weigh(scores, first, i, top);
+        for (int64_t j = 0; j < padded(i + 1); j++) sum += scores[j];
+        for (int64_t j = 0; j < padded(i + 1); j++) scores[j] /= sum;
+        float* o = out + s.row_of(i) * shape.heads * d + h * d;
+        for (int64_t c = 0; c < d; c++) o[c] = 0.0f;
+        if (first < s.prefix) combine<D>(scores + first, 1, values + s.row_of(first) * row, row, s.prefix - first, d, o);
+        combine<D>(scores + own, 1, values + s.row_of(own) * row, row, i + 1 - own, d, o);
+        lse[s.row_of(i) * shape.heads + h] = top + std::log(sum);
+      }
+    }
+  }
+}
+
+// Floats that the backward of one sequence works in.
+INLINE int64_t backward_scratch(const Sequence& s, int64_t d) {
+  return padded(s.total()) * (2 * d + 2 * s.len) + (3 * s.total() + s.len + 1) * d;
+}
+
+// Writes the gradient of the sequence's own rows and adds to that of its prefix, which must have been written before.
+template <int64_t D>
+INLINE void attention_backward(const float* qkv, const float* cos, const float* sin, const float* out, const float* lse, const float* dout,
+                               float* dqkv, float* scratch, const Sequence& s, const Shape& shape) {
+  const int64_t d = D ? D : shape.d, half = d / 2, row = shape.row(), per_kv = shape.heads / shape.kv_heads, total = s.total(),
+                stride = padded(total), out_row = shape.heads * d;
+  float *keys_t = scratch, *values_t = keys_t + d * stride, *probabilities = values_t + d * stride,
+        *slopes = probabilities + s.len * stride, *keys = slopes + s.len * stride, *dkeys = keys + d * total, *dvalues = dkeys + d * total,
+        *queries = dvalues + d * total, *dq = queries + d * s.len;
+  std::fill(keys_t, keys_t + 2 * d * stride, 0.0f);  // values_t too
+  for (int64_t kv = 0; kv < shape.kv_heads; kv++) {
+    for (int64_t j = 0; j < total; j++) {
+      const float* v = qkv + s.row_of(j) * row + (shape.heads + shape.kv_heads + kv) * d;
+      rotate(qkv + s.row_of(j) * row + (shape.heads + kv) * d, cos + j * half, sin + j * half, 1.0f, keys + j * d, d);
+      for (int64_t c = 0; c < d; c++) {
+        keys_t[c * stride + j] = keys[j * d + c];
+        values_t[c * stride + j] = v[c];
+      }
+    }
+    std::fill(dkeys, dkeys + 2 * d * total, 0.0f);  // dvalues too
+    for (int64_t h = kv * per_kv; h < (kv + 1) * per_kv; h++) {
+      const float* dhead = dout + s.begin * out_row + h * d;
+      for (int64_t i = s.prefix; i < total; i++) {
+        const int64_t at = i - s.prefix;
+        const float *o = out + s.row_of(i) * out_row + h * d, *go = dhead + at * out_row;
+        float *q = queries + at * d, *p = probabilities + at * stride, *ds = slopes + at * stride;
+        const float mean = dot(o, go, d);
+        rotate(qkv + s.row_of(i) * row + h * d, cos + i * half, sin + i * half, 1.0f, q, d);
+        products(q, keys_t, stride, i, d, shape.scale, p);
+        products(go, values_t, stride, i, d, 1.0f, ds);
+        const int64_t first = shape.first(i);
+        weigh(p, first, i, lse[s.row_of(i) * shape.heads + h]);
+        for (int64_t j = 0; j < padded(i + 1); j++) ds[j] = p[j] * (ds[j] - mean) * shape.scale;
+        for (int64_t c = 0; c < d; c++) dq[c] = 0.0f;
+        combine<D>(ds + first, 1, keys + first * d, d, i + 1 - first, d, dq);
+        rotate(dq, cos + i * half, sin + i * half, -1.0f, dqkv + s.row_of(i) * row + h * d, d);
+      }
+      for (int64_t j = 0; j < total; j++) {
+        const int64_t from = std::max(j, s.prefix), to = shape.window > 0 ? std::min(total, j + shape.window) : total;
+        if (from >= to) continue;
+        const int64_t at = from - s.prefix;
+        combine<D>(slopes + at * stride + j, stride, queries + at * d, d, to - from, d, dkeys + j * d);
+        combine<D>(probabilities + at * stride + j, stride, dhead + at * out_row, out_row, to - from, d, dvalues + j * d);
+      }
+    }
+    for (int64_t j = 0; j < total; j++) {
+      float *to = dqkv + s.row_of(j) * row + (shape.heads + kv) * d, *to_value = to + shape.kv_heads * d;
+      const bool shared = j < s.prefix;
+      rotate(dkeys + j * d, cos + j * half, sin + j * half, -1.0f, dq, d);
+      for (int64_t c = 0; c < d; c++) {
+        to[c] = (shared ? to[c] : 0.0f) + dq[c];
+        to_value[c] = (shared ? to_value[c] : 0.0f) + dvalues[j * d + c];
+      }
+    }
+  }
+}
+
+EVERY_CPU void attention_forward_of(const float* qkv, const float* cos, const float* sin, float* out, float* lse, float* scratch,
+                                    const Sequence& s, const Shape& shape) {
+  switch (shape.d) {
+    case 32: return attention_forward<32>(qkv, cos, sin, out, lse, scratch, s, shape);
+    case 64: return attention_forward<64>(qkv, cos, sin, out, lse, scratch, s, shape);
+    case 128: return attention_forward<128>(qkv, cos, sin, out, lse, scratch, s, shape);
+    default: return attention_forward<0>(qkv, cos, sin, out, lse, scratch, s, shape);
+  }
+}
+
+EVERY_CPU void attention_backward_of(const float* qkv, const float* cos, const float* sin, const float* out, const float* lse,
+                                     const float* dout, float* dqkv, float* scratch, const Sequence& s, const Shape& shape) {
+  switch (shape.d) {
+    case 32: return attention_backward<32>(qkv, cos, sin, out, lse, dout, dqkv, scratch, s, shape);
+    case 64: return attention_backward<64>(qkv, cos, sin, out, lse, dout, dqkv, scratch, s, shape);
+    case 128: return attention_backward<128>(qkv, cos, sin, out, lse, dout, dqkv, scratch, s, shape);
+    default: return attention_backward<0>(qkv, cos, sin, out, lse, dout, dqkv, scratch, s, shape);
+  }
+}
+
+// Sequences as they are handed over, four numbers each. One that continues a prefix follows it, with nothing but others that do between.
+struct Sequences {
+  const Sequence* all;
+  std::vector<int64_t> families;  // where each sequence without a prefix stands, and the end
+
+  explicit Sequences(at::IntArrayRef numbers) : all(reinterpret_cast<const Sequence*>(numbers.data())) {
+    const int64_t count = static_cast<int64_t>(numbers.size()) / 4;
+    for (int64_t s = 0; s < count; s++)
+      if (all[s].prefix == 0) families.push_back(s);
+    families.push_back(count);
+  }
+
+  // A thread takes whole families, for their gradients meet in the prefix.
+  template <typename F>
+  void each(F&& f) const {
+    at::parallel_for(0, static_cast<int64_t>(families.size()) - 1, 1, [&](int64_t b, int64_t e) {
+      std::vector<float> scratch;
+      for (int64_t s = families[b]; s < families[e]; s++) f(all[s], scratch);
+    });
+  }
+};
+
+struct Attention : Function<Attention> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& qkv, const Tensor& cos, const Tensor& sin, at::IntArrayRef sequences,
+                        int64_t heads, int64_t kv_heads, int64_t window, double scale) {
+    const Shape shape{heads, kv_heads, qkv.size(1) / (heads + 2 * kv_heads), window, static_cast<float>(scale)};
+    const int64_t rows = qkv.size(0);
+    Tensor out = at::empty({rows, heads * shape.d}, qkv.options()), lse = at::empty({rows, heads}, qkv.options());
+    const float *px = qkv.const_data_ptr<float>(), *pc = cos.const_data_ptr<float>(), *ps = sin.const_data_ptr<float>();
+    float *po = out.mutable_data_ptr<float>(), *pl = lse.mutable_data_ptr<float>();
+    Sequences(sequences).each([&](const Sequence& s, std::vector<float>& scratch) {
+      scratch.resize(padded(s.total()) * (shape.d + 1) + 2 * shape.d);
+      attention_forward_of(px, pc, ps, po, pl, scratch.data(), s, shape);
+    });
+    ctx->save_for_backward({qkv, cos, sin, out, lse});
+    ctx->saved_data["sequences"] = sequences.vec();
+    ctx->saved_data["heads"] = heads;
+    ctx->saved_data["kv_heads"] = kv_heads;
+    ctx->saved_data["window"] = window;
+    ctx->saved_data["scale"] = scale;
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const Tensor &qkv = saved[0], &cos = saved[1], &sin = saved[2], &out = saved[3], &lse = saved[4];
+    const Tensor dout = grads[0].contiguous();
+    const auto sequences = ctx->saved_data["sequences"].toIntVector();
+    const int64_t heads = ctx->saved_data["heads"].toInt(), kv_heads = ctx->saved_data["kv_heads"].toInt();
+    const Shape shape{heads, kv_heads, qkv.size(1) / (heads + 2 * kv_heads), ctx->saved_data["window"].toInt(),
+                      static_cast<float>(ctx->saved_data["scale"].toDouble())};
+    Tensor dqkv = at::empty_like(qkv);
+    const float *px = qkv.const_data_ptr<float>(), *pc = cos.const_data_ptr<float>(), *ps = sin.const_data_ptr<float>(),
+                *po = out.const_data_ptr<float>(), *pl = lse.const_data_ptr<float>(), *pg = dout.const_data_ptr<float>();
+    float* pd = dqkv.mutable_data_ptr<float>();
+    Sequences(sequences).each([&](const Sequence& s, std::vector<float>& scratch) {
+      scratch.resize(backward_scratch(s, shape.d));
+      attention_backward_of(px, pc, ps, po, pl, pg, pd, scratch.data(), s, shape);
+    });
+    return {dqkv, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+template <typename F>
+char* guarded(Tensor** out, F&& f) {
+  try {
+    *out = new Tensor(f());
+    return nullptr;
+  } catch (const std::exception& e) {
+    return strdup(e.what());
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+char* rollflow_rms_norm(Tensor** out, Tensor* x, Tensor* w, double eps) {
+  return guarded(out, [&] { return RmsNorm::apply(*x, *w, eps); });
+}
+
+char* rollflow_swiglu(Tensor** out, Tensor* gate_up) {
+  return guarded(out, [&] { return SwiGlu::apply(*gate_up); });
+}
+
+char* rollflow_attention(Tensor** out, Tensor* qkv, Tensor* cos, Tensor* sin, const int64_t* sequences, int64_t count, int64_t heads,
+                         int64_t kv_heads, int64_t window, double scale) {
+  return guarded(out, [&] {
+    return Attention::apply(*qkv, *cos, *sin, at::IntArrayRef(sequences, 4 * count), heads, kv_heads, window, scale);
+  });
+}
+}

@@ -1,0 +1,247 @@
+//! Fused operations of a decoder layer, with gradients (`fused.cpp`), and the choice between them and libtorch's own.
+//!
+//! On one CPU core a layer of a small model spends as long in norms, gates and rotations as in its matrix products, because each
+//! is a chain of passes over memory. Fused, that took about a third off a training step of the tiny recipe's model. Elsewhere (other devices, other
+//! types, long sequences) every function here is the plain composition of libtorch's operations, which the tests hold it equal to.
+
+use std::ffi::{CStr, c_char};
+
+use tch::{Device, Kind, Tensor};
+use torch_sys::C_tensor;
+
+use super::Packed;
+
+unsafe extern "C" {
+    fn rollflow_rms_norm(out: *mut *mut C_tensor, x: *mut C_tensor, weight: *mut C_tensor, eps: f64) -> *mut c_char;
+    fn rollflow_swiglu(out: *mut *mut C_tensor, gate_up: *mut C_tensor) -> *mut c_char;
+    #[allow(clippy::too_many_arguments)]
+    fn rollflow_attention(
+        out: *mut *mut C_tensor,
+        qkv: *mut C_tensor,
+        cos: *mut C_tensor,
+        sin: *mut C_tensor,
+        sequences: *const i64,
+        count: i64,
+        heads: i64,
+        kv_heads: i64,
+        window: i64,
+        scale: f64,
+    ) -> *mut c_char;
+}
+
+/// Sequences of at most this many tokens go through the fused attention. Its backward keeps two squares of that size a head in memory and
+/// does not block its loops, so long sequences are left to libtorch. A bound by memory (half a megabyte), not by measurement.
+pub const LONGEST_FUSED_SEQUENCE: usize = 256;
+
+/// Whether the fused operations take this tensor: f32, on the CPU, contiguous.
+pub fn applies(x: &Tensor) -> bool {
+    x.device() == Device::Cpu && x.kind() == Kind::Float && x.is_contiguous()
+}
+
+/// `x / sqrt(mean(x²) + eps) · weight` over the last dimension (Zhang and Sennrich, 2019). `x` is `[.., H]`, `weight` `[H]`.
+pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Tensor {
+    if !applies(x) || !applies(weight) {
+        return x.rms_norm([weight.size()[0]], Some(weight), eps);
+    }
+    call(|out| unsafe { rollflow_rms_norm(out, raw(x), raw(weight), eps) })
+}
+
+/// `silu(gate) · up`, gate and up side by side: `gate_up` `[N, 2·I]` → `[N, I]`.
+pub fn swiglu(gate_up: &Tensor) -> Tensor {
+    if !applies(gate_up) {
+        let halves = gate_up.chunk(2, -1);
+        return halves[0].silu() * &halves[1];
+    }
+    call(|out| unsafe { rollflow_swiglu(out, raw(gate_up)) })
+}
+
+/// Whether [`attention`] serves sequences of at most `longest` tokens on this device.
+pub fn attends(longest: usize, device: Device) -> bool {
+    device == Device::Cpu && longest <= LONGEST_FUSED_SEQUENCE
+}
+
+/// How many heads ask and how many answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Heads {
+    /// Query heads, a multiple of `keys`.
+    pub queries: i64,
+    /// Key and value heads.
+    pub keys: i64,
+}
+
+/// Rotary causal attention over sequences packed end to end, scaled by 1/√d, where [`attends`] says so: f32 on the CPU.
+///
+/// `qkv` is `[N, (queries + 2·keys)·d]`, a row a token of `packed`; the rotation's cosines and sines `[positions, d/2]` each, by position;
+/// `window` is how far back a query sees, itself included. → `[N, queries·d]`.
+pub fn attention(qkv: &Tensor, rotation: (&Tensor, &Tensor), packed: &Packed, heads: Heads, window: Option<usize>) -> Tensor {
+    let (cos, sin) = rotation;
+    let qkv = qkv.contiguous();
+    assert!(applies(&qkv) && applies(cos) && applies(sin), "fused attention takes contiguous f32 on the CPU");
+    assert!(
+        cos.size()[0] >= packed.longest() as i64 && packed.len() as i64 == qkv.size()[0],
+        "sequences cover the rows, the rotation every position"
+    );
+    let scale = 1.0 / ((qkv.size()[1] / (heads.queries + 2 * heads.keys)) as f64).sqrt();
+    let (sequences, window) = (sequences(packed), window.unwrap_or(0) as i64);
+    call(|out| unsafe {
+        let (numbers, count, Heads { queries, keys }) = (sequences.as_ptr().cast(), sequences.len() as i64, heads);
+        rollflow_attention(out, raw(&qkv), raw(cos), raw(sin), numbers, count, queries, keys, window, scale)
+    })
+}
+
+/// First row and length of each sequence, and of its prefix: what `Sequence` is in `fused.cpp`.
+fn sequences(packed: &Packed) -> Vec<[i64; 4]> {
+    let starts: Vec<usize> = packed.starts().collect();
+    let sequence = |at: usize| {
+        let (prefix_begin, prefix) = packed.prefixes[at].map_or((0, 0), |before| (starts[before], packed.lens[before]));
+        [starts[at], packed.lens[at], prefix_begin, prefix].map(|number| number as i64)
+    };
+    (0..starts.len()).map(sequence).collect()
+}
+
+fn raw(tensor: &Tensor) -> *mut C_tensor {
+    tensor.as_ptr().cast_mut()
+}
+
+/// Runs one entry of `fused.cpp`. Panics with libtorch's own message, as tch's operations do.
+fn call(entry: impl FnOnce(*mut *mut C_tensor) -> *mut c_char) -> Tensor {
+    let mut out = std::ptr::null_mut();
+    let error = entry(&mut out);
+    if !error.is_null() {
+        let text = unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned();
+        unsafe { libc_free(error.cast()) };
+        panic!("libtorch: {text}");
+    }
+    unsafe { Tensor::from_ptr(out) }
+}
+
+unsafe extern "C" {
+    #[link_name = "free"]
+    fn libc_free(pointer: *mut std::ffi::c_void);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const F32: (Kind, Device) = (Kind::Float, Device::Cpu);
+
+    fn leaf(shape: &[i64]) -> Tensor {
+        Tensor::randn(shape, F32).set_requires_grad(true)
+    }
+
+    fn close(what: &str, a: &Tensor, b: &Tensor) {
+        let gap = f64::try_from((a - b).abs().max()).unwrap() / f64::try_from(b.abs().max()).unwrap().max(1.0);
+        assert!(gap < 2e-6, "{what}: relative gap {gap:e}");
+    }
+
+    /// Value and gradients of `fused` equal those of `plain` under a random cotangent.
+    fn same(what: &str, leaves: &[Tensor], fused: impl Fn(&[Tensor]) -> Tensor, plain: impl Fn(&[Tensor]) -> Tensor) {
+        let (y, z) = (fused(leaves), plain(leaves));
+        close(what, &y, &z);
+        let cotangent = Tensor::randn_like(&y);
+        let of = |y: &Tensor| Tensor::run_backward(&[(y * &cotangent).sum(Kind::Float)], leaves, false, false);
+        for (i, (a, b)) in of(&y).iter().zip(&of(&z)).enumerate() {
+            close(&format!("{what}, gradient {i}"), a, b);
+        }
+    }
+
+    #[test]
+    fn norm_equals_libtorch() {
+        tch::manual_seed(1);
+        let plain = |x: &[Tensor]| x[0].rms_norm([48], Some(&x[1]), 1e-6);
+        same("rms_norm", &[leaf(&[1111, 48]), leaf(&[48])], |x| rms_norm(&x[0], &x[1], 1e-6), plain);
+    }
+
+    #[test]
+    fn gate_equals_libtorch_also_where_it_saturates() {
+        tch::manual_seed(2);
+        let plain = |x: &[Tensor]| {
+            let halves = x[0].chunk(2, -1);
+            halves[0].silu() * &halves[1]
+        };
+        let wide = (Tensor::randn([333, 70], F32) * 30.0).set_requires_grad(true);
+        same("swiglu", &[wide], |x| swiglu(&x[0]), plain);
+    }
+
+    /// Causal softmax attention with rotation, written out sequence by sequence and head by head.
+    fn written_out(qkv: &Tensor, cos: &Tensor, sin: &Tensor, lens: &[i64], heads: i64, kv: i64, window: Option<usize>) -> Tensor {
+        let d = qkv.size()[1] / (heads + 2 * kv);
+        let rotate = |x: Tensor, len: i64| {
+            let (c, s, x) = (cos.narrow(0, 0, len), sin.narrow(0, 0, len), x.chunk(2, 1));
+            Tensor::cat(&[&x[0] * &c - &x[1] * &s, &x[1] * &c + &x[0] * &s], 1)
+        };
+        let mut first = 0;
+        let mut rows = Vec::new();
+        for &len in lens {
+            let part = qkv.narrow(0, first, len);
+            let head = |i: i64| part.narrow(1, i * d, d);
+            let ones = Tensor::ones([len, len], F32);
+            let mut seen = ones.tril(0);
+            if let Some(window) = window {
+                seen *= ones.triu(1 - window as i64);
+            }
+            let of = |h: i64| {
+                let g = h / (heads / kv);
+                let scores = rotate(head(h), len).matmul(&rotate(head(heads + g), len).tr()) / (d as f64).sqrt();
+                scores.masked_fill(&seen.eq(0.0), f64::NEG_INFINITY).softmax(-1, Kind::Float).matmul(&head(heads + kv + g))
+            };
+            rows.push(Tensor::cat(&(0..heads).map(of).collect::<Vec<_>>(), 1));
+            first += len;
+        }
+        Tensor::cat(&rows, 0)
+    }
+
+    #[test]
+    fn attention_equals_the_written_out_form_for_ragged_sequences_and_windows() {
+        tch::manual_seed(3);
+        for (heads, kv, d, window) in
+            [(4, 2, 8, None), (3, 3, 6, Some(4)), (4, 1, 32, Some(1)), (2, 2, 64, None), (8, 2, 128, None)]
+        {
+            let lens = [7, 1, 33, 12, 2];
+            let mut packed = Packed::default();
+            for len in lens {
+                packed.push(vec![0; len as usize], None);
+            }
+            let angles = Tensor::rand([40, d / 2], F32) * 6.0;
+            let (cos, sin) = (angles.cos(), angles.sin());
+            let shape = Heads { queries: heads, keys: kv };
+            let fused = |x: &[Tensor]| attention(&x[0], (&cos, &sin), &packed, shape, window);
+            let plain = |x: &[Tensor]| written_out(&x[0], &cos, &sin, &lens, heads, kv, window);
+            same("attention", &[leaf(&[55, (heads + 2 * kv) * d])], fused, plain);
+        }
+    }
+
+    #[test]
+    fn a_shared_prefix_is_as_if_every_sequence_had_its_own() {
+        tch::manual_seed(4);
+        for (heads, kv, d, window) in [(4, 2, 8, None), (4, 1, 32, Some(6)), (2, 2, 64, None)] {
+            // Two families, 9 rows followed by 3 and 20, 4 rows followed by 1, and a sequence by itself.
+            let mut packed = Packed::default();
+            for (len, prefix) in [(9, None), (3, Some(0)), (20, Some(0)), (4, None), (1, Some(3)), (5, None)] {
+                packed.push(vec![0; len], prefix);
+            }
+            let (starts, width) = (packed.starts().collect::<Vec<_>>(), (heads + 2 * kv) * d);
+            let rows = |at: usize| starts[at] as i64..(starts[at] + packed.lens[at]) as i64;
+            let whole = |at: usize| packed.prefixes[at].into_iter().flat_map(rows).chain(rows(at)).collect::<Vec<i64>>();
+            let apart: Vec<Vec<i64>> = (0..starts.len()).map(whole).collect();
+            let lens: Vec<i64> = apart.iter().map(|rows| rows.len() as i64).collect();
+            // Of each sequence written out with its prefix, the last rows are its own.
+            let mut end = 0;
+            let own: Vec<i64> = (0..starts.len())
+                .flat_map(|at| {
+                    end += lens[at];
+                    end - packed.lens[at] as i64..end
+                })
+                .collect();
+            let angles = Tensor::rand([40, d / 2], F32) * 6.0;
+            let (cos, sin) = (angles.cos(), angles.sin());
+            let fused = |x: &[Tensor]| attention(&x[0], (&cos, &sin), &packed, Heads { queries: heads, keys: kv }, window);
+            let plain = |x: &[Tensor]| {
+                let copies = x[0].index_select(0, &Tensor::from_slice(&apart.concat()));
+                written_out(&copies, &cos, &sin, &lens, heads, kv, window).index_select(0, &Tensor::from_slice(&own))
+            };
+            same("attention", &[leaf(&[packed.len() as i64, width])], fused, plain);
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Typed reading of a JSON object whose errors name the file and the key.
+
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::ModelError;
+
+/// An object, where it came from, and what it is needed for.
+#[derive(Clone, Copy)]
+pub(super) struct Keys<'a> {
+    pub path: &'a Path,
+    pub map: &'a Map<String, Value>,
+    pub family: &'static str,
+}
+
+impl Keys<'_> {
+    /// The value, or `None` where the key is absent or null.
+    pub fn optional<T: DeserializeOwned>(&self, key: &str, expected: &str) -> Result<Option<T>, ModelError> {
+        match self.map.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => serde_json::from_value(value.clone()).map(Some).map_err(|_| self.bad(key, expected)),
+        }
+    }
+
+    /// The value of a key that has to be there.
+    pub fn required<T: DeserializeOwned>(&self, key: &str, expected: &str) -> Result<T, ModelError> {
+        self.optional(key, expected)?.ok_or_else(|| self.missing(key))
+    }
+
+    /// A size.
+    pub fn positive(&self, key: &str) -> Result<usize, ModelError> {
+        match self.required(key, "a positive integer")? {
+            0 => Err(self.bad(key, "a positive integer")),
+            size => Ok(size),
+        }
+    }
+
+    /// One id, a list of ids, or none.
+    pub fn token_ids(&self, key: &str) -> Result<Vec<u32>, ModelError> {
+        let expected = "a token id, a list of them, or null";
+        match self.map.get(key) {
+            Some(Value::Array(_)) => Ok(self.optional(key, expected)?.unwrap_or_default()),
+            _ => Ok(self.optional::<u32>(key, expected)?.into_iter().collect()),
+        }
+    }
+
+    pub fn missing(&self, key: &str) -> ModelError {
+        ModelError::MissingKey { path: self.path.into(), key: key.into(), family: self.family }
+    }
+
+    pub fn bad(&self, key: &str, expected: &str) -> ModelError {
+        ModelError::BadKey { path: self.path.into(), key: key.into(), found: self.found(key), expected: expected.into() }
+    }
+
+    pub fn unsupported(&self, key: &str, supported: &'static str) -> ModelError {
+        ModelError::Unsupported { path: self.path.into(), key: key.into(), found: self.found(key), supported }
+    }
+
+    fn found(&self, key: &str) -> String {
+        self.map.get(key).map_or_else(|| "absent".into(), Value::to_string)
+    }
+}

@@ -1,0 +1,135 @@
+//! Keys and values of sequences under way, in slots.
+
+use tch::{Device, Kind, Tensor};
+
+use super::ModelConfig;
+use super::attention::MaskByWindow;
+
+/// One tensor a layer, `[2, slots · key heads, positions, dim]`: keys, then values. Written in place.
+///
+/// Sequences that a step computes occupy neighbouring slots (moving one is cheaper than gathering all at every step), so that it
+/// reads a plain slice.
+pub struct KvCache {
+    layers: Vec<Tensor>,
+    slots: usize,
+    positions: usize,
+    kv_heads: usize,
+    dim: usize,
+}
+
+/// What all layers of one decoding step share.
+pub(super) struct Step {
+    /// Rows of `[2 · slots · key heads · positions, dim]` that the step writes, keys then values.
+    rows: Tensor,
+    /// The slot of its first sequence.
+    first: i64,
+    /// How many sequences.
+    slots: i64,
+    /// Longest sequence, the new token included.
+    longest: i64,
+    /// Zero where a position is seen, minus infinity elsewhere.
+    masks: MaskByWindow,
+}
+
+impl KvCache {
+    /// Room for `slots` sequences of `positions` tokens.
+    pub fn new(config: &ModelConfig, slots: usize, positions: usize, device: Device) -> Self {
+        let shape = [2, slots * config.kv_heads, positions, config.head_dim].map(|size| size as i64);
+        let layers = (0..config.layers()).map(|_| Tensor::zeros(shape, (Kind::Float, device))).collect();
+        KvCache { layers, slots, positions, kv_heads: config.kv_heads, dim: config.head_dim }
+    }
+
+    /// Makes room for `positions` tokens a slot, keeping what is there.
+    pub fn grow(&mut self, positions: usize) {
+        if positions <= self.positions {
+            return;
+        }
+        for layer in &mut self.layers {
+            *layer = layer.constant_pad_nd([0, 0, 0, (positions - self.positions) as i64]);
+        }
+        self.positions = positions;
+    }
+
+    /// Copies the first `len` positions of slot `from` to each slot of `to`.
+    pub fn copy_slot(&mut self, from: usize, to: &[usize], len: usize) {
+        for layer in &self.layers {
+            let slots = self.by_slot(layer).narrow(3, 0, len as i64);
+            let source = slots.select(1, from as i64);
+            for &to in to {
+                slots.select(1, to as i64).copy_(&source);
+            }
+        }
+    }
+
+    /// `[2, slots, key heads, positions, dim]`.
+    fn by_slot(&self, layer: &Tensor) -> Tensor {
+        layer.view([2, self.slots as i64, self.kv_heads as i64, self.positions as i64, self.dim as i64])
+    }
+
+    /// Writes whole sequences, `[sequences, longest, key heads, dim]` each of keys and values, sequence `i` into every slot of
+    /// `slots[i]`. What a shorter one has beyond its end is overwritten before it is ever seen.
+    pub(super) fn fill(&mut self, layer: usize, slots: &[Vec<usize>], (keys, values): (&Tensor, &Tensor)) {
+        let (targets, sources): (Vec<i64>, Vec<i64>) = slots
+            .iter()
+            .enumerate()
+            .flat_map(|(sequence, slots)| slots.iter().map(move |&slot| (slot as i64, sequence as i64)))
+            .unzip();
+        let [targets, sources] = [targets, sources].map(|index| Tensor::from_slice(&index).to_device(keys.device()));
+        let places = self.by_slot(&self.layers[layer]).narrow(3, 0, keys.size()[1]);
+        for (half, new) in [(0, keys), (1, values)] {
+            let _written = places.select(0, half).index_copy_(0, &targets, &new.transpose(1, 2).index_select(0, &sources));
+        }
+    }
+
+    /// Prepares a step in which slot `first + i` gets its token at `positions[i]`.
+    pub(super) fn begin_step(&self, first: usize, positions: &[usize], config: &ModelConfig) -> Step {
+        let device = self.layers[0].device();
+        let mut rows = Vec::with_capacity(2 * positions.len() * self.kv_heads);
+        for half in 0..2 {
+            for (slot, position) in (first..).zip(positions) {
+                let heads = (half * self.slots + slot) * self.kv_heads..(half * self.slots + slot + 1) * self.kv_heads;
+                rows.extend(heads.map(|head| (head * self.positions + position) as i64));
+            }
+        }
+        let longest = positions.iter().max().map_or(0, |position| position + 1);
+        let masks = MaskByWindow::new(&config.windows, |window| step_mask(positions, longest, window, self.kv_heads, device));
+        let rows = Tensor::from_slice(&rows).to_device(device);
+        Step { rows, first: first as i64, slots: positions.len() as i64, longest: longest as i64, masks }
+    }
+
+    /// Writes a layer's new keys and values and attends over everything up to them. `qk` is `[slots, heads + key heads, dim]`, `v`
+    /// `[slots, key heads, dim]`; returns `[slots, heads · dim]`.
+    pub(super) fn attend(&mut self, step: &Step, layer: usize, qk: &Tensor, v: &Tensor, window: Option<usize>) -> Tensor {
+        let (kv_heads, dim) = (self.kv_heads as i64, self.dim as i64);
+        let heads = qk.size()[1] - kv_heads;
+        let new = Tensor::cat(&[qk.narrow(1, heads, kv_heads), v.shallow_clone()], 0).view([-1, dim]);
+        let cache = &self.layers[layer];
+        let _written = cache.view([-1, dim]).index_copy_(0, &step.rows, &new);
+        // Grouped queries: the heads that share a key head are rows of one small matrix.
+        let q = qk.narrow(1, 0, heads).reshape([step.slots * kv_heads, heads / kv_heads, dim]);
+        let seen = cache.narrow(1, step.first * kv_heads, step.slots * kv_heads).narrow(2, 0, step.longest);
+        let keys = seen.select(0, 0).transpose(1, 2);
+        let scale = 1.0 / (dim as f64).sqrt();
+        let scores = match step.masks.get(window) {
+            Some(mask) => mask.baddbmm(&q, &keys, 1.0, scale),
+            None => q.bmm(&keys) * scale,
+        };
+        scores.softmax(-1, Kind::Float).bmm(&seen.select(0, 1)).view([step.slots, heads * dim])
+    }
+}
+
+/// `[slots · key heads, 1, longest]`, or nothing where every position is seen by all.
+fn step_mask(positions: &[usize], longest: usize, window: Option<usize>, kv_heads: usize, device: Device) -> Option<Tensor> {
+    let first = |position: usize| window.map_or(0, |window| (position + 1).saturating_sub(window));
+    if positions.iter().all(|&position| position + 1 == longest && first(position) == 0) {
+        return None;
+    }
+    let mut mask = Vec::with_capacity(positions.len() * kv_heads * longest);
+    for &position in positions {
+        let seen = first(position)..=position;
+        for _ in 0..kv_heads {
+            mask.extend((0..longest).map(|at| if seen.contains(&at) { 0.0 } else { f32::NEG_INFINITY }));
+        }
+    }
+    Some(Tensor::from_slice(&mask).view([-1, 1, longest as i64]).to_device(device))
+}

@@ -1,0 +1,35 @@
+//! Decoders of the Llama, Qwen2, Qwen3 and Mistral families on libtorch: Hugging Face folders in and out, packed forward passes for
+//! training, and incremental ones over a KV cache for generation.
+//!
+//! All parameters are slices of one flat tensor ([`Weights`], [`Layout`]); a [`Decoder`] holds none and is a set of pure functions
+//! over them. Tensors stay on the thread that made them; [`FrozenWeights`] is the one thing that crosses.
+
+mod attention;
+mod config;
+mod decoder;
+mod error;
+mod folder;
+pub mod fused;
+mod keys;
+mod kv_cache;
+mod layout;
+mod log_probs;
+mod memory;
+mod packed;
+mod read_config;
+mod rope;
+mod small;
+mod views;
+mod weights;
+
+pub use config::{Family, ModelConfig, RopeScaling};
+pub use decoder::Decoder;
+pub use error::{ModelError, TensorProblems};
+pub use folder::{load_hf, save_hf};
+pub use kv_cache::KvCache;
+pub use layout::{Entry, Layout};
+pub use log_probs::log_probs_and_entropy;
+pub use memory::keep_freed_memory;
+pub use packed::Packed;
+pub use views::Views;
+pub use weights::{FrozenWeights, Weights};

@@ -1,0 +1,105 @@
+//! Sequences end to end, without a padding token among them.
+
+use tch::{Device, Tensor};
+
+/// Sequences laid end to end. No token attends to another sequence than its own and the one that it continues, and positions count from 0
+/// in each, or from where its prefix ends.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Packed {
+    /// Token ids of all sequences.
+    pub ids: Vec<i64>,
+    /// Length of each sequence, at least 1; they sum to `ids.len()`.
+    pub lens: Vec<usize>,
+    /// Which earlier sequence each continues, one that continues none itself. A prompt that many answers share is computed once.
+    pub prefixes: Vec<Option<usize>>,
+}
+
+impl Packed {
+    /// Packs sequences in the order given, leaving out empty ones.
+    pub fn new<'a>(sequences: impl IntoIterator<Item = &'a [u32]>) -> Self {
+        let mut packed = Packed::default();
+        for sequence in sequences.into_iter().filter(|sequence| !sequence.is_empty()) {
+            packed.push(sequence.iter().map(|&id| i64::from(id)), None);
+        }
+        packed
+    }
+
+    /// Appends a sequence and gives its first row. Those that continue a prefix follow it, with nothing but others of that prefix between.
+    pub fn push(&mut self, ids: impl IntoIterator<Item = i64>, prefix: Option<usize>) -> usize {
+        let first = self.ids.len();
+        self.ids.extend(ids);
+        self.lens.push(self.ids.len() - first);
+        self.prefixes.push(prefix);
+        first
+    }
+
+    /// Whether any sequence continues another.
+    pub fn shares(&self) -> bool {
+        self.prefixes.iter().any(Option::is_some)
+    }
+
+    /// How many tokens.
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Whether there is no token.
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    /// Row of each sequence's first token.
+    pub fn starts(&self) -> impl Iterator<Item = usize> + '_ {
+        self.lens.iter().scan(0, |next, &len| {
+            let start = *next;
+            *next += len;
+            Some(start)
+        })
+    }
+
+    /// Length of the longest sequence, its prefix included.
+    pub fn longest(&self) -> usize {
+        let prefix = |prefix: &Option<usize>| prefix.map_or(0, |at| self.lens[at]);
+        self.lens.iter().zip(&self.prefixes).map(|(len, before)| len + prefix(before)).max().unwrap_or(0)
+    }
+}
+
+/// How packed rows become a rectangle `[sequences, longest]` for attention, and back. Sequences of one length already are one.
+/// Padding sits on the right, where causal attention never looks from a real position, so that no mask is needed.
+pub(super) struct Rectangle {
+    /// Sequences.
+    pub rows: i64,
+    /// Length of the longest.
+    pub columns: i64,
+    /// Packed row of every cell (padding repeats the sequence's first row), and cell of every packed row.
+    indices: Option<(Tensor, Tensor)>,
+}
+
+impl Rectangle {
+    pub fn new(packed: &Packed, device: Device) -> Self {
+        assert!(!packed.shares(), "libtorch's attention knows no shared prefixes");
+        let (rows, columns) = (packed.lens.len(), packed.longest());
+        let indices = (rows * columns != packed.len()).then(|| {
+            let (mut row_of_cell, mut cell_of_row) = (Vec::with_capacity(rows * columns), Vec::with_capacity(packed.len()));
+            for (sequence, (start, &len)) in packed.starts().zip(&packed.lens).enumerate() {
+                row_of_cell.extend((0..columns).map(|column| if column < len { start + column } else { start } as i64));
+                cell_of_row.extend((0..len).map(|column| (sequence * columns + column) as i64));
+            }
+            (Tensor::from_slice(&row_of_cell).to_device(device), Tensor::from_slice(&cell_of_row).to_device(device))
+        });
+        Rectangle { rows: rows as i64, columns: columns as i64, indices }
+    }
+
+    /// `[tokens, width]` → `[rows · columns, width]`.
+    pub fn spread(&self, packed: &Tensor) -> Tensor {
+        self.indices.as_ref().map_or_else(|| packed.shallow_clone(), |(row_of_cell, _)| packed.index_select(0, row_of_cell))
+    }
+
+    /// `[rows · columns, width]` → `[tokens, width]`.
+    pub fn pack(&self, cells: Tensor) -> Tensor {
+        match &self.indices {
+            None => cells,
+            Some((_, cell_of_row)) => cells.index_select(0, cell_of_row),
+        }
+    }
+}

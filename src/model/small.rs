@@ -1,0 +1,33 @@
+//! A shape for models that start from nothing.
+
+use super::{Family, ModelConfig, RopeScaling};
+use crate::data::Tokenizer;
+
+impl ModelConfig {
+    /// A small decoder of Llama's kind for `tokenizer`, for experiments that need no pretrained one: tied, four heads that share two
+    /// for keys and values, feed-forward layers three times as wide. `hidden` is a multiple of 8.
+    pub fn small(tokenizer: &Tokenizer, hidden: usize, layers: usize) -> Self {
+        ModelConfig {
+            family: Family::Llama,
+            vocab_size: tokenizer.vocab_size(),
+            hidden_size: hidden,
+            intermediate_size: 3 * hidden,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: hidden / 4,
+            max_positions: 2048,
+            rms_norm_eps: 1e-6,
+            rope_theta: 10_000.0,
+            rope_scaling: RopeScaling::Default,
+            windows: vec![None; layers],
+            qkv_bias: false,
+            output_bias: false,
+            mlp_bias: false,
+            tied: true,
+            initializer_range: 0.02,
+            eos_token_ids: tokenizer.eos_token_ids().to_vec(),
+            pad_token_id: tokenizer.pad_token_id(),
+            other: Default::default(),
+        }
+    }
+}

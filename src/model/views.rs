@@ -1,0 +1,67 @@
+//! The matrices of a model as views of its flat parameters.
+
+use tch::Tensor;
+
+use super::{Layout, ModelConfig};
+
+/// Every matrix and vector that the decoder computes with. Made by one split of the flat tensor, whose backward is one
+/// concatenation: a gradient arrives flat.
+pub struct Views {
+    pub(super) embedding: Tensor,
+    pub(super) layers: Vec<Layer>,
+    pub(super) norm: Tensor,
+    pub(super) head: Tensor,
+}
+
+/// One transformer layer.
+pub(super) struct Layer {
+    pub input_norm: Tensor,
+    pub qkv: Linear,
+    pub qk_norm: Option<(Tensor, Tensor)>,
+    pub output: Linear,
+    pub post_norm: Tensor,
+    pub gate_up: Linear,
+    pub down: Linear,
+}
+
+/// A projection.
+pub(super) struct Linear {
+    weight: Tensor,
+    bias: Option<Tensor>,
+}
+
+impl Linear {
+    pub fn forward(&self, x: &Tensor) -> Tensor {
+        x.linear(&self.weight, self.bias.as_ref())
+    }
+}
+
+impl Views {
+    /// The output head `[vocabulary, hidden]`; the embedding where they are tied.
+    pub fn head(&self) -> &Tensor {
+        &self.head
+    }
+
+    pub(super) fn new(config: &ModelConfig, layout: &Layout, flat: &Tensor) -> Self {
+        let sizes: Vec<i64> = layout.units().iter().map(|shape| shape.iter().product()).collect();
+        let parts = flat.split_with_sizes(sizes, 0);
+        let mut parts = parts.into_iter().zip(layout.units()).map(|(part, shape)| part.view(shape.as_slice()));
+        // The order of `Layout::new`.
+        let mut next = || parts.next().expect("views follow the layout");
+        let embedding = next();
+        let layers = (0..config.layers())
+            .map(|_| Layer {
+                input_norm: next(),
+                qkv: Linear { weight: next(), bias: config.qkv_bias.then(&mut next) },
+                qk_norm: config.qk_norm().then(|| (next(), next())),
+                output: Linear { weight: next(), bias: config.output_bias.then(&mut next) },
+                post_norm: next(),
+                gate_up: Linear { weight: next(), bias: config.mlp_bias.then(&mut next) },
+                down: Linear { weight: next(), bias: config.mlp_bias.then(&mut next) },
+            })
+            .collect();
+        let norm = next();
+        let head = if config.tied { embedding.shallow_clone() } else { next() };
+        Views { embedding, layers, norm, head }
+    }
+}

@@ -1,0 +1,83 @@
+//! All parameters of a model in one flat fp32 tensor.
+
+use std::sync::Arc;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+use tch::Tensor;
+
+use super::{Layout, ModelConfig};
+
+/// Parameters and where each lies. Cloning is explicit: [`Weights::share`] or [`Weights::copy`].
+#[derive(Debug)]
+pub struct Weights {
+    /// Which slice is which tensor.
+    pub layout: Arc<Layout>,
+    /// 1-D, f32, `layout.total()` long.
+    pub flat: Tensor,
+}
+
+impl Weights {
+    /// Fresh weights: normal with the configuration's deviation, norms one, biases zero. Each tensor draws from a random stream of
+    /// its own, so that the numbers depend on nothing but `seed` and the tensor's place.
+    pub fn random(config: &ModelConfig, seed: u64) -> Self {
+        let layout = Layout::new(config);
+        let mut flat = vec![0f32; layout.total()];
+        for (stream, entry) in layout.entries().iter().enumerate() {
+            let slice = &mut flat[entry.range()];
+            if entry.name.ends_with("norm.weight") {
+                slice.fill(1.0);
+            } else if !entry.name.ends_with(".bias") {
+                let mut key = [0; 32];
+                key[..8].copy_from_slice(&seed.to_le_bytes());
+                let mut rng = ChaCha8Rng::from_seed(key);
+                rng.set_stream(stream as u64);
+                fill_normal(slice, config.initializer_range, &mut rng);
+            }
+        }
+        Weights { layout: Arc::new(layout), flat: Tensor::from_slice(&flat) }
+    }
+
+    /// The same numbers, not copied: a write through one is seen through the other.
+    pub fn share(&self) -> Self {
+        Weights { layout: self.layout.clone(), flat: self.flat.shallow_clone() }
+    }
+
+    /// A copy of the numbers, detached from any graph.
+    pub fn copy(&self) -> Self {
+        Weights { layout: self.layout.clone(), flat: self.flat.detach().copy() }
+    }
+
+    /// A copy that threads may share, for nothing can write to it.
+    pub fn freeze(&self) -> FrozenWeights {
+        FrozenWeights(self.copy())
+    }
+}
+
+/// Weights that nobody writes to any more: what the trainer publishes and generators read.
+#[derive(Debug)]
+pub struct FrozenWeights(Weights);
+
+// SAFETY: libtorch counts references atomically and reading a tensor's storage changes nothing. The tensor is private, was copied
+// when it was frozen, and is handed out by `read` alone, whose contract forbids writing.
+unsafe impl Sync for FrozenWeights {}
+
+impl FrozenWeights {
+    /// The weights, for reading: shared with every other reader, so an in-place operation on them is a bug.
+    pub fn read(&self) -> Weights {
+        self.0.share()
+    }
+}
+
+/// Box–Muller, in f64, two numbers at a time.
+fn fill_normal(slice: &mut [f32], deviation: f64, rng: &mut ChaCha8Rng) {
+    let unit = |bits: u64| ((bits >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+    for pair in slice.chunks_mut(2) {
+        let radius = deviation * (-2.0 * unit(rng.next_u64()).ln()).sqrt();
+        let angle = std::f64::consts::TAU * unit(rng.next_u64());
+        pair[0] = (radius * angle.cos()) as f32;
+        if let Some(second) = pair.get_mut(1) {
+            *second = (radius * angle.sin()) as f32;
+        }
+    }
+}

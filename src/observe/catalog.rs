@@ -1,0 +1,287 @@
+//! Every metric there is, declared once: name, unit, kind, labels and one sentence.
+//!
+//! No metric name is written anywhere else: `docs/metrics.md` is generated from this table, Prometheus gets [`Spec::name`], and the
+//! rows of `metrics.jsonl` use [`Metric::key`]. Names follow the Prometheus conventions (prefix, base units, `_total` on counters).
+
+use std::fmt::Write as _;
+
+/// What every Prometheus name begins with.
+pub const PREFIX: &str = "rollflow_";
+
+/// How a metric behaves over time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// Only grows. `fractional` ones count seconds, the others whole things.
+    Counter {
+        /// Whether it may grow by less than one.
+        fractional: bool,
+    },
+    /// Takes the newest value.
+    Gauge,
+    /// Counts observations in buckets with these upper bounds, ascending; a bucket without bound comes after them.
+    Histogram(&'static [f64]),
+}
+
+impl Kind {
+    /// The word Prometheus uses.
+    pub fn word(self) -> &'static str {
+        match self {
+            Kind::Counter { .. } => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram(_) => "histogram",
+        }
+    }
+}
+
+/// A label and the values it may take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Label {
+    /// Its name.
+    pub name: &'static str,
+    /// All its values; empty where the run decides, as for stage names.
+    pub values: &'static [&'static str],
+}
+
+/// What the catalogue says of one metric.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spec {
+    /// The Prometheus name.
+    pub name: &'static str,
+    /// What one unit of the value is.
+    pub unit: &'static str,
+    /// How it behaves.
+    pub kind: Kind,
+    /// Its labels, in the order in which values are given.
+    pub labels: &'static [Label],
+    /// One sentence.
+    pub help: &'static str,
+}
+
+const COUNT: Kind = Kind::Counter { fractional: false };
+const TIME: Kind = Kind::Counter { fractional: true };
+const GAUGE: Kind = Kind::Gauge;
+
+/// From a tiny model's step on a laptop to a large model's sync over a network.
+const LATENCY: Kind = Kind::Histogram(&[
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
+]);
+/// Small whole lags matter one by one; from 8 on only their order does.
+const LAG: Kind = Kind::Histogram(&[0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0, 64.0]);
+const LENGTH: Kind = Kind::Histogram(&[
+    1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0,
+]);
+/// Most rewards live in [-1, 1], and 0 and 1 are answers of their own.
+const REWARD: Kind =
+    Kind::Histogram(&[-10.0, -1.0, -0.5, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.999, 1.0, 2.0, 5.0, 10.0]);
+
+const STAGE: Label = Label { name: "stage", values: &[] };
+const STATE: Label = Label { name: "state", values: &["busy", "starved", "blocked", "credit", "weights"] };
+const FROM: Label = Label { name: "from", values: &[] };
+const TO: Label = Label { name: "to", values: &[] };
+const FATE: Label = Label { name: "fate", values: &["trained", "masked", "filtered", "stale", "truncated", "poisoned"] };
+const BOOK: Label = Label {
+    name: "fate",
+    values: &["generated", "trained", "masked", "filtered", "stale", "truncated", "poisoned", "in_flight"],
+};
+const PROMPT: Label = Label { name: "state", values: &["entered", "trained", "filtered", "stale", "poisoned", "open"] };
+const WHAT: Label = Label { name: "what", values: &["tokens", "prompts"] };
+const STATUS: Label = Label { name: "status", values: &["completed", "truncated", "aborted"] };
+const REASON: Label = Label { name: "reason", values: &[] };
+const TOKEN_LAG: Label = Label { name: "lag", values: &[] };
+const ROLE: Label = Label { name: "role", values: &["trainer", "generator"] };
+
+/// One row a metric; the sentence is its documentation here, its help text in Prometheus and its line in `docs/metrics.md`.
+macro_rules! catalog {
+    ($($variant:ident: $kind:ident $name:literal [$($label:ident),*] in $unit:literal, $help:literal;)*) => {
+        /// Every metric of a run.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Metric {
+            $(#[doc = $help] $variant,)*
+        }
+
+        impl Metric {
+            /// All of them, in the catalogue's order.
+            pub const ALL: &'static [Metric] = &[$(Metric::$variant),*];
+
+            /// What the catalogue says of it.
+            pub const fn spec(self) -> Spec {
+                match self {
+                    $(Metric::$variant => Spec {
+                        name: concat!("rollflow_", $name),
+                        unit: $unit,
+                        kind: $kind,
+                        labels: &[$($label),*],
+                        help: $help,
+                    },)*
+                }
+            }
+        }
+    };
+}
+
+catalog! {
+    StageTime: TIME "stage_time_seconds_total" [STAGE, STATE] in "seconds",
+        "Time that a stage's workers spent in each state; the states sum to their wall-clock time (law F4).";
+    StageItemsIn: COUNT "stage_items_in_total" [STAGE] in "items", "Messages that a stage took from its edges.";
+    StageItemsOut: COUNT "stage_items_out_total" [STAGE] in "items", "Messages that a stage gave to its edges.";
+    EdgeItems: GAUGE "edge_items" [FROM, TO] in "items", "Messages that wait on the edge between two stages.";
+    EdgeTokens: GAUGE "edge_tokens" [FROM, TO] in "tokens", "Tokens of the messages that wait on the edge between two stages.";
+    EdgeCapacityItems: GAUGE "edge_capacity_items" [FROM, TO] in "items", "Messages that an edge holds at most (law F1).";
+    EdgeCapacityTokens: GAUGE "edge_capacity_tokens" [FROM, TO] in "tokens", "Tokens that an edge holds at most (law F1).";
+
+    GeneratedTokens: COUNT "generated_tokens_total" [] in "tokens", "Tokens that the generators sampled.";
+    Tokens: COUNT "tokens_total" [FATE] in "tokens",
+        "Generated tokens by what became of them; with those in flight they sum to the generated ones (law D4).";
+    TokensInFlight: GAUGE "tokens_in_flight" [] in "tokens", "Generated tokens whose fate is open.";
+    LedgerTokens: GAUGE "ledger_tokens" [BOOK] in "tokens",
+        "The token ledger of the whole run, resumes included: every generated token has one of the other fates (law D4).";
+    LedgerPrompts: GAUGE "ledger_prompts" [PROMPT] in "prompts",
+        "The prompt ledger of the whole run, resumes included: every prompt that entered is in one of the other states.";
+    LedgerImbalance: GAUGE "ledger_imbalance" [WHAT] in "items", "What the ledger cannot account for, or counts twice; anything but 0 is a bug (law D4).";
+    Samples: COUNT "samples_total" [STATUS] in "samples", "Samples that left the generators, by how their generation ended.";
+    GeneratorSlots: GAUGE "generator_slots" [] in "samples", "Samples that a generator which adapts their number computes at the same time.";
+    ResponseLength: LENGTH "response_length_tokens" [] in "tokens", "Length of finished responses.";
+    GroupsDropped: COUNT "groups_dropped_total" [REASON] in "groups", "Groups that were dropped, by the filter's reason, or `poisoned` where the reward failed (law F6).";
+
+    SparedGroups: GAUGE "spared_groups" [] in "groups",
+        "Groups of the newest step that a filter had rejected and that are trained all the same, because it rejects everything.";
+    LengthTrainedMean: GAUGE "length_trained_mean_tokens" [] in "tokens", "Mean length of the responses that the newest step trains on.";
+    LengthTrainedMedian: GAUGE "length_trained_median_tokens" [] in "tokens", "Median of the same lengths.";
+    LengthTrainedUpperDecile: GAUGE "length_trained_upper_decile_tokens" [] in "tokens", "Nine in ten of the same lengths are at most this.";
+    LengthFinishedMean: GAUGE "length_finished_mean_tokens" [] in "tokens",
+        "Mean length of all responses that were finished for the newest step, those of dropped groups included.";
+    LengthFinishedMedian: GAUGE "length_finished_median_tokens" [] in "tokens", "Median of the same lengths.";
+    LengthFinishedUpperDecile: GAUGE "length_finished_upper_decile_tokens" [] in "tokens", "Nine in ten of the same lengths are at most this.";
+    LengthBias: GAUGE "length_bias_ratio" [] in "ratio",
+        "Mean length of the responses trained so far over that of all finished so far; below 1, long answers are lost to filters or staleness.";
+
+    WeightVersion: GAUGE "weight_version" [ROLE] in "versions", "Newest weights that the trainer published and that the generator serves (law V1).";
+    SampleStaleness: LAG "sample_staleness_versions" [] in "versions",
+        "Largest lag of any token of a sample, when the sample is trained (law V2).";
+    StalenessMax: GAUGE "sample_staleness_max_versions" [] in "versions", "Largest sample staleness in the newest step.";
+    TokenLag: GAUGE "token_lag_mean_versions" [] in "versions",
+        "Mean over the newest step's tokens of the version trained less the version that sampled them.";
+    PublishLag: GAUGE "publish_lag_steps" [] in "steps", "Optimizer steps since weights were last published.";
+
+    SampleReward: REWARD "sample_reward" [] in "reward", "Rewards of single samples, before any filter.";
+    RewardFailures: COUNT "reward_failures_total" [] in "calls",
+        "Calls of the reward that panicked, erred or gave no finite number, those that a retry made good included (law F6).";
+    DeadLetters: COUNT "dead_letters_total" [STAGE] in "groups", "Groups that a stage gave up and wrote to `dead_letters.jsonl` (law F6).";
+    PoisonedGroups: GAUGE "poisoned_groups" [] in "groups", "Groups that were dropped on the way to the newest step because their reward failed.";
+    RewardMean: GAUGE "reward_mean" [] in "reward", "Mean reward of the newest step's samples.";
+    RewardMin: GAUGE "reward_min" [] in "reward", "Smallest reward of the newest step's samples.";
+    RewardMax: GAUGE "reward_max" [] in "reward", "Largest reward of the newest step's samples.";
+    RewardStd: GAUGE "reward_std" [] in "reward", "Standard deviation of the newest step's rewards.";
+    PassRate: GAUGE "group_pass_ratio" [] in "ratio", "Share of the newest step's groups in which any sample succeeded (pass@k, k being the group's size).";
+
+    Loss: GAUGE "loss" [] in "nats", "Loss of the newest step.";
+    GradNorm: GAUGE "grad_norm" [] in "norm", "Global gradient norm of the newest step before clipping.";
+    GradNormClipped: GAUGE "grad_norm_clipped" [] in "norm", "Global gradient norm of the newest step after clipping.";
+    SavedTokens: GAUGE "saved_tokens" [] in "tokens",
+        "Tokens of the newest step, prompts included, that took no forward or backward pass because their advantages are all zero and the loss has no other term; entropy, clip ratio, KL and gap are over the others.";
+    Entropy: GAUGE "entropy_nats" [] in "nats", "Mean entropy of the policy over the newest step's trained tokens.";
+    ClipFraction: GAUGE "clip_ratio" [] in "ratio", "Share of the newest step's trained tokens whose probability ratio was clipped.";
+    ApproxKl: GAUGE "approx_kl_nats" [] in "nats", "Estimated KL divergence of the trained policy from the one that sampled, in the newest step.";
+    LogProbGapMean: GAUGE "log_prob_gap_mean_nats" [] in "nats",
+        "Mean absolute gap between the generator's log-probability of a token and the trainer's (law N3); with stale tokens it includes what the policy has learned since.";
+    LogProbGapMax: GAUGE "log_prob_gap_max_nats" [] in "nats", "Largest such gap in the newest step (law N3).";
+    ImportanceRatio: GAUGE "importance_ratio_by_lag" [TOKEN_LAG] in "ratio",
+        "Mean probability ratio of the trainer to the policy that sampled, by token lag, in the newest step with tokens of that lag; in rows of `metrics.jsonl`, `importance_ratio_lag_0` and so on.";
+    ImportanceSamples: GAUGE "importance_effective_sample_ratio" [] in "ratio",
+        "Effective sample size of those ratios, cut at 10, as a share of the newest step's tokens (law N3); 1 is on policy.";
+    ImportanceChi2: GAUGE "importance_chi_squared" [] in "1", "Variance of those ratios around 1 over the newest step's tokens: the chi-square divergence of the trainer from the policy that sampled.";
+    SequenceChi2: GAUGE "importance_sequence_chi_squared" [] in "1", "The same of whole sequences' ratios, the products of their tokens'.";
+    PerplexityRatio: GAUGE "perplexity_ratio_mean" [] in "ratio", "Perplexity of a sequence under the trainer over that under the policy that sampled, mean over the newest step.";
+    CorrectionWeight: GAUGE "correction_weight_mean" [] in "ratio", "Mean importance weight of the newest step's tokens, where `train.correction` weighs them.";
+    CorrectionWeightMax: GAUGE "correction_weight_max" [] in "ratio",
+        "Largest importance weight of a token, or largest ratio of a sequence where those are weighed, in the newest step.";
+    CorrectionSamples: GAUGE "correction_effective_sample_ratio" [] in "ratio", "Effective sample size of those weights as a share of the newest step's tokens.";
+    CorrectionDropped: GAUGE "correction_dropped_token_ratio" [] in "ratio",
+        "Share of the newest step's trained tokens that `train.correction` or `train.reject` takes out of the policy term; the token ledger counts them as trained.";
+    CorrectionSequences: GAUGE "correction_dropped_sequence_ratio" [] in "ratio", "Share of the newest step's sequences with such a token.";
+    LearningRate: GAUGE "learning_rate" [] in "1", "Learning rate of the newest step.";
+
+    Steps: COUNT "steps_total" [] in "steps", "Optimizer steps taken.";
+    StepTime: LATENCY "step_duration_seconds" [] in "seconds", "Time of one optimizer step, forward and backward included.";
+    SyncTime: LATENCY "weight_sync_duration_seconds" [] in "seconds", "Time that publishing weights to the generators took.";
+}
+
+impl Metric {
+    /// The Prometheus name.
+    pub const fn name(self) -> &'static str {
+        self.spec().name
+    }
+
+    /// The name in log rows: the Prometheus name without prefix.
+    pub fn key(self) -> &'static str {
+        self.name().strip_prefix(PREFIX).unwrap_or(self.name())
+    }
+
+    /// The metric whose [`key`](Metric::key) this is.
+    pub fn from_key(key: &str) -> Option<Metric> {
+        Metric::ALL.iter().copied().find(|metric| metric.key() == key)
+    }
+}
+
+/// The whole catalogue as `docs/metrics.md`.
+pub fn markdown() -> String {
+    let mut page = String::from(
+        "# Metrics\n\n\
+         Generated from `src/observe/catalog.rs`; the test `docs_list_the_catalogue` holds the two equal.\n\n\
+         `--metrics 127.0.0.1:9464` serves them at `http://127.0.0.1:9464/metrics`. In `metrics.jsonl` a step's values have the same\n\
+         names without `rollflow_`; values that JSON lacks are the strings `\"NaN\"`, `\"inf\"` and `\"-inf\"`.\n\n\
+         | metric | kind | unit | labels | what it says |\n| --- | --- | --- | --- | --- |\n",
+    );
+    for metric in Metric::ALL {
+        let Spec { name, unit, kind, labels, help } = metric.spec();
+        let labels: Vec<String> = labels.iter().map(describe_label).collect();
+        // Writing to a string cannot fail.
+        writeln!(page, "| `{name}` | {} | {unit} | {} | {help} |", kind.word(), labels.join(", ")).ok();
+    }
+    page.push_str("\n## Buckets\n\nUpper bounds; every histogram ends with a bucket for the rest.\n\n");
+    for metric in Metric::ALL {
+        if let Kind::Histogram(bounds) = metric.spec().kind {
+            let bounds: Vec<String> = bounds.iter().map(f64::to_string).collect();
+            writeln!(page, "- `{}`: {}", metric.name(), bounds.join(", ")).ok();
+        }
+    }
+    page
+}
+
+fn describe_label(label: &Label) -> String {
+    match label.values {
+        [] => format!("`{}`", label.name),
+        values => format!("`{}`: {}", label.name, values.join(" \\| ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_conventional() {
+        let mut seen = std::collections::BTreeSet::new();
+        for metric in Metric::ALL {
+            let Spec { name, kind, help, .. } = metric.spec();
+            assert!(seen.insert(name), "{name} is declared twice");
+            assert!(name.starts_with(PREFIX) && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{name}");
+            assert_eq!(
+                name.ends_with("_total"),
+                matches!(kind, Kind::Counter { .. }),
+                "{name}: counters, and only they, end in _total"
+            );
+            assert!(help.ends_with('.'), "{name}: the help text is a sentence");
+            assert_eq!(Metric::from_key(metric.key()), Some(*metric));
+        }
+    }
+
+    #[test]
+    fn histograms_have_ascending_buckets() {
+        for metric in Metric::ALL {
+            if let Kind::Histogram(bounds) = metric.spec().kind {
+                assert!(!bounds.is_empty() && bounds.windows(2).all(|pair| pair[0] < pair[1]), "{}", metric.name());
+            }
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! A small line chart as SVG text: axes with round ticks, the raw points, and a smoothed line over them.
+//!
+//! Colours follow the viewer's light or dark theme. No script and no font are needed; a chart of a thousand points has about 30 KB.
+
+use std::fmt::Write as _;
+
+const WIDTH: f64 = 760.0;
+const HEIGHT: f64 = 340.0;
+const LEFT: f64 = 64.0;
+const RIGHT: f64 = 20.0;
+const TOP: f64 = 40.0;
+const BOTTOM: f64 = 48.0;
+/// More points than this are thinned, after they were smoothed.
+const POINTS_DRAWN: usize = 1000;
+
+const STYLE: &str = "\
+text{font:12px system-ui,sans-serif;fill:#57606a}.title{font-size:15px;font-weight:600;fill:#1f2328}\
+.page{fill:#fff}.grid{stroke:#d0d7de;stroke-width:1}.axis{stroke:#8c959f;stroke-width:1}\
+.raw{fill:#0969da;fill-opacity:.3}.line{fill:none;stroke:#0969da;stroke-width:2;stroke-linejoin:round}\
+@media (prefers-color-scheme:dark){text{fill:#9198a1}.title{fill:#f0f6fc}.page{fill:#0d1117}\
+.grid{stroke:#2f353d}.axis{stroke:#656c76}.raw{fill:#58a6ff}.line{stroke:#58a6ff}}";
+
+/// What to draw.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Chart {
+    /// Stands above the chart.
+    pub title: String,
+    /// Stands below the horizontal axis.
+    pub x_label: String,
+    /// The points, by ascending x. Those with a non-finite part are not drawn.
+    pub points: Vec<(f64, f64)>,
+}
+
+impl Chart {
+    /// The chart as an SVG document.
+    pub fn to_svg(&self) -> String {
+        let points: Vec<(f64, f64)> = self.points.iter().copied().filter(|(x, y)| x.is_finite() && y.is_finite()).collect();
+        let (x_axis, y_axis) = (Axis::over(points.iter().map(|point| point.0)), Axis::over(points.iter().map(|point| point.1)));
+        let at_x = |x: f64| LEFT + x_axis.share(x) * (WIDTH - LEFT - RIGHT);
+        let at_y = |y: f64| HEIGHT - BOTTOM - y_axis.share(y) * (HEIGHT - TOP - BOTTOM);
+        let (title, x_label) = (escape(&self.title), escape(&self.x_label));
+
+        let mut svg = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" role=\"img\">\n\
+             <title>{title}</title>\n<style>{STYLE}</style>\n<rect class=\"page\" width=\"{WIDTH}\" height=\"{HEIGHT}\" rx=\"6\"/>\n\
+             <text class=\"title\" x=\"{LEFT}\" y=\"24\">{title}</text>\n"
+        );
+        // Writing to a string cannot fail.
+        let mut draw = |element: std::fmt::Arguments| writeln!(svg, "{element}").ok();
+        for tick in y_axis.ticks() {
+            let (y, right, text_x) = (at_y(tick), WIDTH - RIGHT, LEFT - 8.0);
+            draw(format_args!("<line class=\"grid\" x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{right}\" y2=\"{y:.1}\"/>"));
+            let label = y_axis.label(tick);
+            draw(format_args!("<text x=\"{text_x}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>", y + 4.0));
+        }
+        let floor = HEIGHT - BOTTOM;
+        for tick in x_axis.ticks() {
+            let (x, label) = (at_x(tick), x_axis.label(tick));
+            draw(format_args!("<line class=\"axis\" x1=\"{x:.1}\" y1=\"{floor}\" x2=\"{x:.1}\" y2=\"{}\"/>", floor + 5.0));
+            draw(format_args!("<text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{label}</text>", floor + 19.0));
+        }
+        draw(format_args!("<line class=\"axis\" x1=\"{LEFT}\" y1=\"{floor}\" x2=\"{}\" y2=\"{floor}\"/>", WIDTH - RIGHT));
+        let (middle, below) = ((LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 10.0);
+        draw(format_args!("<text x=\"{middle}\" y=\"{below}\" text-anchor=\"middle\">{x_label}</text>"));
+        if points.is_empty() {
+            draw(format_args!("<text x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">no data</text>", HEIGHT / 2.0));
+        }
+        let thin = points.len().div_ceil(POINTS_DRAWN).max(1);
+        for &(x, y) in points.iter().step_by(thin) {
+            draw(format_args!("<circle class=\"raw\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"2\"/>", at_x(x), at_y(y)));
+        }
+        let smooth = smoothed(&points.iter().map(|point| point.1).collect::<Vec<_>>());
+        let line = points.iter().zip(smooth).step_by(thin).map(|(&(x, _), y)| format!("{:.1},{:.1}", at_x(x), at_y(y)));
+        let line: Vec<String> = line.collect();
+        draw(format_args!("<polyline class=\"line\" points=\"{}\"/>", line.join(" ")));
+        svg.push_str("</svg>\n");
+        svg
+    }
+}
+
+/// The mean of each value's neighbourhood, a twentieth of the series to each side. It is centred, so that the line does not lag behind
+/// what happened; at the ends it takes what there is, so that no single value there is mistaken for the trend.
+pub fn smoothed(values: &[f64]) -> Vec<f64> {
+    let reach = values.len() / 20;
+    let near = |at: usize| &values[at.saturating_sub(reach)..(at + reach + 1).min(values.len())];
+    (0..values.len()).map(|at| near(at).iter().sum::<f64>() / near(at).len() as f64).collect()
+}
+
+/// One axis: a range that begins and ends at a tick.
+struct Axis {
+    low: f64,
+    high: f64,
+    step: f64,
+}
+
+impl Axis {
+    fn over(values: impl Iterator<Item = f64>) -> Self {
+        let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
+        let (low, high) = match (low, high) {
+            _ if low > high => (0.0, 1.0),
+            _ if low == high => (low - low.abs().max(1.0) / 2.0, high + high.abs().max(1.0) / 2.0),
+            range => range,
+        };
+        let step = round_step((high - low) / 5.0);
+        Axis { low: (low / step).floor() * step, high: (high / step).ceil() * step, step }
+    }
+
+    fn share(&self, value: f64) -> f64 {
+        (value - self.low) / (self.high - self.low)
+    }
+
+    fn ticks(&self) -> impl Iterator<Item = f64> {
+        let (low, step) = (self.low, self.step);
+        (0..=((self.high - self.low) / step).round() as u32).map(move |tick| low + f64::from(tick) * step)
+    }
+
+    /// Just as many decimals as tell the ticks apart.
+    fn label(&self, tick: f64) -> String {
+        let size = self.low.abs().max(self.high.abs());
+        if size >= 1e6 || self.step < 1e-4 {
+            return format!("{tick:.2e}");
+        }
+        let decimals = (-self.step.log10().floor()).max(0.0) as usize;
+        // A tick that is zero but for rounding must not read "-0".
+        format!("{:.decimals$}", if tick.abs() < self.step / 2.0 { 0.0 } else { tick })
+    }
+}
+
+/// The smallest of 1, 2, 5 times a power of ten that is at least `least`.
+fn round_step(least: f64) -> f64 {
+    let power = 10_f64.powf(least.log10().floor());
+    [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|&step| step >= least * 0.999).unwrap_or(10.0 * power)
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chart_has_axes_points_and_a_line() {
+        let points = (0..8).map(|step| (step as f64, 0.1 + 0.1 * step as f64)).collect();
+        let chart = Chart { title: "Mean reward <b> & \"more\"".into(), x_label: "step".into(), points };
+        insta::assert_snapshot!("curve_svg", chart.to_svg());
+    }
+
+    #[test]
+    fn no_finite_point_gives_an_empty_chart() {
+        let chart = Chart { points: vec![(0.0, f64::NAN), (f64::INFINITY, 1.0)], ..Chart::default() };
+        let svg = chart.to_svg();
+        assert!(svg.contains("no data") && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+    }
+
+    #[test]
+    fn all_coordinates_lie_in_the_picture() {
+        let circles = regex::Regex::new(r#"cx="([^"]+)" cy="([^"]+)""#).unwrap();
+        for points in
+            [vec![(5.0, 5.0)], vec![(0.0, 0.0), (1.0, 0.0)], vec![(0.0, -1e9), (1e7, 3e-9)], vec![(1.0, 1e-12), (2.0, 3e-12)]]
+        {
+            let svg = Chart { points: points.clone(), ..Chart::default() }.to_svg();
+            let drawn: Vec<(f64, f64)> =
+                circles.captures_iter(&svg).map(|found| (found[1].parse().unwrap(), found[2].parse().unwrap())).collect();
+            assert_eq!(drawn.len(), points.len());
+            assert!(
+                drawn.iter().all(|&(x, y)| (LEFT..=WIDTH - RIGHT).contains(&x) && (TOP..=HEIGHT - BOTTOM).contains(&y)),
+                "{drawn:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn thinning_keeps_the_file_small() {
+        let points = (0..100_000).map(|step| (step as f64, (step as f64).sin())).collect();
+        assert!(Chart { points, ..Chart::default() }.to_svg().matches("<circle").count() <= POINTS_DRAWN);
+    }
+
+    #[test]
+    fn smoothing_follows_the_trend_and_no_single_value() {
+        let straight: Vec<f64> = (0..100).map(f64::from).collect();
+        assert_eq!(smoothed(&straight)[5..95], straight[5..95]);
+        let mut spikes = vec![0.0; 100];
+        (spikes[0], spikes[50], spikes[99]) = (1.0, 1.0, 1.0);
+        assert!(smoothed(&spikes).into_iter().all(|value| value < 0.2));
+        assert_eq!(smoothed(&[3.0]), [3.0]);
+        assert!(smoothed(&[]).is_empty());
+    }
+
+    #[test]
+    fn ticks_are_round_and_enclose_the_values() {
+        let axis = Axis::over([0.1, 0.8].into_iter());
+        let labels: Vec<String> = axis.ticks().map(|tick| axis.label(tick)).collect();
+        assert_eq!(labels, ["0.0", "0.2", "0.4", "0.6", "0.8"]);
+        let axis = Axis::over([-3.0, 400.0].into_iter());
+        let labels: Vec<String> = axis.ticks().map(|tick| axis.label(tick)).collect();
+        assert_eq!(labels, ["-100", "0", "100", "200", "300", "400"]);
+    }
+}

@@ -1,0 +1,103 @@
+//! What a run says of its beginning, and one line a step: `Step 12: reward=0.43 loss=0.0214 grad_norm=0.81 lr=2e-4`.
+
+use std::fmt::Display;
+
+use super::{LogError, MetricsLogger, StepMetrics};
+use crate::observe::Metric;
+
+/// What the line shows, in this order, and under which name.
+const SHOWN: [(Metric, &str); 4] =
+    [(Metric::RewardMean, "reward"), (Metric::Loss, "loss"), (Metric::GradNorm, "grad_norm"), (Metric::LearningRate, "lr")];
+
+/// Prints a line for the first step and every `every`-th to whatever takes lines.
+pub struct ConsoleLogger<F> {
+    every: u64,
+    print: F,
+}
+
+impl ConsoleLogger<fn(&str)> {
+    /// Prints to standard output; `every` of 0 counts as 1.
+    pub fn stdout(every: u64) -> Self {
+        ConsoleLogger::new(every, |line| println!("{line}"))
+    }
+
+    /// Says lines as `tracing` events, where a [`Console`](crate::observe::Console) or another subscriber shows them; `every` of 0
+    /// counts as 1.
+    pub fn events(every: u64) -> Self {
+        ConsoleLogger::new(every, |line| tracing::info!("{line}"))
+    }
+}
+
+impl<F: FnMut(&str) + Send> ConsoleLogger<F> {
+    /// Gives lines to `print`, for a progress line that must not be overwritten, or for a test.
+    pub fn new(every: u64, print: F) -> Self {
+        ConsoleLogger { every: every.max(1), print }
+    }
+}
+
+impl<F: FnMut(&str) + Send> MetricsLogger for ConsoleLogger<F> {
+    fn log(&mut self, step: u64, metrics: &StepMetrics) -> Result<(), LogError> {
+        if step == 1 || step.is_multiple_of(self.every) {
+            (self.print)(&console_line(step, metrics));
+        }
+        Ok(())
+    }
+}
+
+/// Says that training of this kind (`SFT`, `RL`) begins, and a line for each fact about it, as `tracing` events.
+pub fn announce_training(kind: &str, facts: &[(&str, &dyn Display)]) {
+    tracing::info!("Starting {kind} training…");
+    facts.iter().for_each(|(name, value)| tracing::info!("  {name}: {value}"));
+}
+
+/// The line of one step; what the row lacks is left out.
+pub fn console_line(step: u64, metrics: &StepMetrics) -> String {
+    let shown = SHOWN.iter().filter_map(|(metric, name)| Some(format!(" {name}={}", short(*metrics.get(metric.key())?))));
+    format!("Step {step}:{}", shown.collect::<String>())
+}
+
+/// About four digits: `0.0214`, `12.35`, `2e-5`.
+pub(in crate::observe) fn short(value: f64) -> String {
+    let size = value.abs();
+    if !value.is_finite() || value == 0.0 {
+        format!("{value}")
+    } else if (0.001..10_000.0).contains(&size) {
+        let decimals = (3 - size.log10().floor() as i32).clamp(0, 4) as usize;
+        let digits = format!("{value:.decimals$}");
+        if digits.contains('.') { digits.trim_end_matches('0').trim_end_matches('.').to_owned() } else { digits }
+    } else {
+        let digits = format!("{value:.2e}");
+        match digits.split_once('e') {
+            Some((number, power)) if number.contains('.') => {
+                format!("{}e{power}", number.trim_end_matches('0').trim_end_matches('.'))
+            }
+            _ => digits,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(step: u64, pairs: &[(&str, f64)]) -> String {
+        console_line(step, &pairs.iter().map(|&(key, value)| (key.to_owned(), value)).collect())
+    }
+
+    #[test]
+    fn one_line_names_step_reward_loss_norm_and_rate() {
+        let row =
+            [("loss", 0.02139), ("reward_mean", 0.43), ("learning_rate", 2e-5), ("grad_norm", 12.345), ("entropy_nats", 1.0)];
+        assert_eq!(line(12, &row), "Step 12: reward=0.43 loss=0.0214 grad_norm=12.35 lr=2e-5");
+        assert_eq!(line(0, &[("loss", f64::NAN), ("grad_norm", 123_456.0)]), "Step 0: loss=NaN grad_norm=1.23e5");
+        assert_eq!(line(0, &[("loss", -1200.0), ("learning_rate", 0.0)]), "Step 0: loss=-1200 lr=0");
+    }
+
+    #[test]
+    fn only_the_first_and_every_nth_step_are_printed() {
+        let mut printed = Vec::new();
+        let mut logger = ConsoleLogger::new(3, |line: &str| printed.push(line.to_owned()));
+        (1..8).for_each(|step| logger.log(step, &StepMetrics::new()).unwrap());
+        assert_eq!(printed, ["Step 1:", "Step 3:", "Step 6:"]);
+    }
+}

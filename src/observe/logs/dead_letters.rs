@@ -1,0 +1,118 @@
+//! `dead_letters.jsonl`: the items that poisoned a stage, with all that is needed to try them again (law F6).
+//!
+//! A letter is one line and one write, and is on the disk when [`DeadLetterWriter::write`] returns: neither a killed process nor a crash
+//! of the machine takes one that was written. The file appears with the first letter, and nothing ever removes a line of it.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::LogError;
+use super::lines::{LineFile, read_lines};
+use crate::data::{Group, Prompt, Sample};
+
+/// The file's name in a run's folder.
+pub const DEAD_LETTERS: &str = "dead_letters.jsonl";
+
+/// A group that no retry could save, as one line.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeadLetter {
+    /// When it was given up, in seconds since the beginning of 1970 (UTC).
+    pub time: f64,
+    /// The stage that gave up, by its name in the graph.
+    pub stage: String,
+    /// What went wrong, one a sample that failed.
+    pub failures: Vec<Failure>,
+    /// What was asked. Its ordinal is the group's id.
+    pub prompt: Prompt,
+    /// The whole group (law D2): tokens, log-probabilities, version spans, masks, metadata, and the rewards of those that have one.
+    #[serde(deserialize_with = "sound")]
+    pub samples: Vec<Sample>,
+}
+
+/// Why a sample was given up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// The sample's place in its group.
+    pub sample: u32,
+    /// How often it was tried.
+    pub attempts: u32,
+    /// What kind of failure the last attempt was.
+    pub kind: FailureKind,
+    /// The panic's text, the error's, or the number that was given.
+    pub text: String,
+}
+
+/// How an attempt can fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureKind {
+    /// It panicked.
+    Panicked,
+    /// It returned an error.
+    Refused,
+    /// It gave NaN or an infinity.
+    NotFinite,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            FailureKind::Panicked => write!(f, "it panicked: {}", self.text),
+            FailureKind::Refused => write!(f, "it refused: {}", self.text),
+            FailureKind::NotFinite => write!(f, "it gave {}, not a finite number", self.text),
+        }?;
+        write!(f, " ({} {})", self.attempts, if self.attempts == 1 { "attempt" } else { "attempts" })
+    }
+}
+
+impl DeadLetter {
+    /// The group, to be tried again.
+    pub fn group(self) -> Group {
+        Group { prompt: Arc::new(self.prompt), samples: self.samples }
+    }
+}
+
+/// Samples whose columns agree, for otherwise the line was damaged in a way that JSON does not show.
+fn sound<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Sample>, D::Error> {
+    let samples = Vec::<Sample>::deserialize(deserializer)?;
+    samples.iter().try_for_each(Sample::validate).map_err(D::Error::custom)?;
+    Ok(samples)
+}
+
+/// Appends to a run's dead letters.
+#[derive(Debug)]
+pub struct DeadLetterWriter {
+    path: PathBuf,
+    file: Option<LineFile>,
+}
+
+impl DeadLetterWriter {
+    /// Appends to `dead_letters.jsonl` in `folder`. Makes neither before there is a letter.
+    pub fn new(folder: impl AsRef<Path>) -> Self {
+        DeadLetterWriter { path: folder.as_ref().join(DEAD_LETTERS), file: None }
+    }
+
+    /// The file it writes.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes one letter and waits until the disk has it: milliseconds, for what should be rare.
+    pub fn write(&mut self, letter: &DeadLetter) -> Result<(), LogError> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => none.insert(LineFile::append(self.path.clone())?),
+        };
+        file.write(serde_json::to_string(letter).expect("a letter has string keys and finite or named numbers"))?;
+        file.sync()
+    }
+}
+
+/// Reads dead letters line by line. A damaged line is named by file and number, and the letters behind it still come.
+pub fn read_dead_letters(path: impl AsRef<Path>) -> Result<impl Iterator<Item = Result<DeadLetter, LogError>>, LogError> {
+    read_lines(path.as_ref().to_owned())
+}

@@ -1,0 +1,115 @@
+//! `metrics.jsonl`: one JSON object a step, the file that every later reader starts from.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::lines::LineFile;
+use super::{LogError, MetricsLogger, StepMetrics};
+use crate::data::number;
+
+/// Appends each step's row to `metrics.jsonl`: `{"step":12,"grad_norm":0.8,"loss":0.02,…}`, keys in alphabetical order after `step`.
+///
+/// Numbers that JSON lacks are the strings `"NaN"`, `"inf"` and `"-inf"`. One line is one write; a crash loses at most the last line.
+#[derive(Debug)]
+pub struct JsonlLogger(LineFile);
+
+impl JsonlLogger {
+    /// Appends to `metrics.jsonl` in `folder`, making both when missing.
+    pub fn new(folder: impl AsRef<Path>) -> Result<Self, LogError> {
+        LineFile::append(folder.as_ref().join("metrics.jsonl")).map(JsonlLogger)
+    }
+
+    /// The file it writes.
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl MetricsLogger for JsonlLogger {
+    fn log(&mut self, step: u64, metrics: &StepMetrics) -> Result<(), LogError> {
+        self.0.write(jsonl_row(step, metrics))
+    }
+
+    fn finish(&mut self) -> Result<(), LogError> {
+        self.0.sync()
+    }
+}
+
+/// One row as its line, without the line's end. A metric named `step` would hide the step's number and gives way to it.
+pub fn jsonl_row(step: u64, metrics: &StepMetrics) -> String {
+    let mut row = serde_json::Map::new();
+    row.insert("step".into(), step.into());
+    for (key, &value) in metrics {
+        row.entry(key.as_str()).or_insert_with(|| number::to_json(value));
+    }
+    serde_json::Value::Object(row).to_string()
+}
+
+/// Reads a `metrics.jsonl`: each step's number and row. Empty lines are skipped.
+pub fn read_metrics(path: impl AsRef<Path>) -> Result<Vec<(u64, StepMetrics)>, LogError> {
+    let path = path.as_ref();
+    let text = std::fs::read_to_string(path).map_err(|source| LogError::Io { path: path.to_owned(), source })?;
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    lines
+        .map(|(at, line)| {
+            let row: BTreeMap<String, number::Number> =
+                serde_json::from_str(line).map_err(|source| LogError::Line { path: path.to_owned(), line: at + 1, source })?;
+            let mut row: StepMetrics = row.into_iter().map(|(key, number)| (key, number.0)).collect();
+            Ok((row.remove("step").unwrap_or_default() as u64, row))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn metrics(pairs: &[(&str, f64)]) -> StepMetrics {
+        pairs.iter().map(|&(key, value)| (key.to_owned(), value)).collect()
+    }
+
+    #[test]
+    fn non_finite_numbers_are_named_strings() {
+        let row =
+            jsonl_row(3, &metrics(&[("loss", f64::NAN), ("grad_norm", f64::INFINITY), ("a", f64::NEG_INFINITY), ("b", 0.5)]));
+        assert_eq!(row, r#"{"step":3,"a":"-inf","b":0.5,"grad_norm":"inf","loss":"NaN"}"#);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        std::fs::write(&path, row + "\n").unwrap();
+        let (step, read) = read_metrics(&path).unwrap().remove(0);
+        assert_eq!((step, read["a"], read["b"], read["loss"].is_nan()), (3, f64::NEG_INFINITY, 0.5, true));
+    }
+
+    #[test]
+    fn a_torn_last_line_is_removed_before_the_next_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut logger = JsonlLogger::new(folder.path()).unwrap();
+        logger.log(0, &metrics(&[("loss", 1.0)])).unwrap();
+        let path = logger.path().to_owned();
+        drop(logger);
+        // Longer than a block of the backward search.
+        let torn = format!("{}{{\"step\":1,\"lo{}", std::fs::read_to_string(&path).unwrap(), "s".repeat(10_000));
+        std::fs::write(&path, torn).unwrap();
+
+        let mut logger = JsonlLogger::new(folder.path()).unwrap();
+        logger.log(1, &metrics(&[("loss", 0.5)])).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "{\"step\":0,\"loss\":1.0}\n{\"step\":1,\"loss\":0.5}\n");
+    }
+
+    #[test]
+    fn a_row_is_in_the_file_when_log_returns() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut logger = JsonlLogger::new(folder.path().join("deep/run")).unwrap();
+        logger.log(7, &metrics(&[])).unwrap();
+        assert_eq!(std::fs::read_to_string(logger.path()).unwrap(), "{\"step\":7}\n");
+    }
+
+    #[test]
+    fn an_unwritable_folder_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let error = JsonlLogger::new(&file).unwrap_err().to_string();
+        assert!(error.contains(&file.join("metrics.jsonl").display().to_string()), "{error}");
+    }
+}

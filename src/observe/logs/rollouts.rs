@@ -1,0 +1,102 @@
+//! `rollouts.jsonl`: every sample that was trained, with what it takes to look at it, score it again or replay it.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::LogError;
+use super::lines::{LineFile, read_lines};
+use crate::data::{Metadata, PromptText, Sample, Spans, Status, number};
+
+/// One line of `rollouts.jsonl`. Non-finite numbers are the strings `"NaN"`, `"inf"` and `"-inf"`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Rollout {
+    /// The optimizer step that consumed it.
+    pub step: u64,
+    /// The group's id.
+    pub group: u64,
+    /// The sample's place in its group.
+    pub index: u32,
+    /// How its generation ended.
+    pub status: Status,
+    /// What was asked.
+    pub prompt: PromptText,
+    /// What was answered.
+    pub response: String,
+    /// What it earned.
+    #[serde(with = "number::optional")]
+    pub reward: Option<f64>,
+    /// What the learner made of it.
+    #[serde(with = "number::optional")]
+    pub advantage: Option<f64>,
+    /// Prompt and response tokens.
+    pub tokens: Vec<u32>,
+    /// The weights that sampled each token, as runs of `[version, length]`.
+    pub versions: Spans,
+    /// Behaviour log-probabilities, where they were asked for.
+    #[serde(with = "number::optional_list", skip_serializing_if = "Option::is_none")]
+    pub log_probs: Option<Vec<f32>>,
+    /// The prompt's metadata and whatever stages added.
+    pub metadata: Metadata,
+}
+
+impl Rollout {
+    /// The line of `sample`, consumed by `step`.
+    pub fn new(step: u64, sample: &Sample, with_log_probs: bool) -> Self {
+        Rollout {
+            step,
+            group: sample.group_index,
+            index: sample.index,
+            status: sample.status,
+            prompt: sample.prompt.clone(),
+            response: sample.response.clone(),
+            reward: sample.reward,
+            advantage: sample.advantage,
+            tokens: sample.tokens.clone(),
+            versions: sample.versions.clone(),
+            log_probs: with_log_probs.then(|| sample.log_probs.clone()),
+            metadata: sample.metadata.clone(),
+        }
+    }
+}
+
+/// Appends samples to `rollouts.jsonl`; one line is one write.
+#[derive(Debug)]
+pub struct RolloutWriter {
+    file: LineFile,
+    with_log_probs: bool,
+}
+
+impl RolloutWriter {
+    /// Appends to `rollouts.jsonl` in `folder`, making both when missing. Log-probabilities make lines about three times as long.
+    pub fn new(folder: impl AsRef<Path>, with_log_probs: bool) -> Result<Self, LogError> {
+        Ok(RolloutWriter { file: LineFile::append(folder.as_ref().join("rollouts.jsonl"))?, with_log_probs })
+    }
+
+    /// Writes to `path` from its beginning. What was there is gone.
+    pub fn create(path: impl AsRef<Path>, with_log_probs: bool) -> Result<Self, LogError> {
+        Ok(RolloutWriter { file: LineFile::create(path.as_ref().to_owned())?, with_log_probs })
+    }
+
+    /// The file it writes.
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// Writes one sample, consumed by `step`.
+    pub fn write(&mut self, step: u64, sample: &Sample) -> Result<(), LogError> {
+        let line = serde_json::to_string(&Rollout::new(step, sample, self.with_log_probs));
+        self.file.write(line.expect("a rollout has string keys and finite or named numbers"))
+    }
+
+    /// Asks the machine to put everything on the disk.
+    pub fn finish(&mut self) -> Result<(), LogError> {
+        self.file.sync()
+    }
+}
+
+/// Reads a `rollouts.jsonl` line by line, so that its length does not matter. Empty lines are skipped.
+pub fn read_rollouts(path: impl AsRef<Path>) -> Result<impl Iterator<Item = Result<Rollout, LogError>>, LogError> {
+    read_lines(path.as_ref().to_owned())
+}

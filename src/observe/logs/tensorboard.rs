@@ -1,0 +1,150 @@
+//! TensorBoard event files: TFRecord frames around hand-encoded protobuf events, one scalar a metric.
+//!
+//! The format is small and frozen: an `Event` has wall time (1, double), step (2, varint), file version (3, string) or summary (5); a
+//! summary has values (1), and a value a tag (1, string) and a number (2, float). A frame is length, masked CRC-32C of the length, the
+//! event, and its masked CRC-32C. Each event is one write, so that a crash tears the last one only, which TensorBoard skips.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::{LogError, MetricsLogger, StepMetrics};
+
+/// Writes `events.out.tfevents.<seconds>.<process>.rollflow` into a folder that TensorBoard is pointed at.
+#[derive(Debug)]
+pub struct TensorBoardLogger {
+    file: File,
+    path: PathBuf,
+}
+
+impl TensorBoardLogger {
+    /// Starts a new event file in `folder`, which is made when missing. A resumed run adds a file; TensorBoard shows them as one.
+    pub fn new(folder: impl AsRef<Path>) -> Result<Self, LogError> {
+        let folder = folder.as_ref();
+        let now = seconds_now();
+        let path = folder.join(format!("events.out.tfevents.{:.0}.{}.rollflow", now.floor(), std::process::id()));
+        let open = || {
+            std::fs::create_dir_all(folder)?;
+            let mut file = File::options().create(true).append(true).open(&path)?;
+            file.write_all(&frame(&version_event(now)))?;
+            Ok(file)
+        };
+        match open() {
+            Ok(file) => Ok(TensorBoardLogger { file, path }),
+            Err(source) => Err(LogError::Io { path, source }),
+        }
+    }
+
+    /// The file it writes.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl MetricsLogger for TensorBoardLogger {
+    fn log(&mut self, step: u64, metrics: &StepMetrics) -> Result<(), LogError> {
+        let event = frame(&step_event(seconds_now(), step, metrics));
+        self.file.write_all(&event).map_err(|source| LogError::Io { path: self.path.clone(), source })
+    }
+
+    fn finish(&mut self) -> Result<(), LogError> {
+        self.file.sync_all().map_err(|source| LogError::Io { path: self.path.clone(), source })
+    }
+}
+
+fn seconds_now() -> f64 {
+    // A clock before 1970 is wrong anyway; zero says so.
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+fn version_event(wall_time: f64) -> Vec<u8> {
+    let mut event = Vec::new();
+    put_double(&mut event, 1, wall_time);
+    put_bytes(&mut event, 3, b"brain.Event:2");
+    event
+}
+
+fn step_event(wall_time: f64, step: u64, metrics: &StepMetrics) -> Vec<u8> {
+    let mut summary = Vec::new();
+    for (tag, &number) in metrics {
+        let mut value = Vec::new();
+        put_bytes(&mut value, 1, tag.as_bytes());
+        put_float(&mut value, 2, number as f32);
+        put_bytes(&mut summary, 1, &value);
+    }
+    let mut event = Vec::new();
+    put_double(&mut event, 1, wall_time);
+    put_tag(&mut event, 2, 0);
+    put_varint(&mut event, step);
+    put_bytes(&mut event, 5, &summary);
+    event
+}
+
+fn frame(event: &[u8]) -> Vec<u8> {
+    let length = (event.len() as u64).to_le_bytes();
+    let mut bytes = Vec::with_capacity(event.len() + 16);
+    bytes.extend(length);
+    bytes.extend(masked_crc(&length).to_le_bytes());
+    bytes.extend(event);
+    bytes.extend(masked_crc(event).to_le_bytes());
+    bytes
+}
+
+/// A protobuf key: the field's number and its wire type (0 varint, 1 eight bytes, 2 counted bytes, 5 four bytes).
+fn put_tag(out: &mut Vec<u8>, field: u64, wire: u64) {
+    put_varint(out, field << 3 | wire);
+}
+
+fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+fn put_bytes(out: &mut Vec<u8>, field: u64, bytes: &[u8]) {
+    put_tag(out, field, 2);
+    put_varint(out, bytes.len() as u64);
+    out.extend(bytes);
+}
+
+fn put_double(out: &mut Vec<u8>, field: u64, value: f64) {
+    put_tag(out, field, 1);
+    out.extend(value.to_le_bytes());
+}
+
+fn put_float(out: &mut Vec<u8>, field: u64, value: f32) {
+    put_tag(out, field, 5);
+    out.extend(value.to_le_bytes());
+}
+
+/// TFRecord's checksum: CRC-32C, rotated and offset so that a checksum of data that holds checksums stays sound.
+fn masked_crc(bytes: &[u8]) -> u32 {
+    crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+/// CRC-32C (Castagnoli), bit by bit: an event has a few hundred bytes, and a table would be more code than it saves time.
+fn crc32c(bytes: &[u8]) -> u32 {
+    let mut crc = !0_u32;
+    for &byte in bytes {
+        crc ^= u32::from(byte);
+        for _ in 0..8 {
+            crc = if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
+        }
+    }
+    !crc
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn crc32c_has_the_published_check_values() {
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+        assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
+        assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
+    }
+}

@@ -1,0 +1,97 @@
+//! The line one watches while a run trains.
+//!
+//! [`Meter`] turns totals and the time that passed into a [`Snapshot`]; [`render`] turns that into a line; [`Progress`] shows it. Only the
+//! last knows a clock and a terminal. On a terminal the line is redrawn in place; elsewhere a plain line is printed now and then.
+
+mod line;
+mod meter;
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+pub use line::{Snapshot, duration, render, sparkline};
+pub use meter::Meter;
+
+use super::{Console, Metrics};
+
+/// A redrawn line needs no more than the eye can follow.
+const REDRAW: Duration = Duration::from_millis(100);
+/// Lines in a file or a CI log: often enough to see life, seldom enough to read.
+const PLAIN_INTERVAL: Duration = Duration::from_secs(5);
+/// Wide enough for every part of the line. A terminal that is narrower and does not export its `COLUMNS` cuts it at its edge.
+const FULL_WIDTH: usize = 200;
+
+/// Shows a run's progress on standard error, below the lines of a [`Console`].
+pub struct Progress {
+    started: Instant,
+    shown: Option<Instant>,
+    meter: Meter,
+    screen: Screen,
+    columns: Option<usize>,
+}
+
+enum Screen {
+    Terminal(ProgressBar, Console),
+    Plain,
+}
+
+impl Progress {
+    /// For a run of `total` steps, where that is known: redrawn in place if standard error is a terminal, plain lines otherwise.
+    pub fn new(console: &Console, total: Option<u64>) -> Self {
+        let screen = if std::io::stderr().is_terminal() {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+            bar.set_style(ProgressStyle::with_template("{wide_msg}").expect("a constant template"));
+            *console.bar() = Some(bar.clone());
+            Screen::Terminal(bar, console.clone())
+        } else {
+            Screen::Plain
+        };
+        let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+        Progress { started: Instant::now(), shown: None, meter: Meter::new(total), screen, columns }
+    }
+
+    /// Shows the newest numbers, if the last time was long enough ago. `bottleneck` is a few words.
+    pub fn update(&mut self, metrics: &Metrics, bottleneck: Option<&str>) {
+        let interval = if self.is_terminal() { REDRAW } else { PLAIN_INTERVAL };
+        self.meter.record(self.started.elapsed(), metrics);
+        if self.shown.is_none_or(|shown| shown.elapsed() >= interval) {
+            self.show(bottleneck);
+        }
+    }
+
+    /// Shows the newest numbers a last time and leaves the line standing.
+    pub fn finish(mut self, metrics: &Metrics, bottleneck: Option<&str>) {
+        self.meter.record(self.started.elapsed(), metrics);
+        self.show(bottleneck);
+        if let Screen::Terminal(bar, console) = &self.screen {
+            let mut printed_above = console.bar();
+            *printed_above = None;
+            bar.abandon();
+            // The cursor stands at the line's end.
+            print_plain("");
+        }
+    }
+
+    fn is_terminal(&self) -> bool {
+        matches!(self.screen, Screen::Terminal(..))
+    }
+
+    fn show(&mut self, bottleneck: Option<&str>) {
+        self.shown = Some(Instant::now());
+        let snapshot = self.meter.snapshot(bottleneck);
+        match &self.screen {
+            Screen::Terminal(bar, _) => {
+                bar.set_message(render(&snapshot, self.columns.unwrap_or(FULL_WIDTH)));
+                bar.tick();
+            }
+            Screen::Plain => print_plain(&render(&snapshot, FULL_WIDTH)),
+        }
+    }
+}
+
+/// Standard error may be closed; progress is not worth a run.
+fn print_plain(line: &str) {
+    writeln!(std::io::stderr(), "{line}").ok();
+}

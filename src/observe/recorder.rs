@@ -1,0 +1,272 @@
+//! The way in for numbers: a Prometheus recorder of one run behind typed calls.
+//!
+//! A call finds its series by binary search, without allocating, and then costs a few atomic operations; a hot loop can keep the
+//! [`Series`]. The newest value of each series stays readable, for the progress line. Memory is bounded: observations that no scrape has
+//! folded into buckets yet are folded after every 8192 of them, whether a server runs or not.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, SharedString};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+
+use super::catalog::{Kind, Metric, Spec};
+
+/// How many observations may wait to be folded into their histogram's buckets.
+const OBSERVATIONS_PER_UPKEEP: u64 = 8192;
+
+const METADATA: Metadata<'static> = Metadata::new("rollflow", Level::INFO, None);
+
+/// The metrics of one run. Clones share them.
+#[derive(Clone)]
+pub struct Metrics(Arc<Run>);
+
+struct Run {
+    recorder: PrometheusRecorder,
+    handle: PrometheusHandle,
+    /// One a metric, in the catalogue's order.
+    families: Vec<RwLock<Family>>,
+    observations: Arc<AtomicU64>,
+}
+
+/// The series of one metric, sorted by their label values.
+type Family = Vec<(Box<[String]>, Series)>;
+
+/// One metric with its labels fixed. Clones share the value.
+#[derive(Clone)]
+pub struct Series(Arc<Value>);
+
+struct Value {
+    metric: Metric,
+    /// The newest value, as the bits of an `f64`: a counter's total, a gauge's value, a histogram's last observation.
+    newest: AtomicU64,
+    instrument: Instrument,
+}
+
+enum Instrument {
+    Whole(Counter),
+    /// The exporter's counters count whole numbers. Seconds are kept in a gauge, which [`Metrics::render`] publishes as the counter it is.
+    Fractional(Gauge),
+    Gauge(Gauge),
+    Histogram {
+        histogram: Histogram,
+        handle: PrometheusHandle,
+        observations: Arc<AtomicU64>,
+    },
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Metrics::new()
+    }
+}
+
+impl Metrics {
+    /// A fresh set, seen by nobody else. Counters whose labels are all known stand at zero from the start, so that rates are right from
+    /// the first scrape.
+    pub fn new() -> Self {
+        let mut builder = PrometheusBuilder::new();
+        for metric in Metric::ALL {
+            if let Kind::Histogram(bounds) = metric.spec().kind {
+                builder = builder
+                    .set_buckets_for_metric(Matcher::Full(metric.name().to_owned()), bounds)
+                    .expect("every histogram of the catalogue has buckets");
+            }
+        }
+        let recorder = builder.build_recorder();
+        for metric in Metric::ALL {
+            let Spec { name, kind, help, .. } = metric.spec();
+            let help = SharedString::const_str(help);
+            match kind {
+                Kind::Counter { fractional: false } => recorder.describe_counter(name.into(), None, help),
+                Kind::Counter { fractional: true } | Kind::Gauge => recorder.describe_gauge(name.into(), None, help),
+                Kind::Histogram(_) => recorder.describe_histogram(name.into(), None, help),
+            }
+        }
+        let handle = recorder.handle();
+        let families = Metric::ALL.iter().map(|_| RwLock::default()).collect();
+        let metrics = Metrics(Arc::new(Run { recorder, handle, families, observations: Arc::default() }));
+        for metric in Metric::ALL {
+            let Spec { kind, labels, .. } = metric.spec();
+            match (kind, labels) {
+                (Kind::Counter { .. }, []) => drop(metrics.series(*metric, &[])),
+                (Kind::Counter { .. }, [label]) => label.values.iter().for_each(|value| drop(metrics.series(*metric, &[value]))),
+                _ => {}
+            }
+        }
+        metrics
+    }
+
+    /// Sets a gauge.
+    ///
+    /// # Panics
+    /// As [`Metrics::series`] and [`Series::set`].
+    pub fn set(&self, metric: Metric, labels: &[&str], value: f64) {
+        self.series(metric, labels).set(value);
+    }
+
+    /// Adds to a counter.
+    ///
+    /// # Panics
+    /// As [`Metrics::series`] and [`Series::add`].
+    pub fn add(&self, metric: Metric, labels: &[&str], amount: f64) {
+        self.series(metric, labels).add(amount);
+    }
+
+    /// Raises a counter to a total that was counted elsewhere.
+    ///
+    /// # Panics
+    /// As [`Metrics::series`] and [`Series::absolute`].
+    pub fn absolute(&self, metric: Metric, labels: &[&str], total: f64) {
+        self.series(metric, labels).absolute(total);
+    }
+
+    /// Adds an observation to a histogram.
+    ///
+    /// # Panics
+    /// As [`Metrics::series`] and [`Series::observe`].
+    pub fn observe(&self, metric: Metric, labels: &[&str], value: f64) {
+        self.series(metric, labels).observe(value);
+    }
+
+    /// The newest value: a counter's total, a gauge's value, a histogram's last observation. `None` where nothing was recorded.
+    pub fn newest(&self, metric: Metric, labels: &[&str]) -> Option<f64> {
+        let family = self.family(metric).read().unwrap_or_else(PoisonError::into_inner);
+        let at = position(&family, labels).ok()?;
+        Some(family[at].1.newest())
+    }
+
+    /// The series of a metric with these label values, in the catalogue's order of labels.
+    ///
+    /// # Panics
+    /// If the values do not fit the metric's labels in the catalogue: that is a bug of the caller which no run can repair.
+    pub fn series(&self, metric: Metric, labels: &[&str]) -> Series {
+        let family = self.family(metric);
+        {
+            let known = family.read().unwrap_or_else(PoisonError::into_inner);
+            if let Ok(at) = position(&known, labels) {
+                return known[at].1.clone();
+            }
+        }
+        let mut known = family.write().unwrap_or_else(PoisonError::into_inner);
+        match position(&known, labels) {
+            Ok(at) => known[at].1.clone(),
+            Err(at) => {
+                let series = self.register(metric, labels);
+                known.insert(at, (labels.iter().map(|&value| value.to_owned()).collect(), series.clone()));
+                series
+            }
+        }
+    }
+
+    /// Everything in the Prometheus text format 0.0.4.
+    pub fn render(&self) -> String {
+        let mut text = self.0.handle.render();
+        for metric in Metric::ALL {
+            if metric.spec().kind == (Kind::Counter { fractional: true }) {
+                let name = metric.name();
+                text = text.replace(&format!("# TYPE {name} gauge\n"), &format!("# TYPE {name} counter\n"));
+            }
+        }
+        text
+    }
+
+    fn family(&self, metric: Metric) -> &RwLock<Family> {
+        &self.0.families[metric as usize]
+    }
+
+    fn register(&self, metric: Metric, values: &[&str]) -> Series {
+        let Spec { name, kind, labels, .. } = metric.spec();
+        assert_eq!(values.len(), labels.len(), "{name} has {} labels, given were the values {values:?}", labels.len());
+        for (label, value) in labels.iter().zip(values) {
+            let allowed = label.values.is_empty() || label.values.contains(value);
+            assert!(allowed, "{name}: {value:?} is no value of the label {}; there are {:?}", label.name, label.values);
+        }
+        let pairs: Vec<Label> =
+            labels.iter().zip(values).map(|(label, &value)| Label::new(label.name, value.to_owned())).collect();
+        let (key, recorder) = (Key::from_parts(name, pairs), &self.0.recorder);
+        let (instrument, start) = match kind {
+            Kind::Counter { fractional: false } => (Instrument::Whole(recorder.register_counter(&key, &METADATA)), 0.0),
+            Kind::Counter { fractional: true } => (Instrument::Fractional(recorder.register_gauge(&key, &METADATA)), 0.0),
+            Kind::Gauge => (Instrument::Gauge(recorder.register_gauge(&key, &METADATA)), 0.0),
+            Kind::Histogram(_) => {
+                let histogram = recorder.register_histogram(&key, &METADATA);
+                let (handle, observations) = (self.0.handle.clone(), Arc::clone(&self.0.observations));
+                (Instrument::Histogram { histogram, handle, observations }, f64::NAN)
+            }
+        };
+        Series(Arc::new(Value { metric, newest: AtomicU64::new(f64::to_bits(start)), instrument }))
+    }
+}
+
+/// Where the series with these label values stands among the sorted ones, or where it belongs.
+fn position(family: &[(Box<[String]>, Series)], values: &[&str]) -> Result<usize, usize> {
+    family.binary_search_by(|(known, _)| known.iter().map(String::as_str).cmp(values.iter().copied()))
+}
+
+impl Series {
+    /// Sets a gauge.
+    ///
+    /// # Panics
+    /// If the metric is no gauge.
+    pub fn set(&self, value: f64) {
+        let Instrument::Gauge(gauge) = &self.0.instrument else { self.misused("set") };
+        self.0.newest.store(value.to_bits(), Relaxed);
+        gauge.set(value);
+    }
+
+    /// Adds to a counter. What is negative or no number is ignored, for counters only grow.
+    ///
+    /// # Panics
+    /// If the metric is no counter.
+    pub fn add(&self, amount: f64) {
+        let amount = if amount > 0.0 && amount.is_finite() { amount } else { 0.0 };
+        self.grow(|total| total + amount, "add");
+    }
+
+    /// Raises a counter to a total that was counted elsewhere; a smaller one is ignored.
+    ///
+    /// # Panics
+    /// If the metric is no counter.
+    pub fn absolute(&self, total: f64) {
+        let given = if total.is_finite() { total } else { 0.0 };
+        self.grow(|total| total.max(given), "absolute");
+    }
+
+    /// Adds an observation to a histogram.
+    ///
+    /// # Panics
+    /// If the metric is no histogram.
+    pub fn observe(&self, value: f64) {
+        let Instrument::Histogram { histogram, handle, observations } = &self.0.instrument else { self.misused("observe") };
+        self.0.newest.store(value.to_bits(), Relaxed);
+        histogram.record(value);
+        if observations.fetch_add(1, Relaxed) % OBSERVATIONS_PER_UPKEEP == OBSERVATIONS_PER_UPKEEP - 1 {
+            handle.run_upkeep();
+        }
+    }
+
+    /// The newest value: a counter's total, a gauge's value, a histogram's last observation.
+    pub fn newest(&self) -> f64 {
+        f64::from_bits(self.0.newest.load(Relaxed))
+    }
+
+    fn grow(&self, next: impl Fn(f64) -> f64, call: &str) {
+        let update = |bits| Some(next(f64::from_bits(bits)).to_bits());
+        let before = match self.0.newest.fetch_update(Relaxed, Relaxed, update) {
+            Ok(before) | Err(before) => f64::from_bits(before),
+        };
+        let after = next(before);
+        match &self.0.instrument {
+            // Both calls give the right total in whatever order threads make them.
+            Instrument::Whole(counter) => counter.absolute(after as u64),
+            Instrument::Fractional(gauge) => gauge.increment(after - before),
+            _ => self.misused(call),
+        }
+    }
+
+    fn misused(&self, call: &str) -> ! {
+        let Spec { name, kind, .. } = self.0.metric.spec();
+        panic!("{call} was called on {name}, which is a {}: counters add, gauges set, histograms observe", kind.word())
+    }
+}

@@ -1,0 +1,154 @@
+//! Brings a flow's live statistics into the metrics and keeps the progress line moving, a few times a second.
+//!
+//! Time by state is exported while a stage is still in the state, so that one which hangs shows (law F4). The sampler owns one named
+//! thread; dropping it exports a last time, after the run that is the whole truth, and joins the thread (law F3).
+
+use std::collections::BTreeMap;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{RecvTimeoutError, Sender};
+
+use super::progress::Progress;
+use super::{Metric, Metrics};
+use crate::flow::{Snapshot, State, Stats};
+
+/// Fresher than any scrape, and an export of twenty stages costs some ten microseconds.
+const INTERVAL: Duration = Duration::from_millis(250);
+
+/// The machine gave no thread.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot start the thread that samples the stages: {source}; the machine is out of threads")]
+pub struct SamplerError {
+    /// What the machine said.
+    source: std::io::Error,
+}
+
+/// A running sampler; dropping it ends it.
+#[derive(Debug)]
+pub struct StageSampler {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl StageSampler {
+    /// Samples `stats` into `metrics`, and shows `progress` beside it, from now until it is dropped. Start it before the run.
+    pub fn start(stats: Stats, metrics: Metrics, mut progress: Option<Progress>) -> Result<Self, SamplerError> {
+        let (stop, stopped) = crossbeam_channel::bounded(0);
+        let sample = move || {
+            loop {
+                let ending = !matches!(stopped.recv_timeout(INTERVAL), Err(RecvTimeoutError::Timeout));
+                let snapshot = stats.snapshot();
+                let limit = snapshot.as_ref().and_then(Snapshot::limit);
+                if let Some(snapshot) = &snapshot {
+                    export(snapshot, &metrics);
+                }
+                if ending {
+                    if let Some(progress) = progress.take() {
+                        progress.finish(&metrics, limit.as_deref());
+                    }
+                    return;
+                }
+                if let Some(progress) = &mut progress {
+                    progress.update(&metrics, limit.as_deref());
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("stage-sampler".into()).spawn(sample);
+        Ok(StageSampler { stop: Some(stop), thread: Some(thread.map_err(|source| SamplerError { source })?) })
+    }
+}
+
+impl Drop for StageSampler {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        // A panic of the thread was already printed, and a destructor has nobody to report it to.
+        self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// Writes what a flow did so far into the metrics.
+pub fn export(snapshot: &Snapshot, metrics: &Metrics) {
+    for stage in &snapshot.stages {
+        let (name, time) = (stage.name.as_str(), stage.time());
+        for state in State::ALL {
+            metrics.absolute(Metric::StageTime, &[name, state.name()], time.of(state) as f64 / 1e9);
+        }
+        metrics.absolute(Metric::StageItemsIn, &[name], stage.items_in as f64);
+        metrics.absolute(Metric::StageItemsOut, &[name], stage.items_out as f64);
+    }
+    // Two stages may be joined by several edges; together they are one series.
+    let mut edges = BTreeMap::<[&str; 2], [f64; 4]>::new();
+    for edge in &snapshot.edges {
+        let sums = edges.entry([&edge.from, &edge.to]).or_default();
+        let parts = [edge.depth_items as f64, edge.depth_tokens as f64, edge.capacity.items as f64, edge.capacity.tokens as f64];
+        sums.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part);
+    }
+    for (ends, [items, tokens, capacity_items, capacity_tokens]) in edges {
+        metrics.set(Metric::EdgeItems, &ends, items);
+        metrics.set(Metric::EdgeTokens, &ends, tokens);
+        metrics.set(Metric::EdgeCapacityItems, &ends, capacity_items);
+        metrics.set(Metric::EdgeCapacityTokens, &ends, capacity_tokens);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow::{Capacity, EdgeReport, Kind, StageReport, Times, WorkerTime};
+
+    fn stage(name: &str, time: Times) -> StageReport {
+        let worker = WorkerTime { wall: time.total(), time };
+        let (kind, knob) = (Kind::Stage, String::new());
+        StageReport {
+            name: name.into(),
+            kind,
+            knob,
+            workers: vec![worker; 2],
+            items_in: 5,
+            items_out: 4,
+            tokens_in: 0,
+            tokens_out: 0,
+        }
+    }
+
+    fn snapshot() -> Snapshot {
+        let second = 1_000_000_000;
+        let stages = vec![
+            stage("prompts", Times { busy: second, credit: 3 * second, ..Times::default() }),
+            stage("generate", Times { busy: 9 * second, starved: second, ..Times::default() }),
+        ];
+        let (from, to) = (String::from("prompts"), String::from("generate"));
+        let capacity = Capacity::items(4).tokens(100);
+        let edge = EdgeReport {
+            name: "".into(),
+            from,
+            to,
+            capacity,
+            sent: 5,
+            received: 3,
+            depth_items: 2,
+            depth_tokens: 30,
+            credit_out: 30,
+        };
+        Snapshot { flow: "test".into(), wall: 10 * second, stages, edges: vec![edge.clone(), edge] }
+    }
+
+    #[test]
+    fn workers_and_parallel_edges_are_summed() {
+        let metrics = Metrics::new();
+        export(&snapshot(), &metrics);
+        export(&snapshot(), &metrics);
+        assert_eq!(metrics.newest(Metric::StageTime, &["generate", "busy"]), Some(18.0));
+        assert_eq!(metrics.newest(Metric::StageTime, &["generate", "weights"]), Some(0.0));
+        assert_eq!(metrics.newest(Metric::StageItemsIn, &["generate"]), Some(5.0));
+        let edge = [Metric::EdgeItems, Metric::EdgeTokens, Metric::EdgeCapacityItems, Metric::EdgeCapacityTokens];
+        assert_eq!(edge.map(|metric| metrics.newest(metric, &["prompts", "generate"])), [4.0, 60.0, 8.0, 200.0].map(Some));
+    }
+
+    #[test]
+    fn the_limit_is_what_others_wait_for() {
+        assert_eq!(snapshot().limit().as_deref(), Some("generate busy 90%"));
+        assert_eq!(Snapshot { stages: Vec::new(), ..snapshot() }.limit(), None);
+    }
+}

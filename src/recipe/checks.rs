@@ -1,0 +1,279 @@
+//! What must hold between keys. Each key's own range stands with its declaration.
+
+use super::correction::{Divergence, Over, Proximal};
+use super::error::{Place, RecipeError, RecipeErrors};
+use super::generate::{Filter, RewardRule};
+use super::model::{Model, TinyModel};
+use super::plan::{OnStale, Pipeline, Plan};
+use super::section::Findings;
+use super::setting::{Problem, Setting};
+use super::task::{Arithmetic, Sft, TaskData};
+use super::train::{AdvantageStd, Schedule, Train};
+
+/// All pairs of longer numbers would not fit a machine's memory.
+const MOST_DIGITS_LISTED: u32 = 3;
+
+/// A section that was built in Rust, if every value in it is in range.
+pub(crate) fn validated<T: Setting>(section: T) -> Result<T, RecipeErrors> {
+    let mut problems = Vec::new();
+    section.check("", &mut problems);
+    RecipeErrors::unless_empty(placed(problems, &Findings::default())).map(|()| section)
+}
+
+impl Plan {
+    /// Checks every range and everything that must hold between keys. A loaded plan has passed; one that code changed may not.
+    pub fn validate(&self) -> Result<(), RecipeErrors> {
+        RecipeErrors::unless_empty(placed(problems(self), &Findings::default()))
+    }
+}
+
+/// Everything that is wrong with a plan.
+pub(crate) fn problems(plan: &Plan) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    plan.check("", &mut problems);
+    between(plan, &mut |key, from, message, help| {
+        problems.push(Problem { key: key.to_owned(), from: from.to_vec(), message, help: help.to_owned() });
+    });
+    problems
+}
+
+/// Puts problems where their keys were written, and leaves out those that only echo an unreadable key.
+pub(crate) fn placed(problems: Vec<Problem>, findings: &Findings) -> Vec<RecipeError> {
+    let broken = |key: &str| findings.errors.iter().any(|error| error.key == key || error.key.starts_with(&format!("{key}.")));
+    let echo = |problem: &Problem| broken(&problem.key) || problem.from.iter().any(|key| broken(key));
+    problems
+        .into_iter()
+        .filter(|problem| !echo(problem))
+        .map(|Problem { key, from, message, help }| {
+            let place = findings.place([key.as_str()].into_iter().chain(from)).cloned().unwrap_or(Place::Code);
+            RecipeError { place, key, message, help }
+        })
+        .collect()
+}
+
+/// Notes a problem: the key to change, the keys it follows from, what is wrong, what to do.
+type Note<'a> = &'a mut dyn FnMut(&str, &[&'static str], String, &str);
+
+fn between(plan: &Plan, note: Note) {
+    if let Model::Tiny(tiny) = &plan.model {
+        tiny_model(tiny, note);
+    }
+    task(plan, note);
+    if let Some(Sft { steps, optimization, .. }) = &plan.sft {
+        schedule("sft", *steps, &optimization.schedule, note);
+    }
+    match plan.pipeline {
+        Pipeline::Sft if plan.sft.is_none() => {
+            let help = "add [sft] with its steps, batch and lr";
+            note("sft", &["pipeline"], "pipeline = \"sft\" has no section [sft]".to_owned(), help);
+        }
+        Pipeline::Sft => {}
+        Pipeline::Grpo => grpo(plan, note),
+    }
+}
+
+fn tiny_model(tiny: &TinyModel, note: Note) {
+    let TinyModel { hidden, heads, kv_heads, .. } = *tiny;
+    if hidden == 0 || heads == 0 || kv_heads == 0 {
+        return;
+    }
+    if hidden % heads != 0 || (hidden / heads) % 2 != 0 {
+        let message = format!("`model.hidden` is {hidden}, which {heads} heads do not share in even parts");
+        note("model.hidden", &["model.heads"], message, "make it a multiple of 2 × heads");
+    }
+    if heads % kv_heads != 0 {
+        let message = format!("`model.kv_heads` is {kv_heads}, which does not divide the {heads} heads");
+        note("model.kv_heads", &["model.heads"], message, "every key and value head serves the same number of query heads");
+    }
+}
+
+fn task(plan: &Plan, note: Note) {
+    match &plan.task.data {
+        TaskData::Arithmetic(Arithmetic { digits, count: None }) if *digits > MOST_DIGITS_LISTED => {
+            let message = format!("`task.digits` is {digits}: all sums would be {} of them", 100_u64.saturating_pow(*digits));
+            note("task.digits", &["task.count"], message, "set task.count, for example to 100000");
+        }
+        TaskData::Jsonl(jsonl) if jsonl.answer_key.is_empty() => {
+            let help = "name the field that holds the ground truth";
+            if plan.pipeline == Pipeline::Grpo && !matches!(plan.reward.rule, RewardRule::Regex(_)) {
+                let message = "`task.answer_key` is empty, but the reward compares with the ground truth".to_owned();
+                note("task.answer_key", &["reward.kind"], message, help);
+            }
+            if plan.sft.as_ref().is_some_and(|sft| sft.data.is_none()) {
+                let message = "`task.answer_key` is empty, but [sft] imitates the task's answers".to_owned();
+                note("task.answer_key", &["sft"], message, "name the field that holds the answers, or give sft.data");
+            }
+        }
+        _ => {}
+    }
+}
+
+fn schedule(section: &str, steps: u64, schedule: &Schedule, note: Note) {
+    if schedule.warmup > steps {
+        let message = format!("`{section}.schedule.warmup` is {}, but there are only {steps} steps", schedule.warmup);
+        let from: &[_] = if section == "sft" { &["sft.steps"] } else { &["train.steps"] };
+        note(&format!("{section}.schedule.warmup"), from, message, "make it shorter than the run");
+    }
+}
+
+fn grpo(plan: &Plan, note: Note) {
+    let Train { steps, optimization, .. } = &plan.train;
+    schedule("train", *steps, &optimization.schedule, note);
+    baseline(plan, note);
+    group(plan, note);
+    filters(plan, note);
+    corrections(&plan.train, note);
+    rejections(&plan.train, note);
+    window(plan, note);
+    over_sampling(plan, note);
+    if plan.generate.slots == 0 && plan.flow.max_staleness == 0 {
+        let message =
+            "`generate.slots` is 0, which follows measured speeds, but a synchronous run depends on no timing".to_owned();
+        note("generate.slots", &["flow.max_staleness"], message, "say how many, or raise flow.max_staleness");
+    }
+}
+
+fn baseline(plan: &Plan, note: Note) {
+    let Train { baseline: Some(baseline), advantage_std, .. } = plan.train else { return };
+    if advantage_std != AdvantageStd::None {
+        let message = format!(
+            "`train.baseline` is {baseline:?}, but `train.advantage_std` is \"{}\": a reward is compared with a constant or with its \
+             group, not with both",
+            advantage_std.word()
+        );
+        let help = "set train.advantage_std = \"none\", or leave the baseline out";
+        note("train.baseline", &["train.advantage_std"], message, help);
+    }
+}
+
+fn group(plan: &Plan, note: Note) {
+    let dropped = plan.filter.iter().any(|filter| matches!(filter, Filter::NonzeroStd(_)));
+    if plan.generate.group_size == 1 && plan.train.baseline.is_some() {
+        if dropped {
+            let message = "`generate.group_size` is 1: the filter nonzero_std would drop every group".to_owned();
+            note("generate.group_size", &["filter"], message, "leave the filter out, or make it 2 or more");
+        }
+    } else if plan.generate.group_size == 1 {
+        let so = if dropped { "and the filter nonzero_std would drop every group" } else { "so nothing would be learnt" };
+        let message = format!("`generate.group_size` is 1: a single answer is its own mean, its advantage is always 0, {so}");
+        note("generate.group_size", &["pipeline", "filter"], message, "make it 2 or more; 8 is common; or set train.baseline");
+    } else if plan.generate.temperature == 0.0 {
+        let message = "`generate.temperature` is 0: all answers of a group would be the same".to_owned();
+        note("generate.temperature", &["pipeline"], message, "make it above 0; 1 samples from the model itself");
+    }
+}
+
+fn filters(plan: &Plan, note: Note) {
+    for (at, filter) in plan.filter.iter().enumerate() {
+        let Filter::Length(length) = filter else { continue };
+        let (min, max, longest) = (length.min, length.max, plan.generate.max_new_tokens);
+        if min > max {
+            let message = format!("`filter[{at}].min` is {min}, above its max of {max}: every group would be dropped");
+            note(&format!("filter[{at}].min"), &[], message, "exchange them");
+        } else if min > longest {
+            let message =
+                format!("`filter[{at}].min` is {min}, but answers end at {longest} tokens: every group would be dropped");
+            note(
+                &format!("filter[{at}].min"),
+                &["generate.max_new_tokens"],
+                message,
+                "lower it, or raise generate.max_new_tokens",
+            );
+        }
+    }
+}
+
+fn corrections(train: &Train, note: Note) {
+    if train.correction.is_some() && train.proximal == Some(Proximal::Behaviour) {
+        let message = "`train.proximal` is \"behaviour\": ratios are importance weights already, and those of train.correction would all be 1";
+        let help = "leave it out, or make it \"recompute\" or \"loglinear\"; to mask alone, use [[train.reject]]";
+        note("train.proximal", &["train.correction"], message.to_owned(), help);
+    }
+    if let Some([(low, min), (high, max)]) = train.correction.bounds()
+        && min > max
+    {
+        let message = format!("`train.correction.{low}` is {min}, above its {high} of {max}: no ratio is between them");
+        note(&format!("train.correction.{low}"), &["train.correction"], message, "exchange them");
+    }
+    if train.gap_warn > train.gap_halt {
+        let message = format!(
+            "`train.gap_warn` is {}, above train.gap_halt of {}: the run would end unwarned",
+            train.gap_warn, train.gap_halt
+        );
+        note("train.gap_warn", &["train.gap_halt"], message, "make it smaller than train.gap_halt");
+    }
+}
+
+fn rejections(train: &Train, note: Note) {
+    for (at, reject) in train.reject.iter().enumerate() {
+        let key = |name: &str| format!("train.reject[{at}].{name}");
+        let signed = reject.divergence == Divergence::K1;
+        if signed && reject.over == Over::Max {
+            let message = format!("`{}` is \"max\", but k1 is signed: the largest says nothing of the smallest", key("over"));
+            note(&key("over"), &[], message, "use divergence = \"k2\" or \"k3\", or over = \"token\"");
+        }
+        match reject.min {
+            Some(_) if !signed => {
+                let message = format!("`{}` bounds k1 alone; k2 and k3 are never below 0", key("min"));
+                note(&key("min"), &[], message, "remove it");
+            }
+            Some(min) if min > reject.max => {
+                let message = format!("`{}` is {min}, above its max of {}: everything would be rejected", key("min"), reject.max);
+                note(&key("min"), &[], message, "exchange them");
+            }
+            None if signed && reject.max < 1.0 => {
+                let message = format!(
+                    "`{}` is {}, a ratio below its lower bound of 1 / max: everything would be rejected",
+                    key("max"),
+                    reject.max
+                );
+                note(&key("max"), &[], message, "make it above 1, such as 2, or give min");
+            }
+            _ => {}
+        }
+    }
+}
+
+fn window(plan: &Plan, note: Note) {
+    let Some(window) = plan.flow.window else { return };
+    let from = ["flow.max_staleness", "sync.every", "batch.groups"];
+    let (least, most) = (plan.groups_per_publish(), plan.staleness_window());
+    if window < least {
+        let message = format!(
+            "`flow.window` is {window}, but {least} groups are trained from one publish to the next: it would wait for ever"
+        );
+        note("flow.window", &from, message, "make it at least sync.every × batch.groups, or leave it out");
+    } else if window > most && plan.flow.on_stale == OnStale::Wait {
+        let message =
+            format!("`flow.window` is {window}: above {most}, groups would become staler than flow.max_staleness allows");
+        note("flow.window", &from, message, "lower it, leave it out, raise flow.max_staleness, or choose flow.on_stale");
+    }
+}
+
+fn over_sampling(plan: &Plan, note: Note) {
+    if !plan.over_samples() || plan.batch.groups == 0 {
+        return;
+    }
+    let (factor, chosen_from) = (plan.batch.over_sample, plan.groups_chosen_from());
+    let (needed, most) = (plan.choice_window(), plan.staleness_window());
+    let from = ["flow.max_staleness", "sync.every", "batch.groups", "flow.window"];
+    if plan.flow.max_staleness == 0 {
+        let message = format!(
+            "`batch.over_sample` is {factor}, but with flow.max_staleness = 0 every group is trained by the version that it entered \
+             under: none can stay for the next step"
+        );
+        note("batch.over_sample", &from, message, "make it 1, or raise flow.max_staleness");
+    } else if needed > most && plan.flow.on_stale == OnStale::Wait {
+        let message = format!(
+            "`batch.over_sample` is {factor}: with {chosen_from} groups for a step, {needed} would be under way, and above {most} they \
+             would become staler than flow.max_staleness allows"
+        );
+        note("batch.over_sample", &from, message, "lower it, raise flow.max_staleness, or choose flow.on_stale");
+    } else if plan.flow.window.is_some_and(|window| window < needed) {
+        let message = format!(
+            "`batch.over_sample` is {factor}: a step chooses from {chosen_from} groups, for which {needed} must be under way, and \
+             flow.window lets in fewer"
+        );
+        note("batch.over_sample", &from, message, "widen flow.window, or leave it out");
+    }
+}

@@ -1,0 +1,192 @@
+//! Numbers that follow from a plan, and what is allowed but probably not meant. Pure: the machine is an argument.
+
+use super::correction::Proximal;
+use super::generate::Generate;
+use super::model::Model;
+use super::plan::{OnStale, Pipeline, Plan};
+use super::task::{Arithmetic, TaskData};
+use crate::stages::Pace;
+use crate::stages::batch::over_sampled;
+
+/// A cache has room for the longest sequence in every slot.
+const MOST_SLOTS_UNASKED: usize = 256;
+
+/// What of the machine matters to a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// Threads that run at the same time.
+    pub threads: usize,
+}
+
+impl Machine {
+    /// This machine.
+    pub fn here() -> Self {
+        Machine { threads: std::thread::available_parallelism().map_or(1, usize::from) }
+    }
+}
+
+impl Plan {
+    /// Samples that one optimizer step trains on.
+    pub fn samples_per_step(&self) -> usize {
+        match (self.pipeline, &self.sft) {
+            (Pipeline::Sft, Some(sft)) => sft.batch,
+            _ => self.batch.groups.saturating_mul(self.generate.group_size),
+        }
+    }
+
+    /// Optimizer steps of the pipeline's last phase.
+    pub fn steps(&self) -> u64 {
+        match (self.pipeline, &self.sft) {
+            (Pipeline::Sft, Some(sft)) => sft.steps,
+            _ => self.train.steps,
+        }
+    }
+
+    /// Most tokens that are sampled for one optimizer step, before filters.
+    pub fn generated_tokens_per_step(&self) -> usize {
+        self.samples_per_step().saturating_mul(self.generate.max_new_tokens)
+    }
+
+    /// Optimizer steps in which every prompt (or pair) is met once, if no filter drops any and the size of the data is known.
+    pub fn steps_per_epoch(&self) -> Option<f64> {
+        let prompts = self.task.known_prompts()? as f64;
+        Some(match (self.pipeline, &self.sft) {
+            (Pipeline::Sft, Some(sft)) if sft.data.is_some() => return None,
+            (Pipeline::Sft, Some(sft)) => (prompts * sft.fraction).ceil() / sft.batch as f64,
+            _ => prompts / self.batch.groups as f64,
+        })
+    }
+
+    /// Groups that are trained from one publish of the weights to the next.
+    pub fn groups_per_publish(&self) -> usize {
+        usize::try_from(self.sync.every).unwrap_or(usize::MAX).saturating_mul(self.batch.groups)
+    }
+
+    /// The widest window that keeps law V2: groups are admitted and trained in order (law D6), and credit comes back when the
+    /// generator holds the weights of the next publish, so the last of (S + 1) × k × P groups is trained S publishes later.
+    pub fn staleness_window(&self) -> usize {
+        let publishes = usize::try_from(self.flow.max_staleness).unwrap_or(usize::MAX).saturating_add(1);
+        publishes.saturating_mul(self.groups_per_publish())
+    }
+
+    /// Groups that a step chooses from: ⌈`batch.over_sample` × `batch.groups`⌉.
+    pub fn groups_chosen_from(&self) -> usize {
+        over_sampled(self.batch.groups, self.batch.over_sample)
+    }
+
+    /// Whether steps take groups out of order.
+    pub fn over_samples(&self) -> bool {
+        self.groups_chosen_from() > self.batch.groups
+    }
+
+    /// The window that lets every step choose: the last before a publish among those it chooses from, with those before it trained.
+    pub fn choice_window(&self) -> usize {
+        self.groups_per_publish().saturating_sub(self.batch.groups).saturating_add(self.groups_chosen_from())
+    }
+
+    /// Groups that may be between admission and training.
+    pub fn admission_window(&self) -> usize {
+        self.flow.window.unwrap_or_else(|| if self.over_samples() { self.choice_window() } else { self.staleness_window() })
+    }
+
+    /// Most versions that a group lags behind that is trained in its turn ([`Pace::worst_lag`]): S for the full window, less for a narrower
+    /// one.
+    pub fn worst_lag_in_turn(&self) -> u64 {
+        let (groups_per_version, in_flight) = (self.groups_per_publish() as u64, self.admission_window() as u64);
+        Pace { groups_per_version, in_flight, total: None }.worst_lag()
+    }
+
+    /// Most versions that a trained token can lag behind. In order it is what the window allows. Out of order, W − 1 groups that overtake another
+    /// add ⌈(W − 1) / P⌉; a straggler may be overtaken until it is due, so that they add all that `max_staleness` leaves. What is older is waited
+    /// for in time, dropped or masked.
+    pub fn worst_staleness(&self) -> u64 {
+        if self.over_samples() { self.flow.max_staleness } else { self.worst_lag_in_turn().min(self.flow.max_staleness) }
+    }
+
+    /// Sequences decoded at the same time, at most: as many as can be under way, and no more than the largest cache that is made unasked.
+    pub fn most_slots(&self) -> usize {
+        match self.generate.slots {
+            0 => self.admission_window().saturating_mul(self.generate.group_size).min(MOST_SLOTS_UNASKED),
+            slots => slots,
+        }
+    }
+
+    /// Threads that compute at the same time.
+    pub fn threads(&self) -> usize {
+        let warm_up = self.sft.as_ref().map_or(0, |sft| sft.optimization.threads);
+        match self.pipeline {
+            Pipeline::Sft => warm_up,
+            Pipeline::Grpo => warm_up.max(self.generate.threads.saturating_add(self.train.optimization.threads)),
+        }
+    }
+
+    /// What is allowed but probably not meant, on `machine`.
+    pub fn warnings(&self, machine: Machine) -> Vec<String> {
+        let mut warnings = Vec::new();
+        let threads = self.threads();
+        if threads > machine.threads {
+            warnings.push(format!(
+                "the stages take {threads} threads, the machine has {}: they will slow each other down; lower generate.threads, \
+                 train.threads or sft.threads",
+                machine.threads
+            ));
+        }
+        if self.pipeline == Pipeline::Grpo {
+            self.grpo_warnings(&mut warnings);
+        }
+        warnings
+    }
+
+    fn grpo_warnings(&self, warnings: &mut Vec<String>) {
+        let Generate { max_new_tokens, .. } = self.generate;
+        if matches!(self.model, Model::Tiny(_)) && self.sft.is_none() {
+            warnings.push(
+                "a tiny model starts random, and without [sft] it hardly ever earns a reward to learn from; add [sft]".to_owned(),
+            );
+        }
+        if let TaskData::Arithmetic(Arithmetic { digits, .. }) = self.task.data {
+            // A sum has a digit more than its terms, and end of text is a token too.
+            let longest = digits as usize + 1 + usize::from(self.reward.require_end_of_text);
+            if max_new_tokens < longest {
+                warnings.push(format!(
+                    "answers end at {max_new_tokens} tokens, but the longest sums need {longest}; raise generate.max_new_tokens"
+                ));
+            }
+        }
+        if self.flow.on_stale != OnStale::Wait && self.admission_window() > self.staleness_window() {
+            warnings.push(format!(
+                "{} groups may be under way, and more than {} become staler than flow.max_staleness allows: many will be {}",
+                self.admission_window(),
+                self.staleness_window(),
+                if self.flow.on_stale == OnStale::Drop { "dropped" } else { "masked" }
+            ));
+        }
+        if self.generate.top_p < 1.0 || self.generate.top_k > 0 || self.generate.min_p > 0.0 {
+            warnings.push(
+                "top_p, top_k and min_p make the generator's log-probabilities those of the truncated distribution, while the trainer's \
+                 are of the full one: ratios are biased; switch them off for training"
+                    .to_owned(),
+            );
+        }
+        if self.train.centre() == Proximal::LogLinear && self.worst_staleness() < 2 {
+            warnings.push(
+                "train.proximal = \"loglinear\" is the same as \"behaviour\" for tokens that lag by less than 2 versions, and no token lags \
+                 more here: importance weights are all 1; raise flow.max_staleness, or use \"recompute\""
+                    .to_owned(),
+            );
+        }
+        let micro_batch = self.train.optimization.micro_batch_tokens;
+        if micro_batch < max_new_tokens {
+            warnings.push(format!(
+                "train.micro_batch_tokens is {micro_batch}, less than one answer of {max_new_tokens} tokens: long samples go alone and \
+                 take more memory than that"
+            ));
+        }
+        if self.sync.every > self.train.steps {
+            warnings.push(format!(
+                "sync.every is {}, more than the {} steps: the generator never sees new weights",
+                self.sync.every, self.train.steps
+            ));
+        }
+    }
+}

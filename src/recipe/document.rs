@@ -1,0 +1,143 @@
+//! A recipe as it was written: TOML in which every key and value knows its place, with `--set key=value` laid over it.
+
+use std::collections::BTreeMap;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::error::{Place, RecipeError};
+
+/// A value and where it was written.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    pub(crate) value: Value,
+    pub(crate) place: Place,
+}
+
+/// A key's value and where the key itself was written.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) key_place: Place,
+    pub(crate) node: Node,
+}
+
+/// Keys and values.
+pub(crate) type Table = BTreeMap<String, Entry>;
+
+/// What TOML can say.
+#[derive(Clone, Debug)]
+pub(crate) enum Value {
+    Text(String),
+    Integer(i128),
+    Float(f64),
+    Flag(bool),
+    Date(String),
+    List(Vec<Node>),
+    Table(Table),
+}
+
+impl Value {
+    /// For messages: what stands there.
+    pub(crate) fn describe(&self) -> String {
+        match self {
+            Value::Text(text) => format!("the text {text:?}"),
+            Value::Integer(number) => format!("the whole number {number}"),
+            Value::Float(number) => format!("the number {number:?}"),
+            Value::Flag(flag) => format!("{flag}"),
+            Value::Date(date) => format!("the date {date}"),
+            Value::List(_) => "a list".to_owned(),
+            Value::Table(_) => "a table".to_owned(),
+        }
+    }
+}
+
+/// Parses a recipe and lays the `--set` arguments over it. Syntax errors come all at once.
+pub(crate) fn parse(file: &str, text: &str, sets: &[String]) -> Result<Node, Vec<RecipeError>> {
+    let place_at = |offset: usize| {
+        let before = &text[..text.floor_char_boundary(offset)];
+        let line_start = before.rfind('\n').map_or(0, |at| at + 1);
+        let (line, column) = (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1);
+        Place::File { file: file.to_owned(), line, column }
+    };
+    let (document, syntax) = DeTable::parse_recoverable(text);
+    let mut errors: Vec<RecipeError> =
+        syntax.iter().map(|error| syntax_error(place_at(error.span().map_or(0, |span| span.start)), error.message())).collect();
+    let mut root = Node { place: place_at(0), value: Value::Table(table(document.get_ref(), &place_at)) };
+    for argument in sets {
+        errors.extend(set(&mut root, argument).err());
+    }
+    if errors.is_empty() { Ok(root) } else { Err(errors) }
+}
+
+fn syntax_error(place: Place, message: &str) -> RecipeError {
+    let message = format!("not valid TOML: {}", message.trim().replace('\n', ", "));
+    RecipeError { place, key: String::new(), message, help: String::new() }
+}
+
+fn table(source: &DeTable<'_>, place_at: &dyn Fn(usize) -> Place) -> Table {
+    let entry = |(key, value): (&Spanned<_>, _)| Entry { key_place: place_at(key.span().start), node: node(value, place_at) };
+    source.iter().map(|(key, value)| (key.get_ref().to_string(), entry((key, value)))).collect()
+}
+
+fn node(source: &Spanned<DeValue<'_>>, place_at: &dyn Fn(usize) -> Place) -> Node {
+    let value = match source.get_ref() {
+        DeValue::String(text) => Value::Text(text.to_string()),
+        // No recipe needs a number that 128 bits can't hold; as a float it meets the same range checks.
+        DeValue::Integer(number) => match i128::from_str_radix(number.as_str(), number.radix()) {
+            Ok(number) => Value::Integer(number),
+            Err(_) => Value::Float(f64::INFINITY),
+        },
+        DeValue::Float(number) => Value::Float(number.as_str().parse().unwrap_or(f64::NAN)),
+        DeValue::Boolean(flag) => Value::Flag(*flag),
+        DeValue::Datetime(date) => Value::Date(date.to_string()),
+        DeValue::Array(items) => Value::List(items.iter().map(|item| node(item, place_at)).collect()),
+        DeValue::Table(entries) => Value::Table(table(entries, place_at)),
+    };
+    Node { value, place: place_at(source.span().start) }
+}
+
+/// Lays `section.key=value` over the document.
+fn set(root: &mut Node, argument: &str) -> Result<(), RecipeError> {
+    let place = Place::Set(argument.to_owned());
+    let refuse = |key: &str, message: String, help: &str| {
+        Err(RecipeError { place: place.clone(), key: key.to_owned(), message, help: help.to_owned() })
+    };
+    let form = "write --set section.key=value, for example --set train.lr=1e-4";
+    let Some((path, text)) = argument.split_once('=') else {
+        return refuse("", "there is no `=`".to_owned(), form);
+    };
+    let path = path.trim();
+    let keys: Vec<&str> = path.split('.').collect();
+    if keys.iter().any(|key| key.is_empty()) {
+        return refuse("", format!("`{path}` is not a key"), form);
+    }
+    let value = match override_value(text.trim(), &place) {
+        Ok(value) => value,
+        Err(message) => return refuse(path, message, "quote texts that are not a single word"),
+    };
+    let mut node = root;
+    for (depth, key) in keys.iter().enumerate() {
+        let Value::Table(table) = &mut node.value else {
+            return refuse(path, format!("`{}` is not a section", keys[..depth].join(".")), form);
+        };
+        let empty = || Node { value: Value::Table(Table::new()), place: place.clone() };
+        let entry = table.entry((*key).to_owned()).or_insert_with(|| Entry { key_place: place.clone(), node: empty() });
+        if depth + 1 == keys.len() {
+            *entry = Entry { key_place: place.clone(), node: value };
+            return Ok(());
+        }
+        node = &mut entry.node;
+    }
+    Ok(())
+}
+
+/// The value of an override: TOML, or else bare text, so that a shell user need not quote twice.
+fn override_value(text: &str, place: &Place) -> Result<Node, String> {
+    match DeValue::parse(text) {
+        Ok(value) => Ok(node(&value, &|_| place.clone())),
+        Err(error) if text.is_empty() || text.starts_with(['"', '\'', '[', '{']) => {
+            Err(format!("not valid TOML: {}", error.message().trim().replace('\n', ", ")))
+        }
+        Err(_) => Ok(Node { value: Value::Text(text.to_owned()), place: place.clone() }),
+    }
+}

@@ -1,0 +1,85 @@
+//! What is wrong with a recipe: every problem at once, each with its place and what to do.
+
+use std::fmt;
+
+/// Where a value was written.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// In a recipe file; line and column count from 1, columns in characters.
+    File {
+        /// The file, as it was named on the command line.
+        file: String,
+        /// The line.
+        line: usize,
+        /// The column.
+        column: usize,
+    },
+    /// On the command line: `--set key=value`.
+    Set(String),
+    /// In Rust: the plan was built by code.
+    Code,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::File { file, line, column } => write!(f, "{file}:{line}:{column}"),
+            Place::Set(argument) => write!(f, "--set {argument}"),
+            Place::Code => write!(f, "plan"),
+        }
+    }
+}
+
+/// One problem.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RecipeError {
+    /// Where.
+    pub place: Place,
+    /// Which key, dotted from the top, such as `train.lr`; empty for the file as a whole.
+    pub key: String,
+    /// What is wrong.
+    pub message: String,
+    /// What to do about it.
+    pub help: String,
+}
+
+impl fmt::Display for RecipeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.message)?;
+        if self.help.is_empty() { Ok(()) } else { write!(f, "\n    help: {}", self.help) }
+    }
+}
+
+/// Everything that is wrong, in the order of the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecipeErrors(Vec<RecipeError>);
+
+impl RecipeErrors {
+    /// Sorts the problems, of which there is at least one.
+    pub(crate) fn of(mut errors: Vec<RecipeError>) -> Self {
+        errors.sort();
+        RecipeErrors(errors)
+    }
+
+    /// `Ok` where there is no problem.
+    pub(crate) fn unless_empty(errors: Vec<RecipeError>) -> Result<(), Self> {
+        if errors.is_empty() { Ok(()) } else { Err(Self::of(errors)) }
+    }
+
+    /// The problems.
+    pub fn iter(&self) -> impl Iterator<Item = &RecipeError> {
+        self.0.iter()
+    }
+}
+
+impl fmt::Display for RecipeErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for error in &self.0 {
+            writeln!(f, "{error}")?;
+        }
+        let count = self.0.len();
+        write!(f, "{count} problem{} in the recipe", if count == 1 { "" } else { "s" })
+    }
+}
+
+impl std::error::Error for RecipeErrors {}

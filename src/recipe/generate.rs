@@ -1,0 +1,160 @@
+//! `[generate]`, `[reward]` and `[filter]`: how prompts become groups worth training on.
+
+use super::declare::{choices, section, tagged};
+use super::section::NoKeys;
+use super::setting::{FINITE, Limit, NOT_NEGATIVE, SHARE, SOME, UP_TO_ONE};
+
+const PATTERN: Limit<String> = Limit {
+    text: "a regular expression in the syntax of Rust's regex crate (no look-around, no back-references)",
+    holds: |pattern| !pattern.is_empty() && regex::Regex::new(pattern).is_ok(),
+};
+
+section! {
+    /// How answers are sampled.
+    pub struct Generate {
+        /// Answers per prompt: the group whose rewards are compared.
+        group_size: usize = 8, SOME;
+        /// Longest answer, in tokens, end of text included.
+        max_new_tokens: usize = 256, SOME;
+        /// Divides the logits; 0 takes the likeliest token.
+        temperature: f64 = 1.0, NOT_NEGATIVE;
+        /// Keeps the likeliest tokens up to this total probability; 1 keeps all.
+        top_p: f64 = 1.0, SHARE;
+        /// Keeps this many likeliest tokens; 0 keeps all.
+        top_k: usize = 0;
+        /// Keeps tokens at least this likely relative to the likeliest; 0 keeps all.
+        min_p: f64 = 0.0, UP_TO_ONE;
+        /// Texts that end an answer, besides end of text.
+        stop: Vec<String> = Vec::new();
+        /// Sequences decoded at the same time; 0 finds out by measuring how many are worth it.
+        slots: usize = 64;
+        /// What becomes of answers under way when new weights arrive.
+        on_new_weights: OnNewWeights = OnNewWeights::default();
+        /// Whether only what the newest of an answer's weights sampled is trained.
+        mask_older: bool = false;
+        /// Threads of the generator.
+        threads: usize = 1, SOME;
+    }
+}
+
+choices! {
+    /// What becomes of answers under way when new weights arrive. The generator never waits longer than for a token and, where they are
+    /// computed anew, one prefill.
+    pub enum OnNewWeights {
+        /// they go on under the new weights with the KV cache of the old.
+        "swap" => Swap,
+        /// they go on under the new weights, and their KV cache is computed anew.
+        "recompute" => Recompute,
+        /// they end under the weights they began with, beside new ones.
+        "finish" => Finish,
+        /// they stop, and are continued from their tokens under the new weights before anything else.
+        "abort" => Abort,
+    }
+}
+
+section! {
+    /// What an answer earns: 1 if it is right, else 0.
+    pub struct Reward {
+        first rule: RewardRule;
+        /// Whether an answer that did not end by itself earns nothing.
+        require_end_of_text: bool = true;
+        /// How often a reward that fails is called again for the same answer, before the answer's group is given up.
+        retries: u32 = 2;
+        /// What becomes of a group that was given up.
+        on_failure: OnFailure = OnFailure::default();
+        /// Groups in a row that may be given up; one more, and the run ends, for the reward is broken.
+        max_poisoned: u64 = 64;
+    }
+}
+
+choices! {
+    /// What becomes of a group that has an answer without a reward.
+    pub enum OnFailure {
+        /// it is dropped and written to `dead_letters.jsonl`, for `rollflow replay`.
+        "dead_letter" => DeadLetter,
+        /// it is dropped.
+        "drop" => Drop,
+        /// the answer earns 0.
+        "zero" => Zero,
+        /// the run ends.
+        "fail" => Fail,
+    }
+}
+
+tagged! {
+    /// When an answer is right.
+    pub enum RewardRule {
+        /// it is the ground truth, letter by letter.
+        "exact" => Exact(NoKeys),
+        /// its last number is the ground truth's.
+        "numeric" => Numeric(Numeric),
+        /// it matches a pattern, and the pattern's first group, if it has one, is the ground truth.
+        "regex" => Regex(RegexRule),
+    }
+}
+
+section! {
+    /// Numbers are compared, not their spelling.
+    pub struct Numeric {
+        /// Largest difference that still counts as equal.
+        tolerance: f64 = 0.0, NOT_NEGATIVE;
+    }
+}
+
+section! {
+    /// A pattern is searched.
+    pub struct RegexRule {
+        /// What to search for.
+        pattern: String = String::new(), PATTERN;
+    }
+}
+
+tagged! {
+    /// A condition that a group must meet to be trained on; `[[filter]]` may stand several times, and all must hold.
+    pub enum Filter {
+        /// the rewards of the group differ.
+        "nonzero_std" => NonzeroStd(NonzeroStd),
+        /// some reward is above a threshold.
+        "min_reward" => MinReward(MinReward),
+        /// enough of the answers are different texts.
+        "diversity" => Diversity(Diversity),
+        /// every answer's length is within bounds.
+        "length" => Length(LengthFilter),
+        /// some answer ended by itself.
+        "any_success" => AnySuccess(NoKeys),
+    }
+}
+
+section! {
+    /// Drops groups that teach nothing because their rewards are equal.
+    pub struct NonzeroStd {
+        /// The standard deviation must be above this.
+        threshold: f64 = 0.0, NOT_NEGATIVE;
+    }
+}
+
+section! {
+    /// Drops groups without success.
+    pub struct MinReward {
+        /// Some reward must be above this.
+        threshold: f64 = 0.5, FINITE;
+    }
+}
+
+section! {
+    /// Drops groups that repeat themselves.
+    pub struct Diversity {
+        /// Least share of different answers.
+        min_unique_ratio: f64 = 0.5, UP_TO_ONE;
+    }
+}
+
+section! {
+    /// Drops groups with answers that are too short or too long.
+    pub struct LengthFilter {
+        /// Shortest answer, in tokens.
+        min: usize = 10;
+        /// Longest answer, in tokens.
+        max: usize = 2048, SOME;
+    }
+}

@@ -1,0 +1,88 @@
+//! From a file to a plan.
+
+use std::path::Path;
+
+use super::checks::{placed, problems};
+use super::document::{self, Node, Value};
+use super::error::{Place, RecipeError, RecipeErrors};
+use super::model::Model;
+use super::plan::Plan;
+use super::section::Findings;
+use super::setting::{Problem, Setting};
+use super::task::TaskData;
+
+/// Sections that a recipe must spell out: nobody wants to train the wrong model because a heading was forgotten.
+const REQUIRED: [(&str, &str); 3] = [
+    ("pipeline", "write pipeline = \"grpo\" or \"sft\" at the top"),
+    ("model", "write [model] with kind = \"tiny\" or \"folder\""),
+    ("task", "write [task] with kind = \"arithmetic\" or \"jsonl\""),
+];
+
+/// Reads, overrides (`section.key=value`) and checks a recipe. Also looks whether the files it names exist.
+pub fn load(path: &Path, sets: &[String]) -> Result<Plan, RecipeErrors> {
+    let file = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        let place = Place::File { file: file.clone(), line: 1, column: 1 };
+        let message = format!("cannot read the recipe: {error}");
+        RecipeErrors::of(vec![RecipeError {
+            place,
+            key: String::new(),
+            message,
+            help: "give the path of a TOML file".to_owned(),
+        }])
+    })?;
+    resolve(&file, &text, sets, missing_files)
+}
+
+/// [`load`] for text at hand; `file` names it in errors, and the files it names are not looked for.
+pub fn parse(file: &str, text: &str, sets: &[String]) -> Result<Plan, RecipeErrors> {
+    resolve(file, text, sets, |_| Vec::new())
+}
+
+fn resolve(file: &str, text: &str, sets: &[String], further: impl Fn(&Plan) -> Vec<Problem>) -> Result<Plan, RecipeErrors> {
+    let root = document::parse(file, text, sets).map_err(RecipeErrors::of)?;
+    let mut findings = Findings::default();
+    findings.note("", &root.place);
+    let plan = Plan::read(&root, "", &mut findings).unwrap_or_default();
+    require_and_refuse_sections(&root, &plan, &mut findings);
+    let found = [problems(&plan), further(&plan)].concat();
+    let later = placed(found, &findings);
+    findings.errors.extend(later);
+    RecipeErrors::unless_empty(findings.errors).map(|()| plan)
+}
+
+fn require_and_refuse_sections(root: &Node, plan: &Plan, findings: &mut Findings) {
+    let Value::Table(table) = &root.value else { return };
+    for (key, help) in REQUIRED {
+        if !table.contains_key(key) {
+            findings.error(&root.place, key, format!("the recipe has no `{key}`"), help.to_owned());
+        }
+    }
+    for key in plan.pipeline.unused_sections() {
+        if let Some(entry) = table.get(*key) {
+            let message = format!("[{key}] means nothing to pipeline = \"{}\"", plan.pipeline.word());
+            findings.error(&entry.key_place, key, message, "remove it, or choose another pipeline".to_owned());
+        }
+    }
+}
+
+fn missing_files(plan: &Plan) -> Vec<Problem> {
+    let mut files = Vec::new();
+    if let Model::Folder(folder) = &plan.model {
+        files.push(("model.path", &folder.path));
+    }
+    if let TaskData::Jsonl(jsonl) = &plan.task.data {
+        files.push(("task.path", &jsonl.path));
+    }
+    if let Some(data) = plan.sft.as_ref().and_then(|sft| sft.data.as_ref()) {
+        files.push(("sft.data", data));
+    }
+    files.retain(|(_, path)| !path.as_os_str().is_empty() && !path.exists());
+    let missing = |(key, path): (&str, &std::path::PathBuf)| Problem {
+        key: key.to_owned(),
+        from: Vec::new(),
+        message: format!("`{key}` is {}, which does not exist", path.display()),
+        help: "paths are relative to the folder that the command runs in".to_owned(),
+    };
+    files.into_iter().map(missing).collect()
+}

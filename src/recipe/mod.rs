@@ -1,0 +1,30 @@
+//! A recipe (TOML) as a typed, checked [`Plan`]: plain data with every default filled in and the numbers that follow from it.
+//!
+//! [`load`] finds everything that is wrong at once: unknown keys (with the nearest name), wrong types, values out of range and keys
+//! that contradict each other, each with file, line and column and what to do. Every key is declared once, in [`plan`] and its
+//! sections; the reader, the resolved recipe and docs/recipes.md follow from the declaration.
+
+mod checks;
+pub mod correction;
+mod declare;
+mod derive;
+mod document;
+mod error;
+pub mod generate;
+mod load;
+pub mod model;
+pub mod plan;
+mod reference;
+mod render;
+mod section;
+mod setting;
+pub mod task;
+pub mod train;
+
+pub use derive::Machine;
+pub use error::{Place, RecipeError, RecipeErrors};
+pub use load::{load, parse};
+pub use plan::{Pipeline, Plan};
+pub use reference::reference;
+pub use render::{check_text, check_text_on};
+pub use section::NoKeys;

@@ -1,0 +1,153 @@
+//! A whole recipe as plain data: what every part of a run needs to know, with all defaults filled in.
+
+use std::net::SocketAddr;
+
+use super::declare::{choices, section};
+use super::generate::{Filter, Generate, Reward};
+use super::model::Model;
+use super::setting::{FROM_ONE, GIVEN, SOME, SOME_IF_GIVEN, SOME_STEPS};
+use super::task::{Sft, Task};
+use super::train::Train;
+
+section! {
+    /// The run as a whole.
+    pub struct Plan {
+        /// Which prebuilt pipeline runs.
+        pipeline: Pipeline = Pipeline::default();
+        /// Names the run in its folder and reports.
+        name: String = "run".to_owned(), GIVEN;
+        /// Every random draw of the run follows from it.
+        seed: u64 = 0;
+        /// Where the policy's first weights come from.
+        model: Model = Model::default();
+        /// What is asked.
+        task: Task = Task::default();
+        /// Supervised training.
+        sft: Option<Sft> = None;
+        /// How answers are sampled.
+        generate: Generate = Generate::default();
+        /// What an answer earns.
+        reward: Reward = Reward::default();
+        /// Conditions that a group must meet to be trained on.
+        filter: Vec<Filter> = Vec::new();
+        /// What happens when `filter` has rejected 64 batches' worth of groups in a row.
+        filter_fallback: FilterFallback = FilterFallback::default();
+        /// What one optimizer step trains on.
+        batch: Batching = Batching::default();
+        /// The policy-gradient loss and the optimizer.
+        train: Train = Train::default();
+        /// How new weights reach the generator.
+        sync: Syncing = Syncing::default();
+        /// How far stages run ahead of each other.
+        flow: FlowLimits = FlowLimits::default();
+        /// What is saved of the run.
+        checkpoint: Checkpointing = Checkpointing::default();
+        /// What is seen of the run.
+        observe: Observe = Observe::default();
+    }
+}
+
+choices! {
+    /// The prebuilt pipelines.
+    pub enum Pipeline {
+        /// group-relative policy optimization, after a supervised warm-up if there is a section `[sft]`.
+        "grpo" => Grpo,
+        /// supervised training alone.
+        "sft" => Sft,
+    }
+}
+
+impl Pipeline {
+    /// Sections that mean nothing to this pipeline.
+    pub(crate) fn unused_sections(self) -> &'static [&'static str] {
+        match self {
+            Pipeline::Grpo => &[],
+            Pipeline::Sft => &["generate", "reward", "filter", "filter_fallback", "batch", "train", "sync", "flow"],
+        }
+    }
+}
+
+choices! {
+    /// What happens when filters reject everything.
+    pub enum FilterFallback {
+        /// the run ends and says for which reasons.
+        "error" => Error,
+        /// rejected groups are trained on and counted, until one passes again.
+        "keep" => Keep,
+    }
+}
+
+section! {
+    /// What one optimizer step trains on.
+    pub struct Batching {
+        /// Groups per step.
+        groups: usize = 32, SOME;
+        /// Times as many groups, rounded up, are let in for a step, which takes the first to finish; the others stay for the next step. 1 takes groups
+        /// strictly in the order of their prompts.
+        over_sample: f64 = 1.0, FROM_ONE;
+    }
+}
+
+section! {
+    /// How new weights reach the generator.
+    pub struct Syncing {
+        /// Optimizer steps from one publish to the next.
+        every: u64 = 1, SOME_STEPS;
+    }
+}
+
+section! {
+    /// How far stages run ahead of each other.
+    pub struct FlowLimits {
+        /// Most published versions that a sampled token may lag behind the weights it trains; 0 is the synchronous run.
+        max_staleness: u64 = 1;
+        /// What becomes of groups that would be older than that.
+        on_stale: OnStale = OnStale::default();
+        /// Groups between admission and training; without it, as many as the staleness allows:
+        /// (`max_staleness` + 1) × `sync.every` × `batch.groups`. With over-sampling no more than a step chooses from, besides those of the
+        /// other steps before a publish: (`batch.over_sample` + `sync.every` − 1) × `batch.groups`.
+        window: Option<usize> = None, SOME_IF_GIVEN;
+        /// Most messages waiting between two stages.
+        edge_items: usize = 64, SOME;
+        /// Most tokens waiting between two stages; a single larger message still passes.
+        edge_tokens: usize = 262_144, SOME;
+    }
+}
+
+choices! {
+    /// What becomes of groups that are older than `max_staleness`.
+    pub enum OnStale {
+        /// there are none: whoever comes too late otherwise is waited for.
+        "wait" => Wait,
+        /// they are dropped and counted, and as many new prompts enter; long answers are lost more often than short ones.
+        "drop" => Drop,
+        /// their old tokens weigh nothing in the loss.
+        "mask" => Mask,
+    }
+}
+
+section! {
+    /// What is saved of the run. The end is always saved.
+    pub struct Checkpointing {
+        /// Optimizer steps from one checkpoint to the next; 0 saves only the end.
+        every: u64 = 100;
+        /// Newest checkpoints that are kept, two at least: a resume may need the one before the newest.
+        keep: usize = 3, SOME;
+    }
+}
+
+section! {
+    /// What is seen of the run.
+    pub struct Observe {
+        /// Where Prometheus finds the metrics; port 0 takes any free one. Left out, they are not served.
+        metrics: Option<SocketAddr> = None;
+        /// Optimizer steps between steps whose rollouts are written to `rollouts.jsonl`; 0 writes none.
+        rollouts_every: u64 = 10;
+        /// Whether the metrics are written as TensorBoard events too.
+        tensorboard: bool = false;
+        /// Optimizer steps between printed lines such as `Step 20: reward=0.43 loss=0.0214 grad_norm=0.81 lr=2e-4`.
+        log_every: u64 = 10, SOME_STEPS;
+        /// Whether a progress line is shown: redrawn on a terminal, a plain line every few seconds elsewhere.
+        progress: bool = true;
+    }
+}

@@ -1,0 +1,81 @@
+//! The reference of all keys, docs/recipes.md, from the declarations themselves.
+
+use super::plan::Plan;
+use super::section::Section;
+use super::setting::KeyDoc;
+
+const OPENING: &str = "\
+# Recipes
+
+A recipe is a TOML file that says what a run does. `rollflow check RECIPE` names everything that is wrong with it at once, with line and
+column, and the numbers that follow from it; `rollflow run RECIPE --set section.key=value` lays values over it. Paths are relative to
+where the command runs. `pipeline`, `[model]` and `[task]` must be there; everything else has a default. An unknown key is an error.
+
+This page is generated from the declarations in `src/recipe/`; a test holds them equal. To write it anew:
+`ROLLFLOW_WRITE_DOCS=1 cargo test --test recipes`.
+";
+
+/// The text of docs/recipes.md: every section and key, with type, range, default and meaning.
+pub fn reference() -> String {
+    let mut keys = Vec::new();
+    Plan::describe_rows("", &mut keys);
+    let mut text = OPENING.to_owned();
+    let mut section = None;
+    for key in &keys {
+        let (of, name) = key.path.split_once('.').unwrap_or(("", &key.path));
+        if section != Some(of) {
+            section = Some(of);
+            text += &heading(of);
+        }
+        text += &row(name, key);
+    }
+    text
+}
+
+/// Sections that have a key of this name, for those who put it elsewhere.
+pub(crate) fn sections_with(name: &str) -> Vec<String> {
+    let mut keys = Vec::new();
+    Plan::describe_rows("", &mut keys);
+    let within =
+        |key: &KeyDoc| key.path.rsplit_once('.').filter(|(_, last)| *last == name).map(|(section, _)| format!("[{section}]"));
+    let mut sections: Vec<String> = keys.iter().filter_map(within).collect();
+    sections.dedup();
+    sections
+}
+
+fn heading(section: &str) -> String {
+    let title = match section.strip_suffix("[]") {
+        _ if section.is_empty() => "At the top".to_owned(),
+        Some(list) => format!("`[[{list}]]`"),
+        None => format!("`[{section}]`"),
+    };
+    let doc = section_doc(section);
+    format!("\n## {title}\n\n{doc}\n\n| key | takes | default | meaning |\n| --- | --- | --- | --- |\n")
+}
+
+fn section_doc(section: &str) -> String {
+    use super::{generate, model, plan, task, train};
+    match section.trim_end_matches("[]") {
+        "model" => model::Model::doc(),
+        "task" => task::Task::doc(),
+        "sft" => task::Sft::doc(),
+        "generate" => generate::Generate::doc(),
+        "reward" => generate::Reward::doc(),
+        "filter" => generate::Filter::doc(),
+        "batch" => plan::Batching::doc(),
+        "train" => train::Train::doc(),
+        "sync" => plan::Syncing::doc(),
+        "flow" => plan::FlowLimits::doc(),
+        "checkpoint" => plan::Checkpointing::doc(),
+        "observe" => plan::Observe::doc(),
+        _ => Plan::doc(),
+    }
+}
+
+fn row(name: &str, KeyDoc { expects, default, doc, .. }: &KeyDoc) -> String {
+    let default = match default.as_str() {
+        "required" | "none" => default.clone(),
+        value => format!("`{value}`"),
+    };
+    format!("| `{name}` | {expects} | {default} | {doc} |\n").replace('\n', " ").trim_end().to_owned() + "\n"
+}

@@ -1,0 +1,226 @@
+//! Taking keys from a table by name, with a complaint for everything that is not as declared.
+
+use std::collections::BTreeMap;
+
+use super::document::{Node, Table, Value};
+use super::error::{Place, RecipeError};
+use super::reference::sections_with;
+use super::setting::{KeyDoc, Problem, Setting, Written};
+
+/// What reading a recipe brings to light.
+#[derive(Default)]
+pub(crate) struct Findings {
+    pub(crate) errors: Vec<RecipeError>,
+    /// Where each key that was read stands.
+    places: BTreeMap<String, Place>,
+}
+
+impl Findings {
+    pub(crate) fn error(&mut self, place: &Place, key: &str, message: String, help: String) {
+        self.errors.push(RecipeError { place: place.clone(), key: key.to_owned(), message, help });
+    }
+
+    pub(crate) fn note(&mut self, key: &str, place: &Place) {
+        self.places.insert(key.to_owned(), place.clone());
+    }
+
+    /// Where the first of these keys stands that was written at all, or else the nearest section around the first.
+    pub(crate) fn place<'k>(&self, keys: impl IntoIterator<Item = &'k str> + Clone) -> Option<&Place> {
+        let around = |key: &'k str| {
+            let outwards = std::iter::successors(Some(key), |key| key.rsplit_once(['.', '[']).map(|(around, _)| around));
+            outwards.chain([""]).find_map(|key| self.places.get(key))
+        };
+        keys.clone().into_iter().find_map(|key| self.places.get(key)).or_else(|| keys.into_iter().next().and_then(around))
+    }
+}
+
+/// A group of keys. Implemented by the macros of `declare`.
+pub(crate) trait Section: Default {
+    /// What the section is for.
+    fn doc() -> String;
+    /// Takes its keys.
+    fn take(reader: &mut Reader<'_>) -> Self;
+    /// Its keys and values, in order.
+    fn rows(&self, rows: &mut Vec<(String, Written)>);
+    /// Notes values out of range.
+    fn check_rows(&self, path: &str, problems: &mut Vec<Problem>);
+    /// Its keys, for the reference.
+    fn describe_rows(path: &str, keys: &mut Vec<KeyDoc>);
+}
+
+/// The rest of a kind that has no further keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NoKeys;
+
+impl Section for NoKeys {
+    fn doc() -> String {
+        String::new()
+    }
+    fn take(_reader: &mut Reader<'_>) -> Self {
+        NoKeys
+    }
+    fn rows(&self, _rows: &mut Vec<(String, Written)>) {}
+    fn check_rows(&self, _path: &str, _problems: &mut Vec<Problem>) {}
+    fn describe_rows(_path: &str, _keys: &mut Vec<KeyDoc>) {}
+}
+
+impl<T: Section> Setting for T {
+    fn expects() -> String {
+        "a table".to_owned()
+    }
+
+    fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<Self> {
+        let Value::Table(table) = &node.value else {
+            let message = format!("`{path}` is {}", node.value.describe());
+            findings.error(&node.place, path, message, format!("it is a section: write [{path}] and its keys below"));
+            return None;
+        };
+        let mut reader = Reader { table, place: &node.place, path, known: Vec::new(), lenient: false, findings };
+        let section = T::take(&mut reader);
+        reader.finish();
+        Some(section)
+    }
+
+    fn write(&self) -> Written {
+        let mut rows = Vec::new();
+        self.rows(&mut rows);
+        Written::Table(rows)
+    }
+
+    fn check(&self, path: &str, problems: &mut Vec<Problem>) {
+        self.check_rows(path, problems);
+    }
+
+    fn describe(path: &str, keys: &mut Vec<KeyDoc>) {
+        T::describe_rows(path, keys);
+    }
+}
+
+/// `key` inside `path`.
+pub(crate) fn join(path: &str, key: &str) -> String {
+    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
+}
+
+/// Takes the keys of one table and, at the end, complains about those that nobody asked for.
+pub(crate) struct Reader<'a> {
+    table: &'a Table,
+    place: &'a Place,
+    path: &'a str,
+    known: Vec<&'static str>,
+    /// Set when it is unknown which keys belong here.
+    lenient: bool,
+    findings: &'a mut Findings,
+}
+
+impl Reader<'_> {
+    /// The value of a key; `None` if it is absent or unreadable.
+    pub(crate) fn key<T: Setting>(&mut self, key: &'static str) -> Option<T> {
+        self.known.push(key);
+        let entry = self.table.get(key)?;
+        let path = join(self.path, key);
+        self.findings.note(&path, &entry.node.place);
+        T::read(&entry.node, &path, self.findings)
+    }
+
+    /// The word that says which keys belong here; `None` after a complaint.
+    pub(crate) fn tag(&mut self, key: &'static str, words: &[&'static str]) -> Option<&'static str> {
+        self.known.push(key);
+        let path = join(self.path, key);
+        let found = match self.table.get(key) {
+            Some(entry) => {
+                self.findings.note(&path, &entry.node.place);
+                read_word(&entry.node, &path, words, self.findings)
+            }
+            None => {
+                let message = format!("`{}` needs `{key}`", self.path);
+                self.findings.error(self.place, &path, message, format!("`{key}` is one of {}", quoted(words)));
+                None
+            }
+        };
+        self.lenient = found.is_none();
+        found
+    }
+
+    fn finish(self) {
+        for (key, entry) in self.table {
+            if self.lenient || self.known.contains(&key.as_str()) {
+                continue;
+            }
+            let within = match self.path {
+                "" => "at the top".to_owned(),
+                item if item.ends_with(']') => format!("in {item}"),
+                section => format!("in [{section}]"),
+            };
+            let known = format!("known keys here: {}", self.known.join(", "));
+            let elsewhere = sections_with(key);
+            let help = match nearest(key, &self.known) {
+                Some(name) => format!("did you mean `{name}`? {known}"),
+                None if !elsewhere.is_empty() => format!("`{key}` is a key of {}; {known}", elsewhere.join(" and ")),
+                None => known,
+            };
+            self.findings.error(&entry.key_place, &join(self.path, key), format!("unknown key `{key}` {within}"), help);
+        }
+    }
+}
+
+/// One of `words`, or a complaint that lists them.
+pub(crate) fn read_word(node: &Node, path: &str, words: &[&'static str], findings: &mut Findings) -> Option<&'static str> {
+    let text = match &node.value {
+        Value::Text(text) => text.as_str(),
+        _ => "",
+    };
+    let found = words.iter().find(|word| **word == text);
+    if found.is_none() {
+        let exist = format!("it is one of {}", quoted(words));
+        let help = match nearest(text, words) {
+            Some(word) => format!("did you mean \"{word}\"? {exist}"),
+            None => exist,
+        };
+        findings.error(&node.place, path, format!("`{path}` is {}", node.value.describe()), help);
+    }
+    found.copied()
+}
+
+/// The closest of `names`, if one is close enough to be a slip.
+fn nearest<'a>(name: &str, names: &[&'a str]) -> Option<&'a str> {
+    let distance = |other: &str| strsim::damerau_levenshtein(name, other);
+    let slip = |other: &&&str| distance(other) <= 1 + other.len().min(name.len()) / 3 || other.contains(name) && name.len() > 2;
+    names.iter().filter(slip).min_by_key(|other| distance(other)).copied()
+}
+
+fn quoted(words: &[&str]) -> String {
+    words.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(", ")
+}
+
+/// Notes `value` if it is out of its range.
+pub(crate) fn check_limit<T: Setting>(value: &T, limit: &super::setting::Limit<T>, key: String, problems: &mut Vec<Problem>) {
+    if (limit.holds)(value) {
+        return;
+    }
+    let (message, help) = match value.write() {
+        Written::Inline(found) if found != "\"\"" => (format!("`{key}` is {found}"), format!("it must be {}", limit.text)),
+        _ => (format!("`{key}` is missing or empty"), format!("give it {}", T::expects())),
+    };
+    problems.push(Problem { key, from: Vec::new(), message, help });
+}
+
+/// Adds a key and what is inside it to the reference.
+pub(crate) fn describe_key<T: Setting>(path: String, default: &T, limit: &[&str], doc: &[&str], keys: &mut Vec<KeyDoc>) {
+    let before = keys.len();
+    T::describe(&path, keys);
+    if keys.len() > before {
+        return;
+    }
+    let default = match default.write() {
+        Written::Inline(default) if default != "\"\"" => default,
+        Written::Inline(_) => "required".to_owned(),
+        _ => "none".to_owned(),
+    };
+    let expects = [&[T::expects().as_str()], limit].concat().join(", ");
+    keys.push(KeyDoc { path, expects, default, doc: sentence(doc) });
+}
+
+/// Doc lines as one line.
+pub(crate) fn sentence(lines: &[&str]) -> String {
+    lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,220 @@
+//! How one value is read from TOML, written back and described: the types that keys of a recipe may have.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use super::document::{Node, Value};
+use super::section::Findings;
+
+/// A type that a key may have.
+pub(crate) trait Setting: Sized {
+    /// For messages and the reference: what may be written.
+    fn expects() -> String;
+
+    /// The value, or `None` after noting what is wrong with it.
+    fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<Self>;
+
+    /// How it is written in TOML.
+    fn write(&self) -> Written;
+
+    /// Notes every value inside that is out of its range.
+    fn check(&self, _path: &str, _problems: &mut Vec<Problem>) {}
+
+    /// Adds the keys inside to the reference.
+    fn describe(_path: &str, _keys: &mut Vec<KeyDoc>) {}
+}
+
+/// A value in TOML.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Written {
+    /// Nothing: the key is left out.
+    Absent,
+    /// After the `=`.
+    Inline(String),
+    /// Keys and values, in the order of the schema.
+    Table(Vec<(String, Written)>),
+    /// One table after another.
+    Tables(Vec<Vec<(String, Written)>>),
+}
+
+/// Something wrong with a plan, before it is known where it was written.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Problem {
+    /// The key to change.
+    pub(crate) key: String,
+    /// Other keys that it follows from: where one of them was unreadable, this problem is only an echo.
+    pub(crate) from: Vec<&'static str>,
+    pub(crate) message: String,
+    pub(crate) help: String,
+}
+
+/// A key in the reference.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct KeyDoc {
+    pub(crate) path: String,
+    pub(crate) expects: String,
+    pub(crate) default: String,
+    pub(crate) doc: String,
+}
+
+/// Which values of a type make sense.
+pub(crate) struct Limit<T: 'static> {
+    /// For messages and the reference: `at least 1`.
+    pub(crate) text: &'static str,
+    pub(crate) holds: fn(&T) -> bool,
+}
+
+pub(crate) const SOME: Limit<usize> = Limit { text: "at least 1", holds: |value| *value >= 1 };
+pub(crate) const SOME_STEPS: Limit<u64> = Limit { text: "at least 1", holds: |value| *value >= 1 };
+pub(crate) const SOME_IF_GIVEN: Limit<Option<usize>> = Limit { text: "at least 1", holds: |value| value.is_none_or(|n| n >= 1) };
+pub(crate) const POSITIVE: Limit<f64> = Limit { text: "above 0", holds: |value| *value > 0.0 && value.is_finite() };
+pub(crate) const NOT_NEGATIVE: Limit<f64> = Limit { text: "0 or more", holds: |value| *value >= 0.0 && value.is_finite() };
+pub(crate) const FROM_ONE: Limit<f64> = Limit { text: "1 or more", holds: |value| *value >= 1.0 && value.is_finite() };
+pub(crate) const FINITE: Limit<f64> = Limit { text: "finite", holds: |value| value.is_finite() };
+pub(crate) const FINITE_IF_GIVEN: Limit<Option<f64>> = Limit { text: "finite", holds: |value| value.is_none_or(f64::is_finite) };
+pub(crate) const UP_TO_ONE: Limit<f64> = Limit { text: "0 to 1", holds: |value| (0.0..=1.0).contains(value) };
+pub(crate) const SHARE: Limit<f64> = Limit { text: "above 0, at most 1", holds: |value| *value > 0.0 && *value <= 1.0 };
+pub(crate) const BELOW_ONE: Limit<f64> = Limit { text: "0 or more, below 1", holds: |value| (0.0..1.0).contains(value) };
+pub(crate) const GIVEN: Limit<String> = Limit { text: "not empty", holds: |value| !value.is_empty() };
+pub(crate) const PATH_GIVEN: Limit<PathBuf> = Limit { text: "not empty", holds: |value| !value.as_os_str().is_empty() };
+
+fn mismatch<T: Setting, U>(node: &Node, path: &str, findings: &mut Findings) -> Option<U> {
+    let mut help = format!("it takes {}", T::expects());
+    // Only a whole number that no unsigned type can hold comes here as one.
+    if matches!(node.value, Value::Integer(_)) && T::expects() == WHOLE {
+        help += &format!(" from 0 to {}", u64::MAX);
+    }
+    findings.error(&node.place, path, format!("`{path}` is {}", node.value.describe()), help);
+    None
+}
+
+const WHOLE: &str = "a whole number";
+
+/// `text` as TOML quotes it.
+fn quoted(text: &str) -> String {
+    toml::Value::from(text).to_string()
+}
+
+/// Implements [`Setting`] for a scalar from its name, the shapes it is read from and its TOML.
+macro_rules! scalar {
+    ($Type:ty, $expects:expr, $($shape:pat => $value:expr),+; $write:expr) => {
+        impl Setting for $Type {
+            fn expects() -> String {
+                $expects.to_owned()
+            }
+            fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<Self> {
+                let value: Option<Self> = match &node.value {
+                    $($shape => $value,)+
+                    _ => None,
+                };
+                value.or_else(|| mismatch::<Self, Self>(node, path, findings))
+            }
+            fn write(&self) -> Written {
+                let write: fn(&Self) -> String = $write;
+                Written::Inline(write(self))
+            }
+        }
+    };
+}
+
+scalar!(String, "text", Value::Text(text) => Some(text.clone()); |text| quoted(text));
+scalar!(PathBuf, "a path, as text", Value::Text(text) => Some(text.into()); |path| quoted(&path.to_string_lossy()));
+scalar!(bool, "true or false", Value::Flag(flag) => Some(*flag); bool::to_string);
+// Debug keeps `1e-8` short and `1.0` a float, and both forms are TOML.
+scalar!(f64, "a number", Value::Float(number) => Some(*number), Value::Integer(number) => Some(*number as f64);
+    |number| format!("{number:?}"));
+scalar!(u64, WHOLE, Value::Integer(number) => (*number).try_into().ok(); u64::to_string);
+scalar!(u32, WHOLE, Value::Integer(number) => (*number).try_into().ok(); u32::to_string);
+scalar!(usize, WHOLE, Value::Integer(number) => (*number).try_into().ok(); usize::to_string);
+scalar!(SocketAddr, "an address and a port, such as \"127.0.0.1:9464\"", Value::Text(text) => text.parse().ok();
+    |address| quoted(&address.to_string()));
+
+impl Setting for [f64; 2] {
+    fn expects() -> String {
+        "two numbers, such as [0.9, 0.95]".to_owned()
+    }
+
+    fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<Self> {
+        match &node.value {
+            Value::List(items) if items.len() == 2 => {
+                let first = f64::read(&items[0], path, findings);
+                let second = f64::read(&items[1], path, findings);
+                Some([first?, second?])
+            }
+            _ => mismatch::<Self, Self>(node, path, findings),
+        }
+    }
+
+    fn write(&self) -> Written {
+        Written::Inline(format!("{self:?}"))
+    }
+}
+
+impl<T: Setting> Setting for Option<T> {
+    fn expects() -> String {
+        T::expects()
+    }
+
+    fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<Self> {
+        T::read(node, path, findings).map(Some)
+    }
+
+    fn write(&self) -> Written {
+        self.as_ref().map_or(Written::Absent, T::write)
+    }
+
+    fn check(&self, path: &str, problems: &mut Vec<Problem>) {
+        if let Some(value) = self {
+            value.check(path, problems);
+        }
+    }
+
+    fn describe(path: &str, keys: &mut Vec<KeyDoc>) {
+        T::describe(path, keys);
+    }
+}
+
+impl<T: Setting> Setting for Vec<T> {
+    fn expects() -> String {
+        format!("a list, each {}", T::expects())
+    }
+
+    fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<Self> {
+        let Value::List(items) = &node.value else {
+            return mismatch::<Self, Self>(node, path, findings);
+        };
+        let read: Vec<Option<T>> = items
+            .iter()
+            .enumerate()
+            .map(|(at, item)| {
+                let path = format!("{path}[{at}]");
+                findings.note(&path, &item.place);
+                T::read(item, &path, findings)
+            })
+            .collect();
+        read.into_iter().collect()
+    }
+
+    fn write(&self) -> Written {
+        let mut tables = Vec::new();
+        let mut values = Vec::new();
+        for item in self {
+            match item.write() {
+                Written::Table(rows) => tables.push(rows),
+                Written::Inline(value) => values.push(value),
+                Written::Absent | Written::Tables(_) => {}
+            }
+        }
+        if tables.is_empty() { Written::Inline(format!("[{}]", values.join(", "))) } else { Written::Tables(tables) }
+    }
+
+    fn check(&self, path: &str, problems: &mut Vec<Problem>) {
+        for (at, item) in self.iter().enumerate() {
+            item.check(&format!("{path}[{at}]"), problems);
+        }
+    }
+
+    fn describe(path: &str, keys: &mut Vec<KeyDoc>) {
+        T::describe(&format!("{path}[]"), keys);
+    }
+}

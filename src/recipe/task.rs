@@ -1,0 +1,92 @@
+//! `[task]`: what is asked. `[sft]`: what is imitated before.
+
+use std::path::PathBuf;
+
+use super::declare::{section, tagged};
+use super::error::RecipeErrors;
+use super::setting::{GIVEN, Limit, PATH_GIVEN, POSITIVE, SHARE, SOME, SOME_IF_GIVEN, SOME_STEPS};
+use super::train::Optimization;
+
+const FEW_DIGITS: Limit<u32> = Limit { text: "1 to 9", holds: |digits| (1..=9).contains(digits) };
+
+section! {
+    /// The prompts, and the order they come in.
+    pub struct Task {
+        first data: TaskData;
+        /// Whether the first epoch is shuffled too; later ones always are.
+        shuffle: bool = true;
+    }
+}
+
+tagged! {
+    /// Where the prompts come from.
+    pub enum TaskData {
+        /// sums such as `7+5=`, made on the spot.
+        "arithmetic" => Arithmetic(Arithmetic),
+        /// one JSON object a line.
+        "jsonl" => Jsonl(JsonlTask),
+    }
+}
+
+section! {
+    /// Sums of two numbers.
+    pub struct Arithmetic {
+        /// Most digits of each number.
+        digits: u32 = 1, FEW_DIGITS;
+        /// How many sums to draw by the seed; without it, every one: 100 for one digit, 10000 for two.
+        count: Option<usize> = None, SOME_IF_GIVEN;
+    }
+}
+
+section! {
+    /// Prompts from a file.
+    pub struct JsonlTask {
+        /// The file, relative to where the command runs.
+        path: PathBuf = PathBuf::new(), PATH_GIVEN;
+        /// Field with the prompt: text or chat messages.
+        prompt_key: String = "prompt".to_owned(), GIVEN;
+        /// Field with the ground truth; empty if the data has none.
+        answer_key: String = "answer".to_owned();
+        /// Records to read; without it, all.
+        limit: Option<usize> = None, SOME_IF_GIVEN;
+    }
+}
+
+impl Task {
+    /// How many different prompts there are, if that is known without reading files.
+    pub fn known_prompts(&self) -> Option<usize> {
+        match &self.data {
+            TaskData::Arithmetic(Arithmetic { count: Some(count), .. }) => Some(*count),
+            TaskData::Arithmetic(Arithmetic { digits, .. }) => 100_usize.checked_pow(*digits),
+            TaskData::Jsonl(_) => None,
+        }
+    }
+}
+
+section! {
+    /// Supervised training: all of the `sft` pipeline, the warm-up of `grpo`. Left out, `grpo` starts with the model as it is.
+    pub struct Sft {
+        /// Optimizer steps.
+        steps: u64 = 40, SOME_STEPS;
+        /// Pairs per step.
+        batch: usize = 64, SOME;
+        /// Peak learning rate.
+        lr: f64 = 1e-3, POSITIVE;
+        /// Share of the pairs that may be seen, chosen by the seed.
+        fraction: f64 = 1.0, SHARE;
+        /// A JSONL file of pairs, relative to where the command runs; without it, the task's own prompts and answers.
+        data: Option<PathBuf> = None;
+        /// Field of `data` with the prompt: text or chat messages.
+        prompt_key: String = "prompt".to_owned(), GIVEN;
+        /// Field of `data` with the text to imitate.
+        completion_key: String = "completion".to_owned(), GIVEN;
+        last optimization: Optimization;
+    }
+}
+
+impl Sft {
+    /// Supervised training with defaults for all but the essentials, checked.
+    pub fn new(steps: u64, batch: usize, lr: f64) -> Result<Self, RecipeErrors> {
+        super::checks::validated(Sft { steps, batch, lr, ..Sft::default() })
+    }
+}

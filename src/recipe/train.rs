@@ -1,0 +1,142 @@
+//! `[train]`: the policy-gradient loss and the optimizer.
+
+use super::correction::{Correction, Proximal, Reject};
+use super::declare::{choices, section};
+use super::error::RecipeErrors;
+use super::setting::{BELOW_ONE, FINITE_IF_GIVEN, Limit, NOT_NEGATIVE, POSITIVE, SOME, SOME_STEPS, UP_TO_ONE};
+
+const BETAS: Limit<[f64; 2]> =
+    Limit { text: "each 0 or more and below 1", holds: |betas| betas.iter().all(|beta| (0.0..1.0).contains(beta)) };
+
+/// Infinity switches a bound off.
+const BOUND: Limit<f64> = Limit { text: "above 0; inf is no bound", holds: |value| *value > 0.0 };
+
+section! {
+    /// One optimizer step on every batch of groups.
+    pub struct Train {
+        /// Steps of the run, one for every batch.
+        steps: u64 = 300, SOME_STEPS;
+        /// Ends the run sooner, once the mean reward of the last 20 steps reaches this; without it, all steps are taken.
+        target_reward: Option<f64> = None;
+        /// Updates made from each batch, that is optimizer steps in a step.
+        updates: u64 = 1, SOME_STEPS;
+        /// Peak learning rate.
+        lr: f64 = 2e-4, POSITIVE;
+        /// The probability ratio counts no further below 1 than this.
+        clip_low: f64 = 0.2, BELOW_ONE;
+        /// The probability ratio counts no further above 1 than this.
+        clip_high: f64 = 0.2, NOT_NEGATIVE;
+        /// What a reward's distance from its group's mean is divided by.
+        advantage_std: AdvantageStd = AdvantageStd::default();
+        /// Advantages are rewards less this constant (REINFORCE), not less their group's mean; goes with `advantage_std = "none"`.
+        baseline: Option<f64> = None, FINITE_IF_GIVEN;
+        /// How tokens weigh in the loss.
+        aggregation: Aggregation = Aggregation::default();
+        /// What probability ratios are taken against. Left out: `recompute` where `correction` weighs tokens, else `behaviour`.
+        proximal: Option<Proximal> = None;
+        /// Importance weights for tokens of another policy.
+        correction: Correction = Correction::default();
+        /// What is not trained on because it is too far from the policy that sampled it.
+        reject: Vec<Reject> = Vec::new();
+        /// A mean gap between generator's and trainer's log-probabilities above this, in nats, is warned about.
+        gap_warn: f64 = 1.0, BOUND;
+        /// A mean gap above this ends the run before it is learned from.
+        gap_halt: f64 = 3.0, BOUND;
+        /// Whether the run refuses to start when generator and trainer disagree about the log-probabilities of a short answer.
+        probe: bool = true;
+        last optimization: Optimization;
+    }
+}
+
+choices! {
+    /// What advantages are divided by.
+    pub enum AdvantageStd {
+        /// the standard deviation of the group.
+        "group" => Group,
+        /// the standard deviation of the batch.
+        "batch" => Batch,
+        /// nothing.
+        "none" => None,
+    }
+}
+
+choices! {
+    /// How tokens weigh in the loss.
+    pub enum Aggregation {
+        /// all trained tokens of the step weigh the same.
+        "token_mean" => TokenMean,
+        /// all answers weigh the same, and the tokens within one.
+        "seq_mean_token_mean" => SeqMeanTokenMean,
+        /// each token weighs 1 / (answers × `max_new_tokens`).
+        "dr_grpo" => DrGrpo,
+    }
+}
+
+section! {
+    /// How gradients become new weights: AdamW, and what surrounds it.
+    pub struct Optimization {
+        /// How the learning rate moves over the steps.
+        schedule: Schedule = Schedule::default();
+        /// AdamW's decay rates of the first and second moment.
+        betas: [f64; 2] = [0.9, 0.95], BETAS;
+        /// AdamW's guard against division by zero.
+        eps: f64 = 1e-8, POSITIVE;
+        /// AdamW's decoupled weight decay.
+        weight_decay: f64 = 0.0, NOT_NEGATIVE;
+        /// Longer gradients are scaled down to this norm.
+        max_grad_norm: f64 = 1.0, POSITIVE;
+        /// Tokens of one forward and backward pass; the result does not depend on it, memory does.
+        micro_batch_tokens: usize = 8192, SOME;
+        /// Threads of the trainer.
+        threads: usize = 1, SOME;
+        /// What happens when a loss or gradient is not finite.
+        on_nonfinite: OnNonfinite = OnNonfinite::default();
+    }
+}
+
+section! {
+    /// The learning rate over the steps.
+    pub struct Schedule {
+        /// Its shape after the warm-up.
+        kind: ScheduleKind = ScheduleKind::default();
+        /// Steps of linear rise from 0 to the peak.
+        warmup: u64 = 0;
+        /// Where it ends, as a share of the peak.
+        floor: f64 = 0.0, UP_TO_ONE;
+    }
+}
+
+choices! {
+    /// The shape of a schedule.
+    pub enum ScheduleKind {
+        /// stays at the peak.
+        "constant" => Constant,
+        /// falls in a straight line to the floor.
+        "linear" => Linear,
+        /// falls along half a cosine to the floor.
+        "cosine" => Cosine,
+    }
+}
+
+choices! {
+    /// What happens when a loss or gradient is not finite.
+    pub enum OnNonfinite {
+        /// the run ends and names the sample.
+        "stop" => Stop,
+        /// the step is left out and counted.
+        "skip" => Skip,
+    }
+}
+
+impl Train {
+    /// What ratios are taken against, by default or by choice.
+    pub fn centre(&self) -> Proximal {
+        let default = if self.correction.is_some() { Proximal::Recompute } else { Proximal::Behaviour };
+        self.proximal.unwrap_or(default)
+    }
+
+    /// Policy training with defaults for all but the essentials, checked.
+    pub fn new(steps: u64, lr: f64) -> Result<Self, RecipeErrors> {
+        super::checks::validated(Train { steps, lr, ..Train::default() })
+    }
+}

@@ -1,0 +1,299 @@
+//! When a prompt may enter, and what became of those that did: one handle for all stages of a loop.
+//!
+//! The source enters prompts, the generator writes down what it samples, the batcher judges groups, the trainer settles them, and the sync
+//! reports versions. Laws held: V2 and V4 by [`Pace`], D4 and C1's partial cache by [`Ledger`]. Cost: a lock and a few map look-ups a token.
+
+mod ledger;
+mod pace;
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+pub use ledger::{Fate, Ledger, OpenGroup, STALE, Totals};
+pub use pace::Pace;
+
+use crate::data::{Answer, Batch, BufferState, Group, Prompt, SampledToken, Status, Version};
+use crate::flow::Window;
+
+/// Shared by the stages of one loop. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    window: Window,
+    pace: Pace,
+    /// The bound that the trainer asserts.
+    max_staleness: Option<u64>,
+    /// Whether places of dropped groups come back only when every group that entered was judged.
+    rounds: bool,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    version: Version,
+    /// Groups that were settled before this process began.
+    start: u64,
+    /// Groups that came to the batcher, and those of them that were dropped.
+    judged: u64,
+    dropped: u64,
+    /// Ids of the groups that are not settled and that nobody waits for any more.
+    batched: BTreeSet<u64>,
+    /// Ids of the groups that were open when the run was interrupted, and the one after them.
+    interrupted: (Vec<u64>, u64),
+    ledger: Ledger,
+    data: Option<BufferState>,
+}
+
+/// The part of a checkpoint that is neither model nor optimizer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Which prompts come next; none for a stream that can't be continued.
+    pub data: Option<BufferState>,
+    /// What became of those that entered.
+    pub ledger: Ledger,
+}
+
+impl Admission {
+    /// At most `in_flight` groups between their prompt and the publish that follows their training, `groups_per_version` of them trained
+    /// under each version, and `total` in the whole run. Admits nothing until a version was published (law V4).
+    pub fn new(groups_per_version: u64, in_flight: u64, total: Option<u64>) -> Self {
+        let pace = Pace { groups_per_version, in_flight, total };
+        Admission { window: Window::new(0), pace, max_staleness: None, rounds: false, state: Arc::default() }
+    }
+
+    /// Paces prompts so that no sample is more than `versions` behind the weights it trains, `groups` being trained under each version; 0
+    /// is the synchronous run, which works in rounds.
+    pub fn max_staleness(versions: u64, groups: usize) -> Self {
+        let groups = groups as u64;
+        Admission::new(groups, versions.saturating_add(1).saturating_mul(groups), None).bounded(versions)
+    }
+
+    /// The trainer asserts that no token lags more than `versions` behind (law V2). A bound of 0 makes the run synchronous to the bit (law
+    /// V3): it works in rounds, in which the prompts that enter together depend on nothing but which groups were dropped before.
+    pub fn bounded(self, versions: u64) -> Self {
+        Admission { max_staleness: Some(versions), rounds: versions == 0, ..self }
+    }
+
+    /// What the source waits on.
+    pub fn window(&self) -> Window {
+        self.window.clone()
+    }
+
+    /// The bound of [`Admission::bounded`].
+    pub fn bound(&self) -> Option<u64> {
+        self.max_staleness
+    }
+
+    /// The arithmetic behind it.
+    pub fn pace(&self) -> Pace {
+        self.pace
+    }
+
+    /// Whether prompts enter in rounds.
+    pub fn in_rounds(&self) -> bool {
+        self.rounds
+    }
+
+    /// The generators hold `version` now.
+    pub fn published(&self, version: Version) {
+        let mut state = self.state();
+        state.version = version;
+        self.window.limit_to(self.pace.limit(state.version, state.dropped));
+    }
+
+    /// Groups came to the batcher: `kept` of them to be trained, `dropped` never.
+    pub fn judged(&self, kept: u64, dropped: u64) {
+        let mut state = self.state();
+        state.judged += kept + dropped;
+        state.dropped += dropped;
+        if !self.rounds || state.judged >= self.window.limit() {
+            self.window.limit_to(self.pace.limit(state.version, state.dropped));
+        }
+    }
+
+    /// These groups left the batcher for the trainer, or were dropped.
+    pub fn batched(&self, ids: impl IntoIterator<Item = u64>) {
+        self.state().batched.extend(ids);
+    }
+
+    /// The groups that are in no batch yet and would break the bound under the next version, oldest first, when a batch is collected that
+    /// `taken` groups of this run precede: this version's last batch must hold them. O(groups under way).
+    pub fn due(&self, taken: u64) -> Vec<u64> {
+        let Some(bound) = self.max_staleness else { return Vec::new() };
+        let (version, state) = (self.pace.trained_under(taken), self.state());
+        let due = state.ledger.open().filter(|group| group.entered_under.saturating_add(bound) <= version);
+        due.map(|group| group.prompt.ordinal).filter(|id| !state.batched.contains(id)).collect()
+    }
+
+    /// How many prompts of the present round are still to come to a generator that got `received` of this run.
+    pub fn rest_of_round(&self, received: u64) -> u64 {
+        self.window.limit().saturating_sub(self.state().start + received)
+    }
+
+    /// A prompt enters.
+    pub fn enter(&self, prompt: &Prompt) {
+        let mut state = self.state();
+        let version = state.version;
+        state.ledger.enter(prompt, version);
+    }
+
+    /// What is there of a prompt's answers when a generator that holds `version` takes it up, again or for the first time: to be
+    /// continued. Answers that are not `usable` are discarded, and so are those that would be too old when trained (law V2).
+    ///
+    /// In rounds nothing is there: what an interrupted run began is begun anew and gives the same tokens, since only what is computed
+    /// together in the same way is the same to the bit (law V3).
+    pub fn resume(&self, ordinal: u64, version: Version, usable: impl Fn(&Answer) -> bool) -> Vec<Answer> {
+        let mut state = self.state();
+        let mut answers = state.ledger.answers(ordinal);
+        answers.retain(|answer| {
+            let kept = !self.rounds && usable(answer) && !self.expired(&state, ordinal, answer, version);
+            if !kept {
+                state.ledger.discard(ordinal, answer.index);
+            }
+            kept
+        });
+        answers
+    }
+
+    /// Whether an answer's oldest token would be behind by more than the bound when its group is trained, `version` being the newest. Groups
+    /// that are known to be dropped don't delay those behind them.
+    pub fn expires(&self, ordinal: u64, answer: &Answer, version: Version) -> bool {
+        self.expired(&self.state(), ordinal, answer, version)
+    }
+
+    fn expired(&self, state: &State, ordinal: u64, answer: &Answer, version: Version) -> bool {
+        let (Some(bound), Some(oldest)) = (self.max_staleness, answer.versions.oldest()) else { return false };
+        let dropped = state.dropped.saturating_sub(state.ledger.dropped());
+        let trained_under = self.pace.trained_under(state.ledger.before(ordinal).saturating_sub(dropped));
+        trained_under.max(version).saturating_sub(oldest) > bound
+    }
+
+    /// Writes down tokens, under one lock.
+    pub fn sampled(&self, tokens: impl IntoIterator<Item = SampledToken>) {
+        let mut state = self.state();
+        for SampledToken { ordinal, index, token, log_prob, version, status } in tokens {
+            state.ledger.sampled(ordinal, index, token, log_prob, version);
+            if status != Status::Pending {
+                state.ledger.ended(ordinal, index, status);
+            }
+        }
+    }
+
+    /// Forgets an answer, to begin it anew; its tokens are counted as truncated. Tells how many.
+    pub fn discard(&self, ordinal: u64, index: u32) -> u64 {
+        self.state().ledger.discard(ordinal, index)
+    }
+
+    /// Gives the places of groups back that the trainer found too old.
+    pub fn gave_up(&self, groups: u64) {
+        let mut state = self.state();
+        state.dropped += groups;
+        self.window.limit_to(self.pace.limit(state.version, state.dropped));
+    }
+
+    /// A batch was trained.
+    pub fn settle(&self, batch: &Batch) -> Totals {
+        let mut state = self.state();
+        state.ledger.settle(batch);
+        for id in batch.groups.iter().map(Group::id).chain(batch.dropped.iter().map(|dropped| dropped.id)) {
+            state.batched.remove(&id);
+        }
+        state.ledger.totals()
+    }
+
+    /// Sums as of now.
+    pub fn totals(&self) -> Totals {
+        self.state().ledger.totals()
+    }
+
+    /// Ids of the groups that enter again after an interruption, oldest first, and the one that enters after them.
+    pub(crate) fn interrupted_groups(&self) -> (Vec<u64>, u64) {
+        self.state().interrupted.clone()
+    }
+
+    /// The prompts to enter again after an interruption, oldest first, and where the stream goes on.
+    pub(crate) fn interrupted(&self) -> (Vec<Prompt>, Option<BufferState>) {
+        let state = self.state();
+        (state.ledger.open().map(|group| group.prompt.clone()).collect(), state.data.clone())
+    }
+
+    /// Where the stream of prompts began, or goes on: remembered for checkpoints.
+    pub(crate) fn data(&self, stream: BufferState) {
+        self.state().data = Some(stream);
+    }
+
+    /// All of it, as of now.
+    pub fn progress(&self) -> Progress {
+        let state = self.state();
+        let next = state.ledger.next();
+        Progress { data: state.data.clone().map(|data| BufferState { next, ..data }), ledger: state.ledger.clone() }
+    }
+
+    /// Continues from a checkpoint, before the run: what was settled stays settled, what was open enters again first.
+    pub fn restore(&self, progress: Progress) {
+        let mut state = self.state();
+        let totals = progress.ledger.totals();
+        let settled = totals.entered - totals.open_groups;
+        *state = State {
+            version: 0,
+            start: settled,
+            judged: settled,
+            dropped: totals.dropped(),
+            batched: BTreeSet::new(),
+            interrupted: (progress.ledger.open().map(|group| group.prompt.ordinal).collect(), progress.ledger.next()),
+            ledger: progress.ledger,
+            data: progress.data,
+        };
+        self.window.start_at(settled);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Groups 0 to 5 under way, two of them trained under each version, none of whose tokens may be more than one version behind.
+    fn open() -> Admission {
+        let admission = Admission::max_staleness(1, 2);
+        admission.published(1);
+        (0..6).for_each(|ordinal| admission.enter(&Prompt { ordinal, ..Prompt::default() }));
+        admission
+    }
+
+    fn answer(version: Version) -> Answer {
+        let mut answer = Answer::new(0);
+        answer.push(7, -0.5, version);
+        answer
+    }
+
+    #[test]
+    fn v2_an_answer_expires_when_it_would_be_too_old_in_its_turn() {
+        let admission = open();
+        let expired: Vec<_> = (0..6).filter(|ordinal| admission.expires(*ordinal, &answer(1), 1)).collect();
+        assert_eq!(expired, [4, 5], "they are trained under version 3, when a token of version 1 is 2 behind");
+        assert!(!admission.expires(4, &Answer::new(0), 1), "what has not begun can't");
+        assert!(admission.expires(0, &answer(1), 3) && !admission.expires(0, &answer(2), 3), "nor is it trained under the past");
+        admission.judged(0, 2);
+        assert!(!admission.expires(5, &answer(1), 1), "dropped groups delay nobody");
+        assert!(!Admission::new(2, 6, None).expires(5, &answer(1), 9), "without a bound nothing is too old");
+    }
+
+    #[test]
+    fn d4_what_is_not_resumed_is_counted_as_truncated() {
+        let admission = open();
+        for index in 0..3 {
+            let status = if index == 2 { Status::Completed } else { Status::Pending };
+            admission.sampled([SampledToken { ordinal: 0, index, token: 7, log_prob: -0.5, version: 1, status }]);
+        }
+        let kept: Vec<_> = admission.resume(0, 1, |answer| answer.index != 1).into_iter().map(|answer| answer.index).collect();
+        assert_eq!(kept, [0, 2]);
+        assert!(admission.resume(0, 3, |_| true).is_empty(), "two versions later both are too old, the one that has ended too");
+        let totals = admission.totals();
+        assert_eq!((totals.tokens[&Fate::Truncated], totals.open_tokens, totals.imbalance()), (3, 0, (0, 0)));
+    }
+}

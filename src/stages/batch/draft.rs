@@ -1,0 +1,176 @@
+//! The batch that is being collected, and what finished too early for it. Who may go into it, and when it is complete.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::data::{Batch, Dropped, Group, Scored, Version};
+use crate::stages::train::{OnStale, staleness};
+use crate::stages::{Admission, Fate, STALE};
+
+/// The ids in the order of their entry.
+struct Turns {
+    again: VecDeque<u64>,
+    next: u64,
+}
+
+impl Turns {
+    fn pass(&mut self) -> u64 {
+        self.again.pop_front().unwrap_or_else(|| {
+            self.next += 1;
+            self.next - 1
+        })
+    }
+}
+
+/// The oldest groups that are in no batch yet and were not dropped.
+struct Choice {
+    turns: Turns,
+    size: usize,
+    ids: BTreeSet<u64>,
+}
+
+impl Choice {
+    fn refill(&mut self) {
+        while self.ids.len() < self.size {
+            self.ids.insert(self.turns.pass());
+        }
+    }
+}
+
+pub(super) struct Draft {
+    size: usize,
+    /// What the batch chooses from; none: whatever is finished.
+    choice: Option<Choice>,
+    admission: Option<Admission>,
+    on_stale: OnStale,
+    /// Finished, and not to be chosen from yet.
+    early: BTreeMap<u64, Scored>,
+    /// Finished, kept and to be chosen from.
+    ready: BTreeMap<u64, Group>,
+    /// Ids of those among them that a filter had rejected.
+    spared: BTreeSet<u64>,
+    /// Groups in batches so far, those of a run that this one resumes included.
+    taken: u64,
+    batch: Batch,
+}
+
+impl Draft {
+    /// Goes on where the admission stands.
+    pub fn new(size: usize, choice: Option<usize>, admission: Option<Admission>, on_stale: OnStale) -> Self {
+        let (again, next) = admission.as_ref().map(Admission::interrupted_groups).unwrap_or_default();
+        let trained = |admission: &Admission| admission.totals().groups.get(&Fate::Trained).copied();
+        let turns = Turns { again: again.into(), next };
+        Draft {
+            size,
+            choice: choice.map(|size| Choice { turns, size, ids: BTreeSet::new() }),
+            taken: admission.as_ref().and_then(trained).unwrap_or_default(),
+            admission,
+            on_stale,
+            early: BTreeMap::new(),
+            ready: BTreeMap::new(),
+            spared: BTreeSet::new(),
+            batch: Batch::default(),
+        }
+    }
+
+    /// Judges a finished group, and lets those in that have their turn.
+    pub fn arrive(&mut self, scored: Scored) {
+        let id = scored.group().id();
+        if let Some(admission) = &self.admission {
+            let dropped = u64::from(scored.dropped().is_some());
+            admission.judged(1 - dropped, dropped);
+            admission.batched(scored.dropped().map(|_| id));
+        }
+        self.early.insert(id, scored);
+        self.admit();
+    }
+
+    /// The batch, once it is complete, ordered by id: the oldest groups that are ready.
+    pub fn close(&mut self) -> Option<Batch> {
+        self.expire();
+        if self.ready.len() < self.size || self.must_wait() {
+            return None;
+        }
+        let rest = self.ready.keys().nth(self.size).copied();
+        let later = rest.map(|first| self.ready.split_off(&first)).unwrap_or_default();
+        let groups: Vec<Group> = std::mem::replace(&mut self.ready, later).into_values().collect();
+        groups.iter().for_each(|group| self.leave(group.id()));
+        if let Some(admission) = &self.admission {
+            admission.batched(groups.iter().map(Group::id));
+        }
+        self.taken += groups.len() as u64;
+        let following = Batch { id: self.batch.id + 1, ..Batch::default() };
+        let spared = groups.iter().map(Group::id).filter(|id| self.spared.remove(id)).collect();
+        let mut batch = Batch { groups, spared, ..std::mem::replace(&mut self.batch, following) };
+        batch.dropped.sort_by_key(|dropped| dropped.id);
+        self.admit();
+        Some(batch)
+    }
+
+    /// Moves what has its turn out of `early`.
+    fn admit(&mut self) {
+        loop {
+            let id = match &mut self.choice {
+                Some(choice) => {
+                    choice.refill();
+                    self.early.keys().find(|id| choice.ids.contains(id)).copied()
+                }
+                None => self.early.keys().next().copied(),
+            };
+            let Some(scored) = id.and_then(|id| self.early.remove(&id)) else { return };
+            if scored.is_spared() {
+                self.spared.insert(scored.group().id());
+            }
+            match scored.settle() {
+                Ok(group) => drop(self.ready.insert(group.id(), group)),
+                Err(dropped) => {
+                    self.leave(dropped.id);
+                    self.batch.dropped.push(dropped);
+                }
+            }
+        }
+    }
+
+    fn leave(&mut self, id: u64) {
+        if let Some(choice) = &mut self.choice {
+            choice.ids.remove(&id);
+        }
+    }
+
+    /// The bound on staleness, and the version under which this batch will be trained.
+    fn bound(&self) -> Option<(&Admission, u64, Version)> {
+        let admission = self.admission.as_ref()?;
+        Some((admission, admission.bound()?, admission.pace().trained_under(self.taken)))
+    }
+
+    /// Whether groups are missing that would be too old for the next version, and that this version's other batches have no room for.
+    fn must_wait(&self) -> bool {
+        let Some((admission, _, _)) = self.bound().filter(|_| self.on_stale == OnStale::Wait) else { return false };
+        let room_later = admission.pace().left_in_version(self.taken).saturating_sub(self.size as u64);
+        let chosen: BTreeSet<u64> = self.ready.keys().take(self.size).copied().collect();
+        let left_behind: Vec<u64> = admission.due(self.taken).into_iter().filter(|id| !chosen.contains(id)).collect();
+        // If all are here, waiting would not help; the trainer will say what is wrong.
+        let missing = left_behind.iter().any(|id| !self.ready.contains_key(id) && !self.early.contains_key(id));
+        missing && left_behind.len() as u64 > room_later
+    }
+
+    /// Gives up what has become too old, where that is the policy.
+    fn expire(&mut self) {
+        while let Some(dropped) = self.expired() {
+            if let Some(admission) = &self.admission {
+                admission.gave_up(1);
+                admission.batched([dropped.id]);
+            }
+            self.ready.remove(&dropped.id);
+            self.spared.remove(&dropped.id);
+            self.leave(dropped.id);
+            self.batch.dropped.push(dropped);
+            self.admit();
+        }
+    }
+
+    fn expired(&self) -> Option<Dropped> {
+        let (_, bound, version) = self.bound().filter(|_| self.on_stale == OnStale::Drop)?;
+        let lag = |group: &Group| group.samples.iter().filter_map(|sample| staleness(sample, version)).max();
+        self.ready.values().find(|group| lag(group) > Some(bound)).map(|group| Dropped::new(group, STALE))
+    }
+}

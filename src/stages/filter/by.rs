@@ -1,0 +1,103 @@
+//! Keeps or drops whole groups (law D2) by a function of the group.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::algo::filters::{GroupFilter, Verdict};
+use crate::data::Scored;
+use crate::flow::{Io, Stage, StageError};
+
+/// A dropped group is marked with its reason and travels on to the batcher, which gives its place back, so that exactly as many prompts
+/// enter again, and tells the log of it (law D4).
+pub struct Filter {
+    filter: Box<dyn Fn(&crate::data::Group) -> Verdict + Send>,
+    patience: Option<u64>,
+    fallback: Fallback,
+}
+
+/// What happens when patience ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fallback {
+    /// The run ends with [`Exhausted`].
+    #[default]
+    Error,
+    /// What the filter rejects is trained on all the same and counted, until a group passes again. Groups that were dropped before the filter
+    /// saw them can't be trained on; as many of those in a row end the run all the same.
+    Keep,
+}
+
+/// Nothing passes any more, so that the trainer would wait for ever.
+#[derive(Clone, Debug, Default, thiserror::Error, PartialEq, Eq)]
+#[error("the filter dropped {dropped} groups in a row ({}): there is nothing left to train on; if the task is learned, train fewer steps, \
+         else loosen the filter or look at the rewards", by_reason(.reasons))]
+pub struct Exhausted {
+    /// How many.
+    pub dropped: u64,
+    /// Of these, how many for which reason.
+    pub reasons: BTreeMap<String, u64>,
+}
+
+fn by_reason(reasons: &BTreeMap<String, u64>) -> String {
+    reasons.iter().map(|(reason, groups)| format!("{reason}: {groups}")).collect::<Vec<_>>().join(", ")
+}
+
+impl Filter {
+    /// Keeps what `filter` keeps; see [`crate::algo::filters`] for ready ones and how to combine them.
+    pub fn by(filter: impl GroupFilter) -> Self {
+        Filter { filter: Box::new(filter), patience: None, fallback: Fallback::default() }
+    }
+
+    /// Ends the run with [`Exhausted`] after so many dropped groups in a row, at least one, those that were dropped before it included.
+    /// Without, it waits for a group to keep as long as it takes.
+    pub fn patience(self, groups: u64) -> Self {
+        Filter { patience: Some(groups.max(1)), ..self }
+    }
+
+    /// What happens then instead.
+    pub fn fallback(self, fallback: Fallback) -> Self {
+        Filter { fallback, ..self }
+    }
+}
+
+impl Stage for Filter {
+    type In = Scored;
+    type Out = Scored;
+
+    fn run(&mut self, io: &mut Io<Scored, Scored>) -> Result<(), StageError> {
+        let mut in_a_row = Exhausted::default();
+        let mut sparing = false;
+        while let Some(scored) = io.recv()? {
+            // Dropped before: not this filter's to judge, for not every sample of a poisoned group has a reward; but it counts as rejected.
+            let before = scored.dropped().map(|reason| Cow::Owned(reason.to_owned()));
+            let verdict = before.clone().map_or_else(|| (self.filter)(scored.group()), Verdict::Drop);
+            let Verdict::Drop(reason) = verdict else {
+                (in_a_row, sparing) = (Exhausted::default(), false);
+                io.send(scored)?;
+                continue;
+            };
+            if sparing && before.is_none() {
+                in_a_row = Exhausted::default();
+                io.send(scored.spare())?;
+                continue;
+            }
+            in_a_row.dropped += 1;
+            *in_a_row.reasons.entry(reason.to_string()).or_default() += 1;
+            if self.patience.is_some_and(|patience| in_a_row.dropped >= patience) {
+                if sparing || self.fallback == Fallback::Error {
+                    return Err(in_a_row.into());
+                }
+                tracing::warn!("{in_a_row}; training on what it rejects until a group passes again");
+                (in_a_row, sparing) = (Exhausted::default(), true);
+            }
+            io.send(scored.drop_for(reason))?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Filter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Filter")
+    }
+}

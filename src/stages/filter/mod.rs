@@ -1,0 +1,5 @@
+//! Which groups are worth a training step.
+
+mod by;
+
+pub use by::{Exhausted, Fallback, Filter};

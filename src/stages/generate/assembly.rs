@@ -1,0 +1,70 @@
+//! Finished answers become whole groups again (law D2), in whatever order they end.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::data::{Group, Prompt, Sample, Tokenizer, TokenizerError};
+use crate::engine::Finished;
+
+/// Groups of which some answers are missing.
+#[derive(Debug)]
+pub(super) struct Assembly {
+    open: BTreeMap<u64, Open>,
+    mask_older: bool,
+}
+
+#[derive(Debug)]
+struct Open {
+    prompt: Arc<Prompt>,
+    prompt_tokens: Arc<[u32]>,
+    samples: Vec<Option<Sample>>,
+}
+
+impl Assembly {
+    /// Nothing yet. `mask_older`: only what the newest weights of an answer sampled is to be trained.
+    pub fn new(mask_older: bool) -> Self {
+        Assembly { open: BTreeMap::new(), mask_older }
+    }
+
+    /// Expects `size` answers to this prompt.
+    pub fn open(&mut self, prompt: Prompt, prompt_tokens: Arc<[u32]>, size: u32) {
+        let samples = vec![None; size as usize];
+        self.open.insert(prompt.ordinal, Open { prompt: Arc::new(prompt), prompt_tokens, samples });
+    }
+
+    /// Takes one answer; gives the group when it was the last. An answer nobody asked for is ignored.
+    pub fn add(&mut self, finished: Finished, tokenizer: &Tokenizer) -> Result<Option<Group>, TokenizerError> {
+        let ordinal = finished.ordinal;
+        let Some(open) = self.open.get_mut(&ordinal) else { return Ok(None) };
+        let index = finished.index as usize;
+        if let Some(place) = open.samples.get_mut(index) {
+            let mut sample = sample(&open.prompt, &open.prompt_tokens, finished, tokenizer)?;
+            if self.mask_older {
+                sample.mask_older();
+            }
+            *place = Some(sample);
+        }
+        if open.samples.iter().any(Option::is_none) {
+            return Ok(None);
+        }
+        let Some(Open { prompt, samples, .. }) = self.open.remove(&ordinal) else { return Ok(None) };
+        Ok(Some(Group { prompt, samples: samples.into_iter().flatten().collect() }))
+    }
+}
+
+/// Tokens in, tokens out (law D1): the text is decoded beside them, for rewards and logs only.
+pub(super) fn sample(
+    prompt: &Prompt,
+    prompt_tokens: &[u32],
+    finished: Finished,
+    tokenizer: &Tokenizer,
+) -> Result<Sample, TokenizerError> {
+    let mut sample = Sample::begin(prompt, finished.index, prompt_tokens);
+    sample.response = tokenizer.decode(&finished.tokens)?;
+    sample.status = finished.finish.into();
+    let versions = finished.versions.per_token().flatten();
+    for ((token, log_prob), version) in finished.tokens.iter().zip(finished.log_probs).zip(versions) {
+        sample.push(*token, log_prob, version);
+    }
+    Ok(sample)
+}

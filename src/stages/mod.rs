@@ -1,0 +1,21 @@
+//! What stands on the graph: one folder a role, one file an implementation, each a thin shell around `data`, `algo`, `engine` and
+//! `train`.
+//!
+//! In the order of a pipeline: [`source`] → [`generate`] → [`reward`] → [`filter`] → [`batch`] → [`train`] → [`sync`] → [`sink`], with
+//! [`Admission`] deciding when a prompt may enter.
+
+mod admission;
+pub mod batch;
+pub mod filter;
+pub mod generate;
+#[cfg(feature = "torch")]
+mod policy;
+pub mod reward;
+pub mod sink;
+pub mod source;
+pub mod sync;
+pub mod train;
+
+pub use admission::{Admission, Fate, Ledger, OpenGroup, Pace, Progress, STALE, Totals};
+#[cfg(feature = "torch")]
+pub use policy::{Policy, PolicyError};

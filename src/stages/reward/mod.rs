@@ -1,0 +1,7 @@
+//! What an answer is worth.
+
+mod each;
+mod score;
+
+pub use each::{OnFailure, Reward, RewardBroken, RewardError};
+pub use score::{Earned, Scoring, score};

@@ -1,0 +1,8 @@
+//! Where a run leaves its traces.
+
+mod lengths;
+mod run_log;
+mod step_row;
+
+pub use run_log::RunLog;
+pub use step_row::step_row;

@@ -1,0 +1,142 @@
+//! Every step to the logs, the metrics and the rollout file.
+
+use std::collections::BTreeMap;
+
+use crate::flow::{Sink, StageError};
+use crate::observe::logs::RolloutWriter;
+use crate::observe::{Metric, Metrics, MetricsLogger};
+use crate::stages::train::{Trained, staleness};
+
+use super::lengths::LengthBias;
+use super::step_row;
+use crate::stages::{Fate, Totals};
+
+/// The end of the line: takes trained steps and writes down what they were.
+pub struct RunLog<W> {
+    metrics: Metrics,
+    loggers: Vec<Box<dyn MetricsLogger>>,
+    rollouts: Option<(RolloutWriter, u64)>,
+    steps_since_publish: u64,
+    length_bias: LengthBias,
+    weights: std::marker::PhantomData<fn(W)>,
+}
+
+impl<W> RunLog<W> {
+    /// Feeds these metrics.
+    pub fn new(metrics: &Metrics) -> Self {
+        let (metrics, weights) = (metrics.clone(), std::marker::PhantomData);
+        RunLog {
+            metrics,
+            loggers: Vec::new(),
+            rollouts: None,
+            steps_since_publish: 0,
+            length_bias: LengthBias::default(),
+            weights,
+        }
+    }
+
+    /// Gives every step's row to this logger too.
+    pub fn logger(mut self, logger: impl MetricsLogger + 'static) -> Self {
+        self.loggers.push(Box::new(logger));
+        self
+    }
+
+    /// Writes the samples of every `every`-th step.
+    pub fn rollouts(self, writer: RolloutWriter, every: u64) -> Self {
+        RunLog { rollouts: Some((writer, every.max(1))), ..self }
+    }
+
+    fn count(&mut self, trained: &Trained<W>) {
+        let metrics = &self.metrics;
+        metrics.add(Metric::Steps, &[], 1.0);
+        metrics.observe(Metric::StepTime, &[], trained.seconds);
+        for sample in trained.batch.samples() {
+            let generated = sample.generated();
+            let trained_tokens = sample.learned();
+            metrics.add(
+                Metric::Tokens,
+                &["trained"],
+                if generated > 0 { trained_tokens } else { sample.response_length() } as f64,
+            );
+            metrics.add(Metric::Tokens, &["masked"], generated.saturating_sub(trained_tokens) as f64);
+            if let Some(lag) = staleness(sample, trained.version) {
+                metrics.observe(Metric::SampleStaleness, &[], lag as f64);
+            }
+        }
+        for dropped in &trained.batch.dropped {
+            metrics.add(Metric::GroupsDropped, &[&dropped.reason], 1.0);
+            metrics.add(Metric::Tokens, &[Fate::of(dropped).label()], dropped.generated() as f64);
+        }
+        match &trained.totals {
+            Some(totals) => publish(metrics, totals),
+            None => metrics.set(Metric::TokensInFlight, &[], in_flight(metrics)),
+        }
+        for (lag, of) in &trained.forward.gap.by_lag {
+            metrics.set(Metric::ImportanceRatio, &[&lag.to_string()], of.ratio());
+        }
+        self.steps_since_publish = if trained.publish.is_some() { 0 } else { self.steps_since_publish + 1 };
+        self.metrics.set(Metric::PublishLag, &[], self.steps_since_publish as f64);
+    }
+}
+
+impl<W: Send + Sync + 'static> Sink for RunLog<W> {
+    type In = Trained<W>;
+
+    fn accept(&mut self, trained: Trained<W>) -> Result<(), StageError> {
+        if trained.step == 0 {
+            return Ok(());
+        }
+        self.count(&trained);
+        let row = step_row(&trained);
+        let bias = self.length_bias.add(&trained.batch);
+        // Over the whole process, which a resumed run is not: a gauge, not a number of the step.
+        if let Some(ratio) = bias {
+            self.metrics.set(Metric::LengthBias, &[], ratio);
+        }
+        self.metrics.log(trained.step, &row)?;
+        for logger in &mut self.loggers {
+            logger.log(trained.step, &row)?;
+        }
+        if let Some((writer, every)) = &mut self.rollouts
+            && (trained.step.is_multiple_of(*every) || trained.step == 1)
+        {
+            trained.batch.samples().try_for_each(|sample| writer.write(trained.step, sample))?;
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), StageError> {
+        if let Some((writer, _)) = &mut self.rollouts {
+            writer.finish()?;
+        }
+        for logger in &mut self.loggers {
+            logger.finish()?;
+        }
+        Ok(())
+    }
+}
+
+/// The ledger as gauges (law D4).
+fn publish(metrics: &Metrics, totals: &Totals) {
+    let of = |fates: &BTreeMap<Fate, u64>, fate: Fate| fates.get(&fate).copied().unwrap_or(0) as f64;
+    for fate in Fate::ALL {
+        metrics.set(Metric::LedgerTokens, &[fate.label()], of(&totals.tokens, fate));
+    }
+    for fate in [Fate::Trained, Fate::Filtered, Fate::Stale, Fate::Poisoned] {
+        metrics.set(Metric::LedgerPrompts, &[fate.label()], of(&totals.groups, fate));
+    }
+    metrics.set(Metric::LedgerTokens, &["generated"], totals.generated as f64);
+    metrics.set(Metric::LedgerTokens, &["in_flight"], totals.open_tokens as f64);
+    metrics.set(Metric::TokensInFlight, &[], totals.open_tokens as f64);
+    metrics.set(Metric::LedgerPrompts, &["entered"], totals.entered as f64);
+    metrics.set(Metric::LedgerPrompts, &["open"], totals.open_groups as f64);
+    let (tokens, prompts) = totals.imbalance();
+    metrics.set(Metric::LedgerImbalance, &["tokens"], tokens as f64);
+    metrics.set(Metric::LedgerImbalance, &["prompts"], prompts as f64);
+}
+
+/// What was generated and has no fate yet, where there is no ledger.
+fn in_flight(metrics: &Metrics) -> f64 {
+    let settled: f64 = Fate::ALL.iter().filter_map(|fate| metrics.newest(Metric::Tokens, &[fate.label()])).sum();
+    (metrics.newest(Metric::GeneratedTokens, &[]).unwrap_or(0.0) - settled).max(0.0)
+}

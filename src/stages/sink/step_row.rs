@@ -1,0 +1,134 @@
+//! A step as one row of numbers. Pure.
+
+use super::lengths::Lengths;
+use crate::data::{Group, POISONED};
+use crate::observe::{Metric, StepMetrics};
+use crate::stages::train::{Trained, staleness};
+
+/// The row of a step for logs and gauges, by the catalogue's names. Rewards are left out where nothing was scored (supervised training).
+pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
+    let Trained { forward, optim, .. } = trained;
+    let mut row = StepMetrics::new();
+    let mut put = |metric: Metric, value: f64| {
+        row.insert(metric.key().to_owned(), value);
+    };
+    put(Metric::Loss, forward.loss);
+    if forward.tokens > 0 {
+        put(Metric::Entropy, forward.entropy);
+    }
+    put(Metric::GradNorm, optim.grad_norm);
+    put(Metric::GradNormClipped, optim.grad_norm_clipped);
+    put(Metric::LearningRate, optim.lr);
+    let rewards: Vec<f64> = trained.batch.rewards().collect();
+    if rewards.is_empty() {
+        return row;
+    }
+    let mean = rewards.iter().sum::<f64>() / rewards.len() as f64;
+    let variance = rewards.iter().map(|reward| (reward - mean).powi(2)).sum::<f64>() / rewards.len() as f64;
+    put(Metric::RewardMean, mean);
+    put(Metric::RewardMin, rewards.iter().copied().fold(f64::INFINITY, f64::min));
+    put(Metric::RewardMax, rewards.iter().copied().fold(f64::NEG_INFINITY, f64::max));
+    put(Metric::RewardStd, variance.sqrt());
+    let kept = trained.batch.groups.iter().map(Group::rewards);
+    let (poisoned, dropped): (Vec<_>, Vec<_>) = trained.batch.dropped.iter().partition(|dropped| dropped.reason == POISONED);
+    put(Metric::PoisonedGroups, poisoned.len() as f64);
+    let groups: Vec<Vec<f64>> = kept.chain(dropped.into_iter().map(|dropped| dropped.rewards.clone())).collect();
+    let passed = groups.iter().filter(|rewards| rewards.iter().any(|&reward| reward > 0.0)).count();
+    put(Metric::PassRate, passed as f64 / groups.len() as f64);
+    put(Metric::SparedGroups, trained.batch.spared.len() as f64);
+    put(Metric::SavedTokens, forward.saved_tokens as f64);
+    let trained_on = [Metric::LengthTrainedMean, Metric::LengthTrainedMedian, Metric::LengthTrainedUpperDecile];
+    let finished = [Metric::LengthFinishedMean, Metric::LengthFinishedMedian, Metric::LengthFinishedUpperDecile];
+    for (metrics, lengths) in [(trained_on, Lengths::trained(&trained.batch)), (finished, Lengths::finished(&trained.batch))] {
+        metrics.into_iter().zip(lengths.summary().into_iter().flatten()).for_each(|(metric, value)| put(metric, value));
+    }
+    put(Metric::ClipFraction, forward.metrics.clip_fraction());
+    put(Metric::ApproxKl, forward.gap.approx_kl());
+    put(Metric::LogProbGapMean, forward.gap.mean());
+    put(Metric::LogProbGapMax, forward.gap.max());
+    put(Metric::ImportanceSamples, forward.gap.effective_sample_share());
+    put(Metric::ImportanceChi2, forward.gap.chi2());
+    put(Metric::SequenceChi2, forward.gap.sequences.chi2());
+    put(Metric::PerplexityRatio, forward.gap.sequences.perplexity_ratio());
+    let correction = &forward.metrics.correction;
+    if !correction.weights.is_empty() {
+        put(Metric::CorrectionWeight, correction.weights.mean());
+        put(Metric::CorrectionWeightMax, correction.weights.max());
+        put(Metric::CorrectionSamples, correction.weights.effective_sample_share());
+    }
+    if correction.tokens > 0 {
+        put(Metric::CorrectionDropped, correction.dropped_token_share());
+        put(Metric::CorrectionSequences, correction.dropped_sequence_share());
+    }
+    let lags: Vec<u64> = trained.batch.samples().filter_map(|sample| staleness(sample, trained.version)).collect();
+    put(Metric::StalenessMax, lags.iter().copied().max().unwrap_or(0) as f64);
+    put(Metric::TokenLag, mean_token_lag(trained));
+    row.extend(forward.gap.by_lag.iter().map(|(lag, of)| (format!("importance_ratio_lag_{lag}"), of.ratio())));
+    row
+}
+
+fn mean_token_lag<W>(trained: &Trained<W>) -> f64 {
+    let (mut tokens, mut lag) = (0, 0);
+    for span in trained.batch.samples().flat_map(|sample| sample.versions.iter()) {
+        if let Some(version) = span.version {
+            tokens += span.len;
+            lag += trained.version.saturating_sub(version) as usize * span.len;
+        }
+    }
+    lag as f64 / tokens.max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::algo::{ComparedToken, Correction, Importance, Level, LogProbGap, LossMetrics};
+    use crate::data::{Batch, Dropped, Prompt, Sample};
+    use crate::train::{ForwardBackward, OptimStep};
+
+    /// Two samples under versions 3 and 4, trained under 5, a group that a filter dropped and one whose reward failed.
+    fn trained() -> Trained<()> {
+        let prompt = Prompt::default();
+        let sample = |index, version, reward| {
+            let mut sample = Sample::begin(&prompt, index, &[1]);
+            sample.push(2, -0.5, version);
+            Sample { reward: Some(reward), ..sample }
+        };
+        let group = Group { samples: vec![sample(0, 3, 1.0), sample(1, 4, 0.0)], prompt: Arc::new(prompt.clone()) };
+        let mut gap = LogProbGap::default();
+        let token = |lag, trainer| ComparedToken { lag, trainer, behaviour: -0.5, ..ComparedToken::default() };
+        gap.add_sequence(&[token(2, -0.25)]);
+        gap.add_sequence(&[token(1, -1.5)]);
+        let correction = Correction { weigh: Some(Importance::masked(Level::Token, 0.5, 2.0)), reject: Vec::new() };
+        let (_, correction) = correction.apply(&[-0.25, -1.5], &[-0.25, -1.5], &[-0.5, -0.5], &[0..1, 1..2]);
+        let metrics = LossMetrics { correction, ..LossMetrics::default() };
+        let dropped = Dropped { id: 9, reason: "zero_std".into(), rewards: vec![0.0, 0.0], lengths: vec![1, 1] };
+        let poisoned = Dropped { id: 10, reason: POISONED.into(), rewards: Vec::new(), lengths: vec![1, 1] };
+        Trained {
+            step: 1,
+            version: 5,
+            batch: Batch { id: 0, groups: vec![group], dropped: vec![dropped, poisoned], ..Batch::default() },
+            forward: ForwardBackward { loss: 0.25, gap, metrics, ..ForwardBackward::default() },
+            optim: OptimStep { step: 1, lr: 1e-3, grad_norm: 2.0, grad_norm_clipped: 1.0, skipped: None },
+            publish: None,
+            totals: None,
+            seconds: 0.1,
+        }
+    }
+
+    #[test]
+    fn rewards_are_those_of_all_that_was_scored_and_lags_those_of_what_was_trained() {
+        let row = step_row(&trained());
+        let of = |metric: Metric| row[metric.key()];
+        assert_eq!((of(Metric::RewardMean), of(Metric::RewardMax), of(Metric::PassRate)), (0.25, 1.0, 0.5));
+        assert_eq!(of(Metric::PoisonedGroups), 1.0, "seen, and not taken for a group without success");
+        assert_eq!((of(Metric::LengthTrainedUpperDecile), of(Metric::LengthFinishedMean)), (1.0, 1.0));
+        assert_eq!((of(Metric::StalenessMax), of(Metric::TokenLag)), (2.0, 1.5));
+        assert_eq!((of(Metric::LogProbGapMean), of(Metric::LogProbGapMax)), (0.625, 1.0));
+        assert_eq!((row["importance_ratio_lag_1"], row["importance_ratio_lag_2"]), ((-1.0f64).exp(), 0.25f64.exp()));
+        assert_eq!((of(Metric::CorrectionDropped), of(Metric::CorrectionSequences)), (0.5, 0.5));
+        assert!((of(Metric::CorrectionSamples) - 0.5).abs() < 1e-6 && of(Metric::CorrectionWeightMax) == 0.25f64.exp());
+        assert_eq!((of(Metric::Loss), of(Metric::GradNorm), of(Metric::LearningRate)), (0.25, 2.0, 1e-3));
+    }
+}

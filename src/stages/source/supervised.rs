@@ -1,0 +1,69 @@
+//! Ready samples for supervised training, in batches of one size. Says how many, as `tracing` events, when the run begins.
+
+use std::sync::Arc;
+
+use crate::data::{Batch, Group, Prompt, Sample};
+use crate::flow::{Source, StageError};
+use crate::observe::logs::announce_training;
+
+/// Cycles over samples: batch `k` holds samples `k·size …` modulo their number, so that every batch is full, also when there are fewer
+/// samples than a batch takes. Each sample is a group of one.
+#[derive(Clone, Debug)]
+pub struct Supervised {
+    samples: Vec<Sample>,
+    size: usize,
+    next: u64,
+    batches: u64,
+    announced: bool,
+}
+
+/// Supervised training without something to train on.
+#[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
+pub enum SupervisedError {
+    /// No samples.
+    #[error("samples is empty: there is nothing to train on")]
+    NoSamples,
+    /// No batch.
+    #[error("batch size is 0; it must be at least 1")]
+    NoBatch,
+}
+
+impl Supervised {
+    /// `batches` batches of `size` samples.
+    pub fn new(samples: Vec<Sample>, size: usize, batches: u64) -> Result<Self, SupervisedError> {
+        match (samples.len(), size) {
+            (0, _) => Err(SupervisedError::NoSamples),
+            (_, 0) => Err(SupervisedError::NoBatch),
+            _ => Ok(Supervised { samples, size, next: 0, batches, announced: false }),
+        }
+    }
+
+    /// Goes on after so many batches.
+    pub fn after(self, batches: u64) -> Self {
+        Supervised { next: batches, ..self }
+    }
+}
+
+impl Source for Supervised {
+    type Out = Batch;
+
+    fn next(&mut self) -> Result<Option<Batch>, StageError> {
+        if !std::mem::replace(&mut self.announced, true) {
+            let (samples, steps) = (self.samples.len(), self.batches);
+            announce_training("SFT", &[("Samples", &samples), ("Steps", &steps), ("Batch size", &self.size)]);
+        }
+        if self.next >= self.batches {
+            return Ok(None);
+        }
+        let first = self.next * self.size as u64;
+        let group = |ordinal: u64| {
+            let mut sample = self.samples[(ordinal % self.samples.len() as u64) as usize].clone();
+            sample.group_index = ordinal;
+            let prompt = Prompt { ordinal, text: sample.prompt.clone(), ..Prompt::default() };
+            Group { prompt: Arc::new(prompt), samples: vec![sample] }
+        };
+        let batch = Batch { id: self.next, groups: (first..first + self.size as u64).map(group).collect(), ..Batch::default() };
+        self.next += 1;
+        Ok(Some(batch))
+    }
+}

@@ -1,0 +1,390 @@
+//! One optimizer step a batch.
+//!
+//! Law V1: the trainer alone makes versions. Law V4: the first thing it sends is the untrained weights, before any batch came.
+//! Law C1's model part: a checkpoint is taken between steps, and the last step is saved however the run ends, unless it was the trainer
+//! that failed. It is written after the step was sent on, so that generators get their weights first, and its place is said as a
+//! `tracing` event. Law N3: where trainer and generator disagree by more than [`GapLimits::halt`], the run ends before the update is made.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use super::stale::{OnStale, within_bound};
+use crate::algo::{AdvantageConfig, Aggregation, GapDiagnosis, GapLimits, GapVerdict};
+use crate::data::{Batch, Sample, Version};
+use crate::flow::{Io, Message, Stage, StageError, StageSpec};
+use crate::stages::{Admission, Progress, Totals};
+use crate::train::checkpoint::{self, CHECKPOINTS};
+use crate::train::{
+    CheckpointError, ForwardBackward, OptimStep, PrepareError, SaveCheckpoint, Snapshot, TrainBatch, TrainError, TrainingBackend,
+    assign_advantages, assign_constant_baseline, collate,
+};
+
+/// A batch after its step. The first message of a run has step 0 and an empty batch, and brings the first weights.
+#[derive(Debug)]
+pub struct Trained<W> {
+    /// Steps taken in this run, this one included.
+    pub step: u64,
+    /// The version whose weights were trained: the newest published before the step.
+    pub version: Version,
+    /// What was trained, with rewards and advantages.
+    pub batch: Batch,
+    /// What the forward pass saw: of several updates the first, with the loss's counts of all.
+    pub forward: ForwardBackward,
+    /// What the update did, of several the last.
+    pub optim: OptimStep,
+    /// What became of every prompt and token so far (law D4), where the trainer was given the admission.
+    pub totals: Option<Totals>,
+    /// New weights, on steps that publish.
+    pub publish: Option<Snapshot<W>>,
+    /// How long the step took, in seconds.
+    pub seconds: f64,
+}
+
+impl<W: Send + Sync + 'static> Message for Trained<W> {
+    fn tokens(&self) -> usize {
+        self.batch.tokens()
+    }
+}
+
+/// Turns batches into optimizer steps on any [`TrainingBackend`].
+pub struct Trainer<B> {
+    backend: B,
+    aggregation: Aggregation,
+    advantages: Option<Advantages>,
+    steps: Option<u64>,
+    target_reward: Option<f64>,
+    sync_every: u64,
+    updates: u64,
+    score_first: bool,
+    gap_limits: GapLimits,
+    save: Option<Saving>,
+    admission: Option<Admission>,
+    on_stale: OnStale,
+    resumed: Option<Resumed>,
+    threads: usize,
+}
+
+/// What a trainer remembers of its past, in a checkpoint.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Resumed {
+    /// Optimizer steps that the run has taken.
+    pub step: u64,
+    /// Mean rewards of the newest steps, for the target.
+    pub recent: VecDeque<f64>,
+    /// Prompts and tokens.
+    pub progress: Progress,
+}
+
+/// The file in a checkpoint that holds [`Resumed`].
+const PROGRESS: &str = "progress.json";
+
+impl Resumed {
+    /// Of a checkpoint that a [`Trainer`] wrote.
+    pub fn read(checkpoint: &Path) -> Result<Self, CheckpointError> {
+        let path = checkpoint.join(PROGRESS);
+        let text = std::fs::read(&path).map_err(CheckpointError::io(&path))?;
+        serde_json::from_slice(&text).map_err(|error| CheckpointError::malformed(&path, error))
+    }
+}
+
+struct Saving {
+    run_folder: PathBuf,
+    every: Option<u64>,
+    keep: usize,
+}
+
+/// What rewards are compared with.
+enum Advantages {
+    Group(AdvantageConfig),
+    Constant(f64),
+}
+
+impl Advantages {
+    fn assign(&self, batch: &mut Batch) -> Result<(), PrepareError> {
+        match self {
+            Advantages::Group(config) => assign_advantages(batch, config),
+            Advantages::Constant(baseline) => assign_constant_baseline(batch, *baseline),
+        }
+    }
+}
+
+/// Steps over which a target reward must hold: fewer would stop at a lucky batch.
+const TARGET_STEPS: usize = 20;
+
+/// A step that no checkpoint holds yet.
+struct Unsaved {
+    step: u64,
+    metrics: BTreeMap<String, f64>,
+    recent: VecDeque<f64>,
+}
+
+impl<B: TrainingBackend> Trainer<B> {
+    /// Trains on the samples as they are, every token alike, and publishes after every step.
+    pub fn new(backend: B) -> Self {
+        let aggregation = Aggregation::default();
+        Trainer {
+            backend,
+            aggregation,
+            advantages: None,
+            steps: None,
+            target_reward: None,
+            sync_every: 1,
+            updates: 1,
+            score_first: false,
+            gap_limits: GapLimits::default(),
+            save: None,
+            admission: None,
+            on_stale: OnStale::default(),
+            resumed: None,
+            threads: 1,
+        }
+    }
+
+    /// Compares each group's rewards first (GRPO).
+    pub fn group_relative(self, config: AdvantageConfig) -> Self {
+        Trainer { advantages: Some(Advantages::Group(config)), ..self }
+    }
+
+    /// Compares each reward with this constant, whatever else its group earned (REINFORCE).
+    pub fn baseline(self, baseline: f64) -> Self {
+        Trainer { advantages: Some(Advantages::Constant(baseline)), ..self }
+    }
+
+    /// How tokens weigh against each other.
+    pub fn aggregation(self, aggregation: Aggregation) -> Self {
+        Trainer { aggregation, ..self }
+    }
+
+    /// Ends the run after so many steps.
+    pub fn steps(self, steps: u64) -> Self {
+        Trainer { steps: Some(steps), ..self }
+    }
+
+    /// Ends the run sooner, once the mean reward of the last 20 steps (over all that was scored, dropped groups included) reaches this.
+    pub fn target_reward(self, reward: f64) -> Self {
+        Trainer { target_reward: Some(reward), ..self }
+    }
+
+    /// Publishes weights after every `n` steps.
+    pub fn sync_every(self, n: u64) -> Self {
+        Trainer { sync_every: n.max(1), ..self }
+    }
+
+    /// Updates made from each batch, that is optimizer steps a step (PPO's epochs, μ in GRPO); 1 unless told otherwise.
+    pub fn updates(self, n: u64) -> Self {
+        Trainer { updates: n.max(1), ..self }
+    }
+
+    /// Scores each batch before the first of several updates, for a loss whose trust region is centred there (`Proximal::Recompute`). A
+    /// single update's own forward pass is that score already.
+    pub fn score_first(self, scores: bool) -> Self {
+        Trainer { score_first: scores, ..self }
+    }
+
+    /// How far trainer and generator may be apart (law N3).
+    pub fn gap_limits(self, limits: GapLimits) -> Self {
+        Trainer { gap_limits: limits, ..self }
+    }
+
+    /// Saves a checkpoint below `run_folder` after the last step, and after every `every` steps.
+    pub fn checkpoints(self, run_folder: impl Into<PathBuf>, every: Option<u64>) -> Self {
+        Trainer { save: Some(Saving { run_folder: run_folder.into(), every, keep: usize::MAX }), ..self }
+    }
+
+    /// Of those checkpoints, keeps the newest `n`, at least two. All are kept unless told otherwise.
+    pub fn keep(self, n: usize) -> Self {
+        Trainer { save: self.save.map(|saving| Saving { keep: n, ..saving }), ..self }
+    }
+
+    /// Settles trained groups there, asserts its bound on staleness for every token (law V2), and puts it into checkpoints.
+    pub fn admission(self, admission: &Admission) -> Self {
+        Trainer { admission: Some(admission.clone()), ..self }
+    }
+
+    /// What becomes of tokens older than that bound.
+    pub fn on_stale(self, on_stale: OnStale) -> Self {
+        Trainer { on_stale, ..self }
+    }
+
+    /// Goes on after a checkpoint that [`Trainer`] wrote: loads it, counts steps on, and announces its weights under the version they had.
+    pub fn resume(self, checkpoint: &Path, resumed: Resumed) -> Result<Self, TrainError> {
+        self.backend.load_checkpoint(checkpoint).wait()?;
+        Ok(Trainer { resumed: Some(resumed), ..self })
+    }
+
+    /// Cores that the backend computes with, for the thread budget.
+    pub fn threads(self, threads: usize) -> Self {
+        Trainer { threads, ..self }
+    }
+
+    /// The batch as law V2 lets it be trained.
+    fn fresh(&self, batch: Batch) -> Result<Batch, StageError> {
+        let Some((admission, bound)) = self.admission.as_ref().and_then(|admission| Some((admission, admission.bound()?))) else {
+            return Ok(batch);
+        };
+        let (batch, given_up) = within_bound(batch, self.backend.state().weight_version, bound, self.on_stale)?;
+        if given_up > 0 {
+            admission.gave_up(given_up);
+        }
+        Ok(batch)
+    }
+
+    fn step(&self, step: u64, mut batch: Batch) -> Result<Trained<B::Weights>, StageError> {
+        let started = Instant::now();
+        let version = self.backend.state().weight_version;
+        if let Some(advantages) = &self.advantages {
+            advantages.assign(&mut batch)?;
+        }
+        let samples: Vec<&Sample> = batch.samples().collect();
+        let mut prepared = Arc::new(collate(&samples, self.aggregation)?.at_version(version));
+        if self.score_first && self.updates > 1 {
+            let scores = self.backend.score(prepared.clone()).wait()?;
+            prepared = Arc::new(TrainBatch::clone(&prepared).with_proximal(scores));
+        }
+        // Waited for, so that no update is made from a batch that is beyond the limit.
+        let mut forward = self.backend.forward_backward(prepared.clone()).wait()?;
+        self.judge(step, &forward)?;
+        let mut optim = self.backend.optim_step();
+        for _ in 1..self.updates {
+            let next = self.backend.forward_backward(prepared.clone());
+            optim = self.backend.optim_step();
+            let next = next.wait()?;
+            forward.metrics.merge(&next.metrics);
+            forward.skipped = forward.skipped.or(next.skipped);
+        }
+        let publish = step.is_multiple_of(self.sync_every).then(|| self.backend.snapshot());
+        let optim = optim.wait()?;
+        let publish = publish.map(|snapshot| snapshot.wait()).transpose()?;
+        let totals = self.admission.as_ref().map(|admission| admission.settle(&batch));
+        debug_assert!(totals.as_ref().is_none_or(|totals| totals.imbalance() == (0, 0)), "law D4: {totals:?}");
+        let seconds = started.elapsed().as_secs_f64();
+        Ok(Trained { step, version, batch, forward, optim, totals, publish, seconds })
+    }
+
+    fn is_synchronous(&self) -> bool {
+        self.admission.as_ref().is_some_and(|admission| admission.bound() == Some(0))
+    }
+
+    /// Law N3. What a batch that is skipped anyway measured is not whole.
+    fn judge(&self, step: u64, forward: &ForwardBackward) -> Result<(), StageError> {
+        if forward.skipped.is_some() {
+            return Ok(());
+        }
+        match self.gap_limits.judge(step, &forward.gap) {
+            GapVerdict::Fine => Ok(()),
+            GapVerdict::Warn(diagnosis) => {
+                tracing::warn!("{diagnosis}");
+                Ok(())
+            }
+            GapVerdict::Halt(diagnosis) => Err(diagnosis.into()),
+        }
+    }
+
+    fn has_reached_target(&self, recent: &VecDeque<f64>) -> bool {
+        let reached = |target| recent.len() == TARGET_STEPS && mean(recent.iter().copied()).is_some_and(|mean| mean >= target);
+        self.target_reward.is_some_and(reached)
+    }
+
+    /// Whether a checkpoint is due after `step`.
+    fn saves_at(&self, step: u64) -> bool {
+        let every = self.save.as_ref().and_then(|saving| saving.every);
+        self.steps == Some(step) || every.is_some_and(|every| step.is_multiple_of(every))
+    }
+
+    fn save(&self, last: Unsaved) -> Result<(), StageError> {
+        let Some(Saving { run_folder, keep, .. }) = &self.save else { return Ok(()) };
+        let Unsaved { step, metrics, recent } = last;
+        let progress = self.admission.as_ref().map(Admission::progress).unwrap_or_default();
+        let files = BTreeMap::from([(PROGRESS.to_owned(), serde_json::to_vec(&Resumed { step, recent, progress })?)]);
+        let request = SaveCheckpoint { run_folder: run_folder.clone(), step, metrics, files };
+        let saved = self.backend.save_checkpoint(request).wait()?;
+        tracing::info!("Saved checkpoint to {}", saved.display());
+        // One more than is used: should this step's row not reach the log, a resume falls back on the one before.
+        checkpoint::prune(&run_folder.join(CHECKPOINTS), step, (*keep).max(2))?;
+        Ok(())
+    }
+
+    /// Steps until there is nothing more to train on, leaving in `unsaved` what no checkpoint holds.
+    fn train(&self, io: &mut Io<Batch, Trained<B::Weights>>, unsaved: &mut Option<Unsaved>) -> Result<(), StageError> {
+        let Resumed { mut step, mut recent, .. } = self.resumed.clone().unwrap_or_default();
+        let mut given_up = Vec::new();
+        while self.steps != Some(step) && !self.has_reached_target(&recent) {
+            let Some(batch) = io.recv()? else { break };
+            let mut batch = self.fresh(batch)?;
+            batch.dropped.append(&mut given_up);
+            if batch.groups.is_empty() {
+                given_up = batch.dropped;
+                continue;
+            }
+            step += 1;
+            let trained = self.step(step, batch)?;
+            recent.extend(mean(trained.batch.rewards()));
+            if recent.len() > TARGET_STEPS {
+                recent.pop_front();
+            }
+            *unsaved = Some(Unsaved { step, metrics: numbers(&trained), recent: recent.clone() });
+            // A synchronous run is cut before the generators go on, so that there is nothing under way to be made again.
+            if self.is_synchronous() && self.saves_at(step) {
+                unsaved.take().map_or(Ok(()), |last| self.save(last))?;
+            }
+            io.send(trained)?;
+            if self.saves_at(step) {
+                unsaved.take().map_or(Ok(()), |last| self.save(last))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a checkpoint tells of its step.
+fn numbers<W>(trained: &Trained<W>) -> BTreeMap<String, f64> {
+    let mut numbers = BTreeMap::from([("loss".to_owned(), trained.forward.loss)]);
+    numbers.extend(mean(trained.batch.rewards()).map(|mean| ("reward_mean".to_owned(), mean)));
+    numbers
+}
+
+/// `None` of nothing.
+fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let (count, sum) = values.fold((0, 0.0), |(count, sum), value| (count + 1, sum + value));
+    (count > 0).then(|| sum / f64::from(count))
+}
+
+impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
+    type In = Batch;
+    type Out = Trained<B::Weights>;
+
+    fn run(&mut self, io: &mut Io<Batch, Trained<B::Weights>>) -> Result<(), StageError> {
+        let first = match &self.resumed {
+            Some(_) => self.backend.current().wait()?,
+            None => self.backend.snapshot().wait()?,
+        };
+        io.send(Trained {
+            step: 0,
+            version: 0,
+            batch: Batch::default(),
+            forward: ForwardBackward::default(),
+            optim: OptimStep::default(),
+            totals: None,
+            publish: Some(first),
+            seconds: 0.0,
+        })?;
+        let mut unsaved = None;
+        let ended = self.train(io, &mut unsaved);
+        // A batch that is refused for its gap leaves the weights as the last step left them.
+        let whole = |error: &StageError| error.is_closed() || error.is::<GapDiagnosis>();
+        if let Some(last) = unsaved
+            && ended.as_ref().err().is_none_or(whole)
+        {
+            self.save(last)?;
+        }
+        ended
+    }
+
+    fn spec(&self) -> StageSpec {
+        StageSpec::thread().threads(self.threads).knob("threads, or smaller batches")
+    }
+}

@@ -1,0 +1,281 @@
+//! Checkpoint folders: written atomically, found by number (law C1, its file part).
+//!
+//! `checkpoints/step_000123` appears by one rename, after every file in it reached the disk; `metadata.json`, written last, lists
+//! them with their sizes and checksums. A save that was killed leaves a hidden temporary folder, which is never picked up and which the next save
+//! of that step removes.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::data::Version;
+
+/// The file that makes a folder a complete checkpoint.
+pub const METADATA: &str = "metadata.json";
+/// The file in `checkpoints/` that names the newest one, for people and scripts.
+pub const LATEST: &str = "latest";
+/// The folder of checkpoints in a run's folder.
+pub const CHECKPOINTS: &str = "checkpoints";
+
+/// `metadata.json`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CheckpointMetadata {
+    /// Updates that the weights have seen.
+    pub step: u64,
+    /// Publishes that the run has made (law V1).
+    pub weight_version: Version,
+    /// Seconds since 1970.
+    #[serde(default)]
+    pub timestamp: u64,
+    /// Numbers that the run wrote down.
+    #[serde(default)]
+    pub metrics: BTreeMap<String, f64>,
+    /// Every other file.
+    #[serde(default)]
+    pub files: BTreeMap<String, FileMark>,
+}
+
+/// What a file was when it was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileMark {
+    /// Its size.
+    pub bytes: u64,
+    /// CRC-32 of its content, against disks and copies that change a bit; not against people.
+    pub crc32: u32,
+}
+
+/// A checkpoint that can't be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The file system refused.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+    /// A file that doesn't hold what its name says.
+    #[error("{}: {reason}", path.display())]
+    Malformed {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+impl CheckpointError {
+    /// For `map_err`: names the path.
+    pub fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| CheckpointError::Io { path, source }
+    }
+
+    /// A file whose content is wrong.
+    pub fn malformed(path: &Path, reason: impl ToString) -> Self {
+        CheckpointError::Malformed { path: path.to_owned(), reason: reason.to_string() }
+    }
+}
+
+/// `step_000123`.
+pub fn step_folder(step: u64) -> String {
+    format!("step_{step:06}")
+}
+
+/// The number in `step_N`, padded or not.
+pub fn parse_step(name: &str) -> Option<u64> {
+    name.strip_prefix("step_").filter(|digits| digits.bytes().all(|b| b.is_ascii_digit()))?.parse().ok()
+}
+
+/// Reads `metadata.json` and checks that every file it lists is there in full.
+pub fn read_metadata(folder: &Path) -> Result<CheckpointMetadata, CheckpointError> {
+    let path = folder.join(METADATA);
+    let text = fs::read_to_string(&path).map_err(CheckpointError::io(&path))?;
+    let metadata: CheckpointMetadata = serde_json::from_str(&text).map_err(|error| CheckpointError::malformed(&path, error))?;
+    for (name, FileMark { bytes: size, .. }) in &metadata.files {
+        let file = folder.join(name);
+        let found = fs::metadata(&file).map_err(CheckpointError::io(&file))?.len();
+        if found != *size {
+            return Err(CheckpointError::malformed(
+                &file,
+                format!("{found} bytes; {METADATA} says {size}: the file was cut or changed"),
+            ));
+        }
+    }
+    Ok(metadata)
+}
+
+/// The same, and reads every file to see that it is what was written.
+pub fn verify(folder: &Path) -> Result<CheckpointMetadata, CheckpointError> {
+    let metadata = read_metadata(folder)?;
+    for (name, mark) in &metadata.files {
+        let path = folder.join(name);
+        let found = crc32(&path)?;
+        if found != mark.crc32 {
+            let reason =
+                format!("its checksum is {found:08x}; {METADATA} says {:08x}: the file was changed or damaged", mark.crc32);
+            return Err(CheckpointError::malformed(&path, reason));
+        }
+    }
+    Ok(metadata)
+}
+
+/// The intact checkpoints to choose from, newest first, and what is wrong with those that are not. Reads them as they are asked for.
+pub fn intact(checkpoints: &Path) -> Result<impl Iterator<Item = Result<(u64, PathBuf), CheckpointError>>, CheckpointError> {
+    let mut found = named(checkpoints)?;
+    found.reverse();
+    Ok(found.into_iter().map(|(step, path)| verify(&path).map(|_| (step, path))))
+}
+
+/// The complete checkpoints in `checkpoints`, by ascending step. A folder that doesn't exist holds none.
+pub fn list(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
+    Ok(named(checkpoints)?.into_iter().filter(|(_, path)| read_metadata(path).is_ok()).collect())
+}
+
+/// Folders that are named as checkpoints, complete or not, by ascending step.
+pub fn named(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
+    let entries = match fs::read_dir(checkpoints) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(CheckpointError::io(checkpoints)(error)),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(CheckpointError::io(checkpoints))?.path();
+        let step = path.file_name().and_then(|name| name.to_str()).and_then(parse_step);
+        found.extend(step.map(|step| (step, path)));
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// The complete checkpoint of the largest step.
+pub fn latest(checkpoints: &Path) -> Result<Option<PathBuf>, CheckpointError> {
+    Ok(list(checkpoints)?.pop().map(|(_, path)| path))
+}
+
+/// Writes `checkpoints/step_<step>` atomically: `fill` puts the files into an empty folder, which then gets its metadata, reaches the
+/// disk, and takes its name. A checkpoint of the same step is replaced. Gives the folder's path.
+pub fn write<E: From<CheckpointError>>(
+    checkpoints: &Path,
+    step: u64,
+    metadata: CheckpointMetadata,
+    fill: impl FnOnce(&Path) -> Result<(), E>,
+) -> Result<PathBuf, E> {
+    let (target, temporary) = (checkpoints.join(step_folder(step)), checkpoints.join(format!(".{}.writing", step_folder(step))));
+    remove_folder(&temporary)?;
+    fs::create_dir_all(&temporary).map_err(CheckpointError::io(&temporary))?;
+    fill(&temporary)?;
+    seal(&temporary, metadata)?;
+    replace(&temporary, &target)?;
+    sync(checkpoints)?;
+    point_to(checkpoints, &step_folder(step))?;
+    Ok(target)
+}
+
+/// Removes complete checkpoints older than `step` until `keep` are left, `step` included. Newer ones, of an earlier run perhaps, are not
+/// touched. Gives what was removed.
+pub fn prune(checkpoints: &Path, step: u64, keep: usize) -> Result<Vec<PathBuf>, CheckpointError> {
+    let found = list(checkpoints)?;
+    let steps: Vec<u64> = found.iter().map(|(step, _)| *step).collect();
+    let old = found.into_iter().take(superseded(&steps, step, keep)).map(|(_, path)| path).collect::<Vec<_>>();
+    for path in &old {
+        // Out of sight first: a removal that is killed leaves no half checkpoint under a name that counts.
+        remove_folder(&set_aside(path, "removed")?)?;
+    }
+    Ok(old)
+}
+
+/// How many of the ascending `steps` make place when the newest `keep` up to `step` stay; the one of `step` always does.
+fn superseded(steps: &[u64], step: u64, keep: usize) -> usize {
+    steps.iter().filter(|other| **other <= step).count().saturating_sub(keep.max(1))
+}
+
+/// Writes the metadata last and brings every file to the disk.
+fn seal(folder: &Path, metadata: CheckpointMetadata) -> Result<(), CheckpointError> {
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(folder).map_err(CheckpointError::io(folder))? {
+        let entry = entry.map_err(CheckpointError::io(folder))?;
+        let path = entry.path();
+        sync(&path)?;
+        let bytes = entry.metadata().map_err(CheckpointError::io(&path))?.len();
+        files.insert(entry.file_name().to_string_lossy().into_owned(), FileMark { bytes, crc32: crc32(&path)? });
+    }
+    let timestamp = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let path = folder.join(METADATA);
+    let json = serde_json::to_string_pretty(&CheckpointMetadata { timestamp, files, ..metadata });
+    let json = json.map_err(|error| CheckpointError::malformed(&path, error))?;
+    fs::write(&path, json).map_err(CheckpointError::io(&path))?;
+    sync(&path)?;
+    sync(folder)
+}
+
+/// Renames `new` to `target`. A folder can't be renamed over one that holds files, so an older one steps aside first.
+fn replace(new: &Path, target: &Path) -> Result<(), CheckpointError> {
+    let aside = new.with_extension("replaced");
+    remove_folder(&aside)?;
+    if target.exists() {
+        fs::rename(target, &aside).map_err(CheckpointError::io(target))?;
+    }
+    fs::rename(new, target).map_err(CheckpointError::io(target))?;
+    remove_folder(&aside)
+}
+
+fn point_to(checkpoints: &Path, name: &str) -> Result<(), CheckpointError> {
+    let (temporary, pointer) = (checkpoints.join(".latest.writing"), checkpoints.join(LATEST));
+    fs::write(&temporary, format!("{name}\n")).map_err(CheckpointError::io(&temporary))?;
+    sync(&temporary)?;
+    fs::rename(&temporary, &pointer).map_err(CheckpointError::io(&pointer))?;
+    sync(checkpoints)
+}
+
+/// Takes a checkpoint out of sight under the name of what became of it, replacing an older one of that fate.
+pub fn set_aside(path: &Path, fate: &str) -> Result<PathBuf, CheckpointError> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let aside = path.with_file_name(format!(".{name}.{fate}"));
+    remove_folder(&aside)?;
+    fs::rename(path, &aside).map_err(CheckpointError::io(path))?;
+    Ok(aside)
+}
+
+fn crc32(path: &Path) -> Result<u32, CheckpointError> {
+    let mut file = File::open(path).map_err(CheckpointError::io(path))?;
+    let (mut hasher, mut block) = (crc32fast::Hasher::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut block).map_err(CheckpointError::io(path))? {
+            0 => return Ok(hasher.finalize()),
+            read => hasher.update(&block[..read]),
+        }
+    }
+}
+
+fn remove_folder(path: &Path) -> Result<(), CheckpointError> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(CheckpointError::io(path)(error)),
+        _ => Ok(()),
+    }
+}
+
+fn sync(path: &Path) -> Result<(), CheckpointError> {
+    File::open(path).and_then(|file| file.sync_all()).map_err(CheckpointError::io(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_make_place_and_the_newest_never_does() {
+        assert_eq!(superseded(&[1, 2, 3, 4], 4, 3), 1);
+        assert_eq!(superseded(&[1, 2, 3, 4], 4, 4), 0);
+        assert_eq!(superseded(&[1, 2, 3, 4], 4, 0), 3, "the step that was just saved stays");
+        assert_eq!(superseded(&[1, 2, 90, 91], 2, 1), 1, "newer ones belong to somebody else");
+        assert_eq!(superseded(&[], 4, 1), 0);
+        assert_eq!(superseded(&[1, 2], 2, usize::MAX), 0);
+    }
+}

@@ -1,0 +1,304 @@
+//! Samples become what a trainer reads: inputs, targets and weights.
+//!
+//! Laws held here: D5 (labels are shifted once: input `x[:-1]`, target `x[1:]`; nobody else shifts) and N1 (weights get their
+//! denominators from the whole optimizer batch before anything is split). Ragged: sequences keep their own length, nothing is padded.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::ops::Range;
+
+use crate::algo::{Aggregation, ComparedToken, LogProbGap, Loss, LossError, LossInputs, LossOutput, OffPolicy};
+use crate::data::{Sample, SampleError, Version};
+
+/// Names a sample in errors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SampleId {
+    /// The group's id.
+    pub group: u64,
+    /// Its place in the group.
+    pub index: u32,
+}
+
+impl SampleId {
+    /// A sample's name.
+    pub fn of(sample: &Sample) -> Self {
+        SampleId { group: sample.group_index, index: sample.index }
+    }
+}
+
+impl fmt::Display for SampleId {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "sample {} of group {}", self.index, self.group)
+    }
+}
+
+/// One sequence. `rows`, `targets`, `weights`, `behaviour`, `versions`, `proximal` and `advantages` have one entry per trained token.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TrainSequence {
+    /// Where it came from.
+    pub id: SampleId,
+    /// What the model reads, up to the last position that predicts a trained token.
+    pub inputs: Vec<i64>,
+    /// Input positions whose next token is trained.
+    pub rows: Vec<usize>,
+    /// Those next tokens.
+    pub targets: Vec<i64>,
+    /// Aggregation weights, over the whole optimizer batch's denominator.
+    pub weights: Vec<f64>,
+    /// Behaviour log-probabilities; `None` where nothing was sampled.
+    pub behaviour: Option<Vec<f64>>,
+    /// The weights that sampled each; `None` for tokens that nobody sampled.
+    pub versions: Vec<Option<Version>>,
+    /// The trainer's log-probabilities before the first update on this batch; `None` where the next update is the first.
+    pub proximal: Option<Vec<f64>>,
+    /// Advantages; NaN where the sample has none, which a loss that reads them turns into a named error.
+    pub advantages: Vec<f64>,
+}
+
+/// One optimizer step's sequences, or a part of them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TrainBatch {
+    /// The sequences, in the order given.
+    pub sequences: Vec<TrainSequence>,
+    /// Trained tokens in the whole optimizer batch.
+    pub batch_tokens: usize,
+    /// The version that is trained, from which tokens lag; the newest that sampled any of them unless told otherwise.
+    pub version: Version,
+}
+
+/// Samples that can't be trained on.
+#[derive(Debug, thiserror::Error, PartialEq)]
+pub enum CollateError {
+    /// A sample's columns contradict each other.
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    /// A number that a loss would choke on (law N4).
+    #[error("{id}: its {what} is {value}; it must be a finite number")]
+    NonFinite {
+        /// The sample.
+        id: SampleId,
+        /// Which number.
+        what: &'static str,
+        /// Its value.
+        value: f64,
+    },
+    /// No token has a mask above zero.
+    #[error(
+        "none of {samples} samples has a token to train on; a loss mask above 0 marks them, and the first token never counts"
+    )]
+    NothingToTrain {
+        /// How many samples there were.
+        samples: usize,
+    },
+}
+
+/// Shifts, gathers and weighs. A sample's first token is never a target (nothing precedes it), so its mask doesn't count.
+pub fn collate<S: Borrow<Sample>>(samples: &[S], aggregation: Aggregation) -> Result<TrainBatch, CollateError> {
+    let samples: Vec<&Sample> = samples.iter().map(Borrow::borrow).collect();
+    for sample in &samples {
+        sample.validate()?;
+        let id = SampleId::of(sample);
+        let refuse = |what, value| Err(CollateError::NonFinite { id, what, value });
+        if let Some(value) = sample.advantage.filter(|value| !value.is_finite()) {
+            return refuse("advantage", value);
+        }
+        if let Some(value) = sample.log_probs.iter().find(|value| !value.is_finite()) {
+            return refuse("behaviour log-probability", f64::from(*value));
+        }
+    }
+    let masks: Vec<&[f32]> = samples.iter().map(|sample| sample.loss_mask.get(1..).unwrap_or(&[])).collect();
+    let weights = aggregation.token_weights(&masks);
+    let sequences: Vec<TrainSequence> = samples.iter().zip(weights).map(|(sample, weights)| shift(sample, &weights)).collect();
+    let batch_tokens = sequences.iter().map(|sequence| sequence.rows.len()).sum();
+    if batch_tokens == 0 {
+        return Err(CollateError::NothingToTrain { samples: samples.len() });
+    }
+    let version = samples.iter().filter_map(|sample| sample.versions.newest()).max().unwrap_or(0);
+    Ok(TrainBatch { sequences, batch_tokens, version })
+}
+
+/// The one shift: row `t` reads token `t` and predicts token `t + 1`, whose mask, weight and log-probability it takes.
+fn shift(sample: &Sample, weights: &[f64]) -> TrainSequence {
+    let rows: Vec<usize> = (0..weights.len()).filter(|&row| sample.loss_mask[row + 1] > 0.0).collect();
+    let read = rows.last().map_or(0, |last| last + 1);
+    let sampled = !sample.log_probs.is_empty();
+    let mut versions: Vec<Option<Version>> = sample.versions.per_token().collect();
+    versions.resize(sample.tokens.len(), None);
+    TrainSequence {
+        id: SampleId::of(sample),
+        inputs: sample.tokens[..read].iter().map(|&token| i64::from(token)).collect(),
+        targets: rows.iter().map(|&row| i64::from(sample.tokens[row + 1])).collect(),
+        weights: rows.iter().map(|&row| weights[row]).collect(),
+        behaviour: sampled.then(|| rows.iter().map(|&row| f64::from(sample.log_probs[row + 1])).collect()),
+        versions: rows.iter().map(|&row| versions[row + 1]).collect(),
+        proximal: None,
+        advantages: vec![sample.advantage.unwrap_or(f64::NAN); rows.len()],
+        rows,
+    }
+}
+
+impl TrainSequence {
+    /// Whether it has tokens to train and all their advantages are zero.
+    pub fn is_indifferent(&self) -> bool {
+        !self.rows.is_empty() && self.advantages.iter().all(|advantage| *advantage == 0.0)
+    }
+}
+
+impl TrainBatch {
+    /// The batch that `version` is trained on.
+    pub fn at_version(self, version: Version) -> Self {
+        TrainBatch { version, ..self }
+    }
+
+    /// The batch with the trainer's log-probabilities from before its first update, as [`TrainingBackend::score`] gives them: one list
+    /// per sequence, one entry per trained token. For batches that get several updates.
+    ///
+    /// [`TrainingBackend::score`]: super::TrainingBackend::score
+    pub fn with_proximal(mut self, log_probs: Vec<Vec<f64>>) -> Self {
+        self.sequences.iter_mut().zip(log_probs).for_each(|(sequence, scored)| sequence.proximal = Some(scored));
+        self
+    }
+
+    /// Cuts into runs of whole sequences with at most `max_tokens` inputs each, and into `least` runs of about equal size where there are
+    /// that many sequences; a longer sequence stands alone, and sequences without trained tokens are left out.
+    ///
+    /// Sequences whose advantages are all zero come last, in runs of their own, so that the runs of all others, and with them the rounding of
+    /// their gradients, are the same with and without them.
+    pub fn micro_batches(&self, max_tokens: usize, least: usize) -> Vec<Vec<usize>> {
+        let trained = (0..self.sequences.len()).filter(|&at| !self.sequences[at].rows.is_empty());
+        let (indifferent, others): (Vec<usize>, Vec<usize>) = trained.partition(|&at| self.sequences[at].is_indifferent());
+        [others, indifferent].iter().flat_map(|places| self.cut(places, max_tokens, least)).collect()
+    }
+
+    fn cut(&self, places: &[usize], max_tokens: usize, least: usize) -> Vec<Vec<usize>> {
+        let total: usize = places.iter().map(|&at| self.sequences[at].inputs.len()).sum();
+        let max_tokens = max_tokens.min(total.div_ceil(least.max(1)));
+        let mut parts: Vec<Vec<usize>> = Vec::new();
+        let mut tokens = usize::MAX;
+        for (at, sequence) in places.iter().map(|&at| (at, &self.sequences[at])) {
+            tokens = tokens.saturating_add(sequence.inputs.len());
+            match parts.last_mut() {
+                Some(part) if tokens <= max_tokens => part.push(at),
+                _ => {
+                    parts.push(vec![at]);
+                    tokens = sequence.inputs.len();
+                }
+            }
+        }
+        parts
+    }
+}
+
+/// The columns of some sequences' trained tokens, packed end to end as losses read them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PackedColumns {
+    /// Where each sequence lies.
+    pub sequences: Vec<Range<usize>>,
+    /// Each sequence's sample.
+    pub ids: Vec<SampleId>,
+    /// Each token's place in its sample, prompt included.
+    pub positions: Vec<usize>,
+    /// Next tokens.
+    pub targets: Vec<i64>,
+    /// Aggregation weights.
+    pub weights: Vec<f64>,
+    /// Behaviour log-probabilities; NaN for tokens that nobody sampled.
+    pub behaviour: Vec<f64>,
+    /// The version trained less the version that sampled; 0 for tokens that nobody sampled.
+    pub lags: Vec<u64>,
+    /// Log-probabilities before the first update on the batch; NaN where the next update is the first.
+    pub proximal: Vec<f64>,
+    /// Advantages.
+    pub advantages: Vec<f64>,
+}
+
+impl PackedColumns {
+    /// Packs the sequences at `part`, in that order.
+    pub fn new(batch: &TrainBatch, part: &[usize]) -> Self {
+        let mut packed = PackedColumns::default();
+        for sequence in part.iter().map(|&at| &batch.sequences[at]) {
+            let (start, len) = (packed.targets.len(), sequence.rows.len());
+            packed.sequences.push(start..start + len);
+            packed.ids.push(sequence.id);
+            packed.positions.extend(sequence.rows.iter().map(|row| row + 1));
+            packed.targets.extend(&sequence.targets);
+            packed.weights.extend(&sequence.weights);
+            packed.advantages.extend(&sequence.advantages);
+            let lag = |version: &Option<Version>| version.map_or(0, |version| batch.version.saturating_sub(version));
+            packed.lags.extend(sequence.versions.iter().map(lag));
+            extend(&mut packed.behaviour, sequence.behaviour.as_deref(), len);
+            extend(&mut packed.proximal, sequence.proximal.as_deref(), len);
+        }
+        packed
+    }
+
+    /// Trainer against generator, over the tokens that were sampled.
+    pub fn gap(&self, log_probs: &[f64]) -> LogProbGap {
+        let mut gap = LogProbGap::default();
+        for (id, sequence) in self.ids.iter().zip(&self.sequences) {
+            let compared = |at| ComparedToken {
+                group: id.group,
+                sample: id.index,
+                position: self.positions[at],
+                token: self.targets[at],
+                lag: self.lags[at],
+                trainer: log_probs[at],
+                behaviour: self.behaviour[at],
+            };
+            let sampled = sequence.clone().filter(|&at| !self.behaviour[at].is_nan());
+            gap.add_sequence(&sampled.map(compared).collect::<Vec<_>>());
+        }
+        gap
+    }
+
+    /// Asks the loss, with its trust region and correction where `off_policy` puts them. Tokens that nobody sampled count as on policy:
+    /// their behaviour is the trainer's own log-probability, whatever else they are packed with.
+    pub fn evaluate(
+        &self,
+        loss: &dyn Loss,
+        off_policy: &OffPolicy,
+        log_probs: &[f64],
+        entropies: &[f64],
+        batch_tokens: usize,
+    ) -> Result<LossOutput, LossError> {
+        let start = own_where_absent(&self.proximal, log_probs);
+        let behaviour = own_where_absent(&self.behaviour, &start);
+        let anchors = off_policy.anchors(log_probs, &start, &behaviour, &self.lags, &self.sequences);
+        let mut output = loss.evaluate(&LossInputs {
+            log_probs,
+            behaviour: Some(&behaviour),
+            proximal: anchors.proximal.as_deref(),
+            reference: None,
+            importance: anchors.importance.as_deref(),
+            entropies,
+            advantages: &self.advantages,
+            weights: &self.weights,
+            sequences: &self.sequences,
+            batch_tokens,
+        })?;
+        output.metrics.correction = anchors.metrics.unwrap_or_default();
+        Ok(output)
+    }
+}
+
+/// A column's numbers, or `len` times NaN.
+fn extend(column: &mut Vec<f64>, values: Option<&[f64]>, len: usize) {
+    match values {
+        Some(values) => column.extend(values),
+        None => column.extend(std::iter::repeat_n(f64::NAN, len)),
+    }
+}
+
+fn own_where_absent(column: &[f64], own: &[f64]) -> Vec<f64> {
+    column.iter().zip(own).map(|(value, own)| if value.is_nan() { *own } else { *value }).collect()
+}
+
+/// The batch of step `step`: `batch_size` samples in order, starting over at the end, also when there are fewer samples than that.
+/// Empty only when `samples` is.
+pub fn collate_batch<T>(samples: &[T], batch_size: usize, step: u64) -> Vec<&T> {
+    let start = (step as u128 * batch_size as u128 % samples.len().max(1) as u128) as usize;
+    samples.iter().cycle().skip(start).take(if samples.is_empty() { 0 } else { batch_size }).collect()
+}
+
+#[cfg(test)]
+mod tests;

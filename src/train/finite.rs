@@ -1,0 +1,45 @@
+//! Who is to blame when a number is not finite (law N4).
+
+use super::{PackedColumns, TrainBatch};
+use crate::algo::LossOutput;
+
+/// Names listed in one error; the rest is counted.
+const NAMED: usize = 5;
+
+/// The samples whose part of a loss is not finite, with the number it starts from; `None` when all is well.
+pub(super) fn bad_samples(
+    batch: &TrainBatch,
+    part: &[usize],
+    columns: &PackedColumns,
+    log_probs: &[f64],
+    output: &LossOutput,
+) -> Option<Vec<String>> {
+    if output.loss.is_finite() && output.grad.iter().all(|slope| slope.is_finite()) {
+        return None;
+    }
+    let mut names = Vec::new();
+    for (&at, range) in part.iter().zip(&columns.sequences) {
+        let id = batch.sequences[at].id;
+        let bad = |values: &[f64]| values[range.clone()].iter().any(|value| !value.is_finite());
+        if bad(log_probs) {
+            names.push(format!("{id} (the model's log-probabilities)"));
+        } else if bad(&output.grad) {
+            let why = if bad(&columns.advantages) { "it has no advantage" } else { "the loss itself" };
+            names.push(format!("{id} ({why})"));
+        }
+    }
+    if names.is_empty() {
+        names.push("the loss's sum".into());
+    }
+    Some(names)
+}
+
+/// The first few names, and how many more there are.
+pub(super) fn shorten(mut names: Vec<String>) -> Vec<String> {
+    let more = names.len().saturating_sub(NAMED);
+    if more > 0 {
+        names.truncate(NAMED);
+        names.push(format!("{more} more"));
+    }
+    names
+}

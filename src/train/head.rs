@@ -1,0 +1,112 @@
+//! The output head in closed form: log-probabilities and entropies of trained tokens, and the gradient of a loss given its
+//! derivatives by them.
+//!
+//! Cost: at most `chunk_rows` rows of vocabulary-sized numbers exist at a time, and only for trained tokens. A batch that fits in one
+//! chunk keeps its log-softmax from scoring to gradient; a longer one computes it twice. Autograd never sees a logit.
+
+use tch::{Kind, Tensor};
+
+/// What scoring found.
+pub(super) struct Scored {
+    /// θ of every target.
+    pub log_probs: Vec<f64>,
+    /// Entropy of every row's distribution.
+    pub entropies: Vec<f64>,
+    /// The whole log-softmax, where it fits in one chunk.
+    kept: Option<Tensor>,
+}
+
+/// A head `[vocabulary, hidden]` over rows `[M, hidden]` and their targets `[M]`.
+pub(super) struct Head<'a> {
+    pub weight: &'a Tensor,
+    pub rows: &'a Tensor,
+    pub targets: &'a Tensor,
+    pub temperature: f64,
+    pub chunk_rows: i64,
+}
+
+impl Head<'_> {
+    /// Log-probabilities and entropies, without gradients.
+    pub fn score(&self) -> Scored {
+        let _guard = tch::no_grad_guard();
+        let mut scored = Scored { log_probs: Vec::new(), entropies: Vec::new(), kept: None };
+        for (start, len) in self.chunks() {
+            let log_softmax = self.log_softmax(start, len);
+            let chosen = log_softmax.gather(1, &self.target(start, len), false);
+            // −∞ · 0 would be NaN; a forbidden token adds nothing.
+            let entropy =
+                -(log_softmax.exp() * log_softmax.clamp_min(f64::from(f32::MIN))).sum_dim_intlist([1i64].as_slice(), false, None);
+            scored.log_probs.extend(to_host(&chosen));
+            scored.entropies.extend(to_host(&entropy));
+            scored.kept = (len == self.rows.size()[0]).then_some(log_softmax);
+        }
+        scored
+    }
+
+    /// A scalar whose gradient is the loss's: `slopes` are ∂loss/∂log_prob, `entropy_slopes` ∂loss/∂entropy.
+    pub fn surrogate(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>) -> Tensor {
+        let (by_rows, by_weight) = {
+            let _guard = tch::no_grad_guard();
+            let mut by_weight: Option<Tensor> = None;
+            let mut by_rows = Vec::new();
+            for (start, len) in self.chunks() {
+                let by_logits = self.logits_gradient(scored, slopes, entropy_slopes, start, len);
+                by_rows.push(by_logits.matmul(self.weight));
+                let chunk = by_logits.tr().matmul(&self.rows.narrow(0, start, len));
+                by_weight = Some(match by_weight {
+                    None => chunk,
+                    Some(mut sum) => sum.g_add_(&chunk),
+                });
+            }
+            (Tensor::cat(&by_rows, 0), by_weight.expect("a batch has trained tokens"))
+        };
+        dot(self.rows, &by_rows) + dot(self.weight, &by_weight)
+    }
+
+    /// ∂loss/∂logits of a chunk: `slope · (1[target] − p) − entropy_slope · p · (log p + H)`, over the temperature.
+    fn logits_gradient(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>, start: i64, len: i64) -> Tensor {
+        let column = |values: &[f64]| {
+            let chunk: Vec<f32> = values[start as usize..(start + len) as usize].iter().map(|value| *value as f32).collect();
+            Tensor::from_slice(&chunk).to_device(self.rows.device()).unsqueeze(1)
+        };
+        let recomputed = scored.kept.is_none().then(|| self.log_softmax(start, len));
+        let log_softmax = recomputed.as_ref().or(scored.kept.as_ref()).expect("one of them is there");
+        let slope = column(slopes);
+        let probs = log_softmax.exp();
+        let mut gradient = (&probs * -&slope).scatter_add_(1, &self.target(start, len), &slope);
+        if let Some(entropy_slopes) = entropy_slopes {
+            let above = log_softmax.clamp_min(f64::from(f32::MIN)) + column(&scored.entropies);
+            gradient -= probs * above * column(entropy_slopes);
+        }
+        if self.temperature == 1.0 { gradient } else { gradient / self.temperature }
+    }
+
+    fn log_softmax(&self, start: i64, len: i64) -> Tensor {
+        let logits = self.rows.narrow(0, start, len).linear(self.weight, None::<&Tensor>);
+        let logits = if self.temperature == 1.0 { logits } else { logits / self.temperature };
+        logits.log_softmax(-1, Kind::Float)
+    }
+
+    fn target(&self, start: i64, len: i64) -> Tensor {
+        self.targets.narrow(0, start, len).unsqueeze(1)
+    }
+
+    fn chunks(&self) -> impl Iterator<Item = (i64, i64)> {
+        let (total, chunk) = (self.rows.size()[0], self.chunk_rows.max(1));
+        (0..total).step_by(chunk as usize).map(move |start| (start, chunk.min(total - start)))
+    }
+}
+
+fn dot(a: &Tensor, b: &Tensor) -> Tensor {
+    a.reshape([-1]).dot(&b.reshape([-1]))
+}
+
+fn to_host(values: &Tensor) -> Vec<f64> {
+    let values = values.reshape([-1]).to_kind(Kind::Double).to_device(tch::Device::Cpu);
+    let mut host = vec![0.0; values.numel()];
+    values.copy_data(&mut host, values.numel());
+    host
+}
+
+#[cfg(test)]
+mod tests;

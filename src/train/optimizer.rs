@@ -1,0 +1,184 @@
+//! AdamW over one flat tensor: state, clipping, and its file.
+//!
+//! On a CPU an update is the fused loop of [`AdamW::update`] over raw slices; elsewhere it is a handful of tensor operations.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::path::Path;
+
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, View};
+use tch::{Device, Kind, Tensor};
+
+use super::{AdamW, CheckpointError, Moments, norm};
+
+/// The optimizer's file in a checkpoint.
+pub(super) const FILE: &str = "optimizer.safetensors";
+
+/// Moments of all parameters, and how often they were updated.
+pub(super) struct Optimizer {
+    config: AdamW,
+    /// Updates made.
+    pub step: u64,
+    /// `exp_avg`, `exp_avg_sq` and, with amsgrad, `max_exp_avg_sq`; names as in PyTorch.
+    moments: Vec<(&'static str, Tensor)>,
+}
+
+impl Optimizer {
+    /// Fresh moments for parameters like `params`.
+    pub fn new(config: AdamW, params: &Tensor) -> Self {
+        let names = ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
+        let zeros = |name| (name, Tensor::zeros_like(&params.detach()));
+        Optimizer { config, step: 0, moments: names.into_iter().take(if config.amsgrad { 3 } else { 2 }).map(zeros).collect() }
+    }
+
+    /// One update of `params` in place, every gradient multiplied by `scale` first.
+    pub fn update(&mut self, lr: f64, scale: f64, params: &mut Tensor, grad: &Tensor) {
+        self.step += 1;
+        if params.device() == Device::Cpu {
+            self.update_on_host(lr, scale, params, grad);
+        } else {
+            self.update_on_device(lr, scale, params, grad);
+        }
+    }
+
+    fn update_on_host(&mut self, lr: f64, scale: f64, params: &mut Tensor, grad: &Tensor) {
+        let [(_, mean), (_, square), rest @ ..] = &mut self.moments[..] else { unreachable!("AdamW has two moments") };
+        let max = match rest.first_mut() {
+            Some((_, max)) => slice_mut(max),
+            None => &mut [],
+        };
+        let moments = Moments { mean: slice_mut(mean), square: slice_mut(square), max };
+        self.config.update(self.step, lr, scale, slice_mut(params), slice(grad), moments);
+    }
+
+    fn update_on_device(&mut self, lr: f64, scale: f64, params: &mut Tensor, grad: &Tensor) {
+        let _guard = tch::no_grad_guard();
+        let AdamW { beta1, beta2, epsilon, weight_decay, amsgrad } = self.config;
+        let correction = |beta: f64| 1.0 - beta.powf(self.step as f64);
+        let grad = grad * scale;
+        let blend = |moment: &mut Tensor, beta: f64, value: Tensor| {
+            *moment *= beta;
+            *moment += value * (1.0 - beta);
+        };
+        blend(&mut self.moments[0].1, beta1, grad.shallow_clone());
+        blend(&mut self.moments[1].1, beta2, &grad * &grad);
+        if amsgrad {
+            self.moments[2].1 = self.moments[2].1.maximum(&self.moments[1].1);
+        }
+        let (_, square) = self.moments.last().expect("AdamW has moments");
+        let denominator = square.sqrt() / correction(beta2).sqrt() + epsilon;
+        *params *= 1.0 - lr * weight_decay;
+        *params -= &self.moments[0].1 * (lr / correction(beta1)) / denominator;
+    }
+
+    /// Writes the moments and the count of updates.
+    pub fn save(&self, folder: &Path) -> Result<(), CheckpointError> {
+        let path = folder.join(FILE);
+        let metadata = HashMap::from([("step".to_owned(), self.step.to_string())]);
+        let tensors = self.moments.iter().map(|(name, moment)| (*name, Flat { tensor: moment, shape: [moment.numel()] }));
+        safetensors::serialize_to_file(tensors, Some(metadata), &path).map_err(|error| CheckpointError::malformed(&path, error))
+    }
+
+    /// Reads what [`Optimizer::save`] wrote, for parameters like ours. Nothing changes when it fails.
+    pub fn load(&mut self, folder: &Path) -> Result<(), CheckpointError> {
+        let path = folder.join(FILE);
+        let bytes = std::fs::read(&path).map_err(CheckpointError::io(&path))?;
+        let malformed = |reason: &dyn std::fmt::Display| CheckpointError::malformed(&path, reason);
+        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| malformed(&error))?;
+        let step = header.metadata().as_ref().and_then(|metadata| metadata.get("step")).and_then(|step| step.parse().ok());
+        let file = SafeTensors::deserialize(&bytes).map_err(|error| malformed(&error))?;
+        let mut loaded = Vec::new();
+        for (name, moment) in &self.moments {
+            let view = file.tensor(name).map_err(|error| malformed(&error))?;
+            if view.dtype() != Dtype::F32 || view.shape() != [moment.numel()] {
+                return Err(malformed(&format!(
+                    "{name} is {:?} {:?}; expected F32 [{}]",
+                    view.dtype(),
+                    view.shape(),
+                    moment.numel()
+                )));
+            }
+            let tensor = Tensor::from_data_size(view.data(), &[moment.numel() as i64], Kind::Float);
+            loaded.push((*name, tensor.to_device(moment.device())));
+        }
+        self.step = step.ok_or_else(|| malformed(&"its header has no number `step`"))?;
+        self.moments = loaded;
+        Ok(())
+    }
+}
+
+/// Euclidean norm of a flat tensor.
+pub(super) fn grad_norm(grad: &Tensor) -> f64 {
+    match grad.device() {
+        Device::Cpu => norm(slice(grad)),
+        _ => grad.norm().double_value(&[]),
+    }
+}
+
+/// A CPU tensor's numbers.
+fn slice(tensor: &Tensor) -> &[f32] {
+    assert!(plain(tensor));
+    // SAFETY: contiguous f32 in host memory, alive as long as the borrow; nobody writes while it lasts.
+    unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast(), tensor.numel()) }
+}
+
+/// A CPU tensor's numbers, for writing behind autograd's back: no graph over it may be alive.
+fn slice_mut(tensor: &mut Tensor) -> &mut [f32] {
+    assert!(plain(tensor));
+    // SAFETY: as in `slice`, and the borrow is exclusive on this thread, the only one that holds the tensor.
+    unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast(), tensor.numel()) }
+}
+
+fn plain(tensor: &Tensor) -> bool {
+    tensor.kind() == Kind::Float && tensor.device() == Device::Cpu && tensor.is_contiguous() && tensor.numel() > 0
+}
+
+/// A flat tensor as the writer wants it.
+struct Flat<'a> {
+    tensor: &'a Tensor,
+    shape: [usize; 1],
+}
+
+impl View for Flat<'_> {
+    fn dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let host = self.tensor.to_device(Device::Cpu);
+        slice(&host).iter().flat_map(|number| number.to_le_bytes()).collect()
+    }
+
+    fn data_len(&self) -> usize {
+        self.shape[0] * size_of::<f32>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tensor_path_equals_the_fused_loop() {
+        tch::manual_seed(1);
+        for amsgrad in [false, true] {
+            let config = AdamW { weight_decay: 0.1, amsgrad, ..AdamW::default() };
+            let mut on_host = Tensor::randn([1000], (Kind::Float, Device::Cpu));
+            let mut on_device = on_host.copy();
+            let mut optimizers = [Optimizer::new(config, &on_host), Optimizer::new(config, &on_host)];
+            for _ in 0..5 {
+                let grad = Tensor::randn([1000], (Kind::Float, Device::Cpu));
+                optimizers[0].step += 1;
+                optimizers[0].update_on_host(0.01, 0.5, &mut on_host, &grad);
+                optimizers[1].step += 1;
+                optimizers[1].update_on_device(0.01, 0.5, &mut on_device, &grad);
+            }
+            assert!(on_device.allclose(&on_host, 1e-5, 1e-6, false));
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! One micro-batch: forward pass, loss, gradient.
+//!
+//! A replica shares the parameters' memory and owns the graph over them, so that several differentiate side by side on threads of
+//! their own. Nobody writes to the parameters meanwhile.
+
+use std::sync::Arc;
+
+use tch::Tensor;
+
+use super::finite::bad_samples;
+use super::head::{Head, Scored};
+use super::{LocalConfig, PackedColumns, TrainBatch, TrainSequence};
+use crate::algo::{LossError, LossOutput};
+use crate::model::{Decoder, ModelConfig, Packed, Weights, fused};
+
+pub(super) struct Replica {
+    config: Arc<LocalConfig>,
+    vocab_size: usize,
+    decoder: Decoder,
+    /// The leaf that gradients are taken by.
+    flat: Tensor,
+}
+
+/// What one micro-batch gave.
+pub(super) struct Part {
+    pub columns: PackedColumns,
+    pub scored: Scored,
+    pub output: LossOutput,
+    /// By the flat parameters; or the names of samples whose numbers are not finite.
+    pub gradient: Result<Tensor, Vec<String>>,
+}
+
+/// What a forward pass leaves for the backward pass.
+struct Forward {
+    rows: Tensor,
+    head: Tensor,
+    targets: Tensor,
+}
+
+impl Replica {
+    /// Over the memory of `weights`.
+    pub fn new(config: &Arc<LocalConfig>, model: &ModelConfig, weights: &Weights) -> Self {
+        let flat = weights.flat.detach().set_requires_grad(true);
+        let decoder = Decoder::new(model, weights.layout.clone());
+        Replica { config: config.clone(), vocab_size: model.vocab_size, decoder, flat }
+    }
+
+    /// The sequences at `part` and their share of the gradient. `judged` is their part of the loss, where it was computed over the whole
+    /// batch before.
+    pub fn differentiate(&self, batch: &TrainBatch, part: &[usize], judged: Option<LossOutput>) -> Result<Part, LossError> {
+        let columns = PackedColumns::new(batch, part);
+        let forward = self.forward(batch, part, &columns);
+        let head = self.head(&forward);
+        let scored = head.score();
+        let output = match judged {
+            Some(output) => output,
+            None => {
+                let LocalConfig { loss, off_policy, .. } = self.config.as_ref();
+                columns.evaluate(loss.as_ref(), off_policy, &scored.log_probs, &scored.entropies, batch.batch_tokens)?
+            }
+        };
+        let gradient = match bad_samples(batch, part, &columns, &scored.log_probs, &output) {
+            Some(names) => Err(names),
+            None => {
+                let surrogate = head.surrogate(&scored, &output.grad, output.entropy_grad.as_deref());
+                Ok(Tensor::run_backward(&[surrogate], &[&self.flat], false, false).swap_remove(0).contiguous())
+            }
+        };
+        Ok(Part { columns, scored, output, gradient })
+    }
+
+    /// Log-probabilities and entropies alone, without a graph.
+    pub fn score(&self, batch: &TrainBatch, part: &[usize]) -> Scored {
+        let _guard = tch::no_grad_guard();
+        self.head(&self.forward(batch, part, &PackedColumns::new(batch, part))).score()
+    }
+
+    /// Hidden states of the rows that predict trained tokens.
+    fn forward(&self, batch: &TrainBatch, part: &[usize], columns: &PackedColumns) -> Forward {
+        let longest = part.iter().map(|&at| batch.sequences[at].inputs.len()).max().unwrap_or(0);
+        let (packed, rows) = pack(batch, part, fused::attends(longest, self.config.device));
+        let views = self.decoder.views(&self.flat);
+        let on_device = |numbers: &[i64]| Tensor::from_slice(numbers).to_device(self.config.device);
+        let rows = self.decoder.hidden_at(&views, &packed, &on_device(&rows));
+        Forward { rows, head: views.head().shallow_clone(), targets: on_device(&columns.targets) }
+    }
+
+    fn head<'a>(&self, forward: &'a Forward) -> Head<'a> {
+        let Forward { rows, head, targets } = forward;
+        let chunk_rows = (self.config.logits_chunk / self.vocab_size).max(1) as i64;
+        Head { weight: head, rows, targets, temperature: self.config.temperature, chunk_rows }
+    }
+}
+
+/// The sequences at `part` end to end, and the packed rows that predict their trained tokens. With `share`, what neighbours of one group have
+/// in common at their beginning, the prompt above all, is packed and computed once; their gradients meet there.
+fn pack(batch: &TrainBatch, part: &[usize], share: bool) -> (Packed, Vec<i64>) {
+    let sequences: Vec<&TrainSequence> = part.iter().map(|&at| &batch.sequences[at]).collect();
+    let (mut packed, mut rows) = (Packed::default(), Vec::new());
+    for group in sequences.chunk_by(|a, b| a.id.group == b.id.group) {
+        let common = if share && group.len() > 1 { common_prefix(group) } else { 0 };
+        let prefix_at = packed.lens.len();
+        let prefix_row = if common > 0 { packed.push(group[0].inputs[..common].iter().copied(), None) } else { 0 };
+        for sequence in group {
+            let own = &sequence.inputs[common..];
+            let own_row = match own {
+                [] => 0,
+                own => packed.push(own.iter().copied(), (common > 0).then_some(prefix_at)),
+            };
+            let place = |&row: &usize| if row < common { prefix_row + row } else { own_row + row - common };
+            rows.extend(sequence.rows.iter().map(|row| place(row) as i64));
+        }
+    }
+    (packed, rows)
+}
+
+/// How many tokens all sequences of a group begin with.
+fn common_prefix(group: &[&TrainSequence]) -> usize {
+    let first = &group[0].inputs;
+    let common = |other: &&TrainSequence| first.iter().zip(&other.inputs).take_while(|(a, b)| a == b).count();
+    group[1..].iter().map(common).min().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::SampleId;
+
+    fn sequence(group: u64, inputs: &[i64], rows: &[usize]) -> TrainSequence {
+        let id = SampleId { group, index: 0 };
+        TrainSequence { id, inputs: inputs.to_vec(), rows: rows.to_vec(), ..TrainSequence::default() }
+    }
+
+    #[test]
+    fn what_a_group_begins_with_is_packed_once() {
+        let sequences = vec![
+            sequence(0, &[1, 2, 3, 4], &[2, 3]),
+            sequence(0, &[1, 2, 3], &[2]),
+            sequence(0, &[1, 2, 3, 5, 6], &[2, 3, 4]),
+            sequence(1, &[1, 2], &[1]),
+        ];
+        let batch = TrainBatch { sequences, batch_tokens: 7, ..TrainBatch::default() };
+        let (packed, rows) = pack(&batch, &[0, 1, 2, 3], true);
+        assert_eq!(packed.ids, [1, 2, 3, 4, 5, 6, 1, 2]);
+        assert_eq!((&packed.lens[..], &packed.prefixes[..]), (&[3, 1, 2, 2][..], &[None, Some(0), Some(0), None][..]));
+        assert_eq!(rows, [2, 3, 2, 2, 4, 5, 7], "the prompt's last row predicts the first token of each answer");
+        let (apart, rows) = pack(&batch, &[0, 1, 2, 3], false);
+        assert_eq!((apart.len(), apart.shares(), rows[2]), (14, false, 6));
+    }
+}

@@ -1,0 +1,123 @@
+//! Numbered pieces of work over a few workers, answers taken in order.
+//!
+//! Workers take the next piece as they get free, so that one whose core is shared holds nobody up; answers are taken by number, so
+//! that sums over them do not depend on who was faster.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+/// Workers, and a thread for each; a single one works on the caller's.
+pub(super) struct SideBySide<W> {
+    workers: Vec<W>,
+    pool: Option<ThreadPool>,
+}
+
+impl<W: Send> SideBySide<W> {
+    /// `start` runs first on every thread, which are called `name` and a number. Fails when the system has no thread to give.
+    pub fn new(workers: Vec<W>, name: &'static str, start: impl Fn() + Send + Sync + 'static) -> std::io::Result<Self> {
+        let threads = ThreadPoolBuilder::new()
+            .num_threads(workers.len())
+            .thread_name(move |index| format!("{name}-{index}"))
+            .start_handler(move |_| start());
+        let pool = (workers.len() > 1).then(|| threads.build().map_err(std::io::Error::other)).transpose()?;
+        Ok(SideBySide { workers, pool })
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// Runs pieces `0..count` and hands each answer to `take` on the caller's thread in ascending order. A break starts no further piece;
+    /// answers of those under way are thrown away. A panic of a worker is passed on.
+    pub fn run<T: Send>(
+        &mut self,
+        count: usize,
+        work: impl Fn(&mut W, usize) -> T + Sync,
+        mut take: impl FnMut(usize, T) -> ControlFlow<()>,
+    ) {
+        let Some(pool) = &self.pool else {
+            let Some(worker) = self.workers.first_mut() else { return };
+            let _stopped = (0..count).try_for_each(|piece| take(piece, work(worker, piece)));
+            return;
+        };
+        let next = AtomicUsize::new(0);
+        let (answers, answered) = crossbeam_channel::unbounded();
+        pool.in_place_scope(|scope| {
+            for worker in &mut self.workers {
+                let (answers, next, work) = (answers.clone(), &next, &work);
+                scope.spawn(move |_| {
+                    loop {
+                        let piece = next.fetch_add(1, Ordering::Relaxed);
+                        if piece >= count || answers.send((piece, work(worker, piece))).is_err() {
+                            break;
+                        }
+                    }
+                });
+            }
+            drop(answers);
+            let (mut early, mut expected) = (BTreeMap::new(), 0);
+            for (piece, answer) in answered {
+                early.insert(piece, answer);
+                while let Some(answer) = early.remove(&expected) {
+                    if take(expected, answer).is_break() {
+                        next.store(count, Ordering::Relaxed);
+                        return;
+                    }
+                    expected += 1;
+                }
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn workers<W: Send>(workers: Vec<W>) -> SideBySide<W> {
+        SideBySide::new(workers, "test", || {}).unwrap()
+    }
+
+    #[test]
+    fn answers_come_in_order_each_once_whoever_is_faster() {
+        for delays in [vec![0], vec![0, 50, 100]] {
+            let slow_first = |delay: &mut u64, piece: usize| {
+                std::thread::sleep(std::time::Duration::from_micros(if piece.is_multiple_of(5) { 900 } else { *delay }));
+                piece * piece
+            };
+            let mut seen = Vec::new();
+            workers(delays).run(40, slow_first, |piece, square| {
+                seen.push((piece, square));
+                ControlFlow::Continue(())
+            });
+            assert_eq!(seen, (0..40).map(|piece| (piece, piece * piece)).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn a_break_ends_it() {
+        for threads in [1, 2] {
+            let mut taken = 0;
+            workers(vec![(); threads]).run(
+                1000,
+                |(), piece| piece,
+                |piece, _| {
+                    taken += 1;
+                    if piece == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                },
+            );
+            assert_eq!(taken, 4);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "piece 2")]
+    fn a_panic_is_passed_on() {
+        let work = |(): &mut (), piece: usize| assert!(piece != 2, "piece 2");
+        workers(vec![(); 2]).run(5, work, |_, ()| ControlFlow::Continue(()));
+    }
+}

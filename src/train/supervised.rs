@@ -1,0 +1,114 @@
+//! Supervised fine-tuning as a plain loop over a backend, for those who want no graph. What it says on the way are `tracing` events.
+
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::{CollateError, ForwardBackward, OptimStep, SaveCheckpoint, TrainError, TrainingBackend, collate, collate_batch};
+use crate::algo::Aggregation;
+use crate::data::Sample;
+use crate::observe::logs::{announce_training, console_line};
+use crate::observe::{Metric, StepMetrics};
+
+/// How long, how wide, and where checkpoints go.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SftConfig {
+    /// Optimizer steps.
+    pub num_steps: u64,
+    /// Samples per step, taken cyclically.
+    pub batch_size: usize,
+    /// Says a line after the first step and after every so many; 0 says none.
+    pub log_every: u64,
+    /// Saves after every so many steps, and at the end; 0 never saves.
+    pub checkpoint_every: u64,
+    /// The run's folder.
+    pub run_folder: PathBuf,
+}
+
+/// One step's numbers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SftStep {
+    /// Forward and backward pass.
+    pub forward_backward: ForwardBackward,
+    /// The update.
+    pub optim_step: OptimStep,
+}
+
+impl SftStep {
+    /// The step's numbers by the catalogue's names.
+    pub fn row(&self) -> StepMetrics {
+        let SftStep { forward_backward: forward, optim_step: optim } = self;
+        let numbers = [
+            (Metric::Loss, forward.loss),
+            (Metric::Entropy, forward.entropy),
+            (Metric::GradNorm, optim.grad_norm),
+            (Metric::GradNormClipped, optim.grad_norm_clipped),
+            (Metric::LearningRate, optim.lr),
+        ];
+        numbers.into_iter().map(|(metric, value)| (metric.key().to_owned(), value)).collect()
+    }
+}
+
+/// A loop that can't start, or that stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum SftError {
+    /// No data.
+    #[error("samples must be non-empty")]
+    NoSamples,
+    /// Nothing to do.
+    #[error("num_steps must be > 0")]
+    NoSteps,
+    /// Nothing to do it with.
+    #[error("batch_size must be > 0")]
+    NoBatch,
+    /// A batch couldn't be made.
+    #[error(transparent)]
+    Collate(#[from] CollateError),
+    /// The backend failed.
+    #[error(transparent)]
+    Train(#[from] TrainError),
+}
+
+/// Trains `num_steps` steps on cyclic batches and gives one entry per step; `observe` sees each as it comes, with its number from 1.
+///
+/// The next batch is collated while the current one trains.
+pub fn run_sft_training<B: TrainingBackend + ?Sized>(
+    backend: &B,
+    samples: &[Sample],
+    config: &SftConfig,
+    mut observe: impl FnMut(u64, &SftStep),
+) -> Result<Vec<SftStep>, SftError> {
+    match (samples.is_empty(), config.num_steps, config.batch_size) {
+        (true, ..) => return Err(SftError::NoSamples),
+        (_, 0, _) => return Err(SftError::NoSteps),
+        (.., 0) => return Err(SftError::NoBatch),
+        _ => {}
+    }
+    let batch_of = |step| collate(&collate_batch(samples, config.batch_size, step), Aggregation::TokenMean).map(Arc::new);
+    let facts: [(&str, &dyn Display); 3] =
+        [("Samples", &samples.len()), ("Steps", &config.num_steps), ("Batch size", &config.batch_size)];
+    announce_training("SFT", &facts);
+    let mut steps = Vec::new();
+    let mut next = batch_of(0)?;
+    for step in 1..=config.num_steps {
+        let (forward_backward, optim_step) = (backend.forward_backward(next.clone()), backend.optim_step());
+        if step < config.num_steps {
+            next = batch_of(step)?;
+        }
+        let done = SftStep { forward_backward: forward_backward.wait()?, optim_step: optim_step.wait()? };
+        observe(step, &done);
+        if config.log_every > 0 && (step == 1 || step % config.log_every == 0) {
+            tracing::info!("{}", console_line(step, &done.row()));
+        }
+        if config.checkpoint_every > 0 && (step % config.checkpoint_every == 0 || step == config.num_steps) {
+            let metrics = [("loss", done.forward_backward.loss), ("lr", done.optim_step.lr)];
+            let metrics = metrics.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+            let request = SaveCheckpoint { run_folder: config.run_folder.clone(), step, metrics, ..Default::default() };
+            let saved = backend.save_checkpoint(request).wait()?;
+            tracing::info!("Saved checkpoint to {}", saved.display());
+        }
+        steps.push(done);
+    }
+    tracing::info!("Training complete!");
+    Ok(steps)
+}

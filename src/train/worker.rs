@@ -1,0 +1,289 @@
+//! The tensors of a local backend and the commands on them. Lives on one thread and never leaves it.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tch::{Device, Tensor};
+
+use super::finite::shorten;
+use super::optimizer::{Optimizer, grad_norm};
+use super::replica::{Part, Replica};
+use super::side_by_side::SideBySide;
+use super::{
+    BackendState, CheckpointMetadata, ForwardBackward, LocalConfig, NonFinitePolicy, OptimStep, PackedColumns, SaveCheckpoint,
+    Snapshot, TrainBatch, TrainError, checkpoint, clip_scale,
+};
+use crate::algo::LossOutput;
+use crate::data::Version;
+use crate::model::{FrozenWeights, ModelConfig, Weights, load_hf, save_hf};
+
+/// Models of at most this many parameters train micro-batches side by side, a gradient each (64 MB at most); for larger ones all threads
+/// work inside one operation, whose matrices are large enough to share.
+const SIDE_BY_SIDE: usize = 1 << 24;
+
+pub(super) struct Worker {
+    config: Arc<LocalConfig>,
+    model: ModelConfig,
+    weights: Weights,
+    replicas: SideBySide<Replica>,
+    accumulated: Accumulated,
+    optimizer: Optimizer,
+    version: Version,
+}
+
+/// What the next optimizer step will apply.
+#[derive(Default)]
+struct Accumulated {
+    gradient: Option<Tensor>,
+    norm: f64,
+    /// Why it will be thrown away.
+    skip: Option<String>,
+}
+
+impl Accumulated {
+    fn add(&mut self, gradient: Tensor) {
+        self.gradient = Some(match self.gradient.take() {
+            None => gradient,
+            Some(mut sum) => sum.g_add_(&gradient),
+        });
+    }
+
+    /// Law N4: the names in an error, or in a step that will be skipped.
+    fn give_up(
+        &mut self,
+        policy: NonFinitePolicy,
+        what: &'static str,
+        names: Vec<String>,
+        seen: &mut ForwardBackward,
+    ) -> Result<(), TrainError> {
+        let error = TrainError::NonFinite { what, names: shorten(names) };
+        match policy {
+            NonFinitePolicy::Stop => Err(error),
+            NonFinitePolicy::Skip => {
+                tracing::warn!("skipping this step: {error}");
+                seen.skipped = Some(error.to_string());
+                self.skip.get_or_insert(error.to_string());
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Worker {
+    /// Fails when the system has no thread to give.
+    pub fn new(config: LocalConfig, model: ModelConfig, weights: Weights) -> std::io::Result<Self> {
+        let config = Arc::new(config);
+        let weights = Weights { flat: weights.flat.detach().to_device(config.device).copy(), layout: weights.layout };
+        let small = config.device == Device::Cpu && weights.layout.total() <= SIDE_BY_SIDE;
+        let replicas = if small { config.threads.unwrap_or(1).max(1) } else { 1 };
+        if let Some(threads) = config.threads {
+            tch::set_num_threads((threads / replicas).max(1) as i32);
+        }
+        let each = (0..replicas).map(|_| Replica::new(&config, &model, &weights)).collect();
+        Ok(Worker {
+            replicas: SideBySide::new(each, "train", || tch::set_num_threads(1))?,
+            accumulated: Accumulated::default(),
+            optimizer: Optimizer::new(config.adamw, &weights.flat),
+            version: 0,
+            config,
+            model,
+            weights,
+        })
+    }
+
+    pub fn state(&self) -> BackendState {
+        BackendState {
+            step: self.optimizer.step,
+            weight_version: self.version,
+            lr: self.config.schedule.at(self.optimizer.step),
+            parameters: self.weights.layout.total(),
+            dtype: "float32",
+            device: match self.config.device {
+                Device::Cuda(index) => format!("cuda:{index}"),
+                device => format!("{device:?}").to_lowercase(),
+            },
+            poisoned: None,
+        }
+    }
+
+    pub fn forward_backward(&mut self, batch: &TrainBatch) -> Result<ForwardBackward, TrainError> {
+        let mut parts = batch.micro_batches(self.config.micro_batch_tokens, self.replicas.len());
+        if parts.is_empty() {
+            return Err(TrainError::EmptyBatch);
+        }
+        let saved_tokens = if self.config.loss.ignores_zero_advantage() { leave_out(batch, &mut parts) } else { 0 };
+        let judged = self.judge_whole_batch(batch, &parts)?;
+        let mut seen = ForwardBackward { micro_batches: parts.len(), saved_tokens, ..Default::default() };
+        let mut ended = Ok(());
+        let (accumulated, policy) = (&mut self.accumulated, self.config.non_finite);
+        let work = |replica: &mut Replica, at: usize| replica.differentiate(batch, &parts[at], judged.get(at).cloned());
+        self.replicas.run(parts.len(), work, |at, part| {
+            ended = part.map_err(TrainError::from).and_then(|part: Part| {
+                note(&mut seen, batch, &parts[at], &part);
+                match part.gradient {
+                    Ok(gradient) => {
+                        accumulated.add(gradient);
+                        Ok(())
+                    }
+                    Err(names) => accumulated.give_up(policy, "the loss", names, &mut seen),
+                }
+            });
+            if ended.is_err() || seen.skipped.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        ended?;
+        if parts.is_empty() {
+            // What their passes would have given.
+            self.accumulated.add(self.weights.flat.zeros_like());
+        }
+        seen.entropy /= seen.tokens.max(1) as f64;
+        if seen.skipped.is_some() {
+            return Ok(seen);
+        }
+        self.accumulated.norm = self.accumulated.gradient.as_ref().map_or(0.0, grad_norm);
+        seen.grad_norm = self.accumulated.norm;
+        if !seen.grad_norm.is_finite() {
+            let names = self.bad_tensors();
+            self.accumulated.give_up(policy, "the gradient", names, &mut seen)?;
+        }
+        Ok(seen)
+    }
+
+    /// Log-probabilities of trained tokens, sequence by sequence.
+    pub fn score(&mut self, batch: &TrainBatch) -> Vec<Vec<f64>> {
+        let parts = batch.micro_batches(self.config.micro_batch_tokens, self.replicas.len());
+        let mut scores = vec![Vec::new(); batch.sequences.len()];
+        let score = |replica: &mut Replica, at: usize| (PackedColumns::new(batch, &parts[at]), replica.score(batch, &parts[at]));
+        self.replicas.run(parts.len(), score, |at, (columns, scored)| {
+            for (sequence, range) in parts[at].iter().zip(&columns.sequences) {
+                scores[*sequence] = scored.log_probs[range.clone()].to_vec();
+            }
+            ControlFlow::Continue(())
+        });
+        scores
+    }
+
+    /// Outputs per part for a loss or a correction that must see all tokens at once: every log-probability first, then the loss, then its pieces.
+    /// Empty for other losses, and for one part, which is the whole batch anyway.
+    fn judge_whole_batch(&mut self, batch: &TrainBatch, parts: &[Vec<usize>]) -> Result<Vec<LossOutput>, TrainError> {
+        if parts.len() == 1 || !(self.config.loss.whole_batch() || self.config.off_policy.whole_batch()) {
+            return Ok(Vec::new());
+        }
+        let (mut log_probs, mut entropies) = (Vec::new(), Vec::new());
+        let score = |replica: &mut Replica, at: usize| replica.score(batch, &parts[at]);
+        self.replicas.run(parts.len(), score, |_, scored| {
+            log_probs.extend(scored.log_probs);
+            entropies.extend(scored.entropies);
+            ControlFlow::Continue(())
+        });
+        let columns = PackedColumns::new(batch, &parts.concat());
+        let LocalConfig { loss, off_policy, .. } = self.config.as_ref();
+        let mut whole = columns.evaluate(loss.as_ref(), off_policy, &log_probs, &entropies, batch.batch_tokens)?;
+        let tokens = |part: &Vec<usize>| part.iter().map(|&at| batch.sequences[at].rows.len()).sum::<usize>();
+        let take = |part| LossOutput {
+            grad: whole.grad.drain(..tokens(part)).collect(),
+            entropy_grad: whole.entropy_grad.as_mut().map(|grad| grad.drain(..tokens(part)).collect()),
+            // Value and counts go with the first piece, so that the sum over pieces is the whole.
+            loss: std::mem::take(&mut whole.loss),
+            metrics: std::mem::take(&mut whole.metrics),
+        };
+        Ok(parts.iter().map(take).collect())
+    }
+
+    fn bad_tensors(&self) -> Vec<String> {
+        let Some(gradient) = &self.accumulated.gradient else { return Vec::new() };
+        let bad = |entry: &&crate::model::Entry| {
+            let part = gradient.narrow(0, entry.offset as i64, entry.len() as i64);
+            part.isfinite().all().int64_value(&[]) == 0
+        };
+        self.weights.layout.entries().iter().filter(bad).map(|entry| entry.name.clone()).collect()
+    }
+
+    pub fn optim_step(&mut self) -> Result<OptimStep, TrainError> {
+        let Accumulated { gradient, norm: grad_norm, skip } = std::mem::take(&mut self.accumulated);
+        let lr = self.config.schedule.at(self.optimizer.step);
+        if let Some(reason) = skip {
+            return Ok(OptimStep { step: self.optimizer.step, lr, grad_norm, grad_norm_clipped: 0.0, skipped: Some(reason) });
+        }
+        let gradient = gradient.ok_or(TrainError::NoGradient)?;
+        let scale = self.config.max_grad_norm.map_or(1.0, |max| clip_scale(grad_norm, max));
+        self.optimizer.update(lr, scale, &mut self.weights.flat, &gradient);
+        Ok(OptimStep { step: self.optimizer.step, lr, grad_norm, grad_norm_clipped: grad_norm * scale, skipped: None })
+    }
+
+    pub fn snapshot(&mut self) -> Snapshot<FrozenWeights> {
+        self.version += 1;
+        self.current()
+    }
+
+    pub fn current(&self) -> Snapshot<FrozenWeights> {
+        Snapshot { version: self.version, step: self.optimizer.step, weights: Arc::new(self.weights.freeze()) }
+    }
+
+    pub fn load_weights(&mut self, weights: &Weights) -> Result<(), TrainError> {
+        let (ours, theirs) = (&self.weights.layout, &weights.layout);
+        if ours != theirs {
+            let shapes = |layout: &crate::model::Layout| -> BTreeMap<String, String> {
+                layout.entries().iter().map(|entry| (entry.name.clone(), format!("{:?}", entry.shape))).collect()
+            };
+            let (ours, theirs) = (shapes(ours), shapes(theirs));
+            let names = ours.keys().chain(theirs.keys().filter(|name| !ours.contains_key(*name)));
+            let shape = |of: &BTreeMap<String, String>, name: &String| of.get(name).cloned().unwrap_or("none".into());
+            let differing = names.filter(|name| ours.get(*name) != theirs.get(*name));
+            let tensors = differing.map(|name| format!("{name} ({} here, {} there)", shape(&ours, name), shape(&theirs, name)));
+            return Err(TrainError::Shape { tensors: shorten(tensors.collect()) });
+        }
+        let _guard = tch::no_grad_guard();
+        self.weights.flat.copy_(&weights.flat);
+        Ok(())
+    }
+
+    pub fn save_checkpoint(&self, request: &SaveCheckpoint) -> Result<PathBuf, TrainError> {
+        let metadata = CheckpointMetadata {
+            step: request.step,
+            weight_version: self.version,
+            metrics: request.metrics.clone(),
+            ..Default::default()
+        };
+        let fill = |folder: &Path| {
+            save_hf(folder, &self.model, &self.weights).map_err(|error| checkpoint::CheckpointError::malformed(folder, error))?;
+            self.optimizer.save(folder)?;
+            let companions = self.config.companions.iter().map(|(name, content)| (name, content));
+            for (name, content) in companions.chain(&request.files) {
+                let path = folder.join(name);
+                std::fs::write(&path, content).map_err(checkpoint::CheckpointError::io(&path))?;
+            }
+            Ok::<(), TrainError>(())
+        };
+        checkpoint::write(&request.run_folder.join(checkpoint::CHECKPOINTS), request.step, metadata, fill)
+    }
+
+    pub fn load_checkpoint(&mut self, folder: &Path) -> Result<CheckpointMetadata, TrainError> {
+        let metadata = checkpoint::verify(folder)?;
+        let (_, weights) = load_hf(folder).map_err(|error| checkpoint::CheckpointError::malformed(folder, error))?;
+        self.load_weights(&weights)?;
+        self.optimizer.load(folder)?;
+        self.version = self.version.max(metadata.weight_version);
+        self.accumulated = Accumulated::default();
+        Ok(metadata)
+    }
+}
+
+/// Keeps the parts that have something to teach. Gives the inputs of the others.
+fn leave_out(batch: &TrainBatch, parts: &mut Vec<Vec<usize>>) -> usize {
+    let indifferent = |part: &Vec<usize>| part.iter().all(|&at| batch.sequences[at].is_indifferent());
+    let saved = parts.split_off(parts.partition_point(|part| !indifferent(part)));
+    saved.iter().flatten().map(|&at| batch.sequences[at].inputs.len()).sum()
+}
+
+/// Adds a part's numbers to the report.
+fn note(seen: &mut ForwardBackward, batch: &TrainBatch, sequences: &[usize], part: &Part) {
+    let Part { columns, scored, output, .. } = part;
+    seen.loss += output.loss;
+    seen.tokens += columns.targets.len();
+    seen.input_tokens += sequences.iter().map(|&at| batch.sequences[at].inputs.len()).sum::<usize>();
+    seen.entropy += scored.entropies.iter().sum::<f64>();
+    seen.gap.merge(&columns.gap(&scored.log_probs));
+    seen.metrics.merge(&output.metrics);
+}

@@ -1,0 +1,78 @@
+//! Our functions against recorded outputs of the systems they equal, over `$ROLLFLOW_GOLDEN` or `tests/golden`.
+//!
+//! A case that we claim and get wrong, or can't run, fails. A kind that we don't have yet is listed as such and never counted as
+//! passed. [`table`] says which is which.
+#![allow(clippy::unwrap_used)]
+
+mod case;
+mod corrections;
+mod grpo;
+mod optimizers;
+mod packing;
+mod rewards;
+mod rows;
+mod schedules;
+mod supervised;
+
+mod table;
+mod warpers;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use case::Case;
+
+#[test]
+fn functions_equal_the_systems_they_name() {
+    let given = std::env::var_os("ROLLFLOW_GOLDEN").map(PathBuf::from);
+    let folder = given.clone().unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden")));
+    let cases = case::read_folder(&folder);
+    assert!(!cases.is_empty(), "no golden cases in {}", folder.display());
+
+    let (mut passed, mut failures) = (BTreeMap::new(), Vec::new());
+    let mut not_yet: BTreeMap<(String, String), usize> = BTreeMap::new();
+    for case in &cases {
+        let key = (case.family.clone(), case.kind().to_owned());
+        match table::runner(case) {
+            None => *not_yet.entry(key).or_default() += 1,
+            Some(run) => match run_case(run, case) {
+                Ok(()) => *passed.entry(key).or_insert(0usize) += 1,
+                Err(why) => failures.push(format!("{} {}: {why}", case.family, case.name)),
+            },
+        }
+    }
+    for (word, kinds) in [("passed", &passed), ("not yet", &not_yet)] {
+        for ((family, kind), count) in kinds {
+            println!("{word:>8}  {family} {kind} ({count})");
+        }
+    }
+    assert!(failures.is_empty(), "{} golden cases failed:\n{}", failures.len(), failures.join("\n"));
+    if given.is_none() {
+        for (family, kinds) in table::CLAIMED {
+            assert!(kinds.iter().any(|kind| passed.keys().any(|(f, k)| f == family && k == kind)), "no case of {family} was run");
+        }
+    }
+}
+
+/// A panic inside a runner fails that case, not the whole table.
+fn run_case(run: table::Runner, case: &Case) -> Result<(), String> {
+    std::panic::catch_unwind(|| run(case)).unwrap_or_else(|_| Err("the runner panicked".into()))
+}
+
+#[test]
+fn a_wrong_number_and_an_unknown_setting_fail() {
+    let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden"));
+    let cases = case::read_folder(&folder);
+    let case = cases.iter().find(|case| case.name == "dapo/beta0.04_k3").unwrap();
+    let run = table::runner(case).unwrap();
+    assert_eq!(run(case), Ok(()));
+    let mut wrong = case.clone();
+    wrong.value["expected"]["loss"]["data"][0] = 1.0.into();
+    assert!(run(&wrong).unwrap_err().contains("loss"));
+    let mut unknown = case.clone();
+    unknown.value["resolved"]["importance_sampling_level"] = "paragraph".into();
+    assert!(run(&unknown).unwrap_err().contains("importance_sampling_level"));
+    let mut unknown = case.clone();
+    unknown.value["inputs"]["moon_phase"] = 1.into();
+    assert!(run(&unknown).unwrap_err().contains("moon_phase"));
+}

@@ -1,0 +1,61 @@
+//! TRL's group-relative advantages, with several reward functions, unscored samples and truncated completions.
+
+use rollflow::algo::{
+    AdvantageConfig, Aggregation, Missing, Scale, advantages as group_advantages, combine_rewards, normalize_then_sum,
+};
+
+use crate::case::Case;
+
+pub fn advantages(case: &Case) -> Result<(), String> {
+    case.only("inputs", &["rewards_per_func", "prompt_ids", "completion_ids", "eos_token_id", "pad_token_id"])?;
+    case.only(
+        "config",
+        &["scale_rewards", "num_generations", "reward_weights", "multi_objective_aggregation", "mask_truncated_completions"],
+    )?;
+    let config = &case.value["config"];
+    let group_size = config["num_generations"].as_u64().ok_or("num_generations is missing")? as usize;
+    let rewards = case.needed("rewards_per_func")?;
+    let samples: Vec<Vec<f64>> = rewards.data.chunks(rewards.shape[1]).map(<[f64]>::to_vec).collect();
+    let weights: Vec<f64> = match config["reward_weights"].as_array() {
+        Some(weights) => weights.iter().filter_map(|weight| weight.as_f64()).collect(),
+        None => vec![1.0; rewards.shape[1]],
+    };
+    let scale = match config["scale_rewards"].as_str().unwrap_or("group") {
+        "group" => Scale::Group,
+        "batch" => Scale::Batch,
+        "none" => Scale::None,
+        other => return Err(format!("scale_rewards is {other}")),
+    };
+    let settings = AdvantageConfig { scale, missing: Missing::Zero, ..AdvantageConfig::default() };
+    let values = match config["multi_objective_aggregation"].as_str().unwrap_or("sum_then_normalize") {
+        "sum_then_normalize" => {
+            let rewards = combine_rewards(&samples, &weights).map_err(|error| error.to_string())?;
+            let groups: Vec<&[f64]> = rewards.chunks(group_size).collect();
+            group_advantages(&groups, &settings)
+        }
+        "normalize_then_sum" => {
+            let groups: Vec<Vec<Vec<f64>>> = samples.chunks(group_size).map(<[Vec<f64>]>::to_vec).collect();
+            normalize_then_sum(&groups, &weights, &settings)
+        }
+        other => return Err(format!("multi_objective_aggregation is {other}")),
+    };
+    let values: Vec<f64> = values.map_err(|error| error.to_string())?.concat();
+    case.close("advantages", &values, &case.expected("advantages")?)?;
+    truncated_completions_are_masked(case)
+}
+
+/// The count of trained tokens: a completion that doesn't end in end-of-text is masked when the configuration says so, and then
+/// carries no weight.
+fn truncated_completions_are_masked(case: &Case) -> Result<(), String> {
+    let eos = &case.value["inputs"]["eos_token_id"];
+    let drop = case.value["config"]["mask_truncated_completions"] == true;
+    let completions = case.value["inputs"]["completion_ids"].as_array().ok_or("completion_ids is missing")?;
+    let mask = |tokens: &serde_json::Value| {
+        let tokens = tokens.as_array().map_or(&[][..], |tokens| tokens);
+        vec![if drop && tokens.last() != Some(eos) { 0.0f32 } else { 1.0 }; tokens.len()]
+    };
+    let masks: Vec<Vec<f32>> = completions.iter().map(mask).collect();
+    let weights = Aggregation::TokenMean.token_weights(&masks).concat();
+    let trained = weights.iter().filter(|&&weight| weight > 0.0).count();
+    case.close("num_items_in_batch", &[trained as f64], &case.expected("num_items_in_batch")?)
+}

@@ -1,0 +1,50 @@
+//! TRL's supervised loss, from logits and unshifted labels.
+
+use rollflow::algo::{Aggregation, CrossEntropy, entropy};
+use rollflow::data::Sample;
+use rollflow::train::{collate, objective};
+
+use crate::case::Case;
+
+/// Labels of this value are not trained.
+const IGNORED: f64 = -100.0;
+
+/// The recorded gradient norm is over the parameters of a model that is not recorded; only the loss and the metrics can be held.
+pub fn nll(case: &Case) -> Result<(), String> {
+    case.only("inputs", &["logits", "labels", "attention_mask", "num_items_in_batch"])?;
+    case.only("config", &["loss_type"])?;
+    let (logits, labels, mask) = (case.needed("logits")?, case.needed("labels")?, case.needed("attention_mask")?);
+    let (columns, vocab) = (labels.shape[1], logits.shape[2]);
+    let sample = |labels: &[f64]| Sample {
+        tokens: labels.iter().map(|&label| if label == IGNORED { 0 } else { label as u32 }).collect(),
+        loss_mask: labels.iter().map(|&label| if label == IGNORED { 0.0 } else { 1.0 }).collect(),
+        ..Sample::default()
+    };
+    let samples: Vec<Sample> = labels.data.chunks(columns).map(sample).collect();
+    let rows: Vec<Vec<f64>> = logits.data.chunks(columns * vocab).map(<[f64]>::to_vec).collect();
+    let batch = collate(&samples, Aggregation::TokenMean).map_err(|error| error.to_string())?;
+    let found = objective(&batch, &rows, vocab, &CrossEntropy).map_err(|error| error.to_string())?;
+    // A given denominator replaces the batch's own.
+    let share = case.input("num_items_in_batch").map_or(1.0, |items| batch.batch_tokens as f64 / items.data[0]);
+    case.close("loss", &[found.output.loss * share], &case.expected("loss")?)?;
+
+    let trained: Vec<(&[f64], f64)> = (0..labels.data.len())
+        .filter(|at| at % columns != 0 && labels.data[*at] != IGNORED)
+        .map(|at| (&logits.data[(at - 1) * vocab..at * vocab], labels.data[at]))
+        .collect();
+    let best =
+        |row: &[f64]| (0..vocab).max_by(|&a, &b| row[a].total_cmp(&row[b]).then(b.cmp(&a))).map_or(f64::NAN, |at| at as f64);
+    let hits = trained.iter().filter(|(row, label)| best(row) == *label).count();
+    let read: Vec<&[f64]> =
+        logits.data.chunks(vocab).zip(&mask.data).filter(|(_, mask)| **mask > 0.0).map(|(row, _)| row).collect();
+    for (name, expected) in case.value["expected"]["metrics"].as_object().into_iter().flatten() {
+        let actual = match name.as_str() {
+            "entropy" => trained.iter().map(|(row, _)| entropy(row)).sum::<f64>() / trained.len() as f64,
+            "mean_token_accuracy" => hits as f64 / trained.len() as f64,
+            "num_tokens" => read.len() as f64,
+            name => return Err(format!("metric {name} is unknown")),
+        };
+        case.close_single(name, actual, expected.as_f64().unwrap_or(f64::NAN))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,45 @@
+//! Which kinds of which family we claim, and what runs them.
+
+use crate::case::Case;
+use crate::{corrections, grpo, optimizers, rewards, rows, schedules, supervised, warpers};
+
+pub type Runner = fn(&Case) -> Result<(), String>;
+
+/// Kinds that must pass, by family. Everything else is "not yet".
+pub const CLAIMED: &[(&str, &[&str])] = &[
+    ("trl_grpo_loss", &["grpo", "bnpo", "dr_grpo", "dapo"]),
+    (
+        "trl_grpo_advantages",
+        &["scale_rewards=group", "scale_rewards=batch", "scale_rewards=none", "normalize_then_sum", "mask_truncated_completions"],
+    ),
+    ("trl_vllm_is_correction", &["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]),
+    ("verl_rollout_correction", &["is", "rs", "offpolicy_metrics"]),
+    ("trl_sft_loss", &["nll"]),
+    ("trl_utils", &["selective_log_softmax", "selective_log_softmax_f32", "entropy_from_logits"]),
+    ("transformers_logits_processors", &["temperature", "top_k", "top_p", "min_p"]),
+    ("torch_optim", &["adamw", "adamw_amsgrad"]),
+    ("transformers_schedules", &["constant", "constant_with_warmup", "linear", "cosine", "cosine_with_min_lr"]),
+];
+
+pub fn runner(case: &Case) -> Option<Runner> {
+    let (family, kinds) = CLAIMED.iter().find(|(family, _)| case.family == *family)?;
+    if !kinds.contains(&case.kind()) {
+        return None;
+    }
+    Some(match *family {
+        "trl_grpo_loss" => grpo::loss,
+        "trl_grpo_advantages" => rewards::advantages,
+        "trl_vllm_is_correction" => corrections::trl,
+        "verl_rollout_correction" => match case.kind() {
+            "is" => corrections::weights,
+            "rs" => corrections::rejection,
+            _ => corrections::off_policy,
+        },
+        "trl_sft_loss" => supervised::nll,
+        "trl_utils" => rows::utils,
+        "transformers_logits_processors" => warpers::warp,
+        "torch_optim" => optimizers::adamw,
+        "transformers_schedules" => schedules::schedule,
+        family => panic!("{family} is claimed and has no runner"),
+    })
+}

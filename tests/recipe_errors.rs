@@ -1,0 +1,181 @@
+//! Recipes that are wrong: everything is named at once, with line and column and what to do.
+
+use proptest::prelude::*;
+use rollflow::recipe::{RecipeErrors, check_text, load, parse};
+
+fn errors(text: &str, sets: &[&str]) -> RecipeErrors {
+    let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+    parse("run.toml", text, &sets).expect_err("the recipe is wrong")
+}
+
+/// A sound beginning, so that a test shows only what it is about.
+const SOUND: &str = "pipeline = \"grpo\"\nmodel = { kind = \"tiny\" }\ntask = { kind = \"arithmetic\" }\n";
+
+fn also(text: &str) -> String {
+    errors(&format!("{SOUND}{text}"), &[]).to_string()
+}
+
+#[test]
+fn all_problems_come_at_once_in_the_order_of_the_file() {
+    let text = r#"
+pipeline = "gpro"
+sede = 1
+micro_batch_tokens = 1
+
+[model]
+kind = "tiny"
+hiden = 128
+heads = 3
+
+[task]
+kind = "arithmetics"
+digits = 1
+
+[generate]
+group_size = "eight"
+max_new_tokens = 0
+temprature = 1.0
+top_p = 1.5
+
+[reward]
+kind = "regex"
+pattern = "(unclosed"
+
+[[filter]]
+kind = "nonzero_std"
+
+[[filter]]
+kind = "min_reward"
+treshold = 0.5
+
+[[filter]]
+threshold = 1
+
+[train]
+learning_rate = 1e-4
+lr = -1
+aggregation = "mean"
+betas = [0.9]
+schedule = { kind = "cosine", warmup = 1000 }
+
+[flow]
+window = 8
+
+[observe]
+metrics = "localhost"
+"#;
+    insta::assert_snapshot!(errors(text, &[]));
+}
+
+#[test]
+fn syntax_errors_come_all_at_once() {
+    insta::assert_snapshot!(errors("pipeline = \nseed = 01\n[model\nname = \"a\"\nname = \"b\"", &[]));
+}
+
+#[test]
+fn an_empty_recipe_says_what_must_be_there() {
+    insta::assert_snapshot!(errors("", &[]));
+}
+
+#[test]
+fn overrides_are_named_as_they_were_typed() {
+    let sets = ["train.lr=fast", "train.lrr=1", "generate.group_size=1", "nonsense", "pipeline.x=1", "stop=[", "=1"];
+    let refused = errors(SOUND, &sets).to_string();
+    let read = errors(SOUND, &sets[..3]).to_string();
+    insta::assert_snapshot!(format!("{refused}\n\n{read}"));
+}
+
+#[test]
+fn an_unreadable_key_is_not_reported_twice() {
+    let errors = errors(&format!("{SOUND}[batch]\ngroups = 'many'\n[flow]\nwindow = 1"), &[]);
+    assert_eq!(errors.iter().map(|error| error.key.as_str()).collect::<Vec<_>>(), ["batch.groups"]);
+}
+
+#[test]
+fn keys_that_contradict_each_other_are_errors() {
+    let cases = [
+        "generate.group_size = 1\n[[filter]]\nkind = 'nonzero_std'",
+        "generate.temperature = 0",
+        "filter = [{ kind = 'length', min = 9, max = 3 }, { kind = 'length', min = 500 }]",
+        "flow.window = 31",
+        "flow = { window = 65 }",
+        "batch.over_sample = 0.5",
+        "batch.over_sample = 2.1",
+        "batch.over_sample = 1.5\nflow.max_staleness = 0",
+        "batch.over_sample = 1.5\nflow.window = 40",
+        "generate.slots = 0\nflow.max_staleness = 0",
+        "sft = { steps = 5, schedule = { warmup = 6 } }",
+        "train.proximal = 'behaviour'\ntrain.correction = { kind = 'truncated_is', min = 3, max = 2 }\ntrain.gap_warn = 4",
+        "[[train.reject]]\ndivergence = 'k1'\nover = 'max'\nmin = 3\nmax = 2\n[[train.reject]]\nmin = 0.5\n[[train.reject]]\ndivergence = 'k1'",
+        "train.correction = { level = 'token' }",
+        "train.correction = { kind = 'ice_pop' }\ntrain.gap_halt = 0",
+        "train.baseline = 0.5",
+        "generate.group_size = 1\ntrain = { baseline = 0, advantage_std = 'none' }\n[[filter]]\nkind = 'nonzero_std'",
+    ];
+    insta::assert_snapshot!(cases.map(also).join("\n\n"));
+}
+
+#[test]
+fn sections_that_mean_nothing_to_the_pipeline_are_errors() {
+    let text = "pipeline = 'sft'\n[model]\nkind = 'tiny'\nhidden = 30\nkv_heads = 3\n[task]\nkind = 'arithmetic'\ndigits = 6\n[train]\nlr = 1";
+    insta::assert_snapshot!(errors(text, &[]));
+}
+
+#[test]
+fn jsonl_needs_a_path_and_an_answer_to_compare_with() {
+    let text =
+        "pipeline = 'grpo'\n[model]\nkind = 'folder'\n[task]\nkind = 'jsonl'\nanswer_key = ''\nlimit = 0\n[sft]\nsteps = 1";
+    insta::assert_snapshot!(errors(text, &[]));
+}
+
+#[test]
+fn whole_numbers_too_large_and_dates_are_refused_not_wrapped() {
+    let text = "seed = 99999999999999999999\n[generate]\ntop_k = -1\nslots = 2.0\nstop = 'x'\n[checkpoint]\nkeep = 1979-05-27\nevery = inf";
+    insta::assert_snapshot!(also(text));
+}
+
+#[test]
+fn files_that_do_not_exist_are_named_where_they_are_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("run.toml");
+    std::fs::write(
+        &file,
+        "pipeline = 'sft'\n[model]\nkind = 'folder'\npath = 'no/model'\n[task]\nkind = 'jsonl'\npath = 'no.jsonl'\n[sft]\n",
+    )
+    .expect("written");
+    let errors = load(&file, &["sft.data=nowhere".to_owned()]).expect_err("nothing is there").to_string();
+    insta::assert_snapshot!(errors.replace(&folder.path().display().to_string(), ""));
+    let missing = load("no/such.toml".as_ref(), &[]).expect_err("it is not there").to_string();
+    assert!(missing.starts_with("no/such.toml:1:1: cannot read the recipe:"), "{missing}");
+}
+
+#[test]
+fn columns_count_characters() {
+    let errors = errors("name = \"é\" # ü\n'ключ' = 1", &[]);
+    let places: Vec<String> = errors.iter().map(|error| error.place.to_string()).collect();
+    assert!(places.contains(&"run.toml:2:1".to_owned()), "{places:?}");
+    let inline =
+        parse("run.toml", &format!("{SOUND}generate = {{ stop = ['éé'], top_p = 2 }}"), &[]).expect_err("top_p is wrong");
+    assert_eq!(inline.iter().next().map(|error| error.place.to_string()), Some("run.toml:4:37".to_owned()));
+}
+
+proptest! {
+    /// Whatever is typed, the answer is a plan or a list of problems, never a panic.
+    #[test]
+    fn a_damaged_recipe_never_panics(
+        cut in 0_usize..900, take in 0_usize..20, insert in "[\\PC\n]{0,6}", set in "[a-z.]{0,9}=?\\PC{0,5}", huge in any::<bool>(),
+    ) {
+        let shipped = include_str!("../pipelines/recipes/grpo.toml");
+        let mut text: Vec<char> = shipped.chars().collect();
+        let start = cut.min(text.len());
+        let end = (start + take).min(text.len());
+        text.splice(start..end, insert.chars());
+        let text: String = text.into_iter().collect();
+        let text = if huge { text.replace("= 1", "= 18446744073709551615") } else { text };
+        for sets in [vec![], vec![set]] {
+            if let Ok(plan) = parse("run.toml", &text, &sets) {
+                prop_assert!(!check_text(&plan).is_empty());
+            }
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Recipes that are right: the shipped ones load, a resolved one loads again to the same plan, and the reference is up to date.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+use rollflow::recipe::correction::{Correction, Level, MaskedIs, Proximal, Reject, TruncatedIs};
+use rollflow::recipe::generate::{Filter, LengthFilter, MinReward, RegexRule, RewardRule};
+use rollflow::recipe::model::{Model, ModelFolder};
+use rollflow::recipe::plan::{FilterFallback, OnStale};
+use rollflow::recipe::task::{JsonlTask, Sft, TaskData};
+use rollflow::recipe::train::{Aggregation, OnNonfinite, ScheduleKind, Train};
+use rollflow::recipe::{Machine, Pipeline, Plan, check_text_on, load, parse, reference};
+
+const MACHINE: Machine = Machine { threads: 2 };
+
+fn shipped() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("pipelines/recipes");
+    let mut files: Vec<PathBuf> =
+        fs::read_dir(folder).expect("the recipes folder").map(|file| file.expect("a file").path()).collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn every_shipped_recipe_loads_and_is_without_warnings() {
+    assert!(shipped().len() >= 2);
+    for file in shipped() {
+        let plan = load(&file, &[]).unwrap_or_else(|errors| panic!("{errors}"));
+        assert_eq!(plan.warnings(MACHINE), Vec::<String>::new(), "{}", file.display());
+    }
+}
+
+#[test]
+fn every_shipped_recipe_resolves_to_itself() {
+    for file in shipped() {
+        let plan = load(&file, &[]).unwrap();
+        let resolved = plan.to_toml();
+        assert_eq!(parse("resolved.toml", &resolved, &[]).unwrap_or_else(|errors| panic!("{errors}\n{resolved}")), plan);
+    }
+}
+
+#[test]
+fn a_resolved_recipe_spells_out_every_default() {
+    let plan = parse("a.toml", "pipeline = 'grpo'\n[model]\nkind = 'tiny'\n[task]\nkind = 'arithmetic'", &[]).unwrap();
+    insta::assert_snapshot!(plan.to_toml());
+}
+
+#[test]
+fn check_prints_derived_numbers_and_warnings() {
+    let texts: Vec<String> = shipped().iter().map(|file| check_text_on(&load(file, &[]).unwrap(), MACHINE)).collect();
+    let mut odd = load(&shipped()[0], &[]).unwrap();
+    odd.sft = None;
+    odd.generate.threads = 8;
+    odd.generate.max_new_tokens = 2;
+    odd.train.optimization.micro_batch_tokens = 1;
+    odd.sync.every = 1000;
+    odd.flow.max_staleness = 0;
+    let mut over_sampled = load(&shipped()[0], &["batch.over_sample=1.5".to_owned()]).unwrap();
+    over_sampled.flow.max_staleness = 3;
+    let mut dropping = over_sampled.clone();
+    (dropping.flow.on_stale, dropping.flow.window) = (OnStale::Drop, Some(200));
+    let more = [odd, over_sampled, dropping].map(|plan| check_text_on(&plan, MACHINE));
+    insta::assert_snapshot!(format!("{}\n{}", texts.join("\n"), more.join("\n")));
+}
+
+#[test]
+fn an_override_wins_over_the_file_and_needs_no_quotes() {
+    let sets =
+        ["train.lr=1e-5", "name=other", "task.digits=2", "filter=[]", "train.schedule.kind=cosine", "observe.progress=false"];
+    let plan = load(&shipped()[0], &sets.map(str::to_owned)).unwrap();
+    assert_eq!((plan.train.lr, plan.name.as_str(), plan.filter.len()), (1e-5, "other", 0));
+    assert_eq!((plan.train.optimization.schedule.kind, plan.observe.progress), (ScheduleKind::Cosine, false));
+    assert!(matches!(plan.task.data, TaskData::Arithmetic(sums) if sums.digits == 2));
+}
+
+#[test]
+fn dotted_keys_inline_tables_and_headings_are_the_same() {
+    let headings = "pipeline='sft'\n[model]\nkind='tiny'\n[task]\nkind='arithmetic'\n[sft]\nsteps=5\n[sft.schedule]\nwarmup=2";
+    let inline = "pipeline='sft'\nmodel={kind='tiny'}\ntask.kind='arithmetic'\nsft={steps=5, schedule.warmup=2}";
+    assert_eq!(parse("a", headings, &[]).unwrap(), parse("b", inline, &[]).unwrap());
+}
+
+/// R013, R014: what code builds is held to the same ranges as what a file says.
+#[test]
+fn sections_made_in_rust_are_checked() {
+    assert!(Sft::new(40, 64, 1e-3).is_ok());
+    let errors = Sft::new(0, 0, f64::NAN).unwrap_err();
+    assert_eq!(errors.iter().map(|error| error.key.as_str()).collect::<Vec<_>>(), ["batch", "lr", "steps"]);
+    assert!(Train::new(10, 1e-6).is_ok() && Train::new(10, -1.0).is_err());
+    let mut plan = Plan::default();
+    assert!(plan.validate().is_ok());
+    plan.generate.group_size = 1;
+    assert!(plan.validate().unwrap_err().to_string().starts_with("plan: `generate.group_size` is 1"));
+}
+
+/// Laws V2 and V3: the window holds what the staleness allows, and no more.
+#[test]
+fn the_window_follows_from_staleness_batch_and_sync() {
+    let mut plan = Plan::default();
+    (plan.flow.max_staleness, plan.batch.groups, plan.sync.every) = (2, 8, 3);
+    assert_eq!((plan.admission_window(), plan.worst_staleness()), (72, 2));
+    plan.flow.window = Some(24);
+    assert_eq!((plan.admission_window(), plan.worst_staleness()), (24, 0));
+    plan.flow = Default::default();
+    plan.flow.max_staleness = 0;
+    assert_eq!((plan.admission_window(), plan.worst_staleness()), (24, 0));
+}
+
+/// By brute force over an adversary that admits as early and trains as late as the window lets it: the promised staleness is never
+/// exceeded, and it is reached.
+#[test]
+fn worst_staleness_is_what_an_adversary_reaches() {
+    for (staleness, groups, every) in [(0, 1, 1), (0, 4, 1), (1, 4, 1), (3, 2, 1), (1, 3, 2), (2, 5, 3)] {
+        let mut plan = Plan::default();
+        (plan.flow.max_staleness, plan.batch.groups, plan.sync.every) = (staleness, groups, every);
+        let per_publish = groups * every as usize;
+        for window in per_publish..=plan.staleness_window() {
+            plan.flow.window = Some(window);
+            assert!(plan.validate().is_ok());
+            let lags = (0..10 * per_publish).map(|group| {
+                // Admitted under the earliest version whose credit covers it, trained under the version of its turn.
+                let sampled_by = (group + 1).saturating_sub(window).div_ceil(per_publish);
+                group / per_publish - sampled_by
+            });
+            assert_eq!(lags.max().map(|lag| lag as u64), Some(plan.worst_staleness()), "{staleness} {groups} {every} {window}");
+        }
+        for impossible in [per_publish - 1, plan.staleness_window() + 1] {
+            plan.flow.window = Some(impossible);
+            assert!(plan.validate().is_err(), "{impossible}");
+        }
+    }
+}
+
+/// Law V2: as many groups are let in as a step chooses from, and no more than the versions until they are due can train.
+#[test]
+fn over_sampling_lets_in_what_a_step_chooses_from_within_the_staleness() {
+    let mut plan = Plan::default();
+    (plan.flow.max_staleness, plan.batch.groups, plan.batch.over_sample) = (1, 32, 1.5);
+    assert_eq!((plan.groups_chosen_from(), plan.admission_window(), plan.worst_staleness()), (48, 48, 1));
+    assert!(plan.validate().is_ok());
+    plan.sync.every = 3;
+    assert_eq!((plan.admission_window(), plan.worst_lag_in_turn()), (112, 1), "two steps before, and what the last chooses from");
+    plan.sync.every = 1;
+    plan.batch.over_sample = 2.0;
+    assert!(plan.validate().is_ok(), "all that the bound allows");
+    plan.batch.over_sample = 2.01;
+    assert!(plan.validate().is_err());
+    plan.flow.on_stale = OnStale::Mask;
+    assert!(plan.validate().is_ok(), "older tokens do not count then");
+}
+
+#[test]
+fn the_reference_is_up_to_date() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/recipes.md");
+    if std::env::var_os("ROLLFLOW_WRITE_DOCS").is_some() {
+        fs::write(&file, reference()).unwrap();
+    }
+    let written = fs::read_to_string(&file).unwrap_or_default();
+    assert!(
+        written == reference(),
+        "docs/recipes.md is not what the schema says; run ROLLFLOW_WRITE_DOCS=1 cargo test --test recipes"
+    );
+}
+
+fn any_plan() -> impl Strategy<Value = Plan> {
+    let run = (any::<bool>(), "\\PC{1,12}", any::<u64>(), 1_usize..99, 2_usize..99);
+    let numbers = (1e-12..1e3_f64, 0.0..=1.0_f64, any::<bool>(), 1_u64..999, prop::option::of(0_u16..9999));
+    let words = (prop::collection::vec("[^\\x00]{0,6}", 0..3), "[a-z(){0,5}\"'\\\\]{1,8}", 0_usize..3);
+    (run, numbers, words).prop_map(|((sft, name, seed, few, more), (real, share, flag, steps, port), (stop, pattern, choice))| {
+        let mut plan = Plan { name, seed, ..Plan::default() };
+        let data = flag.then(|| PathBuf::from("données/a b.jsonl"));
+        plan.sft = (sft || flag).then(|| Sft { steps, batch: few, lr: real, data, ..Sft::default() });
+        plan.task.shuffle = flag;
+        if !flag {
+            plan.model = Model::Folder(ModelFolder { path: "a \"b\"".into() });
+            plan.task.data = TaskData::Jsonl(JsonlTask { path: "c.jsonl".into(), limit: Some(few), ..JsonlTask::default() });
+        }
+        if sft {
+            plan.pipeline = Pipeline::Sft;
+            return plan;
+        }
+        plan.generate.group_size = more;
+        plan.generate.stop = stop;
+        plan.generate.temperature = real;
+        plan.generate.min_p = share;
+        plan.batch.over_sample = 1.0 + share / 2.0;
+        plan.filter_fallback = if flag { FilterFallback::Keep } else { FilterFallback::Error };
+        if regex_is_valid(&pattern) {
+            plan.reward.rule = RewardRule::Regex(RegexRule { pattern });
+        }
+        plan.filter = vec![Filter::Length(LengthFilter { min: 0, max: few }), Filter::MinReward(MinReward { threshold: -real })];
+        plan.filter.truncate(choice);
+        plan.train.aggregation = [Aggregation::TokenMean, Aggregation::SeqMeanTokenMean, Aggregation::DrGrpo][choice];
+        plan.train.proximal = [None, Some(Proximal::Recompute), Some(Proximal::LogLinear)][choice];
+        plan.train.correction = match choice {
+            0 => Correction::default(),
+            1 => Correction::TruncatedIs(TruncatedIs { min: flag.then_some(0.5), normalize: flag, ..TruncatedIs::default() }),
+            _ => Correction::MaskedIs(MaskedIs { level: Level::Geometric, min: share, ..MaskedIs::default() }),
+        };
+        plan.train.reject = vec![Reject { min: None, ..Reject::default() }; choice];
+        plan.train.gap_halt = f64::INFINITY;
+        plan.train.optimization.on_nonfinite = OnNonfinite::Skip;
+        plan.train.optimization.betas = [0.0, share / 2.0];
+        plan.observe.metrics = port.map(|port| ([127, 0, 0, 1], port).into());
+        plan
+    })
+}
+
+fn regex_is_valid(pattern: &str) -> bool {
+    let mut plan = Plan::default();
+    plan.reward.rule = RewardRule::Regex(RegexRule { pattern: pattern.to_owned() });
+    plan.validate().is_ok()
+}
+
+proptest! {
+    #[test]
+    fn any_plan_resolves_to_itself(plan in any_plan()) {
+        prop_assume!(plan.validate().is_ok());
+        let resolved = plan.to_toml();
+        let again = parse("resolved.toml", &resolved, &[]);
+        prop_assert_eq!(again.map_err(|errors| format!("{errors}\n{resolved}")), Ok(plan));
+    }
+}

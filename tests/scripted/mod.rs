@@ -1,0 +1,114 @@
+//! A generator and a trainer that follow a script, for tests of everything between them.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rollflow::data::SampledToken;
+use rollflow::flow::{Signal, WeightsRx};
+use rollflow::prelude::*;
+use rollflow::train::{
+    BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainBatch, TrainError,
+};
+
+/// A number below `below`, drawn by `key`: the script.
+pub fn draw(key: &[u64], below: u64) -> u64 {
+    let mix = |hash: u64, word: &u64| (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(23);
+    (key.iter().fold(0x1234_5678_9ABC_DEF1, mix).wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 33) % below.max(1)
+}
+
+pub fn pause(micros: u64) {
+    if micros > 0 {
+        std::thread::sleep(Duration::from_micros(micros));
+    }
+}
+
+/// Answers prompts with tokens of the newest weights, one group at a time, as slowly as the script says.
+pub struct Script {
+    pub weights: WeightsRx<u64>,
+    pub admission: Admission,
+    pub seed: u64,
+    pub samples: u32,
+    pub longest: u64,
+    pub slowest: u64,
+}
+
+impl Stage for Script {
+    type In = Prompt;
+    type Out = Group;
+
+    fn run(&mut self, io: &mut Io<Prompt, Group>) -> Result<(), StageError> {
+        io.wait_weights(&mut self.weights, 0)?;
+        while io.signal() != Signal::Stop {
+            let Some(prompt) = io.recv()? else { break };
+            let ordinal = prompt.ordinal;
+            let mut samples: Vec<Sample> = (0..self.samples).map(|index| Sample::begin(&prompt, index, &[5])).collect();
+            for index in 0..self.samples {
+                self.admission.discard(ordinal, index);
+            }
+            for sample in &mut samples {
+                for position in 0..1 + draw(&[self.seed, ordinal, u64::from(sample.index), 1], self.longest) {
+                    pause(draw(&[self.seed, ordinal, position, 2], self.slowest));
+                    let version = self.weights.version().unwrap();
+                    sample.push(7, -1.0, version);
+                    let (index, status) = (sample.index, Status::Pending);
+                    self.admission.sampled([SampledToken { ordinal, index, token: 7, log_prob: -1.0, version, status }]);
+                }
+                sample.status = Status::Completed;
+            }
+            io.send(Group { samples, prompt: Arc::new(prompt) })?;
+        }
+        Ok(())
+    }
+}
+
+/// Trains nothing; its weights are the number of updates.
+#[derive(Default)]
+pub struct Counter {
+    pub state: Mutex<BackendState>,
+    pub slowest: u64,
+    pub saved: Arc<Mutex<Vec<SaveCheckpoint>>>,
+}
+
+fn ready<T>(answer: T) -> TrainFuture<T> {
+    TrainFuture::ready(Ok::<T, TrainError>(answer))
+}
+
+impl TrainingBackend for Counter {
+    type Weights = u64;
+    fn forward_backward(&self, batch: Arc<TrainBatch>) -> TrainFuture<ForwardBackward> {
+        pause(draw(&[self.state().step], self.slowest));
+        ready(ForwardBackward { tokens: batch.batch_tokens, ..Default::default() })
+    }
+    fn score(&self, batch: Arc<TrainBatch>) -> TrainFuture<Vec<Vec<f64>>> {
+        ready(batch.sequences.iter().map(|sequence| vec![-1.0; sequence.rows.len()]).collect())
+    }
+    fn optim_step(&self) -> TrainFuture<OptimStep> {
+        let mut state = self.state.lock().unwrap();
+        state.step += 1;
+        ready(OptimStep { step: state.step, ..Default::default() })
+    }
+    fn snapshot(&self) -> TrainFuture<Snapshot<u64>> {
+        self.state.lock().unwrap().weight_version += 1;
+        self.current()
+    }
+    fn current(&self) -> TrainFuture<Snapshot<u64>> {
+        let state = self.state();
+        ready(Snapshot { version: state.weight_version, step: state.step, weights: Arc::new(state.step) })
+    }
+    fn save_checkpoint(&self, request: SaveCheckpoint) -> TrainFuture<PathBuf> {
+        let folder = request.run_folder.clone();
+        self.saved.lock().unwrap().push(request);
+        ready(folder)
+    }
+    fn load_weights(&self, _: Arc<u64>) -> TrainFuture<()> {
+        ready(())
+    }
+    fn load_checkpoint(&self, _: &Path) -> TrainFuture<CheckpointMetadata> {
+        ready(CheckpointMetadata::default())
+    }
+    fn state(&self) -> BackendState {
+        self.state.lock().unwrap().clone()
+    }
+}
