@@ -29,6 +29,13 @@ pub struct Admission {
     state: Arc<Mutex<State>>,
 }
 
+/// When a group must have been trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Due {
+    pub id: u64,
+    pub last: Version,
+}
+
 #[derive(Debug, Default)]
 struct State {
     version: Version,
@@ -117,13 +124,12 @@ impl Admission {
         self.state().batched.extend(ids);
     }
 
-    /// The groups that are in no batch yet and would break the bound under the next version, oldest first, when a batch is collected that
-    /// `taken` groups of this run precede: this version's last batch must hold them. O(groups under way).
-    pub fn due(&self, taken: u64) -> Vec<u64> {
+    /// The groups that are in no batch yet, oldest first, each with the last version that may train it. O(groups under way).
+    pub(crate) fn due(&self) -> Vec<Due> {
         let Some(bound) = self.max_staleness else { return Vec::new() };
-        let (version, state) = (self.pace.trained_under(taken), self.state());
-        let due = state.ledger.open().filter(|group| group.entered_under.saturating_add(bound) <= version);
-        due.map(|group| group.prompt.ordinal).filter(|id| !state.batched.contains(id)).collect()
+        let state = self.state();
+        let open = state.ledger.open().filter(|group| !state.batched.contains(&group.prompt.ordinal));
+        open.map(|group| Due { id: group.prompt.ordinal, last: group.entered_under.saturating_add(bound) }).collect()
     }
 
     /// How many prompts of the present round are still to come to a generator that got `received` of this run.

@@ -4,9 +4,10 @@
 //! groups lets `(v − 1) · P + W` enter in all, and one more for every group that was dropped. The group trained `r`-th has thus entered under
 //! version `⌈(r − W) / P⌉ + 1` or later and is trained under `⌊(r − 1) / P⌋ + 1`, so none of its tokens lags by more than `⌊(W − 1) / P⌋`.
 //!
-//! Where groups are trained in another order, a late one may lag further, and those that would be too old for the next version must go
-//! before the others. There is always room for them: by version `v − S` at most `(v − S − 1) · P + W` groups had entered, which for
-//! `W ≤ (S + 1) · P` is no more than the `v · P` that are trained until `v` has ended.
+//! Where groups are trained in another order, a late one may lag further: one that entered under `v` must be trained by the end of version
+//! `v + S`. There is room for all of them if the oldest go first: by version `v` at most `(v − 1) · P + W` groups had entered, which for
+//! `W ≤ (S + 1) · P` is no more than the `(v + S) · P` that are trained until then. A batch that takes younger ones must leave that much
+//! room to those it passes over: a schedule by earliest deadline.
 
 use crate::data::Version;
 
@@ -36,10 +37,9 @@ impl Pace {
         taken / self.groups_per_version.max(1) + 1
     }
 
-    /// Groups that this version trains from that group on.
-    pub fn left_in_version(&self, taken: u64) -> u64 {
-        let groups = self.groups_per_version.max(1);
-        groups - taken % groups
+    /// Groups that are trained under that version and those before it.
+    pub fn trained_by_the_end_of(&self, version: Version) -> u64 {
+        version.saturating_mul(self.groups_per_version)
     }
 
     /// Most versions that a trained token can lag behind when groups are trained in the order of their entry.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::data::{Batch, Dropped, Group, Scored, Version};
+use crate::stages::admission::Due;
 use crate::stages::train::{OnStale, staleness};
 use crate::stages::{Admission, Fate, STALE};
 
@@ -142,15 +143,16 @@ impl Draft {
         Some((admission, admission.bound()?, admission.pace().trained_under(self.taken)))
     }
 
-    /// Whether groups are missing that would be too old for the next version, and that this version's other batches have no room for.
+    /// Whether groups are missing for which there would be no room before they are too old, if the batch went without them.
     fn must_wait(&self) -> bool {
         let Some((admission, _, _)) = self.bound().filter(|_| self.on_stale == OnStale::Wait) else { return false };
-        let room_later = admission.pace().left_in_version(self.taken).saturating_sub(self.size as u64);
         let chosen: BTreeSet<u64> = self.ready.keys().take(self.size).copied().collect();
-        let left_behind: Vec<u64> = admission.due(self.taken).into_iter().filter(|id| !chosen.contains(id)).collect();
+        let left_behind: Vec<Due> = admission.due().into_iter().filter(|due| !chosen.contains(&due.id)).collect();
+        let taken = self.taken + self.size as u64;
+        let room = |due: &Due| admission.pace().trained_by_the_end_of(due.last).saturating_sub(taken);
+        let Some(late) = (0..left_behind.len()).find(|&rank| rank as u64 >= room(&left_behind[rank])) else { return false };
         // If all are here, waiting would not help; the trainer will say what is wrong.
-        let missing = left_behind.iter().any(|id| !self.ready.contains_key(id) && !self.early.contains_key(id));
-        missing && left_behind.len() as u64 > room_later
+        left_behind[..=late].iter().any(|due| !self.ready.contains_key(&due.id) && !self.early.contains_key(&due.id))
     }
 
     /// Gives up what has become too old, where that is the policy.

@@ -1,9 +1,9 @@
 //! Batches of whole groups, each ordered by id (laws D2, D6), none of them older than law V2 allows.
 //!
 //! With over-sampling a batch takes the groups that finish first among the oldest few, and what it leaves keeps its turn for the next: late
-//! groups, which are those with long answers, hold nobody up and are not lost. The bound on staleness limits for how long. A group that would
-//! be too old for the next version is *due*: the batch waits for it, or lets it expire, as [`OnStale`] says. It can't wait for ever, since
-//! admission lets in no more groups than the versions until then train ([`Pace`](crate::stages::Admission)).
+//! groups, which are those with long answers, hold nobody up and are not lost. The bound on staleness limits for how long: a batch that would
+//! leave more of them behind than can be trained in time waits for them, or lets them expire, as [`OnStale`] says. It can't wait for ever,
+//! since admission lets in no more groups than the versions until then train ([`Pace`](crate::stages::Pace)).
 
 use crate::data::{Batch, Scored};
 use crate::flow::{Io, Stage, StageError};
