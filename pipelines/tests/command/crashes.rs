@@ -58,8 +58,18 @@ fn a_synchronous_run_that_was_killed_dozens_of_times_is_the_run_that_was_not() {
     for file in
         ["metrics.jsonl", "rollouts.jsonl", "checkpoints/step_000150/model.safetensors", "checkpoints/step_000150/progress.json"]
     {
-        assert!(fs::read(whole.join(file)).unwrap() == fs::read(killed.join(file)).unwrap(), "law C2: {file} is the same");
+        same_bytes(&whole.join(file), &killed.join(file));
     }
+}
+
+fn same_bytes(whole: &Path, killed: &Path) {
+    let (expected, found) = (fs::read(whole).unwrap(), fs::read(killed).unwrap());
+    let mut lines = expected.split(|byte| *byte == b'\n').zip(found.split(|byte| *byte == b'\n')).enumerate();
+    if let Some((line, (expected, found))) = lines.find(|(_, (expected, found))| expected != found) {
+        let [expected, found] = [expected, found].map(String::from_utf8_lossy);
+        panic!("law C2: line {} of {} differs:\n{expected:.1000}\n{found:.1000}", line + 1, killed.display());
+    }
+    assert_eq!(expected.len(), found.len(), "law C2: {} is the same", killed.display());
 }
 
 #[test]
