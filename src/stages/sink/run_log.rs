@@ -93,14 +93,15 @@ impl<W: Send + Sync + 'static> Sink for RunLog<W> {
         if let Some(ratio) = bias {
             self.metrics.set(Metric::LengthBias, &[], ratio);
         }
-        self.metrics.log(trained.step, &row)?;
-        for logger in &mut self.loggers {
-            logger.log(trained.step, &row)?;
-        }
+        // Before the row: a step whose row is there is whole, wherever the process is killed, and a resume may go on after it (law C2).
         if let Some((writer, every)) = &mut self.rollouts
             && (trained.step.is_multiple_of(*every) || trained.step == 1)
         {
             trained.batch.samples().try_for_each(|sample| writer.write(trained.step, sample))?;
+        }
+        self.metrics.log(trained.step, &row)?;
+        for logger in &mut self.loggers {
+            logger.log(trained.step, &row)?;
         }
         Ok(())
     }
