@@ -21,9 +21,7 @@ pub mod prelude {
     pub use crate::algo::filters::{self, GroupFilter, Verdict};
     pub use crate::algo::{AdvantageConfig, Aggregation, CrossEntropy, Grpo, Loss, Schedule, is_correct};
     pub use crate::data::{Batch, DataBuffer, Group, Prompt, Sample, Scored, Status, Tokenizer, arithmetic};
-    #[cfg(feature = "torch")]
-    pub use crate::engine::OnNewWeights;
-    pub use crate::engine::SamplingParams;
+    pub use crate::engine::{OnNewWeights, SamplingParams};
     pub use crate::flow::{
         Capacity, Flow, Interrupts, Io, Message, Port, Report, Sink, Source, Stage, StageError, StageSpec, Until, batch, filter,
         filter_map, flat_map, from_iter, map, map_async, weights,
@@ -33,15 +31,16 @@ pub mod prelude {
     pub use crate::observe::logs::ConsoleLogger;
     pub use crate::observe::{Console, Metric, Metrics, StepMetrics};
     pub use crate::stages::Admission;
+    #[cfg(feature = "torch")]
+    pub use crate::stages::Policy;
     pub use crate::stages::batch::Batcher;
     pub use crate::stages::filter::{Fallback, Filter};
+    pub use crate::stages::generate::Generator;
     pub use crate::stages::reward::{OnFailure, Reward};
     pub use crate::stages::sink::RunLog;
     pub use crate::stages::source::{Prompts, Supervised};
     pub use crate::stages::sync::WeightSync;
     pub use crate::stages::train::{OnStale, Trained, Trainer};
-    #[cfg(feature = "torch")]
-    pub use crate::stages::{Policy, generate::Generator};
     #[cfg(feature = "torch")]
     pub use crate::train::{LocalBackend, LocalConfig};
     pub use crate::train::{SftConfig, TrainFuture, TrainingBackend, run_sft_training};

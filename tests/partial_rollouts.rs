@@ -28,7 +28,7 @@ fn saved(admission: &Admission) -> Progress {
 /// One step, written down as the generator does.
 fn step(engine: &mut LocalEngine, admission: &Admission) -> Vec<Finished> {
     let finished = engine.step().unwrap();
-    admission.sampled(engine.sampled());
+    admission.sampled(engine.sampled().iter().copied());
     finished
 }
 
@@ -255,7 +255,7 @@ fn aborted_samples_enter_before_all_that_wait_oldest_first() {
     let _none_ended = engine.step().unwrap();
     engine.set_weights(3, &version_of(&config, 3));
     let _none_ended = engine.step().unwrap();
-    let sampled: Vec<_> = engine.sampled().map(|token| (token.ordinal, token.version)).collect();
+    let sampled: Vec<_> = engine.sampled().iter().map(|token| (token.ordinal, token.version)).collect();
     assert_eq!(sampled, [(0, 3), (1, 3), (0, 3), (1, 3)], "a token from the prefill, and one by decoding");
 }
 
@@ -314,7 +314,7 @@ fn generate(
     admission: &Admission,
     (version, total): (Version, u64),
     stopped: Stopped,
-    generator: fn(Generator) -> Generator,
+    generator: fn(Generator<LocalEngine>) -> Generator<LocalEngine>,
 ) -> (Vec<Group>, f64) {
     let (policy, metrics) = (policy(), Metrics::new());
     let (publisher, published) = weights();
@@ -403,7 +403,10 @@ proptest! {
 }
 
 /// A run stopped under version 1 and resumed under version 4.
-fn resumed_under_newer_weights(admission: fn() -> Admission, generator: fn(Generator) -> Generator) -> (Vec<Group>, Totals) {
+fn resumed_under_newer_weights(
+    admission: fn() -> Admission,
+    generator: fn(Generator<LocalEngine>) -> Generator<LocalEngine>,
+) -> (Vec<Group>, Totals) {
     let first = admission();
     let _settled = generate(&first, (1, 6), Stopped::AtFirstGroup, generator);
     assert!(first.totals().open_tokens > 0, "something was under way");

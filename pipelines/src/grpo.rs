@@ -4,7 +4,8 @@
 //! recipe allows. With `max_staleness = 0` it is the synchronous algorithm.
 
 use anyhow::{Context, Result};
-use rollflow::flow::{Ended, Flow, Report, Until, weights};
+use rollflow::engine::{LocalEngine, TokenEngine};
+use rollflow::flow::{Ended, Flow, Report, Until, WeightsTx, weights};
 use rollflow::observe::logs::announce_training;
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
@@ -28,11 +29,11 @@ pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<R
             WarmUp::Interrupted(report) => return Ok(report),
         };
     }
-    let backend = parts::backend(plan, &policy).context("starting the trainer")?;
+    let actors = Actors::local(plan, &policy)?;
     if plan.train.probe && from.is_none() {
-        parts::probe(plan, &policy, &backend)?;
+        parts::probe(plan, &policy, &actors.backend)?;
     }
-    let mut flow = declare(plan, &policy, backend, run.outputs(plan)?, from)?;
+    let mut flow = declare(plan, actors, run.outputs(plan)?, from)?;
     let groups = format!("{} groups of {}", plan.batch.groups, plan.generate.group_size);
     announce_training("RL", &[("Steps", &plan.train.steps), ("Batch size", &groups)]);
     flow.interrupted_by(&interrupts);
@@ -43,33 +44,59 @@ pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<R
     Ok(report)
 }
 
+/// Who does the work. A simulation has others for the same graph.
+pub struct Actors<E: TokenEngine, B> {
+    /// Answers prompts with the weights of `publisher`.
+    pub generator: Generator<E>,
+    /// Gives weights to the generator.
+    pub publisher: WeightsTx<E::Weights>,
+    /// Scores answers.
+    pub reward: Reward,
+    /// Learns from them.
+    pub backend: B,
+}
+
+impl Actors<LocalEngine, LocalBackend> {
+    /// Those of this process.
+    pub fn local(plan: &Plan, policy: &Policy) -> Result<Self> {
+        let (publisher, published) = weights();
+        Ok(Actors {
+            generator: parts::generator(plan, policy, published),
+            publisher,
+            reward: parts::reward(plan)?,
+            backend: parts::backend(plan, policy).context("starting the trainer")?,
+        })
+    }
+}
+
 /// The graph, from prompts to weights.
-pub fn declare(
+pub fn declare<E: TokenEngine, B: TrainingBackend<Weights = E::Weights> + 'static>(
     plan: &Plan,
-    policy: &Policy,
-    backend: LocalBackend,
-    outputs: Outputs,
+    actors: Actors<E, B>,
+    outputs: Outputs<E::Weights>,
     from: Option<&ResumePoint>,
 ) -> Result<Flow> {
+    let Actors { generator, publisher, mut reward, backend } = actors;
     let Outputs { metrics, log, dead_letters, checkpoints } = outputs;
     let groups_per_version = plan.groups_per_publish() as u64;
     let all_groups = plan.train.steps * plan.batch.groups as u64;
     let admission =
         Admission::new(groups_per_version, plan.admission_window() as u64, Some(all_groups)).bounded(plan.flow.max_staleness);
-    let (publisher, published) = weights();
     let mut trainer = parts::trainer(plan, backend, checkpoints).admission(&admission);
     if let Some(from) = from {
         admission.restore(from.trainer.progress.clone());
         trainer = trainer.resume(&from.checkpoint, from.trainer.clone())?;
+    }
+    if let Some(writer) = dead_letters {
+        reward = reward.dead_letters(writer);
     }
 
     let mut flow = Flow::new(&plan.name);
     flow.capacity(parts::capacity(plan));
 
     let prompts = flow.source("prompts", parts::prompts(plan)?.admitted_by(&admission));
-    let groups =
-        flow.stage("generate", prompts, parts::generator(plan, policy, published).metrics(&metrics).admission(&admission));
-    let scored = flow.stage("reward", groups, parts::reward(plan, dead_letters)?.metrics(&metrics));
+    let groups = flow.stage("generate", prompts, generator.metrics(&metrics).admission(&admission));
+    let scored = flow.stage("reward", groups, reward.metrics(&metrics));
     let filter = Filter::by(parts::filter(plan)?).patience(PATIENCE * plan.batch.groups as u64).fallback(parts::fallback(plan));
     let kept = flow.stage("filter", scored, filter);
     let batcher = Batcher::groups(plan.batch.groups).over_sample(plan.batch.over_sample).on_stale(parts::on_stale(plan));

@@ -1,7 +1,8 @@
 //! The prebuilt pipelines of rollflow. They use the library's public API only: what they can't say, a user can't say either.
 //!
 //! Each pipeline is one file that reads from top to bottom as its algorithm: [`sft`], [`grpo`]. [`parts`] turns a recipe's values into
-//! what stages take, [`run_folder`] keeps what a run leaves behind, [`replay`] tries again what a run gave up.
+//! what stages take, [`run_folder`] keeps what a run leaves behind, [`replay`] tries again what a run gave up,
+//! and [`simulate`] tells what a recipe would do.
 
 pub mod grpo;
 pub mod parts;
@@ -9,6 +10,7 @@ pub mod replay;
 pub mod resume;
 pub mod run_folder;
 pub mod sft;
+pub mod simulate;
 
 use anyhow::Result;
 use rollflow::flow::Report;

@@ -12,9 +12,12 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use rollflow::flow::Ended;
 use rollflow::observe::logs::DEAD_LETTERS;
 use rollflow::recipe::{self, Pipeline, Plan};
+use rollflow_pipelines::grpo::{self, Actors};
 use rollflow_pipelines::resume::{ResumePoint, rewind_to_checkpoint};
 use rollflow_pipelines::run_folder::{Outputs, RECIPE, RunFolder};
-use rollflow_pipelines::{grpo, parts, replay, sft};
+use rollflow_pipelines::simulate::profile::Profile;
+use rollflow_pipelines::simulate::{record, simulate};
+use rollflow_pipelines::{parts, replay, sft};
 
 /// RL post-training of language models as a pipelined dataflow.
 #[derive(Parser)]
@@ -64,6 +67,23 @@ enum Command {
         /// The drawing's language.
         #[arg(long, value_enum, default_value = "mermaid")]
         format: Format,
+    },
+    /// Forecast what a recipe would do on a machine: the same graph in simulated time, thousands of steps in seconds.
+    Simulate {
+        #[command(flatten)]
+        recipe: RecipeArgs,
+        /// How long things take, and what answers are like. Recorded there from a short real run of the recipe if it is missing.
+        #[arg(long, value_name = "FILE")]
+        profile: PathBuf,
+        /// Steps to record.
+        #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+        record: u64,
+        /// Steps to simulate.
+        #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
+        steps: u64,
+        /// Ask what if: a forecast for each value, as in flow.max_staleness=0,1,2,4.
+        #[arg(long, value_name = "KEY=VALUE,VALUE…", value_parser = variants)]
+        vary: Option<(String, Vec<String>)>,
     },
     /// Score the groups again that a run gave up because their reward failed (its dead letters), and write those that earn now to
     /// `replayed.jsonl` in the run's folder. Nothing else is changed.
@@ -127,6 +147,15 @@ fn dispatch(command: Command) -> Result<ExitCode> {
             draw(&plan, format)?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Simulate { recipe, profile, record, steps, vary } => {
+            let Some(plan) = load(&recipe) else { return Ok(ExitCode::from(2)) };
+            if plan.pipeline != Pipeline::Grpo {
+                eprintln!("error: only the pipeline grpo can be simulated; {} has nothing to overlap", recipe.recipe.display());
+                return Ok(ExitCode::from(2));
+            }
+            let profile = profile_of(&plan, &profile, record)?;
+            forecast(&recipe, &profile, steps, vary)
+        }
         Command::Replay { run, sets } => {
             let Some(plan) = load_of_run(&run, &sets) else { return Ok(ExitCode::from(2)) };
             let replayed = replay::replay(&plan, &run, &mut std::io::stdout())?;
@@ -184,10 +213,10 @@ fn new_folder(plan: &Plan) -> PathBuf {
 }
 
 fn draw(plan: &Plan, format: Format) -> Result<()> {
-    let (policy, outputs) = (parts::policy(plan)?, Outputs::in_memory());
+    let policy = parts::policy(plan)?;
     let flow = match plan.pipeline {
-        Pipeline::Grpo => grpo::declare(plan, &policy, parts::backend(plan, &policy)?, outputs, None)?,
-        Pipeline::Sft => sft::declare(plan, &policy, outputs, None)?,
+        Pipeline::Grpo => grpo::declare(plan, Actors::local(plan, &policy)?, Outputs::in_memory(), None)?,
+        Pipeline::Sft => sft::declare(plan, &policy, Outputs::in_memory(), None)?,
     };
     let graph = flow.graph();
     println!(
@@ -199,4 +228,57 @@ fn draw(plan: &Plan, format: Format) -> Result<()> {
         }
     );
     Ok(())
+}
+
+/// `KEY=VALUE,VALUE…` in parts.
+fn variants(text: &str) -> Result<(String, Vec<String>), String> {
+    match text.split_once('=') {
+        Some((key, values)) if !key.is_empty() && !values.is_empty() => {
+            Ok((key.to_owned(), values.split(',').map(str::to_owned).collect()))
+        }
+        _ => Err("write a key and its values, as in flow.max_staleness=0,1,2,4".to_owned()),
+    }
+}
+
+/// The profile in that file, or a new one that is kept there.
+fn profile_of(plan: &Plan, path: &Path, steps: u64) -> Result<Profile> {
+    if path.exists() {
+        return Profile::load(path);
+    }
+    println!("recording {steps} steps of {} to {}", plan.name, path.display());
+    let profile = record::record(plan, steps)?;
+    profile.save(path)?;
+    if let Some(recorded) = profile.recorded {
+        let predicted = simulate(plan, &profile, recorded.steps)?;
+        println!(
+            "{steps} steps took {:.2} s; simulated they take {:.2} s ({:+.1}%)",
+            recorded.seconds,
+            predicted.seconds,
+            100.0 * (predicted.seconds / recorded.seconds - 1.0)
+        );
+    }
+    Ok(profile)
+}
+
+/// Prints a forecast for every variant. Says all that is wrong with the variants before the first.
+fn forecast(recipe: &RecipeArgs, profile: &Profile, steps: u64, vary: Option<(String, Vec<String>)>) -> Result<ExitCode> {
+    let variants: Vec<String> = match vary {
+        None => vec![String::new()],
+        Some((key, values)) => values.iter().map(|value| format!("{key}={value}")).collect(),
+    };
+    let with = |variant: &String| {
+        let sets = recipe.sets.iter().chain(Some(variant).filter(|variant| !variant.is_empty())).cloned().collect();
+        load(&RecipeArgs { recipe: recipe.recipe.clone(), sets })
+    };
+    let plans: Vec<Option<Plan>> = variants.iter().map(with).collect();
+    if plans.iter().any(Option::is_none) {
+        return Ok(ExitCode::from(2));
+    }
+    let width = variants.iter().map(String::len).max().unwrap_or(0);
+    for (variant, plan) in variants.iter().zip(plans.iter().flatten()) {
+        let forecast = simulate(plan, profile, steps)?;
+        println!("{variant:width$}{forecast}");
+        println!("{:width$}  {}", "", forecast.bottleneck);
+    }
+    Ok(ExitCode::SUCCESS)
 }

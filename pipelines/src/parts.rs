@@ -9,9 +9,9 @@ use rollflow::algo::{
     Bound, Correction, Decay, Divergence, GapLimits, Importance, Level, OffPolicy, Over, Proximal, Rejection, Scale,
 };
 use rollflow::data::{DataBuffer, Pair, arithmetic, jsonl};
+use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::flow::{Capacity, WeightsRx};
 use rollflow::model::FrozenWeights;
-use rollflow::observe::logs::DeadLetterWriter;
 use rollflow::prelude::*;
 use rollflow::recipe::correction::{self, Reject};
 use rollflow::recipe::generate::RewardRule;
@@ -28,7 +28,7 @@ const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzAB
 pub fn policy(plan: &Plan) -> Result<Policy> {
     Ok(match &plan.model {
         Model::Tiny(tiny) => {
-            let tokenizer = Tokenizer::characters(CHARACTERS, tiny.vocab)?;
+            let tokenizer = tokenizer(plan)?;
             let small = ModelConfig::small(&tokenizer, tiny.hidden, tiny.layers);
             let config = ModelConfig {
                 intermediate_size: tiny.intermediate,
@@ -40,6 +40,14 @@ pub fn policy(plan: &Plan) -> Result<Policy> {
             Policy::random(config, tokenizer, plan.seed)?
         }
         Model::Folder(folder) => Policy::load(&folder.path)?,
+    })
+}
+
+/// The model's tokenizer, without the model.
+pub fn tokenizer(plan: &Plan) -> Result<Tokenizer> {
+    Ok(match &plan.model {
+        Model::Tiny(tiny) => Tokenizer::characters(CHARACTERS, tiny.vocab)?,
+        Model::Folder(folder) => Tokenizer::from_dir(&folder.path)?,
     })
 }
 
@@ -77,10 +85,10 @@ pub fn supervised_samples(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<Vec
     Ok(policy.supervised(&arithmetic::share(&pairs, sft.fraction, plan.seed))?)
 }
 
-/// Who answers.
-pub fn generator(plan: &Plan, policy: &Policy, weights: WeightsRx<FrozenWeights>) -> Generator {
+/// How tokens are chosen.
+pub fn sampling(plan: &Plan) -> SamplingParams {
     let generate = &plan.generate;
-    let params = SamplingParams {
+    SamplingParams {
         temperature: generate.temperature as f32,
         top_p: generate.top_p as f32,
         top_k: generate.top_k,
@@ -88,37 +96,42 @@ pub fn generator(plan: &Plan, policy: &Policy, weights: WeightsRx<FrozenWeights>
         max_new_tokens: generate.max_new_tokens,
         stop: generate.stop.clone(),
         ..SamplingParams::default()
-    };
+    }
+}
+
+/// Who answers: an engine in this process.
+pub fn generator(plan: &Plan, policy: &Policy, weights: WeightsRx<FrozenWeights>) -> Generator<LocalEngine> {
+    generator_by(plan, Generator::local(policy, weights))
+}
+
+/// Who answers, by whatever engine.
+pub fn generator_by<E: TokenEngine>(plan: &Plan, generator: Generator<E>) -> Generator<E> {
+    let generate = &plan.generate;
     let on_new_weights = match generate.on_new_weights {
         recipe::generate::OnNewWeights::Swap => OnNewWeights::Swap,
         recipe::generate::OnNewWeights::Recompute => OnNewWeights::Recompute,
         recipe::generate::OnNewWeights::Finish => OnNewWeights::Finish,
         recipe::generate::OnNewWeights::Abort => OnNewWeights::Abort,
     };
-    let generator = Generator::local(policy, weights)
+    let generator = generator
         .on_new_weights(on_new_weights)
         .mask_older(generate.mask_older)
         .group_size(generate.group_size)
-        .sampling(params)
+        .sampling(sampling(plan))
         .threads(generate.threads)
         .seed(plan.seed);
     if generate.slots == 0 { generator.adaptive_slots(plan.most_slots()) } else { generator.slots(generate.slots) }
 }
 
-/// The stage that scores, with dead letters to a file if there is one.
-pub fn reward(plan: &Plan, dead_letters: Option<DeadLetterWriter>) -> Result<Reward> {
+/// The stage that scores.
+pub fn reward(plan: &Plan) -> Result<Reward> {
     let on_failure = match plan.reward.on_failure {
         recipe::generate::OnFailure::DeadLetter => OnFailure::DeadLetter,
         recipe::generate::OnFailure::Drop => OnFailure::Drop,
         recipe::generate::OnFailure::Zero => OnFailure::Zero,
         recipe::generate::OnFailure::Fail => OnFailure::Fail,
     };
-    let reward =
-        Reward::each(earned(plan)?).retries(plan.reward.retries).on_failure(on_failure).max_poisoned(plan.reward.max_poisoned);
-    Ok(match dead_letters {
-        Some(writer) => reward.dead_letters(writer),
-        None => reward,
-    })
+    Ok(Reward::each(earned(plan)?).retries(plan.reward.retries).on_failure(on_failure).max_poisoned(plan.reward.max_poisoned))
 }
 
 /// What an answer earns: 1 if it is right, else 0. An answer that must be compared with a ground truth that its prompt lacks cannot be judged.
@@ -234,12 +247,12 @@ pub fn probe(plan: &Plan, policy: &Policy, backend: &LocalBackend) -> Result<()>
     const ANSWERS: u64 = 4;
     const TOKENS: usize = 16;
     const TOLERANCE: f64 = 0.02;
-    let (_publisher, unpublished) = weights();
-    let generator = generator(plan, policy, unpublished);
+    let mut params = sampling(plan);
+    params.max_new_tokens = params.max_new_tokens.min(TOKENS);
     let mut prompts = prompts(plan)?.limited(ANSWERS);
     let mut samples = Vec::new();
     while let Some(prompt) = prompts.next().map_err(|error| anyhow!("{error}"))? {
-        samples.push(generator.sample_once(prompt, TOKENS)?);
+        samples.push(policy.sample(prompt, params.clone(), plan.seed)?);
     }
     train::probe(backend, &samples, TOLERANCE)
         .map_err(|error| anyhow!("{error}. (train.probe = false starts the run all the same.)"))
@@ -280,7 +293,7 @@ fn local_config(loss: impl Loss + 'static, of: &Optimization, lr: f64, steps: u6
 }
 
 /// The training stage of `grpo`.
-pub fn trainer(plan: &Plan, backend: LocalBackend, checkpoints: Option<PathBuf>) -> Trainer<LocalBackend> {
+pub fn trainer<B: TrainingBackend>(plan: &Plan, backend: B, checkpoints: Option<PathBuf>) -> Trainer<B> {
     let scale = match plan.train.advantage_std {
         AdvantageStd::Group => Scale::Group,
         AdvantageStd::Batch => Scale::Batch,
@@ -313,7 +326,7 @@ pub fn trainer(plan: &Plan, backend: LocalBackend, checkpoints: Option<PathBuf>)
 }
 
 /// With the recipe's checkpoints, if there is a folder for them. The end is always saved.
-pub fn checkpointed(trainer: Trainer<LocalBackend>, plan: &Plan, folder: Option<PathBuf>) -> Trainer<LocalBackend> {
+pub fn checkpointed<B: TrainingBackend>(trainer: Trainer<B>, plan: &Plan, folder: Option<PathBuf>) -> Trainer<B> {
     match folder {
         Some(folder) => {
             let every = (plan.checkpoint.every > 0).then_some(plan.checkpoint.every);

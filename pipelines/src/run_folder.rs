@@ -23,19 +23,19 @@ use rollflow::recipe::Plan;
 use rollflow::stages::sink::RunLog;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
-/// Where the stages of a pipeline write.
-pub struct Outputs {
+/// Where the stages of a pipeline write. `W`: what its trainer publishes.
+pub struct Outputs<W = FrozenWeights> {
     /// Counters, gauges and histograms.
     pub metrics: Metrics,
     /// The sink at the pipeline's end.
-    pub log: RunLog<FrozenWeights>,
+    pub log: RunLog<W>,
     /// Gets the groups whose reward failed, if anything does.
     pub dead_letters: Option<DeadLetterWriter>,
     /// The folder that gets `checkpoints/`, if any does.
     pub checkpoints: Option<PathBuf>,
 }
 
-impl Outputs {
+impl<W> Outputs<W> {
     /// Metrics in memory and no files.
     pub fn in_memory() -> Self {
         let metrics = Metrics::new();

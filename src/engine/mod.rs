@@ -11,9 +11,15 @@ mod error;
 pub mod local;
 mod request;
 pub mod sampling;
+mod scheduler;
+mod simulated;
+mod token_engine;
+mod waiting;
 
 pub use concurrency::Concurrency;
 pub use error::EngineError;
 #[cfg(feature = "torch")]
-pub use local::{Generation, LocalEngine, OnNewWeights, batch_generate, generate};
+pub use local::{Generation, LocalEngine, batch_generate, generate};
 pub use request::{FinishReason, Finished, Request, SamplingParams};
+pub use simulated::{DecodeTimes, SimulatedEngine};
+pub use token_engine::{Load, OnNewWeights, TokenEngine};

@@ -9,6 +9,9 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+use super::Simulation;
+use super::wait::block_on;
+
 /// What a worker is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -85,26 +88,49 @@ impl Times {
     }
 }
 
-/// The run's time in nanoseconds since it began. The one place that reads the machine's clock, so that a simulated one can replace it.
+/// The run's time in nanoseconds since it began, and how its workers wait: on this machine or on a simulated one.
 #[derive(Clone, Debug)]
-pub(crate) struct Clock {
-    began: Instant,
+pub(crate) enum Clock {
+    Machine(Instant),
+    Simulated(Simulation),
 }
 
 impl Clock {
     pub(crate) fn start() -> Self {
-        Clock { began: Instant::now() }
+        Clock::Machine(Instant::now())
     }
 
     pub(crate) fn now(&self) -> u64 {
-        u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        match self {
+            Clock::Machine(began) => u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            Clock::Simulated(simulation) => simulation.nanos(),
+        }
+    }
+
+    pub(crate) fn is_simulated(&self) -> bool {
+        matches!(self, Clock::Simulated(_))
+    }
+
+    /// Waits for a future on the worker's thread.
+    pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
+        match self {
+            Clock::Machine(_) => block_on(future),
+            Clock::Simulated(simulation) => simulation.block_on(future),
+        }
+    }
+
+    /// What a stage takes for an item, where that has to be said.
+    pub(crate) fn work(&self, stage: &str, tokens: impl FnOnce() -> usize) {
+        if let Clock::Simulated(simulation) = self {
+            simulation.work(stage, tokens);
+        }
     }
 }
 
 /// One worker's counters and time. Written by the worker alone, read by anyone at any time.
 #[derive(Debug)]
 pub(crate) struct Meter {
-    clock: Clock,
+    pub(crate) clock: Clock,
     ledger: Mutex<Ledger>,
     pub(crate) items_in: AtomicU64,
     pub(crate) items_out: AtomicU64,

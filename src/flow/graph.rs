@@ -11,10 +11,11 @@ use super::launch::Job;
 use super::nodes::{self, IntoSink, IntoStage};
 use super::plan::short_type_name;
 use super::port::Slot;
+use super::runner::Declared;
 use super::until::Goal;
 use super::{
     Capacity, Control, EdgePlan, Graph, GraphError, GraphErrors, GraphWarning, Interrupts, Kind, Message, NodePlan, Port, Report,
-    RunError, Source, StageSpec, Stats, Until, WeightsId, WeightsPlan, runner,
+    RunError, Simulation, Source, StageSpec, Stats, Until, WeightsId, WeightsPlan, runner,
 };
 
 pub(crate) type BuildEdge = Box<dyn FnOnce(Capacity) -> Arc<Gauge> + Send>;
@@ -189,6 +190,18 @@ impl Flow {
     /// # Panics
     /// When called from async code: it blocks its thread. Use `tokio::task::spawn_blocking` there.
     pub fn run(&mut self, until: Until) -> Result<Report, RunError> {
+        self.run_on(None, until)
+    }
+
+    /// As [`Flow::run`], on a simulated machine: the same stages in the same order of cause and effect, in its time.
+    ///
+    /// Every stage runs, closures included, but only waits at edges, for admission and for weights, and what [`Simulation`] is told of take
+    /// time there. A stage that waits for a socket or a timer of tokio can't be simulated.
+    pub fn simulate(&mut self, simulation: &Simulation, until: Until) -> Result<Report, RunError> {
+        self.run_on(Some(simulation), until)
+    }
+
+    fn run_on(&mut self, simulation: Option<&Simulation>, until: Until) -> Result<Report, RunError> {
         let warnings = self.problems(&until)?;
         let interrupts = self.interrupts.clone().map_or_else(Interrupts::listen, Ok).map_err(RunError::Start)?;
         let _steered = interrupts.steer(self.control.clone());
@@ -197,7 +210,8 @@ impl Flow {
         let edges = std::mem::take(&mut self.edges);
         self.graph = Graph { name: graph.name.clone(), ..Graph::default() };
         self.capacities.clear();
-        runner::run(graph, edges, jobs, &until, &self.control, &self.stats, warnings)
+        let declared = Declared { graph, edges, jobs, warnings };
+        runner::run(declared, &until, &self.control, &self.stats, simulation)
     }
 
     fn problems(&self, until: &Until) -> Result<Vec<GraphWarning>, GraphErrors> {

@@ -5,11 +5,10 @@
 
 use std::sync::Arc;
 
-use super::clock::{Meter, State};
+use super::clock::{Clock, Meter, State};
 use super::control::{Control, Signal};
 use super::edge::{Closed, Offer, Parcel, Pop, Rx, Tx};
 use super::order::{Ticket, Turnstile};
-use super::wait::block_on;
 use super::{Message, StageError, WeightsRx};
 
 /// What the ends of one worker share.
@@ -18,6 +17,17 @@ pub(crate) struct Seat {
     pub(crate) stage: Arc<str>,
     pub(crate) meter: Arc<Meter>,
     pub(crate) control: Control,
+}
+
+impl Seat {
+    fn clock(&self) -> Clock {
+        self.meter.clock.clone()
+    }
+
+    /// On a simulated machine an item takes the time that was said; on a real one, what it takes.
+    fn work<T: Message>(&self, item: &T) {
+        self.meter.clock.work(&self.stage, || item.tokens());
+    }
 }
 
 /// A worker's input.
@@ -79,19 +89,21 @@ impl<T: Message> Inlet<T> {
     }
 
     pub(crate) async fn recv(&mut self) -> Option<T> {
-        match self.now() {
+        let item = match self.now() {
             Now::Item(item) => Some(item),
             Now::Ended => None,
             Now::Wait => self.starve().await,
-        }
+        };
+        item.inspect(|item| self.seat.work(item))
     }
 
     pub(crate) fn recv_blocking(&mut self) -> Option<T> {
-        match self.now() {
+        let item = match self.now() {
             Now::Item(item) => Some(item),
             Now::Ended => None,
-            Now::Wait => block_on(self.starve()),
-        }
+            Now::Wait => self.seat.clock().block_on(self.starve()),
+        };
+        item.inspect(|item| self.seat.work(item))
     }
 }
 
@@ -139,7 +151,7 @@ impl<T: Message> Outlet<T> {
         match self.offer(item) {
             Offer::Sent(_) => Ok(()),
             Offer::Closed => Err(StageError::closed()),
-            Offer::Full(parcel) => block_on(self.block(parcel)),
+            Offer::Full(parcel) => self.seat.clock().block_on(self.block(parcel)),
         }
     }
 }
@@ -180,17 +192,21 @@ impl<In: Message, Out: Message> AsyncIo<In, Out> {
     pub async fn recv(&mut self) -> Result<Option<In>, StageError> {
         // A full input would otherwise never let the other tasks of this thread run.
         tokio::task::coop::consume_budget().await;
-        match self.recv_now() {
-            Now::Item(item) => Ok(Some(item)),
-            Now::Ended => Ok(None),
-            Now::Wait => Ok(self.recv_wait().await),
-        }
+        let item = match self.recv_now() {
+            Now::Item(item) => Some(item),
+            Now::Ended => None,
+            Now::Wait => self.recv_wait().await,
+        };
+        Ok(item.inspect(|item| self.inlet.seat.work(item)))
     }
 
     /// The next item if there is one. Never waits.
     pub fn try_recv(&mut self) -> Result<TryRecv<In>, StageError> {
         Ok(match self.recv_now() {
-            Now::Item(item) => TryRecv::Item(item),
+            Now::Item(item) => {
+                self.inlet.seat.work(&item);
+                TryRecv::Item(item)
+            }
             Now::Ended => TryRecv::Closed,
             Now::Wait => TryRecv::Empty,
         })
@@ -301,11 +317,12 @@ pub struct Io<In, Out>(pub(crate) AsyncIo<In, Out>);
 impl<In: Message, Out: Message> Io<In, Out> {
     /// As [`AsyncIo::recv`].
     pub fn recv(&mut self) -> Result<Option<In>, StageError> {
-        match self.0.recv_now() {
-            Now::Item(item) => Ok(Some(item)),
-            Now::Ended => Ok(None),
-            Now::Wait => Ok(block_on(self.0.recv_wait())),
-        }
+        let item = match self.0.recv_now() {
+            Now::Item(item) => Some(item),
+            Now::Ended => None,
+            Now::Wait => self.0.inlet.seat.clock().block_on(self.0.recv_wait()),
+        };
+        Ok(item.inspect(|item| self.0.inlet.seat.work(item)))
     }
 
     /// As [`AsyncIo::try_recv`].
@@ -317,13 +334,13 @@ impl<In: Message, Out: Message> Io<In, Out> {
     pub fn send(&mut self, item: Out) -> Result<(), StageError> {
         match self.0.send_now(item)? {
             None => Ok(()),
-            Some(pending) => block_on(self.0.send_wait(pending)),
+            Some(pending) => self.0.inlet.seat.clock().block_on(self.0.send_wait(pending)),
         }
     }
 
     /// As [`AsyncIo::wait_weights`].
     pub fn wait_weights<W>(&mut self, rx: &mut WeightsRx<W>, at_least: u64) -> Result<(u64, Arc<W>), StageError> {
-        block_on(self.0.wait_weights(rx, at_least))
+        self.0.inlet.seat.clock().block_on(self.0.wait_weights(rx, at_least))
     }
 
     /// As [`AsyncIo::stage`].

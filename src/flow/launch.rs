@@ -20,11 +20,18 @@ use super::runner::{Cause, Event, StageFailure};
 pub(crate) struct Post {
     pub(crate) seat: Seat,
     pub(crate) events: Sender<Event>,
-    pub(crate) node: usize,
     pub(crate) worker: usize,
 }
 
 impl Post {
+    /// The worker's name, as threads have it.
+    pub(crate) fn name(&self) -> String {
+        match self.worker {
+            0 => self.seat.stage.to_string(),
+            worker => format!("{}-{worker}", self.seat.stage),
+        }
+    }
+
     /// Books how a worker's code ended, while it still holds its ends. `ended`: it was told that its input ended, or has none.
     pub(crate) fn settle(&self, result: thread::Result<Result<(), StageError>>, ended: bool) {
         let cause = match result {

@@ -10,7 +10,6 @@ use super::edge::{Rx, Tx};
 use super::io::{AsyncIo, Inlet, Io, Outlet, Seat};
 use super::launch::{Job, Post, catch};
 use super::order::Turnstile;
-use super::wait::block_on;
 use super::{AsyncStage, Message, Sink, Source, Stage, StageError, StageSpec, Until};
 
 /// A stage ready to be wired.
@@ -96,7 +95,7 @@ pub(crate) fn source<S: Source>(mut source: S, tx: Tx<S::Out>) -> Job {
             while control.signal() == Signal::Run {
                 if let Some(window) = window.as_ref().filter(|window| !window.try_admit()) {
                     let _credit = meter.wait(State::Credit);
-                    if !block_on(window.admit(control)) {
+                    if !meter.clock.block_on(window.admit(control)) {
                         break;
                     }
                 }

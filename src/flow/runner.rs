@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::AcqRel};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
@@ -16,7 +17,7 @@ use super::launch::{Job, Post, panic_message};
 use super::report::{Ended, Report};
 use super::stats::{Board, Stats};
 use super::wait::block_on;
-use super::{Graph, GraphErrors, GraphWarning, Kind, Until};
+use super::{Graph, GraphErrors, GraphWarning, Kind, Simulation, Until};
 
 /// Tasks only wait, so two threads carry any number of them.
 const TASK_THREADS: usize = 2;
@@ -90,21 +91,27 @@ fn list(failures: &[StageFailure]) -> String {
 /// What workers tell the runner.
 pub(crate) enum Event {
     Failed(StageFailure),
-    /// The worker of this node is gone, and with it its ends.
-    Gone(usize),
+    /// A worker is gone, and with it its ends.
+    Gone,
 }
 
 /// Ends a worker's time and reports it gone, whichever way it goes.
 struct Leave {
     meter: Arc<Meter>,
     events: Sender<Event>,
-    node: usize,
+    control: Control,
+    /// How many sinks run, if this is one of them.
+    sinks: Option<Arc<AtomicUsize>>,
 }
 
 impl Drop for Leave {
     fn drop(&mut self) {
         self.meter.end();
-        self.events.send(Event::Gone(self.node)).expect("the runner hears until every worker is gone");
+        if self.sinks.as_ref().is_some_and(|sinks| sinks.fetch_sub(1, AcqRel) == 1) {
+            // Nothing can be delivered any more, so nobody shall wait for weights to make it with.
+            self.control.raise(Signal::Stop);
+        }
+        self.events.send(Event::Gone).expect("the runner hears until every worker is gone");
     }
 }
 
@@ -114,15 +121,22 @@ enum Started {
     Task(tokio::task::JoinHandle<()>),
 }
 
+/// A checked graph with what it takes to run it.
+pub(crate) struct Declared {
+    pub(crate) graph: Graph,
+    pub(crate) edges: Vec<BuildEdge>,
+    pub(crate) jobs: Vec<Option<BuildJobs>>,
+    pub(crate) warnings: Vec<GraphWarning>,
+}
+
 pub(crate) fn run(
-    graph: Graph,
-    edges: Vec<BuildEdge>,
-    jobs: Vec<Option<BuildJobs>>,
+    declared: Declared,
     until: &Until,
     control: &Control,
     stats: &Stats,
-    warnings: Vec<GraphWarning>,
+    simulation: Option<&Simulation>,
 ) -> Result<Report, RunError> {
+    let Declared { graph, edges, jobs, warnings } = declared;
     for warning in &warnings {
         tracing::warn!(flow = graph.name, "{warning}");
     }
@@ -130,7 +144,7 @@ pub(crate) fn run(
     let runtime = runtime.map_err(RunError::Start)?;
     let gauges = edges.into_iter().zip(&graph.edges).map(|(build, edge)| build(edge.capacity)).collect();
     let jobs: Vec<Vec<Job>> = jobs.into_iter().map(|jobs| jobs.map_or_else(Vec::new, |jobs| jobs(until))).collect();
-    let clock = Clock::start();
+    let clock = simulation.map_or_else(Clock::start, |simulation| Clock::Simulated(simulation.clone()));
     let meters = jobs.iter().map(|jobs| jobs.iter().map(|_| Arc::new(Meter::new(clock.clone()))).collect()).collect();
     let board = stats.publish(Board { clock, graph, meters, gauges });
 
@@ -153,33 +167,41 @@ fn supervise(board: &Board, jobs: Vec<Vec<Job>>, control: &Control, runtime: &Ru
     let (events, heard) = channel();
     let is_sink = |node: usize| board.graph.nodes[node].kind == Kind::Sink;
     let mut running: usize = jobs.iter().map(Vec::len).sum();
-    let mut sinks: usize = jobs.iter().enumerate().filter(|(node, _)| is_sink(*node)).map(|(_, jobs)| jobs.len()).sum();
-    let mut started = Vec::new();
+    let sinks = jobs.iter().enumerate().filter(|(node, _)| is_sink(*node)).map(|(_, jobs)| jobs.len()).sum();
+    let sinks = Arc::new(AtomicUsize::new(sinks));
+    let mut places = Vec::new();
     for (node, jobs) in jobs.into_iter().enumerate() {
         let stage: Arc<str> = board.graph.nodes[node].name.as_str().into();
         for (worker, job) in jobs.into_iter().enumerate() {
             let seat =
                 Seat { stage: Arc::clone(&stage), meter: Arc::clone(&board.meters[node][worker]), control: control.clone() };
-            let post = Post { seat, events: events.clone(), node, worker };
-            match start(job, post.clone(), runtime) {
-                Ok(handle) => started.push((post, handle)),
-                // Its ends are gone with the job, as if it had run.
-                Err(error) => post.fail(Cause::Failed(format!("its thread could not be started: {error}").into())),
-            }
+            let leave = Leave {
+                meter: Arc::clone(&seat.meter),
+                events: events.clone(),
+                control: control.clone(),
+                sinks: is_sink(node).then(|| Arc::clone(&sinks)),
+            };
+            let post = Post { seat, events: events.clone(), worker };
+            let turn = Turn::of(&board.clock, &post);
+            places.push((job, post, leave, turn));
         }
+    }
+    let mut started = Vec::new();
+    for (job, post, leave, turn) in places {
+        match start(job, post.clone(), leave, turn, runtime) {
+            Ok(handle) => started.push((post, handle)),
+            // Its ends are gone with the job, as if it had run.
+            Err(error) => post.fail(Cause::Failed(format!("its thread could not be started: {error}").into())),
+        }
+    }
+    if let Clock::Simulated(simulation) = &board.clock {
+        simulation.begin();
     }
     let mut failures = Vec::new();
     while running > 0 {
         match heard.recv().expect("the runner holds a sender itself") {
             Event::Failed(failure) => failures.push(failure),
-            Event::Gone(node) => {
-                running -= 1;
-                sinks -= usize::from(is_sink(node));
-                if sinks == 0 {
-                    // Nothing can be delivered any more, so nobody shall wait for weights to make it with.
-                    control.raise(Signal::Stop);
-                }
-            }
+            Event::Gone => running -= 1,
         }
     }
     for (post, handle) in started {
@@ -194,26 +216,54 @@ fn supervise(board: &Board, jobs: Vec<Vec<Job>>, control: &Control, runtime: &Ru
     }
     failures.extend(heard.try_iter().filter_map(|event| match event {
         Event::Failed(failure) => Some(failure),
-        Event::Gone(_) => None,
+        Event::Gone => None,
     }));
     failures
 }
 
-fn start(job: Job, post: Post, runtime: &Runtime) -> std::io::Result<Started> {
-    let leave = Leave { meter: Arc::clone(&post.seat.meter), events: post.events.clone(), node: post.node };
-    match job {
-        Job::Thread(body) => {
-            let name = match post.worker {
-                0 => post.seat.stage.to_string(),
-                worker => format!("{}-{worker}", post.seat.stage),
-            };
-            let body = move || {
-                leave.meter.begin();
-                body(post);
-                drop(leave);
-            };
-            std::thread::Builder::new().name(name).spawn(body).map(Started::Thread)
+/// A worker's turns on a simulated machine. On a real one everybody goes at once.
+struct Turn(Option<(Simulation, usize)>);
+
+impl Turn {
+    fn of(clock: &Clock, post: &Post) -> Self {
+        Turn(match clock {
+            Clock::Machine(_) => None,
+            Clock::Simulated(simulation) => Some((simulation.clone(), simulation.expect(post.name()))),
+        })
+    }
+
+    fn enter(&self) {
+        if let Some((simulation, worker)) = &self.0 {
+            simulation.enter(*worker);
         }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if let Some((simulation, worker)) = &self.0 {
+            simulation.leave(*worker);
+        }
+    }
+}
+
+fn start(job: Job, post: Post, leave: Leave, turn: Turn, runtime: &Runtime) -> std::io::Result<Started> {
+    let clock = post.seat.meter.clock.clone();
+    let thread = |post: Post, leave: Leave, body: Box<dyn FnOnce(Post) + Send>| {
+        let name = post.name();
+        let body = move || {
+            turn.enter();
+            leave.meter.begin();
+            body(post);
+            drop(leave);
+            drop(turn);
+        };
+        std::thread::Builder::new().name(name).spawn(body).map(Started::Thread)
+    };
+    match job {
+        Job::Thread(body) => thread(post, leave, body),
+        // There a task has a thread of its own: who waits on tokio's timers and sockets can't be told from who waits for ever.
+        Job::Task(body) if clock.is_simulated() => thread(post, leave, Box::new(move |post| clock.block_on(body(post)))),
         Job::Task(body) => Ok(Started::Task(runtime.spawn(async move {
             leave.meter.begin();
             body(post).await;

@@ -24,6 +24,7 @@ mod probe;
 mod replica;
 #[cfg(feature = "torch")]
 mod side_by_side;
+mod simulated;
 mod supervised;
 #[cfg(feature = "torch")]
 mod worker;
@@ -38,4 +39,5 @@ pub use local::{LocalBackend, LocalConfig, NonFinitePolicy, companions};
 pub use objective::{Objective, ObjectiveError, compute_grpo_loss, grpo_loss, objective};
 pub use prepare::{PrepareError, assign_advantages, assign_constant_baseline, prepare_grpo_batch, prepare_sft_batch};
 pub use probe::{ProbeError, probe};
+pub use simulated::SimulatedBackend;
 pub use supervised::{SftConfig, SftError, SftStep, run_sft_training};

@@ -26,6 +26,7 @@ engine! {
     io = "../../src/flow/io.rs"
     message = "../../src/flow/message.rs"
     order = "../../src/flow/order.rs"
+    simulation = "../../src/flow/simulation.rs"
     stage = "../../src/flow/stage.rs"
     wait = "../../src/flow/wait.rs"
     weights = "../../src/flow/weights.rs"
@@ -33,6 +34,7 @@ engine! {
 }
 use io::{AsyncIo, Io};
 use message::Message;
+use simulation::Simulation;
 use stage::StageError;
 use weights::{WeightsId, WeightsRx};
 use window::Window;

@@ -15,30 +15,12 @@ use std::sync::Arc;
 use tch::Tensor;
 
 use super::draw::draw;
-use super::scheduler::{Admission, Move, Scheduler};
-use super::sequence::{Sequence, Served, Waiting, finish_of};
+use super::sequence::{Sequence, Served};
 use crate::data::{Answer, SampledToken, Status, Tokenizer, Version};
-use crate::engine::{EngineError, Finished, Request};
-use crate::model::{Decoder, KvCache, Packed, Weights};
-
-/// What becomes of samples under way, and of the keys and values computed for them, when new weights arrive (law V5). Whatever it is, the
-/// version that sampled each token stands in its spans (law D3).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnNewWeights {
-    /// They go on under the new weights with the keys and values of the old: nothing is computed twice, and what the next tokens are
-    /// conditioned on is slightly off the new weights.
-    #[default]
-    Swap,
-    /// They go on under the new weights, and their keys and values are computed anew: one prefill of all that is there.
-    Recompute,
-    /// They end under the weights they began with, and new ones start under the new: no sample mixes versions. Until then each version
-    /// in use costs a pass of its own at every token, and the memory of its weights. There are as many as a sample outlives: no more than
-    /// `max_staleness` + 1 where admission bounds that (law V2).
-    Finish,
-    /// They stop at once and enter again before all that wait, the oldest first, under the new weights: one prefill of all that is
-    /// there, as for [`OnNewWeights::Recompute`]. It is what an engine must do that can't change weights under a running sample.
-    Abort,
-}
+use crate::engine::scheduler::{Admission, Move, Scheduler};
+use crate::engine::waiting::Waiting;
+use crate::engine::{EngineError, Finished, Load, OnNewWeights, Request, TokenEngine};
+use crate::model::{Decoder, FrozenWeights, KvCache, Packed, Weights};
 
 /// Generates with weights in this process.
 pub struct LocalEngine {
@@ -58,6 +40,8 @@ pub struct LocalEngine {
     finished: Vec<Finished>,
     /// Tokens of the newest step.
     sampled: Vec<SampledToken>,
+    /// What the newest step computed.
+    load: Load,
 }
 
 impl LocalEngine {
@@ -79,6 +63,7 @@ impl LocalEngine {
             shelf: None,
             finished: Vec::new(),
             sampled: Vec::new(),
+            load: Load::default(),
         }
     }
 
@@ -89,7 +74,7 @@ impl LocalEngine {
     }
 
     /// Lets a prompt wait for slots. Answers that it brings along and that have ended are given back by the next step.
-    pub fn submit(&mut self, mut request: Request) -> Result<(), EngineError> {
+    pub fn submit(&mut self, request: Request) -> Result<(), EngineError> {
         request.params.check()?;
         let config = self.decoder.config();
         let (ordinal, needed) = (request.ordinal, request.tokens.len() + request.params.max_new_tokens);
@@ -107,22 +92,7 @@ impl LocalEngine {
             ));
         }
         request.check_answers(config.vocab_size)?;
-        let Request { samples, params, answers, .. } = &mut request;
-        let (samples, max_new_tokens) = (*samples, params.max_new_tokens);
-        let mut answers: Vec<Answer> = std::mem::take(answers).into_iter().filter(|answer| !answer.tokens.is_empty()).collect();
-        answers.sort_by_key(|answer| answer.index);
-        let request = Arc::new(request);
-        let mut next = 0;
-        for answer in answers {
-            let index = answer.index;
-            self.scheduler.submit(Waiting { request: request.clone(), begun: None }, next..index);
-            next = index + 1;
-            match finish_of(&answer, max_new_tokens) {
-                Some(finish) => self.finished.push(Finished::new(ordinal, answer, finish)),
-                None => self.scheduler.submit(Waiting { request: request.clone(), begun: Some(answer) }, index..next),
-            }
-        }
-        self.scheduler.submit(Waiting { request, begun: None }, next..samples);
+        self.finished.extend(self.scheduler.take_in(request));
         Ok(())
     }
 
@@ -199,6 +169,7 @@ impl LocalEngine {
     pub fn step(&mut self) -> Result<Vec<Finished>, EngineError> {
         let _guard = tch::no_grad_guard();
         self.sampled.clear();
+        self.load = Load::default();
         if self.weights.is_none() && !self.is_idle() {
             return Err(EngineError::NoWeights);
         }
@@ -218,8 +189,8 @@ impl LocalEngine {
     }
 
     /// The tokens that the newest step sampled, those of finished samples included.
-    pub fn sampled(&self) -> impl ExactSizeIterator<Item = SampledToken> + '_ {
-        self.sampled.iter().copied()
+    pub fn sampled(&self) -> &[SampledToken] {
+        &self.sampled
     }
 
     /// Steps until nothing is left to do. Answers come in the order in which they end.
@@ -254,6 +225,7 @@ impl LocalEngine {
             let slots: Vec<Vec<usize>> =
                 groups.iter().map(|group| group.slots.iter().copied().chain(shelf(group)).collect()).collect();
             let packed = Packed::new(tokens.iter().map(|tokens| &**tokens));
+            self.load.add(0, tokens.iter().map(|tokens| tokens.len()).sum());
             let new = self.decoder.prefill(&weights.views, &packed, &mut self.cache, &slots);
             if groups.last().is_some_and(|group| group.more) {
                 self.shelf = Some(new.narrow(0, -1, 1));
@@ -285,6 +257,7 @@ impl LocalEngine {
             let (tokens, positions): (Vec<i64>, Vec<usize>) = neighbours.map(Sequence::newest).unzip();
             let logits = self.decoder.decode(&weights.views, first, &tokens, &positions, &mut self.cache);
             let slots: Vec<usize> = (first..first + tokens.len()).collect();
+            self.load.add(slots.len(), 0);
             first += slots.len();
             self.take_tokens(&slots, &logits)?;
         }
@@ -353,5 +326,53 @@ impl LocalEngine {
             let packed = Packed::new(tokens.iter().map(Vec::as_slice));
             let _logits = self.decoder.prefill(&weights.views, &packed, &mut self.cache, &slots);
         }
+    }
+}
+
+impl TokenEngine for LocalEngine {
+    type Weights = FrozenWeights;
+
+    fn submit(&mut self, request: Request) -> Result<(), EngineError> {
+        LocalEngine::submit(self, request)
+    }
+
+    fn set_weights(&mut self, version: Version, weights: &FrozenWeights) {
+        LocalEngine::set_weights(self, version, &weights.read());
+    }
+
+    fn begin_anew(&mut self, expired: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
+        LocalEngine::begin_anew(self, expired)
+    }
+
+    fn version(&self) -> Option<Version> {
+        LocalEngine::version(self)
+    }
+
+    fn is_idle(&self) -> bool {
+        LocalEngine::is_idle(self)
+    }
+
+    fn free_slots(&self) -> usize {
+        LocalEngine::free_slots(self)
+    }
+
+    fn active(&self) -> usize {
+        LocalEngine::active(self)
+    }
+
+    fn limit_slots(&mut self, limit: usize) {
+        LocalEngine::limit_slots(self, limit);
+    }
+
+    fn step(&mut self) -> Result<Vec<Finished>, EngineError> {
+        LocalEngine::step(self)
+    }
+
+    fn sampled(&self) -> &[SampledToken] {
+        LocalEngine::sampled(self)
+    }
+
+    fn load(&self) -> Load {
+        self.load
     }
 }

@@ -3,9 +3,8 @@
 mod draw;
 mod engine;
 mod generate;
-mod scheduler;
 mod sequence;
 mod stop;
 
-pub use engine::{LocalEngine, OnNewWeights};
+pub use engine::LocalEngine;
 pub use generate::{Generation, batch_generate, generate};

@@ -1,15 +1,13 @@
-//! One sample: while it waits, and while it is under way.
-//!
-//! A sample that was interrupted waits with what is there of it. What else a sample under way knows (which random number comes next, the
+//! One sample under way. What it knows besides its tokens (which random number comes next, the
 //! text that stop strings are sought in) follows from its tokens, so that nothing but tokens has to be kept (laws C1, N2).
 
-use std::borrow::Cow;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use super::stop::StopWatch;
-use crate::data::{Answer, Status, Tokenizer, Version};
+use crate::data::{Answer, Tokenizer, Version};
 use crate::engine::sampling::{Choice, uniform};
+use crate::engine::waiting::Waiting;
 use crate::engine::{EngineError, FinishReason, Finished, Request};
 use crate::model::Views;
 
@@ -17,22 +15,6 @@ use crate::model::Views;
 pub struct Served {
     pub version: Version,
     pub views: Views,
-}
-
-/// A sample that waits for a slot.
-#[derive(Clone)]
-pub struct Waiting {
-    pub request: Arc<Request>,
-    /// What is there of it, if it was interrupted; it has not ended.
-    pub begun: Option<Answer>,
-}
-
-impl Waiting {
-    /// What is computed before its next token is drawn.
-    pub fn tokens(&self) -> Cow<'_, [u32]> {
-        let prompt = &self.request.tokens;
-        self.begun.as_ref().map_or(Cow::Borrowed(prompt), |answer| Cow::Owned([prompt, answer.tokens.as_slice()].concat()))
-    }
 }
 
 /// A sample in a slot.
@@ -93,14 +75,5 @@ impl Sequence {
 
     pub fn finished(self, finish: FinishReason) -> Finished {
         Finished::new(self.request.ordinal, self.answer, finish)
-    }
-}
-
-/// How an answer that is brought along has ended, if it has: one without room for a token has, whatever its status says.
-pub fn finish_of(answer: &Answer, max_new_tokens: usize) -> Option<FinishReason> {
-    match answer.status {
-        Status::Completed => Some(FinishReason::Stop),
-        Status::Truncated => Some(FinishReason::Length),
-        Status::Pending | Status::Aborted => (answer.tokens.len() >= max_new_tokens).then_some(FinishReason::Length),
     }
 }

@@ -1,287 +1,39 @@
-//! Generation in this process, on a thread of its own.
-//!
-//! Prompts enter as slots become free, groups leave as their last sample ends, and new weights are taken between two tokens: the thread
-//! waits only when there is nothing to generate.
-//!
-//! Every token is written down in the [`Admission`]'s ledger with the step that sampled it, so that whatever ends the run loses none
-//! (laws C1, D4), and what a prompt has there when it comes is continued. Answers too old to be trained are begun anew (law V2).
+//! Generation in this process.
 
 use std::sync::Arc;
-use std::time::Instant;
 
-use super::assembly::{self, Assembly};
-use crate::data::{Answer, Group, Prompt, Sample, Status, Version};
-use crate::engine::{Concurrency, EngineError, LocalEngine, OnNewWeights, Request, SamplingParams};
-use crate::flow::{Io, Signal, Stage, StageError, StageSpec, TryRecv, WeightsRx};
+use super::assembly;
+use super::generator::{EngineSettings, Generator};
+use crate::data::{Prompt, Sample};
+use crate::engine::{EngineError, LocalEngine, Request, SamplingParams};
+use crate::flow::WeightsRx;
 use crate::model::FrozenWeights;
-use crate::observe::{Metric, Metrics};
-use crate::stages::{Admission, Fate, Policy};
+use crate::stages::Policy;
 
-/// Answers each prompt `group_size` times.
-pub struct Generator {
-    policy: Policy,
-    weights: WeightsRx<FrozenWeights>,
-    params: SamplingParams,
-    group_size: u32,
-    slots: usize,
-    on_new_weights: OnNewWeights,
-    mask_older: bool,
-    /// Whether fewer slots are used where more bring nothing.
-    adaptive: bool,
-    seed: u64,
-    threads: usize,
-    metrics: Option<Metrics>,
-    admission: Option<Admission>,
+impl Generator<LocalEngine> {
+    /// Generates in this process with the newest of `weights`; it starts when the first arrive (law V4).
+    pub fn local(policy: &Policy, weights: WeightsRx<FrozenWeights>) -> Self {
+        let tokenizer = policy.tokenizer().clone();
+        let policy = policy.clone();
+        let make = move |settings: &EngineSettings| {
+            tch::set_num_threads(settings.threads as i32);
+            let engine = LocalEngine::new(policy.decoder(), policy.tokenizer().clone(), settings.slots, settings.seed);
+            engine.on_new_weights(settings.on_new_weights)
+        };
+        Generator::by(make, &tokenizer, weights)
+    }
 }
 
-impl Generator {
-    /// Generates with the newest of `weights`; it starts when the first arrive (law V4).
-    pub fn local(policy: &Policy, weights: WeightsRx<FrozenWeights>) -> Self {
-        Generator {
-            policy: policy.clone(),
-            weights,
-            params: SamplingParams::default(),
-            group_size: 8,
-            slots: 64,
-            on_new_weights: OnNewWeights::default(),
-            mask_older: false,
-            adaptive: false,
-            seed: 0,
-            threads: 1,
-            metrics: None,
-            admission: None,
-        }
-    }
-
-    /// Samples for each prompt; 8 unless told otherwise.
-    pub fn group_size(self, group_size: usize) -> Self {
-        Generator { group_size: group_size.max(1) as u32, ..self }
-    }
-
-    /// How tokens are chosen, and how many at most.
-    pub fn sampling(self, params: SamplingParams) -> Self {
-        Generator { params, ..self }
-    }
-
-    /// Longest answer, in tokens.
-    pub fn max_new_tokens(mut self, tokens: usize) -> Self {
-        self.params.max_new_tokens = tokens;
-        self
-    }
-
-    /// Samples that are generated at the same time; 64 unless told otherwise.
-    pub fn slots(self, slots: usize) -> Self {
-        Generator { slots: slots.max(1), adaptive: false, ..self }
-    }
-
-    /// As many at the same time as the measured throughput is worth, at most `most` ([`Concurrency`]). Which samples are computed together then
-    /// depends on timing, so that a run in rounds (law V3) keeps to `most`.
-    pub fn adaptive_slots(self, most: usize) -> Self {
-        Generator { slots: most.max(1), adaptive: true, ..self }
-    }
-
-    /// What becomes of samples under way when new weights arrive; they go on under the new ones unless told otherwise.
-    pub fn on_new_weights(self, on_new_weights: OnNewWeights) -> Self {
-        Generator { on_new_weights, ..self }
-    }
-
-    /// Of a sample that several versions made, only what the newest of them sampled weighs in the loss. Every token does unless told
-    /// otherwise.
-    pub fn mask_older(self, mask_older: bool) -> Self {
-        Generator { mask_older, ..self }
-    }
-
-    /// Keys the randomness together with prompt, sample and position (law N2).
-    pub fn seed(self, seed: u64) -> Self {
-        Generator { seed, ..self }
-    }
-
-    /// Cores that it computes with; 1 unless told otherwise.
-    pub fn threads(self, threads: usize) -> Self {
-        Generator { threads: threads.max(1), ..self }
-    }
-
-    /// Counts what it makes there.
-    pub fn metrics(self, metrics: &Metrics) -> Self {
-        Generator { metrics: Some(metrics.clone()), ..self }
-    }
-
-    /// Writes down there what it samples (law D4), and continues what is written there already. Where that admits prompts in rounds, it
-    /// generates in rounds: a round begins when all of its prompts have come, so that what is computed together depends on no timing
-    /// (law V3).
-    pub fn admission(self, admission: &Admission) -> Self {
-        Generator { admission: Some(admission.clone()), ..self }
-    }
-
-    /// One answer to `prompt` of at most `tokens`, under the policy's first weights and sampled as in the run: for a look before it.
-    pub fn sample_once(&self, prompt: Prompt, tokens: usize) -> Result<Sample, EngineError> {
-        let mut engine = LocalEngine::new(self.policy.decoder(), self.policy.tokenizer().clone(), 1, self.seed);
-        engine.set_weights(0, &self.policy.weights());
-        let params = SamplingParams { max_new_tokens: self.params.max_new_tokens.min(tokens), ..self.params.clone() };
-        let tokens: Arc<[u32]> = self.policy.tokenizer().encode(&prompt.text.render())?.into();
-        engine.submit(Request {
-            ordinal: prompt.ordinal,
-            tokens: tokens.clone(),
-            samples: 1,
-            params: Arc::new(params),
-            answers: Vec::new(),
-        })?;
+impl Policy {
+    /// One answer to `prompt` under the weights that it starts from: for a look before a run.
+    pub fn sample(&self, prompt: Prompt, params: SamplingParams, seed: u64) -> Result<Sample, EngineError> {
+        let mut engine = LocalEngine::new(self.decoder(), self.tokenizer().clone(), 1, seed);
+        engine.set_weights(0, &self.weights());
+        let tokens: Arc<[u32]> = self.tokenizer().encode(&prompt.text.render())?.into();
+        let (ordinal, params) = (prompt.ordinal, Arc::new(params));
+        engine.submit(Request { ordinal, tokens: tokens.clone(), samples: 1, params, answers: Vec::new() })?;
         // It was asked for one answer, and ends with one unless it has no weights.
         let finished = engine.run()?.pop().ok_or(EngineError::NoWeights)?;
-        Ok(assembly::sample(&prompt, &tokens, finished, self.policy.tokenizer())?)
-    }
-
-    fn submit(&self, engine: &mut LocalEngine, groups: &mut Assembly, prompt: Prompt) -> Result<(), StageError> {
-        let tokens: Arc<[u32]> = self.policy.tokenizer().encode(&prompt.text.render())?.into();
-        let (ordinal, samples) = (prompt.ordinal, self.group_size);
-        let answers = match (&self.admission, engine.version()) {
-            (Some(admission), Some(version)) => admission.resume(ordinal, version, |answer| self.continues(answer, version)),
-            _ => Vec::new(),
-        };
-        engine.submit(Request { ordinal, tokens: tokens.clone(), samples, params: Arc::new(self.params.clone()), answers })?;
-        groups.open(prompt, tokens, samples);
-        Ok(())
-    }
-
-    /// Whether an answer that an interrupted run began can go on. Where no sample may mix versions, one that older weights began can't:
-    /// nobody has them any more.
-    fn continues(&self, answer: &Answer, version: Version) -> bool {
-        let pure = self.on_new_weights != OnNewWeights::Finish || answer.versions.oldest() == Some(version);
-        answer.index < self.group_size && (answer.has_ended() || pure)
-    }
-
-    /// Lets prompts in while slots are free; waits only when there is nothing else to do. False when none will come any more.
-    fn admit(&self, io: &mut Io<Prompt, Group>, engine: &mut LocalEngine, groups: &mut Assembly) -> Result<bool, StageError> {
-        while engine.free_slots() > 0 {
-            if engine.is_idle() {
-                let Some(prompt) = io.recv()? else { return Ok(false) };
-                self.submit(engine, groups, prompt)?;
-                continue;
-            }
-            match io.try_recv()? {
-                TryRecv::Item(prompt) => self.submit(engine, groups, prompt)?,
-                TryRecv::Empty => break,
-                TryRecv::Closed => return Ok(false),
-            }
-        }
-        Ok(true)
-    }
-
-    /// Lets a whole round in once the last one is done.
-    fn admit_round(
-        &self,
-        io: &mut Io<Prompt, Group>,
-        (engine, groups): (&mut LocalEngine, &mut Assembly),
-        (admission, received): (&Admission, &mut u64),
-    ) -> Result<bool, StageError> {
-        if !engine.is_idle() {
-            return Ok(true);
-        }
-        loop {
-            let Some(prompt) = io.recv()? else { return Ok(false) };
-            self.submit(engine, groups, prompt)?;
-            *received += 1;
-            if admission.rest_of_round(*received) == 0 {
-                return Ok(true);
-            }
-        }
-    }
-
-    fn swap(&self, engine: &mut LocalEngine, (version, weights): (Version, Arc<FrozenWeights>)) {
-        let truncated = self.admission.as_ref().map_or(0, |admission| {
-            let expired = engine.begin_anew(|ordinal, answer| admission.expires(ordinal, answer, version));
-            expired.into_iter().map(|(ordinal, index)| admission.discard(ordinal, index)).sum()
-        });
-        engine.set_weights(version, &weights.read());
-        if let Some(metrics) = &self.metrics {
-            metrics.set(Metric::WeightVersion, &["generator"], version as f64);
-            metrics.add(Metric::Tokens, &[Fate::Truncated.label()], truncated as f64);
-        }
-    }
-
-    fn write_down(&self, engine: &LocalEngine) {
-        if let Some(admission) = &self.admission {
-            admission.sampled(engine.sampled());
-        }
-        if let Some(metrics) = &self.metrics {
-            metrics.add(Metric::GeneratedTokens, &[], engine.sampled().len() as f64);
-        }
-    }
-
-    fn show_slots(&self, slots: usize) {
-        if let Some(metrics) = &self.metrics {
-            metrics.set(Metric::GeneratorSlots, &[], slots as f64);
-        }
-    }
-
-    fn count(&self, group: &Group) {
-        let Some(metrics) = &self.metrics else { return };
-        for sample in &group.samples {
-            metrics.add(Metric::Samples, &[status_label(sample)], 1.0);
-            metrics.observe(Metric::ResponseLength, &[], sample.generated() as f64);
-        }
-    }
-}
-
-fn status_label(sample: &Sample) -> &'static str {
-    match sample.status {
-        Status::Completed => "completed",
-        Status::Truncated => "truncated",
-        Status::Aborted => "aborted",
-        Status::Pending => "pending",
-    }
-}
-
-impl Stage for Generator {
-    type In = Prompt;
-    type Out = Group;
-
-    fn run(&mut self, io: &mut Io<Prompt, Group>) -> Result<(), StageError> {
-        tch::set_num_threads(self.threads as i32);
-        let engine = LocalEngine::new(self.policy.decoder(), self.policy.tokenizer().clone(), self.slots, self.seed);
-        let mut engine = engine.on_new_weights(self.on_new_weights);
-        let mut groups = Assembly::new(self.mask_older);
-        let first = io.wait_weights(&mut self.weights, 0)?;
-        self.swap(&mut engine, first);
-        let rounds = self.admission.clone().filter(Admission::in_rounds);
-        let mut concurrency = (self.adaptive && rounds.is_none()).then(|| Concurrency::new(self.slots));
-        if let Some(concurrency) = &concurrency {
-            engine.limit_slots(concurrency.slots());
-        }
-        let (mut more, mut received) = (true, 0);
-        while io.signal() != Signal::Stop {
-            more = more
-                && match &rounds {
-                    None => self.admit(io, &mut engine, &mut groups)?,
-                    Some(admission) => self.admit_round(io, (&mut engine, &mut groups), (admission, &mut received))?,
-                };
-            if engine.is_idle() && !more {
-                break;
-            }
-            if engine.version().is_some_and(|version| self.weights.has_newer_than(version))
-                && let Some(newest) = self.weights.latest()
-            {
-                self.swap(&mut engine, newest);
-            }
-            let started = Instant::now();
-            let finished = engine.step()?;
-            if let Some(concurrency) = &mut concurrency {
-                let (in_use, tokens) = (engine.active() + finished.len(), engine.sampled().count());
-                engine.limit_slots(concurrency.step(in_use, tokens, started.elapsed().as_secs_f64()));
-                self.show_slots(concurrency.slots());
-            }
-            self.write_down(&engine);
-            for finished in finished {
-                if let Some(group) = groups.add(finished, self.policy.tokenizer())? {
-                    self.count(&group);
-                    io.send(group)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn spec(&self) -> StageSpec {
-        StageSpec::thread().threads(self.threads).subscribes(self.weights.id()).knob("threads or slots")
+        Ok(assembly::sample(&prompt, &tokens, finished, self.tokenizer())?)
     }
 }

@@ -16,22 +16,23 @@ pub struct RunLog<W> {
     metrics: Metrics,
     loggers: Vec<Box<dyn MetricsLogger>>,
     rollouts: Option<(RolloutWriter, u64)>,
+    look: Vec<Look<W>>,
     steps_since_publish: u64,
     length_bias: LengthBias,
-    weights: std::marker::PhantomData<fn(W)>,
 }
+
+type Look<W> = Box<dyn FnMut(&Trained<W>) + Send>;
 
 impl<W> RunLog<W> {
     /// Feeds these metrics.
     pub fn new(metrics: &Metrics) -> Self {
-        let (metrics, weights) = (metrics.clone(), std::marker::PhantomData);
         RunLog {
-            metrics,
+            metrics: metrics.clone(),
             loggers: Vec::new(),
             rollouts: None,
+            look: Vec::new(),
             steps_since_publish: 0,
             length_bias: LengthBias::default(),
-            weights,
         }
     }
 
@@ -44,6 +45,12 @@ impl<W> RunLog<W> {
     /// Writes the samples of every `every`-th step.
     pub fn rollouts(self, writer: RolloutWriter, every: u64) -> Self {
         RunLog { rollouts: Some((writer, every.max(1))), ..self }
+    }
+
+    /// Shows every step to this closure, with all that was trained in it.
+    pub fn each(mut self, look: impl FnMut(&Trained<W>) + Send + 'static) -> Self {
+        self.look.push(Box::new(look));
+        self
     }
 
     fn count(&mut self, trained: &Trained<W>) {
@@ -87,6 +94,7 @@ impl<W: Send + Sync + 'static> Sink for RunLog<W> {
             return Ok(());
         }
         self.count(&trained);
+        self.look.iter_mut().for_each(|look| look(&trained));
         let row = step_row(&trained);
         let bias = self.length_bias.add(&trained.batch);
         // Over the whole process, which a resumed run is not: a gauge, not a number of the step.

@@ -1,0 +1,129 @@
+//! What a recipe would do on a machine, without that machine: the very graph of [`grpo`] in simulated time, with an engine and a trainer
+//! that only take as long as real ones were recorded to take.
+//!
+//! It answers what-ifs in seconds: staleness, over-sampling, capacities, slots, generators, on what lengths of answers. What it leaves out:
+//! that stages share cores (times are as they were when they were recorded, sharing included), and that a policy which learns answers
+//! differently under another recipe.
+
+pub mod profile;
+pub mod record;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+use rollflow::engine::SimulatedEngine;
+use rollflow::flow::{Simulation, Until, weights};
+use rollflow::prelude::*;
+use rollflow::recipe::Plan;
+use rollflow::stages::generate::EngineSettings;
+use rollflow::stages::train::{Trained, staleness};
+use rollflow::train::SimulatedBackend;
+
+use crate::grpo::{self, Actors};
+use crate::parts;
+use crate::run_folder::Outputs;
+use profile::Profile;
+
+/// What a simulated run did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Forecast {
+    /// Its steps.
+    pub steps: u64,
+    /// Simulated seconds.
+    pub seconds: f64,
+    /// Shares of the time in which generator and trainer worked.
+    pub busy: [f64; 2],
+    /// Tokens that were sampled.
+    pub generated: u64,
+    /// Tokens that were learned from.
+    pub trained: u64,
+    /// Trained samples by how many versions their oldest token lagged.
+    pub staleness: BTreeMap<u64, u64>,
+    /// What to change.
+    pub bottleneck: String,
+}
+
+impl Forecast {
+    /// Optimizer steps an hour.
+    pub fn steps_per_hour(&self) -> f64 {
+        self.steps as f64 / self.seconds * 3600.0
+    }
+
+    /// The share of sampled tokens that nothing was learned from.
+    pub fn waste(&self) -> f64 {
+        1.0 - self.trained as f64 / self.generated.max(1) as f64
+    }
+}
+
+impl fmt::Display for Forecast {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [generator, trainer] = self.busy.map(|share| 100.0 * share);
+        let samples: u64 = self.staleness.values().sum();
+        let share = |count: &u64| 100.0 * *count as f64 / samples.max(1) as f64;
+        let lags: Vec<String> = self.staleness.iter().map(|(lag, count)| format!("{lag}: {:.0}%", share(count))).collect();
+        write!(
+            f,
+            "{:>9.0} steps/h  {:>9.0} tokens/s trained  {:>5.1}% wasted  idle: generator {:>5.1}%, trainer {:>5.1}%  staleness {}",
+            self.steps_per_hour(),
+            self.trained as f64 / self.seconds,
+            100.0 * self.waste(),
+            100.0 - generator,
+            100.0 - trainer,
+            lags.join(", "),
+        )
+    }
+}
+
+/// Runs the recipe's graph for `steps` steps of simulated time. The same seed gives the same forecast.
+pub fn simulate(plan: &Plan, profile: &Profile, steps: u64) -> Result<Forecast> {
+    let mut plan = plan.clone();
+    (plan.train.steps, plan.train.target_reward) = (steps, None);
+    let simulation = Simulation::new(plan.seed);
+    for (stage, times) in profile.stages.clone() {
+        simulation.takes(&stage, move |tokens| times.of(tokens));
+    }
+    let seen: Arc<Mutex<Forecast>> = Arc::default();
+    let looked = seen.clone();
+    let mut outputs = Outputs::in_memory();
+    outputs.log = outputs.log.each(move |step: &Trained<()>| {
+        let mut forecast = looked.lock().unwrap_or_else(PoisonError::into_inner);
+        for lag in step.batch.samples().filter_map(|sample| staleness(sample, step.version)) {
+            *forecast.staleness.entry(lag).or_default() += 1;
+        }
+        if let Some(totals) = &step.totals {
+            forecast.generated = totals.generated;
+            forecast.trained = totals.tokens.get(&rollflow::stages::Fate::Trained).copied().unwrap_or(0);
+        }
+    });
+    let mut flow = grpo::declare(&plan, actors(&plan, profile, &simulation)?, outputs, None)?;
+    let report = flow.simulate(&simulation, Until::finished())?;
+    let busy = |name| report.stage(name).map_or(0.0, |stage| stage.share(rollflow::flow::State::Busy));
+    let mut forecast = seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    forecast.steps = steps;
+    forecast.seconds = report.wall as f64 / 1e9;
+    forecast.busy = [busy("generate"), busy("train")];
+    forecast.bottleneck = report.bottleneck.clone();
+    Ok(forecast)
+}
+
+/// Those who only take time.
+fn actors(plan: &Plan, profile: &Profile, simulation: &Simulation) -> Result<Actors<SimulatedEngine, SimulatedBackend>> {
+    let tokenizer = Arc::new(parts::tokenizer(plan).context("the tokenizer, which tells how long prompts are")?);
+    let (publisher, published) = weights();
+    let (machine, times, answers, seed) = (simulation.clone(), profile.decode, profile.answers.clone(), plan.seed);
+    let lengths = answers.clone();
+    let make = move |settings: &EngineSettings| {
+        let lengths = lengths.clone();
+        let length = move |ordinal, index| lengths.of(seed, ordinal, index).0;
+        SimulatedEngine::new(&machine, settings.slots, times, length).on_new_weights(settings.on_new_weights)
+    };
+    let reward = move |sample: &Sample| answers.of(seed, sample.group_index, sample.index).1;
+    Ok(Actors {
+        generator: parts::generator_by(plan, Generator::by(make, &tokenizer, published)),
+        publisher,
+        reward: Reward::each(reward),
+        backend: SimulatedBackend::default(),
+    })
+}

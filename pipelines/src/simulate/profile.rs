@@ -1,0 +1,180 @@
+//! What a simulation has to know of a machine and a task: how long things take, and what answers are like. Recorded from a real run, or
+//! written by hand.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rollflow::engine::sampling::uniform;
+use rollflow::engine::{DecodeTimes, Load};
+use serde::{Deserialize, Serialize};
+
+/// A machine and a task, in numbers. Times are in seconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// Of the generator.
+    pub decode: DecodeTimes,
+    /// Of the other stages, by name; one that is missing takes no time.
+    pub stages: BTreeMap<String, ItemTimes>,
+    /// Of the task.
+    pub answers: Answers,
+    /// What the run took that this was recorded from, to compare a simulation with.
+    pub recorded: Option<Recorded>,
+}
+
+/// How long a stage takes for an item.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ItemTimes {
+    /// For any.
+    pub item: f64,
+    /// For each of its tokens.
+    #[serde(default)]
+    pub token: f64,
+}
+
+impl ItemTimes {
+    /// Of an item of so many tokens.
+    pub fn of(&self, tokens: usize) -> Duration {
+        Duration::try_from_secs_f64(self.item + self.token * tokens as f64).unwrap_or_default()
+    }
+}
+
+/// What answers are like.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Answers {
+    /// As they were, prompt by prompt and from the beginning again after the last: tokens and reward of each sample.
+    Recorded(Vec<Vec<(usize, f64)>>),
+    /// Lengths from a log-normal distribution, rewards 1 with this probability and otherwise 0.
+    Drawn {
+        /// The median length, in tokens.
+        median: f64,
+        /// The spread of the logarithm: 0 makes all alike, 1 a heavy tail.
+        sigma: f64,
+        /// The probability of a reward.
+        success: f64,
+    },
+}
+
+impl Answers {
+    /// Tokens and reward of a prompt's sample, always the same for the same seed.
+    pub fn of(&self, seed: u64, ordinal: u64, index: u32) -> (usize, f64) {
+        match self {
+            Answers::Recorded(groups) => {
+                let group = &groups[ordinal as usize % groups.len()];
+                group[index as usize % group.len()]
+            }
+            Answers::Drawn { median, sigma, success } => {
+                let draw = |position| uniform(seed, ordinal, index, position);
+                let normal = (-2.0 * (1.0 - draw(0)).ln()).sqrt() * (std::f64::consts::TAU * draw(1)).cos();
+                let tokens = (median * (sigma * normal).exp()).round().max(1.0);
+                (tokens as usize, f64::from(draw(2) < *success))
+            }
+        }
+    }
+}
+
+/// What a recorded run took.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recorded {
+    /// Its steps.
+    pub steps: u64,
+    /// Its wall-clock, in seconds.
+    pub seconds: f64,
+}
+
+impl Profile {
+    /// From a file of JSON.
+    pub fn load(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("reading the profile {}", path.display()))?;
+        let profile: Profile = serde_json::from_str(&text).with_context(|| format!("the profile {}", path.display()))?;
+        match &profile.answers {
+            Answers::Recorded(groups) if groups.is_empty() || groups.iter().any(Vec::is_empty) => {
+                bail!("the profile {}: answers.recorded needs at least one group, and every group a sample", path.display())
+            }
+            Answers::Drawn { median, sigma, success } if !(*median >= 1.0 && *sigma >= 0.0 && (0.0..=1.0).contains(success)) => {
+                bail!(
+                    "the profile {}: answers.drawn needs a median of at least 1, a sigma of at least 0 and a success from 0 to 1",
+                    path.display()
+                )
+            }
+            _ => Ok(profile),
+        }
+    }
+
+    /// To a file of JSON.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let text = serde_json::to_string(self)?;
+        std::fs::write(path, text).with_context(|| format!("writing the profile {}", path.display()))
+    }
+}
+
+/// Fits times to what steps of an engine computed and how long they took: the sum is exact, the parts are least squares.
+pub fn fit_decode(steps: &[(Load, f64)]) -> DecodeTimes {
+    let rows: Vec<([f64; 3], f64)> =
+        steps.iter().map(|(load, seconds)| ([load.passes as f64, load.rows as f64, load.prefill as f64], *seconds)).collect();
+    let [pass, row, prefill] = fit(&rows);
+    DecodeTimes { pass, row, prefill }
+}
+
+/// Fits times to items' tokens and how long they took.
+pub fn fit_items(items: &[(usize, f64)]) -> ItemTimes {
+    let rows: Vec<([f64; 2], f64)> = items.iter().map(|(tokens, seconds)| ([1.0, *tokens as f64], *seconds)).collect();
+    let [item, token] = fit(&rows);
+    ItemTimes { item, token }
+}
+
+/// Least squares with coefficients that are not negative, by coordinate descent, and scaled so that all predictions sum to all that was
+/// measured.
+fn fit<const N: usize>(rows: &[([f64; N], f64)]) -> [f64; N] {
+    let mut coefficients = [0.0; N];
+    let predicted = |coefficients: &[f64; N], x: &[f64; N]| -> f64 { x.iter().zip(coefficients).map(|(x, c)| x * c).sum() };
+    for _ in 0..1000 {
+        for at in 0..N {
+            let square: f64 = rows.iter().map(|(x, _)| x[at] * x[at]).sum();
+            if square > 0.0 {
+                let residual: f64 = rows.iter().map(|(x, y)| x[at] * (y - predicted(&coefficients, x))).sum();
+                coefficients[at] = (coefficients[at] + residual / square).max(0.0);
+            }
+        }
+    }
+    let sum: f64 = rows.iter().map(|(x, _)| predicted(&coefficients, x)).sum();
+    let measured: f64 = rows.iter().map(|(_, y)| y).sum();
+    if sum > 0.0 {
+        coefficients.iter_mut().for_each(|coefficient| *coefficient *= measured / sum);
+    }
+    coefficients
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_found_again_in_what_they_made() {
+        let times = DecodeTimes { pass: 1e-3, row: 2e-5, prefill: 5e-6 };
+        let load = |n: usize| Load { passes: 1 + n % 2, rows: (n * 7) % 64, prefill: if n % 5 == 0 { 40 * (n % 3) } else { 0 } };
+        let steps: Vec<(Load, f64)> = (0..200).map(|n| (load(n), times.step(load(n)).as_secs_f64())).collect();
+        let found = fit_decode(&steps);
+        for (found, expected) in [(found.pass, times.pass), (found.row, times.row), (found.prefill, times.prefill)] {
+            assert!((found - expected).abs() < 1e-2 * expected, "{found} is {expected}");
+        }
+        let alike = fit_items(&[(10, 1.0), (10, 3.0)]);
+        assert!((alike.of(10).as_secs_f64() - 2.0).abs() < 1e-9, "{alike:?}");
+    }
+
+    #[test]
+    fn drawn_answers_have_the_median_and_the_success_that_were_asked_for() {
+        let answers = Answers::Drawn { median: 100.0, sigma: 1.0, success: 0.3 };
+        let mut drawn: Vec<(usize, f64)> = (0..4000).map(|ordinal| answers.of(7, ordinal, 1)).collect();
+        let success = drawn.iter().map(|(_, reward)| reward).sum::<f64>() / drawn.len() as f64;
+        drawn.sort_by_key(|(tokens, _)| *tokens);
+        assert!((90..110).contains(&drawn[2000].0), "{:?}", drawn[2000]);
+        assert!(drawn[3600].0 > 300, "a heavy tail: {:?}", drawn[3600]);
+        assert!((0.27..0.33).contains(&success), "{success}");
+    }
+}

@@ -1,0 +1,85 @@
+//! Records a profile: the recipe runs for some steps on this machine, and everything is timed.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result, bail};
+use rollflow::flow::{Ended, Until};
+use rollflow::model::FrozenWeights;
+use rollflow::prelude::*;
+use rollflow::recipe::Plan;
+use rollflow::stages::train::Trained;
+
+use super::profile::{Answers, Profile, Recorded, fit_decode, fit_items};
+use crate::grpo::{self, Actors};
+use crate::run_folder::Outputs;
+use crate::sft::WarmUp;
+use crate::{parts, sft};
+
+/// The stages that take a message at a time and are timed as a whole.
+const OTHERS: [&str; 5] = ["reward", "filter", "batch", "sync", "log"];
+
+/// A list that stages add to from their threads.
+type Shared<T> = Arc<Mutex<Vec<T>>>;
+
+fn take<T>(shared: &Shared<T>) -> Vec<T> {
+    std::mem::take(&mut *shared.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn add<T>(shared: &Shared<T>, what: T) {
+    shared.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+}
+
+/// Runs `steps` steps of the recipe, after its warm-up if it has one. Leaves no files.
+pub fn record(plan: &Plan, steps: u64) -> Result<Profile> {
+    let mut plan = plan.clone();
+    (plan.train.steps, plan.train.target_reward) = (steps, None);
+    let mut policy = parts::policy(&plan)?;
+    let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
+    if let Some(warm_up) = &plan.sft {
+        policy = match sft::warm_up(&plan, warm_up, &policy, &interrupts)? {
+            WarmUp::Learned(policy) => policy,
+            WarmUp::Interrupted(_) => bail!("interrupted before anything was recorded"),
+        };
+    }
+    let (decoded, trained, answers) = (Shared::default(), Shared::default(), Shared::default());
+    let mut actors = Actors::local(&plan, &policy)?;
+    let steps_of_engine = decoded.clone();
+    actors.generator = actors.generator.each_step(move |load, time| add(&steps_of_engine, (load, time.as_secs_f64())));
+    let mut outputs = Outputs::in_memory();
+    let (times, groups) = (trained.clone(), answers.clone());
+    outputs.log = outputs.log.each(move |step: &Trained<FrozenWeights>| {
+        add(&times, (step.batch.tokens(), step.seconds));
+        for group in &step.batch.groups {
+            add(
+                &groups,
+                (group.id(), group.samples.iter().map(|sample| (sample.generated(), sample.reward.unwrap_or(0.0))).collect()),
+            );
+        }
+        for dropped in &step.batch.dropped {
+            let rewards = dropped.rewards.iter().copied().chain(std::iter::repeat(0.0));
+            add(&groups, (dropped.id, dropped.lengths.iter().copied().zip(rewards).collect::<Vec<_>>()));
+        }
+    });
+    let mut flow = grpo::declare(&plan, actors, outputs, None)?;
+    flow.interrupted_by(&interrupts);
+    let report = flow.run(Until::finished())?;
+    if report.ended != Ended::Finished {
+        bail!("interrupted while it was recorded; a profile of half a run would mislead");
+    }
+    let per_item = |name: &&str| {
+        let stage = report.stage(name)?;
+        let busy: u64 = stage.workers.iter().map(|worker| worker.time.busy).sum();
+        let item = busy as f64 / 1e9 / stage.items_in.max(1) as f64;
+        Some(((*name).to_owned(), super::profile::ItemTimes { item, token: 0.0 }))
+    };
+    let mut stages: std::collections::BTreeMap<_, _> = OTHERS.iter().filter_map(per_item).collect();
+    stages.insert("train".to_owned(), fit_items(&take(&trained)));
+    let mut answers: Vec<(u64, Vec<(usize, f64)>)> = take(&answers);
+    answers.sort_by_key(|(ordinal, _)| *ordinal);
+    Ok(Profile {
+        decode: fit_decode(&take(&decoded)),
+        stages,
+        answers: Answers::Recorded(answers.into_iter().map(|(_, group)| group).collect()),
+        recorded: Some(Recorded { steps, seconds: report.wall as f64 / 1e9 }),
+    })
+}

@@ -1,0 +1,246 @@
+//! An engine that only takes time: on a simulated machine it schedules as [`LocalEngine`](super::LocalEngine) does, and computes nothing.
+
+use std::cmp::Reverse;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::scheduler::{Admission, Move, Scheduler};
+use super::waiting::Waiting;
+use super::{EngineError, FinishReason, Finished, Load, OnNewWeights, Request, TokenEngine};
+use crate::data::{Answer, SampledToken, Status, Version};
+use crate::flow::Simulation;
+
+/// How long an engine's steps take, in seconds. They grow linearly with what is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DecodeTimes {
+    /// For every pass through the model.
+    pub pass: f64,
+    /// For every token that is made.
+    pub row: f64,
+    /// For every token of a prompt, or of an answer that goes on.
+    pub prefill: f64,
+}
+
+impl DecodeTimes {
+    /// Of one step.
+    pub fn step(&self, load: Load) -> Duration {
+        let seconds = self.pass * load.passes as f64 + self.row * load.rows as f64 + self.prefill * load.prefill as f64;
+        Duration::try_from_secs_f64(seconds).unwrap_or_default()
+    }
+}
+
+/// How long the answer of a prompt's ordinal and a sample's index is, in tokens. At most the request's limit is made of it.
+type Length = Arc<dyn Fn(u64, u32) -> usize + Send + Sync>;
+
+/// Makes answers of given lengths, of token 0 throughout, in simulated time.
+pub struct SimulatedEngine {
+    simulation: Simulation,
+    times: DecodeTimes,
+    length: Length,
+    on_new_weights: OnNewWeights,
+    version: Option<Version>,
+    scheduler: Scheduler<Waiting>,
+    /// By slot.
+    sequences: Vec<Option<Sequence>>,
+    /// The prompt of a group that has entered in part is not read again for the rest of it.
+    shelf: Option<u64>,
+    finished: Vec<Finished>,
+    sampled: Vec<SampledToken>,
+    load: Load,
+}
+
+struct Sequence {
+    request: Arc<Request>,
+    answer: Answer,
+    version: Version,
+}
+
+impl SimulatedEngine {
+    /// An engine for up to `slots` samples at a time, without weights yet.
+    pub fn new(
+        simulation: &Simulation,
+        slots: usize,
+        times: DecodeTimes,
+        length: impl Fn(u64, u32) -> usize + Send + Sync + 'static,
+    ) -> Self {
+        let slots = slots.max(1);
+        SimulatedEngine {
+            simulation: simulation.clone(),
+            times,
+            length: Arc::new(length),
+            on_new_weights: OnNewWeights::default(),
+            version: None,
+            scheduler: Scheduler::new(slots),
+            sequences: (0..slots).map(|_| None).collect(),
+            shelf: None,
+            finished: Vec::new(),
+            sampled: Vec::new(),
+            load: Load::default(),
+        }
+    }
+
+    /// With this treatment of samples under way when weights change.
+    pub fn on_new_weights(self, on_new_weights: OnNewWeights) -> Self {
+        SimulatedEngine { on_new_weights, ..self }
+    }
+
+    fn begin(&mut self, admitted: Vec<Admission<Waiting>>, version: Version) {
+        let (mut read, mut slots) = (0, VecDeque::new());
+        for Admission { request: Waiting { request, begun }, samples, slots: places, more } in admitted {
+            if self.shelf.take() != Some(request.ordinal) || begun.is_some() {
+                read += request.tokens.len() + begun.as_ref().map_or(0, |answer| answer.tokens.len());
+            }
+            self.shelf = more.then_some(request.ordinal);
+            for (index, slot) in samples.zip(places) {
+                let answer = begun.clone().unwrap_or_else(|| Answer::new(index));
+                self.sequences[slot] = Some(Sequence { request: request.clone(), answer, version });
+                slots.push_back(slot);
+            }
+        }
+        if read > 0 {
+            self.load.add(0, read);
+        }
+        slots.into_iter().for_each(|slot| self.take_token(slot));
+    }
+
+    fn take_token(&mut self, slot: usize) {
+        let Some(Sequence { request, answer, version }) = &mut self.sequences[slot] else { return };
+        let (ordinal, index, version, log_prob) = (request.ordinal, answer.index, *version, -1.0);
+        answer.push(0, log_prob, version);
+        let made = answer.tokens.len();
+        let finish = if made >= (self.length)(ordinal, index) {
+            Some(FinishReason::Stop)
+        } else {
+            (made >= request.params.max_new_tokens).then_some(FinishReason::Length)
+        };
+        let status = finish.map_or(Status::Pending, Status::from);
+        self.sampled.push(SampledToken { ordinal, index, token: 0, log_prob, version, status });
+        if let Some(finish) = finish {
+            self.scheduler.finish(slot);
+            let ended = self.sequences[slot].take();
+            self.finished.extend(ended.map(|sequence| Finished::new(ordinal, sequence.answer, finish)));
+        }
+    }
+
+    fn apply(&mut self, moves: Vec<Move>) {
+        for Move { from, to } in moves {
+            self.sequences[to] = self.sequences[from].take();
+        }
+    }
+
+    /// Takes samples out of their slots, the youngest first.
+    fn take_out(&mut self, which: impl Fn(&Sequence) -> bool) -> Vec<Sequence> {
+        let mut out = Vec::new();
+        for (slot, place) in self.sequences.iter_mut().enumerate() {
+            if let Some(sequence) = place.take_if(|sequence| which(sequence)) {
+                self.scheduler.finish(slot);
+                out.push(sequence);
+            }
+        }
+        out.sort_by_key(|sequence| Reverse((sequence.request.ordinal, sequence.answer.index)));
+        out
+    }
+}
+
+impl TokenEngine for SimulatedEngine {
+    type Weights = ();
+
+    fn submit(&mut self, request: Request) -> Result<(), EngineError> {
+        request.params.check()?;
+        self.finished.extend(self.scheduler.take_in(request));
+        Ok(())
+    }
+
+    fn set_weights(&mut self, version: Version, _: &()) {
+        self.version = Some(version);
+        self.shelf = None;
+        match self.on_new_weights {
+            OnNewWeights::Swap => self.sequences.iter_mut().flatten().for_each(|sequence| sequence.version = version),
+            OnNewWeights::Recompute => {
+                let mut load = Load::default();
+                for sequence in self.sequences.iter_mut().flatten() {
+                    sequence.version = version;
+                    load.prefill += sequence.request.tokens.len() + sequence.answer.tokens.len() - 1;
+                    load.passes = 1;
+                }
+                self.simulation.pass(self.times.step(load));
+            }
+            OnNewWeights::Finish => self.scheduler.divide(),
+            OnNewWeights::Abort => {
+                for Sequence { request, answer, .. } in self.take_out(|_| true) {
+                    let index = answer.index;
+                    self.scheduler.submit_first(Waiting { request, begun: Some(answer) }, index);
+                }
+            }
+        }
+    }
+
+    fn begin_anew(&mut self, expired: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
+        let mut anew = Vec::new();
+        for Waiting { request, begun } in self.scheduler.waiting_mut() {
+            anew.extend(begun.take_if(|answer| expired(request.ordinal, answer)).map(|answer| (request.ordinal, answer.index)));
+        }
+        for Sequence { request, answer, .. } in self.take_out(|sequence| expired(sequence.request.ordinal, &sequence.answer)) {
+            anew.push((request.ordinal, answer.index));
+            self.scheduler.submit_first(Waiting { request, begun: None }, answer.index);
+        }
+        anew
+    }
+
+    fn version(&self) -> Option<Version> {
+        self.version
+    }
+
+    fn is_idle(&self) -> bool {
+        self.scheduler.active() == 0 && self.scheduler.waiting() == 0 && self.finished.is_empty()
+    }
+
+    fn free_slots(&self) -> usize {
+        self.scheduler.free()
+    }
+
+    fn active(&self) -> usize {
+        self.scheduler.active()
+    }
+
+    fn limit_slots(&mut self, limit: usize) {
+        self.scheduler.limit_to(limit);
+    }
+
+    fn step(&mut self) -> Result<Vec<Finished>, EngineError> {
+        self.sampled.clear();
+        self.load = Load::default();
+        let Some(version) = self.version else { return Err(EngineError::NoWeights) };
+        let moves = self.scheduler.close_ranks();
+        self.apply(moves);
+        loop {
+            let admitted = self.scheduler.admit();
+            if admitted.is_empty() {
+                break;
+            }
+            self.begin(admitted, version);
+        }
+        let moves = self.scheduler.compact();
+        self.apply(moves);
+        let active = self.scheduler.active();
+        let versions: Vec<Version> = self.sequences[..active].iter().flatten().map(|sequence| sequence.version).collect();
+        for alike in versions.chunk_by(|one, next| one == next) {
+            self.load.add(alike.len(), 0);
+        }
+        (0..active).for_each(|slot| self.take_token(slot));
+        self.simulation.pass(self.times.step(self.load));
+        Ok(std::mem::take(&mut self.finished))
+    }
+
+    fn sampled(&self) -> &[SampledToken] {
+        &self.sampled
+    }
+
+    fn load(&self) -> Load {
+        self.load
+    }
+}

@@ -1,0 +1,56 @@
+//! Samples that wait for a slot. One that was interrupted waits with what is there of it.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use super::scheduler::Scheduler;
+use super::{FinishReason, Finished, Request};
+use crate::data::{Answer, Status};
+
+/// A sample that waits for a slot.
+#[derive(Clone)]
+pub struct Waiting {
+    pub request: Arc<Request>,
+    /// What is there of it, if it was interrupted; it has not ended.
+    pub begun: Option<Answer>,
+}
+
+impl Waiting {
+    /// What is computed before its next token is drawn.
+    pub fn tokens(&self) -> Cow<'_, [u32]> {
+        let prompt = &self.request.tokens;
+        self.begun.as_ref().map_or(Cow::Borrowed(prompt), |answer| Cow::Owned([prompt, answer.tokens.as_slice()].concat()))
+    }
+}
+
+impl Scheduler<Waiting> {
+    /// Lets a request's samples wait, each as far as it is. Gives back those that it brought along and that have ended.
+    pub fn take_in(&mut self, mut request: Request) -> Vec<Finished> {
+        let Request { ordinal, samples, params, answers, .. } = &mut request;
+        let (ordinal, samples, max_new_tokens) = (*ordinal, *samples, params.max_new_tokens);
+        let mut answers: Vec<Answer> = std::mem::take(answers).into_iter().filter(|answer| !answer.tokens.is_empty()).collect();
+        answers.sort_by_key(|answer| answer.index);
+        let request = Arc::new(request);
+        let (mut next, mut ended) = (0, Vec::new());
+        for answer in answers {
+            let index = answer.index;
+            self.submit(Waiting { request: request.clone(), begun: None }, next..index);
+            next = index + 1;
+            match finish_of(&answer, max_new_tokens) {
+                Some(finish) => ended.push(Finished::new(ordinal, answer, finish)),
+                None => self.submit(Waiting { request: request.clone(), begun: Some(answer) }, index..next),
+            }
+        }
+        self.submit(Waiting { request, begun: None }, next..samples);
+        ended
+    }
+}
+
+/// How an answer that is brought along has ended, if it has: one without room for a token has, whatever its status says.
+fn finish_of(answer: &Answer, max_new_tokens: usize) -> Option<FinishReason> {
+    match answer.status {
+        Status::Completed => Some(FinishReason::Stop),
+        Status::Truncated => Some(FinishReason::Length),
+        Status::Pending | Status::Aborted => (answer.tokens.len() >= max_new_tokens).then_some(FinishReason::Length),
+    }
+}

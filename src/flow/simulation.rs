@@ -1,0 +1,226 @@
+//! A machine whose time is simulated: hours of a run pass in seconds, and what happens depends on nothing but a seed.
+//!
+//! One worker runs at a time, on its own thread and through the very code that a real run goes through. Where it would wait, for an item,
+//! for room, for admission or for time to pass, the next that can go on does, drawn by the seed; when none can, the clock jumps to the
+//! moment that the first of them waits for. Code takes no time by itself: what takes time says so, a stage by
+//! [`Simulation::takes`], other code by [`Simulation::pass`]. Where all wait for each other, the run ends with an error that names them,
+//! so that a simulation finds deadlocks too.
+//!
+//! Cost: a switch of threads, some microseconds, where workers take turns, and next to nothing where one goes on.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::fmt;
+use std::pin::pin;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+/// Simulated time, and whose turn it is. Clones are the same machine; it serves one run.
+#[derive(Clone)]
+pub struct Simulation(Arc<Shared>);
+
+struct Shared {
+    world: Mutex<World>,
+    latencies: Mutex<BTreeMap<String, Latency>>,
+}
+
+/// How long a stage takes for an item of so many tokens.
+type Latency = Arc<dyn Fn(usize) -> Duration + Send + Sync>;
+
+struct World {
+    now: u64,
+    draws: u64,
+    running: Option<usize>,
+    /// Who can go on. A set, so that the order in which they were woken decides nothing.
+    ready: BTreeSet<usize>,
+    /// Who waits for which moment.
+    timers: BinaryHeap<Reverse<(u64, usize)>>,
+    workers: Vec<Worker>,
+}
+
+struct Worker {
+    name: String,
+    /// Told that it can go on, and not yet gone on.
+    woken: bool,
+    waits: bool,
+    turn: Arc<Condvar>,
+}
+
+/// Wakes one worker.
+struct Wakeup {
+    machine: Simulation,
+    worker: usize,
+}
+
+impl Wake for Wakeup {
+    fn wake(self: Arc<Self>) {
+        self.machine.wake(self.worker);
+    }
+}
+
+impl Simulation {
+    /// A machine at time 0. The seed draws who goes first where several can.
+    pub fn new(seed: u64) -> Self {
+        let world =
+            World { now: 0, draws: seed, running: None, ready: BTreeSet::new(), timers: BinaryHeap::new(), workers: Vec::new() };
+        Simulation(Arc::new(Shared { world: Mutex::new(world), latencies: Mutex::default() }))
+    }
+
+    /// Lets the stage of that name take so long for every item that it receives, by the item's tokens.
+    pub fn takes(&self, stage: &str, latency: impl Fn(usize) -> Duration + Send + Sync + 'static) -> &Self {
+        let mut latencies = self.0.latencies.lock().unwrap_or_else(PoisonError::into_inner);
+        latencies.insert(stage.to_owned(), Arc::new(latency));
+        self
+    }
+
+    /// Time since the run began.
+    pub fn now(&self) -> Duration {
+        Duration::from_nanos(self.world().now)
+    }
+
+    /// Lets time pass for the worker that calls; the others go on meanwhile. Call it on a stage's own thread.
+    pub fn pass(&self, time: Duration) {
+        let mut world = self.world();
+        let Some(worker) = world.running.filter(|_| !time.is_zero()) else { return };
+        let at = world.now.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        world.timers.push(Reverse((at, worker)));
+        world.workers[worker].waits = true;
+        drop(self.switch(world, worker));
+    }
+
+    /// Time in nanoseconds.
+    pub(crate) fn nanos(&self) -> u64 {
+        self.world().now
+    }
+
+    /// What the stage takes for an item.
+    pub(crate) fn work(&self, stage: &str, tokens: impl FnOnce() -> usize) {
+        let latency = self.0.latencies.lock().unwrap_or_else(PoisonError::into_inner).get(stage).cloned();
+        if let Some(latency) = latency {
+            self.pass(latency(tokens()));
+        }
+    }
+
+    /// Adds a worker before the run begins. It waits for its turn.
+    pub(crate) fn expect(&self, name: String) -> usize {
+        let mut world = self.world();
+        let worker = world.workers.len();
+        world.workers.push(Worker { name, woken: false, waits: true, turn: Arc::default() });
+        world.ready.insert(worker);
+        worker
+    }
+
+    /// Begins: the first worker goes.
+    pub(crate) fn begin(&self) {
+        self.world().next();
+    }
+
+    /// The worker's thread is there, and waits for its turn.
+    pub(crate) fn enter(&self, worker: usize) {
+        drop(self.turn(self.world(), worker));
+    }
+
+    /// The worker is gone.
+    pub(crate) fn leave(&self, worker: usize) {
+        let mut world = self.world();
+        world.ready.remove(&worker);
+        if world.running == Some(worker) {
+            world.next();
+        }
+    }
+
+    /// Runs `future` on the thread of the worker whose turn it is.
+    ///
+    /// # Panics
+    /// When everybody waits for somebody else, in the worker that is the last to wait.
+    pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
+        let Some(worker) = self.world().running else { return super::wait::block_on(future) };
+        let waker = Waker::from(Arc::new(Wakeup { machine: self.clone(), worker }));
+        let mut future = pin!(future);
+        loop {
+            self.world().workers[worker].woken = false;
+            if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                return output;
+            }
+            let mut world = self.world();
+            if !world.workers[worker].woken {
+                world.workers[worker].waits = true;
+                drop(self.switch(world, worker));
+            }
+        }
+    }
+
+    fn wake(&self, worker: usize) {
+        let mut world = self.world();
+        let place = &mut world.workers[worker];
+        place.woken = true;
+        if place.waits {
+            world.ready.insert(worker);
+        }
+    }
+
+    /// Lets the next go, and waits for the turn to come back.
+    fn switch<'a>(&'a self, mut world: MutexGuard<'a, World>, worker: usize) -> MutexGuard<'a, World> {
+        if !world.next() {
+            let names: Vec<&str> =
+                world.workers.iter().filter(|worker| worker.waits).map(|worker| worker.name.as_str()).collect();
+            let names = names.join(", ");
+            world.workers[worker].waits = false;
+            world.running = Some(worker);
+            drop(world);
+            panic!("everybody waits for somebody else: {names}");
+        }
+        self.turn(world, worker)
+    }
+
+    fn turn<'a>(&'a self, mut world: MutexGuard<'a, World>, worker: usize) -> MutexGuard<'a, World> {
+        let turn = world.workers[worker].turn.clone();
+        while world.running != Some(worker) {
+            world = turn.wait(world).unwrap_or_else(PoisonError::into_inner);
+        }
+        world
+    }
+
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.0.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl World {
+    /// Gives the turn to somebody who can go on, when the time has come. False when nobody can.
+    fn next(&mut self) -> bool {
+        if self.ready.is_empty()
+            && let Some(Reverse((at, worker))) = self.timers.pop()
+        {
+            self.now = at;
+            self.ready.insert(worker);
+            // All whose moment this is can go on.
+            while let Some(Reverse((_, worker))) = self.timers.peek().filter(|timer| timer.0.0 == at).copied() {
+                self.timers.pop();
+                self.ready.insert(worker);
+            }
+        }
+        let at = self.draw(self.ready.len());
+        self.running = self.ready.iter().nth(at).copied();
+        let Some(worker) = self.running else { return false };
+        self.ready.remove(&worker);
+        self.workers[worker].waits = false;
+        self.workers[worker].turn.notify_one();
+        true
+    }
+
+    /// A number below `below`.
+    fn draw(&mut self, below: usize) -> usize {
+        self.draws = self.draws.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.draws ^ (self.draws >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((mixed ^ (mixed >> 31)) % below.max(1) as u64) as usize
+    }
+}
+
+impl fmt::Debug for Simulation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Simulation").field("now", &self.now()).finish_non_exhaustive()
+    }
+}

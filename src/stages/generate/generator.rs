@@ -1,0 +1,299 @@
+//! Generation on a thread of its own, by any [`TokenEngine`].
+//!
+//! Prompts enter as slots become free, groups leave as their last sample ends, and new weights are taken between two tokens: the thread
+//! waits only when there is nothing to generate.
+//!
+//! Every token is written down in the [`Admission`]'s ledger with the step that sampled it, so that whatever ends the run loses none
+//! (laws C1, D4), and what a prompt has there when it comes is continued. Answers too old to be trained are begun anew (law V2).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::assembly::Assembly;
+use crate::data::{Answer, Group, Prompt, Sample, Status, Tokenizer, Version};
+use crate::engine::{Concurrency, Load, OnNewWeights, Request, SamplingParams, TokenEngine};
+use crate::flow::{Io, Signal, Stage, StageError, StageSpec, TryRecv, WeightsRx};
+use crate::observe::{Metric, Metrics};
+use crate::stages::{Admission, Fate};
+
+/// What a generator's engine is to be made with.
+#[derive(Clone, Debug)]
+pub struct EngineSettings {
+    /// Samples at a time.
+    pub slots: usize,
+    /// Keys the randomness.
+    pub seed: u64,
+    /// Cores to compute with.
+    pub threads: usize,
+    /// What becomes of samples under way when weights change.
+    pub on_new_weights: OnNewWeights,
+}
+
+/// Makes the engine on the generator's thread, which it never leaves.
+type MakeEngine<E> = Box<dyn FnMut(&EngineSettings) -> E + Send>;
+
+/// Answers each prompt `group_size` times.
+pub struct Generator<E: TokenEngine> {
+    make: MakeEngine<E>,
+    tokenizer: Arc<Tokenizer>,
+    weights: WeightsRx<E::Weights>,
+    settings: EngineSettings,
+    params: SamplingParams,
+    group_size: u32,
+    mask_older: bool,
+    /// Whether fewer slots are used where more bring nothing.
+    adaptive: bool,
+    look: Option<LookAtStep>,
+    metrics: Option<Metrics>,
+    admission: Option<Admission>,
+}
+
+type LookAtStep = Box<dyn FnMut(Load, Duration) + Send>;
+
+impl<E: TokenEngine> Generator<E> {
+    /// Generates with the newest of `weights`, by the engine that `make` gives; it starts when the first arrive (law V4).
+    pub fn by(
+        make: impl FnMut(&EngineSettings) -> E + Send + 'static,
+        tokenizer: &Arc<Tokenizer>,
+        weights: WeightsRx<E::Weights>,
+    ) -> Self {
+        Generator {
+            make: Box::new(make),
+            tokenizer: tokenizer.clone(),
+            weights,
+            settings: EngineSettings { slots: 64, seed: 0, threads: 1, on_new_weights: OnNewWeights::default() },
+            params: SamplingParams::default(),
+            group_size: 8,
+            mask_older: false,
+            adaptive: false,
+            look: None,
+            metrics: None,
+            admission: None,
+        }
+    }
+
+    /// Samples for each prompt; 8 unless told otherwise.
+    pub fn group_size(self, group_size: usize) -> Self {
+        Generator { group_size: group_size.max(1) as u32, ..self }
+    }
+
+    /// How tokens are chosen, and how many at most.
+    pub fn sampling(self, params: SamplingParams) -> Self {
+        Generator { params, ..self }
+    }
+
+    /// Longest answer, in tokens.
+    pub fn max_new_tokens(mut self, tokens: usize) -> Self {
+        self.params.max_new_tokens = tokens;
+        self
+    }
+
+    /// Samples that are generated at the same time; 64 unless told otherwise.
+    pub fn slots(mut self, slots: usize) -> Self {
+        (self.settings.slots, self.adaptive) = (slots.max(1), false);
+        self
+    }
+
+    /// As many at the same time as the measured throughput is worth, at most `most` ([`Concurrency`]). Which samples are computed together then
+    /// depends on timing, so that a run in rounds (law V3) keeps to `most`.
+    pub fn adaptive_slots(mut self, most: usize) -> Self {
+        (self.settings.slots, self.adaptive) = (most.max(1), true);
+        self
+    }
+
+    /// What becomes of samples under way when new weights arrive; they go on under the new ones unless told otherwise.
+    pub fn on_new_weights(mut self, on_new_weights: OnNewWeights) -> Self {
+        self.settings.on_new_weights = on_new_weights;
+        self
+    }
+
+    /// Of a sample that several versions made, only what the newest of them sampled weighs in the loss. Every token does unless told
+    /// otherwise.
+    pub fn mask_older(self, mask_older: bool) -> Self {
+        Generator { mask_older, ..self }
+    }
+
+    /// Keys the randomness together with prompt, sample and position (law N2).
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.settings.seed = seed;
+        self
+    }
+
+    /// Cores that it computes with; 1 unless told otherwise.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.settings.threads = threads.max(1);
+        self
+    }
+
+    /// Shows this closure what every step of the engine computed and how long it took.
+    pub fn each_step(self, look: impl FnMut(Load, Duration) + Send + 'static) -> Self {
+        Generator { look: Some(Box::new(look)), ..self }
+    }
+
+    /// Counts what it makes there.
+    pub fn metrics(self, metrics: &Metrics) -> Self {
+        Generator { metrics: Some(metrics.clone()), ..self }
+    }
+
+    /// Writes down there what it samples (law D4), and continues what is written there already. Where that admits prompts in rounds, it
+    /// generates in rounds: a round begins when all of its prompts have come, so that what is computed together depends on no timing
+    /// (law V3).
+    pub fn admission(self, admission: &Admission) -> Self {
+        Generator { admission: Some(admission.clone()), ..self }
+    }
+
+    fn submit(&self, engine: &mut E, groups: &mut Assembly, prompt: Prompt) -> Result<(), StageError> {
+        let tokens: Arc<[u32]> = self.tokenizer.encode(&prompt.text.render())?.into();
+        let (ordinal, samples) = (prompt.ordinal, self.group_size);
+        let answers = match (&self.admission, engine.version()) {
+            (Some(admission), Some(version)) => admission.resume(ordinal, version, |answer| self.continues(answer, version)),
+            _ => Vec::new(),
+        };
+        engine.submit(Request { ordinal, tokens: tokens.clone(), samples, params: Arc::new(self.params.clone()), answers })?;
+        groups.open(prompt, tokens, samples);
+        Ok(())
+    }
+
+    /// Whether an answer that an interrupted run began can go on. Where no sample may mix versions, one that older weights began can't:
+    /// nobody has them any more.
+    fn continues(&self, answer: &Answer, version: Version) -> bool {
+        let pure = self.settings.on_new_weights != OnNewWeights::Finish || answer.versions.oldest() == Some(version);
+        answer.index < self.group_size && (answer.has_ended() || pure)
+    }
+
+    /// Lets prompts in while slots are free; waits only when there is nothing else to do. False when none will come any more.
+    fn admit(&self, io: &mut Io<Prompt, Group>, engine: &mut E, groups: &mut Assembly) -> Result<bool, StageError> {
+        while engine.free_slots() > 0 {
+            if engine.is_idle() {
+                let Some(prompt) = io.recv()? else { return Ok(false) };
+                self.submit(engine, groups, prompt)?;
+                continue;
+            }
+            match io.try_recv()? {
+                TryRecv::Item(prompt) => self.submit(engine, groups, prompt)?,
+                TryRecv::Empty => break,
+                TryRecv::Closed => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Lets a whole round in once the last one is done.
+    fn admit_round(
+        &self,
+        io: &mut Io<Prompt, Group>,
+        (engine, groups): (&mut E, &mut Assembly),
+        (admission, received): (&Admission, &mut u64),
+    ) -> Result<bool, StageError> {
+        if !engine.is_idle() {
+            return Ok(true);
+        }
+        loop {
+            let Some(prompt) = io.recv()? else { return Ok(false) };
+            self.submit(engine, groups, prompt)?;
+            *received += 1;
+            if admission.rest_of_round(*received) == 0 {
+                return Ok(true);
+            }
+        }
+    }
+
+    fn swap(&self, engine: &mut E, (version, weights): (Version, Arc<E::Weights>)) {
+        let truncated = self.admission.as_ref().map_or(0, |admission| {
+            let expired = engine.begin_anew(&|ordinal, answer| admission.expires(ordinal, answer, version));
+            expired.into_iter().map(|(ordinal, index)| admission.discard(ordinal, index)).sum()
+        });
+        engine.set_weights(version, &weights);
+        if let Some(metrics) = &self.metrics {
+            metrics.set(Metric::WeightVersion, &["generator"], version as f64);
+            metrics.add(Metric::Tokens, &[Fate::Truncated.label()], truncated as f64);
+        }
+    }
+
+    fn write_down(&self, engine: &E) {
+        if let Some(admission) = &self.admission {
+            admission.sampled(engine.sampled().iter().copied());
+        }
+        if let Some(metrics) = &self.metrics {
+            metrics.add(Metric::GeneratedTokens, &[], engine.sampled().len() as f64);
+        }
+    }
+
+    fn show_slots(&self, slots: usize) {
+        if let Some(metrics) = &self.metrics {
+            metrics.set(Metric::GeneratorSlots, &[], slots as f64);
+        }
+    }
+
+    fn count(&self, group: &Group) {
+        let Some(metrics) = &self.metrics else { return };
+        for sample in &group.samples {
+            metrics.add(Metric::Samples, &[status_label(sample)], 1.0);
+            metrics.observe(Metric::ResponseLength, &[], sample.generated() as f64);
+        }
+    }
+}
+
+fn status_label(sample: &Sample) -> &'static str {
+    match sample.status {
+        Status::Completed => "completed",
+        Status::Truncated => "truncated",
+        Status::Aborted => "aborted",
+        Status::Pending => "pending",
+    }
+}
+
+impl<E: TokenEngine> Stage for Generator<E> {
+    type In = Prompt;
+    type Out = Group;
+
+    fn run(&mut self, io: &mut Io<Prompt, Group>) -> Result<(), StageError> {
+        let mut engine = (self.make)(&self.settings);
+        let mut groups = Assembly::new(self.mask_older);
+        let first = io.wait_weights(&mut self.weights, 0)?;
+        self.swap(&mut engine, first);
+        let rounds = self.admission.clone().filter(Admission::in_rounds);
+        let mut concurrency = (self.adaptive && rounds.is_none()).then(|| Concurrency::new(self.settings.slots));
+        if let Some(concurrency) = &concurrency {
+            engine.limit_slots(concurrency.slots());
+        }
+        let (mut more, mut received) = (true, 0);
+        while io.signal() != Signal::Stop {
+            more = more
+                && match &rounds {
+                    None => self.admit(io, &mut engine, &mut groups)?,
+                    Some(admission) => self.admit_round(io, (&mut engine, &mut groups), (admission, &mut received))?,
+                };
+            if engine.is_idle() && !more {
+                break;
+            }
+            if engine.version().is_some_and(|version| self.weights.has_newer_than(version))
+                && let Some(newest) = self.weights.latest()
+            {
+                self.swap(&mut engine, newest);
+            }
+            let started = Instant::now();
+            let finished = engine.step()?;
+            if let Some(look) = &mut self.look {
+                look(engine.load(), started.elapsed());
+            }
+            if let Some(concurrency) = &mut concurrency {
+                let (in_use, tokens) = (engine.active() + finished.len(), engine.sampled().len());
+                engine.limit_slots(concurrency.step(in_use, tokens, started.elapsed().as_secs_f64()));
+                self.show_slots(concurrency.slots());
+            }
+            self.write_down(&engine);
+            for finished in finished {
+                if let Some(group) = groups.add(finished, &self.tokenizer)? {
+                    self.count(&group);
+                    io.send(group)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn spec(&self) -> StageSpec {
+        StageSpec::thread().threads(self.settings.threads).subscribes(self.weights.id()).knob("threads or slots")
+    }
+}
