@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use rollflow::flow::{
-    AsyncIo, AsyncStage, Capacity, Cause, Ended, Flow, Io, Report, RunError, Simulation, Stage, StageError, StageSpec, State, Until,
-    from_iter, map, weights,
+    AsyncIo, AsyncStage, Capacity, Cause, Ended, Flow, Io, Report, RunError, Simulation, Stage, StageError, StageSpec, State,
+    Until, from_iter, map, weights,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
