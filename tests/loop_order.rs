@@ -5,16 +5,17 @@
 //! fate), and V3's order: with `max_staleness` 0 every rollout of a step is made by the weights it trains.
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
+mod support;
+
 use std::sync::{Arc, Mutex};
 
 use rollflow::algo::{ComparedToken, LogProbGap};
 use rollflow::data::{POISONED, Version};
 use rollflow::flow::{Report, RunError, Signal};
 use rollflow::prelude::*;
-use rollflow::train::{
-    BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainBatch, TrainError,
-};
+use rollflow::train::ForwardBackward;
+
+use support::backend::{Asked, Counting, Forward};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
@@ -58,64 +59,6 @@ impl Diary {
     }
 }
 
-/// Trains nothing; its weights are the number of updates.
-#[derive(Default)]
-struct Mock {
-    diary: Diary,
-    state: Mutex<BackendState>,
-    /// The step from which on the generator's log-probabilities are 4 nats off.
-    gap_from: Option<u64>,
-}
-
-fn ready<T>(answer: T) -> TrainFuture<T> {
-    TrainFuture::ready(Ok::<T, TrainError>(answer))
-}
-
-impl TrainingBackend for Mock {
-    type Weights = u64;
-    fn forward_backward(&self, batch: Arc<TrainBatch>) -> TrainFuture<ForwardBackward> {
-        let own_version = self.state.lock().unwrap().weight_version;
-        assert_eq!(batch.version, own_version, "lags are counted from the version that is trained");
-        let mut gap = LogProbGap::default();
-        let off = if self.gap_from.is_some_and(|from| own_version >= from) { 4.0 } else { 0.0 };
-        gap.add_sequence(&[ComparedToken { trainer: -1.0 - off, behaviour: -1.0, ..ComparedToken::default() }]);
-        ready(ForwardBackward { loss: 0.5, grad_norm: 2.0, tokens: batch.batch_tokens, gap, ..Default::default() })
-    }
-    fn score(&self, batch: Arc<TrainBatch>) -> TrainFuture<Vec<Vec<f64>>> {
-        self.diary.note(Scored);
-        ready(vec![Vec::new(); batch.sequences.len()])
-    }
-    fn optim_step(&self) -> TrainFuture<OptimStep> {
-        let mut state = self.state.lock().unwrap();
-        state.step += 1;
-        self.diary.note(Updated(state.step));
-        ready(OptimStep { step: state.step, lr: 1e-3, grad_norm: 2.0, grad_norm_clipped: 1.0, skipped: None })
-    }
-    fn snapshot(&self) -> TrainFuture<Snapshot<u64>> {
-        let mut state = self.state.lock().unwrap();
-        state.weight_version += 1;
-        drop(state);
-        self.current()
-    }
-    fn current(&self) -> TrainFuture<Snapshot<u64>> {
-        let state = self.state();
-        ready(Snapshot { version: state.weight_version, step: state.step, weights: Arc::new(state.step) })
-    }
-    fn save_checkpoint(&self, request: SaveCheckpoint) -> TrainFuture<PathBuf> {
-        self.diary.note(Saved(request.step));
-        ready(request.run_folder)
-    }
-    fn load_weights(&self, _: Arc<u64>) -> TrainFuture<()> {
-        ready(())
-    }
-    fn load_checkpoint(&self, _: &Path) -> TrainFuture<CheckpointMetadata> {
-        ready(CheckpointMetadata::default())
-    }
-    fn state(&self) -> BackendState {
-        self.state.lock().unwrap().clone()
-    }
-}
-
 const GROUPS: u64 = 2;
 
 /// What varies between the tests below.
@@ -127,6 +70,7 @@ struct Loop {
     broken_group: Option<u64>,
     on_failure: OnFailure,
     target_reward: Option<f64>,
+    /// The version from which on the generator's log-probabilities are 4 nats off.
     gap_from: Option<u64>,
     updates: u64,
     diary: Diary,
@@ -153,8 +97,27 @@ impl Default for Loop {
 }
 
 impl Loop {
-    fn trainer(&self, folder: &tempfile::TempDir) -> Trainer<Mock> {
-        let backend = Mock { diary: self.diary.clone(), gap_from: self.gap_from, ..Mock::default() };
+    fn forward(&self) -> Forward {
+        let gap_from = self.gap_from;
+        Box::new(move |batch, state| {
+            assert_eq!(batch.version, state.weight_version, "lags are counted from the version that is trained");
+            let mut gap = LogProbGap::default();
+            let off = if gap_from.is_some_and(|from| state.weight_version >= from) { 4.0 } else { 0.0 };
+            gap.add_sequence(&[ComparedToken { trainer: -1.0 - off, behaviour: -1.0, ..ComparedToken::default() }]);
+            ForwardBackward { gap, ..ForwardBackward::default() }
+        })
+    }
+
+    fn trainer(&self, folder: &tempfile::TempDir) -> Trainer<Counting> {
+        let diary = self.diary.clone();
+        let hears = move |asked| {
+            diary.note(match asked {
+                Asked::Score => Scored,
+                Asked::Update(step) => Updated(step),
+                Asked::Save(step) => Saved(step),
+            });
+        };
+        let backend = Counting { forward: self.forward(), hears: Box::new(hears), ..Counting::default() };
         let trainer = Trainer::new(backend).steps(self.steps).sync_every(self.sync_every);
         let trainer = trainer.updates(self.updates).score_first(true);
         let trainer = trainer.checkpoints(folder.path(), self.save_every);

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod scripted;
+mod support;
 
 use std::sync::{Arc, Mutex};
 
@@ -11,8 +12,10 @@ use rollflow::flow::RunError;
 use rollflow::prelude::*;
 use rollflow::stages::Totals;
 use rollflow::stages::train::{OnStale, staleness};
+use rollflow::train::{BackendState, ForwardBackward};
 
-use scripted::{Counter, Script, draw, pause};
+use scripted::{Script, draw, pause};
+use support::backend::Counting;
 
 #[derive(Clone, Debug)]
 struct Case {
@@ -65,7 +68,11 @@ impl Case {
         let (publisher, published) = weights();
         let script =
             Script { weights: published, admission: admission.clone(), seed, samples: 2, longest: 6, slowest: generator };
-        let backend = Counter { slowest: trainer, ..Counter::default() };
+        let slow = move |_: &_, state: &BackendState| {
+            pause(draw(&[state.step], trainer));
+            ForwardBackward::default()
+        };
+        let backend = Counting { forward: Box::new(slow), ..Counting::default() };
         let trainer = Trainer::new(backend).group_relative(AdvantageConfig::default());
         let trainer = trainer.steps(self.steps).sync_every(sync_every).admission(&admission).on_stale(self.on_stale);
         let score = move |sample: &Sample| {

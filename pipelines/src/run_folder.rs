@@ -149,7 +149,8 @@ impl RunFolder {
         drop(sampler);
         match &result {
             Ok(report) => self.report(report)?,
-            Err(RunError::Failed { report, .. }) => self.report(report)?,
+            // A full disk may have ended the run and take no report either: the error is what the run died of.
+            Err(RunError::Failed { report, .. }) => self.report(report).unwrap_or_else(|error| self.say(&format!("{error:#}"))),
             Err(_) => {}
         }
         Ok(result?)

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memmap2::Mmap;
-use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, View};
+use safetensors::{SafeTensorError, SafeTensors};
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
@@ -72,7 +72,10 @@ pub fn save_hf(dir: &Path, config: &ModelConfig, weights: &Weights) -> Result<()
     let path = dir.join("model.safetensors");
     let tensors = weights.layout.entries().iter().map(|entry| (entry.name.as_str(), Slice { entry, weights }));
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let failed = |error: safetensors::SafeTensorError| ModelError::Safetensors { path: path.clone(), reason: error.to_string() };
+    let failed = |error| match error {
+        SafeTensorError::IoError(source) => io(&path)(source),
+        other => ModelError::Safetensors { path: path.clone(), reason: other.to_string() },
+    };
     safetensors::serialize_to_file(tensors, Some(metadata), &path).map_err(failed)?;
     readable_by_all(&path).map_err(io(&path))
 }
@@ -94,8 +97,7 @@ impl MappedFile {
     }
 
     fn parse(&self) -> Result<SafeTensors<'_>, ModelError> {
-        let failed =
-            |error: safetensors::SafeTensorError| ModelError::Safetensors { path: self.path.clone(), reason: error.to_string() };
+        let failed = |error: SafeTensorError| ModelError::Safetensors { path: self.path.clone(), reason: error.to_string() };
         SafeTensors::deserialize(&self.map).map_err(failed)
     }
 }

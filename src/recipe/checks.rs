@@ -244,9 +244,14 @@ fn window(plan: &Plan, note: Note) {
         );
         note("flow.window", &from, message, "make it at least sync.every × batch.groups, or leave it out");
     } else if window > most && plan.flow.on_stale == OnStale::Wait {
-        let message =
-            format!("`flow.window` is {window}: above {most}, groups would become staler than flow.max_staleness allows");
-        note("flow.window", &from, message, "lower it, leave it out, raise flow.max_staleness, or choose flow.on_stale");
+        let message = format!(
+            "`flow.window` is {window}: groups would lag by floor(({window} - 1) / {least} groups per version) = {} versions, and \
+             flow.max_staleness is {}",
+            plan.worst_lag_in_turn(),
+            plan.flow.max_staleness
+        );
+        let help = format!("lower it to {most}, leave it out, raise flow.max_staleness, or choose flow.on_stale");
+        note("flow.window", &from, message, &help);
     }
 }
 

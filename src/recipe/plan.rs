@@ -18,6 +18,8 @@ section! {
         name: String = "run".to_owned(), GIVEN;
         /// Every random draw of the run follows from it.
         seed: u64 = 0;
+        /// What happens when `filter` has rejected 64 batches' worth of groups in a row.
+        filter_fallback: FilterFallback = FilterFallback::default();
         /// Where the policy's first weights come from.
         model: Model = Model::default();
         /// What is asked.
@@ -30,8 +32,6 @@ section! {
         reward: Reward = Reward::default();
         /// Conditions that a group must meet to be trained on.
         filter: Vec<Filter> = Vec::new();
-        /// What happens when `filter` has rejected 64 batches' worth of groups in a row.
-        filter_fallback: FilterFallback = FilterFallback::default();
         /// What one optimizer step trains on.
         batch: Batching = Batching::default();
         /// The policy-gradient loss and the optimizer.

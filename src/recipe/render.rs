@@ -82,9 +82,10 @@ fn facts(plan: &Plan, machine: Machine) -> Vec<(&'static str, String)> {
                 format!("{samples} ({} groups of {}{})", plan.batch.groups, plan.generate.group_size, chosen_from(plan)),
             ),
             ("tokens a step", format!("at most {} sampled", plan.generated_tokens_per_step())),
+            ("new version", format!("every {} ({} groups)", count(plan.sync.every, "step"), plan.groups_per_publish())),
             ("admission window", format!("{} groups", plan.admission_window())),
-            ("worst staleness", worst_staleness(plan)),
         ]);
+        facts.extend(worst_staleness(plan));
     } else {
         facts.push(("samples a step", samples.to_string()));
     }
@@ -97,19 +98,21 @@ fn chosen_from(plan: &Plan) -> String {
     if plan.over_samples() { format!(", the first of {}", plan.groups_chosen_from()) } else { String::new() }
 }
 
-fn worst_staleness(plan: &Plan) -> String {
-    let (worst, in_turn) = (plan.worst_staleness(), plan.worst_lag_in_turn());
-    let mut text = format!("{}, one published every {}", count(worst, "version"), count(plan.sync.every, "step"));
-    if plan.over_samples() {
-        text += &format!(" ({in_turn} in turn, the rest for groups that finish late)");
+/// The bound and what it follows from: the window, or `max_staleness` where that ends what the window alone would allow.
+fn worst_staleness(plan: &Plan) -> Vec<(&'static str, String)> {
+    let (worst, in_order) = (plan.worst_staleness(), plan.worst_lag_in_turn());
+    let (window, groups) = (plan.admission_window(), plan.groups_per_publish());
+    let derived = format!("{}: floor((window {window} - 1) / {groups} groups per version)", count(in_order, "version"));
+    if !plan.over_samples() && in_order <= worst {
+        return vec![("worst staleness", derived)];
     }
-    match plan.flow.on_stale {
-        _ if !plan.over_samples() && in_turn <= worst => {}
-        OnStale::Wait => text += "; later ones are waited for",
-        OnStale::Drop => text += "; older groups are dropped",
-        OnStale::Mask => text += "; older tokens are masked",
-    }
-    text
+    let enforced = match plan.flow.on_stale {
+        OnStale::Wait => "groups that finish late are waited for",
+        OnStale::Drop => "groups that become older are dropped",
+        OnStale::Mask => "tokens that become older are masked",
+    };
+    let bound = format!("{}: flow.max_staleness; {enforced}", count(worst, "version"));
+    vec![("worst staleness", bound), ("if all in order", derived)]
 }
 
 fn count(number: u64, what: &str) -> String {

@@ -6,8 +6,8 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::Path;
 
-use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, View};
+use safetensors::{SafeTensorError, SafeTensors};
 use tch::{Device, Kind, Tensor};
 
 use super::{AdamW, CheckpointError, Moments, norm};
@@ -77,7 +77,10 @@ impl Optimizer {
         let path = folder.join(FILE);
         let metadata = HashMap::from([("step".to_owned(), self.step.to_string())]);
         let tensors = self.moments.iter().map(|(name, moment)| (*name, Flat { tensor: moment, shape: [moment.numel()] }));
-        safetensors::serialize_to_file(tensors, Some(metadata), &path).map_err(|error| CheckpointError::malformed(&path, error))
+        safetensors::serialize_to_file(tensors, Some(metadata), &path).map_err(|error| match error {
+            SafeTensorError::IoError(source) => CheckpointError::io(&path)(source),
+            other => CheckpointError::malformed(&path, other),
+        })
     }
 
     /// Reads what [`Optimizer::save`] wrote, for parameters like ours. Nothing changes when it fails.

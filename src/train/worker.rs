@@ -12,12 +12,12 @@ use super::optimizer::{Optimizer, grad_norm};
 use super::replica::{Part, Replica};
 use super::side_by_side::SideBySide;
 use super::{
-    BackendState, CheckpointMetadata, ForwardBackward, LocalConfig, NonFinitePolicy, OptimStep, PackedColumns, SaveCheckpoint,
-    Snapshot, TrainBatch, TrainError, checkpoint, clip_scale,
+    BackendState, CheckpointError, CheckpointMetadata, ForwardBackward, LocalConfig, NonFinitePolicy, OptimStep, PackedColumns,
+    SaveCheckpoint, Snapshot, TrainBatch, TrainError, checkpoint, clip_scale,
 };
 use crate::algo::LossOutput;
 use crate::data::Version;
-use crate::model::{FrozenWeights, ModelConfig, Weights, load_hf, save_hf};
+use crate::model::{FrozenWeights, ModelConfig, ModelError, Weights, load_hf, save_hf};
 
 /// Models of at most this many parameters train micro-batches side by side, a gradient each (64 MB at most); for larger ones all threads
 /// work inside one operation, whose matrices are large enough to share.
@@ -247,12 +247,12 @@ impl Worker {
             ..Default::default()
         };
         let fill = |folder: &Path| {
-            save_hf(folder, &self.model, &self.weights).map_err(|error| checkpoint::CheckpointError::malformed(folder, error))?;
+            save_hf(folder, &self.model, &self.weights).map_err(of_checkpoint(folder))?;
             self.optimizer.save(folder)?;
             let companions = self.config.companions.iter().map(|(name, content)| (name, content));
             for (name, content) in companions.chain(&request.files) {
                 let path = folder.join(name);
-                std::fs::write(&path, content).map_err(checkpoint::CheckpointError::io(&path))?;
+                std::fs::write(&path, content).map_err(CheckpointError::io(&path))?;
             }
             Ok::<(), TrainError>(())
         };
@@ -261,12 +261,20 @@ impl Worker {
 
     pub fn load_checkpoint(&mut self, folder: &Path) -> Result<CheckpointMetadata, TrainError> {
         let metadata = checkpoint::verify(folder)?;
-        let (_, weights) = load_hf(folder).map_err(|error| checkpoint::CheckpointError::malformed(folder, error))?;
+        let (_, weights) = load_hf(folder).map_err(of_checkpoint(folder))?;
         self.load_weights(&weights)?;
         self.optimizer.load(folder)?;
         self.version = self.version.max(metadata.weight_version);
         self.accumulated = Accumulated::default();
         Ok(metadata)
+    }
+}
+
+/// What is wrong with a model folder that is a checkpoint.
+fn of_checkpoint(folder: &Path) -> impl FnOnce(ModelError) -> CheckpointError {
+    move |error| match error {
+        ModelError::Io { path, source } => CheckpointError::Io { path, source },
+        other => CheckpointError::malformed(folder, other),
     }
 }
 

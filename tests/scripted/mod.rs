@@ -1,16 +1,12 @@
-//! A generator and a trainer that follow a script, for tests of everything between them.
-#![allow(dead_code, clippy::unwrap_used)]
+//! A generator that follows a script.
+#![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rollflow::data::SampledToken;
 use rollflow::flow::{Signal, WeightsRx};
 use rollflow::prelude::*;
-use rollflow::train::{
-    BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainBatch, TrainError,
-};
 
 /// A number below `below`, drawn by `key`: the script.
 pub fn draw(key: &[u64], below: u64) -> u64 {
@@ -60,55 +56,5 @@ impl Stage for Script {
             io.send(Group { samples, prompt: Arc::new(prompt) })?;
         }
         Ok(())
-    }
-}
-
-/// Trains nothing; its weights are the number of updates.
-#[derive(Default)]
-pub struct Counter {
-    pub state: Mutex<BackendState>,
-    pub slowest: u64,
-    pub saved: Arc<Mutex<Vec<SaveCheckpoint>>>,
-}
-
-fn ready<T>(answer: T) -> TrainFuture<T> {
-    TrainFuture::ready(Ok::<T, TrainError>(answer))
-}
-
-impl TrainingBackend for Counter {
-    type Weights = u64;
-    fn forward_backward(&self, batch: Arc<TrainBatch>) -> TrainFuture<ForwardBackward> {
-        pause(draw(&[self.state().step], self.slowest));
-        ready(ForwardBackward { tokens: batch.batch_tokens, ..Default::default() })
-    }
-    fn score(&self, batch: Arc<TrainBatch>) -> TrainFuture<Vec<Vec<f64>>> {
-        ready(batch.sequences.iter().map(|sequence| vec![-1.0; sequence.rows.len()]).collect())
-    }
-    fn optim_step(&self) -> TrainFuture<OptimStep> {
-        let mut state = self.state.lock().unwrap();
-        state.step += 1;
-        ready(OptimStep { step: state.step, ..Default::default() })
-    }
-    fn snapshot(&self) -> TrainFuture<Snapshot<u64>> {
-        self.state.lock().unwrap().weight_version += 1;
-        self.current()
-    }
-    fn current(&self) -> TrainFuture<Snapshot<u64>> {
-        let state = self.state();
-        ready(Snapshot { version: state.weight_version, step: state.step, weights: Arc::new(state.step) })
-    }
-    fn save_checkpoint(&self, request: SaveCheckpoint) -> TrainFuture<PathBuf> {
-        let folder = request.run_folder.clone();
-        self.saved.lock().unwrap().push(request);
-        ready(folder)
-    }
-    fn load_weights(&self, _: Arc<u64>) -> TrainFuture<()> {
-        ready(())
-    }
-    fn load_checkpoint(&self, _: &Path) -> TrainFuture<CheckpointMetadata> {
-        ready(CheckpointMetadata::default())
-    }
-    fn state(&self) -> BackendState {
-        self.state.lock().unwrap().clone()
     }
 }

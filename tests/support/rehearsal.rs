@@ -1,9 +1,8 @@
-//! The whole loop without a model: prompts, a scripted generator, filter, batcher, trainer and sync on the real runner. A backend that only
-//! counts stands in for the trainer's.
+//! The whole loop without a model: prompts, a scripted generator, filter, batcher, trainer and sync on the real runner.
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,52 +11,8 @@ use rollflow::flow::{RunError, Signal, WeightsRx, Window};
 use rollflow::prelude::*;
 use rollflow::stages::train::{Resumed, staleness};
 use rollflow::stages::{Admission, Progress, Totals};
-use rollflow::train::{
-    BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainBatch, TrainError,
-};
 
-/// Trains nothing.
-#[derive(Default)]
-pub struct Counting(Mutex<BackendState>);
-
-fn ready<T>(answer: T) -> TrainFuture<T> {
-    TrainFuture::ready(Ok::<T, TrainError>(answer))
-}
-
-impl TrainingBackend for Counting {
-    type Weights = ();
-    fn forward_backward(&self, batch: Arc<TrainBatch>) -> TrainFuture<ForwardBackward> {
-        ready(ForwardBackward { tokens: batch.batch_tokens, ..ForwardBackward::default() })
-    }
-    fn score(&self, batch: Arc<TrainBatch>) -> TrainFuture<Vec<Vec<f64>>> {
-        TrainFuture::ready(Ok::<_, TrainError>(batch.sequences.iter().map(|sequence| vec![-1.0; sequence.rows.len()]).collect()))
-    }
-    fn optim_step(&self) -> TrainFuture<OptimStep> {
-        let mut state = self.0.lock().unwrap();
-        state.step += 1;
-        ready(OptimStep { step: state.step, ..OptimStep::default() })
-    }
-    fn snapshot(&self) -> TrainFuture<Snapshot<()>> {
-        self.0.lock().unwrap().weight_version += 1;
-        self.current()
-    }
-    fn current(&self) -> TrainFuture<Snapshot<()>> {
-        let state = self.state();
-        ready(Snapshot { version: state.weight_version, step: state.step, weights: Arc::new(()) })
-    }
-    fn save_checkpoint(&self, request: SaveCheckpoint) -> TrainFuture<PathBuf> {
-        ready(request.run_folder)
-    }
-    fn load_weights(&self, _: Arc<()>) -> TrainFuture<()> {
-        ready(())
-    }
-    fn load_checkpoint(&self, _: &Path) -> TrainFuture<CheckpointMetadata> {
-        ready(CheckpointMetadata::default())
-    }
-    fn state(&self) -> BackendState {
-        self.0.lock().unwrap().clone()
-    }
-}
+use super::backend::Counting;
 
 /// When a group is finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +28,7 @@ pub enum Pace {
 /// Answers out of order, as slots and answers of all lengths would. The first token of an answer is sampled when its prompt comes, the last
 /// when it is finished.
 pub struct Scripted {
-    published: WeightsRx<()>,
+    published: WeightsRx<u64>,
     window: Window,
     /// Prompts that came before an interruption.
     received: u64,
@@ -210,7 +165,7 @@ impl Rehearsal {
         let backend = Counting::default();
         if from > 0 {
             admission.restore(progress);
-            let mut state = backend.0.lock().unwrap();
+            let mut state = backend.state.lock().unwrap();
             (state.step, state.weight_version) = (from, from / self.sync_every + 1);
         }
         let (publisher, published) = weights();
@@ -245,7 +200,7 @@ impl Rehearsal {
         let synced = flow.stage(
             "look",
             synced,
-            map(move |step: Trained<()>| {
+            map(move |step: Trained<u64>| {
                 if step.step > 0 {
                     tapped.lock().unwrap().push(look(&step));
                 }
@@ -262,7 +217,7 @@ impl Rehearsal {
     }
 }
 
-fn look(step: &Trained<()>) -> Seen {
+fn look(step: &Trained<u64>) -> Seen {
     let weighed = step.batch.samples().flat_map(|sample| sample.versions.per_token().zip(&sample.loss_mask));
     let lags = weighed.filter(|(_, mask)| **mask > 0.0).filter_map(|(version, _)| Some(step.version - version?));
     assert!(step.batch.groups.iter().all(|group| group.samples.len() == 2), "law D2: groups are whole");

@@ -17,11 +17,11 @@ fn draw(key: u64, below: u64) -> u64 {
     (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5DEE_CE66).wrapping_mul(0xD6E8_FEB8_6659_FD93).rotate_right(29) % below
 }
 
-fn lines(run: &Path) -> u64 {
+pub fn lines(run: &Path) -> u64 {
     read(&run.join("metrics.jsonl")).lines().count() as u64
 }
 
-fn resume(run: &Path) -> [&str; 2] {
+pub fn resume(run: &Path) -> [&str; 2] {
     ["resume", run.to_str().unwrap()]
 }
 
@@ -93,12 +93,12 @@ fn an_asynchronous_run_that_was_killed_dozens_of_times_loses_no_prompt_and_train
 }
 
 /// A run of four steps with a checkpoint at each of the last three.
-fn four_steps(run: &Path) {
+pub fn four_steps(run: &Path) {
     let ended = rollflow(&run_args(GRPO, run, &["train.steps=4", "checkpoint.every=1"]));
     assert_eq!(ended.code, Some(0), "{}", ended.err);
 }
 
-fn steps_saved(run: &Path) -> Vec<u64> {
+pub fn steps_saved(run: &Path) -> Vec<u64> {
     checkpoint::list(&run.join("checkpoints")).unwrap().into_iter().map(|(step, _)| step).collect()
 }
 

@@ -4,6 +4,7 @@
 
 mod console;
 mod crashes;
+mod disks;
 mod recipes;
 mod replaying;
 mod running;

@@ -54,7 +54,19 @@ pub fn run_args<'a>(recipe: &'a str, out: &'a Path, sets: &'a [&'a str]) -> Vec<
 
 /// Runs to the end.
 pub fn rollflow(args: &[&str]) -> Ended {
-    let output = command(args).output().unwrap();
+    ended(&mut command(args))
+}
+
+/// Runs to the end in a shell that does `first` before.
+pub fn rollflow_after(first: &str, args: &[&str]) -> Ended {
+    let plain = command(args);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("{first}; exec \"$0\" \"$@\"")]).arg(plain.get_program()).args(plain.get_args());
+    ended(shell.current_dir(plain.get_current_dir().unwrap()))
+}
+
+fn ended(command: &mut Command) -> Ended {
+    let output = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Ended { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }

@@ -1,4 +1,7 @@
 //! Rollouts as a plain iterator, for those who want no graph.
+//!
+//! Who looks for a rollout manager: the graph of `Prompts`, `Generator`, `Reward` and `Batcher` does its work, with
+//! over-sampling, partial answers and resume. This iterator is what is left where none of that is wanted.
 
 use crate::data::{DataBuffer, Prompt, RolloutBatch, Sample};
 

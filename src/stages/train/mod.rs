@@ -1,7 +1,9 @@
 //! Where weights are made.
 
+mod saving;
 mod stale;
 mod trainer;
 
+pub use saving::Resumed;
 pub use stale::{OnStale, StaleSample, staleness, within_bound};
-pub use trainer::{Resumed, Trained, Trainer};
+pub use trainer::{Trained, Trainer};

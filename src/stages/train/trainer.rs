@@ -1,26 +1,24 @@
 //! One optimizer step a batch.
 //!
 //! Law V1: the trainer alone makes versions. Law V4: the first thing it sends is the untrained weights, before any batch came.
-//! Law C1's model part: a checkpoint is taken between steps, and the last step is saved however the run ends, unless it was the trainer
-//! that failed. It is written after the step was sent on, so that generators get their weights first, and its place is said as a
-//! `tracing` event. Law N3: where trainer and generator disagree by more than [`GapLimits::halt`], the run ends before the update is made.
+//! Law C1: checkpoints are taken between steps, and the last step is saved however the run ends, unless it was the trainer that
+//! failed. They are written after the step was sent on, so that generators get their weights first (`saving.rs` says how). Law N3: where
+//! trainer and generator disagree by more than [`GapLimits::halt`], the run ends before the update is made.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
-
+use super::saving::{Resumed, Saving, Unsaved};
 use super::stale::{OnStale, within_bound};
 use crate::algo::{AdvantageConfig, Aggregation, GapDiagnosis, GapLimits, GapVerdict};
 use crate::data::{Batch, Sample, Version};
 use crate::flow::{Io, Message, Stage, StageError, StageSpec};
-use crate::stages::{Admission, Progress, Totals};
-use crate::train::checkpoint::{self, CHECKPOINTS};
+use crate::stages::{Admission, Totals};
 use crate::train::{
-    CheckpointError, ForwardBackward, OptimStep, PrepareError, SaveCheckpoint, Snapshot, TrainBatch, TrainError, TrainingBackend,
-    assign_advantages, assign_constant_baseline, collate,
+    ForwardBackward, OptimStep, PrepareError, Snapshot, TrainBatch, TrainError, TrainingBackend, assign_advantages,
+    assign_constant_baseline, collate,
 };
 
 /// A batch after its step. The first message of a run has step 0 and an empty batch, and brings the first weights.
@@ -68,35 +66,6 @@ pub struct Trainer<B> {
     threads: usize,
 }
 
-/// What a trainer remembers of its past, in a checkpoint.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Resumed {
-    /// Optimizer steps that the run has taken.
-    pub step: u64,
-    /// Mean rewards of the newest steps, for the target.
-    pub recent: VecDeque<f64>,
-    /// Prompts and tokens.
-    pub progress: Progress,
-}
-
-/// The file in a checkpoint that holds [`Resumed`].
-const PROGRESS: &str = "progress.json";
-
-impl Resumed {
-    /// Of a checkpoint that a [`Trainer`] wrote.
-    pub fn read(checkpoint: &Path) -> Result<Self, CheckpointError> {
-        let path = checkpoint.join(PROGRESS);
-        let text = std::fs::read(&path).map_err(CheckpointError::io(&path))?;
-        serde_json::from_slice(&text).map_err(|error| CheckpointError::malformed(&path, error))
-    }
-}
-
-struct Saving {
-    run_folder: PathBuf,
-    every: Option<u64>,
-    keep: usize,
-}
-
 /// What rewards are compared with.
 enum Advantages {
     Group(AdvantageConfig),
@@ -114,13 +83,6 @@ impl Advantages {
 
 /// Steps over which a target reward must hold: fewer would stop at a lucky batch.
 const TARGET_STEPS: usize = 20;
-
-/// A step that no checkpoint holds yet.
-struct Unsaved {
-    step: u64,
-    metrics: BTreeMap<String, f64>,
-    recent: VecDeque<f64>,
-}
 
 impl<B: TrainingBackend> Trainer<B> {
     /// Trains on the samples as they are, every token alike, and publishes after every step.
@@ -192,12 +154,12 @@ impl<B: TrainingBackend> Trainer<B> {
 
     /// Saves a checkpoint below `run_folder` after the last step, and after every `every` steps.
     pub fn checkpoints(self, run_folder: impl Into<PathBuf>, every: Option<u64>) -> Self {
-        Trainer { save: Some(Saving { run_folder: run_folder.into(), every, keep: usize::MAX }), ..self }
+        Trainer { save: Some(Saving::below(run_folder.into(), every)), ..self }
     }
 
     /// Of those checkpoints, keeps the newest `n`, at least two. All are kept unless told otherwise.
     pub fn keep(self, n: usize) -> Self {
-        Trainer { save: self.save.map(|saving| Saving { keep: n, ..saving }), ..self }
+        Trainer { save: self.save.map(|saving| saving.keep(n)), ..self }
     }
 
     /// Settles trained groups there, asserts its bound on staleness for every token (law V2), and puts it into checkpoints.
@@ -291,21 +253,11 @@ impl<B: TrainingBackend> Trainer<B> {
 
     /// Whether a checkpoint is due after `step`.
     fn saves_at(&self, step: u64) -> bool {
-        let every = self.save.as_ref().and_then(|saving| saving.every);
-        self.steps == Some(step) || every.is_some_and(|every| step.is_multiple_of(every))
+        self.steps == Some(step) || self.save.as_ref().is_some_and(|saving| saving.is_due(step))
     }
 
     fn save(&self, last: Unsaved) -> Result<(), StageError> {
-        let Some(Saving { run_folder, keep, .. }) = &self.save else { return Ok(()) };
-        let Unsaved { step, metrics, recent } = last;
-        let progress = self.admission.as_ref().map(Admission::progress).unwrap_or_default();
-        let files = BTreeMap::from([(PROGRESS.to_owned(), serde_json::to_vec(&Resumed { step, recent, progress })?)]);
-        let request = SaveCheckpoint { run_folder: run_folder.clone(), step, metrics, files };
-        let saved = self.backend.save_checkpoint(request).wait()?;
-        tracing::info!("Saved checkpoint to {}", saved.display());
-        // One more than is used: should this step's row not reach the log, a resume falls back on the one before.
-        checkpoint::prune(&run_folder.join(CHECKPOINTS), step, (*keep).max(2))?;
-        Ok(())
+        self.save.as_ref().map_or(Ok(()), |saving| saving.write(&self.backend, self.admission.as_ref(), last))
     }
 
     /// Steps until there is nothing more to train on, leaving in `unsaved` what no checkpoint holds.
@@ -326,7 +278,7 @@ impl<B: TrainingBackend> Trainer<B> {
             if recent.len() > TARGET_STEPS {
                 recent.pop_front();
             }
-            *unsaved = Some(Unsaved { step, metrics: numbers(&trained), recent: recent.clone() });
+            *unsaved = Some(Unsaved::after(&trained, &recent));
             // A synchronous run is cut before the generators go on, so that there is nothing under way to be made again.
             if self.is_synchronous() && self.saves_at(step) {
                 unsaved.take().map_or(Ok(()), |last| self.save(last))?;
@@ -340,15 +292,8 @@ impl<B: TrainingBackend> Trainer<B> {
     }
 }
 
-/// What a checkpoint tells of its step.
-fn numbers<W>(trained: &Trained<W>) -> BTreeMap<String, f64> {
-    let mut numbers = BTreeMap::from([("loss".to_owned(), trained.forward.loss)]);
-    numbers.extend(mean(trained.batch.rewards()).map(|mean| ("reward_mean".to_owned(), mean)));
-    numbers
-}
-
 /// `None` of nothing.
-fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+pub(super) fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     let (count, sum) = values.fold((0, 0.0), |(count, sum), value| (count + 1, sum + value));
     (count > 0).then(|| sum / f64::from(count))
 }

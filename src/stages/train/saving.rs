@@ -1,0 +1,91 @@
+//! A trainer's checkpoints: what it remembers of its past, where that is written, and what is pruned. Law C1's model part.
+//!
+//! The backend writes weights and optimizer; the trainer adds one file with all the rest. The place of a checkpoint is said as a `tracing`
+//! event.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::trainer::{Trained, mean};
+use crate::flow::StageError;
+use crate::stages::{Admission, Progress};
+use crate::train::checkpoint::{self, CHECKPOINTS};
+use crate::train::{CheckpointError, SaveCheckpoint, TrainingBackend};
+
+/// What a trainer remembers of its past, in a checkpoint.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Resumed {
+    /// Optimizer steps that the run has taken.
+    pub step: u64,
+    /// Mean rewards of the newest steps, for the target.
+    pub recent: VecDeque<f64>,
+    /// Prompts and tokens.
+    pub progress: Progress,
+}
+
+/// The file in a checkpoint that holds [`Resumed`].
+const PROGRESS: &str = "progress.json";
+
+impl Resumed {
+    /// Of a checkpoint that a [`Trainer`](super::Trainer) wrote.
+    pub fn read(checkpoint: &Path) -> Result<Self, CheckpointError> {
+        let path = checkpoint.join(PROGRESS);
+        let text = std::fs::read(&path).map_err(CheckpointError::io(&path))?;
+        serde_json::from_slice(&text).map_err(|error| CheckpointError::malformed(&path, error))
+    }
+}
+
+/// A step that no checkpoint holds yet.
+pub(super) struct Unsaved {
+    step: u64,
+    metrics: BTreeMap<String, f64>,
+    recent: VecDeque<f64>,
+}
+
+impl Unsaved {
+    pub(super) fn after<W>(trained: &Trained<W>, recent: &VecDeque<f64>) -> Self {
+        let mut metrics = BTreeMap::from([("loss".to_owned(), trained.forward.loss)]);
+        metrics.extend(mean(trained.batch.rewards()).map(|mean| ("reward_mean".to_owned(), mean)));
+        Unsaved { step: trained.step, metrics, recent: recent.clone() }
+    }
+}
+
+/// Where checkpoints go, and how many of them.
+pub(super) struct Saving {
+    run_folder: PathBuf,
+    every: Option<u64>,
+    keep: usize,
+}
+
+impl Saving {
+    pub(super) fn below(run_folder: PathBuf, every: Option<u64>) -> Self {
+        Saving { run_folder, every, keep: usize::MAX }
+    }
+
+    pub(super) fn keep(self, n: usize) -> Self {
+        Saving { keep: n, ..self }
+    }
+
+    pub(super) fn is_due(&self, step: u64) -> bool {
+        self.every.is_some_and(|every| step.is_multiple_of(every))
+    }
+
+    pub(super) fn write<B: TrainingBackend>(
+        &self,
+        backend: &B,
+        admission: Option<&Admission>,
+        last: Unsaved,
+    ) -> Result<(), StageError> {
+        let Unsaved { step, metrics, recent } = last;
+        let progress = admission.map(Admission::progress).unwrap_or_default();
+        let files = BTreeMap::from([(PROGRESS.to_owned(), serde_json::to_vec(&Resumed { step, recent, progress })?)]);
+        let request = SaveCheckpoint { run_folder: self.run_folder.clone(), step, metrics, files };
+        let saved = backend.save_checkpoint(request).wait()?;
+        tracing::info!("Saved checkpoint to {}", saved.display());
+        // One more than is used: should this step's row not reach the log, a resume falls back on the one before.
+        checkpoint::prune(&self.run_folder.join(CHECKPOINTS), step, self.keep.max(2))?;
+        Ok(())
+    }
+}
