@@ -12,7 +12,7 @@ use rollflow::data::POISONED;
 use rollflow::flow::{Report, RunError};
 use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, DeadLetterWriter, Failure, FailureKind, read_dead_letters};
 use rollflow::prelude::*;
-use rollflow::stages::reward::Scoring;
+use rollflow::stages::reward::{Scorers, Scoring};
 
 fn group(id: u64) -> Group {
     let prompt = Prompt { ordinal: id, ..Prompt::from(format!("prompt {id}")) };
@@ -140,7 +140,8 @@ fn a_failing_reward_is_called_once_and_once_a_retry() {
         group.samples.truncate(1);
         let calls = AtomicU32::new(0);
         let reward = |_: &Sample| if calls.fetch_add(1, Relaxed) < u32::MAX { f64::NAN } else { 0.0 };
-        let Scoring { failures, failed_calls } = rollflow::stages::reward::score(&mut group, reward, retries);
+        let scorers = if retries == 0 { Scorers::Caller } else { Scorers::Threads };
+        let Scoring { failures, failed_calls, .. } = rollflow::stages::reward::score(&mut group, reward, retries, scorers);
         assert_eq!((calls.load(Relaxed), failures[0].attempts, failed_calls), (retries + 1, retries + 1, u64::from(retries) + 1));
     }
 }

@@ -16,8 +16,7 @@ use rollflow_pipelines::grpo::{self, Actors};
 use rollflow_pipelines::resume::{ResumePoint, rewind_to_checkpoint};
 use rollflow_pipelines::run_folder::{Outputs, RECIPE, RunFolder};
 use rollflow_pipelines::simulate::profile::Profile;
-use rollflow_pipelines::simulate::{record, simulate};
-use rollflow_pipelines::{parts, replay, sft};
+use rollflow_pipelines::{parts, replay, sft, simulate};
 
 /// RL post-training of language models as a pipelined dataflow.
 #[derive(Parser)]
@@ -82,7 +81,7 @@ enum Command {
         #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
         steps: u64,
         /// Ask what if: a forecast for each value, as in flow.max_staleness=0,1,2,4.
-        #[arg(long, value_name = "KEY=VALUE,VALUE…", value_parser = variants)]
+        #[arg(long, value_name = "KEY=VALUE,VALUE…", value_parser = simulate::variants)]
         vary: Option<(String, Vec<String>)>,
     },
     /// Score the groups again that a run gave up because their reward failed (its dead letters), and write those that earn now to
@@ -153,7 +152,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
                 eprintln!("error: only the pipeline grpo can be simulated; {} has nothing to overlap", recipe.recipe.display());
                 return Ok(ExitCode::from(2));
             }
-            let profile = profile_of(&plan, &profile, record)?;
+            let profile = simulate::profile_of(&plan, &profile, record)?;
             forecast(&recipe, &profile, steps, vary)
         }
         Command::Replay { run, sets } => {
@@ -230,36 +229,6 @@ fn draw(plan: &Plan, format: Format) -> Result<()> {
     Ok(())
 }
 
-/// `KEY=VALUE,VALUE…` in parts.
-fn variants(text: &str) -> Result<(String, Vec<String>), String> {
-    match text.split_once('=') {
-        Some((key, values)) if !key.is_empty() && !values.is_empty() => {
-            Ok((key.to_owned(), values.split(',').map(str::to_owned).collect()))
-        }
-        _ => Err("write a key and its values, as in flow.max_staleness=0,1,2,4".to_owned()),
-    }
-}
-
-/// The profile in that file, or a new one that is kept there.
-fn profile_of(plan: &Plan, path: &Path, steps: u64) -> Result<Profile> {
-    if path.exists() {
-        return Profile::load(path);
-    }
-    println!("recording {steps} steps of {} to {}", plan.name, path.display());
-    let profile = record::record(plan, steps)?;
-    profile.save(path)?;
-    if let Some(recorded) = profile.recorded {
-        let predicted = simulate(plan, &profile, recorded.steps)?;
-        println!(
-            "{steps} steps took {:.2} s; simulated they take {:.2} s ({:+.1}%)",
-            recorded.seconds,
-            predicted.seconds,
-            100.0 * (predicted.seconds / recorded.seconds - 1.0)
-        );
-    }
-    Ok(profile)
-}
-
 /// Prints a forecast for every variant. Says all that is wrong with the variants before the first.
 fn forecast(recipe: &RecipeArgs, profile: &Profile, steps: u64, vary: Option<(String, Vec<String>)>) -> Result<ExitCode> {
     let variants: Vec<String> = match vary {
@@ -276,7 +245,7 @@ fn forecast(recipe: &RecipeArgs, profile: &Profile, steps: u64, vary: Option<(St
     }
     let width = variants.iter().map(String::len).max().unwrap_or(0);
     for (variant, plan) in variants.iter().zip(plans.iter().flatten()) {
-        let forecast = simulate(plan, profile, steps)?;
+        let forecast = simulate::simulate(plan, profile, steps)?;
         println!("{variant:width$}{forecast}");
         println!("{:width$}  {}", "", forecast.bottleneck);
     }

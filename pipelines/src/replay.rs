@@ -10,7 +10,7 @@ use anyhow::Result;
 use rollflow::data::Group;
 use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, Failure, RolloutWriter, read_dead_letters};
 use rollflow::recipe::Plan;
-use rollflow::stages::reward::score;
+use rollflow::stages::reward::{Scorers, score};
 
 use crate::parts;
 
@@ -45,7 +45,7 @@ pub fn replay(plan: &Plan, folder: &Path, out: &mut impl Write) -> Result<Replay
                 continue;
             }
         };
-        let failures = score(&mut group, &reward, plan.reward.retries).failures;
+        let failures = score(&mut group, &reward, plan.reward.retries, Scorers::Threads).failures;
         writeln!(out, "group {}: {}", group.id(), told(&group, &failures))?;
         if failures.is_empty() {
             replayed.earned += 1;

@@ -10,6 +10,7 @@ pub mod record;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
@@ -106,6 +107,36 @@ pub fn simulate(plan: &Plan, profile: &Profile, steps: u64) -> Result<Forecast> 
     forecast.busy = [busy("generate"), busy("train")];
     forecast.bottleneck = report.bottleneck.clone();
     Ok(forecast)
+}
+
+/// `KEY=VALUE,VALUE…` in parts.
+pub fn variants(text: &str) -> std::result::Result<(String, Vec<String>), String> {
+    match text.split_once('=') {
+        Some((key, values)) if !key.is_empty() && !values.is_empty() => {
+            Ok((key.to_owned(), values.split(',').map(str::to_owned).collect()))
+        }
+        _ => Err("write a key and its values, as in flow.max_staleness=0,1,2,4".to_owned()),
+    }
+}
+
+/// The profile in that file, or a new one that is kept there.
+pub fn profile_of(plan: &Plan, path: &Path, steps: u64) -> Result<Profile> {
+    if path.exists() {
+        return Profile::load(path);
+    }
+    println!("recording {steps} steps of {} to {}", plan.name, path.display());
+    let profile = record::record(plan, steps)?;
+    profile.save(path)?;
+    if let Some(recorded) = profile.recorded {
+        let predicted = simulate(plan, &profile, recorded.steps)?;
+        println!(
+            "{steps} steps took {:.2} s; simulated they take {:.2} s ({:+.1}%)",
+            recorded.seconds,
+            predicted.seconds,
+            100.0 * (predicted.seconds / recorded.seconds - 1.0)
+        );
+    }
+    Ok(profile)
 }
 
 /// Those who only take time.

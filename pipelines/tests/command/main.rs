@@ -9,6 +9,7 @@ mod recipes;
 mod replaying;
 mod running;
 mod runs;
+mod simulating;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
 mod terminal;

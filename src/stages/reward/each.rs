@@ -1,4 +1,5 @@
-//! A reward for each sample by itself, computed on rayon's threads so that neither the runtime nor a tensor thread waits for it.
+//! A reward for each sample by itself, computed apart from the runtime and the tensor threads: on rayon's threads where that takes longer than
+//! to wake them, else on the stage's own.
 //!
 //! Law F6: a sample whose reward fails is tried again at once, and then its whole group (law D2) is a dead letter, dropped and counted,
 //! and the run goes on. Only a reward that fails on one group after the other ends it.
@@ -12,7 +13,7 @@ use crate::flow::{Io, Stage, StageError};
 use crate::observe::logs::{DeadLetter, DeadLetterWriter, Failure};
 use crate::observe::{Metric, Metrics};
 
-use super::score::{Earned, Scoring, score};
+use super::score::{Earned, Scorers, Scoring, score};
 
 /// What becomes of a group when no retry could save the reward of one of its samples (law F6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -167,9 +168,11 @@ impl Stage for Reward {
     type Out = Scored;
 
     fn run(&mut self, io: &mut Io<Group, Scored>) -> Result<(), StageError> {
-        let mut in_a_row = 0;
+        let (mut in_a_row, mut scorers) = (0, Scorers::Threads);
         while let Some(mut group) = io.recv()? {
-            let Scoring { failures, failed_calls } = score(&mut group, self.reward.as_ref(), self.retries);
+            let scoring = score(&mut group, self.reward.as_ref(), self.retries, scorers);
+            scorers = Scorers::after(&scoring);
+            let Scoring { failures, failed_calls, .. } = scoring;
             let scored = match failures.first().map(|first| RewardError::new(&group, first)) {
                 None => {
                     in_a_row = 0;

@@ -4,4 +4,4 @@ mod each;
 mod score;
 
 pub use each::{OnFailure, Reward, RewardBroken, RewardError};
-pub use score::{Earned, Scoring, score};
+pub use score::{Earned, Scorers, Scoring, score};

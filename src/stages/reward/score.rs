@@ -1,7 +1,8 @@
-//! Scoring one group: each sample by itself on rayon's threads, with a bounded number of retries, and panics caught (law F6).
+//! Scoring one group: each sample by itself, with a bounded number of retries, and panics caught (law F6).
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
@@ -34,12 +35,31 @@ pub struct Scoring {
     pub failures: Vec<Failure>,
     /// Calls that failed, those that a retry made good included.
     pub failed_calls: u64,
+    /// The time that all calls took together.
+    pub time: Duration,
+}
+
+/// Who computes a group's rewards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scorers {
+    /// All of rayon's threads.
+    Threads,
+    /// The thread that asks: for rewards that cost less than to wake another one.
+    Caller,
+}
+
+impl Scorers {
+    /// For the next group, by what the last one took.
+    pub fn after(scoring: &Scoring) -> Self {
+        const WORTH_WAKING: Duration = Duration::from_micros(100);
+        if scoring.time < WORTH_WAKING { Scorers::Caller } else { Scorers::Threads }
+    }
 }
 
 /// Gives every sample of `group` its reward, or none where `reward` fails `retries` + 1 times. A panic, an error and a number that is not
-/// finite are failures. Costs one call a sample and one a retry, on all of rayon's threads; returns when all are done.
-pub fn score<R: Earned>(group: &mut Group, reward: impl Fn(&Sample) -> R + Sync, retries: u32) -> Scoring {
-    let outcome = |sample: &mut Sample| {
+/// finite are failures. Costs one call a sample and one a retry; returns when all are done.
+pub fn score<R: Earned>(group: &mut Group, reward: impl Fn(&Sample) -> R + Sync, retries: u32, scorers: Scorers) -> Scoring {
+    let attempt = |sample: &mut Sample| {
         sample.reward = None;
         let mut attempts = 0;
         loop {
@@ -56,9 +76,20 @@ pub fn score<R: Earned>(group: &mut Group, reward: impl Fn(&Sample) -> R + Sync,
             }
         }
     };
-    let outcomes: Vec<(Option<Failure>, u64)> = group.samples.par_iter_mut().map(outcome).collect();
-    let failed_calls = outcomes.iter().map(|outcome| outcome.1).sum();
-    Scoring { failures: outcomes.into_iter().filter_map(|outcome| outcome.0).collect(), failed_calls }
+    let outcome = |sample: &mut Sample| {
+        let started = Instant::now();
+        let (failure, failed_calls) = attempt(sample);
+        (failure, failed_calls, started.elapsed())
+    };
+    let outcomes: Vec<(Option<Failure>, u64, Duration)> = match scorers {
+        Scorers::Threads => group.samples.par_iter_mut().map(outcome).collect(),
+        Scorers::Caller => group.samples.iter_mut().map(outcome).collect(),
+    };
+    Scoring {
+        failed_calls: outcomes.iter().map(|outcome| outcome.1).sum(),
+        time: outcomes.iter().map(|outcome| outcome.2).sum(),
+        failures: outcomes.into_iter().filter_map(|outcome| outcome.0).collect(),
+    }
 }
 
 fn call<R: Earned>(reward: impl Fn(&Sample) -> R, sample: &Sample) -> Result<f64, (FailureKind, String)> {

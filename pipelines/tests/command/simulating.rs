@@ -1,0 +1,90 @@
+//! `simulate`: forecasts from a recorded profile, or from one written by hand.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::running::{Ended, GRPO, SFT, TINY, rollflow};
+
+/// `simulate grpo.toml` with the tiny values, that profile and these arguments.
+fn simulate(profile: &std::path::Path, args: &[&str]) -> Ended {
+    let sets = TINY.iter().flat_map(|set| ["--set", set]);
+    let command = ["simulate", GRPO, "--profile", profile.to_str().unwrap()];
+    rollflow(&command.into_iter().chain(sets).chain(args.iter().copied()).collect::<Vec<_>>())
+}
+
+/// The number before `unit`, in every forecast.
+fn numbers(out: &str, unit: &str) -> Vec<f64> {
+    let before = |line: &str| line.split(unit).next()?.split_whitespace().last()?.parse().ok();
+    out.lines().filter(|line| line.contains(unit)).filter_map(before).collect()
+}
+
+#[test]
+fn a_profile_is_recorded_once_and_the_same_what_if_has_the_same_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile = folder.path().join("profile.json");
+    let args = ["--record", "5", "--steps", "200", "--vary", "flow.max_staleness=0,1,3"];
+    let first = simulate(&profile, &args);
+    assert_eq!(first.code, Some(0), "{}", first.err);
+    assert!(first.out.contains("5 steps took") && first.out.contains("simulated they take"), "{}", first.out);
+    let recorded: Value = serde_json::from_slice(&fs::read(&profile).unwrap()).unwrap();
+    assert_eq!(recorded["recorded"]["steps"], 5);
+    assert_eq!(recorded["answers"]["recorded"].as_array().map(Vec::len), Some(5 * 4), "groups of the steps, nothing dropped");
+
+    let second = simulate(&profile, &args);
+    assert!(!second.out.contains("recording"), "{}", second.out);
+    assert!(first.out.ends_with(&second.out), "{} and {}", first.out, second.out);
+    let lines: Vec<&str> = second.out.lines().filter(|line| line.contains("steps/h")).collect();
+    assert_eq!(lines.len(), 3, "{}", second.out);
+    assert!(lines[0].starts_with("flow.max_staleness=0") && lines[0].ends_with("staleness 0: 100%"), "{}", lines[0]);
+    assert!(!lines[1].contains("2: "), "law V2: {}", lines[1]);
+}
+
+/// One token a millisecond and slot, and a step of training takes 100 ms.
+fn drawn(sigma: f64) -> Value {
+    json!({
+        "decode": { "pass": 1e-3, "row": 0.0, "prefill": 0.0 },
+        "stages": { "train": { "item": 0.1 } },
+        "answers": { "drawn": { "median": 60.0, "sigma": sigma, "success": 0.5 } },
+        "recorded": null,
+    })
+}
+
+#[test]
+fn what_a_long_tail_costs_and_over_sampling_gives_back_is_seen_ahead() {
+    let folder = tempfile::tempdir().unwrap();
+    let (even, tailed) = (folder.path().join("even.json"), folder.path().join("tailed.json"));
+    fs::write(&even, drawn(0.0).to_string()).unwrap();
+    fs::write(&tailed, drawn(1.2).to_string()).unwrap();
+    // As many groups under way in both cases: twice a batch.
+    let sets = ["--set", "generate.max_new_tokens=400", "--set", "flow.max_staleness=2", "--set", "flow.window=8"];
+    let args: Vec<&str> = sets.into_iter().chain(["--steps", "300", "--vary", "batch.over_sample=1,2"]).collect();
+    let rates = |profile| {
+        let ended = simulate(profile, &args);
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        numbers(&ended.out, "steps/h")
+    };
+    let (even, tailed) = (rates(&even), rates(&tailed));
+    // The trainer alone takes 0.1 s a step, which even answers nearly hide behind.
+    assert!((29_000.0..=36_000.0).contains(&even[0]), "{even:?}");
+    assert!(tailed[0] < 0.9 * even[0], "a batch waits for its longest answer: {tailed:?}, {even:?}");
+    assert!(tailed[1] > 1.05 * tailed[0], "with twice as many to choose from it waits less: {tailed:?}");
+}
+
+#[test]
+fn a_profile_that_makes_no_sense_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile = folder.path().join("profile.json");
+    fs::write(&profile, "{\"decode\": 7}").unwrap();
+    let ended = simulate(&profile, &[]);
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.err.contains("profile.json") && ended.err.contains("line 1"), "{}", ended.err);
+    let mut empty = drawn(0.0);
+    empty["answers"] = json!({ "recorded": [[]] });
+    fs::write(&profile, empty.to_string()).unwrap();
+    let ended = simulate(&profile, &[]);
+    assert!(ended.err.contains("answers.recorded needs at least one group"), "{}", ended.err);
+    let ended = rollflow(&["simulate", SFT, "--profile", profile.to_str().unwrap()]);
+    assert_eq!(ended.code, Some(2), "{}", ended.err);
+    assert!(ended.err.contains("only the pipeline grpo"), "{}", ended.err);
+}
