@@ -62,6 +62,7 @@ struct Scenario {
     steps: u64,
     group_size: usize,
     slots: usize,
+    workers: usize,
     capacity: usize,
     on_new_weights: OnNewWeights,
     on_stale: OnStale,
@@ -97,6 +98,7 @@ impl Scenario {
             steps,
             group_size: draws.between(9, 1, 4) as usize,
             slots: draws.between(10, 1, 12) as usize,
+            workers: draws.between(14, 1, 3) as usize,
             capacity: draws.between(11, 1, 4) as usize,
             on_new_weights: policies[draws.at(12, 4) as usize],
             on_stale: [OnStale::Wait, OnStale::Drop, OnStale::Mask][draws.at(13, 3) as usize],
@@ -127,7 +129,8 @@ impl Scenario {
             SimulatedEngine::new(&machine, settings.slots, times, length).on_new_weights(settings.on_new_weights)
         };
         let tokenizer = Arc::new(Tokenizer::characters("0123456789+=", 16).unwrap());
-        let generator = Generator::by(engine, &tokenizer, published).group_size(group_size).slots(self.slots);
+        let generator =
+            Generator::by(engine, &tokenizer, published).group_size(group_size).slots(self.slots).workers(self.workers);
         let generator = generator.max_new_tokens(48).on_new_weights(self.on_new_weights).admission(&admission);
         let reward = move |sample: &Sample| {
             let key = 1_000_000 + 8 * sample.group_index + u64::from(sample.index);

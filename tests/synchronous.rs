@@ -58,11 +58,12 @@ fn params() -> SamplingParams {
     SamplingParams { max_new_tokens: NEW_TOKENS, ..SamplingParams::default() }
 }
 
-fn pipeline(capacity: usize, slots: usize) -> Outcome {
+fn pipeline(capacity: usize, slots: usize, workers: usize) -> Outcome {
     let policy = policy();
     let (publisher, published) = weights();
     let admission = Admission::max_staleness(0, GROUPS);
     let generator = Generator::local(&policy, published).group_size(SAMPLES as usize).sampling(params()).slots(slots).seed(SEED);
+    let generator = generator.workers(workers);
     let trainer = Trainer::new(backend(&policy)).group_relative(AdvantageConfig::default()).steps(STEPS).admission(&admission);
     let outcome: Arc<Mutex<Outcome>> = Arc::default();
     let seen = outcome.clone();
@@ -158,15 +159,15 @@ fn the_pipeline_is_the_plain_loop_bit_for_bit() {
     let expected = plain_loop(64);
     let dropped = |outcome: &Outcome| outcome.rows.iter().map(|row| row[Metric::PassRate.key()]).sum::<f64>();
     assert!(dropped(&expected) < STEPS as f64, "some groups must be dropped for rounds to be uneven");
-    for capacity in [1, 3, 64] {
-        let found = pipeline(capacity, 64);
-        assert_eq!(found.rollouts, expected.rollouts, "edges of {capacity}");
-        assert_eq!(found.rows, expected.rows, "edges of {capacity}");
-        assert!(found.weights == expected.weights, "edges of {capacity}");
+    for (capacity, workers) in [(1, 1), (3, 2), (64, 3)] {
+        let found = pipeline(capacity, 64, workers);
+        assert_eq!(found.rollouts, expected.rollouts, "edges of {capacity}, {workers} generators");
+        assert_eq!(found.rows, expected.rows, "edges of {capacity}, {workers} generators");
+        assert!(found.weights == expected.weights, "edges of {capacity}, {workers} generators");
     }
 }
 
 #[test]
 fn fewer_slots_than_samples_change_nothing_of_that() {
-    assert!(pipeline(2, 7) == plain_loop(7));
+    assert!(pipeline(2, 7, 1) == plain_loop(7));
 }

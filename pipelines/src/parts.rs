@@ -118,6 +118,7 @@ pub fn generator_by<E: TokenEngine>(plan: &Plan, generator: Generator<E>) -> Gen
         .mask_older(generate.mask_older)
         .group_size(generate.group_size)
         .sampling(sampling(plan))
+        .workers(generate.workers)
         .threads(generate.threads)
         .seed(plan.seed);
     if generate.slots == 0 { generator.adaptive_slots(plan.most_slots()) } else { generator.slots(generate.slots) }

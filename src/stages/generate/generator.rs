@@ -29,8 +29,8 @@ pub struct EngineSettings {
     pub on_new_weights: OnNewWeights,
 }
 
-/// Makes the engine on the generator's thread, which it never leaves.
-type MakeEngine<E> = Box<dyn FnMut(&EngineSettings) -> E + Send>;
+/// Makes an engine on its worker's thread, which it never leaves.
+type MakeEngine<E> = Arc<dyn Fn(&EngineSettings) -> E + Send + Sync>;
 
 /// Answers each prompt `group_size` times.
 pub struct Generator<E: TokenEngine> {
@@ -40,6 +40,7 @@ pub struct Generator<E: TokenEngine> {
     settings: EngineSettings,
     params: SamplingParams,
     group_size: u32,
+    workers: usize,
     mask_older: bool,
     /// Whether fewer slots are used where more bring nothing.
     adaptive: bool,
@@ -48,22 +49,23 @@ pub struct Generator<E: TokenEngine> {
     admission: Option<Admission>,
 }
 
-type LookAtStep = Box<dyn FnMut(Load, Duration) + Send>;
+type LookAtStep = Arc<dyn Fn(Load, Duration) + Send + Sync>;
 
 impl<E: TokenEngine> Generator<E> {
     /// Generates with the newest of `weights`, by the engine that `make` gives; it starts when the first arrive (law V4).
     pub fn by(
-        make: impl FnMut(&EngineSettings) -> E + Send + 'static,
+        make: impl Fn(&EngineSettings) -> E + Send + Sync + 'static,
         tokenizer: &Arc<Tokenizer>,
         weights: WeightsRx<E::Weights>,
     ) -> Self {
         Generator {
-            make: Box::new(make),
+            make: Arc::new(make),
             tokenizer: tokenizer.clone(),
             weights,
             settings: EngineSettings { slots: 64, seed: 0, threads: 1, on_new_weights: OnNewWeights::default() },
             params: SamplingParams::default(),
             group_size: 8,
+            workers: 1,
             mask_older: false,
             adaptive: false,
             look: None,
@@ -86,6 +88,12 @@ impl<E: TokenEngine> Generator<E> {
     pub fn max_new_tokens(mut self, tokens: usize) -> Self {
         self.params.max_new_tokens = tokens;
         self
+    }
+
+    /// So many engines beside each other, on a thread each, that share the slots; 1 unless told otherwise. In rounds (law V3) there is one
+    /// all the same, so that what is computed together depends on nothing but the round.
+    pub fn workers(self, workers: usize) -> Self {
+        Generator { workers: workers.max(1), ..self }
     }
 
     /// Samples that are generated at the same time; 64 unless told otherwise.
@@ -126,8 +134,8 @@ impl<E: TokenEngine> Generator<E> {
     }
 
     /// Shows this closure what every step of the engine computed and how long it took.
-    pub fn each_step(self, look: impl FnMut(Load, Duration) + Send + 'static) -> Self {
-        Generator { look: Some(Box::new(look)), ..self }
+    pub fn each_step(self, look: impl Fn(Load, Duration) + Send + Sync + 'static) -> Self {
+        Generator { look: Some(Arc::new(look)), ..self }
     }
 
     /// Counts what it makes there.
@@ -140,6 +148,11 @@ impl<E: TokenEngine> Generator<E> {
     /// (law V3).
     pub fn admission(self, admission: &Admission) -> Self {
         Generator { admission: Some(admission.clone()), ..self }
+    }
+
+    fn engines(&self) -> usize {
+        let in_rounds = self.admission.as_ref().is_some_and(Admission::in_rounds);
+        if in_rounds { 1 } else { self.workers }
     }
 
     fn submit(&self, engine: &mut E, groups: &mut Assembly, prompt: Prompt) -> Result<(), StageError> {
@@ -248,12 +261,13 @@ impl<E: TokenEngine> Stage for Generator<E> {
     type Out = Group;
 
     fn run(&mut self, io: &mut Io<Prompt, Group>) -> Result<(), StageError> {
-        let mut engine = (self.make)(&self.settings);
+        let slots = self.settings.slots.div_ceil(self.engines());
+        let mut engine = (self.make)(&EngineSettings { slots, ..self.settings.clone() });
         let mut groups = Assembly::new(self.mask_older);
         let first = io.wait_weights(&mut self.weights, 0)?;
         self.swap(&mut engine, first);
         let rounds = self.admission.clone().filter(Admission::in_rounds);
-        let mut concurrency = (self.adaptive && rounds.is_none()).then(|| Concurrency::new(self.settings.slots));
+        let mut concurrency = (self.adaptive && rounds.is_none()).then(|| Concurrency::new(slots));
         if let Some(concurrency) = &concurrency {
             engine.limit_slots(concurrency.slots());
         }
@@ -274,7 +288,7 @@ impl<E: TokenEngine> Stage for Generator<E> {
             }
             let started = Instant::now();
             let finished = engine.step()?;
-            if let Some(look) = &mut self.look {
+            if let Some(look) = &self.look {
                 look(engine.load(), started.elapsed());
             }
             if let Some(concurrency) = &mut concurrency {
@@ -294,6 +308,21 @@ impl<E: TokenEngine> Stage for Generator<E> {
     }
 
     fn spec(&self) -> StageSpec {
-        StageSpec::thread().threads(self.settings.threads).subscribes(self.weights.id()).knob("threads or slots")
+        let spec = StageSpec::thread().workers(self.engines()).threads(self.settings.threads);
+        spec.subscribes(self.weights.id()).knob("threads, workers or slots")
+    }
+
+    fn replica(&self) -> Option<Self> {
+        Some(Generator {
+            make: self.make.clone(),
+            tokenizer: self.tokenizer.clone(),
+            weights: self.weights.clone(),
+            settings: self.settings.clone(),
+            params: self.params.clone(),
+            look: self.look.clone(),
+            metrics: self.metrics.clone(),
+            admission: self.admission.clone(),
+            ..*self
+        })
     }
 }
