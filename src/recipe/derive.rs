@@ -103,6 +103,11 @@ impl Plan {
         if self.over_samples() { self.flow.max_staleness } else { self.worst_lag_in_turn().min(self.flow.max_staleness) }
     }
 
+    /// Engines beside each other: one where a run is to be the same to the bit.
+    pub fn generators(&self) -> usize {
+        if self.flow.max_staleness == 0 { 1 } else { self.generate.workers }
+    }
+
     /// Sequences decoded at the same time, at most: as many as can be under way, and no more than the largest cache that is made unasked.
     pub fn most_slots(&self) -> usize {
         match self.generate.slots {
@@ -116,7 +121,8 @@ impl Plan {
         let warm_up = self.sft.as_ref().map_or(0, |sft| sft.optimization.threads);
         match self.pipeline {
             Pipeline::Sft => warm_up,
-            Pipeline::Grpo => warm_up.max(self.generate.threads.saturating_add(self.train.optimization.threads)),
+            Pipeline::Grpo => warm_up
+                .max(self.generators().saturating_mul(self.generate.threads).saturating_add(self.train.optimization.threads)),
         }
     }
 
@@ -126,7 +132,7 @@ impl Plan {
         let threads = self.threads();
         if threads > machine.threads {
             warnings.push(format!(
-                "the stages take {threads} threads, the machine has {}: they will slow each other down; lower generate.threads, \
+                "the stages take {threads} threads, the machine has {}: they will slow each other down; lower generate.workers, generate.threads, \
                  train.threads or sft.threads",
                 machine.threads
             ));

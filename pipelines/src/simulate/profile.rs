@@ -157,7 +157,11 @@ mod tests {
     #[test]
     fn times_are_found_again_in_what_they_made() {
         let times = DecodeTimes { pass: 1e-3, row: 2e-5, prefill: 5e-6 };
-        let load = |n: usize| Load { passes: 1 + n % 2, rows: (n * 7) % 64, prefill: if n % 5 == 0 { 40 * (n % 3) } else { 0 } };
+        let load = |n: usize| Load {
+            passes: 1 + n % 2,
+            rows: (n * 7) % 64,
+            prefill: if n.is_multiple_of(5) { 40 * (n % 3) } else { 0 },
+        };
         let steps: Vec<(Load, f64)> = (0..200).map(|n| (load(n), times.step(load(n)).as_secs_f64())).collect();
         let found = fit_decode(&steps);
         for (found, expected) in [(found.pass, times.pass), (found.row, times.row), (found.prefill, times.prefill)] {
