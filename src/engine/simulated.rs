@@ -90,10 +90,11 @@ impl SimulatedEngine {
 
     fn begin(&mut self, admitted: Vec<Admission<Waiting>>, version: Version) {
         let (mut read, mut slots) = (0, VecDeque::new());
-        for Admission { request: Waiting { request, begun }, samples, slots: places, more } in admitted {
-            if self.shelf.take() != Some(request.ordinal) || begun.is_some() {
-                read += request.tokens.len() + begun.as_ref().map_or(0, |answer| answer.tokens.len());
+        for Admission { request: waiting, samples, slots: places, more } in admitted {
+            if self.shelf.take() != Some(waiting.request.ordinal) || waiting.begun.is_some() {
+                read += waiting.tokens().len();
             }
+            let Waiting { request, begun } = waiting;
             self.shelf = more.then_some(request.ordinal);
             for (index, slot) in samples.zip(places) {
                 let answer = begun.clone().unwrap_or_else(|| Answer::new(index));
