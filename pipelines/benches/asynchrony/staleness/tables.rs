@@ -7,6 +7,12 @@ use super::{Arm, Tried};
 use crate::learner::Run;
 use crate::page::{Measured, percent, spread};
 
+/// What becomes of tokens that are never trained.
+const WASTED: [&str; 5] = ["filtered", "stale", "truncated", "masked", "poisoned"];
+
+/// Medians closer than that are called the same.
+const NOISE: f64 = 0.05;
+
 /// How an arm is called in a row.
 pub fn name(arm: Arm) -> String {
     let corrected = if arm.corrected { ", corrected" } else { "" };
@@ -33,11 +39,13 @@ pub fn page(tried: &[Tried], target: f64) -> Measured {
     });
     table(
         "Tokens until then, in thousands",
-        &["generated", "trained", "filtered", "stale or truncated", "masked or poisoned", "under way at the end"],
+        &["generated", "trained", "filtered", "stale or truncated", "masked or poisoned", "under way at the end", "wasted"],
         &|of| {
             let fates: [&[&str]; 6] =
                 [&["generated"], &["trained"], &["filtered"], &["stale", "truncated"], &["masked", "poisoned"], &["in_flight"]];
-            fates.iter().map(|fates| each(of, |run| thousands(run, fates), 0)).collect()
+            let wasted = |run: &Run| thousands(run, &WASTED) / thousands(run, &["generated"]);
+            let counts = fates.iter().map(|fates| each(of, |run| thousands(run, fates), 0));
+            counts.chain([percent(&of.runs.iter().map(wasted).collect::<Vec<_>>())]).collect()
         },
     );
     table("Busy, of the wall-clock", &["generator", "trainer", "both together"], &|of| {
@@ -111,16 +119,16 @@ fn verdict(of: &Tried, against: &Tried, target: f64) -> String {
     let both = || of.runs.iter().zip(&against.runs);
     let ratio = median(both().map(|(a, b)| a.last().seconds / b.last().seconds).collect());
     let steps = median(both().map(|(a, b)| a.rows.len() as f64 / b.rows.len() as f64).collect());
-    let (faster, seeds) = (both().filter(|(a, b)| a.last().seconds < b.last().seconds).count(), of.runs.len());
-    let judged = match faster {
+    let (sooner, seeds) = (both().filter(|(a, b)| a.last().seconds < b.last().seconds).count(), of.runs.len());
+    let judged = match sooner {
         _ if !of.all_arrived(target) => "**does not arrive with every seed**",
-        _ if faster == seeds => "pays",
-        0 => "**does not pay**",
-        _ => "**makes no clear difference**",
+        _ if sooner == seeds && ratio <= 1.0 - NOISE => "pays",
+        0 if ratio >= 1.0 + NOISE => "**does not pay: it costs**",
+        _ => "**does not pay: no clear difference**",
     };
     let (of, against) = (name(of.arm), name(against.arm));
     format!(
-        "- {of} against {against}: {ratio:.2} × the seconds, {steps:.2} × the steps, sooner with {faster} of {seeds} seeds: {judged}."
+        "- {of} against {against}: {ratio:.2} × the seconds, {steps:.2} × the steps, sooner with {sooner} of {seeds} seeds: {judged}."
     )
 }
 
