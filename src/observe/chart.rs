@@ -118,11 +118,11 @@ impl Chart {
         svg
     }
 
-    /// Names and colours, from the right edge to the left.
+    /// Names and colours beside the label of the horizontal axis, from the right edge to the left.
     fn legend(&self, svg: &mut String) {
         let mut right = WIDTH - RIGHT;
         for (at, series) in self.series.iter().enumerate().rev() {
-            let (name, y) = (escape(&series.name), TOP - 20.0);
+            let (name, y) = (escape(&series.name), HEIGHT - 14.0);
             let left = right - 7.0 * series.name.chars().count() as f64 - 22.0;
             let (dash, text) = (left + 16.0, left + 20.0);
             writeln!(
