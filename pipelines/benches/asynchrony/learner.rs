@@ -105,14 +105,14 @@ impl Run {
         mean(self.rows.iter().rev().take(20).map(Row::reward))
     }
 
-    /// What happened from the end of a step on.
-    pub fn since(&self, step: usize) -> Row {
-        let (from, mut to) = (&self.rows[step.min(self.rows.len()) - 1], self.last().clone());
-        to.seconds -= from.seconds;
-        to.generating -= from.generating;
-        to.training -= from.training;
-        to.tokens.iter_mut().for_each(|(fate, tokens)| *tokens -= from.tokens[fate]);
-        to
+    /// What happened from the end of a step to the end of a later one. Its `metrics` are the later one's.
+    pub fn between(&self, from: usize, to: usize) -> Row {
+        let (from, mut part) = (&self.rows[from - 1], self.rows[to - 1].clone());
+        part.seconds -= from.seconds;
+        part.generating -= from.generating;
+        part.training -= from.training;
+        part.tokens.iter_mut().for_each(|(fate, tokens)| *tokens -= from.tokens[fate]);
+        part
     }
 }
 

@@ -3,18 +3,19 @@
 use anyhow::Result;
 use rollflow::observe::Metric;
 
-use crate::learner::{Learner, Run};
+use crate::learner::{Learner, Row, Run};
 use crate::page::{Measured, spread};
 
 const RECIPE: &str = "benches/asynchrony/long_answers.toml";
 const POLICIES: [&str; 4] = ["swap", "recompute", "finish", "abort"];
 
-/// Steps until all stages have work; they are not counted.
-const FILLING: usize = 5;
+/// Steps until all stages have work, and steps at the end for which nothing is generated any more: the batches of the recipe's window. They
+/// are not counted.
+const EDGE: usize = 5;
 
 /// The part of the page.
 pub fn measure(learner: &Learner) -> Result<Measured> {
-    let steps = if learner.quick { 10 } else { 60 };
+    let steps = if learner.quick { 14 } else { 50 };
     let mut tried: Vec<(&str, Vec<Run>)> = POLICIES.map(|policy| (policy, Vec::new())).into();
     for &seed in learner.seeds() {
         for (policy, runs) in &mut tried {
@@ -26,17 +27,15 @@ pub fn measure(learner: &Learner) -> Result<Measured> {
         }
     }
     let rows = tried.iter().map(|(policy, runs)| {
-        let a_second = |fate: &str| {
-            let rates = runs.iter().map(|run| run.since(FILLING)).map(|since| since.tokens[fate] / since.seconds);
-            spread(&rates.collect::<Vec<_>>(), 0)
-        };
-        let steps = runs.iter().map(|run| (run.rows.len() - FILLING) as f64 / run.since(FILLING).seconds);
+        let parts: Vec<Row> = runs.iter().map(|run| run.between(EDGE, run.rows.len() - EDGE)).collect();
+        let a_second = |fate: &str| spread(&parts.iter().map(|part| part.tokens[fate] / part.seconds).collect::<Vec<_>>(), 0);
+        let steps: Vec<f64> = parts.iter().map(|part| (steps - 2 * EDGE) as f64 / part.seconds).collect();
         let mean = |metric| runs.iter().map(|run| run.mean(metric)).collect::<Vec<_>>();
         vec![
             format!("`{policy}`"),
             a_second("generated"),
             a_second("trained"),
-            spread(&steps.collect::<Vec<_>>(), 2),
+            spread(&steps, 2),
             spread(&mean(Metric::LengthTrainedMean), 0),
             spread(&mean(Metric::TokenLag), 2),
         ]
