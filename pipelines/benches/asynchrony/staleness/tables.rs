@@ -109,7 +109,8 @@ fn verdicts(tried: &[Tried], target: f64) -> Vec<String> {
     let find = |arm: Arm| tried.iter().find(|of| of.arm == arm);
     let plain: Vec<&Tried> = tried.iter().filter(|of| !of.arm.corrected && of.arm.threads == 1).collect();
     let bounds = plain.windows(2).map(|pair| (Some(pair[1]), Some(pair[0])));
-    let corrections = plain.iter().map(|of| (find(Arm { corrected: true, ..of.arm }), Some(*of)));
+    // Where nothing is stale there is nothing to correct.
+    let corrections = plain.iter().filter(|of| of.arm.bound > 0).map(|of| (find(Arm { corrected: true, ..of.arm }), Some(*of)));
     let whole_machine = (find(Arm::plain(1)), find(Arm { threads: 2, ..Arm::plain(0) }));
     let pairs = bounds.chain([whole_machine]).chain(corrections);
     pairs.filter_map(|(a, b)| Some(verdict(a?, b?, target))).collect()
