@@ -5,7 +5,7 @@
 #
 # Both bring libtorch first (once per user). Extra arguments:  make grpo ARGS="--set seed=1 --metrics 127.0.0.1:9464"
 
-.PHONY: grpo sft test lint check docs libtorch tools help
+.PHONY: grpo sft test lint check docs asynchrony libtorch tools help
 .DEFAULT_GOAL := help
 
 help:
@@ -33,6 +33,10 @@ lint: libtorch
 
 docs: libtorch
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+
+# Measures what docs/asynchrony.md says, on a machine that does nothing else.
+asynchrony: libtorch
+	cargo bench --package rollflow-pipelines --bench asynchrony -- $(ARGS)
 
 # All that CI does.
 check:

@@ -191,7 +191,7 @@ impl RunFolder {
             name: self.name.clone(),
             outcome: format!("The run {outcome} after {last_step} steps in {}.", duration(time)),
             summary,
-            curve: Chart { title: title.into(), x_label: "step".into(), points },
+            curve: Chart::curve(title, "step", points),
             bottleneck: report.bottleneck.clone(),
             flow_table: report.to_string(),
             final_metrics: last.clone(),

@@ -1,4 +1,4 @@
-//! A small line chart as SVG text: axes with round ticks, the raw points, and a smoothed line over them.
+//! A small chart as SVG text: axes with round ticks, and for each series its raw points with a line through them.
 //!
 //! Colours follow the viewer's light or dark theme. No script and no font are needed; a chart of a thousand points has about 30 KB.
 
@@ -10,15 +10,19 @@ const LEFT: f64 = 64.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 48.0;
-/// More points than this are thinned, after they were smoothed.
+/// More points of a series than this are thinned, after they were smoothed.
 const POINTS_DRAWN: usize = 1000;
+/// Series that are told apart by their colours; the next one begins again with the first.
+const COLOURS: usize = 5;
 
 const STYLE: &str = "\
 text{font:12px system-ui,sans-serif;fill:#57606a}.title{font-size:15px;font-weight:600;fill:#1f2328}\
 .page{fill:#fff}.grid{stroke:#d0d7de;stroke-width:1}.axis{stroke:#8c959f;stroke-width:1}\
-.raw{fill:#0969da;fill-opacity:.3}.line{fill:none;stroke:#0969da;stroke-width:2;stroke-linejoin:round}\
+.raw{fill:currentColor;fill-opacity:.3}.line{fill:none;stroke:currentColor;stroke-width:2;stroke-linejoin:round}\
+.c0{color:#0969da}.c1{color:#bc4c00}.c2{color:#1a7f37}.c3{color:#8250df}.c4{color:#6e5e2e}\
 @media (prefers-color-scheme:dark){text{fill:#9198a1}.title{fill:#f0f6fc}.page{fill:#0d1117}\
-.grid{stroke:#2f353d}.axis{stroke:#656c76}.raw{fill:#58a6ff}.line{stroke:#58a6ff}}";
+.grid{stroke:#2f353d}.axis{stroke:#656c76}\
+.c0{color:#58a6ff}.c1{color:#f0883e}.c2{color:#3fb950}.c3{color:#bc8cff}.c4{color:#d5c48a}}";
 
 /// What to draw.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -27,15 +31,48 @@ pub struct Chart {
     pub title: String,
     /// Stands below the horizontal axis.
     pub x_label: String,
+    /// Whether the vertical axis begins at zero, however far from it the points are.
+    pub from_zero: bool,
+    /// The series. Several are named in a legend.
+    pub series: Vec<Series>,
+}
+
+/// Points, and how the line goes through them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Series {
+    /// Stands in the legend.
+    pub name: String,
     /// The points, by ascending x. Those with a non-finite part are not drawn.
     pub points: Vec<(f64, f64)>,
+    /// Where the line goes.
+    pub line: Line,
+}
+
+/// How a line goes through points.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Line {
+    /// By [`smoothed`]: for a value over time.
+    #[default]
+    Smoothed,
+    /// From the median of the points at one x to that at the next: for measurements that were repeated.
+    Medians,
 }
 
 impl Chart {
+    /// One series alone, smoothed.
+    pub fn curve(title: impl Into<String>, x_label: impl Into<String>, points: Vec<(f64, f64)>) -> Self {
+        let series = vec![Series { points, ..Series::default() }];
+        Chart { title: title.into(), x_label: x_label.into(), from_zero: false, series }
+    }
+
     /// The chart as an SVG document.
     pub fn to_svg(&self) -> String {
-        let points: Vec<(f64, f64)> = self.points.iter().copied().filter(|(x, y)| x.is_finite() && y.is_finite()).collect();
-        let (x_axis, y_axis) = (Axis::over(points.iter().map(|point| point.0)), Axis::over(points.iter().map(|point| point.1)));
+        let finite = |series: &Series| series.points.iter().copied().filter(|(x, y)| x.is_finite() && y.is_finite()).collect();
+        let points: Vec<Vec<(f64, f64)>> = self.series.iter().map(finite).collect();
+        let all = || points.iter().flatten();
+        let zero = (self.from_zero && all().next().is_some()).then_some(0.0);
+        let x_axis = Axis::over(all().map(|point| point.0));
+        let y_axis = Axis::over(all().map(|point| point.1).chain(zero));
         let at_x = |x: f64| LEFT + x_axis.share(x) * (WIDTH - LEFT - RIGHT);
         let at_y = |y: f64| HEIGHT - BOTTOM - y_axis.share(y) * (HEIGHT - TOP - BOTTOM);
         let (title, x_label) = (escape(&self.title), escape(&self.x_label));
@@ -62,20 +99,71 @@ impl Chart {
         draw(format_args!("<line class=\"axis\" x1=\"{LEFT}\" y1=\"{floor}\" x2=\"{}\" y2=\"{floor}\"/>", WIDTH - RIGHT));
         let (middle, below) = ((LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 10.0);
         draw(format_args!("<text x=\"{middle}\" y=\"{below}\" text-anchor=\"middle\">{x_label}</text>"));
-        if points.is_empty() {
+        if all().next().is_none() {
             draw(format_args!("<text x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">no data</text>", HEIGHT / 2.0));
         }
-        let thin = points.len().div_ceil(POINTS_DRAWN).max(1);
-        for &(x, y) in points.iter().step_by(thin) {
-            draw(format_args!("<circle class=\"raw\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"2\"/>", at_x(x), at_y(y)));
+        for (at, (series, points)) in self.series.iter().zip(&points).enumerate() {
+            draw(format_args!("<g class=\"c{}\">", at % COLOURS));
+            for &(x, y) in points.iter().step_by(stride(points)) {
+                draw(format_args!("<circle class=\"raw\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"2\"/>", at_x(x), at_y(y)));
+            }
+            let line = series.line.through(points);
+            let line = line.iter().step_by(stride(&line)).map(|&(x, y)| format!("{:.1},{:.1}", at_x(x), at_y(y)));
+            draw(format_args!("<polyline class=\"line\" points=\"{}\"/>\n</g>", line.collect::<Vec<_>>().join(" ")));
         }
-        let smooth = smoothed(&points.iter().map(|point| point.1).collect::<Vec<_>>());
-        let line = points.iter().zip(smooth).step_by(thin).map(|(&(x, _), y)| format!("{:.1},{:.1}", at_x(x), at_y(y)));
-        let line: Vec<String> = line.collect();
-        draw(format_args!("<polyline class=\"line\" points=\"{}\"/>", line.join(" ")));
+        if self.series.len() > 1 {
+            self.legend(&mut svg);
+        }
         svg.push_str("</svg>\n");
         svg
     }
+
+    /// Names and colours beside the label of the horizontal axis, from the right edge to the left.
+    fn legend(&self, svg: &mut String) {
+        let mut right = WIDTH - RIGHT;
+        for (at, series) in self.series.iter().enumerate().rev() {
+            let (name, y) = (escape(&series.name), HEIGHT - 14.0);
+            let left = right - 7.0 * series.name.chars().count() as f64 - 22.0;
+            let (dash, text) = (left + 16.0, left + 20.0);
+            writeln!(
+                svg,
+                "<g class=\"c{}\"><line class=\"line\" x1=\"{left}\" y1=\"{y}\" x2=\"{dash}\" y2=\"{y}\"/></g>\
+                 <text x=\"{text}\" y=\"{}\">{name}</text>",
+                at % COLOURS,
+                y + 4.0
+            )
+            .ok();
+            right = left - 12.0;
+        }
+    }
+}
+
+/// Every so manieth point is drawn.
+fn stride(points: &[(f64, f64)]) -> usize {
+    points.len().div_ceil(POINTS_DRAWN).max(1)
+}
+
+impl Line {
+    fn through(self, points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+        match self {
+            Line::Smoothed => {
+                let smooth = smoothed(&points.iter().map(|point| point.1).collect::<Vec<_>>());
+                points.iter().zip(smooth).map(|(&(x, _), y)| (x, y)).collect()
+            }
+            Line::Medians => {
+                let repeated = points.chunk_by(|a, b| a.0 == b.0);
+                repeated.map(|same| (same[0].0, median(same.iter().map(|point| point.1).collect()))).collect()
+            }
+        }
+    }
+}
+
+/// The middle of the values in their order, or the mean of the two in the middle; NaN of nothing.
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let last = values.len().saturating_sub(1);
+    let at = |at: usize| values.get(at).copied().unwrap_or(f64::NAN);
+    (at(last / 2) + at(last - last / 2)) / 2.0
 }
 
 /// The mean of each value's neighbourhood, a twentieth of the series to each side. It is centred, so that the line does not lag behind
@@ -143,14 +231,14 @@ mod tests {
     #[test]
     fn a_chart_has_axes_points_and_a_line() {
         let points = (0..8).map(|step| (step as f64, 0.1 + 0.1 * step as f64)).collect();
-        let chart = Chart { title: "Mean reward <b> & \"more\"".into(), x_label: "step".into(), points };
+        let chart = Chart::curve("Mean reward <b> & \"more\"", "step", points);
         insta::assert_snapshot!("curve_svg", chart.to_svg());
     }
 
     #[test]
     fn no_finite_point_gives_an_empty_chart() {
-        let chart = Chart { points: vec![(0.0, f64::NAN), (f64::INFINITY, 1.0)], ..Chart::default() };
-        let svg = chart.to_svg();
+        let chart = Chart::curve("", "", vec![(0.0, f64::NAN), (f64::INFINITY, 1.0)]);
+        let svg = Chart { from_zero: true, ..chart }.to_svg();
         assert!(svg.contains("no data") && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
     }
 
@@ -160,7 +248,7 @@ mod tests {
         for points in
             [vec![(5.0, 5.0)], vec![(0.0, 0.0), (1.0, 0.0)], vec![(0.0, -1e9), (1e7, 3e-9)], vec![(1.0, 1e-12), (2.0, 3e-12)]]
         {
-            let svg = Chart { points: points.clone(), ..Chart::default() }.to_svg();
+            let svg = Chart::curve("", "", points.clone()).to_svg();
             let drawn: Vec<(f64, f64)> =
                 circles.captures_iter(&svg).map(|found| (found[1].parse().unwrap(), found[2].parse().unwrap())).collect();
             assert_eq!(drawn.len(), points.len());
@@ -172,9 +260,24 @@ mod tests {
     }
 
     #[test]
+    fn several_series_have_their_own_colours_and_are_named() {
+        let series = |name: &str, points: Vec<(f64, f64)>| Series { name: name.into(), points, line: Line::Medians };
+        let repeated = vec![(0.0, 3.0), (0.0, 9.0), (0.0, 4.0), (1.0, 5.0), (1.0, 6.0)];
+        assert_eq!(Line::Medians.through(&repeated), [(0.0, 4.0), (1.0, 5.5)]);
+        let chart = Chart { series: vec![series("a<b", repeated), series("c", vec![(2.0, 7.0)])], ..Chart::default() };
+        let svg = chart.to_svg();
+        for (part, times) in
+            [("<circle", 6), ("<polyline", 2), ("class=\"c0\"", 2), ("class=\"c1\"", 2), (">a&lt;b<", 1), (">0<", 0)]
+        {
+            assert_eq!(svg.matches(part).count(), times, "{part} in {svg}");
+        }
+        assert_eq!(Chart { from_zero: true, ..chart }.to_svg().matches(">0<").count(), 1, "the axis begins at zero");
+    }
+
+    #[test]
     fn thinning_keeps_the_file_small() {
         let points = (0..100_000).map(|step| (step as f64, (step as f64).sin())).collect();
-        assert!(Chart { points, ..Chart::default() }.to_svg().matches("<circle").count() <= POINTS_DRAWN);
+        assert!(Chart::curve("", "", points).to_svg().matches("<circle").count() <= POINTS_DRAWN);
     }
 
     #[test]

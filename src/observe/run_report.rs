@@ -61,7 +61,8 @@ impl RunReport {
 
     /// The curve in words, from its smoothed line.
     fn learned(&self) -> Option<String> {
-        let values: Vec<f64> = self.curve.points.iter().map(|point| point.1).filter(|value| value.is_finite()).collect();
+        let points = self.curve.series.iter().flat_map(|series| &series.points);
+        let values: Vec<f64> = points.map(|point| point.1).filter(|value| value.is_finite()).collect();
         let tenth = values.len().div_ceil(10);
         let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
         let best = smoothed(&values).into_iter().reduce(f64::max)?;
@@ -133,11 +134,7 @@ mod tests {
             name: "grpo".into(),
             outcome: "Finished after 400 steps.".into(),
             summary: vec![("steps".into(), "400".into()), ("wall-clock time".into(), "1m32s".into())],
-            curve: Chart {
-                title: "Mean reward".into(),
-                x_label: "step".into(),
-                points: (0..20).map(|step| (f64::from(step), 0.05 * f64::from(step))).collect(),
-            },
+            curve: Chart::curve("Mean reward", "step", (0..20).map(|step| (f64::from(step), 0.05 * f64::from(step))).collect()),
             bottleneck: "generate limits the run (busy 93%): give it more slots".into(),
             flow_table: "stage     busy  starved\ngenerate  93%   7%\n".into(),
             final_metrics: [("loss".to_owned(), 0.0123), ("my_own".to_owned(), f64::NAN)].into(),
