@@ -103,7 +103,7 @@ impl Clock {
     pub(crate) fn now(&self) -> u64 {
         match self {
             Clock::Machine(began) => u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX),
-            Clock::Simulated(simulation) => simulation.nanos(),
+            Clock::Simulated(simulation) => simulation.time(),
         }
     }
 
@@ -116,6 +116,13 @@ impl Clock {
         match self {
             Clock::Machine(_) => block_on(future),
             Clock::Simulated(simulation) => simulation.block_on(future),
+        }
+    }
+
+    /// Before a worker waits, and when it ends.
+    fn settle(&self) {
+        if let Clock::Simulated(simulation) = self {
+            simulation.settle();
         }
     }
 
@@ -177,6 +184,7 @@ impl Meter {
 
     /// The worker's time ends.
     pub(crate) fn end(&self) {
+        self.clock.settle();
         let mut ledger = self.ledger();
         ledger.book(self.clock.now());
         ledger.state = None;
@@ -184,6 +192,7 @@ impl Meter {
 
     /// In `state` until the guard is dropped, busy again afterwards.
     pub(crate) fn wait(&self, state: State) -> Waiting<'_> {
+        self.clock.settle();
         self.enter(state);
         Waiting(self)
     }

@@ -12,8 +12,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::fmt;
 use std::pin::pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
 use std::time::Duration;
 
 /// Simulated time, and whose turn it is. Clones are the same machine; it serves one run.
@@ -44,7 +45,10 @@ struct Worker {
     /// Told that it can go on, and not yet gone on.
     woken: bool,
     waits: bool,
-    turn: Arc<Condvar>,
+    /// Once it is there.
+    thread: Option<Thread>,
+    /// Nanoseconds that its items took and that have not passed yet.
+    debt: u64,
 }
 
 /// Wakes one worker.
@@ -83,51 +87,69 @@ impl Simulation {
     pub fn pass(&self, time: Duration) {
         let mut world = self.world();
         let Some(worker) = world.running.filter(|_| !time.is_zero()) else { return };
-        let at = world.now.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        let at = world.now.saturating_add(nanos(time));
         world.timers.push(Reverse((at, worker)));
-        world.workers[worker].waits = true;
-        drop(self.switch(world, worker));
+        self.switch(world, worker);
     }
 
     /// Time in nanoseconds.
-    pub(crate) fn nanos(&self) -> u64 {
+    pub(crate) fn time(&self) -> u64 {
         self.world().now
     }
 
-    /// What the stage takes for an item.
+    /// What the stage takes for an item. Short times pass together, when there is a millisecond of them or the worker waits: what it sends
+    /// comes early by less than that, and no thread is woken for a microsecond.
     pub(crate) fn work(&self, stage: &str, tokens: impl FnOnce() -> usize) {
+        const WORTH_A_SWITCH: u64 = 1_000_000;
         let latency = self.0.latencies.lock().unwrap_or_else(PoisonError::into_inner).get(stage).cloned();
-        if let Some(latency) = latency {
-            self.pass(latency(tokens()));
+        let Some(latency) = latency else { return };
+        let time = nanos(latency(tokens()));
+        let mut world = self.world();
+        let Some(worker) = world.running else { return };
+        world.workers[worker].debt += time;
+        if world.workers[worker].debt >= WORTH_A_SWITCH {
+            drop(world);
+            self.settle();
         }
+    }
+
+    /// Lets the time pass that the running worker's items took.
+    pub(crate) fn settle(&self) {
+        let mut world = self.world();
+        let Some(worker) = world.running else { return };
+        let debt = std::mem::take(&mut world.workers[worker].debt);
+        drop(world);
+        self.pass(Duration::from_nanos(debt));
     }
 
     /// Adds a worker before the run begins. It waits for its turn.
     pub(crate) fn expect(&self, name: String) -> usize {
         let mut world = self.world();
         let worker = world.workers.len();
-        world.workers.push(Worker { name, woken: false, waits: true, turn: Arc::default() });
+        world.workers.push(Worker { name, woken: false, waits: true, thread: None, debt: 0 });
         world.ready.insert(worker);
         worker
     }
 
     /// Begins: the first worker goes.
     pub(crate) fn begin(&self) {
-        self.world().next();
+        let first = self.world().next();
+        first.iter().for_each(Thread::unpark);
     }
 
     /// The worker's thread is there, and waits for its turn.
     pub(crate) fn enter(&self, worker: usize) {
-        drop(self.turn(self.world(), worker));
+        self.world().workers[worker].thread = Some(thread::current());
+        self.turn(worker);
     }
 
     /// The worker is gone.
     pub(crate) fn leave(&self, worker: usize) {
         let mut world = self.world();
         world.ready.remove(&worker);
-        if world.running == Some(worker) {
-            world.next();
-        }
+        let next = if world.running == Some(worker) { world.next() } else { None };
+        drop(world);
+        next.iter().for_each(Thread::unpark);
     }
 
     /// Runs `future` on the thread of the worker whose turn it is.
@@ -143,10 +165,9 @@ impl Simulation {
             if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
                 return output;
             }
-            let mut world = self.world();
+            let world = self.world();
             if !world.workers[worker].woken {
-                world.workers[worker].waits = true;
-                drop(self.switch(world, worker));
+                self.switch(world, worker);
             }
         }
     }
@@ -161,25 +182,29 @@ impl Simulation {
     }
 
     /// Lets the next go, and waits for the turn to come back.
-    fn switch<'a>(&'a self, mut world: MutexGuard<'a, World>, worker: usize) -> MutexGuard<'a, World> {
-        if !world.next() {
-            let names: Vec<&str> =
-                world.workers.iter().filter(|worker| worker.waits).map(|worker| worker.name.as_str()).collect();
-            let names = names.join(", ");
+    fn switch(&self, mut world: MutexGuard<World>, worker: usize) {
+        world.workers[worker].waits = true;
+        let next = world.next();
+        if world.running.is_none() {
+            let waiting = world.workers.iter().filter(|worker| worker.waits).map(|worker| worker.name.as_str());
+            let names = waiting.collect::<Vec<_>>().join(", ");
             world.workers[worker].waits = false;
             world.running = Some(worker);
             drop(world);
             panic!("everybody waits for somebody else: {names}");
         }
-        self.turn(world, worker)
+        let mine = world.running == Some(worker);
+        drop(world);
+        if !mine {
+            next.iter().for_each(Thread::unpark);
+            self.turn(worker);
+        }
     }
 
-    fn turn<'a>(&'a self, mut world: MutexGuard<'a, World>, worker: usize) -> MutexGuard<'a, World> {
-        let turn = world.workers[worker].turn.clone();
-        while world.running != Some(worker) {
-            world = turn.wait(world).unwrap_or_else(PoisonError::into_inner);
+    fn turn(&self, worker: usize) {
+        while self.world().running != Some(worker) {
+            thread::park();
         }
-        world
     }
 
     fn world(&self) -> MutexGuard<'_, World> {
@@ -188,8 +213,9 @@ impl Simulation {
 }
 
 impl World {
-    /// Gives the turn to somebody who can go on, when the time has come. False when nobody can.
-    fn next(&mut self) -> bool {
+    /// Gives the turn to somebody who can go on, when the time has come; nobody is running if nobody can. The thread is to be unparked: one
+    /// that is not there yet looks for itself.
+    fn next(&mut self) -> Option<Thread> {
         if self.ready.is_empty()
             && let Some(Reverse((at, worker))) = self.timers.pop()
         {
@@ -203,11 +229,10 @@ impl World {
         }
         let at = self.draw(self.ready.len());
         self.running = self.ready.iter().nth(at).copied();
-        let Some(worker) = self.running else { return false };
+        let worker = self.running?;
         self.ready.remove(&worker);
         self.workers[worker].waits = false;
-        self.workers[worker].turn.notify_one();
-        true
+        self.workers[worker].thread.clone()
     }
 
     /// A number below `below`.
@@ -217,6 +242,10 @@ impl World {
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         ((mixed ^ (mixed >> 31)) % below.max(1) as u64) as usize
     }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl fmt::Debug for Simulation {
