@@ -9,6 +9,7 @@ mod generating;
 use std::sync::Arc;
 
 use generating::*;
+use rollflow::data::{Group, Prompt, Status};
 use rollflow::engine::{EngineError, FinishReason, LocalEngine, OnNewWeights, Request, SamplingParams, batch_generate, generate};
 use rollflow::model::{Family, Weights};
 
@@ -173,6 +174,27 @@ fn a_batch_of_prompts_gives_what_each_gives_alone_in_the_order_asked() {
             let alone = generate(&mut engine(&config, 1), prompt, &params, ordinal as u64).unwrap();
             assert_eq!((&alone.text, &alone.tokens, alone.finish), (&together.text, &together.tokens, together.finish));
             assert_eq!(alone.tokens.len(), alone.log_probs.len());
+        }
+    }
+}
+
+#[test]
+fn d2_answers_by_hand_are_whole_groups_in_the_order_of_their_prompts() {
+    let config = config(Family::Qwen2, None);
+    // So few slots that groups end in another order.
+    let mut engine = engine(&config, 4);
+    let prompt = |(ordinal, text): (u64, &str)| Prompt { ordinal, text: text.into(), ..Prompt::default() };
+    let prompts: Vec<Prompt> = (7..).zip(["1+1=", "2", "3+(4)="]).map(prompt).collect();
+    let groups = engine.answer(prompts.clone(), 3, &params(12)).unwrap();
+    assert_eq!(groups.iter().map(Group::id).collect::<Vec<_>>(), [7, 8, 9]);
+    for (group, prompt) in groups.iter().zip(&prompts) {
+        assert_eq!((&*group.prompt, group.samples.len()), (prompt, 3));
+        for sample in &group.samples {
+            assert_eq!(
+                engine.tokenizer().decode(&sample.tokens[sample.tokens.len() - sample.generated()..]).unwrap(),
+                sample.response
+            );
+            assert!(sample.status == Status::Completed || sample.generated() == 12, "{sample:?}");
         }
     }
 }

@@ -89,7 +89,11 @@ impl Simulation {
         let Some(worker) = world.running.filter(|_| !time.is_zero()) else { return };
         let at = world.now.saturating_add(nanos(time));
         world.timers.push(Reverse((at, worker)));
-        self.switch(world, worker);
+        // Who is woken for something else meanwhile hears of it at its next wait.
+        while world.now < at {
+            self.switch(world, worker);
+            world = self.world();
+        }
     }
 
     /// Time in nanoseconds.

@@ -72,7 +72,7 @@ fn page(tried: &[(u64, Vec<Run>)], steps: u64) -> Measured {
     });
     let head = ["`max_staleness`", "ms a step", "generator busy", "trainer busy", "wall-clock / busier", "step by step"];
     page.table(&format!("{steps} steps"), &head, &rows.collect::<Vec<_>>());
-    page.say(&format!("At most {ALLOWED:.2} is asked for at `max_staleness` ≥ 1:"));
+    page.say(&format!("A pipeline with slack should stay within {ALLOWED:.2}:"));
     page.say(&tried.iter().filter(|(bound, _)| *bound > 0).map(kept).collect::<Vec<_>>().join("\n"));
     page.draw("busy", busy_over_steps(tried));
     page

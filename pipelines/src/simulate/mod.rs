@@ -13,7 +13,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rollflow::engine::SimulatedEngine;
 use rollflow::flow::{Simulation, Until, weights};
 use rollflow::prelude::*;
@@ -99,6 +99,11 @@ pub fn simulate(plan: &Plan, profile: &Profile, steps: u64) -> Result<Forecast> 
         }
     });
     let mut flow = grpo::declare(&plan, actors(&plan, profile, &simulation)?, outputs, None)?;
+    let graph = flow.graph();
+    if let Some(stage) = profile.stages.keys().find(|stage| graph.nodes.iter().all(|node| node.name != **stage)) {
+        let known: Vec<&str> = graph.nodes.iter().map(|node| node.name.as_str()).collect();
+        bail!("the profile gives times for a stage {stage:?}, which the pipeline lacks; its stages are {}", known.join(", "));
+    }
     let report = flow.simulate(&simulation, Until::finished())?;
     let busy = |name| report.stage(name).map_or(0.0, |stage| stage.share(rollflow::flow::State::Busy));
     let mut forecast = seen.lock().unwrap_or_else(PoisonError::into_inner).clone();

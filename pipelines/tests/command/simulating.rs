@@ -84,6 +84,11 @@ fn a_profile_that_makes_no_sense_is_named() {
     fs::write(&profile, empty.to_string()).unwrap();
     let ended = simulate(&profile, &[]);
     assert!(ended.err.contains("answers.recorded needs at least one group"), "{}", ended.err);
+    let mut unknown = drawn(0.0);
+    unknown["stages"]["trian"] = json!({ "item": 1.0 });
+    fs::write(&profile, unknown.to_string()).unwrap();
+    let ended = simulate(&profile, &[]);
+    assert!(ended.err.contains("\"trian\"") && ended.err.contains("generate, reward"), "{}", ended.err);
     let ended = rollflow(&["simulate", SFT, "--profile", profile.to_str().unwrap()]);
     assert_eq!(ended.code, Some(2), "{}", ended.err);
     assert!(ended.err.contains("only the pipeline grpo"), "{}", ended.err);

@@ -53,12 +53,7 @@ impl Assembly {
 }
 
 /// Tokens in, tokens out (law D1): the text is decoded beside them, for rewards and logs only.
-pub(super) fn sample(
-    prompt: &Prompt,
-    prompt_tokens: &[u32],
-    finished: Finished,
-    tokenizer: &Tokenizer,
-) -> Result<Sample, TokenizerError> {
+fn sample(prompt: &Prompt, prompt_tokens: &[u32], finished: Finished, tokenizer: &Tokenizer) -> Result<Sample, TokenizerError> {
     let mut sample = Sample::begin(prompt, finished.index, prompt_tokens);
     sample.response = tokenizer.decode(&finished.tokens)?;
     sample.status = finished.finish.into();

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::assembly;
+use super::assembly::Assembly;
 use super::generator::{EngineSettings, Generator};
-use crate::data::{Prompt, Sample};
+use crate::data::{Group, Prompt, Sample};
 use crate::engine::{EngineError, LocalEngine, Request, SamplingParams};
 use crate::flow::WeightsRx;
 use crate::model::FrozenWeights;
@@ -24,16 +24,44 @@ impl Generator<LocalEngine> {
     }
 }
 
+impl LocalEngine {
+    /// Answers each prompt `group_size` times and gives the groups in the order of the prompts: generation by hand, without a graph. It
+    /// returns when the last answer has ended.
+    pub fn answer(
+        &mut self,
+        prompts: Vec<Prompt>,
+        group_size: usize,
+        params: &SamplingParams,
+    ) -> Result<Vec<Group>, EngineError> {
+        let (samples, params) = (group_size as u32, Arc::new(params.clone()));
+        let mut open = Assembly::new(false);
+        for prompt in prompts {
+            let (ordinal, tokens): (_, Arc<[u32]>) = (prompt.ordinal, self.tokenizer().encode(&prompt.text.render())?.into());
+            self.submit(Request { ordinal, tokens: tokens.clone(), samples, params: params.clone(), answers: Vec::new() })?;
+            open.open(prompt, tokens, samples);
+        }
+        let mut groups = Vec::new();
+        for finished in self.run()? {
+            groups.extend(open.add(finished, self.tokenizer())?);
+        }
+        groups.sort_by_key(Group::id);
+        Ok(groups)
+    }
+}
+
 impl Policy {
+    /// An engine for up to `slots` samples at a time, with the weights that the policy starts from as version 0. It lives on the thread that
+    /// made it.
+    pub fn engine(&self, slots: usize, seed: u64) -> LocalEngine {
+        let mut engine = LocalEngine::new(self.decoder(), self.tokenizer().clone(), slots, seed);
+        engine.set_weights(0, &self.weights());
+        engine
+    }
+
     /// One answer to `prompt` under the weights that it starts from: for a look before a run.
     pub fn sample(&self, prompt: Prompt, params: SamplingParams, seed: u64) -> Result<Sample, EngineError> {
-        let mut engine = LocalEngine::new(self.decoder(), self.tokenizer().clone(), 1, seed);
-        engine.set_weights(0, &self.weights());
-        let tokens: Arc<[u32]> = self.tokenizer().encode(&prompt.text.render())?.into();
-        let (ordinal, params) = (prompt.ordinal, Arc::new(params));
-        engine.submit(Request { ordinal, tokens: tokens.clone(), samples: 1, params, answers: Vec::new() })?;
+        let group = self.engine(1, seed).answer(vec![prompt], 1, &params)?.pop();
         // It was asked for one answer, and ends with one unless it has no weights.
-        let finished = engine.run()?.pop().ok_or(EngineError::NoWeights)?;
-        Ok(assembly::sample(&prompt, &tokens, finished, self.tokenizer())?)
+        group.and_then(|mut group| group.samples.pop()).ok_or(EngineError::NoWeights)
     }
 }
