@@ -233,7 +233,8 @@ impl TokenEngine for SimulatedEngine {
             self.load.add(alike.len(), 0);
         }
         (0..active).for_each(|slot| self.take_token(slot));
-        self.simulation.pass(self.times.step(self.load));
+        self.load.time = self.times.step(self.load);
+        self.simulation.pass(self.load.time);
         Ok(std::mem::take(&mut self.finished))
     }
 

@@ -1,5 +1,7 @@
 //! What a generator drives: an engine that makes tokens step by step on the caller's thread.
 
+use std::time::Duration;
+
 use super::{EngineError, Finished, Request};
 use crate::data::{Answer, SampledToken, Version};
 
@@ -22,7 +24,7 @@ pub enum OnNewWeights {
     Abort,
 }
 
-/// What a step computes.
+/// What a step computed, and how long that took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
     /// Passes through the model.
@@ -31,12 +33,14 @@ pub struct Load {
     pub rows: usize,
     /// Tokens of prompts, and of answers that go on, that were read.
     pub prefill: usize,
+    /// All of it, on whatever machine the engine runs.
+    pub time: Duration,
 }
 
 impl Load {
     /// One more pass.
     pub fn add(&mut self, rows: usize, prefill: usize) {
-        *self = Load { passes: self.passes + 1, rows: self.rows + rows, prefill: self.prefill + prefill };
+        *self = Load { passes: self.passes + 1, rows: self.rows + rows, prefill: self.prefill + prefill, ..*self };
     }
 }
 

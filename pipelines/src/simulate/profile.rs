@@ -114,9 +114,9 @@ impl Profile {
 }
 
 /// Fits times to what steps of an engine computed and how long they took: the sum is exact, the parts are least squares.
-pub fn fit_decode(steps: &[(Load, f64)]) -> DecodeTimes {
-    let rows: Vec<([f64; 3], f64)> =
-        steps.iter().map(|(load, seconds)| ([load.passes as f64, load.rows as f64, load.prefill as f64], *seconds)).collect();
+pub fn fit_decode(steps: &[Load]) -> DecodeTimes {
+    let row = |load: &Load| ([load.passes, load.rows, load.prefill].map(|count| count as f64), load.time.as_secs_f64());
+    let rows: Vec<([f64; 3], f64)> = steps.iter().map(row).collect();
     let [pass, row, prefill] = fit(&rows);
     DecodeTimes { pass, row, prefill }
 }
@@ -157,12 +157,12 @@ mod tests {
     #[test]
     fn times_are_found_again_in_what_they_made() {
         let times = DecodeTimes { pass: 1e-3, row: 2e-5, prefill: 5e-6 };
-        let load = |n: usize| Load {
-            passes: 1 + n % 2,
-            rows: (n * 7) % 64,
-            prefill: if n.is_multiple_of(5) { 40 * (n % 3) } else { 0 },
+        let step = |n: usize| {
+            let prefill = if n.is_multiple_of(5) { 40 * (n % 3) } else { 0 };
+            let load = Load { passes: 1 + n % 2, rows: (n * 7) % 64, prefill, ..Load::default() };
+            Load { time: times.step(load), ..load }
         };
-        let steps: Vec<(Load, f64)> = (0..200).map(|n| (load(n), times.step(load(n)).as_secs_f64())).collect();
+        let steps: Vec<Load> = (0..200).map(step).collect();
         let found = fit_decode(&steps);
         for (found, expected) in [(found.pass, times.pass), (found.row, times.row), (found.prefill, times.prefill)] {
             assert!((found - expected).abs() < 1e-2 * expected, "{found} is {expected}");

@@ -44,7 +44,7 @@ pub fn record(plan: &Plan, steps: u64) -> Result<Profile> {
     let (decoded, trained, answers) = (Shared::default(), Shared::default(), Shared::default());
     let mut actors = Actors::local(&plan, &policy)?;
     let steps_of_engine = decoded.clone();
-    actors.generator = actors.generator.each_step(move |load, time| add(&steps_of_engine, (load, time.as_secs_f64())));
+    actors.generator = actors.generator.each_step(move |load| add(&steps_of_engine, load));
     let mut outputs = Outputs::in_memory();
     let (times, groups) = (trained.clone(), answers.clone());
     outputs.log = outputs.log.each(move |step: &Trained<FrozenWeights>| {

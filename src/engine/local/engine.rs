@@ -11,6 +11,7 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use tch::Tensor;
 
@@ -168,6 +169,7 @@ impl LocalEngine {
     /// One more token for every sample under way, after letting waiting ones in. Returns the samples that ended.
     pub fn step(&mut self) -> Result<Vec<Finished>, EngineError> {
         let _guard = tch::no_grad_guard();
+        let started = Instant::now();
         self.sampled.clear();
         self.load = Load::default();
         if self.weights.is_none() && !self.is_idle() {
@@ -185,6 +187,7 @@ impl LocalEngine {
         let moves = self.scheduler.compact();
         self.apply(moves);
         self.advance()?;
+        self.load.time = started.elapsed();
         Ok(std::mem::take(&mut self.finished))
     }
 

@@ -7,7 +7,6 @@
 //! (laws C1, D4), and what a prompt has there when it comes is continued. Answers too old to be trained are begun anew (law V2).
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::assembly::Assembly;
 use crate::data::{Answer, Group, Prompt, Sample, Status, Tokenizer, Version};
@@ -49,7 +48,7 @@ pub struct Generator<E: TokenEngine> {
     admission: Option<Admission>,
 }
 
-type LookAtStep = Arc<dyn Fn(Load, Duration) + Send + Sync>;
+type LookAtStep = Arc<dyn Fn(Load) + Send + Sync>;
 
 impl<E: TokenEngine> Generator<E> {
     /// Generates with the newest of `weights`, by the engine that `make` gives; it starts when the first arrive (law V4).
@@ -134,7 +133,7 @@ impl<E: TokenEngine> Generator<E> {
     }
 
     /// Shows this closure what every step of the engine computed and how long it took.
-    pub fn each_step(self, look: impl Fn(Load, Duration) + Send + Sync + 'static) -> Self {
+    pub fn each_step(self, look: impl Fn(Load) + Send + Sync + 'static) -> Self {
         Generator { look: Some(Arc::new(look)), ..self }
     }
 
@@ -286,14 +285,13 @@ impl<E: TokenEngine> Stage for Generator<E> {
             {
                 self.swap(&mut engine, newest);
             }
-            let started = Instant::now();
             let finished = engine.step()?;
             if let Some(look) = &self.look {
-                look(engine.load(), started.elapsed());
+                look(engine.load());
             }
             if let Some(concurrency) = &mut concurrency {
                 let (in_use, tokens) = (engine.active() + finished.len(), engine.sampled().len());
-                engine.limit_slots(concurrency.step(in_use, tokens, started.elapsed().as_secs_f64()));
+                engine.limit_slots(concurrency.step(in_use, tokens, engine.load().time.as_secs_f64()));
                 self.show_slots(concurrency.slots());
             }
             self.write_down(&engine);
