@@ -13,10 +13,12 @@ const NAME: Limit<String> = Limit {
     text: "letters, digits and `_`",
     holds: |name| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'),
 };
-const TAGS: Limit<Vec<String>> =
-    Limit { text: "at least one, of letters, digits, `-` and `_`", holds: |tags| FormatTags::new(tags.iter().cloned()).is_ok() };
+const TAGS: Limit<Vec<String>> = Limit {
+    text: "names of letters, digits, `-` and `_`, at least one",
+    holds: |tags| FormatTags::new(tags.iter().cloned()).is_ok(),
+};
 const WORDS: Limit<Vec<String>> =
-    Limit { text: "at least one, none empty", holds: |words| keywords(words.iter().cloned()).is_ok() };
+    Limit { text: "words, at least one and none empty", holds: |words| keywords(words.iter().cloned()).is_ok() };
 const LEVELS: Limit<u32> = Limit { text: "at least 2", holds: |levels| *levels >= 2 };
 
 section! {

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+type Function = dyn Fn(&[f64]) -> f64 + Send + Sync;
+
 /// How the values of several rewards become one.
 #[derive(Clone, Default)]
 pub enum Aggregator {
@@ -29,7 +31,7 @@ pub enum Aggregator {
         then: Box<Aggregator>,
     },
     /// Any function.
-    Custom(Arc<dyn Fn(&[f64]) -> f64 + Send + Sync>),
+    Custom(Arc<Function>),
 }
 
 /// Values that an [`Aggregator`] cannot make one of.
