@@ -116,6 +116,20 @@ fn keys_that_contradict_each_other_are_errors() {
 }
 
 #[test]
+fn parts_of_a_reward_that_make_no_sense_are_errors() {
+    let cases = [
+        "reward = { kind = 'parts' }",
+        "[reward]\nkind = 'parts'\n[[reward.part]]\nkind = 'maths'\n[[reward.part]]\nname = 'a b'\nkind = 'exact'\nweigth = 2",
+        "[reward]\nkind = 'parts'\n[[reward.part]]\nname = 'a'\nkind = 'exact'\n[[reward.part]]\nname = 'a'\nkind = 'overlong'\nbuffer = 999",
+        "[reward]\nkind = 'parts'\ncombine = 'min'\n[[reward.part]]\nname = 'a'\nkind = 'length'\nmin = 9\nmax = 3\nweight = 2",
+        "[reward]\nkind = 'parts'\n[[reward.part]]\nname = 'a'\nkind = 'format'\ntags = ['<a>']\n[[reward.part]]\nname = 'b'\nkind = 'keywords'",
+        "[reward]\nkind = 'parts'\ncombine = 'lexicographic'\nlevels = 100000000\npart = [{ name = 'a', kind = 'math' }, { name = 'b', kind = 'math' }, { name = 'c', kind = 'math' }]",
+        "reward = { kind = 'math', part = [] }",
+    ];
+    insta::assert_snapshot!(cases.map(also).join("\n\n"));
+}
+
+#[test]
 fn sections_that_mean_nothing_to_the_pipeline_are_errors() {
     let text = "pipeline = 'sft'\n[model]\nkind = 'tiny'\nhidden = 30\nkv_heads = 3\n[task]\nkind = 'arithmetic'\ndigits = 6\n[train]\nlr = 1";
     insta::assert_snapshot!(errors(text, &[]));

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use rollflow::recipe::correction::{Correction, Level, MaskedIs, Proximal, Reject, TruncatedIs};
-use rollflow::recipe::generate::{Filter, LengthFilter, MinReward, RegexRule, RewardRule};
+use rollflow::recipe::generate::{Filter, LengthFilter, MinReward};
 use rollflow::recipe::model::{Model, ModelFolder};
 use rollflow::recipe::plan::{FilterFallback, OnStale};
+use rollflow::recipe::reward::{Combine, Composition, PartRule, RegexRule, RewardPart, RewardRule};
 use rollflow::recipe::task::{JsonlTask, Sft, TaskData};
 use rollflow::recipe::train::{Aggregation, OnNonfinite, ScheduleKind, Train};
 use rollflow::recipe::{Machine, Pipeline, Plan, check_text_on, load, parse, reference};
@@ -188,6 +189,10 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         plan.filter_fallback = if flag { FilterFallback::Keep } else { FilterFallback::Error };
         if regex_is_valid(&pattern) {
             plan.reward.rule = RewardRule::Regex(RegexRule { pattern });
+        } else if choice > 0 {
+            let (name, at_least) = (format!("part_{few}"), flag.then_some(share));
+            let part = vec![RewardPart { name, rule: PartRule::Format(Default::default()), at_least, weight: 1.0 }];
+            plan.reward.rule = RewardRule::Parts(Composition { combine: Combine::Product, part, ..Default::default() });
         }
         plan.filter = vec![Filter::Length(LengthFilter { min: 0, max: few }), Filter::MinReward(MinReward { threshold: -real })];
         plan.filter.truncate(choice);

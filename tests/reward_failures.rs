@@ -12,7 +12,7 @@ use rollflow::data::POISONED;
 use rollflow::flow::{Report, RunError};
 use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, DeadLetterWriter, Failure, FailureKind, read_dead_letters};
 use rollflow::prelude::*;
-use rollflow::stages::reward::{Scorers, Scoring};
+use rollflow::stages::reward::{Earnings, Scorers, Scoring};
 
 fn group(id: u64) -> Group {
     let prompt = Prompt { ordinal: id, ..Prompt::from(format!("prompt {id}")) };
@@ -144,6 +144,19 @@ fn a_failing_reward_is_called_once_and_once_a_retry() {
         let Scoring { failures, failed_calls, .. } = rollflow::stages::reward::score(&mut group, reward, retries, scorers);
         assert_eq!((calls.load(Relaxed), failures[0].attempts, failed_calls), (retries + 1, retries + 1, u64::from(retries) + 1));
     }
+}
+
+#[test]
+fn a_part_without_a_number_is_a_failure_and_leaves_no_parts_behind() {
+    let mut group = group(7);
+    let reward = |sample: &Sample| {
+        let part = if sample.index == 1 { f64::NAN } else { 0.5 };
+        Earnings { reward: 1.0, parts: [("form".to_owned(), part)].into() }
+    };
+    let Scoring { failures, .. } = rollflow::stages::reward::score(&mut group, reward, 0, Scorers::Caller);
+    assert_eq!(failures.iter().map(|failure| (failure.sample, failure.kind)).collect::<Vec<_>>(), [(1, FailureKind::NotFinite)]);
+    let parts: Vec<Option<f64>> = group.samples.iter().map(|sample| sample.reward_parts.get("form").copied()).collect();
+    assert_eq!((parts, group.samples[1].reward), (vec![Some(0.5), None, Some(0.5), Some(0.5)], None));
 }
 
 #[test]

@@ -3,8 +3,6 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, anyhow};
-use regex::Regex;
-use rollflow::algo::rewards::{exact_match, numeric_match};
 use rollflow::algo::{
     Bound, Correction, Decay, Divergence, GapLimits, Importance, Level, OffPolicy, Over, Proximal, Rejection, Scale,
 };
@@ -14,12 +12,13 @@ use rollflow::flow::{Capacity, WeightsRx};
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
 use rollflow::recipe::correction::{self, Reject};
-use rollflow::recipe::generate::RewardRule;
 use rollflow::recipe::model::Model;
 use rollflow::recipe::task::{Arithmetic, Sft, TaskData};
 use rollflow::recipe::train::{AdvantageStd, OnNonfinite, Optimization, ScheduleKind, Train};
 use rollflow::recipe::{self, Plan};
 use rollflow::train::{self, AdamW, NonFinitePolicy};
+
+use crate::rewards;
 
 /// What a tiny model can spell.
 const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n";
@@ -127,36 +126,15 @@ pub fn generator_by<E: TokenEngine>(plan: &Plan, generator: Generator<E>) -> Gen
 /// The stage that scores.
 pub fn reward(plan: &Plan) -> Result<Reward> {
     let on_failure = match plan.reward.on_failure {
-        recipe::generate::OnFailure::DeadLetter => OnFailure::DeadLetter,
-        recipe::generate::OnFailure::Drop => OnFailure::Drop,
-        recipe::generate::OnFailure::Zero => OnFailure::Zero,
-        recipe::generate::OnFailure::Fail => OnFailure::Fail,
+        recipe::reward::OnFailure::DeadLetter => OnFailure::DeadLetter,
+        recipe::reward::OnFailure::Drop => OnFailure::Drop,
+        recipe::reward::OnFailure::Zero => OnFailure::Zero,
+        recipe::reward::OnFailure::Fail => OnFailure::Fail,
     };
-    Ok(Reward::each(earned(plan)?).retries(plan.reward.retries).on_failure(on_failure).max_poisoned(plan.reward.max_poisoned))
-}
-
-/// What an answer earns: 1 if it is right, else 0. An answer that must be compared with a ground truth that its prompt lacks cannot be judged.
-pub fn earned(plan: &Plan) -> Result<impl Fn(&Sample) -> Result<f64, &'static str> + Send + Sync + 'static> {
-    let must_end = plan.reward.require_end_of_text;
-    let rule = plan.reward.rule.clone();
-    let pattern = match &rule {
-        RewardRule::Regex(regex) => Some(Regex::new(&regex.pattern)?),
-        _ => None,
-    };
-    Ok(move |sample: &Sample| {
-        if must_end && sample.status != Status::Completed {
-            return Ok(0.0);
-        }
-        let answer = || sample.answer().ok_or("the prompt has no ground truth, metadata[\"answer\"]");
-        match (&rule, &pattern) {
-            (RewardRule::Numeric(numeric), _) => Ok(numeric_match(&sample.response, answer()?, numeric.tolerance)),
-            (RewardRule::Regex(_), Some(pattern)) => match pattern.captures(&sample.response).map(|found| found.get(1)) {
-                Some(Some(group)) => Ok(f64::from(group.as_str() == answer()?)),
-                found => Ok(f64::from(found.is_some())),
-            },
-            _ => Ok(exact_match(&sample.response, answer()?)),
-        }
-    })
+    Ok(Reward::each(rewards::earned(plan)?)
+        .retries(plan.reward.retries)
+        .on_failure(on_failure)
+        .max_poisoned(plan.reward.max_poisoned))
 }
 
 /// Which groups are trained on: all conditions hold.

@@ -12,7 +12,7 @@ use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, Failure, RolloutWriter, 
 use rollflow::recipe::Plan;
 use rollflow::stages::reward::{Scorers, score};
 
-use crate::parts;
+use crate::rewards;
 
 /// The file in the run's folder that gets what earns now.
 pub const REPLAYED: &str = "replayed.jsonl";
@@ -33,7 +33,7 @@ pub fn replay(plan: &Plan, folder: &Path, out: &mut impl Write) -> Result<Replay
         writeln!(out, "no dead letters in {}", folder.display())?;
         return Ok(replayed);
     }
-    let reward = parts::earned(plan)?;
+    let reward = rewards::earned(plan)?;
     let path = folder.join(REPLAYED);
     let mut writer = RolloutWriter::create(&path, true)?;
     for letter in read_dead_letters(letters)? {

@@ -6,7 +6,7 @@
 
 mod advantages;
 mod aggregation;
-mod answers;
+pub mod answers;
 pub mod correction;
 pub mod filters;
 mod gap;

@@ -1,8 +1,10 @@
 //! What one optimizer step trains on.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
-use super::{Dropped, Group, Metadata, Sample};
+use super::{Dropped, Group, Metadata, RewardParts, Sample};
 use crate::flow::Message;
 
 /// Whole groups, ordered by id (law D6): one optimizer step.
@@ -28,6 +30,18 @@ impl Batch {
     pub fn rewards(&self) -> impl Iterator<Item = f64> + '_ {
         let kept = self.samples().filter_map(|sample| sample.reward);
         kept.chain(self.dropped.iter().flat_map(|dropped| dropped.rewards.iter().copied()))
+    }
+
+    /// The mean of each part of the rewards, over all samples that have it, those of dropped groups included.
+    pub fn reward_parts(&self) -> RewardParts {
+        let kept = self.samples().map(|sample| &sample.reward_parts);
+        let mut sums: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
+        for (name, value) in kept.chain(self.dropped.iter().flat_map(|dropped| &dropped.parts)).flatten() {
+            let (sum, count) = sums.entry(name).or_default();
+            *sum += value;
+            *count += 1.0;
+        }
+        sums.into_iter().map(|(name, (sum, count))| (name.to_owned(), sum / count)).collect()
     }
 
     /// How many samples.

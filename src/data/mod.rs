@@ -30,5 +30,8 @@ pub use tokenizer::{Tokenizer, TokenizerError};
 /// Free-form JSON that a prompt carries to rewards, batches and logs.
 pub type Metadata = serde_json::Map<String, serde_json::Value>;
 
+/// Named parts of a reward, each a finite number.
+pub type RewardParts = std::collections::BTreeMap<String, f64>;
+
 /// Counts publishes of the weights (law V1): written by the trainer alone, never reused.
 pub type Version = u64;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Metadata, Prompt, PromptText, Spans, Version, number};
+use super::{Metadata, Prompt, PromptText, RewardParts, Spans, Version, number};
 
 /// How a sample's generation stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -76,6 +76,9 @@ pub struct Sample {
     /// What the sample earned, once it was scored.
     #[serde(with = "number::optional")]
     pub reward: Option<f64>,
+    /// What the parts of its reward were, by name; empty where the reward is one value.
+    #[serde(skip_serializing_if = "RewardParts::is_empty")]
+    pub reward_parts: RewardParts,
     /// What the learner makes of it, once its group was compared.
     #[serde(with = "number::optional")]
     pub advantage: Option<f64>,

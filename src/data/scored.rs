@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{Group, Sample};
+use super::{Group, RewardParts, Sample};
 use crate::flow::Message;
 
 /// Why a group was dropped whose reward failed; its tokens have the fate of the same name (laws D4, F6).
@@ -27,6 +27,8 @@ pub struct Dropped {
     pub reason: String,
     /// The rewards of those samples that have one.
     pub rewards: Vec<f64>,
+    /// The parts of each sample's reward.
+    pub parts: Vec<RewardParts>,
     /// Tokens that were sampled for each of them.
     pub lengths: Vec<usize>,
 }
@@ -37,7 +39,8 @@ impl Dropped {
         let lengths = group.samples.iter().map(Sample::generated).collect();
         // Samples that were not scored earned nothing; a NaN would spoil the curves.
         let rewards = group.samples.iter().filter_map(|sample| sample.reward).collect();
-        Dropped { id: group.id(), reason: reason.into(), rewards, lengths }
+        let parts = group.samples.iter().map(|sample| sample.reward_parts.clone()).collect();
+        Dropped { id: group.id(), reason: reason.into(), rewards, parts, lengths }
     }
 
     /// Tokens that were sampled for the group.

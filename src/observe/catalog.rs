@@ -88,6 +88,7 @@ const WHAT: Label = Label { name: "what", values: &["tokens", "prompts"] };
 const STATUS: Label = Label { name: "status", values: &["completed", "truncated", "aborted"] };
 const REASON: Label = Label { name: "reason", values: &[] };
 const TOKEN_LAG: Label = Label { name: "lag", values: &[] };
+const PART: Label = Label { name: "part", values: &[] };
 const ROLE: Label = Label { name: "role", values: &["trainer", "generator"] };
 
 /// One row a metric; the sentence is its documentation here, its help text in Prometheus and its line in `docs/metrics.md`.
@@ -172,6 +173,8 @@ catalog! {
     RewardMin: GAUGE "reward_min" [] in "reward", "Smallest reward of the newest step's samples.";
     RewardMax: GAUGE "reward_max" [] in "reward", "Largest reward of the newest step's samples.";
     RewardStd: GAUGE "reward_std" [] in "reward", "Standard deviation of the newest step's rewards.";
+    RewardPart: GAUGE "reward_part_mean" [PART] in "reward",
+        "Mean of a part of the reward over the newest step's samples, by the part's name; in rows of `metrics.jsonl`, `reward_part_` and the name.";
     PassRate: GAUGE "group_pass_ratio" [] in "ratio", "Share of the newest step's groups in which any sample succeeded (pass@k, k being the group's size).";
 
     Loss: GAUGE "loss" [] in "nats", "Loss of the newest step.";

@@ -2,9 +2,10 @@
 
 use super::correction::{Divergence, Over, Proximal};
 use super::error::{Place, RecipeError, RecipeErrors};
-use super::generate::{Filter, RewardRule};
+use super::generate::Filter;
 use super::model::{Model, TinyModel};
 use super::plan::{OnStale, Pipeline, Plan};
+use super::reward::{Combine, Composition, PartRule, RewardRule};
 use super::section::Findings;
 use super::setting::{Problem, Setting};
 use super::task::{Arithmetic, Sft, TaskData};
@@ -95,7 +96,7 @@ fn task(plan: &Plan, note: Note) {
         }
         TaskData::Jsonl(jsonl) if jsonl.answer_key.is_empty() => {
             let help = "name the field that holds the ground truth";
-            if plan.pipeline == Pipeline::Grpo && !matches!(plan.reward.rule, RewardRule::Regex(_)) {
+            if plan.pipeline == Pipeline::Grpo && plan.reward.rule.compares() {
                 let message = "`task.answer_key` is empty, but the reward compares with the ground truth".to_owned();
                 note("task.answer_key", &["reward.kind"], message, help);
             }
@@ -122,6 +123,9 @@ fn grpo(plan: &Plan, note: Note) {
     baseline(plan, note);
     group(plan, note);
     filters(plan, note);
+    if let RewardRule::Parts(of) = &plan.reward.rule {
+        parts(plan, of, note);
+    }
     corrections(&plan.train, note);
     rejections(&plan.train, note);
     window(plan, note);
@@ -179,6 +183,43 @@ fn filters(plan: &Plan, note: Note) {
                 message,
                 "lower it, or raise generate.max_new_tokens",
             );
+        }
+    }
+}
+
+fn parts(plan: &Plan, of: &Composition, note: Note) {
+    let longest = plan.generate.max_new_tokens;
+    if of.part.is_empty() {
+        let message = "`reward.part` is empty: nothing would be earned".to_owned();
+        note("reward.part", &["reward.kind"], message, "add [[reward.part]] with its name and kind");
+    }
+    let combinations = f64::from(of.levels).powi(i32::try_from(of.part.len()).unwrap_or(i32::MAX));
+    if of.combine == Combine::Lexicographic && combinations > (1_u64 << 53) as f64 {
+        let message =
+            format!("`reward.levels` is {}: so many of {} parts are more than a number can tell apart", of.levels, of.part.len());
+        note("reward.levels", &["reward.combine"], message, "have fewer levels, or fewer parts");
+    }
+    for (at, part) in of.part.iter().enumerate() {
+        let key = |name: &str| format!("reward.part[{at}].{name}");
+        if let Some(first) = of.part[..at].iter().position(|other| other.name == part.name && !part.name.is_empty()) {
+            let message = format!("`{}` is {:?}, as that of part {first} is", key("name"), part.name);
+            note(&key("name"), &[], message, "give every part a name of its own");
+        }
+        if of.combine != Combine::Sum && part.weight != 1.0 {
+            let message = format!("`{}` is {:?}, but only a sum has weights", key("weight"), part.weight);
+            note(&key("weight"), &["reward.combine"], message, "leave it out, or set reward.combine = \"sum\"");
+        }
+        match &part.rule {
+            PartRule::Length(length) if length.min > length.max => {
+                let message =
+                    format!("`{}` is {}, above its max of {}: no answer would earn it", key("min"), length.min, length.max);
+                note(&key("min"), &[], message, "exchange them");
+            }
+            PartRule::Overlong(overlong) if overlong.buffer > longest => {
+                let message = format!("`{}` is {}, but answers end at {longest} tokens", key("buffer"), overlong.buffer);
+                note(&key("buffer"), &["generate.max_new_tokens"], message, "lower it, or raise generate.max_new_tokens");
+            }
+            _ => {}
         }
     }
 }

@@ -1,13 +1,8 @@
-//! `[generate]`, `[reward]` and `[filter]`: how prompts become groups worth training on.
+//! `[generate]` and `[filter]`: how prompts become groups worth training on.
 
 use super::declare::{choices, section, tagged};
 use super::section::NoKeys;
-use super::setting::{FINITE, Limit, NOT_NEGATIVE, SHARE, SOME, UP_TO_ONE};
-
-const PATTERN: Limit<String> = Limit {
-    text: "a regular expression in the syntax of Rust's regex crate (no look-around, no back-references)",
-    holds: |pattern| !pattern.is_empty() && regex::Regex::new(pattern).is_ok(),
-};
+use super::setting::{FINITE, NOT_NEGATIVE, SHARE, SOME, UP_TO_ONE};
 
 section! {
     /// How answers are sampled.
@@ -51,63 +46,6 @@ choices! {
         "finish" => Finish,
         /// they stop, and are continued from their tokens under the new weights before anything else.
         "abort" => Abort,
-    }
-}
-
-section! {
-    /// What an answer earns: 1 if it is right, else 0.
-    pub struct Reward {
-        first rule: RewardRule;
-        /// Whether an answer that did not end by itself earns nothing.
-        require_end_of_text: bool = true;
-        /// How often a reward that fails is called again for the same answer, before the answer's group is given up.
-        retries: u32 = 2;
-        /// What becomes of a group that was given up.
-        on_failure: OnFailure = OnFailure::default();
-        /// Groups in a row that may be given up; one more, and the run ends, for the reward is broken.
-        max_poisoned: u64 = 64;
-    }
-}
-
-choices! {
-    /// What becomes of a group that has an answer without a reward.
-    pub enum OnFailure {
-        /// it is dropped and written to `dead_letters.jsonl`, for `rollflow replay`.
-        "dead_letter" => DeadLetter,
-        /// it is dropped.
-        "drop" => Drop,
-        /// the answer earns 0.
-        "zero" => Zero,
-        /// the run ends.
-        "fail" => Fail,
-    }
-}
-
-tagged! {
-    /// When an answer is right.
-    pub enum RewardRule {
-        /// it is the ground truth, letter by letter.
-        "exact" => Exact(NoKeys),
-        /// its last number is the ground truth's.
-        "numeric" => Numeric(Numeric),
-        /// it matches a pattern, and the pattern's first group, if it has one, is the ground truth.
-        "regex" => Regex(RegexRule),
-    }
-}
-
-section! {
-    /// Numbers are compared, not their spelling.
-    pub struct Numeric {
-        /// Largest difference that still counts as equal.
-        tolerance: f64 = 0.0, NOT_NEGATIVE;
-    }
-}
-
-section! {
-    /// A pattern is searched.
-    pub struct RegexRule {
-        /// What to search for.
-        pattern: String = String::new(), PATTERN;
     }
 }
 

@@ -16,6 +16,7 @@ pub mod model;
 pub mod plan;
 mod reference;
 mod render;
+pub mod reward;
 mod section;
 mod setting;
 pub mod task;

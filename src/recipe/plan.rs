@@ -3,8 +3,9 @@
 use std::net::SocketAddr;
 
 use super::declare::{choices, section};
-use super::generate::{Filter, Generate, Reward};
+use super::generate::{Filter, Generate};
 use super::model::Model;
+use super::reward::Reward;
 use super::setting::{FROM_ONE, GIVEN, SOME, SOME_IF_GIVEN, SOME_STEPS};
 use super::task::{Sft, Task};
 use super::train::Train;

@@ -54,13 +54,13 @@ fn heading(section: &str) -> String {
 }
 
 fn section_doc(section: &str) -> String {
-    use super::{generate, model, plan, task, train};
+    use super::{generate, model, plan, reward, task, train};
     match section.trim_end_matches("[]") {
         "model" => model::Model::doc(),
         "task" => task::Task::doc(),
         "sft" => task::Sft::doc(),
         "generate" => generate::Generate::doc(),
-        "reward" => generate::Reward::doc(),
+        "reward" => reward::Reward::doc(),
         "filter" => generate::Filter::doc(),
         "batch" => plan::Batching::doc(),
         "train" => train::Train::doc(),

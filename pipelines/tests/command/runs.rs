@@ -234,6 +234,25 @@ fn ctrl_c_twice_stops_with_the_last_step_saved_and_exits_with_1() {
 }
 
 #[test]
+fn parts_of_a_reward_are_logged_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let parts = r#"reward={kind="parts",part=[{name="right",kind="math"},{name="brief",kind="length",max=2,weight=0.5}]}"#;
+    let ended = rollflow(&run_args(GRPO, &run, &[parts, "observe.rollouts_every=1", "filter=[]"]));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    for row in rows(&run) {
+        let of = |key: &str| row[key].as_f64().unwrap();
+        assert!((of("reward_mean") - of("reward_part_right") - 0.5 * of("reward_part_brief")).abs() < 1e-9, "{row}");
+    }
+    let rollouts: Vec<_> = read_rollouts(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    assert!(rollouts.iter().all(|rollout| {
+        let expected = rollout.reward_parts["right"] + 0.5 * rollout.reward_parts["brief"];
+        rollout.reward == Some(expected)
+    }));
+    assert!(rollouts.iter().any(|rollout| rollout.reward_parts["brief"] == 1.0), "random weights end some answers soon");
+}
+
+#[test]
 fn a_constant_baseline_is_what_rewards_are_compared_with() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");

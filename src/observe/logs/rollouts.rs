@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::LogError;
 use super::lines::{LineFile, read_lines};
-use crate::data::{Metadata, PromptText, Sample, Spans, Status, number};
+use crate::data::{Metadata, PromptText, RewardParts, Sample, Spans, Status, number};
 
 /// One line of `rollouts.jsonl`. Non-finite numbers are the strings `"NaN"`, `"inf"` and `"-inf"`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -27,6 +27,9 @@ pub struct Rollout {
     /// What it earned.
     #[serde(with = "number::optional")]
     pub reward: Option<f64>,
+    /// What the parts of its reward were, if it has any.
+    #[serde(skip_serializing_if = "RewardParts::is_empty")]
+    pub reward_parts: RewardParts,
     /// What the learner made of it.
     #[serde(with = "number::optional")]
     pub advantage: Option<f64>,
@@ -52,6 +55,7 @@ impl Rollout {
             prompt: sample.prompt.clone(),
             response: sample.response.clone(),
             reward: sample.reward,
+            reward_parts: sample.reward_parts.clone(),
             advantage: sample.advantage,
             tokens: sample.tokens.clone(),
             versions: sample.versions.clone(),

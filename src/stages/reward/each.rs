@@ -8,12 +8,13 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::algo::rewards::{Earned, Earnings};
 use crate::data::{Group, Prompt, Sample, Scored};
 use crate::flow::{Io, Stage, StageError};
 use crate::observe::logs::{DeadLetter, DeadLetterWriter, Failure};
 use crate::observe::{Metric, Metrics};
 
-use super::score::{Earned, Scorers, Scoring, score};
+use super::score::{Scorers, Scoring, score};
 
 /// What becomes of a group when no retry could save the reward of one of its samples (law F6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,7 +54,7 @@ fn kept(dead_letters: &Option<PathBuf>) -> String {
     dead_letters.as_ref().map_or_else(String::new, |path| format!("; the groups are in {}", path.display()))
 }
 
-type RewardFn = dyn Fn(&Sample) -> Result<f64, String> + Send + Sync;
+type RewardFn = dyn Fn(&Sample) -> Result<Earnings, String> + Send + Sync;
 
 /// Scores every sample of a group and passes the group on.
 pub struct Reward {
@@ -66,8 +67,8 @@ pub struct Reward {
 }
 
 impl Reward {
-    /// `reward` is called once a sample, from several threads. It sees the prompt, the response and the metadata, and returns a number
-    /// or a result. Where it fails it is called twice more, at once; a reward over a network should pause by itself.
+    /// `reward` is called once a sample, from several threads. It sees the prompt, the response and the metadata, and returns a number,
+    /// [`Earnings`] or a result. Where it fails it is called twice more, at once; a reward over a network should pause by itself.
     pub fn each<R: Earned>(reward: impl Fn(&Sample) -> R + Send + Sync + 'static) -> Self {
         Reward {
             reward: Box::new(move |sample| reward(sample).earned()),

@@ -3,5 +3,6 @@
 mod each;
 mod score;
 
+pub use crate::algo::rewards::{Earned, Earnings};
 pub use each::{OnFailure, Reward, RewardBroken, RewardError};
-pub use score::{Earned, Scorers, Scoring, score};
+pub use score::{Scorers, Scoring, score};

@@ -1,32 +1,14 @@
 //! Scoring one group: each sample by itself, with a bounded number of retries, and panics caught (law F6).
 
-use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-use crate::data::{Group, Sample};
+use crate::algo::rewards::{Earned, Earnings};
+use crate::data::{Group, RewardParts, Sample};
 use crate::flow::panic_message;
 use crate::observe::logs::{Failure, FailureKind};
-
-/// What a reward may return: a number, or a result whose error says why there is none.
-pub trait Earned {
-    /// The number, or why there is none.
-    fn earned(self) -> Result<f64, String>;
-}
-
-impl Earned for f64 {
-    fn earned(self) -> Result<f64, String> {
-        Ok(self)
-    }
-}
-
-impl<E: Display> Earned for Result<f64, E> {
-    fn earned(self) -> Result<f64, String> {
-        self.map_err(|error| format!("{error:#}"))
-    }
-}
 
 /// How scoring a group went.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -60,13 +42,13 @@ impl Scorers {
 /// finite are failures. Costs one call a sample and one a retry; returns when all are done.
 pub fn score<R: Earned>(group: &mut Group, reward: impl Fn(&Sample) -> R + Sync, retries: u32, scorers: Scorers) -> Scoring {
     let attempt = |sample: &mut Sample| {
-        sample.reward = None;
+        (sample.reward, sample.reward_parts) = (None, RewardParts::new());
         let mut attempts = 0;
         loop {
             attempts += 1;
             match call(&reward, sample) {
-                Ok(reward) => {
-                    sample.reward = Some(reward);
+                Ok(Earnings { reward, parts }) => {
+                    (sample.reward, sample.reward_parts) = (Some(reward), parts);
                     return (None, u64::from(attempts) - 1);
                 }
                 Err((kind, text)) if attempts > retries => {
@@ -92,10 +74,14 @@ pub fn score<R: Earned>(group: &mut Group, reward: impl Fn(&Sample) -> R + Sync,
     }
 }
 
-fn call<R: Earned>(reward: impl Fn(&Sample) -> R, sample: &Sample) -> Result<f64, (FailureKind, String)> {
+fn call<R: Earned>(reward: impl Fn(&Sample) -> R, sample: &Sample) -> Result<Earnings, (FailureKind, String)> {
     match catch_unwind(AssertUnwindSafe(|| reward(sample).earned())) {
-        Ok(Ok(reward)) if reward.is_finite() => Ok(reward),
-        Ok(Ok(reward)) => Err((FailureKind::NotFinite, reward.to_string())),
+        Ok(Ok(earned)) => {
+            match std::iter::once(earned.reward).chain(earned.parts.values().copied()).find(|value| !value.is_finite()) {
+                None => Ok(earned),
+                Some(value) => Err((FailureKind::NotFinite, value.to_string())),
+            }
+        }
         Ok(Err(text)) => Err((FailureKind::Refused, text)),
         Err(panic) => Err((FailureKind::Panicked, panic_message(panic.as_ref()))),
     }

@@ -81,6 +81,9 @@ impl<W> RunLog<W> {
         for (lag, of) in &trained.forward.gap.by_lag {
             metrics.set(Metric::ImportanceRatio, &[&lag.to_string()], of.ratio());
         }
+        for (name, mean) in trained.batch.reward_parts() {
+            metrics.set(Metric::RewardPart, &[&name], mean);
+        }
         self.steps_since_publish = if trained.publish.is_some() { 0 } else { self.steps_since_publish + 1 };
         self.metrics.set(Metric::PublishLag, &[], self.steps_since_publish as f64);
     }

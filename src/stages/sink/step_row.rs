@@ -63,6 +63,7 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
     let lags: Vec<u64> = trained.batch.samples().filter_map(|sample| staleness(sample, trained.version)).collect();
     put(Metric::StalenessMax, lags.iter().copied().max().unwrap_or(0) as f64);
     put(Metric::TokenLag, mean_token_lag(trained));
+    row.extend(trained.batch.reward_parts().into_iter().map(|(name, mean)| (format!("reward_part_{name}"), mean)));
     row.extend(forward.gap.by_lag.iter().map(|(lag, of)| (format!("importance_ratio_lag_{lag}"), of.ratio())));
     row
 }
@@ -93,7 +94,7 @@ mod tests {
         let sample = |index, version, reward| {
             let mut sample = Sample::begin(&prompt, index, &[1]);
             sample.push(2, -0.5, version);
-            Sample { reward: Some(reward), ..sample }
+            Sample { reward: Some(reward), reward_parts: [("form".to_owned(), reward - 0.5)].into(), ..sample }
         };
         let group = Group { samples: vec![sample(0, 3, 1.0), sample(1, 4, 0.0)], prompt: Arc::new(prompt.clone()) };
         let mut gap = LogProbGap::default();
@@ -103,8 +104,10 @@ mod tests {
         let correction = Correction { weigh: Some(Importance::masked(Level::Token, 0.5, 2.0)), reject: Vec::new() };
         let (_, correction) = correction.apply(&[-0.25, -1.5], &[-0.25, -1.5], &[-0.5, -0.5], &[0..1, 1..2]);
         let metrics = LossMetrics { correction, ..LossMetrics::default() };
-        let dropped = Dropped { id: 9, reason: "zero_std".into(), rewards: vec![0.0, 0.0], lengths: vec![1, 1] };
-        let poisoned = Dropped { id: 10, reason: POISONED.into(), rewards: Vec::new(), lengths: vec![1, 1] };
+        let part = |value| [("form".to_owned(), value)].into();
+        let parts = vec![part(1.0), part(1.0)];
+        let dropped = Dropped { id: 9, reason: "zero_std".into(), rewards: vec![0.0, 0.0], parts, lengths: vec![1, 1] };
+        let poisoned = Dropped { id: 10, reason: POISONED.into(), rewards: Vec::new(), parts: Vec::new(), lengths: vec![1, 1] };
         Trained {
             step: 1,
             version: 5,
@@ -122,6 +125,7 @@ mod tests {
         let row = step_row(&trained());
         let of = |metric: Metric| row[metric.key()];
         assert_eq!((of(Metric::RewardMean), of(Metric::RewardMax), of(Metric::PassRate)), (0.25, 1.0, 0.5));
+        assert_eq!(row["reward_part_form"], 0.5, "over kept and dropped samples alike");
         assert_eq!(of(Metric::PoisonedGroups), 1.0, "seen, and not taken for a group without success");
         assert_eq!((of(Metric::LengthTrainedUpperDecile), of(Metric::LengthFinishedMean)), (1.0, 1.0));
         assert_eq!((of(Metric::StalenessMax), of(Metric::TokenLag)), (2.0, 1.5));

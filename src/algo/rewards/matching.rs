@@ -1,8 +1,8 @@
-//! Rewards as pure functions of text. A stage runs them on samples and names the sample when one fails.
+//! Comparing a response with what was sought: 1 or 0.
 
 use regex::Regex;
 
-use super::answers::{extract_answer, parse_number};
+use crate::algo::answers::{extract_answer, parse_number};
 use crate::data::Sample;
 
 /// 1.0 iff the sample's metadata says `"correct": true`.

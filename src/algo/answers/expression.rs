@@ -1,0 +1,176 @@
+//! What an answer says, as a tree.
+
+use num_rational::BigRational;
+
+/// A formula.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Expr {
+    /// A number; `decimal` if it was written with a point, and may be rounded.
+    Number {
+        value: BigRational,
+        decimal: bool,
+    },
+    /// A variable, or one of the constants `π`, `e`, `i`, `∞`.
+    Symbol(String),
+    Sum(Vec<Expr>),
+    Product(Vec<Expr>),
+    Negative(Box<Expr>),
+    Reciprocal(Box<Expr>),
+    Power(Box<Expr>, Box<Expr>),
+    Root {
+        of: Box<Expr>,
+        degree: Box<Expr>,
+    },
+    Call(Function, Box<Expr>),
+    /// A logarithm to a base that was named.
+    Log {
+        base: Box<Expr>,
+        of: Box<Expr>,
+    },
+    Factorial(Box<Expr>),
+    Binomial(Box<Expr>, Box<Expr>),
+    /// An angle in degrees: a plain number, but for trigonometric functions.
+    Degrees(Box<Expr>),
+}
+
+/// Functions of one argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Function {
+    Sin,
+    Cos,
+    Tan,
+    Cot,
+    Sec,
+    Csc,
+    ArcSin,
+    ArcCos,
+    ArcTan,
+    Sinh,
+    Cosh,
+    Tanh,
+    Ln,
+    /// To base 10.
+    Log,
+    Exp,
+    Abs,
+    Floor,
+    Ceil,
+}
+
+impl Function {
+    /// By its name in LaTeX or plain text.
+    pub(super) fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "sin" => Function::Sin,
+            "cos" => Function::Cos,
+            "tan" => Function::Tan,
+            "cot" => Function::Cot,
+            "sec" => Function::Sec,
+            "csc" | "cosec" => Function::Csc,
+            "arcsin" | "asin" => Function::ArcSin,
+            "arccos" | "acos" => Function::ArcCos,
+            "arctan" | "atan" => Function::ArcTan,
+            "sinh" => Function::Sinh,
+            "cosh" => Function::Cosh,
+            "tanh" => Function::Tanh,
+            "ln" => Function::Ln,
+            "log" | "lg" => Function::Log,
+            "exp" => Function::Exp,
+            "abs" => Function::Abs,
+            "floor" => Function::Floor,
+            "ceil" => Function::Ceil,
+            _ => return None,
+        })
+    }
+
+    /// Whether its argument is an angle.
+    pub(super) fn of_an_angle(self) -> bool {
+        use Function::{Cos, Cot, Csc, Sec, Sin, Tan};
+        matches!(self, Sin | Cos | Tan | Cot | Sec | Csc)
+    }
+
+    /// What `f^{-1}` means.
+    pub(super) fn inverse(self) -> Option<Self> {
+        match self {
+            Function::Sin => Some(Function::ArcSin),
+            Function::Cos => Some(Function::ArcCos),
+            Function::Tan => Some(Function::ArcTan),
+            _ => None,
+        }
+    }
+}
+
+/// How the items of a list belong together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ListKind {
+    /// `1, 2` or `1 and 2`: all solutions, in no order.
+    Bare,
+    /// `{1, 2}`, or a union of intervals: in no order.
+    Set,
+    /// `(1, 2)`: in this order.
+    Tuple,
+}
+
+/// A whole answer.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Answer {
+    Value(Expr),
+    /// A number of percent.
+    Percent(Expr),
+    List(ListKind, Vec<Answer>),
+    /// Two ends, and whether each belongs to it.
+    Interval([Expr; 2], [bool; 2]),
+    /// Left side and right side.
+    Equation(Expr, Expr),
+    Matrix(Vec<Vec<Expr>>),
+    /// Words, lower case.
+    Words(String),
+}
+
+/// An answer and the unit it was given in, by its common name.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Reading {
+    pub(super) answer: Answer,
+    pub(super) unit: Option<String>,
+}
+
+impl Expr {
+    /// A number that was not rounded.
+    pub(super) fn exactly(value: impl Into<num_bigint::BigInt>) -> Self {
+        Expr::Number { value: BigRational::from_integer(value.into()), decimal: false }
+    }
+
+    /// The only factor, or the product.
+    pub(super) fn product(mut factors: Vec<Expr>) -> Self {
+        if factors.len() == 1 { factors.swap_remove(0) } else { Expr::Product(factors) }
+    }
+
+    /// `top / bottom`.
+    pub(super) fn fraction(top: Expr, bottom: Expr) -> Self {
+        Expr::Product(vec![top, Expr::Reciprocal(Box::new(bottom))])
+    }
+
+    /// Whether `found` holds for any part of it.
+    pub(super) fn any(&self, found: &impl Fn(&Expr) -> bool) -> bool {
+        found(self)
+            || match self {
+                Expr::Number { .. } | Expr::Symbol(_) => false,
+                Expr::Sum(parts) | Expr::Product(parts) => parts.iter().any(|part| part.any(found)),
+                Expr::Negative(of) | Expr::Reciprocal(of) | Expr::Call(_, of) | Expr::Factorial(of) | Expr::Degrees(of) => {
+                    of.any(found)
+                }
+                Expr::Power(a, b) | Expr::Binomial(a, b) => a.any(found) || b.any(found),
+                Expr::Root { of, degree: other } | Expr::Log { base: other, of } => of.any(found) || other.any(found),
+            }
+    }
+
+    /// Whether some number in it may be rounded.
+    pub(super) fn has_decimals(&self) -> bool {
+        self.any(&|part| matches!(part, Expr::Number { decimal: true, .. }))
+    }
+
+    /// Whether it has a variable.
+    pub(super) fn has_variables(&self) -> bool {
+        self.any(&|part| matches!(part, Expr::Symbol(name) if !matches!(name.as_str(), "π" | "e" | "i" | "∞")))
+    }
+}

@@ -1,0 +1,124 @@
+//! Finding the final answer in a solution. A few passes over the text, whatever its length.
+
+use super::number::parse_number;
+use super::{LONGEST, readable};
+
+/// The final answer: after the last `####`; else inside the last `\boxed{}`; else after the last `answer is` or `answer:`, if what stands
+/// there can be read; else the last number.
+pub fn extract_answer(text: &str) -> Option<&str> {
+    match marked(text) {
+        Marked::Is(answer) => Some(answer),
+        Marked::Empty => None,
+        Marked::Not => last_number(text),
+    }
+}
+
+/// What a solution's marks say.
+pub(super) enum Marked<'a> {
+    /// This is its answer.
+    Is(&'a str),
+    /// A mark, and nothing behind it.
+    Empty,
+    /// Nothing is marked.
+    Not,
+}
+
+/// The answer that stands behind a mark.
+pub(super) fn marked(text: &str) -> Marked<'_> {
+    if let Some((_, answer)) = text.rsplit_once("####") {
+        let line = answer.lines().next().map(str::trim).unwrap_or_default();
+        return if line.is_empty() { Marked::Empty } else { Marked::Is(line) };
+    }
+    boxed(text).or_else(|| announced(text)).map_or(Marked::Not, Marked::Is)
+}
+
+/// Whether a ground truth is a whole solution, whose answer has to be found first.
+pub(super) fn is_solution(text: &str) -> bool {
+    text.contains("####") || text.contains("\\boxed") || text.contains("\\fbox")
+}
+
+/// The inside of the last `\boxed{…}` or `\fbox{…}`, with nested braces; `\boxed 5` is taken to the next blank, as TeX nearly does.
+/// One that is never closed was cut off, and is none.
+fn boxed(text: &str) -> Option<&str> {
+    let after = |command: &str| text.rfind(command).map(|at| at + command.len());
+    let rest = &text[after("\\boxed").max(after("\\fbox"))?..];
+    let Some(inside) = rest.trim_start().strip_prefix('{') else {
+        let word = rest.trim_start().split(|c: char| c.is_whitespace() || c == '$').next();
+        return word.map(|word| word.trim_end_matches(['.', ','])).filter(|word| !word.is_empty());
+    };
+    let (mut depth, mut escaped) = (1, false);
+    for (at, c) in inside.char_indices() {
+        if escaped || c == '\\' {
+            escaped = !escaped;
+            continue;
+        }
+        depth += match c {
+            '{' => 1,
+            '}' => -1,
+            _ => 0,
+        };
+        if depth == 0 {
+            return Some(inside[..at].trim());
+        }
+    }
+    None
+}
+
+/// What follows the last `answer is` or `answer:`, up to the end of the sentence, if it can be read as an answer.
+fn announced(text: &str) -> Option<&str> {
+    const TRIES: usize = 4;
+    let lower = text.to_ascii_lowercase();
+    let mut before = lower.as_str();
+    for _ in 0..TRIES {
+        let at = before.rfind("answer")?;
+        before = &before[..at];
+        let rest = text[at + "answer".len()..].trim_start_matches(['*', ' ']);
+        let rest = rest.strip_prefix("is").or_else(|| rest.strip_prefix("Is")).or_else(|| rest.strip_prefix(':'));
+        if let Some(answer) = rest.map(sentence).filter(|answer| readable(answer)) {
+            return Some(answer);
+        }
+    }
+    None
+}
+
+/// The beginning of `rest` that is one statement: a formula between dollars, or up to the end of the line or sentence.
+fn sentence(rest: &str) -> &str {
+    let rest = rest.trim_start_matches([' ', ':', '*', '\n']);
+    let formulas = [("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")];
+    let within = formulas.iter().find_map(|(open, close)| rest.strip_prefix(open)?.split_once(close)).map(|(within, _)| within);
+    if let Some(within) = within.filter(|within| !within.trim().is_empty()) {
+        return within.trim();
+    }
+    let line = rest.lines().next().unwrap_or_default();
+    let line = line.split_once(". ").map_or(line, |(sentence, _)| sentence);
+    let line = line.trim().trim_end_matches(['.', '*', ' ']);
+    if line.len() > LONGEST { "" } else { line }
+}
+
+/// The last run of characters that starts and ends like a number and parses as one.
+pub(super) fn last_number(text: &str) -> Option<&str> {
+    let part = |c: char| c.is_ascii_digit() || matches!(c, '.' | ',' | '/' | '-');
+    let runs = text.split(|c: char| !part(c)).map(|run| run.trim_end_matches(['.', ',', '/', '-']));
+    runs.map(|run| run.trim_start_matches(['.', ',', '/'])).rfind(|run| parse_number(run).is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_answer_is_marked_boxed_announced_or_last() {
+        assert_eq!(extract_answer("so 3 + 4\n#### 7\nbye 8"), Some("7"));
+        assert_eq!(extract_answer("\\boxed{1} then \\boxed{\\frac{1}{2}} or 9"), Some("\\frac{1}{2}"));
+        assert_eq!(extract_answer("\\boxed{\\left\\{1, 2\\right\\}}, 3"), Some("\\left\\{1, 2\\right\\}"));
+        assert_eq!(extract_answer("\\fbox{4} 5"), Some("4"));
+        assert_eq!(extract_answer("hence $\\boxed 5$."), Some("5"));
+        assert_eq!(extract_answer("\\boxed{12"), Some("12"), "a box that was cut off marks nothing");
+        assert_eq!(extract_answer("The answer is $x = 3$, not 4."), Some("x = 3"));
+        assert_eq!(extract_answer("**Answer:** 3/4\nThat took 5 steps."), Some("3/4"));
+        assert_eq!(extract_answer("The answer is what we sought: 6"), Some("6"), "words are no answer");
+        assert_eq!(extract_answer("It costs $1,200.50. Really"), Some("1,200.50"));
+        assert_eq!(extract_answer("from 3-4 to -12, done"), Some("-12"));
+        assert_eq!((extract_answer("no idea"), extract_answer("5 ####")), (None, None));
+    }
+}

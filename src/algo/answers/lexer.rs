@@ -1,0 +1,370 @@
+//! From text, LaTeX or plain, to tokens. One pass; what means nothing to mathematics (spacing, fonts, dollars) is left out.
+
+use super::expression::Function;
+use super::token::{Bracket, Relation, Token, number};
+use super::unit::unit;
+use super::work::{Unreadable, Work};
+
+/// How a comma before three digits is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Commas {
+    /// It groups thousands.
+    Thousands,
+    /// It separates.
+    Separators,
+}
+
+/// The tokens of `text`.
+pub(super) fn tokens(text: &str, commas: Commas, work: &mut Work) -> Result<Vec<Token>, Unreadable> {
+    work.spend(text.len() as u64)?;
+    let mut lexer = Lexer { text, at: 0, commas, tokens: Vec::new(), groups: Vec::new() };
+    while let Some(next) = lexer.peek() {
+        lexer.one(next)?;
+    }
+    Ok(lexer.tokens)
+}
+
+struct Lexer<'a> {
+    text: &'a str,
+    at: usize,
+    commas: Commas,
+    tokens: Vec<Token>,
+    /// Open groups, and whether a second argument follows the group.
+    groups: Vec<bool>,
+}
+
+impl<'a> Lexer<'a> {
+    fn rest(&self) -> &'a str {
+        &self.text[self.at..]
+    }
+
+    fn peek(&self) -> Option<char> {
+        self.rest().chars().next()
+    }
+
+    fn take(&mut self, text: &str) -> bool {
+        let there = self.rest().starts_with(text);
+        self.at += if there { text.len() } else { 0 };
+        there
+    }
+
+    fn take_while(&mut self, wanted: impl Fn(char) -> bool) -> &'a str {
+        let rest = self.rest();
+        let length = rest.find(|c| !wanted(c)).unwrap_or(rest.len());
+        self.at += length;
+        &rest[..length]
+    }
+
+    fn skip_blanks(&mut self) {
+        self.take_while(char::is_whitespace);
+    }
+
+    fn push(&mut self, token: Token) -> Result<(), Unreadable> {
+        self.tokens.push(token);
+        Ok(())
+    }
+
+    fn name(&mut self, name: &str) -> Result<(), Unreadable> {
+        self.push(Token::Name(name.to_owned()))
+    }
+
+    fn one(&mut self, next: char) -> Result<(), Unreadable> {
+        let after = self.rest()[next.len_utf8()..].chars().next();
+        if next.is_ascii_digit() || next == '.' && after.is_some_and(|c| c.is_ascii_digit()) {
+            return self.number();
+        }
+        if next.is_ascii_alphabetic() {
+            return self.word();
+        }
+        self.at += next.len_utf8();
+        match next {
+            '\\' => self.command(),
+            '{' => self.open_group(false),
+            '}' => self.close_group(),
+            '(' => self.push(Token::Open(Bracket::Round)),
+            ')' => self.push(Token::Close(Bracket::Round)),
+            '[' => self.push(Token::Open(Bracket::Square)),
+            ']' => self.push(Token::Close(Bracket::Square)),
+            ',' | ';' => self.push(Token::Separator),
+            '+' => self.push(Token::Plus),
+            '-' | '−' | '–' => self.push(Token::Minus),
+            '±' => self.push(Token::PlusMinus),
+            '*' if self.take("*") => self.push(Token::Power),
+            '*' | '×' | '·' | '⋅' => self.push(Token::Times),
+            // 3:2 is a ratio.
+            '/' | '÷' | ':' => self.push(Token::Divide),
+            '^' => self.power(),
+            '²' => self.small_power(2),
+            '³' => self.small_power(3),
+            '_' => self.push(Token::Under),
+            '!' if self.take("=") => self.push(Token::Relation(Relation::Not)),
+            '!' => self.push(Token::Bang),
+            '%' => self.push(Token::Percent),
+            '°' => self.push(Token::Degree),
+            '|' => self.push(Token::Bar),
+            '=' => self.push(Token::Relation(Relation::Equal)),
+            '≈' => self.push(Token::Relation(Relation::About)),
+            '≠' => self.push(Token::Relation(Relation::Not)),
+            '<' => {
+                let or_equal = self.take("=");
+                self.push(Token::Relation(Relation::Less { or_equal }))
+            }
+            '>' => {
+                let or_equal = self.take("=");
+                self.push(Token::Relation(Relation::Greater { or_equal }))
+            }
+            '≤' => self.push(Token::Relation(Relation::Less { or_equal: true })),
+            '≥' => self.push(Token::Relation(Relation::Greater { or_equal: true })),
+            '∪' => self.push(Token::Union),
+            '∈' => self.push(Token::In),
+            '&' => self.push(Token::Cell),
+            '√' => {
+                self.push(Token::Sqrt)?;
+                self.single_argument()
+            }
+            '½' => self.small_fraction(1, 2),
+            '⅓' => self.small_fraction(1, 3),
+            '⅔' => self.small_fraction(2, 3),
+            '¼' => self.small_fraction(1, 4),
+            '¾' => self.small_fraction(3, 4),
+            '$' | '€' | '£' | '~' | '\u{200b}' => Ok(()),
+            '.' if self.rest().trim_matches(['$', '}', ' ', '\n', '\\', ')', ']']).is_empty() => Ok(()),
+            c if c.is_whitespace() => Ok(()),
+            c if c.is_alphabetic() || c == '∞' => self.name(&c.to_string()),
+            _ => Err(Unreadable),
+        }
+    }
+
+    fn number(&mut self) -> Result<(), Unreadable> {
+        let digit = |c: char| c.is_ascii_digit();
+        let mut whole = self.take_while(digit).to_owned();
+        // `\log_2 100`: what stands below or above a line is short.
+        let small = matches!(self.tokens.last(), Some(Token::Under | Token::Power));
+        if (1..=3).contains(&whole.len()) && !small {
+            while let Some(group) = self.thousands() {
+                whole += group;
+            }
+        }
+        let (mut fraction, mut repeating) = ("", "");
+        let point = self.rest().strip_prefix('.');
+        let mut decimal =
+            point.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()) || rest.starts_with("\\overline{"));
+        if decimal {
+            self.at += 1;
+            fraction = self.take_while(digit);
+            if self.take("\\overline{") {
+                repeating = self.take_while(digit);
+                if repeating.is_empty() || !self.take("}") {
+                    return Err(Unreadable);
+                }
+                // A period is exact.
+                decimal = false;
+            }
+        }
+        let exponent = self.exponent()?;
+        let value = number(&whole, fraction, repeating, exponent)?;
+        self.push(Token::Number { value, decimal })
+    }
+
+    /// Three more digits behind a separator of thousands.
+    fn thousands(&mut self) -> Option<&'a str> {
+        let rest = self.rest();
+        let marks: &[&str] = match self.commas {
+            Commas::Thousands => &["{,}", ",\\!", ",", "\\,", "\\ ", "\\:", "~", "\u{a0}", "\u{202f}", " "],
+            Commas::Separators => &["{,}", "\\,", "\\ ", "\\:", "~", "\u{a0}", "\u{202f}", " "],
+        };
+        let (mark, behind) = marks.iter().find_map(|mark| rest.strip_prefix(mark).map(|behind| (mark, behind)))?;
+        let digits = behind.find(|c: char| !c.is_ascii_digit()).unwrap_or(behind.len());
+        // `3 100/200` is a mixed number.
+        if digits != 3 || *mark == " " && behind[digits..].starts_with('/') {
+            return None;
+        }
+        self.at += mark.len() + digits;
+        Some(&behind[..digits])
+    }
+
+    /// What follows the `e` of `1.5e-3`; 0 if nothing does.
+    fn exponent(&mut self) -> Result<i32, Unreadable> {
+        let rest = self.rest();
+        let Some(behind) = rest.strip_prefix(['e', 'E']) else { return Ok(0) };
+        let unsigned = behind.strip_prefix(['-', '+']).unwrap_or(behind);
+        let digits = unsigned.find(|c: char| !c.is_ascii_digit()).unwrap_or(unsigned.len());
+        if digits == 0 {
+            return Ok(0);
+        }
+        let text = &behind[..behind.len() - unsigned.len() + digits];
+        self.at += 1 + text.len();
+        text.trim_start_matches('+').parse().map_err(|_| Unreadable)
+    }
+
+    fn word(&mut self) -> Result<(), Unreadable> {
+        let word = self.take_while(|c| c.is_ascii_alphabetic());
+        let followed = self.rest().trim_start().starts_with(|c: char| c == '(' || c.is_ascii_alphanumeric());
+        let lower = word.to_ascii_lowercase();
+        match lower.as_str() {
+            "or" | "and" => return self.push(Token::Separator),
+            "per" => return self.push(Token::Text(lower)),
+            "pi" => return self.name("π"),
+            "oo" | "inf" | "infinity" => return self.name("∞"),
+            "sqrt" => return self.push(Token::Sqrt),
+            "log" => return self.push(Token::Log),
+            _ => {}
+        }
+        match Function::named(word) {
+            // `5 sec` is a time.
+            Some(_) if unit(word).is_some() && !followed => self.push(Token::Text(lower)),
+            Some(function) => self.push(Token::Function(function)),
+            None if word.len() >= 4 || word.len() >= 2 && unit(word).is_some() => self.push(Token::Text(word.to_owned())),
+            None => word.chars().try_for_each(|c| self.name(&c.to_string())),
+        }
+    }
+
+    fn command(&mut self) -> Result<(), Unreadable> {
+        let word = self.take_while(|c| c.is_ascii_alphabetic());
+        if word.is_empty() {
+            let Some(symbol) = self.peek() else { return Ok(()) };
+            self.at += symbol.len_utf8();
+            return match symbol {
+                '{' => self.push(Token::Open(Bracket::Set)),
+                '}' => self.push(Token::Close(Bracket::Set)),
+                '%' => self.push(Token::Percent),
+                '\\' => self.push(Token::Row),
+                '|' => self.push(Token::Bar),
+                '$' | ',' | '!' | ';' | ':' | ' ' | '\n' | '(' | ')' | '[' | ']' | '#' => Ok(()),
+                _ => Err(Unreadable),
+            };
+        }
+        if let Some(function) = Function::named(word).filter(|_| word != "log") {
+            return self.push(Token::Function(function));
+        }
+        match word {
+            "frac" | "dfrac" | "tfrac" | "cfrac" => self.two_arguments(Token::Frac),
+            "binom" | "dbinom" | "tbinom" => self.two_arguments(Token::Binom),
+            "sqrt" => {
+                self.push(Token::Sqrt)?;
+                self.single_argument()
+            }
+            "log" => self.push(Token::Log),
+            "left" | "right" => {
+                self.skip_blanks();
+                self.take(".");
+                Ok(())
+            }
+            "text" | "mbox" | "textrm" | "textnormal" | "textbf" | "textit" | "mathrm" | "operatorname" | "mathsf" => self.text(),
+            "cdot" | "times" | "ast" => self.push(Token::Times),
+            "div" => self.push(Token::Divide),
+            "pm" => self.push(Token::PlusMinus),
+            "mp" => self.push(Token::MinusPlus),
+            "approx" | "simeq" | "sim" => self.push(Token::Relation(Relation::About)),
+            "ne" | "neq" => self.push(Token::Relation(Relation::Not)),
+            "lt" => self.push(Token::Relation(Relation::Less { or_equal: false })),
+            "gt" => self.push(Token::Relation(Relation::Greater { or_equal: false })),
+            "le" | "leq" | "leqslant" => self.push(Token::Relation(Relation::Less { or_equal: true })),
+            "ge" | "geq" | "geqslant" => self.push(Token::Relation(Relation::Greater { or_equal: true })),
+            "cup" => self.push(Token::Union),
+            "in" => self.push(Token::In),
+            "pi" => self.name("π"),
+            "infty" => self.name("∞"),
+            "circ" | "degree" => self.push(Token::Degree),
+            "lvert" | "rvert" | "vert" | "mid" => self.push(Token::Bar),
+            "lbrace" => self.push(Token::Open(Bracket::Set)),
+            "rbrace" => self.push(Token::Close(Bracket::Set)),
+            "lfloor" | "lceil" => {
+                self.push(Token::Function(if word == "lfloor" { Function::Floor } else { Function::Ceil }))?;
+                self.push(Token::Open(Bracket::Round))
+            }
+            "rfloor" | "rceil" => self.push(Token::Close(Bracket::Round)),
+            "begin" => self.environment(Token::Begin),
+            "end" => self.environment(Token::End),
+            "big" | "Big" | "bigg" | "Bigg" | "bigl" | "bigr" | "Bigl" | "Bigr" | "biggl" | "biggr" | "mathbf" | "boldsymbol"
+            | "bm" | "mathit" | "mathbb" | "mathcal" | "displaystyle" | "textstyle" | "limits" | "quad" | "qquad"
+            | "overline" | "vec" | "boxed" | "fbox" | "rm" | "bf" | "it" | "hspace" | "ensuremath" => Ok(()),
+            // Greek letters and whatever else stands for itself.
+            other => self.name(&format!("\\{other}")),
+        }
+    }
+
+    /// `\text{…}`: words and units as they are; what has a digit is mathematics in another font.
+    fn text(&mut self) -> Result<(), Unreadable> {
+        self.skip_blanks();
+        let Some(inside) = self.rest().strip_prefix('{') else { return Ok(()) };
+        let Some(end) = inside.find(['}', '{']).filter(|end| inside[*end..].starts_with('}')) else { return Ok(()) };
+        let words = inside[..end].trim();
+        if words.contains(|c: char| c.is_ascii_digit() || c == '\\') {
+            return Ok(());
+        }
+        self.at += end + 2;
+        match words.trim_matches([' ', ',', '.', ';', ':', '~']).to_lowercase().as_str() {
+            "" if words.contains([',', ';']) => self.push(Token::Separator),
+            "" => Ok(()),
+            "or" | "and" => self.push(Token::Separator),
+            lower => match Function::named(lower) {
+                Some(function) if unit(lower).is_none() => self.push(Token::Function(function)),
+                _ => self.push(Token::Text(words.to_owned())),
+            },
+        }
+    }
+
+    fn environment(&mut self, token: Token) -> Result<(), Unreadable> {
+        const MATRICES: [&str; 6] = ["{pmatrix}", "{bmatrix}", "{matrix}", "{vmatrix}", "{Bmatrix}", "{smallmatrix}"];
+        self.skip_blanks();
+        if MATRICES.iter().any(|name| self.take(name)) { self.push(token) } else { Err(Unreadable) }
+    }
+
+    fn power(&mut self) -> Result<(), Unreadable> {
+        const DEGREES: [&str; 6] = ["\\circ", "{\\circ}", "{ \\circ }", "\\degree", "{\\degree}", "{\\circ }"];
+        self.skip_blanks();
+        if DEGREES.iter().any(|degree| self.take(degree)) { self.push(Token::Degree) } else { self.push(Token::Power) }
+    }
+
+    fn small_power(&mut self, exponent: u32) -> Result<(), Unreadable> {
+        self.push(Token::Power)?;
+        self.whole(exponent)
+    }
+
+    fn small_fraction(&mut self, top: u32, bottom: u32) -> Result<(), Unreadable> {
+        self.push(Token::Frac)?;
+        self.whole(top)?;
+        self.whole(bottom)
+    }
+
+    /// A number in a group of its own.
+    fn whole(&mut self, value: u32) -> Result<(), Unreadable> {
+        let value = number(&value.to_string(), "", "", 0)?;
+        self.tokens.extend([Token::Open(Bracket::Group), Token::Number { value, decimal: false }, Token::Close(Bracket::Group)]);
+        Ok(())
+    }
+
+    /// TeX takes a single digit where an argument has no braces: `\frac12` is a half, `\sqrt32` is √3 times 2.
+    fn single_argument(&mut self) -> Result<(), Unreadable> {
+        self.skip_blanks();
+        match self.peek().and_then(|c| c.to_digit(10)) {
+            Some(digit) => {
+                self.at += 1;
+                self.whole(digit)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn two_arguments(&mut self, command: Token) -> Result<(), Unreadable> {
+        self.push(command)?;
+        self.skip_blanks();
+        if self.take("{") {
+            return self.open_group(true);
+        }
+        let before = self.at;
+        self.single_argument()?;
+        if self.at > before && self.peek() != Some('{') { self.single_argument() } else { Ok(()) }
+    }
+
+    fn open_group(&mut self, first_of_two: bool) -> Result<(), Unreadable> {
+        self.groups.push(first_of_two);
+        self.push(Token::Open(Bracket::Group))
+    }
+
+    fn close_group(&mut self) -> Result<(), Unreadable> {
+        self.push(Token::Close(Bracket::Group))?;
+        if self.groups.pop().unwrap_or(false) { self.single_argument() } else { Ok(()) }
+    }
+}

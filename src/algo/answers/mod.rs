@@ -1,0 +1,180 @@
+//! Final answers of mathematical problems: finding them in a solution, and whether they say the same as the ground truth.
+//!
+//! Two answers are compared in this order, and the first step that can decide does:
+//!
+//! 1. As text, without blanks, dollars and a final full stop; words also without case and fonts.
+//! 2. As what they mean: values, lists and sets, tuples, intervals (also written as inequalities), equations, matrices. LaTeX and plain text
+//!    read the same; labels (`x =`), units and thousands separators don't matter. An unmarked comma before three digits is read both ways.
+//! 3. Values with one fraction each are compared exactly; a number written with a point stands for all that round to it at six decimals.
+//!    Other formulas are equal if they agree at fixed points over the complex numbers.
+//!
+//! So far the rules of the graders in use: the extraction and normalisation of Hendrycks' MATH `is_equiv` and of Minerva, the tolerance and
+//! percent of Math-Verify, intervals and sets as in PRM800K's grader. `tests/math_answers` has a case, with its reason, for each.
+//!
+//! What a policy writes may be hostile. Every comparison has a budget of [`MOST_WORK`] steps, asked for before they are done; answers longer
+//! than [`LONGEST`] bytes, numbers of more than 300 digits and nesting beyond a fixed depth are compared as text only. No text panics.
+
+mod compare;
+mod exact;
+mod expression;
+mod extract;
+mod lexer;
+mod number;
+mod parser;
+mod reader;
+mod sampled;
+mod token;
+mod unit;
+mod work;
+
+use compare::same;
+use expression::{Answer, Reading};
+use extract::{Marked, is_solution, last_number, marked};
+use lexer::Commas;
+use reader::read;
+use work::Work;
+
+pub use extract::extract_answer;
+pub use number::parse_number;
+pub use work::MOST_WORK;
+
+/// Longer answers are compared as text only. In bytes.
+pub const LONGEST: usize = 1024;
+
+/// What was made of a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Judgement<'a> {
+    /// What was taken for its answer.
+    pub found: Option<&'a str>,
+    /// Whether that is the ground truth.
+    pub correct: bool,
+    /// Steps that understanding the answers took; finding them is a few passes over the text besides.
+    pub work: u64,
+}
+
+/// Whether the response's final answer is the given one. The given answer may be a whole solution too.
+///
+/// ```
+/// use rollflow::algo::is_correct;
+///
+/// assert!(is_correct(r"Hence $x = \boxed{\dfrac{1}{2}}$.", "0.5"));
+/// assert!(is_correct("She pays $1,200.", "#### 1200"));
+/// assert!(!is_correct("7 or 8", "7"));
+/// ```
+pub fn is_correct(response: &str, answer: &str) -> bool {
+    judge(response, answer).correct
+}
+
+/// [`is_correct`], and what it rests on. Where nothing is marked as the answer, the response may be nothing but the answer; else its last
+/// number counts.
+pub fn judge<'a>(response: &'a str, answer: &str) -> Judgement<'a> {
+    let mut work = Work::default();
+    let expected = Some(answer).filter(|answer| is_solution(answer)).and_then(extract_answer).unwrap_or(answer);
+    let (whole, found) = match marked(response) {
+        Marked::Is(found) => (None, Some(found)),
+        Marked::Empty => (None, None),
+        Marked::Not => (Some(response.trim()).filter(|whole| whole.len() <= LONGEST), last_number(response)),
+    };
+    let right = [whole, found].into_iter().flatten().find(|found| agree(found, expected, &mut work));
+    Judgement { found: right.or(found), correct: right.is_some(), work: work.spent() }
+}
+
+/// Whether two answers say the same. Neither is searched for a final answer.
+///
+/// ```
+/// use rollflow::algo::answers::equivalent;
+///
+/// assert!(equivalent(r"\frac{\sqrt{2}}{2}", "1/sqrt(2)"));
+/// assert!(equivalent(r"x \le 3", r"(-\infty, 3]"));
+/// assert!(!equivalent("(1, 2)", "(2, 1)"));
+/// ```
+pub fn equivalent(a: &str, b: &str) -> bool {
+    agree(a, b, &mut Work::default())
+}
+
+fn agree(a: &str, b: &str, work: &mut Work) -> bool {
+    let (a, b) = (bare(a), bare(b));
+    if a.is_empty() || b.is_empty() {
+        return false;
+    }
+    if without_blanks(a) == without_blanks(b) {
+        return true;
+    }
+    if a.len() > LONGEST || b.len() > LONGEST {
+        return false;
+    }
+    if let (Some(a), Some(b)) = (words(a), words(b)) {
+        // Up to two letters may be a product, xy.
+        if a == b || a.len().min(b.len()) > 2 {
+            return a == b;
+        }
+    }
+    let others = readings(b, work);
+    readings(a, work).iter().any(|a| others.iter().any(|b| same(a, b, work).unwrap_or(false)))
+}
+
+/// Without what surrounds an answer in a sentence.
+fn bare(text: &str) -> &str {
+    let around = |c: char| c.is_whitespace() || c == '$';
+    text.trim_matches(around).trim_end_matches('.').trim_end_matches(around)
+}
+
+/// Without blanks, but for one between two words or numbers: 7 8 is not 78.
+fn without_blanks(text: &str) -> String {
+    let mut joined = String::with_capacity(text.len());
+    for word in text.split_whitespace() {
+        if joined.ends_with(char::is_alphanumeric) && word.starts_with(char::is_alphanumeric) {
+            joined.push(' ');
+        }
+        joined.push_str(word);
+    }
+    joined
+}
+
+/// The words of a text that has nothing else, in lower case.
+fn words(text: &str) -> Option<String> {
+    const FONTS: [&str; 8] =
+        ["\\textbf{", "\\textit{", "\\textrm{", "\\text{", "\\mbox{", "\\mathrm{", "\\mathbf{", "\\operatorname{"];
+    let text = FONTS.iter().fold(text.to_owned(), |text, font| text.replace(font, "")).replace('}', "");
+    let text = text.trim_matches([' ', '(', ')', '.', ':', ';', '\'', '"', '*']);
+    let only_words = !text.is_empty() && text.chars().all(|c| c.is_alphabetic() || c.is_whitespace());
+    only_words.then(|| text.to_lowercase().split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// All that a text may mean.
+fn readings(text: &str, work: &mut Work) -> Vec<Reading> {
+    let ways: &[Commas] = if text.contains(',') { &[Commas::Thousands, Commas::Separators] } else { &[Commas::Thousands] };
+    let mut readings: Vec<Reading> = ways.iter().filter_map(|way| read(text, *way, work).ok()).collect();
+    readings.dedup();
+    readings
+}
+
+/// Whether a text can be read as an answer that is not mere words.
+fn readable(text: &str) -> bool {
+    text.len() <= LONGEST && readings(text, &mut Work::default()).iter().any(|of| !matches!(of.answer, Answer::Words(_)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_answers_are_correct_however_they_are_written() {
+        let equal = [("The answer is 1,234.", "1234"), ("#### 0.5", "1/2"), ("\\boxed{50\\%}", "50"), ("\\boxed{x+1}", "x+1")];
+        for (response, answer) in equal.into_iter().chain([("it is 18", "blah 9 * 2\n#### 18"), ("-3", "-3.0")]) {
+            assert!(is_correct(response, answer), "{response} {answer}");
+        }
+        for (response, answer) in [("12", "1"), ("", "3"), ("#### ", "3"), ("\\boxed{y}", "x"), ("7 or 8", "7")] {
+            assert!(!is_correct(response, answer), "{response} {answer}");
+        }
+    }
+
+    #[test]
+    fn a_judgement_says_what_it_found() {
+        let judgement = judge("so \\boxed{2^{10}}", "1024");
+        assert_eq!((judgement.found, judgement.correct), (Some("2^{10}"), true));
+        assert_eq!(judge("3 or 4?", "5").found, Some("4"));
+        assert_eq!(judge("x + 1", "1 + x").found, Some("x + 1"));
+        assert_eq!(judge("nothing", "5").found, None);
+    }
+}

@@ -1,0 +1,302 @@
+//! Formulas from tokens, by descent: sums of products of powers. How deep it may go is bounded, and with it what every later walk over
+//! the tree needs of the stack.
+
+use num_rational::BigRational;
+use num_traits::{One, Signed};
+
+use super::expression::{Expr, Function};
+use super::token::{Bracket, Token};
+use super::work::{Unreadable, Work};
+
+/// Deeper nesting is compared as text.
+const DEEPEST: usize = 96;
+/// More signs `!` and `°` behind one another are no number.
+const MOST_SUFFIXES: usize = 3;
+
+pub(super) struct Parser<'a> {
+    pub(super) tokens: &'a [Token],
+    pub(super) at: usize,
+    pub(super) work: &'a mut Work,
+    /// Whether `±` is read as `+`.
+    pub(super) upper_signs: bool,
+    pub(super) depth: usize,
+    pub(super) in_bars: bool,
+}
+
+impl<'a> Parser<'a> {
+    pub(super) fn new(tokens: &'a [Token], upper_signs: bool, work: &'a mut Work) -> Self {
+        Parser { tokens, at: 0, work, upper_signs, depth: 0, in_bars: false }
+    }
+
+    pub(super) fn peek(&self) -> Option<&'a Token> {
+        self.tokens.get(self.at)
+    }
+
+    pub(super) fn take(&mut self, token: &Token) -> bool {
+        let there = self.peek() == Some(token);
+        self.at += usize::from(there);
+        there
+    }
+
+    pub(super) fn expect(&mut self, token: &Token) -> Result<(), Unreadable> {
+        if self.take(token) { Ok(()) } else { Err(Unreadable) }
+    }
+
+    /// Runs `inner` one level deeper.
+    pub(super) fn deeper<T>(&mut self, inner: impl FnOnce(&mut Self) -> Result<T, Unreadable>) -> Result<T, Unreadable> {
+        self.work.spend(1)?;
+        if self.depth == DEEPEST {
+            return Err(Unreadable);
+        }
+        self.depth += 1;
+        let read = inner(self);
+        self.depth -= 1;
+        read
+    }
+
+    /// Terms with signs between them.
+    pub(super) fn sum(&mut self) -> Result<Expr, Unreadable> {
+        self.deeper(|parser| {
+            let mut terms = vec![parser.product()?];
+            while matches!(parser.peek(), Some(Token::Plus | Token::Minus | Token::PlusMinus | Token::MinusPlus)) {
+                terms.push(parser.product()?);
+            }
+            Ok(if terms.len() == 1 { terms.swap_remove(0) } else { Expr::Sum(terms) })
+        })
+    }
+
+    /// Whether an odd number of minus signs stands here; takes them.
+    fn negative(&mut self) -> bool {
+        let mut negative = false;
+        loop {
+            match self.peek() {
+                Some(Token::Plus) => {}
+                Some(Token::Minus) => negative = !negative,
+                Some(Token::PlusMinus) => negative ^= !self.upper_signs,
+                Some(Token::MinusPlus) => negative ^= self.upper_signs,
+                _ => return negative,
+            }
+            self.at += 1;
+        }
+    }
+
+    /// Factors, with signs before them and with or without a sign between them.
+    fn product(&mut self) -> Result<Expr, Unreadable> {
+        let mut negative = self.negative();
+        let mut factors = vec![self.power()?];
+        loop {
+            self.work.spend(1)?;
+            match self.peek() {
+                Some(Token::Times) => {
+                    self.at += 1;
+                    negative ^= self.negative();
+                    factors.push(self.power()?);
+                }
+                Some(Token::Divide) if !self.divides_text() => {
+                    self.at += 1;
+                    negative ^= self.negative();
+                    factors.push(Expr::Reciprocal(Box::new(self.power()?)));
+                }
+                Some(Token::Number { .. } | Token::Frac) if self.mixed(&mut factors) => {}
+                Some(Token::Number { .. }) if matches!(factors.last(), Some(Expr::Number { .. })) => return Err(Unreadable),
+                Some(token) if self.begins_factor(token) => factors.push(self.power()?),
+                _ => break,
+            }
+        }
+        let product = Expr::product(factors);
+        Ok(if negative { Expr::Negative(Box::new(product)) } else { product })
+    }
+
+    /// `5 km/\text{h}`: the line belongs to the unit.
+    fn divides_text(&self) -> bool {
+        matches!(self.tokens.get(self.at + 1), Some(Token::Text(_)))
+    }
+
+    fn begins_factor(&self, token: &Token) -> bool {
+        match token {
+            Token::Number { .. }
+            | Token::Name(_)
+            | Token::Function(_)
+            | Token::Frac
+            | Token::Sqrt
+            | Token::Binom
+            | Token::Log
+            | Token::Open(Bracket::Round | Bracket::Square | Bracket::Group) => true,
+            Token::Bar => !self.in_bars,
+            _ => false,
+        }
+    }
+
+    /// A proper fraction right behind a whole number is added to it: `3\frac12` and `3 1/2` are 3.5.
+    fn mixed(&mut self, factors: &mut [Expr]) -> bool {
+        let whole = |token: Option<&Token>| match token {
+            Some(Token::Number { value, decimal: false }) if value.is_integer() => Some(value.to_integer()),
+            _ => None,
+        };
+        let at = |offset: usize| self.tokens.get(self.at + offset);
+        let (open, close) = (Some(&Token::Open(Bracket::Group)), Some(&Token::Close(Bracket::Group)));
+        let fraction = match self.peek() {
+            Some(Token::Frac) if at(1) == open && at(3) == close && at(4) == open && at(6) == close => {
+                whole(at(2)).zip(whole(at(5))).map(|fraction| (fraction, 7))
+            }
+            Some(Token::Number { .. }) if at(1) == Some(&Token::Divide) => whole(at(0)).zip(whole(at(2))).map(|of| (of, 3)),
+            _ => None,
+        };
+        let (Some(Expr::Number { value, decimal: false }), Some(((top, bottom), length))) = (factors.last_mut(), fraction) else {
+            return false;
+        };
+        if !value.is_integer() || top >= bottom || !bottom.is_positive() {
+            return false;
+        }
+        *value += BigRational::new(top, bottom);
+        self.at += length;
+        true
+    }
+
+    /// A base with its exponent; `a^b^c` is `a^(b^c)`.
+    fn power(&mut self) -> Result<Expr, Unreadable> {
+        self.deeper(|parser| {
+            let base = parser.suffixed()?;
+            if !parser.take(&Token::Power) {
+                return Ok(base);
+            }
+            let exponent = parser.exponent()?;
+            Ok(Expr::Power(Box::new(base), Box::new(exponent)))
+        })
+    }
+
+    fn exponent(&mut self) -> Result<Expr, Unreadable> {
+        let negative = self.negative();
+        let exponent = self.power()?;
+        Ok(if negative { Expr::Negative(Box::new(exponent)) } else { exponent })
+    }
+
+    fn suffixed(&mut self) -> Result<Expr, Unreadable> {
+        let mut value = self.primary()?;
+        for _ in 0..=MOST_SUFFIXES {
+            value = match self.peek() {
+                Some(Token::Bang) => Expr::Factorial(Box::new(value)),
+                Some(Token::Degree) => Expr::Degrees(Box::new(value)),
+                _ => return Ok(value),
+            };
+            self.at += 1;
+        }
+        Err(Unreadable)
+    }
+
+    fn primary(&mut self) -> Result<Expr, Unreadable> {
+        let Some(token) = self.peek() else { return Err(Unreadable) };
+        self.at += 1;
+        match token {
+            Token::Number { value, decimal } => {
+                // 101_2: the base is part of the question.
+                if self.take(&Token::Under) {
+                    self.argument()?;
+                }
+                Ok(Expr::Number { value: value.clone(), decimal: *decimal })
+            }
+            Token::Name(name) => {
+                let label = if self.take(&Token::Under) { format!("_{}", self.label()?) } else { String::new() };
+                Ok(Expr::Symbol(format!("{name}{label}")))
+            }
+            Token::Frac => {
+                let (top, bottom) = (self.argument()?, self.argument()?);
+                Ok(Expr::fraction(top, bottom))
+            }
+            Token::Binom => Ok(Expr::Binomial(Box::new(self.argument()?), Box::new(self.argument()?))),
+            Token::Sqrt => {
+                let degree = if self.take(&Token::Open(Bracket::Square)) {
+                    let degree = self.sum()?;
+                    self.expect(&Token::Close(Bracket::Square))?;
+                    degree
+                } else {
+                    Expr::exactly(2)
+                };
+                Ok(Expr::Root { of: Box::new(self.argument()?), degree: Box::new(degree) })
+            }
+            Token::Log => {
+                if self.take(&Token::Under) {
+                    let base = Box::new(self.argument()?);
+                    Ok(Expr::Log { base, of: Box::new(self.called_with()?) })
+                } else {
+                    Ok(Expr::Call(Function::Log, Box::new(self.called_with()?)))
+                }
+            }
+            Token::Function(function) => self.call(*function),
+            Token::Open(bracket @ (Bracket::Round | Bracket::Square | Bracket::Group)) => {
+                let bars = std::mem::take(&mut self.in_bars);
+                let inside = self.sum()?;
+                self.in_bars = bars;
+                self.expect(&Token::Close(*bracket))?;
+                Ok(inside)
+            }
+            Token::Bar if !self.in_bars => {
+                self.in_bars = true;
+                let inside = self.sum()?;
+                self.in_bars = false;
+                self.expect(&Token::Bar)?;
+                Ok(Expr::Call(Function::Abs, Box::new(inside)))
+            }
+            _ => Err(Unreadable),
+        }
+    }
+
+    /// `\sin^2 x` is (sin x)², and `\sin^{-1} x` the arc sine.
+    fn call(&mut self, function: Function) -> Result<Expr, Unreadable> {
+        let exponent = if self.take(&Token::Power) { Some(self.exponent()?) } else { None };
+        let of = Box::new(self.called_with()?);
+        let minus_one = |exponent: &Expr| match exponent {
+            Expr::Negative(of) => matches!(&**of, Expr::Number { value, .. } if value.is_one()),
+            _ => false,
+        };
+        Ok(match (exponent, function.inverse()) {
+            (None, _) => Expr::Call(function, of),
+            (Some(exponent), Some(inverse)) if minus_one(&exponent) => Expr::Call(inverse, of),
+            (Some(exponent), _) => Expr::Power(Box::new(Expr::Call(function, of)), Box::new(exponent)),
+        })
+    }
+
+    /// What a function is applied to: a bracket, or the factors behind it.
+    fn called_with(&mut self) -> Result<Expr, Unreadable> {
+        self.deeper(|parser| {
+            let simple =
+                |token: Option<&Token>| matches!(token, Some(Token::Number { .. } | Token::Name(_) | Token::Frac | Token::Sqrt));
+            if !simple(parser.peek()) {
+                return parser.suffixed();
+            }
+            let mut factors = Vec::new();
+            while simple(parser.peek()) {
+                factors.push(parser.power()?);
+            }
+            Ok(Expr::product(factors))
+        })
+    }
+
+    /// The argument of a command: a group, a bracket or a single thing.
+    fn argument(&mut self) -> Result<Expr, Unreadable> {
+        self.deeper(Self::primary)
+    }
+
+    /// What stands below a name, as text.
+    fn label(&mut self) -> Result<String, Unreadable> {
+        let grouped = self.take(&Token::Open(Bracket::Group));
+        let mut label = String::new();
+        loop {
+            match self.peek() {
+                Some(Token::Number { value, .. }) => label += &value.to_string(),
+                Some(Token::Name(name) | Token::Text(name)) => label += name,
+                Some(Token::Plus) if grouped => label.push('+'),
+                Some(Token::Minus) if grouped => label.push('-'),
+                Some(Token::Close(Bracket::Group)) if grouped && !label.is_empty() => {
+                    self.at += 1;
+                    return Ok(label);
+                }
+                _ => return Err(Unreadable),
+            }
+            self.at += 1;
+            if !grouped {
+                return Ok(label);
+            }
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Whole answers from tokens: values, lists, intervals, equations, matrices and words, without labels and units.
+
+use super::expression::{Answer, Expr, ListKind, Reading};
+use super::lexer::{Commas, tokens};
+use super::parser::Parser;
+use super::token::{Bracket, Relation, Token};
+use super::unit::unit;
+use super::work::{Unreadable, Work};
+
+/// What `text` says. `a ± b` is the list of both.
+pub(super) fn read(text: &str, commas: Commas, work: &mut Work) -> Result<Reading, Unreadable> {
+    let tokens = tokens(text, commas, work)?;
+    let upper = read_tokens(&tokens, true, work)?;
+    if !tokens.iter().any(|token| matches!(token, Token::PlusMinus | Token::MinusPlus)) {
+        return Ok(upper);
+    }
+    let lower = read_tokens(&tokens, false, work)?;
+    Ok(Reading { answer: Answer::List(ListKind::Bare, [items(upper.answer), items(lower.answer)].concat()), unit: upper.unit })
+}
+
+fn items(answer: Answer) -> Vec<Answer> {
+    match answer {
+        Answer::List(ListKind::Bare | ListKind::Set, items) => items,
+        other => vec![other],
+    }
+}
+
+fn read_tokens(tokens: &[Token], upper_signs: bool, work: &mut Work) -> Result<Reading, Unreadable> {
+    let mut parser = Parser::new(tokens, upper_signs, work);
+    let mut unit = None;
+    let mut items = parser.items(&mut unit)?;
+    if parser.peek().is_some() {
+        return Err(Unreadable);
+    }
+    let answer = if items.len() == 1 { items.swap_remove(0) } else { Answer::List(ListKind::Bare, items) };
+    Ok(Reading { answer, unit })
+}
+
+impl Parser<'_> {
+    /// Items with separators between them, at least one.
+    fn items(&mut self, unit: &mut Option<String>) -> Result<Vec<Answer>, Unreadable> {
+        let mut items = Vec::new();
+        while !matches!(self.peek(), None | Some(Token::Close(_))) {
+            items.push(self.item(unit)?);
+            if !self.take(&Token::Separator) {
+                break;
+            }
+            // `2, and 3`
+            while self.take(&Token::Separator) {}
+        }
+        if items.is_empty() { Err(Unreadable) } else { Ok(items) }
+    }
+
+    fn item(&mut self, unit: &mut Option<String>) -> Result<Answer, Unreadable> {
+        self.deeper(|parser| {
+            parser.label_of_the_answer()?;
+            if let Some(words) = parser.words() {
+                return Ok(Answer::Words(words));
+            }
+            let mut answer = parser.part()?;
+            if parser.peek() == Some(&Token::Union) {
+                let mut parts = vec![answer];
+                while parser.take(&Token::Union) {
+                    parts.push(parser.part()?);
+                }
+                answer = Answer::List(ListKind::Set, parts);
+            }
+            if parser.take(&Token::Percent) {
+                let Answer::Value(value) = answer else { return Err(Unreadable) };
+                answer = Answer::Percent(value);
+            }
+            if let Some(found) = parser.unit() {
+                if found == "%"
+                    && let Answer::Value(value) = answer
+                {
+                    return Ok(Answer::Percent(value));
+                }
+                *unit = Some(found).filter(|found| !found.is_empty()).or(unit.take());
+            }
+            Ok(answer)
+        })
+    }
+
+    /// Takes `x =`, `f(x) =`, `\text{Area} =` and `x \in`: they say what was asked, not what the answer is.
+    fn label_of_the_answer(&mut self) -> Result<(), Unreadable> {
+        use Token::{Close, In, Name, Open, Text};
+        let equal = Token::Relation(Relation::Equal);
+        let rest = &self.tokens[self.at..];
+        let texts = rest.iter().take_while(|token| matches!(token, Text(_))).count();
+        let length = match rest {
+            _ if texts > 0 && rest.get(texts) == Some(&equal) => texts + 1,
+            [Name(_), next, ..] if *next == equal => 2,
+            [Name(_), In, ..] => 2,
+            [Name(_), Token::Under, _, next, ..] if *next == equal => 4,
+            [Name(_), Open(Bracket::Round), Name(_), Close(Bracket::Round), next, ..] if *next == equal => 5,
+            _ => 0,
+        };
+        self.at += length;
+        self.work.spend(1)
+    }
+
+    /// Words, if there is nothing else up to the end of the item.
+    fn words(&mut self) -> Option<String> {
+        let rest = &self.tokens[self.at..];
+        let length = rest.iter().take_while(|token| matches!(token, Token::Text(_))).count();
+        if length == 0 || !matches!(rest.get(length), None | Some(Token::Separator | Token::Close(_))) {
+            return None;
+        }
+        let words = rest[..length].iter().filter_map(|token| match token {
+            Token::Text(text) => Some(text.to_lowercase()),
+            _ => None,
+        });
+        self.at += length;
+        Some(words.collect::<Vec<_>>().join(" "))
+    }
+
+    /// The unit behind a value: its common name, and an empty one for words that are none.
+    fn unit(&mut self) -> Option<String> {
+        let start = self.at;
+        let mut name = String::new();
+        let gap = |name: &str| if name.is_empty() || name.ends_with('/') { "" } else { " " };
+        loop {
+            match self.peek() {
+                Some(Token::Text(text)) => name += &format!("{}{text}", gap(&name)),
+                Some(Token::Divide) if matches!(self.tokens.get(self.at + 1), Some(Token::Text(_))) => name.push('/'),
+                Some(Token::Power) if self.at > start => {
+                    let Some(Token::Number { value, .. }) = self.after_group_opens() else { break };
+                    name += &format!("^{value}");
+                    self.at += self.group_length();
+                }
+                _ => break,
+            }
+            self.at += 1;
+        }
+        (self.at > start).then(|| unit(&name).unwrap_or_default().to_owned())
+    }
+
+    /// The first token of an exponent.
+    fn after_group_opens(&self) -> Option<&Token> {
+        match self.tokens.get(self.at + 1) {
+            Some(Token::Open(Bracket::Group)) => self.tokens.get(self.at + 2),
+            other => other,
+        }
+    }
+
+    /// The length of an exponent that is one number.
+    fn group_length(&self) -> usize {
+        if self.tokens.get(self.at + 1) == Some(&Token::Open(Bracket::Group)) { 3 } else { 1 }
+    }
+
+    fn part(&mut self) -> Result<Answer, Unreadable> {
+        match self.peek() {
+            Some(Token::Begin) => self.matrix(),
+            Some(Token::Open(_)) if self.is_collection()? => self.collection(),
+            _ => self.relation(),
+        }
+    }
+
+    /// Whether the bracket that opens here holds items, not one value, and is the whole part.
+    fn is_collection(&mut self) -> Result<bool, Unreadable> {
+        let mut depth = 0_usize;
+        let mut separated = self.peek() == Some(&Token::Open(Bracket::Set));
+        for token in &self.tokens[self.at..] {
+            self.work.spend(1)?;
+            match token {
+                Token::Open(_) => depth += 1,
+                Token::Close(_) => depth -= 1,
+                Token::Separator if depth == 1 => separated = true,
+                _ => {}
+            }
+            if depth == 0 {
+                return Ok(separated);
+            }
+        }
+        Err(Unreadable)
+    }
+
+    fn collection(&mut self) -> Result<Answer, Unreadable> {
+        let Some(Token::Open(open)) = self.peek() else { return Err(Unreadable) };
+        self.at += 1;
+        let items = self.items(&mut None)?;
+        let Some(Token::Close(close)) = self.peek() else { return Err(Unreadable) };
+        self.at += 1;
+        match (open, close) {
+            (Bracket::Set, Bracket::Set) | (Bracket::Group, Bracket::Group) => Ok(Answer::List(ListKind::Set, items)),
+            (Bracket::Round, Bracket::Round) => Ok(Answer::List(ListKind::Tuple, items)),
+            (Bracket::Round | Bracket::Square, Bracket::Round | Bracket::Square) => {
+                let closed = [*open == Bracket::Square, *close == Bracket::Square];
+                match <[Answer; 2]>::try_from(items) {
+                    Ok([Answer::Value(low), Answer::Value(high)]) => Ok(Answer::Interval([low, high], closed)),
+                    Ok(_) => Err(Unreadable),
+                    Err(items) if closed == [true, true] => Ok(Answer::List(ListKind::Tuple, items)),
+                    Err(_) => Err(Unreadable),
+                }
+            }
+            _ => Err(Unreadable),
+        }
+    }
+
+    fn matrix(&mut self) -> Result<Answer, Unreadable> {
+        self.expect(&Token::Begin)?;
+        let mut rows = vec![vec![self.sum()?]];
+        loop {
+            match self.peek() {
+                Some(Token::Cell) => {
+                    self.at += 1;
+                    let cell = self.sum()?;
+                    rows.last_mut().ok_or(Unreadable)?.push(cell);
+                }
+                Some(Token::Row) => {
+                    self.at += 1;
+                    if self.peek() != Some(&Token::End) {
+                        rows.push(vec![self.sum()?]);
+                    }
+                }
+                _ => break,
+            }
+        }
+        self.expect(&Token::End)?;
+        Ok(Answer::Matrix(rows))
+    }
+
+    /// One value, or several in relation to each other.
+    fn relation(&mut self) -> Result<Answer, Unreadable> {
+        let (mut sides, mut relations) = (vec![self.sum()?], Vec::new());
+        while let Some(Token::Relation(relation)) = self.peek() {
+            self.at += 1;
+            relations.push(*relation);
+            sides.push(self.sum()?);
+        }
+        // What stands before `≈` is exact.
+        if let Some(about) = relations.iter().position(|relation| *relation == Relation::About) {
+            relations.truncate(about);
+            sides.truncate(about + 1);
+        }
+        related(sides, &relations).ok_or(Unreadable)
+    }
+}
+
+fn related(mut sides: Vec<Expr>, relations: &[Relation]) -> Option<Answer> {
+    use Relation::{Equal, Greater, Less};
+    match relations {
+        [] => sides.pop().map(Answer::Value),
+        [Equal] if sides.iter().any(Expr::has_variables) => {
+            let (right, left) = (sides.pop()?, sides.pop()?);
+            Some(Answer::Equation(left, right))
+        }
+        // A chain of steps ends with its result.
+        _ if relations.iter().all(|relation| *relation == Equal) => sides.pop().map(Answer::Value),
+        [Less { or_equal }] | [Greater { or_equal }] => {
+            let (right, left) = (sides.pop()?, sides.pop()?);
+            let (low, high) = if matches!(relations, [Less { .. }]) { (left, right) } else { (right, left) };
+            match (&low, &high) {
+                (Expr::Symbol(_), _) => Some(Answer::Interval([Expr::Negative(Box::new(infinity())), high], [false, *or_equal])),
+                (_, Expr::Symbol(_)) => Some(Answer::Interval([low, infinity()], [*or_equal, false])),
+                _ => None,
+            }
+        }
+        [first, second] => {
+            let (right, middle, left) = (sides.pop()?, sides.pop()?, sides.pop()?);
+            matches!(middle, Expr::Symbol(_)).then_some(())?;
+            match (first, second) {
+                (Less { or_equal: low }, Less { or_equal: high }) => Some(Answer::Interval([left, right], [*low, *high])),
+                (Greater { or_equal: high }, Greater { or_equal: low }) => Some(Answer::Interval([right, left], [*low, *high])),
+                _ => None,
+            }
+        }
+        _ => None,
+    }
+}
+
+fn infinity() -> Expr {
+    Expr::Symbol("∞".to_owned())
+}

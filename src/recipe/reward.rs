@@ -1,0 +1,215 @@
+//! `[reward]`: what an answer earns, as one value or as several parts.
+
+use super::declare::{choices, section, tagged};
+use super::section::NoKeys;
+use super::setting::{FINITE, FINITE_IF_GIVEN, Limit, NOT_NEGATIVE, SOME};
+use crate::algo::rewards::{FormatTags, keywords};
+
+const PATTERN: Limit<String> = Limit {
+    text: "a regular expression in the syntax of Rust's regex crate (no look-around, no back-references)",
+    holds: |pattern| !pattern.is_empty() && regex::Regex::new(pattern).is_ok(),
+};
+const NAME: Limit<String> = Limit {
+    text: "letters, digits and `_`",
+    holds: |name| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'),
+};
+const TAGS: Limit<Vec<String>> = Limit {
+    text: "names of letters, digits, `-` and `_`, at least one",
+    holds: |tags| FormatTags::new(tags.iter().cloned()).is_ok(),
+};
+const WORDS: Limit<Vec<String>> =
+    Limit { text: "words, at least one and none empty", holds: |words| keywords(words.iter().cloned()).is_ok() };
+const LEVELS: Limit<u32> = Limit { text: "at least 2", holds: |levels| *levels >= 2 };
+
+section! {
+    /// What an answer earns: 1 if it is right, else 0; or what its parts make together.
+    pub struct Reward {
+        first rule: RewardRule;
+        /// Whether an answer that did not end by itself earns nothing for what it says: 0 from all kinds but `length`, `overlong` and `repetition`.
+        require_end_of_text: bool = true;
+        /// How often a reward that fails is called again for the same answer, before the answer's group is given up.
+        retries: u32 = 2;
+        /// What becomes of a group that was given up.
+        on_failure: OnFailure = OnFailure::default();
+        /// Groups in a row that may be given up; one more, and the run ends, for the reward is broken.
+        max_poisoned: u64 = 64;
+    }
+}
+
+choices! {
+    /// What becomes of a group that has an answer without a reward.
+    pub enum OnFailure {
+        /// it is dropped and written to `dead_letters.jsonl`, for `rollflow replay`.
+        "dead_letter" => DeadLetter,
+        /// it is dropped.
+        "drop" => Drop,
+        /// the answer earns 0.
+        "zero" => Zero,
+        /// the run ends.
+        "fail" => Fail,
+    }
+}
+
+tagged! {
+    /// When an answer is right.
+    pub enum RewardRule {
+        /// it is the ground truth, letter by letter.
+        "exact" => Exact(NoKeys),
+        /// its last number is the ground truth's.
+        "numeric" => Numeric(Numeric),
+        /// it matches a pattern, and the pattern's first group, if it has one, is the ground truth.
+        "regex" => Regex(RegexRule),
+        /// its final answer (after `####`, in `\boxed{}`, announced, or its last number) says the same as the ground truth: as a number, fraction, percentage, formula, list, interval or word.
+        "math" => Math(NoKeys),
+        /// several of these and others, each a `[[reward.part]]`, together.
+        "parts" => Parts(Composition),
+    }
+}
+
+section! {
+    /// Numbers are compared, not their spelling.
+    pub struct Numeric {
+        /// Largest difference that still counts as equal.
+        tolerance: f64 = 0.0, NOT_NEGATIVE;
+    }
+}
+
+section! {
+    /// A pattern is searched.
+    pub struct RegexRule {
+        /// What to search for.
+        pattern: String = String::new(), PATTERN;
+    }
+}
+
+section! {
+    /// Several parts, and how they become one reward. Each part's mean is written down as `reward_part_` and its name.
+    pub struct Composition {
+        /// How the parts become one reward.
+        combine: Combine = Combine::default();
+        /// Values of a part that `combine = "lexicographic"` tells apart.
+        levels: u32 = 101, LEVELS;
+        /// One part of the reward; may stand several times.
+        part: Vec<RewardPart> = Vec::new();
+    }
+}
+
+choices! {
+    /// How the parts of a reward become one.
+    pub enum Combine {
+        /// their sum, each times its weight.
+        "sum" => Sum,
+        /// the smallest.
+        "min" => Min,
+        /// their product.
+        "product" => Product,
+        /// the first decides, the next only among equals; parts from 0 to 1, and so is the reward.
+        "lexicographic" => Lexicographic,
+    }
+}
+
+section! {
+    /// One part of a reward.
+    pub struct RewardPart {
+        first rule: PartRule;
+        /// Its name in metrics.
+        name: String = String::new(), NAME;
+        /// What it is multiplied by in a sum.
+        weight: f64 = 1.0, FINITE;
+        /// The whole reward is 0 where this part is below.
+        at_least: Option<f64> = None, FINITE_IF_GIVEN;
+    }
+}
+
+tagged! {
+    /// What a part looks at.
+    pub enum PartRule {
+        /// 1 if the answer is the ground truth, letter by letter.
+        "exact" => Exact(NoKeys),
+        /// 1 if its last number is the ground truth's.
+        "numeric" => Numeric(Numeric),
+        /// 1 if it matches a pattern, and the pattern's first group, if it has one, is the ground truth.
+        "regex" => Regex(RegexRule),
+        /// 1 if its final answer says the same as the ground truth.
+        "math" => Math(NoKeys),
+        /// 1 if it is one tagged section after the other, each once, and nothing else.
+        "format" => Format(FormatRule),
+        /// the share of words that it contains, whatever their case.
+        "keywords" => Keywords(KeywordsRule),
+        /// 1 if it has so many tokens.
+        "length" => Length(LengthRule),
+        /// DAPO's penalty: 0, from `buffer` tokens before `generate.max_new_tokens` on falling to −1.
+        "overlong" => Overlong(OverlongRule),
+        /// the share of distinct runs of `n` tokens less 1: 0 without repetition, near −1 where all is one.
+        "repetition" => Repetition(RepetitionRule),
+    }
+}
+
+section! {
+    /// Tagged sections.
+    pub struct FormatRule {
+        /// The tags' names, in order.
+        tags: Vec<String> = vec!["think".to_owned(), "answer".to_owned()], TAGS;
+    }
+}
+
+section! {
+    /// Words that are looked for.
+    pub struct KeywordsRule {
+        /// The words.
+        words: Vec<String> = Vec::new(), WORDS;
+    }
+}
+
+section! {
+    /// Bounds of an answer's length.
+    pub struct LengthRule {
+        /// Shortest answer, in tokens.
+        min: usize = 1;
+        /// Longest answer, in tokens.
+        max: usize = 2048, SOME;
+    }
+}
+
+section! {
+    /// A penalty for answers that come close to the limit.
+    pub struct OverlongRule {
+        /// Tokens before the limit over which the penalty grows.
+        buffer: usize = 64, SOME;
+    }
+}
+
+section! {
+    /// A penalty for answers that repeat themselves.
+    pub struct RepetitionRule {
+        /// Tokens of a run.
+        n: usize = 4, SOME;
+    }
+}
+
+impl RewardRule {
+    /// What it looks at, if that is one thing; else its parts.
+    pub fn alone(&self) -> Result<PartRule, &Composition> {
+        Ok(match self {
+            RewardRule::Exact(of) => PartRule::Exact(*of),
+            RewardRule::Numeric(of) => PartRule::Numeric(of.clone()),
+            RewardRule::Regex(of) => PartRule::Regex(of.clone()),
+            RewardRule::Math(of) => PartRule::Math(*of),
+            RewardRule::Parts(of) => return Err(of),
+        })
+    }
+
+    /// Whether it needs the ground truth of every prompt.
+    pub(crate) fn compares(&self) -> bool {
+        match self.alone() {
+            Ok(rule) => rule.compares(),
+            Err(of) => of.part.iter().any(|part| part.rule.compares()),
+        }
+    }
+}
+
+impl PartRule {
+    fn compares(&self) -> bool {
+        matches!(self, PartRule::Exact(_) | PartRule::Numeric(_) | PartRule::Math(_))
+    }
+}
