@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use rollflow::algo::{
-    Aggregation, Correction, CrossEntropy, Divergence, Grpo, Importance, Level, Loss, OffPolicy, Over, Proximal, Rejection,
-    Schedule,
+    Aggregation, Clip, Correction, CrossEntropy, Divergence, Grpo, Importance, Level, Loss, OffPolicy, Over, PolicyLoss,
+    Proximal, RatioLevel, Rejection, Schedule, Surrogate, Vespo,
 };
 use rollflow::data::Sample;
 use rollflow::model::{Decoder, Packed};
@@ -22,6 +22,11 @@ fn losses() -> Vec<Arc<dyn Loss>> {
         Arc::new(CrossEntropy),
         Arc::new(Grpo::default()),
         Arc::new(Grpo { top_entropy: 0.6, entropy_coef: 0.1, off_policy_threshold: Some(0.5), ..Grpo::default() }),
+        Arc::new(PolicyLoss { level: RatioLevel::Geometric, ..PolicyLoss::default() }),
+        Arc::new(PolicyLoss::from(Surrogate::GeoMean { low: 0.4, high: 0.4 })),
+        Arc::new(PolicyLoss::from(Surrogate::Vespo(Vespo::default()))),
+        Arc::new(PolicyLoss::from(Surrogate::ClipCov { clip: Clip::default(), share: 0.2, min: -10.0, max: 10.0 })),
+        Arc::new(PolicyLoss::from(Surrogate::KlCov { share: 0.2, coef: 0.5 })),
     ]
 }
 

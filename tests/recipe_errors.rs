@@ -109,6 +109,9 @@ fn keys_that_contradict_each_other_are_errors() {
         "[[train.reject]]\ndivergence = 'k1'\nover = 'max'\nmin = 3\nmax = 2\n[[train.reject]]\nmin = 0.5\n[[train.reject]]\ndivergence = 'k1'",
         "train.correction = { level = 'token' }",
         "train.correction = { kind = 'ice_pop' }\ntrain.gap_halt = 0",
+        "train = { top_entropy = 0.5, off_policy_threshold = 1, loss = { kind = 'geo_mean' } }",
+        "train.loss = { kind = 'clip_cov', min = 2, max = 1, share = 0 }",
+        "train.loss = { kind = 'gpg', clip_low = 0.2 }",
         "train.baseline = 0.5",
         "generate.group_size = 1\ntrain = { baseline = 0, advantage_std = 'none' }\n[[filter]]\nkind = 'nonzero_std'",
     ];

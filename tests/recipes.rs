@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 use rollflow::recipe::correction::{Correction, Level, MaskedIs, Proximal, Reject, TruncatedIs};
 use rollflow::recipe::generate::{Filter, LengthFilter, MinReward};
+use rollflow::recipe::loss::{self, Gspo, KlCov, Loss};
 use rollflow::recipe::model::{Model, ModelFolder};
 use rollflow::recipe::plan::{FilterFallback, OnStale};
 use rollflow::recipe::reward::{Combine, Composition, PartRule, RegexRule, RewardPart, RewardRule};
@@ -23,9 +24,13 @@ fn shipped() -> Vec<PathBuf> {
     files
 }
 
+fn grpo() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("pipelines/recipes/grpo.toml")
+}
+
 #[test]
 fn every_shipped_recipe_loads_and_is_without_warnings() {
-    assert!(shipped().len() >= 2);
+    assert!(shipped().len() >= 3);
     for file in shipped() {
         let plan = load(&file, &[]).unwrap_or_else(|errors| panic!("{errors}"));
         assert_eq!(plan.warnings(MACHINE), Vec::<String>::new(), "{}", file.display());
@@ -50,14 +55,14 @@ fn a_resolved_recipe_spells_out_every_default() {
 #[test]
 fn check_prints_derived_numbers_and_warnings() {
     let texts: Vec<String> = shipped().iter().map(|file| check_text_on(&load(file, &[]).unwrap(), MACHINE)).collect();
-    let mut odd = load(&shipped()[0], &[]).unwrap();
+    let mut odd = load(&grpo(), &[]).unwrap();
     odd.sft = None;
     odd.generate.threads = 8;
     odd.generate.max_new_tokens = 2;
     odd.train.optimization.micro_batch_tokens = 1;
     odd.sync.every = 1000;
     odd.flow.max_staleness = 0;
-    let mut over_sampled = load(&shipped()[0], &["batch.over_sample=1.5".to_owned()]).unwrap();
+    let mut over_sampled = load(&grpo(), &["batch.over_sample=1.5".to_owned()]).unwrap();
     over_sampled.flow.max_staleness = 3;
     let mut dropping = over_sampled.clone();
     (dropping.flow.on_stale, dropping.flow.window) = (OnStale::Drop, Some(200));
@@ -69,7 +74,7 @@ fn check_prints_derived_numbers_and_warnings() {
 fn an_override_wins_over_the_file_and_needs_no_quotes() {
     let sets =
         ["train.lr=1e-5", "name=other", "task.digits=2", "filter=[]", "train.schedule.kind=cosine", "observe.progress=false"];
-    let plan = load(&shipped()[0], &sets.map(str::to_owned)).unwrap();
+    let plan = load(&grpo(), &sets.map(str::to_owned)).unwrap();
     assert_eq!((plan.train.lr, plan.name.as_str(), plan.filter.len()), (1e-5, "other", 0));
     assert_eq!((plan.train.optimization.schedule.kind, plan.observe.progress), (ScheduleKind::Cosine, false));
     assert!(matches!(plan.task.data, TaskData::Arithmetic(sums) if sums.digits == 2));
@@ -197,6 +202,13 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         plan.filter = vec![Filter::Length(LengthFilter { min: 0, max: few }), Filter::MinReward(MinReward { threshold: -real })];
         plan.filter.truncate(choice);
         plan.train.aggregation = [Aggregation::TokenMean, Aggregation::SeqMeanTokenMean, Aggregation::DrGrpo][choice];
+        plan.train.entropy_coef = real;
+        plan.train.loss = [
+            Loss::Gspo(Gspo { clip_low: share / 2.0, clip_high: real, by_token: flag }),
+            Loss::Grpo(loss::Grpo { dual_clip: flag.then_some(3.0), level: Level::Geometric, ..loss::Grpo::default() }),
+            Loss::KlCov(KlCov { coef: real, ..KlCov::default() }),
+        ][choice]
+            .clone();
         plan.train.proximal = [None, Some(Proximal::Recompute), Some(Proximal::LogLinear)][choice];
         plan.train.correction = match choice {
             0 => Correction::default(),

@@ -11,7 +11,10 @@ mod tiny;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use rollflow::algo::{Aggregation, CrossEntropy, Grpo, Loss, LossError, LossInputs, LossOutput, PolicyGradient, Schedule};
+use rollflow::algo::{
+    Aggregation, Correction, CrossEntropy, Grpo, Importance, Level, Loss, LossError, LossInputs, LossOutput, OffPolicy,
+    PolicyGradient, PolicyLoss, Proximal, RatioLevel, Schedule, Surrogate, Vespo,
+};
 use rollflow::data::Sample;
 use rollflow::train::{ForwardBackward, LocalBackend, LocalConfig, TrainingBackend, collate};
 
@@ -24,9 +27,12 @@ impl Loss for Thorough {
     }
 }
 
-fn losses() -> [Arc<dyn Loss>; 3] {
+fn losses() -> [Arc<dyn Loss>; 6] {
     let careful = Grpo { delta: Some(2.0), off_policy_threshold: Some(0.5), ..Grpo::default() };
-    [Arc::new(Grpo::default()), Arc::new(careful), Arc::new(PolicyGradient)]
+    let gspo = PolicyLoss { level: RatioLevel::Geometric, ..PolicyLoss::default() };
+    let vespo = PolicyLoss::from(Surrogate::Vespo(Vespo::default()));
+    let geo_mean = PolicyLoss::from(Surrogate::GeoMean { low: 0.4, high: 0.4 });
+    [Arc::new(Grpo::default()), Arc::new(careful), Arc::new(PolicyGradient), Arc::new(gspo), Arc::new(vespo), Arc::new(geo_mean)]
 }
 
 /// A few steps on the same samples: what was seen, and the weights' bits after each.
@@ -98,4 +104,17 @@ fn a_loss_with_another_term_computes_everything() {
     assert!(seen.grad_norm > 0.0 && seen.saved_tokens == 0 && seen.tokens == 10);
     let other_terms = [bonus, Grpo { beta: 0.1, ..Grpo::default() }, Grpo { top_entropy: 0.5, ..Grpo::default() }];
     assert!(other_terms.iter().all(|loss| !loss.ignores_zero_advantage()) && !CrossEntropy.ignores_zero_advantage());
+}
+
+/// Law N1: weights are divided by their mean over the whole batch, to which sequences without an advantage belong.
+#[test]
+fn a_correction_that_looks_at_the_whole_batch_computes_everything() {
+    let weigh = Importance { normalize: true, ..Importance::truncated(Level::Token, 2.0) };
+    let off_policy =
+        OffPolicy { proximal: Proximal::Recompute, correction: Correction { weigh: Some(weigh), reject: Vec::new() } };
+    let config = LocalConfig { off_policy, threads: Some(1), ..LocalConfig::new(Grpo::default(), Schedule::constant(0.01)) };
+    let backend = LocalBackend::new(config, tiny::model(), tiny::weights(5)).unwrap();
+    let batch = collate(&samples(&[(2, 3), (1, 5), (4, 2)], 3, false), Aggregation::SeqMeanTokenMean).unwrap();
+    let seen = backend.forward_backward(Arc::new(batch)).wait().unwrap();
+    assert_eq!((seen.saved_tokens, seen.tokens), (0, 10));
 }

@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, anyhow};
+use rollflow::algo;
 use rollflow::algo::{
-    Bound, Correction, Decay, Divergence, GapLimits, Importance, Level, OffPolicy, Over, Proximal, Rejection, Scale,
+    BinaryDivergence, Bound, Clip, Correction, Decay, Divergence, GapLimits, Importance, Level, OffPolicy, Over, PolicyLoss,
+    Proximal, RatioLevel, Rejection, Scale, Surrogate, Vespo,
 };
 use rollflow::data::{DataBuffer, Pair, arithmetic, jsonl};
 use rollflow::engine::{LocalEngine, TokenEngine};
@@ -12,6 +14,7 @@ use rollflow::flow::{Capacity, WeightsRx};
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
 use rollflow::recipe::correction::{self, Reject};
+use rollflow::recipe::loss::{self, Loss, Moved};
 use rollflow::recipe::model::Model;
 use rollflow::recipe::task::{Arithmetic, Sft, TaskData};
 use rollflow::recipe::train::{AdvantageStd, OnNonfinite, Optimization, ScheduleKind, Train};
@@ -173,9 +176,60 @@ pub fn fallback(plan: &Plan) -> Fallback {
 /// The trainer of `[train]`.
 pub fn backend(plan: &Plan, policy: &Policy) -> Result<LocalBackend> {
     let train = &plan.train;
-    let loss = Grpo { clip_low: train.clip_low, clip_high: train.clip_high, ..Grpo::default() };
+    let loss = policy_loss(train);
+    loss.check()?;
     let config = local_config(loss, &train.optimization, train.lr, train.steps, train.updates)?;
     Ok(policy.backend(LocalConfig { temperature: plan.generate.temperature, off_policy: off_policy(train), ..config })?)
+}
+
+/// The policy loss of `[train]`.
+pub fn policy_loss(train: &Train) -> PolicyLoss {
+    let ratio = |of| match of {
+        correction::Level::Token => RatioLevel::Token,
+        correction::Level::Sequence => RatioLevel::Sequence,
+        correction::Level::Geometric => RatioLevel::Geometric,
+    };
+    let clip = |low, high| Clip { low, high, ..Clip::default() };
+    let (surrogate, level) = match &train.loss {
+        Loss::Grpo(of) => {
+            let clip = Clip { delta: of.delta, dual: of.dual_clip, ..clip(of.clip_low, of.clip_high) };
+            (Surrogate::Clip(clip), ratio(of.level))
+        }
+        Loss::Dapo(of) => (Surrogate::Clip(clip(of.clip_low, of.clip_high)), RatioLevel::Token),
+        Loss::Gspo(of) => {
+            let level = if of.by_token { RatioLevel::GeometricToken } else { RatioLevel::Geometric };
+            (Surrogate::Clip(clip(of.clip_low, of.clip_high)), level)
+        }
+        Loss::Cispo(of) => (Surrogate::Cispo { low: of.clip_low, high: of.clip_high }, ratio(of.level)),
+        Loss::Sapo(of) => (Surrogate::Sapo { tau_pos: of.tau_pos, tau_neg: of.tau_neg }, ratio(of.level)),
+        Loss::Gpg(_) => (Surrogate::Gpg, RatioLevel::Token),
+        Loss::Dro(of) => (Surrogate::Dro { beta: of.beta }, RatioLevel::Token),
+        Loss::Dppo(of) => {
+            let divergence = match of.divergence {
+                Moved::TotalVariation => BinaryDivergence::TotalVariation,
+                Moved::Kl => BinaryDivergence::Kl,
+            };
+            (Surrogate::Dppo { divergence, low: of.clip_low, high: of.clip_high, max_ratio: of.max_ratio }, RatioLevel::Token)
+        }
+        Loss::Vespo(of) => {
+            let loss::Vespo { k_pos, lambda_pos, k_neg, lambda_neg } = *of;
+            (Surrogate::Vespo(Vespo { k_pos, lambda_pos, k_neg, lambda_neg }), RatioLevel::Token)
+        }
+        Loss::GeoMean(of) => (Surrogate::GeoMean { low: of.clip_low, high: of.clip_high }, RatioLevel::Geometric),
+        Loss::ClipCov(of) => {
+            let clip = clip(of.clip_low, of.clip_high);
+            (Surrogate::ClipCov { clip, share: of.share, min: of.min, max: of.max }, RatioLevel::Token)
+        }
+        Loss::KlCov(of) => (Surrogate::KlCov { share: of.share, coef: of.coef }, RatioLevel::Token),
+    };
+    PolicyLoss {
+        level,
+        surrogate,
+        entropy_coef: train.entropy_coef,
+        top_entropy: train.top_entropy,
+        off_policy_threshold: train.off_policy_threshold,
+        ..PolicyLoss::default()
+    }
 }
 
 /// What is done about tokens of another policy.
@@ -243,7 +297,7 @@ pub fn supervised_backend(sft: &Sft, policy: &Policy) -> Result<LocalBackend> {
 }
 
 /// `steps` of so many updates each; schedules count updates.
-fn local_config(loss: impl Loss + 'static, of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<LocalConfig> {
+fn local_config(loss: impl algo::Loss + 'static, of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<LocalConfig> {
     let decay = match of.schedule.kind {
         ScheduleKind::Constant => Decay::Constant,
         ScheduleKind::Linear => Decay::Linear,
@@ -281,6 +335,8 @@ pub fn trainer<B: TrainingBackend>(plan: &Plan, backend: B, checkpoints: Option<
     let aggregation = match plan.train.aggregation {
         recipe::train::Aggregation::TokenMean => Aggregation::TokenMean,
         recipe::train::Aggregation::SeqMeanTokenMean => Aggregation::SeqMeanTokenMean,
+        recipe::train::Aggregation::SeqMeanTokenSum => Aggregation::SeqMeanTokenSum,
+        recipe::train::Aggregation::TokenSum => Aggregation::TokenSum,
         recipe::train::Aggregation::DrGrpo => Aggregation::DrGrpo { max_len: plan.generate.max_new_tokens },
     };
     let trainer = Trainer::new(backend);
@@ -312,5 +368,43 @@ pub fn checkpointed<B: TrainingBackend>(trainer: Trainer<B>, plan: &Plan, folder
             trainer.checkpoints(folder, every).keep(plan.checkpoint.keep)
         }
         None => trainer,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use rollflow::algo::Loss;
+
+    use super::policy_loss;
+
+    /// Every kind of `[train.loss]`, and what the library calls it.
+    const KINDS: [(&str, &str); 12] = [
+        ("grpo", "grpo"),
+        ("dapo", "grpo"),
+        ("gspo", "gspo"),
+        ("cispo", "cispo"),
+        ("sapo", "sapo"),
+        ("gpg", "gpg"),
+        ("dro", "dro"),
+        ("dppo", "dppo"),
+        ("vespo", "vespo"),
+        ("geo_mean", "geo_mean"),
+        ("clip_cov", "clip_cov"),
+        ("kl_cov", "kl_cov"),
+    ];
+
+    #[test]
+    fn every_kind_of_loss_can_be_had_from_a_recipe_with_defaults_that_go_together() {
+        for (kind, name) in KINDS {
+            let recipe = format!(
+                "pipeline = 'grpo'\nmodel.kind = 'tiny'\ntask.kind = 'arithmetic'\ntrain.entropy_coef = 0.01\ntrain.loss.kind = '{kind}'"
+            );
+            let plan = rollflow::recipe::parse("recipe.toml", &recipe, &[]).unwrap();
+            let loss = policy_loss(&plan.train);
+            loss.check().unwrap();
+            assert_eq!((loss.name(), loss.entropy_coef), (name, 0.01));
+        }
     }
 }

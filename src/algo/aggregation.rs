@@ -10,6 +10,8 @@ pub enum Aggregation {
     /// `m / Σ m` over the whole batch: every trained token counts alike (DAPO; TRL's `dapo` and `bnpo`; verl's `token-mean`).
     #[default]
     TokenMean,
+    /// `m`: a plain sum, whose size grows with the batch (verl's `token-sum`).
+    TokenSum,
     /// `m / Σ_seq m / sequences`: every sequence counts alike (GRPO; TRL's `grpo`; verl's `seq-mean-token-mean`).
     SeqMeanTokenMean,
     /// `m / sequences`: a sequence counts by its length (verl's `seq-mean-token-sum`).
@@ -30,6 +32,7 @@ impl Aggregation {
         let total: f64 = masks.iter().map(|mask| mass(mask.as_ref())).sum();
         let denominator = |mask: &[f32]| match self {
             Aggregation::TokenMean => total,
+            Aggregation::TokenSum => 1.0,
             Aggregation::SeqMeanTokenMean => mass(mask) * sequences,
             Aggregation::SeqMeanTokenSum => sequences,
             Aggregation::DrGrpo { max_len } => sequences * *max_len as f64,
@@ -56,6 +59,7 @@ mod tests {
     #[test]
     fn each_mode_divides_by_its_own_denominator() {
         assert_eq!(sums(Aggregation::TokenMean), [0.75, 0.25, 0.0]);
+        assert_eq!(sums(Aggregation::TokenSum), [3.0, 1.0, 0.0]);
         assert_eq!(sums(Aggregation::SeqMeanTokenMean), [1.0 / 3.0, 1.0 / 3.0, 0.0]);
         assert_eq!(sums(Aggregation::SeqMeanTokenSum), [1.0, 1.0 / 3.0, 0.0]);
         assert_eq!(sums(Aggregation::DrGrpo { max_len: 10 }), [0.1, 1.0 / 30.0, 0.0]);

@@ -120,6 +120,26 @@ pub enum LossError {
         /// The setting that asks for it.
         why: &'static str,
     },
+    /// Settings that are out of range or don't go together.
+    #[error("{loss} can't use this {setting}: {why}")]
+    Settings {
+        /// The loss.
+        loss: &'static str,
+        /// The setting to change.
+        setting: &'static str,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// A part of an optimizer batch, for a loss that must see it whole.
+    #[error("{loss} compares tokens of the whole optimizer batch, and these are {seen} of {of}; give it all in one command")]
+    Part {
+        /// The loss.
+        loss: &'static str,
+        /// Tokens given.
+        seen: usize,
+        /// Tokens of the batch.
+        of: usize,
+    },
     /// A loss of the user's own found its inputs unusable.
     #[error("{0}")]
     Custom(String),

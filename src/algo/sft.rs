@@ -1,6 +1,6 @@
 //! Supervised fine-tuning: cross-entropy of the given tokens.
 
-use super::{Loss, LossError, LossInputs, LossMetrics, LossOutput};
+use super::{Loss, LossError, LossInputs, LossMetrics, LossOutput, log_softmax_at};
 
 /// `−Σ w θ`: with token-mean weights the mask-weighted mean negative log-likelihood over trained tokens (TRL's SFT `nll`).
 /// Derivative: `−w`.
@@ -20,6 +20,35 @@ impl Loss for CrossEntropy {
     }
 }
 
+/// `−Σ w sg(e^θ) θ`: cross-entropy whose tokens weigh by their own probability, so that unlikely ones don't dominate (dynamic fine-tuning; TRL's
+/// `loss_type = "dft"`). Derivative: `−w e^θ`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DynamicFineTuning;
+
+impl Loss for DynamicFineTuning {
+    fn name(&self) -> &str {
+        "dft"
+    }
+
+    fn evaluate(&self, inputs: &LossInputs) -> Result<LossOutput, LossError> {
+        let slope = |(log_prob, weight): (&f64, &f64)| -weight * log_prob.exp();
+        let grad: Vec<f64> = inputs.log_probs.iter().zip(inputs.weights).map(slope).collect();
+        let loss = grad.iter().zip(inputs.log_probs).map(|(grad, log_prob)| grad * log_prob).sum();
+        let metrics = LossMetrics { tokens: inputs.log_probs.len(), policy_loss: loss, ..Default::default() };
+        Ok(LossOutput { loss, grad, entropy_grad: None, metrics })
+    }
+}
+
+/// `−(1 − ε) log p[target] − ε mean_v log p_v` of one row of logits, and its derivative by them: cross-entropy towards a target that shares ε with the
+/// whole vocabulary (transformers' `LabelSmoother`). Needs all logits, so no [`Loss`], which sees a token's log-probability, can say it.
+pub fn smoothed_cross_entropy(logits: &[f64], target: usize, epsilon: f64) -> (f64, Vec<f64>) {
+    let log_probs: Vec<f64> = (0..logits.len()).map(|token| log_softmax_at(logits, token)).collect();
+    let each = epsilon / logits.len() as f64;
+    let wanted = |token: usize| each + if token == target { 1.0 - epsilon } else { 0.0 };
+    let value = (0..logits.len()).map(|token| -wanted(token) * log_probs[token]).sum();
+    (value, log_probs.iter().enumerate().map(|(token, log_prob)| log_prob.exp() - wanted(token)).collect())
+}
+
 /// `exp(nll)`: how many tokens the model hesitates between. `nll` is a token mean.
 pub fn perplexity(nll: f64) -> f64 {
     nll.exp()
@@ -27,10 +56,33 @@ pub fn perplexity(nll: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
     fn a_uniform_guess_over_n_tokens_has_perplexity_n() {
         assert!((perplexity(8f64.ln()) - 8.0).abs() < 1e-12);
+    }
+
+    proptest! {
+        #[test]
+        fn smoothing_has_the_slope_it_reports(
+            logits in prop::collection::vec(-3.0f64..3.0, 2..8), target in any::<prop::sample::Index>(), epsilon in 0.0f64..1.0
+        ) {
+            let target = target.index(logits.len());
+            let (value, slopes) = smoothed_cross_entropy(&logits, target, epsilon);
+            if epsilon == 0.0 {
+                prop_assert_eq!(value, -log_softmax_at(&logits, target));
+            }
+            for (at, slope) in slopes.iter().enumerate() {
+                let moved = |by: f64| {
+                    let mut logits = logits.clone();
+                    logits[at] += by;
+                    smoothed_cross_entropy(&logits, target, epsilon).0
+                };
+                prop_assert!(((moved(1e-6) - moved(-1e-6)) / 2e-6 - slope).abs() < 1e-7);
+            }
+        }
     }
 }

@@ -3,6 +3,7 @@
 use super::correction::{Divergence, Over, Proximal};
 use super::error::{Place, RecipeError, RecipeErrors};
 use super::generate::Filter;
+use super::loss::Loss;
 use super::model::{Model, TinyModel};
 use super::plan::{OnStale, Pipeline, Plan};
 use super::reward::{Combine, Composition, PartRule, RewardRule};
@@ -126,6 +127,7 @@ fn grpo(plan: &Plan, note: Note) {
     if let RewardRule::Parts(of) = &plan.reward.rule {
         parts(plan, of, note);
     }
+    loss(&plan.train, note);
     corrections(&plan.train, note);
     rejections(&plan.train, note);
     window(plan, note);
@@ -221,6 +223,28 @@ fn parts(plan: &Plan, of: &Composition, note: Note) {
             }
             _ => {}
         }
+    }
+}
+
+fn loss(train: &Train, note: Note) {
+    match &train.loss {
+        Loss::GeoMean(_) => {
+            let kind = "`train.loss.kind` is \"geo_mean\", whose ratios and advantages are means over whole answers";
+            if train.top_entropy < 1.0 {
+                let message = format!("{kind}: `train.top_entropy` of {} can leave no token out", train.top_entropy);
+                note("train.top_entropy", &["train.loss"], message, "leave it out, or choose another loss");
+            }
+            if train.off_policy_threshold.is_some() {
+                let message = format!("{kind}: `train.off_policy_threshold` can leave no token out");
+                note("train.off_policy_threshold", &["train.loss"], message, "use [[train.reject]], or choose another loss");
+            }
+        }
+        Loss::ClipCov(of) if of.min >= of.max => {
+            let message =
+                format!("`train.loss.min` is {}, not below its max of {}: no covariance is between them", of.min, of.max);
+            note("train.loss.min", &["train.loss"], message, "exchange them");
+        }
+        _ => {}
     }
 }
 

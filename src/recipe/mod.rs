@@ -12,6 +12,7 @@ mod document;
 mod error;
 pub mod generate;
 mod load;
+pub mod loss;
 pub mod model;
 pub mod plan;
 mod reference;

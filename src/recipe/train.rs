@@ -3,7 +3,8 @@
 use super::correction::{Correction, Proximal, Reject};
 use super::declare::{choices, section};
 use super::error::RecipeErrors;
-use super::setting::{BELOW_ONE, FINITE_IF_GIVEN, Limit, NOT_NEGATIVE, POSITIVE, SOME, SOME_STEPS, UP_TO_ONE};
+use super::loss::Loss;
+use super::setting::{FINITE, FINITE_IF_GIVEN, Limit, NOT_NEGATIVE, POSITIVE, SHARE, SOME, SOME_STEPS, UP_TO_ONE};
 
 const BETAS: Limit<[f64; 2]> =
     Limit { text: "each 0 or more and below 1", holds: |betas| betas.iter().all(|beta| (0.0..1.0).contains(beta)) };
@@ -22,10 +23,15 @@ section! {
         updates: u64 = 1, SOME_STEPS;
         /// Peak learning rate.
         lr: f64 = 2e-4, POSITIVE;
-        /// The probability ratio counts no further below 1 than this.
-        clip_low: f64 = 0.2, BELOW_ONE;
-        /// The probability ratio counts no further above 1 than this.
-        clip_high: f64 = 0.2, NOT_NEGATIVE;
+        /// What the policy learns from a probability ratio and an advantage.
+        loss: Loss = Loss::default();
+        /// Weight of an entropy bonus, the mean over the step's trained tokens.
+        entropy_coef: f64 = 0.0, FINITE;
+        /// Share of the step's tokens that are trained, those of highest entropy; below 1 it costs a second forward pass where the batch is cut into
+        /// parts.
+        top_entropy: f64 = 1.0, SHARE;
+        /// Answers of negative advantage are not trained on where their log-probabilities have fallen by more than this in the mean.
+        off_policy_threshold: Option<f64> = None, FINITE_IF_GIVEN;
         /// What a reward's distance from its group's mean is divided by.
         advantage_std: AdvantageStd = AdvantageStd::default();
         /// Advantages are rewards less this constant (REINFORCE), not less their group's mean; goes with `advantage_std = "none"`.
@@ -67,8 +73,12 @@ choices! {
         "token_mean" => TokenMean,
         /// all answers weigh the same, and the tokens within one.
         "seq_mean_token_mean" => SeqMeanTokenMean,
+        /// an answer weighs by its length: each token 1 / answers.
+        "seq_mean_token_sum" => SeqMeanTokenSum,
         /// each token weighs 1 / (answers × `max_new_tokens`).
         "dr_grpo" => DrGrpo,
+        /// each token weighs 1; the step's size grows with its tokens.
+        "token_sum" => TokenSum,
     }
 }
 

@@ -113,7 +113,9 @@ impl Worker {
         if parts.is_empty() {
             return Err(TrainError::EmptyBatch);
         }
-        let saved_tokens = if self.config.loss.ignores_zero_advantage() { leave_out(batch, &mut parts) } else { 0 };
+        // A mean over the whole batch is also over those that have nothing to teach.
+        let indifferent = self.config.loss.ignores_zero_advantage() && !self.config.off_policy.whole_batch();
+        let saved_tokens = if indifferent { leave_out(batch, &mut parts) } else { 0 };
         let judged = self.judge_whole_batch(batch, &parts)?;
         let mut seen = ForwardBackward { micro_batches: parts.len(), saved_tokens, ..Default::default() };
         let mut ended = Ok(());

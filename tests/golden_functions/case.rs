@@ -42,11 +42,13 @@ fn read_file(path: &Path) -> Vec<Case> {
 }
 
 impl Case {
-    /// What comes before the variant: `kind/variant`, or a warper's name before its number (`top_k5`).
+    /// What comes before the variant: `kind/variant`, or, where kinds have no variants, the name before its number (`top_k5`).
     pub fn kind(&self) -> &str {
         let kind = self.name.split('/').next().unwrap_or(&self.name);
         match self.family.as_str() {
-            "transformers_logits_processors" => &kind[..kind.find(|c: char| c.is_ascii_digit()).unwrap_or(kind.len())],
+            "transformers_logits_processors" | "trl_dpo_loss" | "trl_reward_loss" | "trl_sft_loss" => {
+                kind[..kind.find(|c: char| c.is_ascii_digit()).unwrap_or(kind.len())].trim_end_matches('_')
+            }
             _ => kind,
         }
     }

@@ -1,8 +1,8 @@
 //! TRL's GRPO-family losses: value, gradient and metrics.
 
-use rollflow::algo::{Aggregation, Grpo, Loss, LossInputs};
+use rollflow::algo::{Aggregation, Clip, Loss, LossInputs, LossMetrics, PolicyLoss, RatioLevel, Surrogate, Vespo};
 
-use crate::case::Case;
+use crate::case::{Case, Tensor};
 use crate::packing::Packing;
 
 const INPUTS: &[&str] = &[
@@ -31,26 +31,93 @@ const CONFIG: &[&str] = &[
     "steps_per_generation",
     "max_completion_length",
     "importance_sampling_level",
+    "sapo_temperature_pos",
+    "sapo_temperature_neg",
+    "vespo_k_pos",
+    "vespo_lambda_pos",
+    "vespo_k_neg",
+    "vespo_lambda_neg",
 ];
+
+/// What TRL made of a case's config.
+struct Resolved<'a>(&'a Case);
+
+impl Resolved<'_> {
+    fn setting(&self, name: &str) -> Option<f64> {
+        self.0.value["resolved"][name].as_f64()
+    }
+
+    fn needed(&self, name: &str) -> Result<f64, String> {
+        self.setting(name).ok_or_else(|| format!("resolved {name} is missing"))
+    }
+
+    fn word(&self, name: &str) -> Result<&str, String> {
+        self.0.value["resolved"][name].as_str().ok_or_else(|| format!("resolved {name} is missing"))
+    }
+
+    fn loss(&self) -> Result<PolicyLoss, String> {
+        let level = match self.word("importance_sampling_level")? {
+            "token" => RatioLevel::Token,
+            "sequence" => RatioLevel::Geometric,
+            level => return Err(format!("importance_sampling_level {level} is unknown")),
+        };
+        let (low, high) = (self.needed("epsilon_low")?, self.needed("epsilon_high")?);
+        // What TRL chooses by the advantage's sign (`torch.where` of two numbers) is in single precision.
+        let single = |name: &str| self.needed(name).map(|value| f64::from(value as f32));
+        let surrogate = match self.word("loss_type")? {
+            "grpo" | "bnpo" | "dr_grpo" | "dapo" | "luspo" => {
+                Surrogate::Clip(Clip { low, high, delta: self.setting("delta"), dual: None })
+            }
+            // TRL bounds from above alone, and its epsilon is the bound itself.
+            "cispo" => Surrogate::Cispo { low: 1.0, high: high - 1.0 },
+            "sapo" => Surrogate::Sapo { tau_pos: single("sapo_temperature_pos")?, tau_neg: single("sapo_temperature_neg")? },
+            "vespo" => Surrogate::Vespo(Vespo {
+                k_pos: single("vespo_k_pos")?,
+                lambda_pos: single("vespo_lambda_pos")?,
+                k_neg: single("vespo_k_neg")?,
+                lambda_neg: single("vespo_lambda_neg")?,
+            }),
+            loss_type => return Err(format!("loss_type {loss_type} is unknown")),
+        };
+        Ok(PolicyLoss {
+            level,
+            surrogate,
+            log_ratio_limits: [f64::NEG_INFINITY, f64::INFINITY],
+            beta: self.needed("beta")?,
+            unbiased_kl: self.0.value["resolved"]["use_bias_correction_kl"] == true,
+            top_entropy: self.needed("top_entropy_quantile")?,
+            off_policy_threshold: self.setting("off_policy_mask_threshold"),
+            // TRL's bonus is a mean over each micro-batch, of which one case is one.
+            entropy_coef: self.needed("entropy_coef")? / self.needed("gradient_accumulation_steps")?,
+        })
+    }
+
+    /// One case is one micro-batch of TRL's. Some losses divide by the whole batch's tokens, which are given; the others by the
+    /// micro-batch's own denominator times the number of micro-batches.
+    fn weights(&self, packing: &Packing) -> Result<Vec<f64>, String> {
+        let masks: Vec<Vec<f32>> = packing.sequences.iter().map(|sequence| vec![1.0; sequence.len()]).collect();
+        let micro_batches = self.needed("gradient_accumulation_steps")?;
+        let own = 1.0 / micro_batches;
+        let (aggregation, share) = match self.word("loss_type")? {
+            "grpo" | "sapo" => (Aggregation::SeqMeanTokenMean, own),
+            "bnpo" => (Aggregation::TokenMean, own),
+            "luspo" => (Aggregation::SeqMeanTokenSum, own),
+            "dr_grpo" => (Aggregation::DrGrpo { max_len: self.needed("max_completion_length")? as usize }, own),
+            _ => {
+                let items = self.0.needed("num_items_in_batch")?.data[0].max(1.0);
+                let per_step = items * micro_batches / self.needed("steps_per_generation")?;
+                (Aggregation::TokenMean, packing.kept.len() as f64 / per_step)
+            }
+        };
+        Ok(aggregation.token_weights(&masks).into_iter().flatten().map(|weight| weight * share).collect())
+    }
+}
 
 pub fn loss(case: &Case) -> Result<(), String> {
     case.only("inputs", INPUTS)?;
     case.only("config", CONFIG)?;
-    let setting = |name: &str| case.value["resolved"][name].as_f64();
-    let needed = |name: &str| setting(name).ok_or_else(|| format!("resolved {name} is missing"));
-    if case.value["resolved"]["importance_sampling_level"] != "token" {
-        return Err("importance_sampling_level is not token".into());
-    }
-    let grpo = Grpo {
-        clip_low: needed("epsilon_low")?,
-        clip_high: needed("epsilon_high")?,
-        delta: setting("delta"),
-        beta: needed("beta")?,
-        unbiased_kl: case.value["resolved"]["use_bias_correction_kl"] == true,
-        top_entropy: needed("top_entropy_quantile")?,
-        off_policy_threshold: setting("off_policy_mask_threshold"),
-        entropy_coef: needed("entropy_coef")?,
-    };
+    let resolved = Resolved(case);
+    let loss = resolved.loss()?;
 
     let mask = case.needed("completion_mask")?;
     let packing = Packing::new(&mask);
@@ -58,9 +125,10 @@ pub fn loss(case: &Case) -> Result<(), String> {
     let log_probs = packing.pack(&case.needed("per_token_logps")?);
     let entropies = packing.pack(&case.needed("entropies")?);
     let advantages = packing.pack(&case.needed("advantages")?);
-    let weights = weights(case, &packing, needed("gradient_accumulation_steps")?, needed("max_completion_length")?)?;
+    let weights = resolved.weights(&packing)?;
     let (behaviour, proximal) = (column("sampling_per_token_logps"), column("old_per_token_logps"));
-    let (reference, importance) = (column("ref_per_token_logps"), column("importance_sampling_ratio"));
+    let reference = column("ref_per_token_logps");
+    let importance = case.input("importance_sampling_ratio").map(|ratios| importance(&loss, &packing, &ratios));
     let inputs = LossInputs {
         log_probs: &log_probs,
         behaviour: behaviour.as_deref(),
@@ -73,28 +141,46 @@ pub fn loss(case: &Case) -> Result<(), String> {
         sequences: &packing.sequences,
         batch_tokens: packing.kept.len(),
     };
-    let output = grpo.evaluate(&inputs).map_err(|error| error.to_string())?;
+    let output = loss.evaluate(&inputs).map_err(|error| error.to_string())?;
 
     case.close("loss", &[output.loss], &case.expected("loss")?)?;
     case.close("grad_per_token_logps", &packing.unpack(&output.grad), &case.expected("grad_per_token_logps")?)?;
-    let tokens = packing.kept.len() as f64;
-    let metrics = &output.metrics;
+
+    let (tokens, metrics) = (packing.kept.len() as f64, &output.metrics);
+    // One ratio and one advantage for a sequence: TRL counts sequences then, not tokens.
+    let by_sequence = loss.level == RatioLevel::Geometric && case.needed("advantages")?.shape.len() == 1;
+    let clipped = |count: fn(&LossMetrics) -> usize| match by_sequence {
+        false => count(metrics) as f64 / tokens,
+        true => {
+            let is_clipped = |at: &&std::ops::Range<usize>| {
+                let only = LossInputs { sequences: std::slice::from_ref(*at), ..inputs };
+                count(&loss.evaluate(&only).unwrap().metrics) > 0
+            };
+            packing.sequences.iter().filter(is_clipped).count() as f64 / packing.sequences.len() as f64
+        }
+    };
     for (name, expected) in case.value["expected"]["metrics"].as_object().into_iter().flatten() {
         let actual = match name.as_str() {
             "kl" => metrics.kl(),
             "entropy" => entropies.iter().sum::<f64>() / tokens,
-            "entropy_coef" => grpo.entropy_coef,
-            "policy_loss" => metrics.policy_loss,
-            "clip_ratio/low_mean" => metrics.clipped_low as f64 / tokens,
-            "clip_ratio/high_mean" => metrics.clipped_high as f64 / tokens,
-            "clip_ratio/region_mean" => metrics.clip_fraction(),
+            "entropy_coef" => resolved.needed("entropy_coef")?,
+            // TRL's is that of the micro-batch alone.
+            "policy_loss" => match resolved.word("loss_type")? {
+                "dapo" | "cispo" | "vespo" => metrics.policy_loss,
+                _ => metrics.policy_loss * resolved.needed("gradient_accumulation_steps")?,
+            },
+            "clip_ratio/low_mean" => clipped(|metrics| metrics.clipped_low),
+            "clip_ratio/high_mean" | "cispo_clip_ratio" => clipped(|metrics| metrics.clipped_high),
+            "clip_ratio/region_mean" => clipped(|metrics| metrics.clipped_low + metrics.clipped_high),
             "clip_ratio/low_min" => metrics.clip_low_min.unwrap_or(f64::NAN),
             "clip_ratio/high_max" => metrics.clip_high_max.unwrap_or(f64::NAN),
+            // A factor of the gradient, which was compared.
+            "vespo/phi_seq_mean" => continue,
             name => return Err(format!("metric {name} is unknown")),
         };
         let expected = expected.as_f64().unwrap_or(f64::NAN);
         // TRL counts clipped tokens in single precision.
-        match name.starts_with("clip_ratio/") {
+        match name.contains("clip_ratio") {
             true => case.close_single(name, actual, expected)?,
             false => case.close_number(name, actual, expected)?,
         }
@@ -102,16 +188,15 @@ pub fn loss(case: &Case) -> Result<(), String> {
     Ok(())
 }
 
-/// One case is one micro-batch of TRL's. Its `dapo` divides by the whole batch's tokens, which are given; the other three divide
-/// by the micro-batch's own denominator times the number of micro-batches.
-fn weights(case: &Case, packing: &Packing, micro_batches: f64, max_len: f64) -> Result<Vec<f64>, String> {
-    let masks: Vec<Vec<f32>> = packing.sequences.iter().map(|sequence| vec![1.0; sequence.len()]).collect();
-    let (aggregation, share) = match case.kind() {
-        "grpo" => (Aggregation::SeqMeanTokenMean, 1.0 / micro_batches),
-        "bnpo" => (Aggregation::TokenMean, 1.0 / micro_batches),
-        "dr_grpo" => (Aggregation::DrGrpo { max_len: max_len as usize }, 1.0 / micro_batches),
-        "dapo" => (Aggregation::TokenMean, packing.kept.len() as f64 / case.needed("num_items_in_batch")?.data[0]),
-        kind => return Err(format!("{kind} has no aggregation")),
-    };
-    Ok(aggregation.token_weights(&masks).into_iter().flatten().map(|weight| weight * share).collect())
+/// VESPO multiplies a sequence's weights: one that is given for the whole must count once, and TRL's product runs over padding too.
+fn importance(loss: &PolicyLoss, packing: &Packing, ratios: &Tensor) -> Vec<f64> {
+    let mut importance = packing.pack(ratios);
+    if matches!(loss.surrogate, Surrogate::Vespo(_)) {
+        let columns = ratios.shape[1];
+        for (row, at) in packing.sequences.iter().enumerate().filter(|(_, at)| !at.is_empty()) {
+            importance[at.clone()].fill(1.0);
+            importance[at.start] = ratios.data[row * columns..(row + 1) * columns].iter().product();
+        }
+    }
+    importance
 }

@@ -9,12 +9,13 @@ mod corrections;
 mod grpo;
 mod optimizers;
 mod packing;
+mod preference;
 mod rewards;
 mod rows;
 mod schedules;
 mod supervised;
-
 mod table;
+mod verl;
 mod warpers;
 
 use std::collections::BTreeMap;

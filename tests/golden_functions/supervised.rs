@@ -1,6 +1,6 @@
 //! TRL's supervised loss, from logits and unshifted labels.
 
-use rollflow::algo::{Aggregation, CrossEntropy, entropy};
+use rollflow::algo::{Aggregation, CrossEntropy, DynamicFineTuning, Loss, entropy, smoothed_cross_entropy};
 use rollflow::data::Sample;
 use rollflow::train::{collate, objective};
 
@@ -10,9 +10,14 @@ use crate::case::Case;
 const IGNORED: f64 = -100.0;
 
 /// The recorded gradient norm is over the parameters of a model that is not recorded; only the loss and the metrics can be held.
-pub fn nll(case: &Case) -> Result<(), String> {
+pub fn loss(case: &Case) -> Result<(), String> {
     case.only("inputs", &["logits", "labels", "attention_mask", "num_items_in_batch"])?;
-    case.only("config", &["loss_type"])?;
+    case.only("config", &["loss_type", "label_smoothing_factor"])?;
+    let dynamic = match case.value["config"]["loss_type"].as_str() {
+        None | Some("nll") => false,
+        Some("dft") => true,
+        Some(loss_type) => return Err(format!("loss_type {loss_type} is unknown")),
+    };
     let (logits, labels, mask) = (case.needed("logits")?, case.needed("labels")?, case.needed("attention_mask")?);
     let (columns, vocab) = (labels.shape[1], logits.shape[2]);
     let sample = |labels: &[f64]| Sample {
@@ -23,15 +28,30 @@ pub fn nll(case: &Case) -> Result<(), String> {
     let samples: Vec<Sample> = labels.data.chunks(columns).map(sample).collect();
     let rows: Vec<Vec<f64>> = logits.data.chunks(columns * vocab).map(<[f64]>::to_vec).collect();
     let batch = collate(&samples, Aggregation::TokenMean).map_err(|error| error.to_string())?;
-    let found = objective(&batch, &rows, vocab, &CrossEntropy).map_err(|error| error.to_string())?;
-    // A given denominator replaces the batch's own.
-    let share = case.input("num_items_in_batch").map_or(1.0, |items| batch.batch_tokens as f64 / items.data[0]);
-    case.close("loss", &[found.output.loss * share], &case.expected("loss")?)?;
-
     let trained: Vec<(&[f64], f64)> = (0..labels.data.len())
         .filter(|at| at % columns != 0 && labels.data[*at] != IGNORED)
         .map(|at| (&logits.data[(at - 1) * vocab..at * vocab], labels.data[at]))
         .collect();
+    // As in TRL, `dft` smooths nothing.
+    let epsilon = case.value["config"]["label_smoothing_factor"].as_f64().filter(|epsilon| !dynamic && *epsilon > 0.0);
+    let value = match epsilon {
+        Some(epsilon) => {
+            let total: f64 = trained.iter().map(|(row, label)| smoothed_cross_entropy(row, *label as usize, epsilon).0).sum();
+            total / trained.len() as f64
+        }
+        None => {
+            let loss: &dyn Loss = if dynamic { &DynamicFineTuning } else { &CrossEntropy };
+            objective(&batch, &rows, vocab, loss).map_err(|error| error.to_string())?.output.loss
+        }
+    };
+    // A given denominator replaces the batch's own.
+    let value = value * case.input("num_items_in_batch").map_or(1.0, |items| batch.batch_tokens as f64 / items.data[0]);
+    let expected = case.expected("loss")?;
+    match epsilon {
+        // transformers sums over the vocabulary in single precision, whatever it is given.
+        Some(_) => case.close_single("loss", value, expected.data[0])?,
+        None => case.close("loss", &[value], &expected)?,
+    }
     let best =
         |row: &[f64]| (0..vocab).max_by(|&a, &b| row[a].total_cmp(&row[b]).then(b.cmp(&a))).map_or(f64::NAN, |at| at as f64);
     let hits = trained.iter().filter(|(row, label)| best(row) == *label).count();

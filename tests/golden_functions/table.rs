@@ -1,20 +1,51 @@
 //! Which kinds of which family we claim, and what runs them.
 
 use crate::case::Case;
-use crate::{corrections, grpo, optimizers, rewards, rows, schedules, supervised, warpers};
+use crate::{corrections, grpo, optimizers, preference, rewards, rows, schedules, supervised, verl, warpers};
 
 pub type Runner = fn(&Case) -> Result<(), String>;
 
 /// Kinds that must pass, by family. Everything else is "not yet".
 pub const CLAIMED: &[(&str, &[&str])] = &[
-    ("trl_grpo_loss", &["grpo", "bnpo", "dr_grpo", "dapo"]),
+    ("trl_grpo_loss", &["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo", "sapo", "vespo"]),
+    (
+        "verl_policy_losses",
+        &["vanilla", "gspo", "sapo", "gpg", "cispo", "geo_mean", "dppo_tv", "dppo_kl", "clip_cov", "kl_cov", "dro"],
+    ),
+    (
+        "trl_dpo_loss",
+        &[
+            "sigmoid",
+            "hinge",
+            "ipo",
+            "exo_pair",
+            "nca_pair",
+            "robust",
+            "bco_pair",
+            "sppo_hard",
+            "aot",
+            "aot_unpaired",
+            "apo_zero",
+            "apo_down",
+            "discopop",
+            "sft",
+            "sigmoid_norm",
+            "ld_alpha",
+            "mpo_mix",
+            "forward_kl",
+            "js",
+            "alpha",
+            "wpo",
+        ],
+    ),
+    ("trl_reward_loss", &["plain", "center", "margin"]),
     (
         "trl_grpo_advantages",
         &["scale_rewards=group", "scale_rewards=batch", "scale_rewards=none", "normalize_then_sum", "mask_truncated_completions"],
     ),
     ("trl_vllm_is_correction", &["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]),
     ("verl_rollout_correction", &["is", "rs", "offpolicy_metrics"]),
-    ("trl_sft_loss", &["nll"]),
+    ("trl_sft_loss", &["nll", "dft", "label_smoothing"]),
     ("trl_utils", &["selective_log_softmax", "selective_log_softmax_f32", "entropy_from_logits"]),
     ("transformers_logits_processors", &["temperature", "top_k", "top_p", "min_p"]),
     ("torch_optim", &["adamw", "adamw_amsgrad"]),
@@ -35,7 +66,10 @@ pub fn runner(case: &Case) -> Option<Runner> {
             "rs" => corrections::rejection,
             _ => corrections::off_policy,
         },
-        "trl_sft_loss" => supervised::nll,
+        "trl_sft_loss" => supervised::loss,
+        "verl_policy_losses" => verl::loss,
+        "trl_dpo_loss" => preference::dpo,
+        "trl_reward_loss" => preference::reward,
         "trl_utils" => rows::utils,
         "transformers_logits_processors" => warpers::warp,
         "torch_optim" => optimizers::adamw,

@@ -1,10 +1,10 @@
-//! Derivatives against finite differences, and the properties that clipping promises.
+//! Derivatives against finite differences, the properties that methods promise, extremes, and what is refused.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Columns of `n` tokens in two sequences.
+/// Columns of some tokens in a few sequences.
 #[derive(Clone, Debug)]
 struct Columns {
     log_probs: Vec<f64>,
@@ -14,31 +14,53 @@ struct Columns {
     entropies: Vec<f64>,
     advantages: Vec<f64>,
     weights: Vec<f64>,
+    sequences: Vec<Range<usize>>,
 }
 
 impl Columns {
     fn evaluate(&self, loss: &dyn Loss) -> LossOutput {
-        let n = self.log_probs.len();
-        let inputs = LossInputs {
-            log_probs: &self.log_probs,
-            behaviour: Some(&self.behaviour),
+        self.part(loss, &self.sequences).unwrap()
+    }
+
+    fn part(&self, loss: &dyn Loss, sequences: &[Range<usize>]) -> Result<LossOutput, LossError> {
+        let pick = |column: &[f64]| -> Vec<f64> { sequences.iter().flat_map(|at| column[at.clone()].to_vec()).collect() };
+        let mut packed = Vec::new();
+        for at in sequences {
+            let start = packed.last().map_or(0, |last: &Range<usize>| last.end);
+            packed.push(start..start + at.len());
+        }
+        loss.evaluate(&LossInputs {
+            log_probs: &pick(&self.log_probs),
+            behaviour: Some(&pick(&self.behaviour)),
             proximal: None,
-            reference: Some(&self.reference),
-            importance: Some(&self.importance),
-            entropies: &self.entropies,
-            advantages: &self.advantages,
-            weights: &self.weights,
-            sequences: &[0..n / 2, n / 2..n],
-            batch_tokens: n,
-        };
-        loss.evaluate(&inputs).unwrap()
+            reference: Some(&pick(&self.reference)),
+            importance: Some(&pick(&self.importance)),
+            entropies: &pick(&self.entropies),
+            advantages: &pick(&self.advantages),
+            weights: &pick(&self.weights),
+            sequences: &packed,
+            batch_tokens: self.log_probs.len(),
+        })
+    }
+
+    /// Log-ratios on which a bound might lie: of each token, and the means of each sequence.
+    fn log_ratios(&self) -> Vec<f64> {
+        let own: Vec<f64> = self.log_probs.iter().zip(&self.behaviour).map(|(theta, b)| theta - b).collect();
+        let sums = self.sequences.iter().map(|at| own[at.clone()].iter().sum::<f64>());
+        let means = self.sequences.iter().map(|at| own[at.clone()].iter().sum::<f64>() / at.len().max(1) as f64);
+        own.iter().copied().chain(sums).chain(means).collect()
+    }
+
+    fn is_at_a_kink(&self) -> bool {
+        let edges = [0.6f64.ln(), 0.8f64.ln(), 1.28f64.ln(), 1.5f64.ln(), 3f64.ln(), -0.4, 0.4];
+        self.log_ratios().iter().any(|log_ratio| edges.iter().any(|edge| (log_ratio - edge).abs() < 1e-4))
     }
 }
 
 prop_compose! {
-    fn columns()(n in 2usize..12)(
+    fn columns(drift: f64)(n in 2usize..12)(
         log_probs in prop::collection::vec(-4.0f64..-0.1, n),
-        drift in prop::collection::vec(-0.6f64..0.6, n),
+        drift in prop::collection::vec(-drift..drift, n),
         reference in prop::collection::vec(-4.0f64..-0.1, n),
         importance in prop::collection::vec(0.5f64..2.0, n),
         entropies in prop::collection::vec(0.0f64..3.0, n),
@@ -46,36 +68,85 @@ prop_compose! {
         weights in prop::collection::vec(0.01f64..1.0, n),
     ) -> Columns {
         let behaviour = log_probs.iter().zip(&drift).map(|(log_prob, drift)| log_prob - drift).collect();
-        Columns { log_probs, behaviour, reference, importance, entropies, advantages, weights }
+        let n = log_probs.len();
+        let sequences = vec![0..n / 2, n / 2..n / 2, n / 2..n];
+        Columns { log_probs, behaviour, reference, importance, entropies, advantages, weights, sequences }
     }
 }
 
-fn losses() -> Vec<Box<dyn Loss>> {
-    let grpo = Grpo { clip_high: 0.28, ..Grpo::default() };
+const CLIP: Clip = Clip { low: 0.2, high: 0.28, delta: None, dual: None };
+
+fn dppo(divergence: BinaryDivergence) -> Surrogate {
+    Surrogate::Dppo { divergence, low: 0.2, high: 0.2, max_ratio: 3.0 }
+}
+
+/// Losses whose value moves with every log-probability as their derivative says.
+fn differentiable() -> Vec<PolicyLoss> {
+    let clip = |clip| PolicyLoss::from(Surrogate::Clip(clip));
+    let mut losses = vec![
+        clip(Clip { delta: Some(1.5), ..CLIP }),
+        clip(Clip { dual: Some(3.0), ..CLIP }),
+        clip(Clip { low: 1.0, high: f64::INFINITY, ..CLIP }),
+        Surrogate::Sapo { tau_pos: 1.0, tau_neg: 1.05 }.into(),
+        Surrogate::Gpg.into(),
+        Surrogate::Dro { beta: 0.3 }.into(),
+        Surrogate::GeoMean { low: 0.4, high: 0.4 }.into(),
+    ];
+    for level in [RatioLevel::Token, RatioLevel::Sequence, RatioLevel::Geometric] {
+        let at = PolicyLoss { level, ..clip(CLIP) };
+        losses.push(at);
+        losses.push(PolicyLoss { level, ..Surrogate::Sapo { tau_pos: 1.0, tau_neg: 1.05 }.into() });
+        losses.push(PolicyLoss { level, ..Surrogate::Dro { beta: 0.3 }.into() });
+        losses.push(PolicyLoss { beta: 0.1, ..at });
+        losses.push(PolicyLoss { beta: 0.1, unbiased_kl: false, ..at });
+        losses.push(PolicyLoss { top_entropy: 0.5, ..at });
+        losses.push(PolicyLoss { entropy_coef: 0.3, ..at });
+    }
+    losses
+}
+
+/// Losses that are linear in log-probabilities, with factors that count as constants.
+fn detached() -> Vec<PolicyLoss> {
+    let cispo = Surrogate::Cispo { low: 0.4, high: 0.5 };
+    let mut losses: Vec<PolicyLoss> = vec![
+        dppo(BinaryDivergence::TotalVariation).into(),
+        dppo(BinaryDivergence::Kl).into(),
+        Surrogate::Vespo(Vespo::default()).into(),
+        Surrogate::Gpg.into(),
+    ];
+    let levels = [RatioLevel::Token, RatioLevel::Sequence, RatioLevel::Geometric, RatioLevel::GeometricToken];
+    losses.extend(levels.map(|level| PolicyLoss { level, ..cispo.into() }));
+    losses
+}
+
+/// Losses that compare the tokens of a batch.
+fn comparing() -> Vec<PolicyLoss> {
     vec![
-        Box::new(PolicyGradient),
-        Box::new(crate::algo::CrossEntropy),
-        Box::new(grpo),
-        Box::new(Grpo { delta: Some(1.5), ..grpo }),
-        Box::new(Grpo { beta: 0.1, ..grpo }),
-        Box::new(Grpo { beta: 0.1, unbiased_kl: false, ..grpo }),
-        Box::new(Grpo { top_entropy: 0.5, ..grpo }),
-        Box::new(Grpo { entropy_coef: 0.3, ..grpo }),
+        Surrogate::ClipCov { clip: CLIP, share: 0.3, min: -1.0, max: 5.0 }.into(),
+        Surrogate::KlCov { share: 0.3, coef: 0.5 }.into(),
+        PolicyLoss { top_entropy: 0.5, entropy_coef: 0.1, ..PolicyLoss::default() },
     ]
+}
+
+fn all() -> Vec<PolicyLoss> {
+    let token = PolicyLoss { level: RatioLevel::GeometricToken, ..PolicyLoss::default() };
+    differentiable().into_iter().chain(detached()).chain(comparing()).chain([token]).collect()
 }
 
 proptest! {
     #[test]
-    fn derivatives_equal_finite_differences(columns in columns()) {
+    fn derivatives_equal_finite_differences(columns in columns(0.6)) {
+        prop_assume!(!columns.is_at_a_kink());
         let h = 1e-6;
-        for loss in losses() {
+        let losses: Vec<Box<dyn Loss>> =
+            differentiable().into_iter().map(|loss| Box::new(loss) as Box<dyn Loss>).chain([
+                Box::new(PolicyGradient) as Box<dyn Loss>,
+                Box::new(crate::algo::CrossEntropy),
+                Box::new(Grpo { clip_high: 0.28, delta: Some(1.5), beta: 0.1, ..Grpo::default() }),
+            ]).collect();
+        for loss in losses {
             let output = columns.evaluate(loss.as_ref());
             for t in 0..columns.log_probs.len() {
-                let log_ratio = columns.log_probs[t] - columns.behaviour[t];
-                let at_a_kink = [0.8f64, 1.28, 1.5].iter().any(|edge| (log_ratio - edge.ln()).abs() < 1e-4);
-                if at_a_kink {
-                    continue;
-                }
                 let moved = |by: f64| {
                     let mut columns = columns.clone();
                     columns.log_probs[t] += by;
@@ -88,7 +159,28 @@ proptest! {
     }
 
     #[test]
-    fn an_entropy_bonus_has_the_slope_it_reports(columns in columns()) {
+    fn where_factors_are_constants_the_loss_is_linear_in_log_probabilities(columns in columns(0.6)) {
+        let dft: Box<dyn Loss> = Box::new(crate::algo::DynamicFineTuning);
+        for loss in detached().into_iter().map(|loss| Box::new(loss) as Box<dyn Loss>).chain([dft]) {
+            let output = columns.evaluate(loss.as_ref());
+            let linear: f64 = output.grad.iter().zip(&columns.log_probs).map(|(slope, theta)| slope * theta).sum();
+            prop_assert!((linear - output.loss).abs() < 1e-12 * (1.0 + linear.abs()), "{}", loss.name());
+        }
+    }
+
+    #[test]
+    fn covariance_losses_differ_from_their_surrogate_at_the_chosen_tokens_alone(columns in columns(0.1)) {
+        let n = columns.log_probs.len();
+        let most = ((0.3 * n as f64) as usize).max(1);
+        for (loss, plain) in [(comparing()[0], CLIP), (comparing()[1], Clip { low: 1.0, high: f64::INFINITY, ..CLIP })] {
+            let (output, plain) = (columns.evaluate(&loss), columns.evaluate(&PolicyLoss::from(Surrogate::Clip(plain))));
+            let differing = (0..n).filter(|&t| output.grad[t] != plain.grad[t]).count();
+            prop_assert!(differing <= most, "{}: {differing} of {n}", loss.name());
+        }
+    }
+
+    #[test]
+    fn an_entropy_bonus_has_the_slope_it_reports(columns in columns(0.6)) {
         let loss = Grpo { entropy_coef: 0.3, ..Grpo::default() };
         let output = columns.evaluate(&loss);
         let mut moved = columns.clone();
@@ -98,14 +190,21 @@ proptest! {
     }
 
     #[test]
-    fn on_policy_the_gradient_is_the_plain_policy_gradient(mut columns in columns()) {
+    fn on_policy_the_gradient_is_the_plain_policy_gradient(mut columns in columns(0.6)) {
         columns.behaviour = columns.log_probs.clone();
         columns.importance.fill(1.0);
         prop_assert_eq!(columns.evaluate(&Grpo::default()).grad, columns.evaluate(&PolicyGradient).grad);
+        let plain = columns.evaluate(&PolicyGradient).grad;
+        let cispo = PolicyLoss::from(Surrogate::Cispo { low: 1.0, high: 4.0 });
+        let sapo = PolicyLoss::from(Surrogate::Sapo { tau_pos: 1.0, tau_neg: 1.0 });
+        for loss in [cispo, sapo, dppo(BinaryDivergence::Kl).into(), Surrogate::Vespo(Vespo::default()).into()] {
+            let grad = columns.evaluate(&loss).grad;
+            prop_assert!(grad.iter().zip(&plain).all(|(a, b)| (a - b).abs() < 1e-12), "{}: {grad:?} {plain:?}", loss.name());
+        }
     }
 
     #[test]
-    fn a_clipped_token_has_no_gradient_and_is_counted(columns in columns()) {
+    fn a_clipped_token_has_no_gradient_and_is_counted(columns in columns(0.6)) {
         let output = columns.evaluate(&Grpo::default());
         let log_ratio = |t: usize| columns.log_probs[t] - columns.behaviour[t];
         let clipped = |t: &usize| {
@@ -116,11 +215,105 @@ proptest! {
         prop_assert!(clipped.iter().all(|&t| output.grad[t] == 0.0));
         prop_assert_eq!(output.metrics.clipped_low + output.metrics.clipped_high, clipped.len());
     }
+
+    #[test]
+    fn gspo_by_token_equals_gspo_where_a_sequence_is_of_a_piece(mut columns in columns(0.6)) {
+        for at in columns.sequences.clone().into_iter().filter(|at| !at.is_empty()) {
+            for t in at.clone() {
+                (columns.advantages[t], columns.weights[t], columns.importance[t]) =
+                    (columns.advantages[at.start], columns.weights[at.start], columns.importance[at.start]);
+            }
+        }
+        let gspo = |level| columns.evaluate(&PolicyLoss { level, ..PolicyLoss::default() });
+        let (whole, by_token) = (gspo(RatioLevel::Geometric), gspo(RatioLevel::GeometricToken));
+        prop_assert_eq!(whole.loss, by_token.loss);
+        prop_assert!(whole.grad.iter().zip(&by_token.grad).all(|(a, b)| (a - b).abs() < 1e-12));
+    }
+
+    /// Law N1: weights are given; parts add up, or are refused.
+    #[test]
+    fn parts_add_up_to_the_whole_or_are_refused(columns in columns(0.6)) {
+        for loss in all() {
+            let whole = columns.evaluate(&loss);
+            let parts: Result<Vec<LossOutput>, LossError> =
+                columns.sequences.iter().map(|at| columns.part(&loss, std::slice::from_ref(at))).collect();
+            let parts = match parts {
+                Ok(parts) => parts,
+                Err(error) => {
+                    prop_assert!(loss.whole_batch() && matches!(error, LossError::Part { .. }), "{}: {error}", loss.name());
+                    continue;
+                }
+            };
+            prop_assert!(!loss.whole_batch());
+            prop_assert!((parts.iter().map(|part| part.loss).sum::<f64>() - whole.loss).abs() < 1e-12, "{}", loss.name());
+            let grad: Vec<f64> = parts.into_iter().flat_map(|part| part.grad).collect();
+            prop_assert!(grad.iter().zip(&whole.grad).all(|(a, b)| (a - b).abs() < 1e-12), "{}", loss.name());
+        }
+    }
+
+    #[test]
+    fn the_order_of_sequences_changes_nothing(columns in columns(0.6)) {
+        let reversed: Vec<Range<usize>> = columns.sequences.iter().rev().cloned().collect();
+        for loss in all() {
+            let (there, back) = (columns.evaluate(&loss), columns.part(&loss, &reversed).unwrap());
+            prop_assert!((there.loss - back.loss).abs() < 1e-12, "{}: {} {}", loss.name(), there.loss, back.loss);
+        }
+    }
+
+    #[test]
+    fn a_token_without_weight_has_no_gradient_where_tokens_stand_alone(mut columns in columns(0.6)) {
+        columns.weights[0] = 0.0;
+        for loss in all().iter().filter(|loss| matches!(loss.level, RatioLevel::Token | RatioLevel::GeometricToken)) {
+            prop_assert_eq!(columns.evaluate(loss).grad[0], 0.0, "{}", loss.name());
+        }
+        columns.weights.fill(0.0);
+        for loss in all() {
+            prop_assert!(columns.evaluate(&loss).grad.iter().all(|slope| *slope == 0.0), "{}", loss.name());
+        }
+    }
+
+    #[test]
+    fn what_is_ignored_for_its_zero_advantage_is_exactly_zero(mut columns in columns(0.6)) {
+        columns.advantages.fill(0.0);
+        for loss in all().iter().filter(|loss| loss.ignores_zero_advantage()) {
+            let output = columns.evaluate(loss);
+            prop_assert!(output.loss == 0.0 && output.grad.iter().all(|slope| *slope == 0.0), "{}", loss.name());
+        }
+    }
+
+    #[test]
+    fn ratios_of_any_size_stay_finite(columns in columns(20.0), far in columns(800.0)) {
+        for columns in [columns, far] {
+            for loss in all() {
+                let output = columns.evaluate(&loss);
+                prop_assert!(output.loss.is_finite() && output.grad.iter().all(|slope| slope.is_finite()), "{}: {output:?}", loss.name());
+            }
+        }
+    }
+
+    /// Law N4.
+    #[test]
+    fn a_log_probability_that_is_no_number_shows(mut columns in columns(0.6)) {
+        columns.log_probs[0] = f64::NAN;
+        for loss in all() {
+            let output = columns.evaluate(&loss);
+            // Comparing losses may leave the token out.
+            prop_assert!(loss.whole_batch() || output.loss.is_nan() || output.grad.iter().any(|slope| slope.is_nan()), "{loss:?}");
+        }
+    }
 }
 
 #[test]
-fn a_divergence_without_reference_is_refused_with_the_setting_named() {
-    let inputs = LossInputs {
+fn nothing_costs_nothing() {
+    for loss in all() {
+        let inputs = LossInputs { reference: Some(&[]), sequences: std::slice::from_ref(&(0..0)), ..empty() };
+        let output = loss.evaluate(&inputs).unwrap();
+        assert_eq!((output.loss, output.grad), (0.0, vec![]), "{}", loss.name());
+    }
+}
+
+fn empty() -> LossInputs<'static> {
+    LossInputs {
         log_probs: &[],
         behaviour: None,
         proximal: None,
@@ -131,9 +324,33 @@ fn a_divergence_without_reference_is_refused_with_the_setting_named() {
         weights: &[],
         sequences: &[],
         batch_tokens: 0,
-    };
-    let refused = Grpo { beta: 0.1, ..Grpo::default() }.evaluate(&inputs).unwrap_err();
+    }
+}
+
+#[test]
+fn a_divergence_without_reference_is_refused_with_the_setting_named() {
+    let refused = Grpo { beta: 0.1, ..Grpo::default() }.evaluate(&empty()).unwrap_err();
     assert_eq!(refused.to_string(), "grpo needs reference log-probabilities for beta above 0, and the batch has none");
+}
+
+#[test]
+fn what_does_not_go_together_is_refused_with_the_reason() {
+    let refused = |loss: PolicyLoss| loss.evaluate(&empty()).unwrap_err().to_string();
+    let shared = |surrogate: Surrogate| refused(PolicyLoss { level: RatioLevel::Sequence, ..surrogate.into() });
+    assert_eq!(shared(Surrogate::Gpg), "gpg can't use this level: it has no ratio that a level could be of");
+    assert!(shared(dppo(BinaryDivergence::Kl)).contains("each token's own probability"));
+    assert!(shared(Surrogate::Vespo(Vespo::default())).contains("weighs sequences itself"));
+    assert!(shared(Surrogate::KlCov { share: 0.1, coef: 1.0 }).contains("covariance"));
+    let geometric = PolicyLoss::from(Surrogate::GeoMean { low: 0.4, high: 0.4 });
+    assert!(refused(PolicyLoss { level: RatioLevel::Token, ..geometric }).contains("say level = geometric"));
+    assert!(refused(PolicyLoss { top_entropy: 0.5, ..geometric }).contains("none can be left out"));
+    assert!(refused(PolicyLoss { off_policy_threshold: Some(0.1), ..geometric }).contains("none can be left out"));
+    assert!(refused(Surrogate::Clip(Clip { low: -0.1, ..CLIP }).into()).contains("0 or more"));
+    assert!(refused(Surrogate::Clip(Clip { dual: Some(1.0), ..CLIP }).into()).contains("on policy"));
+    assert!(refused(Surrogate::Dro { beta: 0.0 }.into()).contains("nothing holds the policy"));
+    assert!(refused(Surrogate::Sapo { tau_pos: 0.0, tau_neg: 1.0 }.into()).contains("gate"));
+    assert!(refused(Surrogate::ClipCov { clip: CLIP, share: 0.1, min: 1.0, max: 1.0 }.into()).contains("no covariance"));
+    assert!(refused(PolicyLoss { top_entropy: 0.0, ..PolicyLoss::default() }).contains("a share"));
 }
 
 #[test]
@@ -146,6 +363,7 @@ fn drifted_sequences_of_negative_advantage_are_dropped_and_others_stay() {
         entropies: vec![0.0; 4],
         advantages: vec![-1.0, 1.0, -1.0, 1.0],
         weights: vec![1.0; 4],
+        sequences: vec![0..2, 2..4],
     };
     let masked = Grpo { off_policy_threshold: Some(0.5), clip_low: 0.9, ..Grpo::default() };
     let grad = columns.evaluate(&masked).grad;

@@ -1,0 +1,170 @@
+//! The terms of the DPO family, each of one pair, with derivatives by the log-probability of its two answers.
+
+use serde::{Deserialize, Serialize};
+
+use super::Preference;
+use super::score::{log_sigmoid, sigmoid};
+
+/// A term, by the log-ratios `c` and `r` of chosen and rejected answer and their scores; Δ is the difference of the scores, ε the label
+/// smoothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PairLoss {
+    /// `−log σ(βΔ)` (DPO).
+    #[default]
+    Sigmoid,
+    /// `max(0, 1 − βΔ)` (SLiC).
+    Hinge,
+    /// `(Δ − 1/2β)²`, with scores per token (IPO).
+    Ipo,
+    /// KL of the pair's preference under the policy from a smoothed label (EXO).
+    ExoPair,
+    /// `−log σ(βc) − ½ log σ(−βc) − ½ log σ(−βr)` (NCA).
+    NcaPair,
+    /// `(−(1 − ε) log σ(βΔ) + ε log σ(−βΔ))/(1 − 2ε)`: unbiased where a share ε of labels is wrong.
+    Robust,
+    /// `−log σ(βc) − log σ(−βr)` (BCO).
+    BcoPair,
+    /// `(c − 1/2β)² + (r + 1/2β)²` (SPPO, hard).
+    SppoHard,
+    /// The smoothed sigmoid of the policy's margins against the reference's, both sorted over the batch (AOT).
+    Aot,
+    /// The same of chosen log-ratios against rejected ones, both sorted.
+    AotUnpaired,
+    /// `1 − σ(βc) + σ(βr)` (APO, for answers better than the model's own).
+    ApoZero,
+    /// `σ(βc) + 1 − σ(β(c − r))` (APO, for answers worse than the model's own).
+    ApoDown,
+    /// Logistic and exponential loss, mixed by `σ(βΔ/τ)` (DiscoPOP).
+    Discopop {
+        /// τ; the paper takes 0.05.
+        tau: f64,
+    },
+    /// Cross-entropy of the chosen answers' tokens, their mean over the batch.
+    Sft,
+    /// `−log σ(βΔ)`, with scores per token.
+    SigmoidNorm,
+}
+
+/// What the terms read of a pair.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pair {
+    /// c.
+    pub chosen: f64,
+    /// r.
+    pub rejected: f64,
+    pub log_probs: (f64, f64),
+    pub reference: (f64, f64),
+    pub lengths: (f64, f64),
+    /// Length of the shorter answer.
+    pub shared: usize,
+}
+
+/// Derivatives by the log-probability of the chosen and of the rejected answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Slopes {
+    pub chosen: f64,
+    pub rejected: f64,
+}
+
+impl Slopes {
+    pub fn add(&mut self, other: &Slopes, factor: f64) {
+        self.chosen += factor * other.chosen;
+        self.rejected += factor * other.rejected;
+    }
+}
+
+impl PairLoss {
+    /// Whether it sorts the whole batch, so that a term is not one pair's.
+    pub(super) fn compares_distributions(&self) -> bool {
+        matches!(self, PairLoss::Aot | PairLoss::AotUnpaired)
+    }
+
+    /// Value and slopes of a pair. Those that compare distributions are [`sorted`]'s, and `Sft` is a matter of tokens: both are 0 here.
+    pub(super) fn of(self, pair: &Pair, of: &Preference) -> (f64, Slopes) {
+        let (beta, epsilon) = (of.beta, of.label_smoothing);
+        let per_token = matches!(self, PairLoss::Ipo | PairLoss::SigmoidNorm);
+        let lengths = if per_token { pair.lengths } else { (1.0, 1.0) };
+        let ((chosen, by_chosen), (rejected, by_rejected)) =
+            (of.divergence.score(pair.chosen), of.divergence.score(pair.rejected));
+        let delta = chosen / lengths.0 - rejected / lengths.1;
+        // By Δ.
+        let by_delta = |slope: f64| Slopes { chosen: slope * by_chosen / lengths.0, rejected: -slope * by_rejected / lengths.1 };
+        // By βc and βr.
+        let by_rewards = |chosen: f64, rejected: f64| Slopes { chosen: beta * chosen, rejected: beta * rejected };
+        let (x, good, bad) = (beta * delta, beta * pair.chosen, beta * pair.rejected);
+        let bump = |x: f64| sigmoid(x) * sigmoid(-x);
+        match self {
+            PairLoss::Sigmoid | PairLoss::SigmoidNorm => (-log_sigmoid(x), by_delta(-beta * sigmoid(-x))),
+            PairLoss::Hinge => ((1.0 - x).max(0.0), by_delta(if x < 1.0 { -beta } else { 0.0 })),
+            PairLoss::Ipo => {
+                let off = delta - 0.5 / beta;
+                (off * off, by_delta(2.0 * off))
+            }
+            PairLoss::ExoPair => {
+                // TRL takes the two labels in single precision.
+                let label = epsilon as f32;
+                let won = log_sigmoid(x) - f64::from((-label).ln_1p());
+                let lost = log_sigmoid(-x) - f64::from(label.ln());
+                (sigmoid(x) * won + sigmoid(-x) * lost, by_delta(beta * bump(x) * (won - lost)))
+            }
+            PairLoss::NcaPair => {
+                let value = -log_sigmoid(good) - 0.5 * log_sigmoid(-good) - 0.5 * log_sigmoid(-bad);
+                (value, by_rewards(-sigmoid(-good) + 0.5 * sigmoid(good), 0.5 * sigmoid(bad)))
+            }
+            PairLoss::Robust => {
+                let scale = 1.0 / (1.0 - 2.0 * epsilon);
+                let value = (-(1.0 - epsilon) * log_sigmoid(x) + epsilon * log_sigmoid(-x)) * scale;
+                (value, by_delta(-beta * scale * ((1.0 - epsilon) * sigmoid(-x) + epsilon * sigmoid(x))))
+            }
+            PairLoss::BcoPair => (-log_sigmoid(good) - log_sigmoid(-bad), by_rewards(-sigmoid(-good), sigmoid(bad))),
+            PairLoss::SppoHard => {
+                let (won, lost) = (pair.chosen - 0.5 / beta, pair.rejected + 0.5 / beta);
+                (won * won + lost * lost, Slopes { chosen: 2.0 * won, rejected: 2.0 * lost })
+            }
+            PairLoss::ApoZero => (1.0 - sigmoid(good) + sigmoid(bad), by_rewards(-bump(good), bump(bad))),
+            PairLoss::ApoDown => {
+                let apart = bump(good - bad);
+                (sigmoid(good) + 1.0 - sigmoid(good - bad), by_rewards(bump(good) - apart, apart))
+            }
+            PairLoss::Discopop { tau } => {
+                let mix = sigmoid(x / tau);
+                let by_mix = bump(x / tau) / tau;
+                let (logistic, exponential) = (-log_sigmoid(x), (-x).exp());
+                let slope = -sigmoid(-x) * (1.0 - mix) - logistic * by_mix - exponential * mix + exponential * by_mix;
+                (logistic * (1.0 - mix) + exponential * mix, by_delta(beta * slope))
+            }
+            PairLoss::Aot | PairLoss::AotUnpaired | PairLoss::Sft => (0.0, Slopes::default()),
+        }
+    }
+}
+
+/// Values and slopes of the terms that compare two sorted columns; a value stands with the pair that its place in the first column is of.
+pub(super) fn sorted(term: PairLoss, pairs: &[Pair], of: &Preference) -> Vec<(f64, Slopes)> {
+    let order = |column: &dyn Fn(&Pair) -> f64| {
+        let mut order: Vec<usize> = (0..pairs.len()).collect();
+        order.sort_by(|&a, &b| column(&pairs[a]).total_cmp(&column(&pairs[b])));
+        order
+    };
+    let own = |pair: &Pair| pair.log_probs.0 - pair.log_probs.1;
+    let reference = |pair: &Pair| pair.reference.0 - pair.reference.1;
+    let unpaired = term == PairLoss::AotUnpaired;
+    let (first, second) = match unpaired {
+        true => (order(&|pair| pair.chosen), order(&|pair| pair.rejected)),
+        false => (order(&own), order(&reference)),
+    };
+    let (beta, epsilon) = (of.beta, of.label_smoothing);
+    let mut values = vec![(0.0, Slopes::default()); pairs.len()];
+    for (a, b) in first.into_iter().zip(second) {
+        let delta = match unpaired {
+            true => pairs[a].chosen - pairs[b].rejected,
+            false => own(&pairs[a]) - reference(&pairs[b]),
+        };
+        let x = beta * delta;
+        let slope = beta * (epsilon * sigmoid(x) - (1.0 - epsilon) * sigmoid(-x));
+        values[a].0 = -log_sigmoid(x) * (1.0 - epsilon) - log_sigmoid(-x) * epsilon;
+        values[a].1.chosen += slope;
+        values[if unpaired { b } else { a }].1.rejected -= slope;
+    }
+    values
+}
