@@ -10,11 +10,14 @@ pub enum Aggregation {
     /// `m / Σ m` over the whole batch: every trained token counts alike (DAPO; TRL's `dapo` and `bnpo`; verl's `token-mean`).
     #[default]
     TokenMean,
+    /// `m`: a plain sum, whose size grows with the batch (verl's `token-sum`).
+    TokenSum,
     /// `m / Σ_seq m / sequences`: every sequence counts alike (GRPO; TRL's `grpo`; verl's `seq-mean-token-mean`).
     SeqMeanTokenMean,
     /// `m / sequences`: a sequence counts by its length (verl's `seq-mean-token-sum`).
     SeqMeanTokenSum,
-    /// `m / (sequences · max_len)`: a constant, free of length bias (Dr. GRPO; TRL's `dr_grpo`).
+    /// `m / (sequences · max_len)`: a constant, free of length bias (Dr. GRPO; TRL's `dr_grpo`; verl's `seq-mean-token-sum-norm`, whose
+    /// `loss_scale_factor` is `max_len`).
     DrGrpo {
         /// The longest completion that could have been sampled, in tokens.
         max_len: usize,
@@ -23,13 +26,14 @@ pub enum Aggregation {
 
 impl Aggregation {
     /// Weights aligned with `masks` (sequences × their own length). A sequence without trained tokens gets zeros but still counts
-    /// as a sequence, as in TRL.
+    /// as a sequence, as in TRL. verl does not count it: for its number, leave such masks out.
     pub fn token_weights<M: AsRef<[f32]>>(&self, masks: &[M]) -> Vec<Vec<f64>> {
         let mass = |mask: &[f32]| mask.iter().map(|&m| f64::from(m)).sum::<f64>();
         let sequences = masks.len() as f64;
         let total: f64 = masks.iter().map(|mask| mass(mask.as_ref())).sum();
         let denominator = |mask: &[f32]| match self {
             Aggregation::TokenMean => total,
+            Aggregation::TokenSum => 1.0,
             Aggregation::SeqMeanTokenMean => mass(mask) * sequences,
             Aggregation::SeqMeanTokenSum => sequences,
             Aggregation::DrGrpo { max_len } => sequences * *max_len as f64,
@@ -56,6 +60,7 @@ mod tests {
     #[test]
     fn each_mode_divides_by_its_own_denominator() {
         assert_eq!(sums(Aggregation::TokenMean), [0.75, 0.25, 0.0]);
+        assert_eq!(sums(Aggregation::TokenSum), [3.0, 1.0, 0.0]);
         assert_eq!(sums(Aggregation::SeqMeanTokenMean), [1.0 / 3.0, 1.0 / 3.0, 0.0]);
         assert_eq!(sums(Aggregation::SeqMeanTokenSum), [1.0, 1.0 / 3.0, 0.0]);
         assert_eq!(sums(Aggregation::DrGrpo { max_len: 10 }), [0.1, 1.0 / 30.0, 0.0]);

@@ -4,12 +4,17 @@
 //! passed. [`table`] says which is which.
 #![allow(clippy::unwrap_used)]
 
+mod advantages;
+mod aggregation;
 mod case;
 mod corrections;
+mod divergence;
 mod grpo;
+mod masked;
 mod optimizers;
 mod packing;
 mod rewards;
+mod rloo;
 mod rows;
 mod schedules;
 mod supervised;
