@@ -109,8 +109,8 @@ fn keys_that_contradict_each_other_are_errors() {
         "[[train.reject]]\ndivergence = 'k1'\nover = 'max'\nmin = 3\nmax = 2\n[[train.reject]]\nmin = 0.5\n[[train.reject]]\ndivergence = 'k1'",
         "train.correction = { level = 'token' }",
         "train.correction = { kind = 'ice_pop' }\ntrain.gap_halt = 0",
-        "train.baseline = 0.5",
-        "generate.group_size = 1\ntrain = { baseline = 0, advantage_std = 'none' }\n[[filter]]\nkind = 'nonzero_std'",
+        "train.advantage = { kind = 'constant', std = 'group' }",
+        "generate.group_size = 1\ntrain.advantage = { kind = 'constant', baseline = 0 }\n[[filter]]\nkind = 'nonzero_std'",
     ];
     insta::assert_snapshot!(cases.map(also).join("\n\n"));
 }

@@ -5,9 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, anyhow};
 use regex::Regex;
 use rollflow::algo::rewards::{exact_match, numeric_match};
-use rollflow::algo::{
-    Bound, Correction, Decay, Divergence, GapLimits, Importance, Level, OffPolicy, Over, Proximal, Rejection, Scale,
-};
+use rollflow::algo::{Bound, Correction, Decay, Divergence, GapLimits, Importance, Level, OffPolicy, Over, Proximal, Rejection};
 use rollflow::data::{DataBuffer, Pair, arithmetic, jsonl};
 use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::flow::{Capacity, WeightsRx};
@@ -17,9 +15,11 @@ use rollflow::recipe::correction::{self, Reject};
 use rollflow::recipe::generate::RewardRule;
 use rollflow::recipe::model::Model;
 use rollflow::recipe::task::{Arithmetic, Sft, TaskData};
-use rollflow::recipe::train::{AdvantageStd, OnNonfinite, Optimization, ScheduleKind, Train};
+use rollflow::recipe::train::{OnNonfinite, Optimization, ScheduleKind, Train};
 use rollflow::recipe::{self, Plan};
 use rollflow::train::{self, AdamW, NonFinitePolicy};
+
+use crate::advantages;
 
 /// What a tiny model can spell.
 const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n";
@@ -295,22 +295,13 @@ fn local_config(loss: impl Loss + 'static, of: &Optimization, lr: f64, steps: u6
 
 /// The training stage of `grpo`.
 pub fn trainer<B: TrainingBackend>(plan: &Plan, backend: B, checkpoints: Option<PathBuf>) -> Trainer<B> {
-    let scale = match plan.train.advantage_std {
-        AdvantageStd::Group => Scale::Group,
-        AdvantageStd::Batch => Scale::Batch,
-        AdvantageStd::None => Scale::None,
-    };
     let aggregation = match plan.train.aggregation {
         recipe::train::Aggregation::TokenMean => Aggregation::TokenMean,
         recipe::train::Aggregation::SeqMeanTokenMean => Aggregation::SeqMeanTokenMean,
         recipe::train::Aggregation::DrGrpo => Aggregation::DrGrpo { max_len: plan.generate.max_new_tokens },
     };
-    let trainer = Trainer::new(backend);
-    let trainer = match plan.train.baseline {
-        Some(baseline) => trainer.baseline(baseline),
-        None => trainer.group_relative(AdvantageConfig { scale, ..AdvantageConfig::default() }),
-    };
-    let trainer = trainer
+    let trainer = Trainer::new(backend)
+        .advantages(advantages::estimator(&plan.train))
         .aggregation(aggregation)
         .steps(plan.train.steps)
         .sync_every(plan.sync.every)

@@ -1,9 +1,10 @@
 //! `[train]`: the policy-gradient loss and the optimizer.
 
+use super::advantage::Advantage;
 use super::correction::{Correction, Proximal, Reject};
 use super::declare::{choices, section};
 use super::error::RecipeErrors;
-use super::setting::{BELOW_ONE, FINITE_IF_GIVEN, Limit, NOT_NEGATIVE, POSITIVE, SOME, SOME_STEPS, UP_TO_ONE};
+use super::setting::{BELOW_ONE, Limit, NOT_NEGATIVE, POSITIVE, SOME, SOME_STEPS, UP_TO_ONE};
 
 const BETAS: Limit<[f64; 2]> =
     Limit { text: "each 0 or more and below 1", holds: |betas| betas.iter().all(|beta| (0.0..1.0).contains(beta)) };
@@ -26,10 +27,8 @@ section! {
         clip_low: f64 = 0.2, BELOW_ONE;
         /// The probability ratio counts no further above 1 than this.
         clip_high: f64 = 0.2, NOT_NEGATIVE;
-        /// What a reward's distance from its group's mean is divided by.
-        advantage_std: AdvantageStd = AdvantageStd::default();
-        /// Advantages are rewards less this constant (REINFORCE), not less their group's mean; goes with `advantage_std = "none"`.
-        baseline: Option<f64> = None, FINITE_IF_GIVEN;
+        /// What rewards are compared with.
+        advantage: Advantage = Advantage::default();
         /// How tokens weigh in the loss.
         aggregation: Aggregation = Aggregation::default();
         /// What probability ratios are taken against. Left out: `recompute` where `correction` weighs tokens, else `behaviour`.
@@ -45,18 +44,6 @@ section! {
         /// Whether the run refuses to start when generator and trainer disagree about the log-probabilities of a short answer.
         probe: bool = true;
         last optimization: Optimization;
-    }
-}
-
-choices! {
-    /// What advantages are divided by.
-    pub enum AdvantageStd {
-        /// the standard deviation of the group.
-        "group" => Group,
-        /// the standard deviation of the batch.
-        "batch" => Batch,
-        /// nothing.
-        "none" => None,
     }
 }
 
