@@ -112,8 +112,8 @@ fn keys_that_contradict_each_other_are_errors() {
         "train = { top_entropy = 0.5, off_policy_threshold = 1, loss = { kind = 'geo_mean' } }",
         "train.loss = { kind = 'clip_cov', min = 2, max = 1, share = 0 }",
         "train.loss = { kind = 'gpg', clip_low = 0.2 }",
-        "train.baseline = 0.5",
-        "generate.group_size = 1\ntrain = { baseline = 0, advantage_std = 'none' }\n[[filter]]\nkind = 'nonzero_std'",
+        "train.advantage = { kind = 'constant', std = 'group' }",
+        "generate.group_size = 1\ntrain.advantage = { kind = 'constant', baseline = 0 }\n[[filter]]\nkind = 'nonzero_std'",
     ];
     insta::assert_snapshot!(cases.map(also).join("\n\n"));
 }

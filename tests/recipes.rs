@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
+use rollflow::recipe::advantage::{Advantage, Constant, LeaveOneOut};
 use rollflow::recipe::correction::{Correction, Level, MaskedIs, Proximal, Reject, TruncatedIs};
 use rollflow::recipe::generate::{Filter, LengthFilter, MinReward};
 use rollflow::recipe::loss::{self, Gspo, KlCov, Loss};
@@ -209,6 +210,11 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             Loss::KlCov(KlCov { coef: real, ..KlCov::default() }),
         ][choice]
             .clone();
+        plan.train.advantage = match choice {
+            0 => Advantage::default(),
+            1 => Advantage::LeaveOneOut(LeaveOneOut { normalize: flag }),
+            _ => Advantage::Constant(Constant { baseline: -real }),
+        };
         plan.train.proximal = [None, Some(Proximal::Recompute), Some(Proximal::LogLinear)][choice];
         plan.train.correction = match choice {
             0 => Correction::default(),

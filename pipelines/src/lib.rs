@@ -4,6 +4,7 @@
 //! what stages take, [`rewards`] its rewards, [`run_folder`] keeps what a run leaves behind, [`replay`] tries again what a run gave up,
 //! and [`simulate`] tells what a recipe would do.
 
+mod advantages;
 pub mod grpo;
 pub mod parts;
 pub mod replay;

@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow};
 use rollflow::algo;
 use rollflow::algo::{
     BinaryDivergence, Bound, Clip, Correction, Decay, Divergence, GapLimits, Importance, Level, OffPolicy, Over, PolicyLoss,
-    Proximal, RatioLevel, Rejection, Scale, Surrogate, Vespo,
+    Proximal, RatioLevel, Rejection, Surrogate, Vespo,
 };
 use rollflow::data::{DataBuffer, Pair, arithmetic, jsonl};
 use rollflow::engine::{LocalEngine, TokenEngine};
@@ -17,11 +17,12 @@ use rollflow::recipe::correction::{self, Reject};
 use rollflow::recipe::loss::{self, Loss, Moved};
 use rollflow::recipe::model::Model;
 use rollflow::recipe::task::{Arithmetic, Sft, TaskData};
-use rollflow::recipe::train::{AdvantageStd, OnNonfinite, Optimization, ScheduleKind, Train};
+use rollflow::recipe::train::{OnNonfinite, Optimization, ScheduleKind, Train};
 use rollflow::recipe::{self, Plan};
 use rollflow::train::{self, AdamW, NonFinitePolicy};
 
 use crate::rewards;
+use crate::advantages;
 
 /// What a tiny model can spell.
 const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n";
@@ -327,11 +328,6 @@ fn local_config(loss: impl algo::Loss + 'static, of: &Optimization, lr: f64, ste
 
 /// The training stage of `grpo`.
 pub fn trainer<B: TrainingBackend>(plan: &Plan, backend: B, checkpoints: Option<PathBuf>) -> Trainer<B> {
-    let scale = match plan.train.advantage_std {
-        AdvantageStd::Group => Scale::Group,
-        AdvantageStd::Batch => Scale::Batch,
-        AdvantageStd::None => Scale::None,
-    };
     let aggregation = match plan.train.aggregation {
         recipe::train::Aggregation::TokenMean => Aggregation::TokenMean,
         recipe::train::Aggregation::SeqMeanTokenMean => Aggregation::SeqMeanTokenMean,
@@ -339,12 +335,8 @@ pub fn trainer<B: TrainingBackend>(plan: &Plan, backend: B, checkpoints: Option<
         recipe::train::Aggregation::TokenSum => Aggregation::TokenSum,
         recipe::train::Aggregation::DrGrpo => Aggregation::DrGrpo { max_len: plan.generate.max_new_tokens },
     };
-    let trainer = Trainer::new(backend);
-    let trainer = match plan.train.baseline {
-        Some(baseline) => trainer.baseline(baseline),
-        None => trainer.group_relative(AdvantageConfig { scale, ..AdvantageConfig::default() }),
-    };
-    let trainer = trainer
+    let trainer = Trainer::new(backend)
+        .advantages(advantages::estimator(&plan.train))
         .aggregation(aggregation)
         .steps(plan.train.steps)
         .sync_every(plan.sync.every)

@@ -16,7 +16,8 @@ pub enum Aggregation {
     SeqMeanTokenMean,
     /// `m / sequences`: a sequence counts by its length (verl's `seq-mean-token-sum`).
     SeqMeanTokenSum,
-    /// `m / (sequences · max_len)`: a constant, free of length bias (Dr. GRPO; TRL's `dr_grpo`).
+    /// `m / (sequences · max_len)`: a constant, free of length bias (Dr. GRPO; TRL's `dr_grpo`; verl's `seq-mean-token-sum-norm`, whose
+    /// `loss_scale_factor` is `max_len`).
     DrGrpo {
         /// The longest completion that could have been sampled, in tokens.
         max_len: usize,
@@ -25,7 +26,7 @@ pub enum Aggregation {
 
 impl Aggregation {
     /// Weights aligned with `masks` (sequences × their own length). A sequence without trained tokens gets zeros but still counts
-    /// as a sequence, as in TRL.
+    /// as a sequence, as in TRL. verl does not count it: for its number, leave such masks out.
     pub fn token_weights<M: AsRef<[f32]>>(&self, masks: &[M]) -> Vec<Vec<f64>> {
         let mass = |mask: &[f32]| mask.iter().map(|&m| f64::from(m)).sum::<f64>();
         let sequences = masks.len() as f64;

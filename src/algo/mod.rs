@@ -11,8 +11,11 @@ pub mod correction;
 pub mod filters;
 mod gap;
 mod gap_limits;
+mod kl;
+mod kl_control;
 mod logits;
 mod loss;
+mod masked;
 mod off_policy;
 mod policy_loss;
 pub mod preference;
@@ -22,17 +25,24 @@ pub mod rewards;
 mod schedule;
 mod sequence_gap;
 mod sft;
+mod value_loss;
 
 pub use advantages::{
-    AdvantageConfig, AdvantageError, Missing, Scale, advantages, combine_rewards, normalize_then_sum, subtract_baseline,
+    Advantage, AdvantageConfig, AdvantageError, Estimator, Lone, Missing, Returns, Rules, Scale, ScoredGroup, advantages,
+    best_of_group, combine_rewards, gae, gpg, leave_one_out, normalize_then_sum, normalized, optimal_baseline, pass_at_k,
+    rank_based, reinforce_plus_plus, reinforce_plus_plus_baseline, reinforce_plus_plus_outcome, remax, rewards_to_go,
+    subtract_baseline,
 };
 pub use aggregation::Aggregation;
 pub use answers::{extract_answer, is_correct, parse_number};
 pub use correction::{Bound, Correction, CorrectionMetrics, Divergence, Importance, Level, Over, Rejection};
 pub use gap::{ComparedToken, LagGap, LogProbGap};
 pub use gap_limits::{GapDiagnosis, GapLimits, GapVerdict};
+pub use kl::{Kl, KlForm, KlFunction, KlTerms, kl_per_token, mean_kl, rewards_less_kl};
+pub use kl_control::{AdaptiveKl, KlControlError};
 pub use logits::{entropy, log_softmax_at};
 pub use loss::{Loss, LossError, LossInputs, LossMetrics, LossOutput};
+pub use masked::{masked_mean, masked_sum, masked_variance, whiten};
 pub use off_policy::{Anchors, OffPolicy, Proximal};
 pub use policy_loss::{BinaryDivergence, Clip, Grpo, PolicyGradient, PolicyLoss, RatioLevel, Surrogate, Vespo};
 pub use preference::{PairInputs, PairLoss, PairOutput, Preference, ScoreDivergence};
@@ -41,3 +51,4 @@ pub use reward_model::{PairwiseReward, pairwise_reward};
 pub use schedule::{Decay, Schedule, ScheduleError};
 pub use sequence_gap::SequenceGap;
 pub use sft::{CrossEntropy, DynamicFineTuning, perplexity, smoothed_cross_entropy};
+pub use value_loss::{ValueLoss, value_loss};

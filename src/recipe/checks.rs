@@ -10,7 +10,7 @@ use super::reward::{Combine, Composition, PartRule, RewardRule};
 use super::section::Findings;
 use super::setting::{Problem, Setting};
 use super::task::{Arithmetic, Sft, TaskData};
-use super::train::{AdvantageStd, Schedule, Train};
+use super::train::{Schedule, Train};
 
 /// All pairs of longer numbers would not fit a machine's memory.
 const MOST_DIGITS_LISTED: u32 = 3;
@@ -121,7 +121,6 @@ fn schedule(section: &str, steps: u64, schedule: &Schedule, note: Note) {
 fn grpo(plan: &Plan, note: Note) {
     let Train { steps, optimization, .. } = &plan.train;
     schedule("train", *steps, &optimization.schedule, note);
-    baseline(plan, note);
     group(plan, note);
     filters(plan, note);
     if let RewardRule::Parts(of) = &plan.reward.rule {
@@ -139,22 +138,9 @@ fn grpo(plan: &Plan, note: Note) {
     }
 }
 
-fn baseline(plan: &Plan, note: Note) {
-    let Train { baseline: Some(baseline), advantage_std, .. } = plan.train else { return };
-    if advantage_std != AdvantageStd::None {
-        let message = format!(
-            "`train.baseline` is {baseline:?}, but `train.advantage_std` is \"{}\": a reward is compared with a constant or with its \
-             group, not with both",
-            advantage_std.word()
-        );
-        let help = "set train.advantage_std = \"none\", or leave the baseline out";
-        note("train.baseline", &["train.advantage_std"], message, help);
-    }
-}
-
 fn group(plan: &Plan, note: Note) {
     let dropped = plan.filter.iter().any(|filter| matches!(filter, Filter::NonzeroStd(_)));
-    if plan.generate.group_size == 1 && plan.train.baseline.is_some() {
+    if plan.generate.group_size == 1 && !plan.train.advantage.needs_siblings() {
         if dropped {
             let message = "`generate.group_size` is 1: the filter nonzero_std would drop every group".to_owned();
             note("generate.group_size", &["filter"], message, "leave the filter out, or make it 2 or more");
@@ -162,7 +148,8 @@ fn group(plan: &Plan, note: Note) {
     } else if plan.generate.group_size == 1 {
         let so = if dropped { "and the filter nonzero_std would drop every group" } else { "so nothing would be learnt" };
         let message = format!("`generate.group_size` is 1: a single answer is its own mean, its advantage is always 0, {so}");
-        note("generate.group_size", &["pipeline", "filter"], message, "make it 2 or more; 8 is common; or set train.baseline");
+        let help = "make it 2 or more; 8 is common; or set train.advantage = { kind = \"constant\", baseline = 0.5 }";
+        note("generate.group_size", &["pipeline", "filter"], message, help);
     } else if plan.generate.temperature == 0.0 {
         let message = "`generate.temperature` is 0: all answers of a group would be the same".to_owned();
         note("generate.temperature", &["pipeline"], message, "make it above 0; 1 samples from the model itself");

@@ -4,6 +4,7 @@
 //! that contradict each other, each with file, line and column and what to do. Every key is declared once, in [`plan`] and its
 //! sections; the reader, the resolved recipe and docs/recipes.md follow from the declaration.
 
+pub mod advantage;
 mod checks;
 pub mod correction;
 mod declare;

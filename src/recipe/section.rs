@@ -152,7 +152,8 @@ impl Reader<'_> {
                 section => format!("in [{section}]"),
             };
             let known = format!("known keys here: {}", self.known.join(", "));
-            let elsewhere = sections_with(key);
+            let mut elsewhere = sections_with(key);
+            elsewhere.retain(|section| *section != format!("[{}]", self.path));
             let help = match nearest(key, &self.known) {
                 Some(name) => format!("did you mean `{name}`? {known}"),
                 None if !elsewhere.is_empty() => format!("`{key}` is a key of {}; {known}", elsewhere.join(" and ")),

@@ -1,5 +1,6 @@
 //! `[train]`: the policy-gradient loss and the optimizer.
 
+use super::advantage::Advantage;
 use super::correction::{Correction, Proximal, Reject};
 use super::declare::{choices, section};
 use super::error::RecipeErrors;
@@ -32,10 +33,8 @@ section! {
         top_entropy: f64 = 1.0, SHARE;
         /// Answers of negative advantage are not trained on where their log-probabilities have fallen by more than this in the mean.
         off_policy_threshold: Option<f64> = None, FINITE_IF_GIVEN;
-        /// What a reward's distance from its group's mean is divided by.
-        advantage_std: AdvantageStd = AdvantageStd::default();
-        /// Advantages are rewards less this constant (REINFORCE), not less their group's mean; goes with `advantage_std = "none"`.
-        baseline: Option<f64> = None, FINITE_IF_GIVEN;
+        /// What rewards are compared with.
+        advantage: Advantage = Advantage::default();
         /// How tokens weigh in the loss.
         aggregation: Aggregation = Aggregation::default();
         /// What probability ratios are taken against. Left out: `recompute` where `correction` weighs tokens, else `behaviour`.
@@ -51,18 +50,6 @@ section! {
         /// Whether the run refuses to start when generator and trainer disagree about the log-probabilities of a short answer.
         probe: bool = true;
         last optimization: Optimization;
-    }
-}
-
-choices! {
-    /// What advantages are divided by.
-    pub enum AdvantageStd {
-        /// the standard deviation of the group.
-        "group" => Group,
-        /// the standard deviation of the batch.
-        "batch" => Batch,
-        /// nothing.
-        "none" => None,
     }
 }
 

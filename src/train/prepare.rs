@@ -1,7 +1,7 @@
 //! From what pipelines carry to what backends read.
 
 use super::{CollateError, SampleId, TrainBatch, collate};
-use crate::algo::{AdvantageConfig, AdvantageError, Aggregation, advantages, subtract_baseline};
+use crate::algo::{AdvantageError, Aggregation, Estimator, ScoredGroup};
 use crate::data::{Batch, Sample};
 
 /// A batch that can't be learned from.
@@ -31,40 +31,43 @@ pub fn prepare_sft_batch(samples: &[Sample]) -> Result<TrainBatch, CollateError>
 /// Compares the samples of each group, writes down their advantages, and collates all groups.
 pub fn prepare_grpo_batch(
     batch: &mut Batch,
-    config: &AdvantageConfig,
+    estimator: &dyn Estimator,
     aggregation: Aggregation,
 ) -> Result<TrainBatch, PrepareError> {
-    assign_advantages(batch, config)?;
+    assign_advantages(batch, estimator)?;
     let samples: Vec<&Sample> = batch.samples().collect();
     Ok(collate(&samples, aggregation)?)
 }
 
-/// Sets every sample's advantage from its group's rewards.
-pub fn assign_advantages(batch: &mut Batch, config: &AdvantageConfig) -> Result<(), PrepareError> {
+/// Sets every sample's advantage from the batch's rewards.
+pub fn assign_advantages(batch: &mut Batch, estimator: &dyn Estimator) -> Result<(), PrepareError> {
     let rewards: Vec<Vec<f64>> = batch.groups.iter().map(|group| group.rewards()).collect();
-    let values = advantages(&rewards, config).map_err(|error| match error {
+    let lengths: Vec<Vec<f64>> =
+        batch.groups.iter().map(|group| group.samples.iter().map(|sample| sample.response_length() as f64).collect()).collect();
+    let groups: Vec<ScoredGroup> =
+        rewards.iter().zip(&lengths).map(|(rewards, lengths)| ScoredGroup { rewards, lengths }).collect();
+    let values = estimator.estimate(&groups).map_err(|error| match error {
         AdvantageError::NonFinite { group, sample, value } => {
             PrepareError::Reward { id: SampleId::of(&batch.groups[group].samples[sample]), value }
         }
         error => PrepareError::Advantage(error),
     })?;
+    one_each(&rewards, &values)?;
     let samples = batch.groups.iter_mut().flat_map(|group| &mut group.samples);
     samples.zip(values.into_iter().flatten()).for_each(|(sample, value)| sample.advantage = Some(value));
     Ok(())
 }
 
-/// Sets every sample's advantage to its reward less `baseline`, one constant for all.
-pub fn assign_constant_baseline(batch: &mut Batch, baseline: f64) -> Result<(), PrepareError> {
-    for group in &mut batch.groups {
-        let values = subtract_baseline(&group.rewards(), baseline);
-        for (sample, value) in group.samples.iter_mut().zip(values) {
-            if !value.is_finite() {
-                return Err(PrepareError::Reward { id: SampleId::of(sample), value: sample.reward.unwrap_or(f64::NAN) });
-            }
-            sample.advantage = Some(value);
-        }
+/// Refuses what an estimator of the user's own gave, unless it is one value per reward.
+fn one_each(rewards: &[Vec<f64>], values: &[Vec<f64>]) -> Result<(), PrepareError> {
+    let count = |what: String, found| Err(PrepareError::Advantage(AdvantageError::Count { what, found }));
+    if values.len() != rewards.len() {
+        return count(format!("{} groups", rewards.len()), values.len());
     }
-    Ok(())
+    match rewards.iter().zip(values).find(|(rewards, values)| rewards.len() != values.len()) {
+        Some((rewards, values)) => count(format!("a group of {}", rewards.len()), values.len()),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -72,7 +75,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::algo::Scale;
+    use crate::algo::{Advantage, AdvantageConfig, Scale};
     use crate::data::{Group, Prompt};
 
     fn batch(rewards: &[&[Option<f64>]]) -> Batch {
@@ -102,12 +105,37 @@ mod tests {
 
     #[test]
     fn a_constant_baseline_knows_no_groups() {
+        let constant = Advantage::Constant { baseline: 0.25 };
         let mut scored = batch(&[&[Some(1.0), Some(1.0)], &[Some(0.0)]]);
-        assign_constant_baseline(&mut scored, 0.25).unwrap();
+        assign_advantages(&mut scored, &constant).unwrap();
         let advantages: Vec<Option<f64>> = scored.samples().map(|sample| sample.advantage).collect();
         assert_eq!(advantages, [0.75, 0.75, -0.25].map(Some));
-        let error = assign_constant_baseline(&mut batch(&[&[Some(1.0), None]]), 0.25).unwrap_err();
+        let error = assign_advantages(&mut batch(&[&[Some(1.0), None]]), &constant).unwrap_err();
         assert!(matches!(error, PrepareError::Reward { value, .. } if value.is_nan()), "law N4: {error}");
+    }
+
+    #[test]
+    fn answers_weigh_by_their_trained_tokens() {
+        // Samples have one and two tokens.
+        let mut scored = batch(&[&[Some(1.0), Some(0.25)]]);
+        assign_advantages(&mut scored, &Advantage::OptimalBaseline).unwrap();
+        assert_eq!(scored.groups[0].samples[0].advantage, Some(0.5));
+    }
+
+    #[test]
+    fn a_closure_estimates_and_must_give_one_value_a_sample() {
+        let first_wins = |groups: &[ScoredGroup]| -> Result<Vec<Vec<f64>>, AdvantageError> {
+            Ok(groups.iter().map(|group| (0..group.rewards.len()).map(|at| f64::from(u8::from(at == 0))).collect()).collect())
+        };
+        let mut scored = batch(&[&[Some(1.0), Some(0.0)], &[Some(0.5)]]);
+        assign_advantages(&mut scored, &first_wins).unwrap();
+        assert_eq!(scored.samples().map(|sample| sample.advantage).collect::<Vec<_>>(), [1.0, 0.0, 1.0].map(Some));
+        let short = |groups: &[ScoredGroup]| -> Result<Vec<Vec<f64>>, AdvantageError> { Ok(vec![vec![0.0]; groups.len()]) };
+        let error = assign_advantages(&mut scored, &short).unwrap_err();
+        assert_eq!(error.to_string(), "the estimator gave 1 advantages for a group of 2; give one per sample, group by group");
+        let none = |_: &[ScoredGroup]| -> Result<Vec<Vec<f64>>, AdvantageError> { Ok(Vec::new()) };
+        let error = assign_advantages(&mut scored, &none).unwrap_err();
+        assert_eq!(error.to_string(), "the estimator gave 0 advantages for 2 groups; give one per sample, group by group");
     }
 
     #[test]

@@ -4,13 +4,18 @@
 //! passed. [`table`] says which is which.
 #![allow(clippy::unwrap_used)]
 
+mod advantages;
+mod aggregation;
 mod case;
 mod corrections;
+mod divergence;
 mod grpo;
+mod masked;
 mod optimizers;
 mod packing;
 mod preference;
 mod rewards;
+mod rloo;
 mod rows;
 mod schedules;
 mod supervised;

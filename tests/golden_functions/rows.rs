@@ -1,15 +1,15 @@
-//! TRL's row-wise helpers: log-probability of one token, entropy.
+//! TRL's and verl's row-wise helpers: log-probability of one token, entropy.
 
 use rollflow::algo::{entropy, log_softmax_at};
 
 use crate::case::{Case, tensor};
 
 pub fn utils(case: &Case) -> Result<(), String> {
-    case.only("inputs", &["logits", "index"])?;
+    case.only("inputs", &["logits", "index", "labels"])?;
     let logits = case.needed("logits")?;
     let vocab = *logits.shape.last().ok_or("logits are a scalar")?;
     let rows = logits.data.chunks(vocab);
-    let actual: Vec<f64> = match case.input("index") {
+    let actual: Vec<f64> = match case.input("index").or(case.input("labels")) {
         Some(index) => rows.zip(&index.data).map(|(row, &index)| log_softmax_at(row, index as usize)).collect(),
         None => rows.map(entropy).collect(),
     };

@@ -1,7 +1,10 @@
 //! Which kinds of which family we claim, and what runs them.
 
 use crate::case::Case;
-use crate::{corrections, grpo, optimizers, preference, rewards, rows, schedules, supervised, verl, warpers};
+use crate::{
+    advantages, aggregation, corrections, divergence, grpo, masked, optimizers, preference, rewards, rloo, rows, schedules, supervised, verl,
+    warpers,
+};
 
 pub type Runner = fn(&Case) -> Result<(), String>;
 
@@ -43,6 +46,45 @@ pub const CLAIMED: &[(&str, &[&str])] = &[
         "trl_grpo_advantages",
         &["scale_rewards=group", "scale_rewards=batch", "scale_rewards=none", "normalize_then_sum", "mask_truncated_completions"],
     ),
+    ("trl_rloo", &["rloo_loss", "rloo_advantages"]),
+    (
+        "verl_advantages",
+        &[
+            "gae",
+            "gae_outcome",
+            "gae_with_holes(observation tokens)",
+            "grpo",
+            "grpo_vectorized",
+            "rloo",
+            "rloo_vectorized",
+            "reinforce_plus_plus",
+            "reinforce_plus_plus_baseline",
+            "opo",
+            "remax",
+            "gpg",
+            "grpo_passk",
+            "compute_rewards(kl in reward)",
+        ],
+    ),
+    (
+        "verl_kl_agg_value",
+        &[
+            "kl_penalty",
+            "adaptive_kl_controller",
+            "agg_loss",
+            "value_loss",
+            "entropy_loss",
+            "entropy_from_logits",
+            "logprobs_from_logits_v2",
+            "masked_mean",
+            "masked_mean_axis",
+            "masked_sum",
+            "masked_var",
+            "masked_var_biased",
+            "masked_whiten",
+            "masked_whiten_noshift",
+        ],
+    ),
     ("trl_vllm_is_correction", &["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]),
     ("verl_rollout_correction", &["is", "rs", "offpolicy_metrics"]),
     ("trl_sft_loss", &["nll", "dft", "label_smoothing"]),
@@ -60,6 +102,24 @@ pub fn runner(case: &Case) -> Option<Runner> {
     Some(match *family {
         "trl_grpo_loss" => grpo::loss,
         "trl_grpo_advantages" => rewards::advantages,
+        "trl_rloo" if case.kind() == "rloo_loss" => rloo::loss,
+        "trl_rloo" => rloo::advantages,
+        "verl_advantages" => match case.kind() {
+            "gae" | "gae_outcome" | "gae_with_holes(observation tokens)" | "reinforce_plus_plus" | "remax" => {
+                advantages::by_token
+            }
+            "compute_rewards(kl in reward)" => advantages::rewards,
+            _ => advantages::by_group,
+        },
+        "verl_kl_agg_value" => match case.kind() {
+            "kl_penalty" => divergence::penalty,
+            "adaptive_kl_controller" => divergence::controller,
+            "agg_loss" => aggregation::losses,
+            "value_loss" => aggregation::values,
+            "entropy_loss" => aggregation::entropies,
+            "entropy_from_logits" | "logprobs_from_logits_v2" => rows::utils,
+            _ => masked::statistics,
+        },
         "trl_vllm_is_correction" => corrections::trl,
         "verl_rollout_correction" => match case.kind() {
             "is" => corrections::weights,

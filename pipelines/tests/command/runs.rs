@@ -256,11 +256,31 @@ fn parts_of_a_reward_are_logged_apart() {
 fn a_constant_baseline_is_what_rewards_are_compared_with() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
-    let sets = ["train.baseline=0.25", "train.advantage_std=none", "generate.group_size=1", "observe.rollouts_every=1"];
+    let advantage = ["train.advantage.kind=constant", "train.advantage.baseline=0.25"];
+    let sets = [&advantage[..], &["generate.group_size=1", "observe.rollouts_every=1"]].concat();
     let ended = rollflow(&run_args(GRPO, &run, &sets));
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     let rollouts: Vec<_> = read_rollouts(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
     assert_eq!(rollouts.len(), 3 * 4, "three steps of four lone samples");
     assert!(rollouts.iter().all(|rollout| rollout.advantage == rollout.reward.map(|reward| reward - 0.25)), "R014");
     assert!(rows(&run).iter().all(|row| row["grad_norm"].as_f64().unwrap() > 0.0), "a lone sample teaches something");
+}
+
+#[test]
+fn rewards_are_compared_as_the_recipe_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let sets = ["train.advantage.kind=leave_one_out", "filter=[]", "train.steps=1", "observe.rollouts_every=1"];
+    let ended = rollflow(&run_args(GRPO, &run, &sets));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let rollouts: Vec<_> = read_rollouts(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    assert!(rollouts.iter().any(|rollout| rollout.advantage != Some(0.0)), "some earn more than others");
+    for rollout in &rollouts {
+        let group: Vec<f64> =
+            rollouts.iter().filter(|other| other.group == rollout.group).map(|other| other.reward.unwrap()).collect();
+        let (own, others) = (rollout.reward.unwrap(), (group.len() - 1) as f64);
+        assert!(others >= 1.0, "a group has siblings");
+        let expected = own - (group.iter().sum::<f64>() - own) / others;
+        assert!((rollout.advantage.unwrap() - expected).abs() < 1e-12, "{rollout:?}");
+    }
 }

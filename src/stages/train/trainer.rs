@@ -12,14 +12,11 @@ use std::time::Instant;
 
 use super::saving::{Resumed, Saving, Unsaved};
 use super::stale::{OnStale, within_bound};
-use crate::algo::{AdvantageConfig, Aggregation, GapDiagnosis, GapLimits, GapVerdict};
+use crate::algo::{AdvantageConfig, Aggregation, Estimator, GapDiagnosis, GapLimits, GapVerdict};
 use crate::data::{Batch, Sample, Version};
 use crate::flow::{Io, Message, Stage, StageError, StageSpec};
 use crate::stages::{Admission, Totals};
-use crate::train::{
-    ForwardBackward, OptimStep, PrepareError, Snapshot, TrainBatch, TrainError, TrainingBackend, assign_advantages,
-    assign_constant_baseline, collate,
-};
+use crate::train::{ForwardBackward, OptimStep, Snapshot, TrainBatch, TrainError, TrainingBackend, assign_advantages, collate};
 
 /// A batch after its step. The first message of a run has step 0 and an empty batch, and brings the first weights.
 #[derive(Debug)]
@@ -52,7 +49,7 @@ impl<W: Send + Sync + 'static> Message for Trained<W> {
 pub struct Trainer<B> {
     backend: B,
     aggregation: Aggregation,
-    advantages: Option<Advantages>,
+    advantages: Option<Box<dyn Estimator>>,
     steps: Option<u64>,
     target_reward: Option<f64>,
     sync_every: u64,
@@ -64,21 +61,6 @@ pub struct Trainer<B> {
     on_stale: OnStale,
     resumed: Option<Resumed>,
     threads: usize,
-}
-
-/// What rewards are compared with.
-enum Advantages {
-    Group(AdvantageConfig),
-    Constant(f64),
-}
-
-impl Advantages {
-    fn assign(&self, batch: &mut Batch) -> Result<(), PrepareError> {
-        match self {
-            Advantages::Group(config) => assign_advantages(batch, config),
-            Advantages::Constant(baseline) => assign_constant_baseline(batch, *baseline),
-        }
-    }
 }
 
 /// Steps over which a target reward must hold: fewer would stop at a lucky batch.
@@ -106,14 +88,14 @@ impl<B: TrainingBackend> Trainer<B> {
         }
     }
 
-    /// Compares each group's rewards first (GRPO).
-    pub fn group_relative(self, config: AdvantageConfig) -> Self {
-        Trainer { advantages: Some(Advantages::Group(config)), ..self }
+    /// Compares rewards first, in this way: one of [`Advantage`](crate::algo::Advantage), or a closure.
+    pub fn advantages(self, estimator: impl Estimator + 'static) -> Self {
+        Trainer { advantages: Some(Box::new(estimator)), ..self }
     }
 
-    /// Compares each reward with this constant, whatever else its group earned (REINFORCE).
-    pub fn baseline(self, baseline: f64) -> Self {
-        Trainer { advantages: Some(Advantages::Constant(baseline)), ..self }
+    /// Compares rewards with the mean of their group (GRPO).
+    pub fn group_relative(self, config: AdvantageConfig) -> Self {
+        self.advantages(config)
     }
 
     /// How tokens weigh against each other.
@@ -199,7 +181,7 @@ impl<B: TrainingBackend> Trainer<B> {
         let started = Instant::now();
         let version = self.backend.state().weight_version;
         if let Some(advantages) = &self.advantages {
-            advantages.assign(&mut batch)?;
+            assign_advantages(&mut batch, advantages.as_ref())?;
         }
         let samples: Vec<&Sample> = batch.samples().collect();
         let mut prepared = Arc::new(collate(&samples, self.aggregation)?.at_version(version));

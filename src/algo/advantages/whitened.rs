@@ -1,0 +1,104 @@
+//! REINFORCE++: returns or centred rewards, whitened over all trained tokens of the batch.
+
+use std::ops::Range;
+
+use super::centred::same_shape;
+use super::error::AdvantageError;
+use super::returns::{Returns, rewards_to_go};
+use super::rules::{Rules, over_scored, zero_missing};
+use super::statistics::mean;
+use crate::algo::masked::whiten;
+
+/// `A = whiten(G)`, where `G_t = r_t + γ G_{t+1}` are the discounted rewards to go (Hu, REINFORCE++, 2025).
+///
+/// Shapes: columns with one entry per token, tiled by `sequences`. Equals verl 0.9's `reinforce_plus_plus`.
+pub fn reinforce_plus_plus(
+    rewards: &[f64],
+    mask: &[f32],
+    sequences: &[Range<usize>],
+    gamma: f64,
+) -> Result<Returns, AdvantageError> {
+    let returns = rewards_to_go(rewards, mask, sequences, gamma)?;
+    let advantages = trained(whiten(&returns, mask, true), mask);
+    Ok(Returns { advantages, returns })
+}
+
+/// `A = whiten(r)` for one reward a sample: [`reinforce_plus_plus`] with γ = 1, where every token's return is its sample's reward. A
+/// sample weighs in the batch's mean and deviation by its trained tokens.
+///
+/// Shapes: groups × samples in, with `lengths` in trained tokens aligned to them; the same out.
+pub fn reinforce_plus_plus_outcome<G: AsRef<[f64]>, L: AsRef<[f64]>>(
+    groups: &[G],
+    lengths: &[L],
+    rules: Rules,
+) -> Result<Vec<Vec<f64>>, AdvantageError> {
+    whiten_samples(over_scored(groups, rules.missing, |_, group| group.rewards.clone())?, lengths)
+}
+
+/// `A = whiten(r − mean_group)`: centred by group, scaled by the batch (REINFORCE++-baseline). A sample weighs in the batch's mean and
+/// deviation by its trained tokens.
+///
+/// Shapes: groups × samples in, with `lengths` in trained tokens aligned to them; the same out. Equals verl 0.9's
+/// `reinforce_plus_plus_baseline` with [`Lone::Nothing`](super::Lone::Nothing).
+pub fn reinforce_plus_plus_baseline<G: AsRef<[f64]>, L: AsRef<[f64]>>(
+    groups: &[G],
+    lengths: &[L],
+    rules: Rules,
+) -> Result<Vec<Vec<f64>>, AdvantageError> {
+    let centred = over_scored(groups, rules.missing, |_, group| {
+        let mean = group.or_lone(rules.lone, mean);
+        group.rewards.iter().map(|reward| reward - mean).collect()
+    })?;
+    whiten_samples(centred, lengths)
+}
+
+/// Whitens one value a sample as if it stood at each of its tokens; NaN is left out and becomes 0.
+fn whiten_samples<L: AsRef<[f64]>>(values: Vec<Vec<f64>>, lengths: &[L]) -> Result<Vec<Vec<f64>>, AdvantageError> {
+    same_shape(&values, lengths)?;
+    let lengths = lengths.iter().flat_map(|lengths| lengths.as_ref());
+    let flat = values.concat();
+    let weights: Vec<f32> = lengths.zip(&flat).map(|(&length, value)| if value.is_nan() { 0.0 } else { length as f32 }).collect();
+    let mut whitened = whiten(&flat, &weights, true).into_iter();
+    Ok(zero_missing(values.iter().map(|group| whitened.by_ref().take(group.len()).collect()).collect()))
+}
+
+/// 0 where nothing is trained.
+fn trained(values: Vec<f64>, mask: &[f32]) -> Vec<f64> {
+    values.into_iter().zip(mask).map(|(value, &mask)| if mask > 0.0 { value * f64::from(mask) } else { 0.0 }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Missing;
+    use super::*;
+
+    #[test]
+    fn an_outcome_is_a_return_of_every_token_without_discount() {
+        let (groups, lengths) = ([[1.0, 0.0], [0.25, 0.5]], [[2.0, 1.0], [3.0, 1.0]]);
+        let outcome = reinforce_plus_plus_outcome(&groups, &lengths, Rules::default()).unwrap().concat();
+        let rewards = [0.0, 1.0, 0.0, 0.0, 0.0, 0.25, 0.5];
+        let tokens = reinforce_plus_plus(&rewards, &[1.0; 7], &[0..2, 2..3, 3..6, 6..7], 1.0).unwrap();
+        for (token, sample) in [0, 0, 1, 2, 2, 2, 3].into_iter().enumerate() {
+            assert!((tokens.advantages[token] - outcome[sample]).abs() < 1e-12, "token {token}");
+        }
+    }
+
+    #[test]
+    fn equal_rewards_and_lone_samples_teach_nothing() {
+        for rewards in [&[0.1; 5][..], &[3.0], &[]] {
+            let lengths = [vec![4.0; rewards.len()]];
+            let zeros = [vec![0.0; rewards.len()]];
+            assert_eq!(reinforce_plus_plus_outcome(&[rewards], &lengths, Rules::default()).unwrap(), zeros);
+            assert_eq!(reinforce_plus_plus_baseline(&[rewards], &lengths, Rules::default()).unwrap(), zeros);
+        }
+    }
+
+    #[test]
+    fn unscored_samples_stay_out_of_the_batch() {
+        let rules = Rules { missing: Missing::Zero, ..Rules::default() };
+        let with = reinforce_plus_plus_baseline(&[[1.0, 0.0, f64::NAN]], &[[2.0, 1.0, 9.0]], rules).unwrap();
+        let without = reinforce_plus_plus_baseline(&[[1.0, 0.0]], &[[2.0, 1.0]], rules).unwrap();
+        assert_eq!(with[0], [without[0][0], without[0][1], 0.0]);
+        assert!(reinforce_plus_plus_outcome(&[[1.0, f64::NAN]], &[[1.0, 1.0]], Rules::default()).is_err());
+    }
+}

@@ -1,0 +1,201 @@
+//! KlFunction from a reference policy, token by token, as a value and its derivative.
+
+use serde::{Deserialize, Serialize};
+
+use super::masked::masked_mean;
+
+/// Which estimate, with `d = θ − ref` (Schulman, Approximating KL KlFunction, 2020).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KlForm {
+    /// `d`: unbiased, of either sign (verl's `kl`, `k1`). As a loss its expected gradient is 0 on policy.
+    K1,
+    /// `|d|` (verl's `abs`).
+    Abs,
+    /// `d² / 2`: of least variance near the reference; its gradient is the divergence's own (verl's `mse`, `k2`).
+    K2,
+    /// `e^−d − 1 + d`: unbiased and never negative (TRL's per-token divergence).
+    #[default]
+    K3,
+    /// k3 with `−d` cut to ±20 and the value to ±10 (verl's `low_var_kl`, `k3`). No gradient where it is cut.
+    LowVariance,
+}
+
+/// A per-token divergence and its derivative with respect to θ. Finite for every pair of finite log-probabilities, but for [`KlForm::K3`],
+/// which overflows beyond d = −709.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Kl {
+    /// The estimate.
+    pub form: KlForm,
+    /// Keeps the value and takes k2's derivative, the only one whose expectation is the divergence's own gradient:
+    /// `k2 − sg(k2) + sg(value)` (verl's `k1+`, `k3+`, `abs+`).
+    pub straight_through: bool,
+    /// Counts no further than this, and pulls no further.
+    pub truncate: Option<f64>,
+    /// KlFunction counts in full where the reference gives the token at least this probability, and in proportion below: a reference that
+    /// hardly knows the token has little to say. 0 counts all in full.
+    pub confidence: f64,
+}
+
+/// A divergence per token of some tokens.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct KlTerms {
+    /// Its value.
+    pub values: Vec<f64>,
+    /// Its derivative with respect to θ.
+    pub slopes: Vec<f64>,
+}
+
+/// Something that measures how far a token's log-probability is from the reference's: [`Kl`], or a closure
+/// `Fn(log_prob, reference) -> (value, derivative)`.
+pub trait KlFunction: Send + Sync {
+    /// The value, and its derivative with respect to `log_prob`.
+    fn token(&self, log_prob: f64, reference: f64) -> (f64, f64);
+}
+
+impl<F: Fn(f64, f64) -> (f64, f64) + Send + Sync> KlFunction for F {
+    fn token(&self, log_prob: f64, reference: f64) -> (f64, f64) {
+        self(log_prob, reference)
+    }
+}
+
+impl From<KlForm> for Kl {
+    fn from(form: KlForm) -> Self {
+        Kl { form, ..Kl::default() }
+    }
+}
+
+impl KlForm {
+    /// Value and derivative with respect to d.
+    fn of(self, d: f64) -> (f64, f64) {
+        match self {
+            KlForm::K1 => (d, 1.0),
+            KlForm::Abs => (d.abs(), if d == 0.0 { 0.0 } else { d.signum() }),
+            KlForm::K2 => (0.5 * d * d, d),
+            KlForm::K3 => ((-d).exp() - 1.0 + d, 1.0 - (-d).exp()),
+            KlForm::LowVariance => {
+                let cut = (-d).clamp(-20.0, 20.0);
+                let value = cut.exp() - cut - 1.0;
+                let free = cut == -d && value <= 10.0;
+                (value.min(10.0), if free { 1.0 - cut.exp() } else { 0.0 })
+            }
+        }
+    }
+}
+
+impl KlFunction for Kl {
+    fn token(&self, log_prob: f64, reference: f64) -> (f64, f64) {
+        let d = log_prob - reference;
+        let (mut value, mut slope) = self.form.of(d);
+        if self.straight_through {
+            slope = d;
+        }
+        if let Some(most) = self.truncate
+            && value > most
+        {
+            (value, slope) = (most, 0.0);
+        }
+        let weight = if self.confidence > 0.0 { (reference.exp() / self.confidence).min(1.0) } else { 1.0 };
+        (weight * value, weight * slope)
+    }
+}
+
+/// The divergence of every token. Shapes: two aligned columns in, two out.
+pub fn kl_per_token(log_probs: &[f64], reference: &[f64], kl: &dyn KlFunction) -> KlTerms {
+    let (values, slopes) = log_probs.iter().zip(reference).map(|(&own, &other)| kl.token(own, other)).unzip();
+    KlTerms { values, slopes }
+}
+
+/// The mean divergence over the tokens that `mask` lets through; 0 where it lets none.
+pub fn mean_kl(log_probs: &[f64], reference: &[f64], mask: &[f32], kl: &dyn KlFunction) -> f64 {
+    masked_mean(&kl_per_token(log_probs, reference, kl).values, mask)
+}
+
+/// `r_t − coef · kl_t`: divergence as a cost in the reward, where advantages see it, and not in the loss. Its coefficient is another than
+/// a loss's. Equals verl 0.9's `compute_rewards` (k1, behaviour against reference); summed over a sequence and taken from its reward,
+/// TRL's `RLOOTrainer` with `beta` above 0.
+pub fn rewards_less_kl(rewards: &[f64], log_probs: &[f64], reference: &[f64], coef: f64, kl: &dyn KlFunction) -> Vec<f64> {
+    let costs = kl_per_token(log_probs, reference, kl).values;
+    rewards.iter().zip(costs).map(|(reward, cost)| reward - coef * cost).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const FORMS: [KlForm; 5] = [KlForm::K1, KlForm::Abs, KlForm::K2, KlForm::K3, KlForm::LowVariance];
+
+    #[test]
+    fn equal_policies_do_not_diverge() {
+        for form in FORMS {
+            assert_eq!(Kl::from(form).token(-1.5, -1.5).0, 0.0, "{form:?}");
+        }
+    }
+
+    #[test]
+    fn extremes_stay_finite_and_stop_pulling_where_they_are_cut() {
+        let low_variance = Kl::from(KlForm::LowVariance);
+        assert_eq!([-1e3, -30.0, 1e3].map(|d| low_variance.token(d, 0.0)), [(10.0, 0.0); 3]);
+        let truncated = Kl { truncate: Some(0.5), ..Kl::from(KlForm::K1) };
+        assert_eq!([truncated.token(2.0, 0.0), truncated.token(0.25, 0.0)], [(0.5, 0.0), (0.25, 1.0)]);
+        assert_eq!(truncated.token(-2.0, 0.0), (-2.0, 1.0));
+    }
+
+    #[test]
+    fn a_reference_that_hardly_knows_the_token_has_little_to_say() {
+        let adaptive = Kl { confidence: 0.5, ..Kl::from(KlForm::K1) };
+        assert_eq!(adaptive.token(0.0, 0.6f64.ln()), Kl::from(KlForm::K1).token(0.0, 0.6f64.ln()));
+        let (value, slope) = adaptive.token(0.0, 0.05f64.ln());
+        assert!((value + 0.1 * 0.05f64.ln()).abs() < 1e-12 && (slope - 0.1).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_closure_measures_too_and_rewards_pay_for_distance() {
+        let squared = |own: f64, other: f64| ((own - other).powi(2), 2.0 * (own - other));
+        let terms = kl_per_token(&[1.0, 2.0], &[0.0, 0.0], &squared);
+        assert_eq!((terms.values, terms.slopes), (vec![1.0, 4.0], vec![2.0, 4.0]));
+        assert_eq!(rewards_less_kl(&[0.0, 1.0], &[1.0, 2.0], &[0.0; 2], 0.5, &squared), [-0.5, -1.0]);
+        assert_eq!(mean_kl(&[1.0, 2.0], &[0.0; 2], &[0.0; 2], &squared), 0.0);
+    }
+
+    #[test]
+    fn k1_and_k3_estimate_the_divergence_over_samples_and_k2_has_its_gradient() {
+        // The exact expectation under a policy of three tokens; the gradient with respect to its logits is Σ_x p_x k(x) ∇log p_x.
+        let (policy, reference) = ([0.5f64, 0.3, 0.2], [0.2f64, 0.5, 0.3]);
+        let exact: f64 = policy.iter().zip(&reference).map(|(p, q)| p * (p / q).ln()).sum();
+        let expected = |form: KlForm| -> f64 {
+            policy.iter().zip(&reference).map(|(p, q)| p * Kl::from(form).token(p.ln(), q.ln()).0).sum()
+        };
+        assert!((expected(KlForm::K1) - exact).abs() < 1e-12 && (expected(KlForm::K3) - exact).abs() < 1e-12);
+        for logit in 0..3 {
+            let score = |x: usize| f64::from(u8::from(x == logit)) - policy[logit];
+            let gradient =
+                |kl: Kl| -> f64 { (0..3).map(|x| policy[x] * kl.token(policy[x].ln(), reference[x].ln()).1 * score(x)).sum() };
+            let exact: f64 = (0..3).map(|x| policy[x] * ((policy[x] / reference[x]).ln() + 1.0) * score(x)).sum();
+            assert!((gradient(Kl::from(KlForm::K2)) - exact).abs() < 1e-12);
+            for form in [KlForm::K1, KlForm::Abs, KlForm::K3] {
+                assert!((gradient(Kl { straight_through: true, ..Kl::from(form) }) - exact).abs() < 1e-12, "{form:?}+");
+            }
+            assert!(gradient(Kl::from(KlForm::K1)).abs() < 1e-12, "k1's gradient vanishes on policy");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn slopes_are_the_finite_differences(own in -6.0f64..0.0, other in -6.0f64..0.0, truncate in prop::option::of(0.1f64..3.0), confidence in 0.0f64..1.0) {
+            const STEP: f64 = 1e-6;
+            prop_assume!((own - other).abs() > 1e-3);
+            for form in FORMS {
+                let kl = Kl { form, truncate, confidence, straight_through: false };
+                let at = |own: f64| kl.token(own, other);
+                let near_a_bend = [truncate, Some(10.0)].into_iter().flatten().any(|bend| (form.of(own - other).0 - bend).abs() < 1e-3);
+                if !near_a_bend {
+                    let difference = (at(own + STEP).0 - at(own - STEP).0) / (2.0 * STEP);
+                    prop_assert!((at(own).1 - difference).abs() < 1e-5 * difference.abs().max(1.0), "{kl:?}: {} {difference}", at(own).1);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! A coefficient that holds the divergence near a target.
+
+use serde::{Deserialize, Serialize};
+
+/// `coef · (1 + clip(kl / target − 1, ±0.2) · samples / horizon)` (Ziegler et al., Fine-Tuning Language Models from Human Preferences,
+/// 2019). Equals verl 0.9's `AdaptiveKLController`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdaptiveKl {
+    /// The divergence that is aimed at.
+    pub target: f64,
+    /// Over how many samples the coefficient answers: it changes by at most a fifth in so many.
+    pub horizon: f64,
+}
+
+/// A controller that can't control.
+#[derive(Clone, Debug, thiserror::Error, PartialEq)]
+#[error("the adaptive KL coefficient's {what} is {value}; it must be a finite number above 0")]
+pub struct KlControlError {
+    what: &'static str,
+    value: f64,
+}
+
+impl AdaptiveKl {
+    /// Refuses a target or horizon that is not above 0.
+    pub fn validate(&self) -> Result<(), KlControlError> {
+        let refused = [("target", self.target), ("horizon", self.horizon)].into_iter().find(|(_, value)| {
+            let usable = value.is_finite() && *value > 0.0;
+            !usable
+        });
+        refused.map_or(Ok(()), |(what, value)| Err(KlControlError { what, value }))
+    }
+
+    /// The coefficient after `samples` at which the divergence was `kl`.
+    pub fn next(&self, coef: f64, kl: f64, samples: u64) -> f64 {
+        let error = (kl / self.target - 1.0).clamp(-0.2, 0.2);
+        coef * (1.0 + error * samples as f64 / self.horizon)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn it_rises_above_the_target_falls_below_and_rests_on_it() {
+        let control = AdaptiveKl { target: 6.0, horizon: 100.0 };
+        assert_eq!(control.next(0.2, 6.0, 50), 0.2);
+        assert_eq!([control.next(0.5, 60.0, 100), control.next(0.5, 0.0, 100)], [0.6, 0.4]);
+    }
+
+    #[test]
+    fn a_target_or_horizon_of_nothing_is_refused() {
+        assert_eq!(AdaptiveKl { target: 1.0, horizon: 1.0 }.validate(), Ok(()));
+        let refused = AdaptiveKl { target: 1.0, horizon: 0.0 }.validate().unwrap_err();
+        assert_eq!(refused.to_string(), "the adaptive KL coefficient's horizon is 0; it must be a finite number above 0");
+        assert!(AdaptiveKl { target: f64::NAN, horizon: 1.0 }.validate().is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn it_stays_positive_and_moves_by_a_fifth_a_horizon(coef in 1e-6f64..10.0, kl in 0.0f64..1e6, samples in 0u64..1000) {
+            let next = AdaptiveKl { target: 1.0, horizon: 1000.0 }.next(coef, kl, samples);
+            prop_assert!(next > 0.0 && (next / coef - 1.0).abs() <= 0.2 + 1e-12);
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Sums, means and deviations over the tokens that a mask lets through. Shapes: values and mask aligned, one entry per token.
+//!
+//! Equal to verl 0.9's `masked_sum`, `masked_mean`, `masked_var` and `masked_whiten`. What the mask hides may be NaN.
+
+/// verl adds this to every count and variance that it divides by; without it, its numbers are not ours.
+const GUARD: f64 = 1e-8;
+
+/// `Σ m x`.
+pub fn masked_sum(values: &[f64], mask: &[f32]) -> f64 {
+    seen(values, mask).map(|(value, mask)| value * mask).sum()
+}
+
+/// `Σ m x / (Σ m + 1e-8)`; 0 where the mask lets nothing through.
+pub fn masked_mean(values: &[f64], mask: &[f32]) -> f64 {
+    masked_sum(values, mask) / (mass(mask) + GUARD)
+}
+
+/// `Σ m (x − mean)² / (Σ m + 1e-8)`, times `Σ m / (Σ m − 1)` when unbiased. One token deviates from nothing: 0 where `Σ m ≤ 1`, which
+/// verl refuses.
+pub fn masked_variance(values: &[f64], mask: &[f32], unbiased: bool) -> f64 {
+    let (mean, count) = (masked_mean(values, mask), mass(mask));
+    let squares: f64 = seen(values, mask).map(|(value, mask)| (value - mean).powi(2) * mask).sum();
+    let biased = squares / (count + GUARD);
+    match unbiased {
+        false => biased,
+        true if count > 1.0 => biased * count / (count - 1.0),
+        true => 0.0,
+    }
+}
+
+/// `(x − mean) / √(var + 1e-8)` with the mask's mean and unbiased variance, for every value, masked ones too; the mean is added back
+/// where it shall not be shifted away. Values that are all equal where the mask lets them through become exactly 0, or the mean; verl's
+/// guards leave about 1e-4 of the mean there. A mask that lets nothing through whitens everything to 0, which verl refuses.
+pub fn whiten(values: &[f64], mask: &[f32], shift_mean: bool) -> Vec<f64> {
+    let (mean, deviation) = (masked_mean(values, mask), (masked_variance(values, mask, true) + GUARD).sqrt());
+    let kept = if shift_mean { 0.0 } else { mean };
+    let Some((first, _)) = seen(values, mask).next() else { return vec![0.0; values.len()] };
+    let constant = seen(values, mask).all(|(value, _)| value == first);
+    let white = |value: f64| if constant && value == first { kept } else { (value - mean) / deviation + kept };
+    values.iter().map(|&value| white(value)).collect()
+}
+
+fn mass(mask: &[f32]) -> f64 {
+    mask.iter().map(|&mask| f64::from(mask)).sum()
+}
+
+fn seen<'a>(values: &'a [f64], mask: &'a [f32]) -> impl Iterator<Item = (f64, f64)> + 'a {
+    values.iter().zip(mask).filter(|(_, mask)| **mask > 0.0).map(|(value, mask)| (*value, f64::from(*mask)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_is_hidden_does_not_count_even_as_nan() {
+        let (values, mask) = ([1.0, f64::NAN, 3.0], [1.0, 0.0, 1.0]);
+        assert_eq!(masked_sum(&values, &mask), 4.0);
+        assert!((masked_mean(&values, &mask) - 2.0).abs() < 1e-7);
+        assert!((masked_variance(&values, &mask, true) - 2.0).abs() < 1e-7);
+        assert!((masked_variance(&values, &mask, false) - 1.0).abs() < 1e-7);
+    }
+
+    #[test]
+    fn an_empty_mask_a_lone_token_and_equal_values_whiten_to_zero() {
+        assert_eq!(masked_mean(&[5.0, 6.0], &[0.0; 2]), 0.0);
+        assert_eq!(masked_variance(&[5.0, 6.0], &[0.0; 2], true), 0.0);
+        assert_eq!(whiten(&[5.0, 6.0], &[0.0; 2], true), [0.0; 2]);
+        assert_eq!(whiten(&[], &[], true), [0.0; 0]);
+        assert_eq!(whiten(&[5.0], &[1.0], true), [0.0]);
+        assert_eq!(whiten(&[0.1; 9], &[1.0; 9], true), [0.0; 9]);
+        assert!(whiten(&[0.1; 9], &[1.0; 9], false).iter().all(|value| (value - 0.1).abs() < 1e-8));
+    }
+
+    proptest! {
+        #[test]
+        fn whitened_values_have_mean_zero_and_variance_one(values in prop::collection::vec(-9.0f64..9.0, 2..30)) {
+            let mask = vec![1.0; values.len()];
+            prop_assume!(masked_variance(&values, &mask, true) > 1e-2);
+            let white = whiten(&values, &mask, true);
+            prop_assert!(masked_mean(&white, &mask).abs() < 1e-5);
+            prop_assert!((masked_variance(&white, &mask, true) - 1.0).abs() < 1e-5);
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! TRL's RLOO: leave-one-out advantages, with a divergence from the reference taken from rewards, and a loss that takes a whole answer for
+//! one action.
+
+use rollflow::algo::{
+    Aggregation, Grpo, Kl, KlForm, Loss, LossInputs, Missing, Rules, combine_rewards, leave_one_out, masked_mean, mean_kl,
+    rewards_less_kl,
+};
+
+use crate::case::Case;
+use crate::packing::Packing;
+
+pub fn advantages(case: &Case) -> Result<(), String> {
+    const LOG_PROBS: [&str; 3] = ["old_per_token_logps", "ref_per_token_logps", "sampling_logps"];
+    let texts = ["rewards_per_func", "prompt_ids", "completion_ids", "eos_token_id", "pad_token_id"];
+    case.only("inputs", &[&texts[..], &LOG_PROBS].concat())?;
+    case.only("config", &["beta", "normalize_advantages", "num_generations", "reward_weights", "reward_clip_range"])?;
+    let config = &case.value["config"];
+    let group_size = config["num_generations"].as_u64().ok_or("num_generations is missing")? as usize;
+    let per_function = case.needed("rewards_per_func")?;
+    let samples: Vec<&[f64]> = per_function.data.chunks(per_function.shape[1]).collect();
+    let weights: Vec<f64> = match config["reward_weights"].as_array() {
+        Some(weights) => weights.iter().filter_map(|weight| weight.as_f64()).collect(),
+        None => vec![1.0; per_function.shape[1]],
+    };
+    let mut rewards = combine_rewards(&samples, &weights).map_err(|error| error.to_string())?;
+    if let Some([low, high]) = config["reward_clip_range"].as_array().map(Vec::as_slice) {
+        let (low, high) = low.as_f64().zip(high.as_f64()).ok_or("reward_clip_range holds no numbers")?;
+        rewards.iter_mut().for_each(|reward| *reward = reward.clamp(low, high));
+    }
+
+    let packing = Packing::new(&case.expected("completion_mask")?);
+    let own = packing.pack(&case.needed("old_per_token_logps")?);
+    // Where the reference is not recorded apart, the one function that was stubbed gave the log-probabilities of both.
+    let reference = case.input("ref_per_token_logps").map_or(own.clone(), |tensor| packing.pack(&tensor));
+    let k1 = Kl::from(KlForm::K1);
+    let beta = config["beta"].as_f64().unwrap_or(0.0);
+    if beta != 0.0 {
+        for (reward, at) in rewards.iter_mut().zip(&packing.sequences) {
+            let nothing = vec![0.0; at.len()];
+            *reward += rewards_less_kl(&nothing, &own[at.clone()], &reference[at.clone()], beta, &k1).iter().sum::<f64>();
+        }
+        let kl = mean_kl(&own, &reference, &vec![1.0; own.len()], &k1);
+        case.close_single("kl", kl, case.value["expected"]["metrics"]["kl"].as_f64().unwrap_or(f64::NAN))?;
+    }
+
+    let groups: Vec<&[f64]> = rewards.chunks(group_size).collect();
+    let rules = Rules { missing: Missing::Zero, ..Rules::default() };
+    let normalize = (config["normalize_advantages"] == true).then_some(1e-4);
+    let values = leave_one_out(&groups, rules, normalize).map_err(|error| error.to_string())?;
+    case.close("advantages", &values.concat(), &case.expected("advantages")?)
+}
+
+/// The clipped loss over answers: an answer's log-probability is the sum over its tokens, each of which moves it one to one.
+pub fn loss(case: &Case) -> Result<(), String> {
+    let columns = ["per_token_logps", "completion_mask", "advantages", "old_logps", "entropies"];
+    case.only("inputs", &[&columns[..], &["epsilon_low", "epsilon_high"]].concat())?;
+    let bound = |name: &str| case.value["inputs"][name].as_f64().ok_or_else(|| format!("input {name} is missing"));
+    let packing = Packing::new(&case.needed("completion_mask")?);
+    let tokens = packing.pack(&case.needed("per_token_logps")?);
+    let answers: Vec<f64> = packing.sequences.iter().map(|at| tokens[at.clone()].iter().sum()).collect();
+    let old = case.needed("old_logps")?.data;
+    let each = vec![[1.0f32]; answers.len()];
+    let inputs = LossInputs {
+        log_probs: &answers,
+        behaviour: Some(&old),
+        proximal: None,
+        reference: None,
+        importance: None,
+        entropies: &vec![0.0; answers.len()],
+        advantages: &case.needed("advantages")?.data,
+        weights: &Aggregation::TokenMean.token_weights(&each).concat(),
+        sequences: &(0..answers.len()).map(|at| at..at + 1).collect::<Vec<_>>(),
+        batch_tokens: answers.len(),
+    };
+    let clipped = Grpo { clip_low: bound("epsilon_low")?, clip_high: bound("epsilon_high")?, ..Grpo::default() };
+    let output = clipped.evaluate(&inputs).map_err(|error| error.to_string())?;
+    case.close("loss", &[output.loss], &case.expected("loss")?)?;
+    let of_token: Vec<f64> = packing.sequences.iter().zip(&output.grad).flat_map(|(at, &grad)| vec![grad; at.len()]).collect();
+    case.close("grad_per_token_logps", &packing.unpack(&of_token), &case.expected("grad_per_token_logps")?)?;
+
+    let (metrics, count) = (&output.metrics, answers.len() as f64);
+    let entropies = packing.pack(&case.needed("entropies")?);
+    for (name, expected) in case.value["expected"]["metrics"].as_object().into_iter().flatten() {
+        let actual = match name.as_str() {
+            "entropy" => masked_mean(&entropies, &vec![1.0; entropies.len()]),
+            "clip_ratio/low_mean" => metrics.clipped_low as f64 / count,
+            "clip_ratio/high_mean" => metrics.clipped_high as f64 / count,
+            "clip_ratio/region_mean" => metrics.clip_fraction(),
+            "clip_ratio/low_min" => metrics.clip_low_min.unwrap_or(f64::NAN),
+            "clip_ratio/high_max" => metrics.clip_high_max.unwrap_or(f64::NAN),
+            name => return Err(format!("metric {name} is unknown")),
+        };
+        case.close_single(name, actual, expected.as_f64().unwrap_or(f64::NAN))?;
+    }
+    Ok(())
+}
