@@ -21,8 +21,8 @@ use rollflow::recipe::train::{OnNonfinite, Optimization, ScheduleKind, Train};
 use rollflow::recipe::{self, Plan};
 use rollflow::train::{self, AdamW, NonFinitePolicy};
 
-use crate::rewards;
 use crate::advantages;
+use crate::rewards;
 
 /// What a tiny model can spell.
 const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n";

@@ -71,6 +71,7 @@ pub(crate) const POSITIVE: Limit<f64> = Limit { text: "above 0", holds: |value| 
 pub(crate) const NOT_NEGATIVE: Limit<f64> = Limit { text: "0 or more", holds: |value| *value >= 0.0 && value.is_finite() };
 pub(crate) const FROM_ONE: Limit<f64> = Limit { text: "1 or more", holds: |value| *value >= 1.0 && value.is_finite() };
 pub(crate) const FINITE: Limit<f64> = Limit { text: "finite", holds: |value| value.is_finite() };
+pub(crate) const FINITE_IF_GIVEN: Limit<Option<f64>> = Limit { text: "finite", holds: |value| value.is_none_or(f64::is_finite) };
 pub(crate) const UP_TO_ONE: Limit<f64> = Limit { text: "0 to 1", holds: |value| (0.0..=1.0).contains(value) };
 pub(crate) const SHARE: Limit<f64> = Limit { text: "above 0, at most 1", holds: |value| *value > 0.0 && *value <= 1.0 };
 pub(crate) const BELOW_ONE: Limit<f64> = Limit { text: "0 or more, below 1", holds: |value| (0.0..1.0).contains(value) };

@@ -2,8 +2,8 @@
 
 use crate::case::Case;
 use crate::{
-    advantages, aggregation, corrections, divergence, grpo, masked, optimizers, preference, rewards, rloo, rows, schedules, supervised, verl,
-    warpers,
+    advantages, aggregation, corrections, divergence, grpo, masked, optimizers, preference, rewards, rloo, rows, schedules,
+    supervised, verl, warpers,
 };
 
 pub type Runner = fn(&Case) -> Result<(), String>;
