@@ -82,3 +82,28 @@ fn a_wrong_number_and_an_unknown_setting_fail() {
     unknown.value["inputs"]["moon_phase"] = 1.into();
     assert!(run(&unknown).unwrap_err().contains("moon_phase"));
 }
+
+/// Every number that verl's functions gave is looked at: a case fails when the first of any of its results is another.
+#[test]
+fn no_result_of_verls_functions_goes_unread() {
+    let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden"));
+    let cases = case::read_folder(&folder);
+    let mut results = 0;
+    for case in cases.iter().filter(|case| ["verl_advantages", "verl_kl_agg_value"].contains(&case.family.as_str())) {
+        let Some(run) = table::runner(case) else { continue };
+        let expected = &case.value["expected"];
+        let parts: Vec<String> = match expected.as_object() {
+            Some(parts) if !parts.contains_key("data") => parts.keys().map(|part| format!("/{part}/data")).collect(),
+            Some(_) => vec!["/data".to_owned()],
+            None => vec![String::new()],
+        };
+        for part in parts {
+            let mut wrong = case.clone();
+            let numbers = wrong.value["expected"].pointer_mut(&part).and_then(|data| data.as_array_mut()).unwrap();
+            numbers[0] = (numbers[0].as_f64().unwrap() + 1.0).into();
+            assert!(run_case(run, &wrong).is_err(), "{} {}: expected{part} is not looked at", case.family, case.name);
+            results += 1;
+        }
+    }
+    assert!(results > 50, "only {results} results were seen");
+}

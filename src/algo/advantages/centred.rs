@@ -14,7 +14,8 @@ pub fn subtract_baseline(rewards: &[f64], baseline: f64) -> Vec<f64> {
 /// (Hao et al., On-Policy RL with Optimal Reward Baseline, 2025).
 ///
 /// Shapes: groups × samples in, with `lengths` in trained tokens aligned to them; the same out. Equals verl 0.9's `opo` with
-/// [`Lone::Nothing`]. Where a group has no trained token at all, nothing of it can be learned and the plain mean stands in.
+/// [`Lone::Nothing`](super::Lone::Nothing). Where a group has no trained token at all, nothing of it can be learned, and the plain mean
+/// stands in.
 pub fn optimal_baseline<G: AsRef<[f64]>, L: AsRef<[f64]>>(
     groups: &[G],
     lengths: &[L],
@@ -36,7 +37,8 @@ pub fn optimal_baseline<G: AsRef<[f64]>, L: AsRef<[f64]>>(
 /// `A_i = (r_i − mean_group) · N / N_{r ≠ 0} / norm`: the mean of the group as baseline, stretched by the share of the batch's rewards
 /// that are not 0 (Chu et al., GPG, 2025).
 ///
-/// Shapes: groups × samples in, the same out. Equals verl 0.9's `gpg` with [`Lone::Nothing`]; its `f_norm` is `norm`, 1 by default.
+/// Shapes: groups × samples in, the same out. Equals verl 0.9's `gpg` with
+/// [`Lone::Nothing`](super::Lone::Nothing); its `f_norm` is `norm`, 1 by default.
 pub fn gpg<G: AsRef<[f64]>>(groups: &[G], rules: Rules, norm: f64) -> Result<Vec<Vec<f64>>, AdvantageError> {
     let scored = || groups.iter().flat_map(|group| group.as_ref()).filter(|reward| !reward.is_nan());
     let stretch = scored().count() as f64 / scored().filter(|reward| **reward != 0.0).count().max(1) as f64 / norm;
