@@ -198,6 +198,11 @@ impl<'a> Lexer<'a> {
     }
 
     fn word(&mut self) -> Result<(), Unreadable> {
+        const SPEEDS: [&str; 5] = ["km/h", "m/s", "mi/h", "ft/s", "km/s"];
+        let behind_a_number = self.text[..self.at].ends_with(' ') && matches!(self.tokens.last(), Some(Token::Number { .. }));
+        if behind_a_number && let Some(speed) = SPEEDS.iter().find(|speed| self.take(speed)) {
+            return self.push(Token::Text((*speed).to_owned()));
+        }
         let word = self.take_while(|c| c.is_ascii_alphabetic());
         let followed = self.rest().trim_start().starts_with(|c: char| c == '(' || c.is_ascii_alphanumeric());
         let lower = word.to_ascii_lowercase();

@@ -97,7 +97,7 @@ fn agree(a: &str, b: &str, work: &mut Work) -> bool {
     if a.is_empty() || b.is_empty() {
         return false;
     }
-    if without_blanks(a) == without_blanks(b) {
+    if without_blanks(a) == without_blanks(b) || without_fonts(a).zip(without_fonts(b)).is_some_and(|(a, b)| a == b) {
         return true;
     }
     if a.len() > LONGEST || b.len() > LONGEST {
@@ -131,11 +131,20 @@ fn without_blanks(text: &str) -> String {
     joined
 }
 
-/// The words of a text that has nothing else, in lower case.
-fn words(text: &str) -> Option<String> {
+/// A short text without fonts, if nothing else in it is LaTeX.
+fn without_fonts(text: &str) -> Option<String> {
     const FONTS: [&str; 8] =
         ["\\textbf{", "\\textit{", "\\textrm{", "\\text{", "\\mbox{", "\\mathrm{", "\\mathbf{", "\\operatorname{"];
-    let text = FONTS.iter().fold(text.to_owned(), |text, font| text.replace(font, "")).replace('}', "");
+    if text.len() > LONGEST {
+        return None;
+    }
+    let plain = FONTS.iter().fold(text.to_owned(), |text, font| text.replace(font, ""));
+    (!plain.contains(['\\', '{', '^', '_'])).then(|| without_blanks(&plain.replace('}', "")))
+}
+
+/// The words of a text that has nothing else, in lower case.
+fn words(text: &str) -> Option<String> {
+    let text = without_fonts(text)?;
     let text = text.trim_matches([' ', '(', ')', '.', ':', ';', '\'', '"', '*']);
     let only_words = !text.is_empty() && text.chars().all(|c| c.is_alphabetic() || c.is_whitespace());
     only_words.then(|| text.to_lowercase().split_whitespace().collect::<Vec<_>>().join(" "))
@@ -143,8 +152,11 @@ fn words(text: &str) -> Option<String> {
 
 /// All that a text may mean.
 fn readings(text: &str, work: &mut Work) -> Vec<Reading> {
-    let ways: &[Commas] = if text.contains(',') { &[Commas::Thousands, Commas::Separators] } else { &[Commas::Thousands] };
-    let mut readings: Vec<Reading> = ways.iter().filter_map(|way| read(text, *way, work).ok()).collect();
+    // `y = 2x` is a formula with its label, and a line.
+    let (commas, labels) = (text.contains(','), text.contains('='));
+    let ways = [(Commas::Thousands, false), (Commas::Separators, false), (Commas::Thousands, true), (Commas::Separators, true)];
+    let ways = ways.into_iter().filter(|(how, labelled)| (commas || *how == Commas::Thousands) && (labels || !labelled));
+    let mut readings: Vec<Reading> = ways.filter_map(|(how, labelled)| read(text, how, labelled, work).ok()).collect();
     readings.dedup();
     readings
 }

@@ -21,11 +21,13 @@ pub(super) struct Parser<'a> {
     pub(super) upper_signs: bool,
     pub(super) depth: usize,
     pub(super) in_bars: bool,
+    /// Whether `x =` is part of the answer.
+    pub(super) keep_labels: bool,
 }
 
 impl<'a> Parser<'a> {
     pub(super) fn new(tokens: &'a [Token], upper_signs: bool, work: &'a mut Work) -> Self {
-        Parser { tokens, at: 0, work, upper_signs, depth: 0, in_bars: false }
+        Parser { tokens, at: 0, work, upper_signs, depth: 0, in_bars: false, keep_labels: false }
     }
 
     pub(super) fn peek(&self) -> Option<&'a Token> {

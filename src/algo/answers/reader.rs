@@ -7,14 +7,15 @@ use super::token::{Bracket, Relation, Token};
 use super::unit::unit;
 use super::work::{Unreadable, Work};
 
-/// What `text` says. `a ± b` is the list of both.
-pub(super) fn read(text: &str, commas: Commas, work: &mut Work) -> Result<Reading, Unreadable> {
+/// What `text` says, with or without its labels. `a ± b` is the list of both.
+pub(super) fn read(text: &str, commas: Commas, keep_labels: bool, work: &mut Work) -> Result<Reading, Unreadable> {
     let tokens = tokens(text, commas, work)?;
-    let upper = read_tokens(&tokens, true, work)?;
+    let mut read_tokens = |upper_signs| read_tokens(&mut Parser { keep_labels, ..Parser::new(&tokens, upper_signs, work) });
+    let upper = read_tokens(true)?;
     if !tokens.iter().any(|token| matches!(token, Token::PlusMinus | Token::MinusPlus)) {
         return Ok(upper);
     }
-    let lower = read_tokens(&tokens, false, work)?;
+    let lower = read_tokens(false)?;
     Ok(Reading { answer: Answer::List(ListKind::Bare, [items(upper.answer), items(lower.answer)].concat()), unit: upper.unit })
 }
 
@@ -25,8 +26,7 @@ fn items(answer: Answer) -> Vec<Answer> {
     }
 }
 
-fn read_tokens(tokens: &[Token], upper_signs: bool, work: &mut Work) -> Result<Reading, Unreadable> {
-    let mut parser = Parser::new(tokens, upper_signs, work);
+fn read_tokens(parser: &mut Parser) -> Result<Reading, Unreadable> {
     let mut unit = None;
     let mut items = parser.items(&mut unit)?;
     if parser.peek().is_some() {
@@ -53,7 +53,9 @@ impl Parser<'_> {
 
     fn item(&mut self, unit: &mut Option<String>) -> Result<Answer, Unreadable> {
         self.deeper(|parser| {
-            parser.label_of_the_answer()?;
+            if !parser.keep_labels {
+                parser.label_of_the_answer()?;
+            }
             if let Some(words) = parser.words() {
                 return Ok(Answer::Words(words));
             }
