@@ -71,7 +71,7 @@ pub fn kl_penalty(log_probs: &[f64], reference: &[f64], coefficient: f64) -> f64
     -coefficient * log_probs.iter().zip(reference).map(|(policy, reference)| policy - reference).sum::<f64>()
 }
 
-/// The same token by token: `r_t − coefficient · (log π(t) − log π_ref(t))`. Equals TRL's and verl's KL in the reward.
+/// The same token by token: `r_t − coefficient · (log π(t) − log π_ref(t))`. Equals `compute_rewards` of verl 0.9.1.
 pub fn subtract_kl(rewards: &[f64], log_probs: &[f64], reference: &[f64], coefficient: f64) -> Vec<f64> {
     let ratios = log_probs.iter().zip(reference).map(|(policy, reference)| policy - reference);
     rewards.iter().zip(ratios).map(|(reward, ratio)| reward - coefficient * ratio).collect()
