@@ -23,8 +23,7 @@ fn numbers(out: &str, unit: &str) -> Vec<f64> {
 fn a_profile_is_recorded_once_and_the_same_what_if_has_the_same_answer() {
     let folder = tempfile::tempdir().unwrap();
     let profile = folder.path().join("profile.json");
-    // The number of slots is found by measuring simulated time, too.
-    let args = ["--set", "generate.slots=0", "--record", "5", "--steps", "200", "--vary", "flow.max_staleness=0,1,3"];
+    let args = ["--record", "5", "--steps", "200", "--vary", "flow.max_staleness=0,1,3"];
     let first = simulate(&profile, &args);
     assert_eq!(first.code, Some(0), "{}", first.err);
     assert!(first.out.contains("5 steps took") && first.out.contains("simulated they take"), "{}", first.out);
@@ -39,6 +38,11 @@ fn a_profile_is_recorded_once_and_the_same_what_if_has_the_same_answer() {
     assert_eq!(lines.len(), 3, "{}", second.out);
     assert!(lines[0].starts_with("flow.max_staleness=0") && lines[0].ends_with("staleness 0: 100%"), "{}", lines[0]);
     assert!(!lines[1].contains("2: "), "law V2: {}", lines[1]);
+
+    // The number of slots is then found by measuring, but simulated time.
+    let adaptive = ["--set", "generate.slots=0", "--set", "flow.max_staleness=1", "--steps", "200"];
+    let (once, again) = (simulate(&profile, &adaptive), simulate(&profile, &adaptive));
+    assert_eq!((once.code, &once.out), (Some(0), &again.out), "{}", once.err);
 }
 
 /// One token a millisecond and slot, and a step of training takes 100 ms.
