@@ -19,12 +19,14 @@ pub struct WeightSync<W> {
     log_every: u64,
     /// The step whose sync was said last.
     said: Option<u64>,
+    /// The most that listened at a time.
+    engines: usize,
 }
 
 impl<W: Send + Sync + 'static> WeightSync<W> {
     /// Publishes on this edge.
     pub fn to(to: WeightsTx<W>) -> Self {
-        WeightSync { to, metrics: None, admission: None, log_every: 1, said: None }
+        WeightSync { to, metrics: None, admission: None, log_every: 1, said: None, engines: 0 }
     }
 
     /// Reports the trainer's version and the time a publish takes.
@@ -45,7 +47,9 @@ impl<W: Send + Sync + 'static> WeightSync<W> {
     fn say(&mut self, step: u64, version: Version) {
         if self.said.is_none_or(|said| step >= said + self.log_every) {
             self.said = Some(step);
-            tracing::info!("Synced weights to {} engines (version {version})", self.to.readers());
+            // Those that have no more to do at the end of a run are gone already.
+            self.engines = self.engines.max(self.to.readers());
+            tracing::info!("Synced weights to {} engines (version {version})", self.engines);
         }
     }
 
