@@ -242,7 +242,9 @@ fn check(scenario: &Scenario) {
     let (ended, seen, admission) = scenario.run();
     let mut gone = BTreeSet::new();
     for step in &seen {
-        assert_eq!(step.groups.len(), scenario.groups, "law D6: batches are full");
+        // Where old tokens are given up, a group may have no other.
+        let least = if scenario.on_stale == OnStale::Wait { scenario.groups } else { 1 };
+        assert!((least..=scenario.groups).contains(&step.groups.len()), "law D6: batches are full: {step:?}");
         assert!(step.groups.iter().all(|(_, samples)| *samples == scenario.group_size), "law D2: groups are whole");
         assert!(step.lag <= scenario.max_staleness, "law V2: {step:?}");
         for id in step.groups.iter().map(|(id, _)| id).chain(&step.dropped) {
