@@ -13,6 +13,7 @@ use std::time::Duration;
 use rollflow::engine::{DecodeTimes, OnNewWeights, SimulatedEngine};
 use rollflow::flow::{Ended, RunError, Simulation};
 use rollflow::prelude::*;
+use rollflow::stages::Fate;
 use rollflow::stages::generate::EngineSettings;
 use rollflow::stages::train::staleness;
 use rollflow::train::{
@@ -258,7 +259,9 @@ fn check(scenario: &Scenario) {
         (Fault::Nothing | Fault::Reward, Ok(report)) => {
             assert_eq!(report.ended, Ended::Finished);
             assert!(through, "{} of {} steps", seen.len(), scenario.steps);
-            assert_eq!(totals.open_groups, 0, "nothing is left behind: {totals:?}");
+            // For a group that the trainer gave up another enters, which the last step may not have waited for.
+            let given_up = totals.groups.get(&Fate::Stale).copied().unwrap_or(0);
+            assert!(totals.open_groups <= given_up, "nothing is left behind: {totals:?}");
         }
         (Fault::Drain(_), Ok(report)) => assert!(through || report.ended == Ended::Drained, "{:?}", report.ended),
         (Fault::Stop(_), Ok(report)) => assert!(through || report.ended == Ended::Stopped, "{:?}", report.ended),
