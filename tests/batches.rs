@@ -29,6 +29,22 @@ fn batches(arriving: Vec<Scored>, batcher: Batcher) -> Vec<Batch> {
     std::mem::take(&mut *batches.lock().unwrap())
 }
 
+/// What the parts of a batch make together.
+fn joined(parts: Vec<Batch>) -> Vec<Batch> {
+    let mut whole: Vec<Batch> = Vec::new();
+    for part in parts {
+        match whole.last_mut().filter(|batch| batch.more) {
+            Some(batch) => {
+                assert_eq!(batch.id, part.id);
+                batch.append(part);
+            }
+            None => whole.push(part),
+        }
+    }
+    whole.iter_mut().for_each(Batch::sort);
+    whole
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -114,4 +130,39 @@ fn a_group_that_passes_restores_the_patience() {
     let kept = flow.stage("filter", scored, Filter::by(third).patience(3));
     flow.sink("seen", kept, |_: Scored| ());
     assert!(flow.run(Until::finished()).is_ok());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn parts_of_a_batch_are_the_batch(
+        arriving in prop::collection::vec(prop::bool::weighted(0.3), 0..40)
+            .prop_map(|dropped| dropped.into_iter().enumerate().map(|(id, dropped)| (id as u64, dropped)).collect::<Vec<_>>())
+            .prop_shuffle(),
+        size in 1_usize..9,
+        least in 0_usize..9,
+    ) {
+        let arriving = || arriving.iter().map(|&(id, dropped)| scored(id, dropped)).collect();
+        let whole = batches(arriving(), Batcher::groups(size).in_order());
+        let parts = batches(arriving(), Batcher::groups(size).in_order().in_parts(least));
+        for part in &parts {
+            prop_assert!(!part.more || part.groups.len() >= least.max(1), "no part is smaller than was asked for, but the last");
+        }
+        let mut joined = joined(parts);
+        if joined.last().is_some_and(|batch| batch.more) {
+            joined.pop();
+        }
+        prop_assert_eq!(joined, whole);
+    }
+
+    #[test]
+    fn batches_that_choose_are_sent_whole(
+        arriving in Just((0_u64..40).collect::<Vec<_>>()).prop_shuffle(), size in 1_usize..9,
+    ) {
+        for batcher in [Batcher::groups(size), Batcher::groups(size).over_sample(1.5)] {
+            let arriving = arriving.iter().map(|id| scored(*id, false)).collect();
+            prop_assert!(batches(arriving, batcher.in_parts(1)).iter().all(|batch| !batch.more));
+        }
+    }
 }

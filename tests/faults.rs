@@ -67,6 +67,7 @@ struct Scenario {
     capacity: usize,
     on_new_weights: OnNewWeights,
     on_stale: OnStale,
+    parts: Option<usize>,
     fault: Fault,
 }
 
@@ -103,6 +104,7 @@ impl Scenario {
             capacity: draws.between(11, 1, 4) as usize,
             on_new_weights: policies[draws.at(12, 4) as usize],
             on_stale: [OnStale::Wait, OnStale::Drop, OnStale::Mask][draws.at(13, 3) as usize],
+            parts: (max_staleness > 0).then(|| draws.at(15, groups) as usize),
             fault,
         }
     }
@@ -152,6 +154,7 @@ impl Scenario {
             Verdict::keep_if(draws.at(2_000_000 + group.id(), 5) > 0, "unlucky")
         };
         let batcher = Batcher::groups(self.groups).over_sample(self.over_sample).on_stale(self.on_stale).admission(&admission);
+        let batcher = self.parts.map_or(batcher.clone(), |least| batcher.in_parts(least));
         let trainer = Trainer::new(Failing { inner: SimulatedBackend::default(), fault }).sync_every(self.sync_every);
         let trainer = trainer.steps(self.steps).on_stale(self.on_stale).admission(&admission);
         let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
@@ -215,8 +218,11 @@ impl TrainingBackend for Failing {
     fn score(&self, batch: Arc<TrainBatch>) -> TrainFuture<Vec<Vec<f64>>> {
         self.inner.score(batch)
     }
-    fn optim_step(&self) -> TrainFuture<OptimStep> {
-        self.inner.optim_step()
+    fn scaled_optim_step(&self, scale: f64) -> TrainFuture<OptimStep> {
+        self.inner.scaled_optim_step(scale)
+    }
+    fn takes_parts(&self) -> bool {
+        self.inner.takes_parts()
     }
     fn snapshot(&self) -> TrainFuture<Snapshot<()>> {
         self.inner.snapshot()

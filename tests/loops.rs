@@ -29,7 +29,7 @@ impl TrainingBackend for Mock {
     fn score(&self, batch: Arc<TrainBatch>) -> TrainFuture<Vec<Vec<f64>>> {
         self.note("score".into(), vec![Vec::new(); batch.sequences.len()])
     }
-    fn optim_step(&self) -> TrainFuture<OptimStep> {
+    fn scaled_optim_step(&self, _: f64) -> TrainFuture<OptimStep> {
         self.note("step".into(), OptimStep { lr: 0.1, ..Default::default() })
     }
     fn snapshot(&self) -> TrainFuture<Snapshot<()>> {

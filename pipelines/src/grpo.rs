@@ -18,6 +18,9 @@ use crate::{parts, sft};
 /// Batches' worth of groups that the filter may drop in a row before the run ends with an error or trains on what it rejects.
 const PATIENCE: u64 = 64;
 
+/// Most parts of a batch: more would cost more passes than waiting for a few groups costs time.
+const PARTS: usize = 8;
+
 /// Warms up if the recipe says so, probes that generator and trainer agree, then reinforces; a run that was interrupted goes on reinforcing.
 pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
     let mut policy = parts::policy(plan)?;
@@ -100,6 +103,8 @@ pub fn declare<E: TokenEngine, B: TrainingBackend<Weights = E::Weights> + 'stati
     let filter = Filter::by(parts::filter(plan)?).patience(PATIENCE * plan.batch.groups as u64).fallback(parts::fallback(plan));
     let kept = flow.stage("filter", scored, filter);
     let batcher = Batcher::groups(plan.batch.groups).over_sample(plan.batch.over_sample).on_stale(parts::on_stale(plan));
+    // A synchronous run is the same to the bit each time, and so are its passes; any other begins to learn before a batch is whole.
+    let batcher = if plan.flow.max_staleness == 0 { batcher } else { batcher.in_parts(plan.batch.groups.div_ceil(PARTS)) };
     let batches = flow.stage("batch", kept, batcher.admission(&admission));
     let trained = flow.stage("train", batches, trainer);
     let sync = WeightSync::to(publisher).metrics(&metrics).admission(&admission).log_every(plan.observe.log_every);

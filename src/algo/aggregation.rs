@@ -44,6 +44,16 @@ impl Aggregation {
         };
         masks.iter().map(|mask| weights(mask.as_ref())).collect()
     }
+
+    /// What a part of a batch counts against the other parts: the weights that its tokens have in the whole are those that they have in the part,
+    /// times the part's share of the sum over all parts. `None` where a weight does not depend on the rest ([`Aggregation::TokenSum`]).
+    pub fn mass<M: AsRef<[f32]>>(&self, masks: &[M]) -> Option<f64> {
+        match self {
+            Aggregation::TokenMean => Some(masks.iter().flat_map(|mask| mask.as_ref()).map(|&m| f64::from(m)).sum()),
+            Aggregation::TokenSum => None,
+            _ => Some(masks.len() as f64),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -67,6 +77,25 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn n1_parts_weigh_by_their_mass_what_they_weigh_in_the_whole(
+            masks in prop::collection::vec(prop::collection::vec(0.0f32..2.0, 1..9), 2..9), cut in 1usize..8
+        ) {
+            let parts = masks.split_at(cut.min(masks.len() - 1));
+            let dr_grpo = Aggregation::DrGrpo { max_len: 9 };
+            for aggregation in [Aggregation::TokenMean, Aggregation::SeqMeanTokenMean, Aggregation::SeqMeanTokenSum, dr_grpo] {
+                let (first, second) = (aggregation.mass(parts.0).unwrap(), aggregation.mass(parts.1).unwrap());
+                prop_assume!(first > 0.0 && second > 0.0);
+                let scaled = |part: &[Vec<f32>], mass: f64| {
+                    let weights = aggregation.token_weights(part).into_iter().flatten();
+                    weights.map(|weight| weight * mass / (first + second)).collect::<Vec<f64>>()
+                };
+                let joined = [scaled(parts.0, first), scaled(parts.1, second)].concat();
+                let whole = aggregation.token_weights(&masks).into_iter().flatten();
+                prop_assert!(whole.zip(joined).all(|(whole, part)| (whole - part).abs() < 1e-12));
+            }
+        }
+
         #[test]
         fn means_weigh_one_in_total_and_fractions_count_as_fractions(
             masks in prop::collection::vec(prop::collection::vec(0.1f32..2.0, 1..9), 1..9)

@@ -160,6 +160,13 @@ pub trait Loss: Send + Sync {
         false
     }
 
+    /// Whether all of it is a sum over sequences of what their weights are multiplied by, and nothing else of the batch is looked at. A batch may
+    /// then be given in parts as it is gathered, whose weights are scaled when all are known. False where there is a term with another
+    /// denominator, such as a mean entropy.
+    fn is_sum(&self) -> bool {
+        false
+    }
+
     /// Whether a sequence whose advantages are all zero adds nothing, neither to the value nor to any derivative, its own or another's. The trainer
     /// then leaves it out of its passes. False where anything else pulls at such tokens: an entropy bonus, a divergence from a reference, a
     /// threshold over the batch.

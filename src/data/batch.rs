@@ -18,9 +18,27 @@ pub struct Batch {
     pub dropped: Vec<Dropped>,
     /// Ids of those among `groups` that a filter had rejected, ascending.
     pub spared: Vec<u64>,
+    /// Whether this is only a part, and more groups of the same step follow in the next message.
+    pub more: bool,
 }
 
 impl Batch {
+    /// Takes the next part in.
+    pub fn append(&mut self, part: Batch) {
+        let Batch { id, mut groups, mut dropped, mut spared, more } = part;
+        self.groups.append(&mut groups);
+        self.dropped.append(&mut dropped);
+        self.spared.append(&mut spared);
+        (self.id, self.more) = (id, more);
+    }
+
+    /// Orders what was gathered in parts by id, as whole batches are.
+    pub fn sort(&mut self) {
+        self.groups.sort_by_key(Group::id);
+        self.dropped.sort_by_key(|dropped| dropped.id);
+        self.spared.sort_unstable();
+    }
+
     /// Every sample, in group order.
     pub fn samples(&self) -> impl Iterator<Item = &Sample> {
         self.groups.iter().flat_map(|group| &group.samples)

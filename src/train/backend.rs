@@ -24,7 +24,18 @@ pub trait TrainingBackend: Send + Sync {
     fn score(&self, batch: Arc<TrainBatch>) -> TrainFuture<Vec<Vec<f64>>>;
 
     /// Updates the weights by the accumulated gradient and clears it.
-    fn optim_step(&self) -> TrainFuture<OptimStep>;
+    fn optim_step(&self) -> TrainFuture<OptimStep> {
+        self.scaled_optim_step(1.0)
+    }
+
+    /// The same with `scale` times the gradient, for one that was accumulated before its denominator was known
+    /// ([`collate_part`](super::collate_part)). Norms are those of the scaled gradient.
+    fn scaled_optim_step(&self, scale: f64) -> TrainFuture<OptimStep>;
+
+    /// Whether its loss may be given a batch in parts as they come ([`Loss::is_sum`](crate::algo::Loss::is_sum)).
+    fn takes_parts(&self) -> bool {
+        false
+    }
 
     /// Copies the weights for generators and counts one publish (law V1): versions run 1, 2, … and are never reused.
     fn snapshot(&self) -> TrainFuture<Snapshot<Self::Weights>>;
@@ -69,6 +80,32 @@ pub struct ForwardBackward {
     pub metrics: LossMetrics,
     /// Why the batch will not be learned from, where the policy is to skip (law N4).
     pub skipped: Option<String>,
+}
+
+impl ForwardBackward {
+    /// Adds what another part of the same optimizer batch saw; the later part has seen the gradient of both.
+    pub fn merge(&mut self, other: ForwardBackward) {
+        let tokens = self.tokens + other.tokens;
+        let entropy = self.entropy * self.tokens as f64 + other.entropy * other.tokens as f64;
+        self.entropy = entropy / tokens.max(1) as f64;
+        self.tokens = tokens;
+        self.loss += other.loss;
+        self.grad_norm = other.grad_norm;
+        self.input_tokens += other.input_tokens;
+        self.saved_tokens += other.saved_tokens;
+        self.micro_batches += other.micro_batches;
+        self.gap.merge(&other.gap);
+        self.metrics.merge(&other.metrics);
+        self.skipped = self.skipped.take().or(other.skipped);
+    }
+
+    /// With `scale` times the loss and its gradient.
+    pub fn scaled(mut self, scale: f64) -> Self {
+        self.loss *= scale;
+        self.grad_norm *= scale;
+        self.metrics.policy_loss *= scale;
+        self
+    }
 }
 
 /// What `optim_step` did.

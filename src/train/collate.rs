@@ -117,6 +117,26 @@ pub fn collate<S: Borrow<Sample>>(samples: &[S], aggregation: Aggregation) -> Re
     Ok(TrainBatch { sequences, batch_tokens, version })
 }
 
+/// A part of a batch whose other parts are not known yet, and its mass: weights are those of [`collate`] times the mass, so that
+/// gradients of parts add up to the whole's times the sum of all masses ([`Aggregation::mass`], law N1). `None` where nothing of it is trained, which
+/// must not be an error of a part; its mass counts all the same.
+pub fn collate_part<S: Borrow<Sample>>(
+    samples: &[S],
+    aggregation: Aggregation,
+) -> Result<(Option<TrainBatch>, f64), CollateError> {
+    let masks: Vec<&[f32]> = samples.iter().map(|sample| sample.borrow().loss_mask.get(1..).unwrap_or(&[])).collect();
+    let mass = aggregation.mass(&masks).unwrap_or(1.0);
+    let batch = match collate(samples, aggregation) {
+        Err(CollateError::NothingToTrain { .. }) => return Ok((None, mass)),
+        batch => batch?,
+    };
+    let scaled = |sequence: TrainSequence| {
+        let weights = sequence.weights.iter().map(|weight| weight * mass).collect();
+        TrainSequence { weights, ..sequence }
+    };
+    Ok((Some(TrainBatch { sequences: batch.sequences.into_iter().map(scaled).collect(), ..batch }), mass))
+}
+
 /// The one shift: row `t` reads token `t` and predicts token `t + 1`, whose mask, weight and log-probability it takes.
 fn shift(sample: &Sample, weights: &[f64]) -> TrainSequence {
     let rows: Vec<usize> = (0..weights.len()).filter(|&row| sample.loss_mask[row + 1] > 0.0).collect();

@@ -88,11 +88,13 @@ pub struct LocalBackend {
     commands: Option<Sender<Command>>,
     state: Arc<Mutex<BackendState>>,
     thread: Option<JoinHandle<()>>,
+    takes_parts: bool,
 }
 
 impl LocalBackend {
     /// Starts the thread `train` with a copy of `weights`. Fails when the system has no thread to give.
     pub fn new(config: LocalConfig, model: ModelConfig, weights: Weights) -> std::io::Result<Self> {
+        let takes_parts = config.loss.is_sum() && !config.off_policy.whole_batch();
         let (commands, queue) = crossbeam_channel::unbounded::<Command>();
         let (ready, started) = crossbeam_channel::bounded(1);
         let body = move || {
@@ -108,7 +110,7 @@ impl LocalBackend {
         };
         let thread = std::thread::Builder::new().name("train".into()).spawn(body)?;
         let state = started.recv().map_err(|_| std::io::Error::other("the trainer's thread failed to start"))??;
-        Ok(LocalBackend { commands: Some(commands), state: Arc::new(Mutex::new(state)), thread: Some(thread) })
+        Ok(LocalBackend { commands: Some(commands), state: Arc::new(Mutex::new(state)), thread: Some(thread), takes_parts })
     }
 
     /// Queues a command that changes something: refused after a failure, and its own failure poisons the backend.
@@ -163,8 +165,12 @@ impl TrainingBackend for LocalBackend {
         self.submit(move |worker| guarded(worker, |worker| Ok(worker.score(&batch))))
     }
 
-    fn optim_step(&self) -> TrainFuture<OptimStep> {
-        self.change(Worker::optim_step)
+    fn scaled_optim_step(&self, scale: f64) -> TrainFuture<OptimStep> {
+        self.change(move |worker| worker.optim_step(scale))
+    }
+
+    fn takes_parts(&self) -> bool {
+        self.takes_parts
     }
 
     fn snapshot(&self) -> TrainFuture<Snapshot<FrozenWeights>> {

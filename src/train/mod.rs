@@ -32,7 +32,7 @@ mod worker;
 pub use adamw::{AdamW, Moments, Real, clip_scale, norm};
 pub use backend::{BackendState, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainError, TrainingBackend};
 pub use checkpoint::{CheckpointError, CheckpointMetadata, FileMark};
-pub use collate::{CollateError, PackedColumns, SampleId, TrainBatch, TrainSequence, collate, collate_batch};
+pub use collate::{CollateError, PackedColumns, SampleId, TrainBatch, TrainSequence, collate, collate_batch, collate_part};
 pub use future::{Promise, TrainFuture, promise};
 #[cfg(feature = "torch")]
 pub use local::{LocalBackend, LocalConfig, NonFinitePolicy, companions};

@@ -1,21 +1,39 @@
-//! A backend that trains nothing, for runs on a simulated machine and for tests: it counts as a real one does, and answers at once. How long
-//! a step takes is for [`Simulation::takes`](crate::flow::Simulation::takes) to say.
+//! A backend that trains nothing, for runs on a simulated machine and for tests: it counts as a real one does, and takes as long as it is told
+//! to.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::{
     BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture,
     TrainingBackend,
 };
+use crate::flow::Simulation;
 
 /// Weights without a number in them. Saves nothing, and finds every token as likely as its generator did.
 #[derive(Debug, Default)]
-pub struct SimulatedBackend(Mutex<BackendState>);
+pub struct SimulatedBackend {
+    state: Mutex<BackendState>,
+    machine: Option<Simulation>,
+    update: Duration,
+    token: Duration,
+}
 
 impl SimulatedBackend {
+    /// On this machine an update takes so long, and a pass so long for each token of its samples.
+    pub fn on(machine: &Simulation, update: Duration, token: Duration) -> Self {
+        SimulatedBackend { machine: Some(machine.clone()), update, token, ..SimulatedBackend::default() }
+    }
+
+    fn pass(&self, time: Duration) {
+        if let Some(machine) = &self.machine {
+            machine.pass(time);
+        }
+    }
+
     fn count(&self) -> MutexGuard<'_, BackendState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -27,6 +45,8 @@ impl TrainingBackend for SimulatedBackend {
     type Weights = ();
 
     fn forward_backward(&self, batch: Arc<TrainBatch>) -> TrainFuture<ForwardBackward> {
+        let tokens: usize = batch.sequences.iter().map(|sequence| sequence.inputs.len() + 1).sum();
+        self.pass(self.token.mul_f64(tokens as f64));
         ready(ForwardBackward { tokens: batch.batch_tokens, ..ForwardBackward::default() })
     }
 
@@ -34,10 +54,15 @@ impl TrainingBackend for SimulatedBackend {
         ready(batch.sequences.iter().map(|sequence| vec![-1.0; sequence.rows.len()]).collect())
     }
 
-    fn optim_step(&self) -> TrainFuture<OptimStep> {
+    fn scaled_optim_step(&self, _: f64) -> TrainFuture<OptimStep> {
+        self.pass(self.update);
         let mut state = self.count();
         state.step += 1;
         ready(OptimStep { step: state.step, ..OptimStep::default() })
+    }
+
+    fn takes_parts(&self) -> bool {
+        true
     }
 
     fn snapshot(&self) -> TrainFuture<Snapshot<()>> {

@@ -202,16 +202,17 @@ impl Worker {
         self.weights.layout.entries().iter().filter(bad).map(|entry| entry.name.clone()).collect()
     }
 
-    pub fn optim_step(&mut self) -> Result<OptimStep, TrainError> {
-        let Accumulated { gradient, norm: grad_norm, skip } = std::mem::take(&mut self.accumulated);
+    pub fn optim_step(&mut self, scale: f64) -> Result<OptimStep, TrainError> {
+        let Accumulated { gradient, norm, skip } = std::mem::take(&mut self.accumulated);
+        let grad_norm = norm * scale;
         let lr = self.config.schedule.at(self.optimizer.step);
         if let Some(reason) = skip {
             return Ok(OptimStep { step: self.optimizer.step, lr, grad_norm, grad_norm_clipped: 0.0, skipped: Some(reason) });
         }
         let gradient = gradient.ok_or(TrainError::NoGradient)?;
-        let scale = self.config.max_grad_norm.map_or(1.0, |max| clip_scale(grad_norm, max));
-        self.optimizer.update(lr, scale, &mut self.weights.flat, &gradient);
-        Ok(OptimStep { step: self.optimizer.step, lr, grad_norm, grad_norm_clipped: grad_norm * scale, skipped: None })
+        let clip = self.config.max_grad_norm.map_or(1.0, |max| clip_scale(grad_norm, max));
+        self.optimizer.update(lr, scale * clip, &mut self.weights.flat, &gradient);
+        Ok(OptimStep { step: self.optimizer.step, lr, grad_norm, grad_norm_clipped: grad_norm * clip, skipped: None })
     }
 
     pub fn snapshot(&mut self) -> Snapshot<FrozenWeights> {

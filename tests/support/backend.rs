@@ -45,7 +45,7 @@ impl TrainingBackend for Counting {
         (self.hears)(Asked::Score);
         ready(batch.sequences.iter().map(|sequence| vec![-1.0; sequence.rows.len()]).collect())
     }
-    fn optim_step(&self) -> TrainFuture<OptimStep> {
+    fn scaled_optim_step(&self, _: f64) -> TrainFuture<OptimStep> {
         let mut state = self.state.lock().unwrap();
         state.step += 1;
         (self.hears)(Asked::Update(state.step));

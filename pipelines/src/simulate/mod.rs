@@ -27,6 +27,9 @@ use crate::parts;
 use crate::run_folder::Outputs;
 use profile::Profile;
 
+/// The stage whose times are the backend's: of an update, and of each token that a pass goes over.
+const TRAINER: &str = "train";
+
 /// What a simulated run did.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Forecast {
@@ -82,7 +85,8 @@ pub fn simulate(plan: &Plan, profile: &Profile, steps: u64) -> Result<Forecast> 
     let mut plan = plan.clone();
     (plan.train.steps, plan.train.target_reward) = (steps, None);
     let simulation = Simulation::new(plan.seed);
-    for (stage, times) in profile.stages.clone() {
+    // The trainer says itself what it takes: its passes are not one a message.
+    for (stage, times) in profile.stages.clone().into_iter().filter(|(stage, _)| stage != TRAINER) {
         simulation.takes(&stage, move |tokens| times.of(tokens));
     }
     let seen: Arc<Mutex<Forecast>> = Arc::default();
@@ -155,11 +159,12 @@ fn actors(plan: &Plan, profile: &Profile, simulation: &Simulation) -> Result<Act
         let length = move |ordinal, index| lengths.of(seed, ordinal, index).0;
         SimulatedEngine::new(&machine, settings.slots, times, length).on_new_weights(settings.on_new_weights)
     };
+    let trainer = profile.stages.get(TRAINER).copied().unwrap_or_default();
     let reward = move |sample: &Sample| answers.of(seed, sample.group_index, sample.index).1;
     Ok(Actors {
         generator: parts::generator_by(plan, Generator::by(make, &tokenizer, published)),
         publisher,
         reward: Reward::each(reward),
-        backend: SimulatedBackend::default(),
+        backend: SimulatedBackend::on(simulation, trainer.of(0), trainer.of(1).saturating_sub(trainer.of(0))),
     })
 }

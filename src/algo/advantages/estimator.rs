@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::centred::{gpg, optimal_baseline, subtract_baseline};
 use super::error::AdvantageError;
-use super::group::{AdvantageConfig, advantages};
+use super::group::{AdvantageConfig, Scale, advantages};
 use super::leave_one_out::leave_one_out;
 use super::pass_at_k::best_of_group;
 use super::rank::{normalized, rank_based};
@@ -32,6 +32,11 @@ impl AsRef<[f64]> for ScoredGroup<'_> {
 pub trait Estimator: Send + Sync {
     /// Advantages by group, aligned with the rewards.
     fn estimate(&self, groups: &[ScoredGroup]) -> Result<Vec<Vec<f64>>, AdvantageError>;
+
+    /// Whether a group's advantages depend on that group alone, so that a batch may be learned from in parts.
+    fn is_by_group(&self) -> bool {
+        false
+    }
 }
 
 impl<F> Estimator for F
@@ -46,6 +51,10 @@ where
 impl Estimator for AdvantageConfig {
     fn estimate(&self, groups: &[ScoredGroup]) -> Result<Vec<Vec<f64>>, AdvantageError> {
         advantages(groups, self)
+    }
+
+    fn is_by_group(&self) -> bool {
+        self.scale != Scale::Batch
     }
 }
 
@@ -114,11 +123,22 @@ impl Estimator for Advantage {
             }
         }
     }
+
+    fn is_by_group(&self) -> bool {
+        match self {
+            Advantage::GroupMean(config) => config.is_by_group(),
+            Advantage::LeaveOneOut { normalize } => normalize.is_none(),
+            Advantage::OptimalBaseline | Advantage::BestOfGroup { .. } | Advantage::Rank | Advantage::Constant { .. } => true,
+            Advantage::ReinforcePlusPlus
+            | Advantage::ReinforcePlusPlusBaseline
+            | Advantage::Gpg
+            | Advantage::Normalized { .. } => false,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Scale;
     use super::*;
     use proptest::prelude::*;
 
@@ -160,6 +180,20 @@ mod tests {
         for advantage in ALL {
             assert_eq!(estimate(&advantage, &[], &[]).unwrap(), [[0.0; 0]; 0], "{advantage:?}");
             assert_eq!(estimate(&advantage, &[vec![]], &[vec![]]).unwrap(), [[0.0; 0]], "{advantage:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_by_group_is_the_same_for_each_group_alone() {
+        let rewards = [vec![1.0, 0.0, 0.0], vec![0.5, 0.25], vec![2.0, 2.0, -1.0, 0.0]];
+        let lengths = rewards.clone().map(|group| group.iter().map(|reward| 3.0 + reward).collect::<Vec<f64>>());
+        for advantage in ALL {
+            let together = estimate(&advantage, &rewards, &lengths).unwrap();
+            let alone = rewards.iter().zip(&lengths).map(|(rewards, lengths)| {
+                estimate(&advantage, std::slice::from_ref(rewards), std::slice::from_ref(lengths)).unwrap().remove(0)
+            });
+            let same = alone.collect::<Vec<_>>() == together;
+            assert!(same || !advantage.is_by_group(), "{advantage:?}");
         }
     }
 

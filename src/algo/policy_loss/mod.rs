@@ -110,6 +110,10 @@ impl Loss for PolicyLoss {
         self.top_entropy < 1.0 || matches!(self.surrogate, Surrogate::ClipCov { .. } | Surrogate::KlCov { .. })
     }
 
+    fn is_sum(&self) -> bool {
+        self.entropy_coef == 0.0 && !self.whole_batch()
+    }
+
     fn ignores_zero_advantage(&self) -> bool {
         let pulls_anyway = matches!(self.surrogate, Surrogate::Dro { .. });
         self.beta == 0.0 && self.entropy_coef == 0.0 && !self.whole_batch() && !pulls_anyway

@@ -14,6 +14,10 @@ impl Loss for PolicyGradient {
         "policy_gradient"
     }
 
+    fn is_sum(&self) -> bool {
+        true
+    }
+
     fn ignores_zero_advantage(&self) -> bool {
         true
     }
@@ -69,6 +73,10 @@ impl Loss for Grpo {
 
     fn whole_batch(&self) -> bool {
         PolicyLoss::from(*self).whole_batch()
+    }
+
+    fn is_sum(&self) -> bool {
+        PolicyLoss::from(*self).is_sum()
     }
 
     fn ignores_zero_advantage(&self) -> bool {

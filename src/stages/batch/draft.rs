@@ -30,8 +30,9 @@ struct Choice {
 }
 
 impl Choice {
-    fn refill(&mut self) {
-        while self.ids.len() < self.size {
+    /// Up to what is left to choose from, where `sent` groups of the batch are gone already.
+    fn refill(&mut self, sent: usize) {
+        while self.ids.len() + sent < self.size {
             self.ids.insert(self.turns.pass());
         }
     }
@@ -51,6 +52,10 @@ pub(super) struct Draft {
     spared: BTreeSet<u64>,
     /// Groups in batches so far, those of a run that this one resumes included.
     taken: u64,
+    /// Fewest groups that are sent ahead of the rest of their batch; none: batches are sent whole.
+    part: Option<usize>,
+    /// Groups of the present batch that were.
+    sent: usize,
     batch: Batch,
 }
 
@@ -69,8 +74,18 @@ impl Draft {
             early: BTreeMap::new(),
             ready: BTreeMap::new(),
             spared: BTreeSet::new(),
+            part: None,
+            sent: 0,
             batch: Batch::default(),
         }
+    }
+
+    /// Sends what is certain to be in a batch ahead of the rest, `least` groups or more at a time. Certain is what is ready only where a batch
+    /// takes all that it chooses from and nothing expires; elsewhere batches stay whole.
+    pub fn in_parts(mut self, least: usize) -> Self {
+        let certain = self.choice.as_ref().is_some_and(|choice| choice.size == self.size) && self.on_stale == OnStale::Wait;
+        self.part = certain.then_some(least.max(1));
+        self
     }
 
     /// Judges a finished group, and lets those in that have their turn.
@@ -85,23 +100,29 @@ impl Draft {
         self.admit();
     }
 
-    /// The batch, once it is complete, ordered by id: the oldest groups that are ready.
+    /// The batch, once it is complete, ordered by id: the oldest groups that are ready. Or a part of it.
     pub fn close(&mut self) -> Option<Batch> {
         self.expire();
-        if self.ready.len() < self.size || self.must_wait() {
+        let missing = self.size - self.sent;
+        let more = self.ready.len() < missing || self.must_wait();
+        if more && self.part.is_none_or(|least| self.ready.len() < least) {
             return None;
         }
-        let rest = self.ready.keys().nth(self.size).copied();
+        let rest = self.ready.keys().nth(missing).copied();
         let later = rest.map(|first| self.ready.split_off(&first)).unwrap_or_default();
         let groups: Vec<Group> = std::mem::replace(&mut self.ready, later).into_values().collect();
         groups.iter().for_each(|group| self.leave(group.id()));
         if let Some(admission) = &self.admission {
             admission.batched(groups.iter().map(Group::id));
         }
-        self.taken += groups.len() as u64;
-        let following = Batch { id: self.batch.id + 1, ..Batch::default() };
+        self.sent += groups.len();
+        let id = self.batch.id + u64::from(!more);
+        if !more {
+            self.taken += std::mem::take(&mut self.sent) as u64;
+        }
+        let following = Batch { id, ..Batch::default() };
         let spared = groups.iter().map(Group::id).filter(|id| self.spared.remove(id)).collect();
-        let mut batch = Batch { groups, spared, ..std::mem::replace(&mut self.batch, following) };
+        let mut batch = Batch { groups, spared, more, ..std::mem::replace(&mut self.batch, following) };
         batch.dropped.sort_by_key(|dropped| dropped.id);
         self.admit();
         Some(batch)
@@ -112,7 +133,7 @@ impl Draft {
         loop {
             let id = match &mut self.choice {
                 Some(choice) => {
-                    choice.refill();
+                    choice.refill(self.sent);
                     self.early.keys().find(|id| choice.ids.contains(id)).copied()
                 }
                 None => self.early.keys().next().copied(),

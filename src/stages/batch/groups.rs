@@ -20,12 +20,13 @@ pub struct Batcher {
     choice: Option<usize>,
     admission: Option<Admission>,
     on_stale: OnStale,
+    part: Option<usize>,
 }
 
 impl Batcher {
     /// The groups that finish first, `size` (at least 1) at a time.
     pub fn groups(size: usize) -> Self {
-        Batcher { size: size.max(1), choice: None, admission: None, on_stale: OnStale::default() }
+        Batcher { size: size.max(1), choice: None, admission: None, on_stale: OnStale::default(), part: None }
     }
 
     /// The first to finish among the oldest [`over_sampled`] groups that are in no batch yet; the others stay for the next batch, oldest first.
@@ -38,6 +39,12 @@ impl Batcher {
     /// for those before it; what waits is bounded by the source's window.
     pub fn in_order(self) -> Self {
         self.over_sample(1.0)
+    }
+
+    /// Sends what is certain to be in a batch ahead of the rest, `groups` (at least 1) or more at a time, so that a trainer which is free learns
+    /// from it meanwhile ([`Batch::more`]). Only batches in order have parts, where nothing expires; others are sent whole.
+    pub fn in_parts(self, groups: usize) -> Self {
+        Batcher { part: Some(groups), ..self }
     }
 
     /// Gives the places of dropped groups back, keeps its bound on staleness, and goes on where an interrupted run stood.
@@ -66,7 +73,11 @@ impl Stage for Batcher {
     type Out = Batch;
 
     fn run(&mut self, io: &mut Io<Scored, Batch>) -> Result<(), StageError> {
-        let mut draft = Draft::new(self.size, self.choice, self.admission.clone(), self.on_stale);
+        let draft = Draft::new(self.size, self.choice, self.admission.clone(), self.on_stale);
+        let mut draft = match self.part {
+            Some(least) => draft.in_parts(least),
+            None => draft,
+        };
         while let Some(scored) = io.recv()? {
             draft.arrive(scored);
             while let Some(batch) = draft.close() {

@@ -2,6 +2,7 @@
 
 mod saving;
 mod stale;
+mod step;
 mod trainer;
 
 pub use saving::Resumed;

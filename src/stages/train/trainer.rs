@@ -1,4 +1,4 @@
-//! One optimizer step a batch.
+//! One optimizer step a batch (`step.rs` says how).
 //!
 //! Law V1: the trainer alone makes versions. Law V4: the first thing it sends is the untrained weights, before any batch came.
 //! Law C1: checkpoints are taken between steps, and the last step is saved however the run ends, unless it was the trainer that
@@ -7,16 +7,14 @@
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Instant;
 
+use super::OnStale;
 use super::saving::{Resumed, Saving, Unsaved};
-use super::stale::{OnStale, within_bound};
-use crate::algo::{AdvantageConfig, Aggregation, Estimator, GapDiagnosis, GapLimits, GapVerdict};
-use crate::data::{Batch, Sample, Version};
+use crate::algo::{AdvantageConfig, Aggregation, Estimator, GapDiagnosis, GapLimits};
+use crate::data::{Batch, Version};
 use crate::flow::{Io, Message, Stage, StageError, StageSpec};
 use crate::stages::{Admission, Totals};
-use crate::train::{ForwardBackward, OptimStep, Snapshot, TrainBatch, TrainError, TrainingBackend, assign_advantages, collate};
+use crate::train::{ForwardBackward, OptimStep, Snapshot, TrainError, TrainingBackend};
 
 /// A batch after its step. The first message of a run has step 0 and an empty batch, and brings the first weights.
 #[derive(Debug)]
@@ -35,7 +33,7 @@ pub struct Trained<W> {
     pub totals: Option<Totals>,
     /// New weights, on steps that publish.
     pub publish: Option<Snapshot<W>>,
-    /// How long the step took, in seconds.
+    /// How long the step's work took, in seconds; waiting for parts of its batch is none.
     pub seconds: f64,
 }
 
@@ -47,18 +45,18 @@ impl<W: Send + Sync + 'static> Message for Trained<W> {
 
 /// Turns batches into optimizer steps on any [`TrainingBackend`].
 pub struct Trainer<B> {
-    backend: B,
-    aggregation: Aggregation,
-    advantages: Option<Box<dyn Estimator>>,
+    pub(super) backend: B,
+    pub(super) aggregation: Aggregation,
+    pub(super) advantages: Option<Box<dyn Estimator>>,
     steps: Option<u64>,
     target_reward: Option<f64>,
-    sync_every: u64,
-    updates: u64,
-    score_first: bool,
-    gap_limits: GapLimits,
+    pub(super) sync_every: u64,
+    pub(super) updates: u64,
+    pub(super) score_first: bool,
+    pub(super) gap_limits: GapLimits,
     save: Option<Saving>,
-    admission: Option<Admission>,
-    on_stale: OnStale,
+    pub(super) admission: Option<Admission>,
+    pub(super) on_stale: OnStale,
     resumed: Option<Resumed>,
     threads: usize,
 }
@@ -165,67 +163,8 @@ impl<B: TrainingBackend> Trainer<B> {
         Trainer { threads, ..self }
     }
 
-    /// The batch as law V2 lets it be trained.
-    fn fresh(&self, batch: Batch) -> Result<Batch, StageError> {
-        let Some((admission, bound)) = self.admission.as_ref().and_then(|admission| Some((admission, admission.bound()?))) else {
-            return Ok(batch);
-        };
-        let (batch, given_up) = within_bound(batch, self.backend.state().weight_version, bound, self.on_stale)?;
-        if given_up > 0 {
-            admission.gave_up(given_up);
-        }
-        Ok(batch)
-    }
-
-    fn step(&self, step: u64, mut batch: Batch) -> Result<Trained<B::Weights>, StageError> {
-        let started = Instant::now();
-        let version = self.backend.state().weight_version;
-        if let Some(advantages) = &self.advantages {
-            assign_advantages(&mut batch, advantages.as_ref())?;
-        }
-        let samples: Vec<&Sample> = batch.samples().collect();
-        let mut prepared = Arc::new(collate(&samples, self.aggregation)?.at_version(version));
-        if self.score_first && self.updates > 1 {
-            let scores = self.backend.score(prepared.clone()).wait()?;
-            prepared = Arc::new(TrainBatch::clone(&prepared).with_proximal(scores));
-        }
-        // Waited for, so that no update is made from a batch that is beyond the limit.
-        let mut forward = self.backend.forward_backward(prepared.clone()).wait()?;
-        self.judge(step, &forward)?;
-        let mut optim = self.backend.optim_step();
-        for _ in 1..self.updates {
-            let next = self.backend.forward_backward(prepared.clone());
-            optim = self.backend.optim_step();
-            let next = next.wait()?;
-            forward.metrics.merge(&next.metrics);
-            forward.skipped = forward.skipped.or(next.skipped);
-        }
-        let publish = step.is_multiple_of(self.sync_every).then(|| self.backend.snapshot());
-        let optim = optim.wait()?;
-        let publish = publish.map(|snapshot| snapshot.wait()).transpose()?;
-        let totals = self.admission.as_ref().map(|admission| admission.settle(&batch));
-        debug_assert!(totals.as_ref().is_none_or(|totals| totals.imbalance() == (0, 0)), "law D4: {totals:?}");
-        let seconds = started.elapsed().as_secs_f64();
-        Ok(Trained { step, version, batch, forward, optim, totals, publish, seconds })
-    }
-
     fn is_synchronous(&self) -> bool {
         self.admission.as_ref().is_some_and(|admission| admission.bound() == Some(0))
-    }
-
-    /// Law N3. What a batch that is skipped anyway measured is not whole.
-    fn judge(&self, step: u64, forward: &ForwardBackward) -> Result<(), StageError> {
-        if forward.skipped.is_some() {
-            return Ok(());
-        }
-        match self.gap_limits.judge(step, &forward.gap) {
-            GapVerdict::Fine => Ok(()),
-            GapVerdict::Warn(diagnosis) => {
-                tracing::warn!("{diagnosis}");
-                Ok(())
-            }
-            GapVerdict::Halt(diagnosis) => Err(diagnosis.into()),
-        }
     }
 
     fn has_reached_target(&self, recent: &VecDeque<f64>) -> bool {
@@ -245,17 +184,10 @@ impl<B: TrainingBackend> Trainer<B> {
     /// Steps until there is nothing more to train on, leaving in `unsaved` what no checkpoint holds.
     fn train(&self, io: &mut Io<Batch, Trained<B::Weights>>, unsaved: &mut Option<Unsaved>) -> Result<(), StageError> {
         let Resumed { mut step, mut recent, .. } = self.resumed.clone().unwrap_or_default();
-        let mut given_up = Vec::new();
         while self.steps != Some(step) && !self.has_reached_target(&recent) {
-            let Some(batch) = io.recv()? else { break };
-            let mut batch = self.fresh(batch)?;
-            batch.dropped.append(&mut given_up);
-            if batch.groups.is_empty() {
-                given_up = batch.dropped;
-                continue;
-            }
+            let Some(gathered) = self.gather(io)? else { break };
             step += 1;
-            let trained = self.step(step, batch)?;
+            let trained = self.step(step, gathered)?;
             recent.extend(mean(trained.batch.rewards()));
             if recent.len() > TARGET_STEPS {
                 recent.pop_front();

@@ -1,0 +1,180 @@
+//! One optimizer step: a batch's advantages, gradient, judgement and update.
+//!
+//! A batch that comes in parts is learned from as it comes: whatever is there when the trainer is free takes a pass, and the update is made when
+//! the last part had its. Law N1 makes that the same step, whatever the parts. It needs a loss that is a sum, advantages by group, and a single
+//! update; otherwise parts are gathered first.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::stale::within_bound;
+use super::trainer::{Trained, Trainer};
+use crate::algo::{Aggregation, GapVerdict};
+use crate::data::{Batch, Sample};
+use crate::flow::{Io, StageError, TryRecv};
+use crate::train::{
+    CollateError, ForwardBackward, OptimStep, TrainBatch, TrainFuture, TrainingBackend, assign_advantages, collate, collate_part,
+};
+
+/// A whole batch, and the passes that were made over all but its last part.
+#[derive(Default)]
+pub(super) struct Gathered {
+    /// Learned from.
+    done: Batch,
+    /// Still to be learned from.
+    rest: Batch,
+    passes: Option<Passes>,
+    worked: Duration,
+}
+
+/// Passes over parts of a batch.
+#[derive(Default)]
+struct Passes {
+    seen: ForwardBackward,
+    mass: f64,
+}
+
+/// The batch, what was seen of it, and the update that was asked for.
+type Learned = (Batch, ForwardBackward, TrainFuture<OptimStep>);
+
+impl<B: TrainingBackend> Trainer<B> {
+    /// Receives a batch that has groups to be trained on. `None` at the end; a batch whose rest never comes is left as it is.
+    pub(super) fn gather(&self, io: &mut Io<Batch, Trained<B::Weights>>) -> Result<Option<Gathered>, StageError> {
+        let mut gathered = Gathered::default();
+        loop {
+            let Some(part) = io.recv()? else { return Ok(None) };
+            gathered.rest.append(part);
+            while gathered.rest.more
+                && let TryRecv::Item(part) = io.try_recv()?
+            {
+                gathered.rest.append(part);
+            }
+            gathered.rest = self.fresh(std::mem::take(&mut gathered.rest))?;
+            let nothing = gathered.done.groups.is_empty() && gathered.rest.groups.is_empty();
+            if gathered.rest.more {
+                self.learn_ahead(&mut gathered)?;
+            } else if !nothing {
+                return Ok(Some(gathered));
+            }
+        }
+    }
+
+    /// The batch as law V2 lets it be trained.
+    fn fresh(&self, batch: Batch) -> Result<Batch, StageError> {
+        let Some((admission, bound)) = self.admission.as_ref().and_then(|admission| Some((admission, admission.bound()?))) else {
+            return Ok(batch);
+        };
+        let (batch, given_up) = within_bound(batch, self.backend.state().weight_version, bound, self.on_stale)?;
+        if given_up > 0 {
+            admission.gave_up(given_up);
+        }
+        Ok(batch)
+    }
+
+    /// Whether a part's gradient is the same with and without the others.
+    fn takes_parts(&self) -> bool {
+        let by_group = self.advantages.as_ref().is_none_or(|advantages| advantages.is_by_group());
+        // A sum knows no denominator that could come later.
+        let has_denominator = self.aggregation != Aggregation::TokenSum;
+        self.updates == 1 && has_denominator && by_group && self.backend.takes_parts()
+    }
+
+    fn learn_ahead(&self, gathered: &mut Gathered) -> Result<(), StageError> {
+        if self.takes_parts() {
+            let started = Instant::now();
+            self.learn_rest(gathered)?;
+            gathered.worked += started.elapsed();
+        }
+        Ok(())
+    }
+
+    /// A pass over what none was made over.
+    fn learn_rest(&self, gathered: &mut Gathered) -> Result<(), StageError> {
+        let mut part = std::mem::take(&mut gathered.rest);
+        if let Some(advantages) = &self.advantages {
+            assign_advantages(&mut part, advantages.as_ref())?;
+        }
+        let samples: Vec<&Sample> = part.samples().collect();
+        let (batch, mass) = collate_part(&samples, self.aggregation)?;
+        let passes = gathered.passes.get_or_insert_default();
+        passes.mass += mass;
+        if let Some(batch) = batch {
+            let batch = Arc::new(batch.at_version(self.backend.state().weight_version));
+            passes.seen.merge(self.backend.forward_backward(batch).wait()?);
+        }
+        gathered.done.append(part);
+        Ok(())
+    }
+
+    /// Learns from the batch, or from what is left of it, and updates the weights.
+    pub(super) fn step(&self, step: u64, gathered: Gathered) -> Result<Trained<B::Weights>, StageError> {
+        let (started, worked) = (Instant::now(), gathered.worked);
+        let version = self.backend.state().weight_version;
+        let (batch, forward, optim) = match gathered.passes {
+            Some(_) => self.learn_parts(step, gathered)?,
+            None => self.learn_whole(step, gathered.rest)?,
+        };
+        let publish = step.is_multiple_of(self.sync_every).then(|| self.backend.snapshot());
+        let optim = optim.wait()?;
+        let publish = publish.map(|snapshot| snapshot.wait()).transpose()?;
+        let totals = self.admission.as_ref().map(|admission| admission.settle(&batch));
+        debug_assert!(totals.as_ref().is_none_or(|totals| totals.imbalance() == (0, 0)), "law D4: {totals:?}");
+        let seconds = (worked + started.elapsed()).as_secs_f64();
+        Ok(Trained { step, version, batch, forward, optim, totals, publish, seconds })
+    }
+
+    /// The last part's pass, and the update.
+    fn learn_parts(&self, step: u64, mut gathered: Gathered) -> Result<Learned, StageError> {
+        self.learn_rest(&mut gathered)?;
+        let Gathered { done: mut batch, passes, .. } = gathered;
+        let Passes { seen, mass } = passes.unwrap_or_default();
+        if seen.tokens + seen.saved_tokens == 0 {
+            return Err(CollateError::NothingToTrain { samples: batch.len() }.into());
+        }
+        batch.sort();
+        let forward = seen.scaled(1.0 / mass);
+        self.judge(step, &forward)?;
+        Ok((batch, forward, self.backend.scaled_optim_step(1.0 / mass)))
+    }
+
+    /// All passes and updates over a batch.
+    fn learn_whole(&self, step: u64, mut batch: Batch) -> Result<Learned, StageError> {
+        batch.sort();
+        if let Some(advantages) = &self.advantages {
+            assign_advantages(&mut batch, advantages.as_ref())?;
+        }
+        let samples: Vec<&Sample> = batch.samples().collect();
+        let mut prepared = Arc::new(collate(&samples, self.aggregation)?.at_version(self.backend.state().weight_version));
+        if self.score_first && self.updates > 1 {
+            let scores = self.backend.score(prepared.clone()).wait()?;
+            prepared = Arc::new(TrainBatch::clone(&prepared).with_proximal(scores));
+        }
+        // Waited for, so that no update is made from a batch that is beyond the limit.
+        let mut forward = self.backend.forward_backward(prepared.clone()).wait()?;
+        self.judge(step, &forward)?;
+        let mut optim = self.backend.optim_step();
+        for _ in 1..self.updates {
+            let next = self.backend.forward_backward(prepared.clone());
+            optim = self.backend.optim_step();
+            let next = next.wait()?;
+            forward.metrics.merge(&next.metrics);
+            forward.skipped = forward.skipped.or(next.skipped);
+        }
+        Ok((batch, forward, optim))
+    }
+
+    /// Law N3. What a batch that is skipped anyway measured is not whole.
+    fn judge(&self, step: u64, forward: &ForwardBackward) -> Result<(), StageError> {
+        if forward.skipped.is_some() {
+            return Ok(());
+        }
+        match self.gap_limits.judge(step, &forward.gap) {
+            GapVerdict::Fine => Ok(()),
+            GapVerdict::Warn(diagnosis) => {
+                tracing::warn!("{diagnosis}");
+                Ok(())
+            }
+            GapVerdict::Halt(diagnosis) => Err(diagnosis.into()),
+        }
+    }
+}
