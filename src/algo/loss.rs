@@ -11,7 +11,8 @@ use super::CorrectionMetrics;
 /// The packed trained tokens of whole sequences. Every slice has one entry per token.
 #[derive(Clone, Copy, Debug)]
 pub struct LossInputs<'a> {
-    /// θ: log-probabilities under the weights being trained.
+    /// θ: log-probabilities under the weights being trained. A critic's or a reward model's loss finds scores here: the number that the
+    /// model gives at each trained token's row, which reads what is before the token; its derivatives are by these.
     pub log_probs: &'a [f64],
     /// b: log-probabilities of the policy that sampled the tokens; `None` for data that no policy sampled.
     pub behaviour: Option<&'a [f64]>,
@@ -73,6 +74,47 @@ pub struct LossMetrics {
     pub policy_loss: f64,
     /// What was done about tokens of another policy; empty where nothing is.
     pub correction: CorrectionMetrics,
+    /// How pairs of answers were told apart; empty where the loss compares none.
+    pub pairs: PairMetrics,
+}
+
+/// Pairs of a chosen and a rejected answer, by their scores.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PairMetrics {
+    /// How many.
+    pub pairs: usize,
+    /// Those whose chosen answer has the higher score.
+    pub right: usize,
+    /// Sum of the chosen answer's score less the rejected one's.
+    pub margin_sum: f64,
+}
+
+impl PairMetrics {
+    /// Of scores of chosen and rejected answers.
+    pub fn of(scores: impl IntoIterator<Item = (f64, f64)>) -> Self {
+        scores.into_iter().fold(PairMetrics::default(), |seen, (chosen, rejected)| PairMetrics {
+            pairs: seen.pairs + 1,
+            right: seen.right + usize::from(chosen > rejected),
+            margin_sum: seen.margin_sum + chosen - rejected,
+        })
+    }
+
+    /// Adds another part's counts.
+    pub fn merge(&mut self, other: &PairMetrics) {
+        self.pairs += other.pairs;
+        self.right += other.right;
+        self.margin_sum += other.margin_sum;
+    }
+
+    /// Share of pairs whose chosen answer has the higher score.
+    pub fn accuracy(&self) -> f64 {
+        self.right as f64 / self.pairs.max(1) as f64
+    }
+
+    /// Mean of the chosen answer's score less the rejected one's.
+    pub fn margin(&self) -> f64 {
+        self.margin_sum / self.pairs.max(1) as f64
+    }
 }
 
 impl LossMetrics {
@@ -90,6 +132,7 @@ impl LossMetrics {
         self.kl_sum += other.kl_sum;
         self.policy_loss += other.policy_loss;
         self.correction.merge(&other.correction);
+        self.pairs.merge(&other.pairs);
     }
 
     /// Share of tokens clipped on either side.

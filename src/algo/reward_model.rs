@@ -1,6 +1,7 @@
 //! Training a reward model: of two answers to one prompt, the better one should score higher.
 
 use super::preference::{log_sigmoid, sigmoid};
+use super::{Loss, LossError, LossInputs, LossMetrics, LossOutput, PairMetrics};
 
 /// A loss of pairs of scores, with its derivatives.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -36,6 +37,50 @@ pub fn pairwise_reward(
     output
 }
 
+/// [`pairwise_reward`] over a batch: sequences 2i and 2i + 1 are the chosen and the rejected answer of one pair, and each has one trained row,
+/// whose score is the answer's.
+///
+/// A pair is judged together, and a micro-batch may part it: the batch is scored once before, unless it is one micro-batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BradleyTerry {
+    /// Keeps scores around 0, by so much.
+    pub center: f64,
+}
+
+impl Loss for BradleyTerry {
+    fn name(&self) -> &str {
+        "bradley_terry"
+    }
+
+    fn whole_batch(&self) -> bool {
+        true
+    }
+
+    fn evaluate(&self, inputs: &LossInputs) -> Result<LossOutput, LossError> {
+        let (scores, of) = (inputs.log_probs, inputs.batch_tokens);
+        if scores.len() < of {
+            return Err(LossError::Part { loss: "bradley_terry", seen: scores.len(), of });
+        }
+        let whole = |pair: &[std::ops::Range<usize>]| pair.len() == 2 && pair.iter().all(|answer| answer.len() == 1);
+        if let Some(at) = inputs.sequences.chunks(2).position(|pair| !whole(pair)) {
+            let problem =
+                format!("bradley_terry: sequences {} and {} are no pair of answers with one score each", 2 * at, 2 * at + 1);
+            return Err(LossError::Custom(problem));
+        }
+        let column = |of: usize| scores.iter().skip(of).step_by(2).copied().collect::<Vec<f64>>();
+        let (chosen, rejected) = (column(0), column(1));
+        let judged = pairwise_reward(&chosen, &rejected, None, self.center, of / 2);
+        let metrics = LossMetrics {
+            tokens: scores.len(),
+            policy_loss: judged.loss,
+            pairs: PairMetrics::of(chosen.iter().copied().zip(rejected)),
+            ..LossMetrics::default()
+        };
+        let grad = judged.chosen.iter().zip(&judged.rejected).flat_map(|(won, lost)| [*won, *lost]).collect();
+        Ok(LossOutput { loss: judged.loss, grad, entropy_grad: None, metrics })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -46,6 +91,35 @@ mod tests {
     fn equal_scores_cost_log_two() {
         assert_eq!(pairwise_reward(&[0.7], &[0.7], None, 0.0, 1).loss, 2f64.ln());
         assert_eq!(pairwise_reward(&[], &[], None, 0.0, 0), PairwiseReward::default());
+    }
+
+    #[test]
+    fn answers_of_a_batch_are_paired_as_they_come_and_what_is_no_pair_is_refused() {
+        let scores = [2.0, 1.0, -1.0, 0.5];
+        let (weights, sequences) = ([0.25; 4], [0..1, 1..2, 2..3, 3..4]);
+        let inputs = LossInputs {
+            log_probs: &scores,
+            behaviour: None,
+            proximal: None,
+            reference: None,
+            importance: None,
+            entropies: &[0.0; 4],
+            advantages: &[f64::NAN; 4],
+            weights: &weights,
+            sequences: &sequences,
+            batch_tokens: 4,
+        };
+        let output = BradleyTerry::default().evaluate(&inputs).unwrap();
+        let expected = pairwise_reward(&[2.0, -1.0], &[1.0, 0.5], None, 0.0, 2);
+        assert_eq!((output.loss, output.grad[1], output.grad[2]), (expected.loss, expected.rejected[0], expected.chosen[1]));
+        assert_eq!((output.metrics.pairs.accuracy(), output.metrics.pairs.margin()), (0.5, -0.25));
+
+        let part = BradleyTerry::default().evaluate(&LossInputs { batch_tokens: 6, ..inputs }).unwrap_err();
+        assert!(matches!(part, LossError::Part { seen: 4, of: 6, .. }), "{part}");
+        for sequences in [&[0..1, 1..2, 2..4][..], &[0..2, 2..4], &[0..1, 1..2, 2..3]] {
+            let error = BradleyTerry::default().evaluate(&LossInputs { sequences, ..inputs }).unwrap_err().to_string();
+            assert!(error.contains("no pair of answers"), "{error}");
+        }
     }
 
     proptest! {

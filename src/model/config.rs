@@ -33,15 +33,40 @@ impl Family {
         }
     }
 
-    fn architecture(self) -> &'static str {
+    /// Its class in transformers.
+    fn architecture(self, head: Head) -> String {
+        let family = match self {
+            Family::Llama => "Llama",
+            Family::Qwen2 => "Qwen2",
+            Family::Qwen3 => "Qwen3",
+            Family::Mistral => "Mistral",
+        };
+        family.to_owned() + head.architecture()
+    }
+}
+
+/// What a model says after a token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Head {
+    /// How likely each next token is: a language model.
+    #[default]
+    Words,
+    /// One number, from `score.weight`: a reward model or a critic, in transformers a sequence classifier with one label.
+    Score,
+}
+
+impl Head {
+    /// How the names of its classes in transformers end.
+    pub(super) fn architecture(self) -> &'static str {
         match self {
-            Family::Llama => "LlamaForCausalLM",
-            Family::Qwen2 => "Qwen2ForCausalLM",
-            Family::Qwen3 => "Qwen3ForCausalLM",
-            Family::Mistral => "MistralForCausalLM",
+            Head::Words => "ForCausalLM",
+            Head::Score => "ForSequenceClassification",
         }
     }
 }
+
+/// Keys that name a classifier's labels. A folder's own are kept as they are.
+pub(super) const LABELS: [&str; 3] = ["id2label", "label2id", "num_labels"];
 
 /// How rotary frequencies are stretched for long contexts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -71,6 +96,8 @@ pub enum RopeScaling {
 pub struct ModelConfig {
     /// Which family.
     pub family: Family,
+    /// Words or a score.
+    pub head: Head,
     /// Rows of the embedding.
     pub vocab_size: usize,
     /// Width of the residual stream.
@@ -99,7 +126,7 @@ pub struct ModelConfig {
     pub output_bias: bool,
     /// Biases in the feed-forward layer.
     pub mlp_bias: bool,
-    /// Whether the output head is the embedding.
+    /// Whether the head that says words is the embedding.
     pub tied: bool,
     /// Standard deviation of fresh weights.
     pub initializer_range: f64,
@@ -115,6 +142,18 @@ impl ModelConfig {
     /// How many transformer layers.
     pub fn layers(&self) -> usize {
         self.windows.len()
+    }
+
+    /// Whether the head has no weights of its own.
+    pub fn shares_embedding(&self) -> bool {
+        self.tied && self.head == Head::Words
+    }
+
+    /// The same body under a head that gives one number.
+    pub fn scoring(&self) -> Self {
+        let mut other = self.other.clone();
+        LABELS.iter().for_each(|key| drop(other.remove(*key)));
+        ModelConfig { head: Head::Score, other, ..self.clone() }
     }
 
     /// Whether queries and keys are normed per head.
@@ -170,7 +209,7 @@ impl ModelConfig {
             ids => json!(ids),
         };
         let mut keys = json!({
-            "architectures": [self.family.architecture()],
+            "architectures": [self.family.architecture(self.head)],
             "model_type": self.family.model_type(),
             "vocab_size": self.vocab_size,
             "hidden_size": self.hidden_size,
@@ -207,6 +246,10 @@ impl ModelConfig {
                     keys["attention_bias"] = self.qkv_bias.into();
                 }
             }
+        }
+        if self.head == Head::Score {
+            keys["id2label"] = json!({"0": "LABEL_0"});
+            keys["label2id"] = json!({"LABEL_0": 0});
         }
         let Value::Object(mut keys) = keys else { unreachable!("json! of braces is an object") };
         keys.extend(self.other.clone());

@@ -46,7 +46,7 @@ impl Decoder {
         self.whole(views, packed, Some(rows))
     }
 
-    /// Logits `[M, vocabulary]` of hidden rows `[M, hidden]`.
+    /// Logits `[M, vocabulary]` of hidden rows `[M, hidden]`; with a head that scores, the scores `[M, 1]`.
     pub fn logits(&self, views: &Views, rows: &Tensor) -> Tensor {
         rows.linear(&views.head, None::<&Tensor>)
     }

@@ -36,7 +36,7 @@ pub fn load_hf(dir: &Path) -> Result<(ModelConfig, Weights), ModelError> {
             },
         }
     }
-    if config.tied
+    if config.shares_embedding()
         && let Some(view) = found.remove("lm_head.weight")
     {
         problems.unusable.extend(tied_head_problem(&layout, &flat, &view));

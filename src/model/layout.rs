@@ -3,7 +3,10 @@
 //! Projections that read the same input lie next to each other (q, k, v; gate, up), so that each group is one matrix and one
 //! multiplication, while a folder's separate tensors stay slices of it.
 
-use super::ModelConfig;
+use super::{Head, ModelConfig};
+
+/// The tensor that turns a hidden state into a score.
+pub(super) const SCORE_HEAD: &str = "score.weight";
 
 /// One tensor of a Hugging Face folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,8 +81,10 @@ impl Layout {
             }
         }
         layout.add(&["model.norm.weight"], &[hidden], None);
-        if !config.tied {
-            layout.add(&["lm_head.weight"], &[config.vocab_size], Some(hidden));
+        match config.head {
+            Head::Score => layout.add(&[SCORE_HEAD], &[1], Some(hidden)),
+            Head::Words if config.tied => {}
+            Head::Words => layout.add(&["lm_head.weight"], &[config.vocab_size], Some(hidden)),
         }
         layout
     }

@@ -22,7 +22,7 @@ mod small;
 mod views;
 mod weights;
 
-pub use config::{Family, ModelConfig, RopeScaling};
+pub use config::{Family, Head, ModelConfig, RopeScaling};
 pub use decoder::Decoder;
 pub use error::{ModelError, TensorProblems};
 pub use folder::{load_hf, save_hf};

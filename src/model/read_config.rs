@@ -7,8 +7,9 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use super::config::LABELS;
 use super::keys::Keys;
-use super::{Family, ModelConfig, ModelError, RopeScaling};
+use super::{Family, Head, ModelConfig, ModelError, RopeScaling};
 
 impl ModelConfig {
     /// Reads `config.json` of `dir`, and the ids in its `generation_config.json`, which win, as they do in transformers.
@@ -55,6 +56,7 @@ impl ModelConfig {
         let (rope_theta, rope_scaling) = rope(&keys, max_positions)?;
         let config = ModelConfig {
             family,
+            head: head(&keys)?,
             vocab_size: keys.positive("vocab_size")?,
             hidden_size,
             intermediate_size: keys.positive("intermediate_size")?,
@@ -81,7 +83,8 @@ impl ModelConfig {
         };
         config.check(path)?;
         let known = config.to_json();
-        let is_other = |key: &String| !known.contains_key(key) && key != "rope_scaling" && key != "rope_theta";
+        let is_label = |key: &String| LABELS.contains(&key.as_str());
+        let is_other = |key: &String| is_label(key) || !known.contains_key(key) && key != "rope_scaling" && key != "rope_theta";
         let other = map.iter().filter(|(key, _)| is_other(key)).map(|(key, value)| (key.clone(), value.clone())).collect();
         Ok(ModelConfig { other, ..config })
     }
@@ -104,6 +107,25 @@ fn refuse_unsupported(keys: &Keys) -> Result<(), ModelError> {
     match keys.map.get("quantization_config") {
         None | Some(Value::Null) => Ok(()),
         Some(_) => Err(keys.unsupported("quantization_config", "unquantised weights (f32, f16, bf16)")),
+    }
+}
+
+/// Words, unless the architecture is a classifier's, which must have one label.
+fn head(keys: &Keys) -> Result<Head, ModelError> {
+    let architectures = keys.optional::<Vec<String>>("architectures", "a list of strings")?.unwrap_or_default();
+    if !architectures.iter().any(|name| name.ends_with(Head::Score.architecture())) {
+        return Ok(Head::Words);
+    }
+    let labels = keys.optional::<Map<String, Value>>("id2label", "an object")?.map(|labels| labels.len());
+    let (key, labels) = match (labels, keys.optional::<usize>("num_labels", "a positive integer")?) {
+        (None, Some(labels)) => ("num_labels", Some(labels)),
+        (labels, _) => ("id2label", labels),
+    };
+    match labels {
+        Some(1) => Ok(Head::Score),
+        Some(_) => Err(keys.unsupported(key, "one label, whose score is the answer's")),
+        // Left out, it means two labels to transformers.
+        None => Err(keys.missing(key)),
     }
 }
 

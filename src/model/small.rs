@@ -1,6 +1,6 @@
 //! A shape for models that start from nothing.
 
-use super::{Family, ModelConfig, RopeScaling};
+use super::{Family, Head, ModelConfig, RopeScaling};
 use crate::data::Tokenizer;
 
 impl ModelConfig {
@@ -9,6 +9,7 @@ impl ModelConfig {
     pub fn small(tokenizer: &Tokenizer, hidden: usize, layers: usize) -> Self {
         ModelConfig {
             family: Family::Llama,
+            head: Head::Words,
             vocab_size: tokenizer.vocab_size(),
             hidden_size: hidden,
             intermediate_size: 3 * hidden,

@@ -37,7 +37,7 @@ impl Linear {
 }
 
 impl Views {
-    /// The output head `[vocabulary, hidden]`; the embedding where they are tied.
+    /// The output head: `[vocabulary, hidden]`, the embedding where they are tied, or `[1, hidden]` of a score.
     pub fn head(&self) -> &Tensor {
         &self.head
     }
@@ -61,7 +61,7 @@ impl Views {
             })
             .collect();
         let norm = next();
-        let head = if config.tied { embedding.shallow_clone() } else { next() };
+        let head = if config.shares_embedding() { embedding.shallow_clone() } else { next() };
         Views { embedding, layers, norm, head }
     }
 }

@@ -6,6 +6,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use tch::Tensor;
 
+use super::layout::SCORE_HEAD;
 use super::{Layout, ModelConfig};
 
 /// Parameters and where each lies. Cloning is explicit: [`Weights::share`] or [`Weights::copy`].
@@ -36,6 +37,25 @@ impl Weights {
             }
         }
         Weights { layout: Arc::new(layout), flat: Tensor::from_slice(&flat) }
+    }
+
+    /// These weights' body under a head that gives one number, for a critic or a reward model: zero, so that every score is 0 at first, or
+    /// drawn by a seed as [`Weights::random`] draws. `config` is these weights'; [`ModelConfig::scoring`] is the result's.
+    pub fn scoring(&self, config: &ModelConfig, seed: Option<u64>) -> Self {
+        let scoring = config.scoring();
+        let _guard = tch::no_grad_guard();
+        let scored = match seed {
+            Some(seed) => Weights::random(&scoring, seed),
+            None => {
+                let layout = Layout::new(&scoring);
+                let flat = Tensor::zeros([layout.total() as i64], (tch::Kind::Float, self.flat.device()));
+                Weights { layout: Arc::new(layout), flat }
+            }
+        };
+        // Heads come last, so that the bodies lie alike.
+        let body = scored.layout.find(SCORE_HEAD).map_or(0, |head| head.offset as i64);
+        scored.flat.narrow(0, 0, body).copy_(&self.flat.detach().narrow(0, 0, body));
+        scored
     }
 
     /// The same numbers, not copied: a write through one is seen through the other.

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::data::{Pair, Sample, Tokenizer, TokenizerError};
-use crate::model::{Decoder, FrozenWeights, ModelConfig, ModelError, Weights, load_hf};
+use crate::model::{Decoder, FrozenWeights, Head, ModelConfig, ModelError, Weights, load_hf};
 use crate::train::{LocalBackend, LocalConfig};
 
 /// A model or tokenizer that can't be used.
@@ -16,6 +16,12 @@ pub enum PolicyError {
     /// The tokenizer, or that it does not fit the model.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// A reward model or a critic.
+    #[error(
+        "this model gives one number and no words (it is a sequence classifier), so that it can't be a policy; name the folder of a \
+         language model"
+    )]
+    NoWords,
 }
 
 /// What trainer and generator start from. Cloning shares the weights, which nobody writes to: the trainer copies them first.
@@ -42,6 +48,9 @@ impl Policy {
     /// From parts that belong together.
     pub fn new(config: ModelConfig, weights: FrozenWeights, tokenizer: Tokenizer) -> Result<Self, PolicyError> {
         tokenizer.check_model(config.vocab_size)?;
+        if config.head != Head::Words {
+            return Err(PolicyError::NoWords);
+        }
         Ok(Policy { config, tokenizer: Arc::new(tokenizer), weights: Arc::new(weights) })
     }
 

@@ -20,7 +20,8 @@ pub trait TrainingBackend: Send + Sync {
     /// Adds the batch's gradient to what has accumulated.
     fn forward_backward(&self, batch: Arc<TrainBatch>) -> TrainFuture<ForwardBackward>;
 
-    /// Log-probabilities of the batch's trained tokens under the weights as they are, one list per sequence. Changes nothing.
+    /// Log-probabilities of the batch's trained tokens under the weights as they are, one list per sequence; of a model whose head gives
+    /// one number, the scores at the rows that predict those tokens. Changes nothing.
     fn score(&self, batch: Arc<TrainBatch>) -> TrainFuture<Vec<Vec<f64>>>;
 
     /// Updates the weights by the accumulated gradient and clears it.

@@ -2,12 +2,14 @@
 
 use super::{PackedColumns, TrainBatch};
 use crate::algo::LossOutput;
+use crate::model::Head;
 
 /// Names listed in one error; the rest is counted.
 const NAMED: usize = 5;
 
-/// The samples whose part of a loss is not finite, with the number it starts from; `None` when all is well.
+/// The samples whose part of a loss is not finite, with the number it starts from, given by `head`; `None` when all is well.
 pub(super) fn bad_samples(
+    head: Head,
     batch: &TrainBatch,
     part: &[usize],
     columns: &PackedColumns,
@@ -17,12 +19,16 @@ pub(super) fn bad_samples(
     if output.loss.is_finite() && output.grad.iter().all(|slope| slope.is_finite()) {
         return None;
     }
+    let given = match head {
+        Head::Words => "log-probabilities",
+        Head::Score => "scores",
+    };
     let mut names = Vec::new();
     for (&at, range) in part.iter().zip(&columns.sequences) {
         let id = batch.sequences[at].id;
         let bad = |values: &[f64]| values[range.clone()].iter().any(|value| !value.is_finite());
         if bad(log_probs) {
-            names.push(format!("{id} (the model's log-probabilities)"));
+            names.push(format!("{id} (the model's {given})"));
         } else if bad(&output.grad) {
             let why = if bad(&columns.advantages) { "it has no advantage" } else { "the loss itself" };
             names.push(format!("{id} ({why})"));

@@ -1,23 +1,65 @@
-//! The output head in closed form: log-probabilities and entropies of trained tokens, and the gradient of a loss given its
-//! derivatives by them.
+//! What a model says at the rows of trained tokens, and the gradient of a loss given its derivatives by that: log-probabilities and
+//! entropies in closed form, or the one number of a head that scores.
 //!
-//! Cost: at most `chunk_rows` rows of vocabulary-sized numbers exist at a time, and only for trained tokens. A batch that fits in one
-//! chunk keeps its log-softmax from scoring to gradient; a longer one computes it twice. Autograd never sees a logit.
+//! Cost of words: at most `chunk_rows` rows of vocabulary-sized numbers exist at a time, and only for trained tokens. A batch that fits in
+//! one chunk keeps its log-softmax from scoring to gradient; a longer one computes it twice. Autograd never sees a logit.
 
 use tch::{Kind, Tensor};
 
 /// What scoring found.
 pub(super) struct Scored {
-    /// θ of every target.
+    /// θ of every target, or every row's score.
     pub log_probs: Vec<f64>,
-    /// Entropy of every row's distribution.
+    /// Entropy of every row's distribution; of a score, 0.
     pub entropies: Vec<f64>,
     /// The whole log-softmax, where it fits in one chunk.
     kept: Option<Tensor>,
 }
 
+/// A head over the rows of trained tokens.
+pub(super) enum Head<'a> {
+    Words(Words<'a>),
+    Score(Score<'a>),
+}
+
+impl Head<'_> {
+    /// What it says, without gradients.
+    pub fn score(&self) -> Scored {
+        match self {
+            Head::Words(words) => words.score(),
+            Head::Score(score) => score.score(),
+        }
+    }
+
+    /// A scalar whose gradient is the loss's: `slopes` are ∂loss/∂log_prob, or by the scores, `entropy_slopes` ∂loss/∂entropy.
+    pub fn surrogate(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>) -> Tensor {
+        match self {
+            Head::Words(words) => words.surrogate(scored, slopes, entropy_slopes),
+            Head::Score(score) => score.surrogate(slopes),
+        }
+    }
+}
+
+/// A head `[1, hidden]` over rows `[M, hidden]`.
+pub(super) struct Score<'a> {
+    pub weight: &'a Tensor,
+    pub rows: &'a Tensor,
+}
+
+impl Score<'_> {
+    fn score(&self) -> Scored {
+        let _guard = tch::no_grad_guard();
+        let scores = to_host(&self.rows.linear(self.weight, None::<&Tensor>));
+        Scored { entropies: vec![0.0; scores.len()], log_probs: scores, kept: None }
+    }
+
+    fn surrogate(&self, slopes: &[f64]) -> Tensor {
+        dot(&self.rows.linear(self.weight, None::<&Tensor>), &column(slopes, self.rows.device()))
+    }
+}
+
 /// A head `[vocabulary, hidden]` over rows `[M, hidden]` and their targets `[M]`.
-pub(super) struct Head<'a> {
+pub(super) struct Words<'a> {
     pub weight: &'a Tensor,
     pub rows: &'a Tensor,
     pub targets: &'a Tensor,
@@ -25,9 +67,8 @@ pub(super) struct Head<'a> {
     pub chunk_rows: i64,
 }
 
-impl Head<'_> {
-    /// Log-probabilities and entropies, without gradients.
-    pub fn score(&self) -> Scored {
+impl Words<'_> {
+    fn score(&self) -> Scored {
         let _guard = tch::no_grad_guard();
         let mut scored = Scored { log_probs: Vec::new(), entropies: Vec::new(), kept: None };
         for (start, len) in self.chunks() {
@@ -43,8 +84,7 @@ impl Head<'_> {
         scored
     }
 
-    /// A scalar whose gradient is the loss's: `slopes` are ∂loss/∂log_prob, `entropy_slopes` ∂loss/∂entropy.
-    pub fn surrogate(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>) -> Tensor {
+    fn surrogate(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>) -> Tensor {
         let (by_rows, by_weight) = {
             let _guard = tch::no_grad_guard();
             let mut by_weight: Option<Tensor> = None;
@@ -65,10 +105,7 @@ impl Head<'_> {
 
     /// ∂loss/∂logits of a chunk: `slope · (1[target] − p) − entropy_slope · p · (log p + H)`, over the temperature.
     fn logits_gradient(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>, start: i64, len: i64) -> Tensor {
-        let column = |values: &[f64]| {
-            let chunk: Vec<f32> = values[start as usize..(start + len) as usize].iter().map(|value| *value as f32).collect();
-            Tensor::from_slice(&chunk).to_device(self.rows.device()).unsqueeze(1)
-        };
+        let column = |values: &[f64]| column(&values[start as usize..(start + len) as usize], self.rows.device());
         let recomputed = scored.kept.is_none().then(|| self.log_softmax(start, len));
         let log_softmax = recomputed.as_ref().or(scored.kept.as_ref()).expect("one of them is there");
         let slope = column(slopes);
@@ -95,6 +132,12 @@ impl Head<'_> {
         let (total, chunk) = (self.rows.size()[0], self.chunk_rows.max(1));
         (0..total).step_by(chunk as usize).map(move |start| (start, chunk.min(total - start)))
     }
+}
+
+/// Numbers as `[M, 1]`, in f32.
+fn column(values: &[f64], device: tch::Device) -> Tensor {
+    let values: Vec<f32> = values.iter().map(|value| *value as f32).collect();
+    Tensor::from_slice(&values).to_device(device).unsqueeze(1)
 }
 
 fn dot(a: &Tensor, b: &Tensor) -> Tensor {

@@ -48,7 +48,7 @@ pub struct LocalConfig {
     pub micro_batch_tokens: usize,
     /// Most logits in memory at a time, in numbers.
     pub logits_chunk: usize,
-    /// Divides logits, as the sampler does: log-probabilities are those of the distribution sampled from.
+    /// Divides logits, as the sampler does: log-probabilities are those of the distribution sampled from. Scores are not divided.
     pub temperature: f64,
     /// What to do about NaN.
     pub non_finite: NonFinitePolicy,
@@ -83,7 +83,8 @@ impl LocalConfig {
 
 type Command = Box<dyn FnOnce(&mut Worker) + Send>;
 
-/// A backend on a thread of its own. Shared by reference or `Arc`; every method may be called from anywhere.
+/// A backend on a thread of its own, of a language model or of one whose head gives one number per trained row ([`Head`](crate::model::Head)).
+/// Shared by reference or `Arc`; every method may be called from anywhere.
 pub struct LocalBackend {
     commands: Option<Sender<Command>>,
     state: Arc<Mutex<BackendState>>,

@@ -8,14 +8,13 @@ use std::sync::Arc;
 use tch::Tensor;
 
 use super::finite::bad_samples;
-use super::head::{Head, Scored};
+use super::head::{Head, Score, Scored, Words};
 use super::{LocalConfig, PackedColumns, TrainBatch, TrainSequence};
 use crate::algo::{LossError, LossOutput};
-use crate::model::{Decoder, ModelConfig, Packed, Weights, fused};
+use crate::model::{self, Decoder, ModelConfig, Packed, Weights, fused};
 
 pub(super) struct Replica {
     config: Arc<LocalConfig>,
-    vocab_size: usize,
     decoder: Decoder,
     /// The leaf that gradients are taken by.
     flat: Tensor,
@@ -42,7 +41,7 @@ impl Replica {
     pub fn new(config: &Arc<LocalConfig>, model: &ModelConfig, weights: &Weights) -> Self {
         let flat = weights.flat.detach().set_requires_grad(true);
         let decoder = Decoder::new(model, weights.layout.clone());
-        Replica { config: config.clone(), vocab_size: model.vocab_size, decoder, flat }
+        Replica { config: config.clone(), decoder, flat }
     }
 
     /// The sequences at `part` and their share of the gradient. `judged` is their part of the loss, where it was computed over the whole
@@ -59,7 +58,7 @@ impl Replica {
                 columns.evaluate(loss.as_ref(), off_policy, &scored.log_probs, &scored.entropies, batch.batch_tokens)?
             }
         };
-        let gradient = match bad_samples(batch, part, &columns, &scored.log_probs, &output) {
+        let gradient = match bad_samples(self.decoder.config().head, batch, part, &columns, &scored.log_probs, &output) {
             Some(names) => Err(names),
             None => {
                 let surrogate = head.surrogate(&scored, &output.grad, output.entropy_grad.as_deref());
@@ -69,7 +68,7 @@ impl Replica {
         Ok(Part { columns, scored, output, gradient })
     }
 
-    /// Log-probabilities and entropies alone, without a graph.
+    /// Log-probabilities and entropies, or scores, alone, without a graph.
     pub fn score(&self, batch: &TrainBatch, part: &[usize]) -> Scored {
         let _guard = tch::no_grad_guard();
         self.head(&self.forward(batch, part, &PackedColumns::new(batch, part))).score()
@@ -86,9 +85,15 @@ impl Replica {
     }
 
     fn head<'a>(&self, forward: &'a Forward) -> Head<'a> {
-        let Forward { rows, head, targets } = forward;
-        let chunk_rows = (self.config.logits_chunk / self.vocab_size).max(1) as i64;
-        Head { weight: head, rows, targets, temperature: self.config.temperature, chunk_rows }
+        let Forward { rows, head: weight, targets } = forward;
+        let model = self.decoder.config();
+        match model.head {
+            model::Head::Score => Head::Score(Score { weight, rows }),
+            model::Head::Words => {
+                let chunk_rows = (self.config.logits_chunk / model.vocab_size).max(1) as i64;
+                Head::Words(Words { weight, rows, targets, temperature: self.config.temperature, chunk_rows })
+            }
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::algo::LossOutput;
 use crate::data::Version;
-use crate::model::{FrozenWeights, ModelConfig, ModelError, Weights, load_hf, save_hf};
+use crate::model::{FrozenWeights, Head, ModelConfig, ModelError, Weights, load_hf, save_hf};
 
 /// Models of at most this many parameters train micro-batches side by side, a gradient each (64 MB at most); for larger ones all threads
 /// work inside one operation, whose matrices are large enough to share.
@@ -120,10 +120,15 @@ impl Worker {
         let mut seen = ForwardBackward { micro_batches: parts.len(), saved_tokens, ..Default::default() };
         let mut ended = Ok(());
         let (accumulated, policy) = (&mut self.accumulated, self.config.non_finite);
+        // A score is no log-probability, and what sampled the tokens gave none to compare it with.
+        let words = self.model.head == Head::Words;
         let work = |replica: &mut Replica, at: usize| replica.differentiate(batch, &parts[at], judged.get(at).cloned());
         self.replicas.run(parts.len(), work, |at, part| {
             ended = part.map_err(TrainError::from).and_then(|part: Part| {
                 note(&mut seen, batch, &parts[at], &part);
+                if words {
+                    seen.gap.merge(&part.columns.gap(&part.scored.log_probs));
+                }
                 match part.gradient {
                     Ok(gradient) => {
                         accumulated.add(gradient);
@@ -152,7 +157,7 @@ impl Worker {
         Ok(seen)
     }
 
-    /// Log-probabilities of trained tokens, sequence by sequence.
+    /// Log-probabilities of trained tokens, or scores at their rows, sequence by sequence.
     pub fn score(&mut self, batch: &TrainBatch) -> Vec<Vec<f64>> {
         let parts = batch.micro_batches(self.config.micro_batch_tokens, self.replicas.len());
         let mut scores = vec![Vec::new(); batch.sequences.len()];
@@ -295,6 +300,5 @@ fn note(seen: &mut ForwardBackward, batch: &TrainBatch, sequences: &[usize], par
     seen.tokens += columns.targets.len();
     seen.input_tokens += sequences.iter().map(|&at| batch.sequences[at].inputs.len()).sum::<usize>();
     seen.entropy += scored.entropies.iter().sum::<f64>();
-    seen.gap.merge(&columns.gap(&scored.log_probs));
     seen.metrics.merge(&output.metrics);
 }

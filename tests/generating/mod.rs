@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use rollflow::data::Tokenizer;
 use rollflow::engine::{Finished, LocalEngine, Request, SamplingParams};
-use rollflow::model::{Decoder, Family, Layout, ModelConfig, Packed, RopeScaling, Weights, log_probs_and_entropy};
+use rollflow::model::{Decoder, Family, Head, Layout, ModelConfig, Packed, RopeScaling, Weights, log_probs_and_entropy};
 use tch::Tensor;
 
 pub fn config(family: Family, window: Option<usize>) -> ModelConfig {
     ModelConfig {
         family,
+        head: Head::Words,
         vocab_size: 64,
         hidden_size: 32,
         intermediate_size: 48,

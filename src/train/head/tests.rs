@@ -29,7 +29,7 @@ fn scores_and_gradients_equal_autograd_however_the_rows_are_chunked() {
         let expected = Tensor::run_backward(&[loss], &[&rows, &weight], false, false);
 
         for chunk_rows in [1, 2, 3, 7, 100] {
-            let head = Head { weight: &weight, rows: &rows, targets: &targets, temperature, chunk_rows };
+            let head = Words { weight: &weight, rows: &rows, targets: &targets, temperature, chunk_rows };
             let scored = head.score();
             assert!(close(&tensor(&scored.log_probs), &chosen) && close(&tensor(&scored.entropies), &entropy));
             let surrogate = head.surrogate(&scored, &slopes, Some(&entropy_slopes));
