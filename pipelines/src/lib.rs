@@ -8,6 +8,7 @@ mod advantages;
 pub mod grpo;
 pub mod losses;
 pub mod parts;
+mod references;
 pub mod replay;
 pub mod resume;
 pub mod rewards;

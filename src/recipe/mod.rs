@@ -17,6 +17,7 @@ pub mod loss;
 pub mod model;
 pub mod plan;
 mod reference;
+pub mod reference_policy;
 mod render;
 pub mod reward;
 mod section;

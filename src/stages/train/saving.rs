@@ -52,6 +52,9 @@ impl Unsaved {
     }
 }
 
+/// What else belongs into a checkpoint, by file name.
+pub(super) type Beside = Box<dyn Fn() -> Result<BTreeMap<String, Vec<u8>>, Box<dyn std::error::Error + Send + Sync>> + Send>;
+
 /// Where checkpoints go, and how many of them.
 pub(super) struct Saving {
     run_folder: PathBuf,
@@ -76,11 +79,13 @@ impl Saving {
         &self,
         backend: &B,
         admission: Option<&Admission>,
+        beside: Option<&Beside>,
         last: Unsaved,
     ) -> Result<(), StageError> {
         let Unsaved { step, metrics, recent } = last;
         let progress = admission.map(Admission::progress).unwrap_or_default();
-        let files = BTreeMap::from([(PROGRESS.to_owned(), serde_json::to_vec(&Resumed { step, recent, progress })?)]);
+        let mut files = beside.map_or(Ok(BTreeMap::new()), |files| files()).map_err(StageError::new)?;
+        files.insert(PROGRESS.to_owned(), serde_json::to_vec(&Resumed { step, recent, progress })?);
         let request = SaveCheckpoint { run_folder: self.run_folder.clone(), step, metrics, files };
         let saved = backend.save_checkpoint(request).wait()?;
         tracing::info!("Saved checkpoint to {}", saved.display());

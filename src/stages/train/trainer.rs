@@ -5,12 +5,12 @@
 //! failed. They are written after the step was sent on, so that generators get their weights first (`saving.rs` says how). Law N3: where
 //! trainer and generator disagree by more than [`GapLimits::halt`], the run ends before the update is made.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::saving::{Resumed, Saving, Unsaved};
+use super::saving::{Beside, Resumed, Saving, Unsaved};
 use super::stale::{OnStale, within_bound};
 use crate::algo::{AdvantageConfig, Aggregation, Estimator, GapDiagnosis, GapLimits, GapVerdict};
 use crate::data::{Batch, Sample, Version};
@@ -57,6 +57,7 @@ pub struct Trainer<B> {
     score_first: bool,
     gap_limits: GapLimits,
     save: Option<Saving>,
+    beside: Option<Beside>,
     admission: Option<Admission>,
     on_stale: OnStale,
     resumed: Option<Resumed>,
@@ -81,6 +82,7 @@ impl<B: TrainingBackend> Trainer<B> {
             score_first: false,
             gap_limits: GapLimits::default(),
             save: None,
+            beside: None,
             admission: None,
             on_stale: OnStale::default(),
             resumed: None,
@@ -142,6 +144,14 @@ impl<B: TrainingBackend> Trainer<B> {
     /// Of those checkpoints, keeps the newest `n`, at least two. All are kept unless told otherwise.
     pub fn keep(self, n: usize) -> Self {
         Trainer { save: self.save.map(|saving| saving.keep(n)), ..self }
+    }
+
+    /// Puts these files into every checkpoint too, by name: what other stages must go on from.
+    pub fn checkpoint_files(
+        self,
+        files: impl Fn() -> Result<BTreeMap<String, Vec<u8>>, Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+    ) -> Self {
+        Trainer { beside: Some(Box::new(files)), ..self }
     }
 
     /// Settles trained groups there, asserts its bound on staleness for every token (law V2), and puts it into checkpoints.
@@ -239,7 +249,9 @@ impl<B: TrainingBackend> Trainer<B> {
     }
 
     fn save(&self, last: Unsaved) -> Result<(), StageError> {
-        self.save.as_ref().map_or(Ok(()), |saving| saving.write(&self.backend, self.admission.as_ref(), last))
+        self.save
+            .as_ref()
+            .map_or(Ok(()), |saving| saving.write(&self.backend, self.admission.as_ref(), self.beside.as_ref(), last))
     }
 
     /// Steps until there is nothing more to train on, leaving in `unsaved` what no checkpoint holds.
