@@ -1,12 +1,14 @@
 //! `[train.loss]` and the corrections of `[train]` as the library's.
 
 use rollflow::algo::{
-    BinaryDivergence, Bound, Clip, Correction, Divergence, Importance, Level, OffPolicy, Over, PolicyLoss, Proximal, RatioLevel,
-    Rejection, Surrogate, Vespo,
+    AdaptiveKl, BinaryDivergence, Bound, Clip, Correction, Divergence, Importance, Kl, KlForm, Level, OffPolicy, Over,
+    PolicyLoss, Proximal, RatioLevel, Rejection, Surrogate, Vespo,
 };
 use rollflow::recipe::correction::{self, Reject};
+use rollflow::recipe::kl::{Estimator, KlLimits, KlReward};
 use rollflow::recipe::loss::{self, Loss, Moved};
 use rollflow::recipe::train::Train;
+use rollflow::stages::train::RewardKl;
 
 /// The policy loss of `[train]`.
 pub fn policy_loss(train: &Train) -> PolicyLoss {
@@ -48,14 +50,44 @@ pub fn policy_loss(train: &Train) -> PolicyLoss {
         }
         Loss::KlCov(of) => (Surrogate::KlCov { share: of.share, coef: of.coef }, RatioLevel::Token),
     };
+    let (beta, kl, unbiased_kl) = match &train.kl_loss {
+        Some(of) => {
+            let kl = Kl { straight_through: of.straight_through, ..divergence(of.estimator, &of.limits) };
+            (of.coef, kl, of.unbiased)
+        }
+        None => (0.0, Kl::default(), true),
+    };
     PolicyLoss {
         level,
         surrogate,
+        beta,
+        kl,
+        unbiased_kl,
         entropy_coef: train.entropy_coef,
         top_entropy: train.top_entropy,
         off_policy_threshold: train.off_policy_threshold,
         ..PolicyLoss::default()
     }
+}
+
+/// What `train.kl_reward` takes off rewards.
+pub fn reward_kl(of: &KlReward) -> RewardKl {
+    let kl = RewardKl::new(of.coef, divergence(of.estimator, &of.limits));
+    match of.target {
+        Some(target) => kl.adaptive(AdaptiveKl { target, horizon: of.horizon }),
+        None => kl,
+    }
+}
+
+fn divergence(estimator: Estimator, limits: &KlLimits) -> Kl {
+    let form = match estimator {
+        Estimator::K1 => KlForm::K1,
+        Estimator::K2 => KlForm::K2,
+        Estimator::K3 => KlForm::K3,
+        Estimator::Abs => KlForm::Abs,
+        Estimator::LowVariance => KlForm::LowVariance,
+    };
+    Kl { truncate: limits.truncate, confidence: limits.confidence, ..form.into() }
 }
 
 /// What is done about tokens of another policy.

@@ -17,7 +17,7 @@ use rollflow::recipe::train::{OnNonfinite, Optimization, ScheduleKind};
 use rollflow::recipe::{self, Plan};
 use rollflow::train::{self, AdamW, NonFinitePolicy};
 
-use crate::losses::{off_policy, policy_loss};
+use crate::losses::{off_policy, policy_loss, reward_kl};
 use crate::{advantages, rewards};
 
 /// What a tiny model can spell.
@@ -249,6 +249,10 @@ pub fn trainer<B: TrainingBackend>(plan: &Plan, backend: B, checkpoints: Option<
         .gap_limits(GapLimits { warn: plan.train.gap_warn, halt: plan.train.gap_halt })
         .on_stale(on_stale(plan))
         .threads(plan.train.optimization.threads);
+    let trainer = match &plan.train.kl_reward {
+        Some(of) => trainer.reward_kl(reward_kl(of)),
+        None => trainer,
+    };
     let trainer = match plan.train.target_reward {
         Some(reward) => trainer.target_reward(reward),
         None => trainer,

@@ -12,6 +12,7 @@ mod derive;
 mod document;
 mod error;
 pub mod generate;
+pub mod kl;
 mod load;
 pub mod loss;
 pub mod model;

@@ -39,7 +39,7 @@ pub use future::{Promise, TrainFuture, promise};
 #[cfg(feature = "torch")]
 pub use local::{LocalBackend, LocalConfig, NonFinitePolicy, companions};
 pub use objective::{Objective, ObjectiveError, compute_grpo_loss, grpo_loss, objective};
-pub use prepare::{PrepareError, assign_advantages, prepare_grpo_batch, prepare_sft_batch};
+pub use prepare::{PrepareError, assign_advantages, assign_advantages_of, prepare_grpo_batch, prepare_sft_batch};
 pub use probe::{ProbeError, probe};
 #[cfg(feature = "torch")]
 pub use scorer::Scorer;

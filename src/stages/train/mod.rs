@@ -1,9 +1,11 @@
 //! Where weights are made.
 
+mod kl_reward;
 mod saving;
 mod stale;
 mod trainer;
 
+pub use kl_reward::{KlCost, NoReference, RewardKl};
 pub use saving::Resumed;
 pub use stale::{OnStale, StaleSample, staleness, within_bound};
 pub use trainer::{Trained, Trainer};

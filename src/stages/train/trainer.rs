@@ -10,13 +10,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::kl_reward::{KlCost, RewardKl};
 use super::saving::{Beside, Resumed, Saving, Unsaved};
 use super::stale::{OnStale, within_bound};
 use crate::algo::{AdvantageConfig, Aggregation, Estimator, GapDiagnosis, GapLimits, GapVerdict};
 use crate::data::{Batch, Sample, Version};
 use crate::flow::{Io, Message, Stage, StageError, StageSpec};
 use crate::stages::{Admission, Totals};
-use crate::train::{ForwardBackward, OptimStep, Snapshot, TrainBatch, TrainError, TrainingBackend, assign_advantages, collate};
+use crate::train::{
+    ForwardBackward, OptimStep, Snapshot, TrainBatch, TrainError, TrainingBackend, assign_advantages, assign_advantages_of,
+    collate,
+};
 
 /// A batch after its step. The first message of a run has step 0 and an empty batch, and brings the first weights.
 #[derive(Debug)]
@@ -31,6 +35,8 @@ pub struct Trained<W> {
     pub forward: ForwardBackward,
     /// What the update did, of several the last.
     pub optim: OptimStep,
+    /// What distance from the reference policy cost in the rewards, where it costs anything.
+    pub kl_cost: Option<KlCost>,
     /// What became of every prompt and token so far (law D4), where the trainer was given the admission.
     pub totals: Option<Totals>,
     /// New weights, on steps that publish.
@@ -50,6 +56,7 @@ pub struct Trainer<B> {
     backend: B,
     aggregation: Aggregation,
     advantages: Option<Box<dyn Estimator>>,
+    reward_kl: Option<RewardKl>,
     steps: Option<u64>,
     target_reward: Option<f64>,
     sync_every: u64,
@@ -75,6 +82,7 @@ impl<B: TrainingBackend> Trainer<B> {
             backend,
             aggregation,
             advantages: None,
+            reward_kl: None,
             steps: None,
             target_reward: None,
             sync_every: 1,
@@ -98,6 +106,11 @@ impl<B: TrainingBackend> Trainer<B> {
     /// Compares rewards with the mean of their group (GRPO).
     pub fn group_relative(self, config: AdvantageConfig) -> Self {
         self.advantages(config)
+    }
+
+    /// Takes what distance from the reference policy costs off the rewards before they are compared.
+    pub fn reward_kl(self, kl: RewardKl) -> Self {
+        Trainer { reward_kl: Some(kl), ..self }
     }
 
     /// How tokens weigh against each other.
@@ -187,12 +200,22 @@ impl<B: TrainingBackend> Trainer<B> {
         Ok(batch)
     }
 
-    fn step(&self, step: u64, mut batch: Batch) -> Result<Trained<B::Weights>, StageError> {
+    /// Compares rewards. `coef`: what distance from the reference cost in the next step, as the last one left it.
+    fn compare(&self, batch: &mut Batch, coef: Option<f64>) -> Result<Option<KlCost>, StageError> {
+        let Some(advantages) = self.advantages.as_deref() else { return Ok(None) };
+        let Some(kl) = &self.reward_kl else {
+            assign_advantages(batch, advantages)?;
+            return Ok(None);
+        };
+        let (rewards, cost) = kl.charge(batch, coef)?;
+        assign_advantages_of(rewards, batch, advantages)?;
+        Ok(Some(cost))
+    }
+
+    fn step(&self, step: u64, mut batch: Batch, kl_coef: Option<f64>) -> Result<Trained<B::Weights>, StageError> {
         let started = Instant::now();
         let version = self.backend.state().weight_version;
-        if let Some(advantages) = &self.advantages {
-            assign_advantages(&mut batch, advantages.as_ref())?;
-        }
+        let kl_cost = self.compare(&mut batch, kl_coef)?;
         let samples: Vec<&Sample> = batch.samples().collect();
         let mut prepared = Arc::new(collate(&samples, self.aggregation)?.at_version(version));
         if self.score_first && self.updates > 1 {
@@ -216,7 +239,7 @@ impl<B: TrainingBackend> Trainer<B> {
         let totals = self.admission.as_ref().map(|admission| admission.settle(&batch));
         debug_assert!(totals.as_ref().is_none_or(|totals| totals.imbalance() == (0, 0)), "law D4: {totals:?}");
         let seconds = started.elapsed().as_secs_f64();
-        Ok(Trained { step, version, batch, forward, optim, totals, publish, seconds })
+        Ok(Trained { step, version, batch, forward, optim, kl_cost, totals, publish, seconds })
     }
 
     fn is_synchronous(&self) -> bool {
@@ -256,7 +279,7 @@ impl<B: TrainingBackend> Trainer<B> {
 
     /// Steps until there is nothing more to train on, leaving in `unsaved` what no checkpoint holds.
     fn train(&self, io: &mut Io<Batch, Trained<B::Weights>>, unsaved: &mut Option<Unsaved>) -> Result<(), StageError> {
-        let Resumed { mut step, mut recent, .. } = self.resumed.clone().unwrap_or_default();
+        let Resumed { mut step, mut recent, mut kl_coef, .. } = self.resumed.clone().unwrap_or_default();
         let mut given_up = Vec::new();
         while self.steps != Some(step) && !self.has_reached_target(&recent) {
             let Some(batch) = io.recv()? else { break };
@@ -267,7 +290,8 @@ impl<B: TrainingBackend> Trainer<B> {
                 continue;
             }
             step += 1;
-            let trained = self.step(step, batch)?;
+            let trained = self.step(step, batch, kl_coef)?;
+            kl_coef = trained.kl_cost.map(|cost| cost.next);
             recent.extend(mean(trained.batch.rewards()));
             if recent.len() > TARGET_STEPS {
                 recent.pop_front();
@@ -307,6 +331,7 @@ impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
             batch: Batch::default(),
             forward: ForwardBackward::default(),
             optim: OptimStep::default(),
+            kl_cost: None,
             totals: None,
             publish: Some(first),
             seconds: 0.0,
