@@ -36,6 +36,7 @@ pub mod prelude {
     pub use crate::stages::batch::Batcher;
     pub use crate::stages::filter::{Fallback, Filter};
     pub use crate::stages::generate::Generator;
+    pub use crate::stages::reference::Reference;
     pub use crate::stages::reward::{OnFailure, Reward};
     pub use crate::stages::sink::RunLog;
     pub use crate::stages::source::{Prompts, Supervised};

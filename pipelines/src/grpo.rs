@@ -13,7 +13,7 @@ use rollflow::recipe::Plan;
 use crate::resume::ResumePoint;
 use crate::run_folder::{Outputs, RunFolder};
 use crate::sft::WarmUp;
-use crate::{parts, sft};
+use crate::{parts, references, sft};
 
 /// Batches' worth of groups that the filter may drop in a row before the run ends with an error or trains on what it rejects.
 const PATIENCE: u64 = 64;
@@ -32,7 +32,17 @@ pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<R
             WarmUp::Interrupted(report) => return Ok(report),
         };
     }
-    let actors = Actors::local(plan, &policy)?;
+    let start = match from {
+        Some(_) => references::kept(plan, &policy, run.path())?,
+        None => policy.clone(),
+    };
+    if from.is_none() {
+        references::keep(plan, &policy, run.path())?;
+    }
+    let actors = Actors::held_to(plan, &policy, &start)?;
+    if let (Some(from), Some(state)) = (from, actors.reference.as_ref().and_then(Reference::state)) {
+        state.resume(&policy, &from.checkpoint).context("going on with the reference policy")?;
+    }
     if plan.train.probe && from.is_none() {
         parts::probe(plan, &policy, &actors.backend)?;
     }
@@ -55,6 +65,8 @@ pub struct Actors<E: TokenEngine, B> {
     pub publisher: WeightsTx<E::Weights>,
     /// Scores answers.
     pub reward: Reward,
+    /// Scores them under the policy that the trained one is held to, if there is any.
+    pub reference: Option<Reference<E::Weights>>,
     /// Learns from them.
     pub backend: B,
 }
@@ -62,8 +74,14 @@ pub struct Actors<E: TokenEngine, B> {
 impl Actors<LocalEngine, LocalBackend> {
     /// Those of this process.
     pub fn local(plan: &Plan, policy: &Policy) -> Result<Self> {
+        Actors::held_to(plan, policy, policy)
+    }
+
+    /// The same, of a run that began as `start`.
+    pub fn held_to(plan: &Plan, policy: &Policy, start: &Policy) -> Result<Self> {
         let (publisher, published) = weights();
         Ok(Actors {
+            reference: references::reference(plan, start, &published)?,
             generator: parts::generator(plan, policy, published),
             publisher,
             reward: parts::reward(plan)?,
@@ -79,7 +97,7 @@ pub fn declare<E: TokenEngine, B: TrainingBackend<Weights = E::Weights> + 'stati
     outputs: Outputs<E::Weights>,
     from: Option<&ResumePoint>,
 ) -> Result<Flow> {
-    let Actors { generator, publisher, mut reward, backend } = actors;
+    let Actors { generator, publisher, mut reward, reference, backend } = actors;
     let Outputs { metrics, log, dead_letters, checkpoints } = outputs;
     let groups_per_version = plan.groups_per_publish() as u64;
     let all_groups = plan.train.steps * plan.batch.groups as u64;
@@ -89,6 +107,9 @@ pub fn declare<E: TokenEngine, B: TrainingBackend<Weights = E::Weights> + 'stati
     if let Some(from) = from {
         admission.restore(from.trainer.progress.clone());
         trainer = trainer.resume(&from.checkpoint, from.trainer.clone())?;
+    }
+    if let Some(state) = reference.as_ref().and_then(Reference::state) {
+        trainer = trainer.checkpoint_files(move || state.files());
     }
     if let Some(writer) = dead_letters {
         reward = reward.dead_letters(writer);
@@ -101,7 +122,10 @@ pub fn declare<E: TokenEngine, B: TrainingBackend<Weights = E::Weights> + 'stati
     let groups = flow.stage("generate", prompts, generator.metrics(&metrics).admission(&admission));
     let scored = flow.stage("reward", groups, reward.metrics(&metrics));
     let filter = Filter::by(parts::filter(plan)?).patience(PATIENCE * plan.batch.groups as u64).fallback(parts::fallback(plan));
-    let kept = flow.stage("filter", scored, filter);
+    let mut kept = flow.stage("filter", scored, filter);
+    if let Some(reference) = reference {
+        kept = flow.stage("reference", kept, reference);
+    }
     let batcher = Batcher::groups(plan.batch.groups).over_sample(plan.batch.over_sample).on_stale(parts::on_stale(plan));
     // A synchronous run is the same to the bit each time, and so are its passes; any other begins to learn before a batch is whole.
     let batcher = if plan.flow.max_staleness == 0 { batcher } else { batcher.in_parts(plan.batch.groups.div_ceil(PARTS)) };

@@ -18,7 +18,7 @@ pub struct LossInputs<'a> {
     pub behaviour: Option<&'a [f64]>,
     /// p: log-probabilities of the policy that the trust region is centred at, where it is not the one that sampled.
     pub proximal: Option<&'a [f64]>,
-    /// Log-probabilities under a frozen reference model.
+    /// Log-probabilities under the reference policy.
     pub reference: Option<&'a [f64]>,
     /// Correction for what lies between the proximal policy and the one that sampled: a factor on each token's policy term, constant for
     /// the gradient; 0 takes the token out of it.
@@ -70,6 +70,8 @@ pub struct LossMetrics {
     pub clip_high_max: Option<f64>,
     /// Sum over tokens of the divergence from the reference.
     pub kl_sum: f64,
+    /// Weight of that divergence; `None` where the loss has no such term.
+    pub kl_coef: Option<f64>,
     /// The loss without its entropy bonus.
     pub policy_loss: f64,
     /// What was done about tokens of another policy; empty where nothing is.
@@ -130,6 +132,7 @@ impl LossMetrics {
         self.clip_low_min = pick(self.clip_low_min, other.clip_low_min, f64::min);
         self.clip_high_max = pick(self.clip_high_max, other.clip_high_max, f64::max);
         self.kl_sum += other.kl_sum;
+        self.kl_coef = self.kl_coef.or(other.kl_coef);
         self.policy_loss += other.policy_loss;
         self.correction.merge(&other.correction);
         self.pairs.merge(&other.pairs);

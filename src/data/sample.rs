@@ -50,7 +50,7 @@ pub enum SampleError {
     },
 }
 
-/// One trajectory. Per-token columns (`loss_mask`, `log_probs`, `versions`) are aligned with `tokens`: entry `t` speaks of token `t`
+/// One trajectory. Per-token columns (`loss_mask`, `log_probs`, `ref_log_probs`, `versions`) are aligned with `tokens`: entry `t` speaks of token `t`
 /// itself. Labels are never stored shifted (law D5). In JSON, non-finite numbers are the strings `"NaN"`, `"inf"` and `"-inf"`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -71,6 +71,9 @@ pub struct Sample {
     /// Behaviour log-probability of each sampled token, 0.0 for given ones. Empty where nothing was sampled (SFT data).
     #[serde(with = "number::list")]
     pub log_probs: Vec<f32>,
+    /// Log-probability of each trained token under the reference policy, 0.0 for all others. Empty where no reference scored the sample.
+    #[serde(with = "number::list", skip_serializing_if = "Vec::is_empty")]
+    pub ref_log_probs: Vec<f32>,
     /// The weights that sampled each token.
     pub versions: Spans,
     /// What the sample earned, once it was scored.
@@ -158,6 +161,9 @@ impl Sample {
         }
         if !self.log_probs.is_empty() && self.log_probs.len() != tokens {
             return length("log_probs", self.log_probs.len());
+        }
+        if !self.ref_log_probs.is_empty() && self.ref_log_probs.len() != tokens {
+            return length("ref_log_probs", self.ref_log_probs.len());
         }
         if !self.versions.is_empty() && self.versions.len() != tokens {
             return length("versions", self.versions.len());

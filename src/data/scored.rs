@@ -80,6 +80,11 @@ impl Scored {
         &self.group
     }
 
+    /// Its samples, for whoever writes down more of them. Their rewards stay.
+    pub(crate) fn samples_mut(&mut self) -> &mut [Sample] {
+        &mut self.group.samples
+    }
+
     /// The same group, dropped: it will not be trained.
     pub fn drop_for(self, reason: Cow<'static, str>) -> Self {
         Scored { dropped: Some(reason), ..self }

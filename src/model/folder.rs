@@ -17,8 +17,19 @@ use super::{Entry, Layout, ModelConfig, ModelError, TensorProblems, Weights};
 /// Everything that is wrong with the tensors is reported at once.
 pub fn load_hf(dir: &Path) -> Result<(ModelConfig, Weights), ModelError> {
     let config = ModelConfig::from_dir(dir)?;
-    let layout = Layout::new(&config);
-    let files = weight_files(dir)?.into_iter().map(MappedFile::open).collect::<Result<Vec<_>, _>>()?;
+    let weights = read_weights(&config, dir, weight_files(dir)?)?;
+    Ok((config, weights))
+}
+
+/// The weights in one safetensors file, as [`weights_to_bytes`] or [`save_hf`] wrote them.
+pub fn load_weights(config: &ModelConfig, file: &Path) -> Result<Weights, ModelError> {
+    read_weights(config, file, vec![file.to_owned()])
+}
+
+/// From `files`; `path` names them in errors.
+fn read_weights(config: &ModelConfig, path: &Path, files: Vec<PathBuf>) -> Result<Weights, ModelError> {
+    let layout = Layout::new(config);
+    let files = files.into_iter().map(MappedFile::open).collect::<Result<Vec<_>, _>>()?;
     let parsed = files.iter().map(|file| Ok((file, file.parse()?))).collect::<Result<Vec<_>, ModelError>>()?;
     let mut found: BTreeMap<&str, TensorView> = BTreeMap::new();
     for (_, tensors) in &parsed {
@@ -45,9 +56,9 @@ pub fn load_hf(dir: &Path) -> Result<(ModelConfig, Weights), ModelError> {
     found.retain(|name, _| !name.ends_with(".rotary_emb.inv_freq"));
     problems.unexpected.extend(found.keys().map(|name| name.to_string()));
     if !problems.is_empty() {
-        return Err(ModelError::Tensors { path: dir.into(), problems });
+        return Err(ModelError::Tensors { path: path.into(), problems });
     }
-    Ok((config, Weights { layout: Arc::new(layout), flat }))
+    Ok(Weights { layout: Arc::new(layout), flat })
 }
 
 /// Writes `config.json`, `generation_config.json` and `model.safetensors` (f32) into `dir`, which is made if need be. A tokenizer's
@@ -70,14 +81,26 @@ pub fn save_hf(dir: &Path, config: &ModelConfig, weights: &Weights) -> Result<()
         std::fs::write(&path, format!("{object:#}\n")).map_err(io(&path))?;
     }
     let path = dir.join("model.safetensors");
-    let tensors = weights.layout.entries().iter().map(|entry| (entry.name.as_str(), Slice { entry, weights }));
-    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let failed = |error| match error {
         SafeTensorError::IoError(source) => io(&path)(source),
         other => ModelError::Safetensors { path: path.clone(), reason: other.to_string() },
     };
-    safetensors::serialize_to_file(tensors, Some(metadata), &path).map_err(failed)?;
+    safetensors::serialize_to_file(tensors(weights), Some(metadata()), &path).map_err(failed)?;
     readable_by_all(&path).map_err(io(&path))
+}
+
+/// What [`save_hf`] writes as `model.safetensors`, in memory.
+pub fn weights_to_bytes(weights: &Weights) -> Result<Vec<u8>, ModelError> {
+    let failed = |error: SafeTensorError| ModelError::Safetensors { path: "weights".into(), reason: error.to_string() };
+    safetensors::serialize(tensors(weights), Some(metadata())).map_err(failed)
+}
+
+fn tensors(weights: &Weights) -> impl Iterator<Item = (&str, Slice<'_>)> {
+    weights.layout.entries().iter().map(move |entry| (entry.name.as_str(), Slice { entry, weights }))
+}
+
+fn metadata() -> HashMap<String, String> {
+    HashMap::from([("format".to_owned(), "pt".to_owned())])
 }
 
 /// The weights of one file, not read until they are looked at.

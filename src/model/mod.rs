@@ -25,7 +25,7 @@ mod weights;
 pub use config::{Family, Head, ModelConfig, RopeScaling};
 pub use decoder::Decoder;
 pub use error::{ModelError, TensorProblems};
-pub use folder::{load_hf, save_hf};
+pub use folder::{load_hf, load_weights, save_hf, weights_to_bytes};
 pub use kv_cache::KvCache;
 pub use layout::{Entry, Layout};
 pub use log_probs::log_probs_and_entropy;

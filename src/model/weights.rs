@@ -79,8 +79,15 @@ impl Weights {
 pub struct FrozenWeights(Weights);
 
 // SAFETY: libtorch counts references atomically and reading a tensor's storage changes nothing. The tensor is private, was copied
-// when it was frozen, and is handed out by `read` alone, whose contract forbids writing.
+// when it was frozen or was its giver's own, and is handed out by `read` alone, whose contract forbids writing.
 unsafe impl Sync for FrozenWeights {}
+
+impl From<Weights> for FrozenWeights {
+    /// Without a copy: they must share their memory with nobody.
+    fn from(weights: Weights) -> Self {
+        FrozenWeights(Weights { flat: weights.flat.detach(), ..weights })
+    }
+}
 
 impl FrozenWeights {
     /// The weights, for reading: shared with every other reader, so an in-place operation on them is a bug.

@@ -185,6 +185,11 @@ catalog! {
     Entropy: GAUGE "entropy_nats" [] in "nats", "Mean entropy of the policy over the newest step's trained tokens.";
     ClipFraction: GAUGE "clip_ratio" [] in "ratio", "Share of the newest step's trained tokens whose probability ratio was clipped.";
     ApproxKl: GAUGE "approx_kl_nats" [] in "nats", "Estimated KL divergence of the trained policy from the one that sampled, in the newest step.";
+    KlLoss: GAUGE "kl_loss_mean_nats" [] in "nats", "Mean divergence from the reference policy over the newest step's trained tokens, as `train.kl_loss` estimates it.";
+    KlLossCoef: GAUGE "kl_loss_coefficient" [] in "1", "Weight of that divergence in the newest step's loss.";
+    KlReward: GAUGE "kl_reward_mean_nats" [] in "nats",
+        "Divergence of the policy that sampled from the reference, as `train.kl_reward` estimates it: mean over the newest step's answers of the mean over their tokens.";
+    KlRewardCoef: GAUGE "kl_reward_coefficient" [] in "1", "Weight of that divergence's sum over an answer in the newest step's rewards.";
     LogProbGapMean: GAUGE "log_prob_gap_mean_nats" [] in "nats",
         "Mean absolute gap between the generator's log-probability of a token and the trainer's (law N3); with stale tokens it includes what the policy has learned since.";
     LogProbGapMax: GAUGE "log_prob_gap_max_nats" [] in "nats", "Largest such gap in the newest step (law N3).";

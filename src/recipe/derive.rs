@@ -119,10 +119,12 @@ impl Plan {
     /// Threads that compute at the same time.
     pub fn threads(&self) -> usize {
         let warm_up = self.sft.as_ref().map_or(0, |sft| sft.optimization.threads);
+        let reference = self.reference.as_ref().map_or(0, |reference| reference.threads);
         match self.pipeline {
             Pipeline::Sft => warm_up,
             Pipeline::Grpo => warm_up
-                .max(self.generators().saturating_mul(self.generate.threads).saturating_add(self.train.optimization.threads)),
+                .max(self.generators().saturating_mul(self.generate.threads).saturating_add(self.train.optimization.threads))
+                .saturating_add(reference),
         }
     }
 
@@ -133,7 +135,7 @@ impl Plan {
         if threads > machine.threads {
             warnings.push(format!(
                 "the stages take {threads} threads, the machine has {}: they will slow each other down; lower generate.workers, generate.threads, \
-                 train.threads or sft.threads",
+                 train.threads, sft.threads or reference.threads",
                 machine.threads
             ));
         }
@@ -166,6 +168,10 @@ impl Plan {
                 self.staleness_window(),
                 if self.flow.on_stale == OnStale::Drop { "dropped" } else { "masked" }
             ));
+        }
+        if self.reference.is_some() && self.train.kl_loss.is_none() && self.train.kl_reward.is_none() {
+            warnings
+                .push("[reference] scores every answer, and nothing uses it; set train.kl_loss or train.kl_reward".to_owned());
         }
         if self.generate.top_p < 1.0 || self.generate.top_k > 0 || self.generate.min_p > 0.0 {
             warnings.push(

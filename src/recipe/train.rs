@@ -4,6 +4,7 @@ use super::advantage::Advantage;
 use super::correction::{Correction, Proximal, Reject};
 use super::declare::{choices, section};
 use super::error::RecipeErrors;
+use super::kl::{KlLoss, KlReward};
 use super::loss::Loss;
 use super::setting::{FINITE, FINITE_IF_GIVEN, Limit, NOT_NEGATIVE, POSITIVE, SHARE, SOME, SOME_STEPS, UP_TO_ONE};
 
@@ -26,6 +27,10 @@ section! {
         lr: f64 = 2e-4, POSITIVE;
         /// What the policy learns from a probability ratio and an advantage.
         loss: Loss = Loss::default();
+        /// A divergence from the reference policy in the loss.
+        kl_loss: Option<KlLoss> = None;
+        /// A divergence from the reference policy in the reward.
+        kl_reward: Option<KlReward> = None;
         /// Weight of an entropy bonus, the mean over the step's trained tokens.
         entropy_coef: f64 = 0.0, FINITE;
         /// Share of the step's tokens that are trained, those of highest entropy; below 1 it costs a second forward pass where the batch is cut into

@@ -1,7 +1,7 @@
 //! What stands on the graph: one folder a role, one file an implementation, each a thin shell around `data`, `algo`, `engine` and
 //! `train`.
 //!
-//! In the order of a pipeline: [`source`] → [`generate`] → [`reward`] → [`filter`] → [`batch`] → [`train`] → [`sync`] → [`sink`], with
+//! In the order of a pipeline: [`source`] → [`generate`] → [`reward`] → [`filter`] → [`reference`] → [`batch`] → [`train`] → [`sync`] → [`sink`], with
 //! [`Admission`] deciding when a prompt may enter.
 
 mod admission;
@@ -10,6 +10,7 @@ pub mod filter;
 pub mod generate;
 #[cfg(feature = "torch")]
 mod policy;
+pub mod reference;
 pub mod reward;
 pub mod sink;
 pub mod source;

@@ -69,6 +69,11 @@ impl Policy {
         &self.tokenizer
     }
 
+    /// The weights themselves, not copied.
+    pub fn frozen(&self) -> Arc<FrozenWeights> {
+        self.weights.clone()
+    }
+
     /// The weights, for reading.
     pub fn weights(&self) -> Weights {
         self.weights.read()

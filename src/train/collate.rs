@@ -32,7 +32,7 @@ impl fmt::Display for SampleId {
     }
 }
 
-/// One sequence. `rows`, `targets`, `weights`, `behaviour`, `versions`, `proximal` and `advantages` have one entry per trained token.
+/// One sequence. `rows`, `targets` and every column after them have one entry per trained token.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TrainSequence {
     /// Where it came from.
@@ -51,6 +51,8 @@ pub struct TrainSequence {
     pub versions: Vec<Option<Version>>,
     /// The trainer's log-probabilities before the first update on this batch; `None` where the next update is the first.
     pub proximal: Option<Vec<f64>>,
+    /// Log-probabilities under the reference policy; `None` where none scored the sample.
+    pub reference: Option<Vec<f64>>,
     /// Advantages; NaN where the sample has none, which a loss that reads them turns into a named error.
     pub advantages: Vec<f64>,
 }
@@ -105,6 +107,9 @@ pub fn collate<S: Borrow<Sample>>(samples: &[S], aggregation: Aggregation) -> Re
         if let Some(value) = sample.log_probs.iter().find(|value| !value.is_finite()) {
             return refuse("behaviour log-probability", f64::from(*value));
         }
+        if let Some(value) = sample.ref_log_probs.iter().find(|value| !value.is_finite()) {
+            return refuse("reference log-probability", f64::from(*value));
+        }
     }
     let masks: Vec<&[f32]> = samples.iter().map(|sample| sample.loss_mask.get(1..).unwrap_or(&[])).collect();
     let weights = aggregation.token_weights(&masks);
@@ -141,7 +146,9 @@ pub fn collate_part<S: Borrow<Sample>>(
 fn shift(sample: &Sample, weights: &[f64]) -> TrainSequence {
     let rows: Vec<usize> = (0..weights.len()).filter(|&row| sample.loss_mask[row + 1] > 0.0).collect();
     let read = rows.last().map_or(0, |last| last + 1);
-    let sampled = !sample.log_probs.is_empty();
+    let column = |values: &[f32]| -> Option<Vec<f64>> {
+        (!values.is_empty()).then(|| rows.iter().map(|&row| f64::from(values[row + 1])).collect())
+    };
     let mut versions: Vec<Option<Version>> = sample.versions.per_token().collect();
     versions.resize(sample.tokens.len(), None);
     TrainSequence {
@@ -149,9 +156,10 @@ fn shift(sample: &Sample, weights: &[f64]) -> TrainSequence {
         inputs: sample.tokens[..read].iter().map(|&token| i64::from(token)).collect(),
         targets: rows.iter().map(|&row| i64::from(sample.tokens[row + 1])).collect(),
         weights: rows.iter().map(|&row| weights[row]).collect(),
-        behaviour: sampled.then(|| rows.iter().map(|&row| f64::from(sample.log_probs[row + 1])).collect()),
+        behaviour: column(&sample.log_probs),
         versions: rows.iter().map(|&row| versions[row + 1]).collect(),
         proximal: None,
+        reference: column(&sample.ref_log_probs),
         advantages: vec![sample.advantage.unwrap_or(f64::NAN); rows.len()],
         rows,
     }
@@ -228,6 +236,8 @@ pub struct PackedColumns {
     pub lags: Vec<u64>,
     /// Log-probabilities before the first update on the batch; NaN where the next update is the first.
     pub proximal: Vec<f64>,
+    /// Log-probabilities under the reference policy; NaN where none scored the sample.
+    pub reference: Vec<f64>,
     /// Advantages.
     pub advantages: Vec<f64>,
 }
@@ -248,6 +258,7 @@ impl PackedColumns {
             packed.lags.extend(sequence.versions.iter().map(lag));
             extend(&mut packed.behaviour, sequence.behaviour.as_deref(), len);
             extend(&mut packed.proximal, sequence.proximal.as_deref(), len);
+            extend(&mut packed.reference, sequence.reference.as_deref(), len);
         }
         packed
     }
@@ -288,7 +299,8 @@ impl PackedColumns {
             log_probs,
             behaviour: Some(&behaviour),
             proximal: anchors.proximal.as_deref(),
-            reference: None,
+            // Of all tokens or of none: a loss must not take half a batch for the whole.
+            reference: self.reference.iter().all(|value| !value.is_nan()).then_some(&self.reference),
             importance: anchors.importance.as_deref(),
             entropies,
             advantages: &self.advantages,

@@ -23,6 +23,8 @@ mod probe;
 #[cfg(feature = "torch")]
 mod replica;
 #[cfg(feature = "torch")]
+mod scorer;
+#[cfg(feature = "torch")]
 mod side_by_side;
 mod simulated;
 mod supervised;
@@ -37,7 +39,9 @@ pub use future::{Promise, TrainFuture, promise};
 #[cfg(feature = "torch")]
 pub use local::{LocalBackend, LocalConfig, NonFinitePolicy, companions};
 pub use objective::{Objective, ObjectiveError, compute_grpo_loss, grpo_loss, objective};
-pub use prepare::{PrepareError, assign_advantages, prepare_grpo_batch, prepare_sft_batch};
+pub use prepare::{PrepareError, assign_advantages, assign_advantages_of, prepare_grpo_batch, prepare_sft_batch};
 pub use probe::{ProbeError, probe};
+#[cfg(feature = "torch")]
+pub use scorer::Scorer;
 pub use simulated::SimulatedBackend;
 pub use supervised::{SftConfig, SftError, SftStep, run_sft_training};

@@ -41,7 +41,12 @@ pub fn prepare_grpo_batch(
 
 /// Sets every sample's advantage from the batch's rewards.
 pub fn assign_advantages(batch: &mut Batch, estimator: &dyn Estimator) -> Result<(), PrepareError> {
-    let rewards: Vec<Vec<f64>> = batch.groups.iter().map(|group| group.rewards()).collect();
+    let rewards = batch.groups.iter().map(|group| group.rewards()).collect();
+    assign_advantages_of(rewards, batch, estimator)
+}
+
+/// The same from other rewards than the samples' own: one list a group, one reward a sample.
+pub fn assign_advantages_of(rewards: Vec<Vec<f64>>, batch: &mut Batch, estimator: &dyn Estimator) -> Result<(), PrepareError> {
     let lengths: Vec<Vec<f64>> =
         batch.groups.iter().map(|group| group.samples.iter().map(|sample| sample.response_length() as f64).collect()).collect();
     let groups: Vec<ScoredGroup> =

@@ -74,6 +74,13 @@ impl Replica {
         self.head(&self.forward(batch, part, &PackedColumns::new(batch, part))).score()
     }
 
+    /// The log-probabilities alone, sequence by sequence.
+    pub fn log_probs(&self, batch: &TrainBatch, part: &[usize]) -> Vec<(usize, Vec<f64>)> {
+        let scored = self.score(batch, part);
+        let mut rest = scored.log_probs.into_iter();
+        part.iter().map(|&at| (at, rest.by_ref().take(batch.sequences[at].rows.len()).collect())).collect()
+    }
+
     /// Hidden states of the rows that predict trained tokens.
     fn forward(&self, batch: &TrainBatch, part: &[usize], columns: &PackedColumns) -> Forward {
         let longest = part.iter().map(|&at| batch.sequences[at].inputs.len()).max().unwrap_or(0);

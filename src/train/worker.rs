@@ -161,11 +161,9 @@ impl Worker {
     pub fn score(&mut self, batch: &TrainBatch) -> Vec<Vec<f64>> {
         let parts = batch.micro_batches(self.config.micro_batch_tokens, self.replicas.len());
         let mut scores = vec![Vec::new(); batch.sequences.len()];
-        let score = |replica: &mut Replica, at: usize| (PackedColumns::new(batch, &parts[at]), replica.score(batch, &parts[at]));
-        self.replicas.run(parts.len(), score, |at, (columns, scored)| {
-            for (sequence, range) in parts[at].iter().zip(&columns.sequences) {
-                scores[*sequence] = scored.log_probs[range.clone()].to_vec();
-            }
+        let score = |replica: &mut Replica, at: usize| replica.log_probs(batch, &parts[at]);
+        self.replicas.run(parts.len(), score, |_, scored| {
+            scored.into_iter().for_each(|(sequence, log_probs)| scores[sequence] = log_probs);
             ControlFlow::Continue(())
         });
         scores

@@ -1,6 +1,6 @@
 //! TRL's GRPO-family losses: value, gradient and metrics.
 
-use rollflow::algo::{Aggregation, Clip, Loss, LossInputs, LossMetrics, PolicyLoss, RatioLevel, Surrogate, Vespo};
+use rollflow::algo::{Aggregation, Clip, KlForm, Loss, LossInputs, LossMetrics, PolicyLoss, RatioLevel, Surrogate, Vespo};
 
 use crate::case::{Case, Tensor};
 use crate::packing::Packing;
@@ -84,6 +84,7 @@ impl Resolved<'_> {
             surrogate,
             log_ratio_limits: [f64::NEG_INFINITY, f64::INFINITY],
             beta: self.needed("beta")?,
+            kl: KlForm::K3.into(),
             unbiased_kl: self.0.value["resolved"]["use_bias_correction_kl"] == true,
             top_entropy: self.needed("top_entropy_quantile")?,
             off_policy_threshold: self.setting("off_policy_mask_threshold"),

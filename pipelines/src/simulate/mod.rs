@@ -19,6 +19,7 @@ use rollflow::flow::{Simulation, Until, weights};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::stages::generate::EngineSettings;
+use rollflow::stages::reference::UnscoredReference;
 use rollflow::stages::train::{Trained, staleness};
 use rollflow::train::SimulatedBackend;
 
@@ -165,6 +166,7 @@ fn actors(plan: &Plan, profile: &Profile, simulation: &Simulation) -> Result<Act
         generator: parts::generator_by(plan, Generator::by(make, &tokenizer, published)),
         publisher,
         reward: Reward::each(reward),
+        reference: plan.reference.as_ref().map(|_| Reference::frozen(UnscoredReference, Arc::new(()))),
         backend: SimulatedBackend::on(simulation, trainer.of(0), trainer.of(1).saturating_sub(trainer.of(0))),
     })
 }

@@ -62,6 +62,7 @@ impl PolicyLoss {
         let mut rules = vec![
             (self.top_entropy > 0.0 && self.top_entropy <= 1.0, "top_entropy", "it is a share, above 0 and at most 1"),
             (lowest < 0.0 && highest > 0.0, "log_ratio_limits", "they must lie on both sides of 0"),
+            (self.kl.truncate.is_none_or(|most| most > 0.0), "kl", "a divergence that is cut at 0 or below says nothing"),
             (self.beta.is_finite() && self.entropy_coef.is_finite(), "beta or entropy_coef", "they must be finite"),
         ];
         let mut clipped = |low: f64, high: f64| {

@@ -34,7 +34,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::correction::mean;
-use super::{Loss, LossError, LossInputs, LossMetrics, LossOutput};
+use super::{Kl, KlFunction, Loss, LossError, LossInputs, LossMetrics, LossOutput};
 pub use presets::{Grpo, PolicyGradient};
 pub use ratio::RatioLevel;
 use ratio::{Ratios, differences};
@@ -45,7 +45,7 @@ use surrogate::{Clipped, Term, Token};
 ///
 /// `w · ( surrogate(ρ, θ, A) · keep · importance + β·KL )  −  entropy_coef · mean entropy`
 ///
-/// with KL = k3 = exp(ref − θ) − (ref − θ) − 1, times ρ when `unbiased_kl`. `keep` is 0 where one of the two masks below drops a token.
+/// with KL any of [`Kl`]'s, k3 unless told otherwise, times ρ when `unbiased_kl`. `keep` is 0 where one of the two masks below drops a token.
 /// Equal to TRL 1.16 (`GRPOTrainer.compute_loss`) and verl 0.9 (`core_algos.py`), loss and gradient.
 ///
 /// ```
@@ -69,7 +69,10 @@ pub struct PolicyLoss {
     pub log_ratio_limits: [f64; 2],
     /// β: weight of the divergence from the reference model. Above 0 it needs reference log-probabilities.
     pub beta: f64,
-    /// Multiplies the divergence by ρ, which makes its gradient unbiased off policy (DeepSeek-V3.2).
+    /// Which divergence that is.
+    pub kl: Kl,
+    /// Multiplies the divergence by ρ, which makes its gradient unbiased off policy (DeepSeek-V3.2). One that is straight-through has that
+    /// gradient on policy already, and takes ρ as a constant.
     pub unbiased_kl: bool,
     /// Trains only this share of the tokens, those of highest entropy in the whole optimizer batch. 1 trains all.
     pub top_entropy: f64,
@@ -86,6 +89,7 @@ impl Default for PolicyLoss {
             surrogate: Surrogate::default(),
             log_ratio_limits: [-20.0, 20.0],
             beta: 0.0,
+            kl: Kl::default(),
             unbiased_kl: true,
             top_entropy: 1.0,
             off_policy_threshold: None,
@@ -123,7 +127,8 @@ impl Loss for PolicyLoss {
         self.check()?;
         self.check_inputs(inputs)?;
         let tokens = inputs.log_probs.len();
-        let mut metrics = LossMetrics { tokens, ..Default::default() };
+        let kl_coef = (self.beta != 0.0).then_some(self.beta);
+        let mut metrics = LossMetrics { tokens, kl_coef, ..Default::default() };
         let (mut loss, mut grad) = (0.0, vec![0.0; tokens]);
         let floor = covariance::entropy_floor(self.top_entropy, inputs.entropies);
         let singled_out = covariance::singled_out(&self.surrogate, inputs);
@@ -184,15 +189,15 @@ impl PolicyLoss {
         Some((slopes.iter().zip(inputs.entropies).map(|(slope, entropy)| slope * entropy).sum(), slopes))
     }
 
-    /// k3, times the ratio when unbiased.
+    /// The divergence, times the ratio when unbiased.
     fn divergence(&self, log_ratio: f64, theta: f64, reference: f64) -> Term {
-        let d = reference - theta;
-        let (k3, slope) = (d.exp() - d - 1.0, 1.0 - d.exp());
+        let (value, slope) = self.kl.token(theta, reference);
         if !self.unbiased_kl {
-            return Term { value: k3, by_log_prob: slope, ..Term::default() };
+            return Term { value, by_log_prob: slope, ..Term::default() };
         }
         let ratio = log_ratio.exp();
-        Term { value: ratio * k3, by_log_ratio: ratio * k3, by_log_prob: ratio * slope, clipped: Clipped::No }
+        let by_log_ratio = if self.kl.straight_through { 0.0 } else { ratio * value };
+        Term { value: ratio * value, by_log_ratio, by_log_prob: ratio * slope, clipped: Clipped::No }
     }
 }
 

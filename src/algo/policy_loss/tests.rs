@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::algo::KlForm;
 
 /// Columns of some tokens in a few sequences.
 #[derive(Clone, Debug)]
@@ -99,6 +100,8 @@ fn differentiable() -> Vec<PolicyLoss> {
         losses.push(PolicyLoss { level, ..Surrogate::Dro { beta: 0.3 }.into() });
         losses.push(PolicyLoss { beta: 0.1, ..at });
         losses.push(PolicyLoss { beta: 0.1, unbiased_kl: false, ..at });
+        losses.push(PolicyLoss { beta: 0.1, kl: Kl { confidence: 0.3, ..KlForm::K2.into() }, ..at });
+        losses.push(PolicyLoss { beta: 0.1, kl: KlForm::K1.into(), unbiased_kl: false, ..at });
         losses.push(PolicyLoss { top_entropy: 0.5, ..at });
         losses.push(PolicyLoss { entropy_coef: 0.3, ..at });
     }
@@ -331,6 +334,31 @@ fn empty() -> LossInputs<'static> {
 fn a_divergence_without_reference_is_refused_with_the_setting_named() {
     let refused = Grpo { beta: 0.1, ..Grpo::default() }.evaluate(&empty()).unwrap_err();
     assert_eq!(refused.to_string(), "grpo needs reference log-probabilities for beta above 0, and the batch has none");
+}
+
+/// On policy, where ρ is 1, the gradient is the divergence's own either way: k1's and its score function's are k2's and a constant, whose
+/// mean over samples is 0; straight-through it is k2's.
+#[test]
+fn a_divergence_that_is_unbiased_pulls_as_k2_does_whatever_its_value() {
+    let columns = Columns {
+        log_probs: vec![-1.0, -2.0],
+        behaviour: vec![-1.0, -2.0],
+        reference: vec![-1.5, -0.5],
+        importance: vec![1.0; 2],
+        entropies: vec![0.0; 2],
+        advantages: vec![0.0; 2],
+        weights: vec![1.0; 2],
+        sequences: std::iter::once(0..2).collect(),
+    };
+    let pull = |kl: Kl, unbiased_kl| {
+        let output = columns.evaluate(&PolicyLoss { beta: 2.0, kl, unbiased_kl, ..PolicyLoss::default() });
+        assert_eq!(output.metrics.kl_coef, Some(2.0));
+        (output.metrics.kl(), output.grad)
+    };
+    let k1 = Kl::from(KlForm::K1);
+    assert_eq!(pull(k1, true), (-0.5, vec![2.0 * 1.5, 2.0 * -0.5]), "d + 1");
+    let through = Kl { straight_through: true, ..k1 };
+    assert_eq!([pull(through, true), pull(through, false)], [(-0.5, vec![1.0, -3.0]), (-0.5, vec![1.0, -3.0])]);
 }
 
 #[test]

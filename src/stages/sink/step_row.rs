@@ -50,6 +50,14 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
     put(Metric::ImportanceChi2, forward.gap.chi2());
     put(Metric::SequenceChi2, forward.gap.sequences.chi2());
     put(Metric::PerplexityRatio, forward.gap.sequences.perplexity_ratio());
+    if let Some(coef) = forward.metrics.kl_coef {
+        put(Metric::KlLoss, forward.metrics.kl());
+        put(Metric::KlLossCoef, coef);
+    }
+    if let Some(cost) = trained.kl_cost {
+        put(Metric::KlReward, cost.mean);
+        put(Metric::KlRewardCoef, cost.coef);
+    }
     let correction = &forward.metrics.correction;
     if !correction.weights.is_empty() {
         put(Metric::CorrectionWeight, correction.weights.mean());
@@ -114,6 +122,7 @@ mod tests {
             batch: Batch { id: 0, groups: vec![group], dropped: vec![dropped, poisoned], ..Batch::default() },
             forward: ForwardBackward { loss: 0.25, gap, metrics, ..ForwardBackward::default() },
             optim: OptimStep { step: 1, lr: 1e-3, grad_norm: 2.0, grad_norm_clipped: 1.0, skipped: None },
+            kl_cost: None,
             publish: None,
             totals: None,
             seconds: 0.1,

@@ -1,10 +1,12 @@
 //! Where weights are made.
 
+mod kl_reward;
 mod saving;
 mod stale;
 mod step;
 mod trainer;
 
+pub use kl_reward::{KlCost, NoReference, RewardKl};
 pub use saving::Resumed;
 pub use stale::{OnStale, StaleSample, staleness, within_bound};
 pub use trainer::{Trained, Trainer};

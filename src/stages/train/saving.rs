@@ -21,6 +21,9 @@ pub struct Resumed {
     pub step: u64,
     /// Mean rewards of the newest steps, for the target.
     pub recent: VecDeque<f64>,
+    /// What distance from the reference policy costs in the next step's rewards, where it costs anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kl_coef: Option<f64>,
     /// Prompts and tokens.
     pub progress: Progress,
 }
@@ -42,15 +45,20 @@ pub(super) struct Unsaved {
     step: u64,
     metrics: BTreeMap<String, f64>,
     recent: VecDeque<f64>,
+    kl_coef: Option<f64>,
 }
 
 impl Unsaved {
     pub(super) fn after<W>(trained: &Trained<W>, recent: &VecDeque<f64>) -> Self {
         let mut metrics = BTreeMap::from([("loss".to_owned(), trained.forward.loss)]);
         metrics.extend(mean(trained.batch.rewards()).map(|mean| ("reward_mean".to_owned(), mean)));
-        Unsaved { step: trained.step, metrics, recent: recent.clone() }
+        let kl_coef = trained.kl_cost.map(|cost| cost.next);
+        Unsaved { step: trained.step, metrics, recent: recent.clone(), kl_coef }
     }
 }
+
+/// What else belongs into a checkpoint, by file name.
+pub(super) type Beside = Box<dyn Fn() -> Result<BTreeMap<String, Vec<u8>>, Box<dyn std::error::Error + Send + Sync>> + Send>;
 
 /// Where checkpoints go, and how many of them.
 pub(super) struct Saving {
@@ -76,11 +84,13 @@ impl Saving {
         &self,
         backend: &B,
         admission: Option<&Admission>,
+        beside: Option<&Beside>,
         last: Unsaved,
     ) -> Result<(), StageError> {
-        let Unsaved { step, metrics, recent } = last;
+        let Unsaved { step, metrics, recent, kl_coef } = last;
         let progress = admission.map(Admission::progress).unwrap_or_default();
-        let files = BTreeMap::from([(PROGRESS.to_owned(), serde_json::to_vec(&Resumed { step, recent, progress })?)]);
+        let mut files = beside.map_or(Ok(BTreeMap::new()), |files| files()).map_err(StageError::new)?;
+        files.insert(PROGRESS.to_owned(), serde_json::to_vec(&Resumed { step, recent, kl_coef, progress })?);
         let request = SaveCheckpoint { run_folder: self.run_folder.clone(), step, metrics, files };
         let saved = backend.save_checkpoint(request).wait()?;
         tracing::info!("Saved checkpoint to {}", saved.display());

@@ -1,19 +1,21 @@
 //! One optimizer step: a batch's advantages, gradient, judgement and update.
 //!
 //! A batch that comes in parts is learned from as it comes: whatever is there when the trainer is free takes a pass, and the update is made when
-//! the last part had its. Law N1 makes that the same step, whatever the parts. It needs a loss that is a sum, advantages by group, and a single
-//! update; otherwise parts are gathered first.
+//! the last part had its. Law N1 makes that the same step, whatever the parts. It needs a loss that is a sum, advantages by group that nothing
+//! measured over the batch comes before, and a single update; otherwise parts are gathered first.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::kl_reward::KlCost;
 use super::stale::within_bound;
 use super::trainer::{Trained, Trainer};
 use crate::algo::{Aggregation, GapVerdict};
 use crate::data::{Batch, Sample};
 use crate::flow::{Io, StageError, TryRecv};
 use crate::train::{
-    CollateError, ForwardBackward, OptimStep, TrainBatch, TrainFuture, TrainingBackend, assign_advantages, collate, collate_part,
+    CollateError, ForwardBackward, OptimStep, TrainBatch, TrainFuture, TrainingBackend, assign_advantages, assign_advantages_of,
+    collate, collate_part,
 };
 
 /// A whole batch, and the passes that were made over all but its last part.
@@ -34,8 +36,14 @@ struct Passes {
     mass: f64,
 }
 
-/// The batch, what was seen of it, and the update that was asked for.
-type Learned = (Batch, ForwardBackward, TrainFuture<OptimStep>);
+/// A batch that was learned from.
+struct Learned {
+    batch: Batch,
+    kl_cost: Option<KlCost>,
+    forward: ForwardBackward,
+    /// The update, asked for.
+    optim: TrainFuture<OptimStep>,
+}
 
 impl<B: TrainingBackend> Trainer<B> {
     /// Receives a batch that has groups to be trained on. `None` at the end; a batch whose rest never comes is left as it is.
@@ -76,7 +84,19 @@ impl<B: TrainingBackend> Trainer<B> {
         let by_group = self.advantages.as_ref().is_none_or(|advantages| advantages.is_by_group());
         // A sum knows no denominator that could come later.
         let has_denominator = self.aggregation != Aggregation::TokenSum;
-        self.updates == 1 && has_denominator && by_group && self.backend.takes_parts()
+        self.updates == 1 && has_denominator && by_group && self.reward_kl.is_none() && self.backend.takes_parts()
+    }
+
+    /// Compares rewards. `coef`: what distance from the reference cost in the next step, as the last one left it.
+    fn compare(&self, batch: &mut Batch, coef: Option<f64>) -> Result<Option<KlCost>, StageError> {
+        let Some(advantages) = self.advantages.as_deref() else { return Ok(None) };
+        let Some(kl) = &self.reward_kl else {
+            assign_advantages(batch, advantages)?;
+            return Ok(None);
+        };
+        let (rewards, cost) = kl.charge(batch, coef)?;
+        assign_advantages_of(rewards, batch, advantages)?;
+        Ok(Some(cost))
     }
 
     fn learn_ahead(&self, gathered: &mut Gathered) -> Result<(), StageError> {
@@ -91,9 +111,7 @@ impl<B: TrainingBackend> Trainer<B> {
     /// A pass over what none was made over.
     fn learn_rest(&self, gathered: &mut Gathered) -> Result<(), StageError> {
         let mut part = std::mem::take(&mut gathered.rest);
-        if let Some(advantages) = &self.advantages {
-            assign_advantages(&mut part, advantages.as_ref())?;
-        }
+        self.compare(&mut part, None)?;
         let samples: Vec<&Sample> = part.samples().collect();
         let (batch, mass) = collate_part(&samples, self.aggregation)?;
         let passes = gathered.passes.get_or_insert_default();
@@ -107,12 +125,12 @@ impl<B: TrainingBackend> Trainer<B> {
     }
 
     /// Learns from the batch, or from what is left of it, and updates the weights.
-    pub(super) fn step(&self, step: u64, gathered: Gathered) -> Result<Trained<B::Weights>, StageError> {
+    pub(super) fn step(&self, step: u64, gathered: Gathered, kl_coef: Option<f64>) -> Result<Trained<B::Weights>, StageError> {
         let (started, worked) = (Instant::now(), gathered.worked);
         let version = self.backend.state().weight_version;
-        let (batch, forward, optim) = match gathered.passes {
+        let Learned { batch, kl_cost, forward, optim } = match gathered.passes {
             Some(_) => self.learn_parts(step, gathered)?,
-            None => self.learn_whole(step, gathered.rest)?,
+            None => self.learn_whole(step, gathered.rest, kl_coef)?,
         };
         let publish = step.is_multiple_of(self.sync_every).then(|| self.backend.snapshot());
         let optim = optim.wait()?;
@@ -120,7 +138,7 @@ impl<B: TrainingBackend> Trainer<B> {
         let totals = self.admission.as_ref().map(|admission| admission.settle(&batch));
         debug_assert!(totals.as_ref().is_none_or(|totals| totals.imbalance() == (0, 0)), "law D4: {totals:?}");
         let seconds = (worked + started.elapsed()).as_secs_f64();
-        Ok(Trained { step, version, batch, forward, optim, totals, publish, seconds })
+        Ok(Trained { step, version, batch, forward, optim, kl_cost, totals, publish, seconds })
     }
 
     /// The last part's pass, and the update.
@@ -134,15 +152,13 @@ impl<B: TrainingBackend> Trainer<B> {
         batch.sort();
         let forward = seen.scaled(1.0 / mass);
         self.judge(step, &forward)?;
-        Ok((batch, forward, self.backend.scaled_optim_step(1.0 / mass)))
+        Ok(Learned { batch, kl_cost: None, forward, optim: self.backend.scaled_optim_step(1.0 / mass) })
     }
 
     /// All passes and updates over a batch.
-    fn learn_whole(&self, step: u64, mut batch: Batch) -> Result<Learned, StageError> {
+    fn learn_whole(&self, step: u64, mut batch: Batch, kl_coef: Option<f64>) -> Result<Learned, StageError> {
         batch.sort();
-        if let Some(advantages) = &self.advantages {
-            assign_advantages(&mut batch, advantages.as_ref())?;
-        }
+        let kl_cost = self.compare(&mut batch, kl_coef)?;
         let samples: Vec<&Sample> = batch.samples().collect();
         let mut prepared = Arc::new(collate(&samples, self.aggregation)?.at_version(self.backend.state().weight_version));
         if self.score_first && self.updates > 1 {
@@ -160,7 +176,7 @@ impl<B: TrainingBackend> Trainer<B> {
             forward.metrics.merge(&next.metrics);
             forward.skipped = forward.skipped.or(next.skipped);
         }
-        Ok((batch, forward, optim))
+        Ok(Learned { batch, kl_cost, forward, optim })
     }
 
     /// Law N3. What a batch that is skipped anyway measured is not whole.

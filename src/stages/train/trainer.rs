@@ -5,11 +5,12 @@
 //! failed. They are written after the step was sent on, so that generators get their weights first (`saving.rs` says how). Law N3: where
 //! trainer and generator disagree by more than [`GapLimits::halt`], the run ends before the update is made.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 
 use super::OnStale;
-use super::saving::{Resumed, Saving, Unsaved};
+use super::kl_reward::{KlCost, RewardKl};
+use super::saving::{Beside, Resumed, Saving, Unsaved};
 use crate::algo::{AdvantageConfig, Aggregation, Estimator, GapDiagnosis, GapLimits};
 use crate::data::{Batch, Version};
 use crate::flow::{Io, Message, Stage, StageError, StageSpec};
@@ -29,6 +30,8 @@ pub struct Trained<W> {
     pub forward: ForwardBackward,
     /// What the update did, of several the last.
     pub optim: OptimStep,
+    /// What distance from the reference policy cost in the rewards, where it costs anything.
+    pub kl_cost: Option<KlCost>,
     /// What became of every prompt and token so far (law D4), where the trainer was given the admission.
     pub totals: Option<Totals>,
     /// New weights, on steps that publish.
@@ -48,6 +51,7 @@ pub struct Trainer<B> {
     pub(super) backend: B,
     pub(super) aggregation: Aggregation,
     pub(super) advantages: Option<Box<dyn Estimator>>,
+    pub(super) reward_kl: Option<RewardKl>,
     steps: Option<u64>,
     target_reward: Option<f64>,
     pub(super) sync_every: u64,
@@ -55,6 +59,7 @@ pub struct Trainer<B> {
     pub(super) score_first: bool,
     pub(super) gap_limits: GapLimits,
     save: Option<Saving>,
+    beside: Option<Beside>,
     pub(super) admission: Option<Admission>,
     pub(super) on_stale: OnStale,
     resumed: Option<Resumed>,
@@ -72,6 +77,7 @@ impl<B: TrainingBackend> Trainer<B> {
             backend,
             aggregation,
             advantages: None,
+            reward_kl: None,
             steps: None,
             target_reward: None,
             sync_every: 1,
@@ -79,6 +85,7 @@ impl<B: TrainingBackend> Trainer<B> {
             score_first: false,
             gap_limits: GapLimits::default(),
             save: None,
+            beside: None,
             admission: None,
             on_stale: OnStale::default(),
             resumed: None,
@@ -94,6 +101,11 @@ impl<B: TrainingBackend> Trainer<B> {
     /// Compares rewards with the mean of their group (GRPO).
     pub fn group_relative(self, config: AdvantageConfig) -> Self {
         self.advantages(config)
+    }
+
+    /// Takes what distance from the reference policy costs off the rewards before they are compared.
+    pub fn reward_kl(self, kl: RewardKl) -> Self {
+        Trainer { reward_kl: Some(kl), ..self }
     }
 
     /// How tokens weigh against each other.
@@ -142,6 +154,14 @@ impl<B: TrainingBackend> Trainer<B> {
         Trainer { save: self.save.map(|saving| saving.keep(n)), ..self }
     }
 
+    /// Puts these files into every checkpoint too, by name: what other stages must go on from.
+    pub fn checkpoint_files(
+        self,
+        files: impl Fn() -> Result<BTreeMap<String, Vec<u8>>, Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+    ) -> Self {
+        Trainer { beside: Some(Box::new(files)), ..self }
+    }
+
     /// Settles trained groups there, asserts its bound on staleness for every token (law V2), and puts it into checkpoints.
     pub fn admission(self, admission: &Admission) -> Self {
         Trainer { admission: Some(admission.clone()), ..self }
@@ -178,16 +198,19 @@ impl<B: TrainingBackend> Trainer<B> {
     }
 
     fn save(&self, last: Unsaved) -> Result<(), StageError> {
-        self.save.as_ref().map_or(Ok(()), |saving| saving.write(&self.backend, self.admission.as_ref(), last))
+        self.save
+            .as_ref()
+            .map_or(Ok(()), |saving| saving.write(&self.backend, self.admission.as_ref(), self.beside.as_ref(), last))
     }
 
     /// Steps until there is nothing more to train on, leaving in `unsaved` what no checkpoint holds.
     fn train(&self, io: &mut Io<Batch, Trained<B::Weights>>, unsaved: &mut Option<Unsaved>) -> Result<(), StageError> {
-        let Resumed { mut step, mut recent, .. } = self.resumed.clone().unwrap_or_default();
+        let Resumed { mut step, mut recent, mut kl_coef, .. } = self.resumed.clone().unwrap_or_default();
         while self.steps != Some(step) && !self.has_reached_target(&recent) {
             let Some(gathered) = self.gather(io)? else { break };
             step += 1;
-            let trained = self.step(step, gathered)?;
+            let trained = self.step(step, gathered, kl_coef)?;
+            kl_coef = trained.kl_cost.map(|cost| cost.next);
             recent.extend(mean(trained.batch.rewards()));
             if recent.len() > TARGET_STEPS {
                 recent.pop_front();
@@ -227,6 +250,7 @@ impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
             batch: Batch::default(),
             forward: ForwardBackward::default(),
             optim: OptimStep::default(),
+            kl_cost: None,
             totals: None,
             publish: Some(first),
             seconds: 0.0,

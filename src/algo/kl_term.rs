@@ -1,0 +1,151 @@
+//! A divergence from the reference policy beside any loss, and what samples cost by it.
+
+use super::kl::{KlFunction, kl_per_token};
+use super::{Loss, LossError, LossInputs, LossOutput};
+use crate::data::Sample;
+
+/// `loss + coef · Σ w · kl(θ, ref)`: for divergences of one's own, and for losses that have none. [`PolicyLoss`](super::PolicyLoss) has a
+/// term of its own, which can be taken against the policy that sampled.
+///
+/// ```
+/// use rollflow::algo::{CrossEntropy, Loss, WithKl};
+///
+/// let squared = |own: f64, reference: f64| ((own - reference).powi(2), 2.0 * (own - reference));
+/// let held = WithKl::new(CrossEntropy, 0.1, squared);
+/// assert_eq!(held.name(), CrossEntropy.name());
+/// ```
+pub struct WithKl<L> {
+    loss: L,
+    coef: f64,
+    kl: Box<dyn KlFunction>,
+}
+
+impl<L: Loss> WithKl<L> {
+    /// Adds `coef` times a divergence: [`Kl`](super::Kl), or a closure `Fn(log_prob, reference) -> (value, derivative)`.
+    pub fn new(loss: L, coef: f64, kl: impl KlFunction + 'static) -> Self {
+        WithKl { loss, coef, kl: Box::new(kl) }
+    }
+}
+
+impl<L: Loss> Loss for WithKl<L> {
+    fn name(&self) -> &str {
+        self.loss.name()
+    }
+
+    fn whole_batch(&self) -> bool {
+        self.loss.whole_batch()
+    }
+
+    fn evaluate(&self, inputs: &LossInputs) -> Result<LossOutput, LossError> {
+        let missing = LossError::Missing { loss: "a KL term", column: "reference log-probabilities", why: "its divergence" };
+        let terms = kl_per_token(inputs.log_probs, inputs.reference.ok_or(missing)?, self.kl.as_ref());
+        let mut output = self.loss.evaluate(inputs)?;
+        for (t, weight) in inputs.weights.iter().enumerate() {
+            output.loss += weight * self.coef * terms.values[t];
+            output.grad[t] += weight * self.coef * terms.slopes[t];
+        }
+        output.metrics.kl_sum += terms.values.iter().sum::<f64>();
+        output.metrics.kl_coef = Some(self.coef);
+        Ok(output)
+    }
+}
+
+/// The divergence of the policy that sampled from the reference, over an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SampleKl {
+    /// Its sum over the trained tokens: of k1, an estimate of the whole answer's.
+    pub sum: f64,
+    /// How many they are.
+    pub tokens: usize,
+}
+
+impl SampleKl {
+    /// The mean over its tokens; 0 of none.
+    pub fn mean(&self) -> f64 {
+        self.sum / self.tokens.max(1) as f64
+    }
+}
+
+/// What an answer's trained tokens diverge by; `None` where either policy did not score it.
+pub fn sample_kl(sample: &Sample, kl: &dyn KlFunction) -> Option<SampleKl> {
+    let len = sample.tokens.len();
+    if len == 0 || [&sample.log_probs, &sample.ref_log_probs, &sample.loss_mask].iter().any(|column| column.len() != len) {
+        return None;
+    }
+    let columns = sample.loss_mask.iter().zip(sample.log_probs.iter().zip(&sample.ref_log_probs)).skip(1);
+    let mut found = SampleKl::default();
+    for (_, (own, reference)) in columns.filter(|(mask, _)| **mask > 0.0) {
+        found.sum += kl.token(f64::from(*own), f64::from(*reference)).0;
+        found.tokens += 1;
+    }
+    Some(found)
+}
+
+/// The mean divergence of every sample, in order; `None` for those without reference log-probabilities.
+///
+/// ```
+/// use rollflow::algo::{Kl, batch_kl};
+/// use rollflow::data::Sample;
+///
+/// let scored = Sample {
+///     tokens: vec![1, 2],
+///     loss_mask: vec![0.0, 1.0],
+///     log_probs: vec![0.0, -1.0],
+///     ref_log_probs: vec![0.0, -1.0],
+///     ..Sample::default()
+/// };
+/// assert_eq!(batch_kl(&[Sample::default(), scored], &Kl::default()), [None, Some(0.0)]);
+/// ```
+pub fn batch_kl(samples: &[Sample], kl: &dyn KlFunction) -> Vec<Option<f64>> {
+    samples.iter().map(|sample| sample_kl(sample, kl).map(|kl| kl.mean())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algo::{CrossEntropy, Kl, KlForm};
+
+    fn inputs<'a>(log_probs: &'a [f64], reference: Option<&'a [f64]>, sequences: &'a [std::ops::Range<usize>]) -> LossInputs<'a> {
+        LossInputs {
+            log_probs,
+            behaviour: None,
+            proximal: None,
+            reference,
+            importance: None,
+            entropies: &[0.0; 2],
+            advantages: &[0.0; 2],
+            weights: &[0.25, 0.75],
+            sequences,
+            batch_tokens: 2,
+        }
+    }
+
+    #[test]
+    fn a_closure_pulls_on_any_loss_and_needs_a_reference() {
+        let k1 = |own: f64, other: f64| (own - other, 1.0);
+        let held = WithKl::new(CrossEntropy, 0.5, k1);
+        let sequences = [0..2];
+        let own = [-1.0, -2.0];
+        let plain = CrossEntropy.evaluate(&inputs(&own, None, &sequences)).unwrap();
+        let output = held.evaluate(&inputs(&own, Some(&[-3.0, -2.0]), &sequences)).unwrap();
+        assert_eq!(output.loss, plain.loss + 0.25 * 0.5 * 2.0);
+        assert_eq!(output.grad, [plain.grad[0] + 0.125, plain.grad[1] + 0.375]);
+        assert_eq!((output.metrics.kl(), output.metrics.kl_coef), (1.0, Some(0.5)));
+        assert!(held.evaluate(&inputs(&own, None, &sequences)).unwrap_err().to_string().contains("reference log-probabilities"));
+        assert!(!held.ignores_zero_advantage());
+    }
+
+    #[test]
+    fn masked_tokens_and_the_prompt_cost_nothing() {
+        let sample = Sample {
+            tokens: vec![1, 2, 3, 4],
+            loss_mask: vec![0.0, 1.0, 0.0, 1.0],
+            log_probs: vec![0.0, -1.0, -9.0, -2.0],
+            ref_log_probs: vec![0.0, -2.0, 0.0, -2.5],
+            ..Sample::default()
+        };
+        let k1 = Kl::from(KlForm::K1);
+        assert_eq!(sample_kl(&sample, &k1), Some(SampleKl { sum: 1.5, tokens: 2 }));
+        assert_eq!(sample_kl(&Sample { ref_log_probs: Vec::new(), ..sample }, &k1), None);
+    }
+}

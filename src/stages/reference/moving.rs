@@ -1,0 +1,128 @@
+//! A reference that follows the policy: how much of each new version it takes, and what a checkpoint remembers of it (laws C1, C2).
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::model::{ReferenceError, ReferenceModel};
+use crate::data::Version;
+
+/// How much of the weights of a version the reference takes that has seen all up to another: `(seen, version) -> share`, 0 nothing, 1 all.
+/// Any closure is one.
+pub type Share = Box<dyn Fn(Version, Version) -> f64 + Send>;
+
+/// `θref ← d·θref + (1 − d)·θ` at every version. Of versions that it did not get to see it takes the newest for all: `d` to the power of
+/// how many they are.
+pub fn ema(decay: f64) -> impl Fn(Version, Version) -> f64 + Send {
+    move |seen, version| 1.0 - decay.powf(version.saturating_sub(seen) as f64)
+}
+
+/// A copy of versions 1, n + 1, 2n + 1 and so on, or of the first seen after one of them.
+pub fn periodic(every: u64) -> impl Fn(Version, Version) -> f64 + Send {
+    let period = move |version: Version| version.saturating_sub(1) / every.max(1);
+    move |seen, version| if period(version) > period(seen) { 1.0 } else { 0.0 }
+}
+
+/// The weights that it holds, and the newest version that is in them.
+#[derive(Debug)]
+pub struct Held<W> {
+    /// The newest version it has seen.
+    pub seen: Version,
+    /// The weights.
+    pub weights: Arc<W>,
+}
+
+impl<W> Clone for Held<W> {
+    fn clone(&self) -> Self {
+        Held { seen: self.seen, weights: self.weights.clone() }
+    }
+}
+
+/// The state of a reference that follows the policy, shared with the trainer, whose checkpoints hold it. Clones are the same.
+pub struct MovingReference<W> {
+    held: Arc<Mutex<Option<Held<W>>>>,
+    encode: fn(&W) -> Result<Vec<u8>, ReferenceError>,
+}
+
+impl<W> Clone for MovingReference<W> {
+    fn clone(&self) -> Self {
+        MovingReference { held: self.held.clone(), encode: self.encode }
+    }
+}
+
+impl<W> fmt::Debug for MovingReference<W> {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.debug_struct("MovingReference").field("seen", &self.lock().as_ref().map(|held| held.seen)).finish()
+    }
+}
+
+impl<W> MovingReference<W> {
+    /// The file in a checkpoint that holds the weights.
+    pub const WEIGHTS: &str = "reference.safetensors";
+    /// The file in a checkpoint that holds the version, as text.
+    pub const VERSION: &str = "reference.version";
+
+    /// One that has seen nothing: the first version that it sees is what it begins with.
+    pub fn new<M: ReferenceModel<Weights = W>>() -> Self {
+        MovingReference { held: Arc::default(), encode: M::encode }
+    }
+
+    /// Goes on from a checkpoint, before the run.
+    pub fn restore(&self, held: Held<W>) {
+        *self.lock() = Some(held);
+    }
+
+    /// What it holds now.
+    pub fn held(&self) -> Option<Held<W>> {
+        self.lock().clone()
+    }
+
+    /// Takes its share of `version`, unless it has seen it, and tells what it holds then.
+    pub(super) fn see(&self, (version, new): (Version, Arc<W>), share: &Share, blend: impl FnOnce(&W, &W, f64) -> W) -> Held<W> {
+        let next = match self.held() {
+            Some(held) if held.seen >= version => return held,
+            Some(held) => {
+                let share = share(held.seen, version);
+                let weights = match share {
+                    0.0 => held.weights,
+                    1.0 => new,
+                    share => Arc::new(blend(&held.weights, &new, share)),
+                };
+                Held { seen: version, weights }
+            }
+            None => Held { seen: version, weights: new },
+        };
+        *self.lock() = Some(next.clone());
+        next
+    }
+
+    /// The files of a checkpoint.
+    pub fn files(&self) -> Result<BTreeMap<String, Vec<u8>>, ReferenceError> {
+        let Some(held) = self.held() else { return Ok(BTreeMap::new()) };
+        let weights = (self.encode)(&held.weights)?;
+        Ok(BTreeMap::from([(Self::WEIGHTS.to_owned(), weights), (Self::VERSION.to_owned(), held.seen.to_string().into())]))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Held<W>>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r209_versions_that_were_skipped_weigh_as_if_they_had_been_seen() {
+        let one_by_one = (1..4).fold(1.0, |kept, seen| kept * (1.0 - ema(0.9)(seen, seen + 1)));
+        assert!((one_by_one - (1.0 - ema(0.9)(1, 4))).abs() < 1e-12);
+        assert_eq!(ema(0.0)(3, 4), 1.0);
+        let copied: Vec<Version> = (2..12).filter(|version| periodic(4)(version - 1, *version) == 1.0).collect();
+        assert_eq!(copied, [5, 9]);
+        assert_eq!(
+            [periodic(4)(4, 7), periodic(4)(5, 8)],
+            [1.0, 0.0],
+            "the first seen after a multiple, and then none until the next"
+        );
+    }
+}

@@ -1,0 +1,108 @@
+//! What distance from the reference policy costs in the reward, where advantages see it.
+
+use crate::algo::{AdaptiveKl, KlFunction, sample_kl};
+use crate::data::Batch;
+use crate::train::SampleId;
+
+/// `r − coef · Σ_t kl_t` of every answer, between the policy that sampled it and the reference; the samples keep their own rewards. Equals
+/// verl's `apply_kl_penalty` for rewards of whole answers, and TRL's `RLOOTrainer` with `beta` above 0.
+pub struct RewardKl {
+    coef: f64,
+    kl: Box<dyn KlFunction>,
+    control: Option<AdaptiveKl>,
+}
+
+/// What a batch's answers diverged by, and what that cost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KlCost {
+    /// The mean over answers of the mean over tokens.
+    pub mean: f64,
+    /// The coefficient of this step.
+    pub coef: f64,
+    /// That of the next.
+    pub next: f64,
+}
+
+/// A sample that the reference did not score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0} has no log-probabilities of the reference policy, which its reward pays for; let a stage `Reference` score it first"
+)]
+pub struct NoReference(pub SampleId);
+
+impl RewardKl {
+    /// By [`Kl`](crate::algo::Kl), or a closure `Fn(log_prob, reference) -> (value, derivative)`.
+    pub fn new(coef: f64, kl: impl KlFunction + 'static) -> Self {
+        RewardKl { coef, kl: Box::new(kl), control: None }
+    }
+
+    /// Moves the coefficient, so that the divergence stays near a target.
+    pub fn adaptive(self, control: AdaptiveKl) -> Self {
+        RewardKl { control: Some(control), ..self }
+    }
+
+    /// The rewards that are left, one list a group. `coef`: that of an earlier step, if there was one.
+    pub(super) fn charge(&self, batch: &Batch, coef: Option<f64>) -> Result<(Vec<Vec<f64>>, KlCost), NoReference> {
+        let coef = coef.unwrap_or(self.coef);
+        let (mut mean, mut answers) = (0.0, 0);
+        let mut rewards = Vec::with_capacity(batch.groups.len());
+        for group in &batch.groups {
+            let mut left = group.rewards();
+            for (reward, sample) in left.iter_mut().zip(&group.samples) {
+                let kl = sample_kl(sample, self.kl.as_ref()).ok_or(NoReference(SampleId::of(sample)))?;
+                *reward -= coef * kl.sum;
+                (mean, answers) = (mean + kl.mean(), answers + 1);
+            }
+            rewards.push(left);
+        }
+        let mean = mean / answers.max(1) as f64;
+        let next = self.control.map_or(coef, |control| control.next(coef, mean, answers));
+        Ok((rewards, KlCost { mean, coef, next }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::algo::{Kl, KlForm};
+    use crate::data::{Group, Prompt, Sample};
+
+    /// Two answers of rewards 1 and 0, whose tokens are `d` likelier than the reference finds them.
+    fn batch(d: f32) -> Batch {
+        let prompt = Arc::new(Prompt { ordinal: 4, ..Prompt::default() });
+        let sample = |index: u32, tokens: usize| {
+            let mut sample = Sample::begin(&prompt, index, &[1]);
+            (0..tokens).for_each(|_| sample.push(2, -1.0, 1));
+            sample.ref_log_probs = [vec![0.0], vec![-1.0 - d; tokens]].concat();
+            Sample { reward: Some(1.0 - f64::from(index)), ..sample }
+        };
+        let samples = vec![sample(0, 2), sample(1, 4)];
+        Batch { groups: vec![Group { samples, prompt }], ..Batch::default() }
+    }
+
+    #[test]
+    fn an_answer_pays_for_the_sum_over_its_tokens() {
+        let (rewards, cost) = RewardKl::new(0.5, Kl::from(KlForm::K1)).charge(&batch(0.5), None).unwrap();
+        assert_eq!(rewards, [[1.0 - 0.5 * 1.0, -0.5 * 2.0]]);
+        assert_eq!(cost, KlCost { mean: 0.5, coef: 0.5, next: 0.5 });
+    }
+
+    #[test]
+    fn the_coefficient_goes_on_from_step_to_step() {
+        let kl = RewardKl::new(0.5, Kl::from(KlForm::K1)).adaptive(AdaptiveKl { target: 0.25, horizon: 10.0 });
+        let (_, first) = kl.charge(&batch(0.5), None).unwrap();
+        assert_eq!(first.next, 0.5 * (1.0 + 0.2 * 2.0 / 10.0));
+        let (rewards, second) = kl.charge(&batch(0.5), Some(first.next)).unwrap();
+        assert_eq!((second.coef, rewards[0][0]), (first.next, 1.0 - first.next));
+    }
+
+    #[test]
+    fn what_no_reference_scored_is_named() {
+        let mut batch = batch(0.5);
+        batch.groups[0].samples[1].ref_log_probs.clear();
+        let error = RewardKl::new(0.5, Kl::default()).charge(&batch, None).unwrap_err();
+        assert!(error.to_string().starts_with("sample 1 of group 4 has no log-probabilities"), "{error}");
+    }
+}

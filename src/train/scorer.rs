@@ -1,0 +1,62 @@
+//! Log-probabilities under weights that are not trained, by the forward pass of the trainer.
+
+use std::sync::Arc;
+
+use super::replica::Replica;
+use super::{CollateError, LocalConfig, TrainBatch, collate};
+use crate::algo::Aggregation;
+use crate::data::Sample;
+use crate::model::{FrozenWeights, ModelConfig, Weights};
+
+/// Scores samples. Nothing of `LocalConfig` counts but what a forward pass reads: temperature, device, micro-batches, threads. Weights on
+/// its device are shared, not copied.
+pub struct Scorer {
+    config: Arc<LocalConfig>,
+    model: ModelConfig,
+    /// Over the newest weights that were asked for.
+    replica: Option<(Arc<FrozenWeights>, Replica)>,
+}
+
+impl Scorer {
+    /// Of a model of this shape.
+    pub fn new(config: LocalConfig, model: ModelConfig) -> Self {
+        Scorer { config: Arc::new(config), model, replica: None }
+    }
+
+    /// The model's shape.
+    pub fn model(&self) -> &ModelConfig {
+        &self.model
+    }
+
+    /// Log-probabilities of the batch's trained tokens under `weights`, one list per sequence: what `TrainingBackend::score` gives for the
+    /// same weights, to the bit where it cuts the batch in the same way.
+    pub fn score(&mut self, weights: &Arc<FrozenWeights>, batch: &TrainBatch) -> Vec<Vec<f64>> {
+        let known = self.replica.take().filter(|(of, _)| Arc::ptr_eq(of, weights));
+        let (_, replica) = self.replica.insert(known.unwrap_or_else(|| {
+            let Weights { flat, layout } = weights.read();
+            let on_device = Weights { flat: flat.to_device(self.config.device), layout };
+            (weights.clone(), Replica::new(&self.config, &self.model, &on_device))
+        }));
+        let mut scores = vec![Vec::new(); batch.sequences.len()];
+        for part in batch.micro_batches(self.config.micro_batch_tokens, 1) {
+            replica.log_probs(batch, &part).into_iter().for_each(|(sequence, log_probs)| scores[sequence] = log_probs);
+        }
+        scores
+    }
+
+    /// Writes `ref_log_probs` into samples that are scored together.
+    pub fn annotate(&mut self, weights: &Arc<FrozenWeights>, samples: &mut [Sample]) -> Result<(), CollateError> {
+        samples.iter_mut().for_each(|sample| sample.ref_log_probs = vec![0.0; sample.tokens.len()]);
+        let batch = match collate(samples, Aggregation::TokenMean) {
+            Err(CollateError::NothingToTrain { .. }) => return Ok(()),
+            batch => batch?,
+        };
+        let scores = self.score(weights, &batch);
+        for ((sample, sequence), scores) in samples.iter_mut().zip(&batch.sequences).zip(scores) {
+            for (row, log_prob) in sequence.rows.iter().zip(scores) {
+                sample.ref_log_probs[row + 1] = log_prob as f32;
+            }
+        }
+        Ok(())
+    }
+}
