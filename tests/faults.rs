@@ -18,7 +18,7 @@ use rollflow::stages::generate::EngineSettings;
 use rollflow::stages::train::staleness;
 use rollflow::train::{
     BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, SimulatedBackend, Snapshot, TrainBatch,
-    TrainError,
+    TrainError, Update,
 };
 
 /// Numbers drawn by a seed.
@@ -218,8 +218,8 @@ impl TrainingBackend for Failing {
     fn score(&self, batch: Arc<TrainBatch>) -> TrainFuture<Vec<Vec<f64>>> {
         self.inner.score(batch)
     }
-    fn scaled_optim_step(&self, scale: f64) -> TrainFuture<OptimStep> {
-        self.inner.scaled_optim_step(scale)
+    fn update(&self, update: Update) -> TrainFuture<OptimStep> {
+        self.inner.update(update)
     }
     fn takes_parts(&self) -> bool {
         self.inner.takes_parts()

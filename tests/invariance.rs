@@ -143,7 +143,7 @@ fn several_commands_accumulate_to_the_gradient_of_one() {
     let whole = learn(config(Arc::new(Grpo::default())), batch.clone());
     let before = tiny::weights(5);
     let backend = LocalBackend::new(config(Arc::new(Grpo::default())), tiny::model(), before.copy()).unwrap();
-    let part = |sequence: &_| TrainBatch { sequences: vec![Clone::clone(sequence)], ..batch };
+    let part = |sequence: &_| TrainBatch { sequences: vec![Clone::clone(sequence)], ..batch.clone() };
     let losses: Vec<f64> =
         batch.sequences.iter().map(|sequence| backend.forward_backward(Arc::new(part(sequence))).wait().unwrap().loss).collect();
     assert!((losses.iter().sum::<f64>() - whole.0).abs() < 1e-5);

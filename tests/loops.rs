@@ -8,7 +8,7 @@ use rollflow::data::Sample;
 use rollflow::observe::Console;
 use rollflow::train::{
     BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, SftConfig, Snapshot, TrainBatch, TrainError,
-    TrainFuture, TrainingBackend, run_sft_training,
+    TrainFuture, TrainingBackend, Update, run_sft_training,
 };
 
 #[derive(Default)]
@@ -29,7 +29,7 @@ impl TrainingBackend for Mock {
     fn score(&self, batch: Arc<TrainBatch>) -> TrainFuture<Vec<Vec<f64>>> {
         self.note("score".into(), vec![Vec::new(); batch.sequences.len()])
     }
-    fn scaled_optim_step(&self, _: f64) -> TrainFuture<OptimStep> {
+    fn update(&self, _: Update) -> TrainFuture<OptimStep> {
         self.note("step".into(), OptimStep { lr: 0.1, ..Default::default() })
     }
     fn snapshot(&self) -> TrainFuture<Snapshot<()>> {

@@ -63,7 +63,7 @@ fn asking(sequences: Vec<(Vec<i64>, Vec<usize>)>) -> TrainBatch {
         rows,
         ..TrainSequence::default()
     };
-    TrainBatch { sequences: sequences.into_iter().enumerate().map(sequence).collect(), batch_tokens, version: 0 }
+    TrainBatch { sequences: sequences.into_iter().enumerate().map(sequence).collect(), batch_tokens, ..TrainBatch::default() }
 }
 
 #[test]

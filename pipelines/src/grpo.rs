@@ -82,7 +82,7 @@ impl Actors<LocalEngine, LocalBackend> {
         let (publisher, published) = weights();
         Ok(Actors {
             reference: references::reference(plan, start, &published)?,
-            generator: parts::generator(plan, policy, published),
+            generator: parts::generator(plan, policy, published)?,
             publisher,
             reward: parts::reward(plan)?,
             backend: parts::backend(plan, policy).context("starting the trainer")?,
@@ -103,7 +103,7 @@ pub fn declare<E: TokenEngine, B: TrainingBackend<Weights = E::Weights> + 'stati
     let all_groups = plan.train.steps * plan.batch.groups as u64;
     let admission =
         Admission::new(groups_per_version, plan.admission_window() as u64, Some(all_groups)).bounded(plan.flow.max_staleness);
-    let mut trainer = parts::trainer(plan, backend, checkpoints).admission(&admission);
+    let mut trainer = parts::trainer(plan, backend, checkpoints)?.admission(&admission);
     if let Some(from) = from {
         admission.restore(from.trainer.progress.clone());
         trainer = trainer.resume(&from.checkpoint, from.trainer.clone())?;

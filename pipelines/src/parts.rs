@@ -10,15 +10,14 @@ use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::flow::{Capacity, WeightsRx};
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
-use rollflow::recipe::correction;
 use rollflow::recipe::model::Model;
 use rollflow::recipe::task::{Arithmetic, Sft, TaskData};
 use rollflow::recipe::train::{OnNonfinite, Optimization, ScheduleKind};
-use rollflow::recipe::{self, Plan};
+use rollflow::recipe::{self, Plan, Timeline};
 use rollflow::train::{self, AdamW, NonFinitePolicy};
 
-use crate::losses::{off_policy, policy_loss, reward_kl};
-use crate::{advantages, rewards};
+use crate::losses::{off_policy, policy_loss};
+use crate::{lessons, rewards};
 
 /// What a tiny model can spell.
 const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n";
@@ -99,12 +98,12 @@ pub fn sampling(plan: &Plan) -> SamplingParams {
 }
 
 /// Who answers: an engine in this process.
-pub fn generator(plan: &Plan, policy: &Policy, weights: WeightsRx<FrozenWeights>) -> Generator<LocalEngine> {
+pub fn generator(plan: &Plan, policy: &Policy, weights: WeightsRx<FrozenWeights>) -> Result<Generator<LocalEngine>> {
     generator_by(plan, Generator::local(policy, weights))
 }
 
 /// Who answers, by whatever engine.
-pub fn generator_by<E: TokenEngine>(plan: &Plan, generator: Generator<E>) -> Generator<E> {
+pub fn generator_by<E: TokenEngine>(plan: &Plan, generator: Generator<E>) -> Result<Generator<E>> {
     let generate = &plan.generate;
     let on_new_weights = match generate.on_new_weights {
         recipe::generate::OnNewWeights::Swap => OnNewWeights::Swap,
@@ -120,7 +119,15 @@ pub fn generator_by<E: TokenEngine>(plan: &Plan, generator: Generator<E>) -> Gen
         .workers(generate.workers)
         .threads(generate.threads)
         .seed(plan.seed);
-    if generate.slots == 0 { generator.adaptive_slots(plan.most_slots()) } else { generator.slots(generate.slots) }
+    let generator = match generate.slots {
+        0 => generator.adaptive_slots(plan.most_slots()),
+        slots => generator.slots(slots),
+    };
+    let (timeline, every) = (Timeline::of(plan)?, plan.sync.every);
+    Ok(match timeline.is_constant() {
+        true => generator,
+        false => generator.temperature_by(move |version| lessons::temperature(&timeline, every, version)),
+    })
 }
 
 /// The stage that scores.
@@ -196,13 +203,8 @@ pub fn probe(plan: &Plan, policy: &Policy, backend: &LocalBackend) -> Result<()>
         .map_err(|error| anyhow!("{error}. (train.probe = false starts the run all the same.)"))
 }
 
-/// The trainer of `[sft]`.
-pub fn supervised_backend(sft: &Sft, policy: &Policy) -> Result<LocalBackend> {
-    Ok(policy.backend(local_config(CrossEntropy, &sft.optimization, sft.lr, sft.steps, 1)?)?)
-}
-
-/// `steps` of so many updates each; schedules count updates.
-fn local_config(loss: impl algo::Loss + 'static, of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<LocalConfig> {
+/// The learning rate over updates, of which every step makes so many.
+pub fn schedule(of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<Schedule> {
     let decay = match of.schedule.kind {
         ScheduleKind::Constant => Decay::Constant,
         ScheduleKind::Linear => Decay::Linear,
@@ -211,6 +213,28 @@ fn local_config(loss: impl algo::Loss + 'static, of: &Optimization, lr: f64, ste
     let (warmup_steps, total_steps) = (of.schedule.warmup.saturating_mul(updates), steps.saturating_mul(updates));
     let schedule = Schedule { lr, decay, warmup_steps, total_steps, floor: of.schedule.floor };
     schedule.validate()?;
+    Ok(schedule)
+}
+
+/// How tokens weigh in the loss.
+pub fn aggregation(plan: &Plan) -> Aggregation {
+    match plan.train.aggregation {
+        recipe::train::Aggregation::TokenMean => Aggregation::TokenMean,
+        recipe::train::Aggregation::SeqMeanTokenMean => Aggregation::SeqMeanTokenMean,
+        recipe::train::Aggregation::SeqMeanTokenSum => Aggregation::SeqMeanTokenSum,
+        recipe::train::Aggregation::TokenSum => Aggregation::TokenSum,
+        recipe::train::Aggregation::DrGrpo => Aggregation::DrGrpo { max_len: plan.generate.max_new_tokens },
+    }
+}
+
+/// The trainer of `[sft]`.
+pub fn supervised_backend(sft: &Sft, policy: &Policy) -> Result<LocalBackend> {
+    Ok(policy.backend(local_config(CrossEntropy, &sft.optimization, sft.lr, sft.steps, 1)?)?)
+}
+
+/// `steps` of so many updates each; schedules count updates.
+fn local_config(loss: impl algo::Loss + 'static, of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<LocalConfig> {
+    let schedule = schedule(of, lr, steps, updates)?;
     Ok(LocalConfig {
         adamw: AdamW {
             beta1: of.betas[0],
@@ -231,33 +255,21 @@ fn local_config(loss: impl algo::Loss + 'static, of: &Optimization, lr: f64, ste
 }
 
 /// The training stage of `grpo`.
-pub fn trainer<B: TrainingBackend>(plan: &Plan, backend: B, checkpoints: Option<PathBuf>) -> Trainer<B> {
-    let aggregation = match plan.train.aggregation {
-        recipe::train::Aggregation::TokenMean => Aggregation::TokenMean,
-        recipe::train::Aggregation::SeqMeanTokenMean => Aggregation::SeqMeanTokenMean,
-        recipe::train::Aggregation::SeqMeanTokenSum => Aggregation::SeqMeanTokenSum,
-        recipe::train::Aggregation::TokenSum => Aggregation::TokenSum,
-        recipe::train::Aggregation::DrGrpo => Aggregation::DrGrpo { max_len: plan.generate.max_new_tokens },
-    };
+pub fn trainer<B: TrainingBackend>(plan: &Plan, backend: B, checkpoints: Option<PathBuf>) -> Result<Trainer<B>> {
+    let (timeline, always) = (Timeline::of(plan)?, lessons::lesson(plan)?);
+    let lesson = move |step| if timeline.is_constant() { Ok(always.clone()) } else { lessons::by_step(&timeline, step) };
     let trainer = Trainer::new(backend)
-        .advantages(advantages::estimator(&plan.train))
-        .aggregation(aggregation)
+        .lessons(move |step| lesson(step).map_err(Into::into))
         .steps(plan.train.steps)
         .sync_every(plan.sync.every)
-        .updates(plan.train.updates)
-        .score_first(plan.train.centre() == correction::Proximal::Recompute)
         .gap_limits(GapLimits { warn: plan.train.gap_warn, halt: plan.train.gap_halt })
         .on_stale(on_stale(plan))
         .threads(plan.train.optimization.threads);
-    let trainer = match &plan.train.kl_reward {
-        Some(of) => trainer.reward_kl(reward_kl(of)),
-        None => trainer,
-    };
     let trainer = match plan.train.target_reward {
         Some(reward) => trainer.target_reward(reward),
         None => trainer,
     };
-    checkpointed(trainer, plan, checkpoints)
+    Ok(checkpointed(trainer, plan, checkpoints))
 }
 
 /// With the recipe's checkpoints, if there is a folder for them. The end is always saved.

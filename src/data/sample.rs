@@ -76,6 +76,10 @@ pub struct Sample {
     pub ref_log_probs: Vec<f32>,
     /// The weights that sampled each token.
     pub versions: Spans,
+    /// What logits were divided by where its tokens were sampled, so that whoever scores them again does the same; the scorer's own where it is not
+    /// known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub temperature: Option<f32>,
     /// What the sample earned, once it was scored.
     #[serde(with = "number::optional")]
     pub reward: Option<f64>,

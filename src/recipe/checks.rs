@@ -10,6 +10,7 @@ use super::reward::{Combine, Composition, PartRule, RewardRule};
 use super::section::Findings;
 use super::setting::{Problem, Setting};
 use super::task::{Arithmetic, Sft, TaskData};
+use super::timeline;
 use super::train::{Schedule, Train};
 
 /// All pairs of longer numbers would not fit a machine's memory.
@@ -36,7 +37,8 @@ pub(crate) fn problems(plan: &Plan) -> Vec<Problem> {
     between(plan, &mut |key, from, message, help| {
         problems.push(Problem { key: key.to_owned(), from: from.to_vec(), message, help: help.to_owned() });
     });
-    problems
+    // What later steps do is judged on a plan that is sound in itself.
+    if problems.is_empty() { timeline::problems(plan) } else { problems }
 }
 
 /// Puts problems where their keys were written, and leaves out those that only echo an unreadable key.

@@ -24,6 +24,7 @@ pub mod reward;
 mod section;
 mod setting;
 pub mod task;
+pub mod timeline;
 pub mod train;
 
 pub use derive::Machine;
@@ -33,3 +34,4 @@ pub use plan::{Pipeline, Plan};
 pub use reference::reference;
 pub use render::{check_text, check_text_on};
 pub use section::NoKeys;
+pub use timeline::Timeline;

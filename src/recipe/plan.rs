@@ -9,6 +9,7 @@ use super::reference_policy::Reference;
 use super::reward::Reward;
 use super::setting::{FROM_ONE, GIVEN, SOME, SOME_IF_GIVEN, SOME_STEPS};
 use super::task::{Sft, Task};
+use super::timeline::{Change, Ramp};
 use super::train::Train;
 
 section! {
@@ -40,6 +41,10 @@ section! {
         batch: Batching = Batching::default();
         /// The policy-gradient loss and the optimizer.
         train: Train = Train::default();
+        /// Keys that have other values from some step on; may stand several times.
+        change: Vec<Change> = Vec::new();
+        /// A number that moves over the steps; may stand several times.
+        ramp: Vec<Ramp> = Vec::new();
         /// How new weights reach the generator.
         sync: Syncing = Syncing::default();
         /// How far stages run ahead of each other.
@@ -66,7 +71,19 @@ impl Pipeline {
     pub(crate) fn unused_sections(self) -> &'static [&'static str] {
         match self {
             Pipeline::Grpo => &[],
-            Pipeline::Sft => &["generate", "reward", "filter", "filter_fallback", "reference", "batch", "train", "sync", "flow"],
+            Pipeline::Sft => &[
+                "generate",
+                "reward",
+                "filter",
+                "filter_fallback",
+                "reference",
+                "batch",
+                "train",
+                "change",
+                "ramp",
+                "sync",
+                "flow",
+            ],
         }
     }
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{CheckpointError, CheckpointMetadata, TrainBatch, TrainFuture};
-use crate::algo::{LogProbGap, LossError, LossMetrics};
+use crate::algo::{LogProbGap, LossError, LossMetrics, Schedule};
 use crate::data::Version;
 
 /// Trains one model. `Weights` is what it publishes: whatever its generators read.
@@ -26,12 +26,11 @@ pub trait TrainingBackend: Send + Sync {
 
     /// Updates the weights by the accumulated gradient and clears it.
     fn optim_step(&self) -> TrainFuture<OptimStep> {
-        self.scaled_optim_step(1.0)
+        self.update(Update::default())
     }
 
-    /// The same with `scale` times the gradient, for one that was accumulated before its denominator was known
-    /// ([`collate_part`](super::collate_part)). Norms are those of the scaled gradient.
-    fn scaled_optim_step(&self, scale: f64) -> TrainFuture<OptimStep>;
+    /// The same in another way than its own.
+    fn update(&self, update: Update) -> TrainFuture<OptimStep>;
 
     /// Whether its loss may be given a batch in parts as they come ([`Loss::is_sum`](crate::algo::Loss::is_sum)).
     fn takes_parts(&self) -> bool {
@@ -106,6 +105,22 @@ impl ForwardBackward {
         self.grad_norm *= scale;
         self.metrics.policy_loss *= scale;
         self
+    }
+}
+
+/// How an update is made, where it is not as the backend would make it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Update {
+    /// What the gradient is multiplied by first: 1, unless it was accumulated before its denominator was known
+    /// ([`collate_part`](super::collate_part)). Norms are those of the scaled gradient.
+    pub scale: f64,
+    /// Where its learning rate is taken from.
+    pub schedule: Option<Schedule>,
+}
+
+impl Default for Update {
+    fn default() -> Self {
+        Update { scale: 1.0, schedule: None }
     }
 }
 

@@ -6,9 +6,11 @@
 use std::borrow::Borrow;
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::algo::{Aggregation, ComparedToken, LogProbGap, Loss, LossError, LossInputs, LossOutput, OffPolicy};
 use crate::data::{Sample, SampleError, Version};
+use crate::train::Algorithm;
 
 /// Names a sample in errors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,6 +57,8 @@ pub struct TrainSequence {
     pub reference: Option<Vec<f64>>,
     /// Advantages; NaN where the sample has none, which a loss that reads them turns into a named error.
     pub advantages: Vec<f64>,
+    /// What its logits are divided by; as the backend does by itself unless given.
+    pub temperature: Option<f64>,
 }
 
 /// One optimizer step's sequences, or a part of them.
@@ -66,6 +70,8 @@ pub struct TrainBatch {
     pub batch_tokens: usize,
     /// The version that is trained, from which tokens lag; the newest that sampled any of them unless told otherwise.
     pub version: Version,
+    /// What it is learned by; the backend's own unless given.
+    pub algorithm: Option<Arc<Algorithm>>,
 }
 
 /// Samples that can't be trained on.
@@ -119,7 +125,7 @@ pub fn collate<S: Borrow<Sample>>(samples: &[S], aggregation: Aggregation) -> Re
         return Err(CollateError::NothingToTrain { samples: samples.len() });
     }
     let version = samples.iter().filter_map(|sample| sample.versions.newest()).max().unwrap_or(0);
-    Ok(TrainBatch { sequences, batch_tokens, version })
+    Ok(TrainBatch { sequences, batch_tokens, version, algorithm: None })
 }
 
 /// A part of a batch whose other parts are not known yet, and its mass: weights are those of [`collate`] times the mass, so that
@@ -161,6 +167,7 @@ fn shift(sample: &Sample, weights: &[f64]) -> TrainSequence {
         proximal: None,
         reference: column(&sample.ref_log_probs),
         advantages: vec![sample.advantage.unwrap_or(f64::NAN); rows.len()],
+        temperature: sample.temperature.map(f64::from),
         rows,
     }
 }
@@ -176,6 +183,11 @@ impl TrainBatch {
     /// The batch that `version` is trained on.
     pub fn at_version(self, version: Version) -> Self {
         TrainBatch { version, ..self }
+    }
+
+    /// The batch to be learned from in this way.
+    pub fn by(self, algorithm: Option<Arc<Algorithm>>) -> Self {
+        TrainBatch { algorithm, ..self }
     }
 
     /// The batch with the trainer's log-probabilities from before its first update, as [`TrainingBackend::score`] gives them: one list

@@ -58,12 +58,38 @@ impl Score<'_> {
     }
 }
 
+/// What logits are divided by.
+pub(super) enum Temperature {
+    /// The same for all rows.
+    Same(f64),
+    /// `[M, 1]`: each row's own.
+    Each(Tensor),
+}
+
+impl Temperature {
+    /// Of rows that each have one.
+    pub fn of(rows: &[f64], device: tch::Device) -> Self {
+        match rows {
+            [first, rest @ ..] if rest.iter().any(|other| other != first) => Temperature::Each(column(rows, device)),
+            rows => Temperature::Same(rows.first().copied().unwrap_or(1.0)),
+        }
+    }
+
+    fn divides(&self, values: Tensor, start: i64, len: i64) -> Tensor {
+        match self {
+            Temperature::Same(1.0) => values,
+            Temperature::Same(temperature) => values / *temperature,
+            Temperature::Each(rows) => values / rows.narrow(0, start, len),
+        }
+    }
+}
+
 /// A head `[vocabulary, hidden]` over rows `[M, hidden]` and their targets `[M]`.
 pub(super) struct Words<'a> {
     pub weight: &'a Tensor,
     pub rows: &'a Tensor,
     pub targets: &'a Tensor,
-    pub temperature: f64,
+    pub temperature: Temperature,
     pub chunk_rows: i64,
 }
 
@@ -115,13 +141,12 @@ impl Words<'_> {
             let above = log_softmax.clamp_min(f64::from(f32::MIN)) + column(&scored.entropies);
             gradient -= probs * above * column(entropy_slopes);
         }
-        if self.temperature == 1.0 { gradient } else { gradient / self.temperature }
+        self.temperature.divides(gradient, start, len)
     }
 
     fn log_softmax(&self, start: i64, len: i64) -> Tensor {
         let logits = self.rows.narrow(0, start, len).linear(self.weight, None::<&Tensor>);
-        let logits = if self.temperature == 1.0 { logits } else { logits / self.temperature };
-        logits.log_softmax(-1, Kind::Float)
+        self.temperature.divides(logits, start, len).log_softmax(-1, Kind::Float)
     }
 
     fn target(&self, start: i64, len: i64) -> Tensor {

@@ -14,8 +14,8 @@ use tch::Device;
 
 use super::worker::Worker;
 use super::{
-    AdamW, BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainBatch, TrainError,
-    TrainFuture, TrainingBackend, promise,
+    AdamW, Algorithm, BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainBatch,
+    TrainError, TrainFuture, TrainingBackend, Update, promise,
 };
 use crate::algo::{Loss, OffPolicy, Schedule};
 use crate::model::{FrozenWeights, ModelConfig, Weights};
@@ -95,7 +95,8 @@ pub struct LocalBackend {
 impl LocalBackend {
     /// Starts the thread `train` with a copy of `weights`. Fails when the system has no thread to give.
     pub fn new(config: LocalConfig, model: ModelConfig, weights: Weights) -> std::io::Result<Self> {
-        let takes_parts = config.loss.is_sum() && !config.off_policy.whole_batch();
+        let own = Algorithm { loss: config.loss.clone(), off_policy: config.off_policy.clone() };
+        let takes_parts = own.takes_parts();
         let (commands, queue) = crossbeam_channel::unbounded::<Command>();
         let (ready, started) = crossbeam_channel::bounded(1);
         let body = move || {
@@ -166,8 +167,8 @@ impl TrainingBackend for LocalBackend {
         self.submit(move |worker| guarded(worker, |worker| Ok(worker.score(&batch))))
     }
 
-    fn scaled_optim_step(&self, scale: f64) -> TrainFuture<OptimStep> {
-        self.change(move |worker| worker.optim_step(scale))
+    fn update(&self, update: Update) -> TrainFuture<OptimStep> {
+        self.change(move |worker| worker.update(update))
     }
 
     fn takes_parts(&self) -> bool {

@@ -5,6 +5,7 @@
 //! without it.
 
 mod adamw;
+mod algorithm;
 mod backend;
 pub mod checkpoint;
 mod collate;
@@ -32,7 +33,8 @@ mod supervised;
 mod worker;
 
 pub use adamw::{AdamW, Moments, Real, clip_scale, norm};
-pub use backend::{BackendState, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainError, TrainingBackend};
+pub use algorithm::Algorithm;
+pub use backend::{BackendState, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainError, TrainingBackend, Update};
 pub use checkpoint::{CheckpointError, CheckpointMetadata, FileMark};
 pub use collate::{CollateError, PackedColumns, SampleId, TrainBatch, TrainSequence, collate, collate_batch, collate_part};
 pub use future::{Promise, TrainFuture, promise};

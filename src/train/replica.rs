@@ -8,8 +8,8 @@ use std::sync::Arc;
 use tch::Tensor;
 
 use super::finite::bad_samples;
-use super::head::{Head, Score, Scored, Words};
-use super::{LocalConfig, PackedColumns, TrainBatch, TrainSequence};
+use super::head::{Head, Score, Scored, Temperature, Words};
+use super::{Algorithm, LocalConfig, PackedColumns, TrainBatch, TrainSequence};
 use crate::algo::{LossError, LossOutput};
 use crate::model::{self, Decoder, ModelConfig, Packed, Weights, fused};
 
@@ -46,15 +46,21 @@ impl Replica {
 
     /// The sequences at `part` and their share of the gradient. `judged` is their part of the loss, where it was computed over the whole
     /// batch before.
-    pub fn differentiate(&self, batch: &TrainBatch, part: &[usize], judged: Option<LossOutput>) -> Result<Part, LossError> {
+    pub fn differentiate(
+        &self,
+        algorithm: &Algorithm,
+        batch: &TrainBatch,
+        part: &[usize],
+        judged: Option<LossOutput>,
+    ) -> Result<Part, LossError> {
         let columns = PackedColumns::new(batch, part);
         let forward = self.forward(batch, part, &columns);
-        let head = self.head(&forward);
+        let head = self.head(&forward, batch, part);
         let scored = head.score();
         let output = match judged {
             Some(output) => output,
             None => {
-                let LocalConfig { loss, off_policy, .. } = self.config.as_ref();
+                let Algorithm { loss, off_policy } = algorithm;
                 columns.evaluate(loss.as_ref(), off_policy, &scored.log_probs, &scored.entropies, batch.batch_tokens)?
             }
         };
@@ -71,7 +77,7 @@ impl Replica {
     /// Log-probabilities and entropies, or scores, alone, without a graph.
     pub fn score(&self, batch: &TrainBatch, part: &[usize]) -> Scored {
         let _guard = tch::no_grad_guard();
-        self.head(&self.forward(batch, part, &PackedColumns::new(batch, part))).score()
+        self.head(&self.forward(batch, part, &PackedColumns::new(batch, part)), batch, part).score()
     }
 
     /// The log-probabilities alone, sequence by sequence.
@@ -91,14 +97,21 @@ impl Replica {
         Forward { rows, head: views.head().shallow_clone(), targets: on_device(&columns.targets) }
     }
 
-    fn head<'a>(&self, forward: &'a Forward) -> Head<'a> {
+    fn temperature(&self, batch: &TrainBatch, part: &[usize]) -> Temperature {
+        let rows = part.iter().map(|&at| &batch.sequences[at]).flat_map(|sequence| {
+            std::iter::repeat_n(sequence.temperature.unwrap_or(self.config.temperature), sequence.rows.len())
+        });
+        Temperature::of(&rows.collect::<Vec<f64>>(), self.config.device)
+    }
+
+    fn head<'a>(&self, forward: &'a Forward, batch: &TrainBatch, part: &[usize]) -> Head<'a> {
         let Forward { rows, head: weight, targets } = forward;
         let model = self.decoder.config();
         match model.head {
             model::Head::Score => Head::Score(Score { weight, rows }),
             model::Head::Words => {
                 let chunk_rows = (self.config.logits_chunk / model.vocab_size).max(1) as i64;
-                Head::Words(Words { weight, rows, targets, temperature: self.config.temperature, chunk_rows })
+                Head::Words(Words { weight, rows, targets, temperature: self.temperature(batch, part), chunk_rows })
             }
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::{
     BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture,
-    TrainingBackend,
+    TrainingBackend, Update,
 };
 use crate::flow::Simulation;
 
@@ -54,7 +54,7 @@ impl TrainingBackend for SimulatedBackend {
         ready(batch.sequences.iter().map(|sequence| vec![-1.0; sequence.rows.len()]).collect())
     }
 
-    fn scaled_optim_step(&self, _: f64) -> TrainFuture<OptimStep> {
+    fn update(&self, _: Update) -> TrainFuture<OptimStep> {
         self.pass(self.update);
         let mut state = self.count();
         state.step += 1;

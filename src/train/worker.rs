@@ -12,8 +12,8 @@ use super::optimizer::{Optimizer, grad_norm};
 use super::replica::{Part, Replica};
 use super::side_by_side::SideBySide;
 use super::{
-    BackendState, CheckpointError, CheckpointMetadata, ForwardBackward, LocalConfig, NonFinitePolicy, OptimStep, PackedColumns,
-    SaveCheckpoint, Snapshot, TrainBatch, TrainError, checkpoint, clip_scale,
+    Algorithm, BackendState, CheckpointError, CheckpointMetadata, ForwardBackward, LocalConfig, NonFinitePolicy, OptimStep,
+    PackedColumns, SaveCheckpoint, Snapshot, TrainBatch, TrainError, Update, checkpoint, clip_scale,
 };
 use crate::algo::LossOutput;
 use crate::data::Version;
@@ -25,6 +25,8 @@ const SIDE_BY_SIDE: usize = 1 << 24;
 
 pub(super) struct Worker {
     config: Arc<LocalConfig>,
+    /// For batches that bring none.
+    algorithm: Arc<Algorithm>,
     model: ModelConfig,
     weights: Weights,
     replicas: SideBySide<Replica>,
@@ -87,6 +89,7 @@ impl Worker {
             accumulated: Accumulated::default(),
             optimizer: Optimizer::new(config.adamw, &weights.flat),
             version: 0,
+            algorithm: Arc::new(Algorithm { loss: config.loss.clone(), off_policy: config.off_policy.clone() }),
             config,
             model,
             weights,
@@ -113,16 +116,16 @@ impl Worker {
         if parts.is_empty() {
             return Err(TrainError::EmptyBatch);
         }
-        // A mean over the whole batch is also over those that have nothing to teach.
-        let indifferent = self.config.loss.ignores_zero_advantage() && !self.config.off_policy.whole_batch();
-        let saved_tokens = if indifferent { leave_out(batch, &mut parts) } else { 0 };
-        let judged = self.judge_whole_batch(batch, &parts)?;
+        let algorithm = batch.algorithm.clone().unwrap_or_else(|| self.algorithm.clone());
+        let saved_tokens = if algorithm.ignores_zero_advantage() { leave_out(batch, &mut parts) } else { 0 };
+        let judged = self.judge_whole_batch(&algorithm, batch, &parts)?;
         let mut seen = ForwardBackward { micro_batches: parts.len(), saved_tokens, ..Default::default() };
         let mut ended = Ok(());
         let (accumulated, policy) = (&mut self.accumulated, self.config.non_finite);
         // A score is no log-probability, and what sampled the tokens gave none to compare it with.
         let words = self.model.head == Head::Words;
-        let work = |replica: &mut Replica, at: usize| replica.differentiate(batch, &parts[at], judged.get(at).cloned());
+        let work =
+            |replica: &mut Replica, at: usize| replica.differentiate(&algorithm, batch, &parts[at], judged.get(at).cloned());
         self.replicas.run(parts.len(), work, |at, part| {
             ended = part.map_err(TrainError::from).and_then(|part: Part| {
                 note(&mut seen, batch, &parts[at], &part);
@@ -171,8 +174,13 @@ impl Worker {
 
     /// Outputs per part for a loss or a correction that must see all tokens at once: every log-probability first, then the loss, then its pieces.
     /// Empty for other losses, and for one part, which is the whole batch anyway.
-    fn judge_whole_batch(&mut self, batch: &TrainBatch, parts: &[Vec<usize>]) -> Result<Vec<LossOutput>, TrainError> {
-        if parts.len() == 1 || !(self.config.loss.whole_batch() || self.config.off_policy.whole_batch()) {
+    fn judge_whole_batch(
+        &mut self,
+        algorithm: &Algorithm,
+        batch: &TrainBatch,
+        parts: &[Vec<usize>],
+    ) -> Result<Vec<LossOutput>, TrainError> {
+        if parts.len() == 1 || !algorithm.whole_batch() {
             return Ok(Vec::new());
         }
         let (mut log_probs, mut entropies) = (Vec::new(), Vec::new());
@@ -183,7 +191,7 @@ impl Worker {
             ControlFlow::Continue(())
         });
         let columns = PackedColumns::new(batch, &parts.concat());
-        let LocalConfig { loss, off_policy, .. } = self.config.as_ref();
+        let Algorithm { loss, off_policy } = algorithm;
         let mut whole = columns.evaluate(loss.as_ref(), off_policy, &log_probs, &entropies, batch.batch_tokens)?;
         let tokens = |part: &Vec<usize>| part.iter().map(|&at| batch.sequences[at].rows.len()).sum::<usize>();
         let take = |part| LossOutput {
@@ -205,10 +213,10 @@ impl Worker {
         self.weights.layout.entries().iter().filter(bad).map(|entry| entry.name.clone()).collect()
     }
 
-    pub fn optim_step(&mut self, scale: f64) -> Result<OptimStep, TrainError> {
+    pub fn update(&mut self, Update { scale, schedule }: Update) -> Result<OptimStep, TrainError> {
         let Accumulated { gradient, norm, skip } = std::mem::take(&mut self.accumulated);
         let grad_norm = norm * scale;
-        let lr = self.config.schedule.at(self.optimizer.step);
+        let lr = schedule.unwrap_or(self.config.schedule).at(self.optimizer.step);
         if let Some(reason) = skip {
             return Ok(OptimStep { step: self.optimizer.step, lr, grad_norm, grad_norm_clipped: 0.0, skipped: Some(reason) });
         }

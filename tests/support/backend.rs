@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use rollflow::train::{
     BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture,
-    TrainingBackend,
+    TrainingBackend, Update,
 };
 
 /// What it was asked for.
@@ -45,7 +45,7 @@ impl TrainingBackend for Counting {
         (self.hears)(Asked::Score);
         ready(batch.sequences.iter().map(|sequence| vec![-1.0; sequence.rows.len()]).collect())
     }
-    fn scaled_optim_step(&self, _: f64) -> TrainFuture<OptimStep> {
+    fn update(&self, _: Update) -> TrainFuture<OptimStep> {
         let mut state = self.state.lock().unwrap();
         state.step += 1;
         (self.hears)(Asked::Update(state.step));

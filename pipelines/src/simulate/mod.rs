@@ -163,7 +163,7 @@ fn actors(plan: &Plan, profile: &Profile, simulation: &Simulation) -> Result<Act
     let trainer = profile.stages.get(TRAINER).copied().unwrap_or_default();
     let reward = move |sample: &Sample| answers.of(seed, sample.group_index, sample.index).1;
     Ok(Actors {
-        generator: parts::generator_by(plan, Generator::by(make, &tokenizer, published)),
+        generator: parts::generator_by(plan, Generator::by(make, &tokenizer, published))?,
         publisher,
         reward: Reward::each(reward),
         reference: plan.reference.as_ref().map(|_| Reference::frozen(UnscoredReference, Arc::new(()))),

@@ -27,7 +27,7 @@ pub fn resume(run: &Path) -> [&str; 2] {
 
 /// Runs to the end, killed `kills` times on the way (less often only if it is through before) at moments drawn by `seed`: within steps,
 /// between them and within checkpoints. Gives how often.
-fn run_killed(run: &Path, sets: &[&str], kills: u64, seed: u64) -> u64 {
+pub fn run_killed(run: &Path, sets: &[&str], kills: u64, seed: u64) -> u64 {
     let first = run_args(GRPO, run, sets);
     let mut killed = 0;
     for kill in 0..kills {
@@ -62,7 +62,7 @@ fn a_synchronous_run_that_was_killed_dozens_of_times_is_the_run_that_was_not() {
     }
 }
 
-fn same_bytes(whole: &Path, killed: &Path) {
+pub fn same_bytes(whole: &Path, killed: &Path) {
     let (expected, found) = (fs::read(whole).unwrap(), fs::read(killed).unwrap());
     let mut lines = expected.split(|byte| *byte == b'\n').zip(found.split(|byte| *byte == b'\n')).enumerate();
     if let Some((line, (expected, found))) = lines.find(|(_, (expected, found))| expected != found) {

@@ -2,6 +2,7 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
+mod changing;
 mod console;
 mod crashes;
 mod disks;

@@ -37,6 +37,9 @@ pub struct Rollout {
     pub tokens: Vec<u32>,
     /// The weights that sampled each token, as runs of `[version, length]`.
     pub versions: Spans,
+    /// What logits were divided by where it was sampled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub temperature: Option<f32>,
     /// Behaviour log-probabilities, where they were asked for.
     #[serde(with = "number::optional_list", skip_serializing_if = "Option::is_none")]
     pub log_probs: Option<Vec<f32>>,
@@ -59,6 +62,7 @@ impl Rollout {
             advantage: sample.advantage,
             tokens: sample.tokens.clone(),
             versions: sample.versions.clone(),
+            temperature: sample.temperature,
             log_probs: with_log_probs.then(|| sample.log_probs.clone()),
             metadata: sample.metadata.clone(),
         }

@@ -140,6 +140,11 @@ impl Ledger {
         });
     }
 
+    /// The newest version when an open group's prompt entered for the first time.
+    pub fn entered_under(&self, ordinal: u64) -> Option<Version> {
+        self.open.get(&ordinal).map(|group| group.entered_under)
+    }
+
     /// What is there of a group's answers already.
     pub fn answers(&self, ordinal: u64) -> Vec<Answer> {
         self.open.get(&ordinal).map(|group| group.answers.values().cloned().collect()).unwrap_or_default()

@@ -144,6 +144,11 @@ impl Admission {
         state.ledger.enter(prompt, version);
     }
 
+    /// The newest version when the prompt entered for the first time, while its group is open.
+    pub fn entered_under(&self, ordinal: u64) -> Option<Version> {
+        self.state().ledger.entered_under(ordinal)
+    }
+
     /// What is there of a prompt's answers when a generator that holds `version` takes it up, again or for the first time: to be
     /// continued. Answers that are not `usable` are discarded, and so are those that would be too old when trained (law V2).
     ///

@@ -17,6 +17,7 @@ pub(super) struct Assembly {
 struct Open {
     prompt: Arc<Prompt>,
     prompt_tokens: Arc<[u32]>,
+    temperature: f32,
     samples: Vec<Option<Sample>>,
 }
 
@@ -26,10 +27,10 @@ impl Assembly {
         Assembly { open: BTreeMap::new(), mask_older }
     }
 
-    /// Expects `size` answers to this prompt.
-    pub fn open(&mut self, prompt: Prompt, prompt_tokens: Arc<[u32]>, size: u32) {
+    /// Expects `size` answers to this prompt, sampled at this temperature.
+    pub fn open(&mut self, prompt: Prompt, prompt_tokens: Arc<[u32]>, size: u32, temperature: f32) {
         let samples = vec![None; size as usize];
-        self.open.insert(prompt.ordinal, Open { prompt: Arc::new(prompt), prompt_tokens, samples });
+        self.open.insert(prompt.ordinal, Open { prompt: Arc::new(prompt), prompt_tokens, temperature, samples });
     }
 
     /// Takes one answer; gives the group when it was the last. An answer nobody asked for is ignored.
@@ -39,6 +40,8 @@ impl Assembly {
         let index = finished.index as usize;
         if let Some(place) = open.samples.get_mut(index) {
             let mut sample = sample(&open.prompt, &open.prompt_tokens, finished, tokenizer)?;
+            // Greedy tokens have no distribution of their own to be scored by.
+            sample.temperature = Some(open.temperature).filter(|temperature| *temperature > 0.0);
             if self.mask_older {
                 sample.mask_older();
             }

@@ -38,6 +38,8 @@ pub struct Generator<E: TokenEngine> {
     weights: WeightsRx<E::Weights>,
     settings: EngineSettings,
     params: SamplingParams,
+    /// Where it changes over versions.
+    temperature: Option<TemperatureByVersion>,
     group_size: u32,
     workers: usize,
     mask_older: bool,
@@ -49,6 +51,7 @@ pub struct Generator<E: TokenEngine> {
 }
 
 type LookAtStep = Arc<dyn Fn(Load) + Send + Sync>;
+type TemperatureByVersion = Arc<dyn Fn(Version) -> f32 + Send + Sync>;
 
 impl<E: TokenEngine> Generator<E> {
     /// Generates with the newest of `weights`, by the engine that `make` gives; it starts when the first arrive (law V4).
@@ -63,6 +66,7 @@ impl<E: TokenEngine> Generator<E> {
             weights,
             settings: EngineSettings { slots: 64, seed: 0, threads: 1, on_new_weights: OnNewWeights::default() },
             params: SamplingParams::default(),
+            temperature: None,
             group_size: 8,
             workers: 1,
             mask_older: false,
@@ -81,6 +85,12 @@ impl<E: TokenEngine> Generator<E> {
     /// How tokens are chosen, and how many at most.
     pub fn sampling(self, params: SamplingParams) -> Self {
         Generator { params, ..self }
+    }
+
+    /// Of a prompt that enters under a version, all answers are sampled at the temperature that this closure says, whatever interrupts them. Samples
+    /// carry it ([`Sample::temperature`]), so that trainers score them at the same.
+    pub fn temperature_by(self, by_version: impl Fn(Version) -> f32 + Send + Sync + 'static) -> Self {
+        Generator { temperature: Some(Arc::new(by_version)), ..self }
     }
 
     /// Longest answer, in tokens.
@@ -161,9 +171,20 @@ impl<E: TokenEngine> Generator<E> {
             (Some(admission), Some(version)) => admission.resume(ordinal, version, |answer| self.continues(answer, version)),
             _ => Vec::new(),
         };
-        engine.submit(Request { ordinal, tokens: tokens.clone(), samples, params: Arc::new(self.params.clone()), answers })?;
-        groups.open(prompt, tokens, samples);
+        let params = self.params_of(ordinal, engine.version());
+        groups.open(prompt, tokens.clone(), samples, params.temperature);
+        engine.submit(Request { ordinal, tokens, samples, params: Arc::new(params), answers })?;
         Ok(())
+    }
+
+    /// How a prompt's answers are sampled that comes to an engine of `version`.
+    fn params_of(&self, ordinal: u64, version: Option<Version>) -> SamplingParams {
+        let entered = self.admission.as_ref().and_then(|admission| admission.entered_under(ordinal)).or(version);
+        let params = self.params.clone();
+        match (&self.temperature, entered) {
+            (Some(by_version), Some(version)) => SamplingParams { temperature: by_version(version), ..params },
+            _ => params,
+        }
     }
 
     /// Whether an answer that an interrupted run began can go on. Where no sample may mix versions, one that older weights began can't:
@@ -317,6 +338,7 @@ impl<E: TokenEngine> Stage for Generator<E> {
             weights: self.weights.clone(),
             settings: self.settings.clone(),
             params: self.params.clone(),
+            temperature: self.temperature.clone(),
             look: self.look.clone(),
             metrics: self.metrics.clone(),
             admission: self.admission.clone(),

@@ -38,7 +38,7 @@ impl LocalEngine {
         for prompt in prompts {
             let (ordinal, tokens): (_, Arc<[u32]>) = (prompt.ordinal, self.tokenizer().encode(&prompt.text.render())?.into());
             self.submit(Request { ordinal, tokens: tokens.clone(), samples, params: params.clone(), answers: Vec::new() })?;
-            open.open(prompt, tokens, samples);
+            open.open(prompt, tokens, samples, params.temperature);
         }
         let mut groups = Vec::new();
         for finished in self.run()? {

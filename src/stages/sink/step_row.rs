@@ -72,6 +72,7 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
     put(Metric::StalenessMax, lags.iter().copied().max().unwrap_or(0) as f64);
     put(Metric::TokenLag, mean_token_lag(trained));
     row.extend(trained.batch.reward_parts().into_iter().map(|(name, mean)| (format!("reward_part_{name}"), mean)));
+    row.extend(trained.settings.clone());
     row.extend(forward.gap.by_lag.iter().map(|(lag, of)| (format!("importance_ratio_lag_{lag}"), of.ratio())));
     row
 }
@@ -123,6 +124,7 @@ mod tests {
             forward: ForwardBackward { loss: 0.25, gap, metrics, ..ForwardBackward::default() },
             optim: OptimStep { step: 1, lr: 1e-3, grad_norm: 2.0, grad_norm_clipped: 1.0, skipped: None },
             kl_cost: None,
+            settings: [("setting_train_lr".to_owned(), 0.5)].into(),
             publish: None,
             totals: None,
             seconds: 0.1,

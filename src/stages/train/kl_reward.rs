@@ -41,9 +41,9 @@ impl RewardKl {
         RewardKl { control: Some(control), ..self }
     }
 
-    /// The rewards that are left, one list a group. `coef`: that of an earlier step, if there was one.
+    /// The rewards that are left, one list a group. `coef`: where an earlier step left one that moves.
     pub(super) fn charge(&self, batch: &Batch, coef: Option<f64>) -> Result<(Vec<Vec<f64>>, KlCost), NoReference> {
-        let coef = coef.unwrap_or(self.coef);
+        let coef = coef.filter(|_| self.control.is_some()).unwrap_or(self.coef);
         let (mut mean, mut answers) = (0.0, 0);
         let mut rewards = Vec::with_capacity(batch.groups.len());
         for group in &batch.groups {

@@ -1,12 +1,14 @@
 //! Where weights are made.
 
 mod kl_reward;
+mod lesson;
 mod saving;
 mod stale;
 mod step;
 mod trainer;
 
 pub use kl_reward::{KlCost, NoReference, RewardKl};
+pub use lesson::{Lesson, LessonError};
 pub use saving::Resumed;
 pub use stale::{OnStale, StaleSample, staleness, within_bound};
 pub use trainer::{Trained, Trainer};

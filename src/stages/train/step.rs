@@ -1,26 +1,27 @@
 //! One optimizer step: a batch's advantages, gradient, judgement and update.
 //!
 //! A batch that comes in parts is learned from as it comes: whatever is there when the trainer is free takes a pass, and the update is made when
-//! the last part had its. Law N1 makes that the same step, whatever the parts. It needs a loss that is a sum, advantages by group that nothing
-//! measured over the batch comes before, and a single update; otherwise parts are gathered first.
+//! the last part had its. Law N1 makes that the same step, whatever the parts. Where the lesson doesn't allow that, parts are gathered first.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::kl_reward::KlCost;
+use super::lesson::Lesson;
 use super::stale::within_bound;
 use super::trainer::{Trained, Trainer};
-use crate::algo::{Aggregation, GapVerdict};
+use crate::algo::GapVerdict;
 use crate::data::{Batch, Sample};
 use crate::flow::{Io, StageError, TryRecv};
 use crate::train::{
-    CollateError, ForwardBackward, OptimStep, TrainBatch, TrainFuture, TrainingBackend, assign_advantages, assign_advantages_of,
-    collate, collate_part,
+    CollateError, ForwardBackward, OptimStep, TrainBatch, TrainFuture, TrainingBackend, Update, assign_advantages,
+    assign_advantages_of, collate, collate_part,
 };
 
 /// A whole batch, and the passes that were made over all but its last part.
-#[derive(Default)]
 pub(super) struct Gathered {
+    step: u64,
+    lesson: Lesson,
     /// Learned from.
     done: Batch,
     /// Still to be learned from.
@@ -46,9 +47,10 @@ struct Learned {
 }
 
 impl<B: TrainingBackend> Trainer<B> {
-    /// Receives a batch that has groups to be trained on. `None` at the end; a batch whose rest never comes is left as it is.
-    pub(super) fn gather(&self, io: &mut Io<Batch, Trained<B::Weights>>) -> Result<Option<Gathered>, StageError> {
-        let mut gathered = Gathered::default();
+    /// Receives the batch of a step, which has groups to be trained on. `None` at the end; a batch whose rest never comes is left as it is.
+    pub(super) fn gather(&self, step: u64, io: &mut Io<Batch, Trained<B::Weights>>) -> Result<Option<Gathered>, StageError> {
+        let (lesson, worked) = (self.lessons.of(step).map_err(StageError::new)?, Duration::ZERO);
+        let mut gathered = Gathered { step, lesson, done: Batch::default(), rest: Batch::default(), passes: None, worked };
         loop {
             let Some(part) = io.recv()? else { return Ok(None) };
             gathered.rest.append(part);
@@ -79,18 +81,10 @@ impl<B: TrainingBackend> Trainer<B> {
         Ok(batch)
     }
 
-    /// Whether a part's gradient is the same with and without the others.
-    fn takes_parts(&self) -> bool {
-        let by_group = self.advantages.as_ref().is_none_or(|advantages| advantages.is_by_group());
-        // A sum knows no denominator that could come later.
-        let has_denominator = self.aggregation != Aggregation::TokenSum;
-        self.updates == 1 && has_denominator && by_group && self.reward_kl.is_none() && self.backend.takes_parts()
-    }
-
     /// Compares rewards. `coef`: what distance from the reference cost in the next step, as the last one left it.
-    fn compare(&self, batch: &mut Batch, coef: Option<f64>) -> Result<Option<KlCost>, StageError> {
-        let Some(advantages) = self.advantages.as_deref() else { return Ok(None) };
-        let Some(kl) = &self.reward_kl else {
+    fn compare(&self, lesson: &Lesson, batch: &mut Batch, coef: Option<f64>) -> Result<Option<KlCost>, StageError> {
+        let Some(advantages) = lesson.advantages.as_deref() else { return Ok(None) };
+        let Some(kl) = &lesson.reward_kl else {
             assign_advantages(batch, advantages)?;
             return Ok(None);
         };
@@ -100,7 +94,7 @@ impl<B: TrainingBackend> Trainer<B> {
     }
 
     fn learn_ahead(&self, gathered: &mut Gathered) -> Result<(), StageError> {
-        if self.takes_parts() {
+        if gathered.lesson.takes_parts(self.backend.takes_parts()) {
             let started = Instant::now();
             self.learn_rest(gathered)?;
             gathered.worked += started.elapsed();
@@ -110,14 +104,15 @@ impl<B: TrainingBackend> Trainer<B> {
 
     /// A pass over what none was made over.
     fn learn_rest(&self, gathered: &mut Gathered) -> Result<(), StageError> {
-        let mut part = std::mem::take(&mut gathered.rest);
-        self.compare(&mut part, None)?;
+        let (mut part, lesson) = (std::mem::take(&mut gathered.rest), &gathered.lesson);
+        self.compare(lesson, &mut part, None)?;
         let samples: Vec<&Sample> = part.samples().collect();
-        let (batch, mass) = collate_part(&samples, self.aggregation)?;
+        let (batch, mass) = collate_part(&samples, lesson.aggregation)?;
         let passes = gathered.passes.get_or_insert_default();
         passes.mass += mass;
         if let Some(batch) = batch {
-            let batch = Arc::new(batch.at_version(self.backend.state().weight_version));
+            let batch = batch.at_version(self.backend.state().weight_version).by(lesson.algorithm.clone());
+            let batch = Arc::new(batch);
             passes.seen.merge(self.backend.forward_backward(batch).wait()?);
         }
         gathered.done.append(part);
@@ -125,12 +120,13 @@ impl<B: TrainingBackend> Trainer<B> {
     }
 
     /// Learns from the batch, or from what is left of it, and updates the weights.
-    pub(super) fn step(&self, step: u64, gathered: Gathered, kl_coef: Option<f64>) -> Result<Trained<B::Weights>, StageError> {
-        let (started, worked) = (Instant::now(), gathered.worked);
+    pub(super) fn step(&self, gathered: Gathered, kl_coef: Option<f64>) -> Result<Trained<B::Weights>, StageError> {
+        let started = Instant::now();
+        let (step, worked, settings) = (gathered.step, gathered.worked, gathered.lesson.settings.clone());
         let version = self.backend.state().weight_version;
         let Learned { batch, kl_cost, forward, optim } = match gathered.passes {
-            Some(_) => self.learn_parts(step, gathered)?,
-            None => self.learn_whole(step, gathered.rest, kl_coef)?,
+            Some(_) => self.learn_parts(gathered)?,
+            None => self.learn_whole(gathered, kl_coef)?,
         };
         let publish = step.is_multiple_of(self.sync_every).then(|| self.backend.snapshot());
         let optim = optim.wait()?;
@@ -138,13 +134,13 @@ impl<B: TrainingBackend> Trainer<B> {
         let totals = self.admission.as_ref().map(|admission| admission.settle(&batch));
         debug_assert!(totals.as_ref().is_none_or(|totals| totals.imbalance() == (0, 0)), "law D4: {totals:?}");
         let seconds = (worked + started.elapsed()).as_secs_f64();
-        Ok(Trained { step, version, batch, forward, optim, kl_cost, totals, publish, seconds })
+        Ok(Trained { step, version, batch, forward, optim, kl_cost, settings, totals, publish, seconds })
     }
 
     /// The last part's pass, and the update.
-    fn learn_parts(&self, step: u64, mut gathered: Gathered) -> Result<Learned, StageError> {
+    fn learn_parts(&self, mut gathered: Gathered) -> Result<Learned, StageError> {
         self.learn_rest(&mut gathered)?;
-        let Gathered { done: mut batch, passes, .. } = gathered;
+        let Gathered { step, lesson, done: mut batch, passes, .. } = gathered;
         let Passes { seen, mass } = passes.unwrap_or_default();
         if seen.tokens + seen.saved_tokens == 0 {
             return Err(CollateError::NothingToTrain { samples: batch.len() }.into());
@@ -152,26 +148,30 @@ impl<B: TrainingBackend> Trainer<B> {
         batch.sort();
         let forward = seen.scaled(1.0 / mass);
         self.judge(step, &forward)?;
-        Ok(Learned { batch, kl_cost: None, forward, optim: self.backend.scaled_optim_step(1.0 / mass) })
+        let optim = self.backend.update(Update { scale: 1.0 / mass, schedule: lesson.schedule });
+        Ok(Learned { batch, kl_cost: None, forward, optim })
     }
 
     /// All passes and updates over a batch.
-    fn learn_whole(&self, step: u64, mut batch: Batch, kl_coef: Option<f64>) -> Result<Learned, StageError> {
+    fn learn_whole(&self, gathered: Gathered, kl_coef: Option<f64>) -> Result<Learned, StageError> {
+        let Gathered { step, lesson, rest: mut batch, .. } = gathered;
         batch.sort();
-        let kl_cost = self.compare(&mut batch, kl_coef)?;
+        let kl_cost = self.compare(&lesson, &mut batch, kl_coef)?;
         let samples: Vec<&Sample> = batch.samples().collect();
-        let mut prepared = Arc::new(collate(&samples, self.aggregation)?.at_version(self.backend.state().weight_version));
-        if self.score_first && self.updates > 1 {
+        let prepared = collate(&samples, lesson.aggregation)?.at_version(self.backend.state().weight_version);
+        let mut prepared = Arc::new(prepared.by(lesson.algorithm.clone()));
+        if lesson.score_first && lesson.updates > 1 {
             let scores = self.backend.score(prepared.clone()).wait()?;
             prepared = Arc::new(TrainBatch::clone(&prepared).with_proximal(scores));
         }
         // Waited for, so that no update is made from a batch that is beyond the limit.
         let mut forward = self.backend.forward_backward(prepared.clone()).wait()?;
         self.judge(step, &forward)?;
-        let mut optim = self.backend.optim_step();
-        for _ in 1..self.updates {
+        let update = Update { schedule: lesson.schedule, ..Update::default() };
+        let mut optim = self.backend.update(update);
+        for _ in 1..lesson.updates {
             let next = self.backend.forward_backward(prepared.clone());
-            optim = self.backend.optim_step();
+            optim = self.backend.update(update);
             let next = next.wait()?;
             forward.metrics.merge(&next.metrics);
             forward.skipped = forward.skipped.or(next.skipped);

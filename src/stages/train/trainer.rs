@@ -7,9 +7,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::OnStale;
 use super::kl_reward::{KlCost, RewardKl};
+use super::lesson::{Lesson, LessonError, Lessons};
 use super::saving::{Beside, Resumed, Saving, Unsaved};
 use crate::algo::{AdvantageConfig, Aggregation, Estimator, GapDiagnosis, GapLimits};
 use crate::data::{Batch, Version};
@@ -32,6 +34,8 @@ pub struct Trained<W> {
     pub optim: OptimStep,
     /// What distance from the reference policy cost in the rewards, where it costs anything.
     pub kl_cost: Option<KlCost>,
+    /// Numbers of this step's lesson.
+    pub settings: BTreeMap<String, f64>,
     /// What became of every prompt and token so far (law D4), where the trainer was given the admission.
     pub totals: Option<Totals>,
     /// New weights, on steps that publish.
@@ -49,14 +53,10 @@ impl<W: Send + Sync + 'static> Message for Trained<W> {
 /// Turns batches into optimizer steps on any [`TrainingBackend`].
 pub struct Trainer<B> {
     pub(super) backend: B,
-    pub(super) aggregation: Aggregation,
-    pub(super) advantages: Option<Box<dyn Estimator>>,
-    pub(super) reward_kl: Option<RewardKl>,
+    pub(super) lessons: Lessons,
     steps: Option<u64>,
     target_reward: Option<f64>,
     pub(super) sync_every: u64,
-    pub(super) updates: u64,
-    pub(super) score_first: bool,
     pub(super) gap_limits: GapLimits,
     save: Option<Saving>,
     beside: Option<Beside>,
@@ -72,17 +72,12 @@ const TARGET_STEPS: usize = 20;
 impl<B: TrainingBackend> Trainer<B> {
     /// Trains on the samples as they are, every token alike, and publishes after every step.
     pub fn new(backend: B) -> Self {
-        let aggregation = Aggregation::default();
         Trainer {
             backend,
-            aggregation,
-            advantages: None,
-            reward_kl: None,
+            lessons: Lessons::Same(Box::default()),
             steps: None,
             target_reward: None,
             sync_every: 1,
-            updates: 1,
-            score_first: false,
             gap_limits: GapLimits::default(),
             save: None,
             beside: None,
@@ -93,9 +88,25 @@ impl<B: TrainingBackend> Trainer<B> {
         }
     }
 
+    /// Learns every step, which count from 1, as this closure says. It is asked once a step, and again by a run that was resumed: what it says must
+    /// follow from the step alone. It takes the place of all that was said of lessons before.
+    pub fn lessons(self, by_step: impl Fn(u64) -> Result<Lesson, LessonError> + Send + 'static) -> Self {
+        Trainer { lessons: Lessons::ByStep(Box::new(by_step)), ..self }
+    }
+
+    /// Changes the lesson that all steps have.
+    fn lesson(self, change: impl FnOnce(&mut Lesson)) -> Self {
+        let mut lesson = match self.lessons {
+            Lessons::Same(lesson) => lesson,
+            Lessons::ByStep(_) => Box::default(),
+        };
+        change(&mut lesson);
+        Trainer { lessons: Lessons::Same(lesson), ..self }
+    }
+
     /// Compares rewards first, in this way: one of [`Advantage`](crate::algo::Advantage), or a closure.
     pub fn advantages(self, estimator: impl Estimator + 'static) -> Self {
-        Trainer { advantages: Some(Box::new(estimator)), ..self }
+        self.lesson(|lesson| lesson.advantages = Some(Arc::new(estimator)))
     }
 
     /// Compares rewards with the mean of their group (GRPO).
@@ -105,12 +116,12 @@ impl<B: TrainingBackend> Trainer<B> {
 
     /// Takes what distance from the reference policy costs off the rewards before they are compared.
     pub fn reward_kl(self, kl: RewardKl) -> Self {
-        Trainer { reward_kl: Some(kl), ..self }
+        self.lesson(|lesson| lesson.reward_kl = Some(Arc::new(kl)))
     }
 
     /// How tokens weigh against each other.
     pub fn aggregation(self, aggregation: Aggregation) -> Self {
-        Trainer { aggregation, ..self }
+        self.lesson(|lesson| lesson.aggregation = aggregation)
     }
 
     /// Ends the run after so many steps.
@@ -130,13 +141,13 @@ impl<B: TrainingBackend> Trainer<B> {
 
     /// Updates made from each batch, that is optimizer steps a step (PPO's epochs, μ in GRPO); 1 unless told otherwise.
     pub fn updates(self, n: u64) -> Self {
-        Trainer { updates: n.max(1), ..self }
+        self.lesson(|lesson| lesson.updates = n)
     }
 
     /// Scores each batch before the first of several updates, for a loss whose trust region is centred there (`Proximal::Recompute`). A
     /// single update's own forward pass is that score already.
     pub fn score_first(self, scores: bool) -> Self {
-        Trainer { score_first: scores, ..self }
+        self.lesson(|lesson| lesson.score_first = scores)
     }
 
     /// How far trainer and generator may be apart (law N3).
@@ -207,9 +218,9 @@ impl<B: TrainingBackend> Trainer<B> {
     fn train(&self, io: &mut Io<Batch, Trained<B::Weights>>, unsaved: &mut Option<Unsaved>) -> Result<(), StageError> {
         let Resumed { mut step, mut recent, mut kl_coef, .. } = self.resumed.clone().unwrap_or_default();
         while self.steps != Some(step) && !self.has_reached_target(&recent) {
-            let Some(gathered) = self.gather(io)? else { break };
+            let Some(gathered) = self.gather(step + 1, io)? else { break };
             step += 1;
-            let trained = self.step(step, gathered, kl_coef)?;
+            let trained = self.step(gathered, kl_coef)?;
             kl_coef = trained.kl_cost.map(|cost| cost.next);
             recent.extend(mean(trained.batch.rewards()));
             if recent.len() > TARGET_STEPS {
@@ -251,6 +262,7 @@ impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
             forward: ForwardBackward::default(),
             optim: OptimStep::default(),
             kl_cost: None,
+            settings: BTreeMap::new(),
             totals: None,
             publish: Some(first),
             seconds: 0.0,

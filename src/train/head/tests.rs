@@ -19,9 +19,10 @@ fn close(a: &Tensor, b: &Tensor) -> bool {
 fn scores_and_gradients_equal_autograd_however_the_rows_are_chunked() {
     let slopes = [0.5, -0.25, 1.0, 0.0, 2.0, -1.5, 0.1];
     let entropy_slopes = [0.1, 0.2, 0.0, -0.3, 0.4, 0.5, -0.6];
-    for temperature in [1.0, 0.7] {
+    for temperatures in [[1.0; 7], [0.7; 7], [1.0, 0.5, 2.0, 1.0, 0.7, 0.7, 1.3]] {
         let (rows, weight, targets) = leaves();
-        let log_softmax = (rows.linear(&weight, None::<&Tensor>) / temperature).log_softmax(-1, Kind::Float);
+        let divided = rows.linear(&weight, None::<&Tensor>) / column(&temperatures, Device::Cpu);
+        let log_softmax = divided.log_softmax(-1, Kind::Float);
         let chosen = log_softmax.gather(1, &targets.unsqueeze(1), false).squeeze_dim(1);
         let entropy = -(log_softmax.exp() * &log_softmax).sum_dim_intlist([1i64].as_slice(), false, None);
         let tensor = |values: &[f64]| Tensor::from_slice(values).to_kind(Kind::Float);
@@ -29,6 +30,7 @@ fn scores_and_gradients_equal_autograd_however_the_rows_are_chunked() {
         let expected = Tensor::run_backward(&[loss], &[&rows, &weight], false, false);
 
         for chunk_rows in [1, 2, 3, 7, 100] {
+            let temperature = Temperature::of(&temperatures, Device::Cpu);
             let head = Words { weight: &weight, rows: &rows, targets: &targets, temperature, chunk_rows };
             let scored = head.score();
             assert!(close(&tensor(&scored.log_probs), &chosen) && close(&tensor(&scored.entropies), &entropy));

@@ -1,0 +1,44 @@
+//! What each step of a recipe is learned by, `[[change]]` and `[[ramp]]` included.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use rollflow::data::Version;
+use rollflow::recipe::{Plan, Timeline, correction};
+use rollflow::stages::train::Lesson;
+use rollflow::train::Algorithm;
+
+use crate::losses::{off_policy, policy_loss, reward_kl};
+use crate::{advantages, parts};
+
+/// What every step of a plan that never changes is learned by.
+pub fn lesson(plan: &Plan) -> Result<Lesson> {
+    let train = &plan.train;
+    let loss = policy_loss(train);
+    loss.check()?;
+    Ok(Lesson {
+        advantages: Some(Arc::new(advantages::estimator(train))),
+        reward_kl: train.kl_reward.as_ref().map(|of| Arc::new(reward_kl(of))),
+        aggregation: parts::aggregation(plan),
+        algorithm: Some(Arc::new(Algorithm { loss: Arc::new(loss), off_policy: off_policy(train) })),
+        schedule: Some(parts::schedule(&train.optimization, train.lr, train.steps, train.updates)?),
+        updates: train.updates,
+        score_first: train.centre() == correction::Proximal::Recompute,
+        settings: Default::default(),
+    })
+}
+
+/// The lesson of a step, which says so where it begins something new.
+pub fn by_step(timeline: &Timeline, step: u64) -> Result<Lesson> {
+    if let Some(set) = timeline.begins(step) {
+        tracing::info!("From step {step} on: {}", set.join(", "));
+    }
+    Ok(Lesson { settings: timeline.settings(step), ..lesson(timeline.at(step)?.as_ref())? })
+}
+
+/// The temperature of prompts that enter under a version: that of the first step which trains it.
+pub fn temperature(timeline: &Timeline, sync_every: u64, version: Version) -> f32 {
+    let step = version.saturating_sub(1) * sync_every + 1;
+    // A plan that can't be put together ends the run at the trainer, which says why.
+    timeline.at(step).map_or(1.0, |plan| plan.generate.temperature as f32)
+}

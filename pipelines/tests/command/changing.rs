@@ -1,0 +1,81 @@
+//! `[[change]]` and `[[ramp]]`: a run that changes its mind does so in the step that it was told, and again when it is resumed (law C2).
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::crashes::{run_killed, same_bytes};
+use crate::running::{GRPO, read, rollflow, run_args};
+
+/// GRPO, then DAPO with leave-one-out advantages and a correction, then GSPO without one; the temperature falls and an entropy bonus fades
+/// meanwhile.
+const CHANGES: [&str; 5] = [
+    "filter=[{kind=\"nonzero_std\"}]",
+    "train.lr=1e-3",
+    "train.schedule.kind=constant",
+    "change=[{at=5,set=[\"train.loss={ kind = 'dapo' }\",\"train.advantage={ kind = 'leave_one_out' }\",\
+     \"train.correction={ kind = 'truncated_is' }\"]},{at=9,set=[\"train.loss={ kind = 'gspo' }\",\"train.correction={ kind = 'none' }\",\
+     \"train.lr=1e-5\",\"train.updates=2\"]}]",
+    "ramp=[{key=\"generate.temperature\",from=1.3,to=0.7,begin=2,end=12},{key=\"train.entropy_coef\",from=0.01,to=0.0,end=10}]",
+];
+
+fn rows(run: &Path) -> Vec<Value> {
+    read(&run.join("metrics.jsonl")).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn run(out: &Path, sets: &[&str]) -> (Vec<Value>, String) {
+    let ended = rollflow(&run_args(GRPO, out, &[&CHANGES[..], sets].concat()));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    (rows(out), ended.out + &ended.err)
+}
+
+#[test]
+fn a_step_is_learned_by_what_was_said_for_it() {
+    let folder = tempfile::tempdir().unwrap();
+    for staleness in ["0", "2"] {
+        let bound = format!("flow.max_staleness={staleness}");
+        let (rows, said) = run(&folder.path().join(staleness), &["train.steps=12", &bound]);
+        let of = |step: usize, key: &str| rows[step - 1][key].as_f64();
+        let column = |key: &str| (1..=12).map(|step| of(step, key)).collect::<Vec<_>>();
+        assert_eq!(column("setting_changes"), [[Some(0.0); 4], [Some(1.0); 4], [Some(2.0); 4]].concat());
+        let weighed: Vec<bool> = column("correction_weight_mean").iter().map(Option::is_some).collect();
+        assert_eq!(weighed, [[false; 4], [true; 4], [false; 4]].concat(), "only DAPO corrects");
+        assert_eq!([4, 8, 9].map(|step| of(step, "learning_rate").unwrap()), [1e-3, 1e-3, 1e-5]);
+        assert_eq!([1, 7, 12].map(|step| of(step, "setting_generate_temperature").unwrap()), [1.3, 1.0, 0.7]);
+        assert_eq!([1, 10, 12].map(|step| of(step, "setting_train_entropy_coef").unwrap()), [0.01, 0.0, 0.0]);
+        for step in [5, 9] {
+            assert_eq!(said.matches(&format!("From step {step} on: train.loss=")).count(), 1, "{said}");
+        }
+        // Law N3: tokens are scored at the temperature that they were sampled at, whatever it is by now.
+        if staleness == "0" {
+            assert!((1..=12).all(|step| of(step, "log_prob_gap_max_nats").is_none_or(|gap| gap < 1e-3)), "{rows:?}");
+        }
+        let temperatures = read(&folder.path().join(staleness).join("rollouts.jsonl"));
+        assert!(temperatures.contains("\"temperature\":1.3"), "rollouts say how they were sampled");
+    }
+}
+
+#[test]
+fn c2_a_run_that_changes_its_mind_ends_the_same_when_it_was_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, killed) = (folder.path().join("whole"), folder.path().join("killed"));
+    let sets = ["train.steps=14", "flow.max_staleness=0", "checkpoint.every=1", "observe.rollouts_every=1"];
+    run(&whole, &sets);
+    assert!(run_killed(&killed, &[&CHANGES[..], &sets].concat(), 6, 3) >= 3);
+    for file in ["metrics.jsonl", "rollouts.jsonl", "checkpoints/step_000014/model.safetensors"] {
+        same_bytes(&whole.join(file), &killed.join(file));
+    }
+}
+
+#[test]
+fn a_change_that_cannot_be_made_is_an_error_of_the_recipe() {
+    for (set, said) in [
+        ("change=[{at=5,set=[\"batch.groups=9\"]}]", "`batch.groups` is the same in all steps"),
+        ("change=[{at=5,set=[\"train.loss={ kind = 'dapoo' }\"]}]", "did you mean \"dapo\"?"),
+        ("ramp=[{key=\"train.entropy_coef\",from=0.1,to=0.0,begin=7,end=7}]", "not after its begin 7"),
+    ] {
+        let refused = rollflow(&["check", GRPO, "--set", set]);
+        assert_eq!(refused.code, Some(2), "{set}");
+        assert!(refused.err.contains(said), "{set}: {}", refused.err);
+    }
+}

@@ -1,0 +1,273 @@
+//! `[[change]]` and `[[ramp]]`: what a run does differently after some steps. A step's plan is a pure function of its number, so that nothing of it
+//! needs saving and a resumed run does the same (law C2).
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use super::declare::{choices, section};
+use super::error::{RecipeError, RecipeErrors};
+use super::load::parse;
+use super::plan::Plan;
+use super::setting::{FINITE, GIVEN, Limit, Problem};
+
+/// Keys, and sections with all keys in them, that a step may have other values of than the step before.
+const CHANGEABLE: [&str; 16] = [
+    "train.lr",
+    "train.schedule",
+    "train.loss",
+    "train.entropy_coef",
+    "train.top_entropy",
+    "train.off_policy_threshold",
+    "train.kl_loss",
+    "train.kl_reward",
+    "train.advantage",
+    "train.aggregation",
+    "train.proximal",
+    "train.correction",
+    "train.reject",
+    "train.updates",
+    "train.minibatches",
+    "generate.temperature",
+];
+
+const LATER: Limit<u64> = Limit { text: "2 or more", holds: |step| *step >= 2 };
+const STEP: Limit<u64> = Limit { text: "1 or more", holds: |step| *step >= 1 };
+const SETS: Limit<Vec<String>> =
+    Limit { text: "at least one KEY=VALUE", holds: |sets| !sets.is_empty() && sets.iter().all(|set| set.contains('=')) };
+
+section! {
+    /// Keys that have other values from some step on.
+    pub struct Change {
+        /// The first step under them.
+        at: u64 = 0, LATER;
+        /// Keys and values, as after `--set` on the command line: `"train.loss={ kind = 'dapo' }"`. What earlier changes said goes on.
+        set: Vec<String> = Vec::new(), SETS;
+    }
+}
+
+section! {
+    /// A number that moves over the steps.
+    pub struct Ramp {
+        /// Which, as in `train.entropy_coef`.
+        key: String = String::new(), GIVEN;
+        /// Its value at `begin` and before.
+        from: f64 = 0.0, FINITE;
+        /// Its value at `end` and after.
+        to: f64 = 0.0, FINITE;
+        /// The step that it moves from.
+        begin: u64 = 1, STEP;
+        /// The step that it has arrived at.
+        end: u64 = 0, LATER;
+        /// How it moves.
+        shape: Shape = Shape::default();
+    }
+}
+
+choices! {
+    /// How a number moves from one value to another.
+    pub enum Shape {
+        /// in a straight line.
+        "linear" => Linear,
+        /// along half a cosine: slowly, fast, slowly.
+        "cosine" => Cosine,
+        /// by the same factor at every step; both ends must be above 0.
+        "geometric" => Geometric,
+    }
+}
+
+impl Ramp {
+    /// Its value in a step.
+    pub fn at(&self, step: u64) -> f64 {
+        let (passed, steps) = (step.saturating_sub(self.begin), self.end.saturating_sub(self.begin).max(1));
+        let x = (passed as f64 / steps as f64).min(1.0);
+        let (from, to) = (self.from, self.to);
+        match self.shape {
+            _ if x == 1.0 => to,
+            Shape::Linear => from + x * (to - from),
+            Shape::Cosine => from + 0.5 * (1.0 - (std::f64::consts::PI * x).cos()) * (to - from),
+            Shape::Geometric => from * (to / from).powf(x),
+        }
+    }
+}
+
+/// The plan of every step.
+#[derive(Clone, Debug)]
+pub struct Timeline {
+    phases: Vec<Phase>,
+    ramps: Vec<Ramp>,
+}
+
+#[derive(Clone, Debug)]
+struct Phase {
+    /// Its first step.
+    at: u64,
+    set: Vec<String>,
+    plan: Plan,
+    text: String,
+}
+
+impl Timeline {
+    /// Of a plan that was loaded; what is wrong with its changes otherwise.
+    pub fn of(plan: &Plan) -> Result<Self, RecipeErrors> {
+        let base = Plan { change: Vec::new(), ramp: Vec::new(), ..plan.clone() };
+        let mut phases = vec![Phase { at: 1, set: Vec::new(), text: base.to_toml(), plan: base }];
+        let mut changes: Vec<&Change> = plan.change.iter().collect();
+        changes.sort_by_key(|change| change.at);
+        for Change { at, set } in changes {
+            let before = phases.last().map_or("", |phase| &phase.text);
+            let plan = parse("the recipe", before, set)?;
+            phases.push(Phase { at: *at, set: set.clone(), text: plan.to_toml(), plan });
+        }
+        Ok(Timeline { phases, ramps: plan.ramp.clone() })
+    }
+
+    /// Whether every step has the same plan.
+    pub fn is_constant(&self) -> bool {
+        self.phases.len() == 1 && self.ramps.is_empty()
+    }
+
+    /// The plan of a step, which counts from 1. Where a number moves, it is put together anew: a millisecond. Two numbers that are all right at
+    /// both ends may contradict each other on the way.
+    pub fn at(&self, step: u64) -> Result<Cow<'_, Plan>, RecipeErrors> {
+        let phase = self.phase_of(step);
+        if self.ramps.is_empty() {
+            return Ok(Cow::Borrowed(&phase.plan));
+        }
+        let sets: Vec<String> = self.ramps.iter().map(|ramp| format!("{}={:?}", ramp.key, ramp.at(step))).collect();
+        parse(&format!("the recipe as of step {step}"), &phase.text, &sets).map(Cow::Owned)
+    }
+
+    /// What changes with this step.
+    pub fn begins(&self, step: u64) -> Option<&[String]> {
+        self.phases.iter().rev().find(|phase| phase.at == step && !phase.set.is_empty()).map(|phase| phase.set.as_slice())
+    }
+
+    /// The moving numbers of a step, as `setting_` and the key with `_` for `.`, and how many changes came before.
+    pub fn settings(&self, step: u64) -> BTreeMap<String, f64> {
+        let ramps = self.ramps.iter().map(|ramp| (format!("setting_{}", ramp.key.replace('.', "_")), ramp.at(step)));
+        let changes = self.phases.iter().filter(|phase| phase.at <= step).count() - 1;
+        let phase = (self.phases.len() > 1).then(|| ("setting_changes".to_owned(), changes as f64));
+        ramps.chain(phase).collect()
+    }
+
+    fn phase_of(&self, step: u64) -> &Phase {
+        let later = self.phases.partition_point(|phase| phase.at <= step);
+        &self.phases[later.max(1) - 1]
+    }
+}
+
+/// What is wrong with a plan's changes and ramps, each by itself and together with what they change.
+pub(super) fn problems(plan: &Plan) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let mut note = |key: String, message: String, help: String| problems.push(Problem { key, from: Vec::new(), message, help });
+    for (at, change) in plan.change.iter().enumerate() {
+        for set in &change.set {
+            refuse_fixed(format!("change[{at}].set"), set.split('=').next().unwrap_or_default().trim(), &mut note);
+        }
+    }
+    for (at, ramp) in plan.ramp.iter().enumerate() {
+        refuse_fixed(format!("ramp[{at}].key"), &ramp.key, &mut note);
+        if ramp.end <= ramp.begin {
+            let message = format!("`ramp[{at}].end` is {}, not after its begin {}", ramp.end, ramp.begin);
+            note(format!("ramp[{at}].end"), message, "a ramp takes at least one step".to_owned());
+        }
+        if ramp.shape == Shape::Geometric && (ramp.from <= 0.0 || ramp.to <= 0.0) {
+            let message = format!("`ramp[{at}]` is geometric from {:?} to {:?}", ramp.from, ramp.to);
+            note(
+                format!("ramp[{at}].shape"),
+                message,
+                "both ends must be above 0; choose another shape, or a small number".to_owned(),
+            );
+        }
+    }
+    if !problems.is_empty() {
+        return problems;
+    }
+    match Timeline::of(plan) {
+        Ok(timeline) => plan.ramp.iter().enumerate().flat_map(|(at, ramp)| ends(&timeline, at, ramp)).collect(),
+        Err(errors) => errors.iter().map(|error| echo("change".to_owned(), error)).collect(),
+    }
+}
+
+/// What is wrong with the values that a ramp begins and ends with.
+fn ends(timeline: &Timeline, at: usize, ramp: &Ramp) -> Vec<Problem> {
+    let wrong = |(end, value): (&str, f64)| {
+        let set = format!("{}={value:?}", ramp.key);
+        let errors = timeline.phases.iter().find_map(|phase| parse("", &phase.text, std::slice::from_ref(&set)).err());
+        let key = format!("ramp[{at}].{end}");
+        errors.map(|errors| errors.iter().map(|error| echo(key.clone(), error)).collect::<Vec<_>>()).unwrap_or_default()
+    };
+    [("from", ramp.from), ("to", ramp.to)].into_iter().flat_map(wrong).collect()
+}
+
+fn refuse_fixed(place: String, key: &str, note: &mut dyn FnMut(String, String, String)) {
+    let inside = |section: &str| key.strip_prefix(section).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    if !CHANGEABLE.iter().any(|section| inside(section)) {
+        note(place, format!("`{key}` is the same in all steps"), format!("these may change: {}", CHANGEABLE.join(", ")));
+    }
+}
+
+/// An error of a later step's plan, at the change or ramp that makes it.
+fn echo(key: String, error: &RecipeError) -> Problem {
+    Problem { message: format!("in a later step {}", error.message), key, from: Vec::new(), help: error.help.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(changes: &str) -> Result<Plan, RecipeErrors> {
+        let base = "pipeline = 'grpo'\nmodel.kind = 'tiny'\ntask.kind = 'arithmetic'\ntrain.steps = 300\ntrain.lr = 1e-3\n";
+        parse("recipe.toml", &format!("{base}{changes}"), &[])
+    }
+
+    #[test]
+    fn a_change_holds_from_its_step_on_and_the_next_adds_to_it() {
+        let changes = "[[change]]\nat = 201\nset = ['train.lr=2e-4']\n\
+                       [[change]]\nat = 101\nset = [\"train.loss={ kind = 'dapo' }\", 'train.entropy_coef=0.01']";
+        let timeline = Timeline::of(&plan(changes).unwrap()).unwrap();
+        let kind = |step| format!("{:?}", timeline.at(step).unwrap().train.loss).split('(').next().unwrap().to_owned();
+        assert_eq!([1, 100, 101, 300].map(kind), ["Grpo", "Grpo", "Dapo", "Dapo"]);
+        let rates = [100, 200, 201].map(|step| timeline.at(step).unwrap().train.lr);
+        assert_eq!(rates, [1e-3, 1e-3, 2e-4], "the order in the recipe does not matter");
+        assert_eq!((timeline.begins(201).unwrap(), timeline.begins(202)), (&["train.lr=2e-4".to_owned()][..], None));
+        assert_eq!(timeline.settings(150)["setting_changes"], 1.0);
+    }
+
+    #[test]
+    fn a_ramp_rests_at_both_ends() {
+        let ramp = |shape| Ramp { key: String::new(), from: 1.0, to: 0.01, begin: 11, end: 31, shape };
+        for shape in [Shape::Linear, Shape::Cosine, Shape::Geometric] {
+            let of = ramp(shape);
+            assert_eq!([of.at(1), of.at(11), of.at(31), of.at(99)], [1.0, 1.0, 0.01, 0.01], "{shape:?}");
+        }
+        let middle = [Shape::Linear, Shape::Cosine, Shape::Geometric].map(|shape| ramp(shape).at(21));
+        middle.into_iter().zip([0.505, 0.505, 0.1]).for_each(|(found, expected)| assert!((found - expected).abs() < 1e-12));
+        let timeline =
+            Timeline::of(&plan("[[ramp]]\nkey = 'generate.temperature'\nfrom = 1.2\nto = 0.8\nend = 101").unwrap()).unwrap();
+        assert_eq!(timeline.at(51).unwrap().generate.temperature, 1.0);
+        assert_eq!(timeline.settings(101)["setting_generate_temperature"], 0.8);
+        assert!(!timeline.is_constant() && Timeline::of(&plan("").unwrap()).unwrap().is_constant());
+    }
+
+    #[test]
+    fn what_cannot_be_or_cannot_change_is_refused_with_its_place() {
+        let errors = |text: &str| plan(text).unwrap_err().to_string();
+        for (text, parts) in [
+            ("[[change]]\nat = 9\nset = ['batch.groups=8']", ["recipe.toml:8:7", "`batch.groups` is the same in all steps"]),
+            ("[[change]]\nat = 9\nset = ['train.lr=-1']", ["recipe.toml:6:1", "in a later step `train.lr` is -1"]),
+            ("[[change]]\nat = 9\nset = ['train.loss.klip=1']", ["unknown key `klip`", "known keys here"]),
+            (
+                "[[ramp]]\nkey = 'train.lr'\nfrom = 1.0\nto = 0.0\nend = 50",
+                ["recipe.toml:9:6", "in a later step `train.lr` is 0"],
+            ),
+            (
+                "[[ramp]]\nkey = 'train.lr'\nfrom = 1.0\nto = 2.0\nbegin = 60\nend = 50",
+                ["recipe.toml:11:7", "not after its begin 60"],
+            ),
+        ] {
+            let found = errors(text);
+            assert!(parts.iter().all(|part| found.contains(part)), "{text}: {found}");
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! What a step is learned by. Plain data and pure functions, so that a run may change it from step to step, and a resumed run knows it from the
+//! number of the step alone (law C2).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::kl_reward::RewardKl;
+use crate::algo::{Aggregation, Estimator, Schedule};
+use crate::train::Algorithm;
+
+/// How a batch becomes an update, or several. What is left out is the backend's own.
+#[derive(Clone, Default)]
+pub struct Lesson {
+    /// What rewards are compared with; samples keep the advantages they have without.
+    pub advantages: Option<Arc<dyn Estimator>>,
+    /// What distance from the reference policy costs in the reward.
+    pub reward_kl: Option<Arc<RewardKl>>,
+    /// How tokens weigh against each other.
+    pub aggregation: Aggregation,
+    /// The loss.
+    pub algorithm: Option<Arc<Algorithm>>,
+    /// The learning rate over updates.
+    pub schedule: Option<Schedule>,
+    /// Updates made from the batch; 0 is taken for 1.
+    pub updates: u64,
+    /// Whether it is scored before the first of several.
+    pub score_first: bool,
+    /// Numbers of this step to be written down beside what was measured, by name.
+    pub settings: BTreeMap<String, f64>,
+}
+
+impl Lesson {
+    /// Whether a part of a batch may be learned from before the rest is there, `backend` telling it of the backend's own loss: whether its gradient is
+    /// the same with and without the others.
+    pub fn takes_parts(&self, backend: bool) -> bool {
+        // A sum knows no denominator that could come later.
+        let has_denominator = self.aggregation != Aggregation::TokenSum;
+        let by_group = self.reward_kl.is_none() && self.advantages.as_ref().is_none_or(|advantages| advantages.is_by_group());
+        let loss = self.algorithm.as_ref().map_or(backend, |algorithm| algorithm.takes_parts());
+        self.updates <= 1 && has_denominator && by_group && loss
+    }
+}
+
+/// Why a step has no lesson.
+pub type LessonError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The lesson of every step.
+pub(super) enum Lessons {
+    Same(Box<Lesson>),
+    ByStep(Box<dyn Fn(u64) -> Result<Lesson, LessonError> + Send>),
+}
+
+impl Lessons {
+    /// That of a step, which counts from 1.
+    pub fn of(&self, step: u64) -> Result<Lesson, LessonError> {
+        match self {
+            Lessons::Same(lesson) => Ok(Lesson::clone(lesson)),
+            Lessons::ByStep(lesson) => lesson(step),
+        }
+    }
+}
