@@ -31,8 +31,6 @@ pub mod prelude {
     pub use crate::observe::logs::ConsoleLogger;
     pub use crate::observe::{Console, Metric, Metrics, StepMetrics};
     pub use crate::stages::Admission;
-    #[cfg(feature = "torch")]
-    pub use crate::stages::Policy;
     pub use crate::stages::batch::Batcher;
     pub use crate::stages::filter::{Fallback, Filter};
     pub use crate::stages::generate::Generator;
@@ -41,6 +39,8 @@ pub mod prelude {
     pub use crate::stages::source::{Prompts, Supervised};
     pub use crate::stages::sync::WeightSync;
     pub use crate::stages::train::{OnStale, Trained, Trainer};
+    #[cfg(feature = "torch")]
+    pub use crate::stages::{Policy, ScoreModel};
     #[cfg(feature = "torch")]
     pub use crate::train::{LocalBackend, LocalConfig};
     pub use crate::train::{SftConfig, TrainFuture, TrainingBackend, run_sft_training};

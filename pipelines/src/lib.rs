@@ -1,6 +1,6 @@
 //! The prebuilt pipelines of rollflow. They use the library's public API only: what they can't say, a user can't say either.
 //!
-//! Each pipeline is one file that reads from top to bottom as its algorithm: [`sft`], [`grpo`]. [`parts`] turns a recipe's values into
+//! Each pipeline is one file that reads from top to bottom as its algorithm: [`sft`], [`reward_model`], [`grpo`]. [`parts`] turns a recipe's values into
 //! what stages take, [`rewards`] its rewards, [`run_folder`] keeps what a run leaves behind, [`replay`] tries again what a run gave up,
 //! and [`simulate`] tells what a recipe would do.
 
@@ -9,6 +9,7 @@ pub mod grpo;
 pub mod parts;
 pub mod replay;
 pub mod resume;
+pub mod reward_model;
 pub mod rewards;
 pub mod run_folder;
 pub mod sft;
@@ -26,5 +27,6 @@ pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<R
     match plan.pipeline {
         Pipeline::Grpo => grpo::run(plan, run, from),
         Pipeline::Sft => sft::run(plan, run, from),
+        Pipeline::RewardModel => reward_model::run(plan, run, from),
     }
 }

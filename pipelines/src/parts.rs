@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use anyhow::{Result, anyhow};
 use rollflow::algo;
 use rollflow::algo::{
-    BinaryDivergence, Bound, Clip, Correction, Decay, Divergence, GapLimits, Importance, Level, OffPolicy, Over, PolicyLoss,
-    Proximal, RatioLevel, Rejection, Surrogate, Vespo,
+    BinaryDivergence, Bound, BradleyTerry, Clip, Correction, Decay, Divergence, GapLimits, Importance, Level, OffPolicy, Over,
+    PolicyLoss, Proximal, RatioLevel, Rejection, Surrogate, Vespo,
 };
-use rollflow::data::{DataBuffer, Pair, arithmetic, jsonl};
+use rollflow::data::{DataBuffer, Pair, RankedPair, arithmetic, jsonl};
 use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::flow::{Capacity, WeightsRx};
 use rollflow::model::FrozenWeights;
@@ -16,7 +16,7 @@ use rollflow::prelude::*;
 use rollflow::recipe::correction::{self, Reject};
 use rollflow::recipe::loss::{self, Loss, Moved};
 use rollflow::recipe::model::Model;
-use rollflow::recipe::task::{Arithmetic, Sft, TaskData};
+use rollflow::recipe::task::{Arithmetic, JsonlTask, RewardModel, Sft, TaskData};
 use rollflow::recipe::train::{OnNonfinite, Optimization, ScheduleKind, Train};
 use rollflow::recipe::{self, Plan};
 use rollflow::train::{self, AdamW, NonFinitePolicy};
@@ -88,6 +88,31 @@ pub fn supervised_samples(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<Vec
     Ok(policy.supervised(&arithmetic::share(&pairs, sft.fraction, plan.seed))?)
 }
 
+/// The model that a reward model starts from: the recipe's, with a head drawn by the seed unless it has one.
+pub fn score_model(plan: &Plan) -> Result<ScoreModel> {
+    Ok(match &plan.model {
+        Model::Folder(folder) => ScoreModel::begin(&folder.path, plan.seed)?,
+        Model::Tiny(_) => ScoreModel::from_policy(&policy(plan)?, Some(plan.seed)),
+    })
+}
+
+/// Pairs of answers to train a reward model on, and those it is judged by in the end.
+pub fn ranked_pairs(plan: &Plan, of: &RewardModel) -> Result<(Vec<RankedPair>, Vec<RankedPair>)> {
+    const WRONG: usize = 8;
+    let trained = 1.0 - of.held_out;
+    Ok(match &plan.task.data {
+        TaskData::Arithmetic(task) => {
+            let (trained, held_out) = arithmetic::split(&sums(task, plan.seed), trained, plan.seed);
+            (arithmetic::ranked(&trained, WRONG, plan.seed), arithmetic::ranked(&held_out, WRONG, plan.seed))
+        }
+        TaskData::Jsonl(task) => {
+            let JsonlTask { path, prompt_key, limit, .. } = task;
+            let pairs = jsonl::load_ranked_pairs(path, prompt_key, &of.chosen_key, &of.rejected_key, *limit)?;
+            arithmetic::split(&pairs, trained, plan.seed)
+        }
+    })
+}
+
 /// How tokens are chosen.
 pub fn sampling(plan: &Plan) -> SamplingParams {
     let generate = &plan.generate;
@@ -135,7 +160,10 @@ pub fn reward(plan: &Plan) -> Result<Reward> {
         recipe::reward::OnFailure::Zero => OnFailure::Zero,
         recipe::reward::OnFailure::Fail => OnFailure::Fail,
     };
-    Ok(Reward::each(rewards::earned(plan)?)
+    let (rule, scorers) = rewards::earned(plan)?;
+    Ok(Reward::each(rule)
+        .ahead(move |group| scorers.iter().for_each(|scorer| scorer.announce(group)))
+        .threads(plan.reward.rule.threads())
         .retries(plan.reward.retries)
         .on_failure(on_failure)
         .max_poisoned(plan.reward.max_poisoned))
@@ -295,6 +323,12 @@ pub fn probe(plan: &Plan, policy: &Policy, backend: &LocalBackend) -> Result<()>
 /// The trainer of `[sft]`.
 pub fn supervised_backend(sft: &Sft, policy: &Policy) -> Result<LocalBackend> {
     Ok(policy.backend(local_config(CrossEntropy, &sft.optimization, sft.lr, sft.steps, 1)?)?)
+}
+
+/// The trainer of `[reward_model]`.
+pub fn reward_model_backend(of: &RewardModel, model: &ScoreModel) -> Result<LocalBackend> {
+    let loss = BradleyTerry { center: of.center };
+    Ok(model.backend(local_config(loss, &of.optimization, of.lr, of.steps, 1)?)?)
 }
 
 /// `steps` of so many updates each; schedules count updates.

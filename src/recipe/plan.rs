@@ -7,7 +7,7 @@ use super::generate::{Filter, Generate};
 use super::model::Model;
 use super::reward::Reward;
 use super::setting::{FROM_ONE, GIVEN, SOME, SOME_IF_GIVEN, SOME_STEPS};
-use super::task::{Sft, Task};
+use super::task::{RewardModel, Sft, Task};
 use super::train::Train;
 
 section! {
@@ -27,6 +27,8 @@ section! {
         task: Task = Task::default();
         /// Supervised training.
         sft: Option<Sft> = None;
+        /// Training of a reward model.
+        reward_model: Option<RewardModel> = None;
         /// How answers are sampled.
         generate: Generate = Generate::default();
         /// What an answer earns.
@@ -55,6 +57,8 @@ choices! {
         "grpo" => Grpo,
         /// supervised training alone.
         "sft" => Sft,
+        /// training of a reward model on pairs of answers.
+        "reward_model" => RewardModel,
     }
 }
 
@@ -62,8 +66,13 @@ impl Pipeline {
     /// Sections that mean nothing to this pipeline.
     pub(crate) fn unused_sections(self) -> &'static [&'static str] {
         match self {
-            Pipeline::Grpo => &[],
-            Pipeline::Sft => &["generate", "reward", "filter", "filter_fallback", "batch", "train", "sync", "flow"],
+            Pipeline::Grpo => &["reward_model"],
+            Pipeline::Sft => {
+                &["reward_model", "generate", "reward", "filter", "filter_fallback", "batch", "train", "sync", "flow"]
+            }
+            Pipeline::RewardModel => {
+                &["sft", "generate", "reward", "filter", "filter_fallback", "batch", "train", "sync", "flow"]
+            }
         }
     }
 }
