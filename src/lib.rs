@@ -50,3 +50,8 @@ pub mod prelude {
 #[cfg(all(doctest, feature = "torch"))]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
+
+/// Reward models, likewise.
+#[cfg(all(doctest, feature = "torch"))]
+#[doc = include_str!("../docs/reward_models.md")]
+pub struct RewardModels;

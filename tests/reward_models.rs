@@ -58,7 +58,7 @@ fn by(scorer: &Arc<Scorer>) -> Reward {
 
 #[test]
 fn a_text_is_scored_at_its_last_token_and_padding_at_its_end_does_not_count() {
-    let asking = model().asking(&prompt(), "7").unwrap();
+    let asking = model().reader().asking(&prompt(), "7").unwrap();
     assert_eq!(
         (asking.tokens[4..6].to_vec(), asking.tokens.len()),
         (vec![11, 1], 7),
@@ -68,13 +68,14 @@ fn a_text_is_scored_at_its_last_token_and_padding_at_its_end_does_not_count() {
 
     // Where end of text is the padding too, as in many folders, transformers passes it over.
     let config = ModelConfig { pad_token_id: Some(1), ..model().config().clone() };
-    let padded = ScoreModel::new(config, model().weights().freeze(), tokenizer()).unwrap().asking(&prompt(), "7").unwrap();
+    let padded =
+        ScoreModel::new(config, model().weights().freeze(), tokenizer()).unwrap().reader().asking(&prompt(), "7").unwrap();
     assert_eq!((padded.tokens.len(), padded.loss_mask.last()), (6, Some(&1.0)));
 }
 
 #[test]
 fn the_same_text_has_the_same_score_alone_or_in_a_group() {
-    let scorer = Arc::new(Scorer::new(model(), 1).unwrap());
+    let scorer = Arc::new(Scorer::new(&model(), 1).unwrap());
     let alone: Vec<f64> = ["7", "12", "7", "345"].map(|answer| scorer.score(&prompt(), answer).unwrap()).into();
     assert_eq!(alone[0], alone[2]);
     assert!(alone[0] != alone[1] && alone[1] != alone[3]);
@@ -88,7 +89,7 @@ fn the_same_text_has_the_same_score_alone_or_in_a_group() {
 
 #[test]
 fn a_score_can_be_made_of_those_after_every_token() {
-    let scorer = Scorer::new(model(), 1).unwrap();
+    let scorer = Scorer::new(&model(), 1).unwrap();
     let (all, last) = (Mutex::new(Vec::new()), scorer.score(&prompt(), "12").unwrap());
     let lowest = |scores: &[f64]| {
         *all.lock().unwrap() = scores.to_vec();
@@ -104,7 +105,7 @@ fn a_score_can_be_made_of_those_after_every_token() {
 #[test]
 fn a_text_that_is_too_long_and_a_score_that_is_no_number_are_failures_of_their_sample() {
     let config = ModelConfig { max_positions: 8, ..model().config().clone() };
-    let short = Arc::new(Scorer::new(ScoreModel::new(config, model().weights().freeze(), tokenizer()).unwrap(), 1).unwrap());
+    let short = Arc::new(Scorer::new(&ScoreModel::new(config, model().weights().freeze(), tokenizer()).unwrap(), 1).unwrap());
     let groups = || vec![group(0, &["7", "1"]), group(1, &["7", "12345"]), group(2, &["7", "8"])];
     let zero = score(groups(), by(&short).on_failure(OnFailure::Zero)).unwrap();
     assert!(zero.iter().all(|(dropped, _)| dropped.is_none()));
@@ -116,7 +117,7 @@ fn a_text_that_is_too_long_and_a_score_that_is_no_number_are_failures_of_their_s
     let weights = model().weights().copy();
     drop(weights.flat.narrow(0, weights.layout.find("score.weight").unwrap().offset as i64, 1).fill_(f64::NAN));
     let broken =
-        Arc::new(Scorer::new(ScoreModel::new(model().config().clone(), weights.freeze(), tokenizer()).unwrap(), 1).unwrap());
+        Arc::new(Scorer::new(&ScoreModel::new(model().config().clone(), weights.freeze(), tokenizer()).unwrap(), 1).unwrap());
     let dropped = score(groups(), by(&broken).on_failure(OnFailure::Drop)).unwrap();
     assert!(dropped.iter().all(|(why, _)| why.as_deref() == Some(rollflow::data::POISONED)));
     assert!(format!("{:#}", score(groups(), by(&broken).on_failure(OnFailure::Fail)).unwrap_err()).contains("NaN"));
@@ -146,7 +147,7 @@ fn pairs_teach_it_to_score_right_sums_higher_also_those_it_never_saw() {
 
     let config = LocalConfig { threads: Some(1), ..LocalConfig::new(BradleyTerry::default(), Schedule::constant(1e-3)) };
     let backend = model.backend(config).unwrap();
-    let ranked: Vec<Vec<Sample>> = pairs(&trained).iter().map(|pair| model.pair(pair).unwrap()).collect();
+    let ranked: Vec<Vec<Sample>> = pairs(&trained).iter().map(|pair| model.reader().pair(pair).unwrap()).collect();
     let mut batches = Supervised::grouped("reward model", ranked, 48, 400).unwrap();
     let mut seen = Vec::new();
     while let Some(batch) = batches.next().map_err(|error| panic!("{error}")).unwrap() {
@@ -157,7 +158,7 @@ fn pairs_teach_it_to_score_right_sums_higher_also_those_it_never_saw() {
     }
     assert!((0.2..0.8).contains(&seen[0].accuracy()) && seen.last().unwrap().accuracy() > 0.9, "{:?}", seen.last());
     let weights = backend.snapshot().wait().unwrap().weights.read().freeze();
-    let scorer = Scorer::new(ScoreModel::new(model.config().clone(), weights, tokenizer()).unwrap(), 1).unwrap();
+    let scorer = Scorer::new(&ScoreModel::new(model.config().clone(), weights, tokenizer()).unwrap(), 1).unwrap();
     let scores = |pair: &RankedPair| {
         (scorer.score(&pair.prompt, &pair.chosen).unwrap(), scorer.score(&pair.prompt, &pair.rejected).unwrap())
     };

@@ -25,7 +25,7 @@ pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<R
         return Ok(report);
     }
     if let (Some(folder), false) = (trained, held_out.is_empty()) {
-        let judged = judge(&Scorer::new(ScoreModel::load(&folder)?, plan.threads())?, &held_out)?;
+        let judged = judge(&Scorer::new(&ScoreModel::load(&folder)?, plan.threads())?, &held_out)?;
         tracing::info!("Held-out pairs: {} accuracy={:.4} margin={:.4}", judged.pairs, judged.accuracy(), judged.margin());
     }
     tracing::info!("Training complete!");
@@ -37,7 +37,8 @@ pub fn declare(plan: &Plan, outputs: Outputs, from: Option<&ResumePoint>) -> Res
     let of = plan.reward_model.as_ref().context("the pipeline reward_model needs a section [reward_model]")?;
     let model = parts::score_model(plan)?;
     let (pairs, held_out) = parts::ranked_pairs(plan, of)?;
-    let pairs = pairs.iter().enumerate().map(|(at, pair)| model.pair(pair).with_context(|| format!("pair {at}")));
+    let reader = model.reader();
+    let pairs = pairs.iter().enumerate().map(|(at, pair)| reader.pair(pair).with_context(|| format!("pair {at}")));
     let pairs = pairs.collect::<Result<Vec<_>>>()?;
     let backend = parts::reward_model_backend(of, &model).context("starting the trainer")?;
     let trainer = Trainer::new(backend).steps(of.steps).threads(of.optimization.threads).sync_every(u64::MAX);

@@ -71,7 +71,7 @@ fn value(plan: &Plan, rule: &PartRule, asked: &mut Asked) -> Result<Value> {
         }
         PartRule::Model(of) => {
             let model = ScoreModel::load(&of.path).with_context(|| format!("loading the reward model {}", of.path.display()))?;
-            let scorer = Arc::new(Scorer::new(model, of.threads)?);
+            let scorer = Arc::new(Scorer::new(&model, of.threads)?);
             asked.push(scorer.clone());
             said(must_end, move |sample| scorer.reward(sample))
         }

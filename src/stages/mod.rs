@@ -22,4 +22,4 @@ pub use admission::{Admission, Fate, Ledger, OpenGroup, Pace, Progress, STALE, T
 #[cfg(feature = "torch")]
 pub use policy::{Policy, PolicyError};
 #[cfg(feature = "torch")]
-pub use score_model::{ScoreModel, ScoreModelError, TextError};
+pub use score_model::{ScoreModel, ScoreModelError, TextError, TextReader};

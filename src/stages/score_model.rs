@@ -108,16 +108,32 @@ impl ScoreModel {
         LocalBackend::new(config, self.config.clone(), self.weights())
     }
 
+    /// How it reads texts, without its weights.
+    pub fn reader(&self) -> TextReader {
+        TextReader { tokenizer: self.tokenizer.clone(), pad: self.config.pad_token_id, most: self.config.max_positions }
+    }
+}
+
+/// Turns texts into what a score model reads.
+#[derive(Clone)]
+pub struct TextReader {
+    tokenizer: Arc<Tokenizer>,
+    pad: Option<u32>,
+    /// The model's positions.
+    most: usize,
+}
+
+impl TextReader {
     /// The sample whose one trained row gives the text's score: that of its last token, as transformers reads it. The text is the prompt, the
     /// answer and the end-of-text token, in this model's own tokens, whatever the policy's are; a padding token at its end does not count.
     pub fn asking(&self, prompt: &PromptText, answer: &str) -> Result<Sample, TextError> {
         let mut tokens = self.tokenizer.encode(&prompt.render())?;
         tokens.extend(self.tokenizer.encode_bare(answer)?);
         tokens.extend(self.tokenizer.eos_token_ids().first());
-        while tokens.last().is_some_and(|last| Some(*last) == self.config.pad_token_id) {
+        while tokens.last().is_some_and(|last| Some(*last) == self.pad) {
             tokens.pop();
         }
-        match (tokens.len(), self.config.max_positions) {
+        match (tokens.len(), self.most) {
             (0, _) => return Err(TextError::Empty),
             (tokens, most) if tokens > most => return Err(TextError::TooLong { tokens, most }),
             _ => {}

@@ -31,7 +31,7 @@ fn checkpoint(run: &Path, step: u64) -> PathBuf {
 }
 
 fn scorer(folder: &Path) -> Scorer {
-    Scorer::new(ScoreModel::load(folder).unwrap(), 1).unwrap()
+    Scorer::new(&ScoreModel::load(folder).unwrap(), 1).unwrap()
 }
 
 /// Whether every completed answer earned what the model says of it, and the others nothing.

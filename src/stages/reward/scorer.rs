@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::algo::{Aggregation, BradleyTerry, Schedule};
 use crate::data::{Group, PromptText, Sample};
-use crate::stages::score_model::{ScoreModel, TextError};
+use crate::stages::score_model::{ScoreModel, TextError, TextReader};
 use crate::train::{CollateError, LocalBackend, LocalConfig, TrainError, TrainFuture, TrainingBackend, collate};
 
 /// A text that could not be scored.
@@ -30,16 +30,16 @@ type Announced = HashMap<(PromptText, String), (usize, TrainFuture<Vec<Vec<f64>>
 
 /// Scores texts by a [`ScoreModel`]. Shared by reference or `Arc`; dropping it finishes what was asked and joins its thread.
 pub struct Scorer {
-    model: ScoreModel,
+    reader: TextReader,
     backend: LocalBackend,
     announced: Mutex<Announced>,
 }
 
 impl Scorer {
-    /// Starts the thread, which computes with so many. Fails when the system has none to give.
-    pub fn new(model: ScoreModel, threads: usize) -> std::io::Result<Self> {
+    /// Starts the thread, which computes with so many, on a copy of the weights. Fails when the system has none to give.
+    pub fn new(model: &ScoreModel, threads: usize) -> std::io::Result<Self> {
         let config = LocalConfig { threads: Some(threads), ..LocalConfig::new(BradleyTerry::default(), Schedule::constant(0.0)) };
-        Ok(Scorer { backend: model.backend(config)?, model, announced: Mutex::default() })
+        Ok(Scorer { backend: model.backend(config)?, reader: model.reader(), announced: Mutex::default() })
     }
 }
 
@@ -50,7 +50,7 @@ impl Scorer {
         let announced = lock(&self.announced).get(&(prompt.clone(), answer.to_owned())).cloned();
         let (at, scores) = match announced {
             Some(announced) => announced,
-            None => (0, self.submit(&[self.model.asking(prompt, answer)?])?),
+            None => (0, self.submit(&[self.reader.asking(prompt, answer)?])?),
         };
         Ok(scores.wait()?[at][0])
     }
@@ -58,7 +58,7 @@ impl Scorer {
     /// A score of one's own making: `by` gets the model's scores after each token of prompt and answer, the last of which is
     /// [`Scorer::score`]. A model of single steps is asked this way.
     pub fn score_by(&self, prompt: &PromptText, answer: &str, by: impl Fn(&[f64]) -> f64) -> Result<f64, ScoringError> {
-        let mut asking = self.model.asking(prompt, answer)?;
+        let mut asking = self.reader.asking(prompt, answer)?;
         asking.loss_mask.fill(1.0);
         Ok(by(&self.submit(&[asking])?.wait()?[0]))
     }
@@ -76,7 +76,7 @@ impl Scorer {
         for sample in &group.samples {
             let text = (sample.prompt.clone(), sample.response.clone());
             if !asked.contains_key(&text)
-                && let Ok(asking) = self.model.asking(&text.0, &text.1)
+                && let Ok(asking) = self.reader.asking(&text.0, &text.1)
             {
                 asked.insert(text, samples.len());
                 samples.push(asking);
