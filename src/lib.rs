@@ -31,8 +31,6 @@ pub mod prelude {
     pub use crate::observe::logs::ConsoleLogger;
     pub use crate::observe::{Console, Metric, Metrics, StepMetrics};
     pub use crate::stages::Admission;
-    #[cfg(feature = "torch")]
-    pub use crate::stages::Policy;
     pub use crate::stages::batch::Batcher;
     pub use crate::stages::filter::{Fallback, Filter};
     pub use crate::stages::generate::Generator;
@@ -43,6 +41,8 @@ pub mod prelude {
     pub use crate::stages::sync::WeightSync;
     pub use crate::stages::train::{OnStale, Trained, Trainer};
     #[cfg(feature = "torch")]
+    pub use crate::stages::{Policy, ScoreModel};
+    #[cfg(feature = "torch")]
     pub use crate::train::{LocalBackend, LocalConfig};
     pub use crate::train::{SftConfig, TrainFuture, TrainingBackend, run_sft_training};
 }
@@ -51,3 +51,8 @@ pub mod prelude {
 #[cfg(all(doctest, feature = "torch"))]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
+
+/// Reward models, likewise.
+#[cfg(all(doctest, feature = "torch"))]
+#[doc = include_str!("../docs/reward_models.md")]
+pub struct RewardModels;

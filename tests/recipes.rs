@@ -10,8 +10,8 @@ use rollflow::recipe::generate::{Filter, LengthFilter, MinReward};
 use rollflow::recipe::loss::{self, Gspo, KlCov, Loss};
 use rollflow::recipe::model::{Model, ModelFolder};
 use rollflow::recipe::plan::{FilterFallback, OnStale};
-use rollflow::recipe::reward::{Combine, Composition, PartRule, RegexRule, RewardPart, RewardRule};
-use rollflow::recipe::task::{JsonlTask, Sft, TaskData};
+use rollflow::recipe::reward::{Combine, Composition, ModelRule, PartRule, RegexRule, RewardPart, RewardRule};
+use rollflow::recipe::task::{JsonlTask, RewardModel, Sft, TaskData};
 use rollflow::recipe::train::{Aggregation, OnNonfinite, ScheduleKind, Train};
 use rollflow::recipe::{Machine, Pipeline, Plan, check_text_on, load, parse, reference};
 
@@ -183,6 +183,12 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             plan.model = Model::Folder(ModelFolder { path: "a \"b\"".into() });
             plan.task.data = TaskData::Jsonl(JsonlTask { path: "c.jsonl".into(), limit: Some(few), ..JsonlTask::default() });
         }
+        if sft && choice == 2 {
+            plan.pipeline = Pipeline::RewardModel;
+            plan.sft = None;
+            plan.reward_model = Some(RewardModel { steps, batch: few, lr: real, center: share, ..RewardModel::default() });
+            return plan;
+        }
         if sft {
             plan.pipeline = Pipeline::Sft;
             return plan;
@@ -195,6 +201,8 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         plan.filter_fallback = if flag { FilterFallback::Keep } else { FilterFallback::Error };
         if regex_is_valid(&pattern) {
             plan.reward.rule = RewardRule::Regex(RegexRule { pattern });
+        } else if choice > 1 {
+            plan.reward.rule = RewardRule::Model(ModelRule { path: "a \"b\"".into(), threads: few });
         } else if choice > 0 {
             let (name, at_least) = (format!("part_{few}"), flag.then_some(share));
             let part = vec![RewardPart { name, rule: PartRule::Format(Default::default()), at_least, weight: 1.0 }];

@@ -78,6 +78,11 @@ fn scores_are_those_of_transformers_at_every_token() {
         for (found, expected) in scores.iter().zip(list(&golden["every"])) {
             assert_near(&folder.display().to_string(), found, &numbers(expected));
         }
+        // The text's own score is read off its last token that is no padding, 0 here: `TextReader::asking` asks for that.
+        for ((scores, pooled), ids) in scores.iter().zip(numbers(&golden["pooled"])).zip(list(&golden["sequences"])) {
+            let last = tokens(ids).iter().rposition(|token| *token != 0).unwrap();
+            assert_near("pooled", &scores[last..=last], &[pooled]);
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! The prebuilt pipelines of rollflow. They use the library's public API only: what they can't say, a user can't say either.
 //!
-//! Each pipeline is one file that reads from top to bottom as its algorithm: [`sft`], [`grpo`]. [`parts`] turns a recipe's values into
-//! what stages take, [`losses`] its losses, [`lessons`] what each step is learned by, [`rewards`] its rewards, [`run_folder`] keeps what a run leaves behind, [`replay`] tries again
-//! what a run gave up, and [`simulate`] tells what a recipe would do.
+//! Each pipeline is one file that reads from top to bottom as its algorithm: [`sft`], [`reward_model`], [`grpo`]. [`parts`] turns a recipe's
+//! values into what stages take, [`losses`] its losses, [`lessons`] what each step is learned by, [`rewards`] its rewards, [`run_folder`] keeps
+//! what a run leaves behind, [`replay`] tries again what a run gave up, and [`simulate`] tells what a recipe would do.
 
 mod advantages;
 pub mod grpo;
@@ -12,6 +12,7 @@ pub mod parts;
 mod references;
 pub mod replay;
 pub mod resume;
+pub mod reward_model;
 pub mod rewards;
 pub mod run_folder;
 pub mod sft;
@@ -29,5 +30,6 @@ pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<R
     match plan.pipeline {
         Pipeline::Grpo => grpo::run(plan, run, from),
         Pipeline::Sft => sft::run(plan, run, from),
+        Pipeline::RewardModel => reward_model::run(plan, run, from),
     }
 }

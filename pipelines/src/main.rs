@@ -16,7 +16,7 @@ use rollflow_pipelines::grpo::{self, Actors};
 use rollflow_pipelines::resume::{ResumePoint, rewind_to_checkpoint};
 use rollflow_pipelines::run_folder::{Outputs, RECIPE, RunFolder};
 use rollflow_pipelines::simulate::profile::Profile;
-use rollflow_pipelines::{parts, replay, sft, simulate};
+use rollflow_pipelines::{parts, replay, reward_model, sft, simulate};
 
 /// RL post-training of language models as a pipelined dataflow.
 #[derive(Parser)]
@@ -212,10 +212,10 @@ fn new_folder(plan: &Plan) -> PathBuf {
 }
 
 fn draw(plan: &Plan, format: Format) -> Result<()> {
-    let policy = parts::policy(plan)?;
     let flow = match plan.pipeline {
-        Pipeline::Grpo => grpo::declare(plan, Actors::local(plan, &policy)?, Outputs::in_memory(), None)?,
-        Pipeline::Sft => sft::declare(plan, &policy, Outputs::in_memory(), None)?,
+        Pipeline::Grpo => grpo::declare(plan, Actors::local(plan, &parts::policy(plan)?)?, Outputs::in_memory(), None)?,
+        Pipeline::Sft => sft::declare(plan, &parts::policy(plan)?, Outputs::in_memory(), None)?,
+        Pipeline::RewardModel => reward_model::declare(plan, Outputs::in_memory(), None)?.0,
     };
     let graph = flow.graph();
     println!(

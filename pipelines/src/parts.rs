@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use anyhow::{Result, anyhow};
 use rollflow::algo;
-use rollflow::algo::{Decay, GapLimits};
-use rollflow::data::{DataBuffer, Pair, arithmetic, jsonl};
+use rollflow::algo::{BradleyTerry, Decay, GapLimits};
+use rollflow::data::{DataBuffer, Pair, RankedPair, arithmetic, jsonl};
 use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::flow::{Capacity, WeightsRx};
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
 use rollflow::recipe::model::Model;
-use rollflow::recipe::task::{Arithmetic, Sft, TaskData};
+use rollflow::recipe::task::{Arithmetic, JsonlTask, RewardModel, Sft, TaskData};
 use rollflow::recipe::train::{OnNonfinite, Optimization, ScheduleKind};
 use rollflow::recipe::{self, Plan, Timeline};
 use rollflow::train::{self, AdamW, NonFinitePolicy};
@@ -83,6 +83,31 @@ pub fn supervised_samples(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<Vec
     Ok(policy.supervised(&arithmetic::share(&pairs, sft.fraction, plan.seed))?)
 }
 
+/// The model that a reward model starts from: the recipe's, with a head drawn by the seed unless it has one.
+pub fn score_model(plan: &Plan) -> Result<ScoreModel> {
+    Ok(match &plan.model {
+        Model::Folder(folder) => ScoreModel::begin(&folder.path, plan.seed)?,
+        Model::Tiny(_) => ScoreModel::from_policy(&policy(plan)?, Some(plan.seed)),
+    })
+}
+
+/// Pairs of answers to train a reward model on, and those it is judged by in the end.
+pub fn ranked_pairs(plan: &Plan, of: &RewardModel) -> Result<(Vec<RankedPair>, Vec<RankedPair>)> {
+    const WRONG: usize = 8;
+    let trained = 1.0 - of.held_out;
+    Ok(match &plan.task.data {
+        TaskData::Arithmetic(task) => {
+            let (trained, held_out) = arithmetic::split(&sums(task, plan.seed), trained, plan.seed);
+            (arithmetic::ranked(&trained, WRONG, plan.seed), arithmetic::ranked(&held_out, WRONG, plan.seed))
+        }
+        TaskData::Jsonl(task) => {
+            let JsonlTask { path, prompt_key, limit, .. } = task;
+            let pairs = jsonl::load_ranked_pairs(path, prompt_key, &of.chosen_key, &of.rejected_key, *limit)?;
+            arithmetic::split(&pairs, trained, plan.seed)
+        }
+    })
+}
+
 /// How tokens are chosen.
 pub fn sampling(plan: &Plan) -> SamplingParams {
     let generate = &plan.generate;
@@ -138,7 +163,10 @@ pub fn reward(plan: &Plan) -> Result<Reward> {
         recipe::reward::OnFailure::Zero => OnFailure::Zero,
         recipe::reward::OnFailure::Fail => OnFailure::Fail,
     };
-    Ok(Reward::each(rewards::earned(plan)?)
+    let (rule, scorers) = rewards::earned(plan)?;
+    Ok(Reward::each(rule)
+        .ahead(move |group| scorers.iter().for_each(|scorer| scorer.announce(group)))
+        .threads(plan.reward.rule.threads())
         .retries(plan.reward.retries)
         .on_failure(on_failure)
         .max_poisoned(plan.reward.max_poisoned))
@@ -201,6 +229,12 @@ pub fn probe(plan: &Plan, policy: &Policy, backend: &LocalBackend) -> Result<()>
     }
     train::probe(backend, &samples, TOLERANCE)
         .map_err(|error| anyhow!("{error}. (train.probe = false starts the run all the same.)"))
+}
+
+/// The trainer of `[reward_model]`.
+pub fn reward_model_backend(of: &RewardModel, model: &ScoreModel) -> Result<LocalBackend> {
+    let loss = BradleyTerry { center: of.center };
+    Ok(model.backend(local_config(loss, &of.optimization, of.lr, of.steps, 1)?)?)
 }
 
 /// The learning rate over updates, of which every step makes so many.

@@ -33,7 +33,7 @@ pub fn replay(plan: &Plan, folder: &Path, out: &mut impl Write) -> Result<Replay
         writeln!(out, "no dead letters in {}", folder.display())?;
         return Ok(replayed);
     }
-    let reward = rewards::earned(plan)?;
+    let (reward, scorers) = rewards::earned(plan)?;
     let path = folder.join(REPLAYED);
     let mut writer = RolloutWriter::create(&path, true)?;
     for letter in read_dead_letters(letters)? {
@@ -45,6 +45,7 @@ pub fn replay(plan: &Plan, folder: &Path, out: &mut impl Write) -> Result<Replay
                 continue;
             }
         };
+        scorers.iter().for_each(|scorer| scorer.announce(&group));
         let failures = score(&mut group, &reward, plan.reward.retries, Scorers::Threads).failures;
         writeln!(out, "group {}: {}", group.id(), told(&group, &failures))?;
         if failures.is_empty() {

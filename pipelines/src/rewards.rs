@@ -1,6 +1,8 @@
 //! `[reward]` as a function of samples.
 
-use anyhow::Result;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
 use regex::Regex;
 use rollflow::algo::rewards::{
     Aggregator, Earned, Earnings, Parts, exact_match, format, keywords, length, math, numeric_match, overlong, repetition,
@@ -8,27 +10,34 @@ use rollflow::algo::rewards::{
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::recipe::reward::{Combine, Composition, PartRule};
+use rollflow::stages::reward::Scorer;
 
 /// A reward of whole samples.
 type Rule = Box<dyn Fn(&Sample) -> Result<Earnings, String> + Send + Sync>;
 /// One value of theirs.
 type Value = Box<dyn Fn(&Sample) -> Result<f64, String> + Send + Sync>;
 
-/// What an answer earns. An answer that must be compared with a ground truth that its prompt lacks cannot be judged.
-pub fn earned(plan: &Plan) -> Result<Rule> {
-    Ok(match plan.reward.rule.alone() {
+/// Reward models, which may be shown groups before their answers are scored.
+type Asked = Vec<Arc<Scorer>>;
+
+/// What an answer earns, and the reward models that it asks. An answer that must be compared with a ground truth that its prompt lacks cannot
+/// be judged.
+pub fn earned(plan: &Plan) -> Result<(Rule, Asked)> {
+    let mut asked = Asked::new();
+    let rule: Rule = match plan.reward.rule.alone() {
         Ok(rule) => {
-            let value = value(plan, &rule)?;
+            let value = value(plan, &rule, &mut asked)?;
             Box::new(move |sample: &Sample| value(sample).earned())
         }
         Err(of) => {
-            let parts = parts(plan, of)?;
+            let parts = parts(plan, of, &mut asked)?;
             Box::new(move |sample: &Sample| parts.earn(sample))
         }
-    })
+    };
+    Ok((rule, asked))
 }
 
-fn parts(plan: &Plan, of: &Composition) -> Result<Parts> {
+fn parts(plan: &Plan, of: &Composition, asked: &mut Asked) -> Result<Parts> {
     let combined = match of.combine {
         Combine::Sum => Aggregator::Weighted(of.part.iter().map(|part| part.weight).collect()),
         Combine::Min => Aggregator::Min,
@@ -38,10 +47,10 @@ fn parts(plan: &Plan, of: &Composition) -> Result<Parts> {
     let at_least: Vec<Option<f64>> = of.part.iter().map(|part| part.at_least).collect();
     let gated = at_least.iter().any(Option::is_some);
     let aggregator = if gated { Aggregator::Gated { at_least, then: Box::new(combined) } } else { combined };
-    of.part.iter().try_fold(Parts::new(aggregator), |parts, part| Ok(parts.part(&part.name, value(plan, &part.rule)?)))
+    of.part.iter().try_fold(Parts::new(aggregator), |parts, part| Ok(parts.part(&part.name, value(plan, &part.rule, asked)?)))
 }
 
-fn value(plan: &Plan, rule: &PartRule) -> Result<Value> {
+fn value(plan: &Plan, rule: &PartRule, asked: &mut Asked) -> Result<Value> {
     let must_end = plan.reward.require_end_of_text;
     Ok(match rule {
         PartRule::Exact(_) => said(must_end, |sample| Ok(exact_match(&sample.response, truth(sample)?))),
@@ -59,6 +68,12 @@ fn value(plan: &Plan, rule: &PartRule) -> Result<Value> {
         PartRule::Math(_) => {
             let math = math();
             said(must_end, move |sample| math(sample).map_err(str::to_owned))
+        }
+        PartRule::Model(of) => {
+            let model = ScoreModel::load(&of.path).with_context(|| format!("loading the reward model {}", of.path.display()))?;
+            let scorer = Arc::new(Scorer::new(&model, of.threads)?);
+            asked.push(scorer.clone());
+            said(must_end, move |sample| scorer.reward(sample))
         }
         PartRule::Format(of) => {
             let format = format(of.tags.iter().cloned())?;

@@ -1,8 +1,8 @@
 //! A synthetic task that a tiny model learns in minutes: `a+b=` with numbers of up to `digits` digits, 18 at most. Deterministic; it
 //! needs no file.
 
-use super::Pair;
 use super::shuffle::{Draws, permutation};
+use super::{Pair, RankedPair};
 
 /// Every sum of two numbers of up to `digits` digits, `100^digits` of them, in counting order.
 ///
@@ -31,8 +31,38 @@ pub fn drawn_addition(digits: u32, count: usize, seed: u64) -> Vec<Pair> {
 /// The share of `pairs` that supervised warm-up may see: `fraction` of them (0 to 1, rounded up), chosen and ordered by `seed`. The
 /// rest is left for reinforcement to discover.
 pub fn share(pairs: &[Pair], fraction: f64, seed: u64) -> Vec<Pair> {
-    let count = (pairs.len() as f64 * fraction).ceil() as usize;
-    permutation(pairs.len(), seed, 0).into_iter().take(count).map(|at| pairs[at].clone()).collect()
+    split(pairs, fraction, seed).0
+}
+
+/// That share, and the rest.
+pub fn split<T: Clone>(items: &[T], fraction: f64, seed: u64) -> (Vec<T>, Vec<T>) {
+    let count = (items.len() as f64 * fraction).ceil() as usize;
+    let mut shuffled: Vec<T> = permutation(items.len(), seed, 0).into_iter().map(|at| items[at].clone()).collect();
+    let rest = shuffled.split_off(count.min(items.len()));
+    (shuffled, rest)
+}
+
+/// Each sum against `each` wrong answers drawn by `seed`: by turns one that is off by 3 at most, and any number of as many digits as the right
+/// one or one more. In that order, all sums before any comes again.
+pub fn ranked(sums: &[Pair], each: usize, seed: u64) -> Vec<RankedPair> {
+    let mut draws = Draws::new(seed, u64::from(u32::MAX));
+    let pair = |(round, Pair { prompt, completion }): (usize, &Pair)| {
+        let right: u64 = completion.parse().unwrap_or(0);
+        let rejected = loop {
+            let wrong = match round % 2 {
+                0 => (right + draws.below(7)).saturating_sub(3),
+                _ => {
+                    let digits = completion.len() as u64 + draws.below(2);
+                    draws.below(bound(digits.min(18) as u32))
+                }
+            };
+            if wrong != right {
+                break wrong.to_string();
+            }
+        };
+        RankedPair { prompt: prompt.clone(), chosen: completion.clone(), rejected }
+    };
+    (0..each).flat_map(|round| sums.iter().map(move |sum| (round, sum))).map(pair).collect()
 }
 
 /// Numbers of up to `digits` digits are below this.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::{Pair, Prompt, PromptText, Sample};
+use super::{Pair, Prompt, PromptText, RankedPair, Sample};
 
 /// Why a JSONL file was not read.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +56,24 @@ pub fn load_pairs(file: &Path, prompt_key: &str, completion_key: &str, limit: Op
     read(file, limit, |mut record| {
         let prompt = take_prompt(&mut record, prompt_key)?;
         Ok(Pair { prompt, completion: take_answer(&mut record, completion_key)? })
+    })
+}
+
+/// Ranked pairs from a file of records; other fields are ignored. `limit` counts records.
+pub fn load_ranked_pairs(
+    file: &Path,
+    prompt_key: &str,
+    chosen_key: &str,
+    rejected_key: &str,
+    limit: Option<usize>,
+) -> Result<Vec<RankedPair>, JsonlError> {
+    read(file, limit, |mut record| {
+        let prompt = take_prompt(&mut record, prompt_key)?;
+        let (chosen, rejected) = (take_answer(&mut record, chosen_key)?, take_answer(&mut record, rejected_key)?);
+        if chosen == rejected {
+            return Err(format!("`{chosen_key}` and `{rejected_key}` are the same answer: neither is better"));
+        }
+        Ok(RankedPair { prompt, chosen, rejected })
     })
 }
 

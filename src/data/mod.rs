@@ -21,7 +21,7 @@ pub use answer::{Answer, SampledToken};
 pub use batch::{Batch, RolloutBatch};
 pub use buffer::{BufferError, BufferState, DataBuffer};
 pub use group::Group;
-pub use prompt::{ChatMessage, Pair, Prompt, PromptText};
+pub use prompt::{ChatMessage, Pair, Prompt, PromptText, RankedPair};
 pub use sample::{Sample, SampleError, Status};
 pub use scored::{Dropped, POISONED, Scored, Unscored};
 pub use spans::{Span, Spans};

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::Metadata;
 
 /// One turn of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ChatMessage {
     /// `system`, `user`, `assistant` or `tool`.
     pub role: String,
@@ -14,7 +14,7 @@ pub struct ChatMessage {
 }
 
 /// A prompt as its author wrote it: text, or a conversation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum PromptText {
     /// Plain text, tokenised as it is.
@@ -97,6 +97,17 @@ pub struct Pair {
     pub prompt: PromptText,
     /// What is to be answered, without an end-of-text mark.
     pub completion: String,
+}
+
+/// A prompt with two answers, of which one is better: what a reward model learns from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankedPair {
+    /// What is asked.
+    pub prompt: PromptText,
+    /// The better answer, without an end-of-text mark.
+    pub chosen: String,
+    /// The worse one.
+    pub rejected: String,
 }
 
 impl From<&Pair> for Prompt {

@@ -9,7 +9,7 @@ use super::plan::{OnStale, Pipeline, Plan};
 use super::reward::{Combine, Composition, PartRule, RewardRule};
 use super::section::Findings;
 use super::setting::{Problem, Setting};
-use super::task::{Arithmetic, Sft, TaskData};
+use super::task::{Arithmetic, RewardModel, Sft, TaskData};
 use super::timeline;
 use super::train::{Schedule, Train};
 
@@ -72,6 +72,13 @@ fn between(plan: &Plan, note: Note) {
             note("sft", &["pipeline"], "pipeline = \"sft\" has no section [sft]".to_owned(), help);
         }
         Pipeline::Sft => {}
+        Pipeline::RewardModel => match &plan.reward_model {
+            Some(RewardModel { steps, optimization, .. }) => schedule("reward_model", *steps, &optimization.schedule, note),
+            None => {
+                let help = "add [reward_model] with its steps, batch and lr";
+                note("reward_model", &["pipeline"], "pipeline = \"reward_model\" has no section [reward_model]".to_owned(), help);
+            }
+        },
         Pipeline::Grpo => grpo(plan, note),
     }
 }
@@ -115,7 +122,11 @@ fn task(plan: &Plan, note: Note) {
 fn schedule(section: &str, steps: u64, schedule: &Schedule, note: Note) {
     if schedule.warmup > steps {
         let message = format!("`{section}.schedule.warmup` is {}, but there are only {steps} steps", schedule.warmup);
-        let from: &[_] = if section == "sft" { &["sft.steps"] } else { &["train.steps"] };
+        let from: &[_] = match section {
+            "sft" => &["sft.steps"],
+            "reward_model" => &["reward_model.steps"],
+            _ => &["train.steps"],
+        };
         note(&format!("{section}.schedule.warmup"), from, message, "make it shorter than the run");
     }
 }

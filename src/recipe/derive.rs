@@ -28,16 +28,18 @@ impl Machine {
 impl Plan {
     /// Samples that one optimizer step trains on.
     pub fn samples_per_step(&self) -> usize {
-        match (self.pipeline, &self.sft) {
-            (Pipeline::Sft, Some(sft)) => sft.batch,
+        match (self.pipeline, &self.sft, &self.reward_model) {
+            (Pipeline::Sft, Some(sft), _) => sft.batch,
+            (Pipeline::RewardModel, _, Some(of)) => of.batch.saturating_mul(2),
             _ => self.batch.groups.saturating_mul(self.generate.group_size),
         }
     }
 
     /// Optimizer steps of the pipeline's last phase.
     pub fn steps(&self) -> u64 {
-        match (self.pipeline, &self.sft) {
-            (Pipeline::Sft, Some(sft)) => sft.steps,
+        match (self.pipeline, &self.sft, &self.reward_model) {
+            (Pipeline::Sft, Some(sft), _) => sft.steps,
+            (Pipeline::RewardModel, _, Some(of)) => of.steps,
             _ => self.train.steps,
         }
     }
@@ -53,6 +55,7 @@ impl Plan {
         Some(match (self.pipeline, &self.sft) {
             (Pipeline::Sft, Some(sft)) if sft.data.is_some() => return None,
             (Pipeline::Sft, Some(sft)) => (prompts * sft.fraction).ceil() / sft.batch as f64,
+            (Pipeline::RewardModel, _) => return None,
             _ => prompts / self.batch.groups as f64,
         })
     }
@@ -122,9 +125,11 @@ impl Plan {
         let reference = self.reference.as_ref().map_or(0, |reference| reference.threads);
         match self.pipeline {
             Pipeline::Sft => warm_up,
+            Pipeline::RewardModel => self.reward_model.as_ref().map_or(0, |of| of.optimization.threads),
             Pipeline::Grpo => warm_up
                 .max(self.generators().saturating_mul(self.generate.threads).saturating_add(self.train.optimization.threads))
-                .saturating_add(reference),
+                .saturating_add(reference)
+                .saturating_add(self.reward.rule.threads()),
         }
     }
 

@@ -1,19 +1,19 @@
 //! From a file to a plan.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::checks::{placed, problems};
 use super::document::{self, Node, Value};
 use super::error::{Place, RecipeError, RecipeErrors};
 use super::model::Model;
-use super::plan::Plan;
+use super::plan::{Pipeline, Plan};
 use super::section::Findings;
 use super::setting::{Problem, Setting};
 use super::task::TaskData;
 
 /// Sections that a recipe must spell out: nobody wants to train the wrong model because a heading was forgotten.
 const REQUIRED: [(&str, &str); 3] = [
-    ("pipeline", "write pipeline = \"grpo\" or \"sft\" at the top"),
+    ("pipeline", "write pipeline = \"grpo\", \"sft\" or \"reward_model\" at the top"),
     ("model", "write [model] with kind = \"tiny\" or \"folder\""),
     ("task", "write [task] with kind = \"arithmetic\" or \"jsonl\""),
 ];
@@ -59,7 +59,7 @@ fn require_and_refuse_sections(root: &Node, plan: &Plan, findings: &mut Findings
         }
     }
     for key in plan.pipeline.unused_sections() {
-        if let Some(entry) = table.get(*key) {
+        if let Some(entry) = table.get(key) {
             let message = format!("[{key}] means nothing to pipeline = \"{}\"", plan.pipeline.word());
             findings.error(&entry.key_place, key, message, "remove it, or choose another pipeline".to_owned());
         }
@@ -67,21 +67,24 @@ fn require_and_refuse_sections(root: &Node, plan: &Plan, findings: &mut Findings
 }
 
 fn missing_files(plan: &Plan) -> Vec<Problem> {
-    let mut files = Vec::new();
+    let mut files: Vec<(String, &PathBuf)> = Vec::new();
     if let Model::Folder(folder) = &plan.model {
-        files.push(("model.path", &folder.path));
+        files.push(("model.path".to_owned(), &folder.path));
     }
     if let TaskData::Jsonl(jsonl) = &plan.task.data {
-        files.push(("task.path", &jsonl.path));
+        files.push(("task.path".to_owned(), &jsonl.path));
     }
     if let Some(data) = plan.sft.as_ref().and_then(|sft| sft.data.as_ref()) {
-        files.push(("sft.data", data));
+        files.push(("sft.data".to_owned(), data));
+    }
+    if plan.pipeline == Pipeline::Grpo {
+        files.extend(plan.reward.rule.folders());
     }
     files.retain(|(_, path)| !path.as_os_str().is_empty() && !path.exists());
-    let missing = |(key, path): (&str, &std::path::PathBuf)| Problem {
-        key: key.to_owned(),
+    let missing = |(key, path): (String, &PathBuf)| Problem {
         from: Vec::new(),
         message: format!("`{key}` is {}, which does not exist", path.display()),
+        key,
         help: "paths are relative to the folder that the command runs in".to_owned(),
     };
     files.into_iter().map(missing).collect()

@@ -8,7 +8,7 @@ use super::model::Model;
 use super::reference_policy::Reference;
 use super::reward::Reward;
 use super::setting::{FROM_ONE, GIVEN, SOME, SOME_IF_GIVEN, SOME_STEPS};
-use super::task::{Sft, Task};
+use super::task::{RewardModel, Sft, Task};
 use super::timeline::{Change, Ramp};
 use super::train::Train;
 
@@ -29,6 +29,8 @@ section! {
         task: Task = Task::default();
         /// Supervised training.
         sft: Option<Sft> = None;
+        /// Training of a reward model.
+        reward_model: Option<RewardModel> = None;
         /// How answers are sampled.
         generate: Generate = Generate::default();
         /// What an answer earns.
@@ -63,27 +65,22 @@ choices! {
         "grpo" => Grpo,
         /// supervised training alone.
         "sft" => Sft,
+        /// training of a reward model on pairs of answers.
+        "reward_model" => RewardModel,
     }
 }
 
+/// What means nothing where nothing is reinforced.
+const REINFORCEMENT: [&str; 11] =
+    ["generate", "reward", "filter", "filter_fallback", "reference", "batch", "train", "change", "ramp", "sync", "flow"];
+
 impl Pipeline {
     /// Sections that mean nothing to this pipeline.
-    pub(crate) fn unused_sections(self) -> &'static [&'static str] {
+    pub(crate) fn unused_sections(self) -> Vec<&'static str> {
         match self {
-            Pipeline::Grpo => &[],
-            Pipeline::Sft => &[
-                "generate",
-                "reward",
-                "filter",
-                "filter_fallback",
-                "reference",
-                "batch",
-                "train",
-                "change",
-                "ramp",
-                "sync",
-                "flow",
-            ],
+            Pipeline::Grpo => vec!["reward_model"],
+            Pipeline::Sft => [&REINFORCEMENT[..], &["reward_model"]].concat(),
+            Pipeline::RewardModel => [&REINFORCEMENT[..], &["sft"]].concat(),
         }
     }
 }

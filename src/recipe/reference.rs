@@ -59,6 +59,7 @@ fn section_doc(section: &str) -> String {
         "model" => model::Model::doc(),
         "task" => task::Task::doc(),
         "sft" => task::Sft::doc(),
+        "reward_model" => task::RewardModel::doc(),
         "generate" => generate::Generate::doc(),
         "reward" => reward::Reward::doc(),
         "filter" => generate::Filter::doc(),

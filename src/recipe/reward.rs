@@ -1,8 +1,10 @@
 //! `[reward]`: what an answer earns, as one value or as several parts.
 
+use std::path::PathBuf;
+
 use super::declare::{choices, section, tagged};
 use super::section::NoKeys;
-use super::setting::{FINITE, FINITE_IF_GIVEN, Limit, NOT_NEGATIVE, SOME};
+use super::setting::{FINITE, FINITE_IF_GIVEN, Limit, NOT_NEGATIVE, PATH_GIVEN, SOME};
 use crate::algo::rewards::{FormatTags, keywords};
 
 const PATTERN: Limit<String> = Limit {
@@ -61,6 +63,8 @@ tagged! {
         "regex" => Regex(RegexRule),
         /// its final answer (after `####`, in `\boxed{}`, announced, or its last number) says the same as the ground truth: as a number, fraction, percentage, formula, list, interval or word.
         "math" => Math(NoKeys),
+        /// what a reward model says: its score, which is any number.
+        "model" => Model(ModelRule),
         /// several of these and others, each a `[[reward.part]]`, together.
         "parts" => Parts(Composition),
     }
@@ -132,6 +136,8 @@ tagged! {
         "regex" => Regex(RegexRule),
         /// 1 if its final answer says the same as the ground truth.
         "math" => Math(NoKeys),
+        /// what a reward model says: its score, which is any number.
+        "model" => Model(ModelRule),
         /// 1 if it is one tagged section after the other, each once, and nothing else.
         "format" => Format(FormatRule),
         /// the share of words that it contains, whatever their case.
@@ -142,6 +148,16 @@ tagged! {
         "overlong" => Overlong(OverlongRule),
         /// the share of distinct runs of `n` tokens less 1: 0 without repetition, near −1 where all is one.
         "repetition" => Repetition(RepetitionRule),
+    }
+}
+
+section! {
+    /// A reward model scores prompt and answer, in its own tokens.
+    pub struct ModelRule {
+        /// A Hugging Face folder of a sequence classifier with one label, relative to where the command runs.
+        path: PathBuf = PathBuf::new(), PATH_GIVEN;
+        /// Threads that score.
+        threads: usize = 1, SOME;
     }
 }
 
@@ -195,8 +211,36 @@ impl RewardRule {
             RewardRule::Numeric(of) => PartRule::Numeric(of.clone()),
             RewardRule::Regex(of) => PartRule::Regex(of.clone()),
             RewardRule::Math(of) => PartRule::Math(*of),
+            RewardRule::Model(of) => PartRule::Model(of.clone()),
             RewardRule::Parts(of) => return Err(of),
         })
+    }
+
+    /// The reward models that it asks, and where their keys stand.
+    pub(crate) fn models(&self) -> Vec<(String, &ModelRule)> {
+        match self {
+            RewardRule::Model(of) => vec![("reward".to_owned(), of)],
+            RewardRule::Parts(of) => of
+                .part
+                .iter()
+                .enumerate()
+                .filter_map(|(at, part)| match &part.rule {
+                    PartRule::Model(of) => Some((format!("reward.part[{at}]"), of)),
+                    _ => None,
+                })
+                .collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Their folders.
+    pub(crate) fn folders(&self) -> impl Iterator<Item = (String, &PathBuf)> {
+        self.models().into_iter().map(|(key, model)| (format!("{key}.path"), &model.path))
+    }
+
+    /// Threads that they score with.
+    pub fn threads(&self) -> usize {
+        self.models().iter().map(|(_, model)| model.threads).sum()
     }
 
     /// Whether it needs the ground truth of every prompt.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::declare::{section, tagged};
 use super::error::RecipeErrors;
-use super::setting::{GIVEN, Limit, PATH_GIVEN, POSITIVE, SHARE, SOME, SOME_IF_GIVEN, SOME_STEPS};
+use super::setting::{BELOW_ONE, GIVEN, Limit, NOT_NEGATIVE, PATH_GIVEN, POSITIVE, SHARE, SOME, SOME_IF_GIVEN, SOME_STEPS};
 use super::train::Optimization;
 
 const FEW_DIGITS: Limit<u32> = Limit { text: "1 to 9", holds: |digits| (1..=9).contains(digits) };
@@ -80,6 +80,28 @@ section! {
         prompt_key: String = "prompt".to_owned(), GIVEN;
         /// Field of `data` with the text to imitate.
         completion_key: String = "completion".to_owned(), GIVEN;
+        last optimization: Optimization;
+    }
+}
+
+section! {
+    /// Training of a reward model on pairs of answers: all of the `reward_model` pipeline. Pairs are the records of a `jsonl` task, or sums of the
+    /// `arithmetic` task against wrong ones, eight for each.
+    pub struct RewardModel {
+        /// Optimizer steps.
+        steps: u64 = 200, SOME_STEPS;
+        /// Pairs per step.
+        batch: usize = 64, SOME;
+        /// Peak learning rate.
+        lr: f64 = 1e-3, POSITIVE;
+        /// Share of the task's prompts whose pairs are not trained but judged at the end.
+        held_out: f64 = 0.1, BELOW_ONE;
+        /// How strongly scores are kept around 0; 0.01 is common.
+        center: f64 = 0.0, NOT_NEGATIVE;
+        /// Field of a `jsonl` task with the better answer.
+        chosen_key: String = "chosen".to_owned(), GIVEN;
+        /// Field of a `jsonl` task with the worse answer.
+        rejected_key: String = "rejected".to_owned(), GIVEN;
         last optimization: Optimization;
     }
 }

@@ -12,6 +12,8 @@ pub mod generate;
 mod policy;
 pub mod reference;
 pub mod reward;
+#[cfg(feature = "torch")]
+mod score_model;
 pub mod sink;
 pub mod source;
 pub mod sync;
@@ -20,3 +22,5 @@ pub mod train;
 pub use admission::{Admission, Fate, Ledger, OpenGroup, Pace, Progress, STALE, Totals};
 #[cfg(feature = "torch")]
 pub use policy::{Policy, PolicyError};
+#[cfg(feature = "torch")]
+pub use score_model::{ScoreModel, ScoreModelError, TextError, TextReader};

@@ -25,21 +25,27 @@ pub(super) struct Optimizer {
 }
 
 impl Optimizer {
-    /// Fresh moments for parameters like `params`.
+    /// Fresh moments for parameters like `params`. They take no memory before the first update, for backends that only score.
     pub fn new(config: AdamW, params: &Tensor) -> Self {
         let names = ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
-        let zeros = |name| (name, Tensor::zeros_like(&params.detach()));
+        let zeros = |name| (name, Tensor::zeros([1], (Kind::Float, params.device())).expand(params.size(), false));
         Optimizer { config, step: 0, moments: names.into_iter().take(if config.amsgrad { 3 } else { 2 }).map(zeros).collect() }
     }
 
     /// One update of `params` in place, every gradient multiplied by `scale` first.
     pub fn update(&mut self, lr: f64, scale: f64, params: &mut Tensor, grad: &Tensor) {
         self.step += 1;
+        self.settle();
         if params.device() == Device::Cpu {
             self.update_on_host(lr, scale, params, grad);
         } else {
             self.update_on_device(lr, scale, params, grad);
         }
+    }
+
+    /// Gives every number of the moments a place of its own.
+    fn settle(&mut self) {
+        self.moments.iter_mut().for_each(|(_, moment)| *moment = moment.contiguous());
     }
 
     fn update_on_host(&mut self, lr: f64, scale: f64, params: &mut Tensor, grad: &Tensor) {
@@ -153,7 +159,7 @@ impl View for Flat<'_> {
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        let host = self.tensor.to_device(Device::Cpu);
+        let host = self.tensor.to_device(Device::Cpu).contiguous();
         slice(&host).iter().flat_map(|number| number.to_le_bytes()).collect()
     }
 
@@ -174,6 +180,7 @@ mod tests {
             let mut on_host = Tensor::randn([1000], (Kind::Float, Device::Cpu));
             let mut on_device = on_host.copy();
             let mut optimizers = [Optimizer::new(config, &on_host), Optimizer::new(config, &on_host)];
+            optimizers.iter_mut().for_each(Optimizer::settle);
             for _ in 0..5 {
                 let grad = Tensor::randn([1000], (Kind::Float, Device::Cpu));
                 optimizers[0].step += 1;

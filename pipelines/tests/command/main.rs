@@ -8,6 +8,7 @@ mod crashes;
 mod disks;
 mod recipes;
 mod replaying;
+mod reward_models;
 mod running;
 mod runs;
 mod simulating;

@@ -6,8 +6,14 @@ use super::{LogError, MetricsLogger, StepMetrics};
 use crate::observe::Metric;
 
 /// What the line shows, in this order, and under which name.
-const SHOWN: [(Metric, &str); 4] =
-    [(Metric::RewardMean, "reward"), (Metric::Loss, "loss"), (Metric::GradNorm, "grad_norm"), (Metric::LearningRate, "lr")];
+const SHOWN: [(Metric, &str); 6] = [
+    (Metric::RewardMean, "reward"),
+    (Metric::PairAccuracy, "accuracy"),
+    (Metric::PairMargin, "margin"),
+    (Metric::Loss, "loss"),
+    (Metric::GradNorm, "grad_norm"),
+    (Metric::LearningRate, "lr"),
+];
 
 /// Prints a line for the first step and every `every`-th to whatever takes lines.
 pub struct ConsoleLogger<F> {

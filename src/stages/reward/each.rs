@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::algo::rewards::{Earned, Earnings};
 use crate::data::{Group, Prompt, Sample, Scored};
-use crate::flow::{Io, Stage, StageError};
+use crate::flow::{Io, Stage, StageError, StageSpec};
 use crate::observe::logs::{DeadLetter, DeadLetterWriter, Failure};
 use crate::observe::{Metric, Metrics};
 
@@ -55,10 +55,13 @@ fn kept(dead_letters: &Option<PathBuf>) -> String {
 }
 
 type RewardFn = dyn Fn(&Sample) -> Result<Earnings, String> + Send + Sync;
+type AheadFn = dyn Fn(&Group) + Send + Sync;
 
 /// Scores every sample of a group and passes the group on.
 pub struct Reward {
     reward: Box<RewardFn>,
+    ahead: Option<Box<AheadFn>>,
+    threads: usize,
     retries: u32,
     on_failure: OnFailure,
     max_poisoned: u64,
@@ -72,12 +75,25 @@ impl Reward {
     pub fn each<R: Earned>(reward: impl Fn(&Sample) -> R + Send + Sync + 'static) -> Self {
         Reward {
             reward: Box::new(move |sample| reward(sample).earned()),
+            ahead: None,
+            threads: 0,
             retries: 2,
             on_failure: OnFailure::default(),
             max_poisoned: 64,
             dead_letters: None,
             metrics: None,
         }
+    }
+
+    /// Shows each group to `announce` before its samples are scored one by one, for whoever can begin with all of them at once, such as a
+    /// [`Scorer`](super::Scorer).
+    pub fn ahead(self, announce: impl Fn(&Group) + Send + Sync + 'static) -> Self {
+        Reward { ahead: Some(Box::new(announce)), ..self }
+    }
+
+    /// Cores that the reward computes with beside the stage's own thread, for the thread budget.
+    pub fn threads(self, threads: usize) -> Self {
+        Reward { threads, ..self }
     }
 
     /// How often it is called again for a sample on which it panics, errs or gives no finite number: 2 unless told otherwise.
@@ -171,6 +187,9 @@ impl Stage for Reward {
     fn run(&mut self, io: &mut Io<Group, Scored>) -> Result<(), StageError> {
         let (mut in_a_row, mut scorers) = (0, Scorers::Threads);
         while let Some(mut group) = io.recv()? {
+            if let Some(announce) = &self.ahead {
+                announce(&group);
+            }
             let scoring = score(&mut group, self.reward.as_ref(), self.retries, scorers);
             scorers = Scorers::after(&scoring);
             let Scoring { failures, failed_calls, .. } = scoring;
@@ -196,6 +215,10 @@ impl Stage for Reward {
             io.send(scored)?;
         }
         Ok(())
+    }
+
+    fn spec(&self) -> StageSpec {
+        StageSpec::thread().threads(self.threads)
     }
 }
 

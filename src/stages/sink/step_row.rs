@@ -13,7 +13,11 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
         row.insert(metric.key().to_owned(), value);
     };
     put(Metric::Loss, forward.loss);
-    if forward.tokens > 0 {
+    let pairs = forward.metrics.pairs;
+    if pairs.pairs > 0 {
+        put(Metric::PairAccuracy, pairs.accuracy());
+        put(Metric::PairMargin, pairs.margin());
+    } else if forward.tokens > 0 {
         put(Metric::Entropy, forward.entropy);
     }
     put(Metric::GradNorm, optim.grad_norm);

@@ -1,4 +1,4 @@
-//! Ready samples for supervised training, in batches of one size. Says how many, as `tracing` events, when the run begins.
+//! Ready samples for training without a generator, in batches of one size. Says how many, as `tracing` events, when the run begins.
 
 use std::sync::Arc;
 
@@ -7,10 +7,11 @@ use crate::flow::{Source, StageError};
 use crate::observe::logs::announce_training;
 
 /// Cycles over samples: batch `k` holds samples `k·size …` modulo their number, so that every batch is full, also when there are fewer
-/// samples than a batch takes. Each sample is a group of one.
+/// samples than a batch takes. Each sample is a group of one, unless they come as groups.
 #[derive(Clone, Debug)]
 pub struct Supervised {
-    samples: Vec<Sample>,
+    kind: &'static str,
+    groups: Vec<Vec<Sample>>,
     size: usize,
     next: u64,
     batches: u64,
@@ -31,10 +32,16 @@ pub enum SupervisedError {
 impl Supervised {
     /// `batches` batches of `size` samples.
     pub fn new(samples: Vec<Sample>, size: usize, batches: u64) -> Result<Self, SupervisedError> {
-        match (samples.len(), size) {
+        let each = samples.into_iter().map(|sample| vec![sample]).collect();
+        Self::grouped("SFT", each, size, batches)
+    }
+
+    /// `batches` batches of `size` groups, such as pairs; `kind` says what is trained.
+    pub fn grouped(kind: &'static str, groups: Vec<Vec<Sample>>, size: usize, batches: u64) -> Result<Self, SupervisedError> {
+        match (groups.len(), size) {
             (0, _) => Err(SupervisedError::NoSamples),
             (_, 0) => Err(SupervisedError::NoBatch),
-            _ => Ok(Supervised { samples, size, next: 0, batches, announced: false }),
+            _ => Ok(Supervised { kind, groups, size, next: 0, batches, announced: false }),
         }
     }
 
@@ -49,18 +56,19 @@ impl Source for Supervised {
 
     fn next(&mut self) -> Result<Option<Batch>, StageError> {
         if !std::mem::replace(&mut self.announced, true) {
-            let (samples, steps) = (self.samples.len(), self.batches);
-            announce_training("SFT", &[("Samples", &samples), ("Steps", &steps), ("Batch size", &self.size)]);
+            let (groups, steps) = (self.groups.len(), self.batches);
+            let what = if self.groups.iter().all(|samples| samples.len() == 1) { "Samples" } else { "Groups" };
+            announce_training(self.kind, &[(what, &groups), ("Steps", &steps), ("Batch size", &self.size)]);
         }
         if self.next >= self.batches {
             return Ok(None);
         }
         let first = self.next * self.size as u64;
         let group = |ordinal: u64| {
-            let mut sample = self.samples[(ordinal % self.samples.len() as u64) as usize].clone();
-            sample.group_index = ordinal;
-            let prompt = Prompt { ordinal, text: sample.prompt.clone(), ..Prompt::default() };
-            Group { prompt: Arc::new(prompt), samples: vec![sample] }
+            let mut samples = self.groups[(ordinal % self.groups.len() as u64) as usize].clone();
+            samples.iter_mut().for_each(|sample| sample.group_index = ordinal);
+            let text = samples.first().map(|sample| sample.prompt.clone()).unwrap_or_default();
+            Group { prompt: Arc::new(Prompt { ordinal, text, ..Prompt::default() }), samples }
         };
         let batch = Batch { id: self.next, groups: (first..first + self.size as u64).map(group).collect(), ..Batch::default() };
         self.next += 1;

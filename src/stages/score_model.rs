@@ -1,0 +1,154 @@
+//! A model that gives a text one number: a reward model, or a critic before it learns.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::Policy;
+use crate::data::{PromptText, RankedPair, Sample, Status, Tokenizer, TokenizerError};
+use crate::model::{FrozenWeights, Head, ModelConfig, ModelError, Weights, load_hf};
+use crate::train::{LocalBackend, LocalConfig};
+
+/// A score model that can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ScoreModelError {
+    /// The model's folder.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The tokenizer, or that it does not fit the model.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// A language model.
+    #[error(
+        "this model gives words and no score (it is no sequence classifier); train a reward model from it first (pipeline = \"reward_model\")"
+    )]
+    NoScore,
+}
+
+/// A text that has no score.
+#[derive(Debug, thiserror::Error)]
+pub enum TextError {
+    /// It can't be tokenized.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// It is longer than the model reads.
+    #[error(
+        "prompt and answer are {tokens} tokens to the model that scores, which reads at most {most} (max_position_embeddings)"
+    )]
+    TooLong {
+        /// Its tokens.
+        tokens: usize,
+        /// The model's positions.
+        most: usize,
+    },
+    /// There is nothing to score.
+    #[error("prompt and answer have no token to the model that scores")]
+    Empty,
+}
+
+/// What scores are computed with. Cloning shares the weights, which nobody writes to: whoever trains them copies them first.
+#[derive(Clone)]
+pub struct ScoreModel {
+    config: ModelConfig,
+    tokenizer: Arc<Tokenizer>,
+    weights: Arc<FrozenWeights>,
+}
+
+impl ScoreModel {
+    /// A Hugging Face folder of a sequence classifier with one label.
+    pub fn load(dir: impl AsRef<Path>) -> Result<Self, ScoreModelError> {
+        let (config, weights) = load_hf(dir.as_ref())?;
+        Self::new(config, weights.freeze(), Tokenizer::from_dir(dir.as_ref())?)
+    }
+
+    /// What training starts from: such a folder, or one of a language model, which gets a head drawn by `seed`.
+    pub fn begin(dir: impl AsRef<Path>, seed: u64) -> Result<Self, ScoreModelError> {
+        let (config, weights) = load_hf(dir.as_ref())?;
+        let tokenizer = Tokenizer::from_dir(dir.as_ref())?;
+        match config.head {
+            Head::Score => Self::new(config, weights.freeze(), tokenizer),
+            Head::Words => Self::new(config.scoring(), weights.scoring(&config, Some(seed)).freeze(), tokenizer),
+        }
+    }
+
+    /// A language model's body and tokenizer under a new head: zero, so that every score is 0 at first, or drawn by a seed.
+    pub fn from_policy(policy: &Policy, seed: Option<u64>) -> Self {
+        let weights = Arc::new(policy.weights().scoring(policy.config(), seed).freeze());
+        ScoreModel { config: policy.config().scoring(), tokenizer: policy.tokenizer().clone(), weights }
+    }
+
+    /// From parts that belong together, however they were loaded.
+    pub fn new(config: ModelConfig, weights: FrozenWeights, tokenizer: Tokenizer) -> Result<Self, ScoreModelError> {
+        tokenizer.check_model(config.vocab_size)?;
+        if config.head != Head::Score {
+            return Err(ScoreModelError::NoScore);
+        }
+        Ok(ScoreModel { config, tokenizer: Arc::new(tokenizer), weights: Arc::new(weights) })
+    }
+
+    /// The model's shape.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Text to tokens.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// The weights, for reading.
+    pub fn weights(&self) -> Weights {
+        self.weights.read()
+    }
+
+    /// Starts a trainer in this process on a copy of the weights. Its checkpoints hold the tokenizer's files too, so that they load as
+    /// score models.
+    pub fn backend(&self, mut config: LocalConfig) -> std::io::Result<LocalBackend> {
+        let files = self.tokenizer.files().iter().map(|(name, content)| (name.to_string(), content.clone()));
+        config.companions.extend(files);
+        LocalBackend::new(config, self.config.clone(), self.weights())
+    }
+
+    /// How it reads texts, without its weights.
+    pub fn reader(&self) -> TextReader {
+        TextReader { tokenizer: self.tokenizer.clone(), pad: self.config.pad_token_id, most: self.config.max_positions }
+    }
+}
+
+/// Turns texts into what a score model reads.
+#[derive(Clone)]
+pub struct TextReader {
+    tokenizer: Arc<Tokenizer>,
+    pad: Option<u32>,
+    /// The model's positions.
+    most: usize,
+}
+
+impl TextReader {
+    /// The sample whose one trained row gives the text's score: that of its last token, as transformers reads it. The text is the prompt, the
+    /// answer and the end-of-text token, in this model's own tokens, whatever the policy's are; a padding token at its end does not count.
+    pub fn asking(&self, prompt: &PromptText, answer: &str) -> Result<Sample, TextError> {
+        let mut tokens = self.tokenizer.encode(&prompt.render())?;
+        tokens.extend(self.tokenizer.encode_bare(answer)?);
+        tokens.extend(self.tokenizer.eos_token_ids().first());
+        while tokens.last().is_some_and(|last| Some(*last) == self.pad) {
+            tokens.pop();
+        }
+        match (tokens.len(), self.most) {
+            (0, _) => return Err(TextError::Empty),
+            (tokens, most) if tokens > most => return Err(TextError::TooLong { tokens, most }),
+            _ => {}
+        }
+        let mut loss_mask = vec![0.0; tokens.len()];
+        // A row is named by the token after it. Which one that is, nobody reads.
+        tokens.push(0);
+        loss_mask.push(1.0);
+        let (prompt, response) = (prompt.clone(), answer.to_owned());
+        Ok(Sample { prompt, response, tokens, loss_mask, status: Status::Completed, ..Sample::default() })
+    }
+
+    /// A pair as its loss takes it: the chosen answer, then the rejected.
+    pub fn pair(&self, pair: &RankedPair) -> Result<Vec<Sample>, TextError> {
+        let rejected = self.asking(&pair.prompt, &pair.rejected)?;
+        Ok(vec![self.asking(&pair.prompt, &pair.chosen)?, Sample { index: 1, ..rejected }])
+    }
+}
