@@ -196,3 +196,16 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_is_held_to_a_reference_needs_one() {
+    for key in ["kl_loss", "kl_reward"] {
+        let found = also(&format!("[train.{key}]\ncoef = 0.1\n"));
+        assert!(found.contains(&format!("`train.{key}`")) && found.contains("[reference]"), "{found}");
+    }
+    let found = also("[train.kl_loss]\ncoef = 0\nestimator = \"k4\"\n[reference]\nkind = \"ema\"\ndecay = 1\n");
+    assert!(
+        ["train.kl_loss.coef", "train.kl_loss.estimator", "reference.decay"].iter().all(|key| found.contains(key)),
+        "{found}"
+    );
+}

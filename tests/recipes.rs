@@ -7,9 +7,11 @@ use proptest::prelude::*;
 use rollflow::recipe::advantage::{Advantage, Constant, LeaveOneOut};
 use rollflow::recipe::correction::{Correction, Level, MaskedIs, Proximal, Reject, TruncatedIs};
 use rollflow::recipe::generate::{Filter, LengthFilter, MinReward};
+use rollflow::recipe::kl::{KlLoss, KlReward};
 use rollflow::recipe::loss::{self, Gspo, KlCov, Loss};
 use rollflow::recipe::model::{Model, ModelFolder};
 use rollflow::recipe::plan::{FilterFallback, OnStale};
+use rollflow::recipe::reference_policy::{Ema, Reference, ReferencePolicy};
 use rollflow::recipe::reward::{Combine, Composition, PartRule, RegexRule, RewardPart, RewardRule};
 use rollflow::recipe::task::{JsonlTask, Sft, TaskData};
 use rollflow::recipe::train::{Aggregation, OnNonfinite, ScheduleKind, Train};
@@ -215,6 +217,13 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             1 => Advantage::LeaveOneOut(LeaveOneOut { normalize: flag }),
             _ => Advantage::Constant(Constant { baseline: -real }),
         };
+        plan.reference = [None, Some(ReferencePolicy::Ema(Ema { decay: share / 2.0 })), Some(ReferencePolicy::default())][choice]
+            .clone()
+            .map(|policy| Reference { policy, threads: few });
+        if plan.reference.is_some() {
+            plan.train.kl_loss = flag.then(|| KlLoss { coef: real, ..KlLoss::default() });
+            plan.train.kl_reward = Some(KlReward { target: flag.then_some(real), ..KlReward::default() });
+        }
         plan.train.proximal = [None, Some(Proximal::Recompute), Some(Proximal::LogLinear)][choice];
         plan.train.correction = match choice {
             0 => Correction::default(),
