@@ -1,6 +1,7 @@
 //! A recipe's values as the library's parts. Pure translation: what a key means is decided here, what it does in the library.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
 use rollflow::algo;
@@ -17,7 +18,7 @@ use rollflow::recipe::train::{OnNonfinite, Optimization, ScheduleKind};
 use rollflow::recipe::{self, Plan};
 use rollflow::train::{self, AdamW, NonFinitePolicy};
 
-use crate::losses::{off_policy, policy_loss, reward_kl};
+use crate::losses::{self, off_policy, pairing, reward_kl};
 use crate::{advantages, rewards};
 
 /// What a tiny model can spell.
@@ -150,6 +151,9 @@ pub fn filter(plan: &Plan) -> Result<impl GroupFilter> {
             recipe::generate::Filter::AnySuccess(_) => Box::new(filters::any_completed),
         });
     }
+    if let Some(pairing) = pairing(plan) {
+        all.push(Box::new(pairing.filter()));
+    }
     Ok(move |group: &Group| all.iter().map(|condition| condition(group)).find(|verdict| !verdict.kept()).unwrap_or(Verdict::Keep))
 }
 
@@ -173,9 +177,7 @@ pub fn fallback(plan: &Plan) -> Fallback {
 /// The trainer of `[train]`.
 pub fn backend(plan: &Plan, policy: &Policy) -> Result<LocalBackend> {
     let train = &plan.train;
-    let loss = policy_loss(train);
-    loss.check()?;
-    let config = local_config(loss, &train.optimization, train.lr, train.steps, train.updates)?;
+    let config = local_config(losses::loss(train)?, &train.optimization, train.lr, train.steps, train.updates)?;
     Ok(policy.backend(LocalConfig { temperature: plan.generate.temperature, off_policy: off_policy(train), ..config })?)
 }
 
@@ -198,11 +200,11 @@ pub fn probe(plan: &Plan, policy: &Policy, backend: &LocalBackend) -> Result<()>
 
 /// The trainer of `[sft]`.
 pub fn supervised_backend(sft: &Sft, policy: &Policy) -> Result<LocalBackend> {
-    Ok(policy.backend(local_config(CrossEntropy, &sft.optimization, sft.lr, sft.steps, 1)?)?)
+    Ok(policy.backend(local_config(Arc::new(CrossEntropy), &sft.optimization, sft.lr, sft.steps, 1)?)?)
 }
 
 /// `steps` of so many updates each; schedules count updates.
-fn local_config(loss: impl algo::Loss + 'static, of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<LocalConfig> {
+fn local_config(loss: Arc<dyn algo::Loss>, of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<LocalConfig> {
     let decay = match of.schedule.kind {
         ScheduleKind::Constant => Decay::Constant,
         ScheduleKind::Linear => Decay::Linear,
@@ -226,7 +228,8 @@ fn local_config(loss: impl algo::Loss + 'static, of: &Optimization, lr: f64, ste
             OnNonfinite::Skip => NonFinitePolicy::Skip,
         },
         threads: Some(of.threads),
-        ..LocalConfig::new(loss, schedule)
+        loss,
+        ..LocalConfig::new(CrossEntropy, schedule)
     })
 }
 
@@ -239,8 +242,11 @@ pub fn trainer<B: TrainingBackend>(plan: &Plan, backend: B, checkpoints: Option<
         recipe::train::Aggregation::TokenSum => Aggregation::TokenSum,
         recipe::train::Aggregation::DrGrpo => Aggregation::DrGrpo { max_len: plan.generate.max_new_tokens },
     };
-    let trainer = Trainer::new(backend)
-        .advantages(advantages::estimator(&plan.train))
+    let trainer = match pairing(plan) {
+        Some(pairing) => Trainer::new(backend).pairs(&pairing),
+        None => Trainer::new(backend).advantages(advantages::estimator(&plan.train)),
+    };
+    let trainer = trainer
         .aggregation(aggregation)
         .steps(plan.train.steps)
         .sync_every(plan.sync.every)

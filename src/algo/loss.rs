@@ -71,6 +71,12 @@ pub struct LossMetrics {
     pub kl_sum: f64,
     /// Weight of that divergence; `None` where the loss has no such term.
     pub kl_coef: Option<f64>,
+    /// Pairs seen, by a loss of pairs.
+    pub pairs: usize,
+    /// Those of them whose chosen answer scores higher.
+    pub pairs_right: usize,
+    /// Sum over pairs of the chosen answer's score less the rejected one's.
+    pub margin_sum: f64,
     /// The loss without its entropy bonus.
     pub policy_loss: f64,
     /// What was done about tokens of another policy; empty where nothing is.
@@ -91,6 +97,9 @@ impl LossMetrics {
         self.clip_high_max = pick(self.clip_high_max, other.clip_high_max, f64::max);
         self.kl_sum += other.kl_sum;
         self.kl_coef = self.kl_coef.or(other.kl_coef);
+        self.pairs += other.pairs;
+        self.pairs_right += other.pairs_right;
+        self.margin_sum += other.margin_sum;
         self.policy_loss += other.policy_loss;
         self.correction.merge(&other.correction);
     }
@@ -103,6 +112,12 @@ impl LossMetrics {
     /// Mean divergence from the reference.
     pub fn kl(&self) -> f64 {
         self.per_token(self.kl_sum)
+    }
+
+    /// Share of pairs whose chosen answer scores higher, and the mean margin; `None` where there was no pair.
+    pub fn preference(&self) -> Option<(f64, f64)> {
+        let pairs = self.pairs as f64;
+        (self.pairs > 0).then(|| (self.pairs_right as f64 / pairs, self.margin_sum / pairs))
     }
 
     fn per_token(&self, sum: f64) -> f64 {

@@ -185,6 +185,9 @@ catalog! {
     Entropy: GAUGE "entropy_nats" [] in "nats", "Mean entropy of the policy over the newest step's trained tokens.";
     ClipFraction: GAUGE "clip_ratio" [] in "ratio", "Share of the newest step's trained tokens whose probability ratio was clipped.";
     ApproxKl: GAUGE "approx_kl_nats" [] in "nats", "Estimated KL divergence of the trained policy from the one that sampled, in the newest step.";
+    PairAccuracy: GAUGE "pair_accuracy_ratio" [] in "ratio",
+        "Share of the newest step's pairs whose chosen answer the policy favours over the reference by more than the rejected one.";
+    PairMargin: GAUGE "pair_margin" [] in "reward", "Mean over the newest step's pairs of how much more, times beta.";
     KlLoss: GAUGE "kl_loss_mean_nats" [] in "nats", "Mean divergence from the reference policy over the newest step's trained tokens, as `train.kl_loss` estimates it.";
     KlLossCoef: GAUGE "kl_loss_coefficient" [] in "1", "Weight of that divergence in the newest step's loss.";
     KlReward: GAUGE "kl_reward_mean_nats" [] in "nats",

@@ -58,6 +58,10 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
         put(Metric::KlReward, cost.mean);
         put(Metric::KlRewardCoef, cost.coef);
     }
+    if let Some((accuracy, margin)) = forward.metrics.preference() {
+        put(Metric::PairAccuracy, accuracy);
+        put(Metric::PairMargin, margin);
+    }
     let correction = &forward.metrics.correction;
     if !correction.weights.is_empty() {
         put(Metric::CorrectionWeight, correction.weights.mean());

@@ -14,8 +14,9 @@ use super::kl_reward::{KlCost, RewardKl};
 use super::saving::{Beside, Resumed, Saving, Unsaved};
 use super::stale::{OnStale, within_bound};
 use crate::algo::{AdvantageConfig, Aggregation, Estimator, GapDiagnosis, GapLimits, GapVerdict};
-use crate::data::{Batch, Sample, Version};
+use crate::data::{Batch, Version};
 use crate::flow::{Io, Message, Stage, StageError, StageSpec};
+use crate::stages::pairs::Pairing;
 use crate::stages::{Admission, Totals};
 use crate::train::{
     ForwardBackward, OptimStep, Snapshot, TrainBatch, TrainError, TrainingBackend, assign_advantages, assign_advantages_of,
@@ -57,6 +58,7 @@ pub struct Trainer<B> {
     aggregation: Aggregation,
     advantages: Option<Box<dyn Estimator>>,
     reward_kl: Option<RewardKl>,
+    pairs: Option<Pairing>,
     steps: Option<u64>,
     target_reward: Option<f64>,
     sync_every: u64,
@@ -83,6 +85,7 @@ impl<B: TrainingBackend> Trainer<B> {
             aggregation,
             advantages: None,
             reward_kl: None,
+            pairs: None,
             steps: None,
             target_reward: None,
             sync_every: 1,
@@ -111,6 +114,12 @@ impl<B: TrainingBackend> Trainer<B> {
     /// Takes what distance from the reference policy costs off the rewards before they are compared.
     pub fn reward_kl(self, kl: RewardKl) -> Self {
         Trainer { reward_kl: Some(kl), ..self }
+    }
+
+    /// Trains on pairs, chosen and rejected one behind the other, for a loss that reads them so
+    /// ([`PairwiseLoss`](crate::algo::PairwiseLoss)); all pairs of a step count alike, whatever the aggregation.
+    pub fn pairs(self, pairing: &Pairing) -> Self {
+        Trainer { pairs: Some(pairing.clone()), ..self }
     }
 
     /// How tokens weigh against each other.
@@ -216,8 +225,11 @@ impl<B: TrainingBackend> Trainer<B> {
         let started = Instant::now();
         let version = self.backend.state().weight_version;
         let kl_cost = self.compare(&mut batch, kl_coef)?;
-        let samples: Vec<&Sample> = batch.samples().collect();
-        let mut prepared = Arc::new(collate(&samples, self.aggregation)?.at_version(version));
+        let prepared = match &self.pairs {
+            Some(pairing) => collate(&pairing.laid_out(&batch.groups), Aggregation::SeqMeanTokenMean)?.in_pairs(),
+            None => collate(&batch.samples().collect::<Vec<_>>(), self.aggregation)?,
+        };
+        let mut prepared = Arc::new(prepared.at_version(version));
         if self.score_first && self.updates > 1 {
             let scores = self.backend.score(prepared.clone()).wait()?;
             prepared = Arc::new(TrainBatch::clone(&prepared).with_proximal(scores));
