@@ -17,7 +17,7 @@ pub const NO_PAIR: &str = "no_pair";
 
 /// Which pairs are made of a group. Clones are the same.
 #[derive(Clone)]
-pub struct Pairing(Arc<dyn Fn(&Group) -> Vec<PairOf> + Send + Sync>);
+pub struct Pairing(Arc<dyn PairSelector>);
 
 impl Pairing {
     /// By one of [`best_against_worst`](crate::algo::best_against_worst), [`random_pair`](crate::algo::random_pair),
