@@ -196,3 +196,32 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_is_held_to_a_reference_needs_one() {
+    for key in ["kl_loss", "kl_reward"] {
+        let found = also(&format!("[train.{key}]\ncoef = 0.1\n"));
+        assert!(found.contains(&format!("`train.{key}`")) && found.contains("[reference]"), "{found}");
+    }
+    let found = also("[train.kl_loss]\ncoef = 0\nestimator = \"k4\"\n[reference]\nkind = \"ema\"\ndecay = 1\n");
+    assert!(
+        ["train.kl_loss.coef", "train.kl_loss.estimator", "reference.decay"].iter().all(|key| found.contains(key)),
+        "{found}"
+    );
+}
+
+#[test]
+fn pairs_and_a_loss_of_pairs_go_together() {
+    let found = also("[train.loss]\nkind = \"dpo\"\n");
+    assert!(found.contains("no section [pairs]") && found.contains("no section [reference]"), "{found}");
+    let found = also("[pairs]\nselect = \"all\"\n");
+    assert!(found.contains("does not learn from pairs"), "{found}");
+    let sound = "[pairs]\nselect = \"all\"\n[reference]\nkind = \"frozen\"\n[train.loss]\nkind = \"dpo\"\n";
+    assert!(parse("run.toml", &format!("{SOUND}{sound}"), &[]).is_ok());
+    assert!(also(&format!("{sound}pair_loss = \"exo_pair\"\n")).contains("`exo_pair` takes the logarithm"));
+    let sets = ["train.kl_loss.coef=0.1", "train.entropy_coef=0.1", "train.aggregation=token_sum", "generate.mask_older=true"];
+    let found = errors(&format!("{SOUND}{sound}"), &sets).to_string();
+    assert!(["kl_loss", "entropy_coef", "aggregation", "mask_older"].iter().all(|key| found.contains(key)), "{found}");
+    let free = sound.replace("[reference]\nkind = \"frozen\"\n", "") + "reference_free = true\n";
+    assert!(parse("run.toml", &format!("{SOUND}{free}"), &[]).is_ok());
+}

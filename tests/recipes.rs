@@ -7,9 +7,12 @@ use proptest::prelude::*;
 use rollflow::recipe::advantage::{Advantage, Constant, LeaveOneOut};
 use rollflow::recipe::correction::{Correction, Level, MaskedIs, Proximal, Reject, TruncatedIs};
 use rollflow::recipe::generate::{Filter, LengthFilter, MinReward};
-use rollflow::recipe::loss::{self, Gspo, KlCov, Loss};
+use rollflow::recipe::kl::{KlLoss, KlReward};
+use rollflow::recipe::loss::{self, Dpo, Gspo, KlCov, Loss, PairLoss};
 use rollflow::recipe::model::{Model, ModelFolder};
+use rollflow::recipe::pairs::{Pairs, Select};
 use rollflow::recipe::plan::{FilterFallback, OnStale};
+use rollflow::recipe::reference_policy::{Ema, Reference, ReferencePolicy};
 use rollflow::recipe::reward::{Combine, Composition, ModelRule, PartRule, RegexRule, RewardPart, RewardRule};
 use rollflow::recipe::task::{JsonlTask, RewardModel, Sft, TaskData};
 use rollflow::recipe::train::{Aggregation, OnNonfinite, ScheduleKind, Train};
@@ -34,7 +37,9 @@ fn every_shipped_recipe_loads_and_is_without_warnings() {
     assert!(shipped().len() >= 3);
     for file in shipped() {
         let plan = load(&file, &[]).unwrap_or_else(|errors| panic!("{errors}"));
-        assert_eq!(plan.warnings(MACHINE), Vec::<String>::new(), "{}", file.display());
+        // A reference takes a core of its own.
+        let machine = Machine { threads: MACHINE.threads + usize::from(plan.reference.is_some()) };
+        assert_eq!(plan.warnings(machine), Vec::<String>::new(), "{}", file.display());
     }
 }
 
@@ -223,6 +228,13 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             1 => Advantage::LeaveOneOut(LeaveOneOut { normalize: flag }),
             _ => Advantage::Constant(Constant { baseline: -real }),
         };
+        plan.reference = [None, Some(ReferencePolicy::Ema(Ema { decay: share / 2.0 })), Some(ReferencePolicy::default())][choice]
+            .clone()
+            .map(|policy| Reference { policy, threads: few });
+        if plan.reference.is_some() {
+            plan.train.kl_loss = flag.then(|| KlLoss { coef: real, ..KlLoss::default() });
+            plan.train.kl_reward = Some(KlReward { target: flag.then_some(real), ..KlReward::default() });
+        }
         plan.train.proximal = [None, Some(Proximal::Recompute), Some(Proximal::LogLinear)][choice];
         plan.train.correction = match choice {
             0 => Correction::default(),
@@ -233,6 +245,13 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         plan.train.gap_halt = f64::INFINITY;
         plan.train.optimization.on_nonfinite = OnNonfinite::Skip;
         plan.train.optimization.betas = [0.0, share / 2.0];
+        if choice == 2 && !flag {
+            let dpo =
+                Dpo { pair_loss: PairLoss::Robust, label_smoothing: share / 3.0, tail_weight: Some(share), ..Dpo::default() };
+            plan.pairs = Some(Pairs { select: Select::All });
+            plan.train = Train { loss: Loss::Dpo(dpo), lr: real, ..Train::default() };
+            plan.filter_fallback = FilterFallback::Error;
+        }
         plan.observe.metrics = port.map(|port| ([127, 0, 0, 1], port).into());
         plan
     })

@@ -9,11 +9,12 @@ use rollflow::flow::{Ended, Flow, Report, Until, WeightsTx, weights};
 use rollflow::observe::logs::announce_training;
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
+use rollflow::stages::pairs::Pairs;
 
 use crate::resume::ResumePoint;
 use crate::run_folder::{Outputs, RunFolder};
 use crate::sft::WarmUp;
-use crate::{parts, references, sft};
+use crate::{losses, parts, references, sft};
 
 /// Batches' worth of groups that the filter may drop in a row before the run ends with an error or trains on what it rejects.
 const PATIENCE: u64 = 64;
@@ -123,6 +124,9 @@ pub fn declare<E: TokenEngine, B: TrainingBackend<Weights = E::Weights> + 'stati
     let scored = flow.stage("reward", groups, reward.metrics(&metrics));
     let filter = Filter::by(parts::filter(plan)?).patience(PATIENCE * plan.batch.groups as u64).fallback(parts::fallback(plan));
     let mut kept = flow.stage("filter", scored, filter);
+    if let Some(pairing) = losses::pairing(plan).filter(|_| !plan.changes("pairs")) {
+        kept = flow.stage("pairs", kept, Pairs::of(&pairing));
+    }
     if let Some(reference) = reference {
         kept = flow.stage("reference", kept, reference);
     }

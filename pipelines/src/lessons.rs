@@ -8,19 +8,18 @@ use rollflow::recipe::{Plan, Timeline, correction};
 use rollflow::stages::train::Lesson;
 use rollflow::train::Algorithm;
 
-use crate::losses::{off_policy, policy_loss, reward_kl};
-use crate::{advantages, parts};
+use crate::{advantages, losses, parts};
 
 /// What every step of a plan that never changes is learned by.
 pub fn lesson(plan: &Plan) -> Result<Lesson> {
     let train = &plan.train;
-    let loss = policy_loss(train);
-    loss.check()?;
+    let (loss, off_policy) = (losses::loss(train)?, losses::off_policy(train));
     Ok(Lesson {
         advantages: Some(Arc::new(advantages::estimator(train))),
-        reward_kl: train.kl_reward.as_ref().map(|of| Arc::new(reward_kl(of))),
+        reward_kl: train.kl_reward.as_ref().map(|of| Arc::new(losses::reward_kl(of))),
+        pairs: losses::pairing(plan),
         aggregation: parts::aggregation(plan),
-        algorithm: Some(Arc::new(Algorithm { loss: Arc::new(loss), off_policy: off_policy(train) })),
+        algorithm: Some(Arc::new(Algorithm { loss, off_policy })),
         schedule: Some(parts::schedule(&train.optimization, train.lr, train.steps, train.updates)?),
         updates: train.updates,
         score_first: train.centre() == correction::Proximal::Recompute,

@@ -1,17 +1,65 @@
 //! `[train.loss]` and the corrections of `[train]` as the library's.
 
+use std::sync::Arc;
+
 use rollflow::algo::{
-    AdaptiveKl, BinaryDivergence, Bound, Clip, Correction, Divergence, Importance, Kl, KlForm, Level, OffPolicy, Over,
-    PolicyLoss, Proximal, RatioLevel, Rejection, Surrogate, Vespo,
+    self, AdaptiveKl, BinaryDivergence, Bound, Clip, Correction, Divergence, Importance, Kl, KlForm, Level, LossError, OffPolicy,
+    Over, PairLoss, PairwiseLoss, PolicyLoss, Preference, Proximal, RatioLevel, Rejection, Surrogate, Vespo, all_pairs,
+    best_against_worst, random_pair,
 };
+use rollflow::recipe::Plan;
 use rollflow::recipe::correction::{self, Reject};
 use rollflow::recipe::kl::{Estimator, KlLimits, KlReward};
-use rollflow::recipe::loss::{self, Loss, Moved};
+use rollflow::recipe::loss::{self, Dpo, Loss, Moved};
+use rollflow::recipe::pairs::Select;
 use rollflow::recipe::train::Train;
+use rollflow::stages::pairs::Pairing;
 use rollflow::stages::train::RewardKl;
 
-/// The policy loss of `[train]`.
-pub fn policy_loss(train: &Train) -> PolicyLoss {
+/// The loss of `[train]`, of values that go together.
+pub fn loss(train: &Train) -> Result<Arc<dyn algo::Loss>, LossError> {
+    if let Loss::Dpo(of) = &train.loss {
+        let pairs = pairwise_loss(of);
+        return pairs.preference.check().map(|()| Arc::new(pairs) as Arc<dyn algo::Loss>);
+    }
+    let policy = policy_loss(train);
+    policy.check().map(|()| Arc::new(policy) as Arc<dyn algo::Loss>)
+}
+
+/// A loss of pairs.
+fn pairwise_loss(of: &Dpo) -> PairwiseLoss {
+    let term = match of.pair_loss {
+        loss::PairLoss::Sigmoid => PairLoss::Sigmoid,
+        loss::PairLoss::Hinge => PairLoss::Hinge,
+        loss::PairLoss::Ipo => PairLoss::Ipo,
+        loss::PairLoss::ExoPair => PairLoss::ExoPair,
+        loss::PairLoss::NcaPair => PairLoss::NcaPair,
+        loss::PairLoss::Robust => PairLoss::Robust,
+        loss::PairLoss::BcoPair => PairLoss::BcoPair,
+        loss::PairLoss::SppoHard => PairLoss::SppoHard,
+        loss::PairLoss::Aot => PairLoss::Aot,
+        loss::PairLoss::AotUnpaired => PairLoss::AotUnpaired,
+        loss::PairLoss::ApoZero => PairLoss::ApoZero,
+        loss::PairLoss::ApoDown => PairLoss::ApoDown,
+        loss::PairLoss::Discopop => PairLoss::Discopop { tau: of.tau },
+        loss::PairLoss::Sft => PairLoss::Sft,
+        loss::PairLoss::SigmoidNorm => PairLoss::SigmoidNorm,
+    };
+    let Dpo { beta, label_smoothing, tail_weight, reference_free, .. } = *of;
+    PairwiseLoss { preference: Preference { beta, label_smoothing, tail_weight, ..Preference::of(term) }, reference_free }
+}
+
+/// The pairs of `[pairs]`.
+pub fn pairing(plan: &Plan) -> Option<Pairing> {
+    plan.pairs.as_ref().map(|of| match of.select {
+        Select::BestWorst => Pairing::by(best_against_worst),
+        Select::Random => Pairing::by(random_pair(plan.seed)),
+        Select::All => Pairing::by(all_pairs),
+    })
+}
+
+/// The policy loss of `[train]`. A loss of pairs has none, and what is given for it is GRPO's.
+fn policy_loss(train: &Train) -> PolicyLoss {
     let ratio = |of| match of {
         correction::Level::Token => RatioLevel::Token,
         correction::Level::Sequence => RatioLevel::Sequence,
@@ -19,6 +67,7 @@ pub fn policy_loss(train: &Train) -> PolicyLoss {
     };
     let clip = |low, high| Clip { low, high, ..Clip::default() };
     let (surrogate, level) = match &train.loss {
+        Loss::Dpo(_) => (Surrogate::default(), RatioLevel::Token),
         Loss::Grpo(of) => {
             let clip = Clip { delta: of.delta, dual: of.dual_clip, ..clip(of.clip_low, of.clip_high) };
             (Surrogate::Clip(clip), ratio(of.level))
@@ -136,11 +185,11 @@ fn rejection(reject: &Reject) -> Rejection {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use rollflow::algo::Loss;
+    use rollflow::recipe::{Plan, parse};
 
-    use super::policy_loss;
+    use super::loss;
 
-    /// Every kind of `[train.loss]`, and what the library calls it.
+    /// Every kind of `[train.loss]` of a policy, and what the library calls it.
     const KINDS: [(&str, &str); 12] = [
         ("grpo", "grpo"),
         ("dapo", "grpo"),
@@ -156,16 +205,38 @@ mod tests {
         ("kl_cov", "kl_cov"),
     ];
 
+    fn plan(rest: &str) -> Plan {
+        let recipe = format!("pipeline = 'grpo'\nmodel.kind = 'tiny'\ntask.kind = 'arithmetic'\n{rest}");
+        parse("recipe.toml", &recipe, &[]).unwrap_or_else(|errors| panic!("{errors}"))
+    }
+
     #[test]
     fn every_kind_of_loss_can_be_had_from_a_recipe_with_defaults_that_go_together() {
         for (kind, name) in KINDS {
-            let recipe = format!(
-                "pipeline = 'grpo'\nmodel.kind = 'tiny'\ntask.kind = 'arithmetic'\ntrain.entropy_coef = 0.01\ntrain.loss.kind = '{kind}'"
-            );
-            let plan = rollflow::recipe::parse("recipe.toml", &recipe, &[]).unwrap();
-            let loss = policy_loss(&plan.train);
-            loss.check().unwrap();
-            assert_eq!((loss.name(), loss.entropy_coef), (name, 0.01));
+            let plan = plan(&format!("train.entropy_coef = 0.01\ntrain.loss.kind = '{kind}'"));
+            assert_eq!((loss(&plan.train).unwrap().name(), super::policy_loss(&plan.train).entropy_coef), (name, 0.01));
         }
+    }
+
+    #[test]
+    fn every_loss_of_pairs_can_be_had_from_a_recipe() {
+        let kinds = ["sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired"];
+        for kind in [&kinds[..], &["apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"]].concat() {
+            let pair_loss = format!("train.loss = {{ kind = 'dpo', pair_loss = '{kind}', label_smoothing = 0.1 }}");
+            let reference = if kind == "sft" { "" } else { "reference.kind = 'frozen'" };
+            let plan = plan(&format!("{pair_loss}\npairs.select = 'all'\n{reference}"));
+            let loss = loss(&plan.train).unwrap();
+            assert_eq!((loss.name(), loss.whole_batch()), ("dpo", ["aot", "aot_unpaired", "sft"].contains(&kind)));
+        }
+    }
+
+    #[test]
+    fn a_divergence_weighs_as_the_recipe_says_and_its_loss_looks_at_every_token() {
+        let held =
+            plan("reference.kind = 'ema'\ntrain.kl_loss = { coef = 0.2, estimator = 'k2', unbiased = false, truncate = 3 }");
+        let found = super::policy_loss(&held.train);
+        assert_eq!((found.beta, found.unbiased_kl, found.kl.truncate), (0.2, false, Some(3.0)));
+        assert_eq!(found.kl.form, rollflow::algo::KlForm::K2);
+        assert!(!loss(&held.train).unwrap().ignores_zero_advantage() && loss(&plan("").train).unwrap().ignores_zero_advantage());
     }
 }

@@ -1,6 +1,7 @@
 //! A recipe's values as the library's parts. Pure translation: what a key means is decided here, what it does in the library.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
 use rollflow::algo;
@@ -16,7 +17,7 @@ use rollflow::recipe::train::{OnNonfinite, Optimization, ScheduleKind};
 use rollflow::recipe::{self, Plan, Timeline};
 use rollflow::train::{self, AdamW, NonFinitePolicy};
 
-use crate::losses::{off_policy, policy_loss};
+use crate::losses::{self, off_policy};
 use crate::{lessons, rewards};
 
 /// What a tiny model can spell.
@@ -185,6 +186,10 @@ pub fn filter(plan: &Plan) -> Result<impl GroupFilter> {
             recipe::generate::Filter::AnySuccess(_) => Box::new(filters::any_completed),
         });
     }
+    // A run that comes to pairs later drops groups without one before, too: answers that all earned the same teach no group-relative loss either.
+    if let Some(pairing) = Timeline::of(plan)?.plans().find_map(losses::pairing) {
+        all.push(Box::new(pairing.filter()));
+    }
     Ok(move |group: &Group| all.iter().map(|condition| condition(group)).find(|verdict| !verdict.kept()).unwrap_or(Verdict::Keep))
 }
 
@@ -208,9 +213,7 @@ pub fn fallback(plan: &Plan) -> Fallback {
 /// The trainer of `[train]`.
 pub fn backend(plan: &Plan, policy: &Policy) -> Result<LocalBackend> {
     let train = &plan.train;
-    let loss = policy_loss(train);
-    loss.check()?;
-    let config = local_config(loss, &train.optimization, train.lr, train.steps, train.updates)?;
+    let config = local_config(losses::loss(train)?, &train.optimization, train.lr, train.steps, train.updates)?;
     Ok(policy.backend(LocalConfig { temperature: plan.generate.temperature, off_policy: off_policy(train), ..config })?)
 }
 
@@ -233,7 +236,7 @@ pub fn probe(plan: &Plan, policy: &Policy, backend: &LocalBackend) -> Result<()>
 
 /// The trainer of `[reward_model]`.
 pub fn reward_model_backend(of: &RewardModel, model: &ScoreModel) -> Result<LocalBackend> {
-    let loss = BradleyTerry { center: of.center };
+    let loss = Arc::new(BradleyTerry { center: of.center });
     Ok(model.backend(local_config(loss, &of.optimization, of.lr, of.steps, 1)?)?)
 }
 
@@ -263,11 +266,11 @@ pub fn aggregation(plan: &Plan) -> Aggregation {
 
 /// The trainer of `[sft]`.
 pub fn supervised_backend(sft: &Sft, policy: &Policy) -> Result<LocalBackend> {
-    Ok(policy.backend(local_config(CrossEntropy, &sft.optimization, sft.lr, sft.steps, 1)?)?)
+    Ok(policy.backend(local_config(Arc::new(CrossEntropy), &sft.optimization, sft.lr, sft.steps, 1)?)?)
 }
 
 /// `steps` of so many updates each; schedules count updates.
-fn local_config(loss: impl algo::Loss + 'static, of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<LocalConfig> {
+fn local_config(loss: Arc<dyn algo::Loss>, of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<LocalConfig> {
     let schedule = schedule(of, lr, steps, updates)?;
     Ok(LocalConfig {
         adamw: AdamW {
@@ -284,7 +287,8 @@ fn local_config(loss: impl algo::Loss + 'static, of: &Optimization, lr: f64, ste
             OnNonfinite::Skip => NonFinitePolicy::Skip,
         },
         threads: Some(of.threads),
-        ..LocalConfig::new(loss, schedule)
+        loss,
+        ..LocalConfig::new(CrossEntropy, schedule)
     })
 }
 

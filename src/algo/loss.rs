@@ -80,7 +80,7 @@ pub struct LossMetrics {
     pub pairs: PairMetrics,
 }
 
-/// Pairs of a chosen and a rejected answer, by their scores.
+/// Pairs of a chosen and a rejected answer, by their scores: a reward model's, or β times their log-ratios of policy over reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PairMetrics {
     /// How many.

@@ -13,7 +13,7 @@ pub(crate) mod number;
 mod prompt;
 mod sample;
 mod scored;
-mod shuffle;
+pub(crate) mod shuffle;
 mod spans;
 mod tokenizer;
 

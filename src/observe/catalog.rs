@@ -182,7 +182,7 @@ catalog! {
     GradNormClipped: GAUGE "grad_norm_clipped" [] in "norm", "Global gradient norm of the newest step after clipping.";
     SavedTokens: GAUGE "saved_tokens" [] in "tokens",
         "Tokens of the newest step, prompts included, that took no forward or backward pass because their advantages are all zero and the loss has no other term; entropy, clip ratio, KL and gap are over the others.";
-    PairAccuracy: GAUGE "pair_accuracy_ratio" [] in "ratio", "Share of the newest step's pairs whose chosen answer scored higher than the rejected one.";
+    PairAccuracy: GAUGE "pair_accuracy_ratio" [] in "ratio", "Share of the newest step's pairs whose chosen answer scored higher than the rejected one: by a reward model, or by beta times the log-ratio of policy over reference.";
     PairMargin: GAUGE "pair_margin_mean" [] in "score", "Mean score of chosen answers less that of the rejected ones, over the newest step's pairs.";
     Entropy: GAUGE "entropy_nats" [] in "nats", "Mean entropy of the policy over the newest step's trained tokens.";
     ClipFraction: GAUGE "clip_ratio" [] in "ratio", "Share of the newest step's trained tokens whose probability ratio was clipped.";

@@ -1,5 +1,7 @@
 //! What must hold between keys. Each key's own range stands with its declaration.
 
+mod held;
+
 use super::correction::{Divergence, Over, Proximal};
 use super::error::{Place, RecipeError, RecipeErrors};
 use super::generate::Filter;
@@ -140,7 +142,7 @@ fn grpo(plan: &Plan, note: Note) {
         parts(plan, of, note);
     }
     loss(&plan.train, note);
-    held(plan, note);
+    held::held(plan, note);
     corrections(&plan.train, note);
     rejections(&plan.train, note);
     window(plan, note);
@@ -246,17 +248,6 @@ fn loss(train: &Train, note: Note) {
             note("train.loss.min", &["train.loss"], message, "exchange them");
         }
         _ => {}
-    }
-}
-
-/// What is held to a reference needs one.
-fn held(plan: &Plan, note: Note) {
-    let Train { kl_loss, kl_reward, .. } = &plan.train;
-    for (key, used) in [("train.kl_loss", kl_loss.is_some()), ("train.kl_reward", kl_reward.is_some())] {
-        if used && plan.reference.is_none() {
-            let message = format!("`{key}` measures the distance from a reference policy, and there is no section [reference]");
-            note(key, &[], message, "add [reference] with kind = \"frozen\", \"ema\" or \"periodic\", or remove it");
-        }
     }
 }
 

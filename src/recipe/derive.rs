@@ -174,9 +174,10 @@ impl Plan {
                 if self.flow.on_stale == OnStale::Drop { "dropped" } else { "masked" }
             ));
         }
-        if self.reference.is_some() && self.train.kl_loss.is_none() && self.train.kl_reward.is_none() {
-            warnings
-                .push("[reference] scores every answer, and nothing uses it; set train.kl_loss or train.kl_reward".to_owned());
+        if self.reference.is_some() && !self.train.uses_reference() {
+            let idle =
+                "[reference] scores every answer, and nothing uses it; set train.kl_loss, train.kl_reward or a loss of pairs";
+            warnings.push(idle.to_owned());
         }
         if self.generate.top_p < 1.0 || self.generate.top_k > 0 || self.generate.min_p > 0.0 {
             warnings.push(

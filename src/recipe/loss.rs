@@ -9,9 +9,11 @@ const POSITIVE_IF_GIVEN: Limit<Option<f64>> =
     Limit { text: "above 0", holds: |value| value.is_none_or(|number| number > 0.0 && number.is_finite()) };
 const ABOVE_ONE_IF_GIVEN: Limit<Option<f64>> =
     Limit { text: "above 1", holds: |value| value.is_none_or(|number| number > 1.0 && number.is_finite()) };
+const UP_TO_ONE_IF_GIVEN: Limit<Option<f64>> =
+    Limit { text: "0 to 1", holds: |value| value.is_none_or(|number| (0.0..=1.0).contains(&number)) };
 
 tagged! {
-    /// What the policy learns from a probability ratio ρ and an advantage A.
+    /// What the policy learns from a probability ratio ρ and an advantage A, or from pairs.
     pub enum Loss {
         /// ρA, clipped to a trust region (GRPO, PPO).
         "grpo" => Grpo(Grpo),
@@ -37,6 +39,8 @@ tagged! {
         "clip_cov" => ClipCov(ClipCov),
         /// ρA, and tokens that would lose entropy fastest are held back (KL-Cov).
         "kl_cov" => KlCov(KlCov),
+        /// pairs of answers by `[pairs]`, of which one earned more (DPO and its family).
+        "dpo" => Dpo(Dpo),
     }
 }
 
@@ -181,5 +185,66 @@ section! {
         share: f64 = 2e-4, SHARE;
         /// Weight of their log-ratio's size.
         coef: f64 = 0.1, NOT_NEGATIVE;
+    }
+}
+
+choices! {
+    /// What is made of a pair's log-ratios, policy over reference: `c` of the chosen answer, `r` of the rejected one, Δ = c − r.
+    pub enum PairLoss {
+        /// `−log σ(βΔ)` (DPO).
+        "sigmoid" => Sigmoid,
+        /// `max(0, 1 − βΔ)` (SLiC).
+        "hinge" => Hinge,
+        /// `(Δ − 1/2β)²`, per token (IPO).
+        "ipo" => Ipo,
+        /// the divergence from a smoothed label (EXO).
+        "exo_pair" => ExoPair,
+        /// noise-contrastive (NCA).
+        "nca_pair" => NcaPair,
+        /// unbiased where a share `label_smoothing` of pairs is the wrong way round.
+        "robust" => Robust,
+        /// `−log σ(βc) − log σ(−βr)` (BCO).
+        "bco_pair" => BcoPair,
+        /// `(c − 1/2β)² + (r + 1/2β)²` (SPPO).
+        "sppo_hard" => SppoHard,
+        /// the policy's margins against the reference's, sorted over the step (AOT).
+        "aot" => Aot,
+        /// chosen against rejected, sorted over the step.
+        "aot_unpaired" => AotUnpaired,
+        /// `1 − σ(βc) + σ(βr)` (APO, for answers better than the model's own).
+        "apo_zero" => ApoZero,
+        /// `σ(βc) + 1 − σ(β(c − r))` (APO, for answers worse than the model's own).
+        "apo_down" => ApoDown,
+        /// logistic and exponential, mixed by `σ(βΔ/tau)` (DiscoPOP).
+        "discopop" => Discopop,
+        /// cross-entropy of the chosen answers; looks at no reference.
+        "sft" => Sft,
+        /// `−log σ(βΔ)`, per token.
+        "sigmoid_norm" => SigmoidNorm,
+    }
+}
+
+section! {
+    /// Prefers.
+    pub struct Dpo {
+        /// What is made of a pair.
+        pair_loss: PairLoss = PairLoss::default();
+        /// How strongly the policy is held to the reference.
+        beta: f64 = 0.1, POSITIVE;
+        /// How often a pair is taken to be the wrong way round, by the losses that allow for it.
+        label_smoothing: f64 = 0.0, BELOW_ONE;
+        /// Mixture of `discopop`.
+        tau: f64 = 0.05, POSITIVE;
+        /// Weight of tokens beyond the shorter answer's length; left out, all weigh alike.
+        tail_weight: Option<f64> = None, UP_TO_ONE_IF_GIVEN;
+        /// Whether answers are scored by their log-probabilities alone, without a reference.
+        reference_free: bool = false;
+    }
+}
+
+impl Dpo {
+    /// Whether it looks at a reference policy.
+    pub fn needs_reference(&self) -> bool {
+        !self.reference_free && self.pair_loss != PairLoss::Sft
     }
 }

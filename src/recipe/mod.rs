@@ -16,6 +16,7 @@ pub mod kl;
 mod load;
 pub mod loss;
 pub mod model;
+pub mod pairs;
 pub mod plan;
 mod reference;
 pub mod reference_policy;

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use super::declare::{choices, section};
 use super::generate::{Filter, Generate};
 use super::model::Model;
+use super::pairs::Pairs;
 use super::reference_policy::Reference;
 use super::reward::Reward;
 use super::setting::{FROM_ONE, GIVEN, SOME, SOME_IF_GIVEN, SOME_STEPS};
@@ -37,6 +38,8 @@ section! {
         reward: Reward = Reward::default();
         /// Conditions that a group must meet to be trained on.
         filter: Vec<Filter> = Vec::new();
+        /// Which of a group's answers are held against each other.
+        pairs: Option<Pairs> = None;
         /// The policy that the trained one is held to.
         reference: Option<Reference> = None;
         /// What one optimizer step trains on.
@@ -71,8 +74,8 @@ choices! {
 }
 
 /// What means nothing where nothing is reinforced.
-const REINFORCEMENT: [&str; 11] =
-    ["generate", "reward", "filter", "filter_fallback", "reference", "batch", "train", "change", "ramp", "sync", "flow"];
+const REINFORCEMENT: [&str; 12] =
+    ["generate", "reward", "filter", "filter_fallback", "pairs", "reference", "batch", "train", "change", "ramp", "sync", "flow"];
 
 impl Pipeline {
     /// Sections that mean nothing to this pipeline.

@@ -54,7 +54,7 @@ fn heading(section: &str) -> String {
 }
 
 fn section_doc(section: &str) -> String {
-    use super::{generate, model, plan, reference_policy, reward, task, train};
+    use super::{generate, model, pairs, plan, reference_policy, reward, task, train};
     match section.trim_end_matches("[]") {
         "model" => model::Model::doc(),
         "task" => task::Task::doc(),
@@ -63,6 +63,7 @@ fn section_doc(section: &str) -> String {
         "generate" => generate::Generate::doc(),
         "reward" => reward::Reward::doc(),
         "filter" => generate::Filter::doc(),
+        "pairs" => pairs::Pairs::doc(),
         "reference" => reference_policy::Reference::doc(),
         "batch" => plan::Batching::doc(),
         "train" => train::Train::doc(),

@@ -26,7 +26,7 @@ const CHANGEABLE: [&str; 16] = [
     "train.correction",
     "train.reject",
     "train.updates",
-    "train.minibatches",
+    "pairs",
     "generate.temperature",
 ];
 
@@ -90,6 +90,19 @@ impl Ramp {
     }
 }
 
+impl Plan {
+    /// Whether this key or section, or one inside, has another value in some step.
+    pub fn changes(&self, section: &str) -> bool {
+        let sets = self.change.iter().flat_map(|change| &change.set).map(|set| set.split('=').next().unwrap_or_default().trim());
+        sets.chain(self.ramp.iter().map(|ramp| ramp.key.as_str())).any(|key| inside(key, section))
+    }
+}
+
+/// Whether a key is a section's, or the section itself.
+fn inside(key: &str, section: &str) -> bool {
+    key.strip_prefix(section).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
 /// The plan of every step.
 #[derive(Clone, Debug)]
 pub struct Timeline {
@@ -135,6 +148,11 @@ impl Timeline {
         }
         let sets: Vec<String> = self.ramps.iter().map(|ramp| format!("{}={:?}", ramp.key, ramp.at(step))).collect();
         parse(&format!("the recipe as of step {step}"), &phase.text, &sets).map(Cow::Owned)
+    }
+
+    /// The plans that changes make one of the other, in the order of their steps; what ramps do to them is left out.
+    pub fn plans(&self) -> impl Iterator<Item = &Plan> {
+        self.phases.iter().map(|phase| &phase.plan)
     }
 
     /// What changes with this step.
@@ -201,8 +219,7 @@ fn ends(timeline: &Timeline, at: usize, ramp: &Ramp) -> Vec<Problem> {
 }
 
 fn refuse_fixed(place: String, key: &str, note: &mut dyn FnMut(String, String, String)) {
-    let inside = |section: &str| key.strip_prefix(section).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
-    if !CHANGEABLE.iter().any(|section| inside(section)) {
+    if !CHANGEABLE.iter().any(|section| inside(key, section)) {
         note(place, format!("`{key}` is the same in all steps"), format!("these may change: {}", CHANGEABLE.join(", ")));
     }
 }

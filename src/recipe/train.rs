@@ -137,6 +137,12 @@ impl Train {
         self.proximal.unwrap_or(default)
     }
 
+    /// Whether anything looks at a reference policy.
+    pub fn uses_reference(&self) -> bool {
+        let pairs = matches!(&self.loss, Loss::Dpo(of) if of.needs_reference());
+        pairs || self.kl_loss.is_some() || self.kl_reward.is_some()
+    }
+
     /// Policy training with defaults for all but the essentials, checked.
     pub fn new(steps: u64, lr: f64) -> Result<Self, RecipeErrors> {
         super::checks::validated(Train { steps, lr, ..Train::default() })

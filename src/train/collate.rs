@@ -72,6 +72,8 @@ pub struct TrainBatch {
     pub version: Version,
     /// What it is learned by; the backend's own unless given.
     pub algorithm: Option<Arc<Algorithm>>,
+    /// Whether sequences 2i and 2i + 1 are judged together.
+    pub pairs: bool,
 }
 
 /// Samples that can't be trained on.
@@ -125,7 +127,7 @@ pub fn collate<S: Borrow<Sample>>(samples: &[S], aggregation: Aggregation) -> Re
         return Err(CollateError::NothingToTrain { samples: samples.len() });
     }
     let version = samples.iter().filter_map(|sample| sample.versions.newest()).max().unwrap_or(0);
-    Ok(TrainBatch { sequences, batch_tokens, version, algorithm: None })
+    Ok(TrainBatch { sequences, batch_tokens, version, ..TrainBatch::default() })
 }
 
 /// A part of a batch whose other parts are not known yet, and its mass: weights are those of [`collate`] times the mass, so that
@@ -190,6 +192,11 @@ impl TrainBatch {
         TrainBatch { algorithm, ..self }
     }
 
+    /// The batch as pairs of neighbours, a chosen answer and a rejected one, that no cut divides.
+    pub fn in_pairs(self) -> Self {
+        TrainBatch { pairs: true, ..self }
+    }
+
     /// The batch with the trainer's log-probabilities from before its first update, as [`TrainingBackend::score`] gives them: one list
     /// per sequence, one entry per trained token. For batches that get several updates.
     ///
@@ -200,28 +207,33 @@ impl TrainBatch {
     }
 
     /// Cuts into runs of whole sequences with at most `max_tokens` inputs each, and into `least` runs of about equal size where there are
-    /// that many sequences; a longer sequence stands alone, and sequences without trained tokens are left out.
+    /// that many sequences; a longer sequence stands alone, and sequences without trained tokens are left out. Pairs are cut as if they were
+    /// one sequence.
     ///
     /// Sequences whose advantages are all zero come last, in runs of their own, so that the runs of all others, and with them the rounding of
     /// their gradients, are the same with and without them.
     pub fn micro_batches(&self, max_tokens: usize, least: usize) -> Vec<Vec<usize>> {
-        let trained = (0..self.sequences.len()).filter(|&at| !self.sequences[at].rows.is_empty());
-        let (indifferent, others): (Vec<usize>, Vec<usize>) = trained.partition(|&at| self.sequences[at].is_indifferent());
+        let together = if self.pairs { 2 } else { 1 };
+        let places = (0..self.sequences.len()).step_by(together).map(|at| at..(at + together).min(self.sequences.len()));
+        let trained = places.filter(|places| self.sequences[places.clone()].iter().any(|sequence| !sequence.rows.is_empty()));
+        let (indifferent, others): (Vec<_>, Vec<_>) =
+            trained.partition(|places| self.sequences[places.clone()].iter().all(TrainSequence::is_indifferent));
         [others, indifferent].iter().flat_map(|places| self.cut(places, max_tokens, least)).collect()
     }
 
-    fn cut(&self, places: &[usize], max_tokens: usize, least: usize) -> Vec<Vec<usize>> {
-        let total: usize = places.iter().map(|&at| self.sequences[at].inputs.len()).sum();
+    fn cut(&self, places: &[Range<usize>], max_tokens: usize, least: usize) -> Vec<Vec<usize>> {
+        let tokens_of = |places: &Range<usize>| self.sequences[places.clone()].iter().map(|sequence| sequence.inputs.len()).sum();
+        let total: usize = places.iter().map(tokens_of).sum();
         let max_tokens = max_tokens.min(total.div_ceil(least.max(1)));
         let mut parts: Vec<Vec<usize>> = Vec::new();
         let mut tokens = usize::MAX;
-        for (at, sequence) in places.iter().map(|&at| (at, &self.sequences[at])) {
-            tokens = tokens.saturating_add(sequence.inputs.len());
+        for places in places {
+            tokens = tokens.saturating_add(tokens_of(places));
             match parts.last_mut() {
-                Some(part) if tokens <= max_tokens => part.push(at),
+                Some(part) if tokens <= max_tokens => part.extend(places.clone()),
                 _ => {
-                    parts.push(vec![at]);
-                    tokens = sequence.inputs.len();
+                    parts.push(places.clone().collect());
+                    tokens = tokens_of(places);
                 }
             }
         }

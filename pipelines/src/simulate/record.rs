@@ -16,7 +16,7 @@ use crate::sft::WarmUp;
 use crate::{parts, sft};
 
 /// The stages that take a message at a time and are timed as a whole.
-const OTHERS: [&str; 6] = ["reward", "filter", "reference", "batch", "sync", "log"];
+const OTHERS: [&str; 7] = ["reward", "filter", "pairs", "reference", "batch", "sync", "log"];
 
 /// A list that stages add to from their threads.
 type Shared<T> = Arc<Mutex<Vec<T>>>;

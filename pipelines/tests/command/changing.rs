@@ -67,6 +67,25 @@ fn c2_a_run_that_changes_its_mind_ends_the_same_when_it_was_killed() {
     }
 }
 
+/// GRPO, then DAPO, then pairs, in one run; a frozen reference is there for all of them.
+#[test]
+fn c2_a_run_may_come_to_pairs_and_goes_on_with_them_when_it_was_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, killed) = (folder.path().join("whole"), folder.path().join("killed"));
+    let change = "change=[{at=4,set=[\"train.loss={ kind = 'dapo' }\"]},\
+                  {at=7,set=[\"train.loss={ kind = 'dpo', beta = 0.5 }\",\"pairs.select=best_worst\"]}]";
+    let sets = ["train.steps=10", "train.lr=1e-3", "reference.kind=frozen", change, "checkpoint.every=1", "flow.max_staleness=0"];
+    let ended = rollflow(&run_args(GRPO, &whole, &sets));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let paired: Vec<bool> = rows(&whole).iter().map(|row| row["pair_accuracy_ratio"].is_number()).collect();
+    assert_eq!(paired, [[false; 6].as_slice(), &[true; 4]].concat());
+    assert!(rows(&whole).iter().all(|row| row["grad_norm"].as_f64().unwrap() > 0.0), "every step learns");
+    assert!(run_killed(&killed, &sets, 4, 11) >= 2);
+    for file in ["metrics.jsonl", "checkpoints/step_000010/model.safetensors"] {
+        same_bytes(&whole.join(file), &killed.join(file));
+    }
+}
+
 #[test]
 fn a_change_that_cannot_be_made_is_an_error_of_the_recipe() {
     for (set, said) in [

@@ -62,6 +62,31 @@ fn a_synchronous_run_that_was_killed_dozens_of_times_is_the_run_that_was_not() {
     }
 }
 
+/// What a run is held to goes on too: a moving average, a copy, or the policy that only the warm-up made, and what distance from it costs.
+#[test]
+fn a_run_that_was_killed_is_held_to_the_reference_of_the_run_that_was_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let cost = "train.kl_reward={coef=0.1,target=0.01,horizon=100}";
+    for reference in ["{kind=\"ema\",decay=0.8}", "{kind=\"periodic\",every=7}", "{kind=\"frozen\"}"] {
+        let (whole, killed) = (folder.path().join("whole"), folder.path().join("killed"));
+        let reference = format!("reference={reference}");
+        let sets = ["train.steps=40", "checkpoint.every=1", "train.lr=1e-2", "train.kl_loss={coef=0.1}", cost, &reference];
+        let ended = rollflow(&run_args(GRPO, &whole, &sets));
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        assert!(run_killed(&killed, &sets, 8, 5) >= 4);
+        let last = checkpoint::read_metadata(&whole.join("checkpoints/step_000040")).unwrap();
+        assert_eq!(last.files.contains_key("reference.safetensors"), !reference.contains("frozen"));
+        for file in last.files.keys().map(|name| format!("checkpoints/step_000040/{name}")).chain(["metrics.jsonl".to_owned()]) {
+            same_bytes(&whole.join(&file), &killed.join(&file));
+        }
+        let row = read(&whole.join("metrics.jsonl")).lines().next_back().unwrap().to_owned();
+        let row: serde_json::Value = serde_json::from_str(&row).unwrap();
+        assert!(row["kl_loss_mean_nats"].as_f64().unwrap() != 0.0 && row["kl_loss_coefficient"] == 0.1, "{row}");
+        assert!(row["kl_reward_mean_nats"].is_number() && row["kl_reward_coefficient"] != 0.1, "{row}");
+        [whole, killed].iter().for_each(|run| fs::remove_dir_all(run).unwrap());
+    }
+}
+
 pub fn same_bytes(whole: &Path, killed: &Path) {
     let (expected, found) = (fs::read(whole).unwrap(), fs::read(killed).unwrap());
     let mut lines = expected.split(|byte| *byte == b'\n').zip(found.split(|byte| *byte == b'\n')).enumerate();

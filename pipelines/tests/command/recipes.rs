@@ -44,6 +44,23 @@ fn a_recipe_that_is_not_there_is_named() {
     assert!(refused.err.contains("no/such.toml"), "{}", refused.err);
 }
 
+/// Who follows the policy stands on the weights edge.
+#[test]
+fn a_reference_that_follows_the_policy_is_drawn_on_the_weights_edge() {
+    for (reference, follows) in [("{kind=\"ema\"}", true), ("{kind=\"periodic\"}", true), ("{kind=\"frozen\"}", false)] {
+        let sets = [format!("reference={reference}"), "train.kl_loss={coef=0.1}".to_owned(), "model.hidden=16".to_owned()];
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        let drawn = rollflow(&[&["graph", GRPO, "--format", "json"][..], &sets].concat());
+        assert_eq!(drawn.code, Some(0), "{}", drawn.err);
+        let graph: Value = serde_json::from_str(&drawn.out).unwrap();
+        let name = |node: &Value| graph["nodes"][node.as_u64().unwrap() as usize]["name"].as_str().unwrap().to_owned();
+        let edges = graph["weights"].as_array().unwrap();
+        let readers: Vec<String> = edges.iter().map(|edge| name(&edge["to"])).collect();
+        assert_eq!(readers, if follows { vec!["generate", "reference"] } else { vec!["generate"] });
+        assert!(graph["nodes"].as_array().unwrap().iter().any(|node| node["name"] == "reference"));
+    }
+}
+
 #[test]
 fn a_pipeline_is_drawn_in_three_languages() {
     let tiny = ["--set", "model.hidden=16", "--set", "model.heads=2", "--set", "model.kv_heads=1"];

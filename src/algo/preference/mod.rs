@@ -5,6 +5,7 @@
 //! whose `loss_type` names are ours in snake case.
 
 mod kinds;
+mod loss;
 mod score;
 
 use std::ops::Range;
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::LossError;
 pub use kinds::PairLoss;
 use kinds::{Pair, Slopes, sorted};
+pub use loss::{PairwiseLoss, compute_dapo_loss};
 pub use score::ScoreDivergence;
 pub(super) use score::{log_sigmoid, sigmoid};
 
@@ -97,6 +99,16 @@ impl Preference {
     /// One term alone.
     pub fn of(term: PairLoss) -> Self {
         Preference { terms: vec![(term, 1.0)], ..Preference::default() }
+    }
+
+    /// Whether it looks at more than one pair at a time.
+    pub fn compares_batch(&self) -> bool {
+        self.terms.iter().any(|(term, _)| term.compares_distributions() || *term == PairLoss::Sft)
+    }
+
+    /// Whether it looks at the reference model.
+    pub fn needs_reference(&self) -> bool {
+        self.terms.iter().any(|(term, _)| *term != PairLoss::Sft)
     }
 
     /// Whether its settings are in range and go together.

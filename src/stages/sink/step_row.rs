@@ -17,7 +17,9 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
     if pairs.pairs > 0 {
         put(Metric::PairAccuracy, pairs.accuracy());
         put(Metric::PairMargin, pairs.margin());
-    } else if forward.tokens > 0 {
+    }
+    // A score has none.
+    if forward.tokens > 0 && (pairs.pairs == 0 || forward.entropy > 0.0) {
         put(Metric::Entropy, forward.entropy);
     }
     put(Metric::GradNorm, optim.grad_norm);

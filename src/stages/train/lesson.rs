@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::kl_reward::RewardKl;
 use crate::algo::{Aggregation, Estimator, Schedule};
+use crate::stages::pairs::Pairing;
 use crate::train::Algorithm;
 
 /// How a batch becomes an update, or several. What is left out is the backend's own.
@@ -15,6 +16,9 @@ pub struct Lesson {
     pub advantages: Option<Arc<dyn Estimator>>,
     /// What distance from the reference policy costs in the reward.
     pub reward_kl: Option<Arc<RewardKl>>,
+    /// What is laid out as pairs, chosen and rejected one behind the other, for a loss that reads them so; all pairs of a step count alike, whatever
+    /// the aggregation.
+    pub pairs: Option<Pairing>,
     /// How tokens weigh against each other.
     pub aggregation: Aggregation,
     /// The loss.
@@ -35,7 +39,9 @@ impl Lesson {
     pub fn takes_parts(&self, backend: bool) -> bool {
         // A sum knows no denominator that could come later.
         let has_denominator = self.aggregation != Aggregation::TokenSum;
-        let by_group = self.reward_kl.is_none() && self.advantages.as_ref().is_none_or(|advantages| advantages.is_by_group());
+        let by_group = self.reward_kl.is_none()
+            && self.pairs.is_none()
+            && self.advantages.as_ref().is_none_or(|advantages| advantages.is_by_group());
         let loss = self.algorithm.as_ref().map_or(backend, |algorithm| algorithm.takes_parts());
         self.updates <= 1 && has_denominator && by_group && loss
     }

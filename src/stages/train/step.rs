@@ -10,7 +10,7 @@ use super::kl_reward::KlCost;
 use super::lesson::Lesson;
 use super::stale::within_bound;
 use super::trainer::{Trained, Trainer};
-use crate::algo::GapVerdict;
+use crate::algo::{Aggregation, GapVerdict};
 use crate::data::{Batch, Sample};
 use crate::flow::{Io, StageError, TryRecv};
 use crate::train::{
@@ -157,9 +157,13 @@ impl<B: TrainingBackend> Trainer<B> {
         let Gathered { step, lesson, rest: mut batch, .. } = gathered;
         batch.sort();
         let kl_cost = self.compare(&lesson, &mut batch, kl_coef)?;
-        let samples: Vec<&Sample> = batch.samples().collect();
-        let prepared = collate(&samples, lesson.aggregation)?.at_version(self.backend.state().weight_version);
-        let mut prepared = Arc::new(prepared.by(lesson.algorithm.clone()));
+        lesson.pairs.iter().for_each(|pairing| pairing.mask_others(&mut batch));
+        let prepared = match &lesson.pairs {
+            Some(pairing) => collate(&pairing.laid_out(&batch.groups), Aggregation::SeqMeanTokenMean)?.in_pairs(),
+            None => collate(&batch.samples().collect::<Vec<_>>(), lesson.aggregation)?,
+        };
+        let prepared = prepared.at_version(self.backend.state().weight_version).by(lesson.algorithm.clone());
+        let mut prepared = Arc::new(prepared);
         if lesson.score_first && lesson.updates > 1 {
             let scores = self.backend.score(prepared.clone()).wait()?;
             prepared = Arc::new(TrainBatch::clone(&prepared).with_proximal(scores));

@@ -16,6 +16,7 @@ use super::saving::{Beside, Resumed, Saving, Unsaved};
 use crate::algo::{AdvantageConfig, Aggregation, Estimator, GapDiagnosis, GapLimits};
 use crate::data::{Batch, Version};
 use crate::flow::{Io, Message, Stage, StageError, StageSpec};
+use crate::stages::pairs::Pairing;
 use crate::stages::{Admission, Totals};
 use crate::train::{ForwardBackward, OptimStep, Snapshot, TrainError, TrainingBackend};
 
@@ -117,6 +118,12 @@ impl<B: TrainingBackend> Trainer<B> {
     /// Takes what distance from the reference policy costs off the rewards before they are compared.
     pub fn reward_kl(self, kl: RewardKl) -> Self {
         self.lesson(|lesson| lesson.reward_kl = Some(Arc::new(kl)))
+    }
+
+    /// Trains on pairs, chosen and rejected one behind the other, for a loss that reads them so
+    /// ([`PairwiseLoss`](crate::algo::PairwiseLoss)); all pairs of a step count alike, whatever the aggregation.
+    pub fn pairs(self, pairing: &Pairing) -> Self {
+        self.lesson(|lesson| lesson.pairs = Some(pairing.clone()))
     }
 
     /// How tokens weigh against each other.

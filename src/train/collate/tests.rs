@@ -51,6 +51,41 @@ fn denominators_come_from_the_whole_batch_whatever_is_cut() {
     }
 }
 
+/// A pair is judged as one, also where one of its answers has nothing to train.
+#[test]
+fn no_cut_divides_a_pair() {
+    let masked = Sample { loss_mask: vec![0.0; 3], ..Sample::supervised(&[1], &[2, 2]) };
+    let lengths = [3, 1, 2, 5, 1, 1].map(|n| Sample::supervised(&[1], &vec![2; n]));
+    let samples: Vec<Sample> = lengths.into_iter().chain([Sample::supervised(&[1], &[2]), masked]).collect();
+    let batch = collate(&samples, Aggregation::SeqMeanTokenMean).unwrap().in_pairs();
+    for (max_tokens, least) in (1..20).flat_map(|most| [(most, 1), (most, 3)]) {
+        let parts = batch.micro_batches(max_tokens, least);
+        assert_eq!(parts.concat(), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert!(parts.iter().flat_map(|part| part.chunks(2)).all(|pair| pair.len() == 2 && pair[0] % 2 == 0), "{parts:?}");
+    }
+}
+
+#[test]
+fn a_sample_that_no_reference_scored_leaves_no_half_column() {
+    let scored = Sample { ref_log_probs: vec![0.0, 0.0, -1.0, -2.0], ..rollout() };
+    let batch = collate(&[scored, rollout()], Aggregation::TokenMean).unwrap();
+    assert_eq!(batch.sequences[0].reference, Some(vec![-1.0, -2.0]));
+    let seen = |part: &[usize]| {
+        let columns = PackedColumns::new(&batch, part);
+        let seen = std::sync::Mutex::new(None);
+        let look = |inputs: &LossInputs| {
+            *seen.lock().unwrap() = Some(inputs.reference.map(<[f64]>::to_vec));
+            Ok(LossOutput::default())
+        };
+        let zeros = vec![0.0; columns.targets.len()];
+        columns.evaluate(&look, &OffPolicy::default(), &zeros, &zeros, 4).unwrap();
+        seen.into_inner().unwrap().unwrap()
+    };
+    assert_eq!((seen(&[0]), seen(&[0, 1])), (Some(vec![-1.0, -2.0]), None));
+    let bad = Sample { ref_log_probs: vec![0.0, 0.0, f32::NAN, -2.0], ..rollout() };
+    assert!(collate(&[bad], Aggregation::TokenMean).unwrap_err().to_string().contains("reference log-probability is NaN"));
+}
+
 /// So that they can be left out without a change to the rounding of the others.
 #[test]
 fn sequences_without_advantage_share_no_micro_batch_with_others() {

@@ -1,0 +1,64 @@
+//! What is held to a reference policy, and what is held against each other.
+
+use super::Note;
+use crate::recipe::loss::{Dpo, Loss, PairLoss};
+use crate::recipe::plan::{FilterFallback, OnStale, Plan};
+use crate::recipe::train::{Aggregation, Train};
+
+/// Distances and pairs need their sections, and the sections their use.
+pub(super) fn held(plan: &Plan, note: Note) {
+    let Train { kl_loss, kl_reward, loss, .. } = &plan.train;
+    let uses = [
+        ("train.kl_loss", kl_loss.is_some()),
+        ("train.kl_reward", kl_reward.is_some()),
+        ("train.loss.kind", matches!(loss, Loss::Dpo(of) if of.needs_reference())),
+    ];
+    for (key, _) in uses.iter().filter(|(_, used)| *used && plan.reference.is_none()) {
+        let message = format!("`{key}` looks at a reference policy, and there is no section [reference]");
+        note(key, &["train.loss"], message, "add [reference] with kind = \"frozen\", \"ema\" or \"periodic\", or do without");
+    }
+    match (loss, &plan.pairs) {
+        (Loss::Dpo(_), None) => {
+            let message = "`train.loss.kind` is \"dpo\", which learns from pairs, and there is no section [pairs]".to_owned();
+            note("train.loss.kind", &["train.loss"], message, "add [pairs] with select = \"best_worst\", \"random\" or \"all\"");
+        }
+        (Loss::Dpo(of), Some(_)) => pairs(plan, of, note),
+        (_, Some(_)) => {
+            let message = "[pairs] holds answers against each other, but `train.loss` does not learn from pairs".to_owned();
+            note("pairs", &["train.loss"], message, "set train.loss = { kind = \"dpo\" }, or remove [pairs]");
+        }
+        (_, None) => {}
+    }
+}
+
+fn pairs(plan: &Plan, of: &Dpo, note: Note) {
+    if of.pair_loss == PairLoss::ExoPair && of.label_smoothing == 0.0 {
+        let message = "`train.loss.label_smoothing` is 0, of which `exo_pair` takes the logarithm".to_owned();
+        note("train.loss.label_smoothing", &["train.loss"], message, "make it above 0; 1e-3 is common");
+    }
+    if of.pair_loss == PairLoss::Robust && of.label_smoothing >= 0.5 {
+        let message = format!("`train.loss.label_smoothing` is {}: `robust` has nothing left to learn", of.label_smoothing);
+        note("train.loss.label_smoothing", &["train.loss"], message, "make it below 0.5");
+    }
+    let Train { kl_loss, kl_reward, entropy_coef, top_entropy, off_policy_threshold, aggregation, .. } = &plan.train;
+    let no_ratio = "a loss of pairs has no ratio to the policy that sampled";
+    let whole = "a loss of pairs judges whole answers";
+    let without_use = [
+        ("train.kl_loss", kl_loss.is_some(), "a loss of pairs is held to the reference by its own beta"),
+        ("train.kl_reward", kl_reward.is_some(), "a loss of pairs asks which answer earned more, not how much"),
+        ("train.entropy_coef", *entropy_coef != 0.0, "a loss of pairs has no such term"),
+        ("train.top_entropy", *top_entropy < 1.0, whole),
+        ("train.off_policy_threshold", off_policy_threshold.is_some(), no_ratio),
+        ("train.correction", plan.train.correction.is_some(), no_ratio),
+        ("train.reject", !plan.train.reject.is_empty(), no_ratio),
+        ("train.proximal", plan.train.proximal.is_some(), no_ratio),
+        ("train.aggregation", *aggregation != Aggregation::default(), "all pairs of a step count alike"),
+        ("flow.on_stale", plan.flow.on_stale == OnStale::Mask, whole),
+        ("generate.mask_older", plan.generate.mask_older, whole),
+        ("filter_fallback", plan.filter_fallback == FilterFallback::Keep, "a group without a pair teaches nothing"),
+    ];
+    for (key, _, why) in without_use.iter().filter(|(_, set, _)| *set) {
+        let message = format!("`{key}` is set to what `train.loss.kind = \"dpo\"` can't use: {why}");
+        note(key, &["train.loss"], message, "leave it out");
+    }
+}
