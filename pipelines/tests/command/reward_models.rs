@@ -80,6 +80,11 @@ fn a_reward_model_learns_from_pairs_and_its_folder_rewards_answers() {
     let ended = rollflow(&run_args(GRPO, &run, &alone));
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     assert_earned(&run, &scorer, |score| score);
+    let (again, recipe) = (folder.path().join("again"), run.join("recipe.toml"));
+    assert_eq!(rollflow(&["run", recipe.to_str().unwrap(), "--out", again.to_str().unwrap()]).code, Some(0));
+    for file in ["metrics.jsonl", "rollouts.jsonl"] {
+        assert!(fs::read(run.join(file)).unwrap() == fs::read(again.join(file)).unwrap(), "law V3: {file} is the same");
+    }
 
     let part = format!(
         "reward.part=[{{kind=\"model\",name=\"judge\",path={:?},weight=2.0}},{{kind=\"length\",name=\"any\",min=0,max=100}}]",
