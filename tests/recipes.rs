@@ -207,7 +207,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         if regex_is_valid(&pattern) {
             plan.reward.rule = RewardRule::Regex(RegexRule { pattern });
         } else if choice > 1 {
-            plan.reward.rule = RewardRule::Model(ModelRule { path: "a \"b\"".into(), threads: few });
+            plan.reward.rule = RewardRule::Model(ModelRule { path: "a \"b\"".into(), missing_end_penalty: real, threads: few });
         } else if choice > 0 {
             let (name, at_least) = (format!("part_{few}"), flag.then_some(share));
             let part = vec![RewardPart { name, rule: PartRule::Format(Default::default()), at_least, weight: 1.0 }];

@@ -137,7 +137,7 @@ fn a_model_of_words_is_no_reward_model_and_a_reward_model_no_policy() {
 fn pairs_teach_it_to_score_right_sums_higher_also_those_it_never_saw() {
     let (trained, held_out) = arithmetic::split(&arithmetic::addition(1), 0.9, 1);
     let pairs = |sums: &[_]| -> Vec<RankedPair> { arithmetic::ranked(sums, 8, 1) };
-    assert!(pairs(&trained).iter().all(|pair| pair.chosen != pair.rejected && pair.rejected.parse::<u64>().is_ok()));
+    assert!(pairs(&trained).iter().all(|pair| pair.chosen != pair.rejected));
     let folder = tempfile::tempdir().unwrap();
     let body = Policy::random(ModelConfig::small(&tokenizer(), 64, 2), tokenizer(), 0).unwrap();
     rollflow::model::save_hf(folder.path(), body.config(), &body.weights()).unwrap();

@@ -73,7 +73,9 @@ fn value(plan: &Plan, rule: &PartRule, asked: &mut Asked) -> Result<Value> {
             let model = ScoreModel::load(&of.path).with_context(|| format!("loading the reward model {}", of.path.display()))?;
             let scorer = Arc::new(Scorer::new(&model, of.threads)?);
             asked.push(scorer.clone());
-            said(must_end, move |sample| scorer.reward(sample))
+            // Scores are told apart by their differences: 0 may be the best of all, and is no answer to one that was cut off.
+            let penalty = of.missing_end_penalty;
+            Box::new(move |sample| Ok(scorer.reward(sample)? - if sample.status == Status::Completed { 0.0 } else { penalty }))
         }
         PartRule::Format(of) => {
             let format = format(of.tags.iter().cloned())?;

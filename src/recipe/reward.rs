@@ -27,7 +27,7 @@ section! {
     /// What an answer earns: 1 if it is right, else 0; or what its parts make together.
     pub struct Reward {
         first rule: RewardRule;
-        /// Whether an answer that did not end by itself earns nothing for what it says: 0 from all kinds but `length`, `overlong` and `repetition`.
+        /// Whether an answer that did not end by itself earns nothing for what it says: 0 from all kinds but `model`, whose 0 means nothing in particular, `length`, `overlong` and `repetition`.
         require_end_of_text: bool = true;
         /// How often a reward that fails is called again for the same answer, before the answer's group is given up.
         retries: u32 = 2;
@@ -152,10 +152,12 @@ tagged! {
 }
 
 section! {
-    /// A reward model scores prompt and answer, in its own tokens.
+    /// A reward model scores prompt and answer, in its own tokens. How the answer ended is no part of the text.
     pub struct ModelRule {
         /// A Hugging Face folder of a sequence classifier with one label, relative to where the command runs.
         path: PathBuf = PathBuf::new(), PATH_GIVEN;
+        /// Taken from the score of an answer that did not end by itself.
+        missing_end_penalty: f64 = 0.0, NOT_NEGATIVE;
         /// Threads that score.
         threads: usize = 1, SOME;
     }

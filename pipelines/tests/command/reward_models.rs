@@ -34,23 +34,19 @@ fn scorer(folder: &Path) -> Scorer {
     Scorer::new(&ScoreModel::load(folder).unwrap(), 1).unwrap()
 }
 
-/// Whether every completed answer earned what the model says of it, and the others nothing.
-fn assert_earned(run: &Path, scorer: &Scorer, reward: impl Fn(f64) -> f64) {
+/// Whether every answer earned what `reward` makes of its score and of whether it had ended.
+fn assert_earned(run: &Path, scorer: &Scorer, reward: impl Fn(f64, bool) -> f64) {
     let rollouts: Vec<_> = read_rollouts(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
-    let mut seen: HashMap<(u64, PromptText, String), f64> = HashMap::new();
+    let mut seen: HashMap<(u64, PromptText, String, bool), f64> = HashMap::new();
     for rollout in &rollouts {
-        let expected = match rollout.status {
-            Status::Completed => reward(scorer.score(&rollout.prompt, &rollout.response).unwrap()),
-            _ => reward(0.0),
-        };
+        let ended = rollout.status == Status::Completed;
+        let expected = reward(scorer.score(&rollout.prompt, &rollout.response).unwrap(), ended);
         let earned = rollout.reward.unwrap();
         assert!((earned - expected).abs() < 1e-4 * (1.0 + expected.abs()), "{:?}: {earned}, scored {expected}", rollout.response);
-        if rollout.status == Status::Completed {
-            let same = seen.entry((rollout.group, rollout.prompt.clone(), rollout.response.clone())).or_insert(earned);
-            assert_eq!(*same, earned, "the same text of one group has the same score to the bit");
-        }
+        let same = seen.entry((rollout.group, rollout.prompt.clone(), rollout.response.clone(), ended)).or_insert(earned);
+        assert_eq!(*same, earned, "the same text of one group has the same score to the bit");
     }
-    assert!(seen.values().any(|reward| *reward != 0.0), "no answer was scored");
+    assert!([true, false].iter().all(|ended| seen.keys().any(|key| key.3 == *ended)), "answers that ended, and others");
 }
 
 #[test]
@@ -76,10 +72,15 @@ fn a_reward_model_learns_from_pairs_and_its_folder_rewards_answers() {
     let (scorer, path) = (scorer(&model), format!("reward.path={}", model.display()));
     assert!(scorer.score(&"3+4=".into(), "7").unwrap() > scorer.score(&"3+4=".into(), "95").unwrap());
     let warm_up = ["sft.steps=40", "sft.lr=3e-3", "observe.rollouts_every=1"];
-    let alone = [&warm_up[..], &["reward={kind=\"model\"}", &path, "reward.threads=2"]].concat();
+    let alone = [&warm_up[..], &["reward={kind=\"model\"}", &path, "reward.threads=2", "reward.missing_end_penalty=3"]].concat();
     let ended = rollflow(&run_args(GRPO, &run, &alone));
     assert_eq!(ended.code, Some(0), "{}", ended.err);
-    assert_earned(&run, &scorer, |score| score);
+    assert_earned(&run, &scorer, |score, ended| if ended { score } else { score - 3.0 });
+    let (again, recipe) = (folder.path().join("again"), run.join("recipe.toml"));
+    assert_eq!(rollflow(&["run", recipe.to_str().unwrap(), "--out", again.to_str().unwrap()]).code, Some(0));
+    for file in ["metrics.jsonl", "rollouts.jsonl"] {
+        assert!(fs::read(run.join(file)).unwrap() == fs::read(again.join(file)).unwrap(), "law V3: {file} is the same");
+    }
 
     let part = format!(
         "reward.part=[{{kind=\"model\",name=\"judge\",path={:?},weight=2.0}},{{kind=\"length\",name=\"any\",min=0,max=100}}]",
@@ -88,7 +89,7 @@ fn a_reward_model_learns_from_pairs_and_its_folder_rewards_answers() {
     let several = [&warm_up[..], &["reward={kind=\"parts\"}", &part]].concat();
     let ended = rollflow(&run_args(GRPO, &parts, &several));
     assert_eq!(ended.code, Some(0), "{}", ended.err);
-    assert_earned(&parts, &scorer, |score| 2.0 * score + 1.0);
+    assert_earned(&parts, &scorer, |score, _| 2.0 * score + 1.0);
     assert!(self::rows(&parts).iter().all(|row| row["reward_part_judge"].is_number()));
 }
 
