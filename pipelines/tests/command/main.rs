@@ -6,6 +6,7 @@ mod console;
 mod crashes;
 mod disks;
 mod recipes;
+mod references;
 mod replaying;
 mod running;
 mod runs;
