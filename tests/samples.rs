@@ -43,6 +43,8 @@ fn a_mask_of_another_length_is_refused_with_both_lengths() {
 
 #[test]
 fn other_columns_are_empty_or_as_long_as_the_tokens() {
+    let unaligned = Sample { ref_log_probs: vec![0.0], ..sampled() };
+    assert!(matches!(unaligned.validate(), Err(SampleError::Length { column: "ref_log_probs", found: 1, tokens: 5, .. })));
     let short = Sample { log_probs: vec![0.0], ..sampled() };
     assert!(matches!(short.validate(), Err(SampleError::Length { column: "log_probs", found: 1, tokens: 5, .. })));
     let long = Sample { versions: Spans::given(6), ..sampled() };
@@ -158,6 +160,7 @@ proptest! {
         sample.tokens = (0..naive.len() as u32).collect();
         sample.loss_mask = vec![weight; naive.len()];
         sample.log_probs = vec![log_prob; naive.len()];
+        sample.ref_log_probs = vec![log_prob - 1.0; naive.len()];
         (sample.reward, sample.advantage) = (reward, reward.map(|reward| -reward / 4.0));
         sample.metadata.insert(key, json!(reward));
         let untouched = sample.clone();

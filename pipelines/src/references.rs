@@ -1,6 +1,7 @@
 //! `[reference]` as the library's stage, and where a frozen one is found again.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use rollflow::flow::WeightsRx;
@@ -73,5 +74,5 @@ pub fn kept(plan: &Plan, policy: &Policy, run: &Path) -> Result<Policy> {
         return Ok(policy.clone());
     }
     let (_, weights) = load_hf(&run.join(KEPT)).context("the reference policy, which the run kept when it began")?;
-    Ok(policy.with_weights(std::sync::Arc::new(weights.into())))
+    Ok(policy.with_weights(Arc::new(weights.freeze())))
 }

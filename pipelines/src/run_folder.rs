@@ -1,7 +1,7 @@
 //! What a run leaves behind, and what shows it while it lives.
 //!
 //! `recipe.toml` (resolved), `metrics.jsonl`, `rollouts.jsonl`, `dead_letters.jsonl` (if there are any), `checkpoints/step_000123/`,
-//! `report.md`, `curve.svg`.
+//! `reference/` (if the policy is held to what its warm-up made), `report.md`, `curve.svg`.
 
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};

@@ -1,10 +1,10 @@
-//! KlFunction from a reference policy, token by token, as a value and its derivative.
+//! The divergence from a reference policy, token by token, as a value and its derivative.
 
 use serde::{Deserialize, Serialize};
 
 use super::masked::masked_mean;
 
-/// Which estimate, with `d = θ − ref` (Schulman, Approximating KL KlFunction, 2020).
+/// Which estimate, with `d = θ − ref` (Schulman, Approximating KL Divergence, 2020).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KlForm {
@@ -33,7 +33,7 @@ pub struct Kl {
     pub straight_through: bool,
     /// Counts no further than this, and pulls no further.
     pub truncate: Option<f64>,
-    /// KlFunction counts in full where the reference gives the token at least this probability, and in proportion below: a reference that
+    /// Counts in full where the reference gives the token at least this probability, and in proportion below: a reference that
     /// hardly knows the token has little to say. 0 counts all in full.
     pub confidence: f64,
 }

@@ -82,14 +82,12 @@ pub struct FrozenWeights(Weights);
 // when it was frozen or was its giver's own, and is handed out by `read` alone, whose contract forbids writing.
 unsafe impl Sync for FrozenWeights {}
 
-impl From<Weights> for FrozenWeights {
-    /// Without a copy: they must share their memory with nobody.
-    fn from(weights: Weights) -> Self {
+impl FrozenWeights {
+    /// Without a copy, of weights that were just made and share their memory with nobody.
+    pub(crate) fn of_own(weights: Weights) -> Self {
         FrozenWeights(Weights { flat: weights.flat.detach(), ..weights })
     }
-}
 
-impl FrozenWeights {
     /// The weights, for reading: shared with every other reader, so an in-place operation on them is a bug.
     pub fn read(&self) -> Weights {
         self.0.share()

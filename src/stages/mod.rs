@@ -1,8 +1,8 @@
 //! What stands on the graph: one folder a role, one file an implementation, each a thin shell around `data`, `algo`, `engine` and
 //! `train`.
 //!
-//! In the order of a pipeline: [`source`] → [`generate`] → [`reward`] → [`filter`] → [`pairs`] → [`reference`] → [`batch`] → [`train`] → [`sync`] → [`sink`], with
-//! [`Admission`] deciding when a prompt may enter.
+//! In the order of a pipeline: [`source`] → [`generate`] → [`reward`] → [`filter`] → [`pairs`] → [`reference`](mod@reference) → [`batch`]
+//! → [`train`] → [`sync`] → [`sink`], with [`Admission`] deciding when a prompt may enter.
 
 mod admission;
 pub mod batch;

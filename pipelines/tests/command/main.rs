@@ -7,6 +7,7 @@ mod console;
 mod crashes;
 mod disks;
 mod recipes;
+mod references;
 mod replaying;
 mod reward_models;
 mod running;

@@ -40,7 +40,7 @@ impl ReferenceModel for LocalReference {
 
     fn blend(&self, old: &FrozenWeights, new: &FrozenWeights, share: f64) -> FrozenWeights {
         let (old, new) = (old.read(), new.read());
-        Weights { flat: old.flat.lerp(&new.flat, share), layout: old.layout }.into()
+        FrozenWeights::of_own(Weights { flat: old.flat.lerp(&new.flat, share), layout: old.layout })
     }
 
     fn encode(weights: &FrozenWeights) -> Result<Vec<u8>, ReferenceError> {
@@ -81,7 +81,7 @@ impl MovingReference<FrozenWeights> {
             ModelError::Io { path, source } => CheckpointError::Io { path, source },
             other => CheckpointError::malformed(&file, other),
         })?;
-        self.restore(Held { seen, weights: Arc::new(weights.into()) });
+        self.restore(Held { seen, weights: Arc::new(FrozenWeights::of_own(weights)) });
         Ok(())
     }
 }
