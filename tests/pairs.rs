@@ -133,7 +133,7 @@ fn r167_chosen_answers_gain_on_rejected_ones_however_the_batch_is_cut() {
             let step = |_| {
                 let seen = backend.forward_backward(batch.clone()).wait().unwrap();
                 backend.optim_step().wait().unwrap();
-                (seen.loss, seen.metrics.preference().unwrap())
+                (seen.loss, (seen.metrics.pairs.accuracy(), seen.metrics.pairs.margin()))
             };
             ((0..15).map(step).collect::<Vec<_>>(), chosen() - before)
         };
