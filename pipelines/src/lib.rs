@@ -1,11 +1,12 @@
 //! The prebuilt pipelines of rollflow. They use the library's public API only: what they can't say, a user can't say either.
 //!
 //! Each pipeline is one file that reads from top to bottom as its algorithm: [`sft`], [`grpo`]. [`parts`] turns a recipe's values into
-//! what stages take, [`rewards`] its rewards, [`run_folder`] keeps what a run leaves behind, [`replay`] tries again what a run gave up,
-//! and [`simulate`] tells what a recipe would do.
+//! what stages take, [`losses`] its losses, [`rewards`] its rewards, [`run_folder`] keeps what a run leaves behind, [`replay`] tries again
+//! what a run gave up, and [`simulate`] tells what a recipe would do.
 
 mod advantages;
 pub mod grpo;
+pub mod losses;
 pub mod parts;
 pub mod replay;
 pub mod resume;
