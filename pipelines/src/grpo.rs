@@ -10,7 +10,9 @@ use rollflow::observe::logs::announce_training;
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 
+use crate::registry::Registry;
 use crate::resume::ResumePoint;
+use crate::rewards::Judge;
 use crate::run_folder::{Outputs, RunFolder};
 use crate::sft::WarmUp;
 use crate::{parts, sft};
@@ -19,7 +21,7 @@ use crate::{parts, sft};
 const PATIENCE: u64 = 64;
 
 /// Warms up if the recipe says so, probes that generator and trainer agree, then reinforces; a run that was interrupted goes on reinforcing.
-pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
+pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
     let mut policy = parts::policy(plan)?;
     // One for both flows, so that none is lost between them.
     let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
@@ -29,7 +31,7 @@ pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<R
             WarmUp::Interrupted(report) => return Ok(report),
         };
     }
-    let actors = Actors::local(plan, &policy)?;
+    let actors = Actors::local(plan, registry, &policy)?;
     if plan.train.probe && from.is_none() {
         parts::probe(plan, &policy, &actors.backend)?;
     }
@@ -51,20 +53,23 @@ pub struct Actors<E: TokenEngine, B> {
     /// Gives weights to the generator.
     pub publisher: WeightsTx<E::Weights>,
     /// Scores answers.
-    pub reward: Reward,
+    pub reward: Judge,
     /// Learns from them.
     pub backend: B,
+    /// Parts of the user's own.
+    pub registry: Registry,
 }
 
 impl Actors<LocalEngine, LocalBackend> {
     /// Those of this process.
-    pub fn local(plan: &Plan, policy: &Policy) -> Result<Self> {
+    pub fn local(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<Self> {
         let (publisher, published) = weights();
         Ok(Actors {
             generator: parts::generator(plan, policy, published),
             publisher,
-            reward: parts::reward(plan)?,
-            backend: parts::backend(plan, policy).context("starting the trainer")?,
+            reward: parts::reward(plan, registry)?,
+            backend: parts::backend(plan, registry, policy).context("starting the trainer")?,
+            registry: registry.clone(),
         })
     }
 }
@@ -76,13 +81,13 @@ pub fn declare<E: TokenEngine, B: TrainingBackend<Weights = E::Weights> + 'stati
     outputs: Outputs<E::Weights>,
     from: Option<&ResumePoint>,
 ) -> Result<Flow> {
-    let Actors { generator, publisher, mut reward, backend } = actors;
+    let Actors { generator, publisher, mut reward, backend, registry } = actors;
     let Outputs { metrics, log, dead_letters, checkpoints } = outputs;
     let groups_per_version = plan.groups_per_publish() as u64;
     let all_groups = plan.train.steps * plan.batch.groups as u64;
     let admission =
         Admission::new(groups_per_version, plan.admission_window() as u64, Some(all_groups)).bounded(plan.flow.max_staleness);
-    let mut trainer = parts::trainer(plan, backend, checkpoints).admission(&admission);
+    let mut trainer = parts::trainer(plan, &registry, backend, checkpoints)?.admission(&admission);
     if let Some(from) = from {
         admission.restore(from.trainer.progress.clone());
         trainer = trainer.resume(&from.checkpoint, from.trainer.clone())?;
@@ -96,8 +101,9 @@ pub fn declare<E: TokenEngine, B: TrainingBackend<Weights = E::Weights> + 'stati
 
     let prompts = flow.source("prompts", parts::prompts(plan)?.admitted_by(&admission));
     let groups = flow.stage("generate", prompts, generator.metrics(&metrics).admission(&admission));
-    let scored = flow.stage("reward", groups, reward.metrics(&metrics));
-    let filter = Filter::by(parts::filter(plan)?).patience(PATIENCE * plan.batch.groups as u64).fallback(parts::fallback(plan));
+    let scored = reward.metrics(&metrics).stage(&mut flow, "reward", groups);
+    let filter =
+        Filter::by(parts::filter(plan, &registry)?).patience(PATIENCE * plan.batch.groups as u64).fallback(parts::fallback(plan));
     let kept = flow.stage("filter", scored, filter);
     let batcher = Batcher::groups(plan.batch.groups).over_sample(plan.batch.over_sample).on_stale(parts::on_stale(plan));
     let batches = flow.stage("batch", kept, batcher.admission(&admission));

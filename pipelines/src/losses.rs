@@ -8,8 +8,8 @@ use rollflow::recipe::correction::{self, Reject};
 use rollflow::recipe::loss::{self, Loss, Moved};
 use rollflow::recipe::train::Train;
 
-/// The policy loss of `[train]`.
-pub fn policy_loss(train: &Train) -> PolicyLoss {
+/// The policy loss of `[train]`, if it is one of the library's: see [`Registry::loss_of`](crate::Registry::loss_of).
+pub fn policy_loss(train: &Train) -> Option<PolicyLoss> {
     let ratio = |of| match of {
         correction::Level::Token => RatioLevel::Token,
         correction::Level::Sequence => RatioLevel::Sequence,
@@ -47,15 +47,16 @@ pub fn policy_loss(train: &Train) -> PolicyLoss {
             (Surrogate::ClipCov { clip, share: of.share, min: of.min, max: of.max }, RatioLevel::Token)
         }
         Loss::KlCov(of) => (Surrogate::KlCov { share: of.share, coef: of.coef }, RatioLevel::Token),
+        Loss::Custom(_) => return None,
     };
-    PolicyLoss {
+    Some(PolicyLoss {
         level,
         surrogate,
         entropy_coef: train.entropy_coef,
         top_entropy: train.top_entropy,
         off_policy_threshold: train.off_policy_threshold,
         ..PolicyLoss::default()
-    }
+    })
 }
 
 /// What is done about tokens of another policy.
@@ -131,7 +132,7 @@ mod tests {
                 "pipeline = 'grpo'\nmodel.kind = 'tiny'\ntask.kind = 'arithmetic'\ntrain.entropy_coef = 0.01\ntrain.loss.kind = '{kind}'"
             );
             let plan = rollflow::recipe::parse("recipe.toml", &recipe, &[]).unwrap();
-            let loss = policy_loss(&plan.train);
+            let loss = policy_loss(&plan.train).unwrap();
             loss.check().unwrap();
             assert_eq!((loss.name(), loss.entropy_coef), (name, 0.01));
         }

@@ -1,9 +1,9 @@
 //! A recipe's values as the library's parts. Pure translation: what a key means is decided here, what it does in the library.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
-use rollflow::algo;
 use rollflow::algo::{Decay, GapLimits};
 use rollflow::data::{DataBuffer, Pair, arithmetic, jsonl};
 use rollflow::engine::{LocalEngine, TokenEngine};
@@ -17,8 +17,10 @@ use rollflow::recipe::train::{OnNonfinite, Optimization, ScheduleKind};
 use rollflow::recipe::{self, Plan};
 use rollflow::train::{self, AdamW, NonFinitePolicy};
 
-use crate::losses::{off_policy, policy_loss};
-use crate::{advantages, rewards};
+use crate::advantages;
+use crate::losses::off_policy;
+use crate::registry::Registry;
+use crate::rewards::{Judge, Scoring};
 
 /// What a tiny model can spell.
 const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n";
@@ -124,21 +126,18 @@ pub fn generator_by<E: TokenEngine>(plan: &Plan, generator: Generator<E>) -> Gen
 }
 
 /// The stage that scores.
-pub fn reward(plan: &Plan) -> Result<Reward> {
+pub fn reward(plan: &Plan, registry: &Registry) -> Result<Judge> {
     let on_failure = match plan.reward.on_failure {
         recipe::reward::OnFailure::DeadLetter => OnFailure::DeadLetter,
         recipe::reward::OnFailure::Drop => OnFailure::Drop,
         recipe::reward::OnFailure::Zero => OnFailure::Zero,
         recipe::reward::OnFailure::Fail => OnFailure::Fail,
     };
-    Ok(Reward::each(rewards::earned(plan)?)
-        .retries(plan.reward.retries)
-        .on_failure(on_failure)
-        .max_poisoned(plan.reward.max_poisoned))
+    Ok(Scoring::of(plan, registry)?.judge(plan).on_failure(on_failure).max_poisoned(plan.reward.max_poisoned))
 }
 
 /// Which groups are trained on: all conditions hold.
-pub fn filter(plan: &Plan) -> Result<impl GroupFilter> {
+pub fn filter(plan: &Plan, registry: &Registry) -> Result<impl GroupFilter> {
     type Condition = Box<dyn Fn(&Group) -> Verdict + Send + Sync>;
     let mut all: Vec<Condition> = Vec::new();
     for filter in &plan.filter {
@@ -148,6 +147,10 @@ pub fn filter(plan: &Plan) -> Result<impl GroupFilter> {
             recipe::generate::Filter::Diversity(of) => Box::new(filters::diversity(of.min_unique_ratio)?),
             recipe::generate::Filter::Length(of) => Box::new(filters::length(of.min, of.max)?),
             recipe::generate::Filter::AnySuccess(_) => Box::new(filters::any_completed),
+            recipe::generate::Filter::Custom(of) => {
+                let filter = registry.filter_of(&of.name, &of.params)?;
+                Box::new(move |group| filter(group))
+            }
         });
     }
     Ok(move |group: &Group| all.iter().map(|condition| condition(group)).find(|verdict| !verdict.kept()).unwrap_or(Verdict::Keep))
@@ -171,11 +174,9 @@ pub fn fallback(plan: &Plan) -> Fallback {
 }
 
 /// The trainer of `[train]`.
-pub fn backend(plan: &Plan, policy: &Policy) -> Result<LocalBackend> {
+pub fn backend(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<LocalBackend> {
     let train = &plan.train;
-    let loss = policy_loss(train);
-    loss.check()?;
-    let config = local_config(loss, &train.optimization, train.lr, train.steps, train.updates)?;
+    let config = local_config(registry.loss_of(train)?, &train.optimization, train.lr, train.steps, train.updates)?;
     Ok(policy.backend(LocalConfig { temperature: plan.generate.temperature, off_policy: off_policy(train), ..config })?)
 }
 
@@ -198,11 +199,11 @@ pub fn probe(plan: &Plan, policy: &Policy, backend: &LocalBackend) -> Result<()>
 
 /// The trainer of `[sft]`.
 pub fn supervised_backend(sft: &Sft, policy: &Policy) -> Result<LocalBackend> {
-    Ok(policy.backend(local_config(CrossEntropy, &sft.optimization, sft.lr, sft.steps, 1)?)?)
+    Ok(policy.backend(local_config(Arc::new(CrossEntropy), &sft.optimization, sft.lr, sft.steps, 1)?)?)
 }
 
 /// `steps` of so many updates each; schedules count updates.
-fn local_config(loss: impl algo::Loss + 'static, of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<LocalConfig> {
+fn local_config(loss: Arc<dyn Loss>, of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<LocalConfig> {
     let decay = match of.schedule.kind {
         ScheduleKind::Constant => Decay::Constant,
         ScheduleKind::Linear => Decay::Linear,
@@ -226,12 +227,18 @@ fn local_config(loss: impl algo::Loss + 'static, of: &Optimization, lr: f64, ste
             OnNonfinite::Skip => NonFinitePolicy::Skip,
         },
         threads: Some(of.threads),
-        ..LocalConfig::new(loss, schedule)
+        loss,
+        ..LocalConfig::new(CrossEntropy, schedule)
     })
 }
 
 /// The training stage of `grpo`.
-pub fn trainer<B: TrainingBackend>(plan: &Plan, backend: B, checkpoints: Option<PathBuf>) -> Trainer<B> {
+pub fn trainer<B: TrainingBackend>(
+    plan: &Plan,
+    registry: &Registry,
+    backend: B,
+    checkpoints: Option<PathBuf>,
+) -> Result<Trainer<B>> {
     let aggregation = match plan.train.aggregation {
         recipe::train::Aggregation::TokenMean => Aggregation::TokenMean,
         recipe::train::Aggregation::SeqMeanTokenMean => Aggregation::SeqMeanTokenMean,
@@ -240,7 +247,7 @@ pub fn trainer<B: TrainingBackend>(plan: &Plan, backend: B, checkpoints: Option<
         recipe::train::Aggregation::DrGrpo => Aggregation::DrGrpo { max_len: plan.generate.max_new_tokens },
     };
     let trainer = Trainer::new(backend)
-        .advantages(advantages::estimator(&plan.train))
+        .advantages(advantages::estimator(&plan.train, registry)?)
         .aggregation(aggregation)
         .steps(plan.train.steps)
         .sync_every(plan.sync.every)
@@ -253,7 +260,7 @@ pub fn trainer<B: TrainingBackend>(plan: &Plan, backend: B, checkpoints: Option<
         Some(reward) => trainer.target_reward(reward),
         None => trainer,
     };
-    checkpointed(trainer, plan, checkpoints)
+    Ok(checkpointed(trainer, plan, checkpoints))
 }
 
 /// With the recipe's checkpoints, if there is a folder for them. The end is always saved.

@@ -2,6 +2,7 @@
 
 use super::correction::Level;
 use super::declare::{choices, section, tagged};
+use super::params::Custom;
 use super::section::NoKeys;
 use super::setting::{BELOW_ONE, FINITE, Limit, NOT_NEGATIVE, POSITIVE, SHARE, UP_TO_ONE};
 
@@ -37,6 +38,8 @@ tagged! {
         "clip_cov" => ClipCov(ClipCov),
         /// ρA, and tokens that would lose entropy fastest are held back (KL-Cov).
         "kl_cov" => KlCov(KlCov),
+        /// One that was registered by a name.
+        "custom" => Custom(Custom),
     }
 }
 

@@ -6,9 +6,11 @@ mod console;
 mod crashes;
 mod disks;
 mod recipes;
+mod registering;
 mod replaying;
 mod running;
 mod runs;
+mod serving;
 mod simulating;
 #[path = "../../../tests/support/mod.rs"]
 mod support;

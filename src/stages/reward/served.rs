@@ -132,8 +132,8 @@ pub struct ServedReward {
 
 impl ServedReward {
     /// Asks for eight groups at a time.
-    pub fn new(served: Served) -> Self {
-        ServedReward { served: Arc::new(served), settling: Arc::default(), concurrency: 8 }
+    pub fn new(served: impl Into<Arc<Served>>) -> Self {
+        ServedReward { served: served.into(), settling: Arc::default(), concurrency: 8 }
     }
 
     /// Most groups that are asked for at the same time.
