@@ -44,7 +44,7 @@ fn batch(groups: u64, size: u32, tokens: std::ops::Range<u64>) -> Batch {
         let mut sample = Sample::begin(prompt, index, &[5, (n % 10) as u32 + 2, 9, 11]);
         let length = tokens.start + n % (tokens.end - tokens.start);
         (0..length).for_each(|t| sample.push(((n * 7 + t * 3) % 60) as u32 + 2, log_prob(n, t) as f32, 1));
-        sample.reward = Some(f64::from(n.wrapping_mul(0x9e37_79b9).rotate_left(7) % 3 == 0));
+        sample.reward = Some(f64::from(n.is_multiple_of(3)));
         sample
     };
     let group = |ordinal| {
@@ -78,7 +78,8 @@ fn measure(name: &str, mut batch: Batch) -> Result<f64> {
         let all: Vec<usize> = (0..collated.sequences.len()).collect();
         Ok::<_, anyhow::Error>(PackedColumns::new(black_box(&collated), &all).targets.len())
     })?;
-    let estimating = median(|| assign_advantages(black_box(&mut batch.clone()), &advantage))?;
+    let mut scratch = batch.clone();
+    let estimating = median(|| assign_advantages(black_box(&mut scratch), &advantage))?;
     let evaluated = |loss: &dyn Loss, off_policy: &OffPolicy| {
         median(|| columns.evaluate(loss, off_policy, black_box(&log_probs), &entropies, tokens).map(|output| output.loss))
     };
@@ -128,7 +129,6 @@ fn measure(name: &str, mut batch: Batch) -> Result<f64> {
         Advantage::Normalized { epsilon: 1e-4 },
         Advantage::Constant { baseline: 0.5 },
     ] {
-        let mut scratch = batch.clone();
         let own = median(|| assign_advantages(black_box(&mut scratch), &estimator))?;
         let kind = serde_json::to_value(estimator)?["kind"].as_str().unwrap_or_default().to_owned();
         row(&format!("advantage {kind}"), own, own + evaluating + collating + packing);
@@ -146,7 +146,9 @@ fn step(batch: &TrainBatch) -> Result<f64> {
     timed(5, || {
         let forward = backend.forward_backward(batch.clone());
         backend.optim_step().wait()?;
-        ensure!(forward.wait()?.tokens > 0, "nothing was trained");
+        let trained = forward.wait()?.tokens;
+        // A token without an advantage would be left out, and the step be cheaper than it should.
+        ensure!(trained == batch.batch_tokens, "{trained} of {} tokens were trained", batch.batch_tokens);
         Ok(())
     })
 }
