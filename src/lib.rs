@@ -50,3 +50,8 @@ pub mod prelude {
 #[cfg(all(doctest, feature = "torch"))]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
+
+/// The map of names, whose three ways to work run with the doc tests.
+#[cfg(all(doctest, feature = "torch"))]
+#[doc = include_str!("../docs/api_map.md")]
+pub struct ApiMap;
