@@ -139,7 +139,8 @@ fn services_and_parts_of_ones_own_that_make_no_sense_are_errors() {
         "reward = { kind = 'http' }",
         "reward = { kind = 'parts', combine = 'custom', part = [{ name = 'a', kind = 'custom', params = 3 }] }",
         "reward = { kind = 'parts', aggregator = 'mine', part = [{ name = 'a', kind = 'math' }] }",
-        "train = { entropy_coef = 0.1, top_entropy = 0.5, loss = { kind = 'custom', name = 'mine', clip_low = 0.1 } }",
+        "train = { entropy_coef = 0.1, top_entropy = 0.5, loss = { kind = 'custom', name = 'mine' } }",
+        "train.loss = { kind = 'custom', name = 'mine', clip_low = 0.1 }",
     ];
     insta::assert_snapshot!(cases.map(also).join("\n\n"));
 }

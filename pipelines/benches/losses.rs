@@ -158,7 +158,10 @@ fn median<T, E>(mut run: impl FnMut() -> Result<T, E>) -> Result<f64>
 where
     anyhow::Error: From<E>,
 {
-    timed(50, || Ok(drop(black_box(run()?))))
+    timed(50, || {
+        black_box(run()?);
+        Ok(())
+    })
 }
 
 fn timed(times: usize, mut run: impl FnMut() -> Result<()>) -> Result<f64> {

@@ -7,8 +7,10 @@ use super::aggregate::{Aggregator, aggregate_vector_rewards};
 use super::earned::{Earned, Earnings};
 use crate::data::Sample;
 
+type Value = dyn Fn(&Sample) -> Result<f64, String> + Send + Sync;
+
 enum Part {
-    Of(Box<dyn Fn(&Sample) -> Result<f64, String> + Send + Sync>),
+    Of(Box<Value>),
     Given,
 }
 

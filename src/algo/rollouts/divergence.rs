@@ -77,8 +77,8 @@ mod tests {
         let found = compute_batch_kl(&samples, reference, &kl);
         // A masked mean adds 1e-8 to its count.
         let rounded = |value: f64| (value * 1e6).round() / 1e6;
-        let samples: Vec<Option<f64>> = found.samples.into_iter().map(|kl| kl.map(rounded)).collect();
-        assert_eq!((found.mean.map(rounded), samples), (Some(0.5), vec![Some(0.0), None, Some(1.0)]));
+        let by_sample: Vec<Option<f64>> = found.samples.into_iter().map(|kl| kl.map(rounded)).collect();
+        assert_eq!((found.mean.map(rounded), by_sample), (Some(0.5), vec![Some(0.0), None, Some(1.0)]));
         let near = filter_by_kl(&samples, reference, &kl, 0.9);
         assert_eq!(near.iter().map(|sample| sample.index).collect::<Vec<_>>(), [0]);
         assert_eq!(compute_batch_kl(&samples, |_| None::<Vec<f32>>, &kl).mean, None);
