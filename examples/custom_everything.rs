@@ -57,7 +57,7 @@ fn main() -> anyhow::Result<()> {
     let (publisher, published) = weights();
     let admission = Admission::max_staleness(1, GROUPS_PER_STEP);
     let log = RunLog::new(&Metrics::new()).logger(|step: u64, row: &StepMetrics| {
-        if step % 5 == 0 {
+        if step.is_multiple_of(5) {
             println!("step {step}: reward {:.3}", row.get("reward_mean").copied().unwrap_or(f64::NAN));
         }
     });

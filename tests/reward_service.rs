@@ -159,7 +159,7 @@ fn score(groups: u64, reward: ServedReward) -> (Result<Report, RunError>, Scores
         assert!(seen.lock().unwrap().insert(scored.group().id(), (why, scored.group().rewards())).is_none(), "once each");
     });
     let (done, ended) = mpsc::channel();
-    std::thread::spawn(move || done.send(flow.run(Until::finished())));
+    std::thread::spawn(move || done.send(flow.run(Until::finished())).ok());
     let result = ended.recv_timeout(GUARD).expect("the run never ended");
     let scores = std::mem::take(&mut *scores.lock().unwrap());
     (result, scores)
