@@ -56,3 +56,7 @@ pub struct Readme;
 #[cfg(all(doctest, feature = "torch"))]
 #[doc = include_str!("../docs/reward_models.md")]
 pub struct RewardModels;
+/// The map of names, whose three ways to work run with the doc tests.
+#[cfg(all(doctest, feature = "torch"))]
+#[doc = include_str!("../docs/api_map.md")]
+pub struct ApiMap;

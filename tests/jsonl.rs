@@ -4,8 +4,8 @@
 use std::fs;
 use std::path::PathBuf;
 
-use rollflow::data::jsonl::{load_pairs, load_prompts, load_samples, write_sample};
-use rollflow::data::{DataBuffer, PromptText, Sample};
+use rollflow::data::jsonl::{load_pairs, load_prompts, load_samples, save_samples, write_sample};
+use rollflow::data::{ChatMessage, DataBuffer, PromptText, Sample};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -90,7 +90,14 @@ fn samples_survive_the_round_trip() {
     write_sample(&mut out, &Sample::default()).unwrap();
     assert_eq!(out.iter().filter(|byte| **byte == b'\n').count(), 2, "one line a sample");
     let (_folder, path) = file(out);
-    assert_eq!(load_samples(&path).unwrap(), [sample, Sample::default()]);
+    assert_eq!(load_samples(&path).unwrap(), [sample.clone(), Sample::default()]);
+
+    let turn = ChatMessage { role: "user".into(), content: "¿qué?".into() };
+    let samples = [Sample { prompt: vec![turn].into(), reward: Some(f64::NEG_INFINITY), ..sample.clone() }, sample];
+    save_samples(&path, &samples).unwrap();
+    assert_eq!(load_samples(&path).unwrap(), samples, "what was there before is gone");
+    let error = save_samples("no/such/folder.jsonl".as_ref(), &samples).unwrap_err().to_string();
+    assert!(error.starts_with("cannot write no/such/folder.jsonl:"), "{error}");
 }
 
 #[test]

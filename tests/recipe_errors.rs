@@ -133,6 +133,19 @@ fn parts_of_a_reward_that_make_no_sense_are_errors() {
 }
 
 #[test]
+fn services_and_parts_of_ones_own_that_make_no_sense_are_errors() {
+    let cases = [
+        "[reward]\nkind = 'http'\nurl = 'https://judge/score'\ntimeout = 0\nconcurrency = 0\nretry = 3",
+        "reward = { kind = 'http' }",
+        "reward = { kind = 'parts', combine = 'custom', part = [{ name = 'a', kind = 'custom', params = 3 }] }",
+        "reward = { kind = 'parts', aggregator = 'mine', part = [{ name = 'a', kind = 'math' }] }",
+        "train = { entropy_coef = 0.1, top_entropy = 0.5, loss = { kind = 'custom', name = 'mine' } }",
+        "train.loss = { kind = 'custom', name = 'mine', clip_low = 0.1 }",
+    ];
+    insta::assert_snapshot!(cases.map(also).join("\n\n"));
+}
+
+#[test]
 fn sections_that_mean_nothing_to_the_pipeline_are_errors() {
     let text = "pipeline = 'sft'\n[model]\nkind = 'tiny'\nhidden = 30\nkv_heads = 3\n[task]\nkind = 'arithmetic'\ndigits = 6\n[train]\nlr = 1";
     insta::assert_snapshot!(errors(text, &[]));

@@ -16,7 +16,7 @@ use rollflow::recipe::reference_policy::{Ema, Reference, ReferencePolicy};
 use rollflow::recipe::reward::{Combine, Composition, ModelRule, PartRule, RegexRule, RewardPart, RewardRule};
 use rollflow::recipe::task::{JsonlTask, RewardModel, Sft, TaskData};
 use rollflow::recipe::train::{Aggregation, OnNonfinite, ScheduleKind, Train};
-use rollflow::recipe::{Machine, Pipeline, Plan, check_text_on, load, parse, reference};
+use rollflow::recipe::{Custom, Machine, Params, Pipeline, Plan, check_text_on, load, parse, reference};
 
 const MACHINE: Machine = Machine { threads: 2 };
 
@@ -199,13 +199,13 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             return plan;
         }
         plan.generate.group_size = more;
-        plan.generate.stop = stop;
+        plan.generate.stop = stop.clone();
         plan.generate.temperature = real;
         plan.generate.min_p = share;
         plan.batch.over_sample = 1.0 + share / 2.0;
         plan.filter_fallback = if flag { FilterFallback::Keep } else { FilterFallback::Error };
         if regex_is_valid(&pattern) {
-            plan.reward.rule = RewardRule::Regex(RegexRule { pattern });
+            plan.reward.rule = RewardRule::Regex(RegexRule { pattern: pattern.clone() });
         } else if choice > 1 {
             plan.reward.rule = RewardRule::Model(ModelRule { path: "a \"b\"".into(), missing_end_penalty: real, threads: few });
         } else if choice > 0 {
@@ -215,6 +215,11 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         }
         plan.filter = vec![Filter::Length(LengthFilter { min: 0, max: few }), Filter::MinReward(MinReward { threshold: -real })];
         plan.filter.truncate(choice);
+        if flag {
+            let nested = toml::Table::from_iter([(stop.concat(), real.into()), ("list".to_owned(), stop.clone().into())]);
+            let params = Params::default().with(&pattern, nested).with("few", few as i64).with("flag", flag);
+            plan.filter.push(Filter::Custom(Custom { name: pattern.clone(), params }));
+        }
         plan.train.aggregation = [Aggregation::TokenMean, Aggregation::SeqMeanTokenMean, Aggregation::DrGrpo][choice];
         plan.train.entropy_coef = real;
         plan.train.loss = [

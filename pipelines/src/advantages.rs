@@ -1,15 +1,28 @@
 //! `[train.advantage]` as the library's estimator.
 
-use rollflow::algo::{Advantage, AdvantageConfig, Scale};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use rollflow::algo::{Advantage, AdvantageConfig, Estimator, Scale};
 use rollflow::recipe::advantage::{Advantage as Choice, AdvantageStd};
 use rollflow::recipe::train::Train;
 
+use crate::registry::Registry;
+
 /// What rewards are compared with.
-pub fn estimator(train: &Train) -> Advantage {
+pub fn estimator(train: &Train, registry: &Registry) -> Result<Arc<dyn Estimator>> {
+    Ok(match &train.advantage {
+        Choice::Custom(of) => registry.estimator_of(of)?,
+        of => Arc::new(advantage(of).context("an estimator that is not registered is one of the library's")?),
+    })
+}
+
+/// The library's own.
+fn advantage(of: &Choice) -> Option<Advantage> {
     // What TRL adds to a deviation over the batch, and verl to that of a group whose best counts.
     const OVER_BATCH: f64 = 1e-4;
     const OVER_GROUP: f64 = 1e-6;
-    match &train.advantage {
+    Some(match of {
         Choice::GroupMean(of) => {
             let scale = match of.std {
                 AdvantageStd::Group => Scale::Group,
@@ -27,7 +40,8 @@ pub fn estimator(train: &Train) -> Advantage {
         Choice::Rank(_) => Advantage::Rank,
         Choice::Normalized(_) => Advantage::Normalized { epsilon: OVER_BATCH },
         Choice::Constant(of) => Advantage::Constant { baseline: of.baseline },
-    }
+        Choice::Custom(_) => return None,
+    })
 }
 
 #[cfg(test)]
@@ -53,7 +67,7 @@ mod tests {
             let recipe =
                 format!("pipeline = 'grpo'\nmodel.kind = 'tiny'\ntask.kind = 'arithmetic'\ntrain.advantage.kind = '{kind}'");
             let plan = rollflow::recipe::parse("a.toml", &recipe, &[]).unwrap_or_else(|errors| panic!("{errors}"));
-            assert_eq!(serde_json::to_value(estimator(&plan.train)).unwrap()["kind"], kind);
+            assert_eq!(serde_json::to_value(advantage(&plan.train.advantage)).unwrap()["kind"], kind);
         }
     }
 }

@@ -11,7 +11,9 @@ use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::stages::pairs::Pairs;
 
+use crate::registry::Registry;
 use crate::resume::ResumePoint;
+use crate::rewards::Judge;
 use crate::run_folder::{Outputs, RunFolder};
 use crate::sft::WarmUp;
 use crate::{losses, parts, references, sft};
@@ -23,7 +25,7 @@ const PATIENCE: u64 = 64;
 const PARTS: usize = 8;
 
 /// Warms up if the recipe says so, probes that generator and trainer agree, then reinforces; a run that was interrupted goes on reinforcing.
-pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
+pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
     let mut policy = parts::policy(plan)?;
     // One for both flows, so that none is lost between them.
     let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
@@ -40,7 +42,7 @@ pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<R
     if from.is_none() {
         references::keep(plan, &policy, run.path())?;
     }
-    let actors = Actors::held_to(plan, &policy, &start)?;
+    let actors = Actors::held_to(plan, registry, &policy, &start)?;
     if let (Some(from), Some(state)) = (from, actors.reference.as_ref().and_then(Reference::state)) {
         state.resume(&policy, &from.checkpoint).context("going on with the reference policy")?;
     }
@@ -65,28 +67,31 @@ pub struct Actors<E: TokenEngine, B> {
     /// Gives weights to the generator.
     pub publisher: WeightsTx<E::Weights>,
     /// Scores answers.
-    pub reward: Reward,
+    pub reward: Judge,
     /// Scores them under the policy that the trained one is held to, if there is any.
     pub reference: Option<Reference<E::Weights>>,
     /// Learns from them.
     pub backend: B,
+    /// Parts of the user's own.
+    pub registry: Registry,
 }
 
 impl Actors<LocalEngine, LocalBackend> {
     /// Those of this process.
-    pub fn local(plan: &Plan, policy: &Policy) -> Result<Self> {
-        Actors::held_to(plan, policy, policy)
+    pub fn local(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<Self> {
+        Actors::held_to(plan, registry, policy, policy)
     }
 
     /// The same, of a run that began as `start`.
-    pub fn held_to(plan: &Plan, policy: &Policy, start: &Policy) -> Result<Self> {
+    pub fn held_to(plan: &Plan, registry: &Registry, policy: &Policy, start: &Policy) -> Result<Self> {
         let (publisher, published) = weights();
         Ok(Actors {
             reference: references::reference(plan, start, &published)?,
             generator: parts::generator(plan, policy, published)?,
             publisher,
-            reward: parts::reward(plan)?,
-            backend: parts::backend(plan, policy).context("starting the trainer")?,
+            reward: parts::reward(plan, registry)?,
+            backend: parts::backend(plan, registry, policy).context("starting the trainer")?,
+            registry: registry.clone(),
         })
     }
 }
@@ -98,13 +103,13 @@ pub fn declare<E: TokenEngine, B: TrainingBackend<Weights = E::Weights> + 'stati
     outputs: Outputs<E::Weights>,
     from: Option<&ResumePoint>,
 ) -> Result<Flow> {
-    let Actors { generator, publisher, mut reward, reference, backend } = actors;
+    let Actors { generator, publisher, mut reward, reference, backend, registry } = actors;
     let Outputs { metrics, log, dead_letters, checkpoints } = outputs;
     let groups_per_version = plan.groups_per_publish() as u64;
     let all_groups = plan.train.steps * plan.batch.groups as u64;
     let admission =
         Admission::new(groups_per_version, plan.admission_window() as u64, Some(all_groups)).bounded(plan.flow.max_staleness);
-    let mut trainer = parts::trainer(plan, backend, checkpoints)?.admission(&admission);
+    let mut trainer = parts::trainer(plan, &registry, backend, checkpoints)?.admission(&admission);
     if let Some(from) = from {
         admission.restore(from.trainer.progress.clone());
         trainer = trainer.resume(&from.checkpoint, from.trainer.clone())?;
@@ -121,8 +126,9 @@ pub fn declare<E: TokenEngine, B: TrainingBackend<Weights = E::Weights> + 'stati
 
     let prompts = flow.source("prompts", parts::prompts(plan)?.admitted_by(&admission));
     let groups = flow.stage("generate", prompts, generator.metrics(&metrics).admission(&admission));
-    let scored = flow.stage("reward", groups, reward.metrics(&metrics));
-    let filter = Filter::by(parts::filter(plan)?).patience(PATIENCE * plan.batch.groups as u64).fallback(parts::fallback(plan));
+    let scored = reward.metrics(&metrics).stage(&mut flow, "reward", groups);
+    let filter =
+        Filter::by(parts::filter(plan, &registry)?).patience(PATIENCE * plan.batch.groups as u64).fallback(parts::fallback(plan));
     let mut kept = flow.stage("filter", scored, filter);
     if let Some(pairing) = losses::pairing(plan).filter(|_| !plan.changes("pairs")) {
         kept = flow.stage("pairs", kept, Pairs::of(&pairing));

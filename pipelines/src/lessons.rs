@@ -8,14 +8,15 @@ use rollflow::recipe::{Plan, Timeline, correction};
 use rollflow::stages::train::Lesson;
 use rollflow::train::Algorithm;
 
+use crate::registry::Registry;
 use crate::{advantages, losses, parts};
 
 /// What every step of a plan that never changes is learned by.
-pub fn lesson(plan: &Plan) -> Result<Lesson> {
+pub fn lesson(plan: &Plan, registry: &Registry) -> Result<Lesson> {
     let train = &plan.train;
-    let (loss, off_policy) = (losses::loss(train)?, losses::off_policy(train));
+    let (loss, off_policy) = (registry.loss_of(train)?, losses::off_policy(train));
     Ok(Lesson {
-        advantages: Some(Arc::new(advantages::estimator(train))),
+        advantages: Some(advantages::estimator(train, registry)?),
         reward_kl: train.kl_reward.as_ref().map(|of| Arc::new(losses::reward_kl(of))),
         pairs: losses::pairing(plan),
         aggregation: parts::aggregation(plan),
@@ -28,11 +29,11 @@ pub fn lesson(plan: &Plan) -> Result<Lesson> {
 }
 
 /// The lesson of a step, which says so where it begins something new.
-pub fn by_step(timeline: &Timeline, step: u64) -> Result<Lesson> {
+pub fn by_step(timeline: &Timeline, registry: &Registry, step: u64) -> Result<Lesson> {
     if let Some(set) = timeline.begins(step) {
         tracing::info!("From step {step} on: {}", set.join(", "));
     }
-    Ok(Lesson { settings: timeline.settings(step), ..lesson(timeline.at(step)?.as_ref())? })
+    Ok(Lesson { settings: timeline.settings(step), ..lesson(timeline.at(step)?.as_ref(), registry)? })
 }
 
 /// The temperature of prompts that enter under a version: that of the first step which trains it.

@@ -1,15 +1,18 @@
 //! The prebuilt pipelines of rollflow. They use the library's public API only: what they can't say, a user can't say either.
 //!
 //! Each pipeline is one file that reads from top to bottom as its algorithm: [`sft`], [`reward_model`], [`grpo`]. [`parts`] turns a recipe's
-//! values into what stages take, [`losses`] its losses, [`lessons`] what each step is learned by, [`rewards`] its rewards, [`run_folder`] keeps
-//! what a run leaves behind, [`replay`] tries again what a run gave up, and [`simulate`] tells what a recipe would do.
+//! values into what stages take, [`losses`] its losses, [`lessons`] what each step is learned by, [`rewards`] its rewards, [`registry`] holds
+//! parts of the user's own, [`run_folder`] keeps what a run leaves behind, [`replay`] tries again what a run gave up, and [`simulate`] tells
+//! what a recipe would do.
 
 mod advantages;
+mod command;
 pub mod grpo;
 pub mod lessons;
 pub mod losses;
 pub mod parts;
 mod references;
+pub mod registry;
 pub mod replay;
 pub mod resume;
 pub mod reward_model;
@@ -22,13 +25,15 @@ use anyhow::Result;
 use rollflow::flow::Report;
 use rollflow::recipe::{Pipeline, Plan};
 
+pub use crate::command::{command, command_with};
+pub use crate::registry::Registry;
 use crate::resume::ResumePoint;
 use crate::run_folder::RunFolder;
 
 /// Runs the pipeline that the plan names, from its beginning or from where it was interrupted, and writes its report.
-pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
+pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
     match plan.pipeline {
-        Pipeline::Grpo => grpo::run(plan, run, from),
+        Pipeline::Grpo => grpo::run(plan, registry, run, from),
         Pipeline::Sft => sft::run(plan, run, from),
         Pipeline::RewardModel => reward_model::run(plan, run, from),
     }

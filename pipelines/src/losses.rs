@@ -16,14 +16,14 @@ use rollflow::recipe::train::Train;
 use rollflow::stages::pairs::Pairing;
 use rollflow::stages::train::RewardKl;
 
-/// The loss of `[train]`, of values that go together.
-pub fn loss(train: &Train) -> Result<Arc<dyn algo::Loss>, LossError> {
+/// The loss of `[train]`, of values that go together, if it is one of the library's: see [`Registry::loss_of`](crate::Registry::loss_of).
+pub fn loss(train: &Train) -> Option<Result<Arc<dyn algo::Loss>, LossError>> {
     if let Loss::Dpo(of) = &train.loss {
         let pairs = pairwise_loss(of);
-        return pairs.preference.check().map(|()| Arc::new(pairs) as Arc<dyn algo::Loss>);
+        return Some(pairs.preference.check().map(|()| Arc::new(pairs) as Arc<dyn algo::Loss>));
     }
-    let policy = policy_loss(train);
-    policy.check().map(|()| Arc::new(policy) as Arc<dyn algo::Loss>)
+    let policy = policy_loss(train)?;
+    Some(policy.check().map(|()| Arc::new(policy) as Arc<dyn algo::Loss>))
 }
 
 /// A loss of pairs.
@@ -58,8 +58,8 @@ pub fn pairing(plan: &Plan) -> Option<Pairing> {
     })
 }
 
-/// The policy loss of `[train]`. A loss of pairs has none, and what is given for it is GRPO's.
-fn policy_loss(train: &Train) -> PolicyLoss {
+/// The policy loss of `[train]`. A loss of pairs and one of the user's own are none.
+fn policy_loss(train: &Train) -> Option<PolicyLoss> {
     let ratio = |of| match of {
         correction::Level::Token => RatioLevel::Token,
         correction::Level::Sequence => RatioLevel::Sequence,
@@ -67,7 +67,7 @@ fn policy_loss(train: &Train) -> PolicyLoss {
     };
     let clip = |low, high| Clip { low, high, ..Clip::default() };
     let (surrogate, level) = match &train.loss {
-        Loss::Dpo(_) => (Surrogate::default(), RatioLevel::Token),
+        Loss::Dpo(_) | Loss::Custom(_) => return None,
         Loss::Grpo(of) => {
             let clip = Clip { delta: of.delta, dual: of.dual_clip, ..clip(of.clip_low, of.clip_high) };
             (Surrogate::Clip(clip), ratio(of.level))
@@ -106,7 +106,7 @@ fn policy_loss(train: &Train) -> PolicyLoss {
         }
         None => (0.0, Kl::default(), true),
     };
-    PolicyLoss {
+    Some(PolicyLoss {
         level,
         surrogate,
         beta,
@@ -116,7 +116,7 @@ fn policy_loss(train: &Train) -> PolicyLoss {
         top_entropy: train.top_entropy,
         off_policy_threshold: train.off_policy_threshold,
         ..PolicyLoss::default()
-    }
+    })
 }
 
 /// What `train.kl_reward` takes off rewards.
@@ -214,7 +214,10 @@ mod tests {
     fn every_kind_of_loss_can_be_had_from_a_recipe_with_defaults_that_go_together() {
         for (kind, name) in KINDS {
             let plan = plan(&format!("train.entropy_coef = 0.01\ntrain.loss.kind = '{kind}'"));
-            assert_eq!((loss(&plan.train).unwrap().name(), super::policy_loss(&plan.train).entropy_coef), (name, 0.01));
+            assert_eq!(
+                (loss(&plan.train).unwrap().unwrap().name(), super::policy_loss(&plan.train).unwrap().entropy_coef),
+                (name, 0.01)
+            );
         }
     }
 
@@ -225,7 +228,7 @@ mod tests {
             let pair_loss = format!("train.loss = {{ kind = 'dpo', pair_loss = '{kind}', label_smoothing = 0.1 }}");
             let reference = if kind == "sft" { "" } else { "reference.kind = 'frozen'" };
             let plan = plan(&format!("{pair_loss}\npairs.select = 'all'\n{reference}"));
-            let loss = loss(&plan.train).unwrap();
+            let loss = loss(&plan.train).unwrap().unwrap();
             assert_eq!((loss.name(), loss.whole_batch()), ("dpo", ["aot", "aot_unpaired", "sft"].contains(&kind)));
         }
     }
@@ -234,9 +237,12 @@ mod tests {
     fn a_divergence_weighs_as_the_recipe_says_and_its_loss_looks_at_every_token() {
         let held =
             plan("reference.kind = 'ema'\ntrain.kl_loss = { coef = 0.2, estimator = 'k2', unbiased = false, truncate = 3 }");
-        let found = super::policy_loss(&held.train);
+        let found = super::policy_loss(&held.train).unwrap();
         assert_eq!((found.beta, found.unbiased_kl, found.kl.truncate), (0.2, false, Some(3.0)));
         assert_eq!(found.kl.form, rollflow::algo::KlForm::K2);
-        assert!(!loss(&held.train).unwrap().ignores_zero_advantage() && loss(&plan("").train).unwrap().ignores_zero_advantage());
+        assert!(
+            !loss(&held.train).unwrap().unwrap().ignores_zero_advantage()
+                && loss(&plan("").train).unwrap().unwrap().ignores_zero_advantage()
+        );
     }
 }

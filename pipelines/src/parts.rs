@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
-use rollflow::algo;
 use rollflow::algo::{BradleyTerry, Decay, GapLimits};
 use rollflow::data::{DataBuffer, Pair, RankedPair, arithmetic, jsonl};
 use rollflow::engine::{LocalEngine, TokenEngine};
@@ -17,8 +16,10 @@ use rollflow::recipe::train::{OnNonfinite, Optimization, ScheduleKind};
 use rollflow::recipe::{self, Plan, Timeline};
 use rollflow::train::{self, AdamW, NonFinitePolicy};
 
+use crate::lessons;
 use crate::losses::{self, off_policy};
-use crate::{lessons, rewards};
+use crate::registry::Registry;
+use crate::rewards::{Judge, Scoring};
 
 /// What a tiny model can spell.
 const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n";
@@ -157,24 +158,18 @@ pub fn generator_by<E: TokenEngine>(plan: &Plan, generator: Generator<E>) -> Res
 }
 
 /// The stage that scores.
-pub fn reward(plan: &Plan) -> Result<Reward> {
+pub fn reward(plan: &Plan, registry: &Registry) -> Result<Judge> {
     let on_failure = match plan.reward.on_failure {
         recipe::reward::OnFailure::DeadLetter => OnFailure::DeadLetter,
         recipe::reward::OnFailure::Drop => OnFailure::Drop,
         recipe::reward::OnFailure::Zero => OnFailure::Zero,
         recipe::reward::OnFailure::Fail => OnFailure::Fail,
     };
-    let (rule, scorers) = rewards::earned(plan)?;
-    Ok(Reward::each(rule)
-        .ahead(move |group| scorers.iter().for_each(|scorer| scorer.announce(group)))
-        .threads(plan.reward.rule.threads())
-        .retries(plan.reward.retries)
-        .on_failure(on_failure)
-        .max_poisoned(plan.reward.max_poisoned))
+    Ok(Scoring::of(plan, registry)?.judge(plan).on_failure(on_failure).max_poisoned(plan.reward.max_poisoned))
 }
 
 /// Which groups are trained on: all conditions hold.
-pub fn filter(plan: &Plan) -> Result<impl GroupFilter> {
+pub fn filter(plan: &Plan, registry: &Registry) -> Result<impl GroupFilter> {
     type Condition = Box<dyn Fn(&Group) -> Verdict + Send + Sync>;
     let mut all: Vec<Condition> = Vec::new();
     for filter in &plan.filter {
@@ -184,6 +179,10 @@ pub fn filter(plan: &Plan) -> Result<impl GroupFilter> {
             recipe::generate::Filter::Diversity(of) => Box::new(filters::diversity(of.min_unique_ratio)?),
             recipe::generate::Filter::Length(of) => Box::new(filters::length(of.min, of.max)?),
             recipe::generate::Filter::AnySuccess(_) => Box::new(filters::any_completed),
+            recipe::generate::Filter::Custom(of) => {
+                let filter = registry.filter_of(&of.name, &of.params)?;
+                Box::new(move |group| filter(group))
+            }
         });
     }
     // A run that comes to pairs later drops groups without one before, too: answers that all earned the same teach no group-relative loss either.
@@ -211,9 +210,9 @@ pub fn fallback(plan: &Plan) -> Fallback {
 }
 
 /// The trainer of `[train]`.
-pub fn backend(plan: &Plan, policy: &Policy) -> Result<LocalBackend> {
+pub fn backend(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<LocalBackend> {
     let train = &plan.train;
-    let config = local_config(losses::loss(train)?, &train.optimization, train.lr, train.steps, train.updates)?;
+    let config = local_config(registry.loss_of(train)?, &train.optimization, train.lr, train.steps, train.updates)?;
     Ok(policy.backend(LocalConfig { temperature: plan.generate.temperature, off_policy: off_policy(train), ..config })?)
 }
 
@@ -270,7 +269,7 @@ pub fn supervised_backend(sft: &Sft, policy: &Policy) -> Result<LocalBackend> {
 }
 
 /// `steps` of so many updates each; schedules count updates.
-fn local_config(loss: Arc<dyn algo::Loss>, of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<LocalConfig> {
+fn local_config(loss: Arc<dyn Loss>, of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<LocalConfig> {
     let schedule = schedule(of, lr, steps, updates)?;
     Ok(LocalConfig {
         adamw: AdamW {
@@ -293,9 +292,16 @@ fn local_config(loss: Arc<dyn algo::Loss>, of: &Optimization, lr: f64, steps: u6
 }
 
 /// The training stage of `grpo`.
-pub fn trainer<B: TrainingBackend>(plan: &Plan, backend: B, checkpoints: Option<PathBuf>) -> Result<Trainer<B>> {
-    let (timeline, always) = (Timeline::of(plan)?, lessons::lesson(plan)?);
-    let lesson = move |step| if timeline.is_constant() { Ok(always.clone()) } else { lessons::by_step(&timeline, step) };
+pub fn trainer<B: TrainingBackend>(
+    plan: &Plan,
+    registry: &Registry,
+    backend: B,
+    checkpoints: Option<PathBuf>,
+) -> Result<Trainer<B>> {
+    let (timeline, always) = (Timeline::of(plan)?, lessons::lesson(plan, registry)?);
+    let registry = registry.clone();
+    let lesson =
+        move |step| if timeline.is_constant() { Ok(always.clone()) } else { lessons::by_step(&timeline, &registry, step) };
     let trainer = Trainer::new(backend)
         .lessons(move |step| lesson(step).map_err(Into::into))
         .steps(plan.train.steps)

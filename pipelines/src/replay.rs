@@ -10,9 +10,9 @@ use anyhow::Result;
 use rollflow::data::Group;
 use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, Failure, RolloutWriter, read_dead_letters};
 use rollflow::recipe::Plan;
-use rollflow::stages::reward::{Scorers, score};
 
-use crate::rewards;
+use crate::registry::Registry;
+use crate::rewards::Scoring;
 
 /// The file in the run's folder that gets what earns now.
 pub const REPLAYED: &str = "replayed.jsonl";
@@ -27,17 +27,17 @@ pub struct Replayed {
 }
 
 /// Scores the dead letters in `folder` by the plan's reward and writes a line for each to `out`. A folder without any is left as it is.
-pub fn replay(plan: &Plan, folder: &Path, out: &mut impl Write) -> Result<Replayed> {
+pub fn replay(plan: &Plan, registry: &Registry, folder: &Path, out: &mut impl Write) -> Result<Replayed> {
     let (letters, mut replayed) = (folder.join(DEAD_LETTERS), Replayed::default());
     if !letters.exists() {
         writeln!(out, "no dead letters in {}", folder.display())?;
         return Ok(replayed);
     }
-    let (reward, scorers) = rewards::earned(plan)?;
+    let reward = Scoring::of(plan, registry)?;
     let path = folder.join(REPLAYED);
     let mut writer = RolloutWriter::create(&path, true)?;
     for letter in read_dead_letters(letters)? {
-        let mut group = match letter.map(DeadLetter::group) {
+        let group = match letter.map(DeadLetter::group) {
             Ok(group) => group,
             Err(damaged) => {
                 replayed.failed += 1;
@@ -45,8 +45,7 @@ pub fn replay(plan: &Plan, folder: &Path, out: &mut impl Write) -> Result<Replay
                 continue;
             }
         };
-        scorers.iter().for_each(|scorer| scorer.announce(&group));
-        let failures = score(&mut group, &reward, plan.reward.retries, Scorers::Threads).failures;
+        let (group, failures) = reward.score(group, plan.reward.retries)?;
         writeln!(out, "group {}: {}", group.id(), told(&group, &failures))?;
         if failures.is_empty() {
             replayed.earned += 1;

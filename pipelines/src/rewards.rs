@@ -1,56 +1,202 @@
-//! `[reward]` as a function of samples.
+//! `[reward]`: what answers earn, computed here or by other processes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use regex::Regex;
 use rollflow::algo::rewards::{
     Aggregator, Earned, Earnings, Parts, exact_match, format, keywords, length, math, numeric_match, overlong, repetition,
 };
+use rollflow::observe::logs::{DeadLetterWriter, Failure};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
-use rollflow::recipe::reward::{Combine, Composition, PartRule};
-use rollflow::stages::reward::Scorer;
+use rollflow::recipe::reward::{Combine, Composition, HttpRule, PartRule};
+use rollflow::stages::reward::service::{Service, ServiceConfig};
+use rollflow::stages::reward::{Scorer, Scorers, Served, ServedReward, score};
+
+use crate::registry::Registry;
 
 /// A reward of whole samples.
 type Rule = Box<dyn Fn(&Sample) -> Result<Earnings, String> + Send + Sync>;
 /// One value of theirs.
 type Value = Box<dyn Fn(&Sample) -> Result<f64, String> + Send + Sync>;
 
-/// Reward models, which may be shown groups before their answers are scored.
+/// Reward models.
 type Asked = Vec<Arc<Scorer>>;
 
-/// What an answer earns, and the reward models that it asks. An answer that must be compared with a ground truth that its prompt lacks cannot
-/// be judged.
-pub fn earned(plan: &Plan) -> Result<(Rule, Asked)> {
-    let mut asked = Asked::new();
-    let rule: Rule = match plan.reward.rule.alone() {
-        Ok(rule) => {
-            let value = value(plan, &rule, &mut asked)?;
-            Box::new(move |sample: &Sample| value(sample).earned())
-        }
-        Err(of) => {
-            let parts = parts(plan, of, &mut asked)?;
-            Box::new(move |sample: &Sample| parts.earn(sample))
-        }
-    };
-    Ok((rule, asked))
+/// How answers are scored. One that must be compared with a ground truth that its prompt lacks cannot be judged.
+pub enum Scoring {
+    /// By this process.
+    Here {
+        /// What an answer earns.
+        rule: Rule,
+        /// Reward models that it asks, which may be shown groups before their answers are scored.
+        asked: Asked,
+    },
+    /// By services, some parts perhaps by this process.
+    Served {
+        /// What they answer, and what is made of it.
+        served: Arc<Served>,
+        /// Most groups that they are asked for at the same time.
+        concurrency: usize,
+    },
 }
 
-fn parts(plan: &Plan, of: &Composition, asked: &mut Asked) -> Result<Parts> {
+impl Scoring {
+    /// As `[reward]` says.
+    pub fn of(plan: &Plan, registry: &Registry) -> Result<Self> {
+        let mut asked = Asked::new();
+        Ok(match plan.reward.rule.alone() {
+            Ok(PartRule::Http(of)) => {
+                let served = Served::by(service(&of)?).retries(plan.reward.retries);
+                Scoring::Served { served: Arc::new(served), concurrency: of.concurrency }
+            }
+            // With its parts, if it has some.
+            Ok(PartRule::Custom(of)) => {
+                let (reward, must_end) = (registry.reward_of(&of.function, &of.params)?, plan.reward.require_end_of_text);
+                Scoring::Here {
+                    rule: Box::new(move |sample| if ended(must_end, sample) { reward(sample) } else { 0.0.earned() }),
+                    asked,
+                }
+            }
+            Ok(rule) => {
+                let value = value(plan, registry, &rule, &mut asked)?;
+                Scoring::Here { rule: Box::new(move |sample: &Sample| value(sample).earned()), asked }
+            }
+            Err(of) => {
+                let parts = parts(plan, registry, of, &mut asked)?;
+                let served: Vec<(&String, &HttpRule)> = of
+                    .part
+                    .iter()
+                    .filter_map(|part| match &part.rule {
+                        PartRule::Http(rule) => Some((&part.name, rule)),
+                        _ => None,
+                    })
+                    .collect();
+                match served.iter().map(|(_, rule)| rule.concurrency).min() {
+                    None => Scoring::Here { rule: Box::new(move |sample: &Sample| parts.earn(sample)), asked },
+                    Some(concurrency) => {
+                        let named = |(name, rule): (&String, &HttpRule)| Ok((name.clone(), service(rule)?));
+                        let services: Vec<(String, Service)> = served.into_iter().map(named).collect::<Result<_>>()?;
+                        let served = Served::parts(parts, services).retries(plan.reward.retries);
+                        Scoring::Served { served: Arc::new(served), concurrency }
+                    }
+                }
+            }
+        })
+    }
+
+    /// One group by itself: with its rewards, and those of its samples that have none.
+    pub fn score(&self, mut group: Group, retries: u32) -> Result<(Group, Vec<Failure>)> {
+        Ok(match self {
+            Scoring::Here { rule, asked } => {
+                asked.iter().for_each(|scorer| scorer.announce(&group));
+                let failures = score(&mut group, rule, retries, Scorers::Threads).failures;
+                (group, failures)
+            }
+            Scoring::Served { served, .. } => {
+                let (group, scoring) = served.score_now(group)?;
+                (group, scoring.failures)
+            }
+        })
+    }
+
+    /// The stage that scores.
+    pub fn judge(self, plan: &Plan) -> Judge {
+        match self {
+            Scoring::Here { rule, asked } => Judge::Here(
+                Reward::each(rule)
+                    .ahead(move |group| asked.iter().for_each(|scorer| scorer.announce(group)))
+                    .threads(plan.reward.rule.threads())
+                    .retries(plan.reward.retries),
+            ),
+            Scoring::Served { served, concurrency } => Judge::Served(ServedReward::new(served).concurrency(concurrency)),
+        }
+    }
+}
+
+/// A stage that scores.
+pub enum Judge {
+    /// By this process.
+    Here(Reward),
+    /// By services.
+    Served(ServedReward),
+}
+
+impl Judge {
+    /// What to do when no retry helps.
+    pub fn on_failure(self, on_failure: OnFailure) -> Self {
+        match self {
+            Judge::Here(reward) => Judge::Here(reward.on_failure(on_failure)),
+            Judge::Served(reward) => Judge::Served(reward.on_failure(on_failure)),
+        }
+    }
+
+    /// Most groups in a row that may fail.
+    pub fn max_poisoned(self, groups: u64) -> Self {
+        match self {
+            Judge::Here(reward) => Judge::Here(reward.max_poisoned(groups)),
+            Judge::Served(reward) => Judge::Served(reward.max_poisoned(groups)),
+        }
+    }
+
+    /// Where letters go.
+    pub fn dead_letters(self, writer: DeadLetterWriter) -> Self {
+        match self {
+            Judge::Here(reward) => Judge::Here(reward.dead_letters(writer)),
+            Judge::Served(reward) => Judge::Served(reward.dead_letters(writer)),
+        }
+    }
+
+    /// Where it counts.
+    pub fn metrics(self, metrics: &Metrics) -> Self {
+        match self {
+            Judge::Here(reward) => Judge::Here(reward.metrics(metrics)),
+            Judge::Served(reward) => Judge::Served(reward.metrics(metrics)),
+        }
+    }
+
+    /// Puts it behind `groups`.
+    pub fn stage(self, flow: &mut Flow, name: &str, groups: Port<Group>) -> Port<Scored> {
+        match self {
+            Judge::Here(reward) => flow.stage(name, groups, reward),
+            Judge::Served(reward) => flow.stage(name, groups, reward),
+        }
+    }
+}
+
+fn service(of: &HttpRule) -> Result<Service> {
+    let seconds = Duration::try_from_secs_f64;
+    let config = ServiceConfig {
+        url: of.url.clone(),
+        timeout: seconds(of.timeout)?,
+        pause: seconds(of.pause)?,
+        patience: seconds(of.patience)?,
+    };
+    Ok(Service::new(config)?)
+}
+
+fn parts(plan: &Plan, registry: &Registry, of: &Composition, asked: &mut Asked) -> Result<Parts> {
     let combined = match of.combine {
         Combine::Sum => Aggregator::Weighted(of.part.iter().map(|part| part.weight).collect()),
         Combine::Min => Aggregator::Min,
         Combine::Product => Aggregator::Product,
         Combine::Lexicographic => Aggregator::Lexicographic { levels: of.levels },
+        Combine::Custom => registry.aggregator_of(of)?,
     };
     let at_least: Vec<Option<f64>> = of.part.iter().map(|part| part.at_least).collect();
     let gated = at_least.iter().any(Option::is_some);
     let aggregator = if gated { Aggregator::Gated { at_least, then: Box::new(combined) } } else { combined };
-    of.part.iter().try_fold(Parts::new(aggregator), |parts, part| Ok(parts.part(&part.name, value(plan, &part.rule, asked)?)))
+    of.part.iter().try_fold(Parts::new(aggregator), |parts, part| {
+        Ok(match &part.rule {
+            PartRule::Http(_) => parts.given(&part.name),
+            rule => parts.part(&part.name, value(plan, registry, rule, asked)?),
+        })
+    })
 }
 
-fn value(plan: &Plan, rule: &PartRule, asked: &mut Asked) -> Result<Value> {
+fn value(plan: &Plan, registry: &Registry, rule: &PartRule, asked: &mut Asked) -> Result<Value> {
     let must_end = plan.reward.require_end_of_text;
     Ok(match rule {
         PartRule::Exact(_) => said(must_end, |sample| Ok(exact_match(&sample.response, truth(sample)?))),
@@ -88,12 +234,21 @@ fn value(plan: &Plan, rule: &PartRule, asked: &mut Asked) -> Result<Value> {
         PartRule::Length(of) => counted(length(of.min, of.max)?),
         PartRule::Overlong(of) => counted(overlong(plan.generate.max_new_tokens, of.buffer)?),
         PartRule::Repetition(of) => counted(repetition(of.n)?),
+        PartRule::Http(_) => bail!("a service answers for groups, and no closure for it"),
+        PartRule::Custom(of) => {
+            let reward = registry.reward_of(&of.function, &of.params)?;
+            said(must_end, move |sample| reward(sample).map(|earned| earned.reward))
+        }
     })
 }
 
 /// A value of what the answer says, which is 0 where the answer had to end by itself and did not.
 fn said(must_end: bool, value: impl Fn(&Sample) -> Result<f64, String> + Send + Sync + 'static) -> Value {
-    Box::new(move |sample| if must_end && sample.status != Status::Completed { Ok(0.0) } else { value(sample) })
+    Box::new(move |sample| if ended(must_end, sample) { value(sample) } else { Ok(0.0) })
+}
+
+fn ended(must_end: bool, sample: &Sample) -> bool {
+    !must_end || sample.status == Status::Completed
 }
 
 /// A value of its tokens, however it ended.

@@ -24,6 +24,7 @@ pub mod preference;
 mod probe;
 mod reward_model;
 pub mod rewards;
+pub mod rollouts;
 mod schedule;
 mod sequence_gap;
 mod sft;

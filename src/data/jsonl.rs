@@ -2,19 +2,27 @@
 //! a bad line is named by file and number, with what was expected. Nothing is guessed.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
 use super::{Pair, Prompt, PromptText, RankedPair, Sample};
 
-/// Why a JSONL file was not read.
+/// Why a JSONL file was not read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum JsonlError {
     /// The file itself.
     #[error("cannot read {}: {source}; check the path, which is relative to the folder the command runs in", .file.display())]
     File {
+        /// Which file.
+        file: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file that could not be written.
+    #[error("cannot write {}: {source}; check that its folder exists and has room", .file.display())]
+    Write {
         /// Which file.
         file: PathBuf,
         /// What the system said.
@@ -85,6 +93,14 @@ pub fn load_samples(file: &Path) -> Result<Vec<Sample>, JsonlError> {
         sample.validate().map_err(|error| error.to_string())?;
         Ok(sample)
     })
+}
+
+/// Writes samples to a file from its beginning, one a line. [`load_samples`] gives them back as they were, conversations included.
+pub fn save_samples<'a>(file: &Path, samples: impl IntoIterator<Item = &'a Sample>) -> Result<(), JsonlError> {
+    let unwritable = |source| JsonlError::Write { file: file.to_owned(), source };
+    let mut out = BufWriter::new(File::create(file).map_err(unwritable)?);
+    samples.into_iter().try_for_each(|sample| write_sample(&mut out, sample)).map_err(unwritable)?;
+    out.flush().map_err(unwritable)
 }
 
 /// Appends one sample as one line.

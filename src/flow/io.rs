@@ -258,6 +258,11 @@ impl<In: Message, Out: Message> AsyncIo<In, Out> {
         self.inlet.seat.control.signal()
     }
 
+    /// Waits until the run stops: for a stage to give up what it awaits outside the graph. A drain does not count. Cancel-safe.
+    pub async fn stopped(&self) {
+        self.inlet.seat.control.reached(Signal::Stop).await;
+    }
+
     fn recv_now(&mut self) -> Now<In> {
         let Some(turnstile) = &self.order else { return self.inlet.now() };
         self.ticket = None;

@@ -1,6 +1,7 @@
 //! `[train.advantage]`: what rewards are compared with.
 
 use super::declare::{choices, section, tagged};
+use super::params::Custom;
 use super::section::NoKeys;
 use super::setting::{FINITE, POSITIVE};
 
@@ -27,6 +28,8 @@ tagged! {
         "normalized" => Normalized(NoKeys),
         /// a constant (REINFORCE).
         "constant" => Constant(Constant),
+        /// an estimator that was registered by a name.
+        "custom" => Custom(Custom),
     }
 }
 
@@ -79,6 +82,9 @@ section! {
 impl Advantage {
     /// Whether an answer without others of its group teaches nothing.
     pub fn needs_siblings(&self) -> bool {
-        !matches!(self, Advantage::ReinforcePlusPlus(_) | Advantage::Normalized(_) | Advantage::Constant(_))
+        !matches!(
+            self,
+            Advantage::ReinforcePlusPlus(_) | Advantage::Normalized(_) | Advantage::Constant(_) | Advantage::Custom(_)
+        )
     }
 }

@@ -43,6 +43,16 @@ pub(crate) fn problems(plan: &Plan) -> Vec<Problem> {
     if problems.is_empty() { timeline::problems(plan) } else { problems }
 }
 
+/// Everything that is wrong with `[train]` by itself.
+pub(crate) fn problems_of_training(train: &Train) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    train.check("train", &mut problems);
+    training(train, &mut |key, from, message, help| {
+        problems.push(Problem { key: key.to_owned(), from: from.to_vec(), message, help: help.to_owned() });
+    });
+    problems
+}
+
 /// Puts problems where their keys were written, and leaves out those that only echo an unreadable key.
 pub(crate) fn placed(problems: Vec<Problem>, findings: &Findings) -> Vec<RecipeError> {
     let broken = |key: &str| findings.errors.iter().any(|error| error.key == key || error.key.starts_with(&format!("{key}.")));
@@ -134,17 +144,13 @@ fn schedule(section: &str, steps: u64, schedule: &Schedule, note: Note) {
 }
 
 fn grpo(plan: &Plan, note: Note) {
-    let Train { steps, optimization, .. } = &plan.train;
-    schedule("train", *steps, &optimization.schedule, note);
+    training(&plan.train, note);
     group(plan, note);
     filters(plan, note);
     if let RewardRule::Parts(of) = &plan.reward.rule {
         parts(plan, of, note);
     }
-    loss(&plan.train, note);
     held::held(plan, note);
-    corrections(&plan.train, note);
-    rejections(&plan.train, note);
     window(plan, note);
     over_sampling(plan, note);
     if plan.generate.slots == 0 && plan.flow.max_staleness == 0 {
@@ -152,6 +158,14 @@ fn grpo(plan: &Plan, note: Note) {
             "`generate.slots` is 0, which follows measured speeds, but a synchronous run depends on no timing".to_owned();
         note("generate.slots", &["flow.max_staleness"], message, "say how many, or raise flow.max_staleness");
     }
+}
+
+fn training(train: &Train, note: Note) {
+    let Train { steps, optimization, .. } = train;
+    schedule("train", *steps, &optimization.schedule, note);
+    loss(train, note);
+    corrections(train, note);
+    rejections(train, note);
 }
 
 fn group(plan: &Plan, note: Note) {
@@ -204,6 +218,16 @@ fn parts(plan: &Plan, of: &Composition, note: Note) {
             format!("`reward.levels` is {}: so many of {} parts are more than a number can tell apart", of.levels, of.part.len());
         note("reward.levels", &["reward.combine"], message, "have fewer levels, or fewer parts");
     }
+    if (of.combine == Combine::Custom) != of.aggregator.is_some() {
+        let (is, so) = if of.aggregator.is_some() { ("given", "not \"custom\"") } else { ("missing", "\"custom\"") };
+        let message = format!("`reward.aggregator` is {is}, but `reward.combine` is {so}");
+        note(
+            "reward.aggregator",
+            &["reward.combine"],
+            message,
+            "name a registered aggregator, together with combine = \"custom\"",
+        );
+    }
     for (at, part) in of.part.iter().enumerate() {
         let key = |name: &str| format!("reward.part[{at}].{name}");
         if let Some(first) = of.part[..at].iter().position(|other| other.name == part.name && !part.name.is_empty()) {
@@ -240,6 +264,19 @@ fn loss(train: &Train, note: Note) {
             if train.off_policy_threshold.is_some() {
                 let message = format!("{kind}: `train.off_policy_threshold` can leave no token out");
                 note("train.off_policy_threshold", &["train.loss"], message, "use [[train.reject]], or choose another loss");
+            }
+        }
+        Loss::Custom(_) => {
+            let ignored = [
+                ("entropy_coef", train.entropy_coef != 0.0),
+                ("top_entropy", train.top_entropy < 1.0),
+                ("off_policy_threshold", train.off_policy_threshold.is_some()),
+            ];
+            for (key, _) in ignored.into_iter().filter(|(_, set)| *set) {
+                let message =
+                    format!("`train.{key}` is set, but `train.loss.kind` is \"custom\": such a loss sees to that itself");
+                let key = format!("train.{key}");
+                note(&key, &["train.loss"], message, "leave it out, and make it a parameter of the loss");
             }
         }
         Loss::ClipCov(of) if of.min >= of.max => {

@@ -1,6 +1,7 @@
 //! `[generate]` and `[filter]`: how prompts become groups worth training on.
 
 use super::declare::{choices, section, tagged};
+use super::params::Custom;
 use super::section::NoKeys;
 use super::setting::{FINITE, NOT_NEGATIVE, SHARE, SOME, UP_TO_ONE};
 
@@ -62,6 +63,8 @@ tagged! {
         "length" => Length(LengthFilter),
         /// some answer ended by itself.
         "any_success" => AnySuccess(NoKeys),
+        /// a filter keeps it that was registered by a name.
+        "custom" => Custom(Custom),
     }
 }
 

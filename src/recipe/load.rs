@@ -20,6 +20,10 @@ const REQUIRED: [(&str, &str); 3] = [
 
 /// Reads, overrides (`section.key=value`) and checks a recipe. Also looks whether the files it names exist.
 pub fn load(path: &Path, sets: &[String]) -> Result<Plan, RecipeErrors> {
+    load_with(path, sets, |_| Vec::new())
+}
+
+fn read(path: &Path) -> Result<(String, String), RecipeErrors> {
     let file = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|error| {
         let place = Place::File { file: file.clone(), line: 1, column: 1 };
@@ -31,7 +35,41 @@ pub fn load(path: &Path, sets: &[String]) -> Result<Plan, RecipeErrors> {
             help: "give the path of a TOML file".to_owned(),
         }])
     })?;
-    resolve(&file, &text, sets, missing_files)
+    Ok((file, text))
+}
+
+/// Something that a further check found wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Complaint {
+    /// The key to change, dotted from the top.
+    pub key: String,
+    /// What is wrong.
+    pub message: String,
+    /// What to do about it.
+    pub help: String,
+}
+
+impl From<Complaint> for Problem {
+    fn from(Complaint { key, message, help }: Complaint) -> Self {
+        Problem { key, from: Vec::new(), message, help }
+    }
+}
+
+/// [`load`], and what `further` finds wrong with the plan, at its place among the other errors.
+pub fn load_with(path: &Path, sets: &[String], further: impl Fn(&Plan) -> Vec<Complaint>) -> Result<Plan, RecipeErrors> {
+    let (file, text) = read(path)?;
+    let further = |plan: &Plan| [missing_files(plan), further(plan).into_iter().map(Problem::from).collect()].concat();
+    resolve(&file, &text, sets, further)
+}
+
+/// [`load_with`] for text at hand; `file` names it in errors, and the files it names are not looked for.
+pub fn parse_with(
+    file: &str,
+    text: &str,
+    sets: &[String],
+    further: impl Fn(&Plan) -> Vec<Complaint>,
+) -> Result<Plan, RecipeErrors> {
+    resolve(file, text, sets, |plan| further(plan).into_iter().map(Problem::from).collect())
 }
 
 /// [`load`] for text at hand; `file` names it in errors, and the files it names are not looked for.

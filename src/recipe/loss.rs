@@ -2,6 +2,7 @@
 
 use super::correction::Level;
 use super::declare::{choices, section, tagged};
+use super::params::Custom;
 use super::section::NoKeys;
 use super::setting::{BELOW_ONE, FINITE, Limit, NOT_NEGATIVE, POSITIVE, SHARE, UP_TO_ONE};
 
@@ -41,6 +42,8 @@ tagged! {
         "kl_cov" => KlCov(KlCov),
         /// pairs of answers by `[pairs]`, of which one earned more (DPO and its family).
         "dpo" => Dpo(Dpo),
+        /// One that was registered by a name.
+        "custom" => Custom(Custom),
     }
 }
 

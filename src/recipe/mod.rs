@@ -5,6 +5,7 @@
 //! sections; the reader, the resolved recipe and docs/recipes.md follow from the declaration.
 
 pub mod advantage;
+mod algorithm;
 mod checks;
 pub mod correction;
 mod declare;
@@ -17,6 +18,7 @@ mod load;
 pub mod loss;
 pub mod model;
 pub mod pairs;
+mod params;
 pub mod plan;
 mod reference;
 pub mod reference_policy;
@@ -28,9 +30,11 @@ pub mod task;
 pub mod timeline;
 pub mod train;
 
+pub use algorithm::create_algorithm_config;
 pub use derive::Machine;
 pub use error::{Place, RecipeError, RecipeErrors};
-pub use load::{load, parse};
+pub use load::{Complaint, load, load_with, parse, parse_with};
+pub use params::{Custom, Params, ParamsError};
 pub use plan::{Pipeline, Plan};
 pub use reference::reference;
 pub use render::{check_text, check_text_on};

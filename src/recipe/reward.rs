@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 
 use super::declare::{choices, section, tagged};
+use super::params::{Custom, Params};
 use super::section::NoKeys;
-use super::setting::{FINITE, FINITE_IF_GIVEN, Limit, NOT_NEGATIVE, PATH_GIVEN, SOME};
+use super::setting::{FINITE, FINITE_IF_GIVEN, GIVEN, Limit, NOT_NEGATIVE, PATH_GIVEN, POSITIVE, SOME};
 use crate::algo::rewards::{FormatTags, keywords};
+use crate::stages::reward::service::{Service, ServiceConfig};
 
 const PATTERN: Limit<String> = Limit {
     text: "a regular expression in the syntax of Rust's regex crate (no look-around, no back-references)",
@@ -21,13 +23,17 @@ const TAGS: Limit<Vec<String>> = Limit {
 };
 const WORDS: Limit<Vec<String>> =
     Limit { text: "words, at least one and none empty", holds: |words| keywords(words.iter().cloned()).is_ok() };
+const URL: Limit<String> = Limit {
+    text: "an address, as in http://127.0.0.1:9000/score, without TLS",
+    holds: |url| Service::new(ServiceConfig::new(url)).is_ok(),
+};
 const LEVELS: Limit<u32> = Limit { text: "at least 2", holds: |levels| *levels >= 2 };
 
 section! {
     /// What an answer earns: 1 if it is right, else 0; or what its parts make together.
     pub struct Reward {
         first rule: RewardRule;
-        /// Whether an answer that did not end by itself earns nothing for what it says: 0 from all kinds but `model`, whose 0 means nothing in particular, `length`, `overlong` and `repetition`.
+        /// Whether an answer that did not end by itself earns nothing for what it says: 0 from all kinds but `model`, whose 0 means nothing in particular, `length`, `overlong`, `repetition` and `http`, which is told how it ended.
         require_end_of_text: bool = true;
         /// How often a reward that fails is called again for the same answer, before the answer's group is given up.
         retries: u32 = 2;
@@ -65,6 +71,10 @@ tagged! {
         "math" => Math(NoKeys),
         /// what a reward model says: its score, which is any number.
         "model" => Model(ModelRule),
+        /// what another process answers; docs/reward_service.md has the protocol.
+        "http" => Http(HttpRule),
+        /// what a function gives that was registered by a name.
+        "custom" => Custom(Custom),
         /// several of these and others, each a `[[reward.part]]`, together.
         "parts" => Parts(Composition),
     }
@@ -91,6 +101,10 @@ section! {
     pub struct Composition {
         /// How the parts become one reward.
         combine: Combine = Combine::default();
+        /// With `combine = "custom"`: the name that the aggregator was registered under.
+        aggregator: Option<String> = None;
+        /// What it is made with.
+        aggregator_params: Params = Params::default();
         /// Values of a part that `combine = "lexicographic"` tells apart.
         levels: u32 = 101, LEVELS;
         /// One part of the reward; may stand several times.
@@ -109,6 +123,8 @@ choices! {
         "product" => Product,
         /// the first decides, the next only among equals; parts from 0 to 1, and so is the reward.
         "lexicographic" => Lexicographic,
+        /// what an aggregator makes of them that was registered by a name.
+        "custom" => Custom,
     }
 }
 
@@ -148,6 +164,36 @@ tagged! {
         "overlong" => Overlong(OverlongRule),
         /// the share of distinct runs of `n` tokens less 1: 0 without repetition, near −1 where all is one.
         "repetition" => Repetition(RepetitionRule),
+        /// what another process answers.
+        "http" => Http(HttpRule),
+        /// what a function gives that was registered by a name.
+        "custom" => Custom(CustomPart),
+    }
+}
+
+section! {
+    /// A reward that another process serves.
+    pub struct HttpRule {
+        /// Where it takes a group's answers by POST.
+        url: String = String::new(), URL;
+        /// Most seconds for one request, from connecting to the end of its answer.
+        timeout: f64 = 30.0, POSITIVE;
+        /// Most groups that are asked for at the same time; of several services the smallest counts.
+        concurrency: usize = 8, SOME;
+        /// Seconds before a request that failed is made again, less up to half by chance; they double each time, up to 30.
+        pause: f64 = 0.5, NOT_NEGATIVE;
+        /// Seconds that a service which says it is busy (429, 503) is waited for, in one attempt.
+        patience: f64 = 300.0, NOT_NEGATIVE;
+    }
+}
+
+section! {
+    /// A function of the user's own.
+    pub struct CustomPart {
+        /// The name that it was registered under.
+        function: String = String::new(), GIVEN;
+        /// What it is made with.
+        params: Params = Params::default();
     }
 }
 
@@ -214,6 +260,8 @@ impl RewardRule {
             RewardRule::Regex(of) => PartRule::Regex(of.clone()),
             RewardRule::Math(of) => PartRule::Math(*of),
             RewardRule::Model(of) => PartRule::Model(of.clone()),
+            RewardRule::Http(of) => PartRule::Http(of.clone()),
+            RewardRule::Custom(of) => PartRule::Custom(CustomPart { function: of.name.clone(), params: of.params.clone() }),
             RewardRule::Parts(of) => return Err(of),
         })
     }

@@ -183,7 +183,7 @@ pub(crate) fn read_word(node: &Node, path: &str, words: &[&'static str], finding
 }
 
 /// The closest of `names`, if one is close enough to be a slip.
-fn nearest<'a>(name: &str, names: &[&'a str]) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(name: &str, names: &[&'a str]) -> Option<&'a str> {
     let distance = |other: &str| strsim::damerau_levenshtein(name, other);
     let slip = |other: &&&str| distance(other) <= 1 + other.len().min(name.len()) / 3 || other.contains(name) && name.len() > 2;
     names.iter().filter(slip).min_by_key(|other| distance(other)).copied()

@@ -9,9 +9,9 @@ use rollflow::flow::{Ended, Snapshot, State, Stats};
 use rollflow::prelude::*;
 use rollflow::recipe::{self, Plan};
 use rollflow_pipelines::grpo::{self, Actors};
-use rollflow_pipelines::parts;
 use rollflow_pipelines::run_folder::Outputs;
 use rollflow_pipelines::sft::{self, WarmUp};
+use rollflow_pipelines::{Registry, parts};
 
 /// Runs recipes, one after the other.
 pub struct Learner {
@@ -79,7 +79,7 @@ impl Learner {
             kept.lock().unwrap_or_else(PoisonError::into_inner).extend(snapshot.map(|now| row(&now, step, &book)));
         });
         let outputs = Outputs { metrics: metrics.clone(), log, dead_letters: None, checkpoints: None };
-        let mut flow = grpo::declare(plan, Actors::local(plan, policy)?, outputs, None)?;
+        let mut flow = grpo::declare(plan, Actors::local(plan, &Registry::default(), policy)?, outputs, None)?;
         flow.interrupted_by(&self.interrupts);
         stats.get_or_init(|| flow.stats());
         let report = flow.run(Until::finished())?;

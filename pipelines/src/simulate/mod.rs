@@ -25,6 +25,8 @@ use rollflow::train::SimulatedBackend;
 
 use crate::grpo::{self, Actors};
 use crate::parts;
+use crate::registry::Registry;
+use crate::rewards::Judge;
 use crate::run_folder::Outputs;
 use profile::Profile;
 
@@ -82,7 +84,7 @@ impl fmt::Display for Forecast {
 }
 
 /// Runs the recipe's graph for `steps` steps of simulated time. The same seed gives the same forecast.
-pub fn simulate(plan: &Plan, profile: &Profile, steps: u64) -> Result<Forecast> {
+pub fn simulate(plan: &Plan, registry: &Registry, profile: &Profile, steps: u64) -> Result<Forecast> {
     let mut plan = plan.clone();
     (plan.train.steps, plan.train.target_reward) = (steps, None);
     let simulation = Simulation::new(plan.seed);
@@ -103,7 +105,7 @@ pub fn simulate(plan: &Plan, profile: &Profile, steps: u64) -> Result<Forecast> 
             forecast.trained = totals.tokens.get(&rollflow::stages::Fate::Trained).copied().unwrap_or(0);
         }
     });
-    let mut flow = grpo::declare(&plan, actors(&plan, profile, &simulation)?, outputs, None)?;
+    let mut flow = grpo::declare(&plan, actors(&plan, registry, profile, &simulation)?, outputs, None)?;
     let graph = flow.graph();
     if let Some(stage) = profile.stages.keys().find(|stage| graph.nodes.iter().all(|node| node.name != **stage)) {
         let known: Vec<&str> = graph.nodes.iter().map(|node| node.name.as_str()).collect();
@@ -130,15 +132,15 @@ pub fn variants(text: &str) -> std::result::Result<(String, Vec<String>), String
 }
 
 /// The profile in that file, or a new one that is kept there.
-pub fn profile_of(plan: &Plan, path: &Path, steps: u64) -> Result<Profile> {
+pub fn profile_of(plan: &Plan, registry: &Registry, path: &Path, steps: u64) -> Result<Profile> {
     if path.exists() {
         return Profile::load(path);
     }
     println!("recording {steps} steps of {} to {}", plan.name, path.display());
-    let profile = record::record(plan, steps)?;
+    let profile = record::record(plan, registry, steps)?;
     profile.save(path)?;
     if let Some(recorded) = profile.recorded {
-        let predicted = simulate(plan, &profile, recorded.steps)?;
+        let predicted = simulate(plan, registry, &profile, recorded.steps)?;
         println!(
             "{steps} steps took {:.2} s; simulated they take {:.2} s ({:+.1}%)",
             recorded.seconds,
@@ -150,7 +152,12 @@ pub fn profile_of(plan: &Plan, path: &Path, steps: u64) -> Result<Profile> {
 }
 
 /// Those who only take time.
-fn actors(plan: &Plan, profile: &Profile, simulation: &Simulation) -> Result<Actors<SimulatedEngine, SimulatedBackend>> {
+fn actors(
+    plan: &Plan,
+    registry: &Registry,
+    profile: &Profile,
+    simulation: &Simulation,
+) -> Result<Actors<SimulatedEngine, SimulatedBackend>> {
     let tokenizer = Arc::new(parts::tokenizer(plan).context("the tokenizer, which tells how long prompts are")?);
     let (publisher, published) = weights();
     let (machine, times, answers, seed) = (simulation.clone(), profile.decode, profile.answers.clone(), plan.seed);
@@ -165,8 +172,9 @@ fn actors(plan: &Plan, profile: &Profile, simulation: &Simulation) -> Result<Act
     Ok(Actors {
         generator: parts::generator_by(plan, Generator::by(make, &tokenizer, published))?,
         publisher,
-        reward: Reward::each(reward),
+        reward: Judge::Here(Reward::each(reward)),
         reference: plan.reference.as_ref().map(|_| Reference::frozen(UnscoredReference, Arc::new(()))),
         backend: SimulatedBackend::on(simulation, trainer.of(0), trainer.of(1).saturating_sub(trainer.of(0))),
+        registry: registry.clone(),
     })
 }

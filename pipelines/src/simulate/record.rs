@@ -11,6 +11,7 @@ use rollflow::stages::train::Trained;
 
 use super::profile::{Answers, Profile, Recorded, fit_decode, fit_items};
 use crate::grpo::{self, Actors};
+use crate::registry::Registry;
 use crate::run_folder::Outputs;
 use crate::sft::WarmUp;
 use crate::{parts, sft};
@@ -30,7 +31,7 @@ fn add<T>(shared: &Shared<T>, what: T) {
 }
 
 /// Runs `steps` steps of the recipe, after its warm-up if it has one. Leaves no files.
-pub fn record(plan: &Plan, steps: u64) -> Result<Profile> {
+pub fn record(plan: &Plan, registry: &Registry, steps: u64) -> Result<Profile> {
     let mut plan = plan.clone();
     (plan.train.steps, plan.train.target_reward) = (steps, None);
     let mut policy = parts::policy(&plan)?;
@@ -42,7 +43,7 @@ pub fn record(plan: &Plan, steps: u64) -> Result<Profile> {
         };
     }
     let (decoded, trained, answers) = (Shared::default(), Shared::default(), Shared::default());
-    let mut actors = Actors::local(&plan, &policy)?;
+    let mut actors = Actors::local(&plan, registry, &policy)?;
     let steps_of_engine = decoded.clone();
     actors.generator = actors.generator.each_step(move |load| add(&steps_of_engine, load));
     let mut outputs = Outputs::in_memory();

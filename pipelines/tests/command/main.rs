@@ -8,10 +8,12 @@ mod crashes;
 mod disks;
 mod recipes;
 mod references;
+mod registering;
 mod replaying;
 mod reward_models;
 mod running;
 mod runs;
+mod serving;
 mod simulating;
 #[path = "../../../tests/support/mod.rs"]
 mod support;

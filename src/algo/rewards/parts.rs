@@ -1,12 +1,18 @@
 //! Several named rewards that become one, and stay visible each by itself.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use super::aggregate::{Aggregator, aggregate_vector_rewards};
 use super::earned::{Earned, Earnings};
 use crate::data::Sample;
 
-type Part = Box<dyn Fn(&Sample) -> Result<f64, String> + Send + Sync>;
+type Value = dyn Fn(&Sample) -> Result<f64, String> + Send + Sync;
+
+enum Part {
+    Of(Box<Value>),
+    Given,
+}
 
 /// Named parts and how they become one reward. A part that fails makes the whole fail, under the part's name.
 ///
@@ -39,15 +45,30 @@ impl Parts {
     /// One more. Of two with the same name, the later one's value is the one that is written down.
     pub fn part<R: Earned>(mut self, name: impl Into<String>, reward: impl Fn(&Sample) -> R + Send + Sync + 'static) -> Self {
         let value = move |sample: &Sample| reward(sample).earned().map(|earnings| earnings.reward);
-        self.parts.push((name.into(), Box::new(value)));
+        self.parts.push((name.into(), Part::Of(Box::new(value))));
+        self
+    }
+
+    /// One more, whose value comes from elsewhere, such as another process: see [`Parts::earn_given`].
+    pub fn given(mut self, name: impl Into<String>) -> Self {
+        self.parts.push((name.into(), Part::Given));
         self
     }
 
     /// What the sample earns, in all and part by part.
     pub fn earn(&self, sample: &Sample) -> Result<Earnings, String> {
+        self.earn_given(sample, &BTreeMap::new())
+    }
+
+    /// The same, with the values of parts that are given, by name.
+    pub fn earn_given(&self, sample: &Sample, given: &BTreeMap<&str, f64>) -> Result<Earnings, String> {
         let mut values = Vec::with_capacity(self.parts.len());
         for (name, part) in &self.parts {
-            let value = part(sample).map_err(|why| format!("its part {name:?}: {why}"))?;
+            let value = match part {
+                Part::Of(part) => part(sample),
+                Part::Given => given.get(name.as_str()).copied().ok_or_else(|| "nobody gave its value".to_owned()),
+            };
+            let value = value.map_err(|why| format!("its part {name:?}: {why}"))?;
             if !value.is_finite() {
                 return Err(format!("its part {name:?} is {value}, not a finite number"));
             }
@@ -69,6 +90,14 @@ impl fmt::Debug for Parts {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_value_from_elsewhere_is_a_part_like_any_other() {
+        let parts = Parts::new(Aggregator::Sum).part("here", |_: &Sample| 1.0).given("there");
+        let earned = parts.earn_given(&Sample::default(), &[("there", 0.5)].into()).unwrap();
+        assert_eq!((earned.reward, earned.parts["there"]), (1.5, 0.5));
+        assert_eq!(parts.earn(&Sample::default()).unwrap_err(), "its part \"there\": nobody gave its value");
+    }
 
     #[test]
     fn a_part_that_fails_is_named() {

@@ -1,12 +1,17 @@
-//! What an answer is worth.
+//! What an answer is worth: [`Reward`] asks closures, [`ServedReward`] asks other processes.
 
 mod each;
 mod score;
 #[cfg(feature = "torch")]
 mod scorer;
+mod served;
+pub mod service;
+mod settle;
 
 pub use crate::algo::rewards::{Earned, Earnings};
-pub use each::{OnFailure, Reward, RewardBroken, RewardError};
+pub use each::Reward;
 pub use score::{Scorers, Scoring, score};
 #[cfg(feature = "torch")]
 pub use scorer::{Scorer, ScoringError};
+pub use served::{Served, ServedReward};
+pub use settle::{OnFailure, RewardBroken, RewardError};

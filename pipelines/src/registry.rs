@@ -1,0 +1,296 @@
+//! Parts of the user's own, by name: losses, advantages, rewards, aggregators of rewards, and filters that a recipe can ask for.
+//!
+//! A registry is a plain value. A program makes one and hands it to [`command`](crate::command), which is then the whole command with the
+//! program's parts in it; nothing is registered behind anybody's back.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Display};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use rollflow::algo::Estimator;
+use rollflow::algo::rewards::{Aggregator, Earned, Earnings};
+use rollflow::prelude::*;
+use rollflow::recipe::advantage::Advantage as AdvantageChoice;
+use rollflow::recipe::generate::Filter as FilterChoice;
+use rollflow::recipe::loss::Loss as LossChoice;
+use rollflow::recipe::reward::{Combine, Composition, PartRule};
+use rollflow::recipe::train::Train;
+use rollflow::recipe::{Complaint, Custom, Params, Plan, Timeline};
+use serde::de::DeserializeOwned;
+
+use crate::losses;
+
+/// A reward of samples.
+pub type RewardFn = Arc<dyn Fn(&Sample) -> Result<Earnings, String> + Send + Sync>;
+/// A filter of groups.
+pub type FilterFn = Arc<dyn Fn(&Group) -> Verdict + Send + Sync>;
+
+type Make<T> = Arc<dyn Fn(&Params) -> Result<T, String> + Send + Sync>;
+
+/// What is registered, by name. A recipe asks for it with `kind = "custom"`, `name` and `params`.
+///
+/// ```
+/// use rollflow::algo::{Loss, LossError, LossInputs, LossOutput};
+/// use rollflow_pipelines::Registry;
+///
+/// #[derive(serde::Deserialize)]
+/// struct Weighing {
+///     factor: f64,
+/// }
+///
+/// // A loss of one parameter: a recipe has train.loss = { kind = "custom", name = "weighed", params = { factor = 2.0 } }.
+/// let registry = Registry::default().loss_with("weighed", |Weighing { factor }| {
+///     Ok::<_, String>(move |inputs: &LossInputs| {
+///         let grad: Vec<f64> = inputs.advantages.iter().zip(inputs.weights).map(|(a, w)| -factor * a * w).collect();
+///         let loss = grad.iter().zip(inputs.log_probs).map(|(slope, log_prob)| slope * log_prob).sum();
+///         Ok::<_, LossError>(LossOutput { loss, grad, ..LossOutput::default() })
+///     })
+/// });
+/// assert_eq!(registry.names().collect::<Vec<_>>(), [("loss", "weighed")]);
+/// ```
+#[derive(Clone, Default)]
+pub struct Registry {
+    losses: Named<Arc<dyn Loss>>,
+    advantages: Named<Arc<dyn Estimator>>,
+    rewards: Named<RewardFn>,
+    aggregators: Named<Aggregator>,
+    filters: Named<FilterFn>,
+}
+
+/// Parts of one kind.
+#[derive(Clone)]
+struct Named<T>(BTreeMap<String, Make<T>>);
+
+impl<T> Default for Named<T> {
+    fn default() -> Self {
+        Named(BTreeMap::new())
+    }
+}
+
+/// Something that no part of the registry is, or that a part cannot be made of.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}: {help}")]
+pub struct RegistryError {
+    /// Whether it is the name, rather than its parameters.
+    name: bool,
+    message: String,
+    help: String,
+}
+
+/// For parts that take no parameters.
+#[derive(serde::Deserialize)]
+struct Nothing {}
+
+impl<T: 'static> Named<T> {
+    fn add<P: DeserializeOwned, E: Display>(&mut self, name: &str, make: impl Fn(P) -> Result<T, E> + Send + Sync + 'static) {
+        let make =
+            move |params: &Params| make(params.read().map_err(|error| error.to_string())?).map_err(|why| format!("{why:#}"));
+        self.0.insert(name.to_owned(), Arc::new(make));
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+
+    /// `what` they are called in messages.
+    fn make(&self, what: &str, name: &str, params: &Params) -> Result<T, RegistryError> {
+        let Some(make) = self.0.get(name) else {
+            let known: Vec<&str> = self.names().collect();
+            let listed = match &known[..] {
+                [] => format!(
+                    "this program registers none; write one with Registry::{what} and hand the registry to rollflow_pipelines::command"
+                ),
+                known => format!("registered are {}", known.join(", ")),
+            };
+            let near = known.iter().map(|known| (strsim::damerau_levenshtein(name, known), known)).min();
+            let help = match near {
+                Some((distance, meant)) if distance <= 1 + name.len() / 3 => format!("did you mean {meant:?}? {listed}"),
+                _ => listed,
+            };
+            return Err(RegistryError { name: true, message: format!("no {what} is registered as {name:?}"), help });
+        };
+        make(params).map_err(|why| RegistryError {
+            name: false,
+            message: format!("the {what} {name:?} can't be made of these parameters"),
+            help: why,
+        })
+    }
+}
+
+impl Registry {
+    /// A loss without parameters: a closure or a function of [`LossInputs`](rollflow::algo::LossInputs), or anything else that is one.
+    pub fn loss(self, name: &str, loss: impl Loss + Clone + 'static) -> Self {
+        self.loss_with(name, move |Nothing {}| Ok::<_, String>(loss.clone()))
+    }
+
+    /// A loss that is made of parameters, which are read as `P`.
+    pub fn loss_with<P, L, E>(mut self, name: &str, make: impl Fn(P) -> Result<L, E> + Send + Sync + 'static) -> Self
+    where
+        P: DeserializeOwned,
+        L: Loss + 'static,
+        E: Display,
+    {
+        self.losses.add(name, move |params| make(params).map(|loss| Arc::new(loss) as Arc<dyn Loss>));
+        self
+    }
+
+    /// An advantage estimator without parameters.
+    pub fn advantage(self, name: &str, estimator: impl Estimator + Clone + 'static) -> Self {
+        self.advantage_with(name, move |Nothing {}| Ok::<_, String>(estimator.clone()))
+    }
+
+    /// An advantage estimator that is made of parameters.
+    pub fn advantage_with<P, A, E>(mut self, name: &str, make: impl Fn(P) -> Result<A, E> + Send + Sync + 'static) -> Self
+    where
+        P: DeserializeOwned,
+        A: Estimator + 'static,
+        E: Display,
+    {
+        self.advantages.add(name, move |params| make(params).map(|estimator| Arc::new(estimator) as Arc<dyn Estimator>));
+        self
+    }
+
+    /// A reward without parameters, for `[reward]` and `[[reward.part]]`.
+    pub fn reward<R: Earned>(self, name: &str, reward: impl Fn(&Sample) -> R + Clone + Send + Sync + 'static) -> Self {
+        self.reward_with(name, move |Nothing {}| Ok::<_, String>(reward.clone()))
+    }
+
+    /// A reward that is made of parameters.
+    pub fn reward_with<P, R, F, E>(mut self, name: &str, make: impl Fn(P) -> Result<F, E> + Send + Sync + 'static) -> Self
+    where
+        P: DeserializeOwned,
+        R: Earned,
+        F: Fn(&Sample) -> R + Send + Sync + 'static,
+        E: Display,
+    {
+        let earned = |reward: F| Arc::new(move |sample: &Sample| reward(sample).earned()) as RewardFn;
+        self.rewards.add(name, move |params| make(params).map(earned));
+        self
+    }
+
+    /// An aggregator of a reward's parts, without parameters.
+    pub fn aggregator(self, name: &str, aggregate: impl Fn(&[f64]) -> f64 + Clone + Send + Sync + 'static) -> Self {
+        self.aggregator_with(name, move |Nothing {}| Ok::<_, String>(aggregate.clone()))
+    }
+
+    /// An aggregator that is made of parameters.
+    pub fn aggregator_with<P, F, E>(mut self, name: &str, make: impl Fn(P) -> Result<F, E> + Send + Sync + 'static) -> Self
+    where
+        P: DeserializeOwned,
+        F: Fn(&[f64]) -> f64 + Send + Sync + 'static,
+        E: Display,
+    {
+        self.aggregators.add(name, move |params| make(params).map(|aggregate| Aggregator::Custom(Arc::new(aggregate))));
+        self
+    }
+
+    /// A filter of groups, without parameters.
+    pub fn filter(self, name: &str, filter: impl GroupFilter + Clone) -> Self {
+        self.filter_with(name, move |Nothing {}| Ok::<_, String>(filter.clone()))
+    }
+
+    /// A filter that is made of parameters.
+    pub fn filter_with<P, F, E>(mut self, name: &str, make: impl Fn(P) -> Result<F, E> + Send + Sync + 'static) -> Self
+    where
+        P: DeserializeOwned,
+        F: GroupFilter,
+        E: Display,
+    {
+        self.filters.add(name, move |params| make(params).map(|filter| Arc::new(filter) as FilterFn));
+        self
+    }
+
+    /// Everything that is registered: what it is, and its name.
+    pub fn names(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let losses = self.losses.names().map(|name| ("loss", name));
+        let advantages = self.advantages.names().map(|name| ("advantage", name));
+        let rewards = self.rewards.names().map(|name| ("reward", name));
+        let aggregators = self.aggregators.names().map(|name| ("aggregator", name));
+        losses.chain(advantages).chain(rewards).chain(aggregators).chain(self.filters.names().map(|name| ("filter", name)))
+    }
+
+    /// The loss that `[train]` asks for, the library's or a registered one. Call its `evaluate` to compute a loss by its name.
+    pub fn loss_of(&self, train: &Train) -> Result<Arc<dyn Loss>> {
+        if let LossChoice::Custom(of) = &train.loss {
+            return Ok(self.losses.make("loss", &of.name, &of.params)?);
+        }
+        Ok(losses::loss(train).context("a loss that is not registered is one of the library's")??)
+    }
+
+    pub(crate) fn estimator_of(&self, of: &Custom) -> Result<Arc<dyn Estimator>, RegistryError> {
+        self.advantages.make("advantage", &of.name, &of.params)
+    }
+
+    pub(crate) fn reward_of(&self, name: &str, params: &Params) -> Result<RewardFn, RegistryError> {
+        self.rewards.make("reward", name, params)
+    }
+
+    pub(crate) fn aggregator_of(&self, of: &Composition) -> Result<Aggregator, RegistryError> {
+        self.aggregators.make("aggregator", of.aggregator.as_deref().unwrap_or_default(), &of.aggregator_params)
+    }
+
+    pub(crate) fn filter_of(&self, name: &str, params: &Params) -> Result<FilterFn, RegistryError> {
+        self.filters.make("filter", name, params)
+    }
+
+    /// Everything in a plan, and in what its changes make of it, that is not registered, or whose parameters are not what it takes. For
+    /// [`recipe::load_with`](rollflow::recipe::load_with).
+    pub fn complaints(&self, plan: &Plan) -> Vec<Complaint> {
+        let own = self.complaints_now(plan);
+        let Ok(timeline) = Timeline::of(plan) else { return own };
+        let later = timeline.plans().skip(1).flat_map(|plan| self.complaints_now(plan));
+        let later: Vec<Complaint> = later.map(|complaint| Complaint { key: "change".to_owned(), ..complaint }).collect();
+        if own.is_empty() { later } else { own }
+    }
+
+    fn complaints_now(&self, plan: &Plan) -> Vec<Complaint> {
+        let mut all = Vec::new();
+        let mut note = |name: String, params: String, made: Result<(), RegistryError>| {
+            if let Err(RegistryError { name: unknown, message, help }) = made {
+                all.push(Complaint { key: if unknown { name } else { params }, message, help });
+            }
+        };
+        let keys = |section: &str| (format!("{section}.name"), format!("{section}.params"));
+        if let LossChoice::Custom(of) = &plan.train.loss {
+            let (name, params) = keys("train.loss");
+            note(name, params, self.losses.make("loss", &of.name, &of.params).map(drop));
+        }
+        if let AdvantageChoice::Custom(of) = &plan.train.advantage {
+            let (name, params) = keys("train.advantage");
+            note(name, params, self.estimator_of(of).map(drop));
+        }
+        match plan.reward.rule.alone() {
+            Ok(PartRule::Custom(of)) => {
+                let (name, params) = keys("reward");
+                note(name, params, self.reward_of(&of.function, &of.params).map(drop));
+            }
+            Ok(_) => {}
+            Err(parts) => {
+                if parts.combine == Combine::Custom && parts.aggregator.is_some() {
+                    let key = |of: &str| format!("reward.aggregator{of}");
+                    note(key(""), key("_params"), self.aggregator_of(parts).map(drop));
+                }
+                for (at, part) in parts.part.iter().enumerate() {
+                    if let PartRule::Custom(of) = &part.rule {
+                        let key = |of: &str| format!("reward.part[{at}].{of}");
+                        note(key("function"), key("params"), self.reward_of(&of.function, &of.params).map(drop));
+                    }
+                }
+            }
+        }
+        for (at, filter) in plan.filter.iter().enumerate() {
+            if let FilterChoice::Custom(of) = filter {
+                let (name, params) = keys(&format!("filter[{at}]"));
+                note(name, params, self.filter_of(&of.name, &of.params).map(drop));
+            }
+        }
+        all
+    }
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.names()).finish()
+    }
+}

@@ -1,0 +1,96 @@
+//! Rewards behind a URL, by the very server that docs/reward_service.md shows, run by `python3`.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use rollflow::observe::logs::{DEAD_LETTERS, read_rollouts};
+use serde_json::Value;
+
+use crate::running::{Ended, GRPO, read, rollflow, run_args};
+
+/// A server that ends with the test.
+struct Server {
+    child: Child,
+    url: String,
+}
+
+impl Server {
+    fn start(program: &str) -> Self {
+        let mut child = Command::new("python3").args(["-c", program, "0"]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut url = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut url).unwrap();
+        assert!(url.starts_with("http://127.0.0.1:"), "the server did not start: {url:?}");
+        Server { child, url: url.trim().to_owned() }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+/// The page's only Python.
+fn shown() -> String {
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reward_service.md")).unwrap();
+    let (_, code) = page.split_once("```python\n").unwrap();
+    code.split_once("```").unwrap().0.to_owned()
+}
+
+fn run(out: &std::path::Path, reward: &str) -> Ended {
+    rollflow(&run_args(GRPO, out, &[reward, "observe.rollouts_every=1"]))
+}
+
+#[test]
+fn the_server_of_the_documentation_scores_a_run() {
+    let server = Server::start(&shown());
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    let ended = run(&out, &format!("reward={{kind=\"http\",url={:?},concurrency=3}}", server.url));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let rollouts: Vec<_> = read_rollouts(out.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    assert_eq!(rollouts.len(), 3 * 4 * 4, "three steps of four groups of four");
+    for rollout in &rollouts {
+        let right = Some(rollout.response.trim()) == rollout.metadata["answer"].as_str();
+        let ended = rollout.status == rollflow::data::Status::Completed;
+        assert_eq!(rollout.reward, Some(f64::from(right && ended)), "{rollout:?}");
+    }
+    assert!(!out.join(DEAD_LETTERS).exists());
+}
+
+#[test]
+fn a_part_that_is_served_is_logged_beside_one_that_is_computed() {
+    let server = Server::start(&shown().replace("return 1.0 if right", "return 0.5 if True or right"));
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    let parts = format!(
+        "reward={{kind=\"parts\",part=[{{name=\"served\",kind=\"http\",url={:?}}},{{name=\"short\",kind=\"length\",max=9}}]}}",
+        server.url
+    );
+    let ended = run(&out, &parts);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let row: Value = serde_json::from_str(read(&out.join("metrics.jsonl")).lines().next().unwrap()).unwrap();
+    let means = [row["reward_part_served"].as_f64(), row["reward_part_short"].as_f64()];
+    assert_eq!(row["reward_mean"].as_f64(), means[0].zip(means[1]).map(|(served, short)| served + short), "{row}");
+    assert_eq!(means[1], Some(1.0));
+}
+
+#[test]
+fn a_service_that_is_gone_ends_the_run_with_its_address_and_its_letters_earn_once_it_is_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    // A port that was free a moment ago.
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let reward = format!("reward={{kind=\"http\",url=\"http://{gone}/\",retries=1,pause=0.001,max_poisoned=3}}");
+    let ended = run(&out, &reward);
+    assert_eq!(ended.code, Some(1));
+    for part in [&format!("cannot connect to http://{gone}/"), "4 groups in a row", "check that the reward service runs"] {
+        assert!(ended.err.contains(part), "{part} is missing: {}", ended.err);
+    }
+    let server = Server::start(&shown());
+    let set = format!("reward.url={:?}", server.url);
+    let replayed = rollflow(&["replay", out.to_str().unwrap(), "--set", &set]);
+    assert_eq!(replayed.code, Some(0), "{}{}", replayed.out, replayed.err);
+}

@@ -1,0 +1,153 @@
+//! Everything that is wrong with samples, at once, before anybody learns from them.
+
+use std::fmt;
+
+use crate::data::{Batch, Sample};
+
+/// Something wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Issue {
+    /// The group's id.
+    pub group: u64,
+    /// The sample's place in its group; `None` for the group as a whole.
+    pub sample: Option<u32>,
+    /// What is wrong.
+    pub what: String,
+}
+
+impl fmt::Display for Issue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.sample {
+            Some(sample) => write!(f, "sample {sample} of group {}: {}", self.group, self.what),
+            None => write!(f, "group {}: {}", self.group, self.what),
+        }
+    }
+}
+
+/// What is wrong with a sample: columns that do not fit its tokens, impossible numbers, sampled tokens of no version, nothing to train.
+/// That it was not scored is no issue; a reward that is no number is. Empty for a sound sample.
+pub fn sample_issues(sample: &Sample) -> Vec<Issue> {
+    let mut issues = Vec::new();
+    let mut note = |what: String| issues.push(Issue { group: sample.group_index, sample: Some(sample.index), what });
+    let tokens = sample.tokens.len();
+    let columns = [
+        ("loss_mask", sample.loss_mask.len(), false),
+        ("log_probs", sample.log_probs.len(), true),
+        ("versions", sample.versions.len(), true),
+    ];
+    for (column, found, may_be_absent) in columns {
+        if found != tokens && !(may_be_absent && found == 0) {
+            note(format!("{column} has {found} entries for {tokens} tokens"));
+        }
+    }
+    if let Some(at) = sample.loss_mask.iter().position(|weight| !(weight.is_finite() && *weight >= 0.0)) {
+        note(format!("loss_mask[{at}] is {}, not a finite number ≥ 0", sample.loss_mask[at]));
+    }
+    if sample.response_length() == 0 {
+        note("it has no trained token".to_owned());
+    }
+    if let Some(at) = sample.log_probs.iter().position(|log_prob| log_prob.is_nan() || *log_prob > 0.0) {
+        note(format!("log_probs[{at}] is {}, not the logarithm of a probability", sample.log_probs[at]));
+    }
+    let trained = sample.loss_mask.iter().zip(sample.versions.per_token());
+    if let Some(at) = trained.into_iter().position(|(weight, version)| *weight > 0.0 && version.is_none()) {
+        note(format!("token {at} is trained, but no version of the weights sampled it"));
+    }
+    for (name, value) in [("reward", sample.reward), ("advantage", sample.advantage)] {
+        if let Some(value) = value.filter(|value| !value.is_finite()) {
+            note(format!("its {name} is {value}, not a finite number"));
+        }
+    }
+    issues
+}
+
+/// What is wrong with a batch: its samples, and groups that are empty, out of order (law D6), twice there, or hold what is not theirs.
+pub fn batch_issues(batch: &Batch) -> Vec<Issue> {
+    let mut issues = Vec::new();
+    let ids: Vec<u64> = batch.groups.iter().map(|group| group.id()).collect();
+    for (at, group) in batch.groups.iter().enumerate() {
+        let id = group.id();
+        let mut note = |sample, what: &str| issues.push(Issue { group: id, sample, what: what.to_owned() });
+        match at.checked_sub(1).map(|before| ids[before].cmp(&id)) {
+            Some(std::cmp::Ordering::Equal) => note(None, "it is there twice"),
+            Some(std::cmp::Ordering::Greater) => note(None, "it stands behind a group of a larger id"),
+            _ => {}
+        }
+        if group.samples.is_empty() {
+            note(None, "it has no sample");
+        }
+        for (place, sample) in (0..).zip(&group.samples) {
+            if sample.group_index != id {
+                note(Some(sample.index), &format!("it says that it is of group {}", sample.group_index));
+            }
+            if sample.index != place {
+                note(Some(sample.index), &format!("it stands in place {place}"));
+            }
+        }
+        issues.extend(group.samples.iter().flat_map(sample_issues));
+    }
+    issues
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algo::rollouts::{mock_batch, mock_sample};
+
+    fn told(issues: Vec<Issue>) -> Vec<String> {
+        issues.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn all_that_is_wrong_with_a_sample_is_told_at_once() {
+        let mut sample = mock_sample(7, 2, 0);
+        assert_eq!(told(sample_issues(&sample)), [""; 0]);
+        let tokens = sample.tokens.len();
+        sample.loss_mask.pop();
+        sample.loss_mask[0] = f32::NAN;
+        sample.log_probs[1] = 0.5;
+        sample.reward = Some(f64::INFINITY);
+        let issues = told(sample_issues(&sample));
+        let of = "sample 2 of group 7";
+        assert_eq!(
+            issues,
+            [
+                format!("{of}: loss_mask has {} entries for {tokens} tokens", tokens - 1),
+                format!("{of}: loss_mask[0] is NaN, not a finite number ≥ 0"),
+                format!("{of}: log_probs[1] is 0.5, not the logarithm of a probability"),
+                format!("{of}: its reward is inf, not a finite number"),
+            ]
+        );
+        let given = Sample::begin(&"3+4=".into(), 0, &[1, 2]);
+        assert_eq!(told(sample_issues(&given)), ["sample 0 of group 0: it has no trained token"]);
+        let mut unknown = mock_sample(0, 0, 0);
+        unknown.versions.truncate(0);
+        unknown.versions.extend(None, unknown.tokens.len());
+        assert!(told(sample_issues(&unknown))[0].ends_with("is trained, but no version of the weights sampled it"));
+    }
+
+    #[test]
+    fn a_batch_names_groups_that_are_not_what_they_should_be() {
+        let mut batch = mock_batch(4, 2, 0);
+        assert!(batch_issues(&batch).is_empty());
+        batch.groups.swap(0, 1);
+        batch.groups[2].samples.clear();
+        batch.groups[3].samples[0].group_index = 9;
+        batch.groups[3].samples.swap(0, 1);
+        let last = batch.groups[3].clone();
+        batch.groups.push(last);
+        let issues = told(batch_issues(&batch));
+        let twice: Vec<&str> = issues.iter().map(String::as_str).collect();
+        assert_eq!(
+            twice[..5],
+            [
+                "group 0: it stands behind a group of a larger id",
+                "group 2: it has no sample",
+                "sample 1 of group 3: it stands in place 0",
+                "sample 0 of group 3: it says that it is of group 9",
+                "sample 0 of group 3: it stands in place 1",
+            ]
+        );
+        assert!(twice.contains(&"group 3: it is there twice"));
+    }
+}

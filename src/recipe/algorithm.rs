@@ -1,0 +1,38 @@
+//! An algorithm by its name and a few values, for code that has no recipe.
+
+use super::checks::{placed, problems_of_training};
+use super::document::{Entry, Node, Value};
+use super::error::{Place, RecipeErrors};
+use super::params::Params;
+use super::section::{Findings, Section};
+use super::setting::Setting;
+use super::train::Train;
+
+/// `[train]` with the loss of that name and the given values: keys of `[train]`, or of the loss. A name or a key that does not exist, and a
+/// value out of range, is an error that says which there are.
+///
+/// ```
+/// use rollflow::recipe::{Params, create_algorithm_config};
+///
+/// let train = create_algorithm_config("dapo", &Params::default().with("clip_high", 0.3).with("lr", 1e-5)).unwrap();
+/// assert_eq!(train.lr, 1e-5);
+///
+/// let slip = create_algorithm_config("dappo", &Params::default()).unwrap_err().to_string();
+/// assert!(slip.contains("did you mean \"dapo\"? it is one of \"grpo\", \"dapo\", "), "{slip}");
+/// let slip = create_algorithm_config("grpo", &Params::default().with("clip_hi", 0.3)).unwrap_err().to_string();
+/// assert!(slip.contains("unknown key `clip_hi`") && slip.contains("known keys here: kind, clip_low, clip_high"), "{slip}");
+/// ```
+pub fn create_algorithm_config(name: &str, params: &Params) -> Result<Train, RecipeErrors> {
+    let mut keys = Vec::new();
+    Train::describe_rows("", &mut keys);
+    let of_training = |name: &str| keys.iter().any(|key| key.path.split(['.', '[']).next() == Some(name));
+    let (mut train, mut loss): (super::document::Table, _) = params.nodes().into_iter().partition(|(name, _)| of_training(name));
+    let entry = |value| Entry { key_place: Place::Code, node: Node { value, place: Place::Code } };
+    loss.insert("kind".to_owned(), entry(Value::Text(name.to_owned())));
+    train.insert("loss".to_owned(), entry(Value::Table(loss)));
+    let mut findings = Findings::default();
+    let train = Train::read(&entry(Value::Table(train)).node, "train", &mut findings).unwrap_or_default();
+    let later = placed(problems_of_training(&train), &findings);
+    findings.errors.extend(later);
+    RecipeErrors::unless_empty(findings.errors).map(|()| train)
+}

@@ -1,0 +1,294 @@
+//! A reward that another process computes and serves over HTTP.
+//!
+//! A group's samples go as one request. What breaks, comes too late or makes no sense is asked again after a pause that doubles each time;
+//! samples that have their reward are not asked for again. An answer of 429 or 503 says that the service is busy, not that it failed: it is
+//! waited for, up to a bound. Every call ends: an attempt takes a pause, `timeout` and `patience` at most, and one more `timeout`.
+
+mod exchange;
+mod protocol;
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use hyper::{StatusCode, Uri};
+use tokio::time::{Instant, sleep};
+
+use crate::algo::rewards::Earnings;
+use crate::data::Group;
+use crate::observe::logs::{Failure, FailureKind};
+use exchange::{Reply, post};
+
+/// No pause is longer, unless the service asks for it.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// Where a reward is served, and how patiently it is asked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServiceConfig {
+    /// `http://host:port/path`.
+    pub url: String,
+    /// Longest time for one request, from connecting to the last byte of the answer.
+    pub timeout: Duration,
+    /// The pause before the first retry; each further one is twice as long, 30 seconds at most, less up to half of it by chance.
+    pub pause: Duration,
+    /// How long a service that says it is busy is waited for, in one attempt.
+    pub patience: Duration,
+}
+
+impl ServiceConfig {
+    /// With 30 seconds for a request, pauses from half a second on and five minutes of patience.
+    pub fn new(url: impl Into<String>) -> Self {
+        ServiceConfig {
+            url: url.into(),
+            timeout: Duration::from_secs(30),
+            pause: Duration::from_millis(500),
+            patience: Duration::from_secs(300),
+        }
+    }
+}
+
+/// Why a reward service gave no rewards.
+#[derive(Clone, Debug, thiserror::Error, PartialEq)]
+pub enum ServiceError {
+    /// Not an address that can be asked.
+    #[error("{url:?} is no address of a reward service: {why}; write it as http://host:port/path")]
+    Url {
+        /// What was given.
+        url: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Nobody listens there.
+    #[error("cannot connect to {url}: {why}; check that the reward service runs and listens there")]
+    Unreachable {
+        /// The service.
+        url: String,
+        /// What the machine said.
+        why: String,
+    },
+    /// The connection ended before the answer did.
+    #[error("the connection to {url} broke: {why}; look for a crash in the reward service's log")]
+    Broke {
+        /// The service.
+        url: String,
+        /// What happened.
+        why: String,
+    },
+    /// It took too long.
+    #[error("{url} did not answer within {seconds} s; look whether the reward service hangs, or raise its timeout")]
+    Late {
+        /// The service.
+        url: String,
+        /// The limit.
+        seconds: f64,
+    },
+    /// It was busy for longer than it is waited for.
+    #[error(
+        "{url} said {status} for {seconds:.1} s; give the reward service more workers, ask it less at once (concurrency), or raise patience"
+    )]
+    Busy {
+        /// The service.
+        url: String,
+        /// What it said.
+        status: u16,
+        /// How long it was waited for.
+        seconds: f64,
+    },
+    /// It answered with an error.
+    #[error("{url} answered with status {status}: {begins:?}; {}", advice(*.status))]
+    Status {
+        /// The service.
+        url: String,
+        /// What it said.
+        status: u16,
+        /// How its page begins.
+        begins: String,
+    },
+    /// It answered with something else than rewards.
+    #[error(
+        "{url} answered with {why}: {begins:?}; it must be {{\"rewards\": […]}} with one finite number a sample, in the order of the request"
+    )]
+    Answer {
+        /// The service.
+        url: String,
+        /// What is wrong with it.
+        why: String,
+        /// How it begins.
+        begins: String,
+    },
+    /// Samples that JSON can't hold.
+    #[error("the samples for {url} can't be written as JSON: {why}")]
+    Question {
+        /// The service.
+        url: String,
+        /// Why not.
+        why: String,
+    },
+}
+
+fn advice(status: u16) -> &'static str {
+    match status {
+        300..=399 => "redirects are not followed: give the address where the service itself is",
+        404 | 405 => "check the path, and that the service takes POST there",
+        400..=499 => "the service refuses such requests: look into its log",
+        _ => "look into the service's log",
+    }
+}
+
+impl ServiceError {
+    /// Whether the same request may well succeed later.
+    fn may_pass(&self) -> bool {
+        match self {
+            ServiceError::Url { .. } | ServiceError::Question { .. } | ServiceError::Busy { .. } => false,
+            ServiceError::Status { status, .. } => *status >= 500 || *status == 408,
+            _ => true,
+        }
+    }
+}
+
+/// A reward service that can be asked.
+#[derive(Clone, Debug)]
+pub struct Service {
+    config: ServiceConfig,
+    uri: Uri,
+}
+
+/// What a service said of a group.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Answers {
+    /// What each sample earned, or why it has no reward, in the group's order.
+    pub samples: Vec<Result<Earnings, Failure>>,
+    /// Requests that failed and samples that were refused, those that a retry made good included.
+    pub failed_calls: u64,
+}
+
+impl Service {
+    /// Looks at the address; asks nothing yet.
+    pub fn new(config: ServiceConfig) -> Result<Self, ServiceError> {
+        let refuse = |why: String| ServiceError::Url { url: config.url.clone(), why };
+        let uri = Uri::from_str(&config.url).map_err(|error| refuse(error.to_string()))?;
+        match (uri.scheme_str(), uri.host()) {
+            (Some("http"), Some(host)) if !host.is_empty() => {}
+            (Some("https"), _) => return Err(refuse("it asks for TLS, which a proxy on this machine can add".to_owned())),
+            (Some("http"), _) => return Err(refuse("it has no host".to_owned())),
+            _ => return Err(refuse("it does not begin with http://".to_owned())),
+        }
+        Ok(Service { config, uri })
+    }
+
+    /// Asks for all samples of `group`, again up to `retries` times for those that have no reward yet.
+    pub async fn score(&self, group: &Group, retries: u32) -> Answers {
+        let mut answers = Answers { samples: Vec::with_capacity(group.samples.len()), failed_calls: 0 };
+        answers.samples.extend(group.samples.iter().map(|sample| Err(failure(sample.index, 0, String::new()))));
+        for attempt in 1..=retries.saturating_add(1) {
+            let missing: Vec<usize> = (0..answers.samples.len()).filter(|place| answers.samples[*place].is_err()).collect();
+            if missing.is_empty() {
+                break;
+            }
+            if attempt > 1 {
+                sleep(self.pause(group.id(), attempt - 1)).await;
+            }
+            match self.ask(group, &missing).await {
+                Ok(given) => {
+                    for (place, earned) in missing.into_iter().zip(given) {
+                        answers.failed_calls += u64::from(earned.is_err());
+                        answers.samples[place] = earned.map_err(|why| failure(group.samples[place].index, attempt, why));
+                    }
+                }
+                Err(error) => {
+                    answers.failed_calls += 1;
+                    for place in missing {
+                        answers.samples[place] = Err(failure(group.samples[place].index, attempt, error.to_string()));
+                    }
+                    if !error.may_pass() {
+                        break;
+                    }
+                }
+            }
+        }
+        answers
+    }
+
+    /// One answer to one question, however often the service says that it is busy.
+    async fn ask(&self, group: &Group, places: &[usize]) -> Result<Vec<Result<Earnings, String>>, ServiceError> {
+        let url = &self.config.url;
+        let question = protocol::question(group, places)
+            .map_err(|error| ServiceError::Question { url: url.clone(), why: error.to_string() })?;
+        let mut busy_since = None;
+        for turned_away in 1.. {
+            let Reply { status, retry_after, body } = post(&self.uri, question.clone(), self.config.timeout).await?;
+            match status {
+                StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                    let waited = busy_since.get_or_insert_with(Instant::now).elapsed();
+                    // No shorter than its own, lest a service that asks for none be asked without end.
+                    let pause = self.pause(group.id(), turned_away).max(retry_after.unwrap_or_default());
+                    if waited + pause > self.config.patience {
+                        let (status, seconds) = (status.as_u16(), waited.as_secs_f64());
+                        return Err(ServiceError::Busy { url: url.clone(), status, seconds });
+                    }
+                    sleep(pause).await;
+                }
+                status if status.is_success() => return protocol::answers(url, &body, places.len()),
+                status => {
+                    let (status, begins) = (status.as_u16(), protocol::begins(&body));
+                    return Err(ServiceError::Status { url: url.clone(), status, begins });
+                }
+            }
+        }
+        unreachable!("patience ends")
+    }
+
+    /// Before the `nth` retry, from 1: between half of a doubling pause and the whole, by the group, so that groups which failed together
+    /// do not come back together.
+    fn pause(&self, group: u64, nth: u32) -> Duration {
+        let longest = self.config.pause.saturating_mul(1_u32.checked_shl(nth - 1).unwrap_or(u32::MAX)).min(LONGEST_PAUSE);
+        longest.mul_f64(0.5 + 0.5 * chance(group, nth))
+    }
+}
+
+/// In [0, 1), the same for the same arguments (splitmix64).
+fn chance(group: u64, nth: u32) -> f64 {
+    let mut bits = group.wrapping_add(u64::from(nth).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    ((bits ^ (bits >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+fn failure(sample: u32, attempts: u32, text: String) -> Failure {
+    Failure { sample, attempts, kind: FailureKind::Refused, text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_http_with_a_host_or_refused_with_the_reason() {
+        for url in ["http://127.0.0.1:9000/score", "http://judge", "http://[::1]:80/a?b=c"] {
+            Service::new(ServiceConfig::new(url)).unwrap();
+        }
+        for (url, why) in [
+            ("https://judge/score", "TLS"),
+            ("judge:9000/score", "invalid"),
+            ("/score", "does not begin with http://"),
+            ("ftp://judge", "does not begin with http://"),
+            ("", "empty"),
+        ] {
+            let error = Service::new(ServiceConfig::new(url)).unwrap_err().to_string();
+            assert!(error.contains(why) && error.contains("write it as http://host:port/path"), "{error}");
+        }
+    }
+
+    #[test]
+    fn pauses_double_up_to_a_bound_and_groups_spread_over_half_of_them() {
+        let service =
+            Service::new(ServiceConfig { pause: Duration::from_secs(1), ..ServiceConfig::new("http://judge") }).unwrap();
+        for nth in [1, 2, 5, 6, 40, u32::MAX] {
+            let longest = f64::from(2_u32.checked_pow(nth - 1).unwrap_or(u32::MAX)).min(30.0);
+            let pauses: Vec<f64> = (0..200).map(|group| service.pause(group, nth).as_secs_f64()).collect();
+            assert!(pauses.iter().all(|pause| (longest / 2.0..=longest).contains(pause)), "{nth}: {pauses:?}");
+            let spread =
+                |low: f64| pauses.iter().filter(|pause| **pause >= low * longest && **pause < (low + 0.1) * longest).count();
+            assert!([0.5, 0.6, 0.7, 0.8, 0.9].into_iter().all(|low| spread(low) > 20), "{nth}: {pauses:?}");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! What a reward service is asked and answers, as JSON; docs/reward_service.md says the same to whoever writes one. Pure.
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::ServiceError;
+use crate::algo::rewards::Earnings;
+use crate::data::{ChatMessage, Group, Metadata, PromptText, RewardParts, Sample, Status};
+
+/// Characters of a wrong answer that an error shows.
+const SHOWN: usize = 120;
+
+#[derive(Serialize)]
+struct Question<'a> {
+    group: u64,
+    prompt: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    messages: Option<&'a [ChatMessage]>,
+    samples: Vec<Asked<'a>>,
+}
+
+#[derive(Serialize)]
+struct Asked<'a> {
+    index: u32,
+    response: &'a str,
+    status: Status,
+    length: usize,
+    metadata: &'a Metadata,
+}
+
+/// The request's body: the group's prompt, and of its samples those at `places`.
+pub(super) fn question(group: &Group, places: &[usize]) -> Result<Vec<u8>, serde_json::Error> {
+    let messages = match &group.prompt.text {
+        PromptText::Text(_) => None,
+        PromptText::Chat(messages) => Some(&messages[..]),
+    };
+    let samples = places.iter().map(|place| asked(&group.samples[*place])).collect();
+    serde_json::to_vec(&Question { group: group.id(), prompt: group.prompt.text.render(), messages, samples })
+}
+
+fn asked(sample: &Sample) -> Asked<'_> {
+    Asked {
+        index: sample.index,
+        response: &sample.response,
+        status: sample.status,
+        length: sample.generated(),
+        metadata: &sample.metadata,
+    }
+}
+
+/// What each of `asked` samples earned, or why that one has no reward; an error where the answer as a whole is none.
+pub(super) fn answers(url: &str, body: &[u8], asked: usize) -> Result<Vec<Result<Earnings, String>>, ServiceError> {
+    let wrong = |why: String| ServiceError::Answer { url: url.to_owned(), why, begins: begins(body) };
+    let answer: Value = serde_json::from_slice(body).map_err(|error| wrong(format!("no JSON ({error})")))?;
+    let Some(rewards) = answer.get("rewards") else {
+        return Err(wrong("JSON without a key \"rewards\"".to_owned()));
+    };
+    let Value::Array(rewards) = rewards else {
+        return Err(wrong("no list under \"rewards\"".to_owned()));
+    };
+    if rewards.len() != asked {
+        return Err(wrong(format!("{} rewards for {asked} samples", rewards.len())));
+    }
+    Ok(rewards.iter().map(|reward| earned(url, reward)).collect())
+}
+
+/// A number; `{"reward": number, "parts": {…}}`; or `{"error": text}`.
+fn earned(url: &str, entry: &Value) -> Result<Earnings, String> {
+    if let Some(error) = entry.get("error") {
+        return Err(format!("{url} says: {}", error.as_str().map_or_else(|| error.to_string(), str::to_owned)));
+    }
+    let number = |value: &Value| {
+        let shown: String = value.to_string().chars().take(SHOWN).collect();
+        value.as_f64().ok_or_else(|| {
+            format!("{url} gave {shown} where a finite number must stand (a number, or a table with \"reward\" or \"error\")")
+        })
+    };
+    let parts = match entry.get("parts") {
+        None => RewardParts::new(),
+        Some(Value::Object(parts)) => {
+            parts.iter().map(|(name, value)| Ok((name.clone(), number(value)?))).collect::<Result<_, String>>()?
+        }
+        Some(other) => return Err(format!("{url} gave the parts {other}; they must be a table of numbers")),
+    };
+    Ok(Earnings { reward: number(entry.get("reward").unwrap_or(entry))?, parts })
+}
+
+/// The first characters of a body, on one line.
+pub(super) fn begins(body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&body[..body.len().min(4 * SHOWN)]);
+    let mut line: String = text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(SHOWN).collect();
+    if line.is_empty() {
+        line = "nothing".to_owned();
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::data::Prompt;
+
+    const URL: &str = "http://judge/score";
+
+    fn group() -> Group {
+        let mut prompt = Prompt { ordinal: 7, ..Prompt::from("3+4=") };
+        prompt.metadata.insert("answer".into(), "7".into());
+        let sample = |index| Sample { response: format!("{index}"), ..Sample::begin(&prompt, index, &[1]) };
+        Group { samples: (0..3).map(sample).collect(), prompt: Arc::new(prompt) }
+    }
+
+    #[test]
+    fn a_question_holds_the_prompt_and_the_samples_that_are_asked_for() {
+        let asked: Value = serde_json::from_slice(&question(&group(), &[0, 2]).unwrap()).unwrap();
+        let sample = |index: u32| {
+            serde_json::json!({
+                "index": index, "response": index.to_string(), "status": "pending", "length": 0, "metadata": {"answer": "7"},
+            })
+        };
+        assert_eq!(asked, serde_json::json!({"group": 7, "prompt": "3+4=", "samples": [sample(0), sample(2)]}));
+
+        let turn = ChatMessage { role: "user".into(), content: "3+4=".into() };
+        let chat = Group { prompt: Arc::new(Prompt::from(vec![turn])), ..group() };
+        let asked: Value = serde_json::from_slice(&question(&chat, &[]).unwrap()).unwrap();
+        assert_eq!(asked["messages"], serde_json::json!([{"role": "user", "content": "3+4="}]));
+    }
+
+    #[test]
+    fn an_answer_gives_a_reward_or_a_reason_to_each_sample() {
+        let body =
+            br#"{"rewards": [1, {"reward": 0.5, "parts": {"form": 1.0}}, {"error": "no key"}, null, "1.0", {"parts": {}}]}"#;
+        let answers = answers(URL, body, 6).unwrap();
+        assert_eq!(answers[0], Ok(Earnings { reward: 1.0, parts: RewardParts::new() }));
+        assert_eq!(answers[1], Ok(Earnings { reward: 0.5, parts: [("form".to_owned(), 1.0)].into() }));
+        assert_eq!(answers[2], Err("http://judge/score says: no key".to_owned()));
+        for (place, shown) in [(3, "null"), (4, "\"1.0\""), (5, "{\"parts\":{}}")] {
+            assert!(answers[place].as_ref().unwrap_err().contains(&format!("gave {shown} where a finite number")), "{answers:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_answer_is_refused_with_the_reason_and_its_beginning() {
+        for (body, why) in [
+            (&b"<html>\n<title>404</title>"[..], "no JSON (expected value at line 1 column 1): \"<html> <title>404</title>\""),
+            (b"{\"rewards\": [1.0, 0", "no JSON (EOF while parsing a list"),
+            (b"{\"rewards\": [1.0, NaN]}", "no JSON (expected value"),
+            (b"{\"rewards\": [1.0, 1e999]}", "no JSON (number out of range"),
+            (b"", "no JSON (EOF while parsing a value at line 1 column 0): \"nothing\""),
+            (b"\xff\xfe", "no JSON"),
+            (b"[1.0, 0.0]", "JSON without a key \"rewards\""),
+            (b"{\"rewards\": 1.0}", "no list under \"rewards\""),
+            (b"{\"rewards\": [1.0]}", "1 rewards for 2 samples"),
+        ] {
+            let error = answers(URL, body, 2).unwrap_err().to_string();
+            assert!(error.starts_with("http://judge/score answered with ") && error.contains(why), "{error}");
+        }
+    }
+}
