@@ -2,19 +2,20 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use rollflow::algo;
-use rollflow::algo::{Decay, GapLimits};
+use rollflow::algo::{Decay, GapLimits, ValueLoss};
 use rollflow::data::{DataBuffer, Pair, arithmetic, jsonl};
 use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::flow::{Capacity, WeightsRx};
-use rollflow::model::FrozenWeights;
+use rollflow::model::{FrozenWeights, Head, load_hf};
 use rollflow::prelude::*;
 use rollflow::recipe::correction;
 use rollflow::recipe::model::Model;
 use rollflow::recipe::task::{Arithmetic, Sft, TaskData};
 use rollflow::recipe::train::{OnNonfinite, Optimization, ScheduleKind};
 use rollflow::recipe::{self, Plan};
+use rollflow::stages::train::Critic;
 use rollflow::train::{self, AdamW, NonFinitePolicy};
 
 use crate::losses::{off_policy, policy_loss, reward_kl};
@@ -175,8 +176,29 @@ pub fn backend(plan: &Plan, policy: &Policy) -> Result<LocalBackend> {
     let train = &plan.train;
     let loss = policy_loss(train);
     loss.check()?;
-    let config = local_config(loss, &train.optimization, train.lr, train.steps, train.updates)?;
+    // A critic's warm-up is none of the policy's steps.
+    let steps = train.steps.saturating_sub(plan.critic.as_ref().map_or(0, |critic| critic.warmup_steps));
+    let config = local_config(loss, &train.optimization, train.lr, steps, train.updates_a_step())?;
     Ok(policy.backend(LocalConfig { temperature: plan.generate.temperature, off_policy: off_policy(train), ..config })?)
+}
+
+/// The trainer of `[critic]`, of a run that begins as `policy`.
+pub fn critic(plan: &Plan, policy: &Policy) -> Result<Option<LocalBackend>> {
+    let Some(critic) = &plan.critic else { return Ok(None) };
+    let loss = ValueLoss { clip: critic.value_clip.is_finite().then_some(critic.value_clip) };
+    let config = local_config(loss, &critic.optimization, critic.lr, plan.train.steps, plan.train.updates_a_step())?;
+    let Some(path) = &critic.path else { return Ok(Some(policy.critic(config)?)) };
+    let (model, weights) = load_hf(path).with_context(|| format!("loading the critic from {}", path.display()))?;
+    let (theirs, ours) = (model.vocab_size, policy.config().vocab_size);
+    ensure!(
+        theirs == ours,
+        "the critic in {} has a vocabulary of {theirs} tokens, the policy has {ours}: they speak of different tokens",
+        path.display()
+    );
+    Ok(Some(match model.head {
+        Head::Score => LocalBackend::new(config, model, weights)?,
+        Head::Words => LocalBackend::new(config, model.scoring(), weights.scoring(&model, None))?,
+    }))
 }
 
 /// Refuses to begin when the trainer finds the tokens of a few short answers more or less likely than the generator that sampled them. Both
@@ -231,7 +253,7 @@ fn local_config(loss: impl algo::Loss + 'static, of: &Optimization, lr: f64, ste
 }
 
 /// The training stage of `grpo`.
-pub fn trainer<B: TrainingBackend>(plan: &Plan, backend: B, checkpoints: Option<PathBuf>) -> Trainer<B> {
+pub fn trainer<B: TrainingBackend>(plan: &Plan, backend: B, critic: Option<B>, checkpoints: Option<PathBuf>) -> Trainer<B> {
     let aggregation = match plan.train.aggregation {
         recipe::train::Aggregation::TokenMean => Aggregation::TokenMean,
         recipe::train::Aggregation::SeqMeanTokenMean => Aggregation::SeqMeanTokenMean,
@@ -245,10 +267,18 @@ pub fn trainer<B: TrainingBackend>(plan: &Plan, backend: B, checkpoints: Option<
         .steps(plan.train.steps)
         .sync_every(plan.sync.every)
         .updates(plan.train.updates)
+        .minibatches(plan.train.minibatches, plan.seed)
         .score_first(plan.train.centre() == correction::Proximal::Recompute)
         .gap_limits(GapLimits { warn: plan.train.gap_warn, halt: plan.train.gap_halt })
         .on_stale(on_stale(plan))
         .threads(plan.train.optimization.threads);
+    let trainer = match plan.critic.as_ref().zip(critic) {
+        Some((of, critic)) => {
+            let critic = Critic::new(critic).gae(of.gamma, of.lambda).whiten(of.whiten).warm_up(of.warmup_steps);
+            trainer.critic(critic).threads(plan.train.optimization.threads.max(of.optimization.threads))
+        }
+        None => trainer,
+    };
     let trainer = match &plan.train.kl_reward {
         Some(of) => trainer.reward_kl(reward_kl(of)),
         None => trainer,

@@ -17,6 +17,7 @@ mod shuffle;
 mod spans;
 mod tokenizer;
 
+pub(crate) use shuffle::permutation;
 pub use answer::{Answer, SampledToken};
 pub use batch::{Batch, RolloutBatch};
 pub use buffer::{BufferError, BufferState, DataBuffer};

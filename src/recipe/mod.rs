@@ -7,6 +7,7 @@
 pub mod advantage;
 mod checks;
 pub mod correction;
+pub mod critic;
 mod declare;
 mod derive;
 mod document;

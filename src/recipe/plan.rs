@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use super::declare::{choices, section};
+use super::critic::Critic;
 use super::generate::{Filter, Generate};
 use super::model::Model;
 use super::reference_policy::Reference;
@@ -40,6 +41,8 @@ section! {
         batch: Batching = Batching::default();
         /// The policy-gradient loss and the optimizer.
         train: Train = Train::default();
+        /// What is expected of answers, token by token (PPO).
+        critic: Option<Critic> = None;
         /// How new weights reach the generator.
         sync: Syncing = Syncing::default();
         /// How far stages run ahead of each other.
@@ -66,7 +69,7 @@ impl Pipeline {
     pub(crate) fn unused_sections(self) -> &'static [&'static str] {
         match self {
             Pipeline::Grpo => &[],
-            Pipeline::Sft => &["generate", "reward", "filter", "filter_fallback", "reference", "batch", "train", "sync", "flow"],
+            Pipeline::Sft => &["generate", "reward", "filter", "filter_fallback", "reference", "batch", "train", "critic", "sync", "flow"],
         }
     }
 }

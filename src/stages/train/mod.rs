@@ -1,11 +1,14 @@
 //! Where weights are made.
 
+mod critic;
 mod kl_reward;
 mod saving;
 mod stale;
 mod step;
 mod trainer;
+mod updates;
 
+pub use critic::{Critic, CriticStep};
 pub use kl_reward::{KlCost, NoReference, RewardKl};
 pub use saving::Resumed;
 pub use stale::{OnStale, StaleSample, staleness, within_bound};

@@ -2,11 +2,12 @@
 //!
 //! A batch that comes in parts is learned from as it comes: whatever is there when the trainer is free takes a pass, and the update is made when
 //! the last part had its. Law N1 makes that the same step, whatever the parts. It needs a loss that is a sum, advantages by group that nothing
-//! measured over the batch comes before, and a single update; otherwise parts are gathered first.
+//! measured over the batch comes before, and a single update; otherwise parts are gathered first. `updates.rs` makes the updates of a whole batch.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::critic::CriticStep;
 use super::kl_reward::KlCost;
 use super::stale::within_bound;
 use super::trainer::{Trained, Trainer};
@@ -14,8 +15,8 @@ use crate::algo::{Aggregation, GapVerdict};
 use crate::data::{Batch, Sample};
 use crate::flow::{Io, StageError, TryRecv};
 use crate::train::{
-    CollateError, ForwardBackward, OptimStep, TrainBatch, TrainFuture, TrainingBackend, assign_advantages, assign_advantages_of,
-    collate, collate_part,
+    CollateError, ForwardBackward, OptimStep, TrainFuture, TrainingBackend, assign_advantages, assign_advantages_of, collate,
+    collate_part,
 };
 
 /// A whole batch, and the passes that were made over all but its last part.
@@ -40,6 +41,7 @@ struct Passes {
 struct Learned {
     batch: Batch,
     kl_cost: Option<KlCost>,
+    critic: Option<CriticStep>,
     forward: ForwardBackward,
     /// The update, asked for.
     optim: TrainFuture<OptimStep>,
@@ -84,7 +86,8 @@ impl<B: TrainingBackend> Trainer<B> {
         let by_group = self.advantages.as_ref().is_none_or(|advantages| advantages.is_by_group());
         // A sum knows no denominator that could come later.
         let has_denominator = self.aggregation != Aggregation::TokenSum;
-        self.updates == 1 && has_denominator && by_group && self.reward_kl.is_none() && self.backend.takes_parts()
+        let alone = self.critic.is_none() && self.reward_kl.is_none();
+        self.updates_a_step() == 1 && has_denominator && by_group && alone && self.backend.takes_parts()
     }
 
     /// Compares rewards. `coef`: what distance from the reference cost in the next step, as the last one left it.
@@ -128,7 +131,7 @@ impl<B: TrainingBackend> Trainer<B> {
     pub(super) fn step(&self, step: u64, gathered: Gathered, kl_coef: Option<f64>) -> Result<Trained<B::Weights>, StageError> {
         let (started, worked) = (Instant::now(), gathered.worked);
         let version = self.backend.state().weight_version;
-        let Learned { batch, kl_cost, forward, optim } = match gathered.passes {
+        let Learned { batch, kl_cost, critic, forward, optim } = match gathered.passes {
             Some(_) => self.learn_parts(step, gathered)?,
             None => self.learn_whole(step, gathered.rest, kl_coef)?,
         };
@@ -138,7 +141,7 @@ impl<B: TrainingBackend> Trainer<B> {
         let totals = self.admission.as_ref().map(|admission| admission.settle(&batch));
         debug_assert!(totals.as_ref().is_none_or(|totals| totals.imbalance() == (0, 0)), "law D4: {totals:?}");
         let seconds = (worked + started.elapsed()).as_secs_f64();
-        Ok(Trained { step, version, batch, forward, optim, kl_cost, totals, publish, seconds })
+        Ok(Trained { step, version, batch, forward, optim, kl_cost, critic, totals, publish, seconds })
     }
 
     /// The last part's pass, and the update.
@@ -152,35 +155,31 @@ impl<B: TrainingBackend> Trainer<B> {
         batch.sort();
         let forward = seen.scaled(1.0 / mass);
         self.judge(step, &forward)?;
-        Ok(Learned { batch, kl_cost: None, forward, optim: self.backend.scaled_optim_step(1.0 / mass) })
+        Ok(Learned { batch, kl_cost: None, critic: None, forward, optim: self.backend.scaled_optim_step(1.0 / mass) })
     }
 
     /// All passes and updates over a batch.
     fn learn_whole(&self, step: u64, mut batch: Batch, kl_coef: Option<f64>) -> Result<Learned, StageError> {
         batch.sort();
-        let kl_cost = self.compare(&mut batch, kl_coef)?;
+        let mut kl_cost = self.compare(&mut batch, kl_coef)?;
         let samples: Vec<&Sample> = batch.samples().collect();
-        let mut prepared = Arc::new(collate(&samples, self.aggregation)?.at_version(self.backend.state().weight_version));
-        if self.score_first && self.updates > 1 {
-            let scores = self.backend.score(prepared.clone()).wait()?;
-            prepared = Arc::new(TrainBatch::clone(&prepared).with_proximal(scores));
+        let mut prepared = collate(&samples, self.aggregation)?.at_version(self.backend.state().weight_version);
+        let mut valued = None;
+        if let Some(critic) = &self.critic {
+            let mut found = critic.value(&mut batch, prepared, self.reward_kl.as_ref(), kl_coef)?;
+            (prepared, kl_cost) = (std::mem::take(&mut found.policy), found.kl_cost);
+            valued = Some(found);
         }
-        // Waited for, so that no update is made from a batch that is beyond the limit.
-        let mut forward = self.backend.forward_backward(prepared.clone()).wait()?;
-        self.judge(step, &forward)?;
-        let mut optim = self.backend.optim_step();
-        for _ in 1..self.updates {
-            let next = self.backend.forward_backward(prepared.clone());
-            optim = self.backend.optim_step();
-            let next = next.wait()?;
-            forward.metrics.merge(&next.metrics);
-            forward.skipped = forward.skipped.or(next.skipped);
+        if self.score_first && self.updates_a_step() > 1 {
+            let scores = self.backend.score(Arc::new(prepared.clone())).wait()?;
+            prepared = prepared.with_proximal(scores);
         }
-        Ok(Learned { batch, kl_cost, forward, optim })
+        let (forward, optim) = self.update(step, &batch, prepared, valued.as_mut())?;
+        Ok(Learned { batch, kl_cost, critic: valued.map(|valued| valued.step), forward, optim })
     }
 
     /// Law N3. What a batch that is skipped anyway measured is not whole.
-    fn judge(&self, step: u64, forward: &ForwardBackward) -> Result<(), StageError> {
+    pub(super) fn judge(&self, step: u64, forward: &ForwardBackward) -> Result<(), StageError> {
         if forward.skipped.is_some() {
             return Ok(());
         }

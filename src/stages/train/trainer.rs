@@ -9,8 +9,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 
 use super::OnStale;
+use super::critic::{Critic, CriticStep};
 use super::kl_reward::{KlCost, RewardKl};
 use super::saving::{Beside, Resumed, Saving, Unsaved};
+use super::updates::Minibatches;
 use crate::algo::{AdvantageConfig, Aggregation, Estimator, GapDiagnosis, GapLimits};
 use crate::data::{Batch, Version};
 use crate::flow::{Io, Message, Stage, StageError, StageSpec};
@@ -32,6 +34,8 @@ pub struct Trained<W> {
     pub optim: OptimStep,
     /// What distance from the reference policy cost in the rewards, where it costs anything.
     pub kl_cost: Option<KlCost>,
+    /// How the critic did, where there is one.
+    pub critic: Option<CriticStep>,
     /// What became of every prompt and token so far (law D4), where the trainer was given the admission.
     pub totals: Option<Totals>,
     /// New weights, on steps that publish.
@@ -52,10 +56,12 @@ pub struct Trainer<B> {
     pub(super) aggregation: Aggregation,
     pub(super) advantages: Option<Box<dyn Estimator>>,
     pub(super) reward_kl: Option<RewardKl>,
+    pub(super) critic: Option<Critic<B>>,
     steps: Option<u64>,
     target_reward: Option<f64>,
     pub(super) sync_every: u64,
     pub(super) updates: u64,
+    pub(super) minibatches: Minibatches,
     pub(super) score_first: bool,
     pub(super) gap_limits: GapLimits,
     save: Option<Saving>,
@@ -78,10 +84,12 @@ impl<B: TrainingBackend> Trainer<B> {
             aggregation,
             advantages: None,
             reward_kl: None,
+            critic: None,
             steps: None,
             target_reward: None,
             sync_every: 1,
             updates: 1,
+            minibatches: Minibatches { count: 1, seed: 0 },
             score_first: false,
             gap_limits: GapLimits::default(),
             save: None,
@@ -108,6 +116,12 @@ impl<B: TrainingBackend> Trainer<B> {
         Trainer { reward_kl: Some(kl), ..self }
     }
 
+    /// Compares every token with what a critic expected, in the place of comparing rewards, and trains the critic beside the policy (PPO). What
+    /// [`Trainer::reward_kl`] costs is then paid token by token.
+    pub fn critic(self, critic: Critic<B>) -> Self {
+        Trainer { critic: Some(critic), advantages: None, ..self }
+    }
+
     /// How tokens weigh against each other.
     pub fn aggregation(self, aggregation: Aggregation) -> Self {
         Trainer { aggregation, ..self }
@@ -128,9 +142,14 @@ impl<B: TrainingBackend> Trainer<B> {
         Trainer { sync_every: n.max(1), ..self }
     }
 
-    /// Updates made from each batch, that is optimizer steps a step (PPO's epochs, μ in GRPO); 1 unless told otherwise.
+    /// Passes over each batch (PPO's epochs, μ in GRPO), an update each, or as many as there are minibatches; 1 unless told otherwise.
     pub fn updates(self, n: u64) -> Self {
         Trainer { updates: n.max(1), ..self }
+    }
+
+    /// Cuts each pass into so many minibatches, an update each, of groups that `seed` draws anew every time.
+    pub fn minibatches(self, count: usize, seed: u64) -> Self {
+        Trainer { minibatches: Minibatches { count: count.max(1), seed }, ..self }
     }
 
     /// Scores each batch before the first of several updates, for a loss whose trust region is centred there (`Proximal::Recompute`). A
@@ -175,6 +194,7 @@ impl<B: TrainingBackend> Trainer<B> {
     /// Goes on after a checkpoint that [`Trainer`] wrote: loads it, counts steps on, and announces its weights under the version they had.
     pub fn resume(self, checkpoint: &Path, resumed: Resumed) -> Result<Self, TrainError> {
         self.backend.load_checkpoint(checkpoint).wait()?;
+        self.critic.as_ref().map_or(Ok(()), |critic| critic.load(checkpoint))?;
         Ok(Trainer { resumed: Some(resumed), ..self })
     }
 
@@ -200,7 +220,7 @@ impl<B: TrainingBackend> Trainer<B> {
     fn save(&self, last: Unsaved) -> Result<(), StageError> {
         self.save
             .as_ref()
-            .map_or(Ok(()), |saving| saving.write(&self.backend, self.admission.as_ref(), self.beside.as_ref(), last))
+            .map_or(Ok(()), |saving| saving.write(&self.backend, self.critic.as_ref(), self.admission.as_ref(), self.beside.as_ref(), last))
     }
 
     /// Steps until there is nothing more to train on, leaving in `unsaved` what no checkpoint holds.
@@ -251,6 +271,7 @@ impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
             forward: ForwardBackward::default(),
             optim: OptimStep::default(),
             kl_cost: None,
+            critic: None,
             totals: None,
             publish: Some(first),
             seconds: 0.0,
