@@ -116,7 +116,18 @@ fn plain_loop(slots: usize) -> Outcome {
         let version = snapshot.version;
         snapshot = backend.snapshot().wait().unwrap();
         let publish = Some(snapshot.clone());
-        outcome.note(&Trained { step, version, batch, forward, optim, kl_cost: None, critic: None, totals: None, publish, seconds: 0.0 });
+        outcome.note(&Trained {
+            step,
+            version,
+            batch,
+            forward,
+            optim,
+            kl_cost: None,
+            critic: None,
+            totals: None,
+            publish,
+            seconds: 0.0,
+        });
     }
     outcome
 }

@@ -17,7 +17,6 @@ mod shuffle;
 mod spans;
 mod tokenizer;
 
-pub(crate) use shuffle::permutation;
 pub use answer::{Answer, SampledToken};
 pub use batch::{Batch, RolloutBatch};
 pub use buffer::{BufferError, BufferState, DataBuffer};
@@ -25,6 +24,7 @@ pub use group::Group;
 pub use prompt::{ChatMessage, Pair, Prompt, PromptText};
 pub use sample::{Sample, SampleError, Status};
 pub use scored::{Dropped, POISONED, Scored, Unscored};
+pub(crate) use shuffle::permutation;
 pub use spans::{Span, Spans};
 pub use tokenizer::{Tokenizer, TokenizerError};
 

@@ -155,11 +155,13 @@ fn critic(plan: &Plan, note: Note) {
     let Some(Critic { warmup_steps, optimization, .. }) = &plan.critic else { return };
     let steps = plan.train.steps;
     if plan.train.advantage != Advantage::default() {
-        let message = "`train.advantage` compares whole answers, but with [critic] advantages are against its values, token by token";
+        let message =
+            "`train.advantage` compares whole answers, but with [critic] advantages are against its values, token by token";
         note("train.advantage", &["critic"], message.to_owned(), "remove one of both");
     }
     if *warmup_steps >= steps {
-        let message = format!("`critic.warmup_steps` is {warmup_steps}, and there are only {steps} steps: the policy would never learn");
+        let message =
+            format!("`critic.warmup_steps` is {warmup_steps}, and there are only {steps} steps: the policy would never learn");
         note("critic.warmup_steps", &["train.steps"], message, "make it shorter than the run");
     }
     schedule("critic", steps, &optimization.schedule, note);
@@ -175,7 +177,8 @@ fn group(plan: &Plan, note: Note) {
     } else if plan.generate.group_size == 1 {
         let so = if dropped { "and the filter nonzero_std would drop every group" } else { "so nothing would be learnt" };
         let message = format!("`generate.group_size` is 1: a single answer is its own mean, its advantage is always 0, {so}");
-        let help = "make it 2 or more; 8 is common; or set train.advantage = { kind = \"constant\", baseline = 0.5 }, or add [critic]";
+        let help =
+            "make it 2 or more; 8 is common; or set train.advantage = { kind = \"constant\", baseline = 0.5 }, or add [critic]";
         note("generate.group_size", &["pipeline", "filter"], message, help);
     } else if plan.generate.temperature == 0.0 {
         let message = "`generate.temperature` is 0: all answers of a group would be the same".to_owned();

@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use super::declare::{choices, section};
 use super::critic::Critic;
+use super::declare::{choices, section};
 use super::generate::{Filter, Generate};
 use super::model::Model;
 use super::reference_policy::Reference;
@@ -69,7 +69,9 @@ impl Pipeline {
     pub(crate) fn unused_sections(self) -> &'static [&'static str] {
         match self {
             Pipeline::Grpo => &[],
-            Pipeline::Sft => &["generate", "reward", "filter", "filter_fallback", "reference", "batch", "train", "critic", "sync", "flow"],
+            Pipeline::Sft => {
+                &["generate", "reward", "filter", "filter_fallback", "reference", "batch", "train", "critic", "sync", "flow"]
+            }
         }
     }
 }

@@ -218,9 +218,9 @@ impl<B: TrainingBackend> Trainer<B> {
     }
 
     fn save(&self, last: Unsaved) -> Result<(), StageError> {
-        self.save
-            .as_ref()
-            .map_or(Ok(()), |saving| saving.write(&self.backend, self.critic.as_ref(), self.admission.as_ref(), self.beside.as_ref(), last))
+        self.save.as_ref().map_or(Ok(()), |saving| {
+            saving.write(&self.backend, self.critic.as_ref(), self.admission.as_ref(), self.beside.as_ref(), last)
+        })
     }
 
     /// Steps until there is nothing more to train on, leaving in `unsaved` what no checkpoint holds.

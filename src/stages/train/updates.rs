@@ -88,7 +88,8 @@ impl<B: TrainingBackend> Trainer<B> {
         let samples: Vec<&Sample> = batch.samples().collect();
         let policy = Arc::new(policy);
         let rests = self.critic.as_ref().is_some_and(|critic| critic.warms_up(step));
-        let (mut forward, mut optim) = if rests { (Some(self.look(step, &policy)?), Some(self.no_update())) } else { (None, None) };
+        let (mut forward, mut optim) =
+            if rests { (Some(self.look(step, &policy)?), Some(self.no_update())) } else { (None, None) };
         let mut lesson = self.critic.as_ref().zip(valued).map(|(critic, valued)| {
             let whole = Arc::new(std::mem::take(&mut valued.critic));
             (critic, whole, &mut valued.step)
