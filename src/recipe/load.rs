@@ -74,6 +74,9 @@ fn missing_files(plan: &Plan) -> Vec<Problem> {
     if let TaskData::Jsonl(jsonl) = &plan.task.data {
         files.push(("task.path", &jsonl.path));
     }
+    if let Some(path) = plan.critic.as_ref().and_then(|critic| critic.path.as_ref()) {
+        files.push(("critic.path", path));
+    }
     if let Some(data) = plan.sft.as_ref().and_then(|sft| sft.data.as_ref()) {
         files.push(("sft.data", data));
     }
