@@ -14,8 +14,8 @@ use crate::algo::{LossMetrics, masked_mean, masked_variance, whiten};
 use crate::data::Batch;
 use crate::flow::StageError;
 use crate::train::{
-    BackendState, CollateError, OptimStep, SaveCheckpoint, TokenColumn, TrainBatch, TrainError, TrainSequence, TrainingBackend,
-    checkpoint, token_advantages, token_rewards,
+    CollateError, OptimStep, SaveCheckpoint, TokenColumn, TrainBatch, TrainError, TrainSequence, TrainingBackend, checkpoint,
+    token_advantages, token_rewards,
 };
 
 /// Its folder in a checkpoint.
@@ -47,7 +47,8 @@ pub struct CriticStep {
     pub metrics: LossMetrics,
     /// What the last update did.
     pub optim: OptimStep,
-    updates: u32,
+    /// How many were made.
+    pub updates: u32,
 }
 
 /// A batch with values.
@@ -137,11 +138,6 @@ impl<B: TrainingBackend> Critic<B> {
     /// Restores what a checkpoint holds of it.
     pub(super) fn load(&self, checkpoint: &Path) -> Result<(), TrainError> {
         self.backend.load_checkpoint(&checkpoint.join(FOLDER)).wait().map(drop)
-    }
-
-    /// How its backend stands.
-    pub fn state(&self) -> BackendState {
-        self.backend.state()
     }
 }
 

@@ -92,7 +92,7 @@ impl<B: TrainingBackend> Trainer<B> {
 
     /// Compares rewards. `coef`: what distance from the reference cost in the next step, as the last one left it.
     fn compare(&self, batch: &mut Batch, coef: Option<f64>) -> Result<Option<KlCost>, StageError> {
-        let Some(advantages) = self.advantages.as_deref() else { return Ok(None) };
+        let Some(advantages) = self.advantages.as_deref().filter(|_| self.critic.is_none()) else { return Ok(None) };
         let Some(kl) = &self.reward_kl else {
             assign_advantages(batch, advantages)?;
             return Ok(None);

@@ -116,10 +116,10 @@ impl<B: TrainingBackend> Trainer<B> {
         Trainer { reward_kl: Some(kl), ..self }
     }
 
-    /// Compares every token with what a critic expected, in the place of comparing rewards, and trains the critic beside the policy (PPO). What
+    /// Compares every token with what a critic expected, in the place of [`Trainer::advantages`], and trains the critic beside the policy (PPO). What
     /// [`Trainer::reward_kl`] costs is then paid token by token.
     pub fn critic(self, critic: Critic<B>) -> Self {
-        Trainer { critic: Some(critic), advantages: None, ..self }
+        Trainer { critic: Some(critic), ..self }
     }
 
     /// How tokens weigh against each other.
