@@ -6,8 +6,10 @@
 
 use std::sync::{Arc, Mutex};
 
+use rollflow::algo::ValueLoss;
 use rollflow::algo::rewards::exact_match;
 use rollflow::prelude::*;
+use rollflow::stages::train::Critic;
 
 const SEED: u64 = 3;
 
@@ -19,6 +21,8 @@ struct Task {
     groups: usize,
     new_tokens: usize,
     steps: u64,
+    /// One answer to a prompt, and a critic to compare it with.
+    critic: bool,
     /// Deals the rewards of a batch out anew before it is trained on.
     shuffled: bool,
 }
@@ -28,14 +32,23 @@ impl Task {
     fn learn(self) -> Vec<f64> {
         let (publisher, published) = weights();
         let admission = Admission::max_staleness(0, self.groups);
-        let config = LocalConfig { threads: Some(1), ..LocalConfig::new(Grpo::default(), Schedule::constant(self.lr)) };
+        // A policy that is sure of itself too early has no siblings to correct it.
+        let loss = Grpo { entropy_coef: if self.critic { 0.02 } else { 0.0 }, ..Grpo::default() };
+        let config = LocalConfig { threads: Some(1), ..LocalConfig::new(loss, Schedule::constant(self.lr)) };
         let generator = Generator::local(&self.policy, published)
-            .group_size(8)
+            .group_size(if self.critic { 1 } else { 8 })
             .max_new_tokens(self.new_tokens)
             .slots(256)
             .seed(SEED)
             .admission(&admission);
-        let trainer = Trainer::new(self.policy.backend(config).unwrap()).admission(&admission);
+        let trainer = Trainer::new(self.policy.backend(config).unwrap()).admission(&admission).steps(self.steps);
+        let trainer = if self.critic {
+            let value = LocalConfig::new(ValueLoss { clip: Some(0.2) }, Schedule::constant(2.0 * self.lr));
+            let critic = self.policy.critic(LocalConfig { threads: Some(1), ..value }).unwrap();
+            trainer.critic(Critic::new(critic).warm_up(3)).updates(2).minibatches(2, SEED)
+        } else {
+            trainer.group_relative(AdvantageConfig::default())
+        };
         let curve: Arc<Mutex<Vec<f64>>> = Arc::default();
         let seen = Arc::clone(&curve);
 
@@ -45,7 +58,7 @@ impl Task {
         let scored = flow.stage("reward", groups, Reward::each(self.reward));
         let batches = flow.stage("batch", scored, Batcher::groups(self.groups).in_order().admission(&admission));
         let batches = flow.stage("deal", batches, map(move |batch| if self.shuffled { deal_anew(batch) } else { batch }));
-        let trained = flow.stage("train", batches, trainer.group_relative(AdvantageConfig::default()).steps(self.steps));
+        let trained = flow.stage("train", batches, trainer);
         let synced = flow.stage("sync", trained, WeightSync::to(publisher).admission(&admission));
         let log = RunLog::new(&Metrics::new())
             .logger(move |_: u64, row: &StepMetrics| seen.lock().unwrap().push(row[Metric::RewardMean.key()]));
@@ -84,7 +97,7 @@ fn addition(shuffled: bool) -> Task {
     };
     let policy = policy.with_weights(backend.snapshot().wait().unwrap().weights);
     let prompts = Prompts::addition(1, SEED).unwrap();
-    Task { policy, prompts, reward, lr: 5e-4, groups: 32, new_tokens: 3, steps: 100, shuffled }
+    Task { policy, prompts, reward, lr: 5e-4, groups: 32, new_tokens: 3, steps: 100, critic: false, shuffled }
 }
 
 fn mean(rewards: &[f64]) -> f64 {
@@ -102,6 +115,14 @@ fn grpo_learns_to_add() {
     let (first, last) = first_and_last(&curve);
     println!("first {first:.3}, last {last:.3}");
     assert!(last > first + 0.12, "first {first:.3}, last {last:.3}: {curve:?}");
+}
+
+#[test]
+fn ppo_learns_to_add_from_one_answer_to_a_prompt() {
+    let task = Task { critic: true, groups: 256, steps: 40, ..addition(false) };
+    let (first, last) = first_and_last(&task.learn());
+    println!("first {first:.3}, last {last:.3}");
+    assert!(last > first + 0.12, "first {first:.3}, last {last:.3}");
 }
 
 #[test]
@@ -126,6 +147,7 @@ fn a_toy_reward_is_raised_to_near_its_maximum_from_random_weights() {
         groups: 8,
         new_tokens: 8,
         steps: 60,
+        critic: false,
         shuffled: false,
     };
     let (first, last) = first_and_last(&task.learn());

@@ -119,6 +119,19 @@ fn keys_that_contradict_each_other_are_errors() {
 }
 
 #[test]
+fn a_critic_beside_what_it_replaces_or_that_leaves_the_policy_no_step_is_an_error() {
+    let cases = [
+        "critic = { lr = 1e-3 }\ntrain.advantage = { kind = 'leave_one_out' }\ngenerate.group_size = 1",
+        "train.steps = 10\ncritic = { warmup_steps = 10, schedule = { warmup = 11 } }",
+        "critic = { value_clip = 0, gamma = 1.5, lambda = -1, advantage = 'gae' }",
+        "generate.group_size = 1\n[critic]\n[[filter]]\nkind = 'nonzero_std'",
+        "batch.groups = 4\ntrain.minibatches = 5",
+        "train.kl_reward = { coef = 0.1 }\n[critic]",
+    ];
+    insta::assert_snapshot!(cases.map(also).join("\n\n"));
+}
+
+#[test]
 fn parts_of_a_reward_that_make_no_sense_are_errors() {
     let cases = [
         "reward = { kind = 'parts' }",

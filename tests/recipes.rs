@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 use rollflow::recipe::advantage::{Advantage, Constant, LeaveOneOut};
 use rollflow::recipe::correction::{Correction, Level, MaskedIs, Proximal, Reject, TruncatedIs};
+use rollflow::recipe::critic::Critic;
 use rollflow::recipe::generate::{Filter, LengthFilter, MinReward};
 use rollflow::recipe::kl::{KlLoss, KlReward};
 use rollflow::recipe::loss::{self, Dpo, Gspo, KlCov, Loss, PairLoss};
@@ -247,6 +248,12 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             _ => Correction::MaskedIs(MaskedIs { level: Level::Geometric, min: share, ..MaskedIs::default() }),
         };
         plan.train.reject = vec![Reject { min: None, ..Reject::default() }; choice];
+        plan.train.updates = steps;
+        plan.train.minibatches = few;
+        if choice == 0 {
+            let critic = Critic { lr: real, value_clip: f64::INFINITY, lambda: share, whiten: flag, ..Critic::default() };
+            plan.critic = Some(Critic { path: flag.then(|| "a \"b\"".into()), warmup_steps: seed % steps, ..critic });
+        }
         plan.train.gap_halt = f64::INFINITY;
         plan.train.optimization.on_nonfinite = OnNonfinite::Skip;
         plan.train.optimization.betas = [0.0, share / 2.0];

@@ -116,8 +116,8 @@ fn plain_loop(slots: usize) -> Outcome {
         let version = snapshot.version;
         snapshot = backend.snapshot().wait().unwrap();
         let publish = Some(snapshot.clone());
-        let (kl_cost, settings, totals) = (None, BTreeMap::new(), None);
-        outcome.note(&Trained { step, version, batch, forward, optim, kl_cost, settings, totals, publish, seconds: 0.0 });
+        let (kl_cost, critic, settings, totals) = (None, None, BTreeMap::new(), None);
+        outcome.note(&Trained { step, version, batch, forward, optim, kl_cost, critic, settings, totals, publish, seconds: 0.0 });
     }
     outcome
 }

@@ -2,6 +2,8 @@
 //!
 //! Generation overlaps training: while a step trains, the generator already answers the prompts of the next, up to the staleness that the
 //! recipe allows. With `max_staleness = 0` it is the synchronous algorithm.
+//!
+//! PPO is the same graph: its critic is a second model of the trainer's, which nobody else needs to know of.
 
 use anyhow::{Context, Result};
 use rollflow::engine::{LocalEngine, TokenEngine};
@@ -72,6 +74,8 @@ pub struct Actors<E: TokenEngine, B> {
     pub reference: Option<Reference<E::Weights>>,
     /// Learns from them.
     pub backend: B,
+    /// Tells it what to expect of them, if anything does.
+    pub critic: Option<B>,
     /// Parts of the user's own.
     pub registry: Registry,
 }
@@ -91,6 +95,7 @@ impl Actors<LocalEngine, LocalBackend> {
             publisher,
             reward: parts::reward(plan, registry)?,
             backend: parts::backend(plan, registry, policy).context("starting the trainer")?,
+            critic: parts::critic(plan, start).context("starting the critic")?,
             registry: registry.clone(),
         })
     }
@@ -103,13 +108,13 @@ pub fn declare<E: TokenEngine, B: TrainingBackend<Weights = E::Weights> + 'stati
     outputs: Outputs<E::Weights>,
     from: Option<&ResumePoint>,
 ) -> Result<Flow> {
-    let Actors { generator, publisher, mut reward, reference, backend, registry } = actors;
+    let Actors { generator, publisher, mut reward, reference, backend, critic, registry } = actors;
     let Outputs { metrics, log, dead_letters, checkpoints } = outputs;
     let groups_per_version = plan.groups_per_publish() as u64;
     let all_groups = plan.train.steps * plan.batch.groups as u64;
     let admission =
         Admission::new(groups_per_version, plan.admission_window() as u64, Some(all_groups)).bounded(plan.flow.max_staleness);
-    let mut trainer = parts::trainer(plan, &registry, backend, checkpoints)?.admission(&admission);
+    let mut trainer = parts::trainer(plan, &registry, backend, critic, checkpoints)?.admission(&admission);
     if let Some(from) = from {
         admission.restore(from.trainer.progress.clone());
         trainer = trainer.resume(&from.checkpoint, from.trainer.clone())?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use rollflow::data::Version;
 use rollflow::recipe::{Plan, Timeline, correction};
-use rollflow::stages::train::Lesson;
+use rollflow::stages::train::{Lesson, Minibatches};
 use rollflow::train::Algorithm;
 
 use crate::registry::Registry;
@@ -21,8 +21,9 @@ pub fn lesson(plan: &Plan, registry: &Registry) -> Result<Lesson> {
         pairs: losses::pairing(plan),
         aggregation: parts::aggregation(plan),
         algorithm: Some(Arc::new(Algorithm { loss, off_policy })),
-        schedule: Some(parts::schedule(&train.optimization, train.lr, train.steps, train.updates)?),
+        schedule: Some(parts::schedule(&train.optimization, train.lr, parts::own_steps(plan), train.updates_a_step())?),
         updates: train.updates,
+        minibatches: Minibatches { count: train.minibatches, seed: plan.seed },
         score_first: train.centre() == correction::Proximal::Recompute,
         settings: Default::default(),
     })

@@ -3,17 +3,18 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Result, anyhow};
-use rollflow::algo::{BradleyTerry, Decay, GapLimits};
+use anyhow::{Context, Result, anyhow, ensure};
+use rollflow::algo::{BradleyTerry, Decay, GapLimits, ValueLoss};
 use rollflow::data::{DataBuffer, Pair, RankedPair, arithmetic, jsonl};
 use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::flow::{Capacity, WeightsRx};
-use rollflow::model::FrozenWeights;
+use rollflow::model::{FrozenWeights, Head, load_hf};
 use rollflow::prelude::*;
 use rollflow::recipe::model::Model;
 use rollflow::recipe::task::{Arithmetic, JsonlTask, RewardModel, Sft, TaskData};
 use rollflow::recipe::train::{OnNonfinite, Optimization, ScheduleKind};
 use rollflow::recipe::{self, Plan, Timeline};
+use rollflow::stages::train::Critic;
 use rollflow::train::{self, AdamW, NonFinitePolicy};
 
 use crate::lessons;
@@ -212,8 +213,32 @@ pub fn fallback(plan: &Plan) -> Fallback {
 /// The trainer of `[train]`.
 pub fn backend(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<LocalBackend> {
     let train = &plan.train;
-    let config = local_config(registry.loss_of(train)?, &train.optimization, train.lr, train.steps, train.updates)?;
+    let config = local_config(registry.loss_of(train)?, &train.optimization, train.lr, own_steps(plan), train.updates_a_step())?;
     Ok(policy.backend(LocalConfig { temperature: plan.generate.temperature, off_policy: off_policy(train), ..config })?)
+}
+
+/// Steps in which the policy learns: a critic's warm-up is none of them.
+pub fn own_steps(plan: &Plan) -> u64 {
+    plan.train.steps.saturating_sub(plan.critic.as_ref().map_or(0, |critic| critic.warmup_steps))
+}
+
+/// The trainer of `[critic]`, of a run that begins as `policy`.
+pub fn critic(plan: &Plan, policy: &Policy) -> Result<Option<LocalBackend>> {
+    let Some(critic) = &plan.critic else { return Ok(None) };
+    let loss = ValueLoss { clip: critic.value_clip.is_finite().then_some(critic.value_clip) };
+    let config = local_config(Arc::new(loss), &critic.optimization, critic.lr, plan.train.steps, plan.train.updates_a_step())?;
+    let Some(path) = &critic.path else { return Ok(Some(policy.critic(config)?)) };
+    let (model, weights) = load_hf(path).with_context(|| format!("loading the critic from {}", path.display()))?;
+    let (theirs, ours) = (model.vocab_size, policy.config().vocab_size);
+    ensure!(
+        theirs == ours,
+        "the critic in {} has a vocabulary of {theirs} tokens, the policy has {ours}: they speak of different tokens",
+        path.display()
+    );
+    Ok(Some(match model.head {
+        Head::Score => LocalBackend::new(config, model, weights)?,
+        Head::Words => LocalBackend::new(config, model.scoring(), weights.scoring(&model, None))?,
+    }))
 }
 
 /// Refuses to begin when the trainer finds the tokens of a few short answers more or less likely than the generator that sampled them. Both
@@ -296,6 +321,7 @@ pub fn trainer<B: TrainingBackend>(
     plan: &Plan,
     registry: &Registry,
     backend: B,
+    critic: Option<B>,
     checkpoints: Option<PathBuf>,
 ) -> Result<Trainer<B>> {
     let (timeline, always) = (Timeline::of(plan)?, lessons::lesson(plan, registry)?);
@@ -309,6 +335,13 @@ pub fn trainer<B: TrainingBackend>(
         .gap_limits(GapLimits { warn: plan.train.gap_warn, halt: plan.train.gap_halt })
         .on_stale(on_stale(plan))
         .threads(plan.train.optimization.threads);
+    let trainer = match plan.critic.as_ref().zip(critic) {
+        Some((of, critic)) => {
+            let critic = Critic::new(critic).gae(of.gamma, of.lambda).whiten(of.whiten).warm_up(of.warmup_steps);
+            trainer.critic(critic).threads(plan.train.optimization.threads.max(of.optimization.threads))
+        }
+        None => trainer,
+    };
     let trainer = match plan.train.target_reward {
         Some(reward) => trainer.target_reward(reward),
         None => trainer,

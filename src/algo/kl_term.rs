@@ -66,19 +66,20 @@ impl SampleKl {
     }
 }
 
-/// What an answer's trained tokens diverge by; `None` where either policy did not score it.
+/// What an answer's trained tokens diverge by, in all; `None` where either policy did not score it.
 pub fn sample_kl(sample: &Sample, kl: &dyn KlFunction) -> Option<SampleKl> {
+    token_kl(sample, kl).map(|tokens| SampleKl { sum: tokens.iter().sum(), tokens: tokens.len() })
+}
+
+/// What each of an answer's trained tokens diverges by; `None` where either policy did not score it.
+pub fn token_kl(sample: &Sample, kl: &dyn KlFunction) -> Option<Vec<f64>> {
     let len = sample.tokens.len();
     if len == 0 || [&sample.log_probs, &sample.ref_log_probs, &sample.loss_mask].iter().any(|column| column.len() != len) {
         return None;
     }
     let columns = sample.loss_mask.iter().zip(sample.log_probs.iter().zip(&sample.ref_log_probs)).skip(1);
-    let mut found = SampleKl::default();
-    for (_, (own, reference)) in columns.filter(|(mask, _)| **mask > 0.0) {
-        found.sum += kl.token(f64::from(*own), f64::from(*reference)).0;
-        found.tokens += 1;
-    }
-    Some(found)
+    let trained = columns.filter(|(mask, _)| **mask > 0.0);
+    Some(trained.map(|(_, (own, reference))| kl.token(f64::from(*own), f64::from(*reference)).0).collect())
 }
 
 /// The mean divergence of every sample, in order; `None` for those without reference log-probabilities.

@@ -1,17 +1,20 @@
 //! What a critic learns from.
 
+use serde::{Deserialize, Serialize};
+
 use super::advantages::AdvantageError;
 use super::advantages::aligned;
+use super::{Loss, LossError, LossInputs, LossMetrics, LossOutput};
 
 /// A value loss, its derivative, and how much of it was clipped.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct ValueLoss {
+pub struct ValueOutput {
     /// This part's share of the optimizer batch's loss.
     pub loss: f64,
     /// ∂loss/∂prediction, one entry per token.
     pub grad: Vec<f64>,
-    /// Tokens whose clipped term was the larger: no gradient.
-    pub clipped: usize,
+    /// Tokens whose clipped term was the larger, by place: no gradient.
+    pub clipped: Vec<usize>,
 }
 
 /// `½ Σ w · max((v − R)², (clip(v, v_old ± ε) − R)²)`: the larger of both squares, so that no prediction gains by moving further than ε
@@ -25,18 +28,18 @@ pub fn value_loss(
     returns: &[f64],
     weights: &[f64],
     clip: Option<f64>,
-) -> Result<ValueLoss, AdvantageError> {
+) -> Result<ValueOutput, AdvantageError> {
     aligned("old values", old.len(), predictions.len())?;
     aligned("returns", returns.len(), predictions.len())?;
     aligned("weights", weights.len(), predictions.len())?;
-    let mut of = ValueLoss { grad: vec![0.0; predictions.len()], ..ValueLoss::default() };
+    let mut of = ValueOutput { grad: vec![0.0; predictions.len()], ..ValueOutput::default() };
     for t in (0..predictions.len()).filter(|&t| weights[t] != 0.0) {
         let value = predictions[t];
         let bounded = clip.map_or(value, |clip| value.min(old[t] + clip).max(old[t] - clip));
         let (free, clipped) = (value - returns[t], bounded - returns[t]);
         // `clip` has no slope where it holds; where it doesn't, both terms are the same.
         if clipped.powi(2) > free.powi(2) {
-            of.clipped += 1;
+            of.clipped.push(t);
             of.loss += 0.5 * weights[t] * clipped.powi(2);
         } else {
             of.loss += 0.5 * weights[t] * free.powi(2);
@@ -44,6 +47,41 @@ pub fn value_loss(
         }
     }
     Ok(of)
+}
+
+/// [`value_loss`] as what a critic minimises, a model whose head gives one number per row ([`LossInputs::log_probs`] are its values).
+///
+/// It reads returns from [`LossInputs::advantages`], and what the values were before the first update on the batch from
+/// [`LossInputs::anchor`]. Clipped tokens are counted by where the value went: above the old one or below.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ValueLoss {
+    /// How far a value may move from the old one before it gains nothing by moving on; `None` lets it.
+    pub clip: Option<f64>,
+}
+
+impl Loss for ValueLoss {
+    fn name(&self) -> &str {
+        "value"
+    }
+
+    fn is_sum(&self) -> bool {
+        true
+    }
+
+    fn evaluate(&self, inputs: &LossInputs) -> Result<LossOutput, LossError> {
+        let LossInputs { log_probs: values, advantages: returns, weights, .. } = *inputs;
+        let old = inputs.anchor();
+        let of = value_loss(values, old, returns, weights, self.clip).map_err(|error| LossError::Custom(error.to_string()))?;
+        let metrics = LossMetrics {
+            tokens: values.len(),
+            clipped_low: of.clipped.iter().filter(|t| values[**t] < old[**t]).count(),
+            clipped_high: of.clipped.iter().filter(|t| values[**t] > old[**t]).count(),
+            policy_loss: of.loss,
+            ..LossMetrics::default()
+        };
+        Ok(LossOutput { loss: of.loss, grad: of.grad, entropy_grad: None, metrics })
+    }
 }
 
 #[cfg(test)]
@@ -55,20 +93,50 @@ mod tests {
     fn a_prediction_gains_nothing_beyond_the_clip() {
         // Towards a return of 1 from 0: at 0.1 it is free, at 0.9 it is held at 0.2.
         let of = value_loss(&[0.1, 0.9], &[0.0; 2], &[1.0; 2], &[1.0; 2], Some(0.2)).unwrap();
-        assert_eq!((of.grad, of.clipped), (vec![-0.9, 0.0], 1));
+        assert_eq!((of.grad, of.clipped), (vec![-0.9, 0.0], vec![1]));
         assert!((of.loss - 0.5 * (0.81 + 0.64)).abs() < 1e-12);
         // Away from it, it is never held.
         let of = value_loss(&[-0.9], &[0.0], &[1.0], &[1.0], Some(0.2)).unwrap();
-        assert_eq!((of.grad, of.clipped), (vec![-1.9], 0));
-        assert_eq!(value_loss(&[0.9], &[0.0], &[1.0], &[2.0], None).unwrap().clipped, 0);
+        assert_eq!((of.grad, of.clipped), (vec![-1.9], vec![]));
+        assert_eq!(value_loss(&[0.9], &[0.0], &[1.0], &[2.0], None).unwrap().clipped, [0usize; 0]);
     }
 
     #[test]
     fn masked_tokens_count_for_nothing_and_no_tokens_cost_nothing() {
         let of = value_loss(&[f64::NAN, 1.0], &[0.0; 2], &[0.0; 2], &[0.0, 1.0], None).unwrap();
         assert_eq!((of.loss, of.grad), (0.5, vec![0.0, 1.0]));
-        assert_eq!(value_loss(&[], &[], &[], &[], Some(0.2)).unwrap(), ValueLoss::default());
+        assert_eq!(value_loss(&[], &[], &[], &[], Some(0.2)).unwrap(), ValueOutput::default());
         assert!(value_loss(&[1.0], &[], &[1.0], &[1.0], None).is_err());
+    }
+
+    #[test]
+    fn a_critic_learns_returns_from_its_old_values_and_parts_add_up() {
+        let (values, old, returns) = ([0.9, -0.9, 0.1], [0.0; 3], [1.0, -1.0, 1.0]);
+        let inputs = |of: std::ops::Range<usize>| {
+            let loss = ValueLoss { clip: Some(0.2) };
+            let sequences = [0..of.len()];
+            let (entropies, weights) = ([0.0; 3], [0.5, 0.25, 0.25]);
+            loss.evaluate(&LossInputs {
+                log_probs: &values[of.clone()],
+                behaviour: Some(&old[of.clone()]),
+                proximal: None,
+                reference: None,
+                importance: None,
+                entropies: &entropies[of.clone()],
+                advantages: &returns[of.clone()],
+                weights: &weights[of],
+                sequences: &sequences,
+                batch_tokens: 3,
+            })
+            .unwrap()
+        };
+        let whole = inputs(0..3);
+        assert_eq!((whole.metrics.clipped_low, whole.metrics.clipped_high, whole.metrics.tokens), (1, 1, 3));
+        assert_eq!(whole.grad, [0.0, 0.0, 0.25 * -0.9]);
+        let (first, second) = (inputs(0..1), inputs(1..3));
+        assert!((first.loss + second.loss - whole.loss).abs() < 1e-12, "law N1");
+        assert_eq!([first.grad, second.grad].concat(), whole.grad, "law N1");
+        assert!(!ValueLoss::default().ignores_zero_advantage(), "a return of 0 is a lesson, too");
     }
 
     proptest! {
@@ -77,7 +145,19 @@ mod tests {
             const STEP: f64 = 1e-6;
             let column = |of: fn(&(f64, f64, f64, f64)) -> f64| tokens.iter().map(of).collect::<Vec<f64>>();
             let (values, old, returns, weights) = (column(|t| t.0), column(|t| t.1), column(|t| t.2), column(|t| t.3));
-            let loss = |values: &[f64]| value_loss(values, &old, &returns, &weights, clip).unwrap();
+            let (entropies, sequence) = (vec![0.0; values.len()], 0..values.len());
+            let loss = |values: &[f64]| ValueLoss { clip }.evaluate(&LossInputs {
+                log_probs: values,
+                behaviour: Some(&old),
+                proximal: None,
+                reference: None,
+                importance: None,
+                entropies: &entropies,
+                advantages: &returns,
+                weights: &weights,
+                sequences: std::slice::from_ref(&sequence),
+                batch_tokens: values.len(),
+            }).unwrap();
             let grad = loss(&values).grad;
             for t in 0..values.len() {
                 let clip = clip.unwrap_or(f64::INFINITY);

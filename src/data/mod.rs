@@ -26,6 +26,7 @@ pub use group::Group;
 pub use prompt::{ChatMessage, Pair, Prompt, PromptText, RankedPair};
 pub use sample::{Sample, SampleError, Status};
 pub use scored::{Dropped, POISONED, Scored, Unscored};
+pub(crate) use shuffle::permutation;
 pub use spans::{Span, Spans};
 pub use tokenizer::{Tokenizer, TokenizerError};
 

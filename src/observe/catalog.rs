@@ -209,6 +209,14 @@ catalog! {
     CorrectionDropped: GAUGE "correction_dropped_token_ratio" [] in "ratio",
         "Share of the newest step's trained tokens that `train.correction` or `train.reject` takes out of the policy term; the token ledger counts them as trained.";
     CorrectionSequences: GAUGE "correction_dropped_sequence_ratio" [] in "ratio", "Share of the newest step's sequences with such a token.";
+    CriticLoss: GAUGE "critic_loss" [] in "1", "Mean value loss over the newest step's updates, where there is a critic.";
+    CriticExplained: GAUGE "critic_explained_variance_ratio" [] in "ratio",
+        "Share of the variance of the newest step's returns that the critic foresaw: 1 is all of it, 0 no more than a constant would.";
+    CriticClipFraction: GAUGE "critic_clip_ratio" [] in "ratio", "Share of tokens whose value had moved beyond the clip, over the newest step's updates.";
+    CriticValue: GAUGE "critic_value_mean" [] in "reward", "Mean value over the newest step's trained tokens, before its first update.";
+    CriticReturn: GAUGE "critic_return_mean" [] in "reward", "Mean return over the same tokens: what the critic learns.";
+    CriticGradNorm: GAUGE "critic_grad_norm" [] in "norm", "Global norm of the critic's gradient before clipping, in the newest step's last update.";
+    CriticLearningRate: GAUGE "critic_learning_rate" [] in "1", "The critic's learning rate in that update.";
     LearningRate: GAUGE "learning_rate" [] in "1", "Learning rate of the newest step.";
 
     Steps: COUNT "steps_total" [] in "steps", "Optimizer steps taken.";

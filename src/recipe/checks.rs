@@ -2,7 +2,9 @@
 
 mod held;
 
+use super::advantage::Advantage;
 use super::correction::{Divergence, Over, Proximal};
+use super::critic::Critic;
 use super::error::{Place, RecipeError, RecipeErrors};
 use super::generate::Filter;
 use super::loss::Loss;
@@ -145,6 +147,8 @@ fn schedule(section: &str, steps: u64, schedule: &Schedule, note: Note) {
 
 fn grpo(plan: &Plan, note: Note) {
     training(&plan.train, note);
+    minibatches(plan, note);
+    critic(plan, note);
     group(plan, note);
     filters(plan, note);
     if let RewardRule::Parts(of) = &plan.reward.rule {
@@ -168,9 +172,37 @@ fn training(train: &Train, note: Note) {
     rejections(train, note);
 }
 
+fn minibatches(plan: &Plan, note: Note) {
+    let (count, groups) = (plan.train.minibatches, plan.batch.groups);
+    if count > groups && groups > 0 {
+        let message = format!("`train.minibatches` is {count}, but a step has {groups} groups: some would be empty");
+        note("train.minibatches", &["batch.groups"], message, "lower it; groups stay together");
+    }
+    if count > 1 && plan.pairs.is_some() {
+        let message = format!("`train.minibatches` is {count}, but pairs are laid out over a whole batch");
+        note("train.minibatches", &["pairs"], message, "leave it out, or lower batch.groups");
+    }
+}
+
+fn critic(plan: &Plan, note: Note) {
+    let Some(Critic { warmup_steps, optimization, .. }) = &plan.critic else { return };
+    let steps = plan.train.steps;
+    if plan.train.advantage != Advantage::default() {
+        let message =
+            "`train.advantage` compares whole answers, but with [critic] advantages are against its values, token by token";
+        note("train.advantage", &["critic"], message.to_owned(), "remove one of both");
+    }
+    if *warmup_steps >= steps {
+        let message =
+            format!("`critic.warmup_steps` is {warmup_steps}, and there are only {steps} steps: the policy would never learn");
+        note("critic.warmup_steps", &["train.steps"], message, "make it shorter than the run");
+    }
+    schedule("critic", steps, &optimization.schedule, note);
+}
+
 fn group(plan: &Plan, note: Note) {
     let dropped = plan.filter.iter().any(|filter| matches!(filter, Filter::NonzeroStd(_)));
-    if plan.generate.group_size == 1 && !plan.train.advantage.needs_siblings() {
+    if plan.generate.group_size == 1 && (plan.critic.is_some() || !plan.train.advantage.needs_siblings()) {
         if dropped {
             let message = "`generate.group_size` is 1: the filter nonzero_std would drop every group".to_owned();
             note("generate.group_size", &["filter"], message, "leave the filter out, or make it 2 or more");
@@ -178,7 +210,8 @@ fn group(plan: &Plan, note: Note) {
     } else if plan.generate.group_size == 1 {
         let so = if dropped { "and the filter nonzero_std would drop every group" } else { "so nothing would be learnt" };
         let message = format!("`generate.group_size` is 1: a single answer is its own mean, its advantage is always 0, {so}");
-        let help = "make it 2 or more; 8 is common; or set train.advantage = { kind = \"constant\", baseline = 0.5 }";
+        let help =
+            "make it 2 or more; 8 is common; or set train.advantage = { kind = \"constant\", baseline = 0.5 }, or add [critic]";
         note("generate.group_size", &["pipeline", "filter"], message, help);
     } else if plan.generate.temperature == 0.0 {
         let message = "`generate.temperature` is 0: all answers of a group would be the same".to_owned();

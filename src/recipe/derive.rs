@@ -123,11 +123,14 @@ impl Plan {
     pub fn threads(&self) -> usize {
         let warm_up = self.sft.as_ref().map_or(0, |sft| sft.optimization.threads);
         let reference = self.reference.as_ref().map_or(0, |reference| reference.threads);
+        // They take turns.
+        let critic = self.critic.as_ref().map_or(0, |critic| critic.optimization.threads);
+        let trainer = self.train.optimization.threads.max(critic);
         match self.pipeline {
             Pipeline::Sft => warm_up,
             Pipeline::RewardModel => self.reward_model.as_ref().map_or(0, |of| of.optimization.threads),
             Pipeline::Grpo => warm_up
-                .max(self.generators().saturating_mul(self.generate.threads).saturating_add(self.train.optimization.threads))
+                .max(self.generators().saturating_mul(self.generate.threads).saturating_add(trainer))
                 .saturating_add(reference)
                 .saturating_add(self.reward.rule.threads()),
         }
@@ -140,7 +143,7 @@ impl Plan {
         if threads > machine.threads {
             warnings.push(format!(
                 "the stages take {threads} threads, the machine has {}: they will slow each other down; lower generate.workers, generate.threads, \
-                 train.threads, sft.threads or reference.threads",
+                 train.threads, critic.threads, sft.threads or reference.threads",
                 machine.threads
             ));
         }

@@ -112,6 +112,9 @@ fn missing_files(plan: &Plan) -> Vec<Problem> {
     if let TaskData::Jsonl(jsonl) = &plan.task.data {
         files.push(("task.path".to_owned(), &jsonl.path));
     }
+    if let Some(path) = plan.critic.as_ref().and_then(|critic| critic.path.as_ref()) {
+        files.push(("critic.path".to_owned(), path));
+    }
     if let Some(data) = plan.sft.as_ref().and_then(|sft| sft.data.as_ref()) {
         files.push(("sft.data".to_owned(), data));
     }

@@ -8,6 +8,7 @@ pub mod advantage;
 mod algorithm;
 mod checks;
 pub mod correction;
+pub mod critic;
 mod declare;
 mod derive;
 mod document;

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use super::critic::Critic;
 use super::declare::{choices, section};
 use super::generate::{Filter, Generate};
 use super::model::Model;
@@ -46,6 +47,8 @@ section! {
         batch: Batching = Batching::default();
         /// The policy-gradient loss and the optimizer.
         train: Train = Train::default();
+        /// What is expected of answers, token by token (PPO).
+        critic: Option<Critic> = None;
         /// Keys that have other values from some step on; may stand several times.
         change: Vec<Change> = Vec::new();
         /// A number that moves over the steps; may stand several times.
@@ -74,8 +77,21 @@ choices! {
 }
 
 /// What means nothing where nothing is reinforced.
-const REINFORCEMENT: [&str; 12] =
-    ["generate", "reward", "filter", "filter_fallback", "pairs", "reference", "batch", "train", "change", "ramp", "sync", "flow"];
+const REINFORCEMENT: [&str; 13] = [
+    "generate",
+    "reward",
+    "filter",
+    "filter_fallback",
+    "pairs",
+    "reference",
+    "batch",
+    "train",
+    "critic",
+    "change",
+    "ramp",
+    "sync",
+    "flow",
+];
 
 impl Pipeline {
     /// Sections that mean nothing to this pipeline.

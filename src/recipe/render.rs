@@ -81,6 +81,7 @@ fn facts(plan: &Plan, machine: Machine) -> Vec<(&'static str, String)> {
                 "samples a step",
                 format!("{samples} ({} groups of {}{})", plan.batch.groups, plan.generate.group_size, chosen_from(plan)),
             ),
+            ("updates a step", updates(plan)),
             ("tokens a step", format!("at most {} sampled", plan.generated_tokens_per_step())),
             ("new version", format!("every {} ({} groups)", count(plan.sync.every, "step"), plan.groups_per_publish())),
             ("admission window", format!("{} groups", plan.admission_window())),
@@ -96,6 +97,17 @@ fn facts(plan: &Plan, machine: Machine) -> Vec<(&'static str, String)> {
 
 fn chosen_from(plan: &Plan) -> String {
     if plan.over_samples() { format!(", the first of {}", plan.groups_chosen_from()) } else { String::new() }
+}
+
+fn updates(plan: &Plan) -> String {
+    let (passes, minibatches) = (plan.train.updates, plan.train.minibatches);
+    let of = match (passes, minibatches) {
+        (1, 1) => String::new(),
+        (passes, 1) => format!(" ({passes} passes)"),
+        (1, cut) => format!(" ({cut} minibatches)"),
+        (passes, cut) => format!(" ({passes} passes of {cut} minibatches)"),
+    };
+    format!("{}{of}", plan.train.updates_a_step())
 }
 
 /// The bound and what it follows from: the window, or `max_staleness` where that ends what the window alone would allow.

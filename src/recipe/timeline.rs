@@ -11,7 +11,7 @@ use super::plan::Plan;
 use super::setting::{FINITE, GIVEN, Limit, Problem};
 
 /// Keys, and sections with all keys in them, that a step may have other values of than the step before.
-const CHANGEABLE: [&str; 16] = [
+const CHANGEABLE: [&str; 17] = [
     "train.lr",
     "train.schedule",
     "train.loss",
@@ -26,6 +26,7 @@ const CHANGEABLE: [&str; 16] = [
     "train.correction",
     "train.reject",
     "train.updates",
+    "train.minibatches",
     "pairs",
     "generate.temperature",
 ];

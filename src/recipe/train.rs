@@ -12,7 +12,7 @@ const BETAS: Limit<[f64; 2]> =
     Limit { text: "each 0 or more and below 1", holds: |betas| betas.iter().all(|beta| (0.0..1.0).contains(beta)) };
 
 /// Infinity switches a bound off.
-const BOUND: Limit<f64> = Limit { text: "above 0; inf is no bound", holds: |value| *value > 0.0 };
+pub(crate) const BOUND: Limit<f64> = Limit { text: "above 0; inf is no bound", holds: |value| *value > 0.0 };
 
 section! {
     /// One optimizer step on every batch of groups.
@@ -21,8 +21,10 @@ section! {
         steps: u64 = 300, SOME_STEPS;
         /// Ends the run sooner, once the mean reward of the last 20 steps reaches this; without it, all steps are taken.
         target_reward: Option<f64> = None;
-        /// Updates made from each batch, that is optimizer steps in a step.
+        /// Passes over each batch, an update each, or as many as there are minibatches.
         updates: u64 = 1, SOME_STEPS;
+        /// Parts that each pass is cut into, of groups drawn anew every time: an update each, with means over its own tokens.
+        minibatches: usize = 1, SOME;
         /// Peak learning rate.
         lr: f64 = 2e-4, POSITIVE;
         /// What the policy learns from a probability ratio and an advantage.
@@ -131,6 +133,11 @@ choices! {
 }
 
 impl Train {
+    /// Optimizer steps in a step.
+    pub fn updates_a_step(&self) -> u64 {
+        self.updates.saturating_mul(self.minibatches as u64)
+    }
+
     /// What ratios are taken against, by default or by choice.
     pub fn centre(&self) -> Proximal {
         let default = if self.correction.is_some() { Proximal::Recompute } else { Proximal::Behaviour };

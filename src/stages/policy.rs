@@ -87,6 +87,12 @@ impl Policy {
         LocalBackend::new(config, self.config.clone(), self.weights())
     }
 
+    /// Starts a critic in this process, as [`Policy::backend`] starts a trainer: a copy of this model under a head that gives one number, 0 at first.
+    /// `config` holds its loss, [`ValueLoss`](crate::algo::ValueLoss).
+    pub fn critic(&self, config: LocalConfig) -> std::io::Result<LocalBackend> {
+        LocalBackend::new(config, self.config.scoring(), self.weights().scoring(&self.config, None))
+    }
+
     /// What supervised training imitates: each completion behind its prompt, ended by the end-of-text token.
     pub fn supervised(&self, pairs: &[Pair]) -> Result<Vec<Sample>, TokenizerError> {
         let sample = |pair: &Pair| {

@@ -167,6 +167,8 @@ pub struct SaveCheckpoint {
     pub metrics: BTreeMap<String, f64>,
     /// Further files, by name.
     pub files: BTreeMap<String, Vec<u8>>,
+    /// Folders that lie beside the run's on one disk and are moved into the checkpoint, by the name that they get there.
+    pub folders: BTreeMap<String, PathBuf>,
 }
 
 /// How a backend stands.

@@ -199,13 +199,7 @@ fn superseded(steps: &[u64], step: u64, keep: usize) -> usize {
 /// Writes the metadata last and brings every file to the disk.
 fn seal(folder: &Path, metadata: CheckpointMetadata) -> Result<(), CheckpointError> {
     let mut files = BTreeMap::new();
-    for entry in fs::read_dir(folder).map_err(CheckpointError::io(folder))? {
-        let entry = entry.map_err(CheckpointError::io(folder))?;
-        let path = entry.path();
-        sync(&path)?;
-        let bytes = entry.metadata().map_err(CheckpointError::io(&path))?.len();
-        files.insert(entry.file_name().to_string_lossy().into_owned(), FileMark { bytes, crc32: crc32(&path)? });
-    }
+    mark(folder, "", &mut files)?;
     let timestamp = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let path = folder.join(METADATA);
     let json = serde_json::to_string_pretty(&CheckpointMetadata { timestamp, files, ..metadata });
@@ -213,6 +207,22 @@ fn seal(folder: &Path, metadata: CheckpointMetadata) -> Result<(), CheckpointErr
     fs::write(&path, json).map_err(CheckpointError::io(&path))?;
     sync(&path)?;
     sync(folder)
+}
+
+/// Brings everything in a folder to the disk and notes what its files are, those of folders in it by their path.
+fn mark(folder: &Path, prefix: &str, files: &mut BTreeMap<String, FileMark>) -> Result<(), CheckpointError> {
+    for entry in fs::read_dir(folder).map_err(CheckpointError::io(folder))? {
+        let entry = entry.map_err(CheckpointError::io(folder))?;
+        let (path, name) = (entry.path(), format!("{prefix}{}", entry.file_name().to_string_lossy()));
+        let metadata = entry.metadata().map_err(CheckpointError::io(&path))?;
+        if metadata.is_dir() {
+            mark(&path, &format!("{name}/"), files)?;
+        } else {
+            files.insert(name, FileMark { bytes: metadata.len(), crc32: crc32(&path)? });
+        }
+        sync(&path)?;
+    }
+    Ok(())
 }
 
 /// Renames `new` to `target`. A folder can't be renamed over one that holds files, so an older one steps aside first.

@@ -19,6 +19,7 @@ mod local;
 mod objective;
 #[cfg(feature = "torch")]
 mod optimizer;
+mod ppo;
 mod prepare;
 mod probe;
 #[cfg(feature = "torch")]
@@ -41,6 +42,7 @@ pub use future::{Promise, TrainFuture, promise};
 #[cfg(feature = "torch")]
 pub use local::{LocalBackend, LocalConfig, NonFinitePolicy, companions};
 pub use objective::{Objective, ObjectiveError, compute_grpo_loss, grpo_loss, objective};
+pub use ppo::{TokenColumn, compute_ppo_advantages, token_advantages, token_rewards};
 pub use prepare::{PrepareError, assign_advantages, assign_advantages_of, prepare_grpo_batch, prepare_sft_batch};
 pub use probe::{ProbeError, probe};
 #[cfg(feature = "torch")]

@@ -268,6 +268,9 @@ impl Worker {
                 let path = folder.join(name);
                 std::fs::write(&path, content).map_err(CheckpointError::io(&path))?;
             }
+            for (name, from) in &request.folders {
+                std::fs::rename(from, folder.join(name)).map_err(CheckpointError::io(from))?;
+            }
             Ok::<(), TrainError>(())
         };
         checkpoint::write(&request.run_folder.join(checkpoint::CHECKPOINTS), request.step, metadata, fill)

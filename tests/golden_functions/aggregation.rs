@@ -32,7 +32,7 @@ pub fn values(case: &Case) -> Result<(), String> {
     case.close("vf_loss", &[of.loss], &case.expected("vf_loss")?)?;
     case.close("grad_vpreds", &of.grad, &case.expected("grad_vpreds")?)?;
     let tokens = mask.data.iter().sum::<f64>() + GUARD;
-    case.close("vf_clipfrac", &[of.clipped as f64 / tokens], &case.expected("vf_clipfrac")?)
+    case.close("vf_clipfrac", &[of.clipped.len() as f64 / tokens], &case.expected("vf_clipfrac")?)
 }
 
 /// verl adds this to the counts that it divides by, but for the batch's.

@@ -174,6 +174,8 @@ fn actors(
         publisher,
         reward: Judge::Here(Reward::each(reward)),
         reference: plan.reference.as_ref().map(|_| Reference::frozen(UnscoredReference, Arc::new(()))),
+        // Its time is within that of the stage.
+        critic: plan.critic.as_ref().map(|_| SimulatedBackend::default()),
         backend: SimulatedBackend::on(simulation, trainer.of(0), trainer.of(1).saturating_sub(trainer.of(0))),
         registry: registry.clone(),
     })

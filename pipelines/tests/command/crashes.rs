@@ -62,6 +62,23 @@ fn a_synchronous_run_that_was_killed_dozens_of_times_is_the_run_that_was_not() {
     }
 }
 
+/// The same with a critic, whose folder is part of every checkpoint, and minibatches that are drawn.
+#[test]
+fn a_run_with_a_critic_that_was_killed_is_the_run_that_was_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, killed) = (folder.path().join("whole"), folder.path().join("killed"));
+    let critic = "critic={lr=1e-3,warmup_steps=2,lambda=0.9}";
+    let sets = ["train.steps=40", "checkpoint.every=1", "train.updates=2", "train.minibatches=2", critic];
+    let ended = rollflow(&run_args(GRPO, &whole, &sets));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    assert!(run_killed(&killed, &sets, 8, 3) >= 6);
+    let checkpoint = "checkpoints/step_000040";
+    for file in ["model.safetensors", "critic/model.safetensors", "critic/optimizer.safetensors", "progress.json"] {
+        same_bytes(&whole.join(checkpoint).join(file), &killed.join(checkpoint).join(file));
+    }
+    same_bytes(&whole.join("metrics.jsonl"), &killed.join("metrics.jsonl"));
+}
+
 /// What a run is held to goes on too: a moving average, a copy, or the policy that only the warm-up made, and what distance from it costs.
 #[test]
 fn a_run_that_was_killed_is_held_to_the_reference_of_the_run_that_was_not() {

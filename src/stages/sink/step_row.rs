@@ -64,6 +64,15 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
         put(Metric::KlReward, cost.mean);
         put(Metric::KlRewardCoef, cost.coef);
     }
+    if let Some(critic) = &trained.critic {
+        put(Metric::CriticLoss, critic.loss);
+        put(Metric::CriticClipFraction, critic.metrics.clip_fraction());
+        put(Metric::CriticValue, critic.value);
+        put(Metric::CriticReturn, critic.returns);
+        put(Metric::CriticGradNorm, critic.optim.grad_norm);
+        put(Metric::CriticLearningRate, critic.optim.lr);
+        critic.explained.into_iter().for_each(|explained| put(Metric::CriticExplained, explained));
+    }
     let correction = &forward.metrics.correction;
     if !correction.weights.is_empty() {
         put(Metric::CorrectionWeight, correction.weights.mean());
@@ -101,6 +110,7 @@ mod tests {
     use super::*;
     use crate::algo::{ComparedToken, Correction, Importance, Level, LogProbGap, LossMetrics};
     use crate::data::{Batch, Dropped, Prompt, Sample};
+    use crate::stages::train::CriticStep;
     use crate::train::{ForwardBackward, OptimStep};
 
     /// Two samples under versions 3 and 4, trained under 5, a group that a filter dropped and one whose reward failed.
@@ -131,6 +141,7 @@ mod tests {
             optim: OptimStep { step: 1, lr: 1e-3, grad_norm: 2.0, grad_norm_clipped: 1.0, skipped: None },
             kl_cost: None,
             settings: [("setting_train_lr".to_owned(), 0.5)].into(),
+            critic: Some(CriticStep { explained: Some(0.5), loss: 0.125, ..CriticStep::default() }),
             publish: None,
             totals: None,
             seconds: 0.1,
@@ -151,5 +162,9 @@ mod tests {
         assert_eq!((of(Metric::CorrectionDropped), of(Metric::CorrectionSequences)), (0.5, 0.5));
         assert!((of(Metric::CorrectionSamples) - 0.5).abs() < 1e-6 && of(Metric::CorrectionWeightMax) == 0.25f64.exp());
         assert_eq!((of(Metric::Loss), of(Metric::GradNorm), of(Metric::LearningRate)), (0.25, 2.0, 1e-3));
+        assert_eq!((of(Metric::CriticLoss), of(Metric::CriticExplained)), (0.125, 0.5));
+        let critic = Some(CriticStep::default());
+        let equal = step_row(&Trained { critic, ..trained() });
+        assert!(!equal.contains_key(Metric::CriticExplained.key()), "equal returns have nothing to foresee");
     }
 }

@@ -1,7 +1,7 @@
 //! What distance from the reference policy costs in the reward, where advantages see it.
 
-use crate::algo::{AdaptiveKl, KlFunction, sample_kl};
-use crate::data::Batch;
+use crate::algo::{AdaptiveKl, KlFunction, token_kl};
+use crate::data::{Batch, Group};
 use crate::train::SampleId;
 
 /// `r − coef · Σ_t kl_t` of every answer, between the policy that sampled it and the reference; the samples keep their own rewards. Equals
@@ -43,21 +43,21 @@ impl RewardKl {
 
     /// The rewards that are left, one list a group. `coef`: where an earlier step left one that moves.
     pub(super) fn charge(&self, batch: &Batch, coef: Option<f64>) -> Result<(Vec<Vec<f64>>, KlCost), NoReference> {
+        let (costs, cost) = self.costs(batch, coef)?;
+        let mut costs = costs.iter().map(|tokens| cost.coef * tokens.iter().sum::<f64>());
+        let left = |group: &Group| group.rewards().into_iter().zip(costs.by_ref()).map(|(reward, cost)| reward - cost).collect();
+        Ok((batch.groups.iter().map(left).collect(), cost))
+    }
+
+    /// What each trained token diverges by, one list a sample, not yet times the coefficient.
+    pub(super) fn costs(&self, batch: &Batch, coef: Option<f64>) -> Result<(Vec<Vec<f64>>, KlCost), NoReference> {
         let coef = coef.filter(|_| self.control.is_some()).unwrap_or(self.coef);
-        let (mut mean, mut answers) = (0.0, 0);
-        let mut rewards = Vec::with_capacity(batch.groups.len());
-        for group in &batch.groups {
-            let mut left = group.rewards();
-            for (reward, sample) in left.iter_mut().zip(&group.samples) {
-                let kl = sample_kl(sample, self.kl.as_ref()).ok_or(NoReference(SampleId::of(sample)))?;
-                *reward -= coef * kl.sum;
-                (mean, answers) = (mean + kl.mean(), answers + 1);
-            }
-            rewards.push(left);
-        }
-        let mean = mean / answers.max(1) as f64;
-        let next = self.control.map_or(coef, |control| control.next(coef, mean, answers));
-        Ok((rewards, KlCost { mean, coef, next }))
+        let of = |sample| token_kl(sample, self.kl.as_ref()).ok_or(NoReference(SampleId::of(sample)));
+        let tokens = batch.samples().map(of).collect::<Result<Vec<_>, _>>()?;
+        let mean = |kl: &Vec<f64>| kl.iter().sum::<f64>() / kl.len().max(1) as f64;
+        let mean = tokens.iter().map(mean).sum::<f64>() / tokens.len().max(1) as f64;
+        let next = self.control.map_or(coef, |control| control.next(coef, mean, tokens.len() as u64));
+        Ok((tokens, KlCost { mean, coef, next }))
     }
 }
 
@@ -67,7 +67,7 @@ mod tests {
 
     use super::*;
     use crate::algo::{Kl, KlForm};
-    use crate::data::{Group, Prompt, Sample};
+    use crate::data::{Prompt, Sample};
 
     /// Two answers of rewards 1 and 0, whose tokens are `d` likelier than the reference finds them.
     fn batch(d: f32) -> Batch {

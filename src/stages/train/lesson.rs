@@ -25,8 +25,10 @@ pub struct Lesson {
     pub algorithm: Option<Arc<Algorithm>>,
     /// The learning rate over updates.
     pub schedule: Option<Schedule>,
-    /// Updates made from the batch; 0 is taken for 1.
+    /// Passes over the batch, an update each, or as many as there are minibatches; 0 is taken for 1.
     pub updates: u64,
+    /// How each pass is cut.
+    pub minibatches: Minibatches,
     /// Whether it is scored before the first of several.
     pub score_first: bool,
     /// Numbers of this step to be written down beside what was measured, by name.
@@ -43,8 +45,22 @@ impl Lesson {
             && self.pairs.is_none()
             && self.advantages.as_ref().is_none_or(|advantages| advantages.is_by_group());
         let loss = self.algorithm.as_ref().map_or(backend, |algorithm| algorithm.takes_parts());
-        self.updates <= 1 && has_denominator && by_group && loss
+        self.updates_a_step() == 1 && has_denominator && by_group && loss
     }
+
+    /// Optimizer steps in a step, at most.
+    pub fn updates_a_step(&self) -> u64 {
+        self.updates.max(1).saturating_mul(self.minibatches.count.max(1) as u64)
+    }
+}
+
+/// How a pass over a batch is cut: an update for every minibatch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Minibatches {
+    /// How many; 0 is taken for 1.
+    pub count: usize,
+    /// Draws which groups meet.
+    pub seed: u64,
 }
 
 /// Why a step has no lesson.

@@ -1,14 +1,17 @@
 //! Where weights are made.
 
+mod critic;
 mod kl_reward;
 mod lesson;
 mod saving;
 mod stale;
 mod step;
 mod trainer;
+mod updates;
 
+pub use critic::{Critic, CriticStep};
 pub use kl_reward::{KlCost, NoReference, RewardKl};
-pub use lesson::{Lesson, LessonError};
+pub use lesson::{Lesson, LessonError, Minibatches};
 pub use saving::Resumed;
 pub use stale::{OnStale, StaleSample, staleness, within_bound};
 pub use trainer::{Trained, Trainer};

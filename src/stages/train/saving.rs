@@ -1,6 +1,6 @@
 //! A trainer's checkpoints: what it remembers of its past, where that is written, and what is pruned. Law C1's model part.
 //!
-//! The backend writes weights and optimizer; the trainer adds one file with all the rest. The place of a checkpoint is said as a `tracing`
+//! The backend writes weights and optimizer; the trainer adds one file with all the rest, and the critic's folder where there is one. The place of a checkpoint is said as a `tracing`
 //! event.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::critic::{self, Critic};
 use super::trainer::{Trained, mean};
 use crate::flow::StageError;
 use crate::stages::{Admission, Progress};
@@ -83,6 +84,7 @@ impl Saving {
     pub(super) fn write<B: TrainingBackend>(
         &self,
         backend: &B,
+        critic: Option<&Critic<B>>,
         admission: Option<&Admission>,
         beside: Option<&Beside>,
         last: Unsaved,
@@ -91,8 +93,10 @@ impl Saving {
         let progress = admission.map(Admission::progress).unwrap_or_default();
         let mut files = beside.map_or(Ok(BTreeMap::new()), |files| files()).map_err(StageError::new)?;
         files.insert(PROGRESS.to_owned(), serde_json::to_vec(&Resumed { step, recent, kl_coef, progress })?);
-        let request = SaveCheckpoint { run_folder: self.run_folder.clone(), step, metrics, files };
+        let folders = critic.map(|critic| critic.save(&self.run_folder, step)).transpose()?.into_iter().collect();
+        let request = SaveCheckpoint { run_folder: self.run_folder.clone(), step, metrics, files, folders };
         let saved = backend.save_checkpoint(request).wait()?;
+        critic.map_or(Ok(()), |_| critic::clear(&self.run_folder))?;
         tracing::info!("Saved checkpoint to {}", saved.display());
         // One more than is used: should this step's row not reach the log, a resume falls back on the one before.
         checkpoint::prune(&self.run_folder.join(CHECKPOINTS), step, self.keep.max(2))?;

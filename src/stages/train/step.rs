@@ -2,10 +2,12 @@
 //!
 //! A batch that comes in parts is learned from as it comes: whatever is there when the trainer is free takes a pass, and the update is made when
 //! the last part had its. Law N1 makes that the same step, whatever the parts. Where the lesson doesn't allow that, parts are gathered first.
+//! `updates.rs` makes the updates of a whole batch.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::critic::CriticStep;
 use super::kl_reward::KlCost;
 use super::lesson::Lesson;
 use super::stale::within_bound;
@@ -14,8 +16,8 @@ use crate::algo::{Aggregation, GapVerdict};
 use crate::data::{Batch, Sample};
 use crate::flow::{Io, StageError, TryRecv};
 use crate::train::{
-    CollateError, ForwardBackward, OptimStep, TrainBatch, TrainFuture, TrainingBackend, Update, assign_advantages,
-    assign_advantages_of, collate, collate_part,
+    CollateError, ForwardBackward, OptimStep, TrainFuture, TrainingBackend, Update, assign_advantages, assign_advantages_of,
+    collate, collate_part,
 };
 
 /// A whole batch, and the passes that were made over all but its last part.
@@ -41,6 +43,7 @@ struct Passes {
 struct Learned {
     batch: Batch,
     kl_cost: Option<KlCost>,
+    critic: Option<CriticStep>,
     forward: ForwardBackward,
     /// The update, asked for.
     optim: TrainFuture<OptimStep>,
@@ -81,9 +84,9 @@ impl<B: TrainingBackend> Trainer<B> {
         Ok(batch)
     }
 
-    /// Compares rewards. `coef`: what distance from the reference cost in the next step, as the last one left it.
+    /// Compares rewards, where no critic does. `coef`: what distance from the reference cost in the next step, as the last one left it.
     fn compare(&self, lesson: &Lesson, batch: &mut Batch, coef: Option<f64>) -> Result<Option<KlCost>, StageError> {
-        let Some(advantages) = lesson.advantages.as_deref() else { return Ok(None) };
+        let Some(advantages) = lesson.advantages.as_deref().filter(|_| self.critic.is_none()) else { return Ok(None) };
         let Some(kl) = &lesson.reward_kl else {
             assign_advantages(batch, advantages)?;
             return Ok(None);
@@ -94,7 +97,7 @@ impl<B: TrainingBackend> Trainer<B> {
     }
 
     fn learn_ahead(&self, gathered: &mut Gathered) -> Result<(), StageError> {
-        if gathered.lesson.takes_parts(self.backend.takes_parts()) {
+        if self.critic.is_none() && gathered.lesson.takes_parts(self.backend.takes_parts()) {
             let started = Instant::now();
             self.learn_rest(gathered)?;
             gathered.worked += started.elapsed();
@@ -124,7 +127,7 @@ impl<B: TrainingBackend> Trainer<B> {
         let started = Instant::now();
         let (step, worked, settings) = (gathered.step, gathered.worked, gathered.lesson.settings.clone());
         let version = self.backend.state().weight_version;
-        let Learned { batch, kl_cost, forward, optim } = match gathered.passes {
+        let Learned { batch, kl_cost, critic, forward, optim } = match gathered.passes {
             Some(_) => self.learn_parts(gathered)?,
             None => self.learn_whole(gathered, kl_coef)?,
         };
@@ -134,7 +137,7 @@ impl<B: TrainingBackend> Trainer<B> {
         let totals = self.admission.as_ref().map(|admission| admission.settle(&batch));
         debug_assert!(totals.as_ref().is_none_or(|totals| totals.imbalance() == (0, 0)), "law D4: {totals:?}");
         let seconds = (worked + started.elapsed()).as_secs_f64();
-        Ok(Trained { step, version, batch, forward, optim, kl_cost, settings, totals, publish, seconds })
+        Ok(Trained { step, version, batch, forward, optim, kl_cost, critic, settings, totals, publish, seconds })
     }
 
     /// The last part's pass, and the update.
@@ -149,42 +152,36 @@ impl<B: TrainingBackend> Trainer<B> {
         let forward = seen.scaled(1.0 / mass);
         self.judge(step, &forward)?;
         let optim = self.backend.update(Update { scale: 1.0 / mass, schedule: lesson.schedule });
-        Ok(Learned { batch, kl_cost: None, forward, optim })
+        Ok(Learned { batch, kl_cost: None, critic: None, forward, optim })
     }
 
     /// All passes and updates over a batch.
     fn learn_whole(&self, gathered: Gathered, kl_coef: Option<f64>) -> Result<Learned, StageError> {
         let Gathered { step, lesson, rest: mut batch, .. } = gathered;
         batch.sort();
-        let kl_cost = self.compare(&lesson, &mut batch, kl_coef)?;
+        let mut kl_cost = self.compare(&lesson, &mut batch, kl_coef)?;
         lesson.pairs.iter().for_each(|pairing| pairing.mask_others(&mut batch));
         let prepared = match &lesson.pairs {
             Some(pairing) => collate(&pairing.laid_out(&batch.groups), Aggregation::SeqMeanTokenMean)?.in_pairs(),
             None => collate(&batch.samples().collect::<Vec<_>>(), lesson.aggregation)?,
         };
-        let prepared = prepared.at_version(self.backend.state().weight_version).by(lesson.algorithm.clone());
-        let mut prepared = Arc::new(prepared);
-        if lesson.score_first && lesson.updates > 1 {
-            let scores = self.backend.score(prepared.clone()).wait()?;
-            prepared = Arc::new(TrainBatch::clone(&prepared).with_proximal(scores));
+        let mut prepared = prepared.at_version(self.backend.state().weight_version).by(lesson.algorithm.clone());
+        let mut valued = None;
+        if let Some(critic) = &self.critic {
+            let mut found = critic.value(&mut batch, prepared, lesson.reward_kl.as_deref(), kl_coef)?;
+            (prepared, kl_cost) = (std::mem::take(&mut found.policy), found.kl_cost);
+            valued = Some(found);
         }
-        // Waited for, so that no update is made from a batch that is beyond the limit.
-        let mut forward = self.backend.forward_backward(prepared.clone()).wait()?;
-        self.judge(step, &forward)?;
-        let update = Update { schedule: lesson.schedule, ..Update::default() };
-        let mut optim = self.backend.update(update);
-        for _ in 1..lesson.updates {
-            let next = self.backend.forward_backward(prepared.clone());
-            optim = self.backend.update(update);
-            let next = next.wait()?;
-            forward.metrics.merge(&next.metrics);
-            forward.skipped = forward.skipped.or(next.skipped);
+        if lesson.score_first && lesson.updates_a_step() > 1 {
+            let scores = self.backend.score(Arc::new(prepared.clone())).wait()?;
+            prepared = prepared.with_proximal(scores);
         }
-        Ok(Learned { batch, kl_cost, forward, optim })
+        let (forward, optim) = self.update((step, &lesson), &batch, prepared, valued.as_mut())?;
+        Ok(Learned { batch, kl_cost, critic: valued.map(|valued| valued.step), forward, optim })
     }
 
     /// Law N3. What a batch that is skipped anyway measured is not whole.
-    fn judge(&self, step: u64, forward: &ForwardBackward) -> Result<(), StageError> {
+    pub(super) fn judge(&self, step: u64, forward: &ForwardBackward) -> Result<(), StageError> {
         if forward.skipped.is_some() {
             return Ok(());
         }

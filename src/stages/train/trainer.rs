@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::OnStale;
+use super::critic::{Critic, CriticStep};
 use super::kl_reward::{KlCost, RewardKl};
-use super::lesson::{Lesson, LessonError, Lessons};
+use super::lesson::{Lesson, LessonError, Lessons, Minibatches};
 use super::saving::{Beside, Resumed, Saving, Unsaved};
 use crate::algo::{AdvantageConfig, Aggregation, Estimator, GapDiagnosis, GapLimits};
 use crate::data::{Batch, Version};
@@ -37,6 +38,8 @@ pub struct Trained<W> {
     pub kl_cost: Option<KlCost>,
     /// Numbers of this step's lesson.
     pub settings: BTreeMap<String, f64>,
+    /// How the critic did, where there is one.
+    pub critic: Option<CriticStep>,
     /// What became of every prompt and token so far (law D4), where the trainer was given the admission.
     pub totals: Option<Totals>,
     /// New weights, on steps that publish.
@@ -55,6 +58,7 @@ impl<W: Send + Sync + 'static> Message for Trained<W> {
 pub struct Trainer<B> {
     pub(super) backend: B,
     pub(super) lessons: Lessons,
+    pub(super) critic: Option<Critic<B>>,
     steps: Option<u64>,
     target_reward: Option<f64>,
     pub(super) sync_every: u64,
@@ -76,6 +80,7 @@ impl<B: TrainingBackend> Trainer<B> {
         Trainer {
             backend,
             lessons: Lessons::Same(Box::default()),
+            critic: None,
             steps: None,
             target_reward: None,
             sync_every: 1,
@@ -126,6 +131,12 @@ impl<B: TrainingBackend> Trainer<B> {
         self.lesson(|lesson| lesson.pairs = Some(pairing.clone()))
     }
 
+    /// Compares every token with what a critic expected, in the place of [`Trainer::advantages`], and trains the critic beside the policy (PPO). What
+    /// [`Trainer::reward_kl`] costs is then paid token by token.
+    pub fn critic(self, critic: Critic<B>) -> Self {
+        Trainer { critic: Some(critic), ..self }
+    }
+
     /// How tokens weigh against each other.
     pub fn aggregation(self, aggregation: Aggregation) -> Self {
         self.lesson(|lesson| lesson.aggregation = aggregation)
@@ -146,9 +157,14 @@ impl<B: TrainingBackend> Trainer<B> {
         Trainer { sync_every: n.max(1), ..self }
     }
 
-    /// Updates made from each batch, that is optimizer steps a step (PPO's epochs, μ in GRPO); 1 unless told otherwise.
+    /// Passes over each batch (PPO's epochs, μ in GRPO), an update each, or as many as there are minibatches; 1 unless told otherwise.
     pub fn updates(self, n: u64) -> Self {
         self.lesson(|lesson| lesson.updates = n)
+    }
+
+    /// Cuts each pass into so many minibatches, an update each, of groups that `seed` draws anew every time.
+    pub fn minibatches(self, count: usize, seed: u64) -> Self {
+        self.lesson(|lesson| lesson.minibatches = Minibatches { count, seed })
     }
 
     /// Scores each batch before the first of several updates, for a loss whose trust region is centred there (`Proximal::Recompute`). A
@@ -193,6 +209,7 @@ impl<B: TrainingBackend> Trainer<B> {
     /// Goes on after a checkpoint that [`Trainer`] wrote: loads it, counts steps on, and announces its weights under the version they had.
     pub fn resume(self, checkpoint: &Path, resumed: Resumed) -> Result<Self, TrainError> {
         self.backend.load_checkpoint(checkpoint).wait()?;
+        self.critic.as_ref().map_or(Ok(()), |critic| critic.load(checkpoint))?;
         Ok(Trainer { resumed: Some(resumed), ..self })
     }
 
@@ -216,9 +233,9 @@ impl<B: TrainingBackend> Trainer<B> {
     }
 
     fn save(&self, last: Unsaved) -> Result<(), StageError> {
-        self.save
-            .as_ref()
-            .map_or(Ok(()), |saving| saving.write(&self.backend, self.admission.as_ref(), self.beside.as_ref(), last))
+        self.save.as_ref().map_or(Ok(()), |saving| {
+            saving.write(&self.backend, self.critic.as_ref(), self.admission.as_ref(), self.beside.as_ref(), last)
+        })
     }
 
     /// Steps until there is nothing more to train on, leaving in `unsaved` what no checkpoint holds.
@@ -270,6 +287,7 @@ impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
             optim: OptimStep::default(),
             kl_cost: None,
             settings: BTreeMap::new(),
+            critic: None,
             totals: None,
             publish: Some(first),
             seconds: 0.0,

@@ -1,0 +1,31 @@
+//! `[critic]`: what is expected of answers, token by token (PPO).
+
+use std::path::PathBuf;
+
+use super::declare::section;
+use super::setting::{POSITIVE, UP_TO_ONE};
+use super::train::{BOUND, Optimization};
+
+section! {
+    /// A second model that learns what is still to be earned after each token. With it, advantages are PPO's: token by token against its
+    /// values (GAE), in the place of `train.advantage`, and `train.kl_reward` is paid token by token. It learns from the same updates
+    /// as the policy, in turns with it.
+    pub struct Critic {
+        /// A Hugging Face folder of a model with the same vocabulary, which gives one number or words; left out, the policy as it is when
+        /// reinforcement begins. A head that gives one number starts at 0 where there was none.
+        path: Option<PathBuf> = None;
+        /// Its peak learning rate.
+        lr: f64 = 5e-4, POSITIVE;
+        /// A value gains nothing by moving further than this in a step.
+        value_clip: f64 = 0.5, BOUND;
+        /// What a reward is worth one token earlier.
+        gamma: f64 = 1.0, UP_TO_ONE;
+        /// How far advantages look ahead: at 0 to the next value, at 1 to what was earned.
+        lambda: f64 = 1.0, UP_TO_ONE;
+        /// Whether advantages get mean 0 and deviation 1 over the step's tokens.
+        whiten: bool = true;
+        /// First steps, in which it learns alone and the policy stays as it is.
+        warmup_steps: u64 = 0;
+        last optimization: Optimization;
+    }
+}

@@ -1,0 +1,212 @@
+//! A critic beside the policy (PPO, Schulman et al., 2017): a second backend, whose model gives one number per token.
+//!
+//! `V(s_t)`, the value before token `t`, is its score at the row that predicts `t`, so that policy and critic read one collated batch. A
+//! token earns what [`RewardKl`] costs it, the last one the answer's reward besides, as in verl's `apply_kl_penalty`; generalised advantage
+//! estimation makes advantages and returns of that, and advantages are whitened over the whole batch (law N1). Nothing is expected after
+//! an answer that was cut off, as in verl. The critic then learns the returns in the same minibatches as the policy; they take
+//! turns, so that they never need more cores than the larger of the two.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::kl_reward::{KlCost, RewardKl};
+use crate::algo::{LossMetrics, masked_mean, masked_variance, whiten};
+use crate::data::Batch;
+use crate::flow::StageError;
+use crate::train::{
+    CollateError, OptimStep, SaveCheckpoint, TokenColumn, TrainBatch, TrainError, TrainSequence, TrainingBackend, checkpoint,
+    token_advantages, token_rewards,
+};
+
+/// Its folder in a checkpoint.
+const FOLDER: &str = "critic";
+/// Where that is written before the checkpoint takes it in, in the run's folder.
+const STAGING: &str = ".critic.writing";
+
+/// What is expected of answers, and how advantages follow from it.
+pub struct Critic<B> {
+    backend: B,
+    gamma: f64,
+    lambda: f64,
+    whiten: bool,
+    warm_up: u64,
+}
+
+/// How a critic did in a step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CriticStep {
+    /// Mean value of the step's trained tokens, before the first update.
+    pub value: f64,
+    /// Mean of what they turned out to be worth.
+    pub returns: f64,
+    /// `1 − Var(returns − values) / Var(returns)`: 1 foresees everything, 0 is no better than a constant. `None` where all returns are equal.
+    pub explained: Option<f64>,
+    /// Mean loss over the step's updates.
+    pub loss: f64,
+    /// What the loss counted in them.
+    pub metrics: LossMetrics,
+    /// What the last update did.
+    pub optim: OptimStep,
+    /// How many were made.
+    pub updates: u32,
+}
+
+/// A batch with values.
+pub(super) struct Valued {
+    /// With advantages, for the policy.
+    pub policy: TrainBatch,
+    /// With returns in their place and values to be anchored at, for the critic.
+    pub critic: TrainBatch,
+    /// What distance from the reference cost.
+    pub kl_cost: Option<KlCost>,
+    pub step: CriticStep,
+}
+
+impl<B: TrainingBackend> Critic<B> {
+    /// A backend of a model that scores and minimises [`ValueLoss`](crate::algo::ValueLoss). γ = λ = 1, advantages are whitened, and there is no
+    /// warm-up unless told otherwise.
+    pub fn new(backend: B) -> Self {
+        Critic { backend, gamma: 1.0, lambda: 1.0, whiten: true, warm_up: 0 }
+    }
+
+    /// What a reward is worth a token earlier, and how far advantages look ahead: 0 sees the next token, 1 the answer's end.
+    pub fn gae(self, gamma: f64, lambda: f64) -> Self {
+        Critic { gamma, lambda, ..self }
+    }
+
+    /// Whether advantages get mean 0 and deviation 1 over the batch's tokens.
+    pub fn whiten(self, whiten: bool) -> Self {
+        Critic { whiten, ..self }
+    }
+
+    /// Learns alone in the first `steps` steps: the policy stays to the bit, and is published as usual.
+    pub fn warm_up(self, steps: u64) -> Self {
+        Critic { warm_up: steps, ..self }
+    }
+
+    pub(super) fn warms_up(&self, step: u64) -> bool {
+        step <= self.warm_up
+    }
+
+    /// Values, advantages and returns. A sample's own advantage becomes the mean over its tokens, for whoever looks at it.
+    pub(super) fn value(
+        &self,
+        batch: &mut Batch,
+        collated: TrainBatch,
+        kl: Option<&RewardKl>,
+        coef: Option<f64>,
+    ) -> Result<Valued, StageError> {
+        let mut rewards = token_rewards(batch.samples())?;
+        let kl_cost = kl.map(|kl| charge(&mut rewards, kl, batch, coef)).transpose()?;
+        let collated = Arc::new(collated);
+        let values = self.backend.score(collated.clone()).wait()?;
+        for (sequence, values) in collated.sequences.iter().zip(&values) {
+            if let Some(value) = values.iter().find(|value| !value.is_finite()) {
+                return Err(CollateError::NonFinite { id: sequence.id, what: "critic's value", value: *value }.into());
+            }
+        }
+        let (advantages, returns) = token_advantages(&rewards, &values, self.gamma, self.lambda)?;
+        let advantages = if self.whiten { whitened(&advantages) } else { advantages };
+        let samples = batch.groups.iter_mut().flat_map(|group| &mut group.samples);
+        samples.zip(&advantages).for_each(|(sample, advantages)| sample.advantage = mean(advantages));
+        let step = CriticStep::before(&values.concat(), &returns.concat());
+        let critic = with_columns(&collated, returns, |sequence, at| {
+            // Whatever the backend's loss is anchored at.
+            (sequence.behaviour, sequence.proximal) = (Some(values[at].clone()), Some(values[at].clone()));
+        });
+        // Its loss is its own.
+        let critic = critic.by(None);
+        Ok(Valued { policy: with_columns(&collated, advantages, |_, _| {}), critic, kl_cost, step })
+    }
+
+    /// One update.
+    pub(super) fn learn(&self, minibatch: Arc<TrainBatch>, step: &mut CriticStep) -> Result<(), TrainError> {
+        let seen = self.backend.forward_backward(minibatch).wait()?;
+        step.optim = self.backend.optim_step().wait()?;
+        if seen.skipped.is_none() {
+            step.metrics.merge(&seen.metrics);
+            step.updates += 1;
+            step.loss += (seen.loss - step.loss) / f64::from(step.updates);
+        }
+        Ok(())
+    }
+
+    /// Writes everything that it needs to continue, to be taken into a checkpoint of `step` under the name that is given with the folder.
+    pub(super) fn save(&self, run_folder: &Path, step: u64) -> Result<(String, std::path::PathBuf), TrainError> {
+        let request = SaveCheckpoint { run_folder: run_folder.join(STAGING), step, ..SaveCheckpoint::default() };
+        Ok((FOLDER.to_owned(), self.backend.save_checkpoint(request).wait()?))
+    }
+
+    /// Restores what a checkpoint holds of it.
+    pub(super) fn load(&self, checkpoint: &Path) -> Result<(), TrainError> {
+        self.backend.load_checkpoint(&checkpoint.join(FOLDER)).wait().map(drop)
+    }
+}
+
+/// Removes what [`Critic::save`] needed beside the checkpoint.
+pub(super) fn clear(run_folder: &Path) -> Result<(), checkpoint::CheckpointError> {
+    let staging = run_folder.join(STAGING);
+    match std::fs::remove_dir_all(&staging) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(checkpoint::CheckpointError::io(&staging)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Takes off every token's reward what its divergence from the reference costs.
+fn charge(rewards: &mut TokenColumn, kl: &RewardKl, batch: &Batch, coef: Option<f64>) -> Result<KlCost, StageError> {
+    let (costs, cost) = kl.costs(batch, coef)?;
+    for (reward, kl) in rewards.iter_mut().flatten().zip(costs.iter().flatten()) {
+        *reward -= cost.coef * kl;
+    }
+    Ok(cost)
+}
+
+fn whitened(advantages: &TokenColumn) -> TokenColumn {
+    let all = advantages.concat();
+    let mut white = whiten(&all, &vec![1.0; all.len()], true).into_iter();
+    advantages.iter().map(|tokens| white.by_ref().take(tokens.len()).collect()).collect()
+}
+
+fn mean(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+/// The batch with other advantages, and what else `change` does to a sequence at its place.
+fn with_columns(batch: &TrainBatch, column: TokenColumn, change: impl Fn(&mut TrainSequence, usize)) -> TrainBatch {
+    let mut batch = batch.clone();
+    for (at, (sequence, advantages)) in batch.sequences.iter_mut().zip(column).enumerate() {
+        sequence.advantages = advantages;
+        change(sequence, at);
+    }
+    batch
+}
+
+impl CriticStep {
+    /// Of values before the first update.
+    fn before(values: &[f64], returns: &[f64]) -> Self {
+        let all = vec![1.0; values.len()];
+        let variance = |of: &[f64]| masked_variance(of, &all, false);
+        let errors: Vec<f64> = returns.iter().zip(values).map(|(returned, value)| returned - value).collect();
+        let differ = returns.iter().any(|value| *value != returns[0]);
+        CriticStep {
+            value: masked_mean(values, &all),
+            returns: masked_mean(returns, &all),
+            explained: differ.then(|| 1.0 - variance(&errors) / variance(returns)),
+            ..CriticStep::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_critic_explains_is_1_of_everything_0_of_a_constant_and_nothing_of_equal_returns() {
+        let explained = |values: &[f64], returns: &[f64]| CriticStep::before(values, returns).explained;
+        assert_eq!(explained(&[0.0, 1.0, 0.5], &[0.0, 1.0, 0.5]), Some(1.0));
+        assert!(explained(&[0.3; 3], &[0.0, 1.0, 0.5]).unwrap().abs() < 1e-9);
+        assert!(explained(&[1.0, 0.0, 0.5], &[0.0, 1.0, 0.5]).unwrap() < 0.0);
+        assert_eq!((explained(&[0.1, 0.2], &[1.0; 2]), explained(&[], &[])), (None, None));
+    }
+}
