@@ -125,14 +125,15 @@ mod tests {
     fn a_closure_pulls_on_any_loss_and_needs_a_reference() {
         let k1 = |own: f64, other: f64| (own - other, 1.0);
         let held = WithKl::new(CrossEntropy, 0.5, k1);
-        let sequences = [0..2];
+        let sequence = 0..2;
+        let sequences = std::slice::from_ref(&sequence);
         let own = [-1.0, -2.0];
-        let plain = CrossEntropy.evaluate(&inputs(&own, None, &sequences)).unwrap();
-        let output = held.evaluate(&inputs(&own, Some(&[-3.0, -2.0]), &sequences)).unwrap();
+        let plain = CrossEntropy.evaluate(&inputs(&own, None, sequences)).unwrap();
+        let output = held.evaluate(&inputs(&own, Some(&[-3.0, -2.0]), sequences)).unwrap();
         assert_eq!(output.loss, plain.loss + 0.25 * 0.5 * 2.0);
         assert_eq!(output.grad, [plain.grad[0] + 0.125, plain.grad[1] + 0.375]);
         assert_eq!((output.metrics.kl(), output.metrics.kl_coef), (1.0, Some(0.5)));
-        assert!(held.evaluate(&inputs(&own, None, &sequences)).unwrap_err().to_string().contains("reference log-probabilities"));
+        assert!(held.evaluate(&inputs(&own, None, sequences)).unwrap_err().to_string().contains("reference log-probabilities"));
         assert!(!held.ignores_zero_advantage());
     }
 

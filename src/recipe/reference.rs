@@ -54,7 +54,7 @@ fn heading(section: &str) -> String {
 }
 
 fn section_doc(section: &str) -> String {
-    use super::{generate, model, plan, reference_policy, reward, task, train};
+    use super::{critic, generate, model, plan, reference_policy, reward, task, train};
     match section.trim_end_matches("[]") {
         "model" => model::Model::doc(),
         "task" => task::Task::doc(),
@@ -65,6 +65,7 @@ fn section_doc(section: &str) -> String {
         "reference" => reference_policy::Reference::doc(),
         "batch" => plan::Batching::doc(),
         "train" => train::Train::doc(),
+        "critic" => critic::Critic::doc(),
         "sync" => plan::Syncing::doc(),
         "flow" => plan::FlowLimits::doc(),
         "checkpoint" => plan::Checkpointing::doc(),
