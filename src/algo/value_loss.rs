@@ -114,7 +114,7 @@ mod tests {
         let (values, old, returns) = ([0.9, -0.9, 0.1], [0.0; 3], [1.0, -1.0, 1.0]);
         let inputs = |of: std::ops::Range<usize>| {
             let loss = ValueLoss { clip: Some(0.2) };
-            let sequences = [0..of.len()];
+            let sequence = 0..of.len();
             let (entropies, weights) = ([0.0; 3], [0.5, 0.25, 0.25]);
             loss.evaluate(&LossInputs {
                 log_probs: &values[of.clone()],
@@ -125,7 +125,7 @@ mod tests {
                 entropies: &entropies[of.clone()],
                 advantages: &returns[of.clone()],
                 weights: &weights[of],
-                sequences: &sequences,
+                sequences: std::slice::from_ref(&sequence),
                 batch_tokens: 3,
             })
             .unwrap()

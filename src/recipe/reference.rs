@@ -54,7 +54,7 @@ fn heading(section: &str) -> String {
 }
 
 fn section_doc(section: &str) -> String {
-    use super::{generate, model, pairs, plan, reference_policy, reward, task, train};
+    use super::{critic, generate, model, pairs, plan, reference_policy, reward, task, timeline, train};
     match section.trim_end_matches("[]") {
         "model" => model::Model::doc(),
         "task" => task::Task::doc(),
@@ -67,6 +67,9 @@ fn section_doc(section: &str) -> String {
         "reference" => reference_policy::Reference::doc(),
         "batch" => plan::Batching::doc(),
         "train" => train::Train::doc(),
+        "critic" => critic::Critic::doc(),
+        "change" => timeline::Change::doc(),
+        "ramp" => timeline::Ramp::doc(),
         "sync" => plan::Syncing::doc(),
         "flow" => plan::FlowLimits::doc(),
         "checkpoint" => plan::Checkpointing::doc(),

@@ -36,7 +36,7 @@ pub fn compute_ppo_advantages<S: Borrow<Sample>>(
 ) -> Result<(TokenColumn, TokenColumn), PrepareError> {
     let samples = || samples.iter().map(Borrow::borrow);
     let rewards = token_rewards(samples())?;
-    let values: TokenColumn = samples().map(|sample| value_fn(sample)).collect();
+    let values: TokenColumn = samples().map(&mut value_fn).collect();
     token_advantages(&rewards, &values, gamma, gae_lambda).map_err(PrepareError::Advantage)
 }
 
@@ -51,7 +51,9 @@ pub fn token_rewards<'a>(samples: impl Iterator<Item = &'a Sample>) -> Result<To
             // A sample's first token is never a target, whatever its mask.
             let trained = sample.loss_mask.iter().skip(1).filter(|mask| **mask > 0.0).count();
             let mut earned = vec![0.0; trained];
-            earned.last_mut().map(|last| *last = value);
+            if let Some(last) = earned.last_mut() {
+                *last = value;
+            }
             Ok(earned)
         })
         .collect()
