@@ -96,7 +96,7 @@ pub fn score_model(plan: &Plan) -> Result<ScoreModel> {
 
 /// Pairs of answers to train a reward model on, and those it is judged by in the end.
 pub fn ranked_pairs(plan: &Plan, of: &RewardModel) -> Result<(Vec<RankedPair>, Vec<RankedPair>)> {
-    const WRONG: usize = 8;
+    const WRONG: usize = 64;
     let trained = 1.0 - of.held_out;
     Ok(match &plan.task.data {
         TaskData::Arithmetic(task) => {

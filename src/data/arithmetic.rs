@@ -45,8 +45,8 @@ pub fn split<T: Clone>(items: &[T], fraction: f64, seed: u64) -> (Vec<T>, Vec<T>
 /// Digits most of all.
 const BABBLE: &[u8] = b"00112233445566778899+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyz";
 
-/// Each sum against `each` wrong answers drawn by `seed`: by turns one that is off by 3 at most, any number of as many digits as the right one or
-/// one more, and up to four of the characters that a model may come upon before it knows what is asked. In that order, all sums before any
+/// Each sum against `each` wrong answers drawn by `seed`: by turns one that is off by 3 at most, any number of up to two digits more than the
+/// right one, and up to four of the characters that a model may come upon before it knows what is asked. In that order, all sums before any
 /// comes again.
 pub fn ranked(sums: &[Pair], each: usize, seed: u64) -> Vec<RankedPair> {
     let mut draws = Draws::new(seed, u64::from(u32::MAX));
@@ -56,7 +56,7 @@ pub fn ranked(sums: &[Pair], each: usize, seed: u64) -> Vec<RankedPair> {
             let wrong = match round % 3 {
                 0 => (right + draws.below(7)).saturating_sub(3).to_string(),
                 1 => {
-                    let digits = completion.len() as u64 + draws.below(2);
+                    let digits = 1 + draws.below(completion.len() as u64 + 2);
                     draws.below(bound(digits.min(18) as u32)).to_string()
                 }
                 _ => (0..draws.below(5)).map(|_| char::from(BABBLE[draws.below(BABBLE.len() as u64) as usize])).collect(),

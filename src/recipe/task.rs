@@ -86,7 +86,7 @@ section! {
 
 section! {
     /// Training of a reward model on pairs of answers: all of the `reward_model` pipeline. Pairs are the records of a `jsonl` task, or sums of the
-    /// `arithmetic` task against wrong ones, eight for each.
+    /// `arithmetic` task against wrong ones, 64 for each.
     pub struct RewardModel {
         /// Optimizer steps.
         steps: u64 = 200, SOME_STEPS;

@@ -173,6 +173,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn moments_that_were_never_updated_are_saved_and_loaded_as_zeros() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut ones, mut again) =
+            (Tensor::ones([10], (Kind::Float, Device::Cpu)), Tensor::ones([10], (Kind::Float, Device::Cpu)));
+        let grad = ones.copy();
+        let (mut saved, mut loaded) = (Optimizer::new(AdamW::default(), &ones), Optimizer::new(AdamW::default(), &ones));
+        saved.save(folder.path()).unwrap();
+        loaded.load(folder.path()).unwrap();
+        saved.update(0.1, 1.0, &mut ones, &grad);
+        loaded.update(0.1, 1.0, &mut again, &grad);
+        assert!(ones == again && ones.double_value(&[0]) < 1.0 && saved.moments[0].1 == loaded.moments[0].1);
+    }
+
+    #[test]
     fn the_tensor_path_equals_the_fused_loop() {
         tch::manual_seed(1);
         for amsgrad in [false, true] {

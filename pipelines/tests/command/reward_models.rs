@@ -62,7 +62,7 @@ fn a_reward_model_learns_from_pairs_and_its_folder_rewards_answers() {
     assert!(rows[0].get(Metric::Entropy.key()).is_none(), "a score has no entropy");
     assert!(trained.out.contains("Step 300: accuracy="), "{}", trained.out);
     let held_out =
-        trained.out.lines().find(|line| line.starts_with("Held-out pairs: 80 accuracy=")).expect("it is judged at the end");
+        trained.out.lines().find(|line| line.starts_with("Held-out pairs: 640 accuracy=")).expect("it is judged at the end");
     let accuracy = held_out.split(['=', ' ']).nth(4).unwrap().parse::<f64>().unwrap();
     assert!(accuracy > 0.7, "chance is 0.5: {held_out}");
 
