@@ -56,6 +56,11 @@ pub struct Readme;
 #[cfg(all(doctest, feature = "torch"))]
 #[doc = include_str!("../docs/reward_models.md")]
 pub struct RewardModels;
+/// How a run changes its mind, likewise.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/changing.md")]
+pub struct Changing;
+
 /// The map of names, whose three ways to work run with the doc tests.
 #[cfg(all(doctest, feature = "torch"))]
 #[doc = include_str!("../docs/api_map.md")]
