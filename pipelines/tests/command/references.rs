@@ -77,6 +77,6 @@ fn online_dpo_tells_how_many_pairs_it_has_right_and_by_how_much() {
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     let row = last_row(&run);
     assert!(row["pair_accuracy_ratio"].as_f64().is_some_and(|share| (0.0..=1.0).contains(&share)), "{row}");
-    assert!(row["pair_margin"].is_number(), "{row}");
+    assert!(row["pair_margin_mean"].is_number(), "{row}");
     assert!(run.join("reference/model.safetensors").exists(), "what the warm-up made is kept");
 }
