@@ -82,25 +82,6 @@ pub fn token_kl(sample: &Sample, kl: &dyn KlFunction) -> Option<Vec<f64>> {
     Some(trained.map(|(_, (own, reference))| kl.token(f64::from(*own), f64::from(*reference)).0).collect())
 }
 
-/// The mean divergence of every sample, in order; `None` for those without reference log-probabilities.
-///
-/// ```
-/// use rollflow::algo::{Kl, batch_kl};
-/// use rollflow::data::Sample;
-///
-/// let scored = Sample {
-///     tokens: vec![1, 2],
-///     loss_mask: vec![0.0, 1.0],
-///     log_probs: vec![0.0, -1.0],
-///     ref_log_probs: vec![0.0, -1.0],
-///     ..Sample::default()
-/// };
-/// assert_eq!(batch_kl(&[Sample::default(), scored], &Kl::default()), [None, Some(0.0)]);
-/// ```
-pub fn batch_kl(samples: &[Sample], kl: &dyn KlFunction) -> Vec<Option<f64>> {
-    samples.iter().map(|sample| sample_kl(sample, kl).map(|kl| kl.mean())).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

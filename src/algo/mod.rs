@@ -44,7 +44,7 @@ pub use gap::{ComparedToken, LagGap, LogProbGap};
 pub use gap_limits::{GapDiagnosis, GapLimits, GapVerdict};
 pub use kl::{Kl, KlForm, KlFunction, KlTerms, kl_per_token, mean_kl, rewards_less_kl};
 pub use kl_control::{AdaptiveKl, KlControlError};
-pub use kl_term::{SampleKl, WithKl, batch_kl, sample_kl, token_kl};
+pub use kl_term::{SampleKl, WithKl, sample_kl, token_kl};
 pub use logits::{entropy, log_softmax_at};
 pub use loss::{Loss, LossError, LossInputs, LossMetrics, LossOutput, PairMetrics};
 pub use masked::{masked_mean, masked_sum, masked_variance, whiten};

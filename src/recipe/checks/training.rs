@@ -1,0 +1,131 @@
+//! What must hold between the keys of `[train]`, and of `[critic]` beside it.
+
+use super::{Note, schedule};
+use crate::recipe::advantage::Advantage;
+use crate::recipe::correction::{Divergence, Over, Proximal};
+use crate::recipe::critic::Critic;
+use crate::recipe::loss::Loss;
+use crate::recipe::plan::Plan;
+use crate::recipe::train::Train;
+
+pub(super) fn training(train: &Train, note: Note) {
+    let Train { steps, optimization, .. } = train;
+    schedule("train", *steps, &optimization.schedule, note);
+    loss(train, note);
+    corrections(train, note);
+    rejections(train, note);
+}
+
+pub(super) fn minibatches(plan: &Plan, note: Note) {
+    let (count, groups) = (plan.train.minibatches, plan.batch.groups);
+    if count > groups && groups > 0 {
+        let message = format!("`train.minibatches` is {count}, but a step has {groups} groups: some would be empty");
+        note("train.minibatches", &["batch.groups"], message, "lower it; groups stay together");
+    }
+    if count > 1 && plan.pairs.is_some() {
+        let message = format!("`train.minibatches` is {count}, but pairs are laid out over a whole batch");
+        note("train.minibatches", &["pairs"], message, "leave it out, or lower batch.groups");
+    }
+}
+
+pub(super) fn critic(plan: &Plan, note: Note) {
+    let Some(Critic { warmup_steps, optimization, .. }) = &plan.critic else { return };
+    let steps = plan.train.steps;
+    if plan.train.advantage != Advantage::default() {
+        let message =
+            "`train.advantage` compares whole answers, but with [critic] advantages are against its values, token by token";
+        note("train.advantage", &["critic"], message.to_owned(), "remove one of both");
+    }
+    if *warmup_steps >= steps {
+        let message =
+            format!("`critic.warmup_steps` is {warmup_steps}, and there are only {steps} steps: the policy would never learn");
+        note("critic.warmup_steps", &["train.steps"], message, "make it shorter than the run");
+    }
+    schedule("critic", steps, &optimization.schedule, note);
+}
+
+fn loss(train: &Train, note: Note) {
+    match &train.loss {
+        Loss::GeoMean(_) => {
+            let kind = "`train.loss.kind` is \"geo_mean\", whose ratios and advantages are means over whole answers";
+            if train.top_entropy < 1.0 {
+                let message = format!("{kind}: `train.top_entropy` of {} can leave no token out", train.top_entropy);
+                note("train.top_entropy", &["train.loss"], message, "leave it out, or choose another loss");
+            }
+            if train.off_policy_threshold.is_some() {
+                let message = format!("{kind}: `train.off_policy_threshold` can leave no token out");
+                note("train.off_policy_threshold", &["train.loss"], message, "use [[train.reject]], or choose another loss");
+            }
+        }
+        Loss::Custom(_) => {
+            let ignored = [
+                ("entropy_coef", train.entropy_coef != 0.0),
+                ("top_entropy", train.top_entropy < 1.0),
+                ("off_policy_threshold", train.off_policy_threshold.is_some()),
+            ];
+            for (key, _) in ignored.into_iter().filter(|(_, set)| *set) {
+                let message =
+                    format!("`train.{key}` is set, but `train.loss.kind` is \"custom\": such a loss sees to that itself");
+                let key = format!("train.{key}");
+                note(&key, &["train.loss"], message, "leave it out, and make it a parameter of the loss");
+            }
+        }
+        Loss::ClipCov(of) if of.min >= of.max => {
+            let message =
+                format!("`train.loss.min` is {}, not below its max of {}: no covariance is between them", of.min, of.max);
+            note("train.loss.min", &["train.loss"], message, "exchange them");
+        }
+        _ => {}
+    }
+}
+
+fn corrections(train: &Train, note: Note) {
+    if train.correction.is_some() && train.proximal == Some(Proximal::Behaviour) {
+        let message = "`train.proximal` is \"behaviour\": ratios are importance weights already, and those of train.correction would all be 1";
+        let help = "leave it out, or make it \"recompute\" or \"loglinear\"; to mask alone, use [[train.reject]]";
+        note("train.proximal", &["train.correction"], message.to_owned(), help);
+    }
+    if let Some([(low, min), (high, max)]) = train.correction.bounds()
+        && min > max
+    {
+        let message = format!("`train.correction.{low}` is {min}, above its {high} of {max}: no ratio is between them");
+        note(&format!("train.correction.{low}"), &["train.correction"], message, "exchange them");
+    }
+    if train.gap_warn > train.gap_halt {
+        let message = format!(
+            "`train.gap_warn` is {}, above train.gap_halt of {}: the run would end unwarned",
+            train.gap_warn, train.gap_halt
+        );
+        note("train.gap_warn", &["train.gap_halt"], message, "make it smaller than train.gap_halt");
+    }
+}
+
+fn rejections(train: &Train, note: Note) {
+    for (at, reject) in train.reject.iter().enumerate() {
+        let key = |name: &str| format!("train.reject[{at}].{name}");
+        let signed = reject.divergence == Divergence::K1;
+        if signed && reject.over == Over::Max {
+            let message = format!("`{}` is \"max\", but k1 is signed: the largest says nothing of the smallest", key("over"));
+            note(&key("over"), &[], message, "use divergence = \"k2\" or \"k3\", or over = \"token\"");
+        }
+        match reject.min {
+            Some(_) if !signed => {
+                let message = format!("`{}` bounds k1 alone; k2 and k3 are never below 0", key("min"));
+                note(&key("min"), &[], message, "remove it");
+            }
+            Some(min) if min > reject.max => {
+                let message = format!("`{}` is {min}, above its max of {}: everything would be rejected", key("min"), reject.max);
+                note(&key("min"), &[], message, "exchange them");
+            }
+            None if signed && reject.max < 1.0 => {
+                let message = format!(
+                    "`{}` is {}, a ratio below its lower bound of 1 / max: everything would be rejected",
+                    key("max"),
+                    reject.max
+                );
+                note(&key("max"), &[], message, "make it above 1, such as 2, or give min");
+            }
+            _ => {}
+        }
+    }
+}
