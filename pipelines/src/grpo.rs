@@ -18,7 +18,7 @@ use crate::resume::ResumePoint;
 use crate::rewards::Judge;
 use crate::run_folder::{Outputs, RunFolder};
 use crate::sft::WarmUp;
-use crate::{losses, parts, references, sft};
+use crate::{losses, parts, references, sft, trainers};
 
 /// Batches' worth of groups that the filter may drop in a row before the run ends with an error or trains on what it rejects.
 const PATIENCE: u64 = 64;
@@ -94,8 +94,8 @@ impl Actors<LocalEngine, LocalBackend> {
             generator: parts::generator(plan, policy, published)?,
             publisher,
             reward: parts::reward(plan, registry)?,
-            backend: parts::backend(plan, registry, policy).context("starting the trainer")?,
-            critic: parts::critic(plan, start).context("starting the critic")?,
+            backend: trainers::backend(plan, registry, policy).context("starting the trainer")?,
+            critic: trainers::critic(plan, start).context("starting the critic")?,
             registry: registry.clone(),
         })
     }
@@ -114,7 +114,7 @@ pub fn declare<E: TokenEngine, B: TrainingBackend<Weights = E::Weights> + 'stati
     let all_groups = plan.train.steps * plan.batch.groups as u64;
     let admission =
         Admission::new(groups_per_version, plan.admission_window() as u64, Some(all_groups)).bounded(plan.flow.max_staleness);
-    let mut trainer = parts::trainer(plan, &registry, backend, critic, checkpoints)?.admission(&admission);
+    let mut trainer = trainers::trainer(plan, &registry, backend, critic, checkpoints)?.admission(&admission);
     if let Some(from) = from {
         admission.restore(from.trainer.progress.clone());
         trainer = trainer.resume(&from.checkpoint, from.trainer.clone())?;

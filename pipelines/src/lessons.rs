@@ -9,7 +9,7 @@ use rollflow::stages::train::{Lesson, Minibatches};
 use rollflow::train::Algorithm;
 
 use crate::registry::Registry;
-use crate::{advantages, losses, parts};
+use crate::{advantages, losses, trainers};
 
 /// What every step of a plan that never changes is learned by.
 pub fn lesson(plan: &Plan, registry: &Registry) -> Result<Lesson> {
@@ -19,9 +19,9 @@ pub fn lesson(plan: &Plan, registry: &Registry) -> Result<Lesson> {
         advantages: Some(advantages::estimator(train, registry)?),
         reward_kl: train.kl_reward.as_ref().map(|of| Arc::new(losses::reward_kl(of))),
         pairs: losses::pairing(plan),
-        aggregation: parts::aggregation(plan),
+        aggregation: trainers::aggregation(plan),
         algorithm: Some(Arc::new(Algorithm { loss, off_policy })),
-        schedule: Some(parts::schedule(&train.optimization, train.lr, parts::own_steps(plan), train.updates_a_step())?),
+        schedule: Some(trainers::schedule(&train.optimization, train.lr, trainers::own_steps(plan), train.updates_a_step())?),
         updates: train.updates,
         minibatches: Minibatches { count: train.minibatches, seed: plan.seed },
         score_first: train.centre() == correction::Proximal::Recompute,

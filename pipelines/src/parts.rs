@@ -1,24 +1,18 @@
 //! A recipe's values as the library's parts. Pure translation: what a key means is decided here, what it does in the library.
 
-use std::path::PathBuf;
-use std::sync::Arc;
-
-use anyhow::{Context, Result, anyhow, ensure};
-use rollflow::algo::{BradleyTerry, Decay, GapLimits, ValueLoss};
+use anyhow::{Result, anyhow};
 use rollflow::data::{DataBuffer, Pair, RankedPair, arithmetic, jsonl};
 use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::flow::{Capacity, WeightsRx};
-use rollflow::model::{FrozenWeights, Head, load_hf};
+use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
 use rollflow::recipe::model::Model;
 use rollflow::recipe::task::{Arithmetic, JsonlTask, RewardModel, Sft, TaskData};
-use rollflow::recipe::train::{OnNonfinite, Optimization, ScheduleKind};
 use rollflow::recipe::{self, Plan, Timeline};
-use rollflow::stages::train::Critic;
-use rollflow::train::{self, AdamW, NonFinitePolicy};
+use rollflow::train::{self};
 
 use crate::lessons;
-use crate::losses::{self, off_policy};
+use crate::losses::{self};
 use crate::registry::Registry;
 use crate::rewards::{Judge, Scoring};
 
@@ -210,37 +204,6 @@ pub fn fallback(plan: &Plan) -> Fallback {
     }
 }
 
-/// The trainer of `[train]`.
-pub fn backend(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<LocalBackend> {
-    let train = &plan.train;
-    let config = local_config(registry.loss_of(train)?, &train.optimization, train.lr, own_steps(plan), train.updates_a_step())?;
-    Ok(policy.backend(LocalConfig { temperature: plan.generate.temperature, off_policy: off_policy(train), ..config })?)
-}
-
-/// Steps in which the policy learns: a critic's warm-up is none of them.
-pub fn own_steps(plan: &Plan) -> u64 {
-    plan.train.steps.saturating_sub(plan.critic.as_ref().map_or(0, |critic| critic.warmup_steps))
-}
-
-/// The trainer of `[critic]`, of a run that begins as `policy`.
-pub fn critic(plan: &Plan, policy: &Policy) -> Result<Option<LocalBackend>> {
-    let Some(critic) = &plan.critic else { return Ok(None) };
-    let loss = ValueLoss { clip: critic.value_clip.is_finite().then_some(critic.value_clip) };
-    let config = local_config(Arc::new(loss), &critic.optimization, critic.lr, plan.train.steps, plan.train.updates_a_step())?;
-    let Some(path) = &critic.path else { return Ok(Some(policy.critic(config)?)) };
-    let (model, weights) = load_hf(path).with_context(|| format!("loading the critic from {}", path.display()))?;
-    let (theirs, ours) = (model.vocab_size, policy.config().vocab_size);
-    ensure!(
-        theirs == ours,
-        "the critic in {} has a vocabulary of {theirs} tokens, the policy has {ours}: they speak of different tokens",
-        path.display()
-    );
-    Ok(Some(match model.head {
-        Head::Score => LocalBackend::new(config, model, weights)?,
-        Head::Words => LocalBackend::new(config, model.scoring(), weights.scoring(&model, None))?,
-    }))
-}
-
 /// Refuses to begin when the trainer finds the tokens of a few short answers more or less likely than the generator that sampled them. Both
 /// hold the same weights then, in single precision, where 1e-5 is much.
 pub fn probe(plan: &Plan, policy: &Policy, backend: &LocalBackend) -> Result<()> {
@@ -256,106 +219,4 @@ pub fn probe(plan: &Plan, policy: &Policy, backend: &LocalBackend) -> Result<()>
     }
     train::probe(backend, &samples, TOLERANCE)
         .map_err(|error| anyhow!("{error}. (train.probe = false starts the run all the same.)"))
-}
-
-/// The trainer of `[reward_model]`.
-pub fn reward_model_backend(of: &RewardModel, model: &ScoreModel) -> Result<LocalBackend> {
-    let loss = Arc::new(BradleyTerry { center: of.center });
-    Ok(model.backend(local_config(loss, &of.optimization, of.lr, of.steps, 1)?)?)
-}
-
-/// The learning rate over updates, of which every step makes so many.
-pub fn schedule(of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<Schedule> {
-    let decay = match of.schedule.kind {
-        ScheduleKind::Constant => Decay::Constant,
-        ScheduleKind::Linear => Decay::Linear,
-        ScheduleKind::Cosine => Decay::Cosine,
-    };
-    let (warmup_steps, total_steps) = (of.schedule.warmup.saturating_mul(updates), steps.saturating_mul(updates));
-    let schedule = Schedule { lr, decay, warmup_steps, total_steps, floor: of.schedule.floor };
-    schedule.validate()?;
-    Ok(schedule)
-}
-
-/// How tokens weigh in the loss.
-pub fn aggregation(plan: &Plan) -> Aggregation {
-    match plan.train.aggregation {
-        recipe::train::Aggregation::TokenMean => Aggregation::TokenMean,
-        recipe::train::Aggregation::SeqMeanTokenMean => Aggregation::SeqMeanTokenMean,
-        recipe::train::Aggregation::SeqMeanTokenSum => Aggregation::SeqMeanTokenSum,
-        recipe::train::Aggregation::TokenSum => Aggregation::TokenSum,
-        recipe::train::Aggregation::DrGrpo => Aggregation::DrGrpo { max_len: plan.generate.max_new_tokens },
-    }
-}
-
-/// The trainer of `[sft]`.
-pub fn supervised_backend(sft: &Sft, policy: &Policy) -> Result<LocalBackend> {
-    Ok(policy.backend(local_config(Arc::new(CrossEntropy), &sft.optimization, sft.lr, sft.steps, 1)?)?)
-}
-
-/// `steps` of so many updates each; schedules count updates.
-fn local_config(loss: Arc<dyn Loss>, of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<LocalConfig> {
-    let schedule = schedule(of, lr, steps, updates)?;
-    Ok(LocalConfig {
-        adamw: AdamW {
-            beta1: of.betas[0],
-            beta2: of.betas[1],
-            epsilon: of.eps,
-            weight_decay: of.weight_decay,
-            ..AdamW::default()
-        },
-        max_grad_norm: Some(of.max_grad_norm),
-        micro_batch_tokens: of.micro_batch_tokens,
-        non_finite: match of.on_nonfinite {
-            OnNonfinite::Stop => NonFinitePolicy::Stop,
-            OnNonfinite::Skip => NonFinitePolicy::Skip,
-        },
-        threads: Some(of.threads),
-        loss,
-        ..LocalConfig::new(CrossEntropy, schedule)
-    })
-}
-
-/// The training stage of `grpo`.
-pub fn trainer<B: TrainingBackend>(
-    plan: &Plan,
-    registry: &Registry,
-    backend: B,
-    critic: Option<B>,
-    checkpoints: Option<PathBuf>,
-) -> Result<Trainer<B>> {
-    let (timeline, always) = (Timeline::of(plan)?, lessons::lesson(plan, registry)?);
-    let registry = registry.clone();
-    let lesson =
-        move |step| if timeline.is_constant() { Ok(always.clone()) } else { lessons::by_step(&timeline, &registry, step) };
-    let trainer = Trainer::new(backend)
-        .lessons(move |step| lesson(step).map_err(Into::into))
-        .steps(plan.train.steps)
-        .sync_every(plan.sync.every)
-        .gap_limits(GapLimits { warn: plan.train.gap_warn, halt: plan.train.gap_halt })
-        .on_stale(on_stale(plan))
-        .threads(plan.train.optimization.threads);
-    let trainer = match plan.critic.as_ref().zip(critic) {
-        Some((of, critic)) => {
-            let critic = Critic::new(critic).gae(of.gamma, of.lambda).whiten(of.whiten).warm_up(of.warmup_steps);
-            trainer.critic(critic).threads(plan.train.optimization.threads.max(of.optimization.threads))
-        }
-        None => trainer,
-    };
-    let trainer = match plan.train.target_reward {
-        Some(reward) => trainer.target_reward(reward),
-        None => trainer,
-    };
-    Ok(checkpointed(trainer, plan, checkpoints))
-}
-
-/// With the recipe's checkpoints, if there is a folder for them. The end is always saved.
-pub fn checkpointed<B: TrainingBackend>(trainer: Trainer<B>, plan: &Plan, folder: Option<PathBuf>) -> Trainer<B> {
-    match folder {
-        Some(folder) => {
-            let every = (plan.checkpoint.every > 0).then_some(plan.checkpoint.every);
-            trainer.checkpoints(folder, every).keep(plan.checkpoint.keep)
-        }
-        None => trainer,
-    }
 }

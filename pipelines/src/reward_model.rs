@@ -12,9 +12,9 @@ use rollflow::recipe::Plan;
 use rollflow::stages::reward::Scorer;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
-use crate::parts;
 use crate::resume::ResumePoint;
 use crate::run_folder::{Outputs, RunFolder};
+use crate::{parts, trainers};
 
 /// The pipeline `reward_model`: trains, and judges what was saved by the pairs that were held out.
 pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
@@ -40,9 +40,9 @@ pub fn declare(plan: &Plan, outputs: Outputs, from: Option<&ResumePoint>) -> Res
     let reader = model.reader();
     let pairs = pairs.iter().enumerate().map(|(at, pair)| reader.pair(pair).with_context(|| format!("pair {at}")));
     let pairs = pairs.collect::<Result<Vec<_>>>()?;
-    let backend = parts::reward_model_backend(of, &model).context("starting the trainer")?;
+    let backend = trainers::reward_model_backend(of, &model).context("starting the trainer")?;
     let trainer = Trainer::new(backend).steps(of.steps).threads(of.optimization.threads).sync_every(u64::MAX);
-    let mut trainer = parts::checkpointed(trainer, plan, outputs.checkpoints);
+    let mut trainer = trainers::checkpointed(trainer, plan, outputs.checkpoints);
     if let Some(from) = from {
         trainer = trainer.resume(&from.checkpoint, from.trainer.clone())?;
     }

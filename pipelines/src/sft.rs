@@ -11,9 +11,9 @@ use rollflow::recipe::Plan;
 use rollflow::recipe::task::Sft;
 use rollflow::stages::sink::step_row;
 
-use crate::parts;
 use crate::resume::ResumePoint;
 use crate::run_folder::{Outputs, RunFolder};
+use crate::{parts, trainers};
 
 /// The pipeline `sft`.
 pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
@@ -30,7 +30,7 @@ pub fn declare(plan: &Plan, policy: &Policy, outputs: Outputs, from: Option<&Res
     let mut flow = Flow::new(&plan.name);
     let done = from.map_or(0, |from| from.trainer.step);
     let trained = train(&mut flow, plan, (sft, done), policy, |trainer| {
-        let trainer = parts::checkpointed(trainer, plan, outputs.checkpoints).sync_every(u64::MAX);
+        let trainer = trainers::checkpointed(trainer, plan, outputs.checkpoints).sync_every(u64::MAX);
         Ok(match from {
             Some(from) => trainer.resume(&from.checkpoint, from.trainer.clone())?,
             None => trainer,
@@ -89,7 +89,7 @@ fn train(
 ) -> Result<Port<Trained<FrozenWeights>>> {
     let samples = parts::supervised_samples(plan, sft, policy)?;
     let batches = flow.source("samples", Supervised::new(samples, sft.batch, sft.steps)?.after(done));
-    let backend = parts::supervised_backend(sft, policy).context("starting the trainer")?;
+    let backend = trainers::supervised_backend(sft, policy).context("starting the trainer")?;
     let trainer = trainer(Trainer::new(backend).steps(sft.steps).threads(sft.optimization.threads))?;
     Ok(flow.stage("train", batches, trainer))
 }
