@@ -121,13 +121,6 @@ pub fn fit_decode(steps: &[Load]) -> DecodeTimes {
     DecodeTimes { pass, row, prefill }
 }
 
-/// Fits times to items' tokens and how long they took.
-pub fn fit_items(items: &[(usize, f64)]) -> ItemTimes {
-    let rows: Vec<([f64; 2], f64)> = items.iter().map(|(tokens, seconds)| ([1.0, *tokens as f64], *seconds)).collect();
-    let [item, token] = fit(&rows);
-    ItemTimes { item, token }
-}
-
 /// Least squares with coefficients that are not negative, by coordinate descent, and scaled so that all predictions sum to all that was
 /// measured.
 fn fit<const N: usize>(rows: &[([f64; N], f64)]) -> [f64; N] {
@@ -167,8 +160,6 @@ mod tests {
         for (found, expected) in [(found.pass, times.pass), (found.row, times.row), (found.prefill, times.prefill)] {
             assert!((found - expected).abs() < 1e-2 * expected, "{found} is {expected}");
         }
-        let alike = fit_items(&[(10, 1.0), (10, 3.0)]);
-        assert!((alike.of(10).as_secs_f64() - 2.0).abs() < 1e-9, "{alike:?}");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::stages::train::Trained;
 
-use super::profile::{Answers, Profile, Recorded, fit_decode, fit_items};
+use super::profile::{Answers, ItemTimes, Profile, Recorded, fit_decode};
 use crate::grpo::{self, Actors};
 use crate::registry::Registry;
 use crate::run_folder::Outputs;
@@ -49,7 +49,7 @@ pub fn record(plan: &Plan, registry: &Registry, steps: u64) -> Result<Profile> {
     let mut outputs = Outputs::in_memory();
     let (times, groups) = (trained.clone(), answers.clone());
     outputs.log = outputs.log.each(move |step: &Trained<FrozenWeights>| {
-        add(&times, (step.batch.tokens(), step.seconds));
+        add(&times, (step.batch.tokens(), step.seconds - step.update_seconds, step.update_seconds));
         for group in &step.batch.groups {
             add(
                 &groups,
@@ -71,10 +71,10 @@ pub fn record(plan: &Plan, registry: &Registry, steps: u64) -> Result<Profile> {
         let stage = report.stage(name)?;
         let busy: u64 = stage.workers.iter().map(|worker| worker.time.busy).sum();
         let item = busy as f64 / 1e9 / stage.items_in.max(1) as f64;
-        Some(((*name).to_owned(), super::profile::ItemTimes { item, token: 0.0 }))
+        Some(((*name).to_owned(), ItemTimes { item, token: 0.0 }))
     };
     let mut stages: std::collections::BTreeMap<_, _> = OTHERS.iter().filter_map(per_item).collect();
-    stages.insert("train".to_owned(), fit_items(&take(&trained)));
+    stages.insert("train".to_owned(), trainer_times(&take(&trained)));
     let mut answers: Vec<(u64, Vec<(usize, f64)>)> = take(&answers);
     answers.sort_by_key(|(ordinal, _)| *ordinal);
     Ok(Profile {
@@ -83,4 +83,13 @@ pub fn record(plan: &Plan, registry: &Registry, steps: u64) -> Result<Profile> {
         answers: Answers::Recorded(answers.into_iter().map(|(_, group)| group).collect()),
         recorded: Some(Recorded { steps, seconds: report.wall as f64 / 1e9 }),
     })
+}
+
+/// Of steps' tokens, seconds in passes and seconds after them: an update takes as long whatever the batch, a pass so long for each token.
+fn trainer_times(steps: &[(usize, f64, f64)]) -> ItemTimes {
+    let sum = |of: fn(&(usize, f64, f64)) -> f64| steps.iter().map(of).sum::<f64>();
+    ItemTimes {
+        item: sum(|step| step.2) / steps.len().max(1) as f64,
+        token: sum(|step| step.1) / sum(|step| step.0 as f64).max(1.0),
+    }
 }

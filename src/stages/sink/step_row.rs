@@ -1,6 +1,7 @@
 //! A step as one row of numbers. Pure.
 
 use super::lengths::Lengths;
+use crate::algo::perplexity;
 use crate::data::{Group, POISONED};
 use crate::observe::{Metric, StepMetrics};
 use crate::stages::train::{Trained, staleness};
@@ -21,6 +22,9 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
     // A score has none.
     if forward.tokens > 0 && (pairs.pairs == 0 || forward.entropy > 0.0) {
         put(Metric::Entropy, forward.entropy);
+    }
+    if let Some(nll) = forward.metrics.nll {
+        put(Metric::Perplexity, perplexity(nll));
     }
     put(Metric::GradNorm, optim.grad_norm);
     put(Metric::GradNormClipped, optim.grad_norm_clipped);
@@ -145,6 +149,7 @@ mod tests {
             publish: None,
             totals: None,
             seconds: 0.1,
+            update_seconds: 0.05,
         }
     }
 

@@ -131,13 +131,15 @@ impl<B: TrainingBackend> Trainer<B> {
             Some(_) => self.learn_parts(gathered)?,
             None => self.learn_whole(gathered, kl_coef)?,
         };
+        let passed = Instant::now();
         let publish = step.is_multiple_of(self.sync_every).then(|| self.backend.snapshot());
         let optim = optim.wait()?;
         let publish = publish.map(|snapshot| snapshot.wait()).transpose()?;
+        let update_seconds = passed.elapsed().as_secs_f64();
         let totals = self.admission.as_ref().map(|admission| admission.settle(&batch));
         debug_assert!(totals.as_ref().is_none_or(|totals| totals.imbalance() == (0, 0)), "law D4: {totals:?}");
         let seconds = (worked + started.elapsed()).as_secs_f64();
-        Ok(Trained { step, version, batch, forward, optim, kl_cost, critic, settings, totals, publish, seconds })
+        Ok(Trained { step, version, batch, forward, optim, kl_cost, critic, settings, totals, publish, seconds, update_seconds })
     }
 
     /// The last part's pass, and the update.

@@ -46,6 +46,8 @@ pub struct Trained<W> {
     pub publish: Option<Snapshot<W>>,
     /// How long the step's work took, in seconds; waiting for parts of its batch is none.
     pub seconds: f64,
+    /// Of these, those after the last pass: the update, and the copy that is published.
+    pub update_seconds: f64,
 }
 
 impl<W: Send + Sync + 'static> Message for Trained<W> {
@@ -291,6 +293,7 @@ impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
             totals: None,
             publish: Some(first),
             seconds: 0.0,
+            update_seconds: 0.0,
         })?;
         let mut unsaved = None;
         let ended = self.train(io, &mut unsaved);
