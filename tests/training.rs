@@ -48,6 +48,7 @@ fn supervised_loss_falls_on_a_toy_set() {
     assert_eq!(seen, (1..=60).collect::<Vec<u64>>());
     let loss = |at: usize| steps[at].forward_backward.loss;
     assert!(loss(0) > 2.0 && loss(59) < 0.3 * loss(0), "{} {}", loss(0), loss(59));
+    assert_eq!(steps[59].row()["perplexity_tokens"], loss(59).exp(), "R176: e to the mean negative log-likelihood");
 }
 
 #[test]

@@ -11,8 +11,8 @@ use rollflow::algo::rewards::{
 use rollflow::observe::logs::{DeadLetterWriter, Failure};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
-use rollflow::recipe::reward::{Combine, Composition, HttpRule, PartRule};
-use rollflow::stages::reward::service::{Service, ServiceConfig};
+use rollflow::recipe::reward::{Combine, Composition, PartRule};
+use rollflow::stages::reward::service::{Judge as Grader, JudgeConfig, Service, ServiceConfig};
 use rollflow::stages::reward::{Scorer, Scorers, Served, ServedReward, score};
 
 use crate::registry::Registry;
@@ -48,9 +48,9 @@ impl Scoring {
     pub fn of(plan: &Plan, registry: &Registry) -> Result<Self> {
         let mut asked = Asked::new();
         Ok(match plan.reward.rule.alone() {
-            Ok(PartRule::Http(of)) => {
-                let served = Served::by(service(&of)?).retries(plan.reward.retries);
-                Scoring::Served { served: Arc::new(served), concurrency: of.concurrency }
+            Ok(rule) if rule.served().is_some() => {
+                let served = Served::by(service(&rule)?).retries(plan.reward.retries);
+                Scoring::Served { served: Arc::new(served), concurrency: rule.served().map_or(1, |of| of.concurrency) }
             }
             // With its parts, if it has some.
             Ok(PartRule::Custom(of)) => {
@@ -66,19 +66,12 @@ impl Scoring {
             }
             Err(of) => {
                 let parts = parts(plan, registry, of, &mut asked)?;
-                let served: Vec<(&String, &HttpRule)> = of
-                    .part
-                    .iter()
-                    .filter_map(|part| match &part.rule {
-                        PartRule::Http(rule) => Some((&part.name, rule)),
-                        _ => None,
-                    })
-                    .collect();
-                match served.iter().map(|(_, rule)| rule.concurrency).min() {
+                let served = || of.part.iter().filter_map(|part| Some((part, part.rule.served()?)));
+                match served().map(|(_, rule)| rule.concurrency).min() {
                     None => Scoring::Here { rule: Box::new(move |sample: &Sample| parts.earn(sample)), asked },
                     Some(concurrency) => {
-                        let named = |(name, rule): (&String, &HttpRule)| Ok((name.clone(), service(rule)?));
-                        let services: Vec<(String, Service)> = served.into_iter().map(named).collect::<Result<_>>()?;
+                        let services: Vec<(String, Service)> =
+                            served().map(|(part, _)| Ok((part.name.clone(), service(&part.rule)?))).collect::<Result<_>>()?;
                         let served = Served::parts(parts, services).retries(plan.reward.retries);
                         Scoring::Served { served: Arc::new(served), concurrency }
                     }
@@ -166,15 +159,28 @@ impl Judge {
     }
 }
 
-fn service(of: &HttpRule) -> Result<Service> {
+/// What is asked for by `rule`, which is served.
+fn service(rule: &PartRule) -> Result<Service> {
+    let of = rule.served().context("this reward is computed here")?;
     let seconds = Duration::try_from_secs_f64;
-    let config = ServiceConfig {
+    let service = Service::new(ServiceConfig {
         url: of.url.clone(),
         timeout: seconds(of.timeout)?,
         pause: seconds(of.pause)?,
         patience: seconds(of.patience)?,
-    };
-    Ok(Service::new(config)?)
+    })?;
+    Ok(match rule {
+        PartRule::Judge(of) => service.judge(Grader::new(JudgeConfig {
+            model: of.model.clone(),
+            prompt: of.prompt.clone(),
+            score: of.score.clone(),
+            scale: of.scale,
+            max_tokens: of.max_tokens,
+            key_env: of.key_env.clone(),
+            cache: of.cache.clone(),
+        })?),
+        _ => service,
+    })
 }
 
 fn parts(plan: &Plan, registry: &Registry, of: &Composition, asked: &mut Asked) -> Result<Parts> {
@@ -190,7 +196,7 @@ fn parts(plan: &Plan, registry: &Registry, of: &Composition, asked: &mut Asked) 
     let aggregator = if gated { Aggregator::Gated { at_least, then: Box::new(combined) } } else { combined };
     of.part.iter().try_fold(Parts::new(aggregator), |parts, part| {
         Ok(match &part.rule {
-            PartRule::Http(_) => parts.given(&part.name),
+            rule if rule.served().is_some() => parts.given(&part.name),
             rule => parts.part(&part.name, value(plan, registry, rule, asked)?),
         })
     })
@@ -234,7 +240,7 @@ fn value(plan: &Plan, registry: &Registry, rule: &PartRule, asked: &mut Asked) -
         PartRule::Length(of) => counted(length(of.min, of.max)?),
         PartRule::Overlong(of) => counted(overlong(plan.generate.max_new_tokens, of.buffer)?),
         PartRule::Repetition(of) => counted(repetition(of.n)?),
-        PartRule::Http(_) => bail!("a service answers for groups, and no closure for it"),
+        PartRule::Http(_) | PartRule::Judge(_) => bail!("a service answers for groups, and no closure for it"),
         PartRule::Custom(of) => {
             let reward = registry.reward_of(&of.function, &of.params)?;
             said(must_end, move |sample| reward(sample).map(|earned| earned.reward))

@@ -74,6 +74,8 @@ pub struct LossMetrics {
     pub kl_coef: Option<f64>,
     /// The loss without its entropy bonus.
     pub policy_loss: f64,
+    /// Weighted sum of negative log-likelihoods, in nats, of a loss that imitates; `None` of any other.
+    pub nll: Option<f64>,
     /// What was done about tokens of another policy; empty where nothing is.
     pub correction: CorrectionMetrics,
     /// How pairs of answers were told apart; empty where the loss compares none.
@@ -134,6 +136,7 @@ impl LossMetrics {
         self.kl_sum += other.kl_sum;
         self.kl_coef = self.kl_coef.or(other.kl_coef);
         self.policy_loss += other.policy_loss;
+        self.nll = pick(self.nll, other.nll, |a, b| a + b);
         self.correction.merge(&other.correction);
         self.pairs.merge(&other.pairs);
     }

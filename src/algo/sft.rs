@@ -13,11 +13,19 @@ impl Loss for CrossEntropy {
     }
 
     fn evaluate(&self, inputs: &LossInputs) -> Result<LossOutput, LossError> {
-        let loss = -inputs.log_probs.iter().zip(inputs.weights).map(|(log_prob, weight)| log_prob * weight).sum::<f64>();
+        let loss = nll(inputs);
         let grad = inputs.weights.iter().map(|weight| -weight).collect();
-        let metrics = LossMetrics { tokens: inputs.log_probs.len(), policy_loss: loss, ..Default::default() };
+        let metrics = imitating(inputs, loss);
         Ok(LossOutput { loss, grad, entropy_grad: None, metrics })
     }
+}
+
+fn nll(inputs: &LossInputs) -> f64 {
+    -inputs.log_probs.iter().zip(inputs.weights).map(|(log_prob, weight)| log_prob * weight).sum::<f64>()
+}
+
+fn imitating(inputs: &LossInputs, loss: f64) -> LossMetrics {
+    LossMetrics { tokens: inputs.log_probs.len(), policy_loss: loss, nll: Some(nll(inputs)), ..Default::default() }
 }
 
 /// `−Σ w sg(e^θ) θ`: cross-entropy whose tokens weigh by their own probability, so that unlikely ones don't dominate (dynamic fine-tuning; TRL's
@@ -34,7 +42,7 @@ impl Loss for DynamicFineTuning {
         let slope = |(log_prob, weight): (&f64, &f64)| -weight * log_prob.exp();
         let grad: Vec<f64> = inputs.log_probs.iter().zip(inputs.weights).map(slope).collect();
         let loss = grad.iter().zip(inputs.log_probs).map(|(grad, log_prob)| grad * log_prob).sum();
-        let metrics = LossMetrics { tokens: inputs.log_probs.len(), policy_loss: loss, ..Default::default() };
+        let metrics = imitating(inputs, loss);
         Ok(LossOutput { loss, grad, entropy_grad: None, metrics })
     }
 }

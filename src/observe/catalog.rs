@@ -184,6 +184,7 @@ catalog! {
         "Tokens of the newest step, prompts included, that took no forward or backward pass because their advantages are all zero and the loss has no other term; entropy, clip ratio, KL and gap are over the others.";
     PairAccuracy: GAUGE "pair_accuracy_ratio" [] in "ratio", "Share of the newest step's pairs whose chosen answer scored higher than the rejected one: by a reward model, or by beta times the log-ratio of policy over reference.";
     PairMargin: GAUGE "pair_margin_mean" [] in "score", "Mean score of chosen answers less that of the rejected ones, over the newest step's pairs.";
+    Perplexity: GAUGE "perplexity_tokens" [] in "tokens", "How many tokens the model hesitates between where it imitates: e to the mean negative log-likelihood of the newest step's trained tokens.";
     Entropy: GAUGE "entropy_nats" [] in "nats", "Mean entropy of the policy over the newest step's trained tokens.";
     ClipFraction: GAUGE "clip_ratio" [] in "ratio", "Share of the newest step's trained tokens whose probability ratio was clipped.";
     ApproxKl: GAUGE "approx_kl_nats" [] in "nats", "Estimated KL divergence of the trained policy from the one that sampled, in the newest step.";

@@ -7,7 +7,7 @@ use super::params::{Custom, Params};
 use super::section::NoKeys;
 use super::setting::{FINITE, FINITE_IF_GIVEN, GIVEN, Limit, NOT_NEGATIVE, PATH_GIVEN, POSITIVE, SOME};
 use crate::algo::rewards::{FormatTags, keywords};
-use crate::stages::reward::service::{Service, ServiceConfig};
+use crate::stages::reward::service::{PROMPT, SCORE, Service, ServiceConfig};
 
 const PATTERN: Limit<String> = Limit {
     text: "a regular expression in the syntax of Rust's regex crate (no look-around, no back-references)",
@@ -27,13 +27,20 @@ const URL: Limit<String> = Limit {
     text: "an address, as in http://127.0.0.1:9000/score, without TLS",
     holds: |url| Service::new(ServiceConfig::new(url)).is_ok(),
 };
+const SCORE_PATTERN: Limit<String> = Limit {
+    text: "a regular expression with a group, in round brackets",
+    holds: |pattern| regex::Regex::new(pattern).is_ok_and(|pattern| pattern.captures_len() > 1),
+};
+const JUDGED: Limit<String> = Limit { text: "a text with `{response}` in it", holds: |text| text.contains("{response}") };
+const SCALE: Limit<[f64; 2]> =
+    Limit { text: "two different numbers", holds: |[low, high]| low.is_finite() && high.is_finite() && low != high };
 const LEVELS: Limit<u32> = Limit { text: "at least 2", holds: |levels| *levels >= 2 };
 
 section! {
     /// What an answer earns: 1 if it is right, else 0; or what its parts make together.
     pub struct Reward {
         first rule: RewardRule;
-        /// Whether an answer that did not end by itself earns nothing for what it says: 0 from all kinds but `model`, whose 0 means nothing in particular, `length`, `overlong`, `repetition` and `http`, which is told how it ended.
+        /// Whether an answer that did not end by itself earns nothing for what it says: 0 from all kinds but `model`, whose 0 means nothing in particular, `length`, `overlong`, `repetition`, `judge`, and `http`, which is told how it ended.
         require_end_of_text: bool = true;
         /// How often a reward that fails is called again for the same answer, before the answer's group is given up.
         retries: u32 = 2;
@@ -73,6 +80,8 @@ tagged! {
         "model" => Model(ModelRule),
         /// what another process answers; docs/reward_service.md has the protocol.
         "http" => Http(HttpRule),
+        /// what a language model behind a URL says of it, as a grade from 0 to 1.
+        "judge" => Judge(JudgeRule),
         /// what a function gives that was registered by a name.
         "custom" => Custom(Custom),
         /// several of these and others, each a `[[reward.part]]`, together.
@@ -166,6 +175,8 @@ tagged! {
         "repetition" => Repetition(RepetitionRule),
         /// what another process answers.
         "http" => Http(HttpRule),
+        /// what a language model behind a URL says of it, as a grade from 0 to 1.
+        "judge" => Judge(JudgeRule),
         /// what a function gives that was registered by a name.
         "custom" => Custom(CustomPart),
     }
@@ -184,6 +195,28 @@ section! {
         pause: f64 = 0.5, NOT_NEGATIVE;
         /// Seconds that a service which says it is busy (429, 503) is waited for, in one attempt.
         patience: f64 = 300.0, NOT_NEGATIVE;
+    }
+}
+
+section! {
+    /// A language model grades each answer by itself. Replies are remembered: the same answer to the same prompt is graded once. `url` is that
+    /// of its chat completions, as in http://127.0.0.1:8000/v1/chat/completions.
+    pub struct JudgeRule {
+        first http: HttpRule;
+        /// The model's name, as its server knows it.
+        model: String = String::new(), GIVEN;
+        /// What it is asked, with `{prompt}`, `{response}` and `{answer}`, the ground truth, in their places.
+        prompt: String = PROMPT.to_owned(), JUDGED;
+        /// Finds the score in its reply: the first group of the last match.
+        score: String = SCORE.to_owned(), SCORE_PATTERN;
+        /// The scores that stand for 0 and for 1; the judge must not leave them.
+        scale: [f64; 2] = [0.0, 10.0], SCALE;
+        /// Longest reply, in tokens.
+        max_tokens: usize = 512, SOME;
+        /// The environment variable that holds the key its server asks for.
+        key_env: Option<String> = None;
+        /// A file that remembers replies over runs, relative to where the command runs; without it one run's memory does.
+        cache: Option<PathBuf> = None;
     }
 }
 
@@ -261,6 +294,7 @@ impl RewardRule {
             RewardRule::Math(of) => PartRule::Math(*of),
             RewardRule::Model(of) => PartRule::Model(of.clone()),
             RewardRule::Http(of) => PartRule::Http(of.clone()),
+            RewardRule::Judge(of) => PartRule::Judge(of.clone()),
             RewardRule::Custom(of) => PartRule::Custom(CustomPart { function: of.name.clone(), params: of.params.clone() }),
             RewardRule::Parts(of) => return Err(of),
         })
@@ -304,6 +338,19 @@ impl RewardRule {
 
 impl PartRule {
     fn compares(&self) -> bool {
-        matches!(self, PartRule::Exact(_) | PartRule::Numeric(_) | PartRule::Math(_))
+        match self {
+            PartRule::Exact(_) | PartRule::Numeric(_) | PartRule::Math(_) => true,
+            PartRule::Judge(of) => of.prompt.contains("{answer}"),
+            _ => false,
+        }
+    }
+
+    /// Where it is asked for, if another process answers.
+    pub fn served(&self) -> Option<&HttpRule> {
+        match self {
+            PartRule::Http(of) => Some(of),
+            PartRule::Judge(of) => Some(&of.http),
+            _ => None,
+        }
     }
 }

@@ -104,6 +104,7 @@ impl ForwardBackward {
         self.loss *= scale;
         self.grad_norm *= scale;
         self.metrics.policy_loss *= scale;
+        self.metrics.nll = self.metrics.nll.map(|nll| nll * scale);
         self
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::{CollateError, ForwardBackward, OptimStep, SaveCheckpoint, TrainError, TrainingBackend, collate, collate_batch};
-use crate::algo::Aggregation;
+use crate::algo::{Aggregation, perplexity};
 use crate::data::Sample;
 use crate::observe::logs::{announce_training, console_line};
 use crate::observe::{Metric, StepMetrics};
@@ -45,7 +45,8 @@ impl SftStep {
             (Metric::GradNormClipped, optim.grad_norm_clipped),
             (Metric::LearningRate, optim.lr),
         ];
-        numbers.into_iter().map(|(metric, value)| (metric.key().to_owned(), value)).collect()
+        let perplexity = forward.metrics.nll.map(|nll| (Metric::Perplexity, perplexity(nll)));
+        numbers.into_iter().chain(perplexity).map(|(metric, value)| (metric.key().to_owned(), value)).collect()
     }
 }
 

@@ -57,6 +57,11 @@ pub fn rollflow(args: &[&str]) -> Ended {
     ended(&mut command(args))
 }
 
+/// Runs to the end with these variables in its environment.
+pub fn rollflow_with(args: &[&str], variables: &[(&str, &str)]) -> Ended {
+    ended(command(args).envs(variables.iter().copied()))
+}
+
 /// Runs to the end in a shell that does `first` before.
 pub fn rollflow_after(first: &str, args: &[&str]) -> Ended {
     let plain = command(args);

@@ -7,7 +7,35 @@ use std::process::{Child, Command, Stdio};
 use rollflow::observe::logs::{DEAD_LETTERS, read_rollouts};
 use serde_json::Value;
 
-use crate::running::{Ended, GRPO, read, rollflow, run_args};
+use crate::running::{Ended, GRPO, read, rollflow, rollflow_with, run_args};
+
+/// As a language model behind a chat completions URL grades: in words, for whoever has the key.
+const GRADER: &str = r##"
+import json, re, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        allowed = self.headers["Authorization"] == "Bearer tell-nobody" and question["model"] == "grader"
+        asked = re.fullmatch(r"Is <(.*)> right\? It is <(.*)>\.", question["messages"][0]["content"], re.DOTALL)
+        grade = 10 if asked[1].strip() == asked[2] else 2
+        said = f"At first I thought score: 5, but no.\n**Score: {grade}**"
+        body = json.dumps({"choices": [{"message": {"role": "assistant", "content": said}}]}).encode()
+        self.send_response(200 if allowed else 401)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(f"http://127.0.0.1:{server.server_port}/v1/chat/completions", flush=True)
+server.serve_forever()
+"##;
 
 /// A server that ends with the test.
 struct Server {
@@ -93,4 +121,48 @@ fn a_service_that_is_gone_ends_the_run_with_its_address_and_its_letters_earn_onc
     let set = format!("reward.url={:?}", server.url);
     let replayed = rollflow(&["replay", out.to_str().unwrap(), "--set", &set]);
     assert_eq!(replayed.code, Some(0), "{}{}", replayed.out, replayed.err);
+}
+
+#[test]
+fn r190_a_judge_grades_what_it_has_not_graded_before_and_its_key_is_written_nowhere() {
+    let server = Server::start(GRADER);
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("judged.jsonl");
+    let reward = format!(
+        "reward={{kind=\"judge\",url={:?},model=\"grader\",prompt=\"Is <{{response}}> right? It is <{{answer}}>.\",key_env=\"JUDGE_KEY\",cache={:?}}}",
+        server.url,
+        cache.to_str().unwrap()
+    );
+    let graded = |name: &str, key: &str| {
+        let out = folder.path().join(name);
+        let sets = [&reward[..], "observe.rollouts_every=1"];
+        (rollflow_with(&run_args(GRPO, &out, &sets), &[("JUDGE_KEY", key)]), out)
+    };
+    let (ended, out) = graded("first", "tell-nobody");
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let rollouts: Vec<_> = read_rollouts(out.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    assert_eq!(rollouts.len(), 3 * 4 * 4);
+    for rollout in &rollouts {
+        let right = Some(rollout.response.trim()) == rollout.metadata["answer"].as_str();
+        assert_eq!(rollout.reward, Some(if right { 1.0 } else { 0.2 }), "{rollout:?}");
+    }
+    for file in fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file()) {
+        assert!(!String::from_utf8_lossy(&fs::read(&file).unwrap()).contains("tell-nobody"), "{}", file.display());
+    }
+    // Nobody is there any more, and nobody needs to be asked.
+    drop(server);
+    let (again, out) = graded("second", "tell-nobody");
+    assert_eq!(again.code, Some(0), "{}", again.err);
+    assert!(!out.join(DEAD_LETTERS).exists());
+    // With another key, nothing would be graded.
+    fs::remove_file(&cache).unwrap();
+    let server = Server::start(GRADER);
+    let reward = format!("reward={{kind=\"judge\",url={:?},model=\"grader\",key_env=\"JUDGE_KEY\",max_poisoned=1}}", server.url);
+    let out = folder.path().join("third");
+    let ended = rollflow_with(&run_args(GRPO, &out, &[&reward]), &[("JUDGE_KEY", "wrong")]);
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.err.contains("status 401") && ended.err.contains("asks for another key"), "{}", ended.err);
+    let out = folder.path().join("fourth");
+    let ended = rollflow(&run_args(GRPO, &out, &[&reward]));
+    assert!(ended.err.contains("environment variable JUDGE_KEY, which is not set"), "{}", ended.err);
 }

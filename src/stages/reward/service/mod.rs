@@ -1,13 +1,16 @@
 //! A reward that another process computes and serves over HTTP.
 //!
-//! A group's samples go as one request. What breaks, comes too late or makes no sense is asked again after a pause that doubles each time;
+//! A group's samples go as one request; to a [`Judge`] they go one by one. What breaks, comes too late or makes no sense is asked again after a pause that doubles each time;
 //! samples that have their reward are not asked for again. An answer of 429 or 503 says that the service is busy, not that it failed: it is
 //! waited for, up to a bound. Every call ends: an attempt takes a pause, `timeout` and `patience` at most, and one more `timeout`.
 
 mod exchange;
+mod judge;
 mod protocol;
+mod verdicts;
 
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::{StatusCode, Uri};
@@ -17,6 +20,8 @@ use crate::algo::rewards::Earnings;
 use crate::data::Group;
 use crate::observe::logs::{Failure, FailureKind};
 use exchange::{Reply, post};
+use hyper::body::Bytes;
+pub use judge::{Judge, JudgeConfig, JudgeError, PROMPT, SCORE};
 
 /// No pause is longer, unless the service asks for it.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -128,6 +133,7 @@ pub enum ServiceError {
 fn advice(status: u16) -> &'static str {
     match status {
         300..=399 => "redirects are not followed: give the address where the service itself is",
+        401 | 403 => "the service asks for another key",
         404 | 405 => "check the path, and that the service takes POST there",
         400..=499 => "the service refuses such requests: look into its log",
         _ => "look into the service's log",
@@ -150,6 +156,8 @@ impl ServiceError {
 pub struct Service {
     config: ServiceConfig,
     uri: Uri,
+    /// Without one, the service speaks the protocol of docs/reward_service.md.
+    judge: Option<Arc<Judge>>,
 }
 
 /// What a service said of a group.
@@ -172,7 +180,12 @@ impl Service {
             (Some("http"), _) => return Err(refuse("it has no host".to_owned())),
             _ => return Err(refuse("it does not begin with http://".to_owned())),
         }
-        Ok(Service { config, uri })
+        Ok(Service { config, uri, judge: None })
+    }
+
+    /// A language model grades each answer by itself; the address is that of its chat completions.
+    pub fn judge(self, judge: Judge) -> Self {
+        Service { judge: Some(Arc::new(judge)), ..self }
     }
 
     /// Asks for all samples of `group`, again up to `retries` times for those that have no reward yet.
@@ -208,26 +221,59 @@ impl Service {
         answers
     }
 
-    /// One answer to one question, however often the service says that it is busy.
+    /// What the samples at `places` earned.
     async fn ask(&self, group: &Group, places: &[usize]) -> Result<Vec<Result<Earnings, String>>, ServiceError> {
         let url = &self.config.url;
-        let question = protocol::question(group, places)
-            .map_err(|error| ServiceError::Question { url: url.clone(), why: error.to_string() })?;
+        let Some(judge) = &self.judge else {
+            let question = protocol::question(group, places)
+                .map_err(|error| ServiceError::Question { url: url.clone(), why: error.to_string() })?;
+            return protocol::answers(url, &self.tell(group.id(), question, None).await?, places.len());
+        };
+        let mut grades = Vec::with_capacity(places.len());
+        for place in places {
+            let said = match judge.question(&group.samples[*place]) {
+                Ok(question) => self.verdict(judge, group.id(), question).await?,
+                Err(why) => Err(why),
+            };
+            grades.push(said.and_then(|said| judge.grade(&said)).map(|reward| Earnings { reward, ..Earnings::default() }));
+        }
+        Ok(grades)
+    }
+
+    /// What the judge says, or said when it was asked the same before. Only replies with a score are remembered.
+    async fn verdict(&self, judge: &Judge, group: u64, question: String) -> Result<Result<String, String>, ServiceError> {
+        if let Some(said) = judge.verdicts().find(&question) {
+            return Ok(Ok(said));
+        }
+        let body = self.tell(group, question.clone().into_bytes(), judge.key()).await?;
+        let said = judge.reply(&self.config.url, &body);
+        if let Ok(said) = &said
+            && judge.grade(said).is_ok()
+            && let Err(error) = judge.verdicts().keep(question, said)
+        {
+            return Ok(Err(format!("the judge's cache can't be written: {error}")));
+        }
+        Ok(said)
+    }
+
+    /// One answer to one question, however often the service says that it is busy.
+    async fn tell(&self, group: u64, question: Vec<u8>, key: Option<&str>) -> Result<Bytes, ServiceError> {
+        let url = &self.config.url;
         let mut busy_since = None;
         for turned_away in 1.. {
-            let Reply { status, retry_after, body } = post(&self.uri, question.clone(), self.config.timeout).await?;
+            let Reply { status, retry_after, body } = post(&self.uri, question.clone(), key, self.config.timeout).await?;
             match status {
                 StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
                     let waited = busy_since.get_or_insert_with(Instant::now).elapsed();
                     // No shorter than its own, lest a service that asks for none be asked without end.
-                    let pause = self.pause(group.id(), turned_away).max(retry_after.unwrap_or_default());
+                    let pause = self.pause(group, turned_away).max(retry_after.unwrap_or_default());
                     if waited + pause > self.config.patience {
                         let (status, seconds) = (status.as_u16(), waited.as_secs_f64());
                         return Err(ServiceError::Busy { url: url.clone(), status, seconds });
                     }
                     sleep(pause).await;
                 }
-                status if status.is_success() => return protocol::answers(url, &body, places.len()),
+                status if status.is_success() => return Ok(body),
                 status => {
                     let (status, begins) = (status.as_u16(), protocol::begins(&body));
                     return Err(ServiceError::Status { url: url.clone(), status, begins });
