@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
-use rollflow::model::{Decoder, ModelConfig, ModelError, Packed, RopeScaling, Weights, load_hf, save_hf};
+use rollflow::model::{self, Decoder, ModelConfig, ModelError, Packed, RopeScaling, Weights, load_hf, save_hf};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
@@ -92,7 +92,12 @@ fn a_key_that_is_missing_mistyped_or_unsupported_is_named_with_its_file() {
         ("hidden_act", Some(json!("gelu")), &["`hidden_act` = \"gelu\" is not supported"]),
         ("eos_token_id", Some(json!(384)), &["`eos_token_id` is 384; expected an id below vocab_size"]),
         ("eos_token_id", Some(json!(["a"])), &["`eos_token_id` is [\"a\"]"]),
-        ("rope_parameters", Some(json!({"rope_type": "yarn", "factor": 4})), &["`rope_type` = \"yarn\" is not supported"]),
+        (
+            "rope_parameters",
+            Some(json!({"rope_type": "longrope", "factor": 4})),
+            &["`rope_type` = \"longrope\" is not supported"],
+        ),
+        ("partial_rotary_factor", Some(json!(0.75)), &["`partial_rotary_factor` = 0.75 is not supported"]),
         ("rope_parameters", Some(json!({"rope_type": "linear"})), &["`factor` is missing"]),
         ("quantization_config", Some(json!({"bits": 4})), &["`quantization_config`", "unquantised"]),
     ] {
@@ -178,6 +183,23 @@ fn half_precision_weights_are_read_as_they_are() {
         });
         let expected = Tensor::from_slice(&exact).to_kind(kind).to_kind(Kind::Float);
         assert!(folder.load().unwrap().1.flat == expected, "{dtype:?}");
+    }
+}
+
+/// Of a folder in half precision no number is lost or gained by loading and saving it, whatever its parameters are computed in.
+#[test]
+fn a_folder_is_saved_in_its_own_precision() {
+    for dtype in [model::Dtype::F16, model::Dtype::Bf16] {
+        let (config, weights) = Folder::copy_of("mistral_swa").load().unwrap();
+        let (half, again) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        save_hf(half.path(), &ModelConfig { dtype, ..config }, &weights).unwrap();
+        let (config, rounded) = load_hf(half.path()).unwrap();
+        assert_eq!(config.dtype, dtype);
+        assert!(rounded.flat == weights.flat.to_kind(dtype.kind()).to_kind(tch::Kind::Float) && rounded.flat != weights.flat);
+        save_hf(again.path(), &config, &rounded).unwrap();
+        for file in ["model.safetensors", "config.json"] {
+            assert_eq!(fs::read(half.path().join(file)).unwrap(), fs::read(again.path().join(file)).unwrap(), "{file}");
+        }
     }
 }
 

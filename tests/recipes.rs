@@ -10,7 +10,7 @@ use rollflow::recipe::critic::Critic;
 use rollflow::recipe::generate::{Filter, LengthFilter, MinReward};
 use rollflow::recipe::kl::{KlLoss, KlReward};
 use rollflow::recipe::loss::{self, Dpo, Gspo, KlCov, Loss, PairLoss};
-use rollflow::recipe::model::{Model, ModelFolder};
+use rollflow::recipe::model::{ModelFolder, ModelSource};
 use rollflow::recipe::pairs::{Pairs, Select};
 use rollflow::recipe::plan::{FilterFallback, OnStale};
 use rollflow::recipe::reference_policy::{Ema, Reference, ReferencePolicy};
@@ -186,7 +186,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         plan.sft = (sft || flag).then(|| Sft { steps, batch: few, lr: real, data, ..Sft::default() });
         plan.task.shuffle = flag;
         if !flag {
-            plan.model = Model::Folder(ModelFolder { path: "a \"b\"".into() });
+            plan.model.source = ModelSource::Folder(ModelFolder { path: "a \"b\"".into() });
             plan.task.data = TaskData::Jsonl(JsonlTask { path: "c.jsonl".into(), limit: Some(few), ..JsonlTask::default() });
         }
         if sft && choice == 2 {

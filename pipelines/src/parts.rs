@@ -1,12 +1,12 @@
 //! A recipe's values as the library's parts. Pure translation: what a key means is decided here, what it does in the library.
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow};
 use rollflow::data::{DataBuffer, Pair, RankedPair, arithmetic, jsonl};
 use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::flow::{Capacity, WeightsRx};
-use rollflow::model::FrozenWeights;
+use rollflow::model::{Compute, Dtype, FrozenWeights};
 use rollflow::prelude::*;
-use rollflow::recipe::model::Model;
+use rollflow::recipe::model::{DeviceName, ModelSource, Precision};
 use rollflow::recipe::task::{Arithmetic, JsonlTask, RewardModel, Sft, TaskData};
 use rollflow::recipe::{self, Plan, Timeline};
 use rollflow::train::{self};
@@ -19,10 +19,30 @@ use crate::rewards::{Judge, Scoring};
 /// What a tiny model can spell.
 const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n";
 
+/// Where and in which format all models of the run compute.
+pub fn compute(plan: &Plan) -> Result<Compute> {
+    let dtype = dtype(plan.model.dtype);
+    let compute = match plan.model.device {
+        DeviceName::Cpu => Compute::cpu(dtype),
+        DeviceName::Cuda(index) => Compute::cuda(index, dtype),
+    };
+    compute.check().with_context(|| format!("model.device = {:?}", plan.model.device.word()))?;
+    Ok(compute)
+}
+
+/// A recipe's name of a format.
+pub fn dtype(of: Precision) -> Dtype {
+    match of {
+        Precision::F32 => Dtype::F32,
+        Precision::Bf16 => Dtype::Bf16,
+        Precision::F16 => Dtype::F16,
+    }
+}
+
 /// The model and its tokenizer.
 pub fn policy(plan: &Plan) -> Result<Policy> {
-    Ok(match &plan.model {
-        Model::Tiny(tiny) => {
+    let policy = match &plan.model.source {
+        ModelSource::Tiny(tiny) => {
             let tokenizer = tokenizer(plan)?;
             let small = ModelConfig::small(&tokenizer, tiny.hidden, tiny.layers);
             let config = ModelConfig {
@@ -34,15 +54,16 @@ pub fn policy(plan: &Plan) -> Result<Policy> {
             };
             Policy::random(config, tokenizer, plan.seed)?
         }
-        Model::Folder(folder) => Policy::load(&folder.path)?,
-    })
+        ModelSource::Folder(folder) => Policy::load(&folder.path)?,
+    };
+    Ok(policy.computing(compute(plan)?))
 }
 
 /// The model's tokenizer, without the model.
 pub fn tokenizer(plan: &Plan) -> Result<Tokenizer> {
-    Ok(match &plan.model {
-        Model::Tiny(tiny) => Tokenizer::characters(CHARACTERS, tiny.vocab)?,
-        Model::Folder(folder) => Tokenizer::from_dir(&folder.path)?,
+    Ok(match &plan.model.source {
+        ModelSource::Tiny(tiny) => Tokenizer::characters(CHARACTERS, tiny.vocab)?,
+        ModelSource::Folder(folder) => Tokenizer::from_dir(&folder.path)?,
     })
 }
 
@@ -82,9 +103,9 @@ pub fn supervised_samples(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<Vec
 
 /// The model that a reward model starts from: the recipe's, with a head drawn by the seed unless it has one.
 pub fn score_model(plan: &Plan) -> Result<ScoreModel> {
-    Ok(match &plan.model {
-        Model::Folder(folder) => ScoreModel::begin(&folder.path, plan.seed)?,
-        Model::Tiny(_) => ScoreModel::from_policy(&policy(plan)?, Some(plan.seed)),
+    Ok(match &plan.model.source {
+        ModelSource::Folder(folder) => ScoreModel::begin(&folder.path, plan.seed)?.computing(compute(plan)?),
+        ModelSource::Tiny(_) => ScoreModel::from_policy(&policy(plan)?, Some(plan.seed)),
     })
 }
 

@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use rollflow::flow::WeightsRx;
-use rollflow::model::{FrozenWeights, ModelError, load_hf, save_hf};
+use rollflow::model::{Dtype, FrozenWeights, ModelConfig, ModelError, load_hf, save_hf};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::recipe::reference_policy::ReferencePolicy;
 use rollflow::stages::reference::{ema, periodic};
+
+use crate::parts;
 
 /// The folder in the run's own that keeps the policy as it was after the warm-up.
 const KEPT: &str = "reference";
@@ -22,6 +24,7 @@ pub fn reference(plan: &Plan, policy: &Policy, published: &WeightsRx<FrozenWeigh
         temperature: plan.generate.temperature,
         micro_batch_tokens: plan.train.optimization.micro_batch_tokens,
         threads: Some(of.threads),
+        compute: parts::compute(plan)?,
         ..LocalConfig::new(CrossEntropy, Schedule::constant(0.0))
     };
     Ok(Some(match &of.policy {
@@ -59,7 +62,9 @@ pub fn keep(plan: &Plan, policy: &Policy, run: &Path) -> Result<()> {
     let (folder, writing) = (run.join(KEPT), run.join(".reference.writing"));
     let written = || -> Result<(), ModelError> {
         let io = |source| ModelError::Io { path: folder.clone(), source };
-        save_hf(&writing, policy.config(), &policy.weights())?;
+        // What training made is not rounded to what the folder was.
+        let config = ModelConfig { dtype: Dtype::F32, ..policy.config().clone() };
+        save_hf(&writing, &config, &policy.weights())?;
         if folder.exists() {
             std::fs::remove_dir_all(&folder).map_err(io)?;
         }

@@ -25,7 +25,8 @@ pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<R
         return Ok(report);
     }
     if let (Some(folder), false) = (trained, held_out.is_empty()) {
-        let judged = judge(&Scorer::new(&ScoreModel::load(&folder)?, plan.threads())?, &held_out)?;
+        let judged =
+            judge(&Scorer::new(&ScoreModel::load(&folder)?.computing(parts::compute(plan)?), plan.threads())?, &held_out)?;
         tracing::info!("Held-out pairs: {} accuracy={:.4} margin={:.4}", judged.pairs, judged.accuracy(), judged.margin());
     }
     tracing::info!("Training complete!");
@@ -40,7 +41,7 @@ pub fn declare(plan: &Plan, outputs: Outputs, from: Option<&ResumePoint>) -> Res
     let reader = model.reader();
     let pairs = pairs.iter().enumerate().map(|(at, pair)| reader.pair(pair).with_context(|| format!("pair {at}")));
     let pairs = pairs.collect::<Result<Vec<_>>>()?;
-    let backend = trainers::reward_model_backend(of, &model).context("starting the trainer")?;
+    let backend = trainers::reward_model_backend(plan, of, &model).context("starting the trainer")?;
     let trainer = Trainer::new(backend).steps(of.steps).threads(of.optimization.threads).sync_every(u64::MAX);
     let mut trainer = trainers::checkpointed(trainer, plan, outputs.checkpoints);
     if let Some(from) = from {

@@ -15,6 +15,7 @@ use rollflow::recipe::reward::{Combine, Composition, PartRule};
 use rollflow::stages::reward::service::{Judge as Grader, JudgeConfig, Service, ServiceConfig};
 use rollflow::stages::reward::{Scorer, Scorers, Served, ServedReward, score};
 
+use crate::parts;
 use crate::registry::Registry;
 
 /// A reward of whole samples.
@@ -223,7 +224,7 @@ fn value(plan: &Plan, registry: &Registry, rule: &PartRule, asked: &mut Asked) -
         }
         PartRule::Model(of) => {
             let model = ScoreModel::load(&of.path).with_context(|| format!("loading the reward model {}", of.path.display()))?;
-            let scorer = Arc::new(Scorer::new(&model, of.threads)?);
+            let scorer = Arc::new(Scorer::new(&model.computing(parts::compute(plan)?), of.threads)?);
             asked.push(scorer.clone());
             // Scores are told apart by their differences: 0 may be the best of all, and is no answer to one that was cut off.
             let penalty = of.missing_end_penalty;

@@ -89,7 +89,7 @@ fn train(
 ) -> Result<Port<Trained<FrozenWeights>>> {
     let samples = parts::supervised_samples(plan, sft, policy)?;
     let batches = flow.source("samples", Supervised::new(samples, sft.batch, sft.steps)?.after(done));
-    let backend = trainers::supervised_backend(sft, policy).context("starting the trainer")?;
+    let backend = trainers::supervised_backend(plan, sft, policy).context("starting the trainer")?;
     let trainer = trainer(Trainer::new(backend).steps(sft.steps).threads(sft.optimization.threads))?;
     Ok(flow.stage("train", batches, trainer))
 }

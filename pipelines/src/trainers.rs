@@ -20,7 +20,8 @@ use crate::{lessons, parts};
 /// The trainer of `[train]`.
 pub fn backend(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<LocalBackend> {
     let train = &plan.train;
-    let config = local_config(registry.loss_of(train)?, &train.optimization, train.lr, own_steps(plan), train.updates_a_step())?;
+    let config =
+        local_config(plan, registry.loss_of(train)?, &train.optimization, train.lr, own_steps(plan), train.updates_a_step())?;
     Ok(policy.backend(LocalConfig { temperature: plan.generate.temperature, off_policy: off_policy(train), ..config })?)
 }
 
@@ -33,7 +34,8 @@ pub fn own_steps(plan: &Plan) -> u64 {
 pub fn critic(plan: &Plan, policy: &Policy) -> Result<Option<LocalBackend>> {
     let Some(critic) = &plan.critic else { return Ok(None) };
     let loss = ValueLoss { clip: critic.value_clip.is_finite().then_some(critic.value_clip) };
-    let config = local_config(Arc::new(loss), &critic.optimization, critic.lr, plan.train.steps, plan.train.updates_a_step())?;
+    let config =
+        local_config(plan, Arc::new(loss), &critic.optimization, critic.lr, plan.train.steps, plan.train.updates_a_step())?;
     let Some(path) = &critic.path else { return Ok(Some(policy.critic(config)?)) };
     let (model, weights) = load_hf(path).with_context(|| format!("loading the critic from {}", path.display()))?;
     let (theirs, ours) = (model.vocab_size, policy.config().vocab_size);
@@ -49,18 +51,18 @@ pub fn critic(plan: &Plan, policy: &Policy) -> Result<Option<LocalBackend>> {
 }
 
 /// The trainer of `[sft]`.
-pub fn supervised_backend(sft: &Sft, policy: &Policy) -> Result<LocalBackend> {
-    Ok(policy.backend(local_config(Arc::new(CrossEntropy), &sft.optimization, sft.lr, sft.steps, 1)?)?)
+pub fn supervised_backend(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<LocalBackend> {
+    Ok(policy.backend(local_config(plan, Arc::new(CrossEntropy), &sft.optimization, sft.lr, sft.steps, 1)?)?)
 }
 
 /// The trainer of `[reward_model]`.
-pub fn reward_model_backend(of: &RewardModel, model: &ScoreModel) -> Result<LocalBackend> {
+pub fn reward_model_backend(plan: &Plan, of: &RewardModel, model: &ScoreModel) -> Result<LocalBackend> {
     let loss = Arc::new(BradleyTerry { center: of.center });
-    Ok(model.backend(local_config(loss, &of.optimization, of.lr, of.steps, 1)?)?)
+    Ok(model.backend(local_config(plan, loss, &of.optimization, of.lr, of.steps, 1)?)?)
 }
 
 /// `steps` of so many updates each; schedules count updates.
-fn local_config(loss: Arc<dyn Loss>, of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<LocalConfig> {
+fn local_config(plan: &Plan, loss: Arc<dyn Loss>, of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<LocalConfig> {
     let schedule = schedule(of, lr, steps, updates)?;
     Ok(LocalConfig {
         adamw: AdamW {
@@ -77,6 +79,9 @@ fn local_config(loss: Arc<dyn Loss>, of: &Optimization, lr: f64, steps: u64, upd
             OnNonfinite::Skip => NonFinitePolicy::Skip,
         },
         threads: Some(of.threads),
+        compute: parts::compute(plan)?,
+        gradient_checkpointing: of.gradient_checkpointing,
+        save_dtype: plan.checkpoint.dtype.map(parts::dtype),
         loss,
         ..LocalConfig::new(CrossEntropy, schedule)
     })

@@ -25,11 +25,11 @@ pub(super) fn window_mask(len: i64, window: Option<usize>, device: Device) -> Op
 }
 
 /// Causal attention within each row of a rectangle. `q` is `[rows, columns, heads, dim]`, `k` and `v` have the key heads instead;
-/// the result is `[rows · columns, heads · dim]`.
-pub(super) fn causal(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>) -> Tensor {
+/// the result is `[rows · columns, heads · dim]`. Products are multiplied by `scale`.
+pub(super) fn causal(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, scale: f64) -> Tensor {
     let [q, k, v] = [q, k, v].map(|x| x.transpose(1, 2));
     let grouped = q.size()[1] != k.size()[1];
-    let out = Tensor::scaled_dot_product_attention(&q, &k, &v, mask, 0.0, mask.is_none(), None, grouped);
+    let out = Tensor::scaled_dot_product_attention(&q, &k, &v, mask, 0.0, mask.is_none(), Some(scale), grouped);
     let (rows, columns) = (out.size()[0], out.size()[2]);
     out.transpose(1, 2).reshape([rows * columns, -1])
 }

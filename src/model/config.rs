@@ -2,48 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
-use super::ModelError;
-
-/// The families of decoders that differ in biases, norms and windows only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    /// Llama 1 to 3.
-    Llama,
-    /// Qwen2 and Qwen2.5.
-    Qwen2,
-    /// Qwen3, dense.
-    Qwen3,
-    /// Mistral.
-    Mistral,
-}
-
-impl Family {
-    /// Every family.
-    pub const ALL: [Family; 4] = [Family::Llama, Family::Qwen2, Family::Qwen3, Family::Mistral];
-
-    /// `model_type` of its configurations.
-    pub fn model_type(self) -> &'static str {
-        match self {
-            Family::Llama => "llama",
-            Family::Qwen2 => "qwen2",
-            Family::Qwen3 => "qwen3",
-            Family::Mistral => "mistral",
-        }
-    }
-
-    /// Its class in transformers.
-    fn architecture(self, head: Head) -> String {
-        let family = match self {
-            Family::Llama => "Llama",
-            Family::Qwen2 => "Qwen2",
-            Family::Qwen3 => "Qwen3",
-            Family::Mistral => "Mistral",
-        };
-        family.to_owned() + head.architecture()
-    }
-}
+use super::family::QkNorm;
+use super::{Dtype, Family, ModelError};
 
 /// What a model says after a token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,6 +51,44 @@ pub enum RopeScaling {
         /// Context length of the pre-training.
         original: f64,
     },
+    /// NTK by need: nothing changes up to `max_position_embeddings`, beyond which this library doesn't go.
+    Dynamic {
+        /// How many times longer it could become.
+        factor: f64,
+    },
+    /// YaRN (Peng et al., 2023): a ramp by how often a frequency turns in the context of the pre-training, and longer queries and keys.
+    Yarn {
+        /// Divisor of frequencies that turn rarely.
+        factor: f64,
+        /// Context length of the pre-training.
+        original: f64,
+        /// Frequencies that turn more often than this are kept.
+        fast: f64,
+        /// Frequencies that turn less often than this are divided.
+        slow: f64,
+        /// Factor of rotated queries and keys.
+        amplitude: f64,
+        /// Whether the ramp begins and ends at whole columns.
+        truncate: bool,
+    },
+}
+
+/// Constant factors of Granite's; in all other families they change nothing.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Factors {
+    /// Of embeddings.
+    pub embedding: f64,
+    /// Of what a branch adds to the residual stream.
+    pub residual: f64,
+    /// Of products of queries and keys; `None`: 1/√(head width).
+    pub attention: Option<f64>,
+    /// What logits are divided by.
+    pub logits: f64,
+}
+
+impl Factors {
+    /// Those that change nothing.
+    pub const ONE: Factors = Factors { embedding: 1.0, residual: 1.0, attention: None, logits: 1.0 };
 }
 
 /// The shape of a decoder. Fields are plain data; [`ModelConfig::check`] says whether they fit together.
@@ -120,6 +120,10 @@ pub struct ModelConfig {
     pub rope_scaling: RopeScaling,
     /// One entry a layer: how many positions back it sees, itself included; `None`: all.
     pub windows: Vec<Option<usize>>,
+    /// Layers that know no positions: queries and keys are not rotated there.
+    pub unrotated: Vec<usize>,
+    /// Constant factors.
+    pub factors: Factors,
     /// Biases on the query, key and value projections.
     pub qkv_bias: bool,
     /// Bias on the attention's output projection.
@@ -130,6 +134,8 @@ pub struct ModelConfig {
     pub tied: bool,
     /// Standard deviation of fresh weights.
     pub initializer_range: f64,
+    /// What the folder's tensors are, and what is saved unless it is told otherwise.
+    pub dtype: Dtype,
     /// Tokens that end a text.
     pub eos_token_ids: Vec<u32>,
     /// Padding token.
@@ -156,9 +162,27 @@ impl ModelConfig {
         ModelConfig { head: Head::Score, other, ..self.clone() }
     }
 
-    /// Whether queries and keys are normed per head.
-    pub fn qk_norm(&self) -> bool {
-        self.family == Family::Qwen3
+    /// How many numbers queries are normed over, and how many keys; none where they aren't.
+    pub(super) fn qk_norm_sizes(&self) -> Option<(usize, usize)> {
+        match self.family.qk_norm() {
+            QkNorm::None => None,
+            QkNorm::Heads => Some((self.head_dim, self.head_dim)),
+            QkNorm::Tokens => Some((self.heads * self.head_dim, self.kv_heads * self.head_dim)),
+        }
+    }
+
+    /// What products of queries and keys are multiplied by.
+    pub fn attention_scale(&self) -> f64 {
+        self.factors.attention.unwrap_or_else(|| 1.0 / (self.head_dim as f64).sqrt())
+    }
+
+    /// How a layer's frequencies are stretched; `None` where it rotates nothing.
+    pub(super) fn rope_of(&self, layer: usize) -> Option<RopeScaling> {
+        match (self.family, self.windows[layer]) {
+            _ if self.unrotated.contains(&layer) => None,
+            (Family::Olmo3, Some(_)) => Some(RopeScaling::Default),
+            _ => Some(self.rope_scaling),
+        }
     }
 
     /// Columns of the fused query, key and value projection.
@@ -190,69 +214,5 @@ impl ModelConfig {
             }
         }
         Ok(())
-    }
-
-    /// The object of a `config.json` that transformers 4 and 5 load.
-    pub fn to_json(&self) -> Map<String, Value> {
-        let mut rope = match self.rope_scaling {
-            RopeScaling::Default => json!({"rope_type": "default"}),
-            RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
-            RopeScaling::Llama3 { factor, low, high, original } => json!({"rope_type": "llama3", "factor": factor,
-                "low_freq_factor": low, "high_freq_factor": high, "original_max_position_embeddings": original as u64}),
-        };
-        let rope_scaling = if self.rope_scaling == RopeScaling::Default { Value::Null } else { rope.clone() };
-        rope["rope_theta"] = self.rope_theta.into();
-        let window = self.windows.iter().flatten().next();
-        let eos = match self.eos_token_ids.as_slice() {
-            [] => Value::Null,
-            [id] => json!(id),
-            ids => json!(ids),
-        };
-        let mut keys = json!({
-            "architectures": [self.family.architecture(self.head)],
-            "model_type": self.family.model_type(),
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
-            "num_hidden_layers": self.layers(),
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "hidden_act": "silu",
-            "max_position_embeddings": self.max_positions,
-            "rms_norm_eps": self.rms_norm_eps,
-            "rope_parameters": rope,
-            "rope_theta": self.rope_theta,
-            "rope_scaling": rope_scaling,
-            "tie_word_embeddings": self.tied,
-            "initializer_range": self.initializer_range,
-            "eos_token_id": eos,
-            "pad_token_id": self.pad_token_id,
-            "dtype": "float32",
-            "torch_dtype": "float32",
-        });
-        match self.family {
-            Family::Llama => {
-                keys["attention_bias"] = self.qkv_bias.into();
-                keys["mlp_bias"] = self.mlp_bias.into();
-            }
-            Family::Mistral => keys["sliding_window"] = json!(window),
-            Family::Qwen2 | Family::Qwen3 => {
-                let kind = |window: &Option<usize>| if window.is_some() { "sliding_attention" } else { "full_attention" };
-                keys["sliding_window"] = json!(window);
-                keys["use_sliding_window"] = window.is_some().into();
-                keys["layer_types"] = self.windows.iter().map(kind).collect();
-                if self.family == Family::Qwen3 {
-                    keys["attention_bias"] = self.qkv_bias.into();
-                }
-            }
-        }
-        if self.head == Head::Score {
-            keys["id2label"] = json!({"0": "LABEL_0"});
-            keys["label2id"] = json!({"LABEL_0": 0});
-        }
-        let Value::Object(mut keys) = keys else { unreachable!("json! of braces is an object") };
-        keys.extend(self.other.clone());
-        keys
     }
 }

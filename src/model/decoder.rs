@@ -4,13 +4,14 @@
 
 use std::sync::Arc;
 
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use super::attention::{MaskByWindow, causal, window_mask};
+use super::family::QkNorm;
 use super::packed::Rectangle;
-use super::rope::{Rope, Tables};
+use super::rope::{ByLayer, Rope, Tables};
 use super::views::Layer;
-use super::{KvCache, Layout, ModelConfig, Packed, Views, fused, log_probs_and_entropy};
+use super::{Head, KvCache, Layout, ModelConfig, Packed, Views, fused, log_probs_and_entropy};
 
 /// A decoder of one configuration. It holds no weights, and each thread makes its own.
 pub struct Decoder {
@@ -18,6 +19,17 @@ pub struct Decoder {
     layout: Arc<Layout>,
     rope: Rope,
 }
+
+/// What all layers of one pass over whole sequences share.
+pub(super) enum Pass<'a> {
+    /// The fused attention, with each layer's cosines and sines.
+    Fused(&'a Packed, ByLayer<(Tensor, Tensor)>),
+    /// libtorch's over a rectangle of sequences.
+    Rectangular(Rectangle, ByLayer<Tables>, MaskByWindow),
+}
+
+/// Gets each layer's keys and values, `[sequences, longest, key heads, dim]` each.
+type Keep<'a> = &'a mut dyn FnMut(usize, (&Tensor, &Tensor));
 
 impl Decoder {
     /// A decoder for weights of this layout, which must be the configuration's.
@@ -28,6 +40,16 @@ impl Decoder {
     /// Its configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// Where its parameters lie.
+    pub(super) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The matrices of one layer, of its part of the parameters.
+    pub(super) fn layer_views(&self, part: &Tensor) -> Layer {
+        Layer::new(&self.config, &self.layout, part)
     }
 
     /// The matrices of `flat`; gradients reach it in one piece.
@@ -78,7 +100,9 @@ impl Decoder {
         let _guard = tch::no_grad_guard();
         let last: Vec<i64> = packed.starts().zip(&packed.lens).map(|(start, len)| (start + len - 1) as i64).collect();
         let last = Tensor::from_slice(&last).to_device(views.embedding.device());
-        let hidden = self.rectangular(views, packed, Some(&last), |layer, keys_values| cache.fill(layer, slots, keys_values));
+        let pass = self.rectangular(packed, &views.embedding);
+        let mut keep = |layer, keys_values: (&Tensor, &Tensor)| cache.fill(layer, slots, keys_values);
+        let hidden = self.trunk(views, &pass, packed, Some(&last), &mut keep);
         self.logits(views, &hidden)
     }
 
@@ -89,81 +113,111 @@ impl Decoder {
         let device = views.embedding.device();
         let longest = positions.iter().max().map_or(0, |position| position + 1);
         let at: Vec<i64> = positions.iter().map(|&position| position as i64).collect();
-        let tables = self.rope.with(longest, device, |tables| tables.at(&Tensor::from_slice(&at).to_device(device)));
+        let at = Tensor::from_slice(&at).to_device(device);
+        let tables = self.rope.by_layer(longest, device, |tables| tables.at(&at));
         let step = cache.begin_step(first, positions, &self.config);
-        let mut x = views.embedding.index_select(0, &Tensor::from_slice(tokens).to_device(device));
+        let mut x = self.embed(views, tokens);
         for (index, layer) in views.layers.iter().enumerate() {
             x = self.block(layer, x, None, |qkv| {
-                let (qk, v) = self.heads(layer, qkv, &[tokens.len() as i64], &tables);
+                let (qk, v) = self.heads(layer, qkv, &[tokens.len() as i64], tables.get(index));
                 cache.attend(&step, index, &qk, &v, self.config.windows[index])
             });
         }
-        self.logits(views, &self.norm(&x, &views.norm))
+        self.logits(views, &self.finish(&views.norm, &x))
     }
 
-    /// Whole sequences, by the attention that is faster for them.
     fn whole(&self, views: &Views, packed: &Packed, rows: Option<&Tensor>) -> Tensor {
-        let device = views.embedding.device();
-        if !fused::attends(packed.longest(), device) {
-            return self.rectangular(views, packed, rows, |_, _| {});
+        self.trunk(views, &self.pass(packed, &views.embedding), packed, rows, &mut |_, _| {})
+    }
+
+    /// The attention that is faster for these sequences, where and as `embedding` is computed with.
+    pub(super) fn pass<'a>(&self, packed: &'a Packed, embedding: &Tensor) -> Pass<'a> {
+        let longest = packed.longest();
+        if !fused::attends(longest, (embedding.kind(), embedding.device())) {
+            return self.rectangular(packed, embedding);
         }
-        let (cos, sin) = self.rope.with(packed.longest(), device, |tables| tables.first(packed.longest() as i64).pairs());
-        let heads = fused::Heads { queries: self.config.heads as i64, keys: self.config.kv_heads as i64 };
-        self.trunk(views, packed, rows, |index, layer, qkv| {
-            fused::attention(&self.normed_heads(layer, qkv), (&cos, &sin), packed, heads, self.config.windows[index])
-        })
+        Pass::Fused(packed, self.rope.by_layer(longest, embedding.device(), |tables| tables.first(longest as i64).pairs()))
     }
 
-    /// The same by libtorch's attention over a rectangle of sequences. `keep` gets each layer's keys and values as
-    /// `[sequences, longest, key heads, dim]` each.
-    fn rectangular(
-        &self,
-        views: &Views,
-        packed: &Packed,
-        rows: Option<&Tensor>,
-        mut keep: impl FnMut(usize, (&Tensor, &Tensor)),
-    ) -> Tensor {
-        let device = views.embedding.device();
+    fn rectangular<'a>(&self, packed: &Packed, embedding: &Tensor) -> Pass<'a> {
+        let device = embedding.device();
         let rectangle = Rectangle::new(packed, device);
-        let shape = [rectangle.rows, rectangle.columns];
-        let tables = self.rope.with(packed.longest(), device, |tables| tables.first(rectangle.columns));
+        let tables = self.rope.by_layer(packed.longest(), device, |tables| tables.first(rectangle.columns));
         let masks = MaskByWindow::new(&self.config.windows, |window| window_mask(rectangle.columns, window, device));
-        self.trunk(views, packed, rows, |index, layer, qkv| {
-            let (qk, v) = self.heads(layer, &rectangle.spread(qkv), &shape, &tables);
-            let [q, k] = self.split_queries(&qk);
-            keep(index, (&k, &v));
-            rectangle.pack(causal(&q, &k, &v, masks.get(self.config.windows[index])))
-        })
+        Pass::Rectangular(rectangle, tables, masks)
     }
 
-    /// Embedding, layers and final norm over whole sequences, for `rows` only where given; `attend` turns the rows of a layer's fused
-    /// projections into the rows attention gives back.
-    fn trunk(
-        &self,
-        views: &Views,
-        packed: &Packed,
-        rows: Option<&Tensor>,
-        mut attend: impl FnMut(usize, &Layer, &Tensor) -> Tensor,
-    ) -> Tensor {
-        let device = views.embedding.device();
-        let mut x = views.embedding.index_select(0, &Tensor::from_slice(&packed.ids).to_device(device));
+    /// Embedding, layers and final norm over whole sequences, for `rows` only where given.
+    fn trunk(&self, views: &Views, pass: &Pass, packed: &Packed, rows: Option<&Tensor>, keep: Keep) -> Tensor {
+        let mut x = self.embed(views, &packed.ids);
         for (index, layer) in views.layers.iter().enumerate() {
             let rows = rows.filter(|_| index + 1 == views.layers.len());
-            x = self.block(layer, x, rows, |qkv| attend(index, layer, qkv));
+            x = self.layer(layer, index, pass, x, rows, keep);
         }
-        self.norm(&x, &views.norm)
+        self.finish(&views.norm, &x)
+    }
+
+    /// The embeddings of tokens.
+    pub(super) fn embed(&self, views: &Views, tokens: &[i64]) -> Tensor {
+        let tokens = Tensor::from_slice(tokens).to_device(views.embedding.device());
+        scaled(views.embedding.index_select(0, &tokens), self.config.factors.embedding)
+    }
+
+    /// One layer over whole sequences.
+    pub(super) fn layer(&self, layer: &Layer, index: usize, pass: &Pass, x: Tensor, rows: Option<&Tensor>, keep: Keep) -> Tensor {
+        self.block(layer, x, rows, |qkv| self.attend(layer, index, pass, qkv, keep))
+    }
+
+    /// What [`Decoder::logits`] takes, from the last layer's output.
+    pub(super) fn finish(&self, norm: &Tensor, x: &Tensor) -> Tensor {
+        let normed = self.norm(x, norm);
+        match (self.config.head, self.config.factors.logits) {
+            (Head::Score, _) | (_, 1.0) => normed,
+            (Head::Words, divisor) => normed / divisor,
+        }
+    }
+
+    /// The rows of a layer's fused projections become the rows attention gives back.
+    fn attend(&self, layer: &Layer, index: usize, pass: &Pass, qkv: &Tensor, keep: Keep) -> Tensor {
+        let (config, window) = (&self.config, self.config.windows[index]);
+        match pass {
+            Pass::Fused(packed, rotations) => {
+                let (cos, sin) = rotations.get(index);
+                let (queries, keys, scale) = (config.heads as i64, config.kv_heads as i64, config.attention_scale());
+                let heads = fused::Heads { queries, keys, scale };
+                fused::attention(&self.normed_heads(layer, qkv), (cos, sin), packed, heads, window)
+            }
+            Pass::Rectangular(rectangle, tables, masks) => {
+                let shape = [rectangle.rows, rectangle.columns];
+                let (qk, v) = self.heads(layer, &rectangle.spread(qkv), &shape, tables.get(index));
+                let [q, k] = self.split_queries(&qk);
+                keep(index, (&k, &v));
+                rectangle.pack(causal(&q, &k, &v, masks.get(window), config.attention_scale()))
+            }
+        }
     }
 
     /// One layer. With `rows`, nothing after attention is computed for other rows.
     fn block(&self, layer: &Layer, x: Tensor, rows: Option<&Tensor>, attend: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
-        let attended = attend(&layer.qkv.forward(&self.norm(&x, &layer.input_norm)));
+        let attended = attend(&layer.qkv.forward(&self.enter(&x, &layer.input_norm)));
         let chosen = |all: Tensor| match rows {
             Some(rows) => all.index_select(0, rows),
             None => all,
         };
-        let x = chosen(x) + layer.output.forward(&chosen(attended));
-        let inner = fused::swiglu(&layer.gate_up.forward(&self.norm(&x, &layer.post_norm)));
-        x + layer.down.forward(&inner)
+        let x = chosen(x) + self.leave(layer.output.forward(&chosen(attended)), &layer.input_norm);
+        let inner = fused::swiglu(&layer.gate_up.forward(&self.enter(&x, &layer.post_norm)));
+        x + self.leave(layer.down.forward(&inner), &layer.post_norm)
+    }
+
+    /// What a branch gets of the residual stream.
+    fn enter(&self, x: &Tensor, norm: &Tensor) -> Tensor {
+        if self.config.family.norms_after() { x.shallow_clone() } else { self.norm(x, norm) }
+    }
+
+    /// What a branch adds to it.
+    fn leave(&self, y: Tensor, norm: &Tensor) -> Tensor {
+        let y = if self.config.family.norms_after() { self.norm(&y, norm) } else { y };
+        scaled(y, self.config.factors.residual)
     }
 
     /// Splits fused projections into heads: rotated queries and keys `[…shape, heads + key heads, dim]`, and values.
@@ -174,11 +228,16 @@ impl Decoder {
         (tables.rotate(&qk), v)
     }
 
-    /// Fused projections whose query and key heads are normed, in families that do so; of the same shape, `[rows, columns]`.
+    /// Fused projections whose queries and keys are normed, in families that do so; of the same shape, `[rows, columns]`.
     fn normed_heads(&self, layer: &Layer, qkv: &Tensor) -> Tensor {
         let Some((q_norm, k_norm)) = &layer.qk_norm else { return qkv.shallow_clone() };
         let (heads, kv_heads, dim) = (self.config.heads as i64, self.config.kv_heads as i64, self.config.head_dim as i64);
-        let parts = qkv.view([-1, heads + 2 * kv_heads, dim]).split_with_sizes([heads, kv_heads, kv_heads], 1);
+        let columns = [heads, kv_heads, kv_heads];
+        let (split, parts) = match self.config.family.qk_norm() {
+            QkNorm::Tokens => (qkv.shallow_clone(), columns.map(|heads| heads * dim)),
+            _ => (qkv.view([-1, heads + 2 * kv_heads, dim]), columns),
+        };
+        let parts = split.split_with_sizes(parts, 1);
         let normed = [self.norm(&parts[0], q_norm), self.norm(&parts[1], k_norm), parts[2].shallow_clone()];
         Tensor::cat(&normed, 1).view(qkv.size().as_slice())
     }
@@ -187,11 +246,14 @@ impl Decoder {
         parts(qk, -2, [self.config.heads as i64, self.config.kv_heads as i64])
     }
 
-    /// RMS norm over the last dimension, in f32.
+    /// RMS norm over the last dimension.
     fn norm(&self, x: &Tensor, weight: &Tensor) -> Tensor {
-        debug_assert_eq!(x.kind(), Kind::Float);
         fused::rms_norm(x, weight, self.config.rms_norm_eps)
     }
+}
+
+pub(super) fn scaled(x: Tensor, factor: f64) -> Tensor {
+    if factor == 1.0 { x } else { x * factor }
 }
 
 /// Two neighbouring parts of a dimension. One split, for the backward of two slices is two zero-filled copies and their sum.

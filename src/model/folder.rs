@@ -2,67 +2,86 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
+use std::ops::ControlFlow;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memmap2::Mmap;
-use safetensors::tensor::{Dtype, TensorView, View};
+use safetensors::tensor::{self, TensorView, View};
 use safetensors::{SafeTensorError, SafeTensors};
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
-use super::{Entry, Layout, ModelConfig, ModelError, TensorProblems, Weights};
+use super::{Dtype, Entry, Layout, ModelConfig, ModelError, TensorProblems, Weights};
 
-/// Loads `config.json` and the weights beside it, `model.safetensors` or the shards of `model.safetensors.index.json`, as f32.
-/// Everything that is wrong with the tensors is reported at once.
+/// Bytes that are read at a time.
+const CHUNK_BYTES: usize = 8 << 20;
+
+/// Loads `config.json` and the weights beside it, `model.safetensors` or the shards of `model.safetensors.index.json`, as f32;
+/// [`ModelConfig::dtype`] says what they are in the folder. Everything that is wrong with the tensors is reported at once.
+///
+/// Memory: 4 bytes a parameter, which is what an f32 folder has on disk and twice what a bf16 or f16 folder has, and a few megabytes.
 pub fn load_hf(dir: &Path) -> Result<(ModelConfig, Weights), ModelError> {
     let config = ModelConfig::from_dir(dir)?;
-    let weights = read_weights(&config, dir, weight_files(dir)?)?;
-    Ok((config, weights))
+    let (weights, dtype) = read_weights(&config, dir, weight_files(dir)?)?;
+    Ok((ModelConfig { dtype, ..config }, weights))
 }
 
 /// The weights in one safetensors file, as [`weights_to_bytes`] or [`save_hf`] wrote them.
 pub fn load_weights(config: &ModelConfig, file: &Path) -> Result<Weights, ModelError> {
-    read_weights(config, file, vec![file.to_owned()])
+    Ok(read_weights(config, file, vec![file.to_owned()])?.0)
 }
 
-/// From `files`; `path` names them in errors.
-fn read_weights(config: &ModelConfig, path: &Path, files: Vec<PathBuf>) -> Result<Weights, ModelError> {
+/// From `files`, and the narrowest format that holds all of them; `path` names them in errors.
+fn read_weights(config: &ModelConfig, path: &Path, files: Vec<PathBuf>) -> Result<(Weights, Dtype), ModelError> {
     let layout = Layout::new(config);
-    let files = files.into_iter().map(MappedFile::open).collect::<Result<Vec<_>, _>>()?;
+    let files = files.into_iter().map(WeightFile::open).collect::<Result<Vec<_>, _>>()?;
     let parsed = files.iter().map(|file| Ok((file, file.parse()?))).collect::<Result<Vec<_>, ModelError>>()?;
-    let mut found: BTreeMap<&str, TensorView> = BTreeMap::new();
-    for (_, tensors) in &parsed {
-        found.extend(tensors.iter());
+    let mut found: BTreeMap<&str, Stored> = BTreeMap::new();
+    for (file, tensors) in &parsed {
+        found.extend(tensors.iter().map(|(name, view)| (name, Stored { file, view })));
     }
 
     let mut problems = TensorProblems::default();
-    let flat = Tensor::zeros([layout.total() as i64], (Kind::Float, tch::Device::Cpu));
+    let mut needed: Vec<(&Entry, Stored, Dtype)> = Vec::new();
     for entry in layout.entries() {
-        match found.remove(entry.name.as_str()) {
+        match found.remove(entry.name.as_str()).map(|stored| (stored.dtype_for(entry), stored)) {
             None => problems.missing.push(entry.name.clone()),
-            Some(view) => match read_tensor(entry, &view) {
-                Ok(tensor) => flat.narrow(0, entry.offset as i64, entry.len() as i64).copy_(&tensor.view([-1])),
-                Err(problem) => problems.unusable.push(problem),
-            },
+            Some((Ok(dtype), stored)) => needed.push((entry, stored, dtype)),
+            Some((Err(problem), _)) => problems.unusable.push(problem),
         }
     }
-    if config.shares_embedding()
-        && let Some(view) = found.remove("lm_head.weight")
-    {
-        problems.unusable.extend(tied_head_problem(&layout, &flat, &view));
-    }
+    let tied_head = found.remove("lm_head.weight").filter(|_| config.shares_embedding());
     // Buffers that old checkpoints carry and everyone recomputes.
     found.retain(|name, _| !name.ends_with(".rotary_emb.inv_freq"));
     problems.unexpected.extend(found.keys().map(|name| name.to_string()));
+
+    let mut formats: Vec<Dtype> = needed.iter().map(|(.., dtype)| *dtype).collect();
+    formats.dedup();
+    let flat = Tensor::empty([layout.total() as i64], (Kind::Float, tch::Device::Cpu));
+    if problems.is_empty() {
+        // In the order of the disk.
+        needed.sort_by_key(|(_, stored, _)| stored.view.data().as_ptr());
+        for (entry, stored, dtype) in &needed {
+            stored.each_chunk(*dtype, |at, chunk| {
+                flat.narrow(0, (entry.offset + at) as i64, chunk.numel() as i64).copy_(&chunk);
+                ControlFlow::Continue(())
+            })?;
+        }
+        if let Some(head) = tied_head {
+            problems.unusable.extend(tied_head_problem(&layout, &flat, &head)?);
+        }
+    }
     if !problems.is_empty() {
         return Err(ModelError::Tensors { path: path.into(), problems });
     }
-    Ok(Weights { layout: Arc::new(layout), flat })
+    let dtype = if let [only] = formats[..] { only } else { Dtype::F32 };
+    Ok((Weights { layout: Arc::new(layout), flat }, dtype))
 }
 
-/// Writes `config.json`, `generation_config.json` and `model.safetensors` (f32) into `dir`, which is made if need be. A tokenizer's
-/// files are written by the tokenizer. Not atomic: write into a temporary folder and rename it.
+/// Writes `config.json`, `generation_config.json` and `model.safetensors`, rounded to the configuration's [`ModelConfig::dtype`], into `dir`,
+/// which is made if need be. A tokenizer's files are written by the tokenizer. Not atomic: write into a temporary folder and rename it.
 pub fn save_hf(dir: &Path, config: &ModelConfig, weights: &Weights) -> Result<(), ModelError> {
     let io = |path: &Path| {
         let path = path.to_path_buf();
@@ -85,43 +104,80 @@ pub fn save_hf(dir: &Path, config: &ModelConfig, weights: &Weights) -> Result<()
         SafeTensorError::IoError(source) => io(&path)(source),
         other => ModelError::Safetensors { path: path.clone(), reason: other.to_string() },
     };
-    safetensors::serialize_to_file(tensors(weights), Some(metadata()), &path).map_err(failed)?;
+    safetensors::serialize_to_file(tensors(weights, config.dtype), Some(metadata()), &path).map_err(failed)?;
     readable_by_all(&path).map_err(io(&path))
 }
 
-/// What [`save_hf`] writes as `model.safetensors`, in memory.
+/// What [`save_hf`] writes as `model.safetensors` in f32, in memory.
 pub fn weights_to_bytes(weights: &Weights) -> Result<Vec<u8>, ModelError> {
     let failed = |error: SafeTensorError| ModelError::Safetensors { path: "weights".into(), reason: error.to_string() };
-    safetensors::serialize(tensors(weights), Some(metadata())).map_err(failed)
+    safetensors::serialize(tensors(weights, Dtype::F32), Some(metadata())).map_err(failed)
 }
 
-fn tensors(weights: &Weights) -> impl Iterator<Item = (&str, Slice<'_>)> {
-    weights.layout.entries().iter().map(move |entry| (entry.name.as_str(), Slice { entry, weights }))
+fn tensors(weights: &Weights, dtype: Dtype) -> impl Iterator<Item = (&str, Slice<'_>)> {
+    weights.layout.entries().iter().map(move |entry| (entry.name.as_str(), Slice { entry, weights, dtype }))
 }
 
 fn metadata() -> HashMap<String, String> {
     HashMap::from([("format".to_owned(), "pt".to_owned())])
 }
 
-/// The weights of one file, not read until they are looked at.
-struct MappedFile {
+/// The weights of one file. Mapped for its header alone: pages of a mapping that were touched count as the process's memory, so that a
+/// whole model read through one would take its size twice.
+struct WeightFile {
     path: PathBuf,
+    file: File,
     map: Mmap,
 }
 
-impl MappedFile {
+impl WeightFile {
     fn open(path: PathBuf) -> Result<Self, ModelError> {
         let failed = |source| ModelError::Io { path: path.clone(), source };
         let file = File::open(&path).map_err(failed)?;
-        // SAFETY: the file is only read, and copied out of before this function's caller returns. A file that another process cuts
+        // SAFETY: the file is only read, and its header parsed before this function's caller returns. A file that another process cuts
         // short meanwhile is the risk everyone who maps files takes.
         let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
-        Ok(MappedFile { path, map })
+        Ok(WeightFile { path, file, map })
     }
 
     fn parse(&self) -> Result<SafeTensors<'_>, ModelError> {
         let failed = |error: SafeTensorError| ModelError::Safetensors { path: self.path.clone(), reason: error.to_string() };
         SafeTensors::deserialize(&self.map).map_err(failed)
+    }
+}
+
+/// A tensor on disk.
+struct Stored<'a> {
+    file: &'a WeightFile,
+    /// Where its bytes are; they are not looked at through it.
+    view: TensorView<'a>,
+}
+
+impl Stored<'_> {
+    /// Its format, or why it can't be `entry`.
+    fn dtype_for(&self, entry: &Entry) -> Result<Dtype, String> {
+        let (name, shape, stored) = (&entry.name, self.view.shape(), self.view.dtype());
+        if shape != entry.shape {
+            return Err(format!("{name}: shape {shape:?}, expected {:?}", entry.shape));
+        }
+        Dtype::of_stored(stored).ok_or_else(|| format!("{name}: dtype {stored:?}, expected F32, F16 or BF16"))
+    }
+
+    /// Its numbers piece by piece, each with the place of its first.
+    fn each_chunk(&self, dtype: Dtype, mut take: impl FnMut(usize, Tensor) -> ControlFlow<()>) -> Result<(), ModelError> {
+        let data = self.view.data();
+        let begin = data.as_ptr() as usize - self.file.map.as_ptr() as usize;
+        let mut bytes = vec![0; CHUNK_BYTES.min(data.len())];
+        for at in (0..data.len()).step_by(CHUNK_BYTES) {
+            let bytes = &mut bytes[..CHUNK_BYTES.min(data.len() - at)];
+            let failed = |source| ModelError::Io { path: self.file.path.clone(), source };
+            self.file.file.read_exact_at(bytes, (begin + at) as u64).map_err(failed)?;
+            let chunk = Tensor::from_data_size(bytes, &[(bytes.len() / dtype.bytes()) as i64], dtype.kind());
+            if take(at / dtype.bytes(), chunk).is_break() {
+                break;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -145,43 +201,32 @@ fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
     Ok(names.into_iter().map(|name| dir.join(name)).collect())
 }
 
-/// The tensor in its own precision, or what is wrong with it.
-fn read_tensor(entry: &Entry, view: &TensorView) -> Result<Tensor, String> {
-    let (name, shape) = (&entry.name, view.shape());
-    if shape != entry.shape {
-        return Err(format!("{name}: shape {shape:?}, expected {:?}", entry.shape));
-    }
-    let kind = match view.dtype() {
-        Dtype::F32 => Kind::Float,
-        Dtype::F16 => Kind::Half,
-        Dtype::BF16 => Kind::BFloat16,
-        other => return Err(format!("{name}: dtype {other:?}, expected F32, F16 or BF16")),
-    };
-    let size: Vec<i64> = shape.iter().map(|&size| size as i64).collect();
-    Tensor::f_from_data_size(view.data(), &size, kind).map_err(|error| format!("{name}: {error}"))
-}
-
 /// A head beside a tied embedding must be that embedding; anything else would be dropped silently.
-fn tied_head_problem(layout: &Layout, flat: &Tensor, view: &TensorView) -> Option<String> {
-    let embedding = layout.entries().first()?;
-    let head = Entry { name: "lm_head.weight".into(), ..embedding.clone() };
-    let tensor = match read_tensor(&head, view) {
-        Ok(tensor) => tensor.to_kind(Kind::Float).view([-1]),
-        Err(problem) => return Some(problem),
+fn tied_head_problem(layout: &Layout, flat: &Tensor, stored: &Stored) -> Result<Option<String>, ModelError> {
+    let Some(embedding) = layout.entries().first() else { return Ok(None) };
+    let dtype = match stored.dtype_for(&Entry { name: "lm_head.weight".into(), ..embedding.clone() }) {
+        Ok(dtype) => dtype,
+        Err(problem) => return Ok(Some(problem)),
     };
-    let same = tensor == flat.narrow(0, embedding.offset as i64, embedding.len() as i64);
-    (!same).then(|| "lm_head.weight: differs from the embedding although tie_word_embeddings is true".into())
+    let mut same = true;
+    stored.each_chunk(dtype, |at, chunk| {
+        let ours = flat.narrow(0, (embedding.offset + at) as i64, chunk.numel() as i64);
+        same = chunk.to_kind(Kind::Float) == ours;
+        if same { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    Ok((!same).then(|| "lm_head.weight: differs from the embedding although tie_word_embeddings is true".into()))
 }
 
 /// One tensor of the flat buffer, as the writer wants it.
 struct Slice<'a> {
     entry: &'a Entry,
     weights: &'a Weights,
+    dtype: Dtype,
 }
 
 impl View for Slice<'_> {
-    fn dtype(&self) -> Dtype {
-        Dtype::F32
+    fn dtype(&self) -> tensor::Dtype {
+        self.dtype.stored()
     }
 
     fn shape(&self) -> &[usize] {
@@ -189,14 +234,15 @@ impl View for Slice<'_> {
     }
 
     fn data(&self) -> std::borrow::Cow<'_, [u8]> {
-        let mut numbers = vec![0f32; self.entry.len()];
         let slice = self.weights.flat.detach().narrow(0, self.entry.offset as i64, self.entry.len() as i64);
-        slice.copy_data(&mut numbers, self.entry.len());
-        numbers.into_iter().flat_map(f32::to_le_bytes).collect()
+        let rounded = slice.to_device(tch::Device::Cpu).to_kind(self.dtype.kind()).contiguous();
+        let mut bytes = vec![0; self.data_len()];
+        rounded.copy_data_u8(&mut bytes, self.entry.len());
+        bytes.into()
     }
 
     fn data_len(&self) -> usize {
-        self.entry.len() * size_of::<f32>()
+        self.entry.len() * self.dtype.bytes()
     }
 }
 

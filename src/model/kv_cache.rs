@@ -15,6 +15,7 @@ pub struct KvCache {
     positions: usize,
     kv_heads: usize,
     dim: usize,
+    scale: f64,
 }
 
 /// What all layers of one decoding step share.
@@ -32,11 +33,12 @@ pub(super) struct Step {
 }
 
 impl KvCache {
-    /// Room for `slots` sequences of `positions` tokens.
-    pub fn new(config: &ModelConfig, slots: usize, positions: usize, device: Device) -> Self {
+    /// Room for `slots` sequences of `positions` tokens, on a device in the format that the model computes in.
+    pub fn new(config: &ModelConfig, slots: usize, positions: usize, (kind, device): (Kind, Device)) -> Self {
         let shape = [2, slots * config.kv_heads, positions, config.head_dim].map(|size| size as i64);
-        let layers = (0..config.layers()).map(|_| Tensor::zeros(shape, (Kind::Float, device))).collect();
-        KvCache { layers, slots, positions, kv_heads: config.kv_heads, dim: config.head_dim }
+        let layers = (0..config.layers()).map(|_| Tensor::zeros(shape, (kind, device))).collect();
+        let (kv_heads, dim, scale) = (config.kv_heads, config.head_dim, config.attention_scale());
+        KvCache { layers, slots, positions, kv_heads, dim, scale }
     }
 
     /// Makes room for `positions` tokens a slot, keeping what is there.
@@ -92,7 +94,10 @@ impl KvCache {
             }
         }
         let longest = positions.iter().max().map_or(0, |position| position + 1);
-        let masks = MaskByWindow::new(&config.windows, |window| step_mask(positions, longest, window, self.kv_heads, device));
+        let masks = MaskByWindow::new(&config.windows, |window| {
+            let mask = step_mask(positions, longest, window, self.kv_heads);
+            mask.map(|mask| mask.to_device(device).to_kind(self.layers[0].kind()))
+        });
         let rows = Tensor::from_slice(&rows).to_device(device);
         Step { rows, first: first as i64, slots: positions.len() as i64, longest: longest as i64, masks }
     }
@@ -109,17 +114,16 @@ impl KvCache {
         let q = qk.narrow(1, 0, heads).reshape([step.slots * kv_heads, heads / kv_heads, dim]);
         let seen = cache.narrow(1, step.first * kv_heads, step.slots * kv_heads).narrow(2, 0, step.longest);
         let keys = seen.select(0, 0).transpose(1, 2);
-        let scale = 1.0 / (dim as f64).sqrt();
         let scores = match step.masks.get(window) {
-            Some(mask) => mask.baddbmm(&q, &keys, 1.0, scale),
-            None => q.bmm(&keys) * scale,
+            Some(mask) => mask.baddbmm(&q, &keys, 1.0, self.scale),
+            None => q.bmm(&keys) * self.scale,
         };
-        scores.softmax(-1, Kind::Float).bmm(&seen.select(0, 1)).view([step.slots, heads * dim])
+        scores.softmax(-1, Kind::Float).to_kind(scores.kind()).bmm(&seen.select(0, 1)).view([step.slots, heads * dim])
     }
 }
 
 /// `[slots · key heads, 1, longest]`, or nothing where every position is seen by all.
-fn step_mask(positions: &[usize], longest: usize, window: Option<usize>, kv_heads: usize, device: Device) -> Option<Tensor> {
+fn step_mask(positions: &[usize], longest: usize, window: Option<usize>, kv_heads: usize) -> Option<Tensor> {
     let first = |position: usize| window.map_or(0, |window| (position + 1).saturating_sub(window));
     if positions.iter().all(|&position| position + 1 == longest && first(position) == 0) {
         return None;
@@ -131,5 +135,5 @@ fn step_mask(positions: &[usize], longest: usize, window: Option<usize>, kv_head
             mask.extend((0..longest).map(|at| if seen.contains(&at) { 0.0 } else { f32::NEG_INFINITY }));
         }
     }
-    Some(Tensor::from_slice(&mask).view([-1, 1, longest as i64]).to_device(device))
+    Some(Tensor::from_slice(&mask).view([-1, 1, longest as i64]))
 }

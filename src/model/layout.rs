@@ -3,6 +3,8 @@
 //! Projections that read the same input lie next to each other (q, k, v; gate, up), so that each group is one matrix and one
 //! multiplication, while a folder's separate tensors stay slices of it.
 
+use std::ops::Range;
+
 use super::{Head, ModelConfig};
 
 /// The tensor that turns a hidden state into a score.
@@ -31,7 +33,7 @@ impl Entry {
     }
 
     /// Its place in the flat buffer.
-    pub fn range(&self) -> std::ops::Range<usize> {
+    pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.len()
     }
 }
@@ -41,6 +43,10 @@ impl Entry {
 pub struct Layout {
     entries: Vec<Entry>,
     units: Vec<Vec<i64>>,
+    /// Where each layer begins, and where the last one ends.
+    layers: Vec<usize>,
+    /// How many units a layer has.
+    units_per_layer: usize,
 }
 
 impl Layout {
@@ -48,30 +54,45 @@ impl Layout {
     pub fn new(config: &ModelConfig) -> Self {
         let (hidden, inner, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
         let (q, kv) = (config.heads * dim, config.kv_heads * dim);
-        let mut layout = Layout { entries: Vec::new(), units: Vec::new() };
+        let mut layout = Layout { entries: Vec::new(), units: Vec::new(), layers: Vec::new(), units_per_layer: 0 };
         layout.add(&["model.embed_tokens.weight"], &[config.vocab_size], Some(hidden));
         for layer in 0..config.layers() {
+            layout.layers.push(layout.total());
             let name = |rest: &str| format!("model.layers.{layer}.{rest}");
             let mut add = |names: &[&str], rows: &[usize], columns| {
                 let names: Vec<String> = names.iter().map(|rest| name(rest)).collect();
                 layout.add(&names, rows, columns);
             };
             let qkv = [q, kv, kv];
-            add(&["input_layernorm.weight"], &[hidden], None);
-            add(&["self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"], &qkv, Some(hidden));
+            let [attention_norm, mlp_norm] = match config.family.norms_after() {
+                true => ["post_attention_layernorm.weight", "post_feedforward_layernorm.weight"],
+                false => ["input_layernorm.weight", "post_attention_layernorm.weight"],
+            };
+            let joint = config.family.stores_joint_projections();
+            add(&[attention_norm], &[hidden], None);
+            match joint {
+                true => add(&["self_attn.qkv_proj.weight"], &[q + 2 * kv], Some(hidden)),
+                false => {
+                    let names = ["self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"];
+                    add(&names, &qkv, Some(hidden));
+                }
+            }
             if config.qkv_bias {
                 add(&["self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"], &qkv, None);
             }
-            if config.qk_norm() {
-                add(&["self_attn.q_norm.weight"], &[dim], None);
-                add(&["self_attn.k_norm.weight"], &[dim], None);
+            if let Some((q, k)) = config.qk_norm_sizes() {
+                add(&["self_attn.q_norm.weight"], &[q], None);
+                add(&["self_attn.k_norm.weight"], &[k], None);
             }
             add(&["self_attn.o_proj.weight"], &[hidden], Some(q));
             if config.output_bias {
                 add(&["self_attn.o_proj.bias"], &[hidden], None);
             }
-            add(&["post_attention_layernorm.weight"], &[hidden], None);
-            add(&["mlp.gate_proj.weight", "mlp.up_proj.weight"], &[inner, inner], Some(hidden));
+            add(&[mlp_norm], &[hidden], None);
+            match joint {
+                true => add(&["mlp.gate_up_proj.weight"], &[2 * inner], Some(hidden)),
+                false => add(&["mlp.gate_proj.weight", "mlp.up_proj.weight"], &[inner, inner], Some(hidden)),
+            }
             if config.mlp_bias {
                 add(&["mlp.gate_proj.bias", "mlp.up_proj.bias"], &[inner, inner], None);
             }
@@ -80,6 +101,8 @@ impl Layout {
                 add(&["mlp.down_proj.bias"], &[hidden], None);
             }
         }
+        layout.layers.push(layout.total());
+        layout.units_per_layer = (layout.units.len() - 1) / config.layers().max(1);
         layout.add(&["model.norm.weight"], &[hidden], None);
         match config.head {
             Head::Score => layout.add(&[SCORE_HEAD], &[1], Some(hidden)),
@@ -113,6 +136,33 @@ impl Layout {
     /// Length of the buffer.
     pub fn total(&self) -> usize {
         self.entries.last().map_or(0, |entry| entry.range().end)
+    }
+
+    /// The embedding's place.
+    pub(super) fn embedding(&self) -> Range<usize> {
+        self.entries[0].range()
+    }
+
+    /// A layer's place.
+    pub(super) fn layer(&self, index: usize) -> Range<usize> {
+        self.layers[index]..self.layers[index + 1]
+    }
+
+    /// The final norm's place.
+    pub(super) fn norm(&self) -> Range<usize> {
+        let begin = self.layers[self.layers.len() - 1];
+        self.entries.iter().map(Entry::range).find(|range| range.start == begin).unwrap_or(begin..begin)
+    }
+
+    /// The head's place, where it has one of its own.
+    pub(super) fn head(&self) -> Option<Range<usize>> {
+        let begin = self.norm().end;
+        (begin < self.total()).then(|| begin..self.total())
+    }
+
+    /// Shapes of what one layer computes with, in buffer order: the same for all.
+    pub(super) fn units_of_layer(&self) -> &[Vec<i64>] {
+        &self.units[1..1 + self.units_per_layer]
     }
 
     /// Shapes of the matrices and vectors that are computed with, in buffer order.

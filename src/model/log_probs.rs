@@ -5,7 +5,8 @@ use tch::{Kind, Tensor};
 /// From logits `[M, V]` and targets `[M]`: the targets' log-probabilities and the distributions' entropies, both `[M]` in f32, after
 /// division by `temperature`. The log-probabilities carry gradients; the entropies don't.
 pub fn log_probs_and_entropy(logits: &Tensor, targets: &Tensor, temperature: f64) -> (Tensor, Tensor) {
-    let log_probs = if temperature == 1.0 { logits.shallow_clone() } else { logits / temperature };
+    let logits = logits.to_kind(Kind::Float);
+    let log_probs = if temperature == 1.0 { logits } else { logits / temperature };
     let log_probs = log_probs.log_softmax(-1, Kind::Float);
     let chosen = log_probs.gather(-1, &targets.unsqueeze(-1), false).squeeze_dim(-1);
     let detached = log_probs.detach();

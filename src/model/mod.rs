@@ -1,13 +1,16 @@
-//! Decoders of the Llama, Qwen2, Qwen3 and Mistral families on libtorch: Hugging Face folders in and out, packed forward passes for
-//! training, and incremental ones over a KV cache for generation.
+//! Decoders of Llama's kind on libtorch ([`Family`] lists them): Hugging Face folders in and out, packed forward passes for training, and
+//! incremental ones over a KV cache for generation.
 //!
 //! All parameters are slices of one flat tensor ([`Weights`], [`Layout`]); a [`Decoder`] holds none and is a set of pure functions
 //! over them. Tensors stay on the thread that made them; [`FrozenWeights`] is the one thing that crosses.
 
 mod attention;
+mod compute;
 mod config;
 mod decoder;
+mod dtype;
 mod error;
+mod family;
 mod folder;
 pub mod fused;
 mod keys;
@@ -17,19 +20,26 @@ mod log_probs;
 mod memory;
 mod packed;
 mod read_config;
+mod read_rope;
+mod recompute;
 mod rope;
 mod small;
 mod views;
 mod weights;
+mod write_config;
 
-pub use config::{Family, Head, ModelConfig, RopeScaling};
+pub use compute::{Compute, NoDevice};
+pub use config::{Factors, Head, ModelConfig, RopeScaling};
 pub use decoder::Decoder;
+pub use dtype::Dtype;
 pub use error::{ModelError, TensorProblems};
+pub use family::{Family, QkNorm};
 pub use folder::{load_hf, load_weights, save_hf, weights_to_bytes};
 pub use kv_cache::KvCache;
 pub use layout::{Entry, Layout};
 pub use log_probs::log_probs_and_entropy;
 pub use memory::keep_freed_memory;
 pub use packed::Packed;
+pub use recompute::Kept;
 pub use views::Views;
 pub use weights::{FrozenWeights, Weights};

@@ -9,7 +9,11 @@ use serde_json::{Map, Value};
 
 use super::config::LABELS;
 use super::keys::Keys;
-use super::{Family, Head, ModelConfig, ModelError, RopeScaling};
+use super::read_rope::rope;
+use super::{Dtype, Factors, Family, Head, ModelConfig, ModelError};
+
+/// `model_type` of every family.
+const KNOWN: &str = "llama, qwen2, qwen3, mistral, ministral, phi3, granite, smollm3, internlm3, olmo2, olmo3";
 
 impl ModelConfig {
     /// Reads `config.json` of `dir`, and the ids in its `generation_config.json`, which win, as they do in transformers.
@@ -34,26 +38,34 @@ impl ModelConfig {
         let keys = Keys { path, map, family: "language" };
         let model_type: String = keys.required("model_type", "a string")?;
         let family = Family::ALL.into_iter().find(|family| family.model_type() == model_type);
-        let family = family.ok_or_else(|| keys.unsupported("model_type", "llama, qwen2, qwen3, mistral"))?;
+        let family = family.ok_or_else(|| keys.unsupported("model_type", KNOWN))?;
         let keys = Keys { family: family.model_type(), ..keys };
         refuse_unsupported(&keys)?;
 
         let hidden_size = keys.positive("hidden_size")?;
         let heads = keys.positive("num_attention_heads")?;
+        let one_each = matches!(family, Family::Llama | Family::Granite | Family::Phi3 | Family::Olmo2 | Family::Olmo3);
         let kv_heads = match map.get("num_key_value_heads") {
-            None if family != Family::Llama => return Err(keys.missing("num_key_value_heads")),
+            None if !one_each => return Err(keys.missing("num_key_value_heads")),
             None | Some(Value::Null) => heads,
             Some(_) => keys.positive("num_key_value_heads")?,
         };
         let head_dim = match keys.optional::<usize>("head_dim", "a positive integer")? {
             Some(head_dim) => head_dim,
-            None if family == Family::Qwen3 => 128,
+            None if matches!(family, Family::Qwen3 | Family::InternLm3) && !map.contains_key("head_dim") => 128,
             None => hidden_size / heads,
         };
-        let attention_bias = keys.optional("attention_bias", "true or false")?.unwrap_or(false);
+        let flag = |key: &str| keys.optional::<bool>(key, "true or false");
+        let (attention_bias, mlp_bias) = match family {
+            // Its own names, and those of Llama's configuration.
+            Family::InternLm3 => (flag("attention_bias")?.or(flag("qkv_bias")?), flag("mlp_bias")?.or(flag("bias")?)),
+            _ => (flag("attention_bias")?, flag("mlp_bias")?),
+        };
+        let attention_bias = attention_bias.unwrap_or(false);
         let layers = keys.positive("num_hidden_layers")?;
         let max_positions = keys.positive("max_position_embeddings")?;
-        let (rope_theta, rope_scaling) = rope(&keys, max_positions)?;
+        let (rope_theta, rope_scaling) = rope(&keys, family, max_positions)?;
+        let unrotated = unrotated(&keys, family, layers)?;
         let config = ModelConfig {
             family,
             head: head(&keys)?,
@@ -64,19 +76,21 @@ impl ModelConfig {
             kv_heads,
             head_dim,
             max_positions,
-            rms_norm_eps: keys.optional("rms_norm_eps", "a number")?.unwrap_or(1e-6),
+            rms_norm_eps: keys.optional("rms_norm_eps", "a number")?.unwrap_or(match family {
+                Family::Phi3 | Family::InternLm3 | Family::Olmo2 | Family::Olmo3 => 1e-5,
+                _ => 1e-6,
+            }),
             rope_theta,
             rope_scaling,
-            windows: windows(&keys, family, layers)?,
-            qkv_bias: match family {
-                Family::Qwen2 => true,
-                Family::Llama | Family::Qwen3 => attention_bias,
-                Family::Mistral => false,
-            },
-            output_bias: matches!(family, Family::Llama | Family::Qwen3) && attention_bias,
-            mlp_bias: family == Family::Llama && keys.optional("mlp_bias", "true or false")?.unwrap_or(false),
-            tied: keys.optional("tie_word_embeddings", "true or false")?.unwrap_or(false),
+            windows: windows(&keys, family, layers, &unrotated)?,
+            unrotated,
+            factors: factors(&keys, family)?,
+            qkv_bias: family == Family::Qwen2 || family.biases_output() && attention_bias,
+            output_bias: family.biases_output() && attention_bias,
+            mlp_bias: family.may_bias_mlp() && mlp_bias.unwrap_or(false),
+            tied: flag("tie_word_embeddings")?.unwrap_or(family == Family::SmolLm3),
             initializer_range: keys.optional("initializer_range", "a number")?.unwrap_or(0.02),
+            dtype: dtype(&keys)?,
             eos_token_ids: keys.token_ids("eos_token_id")?,
             pad_token_id: keys.token_ids("pad_token_id")?.first().copied(),
             other: Map::new(),
@@ -101,8 +115,13 @@ fn refuse_unsupported(keys: &Keys) -> Result<(), ModelError> {
     if keys.optional::<String>("hidden_act", "a string")?.is_some_and(|name| name != "silu") {
         return Err(keys.unsupported("hidden_act", "silu"));
     }
-    if keys.optional::<f64>("attention_dropout", "a number")?.is_some_and(|rate| rate != 0.0) {
-        return Err(keys.unsupported("attention_dropout", "0.0"));
+    for key in ["attention_dropout", "resid_pdrop", "embd_pdrop"] {
+        if keys.optional::<f64>(key, "a number")?.is_some_and(|rate| rate != 0.0) {
+            return Err(keys.unsupported(key, "0.0"));
+        }
+    }
+    if keys.map.get("clip_qkv").is_some_and(|value| !value.is_null()) {
+        return Err(keys.unsupported("clip_qkv", "null"));
     }
     match keys.map.get("quantization_config") {
         None | Some(Value::Null) => Ok(()),
@@ -129,63 +148,86 @@ fn head(keys: &Keys) -> Result<Head, ModelError> {
     }
 }
 
-/// Theta and scaling, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
-fn rope(keys: &Keys, max_positions: usize) -> Result<(f64, RopeScaling), ModelError> {
-    let outer_theta = keys.optional::<f64>("rope_theta", "a number")?;
-    let name = ["rope_parameters", "rope_scaling"].into_iter().find(|name| keys.map.get(*name).is_some_and(|v| !v.is_null()));
-    let Some(name) = name else { return Ok((outer_theta.unwrap_or(10_000.0), RopeScaling::Default)) };
-    let map = keys.map[name].as_object().ok_or_else(|| keys.bad(name, "an object"))?;
-    let rope = Keys { map, ..*keys };
-    let number = |key: &str| rope.required::<f64>(key, "a number");
-    let theta = rope.optional("rope_theta", "a number")?.or(outer_theta).unwrap_or(10_000.0);
-    if rope.optional::<f64>("partial_rotary_factor", "a number")?.is_some_and(|part| part != 1.0) {
-        return Err(rope.unsupported("partial_rotary_factor", "1.0"));
+/// What the tensors are said to be. A folder that is loaded says it by its tensors.
+fn dtype(keys: &Keys) -> Result<Dtype, ModelError> {
+    let said = keys.optional::<String>("dtype", "a string")?.or(keys.optional("torch_dtype", "a string")?);
+    Ok(said.and_then(|name| Dtype::named(&name)).unwrap_or_default())
+}
+
+/// Granite's factors; 1 where transformers' configuration has it so.
+fn factors(keys: &Keys, family: Family) -> Result<Factors, ModelError> {
+    if family != Family::Granite {
+        return Ok(Factors::ONE);
     }
-    let type_key = if map.contains_key("rope_type") { "rope_type" } else { "type" };
-    let scaling = match rope.optional::<String>(type_key, "a string")?.as_deref() {
-        None | Some("default") => RopeScaling::Default,
-        Some("linear") => RopeScaling::Linear { factor: number("factor")? },
-        Some("llama3") => RopeScaling::Llama3 {
-            factor: number("factor")?,
-            low: number("low_freq_factor")?,
-            high: number("high_freq_factor")?,
-            original: rope.optional("original_max_position_embeddings", "a number")?.unwrap_or(max_positions as f64),
-        },
-        Some(_) => return Err(rope.unsupported(type_key, "default, linear, llama3")),
+    let factor = |key: &str| match keys.optional::<f64>(key, "a number")?.unwrap_or(1.0) {
+        factor if factor > 0.0 && factor.is_finite() => Ok(factor),
+        _ => Err(keys.bad(key, "a finite number > 0")),
     };
-    Ok((theta, scaling))
+    Ok(Factors {
+        embedding: factor("embedding_multiplier")?,
+        residual: factor("residual_multiplier")?,
+        attention: Some(factor("attention_multiplier")?),
+        logits: factor("logits_scaling")?,
+    })
+}
+
+/// SmolLM3's layers without rotation: a list of zeros and ones, or every so many.
+fn unrotated(keys: &Keys, family: Family, layers: usize) -> Result<Vec<usize>, ModelError> {
+    if family != Family::SmolLm3 {
+        return Ok(Vec::new());
+    }
+    let Some(list) = keys.optional::<Vec<u8>>("no_rope_layers", "a list of zeros and ones")? else {
+        return match keys.optional("no_rope_layer_interval", "a positive integer")?.unwrap_or(4) {
+            0 => Err(keys.bad("no_rope_layer_interval", "a positive integer")),
+            interval => Ok((0..layers).filter(|layer| (layer + 1) % interval == 0).collect()),
+        };
+    };
+    if list.len() < layers {
+        return Err(keys.bad("no_rope_layers", "an entry for each of num_hidden_layers"));
+    }
+    Ok((0..layers).filter(|&layer| list[layer] == 0).collect())
 }
 
 /// How far back each layer sees.
-fn windows(keys: &Keys, family: Family, layers: usize) -> Result<Vec<Option<usize>>, ModelError> {
+fn windows(keys: &Keys, family: Family, layers: usize, unrotated: &[usize]) -> Result<Vec<Option<usize>>, ModelError> {
     let window = match keys.optional::<usize>("sliding_window", "a positive integer or null")? {
         Some(0) => return Err(keys.bad("sliding_window", "a positive integer or null")),
+        // transformers' default for these families' configurations that don't say.
+        None if matches!(family, Family::Mistral | Family::Ministral | Family::Olmo3)
+            && !keys.map.contains_key("sliding_window") =>
+        {
+            Some(4096)
+        }
         window => window,
     };
-    match family {
-        Family::Llama => Ok(vec![None; layers]),
-        // transformers' default for a Mistral configuration that doesn't say.
-        Family::Mistral if !keys.map.contains_key("sliding_window") => Ok(vec![Some(4096); layers]),
-        Family::Mistral => Ok(vec![window; layers]),
-        Family::Qwen2 | Family::Qwen3 => {
-            let used = keys.optional("use_sliding_window", "true or false")?.unwrap_or(false);
-            let window = if used { window } else { None };
-            if let Some(types) = keys.optional::<Vec<String>>("layer_types", "a list of strings")? {
-                if types.len() != layers {
-                    return Err(keys.bad("layer_types", "one entry for each of num_hidden_layers"));
-                }
-                let of = |kind: &String| match (kind.as_str(), window) {
-                    ("full_attention", _) => Ok(None),
-                    ("sliding_attention", Some(window)) => Ok(Some(window)),
-                    ("sliding_attention", None) => {
-                        Err(keys.bad("layer_types", "no sliding_attention without use_sliding_window and sliding_window"))
-                    }
-                    _ => Err(keys.unsupported("layer_types", "full_attention, sliding_attention")),
-                };
-                return types.iter().map(of).collect();
-            }
-            let full = keys.optional("max_window_layers", "an integer")?.unwrap_or(28);
-            Ok((0..layers).map(|layer| if layer >= full { window } else { None }).collect())
+    let by_use = matches!(family, Family::Qwen2 | Family::Qwen3 | Family::SmolLm3);
+    let used = !by_use || keys.optional("use_sliding_window", "true or false")?.unwrap_or(false);
+    let window = if used { window } else { None };
+    let types = keys.optional::<Vec<String>>("layer_types", "a list of strings")?.filter(|_| family.has_layer_types());
+    if let Some(types) = types {
+        if types.len() != layers {
+            return Err(keys.bad("layer_types", "one entry for each of num_hidden_layers"));
         }
+        let of = |kind: &String| match (kind.as_str(), window) {
+            ("full_attention", _) => Ok(None),
+            ("sliding_attention", Some(window)) => Ok(Some(window)),
+            ("sliding_attention", None) if by_use => {
+                Err(keys.bad("layer_types", "no sliding_attention without use_sliding_window and sliding_window"))
+            }
+            ("sliding_attention", None) => Err(keys.bad("layer_types", "no sliding_attention without sliding_window")),
+            _ => Err(keys.unsupported("layer_types", "full_attention, sliding_attention")),
+        };
+        return types.iter().map(of).collect();
     }
+    let sees_window: Box<dyn Fn(usize) -> bool> = match family {
+        Family::Llama | Family::Granite | Family::InternLm3 | Family::Olmo2 => Box::new(|_| false),
+        Family::Mistral | Family::Ministral | Family::Phi3 => Box::new(|_| true),
+        Family::Qwen2 | Family::Qwen3 => {
+            let full = keys.optional("max_window_layers", "an integer")?.unwrap_or(28);
+            Box::new(move |layer| layer >= full)
+        }
+        Family::SmolLm3 => Box::new(|layer| unrotated.contains(&layer)),
+        Family::Olmo3 => Box::new(|layer| (layer + 1) % 4 != 0),
+    };
+    Ok((0..layers).map(|layer| window.filter(|_| sees_window(layer))).collect())
 }

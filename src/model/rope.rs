@@ -1,17 +1,18 @@
 //! Rotary position embedding: frequencies, and tables of cosines and sines.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::{ModelConfig, RopeScaling};
 
 /// Angle per position of each pair of a head's columns. Pure.
-pub(super) fn frequencies(config: &ModelConfig) -> Vec<f64> {
+pub(super) fn frequencies(config: &ModelConfig, scaling: RopeScaling) -> Vec<f64> {
     let dim = config.head_dim as f64;
     let plain = (0..config.head_dim / 2).map(|pair| config.rope_theta.powf(-2.0 * pair as f64 / dim));
-    match config.rope_scaling {
-        RopeScaling::Default => plain.collect(),
+    match scaling {
+        RopeScaling::Default | RopeScaling::Dynamic { .. } => plain.collect(),
         RopeScaling::Linear { factor } => plain.map(|frequency| frequency / factor).collect(),
         RopeScaling::Llama3 { factor, low, high, original } => {
             let stretch = |frequency: f64| {
@@ -27,6 +28,19 @@ pub(super) fn frequencies(config: &ModelConfig) -> Vec<f64> {
             };
             plain.map(stretch).collect()
         }
+        RopeScaling::Yarn { factor, original, fast, slow, truncate, .. } => {
+            // The column pair that turns so often within the original context.
+            let column = |turns: f64| dim * (original / (turns * std::f64::consts::TAU)).ln() / (2.0 * config.rope_theta.ln());
+            let (low, high) = match truncate {
+                true => (column(fast).floor(), column(slow).ceil()),
+                false => (column(fast), column(slow)),
+            };
+            let (low, high) = (low.max(0.0), high.min(dim - 1.0));
+            let high = if low == high { high + 0.001 } else { high };
+            let divided = |pair: usize| ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0);
+            let stretch = |(pair, frequency)| frequency / factor * divided(pair) + frequency * (1.0 - divided(pair));
+            plain.enumerate().map(stretch).collect()
+        }
     }
 }
 
@@ -38,13 +52,13 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    fn new(frequencies: &[f64], positions: usize, device: Device) -> Self {
+    fn new(Angles { frequencies, amplitude }: &Angles, positions: usize, device: Device) -> Self {
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
         for position in 0..positions {
             let angles = || frequencies.iter().map(move |frequency| position as f64 * frequency);
-            cos.extend(angles().chain(angles()).map(|angle| angle.cos() as f32));
-            sin.extend(angles().map(|angle| -angle.sin() as f32));
-            sin.extend(angles().map(|angle| angle.sin() as f32));
+            cos.extend(angles().chain(angles()).map(|angle| (amplitude * angle.cos()) as f32));
+            sin.extend(angles().map(|angle| (-amplitude * angle.sin()) as f32));
+            sin.extend(angles().map(|angle| (amplitude * angle.sin()) as f32));
         }
         let table = |values: &[f32]| Tensor::from_slice(values).view([positions as i64, 1, -1]).to_device(device);
         Tables { cos: table(&cos), sin: table(&sin) }
@@ -67,32 +81,80 @@ impl Tables {
         (part(&self.cos, 0), part(&self.sin, half))
     }
 
-    /// Rotates `[…, positions, heads, head_dim]`.
+    /// Rotates `[…, positions, heads, head_dim]`, in f32 whatever it comes in and goes out as.
     pub fn rotate(&self, x: &Tensor) -> Tensor {
-        let swapped = x.roll([x.size()[x.dim() - 1] / 2], [-1]);
-        (x * &self.cos).addcmul(&swapped, &self.sin)
+        let wide = x.to_kind(Kind::Float);
+        let swapped = wide.roll([wide.size()[wide.dim() - 1] / 2], [-1]);
+        (&wide * &self.cos).addcmul(&swapped, &self.sin).to_kind(x.kind())
+    }
+}
+
+/// One way to turn positions into angles.
+struct Angles {
+    frequencies: Vec<f64>,
+    /// Multiplies cosines and sines.
+    amplitude: f64,
+}
+
+impl Angles {
+    fn of(config: &ModelConfig, scaling: Option<RopeScaling>) -> Self {
+        match scaling {
+            // A turn by nothing, exactly.
+            None => Angles { frequencies: vec![0.0; config.head_dim / 2], amplitude: 1.0 },
+            Some(scaling) => {
+                let amplitude = if let RopeScaling::Yarn { amplitude, .. } = scaling { amplitude } else { 1.0 };
+                Angles { frequencies: frequencies(config, scaling), amplitude }
+            }
+        }
+    }
+}
+
+/// Something of each layer, held once for all layers that have it in common.
+pub(super) struct ByLayer<T> {
+    distinct: Vec<T>,
+    of_layer: Arc<[usize]>,
+}
+
+impl<T> ByLayer<T> {
+    pub fn get(&self, layer: usize) -> &T {
+        &self.distinct[self.of_layer[layer]]
     }
 }
 
 /// Tables that grow with the longest sequence seen, for a model's full context may be far longer than what is trained.
 pub(super) struct Rope {
-    frequencies: Vec<f64>,
-    tables: RefCell<Tables>,
+    kinds: Vec<(Angles, RefCell<Tables>)>,
+    of_layer: Arc<[usize]>,
 }
 
 impl Rope {
     pub fn new(config: &ModelConfig) -> Self {
-        let frequencies = frequencies(config);
-        let tables = RefCell::new(Tables::new(&frequencies, 64, Device::Cpu));
-        Rope { frequencies, tables }
+        let mut distinct: Vec<Option<RopeScaling>> = Vec::new();
+        let kind = |layer| {
+            let scaling = config.rope_of(layer);
+            distinct.iter().position(|known| *known == scaling).unwrap_or_else(|| {
+                distinct.push(scaling);
+                distinct.len() - 1
+            })
+        };
+        let of_layer = (0..config.layers()).map(kind).collect();
+        let made = |scaling: &Option<RopeScaling>| {
+            let angles = Angles::of(config, *scaling);
+            let tables = RefCell::new(Tables::new(&angles, 64, Device::Cpu));
+            (angles, tables)
+        };
+        Rope { kinds: distinct.iter().map(made).collect(), of_layer }
     }
 
-    /// Runs `f` with tables that cover `positions`.
-    pub fn with<T>(&self, positions: usize, device: Device, f: impl FnOnce(&Tables) -> T) -> T {
-        let held = self.tables.borrow().cos.size()[0] as usize;
-        if held < positions || self.tables.borrow().cos.device() != device {
-            *self.tables.borrow_mut() = Tables::new(&self.frequencies, positions.max(held).next_power_of_two(), device);
-        }
-        f(&self.tables.borrow())
+    /// What `make` takes of tables that cover `positions`, for each layer.
+    pub fn by_layer<T>(&self, positions: usize, device: Device, make: impl Fn(&Tables) -> T) -> ByLayer<T> {
+        let of_kind = |(angles, tables): &(Angles, RefCell<Tables>)| {
+            let held = tables.borrow().cos.size()[0] as usize;
+            if held < positions || tables.borrow().cos.device() != device {
+                *tables.borrow_mut() = Tables::new(angles, positions.max(held).next_power_of_two(), device);
+            }
+            make(&tables.borrow())
+        };
+        ByLayer { distinct: self.kinds.iter().map(of_kind).collect(), of_layer: self.of_layer.clone() }
     }
 }

@@ -1,6 +1,6 @@
 //! A shape for models that start from nothing.
 
-use super::{Family, Head, ModelConfig, RopeScaling};
+use super::{Dtype, Factors, Family, Head, ModelConfig, RopeScaling};
 use crate::data::Tokenizer;
 
 impl ModelConfig {
@@ -21,11 +21,14 @@ impl ModelConfig {
             rope_theta: 10_000.0,
             rope_scaling: RopeScaling::Default,
             windows: vec![None; layers],
+            unrotated: Vec::new(),
+            factors: Factors::ONE,
             qkv_bias: false,
             output_bias: false,
             mlp_bias: false,
             tied: true,
             initializer_range: 0.02,
+            dtype: Dtype::F32,
             eos_token_ids: tokenizer.eos_token_ids().to_vec(),
             pad_token_id: tokenizer.pad_token_id(),
             other: Default::default(),

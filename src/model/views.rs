@@ -15,10 +15,12 @@ pub struct Views {
 
 /// One transformer layer.
 pub(super) struct Layer {
+    /// Of the attention's input, or of its output in families that norm there.
     pub input_norm: Tensor,
     pub qkv: Linear,
     pub qk_norm: Option<(Tensor, Tensor)>,
     pub output: Linear,
+    /// Likewise of the feed-forward part.
     pub post_norm: Tensor,
     pub gate_up: Linear,
     pub down: Linear,
@@ -43,25 +45,39 @@ impl Views {
     }
 
     pub(super) fn new(config: &ModelConfig, layout: &Layout, flat: &Tensor) -> Self {
-        let sizes: Vec<i64> = layout.units().iter().map(|shape| shape.iter().product()).collect();
-        let parts = flat.split_with_sizes(sizes, 0);
-        let mut parts = parts.into_iter().zip(layout.units()).map(|(part, shape)| part.view(shape.as_slice()));
+        let mut parts = split(flat, layout.units());
         // The order of `Layout::new`.
         let mut next = || parts.next().expect("views follow the layout");
         let embedding = next();
-        let layers = (0..config.layers())
-            .map(|_| Layer {
-                input_norm: next(),
-                qkv: Linear { weight: next(), bias: config.qkv_bias.then(&mut next) },
-                qk_norm: config.qk_norm().then(|| (next(), next())),
-                output: Linear { weight: next(), bias: config.output_bias.then(&mut next) },
-                post_norm: next(),
-                gate_up: Linear { weight: next(), bias: config.mlp_bias.then(&mut next) },
-                down: Linear { weight: next(), bias: config.mlp_bias.then(&mut next) },
-            })
-            .collect();
+        let layers = (0..config.layers()).map(|_| Layer::take(config, &mut next)).collect();
         let norm = next();
         let head = if config.shares_embedding() { embedding.shallow_clone() } else { next() };
         Views { embedding, layers, norm, head }
     }
+}
+
+impl Layer {
+    /// Of one layer's own part of the parameters.
+    pub fn new(config: &ModelConfig, layout: &Layout, part: &Tensor) -> Self {
+        let mut parts = split(part, layout.units_of_layer());
+        Layer::take(config, &mut || parts.next().expect("views follow the layout"))
+    }
+
+    fn take(config: &ModelConfig, next: &mut impl FnMut() -> Tensor) -> Self {
+        Layer {
+            input_norm: next(),
+            qkv: Linear { weight: next(), bias: config.qkv_bias.then(&mut *next) },
+            qk_norm: config.qk_norm_sizes().map(|_| (next(), next())),
+            output: Linear { weight: next(), bias: config.output_bias.then(&mut *next) },
+            post_norm: next(),
+            gate_up: Linear { weight: next(), bias: config.mlp_bias.then(&mut *next) },
+            down: Linear { weight: next(), bias: config.mlp_bias.then(&mut *next) },
+        }
+    }
+}
+
+/// A flat tensor as tensors of these shapes, end to end.
+fn split(flat: &Tensor, shapes: &[Vec<i64>]) -> impl Iterator<Item = Tensor> {
+    let sizes: Vec<i64> = shapes.iter().map(|shape| shape.iter().product()).collect();
+    flat.split_with_sizes(sizes, 0).into_iter().zip(shapes).map(|(part, shape)| part.view(shape.as_slice()))
 }

@@ -5,7 +5,7 @@ mod training;
 
 use super::error::{Place, RecipeError, RecipeErrors};
 use super::generate::Filter;
-use super::model::{Model, TinyModel};
+use super::model::{ModelSource, TinyModel};
 use super::plan::{OnStale, Pipeline, Plan};
 use super::reward::{Combine, Composition, PartRule, RewardRule};
 use super::section::Findings;
@@ -70,7 +70,7 @@ pub(crate) fn placed(problems: Vec<Problem>, findings: &Findings) -> Vec<RecipeE
 type Note<'a> = &'a mut dyn FnMut(&str, &[&'static str], String, &str);
 
 fn between(plan: &Plan, note: Note) {
-    if let Model::Tiny(tiny) = &plan.model {
+    if let ModelSource::Tiny(tiny) = &plan.model.source {
         tiny_model(tiny, note);
     }
     task(plan, note);

@@ -2,7 +2,7 @@
 
 use super::correction::Proximal;
 use super::generate::Generate;
-use super::model::Model;
+use super::model::ModelSource;
 use super::plan::{OnStale, Pipeline, Plan};
 use super::task::{Arithmetic, TaskData};
 use crate::stages::Pace;
@@ -155,7 +155,7 @@ impl Plan {
 
     fn grpo_warnings(&self, warnings: &mut Vec<String>) {
         let Generate { max_new_tokens, .. } = self.generate;
-        if matches!(self.model, Model::Tiny(_)) && self.sft.is_none() {
+        if matches!(self.model.source, ModelSource::Tiny(_)) && self.sft.is_none() {
             warnings.push(
                 "a tiny model starts random, and without [sft] it hardly ever earns a reward to learn from; add [sft]".to_owned(),
             );

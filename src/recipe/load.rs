@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::checks::{placed, problems};
 use super::document::{self, Node, Value};
 use super::error::{Place, RecipeError, RecipeErrors};
-use super::model::Model;
+use super::model::ModelSource;
 use super::plan::{Pipeline, Plan};
 use super::section::Findings;
 use super::setting::{Problem, Setting};
@@ -106,7 +106,7 @@ fn require_and_refuse_sections(root: &Node, plan: &Plan, findings: &mut Findings
 
 fn missing_files(plan: &Plan) -> Vec<Problem> {
     let mut files: Vec<(String, &PathBuf)> = Vec::new();
-    if let Model::Folder(folder) = &plan.model {
+    if let ModelSource::Folder(folder) = &plan.model.source {
         files.push(("model.path".to_owned(), &folder.path));
     }
     if let TaskData::Jsonl(jsonl) = &plan.task.data {

@@ -1,15 +1,93 @@
-//! `[model]`: where the first weights come from.
+//! `[model]`: where the first weights come from, and where and in which format models compute.
 
 use std::path::PathBuf;
 
-use super::declare::{section, tagged};
-use super::setting::{Limit, PATH_GIVEN};
+use super::declare::{choices, section, tagged};
+use super::document::{Node, Value};
+use super::section::Findings;
+use super::setting::{Limit, PATH_GIVEN, Setting, Written};
 
 const TINY: Limit<usize> = Limit { text: "1 to 65536", holds: |size| (1..=65536).contains(size) };
 
+section! {
+    /// The policy's first weights, and how all models of the run compute: trainer, generator, reference, critic and score models.
+    pub struct Model {
+        first source: ModelSource;
+        /// Where models compute.
+        device: DeviceName = DeviceName::Cpu;
+        /// The format that models compute in. Trained parameters, sums of gradients and the optimizer are f32 all the same.
+        dtype: Precision = Precision::default();
+    }
+}
+
+choices! {
+    /// A format of numbers.
+    pub enum Precision {
+        /// 32 bits.
+        "f32" => F32,
+        /// 16 bits with the range of 32.
+        "bf16" => Bf16,
+        /// 16 bits with more precision and little range.
+        "f16" => F16,
+    }
+}
+
+/// A device by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceName {
+    /// This machine's processor.
+    Cpu,
+    /// A GPU of NVIDIA's, the first of which is 0.
+    Cuda(usize),
+}
+
+impl DeviceName {
+    /// The name that recipes use.
+    pub fn word(self) -> String {
+        match self {
+            DeviceName::Cpu => "cpu".to_owned(),
+            DeviceName::Cuda(index) => format!("cuda:{index}"),
+        }
+    }
+
+    fn named(word: &str) -> Option<DeviceName> {
+        match word.split_once(':') {
+            None if word == "cpu" => Some(DeviceName::Cpu),
+            None if word == "cuda" => Some(DeviceName::Cuda(0)),
+            Some(("cuda", index)) => index.parse().ok().map(DeviceName::Cuda),
+            _ => None,
+        }
+    }
+}
+
+impl Setting for DeviceName {
+    fn expects() -> String {
+        "a device: \"cpu\", \"cuda\" or \"cuda:1\"".to_owned()
+    }
+
+    fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<Self> {
+        let word = if let Value::Text(word) = &node.value { word.as_str() } else { "" };
+        let device = DeviceName::named(word);
+        if device.is_none() {
+            let help = match word.split(':').next() {
+                Some("mps" | "metal" | "rocm" | "hip" | "xpu" | "tpu" | "npu") => {
+                    format!("models compute on processors and on GPUs of NVIDIA's only; it takes {}", Self::expects())
+                }
+                _ => format!("it takes {}", Self::expects()),
+            };
+            findings.error(&node.place, path, format!("`{path}` is {}", node.value.describe()), help);
+        }
+        device
+    }
+
+    fn write(&self) -> Written {
+        Setting::write(&self.word())
+    }
+}
+
 tagged! {
     /// Where the policy's first weights come from.
-    pub enum Model {
+    pub enum ModelSource {
         /// a small random decoder with a character tokenizer, made from the run's seed.
         "tiny" => Tiny(TinyModel),
         /// a Hugging Face folder: `config.json`, safetensors and `tokenizer.json`.

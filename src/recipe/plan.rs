@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use super::critic::Critic;
 use super::declare::{choices, section};
 use super::generate::{Filter, Generate};
-use super::model::Model;
+use super::model::{Model, Precision};
 use super::pairs::Pairs;
 use super::reference_policy::Reference;
 use super::reward::Reward;
@@ -25,7 +25,7 @@ section! {
         seed: u64 = 0;
         /// What happens when `filter` has rejected 64 batches' worth of groups in a row.
         filter_fallback: FilterFallback = FilterFallback::default();
-        /// Where the policy's first weights come from.
+        /// Where the policy's first weights come from, and how models compute.
         model: Model = Model::default();
         /// What is asked.
         task: Task = Task::default();
@@ -170,6 +170,9 @@ section! {
         every: u64 = 100;
         /// Newest checkpoints that are kept, two at least: a resume may need the one before the newest.
         keep: usize = 3, SOME;
+        /// The format of the weights in checkpoints; left out, that of the model's folder. Where it is not f32, the f32 parameters that a resumed
+        /// run needs are saved beside the optimizer's state.
+        dtype: Option<Precision> = None;
     }
 }
 

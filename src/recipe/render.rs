@@ -1,7 +1,7 @@
 //! A plan back as text: the resolved recipe with every default filled in, and what `rollflow check` prints.
 
 use super::derive::Machine;
-use super::model::Model;
+use super::model::ModelSource;
 use super::plan::{OnStale, Pipeline, Plan};
 use super::section::Section;
 use super::setting::Written;
@@ -132,8 +132,8 @@ fn count(number: u64, what: &str) -> String {
 }
 
 fn model(plan: &Plan) -> String {
-    match &plan.model {
-        Model::Folder(folder) => folder.path.display().to_string(),
-        Model::Tiny(tiny) => format!("tiny, about {:.2} million parameters", tiny.parameters() as f64 / 1e6),
+    match &plan.model.source {
+        ModelSource::Folder(folder) => folder.path.display().to_string(),
+        ModelSource::Tiny(tiny) => format!("tiny, about {:.2} million parameters", tiny.parameters() as f64 / 1e6),
     }
 }

@@ -91,6 +91,9 @@ section! {
         max_grad_norm: f64 = 1.0, POSITIVE;
         /// Tokens of one forward and backward pass; the result does not depend on it, memory does.
         micro_batch_tokens: usize = 8192, SOME;
+        /// Whether each layer is computed once more in the backward pass, so that activations of one layer are held rather than of all. The
+        /// result is the same.
+        gradient_checkpointing: bool = false;
         /// Threads of the trainer.
         threads: usize = 1, SOME;
         /// What happens when a loss or gradient is not finite.

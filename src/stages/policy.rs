@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::data::{Pair, Sample, Tokenizer, TokenizerError};
-use crate::model::{Decoder, FrozenWeights, Head, ModelConfig, ModelError, Weights, load_hf};
+use crate::model::{Compute, Decoder, FrozenWeights, Head, ModelConfig, ModelError, Weights, load_hf};
 use crate::train::{LocalBackend, LocalConfig};
 
 /// A model or tokenizer that can't be used.
@@ -30,18 +30,19 @@ pub struct Policy {
     config: ModelConfig,
     tokenizer: Arc<Tokenizer>,
     weights: Arc<FrozenWeights>,
+    compute: Compute,
 }
 
 impl Policy {
     /// A Hugging Face folder: `config.json`, safetensors, `tokenizer.json`.
     pub fn load(dir: impl AsRef<Path>) -> Result<Self, PolicyError> {
         let (config, weights) = load_hf(dir.as_ref())?;
-        Self::new(config, weights.freeze(), Tokenizer::from_dir(dir.as_ref())?)
+        Self::new(config, FrozenWeights::of_own(weights), Tokenizer::from_dir(dir.as_ref())?)
     }
 
     /// A fresh model with random weights.
     pub fn random(config: ModelConfig, tokenizer: Tokenizer, seed: u64) -> Result<Self, PolicyError> {
-        let weights = Weights::random(&config, seed).freeze();
+        let weights = FrozenWeights::of_own(Weights::random(&config, seed));
         Self::new(config, weights, tokenizer)
     }
 
@@ -51,7 +52,17 @@ impl Policy {
         if config.head != Head::Words {
             return Err(PolicyError::NoWords);
         }
-        Ok(Policy { config, tokenizer: Arc::new(tokenizer), weights: Arc::new(weights) })
+        Ok(Policy { config, tokenizer: Arc::new(tokenizer), weights: Arc::new(weights), compute: Compute::default() })
+    }
+
+    /// Generates on this device and in this format; in f32 on the CPU unless told otherwise. A trainer is told by its [`LocalConfig::compute`].
+    pub fn computing(self, compute: Compute) -> Self {
+        Policy { compute, ..self }
+    }
+
+    /// Where and in which format it generates.
+    pub fn compute(&self) -> Compute {
+        self.compute
     }
 
     /// The same model with other weights.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Policy;
 use crate::data::{PromptText, RankedPair, Sample, Status, Tokenizer, TokenizerError};
-use crate::model::{FrozenWeights, Head, ModelConfig, ModelError, Weights, load_hf};
+use crate::model::{Compute, FrozenWeights, Head, ModelConfig, ModelError, Weights, load_hf};
 use crate::train::{LocalBackend, LocalConfig};
 
 /// A score model that can't be used.
@@ -51,13 +51,14 @@ pub struct ScoreModel {
     config: ModelConfig,
     tokenizer: Arc<Tokenizer>,
     weights: Arc<FrozenWeights>,
+    compute: Compute,
 }
 
 impl ScoreModel {
     /// A Hugging Face folder of a sequence classifier with one label.
     pub fn load(dir: impl AsRef<Path>) -> Result<Self, ScoreModelError> {
         let (config, weights) = load_hf(dir.as_ref())?;
-        Self::new(config, weights.freeze(), Tokenizer::from_dir(dir.as_ref())?)
+        Self::new(config, FrozenWeights::of_own(weights), Tokenizer::from_dir(dir.as_ref())?)
     }
 
     /// What training starts from: such a folder, or one of a language model, which gets a head drawn by `seed`.
@@ -65,15 +66,27 @@ impl ScoreModel {
         let (config, weights) = load_hf(dir.as_ref())?;
         let tokenizer = Tokenizer::from_dir(dir.as_ref())?;
         match config.head {
-            Head::Score => Self::new(config, weights.freeze(), tokenizer),
-            Head::Words => Self::new(config.scoring(), weights.scoring(&config, Some(seed)).freeze(), tokenizer),
+            Head::Score => Self::new(config, FrozenWeights::of_own(weights), tokenizer),
+            Head::Words => Self::new(config.scoring(), FrozenWeights::of_own(weights.scoring(&config, Some(seed))), tokenizer),
         }
     }
 
     /// A language model's body and tokenizer under a new head: zero, so that every score is 0 at first, or drawn by a seed.
     pub fn from_policy(policy: &Policy, seed: Option<u64>) -> Self {
         let weights = Arc::new(policy.weights().scoring(policy.config(), seed).freeze());
-        ScoreModel { config: policy.config().scoring(), tokenizer: policy.tokenizer().clone(), weights }
+        let compute = policy.compute();
+        ScoreModel { config: policy.config().scoring(), tokenizer: policy.tokenizer().clone(), weights, compute }
+    }
+
+    /// Scores on this device and in this format; in f32 on the CPU unless told otherwise. A trainer is told by its
+    /// [`LocalConfig::compute`].
+    pub fn computing(self, compute: Compute) -> Self {
+        ScoreModel { compute, ..self }
+    }
+
+    /// Where and in which format it scores.
+    pub fn compute(&self) -> Compute {
+        self.compute
     }
 
     /// From parts that belong together, however they were loaded.
@@ -82,7 +95,7 @@ impl ScoreModel {
         if config.head != Head::Score {
             return Err(ScoreModelError::NoScore);
         }
-        Ok(ScoreModel { config, tokenizer: Arc::new(tokenizer), weights: Arc::new(weights) })
+        Ok(ScoreModel { config, tokenizer: Arc::new(tokenizer), weights: Arc::new(weights), compute: Compute::default() })
     }
 
     /// The model's shape.

@@ -31,12 +31,22 @@ impl Head<'_> {
         }
     }
 
-    /// A scalar whose gradient is the loss's: `slopes` are ∂loss/∂log_prob, or by the scores, `entropy_slopes` ∂loss/∂entropy.
-    pub fn surrogate(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>) -> Tensor {
+    /// The loss's gradients by the rows and by the head's weight: `slopes` are ∂loss/∂log_prob, or by the scores, `entropy_slopes` ∂loss/∂entropy.
+    pub fn gradients(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>) -> [Tensor; 2] {
+        let _guard = tch::no_grad_guard();
         match self {
-            Head::Words(words) => words.surrogate(scored, slopes, entropy_slopes),
-            Head::Score(score) => score.surrogate(slopes),
+            Head::Words(words) => words.gradients(scored, slopes, entropy_slopes),
+            Head::Score(score) => score.gradients(slopes),
         }
+    }
+
+    /// A scalar with these gradients.
+    pub fn surrogate(&self, [by_rows, by_weight]: &[Tensor; 2]) -> Tensor {
+        let (weight, rows) = match self {
+            Head::Words(Words { weight, rows, .. }) => (weight, rows),
+            Head::Score(Score { weight, rows }) => (weight, rows),
+        };
+        dot(rows, by_rows) + dot(weight, by_weight)
     }
 }
 
@@ -53,8 +63,9 @@ impl Score<'_> {
         Scored { entropies: vec![0.0; scores.len()], log_probs: scores, kept: None }
     }
 
-    fn surrogate(&self, slopes: &[f64]) -> Tensor {
-        dot(&self.rows.linear(self.weight, None::<&Tensor>), &column(slopes, self.rows.device()))
+    fn gradients(&self, slopes: &[f64]) -> [Tensor; 2] {
+        let slopes = column(slopes, self.rows.device()).to_kind(self.rows.kind());
+        [slopes.matmul(self.weight), slopes.tr().matmul(self.rows)]
     }
 }
 
@@ -110,23 +121,20 @@ impl Words<'_> {
         scored
     }
 
-    fn surrogate(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>) -> Tensor {
-        let (by_rows, by_weight) = {
-            let _guard = tch::no_grad_guard();
-            let mut by_weight: Option<Tensor> = None;
-            let mut by_rows = Vec::new();
-            for (start, len) in self.chunks() {
-                let by_logits = self.logits_gradient(scored, slopes, entropy_slopes, start, len);
-                by_rows.push(by_logits.matmul(self.weight));
-                let chunk = by_logits.tr().matmul(&self.rows.narrow(0, start, len));
-                by_weight = Some(match by_weight {
-                    None => chunk,
-                    Some(mut sum) => sum.g_add_(&chunk),
-                });
-            }
-            (Tensor::cat(&by_rows, 0), by_weight.expect("a batch has trained tokens"))
-        };
-        dot(self.rows, &by_rows) + dot(self.weight, &by_weight)
+    /// Sums over chunks are f32, whatever the products are.
+    fn gradients(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>) -> [Tensor; 2] {
+        let mut by_weight: Option<Tensor> = None;
+        let mut by_rows = Vec::new();
+        for (start, len) in self.chunks() {
+            let by_logits = self.logits_gradient(scored, slopes, entropy_slopes, start, len).to_kind(self.weight.kind());
+            by_rows.push(by_logits.matmul(self.weight));
+            let chunk = by_logits.tr().matmul(&self.rows.narrow(0, start, len)).to_kind(Kind::Float);
+            by_weight = Some(match by_weight {
+                None => chunk,
+                Some(mut sum) => sum.g_add_(&chunk),
+            });
+        }
+        [Tensor::cat(&by_rows, 0), by_weight.expect("a batch has trained tokens")]
     }
 
     /// ∂loss/∂logits of a chunk: `slope · (1[target] − p) − entropy_slope · p · (log p + H)`, over the temperature.
@@ -145,7 +153,7 @@ impl Words<'_> {
     }
 
     fn log_softmax(&self, start: i64, len: i64) -> Tensor {
-        let logits = self.rows.narrow(0, start, len).linear(self.weight, None::<&Tensor>);
+        let logits = self.rows.narrow(0, start, len).linear(self.weight, None::<&Tensor>).to_kind(Kind::Float);
         self.temperature.divides(logits, start, len).log_softmax(-1, Kind::Float)
     }
 
@@ -166,7 +174,7 @@ fn column(values: &[f64], device: tch::Device) -> Tensor {
 }
 
 fn dot(a: &Tensor, b: &Tensor) -> Tensor {
-    a.reshape([-1]).dot(&b.reshape([-1]))
+    a.reshape([-1]).dot(&b.reshape([-1]).to_kind(a.kind()))
 }
 
 fn to_host(values: &Tensor) -> Vec<f64> {

@@ -1,8 +1,8 @@
 //! Training in this process, on libtorch: one thread with a queue of commands.
 //!
 //! Dropping the backend finishes what was submitted and joins the thread. The queue is as long as callers let it grow: they bound
-//! it by waiting for answers. Cost: the model's parameters four times in fp32 (weights, gradient, two moments), activations of one
-//! micro-batch, and one chunk of logits.
+//! it by waiting for answers. Cost: the model's parameters four times in fp32 (weights, gradient, two moments), once more in the format that is
+//! computed with if that is another, activations of one micro-batch, and one chunk of logits.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use crossbeam_channel::Sender;
-use tch::Device;
 
 use super::worker::Worker;
 use super::{
@@ -18,7 +17,7 @@ use super::{
     TrainError, TrainFuture, TrainingBackend, Update, promise,
 };
 use crate::algo::{Loss, OffPolicy, Schedule};
-use crate::model::{FrozenWeights, ModelConfig, Weights};
+use crate::model::{Compute, Dtype, FrozenWeights, ModelConfig, Weights};
 
 /// What becomes of a step whose loss or gradient is not finite (law N4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -55,8 +54,13 @@ pub struct LocalConfig {
     /// Threads to compute with; `None` leaves the library's choice. Up to 16 million parameters they take micro-batches side by side, each
     /// with a gradient of its own; a larger model's work inside one operation.
     pub threads: Option<usize>,
-    /// Where to train.
-    pub device: Device,
+    /// Where to train, and in which format. Parameters, moments and sums of gradients are f32 all the same.
+    pub compute: Compute,
+    /// Computes each layer's activations once more in the backward pass rather than keep them all. The gradient is the same.
+    pub gradient_checkpointing: bool,
+    /// The format of the weights in checkpoints; `None`: that of the model's folder. Where it is not f32, a checkpoint holds the f32 parameters
+    /// beside the moments, so that a resumed run goes on exactly.
+    pub save_dtype: Option<Dtype>,
     /// Files put into every checkpoint as they are (tokenizer, chat template), by name.
     pub companions: Vec<(String, Vec<u8>)>,
 }
@@ -75,7 +79,9 @@ impl LocalConfig {
             temperature: 1.0,
             non_finite: NonFinitePolicy::Stop,
             threads: None,
-            device: Device::Cpu,
+            compute: Compute::default(),
+            gradient_checkpointing: false,
+            save_dtype: None,
             companions: Vec::new(),
         }
     }

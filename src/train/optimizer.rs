@@ -15,6 +15,9 @@ use super::{AdamW, CheckpointError, Moments, norm};
 /// The optimizer's file in a checkpoint.
 pub(super) const FILE: &str = "optimizer.safetensors";
 
+/// The f32 parameters in it, where the model's own file has them rounded.
+const MASTERS: &str = "master";
+
 /// Moments of all parameters, and how often they were updated.
 pub(super) struct Optimizer {
     config: AdamW,
@@ -78,42 +81,40 @@ impl Optimizer {
         *params -= &self.moments[0].1 * (lr / correction(beta1)) / denominator;
     }
 
-    /// Writes the moments and the count of updates.
-    pub fn save(&self, folder: &Path) -> Result<(), CheckpointError> {
+    /// Writes the moments and the count of updates, and the parameters themselves where they are saved rounded elsewhere.
+    pub fn save(&self, folder: &Path, masters: Option<&Tensor>) -> Result<(), CheckpointError> {
         let path = folder.join(FILE);
         let metadata = HashMap::from([("step".to_owned(), self.step.to_string())]);
-        let tensors = self.moments.iter().map(|(name, moment)| (*name, Flat { tensor: moment, shape: [moment.numel()] }));
+        let all = self.moments.iter().map(|(name, moment)| (*name, moment)).chain(masters.map(|masters| (MASTERS, masters)));
+        let tensors = all.map(|(name, tensor)| (name, Flat { tensor, shape: [tensor.numel()] }));
         safetensors::serialize_to_file(tensors, Some(metadata), &path).map_err(|error| match error {
             SafeTensorError::IoError(source) => CheckpointError::io(&path)(source),
             other => CheckpointError::malformed(&path, other),
         })
     }
 
-    /// Reads what [`Optimizer::save`] wrote, for parameters like ours. Nothing changes when it fails.
-    pub fn load(&mut self, folder: &Path) -> Result<(), CheckpointError> {
+    /// Reads what [`Optimizer::save`] wrote, for parameters like ours, and gives those that it wrote. Nothing changes when it fails.
+    pub fn load(&mut self, folder: &Path) -> Result<Option<Tensor>, CheckpointError> {
         let path = folder.join(FILE);
         let bytes = std::fs::read(&path).map_err(CheckpointError::io(&path))?;
         let malformed = |reason: &dyn std::fmt::Display| CheckpointError::malformed(&path, reason);
         let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| malformed(&error))?;
         let step = header.metadata().as_ref().and_then(|metadata| metadata.get("step")).and_then(|step| step.parse().ok());
         let file = SafeTensors::deserialize(&bytes).map_err(|error| malformed(&error))?;
-        let mut loaded = Vec::new();
-        for (name, moment) in &self.moments {
+        let len = self.moments[0].1.numel();
+        let read = |name: &str| {
             let view = file.tensor(name).map_err(|error| malformed(&error))?;
-            if view.dtype() != Dtype::F32 || view.shape() != [moment.numel()] {
-                return Err(malformed(&format!(
-                    "{name} is {:?} {:?}; expected F32 [{}]",
-                    view.dtype(),
-                    view.shape(),
-                    moment.numel()
-                )));
+            if view.dtype() != Dtype::F32 || view.shape() != [len] {
+                return Err(malformed(&format!("{name} is {:?} {:?}; expected F32 [{len}]", view.dtype(), view.shape())));
             }
-            let tensor = Tensor::from_data_size(view.data(), &[moment.numel() as i64], Kind::Float);
-            loaded.push((*name, tensor.to_device(moment.device())));
-        }
+            Ok(Tensor::from_data_size(view.data(), &[len as i64], Kind::Float).to_device(self.moments[0].1.device()))
+        };
+        let moments = self.moments.iter().map(|(name, _)| Ok((*name, read(name)?)));
+        let loaded = moments.collect::<Result<Vec<_>, CheckpointError>>()?;
+        let masters = file.names().contains(&MASTERS).then(|| read(MASTERS)).transpose()?;
         self.step = step.ok_or_else(|| malformed(&"its header has no number `step`"))?;
         self.moments = loaded;
-        Ok(())
+        Ok(masters)
     }
 }
 
@@ -179,8 +180,8 @@ mod tests {
             (Tensor::ones([10], (Kind::Float, Device::Cpu)), Tensor::ones([10], (Kind::Float, Device::Cpu)));
         let grad = ones.copy();
         let (mut saved, mut loaded) = (Optimizer::new(AdamW::default(), &ones), Optimizer::new(AdamW::default(), &ones));
-        saved.save(folder.path()).unwrap();
-        loaded.load(folder.path()).unwrap();
+        saved.save(folder.path(), None).unwrap();
+        assert!(loaded.load(folder.path()).unwrap().is_none());
         saved.update(0.1, 1.0, &mut ones, &grad);
         loaded.update(0.1, 1.0, &mut again, &grad);
         assert!(ones == again && ones.double_value(&[0]) < 1.0 && saved.moments[0].1 == loaded.moments[0].1);

@@ -5,13 +5,13 @@
 
 use std::sync::Arc;
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::finite::bad_samples;
 use super::head::{Head, Score, Scored, Temperature, Words};
 use super::{Algorithm, LocalConfig, PackedColumns, TrainBatch, TrainSequence};
 use crate::algo::{LossError, LossOutput};
-use crate::model::{self, Decoder, ModelConfig, Packed, Weights, fused};
+use crate::model::{self, Decoder, Dtype, Kept, ModelConfig, Packed, Weights, fused};
 
 pub(super) struct Replica {
     config: Arc<LocalConfig>,
@@ -34,10 +34,12 @@ struct Forward {
     rows: Tensor,
     head: Tensor,
     targets: Tensor,
+    /// In the place of a graph, where layers are computed anew.
+    kept: Option<Kept>,
 }
 
 impl Replica {
-    /// Over the memory of `weights`.
+    /// Over the memory of `weights`, which are in the format that is computed with.
     pub fn new(config: &Arc<LocalConfig>, model: &ModelConfig, weights: &Weights) -> Self {
         let flat = weights.flat.detach().set_requires_grad(true);
         let decoder = Decoder::new(model, weights.layout.clone());
@@ -54,7 +56,8 @@ impl Replica {
         judged: Option<LossOutput>,
     ) -> Result<Part, LossError> {
         let columns = PackedColumns::new(batch, part);
-        let forward = self.forward(batch, part, &columns);
+        let mut forward = self.forward(batch, part, &columns, self.config.gradient_checkpointing);
+        let kept = forward.kept.take();
         let head = self.head(&forward, batch, part);
         let scored = head.score();
         let output = match judged {
@@ -67,17 +70,40 @@ impl Replica {
         let gradient = match bad_samples(self.decoder.config().head, batch, part, &columns, &scored.log_probs, &output) {
             Some(names) => Err(names),
             None => {
-                let surrogate = head.surrogate(&scored, &output.grad, output.entropy_grad.as_deref());
-                Ok(Tensor::run_backward(&[surrogate], &[&self.flat], false, false).swap_remove(0).contiguous())
+                let scale = self.loss_scale(&output);
+                let scaled = |slopes: &[f64]| slopes.iter().map(|slope| slope * scale).collect::<Vec<f64>>();
+                let entropy_slopes = output.entropy_grad.as_deref().map(scaled);
+                let by_head = head.gradients(&scored, &scaled(&output.grad), entropy_slopes.as_deref());
+                let gradient = match kept {
+                    Some(kept) => self.decoder.gradient(&self.flat, kept, &by_head[0], &by_head[1]),
+                    None => {
+                        let surrogate = head.surrogate(&by_head);
+                        drop(by_head);
+                        Tensor::run_backward(&[surrogate], &[&self.flat], false, false).swap_remove(0).contiguous()
+                    }
+                };
+                let gradient = gradient.to_kind(Kind::Float);
+                Ok(if scale == 1.0 { gradient } else { gradient / scale })
             }
         };
         Ok(Part { columns, scored, output, gradient })
     }
 
+    /// What the loss is multiplied by before it is differentiated, a power of two: in f16 the derivative by one token of thousands would
+    /// round to nothing, so that the largest is brought near 1.
+    fn loss_scale(&self, output: &LossOutput) -> f64 {
+        if self.config.compute.dtype != Dtype::F16 {
+            return 1.0;
+        }
+        let slopes = output.grad.iter().chain(output.entropy_grad.iter().flatten());
+        let largest = slopes.fold(0.0, |largest: f64, slope| largest.max(slope.abs()));
+        if largest > 0.0 && largest.is_finite() { largest.log2().round().exp2().recip() } else { 1.0 }
+    }
+
     /// Log-probabilities and entropies, or scores, alone, without a graph.
     pub fn score(&self, batch: &TrainBatch, part: &[usize]) -> Scored {
         let _guard = tch::no_grad_guard();
-        self.head(&self.forward(batch, part, &PackedColumns::new(batch, part)), batch, part).score()
+        self.head(&self.forward(batch, part, &PackedColumns::new(batch, part), false), batch, part).score()
     }
 
     /// The log-probabilities alone, sequence by sequence.
@@ -87,25 +113,29 @@ impl Replica {
         part.iter().map(|&at| (at, rest.by_ref().take(batch.sequences[at].rows.len()).collect())).collect()
     }
 
-    /// Hidden states of the rows that predict trained tokens.
-    fn forward(&self, batch: &TrainBatch, part: &[usize], columns: &PackedColumns) -> Forward {
+    /// Hidden states of the rows that predict trained tokens; with `kept`, without a graph.
+    fn forward(&self, batch: &TrainBatch, part: &[usize], columns: &PackedColumns, kept: bool) -> Forward {
         let longest = part.iter().map(|&at| batch.sequences[at].inputs.len()).max().unwrap_or(0);
-        let (packed, rows) = pack(batch, part, fused::attends(longest, self.config.device));
+        let (packed, rows) = pack(batch, part, fused::attends(longest, self.config.compute.options()));
         let views = self.decoder.views(&self.flat);
-        let on_device = |numbers: &[i64]| Tensor::from_slice(numbers).to_device(self.config.device);
-        let rows = self.decoder.hidden_at(&views, &packed, &on_device(&rows));
-        Forward { rows, head: views.head().shallow_clone(), targets: on_device(&columns.targets) }
+        let on_device = |numbers: &[i64]| Tensor::from_slice(numbers).to_device(self.config.compute.device);
+        let (rows, targets, head) = (on_device(&rows), on_device(&columns.targets), views.head().shallow_clone());
+        if kept {
+            let (rows, kept) = self.decoder.hidden_kept(&views, packed, rows);
+            return Forward { rows, head, targets, kept: Some(kept) };
+        }
+        Forward { rows: self.decoder.hidden_at(&views, &packed, &rows), head, targets, kept: None }
     }
 
     fn temperature(&self, batch: &TrainBatch, part: &[usize]) -> Temperature {
         let rows = part.iter().map(|&at| &batch.sequences[at]).flat_map(|sequence| {
             std::iter::repeat_n(sequence.temperature.unwrap_or(self.config.temperature), sequence.rows.len())
         });
-        Temperature::of(&rows.collect::<Vec<f64>>(), self.config.device)
+        Temperature::of(&rows.collect::<Vec<f64>>(), self.config.compute.device)
     }
 
     fn head<'a>(&self, forward: &'a Forward, batch: &TrainBatch, part: &[usize]) -> Head<'a> {
-        let Forward { rows, head: weight, targets } = forward;
+        let Forward { rows, head: weight, targets, .. } = forward;
         let model = self.decoder.config();
         match model.head {
             model::Head::Score => Head::Score(Score { weight, rows }),

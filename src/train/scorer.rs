@@ -6,10 +6,10 @@ use super::replica::Replica;
 use super::{CollateError, LocalConfig, TrainBatch, collate};
 use crate::algo::Aggregation;
 use crate::data::Sample;
-use crate::model::{FrozenWeights, ModelConfig, Weights};
+use crate::model::{Compute, FrozenWeights, ModelConfig, Weights};
 
-/// Scores samples. Nothing of `LocalConfig` counts but what a forward pass reads: temperature, device, micro-batches, threads. Weights on
-/// its device are shared, not copied.
+/// Scores samples. Nothing of `LocalConfig` counts but what a forward pass reads: temperature, device and format, micro-batches, threads. Weights on
+/// its device in its format are shared, not copied.
 pub struct Scorer {
     config: Arc<LocalConfig>,
     model: ModelConfig,
@@ -34,7 +34,8 @@ impl Scorer {
         let known = self.replica.take().filter(|(of, _)| Arc::ptr_eq(of, weights));
         let (_, replica) = self.replica.insert(known.unwrap_or_else(|| {
             let Weights { flat, layout } = weights.read();
-            let on_device = Weights { flat: flat.to_device(self.config.device), layout };
+            let Compute { device, dtype } = self.config.compute;
+            let on_device = Weights { flat: flat.to_device(device).to_kind(dtype.kind()), layout };
             (weights.clone(), Replica::new(&self.config, &self.model, &on_device))
         }));
         let mut scores = vec![Vec::new(); batch.sequences.len()];

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::finite::shorten;
 use super::optimizer::{Optimizer, grad_norm};
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::algo::LossOutput;
 use crate::data::Version;
-use crate::model::{FrozenWeights, Head, ModelConfig, ModelError, Weights, load_hf, save_hf};
+use crate::model::{Compute, Dtype, FrozenWeights, Head, ModelConfig, ModelError, Weights, load_hf, save_hf};
 
 /// Models of at most this many parameters train micro-batches side by side, a gradient each (64 MB at most); for larger ones all threads
 /// work inside one operation, whose matrices are large enough to share.
@@ -28,7 +28,10 @@ pub(super) struct Worker {
     /// For batches that bring none.
     algorithm: Arc<Algorithm>,
     model: ModelConfig,
+    /// The masters, in f32.
     weights: Weights,
+    /// What is computed with: the masters themselves, or a copy in another format.
+    computed: Weights,
     replicas: SideBySide<Replica>,
     accumulated: Accumulated,
     optimizer: Optimizer,
@@ -77,13 +80,19 @@ impl Worker {
     /// Fails when the system has no thread to give.
     pub fn new(config: LocalConfig, model: ModelConfig, weights: Weights) -> std::io::Result<Self> {
         let config = Arc::new(config);
-        let weights = Weights { flat: weights.flat.detach().to_device(config.device).copy(), layout: weights.layout };
-        let small = config.device == Device::Cpu && weights.layout.total() <= SIDE_BY_SIDE;
+        config.compute.check().map_err(std::io::Error::other)?;
+        let Compute { device, dtype } = config.compute;
+        // Nothing is copied twice.
+        let moved = weights.flat.detach().to_device(device).to_kind(Kind::Float);
+        let flat = if moved.data_ptr() == weights.flat.data_ptr() { moved.copy() } else { moved };
+        let weights = Weights { flat, layout: weights.layout };
+        let computed = Weights { flat: weights.flat.to_kind(dtype.kind()), layout: weights.layout.clone() };
+        let small = device == Device::Cpu && weights.layout.total() <= SIDE_BY_SIDE;
         let replicas = if small { config.threads.unwrap_or(1).max(1) } else { 1 };
         if let Some(threads) = config.threads {
             tch::set_num_threads((threads / replicas).max(1) as i32);
         }
-        let each = (0..replicas).map(|_| Replica::new(&config, &model, &weights)).collect();
+        let each = (0..replicas).map(|_| Replica::new(&config, &model, &computed)).collect();
         Ok(Worker {
             replicas: SideBySide::new(each, "train", || tch::set_num_threads(1))?,
             accumulated: Accumulated::default(),
@@ -93,6 +102,7 @@ impl Worker {
             config,
             model,
             weights,
+            computed,
         })
     }
 
@@ -102,11 +112,8 @@ impl Worker {
             weight_version: self.version,
             lr: self.config.schedule.at(self.optimizer.step),
             parameters: self.weights.layout.total(),
-            dtype: "float32",
-            device: match self.config.device {
-                Device::Cuda(index) => format!("cuda:{index}"),
-                device => format!("{device:?}").to_lowercase(),
-            },
+            dtype: self.config.compute.dtype.name(),
+            device: self.config.compute.device_name(),
             poisoned: None,
         }
     }
@@ -223,7 +230,16 @@ impl Worker {
         let gradient = gradient.ok_or(TrainError::NoGradient)?;
         let clip = self.config.max_grad_norm.map_or(1.0, |max| clip_scale(grad_norm, max));
         self.optimizer.update(lr, scale * clip, &mut self.weights.flat, &gradient);
+        self.round();
         Ok(OptimStep { step: self.optimizer.step, lr, grad_norm, grad_norm_clipped: grad_norm * clip, skipped: None })
+    }
+
+    /// Brings what is computed with up to date with the masters.
+    fn round(&mut self) {
+        if self.config.compute.dtype != Dtype::F32 {
+            let _guard = tch::no_grad_guard();
+            self.computed.flat.copy_(&self.weights.flat);
+        }
     }
 
     pub fn snapshot(&mut self) -> Snapshot<FrozenWeights> {
@@ -248,8 +264,11 @@ impl Worker {
             let tensors = differing.map(|name| format!("{name} ({} here, {} there)", shape(&ours, name), shape(&theirs, name)));
             return Err(TrainError::Shape { tensors: shorten(tensors.collect()) });
         }
-        let _guard = tch::no_grad_guard();
-        self.weights.flat.copy_(&weights.flat);
+        {
+            let _guard = tch::no_grad_guard();
+            self.weights.flat.copy_(&weights.flat);
+        }
+        self.round();
         Ok(())
     }
 
@@ -261,8 +280,10 @@ impl Worker {
             ..Default::default()
         };
         let fill = |folder: &Path| {
-            save_hf(folder, &self.model, &self.weights).map_err(of_checkpoint(folder))?;
-            self.optimizer.save(folder)?;
+            let dtype = self.config.save_dtype.unwrap_or(self.model.dtype);
+            let model = ModelConfig { dtype, ..self.model.clone() };
+            save_hf(folder, &model, &self.weights).map_err(of_checkpoint(folder))?;
+            self.optimizer.save(folder, Some(&self.weights.flat).filter(|_| dtype != Dtype::F32))?;
             let companions = self.config.companions.iter().map(|(name, content)| (name, content));
             for (name, content) in companions.chain(&request.files) {
                 let path = folder.join(name);
@@ -279,8 +300,11 @@ impl Worker {
     pub fn load_checkpoint(&mut self, folder: &Path) -> Result<CheckpointMetadata, TrainError> {
         let metadata = checkpoint::verify(folder)?;
         let (_, weights) = load_hf(folder).map_err(of_checkpoint(folder))?;
-        self.load_weights(&weights)?;
-        self.optimizer.load(folder)?;
+        let masters = self.optimizer.load(folder)?;
+        self.load_weights(&match masters {
+            Some(flat) => Weights { flat, layout: weights.layout },
+            None => weights,
+        })?;
         self.version = self.version.max(metadata.weight_version);
         self.accumulated = Accumulated::default();
         Ok(metadata)

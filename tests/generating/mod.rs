@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use rollflow::data::Tokenizer;
 use rollflow::engine::{Finished, LocalEngine, Request, SamplingParams};
-use rollflow::model::{Decoder, Family, Head, Layout, ModelConfig, Packed, RopeScaling, Weights, log_probs_and_entropy};
+use rollflow::model::{
+    Decoder, Dtype, Factors, Family, Head, Layout, ModelConfig, Packed, RopeScaling, Weights, log_probs_and_entropy,
+};
 use tch::Tensor;
 
 pub fn config(family: Family, window: Option<usize>) -> ModelConfig {
@@ -25,11 +27,14 @@ pub fn config(family: Family, window: Option<usize>) -> ModelConfig {
         rope_theta: 10_000.0,
         rope_scaling: RopeScaling::Default,
         windows: vec![None, window],
+        unrotated: Vec::new(),
+        factors: Factors::ONE,
         qkv_bias: family == Family::Qwen2,
         output_bias: false,
         mlp_bias: false,
         tied: true,
         initializer_range: 0.3,
+        dtype: Dtype::F32,
         eos_token_ids: vec![1],
         pad_token_id: Some(0),
         other: Default::default(),

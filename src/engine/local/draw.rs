@@ -13,6 +13,7 @@ const LARGE_VOCABULARY: i64 = 8192;
 
 /// Draws row `i` of `logits` `[rows, vocabulary]` with parameters and uniform number `i`; `None` where a row is not finite.
 pub fn draw(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Option<Choice>> {
+    let logits = &logits.to_kind(Kind::Float);
     let large = logits.size()[1] > LARGE_VOCABULARY;
     let by_tensor = |(params, _): &(&SamplingParams, f64)| large && params.keeps_all();
     let (tensor, host): (Vec<usize>, Vec<usize>) = (0..rows.len()).partition(|&row| by_tensor(&rows[row]));

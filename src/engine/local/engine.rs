@@ -5,7 +5,8 @@
 //! between two steps, that is between two tokens, and [`OnNewWeights`] says what becomes of samples under way (law V5). Samples that were
 //! interrupted, here or in another process, go on from their tokens as if nothing had happened.
 //!
-//! Memory: 2 · layers · slots · key heads · longest sequence · head width · 4 bytes for the cache, which grows with what is asked.
+//! Memory: 2 · layers · slots · key heads · longest sequence · head width · 4 bytes (2 in bf16 and f16) for the cache, which grows with what
+//! is asked.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -21,11 +22,12 @@ use crate::data::{Answer, SampledToken, Status, Tokenizer, Version};
 use crate::engine::scheduler::{Admission, Move, Scheduler};
 use crate::engine::waiting::Waiting;
 use crate::engine::{EngineError, Finished, Load, OnNewWeights, Request, TokenEngine};
-use crate::model::{Decoder, FrozenWeights, KvCache, Packed, Weights};
+use crate::model::{Compute, Decoder, FrozenWeights, KvCache, Packed, Weights};
 
 /// Generates with weights in this process.
 pub struct LocalEngine {
     decoder: Decoder,
+    compute: Compute,
     tokenizer: Arc<Tokenizer>,
     run_seed: u64,
     on_new_weights: OnNewWeights,
@@ -49,11 +51,13 @@ impl LocalEngine {
     /// An engine for up to `slots` samples at a time, without weights yet. It lives on the thread that made it.
     pub fn new(decoder: Decoder, tokenizer: Arc<Tokenizer>, slots: usize, run_seed: u64) -> Self {
         let slots = slots.max(1);
-        let cache = KvCache::new(decoder.config(), slots + 1, 0, tch::Device::Cpu);
+        let compute = Compute::default();
+        let cache = KvCache::new(decoder.config(), slots + 1, 0, compute.options());
         let sequences = (0..slots).map(|_| None).collect();
         let scheduler = Scheduler::new(slots);
         LocalEngine {
             decoder,
+            compute,
             tokenizer,
             run_seed,
             on_new_weights: OnNewWeights::default(),
@@ -66,6 +70,13 @@ impl LocalEngine {
             sampled: Vec::new(),
             load: Load::default(),
         }
+    }
+
+    /// On this device and in this format, in f32 on the CPU unless told otherwise. For an engine that has not begun yet.
+    pub fn computing(mut self, compute: Compute) -> Self {
+        self.cache = KvCache::new(self.decoder.config(), self.sequences.len() + 1, 0, compute.options());
+        self.compute = compute;
+        self
     }
 
     /// With this treatment of samples under way when weights change.
@@ -97,11 +108,12 @@ impl LocalEngine {
         Ok(())
     }
 
-    /// New weights from the next token on. They are read, not copied: nobody may write to them while they are in use. Costs nothing but
-    /// what [`OnNewWeights`] says.
+    /// New weights from the next token on. Where they are on the engine's device in its format already, they are read, not copied: nobody may
+    /// write to them while they are in use. Costs nothing then but what [`OnNewWeights`] says.
     pub fn set_weights(&mut self, version: Version, weights: &Weights) {
         let _guard = tch::no_grad_guard();
-        let served = Rc::new(Served { version, views: self.decoder.views(&weights.flat.detach()) });
+        let flat = weights.flat.detach().to_device(self.compute.device).to_kind(self.compute.dtype.kind());
+        let served = Rc::new(Served { version, views: self.decoder.views(&flat) });
         self.weights = Some(served.clone());
         // The rest of that group must not start from what the old weights made of its prompt.
         self.shelf = None;

@@ -55,21 +55,23 @@ pub fn swiglu(gate_up: &Tensor) -> Tensor {
     call(|out| unsafe { rollflow_swiglu(out, raw(gate_up)) })
 }
 
-/// Whether [`attention`] serves sequences of at most `longest` tokens on this device.
-pub fn attends(longest: usize, device: Device) -> bool {
-    device == Device::Cpu && longest <= LONGEST_FUSED_SEQUENCE
+/// Whether [`attention`] serves sequences of at most `longest` tokens of this type on this device.
+pub fn attends(longest: usize, (kind, device): (Kind, Device)) -> bool {
+    device == Device::Cpu && kind == Kind::Float && longest <= LONGEST_FUSED_SEQUENCE
 }
 
-/// How many heads ask and how many answer.
+/// How many heads ask and how many answer, and what their products are multiplied by.
 #[derive(Clone, Copy, Debug)]
 pub struct Heads {
     /// Query heads, a multiple of `keys`.
     pub queries: i64,
     /// Key and value heads.
     pub keys: i64,
+    /// 1/√d but in a few families.
+    pub scale: f64,
 }
 
-/// Rotary causal attention over sequences packed end to end, scaled by 1/√d, where [`attends`] says so: f32 on the CPU.
+/// Rotary causal attention over sequences packed end to end, where [`attends`] says so: f32 on the CPU.
 ///
 /// `qkv` is `[N, (queries + 2·keys)·d]`, a row a token of `packed`; the rotation's cosines and sines `[positions, d/2]` each, by position;
 /// `window` is how far back a query sees, itself included. → `[N, queries·d]`.
@@ -81,10 +83,9 @@ pub fn attention(qkv: &Tensor, rotation: (&Tensor, &Tensor), packed: &Packed, he
         cos.size()[0] >= packed.longest() as i64 && packed.len() as i64 == qkv.size()[0],
         "sequences cover the rows, the rotation every position"
     );
-    let scale = 1.0 / ((qkv.size()[1] / (heads.queries + 2 * heads.keys)) as f64).sqrt();
     let (sequences, window) = (sequences(packed), window.unwrap_or(0) as i64);
     call(|out| unsafe {
-        let (numbers, count, Heads { queries, keys }) = (sequences.as_ptr().cast(), sequences.len() as i64, heads);
+        let (numbers, count, Heads { queries, keys, scale }) = (sequences.as_ptr().cast(), sequences.len() as i64, heads);
         rollflow_attention(out, raw(&qkv), raw(cos), raw(sin), numbers, count, queries, keys, window, scale)
     })
 }
@@ -205,7 +206,7 @@ mod tests {
             }
             let angles = Tensor::rand([40, d / 2], F32) * 6.0;
             let (cos, sin) = (angles.cos(), angles.sin());
-            let shape = Heads { queries: heads, keys: kv };
+            let shape = Heads { queries: heads, keys: kv, scale: 1.0 / (d as f64).sqrt() };
             let fused = |x: &[Tensor]| attention(&x[0], (&cos, &sin), &packed, shape, window);
             let plain = |x: &[Tensor]| written_out(&x[0], &cos, &sin, &lens, heads, kv, window);
             same("attention", &[leaf(&[55, (heads + 2 * kv) * d])], fused, plain);
@@ -236,7 +237,8 @@ mod tests {
                 .collect();
             let angles = Tensor::rand([40, d / 2], F32) * 6.0;
             let (cos, sin) = (angles.cos(), angles.sin());
-            let fused = |x: &[Tensor]| attention(&x[0], (&cos, &sin), &packed, Heads { queries: heads, keys: kv }, window);
+            let shape = Heads { queries: heads, keys: kv, scale: 1.0 / (d as f64).sqrt() };
+            let fused = |x: &[Tensor]| attention(&x[0], (&cos, &sin), &packed, shape, window);
             let plain = |x: &[Tensor]| {
                 let copies = x[0].index_select(0, &Tensor::from_slice(&apart.concat()));
                 written_out(&copies, &cos, &sin, &lens, heads, kv, window).index_select(0, &Tensor::from_slice(&own))

@@ -18,7 +18,7 @@ impl Generator<LocalEngine> {
         let make = move |settings: &EngineSettings| {
             tch::set_num_threads(settings.threads as i32);
             let engine = LocalEngine::new(policy.decoder(), policy.tokenizer().clone(), settings.slots, settings.seed);
-            engine.on_new_weights(settings.on_new_weights)
+            engine.computing(policy.compute()).on_new_weights(settings.on_new_weights)
         };
         Generator::by(make, &tokenizer, weights)
     }
@@ -53,7 +53,8 @@ impl Policy {
     /// An engine for up to `slots` samples at a time, with the weights that the policy starts from as version 0. It lives on the thread that
     /// made it.
     pub fn engine(&self, slots: usize, seed: u64) -> LocalEngine {
-        let mut engine = LocalEngine::new(self.decoder(), self.tokenizer().clone(), slots, seed);
+        let engine = LocalEngine::new(self.decoder(), self.tokenizer().clone(), slots, seed);
+        let mut engine = engine.computing(self.compute());
         engine.set_weights(0, &self.weights());
         engine
     }

@@ -38,7 +38,8 @@ pub struct Scorer {
 impl Scorer {
     /// Starts the thread, which computes with so many, on a copy of the weights. Fails when the system has none to give.
     pub fn new(model: &ScoreModel, threads: usize) -> std::io::Result<Self> {
-        let config = LocalConfig { threads: Some(threads), ..LocalConfig::new(BradleyTerry::default(), Schedule::constant(0.0)) };
+        let (threads, compute) = (Some(threads), model.compute());
+        let config = LocalConfig { threads, compute, ..LocalConfig::new(BradleyTerry::default(), Schedule::constant(0.0)) };
         Ok(Scorer { backend: model.backend(config)?, reader: model.reader(), announced: Mutex::default() })
     }
 }

@@ -34,8 +34,13 @@ fn scores_and_gradients_equal_autograd_however_the_rows_are_chunked() {
             let head = Words { weight: &weight, rows: &rows, targets: &targets, temperature, chunk_rows };
             let scored = head.score();
             assert!(close(&tensor(&scored.log_probs), &chosen) && close(&tensor(&scored.entropies), &entropy));
-            let surrogate = head.surrogate(&scored, &slopes, Some(&entropy_slopes));
+            let closed = head.gradients(&scored, &slopes, Some(&entropy_slopes));
+            let surrogate = Head::Words(head).surrogate(&closed);
             let found = Tensor::run_backward(&[surrogate], &[&rows, &weight], false, false);
+            assert!(
+                found.iter().zip(&closed).all(|(found, closed)| found == closed),
+                "a surrogate has the gradients it is given"
+            );
             assert!(close(&found[0], &expected[0]) && close(&found[1], &expected[1]), "chunks of {chunk_rows}");
         }
     }

@@ -1,0 +1,81 @@
+//! Gradients without the activations between layers: a forward pass keeps each layer's input alone, and the backward pass computes each
+//! layer once more before it differentiates it, the last first (Chen et al., 2016).
+//!
+//! Memory: `layers · tokens · hidden` numbers and one layer's activations, rather than all layers' activations. Time: one forward pass
+//! more. The gradient is that of autograd over the whole model, to the bit: the same operations in the same order.
+
+use tch::{Kind, Tensor};
+
+use super::decoder::scaled;
+use super::{Decoder, Packed, Views};
+
+/// What a forward pass keeps for the backward pass.
+pub struct Kept {
+    packed: Packed,
+    rows: Tensor,
+    /// Each layer's input, and the last one's output.
+    streams: Vec<Tensor>,
+}
+
+impl Decoder {
+    /// [`Decoder::hidden_at`] without a graph, and what [`Decoder::gradient`] needs of it.
+    pub fn hidden_kept(&self, views: &Views, packed: Packed, rows: Tensor) -> (Tensor, Kept) {
+        let _guard = tch::no_grad_guard();
+        let pass = self.pass(&packed, &views.embedding);
+        let mut streams = vec![self.embed(views, &packed.ids)];
+        for (index, layer) in views.layers.iter().enumerate() {
+            let chosen = Some(&rows).filter(|_| index + 1 == views.layers.len());
+            let next = self.layer(layer, index, &pass, streams[index].shallow_clone(), chosen, &mut |_, _| {});
+            streams.push(next);
+        }
+        let hidden = self.finish(&views.norm, &streams[views.layers.len()]);
+        drop(pass);
+        (hidden, Kept { packed, rows, streams })
+    }
+
+    /// The gradient by all of `flat`, in f32, of something whose gradients by the hidden states and by the head's weight are these.
+    pub fn gradient(&self, flat: &Tensor, kept: Kept, by_hidden: &Tensor, by_head: &Tensor) -> Tensor {
+        let Kept { packed, rows, mut streams } = kept;
+        let views = self.views(&flat.detach());
+        let gradient = Tensor::empty([flat.numel() as i64], (Kind::Float, flat.device()));
+        let part = |range: std::ops::Range<usize>| gradient.narrow(0, range.start as i64, range.len() as i64);
+        let layout = self.layout();
+        let leaf = |tensor: &Tensor| tensor.detach().set_requires_grad(true);
+
+        let norm = leaf(&views.norm);
+        let last = leaf(&streams.pop().expect("the last layer's output"));
+        let finished = self.finish(&norm, &last);
+        let [mut by_stream, by_norm] = pull_back(&finished, by_hidden, [&last, &norm]);
+        part(layout.norm()).copy_(&by_norm);
+
+        let pass = self.pass(&packed, &views.embedding);
+        for index in (0..views.layers.len()).rev() {
+            let range = layout.layer(index);
+            let own = leaf(&flat.detach().narrow(0, range.start as i64, range.len() as i64));
+            let input = leaf(&streams.pop().expect("an input a layer"));
+            let chosen = Some(&rows).filter(|_| index + 1 == views.layers.len());
+            let layer = self.layer_views(&own);
+            let output = self.layer(&layer, index, &pass, input.shallow_clone(), chosen, &mut |_, _| {});
+            let [by_input, by_own] = pull_back(&output, &by_stream, [&input, &own]);
+            part(range).copy_(&by_own);
+            by_stream = by_input;
+        }
+
+        let _guard = tch::no_grad_guard();
+        let ids = Tensor::from_slice(&packed.ids).to_device(flat.device());
+        let by_embedded = scaled(by_stream, self.config().factors.embedding);
+        part(layout.embedding()).copy_(&views.embedding.zeros_like().index_add(0, &ids, &by_embedded).view([-1]));
+        match layout.head() {
+            Some(range) => part(range).copy_(&by_head.reshape([-1])),
+            None => drop(part(layout.embedding()).g_add_(&by_head.reshape([-1]))),
+        }
+        gradient
+    }
+}
+
+/// The gradients by `leaves` of something whose gradient by `output` is `by_output`.
+fn pull_back<const N: usize>(output: &Tensor, by_output: &Tensor, leaves: [&Tensor; N]) -> [Tensor; N] {
+    let along = output.reshape([-1]).dot(&by_output.reshape([-1]).to_kind(output.kind()));
+    let gradients = Tensor::run_backward(&[along], &leaves, false, false);
+    gradients.try_into().unwrap_or_else(|_| unreachable!("a gradient a leaf"))
+}

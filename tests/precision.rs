@@ -1,0 +1,266 @@
+//! Formats of computation (R112) and gradient checkpointing: what they may change, and what they must not.
+#![cfg(feature = "torch")]
+#![allow(clippy::unwrap_used)]
+
+mod tiny;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rollflow::algo::{Aggregation, CrossEntropy, Grpo, Schedule};
+use rollflow::data::{Sample, Tokenizer};
+use rollflow::engine::{LocalEngine, Request, SamplingParams};
+use rollflow::model::{Compute, Decoder, Dtype, ModelConfig, Packed, Weights, load_hf};
+use rollflow::train::{LocalBackend, LocalConfig, SaveCheckpoint, TrainBatch, TrainingBackend, collate};
+use tch::{Device, Kind, Tensor};
+
+const HALVES: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];
+
+/// Largest difference that a format's rounding makes to a logit of the golden models, whose logits are within ±12.
+fn tolerance(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::F32 => 1e-4,
+        Dtype::Bf16 => 0.15,
+        Dtype::F16 => 0.02,
+    }
+}
+
+fn golden(name: &str) -> (ModelConfig, Weights) {
+    load_hf(&Path::new("tests/golden/models").join(name)).unwrap()
+}
+
+fn every_golden() -> Vec<(String, ModelConfig, Weights)> {
+    let folders = std::fs::read_dir("tests/golden/models").unwrap().map(|entry| entry.unwrap().path());
+    let mut names: Vec<String> =
+        folders.filter(|path| path.is_dir()).map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect();
+    names.sort();
+    let load = |name: String| {
+        let (config, weights) = golden(&name);
+        (name, config, weights)
+    };
+    names.into_iter().map(load).collect()
+}
+
+fn config(dtype: Dtype) -> LocalConfig {
+    let compute = Compute::cpu(dtype);
+    LocalConfig { threads: Some(1), compute, ..LocalConfig::new(CrossEntropy, Schedule::constant(1e-3)) }
+}
+
+fn batch(vocab: usize) -> Arc<TrainBatch> {
+    let sample = |n: u32| {
+        let token = |at: u32| (n * 31 + at * 17 + at * at) % vocab as u32;
+        Sample::supervised(&[token(0), token(1)], &(2..9 + n).map(token).collect::<Vec<u32>>())
+    };
+    Arc::new(collate(&(0..6).map(sample).collect::<Vec<_>>(), Aggregation::TokenMean).unwrap())
+}
+
+fn masters(backend: &LocalBackend) -> Tensor {
+    backend.current().wait().unwrap().weights.read().flat
+}
+
+fn largest(gap: &Tensor) -> f64 {
+    gap.abs().max().double_value(&[])
+}
+
+#[test]
+fn logits_in_half_precision_are_those_of_full_precision_within_its_rounding() {
+    let _guard = tch::no_grad_guard();
+    for (name, config, weights) in every_golden() {
+        let decoder = Decoder::new(&config, weights.layout.clone());
+        let sequences = [[3u32, 9, 17, 4, 90, 33, 2].as_slice(), &[7, 8]];
+        let packed = Packed::new(sequences);
+        let logits = |dtype: Dtype| {
+            let views = decoder.views(&weights.flat.to_kind(dtype.kind()));
+            let logits = decoder.logits(&views, &decoder.hidden(&views, &packed));
+            assert_eq!(logits.kind(), dtype.kind(), "{name}");
+            logits.to_kind(Kind::Float)
+        };
+        let exact = logits(Dtype::F32);
+        for dtype in HALVES {
+            let gap = largest(&(logits(dtype) - &exact));
+            assert!(gap > 0.0 && gap < tolerance(dtype), "{name} in {}: {gap}", dtype.name());
+        }
+    }
+}
+
+#[test]
+fn loss_and_gradient_in_half_precision_are_those_of_full_precision_within_its_rounding() {
+    for name in ["qwen3_tied", "llama_tied", "olmo2"] {
+        let (model, weights) = golden(name);
+        let batch = batch(model.vocab_size);
+        let seen = |dtype| {
+            let backend = LocalBackend::new(config(dtype), model.clone(), weights.copy()).unwrap();
+            backend.forward_backward(batch.clone()).wait().unwrap()
+        };
+        let exact = seen(Dtype::F32);
+        for (dtype, relative) in [(Dtype::Bf16, 0.02), (Dtype::F16, 0.003)] {
+            let found = seen(dtype);
+            for (what, found, exact) in [
+                ("loss", found.loss, exact.loss),
+                ("norm", found.grad_norm, exact.grad_norm),
+                ("entropy", found.entropy, exact.entropy),
+            ] {
+                let gap = (found - exact).abs() / exact;
+                assert!(gap > 0.0 && gap < relative, "{name}, {what} in {}: {found}, {exact}", dtype.name());
+            }
+        }
+    }
+}
+
+/// A mean over very many tokens has derivatives that f16 alone would round to nothing.
+#[test]
+fn gradients_of_tiny_losses_survive_f16() {
+    let (model, weights) = golden("qwen3_tied");
+    let norm = |dtype, factor: f64| {
+        let mut batch = (*batch(model.vocab_size)).clone();
+        batch.sequences.iter_mut().for_each(|sequence| sequence.weights.iter_mut().for_each(|weight| *weight *= factor));
+        let backend = LocalBackend::new(config(dtype), model.clone(), weights.copy()).unwrap();
+        backend.forward_backward(Arc::new(batch)).wait().unwrap().grad_norm / factor
+    };
+    let exact = norm(Dtype::F32, 1.0);
+    let tiny = norm(Dtype::F16, 1e-9);
+    assert!((tiny / exact - 1.0).abs() < 0.003, "{tiny} {exact}");
+}
+
+#[test]
+fn masters_keep_what_half_precision_would_lose() {
+    let (model, weights) = golden("qwen2_tied");
+    for dtype in HALVES {
+        let config = LocalConfig { loss: Arc::new(CrossEntropy), schedule: Schedule::constant(1e-6), ..config(dtype) };
+        let backend = LocalBackend::new(config, model.clone(), weights.copy()).unwrap();
+        for _ in 0..20 {
+            backend.forward_backward(batch(model.vocab_size)).wait().unwrap();
+            backend.optim_step().wait().unwrap();
+        }
+        let after = masters(&backend);
+        assert_eq!(after.kind(), Kind::Float);
+        let moved = largest(&(&after - &weights.flat));
+        assert!(moved > 1e-5 && moved < 3e-5, "twenty steps of 1e-6: {moved}");
+        // One such step is less than half a unit in the last place of most weights.
+        let same = after.to_kind(dtype.kind()).eq_tensor(&weights.flat.to_kind(dtype.kind()));
+        assert!(same.to_kind(Kind::Float).mean(None).double_value(&[]) > 0.5);
+    }
+}
+
+/// Whatever the checkpoint's own format, training goes on from the f32 parameters.
+#[test]
+fn a_resumed_run_is_the_uninterrupted_one_in_every_format() {
+    let (model, weights) = golden("qwen2_tied");
+    for (dtype, save_dtype) in
+        [(Dtype::Bf16, None), (Dtype::Bf16, Some(Dtype::Bf16)), (Dtype::F16, Some(Dtype::F16)), (Dtype::F32, Some(Dtype::Bf16))]
+    {
+        let begin = || LocalBackend::new(LocalConfig { save_dtype, ..config(dtype) }, model.clone(), weights.copy()).unwrap();
+        let train = |backend: &LocalBackend| {
+            for _ in 0..3 {
+                backend.forward_backward(batch(model.vocab_size)).wait().unwrap();
+                backend.optim_step().wait().unwrap();
+            }
+        };
+        let (first, second, run) = (begin(), begin(), tempfile::tempdir().unwrap());
+        train(&first);
+        let request = SaveCheckpoint { run_folder: run.path().into(), step: 3, ..Default::default() };
+        let folder = first.save_checkpoint(request).wait().unwrap();
+        let (saved, rounded) = load_hf(&folder).unwrap();
+        assert_eq!(saved.dtype, save_dtype.unwrap_or(model.dtype));
+        assert_eq!(rounded.flat == masters(&first), saved.dtype == Dtype::F32);
+        second.load_checkpoint(&folder).wait().unwrap();
+        assert!(masters(&second) == masters(&first), "{save_dtype:?}");
+        train(&first);
+        train(&second);
+        assert!(masters(&second) == masters(&first), "{save_dtype:?}");
+    }
+}
+
+/// Law N3 in every format: generator and trainer round alike, so that they agree far better than either with f32.
+#[test]
+fn generator_and_trainer_agree_in_half_precision() {
+    let (model, weights) = golden("qwen3_tied");
+    let tokenizer = Arc::new(Tokenizer::from_dir(Path::new("tests/golden/models/qwen3_tied")).unwrap());
+    for dtype in HALVES {
+        let decoder = Decoder::new(&model, weights.layout.clone());
+        let mut engine = LocalEngine::new(decoder, tokenizer.clone(), 4, 7).computing(Compute::cpu(dtype));
+        engine.set_weights(1, &weights);
+        let params = Arc::new(SamplingParams { max_new_tokens: 24, ignore_eos: true, ..Default::default() });
+        let prompt = [5u32, 80, 33];
+        let request = Request { ordinal: 0, tokens: prompt.as_slice().into(), samples: 4, params, answers: vec![] };
+        engine.submit(request).unwrap();
+        let answers = engine.run().unwrap();
+        let samples: Vec<Sample> = answers.iter().map(|answer| Sample::supervised(&prompt, &answer.tokens)).collect();
+        let backend = LocalBackend::new(config(dtype), model.clone(), weights.copy()).unwrap();
+        let scores = backend.score(Arc::new(collate(&samples, Aggregation::TokenMean).unwrap())).wait().unwrap();
+        let gaps = answers.iter().zip(&scores).flat_map(|(answer, scores)| {
+            answer.log_probs.iter().zip(scores).map(|(behaviour, own)| (f64::from(*behaviour) - own).abs())
+        });
+        let worst = gaps.fold(0.0, f64::max);
+        assert!(worst < tolerance(dtype), "{}: {worst}", dtype.name());
+    }
+}
+
+/// The same operations in the same order: not a bit of it differs in f32.
+#[test]
+fn gradients_with_layers_computed_anew_are_those_without_to_the_bit() {
+    for (name, model, weights) in every_golden() {
+        let batch = batch(model.vocab_size);
+        let step = |gradient_checkpointing, micro_batch_tokens| {
+            let config = LocalConfig { gradient_checkpointing, micro_batch_tokens, ..config(Dtype::F32) };
+            let backend = LocalBackend::new(config, model.clone(), weights.copy()).unwrap();
+            let seen = backend.forward_backward(batch.clone()).wait().unwrap();
+            backend.optim_step().wait().unwrap();
+            (seen.loss, seen.grad_norm, masters(&backend))
+        };
+        for micro_batch_tokens in [16, 1000] {
+            let (plain, anew) = (step(false, micro_batch_tokens), step(true, micro_batch_tokens));
+            assert!(anew == plain, "{name}: {} {}", anew.1, plain.1);
+        }
+    }
+}
+
+/// The same where prompts are shared between answers (fused attention), for scores, and in half precision.
+#[test]
+fn layers_computed_anew_change_nothing_under_shared_prompts_scores_and_halves() {
+    let samples = tiny::rollouts(&[(6, 3), (6, 5), (4, 2), (4, 7)], 3);
+    let batch = Arc::new(collate(&samples, Aggregation::SeqMeanTokenMean).unwrap());
+    let untied = ModelConfig { tied: false, ..tiny::model() };
+    for (model, dtype) in [(tiny::model(), Dtype::F32), (untied, Dtype::F32), (tiny::model(), Dtype::Bf16)] {
+        let step = |gradient_checkpointing| {
+            let loss = Arc::new(Grpo { entropy_coef: 0.1, ..Grpo::default() });
+            let config = LocalConfig { gradient_checkpointing, loss, ..config(dtype) };
+            let backend = LocalBackend::new(config, model.clone(), Weights::random(&model, 3)).unwrap();
+            backend.forward_backward(batch.clone()).wait().unwrap();
+            backend.optim_step().wait().unwrap();
+            masters(&backend)
+        };
+        let gap = largest(&(step(true) - step(false)));
+        // A tied embedding's two parts are summed in f32 there, and in bf16 by autograd: AdamW's first step is the sign of it.
+        assert!(if dtype == Dtype::F32 { gap == 0.0 } else { gap <= 2e-3 }, "{}: {gap}", dtype.name());
+    }
+}
+
+/// R112: the same step on a GPU. Held where there is one; a machine without says so.
+#[test]
+fn a_step_on_cuda_is_that_on_the_cpu() {
+    if !tch::Cuda::is_available() {
+        eprintln!("skipped: libtorch finds no CUDA device here");
+        return;
+    }
+    let (model, weights) = golden("qwen3_tied");
+    let step = |compute| {
+        let backend = LocalBackend::new(LocalConfig { compute, ..config(Dtype::F32) }, model.clone(), weights.copy()).unwrap();
+        let seen = backend.forward_backward(batch(model.vocab_size)).wait().unwrap();
+        backend.optim_step().wait().unwrap();
+        (seen.loss, seen.grad_norm, masters(&backend).to_device(Device::Cpu))
+    };
+    let (host, device) = (step(Compute::default()), step(Compute::cuda(0, Dtype::F32)));
+    assert!((host.0 - device.0).abs() < 1e-4 && (host.1 - device.1).abs() < 1e-3 * host.1);
+    assert!(largest(&(host.2 - device.2)) < 2.1e-3, "at most the sign of a step of 1e-3");
+}
+
+/// R112: a device that isn't there is refused with what there is.
+#[test]
+fn a_device_that_is_not_there_is_refused_with_what_was_found() {
+    let compute = Compute::cuda(99, Dtype::F32);
+    let error = compute.check().unwrap_err().to_string();
+    assert!(error.starts_with("cuda:99 is not there: ") && error.contains("CUDA_VISIBLE_DEVICES"), "{error}");
+    let config = LocalConfig { compute, ..config(Dtype::F32) };
+    assert!(LocalBackend::new(config, tiny::model(), tiny::weights(1)).is_err());
+}
