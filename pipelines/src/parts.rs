@@ -13,14 +13,24 @@ use rollflow::train::{self};
 
 use crate::lessons;
 use crate::losses::{self};
+use crate::origin;
 use crate::registry::Registry;
 use crate::rewards::{Judge, Scoring};
 
 /// What a tiny model can spell.
 const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n";
 
-/// The model and its tokenizer.
+/// What a run trains, away from any run: for graphs and forecasts.
 pub fn policy(plan: &Plan) -> Result<Policy> {
+    let base = base(plan)?;
+    Ok(match &plan.lora {
+        Some(lora) => base.adapted(origin::adapters(lora)?, plan.seed)?,
+        None => base.merged(),
+    })
+}
+
+/// The model and its tokenizer.
+pub fn base(plan: &Plan) -> Result<Policy> {
     Ok(match &plan.model {
         Model::Tiny(tiny) => {
             let tokenizer = tokenizer(plan)?;
@@ -34,7 +44,7 @@ pub fn policy(plan: &Plan) -> Result<Policy> {
             };
             Policy::random(config, tokenizer, plan.seed)?
         }
-        Model::Folder(folder) => Policy::load(&folder.path)?,
+        Model::Folder(folder) => Policy::load(origin::model_folder(&folder.path)?)?,
     })
 }
 
@@ -42,7 +52,7 @@ pub fn policy(plan: &Plan) -> Result<Policy> {
 pub fn tokenizer(plan: &Plan) -> Result<Tokenizer> {
     Ok(match &plan.model {
         Model::Tiny(tiny) => Tokenizer::characters(CHARACTERS, tiny.vocab)?,
-        Model::Folder(folder) => Tokenizer::from_dir(&folder.path)?,
+        Model::Folder(folder) => Tokenizer::from_dir(&origin::model_folder(&folder.path)?)?,
     })
 }
 
@@ -83,7 +93,7 @@ pub fn supervised_samples(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<Vec
 /// The model that a reward model starts from: the recipe's, with a head drawn by the seed unless it has one.
 pub fn score_model(plan: &Plan) -> Result<ScoreModel> {
     Ok(match &plan.model {
-        Model::Folder(folder) => ScoreModel::begin(&folder.path, plan.seed)?,
+        Model::Folder(folder) => ScoreModel::begin(origin::model_folder(&folder.path)?, plan.seed)?,
         Model::Tiny(_) => ScoreModel::from_policy(&policy(plan)?, Some(plan.seed)),
     })
 }

@@ -6,19 +6,29 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memmap2::Mmap;
-use safetensors::tensor::{Dtype, TensorView, View};
+use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensorError, SafeTensors};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tch::{Kind, Tensor};
 
+use super::adapter_folder::{holds_adapter, load_with_base, save_adapter};
+use super::shards::{Format, Precision, Slice, save_hf_as};
 use super::{Entry, Layout, ModelConfig, ModelError, TensorProblems, Weights};
 
 /// Loads `config.json` and the weights beside it, `model.safetensors` or the shards of `model.safetensors.index.json`, as f32.
-/// Everything that is wrong with the tensors is reported at once.
+/// Everything that is wrong with the tensors is reported at once. A folder of adapters gives the model that they name, under them.
 pub fn load_hf(dir: &Path) -> Result<(ModelConfig, Weights), ModelError> {
+    if holds_adapter(dir) {
+        return load_with_base(dir);
+    }
     let config = ModelConfig::from_dir(dir)?;
     let weights = read_weights(&config, dir, weight_files(dir)?)?;
     Ok((config, weights))
+}
+
+/// The weights in `dir` for a model of this shape, whatever the configuration there says: tensors of another shape are all named.
+pub fn load_like(dir: &Path, config: &ModelConfig) -> Result<Weights, ModelError> {
+    read_weights(config, dir, weight_files(dir)?)
 }
 
 /// The weights in one safetensors file, as [`weights_to_bytes`] or [`save_hf`] wrote them.
@@ -29,6 +39,23 @@ pub fn load_weights(config: &ModelConfig, file: &Path) -> Result<Weights, ModelE
 /// From `files`; `path` names them in errors.
 fn read_weights(config: &ModelConfig, path: &Path, files: Vec<PathBuf>) -> Result<Weights, ModelError> {
     let layout = Layout::new(config);
+    let flat = read_tensors(&layout, path, files, |flat, found| {
+        let head = if config.shares_embedding() { found.remove("lm_head.weight") } else { None };
+        // Buffers that old checkpoints carry and everyone recomputes.
+        found.retain(|name, _| !name.ends_with(".rotary_emb.inv_freq"));
+        head.and_then(|view| tied_head_problem(&layout, flat, &view)).into_iter().collect()
+    })?;
+    Ok(Weights::new(Arc::new(layout), flat))
+}
+
+/// The tensors of a layout, from `files`; `path` names them in errors. `rest` takes further ones out that are known, and says what is wrong with
+/// them.
+pub(super) fn read_tensors(
+    layout: &Layout,
+    path: &Path,
+    files: Vec<PathBuf>,
+    rest: impl FnOnce(&Tensor, &mut BTreeMap<&str, TensorView>) -> Vec<String>,
+) -> Result<Tensor, ModelError> {
     let files = files.into_iter().map(MappedFile::open).collect::<Result<Vec<_>, _>>()?;
     let parsed = files.iter().map(|file| Ok((file, file.parse()?))).collect::<Result<Vec<_>, ModelError>>()?;
     let mut found: BTreeMap<&str, TensorView> = BTreeMap::new();
@@ -47,56 +74,40 @@ fn read_weights(config: &ModelConfig, path: &Path, files: Vec<PathBuf>) -> Resul
             },
         }
     }
-    if config.shares_embedding()
-        && let Some(view) = found.remove("lm_head.weight")
-    {
-        problems.unusable.extend(tied_head_problem(&layout, &flat, &view));
-    }
-    // Buffers that old checkpoints carry and everyone recomputes.
-    found.retain(|name, _| !name.ends_with(".rotary_emb.inv_freq"));
+    problems.unusable.extend(rest(&flat, &mut found));
     problems.unexpected.extend(found.keys().map(|name| name.to_string()));
     if !problems.is_empty() {
         return Err(ModelError::Tensors { path: path.into(), problems });
     }
-    Ok(Weights { layout: Arc::new(layout), flat })
+    Ok(flat)
 }
 
-/// Writes `config.json`, `generation_config.json` and `model.safetensors` (f32) into `dir`, which is made if need be. A tokenizer's
-/// files are written by the tokenizer. Not atomic: write into a temporary folder and rename it.
+/// Writes `config.json`, `generation_config.json` and `model.safetensors` (f32) into `dir`, which is made if need be; weights under adapters
+/// leave the adapters alone there, as PEFT writes them. A tokenizer's files are written by the tokenizer. Not atomic: write into a temporary
+/// folder and rename it.
 pub fn save_hf(dir: &Path, config: &ModelConfig, weights: &Weights) -> Result<(), ModelError> {
-    let io = |path: &Path| {
-        let path = path.to_path_buf();
-        move |source| ModelError::Io { path, source }
-    };
-    std::fs::create_dir_all(dir).map_err(io(dir))?;
-    let json = config.to_json();
-    let mut generation = json!({});
-    for key in ["bos_token_id", "eos_token_id", "pad_token_id"] {
-        if let Some(id) = json.get(key).filter(|id| !id.is_null()) {
-            generation[key] = id.clone();
-        }
+    match &weights.adapter {
+        Some(adapter) => save_adapter(dir, adapter),
+        None => save_hf_as(dir, config, weights, &Format::default()),
     }
-    for (name, object) in [("config.json", Value::Object(json)), ("generation_config.json", generation)] {
-        let path = dir.join(name);
-        std::fs::write(&path, format!("{object:#}\n")).map_err(io(&path))?;
-    }
-    let path = dir.join("model.safetensors");
-    let failed = |error| match error {
-        SafeTensorError::IoError(source) => io(&path)(source),
-        other => ModelError::Safetensors { path: path.clone(), reason: other.to_string() },
-    };
-    safetensors::serialize_to_file(tensors(weights), Some(metadata()), &path).map_err(failed)?;
-    readable_by_all(&path).map_err(io(&path))
 }
 
-/// What [`save_hf`] writes as `model.safetensors`, in memory.
+/// Weights without adapters as [`save_hf`] writes them to `model.safetensors`, in memory.
 pub fn weights_to_bytes(weights: &Weights) -> Result<Vec<u8>, ModelError> {
     let failed = |error: SafeTensorError| ModelError::Safetensors { path: "weights".into(), reason: error.to_string() };
-    safetensors::serialize(tensors(weights), Some(metadata())).map_err(failed)
+    let tensors = Slice::all(weights.layout.entries(), &weights.flat, Precision::F32);
+    safetensors::serialize(tensors, Some(metadata())).map_err(failed)
 }
 
-fn tensors(weights: &Weights) -> impl Iterator<Item = (&str, Slice<'_>)> {
-    weights.layout.entries().iter().map(move |entry| (entry.name.as_str(), Slice { entry, weights }))
+/// Writes tensors of a flat buffer into a file.
+pub(super) fn write_tensors(path: &Path, entries: &[Entry], flat: &Tensor, precision: Precision) -> Result<(), ModelError> {
+    let io = |source| ModelError::Io { path: path.into(), source };
+    let failed = |error| match error {
+        SafeTensorError::IoError(source) => io(source),
+        other => ModelError::Safetensors { path: path.into(), reason: other.to_string() },
+    };
+    safetensors::serialize_to_file(Slice::all(entries, flat, precision), Some(metadata()), path).map_err(failed)?;
+    readable_by_all(path).map_err(io)
 }
 
 fn metadata() -> HashMap<String, String> {
@@ -171,33 +182,6 @@ fn tied_head_problem(layout: &Layout, flat: &Tensor, view: &TensorView) -> Optio
     };
     let same = tensor == flat.narrow(0, embedding.offset as i64, embedding.len() as i64);
     (!same).then(|| "lm_head.weight: differs from the embedding although tie_word_embeddings is true".into())
-}
-
-/// One tensor of the flat buffer, as the writer wants it.
-struct Slice<'a> {
-    entry: &'a Entry,
-    weights: &'a Weights,
-}
-
-impl View for Slice<'_> {
-    fn dtype(&self) -> Dtype {
-        Dtype::F32
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.entry.shape
-    }
-
-    fn data(&self) -> std::borrow::Cow<'_, [u8]> {
-        let mut numbers = vec![0f32; self.entry.len()];
-        let slice = self.weights.flat.detach().narrow(0, self.entry.offset as i64, self.entry.len() as i64);
-        slice.copy_data(&mut numbers, self.entry.len());
-        numbers.into_iter().flat_map(f32::to_le_bytes).collect()
-    }
-
-    fn data_len(&self) -> usize {
-        self.entry.len() * size_of::<f32>()
-    }
 }
 
 /// The writer makes a private temporary file and renames it; a checkpoint is for other users and servers, too.

@@ -2,7 +2,8 @@
 
 use tch::Tensor;
 
-use super::{Layout, ModelConfig};
+use super::lora::LowRank;
+use super::{Adapter, Layout, ModelConfig};
 
 /// Every matrix and vector that the decoder computes with. Made by one split of the flat tensor, whose backward is one
 /// concatenation: a gradient arrives flat.
@@ -28,11 +29,16 @@ pub(super) struct Layer {
 pub(super) struct Linear {
     weight: Tensor,
     bias: Option<Tensor>,
+    low_rank: Option<LowRank>,
 }
 
 impl Linear {
     pub fn forward(&self, x: &Tensor) -> Tensor {
-        x.linear(&self.weight, self.bias.as_ref())
+        let projected = x.linear(&self.weight, self.bias.as_ref());
+        match &self.low_rank {
+            Some(low_rank) => low_rank.add(projected, x),
+            None => projected,
+        }
     }
 }
 
@@ -52,16 +58,25 @@ impl Views {
         let layers = (0..config.layers())
             .map(|_| Layer {
                 input_norm: next(),
-                qkv: Linear { weight: next(), bias: config.qkv_bias.then(&mut next) },
+                qkv: Linear { weight: next(), bias: config.qkv_bias.then(&mut next), low_rank: None },
                 qk_norm: config.qk_norm().then(|| (next(), next())),
-                output: Linear { weight: next(), bias: config.output_bias.then(&mut next) },
+                output: Linear { weight: next(), bias: config.output_bias.then(&mut next), low_rank: None },
                 post_norm: next(),
-                gate_up: Linear { weight: next(), bias: config.mlp_bias.then(&mut next) },
-                down: Linear { weight: next(), bias: config.mlp_bias.then(&mut next) },
+                gate_up: Linear { weight: next(), bias: config.mlp_bias.then(&mut next), low_rank: None },
+                down: Linear { weight: next(), bias: config.mlp_bias.then(&mut next), low_rank: None },
             })
             .collect();
         let norm = next();
         let head = if config.shares_embedding() { embedding.shallow_clone() } else { next() };
         Views { embedding, layers, norm, head }
+    }
+
+    /// With what `adapter` adds to some of the projections.
+    pub(super) fn adapted(mut self, config: &ModelConfig, adapter: &Adapter) -> Self {
+        for (layer, [qkv, output, gate_up, down]) in self.layers.iter_mut().zip(adapter.low_ranks(config)) {
+            (layer.qkv.low_rank, layer.output.low_rank) = (qkv, output);
+            (layer.gate_up.low_rank, layer.down.low_rank) = (gate_up, down);
+        }
+        self
     }
 }

@@ -113,20 +113,28 @@ impl Words<'_> {
     fn surrogate(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>) -> Tensor {
         let (by_rows, by_weight) = {
             let _guard = tch::no_grad_guard();
+            // Under adapters the head stays as it is, and its gradient would be the largest of all.
+            let trains = self.weight.requires_grad();
             let mut by_weight: Option<Tensor> = None;
             let mut by_rows = Vec::new();
             for (start, len) in self.chunks() {
                 let by_logits = self.logits_gradient(scored, slopes, entropy_slopes, start, len);
                 by_rows.push(by_logits.matmul(self.weight));
-                let chunk = by_logits.tr().matmul(&self.rows.narrow(0, start, len));
-                by_weight = Some(match by_weight {
-                    None => chunk,
-                    Some(mut sum) => sum.g_add_(&chunk),
-                });
+                if trains {
+                    let chunk = by_logits.tr().matmul(&self.rows.narrow(0, start, len));
+                    by_weight = Some(match by_weight {
+                        None => chunk,
+                        Some(mut sum) => sum.g_add_(&chunk),
+                    });
+                }
             }
-            (Tensor::cat(&by_rows, 0), by_weight.expect("a batch has trained tokens"))
+            (Tensor::cat(&by_rows, 0), by_weight)
         };
-        dot(self.rows, &by_rows) + dot(self.weight, &by_weight)
+        let surrogate = dot(self.rows, &by_rows);
+        match by_weight {
+            Some(by_weight) => surrogate + dot(self.weight, &by_weight),
+            None => surrogate,
+        }
     }
 
     /// ∂loss/∂logits of a chunk: `slope · (1[target] − p) − entropy_slope · p · (log p + H)`, over the temperature.

@@ -1,8 +1,8 @@
 //! Training in this process, on libtorch: one thread with a queue of commands.
 //!
 //! Dropping the backend finishes what was submitted and joins the thread. The queue is as long as callers let it grow: they bound
-//! it by waiting for answers. Cost: the model's parameters four times in fp32 (weights, gradient, two moments), activations of one
-//! micro-batch, and one chunk of logits.
+//! it by waiting for answers. Cost: the model's parameters four times in fp32 (weights, gradient, two moments), or once and its adapters four times
+//! ([`Adapter`](crate::model::Adapter)), activations of one micro-batch, and one chunk of logits.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -57,6 +57,8 @@ pub struct LocalConfig {
     pub threads: Option<usize>,
     /// Where to train.
     pub device: Device,
+    /// Whether adapters are merged into the weights that are published, which costs a copy of the model and spares generators their products.
+    pub merge: bool,
     /// Files put into every checkpoint as they are (tokenizer, chat template), by name.
     pub companions: Vec<(String, Vec<u8>)>,
 }
@@ -76,6 +78,7 @@ impl LocalConfig {
             non_finite: NonFinitePolicy::Stop,
             threads: None,
             device: Device::Cpu,
+            merge: true,
             companions: Vec::new(),
         }
     }

@@ -16,8 +16,8 @@ use crate::model::{self, Decoder, ModelConfig, Packed, Weights, fused};
 pub(super) struct Replica {
     config: Arc<LocalConfig>,
     decoder: Decoder,
-    /// The leaf that gradients are taken by.
-    flat: Tensor,
+    /// What is trained is the leaf that gradients are taken by.
+    weights: Weights,
 }
 
 /// What one micro-batch gave.
@@ -25,7 +25,7 @@ pub(super) struct Part {
     pub columns: PackedColumns,
     pub scored: Scored,
     pub output: LossOutput,
-    /// By the flat parameters; or the names of samples whose numbers are not finite.
+    /// By the flat tensor of what is trained; or the names of samples whose numbers are not finite.
     pub gradient: Result<Tensor, Vec<String>>,
 }
 
@@ -39,9 +39,10 @@ struct Forward {
 impl Replica {
     /// Over the memory of `weights`.
     pub fn new(config: &Arc<LocalConfig>, model: &ModelConfig, weights: &Weights) -> Self {
-        let flat = weights.flat.detach().set_requires_grad(true);
+        let mut weights = weights.share();
+        *weights.trained_mut() = weights.trained().1.detach().set_requires_grad(true);
         let decoder = Decoder::new(model, weights.layout.clone());
-        Replica { config: config.clone(), decoder, flat }
+        Replica { config: config.clone(), decoder, weights }
     }
 
     /// The sequences at `part` and their share of the gradient. `judged` is their part of the loss, where it was computed over the whole
@@ -68,7 +69,7 @@ impl Replica {
             Some(names) => Err(names),
             None => {
                 let surrogate = head.surrogate(&scored, &output.grad, output.entropy_grad.as_deref());
-                Ok(Tensor::run_backward(&[surrogate], &[&self.flat], false, false).swap_remove(0).contiguous())
+                Ok(Tensor::run_backward(&[surrogate], &[self.weights.trained().1], false, false).swap_remove(0).contiguous())
             }
         };
         Ok(Part { columns, scored, output, gradient })
@@ -91,7 +92,7 @@ impl Replica {
     fn forward(&self, batch: &TrainBatch, part: &[usize], columns: &PackedColumns) -> Forward {
         let longest = part.iter().map(|&at| batch.sequences[at].inputs.len()).max().unwrap_or(0);
         let (packed, rows) = pack(batch, part, fused::attends(longest, self.config.device));
-        let views = self.decoder.views(&self.flat);
+        let views = self.decoder.views_of(&self.weights);
         let on_device = |numbers: &[i64]| Tensor::from_slice(numbers).to_device(self.config.device);
         let rows = self.decoder.hidden_at(&views, &packed, &on_device(&rows));
         Forward { rows, head: views.head().shallow_clone(), targets: on_device(&columns.targets) }

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::algo::LossOutput;
 use crate::data::Version;
-use crate::model::{FrozenWeights, Head, ModelConfig, ModelError, Weights, load_hf, save_hf};
+use crate::model::{FrozenWeights, Head, ModelConfig, ModelError, Weights, load_adapter, load_hf, save_hf};
 
 /// Models of at most this many parameters train micro-batches side by side, a gradient each (64 MB at most); for larger ones all threads
 /// work inside one operation, whose matrices are large enough to share.
@@ -77,7 +77,7 @@ impl Worker {
     /// Fails when the system has no thread to give.
     pub fn new(config: LocalConfig, model: ModelConfig, weights: Weights) -> std::io::Result<Self> {
         let config = Arc::new(config);
-        let weights = Weights { flat: weights.flat.detach().to_device(config.device).copy(), layout: weights.layout };
+        let weights = weights.to_device(config.device).copy();
         let small = config.device == Device::Cpu && weights.layout.total() <= SIDE_BY_SIDE;
         let replicas = if small { config.threads.unwrap_or(1).max(1) } else { 1 };
         if let Some(threads) = config.threads {
@@ -87,7 +87,7 @@ impl Worker {
         Ok(Worker {
             replicas: SideBySide::new(each, "train", || tch::set_num_threads(1))?,
             accumulated: Accumulated::default(),
-            optimizer: Optimizer::new(config.adamw, &weights.flat),
+            optimizer: Optimizer::new(config.adamw, weights.trained().1),
             version: 0,
             algorithm: Arc::new(Algorithm { loss: config.loss.clone(), off_policy: config.off_policy.clone() }),
             config,
@@ -101,7 +101,7 @@ impl Worker {
             step: self.optimizer.step,
             weight_version: self.version,
             lr: self.config.schedule.at(self.optimizer.step),
-            parameters: self.weights.layout.total(),
+            parameters: self.weights.trained().0.total(),
             dtype: "float32",
             device: match self.config.device {
                 Device::Cuda(index) => format!("cuda:{index}"),
@@ -145,7 +145,7 @@ impl Worker {
         ended?;
         if parts.is_empty() {
             // What their passes would have given.
-            self.accumulated.add(self.weights.flat.zeros_like());
+            self.accumulated.add(self.weights.trained().1.zeros_like());
         }
         seen.entropy /= seen.tokens.max(1) as f64;
         if seen.skipped.is_some() {
@@ -210,7 +210,7 @@ impl Worker {
             let part = gradient.narrow(0, entry.offset as i64, entry.len() as i64);
             part.isfinite().all().int64_value(&[]) == 0
         };
-        self.weights.layout.entries().iter().filter(bad).map(|entry| entry.name.clone()).collect()
+        self.weights.trained().0.entries().iter().filter(bad).map(|entry| entry.name.clone()).collect()
     }
 
     pub fn update(&mut self, Update { scale, schedule }: Update) -> Result<OptimStep, TrainError> {
@@ -222,7 +222,7 @@ impl Worker {
         }
         let gradient = gradient.ok_or(TrainError::NoGradient)?;
         let clip = self.config.max_grad_norm.map_or(1.0, |max| clip_scale(grad_norm, max));
-        self.optimizer.update(lr, scale * clip, &mut self.weights.flat, &gradient);
+        self.optimizer.update(lr, scale * clip, self.weights.trained_mut(), &gradient);
         Ok(OptimStep { step: self.optimizer.step, lr, grad_norm, grad_norm_clipped: grad_norm * clip, skipped: None })
     }
 
@@ -232,11 +232,15 @@ impl Worker {
     }
 
     pub fn current(&self) -> Snapshot<FrozenWeights> {
-        Snapshot { version: self.version, step: self.optimizer.step, weights: Arc::new(self.weights.freeze()) }
+        let weights = match self.config.merge && self.weights.adapter.is_some() {
+            true => FrozenWeights::of_own(self.weights.merged()),
+            false => self.weights.freeze(),
+        };
+        Snapshot { version: self.version, step: self.optimizer.step, weights: Arc::new(weights) }
     }
 
     pub fn load_weights(&mut self, weights: &Weights) -> Result<(), TrainError> {
-        let (ours, theirs) = (&self.weights.layout, &weights.layout);
+        let (ours, theirs) = (self.weights.trained().0, weights.trained().0);
         if ours != theirs {
             let shapes = |layout: &crate::model::Layout| -> BTreeMap<String, String> {
                 layout.entries().iter().map(|entry| (entry.name.clone(), format!("{:?}", entry.shape))).collect()
@@ -249,7 +253,7 @@ impl Worker {
             return Err(TrainError::Shape { tensors: shorten(tensors.collect()) });
         }
         let _guard = tch::no_grad_guard();
-        self.weights.flat.copy_(&weights.flat);
+        self.weights.trained_mut().copy_(weights.trained().1);
         Ok(())
     }
 
@@ -278,7 +282,14 @@ impl Worker {
 
     pub fn load_checkpoint(&mut self, folder: &Path) -> Result<CheckpointMetadata, TrainError> {
         let metadata = checkpoint::verify(folder)?;
-        let (_, weights) = load_hf(folder).map_err(of_checkpoint(folder))?;
+        let weights = match &self.weights.adapter {
+            Some(ours) => load_adapter(folder, &self.model).and_then(|saved| {
+                saved.lora.check_is(&ours.lora, folder)?;
+                Ok(self.weights.under(saved))
+            }),
+            None => load_hf(folder).map(|(_, weights)| weights),
+        };
+        let weights = weights.map_err(of_checkpoint(folder))?;
         self.load_weights(&weights)?;
         self.optimizer.load(folder)?;
         self.version = self.version.max(metadata.weight_version);

@@ -101,7 +101,7 @@ impl LocalEngine {
     /// what [`OnNewWeights`] says.
     pub fn set_weights(&mut self, version: Version, weights: &Weights) {
         let _guard = tch::no_grad_guard();
-        let served = Rc::new(Served { version, views: self.decoder.views(&weights.flat.detach()) });
+        let served = Rc::new(Served { version, views: self.decoder.views_of(weights) });
         self.weights = Some(served.clone());
         // The rest of that group must not start from what the old weights made of its prompt.
         self.shelf = None;
