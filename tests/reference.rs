@@ -127,7 +127,7 @@ fn v3_a_moving_average_has_seen_all_versions_up_to_the_one_that_sampled() {
         if *version > 1 {
             let (old, new) = (average.read(), seen.published[version].read());
             let flat = old.flat.lerp(&new.flat, 1.0 - DECAY);
-            average = Arc::new(Weights { flat, layout: old.layout }.freeze());
+            average = Arc::new(Weights::new(old.layout, flat).freeze());
         }
         groups.iter().for_each(|group| assert_eq!(recorded(group), scored_by(&average, group), "version {version}"));
     }

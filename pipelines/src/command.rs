@@ -14,6 +14,7 @@ use rollflow::flow::Ended;
 use rollflow::observe::logs::DEAD_LETTERS;
 use rollflow::recipe::{self, Pipeline, Plan};
 
+use crate::export::Export;
 use crate::grpo::{self, Actors};
 use crate::registry::Registry;
 use crate::resume::{ResumePoint, rewind_to_checkpoint};
@@ -62,6 +63,8 @@ enum Command {
         #[command(flatten)]
         recipe: RecipeArgs,
     },
+    /// Write a trained model as a folder that transformers, PEFT and servers load: adapters merged, cast, in shards.
+    Export(Export),
     /// Draw a recipe's pipeline.
     Graph {
         #[command(flatten)]
@@ -160,6 +163,11 @@ fn dispatch(command: Command, registry: &Registry) -> Result<ExitCode> {
             print!("{}", recipe::check_text(&plan));
             Ok(ExitCode::SUCCESS)
         }
+        Command::Export(export) => {
+            let from = export.run()?;
+            println!("exported {}", from.display());
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Graph { recipe, format } => {
             let Some(plan) = load(&recipe, registry) else { return Ok(ExitCode::from(2)) };
             draw(&plan, registry, format)?;
@@ -167,8 +175,11 @@ fn dispatch(command: Command, registry: &Registry) -> Result<ExitCode> {
         }
         Command::Simulate { recipe, profile, record, steps, vary } => {
             let Some(plan) = load(&recipe, registry) else { return Ok(ExitCode::from(2)) };
-            if plan.pipeline != Pipeline::Grpo {
-                eprintln!("error: only the pipeline grpo can be simulated; {} has nothing to overlap", recipe.recipe.display());
+            if !plan.pipeline.reinforces() {
+                eprintln!(
+                    "error: only pipelines that reinforce can be simulated; {} has nothing to overlap",
+                    recipe.recipe.display()
+                );
                 return Ok(ExitCode::from(2));
             }
             let profile = simulate::profile_of(&plan, registry, &profile, record)?;
@@ -235,7 +246,9 @@ fn new_folder(plan: &Plan) -> PathBuf {
 fn draw(plan: &Plan, registry: &Registry, format: Format) -> Result<()> {
     let outputs = Outputs::in_memory();
     let flow = match plan.pipeline {
-        Pipeline::Grpo => grpo::declare(plan, Actors::local(plan, registry, &parts::policy(plan)?)?, outputs, None)?,
+        Pipeline::Grpo | Pipeline::SftThenGrpo => {
+            grpo::declare(plan, Actors::local(plan, registry, &parts::policy(plan)?)?, outputs, None)?
+        }
         Pipeline::Sft => sft::declare(plan, &parts::policy(plan)?, outputs, None)?,
         Pipeline::RewardModel => reward_model::declare(plan, outputs, None)?.0,
     };

@@ -10,15 +10,16 @@ use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::flow::{Ended, Flow, Report, Until, WeightsTx, weights};
 use rollflow::observe::logs::announce_training;
 use rollflow::prelude::*;
-use rollflow::recipe::Plan;
+use rollflow::recipe::{Pipeline, Plan};
 use rollflow::stages::pairs::Pairs;
 
+use crate::lessons::Mixture;
 use crate::registry::Registry;
 use crate::resume::ResumePoint;
 use crate::rewards::Judge;
 use crate::run_folder::{Outputs, RunFolder};
 use crate::sft::WarmUp;
-use crate::{losses, parts, references, sft, trainers};
+use crate::{losses, origin, parts, references, sft, sft_then_grpo, trainers};
 
 /// Batches' worth of groups that the filter may drop in a row before the run ends with an error or trains on what it rejects.
 const PATIENCE: u64 = 64;
@@ -28,14 +29,20 @@ const PARTS: usize = 8;
 
 /// Warms up if the recipe says so, probes that generator and trainer agree, then reinforces; a run that was interrupted goes on reinforcing.
 pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
-    let mut policy = parts::policy(plan)?;
+    let mut policy = origin::policy(plan, run.path())?;
     // One for both flows, so that none is lost between them.
     let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
-    if let (Some(warm_up), None) = (&plan.sft, from) {
-        policy = match sft::warm_up(plan, warm_up, &policy, &interrupts)? {
-            WarmUp::Learned(policy) => policy,
-            WarmUp::Interrupted(report) => return Ok(report),
-        };
+    let warmed = match &plan.sft {
+        Some(sft) if plan.pipeline == Pipeline::SftThenGrpo => {
+            Some(sft_then_grpo::learned(plan, sft, run, &policy, &interrupts)?)
+        }
+        Some(warm_up) if from.is_none() => Some(sft::warm_up(plan, warm_up, &policy, &interrupts)?),
+        _ => None,
+    };
+    match warmed {
+        Some(WarmUp::Learned(learned)) => policy = learned,
+        Some(WarmUp::Interrupted(report)) => return Ok(report),
+        None => {}
     }
     let start = match from {
         Some(_) => references::kept(plan, &policy, run.path())?,
@@ -76,6 +83,8 @@ pub struct Actors<E: TokenEngine, B> {
     pub backend: B,
     /// Tells it what to expect of them, if anything does.
     pub critic: Option<B>,
+    /// What its steps are mixed with, if anything.
+    pub mixture: Option<Mixture>,
     /// Parts of the user's own.
     pub registry: Registry,
 }
@@ -96,6 +105,7 @@ impl Actors<LocalEngine, LocalBackend> {
             reward: parts::reward(plan, registry)?,
             backend: trainers::backend(plan, registry, policy).context("starting the trainer")?,
             critic: trainers::critic(plan, start).context("starting the critic")?,
+            mixture: Mixture::of(plan, policy)?,
             registry: registry.clone(),
         })
     }
@@ -108,13 +118,13 @@ pub fn declare<E: TokenEngine, B: TrainingBackend<Weights = E::Weights> + 'stati
     outputs: Outputs<E::Weights>,
     from: Option<&ResumePoint>,
 ) -> Result<Flow> {
-    let Actors { generator, publisher, mut reward, reference, backend, critic, registry } = actors;
+    let Actors { generator, publisher, mut reward, reference, backend, critic, mixture, registry } = actors;
     let Outputs { metrics, log, dead_letters, checkpoints } = outputs;
     let groups_per_version = plan.groups_per_publish() as u64;
     let all_groups = plan.train.steps * plan.batch.groups as u64;
     let admission =
         Admission::new(groups_per_version, plan.admission_window() as u64, Some(all_groups)).bounded(plan.flow.max_staleness);
-    let mut trainer = trainers::trainer(plan, &registry, backend, critic, checkpoints)?.admission(&admission);
+    let mut trainer = trainers::trainer(plan, &registry, backend, critic, mixture, checkpoints)?.admission(&admission);
     if let Some(from) = from {
         admission.restore(from.trainer.progress.clone());
         trainer = trainer.resume(&from.checkpoint, from.trainer.clone())?;

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use rollflow::data::Version;
+use rollflow::prelude::*;
 use rollflow::recipe::{Plan, Timeline, correction};
 use rollflow::stages::train::{Lesson, Minibatches};
-use rollflow::train::Algorithm;
+use rollflow::train::{Algorithm, CollateError, TrainBatch, collate};
 
 use crate::registry::Registry;
-use crate::{advantages, losses, trainers};
+use crate::{advantages, losses, parts, trainers};
 
 /// What every step of a plan that never changes is learned by.
 pub fn lesson(plan: &Plan, registry: &Registry) -> Result<Lesson> {
@@ -25,8 +26,38 @@ pub fn lesson(plan: &Plan, registry: &Registry) -> Result<Lesson> {
         updates: train.updates,
         minibatches: Minibatches { count: train.minibatches, seed: plan.seed },
         score_first: train.centre() == correction::Proximal::Recompute,
+        mixed: None,
         settings: Default::default(),
     })
+}
+
+/// The supervised samples that steps are mixed with.
+pub struct Mixture {
+    samples: Supervised,
+    algorithm: Arc<Algorithm>,
+    weight: f64,
+    every: u64,
+}
+
+impl Mixture {
+    /// Those of `[mix]`.
+    pub fn of(plan: &Plan, policy: &Policy) -> Result<Option<Self>> {
+        let Some((mix, sft)) = plan.mix.as_ref().zip(plan.sft.as_ref()) else { return Ok(None) };
+        let samples = Supervised::new(parts::supervised_samples(plan, sft, policy)?, mix.batch, u64::MAX)?;
+        let algorithm = Arc::new(Algorithm::new(CrossEntropy));
+        Ok(Some(Mixture { samples, algorithm, weight: mix.weight, every: mix.every }))
+    }
+
+    /// That of a step, which counts from 1.
+    pub fn at(&self, step: u64) -> Result<Option<Arc<TrainBatch>>, CollateError> {
+        if !step.is_multiple_of(self.every) {
+            return Ok(None);
+        }
+        let batch = self.samples.batch(step / self.every - 1);
+        let samples: Vec<_> = batch.samples().collect();
+        let batch = collate(&samples, Aggregation::TokenMean)?;
+        Ok(Some(Arc::new(batch.by(Some(self.algorithm.clone())).scaled(self.weight))))
+    }
 }
 
 /// The lesson of a step, which says so where it begins something new.

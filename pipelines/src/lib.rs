@@ -1,15 +1,18 @@
 //! The prebuilt pipelines of rollflow. They use the library's public API only: what they can't say, a user can't say either.
 //!
-//! Each pipeline is one file that reads from top to bottom as its algorithm: [`sft`], [`reward_model`], [`grpo`]. [`parts`] turns a recipe's
+//! Each pipeline is one file that reads from top to bottom as its algorithm: [`sft`], [`reward_model`], [`grpo`], [`sft_then_grpo`].
+//! [`origin`] finds what a run begins from, [`parts`] turns a recipe's
 //! values into what stages take, [`trainers`] its trainers, [`losses`] its losses, [`lessons`] what each step is learned by, [`rewards`] its rewards, [`registry`] holds
 //! parts of the user's own, [`run_folder`] keeps what a run leaves behind, [`replay`] tries again what a run gave up, and [`simulate`] tells
 //! what a recipe would do.
 
 mod advantages;
 mod command;
+pub mod export;
 pub mod grpo;
 pub mod lessons;
 pub mod losses;
+pub mod origin;
 pub mod parts;
 mod references;
 pub mod registry;
@@ -19,6 +22,7 @@ pub mod reward_model;
 pub mod rewards;
 pub mod run_folder;
 pub mod sft;
+pub mod sft_then_grpo;
 pub mod simulate;
 pub mod trainers;
 
@@ -34,7 +38,7 @@ use crate::run_folder::RunFolder;
 /// Runs the pipeline that the plan names, from its beginning or from where it was interrupted, and writes its report.
 pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
     match plan.pipeline {
-        Pipeline::Grpo => grpo::run(plan, registry, run, from),
+        Pipeline::Grpo | Pipeline::SftThenGrpo => grpo::run(plan, registry, run, from),
         Pipeline::Sft => sft::run(plan, run, from),
         Pipeline::RewardModel => reward_model::run(plan, run, from),
     }

@@ -13,6 +13,7 @@ use rollflow::train::{self};
 
 use crate::lessons;
 use crate::losses::{self};
+use crate::origin;
 use crate::registry::Registry;
 use crate::rewards::{Judge, Scoring};
 
@@ -39,8 +40,17 @@ pub fn dtype(of: Precision) -> Dtype {
     }
 }
 
-/// The model and its tokenizer.
+/// What a run trains, away from any run: for graphs and forecasts.
 pub fn policy(plan: &Plan) -> Result<Policy> {
+    let base = base(plan)?;
+    Ok(match &plan.lora {
+        Some(lora) => base.adapted(origin::adapters(lora)?, plan.seed)?,
+        None => base.merged(),
+    })
+}
+
+/// The model and its tokenizer.
+pub fn base(plan: &Plan) -> Result<Policy> {
     let policy = match &plan.model.source {
         ModelSource::Tiny(tiny) => {
             let tokenizer = tokenizer(plan)?;
@@ -54,7 +64,7 @@ pub fn policy(plan: &Plan) -> Result<Policy> {
             };
             Policy::random(config, tokenizer, plan.seed)?
         }
-        ModelSource::Folder(folder) => Policy::load(&folder.path)?,
+        ModelSource::Folder(folder) => Policy::load(origin::model_folder(&folder.path)?)?,
     };
     Ok(policy.computing(compute(plan)?))
 }
@@ -63,7 +73,7 @@ pub fn policy(plan: &Plan) -> Result<Policy> {
 pub fn tokenizer(plan: &Plan) -> Result<Tokenizer> {
     Ok(match &plan.model.source {
         ModelSource::Tiny(tiny) => Tokenizer::characters(CHARACTERS, tiny.vocab)?,
-        ModelSource::Folder(folder) => Tokenizer::from_dir(&folder.path)?,
+        ModelSource::Folder(folder) => Tokenizer::from_dir(&origin::model_folder(&folder.path)?)?,
     })
 }
 
@@ -104,7 +114,9 @@ pub fn supervised_samples(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<Vec
 /// The model that a reward model starts from: the recipe's, with a head drawn by the seed unless it has one.
 pub fn score_model(plan: &Plan) -> Result<ScoreModel> {
     Ok(match &plan.model.source {
-        ModelSource::Folder(folder) => ScoreModel::begin(&folder.path, plan.seed)?.computing(compute(plan)?),
+        ModelSource::Folder(folder) => {
+            ScoreModel::begin(origin::model_folder(&folder.path)?, plan.seed)?.computing(compute(plan)?)
+        }
         ModelSource::Tiny(_) => ScoreModel::from_policy(&policy(plan)?, Some(plan.seed)),
     })
 }

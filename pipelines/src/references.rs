@@ -1,17 +1,16 @@
 //! `[reference]` as the library's stage, and where a frozen one is found again.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use rollflow::flow::WeightsRx;
-use rollflow::model::{Dtype, FrozenWeights, ModelConfig, ModelError, load_hf, save_hf};
+use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
-use rollflow::recipe::Plan;
 use rollflow::recipe::reference_policy::ReferencePolicy;
+use rollflow::recipe::{Pipeline, Plan};
 use rollflow::stages::reference::{ema, periodic};
 
-use crate::parts;
+use crate::{origin, parts};
 
 /// The folder in the run's own that keeps the policy as it was after the warm-up.
 const KEPT: &str = "reference";
@@ -51,7 +50,10 @@ fn other(path: &Path, policy: &Policy) -> Result<Policy> {
 /// Whether nothing but the run itself can tell what its reference was: the warm-up is not made again when it is resumed.
 fn is_made_by_the_run(plan: &Plan) -> bool {
     let of_start = |policy: &ReferencePolicy| matches!(policy, ReferencePolicy::Frozen(frozen) if frozen.path.is_none());
-    plan.sft.is_some() && plan.reference.as_ref().is_some_and(|reference| of_start(&reference.policy))
+    // What a supervised run leaves is found in its checkpoint.
+    plan.sft.is_some()
+        && plan.pipeline != Pipeline::SftThenGrpo
+        && plan.reference.as_ref().is_some_and(|reference| of_start(&reference.policy))
 }
 
 /// Keeps the policy in the run's folder if the reference could not be found again otherwise.
@@ -59,18 +61,7 @@ pub fn keep(plan: &Plan, policy: &Policy, run: &Path) -> Result<()> {
     if !is_made_by_the_run(plan) {
         return Ok(());
     }
-    let (folder, writing) = (run.join(KEPT), run.join(".reference.writing"));
-    let written = || -> Result<(), ModelError> {
-        let io = |source| ModelError::Io { path: folder.clone(), source };
-        // What training made is not rounded to what the folder was.
-        let config = ModelConfig { dtype: Dtype::F32, ..policy.config().clone() };
-        save_hf(&writing, &config, &policy.weights())?;
-        if folder.exists() {
-            std::fs::remove_dir_all(&folder).map_err(io)?;
-        }
-        std::fs::rename(&writing, &folder).map_err(io)
-    };
-    written().context("keeping the reference policy")
+    origin::keep(policy, run, KEPT).context("keeping the reference policy")
 }
 
 /// The policy that an interrupted run began as, where its reference is that.
@@ -78,6 +69,5 @@ pub fn kept(plan: &Plan, policy: &Policy, run: &Path) -> Result<Policy> {
     if !is_made_by_the_run(plan) {
         return Ok(policy.clone());
     }
-    let (_, weights) = load_hf(&run.join(KEPT)).context("the reference policy, which the run kept when it began")?;
-    Ok(policy.with_weights(Arc::new(weights.freeze())))
+    policy.with_weights_of(&run.join(KEPT)).context("the reference policy, which the run kept when it began")
 }

@@ -78,6 +78,13 @@ impl RunFolder {
         RunFolder::open(path, plan, metrics, server)
     }
 
+    /// The folder `name` in this one, for a part of this run that is a run of its own: made, or opened again. Both show what they do in one place.
+    pub fn part(&self, name: &str, plan: &Plan) -> Result<Self> {
+        let path = self.path.join(name);
+        std::fs::create_dir_all(&path).with_context(|| format!("making the folder {}", path.display()))?;
+        Ok(RunFolder { console: self.console.clone(), ..RunFolder::open(&path, plan, self.metrics.clone(), None)? })
+    }
+
     fn open(path: &Path, plan: &Plan, metrics: Metrics, server: Option<MetricsServer>) -> Result<Self> {
         let lock = lock_run(path)?;
         let (recipe, written) = (path.join(RECIPE), path.join(".recipe.writing"));

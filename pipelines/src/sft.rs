@@ -13,12 +13,24 @@ use rollflow::stages::sink::step_row;
 
 use crate::resume::ResumePoint;
 use crate::run_folder::{Outputs, RunFolder};
-use crate::{parts, trainers};
+use crate::{origin, parts, trainers};
 
 /// The pipeline `sft`.
 pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
-    let policy = parts::policy(plan)?;
-    let mut flow = declare(plan, &policy, run.outputs(plan)?, from)?;
+    let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
+    run_of(plan, &origin::policy(plan, run.path())?, run, from, &interrupts)
+}
+
+/// The same of a policy at hand.
+pub fn run_of(
+    plan: &Plan,
+    policy: &Policy,
+    run: &RunFolder,
+    from: Option<&ResumePoint>,
+    interrupts: &Interrupts,
+) -> Result<Report> {
+    let mut flow = declare(plan, policy, run.outputs(plan)?, from)?;
+    flow.interrupted_by(interrupts);
     let report = run.watch(&mut flow, plan.steps(), |flow| flow.run(Until::finished()))?;
     say_complete(&report);
     Ok(report)

@@ -7,12 +7,14 @@ use anyhow::{Context, Result, ensure};
 use rollflow::algo::{BradleyTerry, Decay, GapLimits, ValueLoss};
 use rollflow::model::{Head, load_hf};
 use rollflow::prelude::*;
+use rollflow::recipe::lora::AdapterSync;
 use rollflow::recipe::task::{RewardModel, Sft};
 use rollflow::recipe::train::{OnNonfinite, Optimization, ScheduleKind};
 use rollflow::recipe::{self, Plan, Timeline};
-use rollflow::stages::train::Critic;
+use rollflow::stages::train::{Critic, Lesson};
 use rollflow::train::{AdamW, NonFinitePolicy};
 
+use crate::lessons::Mixture;
 use crate::losses::off_policy;
 use crate::registry::Registry;
 use crate::{lessons, parts};
@@ -22,7 +24,9 @@ pub fn backend(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<Loca
     let train = &plan.train;
     let config =
         local_config(plan, registry.loss_of(train)?, &train.optimization, train.lr, own_steps(plan), train.updates_a_step())?;
-    Ok(policy.backend(LocalConfig { temperature: plan.generate.temperature, off_policy: off_policy(train), ..config })?)
+    let merge = plan.lora.as_ref().is_none_or(|lora| lora.sync == AdapterSync::Merged);
+    let temperature = plan.generate.temperature;
+    Ok(policy.backend(LocalConfig { temperature, merge, off_policy: off_policy(train), ..config })?)
 }
 
 /// Steps in which the policy learns: a critic's warm-up is none of them.
@@ -52,7 +56,9 @@ pub fn critic(plan: &Plan, policy: &Policy) -> Result<Option<LocalBackend>> {
 
 /// The trainer of `[sft]`.
 pub fn supervised_backend(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<LocalBackend> {
-    Ok(policy.backend(local_config(plan, Arc::new(CrossEntropy), &sft.optimization, sft.lr, sft.steps, 1)?)?)
+    let config = local_config(plan, Arc::new(CrossEntropy), &sft.optimization, sft.lr, sft.steps, 1)?;
+    // Nobody generates with what it publishes, and adapters go on being trained.
+    Ok(policy.backend(LocalConfig { merge: false, ..config })?)
 }
 
 /// The trainer of `[reward_model]`.
@@ -117,12 +123,15 @@ pub fn trainer<B: TrainingBackend>(
     registry: &Registry,
     backend: B,
     critic: Option<B>,
+    mixture: Option<Mixture>,
     checkpoints: Option<PathBuf>,
 ) -> Result<Trainer<B>> {
     let (timeline, always) = (Timeline::of(plan)?, lessons::lesson(plan, registry)?);
     let registry = registry.clone();
-    let lesson =
-        move |step| if timeline.is_constant() { Ok(always.clone()) } else { lessons::by_step(&timeline, &registry, step) };
+    let lesson = move |step| -> Result<Lesson> {
+        let lesson = if timeline.is_constant() { always.clone() } else { lessons::by_step(&timeline, &registry, step)? };
+        Ok(Lesson { mixed: mixture.as_ref().map_or(Ok(None), |mixture| mixture.at(step))?, ..lesson })
+    };
     let trainer = Trainer::new(backend)
         .lessons(move |step| lesson(step).map_err(Into::into))
         .steps(plan.train.steps)

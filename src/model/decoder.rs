@@ -11,7 +11,7 @@ use super::family::QkNorm;
 use super::packed::Rectangle;
 use super::rope::{ByLayer, Rope, Tables};
 use super::views::Layer;
-use super::{Head, KvCache, Layout, ModelConfig, Packed, Views, fused, log_probs_and_entropy};
+use super::{Head, KvCache, Layout, ModelConfig, Packed, Views, Weights, fused, log_probs_and_entropy};
 
 /// A decoder of one configuration. It holds no weights, and each thread makes its own.
 pub struct Decoder {
@@ -55,6 +55,15 @@ impl Decoder {
     /// The matrices of `flat`; gradients reach it in one piece.
     pub fn views(&self, flat: &Tensor) -> Views {
         Views::new(&self.config, &self.layout, flat)
+    }
+
+    /// The matrices of `weights`, adapters included.
+    pub fn views_of(&self, weights: &Weights) -> Views {
+        let views = self.views(&weights.flat);
+        match &weights.adapter {
+            Some(adapter) => views.adapted(&self.config, adapter),
+            None => views,
+        }
     }
 
     /// Final hidden states `[tokens, hidden]` of whole sequences, normed: what [`Decoder::logits`] takes.

@@ -64,8 +64,38 @@ pub enum ModelError {
         /// What the parser said.
         reason: String,
     },
+    /// Something to adapt that isn't there.
+    #[error(
+        "adapters can't be put on {target}; they go on {known}, one or more, or \"all-linear\" for all, with a rank of 1 or more"
+    )]
+    Target {
+        /// What was named.
+        target: String,
+        /// What there is.
+        known: String,
+    },
+    /// Adapters without what they adapt.
+    #[error(
+        "{}: its adapters belong to the model {base:?}, which is no folder here; put it there, or name its folder as base_model_name_or_path", path.display()
+    )]
+    NoBase {
+        /// The adapters' configuration.
+        path: PathBuf,
+        /// What it names.
+        base: String,
+    },
+    /// Adapters of another kind than those that are to be trained.
+    #[error("{}: its adapters have {found}, and those asked for {asked}; ask for the same, or merge them into the model first", path.display())]
+    OtherAdapter {
+        /// The folder.
+        path: PathBuf,
+        /// What is there.
+        found: String,
+        /// What is asked for.
+        asked: String,
+    },
     /// Tensors that don't make up the model of `config.json`: everything that is wrong, at once.
-    #[error("{}: the tensors don't fit config.json:{problems}", path.display())]
+    #[error("{}: the tensors don't fit the configuration:{problems}", path.display())]
     Tensors {
         /// The folder.
         path: PathBuf,

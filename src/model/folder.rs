@@ -8,24 +8,35 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memmap2::Mmap;
-use safetensors::tensor::{self, TensorView, View};
+use safetensors::tensor::TensorView;
 use safetensors::{SafeTensorError, SafeTensors};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tch::{Kind, Tensor};
 
+use super::adapter_folder::{holds_adapter, load_with_base, save_adapter};
+use super::shards::{Format, Slice, save_hf_as};
 use super::{Dtype, Entry, Layout, ModelConfig, ModelError, TensorProblems, Weights};
 
 /// Bytes that are read at a time.
 const CHUNK_BYTES: usize = 8 << 20;
 
 /// Loads `config.json` and the weights beside it, `model.safetensors` or the shards of `model.safetensors.index.json`, as f32;
-/// [`ModelConfig::dtype`] says what they are in the folder. Everything that is wrong with the tensors is reported at once.
+/// [`ModelConfig::dtype`] says what they are in the folder. Everything that is wrong with the tensors is reported at once. A folder of adapters
+/// gives the model that they name, under them.
 ///
 /// Memory: 4 bytes a parameter, which is what an f32 folder has on disk and twice what a bf16 or f16 folder has, and a few megabytes.
 pub fn load_hf(dir: &Path) -> Result<(ModelConfig, Weights), ModelError> {
+    if holds_adapter(dir) {
+        return load_with_base(dir);
+    }
     let config = ModelConfig::from_dir(dir)?;
     let (weights, dtype) = read_weights(&config, dir, weight_files(dir)?)?;
     Ok((ModelConfig { dtype, ..config }, weights))
+}
+
+/// The weights in `dir` for a model of this shape, whatever the configuration there says: tensors of another shape are all named.
+pub fn load_like(dir: &Path, config: &ModelConfig) -> Result<Weights, ModelError> {
+    Ok(read_weights(config, dir, weight_files(dir)?)?.0)
 }
 
 /// The weights in one safetensors file, as [`weights_to_bytes`] or [`save_hf`] wrote them.
@@ -36,6 +47,19 @@ pub fn load_weights(config: &ModelConfig, file: &Path) -> Result<Weights, ModelE
 /// From `files`, and the narrowest format that holds all of them; `path` names them in errors.
 fn read_weights(config: &ModelConfig, path: &Path, files: Vec<PathBuf>) -> Result<(Weights, Dtype), ModelError> {
     let layout = Layout::new(config);
+    let twin = config.shares_embedding().then_some("lm_head.weight");
+    let (flat, dtype) = read_tensors(&layout, path, files, twin)?;
+    Ok((Weights::new(Arc::new(layout), flat), dtype))
+}
+
+/// The tensors of a layout, from `files`, and the narrowest format that holds all of them; `path` names them in errors. `twin` may be there too
+/// and must then be the first tensor once more.
+pub(super) fn read_tensors(
+    layout: &Layout,
+    path: &Path,
+    files: Vec<PathBuf>,
+    twin: Option<&str>,
+) -> Result<(Tensor, Dtype), ModelError> {
     let files = files.into_iter().map(WeightFile::open).collect::<Result<Vec<_>, _>>()?;
     let parsed = files.iter().map(|file| Ok((file, file.parse()?))).collect::<Result<Vec<_>, ModelError>>()?;
     let mut found: BTreeMap<&str, Stored> = BTreeMap::new();
@@ -52,7 +76,7 @@ fn read_weights(config: &ModelConfig, path: &Path, files: Vec<PathBuf>) -> Resul
             Some((Err(problem), _)) => problems.unusable.push(problem),
         }
     }
-    let tied_head = found.remove("lm_head.weight").filter(|_| config.shares_embedding());
+    let twin = twin.and_then(|name| found.remove(name));
     // Buffers that old checkpoints carry and everyone recomputes.
     found.retain(|name, _| !name.ends_with(".rotary_emb.inv_freq"));
     problems.unexpected.extend(found.keys().map(|name| name.to_string()));
@@ -69,53 +93,43 @@ fn read_weights(config: &ModelConfig, path: &Path, files: Vec<PathBuf>) -> Resul
                 ControlFlow::Continue(())
             })?;
         }
-        if let Some(head) = tied_head {
-            problems.unusable.extend(tied_head_problem(&layout, &flat, &head)?);
+        if let Some(twin) = twin {
+            problems.unusable.extend(twin_problem(layout, &flat, &twin)?);
         }
     }
     if !problems.is_empty() {
         return Err(ModelError::Tensors { path: path.into(), problems });
     }
     let dtype = if let [only] = formats[..] { only } else { Dtype::F32 };
-    Ok((Weights { layout: Arc::new(layout), flat }, dtype))
+    Ok((flat, dtype))
 }
 
 /// Writes `config.json`, `generation_config.json` and `model.safetensors`, rounded to the configuration's [`ModelConfig::dtype`], into `dir`,
-/// which is made if need be. A tokenizer's files are written by the tokenizer. Not atomic: write into a temporary folder and rename it.
+/// which is made if need be; weights under adapters leave the adapters alone there, as PEFT writes them. A tokenizer's files are written by the
+/// tokenizer. Not atomic: write into a temporary folder and rename it.
 pub fn save_hf(dir: &Path, config: &ModelConfig, weights: &Weights) -> Result<(), ModelError> {
-    let io = |path: &Path| {
-        let path = path.to_path_buf();
-        move |source| ModelError::Io { path, source }
-    };
-    std::fs::create_dir_all(dir).map_err(io(dir))?;
-    let json = config.to_json();
-    let mut generation = json!({});
-    for key in ["bos_token_id", "eos_token_id", "pad_token_id"] {
-        if let Some(id) = json.get(key).filter(|id| !id.is_null()) {
-            generation[key] = id.clone();
-        }
+    match &weights.adapter {
+        Some(adapter) => save_adapter(dir, adapter),
+        None => save_hf_as(dir, config, weights, &Format { dtype: config.dtype, max_shard: None }),
     }
-    for (name, object) in [("config.json", Value::Object(json)), ("generation_config.json", generation)] {
-        let path = dir.join(name);
-        std::fs::write(&path, format!("{object:#}\n")).map_err(io(&path))?;
-    }
-    let path = dir.join("model.safetensors");
-    let failed = |error| match error {
-        SafeTensorError::IoError(source) => io(&path)(source),
-        other => ModelError::Safetensors { path: path.clone(), reason: other.to_string() },
-    };
-    safetensors::serialize_to_file(tensors(weights, config.dtype), Some(metadata()), &path).map_err(failed)?;
-    readable_by_all(&path).map_err(io(&path))
 }
 
-/// What [`save_hf`] writes as `model.safetensors` in f32, in memory.
+/// Weights without adapters as [`save_hf`] writes them to `model.safetensors` in f32, in memory.
 pub fn weights_to_bytes(weights: &Weights) -> Result<Vec<u8>, ModelError> {
     let failed = |error: SafeTensorError| ModelError::Safetensors { path: "weights".into(), reason: error.to_string() };
-    safetensors::serialize(tensors(weights, Dtype::F32), Some(metadata())).map_err(failed)
+    let tensors = Slice::all(weights.layout.entries(), &weights.flat, Dtype::F32);
+    safetensors::serialize(tensors, Some(metadata())).map_err(failed)
 }
 
-fn tensors(weights: &Weights, dtype: Dtype) -> impl Iterator<Item = (&str, Slice<'_>)> {
-    weights.layout.entries().iter().map(move |entry| (entry.name.as_str(), Slice { entry, weights, dtype }))
+/// Writes tensors of a flat buffer into a file.
+pub(super) fn write_tensors(path: &Path, entries: &[Entry], flat: &Tensor, dtype: Dtype) -> Result<(), ModelError> {
+    let io = |source| ModelError::Io { path: path.into(), source };
+    let failed = |error| match error {
+        SafeTensorError::IoError(source) => io(source),
+        other => ModelError::Safetensors { path: path.into(), reason: other.to_string() },
+    };
+    safetensors::serialize_to_file(Slice::all(entries, flat, dtype), Some(metadata()), path).map_err(failed)?;
+    readable_by_all(path).map_err(io)
 }
 
 fn metadata() -> HashMap<String, String> {
@@ -202,7 +216,7 @@ fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
 }
 
 /// A head beside a tied embedding must be that embedding; anything else would be dropped silently.
-fn tied_head_problem(layout: &Layout, flat: &Tensor, stored: &Stored) -> Result<Option<String>, ModelError> {
+fn twin_problem(layout: &Layout, flat: &Tensor, stored: &Stored) -> Result<Option<String>, ModelError> {
     let Some(embedding) = layout.entries().first() else { return Ok(None) };
     let dtype = match stored.dtype_for(&Entry { name: "lm_head.weight".into(), ..embedding.clone() }) {
         Ok(dtype) => dtype,
@@ -215,35 +229,6 @@ fn tied_head_problem(layout: &Layout, flat: &Tensor, stored: &Stored) -> Result<
         if same { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;
     Ok((!same).then(|| "lm_head.weight: differs from the embedding although tie_word_embeddings is true".into()))
-}
-
-/// One tensor of the flat buffer, as the writer wants it.
-struct Slice<'a> {
-    entry: &'a Entry,
-    weights: &'a Weights,
-    dtype: Dtype,
-}
-
-impl View for Slice<'_> {
-    fn dtype(&self) -> tensor::Dtype {
-        self.dtype.stored()
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.entry.shape
-    }
-
-    fn data(&self) -> std::borrow::Cow<'_, [u8]> {
-        let slice = self.weights.flat.detach().narrow(0, self.entry.offset as i64, self.entry.len() as i64);
-        let rounded = slice.to_device(tch::Device::Cpu).to_kind(self.dtype.kind()).contiguous();
-        let mut bytes = vec![0; self.data_len()];
-        rounded.copy_data_u8(&mut bytes, self.entry.len());
-        bytes.into()
-    }
-
-    fn data_len(&self) -> usize {
-        self.entry.len() * self.dtype.bytes()
-    }
 }
 
 /// The writer makes a private temporary file and renames it; a checkpoint is for other users and servers, too.

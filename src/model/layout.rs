@@ -50,11 +50,16 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// Of nothing yet.
+    pub(super) fn empty() -> Self {
+        Layout { entries: Vec::new(), units: Vec::new(), layers: Vec::new(), units_per_layer: 0 }
+    }
+
     /// The layout of a configuration. Pure.
     pub fn new(config: &ModelConfig) -> Self {
         let (hidden, inner, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
         let (q, kv) = (config.heads * dim, config.kv_heads * dim);
-        let mut layout = Layout { entries: Vec::new(), units: Vec::new(), layers: Vec::new(), units_per_layer: 0 };
+        let mut layout = Layout::empty();
         layout.add(&["model.embed_tokens.weight"], &[config.vocab_size], Some(hidden));
         for layer in 0..config.layers() {
             layout.layers.push(layout.total());
@@ -113,7 +118,7 @@ impl Layout {
     }
 
     /// Tensors that are computed with as one: `rows` of equal width below each other, or vectors end to end.
-    fn add<S: ToString>(&mut self, names: &[S], rows: &[usize], columns: Option<usize>) {
+    pub(super) fn add<S: ToString>(&mut self, names: &[S], rows: &[usize], columns: Option<usize>) {
         for (name, &rows) in names.iter().zip(rows) {
             let shape = std::iter::once(rows).chain(columns).collect();
             let offset = self.total();

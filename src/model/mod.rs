@@ -4,6 +4,7 @@
 //! All parameters are slices of one flat tensor ([`Weights`], [`Layout`]); a [`Decoder`] holds none and is a set of pure functions
 //! over them. Tensors stay on the thread that made them; [`FrozenWeights`] is the one thing that crosses.
 
+mod adapter_folder;
 mod attention;
 mod compute;
 mod config;
@@ -17,29 +18,34 @@ mod keys;
 mod kv_cache;
 mod layout;
 mod log_probs;
+mod lora;
 mod memory;
 mod packed;
 mod read_config;
 mod read_rope;
 mod recompute;
 mod rope;
+mod shards;
 mod small;
 mod views;
 mod weights;
 mod write_config;
 
+pub use adapter_folder::{load_adapter, save_adapter};
 pub use compute::{Compute, NoDevice};
 pub use config::{Factors, Head, ModelConfig, RopeScaling};
 pub use decoder::Decoder;
 pub use dtype::Dtype;
 pub use error::{ModelError, TensorProblems};
 pub use family::{Family, QkNorm};
-pub use folder::{load_hf, load_weights, save_hf, weights_to_bytes};
+pub use folder::{load_hf, load_like, load_weights, save_hf, weights_to_bytes};
 pub use kv_cache::KvCache;
 pub use layout::{Entry, Layout};
 pub use log_probs::log_probs_and_entropy;
+pub use lora::{Adapter, Lora};
 pub use memory::keep_freed_memory;
 pub use packed::Packed;
 pub use recompute::Kept;
+pub use shards::{Format, save_hf_as};
 pub use views::Views;
 pub use weights::{FrozenWeights, Weights};

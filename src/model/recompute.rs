@@ -7,7 +7,7 @@
 use tch::{Kind, Tensor};
 
 use super::decoder::scaled;
-use super::{Decoder, Packed, Views};
+use super::{Decoder, Packed, Views, Weights};
 
 /// What a forward pass keeps for the backward pass.
 pub struct Kept {
@@ -33,41 +33,54 @@ impl Decoder {
         (hidden, Kept { packed, rows, streams })
     }
 
-    /// The gradient by all of `flat`, in f32, of something whose gradients by the hidden states and by the head's weight are these.
-    pub fn gradient(&self, flat: &Tensor, kept: Kept, by_hidden: &Tensor, by_head: &Tensor) -> Tensor {
+    /// The gradient by what is trained of `weights`, flat and in f32, of something whose gradients by the hidden states and by the head's weight
+    /// are these; adapters leave the head alone.
+    pub fn gradient(&self, weights: &Weights, kept: Kept, by_hidden: &Tensor, by_head: Option<&Tensor>) -> Tensor {
         let Kept { packed, rows, mut streams } = kept;
-        let views = self.views(&flat.detach());
+        let mut views = self.views(&weights.flat.detach());
+        let flat = weights.trained().1.detach();
         let gradient = Tensor::empty([flat.numel() as i64], (Kind::Float, flat.device()));
         let part = |range: std::ops::Range<usize>| gradient.narrow(0, range.start as i64, range.len() as i64);
-        let layout = self.layout();
+        let (config, layout) = (self.config(), self.layout());
         let leaf = |tensor: &Tensor| tensor.detach().set_requires_grad(true);
 
         let norm = leaf(&views.norm);
         let last = leaf(&streams.pop().expect("the last layer's output"));
         let finished = self.finish(&norm, &last);
         let [mut by_stream, by_norm] = pull_back(&finished, by_hidden, [&last, &norm]);
-        part(layout.norm()).copy_(&by_norm);
+        if weights.adapter.is_none() {
+            part(layout.norm()).copy_(&by_norm);
+        }
 
         let pass = self.pass(&packed, &views.embedding);
-        for index in (0..views.layers.len()).rev() {
-            let range = layout.layer(index);
-            let own = leaf(&flat.detach().narrow(0, range.start as i64, range.len() as i64));
+        let layers = views.layers.len();
+        for (index, layer) in views.layers.iter_mut().enumerate().rev() {
+            let range = weights.adapter.as_ref().map_or_else(|| layout.layer(index), |adapter| adapter.layer(config, index));
+            let own = leaf(&flat.narrow(0, range.start as i64, range.len() as i64));
+            match &weights.adapter {
+                Some(adapter) => layer.adapt(adapter.low_ranks_of_layer(config, &own)),
+                None => *layer = self.layer_views(&own),
+            }
             let input = leaf(&streams.pop().expect("an input a layer"));
-            let chosen = Some(&rows).filter(|_| index + 1 == views.layers.len());
-            let layer = self.layer_views(&own);
-            let output = self.layer(&layer, index, &pass, input.shallow_clone(), chosen, &mut |_, _| {});
+            let chosen = Some(&rows).filter(|_| index + 1 == layers);
+            let output = self.layer(layer, index, &pass, input.shallow_clone(), chosen, &mut |_, _| {});
             let [by_input, by_own] = pull_back(&output, &by_stream, [&input, &own]);
             part(range).copy_(&by_own);
             by_stream = by_input;
         }
+        if weights.adapter.is_some() {
+            return gradient;
+        }
 
         let _guard = tch::no_grad_guard();
         let ids = Tensor::from_slice(&packed.ids).to_device(flat.device());
-        let by_embedded = scaled(by_stream, self.config().factors.embedding);
+        let by_embedded = scaled(by_stream, config.factors.embedding);
         part(layout.embedding()).copy_(&views.embedding.zeros_like().index_add(0, &ids, &by_embedded).view([-1]));
-        match layout.head() {
-            Some(range) => part(range).copy_(&by_head.reshape([-1])),
-            None => drop(part(layout.embedding()).g_add_(&by_head.reshape([-1]))),
+        if let Some(by_head) = by_head {
+            match layout.head() {
+                Some(range) => part(range).copy_(&by_head.reshape([-1])),
+                None => drop(part(layout.embedding()).g_add_(&by_head.reshape([-1]))),
+            }
         }
         gradient
     }

@@ -2,7 +2,8 @@
 
 use tch::Tensor;
 
-use super::{Layout, ModelConfig};
+use super::lora::LowRank;
+use super::{Adapter, Layout, ModelConfig};
 
 /// Every matrix and vector that the decoder computes with. Made by one split of the flat tensor, whose backward is one
 /// concatenation: a gradient arrives flat.
@@ -30,11 +31,16 @@ pub(super) struct Layer {
 pub(super) struct Linear {
     weight: Tensor,
     bias: Option<Tensor>,
+    low_rank: Option<LowRank>,
 }
 
 impl Linear {
     pub fn forward(&self, x: &Tensor) -> Tensor {
-        x.linear(&self.weight, self.bias.as_ref())
+        let projected = x.linear(&self.weight, self.bias.as_ref());
+        match &self.low_rank {
+            Some(low_rank) => low_rank.add(projected, x),
+            None => projected,
+        }
     }
 }
 
@@ -54,6 +60,14 @@ impl Views {
         let head = if config.shares_embedding() { embedding.shallow_clone() } else { next() };
         Views { embedding, layers, norm, head }
     }
+
+    /// With what `adapter` adds to some of the projections.
+    pub(super) fn adapted(mut self, config: &ModelConfig, adapter: &Adapter) -> Self {
+        for (layer, low_ranks) in self.layers.iter_mut().zip(adapter.low_ranks(config)) {
+            layer.adapt(low_ranks);
+        }
+        self
+    }
 }
 
 impl Layer {
@@ -63,21 +77,27 @@ impl Layer {
         Layer::take(config, &mut || parts.next().expect("views follow the layout"))
     }
 
+    /// Gives its projections what is added to them, group by group.
+    pub fn adapt(&mut self, [qkv, output, gate_up, down]: [Option<LowRank>; 4]) {
+        (self.qkv.low_rank, self.output.low_rank) = (qkv, output);
+        (self.gate_up.low_rank, self.down.low_rank) = (gate_up, down);
+    }
+
     fn take(config: &ModelConfig, next: &mut impl FnMut() -> Tensor) -> Self {
         Layer {
             input_norm: next(),
-            qkv: Linear { weight: next(), bias: config.qkv_bias.then(&mut *next) },
+            qkv: Linear { weight: next(), bias: config.qkv_bias.then(&mut *next), low_rank: None },
             qk_norm: config.qk_norm_sizes().map(|_| (next(), next())),
-            output: Linear { weight: next(), bias: config.output_bias.then(&mut *next) },
+            output: Linear { weight: next(), bias: config.output_bias.then(&mut *next), low_rank: None },
             post_norm: next(),
-            gate_up: Linear { weight: next(), bias: config.mlp_bias.then(&mut *next) },
-            down: Linear { weight: next(), bias: config.mlp_bias.then(&mut *next) },
+            gate_up: Linear { weight: next(), bias: config.mlp_bias.then(&mut *next), low_rank: None },
+            down: Linear { weight: next(), bias: config.mlp_bias.then(&mut *next), low_rank: None },
         }
     }
 }
 
 /// A flat tensor as tensors of these shapes, end to end.
-fn split(flat: &Tensor, shapes: &[Vec<i64>]) -> impl Iterator<Item = Tensor> {
+pub(super) fn split(flat: &Tensor, shapes: &[Vec<i64>]) -> impl Iterator<Item = Tensor> {
     let sizes: Vec<i64> = shapes.iter().map(|shape| shape.iter().product()).collect();
     flat.split_with_sizes(sizes, 0).into_iter().zip(shapes).map(|(part, shape)| part.view(shape.as_slice()))
 }

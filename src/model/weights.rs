@@ -7,7 +7,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use tch::Tensor;
 
 use super::layout::SCORE_HEAD;
-use super::{Layout, ModelConfig};
+use super::{Adapter, Layout, ModelConfig};
 
 /// Parameters and where each lies. Cloning is explicit: [`Weights::share`] or [`Weights::copy`].
 #[derive(Debug)]
@@ -16,9 +16,16 @@ pub struct Weights {
     pub layout: Arc<Layout>,
     /// 1-D, f32, `layout.total()` long.
     pub flat: Tensor,
+    /// What is added to some of its matrices. Where it is there, it alone is trained, and nobody writes to `flat`.
+    pub adapter: Option<Adapter>,
 }
 
 impl Weights {
+    /// Without adapters.
+    pub fn new(layout: Arc<Layout>, flat: Tensor) -> Self {
+        Weights { layout, flat, adapter: None }
+    }
+
     /// Fresh weights: normal with the configuration's deviation, norms one, biases zero. Each tensor draws from a random stream of
     /// its own, so that the numbers depend on nothing but `seed` and the tensor's place.
     pub fn random(config: &ModelConfig, seed: u64) -> Self {
@@ -36,7 +43,7 @@ impl Weights {
                 fill_normal(slice, config.initializer_range, &mut rng);
             }
         }
-        Weights { layout: Arc::new(layout), flat: Tensor::from_slice(&flat) }
+        Weights::new(Arc::new(layout), Tensor::from_slice(&flat))
     }
 
     /// These weights' body under a head that gives one number, for a critic or a reward model: zero, so that every score is 0 at first, or
@@ -49,23 +56,28 @@ impl Weights {
             None => {
                 let layout = Layout::new(&scoring);
                 let flat = Tensor::zeros([layout.total() as i64], (tch::Kind::Float, self.flat.device()));
-                Weights { layout: Arc::new(layout), flat }
+                Weights::new(Arc::new(layout), flat)
             }
         };
         // Heads come last, so that the bodies lie alike.
+        let whole = self.merged();
         let body = scored.layout.find(SCORE_HEAD).map_or(0, |head| head.offset as i64);
-        scored.flat.narrow(0, 0, body).copy_(&self.flat.detach().narrow(0, 0, body));
+        scored.flat.narrow(0, 0, body).copy_(&whole.flat.detach().narrow(0, 0, body));
         scored
     }
 
     /// The same numbers, not copied: a write through one is seen through the other.
     pub fn share(&self) -> Self {
-        Weights { layout: self.layout.clone(), flat: self.flat.shallow_clone() }
+        self.map(Tensor::shallow_clone, Tensor::shallow_clone)
     }
 
-    /// A copy of the numbers, detached from any graph.
+    /// A copy of the numbers that are trained, detached from any graph. What lies under adapters is shared: nobody writes to it.
     pub fn copy(&self) -> Self {
-        Weights { layout: self.layout.clone(), flat: self.flat.detach().copy() }
+        let copy = |flat: &Tensor| flat.detach().copy();
+        match self.adapter {
+            Some(_) => self.map(Tensor::detach, copy),
+            None => self.map(copy, copy),
+        }
     }
 
     /// A copy that threads may share, for nothing can write to it.
@@ -78,14 +90,15 @@ impl Weights {
 #[derive(Debug)]
 pub struct FrozenWeights(Weights);
 
-// SAFETY: libtorch counts references atomically and reading a tensor's storage changes nothing. The tensor is private, was copied
-// when it was frozen or was its giver's own, and is handed out by `read` alone, whose contract forbids writing.
+// SAFETY: libtorch counts references atomically and reading a tensor's storage changes nothing. The tensors are private, were copied
+// when they were frozen, were their giver's own or lie under adapters, where nobody writes, and are handed out by `read` alone, whose contract
+// forbids writing.
 unsafe impl Sync for FrozenWeights {}
 
 impl FrozenWeights {
     /// Without a copy, of weights that were just made and share their memory with nobody.
     pub(crate) fn of_own(weights: Weights) -> Self {
-        FrozenWeights(Weights { flat: weights.flat.detach(), ..weights })
+        FrozenWeights(weights.map(Tensor::detach, Tensor::detach))
     }
 
     /// The weights, for reading: shared with every other reader, so an in-place operation on them is a bug.

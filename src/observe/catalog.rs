@@ -178,6 +178,7 @@ catalog! {
     PassRate: GAUGE "group_pass_ratio" [] in "ratio", "Share of the newest step's groups in which any sample succeeded (pass@k, k being the group's size).";
 
     Loss: GAUGE "loss" [] in "nats", "Loss of the newest step.";
+    MixedLoss: GAUGE "mixed_loss" [] in "nats", "Loss of the samples that were mixed into the newest step, times their weight.";
     GradNorm: GAUGE "grad_norm" [] in "norm", "Global gradient norm of the newest step before clipping.";
     GradNormClipped: GAUGE "grad_norm_clipped" [] in "norm", "Global gradient norm of the newest step after clipping.";
     SavedTokens: GAUGE "saved_tokens" [] in "tokens",

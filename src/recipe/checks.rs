@@ -78,11 +78,11 @@ fn between(plan: &Plan, note: Note) {
         schedule("sft", *steps, &optimization.schedule, note);
     }
     match plan.pipeline {
-        Pipeline::Sft if plan.sft.is_none() => {
-            let help = "add [sft] with its steps, batch and lr";
-            note("sft", &["pipeline"], "pipeline = \"sft\" has no section [sft]".to_owned(), help);
+        Pipeline::Sft => needs_sft(plan, note),
+        Pipeline::SftThenGrpo => {
+            needs_sft(plan, note);
+            grpo(plan, note);
         }
-        Pipeline::Sft => {}
         Pipeline::RewardModel => match &plan.reward_model {
             Some(RewardModel { steps, optimization, .. }) => schedule("reward_model", *steps, &optimization.schedule, note),
             None => {
@@ -91,6 +91,13 @@ fn between(plan: &Plan, note: Note) {
             }
         },
         Pipeline::Grpo => grpo(plan, note),
+    }
+}
+
+fn needs_sft(plan: &Plan, note: Note) {
+    if plan.sft.is_none() {
+        let message = format!("pipeline = \"{}\" has no section [sft]", plan.pipeline.word());
+        note("sft", &["pipeline"], message, "add [sft] with its steps, batch and lr");
     }
 }
 
@@ -117,7 +124,7 @@ fn task(plan: &Plan, note: Note) {
         }
         TaskData::Jsonl(jsonl) if jsonl.answer_key.is_empty() => {
             let help = "name the field that holds the ground truth";
-            if plan.pipeline == Pipeline::Grpo && plan.reward.rule.compares() {
+            if plan.pipeline.reinforces() && plan.reward.rule.compares() {
                 let message = "`task.answer_key` is empty, but the reward compares with the ground truth".to_owned();
                 note("task.answer_key", &["reward.kind"], message, help);
             }
@@ -143,6 +150,10 @@ fn schedule(section: &str, steps: u64, schedule: &Schedule, note: Note) {
 }
 
 fn grpo(plan: &Plan, note: Note) {
+    if plan.mix.is_some() && plan.sft.is_none() {
+        let message = "[mix] goes on with the pairs of [sft], and there is no such section".to_owned();
+        note("mix", &["sft"], message, "add [sft], whose data it says, with its steps before reinforcement");
+    }
     training::training(&plan.train, note);
     training::minibatches(plan, note);
     training::critic(plan, note);

@@ -129,7 +129,7 @@ impl Plan {
         match self.pipeline {
             Pipeline::Sft => warm_up,
             Pipeline::RewardModel => self.reward_model.as_ref().map_or(0, |of| of.optimization.threads),
-            Pipeline::Grpo => warm_up
+            Pipeline::Grpo | Pipeline::SftThenGrpo => warm_up
                 .max(self.generators().saturating_mul(self.generate.threads).saturating_add(trainer))
                 .saturating_add(reference)
                 .saturating_add(self.reward.rule.threads()),
@@ -147,7 +147,7 @@ impl Plan {
                 machine.threads
             ));
         }
-        if self.pipeline == Pipeline::Grpo {
+        if self.pipeline.reinforces() {
             self.grpo_warnings(&mut warnings);
         }
         warnings

@@ -6,14 +6,14 @@ use super::checks::{placed, problems};
 use super::document::{self, Node, Value};
 use super::error::{Place, RecipeError, RecipeErrors};
 use super::model::ModelSource;
-use super::plan::{Pipeline, Plan};
+use super::plan::Plan;
 use super::section::Findings;
 use super::setting::{Problem, Setting};
 use super::task::TaskData;
 
 /// Sections that a recipe must spell out: nobody wants to train the wrong model because a heading was forgotten.
 const REQUIRED: [(&str, &str); 3] = [
-    ("pipeline", "write pipeline = \"grpo\", \"sft\" or \"reward_model\" at the top"),
+    ("pipeline", "write pipeline = \"grpo\", \"sft\", \"sft_then_grpo\" or \"reward_model\" at the top"),
     ("model", "write [model] with kind = \"tiny\" or \"folder\""),
     ("task", "write [task] with kind = \"arithmetic\" or \"jsonl\""),
 ];
@@ -118,7 +118,7 @@ fn missing_files(plan: &Plan) -> Vec<Problem> {
     if let Some(data) = plan.sft.as_ref().and_then(|sft| sft.data.as_ref()) {
         files.push(("sft.data".to_owned(), data));
     }
-    if plan.pipeline == Pipeline::Grpo {
+    if plan.pipeline.reinforces() {
         files.extend(plan.reward.rule.folders());
     }
     files.retain(|(_, path)| !path.as_os_str().is_empty() && !path.exists());

@@ -16,6 +16,7 @@ mod error;
 pub mod generate;
 pub mod kl;
 mod load;
+pub mod lora;
 pub mod loss;
 pub mod model;
 pub mod pairs;

@@ -5,12 +5,13 @@ use std::net::SocketAddr;
 use super::critic::Critic;
 use super::declare::{choices, section};
 use super::generate::{Filter, Generate};
+use super::lora::Lora;
 use super::model::{Model, Precision};
 use super::pairs::Pairs;
 use super::reference_policy::Reference;
 use super::reward::Reward;
 use super::setting::{FROM_ONE, GIVEN, SOME, SOME_IF_GIVEN, SOME_STEPS};
-use super::task::{RewardModel, Sft, Task};
+use super::task::{Mix, RewardModel, Sft, Task};
 use super::timeline::{Change, Ramp};
 use super::train::Train;
 
@@ -27,10 +28,14 @@ section! {
         filter_fallback: FilterFallback = FilterFallback::default();
         /// Where the policy's first weights come from, and how models compute.
         model: Model = Model::default();
+        /// Adapters, which are trained in the place of the weights.
+        lora: Option<Lora> = None;
         /// What is asked.
         task: Task = Task::default();
         /// Supervised training.
         sft: Option<Sft> = None;
+        /// Supervised training beside reinforcement.
+        mix: Option<Mix> = None;
         /// Training of a reward model.
         reward_model: Option<RewardModel> = None;
         /// How answers are sampled.
@@ -71,13 +76,16 @@ choices! {
         "grpo" => Grpo,
         /// supervised training alone.
         "sft" => Sft,
+        /// supervised training as a run of its own, then `grpo` from its newest checkpoint.
+        "sft_then_grpo" => SftThenGrpo,
         /// training of a reward model on pairs of answers.
         "reward_model" => RewardModel,
     }
 }
 
 /// What means nothing where nothing is reinforced.
-const REINFORCEMENT: [&str; 13] = [
+const REINFORCEMENT: [&str; 14] = [
+    "mix",
     "generate",
     "reward",
     "filter",
@@ -97,10 +105,15 @@ impl Pipeline {
     /// Sections that mean nothing to this pipeline.
     pub(crate) fn unused_sections(self) -> Vec<&'static str> {
         match self {
-            Pipeline::Grpo => vec!["reward_model"],
+            Pipeline::Grpo | Pipeline::SftThenGrpo => vec!["reward_model"],
             Pipeline::Sft => [&REINFORCEMENT[..], &["reward_model"]].concat(),
-            Pipeline::RewardModel => [&REINFORCEMENT[..], &["sft"]].concat(),
+            Pipeline::RewardModel => [&REINFORCEMENT[..], &["sft", "lora"]].concat(),
         }
+    }
+
+    /// Whether it reinforces.
+    pub fn reinforces(self) -> bool {
+        matches!(self, Pipeline::Grpo | Pipeline::SftThenGrpo)
     }
 }
 

@@ -54,11 +54,13 @@ fn heading(section: &str) -> String {
 }
 
 fn section_doc(section: &str) -> String {
-    use super::{critic, generate, model, pairs, plan, reference_policy, reward, task, timeline, train};
+    use super::{critic, generate, lora, model, pairs, plan, reference_policy, reward, task, timeline, train};
     match section.trim_end_matches("[]") {
         "model" => model::Model::doc(),
+        "lora" => lora::Lora::doc(),
         "task" => task::Task::doc(),
         "sft" => task::Sft::doc(),
+        "mix" => task::Mix::doc(),
         "reward_model" => task::RewardModel::doc(),
         "generate" => generate::Generate::doc(),
         "reward" => reward::Reward::doc(),

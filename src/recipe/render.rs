@@ -2,7 +2,7 @@
 
 use super::derive::Machine;
 use super::model::ModelSource;
-use super::plan::{OnStale, Pipeline, Plan};
+use super::plan::{OnStale, Plan};
 use super::section::Section;
 use super::setting::Written;
 
@@ -72,7 +72,7 @@ fn facts(plan: &Plan, machine: Machine) -> Vec<(&'static str, String)> {
     let mut facts = vec![("model", model(plan)), ("steps", plan.steps().to_string())];
     let epoch = plan.steps_per_epoch().map(|steps| format!("{steps:.1} steps"));
     let samples = plan.samples_per_step();
-    if plan.pipeline == Pipeline::Grpo {
+    if plan.pipeline.reinforces() {
         if let Some(sft) = &plan.sft {
             facts.push(("warm-up", format!("{} of {} pairs", count(sft.steps, "step"), sft.batch)));
         }

@@ -85,6 +85,18 @@ section! {
 }
 
 section! {
+    /// Supervised training that goes on beside reinforcement, with the pairs of `[sft]`: its gradient is added to that of the step.
+    pub struct Mix {
+        /// What its loss, the mean over its tokens, counts beside the policy's.
+        weight: f64 = 0.1, POSITIVE;
+        /// Only every so many steps; 1 is all of them.
+        every: u64 = 1, SOME_STEPS;
+        /// Pairs of each.
+        batch: usize = 16, SOME;
+    }
+}
+
+section! {
     /// Training of a reward model on pairs of answers: all of the `reward_model` pipeline. Pairs are the records of a `jsonl` task, or sums of the
     /// `arithmetic` task against wrong ones, 64 for each.
     pub struct RewardModel {

@@ -1,10 +1,12 @@
 //! A language model that is to be trained: its configuration, its tokenizer and the weights it starts from.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::data::{Pair, Sample, Tokenizer, TokenizerError};
-use crate::model::{Compute, Decoder, FrozenWeights, Head, ModelConfig, ModelError, Weights, load_hf};
+use crate::model::{
+    Compute, Decoder, FrozenWeights, Head, Lora, ModelConfig, ModelError, Weights, load_adapter, load_hf, load_like,
+};
 use crate::train::{LocalBackend, LocalConfig};
 
 /// A model or tokenizer that can't be used.
@@ -31,13 +33,20 @@ pub struct Policy {
     tokenizer: Arc<Tokenizer>,
     weights: Arc<FrozenWeights>,
     compute: Compute,
+    /// The model's folder, if it has one.
+    folder: Option<PathBuf>,
 }
 
 impl Policy {
-    /// A Hugging Face folder: `config.json`, safetensors, `tokenizer.json`.
+    /// A Hugging Face folder: `config.json`, safetensors, `tokenizer.json`. Or one of adapters, which names such a folder; its tokenizer is taken
+    /// where it has none of its own.
     pub fn load(dir: impl AsRef<Path>) -> Result<Self, PolicyError> {
-        let (config, weights) = load_hf(dir.as_ref())?;
-        Self::new(config, FrozenWeights::of_own(weights), Tokenizer::from_dir(dir.as_ref())?)
+        let dir = dir.as_ref();
+        let (config, weights) = load_hf(dir)?;
+        let base = weights.adapter.as_ref().and_then(|adapter| adapter.lora.base.clone());
+        let tokenizer = base.as_deref().filter(|_| !dir.join("tokenizer.json").exists()).unwrap_or(dir);
+        let policy = Self::new(config, FrozenWeights::of_own(weights), Tokenizer::from_dir(tokenizer)?)?;
+        Ok(policy.found_in(base.as_deref().unwrap_or(dir)))
     }
 
     /// A fresh model with random weights.
@@ -52,7 +61,8 @@ impl Policy {
         if config.head != Head::Words {
             return Err(PolicyError::NoWords);
         }
-        Ok(Policy { config, tokenizer: Arc::new(tokenizer), weights: Arc::new(weights), compute: Compute::default() })
+        let weights = Arc::new(weights);
+        Ok(Policy { config, tokenizer: Arc::new(tokenizer), weights, compute: Compute::default(), folder: None })
     }
 
     /// Generates on this device and in this format; in f32 on the CPU unless told otherwise. A trainer is told by its [`LocalConfig::compute`].
@@ -68,6 +78,52 @@ impl Policy {
     /// The same model with other weights.
     pub fn with_weights(&self, weights: Arc<FrozenWeights>) -> Self {
         Policy { weights, ..self.clone() }
+    }
+
+    /// The same, whose weights lie in this folder too: adapters that are trained over them name it.
+    pub fn found_in(&self, dir: impl Into<PathBuf>) -> Self {
+        Policy { folder: Some(dir.into()), ..self.clone() }
+    }
+
+    /// The same under adapters, which are all that is trained then; the weights under them are shared. Adapters that it has already are kept if they
+    /// are of this kind, and refused otherwise. Fresh ones are drawn by `seed` and change nothing yet.
+    pub fn adapted(&self, lora: Lora, seed: u64) -> Result<Self, PolicyError> {
+        lora.check_model(&self.config)?;
+        let weights = self.weights();
+        if let Some(adapter) = &weights.adapter {
+            adapter.lora.check_is(&lora, self.folder.as_deref().unwrap_or(Path::new("the policy")))?;
+            return Ok(self.clone());
+        }
+        let base = self.folder.as_ref().map(|folder| std::path::absolute(folder).unwrap_or_else(|_| folder.clone()));
+        let weights = weights.adapted(&self.config, lora.of_model(base), seed);
+        Ok(self.with_weights(Arc::new(FrozenWeights::of_own(weights))))
+    }
+
+    /// The same with its adapters merged into the weights, so that all of them are trained.
+    pub fn merged(&self) -> Self {
+        match self.weights().adapter {
+            Some(_) => self.with_weights(Arc::new(FrozenWeights::of_own(self.weights().merged()))),
+            None => self.clone(),
+        }
+    }
+
+    /// The folder that it was found in, that of the model under adapters.
+    pub fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
+    /// The same with the weights of a checkpoint of it in `dir`: adapters over the weights that it has, or all of them. Every tensor of another shape
+    /// is named.
+    pub fn with_weights_of(&self, dir: &Path) -> Result<Self, PolicyError> {
+        let weights = match &self.weights().adapter {
+            Some(ours) => {
+                let saved = load_adapter(dir, &self.config)?;
+                saved.lora.check_is(&ours.lora, dir)?;
+                self.weights().under(saved)
+            }
+            None => load_like(dir, &self.config)?,
+        };
+        Ok(self.with_weights(Arc::new(FrozenWeights::of_own(weights))))
     }
 
     /// The model's shape.

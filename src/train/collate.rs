@@ -76,6 +76,15 @@ pub struct TrainBatch {
     pub pairs: bool,
 }
 
+impl TrainBatch {
+    /// With `factor` times the loss and its gradient.
+    pub fn scaled(mut self, factor: f64) -> Self {
+        let weights = self.sequences.iter_mut().flat_map(|sequence| &mut sequence.weights);
+        weights.for_each(|weight| *weight *= factor);
+        self
+    }
+}
+
 /// Samples that can't be trained on.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum CollateError {

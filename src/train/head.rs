@@ -16,6 +16,14 @@ pub(super) struct Scored {
     kept: Option<Tensor>,
 }
 
+/// A loss's gradients by what a head reads.
+pub(super) struct ByHead {
+    /// By the rows.
+    pub rows: Tensor,
+    /// By the head's weight, where that is trained: under adapters it stays as it is, and its gradient would be the largest of all.
+    pub weight: Option<Tensor>,
+}
+
 /// A head over the rows of trained tokens.
 pub(super) enum Head<'a> {
     Words(Words<'a>),
@@ -32,7 +40,7 @@ impl Head<'_> {
     }
 
     /// The loss's gradients by the rows and by the head's weight: `slopes` are ∂loss/∂log_prob, or by the scores, `entropy_slopes` ∂loss/∂entropy.
-    pub fn gradients(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>) -> [Tensor; 2] {
+    pub fn gradients(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>) -> ByHead {
         let _guard = tch::no_grad_guard();
         match self {
             Head::Words(words) => words.gradients(scored, slopes, entropy_slopes),
@@ -41,12 +49,16 @@ impl Head<'_> {
     }
 
     /// A scalar with these gradients.
-    pub fn surrogate(&self, [by_rows, by_weight]: &[Tensor; 2]) -> Tensor {
+    pub fn surrogate(&self, by: &ByHead) -> Tensor {
         let (weight, rows) = match self {
             Head::Words(Words { weight, rows, .. }) => (weight, rows),
             Head::Score(Score { weight, rows }) => (weight, rows),
         };
-        dot(rows, by_rows) + dot(weight, by_weight)
+        let surrogate = dot(rows, &by.rows);
+        match &by.weight {
+            Some(by_weight) => surrogate + dot(weight, by_weight),
+            None => surrogate,
+        }
     }
 }
 
@@ -63,9 +75,10 @@ impl Score<'_> {
         Scored { entropies: vec![0.0; scores.len()], log_probs: scores, kept: None }
     }
 
-    fn gradients(&self, slopes: &[f64]) -> [Tensor; 2] {
+    fn gradients(&self, slopes: &[f64]) -> ByHead {
         let slopes = column(slopes, self.rows.device()).to_kind(self.rows.kind());
-        [slopes.matmul(self.weight), slopes.tr().matmul(self.rows)]
+        let weight = self.weight.requires_grad().then(|| slopes.tr().matmul(self.rows));
+        ByHead { rows: slopes.matmul(self.weight), weight }
     }
 }
 
@@ -122,19 +135,21 @@ impl Words<'_> {
     }
 
     /// Sums over chunks are f32, whatever the products are.
-    fn gradients(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>) -> [Tensor; 2] {
+    fn gradients(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>) -> ByHead {
         let mut by_weight: Option<Tensor> = None;
         let mut by_rows = Vec::new();
         for (start, len) in self.chunks() {
             let by_logits = self.logits_gradient(scored, slopes, entropy_slopes, start, len).to_kind(self.weight.kind());
             by_rows.push(by_logits.matmul(self.weight));
-            let chunk = by_logits.tr().matmul(&self.rows.narrow(0, start, len)).to_kind(Kind::Float);
-            by_weight = Some(match by_weight {
-                None => chunk,
-                Some(mut sum) => sum.g_add_(&chunk),
-            });
+            if self.weight.requires_grad() {
+                let chunk = by_logits.tr().matmul(&self.rows.narrow(0, start, len)).to_kind(Kind::Float);
+                by_weight = Some(match by_weight {
+                    None => chunk,
+                    Some(mut sum) => sum.g_add_(&chunk),
+                });
+            }
         }
-        [Tensor::cat(&by_rows, 0), by_weight.expect("a batch has trained tokens")]
+        ByHead { rows: Tensor::cat(&by_rows, 0), weight: by_weight }
     }
 
     /// ∂loss/∂logits of a chunk: `slope · (1[target] − p) − entropy_slope · p · (log p + H)`, over the temperature.

@@ -1,8 +1,9 @@
 //! Training in this process, on libtorch: one thread with a queue of commands.
 //!
 //! Dropping the backend finishes what was submitted and joins the thread. The queue is as long as callers let it grow: they bound
-//! it by waiting for answers. Cost: the model's parameters four times in fp32 (weights, gradient, two moments), once more in the format that is
-//! computed with if that is another, activations of one micro-batch, and one chunk of logits.
+//! it by waiting for answers. Cost: the model's parameters four times in fp32 (weights, gradient, two moments), or once and its adapters four times
+//! ([`Adapter`](crate::model::Adapter)), once more in the format that is computed with if that is another, activations of one micro-batch, and one
+//! chunk of logits.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -59,8 +60,10 @@ pub struct LocalConfig {
     /// Computes each layer's activations once more in the backward pass rather than keep them all. The gradient is the same.
     pub gradient_checkpointing: bool,
     /// The format of the weights in checkpoints; `None`: that of the model's folder. Where it is not f32, a checkpoint holds the f32 parameters
-    /// beside the moments, so that a resumed run goes on exactly.
+    /// beside the moments, so that a resumed run goes on exactly. Adapters are f32 in any case.
     pub save_dtype: Option<Dtype>,
+    /// Whether adapters are merged into the weights that are published, which costs a copy of the model and spares generators their products.
+    pub merge: bool,
     /// Files put into every checkpoint as they are (tokenizer, chat template), by name.
     pub companions: Vec<(String, Vec<u8>)>,
 }
@@ -82,6 +85,7 @@ impl LocalConfig {
             compute: Compute::default(),
             gradient_checkpointing: false,
             save_dtype: None,
+            merge: true,
             companions: Vec::new(),
         }
     }

@@ -16,8 +16,8 @@ use crate::model::{self, Decoder, Dtype, Kept, ModelConfig, Packed, Weights, fus
 pub(super) struct Replica {
     config: Arc<LocalConfig>,
     decoder: Decoder,
-    /// The leaf that gradients are taken by.
-    flat: Tensor,
+    /// What is trained is the leaf that gradients are taken by.
+    weights: Weights,
 }
 
 /// What one micro-batch gave.
@@ -25,7 +25,7 @@ pub(super) struct Part {
     pub columns: PackedColumns,
     pub scored: Scored,
     pub output: LossOutput,
-    /// By the flat parameters; or the names of samples whose numbers are not finite.
+    /// By the flat tensor of what is trained; or the names of samples whose numbers are not finite.
     pub gradient: Result<Tensor, Vec<String>>,
 }
 
@@ -41,9 +41,10 @@ struct Forward {
 impl Replica {
     /// Over the memory of `weights`, which are in the format that is computed with.
     pub fn new(config: &Arc<LocalConfig>, model: &ModelConfig, weights: &Weights) -> Self {
-        let flat = weights.flat.detach().set_requires_grad(true);
+        let mut weights = weights.share();
+        *weights.trained_mut() = weights.trained().1.detach().set_requires_grad(true);
         let decoder = Decoder::new(model, weights.layout.clone());
-        Replica { config: config.clone(), decoder, flat }
+        Replica { config: config.clone(), decoder, weights }
     }
 
     /// The sequences at `part` and their share of the gradient. `judged` is their part of the loss, where it was computed over the whole
@@ -75,11 +76,11 @@ impl Replica {
                 let entropy_slopes = output.entropy_grad.as_deref().map(scaled);
                 let by_head = head.gradients(&scored, &scaled(&output.grad), entropy_slopes.as_deref());
                 let gradient = match kept {
-                    Some(kept) => self.decoder.gradient(&self.flat, kept, &by_head[0], &by_head[1]),
+                    Some(kept) => self.decoder.gradient(&self.weights, kept, &by_head.rows, by_head.weight.as_ref()),
                     None => {
                         let surrogate = head.surrogate(&by_head);
                         drop(by_head);
-                        Tensor::run_backward(&[surrogate], &[&self.flat], false, false).swap_remove(0).contiguous()
+                        Tensor::run_backward(&[surrogate], &[self.weights.trained().1], false, false).swap_remove(0).contiguous()
                     }
                 };
                 let gradient = gradient.to_kind(Kind::Float);
@@ -117,7 +118,7 @@ impl Replica {
     fn forward(&self, batch: &TrainBatch, part: &[usize], columns: &PackedColumns, kept: bool) -> Forward {
         let longest = part.iter().map(|&at| batch.sequences[at].inputs.len()).max().unwrap_or(0);
         let (packed, rows) = pack(batch, part, fused::attends(longest, self.config.compute.options()));
-        let views = self.decoder.views(&self.flat);
+        let views = self.decoder.views_of(&self.weights);
         let on_device = |numbers: &[i64]| Tensor::from_slice(numbers).to_device(self.config.compute.device);
         let (rows, targets, head) = (on_device(&rows), on_device(&columns.targets), views.head().shallow_clone());
         if kept {

@@ -6,7 +6,7 @@ use super::replica::Replica;
 use super::{CollateError, LocalConfig, TrainBatch, collate};
 use crate::algo::Aggregation;
 use crate::data::Sample;
-use crate::model::{Compute, FrozenWeights, ModelConfig, Weights};
+use crate::model::{FrozenWeights, ModelConfig};
 
 /// Scores samples. Nothing of `LocalConfig` counts but what a forward pass reads: temperature, device and format, micro-batches, threads. Weights on
 /// its device in its format are shared, not copied.
@@ -33,9 +33,7 @@ impl Scorer {
     pub fn score(&mut self, weights: &Arc<FrozenWeights>, batch: &TrainBatch) -> Vec<Vec<f64>> {
         let known = self.replica.take().filter(|(of, _)| Arc::ptr_eq(of, weights));
         let (_, replica) = self.replica.insert(known.unwrap_or_else(|| {
-            let Weights { flat, layout } = weights.read();
-            let Compute { device, dtype } = self.config.compute;
-            let on_device = Weights { flat: flat.to_device(device).to_kind(dtype.kind()), layout };
+            let on_device = weights.read().on(self.config.compute);
             (weights.clone(), Replica::new(&self.config, &self.model, &on_device))
         }));
         let mut scores = vec![Vec::new(); batch.sequences.len()];

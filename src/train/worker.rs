@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 
 use super::finite::shorten;
 use super::optimizer::{Optimizer, grad_norm};
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::algo::LossOutput;
 use crate::data::Version;
-use crate::model::{Compute, Dtype, FrozenWeights, Head, ModelConfig, ModelError, Weights, load_hf, save_hf};
+use crate::model::{Compute, Dtype, FrozenWeights, Head, ModelConfig, ModelError, Weights, load_adapter, load_hf, save_hf};
 
 /// Models of at most this many parameters train micro-batches side by side, a gradient each (64 MB at most); for larger ones all threads
 /// work inside one operation, whose matrices are large enough to share.
@@ -81,12 +81,12 @@ impl Worker {
     pub fn new(config: LocalConfig, model: ModelConfig, weights: Weights) -> std::io::Result<Self> {
         let config = Arc::new(config);
         config.compute.check().map_err(std::io::Error::other)?;
-        let Compute { device, dtype } = config.compute;
+        let device = config.compute.device;
         // Nothing is copied twice.
-        let moved = weights.flat.detach().to_device(device).to_kind(Kind::Float);
-        let flat = if moved.data_ptr() == weights.flat.data_ptr() { moved.copy() } else { moved };
-        let weights = Weights { flat, layout: weights.layout };
-        let computed = Weights { flat: weights.flat.to_kind(dtype.kind()), layout: weights.layout.clone() };
+        let masters = weights.on(Compute { dtype: Dtype::F32, ..config.compute });
+        let moved = masters.trained().1.data_ptr() != weights.trained().1.data_ptr();
+        let weights = if moved { masters } else { masters.copy() };
+        let computed = weights.on(config.compute);
         let small = device == Device::Cpu && weights.layout.total() <= SIDE_BY_SIDE;
         let replicas = if small { config.threads.unwrap_or(1).max(1) } else { 1 };
         if let Some(threads) = config.threads {
@@ -96,7 +96,7 @@ impl Worker {
         Ok(Worker {
             replicas: SideBySide::new(each, "train", || tch::set_num_threads(1))?,
             accumulated: Accumulated::default(),
-            optimizer: Optimizer::new(config.adamw, &weights.flat),
+            optimizer: Optimizer::new(config.adamw, weights.trained().1),
             version: 0,
             algorithm: Arc::new(Algorithm { loss: config.loss.clone(), off_policy: config.off_policy.clone() }),
             config,
@@ -111,7 +111,7 @@ impl Worker {
             step: self.optimizer.step,
             weight_version: self.version,
             lr: self.config.schedule.at(self.optimizer.step),
-            parameters: self.weights.layout.total(),
+            parameters: self.weights.trained().0.total(),
             dtype: self.config.compute.dtype.name(),
             device: self.config.compute.device_name(),
             poisoned: None,
@@ -152,7 +152,7 @@ impl Worker {
         ended?;
         if parts.is_empty() {
             // What their passes would have given.
-            self.accumulated.add(self.weights.flat.zeros_like());
+            self.accumulated.add(self.weights.trained().1.zeros_like());
         }
         seen.entropy /= seen.tokens.max(1) as f64;
         if seen.skipped.is_some() {
@@ -217,7 +217,7 @@ impl Worker {
             let part = gradient.narrow(0, entry.offset as i64, entry.len() as i64);
             part.isfinite().all().int64_value(&[]) == 0
         };
-        self.weights.layout.entries().iter().filter(bad).map(|entry| entry.name.clone()).collect()
+        self.weights.trained().0.entries().iter().filter(bad).map(|entry| entry.name.clone()).collect()
     }
 
     pub fn update(&mut self, Update { scale, schedule }: Update) -> Result<OptimStep, TrainError> {
@@ -229,7 +229,7 @@ impl Worker {
         }
         let gradient = gradient.ok_or(TrainError::NoGradient)?;
         let clip = self.config.max_grad_norm.map_or(1.0, |max| clip_scale(grad_norm, max));
-        self.optimizer.update(lr, scale * clip, &mut self.weights.flat, &gradient);
+        self.optimizer.update(lr, scale * clip, self.weights.trained_mut(), &gradient);
         self.round();
         Ok(OptimStep { step: self.optimizer.step, lr, grad_norm, grad_norm_clipped: grad_norm * clip, skipped: None })
     }
@@ -238,7 +238,7 @@ impl Worker {
     fn round(&mut self) {
         if self.config.compute.dtype != Dtype::F32 {
             let _guard = tch::no_grad_guard();
-            self.computed.flat.copy_(&self.weights.flat);
+            self.computed.trained_mut().copy_(self.weights.trained().1);
         }
     }
 
@@ -248,11 +248,15 @@ impl Worker {
     }
 
     pub fn current(&self) -> Snapshot<FrozenWeights> {
-        Snapshot { version: self.version, step: self.optimizer.step, weights: Arc::new(self.weights.freeze()) }
+        let weights = match self.config.merge && self.weights.adapter.is_some() {
+            true => FrozenWeights::of_own(self.weights.merged()),
+            false => self.weights.freeze(),
+        };
+        Snapshot { version: self.version, step: self.optimizer.step, weights: Arc::new(weights) }
     }
 
     pub fn load_weights(&mut self, weights: &Weights) -> Result<(), TrainError> {
-        let (ours, theirs) = (&self.weights.layout, &weights.layout);
+        let (ours, theirs) = (self.weights.trained().0, weights.trained().0);
         if ours != theirs {
             let shapes = |layout: &crate::model::Layout| -> BTreeMap<String, String> {
                 layout.entries().iter().map(|entry| (entry.name.clone(), format!("{:?}", entry.shape))).collect()
@@ -266,7 +270,7 @@ impl Worker {
         }
         {
             let _guard = tch::no_grad_guard();
-            self.weights.flat.copy_(&weights.flat);
+            self.weights.trained_mut().copy_(weights.trained().1);
         }
         self.round();
         Ok(())
@@ -283,7 +287,8 @@ impl Worker {
             let dtype = self.config.save_dtype.unwrap_or(self.model.dtype);
             let model = ModelConfig { dtype, ..self.model.clone() };
             save_hf(folder, &model, &self.weights).map_err(of_checkpoint(folder))?;
-            self.optimizer.save(folder, Some(&self.weights.flat).filter(|_| dtype != Dtype::F32))?;
+            let rounded = dtype != Dtype::F32 && self.weights.adapter.is_none();
+            self.optimizer.save(folder, Some(&self.weights.flat).filter(|_| rounded))?;
             let companions = self.config.companions.iter().map(|(name, content)| (name, content));
             for (name, content) in companions.chain(&request.files) {
                 let path = folder.join(name);
@@ -299,12 +304,18 @@ impl Worker {
 
     pub fn load_checkpoint(&mut self, folder: &Path) -> Result<CheckpointMetadata, TrainError> {
         let metadata = checkpoint::verify(folder)?;
-        let (_, weights) = load_hf(folder).map_err(of_checkpoint(folder))?;
-        let masters = self.optimizer.load(folder)?;
-        self.load_weights(&match masters {
-            Some(flat) => Weights { flat, layout: weights.layout },
-            None => weights,
-        })?;
+        let weights = match &self.weights.adapter {
+            Some(ours) => load_adapter(folder, &self.model).and_then(|saved| {
+                saved.lora.check_is(&ours.lora, folder)?;
+                Ok(self.weights.under(saved))
+            }),
+            None => load_hf(folder).map(|(_, weights)| weights),
+        };
+        let mut weights = weights.map_err(of_checkpoint(folder))?;
+        if let Some(masters) = self.optimizer.load(folder)? {
+            *weights.trained_mut() = masters;
+        }
+        self.load_weights(&weights)?;
         self.version = self.version.max(metadata.weight_version);
         self.accumulated = Accumulated::default();
         Ok(metadata)

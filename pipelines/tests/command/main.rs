@@ -2,10 +2,12 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
+mod adapters;
 mod changing;
 mod console;
 mod crashes;
 mod disks;
+mod lineage;
 mod recipes;
 mod references;
 mod registering;

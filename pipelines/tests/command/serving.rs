@@ -20,7 +20,7 @@ class Handler(BaseHTTPRequestHandler):
         question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         allowed = self.headers["Authorization"] == "Bearer tell-nobody" and question["model"] == "grader"
         asked = re.fullmatch(r"Is <(.*)> right\? It is <(.*)>\.", question["messages"][0]["content"], re.DOTALL)
-        grade = 10 if asked[1].strip() == asked[2] else 2
+        grade = 10 if asked and asked[1].strip() == asked[2] else 2
         said = f"At first I thought score: 5, but no.\n**Score: {grade}**"
         body = json.dumps({"choices": [{"message": {"role": "assistant", "content": said}}]}).encode()
         self.send_response(200 if allowed else 401)

@@ -112,8 +112,7 @@ impl LocalEngine {
     /// write to them while they are in use. Costs nothing then but what [`OnNewWeights`] says.
     pub fn set_weights(&mut self, version: Version, weights: &Weights) {
         let _guard = tch::no_grad_guard();
-        let flat = weights.flat.detach().to_device(self.compute.device).to_kind(self.compute.dtype.kind());
-        let served = Rc::new(Served { version, views: self.decoder.views(&flat) });
+        let served = Rc::new(Served { version, views: self.decoder.views_of(&weights.on(self.compute)) });
         self.weights = Some(served.clone());
         // The rest of that group must not start from what the old weights made of its prompt.
         self.shelf = None;

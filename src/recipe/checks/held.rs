@@ -1,8 +1,10 @@
 //! What is held to a reference policy, and what is held against each other.
 
 use super::Note;
+use crate::recipe::lora::AdapterSync;
 use crate::recipe::loss::{Dpo, Loss, PairLoss};
 use crate::recipe::plan::{FilterFallback, OnStale, Plan};
+use crate::recipe::reference_policy::ReferencePolicy;
 use crate::recipe::train::{Aggregation, Train};
 
 /// Distances and pairs need their sections, and the sections their use.
@@ -16,6 +18,13 @@ pub(super) fn held(plan: &Plan, note: Note) {
     for (key, _) in uses.iter().filter(|(_, used)| *used && plan.reference.is_none()) {
         let message = format!("`{key}` looks at a reference policy, and there is no section [reference]");
         note(key, &["train.loss"], message, "add [reference] with kind = \"frozen\", \"ema\" or \"periodic\", or do without");
+    }
+    if let (Some(lora), Some(reference)) = (&plan.lora, &plan.reference)
+        && lora.sync == AdapterSync::Adapter
+        && !matches!(reference.policy, ReferencePolicy::Frozen(_))
+    {
+        let message = "`lora.sync` is \"adapter\", but a reference that follows the policy keeps whole weights".to_owned();
+        note("lora.sync", &["reference"], message, "leave it out, or make the reference \"frozen\"");
     }
     match (loss, &plan.pairs) {
         (Loss::Dpo(_), None) => {

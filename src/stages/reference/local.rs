@@ -39,12 +39,13 @@ impl ReferenceModel for LocalReference {
     }
 
     fn blend(&self, old: &FrozenWeights, new: &FrozenWeights, share: f64) -> FrozenWeights {
-        let (old, new) = (old.read(), new.read());
-        FrozenWeights::of_own(Weights { flat: old.flat.lerp(&new.flat, share), layout: old.layout })
+        // A mean of products is no product of means.
+        let (old, new) = (old.read().merged(), new.read().merged());
+        FrozenWeights::of_own(Weights::new(old.layout, old.flat.lerp(&new.flat, share)))
     }
 
     fn encode(weights: &FrozenWeights) -> Result<Vec<u8>, ReferenceError> {
-        Ok(weights_to_bytes(&weights.read())?)
+        Ok(weights_to_bytes(&weights.read().merged())?)
     }
 }
 

@@ -51,6 +51,20 @@ impl Supervised {
     }
 }
 
+impl Supervised {
+    /// Batch `id`, which counts from 0: a pure function of its number.
+    pub fn batch(&self, id: u64) -> Batch {
+        let first = id.wrapping_mul(self.size as u64);
+        let group = |ordinal: u64| {
+            let mut samples = self.groups[(ordinal % self.groups.len() as u64) as usize].clone();
+            samples.iter_mut().for_each(|sample| sample.group_index = ordinal);
+            let text = samples.first().map(|sample| sample.prompt.clone()).unwrap_or_default();
+            Group { prompt: Arc::new(Prompt { ordinal, text, ..Prompt::default() }), samples }
+        };
+        Batch { id, groups: (first..first + self.size as u64).map(group).collect(), ..Batch::default() }
+    }
+}
+
 impl Source for Supervised {
     type Out = Batch;
 
@@ -63,15 +77,7 @@ impl Source for Supervised {
         if self.next >= self.batches {
             return Ok(None);
         }
-        let first = self.next * self.size as u64;
-        let group = |ordinal: u64| {
-            let mut samples = self.groups[(ordinal % self.groups.len() as u64) as usize].clone();
-            samples.iter_mut().for_each(|sample| sample.group_index = ordinal);
-            let text = samples.first().map(|sample| sample.prompt.clone()).unwrap_or_default();
-            Group { prompt: Arc::new(Prompt { ordinal, text, ..Prompt::default() }), samples }
-        };
-        let batch = Batch { id: self.next, groups: (first..first + self.size as u64).map(group).collect(), ..Batch::default() };
         self.next += 1;
-        Ok(Some(batch))
+        Ok(Some(self.batch(self.next - 1)))
     }
 }

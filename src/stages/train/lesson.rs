@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::kl_reward::RewardKl;
 use crate::algo::{Aggregation, Estimator, Schedule};
 use crate::stages::pairs::Pairing;
-use crate::train::Algorithm;
+use crate::train::{Algorithm, TrainBatch};
 
 /// How a batch becomes an update, or several. What is left out is the backend's own.
 #[derive(Clone, Default)]
@@ -31,6 +31,8 @@ pub struct Lesson {
     pub minibatches: Minibatches,
     /// Whether it is scored before the first of several.
     pub score_first: bool,
+    /// Samples of another kind whose gradient is added to that of every update, by a loss that they bring: supervised ones beside reinforced ones.
+    pub mixed: Option<Arc<TrainBatch>>,
     /// Numbers of this step to be written down beside what was measured, by name.
     pub settings: BTreeMap<String, f64>,
 }

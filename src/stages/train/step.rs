@@ -12,12 +12,14 @@ use super::kl_reward::KlCost;
 use super::lesson::Lesson;
 use super::stale::within_bound;
 use super::trainer::{Trained, Trainer};
+use super::updates::Updated;
 use crate::algo::{Aggregation, GapVerdict};
 use crate::data::{Batch, Sample};
 use crate::flow::{Io, StageError, TryRecv};
+use crate::observe::Metric;
 use crate::train::{
-    CollateError, ForwardBackward, OptimStep, TrainFuture, TrainingBackend, Update, assign_advantages, assign_advantages_of,
-    collate, collate_part,
+    CollateError, ForwardBackward, OptimStep, TrainBatch, TrainFuture, TrainingBackend, Update, assign_advantages,
+    assign_advantages_of, collate, collate_part,
 };
 
 /// A whole batch, and the passes that were made over all but its last part.
@@ -45,6 +47,8 @@ struct Learned {
     kl_cost: Option<KlCost>,
     critic: Option<CriticStep>,
     forward: ForwardBackward,
+    /// The loss of what was mixed in.
+    mixed: Option<f64>,
     /// The update, asked for.
     optim: TrainFuture<OptimStep>,
 }
@@ -125,13 +129,14 @@ impl<B: TrainingBackend> Trainer<B> {
     /// Learns from the batch, or from what is left of it, and updates the weights.
     pub(super) fn step(&self, gathered: Gathered, kl_coef: Option<f64>) -> Result<Trained<B::Weights>, StageError> {
         let started = Instant::now();
-        let (step, worked, settings) = (gathered.step, gathered.worked, gathered.lesson.settings.clone());
+        let (step, worked, mut settings) = (gathered.step, gathered.worked, gathered.lesson.settings.clone());
         let version = self.backend.state().weight_version;
-        let Learned { batch, kl_cost, critic, forward, optim } = match gathered.passes {
+        let Learned { batch, kl_cost, critic, forward, mixed, optim } = match gathered.passes {
             Some(_) => self.learn_parts(gathered)?,
             None => self.learn_whole(gathered, kl_coef)?,
         };
         let passed = Instant::now();
+        settings.extend(mixed.map(|loss| (Metric::MixedLoss.key().to_owned(), loss)));
         let publish = step.is_multiple_of(self.sync_every).then(|| self.backend.snapshot());
         let optim = optim.wait()?;
         let publish = publish.map(|snapshot| snapshot.wait()).transpose()?;
@@ -153,8 +158,10 @@ impl<B: TrainingBackend> Trainer<B> {
         batch.sort();
         let forward = seen.scaled(1.0 / mass);
         self.judge(step, &forward)?;
+        // It is scaled with the others.
+        let mixed = self.mix_in(&lesson, mass)?;
         let optim = self.backend.update(Update { scale: 1.0 / mass, schedule: lesson.schedule });
-        Ok(Learned { batch, kl_cost: None, critic: None, forward, optim })
+        Ok(Learned { batch, kl_cost: None, critic: None, forward, mixed, optim })
     }
 
     /// All passes and updates over a batch.
@@ -178,8 +185,16 @@ impl<B: TrainingBackend> Trainer<B> {
             let scores = self.backend.score(Arc::new(prepared.clone())).wait()?;
             prepared = prepared.with_proximal(scores);
         }
-        let (forward, optim) = self.update((step, &lesson), &batch, prepared, valued.as_mut())?;
-        Ok(Learned { batch, kl_cost, critic: valued.map(|valued| valued.step), forward, optim })
+        let Updated { forward, mixed, optim } = self.update((step, &lesson), &batch, prepared, valued.as_mut())?;
+        Ok(Learned { batch, kl_cost, critic: valued.map(|valued| valued.step), forward, mixed, optim })
+    }
+
+    /// Adds the gradient of what the lesson mixes in, `mass` times, to that of the update to come. Gives its loss.
+    pub(super) fn mix_in(&self, lesson: &Lesson, mass: f64) -> Result<Option<f64>, StageError> {
+        let Some(mixed) = &lesson.mixed else { return Ok(None) };
+        let batch = if mass == 1.0 { mixed.clone() } else { Arc::new(TrainBatch::clone(mixed).scaled(mass)) };
+        let seen = self.backend.forward_backward(batch).wait()?;
+        Ok(Some(seen.loss / mass))
     }
 
     /// Law N3. What a batch that is skipped anyway measured is not whole.

@@ -46,6 +46,16 @@ impl Minibatches {
     }
 }
 
+/// What the updates of a step came to.
+pub(super) struct Updated {
+    /// The first pass, with the loss's counts of all.
+    pub forward: ForwardBackward,
+    /// The loss of what was mixed into the last.
+    pub mixed: Option<f64>,
+    /// The last update, asked for.
+    pub optim: TrainFuture<OptimStep>,
+}
+
 /// The sequences at `places` with a minibatch's own denominators; `None` where nothing of them is trained.
 fn minibatch(
     whole: &Arc<TrainBatch>,
@@ -75,12 +85,13 @@ impl<B: TrainingBackend> Trainer<B> {
         batch: &Batch,
         policy: TrainBatch,
         valued: Option<&mut Valued>,
-    ) -> Result<(ForwardBackward, TrainFuture<OptimStep>), StageError> {
+    ) -> Result<Updated, StageError> {
         let samples: Vec<&Sample> = batch.samples().collect();
         let policy = Arc::new(policy);
         let rests = self.critic.as_ref().is_some_and(|critic| critic.warms_up(step));
         let (mut forward, mut optim) =
             if rests { (Some(self.look(step, &policy)?), Some(self.no_update())) } else { (None, None) };
+        let mut mixed = None;
         let mut critic = self.critic.as_ref().zip(valued).map(|(critic, valued)| {
             let whole = Arc::new(std::mem::take(&mut valued.critic));
             (critic, whole, &mut valued.step)
@@ -104,6 +115,7 @@ impl<B: TrainingBackend> Trainer<B> {
                             forward.skipped = forward.skipped.take().or(seen.skipped);
                         }
                     }
+                    mixed = self.mix_in(lesson, 1.0)?;
                     optim = Some(self.backend.update(Update { schedule, ..Update::default() }));
                 }
                 if let Some((critic, whole, step)) = &mut critic
@@ -113,7 +125,9 @@ impl<B: TrainingBackend> Trainer<B> {
                 }
             }
         }
-        forward.zip(optim).ok_or_else(|| CollateError::NothingToTrain { samples: samples.len() }.into())
+        let nothing = || CollateError::NothingToTrain { samples: samples.len() };
+        let (forward, optim) = forward.zip(optim).ok_or_else(nothing)?;
+        Ok(Updated { forward, mixed, optim })
     }
 
     /// The gap of a batch that the policy does not learn from.

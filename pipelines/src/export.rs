@@ -1,0 +1,101 @@
+//! `rollflow export`: a trained model as a folder that other tools load: merged, cast, in shards, with its tokenizer.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Args, ValueEnum};
+use rollflow::model::{self, Format, load_hf, save_adapter, save_hf_as};
+use rollflow::train::companions;
+
+use crate::origin::model_folder;
+
+/// What to export, and how.
+#[derive(Args)]
+pub struct Export {
+    /// A run, whose newest complete checkpoint is taken; a checkpoint; or any model folder.
+    from: PathBuf,
+    /// The folder to write, which must not exist yet.
+    to: PathBuf,
+    /// The precision of the numbers.
+    #[arg(long, value_enum, default_value = "f32")]
+    dtype: Dtype,
+    /// The largest file of weights, as in 2GB or 500MB; without it, there is one file.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    max_shard_size: Option<u64>,
+    /// Write the adapters alone, as PEFT loads them, and not the model that they are merged into.
+    #[arg(long, conflicts_with_all = ["dtype", "max_shard_size"])]
+    adapter: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Dtype {
+    /// As it was trained.
+    F32,
+    /// Half the size, over the same range.
+    Bf16,
+    /// Half the size, more exact, up to 65504.
+    F16,
+}
+
+/// `2GB` in bytes; units are powers of 1000, as in transformers.
+fn size(text: &str) -> Result<u64, String> {
+    let units = [("GB", 1e9), ("MB", 1e6), ("KB", 1e3)];
+    let (number, unit) = units.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit))).unwrap_or((text, 1.0));
+    let bytes = number.trim().parse::<f64>().ok().map(|number| number * unit).filter(|bytes| *bytes >= 1.0 && bytes.is_finite());
+    bytes.map(|bytes| bytes as u64).ok_or_else(|| format!("{text:?} is no size; write it as 2GB, 500MB or 100KB"))
+}
+
+impl Export {
+    /// Writes the folder, all of it or nothing, and gives what it was made from.
+    pub fn run(&self) -> Result<PathBuf> {
+        if self.to.exists() {
+            bail!("{} exists already, and nothing is overwritten; choose another folder", self.to.display());
+        }
+        let from = model_folder(&self.from)?;
+        let (config, weights) = load_hf(&from).with_context(|| format!("loading {}", from.display()))?;
+        let Some(name) = self.to.file_name() else { bail!("{} names no folder", self.to.display()) };
+        let folder = self.to.with_file_name(format!(".{}.writing", name.to_string_lossy()));
+        if folder.exists() {
+            std::fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
+        }
+        match &weights.adapter {
+            Some(adapter) if self.adapter => save_adapter(&folder, adapter)?,
+            _ => {
+                ensure!(!self.adapter, "{} holds no adapters, but a whole model; leave --adapter out", from.display());
+                let dtype = match self.dtype {
+                    Dtype::F32 => model::Dtype::F32,
+                    Dtype::Bf16 => model::Dtype::Bf16,
+                    Dtype::F16 => model::Dtype::F16,
+                };
+                save_hf_as(&folder, &config, &weights, &Format { dtype, max_shard: self.max_shard_size })?;
+            }
+        }
+        // Adapters may have come without what the model under them has.
+        let base = weights.adapter.as_ref().and_then(|adapter| adapter.lora.base.clone());
+        for origin in base.iter().chain([&from]) {
+            for (name, content) in companions(origin)? {
+                std::fs::write(folder.join(&name), content).with_context(|| format!("writing {name}"))?;
+            }
+            // That of the model's maker knows more than what follows from its config.json.
+            let generation = origin.join("generation_config.json");
+            if !self.adapter && generation.is_file() {
+                std::fs::copy(&generation, folder.join("generation_config.json")).context("copying generation_config.json")?;
+            }
+        }
+        std::fs::rename(&folder, &self.to).with_context(|| format!("writing {}", self.to.display()))?;
+        Ok(from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn sizes_are_read_as_transformers_reads_them() {
+        let read = super::size;
+        assert_eq!(
+            [read("2GB"), read("1.5MB"), read("7 KB"), read("12")].map(Result::unwrap),
+            [2_000_000_000, 1_500_000, 7000, 12]
+        );
+        assert!(["", "GB", "-1GB", "2TBs", "0"].iter().all(|text| read(text).is_err()));
+    }
+}

@@ -1,0 +1,153 @@
+//! Where a run's first weights come from: the recipe's model, a checkpoint of another run, adapters over either.
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use rollflow::model::{Dtype, Lora, ModelConfig, save_hf};
+use rollflow::prelude::*;
+use rollflow::recipe::model::{Model, ModelFolder, ModelSource};
+use rollflow::recipe::{self, Pipeline, Plan};
+use rollflow::train::CheckpointMetadata;
+use rollflow::train::checkpoint::{self, CHECKPOINTS, FileMark};
+use serde::{Deserialize, Serialize};
+
+use crate::parts;
+
+/// The folder in a run's own that keeps what its adapters adapt, where no other folder has it.
+const BASE: &str = "base";
+/// The file that names the checkpoint that a run began from.
+pub const LINEAGE: &str = "lineage.json";
+/// What ends a supervised run in the layout of other trainers, beside `step_N`.
+const FINAL: &str = "sft_final";
+
+/// The model of a run in the folder `run`, under adapters if the recipe says so.
+pub fn policy(plan: &Plan, run: &Path) -> Result<Policy> {
+    let base = parts::base(begun(plan, run)?.as_ref())?;
+    let Some(lora) = &plan.lora else { return Ok(base.merged()) };
+    let base = if base.folder().is_some() { base } else { kept(base, run).context("keeping what the adapters adapt")? };
+    Ok(base.adapted(adapters(lora)?, plan.seed)?)
+}
+
+/// The plan of a run that began from a checkpoint, which names that very one from now on, however many follow it there.
+fn begun<'a>(plan: &'a Plan, run: &Path) -> Result<Cow<'a, Plan>> {
+    let ModelSource::Folder(folder) = &plan.model.source else { return Ok(Cow::Borrowed(plan)) };
+    // Its reinforced part begins from its supervised one.
+    if plan.pipeline == Pipeline::SftThenGrpo {
+        return Ok(Cow::Borrowed(plan));
+    }
+    let path = match Lineage::read(run)? {
+        Some(lineage) => lineage.found(run)?,
+        None => {
+            let path = model_folder(&folder.path)?;
+            if let Some(lineage) = Lineage::of(run, &path) {
+                lineage.write(run)?;
+            }
+            path
+        }
+    };
+    let source = ModelSource::Folder(ModelFolder { path, ..folder.clone() });
+    Ok(Cow::Owned(Plan { model: Model { source, ..plan.model.clone() }, ..plan.clone() }))
+}
+
+/// `[lora]` as the library's.
+pub fn adapters(of: &recipe::lora::Lora) -> Result<Lora> {
+    let targets: Vec<&str> = of.targets.iter().map(|target| target.word()).collect();
+    Ok(Lora::new(of.rank, of.alpha, &targets)?)
+}
+
+fn kept(base: Policy, run: &Path) -> Result<Policy> {
+    let folder = run.join(BASE);
+    if !folder.exists() {
+        keep(&base, run, BASE)?;
+    }
+    Ok(base.found_in(folder))
+}
+
+/// Writes a policy into the folder `name` of a run's, replacing what is there.
+pub fn keep(policy: &Policy, run: &Path, name: &str) -> Result<()> {
+    let (folder, writing) = (run.join(name), run.join(format!(".{name}.writing")));
+    // What training made is not rounded to what the folder was.
+    let config = ModelConfig { dtype: Dtype::F32, ..policy.config().clone() };
+    save_hf(&writing, &config, &policy.weights())?;
+    for (file, content) in policy.tokenizer().files() {
+        std::fs::write(writing.join(file), content)?;
+    }
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder)?;
+    }
+    Ok(std::fs::rename(&writing, &folder)?)
+}
+
+/// The model folder that `path` means: itself, or the newest complete checkpoint of the run that it is the folder of. `sft_final` is newer than any
+/// number.
+pub fn model_folder(path: &Path) -> Result<PathBuf> {
+    let is_model = |path: &Path| ["config.json", "adapter_config.json"].iter().any(|file| path.join(file).is_file());
+    if is_model(path) {
+        return Ok(path.to_owned());
+    }
+    for folder in [path.join(CHECKPOINTS), path.to_owned()] {
+        let last = folder.join(FINAL);
+        if is_model(&last) {
+            return Ok(last);
+        }
+        if let Some(newest) = checkpoint::latest(&folder)? {
+            return Ok(newest);
+        }
+    }
+    bail!(
+        "{} is no model and holds no complete checkpoint: give a folder with config.json, a checkpoint, or a run",
+        path.display()
+    )
+}
+
+/// Which checkpoint a run began from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Lineage {
+    /// The checkpoint's folder; relative to the run's where it lies inside.
+    pub checkpoint: PathBuf,
+    /// The step it was saved after.
+    pub step: u64,
+    /// The file of its weights, so that one knows them again.
+    pub weights: FileMark,
+}
+
+impl Lineage {
+    /// Of the run in `run`, which begins from `checkpoint`. `None` if that is a model folder that no run has left.
+    pub fn of(run: &Path, checkpoint: &Path) -> Option<Self> {
+        let CheckpointMetadata { step, files, .. } = checkpoint::read_metadata(checkpoint).ok()?;
+        let weights = *["model.safetensors", "adapter_model.safetensors"].iter().find_map(|name| files.get(*name))?;
+        let inside = checkpoint.strip_prefix(run).map(Path::to_owned);
+        let checkpoint = inside.or_else(|_| std::path::absolute(checkpoint)).ok()?;
+        Some(Lineage { checkpoint, step, weights })
+    }
+
+    /// The checkpoint's folder, with what the run in `run` began from in it.
+    pub fn found(&self, run: &Path) -> Result<PathBuf> {
+        let folder = run.join(&self.checkpoint);
+        ensure!(
+            Lineage::of(run, &folder).as_ref() == Some(self),
+            "{} does not hold the checkpoint any more that the run began from; bring back what was there",
+            folder.display()
+        );
+        Ok(folder)
+    }
+
+    /// What the run in `run` wrote down. `None` if it never began from a checkpoint, or has not begun yet.
+    pub fn read(run: &Path) -> Result<Option<Self>> {
+        let path = run.join(LINEAGE);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let text = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        serde_json::from_str(&text).map(Some).with_context(|| format!("reading {}", path.display()))
+    }
+
+    /// Writes it down, atomically.
+    pub fn write(&self, run: &Path) -> Result<()> {
+        let (path, writing) = (run.join(LINEAGE), run.join(".lineage.writing"));
+        std::fs::write(&writing, serde_json::to_string_pretty(self)? + "\n")
+            .and_then(|()| std::fs::rename(&writing, &path))
+            .with_context(|| format!("writing {}", path.display()))
+    }
+}

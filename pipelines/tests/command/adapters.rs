@@ -1,0 +1,122 @@
+//! `[lora]`: runs that train adapters alone, what they leave, and `export`.
+
+use std::fs;
+use std::path::Path;
+
+use rollflow::model::{Weights, load_hf};
+use rollflow::prelude::*;
+
+use crate::crashes::{run_killed, same_bytes};
+use crate::running::{GRPO, rollflow, run_args};
+
+const LORA: &str = "lora={rank=2,alpha=4}";
+
+fn run(run: &Path, sets: &[&str]) {
+    let ended = rollflow(&run_args(GRPO, run, sets));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+}
+
+fn export(args: &[&str], code: i32) -> String {
+    let ended = rollflow(&[&["export"], args].concat());
+    assert_eq!(ended.code, Some(code), "{}", ended.err);
+    ended.err
+}
+
+/// The weights of a folder, and what they are without adapters.
+fn weights(folder: &Path) -> (Weights, Vec<f32>) {
+    let (_, weights) = load_hf(folder).unwrap();
+    let merged = Vec::try_from(weights.merged().flat).unwrap();
+    (weights, merged)
+}
+
+/// Laws C1 and C2, with adapters, however they reach the generator, held to the policy that only the warm-up made.
+#[test]
+fn a_run_of_adapters_that_was_killed_is_the_run_that_was_not() {
+    let folder = tempfile::tempdir().unwrap();
+    for sync in ["merged", "adapter"] {
+        let (whole, killed) = (folder.path().join("whole"), folder.path().join("killed"));
+        let sync = format!("lora.sync={sync}");
+        let held = ["reference={kind=\"frozen\"}", "train.kl_loss={coef=0.1}"];
+        let sets = [&[LORA, &sync, "train.steps=40", "checkpoint.every=1", "train.lr=1e-2"][..], &held].concat();
+        run(&whole, &sets);
+        assert!(run_killed(&killed, &sets, 6, 11) >= 4);
+        for file in ["adapter_model.safetensors", "optimizer.safetensors", "progress.json"] {
+            let file = format!("checkpoints/step_000040/{file}");
+            same_bytes(&whole.join(&file), &killed.join(&file));
+        }
+        same_bytes(&whole.join("metrics.jsonl"), &killed.join("metrics.jsonl"));
+        [whole, killed].iter().for_each(|run| fs::remove_dir_all(run).unwrap());
+    }
+}
+
+#[test]
+fn a_critic_learns_beside_adapters_and_what_it_leaves_is_a_policy() {
+    let folder = tempfile::tempdir().unwrap();
+    let trained = folder.path().join("run");
+    run(&trained, &[LORA, "critic={lr=1e-3}", "train.lr=1e-2", "lora.targets=[\"q_proj\",\"down_proj\"]"]);
+    let checkpoint = trained.join("checkpoints/step_000003");
+    assert!(checkpoint.join("critic/model.safetensors").exists(), "a critic is whole");
+    assert!(checkpoint.join("adapter_model.safetensors").exists() && !checkpoint.join("model.safetensors").exists());
+    let policy = Policy::load(&checkpoint).unwrap();
+    let base = Policy::load(trained.join("base")).unwrap();
+    assert!(policy.weights().flat == base.weights().flat, "the base stays as it was");
+    assert!(policy.merged().weights().flat != base.weights().flat);
+    assert_eq!(policy.tokenizer().encode("3+4=").unwrap(), base.tokenizer().encode("3+4=").unwrap());
+}
+
+#[test]
+fn an_unknown_target_is_refused_with_what_there_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = rollflow(&run_args(GRPO, &folder.path().join("run"), &["lora={targets=[\"query\"]}"]));
+    assert_eq!(refused.code, Some(2));
+    assert!(["query", "all-linear", "q_proj", "down_proj"].iter().all(|name| refused.err.contains(name)), "{}", refused.err);
+}
+
+#[test]
+fn adapters_are_exported_merged_and_by_themselves_and_nothing_is_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    let trained = folder.path().join("run");
+    run(&trained, &[LORA, "train.lr=1e-2"]);
+    let path = |name: &str| folder.path().join(name);
+    let paths = [trained.clone(), path("whole"), path("apart"), path("half")];
+    let [from, whole, apart, half] = paths.each_ref().map(|path| path.to_str().unwrap());
+    let (adapted, merged) = weights(&trained.join("checkpoints/step_000003"));
+
+    export(&[from, whole], 0);
+    let (exported, flat) = weights(&path("whole"));
+    assert!(exported.adapter.is_none() && flat == merged);
+    for file in ["config.json", "generation_config.json", "tokenizer.json", "model.safetensors"] {
+        assert!(path("whole").join(file).is_file(), "{file}");
+    }
+    export(&[from, apart, "--adapter"], 0);
+    let (exported, flat) = weights(&path("apart"));
+    assert!(exported.adapter.unwrap().flat == adapted.adapter.unwrap().flat && flat == merged);
+
+    export(&[from, half, "--dtype", "bf16", "--max-shard-size", "4KB"], 0);
+    let (_, rounded) = weights(&path("half"));
+    let far = |(a, b): (&f32, &f32)| (a - b).abs() > 0.004 * b.abs();
+    assert!(rounded != merged && !rounded.iter().zip(&merged).any(far));
+    assert!(path("half").join("model.safetensors.index.json").is_file() && !path("half").join("model.safetensors").exists());
+
+    assert!(export(&[from, whole], 1).contains("nothing is overwritten"));
+    assert!(export(&[whole, path("other").to_str().unwrap(), "--adapter"], 1).contains("no adapters"));
+    assert!(export(&[folder.path().to_str().unwrap(), path("other").to_str().unwrap()], 1).contains("no complete checkpoint"));
+    let leftover = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().to_string_lossy().ends_with(".writing");
+    assert!(!fs::read_dir(folder.path()).unwrap().any(leftover));
+
+    // A run goes on with adapters of the kind that it finds, and refuses others; without [lora] they are merged and everything is trained.
+    let model = format!("model={{kind=\"folder\",path={from:?}}}");
+    let from_run = |name: &str, sets: &[&str]| {
+        let args = ["run", GRPO, "--out", path(name).to_str().unwrap()].map(str::to_owned);
+        let sets: Vec<String> =
+            crate::running::TINY[5..].iter().chain(sets).flat_map(|set| ["--set".to_owned(), set.to_string()]).collect();
+        rollflow(&args.iter().chain(&sets).map(String::as_str).collect::<Vec<_>>())
+    };
+    let on = from_run("on", &[&model, LORA]);
+    assert_eq!(on.code, Some(0), "{}", on.err);
+    let other = from_run("refused", &[&model, "lora={rank=3}"]);
+    assert!(other.code == Some(1) && other.err.contains("rank 2") && other.err.contains("rank 3"), "{}", other.err);
+    let full = from_run("full", &[&model]);
+    assert_eq!(full.code, Some(0), "{}", full.err);
+    assert!(path("full/checkpoints/step_000003/model.safetensors").is_file());
+}

@@ -1,0 +1,115 @@
+//! `sft_then_grpo`, runs that begin from other runs, and supervised steps beside reinforced ones.
+
+use std::fs;
+use std::path::Path;
+
+use rollflow_pipelines::origin::Lineage;
+use serde_json::Value;
+
+use crate::crashes::{run_killed, same_bytes};
+use crate::running::{GRPO, TINY, read, rollflow, run_args};
+
+const BOTH: &str = "pipeline=\"sft_then_grpo\"";
+
+fn run(run: &Path, sets: &[&str]) {
+    let ended = rollflow(&run_args(GRPO, run, sets));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+}
+
+#[test]
+fn r108_reinforcement_begins_from_the_newest_checkpoint_of_the_supervised_part() {
+    let folder = tempfile::tempdir().unwrap();
+    let both = folder.path().join("run");
+    // A rate that changes nothing shows what reinforcement began with.
+    run(&both, &[BOTH, "sft.steps=5", "checkpoint.every=2", "train.steps=1", "train.lr=1e-30"]);
+    let learned = both.join("sft/checkpoints/step_000005");
+    for file in ["model.safetensors", "tokenizer.json"] {
+        same_bytes(&learned.join(file), &both.join("checkpoints/step_000001").join(file));
+    }
+    let lineage = Lineage::read(&both).unwrap().unwrap();
+    assert_eq!((lineage.checkpoint.to_str().unwrap(), lineage.step), ("sft/checkpoints/step_000005", 5));
+    assert!(read(&both.join("sft/report.md")).contains("finished after 5 steps"));
+    assert_eq!(read(&both.join("sft/metrics.jsonl")).lines().count(), 5);
+}
+
+/// Law C2, in either part, with all weights and with adapters.
+#[test]
+fn a_run_of_both_parts_that_was_killed_is_the_run_that_was_not() {
+    let folder = tempfile::tempdir().unwrap();
+    for (lora, weights) in [("lora.rank=2", "adapter_model.safetensors"), ("seed=3", "model.safetensors")] {
+        let (whole, killed) = (folder.path().join("whole"), folder.path().join("killed"));
+        let held = ["reference={kind=\"frozen\"}", "train.kl_loss={coef=0.1}"];
+        let sets = [&[BOTH, lora, "sft.steps=40", "train.steps=30", "checkpoint.every=1", "train.lr=1e-2"][..], &held].concat();
+        run(&whole, &sets);
+        assert!(run_killed(&killed, &sets, 10, 21) >= 6);
+        for file in [
+            &format!("sft/checkpoints/step_000040/{weights}"),
+            &format!("checkpoints/step_000030/{weights}"),
+            "metrics.jsonl",
+            "sft/metrics.jsonl",
+        ] {
+            same_bytes(&whole.join(file), &killed.join(file));
+        }
+        [whole, killed].iter().for_each(|run| fs::remove_dir_all(run).unwrap());
+    }
+}
+
+#[test]
+fn r108_a_model_of_another_shape_is_refused_with_its_tensors() {
+    let folder = tempfile::tempdir().unwrap();
+    let both = folder.path().join("run");
+    run(&both, &[BOTH]);
+    let refused = rollflow(&["resume", both.to_str().unwrap(), "--set", "model.intermediate=64"]);
+    assert_eq!(refused.code, Some(1));
+    for part in ["model.layers.0.mlp.gate_proj.weight", "[32, 16]", "[64, 16]", "mlp.down_proj.weight"] {
+        assert!(refused.err.contains(part), "{part}: {}", refused.err);
+    }
+}
+
+#[test]
+fn r108_a_run_is_a_model_by_its_newest_complete_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = folder.path().join("first");
+    run(&first, &["train.steps=12", "checkpoint.every=1"]);
+    fs::create_dir(first.join("checkpoints/step_999")).unwrap();
+    let begun = |name: &str| {
+        let model = format!("model={{kind=\"folder\",path={:?}}}", first.to_str().unwrap());
+        let out = folder.path().join(name);
+        let sets = TINY[6..].iter().copied().chain([&*model, "train.lr=1e-30"]).flat_map(|set| ["--set", set]);
+        let args = ["run", GRPO, "--out", out.to_str().unwrap(), "--set", "sft={steps=1,lr=1e-30}"].into_iter().chain(sets);
+        let ended = rollflow(&args.collect::<Vec<_>>());
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        out
+    };
+    let second = begun("second");
+    let lineage = Lineage::read(&second).unwrap().unwrap();
+    assert_eq!((lineage.checkpoint, lineage.step), (first.join("checkpoints/step_000012"), 12), "12 is more than 9");
+    same_bytes(
+        &first.join("checkpoints/step_000012/model.safetensors"),
+        &second.join("checkpoints/step_000003/model.safetensors"),
+    );
+    // What other trainers leave at their end.
+    fs::rename(first.join("checkpoints/step_000011"), first.join("checkpoints/sft_final")).unwrap();
+    assert_eq!(Lineage::read(&begun("third")).unwrap().unwrap().checkpoint, first.join("checkpoints/sft_final"));
+}
+
+#[test]
+fn r143_supervised_samples_are_mixed_into_every_so_many_steps_and_are_learned() {
+    let folder = tempfile::tempdir().unwrap();
+    let mixed = |name: &str, sets: &[&str]| -> Vec<Option<f64>> {
+        let out = folder.path().join(name);
+        run(&out, &[&["train.steps=60", "train.lr=1e-2", "batch.groups=2"], sets].concat());
+        let row = |row: &str| serde_json::from_str::<Value>(row).unwrap()["mixed_loss"].as_f64();
+        read(&out.join("metrics.jsonl")).lines().map(row).collect()
+    };
+    let mean = |losses: &[Option<f64>]| losses.iter().flatten().sum::<f64>() / losses.iter().flatten().count() as f64;
+    let strong = mixed("strong", &["mix={weight=1.0,every=2,batch=32}"]);
+    assert!(strong.iter().enumerate().all(|(at, loss)| loss.is_some() == (at % 2 == 1)), "{strong:?}");
+    assert!(mean(&strong[50..]) < 0.7 * mean(&strong[..6]), "{strong:?}");
+    let parts = mixed("parts", &["mix={weight=1.0,batch=32}", "flow.max_staleness=1", "train.minibatches=2"]);
+    assert!(mean(&parts[50..]) < 0.7 * mean(&parts[..6]), "{parts:?}");
+    let recipe = folder.path().join("recipe.toml");
+    fs::write(&recipe, "pipeline = \"grpo\"\nmodel = { kind = \"tiny\" }\ntask = { kind = \"arithmetic\" }\nmix = {}\n").unwrap();
+    let refused = rollflow(&["check", recipe.to_str().unwrap()]);
+    assert!(refused.code == Some(2) && refused.err.contains("[mix] goes on with the pairs of [sft]"), "{}", refused.err);
+}

@@ -1,0 +1,118 @@
+//! Adapters from and to folders as PEFT has them: `adapter_config.json` and `adapter_model.safetensors`.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use super::folder::{read_tensors, write_tensors};
+use super::keys::Keys;
+use super::{Adapter, Dtype, Lora, ModelConfig, ModelError, Weights, load_hf};
+
+/// The file that makes a folder one of adapters.
+pub(super) const CONFIG: &str = "adapter_config.json";
+const WEIGHTS: &str = "adapter_model.safetensors";
+
+/// Keys of PEFT that change what adapters compute, in ways that nothing here follows, with the values that change nothing.
+const NEUTRAL: [&str; 14] = [
+    "use_dora",
+    "use_rslora",
+    "fan_in_fan_out",
+    "modules_to_save",
+    "layers_to_transform",
+    "layers_pattern",
+    "rank_pattern",
+    "alpha_pattern",
+    "exclude_modules",
+    "target_parameters",
+    "trainable_token_indices",
+    "layer_replication",
+    "lora_bias",
+    "alora_invocation_tokens",
+];
+
+/// Writes adapters into `dir`, which is made if need be, as PEFT does. Not atomic: write into a temporary folder and rename it.
+pub fn save_adapter(dir: &Path, adapter: &Adapter) -> Result<(), ModelError> {
+    let io = |path: &Path| {
+        let path = path.to_path_buf();
+        move |source| ModelError::Io { path, source }
+    };
+    std::fs::create_dir_all(dir).map_err(io(dir))?;
+    let lora = &adapter.lora;
+    let config = json!({
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": lora.base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": lora.targets(),
+        "bias": "none",
+        "fan_in_fan_out": false,
+        "modules_to_save": null,
+        "use_rslora": false,
+        "use_dora": false,
+        "init_lora_weights": true,
+        "inference_mode": true,
+    });
+    let path = dir.join(CONFIG);
+    std::fs::write(&path, format!("{config:#}\n")).map_err(io(&path))?;
+    write_tensors(&dir.join(WEIGHTS), adapter.layout.entries(), &adapter.flat, Dtype::F32)
+}
+
+/// The adapters in `dir`, of a model of this shape. They name its folder as [`Lora::base`].
+pub fn load_adapter(dir: &Path, config: &ModelConfig) -> Result<Adapter, ModelError> {
+    let lora = read_config(&dir.join(CONFIG))?;
+    lora.check_model(config)?;
+    let layout = lora.layout(config);
+    let path = dir.join(WEIGHTS);
+    let (flat, _) = read_tensors(&layout, &path, vec![path.clone()], None)?;
+    Ok(Adapter { lora: Arc::new(lora), layout: Arc::new(layout), flat })
+}
+
+/// Whether `dir` holds adapters and no model of its own.
+pub(super) fn holds_adapter(dir: &Path) -> bool {
+    dir.join(CONFIG).is_file() && !dir.join("config.json").exists()
+}
+
+/// The model that the adapters of `dir` name, under them.
+pub(super) fn load_with_base(dir: &Path) -> Result<(ModelConfig, Weights), ModelError> {
+    let path = dir.join(CONFIG);
+    let base = read_config(&path)?.base.unwrap_or_default();
+    if base.as_os_str().is_empty() || !base.is_dir() || holds_adapter(&base) {
+        return Err(ModelError::NoBase { path, base: base.display().to_string() });
+    }
+    let (config, weights) = load_hf(&base)?;
+    let adapter = load_adapter(dir, &config)?;
+    Ok((config, weights.under(adapter)))
+}
+
+fn read_config(path: &Path) -> Result<Lora, ModelError> {
+    let text = std::fs::read_to_string(path).map_err(|source| ModelError::Io { path: path.into(), source })?;
+    let json = |error: serde_json::Error| ModelError::Json { path: path.into(), reason: error.to_string() };
+    let map: Map<String, Value> = serde_json::from_str(&text).map_err(json)?;
+    let keys = Keys { path, map: &map, family: "LoRA" };
+    if keys.required::<String>("peft_type", "a string")? != "LORA" {
+        return Err(keys.unsupported("peft_type", "LORA"));
+    }
+    if keys.optional::<String>("bias", "a string")?.is_some_and(|bias| bias != "none") {
+        return Err(keys.unsupported("bias", "none"));
+    }
+    let is_neutral = |value: &Value| match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        _ => false,
+    };
+    if let Some(key) = NEUTRAL.into_iter().find(|key| map.get(*key).is_some_and(|value| !is_neutral(value))) {
+        return Err(keys.unsupported(key, "null, false or empty: plain LoRA"));
+    }
+    let targets = match &map.get("target_modules") {
+        Some(Value::String(all)) => vec![all.clone()],
+        _ => keys.required("target_modules", "a list of projections, or \"all-linear\"")?,
+    };
+    let (rank, alpha) = (keys.required("r", "a positive integer")?, keys.required("lora_alpha", "a number")?);
+    let lora = Lora::new(rank, alpha, &targets)
+        .map_err(|_| keys.unsupported("target_modules", "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"))?;
+    Ok(lora.of_model(keys.optional::<PathBuf>("base_model_name_or_path", "a string")?))
+}

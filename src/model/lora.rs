@@ -1,0 +1,315 @@
+//! Low-rank adapters (Hu et al., LoRA, 2021): `W + alpha/rank · B·A` in the place of some projections `W`, which stay as they are.
+//!
+//! The numbers of all adapters of a model are one flat tensor with a [`Layout`] of its own, as the model's are, and named as PEFT names them.
+//! What is trained is then a few megabytes: gradient, moments and publishes are of that size. A forward pass never makes `B·A`, and a backward
+//! pass never a gradient of `W`: the projections that read one input share a first thin product `x·Aᵀ`, and a second adds `·Bᵀ` to what `W`
+//! gave. B is 0 at first, so that an adapted model begins as the model it adapts, to the bit.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+use tch::Tensor;
+
+use super::views::split;
+use super::{Compute, Entry, Layout, ModelConfig, ModelError, Weights};
+
+/// What PEFT puts before the name of every tensor.
+const PREFIX: &str = "base_model.model";
+
+/// Which projections are adapted, and by how much.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lora {
+    /// Rows of each A, columns of each B.
+    pub rank: usize,
+    /// `B·A` is multiplied by `alpha / rank`.
+    pub alpha: f64,
+    /// Of [`Lora::PROJECTIONS`], in that order.
+    targets: Vec<&'static str>,
+    /// The folder of the model that is adapted, for whoever loads the adapters without it.
+    pub base: Option<PathBuf>,
+}
+
+impl Lora {
+    /// What can be adapted, by the names that transformers gives them.
+    pub const PROJECTIONS: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+    /// All of them.
+    pub const ALL: &str = "all-linear";
+
+    /// Adapters of these projections, or of [`Lora::ALL`]. At least one of them, and at least rank 1.
+    pub fn new<S: AsRef<str>>(rank: usize, alpha: f64, targets: &[S]) -> Result<Self, ModelError> {
+        let known = |name: &str| name == Self::ALL || Self::PROJECTIONS.contains(&name);
+        if let Some(unknown) = targets.iter().map(AsRef::as_ref).find(|name| !known(name)) {
+            return Err(ModelError::Target { target: unknown.to_owned(), known: Self::PROJECTIONS.join(", ") });
+        }
+        let asked = |name: &&str| targets.iter().any(|target| [Self::ALL, *name].contains(&target.as_ref()));
+        let targets: Vec<_> = Self::PROJECTIONS.into_iter().filter(asked).collect();
+        if targets.is_empty() || rank == 0 {
+            return Err(ModelError::Target { target: "nothing".into(), known: Self::PROJECTIONS.join(", ") });
+        }
+        Ok(Lora { rank, alpha, targets, base: None })
+    }
+
+    /// The same, of the model in this folder.
+    pub fn of_model(self, base: Option<PathBuf>) -> Self {
+        Lora { base, ..self }
+    }
+
+    /// What is adapted.
+    pub fn targets(&self) -> &[&'static str] {
+        &self.targets
+    }
+
+    /// Refuses a model whose projections are not tensors of their own.
+    pub fn check_model(&self, config: &ModelConfig) -> Result<(), ModelError> {
+        if !config.family.stores_joint_projections() {
+            return Ok(());
+        }
+        let target = format!("{}, whose folders hold several projections as one tensor", config.family.model_type());
+        Err(ModelError::Target { target, known: Self::PROJECTIONS.join(", ") })
+    }
+
+    /// Refuses adapters that were found in `dir` and are others than those `asked` for: they would make something else of the same numbers.
+    pub fn check_is(&self, asked: &Lora, dir: &Path) -> Result<(), ModelError> {
+        if (self.rank, self.alpha, &self.targets) == (asked.rank, asked.alpha, &asked.targets) {
+            return Ok(());
+        }
+        Err(ModelError::OtherAdapter { path: dir.into(), found: self.to_string(), asked: asked.to_string() })
+    }
+
+    /// Where the adapters of a model lie. Pure.
+    pub fn layout(&self, config: &ModelConfig) -> Layout {
+        let mut layout = Layout::empty();
+        for layer in 0..config.layers() {
+            for group in groups(config) {
+                let chosen: Vec<_> = group.chosen(self).collect();
+                let name = |projection, side| format!("{PREFIX}.{}.lora_{side}.weight", group.name(layer, projection));
+                if !chosen.is_empty() {
+                    let downs: Vec<String> = chosen.iter().map(|(projection, _)| name(projection, 'A')).collect();
+                    layout.add(&downs, &vec![self.rank; chosen.len()], Some(group.input));
+                }
+                for (projection, rows) in chosen {
+                    layout.add(&[name(projection, 'B')], &[rows], Some(self.rank));
+                }
+            }
+        }
+        layout
+    }
+}
+
+impl fmt::Display for Lora {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {}, alpha {}, targets {}", self.rank, self.alpha, self.targets.join(", "))
+    }
+}
+
+/// Projections that read one input.
+pub(super) struct Group {
+    module: &'static str,
+    input: usize,
+    /// Their names and rows, in the order that they lie in.
+    projections: Vec<(&'static str, usize)>,
+}
+
+impl Group {
+    fn chosen<'a>(&'a self, lora: &'a Lora) -> impl Iterator<Item = (&'static str, usize)> + 'a {
+        self.projections.iter().copied().filter(|(name, _)| lora.targets.contains(name))
+    }
+
+    fn name(&self, layer: usize, projection: &str) -> String {
+        format!("model.layers.{layer}.{}.{projection}", self.module)
+    }
+}
+
+/// Those of each layer, in the order of [`Layout::new`].
+pub(super) fn groups(config: &ModelConfig) -> [Group; 4] {
+    let (hidden, inner, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
+    let (q, kv) = (config.heads * dim, config.kv_heads * dim);
+    let group = |module, input, projections: &[_]| Group { module, input, projections: projections.to_vec() };
+    [
+        group("self_attn", hidden, &[("q_proj", q), ("k_proj", kv), ("v_proj", kv)]),
+        group("self_attn", q, &[("o_proj", hidden)]),
+        group("mlp", hidden, &[("gate_proj", inner), ("up_proj", inner)]),
+        group("mlp", inner, &[("down_proj", hidden)]),
+    ]
+}
+
+/// The numbers of all adapters of a model.
+#[derive(Debug)]
+pub struct Adapter {
+    /// What they adapt.
+    pub lora: Arc<Lora>,
+    /// Which slice is which tensor of PEFT's.
+    pub layout: Arc<Layout>,
+    /// 1-D, f32, `layout.total()` long.
+    pub flat: Tensor,
+}
+
+impl Adapter {
+    /// Adapters that change nothing yet: each A drawn as PEFT draws it, from a random stream of its own, each B zero.
+    pub fn fresh(config: &ModelConfig, lora: Lora, seed: u64) -> Self {
+        let layout = lora.layout(config);
+        let mut flat = vec![0f32; layout.total()];
+        for (stream, entry) in layout.entries().iter().enumerate().filter(|(_, entry)| entry.name.ends_with("lora_A.weight")) {
+            let mut key = [0; 32];
+            key[..8].copy_from_slice(&seed.to_le_bytes());
+            key[8..12].copy_from_slice(b"lora");
+            let mut rng = ChaCha8Rng::from_seed(key);
+            rng.set_stream(stream as u64);
+            let bound = 1.0 / (entry.shape[1] as f64).sqrt();
+            let unit = |bits: u64| ((bits >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+            flat[entry.range()].fill_with(|| ((2.0 * unit(rng.next_u64()) - 1.0) * bound) as f32);
+        }
+        Adapter { lora: Arc::new(lora), layout: Arc::new(layout), flat: Tensor::from_slice(&flat) }
+    }
+
+    /// The same with other numbers.
+    pub(super) fn with(&self, flat: Tensor) -> Self {
+        Adapter { lora: self.lora.clone(), layout: self.layout.clone(), flat }
+    }
+
+    fn scale(&self) -> f64 {
+        self.lora.alpha / self.lora.rank as f64
+    }
+
+    /// For each layer its four groups' products, those of [`groups`]; `None` where a group is not adapted. Made by one split of the flat tensor,
+    /// as [`Views`](super::Views) are, so that a gradient arrives flat.
+    pub(super) fn low_ranks(&self, config: &ModelConfig) -> Vec<[Option<LowRank>; 4]> {
+        let mut parts = split(&self.flat, self.layout.units());
+        let mut next = || parts.next().expect("views follow the layout");
+        (0..config.layers()).map(|_| self.take(config, &mut next)).collect()
+    }
+
+    /// Where the numbers of one layer lie: the same number for all.
+    pub(super) fn layer(&self, config: &ModelConfig, index: usize) -> Range<usize> {
+        let each = self.layout.total() / config.layers();
+        index * each..(index + 1) * each
+    }
+
+    /// Of one layer's own part of the numbers.
+    pub(super) fn low_ranks_of_layer(&self, config: &ModelConfig, part: &Tensor) -> [Option<LowRank>; 4] {
+        let units = self.layout.units();
+        let mut parts = split(part, &units[..units.len() / config.layers()]);
+        self.take(config, &mut || parts.next().expect("views follow the layout"))
+    }
+
+    fn take(&self, config: &ModelConfig, next: &mut impl FnMut() -> Tensor) -> [Option<LowRank>; 4] {
+        groups(config).map(|group| {
+            let chosen: Vec<_> = group.chosen(&self.lora).map(|(name, _)| name).collect();
+            if chosen.is_empty() {
+                return None;
+            }
+            let down = next();
+            let ups: Vec<Tensor> = chosen.iter().map(|_| next()).collect();
+            let place = |name| chosen.iter().position(|other| *other == name);
+            let rows = group.projections.iter().map(|(name, rows)| (*rows, place(*name).map(|at| (at, &ups[at])))).collect();
+            Some(LowRank { down, up: self.block(rows, chosen.len()) * self.scale() })
+        })
+    }
+
+    /// `[rows of all, count · rank]`: each B beside zeros, so that it meets its own A alone; zeros where a projection has none.
+    fn block(&self, rows: Vec<(usize, Option<(usize, &Tensor)>)>, count: usize) -> Tensor {
+        let rank = self.lora.rank as i64;
+        if let [(_, Some((_, up)))] = rows[..] {
+            return up.shallow_clone();
+        }
+        let width = count as i64 * rank;
+        let row = |(rows, up): (usize, Option<(usize, &Tensor)>)| match up {
+            Some((at, up)) => up.constant_pad_nd([at as i64 * rank, width - (at as i64 + 1) * rank]),
+            None => Tensor::zeros([rows as i64, width], (self.flat.kind(), self.flat.device())),
+        };
+        Tensor::cat(&rows.into_iter().map(row).collect::<Vec<_>>(), 0)
+    }
+
+    /// Adds `alpha/rank · B·A` to each adapted matrix of `flat`, which has the `layout` of the model that these adapt.
+    fn add_to(&self, layout: &Layout, flat: &Tensor) {
+        let _guard = tch::no_grad_guard();
+        let part = |of: &Tensor, entry: &Entry| {
+            let shape: Vec<i64> = entry.shape.iter().map(|size| *size as i64).collect();
+            of.narrow(0, entry.offset as i64, entry.len() as i64).view(shape.as_slice())
+        };
+        for up in self.layout.entries() {
+            let Some(name) = up.name.strip_suffix(".lora_B.weight") else { continue };
+            let projection = name.strip_prefix(PREFIX).and_then(|name| layout.find(&format!("{}.weight", &name[1..])));
+            let down = self.layout.find(&format!("{name}.lora_A.weight"));
+            let (down, projection) = down.zip(projection).expect("adapters come in pairs and fit their model");
+            let delta = (part(&self.flat, up) * self.scale()).matmul(&part(&self.flat, down));
+            let _sum = part(flat, projection).g_add_(&delta);
+        }
+    }
+}
+
+/// What a group of projections gets added: `x·downᵀ·upᵀ`.
+pub(super) struct LowRank {
+    /// `[projections · rank, input]`.
+    down: Tensor,
+    /// `[rows of the group, projections · rank]`, scaled.
+    up: Tensor,
+}
+
+impl LowRank {
+    /// `[tokens, rows]` and this group's share.
+    pub fn add(&self, projected: Tensor, x: &Tensor) -> Tensor {
+        projected.addmm(&x.linear(&self.down, None::<&Tensor>), &self.up.tr())
+    }
+}
+
+impl Weights {
+    /// These weights under fresh adapters, which are what is trained from now on. The weights themselves are shared, not copied. Adapters that they
+    /// had are merged first.
+    pub fn adapted(&self, config: &ModelConfig, lora: Lora, seed: u64) -> Self {
+        let adapter = Adapter::fresh(config, lora, seed);
+        self.merged().under(adapter)
+    }
+
+    /// These weights, shared, under an adapter of their shape.
+    pub fn under(&self, adapter: Adapter) -> Self {
+        let adapter = adapter.with(adapter.flat.to_device(self.flat.device()));
+        Weights { adapter: Some(adapter), ..self.without_adapter() }
+    }
+
+    /// What is under the adapters, shared.
+    pub fn without_adapter(&self) -> Self {
+        Weights { layout: self.layout.clone(), flat: self.flat.shallow_clone(), adapter: None }
+    }
+
+    /// Weights that compute the same without adapters: base plus `alpha/rank · B·A`, rounded once. Without adapters the weights themselves, shared.
+    pub fn merged(&self) -> Self {
+        let Some(adapter) = &self.adapter else { return self.share() };
+        let flat = self.flat.detach().copy();
+        adapter.add_to(&self.layout, &flat);
+        Weights { layout: self.layout.clone(), flat, adapter: None }
+    }
+
+    /// What training changes: the adapters where there are any, else everything.
+    pub fn trained(&self) -> (&Arc<Layout>, &Tensor) {
+        match &self.adapter {
+            Some(adapter) => (&adapter.layout, &adapter.flat),
+            None => (&self.layout, &self.flat),
+        }
+    }
+
+    /// The same, to be written to.
+    pub fn trained_mut(&mut self) -> &mut Tensor {
+        match &mut self.adapter {
+            Some(adapter) => &mut adapter.flat,
+            None => &mut self.flat,
+        }
+    }
+
+    /// The same numbers on a device and in a format, detached from any graph; copied only if they lie on another or are in another.
+    pub fn on(&self, compute: Compute) -> Self {
+        let Compute { device, dtype } = compute;
+        let moved = |flat: &Tensor| flat.detach().to_device(device).to_kind(dtype.kind());
+        self.map(moved, moved)
+    }
+
+    /// With other numbers: `base` those of the model, `own` what lies above it.
+    pub(super) fn map(&self, base: impl Fn(&Tensor) -> Tensor, own: impl Fn(&Tensor) -> Tensor) -> Self {
+        let adapter = self.adapter.as_ref().map(|adapter| adapter.with(own(&adapter.flat)));
+        Weights { layout: self.layout.clone(), flat: base(&self.flat), adapter }
+    }
+}

@@ -1,0 +1,110 @@
+//! A model's folder in other precisions and in several files.
+
+use std::borrow::Cow;
+use std::path::Path;
+
+use safetensors::tensor::{self, View};
+use serde_json::{Map, Value, json};
+use tch::Tensor;
+
+use super::folder::write_tensors;
+use super::{Dtype, Entry, ModelConfig, ModelError, Weights};
+
+/// How a model is stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Format {
+    /// The format of its numbers; others are rounded to the nearest.
+    pub dtype: Dtype,
+    /// Bytes that no file exceeds, unless a single tensor does; `None` writes one file.
+    pub max_shard: Option<u64>,
+}
+
+/// Writes a complete model folder, but for the tokenizer: `config.json`, `generation_config.json`, and the weights, adapters merged, as
+/// `model.safetensors` or as shards with `model.safetensors.index.json`. Not atomic: write into a temporary folder and rename it.
+pub fn save_hf_as(dir: &Path, config: &ModelConfig, weights: &Weights, format: &Format) -> Result<(), ModelError> {
+    let io = |path: &Path| {
+        let path = path.to_path_buf();
+        move |source| ModelError::Io { path, source }
+    };
+    std::fs::create_dir_all(dir).map_err(io(dir))?;
+    let write = |name: &str, object: Value| {
+        let path = dir.join(name);
+        std::fs::write(&path, format!("{object:#}\n")).map_err(io(&path))
+    };
+    let json = ModelConfig { dtype: format.dtype, ..config.clone() }.to_json();
+    let mut generation = json!({});
+    for key in ["bos_token_id", "eos_token_id", "pad_token_id"] {
+        if let Some(id) = json.get(key).filter(|id| !id.is_null()) {
+            generation[key] = id.clone();
+        }
+    }
+    write("config.json", Value::Object(json))?;
+    write("generation_config.json", generation)?;
+
+    let (weights, dtype) = (weights.merged(), format.dtype);
+    let shards = shards(weights.layout.entries(), format);
+    if let [whole] = shards[..] {
+        return write_tensors(&dir.join("model.safetensors"), whole, &weights.flat, dtype);
+    }
+    let mut map = Map::new();
+    for (at, entries) in shards.iter().enumerate() {
+        let name = format!("model-{:05}-of-{:05}.safetensors", at + 1, shards.len());
+        write_tensors(&dir.join(&name), entries, &weights.flat, dtype)?;
+        map.extend(entries.iter().map(|entry| (entry.name.clone(), name.clone().into())));
+    }
+    let parameters = weights.layout.total();
+    let metadata = json!({ "total_parameters": parameters, "total_size": parameters * dtype.bytes() });
+    write("model.safetensors.index.json", json!({ "metadata": metadata, "weight_map": map }))
+}
+
+/// Neighbouring tensors that share a file.
+fn shards<'a>(entries: &'a [Entry], format: &Format) -> Vec<&'a [Entry]> {
+    let (most, mut shards, mut begin, mut bytes) = (format.max_shard.unwrap_or(u64::MAX), Vec::new(), 0, 0);
+    for (at, entry) in entries.iter().enumerate() {
+        let size = (entry.len() * format.dtype.bytes()) as u64;
+        if at > begin && bytes + size > most {
+            shards.push(&entries[begin..at]);
+            (begin, bytes) = (at, 0);
+        }
+        bytes += size;
+    }
+    shards.push(&entries[begin..]);
+    shards
+}
+
+/// One tensor of the flat buffer, as the writer wants it.
+pub(super) struct Slice<'a> {
+    entry: &'a Entry,
+    flat: &'a Tensor,
+    dtype: Dtype,
+}
+
+impl<'a> Slice<'a> {
+    /// Tensors and their names.
+    pub fn all(entries: &'a [Entry], flat: &'a Tensor, dtype: Dtype) -> impl Iterator<Item = (&'a str, Slice<'a>)> {
+        entries.iter().map(move |entry| (entry.name.as_str(), Slice { entry, flat, dtype }))
+    }
+}
+
+impl View for Slice<'_> {
+    fn dtype(&self) -> tensor::Dtype {
+        self.dtype.stored()
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.entry.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let slice = self.flat.detach().narrow(0, self.entry.offset as i64, self.entry.len() as i64);
+        let numbers = slice.to_device(tch::Device::Cpu).to_kind(self.dtype.kind()).contiguous();
+        let mut bytes = vec![0; self.data_len()];
+        // Both libtorch's memory and the file's numbers are little-endian.
+        numbers.copy_data_u8(&mut bytes, self.entry.len());
+        bytes.into()
+    }
+
+    fn data_len(&self) -> usize {
+        self.entry.len() * self.dtype.bytes()
+    }
+}

@@ -1,0 +1,54 @@
+//! `[lora]`: training of adapters in the place of the weights.
+
+use super::declare::{choices, section};
+use super::setting::{Limit, POSITIVE, SOME};
+
+const TARGETS: Limit<Vec<Target>> = Limit { text: "at least one", holds: |targets| !targets.is_empty() };
+
+section! {
+    /// Low-rank adapters: `W + alpha / rank · B·A`, of which A and B alone are trained. Gradient, optimizer and checkpoints shrink to their size. The run's seed
+    /// draws A; B is 0 at first.
+    pub struct Lora {
+        /// Rows of A and columns of B.
+        rank: usize = 16, SOME;
+        /// Their product counts `alpha / rank` times.
+        alpha: f64 = 32.0, POSITIVE;
+        /// What gets adapters.
+        targets: Vec<Target> = vec![Target::AllLinear], TARGETS;
+        /// How they reach the generator.
+        sync: AdapterSync = AdapterSync::default();
+    }
+}
+
+choices! {
+    /// A projection, by the name that transformers and PEFT give it.
+    pub enum Target {
+        /// all of them.
+        "all-linear" => AllLinear,
+        /// queries.
+        "q_proj" => Q,
+        /// keys.
+        "k_proj" => K,
+        /// values.
+        "v_proj" => V,
+        /// attention's output.
+        "o_proj" => O,
+        /// the feed-forward layer's gate.
+        "gate_proj" => Gate,
+        /// what it gates.
+        "up_proj" => Up,
+        /// its output.
+        "down_proj" => Down,
+    }
+}
+
+choices! {
+    /// How adapters reach the generator.
+    pub enum AdapterSync {
+        /// in a copy of the weights that they are merged into: generates as fast as without adapters, and takes that copy's memory.
+        "merged" => Merged,
+        /// by themselves, over the weights that the trainer has: a publish copies adapters only, and every token is computed with two more thin
+        /// products for each group of projections.
+        "adapter" => Adapter,
+    }
+}

@@ -1,0 +1,246 @@
+//! Adapters: they begin as the model they adapt, learn exactly what its gradient says of them, leave it alone, and go through checkpoints and
+//! folders (laws C1, V1).
+#![cfg(feature = "torch")]
+#![allow(clippy::unwrap_used)]
+
+mod tiny;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use proptest::sample::subsequence;
+use rollflow::algo::{Aggregation, CrossEntropy, Grpo, Schedule};
+use rollflow::model::{
+    Adapter, Decoder, Dtype, Format, Layout, Lora, Packed, Weights, load_hf, save_adapter, save_hf, save_hf_as,
+};
+use rollflow::train::{LocalBackend, LocalConfig, SaveCheckpoint, SftConfig, TrainingBackend, collate, run_sft_training};
+use tch::{Device, Kind, Tensor};
+
+fn config() -> LocalConfig {
+    LocalConfig { threads: Some(1), ..LocalConfig::new(CrossEntropy, Schedule::constant(0.02)) }
+}
+
+fn lora(rank: usize, targets: &[&str]) -> Lora {
+    Lora::new(rank, 2.0 * rank as f64, targets).unwrap()
+}
+
+fn fresh() -> Weights {
+    tiny::weights(1).adapted(&tiny::model(), lora(4, &[Lora::ALL]), 7)
+}
+
+/// Adapters that have learned something.
+fn learned(lora: Lora) -> Weights {
+    let weights = tiny::weights(1).adapted(&tiny::model(), lora, 7);
+    let Adapter { flat, layout, lora } = weights.adapter.as_ref().unwrap();
+    tch::manual_seed(5);
+    let flat = flat + Tensor::randn(flat.size(), (Kind::Float, Device::Cpu)) * 0.1;
+    weights.under(Adapter { flat, layout: layout.clone(), lora: lora.clone() })
+}
+
+fn hidden(weights: &Weights) -> Tensor {
+    let decoder = Decoder::new(&tiny::model(), weights.layout.clone());
+    decoder.hidden(&decoder.views_of(weights), &Packed::new([&[2u32, 5, 3, 9][..], &[7, 7, 1]]))
+}
+
+fn matrix(flat: &Tensor, layout: &Layout, name: &str) -> Tensor {
+    let entry = layout.find(name).unwrap_or_else(|| panic!("{name}"));
+    let shape: Vec<i64> = entry.shape.iter().map(|size| *size as i64).collect();
+    flat.narrow(0, entry.offset as i64, entry.len() as i64).view(shape.as_slice())
+}
+
+fn gap(a: &Tensor, b: &Tensor) -> f64 {
+    let largest = |of: Tensor| f64::try_from(of.abs().max()).unwrap();
+    largest(a - b) / largest(b.copy()).max(1e-3)
+}
+
+#[test]
+fn a_model_under_fresh_adapters_says_what_it_said_before_to_the_bit() {
+    let (base, adapted) = (tiny::weights(1), fresh());
+    assert!(hidden(&base) == hidden(&adapted));
+    assert!(adapted.merged().flat == base.flat);
+    let drawn = |seed| Adapter::fresh(&tiny::model(), lora(4, &["q_proj"]), seed).flat;
+    assert!(drawn(1) == drawn(1) && drawn(1) != drawn(2));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn gradients_of_adapters_are_those_of_the_merged_weights_projected(
+        rank in 1usize..6, targets in subsequence(Lora::PROJECTIONS.to_vec(), 1..=7)
+    ) {
+        let weights = learned(lora(rank, &targets));
+        let mut merged = weights.merged();
+        let cotangent = Tensor::randn([7, 16], (Kind::Float, Device::Cpu));
+        let gradient = |mut weights: Weights| {
+            *weights.trained_mut() = weights.trained().1.detach().copy().set_requires_grad(true);
+            let (hidden, leaf) = (hidden(&weights), weights.trained().1.shallow_clone());
+            let by = Tensor::run_backward(&[(&hidden * &cotangent).sum(Kind::Float)], &[leaf], false, false).swap_remove(0);
+            (hidden.detach(), by)
+        };
+        let adapter = weights.adapter.as_ref().unwrap();
+        let (flat, layout) = (adapter.flat.copy(), adapter.layout.clone());
+        let (said, ours) = gradient(weights.share());
+        let (same, full) = gradient(Weights::new(merged.layout.clone(), std::mem::replace(&mut merged.flat, Tensor::new())));
+        prop_assert!(gap(&said, &same) < 1e-5, "what adapters add is what merging adds");
+        let scale = 2.0;
+        for entry in layout.entries() {
+            let name = entry.name.strip_prefix("base_model.model.").unwrap();
+            let (projection, _) = name.split_once(".lora_").unwrap();
+            let by_weight = matrix(&full, &merged.layout, &format!("{projection}.weight"));
+            let other = |side| matrix(&flat, &layout, &format!("base_model.model.{projection}.lora_{side}.weight"));
+            let expected = match name.ends_with("lora_A.weight") {
+                true => other('B').tr().matmul(&by_weight) * scale,
+                false => by_weight.matmul(&other('A').tr()) * scale,
+            };
+            let found = matrix(&ours, &layout, &entry.name);
+            prop_assert!(gap(&found, &expected) < 1e-4, "{}: {}", entry.name, gap(&found, &expected));
+        }
+    }
+}
+
+#[test]
+fn training_moves_adapters_alone_and_learns() {
+    let weights = fresh();
+    let base = weights.flat.copy();
+    let backend = LocalBackend::new(LocalConfig { merge: false, ..config() }, tiny::model(), weights.share()).unwrap();
+    assert_eq!(backend.state().parameters, weights.trained().0.total());
+    let steps = run_sft_training(
+        &backend,
+        &tiny::counting(),
+        &SftConfig { num_steps: 80, batch_size: 10, ..SftConfig::default() },
+        |_, _| {},
+    )
+    .unwrap();
+    let loss = |at: usize| steps[at].forward_backward.loss;
+    assert!(loss(79) < 0.5 * loss(0), "{} {}", loss(0), loss(79));
+    let after = backend.snapshot().wait().unwrap().weights.read();
+    assert!(after.flat == base && after.flat.data_ptr() == weights.flat.data_ptr(), "a publish shares what is under adapters");
+    assert!(after.adapter.unwrap().flat != weights.adapter.unwrap().flat);
+}
+
+/// What is published, merged or not, makes the same policy.
+#[test]
+fn adapters_are_published_merged_or_by_themselves() {
+    let snapshot = |merge| {
+        let backend =
+            LocalBackend::new(LocalConfig { merge, ..config() }, tiny::model(), learned(lora(2, &["v_proj", "down_proj"])));
+        let backend = backend.unwrap();
+        let mut samples = tiny::rollouts(&[(2, 3), (1, 5)], 3);
+        samples.iter_mut().for_each(|sample| sample.advantage = Some(1.0));
+        let batch = collate(&samples, Aggregation::TokenMean)
+            .unwrap()
+            .by(Some(Arc::new(rollflow::train::Algorithm::new(Grpo::default()))));
+        backend.forward_backward(Arc::new(batch)).wait().unwrap();
+        backend.optim_step().wait().unwrap();
+        let snapshot = backend.snapshot().wait().unwrap();
+        assert_eq!(snapshot.version, 1, "law V1");
+        snapshot.weights.read()
+    };
+    let (whole, apart) = (snapshot(true), snapshot(false));
+    assert!(whole.adapter.is_none() && whole.flat == apart.merged().flat);
+    assert!(gap(&hidden(&whole), &hidden(&apart)) < 1e-5);
+}
+
+#[test]
+fn a_checkpoint_holds_adapters_alone_and_training_goes_on_from_it_to_the_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = folder.path().join("base");
+    save_hf(&base, &tiny::model(), &tiny::weights(1)).unwrap();
+    let backend = |rank, alpha| {
+        let lora = Lora::new(rank, alpha, &[Lora::ALL]).unwrap().of_model(Some(base.clone()));
+        let weights = tiny::weights(1).adapted(&tiny::model(), lora, 7);
+        LocalBackend::new(LocalConfig { merge: false, ..config() }, tiny::model(), weights).unwrap()
+    };
+    let step = |backend: &LocalBackend| {
+        backend.forward_backward(Arc::new(collate(&tiny::counting(), Aggregation::TokenMean).unwrap())).wait().unwrap();
+        backend.optim_step().wait().unwrap();
+    };
+    let adapters = |backend: &LocalBackend| backend.current().wait().unwrap().weights.read().adapter.unwrap().flat;
+    let first = backend(4, 8.0);
+    (0..3).for_each(|_| step(&first));
+    let save = SaveCheckpoint { run_folder: folder.path().to_owned(), step: 3, ..SaveCheckpoint::default() };
+    let saved = first.save_checkpoint(save).wait().unwrap();
+    assert!(saved.join("adapter_model.safetensors").exists() && !saved.join("model.safetensors").exists());
+
+    let resumed = backend(4, 8.0);
+    resumed.load_checkpoint(&saved).wait().unwrap();
+    (0..2).for_each(|_| step(&first));
+    (0..2).for_each(|_| step(&resumed));
+    assert!(adapters(&first) == adapters(&resumed), "law C1");
+
+    let refused = backend(4, 9.0).load_checkpoint(&saved).wait().unwrap_err().to_string();
+    assert!(refused.contains("alpha 8") && refused.contains("alpha 9"), "{refused}");
+    // As a model by itself: what the base says, and what was learned.
+    let (config, weights) = load_hf(&saved).unwrap();
+    assert_eq!(config, tiny::model());
+    assert!(weights.flat == tiny::weights(1).flat && weights.adapter.is_some());
+    std::fs::remove_dir_all(&base).unwrap();
+    let lost = load_hf(&saved).unwrap_err().to_string();
+    assert!(lost.contains("base_model_name_or_path") && lost.contains(&base.display().to_string()), "{lost}");
+}
+
+#[test]
+fn adapters_have_the_names_and_shapes_that_peft_gives_them() {
+    let folder = tempfile::tempdir().unwrap();
+    save_adapter(folder.path(), learned(lora(3, &["down_proj", "q_proj"])).adapter.as_ref().unwrap()).unwrap();
+    let bytes = std::fs::read(folder.path().join("adapter_model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let shape = |name: &str| file.tensor(&format!("base_model.model.model.layers.1.{name}.weight")).unwrap().shape().to_vec();
+    assert_eq!(file.len(), 2 * 2 * 2);
+    assert_eq!([shape("self_attn.q_proj.lora_A"), shape("self_attn.q_proj.lora_B")], [[3, 16], [16, 3]]);
+    assert_eq!([shape("mlp.down_proj.lora_A"), shape("mlp.down_proj.lora_B")], [[3, 32], [16, 3]]);
+    let config: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(folder.path().join("adapter_config.json")).unwrap()).unwrap();
+    assert_eq!(config["target_modules"], serde_json::json!(["q_proj", "down_proj"]));
+    assert_eq!((&config["r"], &config["lora_alpha"]), (&3.into(), &6.0.into()));
+}
+
+#[test]
+fn what_is_no_plain_lora_is_refused_by_name() {
+    let unknown = Lora::new(4, 8.0, &["q_proj", "c_attn"]).unwrap_err().to_string();
+    assert!(unknown.contains("c_attn") && unknown.contains("gate_proj"), "{unknown}");
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |keys: serde_json::Value| {
+        let mut config = serde_json::json!({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]});
+        config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        std::fs::write(folder.path().join("adapter_config.json"), config.to_string()).unwrap();
+        rollflow::model::load_adapter(folder.path(), &tiny::model()).unwrap_err().to_string()
+    };
+    for (keys, named) in [
+        (serde_json::json!({"use_dora": true}), "use_dora"),
+        (serde_json::json!({"peft_type": "IA3"}), "peft_type"),
+        (serde_json::json!({"rank_pattern": {"q_proj": 2}}), "rank_pattern"),
+        (serde_json::json!({"target_modules": ["q_proj", "lm_head"]}), "lm_head"),
+        (serde_json::json!({"modules_to_save": []}), "adapter_model.safetensors"),
+    ] {
+        let error = refused(keys);
+        assert!(error.contains(named), "{named}: {error}");
+    }
+}
+
+#[test]
+fn a_model_is_exported_in_other_precisions_and_in_shards() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, weights) = (tiny::model(), learned(lora(4, &[Lora::ALL])));
+    let loaded = |name: &str, format: Format| {
+        let path = folder.path().join(name);
+        save_hf_as(&path, &config, &weights, &format).unwrap();
+        let (config, weights) = load_hf(&path).unwrap();
+        assert_eq!(config, tiny::model());
+        (path, weights.flat)
+    };
+    let merged = weights.merged().flat;
+    let shards = |path: &Path| {
+        let names = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.ends_with(".safetensors")).count()
+    };
+    let (whole, flat) = loaded("whole", Format::default());
+    assert!(flat == merged && shards(&whole) == 1);
+    let (cut, flat) = loaded("cut", Format { max_shard: Some(8000), ..Format::default() });
+    assert!(flat == merged && shards(&cut) > 2 && cut.join("model.safetensors.index.json").exists());
+    for (dtype, kind) in [(Dtype::Bf16, Kind::BFloat16), (Dtype::F16, Kind::Half)] {
+        let (path, flat) = loaded(&format!("{dtype:?}"), Format { dtype, max_shard: Some(4000) });
+        assert!(flat == merged.to_kind(kind).to_kind(Kind::Float) && shards(&path) > 2);
+    }
+}
