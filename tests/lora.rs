@@ -12,7 +12,8 @@ use proptest::prelude::*;
 use proptest::sample::subsequence;
 use rollflow::algo::{Aggregation, CrossEntropy, Grpo, Schedule};
 use rollflow::model::{
-    Adapter, Decoder, Dtype, Format, Layout, Lora, Packed, Weights, load_hf, save_adapter, save_hf, save_hf_as,
+    Adapter, Compute, Decoder, Dtype, Format, Layout, Lora, ModelConfig, Packed, Weights, load_hf, save_adapter, save_hf,
+    save_hf_as,
 };
 use rollflow::train::{LocalBackend, LocalConfig, SaveCheckpoint, SftConfig, TrainingBackend, collate, run_sft_training};
 use tch::{Device, Kind, Tensor};
@@ -117,6 +118,28 @@ fn training_moves_adapters_alone_and_learns() {
     let after = backend.snapshot().wait().unwrap().weights.read();
     assert!(after.flat == base && after.flat.data_ptr() == weights.flat.data_ptr(), "a publish shares what is under adapters");
     assert!(after.adapter.unwrap().flat != weights.adapter.unwrap().flat);
+}
+
+/// Layers computed anew: the same operations in the same order, so that in f32 not a bit differs; and in bf16, with masters in f32, adapters learn too.
+#[test]
+fn adapters_learn_the_same_with_layers_computed_anew_and_in_half_precision() {
+    let batch = Arc::new(collate(&tiny::counting(), Aggregation::TokenMean).unwrap());
+    for targets in [&[Lora::ALL][..], &["q_proj", "v_proj"], &["down_proj"]] {
+        let learned = |gradient_checkpointing, dtype| {
+            let weights = learned(lora(3, targets));
+            let config = LocalConfig { gradient_checkpointing, compute: Compute::cpu(dtype), merge: false, ..config() };
+            let backend = LocalBackend::new(config, tiny::model(), weights).unwrap();
+            let norm = backend.forward_backward(batch.clone()).wait().unwrap().grad_norm;
+            backend.optim_step().wait().unwrap();
+            let weights = backend.current().wait().unwrap().weights.read();
+            (norm, weights.adapter.unwrap().flat)
+        };
+        let plain = learned(false, Dtype::F32);
+        assert!(learned(true, Dtype::F32) == plain, "{targets:?}");
+        let (half, again) = (learned(false, Dtype::Bf16), learned(true, Dtype::Bf16));
+        assert!((half.0 - plain.0).abs() < 0.05 * plain.0, "{targets:?}: {} {}", half.0, plain.0);
+        assert!(half == again && half.1.kind() == Kind::Float, "{targets:?}");
+    }
 }
 
 /// What is published, merged or not, makes the same policy.
@@ -227,7 +250,7 @@ fn a_model_is_exported_in_other_precisions_and_in_shards() {
         let path = folder.path().join(name);
         save_hf_as(&path, &config, &weights, &format).unwrap();
         let (config, weights) = load_hf(&path).unwrap();
-        assert_eq!(config, tiny::model());
+        assert_eq!(config, ModelConfig { dtype: format.dtype, ..tiny::model() });
         (path, weights.flat)
     };
     let merged = weights.merged().flat;
