@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use rollflow::model::{Lora, save_hf};
 use rollflow::prelude::*;
-use rollflow::recipe::model::{Model, ModelFolder};
+use rollflow::recipe::model::Model;
 use rollflow::recipe::{self, Pipeline, Plan};
 use rollflow::train::CheckpointMetadata;
 use rollflow::train::checkpoint::{self, CHECKPOINTS, FileMark};
@@ -46,7 +46,11 @@ fn begun<'a>(plan: &'a Plan, run: &Path) -> Result<Cow<'a, Plan>> {
             path
         }
     };
-    Ok(Cow::Owned(Plan { model: Model::Folder(ModelFolder { path, ..folder.clone() }), ..plan.clone() }))
+    let mut plan = plan.clone();
+    if let Model::Folder(folder) = &mut plan.model {
+        folder.path = path;
+    }
+    Ok(Cow::Owned(plan))
 }
 
 /// `[lora]` as the library's.
