@@ -1,48 +1,60 @@
 """Loads a folder that rollflow wrote with transformers or PEFT, and holds its logits and token ids against what rollflow says of it.
 
-    python check_export.py FOLDER LOGITS [--tolerance 1e-4]
+    check_export.py check FOLDER LOGITS     LOGITS is what `cargo run --example logits -- FOLDER TEXT...` printed, a line of JSON for each text
+    check_export.py adapt FOLDER OUT        puts adapters of PEFT's that change something over the model in FOLDER, and writes them to OUT
 
-LOGITS is what `cargo run --example logits -- FOLDER TEXT...` printed: a line of JSON for each text. Exits with 1 at the first difference.
+Exits with 1 at the first difference.
 """
 
-import argparse
 import json
+import sys
 from pathlib import Path
 
 import torch
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+TOLERANCE = 1e-4
+
+
+def whole(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 def load(folder):
     if not (folder / "adapter_config.json").exists():
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    from peft import PeftConfig, PeftModel
-
-    base = AutoModelForCausalLM.from_pretrained(PeftConfig.from_pretrained(folder).base_model_name_or_path, dtype=torch.float32)
-    model = PeftModel.from_pretrained(base, folder)
+        return folder, whole(folder)
+    base = PeftConfig.from_pretrained(folder).base_model_name_or_path
+    model = PeftModel.from_pretrained(whole(base), folder)
     moved = [name for name, tensor in model.named_parameters() if "lora_B" in name and tensor.abs().max() > 0]
     assert moved, "PEFT found no adapter that has learned anything"
-    return model
+    return (folder if (folder / "tokenizer.json").exists() else base), model
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("logits", type=Path)
-    parser.add_argument("--tolerance", type=float, default=1e-4)
-    args = parser.parse_args()
-    tokenizer, model = AutoTokenizer.from_pretrained(args.folder), load(args.folder).eval()
-    worst, texts = 0.0, [json.loads(line) for line in args.logits.read_text().splitlines() if line.startswith("{")]
-    assert texts, f"{args.logits} says nothing"
+def check(folder, logits):
+    vocabulary, model = load(folder)
+    tokenizer, model = AutoTokenizer.from_pretrained(vocabulary), model.eval()
+    worst, texts = 0.0, [json.loads(line) for line in logits.read_text().splitlines() if line.startswith("{")]
+    assert texts, f"{logits} says nothing"
     for said in texts:
         ids = tokenizer(said["text"])["input_ids"]
         assert ids == said["ids"], f"{said['text']!r} is {ids} to the tokenizer there, {said['ids']} to rollflow"
         with torch.no_grad():
-            logits = model(torch.tensor([ids])).logits[0, -1].float()
-        worst = max(worst, (logits - torch.tensor(said["logits"])).abs().max().item())
-    print(f"{args.folder.name}: {len(texts)} texts, largest difference of a logit {worst:.1e}")
-    assert worst < args.tolerance, f"more than {args.tolerance}"
+            found = model(torch.tensor([ids])).logits[0, -1].float()
+        worst = max(worst, (found - torch.tensor(said["logits"])).abs().max().item())
+    print(f"{folder.name}: {len(texts)} texts, largest difference of a logit {worst:.1e}")
+    assert worst < TOLERANCE, f"more than {TOLERANCE}"
+
+
+def adapt(folder, out):
+    torch.manual_seed(0)
+    config = LoraConfig(r=4, lora_alpha=12, target_modules=["v_proj", "q_proj", "gate_proj", "down_proj"], task_type="CAUSAL_LM")
+    model = get_peft_model(whole(folder), config)
+    for name, tensor in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(tensor, std=0.1)
+    model.save_pretrained(out)
 
 
 if __name__ == "__main__":
-    main()
+    {"check": check, "adapt": adapt}[sys.argv[1]](*map(Path, sys.argv[2:]))

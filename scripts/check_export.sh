@@ -3,23 +3,41 @@
 #
 #   scripts/check_export.sh
 #
-# They go into ${ROLLFLOW_CACHE:-~/.cache/rollflow}/transformers (a virtual environment, once). EXPORT_ENV names a script to source instead, for a
-# machine that has them.
+# They go into a virtual environment in ${ROLLFLOW_CACHE:-~/.cache/rollflow}, once: 100 MB, for they use the torch that libtorch.sh has fetched, with
+# stand-ins for the NVIDIA libraries that it is linked with. EXPORT_ENV names a script to source instead, for a machine that has all of it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=${ROLLFLOW_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rollflow}
+say() { printf '\033[2mexport:\033[0m %s\n' "$*" >&2; }
 
+# Only python gets to see the stand-ins.
+paths=()
 if [ -n "${EXPORT_ENV:-}" ]; then
+  before=${LD_LIBRARY_PATH:-}
   . "$EXPORT_ENV"
+  paths=("LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}")
+  export LD_LIBRARY_PATH=$before
 else
-  venv=$cache/transformers
+  venv=$cache/transformers-5.23.0 wheel=$(cd "$(readlink -f .libtorch)/.." && pwd)/wheel
+  mkdir -p "$cache"
+  exec 9>"$venv.lock"
+  flock 9
   if [ ! -e "$venv/complete" ]; then
-    echo "installing transformers and PEFT into $venv" >&2
+    say "installing transformers and PEFT into $venv"
+    rm -rf "$venv"
     python3 -m venv "$venv"
-    "$venv/bin/pip" install -q torch==2.13.0 transformers==5.23.0 peft==0.21.2
+    pip=("$venv/bin/pip" install --quiet --disable-pip-version-check)
+    "${pip[@]}" transformers==5.23.0 numpy==2.4.6 psutil==7.2.2 sympy==1.14.0 networkx==3.6.1 jinja2==3.1.6
+    # Both ask for a torch of their own.
+    "${pip[@]}" --no-deps peft==0.21.2 accelerate==1.15.0
+    if [ -d "$wheel/torch" ]; then python3 scripts/torch_stubs.py "$wheel" "$venv/stubs"; else "${pip[@]}" torch==2.11.0; fi
     touch "$venv/complete"
   fi
-  . "$venv/bin/activate"
+  flock -u 9
+  PATH=$venv/bin:$PATH
+  if [ -d "$venv/stubs" ]; then
+    paths=("PYTHONPATH=$wheel" "LD_LIBRARY_PATH=$venv/stubs:$wheel/nvidia/cu13/lib")
+  fi
 fi
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
@@ -28,8 +46,9 @@ trap 'rm -rf "$work"' EXIT
 rollflow() { cargo run --quiet --package rollflow-pipelines -- "$@"; }
 check() {
   cargo run --quiet --example logits -- "$1" "3+4=" "9+9=" "0+0=" > "$work/logits"
-  python3 scripts/check_export.py "$1" "$work/logits" --tolerance "${2:-1e-4}"
+  python check "$1" "$work/logits"
 }
+python() { env "${paths[@]}" python3 scripts/check_export.py "$@" 2> "$work/errors" || { tail -n 20 "$work/errors" >&2; exit 1; }; }
 train() {
   rollflow run pipelines/recipes/sft_then_grpo.toml --out "$work/$1" --set train.steps=4 --set train.lr=1e-3 --set observe.progress=false "${@:2}" > "$work/log" 2>&1 \
     || { cat "$work/log" >&2; exit 1; }
@@ -48,4 +67,8 @@ rollflow export "$work/lora" "$work/merged"
 check "$work/merged"
 rollflow export "$work/lora" "$work/adapter" --adapter
 check "$work/adapter"
+
+# And what PEFT writes, rollflow reads.
+python adapt "$work/whole/checkpoints/step_000004" "$work/theirs"
+check "$work/theirs"
 echo "transformers and PEFT agree with rollflow"

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use rollflow::model::{Dtype, Lora, ModelConfig, save_hf};
 use rollflow::prelude::*;
-use rollflow::recipe::model::{Model, ModelFolder, ModelSource};
+use rollflow::recipe::model::ModelSource;
 use rollflow::recipe::{self, Pipeline, Plan};
 use rollflow::train::CheckpointMetadata;
 use rollflow::train::checkpoint::{self, CHECKPOINTS, FileMark};
@@ -46,8 +46,11 @@ fn begun<'a>(plan: &'a Plan, run: &Path) -> Result<Cow<'a, Plan>> {
             path
         }
     };
-    let source = ModelSource::Folder(ModelFolder { path, ..folder.clone() });
-    Ok(Cow::Owned(Plan { model: Model { source, ..plan.model.clone() }, ..plan.clone() }))
+    let mut plan = plan.clone();
+    if let ModelSource::Folder(folder) = &mut plan.model.source {
+        folder.path = path;
+    }
+    Ok(Cow::Owned(plan))
 }
 
 /// `[lora]` as the library's.

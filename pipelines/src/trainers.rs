@@ -17,7 +17,7 @@ use rollflow::train::{AdamW, NonFinitePolicy};
 use crate::lessons::Mixture;
 use crate::losses::off_policy;
 use crate::registry::Registry;
-use crate::{lessons, parts};
+use crate::{lessons, origin, parts};
 
 /// The trainer of `[train]`.
 pub fn backend(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<LocalBackend> {
@@ -41,7 +41,8 @@ pub fn critic(plan: &Plan, policy: &Policy) -> Result<Option<LocalBackend>> {
     let config =
         local_config(plan, Arc::new(loss), &critic.optimization, critic.lr, plan.train.steps, plan.train.updates_a_step())?;
     let Some(path) = &critic.path else { return Ok(Some(policy.critic(config)?)) };
-    let (model, weights) = load_hf(path).with_context(|| format!("loading the critic from {}", path.display()))?;
+    let (model, weights) =
+        load_hf(&origin::model_folder(path)?).with_context(|| format!("loading the critic from {}", path.display()))?;
     let (theirs, ours) = (model.vocab_size, policy.config().vocab_size);
     ensure!(
         theirs == ours,

@@ -14,9 +14,10 @@ pub(super) const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
 
 /// Keys of PEFT that change what adapters compute, in ways that nothing here follows, with the values that change nothing.
-const NEUTRAL: [&str; 14] = [
+const NEUTRAL: [&str; 15] = [
     "use_dora",
     "use_rslora",
+    "use_qalora",
     "fan_in_fan_out",
     "modules_to_save",
     "layers_to_transform",

@@ -98,7 +98,7 @@ fn r143_supervised_samples_are_mixed_into_every_so_many_steps_and_are_learned() 
     let folder = tempfile::tempdir().unwrap();
     let mixed = |name: &str, sets: &[&str]| -> Vec<Option<f64>> {
         let out = folder.path().join(name);
-        run(&out, &[&["train.steps=60", "train.lr=1e-2", "batch.groups=2"], sets].concat());
+        run(&out, &[&["train.steps=60", "train.target_reward=9", "train.lr=1e-2", "batch.groups=2"], sets].concat());
         let row = |row: &str| serde_json::from_str::<Value>(row).unwrap()["mixed_loss"].as_f64();
         read(&out.join("metrics.jsonl")).lines().map(row).collect()
     };
