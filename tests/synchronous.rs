@@ -117,7 +117,20 @@ fn plain_loop(slots: usize) -> Outcome {
         snapshot = backend.snapshot().wait().unwrap();
         let publish = Some(snapshot.clone());
         let (kl_cost, critic, settings, totals) = (None, None, BTreeMap::new(), None);
-        outcome.note(&Trained { step, version, batch, forward, optim, kl_cost, critic, settings, totals, publish, seconds: 0.0 });
+        outcome.note(&Trained {
+            step,
+            version,
+            batch,
+            forward,
+            optim,
+            kl_cost,
+            critic,
+            settings,
+            totals,
+            publish,
+            evaluated: Default::default(),
+            seconds: 0.0,
+        });
     }
     outcome
 }

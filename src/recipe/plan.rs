@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use super::critic::Critic;
 use super::declare::{choices, section};
+use super::eval::Eval;
 use super::generate::{Filter, Generate};
 use super::model::Model;
 use super::pairs::Pairs;
@@ -57,6 +58,8 @@ section! {
         sync: Syncing = Syncing::default();
         /// How far stages run ahead of each other.
         flow: FlowLimits = FlowLimits::default();
+        /// What weights are asked beside the training.
+        eval: Option<Eval> = None;
         /// What is saved of the run.
         checkpoint: Checkpointing = Checkpointing::default();
         /// What is seen of the run.
@@ -98,8 +101,8 @@ impl Pipeline {
     pub(crate) fn unused_sections(self) -> Vec<&'static str> {
         match self {
             Pipeline::Grpo => vec!["reward_model"],
-            Pipeline::Sft => [&REINFORCEMENT[..], &["reward_model"]].concat(),
-            Pipeline::RewardModel => [&REINFORCEMENT[..], &["sft"]].concat(),
+            Pipeline::Sft => [&REINFORCEMENT[..], &["reward_model", "eval"]].concat(),
+            Pipeline::RewardModel => [&REINFORCEMENT[..], &["sft", "eval"]].concat(),
         }
     }
 }

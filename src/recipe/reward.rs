@@ -24,7 +24,7 @@ const TAGS: Limit<Vec<String>> = Limit {
 const WORDS: Limit<Vec<String>> =
     Limit { text: "words, at least one and none empty", holds: |words| keywords(words.iter().cloned()).is_ok() };
 const URL: Limit<String> = Limit {
-    text: "an address, as in http://127.0.0.1:9000/score, without TLS",
+    text: "an address, as in http://127.0.0.1:9000/score, without TLS, and without a password (`token_env` names a token)",
     holds: |url| Service::new(ServiceConfig::new(url)).is_ok(),
 };
 const LEVELS: Limit<u32> = Limit { text: "at least 2", holds: |levels| *levels >= 2 };
@@ -176,6 +176,8 @@ section! {
     pub struct HttpRule {
         /// Where it takes a group's answers by POST.
         url: String = String::new(), URL;
+        /// The environment variable that holds a token, sent as `Authorization: Bearer …`. The token itself stands nowhere.
+        token_env: Option<String> = None;
         /// Most seconds for one request, from connecting to the end of its answer.
         timeout: f64 = 30.0, POSITIVE;
         /// Most groups that are asked for at the same time; of several services the smallest counts.

@@ -10,12 +10,12 @@ use std::time::Duration;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1::handshake;
-use hyper::header::{CONNECTION, CONTENT_TYPE, HOST, RETRY_AFTER};
+use hyper::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, RETRY_AFTER};
 use hyper::{Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
-use super::ServiceError;
+use super::{ServiceError, Token};
 
 /// Longest answer that is read, in bytes.
 const LONGEST: usize = 16 << 20;
@@ -29,12 +29,12 @@ pub(super) struct Reply {
 }
 
 /// Posts `body` as JSON. Ends within `limit`, whatever the service does. Cancel-safe: a dropped exchange closes its connection.
-pub(super) async fn post(uri: &Uri, body: Vec<u8>, limit: Duration) -> Result<Reply, ServiceError> {
+pub(super) async fn post(uri: &Uri, token: Option<&Token>, body: Vec<u8>, limit: Duration) -> Result<Reply, ServiceError> {
     let late = |_| ServiceError::Late { url: uri.to_string(), seconds: limit.as_secs_f64() };
-    tokio::time::timeout(limit, exchange(uri, body)).await.map_err(late)?
+    tokio::time::timeout(limit, exchange(uri, token, body)).await.map_err(late)?
 }
 
-async fn exchange(uri: &Uri, body: Vec<u8>) -> Result<Reply, ServiceError> {
+async fn exchange(uri: &Uri, token: Option<&Token>, body: Vec<u8>) -> Result<Reply, ServiceError> {
     let url = || uri.to_string();
     let broke = |error: &dyn Error| ServiceError::Broke { url: url(), why: told(error) };
     let authority = uri.authority().map_or("", |authority| authority.as_str());
@@ -44,12 +44,14 @@ async fn exchange(uri: &Uri, body: Vec<u8>) -> Result<Reply, ServiceError> {
         .await
         .map_err(|error| ServiceError::Unreachable { url: url(), why: error.to_string() })?;
     let (mut sender, connection) = handshake(TokioIo::new(stream)).await.map_err(|error| broke(&error))?;
-    let request = Request::post(uri.path_and_query().map_or("/", |path| path.as_str()))
+    let mut request = Request::post(uri.path_and_query().map_or("/", |path| path.as_str()))
         .header(HOST, authority)
         .header(CONTENT_TYPE, "application/json")
-        .header(CONNECTION, "close")
-        .body(Full::new(Bytes::from(body)))
-        .map_err(|error| broke(&error))?;
+        .header(CONNECTION, "close");
+    if let Some(token) = token {
+        request = request.header(AUTHORIZATION, token.header());
+    }
+    let request = request.body(Full::new(Bytes::from(body))).map_err(|error| broke(&error))?;
     let mut connection = pin!(connection);
     let mut reply = pin!(async {
         let response = sender.send_request(request).await.map_err(|error| broke(&error))?;
