@@ -12,7 +12,7 @@ use rollflow::observe::logs::{DeadLetterWriter, Failure};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::recipe::reward::{Combine, Composition, HttpRule, PartRule};
-use rollflow::stages::reward::service::{Service, ServiceConfig};
+use rollflow::stages::reward::service::{Service, ServiceConfig, Token};
 use rollflow::stages::reward::{Scorer, Scorers, Served, ServedReward, score};
 
 use crate::registry::Registry;
@@ -168,7 +168,13 @@ impl Judge {
 
 fn service(of: &HttpRule) -> Result<Service> {
     let seconds = Duration::try_from_secs_f64;
+    let token = |name: &String| -> Result<Token> {
+        let value = std::env::var(name).ok().filter(|value| !value.is_empty());
+        let value = value.with_context(|| format!("the environment has no {name}, which token_env names for {}", of.url))?;
+        Token::new(value.trim()).with_context(|| format!("what {name} holds can't be sent in a header"))
+    };
     let config = ServiceConfig {
+        token: of.token_env.as_ref().map(token).transpose()?,
         url: of.url.clone(),
         timeout: seconds(of.timeout)?,
         pause: seconds(of.pause)?,

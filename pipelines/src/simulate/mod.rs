@@ -177,6 +177,7 @@ fn actors(
         // Its time is within that of the stage.
         critic: plan.critic.as_ref().map(|_| SimulatedBackend::default()),
         backend: SimulatedBackend::on(simulation, trainer.of(0), trainer.of(1).saturating_sub(trainer.of(0))),
+        evaluator: None,
         registry: registry.clone(),
     })
 }

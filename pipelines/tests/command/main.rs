@@ -2,13 +2,16 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
+mod asking;
 mod changing;
 mod console;
 mod crashes;
 mod disks;
+mod evaluating;
 mod recipes;
 mod references;
 mod registering;
+mod remembering;
 mod replaying;
 mod reward_models;
 mod running;

@@ -32,6 +32,23 @@ impl Drop for Server {
     }
 }
 
+/// The server of the documentation, for those who know the token.
+pub struct Guarded(Server);
+
+impl Guarded {
+    pub fn start(token: &str) -> Self {
+        let guard = format!(
+            "def do_POST(self):\n        if self.headers['Authorization'] != 'Bearer {token}':\n            return self.send_error(401)\n"
+        );
+        let (head, body) = shown().split_once("def do_POST(self):\n").map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+        Guarded(Server::start(&format!("{head}{guard}{body}")))
+    }
+
+    pub fn url(&self) -> &str {
+        &self.0.url
+    }
+}
+
 /// The page's only Python.
 fn shown() -> String {
     let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reward_service.md")).unwrap();
