@@ -18,6 +18,7 @@ use rollflow::recipe::reward::{Combine, Composition, ModelRule, PartRule, RegexR
 use rollflow::recipe::task::{JsonlTask, RewardModel, Sft, TaskData};
 use rollflow::recipe::train::{Aggregation, OnNonfinite, ScheduleKind, Train};
 use rollflow::recipe::{Custom, Machine, Params, Pipeline, Plan, check_text_on, load, parse, reference};
+use serde_json::Value as Json;
 
 const MACHINE: Machine = Machine { threads: 2 };
 
@@ -51,6 +52,63 @@ fn every_shipped_recipe_resolves_to_itself() {
         let resolved = plan.to_toml();
         assert_eq!(parse("resolved.toml", &resolved, &[]).unwrap_or_else(|errors| panic!("{errors}\n{resolved}")), plan);
     }
+}
+
+/// Whether a value fits a schema, of which only what ours uses is understood.
+fn fits(value: &Json, schema: &Json) -> bool {
+    let one = schema["oneOf"].as_array().is_none_or(|kinds| kinds.iter().filter(|kind| fits(value, kind)).count() == 1);
+    let constant = schema.get("const").is_none_or(|constant| constant == value);
+    let kind = match schema["type"].as_str() {
+        Some("object") => value.is_object(),
+        Some("array") => value.is_array(),
+        Some("string") => value.is_string(),
+        Some("boolean") => value.is_boolean(),
+        Some("number") => value.is_number(),
+        Some("integer") => value.as_i64().is_some_and(|number| number >= schema["minimum"].as_i64().unwrap_or(i64::MIN)),
+        _ => true,
+    };
+    let keys = value.as_object().is_none_or(|keys| {
+        keys.iter().all(|(key, value)| match &schema["properties"][key] {
+            Json::Null => schema["additionalProperties"] != false,
+            of => fits(value, of),
+        })
+    });
+    let required =
+        schema["required"].as_array().is_none_or(|keys| keys.iter().all(|key| value.get(key.as_str().unwrap()).is_some()));
+    let items = value.as_array().is_none_or(|items| items.iter().all(|item| schema.get("items").is_none_or(|of| fits(item, of))));
+    one && constant && kind && keys && required && items
+}
+
+#[test]
+fn the_schema_takes_every_shipped_recipe_resolved_or_not_and_no_misspelled_one() {
+    let schema = rollflow::recipe::schema();
+    let json = |text: &str| serde_json::to_value(text.parse::<toml::Table>().unwrap()).unwrap();
+    for file in shipped() {
+        let text = fs::read_to_string(&file).unwrap();
+        assert!(fits(&json(&text), &schema), "{}", file.display());
+        assert!(fits(&json(&load(&file, &[]).unwrap().to_toml()), &schema), "{}", file.display());
+    }
+    let sound = "pipeline = 'grpo'\nmodel = { kind = 'tiny' }\ntask = { kind = 'arithmetic' }\n";
+    assert!(fits(&json(sound), &schema) && fits(&json(&format!("include = 'a.toml'\n{sound}")), &schema));
+    for wrong in [
+        "pipelin = 'grpo'",
+        "pipeline = 'gpro'",
+        "[model]\nkind = 'tiny'\nhiden = 1",
+        "[train]\nsteps = -1",
+        "[train]\nlr = 'fast'",
+    ] {
+        assert!(!fits(&json(wrong), &schema), "{wrong}");
+    }
+}
+
+#[test]
+fn the_schema_in_docs_is_up_to_date() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/recipe.schema.json");
+    let text = format!("{:#}\n", rollflow::recipe::schema());
+    if std::env::var_os("ROLLFLOW_WRITE_DOCS").is_some() {
+        fs::write(&path, &text).unwrap();
+    }
+    assert_eq!(fs::read_to_string(path).unwrap(), text, "write it anew: ROLLFLOW_WRITE_DOCS=1 cargo test --test recipes");
 }
 
 #[test]

@@ -128,6 +128,7 @@ fn plain_loop(slots: usize) -> Outcome {
             settings,
             totals,
             publish,
+            evaluated: Default::default(),
             seconds: 0.0,
             update_seconds: 0.0,
         });

@@ -11,6 +11,7 @@ use rollflow::flow::{Ended, Flow, Report, Until, WeightsTx, weights};
 use rollflow::observe::logs::announce_training;
 use rollflow::prelude::*;
 use rollflow::recipe::{Pipeline, Plan};
+use rollflow::stages::evaluate::Evaluator;
 use rollflow::stages::pairs::Pairs;
 
 use crate::lessons::Mixture;
@@ -19,7 +20,7 @@ use crate::resume::ResumePoint;
 use crate::rewards::Judge;
 use crate::run_folder::{Outputs, RunFolder};
 use crate::sft::WarmUp;
-use crate::{losses, origin, parts, references, sft, sft_then_grpo, trainers};
+use crate::{evaluation, losses, origin, parts, references, sft, sft_then_grpo, trainers};
 
 /// Batches' worth of groups that the filter may drop in a row before the run ends with an error or trains on what it rejects.
 const PATIENCE: u64 = 64;
@@ -85,6 +86,8 @@ pub struct Actors<E: TokenEngine, B> {
     pub critic: Option<B>,
     /// What its steps are mixed with, if anything.
     pub mixture: Option<Mixture>,
+    /// Asks published weights what they know, if anything does.
+    pub evaluator: Option<Evaluator<E>>,
     /// Parts of the user's own.
     pub registry: Registry,
 }
@@ -106,6 +109,7 @@ impl Actors<LocalEngine, LocalBackend> {
             backend: trainers::backend(plan, registry, policy).context("starting the trainer")?,
             critic: trainers::critic(plan, start).context("starting the critic")?,
             mixture: Mixture::of(plan, policy)?,
+            evaluator: evaluation::evaluator(plan, registry, policy)?,
             registry: registry.clone(),
         })
     }
@@ -118,8 +122,8 @@ pub fn declare<E: TokenEngine, B: TrainingBackend<Weights = E::Weights> + 'stati
     outputs: Outputs<E::Weights>,
     from: Option<&ResumePoint>,
 ) -> Result<Flow> {
-    let Actors { generator, publisher, mut reward, reference, backend, critic, mixture, registry } = actors;
-    let Outputs { metrics, log, dead_letters, checkpoints } = outputs;
+    let Actors { generator, publisher, mut reward, reference, backend, critic, mixture, evaluator, registry } = actors;
+    let Outputs { metrics, log, dead_letters, answers, checkpoints } = outputs;
     let groups_per_version = plan.groups_per_publish() as u64;
     let all_groups = plan.train.steps * plan.batch.groups as u64;
     let admission =
@@ -157,7 +161,11 @@ pub fn declare<E: TokenEngine, B: TrainingBackend<Weights = E::Weights> + 'stati
     let batches = flow.stage("batch", kept, batcher.admission(&admission));
     let trained = flow.stage("train", batches, trainer);
     let sync = WeightSync::to(publisher).metrics(&metrics).admission(&admission).log_every(plan.observe.log_every);
-    let synced = flow.stage("sync", trained, sync);
+    let mut synced = flow.stage("sync", trained, sync);
+    if let Some(evaluator) = evaluator {
+        let evaluator = evaluator.after(from.map_or(0, |from| from.trainer.step));
+        synced = flow.stage("evaluate", synced, evaluator.metrics(&metrics).log(answers));
+    }
     flow.sink("log", synced, log);
     Ok(flow)
 }

@@ -3,17 +3,19 @@
 //! Each pipeline is one file that reads from top to bottom as its algorithm: [`sft`], [`reward_model`], [`grpo`], [`sft_then_grpo`].
 //! [`origin`] finds what a run begins from, [`parts`] turns a recipe's
 //! values into what stages take, [`trainers`] its trainers, [`losses`] its losses, [`lessons`] what each step is learned by, [`rewards`] its rewards, [`registry`] holds
-//! parts of the user's own, [`run_folder`] keeps what a run leaves behind, [`replay`] tries again what a run gave up, and [`simulate`] tells
+//! parts of the user's own, [`run_folder`] keeps what a run leaves behind, [`record`] and [`page`] what it was, [`replay`] tries again what a run gave up, [`evaluation`] asks weights what they know, and [`simulate`] tells
 //! what a recipe would do.
 
 mod advantages;
 mod command;
-pub mod export;
+pub mod evaluation;
 pub mod grpo;
 pub mod lessons;
 pub mod losses;
 pub mod origin;
+pub mod page;
 pub mod parts;
+pub mod record;
 mod references;
 pub mod registry;
 pub mod replay;
@@ -37,9 +39,11 @@ use crate::run_folder::RunFolder;
 
 /// Runs the pipeline that the plan names, from its beginning or from where it was interrupted, and writes its report.
 pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
-    match plan.pipeline {
+    let result = match plan.pipeline {
         Pipeline::Grpo | Pipeline::SftThenGrpo => grpo::run(plan, registry, run, from),
         Pipeline::Sft => sft::run(plan, run, from),
         Pipeline::RewardModel => reward_model::run(plan, run, from),
-    }
+    };
+    run.end(&result);
+    result
 }

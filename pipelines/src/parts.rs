@@ -94,7 +94,8 @@ pub fn prompts(plan: &Plan) -> Result<Prompts> {
     Ok(Prompts::new(if plan.task.shuffle { buffer.shuffled() } else { buffer }))
 }
 
-fn sums(task: &Arithmetic, seed: u64) -> Vec<Pair> {
+/// The sums of an arithmetic task.
+pub(crate) fn sums(task: &Arithmetic, seed: u64) -> Vec<Pair> {
     match task.count {
         Some(count) => arithmetic::drawn_addition(task.digits, count, seed),
         None => arithmetic::addition(task.digits),

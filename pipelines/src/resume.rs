@@ -47,7 +47,7 @@ pub fn rewind_to_checkpoint(run: &Path, say: impl Fn(&str)) -> Result<Option<Res
         let aside = checkpoint::set_aside(&path, "undone")?;
         say(&format!("set aside: {}", aside.display()));
     }
-    for file in ["metrics.jsonl", "rollouts.jsonl"] {
+    for file in ["metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"] {
         rewind(&run.join(file), step)?;
     }
     let Some((step, checkpoint)) = chosen else {

@@ -12,7 +12,7 @@ use rollflow::observe::logs::{DeadLetterWriter, Failure};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::recipe::reward::{Combine, Composition, PartRule};
-use rollflow::stages::reward::service::{Judge as Grader, JudgeConfig, Service, ServiceConfig};
+use rollflow::stages::reward::service::{Judge as Grader, JudgeConfig, Service, ServiceConfig, Token};
 use rollflow::stages::reward::{Scorer, Scorers, Served, ServedReward, score};
 
 use crate::parts;
@@ -164,7 +164,13 @@ impl Judge {
 fn service(rule: &PartRule) -> Result<Service> {
     let of = rule.served().context("this reward is computed here")?;
     let seconds = Duration::try_from_secs_f64;
+    let token = |name: &String| -> Result<Token> {
+        let value = std::env::var(name).ok().filter(|value| !value.is_empty());
+        let value = value.with_context(|| format!("the environment has no {name}, which token_env names for {}", of.url))?;
+        Token::new(value.trim()).with_context(|| format!("what {name} holds can't be sent in a header"))
+    };
     let service = Service::new(ServiceConfig {
+        token: of.token_env.as_ref().map(token).transpose()?,
         url: of.url.clone(),
         timeout: seconds(of.timeout)?,
         pause: seconds(of.pause)?,
@@ -177,7 +183,6 @@ fn service(rule: &PartRule) -> Result<Service> {
             score: of.score.clone(),
             scale: of.scale,
             max_tokens: of.max_tokens,
-            key_env: of.key_env.clone(),
             cache: of.cache.clone(),
         })?),
         _ => service,

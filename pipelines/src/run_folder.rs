@@ -1,27 +1,34 @@
 //! What a run leaves behind, and what shows it while it lives.
 //!
 //! `recipe.toml` (resolved), `metrics.jsonl`, `rollouts.jsonl`, `dead_letters.jsonl` (if there are any), `checkpoints/step_000123/`,
-//! `reference/` (if the policy is held to what its warm-up made), `report.md`, `curve.svg`.
+//! `reference/` (if the policy is held to what its warm-up made), `report.md`, `curve.svg`, `report.html`, `run.json`.
 
+use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 use rollflow::data::POISONED;
-use rollflow::flow::{Ended, Flow, Report, RunError};
+use rollflow::flow::{Ended, Flow, Report, RunError, StageReport, State};
 use rollflow::model::FrozenWeights;
 use rollflow::observe::chart::Chart;
 use rollflow::observe::logs::{
     ConsoleLogger, DEAD_LETTERS, DeadLetterWriter, JsonlLogger, RolloutWriter, TensorBoardLogger, read_metrics, read_rollouts,
 };
 use rollflow::observe::progress::{Progress, duration};
+use rollflow::observe::report::StageShares;
 use rollflow::observe::run_report::RunReport;
 use rollflow::observe::stage_sampler::StageSampler;
 use rollflow::observe::{Console, Metric, Metrics, MetricsServer, StepMetrics};
 use rollflow::recipe::Plan;
+use rollflow::stages::evaluate::AnswerLog;
 use rollflow::stages::sink::RunLog;
+use rollflow::stages::train::{self, Trained};
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
+
+use crate::page;
+use crate::record::{Drawn, Record};
 
 /// Where the stages of a pipeline write. `W`: what its trainer publishes.
 pub struct Outputs<W = FrozenWeights> {
@@ -31,6 +38,8 @@ pub struct Outputs<W = FrozenWeights> {
     pub log: RunLog<W>,
     /// Gets the groups whose reward failed, if anything does.
     pub dead_letters: Option<DeadLetterWriter>,
+    /// Gets what evaluations find, if anything does.
+    pub answers: Option<AnswerLog>,
     /// The folder that gets `checkpoints/`, if any does.
     pub checkpoints: Option<PathBuf>,
 }
@@ -39,7 +48,7 @@ impl<W> Outputs<W> {
     /// Metrics in memory and no files.
     pub fn in_memory() -> Self {
         let metrics = Metrics::new();
-        Outputs { log: RunLog::new(&metrics), metrics, dead_letters: None, checkpoints: None }
+        Outputs { log: RunLog::new(&metrics), metrics, dead_letters: None, answers: None, checkpoints: None }
     }
 }
 
@@ -52,12 +61,17 @@ pub struct RunFolder {
     progress: bool,
     console: Console,
     rows: Arc<Mutex<Vec<(u64, StepMetrics)>>>,
+    staleness: Arc<Mutex<BTreeMap<u64, u64>>>,
+    /// For the page: the graph, and where the time went.
+    drawn: Mutex<Drawn>,
     /// Held for as long as this process works on the run.
     _lock: File,
 }
 
 /// The resolved recipe's file.
 pub const RECIPE: &str = "recipe.toml";
+/// Held by the process that works on the run.
+pub const LOCK: &str = ".lock";
 
 impl RunFolder {
     /// Makes the folder, writes the resolved recipe into it and serves metrics if the recipe says so. A folder that already holds a run is
@@ -91,9 +105,20 @@ impl RunFolder {
         std::fs::write(&written, plan.to_toml())
             .and_then(|()| std::fs::rename(&written, &recipe))
             .with_context(|| format!("writing {}", recipe.display()))?;
+        Record::begin(path, plan)?;
         let (path, name, progress) = (path.to_owned(), plan.name.clone(), plan.observe.progress);
-        let run =
-            RunFolder { path, name, metrics, server, progress, console: Console::default(), rows: Arc::default(), _lock: lock };
+        let run = RunFolder {
+            path,
+            name,
+            metrics,
+            server,
+            progress,
+            console: Console::default(),
+            rows: Arc::default(),
+            staleness: Arc::default(),
+            drawn: Mutex::default(),
+            _lock: lock,
+        };
         if let Some(server) = &run.server {
             run.say(&format!("metrics: http://{}/metrics", server.address()));
         }
@@ -130,6 +155,7 @@ impl RunFolder {
             metrics: self.metrics.clone(),
             log: self.log(plan)?,
             dead_letters: Some(DeadLetterWriter::new(&self.path)),
+            answers: plan.eval.as_ref().filter(|eval| eval.every > 0).map(|_| AnswerLog::new(&self.path)).transpose()?,
             checkpoints: Some(self.path.clone()),
         })
     }
@@ -138,7 +164,15 @@ impl RunFolder {
         let rows = self.rows.clone();
         let remember = move |step: u64, row: &StepMetrics| lock(&rows).push((step, row.clone()));
         let console = ConsoleLogger::events(plan.observe.log_every);
-        let mut log = RunLog::new(&self.metrics).logger(JsonlLogger::new(&self.path)?).logger(remember).logger(console);
+        let staleness = self.staleness.clone();
+        let lags = move |trained: &Trained<FrozenWeights>| {
+            let mut seen = lock(&staleness);
+            for lag in trained.batch.samples().filter_map(|sample| train::staleness(sample, trained.version)) {
+                *seen.entry(lag).or_default() += 1;
+            }
+        };
+        let mut log =
+            RunLog::new(&self.metrics).each(lags).logger(JsonlLogger::new(&self.path)?).logger(remember).logger(console);
         if plan.observe.tensorboard {
             log = log.logger(TensorBoardLogger::new(&self.path)?);
         }
@@ -150,6 +184,7 @@ impl RunFolder {
 
     /// Runs a flow of `steps` steps with its progress on show, and writes the report, also of a run that failed.
     pub fn watch(&self, flow: &mut Flow, steps: u64, run: impl FnOnce(&mut Flow) -> Result<Report, RunError>) -> Result<Report> {
+        lock(&self.drawn).graph = serde_json::from_str(&flow.graph().to_json()).context("the graph as JSON")?;
         let progress = self.progress.then(|| Progress::new(&self.console, Some(steps)));
         let sampler = StageSampler::start(flow.stats(), self.metrics.clone(), progress)?;
         let result = run(flow);
@@ -163,7 +198,17 @@ impl RunFolder {
         Ok(result?)
     }
 
+    /// Writes down how the run ended, and its page. What can't be written is said: the run is what it is.
+    pub fn end(&self, result: &Result<Report>) {
+        let drawn = Drawn { staleness: lock(&self.staleness).clone().into_iter().collect(), ..lock(&self.drawn).clone() };
+        let written = Record::end(&self.path, result, drawn).and_then(|()| page::write(&self.path));
+        if let Err(error) = written {
+            self.say(&format!("warning: {error:#}"));
+        }
+    }
+
     fn report(&self, report: &Report) -> Result<()> {
+        self.draw(report);
         let outcome = match report.ended {
             Ended::Finished => "finished",
             Ended::Drained => "was interrupted",
@@ -208,6 +253,16 @@ impl RunFolder {
         Ok(())
     }
 
+    fn draw(&self, report: &Report) {
+        let shares = |stage: &StageReport| StageShares {
+            name: stage.name.clone(),
+            workers: stage.workers.len(),
+            shares: State::ALL.iter().map(|&state| (state.name().to_owned(), stage.share(state))).collect(),
+        };
+        let mut drawn = lock(&self.drawn);
+        (drawn.stages, drawn.bottleneck) = (report.stages.iter().map(shares).collect(), report.bottleneck.clone());
+    }
+
     /// The sum, and what it is made of (law D4).
     fn ledger(&self, metric: Metric, sum: &str) -> String {
         let of = |part: &str| self.metrics.newest(metric, &[part]).unwrap_or(0.0);
@@ -243,7 +298,7 @@ fn serve(plan: &Plan) -> Result<(Metrics, Option<MetricsServer>)> {
 
 /// Two processes on one run would tear its files. The lock goes with the process, also when it is killed.
 fn lock_run(path: &Path) -> Result<File> {
-    let file = path.join(".lock");
+    let file = path.join(LOCK);
     let lock = File::create(&file).with_context(|| format!("locking {}", file.display()))?;
     match lock.try_lock() {
         Ok(()) => Ok(lock),

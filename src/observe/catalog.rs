@@ -89,6 +89,7 @@ const STATUS: Label = Label { name: "status", values: &["completed", "truncated"
 const REASON: Label = Label { name: "reason", values: &[] };
 const TOKEN_LAG: Label = Label { name: "lag", values: &[] };
 const PART: Label = Label { name: "part", values: &[] };
+const PASS_AT: Label = Label { name: "k", values: &[] };
 const ROLE: Label = Label { name: "role", values: &["trainer", "generator"] };
 
 /// One row a metric; the sentence is its documentation here, its help text in Prometheus and its line in `docs/metrics.md`.
@@ -176,6 +177,19 @@ catalog! {
     RewardPart: GAUGE "reward_part_mean" [PART] in "reward",
         "Mean of a part of the reward over the newest step's samples, by the part's name; in rows of `metrics.jsonl`, `reward_part_` and the name.";
     PassRate: GAUGE "group_pass_ratio" [] in "ratio", "Share of the newest step's groups in which any sample succeeded (pass@k, k being the group's size).";
+
+    EvalStep: GAUGE "eval_step" [] in "steps", "The step after which the newest evaluation's weights were published.";
+    EvalVersion: GAUGE "eval_version" [] in "versions", "The weights that the newest evaluation asked, and no others.";
+    EvalGreedyAccuracy: GAUGE "eval_greedy_accuracy_ratio" [] in "ratio",
+        "Share of the newest evaluation's prompts whose greedy answer is right: earns `eval.success` or more.";
+    EvalGreedyReward: GAUGE "eval_greedy_reward_mean" [] in "reward", "Mean reward of its greedy answers.";
+    EvalAccuracy: GAUGE "eval_accuracy_ratio" [] in "ratio", "Share of its sampled answers that are right, mean over prompts.";
+    EvalReward: GAUGE "eval_reward_mean" [] in "reward", "Mean reward of its sampled answers.";
+    EvalPassAt: GAUGE "eval_pass_at_k_ratio" [PASS_AT] in "ratio",
+        "Probability that one of k sampled answers is right, by the unbiased estimate; in rows of `metrics.jsonl`, `eval_pass_at_1` and so on.";
+    EvalLength: GAUGE "eval_length_mean_tokens" [] in "tokens", "Mean length of its answers.";
+    EvalTruncated: GAUGE "eval_truncated_ratio" [] in "ratio", "Share of its answers that the length limit cut off.";
+    EvalErrors: GAUGE "eval_errors" [] in "answers", "Answers of it that have no reward, because the prompt could not be asked or the reward failed.";
 
     Loss: GAUGE "loss" [] in "nats", "Loss of the newest step.";
     MixedLoss: GAUGE "mixed_loss" [] in "nats", "Loss of the samples that were mixed into the newest step, times their weight.";

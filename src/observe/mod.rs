@@ -9,6 +9,7 @@ pub mod console;
 pub mod logs;
 pub mod progress;
 pub mod recorder;
+pub mod report;
 pub mod run_report;
 pub mod server;
 pub mod stage_sampler;

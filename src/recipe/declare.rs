@@ -60,6 +60,14 @@ macro_rules! section {
                 );)*
                 $(<$Tail as super::section::Section>::describe_rows(path, keys);)*
             }
+            fn shape() -> super::schema::Shape {
+                let default = Self::default();
+                let mut shape = super::schema::Shape::default();
+                $(shape.join(<$Head as super::section::Section>::shape());)*
+                $(shape.key(stringify!($key), &default.$key, &[$($limit.text)?], &[$($key_doc),+]);)*
+                $(shape.join(<$Tail as super::section::Section>::shape());)*
+                shape
+            }
         }
     };
 }
@@ -124,6 +132,13 @@ macro_rules! tagged {
                     }
                 )+
             }
+            fn shape() -> super::schema::Shape {
+                let mut shape = super::schema::Shape::default();
+                $(shape.kind(
+                    $word, super::section::sentence(&[$($kind_doc),+]), <$Body as super::section::Section>::shape(),
+                );)+
+                shape
+            }
         }
     };
 }
@@ -161,6 +176,12 @@ macro_rules! choices {
             fn expects() -> String {
                 let words = [$(format!("`\"{}\"`: {}", $word, super::section::sentence(&[$($word_doc),+]))),+];
                 format!("a word. {}", words.join(" "))
+            }
+            fn schema() -> serde_json::Value {
+                let words = [$(serde_json::json!({
+                    "const": $word, "description": super::section::sentence(&[$($word_doc),+]),
+                })),+];
+                serde_json::json!({"oneOf": words})
             }
             fn read(
                 node: &super::document::Node, path: &str, findings: &mut super::section::Findings,

@@ -1,6 +1,7 @@
 //! A recipe as it was written: TOML in which every key and value knows its place, with `--set key=value` laid over it.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -51,8 +52,21 @@ impl Value {
     }
 }
 
-/// Parses a recipe and lays the `--set` arguments over it. Syntax errors come all at once.
+/// What the names of environment variables begin with that override keys.
+pub(crate) const VARIABLES: &str = "ROLLFLOW__";
+
+/// Parses a recipe with what it includes and lays the `--set` arguments over it. Syntax errors come all at once.
 pub(crate) fn parse(file: &str, text: &str, sets: &[String]) -> Result<Node, Vec<RecipeError>> {
+    let mut errors = Vec::new();
+    let mut root = document(file, text, &mut vec![PathBuf::from(file)], &mut errors);
+    for argument in sets {
+        errors.extend(set(&mut root, argument).err());
+    }
+    if errors.is_empty() { Ok(root) } else { Err(errors) }
+}
+
+/// One file over those that it includes. `open`: the files that are being read, each included by the one before.
+fn document(file: &str, text: &str, open: &mut Vec<PathBuf>, errors: &mut Vec<RecipeError>) -> Node {
     let place_at = |offset: usize| {
         let before = &text[..text.floor_char_boundary(offset)];
         let line_start = before.rfind('\n').map_or(0, |at| at + 1);
@@ -60,13 +74,77 @@ pub(crate) fn parse(file: &str, text: &str, sets: &[String]) -> Result<Node, Vec
         Place::File { file: file.to_owned(), line, column }
     };
     let (document, syntax) = DeTable::parse_recoverable(text);
-    let mut errors: Vec<RecipeError> =
-        syntax.iter().map(|error| syntax_error(place_at(error.span().map_or(0, |span| span.start)), error.message())).collect();
-    let mut root = Node { place: place_at(0), value: Value::Table(table(document.get_ref(), &place_at)) };
-    for argument in sets {
-        errors.extend(set(&mut root, argument).err());
+    errors.extend(syntax.iter().map(|error| syntax_error(place_at(error.span().map_or(0, |span| span.start)), error.message())));
+    let mut keys = table(document.get_ref(), &place_at);
+    let included = keys.remove("include");
+    let root = Node { place: place_at(0), value: Value::Table(keys) };
+    match included {
+        None => root,
+        Some(entry) => bases(file, &entry.node, open, errors).into_iter().rev().fold(root, over),
     }
-    if errors.is_empty() { Ok(root) } else { Err(errors) }
+}
+
+/// The documents that `include` names, in its order.
+fn bases(file: &str, include: &Node, open: &mut Vec<PathBuf>, errors: &mut Vec<RecipeError>) -> Vec<Node> {
+    let items = match &include.value {
+        Value::List(items) => items.iter().collect(),
+        _ => vec![include],
+    };
+    let mut found = Vec::new();
+    for item in items {
+        let mut refuse = |message: String, help: &str| {
+            errors.push(RecipeError { place: item.place.clone(), key: "include".to_owned(), message, help: help.to_owned() });
+        };
+        let Value::Text(name) = &item.value else {
+            refuse(
+                format!("`include` is {}", item.value.describe()),
+                "name a recipe, as in include = \"base.toml\", or a list of them",
+            );
+            continue;
+        };
+        let path = Path::new(file).parent().unwrap_or(Path::new("")).join(name);
+        if open.contains(&path) {
+            refuse(format!("{} includes itself", path.display()), "remove one of the includes");
+            continue;
+        }
+        match std::fs::read_to_string(&path) {
+            Err(error) => {
+                let help = "what is included is looked for from the folder of the recipe that includes it";
+                refuse(format!("cannot read {}, which it includes: {error}", path.display()), help);
+            }
+            Ok(text) => {
+                open.push(path.clone());
+                found.push(document(&path.display().to_string(), &text, open, errors));
+                open.pop();
+            }
+        }
+    }
+    found
+}
+
+/// `node` over `base`: sections are joined key by key, unless they are of different kinds; everything else is replaced.
+fn over(node: Node, base: Node) -> Node {
+    match (node.value, base.value) {
+        (Value::Table(mut keys), Value::Table(under)) if !other_kind(&keys, &under) => {
+            for (key, entry) in under {
+                let merged = match keys.remove(&key) {
+                    None => entry,
+                    Some(of) => Entry { key_place: of.key_place, node: over(of.node, entry.node) },
+                };
+                keys.insert(key, merged);
+            }
+            Node { value: Value::Table(keys), place: node.place }
+        }
+        (value, _) => Node { value, place: node.place },
+    }
+}
+
+fn other_kind(keys: &Table, base: &Table) -> bool {
+    let kind = |table: &Table| match table.get("kind").map(|entry| &entry.node.value) {
+        Some(Value::Text(kind)) => Some(kind.clone()),
+        _ => None,
+    };
+    matches!((kind(keys), kind(base)), (Some(kind), Some(base)) if kind != base)
 }
 
 fn syntax_error(place: Place, message: &str) -> RecipeError {
@@ -96,9 +174,15 @@ fn node(source: &Spanned<DeValue<'_>>, place_at: &dyn Fn(usize) -> Place) -> Nod
     Node { value, place: place_at(source.span().start) }
 }
 
-/// Lays `section.key=value` over the document.
+/// Lays `section.key=value` over the document, or `ROLLFLOW__SECTION__KEY=value`, as environment variables are named.
 fn set(root: &mut Node, argument: &str) -> Result<(), RecipeError> {
-    let place = Place::Set(argument.to_owned());
+    let variable = argument.strip_prefix(VARIABLES).and_then(|rest| rest.split_once('='));
+    let place = match variable {
+        Some((name, _)) => Place::Variable(format!("{VARIABLES}{name}")),
+        None => Place::Set(argument.to_owned()),
+    };
+    let renamed = variable.map(|(name, value)| format!("{}={value}", name.to_lowercase().replace("__", ".")));
+    let argument = renamed.as_deref().unwrap_or(argument);
     let refuse = |key: &str, message: String, help: &str| {
         Err(RecipeError { place: place.clone(), key: key.to_owned(), message, help: help.to_owned() })
     };

@@ -16,6 +16,8 @@ pub enum Place {
     },
     /// On the command line: `--set key=value`.
     Set(String),
+    /// In an environment variable of this name.
+    Variable(String),
     /// In Rust: the plan was built by code.
     Code,
 }
@@ -25,6 +27,7 @@ impl fmt::Display for Place {
         match self {
             Place::File { file, line, column } => write!(f, "{file}:{line}:{column}"),
             Place::Set(argument) => write!(f, "--set {argument}"),
+            Place::Variable(name) => write!(f, "${name}"),
             Place::Code => write!(f, "plan"),
         }
     }

@@ -23,6 +23,14 @@ pub fn load(path: &Path, sets: &[String]) -> Result<Plan, RecipeErrors> {
     load_with(path, sets, |_| Vec::new())
 }
 
+/// Of environment variables those that override keys, as [`load`] takes them: `ROLLFLOW__TRAIN__LR=1e-4` is `train.lr`.
+pub fn variables(all: impl IntoIterator<Item = (String, String)>) -> Vec<String> {
+    let ours = all.into_iter().filter(|(name, _)| name.starts_with(document::VARIABLES));
+    let mut sets: Vec<String> = ours.map(|(name, value)| format!("{name}={value}")).collect();
+    sets.sort();
+    sets
+}
+
 fn read(path: &Path) -> Result<(String, String), RecipeErrors> {
     let file = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|error| {
@@ -111,6 +119,10 @@ fn missing_files(plan: &Plan) -> Vec<Problem> {
     }
     if let TaskData::Jsonl(jsonl) = &plan.task.data {
         files.push(("task.path".to_owned(), &jsonl.path));
+    }
+    let asked = plan.eval.as_ref().and_then(|eval| eval.task.as_ref());
+    if let Some(TaskData::Jsonl(jsonl)) = asked.map(|task| &task.data) {
+        files.push(("eval.task.path".to_owned(), &jsonl.path));
     }
     if let Some(path) = plan.critic.as_ref().and_then(|critic| critic.path.as_ref()) {
         files.push(("critic.path".to_owned(), path));

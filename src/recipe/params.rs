@@ -137,6 +137,10 @@ impl Setting for Params {
         "a table of whatever it asks for".to_owned()
     }
 
+    fn schema() -> serde_json::Value {
+        serde_json::json!({"type": "object"})
+    }
+
     fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<Self> {
         match toml(node) {
             Toml::Table(table) => Some(Params(table)),

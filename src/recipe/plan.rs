@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use super::critic::Critic;
 use super::declare::{choices, section};
+use super::eval::Eval;
 use super::generate::{Filter, Generate};
 use super::lora::Lora;
 use super::model::{Model, Precision};
@@ -62,6 +63,8 @@ section! {
         sync: Syncing = Syncing::default();
         /// How far stages run ahead of each other.
         flow: FlowLimits = FlowLimits::default();
+        /// What weights are asked beside the training.
+        eval: Option<Eval> = None;
         /// What is saved of the run.
         checkpoint: Checkpointing = Checkpointing::default();
         /// What is seen of the run.
@@ -106,8 +109,8 @@ impl Pipeline {
     pub(crate) fn unused_sections(self) -> Vec<&'static str> {
         match self {
             Pipeline::Grpo | Pipeline::SftThenGrpo => vec!["reward_model"],
-            Pipeline::Sft => [&REINFORCEMENT[..], &["reward_model"]].concat(),
-            Pipeline::RewardModel => [&REINFORCEMENT[..], &["sft", "lora"]].concat(),
+            Pipeline::Sft => [&REINFORCEMENT[..], &["reward_model", "eval"]].concat(),
+            Pipeline::RewardModel => [&REINFORCEMENT[..], &["sft", "lora", "eval"]].concat(),
         }
     }
 

@@ -11,6 +11,10 @@ A recipe is a TOML file that says what a run does. `rollflow check RECIPE` names
 column, and the numbers that follow from it; `rollflow run RECIPE --set section.key=value` lays values over it. Paths are relative to
 where the command runs. `pipeline`, `[model]` and `[task]` must be there; everything else has a default. An unknown key is an error.
 
+`include = \"base.toml\"` at the top, or a list, lays the recipe over others: sections are joined key by key, except where they say another `kind`;
+lists are replaced. The folder of the recipe that includes is where they are looked for. `ROLLFLOW__TRAIN__LR=1e-4` in the environment overrides
+`train.lr`; `--set` overrides both. `recipe.schema.json` beside this page tells editors all of it: `rollflow schema` prints it.
+
 This page is generated from the declarations in `src/recipe/`; a test holds them equal. To write it anew:
 `ROLLFLOW_WRITE_DOCS=1 cargo test --test recipes`.
 ";
@@ -54,7 +58,7 @@ fn heading(section: &str) -> String {
 }
 
 fn section_doc(section: &str) -> String {
-    use super::{critic, generate, lora, model, pairs, plan, reference_policy, reward, task, timeline, train};
+    use super::{critic, eval, generate, lora, model, pairs, plan, reference_policy, reward, task, timeline, train};
     match section.trim_end_matches("[]") {
         "model" => model::Model::doc(),
         "lora" => lora::Lora::doc(),
@@ -74,6 +78,7 @@ fn section_doc(section: &str) -> String {
         "ramp" => timeline::Ramp::doc(),
         "sync" => plan::Syncing::doc(),
         "flow" => plan::FlowLimits::doc(),
+        "eval" => eval::Eval::doc(),
         "checkpoint" => plan::Checkpointing::doc(),
         "observe" => plan::Observe::doc(),
         _ => Plan::doc(),

@@ -24,7 +24,7 @@ const TAGS: Limit<Vec<String>> = Limit {
 const WORDS: Limit<Vec<String>> =
     Limit { text: "words, at least one and none empty", holds: |words| keywords(words.iter().cloned()).is_ok() };
 const URL: Limit<String> = Limit {
-    text: "an address, as in http://127.0.0.1:9000/score, without TLS",
+    text: "an address, as in http://127.0.0.1:9000/score, without TLS, and without a password (`token_env` names a token)",
     holds: |url| Service::new(ServiceConfig::new(url)).is_ok(),
 };
 const SCORE_PATTERN: Limit<String> = Limit {
@@ -187,6 +187,8 @@ section! {
     pub struct HttpRule {
         /// Where it takes a group's answers by POST.
         url: String = String::new(), URL;
+        /// The environment variable that holds a token, sent as `Authorization: Bearer …`. The token itself stands nowhere.
+        token_env: Option<String> = None;
         /// Most seconds for one request, from connecting to the end of its answer.
         timeout: f64 = 30.0, POSITIVE;
         /// Most groups that are asked for at the same time; of several services the smallest counts.
@@ -213,8 +215,6 @@ section! {
         scale: [f64; 2] = [0.0, 10.0], SCALE;
         /// Longest reply, in tokens.
         max_tokens: usize = 512, SOME;
-        /// The environment variable that holds the key its server asks for.
-        key_env: Option<String> = None;
         /// A file that remembers replies over runs, relative to where the command runs; without it one run's memory does.
         cache: Option<PathBuf> = None;
     }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::document::{Node, Table, Value};
 use super::error::{Place, RecipeError};
 use super::reference::sections_with;
+use super::schema::Shape;
 use super::setting::{KeyDoc, Problem, Setting, Written};
 
 /// What reading a recipe brings to light.
@@ -46,6 +47,8 @@ pub(crate) trait Section: Default {
     fn check_rows(&self, path: &str, problems: &mut Vec<Problem>);
     /// Its keys, for the reference.
     fn describe_rows(path: &str, keys: &mut Vec<KeyDoc>);
+    /// Its keys, for editors.
+    fn shape() -> Shape;
 }
 
 /// The rest of a kind that has no further keys.
@@ -62,11 +65,18 @@ impl Section for NoKeys {
     fn rows(&self, _rows: &mut Vec<(String, Written)>) {}
     fn check_rows(&self, _path: &str, _problems: &mut Vec<Problem>) {}
     fn describe_rows(_path: &str, _keys: &mut Vec<KeyDoc>) {}
+    fn shape() -> Shape {
+        Shape::default()
+    }
 }
 
 impl<T: Section> Setting for T {
     fn expects() -> String {
         "a table".to_owned()
+    }
+
+    fn schema() -> serde_json::Value {
+        T::shape().schema()
     }
 
     fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<Self> {

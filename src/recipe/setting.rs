@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use serde_json::{Value as Json, json};
+
 use super::document::{Node, Value};
 use super::section::Findings;
 
@@ -16,6 +18,11 @@ pub(crate) trait Setting: Sized {
 
     /// How it is written in TOML.
     fn write(&self) -> Written;
+
+    /// What may be written, as JSON schema; a type that does not say takes anything.
+    fn schema() -> Json {
+        json!({})
+    }
 
     /// Notes every value inside that is out of its range.
     fn check(&self, _path: &str, _problems: &mut Vec<Problem>) {}
@@ -97,10 +104,13 @@ fn quoted(text: &str) -> String {
 
 /// Implements [`Setting`] for a scalar from its name, the shapes it is read from and its TOML.
 macro_rules! scalar {
-    ($Type:ty, $expects:expr, $($shape:pat => $value:expr),+; $write:expr) => {
+    ($Type:ty, $expects:expr, $schema:tt, $($shape:pat => $value:expr),+; $write:expr) => {
         impl Setting for $Type {
             fn expects() -> String {
                 $expects.to_owned()
+            }
+            fn schema() -> Json {
+                json!($schema)
             }
             fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<Self> {
                 let value: Option<Self> = match &node.value {
@@ -117,21 +127,25 @@ macro_rules! scalar {
     };
 }
 
-scalar!(String, "text", Value::Text(text) => Some(text.clone()); |text| quoted(text));
-scalar!(PathBuf, "a path, as text", Value::Text(text) => Some(text.into()); |path| quoted(&path.to_string_lossy()));
-scalar!(bool, "true or false", Value::Flag(flag) => Some(*flag); bool::to_string);
+scalar!(String, "text", {"type": "string"}, Value::Text(text) => Some(text.clone()); |text| quoted(text));
+scalar!(PathBuf, "a path, as text", {"type": "string"}, Value::Text(text) => Some(text.into()); |path| quoted(&path.to_string_lossy()));
+scalar!(bool, "true or false", {"type": "boolean"}, Value::Flag(flag) => Some(*flag); bool::to_string);
 // Debug keeps `1e-8` short and `1.0` a float, and both forms are TOML.
-scalar!(f64, "a number", Value::Float(number) => Some(*number), Value::Integer(number) => Some(*number as f64);
+scalar!(f64, "a number", {"type": "number"}, Value::Float(number) => Some(*number), Value::Integer(number) => Some(*number as f64);
     |number| format!("{number:?}"));
-scalar!(u64, WHOLE, Value::Integer(number) => (*number).try_into().ok(); u64::to_string);
-scalar!(u32, WHOLE, Value::Integer(number) => (*number).try_into().ok(); u32::to_string);
-scalar!(usize, WHOLE, Value::Integer(number) => (*number).try_into().ok(); usize::to_string);
-scalar!(SocketAddr, "an address and a port, such as \"127.0.0.1:9464\"", Value::Text(text) => text.parse().ok();
+scalar!(u64, WHOLE, {"type": "integer", "minimum": 0}, Value::Integer(number) => (*number).try_into().ok(); u64::to_string);
+scalar!(u32, WHOLE, {"type": "integer", "minimum": 0}, Value::Integer(number) => (*number).try_into().ok(); u32::to_string);
+scalar!(usize, WHOLE, {"type": "integer", "minimum": 0}, Value::Integer(number) => (*number).try_into().ok(); usize::to_string);
+scalar!(SocketAddr, "an address and a port, such as \"127.0.0.1:9464\"", {"type": "string"}, Value::Text(text) => text.parse().ok();
     |address| quoted(&address.to_string()));
 
 impl Setting for [f64; 2] {
     fn expects() -> String {
         "two numbers, such as [0.9, 0.95]".to_owned()
+    }
+
+    fn schema() -> Json {
+        json!({"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2})
     }
 
     fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<Self> {
@@ -153,6 +167,10 @@ impl Setting for [f64; 2] {
 impl<T: Setting> Setting for Option<T> {
     fn expects() -> String {
         T::expects()
+    }
+
+    fn schema() -> Json {
+        T::schema()
     }
 
     fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<Self> {
@@ -177,6 +195,10 @@ impl<T: Setting> Setting for Option<T> {
 impl<T: Setting> Setting for Vec<T> {
     fn expects() -> String {
         format!("a list, each {}", T::expects())
+    }
+
+    fn schema() -> Json {
+        json!({"type": "array", "items": T::schema()})
     }
 
     fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<Self> {

@@ -2,10 +2,11 @@
 //! `train`.
 //!
 //! In the order of a pipeline: [`source`] → [`generate`] → [`reward`] → [`filter`] → [`pairs`] → [`reference`](mod@reference) → [`batch`]
-//! → [`train`] → [`sync`] → [`sink`], with [`Admission`] deciding when a prompt may enter.
+//! → [`train`] → [`sync`] → [`evaluate`] → [`sink`], with [`Admission`] deciding when a prompt may enter.
 
 mod admission;
 pub mod batch;
+pub mod evaluate;
 pub mod filter;
 pub mod generate;
 pub mod pairs;

@@ -78,7 +78,7 @@ impl Learner {
             let snapshot = watched.get().and_then(Stats::snapshot);
             kept.lock().unwrap_or_else(PoisonError::into_inner).extend(snapshot.map(|now| row(&now, step, &book)));
         });
-        let outputs = Outputs { metrics: metrics.clone(), log, dead_letters: None, checkpoints: None };
+        let outputs = Outputs { metrics: metrics.clone(), log, dead_letters: None, answers: None, checkpoints: None };
         let mut flow = grpo::declare(plan, Actors::local(plan, &Registry::default(), policy)?, outputs, None)?;
         flow.interrupted_by(&self.interrupts);
         stats.get_or_init(|| flow.stats());

@@ -178,6 +178,7 @@ fn actors(
         critic: plan.critic.as_ref().map(|_| SimulatedBackend::default()),
         backend: SimulatedBackend::on(simulation, trainer.of(0), trainer.of(1).saturating_sub(trainer.of(0))),
         mixture: None,
+        evaluator: None,
         registry: registry.clone(),
     })
 }

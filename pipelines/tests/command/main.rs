@@ -3,14 +3,17 @@
 #![allow(clippy::unwrap_used)]
 
 mod adapters;
+mod asking;
 mod changing;
 mod console;
 mod crashes;
 mod disks;
+mod evaluating;
 mod lineage;
 mod recipes;
 mod references;
 mod registering;
+mod remembering;
 mod replaying;
 mod reward_models;
 mod running;

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::running::{GRPO, SFT, rollflow};
+use crate::running::{GRPO, SFT, command, rollflow};
 
 #[test]
 fn a_good_recipe_checks_and_shows_what_follows_from_it() {
@@ -33,6 +33,159 @@ fn a_bad_recipe_exits_with_2_and_tells_all_that_is_wrong_where_it_is_written() {
             "did you mean `groups`",
         ] {
             assert!(refused.err.contains(part), "{part} is missing:\n{}", refused.err);
+        }
+    }
+}
+
+/// What makes any shipped recipe one of a few steps of a debug build; keys that a pipeline has no section for are left out.
+fn small(text: &str) -> Vec<String> {
+    let all = [
+        ("[model]", "model={kind=\"tiny\",hidden=16,layers=1,heads=2,kv_heads=1,intermediate=32}"),
+        ("[sft]", "sft.steps=2"),
+        ("[sft]", "sft.batch=4"),
+        ("[reward_model]", "reward_model.steps=2"),
+        ("[reward_model]", "reward_model.batch=4"),
+        ("[train]", "train.steps=3"),
+        ("[train]", "train.schedule={kind=\"constant\"}"),
+        ("[train]", "reward={kind=\"regex\",pattern=\"[0-9]\"}"),
+        ("[train]", "batch.groups=4"),
+        ("[train]", "generate.group_size=4"),
+        ("[train]", "generate.slots=8"),
+        ("[train]", "filter_fallback=keep"),
+        ("[critic]", "critic.warmup_steps=1"),
+    ];
+    all.iter().filter(|(section, _)| text.contains(section)).map(|(_, set)| (*set).to_owned()).collect()
+}
+
+/// No recipe in this repository is one that does not run.
+#[test]
+fn every_shipped_recipe_checks_and_runs_a_few_steps() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipes = concat!(env!("CARGO_MANIFEST_DIR"), "/recipes");
+    let mut ran = 0;
+    for entry in std::fs::read_dir(recipes).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.to_str().unwrap();
+        let checked = rollflow(&["check", name]);
+        assert_eq!((checked.code, checked.err.as_str()), (Some(0), ""), "{name}");
+        let mut text = std::fs::read_to_string(&path).unwrap();
+        if text.contains("include = \"grpo.toml\"") {
+            text += &std::fs::read_to_string(path.with_file_name("grpo.toml")).unwrap();
+        }
+        let sets = small(&text);
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        let out = folder.path().join(path.file_stem().unwrap());
+        let run: Vec<&str> = ["run", name, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect();
+        let ended = rollflow(&run);
+        assert_eq!(ended.code, Some(0), "{name}: {}", ended.err);
+        let rows = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+        assert!(rows.lines().count() >= 2, "{name} took steps");
+        ran += 1;
+    }
+    assert!(ran >= 7, "{ran} recipes");
+}
+
+/// Each value from where it was written last, and each error from where it is.
+#[test]
+fn values_come_from_bases_the_recipe_the_environment_and_arguments_in_this_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write(
+        "base.toml",
+        "pipeline = \"grpo\"\n[model]\nkind = \"tiny\"\nhidden = 64\n[task]\nkind = \"arithmetic\"\n[train]\nsteps = 11\nlr = 1e-3\n[batch]\ngroups = 3\n",
+    );
+    write("mine.toml", "include = \"base.toml\"\n[train]\nsteps = 12\n[generate]\ngroup_size = 2\n");
+    let mine = folder.path().join("mine.toml");
+    let mine = mine.to_str().unwrap();
+    let checked = |sets: &[&str], variable: (&str, &str)| {
+        let output = command(&[&["check", mine][..], sets].concat()).env(variable.0, variable.1).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap())
+    };
+    let none = ("ROLLFLOW_NOTHING", "");
+    let of = |text: &str, name: &str| text.lines().find(|line| line.trim().starts_with(name)).unwrap().to_owned();
+    let (code, text) = checked(&[], none);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(of(&text, "steps").ends_with("12") && of(&text, "samples a step").contains("6 (3 groups of 2)"), "{text}");
+    let (_, text) = checked(&[], ("ROLLFLOW__TRAIN__STEPS", "13"));
+    assert!(of(&text, "steps").ends_with("13"), "{text}");
+    let (_, text) = checked(&["--set", "train.steps=14"], ("ROLLFLOW__TRAIN__STEPS", "13"));
+    assert!(of(&text, "steps").ends_with("14"), "{text}");
+
+    write("base.toml", "pipeline = \"grpo\"\n[model]\nkind = \"tiny\"\nhiden = 64\n[task]\nkind = \"arithmetic\"\n");
+    let (code, text) = checked(&["--set", "batch.grups=1"], ("ROLLFLOW__TRAIN__LR", "fast"));
+    assert_eq!(code, Some(2));
+    let base = folder.path().join("base.toml").display().to_string();
+    for part in [&format!("{base}:4:1"), "4 | hiden = 64", "  | ^", "$ROLLFLOW__TRAIN__LR", "--set batch.grups"] {
+        assert!(text.contains(part), "{part} is missing:\n{text}");
+    }
+    write("base.toml", "include = [\"mine.toml\"]");
+    assert!(checked(&[], none).1.contains("includes itself"));
+    write("mine.toml", "include = \"none.toml\"");
+    let (code, text) = checked(&[], none);
+    assert!(code == Some(2) && text.contains("mine.toml:1:11") && text.contains("none.toml"), "{text}");
+    // A section of another kind is not mixed with the base's.
+    write("base.toml", "pipeline = \"grpo\"\n[model]\nkind = \"tiny\"\n[task]\nkind = \"arithmetic\"\ndigits = 2\n");
+    write("mine.toml", "include = \"base.toml\"\n[task]\nkind = \"jsonl\"\npath = \"no.jsonl\"\n");
+    let (_, text) = checked(&[], none);
+    assert!(text.contains("does not exist") && !text.contains("digits"), "{text}");
+}
+
+/// What is included, taken from the environment and set becomes one recipe that says all of it (R319).
+#[test]
+fn the_saved_recipe_of_a_composed_one_repeats_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mine, first, again) = (folder.path().join("mine.toml"), folder.path().join("first"), folder.path().join("again"));
+    let base = concat!(env!("CARGO_MANIFEST_DIR"), "/recipes/grpo.toml");
+    std::fs::write(&mine, format!("include = {base:?}\n[train]\nlr = 3e-3\n")).unwrap();
+    let run = command(&crate::running::run_args(mine.to_str().unwrap(), &first, &["seed=4"]))
+        .env("ROLLFLOW__TRAIN__ENTROPY_COEF", "0.01")
+        .output();
+    assert_eq!(run.unwrap().status.code(), Some(0));
+    let recipe = first.join("recipe.toml");
+    let text = std::fs::read_to_string(&recipe).unwrap();
+    assert!(!text.contains("include") && text.contains("entropy_coef = 0.01") && text.contains("lr = 0.003"), "{text}");
+    assert_eq!(rollflow(&["run", recipe.to_str().unwrap(), "--out", again.to_str().unwrap()]).code, Some(0));
+    for file in ["metrics.jsonl", "rollouts.jsonl", "recipe.toml", "checkpoints/step_000003/model.safetensors"] {
+        assert_eq!(std::fs::read(first.join(file)).unwrap(), std::fs::read(again.join(file)).unwrap(), "{file}");
+    }
+}
+
+#[test]
+fn what_init_writes_is_accepted_with_a_comment_to_every_section() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data.jsonl");
+    std::fs::write(&data, "{\"question\":\"1+1\",\"solution\":\"2\"}\n").unwrap();
+    let data = data.to_str().unwrap();
+    let file = ["--task", data, "--prompt-key", "question", "--answer-key", "solution"];
+    for (at, args) in
+        [&[][..], &["--pipeline", "sft"], &file, &[&file[..], &["--pipeline", "sft", "--steps", "7"]].concat()].iter().enumerate()
+    {
+        let path = folder.path().join(format!("{at}.toml"));
+        let path = path.to_str().unwrap();
+        let written = rollflow(&[&["init", path, "--yes"][..], args].concat());
+        assert_eq!(written.code, Some(0), "{}{}", written.out, written.err);
+        let checked = rollflow(&["check", path]);
+        assert_eq!((checked.code, checked.err.as_str()), (Some(0), ""));
+        let again = rollflow(&["init", path, "--yes"]);
+        assert!(again.code == Some(2) && again.err.contains("--force"), "{}", again.err);
+    }
+    let missing = rollflow(&["init", folder.path().join("m.toml").to_str().unwrap(), "--yes", "--model", "no/such/model"]);
+    assert!(missing.code == Some(2) && missing.err.contains("no/such/model"), "{}", missing.err);
+}
+
+#[test]
+fn shells_and_man_know_every_subcommand() {
+    let help = rollflow(&["--help"]).out;
+    let commands: Vec<&str> =
+        help.lines().skip_while(|line| *line != "Commands:").skip(1).map_while(|line| line.split_whitespace().next()).collect();
+    assert!(commands.len() > 14 && commands.contains(&"compare"), "{commands:?}");
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/command.md")).unwrap();
+    let man = rollflow(&["man"]).out;
+    for name in commands.iter().filter(|name| **name != "help") {
+        assert!(man.contains(name) && page.contains(&format!("| `{name}")), "{name}");
+        assert!(rollflow(&["man", name]).out.contains(".TH"), "{name}");
+        for shell in ["bash", "zsh", "fish"] {
+            assert!(rollflow(&["completions", shell]).out.contains(name), "{shell} {name}");
         }
     }
 }

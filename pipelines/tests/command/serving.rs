@@ -60,6 +60,23 @@ impl Drop for Server {
     }
 }
 
+/// The server of the documentation, for those who know the token.
+pub struct Guarded(Server);
+
+impl Guarded {
+    pub fn start(token: &str) -> Self {
+        let guard = format!(
+            "def do_POST(self):\n        if self.headers['Authorization'] != 'Bearer {token}':\n            return self.send_error(401)\n"
+        );
+        let (head, body) = shown().split_once("def do_POST(self):\n").map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+        Guarded(Server::start(&format!("{head}{guard}{body}")))
+    }
+
+    pub fn url(&self) -> &str {
+        &self.0.url
+    }
+}
+
 /// The page's only Python.
 fn shown() -> String {
     let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reward_service.md")).unwrap();
@@ -129,7 +146,7 @@ fn r190_a_judge_grades_what_it_has_not_graded_before_and_its_key_is_written_nowh
     let folder = tempfile::tempdir().unwrap();
     let cache = folder.path().join("judged.jsonl");
     let reward = format!(
-        "reward={{kind=\"judge\",url={:?},model=\"grader\",prompt=\"Is <{{response}}> right? It is <{{answer}}>.\",key_env=\"JUDGE_KEY\",cache={:?}}}",
+        "reward={{kind=\"judge\",url={:?},model=\"grader\",prompt=\"Is <{{response}}> right? It is <{{answer}}>.\",token_env=\"JUDGE_KEY\",cache={:?}}}",
         server.url,
         cache.to_str().unwrap()
     );
@@ -157,12 +174,13 @@ fn r190_a_judge_grades_what_it_has_not_graded_before_and_its_key_is_written_nowh
     // With another key, nothing would be graded.
     fs::remove_file(&cache).unwrap();
     let server = Server::start(GRADER);
-    let reward = format!("reward={{kind=\"judge\",url={:?},model=\"grader\",key_env=\"JUDGE_KEY\",max_poisoned=1}}", server.url);
+    let reward =
+        format!("reward={{kind=\"judge\",url={:?},model=\"grader\",token_env=\"JUDGE_KEY\",max_poisoned=1}}", server.url);
     let out = folder.path().join("third");
     let ended = rollflow_with(&run_args(GRPO, &out, &[&reward]), &[("JUDGE_KEY", "wrong")]);
     assert_eq!(ended.code, Some(1));
-    assert!(ended.err.contains("status 401") && ended.err.contains("asks for another key"), "{}", ended.err);
+    assert!(ended.err.contains("status 401") && ended.err.contains("check the token"), "{}", ended.err);
     let out = folder.path().join("fourth");
     let ended = rollflow(&run_args(GRPO, &out, &[&reward]));
-    assert!(ended.err.contains("environment variable JUDGE_KEY, which is not set"), "{}", ended.err);
+    assert!(ended.err.contains("the environment has no JUDGE_KEY"), "{}", ended.err);
 }

@@ -16,7 +16,12 @@ pub struct JsonlLogger(LineFile);
 impl JsonlLogger {
     /// Appends to `metrics.jsonl` in `folder`, making both when missing.
     pub fn new(folder: impl AsRef<Path>) -> Result<Self, LogError> {
-        LineFile::append(folder.as_ref().join("metrics.jsonl")).map(JsonlLogger)
+        JsonlLogger::at(folder.as_ref().join("metrics.jsonl"))
+    }
+
+    /// Appends to another file of such rows.
+    pub fn at(path: impl AsRef<Path>) -> Result<Self, LogError> {
+        LineFile::append(path.as_ref().to_owned()).map(JsonlLogger)
     }
 
     /// The file it writes.

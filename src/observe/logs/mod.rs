@@ -3,23 +3,27 @@
 //! A row is written when its step ends and is complete on disk when [`MetricsLogger::log`] returns; a crash tears at most the line that
 //! was being written, and the next run that appends removes the torn end.
 
+mod answers;
 mod console;
 mod dead_letters;
 mod jsonl;
 mod lines;
 mod rewind;
 mod rollouts;
+mod statistics;
 mod tensorboard;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+pub use answers::{AnswerWriter, JudgedAnswer, read_answers};
 pub(super) use console::short;
 pub use console::{ConsoleLogger, announce_training, console_line};
 pub use dead_letters::{DEAD_LETTERS, DeadLetter, DeadLetterWriter, Failure, FailureKind, read_dead_letters};
 pub use jsonl::{JsonlLogger, jsonl_row, read_metrics};
 pub use rewind::{last_step, rewind};
 pub use rollouts::{Rollout, RolloutWriter, read_rollouts};
+pub use statistics::{MetricStats, compute_stats, compute_stats_from_jsonl};
 pub use tensorboard::TensorBoardLogger;
 
 use super::catalog::Kind;

@@ -8,7 +8,7 @@ use crate::engine::Finished;
 
 /// Groups of which some answers are missing.
 #[derive(Debug)]
-pub(super) struct Assembly {
+pub(in crate::stages) struct Assembly {
     open: BTreeMap<u64, Open>,
     mask_older: bool,
 }

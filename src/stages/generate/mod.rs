@@ -1,6 +1,6 @@
 //! Where answers come from.
 
-mod assembly;
+pub(super) mod assembly;
 mod batches;
 mod generator;
 #[cfg(feature = "torch")]

@@ -31,6 +31,7 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
     put(Metric::LearningRate, optim.lr);
     let rewards: Vec<f64> = trained.batch.rewards().collect();
     if rewards.is_empty() {
+        row.extend(trained.evaluated.clone());
         return row;
     }
     let mean = rewards.iter().sum::<f64>() / rewards.len() as f64;
@@ -92,6 +93,7 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
     put(Metric::TokenLag, mean_token_lag(trained));
     row.extend(trained.batch.reward_parts().into_iter().map(|(name, mean)| (format!("reward_part_{name}"), mean)));
     row.extend(trained.settings.clone());
+    row.extend(trained.evaluated.clone());
     row.extend(forward.gap.by_lag.iter().map(|(lag, of)| (format!("importance_ratio_lag_{lag}"), of.ratio())));
     row
 }
@@ -147,6 +149,7 @@ mod tests {
             settings: [("setting_train_lr".to_owned(), 0.5)].into(),
             critic: Some(CriticStep { explained: Some(0.5), loss: 0.125, ..CriticStep::default() }),
             publish: None,
+            evaluated: [("eval_step".to_owned(), 1.0)].into(),
             totals: None,
             seconds: 0.1,
             update_seconds: 0.05,
@@ -158,6 +161,7 @@ mod tests {
         let row = step_row(&trained());
         let of = |metric: Metric| row[metric.key()];
         assert_eq!((of(Metric::RewardMean), of(Metric::RewardMax), of(Metric::PassRate)), (0.25, 1.0, 0.5));
+        assert_eq!(of(Metric::EvalStep), 1.0);
         assert_eq!(row["reward_part_form"], 0.5, "over kept and dropped samples alike");
         assert_eq!(of(Metric::PoisonedGroups), 1.0, "seen, and not taken for a group without success");
         assert_eq!((of(Metric::LengthTrainedUpperDecile), of(Metric::LengthFinishedMean)), (1.0, 1.0));

@@ -4,6 +4,7 @@
 //! the last part had its. Law N1 makes that the same step, whatever the parts. Where the lesson doesn't allow that, parts are gathered first.
 //! `updates.rs` makes the updates of a whole batch.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -144,7 +145,22 @@ impl<B: TrainingBackend> Trainer<B> {
         let totals = self.admission.as_ref().map(|admission| admission.settle(&batch));
         debug_assert!(totals.as_ref().is_none_or(|totals| totals.imbalance() == (0, 0)), "law D4: {totals:?}");
         let seconds = (worked + started.elapsed()).as_secs_f64();
-        Ok(Trained { step, version, batch, forward, optim, kl_cost, critic, settings, totals, publish, seconds, update_seconds })
+        let evaluated = BTreeMap::new();
+        Ok(Trained {
+            step,
+            version,
+            batch,
+            forward,
+            optim,
+            kl_cost,
+            critic,
+            settings,
+            totals,
+            publish,
+            evaluated,
+            seconds,
+            update_seconds,
+        })
     }
 
     /// The last part's pass, and the update.

@@ -44,6 +44,8 @@ pub struct Trained<W> {
     pub totals: Option<Totals>,
     /// New weights, on steps that publish.
     pub publish: Option<Snapshot<W>>,
+    /// What an evaluation found that ended by now, of these weights or of earlier ones.
+    pub evaluated: BTreeMap<String, f64>,
     /// How long the step's work took, in seconds; waiting for parts of its batch is none.
     pub seconds: f64,
     /// Of these, those after the last pass: the update, and the copy that is published.
@@ -292,6 +294,7 @@ impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
             critic: None,
             totals: None,
             publish: Some(first),
+            evaluated: BTreeMap::new(),
             seconds: 0.0,
             update_seconds: 0.0,
         })?;

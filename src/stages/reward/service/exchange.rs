@@ -15,7 +15,7 @@ use hyper::{Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
-use super::ServiceError;
+use super::{ServiceError, Token};
 
 /// Longest answer that is read, in bytes.
 const LONGEST: usize = 16 << 20;
@@ -28,13 +28,13 @@ pub(super) struct Reply {
     pub(super) body: Bytes,
 }
 
-/// Posts `body` as JSON, with a key if the service asks for one. Ends within `limit`, whatever the service does. Cancel-safe: a dropped exchange closes its connection.
-pub(super) async fn post(uri: &Uri, body: Vec<u8>, key: Option<&str>, limit: Duration) -> Result<Reply, ServiceError> {
+/// Posts `body` as JSON. Ends within `limit`, whatever the service does. Cancel-safe: a dropped exchange closes its connection.
+pub(super) async fn post(uri: &Uri, token: Option<&Token>, body: Vec<u8>, limit: Duration) -> Result<Reply, ServiceError> {
     let late = |_| ServiceError::Late { url: uri.to_string(), seconds: limit.as_secs_f64() };
-    tokio::time::timeout(limit, exchange(uri, body, key)).await.map_err(late)?
+    tokio::time::timeout(limit, exchange(uri, token, body)).await.map_err(late)?
 }
 
-async fn exchange(uri: &Uri, body: Vec<u8>, key: Option<&str>) -> Result<Reply, ServiceError> {
+async fn exchange(uri: &Uri, token: Option<&Token>, body: Vec<u8>) -> Result<Reply, ServiceError> {
     let url = || uri.to_string();
     let broke = |error: &dyn Error| ServiceError::Broke { url: url(), why: told(error) };
     let authority = uri.authority().map_or("", |authority| authority.as_str());
@@ -48,8 +48,8 @@ async fn exchange(uri: &Uri, body: Vec<u8>, key: Option<&str>) -> Result<Reply, 
         .header(HOST, authority)
         .header(CONTENT_TYPE, "application/json")
         .header(CONNECTION, "close");
-    if let Some(key) = key {
-        request = request.header(AUTHORIZATION, format!("Bearer {key}"));
+    if let Some(token) = token {
+        request = request.header(AUTHORIZATION, token.header());
     }
     let request = request.body(Full::new(Bytes::from(body))).map_err(|error| broke(&error))?;
     let mut connection = pin!(connection);

@@ -26,8 +26,6 @@ pub struct JudgeConfig {
     pub scale: [f64; 2],
     /// Longest reply, in tokens.
     pub max_tokens: usize,
-    /// Environment variable with the key that the server asks for.
-    pub key_env: Option<String>,
     /// A file that remembers replies over runs; without it they are remembered while the judge lives.
     pub cache: Option<PathBuf>,
 }
@@ -41,7 +39,6 @@ impl JudgeConfig {
             score: SCORE.to_owned(),
             scale: [0.0, 10.0],
             max_tokens: 512,
-            key_env: None,
             cache: None,
         }
     }
@@ -67,9 +64,6 @@ pub enum JudgeError {
         /// What is wrong with it.
         why: String,
     },
-    /// Its key is not there.
-    #[error("the judge's key is asked for in the environment variable {0}, which is not set; set it, or leave key_env out")]
-    Key(String),
     /// Its memory can't be read.
     #[error("the judge's cache {}: {why}", path.display())]
     Cache {
@@ -84,13 +78,11 @@ pub enum JudgeError {
 pub struct Judge {
     config: JudgeConfig,
     score: Regex,
-    /// Never shown.
-    key: Option<String>,
     verdicts: Verdicts,
 }
 
 impl Judge {
-    /// Reads the key from the environment and what is remembered from the cache.
+    /// Reads what is remembered from the cache.
     pub fn new(config: JudgeConfig) -> Result<Self, JudgeError> {
         let wrong = |key, found: &str, why: &str| Err(JudgeError::Config { key, found: found.to_owned(), why: why.to_owned() });
         if !config.prompt.contains("{response}") {
@@ -104,17 +96,9 @@ impl Judge {
         if !(config.scale.iter().all(|end| end.is_finite()) && config.scale[0] != config.scale[1]) {
             return wrong("scale", &format!("{:?}", config.scale), "its ends must be two different finite numbers");
         }
-        let key = match &config.key_env {
-            Some(name) => Some(std::env::var(name).map_err(|_| JudgeError::Key(name.clone()))?),
-            None => None,
-        };
         let verdicts = Verdicts::open(config.cache.as_deref())
             .map_err(|why| JudgeError::Cache { path: config.cache.clone().unwrap_or_default(), why })?;
-        Ok(Judge { config, score, key, verdicts })
-    }
-
-    pub(super) fn key(&self) -> Option<&str> {
-        self.key.as_deref()
+        Ok(Judge { config, score, verdicts })
     }
 
     pub(super) fn verdicts(&self) -> &Verdicts {
@@ -265,7 +249,5 @@ mod tests {
         assert!(refused(|config| config.score = "[0-9]+".into()).contains("needs a group"));
         assert!(refused(|config| config.score = "(".into()).contains("score"));
         assert!(refused(|config| config.scale = [1.0, 1.0]).contains("two different"));
-        let error = refused(|config| config.key_env = Some("NO_SUCH_KEY_IS_SET".into()));
-        assert!(error.contains("NO_SUCH_KEY_IS_SET, which is not set"), "{error}");
     }
 }

@@ -13,6 +13,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::header::HeaderValue;
 use hyper::{StatusCode, Uri};
 use tokio::time::{Instant, sleep};
 
@@ -37,6 +38,31 @@ pub struct ServiceConfig {
     pub pause: Duration,
     /// How long a service that says it is busy is waited for, in one attempt.
     pub patience: Duration,
+    /// What the service knows its callers by.
+    pub token: Option<Token>,
+}
+
+/// A secret that is sent as `Authorization: Bearer …`, and is never shown.
+#[derive(Clone, PartialEq)]
+pub struct Token(HeaderValue);
+
+impl Token {
+    /// Of this text; `None` where it can't stand in a header.
+    pub fn new(text: &str) -> Option<Self> {
+        let mut value = HeaderValue::from_str(&format!("Bearer {text}")).ok()?;
+        value.set_sensitive(true);
+        Some(Token(value))
+    }
+
+    fn header(&self) -> HeaderValue {
+        self.0.clone()
+    }
+}
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token")
+    }
 }
 
 impl ServiceConfig {
@@ -47,6 +73,7 @@ impl ServiceConfig {
             timeout: Duration::from_secs(30),
             pause: Duration::from_millis(500),
             patience: Duration::from_secs(300),
+            token: None,
         }
     }
 }
@@ -133,8 +160,8 @@ pub enum ServiceError {
 fn advice(status: u16) -> &'static str {
     match status {
         300..=399 => "redirects are not followed: give the address where the service itself is",
-        401 | 403 => "the service asks for another key",
         404 | 405 => "check the path, and that the service takes POST there",
+        401 | 403 => "check the token that token_env names",
         400..=499 => "the service refuses such requests: look into its log",
         _ => "look into the service's log",
     }
@@ -175,6 +202,13 @@ impl Service {
         let refuse = |why: String| ServiceError::Url { url: config.url.clone(), why };
         let uri = Uri::from_str(&config.url).map_err(|error| refuse(error.to_string()))?;
         match (uri.scheme_str(), uri.host()) {
+            // It would stand in recipes, logs and reports.
+            (Some("http"), Some(_)) if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) => {
+                let why =
+                    "it has a name or a password in it; put a token into an environment variable, and name that as token_env";
+                let url = config.url.split_once('@').map_or_else(String::new, |(_, rest)| format!("http://…@{rest}"));
+                return Err(ServiceError::Url { url, why: why.to_owned() });
+            }
             (Some("http"), Some(host)) if !host.is_empty() => {}
             (Some("https"), _) => return Err(refuse("it asks for TLS, which a proxy on this machine can add".to_owned())),
             (Some("http"), _) => return Err(refuse("it has no host".to_owned())),
@@ -227,7 +261,7 @@ impl Service {
         let Some(judge) = &self.judge else {
             let question = protocol::question(group, places)
                 .map_err(|error| ServiceError::Question { url: url.clone(), why: error.to_string() })?;
-            return protocol::answers(url, &self.tell(group.id(), question, None).await?, places.len());
+            return protocol::answers(url, &self.tell(group.id(), question).await?, places.len());
         };
         let mut grades = Vec::with_capacity(places.len());
         for place in places {
@@ -245,7 +279,7 @@ impl Service {
         if let Some(said) = judge.verdicts().find(&question) {
             return Ok(Ok(said));
         }
-        let body = self.tell(group, question.clone().into_bytes(), judge.key()).await?;
+        let body = self.tell(group, question.clone().into_bytes()).await?;
         let said = judge.reply(&self.config.url, &body);
         if let Ok(said) = &said
             && judge.grade(said).is_ok()
@@ -257,11 +291,12 @@ impl Service {
     }
 
     /// One answer to one question, however often the service says that it is busy.
-    async fn tell(&self, group: u64, question: Vec<u8>, key: Option<&str>) -> Result<Bytes, ServiceError> {
+    async fn tell(&self, group: u64, question: Vec<u8>) -> Result<Bytes, ServiceError> {
         let url = &self.config.url;
         let mut busy_since = None;
         for turned_away in 1.. {
-            let Reply { status, retry_after, body } = post(&self.uri, question.clone(), key, self.config.timeout).await?;
+            let Reply { status, retry_after, body } =
+                post(&self.uri, self.config.token.as_ref(), question.clone(), self.config.timeout).await?;
             match status {
                 StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
                     let waited = busy_since.get_or_insert_with(Instant::now).elapsed();

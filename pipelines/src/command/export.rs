@@ -1,15 +1,17 @@
-//! `rollflow export`: a trained model as a folder that other tools load: merged, cast, in shards, with its tokenizer.
+//! `rollflow export`.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use rollflow::model::{self, Format, load_hf, save_adapter, save_hf_as};
 use rollflow::train::companions;
 
+use super::out;
 use crate::origin::model_folder;
 
-/// What to export, and how.
+/// Write a trained model as a folder that transformers, PEFT and servers load: adapters merged, cast, in shards.
 #[derive(Args)]
 pub struct Export {
     /// A run, whose newest complete checkpoint is taken; a checkpoint; or any model folder.
@@ -46,8 +48,14 @@ fn size(text: &str) -> Result<u64, String> {
 }
 
 impl Export {
+    pub fn run(self) -> Result<ExitCode> {
+        let from = self.write()?;
+        out::line(&format!("exported {}", from.display()))?;
+        Ok(ExitCode::SUCCESS)
+    }
+
     /// Writes the folder, all of it or nothing, and gives what it was made from.
-    pub fn run(&self) -> Result<PathBuf> {
+    fn write(&self) -> Result<PathBuf> {
         if self.to.exists() {
             bail!("{} exists already, and nothing is overwritten; choose another folder", self.to.display());
         }

@@ -1,0 +1,155 @@
+//! `rollflow compare`: runs side by side.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use rollflow::observe::logs::MetricStats;
+use serde_json::{Value, json};
+
+use super::{REFUSED, out};
+use crate::record::Record;
+use crate::run_folder::RECIPE;
+
+/// Metrics that tell most, which are compared unless others are asked for.
+const TELLING: [&str; 9] = [
+    "reward_mean",
+    "eval_greedy_accuracy_ratio",
+    "eval_accuracy_ratio",
+    "eval_reward_mean",
+    "loss",
+    "entropy_nats",
+    "grad_norm",
+    "length_finished_mean_tokens",
+    "log_prob_gap_mean_nats",
+];
+
+/// Show runs side by side: how they ended, their metrics at the end and at best, and what their recipes have different.
+#[derive(Args)]
+pub struct Compare {
+    /// The runs' folders.
+    #[arg(required = true, num_args = 2..)]
+    runs: Vec<PathBuf>,
+    /// A metric to compare; may be given several times, `all` compares every one.
+    #[arg(long, value_name = "METRIC")]
+    metric: Vec<String>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Compare {
+    pub fn run(self) -> Result<ExitCode> {
+        let no_run = self.runs.iter().filter(|run| !run.join(RECIPE).exists());
+        let no_run: Vec<String> = no_run.map(|run| run.display().to_string()).collect();
+        if !no_run.is_empty() {
+            eprintln!("error: no run is in {}; give folders that hold a recipe.toml", no_run.join(", "));
+            return Ok(ExitCode::from(REFUSED));
+        }
+        let records = self.runs.iter().map(|run| Record::read(run)).collect::<Result<Vec<_>>>()?;
+        let differences = differences(&self.runs)?;
+        if self.json {
+            let runs: Vec<Value> = self.runs.iter().zip(&records).map(|(run, record)| self.as_json(run, record)).collect();
+            out::line(&json!({"runs": runs, "recipe": differences}).to_string())?;
+        } else {
+            out::text(&self.table(&records, &differences))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Names of metrics that any of the runs has.
+    fn metrics<'r>(&'r self, records: &'r [Record]) -> Vec<&'r str> {
+        let known: BTreeSet<&str> = records.iter().flat_map(|record| record.metrics.keys()).map(String::as_str).collect();
+        match self.metric.as_slice() {
+            [] => TELLING.into_iter().filter(|name| known.contains(name)).collect(),
+            [all] if all == "all" => known.into_iter().collect(),
+            some => some.iter().map(String::as_str).collect(),
+        }
+    }
+
+    fn as_json(&self, run: &Path, record: &Record) -> Value {
+        let records = std::slice::from_ref(record);
+        let metric = |name: &str| {
+            record
+                .metrics
+                .get(name)
+                .map(|stats| json!({"last_tenth": stats.last_tenth, "last": stats.last, "best": best(name, stats)}))
+        };
+        let metrics: BTreeMap<&str, Option<Value>> = self.metrics(records).into_iter().map(|name| (name, metric(name))).collect();
+        json!({"run": run, "state": record.state, "steps": record.steps, "seconds": record.seconds(), "seed": record.seed, "metrics": metrics})
+    }
+
+    fn table(&self, records: &[Record], differences: &BTreeMap<String, Vec<Option<String>>>) -> String {
+        let line = |name: &str, cell: &dyn Fn(&Record) -> String| {
+            let cells: Vec<String> = records.iter().map(cell).collect();
+            (name.to_owned(), cells)
+        };
+        let mut rows = vec![("".to_owned(), self.runs.iter().map(|run| run.display().to_string()).collect::<Vec<_>>())];
+        rows.push(line("state", &|record| record.state.word().to_owned()));
+        rows.push(line("steps", &|record| record.steps.to_string()));
+        rows.push(line("seconds", &|record| format!("{:.1}", record.seconds())));
+        for name in self.metrics(records) {
+            let of = |record: &Record| match record.metrics.get(name) {
+                Some(stats) => format!("{} (best {})", short(stats.last_tenth), short(best(name, stats))),
+                None => "–".to_owned(),
+            };
+            rows.push(line(name, &of));
+        }
+        for (key, values) in differences {
+            let shown = |value: &Option<String>| value.clone().unwrap_or_else(|| "–".to_owned());
+            rows.push((format!("recipe: {key}"), values.iter().map(shown).collect()));
+        }
+        let first = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> =
+            (0..records.len()).map(|at| rows.iter().map(|(_, cells)| cells[at].chars().count()).max().unwrap_or(0)).collect();
+        let shown = |(name, cells): &(String, Vec<String>)| {
+            let cells: Vec<String> = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+            format!("{name:<first$}  {}", cells.join("  ")).trim_end().to_owned() + "\n"
+        };
+        let note = "metrics: mean over the last tenth of the steps; best: of the smoothed curve\n";
+        rows.iter().map(shown).collect::<String>() + note
+    }
+}
+
+/// Of what one wants little, the smallest.
+fn best(name: &str, stats: &MetricStats) -> f64 {
+    let costs = ["loss", "grad_norm", "_gap_", "kl_", "truncated", "errors", "poisoned", "staleness", "lag"];
+    if costs.iter().any(|word| name.contains(word)) { stats.best_low } else { stats.best_high }
+}
+
+fn short(value: f64) -> String {
+    if value != 0.0 && value.abs() < 1e-3 { format!("{value:.2e}") } else { format!("{value:.4}") }
+}
+
+/// Keys of the recipes whose values differ, by run.
+fn differences(runs: &[PathBuf]) -> Result<BTreeMap<String, Vec<Option<String>>>> {
+    let flat = runs.iter().map(|run| flat(&run.join(RECIPE))).collect::<Result<Vec<_>>>()?;
+    let keys: BTreeSet<&String> = flat.iter().flat_map(BTreeMap::keys).collect();
+    let values = |key: &String| flat.iter().map(|recipe| recipe.get(key).cloned()).collect::<Vec<_>>();
+    let rows = keys.into_iter().map(|key| (key.clone(), values(key)));
+    Ok(rows.filter(|(_, values)| values.iter().any(|value| *value != values[0])).collect())
+}
+
+/// Every key of a recipe, dotted, with its value as it is written.
+fn flat(path: &Path) -> Result<BTreeMap<String, String>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    let table: toml::Table = text.parse().with_context(|| format!("reading {}", path.display()))?;
+    let mut keys = BTreeMap::new();
+    flatten("", &toml::Value::Table(table), &mut keys);
+    Ok(keys)
+}
+
+fn flatten(path: &str, value: &toml::Value, keys: &mut BTreeMap<String, String>) {
+    let within = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+    match value {
+        toml::Value::Table(table) => table.iter().for_each(|(key, value)| flatten(&within(key), value, keys)),
+        toml::Value::Array(items) if items.iter().any(toml::Value::is_table) => {
+            items.iter().enumerate().for_each(|(at, item)| flatten(&format!("{path}[{at}]"), item, keys));
+        }
+        value => {
+            keys.insert(path.to_owned(), value.to_string());
+        }
+    }
+}

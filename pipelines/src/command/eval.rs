@@ -1,0 +1,85 @@
+//! `rollflow eval`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use rollflow::observe::StepMetrics;
+use rollflow::prelude::Policy;
+use rollflow::recipe::Plan;
+use serde_json::json;
+
+use super::plans::{RecipeArgs, load, load_of_run};
+use super::policies::{model_folder, policy_of};
+use super::{REFUSED, out};
+use crate::evaluation::{ANSWERS, evaluate};
+use crate::parts;
+use crate::registry::Registry;
+use crate::run_folder::RECIPE;
+
+/// Ask a model the prompts of a recipe's [eval] and judge its answers: pass@k, greedy and sampled accuracy, reward.
+///
+/// Answers are written as they are judged; what was interrupted goes on when it is called again.
+#[derive(Args)]
+pub struct Eval {
+    /// A recipe, or the folder of a run, whose newest checkpoint is asked by its recipe.
+    what: PathBuf,
+    /// The model that is asked: a Hugging Face folder, a checkpoint or a run; the recipe's own, or the run's newest checkpoint, unless given.
+    #[arg(long, value_name = "MODEL|RUN")]
+    model: Option<PathBuf>,
+    /// Override a key, as in eval.samples=16; may be given several times.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+    /// Where answers go; beside the run or below `runs/` unless given.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Eval {
+    pub fn run(self, registry: &Registry) -> Result<ExitCode> {
+        let is_run = self.what.join(RECIPE).exists();
+        let plan = match is_run {
+            true => load_of_run(&self.what, &self.sets, registry),
+            false => load(&RecipeArgs { recipe: self.what.clone(), sets: self.sets.clone() }, registry),
+        };
+        let Some(plan) = plan else { return Ok(ExitCode::from(REFUSED)) };
+        let (model, policy) = self.model(&plan, is_run)?;
+        let name = model.file_name().map_or_else(|| plan.name.clone(), |name| name.to_string_lossy().into_owned());
+        let folder = self.out.clone().unwrap_or_else(|| match is_run {
+            true => self.what.join("evals").join(&name),
+            false => PathBuf::from("runs").join(format!("{}-eval-{name}", plan.name)),
+        });
+        let shows = !self.json && std::io::IsTerminal::is_terminal(&std::io::stderr());
+        let mut shown = 0;
+        let summary = evaluate(&plan, registry, (&model, &policy), &folder, |judged, of| {
+            // Now and then is enough for the eye.
+            if shows && (judged * 50 / of.max(1) > shown || judged == of) {
+                shown = judged * 50 / of.max(1);
+                eprint!("\r{judged} of {of} answers{}", if judged == of { "\n" } else { "" });
+            }
+        })?;
+        let (rows, answers) = (summary.row(), folder.join(ANSWERS));
+        if self.json {
+            out::line(&json!({"model": model, "answers": answers, "metrics": rows}).to_string())?;
+        } else {
+            out::text(&format!("{}{} answers: {}\n", table(&rows), summary.answers, answers.display()))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn model(&self, plan: &Plan, is_run: bool) -> Result<(PathBuf, Policy)> {
+        Ok(match (&self.model, is_run) {
+            (Some(model), _) => (model_folder(model)?, policy_of(model)?),
+            (None, true) => (model_folder(&self.what)?, policy_of(&self.what)?),
+            (None, false) => (PathBuf::from(&plan.name), parts::policy(plan)?),
+        })
+    }
+}
+
+fn table(rows: &StepMetrics) -> String {
+    rows.iter().map(|(name, value)| format!("  {name:<28} {value:.4}\n")).collect()
+}

@@ -1,0 +1,185 @@
+//! `rollflow generate`: one answer, shown as it is made.
+
+use std::io::{IsTerminal, Read};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use rollflow::data::{ChatMessage, PromptText};
+use rollflow::engine::{FinishReason, Request, SamplingParams};
+use rollflow::prelude::Policy;
+use serde_json::json;
+
+use super::out;
+use super::policies::policy_of;
+
+/// The longest answer where nobody says how long.
+const MOST_TOKENS: usize = 256;
+
+/// Continue a prompt, or answer in a conversation; tokens are shown as they come.
+#[derive(Args)]
+pub struct Generate {
+    /// A Hugging Face folder, or a run, whose newest checkpoint speaks.
+    model: PathBuf,
+    /// What to continue; read from standard input where it is left out or `-`.
+    prompt: Option<String>,
+    /// The prompt is what a user says in a conversation, or the conversation as a JSON list of {"role": …, "content": …}.
+    #[arg(long)]
+    chat: bool,
+    /// What the conversation begins with, as the system's words; means --chat.
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Longest answer, in tokens; 256 unless given, or fewer where the model has no room for them.
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<usize>,
+    /// Divides the logits; 0 takes the likeliest token.
+    #[arg(long, default_value_t = 1.0)]
+    temperature: f32,
+    /// Keeps the likeliest tokens up to this total probability; 1 keeps all.
+    #[arg(long, default_value_t = 1.0)]
+    top_p: f32,
+    /// Keeps this many likeliest tokens; 0 keeps all.
+    #[arg(long, default_value_t = 0)]
+    top_k: usize,
+    /// Keeps tokens at least this likely relative to the likeliest; 0 keeps all.
+    #[arg(long, default_value_t = 0.0)]
+    min_p: f32,
+    /// A text that ends the answer, besides end of text; may be given several times.
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// The same seed gives the same answer.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Print one JSON object at the end instead: prompt, text, tokens, log_probs, finish.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Generate {
+    pub fn run(self) -> Result<ExitCode> {
+        let policy = policy_of(&self.model)?;
+        let prompt = self.asked()?;
+        let tokens = policy.tokenizer().encode(&prompt.render())?;
+        let answer = self.answer(&policy, &tokens)?;
+        if self.json {
+            let Answer { text, tokens, log_probs, finish } = answer;
+            out::line(
+                &json!({"prompt": prompt, "text": text, "tokens": tokens, "log_probs": log_probs, "finish": finish}).to_string(),
+            )?;
+        } else {
+            out::line("")?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn asked(&self) -> Result<PromptText> {
+        let text = match self.prompt.as_deref() {
+            Some(text) if text != "-" => text.to_owned(),
+            _ => {
+                let mut input = std::io::stdin();
+                if input.is_terminal() {
+                    eprintln!("The prompt, ended by Ctrl-D:");
+                }
+                let mut text = String::new();
+                input.read_to_string(&mut text).context("reading the prompt from standard input")?;
+                // The line's end is the shell's, and no part of a prompt.
+                text.strip_suffix('\n').unwrap_or(&text).to_owned()
+            }
+        };
+        if !self.chat && self.system.is_none() {
+            return Ok(text.into());
+        }
+        let turn = |role: &str, content: String| ChatMessage { role: role.to_owned(), content };
+        let mut turns: Vec<ChatMessage> = self.system.iter().map(|words| turn("system", words.clone())).collect();
+        if text.trim_start().starts_with('[') {
+            let said: Vec<ChatMessage> =
+                serde_json::from_str(&text).context("the conversation is a JSON list of {\"role\": …, \"content\": …}")?;
+            turns.extend(said);
+        } else {
+            turns.push(turn("user", text));
+        }
+        Ok(turns.into())
+    }
+
+    /// Shows the answer while it is made, unless it is to be shown as JSON.
+    fn answer(&self, policy: &Policy, prompt: &[u32]) -> Result<Answer> {
+        let room = policy.config().max_positions.saturating_sub(prompt.len());
+        if room == 0 {
+            bail!("the prompt has {} tokens, and the model has room for {}; shorten it", prompt.len(), prompt.len() + room);
+        }
+        let params = SamplingParams {
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: self.top_k,
+            min_p: self.min_p,
+            max_new_tokens: self.max_tokens.unwrap_or(MOST_TOKENS.min(room)),
+            stop: self.stop.clone(),
+            ..SamplingParams::default()
+        };
+        let mut engine = policy.engine(1, self.seed);
+        let params = Arc::new(params);
+        engine.submit(Request { ordinal: 0, tokens: prompt.into(), samples: 1, params, answers: Vec::new() })?;
+        let (mut answer, mut shown) = (Answer::default(), 0);
+        while !engine.is_idle() {
+            let ended = engine.step()?.pop();
+            for sampled in engine.sampled() {
+                answer.tokens.push(sampled.token);
+                answer.log_probs.push(sampled.log_prob);
+            }
+            answer.finish = ended.map(|ended| ended.finish);
+            let text = policy.tokenizer().decode(&answer.tokens)?;
+            let certain = certain(&text, &self.stop, answer.finish.is_some());
+            if !self.json
+                && let Some(more) = certain.get(shown..)
+            {
+                out::text(more)?;
+            }
+            shown = shown.max(certain.len());
+            answer.text = certain.to_owned();
+        }
+        Ok(answer)
+    }
+}
+
+#[derive(Default)]
+struct Answer {
+    text: String,
+    tokens: Vec<u32>,
+    log_probs: Vec<f32>,
+    finish: Option<FinishReason>,
+}
+
+/// The beginning of `text` that no further token changes: not a character of which bytes are missing, and nothing that may turn out to be a
+/// stop string.
+fn certain<'t>(text: &'t str, stops: &[String], ended: bool) -> &'t str {
+    if let Some(end) = stops.iter().filter_map(|stop| text.find(stop.as_str())).min() {
+        return &text[..end];
+    }
+    if ended {
+        return text;
+    }
+    let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER);
+    let begun = |stop: &String| {
+        let ends = stop.char_indices().map(|(at, _)| at).rev();
+        ends.filter(|&at| whole.ends_with(&stop[..at])).max().unwrap_or(0)
+    };
+    &whole[..whole.len() - stops.iter().map(begun).max().unwrap_or(0)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_become_a_stop_string_or_another_character_is_held_back() {
+        let stops = ["</end>".to_owned(), "\n\n".to_owned()];
+        assert_eq!(certain("one</e", &stops, false), "one");
+        assert_eq!(certain("one</e", &stops, true), "one</e");
+        assert_eq!(certain("one</en\n", &stops, false), "one</en");
+        assert_eq!(certain("one</end> two", &stops, false), "one");
+        assert_eq!(certain("a\u{fffd}", &stops, false), "a");
+        assert_eq!(certain("a\u{fffd}", &[], true), "a\u{fffd}");
+    }
+}

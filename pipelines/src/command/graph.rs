@@ -1,0 +1,58 @@
+//! `rollflow graph`.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use rollflow::flow;
+use rollflow::recipe::{Pipeline, Plan};
+
+use super::plans::{RecipeArgs, load};
+use super::{REFUSED, out};
+use crate::grpo::{self, Actors};
+use crate::registry::Registry;
+use crate::run_folder::Outputs;
+use crate::{parts, reward_model, sft};
+
+/// Draw a recipe's pipeline.
+#[derive(Args)]
+pub struct Graph {
+    #[command(flatten)]
+    recipe: RecipeArgs,
+    /// The drawing's language.
+    #[arg(long, value_enum, default_value = "mermaid")]
+    format: Format,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    Mermaid,
+    Dot,
+    Json,
+}
+
+impl Graph {
+    pub fn run(self, registry: &Registry) -> Result<ExitCode> {
+        let Some(plan) = load(&self.recipe, registry) else { return Ok(ExitCode::from(REFUSED)) };
+        let graph = graph_of(&plan, registry)?;
+        out::line(&match self.format {
+            Format::Mermaid => graph.to_mermaid(),
+            Format::Dot => graph.to_dot(),
+            Format::Json => graph.to_json(),
+        })?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// What a plan would run.
+fn graph_of(plan: &Plan, registry: &Registry) -> Result<flow::Graph> {
+    let outputs = Outputs::in_memory();
+    let flow = match plan.pipeline {
+        Pipeline::Grpo | Pipeline::SftThenGrpo => {
+            grpo::declare(plan, Actors::local(plan, registry, &parts::policy(plan)?)?, outputs, None)?
+        }
+        Pipeline::Sft => sft::declare(plan, &parts::policy(plan)?, outputs, None)?,
+        Pipeline::RewardModel => reward_model::declare(plan, outputs, None)?.0,
+    };
+    Ok(flow.graph())
+}

@@ -1,0 +1,39 @@
+//! `rollflow report`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use serde_json::json;
+
+use super::{REFUSED, out};
+use crate::page;
+use crate::record::Record;
+use crate::run_folder::RECIPE;
+
+/// Write a run's page anew, also of one that still runs: `report.html` in its folder, which needs nothing but a browser.
+#[derive(Args)]
+pub struct Report {
+    /// The run's folder.
+    run: PathBuf,
+    /// Print the run's record and where the page is as one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Report {
+    pub fn run(self) -> Result<ExitCode> {
+        if !self.run.join(RECIPE).exists() {
+            eprintln!("error: {} holds no run; give the folder of one, as in runs/mine", self.run.display());
+            return Ok(ExitCode::from(REFUSED));
+        }
+        let page = page::write(&self.run)?;
+        let line = match self.json {
+            true => json!({"page": page, "run": Record::read(&self.run)?}).to_string(),
+            false => page.display().to_string(),
+        };
+        out::line(&line)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,66 @@
+//! `rollflow run`, and what running and resuming share.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+use clap::Args;
+use rollflow::flow::Ended;
+use rollflow::observe::logs::DEAD_LETTERS;
+use rollflow::recipe::Plan;
+
+use super::plans::{RecipeArgs, load};
+use super::{REFUSED, out};
+use crate::registry::Registry;
+use crate::resume::ResumePoint;
+use crate::run_folder::RunFolder;
+
+/// Run a recipe. Ctrl-C once finishes what is in flight, twice stops.
+#[derive(Args)]
+pub struct Run {
+    #[command(flatten)]
+    recipe: RecipeArgs,
+    /// The run's folder; a new one below `runs/` unless given.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Serve Prometheus metrics there, as in 127.0.0.1:9464; port 0 takes a free one and prints it.
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<String>,
+}
+
+impl Run {
+    pub fn run(self, registry: &Registry) -> Result<ExitCode> {
+        let Run { mut recipe, out, metrics } = self;
+        recipe.sets.extend(metrics.map(|address| format!("observe.metrics={address:?}")));
+        let Some(plan) = load(&recipe, registry) else { return Ok(ExitCode::from(REFUSED)) };
+        execute(&plan, registry, &RunFolder::create(&out.unwrap_or_else(|| new_folder(&plan)), &plan)?, None)
+    }
+}
+
+/// Runs a plan in its folder and says what came of it.
+pub fn execute(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<ExitCode> {
+    run.remember()?;
+    run.console().install()?;
+    let report = crate::run(plan, registry, run, from)?;
+    let mut told = format!("{report}\n");
+    let page = run.path().join("report.md");
+    if page.exists() {
+        told += &format!("report: {}\n", page.display());
+    }
+    if run.path().join(DEAD_LETTERS).exists() {
+        told += &format!("some rewards failed; to try them again: rollflow replay {}\n", run.path().display());
+    }
+    // The run is what was asked for, whoever listens.
+    out::text(&told).ok();
+    Ok(match report.ended {
+        Ended::Finished | Ended::Drained => ExitCode::SUCCESS,
+        Ended::Stopped | Ended::Failed => ExitCode::FAILURE,
+    })
+}
+
+/// `runs/NAME-1790000000`, by the seconds of the clock.
+fn new_folder(plan: &Plan) -> PathBuf {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    PathBuf::from("runs").join(format!("{}-{seconds}", plan.name))
+}

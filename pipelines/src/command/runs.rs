@@ -1,0 +1,128 @@
+//! `rollflow runs`: the runs in a folder.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use serde_json::json;
+
+use super::{REFUSED, out};
+use crate::record::{Record, State, runs_below};
+
+/// List the runs in a folder, the newest first, or those that fit all conditions.
+#[derive(Args)]
+pub struct Runs {
+    /// Where to look, up to three folders deep.
+    #[arg(default_value = "runs")]
+    folder: PathBuf,
+    /// Only those of this pipeline, as in grpo.
+    #[arg(long)]
+    pipeline: Option<String>,
+    /// Only those in this state; may be given several times.
+    #[arg(long, value_enum)]
+    state: Vec<State>,
+    /// Only those whose name or folder contains this.
+    #[arg(long)]
+    name: Option<String>,
+    /// Only those whose metric ended so, as in reward_mean>0.9: its mean over the last tenth of the steps. May be given several times.
+    #[arg(long = "where", value_name = "METRIC>NUMBER", value_parser = condition)]
+    conditions: Vec<Condition>,
+    /// The metric that is shown; reward_mean, or else loss, unless given.
+    #[arg(long)]
+    metric: Option<String>,
+    /// Print a JSON object a run and line.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone)]
+struct Condition {
+    metric: String,
+    above: bool,
+    number: f64,
+}
+
+fn condition(text: &str) -> Result<Condition, String> {
+    let wrong = || "write it as reward_mean>0.9 or loss<0.1".to_owned();
+    let (metric, above, number) = match (text.split_once('>'), text.split_once('<')) {
+        (Some((metric, number)), None) => (metric, true, number),
+        (None, Some((metric, number))) => (metric, false, number),
+        _ => return Err(wrong()),
+    };
+    Ok(Condition { metric: metric.trim().to_owned(), above, number: number.trim().parse().map_err(|_| wrong())? })
+}
+
+impl Condition {
+    fn holds(&self, record: &Record) -> bool {
+        let ended = record.metrics.get(&self.metric).map(|stats| stats.last_tenth);
+        ended.is_some_and(|ended| if self.above { ended > self.number } else { ended < self.number })
+    }
+}
+
+impl Runs {
+    pub fn run(self) -> Result<ExitCode> {
+        if !self.folder.is_dir() {
+            eprintln!("error: {} is no folder; give one that holds runs", self.folder.display());
+            return Ok(ExitCode::from(REFUSED));
+        }
+        let runs: Vec<(PathBuf, Record)> =
+            runs_below(&self.folder)?.into_iter().filter(|(path, record)| self.fits(path, record)).collect();
+        if self.json {
+            for (path, record) in &runs {
+                out::line(&listed(path, record).to_string())?;
+            }
+        } else if runs.is_empty() {
+            bail!("no run fits in {}", self.folder.display());
+        } else {
+            out::text(&self.table(&runs))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn fits(&self, path: &Path, record: &Record) -> bool {
+        let named = |name: &String| record.name.contains(name) || path.to_string_lossy().contains(name);
+        self.pipeline.as_ref().is_none_or(|pipeline| record.pipeline == *pipeline)
+            && (self.state.is_empty() || self.state.contains(&record.state))
+            && self.name.as_ref().is_none_or(named)
+            && self.conditions.iter().all(|condition| condition.holds(record))
+    }
+
+    fn table(&self, runs: &[(PathBuf, Record)]) -> String {
+        let mut rows = vec![["run", "pipeline", "state", "started", "time", "steps", "ended at"].map(str::to_owned)];
+        for (path, record) in runs {
+            let metric = self.metric.as_deref().into_iter().chain(["reward_mean", "loss"]);
+            let metric =
+                metric.take(if self.metric.is_some() { 1 } else { 2 }).find_map(|name| Some((name, record.metrics.get(name)?)));
+            rows.push([
+                path.display().to_string(),
+                record.pipeline.clone(),
+                record.state.word().to_owned(),
+                record.started().replace('T', " ").trim_end_matches('Z').to_owned(),
+                format!("{:.0}s", record.seconds()),
+                record.steps.to_string(),
+                metric.map_or_else(|| "–".to_owned(), |(name, stats)| format!("{name} {:.4}", stats.last_tenth)),
+            ]);
+        }
+        aligned(&rows)
+    }
+}
+
+fn listed(path: &Path, record: &Record) -> serde_json::Value {
+    json!({
+        "run": path, "name": record.name, "pipeline": record.pipeline, "state": record.state, "seed": record.seed,
+        "started": record.started(), "seconds": record.seconds(), "steps": record.steps, "parents": record.parents,
+        "metrics": record.metrics,
+    })
+}
+
+/// Columns as wide as their widest cell, two spaces apart.
+pub fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..N).map(width).collect();
+    let line = |row: &[String; N]| {
+        let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        cells.join("  ").trim_end().to_owned() + "\n"
+    };
+    rows.iter().map(line).collect()
+}

@@ -1,0 +1,179 @@
+//! `rollflow score`: how likely a model finds texts, token by token. A line comes out for every line that went in, in order, as soon as it is
+//! known: whoever writes a line and waits for its answer gets one.
+
+use std::io::BufRead;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::mpsc::{Receiver, sync_channel};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use rollflow::data::PromptText;
+use rollflow::prelude::{CrossEntropy, LocalConfig, Policy, Sample, Schedule};
+use rollflow::train::Scorer;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::out;
+use super::policies::policy_of;
+
+/// Lines that are read ahead, and scored together where they are there.
+const AHEAD: usize = 256;
+
+/// Log-probabilities of texts under a model: a JSON line in, a JSON line out.
+///
+/// Each line is {"text": …}, {"tokens": […]}, or {"prompt": …, "completion": …}, whose completion alone is scored; a prompt may be a list of messages.
+/// An "id" is given back. The answer has "tokens", "log_probs" (null for the first token and for a prompt's), "sum" and "mean"; or "line" and "error".
+#[derive(Args)]
+pub struct Score {
+    /// A Hugging Face folder, or a run, whose newest checkpoint is asked.
+    model: PathBuf,
+    /// A file of JSON lines; standard input unless given.
+    input: Option<PathBuf>,
+    /// Divides the logits.
+    #[arg(long, default_value_t = 1.0)]
+    temperature: f64,
+    /// Tokens of one forward pass.
+    #[arg(long, default_value_t = 8192)]
+    pass_tokens: usize,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Asked {
+    #[serde(default)]
+    id: Value,
+    text: Option<String>,
+    tokens: Option<Vec<u32>>,
+    prompt: Option<PromptText>,
+    completion: Option<String>,
+}
+
+/// A line that can be scored, or what is wrong with it.
+struct Line {
+    id: Value,
+    sample: Result<Sample, String>,
+}
+
+impl Score {
+    pub fn run(self) -> Result<ExitCode> {
+        let policy = policy_of(&self.model)?;
+        let config = LocalConfig {
+            temperature: self.temperature,
+            micro_batch_tokens: self.pass_tokens.max(1),
+            ..LocalConfig::new(CrossEntropy, Schedule::constant(0.0))
+        };
+        let mut scorer = Scorer::new(config, policy.config().clone());
+        let lines = self.lines()?;
+        let (mut at, mut refused) = (0, 0);
+        while let Ok(first) = lines.recv() {
+            let mut block = vec![read(&first?, &policy)];
+            let mut tokens = tokens_of(&block[0]);
+            while tokens < self.pass_tokens
+                && let Ok(next) = lines.try_recv()
+            {
+                block.push(read(&next?, &policy));
+                tokens += block.last().map_or(0, tokens_of);
+            }
+            refused += answer(&mut scorer, &policy, block, &mut at)?;
+        }
+        if refused > 0 {
+            eprintln!("error: {refused} of {at} lines could not be scored; each says why");
+        }
+        Ok(if refused == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    /// The lines, as they come, from a thread that ends with its input or with this process.
+    fn lines(&self) -> Result<Receiver<std::io::Result<String>>> {
+        let input: Box<dyn BufRead + Send> = match &self.input {
+            Some(path) => {
+                let file = std::fs::File::open(path).with_context(|| format!("reading {}", path.display()))?;
+                Box::new(std::io::BufReader::new(file))
+            }
+            None => Box::new(std::io::BufReader::new(std::io::stdin())),
+        };
+        let (send, lines) = sync_channel(AHEAD);
+        let read = move || {
+            for line in input.lines().filter(|line| line.as_ref().map_or(true, |line| !line.trim().is_empty())) {
+                if send.send(line).is_err() {
+                    break;
+                }
+            }
+        };
+        std::thread::Builder::new().name("lines".to_owned()).spawn(read).context("starting the thread that reads")?;
+        Ok(lines)
+    }
+}
+
+fn tokens_of(line: &Line) -> usize {
+    line.sample.as_ref().map_or(0, |sample| sample.tokens.len())
+}
+
+fn read(text: &str, policy: &Policy) -> Line {
+    match serde_json::from_str::<Asked>(text) {
+        Err(error) => Line { id: Value::Null, sample: Err(format!("not a line to score: {error}")) },
+        Ok(mut asked) => Line { id: asked.id.take(), sample: sample(asked, policy) },
+    }
+}
+
+/// The tokens, and which of them are asked about: all but the first, which has nothing before it.
+fn sample(asked: Asked, policy: &Policy) -> Result<Sample, String> {
+    let (tokenizer, model) = (policy.tokenizer(), policy.config());
+    let failed = |error: rollflow::data::TokenizerError| error.to_string();
+    let (tokens, given) = match asked {
+        Asked { text: Some(text), tokens: None, prompt: None, completion: None, .. } => {
+            (tokenizer.encode(&text).map_err(failed)?, 0)
+        }
+        Asked { tokens: Some(tokens), text: None, prompt: None, completion: None, .. } => (tokens, 0),
+        Asked { prompt: Some(prompt), completion: Some(completion), text: None, tokens: None, .. } => {
+            let mut tokens = tokenizer.encode(&prompt.render()).map_err(failed)?;
+            let given = tokens.len();
+            tokens.extend(tokenizer.encode_bare(&completion).map_err(failed)?);
+            (tokens, given)
+        }
+        _ => return Err("it needs \"text\", or \"tokens\", or \"prompt\" and \"completion\", and only those".to_owned()),
+    };
+    if let Some(token) = tokens.iter().find(|token| **token as usize >= model.vocab_size) {
+        return Err(format!("token {token} is beyond the model's vocabulary of {}", model.vocab_size));
+    }
+    if tokens.len() > model.max_positions {
+        return Err(format!("{} tokens exceed the model's {} positions", tokens.len(), model.max_positions));
+    }
+    if tokens.is_empty() {
+        return Err("it has no token".to_owned());
+    }
+    let (given, asked_about) = tokens.split_at(given.max(1));
+    Ok(Sample::supervised(given, asked_about))
+}
+
+/// Prints what is known of a block of lines; tells how many could not be scored.
+fn answer(scorer: &mut Scorer, policy: &Policy, block: Vec<Line>, at: &mut usize) -> Result<usize> {
+    let mut samples: Vec<Sample> = block.iter().filter_map(|line| line.sample.as_ref().ok().cloned()).collect();
+    if !samples.is_empty() {
+        scorer.annotate(&policy.frozen(), &mut samples)?;
+    }
+    let (mut samples, mut refused) = (samples.into_iter(), 0);
+    for Line { id, sample } in block {
+        *at += 1;
+        let mut row = match sample {
+            Err(error) => {
+                refused += 1;
+                json!({"line": *at, "error": error})
+            }
+            Ok(_) => samples.next().map_or(Value::Null, |sample| scored(&sample)),
+        };
+        if let (Some(row), false) = (row.as_object_mut(), id.is_null()) {
+            row.insert("id".to_owned(), id);
+        }
+        out::line(&row.to_string())?;
+    }
+    Ok(refused)
+}
+
+fn scored(sample: &Sample) -> Value {
+    let asked = |(log_prob, weight): (&f32, &f32)| (*weight > 0.0).then_some(f64::from(*log_prob));
+    let log_probs: Vec<Option<f64>> = sample.ref_log_probs.iter().zip(&sample.loss_mask).map(asked).collect();
+    let (sum, count) = log_probs.iter().flatten().fold((0.0, 0), |(sum, count), log_prob| (sum + log_prob, count + 1));
+    let mean = (count > 0).then(|| sum / f64::from(count));
+    json!({"tokens": sample.tokens, "log_probs": log_probs, "sum": sum, "mean": mean})
+}

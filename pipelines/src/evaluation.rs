@@ -1,0 +1,141 @@
+//! `[eval]`: the exam that a recipe describes, for the stage that holds it during a run and for `rollflow eval`, which goes on with what it
+//! finds in its folder.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use rollflow::data::{Prompt, jsonl};
+use rollflow::engine::{LocalEngine, SamplingParams};
+use rollflow::observe::logs::{AnswerWriter, JudgedAnswer, read_answers};
+use rollflow::prelude::Policy;
+use rollflow::recipe::Plan;
+use rollflow::recipe::eval::Eval;
+use rollflow::recipe::task::{Task, TaskData};
+use rollflow::stages::evaluate::{Evaluation, Evaluator, Exam, Summary};
+use serde_json::{Value, json};
+
+use crate::parts;
+use crate::registry::Registry;
+use crate::rewards::Scoring;
+
+/// The answers, a line each.
+pub const ANSWERS: &str = "answers.jsonl";
+/// What was asked, of whom, and what came of it.
+pub const EVALUATION: &str = "evaluation.json";
+
+/// What is asked.
+pub fn exam(plan: &Plan, eval: &Eval, registry: &Registry) -> Result<Exam> {
+    let mut prompts = prompts(eval.task.as_ref().unwrap_or(&plan.task), plan.seed)?;
+    prompts.truncate(eval.limit.unwrap_or(usize::MAX));
+    let (scoring, retries) = (Scoring::of(plan, registry)?, plan.reward.retries);
+    Ok(Exam {
+        prompts,
+        samples: eval.samples,
+        sampling: SamplingParams {
+            temperature: eval.temperature as f32,
+            top_p: eval.top_p as f32,
+            max_new_tokens: eval.max_new_tokens.unwrap_or(plan.generate.max_new_tokens),
+            stop: plan.generate.stop.clone(),
+            ..SamplingParams::default()
+        },
+        greedy: eval.greedy,
+        success: eval.success,
+        judge: Arc::new(move |group| scoring.score(group, retries).map_err(Into::into)),
+    })
+}
+
+fn prompts(task: &Task, seed: u64) -> Result<Vec<Prompt>> {
+    Ok(match &task.data {
+        TaskData::Arithmetic(task) => parts::sums(task, seed).iter().map(Prompt::from).collect(),
+        TaskData::Jsonl(task) => {
+            let answer = (!task.answer_key.is_empty()).then_some(task.answer_key.as_str());
+            jsonl::load_prompts(&task.path, &task.prompt_key, answer, task.limit)?
+        }
+    })
+}
+
+/// The stage that evaluates during a run, if the recipe has one.
+pub fn evaluator(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<Option<Evaluator<LocalEngine>>> {
+    let Some(eval) = plan.eval.as_ref().filter(|eval| eval.every > 0) else { return Ok(None) };
+    let evaluator = Evaluator::local(policy, exam(plan, eval, registry).context("preparing the evaluation")?, eval.every)
+        .slots(eval.slots)
+        .threads(eval.threads)
+        .seed(plan.seed)
+        .last(plan.steps())
+        .in_order(plan.flow.max_staleness == 0);
+    Ok(Some(evaluator))
+}
+
+/// Evaluates a model. What `out` holds of the same evaluation is not asked again; `see` is shown every answer as it is judged.
+pub fn evaluate(
+    plan: &Plan,
+    registry: &Registry,
+    (model, policy): (&Path, &Policy),
+    out: &Path,
+    mut see: impl FnMut(usize, usize),
+) -> Result<Summary> {
+    let eval = plan.eval.clone().unwrap_or_default();
+    let exam = Arc::new(exam(plan, &eval, registry)?);
+    let asked = asked(plan, &eval, model);
+    let answered = go_on(out, &asked)?;
+    let mut answers = AnswerWriter::create(out.join(ANSWERS), &answered)?;
+    write_evaluation(out, &asked, None)?;
+    let mut engine = policy.engine(eval.slots, plan.seed);
+    let mut evaluation = Evaluation::begin(&exam, 0, answered);
+    let each = eval.samples as usize + usize::from(eval.greedy);
+    while !evaluation.is_done() {
+        for judged in evaluation.advance(&mut engine, policy.tokenizer())? {
+            answers.write(&judged)?;
+        }
+        see(evaluation.answers().len(), exam.prompts.len() * each);
+    }
+    let summary = evaluation.summary();
+    write_evaluation(out, &asked, Some(&summary))?;
+    Ok(summary)
+}
+
+/// What identifies an evaluation: answers to anything else are not mixed with its own.
+fn asked(plan: &Plan, eval: &Eval, model: &Path) -> Value {
+    let plan = Plan { eval: Some(eval.clone()), ..plan.clone() };
+    let text = plan.to_toml();
+    let matters = |section: &&str| ["[task]", "[eval]", "[reward]"].iter().any(|head| section.trim_start().starts_with(head));
+    let about: Vec<&str> = text.split("\n\n").filter(matters).collect();
+    let model = std::fs::canonicalize(model).unwrap_or_else(|_| model.to_owned());
+    json!({
+        "model": model,
+        "seed": plan.seed,
+        "max_new_tokens": eval.max_new_tokens.unwrap_or(plan.generate.max_new_tokens),
+        "asked": about.join("\n\n"),
+    })
+}
+
+/// The answers that an interrupted evaluation of the same left there.
+fn go_on(out: &Path, asked: &Value) -> Result<Vec<JudgedAnswer>> {
+    let known = out.join(EVALUATION);
+    let Ok(text) = std::fs::read_to_string(&known) else { return Ok(Vec::new()) };
+    let mut found: Value = serde_json::from_str(&text).with_context(|| format!("reading {}", known.display()))?;
+    if let Some(found) = found.as_object_mut() {
+        found.remove("summary");
+    }
+    if found != *asked {
+        bail!("{} holds an evaluation of something else; choose another folder with --out", out.display());
+    }
+    match out.join(ANSWERS) {
+        // A line that was torn when it was interrupted is asked again.
+        path if path.exists() => Ok(read_answers(path)?.filter_map(Result::ok).collect()),
+        _ => Ok(Vec::new()),
+    }
+}
+
+fn write_evaluation(out: &Path, asked: &Value, summary: Option<&Summary>) -> Result<()> {
+    std::fs::create_dir_all(out).with_context(|| format!("making {}", out.display()))?;
+    let mut page = asked.clone();
+    if let (Some(page), Some(summary)) = (page.as_object_mut(), summary) {
+        page.insert("summary".to_owned(), json!(summary.row()));
+    }
+    let (path, writing) = (out.join(EVALUATION), out.join(".evaluation.writing"));
+    std::fs::write(&writing, format!("{page:#}\n"))
+        .and_then(|()| std::fs::rename(&writing, &path))
+        .with_context(|| format!("writing {}", path.display()))
+}

@@ -1,0 +1,126 @@
+//! `report.html` of a run, from the files in its folder: also of one that still runs, or died.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use rollflow::observe::logs::{read_metrics, read_rollouts};
+use rollflow::observe::progress::duration;
+use rollflow::observe::report::HtmlReport;
+
+use crate::record::{Record, State};
+use crate::run_folder::RECIPE;
+
+/// The page's file in a run's folder.
+pub const PAGE: &str = "report.html";
+
+/// Writes the page; gives its path.
+pub fn write(folder: &Path) -> Result<PathBuf> {
+    let path = folder.join(PAGE);
+    std::fs::write(&path, page(folder)?.to_html()).with_context(|| format!("writing {}", path.display()))?;
+    Ok(path)
+}
+
+/// What the page shows.
+pub fn page(folder: &Path) -> Result<HtmlReport> {
+    let record = Record::read(folder)?;
+    let rows = |name: &str| match folder.join(name) {
+        path if path.exists() => read_metrics(path),
+        _ => Ok(Vec::new()),
+    };
+    let (steps, evaluations) = (rows("metrics.jsonl")?, rows("evaluations.jsonl")?);
+    let report = HtmlReport {
+        name: record.name.clone(),
+        state: record.state.word().to_owned(),
+        outcome: outcome(&record),
+        tiles: tiles(&record),
+        curves: HtmlReport::curves(&steps),
+        pass_at: evaluations
+            .iter()
+            .flat_map(|(_, row)| row.keys())
+            .filter_map(|name| name.strip_prefix("eval_pass_at_")?.parse().ok())
+            .collect(),
+        evaluations: evaluations.into_iter().map(|(_, row)| row).collect(),
+        stages: record.drawn.stages.clone(),
+        bottleneck: record.drawn.bottleneck.clone(),
+        staleness: record.drawn.staleness.clone(),
+        graph: record.drawn.graph.clone(),
+        facts: facts(&record),
+        recipe: std::fs::read_to_string(folder.join(RECIPE)).unwrap_or_default(),
+        ..HtmlReport::default()
+    };
+    Ok(match folder.join("rollouts.jsonl") {
+        // A line that was torn by a crash is no sample.
+        path if path.exists() => report.samples(read_rollouts(path)?.flatten()),
+        _ => report,
+    })
+}
+
+fn outcome(record: &Record) -> String {
+    let (steps, time) = (record.steps, duration(std::time::Duration::from_secs_f64(record.seconds())));
+    let error = record.sessions.last().and_then(|session| session.error.as_deref());
+    match (record.state, error) {
+        (State::Running, _) => format!("The run is at step {steps}."),
+        (State::Died, _) => {
+            format!("The run's process ended without a word after step {steps}; rollflow resume goes on with it.")
+        }
+        (State::Finished, _) => format!("The run finished after {steps} steps in {time}."),
+        (State::Drained, _) => format!("The run was interrupted after {steps} steps in {time}; rollflow resume goes on with it."),
+        (State::Stopped, _) => format!("The run was stopped after {steps} steps in {time}."),
+        (State::Failed, Some(error)) => format!("The run failed after {steps} steps: {error}"),
+        (State::Failed, None) => format!("The run failed after {steps} steps."),
+    }
+}
+
+/// A few numbers that a reader looks for first.
+fn tiles(record: &Record) -> Vec<(String, String)> {
+    let mut tiles = vec![("steps".to_owned(), record.steps.to_string())];
+    if record.seconds() > 0.0 {
+        tiles.push(("time".to_owned(), duration(std::time::Duration::from_secs_f64(record.seconds()))));
+    }
+    let metric = |name: &str| record.metrics.get(name);
+    if let Some(reward) = metric("reward_mean") {
+        tiles.push(("reward, last tenth".to_owned(), format!("{:.3}", reward.last_tenth)));
+        tiles.push(("reward, best (smoothed)".to_owned(), format!("{:.3}", reward.best_high)));
+    } else if let Some(loss) = metric("loss") {
+        tiles.push(("loss, last tenth".to_owned(), format!("{:.4}", loss.last_tenth)));
+    }
+    if let Some(greedy) = metric("eval_greedy_accuracy_ratio") {
+        tiles.push(("greedy accuracy, last".to_owned(), format!("{:.3}", greedy.last)));
+    }
+    if let Some(length) = metric("length_finished_mean_tokens") {
+        tiles.push(("tokens an answer".to_owned(), format!("{:.1}", length.last_tenth)));
+    }
+    tiles
+}
+
+fn facts(record: &Record) -> Vec<(String, String)> {
+    let mut facts = vec![
+        ("pipeline".to_owned(), record.pipeline.clone()),
+        ("seed".to_owned(), record.seed.to_string()),
+        ("state".to_owned(), record.state.word().to_owned()),
+    ];
+    for (at, session) in record.sessions.iter().enumerate() {
+        let which = if at == 0 { "started".to_owned() } else { format!("resumed ({at})") };
+        let ended =
+            if session.ended.is_empty() { String::new() } else { format!(", {} {}", session.state.word(), session.ended) };
+        facts.push((which, format!("{}{ended}", session.started)));
+    }
+    if let Some(session) = record.sessions.last() {
+        facts.push(("rollflow".to_owned(), session.version.clone()));
+        if let Some(git) = &session.git {
+            let changed = if git.changed { ", with changes that are not committed" } else { "" };
+            facts.push(("git".to_owned(), format!("{} {}{changed}", git.commit, git.branch)));
+        }
+        let machine = &session.machine;
+        let shown = format!(
+            "{}, {}, {} ({} threads, {} GiB)",
+            machine.host, machine.system, machine.processor, machine.threads, machine.memory_gib
+        );
+        facts.push(("machine".to_owned(), shown));
+    }
+    for parent in &record.parents {
+        let of = parent.run.as_ref().map_or(String::new(), |run| format!(", of the run {}", run.display()));
+        facts.push((parent.key.clone(), format!("{}{of}", parent.path.display())));
+    }
+    facts
+}

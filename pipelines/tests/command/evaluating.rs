@@ -1,0 +1,110 @@
+//! Evaluation, during a run and of its own: pinned to a version, in files that outlive it, and no hindrance to the run.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::asking::tiny_run;
+use crate::running::{GRPO, read, rollflow, run_args};
+
+const EVAL: &str = "eval={every=2,samples=4,limit=6,slots=8}";
+
+fn rows(path: &Path) -> Vec<Value> {
+    read(path).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Law V3, with evaluations.
+#[test]
+fn a_synchronous_run_evaluates_every_version_that_is_due_and_repeats_its_numbers() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, again) = (tiny_run(folder.path(), &[EVAL, "train.steps=5"]), folder.path().join("again"));
+    let evaluations = rows(&run.join("evaluations.jsonl"));
+    let steps: Vec<u64> = evaluations.iter().map(|row| row["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, [0, 2, 4, 5], "before the first step, every second, and the last");
+    for row in &evaluations {
+        assert_eq!(row["eval_version"].as_u64().unwrap(), row["step"].as_u64().unwrap() + 1, "pinned: {row}");
+        for name in ["eval_greedy_accuracy_ratio", "eval_accuracy_ratio", "eval_reward_mean", "eval_pass_at_2", "eval_pass_at_4"]
+        {
+            assert!(row[name].is_number(), "{name}: {row}");
+        }
+        assert!(row["eval_pass_at_1"].as_f64() <= row["eval_pass_at_4"].as_f64(), "{row}");
+    }
+    let metrics = rows(&run.join("metrics.jsonl"));
+    let found: Vec<Option<u64>> =
+        metrics.iter().map(|row| row.get("eval_step").map(|step| step.as_f64().unwrap() as u64)).collect();
+    assert_eq!(found, [Some(0), Some(2), None, Some(4), Some(5)], "in the row of its own step");
+    let answers = rows(&run.join("evaluations/step_000004.jsonl"));
+    assert_eq!(answers.len(), 6 * (4 + 1));
+    assert!(answers.iter().all(|answer| answer["version"] == 5 && answer["reward"].is_number()));
+
+    let recipe = run.join("recipe.toml");
+    assert_eq!(rollflow(&["run", recipe.to_str().unwrap(), "--out", again.to_str().unwrap()]).code, Some(0));
+    for file in ["metrics.jsonl", "evaluations.jsonl", "recipe.toml"] {
+        assert_eq!(fs::read(run.join(file)).unwrap(), fs::read(again.join(file)).unwrap(), "law V3: {file}");
+    }
+}
+
+#[test]
+fn a_run_that_evaluates_learns_what_it_would_learn_without() {
+    let folder = tempfile::tempdir().unwrap();
+    let (with, without) = (tiny_run(folder.path(), &[EVAL]), folder.path().join("without"));
+    assert_eq!(rollflow(&run_args(GRPO, &without, &[])).code, Some(0));
+    let weights = |run: &Path| fs::read(run.join("checkpoints/step_000003/model.safetensors")).unwrap();
+    assert_eq!(weights(&with), weights(&without));
+}
+
+/// Evaluations of a run that is not synchronous end when they end; the last one is waited for.
+#[test]
+fn an_overlapped_run_ends_with_its_last_evaluation_in_its_last_row() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = tiny_run(folder.path(), &[EVAL, "flow.max_staleness=1", "train.steps=6"]);
+    let last = rows(&run.join("metrics.jsonl")).pop().unwrap();
+    assert_eq!((last["step"].as_u64(), last["eval_step"].as_f64()), (Some(6), Some(6.0)), "{last}");
+    assert_eq!(rows(&run.join("evaluations.jsonl")).pop().unwrap()["step"], 6);
+}
+
+#[test]
+fn an_interrupted_evaluation_asks_only_what_is_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, out) = (tiny_run(folder.path(), &[EVAL]), folder.path().join("eval"));
+    let args = ["eval", run.to_str().unwrap(), "--out", out.to_str().unwrap(), "--json"];
+    let first = rollflow(&args);
+    assert_eq!(first.code, Some(0), "{}", first.err);
+    let report: Value = serde_json::from_str(&first.out).unwrap();
+    assert!(report["metrics"]["eval_pass_at_4"].is_number(), "{report}");
+    // Cut within a group, and within a line.
+    let whole = read(&out.join("answers.jsonl"));
+    let kept: Vec<&str> = whole.lines().take(13).collect();
+    fs::write(out.join("answers.jsonl"), format!("{}\n{{\"vers", kept.join("\n"))).unwrap();
+    let again = rollflow(&args);
+    assert_eq!((again.code, &again.out), (Some(0), &first.out), "{}", again.err);
+    let sorted = |text: &str| {
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(sorted(&read(&out.join("answers.jsonl"))), sorted(&whole), "law N2: the same answers, none twice");
+    // Another question is another evaluation.
+    let other = rollflow(&[&args[..], &["--set", "eval.samples=2"]].concat());
+    assert_eq!(other.code, Some(1));
+    assert!(other.err.contains("something else"), "{}", other.err);
+}
+
+#[test]
+fn what_can_not_be_asked_or_judged_is_an_error_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let task = folder.path().join("task.jsonl");
+    let long = "1+".repeat(2000);
+    fs::write(&task, format!("{{\"prompt\":\"1+1=\",\"answer\":\"2\"}}\n{{\"prompt\":\"{long}\",\"answer\":\"2\"}}\n")).unwrap();
+    let run = tiny_run(folder.path(), &[]);
+    let set = format!("eval={{samples=2,task={{kind=\"jsonl\",path={:?}}}}}", task.to_str().unwrap());
+    let asked = rollflow(&["eval", run.to_str().unwrap(), "--set", &set, "--json"]);
+    assert_eq!(asked.code, Some(0), "{}", asked.err);
+    let report: Value = serde_json::from_str(&asked.out).unwrap();
+    assert_eq!(report["metrics"]["eval_errors"], 3.0, "{report}");
+    let answers = rows(Path::new(report["answers"].as_str().unwrap()));
+    let errors: Vec<&Value> = answers.iter().filter(|answer| answer["question"] == 1).collect();
+    assert!(errors.len() == 3 && errors.iter().all(|answer| answer["error"].as_str().unwrap().contains("positions")));
+    assert!(answers.iter().filter(|answer| answer["question"] == 0).all(|answer| answer["reward"].is_number()));
+}

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# A short run with TensorBoard files, read by TensorBoard's own reader. Fetches that reader into a folder of its own.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+python3 -m venv "$folder/venv"
+"$folder/venv/bin/pip" install --quiet tensorboard
+cargo run --quiet --package rollflow-pipelines -- run pipelines/recipes/grpo.toml --out "$folder/run" --set train.steps=5 \
+  --set sft.steps=2 --set observe.tensorboard=true --set observe.progress=false --set 'eval={every=2,limit=10}'
+"$folder/venv/bin/python" scripts/tensorboard.py "$folder/run"

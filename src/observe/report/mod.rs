@@ -1,0 +1,230 @@
+//! `report.html`: a run on one page that needs nothing but itself, with curves, times, staleness, the graph and samples to browse.
+//!
+//! The page is a template, and its data one JSON object in it, which its script draws. Texts of models are data there and never markup. A run of
+//! thousands of steps has a page of one to three megabytes, most of it samples.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::Metric;
+use super::chart::smoothed;
+use super::logs::{Rollout, StepMetrics};
+use crate::data::Status;
+
+const PAGE: &str = include_str!("page.html");
+const STYLE: &str = include_str!("page.css");
+const SCRIPT: &str = include_str!("page.js");
+
+/// Points of a curve that are drawn.
+const POINTS: usize = 320;
+/// Samples that a page holds.
+const SAMPLES: usize = 1200;
+/// Characters of a prompt or an answer that it holds.
+const CHARACTERS: usize = 6000;
+
+/// What the page shows.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct HtmlReport {
+    /// The run's name.
+    pub name: String,
+    /// How it stands, in a word.
+    pub state: String,
+    /// The same in a sentence.
+    pub outcome: String,
+    /// The few numbers at the top: what, and how much.
+    pub tiles: Vec<(String, String)>,
+    /// By metric.
+    pub curves: BTreeMap<String, Curve>,
+    /// Rows of `evaluations.jsonl`.
+    pub evaluations: Vec<StepMetrics>,
+    /// Every k of which they have pass@k.
+    pub pass_at: BTreeSet<usize>,
+    /// Where each stage's time went.
+    pub stages: Vec<StageShares>,
+    /// What held the run back.
+    pub bottleneck: String,
+    /// Trained samples by how many versions their oldest token lagged.
+    pub staleness: Vec<(u64, u64)>,
+    /// The graph, as [`Graph::to_json`](crate::flow::Graph::to_json) has it.
+    pub graph: Value,
+    /// Samples to browse.
+    pub samples: Vec<ShownSample>,
+    /// Samples that were written and have no place on the page.
+    pub samples_left_out: usize,
+    /// The table at the end: what, and which.
+    pub facts: Vec<(String, String)>,
+    /// The recipe, resolved.
+    pub recipe: String,
+}
+
+/// A metric over the steps.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Curve {
+    /// What it says.
+    pub help: String,
+    /// Step, smoothed value, and between which values eight in ten of the steps around lie.
+    pub points: Vec<[f64; 4]>,
+}
+
+/// Shares of a stage's time.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StageShares {
+    /// Its name.
+    pub name: String,
+    /// Its workers.
+    pub workers: usize,
+    /// By state, from 0 to 1.
+    #[serde(flatten)]
+    pub shares: BTreeMap<String, f64>,
+}
+
+/// A sample on the page.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct ShownSample {
+    step: u64,
+    group: u64,
+    index: u32,
+    reward: Option<f64>,
+    advantage: Option<f64>,
+    length: usize,
+    status: Status,
+    prompt: String,
+    response: String,
+    /// The ground truth.
+    answer: Option<String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    parts: BTreeMap<String, f64>,
+}
+
+impl HtmlReport {
+    /// The page.
+    pub fn to_html(&self) -> String {
+        let data = serde_json::to_value(self).unwrap_or_default().to_string();
+        // Nothing in a text may end the element that it stands in.
+        let data = data.replace('<', "\\u003c");
+        let parts = [("{{STYLE}}", STYLE), ("{{SCRIPT}}", SCRIPT), ("{{TITLE}}", "rollflow"), ("{{DATA}}", &data)];
+        parts.into_iter().fold(PAGE.to_owned(), |page, (mark, part)| page.replacen(mark, part, 1))
+    }
+
+    /// Every metric of these rows as a curve.
+    pub fn curves(rows: &[(u64, StepMetrics)]) -> BTreeMap<String, Curve> {
+        let mut points: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
+        for (step, row) in rows {
+            for (name, value) in row.iter().filter(|(_, value)| value.is_finite()) {
+                points.entry(name).or_default().push((*step as f64, *value));
+            }
+        }
+        let help = |name: &str| Metric::from_key(name).map_or("", |metric| metric.spec().help).to_owned();
+        points.into_iter().map(|(name, points)| (name.to_owned(), Curve { help: help(name), points: banded(&points) })).collect()
+    }
+
+    /// Takes samples in, evenly chosen among all if they are more than the page holds.
+    pub fn samples(mut self, rollouts: impl Iterator<Item = Rollout>) -> Self {
+        let (mut kept, mut every, mut seen) = (Vec::new(), 1, 0);
+        for rollout in rollouts {
+            if seen % every == 0 {
+                kept.push(ShownSample::from(rollout));
+            }
+            seen += 1;
+            if kept.len() > SAMPLES {
+                every *= 2;
+                let mut at = 0;
+                kept.retain(|_| {
+                    at += 1;
+                    at % 2 == 1
+                });
+            }
+        }
+        (self.samples_left_out, self.samples) = (seen - kept.len(), kept);
+        self
+    }
+}
+
+impl From<Rollout> for ShownSample {
+    fn from(rollout: Rollout) -> Self {
+        let cut = |text: &str| match text.char_indices().nth(CHARACTERS) {
+            Some((end, _)) => format!("{}… ({} characters)", &text[..end], text.chars().count()),
+            None => text.to_owned(),
+        };
+        let answer = rollout.metadata.get("answer").map(|answer| match answer {
+            Value::String(text) => cut(text),
+            other => cut(&other.to_string()),
+        });
+        ShownSample {
+            step: rollout.step,
+            group: rollout.group,
+            index: rollout.index,
+            reward: rollout.reward,
+            advantage: rollout.advantage,
+            length: rollout.versions.generated(),
+            status: rollout.status,
+            prompt: cut(&rollout.prompt.render()),
+            response: cut(&rollout.response),
+            answer,
+            parts: rollout.reward_parts.into_iter().collect(),
+        }
+    }
+}
+
+/// Points that are drawn: the smoothed line, and the tenth and ninetieth percentile of the values it is made of.
+fn banded(points: &[(f64, f64)]) -> Vec<[f64; 4]> {
+    let values: Vec<f64> = points.iter().map(|point| point.1).collect();
+    let (line, reach, every) = (smoothed(&values), values.len() / 20, points.len().div_ceil(POINTS).max(1));
+    let last = points.len().saturating_sub(1);
+    let drawn = (0..points.len()).filter(|at| at % every == 0 || *at == last);
+    drawn
+        .map(|at| {
+            let mut near = values[at.saturating_sub(reach)..(at + reach + 1).min(values.len())].to_vec();
+            near.sort_by(f64::total_cmp);
+            let at_share = |share: f64| near[((near.len() - 1) as f64 * share).round() as usize];
+            [points[at].0, rounded(line[at]), rounded(at_share(0.1)), rounded(at_share(0.9))]
+        })
+        .collect()
+}
+
+/// Six digits are more than an eye sees.
+fn rounded(value: f64) -> f64 {
+    format!("{value:.5e}").parse().unwrap_or(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_model_wrote_is_data_and_never_markup() {
+        let rollout = Rollout { response: "</script><img src=x onerror=alert(1)><!--".into(), ..Rollout::default() };
+        let page = HtmlReport::default().samples([rollout].into_iter()).to_html();
+        assert!(!page.contains("<img src=x"), "a text ended its element");
+        assert!(page.contains("\\u003c/script>\\u003cimg src=x"));
+        assert_eq!(page.matches("</script>").count(), 2, "those of the data and of the program");
+    }
+
+    #[test]
+    fn the_page_asks_nobody_for_anything() {
+        let page = HtmlReport::default().to_html();
+        for outside in ["http://", "https://", "//cdn", "@import", "url(http", "src=", "fetch("] {
+            let known = page.replace("http://www.w3.org/2000/svg", "");
+            assert!(!known.contains(outside), "{outside}");
+        }
+        assert!(!page.contains("{{"), "every part is in its place");
+    }
+
+    #[test]
+    fn samples_are_thinned_evenly_and_curves_keep_their_ends() {
+        let rollouts = (0..5000).map(|step| Rollout { step, ..Rollout::default() });
+        let report = HtmlReport::default().samples(rollouts);
+        assert!((SAMPLES / 2..=SAMPLES).contains(&report.samples.len()));
+        assert_eq!(report.samples.len() + report.samples_left_out, 5000);
+        let steps: Vec<u64> = report.samples.iter().map(|sample| sample.step).collect();
+        assert!(steps.windows(2).all(|pair| pair[1] - pair[0] == steps[1] - steps[0]), "{steps:?}");
+        let rows: Vec<(u64, StepMetrics)> =
+            (1..=1000).map(|step| (step, StepMetrics::from([("loss".to_owned(), step as f64)]))).collect();
+        let curve = &HtmlReport::curves(&rows)["loss"];
+        assert!(curve.points.len() <= POINTS + 1 && !curve.help.is_empty());
+        assert_eq!((curve.points[0][0], curve.points[curve.points.len() - 1][0]), (1.0, 1000.0));
+        assert!(curve.points.iter().all(|[_, line, low, high]| low <= line && line <= high));
+    }
+}

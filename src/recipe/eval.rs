@@ -1,0 +1,35 @@
+//! `[eval]`: what weights are asked beside the training, and by `rollflow eval`.
+
+use super::declare::section;
+use super::setting::{FINITE, POSITIVE, SHARE, SOME, SOME_IF_GIVEN};
+use super::task::Task;
+
+section! {
+    /// Evaluation beside the training, pinned to published weights, and what `rollflow eval` asks. Training does not wait for it, except that a
+    /// synchronous run (`flow.max_staleness = 0`) writes a step down when its evaluation is done.
+    pub struct Eval {
+        /// Optimizer steps from one evaluation to the next; the weights before the first step and after the last are evaluated, too. 0 leaves evaluation
+        /// to `rollflow eval`.
+        every: u64 = 50;
+        /// What is asked, as in `[task]`; left out, the run's own task.
+        task: Option<Task> = None;
+        /// Prompts that are asked, the first ones; left out, all.
+        limit: Option<usize> = None, SOME_IF_GIVEN;
+        /// Answers sampled to each prompt, for pass@1 up to pass@`samples`; 0 samples none.
+        samples: u32 = 4;
+        /// Whether each prompt is answered greedily, too.
+        greedy: bool = true;
+        /// Divides the logits of sampled answers.
+        temperature: f64 = 1.0, POSITIVE;
+        /// Keeps the likeliest tokens up to this total probability; 1 keeps all.
+        top_p: f64 = 1.0, SHARE;
+        /// Longest answer, in tokens; left out, `generate.max_new_tokens`.
+        max_new_tokens: Option<usize> = None, SOME_IF_GIVEN;
+        /// An answer is right that earns at least this.
+        success: f64 = 1.0, FINITE;
+        /// Answers that are generated at the same time.
+        slots: usize = 64, SOME;
+        /// Threads that generate them, now and then: no core of the machine is set aside for them.
+        threads: usize = 1, SOME;
+    }
+}

@@ -1,0 +1,14 @@
+//! Asking weights what they know, beside the training: prompts of their own, answered by one version, judged, counted.
+//!
+//! An [`Evaluation`] is one such sitting, by whatever drives an engine. [`Evaluator`] is the stage that holds one now and then while a run
+//! trains, and never holds the run up.
+
+mod evaluation;
+#[cfg(feature = "torch")]
+mod local;
+mod stage;
+mod summary;
+
+pub use evaluation::{Evaluation, EvaluationError, Exam, ExamJudge};
+pub use stage::{AnswerLog, Evaluator};
+pub use summary::Summary;

@@ -1,0 +1,116 @@
+//! What answers of an evaluation come to. Pure.
+
+use std::collections::BTreeMap;
+
+use crate::algo::pass_at_k;
+use crate::data::Status;
+use crate::observe::logs::JudgedAnswer;
+use crate::observe::{Metric, Metrics, StepMetrics};
+
+/// An evaluation in numbers. What nothing is known of is left out: pass@k where fewer than k answers were judged.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Summary {
+    /// Share of prompts whose greedy answer is right.
+    pub greedy_accuracy: Option<f64>,
+    /// Mean reward of greedy answers.
+    pub greedy_reward: Option<f64>,
+    /// Share of sampled answers that are right, mean over prompts.
+    pub accuracy: Option<f64>,
+    /// Mean reward of sampled answers.
+    pub reward: Option<f64>,
+    /// By k: the probability that one of k sampled answers is right, mean over prompts.
+    pub pass_at: BTreeMap<usize, f64>,
+    /// Mean length of all answers, in tokens.
+    pub length: Option<f64>,
+    /// Share of all answers that the length limit cut off.
+    pub truncated: Option<f64>,
+    /// Answers without a reward.
+    pub errors: usize,
+    /// All of them.
+    pub answers: usize,
+}
+
+impl Summary {
+    /// Of these answers, of which those are right that earn at least `success`. An answer without a reward counts among the errors alone.
+    pub fn of(answers: &[JudgedAnswer], success: f64) -> Self {
+        let judged = |greedy: bool| {
+            answers.iter().filter(move |answer| answer.greedy == greedy).filter_map(|answer| Some((answer, answer.reward?)))
+        };
+        let right = |reward: f64| f64::from(reward >= success);
+        let mut by_question: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+        for (answer, reward) in judged(false) {
+            let (all, correct) = by_question.entry(answer.question).or_default();
+            *all += 1;
+            *correct += usize::from(reward >= success);
+        }
+        let pass_at = |k: usize| mean(by_question.values().filter_map(|&(all, correct)| pass_at_k(all, correct, k)));
+        let most = by_question.values().map(|(all, _)| *all).max().unwrap_or(0);
+        let powers = std::iter::successors(Some(1), |k| Some(k * 2)).take_while(|k| *k < most);
+        let asked = || answers.iter().filter(|answer| answer.tokens > 0);
+        Summary {
+            greedy_accuracy: mean(judged(true).map(|(_, reward)| right(reward))),
+            greedy_reward: mean(judged(true).map(|(_, reward)| reward)),
+            accuracy: pass_at(1),
+            reward: mean(judged(false).map(|(_, reward)| reward)),
+            pass_at: powers.chain((most > 0).then_some(most)).filter_map(|k| Some((k, pass_at(k)?))).collect(),
+            length: mean(asked().map(|answer| answer.tokens as f64)),
+            truncated: mean(asked().map(|answer| f64::from(answer.status == Status::Truncated))),
+            errors: answers.iter().filter(|answer| answer.reward.is_none()).count(),
+            answers: answers.len(),
+        }
+    }
+
+    /// The numbers by the catalogue's names, as a row of `metrics.jsonl` has them.
+    pub fn row(&self) -> StepMetrics {
+        let known = [
+            (Metric::EvalGreedyAccuracy, self.greedy_accuracy),
+            (Metric::EvalGreedyReward, self.greedy_reward),
+            (Metric::EvalAccuracy, self.accuracy),
+            (Metric::EvalReward, self.reward),
+            (Metric::EvalLength, self.length),
+            (Metric::EvalTruncated, self.truncated),
+            (Metric::EvalErrors, Some(self.errors as f64)),
+        ];
+        let named = known.into_iter().filter_map(|(metric, value)| Some((metric.key().to_owned(), value?)));
+        named.chain(self.pass_at.iter().map(|(k, value)| (format!("eval_pass_at_{k}"), *value))).collect()
+    }
+
+    /// What a row can't give to gauges: those with a label.
+    pub fn publish(&self, metrics: &Metrics) {
+        self.pass_at.iter().for_each(|(k, value)| metrics.set(Metric::EvalPassAt, &[&k.to_string()], *value));
+    }
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let (count, sum) = values.fold((0_u64, 0.0), |(count, sum), value| (count + 1, sum + value));
+    (count > 0).then(|| sum / count as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(question: usize, greedy: bool, reward: Option<f64>) -> JudgedAnswer {
+        JudgedAnswer { question, greedy, reward, tokens: 2, ..JudgedAnswer::default() }
+    }
+
+    #[test]
+    fn passes_are_estimated_by_prompt_and_greedy_answers_stand_alone() {
+        let sampled = [(0, 1.0), (0, 0.0), (0, 0.0), (0, 1.0), (1, 0.0), (1, 0.0), (1, 0.0), (1, 0.5)];
+        let mut answers: Vec<_> = sampled.iter().map(|&(question, reward)| answer(question, false, Some(reward))).collect();
+        answers.extend([answer(0, true, Some(1.0)), answer(1, true, None)]);
+        let summary = Summary::of(&answers, 1.0);
+        assert_eq!((summary.accuracy, summary.reward), (Some(0.25), Some(2.5 / 8.0)));
+        // Of question 0: one minus the chance to draw two of the two wrong among four.
+        assert_eq!(summary.pass_at, BTreeMap::from([(1, 0.25), (2, (1.0 - 1.0 / 6.0) / 2.0), (4, 0.5)]));
+        assert_eq!((summary.greedy_accuracy, summary.errors, summary.answers), (Some(1.0), 1, 10));
+        assert_eq!(summary.row()["eval_pass_at_4"], 0.5);
+    }
+
+    #[test]
+    fn nothing_is_said_of_what_was_not_asked() {
+        let greedy = Summary::of(&[answer(0, true, Some(0.0))], 1.0);
+        assert_eq!((greedy.accuracy, greedy.reward, greedy.pass_at.len()), (None, None, 0));
+        assert_eq!(Summary::of(&[], 1.0), Summary::default());
+    }
+}
