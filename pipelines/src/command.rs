@@ -19,7 +19,7 @@ use crate::registry::Registry;
 use crate::resume::{ResumePoint, rewind_to_checkpoint};
 use crate::run_folder::{Outputs, RECIPE, RunFolder};
 use crate::simulate::profile::Profile;
-use crate::{parts, replay, reward_model, sft, simulate};
+use crate::{grpo_offline, parts, replay, reward_model, sft, simulate};
 
 /// RL post-training of language models as a pipelined dataflow.
 #[derive(Parser)]
@@ -236,6 +236,7 @@ fn draw(plan: &Plan, registry: &Registry, format: Format) -> Result<()> {
     let outputs = Outputs::in_memory();
     let flow = match plan.pipeline {
         Pipeline::Grpo => grpo::declare(plan, Actors::local(plan, registry, &parts::policy(plan)?)?, outputs, None)?,
+        Pipeline::GrpoOffline => grpo_offline::declare(plan, registry, &parts::policy(plan)?, outputs, None)?,
         Pipeline::Sft => sft::declare(plan, &parts::policy(plan)?, outputs, None)?,
         Pipeline::RewardModel => reward_model::declare(plan, outputs, None)?.0,
     };

@@ -73,6 +73,8 @@ choices! {
         "sft" => Sft,
         /// training of a reward model on pairs of answers.
         "reward_model" => RewardModel,
+        /// the same learning from rollouts that were recorded, without a generator.
+        "grpo_offline" => GrpoOffline,
     }
 }
 
@@ -100,6 +102,9 @@ impl Pipeline {
             Pipeline::Grpo => vec!["reward_model"],
             Pipeline::Sft => [&REINFORCEMENT[..], &["reward_model"]].concat(),
             Pipeline::RewardModel => [&REINFORCEMENT[..], &["sft"]].concat(),
+            Pipeline::GrpoOffline => {
+                vec!["sft", "reward_model", "reward", "filter_fallback", "pairs", "reference", "critic", "sync", "flow"]
+            }
         }
     }
 }
