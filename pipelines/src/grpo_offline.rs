@@ -1,8 +1,8 @@
 //! Group-relative policy optimization on rollouts that were recorded: no generator, no reward, no weights that go back.
 //!
-//! What was recorded gets no newer while the policy learns, so that probability ratios against it leave the clip's range after a few steps, and
-//! with them ends what is learned. Recipes therefore take ratios against the trainer itself (`train.proximal = "recompute"`), and weigh tokens by
-//! `train.correction` where log-probabilities were recorded.
+//! A policy goes on from its own rollouts by default: ratios are against the log-probabilities that were recorded, and clipped. Another policy
+//! takes them against itself (`train.proximal = "recompute"`) and learns from right answers alone (`train.advantage = { kind = "constant" }`):
+//! pushing down what it would never have said has no end.
 
 use anyhow::{Context, Result, bail};
 use rollflow::data::source::DataSpec;

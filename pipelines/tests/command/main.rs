@@ -5,7 +5,9 @@
 mod changing;
 mod console;
 mod crashes;
+mod data;
 mod disks;
+mod offline;
 mod recipes;
 mod references;
 mod registering;

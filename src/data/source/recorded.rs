@@ -61,10 +61,12 @@ impl Shape for Recorded {
             _ => return Err("whose prompt is neither text nor messages".into()),
         };
         let response = match take_first(&mut record, &["response", "completion", "output"]) {
-            Some((_, response)) => turns::completion(response)?,
-            None => String::new(),
+            Some((_, response)) => Some(turns::completion(response)?),
+            None => None,
         };
-        let said = !response.is_empty() || record.contains_key("tokens") || record.contains_key("response_tokens");
+        // An answer may be empty: one that ended at once.
+        let said = response.is_some() || record.contains_key("tokens") || record.contains_key("response_tokens");
+        let response = response.unwrap_or_default();
         let fields =
             Fields::deserialize(Value::Object(record)).map_err(|error| format!("with a field that makes no sense ({error})"))?;
         let reward = fields.reward.filter(|reward| reward.is_finite()).ok_or("without a reward that is a number")?;

@@ -57,10 +57,9 @@ pub fn load_sft_dataset(
     let mut samples = Vec::new();
     for example in data.iter() {
         let sample = prepare_sft_sample(&example?, tokenizer)?;
-        if max_length.is_some_and(|max| sample.tokens.len() > max) {
-            skips.count(too_long(max_length.unwrap_or(0)));
-        } else {
-            samples.push(sample);
+        match max_length {
+            Some(max) if sample.tokens.len() > max => skips.count(too_long(max)),
+            _ => samples.push(sample),
         }
     }
     Ok((samples, skips))

@@ -96,3 +96,35 @@ impl Feed {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn loader(batch: usize) -> Feed {
+        let load = move |iteration| (0..3).map(|n| Prompt::from(format!("{iteration}.{n}"))).collect();
+        Feed::Loader { load: Box::new(load), batch, next: 0, loaded: None }
+    }
+
+    /// R048, law C2.
+    #[test]
+    fn a_loader_gives_the_same_stream_from_wherever_it_goes_on() {
+        let mut whole = loader(3);
+        let all: Vec<Prompt> = (0..9).map(|_| whole.next().unwrap()).collect();
+        assert_eq!(all.iter().map(|prompt| prompt.text.render()).collect::<Vec<_>>()[2..5], ["0.2", "1.0", "1.1"]);
+        assert!(all.iter().enumerate().all(|(at, prompt)| prompt.ordinal == at as u64));
+        for stop in 0..9 {
+            let mut before = loader(3);
+            (0..stop).for_each(|_| drop(before.next().unwrap()));
+            let mut after = loader(3);
+            after.load_state(&before.save_state()).unwrap();
+            assert_eq!(after.next().unwrap(), all[stop]);
+        }
+    }
+
+    #[test]
+    fn a_loader_that_gives_another_number_of_prompts_is_refused() {
+        assert!(loader(4).next().unwrap_err().to_string().contains("3 prompts for iteration 0 and promised 4"));
+        assert!(loader(4).load_state(&loader(3).save_state()).is_err());
+    }
+}
