@@ -1,5 +1,5 @@
 //! Data larger than memory: ten million rows, shuffled, without holding them.
-//! To see the figures of docs/data.md: cargo test --release --test large_data -- --ignored --nocapture
+//! To see the figures of docs/data.md: cargo test --test large_data -- --ignored --nocapture
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic as tests do")]
 
 use std::fs::File;

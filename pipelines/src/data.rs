@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use rollflow::data::BufferState;
-use rollflow::data::source::{Example, Mixed, PromptDataset, Share, prepare_sft_sample, too_long};
+use rollflow::data::source::{DataSet, Example, Mixed, PromptDataset, Share, prepare_sft_sample, too_long};
+use rollflow::data::{BufferState, RankedPair};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::recipe::data::Source as DataSource;
@@ -17,6 +17,27 @@ const DATA: &str = "data.json";
 /// What is asked.
 pub fn prompts(plan: &Plan, sources: &[DataSource]) -> Result<Prompts> {
     Ok(Prompts::dataset(PromptDataset::open(&specs(sources), plan.seed, plan.task.shuffle)?))
+}
+
+/// The same from the first few records of each, without looking at the others.
+pub fn first_prompts(plan: &Plan, sources: &[DataSource], few: usize) -> Result<Prompts> {
+    let first = |source: &DataSource| DataSource {
+        max_samples: Some(source.max_samples.map_or(few, |most| most.min(few))),
+        ..source.clone()
+    };
+    prompts(plan, &sources.iter().map(first).collect::<Vec<_>>())
+}
+
+/// Pairs of answers, all of them, each as often as its source is repeated.
+pub fn ranked_pairs(sources: &[DataSource]) -> Result<Vec<RankedPair>> {
+    let mut pairs = Vec::new();
+    for source in sources {
+        let data = DataSet::<RankedPair>::open(&source.spec())?;
+        let read = data.iter().collect::<Result<Vec<_>, _>>()?;
+        (0..source.repeat).for_each(|_| pairs.extend(read.iter().cloned()));
+        tracing::info!("Data: {}", data.describe());
+    }
+    Ok(pairs)
 }
 
 /// What is imitated, and the name of its data for checkpoints. Always shuffled: neighbours in a file are alike.

@@ -113,7 +113,8 @@ pub fn ranked_pairs(plan: &Plan, of: &RewardModel) -> Result<(Vec<RankedPair>, V
             let pairs = jsonl::load_ranked_pairs(path, prompt_key, &of.chosen_key, &of.rejected_key, *limit)?;
             arithmetic::split(&pairs, trained, plan.seed)
         }
-        TaskData::Data(_) | TaskData::Rollouts(_) => bail!("pairs of answers are read from a task of kind \"jsonl\""),
+        TaskData::Data(task) => arithmetic::split(&data::ranked_pairs(&task.sources())?, trained, plan.seed),
+        TaskData::Rollouts(_) => bail!("recorded rollouts are no pairs of answers"),
     })
 }
 
@@ -224,7 +225,11 @@ pub fn probe(plan: &Plan, policy: &Policy, backend: &LocalBackend) -> Result<()>
     const TOLERANCE: f64 = 0.02;
     let mut params = sampling(plan);
     params.max_new_tokens = params.max_new_tokens.min(TOKENS);
-    let mut prompts = prompts(plan)?.limited(ANSWERS);
+    let mut prompts = match &plan.task.data {
+        TaskData::Data(task) => data::first_prompts(plan, &task.sources(), ANSWERS as usize)?,
+        _ => prompts(plan)?,
+    }
+    .limited(ANSWERS);
     let mut samples = Vec::new();
     while let Some(prompt) = prompts.next().map_err(|error| anyhow!("{error}"))? {
         samples.push(policy.sample(prompt, params.clone(), plan.seed)?);

@@ -91,8 +91,8 @@ section! {
 }
 
 section! {
-    /// Training of a reward model on pairs of answers: all of the `reward_model` pipeline. Pairs are the records of a `jsonl` task, or sums of the
-    /// `arithmetic` task against wrong ones, 64 for each.
+    /// Training of a reward model on pairs of answers: all of the `reward_model` pipeline. Pairs are the records of a `jsonl` task, those of a `data` task with the
+    /// fields `chosen` and `rejected`, or sums of the `arithmetic` task against wrong ones, 64 for each.
     pub struct RewardModel {
         /// Optimizer steps.
         steps: u64 = 200, SOME_STEPS;

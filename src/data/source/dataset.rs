@@ -4,7 +4,7 @@
 //! counted by reason, and from then on record `k` is the same record for whoever asks. Nothing is kept but where records lie, 12 bytes each.
 
 use std::marker::PhantomData;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rayon::prelude::*;
@@ -162,9 +162,10 @@ impl<T> DataSet<T> {
         &self.skips
     }
 
-    /// Its files.
-    pub fn files(&self) -> impl Iterator<Item = &Path> {
-        self.parts.iter().map(|part| part.path.as_path())
+    /// In a line: how much there is, and what was left out.
+    pub fn describe(&self) -> String {
+        let skipped = if self.skips.total() == 0 { String::new() } else { format!("; skipped: {}", self.skips) };
+        format!("{}: {} records{skipped}", self.name, self.len())
     }
 
     /// Which of its files a record is in.

@@ -54,7 +54,8 @@ pub fn locate(data: &Path, subset: Option<&str>, split: &str, cache: &HubCache) 
     if data.is_dir() {
         return in_folder(data, subset, split);
     }
-    if hub::is_id(data) {
+    // A name that ends as files do is a file that is not there.
+    if Format::of(data).is_none() && hub::is_id(data) {
         return in_folder(&cache.dataset(&data.to_string_lossy())?, subset, split);
     }
     let help = "Paths are relative to the folder that the command runs in".to_owned();

@@ -6,7 +6,7 @@ use super::DataError;
 use super::dataset::{DataSet, DataSpec};
 use super::mixture::{Mixture, Share};
 use super::shape::Shape;
-use super::skips::{Skip, Skips};
+use super::skips::Skip;
 use crate::data::{BufferError, BufferState, Prompt};
 
 /// What number `k` of a [`Mixed`] stream is.
@@ -85,18 +85,9 @@ impl<T> Mixed<T> {
         self.mixture.len()
     }
 
-    /// Of each data set, what was left out.
-    pub fn skips(&self) -> impl Iterator<Item = (&str, &Skips)> {
-        self.sets.iter().map(|set| (set.name(), set.skips()))
-    }
-
     /// A line for each data set: how much there is, and what was left out.
     pub fn describe(&self) -> Vec<String> {
-        let line = |set: &DataSet<T>| {
-            let skipped = if set.skips().total() == 0 { String::new() } else { format!("; skipped: {}", set.skips()) };
-            format!("{}: {} records{skipped}", set.name(), set.len())
-        };
-        self.sets.iter().map(line).collect()
+        self.sets.iter().map(DataSet::describe).collect()
     }
 
     /// The position before `next`, to be continued by [`Mixed::resume`].

@@ -22,9 +22,11 @@ pub(super) fn sources(plan: &Plan, note: Note) {
         };
         note("task.kind", &["pipeline"], message.to_owned(), help);
     }
-    if plan.pipeline == Pipeline::RewardModel && matches!(plan.task.data, TaskData::Data(_)) {
-        let message = "`task.kind` is \"data\", of which a reward model can't read pairs of answers yet".to_owned();
-        note("task.kind", &["pipeline"], message, "use kind = \"jsonl\"");
+    if let (Pipeline::RewardModel, TaskData::Data(of)) = (plan.pipeline, &plan.task.data)
+        && of.sources().iter().any(|source| source.weight.is_some())
+    {
+        let message = "a source of [task] has a weight, but a reward model meets every pair of its data".to_owned();
+        note("task.sources", &["pipeline"], message, "give repeats in the place of weights");
     }
     if let TaskData::Data(of) = &plan.task.data {
         one_or_several("task", !of.only.data.as_os_str().is_empty(), &of.sources, note);
