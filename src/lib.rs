@@ -56,6 +56,10 @@ pub struct Readme;
 #[cfg(all(doctest, feature = "torch"))]
 #[doc = include_str!("../docs/reward_models.md")]
 pub struct RewardModels;
+/// Data, likewise.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/data.md")]
+pub struct Data;
 /// How a run changes its mind, likewise.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/changing.md")]

@@ -186,7 +186,7 @@ fn files_that_do_not_exist_are_named_where_they_are_written() {
         "pipeline = 'sft'\n[model]\nkind = 'folder'\npath = 'no/model'\n[task]\nkind = 'jsonl'\npath = 'no.jsonl'\n[sft]\n",
     )
     .expect("written");
-    let errors = load(&file, &["sft.data=nowhere".to_owned()]).expect_err("nothing is there").to_string();
+    let errors = load(&file, &["sft.data=nowhere.jsonl".to_owned()]).expect_err("nothing is there").to_string();
     insta::assert_snapshot!(errors.replace(&folder.path().display().to_string(), ""));
     let missing = load("no/such.toml".as_ref(), &[]).expect_err("it is not there").to_string();
     assert!(missing.starts_with("no/such.toml:1:1: cannot read the recipe:"), "{missing}");

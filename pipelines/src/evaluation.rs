@@ -15,9 +15,9 @@ use rollflow::recipe::task::{Task, TaskData};
 use rollflow::stages::evaluate::{Evaluation, Evaluator, Exam, Summary};
 use serde_json::{Value, json};
 
-use crate::parts;
 use crate::registry::Registry;
 use crate::rewards::Scoring;
+use crate::{data, parts};
 
 /// The answers, a line each.
 pub const ANSWERS: &str = "answers.jsonl";
@@ -52,6 +52,8 @@ fn prompts(task: &Task, seed: u64) -> Result<Vec<Prompt>> {
             let answer = (!task.answer_key.is_empty()).then_some(task.answer_key.as_str());
             jsonl::load_prompts(&task.path, &task.prompt_key, answer, task.limit)?
         }
+        TaskData::Data(task) => data::all(&task.sources())?,
+        TaskData::Rollouts(_) => bail!("rollouts that were recorded are answered already; name a task of its own in [eval.task]"),
     })
 }
 

@@ -143,7 +143,7 @@ pub fn declare<E: TokenEngine, B: TrainingBackend<Weights = E::Weights> + 'stati
     let mut flow = Flow::new(&plan.name);
     flow.capacity(parts::capacity(plan));
 
-    let prompts = flow.source("prompts", parts::prompts(plan)?.admitted_by(&admission));
+    let prompts = flow.source("prompts", parts::prompts(plan)?.metrics(&metrics).admitted_by(&admission));
     let groups = flow.stage("generate", prompts, generator.metrics(&metrics).admission(&admission));
     let scored = reward.metrics(&metrics).stage(&mut flow, "reward", groups);
     let filter =

@@ -1,13 +1,14 @@
 //! What each step of a recipe is learned by, `[[change]]` and `[[ramp]]` included.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use rollflow::data::Version;
 use rollflow::prelude::*;
+use rollflow::recipe::task::Sft;
 use rollflow::recipe::{Plan, Timeline, correction};
 use rollflow::stages::train::{Lesson, Minibatches};
-use rollflow::train::{Algorithm, CollateError, TrainBatch, collate};
+use rollflow::train::{Algorithm, TrainBatch, collate};
 
 use crate::registry::Registry;
 use crate::{advantages, losses, parts, trainers};
@@ -33,7 +34,7 @@ pub fn lesson(plan: &Plan, registry: &Registry) -> Result<Lesson> {
 
 /// The supervised samples that steps are mixed with.
 pub struct Mixture {
-    samples: Supervised,
+    samples: Mutex<Supervised>,
     algorithm: Arc<Algorithm>,
     weight: f64,
     every: u64,
@@ -43,17 +44,19 @@ impl Mixture {
     /// Those of `[mix]`.
     pub fn of(plan: &Plan, policy: &Policy) -> Result<Option<Self>> {
         let Some((mix, sft)) = plan.mix.as_ref().zip(plan.sft.as_ref()) else { return Ok(None) };
-        let samples = Supervised::new(parts::supervised_samples(plan, sft, policy)?, mix.batch, u64::MAX)?;
+        let endless = Sft { batch: mix.batch, steps: u64::MAX, ..sft.clone() };
+        let (samples, _) = parts::supervised(plan, &endless, policy)?;
         let algorithm = Arc::new(Algorithm::new(CrossEntropy));
-        Ok(Some(Mixture { samples, algorithm, weight: mix.weight, every: mix.every }))
+        Ok(Some(Mixture { samples: Mutex::new(samples), algorithm, weight: mix.weight, every: mix.every }))
     }
 
     /// That of a step, which counts from 1.
-    pub fn at(&self, step: u64) -> Result<Option<Arc<TrainBatch>>, CollateError> {
+    pub fn at(&self, step: u64) -> Result<Option<Arc<TrainBatch>>> {
         if !step.is_multiple_of(self.every) {
             return Ok(None);
         }
-        let batch = self.samples.batch(step / self.every - 1);
+        let mut samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
+        let batch = samples.batch(step / self.every - 1).map_err(|error| anyhow!("{error}"))?;
         let samples: Vec<_> = batch.samples().collect();
         let batch = collate(&samples, Aggregation::TokenMean)?;
         Ok(Some(Arc::new(batch.by(Some(self.algorithm.clone())).scaled(self.weight))))

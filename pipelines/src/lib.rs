@@ -8,8 +8,10 @@
 
 mod advantages;
 mod command;
+pub mod data;
 pub mod evaluation;
 pub mod grpo;
+pub mod grpo_offline;
 pub mod lessons;
 pub mod losses;
 pub mod origin;
@@ -41,6 +43,7 @@ use crate::run_folder::RunFolder;
 pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
     let result = match plan.pipeline {
         Pipeline::Grpo | Pipeline::SftThenGrpo => grpo::run(plan, registry, run, from),
+        Pipeline::GrpoOffline => grpo_offline::run(plan, registry, run, from),
         Pipeline::Sft => sft::run(plan, run, from),
         Pipeline::RewardModel => reward_model::run(plan, run, from),
     };

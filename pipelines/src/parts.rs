@@ -1,7 +1,7 @@
 //! A recipe's values as the library's parts. Pure translation: what a key means is decided here, what it does in the library.
 
-use anyhow::{Context, Result, anyhow};
-use rollflow::data::{DataBuffer, Pair, RankedPair, arithmetic, jsonl};
+use anyhow::{Context, Result, anyhow, bail};
+use rollflow::data::{BufferState, DataBuffer, Pair, RankedPair, arithmetic, jsonl};
 use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::flow::{Capacity, WeightsRx};
 use rollflow::model::{Compute, Dtype, FrozenWeights};
@@ -11,11 +11,11 @@ use rollflow::recipe::task::{Arithmetic, JsonlTask, RewardModel, Sft, TaskData};
 use rollflow::recipe::{self, Plan, Timeline};
 use rollflow::train::{self};
 
-use crate::lessons;
 use crate::losses::{self};
 use crate::origin;
 use crate::registry::Registry;
 use crate::rewards::{Judge, Scoring};
+use crate::{data, lessons};
 
 /// What a tiny model can spell.
 const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n";
@@ -85,6 +85,8 @@ pub fn capacity(plan: &Plan) -> Capacity {
 /// What is asked.
 pub fn prompts(plan: &Plan) -> Result<Prompts> {
     let buffer = match &plan.task.data {
+        TaskData::Data(task) => return data::prompts(plan, &task.sources()),
+        TaskData::Rollouts(_) => bail!("rollouts that were recorded are answered already: there is nothing to ask"),
         TaskData::Arithmetic(task) => DataBuffer::new(sums(task, plan.seed).iter().map(Prompt::from), plan.seed)?,
         TaskData::Jsonl(task) => {
             let answer = (!task.answer_key.is_empty()).then_some(task.answer_key.as_str());
@@ -102,14 +104,23 @@ pub(crate) fn sums(task: &Arithmetic, seed: u64) -> Vec<Pair> {
     }
 }
 
-/// What is imitated: the pairs of `[sft] data`, or the task's own.
-pub fn supervised_samples(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<Vec<Sample>> {
-    let pairs = match (&sft.data, &plan.task.data) {
-        (Some(file), _) => jsonl::load_pairs(file, &sft.prompt_key, &sft.completion_key, None)?,
-        (None, TaskData::Arithmetic(task)) => sums(task, plan.seed),
-        (None, TaskData::Jsonl(task)) => jsonl::load_pairs(&task.path, &task.prompt_key, &task.answer_key, task.limit)?,
+/// What is imitated: the data sets of `[sft]`, or the task's own pairs.
+pub fn supervised(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<(Supervised, Option<BufferState>)> {
+    let own = match &plan.task.data {
+        _ if !sft.sources().is_empty() => sft.sources(),
+        TaskData::Data(task) => task.sources(),
+        _ => Vec::new(),
     };
-    Ok(policy.supervised(&arithmetic::share(&pairs, sft.fraction, plan.seed))?)
+    if !own.is_empty() {
+        return data::supervised(plan, sft, &own, policy);
+    }
+    let pairs = match &plan.task.data {
+        TaskData::Arithmetic(task) => sums(task, plan.seed),
+        TaskData::Jsonl(task) => jsonl::load_pairs(&task.path, &task.prompt_key, &task.answer_key, task.limit)?,
+        TaskData::Data(_) | TaskData::Rollouts(_) => Vec::new(),
+    };
+    let samples = policy.supervised(&arithmetic::share(&pairs, sft.fraction, plan.seed))?;
+    Ok((Supervised::new(samples, sft.batch, sft.steps)?, None))
 }
 
 /// The model that a reward model starts from: the recipe's, with a head drawn by the seed unless it has one.
@@ -136,6 +147,8 @@ pub fn ranked_pairs(plan: &Plan, of: &RewardModel) -> Result<(Vec<RankedPair>, V
             let pairs = jsonl::load_ranked_pairs(path, prompt_key, &of.chosen_key, &of.rejected_key, *limit)?;
             arithmetic::split(&pairs, trained, plan.seed)
         }
+        TaskData::Data(task) => arithmetic::split(&data::all(&task.sources())?, trained, plan.seed),
+        TaskData::Rollouts(_) => bail!("recorded rollouts are no pairs of answers"),
     })
 }
 
@@ -246,7 +259,11 @@ pub fn probe(plan: &Plan, policy: &Policy, backend: &LocalBackend) -> Result<()>
     const TOLERANCE: f64 = 0.02;
     let mut params = sampling(plan);
     params.max_new_tokens = params.max_new_tokens.min(TOKENS);
-    let mut prompts = prompts(plan)?.limited(ANSWERS);
+    let mut prompts = match &plan.task.data {
+        TaskData::Data(task) => data::first_prompts(plan, &task.sources(), ANSWERS as usize)?,
+        _ => prompts(plan)?,
+    }
+    .limited(ANSWERS);
     let mut samples = Vec::new();
     while let Some(prompt) = prompts.next().map_err(|error| anyhow!("{error}"))? {
         samples.push(policy.sample(prompt, params.clone(), plan.seed)?);

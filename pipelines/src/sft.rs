@@ -13,7 +13,7 @@ use rollflow::stages::sink::step_row;
 
 use crate::resume::ResumePoint;
 use crate::run_folder::{Outputs, RunFolder};
-use crate::{origin, parts, trainers};
+use crate::{data, origin, parts, trainers};
 
 /// The pipeline `sft`.
 pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
@@ -41,12 +41,18 @@ pub fn declare(plan: &Plan, policy: &Policy, outputs: Outputs, from: Option<&Res
     let sft = plan.sft.as_ref().context("the pipeline sft needs a section [sft]")?;
     let mut flow = Flow::new(&plan.name);
     let done = from.map_or(0, |from| from.trainer.step);
-    let trained = train(&mut flow, plan, (sft, done), policy, |trainer| {
+    let (samples, data) = parts::supervised(plan, sft, policy)?;
+    let samples = samples.after(done).metrics(&outputs.metrics);
+    let trained = train(&mut flow, plan, sft, samples, policy, |trainer| {
         let trainer = trainers::checkpointed(trainer, plan, outputs.checkpoints).sync_every(u64::MAX);
-        Ok(match from {
-            Some(from) => trainer.resume(&from.checkpoint, from.trainer.clone())?,
+        let trainer = match from {
+            Some(from) => {
+                data::check(&from.checkpoint, data.as_ref())?;
+                trainer.resume(&from.checkpoint, from.trainer.clone())?
+            }
             None => trainer,
-        })
+        };
+        Ok(data::remembered(trainer, data))
     })?;
     flow.sink("log", trained, outputs.log);
     Ok(flow)
@@ -65,7 +71,8 @@ pub fn warm_up(plan: &Plan, sft: &Sft, policy: &Policy, interrupts: &Interrupts)
     let learned: Arc<Mutex<Option<Arc<FrozenWeights>>>> = Arc::default();
     let mut flow = Flow::new("warm-up");
     flow.interrupted_by(interrupts);
-    let trained = train(&mut flow, plan, (sft, 0), policy, |trainer| Ok(trainer.sync_every(sft.steps)))?;
+    let (samples, _) = parts::supervised(plan, sft, policy)?;
+    let trained = train(&mut flow, plan, sft, samples, policy, |trainer| Ok(trainer.sync_every(sft.steps)))?;
     let (seen, mut console) = (learned.clone(), ConsoleLogger::events(plan.observe.log_every));
     flow.sink("learned", trained, move |step: Trained<FrozenWeights>| -> Result<(), StageError> {
         if step.step > 0 {
@@ -91,16 +98,16 @@ fn say_complete(report: &Report) {
     }
 }
 
-/// Samples in, trained steps out, after as many steps as are done already.
+/// Samples in, trained steps out.
 fn train(
     flow: &mut Flow,
     plan: &Plan,
-    (sft, done): (&Sft, u64),
+    sft: &Sft,
+    samples: Supervised,
     policy: &Policy,
     trainer: impl FnOnce(Trainer<LocalBackend>) -> Result<Trainer<LocalBackend>>,
 ) -> Result<Port<Trained<FrozenWeights>>> {
-    let samples = parts::supervised_samples(plan, sft, policy)?;
-    let batches = flow.source("samples", Supervised::new(samples, sft.batch, sft.steps)?.after(done));
+    let batches = flow.source("samples", samples);
     let backend = trainers::supervised_backend(plan, sft, policy).context("starting the trainer")?;
     let trainer = trainer(Trainer::new(backend).steps(sft.steps).threads(sft.optimization.threads))?;
     Ok(flow.stage("train", batches, trainer))

@@ -62,6 +62,17 @@ impl Batch {
         sums.into_iter().map(|(name, (sum, count))| (name.to_owned(), sum / count)).collect()
     }
 
+    /// Groups and tokens with a weight in the loss, by the data set that they are from, where that is known.
+    pub fn by_source(&self) -> BTreeMap<&str, (u64, u64)> {
+        let mut sources: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+        for group in self.groups.iter().filter(|group| !group.prompt.source.is_empty()) {
+            let (groups, tokens) = sources.entry(&group.prompt.source).or_default();
+            *groups += 1;
+            *tokens += group.samples.iter().map(|sample| sample.response_length() as u64).sum::<u64>();
+        }
+        sources
+    }
+
     /// How many samples.
     pub fn len(&self) -> usize {
         self.groups.iter().map(|group| group.samples.len()).sum()

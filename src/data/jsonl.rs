@@ -131,7 +131,7 @@ fn read<T>(
 }
 
 /// The record on a line; `None` for a blank one.
-fn parse_line(bytes: &[u8], line: usize) -> Result<Option<Map<String, Value>>, String> {
+pub(super) fn parse_line(bytes: &[u8], line: usize) -> Result<Option<Map<String, Value>>, String> {
     let text = std::str::from_utf8(bytes).map_err(|error| format!("not UTF-8 ({error}); save the file as UTF-8"))?;
     let text = if line == 1 { text.strip_prefix('\u{feff}').unwrap_or(text) } else { text };
     if text.trim().is_empty() {

@@ -15,6 +15,7 @@ mod prompt;
 mod sample;
 mod scored;
 pub(crate) mod shuffle;
+pub mod source;
 mod spans;
 mod tokenizer;
 

@@ -75,6 +75,9 @@ pub struct Prompt {
     /// Ground truth and whatever else the data set holds; reaches rewards and logs untouched.
     #[serde(default)]
     pub metadata: Metadata,
+    /// The data set that it is from, where there may be several; empty otherwise.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub source: String,
 }
 
 impl<T: Into<PromptText>> From<T> for Prompt {

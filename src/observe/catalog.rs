@@ -90,6 +90,7 @@ const REASON: Label = Label { name: "reason", values: &[] };
 const TOKEN_LAG: Label = Label { name: "lag", values: &[] };
 const PART: Label = Label { name: "part", values: &[] };
 const PASS_AT: Label = Label { name: "k", values: &[] };
+const SOURCE: Label = Label { name: "source", values: &[] };
 const ROLE: Label = Label { name: "role", values: &["trainer", "generator"] };
 
 /// One row a metric; the sentence is its documentation here, its help text in Prometheus and its line in `docs/metrics.md`.
@@ -130,6 +131,13 @@ catalog! {
     EdgeTokens: GAUGE "edge_tokens" [FROM, TO] in "tokens", "Tokens of the messages that wait on the edge between two stages.";
     EdgeCapacityItems: GAUGE "edge_capacity_items" [FROM, TO] in "items", "Messages that an edge holds at most (law F1).";
     EdgeCapacityTokens: GAUGE "edge_capacity_tokens" [FROM, TO] in "tokens", "Tokens that an edge holds at most (law F1).";
+
+    DataRecords: GAUGE "data_records" [SOURCE] in "records", "Records of a data set that are used.";
+    DataSkipped: GAUGE "data_records_skipped" [SOURCE, REASON] in "records", "Records of a data set that were left out, by reason.";
+    SourceGroups: COUNT "source_groups_total" [SOURCE] in "groups",
+        "Groups, or examples of supervised training, that were trained, by the data set they are from; in rows of `metrics.jsonl` those of the step, as `source_groups_` and its name.";
+    SourceTokens: COUNT "source_tokens_total" [SOURCE] in "tokens",
+        "Tokens that were trained, by the data set they are from; in rows of `metrics.jsonl` those of the step, as `source_tokens_` and its name.";
 
     GeneratedTokens: COUNT "generated_tokens_total" [] in "tokens", "Tokens that the generators sampled.";
     Tokens: COUNT "tokens_total" [FATE] in "tokens",

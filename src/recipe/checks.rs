@@ -1,6 +1,7 @@
 //! What must hold between keys. Each key's own range stands with its declaration.
 
 mod held;
+mod sources;
 mod training;
 
 use super::error::{Place, RecipeError, RecipeErrors};
@@ -74,6 +75,7 @@ fn between(plan: &Plan, note: Note) {
         tiny_model(tiny, note);
     }
     task(plan, note);
+    sources::sources(plan, note);
     if let Some(Sft { steps, optimization, .. }) = &plan.sft {
         schedule("sft", *steps, &optimization.schedule, note);
     }
@@ -91,6 +93,11 @@ fn between(plan: &Plan, note: Note) {
             }
         },
         Pipeline::Grpo => grpo(plan, note),
+        Pipeline::GrpoOffline => {
+            training::training(&plan.train, note);
+            training::minibatches(plan, note);
+            held::held(plan, note);
+        }
     }
 }
 
@@ -128,7 +135,7 @@ fn task(plan: &Plan, note: Note) {
                 let message = "`task.answer_key` is empty, but the reward compares with the ground truth".to_owned();
                 note("task.answer_key", &["reward.kind"], message, help);
             }
-            if plan.sft.as_ref().is_some_and(|sft| sft.data.is_none()) {
+            if plan.sft.as_ref().is_some_and(|sft| sft.sources().is_empty()) {
                 let message = "`task.answer_key` is empty, but [sft] imitates the task's answers".to_owned();
                 note("task.answer_key", &["sft"], message, "name the field that holds the answers, or give sft.data");
             }

@@ -53,7 +53,7 @@ impl Plan {
     pub fn steps_per_epoch(&self) -> Option<f64> {
         let prompts = self.task.known_prompts()? as f64;
         Some(match (self.pipeline, &self.sft) {
-            (Pipeline::Sft, Some(sft)) if sft.data.is_some() => return None,
+            (Pipeline::Sft, Some(sft)) if !sft.sources().is_empty() => return None,
             (Pipeline::Sft, Some(sft)) => (prompts * sft.fraction).ceil() / sft.batch as f64,
             (Pipeline::RewardModel, _) => return None,
             _ => prompts / self.batch.groups as f64,
@@ -129,6 +129,7 @@ impl Plan {
         match self.pipeline {
             Pipeline::Sft => warm_up,
             Pipeline::RewardModel => self.reward_model.as_ref().map_or(0, |of| of.optimization.threads),
+            Pipeline::GrpoOffline => trainer,
             Pipeline::Grpo | Pipeline::SftThenGrpo => warm_up
                 .max(self.generators().saturating_mul(self.generate.threads).saturating_add(trainer))
                 .saturating_add(reference)

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::checks::{placed, problems};
+use super::data::Source;
 use super::document::{self, Node, Value};
 use super::error::{Place, RecipeError, RecipeErrors};
 use super::model::ModelSource;
@@ -13,9 +14,9 @@ use super::task::TaskData;
 
 /// Sections that a recipe must spell out: nobody wants to train the wrong model because a heading was forgotten.
 const REQUIRED: [(&str, &str); 3] = [
-    ("pipeline", "write pipeline = \"grpo\", \"sft\", \"sft_then_grpo\" or \"reward_model\" at the top"),
+    ("pipeline", "write pipeline = \"grpo\", \"sft\", \"sft_then_grpo\", \"grpo_offline\" or \"reward_model\" at the top"),
     ("model", "write [model] with kind = \"tiny\" or \"folder\""),
-    ("task", "write [task] with kind = \"arithmetic\" or \"jsonl\""),
+    ("task", "write [task] with kind = \"arithmetic\", \"jsonl\", \"data\" or \"rollouts\""),
 ];
 
 /// Reads, overrides (`section.key=value`) and checks a recipe. Also looks whether the files it names exist.
@@ -117,8 +118,13 @@ fn missing_files(plan: &Plan) -> Vec<Problem> {
     if let ModelSource::Folder(folder) = &plan.model.source {
         files.push(("model.path".to_owned(), &folder.path));
     }
-    if let TaskData::Jsonl(jsonl) = &plan.task.data {
-        files.push(("task.path".to_owned(), &jsonl.path));
+    let mut sources = Vec::new();
+    match &plan.task.data {
+        TaskData::Jsonl(jsonl) => files.push(("task.path".to_owned(), &jsonl.path)),
+        TaskData::Rollouts(rollouts) => files.push(("task.path".to_owned(), &rollouts.path)),
+        TaskData::Data(of) if of.sources.is_empty() => sources.push(("task.data".to_owned(), of.only.clone())),
+        TaskData::Data(of) => sources.extend(numbered("task", &of.sources)),
+        TaskData::Arithmetic(_) => {}
     }
     let asked = plan.eval.as_ref().and_then(|eval| eval.task.as_ref());
     if let Some(TaskData::Jsonl(jsonl)) = asked.map(|task| &task.data) {
@@ -127,8 +133,9 @@ fn missing_files(plan: &Plan) -> Vec<Problem> {
     if let Some(path) = plan.critic.as_ref().and_then(|critic| critic.path.as_ref()) {
         files.push(("critic.path".to_owned(), path));
     }
-    if let Some(data) = plan.sft.as_ref().and_then(|sft| sft.data.as_ref()) {
-        files.push(("sft.data".to_owned(), data));
+    if let Some(sft) = &plan.sft {
+        sources.extend(sft.data.iter().map(|data| ("sft.data".to_owned(), Source::of(data))));
+        sources.extend(numbered("sft", &sft.sources));
     }
     if plan.pipeline.reinforces() {
         files.extend(plan.reward.rule.folders());
@@ -140,5 +147,14 @@ fn missing_files(plan: &Plan) -> Vec<Problem> {
         key,
         help: "paths are relative to the folder that the command runs in".to_owned(),
     };
-    files.into_iter().map(missing).collect()
+    let unusable = |(key, source): (String, Source)| {
+        let error = source.spec().check().err().filter(|_| !source.data.as_os_str().is_empty())?;
+        let help = "docs/data.md says what is found, and how".to_owned();
+        Some(Problem { from: Vec::new(), message: format!("`{key}`: {error}"), key, help })
+    };
+    files.into_iter().map(missing).chain(sources.into_iter().filter_map(unusable)).collect()
+}
+
+fn numbered(section: &str, sources: &[Source]) -> Vec<(String, Source)> {
+    sources.iter().enumerate().map(|(at, source)| (format!("{section}.sources[{at}].data"), source.clone())).collect()
 }

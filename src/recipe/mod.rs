@@ -9,6 +9,7 @@ mod algorithm;
 mod checks;
 pub mod correction;
 pub mod critic;
+pub mod data;
 mod declare;
 mod derive;
 mod document;

@@ -83,6 +83,8 @@ choices! {
         "sft_then_grpo" => SftThenGrpo,
         /// training of a reward model on pairs of answers.
         "reward_model" => RewardModel,
+        /// the same learning from rollouts that were recorded, without a generator.
+        "grpo_offline" => GrpoOffline,
     }
 }
 
@@ -111,6 +113,19 @@ impl Pipeline {
             Pipeline::Grpo | Pipeline::SftThenGrpo => vec!["reward_model"],
             Pipeline::Sft => [&REINFORCEMENT[..], &["reward_model", "eval"]].concat(),
             Pipeline::RewardModel => [&REINFORCEMENT[..], &["sft", "lora", "eval"]].concat(),
+            Pipeline::GrpoOffline => vec![
+                "sft",
+                "mix",
+                "reward_model",
+                "reward",
+                "filter_fallback",
+                "pairs",
+                "reference",
+                "critic",
+                "sync",
+                "flow",
+                "eval",
+            ],
         }
     }
 

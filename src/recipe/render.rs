@@ -2,7 +2,7 @@
 
 use super::derive::Machine;
 use super::model::ModelSource;
-use super::plan::{OnStale, Plan};
+use super::plan::{OnStale, Pipeline, Plan};
 use super::section::Section;
 use super::setting::Written;
 
@@ -87,6 +87,8 @@ fn facts(plan: &Plan, machine: Machine) -> Vec<(&'static str, String)> {
             ("admission window", format!("{} groups", plan.admission_window())),
         ]);
         facts.extend(worst_staleness(plan));
+    } else if plan.pipeline == Pipeline::GrpoOffline {
+        facts.extend([("groups a step", plan.batch.groups.to_string()), ("updates a step", updates(plan))]);
     } else {
         facts.push(("samples a step", samples.to_string()));
     }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::data::{DataTask, RolloutsTask, Source};
 use super::declare::{section, tagged};
 use super::error::RecipeErrors;
 use super::setting::{BELOW_ONE, GIVEN, Limit, NOT_NEGATIVE, PATH_GIVEN, POSITIVE, SHARE, SOME, SOME_IF_GIVEN, SOME_STEPS};
@@ -25,6 +26,10 @@ tagged! {
         "arithmetic" => Arithmetic(Arithmetic),
         /// one JSON object a line.
         "jsonl" => Jsonl(JsonlTask),
+        /// data sets on disk, in the formats and layouts that docs/data.md lists: one, or a mixture.
+        "data" => Data(DataTask),
+        /// rollouts that were recorded, for `pipeline = "grpo_offline"`.
+        "rollouts" => Rollouts(RolloutsTask),
     }
 }
 
@@ -58,7 +63,7 @@ impl Task {
         match &self.data {
             TaskData::Arithmetic(Arithmetic { count: Some(count), .. }) => Some(*count),
             TaskData::Arithmetic(Arithmetic { digits, .. }) => 100_usize.checked_pow(*digits),
-            TaskData::Jsonl(_) => None,
+            TaskData::Jsonl(_) | TaskData::Data(_) | TaskData::Rollouts(_) => None,
         }
     }
 }
@@ -74,12 +79,13 @@ section! {
         lr: f64 = 1e-3, POSITIVE;
         /// Share of the pairs that may be seen, chosen by the seed.
         fraction: f64 = 1.0, SHARE;
-        /// A JSONL file of pairs, relative to where the command runs; without it, the task's own prompts and answers.
+        /// What is imitated: a data set of pairs, conversations or texts, as `data` of a source; without it and `sources`, the task's own prompts and
+        /// answers.
         data: Option<PathBuf> = None;
-        /// Field of `data` with the prompt: text or chat messages.
-        prompt_key: String = "prompt".to_owned(), GIVEN;
-        /// Field of `data` with the text to imitate.
-        completion_key: String = "completion".to_owned(), GIVEN;
+        /// Several data sets in the place of one, or one with more to say of it.
+        sources: Vec<Source> = Vec::new();
+        /// Examples of data sets that are longer, in tokens, are left out and counted; finding them takes tokenizing all before the run.
+        max_length: Option<usize> = None, SOME_IF_GIVEN;
         last optimization: Optimization;
     }
 }
@@ -97,8 +103,8 @@ section! {
 }
 
 section! {
-    /// Training of a reward model on pairs of answers: all of the `reward_model` pipeline. Pairs are the records of a `jsonl` task, or sums of the
-    /// `arithmetic` task against wrong ones, 64 for each.
+    /// Training of a reward model on pairs of answers: all of the `reward_model` pipeline. Pairs are the records of a `jsonl` task, those of a `data` task with the
+    /// fields `chosen` and `rejected`, or sums of the `arithmetic` task against wrong ones, 64 for each.
     pub struct RewardModel {
         /// Optimizer steps.
         steps: u64 = 200, SOME_STEPS;
@@ -119,6 +125,11 @@ section! {
 }
 
 impl Sft {
+    /// The data sets; none where the task's own pairs are imitated.
+    pub fn sources(&self) -> Vec<Source> {
+        if self.sources.is_empty() { self.data.iter().map(Source::of).collect() } else { self.sources.clone() }
+    }
+
     /// Supervised training with defaults for all but the essentials, checked.
     pub fn new(steps: u64, batch: usize, lr: f64) -> Result<Self, RecipeErrors> {
         super::checks::validated(Sft { steps, batch, lr, ..Sft::default() })

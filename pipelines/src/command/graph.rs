@@ -12,7 +12,7 @@ use super::{REFUSED, out};
 use crate::grpo::{self, Actors};
 use crate::registry::Registry;
 use crate::run_folder::Outputs;
-use crate::{parts, reward_model, sft};
+use crate::{grpo_offline, parts, reward_model, sft};
 
 /// Draw a recipe's pipeline.
 #[derive(Args)]
@@ -51,6 +51,7 @@ fn graph_of(plan: &Plan, registry: &Registry) -> Result<flow::Graph> {
         Pipeline::Grpo | Pipeline::SftThenGrpo => {
             grpo::declare(plan, Actors::local(plan, registry, &parts::policy(plan)?)?, outputs, None)?
         }
+        Pipeline::GrpoOffline => grpo_offline::declare(plan, registry, &parts::policy(plan)?, outputs, None)?,
         Pipeline::Sft => sft::declare(plan, &parts::policy(plan)?, outputs, None)?,
         Pipeline::RewardModel => reward_model::declare(plan, outputs, None)?.0,
     };

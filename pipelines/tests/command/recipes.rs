@@ -73,9 +73,9 @@ fn every_shipped_recipe_checks_and_runs_a_few_steps() {
             text += &std::fs::read_to_string(path.with_file_name("grpo.toml")).unwrap();
         }
         let sets = small(&text);
-        let sets = sets.iter().flat_map(|set| ["--set", set]);
         let out = folder.path().join(path.file_stem().unwrap());
-        let run: Vec<&str> = ["run", name, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect();
+        let mut run = vec!["run", name, "--out", out.to_str().unwrap()];
+        run.extend(sets.iter().flat_map(|set| ["--set", set.as_str()]));
         let ended = rollflow(&run);
         assert_eq!(ended.code, Some(0), "{name}: {}", ended.err);
         let rows = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();

@@ -144,6 +144,18 @@ fn pairs_come_from_a_file_and_a_reward_model_may_go_on_from_its_own_folder() {
 }
 
 #[test]
+fn pairs_come_from_data_sets_in_any_format_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("ranked.json");
+    let pair = |chosen: &str, rejected: &str| serde_json::json!({"question": "say a", "chosen": chosen, "rejected": rejected});
+    fs::write(&data, serde_json::json!([pair("a", "b"), pair("a", "a"), pair("a", "c")]).to_string()).unwrap();
+    let task = format!("task={{kind=\"data\",data={data:?}}}");
+    let ended = train(&folder.path().join("run"), &[&task, "reward_model.held_out=0", "reward_model.steps=2"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    assert!(ended.out.contains("Data: ranked: 2 records; skipped: 1 whose answers are the same"), "{}", ended.out);
+}
+
+#[test]
 fn a_folder_that_is_no_reward_model_and_a_section_that_is_missing_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let missing = rollflow(&["check", GRPO, "--set", "reward={kind=\"model\",path=\"no/where\"}"]);

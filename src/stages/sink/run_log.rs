@@ -70,6 +70,10 @@ impl<W> RunLog<W> {
                 metrics.observe(Metric::SampleStaleness, &[], lag as f64);
             }
         }
+        for (source, (groups, tokens)) in trained.batch.by_source() {
+            metrics.add(Metric::SourceGroups, &[source], groups as f64);
+            metrics.add(Metric::SourceTokens, &[source], tokens as f64);
+        }
         for dropped in &trained.batch.dropped {
             metrics.add(Metric::GroupsDropped, &[&dropped.reason], 1.0);
             metrics.add(Metric::Tokens, &[Fate::of(dropped).label()], dropped.generated() as f64);

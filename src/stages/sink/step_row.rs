@@ -29,6 +29,13 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
     put(Metric::GradNorm, optim.grad_norm);
     put(Metric::GradNormClipped, optim.grad_norm_clipped);
     put(Metric::LearningRate, optim.lr);
+    for (source, (groups, tokens)) in trained.batch.by_source() {
+        row.insert(format!("source_groups_{source}"), groups as f64);
+        row.insert(format!("source_tokens_{source}"), tokens as f64);
+    }
+    let mut put = |metric: Metric, value: f64| {
+        row.insert(metric.key().to_owned(), value);
+    };
     let rewards: Vec<f64> = trained.batch.rewards().collect();
     if rewards.is_empty() {
         row.extend(trained.evaluated.clone());

@@ -3,8 +3,11 @@
 use std::collections::VecDeque;
 use std::path::Path;
 
+use super::feed::Feed;
+use crate::data::source::PromptDataset;
 use crate::data::{BufferError, DataBuffer, Prompt, arithmetic, jsonl};
 use crate::flow::{Source, StageError, StageSpec};
+use crate::observe::Metrics;
 use crate::stages::Admission;
 
 /// Prompts that could not be loaded.
@@ -19,9 +22,9 @@ pub enum PromptsError {
 }
 
 /// An endless stream of prompts unless it was limited; ordinals run over the whole stream.
-#[derive(Clone, Debug)]
 pub struct Prompts {
-    buffer: DataBuffer,
+    feed: Feed,
+    metrics: Option<Metrics>,
     left: Option<u64>,
     admission: Option<Admission>,
     /// What entered before an interruption and goes first; `None` until the first prompt was asked for.
@@ -31,7 +34,28 @@ pub struct Prompts {
 impl Prompts {
     /// From a buffer, at its present position.
     pub fn new(buffer: DataBuffer) -> Self {
-        Prompts { buffer, left: None, admission: None, again: None }
+        Self::of(Feed::Buffer(buffer))
+    }
+
+    /// From data sets on disk, of any size. A run says how much there is, and what was left out, when it begins.
+    pub fn dataset(data: PromptDataset) -> Self {
+        Self::of(Feed::Data { data, next: 0 })
+    }
+
+    /// From a function: of each iteration, from 0, exactly `batch` prompts. It is asked once for each, and again by a run that was resumed: what it
+    /// gives must follow from the iteration alone.
+    pub fn loader<P: Into<Prompt>>(batch: usize, mut load: impl FnMut(u64) -> Vec<P> + Send + 'static) -> Self {
+        let load = move |iteration| load(iteration).into_iter().map(Into::into).collect();
+        Self::of(Feed::Loader { load: Box::new(load), batch: batch.max(1), next: 0, loaded: None })
+    }
+
+    fn of(feed: Feed) -> Self {
+        Prompts { feed, metrics: None, left: None, admission: None, again: None }
+    }
+
+    /// Counts there what data sets hold, and what was left out.
+    pub fn metrics(self, metrics: &Metrics) -> Self {
+        Prompts { metrics: Some(metrics.clone()), ..self }
     }
 
     /// From a file with a `prompt` and an `answer` on each line; what else stands there goes to the metadata. Later epochs are shuffled
@@ -46,9 +70,9 @@ impl Prompts {
         Ok(Prompts::new(DataBuffer::new(arithmetic::addition(digits).iter().map(Prompt::from), seed)?.shuffled()))
     }
 
-    /// Shuffles the first epoch too.
+    /// Shuffles the first epoch too, of prompts that are given in an order.
     pub fn shuffled(self) -> Self {
-        Prompts { buffer: self.buffer.shuffled(), ..self }
+        Prompts { feed: self.feed.shuffled(), ..self }
     }
 
     /// Ends after `n` prompts.
@@ -68,9 +92,10 @@ impl Prompts {
         if self.again.is_none() {
             let (prompts, stream) = admission.interrupted();
             if let Some(stream) = stream {
-                self.buffer.load_state(&stream)?;
+                self.feed.load_state(&stream)?;
             }
-            admission.data(self.buffer.save_state());
+            admission.data(self.feed.save_state());
+            self.feed.announce(self.metrics.as_ref());
             self.again = Some(prompts.into());
         }
         Ok(self.again.as_mut().and_then(VecDeque::pop_front))
@@ -88,7 +113,7 @@ impl Source for Prompts {
         }
         let prompt = match self.next_again()? {
             Some(prompt) => Some(prompt),
-            None => self.buffer.next(),
+            None => Some(self.feed.next()?),
         };
         if let (Some(prompt), Some(admission)) = (&prompt, &self.admission) {
             admission.enter(prompt);

@@ -1,0 +1,86 @@
+//! A recipe's data sets as what stages draw from.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use rollflow::data::BufferState;
+use rollflow::data::source::{DataSet, Example, Mixed, PromptDataset, Shape, Share, prepare_sft_sample, too_long};
+use rollflow::prelude::*;
+use rollflow::recipe::Plan;
+use rollflow::recipe::data::Source as DataSource;
+use rollflow::recipe::task::Sft;
+
+/// The file in a checkpoint that says which data a run draws from that has no admission to say so.
+const DATA: &str = "data.json";
+
+/// What is asked.
+pub fn prompts(plan: &Plan, sources: &[DataSource]) -> Result<Prompts> {
+    Ok(Prompts::dataset(PromptDataset::open(&specs(sources), plan.seed, plan.task.shuffle)?))
+}
+
+/// The same from the first few records of each, without looking at the others.
+pub fn first_prompts(plan: &Plan, sources: &[DataSource], few: usize) -> Result<Prompts> {
+    let first = |source: &DataSource| DataSource {
+        max_samples: Some(source.max_samples.map_or(few, |most| most.min(few))),
+        ..source.clone()
+    };
+    prompts(plan, &sources.iter().map(first).collect::<Vec<_>>())
+}
+
+/// All that the sources hold, such as pairs of answers, each as often as its source is repeated.
+pub fn all<T: Shape + Clone>(sources: &[DataSource]) -> Result<Vec<T>> {
+    let mut all = Vec::new();
+    for source in sources {
+        let data = DataSet::<T>::open(&source.spec())?;
+        let read = data.iter().collect::<Result<Vec<_>, _>>()?;
+        (0..source.repeat).for_each(|_| all.extend(read.iter().cloned()));
+        tracing::info!("Data: {}", data.describe());
+    }
+    Ok(all)
+}
+
+/// What is imitated, and the name of its data for checkpoints. Always shuffled: neighbours in a file are alike.
+pub fn supervised(plan: &Plan, sft: &Sft, sources: &[DataSource], policy: &Policy) -> Result<(Supervised, Option<BufferState>)> {
+    let tokenizer = policy.tokenizer().clone();
+    let fits = |example: &Example| match sft.max_length {
+        None => Ok(()),
+        Some(max) => match prepare_sft_sample(example, &tokenizer) {
+            Ok(sample) if sample.tokens.len() > max => Err(too_long(max)),
+            Ok(_) => Ok(()),
+            Err(_) => Err("that the tokenizer refuses".into()),
+        },
+    };
+    let data = Mixed::<Example>::open_if(&specs(sources), plan.seed, true, fits)?;
+    let state = data.state(0);
+    let tokenizer = policy.tokenizer().clone();
+    let group = move |example: Example| Ok(vec![prepare_sft_sample(&example, &tokenizer)?]);
+    Ok((Supervised::drawn("SFT", data, sft.batch, sft.steps, group)?, Some(state)))
+}
+
+fn specs(sources: &[DataSource]) -> Vec<(rollflow::data::source::DataSpec, Share)> {
+    sources.iter().map(|source| (source.spec(), source.share())).collect()
+}
+
+/// The trainer, with the name of its data in every checkpoint.
+pub fn remembered<B: TrainingBackend>(trainer: Trainer<B>, data: Option<BufferState>) -> Trainer<B> {
+    match data {
+        None => trainer,
+        Some(data) => trainer.checkpoint_files(move || Ok(BTreeMap::from([(DATA.to_owned(), serde_json::to_vec(&data)?)]))),
+    }
+}
+
+/// Refuses to go on with other data than the checkpoint's: some would be met twice and some never.
+pub fn check(checkpoint: &Path, data: Option<&BufferState>) -> Result<()> {
+    let (Some(data), path) = (data, checkpoint.join(DATA)) else { return Ok(()) };
+    let text = std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+    let saved: BufferState = serde_json::from_slice(&text).with_context(|| format!("reading {}", path.display()))?;
+    ensure!(
+        saved == *data,
+        "the run was trained on other data: its records have the fingerprint {}, these {}; resume with the data set of the saved run, \
+         or start over",
+        saved.fingerprint,
+        data.fingerprint
+    );
+    Ok(())
+}

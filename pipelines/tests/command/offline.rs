@@ -1,0 +1,149 @@
+//! `grpo_offline`: learning from what was recorded, without a generator (R046, R139).
+
+use std::fs;
+use std::path::Path;
+
+use rollflow::data::arithmetic;
+use rollflow::engine::SamplingParams;
+use rollflow::prelude::*;
+use serde_json::{Value, json};
+
+use crate::running::{Ended, GRPO, rollflow, run_args};
+
+const OFFLINE: &str = "pipelines/recipes/grpo_offline.toml";
+
+/// The share of all single-digit sums that the newest checkpoint of a run gets right when it takes the likeliest token each time.
+fn greedy_accuracy(run: &Path) -> f64 {
+    let checkpoint = fs::read_dir(run.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path()).max().unwrap();
+    let policy = Policy::load(checkpoint).unwrap();
+    let params = SamplingParams { temperature: 0.0, max_new_tokens: 4, ..SamplingParams::default() };
+    let sums = arithmetic::addition(1);
+    let right = sums.iter().enumerate().filter(|(ordinal, sum)| {
+        let prompt = Prompt { ordinal: *ordinal as u64, ..Prompt::from(*sum) };
+        let sample = policy.sample(prompt, params.clone(), 0).unwrap();
+        sample.response == sum.completion && sample.status == Status::Completed
+    });
+    right.count() as f64 / sums.len() as f64
+}
+
+fn run(out: &Path, sets: &[String]) -> Ended {
+    let sets = sets.iter().flat_map(|set| ["--set", set.as_str()]);
+    rollflow(&["run", OFFLINE, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>())
+}
+
+fn rows(run: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// The shipped recipe on the shipped rollouts: from a model that knows nothing to one that is right more often than those who were recorded.
+#[test]
+fn a_policy_learns_from_recorded_rollouts_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let (out, untrained) = (folder.path().join("run"), folder.path().join("untrained"));
+    let ended = run(&out, &[]);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    assert!(ended.out.contains("the trainer's own, at the step that learns from them"), "{}", ended.out);
+    let recorded: Vec<f64> = fs::read_to_string("data/rollouts_addition.jsonl")
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["reward"].as_f64().unwrap())
+        .collect();
+    let recorded = recorded.iter().sum::<f64>() / recorded.len() as f64;
+    assert_eq!(run(&untrained, &["train.steps=1".to_owned(), "train.lr=1e-12".to_owned()]).code, Some(0));
+    let (before, after) = (greedy_accuracy(&untrained), greedy_accuracy(&out));
+    assert!(
+        before < 0.1 && after > recorded + 0.4,
+        "{before} before, {after} after, {recorded} of the recorded answers are right"
+    );
+}
+
+/// This project's own rollouts, with their log-probabilities, continue the policy that sampled them. A run goes on where it was (law C2).
+#[test]
+fn rollouts_of_a_run_are_learned_from_with_their_log_probabilities_and_groups() {
+    let folder = tempfile::tempdir().unwrap();
+    let online = folder.path().join("online");
+    assert_eq!(rollflow(&run_args(GRPO, &online, &["observe.rollouts_every=1"])).code, Some(0));
+    let recorded = fs::read_to_string(online.join("rollouts.jsonl")).unwrap();
+    let groups: std::collections::BTreeSet<u64> =
+        recorded.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["group"].as_u64().unwrap()).collect();
+    let sets = |steps: u64| {
+        let checkpoint = online.join("checkpoints/step_000003");
+        vec![
+            format!("model={{kind=\"folder\",path={checkpoint:?}}}"),
+            format!("task.path={:?}", online.join("rollouts.jsonl")),
+            "filter=[]".to_owned(),
+            "batch.groups=3".to_owned(),
+            "checkpoint.every=2".to_owned(),
+            "observe.rollouts_every=1".to_owned(),
+            "train.schedule.kind=constant".to_owned(),
+            "train.correction={kind=\"truncated_is\"}".to_owned(),
+            format!("train.steps={steps}"),
+            "train.schedule.warmup=0".to_owned(),
+        ]
+    };
+    let (whole, parts) = (folder.path().join("whole"), folder.path().join("parts"));
+    let ended = run(&whole, &sets(8));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let said = format!("Rollouts: {} in {} groups", recorded.lines().count(), groups.len());
+    assert!(ended.out.contains(&said) && ended.out.contains("Behaviour log-probabilities: as recorded"), "{said}: {}", ended.out);
+    let rows_of_whole = rows(&whole);
+    assert!(rows_of_whole[0]["log_prob_gap_mean_nats"].as_f64().unwrap() < 0.1, "they are those of nearly the same policy");
+    assert!(rows_of_whole[0]["correction_weight_mean"].is_number());
+    let trained = fs::read_to_string(whole.join("rollouts.jsonl")).unwrap();
+    let first: Value = serde_json::from_str(trained.lines().next().unwrap()).unwrap();
+    assert!(recorded.lines().any(|line| serde_json::from_str::<Value>(line).unwrap()["tokens"] == first["tokens"]), "law D1");
+
+    assert_eq!(run(&parts, &sets(4)).code, Some(0));
+    let resumed = rollflow(&["resume", parts.to_str().unwrap(), "--set", "train.steps=8"]);
+    assert_eq!(resumed.code, Some(0), "{}", resumed.err);
+    let losses = |rows: Vec<Value>| rows.iter().map(|row| (row["loss"].clone(), row["reward_mean"].clone())).collect::<Vec<_>>();
+    assert_eq!(losses(rows(&parts)), losses(rows_of_whole), "law C2");
+}
+
+#[test]
+fn rollouts_that_make_no_sense_are_counted_and_a_prompt_is_a_group() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, out) = (folder.path().join("plain.jsonl"), folder.path().join("run"));
+    let records = [
+        json!({"prompt": "1+1=", "response": "2", "reward": 1}),
+        json!({"prompt": "2+2=", "response": "5", "reward": 0.0, "log_probs": [-0.5, -0.25]}),
+        json!({"prompt": "1+1=", "response": "3", "reward": 0}),
+        json!({"prompt": "2+2=", "response_tokens": [8, 1], "reward": 1}),
+        json!({"prompt": "3+3=", "response": "6", "reward": 1}),
+        json!({"prompt": "3+3=", "response": "6"}),
+        json!({"prompt": "3+3=", "reward": 1}),
+        json!({"prompt": "4+4=", "response": "8", "reward": 1, "log_probs": [-1.0]}),
+    ];
+    fs::write(&file, records.map(|record| format!("{record}\n")).concat()).unwrap();
+    let sets = [
+        format!("task.path={file:?}"),
+        "train.steps=2".to_owned(),
+        "model.hidden=16".to_owned(),
+        "batch.groups=2".to_owned(),
+        "train.schedule.warmup=0".to_owned(),
+    ];
+    let ended = run(&out, &sets);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    for said in [
+        "Rollouts: 4 in 2 groups",
+        "1 whose log_probs are not as many as its tokens",
+        "1 without a response",
+        "1 without a reward that is a number",
+        "Groups left out: 1 ",
+        "recorded for 1 rollouts; for 3 the trainer's own",
+    ] {
+        assert!(ended.out.contains(said), "{said}: {}", ended.out);
+    }
+    assert_eq!(rows(&out)[0]["reward_mean"], 0.5);
+}
+
+#[test]
+fn what_is_answered_already_needs_the_pipeline_for_it() {
+    let task = ["--set", "task={kind=\"rollouts\",path=\"pipelines/data/rollouts_addition.jsonl\"}"];
+    let refused = rollflow(&[&["check", GRPO], &task[..]].concat());
+    assert!(refused.code == Some(2) && refused.err.contains("pipeline = \"grpo_offline\""), "{}", refused.err);
+    let refused = rollflow(&["check", OFFLINE, "--set", "task={kind=\"arithmetic\"}"]);
+    assert!(refused.code == Some(2) && refused.err.contains("task.kind = \"rollouts\""), "{}", refused.err);
+    assert!(rollflow(&["graph", OFFLINE]).out.contains("rollouts"));
+}

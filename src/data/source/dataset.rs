@@ -1,0 +1,241 @@
+//! One data set: its usable records by number.
+//!
+//! Opening reads every record of the slice once, on all cores: a bad line is an error before anything else begins, what can't be used is
+//! counted by reason, and from then on record `k` is the same record for whoever asks. Nothing is kept but where records lie, 12 bytes each.
+
+use std::marker::PhantomData;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use super::DataError;
+use super::columns::Columns;
+use super::hub::HubCache;
+use super::locate::locate;
+use super::part::Part;
+use super::shape::Shape;
+use super::skips::{Skip, Skips};
+use super::split::Split;
+
+/// Records judged together: memory for their bytes, and work for all cores.
+const CHUNK: usize = 1 << 16;
+/// Records that are worth handing to another core.
+const SHARE: usize = 64;
+
+/// Which data set, and which of its records.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DataSpec {
+    /// A file, a folder, or an id in the hub's local cache.
+    pub data: PathBuf,
+    /// One of several subsets (configurations).
+    pub subset: Option<String>,
+    /// The split, and which part of it.
+    pub split: Split,
+    /// The first usable records, at most so many.
+    pub max_samples: Option<usize>,
+    /// What holds what.
+    pub columns: Columns,
+    /// What it is called in messages and metrics; the end of `data` unless given.
+    pub name: Option<String>,
+    /// Where ids are looked for.
+    pub cache: HubCache,
+}
+
+impl DataSpec {
+    /// All of the split `train`.
+    pub fn new(data: impl Into<PathBuf>) -> Self {
+        DataSpec {
+            data: data.into(),
+            subset: None,
+            split: Split::default(),
+            max_samples: None,
+            columns: Columns::default(),
+            name: None,
+            cache: HubCache::of_user(),
+        }
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> String {
+        let end =
+            || self.data.file_stem().map_or_else(|| self.data.display().to_string(), |end| end.to_string_lossy().into_owned());
+        self.name.clone().unwrap_or_else(end)
+    }
+
+    /// Whether the files are there, without reading them.
+    pub fn check(&self) -> Result<(), DataError> {
+        locate(&self.data, self.subset.as_deref(), &self.split.name, &self.cache).map(drop)
+    }
+}
+
+/// A data set of `T`. Clones share the index.
+#[derive(Clone)]
+pub struct DataSet<T> {
+    name: String,
+    parts: Arc<[Part]>,
+    /// Records up to the end of each part.
+    ends: Arc<[usize]>,
+    columns: Columns,
+    skips: Skips,
+    fingerprint: u64,
+    of: PhantomData<fn() -> T>,
+}
+
+impl<T: Shape> DataSet<T> {
+    /// Finds and judges the records. An empty data set is refused.
+    pub fn open(spec: &DataSpec) -> Result<Self, DataError> {
+        Self::open_if(spec, |_| Ok(()))
+    }
+
+    /// [`DataSet::open`] with a say in which records are used.
+    pub fn open_if(spec: &DataSpec, usable: impl Fn(&T) -> Result<(), Skip> + Sync) -> Result<Self, DataError> {
+        let files = locate(&spec.data, spec.subset.as_deref(), &spec.split.name, &spec.cache)?;
+        let index = |(path, format)| Part::index(path, format, &spec.split.name);
+        let mut parts = files.into_iter().map(index).collect::<Result<Vec<_>, _>>()?;
+        let slice = spec.split.rows(parts.iter().map(Part::len).sum());
+        let mut opening = Opening {
+            spec,
+            usable: &usable,
+            left: spec.max_samples,
+            skips: Skips::default(),
+            fields: Vec::new(),
+            crc: crc32fast::Hasher::new(),
+        };
+        let (mut before, mut ends, mut all) = (0, Vec::new(), 0);
+        for part in &mut parts {
+            let len = part.len();
+            let places = slice.start.clamp(before, before + len) - before..slice.end.clamp(before, before + len) - before;
+            let kept = opening.judge(part, places)?;
+            part.keep(&kept);
+            before += len;
+            all += kept.len();
+            ends.push(all);
+        }
+        let Opening { skips, fields, crc, .. } = opening;
+        if all == 0 {
+            return Err(DataError::Nothing { name: spec.name(), skips, fields });
+        }
+        let fingerprint = u64::from(crc.finalize()) << 32 ^ all as u64;
+        let (parts, ends) = (parts.into(), ends.into());
+        Ok(DataSet { name: spec.name(), parts, ends, columns: spec.columns.clone(), skips, fingerprint, of: PhantomData })
+    }
+
+    /// A record, read from the disk.
+    pub fn get(&self, at: usize) -> Result<T, DataError> {
+        let part = self.file_of(at);
+        let within = at - part.checked_sub(1).map_or(0, |before| self.ends[before]);
+        let part = &self.parts[part];
+        let bytes = part.read(within, within + 1)?;
+        let read =
+            part.parse(&bytes[0]).and_then(|record| T::read(record, &self.columns).map_err(|skip| format!("a record {skip}")));
+        // It was usable when it was counted.
+        let changed = |problem| DataError::Record {
+            file: part.path.clone(),
+            line: part.line(within),
+            problem: format!("{problem}; the file has changed since it was opened"),
+            more: 0,
+        };
+        read.map_err(changed)
+    }
+
+    /// All records, in order.
+    pub fn iter(&self) -> impl Iterator<Item = Result<T, DataError>> + '_ {
+        (0..self.len()).map(|at| self.get(at))
+    }
+}
+
+impl<T> DataSet<T> {
+    /// Usable records. Never 0: an empty data set is refused.
+    #[expect(clippy::len_without_is_empty, reason = "it cannot be empty")]
+    pub fn len(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What was left out.
+    pub fn skips(&self) -> &Skips {
+        &self.skips
+    }
+
+    /// In a line: how much there is, and what was left out.
+    pub fn describe(&self) -> String {
+        let skipped = if self.skips.total() == 0 { String::new() } else { format!("; skipped: {}", self.skips) };
+        format!("{}: {} records{skipped}", self.name, self.len())
+    }
+
+    /// Which of its files a record is in.
+    pub(crate) fn file_of(&self, at: usize) -> usize {
+        self.ends.partition_point(|end| *end <= at)
+    }
+
+    /// Differs where the usable records or their order do.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+}
+
+impl<T> std::fmt::Debug for DataSet<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DataSet").field("name", &self.name).field("len", &self.len()).field("skips", &self.skips).finish()
+    }
+}
+
+/// What comes to light while records are judged.
+struct Opening<'a, T> {
+    spec: &'a DataSpec,
+    usable: &'a (dyn Fn(&T) -> Result<(), Skip> + Sync),
+    left: Option<usize>,
+    skips: Skips,
+    fields: Vec<String>,
+    crc: crc32fast::Hasher,
+}
+
+impl<T: Shape> Opening<'_, T> {
+    /// The usable records among these, as many as are wanted.
+    fn judge(&mut self, part: &Part, places: std::ops::Range<usize>) -> Result<Vec<u32>, DataError> {
+        let mut kept = Vec::new();
+        for from in places.clone().step_by(CHUNK) {
+            if self.left == Some(0) {
+                break;
+            }
+            let chunk = from..places.end.min(from + CHUNK);
+            let records = part.read(chunk.start, chunk.end)?;
+            self.note_fields(part, records.first());
+            let judge = |bytes: &Vec<u8>| {
+                let record = part.parse(bytes)?;
+                Ok(T::read(record, &self.spec.columns).and_then(|read| (self.usable)(&read)))
+            };
+            let verdicts: Vec<Result<Result<(), Skip>, String>> = records.par_iter().with_min_len(SHARE).map(judge).collect();
+            let mut bad = verdicts.iter().enumerate().filter_map(|(at, verdict)| Some((at, verdict.as_ref().err()?)));
+            if let Some((at, problem)) = bad.next() {
+                let (line, problem, more) = (part.line(chunk.start + at), problem.clone(), bad.count());
+                return Err(DataError::Record { file: part.path.clone(), line, problem, more });
+            }
+            for ((at, bytes), verdict) in chunk.zip(&records).zip(verdicts) {
+                match verdict {
+                    _ if self.left == Some(0) => break,
+                    Ok(Err(skip)) => self.skips.count(skip),
+                    _ => {
+                        kept.push(u32::try_from(at).map_err(|_| DataError::format(&part.path, "more than 4 billion records"))?);
+                        self.left.iter_mut().for_each(|left| *left -= 1);
+                        self.crc.update(bytes);
+                    }
+                }
+            }
+        }
+        Ok(kept)
+    }
+
+    fn note_fields(&mut self, part: &Part, first: Option<&Vec<u8>>) {
+        if self.fields.is_empty()
+            && let Some(Ok(record)) = first.map(|bytes| part.parse(bytes))
+        {
+            self.fields = record.keys().cloned().collect();
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Why a data set was not read.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::skips::Skips;
+
+/// A data set that can't be found, read or used.
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// Nothing of that name is here.
+    #[error("there is no data set `{name}` here; looked for {}. {help}", list(.looked))]
+    Missing {
+        /// What was asked for.
+        name: String,
+        /// Where it was looked for.
+        looked: Vec<PathBuf>,
+        /// How to get it.
+        help: String,
+    },
+    /// A folder without the files that were asked for.
+    #[error("{}: {problem}", .folder.display())]
+    Layout {
+        /// The folder.
+        folder: PathBuf,
+        /// What is missing, and what is there.
+        problem: String,
+    },
+    /// A file that can't be read.
+    #[error("cannot read {}: {source}; check the path, which is relative to the folder the command runs in", .file.display())]
+    File {
+        /// Which file.
+        file: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file of another kind than it seems.
+    #[error("{}: {problem}", .file.display())]
+    Format {
+        /// Which file.
+        file: PathBuf,
+        /// What is wrong and what was expected.
+        problem: String,
+    },
+    /// One record.
+    #[error("{}:{line}: {problem}{}", .file.display(), and(*.more))]
+    Record {
+        /// Which file.
+        file: PathBuf,
+        /// Its line, from 1; of a Parquet file the row.
+        line: usize,
+        /// What is wrong and what was expected.
+        problem: String,
+        /// Bad records close behind it.
+        more: usize,
+    },
+    /// A split or slice that makes no sense.
+    #[error(
+        "`{text}` is no split: {problem}; write a name, as in \"train\", or a slice of one: \"train[:10%]\", \"train[100:200]\""
+    )]
+    Split {
+        /// What was written.
+        text: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Not one usable record.
+    #[error("{name} holds nothing to use: {}", .skips.why_nothing(.fields))]
+    Nothing {
+        /// The data set.
+        name: String,
+        /// What was skipped, by reason.
+        skips: Skips,
+        /// Fields of its first record.
+        fields: Vec<String>,
+    },
+    /// Data sets that can't be mixed as asked.
+    #[error("{0}")]
+    Mixture(String),
+    /// A position that was saved over other data.
+    #[error(transparent)]
+    Position(#[from] crate::data::BufferError),
+}
+
+impl DataError {
+    pub(super) fn file(file: &Path) -> impl Fn(io::Error) -> DataError + use<> {
+        let file = file.to_owned();
+        move |source| DataError::File { file: file.clone(), source }
+    }
+
+    pub(super) fn format(file: &Path, problem: impl Into<String>) -> DataError {
+        DataError::Format { file: file.to_owned(), problem: problem.into() }
+    }
+}
+
+fn list(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+fn and(more: usize) -> String {
+    if more == 0 { String::new() } else { format!(" (and {more} more bad records close behind it)") }
+}

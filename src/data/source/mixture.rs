@@ -1,0 +1,198 @@
+//! Which record of which data set stands where in an endless stream of several. Pure: sizes, shares and a seed in, places out.
+//!
+//! The place of number `k` follows from `k` alone, so that a run goes on by knowing how far it came. Two kinds:
+//!
+//! - **By repeats**: an epoch holds every record of every set, as often as its set is repeated, in an order drawn over all of them by seed and
+//!   epoch.
+//! - **By weights**: of every 1024 numbers a set has its share, to the nearest number and at least one, spread evenly over them; each
+//!   set goes through epochs of its own, as fast as its share takes it.
+
+use super::DataError;
+use crate::data::permutation;
+use crate::data::shuffle::Draws;
+
+/// Numbers after which shares are exact.
+const BLOCK: u64 = 1024;
+
+/// How much of a stream a data set is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Share {
+    /// Each record so often in every epoch.
+    Repeat(u64),
+    /// In proportion to the others' weights.
+    Weight(f64),
+}
+
+/// A place in the stream: a record and the pass over its data that it belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Draw {
+    /// Which data set.
+    pub set: usize,
+    /// Which of its records.
+    pub record: usize,
+    /// The pass, from 0: over all sets by repeats, over this one by weights.
+    pub epoch: u64,
+}
+
+/// Places of an endless stream. Costs an index per record for the orders drawn last.
+#[derive(Clone, Debug)]
+pub struct Mixture {
+    sizes: Vec<usize>,
+    kind: Kind,
+    seed: u64,
+    shuffled: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Repeats { repeats: Vec<u64>, len: usize, order: Order },
+    Weights { quotas: Vec<u64>, orders: Vec<Order>, block: Option<(u64, Vec<(usize, u64)>)> },
+}
+
+/// The order of an epoch.
+#[derive(Clone, Debug, Default)]
+struct Order(Option<(u64, Vec<usize>)>);
+
+impl Order {
+    fn at(&mut self, (len, seed, shuffled): (usize, u64, bool), epoch: u64, place: usize) -> usize {
+        if epoch == 0 && !shuffled {
+            return place;
+        }
+        match &self.0 {
+            Some((of, order)) if *of == epoch => order[place],
+            _ => {
+                // The old order goes before the new one comes: they are the larger part of what a stream needs.
+                self.0 = None;
+                let order = permutation(len, seed, epoch);
+                let record = order[place];
+                self.0 = Some((epoch, order));
+                record
+            }
+        }
+    }
+}
+
+impl Mixture {
+    /// A stream of data sets with so many records each. Epoch 0 of repeats, or of each set, keeps the given order unless `shuffled`.
+    pub fn new(sets: &[(usize, Share)], seed: u64, shuffled: bool) -> Result<Self, DataError> {
+        let refuse = |problem: &str| Err(DataError::Mixture(problem.to_owned()));
+        let sizes: Vec<usize> = sets.iter().map(|(size, _)| *size).collect();
+        if sizes.is_empty() || sizes.contains(&0) {
+            return refuse("there is nothing to mix: every data set needs a record");
+        }
+        let weights: Vec<f64> =
+            sets.iter().filter_map(|(_, share)| if let Share::Weight(weight) = share { Some(*weight) } else { None }).collect();
+        let kind = if weights.is_empty() {
+            let repeats: Vec<u64> =
+                sets.iter().map(|(_, share)| if let Share::Repeat(times) = share { *times } else { 1 }).collect();
+            let times =
+                |(size, repeat): (&usize, &u64)| usize::try_from(*repeat).ok().and_then(|repeat| repeat.checked_mul(*size));
+            let len = sizes.iter().zip(&repeats).map(times).try_fold(0_usize, |sum, len| sum.checked_add(len?));
+            match len {
+                Some(0) => return refuse("every data set is repeated 0 times"),
+                Some(len) => Kind::Repeats { repeats, len, order: Order::default() },
+                None => return refuse("the repeats make more records than can be counted"),
+            }
+        } else if weights.len() < sets.len() {
+            return refuse("some data sets have a weight and some have none: give all of them one, or none");
+        } else if weights.iter().any(|weight| !weight.is_finite() || *weight <= 0.0) || weights.len() as u64 > BLOCK {
+            return refuse("weights must be finite and above 0, of 1024 data sets at most");
+        } else {
+            Kind::Weights { quotas: quotas(&weights), orders: vec![Order::default(); sets.len()], block: None }
+        };
+        Ok(Mixture { sizes, kind, seed, shuffled })
+    }
+
+    /// The place of a number.
+    pub fn draw(&mut self, number: u64) -> Draw {
+        let Mixture { sizes, kind, seed, shuffled } = self;
+        match kind {
+            Kind::Repeats { repeats, len, order } => {
+                let epoch = number / *len as u64;
+                let mut place = order.at((*len, *seed, *shuffled), epoch, (number % *len as u64) as usize);
+                let mut set = 0;
+                while place >= sizes[set] * repeats[set] as usize {
+                    place -= sizes[set] * repeats[set] as usize;
+                    set += 1;
+                }
+                Draw { set, record: place % sizes[set], epoch }
+            }
+            Kind::Weights { quotas, orders, block } => {
+                let at = number / BLOCK;
+                if block.as_ref().is_none_or(|(drawn, _)| *drawn != at) {
+                    *block = Some((at, interleaved(quotas, *seed, at)));
+                }
+                let (set, nth) = block.as_ref().map_or((0, 0), |(_, places)| places[(number % BLOCK) as usize]);
+                let count = at * quotas[set] + nth;
+                let (epoch, place) = (count / sizes[set] as u64, (count % sizes[set] as u64) as usize);
+                // Sets of one size must not go in step.
+                let own = seed.wrapping_add((set as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+                Draw { set, record: orders[set].at((sizes[set], own, *shuffled), epoch, place), epoch }
+            }
+        }
+    }
+
+    /// How many of the first `BLOCK` numbers, or of an epoch, are each set's.
+    pub fn counts(&self) -> Vec<u64> {
+        match &self.kind {
+            Kind::Repeats { repeats, .. } => self.sizes.iter().zip(repeats).map(|(size, repeat)| *size as u64 * repeat).collect(),
+            Kind::Weights { quotas, .. } => quotas.clone(),
+        }
+    }
+
+    /// The seed of its orders, and whether the first epoch has one.
+    pub(super) fn order(&self) -> (u64, bool) {
+        (self.seed, self.shuffled)
+    }
+
+    /// The same stream under another seed.
+    pub(super) fn with_order(&self, seed: u64, shuffled: bool) -> Self {
+        let mut mixture = Mixture { seed, shuffled, ..self.clone() };
+        match &mut mixture.kind {
+            Kind::Repeats { order, .. } => *order = Order::default(),
+            Kind::Weights { orders, block, .. } => (*orders, *block) = (vec![Order::default(); self.sizes.len()], None),
+        }
+        mixture
+    }
+
+    /// Numbers in an epoch; of weights, records.
+    pub fn len(&self) -> usize {
+        match &self.kind {
+            Kind::Repeats { len, .. } => *len,
+            Kind::Weights { .. } => self.sizes.iter().sum(),
+        }
+    }
+
+    /// Never: what holds nothing is refused.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+/// Of `BLOCK` numbers, each set's share: at least one, largest remainders first.
+fn quotas(weights: &[f64]) -> Vec<u64> {
+    let sum: f64 = weights.iter().sum();
+    let free = (BLOCK - weights.len() as u64) as f64;
+    let exact: Vec<f64> = weights.iter().map(|weight| (weight / sum * BLOCK as f64 - 1.0).max(0.0)).collect();
+    let scale = free / exact.iter().sum::<f64>().max(f64::MIN_POSITIVE);
+    let exact: Vec<f64> = exact.iter().map(|share| share * scale.min(free)).collect();
+    let mut quotas: Vec<u64> = exact.iter().map(|share| 1 + *share as u64).collect();
+    let mut order: Vec<usize> = (0..weights.len()).collect();
+    order.sort_by(|&a, &b| exact[b].fract().total_cmp(&exact[a].fract()).then(a.cmp(&b)));
+    let missing = BLOCK - quotas.iter().sum::<u64>().min(BLOCK);
+    order.iter().cycle().take(missing as usize).for_each(|&set| quotas[set] += 1);
+    quotas
+}
+
+/// A block's numbers as (set, how many of it came before in the block): each set in even steps, shaken within a step so that sets of equal shares
+/// do not keep one order.
+fn interleaved(quotas: &[u64], seed: u64, block: u64) -> Vec<(usize, u64)> {
+    const FINE: u64 = 1 << 20;
+    let mut draws = Draws::new(seed ^ 0x6d69_7874_7572_6573, block);
+    let mut places: Vec<(u64, usize, u64)> = Vec::with_capacity(BLOCK as usize);
+    for (set, &quota) in quotas.iter().enumerate() {
+        places.extend((0..quota).map(|nth| ((nth * FINE + draws.below(FINE)) / quota, set, nth)));
+    }
+    places.sort_unstable();
+    places.into_iter().map(|(_, set, nth)| (set, nth)).collect()
+}

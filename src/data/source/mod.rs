@@ -1,0 +1,36 @@
+//! Data sets on disk, of any size: found by name, recognised, mixed and streamed.
+//!
+//! [`DataSpec`] says which files and which of their records (`locate`, `hub`, `split`), [`Shape`] what a record means (`shape`, `turns`,
+//! `columns`), [`DataSet`] is their usable records by number (`part`, `spool`, `parquet`), and [`Mixed`] several of them as one endless stream in
+//! which [`Mixture`] says what stands where. Nothing is ever downloaded. docs/data.md is for those who have data.
+
+mod columns;
+mod dataset;
+mod error;
+mod hub;
+mod locate;
+mod mixture;
+#[cfg(feature = "parquet")]
+mod parquet;
+mod part;
+mod recorded;
+mod sft;
+mod shape;
+mod skips;
+mod split;
+#[cfg(feature = "parquet")]
+mod spool;
+mod stream;
+mod turns;
+
+pub use columns::Columns;
+pub use dataset::{DataSet, DataSpec};
+pub use error::DataError;
+pub use hub::HubCache;
+pub use mixture::{Draw, Mixture, Share};
+pub use recorded::Recorded;
+pub use sft::{SftDataError, export_conversations, load_sft_dataset, load_sft_samples, prepare_sft_sample, too_long};
+pub use shape::{Example, Shape};
+pub use skips::{Skip, Skips};
+pub use split::Split;
+pub use stream::{Drawn, Mixed, PromptDataset};

@@ -1,0 +1,143 @@
+//! Rollouts that were recorded: this project's `rollouts.jsonl`, or records with a prompt, a response and a reward.
+//!
+//! | field | is |
+//! | --- | --- |
+//! | `prompt` (or another name of a prompt) | what was asked: text or messages |
+//! | `response` (or `completion`, `output`) | what was answered, as text |
+//! | `tokens` with `versions` | both as tokens, as `rollouts.jsonl` has them; `versions` says which were sampled |
+//! | `prompt_tokens` and `response_tokens` | both as tokens |
+//! | `reward` | what it earned |
+//! | `log_probs` | of each token of `tokens`, or of the response: its log-probability under the policy that sampled |
+//! | `group` | which answers belong together; without it, those to the same prompt |
+//! | `status`, `temperature`, `metadata` | as in `rollouts.jsonl` |
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::columns::{Columns, take_first};
+use super::shape::Shape;
+use super::skips::Skip;
+use super::turns;
+use crate::data::{Metadata, Prompt, PromptText, Sample, Spans, Status, Tokenizer, number};
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recorded {
+    /// What was asked.
+    pub prompt: PromptText,
+    /// What was answered.
+    pub response: String,
+    /// What it earned.
+    pub reward: f64,
+    /// Which answers belong together, if that was recorded.
+    pub group: Option<u64>,
+    fields: Fields,
+}
+
+/// What is read as it stands.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+struct Fields {
+    group: Option<u64>,
+    status: Option<Status>,
+    #[serde(with = "number::optional")]
+    reward: Option<f64>,
+    tokens: Vec<u32>,
+    versions: Spans,
+    prompt_tokens: Vec<u32>,
+    response_tokens: Vec<u32>,
+    #[serde(with = "number::optional_list")]
+    log_probs: Option<Vec<f32>>,
+    temperature: Option<f32>,
+    metadata: Metadata,
+}
+
+impl Shape for Recorded {
+    fn read(mut record: Map<String, Value>, _columns: &Columns) -> Result<Self, Skip> {
+        let (_, prompt) = take_first(&mut record, &["prompt", "question", "instruction", "query"]).ok_or("without a prompt")?;
+        let prompt = match prompt {
+            Value::String(text) => PromptText::Text(text),
+            list @ Value::Array(_) => PromptText::Chat(turns::read(list)?),
+            _ => return Err("whose prompt is neither text nor messages".into()),
+        };
+        let response = match take_first(&mut record, &["response", "completion", "output"]) {
+            Some((_, response)) => Some(turns::completion(response)?),
+            None => None,
+        };
+        // An answer may be empty: one that ended at once.
+        let said = response.is_some() || record.contains_key("tokens") || record.contains_key("response_tokens");
+        let response = response.unwrap_or_default();
+        let fields =
+            Fields::deserialize(Value::Object(record)).map_err(|error| format!("with a field that makes no sense ({error})"))?;
+        let reward = fields.reward.filter(|reward| reward.is_finite()).ok_or("without a reward that is a number")?;
+        if !said {
+            return Err("without a response".into());
+        }
+        Ok(Recorded { prompt, response, reward, group: fields.group, fields })
+    }
+}
+
+impl Recorded {
+    /// Whether the policy that sampled it said how likely each token was.
+    pub fn has_log_probs(&self) -> bool {
+        self.fields.log_probs.is_some()
+    }
+
+    /// As a sample, text tokenized where no tokens were recorded. What was sampled is of version 0: no version of this run made it. Without recorded
+    /// log-probabilities it has none, and the trainer takes its own.
+    pub fn sample(&self, tokenizer: &Tokenizer) -> Result<Sample, Skip> {
+        let Fields { status, tokens, versions, prompt_tokens, response_tokens, log_probs, temperature, metadata, .. } =
+            &self.fields;
+        let status = status.unwrap_or(Status::Completed);
+        let (tokens, given) = if !tokens.is_empty() {
+            if versions.len() != tokens.len() {
+                return Err("whose versions are not as many as its tokens".into());
+            }
+            (tokens.clone(), versions.per_token().map(|version| version.is_none()).collect())
+        } else {
+            let refused = |_| Skip::from("that the tokenizer refuses");
+            let asked = match prompt_tokens.as_slice() {
+                [] => tokenizer.encode(&self.prompt.render()).map_err(refused)?,
+                tokens => tokens.to_vec(),
+            };
+            let mut said = response_tokens.clone();
+            if said.is_empty() {
+                said = tokenizer.encode_bare(&self.response).map_err(refused)?;
+                // An answer that ended by itself ended with this token.
+                said.extend(tokenizer.eos_token_ids().first().filter(|_| status == Status::Completed));
+            }
+            let given: Vec<bool> = (0..asked.len() + said.len()).map(|at| at < asked.len()).collect();
+            ([asked, said].concat(), given)
+        };
+        let behaviour = match log_probs.as_deref() {
+            None => Vec::new(),
+            Some(all) if all.len() == tokens.len() => all.to_vec(),
+            Some(sampled) if sampled.len() == given.iter().filter(|given| !**given).count() => {
+                let mut sampled = sampled.iter();
+                given.iter().map(|given| if *given { 0.0 } else { sampled.next().copied().unwrap_or_default() }).collect()
+            }
+            Some(_) => return Err("whose log_probs are not as many as its tokens".into()),
+        };
+        if behaviour.iter().any(|value| !value.is_finite()) {
+            return Err("with a log-probability that is not finite".into());
+        }
+        if given.iter().all(|given| *given) {
+            return Err("of which nothing was sampled".into());
+        }
+        let mut versions = Spans::default();
+        given.iter().for_each(|given| versions.extend((!given).then_some(0), 1));
+        Ok(Sample {
+            prompt: self.prompt.clone(),
+            response: self.response.clone(),
+            loss_mask: given.iter().map(|given| if *given { 0.0 } else { 1.0 }).collect(),
+            log_probs: behaviour,
+            versions,
+            temperature: *temperature,
+            reward: Some(self.reward),
+            status,
+            metadata: metadata.clone(),
+            tokens,
+            ..Sample::begin(&Prompt::default(), 0, &[])
+        })
+    }
+}

@@ -1,0 +1,175 @@
+//! What a record means, told from the names of its fields.
+//!
+//! | fields | what it is |
+//! | --- | --- |
+//! | `messages`, `conversations`, `conversation` | a conversation; turns as `role` and `content`, or ShareGPT's `from` and `value` |
+//! | `prompt`, `question`, `instruction` (with `input`), `problem`, `query` | what is asked |
+//! | `completion`, `response`, `output`, `solution`, `answer` | what is to be answered |
+//! | `answer`, `ground_truth`, `target`, `reward_model.ground_truth` | the ground truth; without, what is to be answered |
+//! | `text` | text without question and answer |
+//!
+//! In this order: a record with `messages` is a conversation, whatever else it has. What is not used goes to a prompt's metadata.
+
+use serde_json::{Map, Value};
+
+use super::columns::{Columns, take, take_first, take_named};
+use super::{Skip, turns};
+use crate::data::{ChatMessage, Metadata, Pair, Prompt, PromptText, RankedPair};
+
+const CONVERSATION: [&str; 3] = ["messages", "conversations", "conversation"];
+const PROMPT: [&str; 5] = ["prompt", "question", "instruction", "problem", "query"];
+const COMPLETION: [&str; 5] = ["completion", "response", "output", "solution", "answer"];
+const ANSWER: [&str; 4] = ["answer", "ground_truth", "target", "reward_model.ground_truth"];
+
+/// Something that a record can be read as.
+pub trait Shape: Sized + Send + Sync + 'static {
+    /// Reads a record, or says why it is left out.
+    fn read(record: Map<String, Value>, columns: &Columns) -> Result<Self, Skip>;
+}
+
+/// What supervised training imitates.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Example {
+    /// A conversation, of which the assistant's turns are trained.
+    Chat {
+        /// What was said, in order; at least one turn is the assistant's.
+        turns: Vec<ChatMessage>,
+        /// The tools that the assistant was offered, as they were written.
+        tools: Option<Value>,
+    },
+    /// A prompt and its completion, which is trained.
+    Pair(Pair),
+    /// Text, of which every token is trained.
+    Text(String),
+}
+
+/// What was found in a record.
+struct Found {
+    said: Said,
+    answer: Option<String>,
+    rest: Metadata,
+}
+
+enum Said {
+    Turns(Vec<ChatMessage>, Option<Value>),
+    Asked(PromptText, Option<String>),
+    Text(String),
+}
+
+fn recognise(mut record: Map<String, Value>, columns: &Columns) -> Result<Found, Skip> {
+    let asks = columns.prompt.is_some() || columns.text.is_some();
+    let conversation: &[&str] = if asks { &[] } else { &CONVERSATION };
+    if let Some(turns) = take_named(&mut record, &columns.messages, conversation)? {
+        let turns = turns::with_system(turns::read(turns)?, &mut record);
+        let tools = take(&mut record, "tools");
+        let answer = ground_truth(&mut record, columns)?;
+        return Ok(Found { said: Said::Turns(turns, tools), answer, rest: record });
+    }
+    if columns.text.is_none()
+        && let Some(prompt) = prompt(&mut record, columns)?
+    {
+        // The ground truth first: an `answer` beside a solution is no completion, and alone it is both.
+        let given = ground_truth(&mut record, columns)?;
+        let completion = match take_named(&mut record, &columns.completion, &COMPLETION)? {
+            Some(completion) => Some(turns::completion(completion)?),
+            None => given.clone(),
+        };
+        let answer = given.or_else(|| completion.clone());
+        return Ok(Found { said: Said::Asked(prompt, completion), answer, rest: record });
+    }
+    match take_named(&mut record, &columns.text, &["text"])? {
+        Some(Value::String(text)) if text.trim().is_empty() => Err("empty".into()),
+        Some(Value::String(text)) => {
+            let answer = ground_truth(&mut record, columns)?;
+            Ok(Found { said: Said::Text(text), answer, rest: record })
+        }
+        Some(_) => Err("whose text is no text".into()),
+        None => Err("of no known shape".into()),
+    }
+}
+
+fn prompt(record: &mut Map<String, Value>, columns: &Columns) -> Result<Option<PromptText>, Skip> {
+    let (name, value) = match &columns.prompt {
+        Some(name) => ("", take(record, name).ok_or_else(|| format!("without `{name}`"))?),
+        None => match take_first(record, &PROMPT) {
+            Some(found) => found,
+            None => return Ok(None),
+        },
+    };
+    let text = match value {
+        Value::String(text) if text.trim().is_empty() => return Err("with an empty prompt".into()),
+        Value::String(text) => text,
+        list @ Value::Array(_) => return Ok(Some(PromptText::Chat(turns::read(list)?))),
+        _ => return Err("whose prompt is neither text nor messages".into()),
+    };
+    let input = match name {
+        "instruction" => take(record, "input").and_then(|input| input.as_str().map(str::to_owned)),
+        _ => None,
+    };
+    let text = match input.filter(|input| !input.is_empty()) {
+        Some(input) => format!("{text}\n\n{input}"),
+        None => text,
+    };
+    Ok(Some(match take(record, "system") {
+        Some(Value::String(system)) if !system.is_empty() => PromptText::Chat(turns::asked(system, text)),
+        _ => PromptText::Text(text),
+    }))
+}
+
+fn ground_truth(record: &mut Map<String, Value>, columns: &Columns) -> Result<Option<String>, Skip> {
+    match take_named(record, &columns.answer, &ANSWER)? {
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(value @ (Value::Number(_) | Value::Bool(_))) => Ok(Some(value.to_string())),
+        Some(_) => Err("whose answer is neither text, number nor truth value".into()),
+        None => Ok(None),
+    }
+}
+
+impl Shape for Example {
+    fn read(record: Map<String, Value>, columns: &Columns) -> Result<Self, Skip> {
+        match recognise(record, columns)?.said {
+            Said::Turns(turns, _) if turns.iter().all(|turn| turn.role != "assistant") => Err("without a turn to learn".into()),
+            Said::Turns(turns, tools) => Ok(Example::Chat { turns, tools }),
+            Said::Asked(prompt, Some(completion)) => Ok(Example::Pair(Pair { prompt, completion })),
+            Said::Asked(_, None) => Err("without a completion".into()),
+            Said::Text(text) => Ok(Example::Text(text)),
+        }
+    }
+}
+
+/// The question alone: of a conversation all turns before the assistant's last. The ground truth goes to `metadata["answer"]`, as what was to be
+/// answered does where there is no other; tools to `metadata["tools"]`.
+impl Shape for Prompt {
+    fn read(record: Map<String, Value>, columns: &Columns) -> Result<Self, Skip> {
+        let Found { said, mut answer, rest: mut metadata } = recognise(record, columns)?;
+        let text = match said {
+            Said::Turns(mut turns, tools) => {
+                let before = turns.iter().rposition(|turn| turn.role != "assistant").map_or(0, |last| last + 1);
+                answer = answer.or_else(|| turns.split_off(before).pop().map(|turn| turn.content));
+                turns.truncate(before);
+                metadata.extend(tools.map(|tools| ("tools".to_owned(), tools)));
+                PromptText::Chat(turns)
+            }
+            Said::Asked(text, _) => text,
+            Said::Text(text) => PromptText::Text(text),
+        };
+        if matches!(&text, PromptText::Chat(turns) if turns.is_empty()) {
+            return Err("without a question".into());
+        }
+        metadata.extend(answer.map(|answer| ("answer".to_owned(), answer.into())));
+        Ok(Prompt { text, metadata, ..Prompt::default() })
+    }
+}
+
+/// `chosen` and `rejected` beside the prompt, each text or messages of which the last is the answer.
+impl Shape for RankedPair {
+    fn read(mut record: Map<String, Value>, columns: &Columns) -> Result<Self, Skip> {
+        let prompt = prompt(&mut record, columns)?.ok_or("without a prompt")?;
+        let mut answer = |name: &str| {
+            let value = take(&mut record, name).ok_or_else(|| format!("without `{name}`"))?;
+            turns::completion(value)
+        };
+        let (chosen, rejected) = (answer("chosen")?, answer("rejected")?);
+        if chosen == rejected { Err("whose answers are the same".into()) } else { Ok(RankedPair { prompt, chosen, rejected }) }
+    }
+}

@@ -1,0 +1,81 @@
+//! What must hold between data sets, and between data and pipeline.
+
+use super::Note;
+use crate::recipe::data::Source;
+use crate::recipe::plan::{Pipeline, Plan};
+use crate::recipe::task::TaskData;
+
+pub(super) fn sources(plan: &Plan, note: Note) {
+    let offline = plan.pipeline == Pipeline::GrpoOffline;
+    let recorded = matches!(plan.task.data, TaskData::Rollouts(_));
+    if offline != recorded {
+        let (message, help) = if offline {
+            (
+                "pipeline = \"grpo_offline\" learns from what was recorded, and `task.kind` is another",
+                "set task.kind = \"rollouts\" and task.path",
+            )
+        } else {
+            (
+                "`task.kind` is \"rollouts\", which are answered already",
+                "set pipeline = \"grpo_offline\", or choose another kind of task",
+            )
+        };
+        note("task.kind", &["pipeline"], message.to_owned(), help);
+    }
+    if let (Pipeline::RewardModel, TaskData::Data(of)) = (plan.pipeline, &plan.task.data)
+        && of.sources().iter().any(|source| source.weight.is_some())
+    {
+        let message = "a source of [task] has a weight, but a reward model meets every pair of its data".to_owned();
+        note("task.sources", &["pipeline"], message, "give repeats in the place of weights");
+    }
+    if let TaskData::Data(of) = &plan.task.data {
+        one_or_several("task", !of.only.data.as_os_str().is_empty(), &of.sources, note);
+        if of.sources.is_empty() && of.only.data.as_os_str().is_empty() {
+            note(
+                "task.data",
+                &["task.kind"],
+                "`task.data` is missing or empty".to_owned(),
+                "name a file, a folder or an id, or add [[task.sources]]",
+            );
+        }
+    }
+    if let Some(sft) = &plan.sft {
+        one_or_several("sft", sft.data.is_some(), &sft.sources, note);
+        if sft.fraction < 1.0 && !sft.sources().is_empty() {
+            let message = format!("`sft.fraction` is {}, but it is a share of the task's own pairs", sft.fraction);
+            note(
+                "sft.fraction",
+                &["sft.data", "sft.sources"],
+                message,
+                "leave it out; of a source, take a slice: split = \"train[:10%]\"",
+            );
+        }
+    }
+}
+
+fn one_or_several(section: &str, one: bool, several: &[Source], note: Note) {
+    let key = format!("{section}.sources");
+    if one && !several.is_empty() {
+        note(&key, &[], format!("there are both `{section}.data` and [[{key}]]"), "move all data sets to the latter");
+    }
+    let weighted = several.iter().filter(|source| source.weight.is_some()).count();
+    if weighted > 0 && weighted < several.len() {
+        let message = format!("{weighted} of the {} sources in [[{key}]] have a weight", several.len());
+        note(&key, &[], message, "give all of them one, or none");
+    }
+    for (at, source) in several.iter().enumerate() {
+        let of = |name: &str| format!("{key}[{at}].{name}");
+        if source.data.as_os_str().is_empty() {
+            note(&of("data"), &[], format!("`{}` is missing or empty", of("data")), "name a file, a folder or an id");
+        }
+        if source.weight.is_some() && source.repeat != 1 {
+            let message =
+                format!("`{}` is {}, but a source with a weight comes as often as its weight says", of("repeat"), source.repeat);
+            note(&of("repeat"), &[], message, "leave out one of both");
+        }
+        let name = source.spec().name();
+        if several[..at].iter().any(|other| other.spec().name() == name) {
+            note(&of("name"), &[], format!("two sources in [[{key}]] are called \"{name}\""), "give one of them another name");
+        }
+    }
+}

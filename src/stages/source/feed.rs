@@ -1,0 +1,130 @@
+//! Where prompts come from, and how each kind goes on where it was interrupted: prompt number `k` follows from `k`.
+
+use crate::data::source::PromptDataset;
+use crate::data::{BufferError, BufferState, DataBuffer, Prompt};
+use crate::flow::StageError;
+use crate::observe::Metrics;
+
+/// A function that gives the prompts of an iteration.
+type Load = Box<dyn FnMut(u64) -> Vec<Prompt> + Send>;
+
+/// One of them.
+pub(super) enum Feed {
+    /// Prompts in memory.
+    Buffer(DataBuffer),
+    /// Data sets on disk.
+    Data { data: PromptDataset, next: u64 },
+    /// A function.
+    Loader { load: Load, batch: usize, next: u64, loaded: Option<(u64, Vec<Prompt>)> },
+}
+
+/// A loader that did not keep its word.
+#[derive(Debug, thiserror::Error)]
+#[error("the prompt loader gave {found} prompts for iteration {iteration} and promised {promised}; give as many each time")]
+struct Miscounted {
+    iteration: u64,
+    found: usize,
+    promised: usize,
+}
+
+/// In states, the name of a stream that nothing is known of but how many prompts an iteration has.
+const LOADER: &str = "loader";
+
+impl Feed {
+    pub(super) fn next(&mut self) -> Result<Prompt, StageError> {
+        match self {
+            Feed::Buffer(buffer) => buffer.next().ok_or_else(|| BufferError::Empty.into()),
+            Feed::Data { data, next } => {
+                let prompt = data.prompt(*next)?;
+                *next += 1;
+                Ok(prompt)
+            }
+            Feed::Loader { load, batch, next, loaded } => {
+                let (iteration, at) = (*next / *batch as u64, (*next % *batch as u64) as usize);
+                if loaded.as_ref().is_none_or(|(of, _)| *of != iteration) {
+                    let prompts = load(iteration);
+                    if prompts.len() != *batch {
+                        return Err(StageError::new(Miscounted { iteration, found: prompts.len(), promised: *batch }));
+                    }
+                    *loaded = Some((iteration, prompts));
+                }
+                let prompt = loaded.as_ref().map(|(_, prompts)| prompts[at].clone()).unwrap_or_default();
+                let prompt = Prompt { ordinal: *next, ..prompt };
+                *next += 1;
+                Ok(prompt)
+            }
+        }
+    }
+
+    pub(super) fn shuffled(self) -> Self {
+        match self {
+            Feed::Buffer(buffer) => Feed::Buffer(buffer.shuffled()),
+            // Data sets are opened in their order, and a function has none.
+            other => other,
+        }
+    }
+
+    pub(super) fn save_state(&self) -> BufferState {
+        match self {
+            Feed::Buffer(buffer) => buffer.save_state(),
+            Feed::Data { data, next } => data.state(*next),
+            Feed::Loader { batch, next, .. } => {
+                BufferState { fingerprint: LOADER.to_owned(), len: *batch, seed: 0, shuffled: false, next: *next }
+            }
+        }
+    }
+
+    pub(super) fn load_state(&mut self, state: &BufferState) -> Result<(), StageError> {
+        match self {
+            Feed::Buffer(buffer) => buffer.load_state(state)?,
+            Feed::Data { data, next } => *next = data.resume(state)?,
+            Feed::Loader { batch, next, .. } => {
+                if (state.fingerprint.as_str(), state.len) != (LOADER, *batch) {
+                    let (saved, saved_len) = (state.fingerprint.clone(), state.len);
+                    return Err(BufferError::OtherDataSet { saved, saved_len, found: LOADER.to_owned(), len: *batch }.into());
+                }
+                *next = state.next;
+            }
+        }
+        Ok(())
+    }
+
+    /// Says what there is.
+    pub(super) fn announce(&self, metrics: Option<&Metrics>) {
+        if let Feed::Data { data, .. } = self {
+            super::announce_data(data, metrics);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn loader(batch: usize) -> Feed {
+        let load = move |iteration| (0..3).map(|n| Prompt::from(format!("{iteration}.{n}"))).collect();
+        Feed::Loader { load: Box::new(load), batch, next: 0, loaded: None }
+    }
+
+    /// R048, law C2.
+    #[test]
+    fn a_loader_gives_the_same_stream_from_wherever_it_goes_on() {
+        let mut whole = loader(3);
+        let all: Vec<Prompt> = (0..9).map(|_| whole.next().unwrap()).collect();
+        assert_eq!(all.iter().map(|prompt| prompt.text.render()).collect::<Vec<_>>()[2..5], ["0.2", "1.0", "1.1"]);
+        assert!(all.iter().enumerate().all(|(at, prompt)| prompt.ordinal == at as u64));
+        for stop in 0..9 {
+            let mut before = loader(3);
+            (0..stop).for_each(|_| drop(before.next().unwrap()));
+            let mut after = loader(3);
+            after.load_state(&before.save_state()).unwrap();
+            assert_eq!(after.next().unwrap(), all[stop]);
+        }
+    }
+
+    #[test]
+    fn a_loader_that_gives_another_number_of_prompts_is_refused() {
+        assert!(loader(4).next().unwrap_err().to_string().contains("3 prompts for iteration 0 and promised 4"));
+        assert!(loader(4).load_state(&loader(3).save_state()).is_err());
+    }
+}

@@ -1,0 +1,147 @@
+//! Groups that were recorded, to learn from without a generator.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+
+use super::Supervised;
+use super::supervised::SupervisedError;
+use crate::algo::filters::{GroupFilter, Verdict};
+use crate::data::source::{DataError, DataSet, DataSpec, Mixture, Recorded, Share, Skips};
+use crate::data::{BufferState, Group, Prompt, Sample, Tokenizer};
+use crate::flow::StageError;
+use crate::observe::{Metric, Metrics};
+
+/// Recorded rollouts by the groups they were sampled in, in an order drawn anew for every pass. In memory is where they lie, not what they say.
+pub struct RecordedGroups {
+    data: DataSet<Recorded>,
+    tokenizer: Arc<Tokenizer>,
+    /// The records of each group that is learned from, in the order of their first.
+    groups: Vec<Vec<u32>>,
+    mixture: Mixture,
+    seed: u64,
+    /// Groups that a filter rejects.
+    rejected: Skips,
+    /// Rollouts that are learned from, and those of them whose policy said how likely their tokens were.
+    rollouts: (usize, usize),
+}
+
+impl RecordedGroups {
+    /// Reads all rollouts once. Those that make no sense are left out and counted; so are groups that `filter` rejects. A record without a group
+    /// belongs to those with the same prompt in the same file.
+    pub fn open(spec: &DataSpec, tokenizer: &Arc<Tokenizer>, filter: &impl GroupFilter, seed: u64) -> Result<Self, StageError> {
+        let usable = |recorded: &Recorded| recorded.sample(tokenizer).map(drop);
+        let data = DataSet::<Recorded>::open_if(spec, usable)?;
+        let mut places: HashMap<(usize, Result<u64, String>), usize> = HashMap::new();
+        let mut all: Vec<Vec<u32>> = Vec::new();
+        for (at, recorded) in data.iter().enumerate() {
+            let recorded = recorded?;
+            let prompt = || serde_json::to_string(&recorded.prompt).unwrap_or_default();
+            let at = u32::try_from(at).map_err(|_| DataError::Mixture("more than 4 billion rollouts".to_owned()))?;
+            match places.entry((data.file_of(at as usize), recorded.group.ok_or_else(prompt))) {
+                Entry::Occupied(place) => all[*place.get()].push(at),
+                Entry::Vacant(place) => {
+                    place.insert(all.len());
+                    all.push(vec![at]);
+                }
+            }
+        }
+        let mut opened = RecordedGroups {
+            data,
+            tokenizer: tokenizer.clone(),
+            groups: Vec::new(),
+            mixture: Mixture::new(&[(1, Share::Repeat(1))], seed, true)?,
+            seed,
+            rejected: Skips::default(),
+            rollouts: (0, 0),
+        };
+        for group in all {
+            let (read, with_log_probs) = opened.read(&group)?;
+            match filter(&read) {
+                Verdict::Keep => {
+                    opened.rollouts.0 += group.len();
+                    opened.rollouts.1 += with_log_probs;
+                    opened.groups.push(group);
+                }
+                Verdict::Drop(reason) => opened.rejected.count(reason),
+            }
+        }
+        if opened.groups.is_empty() {
+            let (name, skips) = (spec.name(), &opened.rejected);
+            return Err(DataError::Mixture(format!("{name}: the filter rejects all groups: {skips}; change [[filter]]")).into());
+        }
+        opened.mixture = Mixture::new(&[(opened.groups.len(), Share::Repeat(1))], seed, true)?;
+        Ok(opened)
+    }
+
+    /// Groups that are learned from.
+    #[expect(clippy::len_without_is_empty, reason = "it cannot be empty")]
+    pub fn len(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// Groups that the filter rejected, by its reasons.
+    pub fn rejected(&self) -> &Skips {
+        &self.rejected
+    }
+
+    /// Identifies the data and its order, for checkpoints.
+    pub fn state(&self) -> BufferState {
+        let fingerprint = format!("recorded-{:016x}", self.data.fingerprint());
+        BufferState { fingerprint, len: self.len(), seed: self.seed, shuffled: true, next: 0 }
+    }
+
+    /// `batches` batches of `size` groups.
+    pub fn batches(self, size: usize, batches: u64) -> Result<Supervised, SupervisedError> {
+        Supervised::of("offline RL", Box::new(self), size, batches)
+    }
+
+    fn read(&self, records: &[u32]) -> Result<(Group, usize), StageError> {
+        let mut with_log_probs = 0;
+        let mut samples: Vec<Sample> = Vec::with_capacity(records.len());
+        for (index, &at) in records.iter().enumerate() {
+            let recorded = self.data.get(at as usize)?;
+            with_log_probs += usize::from(recorded.has_log_probs());
+            let sample = recorded.sample(&self.tokenizer).map_err(|skip| StageError::new(format!("a rollout {skip}")))?;
+            samples.push(Sample { index: index as u32, ..sample });
+        }
+        let source = self.data.name().to_owned();
+        Ok((Group { prompt: Arc::new(Prompt { source, ..Prompt::default() }), samples }, with_log_probs))
+    }
+}
+
+impl super::supervised::Draw for RecordedGroups {
+    fn draw(&mut self, number: u64) -> Result<Group, StageError> {
+        let place = self.mixture.draw(number);
+        let (group, _) = self.read(&self.groups[place.record])?;
+        let prompt = Prompt { epoch: place.epoch, ..Prompt::clone(&group.prompt) };
+        Ok(Group { prompt: Arc::new(prompt), ..group })
+    }
+
+    fn len(&self) -> usize {
+        self.groups.len()
+    }
+
+    fn announce(&self, metrics: Option<&Metrics>) {
+        let (all, with_log_probs) = self.rollouts;
+        let (skipped, rejected) = (self.data.skips(), &self.rejected);
+        tracing::info!("  Rollouts: {all} in {} groups", self.groups.len());
+        if skipped.total() > 0 {
+            tracing::info!("  Rollouts left out: {skipped}");
+        }
+        if rejected.total() > 0 {
+            tracing::info!("  Groups left out: {rejected}");
+        }
+        match all - with_log_probs {
+            0 => tracing::info!("  Behaviour log-probabilities: as recorded"),
+            missing => tracing::info!(
+                "  Behaviour log-probabilities: recorded for {with_log_probs} rollouts; for {missing} the trainer's own, at the step that learns from them"
+            ),
+        }
+        let Some(metrics) = metrics else { return };
+        metrics.set(Metric::DataRecords, &[self.data.name()], all as f64);
+        for (reason, count) in skipped.iter().chain(rejected.iter()) {
+            metrics.set(Metric::DataSkipped, &[self.data.name(), reason], count as f64);
+        }
+    }
+}
