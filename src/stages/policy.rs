@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::data::{Pair, Sample, Tokenizer, TokenizerError};
+use crate::data::chat::{ChatError, ChatInput, TokenizedConversation, tokenize_conversation, tokenize_last_turn};
+use crate::data::{ChatMessage, Conversation, Pair, PromptText, Sample, Tokenizer, TokenizerError};
 use crate::model::{Decoder, FrozenWeights, Head, ModelConfig, ModelError, Weights, load_hf};
 use crate::train::{LocalBackend, LocalConfig};
 
@@ -24,6 +25,18 @@ pub enum PolicyError {
     NoWords,
 }
 
+/// A conversation of several that can't become a sample.
+#[derive(Debug, thiserror::Error)]
+#[error("conversation {number}: {error}")]
+pub struct ConversationError {
+    /// Which, from 1.
+    pub number: usize,
+    /// What is wrong with it.
+    pub error: ChatError,
+}
+
+type Tokenize = fn(&ChatInput, &Tokenizer) -> Result<TokenizedConversation, ChatError>;
+
 /// What trainer and generator start from. Cloning shares the weights, which nobody writes to: the trainer copies them first.
 #[derive(Clone)]
 pub struct Policy {
@@ -35,8 +48,14 @@ pub struct Policy {
 impl Policy {
     /// A Hugging Face folder: `config.json`, safetensors, `tokenizer.json`.
     pub fn load(dir: impl AsRef<Path>) -> Result<Self, PolicyError> {
+        let tokenizer = Tokenizer::from_dir(dir.as_ref())?;
+        Self::load_with(dir, tokenizer)
+    }
+
+    /// The model of such a folder with this tokenizer, such as its own with another chat template.
+    pub fn load_with(dir: impl AsRef<Path>, tokenizer: Tokenizer) -> Result<Self, PolicyError> {
         let (config, weights) = load_hf(dir.as_ref())?;
-        Self::new(config, weights.freeze(), Tokenizer::from_dir(dir.as_ref())?)
+        Self::new(config, weights.freeze(), tokenizer)
     }
 
     /// A fresh model with random weights.
@@ -93,15 +112,44 @@ impl Policy {
         LocalBackend::new(config, self.config.scoring(), self.weights().scoring(&self.config, None))
     }
 
-    /// What supervised training imitates: each completion behind its prompt, ended by the end-of-text token.
-    pub fn supervised(&self, pairs: &[Pair]) -> Result<Vec<Sample>, TokenizerError> {
+    /// What supervised training imitates: each completion behind its prompt, ended by the end-of-text token. Where the prompt is a conversation, the
+    /// completion is its next turn.
+    pub fn supervised(&self, pairs: &[Pair]) -> Result<Vec<Sample>, ChatError> {
         let sample = |pair: &Pair| {
-            let mut completion = self.tokenizer.encode_bare(&pair.completion)?;
-            completion.extend(self.tokenizer.eos_token_ids().first());
-            let sample = Sample::supervised(&self.tokenizer.encode(&pair.prompt.render())?, &completion);
+            let text = match &pair.prompt {
+                PromptText::Text(text) => text,
+                PromptText::Chat(asked) => {
+                    let answer = ChatMessage::new("assistant", &pair.completion);
+                    let turns: Vec<ChatMessage> = asked.iter().cloned().chain([answer]).collect();
+                    return Ok(tokenize_last_turn(&ChatInput::new(&turns), &self.tokenizer)?.sample(&turns));
+                }
+            };
+            let sample = Sample::supervised(&self.tokenizer.encode(text)?, &self.tokenizer.completion(&pair.completion)?);
             Ok(Sample { prompt: pair.prompt.clone(), response: pair.completion.clone(), ..sample })
         };
         pairs.iter().map(sample).collect()
+    }
+
+    /// What supervised training imitates of whole conversations: all that the assistant says in one sample, or with `apart`, each turn of the assistant
+    /// in a sample of its own behind what the model was shown before it.
+    pub fn supervised_conversations(
+        &self,
+        conversations: &[Conversation],
+        apart: bool,
+    ) -> Result<Vec<Sample>, ConversationError> {
+        let samples = |(number, conversation): (usize, &Conversation)| {
+            let of = |turns: &[ChatMessage], tokenize: Tokenize| {
+                let input = ChatInput::new(turns).tools(&conversation.tools);
+                let tokens =
+                    tokenize(&input, &self.tokenizer).map_err(|error| ConversationError { number: number + 1, error })?;
+                Ok(tokens.sample(turns))
+            };
+            if apart {
+                return conversation.beginnings().map(|turns| of(turns, tokenize_last_turn)).collect::<Result<Vec<_>, _>>();
+            }
+            Ok(vec![of(&conversation.turns, tokenize_conversation)?])
+        };
+        Ok(conversations.iter().enumerate().map(samples).collect::<Result<Vec<_>, _>>()?.concat())
     }
 
     /// A decoder of this model for the calling thread.
