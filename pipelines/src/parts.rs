@@ -7,10 +7,11 @@ use rollflow::flow::{Capacity, WeightsRx};
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
 use rollflow::recipe::model::Model;
-use rollflow::recipe::task::{Arithmetic, JsonlTask, RewardModel, Sft, TaskData};
+use rollflow::recipe::task::{Arithmetic, JsonlTask, RewardModel, TaskData};
 use rollflow::recipe::{self, Plan, Timeline};
 use rollflow::train::{self};
 
+use crate::conversations;
 use crate::lessons;
 use crate::losses::{self};
 use crate::registry::Registry;
@@ -34,16 +35,17 @@ pub fn policy(plan: &Plan) -> Result<Policy> {
             };
             Policy::random(config, tokenizer, plan.seed)?
         }
-        Model::Folder(folder) => Policy::load(&folder.path)?,
+        Model::Folder(folder) => Policy::load_with(&folder.path, tokenizer(plan)?)?,
     })
 }
 
 /// The model's tokenizer, without the model.
 pub fn tokenizer(plan: &Plan) -> Result<Tokenizer> {
-    Ok(match &plan.model {
+    let tokenizer = match &plan.model {
         Model::Tiny(tiny) => Tokenizer::characters(CHARACTERS, tiny.vocab)?,
         Model::Folder(folder) => Tokenizer::from_dir(&folder.path)?,
-    })
+    };
+    conversations::tokenizer(plan, tokenizer)
 }
 
 /// Bounds of every edge.
@@ -63,21 +65,12 @@ pub fn prompts(plan: &Plan) -> Result<Prompts> {
     Ok(Prompts::new(if plan.task.shuffle { buffer.shuffled() } else { buffer }))
 }
 
-fn sums(task: &Arithmetic, seed: u64) -> Vec<Pair> {
+/// Sums as pairs.
+pub fn sums(task: &Arithmetic, seed: u64) -> Vec<Pair> {
     match task.count {
         Some(count) => arithmetic::drawn_addition(task.digits, count, seed),
         None => arithmetic::addition(task.digits),
     }
-}
-
-/// What is imitated: the pairs of `[sft] data`, or the task's own.
-pub fn supervised_samples(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<Vec<Sample>> {
-    let pairs = match (&sft.data, &plan.task.data) {
-        (Some(file), _) => jsonl::load_pairs(file, &sft.prompt_key, &sft.completion_key, None)?,
-        (None, TaskData::Arithmetic(task)) => sums(task, plan.seed),
-        (None, TaskData::Jsonl(task)) => jsonl::load_pairs(&task.path, &task.prompt_key, &task.answer_key, task.limit)?,
-    };
-    Ok(policy.supervised(&arithmetic::share(&pairs, sft.fraction, plan.seed))?)
 }
 
 /// The model that a reward model starts from: the recipe's, with a head drawn by the seed unless it has one.

@@ -13,7 +13,7 @@ use rollflow::stages::sink::step_row;
 
 use crate::resume::ResumePoint;
 use crate::run_folder::{Outputs, RunFolder};
-use crate::{parts, trainers};
+use crate::{conversations, parts, trainers};
 
 /// The pipeline `sft`.
 pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
@@ -87,8 +87,7 @@ fn train(
     policy: &Policy,
     trainer: impl FnOnce(Trainer<LocalBackend>) -> Result<Trainer<LocalBackend>>,
 ) -> Result<Port<Trained<FrozenWeights>>> {
-    let samples = parts::supervised_samples(plan, sft, policy)?;
-    let batches = flow.source("samples", Supervised::new(samples, sft.batch, sft.steps)?.after(done));
+    let batches = flow.source("samples", conversations::batches(plan, sft, policy)?.after(done));
     let backend = trainers::supervised_backend(sft, policy).context("starting the trainer")?;
     let trainer = trainer(Trainer::new(backend).steps(sft.steps).threads(sft.optimization.threads))?;
     Ok(flow.stage("train", batches, trainer))

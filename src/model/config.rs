@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 
 use super::ModelError;
+use crate::data::packing;
 
 /// The families of decoders that differ in biases, norms and windows only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,6 +160,11 @@ impl ModelConfig {
     /// Whether queries and keys are normed per head.
     pub fn qk_norm(&self) -> bool {
         self.family == Family::Qwen3
+    }
+
+    /// What a pass over a sequence of so many tokens costs, in tokens that attend to none: matrices and attention, about.
+    pub fn cost_of(&self, length: usize) -> f64 {
+        packing::cost_of(length, 12.0 * self.hidden_size as f64)
     }
 
     /// Columns of the fused query, key and value projection.

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::chat;
 use super::checks::{placed, problems};
 use super::document::{self, Node, Value};
 use super::error::{Place, RecipeError, RecipeErrors};
@@ -109,6 +110,8 @@ fn missing_files(plan: &Plan) -> Vec<Problem> {
     if let Model::Folder(folder) = &plan.model {
         files.push(("model.path".to_owned(), &folder.path));
     }
+    let template = plan.chat.template.as_ref().filter(|template| *template != chat::PLAIN).map(PathBuf::from);
+    files.extend(template.as_ref().map(|template| ("chat.template".to_owned(), template)));
     if let TaskData::Jsonl(jsonl) = &plan.task.data {
         files.push(("task.path".to_owned(), &jsonl.path));
     }

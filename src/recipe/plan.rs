@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use super::chat::Chat;
 use super::critic::Critic;
 use super::declare::{choices, section};
 use super::generate::{Filter, Generate};
@@ -27,6 +28,8 @@ section! {
         filter_fallback: FilterFallback = FilterFallback::default();
         /// Where the policy's first weights come from.
         model: Model = Model::default();
+        /// How conversations become what the model reads.
+        chat: Chat = Chat::default();
         /// What is asked.
         task: Task = Task::default();
         /// Supervised training.

@@ -54,9 +54,10 @@ fn heading(section: &str) -> String {
 }
 
 fn section_doc(section: &str) -> String {
-    use super::{critic, generate, model, pairs, plan, reference_policy, reward, task, timeline, train};
+    use super::{chat, critic, generate, model, pairs, plan, reference_policy, reward, task, timeline, train};
     match section.trim_end_matches("[]") {
         "model" => model::Model::doc(),
+        "chat" => chat::Chat::doc(),
         "task" => task::Task::doc(),
         "sft" => task::Sft::doc(),
         "reward_model" => task::RewardModel::doc(),
