@@ -4,6 +4,7 @@
 //! that was replayed still fails; 2 the recipe or the arguments are wrong.
 
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -19,6 +20,7 @@ use crate::registry::Registry;
 use crate::resume::{ResumePoint, rewind_to_checkpoint};
 use crate::run_folder::{Outputs, RECIPE, RunFolder};
 use crate::simulate::profile::Profile;
+use crate::tokens::{self, TokensArgs};
 use crate::{parts, replay, reward_model, sft, simulate};
 
 /// RL post-training of language models as a pipelined dataflow.
@@ -87,6 +89,8 @@ enum Command {
         #[arg(long, value_name = "KEY=VALUE,VALUE…", value_parser = simulate::variants)]
         vary: Option<(String, Vec<String>)>,
     },
+    /// Show what a model reads of a text, a prompt or a conversation, token by token, and which tokens it would be trained on.
+    Tokens(TokensArgs),
     /// Score the groups again that a run gave up because their reward failed (its dead letters), and write those that earn now to
     /// `replayed.jsonl` in the run's folder. Nothing else is changed.
     Replay {
@@ -173,6 +177,11 @@ fn dispatch(command: Command, registry: &Registry) -> Result<ExitCode> {
             }
             let profile = simulate::profile_of(&plan, registry, &profile, record)?;
             forecast(&recipe, registry, &profile, steps, vary)
+        }
+        Command::Tokens(args) => {
+            let mut out = std::io::stdout().lock();
+            tokens::show(&args, out.is_terminal(), &mut out)?;
+            Ok(ExitCode::SUCCESS)
         }
         Command::Replay { run, sets } => {
             let Some(plan) = load_of_run(&run, &sets, registry) else { return Ok(ExitCode::from(2)) };
