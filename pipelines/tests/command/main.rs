@@ -4,6 +4,7 @@
 
 mod changing;
 mod console;
+mod conversing;
 mod crashes;
 mod disks;
 mod recipes;
