@@ -56,6 +56,12 @@ pub struct Readme;
 #[cfg(all(doctest, feature = "torch"))]
 #[doc = include_str!("../docs/reward_models.md")]
 pub struct RewardModels;
+
+/// Conversations, likewise.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/chat.md")]
+pub struct Chats;
+
 /// How a run changes its mind, likewise.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/changing.md")]
