@@ -234,7 +234,8 @@ impl Tokenizer {
 
     /// Whether the token is a mark, such as the end of a turn, and no text.
     pub fn is_special(&self, token: u32) -> bool {
-        self.eos.contains(&token) || self.inner.get_added_tokens_decoder().get(&token).is_some_and(|token| token.special)
+        self.eos.contains(&token)
+            || self.inner.get_added_vocabulary().get_added_tokens_decoder().get(&token).is_some_and(|token| token.special)
     }
 
     /// The text of tokens, special ones left out.

@@ -77,7 +77,7 @@ fn between(plan: &Plan, note: Note) {
     task(plan, note);
     if let Some(sft) = &plan.sft {
         schedule("sft", sft.steps, &sft.optimization.schedule, note);
-        supervised(sft, note);
+        supervised(plan, sft, note);
     }
     if let Some(date) = &plan.chat.date
         && let Err(error) = ChatTemplate::plain().dated(date)
@@ -102,7 +102,7 @@ fn between(plan: &Plan, note: Note) {
 }
 
 /// What is cut or packed needs a length.
-fn supervised(sft: &Sft, note: Note) {
+fn supervised(plan: &Plan, sft: &Sft, note: Note) {
     if sft.max_length.is_none() {
         let help = "set sft.max_length, for example to 2048";
         if sft.packing != Packing::None {
@@ -119,6 +119,10 @@ fn supervised(sft: &Sft, note: Note) {
     if sft.packing == Packing::Wrapped && sft.too_long != TooLong::default() {
         let message = format!("`sft.too_long` is \"{}\", but wrapped rows are cut wherever they are full", sft.too_long.word());
         note("sft.too_long", &["sft.packing"], message, "remove it, or pack with \"best_fit\"");
+    }
+    if sft.messages_key.is_some() && sft.data.is_none() && matches!(plan.task.data, TaskData::Arithmetic(_)) {
+        let help = "give sft.data, a file with conversations, or remove sft.messages_key";
+        note("sft.messages_key", &["task.kind"], "`sft.messages_key` names a field, but sums have none".to_owned(), help);
     }
     if sft.turns == Turns::Apart && sft.messages_key.is_none() {
         let help = "name the field of `sft.data` with the conversation, or remove sft.turns";
@@ -153,7 +157,7 @@ fn task(plan: &Plan, note: Note) {
                 let message = "`task.answer_key` is empty, but the reward compares with the ground truth".to_owned();
                 note("task.answer_key", &["reward.kind"], message, help);
             }
-            if plan.sft.as_ref().is_some_and(|sft| sft.data.is_none()) {
+            if plan.sft.as_ref().is_some_and(|sft| sft.data.is_none() && sft.messages_key.is_none()) {
                 let message = "`task.answer_key` is empty, but [sft] imitates the task's answers".to_owned();
                 note("task.answer_key", &["sft"], message, "name the field that holds the answers, or give sft.data");
             }

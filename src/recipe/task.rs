@@ -154,6 +154,11 @@ section! {
 }
 
 impl Sft {
+    /// Whether a step takes something else than so many samples.
+    pub fn packs(&self) -> bool {
+        self.batch_tokens.is_some() || self.packing != Packing::None
+    }
+
     /// Supervised training with defaults for all but the essentials, checked.
     pub fn new(steps: u64, batch: usize, lr: f64) -> Result<Self, RecipeErrors> {
         super::checks::validated(Sft { steps, batch, lr, ..Sft::default() })

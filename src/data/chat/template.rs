@@ -160,9 +160,9 @@ impl ChatTemplate {
         Ok(ChatTemplate { file, sources, variables, now, compiled: Arc::new(compiled) })
     }
 
-    /// Whether its `{% generation %}` blocks say what the assistant wrote.
-    pub fn marks_generation(&self) -> bool {
-        let (_, source) = self.source_for(&[]);
+    /// Whether `{% generation %}` blocks of the template for such a conversation say what the assistant wrote.
+    pub fn marks_generation(&self, input: &ChatInput) -> bool {
+        let (_, source) = self.source_for(input.tools);
         matches!(marks::rewrite(source), std::borrow::Cow::Owned(_))
     }
 

@@ -60,7 +60,7 @@ fn tokenize(input: &ChatInput, tokenizer: &Tokenizer, turns: &[usize]) -> Result
         return Err(ChatError::NothingSaid);
     }
     let template = tokenizer.chat()?;
-    let marked = template.marks_generation();
+    let marked = template.marks_generation(input);
     let (text, mut spans) = if marked { template.render_marked(input)? } else { by_prefixes(input, tokenizer, turns)? };
     let said = input.messages.iter().filter(|message| message.role == ASSISTANT).count();
     if marked && turns.len() < said {
