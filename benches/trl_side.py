@@ -1,19 +1,23 @@
 #!/usr/bin/env python3
 """The other side of benches/versus_trl.rs: TRL's synchronous GRPOTrainer, or its SFTTrainer, on a CPU. Prints one JSON line last.
 
-  python trl_side.py grpo|sft [--threads N] [--steps N] [--out DIR]
+  python trl_side.py grpo|sft [--preset tiny|mid] [--threads N] [--steps N] [--out DIR]
 
---out writes the starting weights and tokenizer as a Hugging Face folder, so that both sides start from the same model.
+--out writes the starting weights and tokenizer as a Hugging Face folder, and for SFT the sequences as data.jsonl in it, so that both sides start from the
+same model and read the same data. SFT packs ragged sequences by best fit: 64 rows of 64 tokens a step, or 16 of 128 (mid).
 """
 import argparse, json, os, random, time
 
 parser = argparse.ArgumentParser()
 parser.add_argument("what", choices=["grpo", "sft"])
+parser.add_argument("--preset", choices=["tiny", "mid"], default="tiny")
 parser.add_argument("--threads", type=int, default=2)
 parser.add_argument("--steps", type=int, default=63)
 parser.add_argument("--out", default="")
 args = parser.parse_args()
-WARM_UP = 3
+WARM_UP = min(3, args.steps - 1)
+SIZE = dict(tiny=dict(vocab=64, hidden=128, layers=4, heads=4, inter=384, rows=64, length=64),
+            mid=dict(vocab=8192, hidden=512, layers=8, heads=8, inter=1536, rows=16, length=128))[args.preset]
 
 import torch
 torch.set_num_threads(args.threads)
@@ -36,21 +40,21 @@ def tokenizer(size=64):
 
 def model():
     torch.manual_seed(0)
-    config = Qwen2Config(vocab_size=64, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
-                         num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=2,
+    config = Qwen2Config(vocab_size=SIZE["vocab"], hidden_size=SIZE["hidden"], intermediate_size=SIZE["inter"],
+                         num_hidden_layers=SIZE["layers"], num_attention_heads=SIZE["heads"], num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=2,
                          eos_token_id=1, pad_token_id=0, dtype="float32", use_cache=True)
     policy = Qwen2ForCausalLM(config).float()
     policy.generation_config.eos_token_id, policy.generation_config.pad_token_id = 1, 0
     return policy
 
 
-ends = []
+ends, trained = [], []
 class Clock(TrainerCallback):
     def on_step_end(self, *_, **__):
         ends.append(time.perf_counter())
 
 
-tok, policy = tokenizer(), model()
+tok, policy = tokenizer(SIZE["vocab"]), model()
 if args.out:
     policy.save_pretrained(args.out)
     tok.save_pretrained(args.out)
@@ -69,10 +73,24 @@ if args.what == "grpo":
     trainer = GRPOTrainer(model=policy, reward_funcs=reward, args=config, train_dataset=data, processing_class=tok, callbacks=[Clock()])
 else:
     from trl import SFTConfig, SFTTrainer
-    data = Dataset.from_list([{"input_ids": [rng.randrange(4, 64) for _ in range(64)]} for _ in range(64 * (args.steps + 2))])
-    config = SFTConfig(per_device_train_batch_size=64, learning_rate=1e-3, gradient_checkpointing=False, max_length=None, packing=False,
-                       **same)
-    trainer = SFTTrainer(model=policy, args=config, train_dataset=data, processing_class=tok, callbacks=[Clock()])
+    length = SIZE["length"]
+    def sequence():
+        return [rng.randrange(4, SIZE["vocab"]) for _ in range(rng.randrange(length // 4, length + 1))]
+    rows = [sequence() for _ in range(2 * SIZE["rows"] * (args.steps + 2))]
+    if args.out:
+        with open(os.path.join(args.out, "data.jsonl"), "w") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    config = SFTConfig(per_device_train_batch_size=SIZE["rows"], learning_rate=1e-3, gradient_checkpointing=False, max_length=length,
+                       packing=True, packing_strategy="bfd", **same)
+    trainer = SFTTrainer(model=policy, args=config, train_dataset=Dataset.from_list([{"input_ids": row} for row in rows]),
+                         processing_class=tok, callbacks=[Clock()])
+    step = trainer.training_step
+    def counted(model, inputs, *rest, **more):
+        trained.append(int((inputs["labels"][:, 1:] != -100).sum()))
+        return step(model, inputs, *rest, **more)
+    trainer.training_step = counted
 trainer.train()
 seconds, steps = ends[-1] - ends[WARM_UP - 1], args.steps - WARM_UP
-print(json.dumps(dict(what=args.what, threads=args.threads, steps_per_s=round(steps / seconds, 3), s_per_step=round(seconds / steps, 4))))
+rate = dict(trained_tokens_per_s=round(sum(trained[WARM_UP:]) / seconds)) if trained else {}
+print(json.dumps(dict(what=args.what, preset=args.preset, threads=args.threads, steps_per_s=round(steps / seconds, 3),
+                      s_per_step=round(seconds / steps, 4), **rate)))

@@ -1,19 +1,26 @@
-//! Steps a second of whole GRPO and SFT runs, as one JSON line, to be held against TRL by `scripts/versus_trl.sh`.
+//! Steps and trained tokens a second of whole GRPO and SFT runs, as one JSON line, to be held against TRL by `scripts/versus_trl.sh`.
 //!
-//! `cargo bench --bench versus_trl -- grpo|sft [MODEL_DIR] [STEPS]`. The work is that of `benches/trl_side.py`: GRPO takes 8 prompts × 8 samples of
-//! at most 16 new tokens, SFT 64 sequences of 64 tokens; without a folder, a fresh model of hidden size 128 and 4 layers.
+//! `cargo bench --bench versus_trl -- grpo|sft [MODEL_DIR] [STEPS] [ROWS LENGTH]`. The work is that of `benches/trl_side.py`: GRPO takes 8 prompts × 8
+//! samples of at most 16 new tokens. SFT takes the sequences of `data.jsonl` in the model's folder, ragged, packed by best fit into rows of LENGTH tokens, of
+//! which a step takes ROWS (64 rows of 64 tokens unless told otherwise). Without a folder, a fresh model of hidden size 128 and 4 layers, and sequences
+//! like those.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use rollflow::data::Tokenizer;
+use rollflow::data::packing::{Packing, TooLong, pack};
+use rollflow::data::{Tokenizer, arithmetic};
 use rollflow::model::{FrozenWeights, ModelConfig};
 use rollflow::prelude::*;
 
-/// Steps left out of the timing.
+/// Steps left out of the timing, or a fifth of them if there are few.
 const WARM_UP: u64 = 10;
+
+fn warm_up(steps: u64) -> u64 {
+    WARM_UP.min(steps / 5)
+}
 
 fn main() -> Result<()> {
     rollflow::model::keep_freed_memory();
@@ -25,7 +32,10 @@ fn main() -> Result<()> {
     let steps = args.get(2).map_or(Ok(200), |steps| steps.parse()).context("STEPS is a number")?;
     match args.first().map(String::as_str) {
         None | Some("grpo") => grpo(&policy, steps),
-        Some("sft") => sft(&policy, steps),
+        Some("sft") => {
+            let size = |at: usize| args.get(at).map_or(Ok(64), |size| size.parse()).context("ROWS and LENGTH are numbers");
+            sft(&policy, args.get(1).filter(|dir| !dir.is_empty()), steps, (size(3)?, size(4)?))
+        }
         Some(other) => bail!("{other}: give grpo or sft"),
     }
 }
@@ -67,20 +77,38 @@ fn first_digit(sample: &Sample) -> f64 {
 }
 
 /// Training alone, on two threads.
-fn sft(policy: &Policy, steps: u64) -> Result<()> {
-    let vocabulary = policy.config().vocab_size as u64;
-    let token = |i: u64| (4 + i.wrapping_mul(6_364_136_223_846_793_005).rotate_left(17) % (vocabulary - 4)) as u32;
-    let samples = (0..4096u64).map(|s| Sample::supervised(&[token(s)], &(1..64).map(|t| token(64 * s + t)).collect::<Vec<_>>()));
+fn sft(policy: &Policy, folder: Option<&String>, steps: u64, (rows, length): (usize, usize)) -> Result<()> {
+    let sequences = match folder {
+        Some(folder) => sequences(&PathBuf::from(folder).join("data.jsonl"))?,
+        None => drawn(policy.config().vocab_size as u64, length as u64),
+    };
+    let samples = sequences.into_iter().map(|tokens| Sample::supervised(&tokens[..1], &tokens[1..]));
+    let packed = pack(samples.collect(), length, Packing::BestFit, TooLong::Truncate).teaching();
+    let packed = arithmetic::split(&packed.rows, 1.0, 0).0;
     let backend = policy.backend(LocalConfig { threads: Some(2), ..LocalConfig::new(CrossEntropy, Schedule::constant(1e-3)) })?;
     let clock = Clock::default();
 
     let mut flow = Flow::new("sft");
-    let batches = flow.source("samples", Supervised::new(samples.collect(), 64, steps)?);
+    let batches = flow.source("samples", Supervised::grouped("SFT", packed, rows, steps)?);
     let trained = flow.stage("train", batches, Trainer::new(backend).steps(steps).sync_every(u64::MAX).threads(2));
     flow.sink("time", trained, clock.sink());
     let report = flow.run(Until::finished())?;
     clock.print("sft", steps, &report);
     Ok(())
+}
+
+/// Token ids, a list a line.
+fn sequences(file: &Path) -> Result<Vec<Vec<u32>>> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
+    text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+}
+
+/// Sequences of a quarter of `length` tokens to all of it.
+fn drawn(vocabulary: u64, length: u64) -> Vec<Vec<u32>> {
+    let draw = |i: u64, below: u64| i.wrapping_mul(6_364_136_223_846_793_005).rotate_left(17) % below;
+    let token = |i: u64| (4 + draw(i, vocabulary - 4)) as u32;
+    let tokens = |s: u64| length / 4 + draw(s + 1, length - length / 4 + 1);
+    (0..8192).map(|s| (0..tokens(s).max(2)).map(|t| token(length * s + t)).collect()).collect()
 }
 
 /// When each step ended, and how many tokens were trained by then.
@@ -99,8 +127,9 @@ impl Clock {
 
     fn print(&self, what: &str, steps: u64, report: &Report) {
         let ends = self.0.lock().expect("nobody panics with it");
-        let (first, last) = (ends[WARM_UP.min(steps) as usize], ends[ends.len() - 1]);
-        let (seconds, counted) = ((last.0 - first.0).as_secs_f64(), ends.len() - 1 - WARM_UP.min(steps) as usize);
+        let warm_up = warm_up(steps) as usize;
+        let (first, last) = (ends[warm_up], ends[ends.len() - 1]);
+        let (seconds, counted) = ((last.0 - first.0).as_secs_f64(), ends.len() - 1 - warm_up);
         eprintln!("{report}");
         println!(
             "{{\"what\": \"{what}\", \"steps_per_s\": {:.3}, \"s_per_step\": {:.4}, \"trained_tokens_per_s\": {:.0}}}",

@@ -27,23 +27,26 @@ export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 cargo bench --bench versus_trl --no-run 2>/dev/null
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-rate() { tail -n 1 "$1" | python3 -c 'import json, sys; print(json.load(sys.stdin)["steps_per_s"])'; }
+# Of supervised training, tokens; rows of both sides hold other numbers of them.
+rate() { tail -n 1 "$1" | python3 -c 'import json, sys; of = json.load(sys.stdin); print(of["steps_per_s"] if of["what"] == "grpo" else of["trained_tokens_per_s"])'; }
 load() { cut -d" " -f1 /proc/loadavg; }
 
 for round in $(seq "$rounds"); do
-  for what in grpo sft; do
+  for run in "grpo tiny 63 200" "sft tiny 63 200 64 64" "sft mid 13 30 16 128"; do
+    read -r what preset trl_steps steps sizes <<< "$run"
+    unit=$([ "$what" = grpo ] && echo steps/s || echo "trained tokens/s")
     best=0
     for threads in 1 2; do
-      python3 benches/trl_side.py "$what" --threads "$threads" --out "$work/model" > "$work/trl" 2> "$work/trl.log" \
+      python3 benches/trl_side.py "$what" --preset "$preset" --steps "$trl_steps" --threads "$threads" --out "$work/model" > "$work/trl" 2> "$work/trl.log" \
         || { tail -n 20 "$work/trl.log" >&2; exit 1; }
       speed=$(rate "$work/trl")
-      echo "round $round  $what  TRL, $threads threads   $speed steps/s (load $(load))"
+      echo "round $round  $what $preset  TRL, $threads threads   $speed $unit (load $(load))"
       best=$(python3 -c "print(max($best, $speed))")
     done
-    cargo bench --quiet --bench versus_trl -- "$what" "$work/model" > "$work/ours" 2> "$work/ours.log" \
+    cargo bench --quiet --bench versus_trl -- "$what" "$work/model" "$steps" $sizes > "$work/ours" 2> "$work/ours.log" \
       || { tail -n 20 "$work/ours.log" >&2; exit 1; }
     speed=$(rate "$work/ours")
-    echo "round $round  $what  rollflow           $speed steps/s (load $(load))"
-    python3 -c "print(f'round $round  $what  ratio              {$speed / $best:.2f}')"
+    echo "round $round  $what $preset  rollflow           $speed $unit (load $(load))"
+    python3 -c "print(f'round $round  $what $preset  ratio              {$speed / $best:.2f}')"
   done
 done

@@ -60,6 +60,12 @@ pub struct RewardModels;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/data.md")]
 pub struct Data;
+
+/// Conversations, likewise.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/chat.md")]
+pub struct Chats;
+
 /// How a run changes its mind, likewise.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/changing.md")]

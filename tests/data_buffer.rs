@@ -21,7 +21,7 @@ fn an_empty_data_set_is_refused() {
 
 #[test]
 fn texts_conversations_and_prompts_are_accepted() {
-    let turn = ChatMessage { role: "user".into(), content: "1+1?".into() };
+    let turn = ChatMessage::new("user", "1+1?");
     let mut chats = DataBuffer::new([vec![turn.clone()]], 0).unwrap();
     assert_eq!(chats.get_prompts(1)[0].text, PromptText::Chat(vec![turn]));
 

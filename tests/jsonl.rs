@@ -92,7 +92,7 @@ fn samples_survive_the_round_trip() {
     let (_folder, path) = file(out);
     assert_eq!(load_samples(&path).unwrap(), [sample.clone(), Sample::default()]);
 
-    let turn = ChatMessage { role: "user".into(), content: "¿qué?".into() };
+    let turn = ChatMessage::new("user", "¿qué?");
     let samples = [Sample { prompt: vec![turn].into(), reward: Some(f64::NEG_INFINITY), ..sample.clone() }, sample];
     save_samples(&path, &samples).unwrap();
     assert_eq!(load_samples(&path).unwrap(), samples, "what was there before is gone");

@@ -96,7 +96,7 @@ fn sample() -> impl Strategy<Value = Sample> {
         |(group_index, index, status, text, reward, tokens, chat)| {
             let mut versions = Spans::default();
             tokens.iter().for_each(|&(_, _, version)| versions.extend(version, 1));
-            let turn = ChatMessage { role: "user".into(), content: text.clone() };
+            let turn = ChatMessage::new("user", text.clone());
             Sample {
                 group_index,
                 index,

@@ -147,7 +147,9 @@ fn check_prints_derived_numbers_and_warnings() {
     over_sampled.flow.max_staleness = 3;
     let mut dropping = over_sampled.clone();
     (dropping.flow.on_stale, dropping.flow.window) = (OnStale::Drop, Some(200));
-    let more = [odd, over_sampled, dropping].map(|plan| check_text_on(&plan, MACHINE));
+    let sft = |sets: [&str; 3]| load(&grpo().with_file_name("sft.toml"), &sets.map(str::to_owned)).unwrap();
+    let packed = sft(["sft.max_length=512", "sft.packing=best_fit", "sft.batch_tokens=4096"]);
+    let more = [odd, over_sampled, dropping, packed].map(|plan| check_text_on(&plan, MACHINE));
     insta::assert_snapshot!(format!("{}\n{}", texts.join("\n"), more.join("\n")));
 }
 

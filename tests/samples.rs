@@ -70,7 +70,7 @@ fn statuses_are_lower_case_words() {
 
 #[test]
 fn a_batch_has_one_row_a_sample_in_every_column() {
-    let chat = vec![ChatMessage { role: "user".into(), content: "hi".into() }];
+    let chat = vec![ChatMessage::new("user", "hi")];
     let mut first = Sample { reward: Some(1.0), response: "4".into(), ..sampled() };
     first.prompt = "2+2=".into();
     first.metadata.insert("correct".into(), true.into());

@@ -5,11 +5,13 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use rollflow::data::BufferState;
-use rollflow::data::source::{DataSet, Example, Mixed, PromptDataset, Shape, Share, prepare_sft_sample, too_long};
+use rollflow::data::source::{DataSet, Example, Mixed, PromptDataset, Shape, Share, too_long};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::recipe::data::Source as DataSource;
-use rollflow::recipe::task::Sft;
+use rollflow::recipe::task::{Sft, TooLong};
+
+use crate::conversations;
 
 /// The file in a checkpoint that says which data a run draws from that has no admission to say so.
 const DATA: &str = "data.json";
@@ -43,18 +45,20 @@ pub fn all<T: Shape + Clone>(sources: &[DataSource]) -> Result<Vec<T>> {
 /// What is imitated, and the name of its data for checkpoints. Always shuffled: neighbours in a file are alike.
 pub fn supervised(plan: &Plan, sft: &Sft, sources: &[DataSource], policy: &Policy) -> Result<(Supervised, Option<BufferState>)> {
     let tokenizer = policy.tokenizer().clone();
-    let fits = |example: &Example| match sft.max_length {
+    let bound = sft.max_length.filter(|_| sft.too_long == TooLong::Drop);
+    let fits = |example: &Example| match bound {
         None => Ok(()),
-        Some(max) => match prepare_sft_sample(example, &tokenizer) {
-            Ok(sample) if sample.tokens.len() > max => Err(too_long(max)),
+        Some(max) => match conversations::prepare(sft, example, &tokenizer) {
+            Ok(samples) if samples.iter().any(|sample| sample.tokens.len() > max) => Err(too_long(max)),
             Ok(_) => Ok(()),
-            Err(_) => Err("that the tokenizer refuses".into()),
+            Err(_) => Err("that the tokenizer or the chat template refuses".into()),
         },
     };
     let data = Mixed::<Example>::open_if(&specs(sources), plan.seed, true, fits)?;
     let state = data.state(0);
-    let tokenizer = policy.tokenizer().clone();
-    let group = move |example: Example| Ok(vec![prepare_sft_sample(&example, &tokenizer)?]);
+    let (tokenizer, of) = (policy.tokenizer().clone(), sft.clone());
+    let group =
+        move |example: Example| Ok(conversations::fit(&of, conversations::prepare(&of, &example, &tokenizer)?).rows.concat());
     Ok((Supervised::drawn("SFT", data, sft.batch, sft.steps, group)?, Some(state)))
 }
 

@@ -11,7 +11,7 @@ use rollflow::stages::train::{Lesson, Minibatches};
 use rollflow::train::{Algorithm, TrainBatch, collate};
 
 use crate::registry::Registry;
-use crate::{advantages, losses, parts, trainers};
+use crate::{advantages, conversations, losses, trainers};
 
 /// What every step of a plan that never changes is learned by.
 pub fn lesson(plan: &Plan, registry: &Registry) -> Result<Lesson> {
@@ -44,8 +44,8 @@ impl Mixture {
     /// Those of `[mix]`.
     pub fn of(plan: &Plan, policy: &Policy) -> Result<Option<Self>> {
         let Some((mix, sft)) = plan.mix.as_ref().zip(plan.sft.as_ref()) else { return Ok(None) };
-        let endless = Sft { batch: mix.batch, steps: u64::MAX, ..sft.clone() };
-        let (samples, _) = parts::supervised(plan, &endless, policy)?;
+        let endless = Sft { batch: mix.batch, batch_tokens: None, steps: u64::MAX, ..sft.clone() };
+        let (samples, _) = conversations::batches(plan, &endless, policy)?;
         let algorithm = Arc::new(Algorithm::new(CrossEntropy));
         Ok(Some(Mixture { samples: Mutex::new(samples), algorithm, weight: mix.weight, every: mix.every }))
     }

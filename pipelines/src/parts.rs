@@ -1,16 +1,18 @@
 //! A recipe's values as the library's parts. Pure translation: what a key means is decided here, what it does in the library.
 
 use anyhow::{Context, Result, anyhow, bail};
-use rollflow::data::{BufferState, DataBuffer, Pair, RankedPair, arithmetic, jsonl};
+use rollflow::data::{DataBuffer, Pair, RankedPair, arithmetic, jsonl};
 use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::flow::{Capacity, WeightsRx};
 use rollflow::model::{Compute, Dtype, FrozenWeights};
 use rollflow::prelude::*;
 use rollflow::recipe::model::{DeviceName, ModelSource, Precision};
-use rollflow::recipe::task::{Arithmetic, JsonlTask, RewardModel, Sft, TaskData};
+use rollflow::recipe::task::{Arithmetic, JsonlTask, RewardModel, TaskData};
 use rollflow::recipe::{self, Plan, Timeline};
+use rollflow::stages::tokenizer_folder;
 use rollflow::train::{self};
 
+use crate::conversations;
 use crate::losses::{self};
 use crate::origin;
 use crate::registry::Registry;
@@ -64,17 +66,18 @@ pub fn base(plan: &Plan) -> Result<Policy> {
             };
             Policy::random(config, tokenizer, plan.seed)?
         }
-        ModelSource::Folder(folder) => Policy::load(origin::model_folder(&folder.path)?)?,
+        ModelSource::Folder(folder) => Policy::load_with(origin::model_folder(&folder.path)?, tokenizer(plan)?)?,
     };
     Ok(policy.computing(compute(plan)?))
 }
 
 /// The model's tokenizer, without the model.
 pub fn tokenizer(plan: &Plan) -> Result<Tokenizer> {
-    Ok(match &plan.model.source {
+    let tokenizer = match &plan.model.source {
         ModelSource::Tiny(tiny) => Tokenizer::characters(CHARACTERS, tiny.vocab)?,
-        ModelSource::Folder(folder) => Tokenizer::from_dir(&origin::model_folder(&folder.path)?)?,
-    })
+        ModelSource::Folder(folder) => Tokenizer::from_dir(&tokenizer_folder(origin::model_folder(&folder.path)?))?,
+    };
+    conversations::tokenizer(plan, tokenizer)
 }
 
 /// Bounds of every edge.
@@ -102,25 +105,6 @@ pub(crate) fn sums(task: &Arithmetic, seed: u64) -> Vec<Pair> {
         Some(count) => arithmetic::drawn_addition(task.digits, count, seed),
         None => arithmetic::addition(task.digits),
     }
-}
-
-/// What is imitated: the data sets of `[sft]`, or the task's own pairs.
-pub fn supervised(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<(Supervised, Option<BufferState>)> {
-    let own = match &plan.task.data {
-        _ if !sft.sources().is_empty() => sft.sources(),
-        TaskData::Data(task) => task.sources(),
-        _ => Vec::new(),
-    };
-    if !own.is_empty() {
-        return data::supervised(plan, sft, &own, policy);
-    }
-    let pairs = match &plan.task.data {
-        TaskData::Arithmetic(task) => sums(task, plan.seed),
-        TaskData::Jsonl(task) => jsonl::load_pairs(&task.path, &task.prompt_key, &task.answer_key, task.limit)?,
-        TaskData::Data(_) | TaskData::Rollouts(_) => Vec::new(),
-    };
-    let samples = policy.supervised(&arithmetic::share(&pairs, sft.fraction, plan.seed))?;
-    Ok((Supervised::new(samples, sft.batch, sft.steps)?, None))
 }
 
 /// The model that a reward model starts from: the recipe's, with a head drawn by the seed unless it has one.

@@ -13,7 +13,7 @@ use rollflow::stages::sink::step_row;
 
 use crate::resume::ResumePoint;
 use crate::run_folder::{Outputs, RunFolder};
-use crate::{data, origin, parts, trainers};
+use crate::{conversations, data, origin, trainers};
 
 /// The pipeline `sft`.
 pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
@@ -41,7 +41,7 @@ pub fn declare(plan: &Plan, policy: &Policy, outputs: Outputs, from: Option<&Res
     let sft = plan.sft.as_ref().context("the pipeline sft needs a section [sft]")?;
     let mut flow = Flow::new(&plan.name);
     let done = from.map_or(0, |from| from.trainer.step);
-    let (samples, data) = parts::supervised(plan, sft, policy)?;
+    let (samples, data) = conversations::batches(plan, sft, policy)?;
     let samples = samples.after(done).metrics(&outputs.metrics);
     let trained = train(&mut flow, plan, sft, samples, policy, |trainer| {
         let trainer = trainers::checkpointed(trainer, plan, outputs.checkpoints).sync_every(u64::MAX);
@@ -71,7 +71,7 @@ pub fn warm_up(plan: &Plan, sft: &Sft, policy: &Policy, interrupts: &Interrupts)
     let learned: Arc<Mutex<Option<Arc<FrozenWeights>>>> = Arc::default();
     let mut flow = Flow::new("warm-up");
     flow.interrupted_by(interrupts);
-    let (samples, _) = parts::supervised(plan, sft, policy)?;
+    let (samples, _) = conversations::batches(plan, sft, policy)?;
     let trained = train(&mut flow, plan, sft, samples, policy, |trainer| Ok(trainer.sync_every(sft.steps)))?;
     let (seen, mut console) = (learned.clone(), ConsoleLogger::events(plan.observe.log_every));
     flow.sink("learned", trained, move |step: Trained<FrozenWeights>| -> Result<(), StageError> {

@@ -1,6 +1,25 @@
 //! Conversations: as text to look at, and what is in them.
 
+use serde_json::Value;
+
 use super::{ChatMessage, PromptText, Sample};
+
+/// Turns, and the tools that the assistant may call in them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Conversation {
+    /// The turns.
+    pub turns: Vec<ChatMessage>,
+    /// JSON schemas of the tools.
+    pub tools: Vec<Value>,
+}
+
+impl Conversation {
+    /// The beginning up to each turn of the assistant, as the model was shown it, with that turn.
+    pub fn beginnings(&self) -> impl Iterator<Item = &[ChatMessage]> {
+        let said = |at: &usize| self.turns[*at].role == "assistant";
+        (0..self.turns.len()).filter(said).map(|at| &self.turns[..=at])
+    }
+}
 
 /// How [`conversation_to_text`] writes turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,8 +38,7 @@ pub enum ConversationFormat {
 /// ```
 /// use rollflow::data::{ChatMessage, ConversationFormat, conversation_to_text, count_turns, last_message};
 ///
-/// let turn = |role: &str, content: &str| ChatMessage { role: role.into(), content: content.into() };
-/// let turns = [turn("user", "3+4?"), turn("assistant", "7"), turn("user", "Sure?")];
+/// let turns = [ChatMessage::new("user", "3+4?"), ChatMessage::new("assistant", "7"), ChatMessage::new("user", "Sure?")];
 /// assert_eq!(conversation_to_text(&turns[..2], ConversationFormat::Plain), "user: 3+4?\nassistant: 7\n");
 /// assert_eq!(conversation_to_text(&turns[..1], ConversationFormat::Markdown), "### user\n\n3+4?\n");
 /// let json = conversation_to_text(&turns, ConversationFormat::Json);
@@ -54,11 +72,10 @@ pub fn last_message<'a>(turns: &'a [ChatMessage], role: Option<&str>) -> Option<
 impl Sample {
     /// The prompt's turns, a text being one of the user's, and the response as the assistant's.
     pub fn conversation(&self) -> Vec<ChatMessage> {
-        let turn = |role: &str, content: &str| ChatMessage { role: role.to_owned(), content: content.to_owned() };
         let asked = match &self.prompt {
-            PromptText::Text(text) => vec![turn("user", text)],
+            PromptText::Text(text) => vec![ChatMessage::new("user", text)],
             PromptText::Chat(turns) => turns.clone(),
         };
-        asked.into_iter().chain([turn("assistant", &self.response)]).collect()
+        asked.into_iter().chain([ChatMessage::new("assistant", &self.response)]).collect()
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::{Pair, Prompt, PromptText, RankedPair, Sample};
+use super::{Conversation, Pair, Prompt, PromptText, RankedPair, Sample};
 
 /// Why a JSONL file was not read or written.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +64,22 @@ pub fn load_pairs(file: &Path, prompt_key: &str, completion_key: &str, limit: Op
     read(file, limit, |mut record| {
         let prompt = take_prompt(&mut record, prompt_key)?;
         Ok(Pair { prompt, completion: take_answer(&mut record, completion_key)? })
+    })
+}
+
+/// Whole conversations from a file of records: the list of messages at `messages_key`, and the list `tools` where there is one. Other fields are
+/// ignored. `limit` counts records.
+pub fn load_conversations(file: &Path, messages_key: &str, limit: Option<usize>) -> Result<Vec<Conversation>, JsonlError> {
+    read(file, limit, |mut record| {
+        let PromptText::Chat(turns) = take_prompt(&mut record, messages_key)? else {
+            return Err(format!("`{messages_key}` is text; it must be a list of messages {{\"role\": …, \"content\": …}}"));
+        };
+        let tools = match record.shift_remove("tools") {
+            None | Some(Value::Null) => Vec::new(),
+            Some(Value::Array(tools)) => tools,
+            Some(other) => return Err(format!("`tools` must be a list of JSON schemas, found {}", kind(&other))),
+        };
+        Ok(Conversation { turns, tools })
     })
 }
 

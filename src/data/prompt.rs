@@ -1,16 +1,56 @@
 //! A prompt and its place in the stream.
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
 use super::Metadata;
 
 /// One turn of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ChatMessage {
     /// `system`, `user`, `assistant` or `tool`.
     pub role: String,
-    /// What was said.
+    /// What was said. Read from text, from a list of parts of which all are text, or from null or nothing, as where an assistant only calls tools.
+    #[serde(default, deserialize_with = "spoken")]
     pub content: String,
+    /// What else the turn holds, as chat templates look for it: `tool_calls`, `tool_call_id`, `name`, `reasoning_content`.
+    #[serde(flatten)]
+    pub more: Metadata,
+}
+
+impl ChatMessage {
+    /// A turn with nothing but words.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        ChatMessage { role: role.into(), content: content.into(), more: Metadata::new() }
+    }
+
+    /// The turn with one more field, such as `tool_calls`.
+    pub fn with(mut self, field: &str, value: impl Into<Value>) -> Self {
+        self.more.insert(field.to_owned(), value.into());
+        self
+    }
+}
+
+/// Contents as data sets spell them.
+fn spoken<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Content {
+        Text(String),
+        Nothing(()),
+        Parts(Vec<Part>),
+    }
+    #[derive(Deserialize)]
+    struct Part {
+        text: String,
+    }
+    match Content::deserialize(from) {
+        Ok(Content::Text(text)) => Ok(text),
+        Ok(Content::Nothing(())) => Ok(String::new()),
+        Ok(Content::Parts(parts)) => Ok(parts.into_iter().map(|part| part.text).collect()),
+        Err(_) => Err(D::Error::custom("the content of a message must be text, or a list of parts that are text")),
+    }
 }
 
 /// A prompt as its author wrote it: text, or a conversation.
@@ -48,7 +88,8 @@ impl From<Vec<ChatMessage>> for PromptText {
 }
 
 impl PromptText {
-    /// The text itself; a conversation becomes `role: content` lines and an open `assistant:` turn.
+    /// The text itself, to be looked at; a conversation becomes `role: content` lines and an open `assistant:` turn. What models read is
+    /// [`Tokenizer::encode_prompt`](super::Tokenizer::encode_prompt)'s.
     pub fn render(&self) -> String {
         match self {
             PromptText::Text(text) => text.clone(),
@@ -90,6 +131,11 @@ impl Prompt {
     /// The data set's ground truth, `metadata["answer"]`, as text.
     pub fn answer(&self) -> Option<&str> {
         self.metadata.get("answer").and_then(|value| value.as_str())
+    }
+
+    /// JSON schemas of the tools that may be called, `metadata["tools"]`.
+    pub fn tools(&self) -> &[Value] {
+        self.metadata.get("tools").and_then(Value::as_array).map_or(&[], Vec::as_slice)
     }
 }
 

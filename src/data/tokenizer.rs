@@ -2,9 +2,14 @@
 //!
 //! Sampled tokens never pass through here on their way to the trainer (law D1): decoding serves rewards, logs and stop strings.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
+
+use super::chat::{ChatError, ChatInput, ChatTemplate, folder::special_tokens};
+use super::{Metadata, Prompt, PromptText};
 
 /// A tokenizer that can't be read, written or applied.
 #[derive(Debug, thiserror::Error)]
@@ -48,18 +53,23 @@ pub enum TokenizerError {
     },
 }
 
-/// Text to tokens and back, and which tokens end a text or pad one.
+/// Text to tokens and back, which tokens end a text or pad one, and how the model reads conversations.
+#[derive(Clone)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     eos: Vec<u32>,
     pad: Option<u32>,
+    /// The model's template, or what is wrong with it: said where a conversation comes, since many runs have none.
+    chat: Result<Option<ChatTemplate>, Arc<ChatError>>,
+    special: Metadata,
     /// The folder's files, byte for byte, to be saved with a checkpoint.
     files: Vec<(&'static str, Vec<u8>)>,
 }
 
 const TOKENIZER: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
-const OPTIONAL: [&str; 4] = [CONFIG, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"];
+const CHAT_TEMPLATE: &str = "chat_template.jinja";
+const OPTIONAL: [&str; 4] = [CONFIG, "special_tokens_map.json", "added_tokens.json", CHAT_TEMPLATE];
 /// Where ids of the end are told, besides the tokenizer's own configuration.
 const MODEL_CONFIGS: [&str; 2] = ["generation_config.json", "config.json"];
 
@@ -83,7 +93,8 @@ impl Tokenizer {
                 configs.push(parse(&dir.join(name), &read(name)?)?);
             }
         }
-        Self::from_files(dir, files, &configs)
+        let tokenizer = Self::from_files(dir, files, &configs)?;
+        Ok(Tokenizer { chat: ChatTemplate::from_dir(dir).map_err(Arc::new), ..tokenizer })
     }
 
     /// A tokenizer of single characters: 0 `<pad>`, 1 `<eos>`, 2 `<bos>`, 3 `<unk>`, then `characters` in order, then unused
@@ -113,7 +124,8 @@ impl Tokenizer {
         let config = json!({"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<pad>", "eos_token": "<eos>",
             "bos_token": "<bos>", "unk_token": "<unk>", "padding_side": "left", "clean_up_tokenization_spaces": false});
         let text = |value: Value| format!("{value:#}\n").into_bytes();
-        Self::from_files(Path::new("(characters)"), vec![(TOKENIZER, text(tokenizer)), (CONFIG, text(config))], &[])
+        let files = vec![(TOKENIZER, text(tokenizer)), (CONFIG, text(config))];
+        Ok(Self::from_files(Path::new("(characters)"), files, &[])?.with_chat(ChatTemplate::plain()))
     }
 
     fn from_files(
@@ -143,7 +155,7 @@ impl Tokenizer {
             Some(pad) => Some(pad),
             None => configs.iter().find_map(|config| ids(config, "pad_token_id").first().copied()),
         };
-        Ok(Tokenizer { inner, eos, pad, files })
+        Ok(Tokenizer { inner, eos, pad, chat: Ok(None), special: special_tokens(&config), files })
     }
 
     /// Tokens of a whole text, with whatever the tokenizer puts around one (a beginning-of-text token, often).
@@ -156,13 +168,74 @@ impl Tokenizer {
         self.encode_with(text, false)
     }
 
+    /// Tokens of a piece of text and nothing around them, with the bytes of it that each one stands for. Tokens of one character that is several
+    /// share its place; what a tokenizer swallows, such as a blank, belongs to the token after it.
+    pub fn encode_placed(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, TokenizerError> {
+        let encoding = self.encoding(text, false)?;
+        let mut reached = 0;
+        let place = |(&token, &(start, end)): (&u32, &(usize, usize))| {
+            // Offsets may leave out a blank that is part of the token.
+            let place = start.min(reached)..end;
+            reached = end;
+            (token, place)
+        };
+        Ok(encoding.get_ids().iter().zip(encoding.get_offsets()).map(place).collect())
+    }
+
+    /// Tokens of a prompt: of a text as it is, with whatever the tokenizer puts around one, and of a conversation as the model's chat template writes
+    /// it, the assistant's turn opened. Tools that a conversation may call are the list `tools` in its metadata.
+    pub fn encode_prompt(&self, prompt: &Prompt) -> Result<Vec<u32>, ChatError> {
+        match &prompt.text {
+            PromptText::Text(text) => Ok(self.encode(text)?),
+            PromptText::Chat(turns) => {
+                let text = self.chat()?.render(&ChatInput::prompt(turns).tools(prompt.tools()))?;
+                Ok(self.encode_bare(&text)?)
+            }
+        }
+    }
+
+    /// Tokens of a completion: of a piece of text, ended by the end-of-text token.
+    pub fn completion(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let mut tokens = self.encode_bare(text)?;
+        tokens.extend(self.eos.first());
+        Ok(tokens)
+    }
+
     fn encode_with(&self, text: &str, around: bool) -> Result<Vec<u32>, TokenizerError> {
-        let encoding = self.inner.encode(text, around).map_err(|error| TokenizerError::Apply {
+        Ok(self.encoding(text, around)?.get_ids().to_vec())
+    }
+
+    fn encoding(&self, text: &str, around: bool) -> Result<tokenizers::Encoding, TokenizerError> {
+        self.inner.encode(text, around).map_err(|error| TokenizerError::Apply {
             what: "encode",
             input: format!("{:?}", text.chars().take(40).collect::<String>()),
             reason: error.to_string(),
-        })?;
-        Ok(encoding.get_ids().to_vec())
+        })
+    }
+
+    /// How the model reads conversations, or why there is no way.
+    pub fn chat(&self) -> Result<&ChatTemplate, ChatError> {
+        match &self.chat {
+            Ok(template) => template.as_ref().ok_or(ChatError::NoTemplate),
+            Err(error) => Err(ChatError::Unusable(error.clone())),
+        }
+    }
+
+    /// The same with another chat template, which is saved with a checkpoint, too. Special tokens are its variables, unless it has others of their names.
+    pub fn with_chat(mut self, template: ChatTemplate) -> Self {
+        let known = |own: &ChatTemplate| own.source() == template.source();
+        if !matches!(&self.chat, Ok(Some(own)) if known(own)) {
+            self.files.retain(|(name, _)| *name != CHAT_TEMPLATE);
+            self.files.push((CHAT_TEMPLATE, template.source().as_bytes().to_vec()));
+        }
+        self.chat = Ok(Some(template.with_defaults(self.special.clone())));
+        self
+    }
+
+    /// Whether the token is a mark, such as the end of a turn, and no text.
+    pub fn is_special(&self, token: u32) -> bool {
+        self.eos.contains(&token)
+            || self.inner.get_added_vocabulary().get_added_tokens_decoder().get(&token).is_some_and(|token| token.special)
     }
 
     /// The text of tokens, special ones left out.

@@ -1,6 +1,7 @@
 //! Why generation failed.
 
 use crate::data::TokenizerError;
+use crate::data::chat::ChatError;
 
 /// A request that can't be served, or a model that answers nonsense.
 #[derive(Debug, thiserror::Error)]
@@ -43,4 +44,7 @@ pub enum EngineError {
     /// The tokenizer failed, at a stop string or at the text around the tokens.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// The model's chat template can't write the prompt.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
 }

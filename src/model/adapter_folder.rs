@@ -76,6 +76,11 @@ pub(super) fn holds_adapter(dir: &Path) -> bool {
     dir.join(CONFIG).is_file() && !dir.join("config.json").exists()
 }
 
+/// The folder of the model that the adapters of `dir` belong to, if it holds some and they say so.
+pub fn base_of(dir: &Path) -> Option<PathBuf> {
+    if holds_adapter(dir) { read_config(&dir.join(CONFIG)).ok()?.base } else { None }
+}
+
 /// The model that the adapters of `dir` name, under them.
 pub(super) fn load_with_base(dir: &Path) -> Result<(ModelConfig, Weights), ModelError> {
     let path = dir.join(CONFIG);

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::family::QkNorm;
 use super::{Dtype, Family, ModelError};
+use crate::data::packing;
 
 /// What a model says after a token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -183,6 +184,11 @@ impl ModelConfig {
             (Family::Olmo3, Some(_)) => Some(RopeScaling::Default),
             _ => Some(self.rope_scaling),
         }
+    }
+
+    /// What a pass over a sequence of so many tokens costs, in tokens that attend to none: matrices and attention, about.
+    pub fn cost_of(&self, length: usize) -> f64 {
+        packing::cost_of(length, 12.0 * self.hidden_size as f64)
     }
 
     /// Columns of the fused query, key and value projection.

@@ -31,7 +31,7 @@ mod views;
 mod weights;
 mod write_config;
 
-pub use adapter_folder::{load_adapter, save_adapter};
+pub use adapter_folder::{base_of, load_adapter, save_adapter};
 pub use compute::{Compute, NoDevice};
 pub use config::{Factors, Head, ModelConfig, RopeScaling};
 pub use decoder::Decoder;

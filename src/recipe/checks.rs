@@ -11,9 +11,10 @@ use super::plan::{OnStale, Pipeline, Plan};
 use super::reward::{Combine, Composition, PartRule, RewardRule};
 use super::section::Findings;
 use super::setting::{Problem, Setting};
-use super::task::{Arithmetic, RewardModel, Sft, TaskData};
+use super::task::{Arithmetic, Packing, RewardModel, Sft, TaskData, TooLong};
 use super::timeline;
 use super::train::{Schedule, Train};
+use crate::data::chat::ChatTemplate;
 
 /// All pairs of longer numbers would not fit a machine's memory.
 const MOST_DIGITS_LISTED: u32 = 3;
@@ -76,8 +77,14 @@ fn between(plan: &Plan, note: Note) {
     }
     task(plan, note);
     sources::sources(plan, note);
-    if let Some(Sft { steps, optimization, .. }) = &plan.sft {
-        schedule("sft", *steps, &optimization.schedule, note);
+    if let Some(sft) = &plan.sft {
+        schedule("sft", sft.steps, &sft.optimization.schedule, note);
+        supervised(sft, note);
+    }
+    if let Some(date) = &plan.chat.date
+        && let Err(error) = ChatTemplate::plain().dated(date)
+    {
+        note("chat.date", &[], format!("`chat.date` is {date:?}"), &error.to_string());
     }
     match plan.pipeline {
         Pipeline::Sft => needs_sft(plan, note),
@@ -105,6 +112,27 @@ fn needs_sft(plan: &Plan, note: Note) {
     if plan.sft.is_none() {
         let message = format!("pipeline = \"{}\" has no section [sft]", plan.pipeline.word());
         note("sft", &["pipeline"], message, "add [sft] with its steps, batch and lr");
+    }
+}
+
+/// What is cut or packed needs a length.
+fn supervised(sft: &Sft, note: Note) {
+    if sft.max_length.is_none() {
+        let help = "set sft.max_length, for example to 2048";
+        if sft.packing != Packing::None {
+            note(
+                "sft.max_length",
+                &["sft.packing"],
+                "`sft.packing` fills rows of `sft.max_length` tokens, which is missing".to_owned(),
+                help,
+            );
+        } else if sft.too_long != TooLong::default() {
+            note("sft.max_length", &["sft.too_long"], "`sft.too_long` means nothing without `sft.max_length`".to_owned(), help);
+        }
+    }
+    if sft.packing == Packing::Wrapped && sft.too_long != TooLong::default() {
+        let message = format!("`sft.too_long` is \"{}\", but wrapped rows are cut wherever they are full", sft.too_long.word());
+        note("sft.too_long", &["sft.packing"], message, "remove it, or pack with \"best_fit\"");
     }
 }
 

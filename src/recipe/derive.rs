@@ -53,7 +53,7 @@ impl Plan {
     pub fn steps_per_epoch(&self) -> Option<f64> {
         let prompts = self.task.known_prompts()? as f64;
         Some(match (self.pipeline, &self.sft) {
-            (Pipeline::Sft, Some(sft)) if !sft.sources().is_empty() => return None,
+            (Pipeline::Sft, Some(sft)) if !sft.sources().is_empty() || sft.packs() => return None,
             (Pipeline::Sft, Some(sft)) => (prompts * sft.fraction).ceil() / sft.batch as f64,
             (Pipeline::RewardModel, _) => return None,
             _ => prompts / self.batch.groups as f64,

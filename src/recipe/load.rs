@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::chat;
 use super::checks::{placed, problems};
 use super::data::Source;
 use super::document::{self, Node, Value};
@@ -118,6 +119,8 @@ fn missing_files(plan: &Plan) -> Vec<Problem> {
     if let ModelSource::Folder(folder) = &plan.model.source {
         files.push(("model.path".to_owned(), &folder.path));
     }
+    let template = plan.chat.template.as_ref().filter(|template| *template != chat::PLAIN).map(PathBuf::from);
+    files.extend(template.as_ref().map(|template| ("chat.template".to_owned(), template)));
     let mut sources = Vec::new();
     match &plan.task.data {
         TaskData::Jsonl(jsonl) => files.push(("task.path".to_owned(), &jsonl.path)),

@@ -6,6 +6,7 @@
 
 pub mod advantage;
 mod algorithm;
+pub mod chat;
 mod checks;
 pub mod correction;
 pub mod critic;

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use super::chat::Chat;
 use super::critic::Critic;
 use super::declare::{choices, section};
 use super::eval::Eval;
@@ -31,6 +32,8 @@ section! {
         model: Model = Model::default();
         /// Adapters, which are trained in the place of the weights.
         lora: Option<Lora> = None;
+        /// How conversations become what the model reads.
+        chat: Chat = Chat::default();
         /// What is asked.
         task: Task = Task::default();
         /// Supervised training.

@@ -58,10 +58,11 @@ fn heading(section: &str) -> String {
 }
 
 fn section_doc(section: &str) -> String {
-    use super::{critic, eval, generate, lora, model, pairs, plan, reference_policy, reward, task, timeline, train};
+    use super::{chat, critic, eval, generate, lora, model, pairs, plan, reference_policy, reward, task, timeline, train};
     match section.trim_end_matches("[]") {
         "model" => model::Model::doc(),
         "lora" => lora::Lora::doc(),
+        "chat" => chat::Chat::doc(),
         "task" => task::Task::doc(),
         "sft" => task::Sft::doc(),
         "mix" => task::Mix::doc(),

@@ -5,6 +5,7 @@ use super::model::ModelSource;
 use super::plan::{OnStale, Pipeline, Plan};
 use super::section::Section;
 use super::setting::Written;
+use super::task::{Packing, Sft};
 
 impl Plan {
     /// The resolved recipe: every value that matters to the pipeline, defaults included. It loads again to an equal plan.
@@ -74,7 +75,7 @@ fn facts(plan: &Plan, machine: Machine) -> Vec<(&'static str, String)> {
     let samples = plan.samples_per_step();
     if plan.pipeline.reinforces() {
         if let Some(sft) = &plan.sft {
-            facts.push(("warm-up", format!("{} of {} pairs", count(sft.steps, "step"), sft.batch)));
+            facts.push(("warm-up", format!("{} of {}", count(sft.steps, "step"), step_of(sft, "pairs"))));
         }
         facts.extend([
             (
@@ -90,11 +91,25 @@ fn facts(plan: &Plan, machine: Machine) -> Vec<(&'static str, String)> {
     } else if plan.pipeline == Pipeline::GrpoOffline {
         facts.extend([("groups a step", plan.batch.groups.to_string()), ("updates a step", updates(plan))]);
     } else {
-        facts.push(("samples a step", samples.to_string()));
+        match &plan.sft {
+            Some(sft) if plan.pipeline == Pipeline::Sft && sft.packs() => facts.push(("a step", step_of(sft, "samples"))),
+            _ => facts.push(("samples a step", samples.to_string())),
+        }
     }
     facts.extend(epoch.map(|epoch| ("one epoch", epoch)));
     facts.push(("threads", format!("{} of the machine's {}", plan.threads(), machine.threads)));
     facts
+}
+
+/// What a step of supervised training takes.
+fn step_of(sft: &Sft, what: &str) -> String {
+    let row = sft.max_length.filter(|_| sft.packing != Packing::None);
+    match (sft.batch_tokens, row) {
+        (Some(tokens), None) => format!("at most {tokens} tokens"),
+        (Some(tokens), Some(row)) => format!("at most {tokens} tokens, in rows of at most {row}"),
+        (None, Some(row)) => format!("{} rows of at most {row} tokens", sft.batch),
+        (None, None) => format!("{} {what}", sft.batch),
+    }
 }
 
 fn chosen_from(plan: &Plan) -> String {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::data::{DataTask, RolloutsTask, Source};
-use super::declare::{section, tagged};
+use super::declare::{choices, section, tagged};
 use super::error::RecipeErrors;
 use super::setting::{BELOW_ONE, GIVEN, Limit, NOT_NEGATIVE, PATH_GIVEN, POSITIVE, SHARE, SOME, SOME_IF_GIVEN, SOME_STEPS};
 use super::train::Optimization;
@@ -73,20 +73,62 @@ section! {
     pub struct Sft {
         /// Optimizer steps.
         steps: u64 = 40, SOME_STEPS;
-        /// Pairs per step.
+        /// Pairs or conversations per step; rows, where they are packed.
         batch: usize = 64, SOME;
+        /// In place of `batch`: a step takes as many in turn as have no more tokens than this together, so that steps cost about the same.
+        batch_tokens: Option<usize> = None, SOME_IF_GIVEN;
         /// Peak learning rate.
         lr: f64 = 1e-3, POSITIVE;
-        /// Share of the pairs that may be seen, chosen by the seed.
+        /// Most tokens of a sample, and of a row where samples are packed; without it, samples are as long as they are.
+        max_length: Option<usize> = None, SOME_IF_GIVEN;
+        /// What becomes of longer samples.
+        too_long: TooLong = TooLong::default();
+        /// How samples share rows of `max_length` tokens.
+        packing: Packing = Packing::default();
+        /// Share of the task's own pairs that may be seen, chosen by the seed.
         fraction: f64 = 1.0, SHARE;
         /// What is imitated: a data set of pairs, conversations or texts, as `data` of a source; without it and `sources`, the task's own prompts and
         /// answers.
         data: Option<PathBuf> = None;
         /// Several data sets in the place of one, or one with more to say of it.
         sources: Vec<Source> = Vec::new();
-        /// Examples of data sets that are longer, in tokens, are left out and counted; finding them takes tokenizing all before the run.
-        max_length: Option<usize> = None, SOME_IF_GIVEN;
+        /// How a conversation of several turns is learned from.
+        turns: Turns = Turns::default();
         last optimization: Optimization;
+    }
+}
+
+choices! {
+    /// How a conversation of several turns is learned from.
+    pub enum Turns {
+        /// in one sample, in which each turn of the assistant is trained.
+        "together" => Together,
+        /// in a sample for each turn of the assistant, with what came before as the model would be shown it.
+        "apart" => Apart,
+    }
+}
+
+choices! {
+    /// What becomes of samples longer than `max_length`.
+    pub enum TooLong {
+        /// they keep their beginning.
+        "truncate" => Truncate,
+        /// they are left out.
+        "drop" => Drop,
+        /// they are cut into pieces, each a sample of its own.
+        "split" => Split,
+    }
+}
+
+choices! {
+    /// How samples share rows.
+    pub enum Packing {
+        /// not at all.
+        "none" => None,
+        /// each into the row where it leaves least room, the longest first; none sees another.
+        "best_fit" => BestFit,
+        /// all end to end, cut into full rows without regard to where samples end, for raw text.
+        "wrapped" => Wrapped,
     }
 }
 
@@ -128,6 +170,11 @@ impl Sft {
     /// The data sets; none where the task's own pairs are imitated.
     pub fn sources(&self) -> Vec<Source> {
         if self.sources.is_empty() { self.data.iter().map(Source::of).collect() } else { self.sources.clone() }
+    }
+
+    /// Whether a step takes something else than so many samples.
+    pub fn packs(&self) -> bool {
+        self.batch_tokens.is_some() || self.packing != Packing::None
     }
 
     /// Supervised training with defaults for all but the essentials, checked.

@@ -23,6 +23,6 @@ pub mod train;
 
 pub use admission::{Admission, Fate, Ledger, OpenGroup, Pace, Progress, STALE, Totals};
 #[cfg(feature = "torch")]
-pub use policy::{Policy, PolicyError};
+pub use policy::{Policy, PolicyError, tokenizer_folder};
 #[cfg(feature = "torch")]
 pub use score_model::{ScoreModel, ScoreModelError, TextError, TextReader};

@@ -3,9 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::data::chat::ChatError;
+use crate::data::source::prepare_pair;
 use crate::data::{Pair, Sample, Tokenizer, TokenizerError};
 use crate::model::{
-    Compute, Decoder, FrozenWeights, Head, Lora, ModelConfig, ModelError, Weights, load_adapter, load_hf, load_like,
+    Compute, Decoder, FrozenWeights, Head, Lora, ModelConfig, ModelError, Weights, base_of, load_adapter, load_hf, load_like,
 };
 use crate::train::{LocalBackend, LocalConfig};
 
@@ -41,11 +43,16 @@ impl Policy {
     /// A Hugging Face folder: `config.json`, safetensors, `tokenizer.json`. Or one of adapters, which names such a folder; its tokenizer is taken
     /// where it has none of its own.
     pub fn load(dir: impl AsRef<Path>) -> Result<Self, PolicyError> {
+        let tokenizer = Tokenizer::from_dir(&tokenizer_folder(dir.as_ref().to_owned()))?;
+        Self::load_with(dir, tokenizer)
+    }
+
+    /// The model of such a folder with this tokenizer, such as its own with another chat template.
+    pub fn load_with(dir: impl AsRef<Path>, tokenizer: Tokenizer) -> Result<Self, PolicyError> {
         let dir = dir.as_ref();
         let (config, weights) = load_hf(dir)?;
         let base = weights.adapter.as_ref().and_then(|adapter| adapter.lora.base.clone());
-        let tokenizer = base.as_deref().filter(|_| !dir.join("tokenizer.json").exists()).unwrap_or(dir);
-        let policy = Self::new(config, FrozenWeights::of_own(weights), Tokenizer::from_dir(tokenizer)?)?;
+        let policy = Self::new(config, FrozenWeights::of_own(weights), tokenizer)?;
         Ok(policy.found_in(base.as_deref().unwrap_or(dir)))
     }
 
@@ -160,19 +167,22 @@ impl Policy {
         LocalBackend::new(config, self.config.scoring(), self.weights().scoring(&self.config, None))
     }
 
-    /// What supervised training imitates: each completion behind its prompt, ended by the end-of-text token.
-    pub fn supervised(&self, pairs: &[Pair]) -> Result<Vec<Sample>, TokenizerError> {
-        let sample = |pair: &Pair| {
-            let mut completion = self.tokenizer.encode_bare(&pair.completion)?;
-            completion.extend(self.tokenizer.eos_token_ids().first());
-            let sample = Sample::supervised(&self.tokenizer.encode(&pair.prompt.render())?, &completion);
-            Ok(Sample { prompt: pair.prompt.clone(), response: pair.completion.clone(), ..sample })
-        };
-        pairs.iter().map(sample).collect()
+    /// What supervised training imitates: each completion behind its prompt, ended by the end-of-text token. Where the prompt is a conversation, the
+    /// completion is its next turn.
+    pub fn supervised(&self, pairs: &[Pair]) -> Result<Vec<Sample>, ChatError> {
+        pairs.iter().map(|pair| prepare_pair(pair, &self.tokenizer)).collect()
     }
 
     /// A decoder of this model for the calling thread.
     pub fn decoder(&self) -> Decoder {
         Decoder::new(&self.config, self.weights().layout)
     }
+}
+
+/// Where the tokenizer of a model in `dir` is: there, or, of adapters that have none, in the folder of the model that they name.
+pub fn tokenizer_folder(dir: PathBuf) -> PathBuf {
+    if dir.join("tokenizer.json").exists() {
+        return dir;
+    }
+    base_of(&dir).unwrap_or(dir)
 }

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Policy;
-use crate::data::{PromptText, RankedPair, Sample, Status, Tokenizer, TokenizerError};
+use crate::data::chat::{ChatError, ChatInput};
+use crate::data::{ChatMessage, PromptText, RankedPair, Sample, Status, Tokenizer, TokenizerError};
 use crate::model::{Compute, FrozenWeights, Head, ModelConfig, ModelError, Weights, load_hf};
 use crate::train::{LocalBackend, LocalConfig};
 
@@ -30,6 +31,9 @@ pub enum TextError {
     /// It can't be tokenized.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// The model's chat template can't write it.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
     /// It is longer than the model reads.
     #[error(
         "prompt and answer are {tokens} tokens to the model that scores, which reads at most {most} (max_position_embeddings)"
@@ -138,11 +142,21 @@ pub struct TextReader {
 
 impl TextReader {
     /// The sample whose one trained row gives the text's score: that of its last token, as transformers reads it. The text is the prompt, the
-    /// answer and the end-of-text token, in this model's own tokens, whatever the policy's are; a padding token at its end does not count.
+    /// answer and the end-of-text token, or a conversation with the answer as its last turn as this model's chat template writes it; in this model's
+    /// own tokens, whatever the policy's are. A padding token at its end does not count.
     pub fn asking(&self, prompt: &PromptText, answer: &str) -> Result<Sample, TextError> {
-        let mut tokens = self.tokenizer.encode(&prompt.render())?;
-        tokens.extend(self.tokenizer.encode_bare(answer)?);
-        tokens.extend(self.tokenizer.eos_token_ids().first());
+        let mut tokens = match prompt {
+            PromptText::Text(text) => {
+                let mut tokens = self.tokenizer.encode(text)?;
+                tokens.extend(self.tokenizer.encode_bare(answer)?);
+                tokens.extend(self.tokenizer.eos_token_ids().first());
+                tokens
+            }
+            PromptText::Chat(asked) => {
+                let turns: Vec<ChatMessage> = asked.iter().cloned().chain([ChatMessage::new("assistant", answer)]).collect();
+                self.tokenizer.encode_bare(&self.tokenizer.chat()?.render(&ChatInput::new(&turns))?)?
+            }
+        };
         while tokens.last().is_some_and(|last| Some(*last) == self.pad) {
             tokens.pop();
         }

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::algo::{Aggregation, ComparedToken, LogProbGap, Loss, LossError, LossInputs, LossOutput, OffPolicy};
+use crate::data::packing::cut_evenly;
 use crate::data::{Sample, SampleError, Version};
 use crate::train::Algorithm;
 
@@ -216,37 +217,31 @@ impl TrainBatch {
     }
 
     /// Cuts into runs of whole sequences with at most `max_tokens` inputs each, and into `least` runs of about equal size where there are
-    /// that many sequences; a longer sequence stands alone, and sequences without trained tokens are left out. Pairs are cut as if they were
+    /// that many sequences, as few as that takes and each of about the same size; a longer sequence stands alone, and sequences without trained tokens are left out. Pairs are cut as if they were
     /// one sequence.
     ///
     /// Sequences whose advantages are all zero come last, in runs of their own, so that the runs of all others, and with them the rounding of
     /// their gradients, are the same with and without them.
     pub fn micro_batches(&self, max_tokens: usize, least: usize) -> Vec<Vec<usize>> {
+        self.micro_batches_by(max_tokens, least, |length| length as f64)
+    }
+
+    /// The same with runs of about equal cost, where a sequence of so many inputs costs `cost`: attention makes long ones dearer than their tokens.
+    pub fn micro_batches_by(&self, max_tokens: usize, least: usize, cost: impl Fn(usize) -> f64) -> Vec<Vec<usize>> {
         let together = if self.pairs { 2 } else { 1 };
         let places = (0..self.sequences.len()).step_by(together).map(|at| at..(at + together).min(self.sequences.len()));
         let trained = places.filter(|places| self.sequences[places.clone()].iter().any(|sequence| !sequence.rows.is_empty()));
         let (indifferent, others): (Vec<_>, Vec<_>) =
             trained.partition(|places| self.sequences[places.clone()].iter().all(TrainSequence::is_indifferent));
-        [others, indifferent].iter().flat_map(|places| self.cut(places, max_tokens, least)).collect()
+        [others, indifferent].iter().flat_map(|places| self.cut(places, max_tokens, least, &cost)).collect()
     }
 
-    fn cut(&self, places: &[Range<usize>], max_tokens: usize, least: usize) -> Vec<Vec<usize>> {
-        let tokens_of = |places: &Range<usize>| self.sequences[places.clone()].iter().map(|sequence| sequence.inputs.len()).sum();
-        let total: usize = places.iter().map(tokens_of).sum();
-        let max_tokens = max_tokens.min(total.div_ceil(least.max(1)));
-        let mut parts: Vec<Vec<usize>> = Vec::new();
-        let mut tokens = usize::MAX;
-        for places in places {
-            tokens = tokens.saturating_add(tokens_of(places));
-            match parts.last_mut() {
-                Some(part) if tokens <= max_tokens => part.extend(places.clone()),
-                _ => {
-                    parts.push(places.clone().collect());
-                    tokens = tokens_of(places);
-                }
-            }
-        }
-        parts
+    fn cut(&self, places: &[Range<usize>], max_tokens: usize, least: usize, cost: &dyn Fn(usize) -> f64) -> Vec<Vec<usize>> {
+        let lengths = |places: &Range<usize>| self.sequences[places.clone()].iter().map(|sequence| sequence.inputs.len());
+        let tokens: Vec<usize> = places.iter().map(|places| lengths(places).sum()).collect();
+        let costs: Vec<f64> = places.iter().map(|places| lengths(places).map(cost).sum()).collect();
+        let runs = cut_evenly(&tokens, &costs, max_tokens, least);
+        runs.into_iter().map(|run| places[run].iter().flat_map(Clone::clone).collect()).collect()
     }
 }
 

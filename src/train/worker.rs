@@ -106,6 +106,10 @@ impl Worker {
         })
     }
 
+    fn micro_batches(&self, batch: &TrainBatch) -> Vec<Vec<usize>> {
+        batch.micro_batches_by(self.config.micro_batch_tokens, self.replicas.len(), |length| self.model.cost_of(length))
+    }
+
     pub fn state(&self) -> BackendState {
         BackendState {
             step: self.optimizer.step,
@@ -119,7 +123,7 @@ impl Worker {
     }
 
     pub fn forward_backward(&mut self, batch: &TrainBatch) -> Result<ForwardBackward, TrainError> {
-        let mut parts = batch.micro_batches(self.config.micro_batch_tokens, self.replicas.len());
+        let mut parts = self.micro_batches(batch);
         if parts.is_empty() {
             return Err(TrainError::EmptyBatch);
         }
@@ -169,7 +173,7 @@ impl Worker {
 
     /// Log-probabilities of trained tokens, or scores at their rows, sequence by sequence.
     pub fn score(&mut self, batch: &TrainBatch) -> Vec<Vec<f64>> {
-        let parts = batch.micro_batches(self.config.micro_batch_tokens, self.replicas.len());
+        let parts = self.micro_batches(batch);
         let mut scores = vec![Vec::new(); batch.sequences.len()];
         let score = |replica: &mut Replica, at: usize| replica.log_probs(batch, &parts[at]);
         self.replicas.run(parts.len(), score, |_, scored| {

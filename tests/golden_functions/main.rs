@@ -7,11 +7,13 @@
 mod advantages;
 mod aggregation;
 mod case;
+mod chat;
 mod corrections;
 mod divergence;
 mod grpo;
 mod masked;
 mod optimizers;
+mod packed;
 mod packing;
 mod preference;
 mod rewards;
@@ -54,7 +56,7 @@ fn functions_equal_the_systems_they_name() {
     }
     assert!(failures.is_empty(), "{} golden cases failed:\n{}", failures.len(), failures.join("\n"));
     if given.is_none() {
-        for (family, kinds) in table::CLAIMED {
+        for (family, kinds) in table::CLAIMED.iter().filter(|(family, _)| *family != table::TEMPLATES) {
             assert!(kinds.iter().any(|kind| passed.keys().any(|(f, k)| f == family && k == kind)), "no case of {family} was run");
         }
     }

@@ -2,11 +2,14 @@
 
 use crate::case::Case;
 use crate::{
-    advantages, aggregation, corrections, divergence, grpo, masked, optimizers, preference, rewards, rloo, rows, schedules,
-    supervised, verl, warpers,
+    advantages, aggregation, chat, corrections, divergence, grpo, masked, optimizers, packed, preference, rewards, rloo, rows,
+    schedules, supervised, verl, warpers,
 };
 
 pub type Runner = fn(&Case) -> Result<(), String>;
+
+/// The family whose inputs are other people's files, which are not in this repository: its cases are run from other folders only.
+pub const TEMPLATES: &str = "chat_templates";
 
 /// Kinds that must pass, by family. Everything else is "not yet".
 pub const CLAIMED: &[(&str, &[&str])] = &[
@@ -88,9 +91,31 @@ pub const CLAIMED: &[(&str, &[&str])] = &[
     ("trl_vllm_is_correction", &["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]),
     ("verl_rollout_correction", &["is", "rs", "offpolicy_metrics"]),
     ("trl_sft_loss", &["nll", "dft", "label_smoothing"]),
+    ("trl_packing", &["bfd", "bfd_split", "wrapped"]),
     ("trl_utils", &["selective_log_softmax", "selective_log_softmax_f32", "entropy_from_logits"]),
     ("transformers_logits_processors", &["temperature", "top_k", "top_p", "min_p"]),
     ("torch_optim", &["adamw", "adamw_amsgrad"]),
+    (
+        TEMPLATES,
+        &[
+            "deepseekv3",
+            "gemma",
+            "gemma3",
+            "gemma3_training",
+            "gemma_training",
+            "glm4moe",
+            "llama3",
+            "llama3_training",
+            "phi3",
+            "phi3_training",
+            "qwen2_5",
+            "qwen2_5_training",
+            "qwen3",
+            "qwen3_instruct_2507",
+            "qwen3_instruct_2507_training",
+            "qwen3_training",
+        ],
+    ),
     ("transformers_schedules", &["constant", "constant_with_warmup", "linear", "cosine", "cosine_with_min_lr"]),
 ];
 
@@ -134,6 +159,8 @@ pub fn runner(case: &Case) -> Option<Runner> {
         "transformers_logits_processors" => warpers::warp,
         "torch_optim" => optimizers::adamw,
         "transformers_schedules" => schedules::schedule,
+        TEMPLATES => chat::render,
+        "trl_packing" => packed::rows,
         family => panic!("{family} is claimed and has no runner"),
     })
 }

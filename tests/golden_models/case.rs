@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
+use rollflow::data::ChatMessage;
 use rollflow::model::{Decoder, ModelConfig, Packed, Weights, load_hf};
 use serde::Deserialize;
 use tch::{Kind, Tensor};
@@ -16,6 +17,15 @@ pub struct Golden {
     pub greedy: Greedy,
     pub sft: Sft,
     pub tokenizer: Vec<Text>,
+    pub chat: Vec<Chat>,
+}
+
+#[derive(Deserialize)]
+pub struct Chat {
+    pub messages: Vec<ChatMessage>,
+    pub add_generation_prompt: bool,
+    pub text: String,
+    pub ids: Vec<u32>,
 }
 
 #[derive(Deserialize)]

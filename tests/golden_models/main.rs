@@ -7,11 +7,13 @@
 
 mod case;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use case::{AdamW, Case, Padded, assert_close, assert_close_but, assert_near, for_every_model};
 
 use rollflow::data::Tokenizer;
+use rollflow::data::chat::{ChatInput, ChatTemplate};
 use rollflow::engine::{LocalEngine, Request, SamplingParams};
 use rollflow::model::{Decoder, ModelConfig, load_hf, log_probs_and_entropy, save_hf};
 use tch::Tensor;
@@ -91,6 +93,24 @@ fn texts_become_the_tokens_of_the_reference_and_back() {
         for expected in &case.golden.tokenizer {
             assert_eq!(tokenizer.encode(&expected.text).unwrap(), expected.ids, "{:?}", expected.text);
             assert_eq!(tokenizer.decode_all(&expected.ids).unwrap(), expected.decoded, "{:?}", expected.text);
+        }
+    });
+}
+
+/// The template that rendered the cases is another's file, and is where `$ROLLFLOW_GOLDEN` says.
+#[test]
+fn conversations_become_the_text_and_the_tokens_of_the_reference() {
+    let template = std::env::var_os("ROLLFLOW_GOLDEN").map(|folder| Path::new(&folder).join("chat_templates/qwen2_5.jinja"));
+    let template = template.map(|file| ChatTemplate::from_file(&file).unwrap());
+    for_every_model(|case| {
+        let tokenizer = Tokenizer::from_dir(&case.dir).unwrap();
+        assert!(!case.golden.chat.is_empty());
+        for expected in &case.golden.chat {
+            assert_eq!(tokenizer.encode_bare(&expected.text).unwrap(), expected.ids, "{:?}", expected.text);
+            let input = ChatInput { add_generation_prompt: expected.add_generation_prompt, ..ChatInput::new(&expected.messages) };
+            if let Some(template) = &template {
+                assert_eq!(template.render(&input).unwrap(), expected.text);
+            }
         }
     });
 }

@@ -91,7 +91,7 @@ impl Generate {
         if !self.chat && self.system.is_none() {
             return Ok(text.into());
         }
-        let turn = |role: &str, content: String| ChatMessage { role: role.to_owned(), content };
+        let turn = |role: &str, content: String| ChatMessage::new(role, content);
         let mut turns: Vec<ChatMessage> = self.system.iter().map(|words| turn("system", words.clone())).collect();
         if text.trim_start().starts_with('[') {
             let said: Vec<ChatMessage> =

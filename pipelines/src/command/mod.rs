@@ -24,6 +24,7 @@ mod schema;
 mod score;
 mod shell;
 mod simulate;
+mod tokens;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -55,6 +56,7 @@ enum Command {
     Replay(replay::Replay),
     Generate(generate::Generate),
     Score(score::Score),
+    Tokens(tokens::Tokens),
     Eval(eval::Eval),
     Export(export::Export),
     Runs(runs::Runs),
@@ -76,6 +78,7 @@ fn dispatch(command: Command, registry: &Registry) -> Result<ExitCode> {
         Command::Replay(of) => of.run(registry),
         Command::Generate(of) => of.run(),
         Command::Score(of) => of.run(),
+        Command::Tokens(of) => of.run(),
         Command::Eval(of) => of.run(registry),
         Command::Export(of) => of.run(),
         Command::Runs(of) => of.run(),

@@ -6,6 +6,7 @@ mod adapters;
 mod asking;
 mod changing;
 mod console;
+mod conversing;
 mod crashes;
 mod data;
 mod disks;

@@ -29,7 +29,10 @@ pub use error::DataError;
 pub use hub::HubCache;
 pub use mixture::{Draw, Mixture, Share};
 pub use recorded::Recorded;
-pub use sft::{SftDataError, export_conversations, load_sft_dataset, load_sft_samples, prepare_sft_sample, too_long};
+pub use sft::{
+    SftDataError, export_conversations, load_sft_dataset, load_sft_samples, prepare_pair, prepare_sft_sample, prepare_sft_turns,
+    too_long,
+};
 pub use shape::{Example, Shape};
 pub use skips::{Skip, Skips};
 pub use split::Split;

@@ -2,11 +2,14 @@
 
 use std::path::Path;
 
+use serde_json::Value;
+
 use super::DataError;
 use super::dataset::{DataSet, DataSpec};
 use super::shape::Example;
 use super::skips::Skips;
-use crate::data::{ChatMessage, Pair, PromptText, Sample, Tokenizer, TokenizerError};
+use crate::data::chat::{ChatError, ChatInput, tokenize_conversation, tokenize_last_turn};
+use crate::data::{ChatMessage, Conversation, Pair, PromptText, Sample, Tokenizer};
 
 /// Why examples did not become samples.
 #[derive(Debug, thiserror::Error)]
@@ -14,36 +17,63 @@ pub enum SftDataError {
     /// The data.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// The tokenizer.
+    /// The tokenizer or the chat template.
     #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
+    Chat(#[from] ChatError),
 }
 
-/// The example as a sample: a completion behind its prompt, of a conversation the assistant's last turn behind the others, or a text of which every
-/// token is trained; ended by the end-of-text token.
-pub fn prepare_sft_sample(example: &Example, tokenizer: &Tokenizer) -> Result<Sample, TokenizerError> {
-    let (prompt, completion) = match example {
-        Example::Pair(Pair { prompt, completion }) => (prompt.clone(), completion.as_str()),
-        Example::Chat { turns, .. } => {
-            let last = turns.iter().rposition(|turn| turn.role == "assistant").unwrap_or(0);
-            (PromptText::Chat(turns[..last].to_vec()), turns.get(last).map_or("", |turn| turn.content.as_str()))
+/// The example as a sample: a completion behind its prompt; a conversation, of which all that the assistant says is trained; or a text of which
+/// every token is. Conversations are written by the tokenizer's chat template.
+pub fn prepare_sft_sample(example: &Example, tokenizer: &Tokenizer) -> Result<Sample, ChatError> {
+    match example {
+        Example::Pair(pair) => prepare_pair(pair, tokenizer),
+        Example::Chat { turns, tools } => {
+            let tools = tools_of(tools.as_ref());
+            Ok(tokenize_conversation(&ChatInput::new(turns).tools(&tools), tokenizer)?.sample(turns))
         }
-        Example::Text(text) => (PromptText::default(), text.as_str()),
-    };
-    let mut given = Vec::new();
-    // With what the tokenizer puts around a text, which stands before the first token whatever that is.
-    let mut learned = match example {
-        Example::Text(text) => tokenizer.encode(text)?,
-        _ => {
-            given = tokenizer.encode(&prompt.render())?;
-            tokenizer.encode_bare(completion)?
+        Example::Text(text) => {
+            // With what the tokenizer puts around a text, which stands before the first token whatever that is.
+            let mut learned = tokenizer.encode(text)?;
+            let end = tokenizer.eos_token_ids().first().copied();
+            if learned.last().copied() != end {
+                learned.extend(end);
+            }
+            Ok(Sample { response: text.clone(), ..Sample::supervised(&[], &learned) })
         }
-    };
-    let end = tokenizer.eos_token_ids().first().copied();
-    if learned.last().copied() != end {
-        learned.extend(end);
     }
-    Ok(Sample { prompt, response: completion.to_owned(), ..Sample::supervised(&given, &learned) })
+}
+
+/// The same, but of a conversation a sample for each turn of the assistant, behind what the model was shown before it.
+pub fn prepare_sft_turns(example: &Example, tokenizer: &Tokenizer) -> Result<Vec<Sample>, ChatError> {
+    let Example::Chat { turns, tools } = example else { return Ok(vec![prepare_sft_sample(example, tokenizer)?]) };
+    let conversation = Conversation { turns: turns.clone(), tools: tools_of(tools.as_ref()) };
+    let sample = |turns: &[ChatMessage]| {
+        Ok(tokenize_last_turn(&ChatInput::new(turns).tools(&conversation.tools), tokenizer)?.sample(turns))
+    };
+    conversation.beginnings().map(sample).collect()
+}
+
+/// A completion behind its prompt, ended by the end-of-text token; where the prompt is a conversation, its next turn.
+pub fn prepare_pair(pair: &Pair, tokenizer: &Tokenizer) -> Result<Sample, ChatError> {
+    let text = match &pair.prompt {
+        PromptText::Text(text) => text,
+        PromptText::Chat(asked) => {
+            let answer = ChatMessage::new("assistant", &pair.completion);
+            let turns: Vec<ChatMessage> = asked.iter().cloned().chain([answer]).collect();
+            return Ok(tokenize_last_turn(&ChatInput::new(&turns), tokenizer)?.sample(&turns));
+        }
+    };
+    let sample = Sample::supervised(&tokenizer.encode(text)?, &tokenizer.completion(&pair.completion)?);
+    Ok(Sample { prompt: pair.prompt.clone(), response: pair.completion.clone(), ..sample })
+}
+
+/// Tools as a list, which some data sets write as text.
+fn tools_of(written: Option<&Value>) -> Vec<Value> {
+    match written {
+        Some(Value::Array(tools)) => tools.clone(),
+        Some(Value::String(text)) => serde_json::from_str(text).unwrap_or_default(),
+        _ => Vec::new(),
+    }
 }
 
 /// The samples of a data set, read and tokenized at once, and what was left out; longer ones than `max_length` tokens are.

@@ -80,5 +80,5 @@ pub(super) fn asked(system: String, question: String) -> Vec<ChatMessage> {
 }
 
 fn said(role: &str, content: String) -> ChatMessage {
-    ChatMessage { role: role.to_owned(), content }
+    ChatMessage::new(role, content)
 }

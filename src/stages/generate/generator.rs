@@ -165,7 +165,7 @@ impl<E: TokenEngine> Generator<E> {
     }
 
     fn submit(&self, engine: &mut E, groups: &mut Assembly, prompt: Prompt) -> Result<(), StageError> {
-        let tokens: Arc<[u32]> = self.tokenizer.encode(&prompt.text.render())?.into();
+        let tokens: Arc<[u32]> = self.tokenizer.encode_prompt(&prompt)?.into();
         let (ordinal, samples) = (prompt.ordinal, self.group_size);
         let answers = match (&self.admission, engine.version()) {
             (Some(admission), Some(version)) => admission.resume(ordinal, version, |answer| self.continues(answer, version)),

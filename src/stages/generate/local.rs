@@ -36,7 +36,7 @@ impl LocalEngine {
         let (samples, params) = (group_size as u32, Arc::new(params.clone()));
         let mut open = Assembly::new(false);
         for prompt in prompts {
-            let (ordinal, tokens): (_, Arc<[u32]>) = (prompt.ordinal, self.tokenizer().encode(&prompt.text.render())?.into());
+            let (ordinal, tokens): (_, Arc<[u32]>) = (prompt.ordinal, self.tokenizer().encode_prompt(&prompt)?.into());
             self.submit(Request { ordinal, tokens: tokens.clone(), samples, params: params.clone(), answers: Vec::new() })?;
             open.open(prompt, tokens, samples, params.temperature);
         }

@@ -93,7 +93,7 @@ impl RecordedGroups {
 
     /// `batches` batches of `size` groups.
     pub fn batches(self, size: usize, batches: u64) -> Result<Supervised, SupervisedError> {
-        Supervised::of("offline RL", Box::new(self), size, batches)
+        Supervised::drawing("offline RL", Box::new(self), size, batches)
     }
 
     fn read(&self, records: &[u32]) -> Result<(Group, usize), StageError> {

@@ -1,8 +1,11 @@
 //! Ready samples for training without a generator, in batches of one size. Says how many, as `tracing` events, when the run begins.
 
+use std::fmt::Display;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::announce_data;
+use crate::data::packing::cut_evenly;
 use crate::data::source::{Drawn, Mixed, Shape};
 use crate::data::{Batch, Group, Prompt, Sample};
 use crate::flow::{Source, StageError};
@@ -11,10 +14,13 @@ use crate::observe::logs::announce_training;
 
 /// Cycles over samples: batch `k` holds samples `k·size …` modulo their number, so that every batch is full, also when there are fewer
 /// samples than a batch takes. Each sample is a group of one, unless they come as groups. Those of data sets are read as they are drawn.
+///
+/// Batches by tokens hold neighbours, too, but end with the last of the samples, so that batch `k` is the same in every round.
 pub struct Supervised {
     kind: &'static str,
+    what: Option<&'static str>,
     groups: Groups,
-    size: usize,
+    size: Size,
     next: u64,
     batches: u64,
     announced: bool,
@@ -24,6 +30,15 @@ pub struct Supervised {
 enum Groups {
     Given(Vec<Vec<Sample>>),
     Drawn(Box<dyn Draw>),
+}
+
+impl Groups {
+    fn len(&self) -> usize {
+        match self {
+            Groups::Given(groups) => groups.len(),
+            Groups::Drawn(data) => data.len(),
+        }
+    }
 }
 
 /// What is drawn from data sets, whatever they hold.
@@ -63,6 +78,29 @@ impl<T: Shape, F: FnMut(T) -> Result<Vec<Sample>, StageError> + Send> Draw for D
     }
 }
 
+/// What a batch holds.
+#[derive(Clone, Debug)]
+enum Size {
+    /// So many groups.
+    Groups(usize),
+    /// By tokens: at most so many, and the runs of groups that makes.
+    Tokens(usize, Vec<Range<usize>>),
+}
+
+impl Size {
+    /// Ordinals of a batch's groups.
+    fn batch(&self, number: u64, groups: usize) -> Range<u64> {
+        match self {
+            Size::Groups(size) => number * *size as u64..(number + 1) * *size as u64,
+            Size::Tokens(_, runs) => {
+                let (round, run) = (number / runs.len() as u64, &runs[(number % runs.len() as u64) as usize]);
+                let first = round * groups as u64;
+                first + run.start as u64..first + run.end as u64
+            }
+        }
+    }
+}
+
 /// Supervised training without something to train on.
 #[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SupervisedError {
@@ -86,8 +124,30 @@ impl Supervised {
         match (groups.len(), size) {
             (0, _) => Err(SupervisedError::NoSamples),
             (_, 0) => Err(SupervisedError::NoBatch),
-            _ => Ok(Supervised { kind, groups: Groups::Given(groups), size, next: 0, batches, announced: false, metrics: None }),
+            _ => Ok(Self::of(kind, Groups::Given(groups), Size::Groups(size), batches)),
         }
+    }
+
+    /// `batches` batches of as many groups in turn as have no more than `tokens` tokens together (a longer one is a batch), such that the costliest is as
+    /// cheap as can be. `cost`: of a sequence of that many tokens.
+    pub fn by_tokens(
+        kind: &'static str,
+        groups: Vec<Vec<Sample>>,
+        tokens: usize,
+        cost: impl Fn(usize) -> f64,
+        batches: u64,
+    ) -> Result<Self, SupervisedError> {
+        match (groups.len(), tokens) {
+            (0, _) => return Err(SupervisedError::NoSamples),
+            (_, 0) => return Err(SupervisedError::NoBatch),
+            _ => {}
+        }
+        let lengths = |group: &Vec<Sample>| group.iter().map(|sample| sample.tokens.len()).collect::<Vec<_>>();
+        let lengths: Vec<Vec<usize>> = groups.iter().map(lengths).collect();
+        let sizes: Vec<usize> = lengths.iter().map(|lengths| lengths.iter().sum()).collect();
+        let costs: Vec<f64> = lengths.iter().map(|lengths| lengths.iter().map(|&length| cost(length)).sum()).collect();
+        let runs = cut_evenly(&sizes, &costs, tokens, 1);
+        Ok(Self::of(kind, Groups::Given(groups), Size::Tokens(tokens, runs), batches))
     }
 
     /// `batches` batches of `size` records of data sets, each made a group of samples when it is drawn.
@@ -98,15 +158,23 @@ impl Supervised {
         batches: u64,
         group: impl FnMut(T) -> Result<Vec<Sample>, StageError> + Send + 'static,
     ) -> Result<Self, SupervisedError> {
-        Self::of(kind, Box::new(Data { data, group }), size, batches)
+        Self::drawing(kind, Box::new(Data { data, group }), size, batches)
     }
 
-    pub(super) fn of(kind: &'static str, data: Box<dyn Draw>, size: usize, batches: u64) -> Result<Self, SupervisedError> {
+    pub(super) fn drawing(kind: &'static str, data: Box<dyn Draw>, size: usize, batches: u64) -> Result<Self, SupervisedError> {
         if size == 0 {
             return Err(SupervisedError::NoBatch);
         }
-        let groups = Groups::Drawn(data);
-        Ok(Supervised { kind, groups, size, next: 0, batches, announced: false, metrics: None })
+        Ok(Self::of(kind, Groups::Drawn(data), Size::Groups(size), batches))
+    }
+
+    fn of(kind: &'static str, groups: Groups, size: Size, batches: u64) -> Self {
+        Supervised { kind, what: None, groups, size, next: 0, batches, announced: false, metrics: None }
+    }
+
+    /// Says `what` there are so many of, when the run begins: `Samples` or `Groups` unless told otherwise.
+    pub fn called(self, what: &'static str) -> Self {
+        Supervised { what: Some(what), ..self }
     }
 
     /// Counts there what data sets hold, and what was left out.
@@ -116,12 +184,16 @@ impl Supervised {
 
     /// Says what is trained on.
     fn announce(&self) {
-        let (count, single) = match &self.groups {
-            Groups::Given(groups) => (groups.len(), groups.iter().all(|samples| samples.len() == 1)),
-            Groups::Drawn(data) => (data.len(), data.is_single()),
+        let single = match &self.groups {
+            Groups::Given(groups) => groups.iter().all(|samples| samples.len() == 1),
+            Groups::Drawn(data) => data.is_single(),
         };
-        let what = if single { "Samples" } else { "Groups" };
-        announce_training(self.kind, &[(what, &count), ("Steps", &self.batches), ("Batch size", &self.size)]);
+        let what = self.what.unwrap_or(if single { "Samples" } else { "Groups" });
+        let size: (&str, &dyn Display) = match &self.size {
+            Size::Groups(size) => ("Batch size", size),
+            Size::Tokens(tokens, _) => ("Batch tokens", tokens),
+        };
+        announce_training(self.kind, &[(what, &self.groups.len()), ("Steps", &self.batches), size]);
         if let Groups::Drawn(data) = &self.groups {
             data.announce(self.metrics.as_ref());
         }
@@ -149,8 +221,8 @@ impl Supervised {
 impl Supervised {
     /// Batch `id`, which counts from 0: it follows from its number alone.
     pub fn batch(&mut self, id: u64) -> Result<Batch, StageError> {
-        let first = id.wrapping_mul(self.size as u64);
-        let groups = (first..first + self.size as u64).map(|ordinal| self.group(ordinal)).collect::<Result<_, _>>()?;
+        let ordinals = self.size.batch(id, self.groups.len());
+        let groups = ordinals.map(|ordinal| self.group(ordinal)).collect::<Result<_, _>>()?;
         Ok(Batch { id, groups, ..Batch::default() })
     }
 }

@@ -121,7 +121,7 @@ mod tests {
         };
         assert_eq!(asked, serde_json::json!({"group": 7, "prompt": "3+4=", "samples": [sample(0), sample(2)]}));
 
-        let turn = ChatMessage { role: "user".into(), content: "3+4=".into() };
+        let turn = ChatMessage::new("user", "3+4=");
         let chat = Group { prompt: Arc::new(Prompt::from(vec![turn])), ..group() };
         let asked: Value = serde_json::from_slice(&question(&chat, &[]).unwrap()).unwrap();
         assert_eq!(asked["messages"], serde_json::json!([{"role": "user", "content": "3+4="}]));

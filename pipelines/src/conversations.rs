@@ -1,0 +1,129 @@
+//! `[chat]`, and the samples, rows and steps of `[sft]`.
+
+use anyhow::{Context, Result};
+use rollflow::data::chat::{ChatError, ChatTemplate};
+use rollflow::data::packing::{self, PackedRows, pack};
+use rollflow::data::source::{Example, prepare_sft_sample, prepare_sft_turns};
+use rollflow::data::{BufferState, Metadata, arithmetic, jsonl};
+use rollflow::prelude::*;
+use rollflow::recipe::Plan;
+use rollflow::recipe::chat::PLAIN;
+use rollflow::recipe::data::Source;
+use rollflow::recipe::task::{Packing, Sft, TaskData, TooLong, Turns};
+
+use crate::data;
+use crate::parts::sums;
+
+/// The tokenizer with the recipe's chat template, and with what the recipe tells it.
+pub fn tokenizer(plan: &Plan, tokenizer: Tokenizer) -> Result<Tokenizer> {
+    let chat = &plan.chat;
+    if *chat == rollflow::recipe::chat::Chat::default() {
+        return Ok(tokenizer);
+    }
+    let template = match chat.template.as_deref() {
+        None => tokenizer.chat().cloned().context("[chat]")?,
+        Some(PLAIN) => ChatTemplate::plain(),
+        Some(file) => ChatTemplate::from_file(file.as_ref())?,
+    };
+    let variables: Metadata = chat.variables.read().context("[chat] variables")?;
+    let template = variables.into_iter().fold(template, |template, (name, value)| template.with(&name, value));
+    Ok(tokenizer.with_chat(match &chat.date {
+        Some(date) => template.dated(date)?,
+        None => template,
+    }))
+}
+
+/// What is imitated, the data sets of `[sft]` or the task's own pairs, as steps; and the name of its data for checkpoints, where it is read as it is
+/// drawn.
+pub fn batches(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<(Supervised, Option<BufferState>)> {
+    let sources = match &plan.task.data {
+        _ if !sft.sources().is_empty() => sft.sources(),
+        TaskData::Data(task) => task.sources(),
+        _ => Vec::new(),
+    };
+    // Rows and steps by tokens are laid out before the run.
+    let ahead = sft.packs() || sft.too_long == TooLong::Split;
+    if !sources.is_empty() && !ahead {
+        return data::supervised(plan, sft, &sources, policy);
+    }
+    Ok((rows(plan, sft, policy, samples(plan, sft, &sources, policy)?)?, None))
+}
+
+/// An example as samples, none longer than `sft.max_length`.
+pub fn prepare(sft: &Sft, example: &Example, tokenizer: &Tokenizer) -> Result<Vec<Sample>, ChatError> {
+    Ok(match sft.turns {
+        Turns::Together => vec![prepare_sft_sample(example, tokenizer)?],
+        Turns::Apart => prepare_sft_turns(example, tokenizer)?,
+    })
+}
+
+/// Samples as they fit into `sft.max_length`.
+pub fn fit(sft: &Sft, samples: Vec<Sample>) -> PackedRows {
+    let packing = match sft.packing {
+        Packing::None => packing::Packing::Apart,
+        Packing::BestFit => packing::Packing::BestFit,
+        Packing::Wrapped => packing::Packing::Wrapped,
+    };
+    let too_long = match sft.too_long {
+        TooLong::Truncate => packing::TooLong::Truncate,
+        TooLong::Drop => packing::TooLong::Drop,
+        TooLong::Split => packing::TooLong::Split,
+    };
+    pack(samples, sft.max_length.unwrap_or(usize::MAX), packing, too_long).teaching()
+}
+
+/// All samples at once.
+fn samples(plan: &Plan, sft: &Sft, sources: &[Source], policy: &Policy) -> Result<Vec<Sample>> {
+    if !sources.is_empty() {
+        let examples: Vec<Example> = data::all(sources)?;
+        let samples = examples.iter().map(|example| prepare(sft, example, policy.tokenizer()));
+        return Ok(samples.collect::<Result<Vec<_>, _>>()?.concat());
+    }
+    let pairs = match &plan.task.data {
+        TaskData::Arithmetic(task) => sums(task, plan.seed),
+        TaskData::Jsonl(task) => jsonl::load_pairs(&task.path, &task.prompt_key, &task.answer_key, task.limit)?,
+        TaskData::Data(_) | TaskData::Rollouts(_) => Vec::new(),
+    };
+    Ok(policy.supervised(&arithmetic::share(&pairs, sft.fraction, plan.seed))?)
+}
+
+/// Steps over the samples, in rows if they are packed.
+fn rows(plan: &Plan, sft: &Sft, policy: &Policy, samples: Vec<Sample>) -> Result<Supervised> {
+    let count = samples.len();
+    let packed = fit(sft, samples);
+    say(sft, count, &packed);
+    let rows = match sft.packing {
+        // Best fit begins with the longest.
+        Packing::BestFit => arithmetic::split(&packed.rows, 1.0, plan.seed).0,
+        _ => packed.rows,
+    };
+    let batches = match sft.batch_tokens {
+        Some(tokens) => Supervised::by_tokens("SFT", rows, tokens, |length| policy.config().cost_of(length), sft.steps)?,
+        None => Supervised::grouped("SFT", rows, sft.batch, sft.steps)?,
+    };
+    Ok(if sft.packing == Packing::None { batches } else { batches.called("Rows") })
+}
+
+/// What is not as it was in the data.
+fn say(sft: &Sft, samples: usize, packed: &PackedRows) {
+    let PackedRows { rows, too_long, left_out, lost_tokens } = packed;
+    let room = sft.max_length.unwrap_or_default();
+    if *too_long > 0 && sft.packing != Packing::Wrapped {
+        tracing::warn!(
+            "{too_long} of {samples} samples are longer than {room} tokens (sft.max_length): {}",
+            match sft.too_long {
+                TooLong::Truncate => "they keep their beginning",
+                TooLong::Drop => "they are left out",
+                TooLong::Split => "they are cut into pieces",
+            }
+        );
+    }
+    if *lost_tokens > 0 {
+        tracing::warn!("{lost_tokens} tokens are not trained on, {left_out} samples or pieces among them as a whole");
+    }
+    if sft.packing != Packing::None {
+        let tokens: usize = rows.iter().flatten().map(|sample| sample.tokens.len()).sum();
+        let full = 100.0 * tokens as f64 / (rows.len() * room).max(1) as f64;
+        tracing::info!("Packed {samples} samples into {} rows of at most {room} tokens, {full:.1}% full", rows.len());
+    }
+}

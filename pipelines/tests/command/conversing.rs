@@ -1,0 +1,122 @@
+//! Conversations through the whole command: shown token by token, imitated, and asked in reinforcement, by the template of the model's folder.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::running::{GRPO, SFT, TINY, read, rollflow};
+
+/// A golden model with a template of our own.
+fn model(folder: &Path) -> PathBuf {
+    let (from, to) = (Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models/qwen2_tied"), folder.join("model"));
+    fs::create_dir(&to).unwrap();
+    for file in fs::read_dir(from).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file()) {
+        fs::copy(&file, to.join(file.file_name().unwrap())).unwrap();
+    }
+    let template = "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}\
+        {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
+    fs::write(to.join("chat_template.jinja"), template).unwrap();
+    to
+}
+
+fn data(folder: &Path) -> PathBuf {
+    let turn = |role: &str, content: String| json!({"role": role, "content": content});
+    let line = |n: usize| {
+        let turns = [
+            turn("user", format!("What is {n} and 1?")),
+            turn("assistant", format!("It is {}.", n + 1)),
+            turn("user", "Sure?".to_owned()),
+            turn("assistant", "Yes.".repeat(1 + n % 3)),
+        ];
+        json!({"messages": turns, "ask": [turns[0]], "answer": (n + 1).to_string()}).to_string() + "\n"
+    };
+    let file = folder.join("chats.jsonl");
+    fs::write(&file, (0..12).map(line).collect::<String>()).unwrap();
+    file
+}
+
+fn run(recipe: &str, out: &Path, sets: &[String]) -> crate::running::Ended {
+    let means = |set: &&&str| if recipe == SFT { set.starts_with("sft.") } else { !set.starts_with("model.") };
+    let sizes = TINY.iter().filter(means).chain(&["sft.schedule.warmup=0"]).map(|set| set.to_string());
+    let sets: Vec<String> = sizes.chain(sets.iter().cloned()).flat_map(|set| ["--set".to_owned(), set]).collect();
+    let args = ["run", recipe, "--out", out.to_str().unwrap()].into_iter().chain(sets.iter().map(String::as_str));
+    rollflow(&args.collect::<Vec<_>>())
+}
+
+#[test]
+fn tokens_are_shown_with_those_that_are_trained() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, data) = (model(folder.path()), data(folder.path()));
+    let (model, data) = (model.to_str().unwrap(), data.to_str().unwrap());
+    let shown = rollflow(&["tokens", model, data, "--limit", "1"]);
+    assert_eq!(shown.code, Some(0), "{}", shown.err);
+    assert!(shown.out.starts_with("sample 1: "), "{}", shown.out);
+    let trained: Vec<String> =
+        shown.out.split('«').skip(1).map(|rest| rest.split('»').next().unwrap().replace('│', "")).collect();
+    assert_eq!(trained, ["It is 1.<|im_end|>", "Yes.<|im_end|>"], "{}", shown.out);
+    assert!(!shown.out.contains('\x1b'), "no colours where nobody sees them");
+
+    let shown = rollflow(&["tokens", model, data, "--limit", "2", "--apart", "--json"]);
+    let samples: Vec<Value> = shown.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(samples.len(), 4, "two conversations of two answers");
+    let column = |name: &str| samples[0][name].as_array().unwrap();
+    assert_eq!(
+        column("pieces").iter().map(|piece| piece.as_str().unwrap()).collect::<String>(),
+        samples[0]["text"].as_str().unwrap()
+    );
+    assert!(column("tokens").len() == column("trained").len() && column("trained").contains(&true.into()));
+
+    let shown = rollflow(&["tokens", model, "--text", "[{\"role\": \"user\", \"content\": \"é😀?\"}]", "--json"]);
+    let text = "<|im_start|>user\né😀?<|im_end|>\n<|im_start|>assistant\n";
+    assert_eq!(serde_json::from_str::<Value>(&shown.out).unwrap()["text"], text, "{}", shown.err);
+    let refused =
+        rollflow(&["tokens", model, "--text", "[{\"role\": \"user\", \"content\": \"?\"}]", "--template", "none.jinja"]);
+    assert!(refused.code == Some(1) && refused.err.contains("none.jinja"), "{}", refused.err);
+}
+
+#[test]
+fn conversations_are_imitated_in_rows_and_asked_by_the_folders_template() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, data, out) = (model(folder.path()), data(folder.path()), folder.path().join("sft"));
+    let shared = [
+        format!("model={{kind=\"folder\",path={:?}}}", model.display().to_string()),
+        format!("task={{kind=\"jsonl\",path={:?},prompt_key=\"ask\"}}", data.display().to_string()),
+        "sft.messages_key=messages".to_owned(),
+    ];
+    let packed = ["sft.max_length=160", "sft.packing=best_fit", "sft.batch_tokens=400", "sft.too_long=drop"].map(str::to_owned);
+    let ended = run(SFT, &out, &[&shared[..], &packed].concat());
+    assert_eq!(ended.code, Some(0), "{}\n{}", ended.out, ended.err);
+    for line in ["Packed 12 samples into", "Rows: ", "Batch tokens: 400"] {
+        assert!(ended.out.contains(line), "{line}: {}", ended.out);
+    }
+    let saved = out.join("checkpoints/step_000002/chat_template.jinja");
+    assert_eq!(read(&saved), read(&model.join("chat_template.jinja")));
+
+    let out = folder.path().join("grpo");
+    let ended = run(GRPO, &out, &[&shared[..], &["observe.rollouts_every=1".to_owned()]].concat());
+    assert_eq!(ended.code, Some(0), "{}\n{}", ended.out, ended.err);
+    let rollouts = read(&out.join("rollouts.jsonl"));
+    let first: Value = serde_json::from_str(rollouts.lines().next().unwrap()).unwrap();
+    let asked = first["prompt"][0]["content"].as_str().unwrap();
+    let chat = json!([{"role": "user", "content": asked}]).to_string();
+    let shown = rollflow(&["tokens", model.to_str().unwrap(), "--text", &chat, "--json"]);
+    let prompt = serde_json::from_str::<Value>(&shown.out).unwrap()["tokens"].as_array().unwrap().clone();
+    assert_eq!(first["tokens"].as_array().unwrap()[..prompt.len()], prompt[..], "what was generated from is what is shown");
+}
+
+#[test]
+fn a_model_without_a_template_is_told_of_where_a_conversation_comes() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, data) = (model(folder.path()), data(folder.path()));
+    fs::remove_file(model.join("chat_template.jinja")).unwrap();
+    let sets = [
+        format!("model={{kind=\"folder\",path={:?}}}", model.display().to_string()),
+        format!("task={{kind=\"jsonl\",path={:?},prompt_key=\"ask\"}}", data.display().to_string()),
+        "sft.messages_key=messages".to_owned(),
+    ];
+    let refused = run(SFT, &folder.path().join("none"), &sets);
+    assert!(refused.code == Some(1) && refused.err.contains("conversation 1: the model has no chat template"), "{}", refused.err);
+    let plain = run(SFT, &folder.path().join("plain"), &[&sets[..], &["chat.template=plain".to_owned()]].concat());
+    assert_eq!(plain.code, Some(0), "{}", plain.err);
+}

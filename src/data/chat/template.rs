@@ -1,0 +1,292 @@
+//! A model's chat template: from conversations to the text that the model was made to read, byte for byte as transformers' `apply_chat_template`
+//! writes it.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use jiff::civil::DateTime;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde};
+use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja_contrib::pycompat;
+use serde_json::Value as Json;
+
+use super::marks::{self, VARIABLES, marks_for, unmark};
+use super::{ChatError, json};
+use crate::data::{ChatMessage, Metadata};
+
+/// The template called so is for conversations without tools, and for all where it is the only one.
+const DEFAULT: &str = "default";
+const TOOLS: &str = "tool_use";
+
+/// Where a model has no template of its own and `template = "plain"` is asked for: each turn a line, what the assistant says ended by the end-of-text
+/// token.
+const PLAIN: &str = "\
+{%- for message in messages %}
+    {{- message.role + ': ' }}
+    {%- if message.role == 'assistant' %}
+        {%- generation %}
+            {{- message.content + (eos_token or '') }}
+        {%- endgeneration %}
+    {%- else %}
+        {{- message.content }}
+    {%- endif %}
+    {{- '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- 'assistant: ' }}
+{%- endif %}
+";
+
+/// A compiled template, with the variables that it always gets. Cloning is cheap.
+#[derive(Clone)]
+pub struct ChatTemplate {
+    /// What errors call it.
+    file: String,
+    /// Name and text of each template.
+    sources: Vec<(String, String)>,
+    variables: Metadata,
+    /// What `strftime_now` says; the clock's time unless given.
+    now: Option<DateTime>,
+    compiled: Arc<Environment<'static>>,
+}
+
+impl std::fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChatTemplate").field("file", &self.file).field("variables", &self.variables).finish_non_exhaustive()
+    }
+}
+
+/// What is rendered.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ChatInput<'a> {
+    /// The turns.
+    pub messages: &'a [ChatMessage],
+    /// JSON schemas of the tools that the assistant may call.
+    pub tools: &'a [Json],
+    /// Whether the text ends where the assistant is to begin.
+    pub add_generation_prompt: bool,
+    /// Whether the text ends inside the last message, so that the assistant goes on with it.
+    pub continue_final_message: bool,
+}
+
+impl<'a> ChatInput<'a> {
+    /// These turns and nothing else.
+    pub fn new(messages: &'a [ChatMessage]) -> Self {
+        ChatInput { messages, ..ChatInput::default() }
+    }
+
+    /// The turns as a prompt: the assistant is to begin, or to go on if the last turn is its own.
+    pub fn prompt(messages: &'a [ChatMessage]) -> Self {
+        let continued = messages.last().is_some_and(|turn| turn.role == "assistant");
+        ChatInput { messages, add_generation_prompt: !continued, continue_final_message: continued, tools: &[] }
+    }
+
+    /// With tools.
+    pub fn tools(self, tools: &'a [Json]) -> Self {
+        ChatInput { tools, ..self }
+    }
+}
+
+/// What `raise_exception` was called with.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Raised(String);
+
+impl ChatTemplate {
+    /// One template, from its text.
+    pub fn new(source: impl Into<String>) -> Result<Self, ChatError> {
+        Self::compile("(chat template)".to_owned(), vec![(DEFAULT.to_owned(), source.into())], Metadata::new(), None)
+    }
+
+    /// Several by name, of which `tool_use` is for conversations with tools and `default` for all others. `file` is what errors call them.
+    pub fn named(file: &str, sources: Vec<(String, String)>, variables: Metadata) -> Result<Self, ChatError> {
+        let mut sources = sources;
+        if let [only] = &mut sources[..] {
+            only.0 = DEFAULT.to_owned();
+        }
+        if !sources.iter().any(|(name, _)| name == DEFAULT) {
+            let known = sources.iter().map(|(name, _)| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
+            return Err(ChatError::NoDefault { file: file.to_owned(), known });
+        }
+        Self::compile(file.to_owned(), sources, variables, None)
+    }
+
+    /// From a file.
+    pub fn from_file(path: &Path) -> Result<Self, ChatError> {
+        let text = std::fs::read_to_string(path);
+        let text = text.map_err(|error| ChatError::File { path: path.to_owned(), reason: error.to_string() })?;
+        Self::named(&path.display().to_string(), vec![(DEFAULT.to_owned(), text)], Metadata::new())
+    }
+
+    /// `role: content`, a turn a line.
+    pub fn plain() -> Self {
+        let sources = vec![(DEFAULT.to_owned(), PLAIN.to_owned())];
+        Self::compile("(plain)".to_owned(), sources, Metadata::new(), None).expect("the plain template compiles")
+    }
+
+    /// With one more variable, as `enable_thinking`, over one of that name that was there.
+    pub fn with(mut self, name: &str, value: impl Into<Json>) -> Self {
+        self.variables.insert(name.to_owned(), value.into());
+        self
+    }
+
+    /// With these where it has none of that name.
+    pub(crate) fn with_defaults(mut self, variables: Metadata) -> Self {
+        for (name, value) in variables {
+            self.variables.entry(name).or_insert(value);
+        }
+        self
+    }
+
+    /// On that day, as `2026-01-31` or `2026-01-31T09:30`, whatever the clock says. Templates that name the day render the same again only so.
+    pub fn dated(self, when: &str) -> Result<Self, ChatError> {
+        let now = when.parse().map_err(|_| ChatError::Date { given: when.to_owned() })?;
+        Self::compile(self.file, self.sources, self.variables, Some(now))
+    }
+
+    fn compile(
+        file: String,
+        sources: Vec<(String, String)>,
+        variables: Metadata,
+        now: Option<DateTime>,
+    ) -> Result<Self, ChatError> {
+        let mut compiled = environment(now);
+        for (name, source) in &sources {
+            let rewritten = marks::rewrite(source).into_owned();
+            compiled.add_template_owned(name.clone(), rewritten).map_err(|error| explain(&file, source, &error))?;
+        }
+        Ok(ChatTemplate { file, sources, variables, now, compiled: Arc::new(compiled) })
+    }
+
+    /// Whether `{% generation %}` blocks of the template for such a conversation say what the assistant wrote.
+    pub fn marks_generation(&self, input: &ChatInput) -> bool {
+        let (_, source) = self.source_for(input.tools);
+        matches!(marks::rewrite(source), std::borrow::Cow::Owned(_))
+    }
+
+    /// The text of the template for conversations without tools.
+    pub fn source(&self) -> &str {
+        &self.source_for(&[]).1
+    }
+
+    /// What errors call it.
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// The day that it was put to, if it was.
+    pub fn date(&self) -> Option<String> {
+        self.now.map(|now| now.to_string())
+    }
+
+    fn source_for(&self, tools: &[Json]) -> &(String, String) {
+        let named = |name: &str| self.sources.iter().find(|(known, _)| known == name);
+        let for_tools = if tools.is_empty() { None } else { named(TOOLS) };
+        for_tools.or_else(|| named(DEFAULT)).expect("there is always a default")
+    }
+
+    /// The conversation as text.
+    pub fn render(&self, input: &ChatInput) -> Result<String, ChatError> {
+        if input.messages.is_empty() {
+            return Err(ChatError::Empty);
+        }
+        let mut messages: Vec<Json> = input.messages.iter().map(as_template_sees).collect();
+        if !input.continue_final_message {
+            return self.run(messages, input, None);
+        }
+        // The trailing blank tells whether the template trims what is said.
+        const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+        let last = messages.last_mut().and_then(|last| last.get_mut("content"));
+        let Some(Json::String(content)) = last.filter(|content| !content.as_str().unwrap_or("").is_empty()) else {
+            return Err(ChatError::Continue("it has no content"));
+        };
+        let said = content.trim().to_owned();
+        content.push_str(TAG);
+        let mut text = self.run(messages, input, None)?;
+        match text.rfind(TAG.trim()).filter(|_| text.contains(&said)) {
+            Some(at) if text[at..].starts_with(TAG) => text.truncate(at),
+            Some(at) => text.truncate(text[..at].trim_end().len()),
+            None => return Err(ChatError::Continue("the template leaves it out of the text, or a part of it")),
+        }
+        Ok(text)
+    }
+
+    /// The conversation as text, and the stretches of it, in bytes, that stand in `{% generation %}` blocks.
+    pub fn render_marked(&self, input: &ChatInput) -> Result<(String, Vec<Range<usize>>), ChatError> {
+        let text = self.render(input)?;
+        let changed = || ChatError::Marks { file: self.file.clone() };
+        let marks = marks_for(&text).ok_or_else(changed)?;
+        let marked = self.run(input.messages.iter().map(as_template_sees).collect(), input, Some(marks))?;
+        match unmark(&marked, marks) {
+            (unmarked, spans) if unmarked == text => Ok((text, spans)),
+            _ => Err(changed()),
+        }
+    }
+
+    fn run(&self, messages: Vec<Json>, input: &ChatInput, marks: Option<[char; 2]>) -> Result<String, ChatError> {
+        let mut context = self.variables.clone();
+        let tools = if input.tools.is_empty() { Json::Null } else { input.tools.into() };
+        let marks = marks.map_or_else(Default::default, |marks| marks.map(String::from));
+        context.extend(VARIABLES.into_iter().zip(marks).map(|(name, mark)| (name.to_owned(), mark.into())));
+        context.entry("documents").or_insert(Json::Null);
+        context.insert("messages".to_owned(), messages.into());
+        context.insert("tools".to_owned(), tools);
+        context.insert("add_generation_prompt".to_owned(), input.add_generation_prompt.into());
+        let (name, source) = self.source_for(input.tools);
+        let rendered = self.compiled.get_template(name).and_then(|template| template.render(Serde(context)));
+        rendered.map_err(|error| explain(&self.file, source, &error))
+    }
+}
+
+/// A message as templates get it: without fields that are null, and what was thought under each of the names that templates look for.
+fn as_template_sees(message: &ChatMessage) -> Json {
+    const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+    let mut seen = Metadata::new();
+    seen.insert("role".to_owned(), message.role.as_str().into());
+    seen.insert("content".to_owned(), message.content.as_str().into());
+    seen.extend(message.more.iter().filter(|(_, value)| !value.is_null()).map(|(field, value)| (field.clone(), value.clone())));
+    if let Some(reasoning) = REASONING.into_iter().find_map(|field| seen.get(field)).cloned() {
+        seen.entry("thinking").or_insert_with(|| reasoning.clone());
+        seen.insert(REASONING[0].to_owned(), reasoning);
+    }
+    seen.into()
+}
+
+/// The template language as transformers sets it up.
+fn environment(now: Option<DateTime>) -> Environment<'static> {
+    let mut environment = Environment::new();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    environment.set_syntax(syntax.expect("the usual delimiters, and blanks around tags left out"));
+    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    environment.set_unknown_method_callback(pycompat::unknown_method_callback);
+    environment.add_filter("tojson", |value: Value, options: Kwargs| json::to_json(&value, options));
+    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
+    });
+    environment.add_function("strftime_now", move |format: String| -> Result<String, Error> {
+        let now = now.unwrap_or_else(|| jiff::Zoned::now().datetime());
+        let mut text = String::new();
+        let written = jiff::fmt::strtime::BrokenDownTime::from(now).format(&format, &mut text);
+        written.map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))?;
+        Ok(text)
+    });
+    environment
+}
+
+/// The template's line and what is wrong there.
+fn explain(file: &str, source: &str, error: &Error) -> ChatError {
+    let line = error.line().unwrap_or(1);
+    let raised = std::iter::successors(std::error::Error::source(error), |error| error.source());
+    let raised = raised.filter_map(|error| error.downcast_ref::<Raised>()).next();
+    match raised {
+        Some(Raised(message)) => ChatError::Refused { file: file.to_owned(), line, message: message.clone() },
+        None => {
+            let detail = error.detail().map_or_else(String::new, |detail| format!(": {detail}"));
+            let problem = format!("{}{detail}", error.kind());
+            let source_line = source.lines().nth(line - 1).unwrap_or_default().to_owned();
+            ChatError::Template { file: file.to_owned(), line, problem, source_line }
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Conversations as tokens, each trained or not.
+//!
+//! What the assistant says is trained, its end-of-turn token included; what opens its turn, all other turns, tool output and whatever the template
+//! adds is not. A text is always tokenised whole, and stretches of it are found again by where tokens lie in it: pieces could tokenise differently.
+
+use std::ops::Range;
+
+use super::{ChatError, ChatInput};
+use crate::data::{ChatMessage, PromptText, Sample, Status, Tokenizer};
+
+const ASSISTANT: &str = "assistant";
+
+/// A conversation as a model reads it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TokenizedConversation {
+    /// The template's text.
+    pub text: String,
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// Where each token lies in the text, in bytes. Tokens of one character that is several have one place.
+    pub places: Vec<Range<usize>>,
+    /// 1.0 for each token that is trained, 0.0 for all others.
+    pub loss_mask: Vec<f32>,
+}
+
+impl TokenizedConversation {
+    /// As a sample to imitate. The prompt is all that comes before the last turn, for those who look at it.
+    pub fn sample(self, turns: &[ChatMessage]) -> Sample {
+        let (asked, said) = turns.split_at(turns.len().saturating_sub(1));
+        Sample {
+            prompt: PromptText::Chat(asked.to_vec()),
+            response: said.first().map(|turn| turn.content.clone()).unwrap_or_default(),
+            tokens: self.tokens,
+            loss_mask: self.loss_mask,
+            status: Status::Completed,
+            ..Sample::default()
+        }
+    }
+}
+
+/// Tokens of a whole conversation; every turn of the assistant is trained.
+///
+/// Turns are told by the template's `{% generation %}` blocks, where it has any. Otherwise the conversation is rendered up to each turn of the
+/// assistant, with the generation prompt, and up to its end: between the two lies the turn. A template that writes what came before differently once
+/// more follows can't be cut so, and is refused.
+pub fn tokenize_conversation(input: &ChatInput, tokenizer: &Tokenizer) -> Result<TokenizedConversation, ChatError> {
+    let turns = (0..input.messages.len()).filter(|&turn| input.messages[turn].role == ASSISTANT);
+    tokenize(input, tokenizer, &turns.collect::<Vec<_>>())
+}
+
+/// The same with the last turn alone trained, which is the assistant's. What came before is written as where the model would answer it, which
+/// some templates need: they leave out of earlier turns what was thought in them.
+pub fn tokenize_last_turn(input: &ChatInput, tokenizer: &Tokenizer) -> Result<TokenizedConversation, ChatError> {
+    let last = input.messages.len().checked_sub(1).filter(|&last| input.messages[last].role == ASSISTANT);
+    tokenize(input, tokenizer, &last.into_iter().collect::<Vec<_>>())
+}
+
+fn tokenize(input: &ChatInput, tokenizer: &Tokenizer, turns: &[usize]) -> Result<TokenizedConversation, ChatError> {
+    if turns.is_empty() {
+        return Err(ChatError::NothingSaid);
+    }
+    let template = tokenizer.chat()?;
+    let marked = template.marks_generation(input);
+    let (text, mut spans) = if marked { template.render_marked(input)? } else { by_prefixes(input, tokenizer, turns)? };
+    let said = input.messages.iter().filter(|message| message.role == ASSISTANT).count();
+    if marked && turns.len() < said {
+        spans.drain(..spans.len().saturating_sub(turns.len()));
+    }
+    let (tokens, places): (Vec<u32>, Vec<Range<usize>>) = tokenizer.encode_placed(&text)?.into_iter().unzip();
+    let mut loss_mask = compute_loss_mask(&places, &spans);
+    if !marked {
+        leave_what_follows_the_end(&text, &tokens, &places, &spans, tokenizer, &mut loss_mask);
+    }
+    if !loss_mask.contains(&1.0) {
+        return Err(ChatError::NothingSaid);
+    }
+    Ok(TokenizedConversation { text, tokens, places, loss_mask })
+}
+
+/// 1.0 for every token that begins in one of `trained`, stretches of the text in order, and 0.0 for all others. A token that begins before a stretch and
+/// reaches into it belongs to what opens the turn: nobody samples it.
+///
+/// ```
+/// use rollflow::data::chat::compute_loss_mask;
+///
+/// // "user: hi", "bot:", " ok", "!"
+/// let places = [0..8, 8..12, 12..15, 15..16];
+/// assert_eq!(compute_loss_mask(&places, &[12..16]), [0.0, 0.0, 1.0, 1.0]);
+/// ```
+pub fn compute_loss_mask(places: &[Range<usize>], trained: &[Range<usize>]) -> Vec<f32> {
+    let is_trained = |place: &Range<usize>| !place.is_empty() && trained.iter().any(|span| span.contains(&place.start));
+    places.iter().map(|place| f32::from(u8::from(is_trained(place)))).collect()
+}
+
+/// The text, and the stretches that are the assistant's at `turns`.
+fn by_prefixes(input: &ChatInput, tokenizer: &Tokenizer, turns: &[usize]) -> Result<(String, Vec<Range<usize>>), ChatError> {
+    let template = tokenizer.chat()?;
+    let up_to = |end: usize, add_generation_prompt| {
+        template.render(&ChatInput { messages: &input.messages[..end], add_generation_prompt, ..*input })
+    };
+    let whole = up_to(input.messages.len(), false)?;
+    let mut spans = Vec::new();
+    for &turn in turns {
+        let refuse = |why: String| ChatError::NotAPrefix { turn: turn + 1, why };
+        if turn == 0 {
+            return Err(refuse("it is the first, and nothing asks for it".to_owned()));
+        }
+        let asked = up_to(turn, true)?;
+        let said = if turn + 1 == input.messages.len() { whole.clone() } else { up_to(turn + 1, false)? };
+        if let Some(differs) = difference(&asked, &said) {
+            return Err(refuse(format!(
+                "what asks for it ends {}, but once it is there the template writes {}",
+                differs.0, differs.1
+            )));
+        }
+        if let Some(differs) = difference(&said, &whole) {
+            return Err(refuse(format!("it is written {} where it is the last, but {} once more follows", differs.0, differs.1)));
+        }
+        spans.push(asked.len()..said.len());
+    }
+    Ok((whole, spans))
+}
+
+/// What both say where `begin` stops being how `text` begins.
+fn difference(begin: &str, text: &str) -> Option<(String, String)> {
+    if text.starts_with(begin) {
+        return None;
+    }
+    let common: usize = begin.chars().zip(text.chars()).take_while(|(a, b)| a == b).map(|(c, _)| c.len_utf8()).sum();
+    let from = begin[..common].char_indices().rev().take(12).last().map_or(0, |(at, _)| at);
+    let shown = |of: &str| format!("{:?}", of[from..].chars().take(40).collect::<String>());
+    Some((shown(begin), shown(text)))
+}
+
+/// Blanks behind a turn's last special token belong to the template, not to the turn: generation ends with that token.
+fn leave_what_follows_the_end(
+    text: &str,
+    tokens: &[u32],
+    places: &[Range<usize>],
+    spans: &[Range<usize>],
+    tokenizer: &Tokenizer,
+    loss_mask: &mut [f32],
+) {
+    for span in spans {
+        let within: Vec<usize> = (0..places.len()).filter(|&at| span.contains(&places[at].start)).collect();
+        let is_blank = |at: usize| text[places[at].clone()].trim().is_empty();
+        if let Some(end) = within.iter().rposition(|&at| !is_blank(at))
+            && tokenizer.is_special(tokens[within[end]])
+        {
+            within[end + 1..].iter().for_each(|&at| loss_mask[at] = 0.0);
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Supervised samples in rows of a bounded length, and steps of a bounded number of tokens.
+//!
+//! In a row of best fit each sample stays a sequence of its own: none sees another, and loss and gradient are those of the samples one by one. A wrapped row
+//! is one sequence, cut from all samples written end to end, so that its tokens see whatever comes before them, as in pretraining on raw text.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+use super::Sample;
+
+/// What becomes of samples that are longer than a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TooLong {
+    /// They are left out.
+    Drop,
+    /// They keep their beginning.
+    #[default]
+    Truncate,
+    /// They are cut into pieces, each a sample.
+    Split,
+}
+
+/// How samples share rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Packing {
+    /// Each has its own.
+    #[default]
+    Apart,
+    /// The longest first, each into the row where it leaves least room (best fit decreasing). Rows begin with the longest samples: shuffle them.
+    BestFit,
+    /// All end to end, cut into rows that are full but for the last.
+    Wrapped,
+}
+
+/// Rows, and what it took to make them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PackedRows {
+    /// The samples of each row.
+    pub rows: Vec<Vec<Sample>>,
+    /// Samples longer than a row, whatever became of them.
+    pub too_long: usize,
+    /// Samples, or pieces of such, that were left out because no token of theirs is trained, or because they were too long.
+    pub left_out: usize,
+    /// Tokens that were cut off or left out with them.
+    pub lost_tokens: usize,
+}
+
+/// Which of some lengths share a row of `room`, by best fit decreasing: equal to TRL's strategy `bfd`, in the order of its rows and within each. No length
+/// exceeds `room`; empty ones are left out.
+///
+/// ```
+/// use rollflow::data::packing::best_fit_decreasing;
+///
+/// assert_eq!(best_fit_decreasing(&[3, 5, 2, 4], 8), [vec![1, 0], vec![3, 2]]);
+/// ```
+pub fn best_fit_decreasing(lengths: &[usize], room: usize) -> Vec<Vec<usize>> {
+    let mut order: Vec<usize> = (0..lengths.len()).filter(|&at| lengths[at] > 0).collect();
+    order.sort_by_key(|&at| std::cmp::Reverse(lengths[at]));
+    let (mut rows, mut with_room): (Vec<Vec<usize>>, BTreeMap<usize, VecDeque<usize>>) = Default::default();
+    for at in order {
+        let length = lengths[at];
+        let best =
+            with_room.range_mut(length..).next().and_then(|(&left, rows)| Some((rows.pop_front()?, left, rows.is_empty())));
+        let (row, left) = match best {
+            Some((row, left, last)) => {
+                if last {
+                    with_room.remove(&left);
+                }
+                (row, left)
+            }
+            None => {
+                rows.push(Vec::new());
+                (rows.len() - 1, room)
+            }
+        };
+        rows[row].push(at);
+        let left = left.saturating_sub(length);
+        if left > 0 {
+            with_room.entry(left).or_default().push_back(row);
+        }
+    }
+    rows
+}
+
+/// Rows of at most `room` tokens from supervised samples. `too_long` means nothing to wrapped rows, which cut everywhere.
+pub fn pack(samples: Vec<Sample>, room: usize, packing: Packing, too_long: TooLong) -> PackedRows {
+    let room = room.max(1);
+    let mut packed =
+        PackedRows { too_long: samples.iter().filter(|sample| sample.tokens.len() > room).count(), ..Default::default() };
+    if packing == Packing::Wrapped {
+        packed.rows = wrapped(&samples, room).into_iter().map(|row| vec![row]).collect();
+    } else {
+        let fitting = samples.into_iter().flat_map(|sample| fit(sample, room, too_long, &mut packed)).collect::<Vec<_>>();
+        packed.rows = match packing {
+            Packing::BestFit => {
+                let lengths: Vec<usize> = fitting.iter().map(|sample| sample.tokens.len()).collect();
+                let mut fitting: Vec<Option<Sample>> = fitting.into_iter().map(Some).collect();
+                let rows = best_fit_decreasing(&lengths, room).into_iter();
+                rows.map(|row| row.into_iter().filter_map(|at| fitting[at].take()).collect()).collect()
+            }
+            _ => fitting.into_iter().map(|sample| vec![sample]).collect(),
+        };
+    }
+    packed
+}
+
+impl PackedRows {
+    /// Without samples that teach nothing: a sequence's first token is never trained, and a prompt that was cut off its answer has none that is.
+    pub fn teaching(mut self) -> Self {
+        let teaches = |sample: &Sample| sample.loss_mask.iter().skip(1).any(|weight| *weight > 0.0);
+        for row in &mut self.rows {
+            let (before, tokens) = (row.len(), tokens_of(row));
+            row.retain(teaches);
+            self.left_out += before - row.len();
+            self.lost_tokens += tokens - tokens_of(row);
+        }
+        self.rows.retain(|row| !row.is_empty());
+        self
+    }
+}
+
+fn tokens_of(row: &[Sample]) -> usize {
+    row.iter().map(|sample| sample.tokens.len()).sum()
+}
+
+/// The sample as it fits into a row.
+fn fit(sample: Sample, room: usize, too_long: TooLong, packed: &mut PackedRows) -> Vec<Sample> {
+    let length = sample.tokens.len();
+    match too_long {
+        _ if length <= room => vec![sample],
+        TooLong::Drop => {
+            packed.left_out += 1;
+            packed.lost_tokens += length;
+            Vec::new()
+        }
+        TooLong::Truncate => {
+            packed.lost_tokens += length - room;
+            vec![piece(&sample, 0..room)]
+        }
+        TooLong::Split => (0..length).step_by(room).map(|at| piece(&sample, at..length.min(at + room))).collect(),
+    }
+}
+
+/// A stretch of a supervised sample.
+fn piece(sample: &Sample, range: Range<usize>) -> Sample {
+    Sample {
+        prompt: sample.prompt.clone(),
+        response: sample.response.clone(),
+        tokens: sample.tokens[range.clone()].to_vec(),
+        loss_mask: sample.loss_mask[range].to_vec(),
+        status: sample.status,
+        metadata: sample.metadata.clone(),
+        ..Sample::default()
+    }
+}
+
+fn wrapped(samples: &[Sample], room: usize) -> Vec<Sample> {
+    let tokens: Vec<u32> = samples.iter().flat_map(|sample| sample.tokens.iter().copied()).collect();
+    let mask: Vec<f32> = samples.iter().flat_map(|sample| sample.loss_mask.iter().copied()).collect();
+    let row =
+        |(tokens, mask): (&[u32], &[f32])| Sample { tokens: tokens.to_vec(), loss_mask: mask.to_vec(), ..Sample::default() };
+    tokens.chunks(room).zip(mask.chunks(room)).map(row).collect()
+}
+
+/// Cuts a list into runs of at most `most` tokens each (a longer item stands alone), and into `least` runs at least where there are as many items: as few
+/// as that takes, and such that the costliest run costs as little as it can.
+pub fn cut_evenly(tokens: &[usize], costs: &[f64], most: usize, least: usize) -> Vec<Range<usize>> {
+    let runs = |limit: f64| {
+        let (mut runs, mut held, mut cost): (Vec<Range<usize>>, usize, f64) = (Vec::new(), 0, 0.0);
+        for at in 0..tokens.len() {
+            match runs.last_mut() {
+                Some(run) if held + tokens[at] <= most && cost + costs[at] <= limit => {
+                    run.end = at + 1;
+                    (held, cost) = (held + tokens[at], cost + costs[at]);
+                }
+                _ => {
+                    runs.push(at..at + 1);
+                    (held, cost) = (tokens[at], costs[at]);
+                }
+            }
+        }
+        runs
+    };
+    let count = runs(f64::INFINITY).len().max(least.min(tokens.len()));
+    let (mut low, mut high) = (costs.iter().copied().fold(0.0, f64::max), costs.iter().sum::<f64>());
+    if runs(low).len() <= count {
+        high = low;
+    }
+    // The bound's last digits move no cut that a later look would not move back.
+    while high - low > 1e-6 * high {
+        let middle = low + (high - low) / 2.0;
+        if runs(middle).len() <= count { high = middle } else { low = middle }
+    }
+    runs(high)
+}
+
+/// What a forward and backward pass over a sequence costs, relative to one over a single token without attention: `n + n² / width`, as attention reads
+/// `n / 2` earlier tokens at each, and the matrices of a layer are about `12 · hidden²`. `width` is about `12 · hidden`.
+pub fn cost_of(length: usize, width: f64) -> f64 {
+    let length = length as f64;
+    length + length * length / width
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn runs_are_whole_bounded_and_no_other_cut_of_as_many_is_cheaper(
+            lengths in prop::collection::vec(1usize..9, 1..9), most in 1usize..20, least in 1usize..5,
+        ) {
+            let costs: Vec<f64> = lengths.iter().map(|&length| cost_of(length, 4.0)).collect();
+            let runs = cut_evenly(&lengths, &costs, most, least);
+            prop_assert_eq!(runs.iter().flat_map(Clone::clone).collect::<Vec<_>>(), (0..lengths.len()).collect::<Vec<_>>());
+            let fits = |run: &Range<usize>| run.len() == 1 || lengths[run.clone()].iter().sum::<usize>() <= most;
+            prop_assert!(runs.iter().all(fits), "{runs:?}");
+            let costliest = |runs: &[Range<usize>]| {
+                runs.iter().map(|run| costs[run.clone()].iter().sum::<f64>()).fold(0.0, f64::max)
+            };
+            // Every way to cut: bit i is a cut behind item i.
+            let all = (0..1u32 << (lengths.len() - 1)).map(|cuts| {
+                let mut runs = vec![0..1];
+                for at in 1..lengths.len() {
+                    match cuts >> (at - 1) & 1 {
+                        0 => runs.last_mut().unwrap().end = at + 1,
+                        _ => runs.push(at..at + 1),
+                    }
+                }
+                runs
+            });
+            let all: Vec<Vec<Range<usize>>> = all.filter(|runs| runs.iter().all(fits)).collect();
+            let count = all.iter().map(Vec::len).min().unwrap().max(least.min(lengths.len()));
+            let cheapest = all.iter().filter(|other| other.len() <= count).map(|other| costliest(other)).fold(f64::INFINITY, f64::min);
+            prop_assert!(runs.len() <= count && costliest(&runs) <= cheapest * (1.0 + 1e-5), "{runs:?} costs {}, {cheapest} is possible", costliest(&runs));
+        }
+
+        #[test]
+        fn packing_loses_no_token_uncounted(
+            lengths in prop::collection::vec(1usize..20, 1..12), room in 1usize..12, way in 0usize..3, long in 0usize..3,
+        ) {
+            let way = [Packing::Apart, Packing::BestFit, Packing::Wrapped][way];
+            let long = [TooLong::Drop, TooLong::Truncate, TooLong::Split][long];
+            let samples = lengths.iter().map(|&length| Sample::supervised(&[7], &vec![8; length])).collect();
+            let packed = pack(samples, room, way, long).teaching();
+            let kept: usize = packed.rows.iter().map(|row| tokens_of(row)).sum();
+            prop_assert_eq!(kept + packed.lost_tokens, lengths.iter().map(|length| length + 1).sum::<usize>());
+            prop_assert!(packed.rows.iter().all(|row| tokens_of(row) <= room && !row.is_empty()));
+            prop_assert_eq!(packed.too_long, lengths.iter().filter(|length| **length + 1 > room).count());
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! `[chat]`: how conversations become what the model reads.
+
+use super::declare::section;
+use super::params::Params;
+
+/// In place of a file: each turn a line.
+pub const PLAIN: &str = "plain";
+
+section! {
+    /// How conversations become what the model reads. Prompts and data that are plain text know nothing of it.
+    pub struct Chat {
+        /// A file with a chat template, relative to where the command runs, or `"plain"` for `role: content` lines; without it, the model's own.
+        template: Option<String> = None;
+        /// What the template is told besides, such as `{ enable_thinking = false }`.
+        variables: Params = Params::default();
+        /// The day that a template writes which asks for it, as `"2026-01-31"`; without it, the day of the run, which then can't be repeated exactly.
+        date: Option<String> = None;
+    }
+}
