@@ -1,7 +1,7 @@
 //! The prebuilt pipelines of rollflow. They use the library's public API only: what they can't say, a user can't say either.
 //!
-//! Each pipeline is one file that reads from top to bottom as its algorithm: [`sft`], [`reward_model`], [`grpo`]. [`parts`] turns a recipe's
-//! values into what stages take, [`trainers`] its trainers, [`losses`] its losses, [`lessons`] what each step is learned by, [`rewards`] its rewards, [`registry`] holds
+//! Each pipeline is one file that reads from top to bottom as its algorithm: [`sft`], [`reward_model`], [`grpo`],
+//! [`grpo_offline`]. [`parts`] turns a recipe's values into what stages take, [`data`] its data sets, [`trainers`] its trainers, [`losses`] its losses, [`lessons`] what each step is learned by, [`rewards`] its rewards, [`registry`] holds
 //! parts of the user's own, [`run_folder`] keeps what a run leaves behind, [`replay`] tries again what a run gave up, and [`simulate`] tells
 //! what a recipe would do.
 
