@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use rollflow::recipe::advantage::{Advantage, Constant, LeaveOneOut};
 use rollflow::recipe::correction::{Correction, Level, MaskedIs, Proximal, Reject, TruncatedIs};
 use rollflow::recipe::critic::Critic;
+use rollflow::recipe::data::{DataTask, Source, SourceColumns};
 use rollflow::recipe::generate::{Filter, LengthFilter, MinReward};
 use rollflow::recipe::kl::{KlLoss, KlReward};
 use rollflow::recipe::loss::{self, Dpo, Gspo, KlCov, Loss, PairLoss};
@@ -257,13 +258,20 @@ fn any_plan() -> impl Strategy<Value = Plan> {
     let numbers = (1e-12..1e3_f64, 0.0..=1.0_f64, any::<bool>(), 1_u64..999, prop::option::of(0_u16..9999));
     let words = (prop::collection::vec("[^\\x00]{0,6}", 0..3), "[a-z(){0,5}\"'\\\\]{1,8}", 0_usize..3);
     (run, numbers, words).prop_map(|((sft, name, seed, few, more), (real, share, flag, steps, port), (stop, pattern, choice))| {
-        let mut plan = Plan { name, seed, ..Plan::default() };
+        let mut plan = Plan { name: name.clone(), seed, ..Plan::default() };
         let data = flag.then(|| PathBuf::from("données/a b.jsonl"));
         plan.sft = (sft || flag).then(|| Sft { steps, batch: few, lr: real, data, ..Sft::default() });
         plan.task.shuffle = flag;
         if !flag {
             plan.model.source = ModelSource::Folder(ModelFolder { path: "a \"b\"".into() });
             plan.task.data = TaskData::Jsonl(JsonlTask { path: "c.jsonl".into(), limit: Some(few), ..JsonlTask::default() });
+            if choice == 1 {
+                let columns = Some(SourceColumns { prompt: Some(pattern.clone()), ..SourceColumns::default() });
+                let first = Source { weight: Some(real), columns, subset: Some(name.clone()), ..Source::of("a b.jsonl") };
+                let second =
+                    Source { weight: Some(1.0), split: "test[-5:]".into(), max_samples: Some(few), ..Source::of("org/data") };
+                plan.task.data = TaskData::Data(DataTask { sources: vec![first, second], ..DataTask::default() });
+            }
         }
         if sft && choice == 2 {
             plan.pipeline = Pipeline::RewardModel;

@@ -50,7 +50,10 @@ fn a_policy_learns_from_recorded_rollouts_alone() {
         .map(|line| serde_json::from_str::<Value>(line).unwrap()["reward"].as_f64().unwrap())
         .collect();
     let recorded = recorded.iter().sum::<f64>() / recorded.len() as f64;
-    assert_eq!(run(&untrained, &["train.steps=1".to_owned(), "train.lr=1e-12".to_owned()]).code, Some(0));
+    assert_eq!(
+        run(&untrained, &["train.steps=1".to_owned(), "train.lr=1e-12".to_owned(), "train.schedule.warmup=0".to_owned()]).code,
+        Some(0)
+    );
     let (before, after) = (greedy_accuracy(&untrained), greedy_accuracy(&out));
     assert!(
         before < 0.1 && after > recorded + 0.4,
@@ -78,6 +81,8 @@ fn rollouts_of_a_run_are_learned_from_with_their_log_probabilities_and_groups() 
             "observe.rollouts_every=1".to_owned(),
             "train.schedule.kind=constant".to_owned(),
             "train.correction={kind=\"truncated_is\"}".to_owned(),
+            // Whatever was earned, something is learned.
+            "train.advantage={kind=\"constant\",baseline=0.5}".to_owned(),
             format!("train.steps={steps}"),
             "train.schedule.warmup=0".to_owned(),
         ]
@@ -117,6 +122,7 @@ fn rollouts_that_make_no_sense_are_counted_and_a_prompt_is_a_group() {
     ];
     fs::write(&file, records.map(|record| format!("{record}\n")).concat()).unwrap();
     let sets = [
+        "filter=[{kind=\"nonzero_std\"}]".to_owned(),
         format!("task.path={file:?}"),
         "train.steps=2".to_owned(),
         "model.hidden=16".to_owned(),

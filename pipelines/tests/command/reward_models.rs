@@ -150,7 +150,10 @@ fn pairs_come_from_data_sets_in_any_format_too() {
     let pair = |chosen: &str, rejected: &str| serde_json::json!({"question": "say a", "chosen": chosen, "rejected": rejected});
     fs::write(&data, serde_json::json!([pair("a", "b"), pair("a", "a"), pair("a", "c")]).to_string()).unwrap();
     let task = format!("task={{kind=\"data\",data={data:?}}}");
-    let ended = train(&folder.path().join("run"), &[&task, "reward_model.held_out=0", "reward_model.steps=2"]);
+    let ended = train(
+        &folder.path().join("run"),
+        &[&task, "reward_model.held_out=0", "reward_model.steps=2", "reward_model.schedule={kind=\"constant\"}"],
+    );
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     assert!(ended.out.contains("Data: ranked: 2 records; skipped: 1 whose answers are the same"), "{}", ended.out);
 }

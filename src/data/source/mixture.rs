@@ -132,14 +132,6 @@ impl Mixture {
         }
     }
 
-    /// How many of the first `BLOCK` numbers, or of an epoch, are each set's.
-    pub fn counts(&self) -> Vec<u64> {
-        match &self.kind {
-            Kind::Repeats { repeats, .. } => self.sizes.iter().zip(repeats).map(|(size, repeat)| *size as u64 * repeat).collect(),
-            Kind::Weights { quotas, .. } => quotas.clone(),
-        }
-    }
-
     /// The seed of its orders, and whether the first epoch has one.
     pub(super) fn order(&self) -> (u64, bool) {
         (self.seed, self.shuffled)

@@ -53,11 +53,6 @@ impl Split {
         let (from, to) = (self.from.map_or(0, at), self.to.map_or(len, at));
         from..to.max(from)
     }
-
-    /// Whether all records are used.
-    pub fn is_whole(&self) -> bool {
-        self.from.is_none() && self.to.is_none()
-    }
 }
 
 impl std::str::FromStr for Split {

@@ -46,43 +46,31 @@ impl RecordedGroups {
                 }
             }
         }
-        let mut opened = RecordedGroups {
-            data,
-            tokenizer: tokenizer.clone(),
-            groups: Vec::new(),
-            mixture: Mixture::new(&[(1, Share::Repeat(1))], seed, true)?,
-            seed,
-            rejected: Skips::default(),
-            rollouts: (0, 0),
-        };
-        for group in all {
-            let (read, with_log_probs) = opened.read(&group)?;
-            match filter(&read) {
+        let (mut groups, mut rejected, mut rollouts) = (Vec::new(), Skips::default(), (0, 0));
+        for records in all {
+            let (group, with_log_probs) = read(&data, tokenizer, &records)?;
+            match filter(&group) {
                 Verdict::Keep => {
-                    opened.rollouts.0 += group.len();
-                    opened.rollouts.1 += with_log_probs;
-                    opened.groups.push(group);
+                    rollouts = (rollouts.0 + records.len(), rollouts.1 + with_log_probs);
+                    groups.push(records);
                 }
-                Verdict::Drop(reason) => opened.rejected.count(reason),
+                Verdict::Drop(reason) => rejected.count(reason),
             }
         }
-        if opened.groups.is_empty() {
-            let (name, skips) = (spec.name(), &opened.rejected);
-            return Err(DataError::Mixture(format!("{name}: the filter rejects all groups: {skips}; change [[filter]]")).into());
+        if groups.is_empty() {
+            let name = spec.name();
+            return Err(
+                DataError::Mixture(format!("{name}: the filter rejects all groups: {rejected}; change [[filter]]")).into()
+            );
         }
-        opened.mixture = Mixture::new(&[(opened.groups.len(), Share::Repeat(1))], seed, true)?;
-        Ok(opened)
+        let mixture = Mixture::new(&[(groups.len(), Share::Repeat(1))], seed, true)?;
+        Ok(RecordedGroups { data, tokenizer: tokenizer.clone(), groups, mixture, seed, rejected, rollouts })
     }
 
     /// Groups that are learned from.
     #[expect(clippy::len_without_is_empty, reason = "it cannot be empty")]
     pub fn len(&self) -> usize {
         self.groups.len()
-    }
-
-    /// Groups that the filter rejected, by its reasons.
-    pub fn rejected(&self) -> &Skips {
-        &self.rejected
     }
 
     /// Identifies the data and its order, for checkpoints.
@@ -95,25 +83,26 @@ impl RecordedGroups {
     pub fn batches(self, size: usize, batches: u64) -> Result<Supervised, SupervisedError> {
         Supervised::drawing("offline RL", Box::new(self), size, batches)
     }
+}
 
-    fn read(&self, records: &[u32]) -> Result<(Group, usize), StageError> {
-        let mut with_log_probs = 0;
-        let mut samples: Vec<Sample> = Vec::with_capacity(records.len());
-        for (index, &at) in records.iter().enumerate() {
-            let recorded = self.data.get(at as usize)?;
-            with_log_probs += usize::from(recorded.has_log_probs());
-            let sample = recorded.sample(&self.tokenizer).map_err(|skip| StageError::new(format!("a rollout {skip}")))?;
-            samples.push(Sample { index: index as u32, ..sample });
-        }
-        let source = self.data.name().to_owned();
-        Ok((Group { prompt: Arc::new(Prompt { source, ..Prompt::default() }), samples }, with_log_probs))
+/// A group, and how many of its rollouts say how likely their tokens were.
+fn read(data: &DataSet<Recorded>, tokenizer: &Tokenizer, records: &[u32]) -> Result<(Group, usize), StageError> {
+    let mut with_log_probs = 0;
+    let mut samples: Vec<Sample> = Vec::with_capacity(records.len());
+    for (index, &at) in records.iter().enumerate() {
+        let recorded = data.get(at as usize)?;
+        with_log_probs += usize::from(recorded.has_log_probs());
+        let sample = recorded.sample(tokenizer).map_err(|skip| StageError::new(format!("a rollout {skip}")))?;
+        samples.push(Sample { index: index as u32, ..sample });
     }
+    let source = data.name().to_owned();
+    Ok((Group { prompt: Arc::new(Prompt { source, ..Prompt::default() }), samples }, with_log_probs))
 }
 
 impl super::supervised::Draw for RecordedGroups {
     fn draw(&mut self, number: u64) -> Result<Group, StageError> {
         let place = self.mixture.draw(number);
-        let (group, _) = self.read(&self.groups[place.record])?;
+        let (group, _) = read(&self.data, &self.tokenizer, &self.groups[place.record])?;
         let prompt = Prompt { epoch: place.epoch, ..Prompt::clone(&group.prompt) };
         Ok(Group { prompt: Arc::new(prompt), ..group })
     }
