@@ -56,6 +56,11 @@ pub struct Readme;
 #[cfg(all(doctest, feature = "torch"))]
 #[doc = include_str!("../docs/reward_models.md")]
 pub struct RewardModels;
+/// Adapters, likewise.
+#[cfg(all(doctest, feature = "torch"))]
+#[doc = include_str!("../docs/lora.md")]
+pub struct Lora;
+
 /// How a run changes its mind, likewise.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/changing.md")]
