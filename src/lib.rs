@@ -65,6 +65,10 @@ pub struct Data;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/chat.md")]
 pub struct Chats;
+/// Adapters, likewise.
+#[cfg(all(doctest, feature = "torch"))]
+#[doc = include_str!("../docs/lora.md")]
+pub struct Lora;
 
 /// How a run changes its mind, likewise.
 #[cfg(doctest)]
