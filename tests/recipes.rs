@@ -4,7 +4,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use serde_json::Value as Json;
 use rollflow::recipe::advantage::{Advantage, Constant, LeaveOneOut};
 use rollflow::recipe::correction::{Correction, Level, MaskedIs, Proximal, Reject, TruncatedIs};
 use rollflow::recipe::critic::Critic;
@@ -19,6 +18,7 @@ use rollflow::recipe::reward::{Combine, Composition, ModelRule, PartRule, RegexR
 use rollflow::recipe::task::{JsonlTask, RewardModel, Sft, TaskData};
 use rollflow::recipe::train::{Aggregation, OnNonfinite, ScheduleKind, Train};
 use rollflow::recipe::{Custom, Machine, Params, Pipeline, Plan, check_text_on, load, parse, reference};
+use serde_json::Value as Json;
 
 const MACHINE: Machine = Machine { threads: 2 };
 
@@ -73,7 +73,8 @@ fn fits(value: &Json, schema: &Json) -> bool {
             of => fits(value, of),
         })
     });
-    let required = schema["required"].as_array().is_none_or(|keys| keys.iter().all(|key| value.get(key.as_str().unwrap()).is_some()));
+    let required =
+        schema["required"].as_array().is_none_or(|keys| keys.iter().all(|key| value.get(key.as_str().unwrap()).is_some()));
     let items = value.as_array().is_none_or(|items| items.iter().all(|item| schema.get("items").is_none_or(|of| fits(item, of))));
     one && constant && kind && keys && required && items
 }
@@ -89,7 +90,13 @@ fn the_schema_takes_every_shipped_recipe_resolved_or_not_and_no_misspelled_one()
     }
     let sound = "pipeline = 'grpo'\nmodel = { kind = 'tiny' }\ntask = { kind = 'arithmetic' }\n";
     assert!(fits(&json(sound), &schema) && fits(&json(&format!("include = 'a.toml'\n{sound}")), &schema));
-    for wrong in ["pipelin = 'grpo'", "pipeline = 'gpro'", "[model]\nkind = 'tiny'\nhiden = 1", "[train]\nsteps = -1", "[train]\nlr = 'fast'"] {
+    for wrong in [
+        "pipelin = 'grpo'",
+        "pipeline = 'gpro'",
+        "[model]\nkind = 'tiny'\nhiden = 1",
+        "[train]\nsteps = -1",
+        "[train]\nlr = 'fast'",
+    ] {
         assert!(!fits(&json(wrong), &schema), "{wrong}");
     }
 }

@@ -16,6 +16,20 @@ fn a_good_recipe_checks_and_shows_what_follows_from_it() {
 }
 
 #[test]
+fn scripts_and_editors_get_what_check_finds_as_json() {
+    let good: Value = serde_json::from_str(&rollflow(&["check", GRPO, "--json"]).out).unwrap();
+    assert_eq!((&good["ok"], &good["facts"]["steps"]), (&Value::Bool(true), &Value::from("600")));
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = folder.path().join("bad.toml");
+    std::fs::write(&recipe, "pipeline = \"grpo\"\n[model]\nkind = \"tiny\"\nhiden = 64\n[task]\nkind = \"arithmetic\"\n")
+        .unwrap();
+    let refused = rollflow(&["check", recipe.to_str().unwrap(), "--json"]);
+    assert_eq!((refused.code, refused.err.as_str()), (Some(2), ""));
+    let errors: Value = serde_json::from_str(&refused.out).unwrap();
+    assert_eq!((&errors["errors"][0]["line"], &errors["errors"][0]["key"]), (&Value::from(4), &Value::from("model.hiden")));
+}
+
+#[test]
 fn a_bad_recipe_exits_with_2_and_tells_all_that_is_wrong_where_it_is_written() {
     let folder = tempfile::tempdir().unwrap();
     let recipe = folder.path().join("bad.toml");
@@ -43,8 +57,10 @@ fn small(text: &str) -> Vec<String> {
         ("[model]", "model={kind=\"tiny\",hidden=16,layers=1,heads=2,kv_heads=1,intermediate=32}"),
         ("[sft]", "sft.steps=2"),
         ("[sft]", "sft.batch=4"),
+        ("[sft]", "sft.schedule={kind=\"constant\"}"),
         ("[reward_model]", "reward_model.steps=2"),
         ("[reward_model]", "reward_model.batch=4"),
+        ("[reward_model]", "reward_model.schedule={kind=\"constant\"}"),
         ("[train]", "train.steps=3"),
         ("[train]", "train.schedule={kind=\"constant\"}"),
         ("[train]", "reward={kind=\"regex\",pattern=\"[0-9]\"}"),
@@ -73,9 +89,9 @@ fn every_shipped_recipe_checks_and_runs_a_few_steps() {
             text += &std::fs::read_to_string(path.with_file_name("grpo.toml")).unwrap();
         }
         let sets = small(&text);
-        let sets = sets.iter().flat_map(|set| ["--set", set]);
         let out = folder.path().join(path.file_stem().unwrap());
-        let run: Vec<&str> = ["run", name, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect();
+        let mut run = vec!["run", name, "--out", out.to_str().unwrap()];
+        sets.iter().for_each(|set| run.extend(["--set", set]));
         let ended = rollflow(&run);
         assert_eq!(ended.code, Some(0), "{name}: {}", ended.err);
         let rows = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
@@ -90,7 +106,10 @@ fn every_shipped_recipe_checks_and_runs_a_few_steps() {
 fn values_come_from_bases_the_recipe_the_environment_and_arguments_in_this_order() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-    write("base.toml", "pipeline = \"grpo\"\n[model]\nkind = \"tiny\"\nhidden = 64\n[task]\nkind = \"arithmetic\"\n[train]\nsteps = 11\nlr = 1e-3\n[batch]\ngroups = 3\n");
+    write(
+        "base.toml",
+        "pipeline = \"grpo\"\n[model]\nkind = \"tiny\"\nhidden = 64\n[task]\nkind = \"arithmetic\"\n[train]\nsteps = 11\nlr = 1e-3\n[batch]\ngroups = 3\n",
+    );
     write("mine.toml", "include = \"base.toml\"\n[train]\nsteps = 12\n[generate]\ngroup_size = 2\n");
     let mine = folder.path().join("mine.toml");
     let mine = mine.to_str().unwrap();
@@ -134,7 +153,9 @@ fn the_saved_recipe_of_a_composed_one_repeats_the_run() {
     let (mine, first, again) = (folder.path().join("mine.toml"), folder.path().join("first"), folder.path().join("again"));
     let base = concat!(env!("CARGO_MANIFEST_DIR"), "/recipes/grpo.toml");
     std::fs::write(&mine, format!("include = {base:?}\n[train]\nlr = 3e-3\n")).unwrap();
-    let run = command(&crate::running::run_args(mine.to_str().unwrap(), &first, &["seed=4"])).env("ROLLFLOW__TRAIN__ENTROPY_COEF", "0.01").output();
+    let run = command(&crate::running::run_args(mine.to_str().unwrap(), &first, &["seed=4"]))
+        .env("ROLLFLOW__TRAIN__ENTROPY_COEF", "0.01")
+        .output();
     assert_eq!(run.unwrap().status.code(), Some(0));
     let recipe = first.join("recipe.toml");
     let text = std::fs::read_to_string(&recipe).unwrap();
@@ -152,7 +173,9 @@ fn what_init_writes_is_accepted_with_a_comment_to_every_section() {
     std::fs::write(&data, "{\"question\":\"1+1\",\"solution\":\"2\"}\n").unwrap();
     let data = data.to_str().unwrap();
     let file = ["--task", data, "--prompt-key", "question", "--answer-key", "solution"];
-    for (at, args) in [&[][..], &["--pipeline", "sft"], &file, &[&file[..], &["--pipeline", "sft", "--steps", "7"]].concat()].iter().enumerate() {
+    for (at, args) in
+        [&[][..], &["--pipeline", "sft"], &file, &[&file[..], &["--pipeline", "sft", "--steps", "7"]].concat()].iter().enumerate()
+    {
         let path = folder.path().join(format!("{at}.toml"));
         let path = path.to_str().unwrap();
         let written = rollflow(&[&["init", path, "--yes"][..], args].concat());
@@ -169,17 +192,18 @@ fn what_init_writes_is_accepted_with_a_comment_to_every_section() {
 #[test]
 fn shells_and_man_know_every_subcommand() {
     let help = rollflow(&["--help"]).out;
-    let commands: Vec<&str> = help.lines().skip_while(|line| *line != "Commands:").skip(1).map_while(|line| line.split_whitespace().next()).collect();
+    let commands: Vec<&str> =
+        help.lines().skip_while(|line| *line != "Commands:").skip(1).map_while(|line| line.split_whitespace().next()).collect();
     assert!(commands.len() > 14 && commands.contains(&"compare"), "{commands:?}");
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/command.md")).unwrap();
     let man = rollflow(&["man"]).out;
+    let completions = ["bash", "zsh", "fish"].map(|shell| rollflow(&["completions", shell]).out);
     for name in commands.iter().filter(|name| **name != "help") {
         assert!(man.contains(name) && page.contains(&format!("| `{name}")), "{name}");
-        assert!(rollflow(&["man", name]).out.contains(".TH"), "{name}");
-        for shell in ["bash", "zsh", "fish"] {
-            assert!(rollflow(&["completions", shell]).out.contains(name), "{shell} {name}");
-        }
+        assert!(completions.iter().all(|script| script.contains(name)), "{name}");
     }
+    assert!(rollflow(&["man", "compare"]).out.contains("metric"), "a page for each");
+    assert_eq!(rollflow(&["man", "nothing"]).code, Some(1));
 }
 
 #[test]
