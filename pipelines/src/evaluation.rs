@@ -81,10 +81,11 @@ pub fn evaluate(
     let exam = Arc::new(exam(plan, &eval, registry)?);
     let asked = asked(plan, &eval, model);
     let answered = go_on(out, &asked)?;
-    let mut answers = AnswerWriter::create(out.join(ANSWERS), &answered)?;
+    let mut evaluation = Evaluation::begin(&exam, 0, answered);
+    // Without those of prompts that are asked again.
+    let mut answers = AnswerWriter::create(out.join(ANSWERS), evaluation.answers())?;
     write_evaluation(out, &asked, None)?;
     let mut engine = policy.engine(eval.slots, plan.seed);
-    let mut evaluation = Evaluation::begin(&exam, 0, answered);
     let each = eval.samples as usize + usize::from(eval.greedy);
     while !evaluation.is_done() {
         for judged in evaluation.advance(&mut engine, policy.tokenizer())? {

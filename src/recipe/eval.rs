@@ -8,8 +8,8 @@ section! {
     /// Evaluation beside the training, pinned to published weights, and what `rollflow eval` asks. Training does not wait for it, except that a
     /// synchronous run (`flow.max_staleness = 0`) writes a step down when its evaluation is done.
     pub struct Eval {
-        /// Optimizer steps from one evaluation to the next; the weights before the first step and after the last are evaluated, too. 0 leaves evaluation
-        /// to `rollflow eval`.
+        /// Optimizer steps from one evaluation to the next, whole publishes (`sync.every`); the weights before the first step are evaluated, too, and those
+        /// after `train.steps` if they are published. 0 leaves evaluation to `rollflow eval`.
         every: u64 = 50;
         /// What is asked, as in `[task]`; left out, the run's own task.
         task: Option<Task> = None;

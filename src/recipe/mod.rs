@@ -43,7 +43,7 @@ pub use load::{Complaint, load, load_with, parse, parse_with, variables};
 pub use params::{Custom, Params, ParamsError};
 pub use plan::{Pipeline, Plan};
 pub use reference::reference;
-pub use render::{check_text, check_text_on};
+pub use render::{check_text, check_text_on, facts};
 pub use schema::schema;
 pub use section::NoKeys;
 pub use timeline::Timeline;

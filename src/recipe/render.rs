@@ -69,7 +69,8 @@ pub fn check_text_on(plan: &Plan, machine: Machine) -> String {
     text
 }
 
-fn facts(plan: &Plan, machine: Machine) -> Vec<(&'static str, String)> {
+/// The derived numbers that [`check_text`] prints: what, and how much.
+pub fn facts(plan: &Plan, machine: Machine) -> Vec<(&'static str, String)> {
     let mut facts = vec![("model", model(plan)), ("steps", plan.steps().to_string())];
     let epoch = plan.steps_per_epoch().map(|steps| format!("{steps:.1} steps"));
     let samples = plan.samples_per_step();

@@ -21,8 +21,13 @@ pub struct RecipeArgs {
 
 /// The plan, or all of the recipe's errors on standard error.
 pub fn load(args: &RecipeArgs, registry: &Registry) -> Option<Plan> {
+    try_load(args, registry).map_err(|errors| show(&errors)).ok()
+}
+
+/// The plan, or all that is wrong with it.
+pub fn try_load(args: &RecipeArgs, registry: &Registry) -> Result<Plan, RecipeErrors> {
     let sets = [recipe::variables(variables()), args.sets.clone()].concat();
-    recipe::load_with(&args.recipe, &sets, |plan| registry.complaints(plan)).map_err(|errors| show(&errors)).ok()
+    recipe::load_with(&args.recipe, &sets, |plan| registry.complaints(plan))
 }
 
 /// The plan of a run. The files that it names may be gone or lie elsewhere by now, and are not looked for.

@@ -23,7 +23,7 @@ fn a_synchronous_run_evaluates_every_version_that_is_due_and_repeats_its_numbers
     let steps: Vec<u64> = evaluations.iter().map(|row| row["step"].as_u64().unwrap()).collect();
     assert_eq!(steps, [0, 2, 4, 5], "before the first step, every second, and the last");
     for row in &evaluations {
-        assert_eq!(row["eval_version"].as_u64().unwrap(), row["step"].as_u64().unwrap() + 1, "pinned: {row}");
+        assert_eq!(row["eval_version"].as_f64().unwrap(), row["step"].as_f64().unwrap() + 1.0, "pinned: {row}");
         for name in ["eval_greedy_accuracy_ratio", "eval_accuracy_ratio", "eval_reward_mean", "eval_pass_at_2", "eval_pass_at_4"]
         {
             assert!(row[name].is_number(), "{name}: {row}");

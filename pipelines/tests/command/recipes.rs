@@ -16,6 +16,20 @@ fn a_good_recipe_checks_and_shows_what_follows_from_it() {
 }
 
 #[test]
+fn scripts_and_editors_get_what_check_finds_as_json() {
+    let good: Value = serde_json::from_str(&rollflow(&["check", GRPO, "--json"]).out).unwrap();
+    assert_eq!((&good["ok"], &good["facts"]["steps"]), (&Value::Bool(true), &Value::from("600")));
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = folder.path().join("bad.toml");
+    std::fs::write(&recipe, "pipeline = \"grpo\"\n[model]\nkind = \"tiny\"\nhiden = 64\n[task]\nkind = \"arithmetic\"\n")
+        .unwrap();
+    let refused = rollflow(&["check", recipe.to_str().unwrap(), "--json"]);
+    assert_eq!((refused.code, refused.err.as_str()), (Some(2), ""));
+    let errors: Value = serde_json::from_str(&refused.out).unwrap();
+    assert_eq!((&errors["errors"][0]["line"], &errors["errors"][0]["key"]), (&Value::from(4), &Value::from("model.hiden")));
+}
+
+#[test]
 fn a_bad_recipe_exits_with_2_and_tells_all_that_is_wrong_where_it_is_written() {
     let folder = tempfile::tempdir().unwrap();
     let recipe = folder.path().join("bad.toml");
@@ -43,8 +57,10 @@ fn small(text: &str) -> Vec<String> {
         ("[model]", "model={kind=\"tiny\",hidden=16,layers=1,heads=2,kv_heads=1,intermediate=32}"),
         ("[sft]", "sft.steps=2"),
         ("[sft]", "sft.batch=4"),
+        ("[sft]", "sft.schedule={kind=\"constant\"}"),
         ("[reward_model]", "reward_model.steps=2"),
         ("[reward_model]", "reward_model.batch=4"),
+        ("[reward_model]", "reward_model.schedule={kind=\"constant\"}"),
         ("[train]", "train.steps=3"),
         ("[train]", "train.schedule={kind=\"constant\"}"),
         ("[train]", "reward={kind=\"regex\",pattern=\"[0-9]\"}"),
@@ -181,13 +197,13 @@ fn shells_and_man_know_every_subcommand() {
     assert!(commands.len() > 14 && commands.contains(&"compare"), "{commands:?}");
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/command.md")).unwrap();
     let man = rollflow(&["man"]).out;
+    let completions = ["bash", "zsh", "fish"].map(|shell| rollflow(&["completions", shell]).out);
     for name in commands.iter().filter(|name| **name != "help") {
         assert!(man.contains(name) && page.contains(&format!("| `{name}")), "{name}");
-        assert!(rollflow(&["man", name]).out.contains(".TH"), "{name}");
-        for shell in ["bash", "zsh", "fish"] {
-            assert!(rollflow(&["completions", shell]).out.contains(name), "{shell} {name}");
-        }
+        assert!(completions.iter().all(|script| script.contains(name)), "{name}");
     }
+    assert!(rollflow(&["man", "compare"]).out.contains("metric"), "a page for each");
+    assert_eq!(rollflow(&["man", "nothing"]).code, Some(1));
 }
 
 #[test]

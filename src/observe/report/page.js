@@ -225,7 +225,9 @@ function graph() {
   }
   for (const edge of of.weights) {
     const [x1, y1] = middle(edge.from), [x2, y2] = middle(edge.to), top = Math.min(y1, y2) - h / 2 - 26;
-    root.append(svg("path", { d: `M${x1} ${y1 - h / 2}C${x1} ${top} ${x2} ${top} ${x2} ${y2 - h / 2 - 2}`, fill: "none", stroke: "var(--weights)", "stroke-width": 2, "stroke-dasharray": "5 4", "marker-end": "url(#tip)" }));
+    // Around what stands between two stages of one column.
+    const aside = Math.abs(x1 - x2) < w && y1 !== y2 ? w * 0.9 : 0;
+    root.append(svg("path", { d: `M${x1} ${y1 - h / 2}C${x1 + aside} ${top} ${x2 + aside} ${top} ${x2} ${y2 - h / 2 - 2}`, fill: "none", stroke: "var(--weights)", "stroke-width": 2, "stroke-dasharray": "5 4", "marker-end": "url(#tip)" }));
   }
   of.nodes.forEach((node, i) => {
     const [x, y] = place[i], busy = data.stages.find((stage) => stage.name === node.name);

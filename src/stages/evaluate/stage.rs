@@ -146,10 +146,10 @@ impl<E: TokenEngine> Evaluator<E> {
         let first = trained.step == 0;
         let step = if first { self.before } else { trained.step };
         let known = first && self.before > 0;
-        if let Some(publish) = trained.publish.as_ref().filter(|_| self.is_due(step) && !known) {
-            if let Some((left_out, _)) = desk.next.replace((step, publish.clone())) {
-                tracing::warn!("Evaluation of step {left_out} left out: the one before is still under way; raise eval.every");
-            }
+        if let Some(publish) = trained.publish.as_ref().filter(|_| self.is_due(step) && !known)
+            && let Some((left_out, _)) = desk.next.replace((step, publish.clone()))
+        {
+            tracing::warn!("Evaluation of step {left_out} left out: the one before is still under way; raise eval.every");
         }
         let before = desk.held.replace(trained);
         self.begin_next(desk)?;
