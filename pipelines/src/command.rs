@@ -19,7 +19,7 @@ use crate::registry::Registry;
 use crate::resume::{ResumePoint, rewind_to_checkpoint};
 use crate::run_folder::{Outputs, RECIPE, RunFolder};
 use crate::simulate::profile::Profile;
-use crate::{parts, replay, reward_model, sft, simulate};
+use crate::{models, parts, replay, reward_model, sft, simulate};
 
 /// RL post-training of language models as a pipelined dataflow.
 #[derive(Parser)]
@@ -61,6 +61,12 @@ enum Command {
     Check {
         #[command(flatten)]
         recipe: RecipeArgs,
+    },
+    /// List the popular models that recipes may name by `model.preset`, and what is in the hub's local cache.
+    Models {
+        /// As JSON, for scripts.
+        #[arg(long)]
+        json: bool,
     },
     /// Draw a recipe's pipeline.
     Graph {
@@ -158,6 +164,10 @@ fn dispatch(command: Command, registry: &Registry) -> Result<ExitCode> {
         Command::Check { recipe } => {
             let Some(plan) = load(&recipe, registry) else { return Ok(ExitCode::from(2)) };
             print!("{}", recipe::check_text(&plan));
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Models { json } => {
+            print!("{}", models::list(json));
             Ok(ExitCode::SUCCESS)
         }
         Command::Graph { recipe, format } => {

@@ -10,6 +10,7 @@ mod command;
 pub mod grpo;
 pub mod lessons;
 pub mod losses;
+mod models;
 pub mod parts;
 mod references;
 pub mod registry;

@@ -4,6 +4,7 @@ use anyhow::{Context, Result, anyhow};
 use rollflow::data::{DataBuffer, Pair, RankedPair, arithmetic, jsonl};
 use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::flow::{Capacity, WeightsRx};
+use rollflow::hub;
 use rollflow::model::{Compute, Dtype, FrozenWeights};
 use rollflow::prelude::*;
 use rollflow::recipe::model::{DeviceName, ModelSource, Precision};
@@ -54,7 +55,7 @@ pub fn policy(plan: &Plan) -> Result<Policy> {
             };
             Policy::random(config, tokenizer, plan.seed)?
         }
-        ModelSource::Folder(folder) => Policy::load(&folder.path)?,
+        ModelSource::Folder(folder) => Policy::load(folder.name())?,
     };
     Ok(policy.computing(compute(plan)?))
 }
@@ -63,7 +64,7 @@ pub fn policy(plan: &Plan) -> Result<Policy> {
 pub fn tokenizer(plan: &Plan) -> Result<Tokenizer> {
     Ok(match &plan.model.source {
         ModelSource::Tiny(tiny) => Tokenizer::characters(CHARACTERS, tiny.vocab)?,
-        ModelSource::Folder(folder) => Tokenizer::from_dir(&folder.path)?,
+        ModelSource::Folder(folder) => Tokenizer::from_dir(&hub::locate(&folder.name())?)?,
     })
 }
 
@@ -104,7 +105,7 @@ pub fn supervised_samples(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<Vec
 /// The model that a reward model starts from: the recipe's, with a head drawn by the seed unless it has one.
 pub fn score_model(plan: &Plan) -> Result<ScoreModel> {
     Ok(match &plan.model.source {
-        ModelSource::Folder(folder) => ScoreModel::begin(&folder.path, plan.seed)?.computing(compute(plan)?),
+        ModelSource::Folder(folder) => ScoreModel::begin(folder.name(), plan.seed)?.computing(compute(plan)?),
         ModelSource::Tiny(_) => ScoreModel::from_policy(&policy(plan)?, Some(plan.seed)),
     })
 }

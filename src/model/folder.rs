@@ -14,15 +14,17 @@ use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
 use super::{Dtype, Entry, Layout, ModelConfig, ModelError, TensorProblems, Weights};
+use crate::hub;
 
 /// Bytes that are read at a time.
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// Loads `config.json` and the weights beside it, `model.safetensors` or the shards of `model.safetensors.index.json`, as f32;
+/// Loads a folder, or a model in the hub's cache by its id: `config.json` and the weights beside it, `model.safetensors` or the shards of `model.safetensors.index.json`, as f32;
 /// [`ModelConfig::dtype`] says what they are in the folder. Everything that is wrong with the tensors is reported at once.
 ///
 /// Memory: 4 bytes a parameter, which is what an f32 folder has on disk and twice what a bf16 or f16 folder has, and a few megabytes.
 pub fn load_hf(dir: &Path) -> Result<(ModelConfig, Weights), ModelError> {
+    let dir = &hub::locate(dir)?;
     let config = ModelConfig::from_dir(dir)?;
     let (weights, dtype) = read_weights(&config, dir, weight_files(dir)?)?;
     Ok((ModelConfig { dtype, ..config }, weights))

@@ -28,7 +28,7 @@ mod views;
 mod weights;
 mod write_config;
 
-pub use compute::{Compute, NoDevice};
+pub use compute::{Compute, NoDevice, gpu_memory};
 pub use config::{Factors, Head, ModelConfig, RopeScaling};
 pub use decoder::Decoder;
 pub use dtype::Dtype;

@@ -17,10 +17,13 @@ pub mod generate;
 pub mod kl;
 mod load;
 pub mod loss;
+#[cfg(feature = "torch")]
+mod memory;
 pub mod model;
 pub mod pairs;
 mod params;
 pub mod plan;
+pub mod presets;
 mod reference;
 pub mod reference_policy;
 mod render;
@@ -35,6 +38,8 @@ pub use algorithm::create_algorithm_config;
 pub use derive::Machine;
 pub use error::{Place, RecipeError, RecipeErrors};
 pub use load::{Complaint, load, load_with, parse, parse_with};
+#[cfg(feature = "torch")]
+pub use memory::{MemoryPart, MemoryPlan};
 pub use params::{Custom, Params, ParamsError};
 pub use plan::{Pipeline, Plan};
 pub use reference::reference;

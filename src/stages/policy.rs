@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::data::{Pair, Sample, Tokenizer, TokenizerError};
+use crate::hub;
 use crate::model::{Compute, Decoder, FrozenWeights, Head, ModelConfig, ModelError, Weights, load_hf};
 use crate::train::{LocalBackend, LocalConfig};
 
@@ -34,10 +35,11 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// A Hugging Face folder: `config.json`, safetensors, `tokenizer.json`.
+    /// A Hugging Face folder (`config.json`, safetensors, `tokenizer.json`), or a model in the hub's local cache by its id.
     pub fn load(dir: impl AsRef<Path>) -> Result<Self, PolicyError> {
-        let (config, weights) = load_hf(dir.as_ref())?;
-        Self::new(config, FrozenWeights::of_own(weights), Tokenizer::from_dir(dir.as_ref())?)
+        let dir = hub::locate(dir.as_ref()).map_err(ModelError::from)?;
+        let (config, weights) = load_hf(&dir)?;
+        Self::new(config, FrozenWeights::of_own(weights), Tokenizer::from_dir(&dir)?)
     }
 
     /// A fresh model with random weights.

@@ -6,6 +6,7 @@ mod changing;
 mod console;
 mod crashes;
 mod disks;
+mod models;
 mod recipes;
 mod references;
 mod registering;
