@@ -79,7 +79,9 @@ impl Cache {
         })?;
         match missing(&folder) {
             None => Ok(folder),
-            Some(what) => Err(refused(format!("which is in the hub's cache only in part: {what} is missing in {}", folder.display()))),
+            Some(what) => {
+                Err(refused(format!("which is in the hub's cache only in part: {what} is missing in {}", folder.display())))
+            }
         }
     }
 
