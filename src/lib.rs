@@ -9,6 +9,7 @@ pub mod algo;
 pub mod data;
 pub mod engine;
 pub mod flow;
+pub mod hub;
 #[cfg(feature = "torch")]
 pub mod model;
 pub mod observe;

@@ -263,7 +263,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         plan.sft = (sft || flag).then(|| Sft { steps, batch: few, lr: real, data, ..Sft::default() });
         plan.task.shuffle = flag;
         if !flag {
-            plan.model.source = ModelSource::Folder(ModelFolder { path: "a \"b\"".into() });
+            plan.model.source = ModelSource::Folder(ModelFolder { path: "a \"b\"".into(), preset: None });
             plan.task.data = TaskData::Jsonl(JsonlTask { path: "c.jsonl".into(), limit: Some(few), ..JsonlTask::default() });
             if choice == 1 {
                 let columns = Some(SourceColumns { prompt: Some(pattern.clone()), ..SourceColumns::default() });

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use rollflow::hub;
 use rollflow::model::{Dtype, Lora, ModelConfig, save_hf};
 use rollflow::prelude::*;
 use rollflow::recipe::model::ModelSource;
@@ -39,7 +40,7 @@ fn begun<'a>(plan: &'a Plan, run: &Path) -> Result<Cow<'a, Plan>> {
     let path = match Lineage::read(run)? {
         Some(lineage) => lineage.found(run)?,
         None => {
-            let path = model_folder(&folder.path)?;
+            let path = model_folder(&folder.name())?;
             if let Some(lineage) = Lineage::of(run, &path) {
                 lineage.write(run)?;
             }
@@ -48,7 +49,7 @@ fn begun<'a>(plan: &'a Plan, run: &Path) -> Result<Cow<'a, Plan>> {
     };
     let mut plan = plan.clone();
     if let ModelSource::Folder(folder) = &mut plan.model.source {
-        folder.path = path;
+        (folder.path, folder.preset) = (path, None);
     }
     Ok(Cow::Owned(plan))
 }
@@ -85,6 +86,7 @@ pub fn keep(policy: &Policy, run: &Path, name: &str) -> Result<()> {
 /// The model folder that `path` means: itself, or the newest complete checkpoint of the run that it is the folder of. `sft_final` is newer than any
 /// number.
 pub fn model_folder(path: &Path) -> Result<PathBuf> {
+    let path = &*hub::locate(path)?;
     let is_model = |path: &Path| ["config.json", "adapter_config.json"].iter().any(|file| path.join(file).is_file());
     if is_model(path) {
         return Ok(path.to_owned());

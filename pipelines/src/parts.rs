@@ -66,7 +66,7 @@ pub fn base(plan: &Plan) -> Result<Policy> {
             };
             Policy::random(config, tokenizer, plan.seed)?
         }
-        ModelSource::Folder(folder) => Policy::load_with(origin::model_folder(&folder.path)?, tokenizer(plan)?)?,
+        ModelSource::Folder(folder) => Policy::load_with(origin::model_folder(&folder.name())?, tokenizer(plan)?)?,
     };
     Ok(policy.computing(compute(plan)?))
 }
@@ -75,7 +75,7 @@ pub fn base(plan: &Plan) -> Result<Policy> {
 pub fn tokenizer(plan: &Plan) -> Result<Tokenizer> {
     let tokenizer = match &plan.model.source {
         ModelSource::Tiny(tiny) => Tokenizer::characters(CHARACTERS, tiny.vocab)?,
-        ModelSource::Folder(folder) => Tokenizer::from_dir(&tokenizer_folder(origin::model_folder(&folder.path)?))?,
+        ModelSource::Folder(folder) => Tokenizer::from_dir(&tokenizer_folder(origin::model_folder(&folder.name())?))?,
     };
     conversations::tokenizer(plan, tokenizer)
 }
@@ -111,7 +111,7 @@ pub(crate) fn sums(task: &Arithmetic, seed: u64) -> Vec<Pair> {
 pub fn score_model(plan: &Plan) -> Result<ScoreModel> {
     Ok(match &plan.model.source {
         ModelSource::Folder(folder) => {
-            ScoreModel::begin(origin::model_folder(&folder.path)?, plan.seed)?.computing(compute(plan)?)
+            ScoreModel::begin(origin::model_folder(&folder.name())?, plan.seed)?.computing(compute(plan)?)
         }
         ModelSource::Tiny(_) => ScoreModel::from_policy(&policy(plan)?, Some(plan.seed)),
     })

@@ -73,3 +73,29 @@ impl Compute {
         Err(NoDevice { wanted: self.device_name(), found })
     }
 }
+
+/// Bytes of a GPU's memory, asked of the CUDA runtime that came with libtorch; `None` where there is no such device, or no runtime.
+pub fn gpu_memory(index: usize) -> Option<u64> {
+    use std::ffi::{c_char, c_int, c_void};
+    unsafe extern "C" {
+        fn dlsym(handle: *mut c_void, symbol: *const c_char) -> *mut c_void;
+    }
+    type SetDevice = unsafe extern "C" fn(c_int) -> c_int;
+    type MemGetInfo = unsafe extern "C" fn(*mut usize, *mut usize) -> c_int;
+    if index as i64 >= Cuda::device_count() {
+        return None;
+    }
+    // SAFETY: dlsym looks a name up among the loaded libraries (a null handle), and these two functions have had these signatures in every
+    // CUDA runtime.
+    unsafe {
+        let set = dlsym(std::ptr::null_mut(), c"cudaSetDevice".as_ptr());
+        let info = dlsym(std::ptr::null_mut(), c"cudaMemGetInfo".as_ptr());
+        if set.is_null() || info.is_null() {
+            return None;
+        }
+        let (set, info) =
+            (std::mem::transmute::<*mut c_void, SetDevice>(set), std::mem::transmute::<*mut c_void, MemGetInfo>(info));
+        let (mut free, mut total) = (0, 0);
+        (set(index as c_int) == 0 && info(&mut free, &mut total) == 0).then_some(total as u64)
+    }
+}

@@ -6,6 +6,9 @@ use std::path::PathBuf;
 /// A model that can't be read, written or used.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
+    /// Neither a folder nor in the hub's cache.
+    #[error(transparent)]
+    NotFound(#[from] crate::hub::NotFound),
     /// The file system refused.
     #[error("{}: {source}", path.display())]
     Io {

@@ -16,16 +16,18 @@ use tch::{Kind, Tensor};
 use super::adapter_folder::{holds_adapter, load_with_base, save_adapter};
 use super::shards::{Format, Slice, save_hf_as};
 use super::{Dtype, Entry, Layout, ModelConfig, ModelError, TensorProblems, Weights};
+use crate::hub;
 
 /// Bytes that are read at a time.
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// Loads `config.json` and the weights beside it, `model.safetensors` or the shards of `model.safetensors.index.json`, as f32;
-/// [`ModelConfig::dtype`] says what they are in the folder. Everything that is wrong with the tensors is reported at once. A folder of adapters
-/// gives the model that they name, under them.
+/// Loads a folder, or a model in the hub's cache by its id: `config.json` and the weights beside it, `model.safetensors` or the shards of
+/// `model.safetensors.index.json`, as f32; [`ModelConfig::dtype`] says what they are in the folder. Everything that is wrong with the tensors is reported
+/// at once. A folder of adapters gives the model that they name, under them.
 ///
 /// Memory: 4 bytes a parameter, which is what an f32 folder has on disk and twice what a bf16 or f16 folder has, and a few megabytes.
 pub fn load_hf(dir: &Path) -> Result<(ModelConfig, Weights), ModelError> {
+    let dir = &hub::locate(dir)?;
     if holds_adapter(dir) {
         return load_with_base(dir);
     }

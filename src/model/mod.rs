@@ -32,7 +32,7 @@ mod weights;
 mod write_config;
 
 pub use adapter_folder::{base_of, load_adapter, save_adapter};
-pub use compute::{Compute, NoDevice};
+pub use compute::{Compute, NoDevice, gpu_memory};
 pub use config::{Factors, Head, ModelConfig, RopeScaling};
 pub use decoder::Decoder;
 pub use dtype::Dtype;

@@ -75,6 +75,19 @@ fn between(plan: &Plan, note: Note) {
     if let ModelSource::Tiny(tiny) = &plan.model.source {
         tiny_model(tiny, note);
     }
+    if let ModelSource::Folder(folder) = &plan.model.source {
+        match (folder.preset, folder.path.as_os_str().is_empty()) {
+            (None, true) => {
+                let help = "give it a folder, the id of a model in the hub's cache, or set model.preset";
+                note("model.path", &["model.preset"], "`model.path` is missing or empty".to_owned(), help);
+            }
+            (Some(preset), false) => {
+                let message = format!("`model.path` is given beside `model.preset`, which is {}", preset.id);
+                note("model.path", &["model.preset"], message, "leave one of them out");
+            }
+            _ => {}
+        }
+    }
     task(plan, note);
     sources::sources(plan, note);
     if let Some(sft) = &plan.sft {

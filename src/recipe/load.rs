@@ -7,11 +7,20 @@ use super::checks::{placed, problems};
 use super::data::Source;
 use super::document::{self, Node, Value};
 use super::error::{Place, RecipeError, RecipeErrors};
+#[cfg(feature = "torch")]
+use super::memory;
+#[cfg(feature = "torch")]
+use super::model::DeviceName;
 use super::model::ModelSource;
 use super::plan::Plan;
+use super::presets;
+use super::reference_policy::{Frozen, ReferencePolicy};
 use super::section::Findings;
 use super::setting::{Problem, Setting};
 use super::task::TaskData;
+use crate::hub;
+#[cfg(feature = "torch")]
+use crate::model::{Compute, Dtype};
 
 /// Sections that a recipe must spell out: nobody wants to train the wrong model because a heading was forgotten.
 const REQUIRED: [(&str, &str); 3] = [
@@ -68,7 +77,8 @@ impl From<Complaint> for Problem {
 /// [`load`], and what `further` finds wrong with the plan, at its place among the other errors.
 pub fn load_with(path: &Path, sets: &[String], further: impl Fn(&Plan) -> Vec<Complaint>) -> Result<Plan, RecipeErrors> {
     let (file, text) = read(path)?;
-    let further = |plan: &Plan| [missing_files(plan), further(plan).into_iter().map(Problem::from).collect()].concat();
+    let further =
+        |plan: &Plan| [missing_files(plan), missing_means(plan), further(plan).into_iter().map(Problem::from).collect()].concat();
     resolve(&file, &text, sets, further)
 }
 
@@ -88,7 +98,8 @@ pub fn parse(file: &str, text: &str, sets: &[String]) -> Result<Plan, RecipeErro
 }
 
 fn resolve(file: &str, text: &str, sets: &[String], further: impl Fn(&Plan) -> Vec<Problem>) -> Result<Plan, RecipeErrors> {
-    let root = document::parse(file, text, sets).map_err(RecipeErrors::of)?;
+    let mut root = document::parse(file, text, sets).map_err(RecipeErrors::of)?;
+    presets::fill(&mut root);
     let mut findings = Findings::default();
     findings.note("", &root.place);
     let plan = Plan::read(&root, "", &mut findings).unwrap_or_default();
@@ -114,10 +125,35 @@ fn require_and_refuse_sections(root: &Node, plan: &Plan, findings: &mut Findings
     }
 }
 
+/// A device that isn't there, or that has too little memory.
+#[cfg(feature = "torch")]
+fn missing_means(plan: &Plan) -> Vec<Problem> {
+    let compute = match plan.model.device {
+        DeviceName::Cpu => return memory::problems(plan),
+        DeviceName::Cuda(index) => Compute::cuda(index, Dtype::F32),
+    };
+    match compute.check() {
+        Ok(()) => memory::problems(plan),
+        Err(none) => {
+            let message = format!("`model.device` is {:?}: {none}", plan.model.device.word());
+            let help = "name a device that is there; \"cpu\" always is".to_owned();
+            vec![Problem { key: "model.device".to_owned(), from: Vec::new(), message, help }]
+        }
+    }
+}
+
+#[cfg(not(feature = "torch"))]
+fn missing_means(_plan: &Plan) -> Vec<Problem> {
+    Vec::new()
+}
+
 fn missing_files(plan: &Plan) -> Vec<Problem> {
     let mut files: Vec<(String, &PathBuf)> = Vec::new();
+    // Models may be named by an id.
+    let mut models: Vec<(String, PathBuf)> = Vec::new();
     if let ModelSource::Folder(folder) = &plan.model.source {
-        files.push(("model.path".to_owned(), &folder.path));
+        let key = if folder.preset.is_some() { "model.preset" } else { "model.path" };
+        models.push((key.to_owned(), folder.name()));
     }
     let template = plan.chat.template.as_ref().filter(|template| *template != chat::PLAIN).map(PathBuf::from);
     files.extend(template.as_ref().map(|template| ("chat.template".to_owned(), template)));
@@ -133,15 +169,19 @@ fn missing_files(plan: &Plan) -> Vec<Problem> {
     if let Some(TaskData::Jsonl(jsonl)) = asked.map(|task| &task.data) {
         files.push(("eval.task.path".to_owned(), &jsonl.path));
     }
-    if let Some(path) = plan.critic.as_ref().and_then(|critic| critic.path.as_ref()) {
-        files.push(("critic.path".to_owned(), path));
+    if let Some(path) = plan.critic.as_ref().and_then(|critic| critic.path.clone()) {
+        models.push(("critic.path".to_owned(), path));
     }
     if let Some(sft) = &plan.sft {
         sources.extend(sft.data.iter().map(|data| ("sft.data".to_owned(), Source::of(data))));
         sources.extend(numbered("sft", &sft.sources));
     }
+    if let Some(ReferencePolicy::Frozen(Frozen { path: Some(path) })) = plan.reference.as_ref().map(|reference| &reference.policy)
+    {
+        models.push(("reference.path".to_owned(), path.clone()));
+    }
     if plan.pipeline.reinforces() {
-        files.extend(plan.reward.rule.folders());
+        models.extend(plan.reward.rule.folders().into_iter().map(|(key, path)| (key, path.clone())));
     }
     files.retain(|(_, path)| !path.as_os_str().is_empty() && !path.exists());
     let missing = |(key, path): (String, &PathBuf)| Problem {
@@ -155,7 +195,14 @@ fn missing_files(plan: &Plan) -> Vec<Problem> {
         let help = "docs/data.md says what is found, and how".to_owned();
         Some(Problem { from: Vec::new(), message: format!("`{key}`: {error}"), key, help })
     };
-    files.into_iter().map(missing).chain(sources.into_iter().filter_map(unusable)).collect()
+    let unknown = |(key, name): (String, PathBuf)| {
+        let found = hub::locate(&name).err().filter(|_| !name.as_os_str().is_empty())?;
+        let message = format!("`{key}` is {found}");
+        let help = "give a folder, relative to where the command runs, or an id that is in the hub's cache (`rollflow models` lists those)";
+        Some(Problem { key, from: Vec::new(), message, help: help.to_owned() })
+    };
+    let files = files.into_iter().map(missing).chain(sources.into_iter().filter_map(unusable));
+    models.into_iter().filter_map(unknown).chain(files).collect()
 }
 
 fn numbered(section: &str, sources: &[Source]) -> Vec<(String, Source)> {

@@ -21,10 +21,13 @@ pub mod kl;
 mod load;
 pub mod lora;
 pub mod loss;
+#[cfg(feature = "torch")]
+mod memory;
 pub mod model;
 pub mod pairs;
 mod params;
 pub mod plan;
+pub mod presets;
 mod reference;
 pub mod reference_policy;
 mod render;
@@ -40,6 +43,8 @@ pub use algorithm::create_algorithm_config;
 pub use derive::Machine;
 pub use error::{Place, RecipeError, RecipeErrors};
 pub use load::{Complaint, load, load_with, parse, parse_with, variables};
+#[cfg(feature = "torch")]
+pub use memory::{MemoryPart, MemoryPlan};
 pub use params::{Custom, Params, ParamsError};
 pub use plan::{Pipeline, Plan};
 pub use reference::reference;

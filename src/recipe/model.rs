@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use super::declare::{choices, section, tagged};
 use super::document::{Node, Value};
+use super::presets::Preset;
 use super::section::Findings;
-use super::setting::{Limit, PATH_GIVEN, Setting, Written};
+use super::setting::{Limit, Setting, Written};
 
 const TINY: Limit<usize> = Limit { text: "1 to 65536", holds: |size| (1..=65536).contains(size) };
 
@@ -17,6 +18,8 @@ section! {
         device: DeviceName = DeviceName::Cpu;
         /// The format that models compute in. Trained parameters, sums of gradients and the optimizer are f32 all the same.
         dtype: Precision = Precision::default();
+        /// Whether a run is refused that takes more memory than the device has, by an estimate that `rollflow check` prints.
+        check_memory: bool = true;
     }
 }
 
@@ -116,8 +119,18 @@ section! {
 section! {
     /// A model on disk.
     pub struct ModelFolder {
-        /// The folder, relative to where the command runs.
-        path: PathBuf = PathBuf::new(), PATH_GIVEN;
+        /// The folder, relative to where the command runs, or the id of a model that is in the Hugging Face hub's local cache, such as
+        /// `Qwen/Qwen2.5-0.5B-Instruct` or, of one revision, `ORG/NAME@REVISION`. Nothing is downloaded.
+        path: PathBuf = PathBuf::new();
+        /// In the place of `path`, a popular model in that cache, which also has learning rates for recipes that name none.
+        preset: Option<&'static Preset> = None;
+    }
+}
+
+impl ModelFolder {
+    /// What is looked for: a folder or an id.
+    pub fn name(&self) -> PathBuf {
+        self.preset.map_or_else(|| self.path.clone(), |preset| preset.id.into())
     }
 }
 

@@ -52,9 +52,15 @@ fn inline(value: &Written) -> Option<String> {
     }
 }
 
-/// What `rollflow check` prints about a sound plan: its derived numbers, and warnings for this machine.
+/// What `rollflow check` prints about a sound plan: its derived numbers, warnings for this machine, and what it takes of its memory.
 pub fn check_text(plan: &Plan) -> String {
-    check_text_on(plan, Machine::here())
+    let text = check_text_on(plan, Machine::here());
+    #[cfg(feature = "torch")]
+    let text = match super::MemoryPlan::of(plan) {
+        Ok(memory) => text + &memory.to_string(),
+        Err(error) => text + &format!("warning: what it takes of memory is not known: {error}\n"),
+    };
+    text
 }
 
 /// [`check_text`] for another machine.
@@ -151,7 +157,7 @@ fn count(number: u64, what: &str) -> String {
 
 fn model(plan: &Plan) -> String {
     match &plan.model.source {
-        ModelSource::Folder(folder) => folder.path.display().to_string(),
+        ModelSource::Folder(folder) => folder.name().display().to_string(),
         ModelSource::Tiny(tiny) => format!("tiny, about {:.2} million parameters", tiny.parameters() as f64 / 1e6),
     }
 }

@@ -35,6 +35,9 @@ impl Findings {
     }
 }
 
+/// What other systems call the spreading of a model over devices, which isn't here.
+const SHARDING: [&str; 6] = ["fsdp", "shard", "parallel_size", "deepspeed", "zero_stage", "num_gpus"];
+
 /// A group of keys. Implemented by the macros of `declare`.
 pub(crate) trait Section: Default {
     /// What the section is for.
@@ -165,6 +168,7 @@ impl Reader<'_> {
             let mut elsewhere = sections_with(key);
             elsewhere.retain(|section| *section != format!("[{}]", self.path));
             let help = match nearest(key, &self.known) {
+                _ if SHARDING.iter().any(|word| key.contains(word)) => format!("a model is held whole on one device; {known}"),
                 Some(name) => format!("did you mean `{name}`? {known}"),
                 None if !elsewhere.is_empty() => format!("`{key}` is a key of {}; {known}", elsewhere.join(" and ")),
                 None => known,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::data::chat::ChatError;
 use crate::data::source::prepare_pair;
 use crate::data::{Pair, Sample, Tokenizer, TokenizerError};
+use crate::hub;
 use crate::model::{
     Compute, Decoder, FrozenWeights, Head, Lora, ModelConfig, ModelError, Weights, base_of, load_adapter, load_hf, load_like,
 };
@@ -40,10 +41,11 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// A Hugging Face folder: `config.json`, safetensors, `tokenizer.json`. Or one of adapters, which names such a folder; its tokenizer is taken
-    /// where it has none of its own.
+    /// A Hugging Face folder (`config.json`, safetensors, `tokenizer.json`), or a model in the hub's local cache by its id. Or a folder of adapters,
+    /// which names such a one; its tokenizer is taken where it has none of its own.
     pub fn load(dir: impl AsRef<Path>) -> Result<Self, PolicyError> {
-        let tokenizer = Tokenizer::from_dir(&tokenizer_folder(dir.as_ref().to_owned()))?;
+        let dir = hub::locate(dir.as_ref()).map_err(ModelError::from)?;
+        let tokenizer = Tokenizer::from_dir(&tokenizer_folder(dir.clone()))?;
         Self::load_with(dir, tokenizer)
     }
 

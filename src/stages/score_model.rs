@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::Policy;
 use crate::data::chat::{ChatError, ChatInput};
 use crate::data::{ChatMessage, PromptText, RankedPair, Sample, Status, Tokenizer, TokenizerError};
+use crate::hub;
 use crate::model::{Compute, FrozenWeights, Head, ModelConfig, ModelError, Weights, load_hf};
 use crate::train::{LocalBackend, LocalConfig};
 
@@ -59,16 +60,18 @@ pub struct ScoreModel {
 }
 
 impl ScoreModel {
-    /// A Hugging Face folder of a sequence classifier with one label.
+    /// A Hugging Face folder of a sequence classifier with one label, or such a model in the hub's local cache by its id.
     pub fn load(dir: impl AsRef<Path>) -> Result<Self, ScoreModelError> {
-        let (config, weights) = load_hf(dir.as_ref())?;
-        Self::new(config, FrozenWeights::of_own(weights), Tokenizer::from_dir(dir.as_ref())?)
+        let dir = hub::locate(dir.as_ref()).map_err(ModelError::from)?;
+        let (config, weights) = load_hf(&dir)?;
+        Self::new(config, FrozenWeights::of_own(weights), Tokenizer::from_dir(&dir)?)
     }
 
     /// What training starts from: such a folder, or one of a language model, which gets a head drawn by `seed`.
     pub fn begin(dir: impl AsRef<Path>, seed: u64) -> Result<Self, ScoreModelError> {
-        let (config, weights) = load_hf(dir.as_ref())?;
-        let tokenizer = Tokenizer::from_dir(dir.as_ref())?;
+        let dir = hub::locate(dir.as_ref()).map_err(ModelError::from)?;
+        let (config, weights) = load_hf(&dir)?;
+        let tokenizer = Tokenizer::from_dir(&dir)?;
         match config.head {
             Head::Score => Self::new(config, FrozenWeights::of_own(weights), tokenizer),
             Head::Words => Self::new(config.scoring(), FrozenWeights::of_own(weights.scoring(&config, Some(seed))), tokenizer),

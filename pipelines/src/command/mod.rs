@@ -12,6 +12,7 @@ mod export;
 mod generate;
 mod graph;
 mod init;
+mod models;
 mod out;
 mod plans;
 mod policies;
@@ -57,6 +58,7 @@ enum Command {
     Generate(generate::Generate),
     Score(score::Score),
     Tokens(tokens::Tokens),
+    Models(models::Models),
     Eval(eval::Eval),
     Export(export::Export),
     Runs(runs::Runs),
@@ -79,6 +81,7 @@ fn dispatch(command: Command, registry: &Registry) -> Result<ExitCode> {
         Command::Generate(of) => of.run(),
         Command::Score(of) => of.run(),
         Command::Tokens(of) => of.run(),
+        Command::Models(of) => of.run(),
         Command::Eval(of) => of.run(registry),
         Command::Export(of) => of.run(),
         Command::Runs(of) => of.run(),

@@ -12,6 +12,7 @@ mod data;
 mod disks;
 mod evaluating;
 mod lineage;
+mod models;
 mod offline;
 mod recipes;
 mod references;

@@ -1,0 +1,95 @@
+//! `rollflow models`, and models that are found by their id in the hub's cache.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// A cache that holds the golden model `of` as `id`.
+fn cache_with(id: &str, of: &str) -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    let home = root.path().join(format!("models--{}", id.replace('/', "--")));
+    let folder = home.join("snapshots/0123456789abcdef");
+    fs::create_dir_all(&folder).unwrap();
+    fs::create_dir_all(home.join("refs")).unwrap();
+    fs::write(home.join("refs/main"), "0123456789abcdef").unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models").join(of);
+    for file in fs::read_dir(golden).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file()) {
+        fs::copy(&file, folder.join(file.file_name().unwrap())).unwrap();
+    }
+    root
+}
+
+fn rollflow(cache: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rollflow"));
+    command.env("HF_HUB_CACHE", cache).args(args).output().unwrap()
+}
+
+/// R309: presets with their rates, and what of them is on this machine.
+#[test]
+fn models_lists_presets_and_what_the_cache_holds() {
+    let cache = cache_with("Qwen/Qwen2.5-0.5B-Instruct", "qwen2_tied");
+    fs::create_dir_all(cache.path().join("models--someone--broken/snapshots/abc")).unwrap();
+    let text = String::from_utf8(rollflow(cache.path(), &["models"]).stdout).unwrap();
+    let line = |word: &str| text.lines().find(|line| line.contains(word)).unwrap_or_else(|| panic!("{word} in\n{text}"));
+    assert!(line("qwen2.5-0.5b").ends_with("yes") && line("qwen2.5-0.5b").contains("0.49B"), "{text}");
+    assert!(line("llama-3.2-1b").ends_with("no"), "{text}");
+    assert!(line("someone/broken").contains("config.json is missing"), "{text}");
+
+    let json = rollflow(cache.path(), &["models", "--json"]).stdout;
+    let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    assert_eq!(json["presets"][0]["preset"], "qwen2.5-0.5b");
+    assert!(json["presets"][0]["folder"].as_str().unwrap().ends_with("snapshots/0123456789abcdef"));
+    assert_eq!(json["presets"][0]["lr"]["rl"], 1e-6);
+    assert_eq!(json["others"][0]["id"], "someone/broken");
+}
+
+/// R309, R097: a recipe's model by preset or id; a miss says what was looked for and how to fetch it.
+#[test]
+fn a_recipe_finds_its_model_in_the_cache_and_never_downloads() {
+    let cache = cache_with("Qwen/Qwen2.5-0.5B-Instruct", "qwen2_tied");
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = folder.path().join("run.toml");
+    let written = |model: &str| {
+        let rest = "[task]\nkind = 'arithmetic'\n[generate]\nmax_new_tokens = 4";
+        fs::write(&recipe, format!("pipeline = 'grpo'\n[model]\n{model}\n{rest}\n")).unwrap();
+        let output = rollflow(cache.path(), &["check", recipe.to_str().unwrap()]);
+        (output.status.code(), String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    for model in ["preset = 'qwen2.5-0.5b'", "kind = 'folder'\npath = 'Qwen/Qwen2.5-0.5B-Instruct'"] {
+        let (code, text, error) = written(model);
+        assert!(code == Some(0) && text.contains("Qwen/Qwen2.5-0.5B-Instruct"), "{text}{error}");
+    }
+    for (model, said) in [
+        ("preset = 'qwen2.5-7b'", "hf download Qwen/Qwen2.5-7B-Instruct"),
+        ("kind = 'folder'\npath = 'Qwen/Qwen9'", "hf download Qwen/Qwen9"),
+        ("kind = 'folder'\npath = 'no/such/folder'", "relative to the folder"),
+        ("preset = 'qwen2.5-0.5'", "did you mean \"qwen2.5-0.5b\"?"),
+        ("kind = 'folder'", "`model.path` is missing"),
+    ] {
+        let (code, _, error) = written(model);
+        assert!(code == Some(2) && error.contains(said), "{model}: {error}");
+    }
+}
+
+/// R112, R099: what isn't there is refused before anything starts, with what there is.
+#[test]
+fn devices_and_shardings_that_are_not_there_are_refused_at_check() {
+    let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes/grpo.toml");
+    let cache = tempfile::tempdir().unwrap();
+    let check = |set: &str| {
+        let output = rollflow(cache.path(), &["check", recipe.to_str().unwrap(), "--set", set]);
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    for (set, said) in [
+        ("model.device=cuda:99", "cuda:99 is not there"),
+        ("model.device=mps", "GPUs of NVIDIA's only"),
+        ("model.device=gpu", "\"cuda:1\""),
+        ("model.dtype=fp8", "it is one of \"f32\", \"bf16\", \"f16\""),
+        ("train.fsdp=full_shard", "one device"),
+        ("train.sharding_strategy=full_shard", "one device"),
+    ] {
+        let (code, error) = check(set);
+        assert!(code == Some(2) && error.contains(said), "{set}: {error}");
+    }
+    assert_eq!(check("model.dtype=bf16").0, Some(0));
+}

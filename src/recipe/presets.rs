@@ -1,0 +1,273 @@
+//! Popular models by a short name: where they are, what their shape is, and rates that are sensible for them.
+
+use super::document::{Entry, Node, Table, Value};
+use super::error::Place;
+use super::section::{Findings, nearest};
+use super::setting::{Setting, Written};
+
+/// A popular model.
+#[derive(Debug, PartialEq)]
+pub struct Preset {
+    /// The name that recipes use.
+    pub name: &'static str,
+    /// Its id on the Hugging Face hub.
+    pub id: &'static str,
+    /// `model_type` of its `config.json`.
+    pub family: &'static str,
+    /// The numbers of its `config.json` that say how large it is.
+    pub shape: Shape,
+    /// Whose chat template it has; the template itself is in its folder.
+    pub template: Template,
+}
+
+/// How large a model is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Rows of the embedding.
+    pub vocab: u64,
+    /// Width of the residual stream.
+    pub hidden: u64,
+    /// Layers.
+    pub layers: u64,
+    /// Query heads.
+    pub heads: u64,
+    /// Key and value heads.
+    pub kv_heads: u64,
+    /// Width of a head.
+    pub head_dim: u64,
+    /// Width of the feed-forward layer.
+    pub intermediate: u64,
+    /// Whether the head that says words is the embedding.
+    pub tied: bool,
+}
+
+/// How a family writes conversations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Template {
+    /// `<|im_start|>role … <|im_end|>`.
+    ChatMl,
+    /// `<|start_header_id|>role<|end_header_id|> … <|eot_id|>`.
+    Llama3,
+    /// `[INST] … [/INST]`.
+    Mistral,
+    /// `<｜User｜> … <｜Assistant｜>`.
+    DeepSeek,
+}
+
+impl Template {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Template::ChatMl => "ChatML",
+            Template::Llama3 => "Llama 3",
+            Template::Mistral => "Mistral",
+            Template::DeepSeek => "DeepSeek",
+        }
+    }
+
+    /// The token that ends an answer. Folders name it among their end-of-text tokens, so that recipes need not.
+    pub fn stop(self) -> &'static str {
+        match self {
+            Template::ChatMl => "<|im_end|>",
+            Template::Llama3 => "<|eot_id|>",
+            Template::Mistral => "</s>",
+            Template::DeepSeek => "<｜end▁of▁sentence｜>",
+        }
+    }
+}
+
+impl Shape {
+    /// Parameters of a model of this shape and family.
+    pub fn parameters(&self, family: &str) -> u64 {
+        let Shape { vocab, hidden, layers, heads, kv_heads, head_dim, intermediate, tied } = *self;
+        let (q, kv) = (heads * head_dim, kv_heads * head_dim);
+        let more = match family {
+            "qwen2" => q + 2 * kv,
+            "qwen3" => 2 * head_dim,
+            _ => 0,
+        };
+        let layer = hidden * (2 * q + 2 * kv + 3 * intermediate + 2) + more;
+        vocab * hidden * if tied { 1 } else { 2 } + layers * layer + hidden
+    }
+}
+
+impl Preset {
+    /// Parameters.
+    pub fn parameters(&self) -> u64 {
+        self.shape.parameters(self.family)
+    }
+
+    /// A learning rate for imitation: full training of small models, lower for larger ones; adapters take ten times as much.
+    pub fn sft_lr(&self, lora: bool) -> f64 {
+        match (lora, self.parameters()) {
+            (true, _) => 2e-4,
+            (false, ..2_000_000_000) => 2e-5,
+            (false, _) => 1e-5,
+        }
+    }
+
+    /// A learning rate for reinforcement.
+    pub fn rl_lr(&self, lora: bool) -> f64 {
+        if lora { 1e-5 } else { 1e-6 }
+    }
+
+    /// The preset of that name.
+    pub fn named(name: &str) -> Option<&'static Preset> {
+        PRESETS.iter().find(|preset| preset.name == name)
+    }
+}
+
+impl Setting for &'static Preset {
+    fn expects() -> String {
+        "the name of a popular model, as `rollflow models` lists them".to_owned()
+    }
+
+    fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<Self> {
+        let name = if let Value::Text(name) = &node.value { name.as_str() } else { "" };
+        let preset = Preset::named(name);
+        if preset.is_none() {
+            let names: Vec<&str> = PRESETS.iter().map(|preset| preset.name).collect();
+            let all = format!("presets are {}", names.join(", "));
+            let help = nearest(name, &names).map_or(all.clone(), |near| format!("did you mean {near:?}? {all}"));
+            findings.error(&node.place, path, format!("`{path}` is {}", node.value.describe()), help);
+        }
+        preset
+    }
+
+    fn write(&self) -> Written {
+        self.name.to_owned().write()
+    }
+}
+
+/// Lays what a preset says under what a recipe says: its kind of model, and learning rates where the recipe has none.
+pub(crate) fn fill(root: &mut Node) {
+    let Value::Table(table) = &mut root.value else { return };
+    let Some(Value::Table(model)) = table.get_mut("model").map(|entry| &mut entry.node.value) else { return };
+    let Some(Node { value: Value::Text(name), place }) = model.get("preset").map(|entry| entry.node.clone()) else { return };
+    under(model, "kind", Value::Text("folder".to_owned()), &place);
+    let Some(preset) = Preset::named(&name) else { return };
+    let lora = has_lora(table);
+    for (section, lr) in [("train", preset.rl_lr(lora)), ("sft", preset.sft_lr(lora))] {
+        let imitates_only =
+            table.get("pipeline").is_some_and(|entry| matches!(&entry.node.value, Value::Text(of) if of != "grpo"));
+        if section == "train" && !imitates_only && !table.contains_key(section) {
+            under(table, section, Value::Table(Table::new()), &place);
+        }
+        if let Some(Value::Table(section)) = table.get_mut(section).map(|entry| &mut entry.node.value) {
+            under(section, "lr", Value::Float(lr), &place);
+        }
+    }
+}
+
+fn under(table: &mut Table, key: &str, value: Value, place: &Place) {
+    let node = Node { value, place: place.clone() };
+    table.entry(key.to_owned()).or_insert_with(|| Entry { key_place: place.clone(), node });
+}
+
+/// Whether adapters are trained, wherever that is said.
+fn has_lora(table: &Table) -> bool {
+    table.iter().any(|(key, entry)| key == "lora" || matches!(&entry.node.value, Value::Table(inner) if has_lora(inner)))
+}
+
+/// One line of the table below.
+const fn preset(
+    name: &'static str,
+    id: &'static str,
+    (family, template): (&'static str, Template),
+    [vocab, hidden, layers, heads, kv_heads, head_dim, intermediate]: [u64; 7],
+    tied: bool,
+) -> Preset {
+    Preset { name, id, family, template, shape: Shape { vocab, hidden, layers, heads, kv_heads, head_dim, intermediate, tied } }
+}
+
+const QWEN2: (&str, Template) = ("qwen2", Template::ChatMl);
+const QWEN3: (&str, Template) = ("qwen3", Template::ChatMl);
+const LLAMA: (&str, Template) = ("llama", Template::Llama3);
+const DISTILLED: (&str, Template) = ("qwen2", Template::DeepSeek);
+const SMOL: (&str, Template) = ("llama", Template::ChatMl);
+
+/// Every preset.
+pub const PRESETS: [Preset; 19] = [
+    preset("qwen2.5-0.5b", "Qwen/Qwen2.5-0.5B-Instruct", QWEN2, [151_936, 896, 24, 14, 2, 64, 4864], true),
+    preset("qwen2.5-1.5b", "Qwen/Qwen2.5-1.5B-Instruct", QWEN2, [151_936, 1536, 28, 12, 2, 128, 8960], true),
+    preset("qwen2.5-3b", "Qwen/Qwen2.5-3B-Instruct", QWEN2, [151_936, 2048, 36, 16, 2, 128, 11_008], true),
+    preset("qwen2.5-7b", "Qwen/Qwen2.5-7B-Instruct", QWEN2, [152_064, 3584, 28, 28, 4, 128, 18_944], false),
+    preset("qwen2.5-math-1.5b", "Qwen/Qwen2.5-Math-1.5B", QWEN2, [151_936, 1536, 28, 12, 2, 128, 8960], true),
+    preset("qwen3-0.6b", "Qwen/Qwen3-0.6B", QWEN3, [151_936, 1024, 28, 16, 8, 128, 3072], true),
+    preset("qwen3-1.7b", "Qwen/Qwen3-1.7B", QWEN3, [151_936, 2048, 28, 16, 8, 128, 6144], true),
+    preset("qwen3-4b", "Qwen/Qwen3-4B", QWEN3, [151_936, 2560, 36, 32, 8, 128, 9728], true),
+    preset("qwen3-8b", "Qwen/Qwen3-8B", QWEN3, [151_936, 4096, 36, 32, 8, 128, 12_288], false),
+    preset("llama-3.2-1b", "meta-llama/Llama-3.2-1B-Instruct", LLAMA, [128_256, 2048, 16, 32, 8, 64, 8192], true),
+    preset("llama-3.2-3b", "meta-llama/Llama-3.2-3B-Instruct", LLAMA, [128_256, 3072, 28, 24, 8, 128, 8192], true),
+    preset("llama-3.1-8b", "meta-llama/Llama-3.1-8B-Instruct", LLAMA, [128_256, 4096, 32, 32, 8, 128, 14_336], false),
+    preset("smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct", SMOL, [49_152, 576, 30, 9, 3, 64, 1536], true),
+    preset("smollm2-360m", "HuggingFaceTB/SmolLM2-360M-Instruct", SMOL, [49_152, 960, 32, 15, 5, 64, 2560], true),
+    preset("smollm2-1.7b", "HuggingFaceTB/SmolLM2-1.7B-Instruct", SMOL, [49_152, 2048, 24, 32, 32, 64, 8192], true),
+    preset(
+        "smollm3-3b",
+        "HuggingFaceTB/SmolLM3-3B",
+        ("smollm3", Template::ChatMl),
+        [128_256, 2048, 36, 16, 4, 128, 11_008],
+        true,
+    ),
+    preset(
+        "mistral-7b",
+        "mistralai/Mistral-7B-Instruct-v0.3",
+        ("mistral", Template::Mistral),
+        [32_768, 4096, 32, 32, 8, 128, 14_336],
+        false,
+    ),
+    preset(
+        "deepseek-r1-qwen-1.5b",
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
+        DISTILLED,
+        [151_936, 1536, 28, 12, 2, 128, 8960],
+        false,
+    ),
+    preset(
+        "deepseek-r1-qwen-7b",
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
+        DISTILLED,
+        [152_064, 3584, 28, 28, 4, 128, 18_944],
+        false,
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As their model cards and safetensors say.
+    #[test]
+    fn shapes_have_as_many_parameters_as_the_published_models() {
+        for (name, parameters) in [
+            ("qwen2.5-0.5b", 494_032_768),
+            ("qwen2.5-1.5b", 1_543_714_304),
+            ("qwen2.5-3b", 3_085_938_688),
+            ("qwen2.5-7b", 7_615_616_512),
+            ("qwen3-0.6b", 596_049_920),
+            ("qwen3-1.7b", 1_720_574_976),
+            ("qwen3-4b", 4_022_468_096),
+            ("qwen3-8b", 8_190_735_360),
+            ("llama-3.2-1b", 1_235_814_400),
+            ("llama-3.2-3b", 3_212_749_824),
+            ("llama-3.1-8b", 8_030_261_248),
+            ("smollm2-135m", 134_515_008),
+            ("smollm2-360m", 361_821_120),
+            ("smollm2-1.7b", 1_711_376_384),
+            ("mistral-7b", 7_248_023_552),
+        ] {
+            assert_eq!(Preset::named(name).unwrap().parameters(), parameters, "{name}");
+        }
+    }
+
+    #[test]
+    fn names_and_ids_are_each_used_once() {
+        for of in [|preset: &Preset| preset.name, |preset: &Preset| preset.id] {
+            let mut all: Vec<&str> = PRESETS.iter().map(of).collect();
+            all.sort_unstable();
+            all.dedup();
+            assert_eq!(all.len(), PRESETS.len());
+        }
+    }
+}
