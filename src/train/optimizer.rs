@@ -55,7 +55,17 @@ impl Optimizer {
             None => &mut [],
         };
         let moments = Moments { mean: slice_mut(mean), square: slice_mut(square), max };
-        self.config.update(self.step, lr, scale, slice_mut(params), slice(grad), moments);
+        let (config, step) = (self.config, self.step);
+        let threads = (tch::get_num_threads().max(1) as usize).min(grad.numel().div_ceil(LEAST));
+        side_by_side(
+            threads,
+            slice_mut(params),
+            slice(grad),
+            moments,
+            &|params: &mut [f32], grad: &[f32], moments: Moments<f32>| {
+                config.update(step, lr, scale, params, grad, moments);
+            },
+        );
     }
 
     fn update_on_device(&mut self, lr: f64, scale: f64, params: &mut Tensor, grad: &Tensor) {
@@ -115,6 +125,32 @@ impl Optimizer {
         self.moments = loaded;
         Ok(())
     }
+}
+
+/// Numbers for which a further thread is worth its start.
+const LEAST: usize = 1 << 20;
+
+/// An update of stretches of all columns on so many threads. Each number is updated by itself, so that the result is the same.
+fn side_by_side(
+    threads: usize,
+    params: &mut [f32],
+    grad: &[f32],
+    moments: Moments<f32>,
+    update: &(impl Fn(&mut [f32], &[f32], Moments<f32>) + Sync),
+) {
+    if threads <= 1 {
+        return update(params, grad, moments);
+    }
+    let at = params.len() / threads;
+    let Moments { mean, square, max } = moments;
+    let ((params, more_params), (grad, more_grad)) = (params.split_at_mut(at), grad.split_at(at));
+    let ((mean, more_mean), (square, more_square)) = (mean.split_at_mut(at), square.split_at_mut(at));
+    let (max, more_max) = max.split_at_mut(at.min(max.len()));
+    std::thread::scope(|scope| {
+        scope.spawn(move || update(params, grad, Moments { mean, square, max }));
+        let moments = Moments { mean: more_mean, square: more_square, max: more_max };
+        side_by_side(threads - 1, more_params, more_grad, moments, update);
+    });
 }
 
 /// Euclidean norm of a flat tensor.
