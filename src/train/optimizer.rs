@@ -223,6 +223,23 @@ mod tests {
     }
 
     #[test]
+    fn threads_share_an_update_that_is_the_same_to_the_bit() {
+        for amsgrad in [false, true] {
+            let after = |threads: usize| {
+                let of = |from: f32| (0..101).map(|at| from + (at % 17) as f32 / 9.0).collect::<Vec<f32>>();
+                let (mut params, grad, mut mean, mut square) = (of(-1.0), of(-0.7), of(-0.2), of(0.1));
+                let mut max = if amsgrad { of(0.3) } else { Vec::new() };
+                let moments = Moments { mean: &mut mean, square: &mut square, max: &mut max };
+                side_by_side(threads, &mut params, &grad, moments, &|params: &mut [f32], grad: &[f32], moments: Moments<f32>| {
+                    AdamW { amsgrad, ..AdamW::default() }.update(3, 0.1, 0.5, params, grad, moments);
+                });
+                (params, mean, square, max)
+            };
+            assert!(after(1) == after(2) && after(1) == after(4), "amsgrad: {amsgrad}");
+        }
+    }
+
+    #[test]
     fn the_tensor_path_equals_the_fused_loop() {
         tch::manual_seed(1);
         for amsgrad in [false, true] {

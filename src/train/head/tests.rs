@@ -19,7 +19,7 @@ fn close(a: &Tensor, b: &Tensor) -> bool {
 #[test]
 fn the_fused_softmax_equals_libtorchs_also_where_a_token_is_forbidden_or_sure() {
     tch::manual_seed(5);
-    let mut logits = Tensor::randn([9, 301], (Kind::Float, Device::Cpu)) * 4.0;
+    let logits = Tensor::randn([9, 301], (Kind::Float, Device::Cpu)) * 4.0;
     let _forbidden = logits.get(2).narrow(0, 5, 100).fill_(f64::NEG_INFINITY);
     let _sure = logits.get(3).narrow(0, 7, 1).fill_(300.0);
     let targets = Tensor::from_slice(&[0i64, 300, 3, 7, 8, 150, 151, 152, 1]);
