@@ -222,7 +222,7 @@ mod tests {
             };
             // Every way to cut: bit i is a cut behind item i.
             let all = (0..1u32 << (lengths.len() - 1)).map(|cuts| {
-                let mut runs = vec![0..1];
+                let mut runs = Vec::from([0..1]);
                 for at in 1..lengths.len() {
                     match cuts >> (at - 1) & 1 {
                         0 => runs.last_mut().unwrap().end = at + 1,

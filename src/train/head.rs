@@ -2,9 +2,11 @@
 //! entropies in closed form, or the one number of a head that scores.
 //!
 //! Cost of words: at most `chunk_rows` rows of vocabulary-sized numbers exist at a time, and only for trained tokens. A batch that fits in
-//! one chunk keeps its log-softmax from scoring to gradient; a longer one computes it twice. Autograd never sees a logit.
+//! one chunk keeps its softmax from scoring to gradient; a longer one computes it twice. Autograd never sees a logit.
 
 use tch::{Kind, Tensor};
+
+use crate::model::fused;
 
 /// What scoring found.
 pub(super) struct Scored {
@@ -12,8 +14,16 @@ pub(super) struct Scored {
     pub log_probs: Vec<f64>,
     /// Entropy of every row's distribution; of a score, 0.
     pub entropies: Vec<f64>,
-    /// The whole log-softmax, where it fits in one chunk.
-    kept: Option<Tensor>,
+    /// The whole softmax, where it fits in one chunk.
+    kept: Option<Softmax>,
+}
+
+/// A chunk's softmax, as its gradient is computed from.
+enum Softmax {
+    /// Logits and what [`fused::softmax`] found in them.
+    Fused { logits: Tensor, found: Tensor },
+    /// Logarithms of probabilities.
+    Plain(Tensor),
 }
 
 /// A loss's gradients by what a head reads.
@@ -122,14 +132,19 @@ impl Words<'_> {
         let _guard = tch::no_grad_guard();
         let mut scored = Scored { log_probs: Vec::new(), entropies: Vec::new(), kept: None };
         for (start, len) in self.chunks() {
-            let log_softmax = self.log_softmax(start, len);
-            let chosen = log_softmax.gather(1, &self.target(start, len), false);
-            // −∞ · 0 would be NaN; a forbidden token adds nothing.
-            let entropy =
-                -(log_softmax.exp() * log_softmax.clamp_min(f64::from(f32::MIN))).sum_dim_intlist([1i64].as_slice(), false, None);
+            let softmax = self.softmax(start, len);
+            let (chosen, entropy) = match &softmax {
+                Softmax::Fused { found, .. } => (found.narrow(1, 0, 1), found.narrow(1, 1, 1)),
+                Softmax::Plain(log_softmax) => {
+                    // −∞ · 0 would be NaN; a forbidden token adds nothing.
+                    let entropy = log_softmax.exp() * log_softmax.clamp_min(f64::from(f32::MIN));
+                    let entropy = -entropy.sum_dim_intlist([1i64].as_slice(), false, None);
+                    (log_softmax.gather(1, &self.target(start, len).unsqueeze(1), false), entropy)
+                }
+            };
             scored.log_probs.extend(to_host(&chosen));
             scored.entropies.extend(to_host(&entropy));
-            scored.kept = (len == self.rows.size()[0]).then_some(log_softmax);
+            scored.kept = (len == self.rows.size()[0]).then_some(softmax);
         }
         scored
     }
@@ -155,25 +170,38 @@ impl Words<'_> {
     /// ∂loss/∂logits of a chunk: `slope · (1[target] − p) − entropy_slope · p · (log p + H)`, over the temperature.
     fn logits_gradient(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>, start: i64, len: i64) -> Tensor {
         let column = |values: &[f64]| column(&values[start as usize..(start + len) as usize], self.rows.device());
-        let recomputed = scored.kept.is_none().then(|| self.log_softmax(start, len));
-        let log_softmax = recomputed.as_ref().or(scored.kept.as_ref()).expect("one of them is there");
-        let slope = column(slopes);
-        let probs = log_softmax.exp();
-        let mut gradient = (&probs * -&slope).scatter_add_(1, &self.target(start, len), &slope);
-        if let Some(entropy_slopes) = entropy_slopes {
-            let above = log_softmax.clamp_min(f64::from(f32::MIN)) + column(&scored.entropies);
-            gradient -= probs * above * column(entropy_slopes);
-        }
+        let recomputed = scored.kept.is_none().then(|| self.softmax(start, len));
+        let softmax = recomputed.as_ref().or(scored.kept.as_ref()).expect("one of them is there");
+        let (slope, target) = (column(slopes), self.target(start, len));
+        let gradient = match softmax {
+            Softmax::Fused { logits, found } => {
+                fused::softmax_gradient(logits, &target, found, &slope, entropy_slopes.map(column).as_ref())
+            }
+            Softmax::Plain(log_softmax) => {
+                let probs = log_softmax.exp();
+                let mut gradient = (&probs * -&slope).scatter_add_(1, &target.unsqueeze(1), &slope);
+                if let Some(entropy_slopes) = entropy_slopes {
+                    let above = log_softmax.clamp_min(f64::from(f32::MIN)) + column(&scored.entropies);
+                    gradient -= probs * above * column(entropy_slopes);
+                }
+                gradient
+            }
+        };
         self.temperature.divides(gradient, start, len)
     }
 
-    fn log_softmax(&self, start: i64, len: i64) -> Tensor {
+    fn softmax(&self, start: i64, len: i64) -> Softmax {
         let logits = self.rows.narrow(0, start, len).linear(self.weight, None::<&Tensor>).to_kind(Kind::Float);
-        self.temperature.divides(logits, start, len).log_softmax(-1, Kind::Float)
+        let logits = self.temperature.divides(logits, start, len);
+        if fused::applies(&logits) {
+            let found = fused::softmax(&logits, &self.target(start, len));
+            return Softmax::Fused { logits, found };
+        }
+        Softmax::Plain(logits.log_softmax(-1, Kind::Float))
     }
 
     fn target(&self, start: i64, len: i64) -> Tensor {
-        self.targets.narrow(0, start, len).unsqueeze(1)
+        self.targets.narrow(0, start, len)
     }
 
     fn chunks(&self) -> impl Iterator<Item = (i64, i64)> {

@@ -58,7 +58,17 @@ impl Optimizer {
             None => &mut [],
         };
         let moments = Moments { mean: slice_mut(mean), square: slice_mut(square), max };
-        self.config.update(self.step, lr, scale, slice_mut(params), slice(grad), moments);
+        let (config, step) = (self.config, self.step);
+        let threads = (tch::get_num_threads().max(1) as usize).min(grad.numel().div_ceil(LEAST));
+        side_by_side(
+            threads,
+            slice_mut(params),
+            slice(grad),
+            moments,
+            &|params: &mut [f32], grad: &[f32], moments: Moments<f32>| {
+                config.update(step, lr, scale, params, grad, moments);
+            },
+        );
     }
 
     fn update_on_device(&mut self, lr: f64, scale: f64, params: &mut Tensor, grad: &Tensor) {
@@ -116,6 +126,32 @@ impl Optimizer {
         self.moments = loaded;
         Ok(masters)
     }
+}
+
+/// Numbers for which a further thread is worth its start.
+const LEAST: usize = 1 << 20;
+
+/// An update of stretches of all columns on so many threads. Each number is updated by itself, so that the result is the same.
+fn side_by_side(
+    threads: usize,
+    params: &mut [f32],
+    grad: &[f32],
+    moments: Moments<f32>,
+    update: &(impl Fn(&mut [f32], &[f32], Moments<f32>) + Sync),
+) {
+    if threads <= 1 {
+        return update(params, grad, moments);
+    }
+    let at = params.len() / threads;
+    let Moments { mean, square, max } = moments;
+    let ((params, more_params), (grad, more_grad)) = (params.split_at_mut(at), grad.split_at(at));
+    let ((mean, more_mean), (square, more_square)) = (mean.split_at_mut(at), square.split_at_mut(at));
+    let (max, more_max) = max.split_at_mut(at.min(max.len()));
+    std::thread::scope(|scope| {
+        scope.spawn(move || update(params, grad, Moments { mean, square, max }));
+        let moments = Moments { mean: more_mean, square: more_square, max: more_max };
+        side_by_side(threads - 1, more_params, more_grad, moments, update);
+    });
 }
 
 /// Euclidean norm of a flat tensor.
@@ -185,6 +221,23 @@ mod tests {
         saved.update(0.1, 1.0, &mut ones, &grad);
         loaded.update(0.1, 1.0, &mut again, &grad);
         assert!(ones == again && ones.double_value(&[0]) < 1.0 && saved.moments[0].1 == loaded.moments[0].1);
+    }
+
+    #[test]
+    fn threads_share_an_update_that_is_the_same_to_the_bit() {
+        for amsgrad in [false, true] {
+            let after = |threads: usize| {
+                let of = |from: f32| (0..101).map(|at| from + (at % 17) as f32 / 9.0).collect::<Vec<f32>>();
+                let (mut params, grad, mut mean, mut square) = (of(-1.0), of(-0.7), of(-0.2), of(0.1));
+                let mut max = if amsgrad { of(0.3) } else { Vec::new() };
+                let moments = Moments { mean: &mut mean, square: &mut square, max: &mut max };
+                side_by_side(threads, &mut params, &grad, moments, &|params: &mut [f32], grad: &[f32], moments: Moments<f32>| {
+                    AdamW { amsgrad, ..AdamW::default() }.update(3, 0.1, 0.5, params, grad, moments);
+                });
+                (params, mean, square, max)
+            };
+            assert!(after(1) == after(2) && after(1) == after(4), "amsgrad: {amsgrad}");
+        }
     }
 
     #[test]

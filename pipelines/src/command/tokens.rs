@@ -206,7 +206,7 @@ fn write_text(number: usize, shown: &Shown, colours: bool, out: &mut impl Write)
     for (at, &trained) in shown.trained.iter().enumerate() {
         // What ends a line is written out and ends it.
         let piece = shown.piece(at).replace('\n', "⏎\n");
-        let bar = if at > 0 && !before == !trained && !shown.piece(at - 1).ends_with('\n') { "│" } else { "" };
+        let bar = if at > 0 && before == trained && !shown.piece(at - 1).ends_with('\n') { "│" } else { "" };
         match (colours, trained, before) {
             (true, true, _) => write!(out, "\x1b[90m{bar}\x1b[0m\x1b[32m{piece}\x1b[0m")?,
             (true, false, _) => write!(out, "\x1b[90m{bar}{piece}\x1b[0m")?,

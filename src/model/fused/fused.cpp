@@ -1,5 +1,5 @@
 // Three operations of a decoder layer that libtorch runs as a dozen memory-bound passes on a CPU, each fused into one pass forward
-// and one backward: RMS norm, SwiGLU, and rotary causal attention over packed sequences of different lengths.
+// and one backward: RMS norm, SwiGLU, and rotary causal attention over packed sequences of different lengths. And what a loss asks of logits.
 //
 // f32, CPU, contiguous; fused.rs checks that and takes libtorch's own operations everywhere else. Held equal to them, gradients
 // included, by the tests in fused.rs. Every entry catches C++ exceptions and hands back their text, which the caller frees.
@@ -422,6 +422,71 @@ struct Attention : Function<Attention> {
   }
 };
 
+// ---- Softmax of logits, row by row: what a loss asks of it, and its gradient by the logits. Nothing is larger than the logits themselves.
+
+// Of each row the log-probability of its target, the entropy, and the logarithm of the sum of e^logit.
+EVERY_CPU void softmax_rows(const float* logits, const int64_t* targets, float* found, int64_t begin, int64_t end, int64_t n) {
+  for (int64_t r = begin; r < end; r++) {
+    const float* row = logits + r * n;
+    float most = row[0];
+    for (int64_t i = 1; i < n; i++) most = std::max(most, row[i]);
+    float sum = 0.0f, weighted = 0.0f;
+    for (int64_t i = 0; i < n; i++) {
+      // A logit of −∞ is a token that can't be: e^−87 of it adds nothing.
+      const float below = std::max(row[i] - most, -87.0f);
+      const float e = exp_approx(below);
+      sum += e;
+      weighted += e * below;
+    }
+    const float log_sum = std::log(sum);
+    found[3 * r] = row[targets[r]] - most - log_sum;
+    found[3 * r + 1] = log_sum - weighted / sum;
+    found[3 * r + 2] = most + log_sum;
+  }
+}
+
+// slope · (1[target] − p) − entropy_slope · p · (log p + entropy)
+EVERY_CPU void softmax_gradient_rows(const float* logits, const int64_t* targets, const float* found, const float* slopes,
+                                     const float* entropy_slopes, float* gradient, int64_t begin, int64_t end, int64_t n) {
+  for (int64_t r = begin; r < end; r++) {
+    const float* row = logits + r * n;
+    float* out = gradient + r * n;
+    const float entropy = found[3 * r + 1], log_sum = found[3 * r + 2], slope = slopes[r];
+    if (entropy_slopes) {
+      const float by_entropy = entropy_slopes[r];
+      for (int64_t i = 0; i < n; i++) {
+        const float log_prob = std::max(row[i] - log_sum, -87.0f);
+        out[i] = -exp_approx(log_prob) * (slope + by_entropy * (log_prob + entropy));
+      }
+    } else {
+      for (int64_t i = 0; i < n; i++) out[i] = -slope * exp_approx(std::max(row[i] - log_sum, -87.0f));
+    }
+    out[targets[r]] += slope;
+  }
+}
+
+Tensor softmax(const Tensor& logits, const Tensor& targets) {
+  const int64_t rows = logits.size(0), n = logits.size(1);
+  Tensor found = at::empty({rows, 3}, logits.options());
+  const float* pl = logits.const_data_ptr<float>();
+  const int64_t* pt = targets.const_data_ptr<int64_t>();
+  float* pf = found.mutable_data_ptr<float>();
+  at::parallel_for(0, rows, grain(8 * n), [&](int64_t b, int64_t e) { softmax_rows(pl, pt, pf, b, e, n); });
+  return found;
+}
+
+Tensor softmax_gradient(const Tensor& logits, const Tensor& targets, const Tensor& found, const Tensor& slopes,
+                        const Tensor* entropy_slopes) {
+  const int64_t rows = logits.size(0), n = logits.size(1);
+  Tensor gradient = at::empty_like(logits);
+  const float *pl = logits.const_data_ptr<float>(), *pf = found.const_data_ptr<float>(), *ps = slopes.const_data_ptr<float>(),
+              *pe = entropy_slopes ? entropy_slopes->const_data_ptr<float>() : nullptr;
+  const int64_t* pt = targets.const_data_ptr<int64_t>();
+  float* pg = gradient.mutable_data_ptr<float>();
+  at::parallel_for(0, rows, grain(8 * n), [&](int64_t b, int64_t e) { softmax_gradient_rows(pl, pt, pf, ps, pe, pg, b, e, n); });
+  return gradient;
+}
+
 template <typename F>
 char* guarded(Tensor** out, F&& f) {
   try {
@@ -442,6 +507,14 @@ char* rollflow_rms_norm(Tensor** out, Tensor* x, Tensor* w, double eps) {
 
 char* rollflow_swiglu(Tensor** out, Tensor* gate_up) {
   return guarded(out, [&] { return SwiGlu::apply(*gate_up); });
+}
+
+char* rollflow_softmax(Tensor** out, Tensor* logits, Tensor* targets) {
+  return guarded(out, [&] { return softmax(*logits, *targets); });
+}
+
+char* rollflow_softmax_gradient(Tensor** out, Tensor* logits, Tensor* targets, Tensor* found, Tensor* slopes, Tensor* entropy_slopes) {
+  return guarded(out, [&] { return softmax_gradient(*logits, *targets, *found, *slopes, entropy_slopes); });
 }
 
 char* rollflow_attention(Tensor** out, Tensor* qkv, Tensor* cos, Tensor* sin, const int64_t* sequences, int64_t count, int64_t heads,

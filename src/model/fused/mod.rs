@@ -14,6 +14,15 @@ use super::Packed;
 unsafe extern "C" {
     fn rollflow_rms_norm(out: *mut *mut C_tensor, x: *mut C_tensor, weight: *mut C_tensor, eps: f64) -> *mut c_char;
     fn rollflow_swiglu(out: *mut *mut C_tensor, gate_up: *mut C_tensor) -> *mut c_char;
+    fn rollflow_softmax(out: *mut *mut C_tensor, logits: *mut C_tensor, targets: *mut C_tensor) -> *mut c_char;
+    fn rollflow_softmax_gradient(
+        out: *mut *mut C_tensor,
+        logits: *mut C_tensor,
+        targets: *mut C_tensor,
+        found: *mut C_tensor,
+        slopes: *mut C_tensor,
+        entropy_slopes: *mut C_tensor,
+    ) -> *mut c_char;
     #[allow(clippy::too_many_arguments)]
     fn rollflow_attention(
         out: *mut *mut C_tensor,
@@ -53,6 +62,24 @@ pub fn swiglu(gate_up: &Tensor) -> Tensor {
         return halves[0].silu() * &halves[1];
     }
     call(|out| unsafe { rollflow_swiglu(out, raw(gate_up)) })
+}
+
+/// What a loss asks of logits `[N, V]` with targets `[N]`, where [`applies`] says so of them: `[N, 3]`, of each row the target's log-probability, the
+/// entropy, and the logarithm of the sum of e^logit. Without gradients.
+pub fn softmax(logits: &Tensor, targets: &Tensor) -> Tensor {
+    call(|out| unsafe { rollflow_softmax(out, raw(logits), raw(targets)) })
+}
+
+/// The gradient by the logits of a loss with these derivatives by log-probabilities and entropies, `[N]` each; `found` is [`softmax`]'s.
+pub fn softmax_gradient(
+    logits: &Tensor,
+    targets: &Tensor,
+    found: &Tensor,
+    slopes: &Tensor,
+    entropy_slopes: Option<&Tensor>,
+) -> Tensor {
+    let by_entropy = entropy_slopes.map_or(std::ptr::null_mut(), raw);
+    call(|out| unsafe { rollflow_softmax_gradient(out, raw(logits), raw(targets), raw(found), raw(slopes), by_entropy) })
 }
 
 /// Whether [`attention`] serves sequences of at most `longest` tokens of this type on this device.

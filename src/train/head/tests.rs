@@ -15,6 +15,31 @@ fn close(a: &Tensor, b: &Tensor) -> bool {
     a.allclose(b, 1e-4, 1e-6, false)
 }
 
+/// On a CPU words go through the fused softmax; elsewhere through libtorch's, which both are held to here, forbidden tokens and sure rows among them.
+#[test]
+fn the_fused_softmax_equals_libtorchs_also_where_a_token_is_forbidden_or_sure() {
+    tch::manual_seed(5);
+    let logits = Tensor::randn([9, 301], (Kind::Float, Device::Cpu)) * 4.0;
+    let _forbidden = logits.get(2).narrow(0, 5, 100).fill_(f64::NEG_INFINITY);
+    let _sure = logits.get(3).narrow(0, 7, 1).fill_(300.0);
+    let targets = Tensor::from_slice(&[0i64, 300, 3, 7, 8, 150, 151, 152, 1]);
+    let found = fused::softmax(&logits, &targets);
+    let log_softmax = logits.log_softmax(-1, Kind::Float);
+    let probs = log_softmax.exp();
+    let chosen = log_softmax.gather(1, &targets.unsqueeze(1), false);
+    let entropy = -(&probs * log_softmax.clamp_min(-100.0)).sum_dim_intlist([1i64].as_slice(), true, None);
+    assert!(close(&found.narrow(1, 0, 1), &chosen) && close(&found.narrow(1, 1, 1), &entropy), "{found}");
+    let (slopes, entropy_slopes) =
+        (Tensor::randn([9, 1], (Kind::Float, Device::Cpu)), Tensor::randn([9, 1], (Kind::Float, Device::Cpu)));
+    let by_chosen = Tensor::zeros_like(&probs).scatter_add(1, &targets.unsqueeze(1), &slopes) - &probs * &slopes;
+    let by_entropy = &probs * (log_softmax.clamp_min(-100.0) + &entropy) * &entropy_slopes;
+    let found_by = |entropy_slopes| fused::softmax_gradient(&logits, &targets, &found, &slopes, entropy_slopes);
+    assert!(close(&found_by(None), &by_chosen) && close(&found_by(Some(&entropy_slopes)), &(&by_chosen - by_entropy)));
+    let _nan = logits.get(0).narrow(0, 9, 1).fill_(f64::NAN);
+    let found = fused::softmax(&logits, &targets);
+    assert!(found.get(0).isnan().all().int64_value(&[]) == 1, "law N4: a logit that is no number gives none");
+}
+
 #[test]
 fn scores_and_gradients_equal_autograd_however_the_rows_are_chunked() {
     let slopes = [0.5, -0.25, 1.0, 0.0, 2.0, -1.5, 0.1];
