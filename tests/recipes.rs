@@ -33,7 +33,7 @@ fn shipped() -> Vec<PathBuf> {
 
 /// A shipped recipe, with a model that is here in the place of one that must be fetched.
 fn shipped_plan(file: &Path) -> Plan {
-    let fetched = fs::read_to_string(file).unwrap().contains("kind = \"folder\"");
+    let fetched = fs::read_to_string(file).expect("the recipe").contains("kind = \"folder\"");
     let model = format!("model.path={}/tests/golden/models/qwen2_tied", env!("CARGO_MANIFEST_DIR"));
     load(file, if fetched { std::slice::from_ref(&model) } else { &[] }).unwrap_or_else(|errors| panic!("{errors}"))
 }
