@@ -222,14 +222,10 @@ mod tests {
             };
             // Every way to cut: bit i is a cut behind item i.
             let all = (0..1u32 << (lengths.len() - 1)).map(|cuts| {
-                let mut runs = Vec::from([0..1]);
-                for at in 1..lengths.len() {
-                    match cuts >> (at - 1) & 1 {
-                        0 => runs.last_mut().unwrap().end = at + 1,
-                        _ => runs.push(at..at + 1),
-                    }
-                }
-                runs
+                let cut = |at: &usize| cuts >> (at - 1) & 1 == 1;
+                let mut starts: Vec<usize> = [0].into_iter().chain((1..lengths.len()).filter(cut)).collect();
+                starts.push(lengths.len());
+                starts.windows(2).map(|ends| ends[0]..ends[1]).collect::<Vec<_>>()
             });
             let all: Vec<Vec<Range<usize>>> = all.filter(|runs| runs.iter().all(fits)).collect();
             let count = all.iter().map(Vec::len).min().unwrap().max(least.min(lengths.len()));
