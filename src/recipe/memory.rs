@@ -279,7 +279,8 @@ impl Parts<'_> {
         let (layers, stream) = (model.layers() as u64, model.hidden_size as u64 * bytes);
         let (held, why) = match of.gradient_checkpointing {
             true => (layers * stream + 2 * layer, "layers' inputs, and one layer"),
-            false => ((layers + 1) * layer, "every layer's"),
+            // The last to be computed and the first to be differentiated: two layers' worth is on its way.
+            false => ((layers + 2) * layer, "every layer's"),
         };
         let why = format!("{at_once} × {tokens} tokens × {:.1} KiB: {why}", held as f64 / 1024.0);
         self.add(activations, at_once * tokens * held, why);

@@ -93,3 +93,27 @@ fn devices_and_shardings_that_are_not_there_are_refused_at_check() {
     }
     assert_eq!(check("model.dtype=bf16").0, Some(0));
 }
+
+/// What a run takes is printed part by part; one that can't fit is refused with what would help, unless it is told to try.
+#[test]
+fn a_run_that_cannot_fit_is_refused_with_what_would_help() {
+    let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes/grpo.toml");
+    let cache = tempfile::tempdir().unwrap();
+    let check = |sets: &[&str]| {
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        rollflow(cache.path(), &["check", recipe.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>())
+    };
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    let small = text(check(&[]).stdout);
+    for part in ["memory on cpu", "weights", "gradients", "optimizer", "activations", "logits", "kv cache", "published"] {
+        assert!(small.contains(part), "{part} in {small}");
+    }
+    let large = ["batch.groups=1000000", "generate.max_new_tokens=2000", "train.micro_batch_tokens=1000000000"];
+    let refused = check(&large);
+    let error = text(refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{error}");
+    for part in ["most of it is activations", "train.micro_batch_tokens = 250000000", "train.gradient_checkpointing = true"] {
+        assert!(error.contains(part), "{part} in {error}");
+    }
+    assert_eq!(check(&[&large[..], &["model.check_memory=false"]].concat()).status.code(), Some(0));
+}
