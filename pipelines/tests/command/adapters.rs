@@ -72,6 +72,19 @@ fn an_unknown_target_is_refused_with_what_there_is() {
     assert!(["query", "all-linear", "q_proj", "down_proj"].iter().all(|name| refused.err.contains(name)), "{}", refused.err);
 }
 
+/// It keeps whole weights, and would go on from its checkpoint with other roundings.
+#[test]
+fn adapters_by_themselves_are_no_reference_that_follows() {
+    let check = |kind: &str| {
+        let reference = format!("reference.kind={kind}");
+        let sets = ["lora.sync=adapter", "train.kl_loss={coef=0.1}", reference.as_str()];
+        rollflow(&["check", GRPO].into_iter().chain(sets.into_iter().flat_map(|set| ["--set", set])).collect::<Vec<_>>())
+    };
+    let refused = check("ema");
+    assert!(refused.code == Some(2) && refused.err.contains("`lora.sync` is \"adapter\""), "{}", refused.err);
+    assert_eq!(check("frozen").code, Some(0));
+}
+
 #[test]
 fn adapters_are_exported_merged_and_by_themselves_and_nothing_is_overwritten() {
     let folder = tempfile::tempdir().unwrap();
