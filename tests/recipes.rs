@@ -89,8 +89,9 @@ fn fits(value: &Json, schema: &Json) -> bool {
             of => fits(value, of),
         })
     });
-    let required =
-        schema["required"].as_array().is_none_or(|keys| keys.iter().all(|key| value.get(key.as_str().unwrap()).is_some()));
+    let required = schema["required"]
+        .as_array()
+        .is_none_or(|keys| keys.iter().all(|key| key.as_str().is_some_and(|key| value.get(key).is_some())));
     let items = value.as_array().is_none_or(|items| items.iter().all(|item| schema.get("items").is_none_or(|of| fits(item, of))));
     one && constant && kind && keys && required && items
 }

@@ -105,7 +105,7 @@ impl RunFolder {
         std::fs::write(&written, plan.to_toml())
             .and_then(|()| std::fs::rename(&written, &recipe))
             .with_context(|| format!("writing {}", recipe.display()))?;
-        Record::begin(path, plan)?;
+        let recorded = Record::begin(path, plan);
         let (path, name, progress) = (path.to_owned(), plan.name.clone(), plan.observe.progress);
         let run = RunFolder {
             path,
@@ -119,6 +119,10 @@ impl RunFolder {
             drawn: Mutex::default(),
             _lock: lock,
         };
+        // A run that can't be remembered can still be made.
+        if let Err(error) = recorded {
+            run.say(&format!("warning: {error:#}"));
+        }
         if let Some(server) = &run.server {
             run.say(&format!("metrics: http://{}/metrics", server.address()));
         }

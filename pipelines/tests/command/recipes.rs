@@ -63,11 +63,10 @@ fn small(text: &str) -> Vec<String> {
         ("[reward_model]", "reward_model.schedule={kind=\"constant\"}"),
         ("[train]", "train.steps=3"),
         ("[train]", "train.schedule={kind=\"constant\"}"),
-        ("[train]", "reward={kind=\"regex\",pattern=\"[0-9]\"}"),
+        ("[train]", "reward={kind=\"regex\",pattern=\"[0-9]\",require_end_of_text=false}"),
         ("[train]", "batch.groups=4"),
         ("[train]", "generate.group_size=4"),
         ("[train]", "generate.slots=8"),
-        ("[train]", "filter_fallback=keep"),
         ("[critic]", "critic.warmup_steps=1"),
     ];
     all.iter().filter(|(section, _)| text.contains(section)).map(|(_, set)| (*set).to_owned()).collect()
