@@ -183,7 +183,7 @@ fn files_that_do_not_exist_are_named_where_they_are_written() {
     let file = folder.path().join("run.toml");
     std::fs::write(
         &file,
-        "pipeline = 'sft'\n[model]\nkind = 'folder'\npath = 'no/model'\n[task]\nkind = 'jsonl'\npath = 'no.jsonl'\n[sft]\n",
+        "pipeline = 'sft'\n[model]\nkind = 'folder'\npath = 'no/such/model'\n[task]\nkind = 'jsonl'\npath = 'no.jsonl'\n[sft]\n",
     )
     .expect("written");
     let errors = load(&file, &["sft.data=nowhere.jsonl".to_owned()]).expect_err("nothing is there").to_string();

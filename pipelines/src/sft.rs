@@ -59,6 +59,7 @@ pub fn declare(plan: &Plan, policy: &Policy, outputs: Outputs, from: Option<&Res
 }
 
 /// How supervised training before reinforcement ended.
+#[allow(clippy::large_enum_variant, reason = "a run has one of it, which is taken apart at once")]
 pub enum WarmUp {
     /// With a policy that learned.
     Learned(Policy),

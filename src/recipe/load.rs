@@ -181,7 +181,7 @@ fn missing_files(plan: &Plan) -> Vec<Problem> {
         models.push(("reference.path".to_owned(), path.clone()));
     }
     if plan.pipeline.reinforces() {
-        models.extend(plan.reward.rule.folders().into_iter().map(|(key, path)| (key, path.clone())));
+        models.extend(plan.reward.rule.folders().map(|(key, path)| (key, path.clone())));
     }
     files.retain(|(_, path)| !path.as_os_str().is_empty() && !path.exists());
     let missing = |(key, path): (String, &PathBuf)| Problem {
