@@ -254,7 +254,7 @@ fn pairs_and_a_loss_of_pairs_go_together() {
 
 #[test]
 fn rows_and_conversations_that_lack_what_they_need_are_errors() {
-    let conversing = "[sft]\nmessages_key = \"messages\"\n[chat]\ndate = \"31 January\"\n";
-    let packed = "[sft]\npacking = \"wrapped\"\ntoo_long = \"drop\"\nturns = \"apart\"\n";
+    let conversing = "[chat]\ndate = \"31 January\"\n";
+    let packed = "[sft]\npacking = \"wrapped\"\ntoo_long = \"drop\"\n";
     insta::assert_snapshot!([conversing, packed].map(also).join("\n"));
 }

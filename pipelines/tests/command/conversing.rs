@@ -82,7 +82,7 @@ fn conversations_are_imitated_in_rows_and_asked_by_the_folders_template() {
     let shared = [
         format!("model={{kind=\"folder\",path={:?}}}", model.display().to_string()),
         format!("task={{kind=\"jsonl\",path={:?},prompt_key=\"ask\"}}", data.display().to_string()),
-        "sft.messages_key=messages".to_owned(),
+        format!("sft.sources=[{{data={:?},columns={{messages=\"messages\"}}}}]", data.display().to_string()),
     ];
     let packed = ["sft.max_length=160", "sft.packing=best_fit", "sft.batch_tokens=400", "sft.too_long=drop"].map(str::to_owned);
     let ended = run(SFT, &out, &[&shared[..], &packed].concat());
@@ -113,10 +113,10 @@ fn a_model_without_a_template_is_told_of_where_a_conversation_comes() {
     let sets = [
         format!("model={{kind=\"folder\",path={:?}}}", model.display().to_string()),
         format!("task={{kind=\"jsonl\",path={:?},prompt_key=\"ask\"}}", data.display().to_string()),
-        "sft.messages_key=messages".to_owned(),
+        format!("sft.sources=[{{data={:?},columns={{messages=\"messages\"}}}}]", data.display().to_string()),
     ];
     let refused = run(SFT, &folder.path().join("none"), &sets);
-    assert!(refused.code == Some(1) && refused.err.contains("conversation 1: the model has no chat template"), "{}", refused.err);
+    assert!(refused.code == Some(1) && refused.err.contains("the model has no chat template"), "{}", refused.err);
     let plain = run(SFT, &folder.path().join("plain"), &[&sets[..], &["chat.template=plain".to_owned()]].concat());
     assert_eq!(plain.code, Some(0), "{}", plain.err);
 }
