@@ -99,7 +99,8 @@ fn fits(value: &Json, schema: &Json) -> bool {
 #[test]
 fn the_schema_takes_every_shipped_recipe_resolved_or_not_and_no_misspelled_one() {
     let schema = rollflow::recipe::schema();
-    let json = |text: &str| serde_json::to_value(text.parse::<toml::Table>().unwrap()).unwrap();
+    // JSON has no infinity.
+    let json = |text: &str| serde_json::to_value(text.replace("= inf", "= 1e300").parse::<toml::Table>().unwrap()).unwrap();
     for file in shipped() {
         let text = fs::read_to_string(&file).unwrap();
         assert!(fits(&json(&text), &schema), "{}", file.display());

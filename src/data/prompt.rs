@@ -8,11 +8,11 @@ use super::Metadata;
 
 /// One turn of a conversation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "Turn")]
 pub struct ChatMessage {
     /// `system`, `user`, `assistant` or `tool`.
     pub role: String,
-    /// What was said. Read from text, from a list of parts of which all are text, or from null or nothing, as where an assistant only calls tools.
-    #[serde(default, deserialize_with = "spoken")]
+    /// What was said. Read from text, from a list of parts of which all are text, or, of an assistant, who may only call tools, from null or nothing.
     pub content: String,
     /// What else the turn holds, as chat templates look for it: `tool_calls`, `tool_call_id`, `name`, `reasoning_content`.
     #[serde(flatten)]
@@ -32,8 +32,30 @@ impl ChatMessage {
     }
 }
 
+/// A turn as it is written.
+#[derive(Deserialize)]
+struct Turn {
+    role: String,
+    #[serde(default, deserialize_with = "spoken")]
+    content: Option<String>,
+    #[serde(flatten)]
+    more: Metadata,
+}
+
+impl TryFrom<Turn> for ChatMessage {
+    type Error = String;
+
+    fn try_from(turn: Turn) -> Result<Self, String> {
+        let Turn { role, content, more } = turn;
+        match content {
+            None if role != "assistant" => Err(format!("a message of the role {role:?} has no content")),
+            content => Ok(ChatMessage { role, content: content.unwrap_or_default(), more }),
+        }
+    }
+}
+
 /// Contents as data sets spell them.
-fn spoken<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+fn spoken<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Content {
@@ -46,9 +68,9 @@ fn spoken<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
         text: String,
     }
     match Content::deserialize(from) {
-        Ok(Content::Text(text)) => Ok(text),
-        Ok(Content::Nothing(())) => Ok(String::new()),
-        Ok(Content::Parts(parts)) => Ok(parts.into_iter().map(|part| part.text).collect()),
+        Ok(Content::Text(text)) => Ok(Some(text)),
+        Ok(Content::Nothing(())) => Ok(None),
+        Ok(Content::Parts(parts)) => Ok(Some(parts.into_iter().map(|part| part.text).collect())),
         Err(_) => Err(D::Error::custom("the content of a message must be text, or a list of parts that are text")),
     }
 }

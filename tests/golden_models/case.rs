@@ -17,6 +17,7 @@ pub struct Golden {
     pub greedy: Greedy,
     pub sft: Sft,
     pub tokenizer: Vec<Text>,
+    #[serde(default)]
     pub chat: Vec<Chat>,
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use rollflow::data::{ChatMessage, PromptText};
+use rollflow::data::{ChatMessage, Prompt, PromptText};
 use rollflow::engine::{FinishReason, Request, SamplingParams};
 use rollflow::prelude::Policy;
 use serde_json::json;
@@ -61,7 +61,7 @@ impl Generate {
     pub fn run(self) -> Result<ExitCode> {
         let policy = policy_of(&self.model)?;
         let prompt = self.asked()?;
-        let tokens = policy.tokenizer().encode(&prompt.render())?;
+        let tokens = policy.tokenizer().encode_prompt(&Prompt::from(prompt.clone()))?;
         let answer = self.answer(&policy, &tokens)?;
         if self.json {
             let Answer { text, tokens, log_probs, finish } = answer;

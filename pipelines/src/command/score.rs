@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use rollflow::data::PromptText;
+use rollflow::data::{Prompt, PromptText};
 use rollflow::prelude::{CrossEntropy, LocalConfig, Policy, Sample, Schedule};
 use rollflow::train::Scorer;
 use serde::Deserialize;
@@ -126,7 +126,7 @@ fn sample(asked: Asked, policy: &Policy) -> Result<Sample, String> {
         }
         Asked { tokens: Some(tokens), text: None, prompt: None, completion: None, .. } => (tokens, 0),
         Asked { prompt: Some(prompt), completion: Some(completion), text: None, tokens: None, .. } => {
-            let mut tokens = tokenizer.encode(&prompt.render()).map_err(failed)?;
+            let mut tokens = tokenizer.encode_prompt(&Prompt::from(prompt)).map_err(|error| error.to_string())?;
             let given = tokens.len();
             tokens.extend(tokenizer.encode_bare(&completion).map_err(failed)?);
             (tokens, given)

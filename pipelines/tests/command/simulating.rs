@@ -96,5 +96,5 @@ fn a_profile_that_makes_no_sense_is_named() {
     assert!(ended.err.contains("\"trian\"") && ended.err.contains("generate, reward"), "{}", ended.err);
     let ended = rollflow(&["simulate", SFT, "--profile", profile.to_str().unwrap()]);
     assert_eq!(ended.code, Some(2), "{}", ended.err);
-    assert!(ended.err.contains("only the pipeline grpo"), "{}", ended.err);
+    assert!(ended.err.contains("only pipelines that reinforce"), "{}", ended.err);
 }

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::summary::Summary;
+use crate::data::chat::ChatError;
 use crate::data::{Group, Prompt, Tokenizer, TokenizerError, Version};
 use crate::engine::{EngineError, Request, SamplingParams, TokenEngine};
 use crate::observe::logs::{Failure, JudgedAnswer};
@@ -39,6 +40,9 @@ pub enum EvaluationError {
     /// The engine.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// The tokenizer or the chat template.
+    #[error(transparent)]
+    Prompt(#[from] ChatError),
     /// The tokenizer.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
@@ -122,7 +126,7 @@ impl Evaluation {
         let sampling = &self.exam.sampling;
         let params = if greedy { SamplingParams { temperature: 0.0, ..sampling.clone() } } else { sampling.clone() };
         let (ordinal, temperature) = (prompt.ordinal, params.temperature);
-        let tokens: Arc<[u32]> = tokenizer.encode(&prompt.text.render())?.into();
+        let tokens: Arc<[u32]> = tokenizer.encode_prompt(&prompt)?.into();
         let request = Request { ordinal, tokens: tokens.clone(), samples, params: Arc::new(params), answers: Vec::new() };
         match engine.submit(request) {
             Ok(()) => {

@@ -113,12 +113,12 @@ mod tests {
         let all: Vec<Prompt> = (0..9).map(|_| whole.next().unwrap()).collect();
         assert_eq!(all.iter().map(|prompt| prompt.text.render()).collect::<Vec<_>>()[2..5], ["0.2", "1.0", "1.1"]);
         assert!(all.iter().enumerate().all(|(at, prompt)| prompt.ordinal == at as u64));
-        for stop in 0..9 {
+        for (stop, expected) in all.iter().enumerate() {
             let mut before = loader(3);
             (0..stop).for_each(|_| drop(before.next().unwrap()));
             let mut after = loader(3);
             after.load_state(&before.save_state()).unwrap();
-            assert_eq!(after.next().unwrap(), all[stop]);
+            assert_eq!(&after.next().unwrap(), expected);
         }
     }
 

@@ -56,11 +56,11 @@ fn scores_and_gradients_equal_autograd_however_the_rows_are_chunked() {
 
         for chunk_rows in [1, 2, 3, 7, 100] {
             let temperature = Temperature::of(&temperatures, Device::Cpu);
-            let head = Words { weight: &weight, rows: &rows, targets: &targets, temperature, chunk_rows };
+            let head = Head::Words(Words { weight: &weight, rows: &rows, targets: &targets, temperature, chunk_rows });
             let scored = head.score();
             assert!(close(&tensor(&scored.log_probs), &chosen) && close(&tensor(&scored.entropies), &entropy));
             let closed = head.gradients(&scored, &slopes, Some(&entropy_slopes));
-            let surrogate = Head::Words(head).surrogate(&closed);
+            let surrogate = head.surrogate(&closed);
             let found = Tensor::run_backward(&[surrogate], &[&rows, &weight], false, false);
             assert!(
                 found[0] == closed.rows && Some(&found[1]) == closed.weight.as_ref(),

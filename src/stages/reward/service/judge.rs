@@ -143,7 +143,7 @@ impl Judge {
 
     /// From 0 to 1.
     pub(super) fn grade(&self, said: &str) -> Result<f64, String> {
-        let ends = || begins(said[said.char_indices().rev().nth(119).map_or(0, |(at, _)| at)..].as_bytes());
+        let ends = || begins(&said.as_bytes()[said.char_indices().rev().nth(119).map_or(0, |(at, _)| at)..]);
         let Some(found) = self.score.captures_iter(said).last().and_then(|found| found.get(1)) else {
             return Err(format!("the judge gave no score that {:?} finds; its reply ends {:?}", self.config.score, ends()));
         };
