@@ -240,7 +240,9 @@ fn contents_are_read_as_data_sets_spell_them() {
         assert_eq!(message, turn("user", "ab").with("name", "x"));
         assert_eq!(serde_json::from_value::<ChatMessage>(serde_json::to_value(&message).unwrap()).unwrap(), message);
     }
-    assert_eq!(read(Value::Null).unwrap().content, "");
+    assert!(read(Value::Null).unwrap_err().to_string().contains("a message of the role \"user\" has no content"));
+    let calling = json!({"role": "assistant", "content": null, "tool_calls": []});
+    assert_eq!(serde_json::from_value::<ChatMessage>(calling).unwrap().content, "");
     assert!(read(json!([{"type": "image"}])).unwrap_err().to_string().contains("content"));
 }
 
