@@ -9,4 +9,4 @@ python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet tensorboard
 cargo run --quiet --package rollflow-pipelines -- run pipelines/recipes/grpo.toml --out "$folder/run" --set train.steps=5 \
   --set sft.steps=2 --set observe.tensorboard=true --set observe.progress=false --set 'eval={every=2,limit=10}'
-"$folder/venv/bin/python" scripts/tensorboard.py "$folder/run"
+"$folder/venv/bin/python" scripts/read_tensorboard.py "$folder/run"

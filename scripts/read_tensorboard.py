@@ -1,6 +1,6 @@
 """Reads a run's TensorBoard files with TensorBoard's own reader and holds them against its metrics.jsonl.
 
-    python3 scripts/tensorboard.py runs/mine      # with `pip install tensorboard`; scripts/tensorboard.sh does it all
+    python3 scripts/read_tensorboard.py runs/mine      # with `pip install tensorboard`; scripts/tensorboard.sh does it all
 
 Every finite number of every row must be there, at its step, as the nearest 32-bit float, and nothing else.
 """
