@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// The hub's local cache: `models--ORG--NAME/snapshots/COMMIT` below a folder.
+/// The hub's local cache: `models--ORG--NAME/snapshots/COMMIT` and `datasets--ORG--NAME/snapshots/COMMIT` below a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cache {
     root: PathBuf,
@@ -130,7 +130,7 @@ fn is_id(name: &str) -> bool {
 }
 
 /// The files of a revision: what its reference names, or the commit itself; without one, `main` or the only one there is.
-fn snapshot(home: &Path, revision: Option<&str>) -> Option<PathBuf> {
+pub(crate) fn snapshot(home: &Path, revision: Option<&str>) -> Option<PathBuf> {
     let snapshots = home.join("snapshots");
     let named = |revision: &str| {
         let commit = std::fs::read_to_string(home.join("refs").join(revision)).ok()?;

@@ -11,12 +11,12 @@ use rayon::prelude::*;
 
 use super::DataError;
 use super::columns::Columns;
-use super::hub::HubCache;
 use super::locate::locate;
 use super::part::Part;
 use super::shape::Shape;
 use super::skips::{Skip, Skips};
 use super::split::Split;
+use crate::hub::Cache as HubCache;
 
 /// Records judged together: memory for their bytes, and work for all cores.
 const CHUNK: usize = 1 << 16;

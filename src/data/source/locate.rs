@@ -6,8 +6,9 @@
 use std::path::{Path, PathBuf};
 
 use super::DataError;
-use super::hub::{self, HubCache};
+use super::hub;
 use super::split::TRAIN;
+use crate::hub::Cache as HubCache;
 
 /// How a file holds its records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +57,7 @@ pub fn locate(data: &Path, subset: Option<&str>, split: &str, cache: &HubCache) 
     }
     // A name that ends as files do is a file that is not there.
     if Format::of(data).is_none() && hub::is_id(data) {
-        return in_folder(&cache.dataset(&data.to_string_lossy())?, subset, split);
+        return in_folder(&hub::dataset(cache, &data.to_string_lossy())?, subset, split);
     }
     let help = "Paths are relative to the folder that the command runs in".to_owned();
     Err(DataError::Missing { name: data.display().to_string(), looked: vec![data.to_owned()], help })

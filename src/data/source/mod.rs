@@ -23,10 +23,10 @@ mod spool;
 mod stream;
 mod turns;
 
+pub use crate::hub::Cache as HubCache;
 pub use columns::Columns;
 pub use dataset::{DataSet, DataSpec};
 pub use error::DataError;
-pub use hub::HubCache;
 pub use mixture::{Draw, Mixture, Share};
 pub use recorded::Recorded;
 pub use sft::{
