@@ -52,3 +52,8 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
     run.end(&result);
     result
 }
+
+/// The code in the tutorial is compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/tutorial.md")]
+pub struct Tutorial;
