@@ -1,9 +1,9 @@
 //! Steps and trained tokens a second of whole GRPO and SFT runs, as one JSON line, to be held against TRL by `scripts/versus_trl.sh`.
 //!
 //! `cargo bench --bench versus_trl -- grpo|sft [MODEL_DIR] [STEPS] [ROWS LENGTH]`. The work is that of `benches/trl_side.py`: GRPO takes 8 prompts × 8
-//! samples of at most 16 new tokens. SFT takes the sequences of `data.jsonl` in the model's folder, ragged, packed by best fit into rows of LENGTH tokens, of
-//! which a step takes ROWS (64 rows of 64 tokens unless told otherwise). Without a folder, a fresh model of hidden size 128 and 4 layers, and sequences
-//! like those.
+//! samples of at most 16 new tokens. SFT takes the sequences of `data.jsonl` in the model's folder, packed by best fit into rows of LENGTH tokens, of
+//! which a step takes ROWS (64 rows of 64 tokens unless told otherwise). Without a folder, a fresh model of hidden size 128 and 4 layers, and ragged
+//! sequences.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
