@@ -138,8 +138,9 @@ pub(crate) fn snapshot(home: &Path, revision: Option<&str>) -> Option<PathBuf> {
     };
     let folders = || std::fs::read_dir(&snapshots).into_iter().flatten().flatten().map(|entry| entry.path());
     let commit = |revision: &str| {
+        let whole = Some(snapshots.join(revision)).filter(|folder| folder.is_dir());
         let begins = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(revision));
-        folders().find(|path| revision.len() >= 7 && begins(path))
+        whole.or_else(|| folders().find(|path| revision.len() >= 7 && begins(path)))
     };
     match revision {
         Some(revision) => named(revision).or_else(|| commit(revision)),
