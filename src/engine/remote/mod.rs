@@ -1,0 +1,13 @@
+//! Engines elsewhere: servers that make tokens, over HTTP or however one reaches them.
+//!
+//! [`InferenceEngine`] is what a generator needs of one, [`WeightControl`] what a weight sync needs of one that serves the weights it is given.
+
+mod engine;
+mod error;
+mod http;
+mod weights;
+
+pub use engine::{Attempt, Capabilities, Chunk, End, Ending, InferenceEngine, Pending, Scored, Tokens, VersionSpan};
+pub use error::{Fault, RemoteError};
+pub use http::{Client, Events};
+pub use weights::{PauseMode, WeightControl};

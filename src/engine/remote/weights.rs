@@ -1,0 +1,53 @@
+//! What a weight sync needs of an engine.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::Pending;
+
+/// What becomes of an engine's work while its weights change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PauseMode {
+    /// It stands still and goes on, with the keys and values that it has (vLLM `keep`, SGLang `in_place`).
+    #[default]
+    Keep,
+    /// It stands still, forgets keys and values, and reads them anew under the new weights (SGLang `retract`).
+    Recompute,
+    /// It ends all that is under way, which goes on as new attempts (`abort`).
+    Abort,
+    /// It finishes what is under way and takes nothing new (vLLM `wait`).
+    Finish,
+}
+
+/// The steps of a sync, one engine at a time. Labels are decimal version numbers.
+pub trait WeightControl: Send + Sync {
+    /// The pause modes that it has.
+    fn pause_modes(&self) -> &'static [PauseMode];
+
+    /// Makes it stand still. Doing it twice is fine.
+    fn pause(&self, mode: PauseMode) -> Pending<'_, ()>;
+
+    /// Loads the weights of a Hugging Face folder that it can read.
+    fn load<'a>(&'a self, folder: &'a Path, label: &'a str) -> Pending<'a, ()>;
+
+    /// Loads, under this name, an adapter of a PEFT folder that it can read, and answers with it from now on.
+    fn load_adapter<'a>(&'a self, name: &'a str, folder: &'a Path) -> Pending<'a, ()>;
+
+    /// Forgets an adapter.
+    fn unload_adapter<'a>(&'a self, name: &'a str) -> Pending<'a, ()>;
+
+    /// Names what it serves.
+    fn label<'a>(&'a self, label: &'a str) -> Pending<'a, ()>;
+
+    /// What it says it serves; `None` where nobody named it yet.
+    fn served(&self) -> Pending<'_, Option<String>>;
+
+    /// Checksums of its weights, by whatever names it has for them; `None` where it has none.
+    fn checksums(&self) -> Pending<'_, Option<BTreeMap<String, String>>>;
+
+    /// Forgets the keys and values of finished work.
+    fn flush_cache(&self) -> Pending<'_, ()>;
+
+    /// Makes it go on. Doing it twice is fine.
+    fn resume(&self) -> Pending<'_, ()>;
+}
