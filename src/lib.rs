@@ -53,6 +53,10 @@ pub mod prelude {
 #[doc = include_str!("../README.md")]
 pub struct Readme;
 
+/// How a pipeline is declared, likewise.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/declaring.md")]
+pub struct Declaring;
 /// Reward models, likewise.
 #[cfg(all(doctest, feature = "torch"))]
 #[doc = include_str!("../docs/reward_models.md")]

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use rollflow::data::{Prompt, jsonl};
 use rollflow::engine::{LocalEngine, SamplingParams};
+use rollflow::model::FrozenWeights;
 use rollflow::observe::logs::{AnswerWriter, JudgedAnswer, read_answers};
-use rollflow::prelude::Policy;
+use rollflow::prelude::{Flow, Metrics, Policy, Port, Trained, Trainer, TrainingBackend};
 use rollflow::recipe::Plan;
 use rollflow::recipe::eval::Eval;
 use rollflow::recipe::task::{Task, TaskData};
-use rollflow::stages::evaluate::{Evaluation, Evaluator, Exam, Summary};
+use rollflow::stages::evaluate::{AnswerLog, Evaluation, Evaluator, Exam, Summary};
 use serde_json::{Value, json};
 
 use crate::registry::Registry;
@@ -54,6 +55,30 @@ fn prompts(task: &Task, seed: u64) -> Result<Vec<Prompt>> {
         }
         TaskData::Data(task) => data::all(&task.sources())?,
         TaskData::Rollouts(_) => bail!("rollouts that were recorded are answered already; name a task of its own in [eval.task]"),
+    })
+}
+
+/// A trainer that publishes for evaluations alone.
+pub fn published<B: TrainingBackend>(trainer: Trainer<B>, plan: &Plan) -> Trainer<B> {
+    match plan.eval.as_ref().map(|eval| eval.every) {
+        None | Some(0) => trainer.sync_every(u64::MAX),
+        Some(every) => trainer.sync_every(every).sync_last(),
+    }
+}
+
+/// Behind a trainer that nobody generates for: its steps, with what evaluations of its weights found, if the recipe has any. Each step is written down
+/// when its own evaluation is done.
+pub fn beside(
+    flow: &mut Flow,
+    plan: &Plan,
+    registry: &Registry,
+    policy: &Policy,
+    trained: Port<Trained<FrozenWeights>>,
+    (metrics, answers, after): (&Metrics, Option<AnswerLog>, u64),
+) -> Result<Port<Trained<FrozenWeights>>> {
+    Ok(match evaluator(plan, registry, policy)? {
+        None => trained,
+        Some(evaluator) => flow.stage("evaluate", trained, evaluator.in_order(true).after(after).metrics(metrics).log(answers)),
     })
 }
 

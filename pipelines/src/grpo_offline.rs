@@ -15,7 +15,7 @@ use rollflow::stages::source::RecordedGroups;
 use crate::registry::Registry;
 use crate::resume::ResumePoint;
 use crate::run_folder::{Outputs, RunFolder};
-use crate::{data, origin, parts, trainers};
+use crate::{data, evaluation, origin, parts, trainers};
 
 /// The pipeline `grpo_offline`.
 pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
@@ -36,7 +36,8 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
         RecordedGroups::open(&spec, policy.tokenizer(), &filter, plan.seed).map_err(|error| anyhow::anyhow!("{error}"))?;
     let state = groups.state();
     let backend = trainers::backend(plan, registry, policy).context("starting the trainer")?;
-    let trainer = trainers::trainer(plan, registry, backend, None, None, outputs.checkpoints)?.sync_every(u64::MAX);
+    let trainer = trainers::trainer(plan, registry, backend, None, None, outputs.checkpoints)?;
+    let trainer = evaluation::published(trainer, plan);
     let trainer = match from {
         Some(from) => {
             data::check(&from.checkpoint, Some(&state))?;
@@ -50,6 +51,7 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let batches = groups.batches(plan.batch.groups, plan.train.steps)?.after(done).metrics(&outputs.metrics);
     let batches = flow.source("rollouts", batches);
     let trained = flow.stage("train", batches, data::remembered(trainer, Some(state)));
+    let trained = evaluation::beside(&mut flow, plan, registry, policy, trained, (&outputs.metrics, outputs.answers, done))?;
     flow.sink("log", trained, outputs.log);
     Ok(flow)
 }

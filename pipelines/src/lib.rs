@@ -46,7 +46,7 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
     let result = match plan.pipeline {
         Pipeline::Grpo | Pipeline::SftThenGrpo => grpo::run(plan, registry, run, from),
         Pipeline::GrpoOffline => grpo_offline::run(plan, registry, run, from),
-        Pipeline::Sft => sft::run(plan, run, from),
+        Pipeline::Sft => sft::run(plan, registry, run, from),
         Pipeline::RewardModel => reward_model::run(plan, run, from),
     };
     run.end(&result);

@@ -11,25 +11,27 @@ use rollflow::recipe::Plan;
 use rollflow::recipe::task::Sft;
 use rollflow::stages::sink::step_row;
 
+use crate::registry::Registry;
 use crate::resume::ResumePoint;
 use crate::run_folder::{Outputs, RunFolder};
-use crate::{conversations, data, origin, trainers};
+use crate::{conversations, data, evaluation, origin, trainers};
 
 /// The pipeline `sft`.
-pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
+pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
     let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
-    run_of(plan, &origin::policy(plan, run.path())?, run, from, &interrupts)
+    run_of(plan, registry, &origin::policy(plan, run.path())?, run, from, &interrupts)
 }
 
 /// The same of a policy at hand.
 pub fn run_of(
     plan: &Plan,
+    registry: &Registry,
     policy: &Policy,
     run: &RunFolder,
     from: Option<&ResumePoint>,
     interrupts: &Interrupts,
 ) -> Result<Report> {
-    let mut flow = declare(plan, policy, run.outputs(plan)?, from)?;
+    let mut flow = declare(plan, registry, policy, run.outputs(plan)?, from)?;
     flow.interrupted_by(interrupts);
     let report = run.watch(&mut flow, plan.steps(), |flow| flow.run(Until::finished()))?;
     say_complete(&report);
@@ -37,14 +39,14 @@ pub fn run_of(
 }
 
 /// The graph, from samples to checkpoints.
-pub fn declare(plan: &Plan, policy: &Policy, outputs: Outputs, from: Option<&ResumePoint>) -> Result<Flow> {
+pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outputs, from: Option<&ResumePoint>) -> Result<Flow> {
     let sft = plan.sft.as_ref().context("the pipeline sft needs a section [sft]")?;
     let mut flow = Flow::new(&plan.name);
     let done = from.map_or(0, |from| from.trainer.step);
     let (samples, data) = conversations::batches(plan, sft, policy)?;
     let samples = samples.after(done).metrics(&outputs.metrics);
     let trained = train(&mut flow, plan, sft, samples, policy, |trainer| {
-        let trainer = trainers::checkpointed(trainer, plan, outputs.checkpoints).sync_every(u64::MAX);
+        let trainer = evaluation::published(trainers::checkpointed(trainer, plan, outputs.checkpoints), plan);
         let trainer = match from {
             Some(from) => {
                 data::check(&from.checkpoint, data.as_ref())?;
@@ -54,6 +56,7 @@ pub fn declare(plan: &Plan, policy: &Policy, outputs: Outputs, from: Option<&Res
         };
         Ok(data::remembered(trainer, data))
     })?;
+    let trained = evaluation::beside(&mut flow, plan, registry, policy, trained, (&outputs.metrics, outputs.answers, done))?;
     flow.sink("log", trained, outputs.log);
     Ok(flow)
 }

@@ -13,6 +13,7 @@ use rollflow::recipe::{Pipeline, Plan};
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
 use crate::origin::{Lineage, model_folder};
+use crate::registry::Registry;
 use crate::resume::rewind_to_checkpoint;
 use crate::run_folder::RunFolder;
 use crate::sft::{self, WarmUp};
@@ -21,7 +22,13 @@ use crate::sft::{self, WarmUp};
 pub const SFT: &str = "sft";
 
 /// The policy that reinforcement begins with: that of the checkpoint which the run wrote down, or else of the newest that the supervised part leaves.
-pub fn learned(plan: &Plan, sft: &Sft, run: &RunFolder, policy: &Policy, interrupts: &Interrupts) -> Result<WarmUp> {
+pub fn learned(
+    (plan, registry): (&Plan, &Registry),
+    sft: &Sft,
+    run: &RunFolder,
+    policy: &Policy,
+    interrupts: &Interrupts,
+) -> Result<WarmUp> {
     let lineage = match Lineage::read(run.path())? {
         Some(lineage) => lineage,
         None => {
@@ -30,7 +37,7 @@ pub fn learned(plan: &Plan, sft: &Sft, run: &RunFolder, policy: &Policy, interru
             if checkpoint::list(&checkpoints)?.last().is_none_or(|(step, _)| *step < sft.steps) {
                 let from = rewind_to_checkpoint(part.path(), |line| part.say(line))?;
                 part.remember()?;
-                let report = sft::run_of(&supervised(plan), policy, &part, from.as_ref(), interrupts)?;
+                let report = sft::run_of(&supervised(plan), registry, policy, &part, from.as_ref(), interrupts)?;
                 if report.ended != Ended::Finished {
                     return Ok(WarmUp::Interrupted(report));
                 }

@@ -1,5 +1,6 @@
 //! What must hold between keys. Each key's own range stands with its declaration.
 
+mod evaluating;
 mod held;
 mod sources;
 mod training;
@@ -99,6 +100,7 @@ fn between(plan: &Plan, note: Note) {
     {
         note("chat.date", &[], format!("`chat.date` is {date:?}"), &error.to_string());
     }
+    evaluating::evaluation(plan, note);
     match plan.pipeline {
         Pipeline::Sft => needs_sft(plan, note),
         Pipeline::SftThenGrpo => {
@@ -211,7 +213,6 @@ fn grpo(plan: &Plan, note: Note) {
         parts(plan, of, note);
     }
     held::held(plan, note);
-    evaluation(plan, note);
     window(plan, note);
     over_sampling(plan, note);
     if plan.generate.slots == 0 && plan.flow.max_staleness == 0 {
@@ -304,28 +305,6 @@ fn parts(plan: &Plan, of: &Composition, note: Note) {
             }
             _ => {}
         }
-    }
-}
-
-fn evaluation(plan: &Plan, note: Note) {
-    let Some(eval) = &plan.eval else { return };
-    if eval.samples == 0 && !eval.greedy {
-        let message = "`eval.samples` is 0 and `eval.greedy` is false: nothing would be asked".to_owned();
-        note("eval.samples", &["eval.greedy"], message, "make one of them otherwise, or remove [eval]");
-    }
-    if !eval.every.is_multiple_of(plan.sync.every.max(1)) {
-        let message = format!(
-            "`eval.every` is {}, but weights are published every {} steps: others can't be evaluated",
-            eval.every, plan.sync.every
-        );
-        note("eval.every", &["sync.every"], message, "make it a multiple of sync.every");
-    }
-    if let Some(TaskData::Jsonl(jsonl)) = eval.task.as_ref().map(|task| &task.data)
-        && jsonl.answer_key.is_empty()
-        && plan.reward.rule.compares()
-    {
-        let message = "`eval.task.answer_key` is empty, but the reward compares with the ground truth".to_owned();
-        note("eval.task.answer_key", &["reward.kind"], message, "name the field that holds the ground truth");
     }
 }
 

@@ -5,8 +5,8 @@ use super::setting::{FINITE, POSITIVE, SHARE, SOME, SOME_IF_GIVEN};
 use super::task::Task;
 
 section! {
-    /// Evaluation beside the training, pinned to published weights, and what `rollflow eval` asks. Training does not wait for it, except that a
-    /// synchronous run (`flow.max_staleness = 0`) writes a step down when its evaluation is done.
+    /// Evaluation beside the training, pinned to published weights, and what `rollflow eval` asks. Answers are judged by `[reward]`. Training does not wait
+    /// for it, except that a synchronous run (`flow.max_staleness = 0`), one of `sft` or of `grpo_offline` writes a step down when its evaluation is done.
     pub struct Eval {
         /// Optimizer steps from one evaluation to the next, whole publishes (`sync.every`); the weights before the first step are evaluated, too, and those
         /// after `train.steps` if they are published. 0 leaves evaluation to `rollflow eval`.

@@ -117,7 +117,7 @@ fn require_and_refuse_sections(root: &Node, plan: &Plan, findings: &mut Findings
             findings.error(&root.place, key, format!("the recipe has no `{key}`"), help.to_owned());
         }
     }
-    for key in plan.pipeline.unused_sections() {
+    for key in plan.unused_sections() {
         if let Some(entry) = table.get(key) {
             let message = format!("[{key}] means nothing to pipeline = \"{}\"", plan.pipeline.word());
             findings.error(&entry.key_place, key, message, "remove it, or choose another pipeline".to_owned());
@@ -180,7 +180,7 @@ fn missing_files(plan: &Plan) -> Vec<Problem> {
     {
         models.push(("reference.path".to_owned(), path.clone()));
     }
-    if plan.pipeline.reinforces() {
+    if plan.pipeline.reinforces() || plan.eval.is_some() {
         models.extend(plan.reward.rule.folders().map(|(key, path)| (key, path.clone())));
     }
     files.retain(|(_, path)| !path.as_os_str().is_empty() && !path.exists());

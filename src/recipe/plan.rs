@@ -109,26 +109,26 @@ const REINFORCEMENT: [&str; 14] = [
     "flow",
 ];
 
+impl Plan {
+    /// Sections that mean nothing to this plan's pipeline. Where nothing is reinforced, answers are still sampled and rewarded by an evaluation.
+    pub(crate) fn unused_sections(&self) -> Vec<&'static str> {
+        let mut unused = self.pipeline.unused_sections();
+        if self.eval.is_some() {
+            unused.retain(|section| !["generate", "reward"].contains(section));
+        }
+        unused
+    }
+}
+
 impl Pipeline {
-    /// Sections that mean nothing to this pipeline.
-    pub(crate) fn unused_sections(self) -> Vec<&'static str> {
+    fn unused_sections(self) -> Vec<&'static str> {
         match self {
             Pipeline::Grpo | Pipeline::SftThenGrpo => vec!["reward_model"],
-            Pipeline::Sft => [&REINFORCEMENT[..], &["reward_model", "eval"]].concat(),
+            Pipeline::Sft => [&REINFORCEMENT[..], &["reward_model"]].concat(),
             Pipeline::RewardModel => [&REINFORCEMENT[..], &["sft", "lora", "eval"]].concat(),
-            Pipeline::GrpoOffline => vec![
-                "sft",
-                "mix",
-                "reward_model",
-                "reward",
-                "filter_fallback",
-                "pairs",
-                "reference",
-                "critic",
-                "sync",
-                "flow",
-                "eval",
-            ],
+            Pipeline::GrpoOffline => {
+                vec!["sft", "mix", "reward_model", "reward", "filter_fallback", "pairs", "reference", "critic", "sync", "flow"]
+            }
         }
     }
 

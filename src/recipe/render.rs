@@ -12,7 +12,7 @@ impl Plan {
     pub fn to_toml(&self) -> String {
         let mut rows = Vec::new();
         self.rows(&mut rows);
-        rows.retain(|(key, _)| !self.pipeline.unused_sections().contains(&key.as_str()));
+        rows.retain(|(key, _)| !self.unused_sections().contains(&key.as_str()));
         let mut text = String::new();
         for (key, value) in &rows {
             if let Written::Inline(value) = value {

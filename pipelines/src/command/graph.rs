@@ -52,7 +52,7 @@ fn graph_of(plan: &Plan, registry: &Registry) -> Result<flow::Graph> {
             grpo::declare(plan, Actors::local(plan, registry, &parts::policy(plan)?)?, outputs, None)?
         }
         Pipeline::GrpoOffline => grpo_offline::declare(plan, registry, &parts::policy(plan)?, outputs, None)?,
-        Pipeline::Sft => sft::declare(plan, &parts::policy(plan)?, outputs, None)?,
+        Pipeline::Sft => sft::declare(plan, registry, &parts::policy(plan)?, outputs, None)?,
         Pipeline::RewardModel => reward_model::declare(plan, outputs, None)?.0,
     };
     Ok(flow.graph())

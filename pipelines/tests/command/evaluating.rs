@@ -6,7 +6,8 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::asking::tiny_run;
-use crate::running::{GRPO, read, rollflow, run_args};
+use crate::offline::OFFLINE;
+use crate::running::{GRPO, SFT, TINY, read, rollflow, run_args};
 
 const EVAL: &str = "eval={every=2,samples=4,limit=6,slots=8}";
 
@@ -52,6 +53,44 @@ fn a_run_that_evaluates_learns_what_it_would_learn_without() {
     assert_eq!(rollflow(&run_args(GRPO, &without, &[])).code, Some(0));
     let weights = |run: &Path| fs::read(run.join("checkpoints/step_000003/model.safetensors")).unwrap();
     assert_eq!(weights(&with), weights(&without));
+}
+
+/// What is learned by imitation, or from what was recorded, is asked as well, and learns the same for it.
+#[test]
+fn runs_without_a_generator_are_evaluated_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let tiny = &TINY[..5];
+    let supervised = [
+        "sft.steps=5",
+        "sft.batch=4",
+        "sft.schedule.warmup=0",
+        "generate.max_new_tokens=4",
+        "eval={every=2,samples=2,limit=6,slots=8}",
+    ];
+    let recorded = [
+        "batch.groups=2",
+        "train.steps=5",
+        "train.schedule.warmup=0",
+        "generate.max_new_tokens=4",
+        "eval={every=2,samples=2,limit=6,slots=8,task={kind=\"arithmetic\",digits=1}}",
+    ];
+    for (recipe, sets) in [(SFT, supervised), (OFFLINE, recorded)] {
+        let run = |name: &str, sets: &[&str]| {
+            let out = folder.path().join(name);
+            let sets = tiny.iter().chain(sets).flat_map(|set| ["--set", *set]);
+            let ended = rollflow(&["run", recipe, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>());
+            assert_eq!(ended.code, Some(0), "{}", ended.err);
+            out
+        };
+        let name = |what| format!("{what}-{}", recipe.rsplit('/').next().unwrap());
+        let (with, without) = (run(&name("with"), &sets), run(&name("without"), &sets[..3]));
+        let steps: Vec<u64> = rows(&with.join("evaluations.jsonl")).iter().map(|row| row["step"].as_u64().unwrap()).collect();
+        assert_eq!(steps, [0, 2, 4, 5], "{recipe}");
+        let found: Vec<_> = rows(&with.join("metrics.jsonl")).iter().map(|row| row["eval_step"].as_f64()).collect();
+        assert_eq!(found, [Some(0.0), Some(2.0), None, Some(4.0), Some(5.0)], "{recipe}: in the row of its own step");
+        let weights = |run: &Path| fs::read(run.join("checkpoints/step_000005/model.safetensors")).unwrap();
+        assert_eq!(weights(&with), weights(&without), "{recipe}");
+    }
 }
 
 /// Evaluations of a run that is not synchronous end when they end; the last one is waited for.

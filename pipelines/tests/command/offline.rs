@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::running::{Ended, GRPO, rollflow, run_args};
 
-const OFFLINE: &str = "pipelines/recipes/grpo_offline.toml";
+pub const OFFLINE: &str = "pipelines/recipes/grpo_offline.toml";
 
 /// The share of all single-digit sums that the newest checkpoint of a run gets right when it takes the likeliest token each time.
 fn greedy_accuracy(run: &Path) -> f64 {

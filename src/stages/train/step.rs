@@ -138,7 +138,8 @@ impl<B: TrainingBackend> Trainer<B> {
         };
         let passed = Instant::now();
         settings.extend(mixed.map(|loss| (Metric::MixedLoss.key().to_owned(), loss)));
-        let publish = step.is_multiple_of(self.sync_every).then(|| self.backend.snapshot());
+        let last = self.sync_last && self.steps == Some(step);
+        let publish = (last || step.is_multiple_of(self.sync_every)).then(|| self.backend.snapshot());
         let optim = optim.wait()?;
         let publish = publish.map(|snapshot| snapshot.wait()).transpose()?;
         let update_seconds = passed.elapsed().as_secs_f64();

@@ -63,9 +63,10 @@ pub struct Trainer<B> {
     pub(super) backend: B,
     pub(super) lessons: Lessons,
     pub(super) critic: Option<Critic<B>>,
-    steps: Option<u64>,
+    pub(super) steps: Option<u64>,
     target_reward: Option<f64>,
     pub(super) sync_every: u64,
+    pub(super) sync_last: bool,
     pub(super) gap_limits: GapLimits,
     save: Option<Saving>,
     beside: Option<Beside>,
@@ -88,6 +89,7 @@ impl<B: TrainingBackend> Trainer<B> {
             steps: None,
             target_reward: None,
             sync_every: 1,
+            sync_last: false,
             gap_limits: GapLimits::default(),
             save: None,
             beside: None,
@@ -159,6 +161,12 @@ impl<B: TrainingBackend> Trainer<B> {
     /// Publishes weights after every `n` steps.
     pub fn sync_every(self, n: u64) -> Self {
         Trainer { sync_every: n.max(1), ..self }
+    }
+
+    /// Publishes those of the last step as well. A run that is given more steps later then counts one publish more than one that had them from
+    /// the start.
+    pub fn sync_last(self) -> Self {
+        Trainer { sync_last: true, ..self }
     }
 
     /// Passes over each batch (PPO's epochs, μ in GRPO), an update each, or as many as there are minibatches; 1 unless told otherwise.

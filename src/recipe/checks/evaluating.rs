@@ -1,0 +1,43 @@
+//! `[eval]`: what would find nothing out.
+
+use super::Note;
+use crate::recipe::Plan;
+use crate::recipe::task::TaskData;
+
+/// What is asked, of which weights, and whether anybody could say what is right.
+pub(super) fn evaluation(plan: &Plan, note: Note) {
+    let Some(eval) = &plan.eval else { return };
+    if eval.samples == 0 && !eval.greedy {
+        let message = "`eval.samples` is 0 and `eval.greedy` is false: nothing would be asked".to_owned();
+        note("eval.samples", &["eval.greedy"], message, "make one of them otherwise, or remove [eval]");
+    }
+    if plan.pipeline.reinforces() && !eval.every.is_multiple_of(plan.sync.every.max(1)) {
+        let message = format!(
+            "`eval.every` is {}, but weights are published every {} steps: others can't be evaluated",
+            eval.every, plan.sync.every
+        );
+        note("eval.every", &["sync.every"], message, "make it a multiple of sync.every");
+    }
+    let task = eval.task.as_ref().unwrap_or(&plan.task);
+    if let TaskData::Rollouts(_) = task.data {
+        let message = "rollouts that were recorded are answered already: an evaluation has nothing to ask".to_owned();
+        note(
+            "eval.task",
+            &["task.kind"],
+            message,
+            "name a task of its own, for example eval.task = { kind = \"data\", data = \"held_out.jsonl\" }",
+        );
+    }
+    if let TaskData::Jsonl(jsonl) = &task.data
+        && jsonl.answer_key.is_empty()
+        && plan.reward.rule.compares()
+    {
+        let (key, message) = match &eval.task {
+            Some(_) => ("eval.task.answer_key", "`eval.task.answer_key` is empty, but the reward compares with the ground truth"),
+            // What reinforces says so by itself.
+            None if plan.pipeline.reinforces() => return,
+            None => ("task.answer_key", "`task.answer_key` is empty, but the reward of [eval] compares with the ground truth"),
+        };
+        note(key, &["reward.kind"], message.to_owned(), "name the field that holds the ground truth");
+    }
+}
