@@ -27,7 +27,7 @@ export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 cargo bench --bench versus_trl --no-run 2>/dev/null
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# Of supervised training, tokens; rows of both sides hold other numbers of them.
+# Of supervised training, tokens: full rows on both sides.
 rate() { tail -n 1 "$1" | python3 -c 'import json, sys; of = json.load(sys.stdin); print(of["steps_per_s"] if of["what"] == "grpo" else of["trained_tokens_per_s"])'; }
 load() { cut -d" " -f1 /proc/loadavg; }
 
