@@ -8,9 +8,18 @@ impl ModelConfig {
     /// for keys and values, feed-forward layers three times as wide. `hidden` is a multiple of 8.
     pub fn small(tokenizer: &Tokenizer, hidden: usize, layers: usize) -> Self {
         ModelConfig {
+            eos_token_ids: tokenizer.eos_token_ids().to_vec(),
+            pad_token_id: tokenizer.pad_token_id(),
+            ..ModelConfig::small_of(tokenizer.vocab_size(), hidden, layers)
+        }
+    }
+
+    /// The same for so many tokens of which none ends a text.
+    pub(crate) fn small_of(vocab_size: usize, hidden: usize, layers: usize) -> Self {
+        ModelConfig {
             family: Family::Llama,
             head: Head::Words,
-            vocab_size: tokenizer.vocab_size(),
+            vocab_size,
             hidden_size: hidden,
             intermediate_size: 3 * hidden,
             heads: 4,
@@ -29,8 +38,8 @@ impl ModelConfig {
             tied: true,
             initializer_range: 0.02,
             dtype: Dtype::F32,
-            eos_token_ids: tokenizer.eos_token_ids().to_vec(),
-            pad_token_id: tokenizer.pad_token_id(),
+            eos_token_ids: Vec::new(),
+            pad_token_id: None,
             other: Default::default(),
         }
     }
