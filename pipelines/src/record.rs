@@ -2,11 +2,11 @@
 //! numbers. Nothing of the environment and no command line is in it, so that no secret is (the recipe beside it names the variable that holds a
 //! token, never the token).
 
+mod session;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use rollflow::flow::{Ended, Report};
@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::run_folder::{LOCK, RECIPE};
+pub use session::{Git, Machine, Session};
 
 /// The record's file in a run's folder.
 pub const RECORD: &str = "run.json";
@@ -95,57 +96,6 @@ pub struct Drawn {
     pub staleness: Vec<(u64, u64)>,
 }
 
-/// A process's work on a run.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Session {
-    /// When it began, UTC.
-    pub started: String,
-    /// When it ended, UTC; empty while it works.
-    pub ended: String,
-    /// How long it took.
-    pub seconds: f64,
-    /// How it ended.
-    pub state: State,
-    /// What it died of.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub error: Option<String>,
-    /// The version of rollflow.
-    pub version: String,
-    /// The state of the git repository that it was started in.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub git: Option<Git>,
-    /// The machine.
-    pub machine: Machine,
-}
-
-/// A repository's state.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Git {
-    /// The commit that was checked out.
-    pub commit: String,
-    /// The branch; empty for none.
-    pub branch: String,
-    /// Whether tracked files had changed since.
-    pub changed: bool,
-}
-
-/// What a session computed on.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Machine {
-    /// Its name.
-    pub host: String,
-    /// Operating system and architecture.
-    pub system: String,
-    /// Its processor.
-    pub processor: String,
-    /// Threads that run at the same time.
-    pub threads: usize,
-    /// Its memory.
-    pub memory_gib: u64,
-}
-
 /// A model that a run began with.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parent {
@@ -186,8 +136,7 @@ impl Record {
         for session in record.sessions.iter_mut().filter(|session| session.state == State::Running) {
             session.state = State::Died;
         }
-        let version = env!("CARGO_PKG_VERSION").to_owned();
-        record.sessions.push(Session { started: utc(now()), version, git: git(), machine: machine(), ..Session::default() });
+        record.sessions.push(Session::begin());
         let record = Record {
             name: plan.name.clone(),
             pipeline: plan.pipeline.word().to_owned(),
@@ -213,12 +162,7 @@ impl Record {
         };
         record.state = state;
         if let Some(session) = record.sessions.last_mut() {
-            let ended = now();
-            (session.state, session.error, session.ended) = (state, error, utc(ended));
-            session.seconds = ended.saturating_sub(seconds_of(&session.started).unwrap_or(ended)) as f64;
-            if let Ok(report) = result {
-                session.seconds = report.wall as f64 / 1e9;
-            }
+            session.end(state, error, result.as_ref().ok().map(|report| report.wall as f64 / 1e9));
         }
         record.take_metrics(folder);
         record.drawn = drawn;
@@ -306,80 +250,4 @@ fn parents(plan: &Plan) -> Vec<Parent> {
         Parent { key: key.to_owned(), path: path.to_owned(), run }
     };
     folders.into_iter().map(parent).collect()
-}
-
-/// The repository around the folder that the command runs in, if there is one and git is.
-fn git() -> Option<Git> {
-    let ask = |args: &[&str]| {
-        let output = Command::new("git").args(args).output().ok().filter(|output| output.status.success())?;
-        Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    };
-    Some(Git {
-        commit: ask(&["rev-parse", "HEAD"])?,
-        branch: ask(&["branch", "--show-current"]).unwrap_or_default(),
-        changed: !ask(&["status", "--porcelain", "--untracked-files=no"])?.is_empty(),
-    })
-}
-
-fn machine() -> Machine {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let field = |text: &str, name: &str| {
-        let line = text.lines().find(|line| line.starts_with(name))?;
-        Some(line.split_once(':')?.1.trim().to_owned())
-    };
-    let kib = field(&read("/proc/meminfo"), "MemTotal").and_then(|text| text.trim_end_matches("kB").trim().parse::<u64>().ok());
-    Machine {
-        host: read("/proc/sys/kernel/hostname").trim().to_owned(),
-        system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
-        processor: field(&read("/proc/cpuinfo"), "model name").unwrap_or_default(),
-        threads: std::thread::available_parallelism().map_or(1, usize::from),
-        memory_gib: kib.map_or(0, |kib| kib.div_ceil(1 << 20)),
-    }
-}
-
-/// Seconds since the beginning of 1970.
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
-}
-
-/// `2026-11-21T22:14:05Z` (Howard Hinnant's algorithm for days, of which a year begins in March).
-fn utc(seconds: u64) -> String {
-    let (days, time) = (seconds / 86_400, seconds % 86_400);
-    let since = days + 719_468;
-    let (era, day) = (since / 146_097, since % 146_097);
-    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let (year, day) = (year + era * 400, day - (153 * month + 2) / 5 + 1);
-    let (year, month) = if month < 10 { (year, month + 3) } else { (year + 1, month - 9) };
-    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", time / 3600, time / 60 % 60, time % 60)
-}
-
-/// The inverse.
-fn seconds_of(text: &str) -> Option<u64> {
-    let number = |from: usize, to: usize| text.get(from..to)?.parse::<u64>().ok();
-    let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
-    let year = if month <= 2 { year - 1 } else { year };
-    let (era, of_era) = (year / 400, year % 400);
-    let of_year = (153 * if month > 2 { month - 3 } else { month + 9 } + 2) / 5 + day - 1;
-    let days = era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468;
-    Some(days * 86_400 + number(11, 13)? * 3600 + number(14, 16)? * 60 + number(17, 19)?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_written_as_the_calendar_has_them() {
-        for (seconds, text) in [
-            (0, "1970-01-01T00:00:00Z"),
-            (951_782_400, "2000-02-29T00:00:00Z"),
-            (1_709_251_199, "2024-02-29T23:59:59Z"),
-            (1_709_251_200, "2024-03-01T00:00:00Z"),
-            (4_102_444_800, "2100-01-01T00:00:00Z"),
-        ] {
-            assert_eq!((utc(seconds).as_str(), seconds_of(text)), (text, Some(seconds)));
-        }
-    }
 }

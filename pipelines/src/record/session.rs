@@ -1,0 +1,110 @@
+//! A process's work on a run: when, where, and with which code.
+
+use std::process::Command;
+
+use jiff::{Timestamp, Unit};
+use serde::{Deserialize, Serialize};
+
+use super::State;
+
+/// A process's work on a run.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Session {
+    /// When it began, UTC.
+    pub started: String,
+    /// When it ended, UTC; empty while it works.
+    pub ended: String,
+    /// How long it took.
+    pub seconds: f64,
+    /// How it ended.
+    pub state: State,
+    /// What it died of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// The version of rollflow.
+    pub version: String,
+    /// The state of the git repository that it was started in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub git: Option<Git>,
+    /// The machine.
+    pub machine: Machine,
+}
+
+/// A repository's state.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Git {
+    /// The commit that was checked out.
+    pub commit: String,
+    /// The branch; empty for none.
+    pub branch: String,
+    /// Whether tracked files had changed since.
+    pub changed: bool,
+}
+
+/// What a session computed on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Machine {
+    /// Its name.
+    pub host: String,
+    /// Operating system and architecture.
+    pub system: String,
+    /// Its processor.
+    pub processor: String,
+    /// Threads that run at the same time.
+    pub threads: usize,
+    /// Its memory.
+    pub memory_gib: u64,
+}
+
+impl Session {
+    /// This process's, from now on.
+    pub(super) fn begin() -> Self {
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        Session { started: now().to_string(), version, git: git(), machine: machine(), ..Session::default() }
+    }
+
+    /// It ends now. Without a report of how long it took, the clock says so.
+    pub(super) fn end(&mut self, state: State, error: Option<String>, seconds: Option<f64>) {
+        let ended = now();
+        let by_the_clock =
+            || self.started.parse::<Timestamp>().map_or(0.0, |started| (ended - started).total(Unit::Second).unwrap_or(0.0));
+        self.seconds = seconds.unwrap_or_else(by_the_clock);
+        (self.state, self.error, self.ended) = (state, error, ended.to_string());
+    }
+}
+
+/// To the second.
+fn now() -> Timestamp {
+    Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default()
+}
+
+/// The repository around the folder that the command runs in, if there is one and git is.
+fn git() -> Option<Git> {
+    let ask = |args: &[&str]| {
+        let output = Command::new("git").args(args).output().ok().filter(|output| output.status.success())?;
+        Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    Some(Git {
+        commit: ask(&["rev-parse", "HEAD"])?,
+        branch: ask(&["branch", "--show-current"]).unwrap_or_default(),
+        changed: !ask(&["status", "--porcelain", "--untracked-files=no"])?.is_empty(),
+    })
+}
+
+fn machine() -> Machine {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let field = |text: &str, name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let kib = field(&read("/proc/meminfo"), "MemTotal").and_then(|text| text.trim_end_matches("kB").trim().parse::<u64>().ok());
+    Machine {
+        host: read("/proc/sys/kernel/hostname").trim().to_owned(),
+        system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+        processor: field(&read("/proc/cpuinfo"), "model name").unwrap_or_default(),
+        threads: std::thread::available_parallelism().map_or(1, usize::from),
+        memory_gib: kib.map_or(0, |kib| kib.div_ceil(1 << 20)),
+    }
+}
