@@ -13,10 +13,10 @@ use crate::running::{Ended, GRPO, TINY, rollflow};
 
 const CUSTOM: &str = "train.loss={kind=\"custom\",name=\"reinforce\"}";
 
-/// The example, built as cargo would for all tests together: whoever runs this one alone has perhaps an older one, or none.
+/// The example, built as `cargo test --workspace` has built it already: whoever runs this one alone has perhaps an older one, or none.
 fn own_loss(args: &[&str]) -> Ended {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-    let build = ["build", "--quiet", "--package", "rollflow-pipelines", "--example", "own_loss"];
+    let build = ["build", "--quiet", "--workspace", "--example", "own_loss"];
     assert!(Command::new(env!("CARGO")).current_dir(root).args(build).status().unwrap().success());
     let binary = PathBuf::from(env!("CARGO_BIN_EXE_rollflow")).with_file_name("examples").join("own_loss");
     let output = Command::new(binary).current_dir(root).args(args).output().unwrap();
