@@ -17,8 +17,8 @@ if [ $# = 0 ]; then
     cd "$(dirname "$0")/.."
     folder=$(mktemp -d)
     trap 'rm -rf "$folder"' EXIT
-    ROLLFLOW_SCRAPE=$folder/every_metric cargo test --quiet --test metrics a_scrape_shows_every_recorded_metric
-    ROLLFLOW_SCRAPE=$folder/live_run cargo test --quiet --package rollflow-pipelines --test command a_live_run_is_scraped
+    ROLLFLOW_SCRAPE=$folder/every_metric cargo test --quiet --workspace --test metrics a_scrape_shows_every_recorded_metric
+    ROLLFLOW_SCRAPE=$folder/live_run cargo test --quiet --workspace --test command a_live_run_is_scraped
     set -- "$folder/every_metric" "$folder/live_run"
 fi
 

@@ -7,6 +7,8 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet tensorboard
-cargo run --quiet --package rollflow-pipelines -- run pipelines/recipes/grpo.toml --out "$folder/run" --set train.steps=5 \
+# As all tests are built, so that nothing is built twice.
+cargo build --quiet --workspace --bins --examples
+"${CARGO_TARGET_DIR:-target}/debug/rollflow" run pipelines/recipes/grpo.toml --out "$folder/run" --set train.steps=5 \
   --set sft.steps=2 --set observe.tensorboard=true --set observe.progress=false --set 'eval={every=2,limit=10}'
 "$folder/venv/bin/python" scripts/read_tensorboard.py "$folder/run"
