@@ -4,10 +4,14 @@
 
 mod engine;
 mod error;
+mod fleet;
+mod handle;
 mod http;
 mod weights;
 
 pub use engine::{Attempt, Capabilities, Chunk, End, Ending, InferenceEngine, Pending, Scored, Tokens, VersionSpan};
 pub use error::{Fault, RemoteError};
+pub use fleet::Synced;
+pub use handle::{EngineState, FleetHandle};
 pub use http::{Client, Events};
 pub use weights::{PauseMode, WeightControl};
