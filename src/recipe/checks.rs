@@ -1,5 +1,6 @@
 //! What must hold between keys. Each key's own range stands with its declaration.
 
+mod engines;
 mod held;
 mod sources;
 mod training;
@@ -211,6 +212,7 @@ fn grpo(plan: &Plan, note: Note) {
         parts(plan, of, note);
     }
     held::held(plan, note);
+    engines::engines(plan, note);
     evaluation(plan, note);
     window(plan, note);
     over_sampling(plan, note);
