@@ -2,16 +2,30 @@
 //!
 //! [`InferenceEngine`] is what a generator needs of one, [`WeightControl`] what a weight sync needs of one that serves the weights it is given.
 
+mod attempt;
+mod budget;
+mod completions;
 mod engine;
 mod error;
 mod fleet;
 mod handle;
 mod http;
+mod openai;
+mod reply;
+mod router;
+mod server;
+mod sglang;
+mod slip;
+mod vllm;
 mod weights;
 
 pub use engine::{Attempt, Capabilities, Chunk, End, Ending, InferenceEngine, Pending, Scored, Tokens, VersionSpan};
 pub use error::{Fault, RemoteError};
-pub use fleet::Synced;
+pub use fleet::{Fleet, FleetConfig, Synced};
 pub use handle::{EngineState, FleetHandle};
-pub use http::{Client, Events};
+pub use http::{Client, Events, Token};
+pub use openai::OpenAiEngine;
+pub use server::ServerConfig;
+pub use sglang::SglangEngine;
+pub use vllm::VllmEngine;
 pub use weights::{PauseMode, WeightControl};
