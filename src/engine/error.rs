@@ -1,5 +1,6 @@
 //! Why generation failed.
 
+use super::remote::RemoteError;
 use crate::data::TokenizerError;
 use crate::data::chat::ChatError;
 
@@ -41,6 +42,25 @@ pub enum EngineError {
         /// The weights that computed them.
         version: u64,
     },
+    /// Engines elsewhere refuse one sample after the other: it is not the samples.
+    #[error("engines refused {in_a_row} samples in a row; the last: {last}")]
+    Refused {
+        /// How many.
+        in_a_row: usize,
+        /// The last refusal.
+        last: RemoteError,
+    },
+    /// No engine elsewhere makes any token.
+    #[error("no engine made a token for {seconds:.0} s; {report}")]
+    Stuck {
+        /// For how long.
+        seconds: f64,
+        /// What waits, where and since when, and how the engines stand.
+        report: String,
+    },
+    /// Work for engines elsewhere can't be started.
+    #[error("the machine gives no threads to talk to engines: {0}")]
+    Threads(#[from] std::io::Error),
     /// The tokenizer failed, at a stop string or at the text around the tokens.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),

@@ -130,6 +130,8 @@ pub enum FinishReason {
     Stop,
     /// `max_new_tokens`.
     Length,
+    /// It didn't: the engine would not make it, or not to its end.
+    Refused,
 }
 
 impl From<FinishReason> for Status {
@@ -137,6 +139,7 @@ impl From<FinishReason> for Status {
         match reason {
             FinishReason::Stop => Status::Completed,
             FinishReason::Length => Status::Truncated,
+            FinishReason::Refused => Status::Aborted,
         }
     }
 }
@@ -157,12 +160,19 @@ pub struct Finished {
     pub versions: Spans,
     /// Why it ended.
     pub finish: FinishReason,
+    /// Of a refused one: why.
+    pub refused: Option<String>,
 }
 
 impl Finished {
     /// An answer to prompt `ordinal` that has ended.
     pub fn new(ordinal: u64, answer: Answer, finish: FinishReason) -> Self {
         let Answer { index, tokens, log_probs, versions, .. } = answer;
-        Finished { ordinal, index, tokens, log_probs, versions, finish }
+        Finished { ordinal, index, tokens, log_probs, versions, finish, refused: None }
+    }
+
+    /// An answer to prompt `ordinal` that will not be made, as far as it is.
+    pub fn refused(ordinal: u64, answer: Answer, why: String) -> Self {
+        Finished { refused: Some(why), ..Finished::new(ordinal, answer, FinishReason::Refused) }
     }
 }

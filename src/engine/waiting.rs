@@ -47,7 +47,7 @@ impl Scheduler<Waiting> {
 }
 
 /// How an answer that is brought along has ended, if it has: one without room for a token has, whatever its status says.
-fn finish_of(answer: &Answer, max_new_tokens: usize) -> Option<FinishReason> {
+pub(super) fn finish_of(answer: &Answer, max_new_tokens: usize) -> Option<FinishReason> {
     match answer.status {
         Status::Completed => Some(FinishReason::Stop),
         Status::Truncated => Some(FinishReason::Length),

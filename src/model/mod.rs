@@ -27,6 +27,7 @@ mod recompute;
 mod rope;
 mod shards;
 mod small;
+mod untied;
 mod views;
 mod weights;
 mod write_config;

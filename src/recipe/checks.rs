@@ -1,5 +1,6 @@
 //! What must hold between keys. Each key's own range stands with its declaration.
 
+mod engines;
 mod evaluating;
 mod held;
 mod sources;
@@ -213,6 +214,7 @@ fn grpo(plan: &Plan, note: Note) {
         parts(plan, of, note);
     }
     held::held(plan, note);
+    engines::engines(plan, note);
     window(plan, note);
     over_sampling(plan, note);
     if plan.generate.slots == 0 && plan.flow.max_staleness == 0 {

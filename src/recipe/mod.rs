@@ -14,6 +14,7 @@ pub mod data;
 mod declare;
 mod derive;
 mod document;
+pub mod engine;
 mod error;
 pub mod eval;
 pub mod generate;

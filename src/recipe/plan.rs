@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use super::chat::Chat;
 use super::critic::Critic;
 use super::declare::{choices, section};
+use super::engine::Engine;
 use super::eval::Eval;
 use super::generate::{Filter, Generate};
 use super::lora::Lora;
@@ -44,6 +45,8 @@ section! {
         reward_model: Option<RewardModel> = None;
         /// How answers are sampled.
         generate: Generate = Generate::default();
+        /// Who generates, and how servers are given weights.
+        engine: Engine = Engine::default();
         /// What an answer earns.
         reward: Reward = Reward::default();
         /// Conditions that a group must meet to be trained on.
@@ -92,9 +95,10 @@ choices! {
 }
 
 /// What means nothing where nothing is reinforced.
-const REINFORCEMENT: [&str; 14] = [
+const REINFORCEMENT: [&str; 15] = [
     "mix",
     "generate",
+    "engine",
     "reward",
     "filter",
     "filter_fallback",
@@ -126,9 +130,19 @@ impl Pipeline {
             Pipeline::Grpo | Pipeline::SftThenGrpo => vec!["reward_model"],
             Pipeline::Sft => [&REINFORCEMENT[..], &["reward_model"]].concat(),
             Pipeline::RewardModel => [&REINFORCEMENT[..], &["sft", "lora", "eval"]].concat(),
-            Pipeline::GrpoOffline => {
-                vec!["sft", "mix", "reward_model", "reward", "filter_fallback", "pairs", "reference", "critic", "sync", "flow"]
-            }
+            Pipeline::GrpoOffline => vec![
+                "sft",
+                "mix",
+                "reward_model",
+                "reward",
+                "filter_fallback",
+                "pairs",
+                "engine",
+                "reference",
+                "critic",
+                "sync",
+                "flow",
+            ],
         }
     }
 

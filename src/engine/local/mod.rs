@@ -4,7 +4,6 @@ mod draw;
 mod engine;
 mod generate;
 mod sequence;
-mod stop;
 
 pub use engine::LocalEngine;
 pub use generate::{Generation, batch_generate, generate};

@@ -4,9 +4,9 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::stop::StopWatch;
 use crate::data::{Answer, Tokenizer, Version};
 use crate::engine::sampling::{Choice, uniform};
+use crate::engine::stop::StopWatch;
 use crate::engine::waiting::Waiting;
 use crate::engine::{EngineError, FinishReason, Finished, Request};
 use crate::model::Views;

@@ -127,6 +127,8 @@ pub struct Capabilities {
     pub checksums: bool,
     /// It can be given adapters.
     pub adapters: bool,
+    /// What it lacks, and how one gets it.
+    pub lacks: Vec<String>,
 }
 
 /// Log-probabilities of given tokens under the engine's weights.

@@ -3,6 +3,7 @@
 //! Every call ends within the time that it is given. A dropped call closes its connection, so that the server can stop its work.
 
 use std::error::Error;
+use std::fmt;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
@@ -12,9 +13,11 @@ use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::client::legacy::Client as Pool;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use memchr::memmem;
 use serde_json::Value;
 use tokio::time::timeout;
 
+use super::reply::message;
 use super::{Fault, RemoteError};
 
 /// Longest page that is read, in bytes.
@@ -26,12 +29,39 @@ const LONGEST_EVENT: usize = 16 << 20;
 /// How much of a page that makes no sense is shown.
 const SHOWN: usize = 200;
 
+/// How long the end of a stream whose last event has come is waited for, so that its connection can be used again.
+const LAST_BYTES: Duration = Duration::from_millis(200);
+
+/// A secret that is sent as `Authorization: Bearer …`, and is never shown.
+#[derive(Clone, PartialEq)]
+pub struct Token(HeaderValue);
+
+impl Token {
+    /// Of this text; `None` where it can't stand in a header.
+    pub fn new(text: &str) -> Option<Self> {
+        let mut value = HeaderValue::from_str(&format!("Bearer {text}")).ok()?;
+        value.set_sensitive(true);
+        Some(Token(value))
+    }
+
+    /// What stands in the header.
+    pub(crate) fn header(&self) -> HeaderValue {
+        self.0.clone()
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token")
+    }
+}
+
 /// One server.
 #[derive(Clone, Debug)]
 pub struct Client {
     name: String,
     base: String,
-    token: Option<HeaderValue>,
+    token: Option<Token>,
     pool: Pool<HttpConnector, Full<Bytes>>,
 }
 
@@ -39,6 +69,14 @@ impl Client {
     /// A client of `http://host:port`, that calls it `kind http://host:port` in errors. Nothing is sent yet. `token` goes as
     /// `Authorization: Bearer …`. Up to `connections` are kept open while nothing is asked.
     pub fn new(kind: &str, url: &str, token: Option<&str>, connections: usize) -> Result<Self, RemoteError> {
+        let refuse =
+            || RemoteError::new(kind, Fault::Url { url: url.to_owned(), why: "its token can't stand in a header".into() });
+        let token = token.map(|token| Token::new(token).ok_or_else(refuse)).transpose()?;
+        Client::with_token(kind, url, token, connections)
+    }
+
+    /// The same with a token that was read already.
+    pub fn with_token(kind: &str, url: &str, token: Option<Token>, connections: usize) -> Result<Self, RemoteError> {
         let name = format!("{kind} {url}");
         let refuse = |why: &str| Err(RemoteError::new(kind, Fault::Url { url: url.to_owned(), why: why.to_owned() }));
         let base = url.trim_end_matches('/').to_owned();
@@ -48,15 +86,14 @@ impl Client {
                 return refuse("only http:// is spoken here; put a proxy before anything else");
             }
             Ok(uri) if uri.host().is_none_or(str::is_empty) => return refuse("it names no host"),
+            // It would stand in recipes, logs and reports.
+            Ok(uri) if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) => {
+                let url = url.split_once('@').map_or_else(String::new, |(_, rest)| format!("http://…@{rest}"));
+                let why = "it has a name or a password in it; give the server a token instead".to_owned();
+                return Err(RemoteError::new(kind, Fault::Url { url, why }));
+            }
             Ok(_) => {}
         }
-        let token = match token.map(|token| HeaderValue::from_str(&format!("Bearer {token}"))).transpose() {
-            Ok(token) => token.map(|mut token| {
-                token.set_sensitive(true);
-                token
-            }),
-            Err(_) => return refuse("its token can't stand in a header"),
-        };
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(Duration::from_secs(10)));
@@ -111,7 +148,7 @@ impl Client {
         let what = format!("POST {path}");
         let response =
             timeout(between, self.send(Method::POST, path, Some(body), &what)).await.map_err(|_| self.late(&what, between))??;
-        Ok(Events { client: self.clone(), what, body: response.into_body(), read: Vec::new(), between })
+        Ok(Events { client: self.clone(), what, body: response.into_body(), read: Vec::new(), seen: 0, between })
     }
 
     async fn send(
@@ -123,7 +160,7 @@ impl Client {
     ) -> Result<Response<Incoming>, RemoteError> {
         let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
         if let Some(token) = &self.token {
-            request = request.header(AUTHORIZATION, token);
+            request = request.header(AUTHORIZATION, token.header());
         }
         let body = match body {
             None => Bytes::new(),
@@ -146,11 +183,20 @@ impl Client {
             return Err(self.fault(Fault::Busy { status: status.as_u16(), retry_after }));
         }
         let page = self.page(response, what).await.unwrap_or_default();
-        let (what, status, begins) = (what.to_owned(), status.as_u16(), begins(&String::from_utf8_lossy(&page)));
-        Err(self.fault(match status {
+        let text = String::from_utf8_lossy(&page);
+        // Of an error in JSON, the words for people.
+        let told = serde_json::from_str::<Value>(&text).map(|error| message(&error));
+        Err(self.refusal(what, status.as_u16(), told.as_deref().unwrap_or(&text)))
+    }
+
+    /// What an answer of this status means, that says `told`.
+    pub(super) fn refusal(&self, what: &str, status: u16, told: &str) -> RemoteError {
+        let (what, begins) = (what.to_owned(), begins(told));
+        self.fault(match status {
+            429 | 503 => Fault::Busy { status, retry_after: None },
             400..500 => Fault::Refused { what, status, begins, advice: advice(status).to_owned() },
             _ => Fault::Failed { what, status, begins },
-        }))
+        })
     }
 
     async fn page(&self, response: Response<Incoming>, what: &str) -> Result<Bytes, RemoteError> {
@@ -159,7 +205,8 @@ impl Client {
             .map_err(|error| self.fault(Fault::Broke { why: format!("{what}: {}", told(error.as_ref())) }))
     }
 
-    fn fault(&self, fault: Fault) -> RemoteError {
+    /// This about the server.
+    pub(super) fn fault(&self, fault: Fault) -> RemoteError {
         RemoteError::new(&self.name, fault)
     }
 
@@ -180,6 +227,8 @@ pub struct Events {
     what: String,
     body: Incoming,
     read: Vec<u8>,
+    /// No event ends before this byte.
+    seen: usize,
     between: Duration,
 }
 
@@ -187,8 +236,9 @@ impl Events {
     /// The data of the next event; `None` after the last, which is `[DONE]`. A stream that ends without it broke.
     pub async fn next(&mut self) -> Result<Option<String>, RemoteError> {
         loop {
-            if let Some(end) = self.read.windows(2).position(|two| two == b"\n\n") {
-                let event: Vec<u8> = self.read.drain(..end + 2).collect();
+            if let Some(end) = memmem::find(&self.read[self.seen..], b"\n\n") {
+                let event: Vec<u8> = self.read.drain(..self.seen + end + 2).collect();
+                self.seen = 0;
                 let event = String::from_utf8_lossy(&event).into_owned();
                 let data: Vec<&str> = event
                     .lines()
@@ -197,10 +247,15 @@ impl Events {
                     .collect();
                 match data.join("\n").trim() {
                     "" => continue,
-                    "[DONE]" => return Ok(None),
+                    "[DONE]" => {
+                        // Whatever comes of it, all was said.
+                        let _end = timeout(LAST_BYTES, self.body.frame()).await;
+                        return Ok(None);
+                    }
                     data => return Ok(Some(data.to_owned())),
                 }
             }
+            self.seen = self.read.len().saturating_sub(1);
             if self.read.len() > LONGEST_EVENT {
                 return Err(self.client.nonsense(
                     &self.what,

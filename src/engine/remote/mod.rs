@@ -2,12 +2,36 @@
 //!
 //! [`InferenceEngine`] is what a generator needs of one, [`WeightControl`] what a weight sync needs of one that serves the weights it is given.
 
+mod attempt;
+mod budget;
+mod completions;
+mod control_reply;
 mod engine;
 mod error;
+mod fleet;
+mod handle;
 mod http;
+mod openai;
+mod reply;
+mod router;
+mod server;
+mod sglang;
+mod sglang_weights;
+mod slip;
+pub mod sync;
+mod vllm;
+mod vllm_weights;
 mod weights;
 
 pub use engine::{Attempt, Capabilities, Chunk, End, Ending, InferenceEngine, Pending, Scored, Tokens, VersionSpan};
 pub use error::{Fault, RemoteError};
-pub use http::{Client, Events};
+pub use fleet::{Fleet, FleetConfig, Synced};
+pub use handle::{EngineState, FleetHandle};
+pub use http::{Client, Events, Token};
+pub use openai::OpenAiEngine;
+pub use server::ServerConfig;
+pub use sglang::SglangEngine;
+pub use sglang_weights::SglangWeights;
+pub use vllm::VllmEngine;
+pub use vllm_weights::VllmWeights;
 pub use weights::{PauseMode, WeightControl};

@@ -6,6 +6,9 @@ use std::sync::Arc;
 use crate::data::{Group, Prompt, Sample, Tokenizer, TokenizerError};
 use crate::engine::Finished;
 
+/// Where the metadata of a sample that an engine refused say why.
+pub const REFUSED: &str = "refused";
+
 /// Groups of which some answers are missing.
 #[derive(Debug)]
 pub(in crate::stages) struct Assembly {
@@ -60,6 +63,9 @@ fn sample(prompt: &Prompt, prompt_tokens: &[u32], finished: Finished, tokenizer:
     let mut sample = Sample::begin(prompt, finished.index, prompt_tokens);
     sample.response = tokenizer.decode(&finished.tokens)?;
     sample.status = finished.finish.into();
+    if let Some(why) = finished.refused {
+        sample.metadata.insert(REFUSED.to_owned(), why.into());
+    }
     let versions = finished.versions.per_token().flatten();
     for ((token, log_prob), version) in finished.tokens.iter().zip(finished.log_probs).zip(versions) {
         sample.push(*token, log_prob, version);

@@ -245,7 +245,11 @@ impl<E: TokenEngine> Generator<E> {
 
     fn write_down(&self, engine: &E) {
         if let Some(admission) = &self.admission {
+            let forgotten: u64 = engine.discarded().iter().map(|(ordinal, index)| admission.discard(*ordinal, *index)).sum();
             admission.sampled(engine.sampled().iter().copied());
+            if let Some(metrics) = self.metrics.as_ref().filter(|_| forgotten > 0) {
+                metrics.add(Metric::Tokens, &[Fate::Truncated.label()], forgotten as f64);
+            }
         }
         if let Some(metrics) = &self.metrics {
             metrics.add(Metric::GeneratedTokens, &[], engine.sampled().len() as f64);

@@ -5,6 +5,8 @@ mod batches;
 mod generator;
 #[cfg(feature = "torch")]
 mod local;
+mod remote;
 
+pub use assembly::REFUSED;
 pub use batches::{Transform, apply_sample_transforms, rollout_batches};
 pub use generator::{EngineSettings, Generator};

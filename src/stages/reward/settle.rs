@@ -4,12 +4,13 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::data::{Group, Prompt, Scored};
+use crate::data::{Group, Prompt, Scored, Status};
 use crate::flow::StageError;
-use crate::observe::logs::{DeadLetter, DeadLetterWriter, Failure};
+use crate::observe::logs::{DeadLetter, DeadLetterWriter, Failure, FailureKind};
 use crate::observe::{Metric, Metrics};
 
 use super::score::Scoring;
+use crate::stages::generate::REFUSED;
 
 /// What becomes of a group when no retry could save the reward of one of its samples (law F6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,8 +67,16 @@ impl Default for Settling {
 
 impl Settling {
     /// The group as the next stage gets it, or why the run ends. May wait for a disk.
-    pub(super) fn settle(&mut self, stage: &str, group: Group, scoring: Scoring) -> Result<Scored, StageError> {
-        let Scoring { failures, failed_calls, .. } = scoring;
+    pub(super) fn settle(&mut self, stage: &str, mut group: Group, scoring: Scoring) -> Result<Scored, StageError> {
+        let Scoring { mut failures, failed_calls, .. } = scoring;
+        // There is no answer that could earn anything.
+        for sample in group.samples.iter_mut().filter(|sample| sample.status == Status::Aborted) {
+            if let Some(text) = sample.metadata.get(REFUSED).and_then(|why| why.as_str()).map(str::to_owned) {
+                sample.reward = None;
+                failures.retain(|failure| failure.sample != sample.index);
+                failures.push(Failure { sample: sample.index, attempts: 1, kind: FailureKind::Refused, text });
+            }
+        }
         let scored = match failures.first().map(|first| RewardError::new(&group, first)) {
             None => {
                 self.in_a_row = 0;

@@ -1,5 +1,11 @@
 //! How new weights reach the generators.
 
+#[cfg(feature = "torch")]
+mod export;
 mod in_process;
+mod remote;
 
+#[cfg(feature = "torch")]
+pub use export::{ExportError, Exporter, probe_texts};
 pub use in_process::WeightSync;
+pub use remote::RemoteSync;

@@ -13,12 +13,12 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::header::HeaderValue;
 use hyper::{StatusCode, Uri};
 use tokio::time::{Instant, sleep};
 
 use crate::algo::rewards::Earnings;
 use crate::data::Group;
+pub use crate::engine::remote::Token;
 use crate::observe::logs::{Failure, FailureKind};
 use exchange::{Reply, post};
 use hyper::body::Bytes;
@@ -40,29 +40,6 @@ pub struct ServiceConfig {
     pub patience: Duration,
     /// What the service knows its callers by.
     pub token: Option<Token>,
-}
-
-/// A secret that is sent as `Authorization: Bearer …`, and is never shown.
-#[derive(Clone, PartialEq)]
-pub struct Token(HeaderValue);
-
-impl Token {
-    /// Of this text; `None` where it can't stand in a header.
-    pub fn new(text: &str) -> Option<Self> {
-        let mut value = HeaderValue::from_str(&format!("Bearer {text}")).ok()?;
-        value.set_sensitive(true);
-        Some(Token(value))
-    }
-
-    fn header(&self) -> HeaderValue {
-        self.0.clone()
-    }
-}
-
-impl std::fmt::Debug for Token {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Token")
-    }
 }
 
 impl ServiceConfig {

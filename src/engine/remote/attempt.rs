@@ -1,0 +1,163 @@
+//! One attempt on one engine, as a task: what it tells is checked, bounded in time, and sent on.
+
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::time::{Instant, sleep_until};
+
+use super::{Attempt, Chunk, Ending, Fault, InferenceEngine, RemoteError, Tokens};
+
+/// What is heard of an attempt.
+#[derive(Debug)]
+pub(super) struct News {
+    /// The prompt's ordinal and the sample's index.
+    pub(super) key: (u64, u32),
+    /// Which attempt.
+    pub(super) number: u32,
+    pub(super) said: Said,
+}
+
+#[derive(Debug)]
+pub(super) enum Said {
+    /// It made these tokens.
+    Tokens(Chunk),
+    /// It is over.
+    Ended(Result<Ending, RemoteError>),
+}
+
+/// What an attempt must keep to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// Longest time without a token.
+    pub(super) silence: Duration,
+    /// Longest time in all.
+    pub(super) whole: Duration,
+    /// Ids below this are tokens.
+    pub(super) vocabulary: usize,
+}
+
+/// Runs it to its end, which is told in any case.
+pub(super) async fn run(engine: Arc<dyn InferenceEngine>, attempt: Attempt, bounds: Bounds, to: flume::Sender<News>) {
+    let (key, number) = ((attempt.ordinal, attempt.index), attempt.number);
+    let said = |said| News { key, number, said };
+    let ended = follow(&*engine, &attempt, bounds, |chunk| {
+        let news = to.send_async(said(Said::Tokens(chunk)));
+        async { news.await.is_ok() }
+    })
+    .await;
+    let ended = ended.map_err(|error| error.of_attempt(attempt.id()));
+    // Whoever does not listen any more does not need it.
+    drop(to.send_async(said(Said::Ended(ended))).await);
+}
+
+async fn follow<F: Future<Output = bool>>(
+    engine: &dyn InferenceEngine,
+    attempt: &Attempt,
+    bounds: Bounds,
+    tell: impl Fn(Chunk) -> F,
+) -> Result<Ending, RemoteError> {
+    let (tokens, mut chunks) = Tokens::channel(8);
+    let mut generate = engine.generate(attempt, &tokens);
+    let whole = Instant::now() + bounds.whole;
+    let (mut made, mut heard) = (0, Instant::now());
+    let gone = || RemoteError::new(engine.name(), Fault::Broke { why: "nobody listens any more".into() });
+    let ending = loop {
+        let ended = tokio::select! {
+            biased;
+            Some(chunk) = chunks.recv() => {
+                check(engine, attempt, bounds, &chunk, &mut made)?;
+                if !tell(chunk).await {
+                    return Err(gone());
+                }
+                // Time in which nobody listened is not the engine's.
+                heard = Instant::now();
+                continue;
+            }
+            ended = unpanicked(&mut generate) => ended,
+            () = sleep_until(whole.min(heard + bounds.silence)) => {
+                let (what, seconds) = if Instant::now() >= whole {
+                    ("the whole sample".to_owned(), bounds.whole.as_secs_f64())
+                } else {
+                    (format!("the request for token {}", attempt.answered + made), bounds.silence.as_secs_f64())
+                };
+                return Err(RemoteError::new(engine.name(), Fault::Late { what, seconds }));
+            }
+        };
+        while let Ok(chunk) = chunks.try_recv() {
+            check(engine, attempt, bounds, &chunk, &mut made)?;
+            if !tell(chunk).await {
+                return Err(gone());
+            }
+        }
+        match ended {
+            Some(ended) => break ended?,
+            None => return Err(RemoteError::new(engine.name(), Fault::Broke { why: "it panicked".into() })),
+        }
+    };
+    Ok(ending)
+}
+
+/// What it comes to; `None` if it panicked.
+async fn unpanicked<T>(work: &mut super::Pending<'_, T>) -> Option<Result<T, RemoteError>> {
+    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))) {
+        Ok(Poll::Pending) => Poll::Pending,
+        Ok(Poll::Ready(done)) => Poll::Ready(Some(done)),
+        Err(_) => Poll::Ready(None),
+    })
+    .await
+}
+
+/// Refuses tokens that can't be right, before anybody counts on them.
+fn check(
+    engine: &dyn InferenceEngine,
+    attempt: &Attempt,
+    bounds: Bounds,
+    chunk: &Chunk,
+    made: &mut usize,
+) -> Result<(), RemoteError> {
+    *made += chunk.tokens.len();
+    let wrong = if chunk.tokens.len() != chunk.log_probs.len() {
+        format!("{} tokens and {} log-probabilities", chunk.tokens.len(), chunk.log_probs.len())
+    } else if *made > attempt.rest() {
+        format!("{made} tokens, of which at most {} were asked for", attempt.rest())
+    } else if let Some(token) = chunk.tokens.iter().find(|token| **token as usize >= bounds.vocabulary) {
+        format!("token {token}, beyond the vocabulary of {}", bounds.vocabulary)
+    } else if let Some(log_prob) = chunk.log_probs.iter().find(|log_prob| !(log_prob.is_finite() && **log_prob <= 1e-3)) {
+        format!("a log-probability of {log_prob}")
+    } else {
+        return Ok(());
+    };
+    let begins = format!("tokens {:?}", &chunk.tokens[..chunk.tokens.len().min(8)]);
+    Err(RemoteError::new(engine.name(), Fault::Nonsense { what: "the request".into(), why: wrong, begins }))
+}
+
+/// Threads for what waits. Dropping them ends all that they do, and waits for nothing.
+#[derive(Debug)]
+pub(super) struct Threads {
+    handle: Handle,
+    runtime: Option<Runtime>,
+}
+
+impl Threads {
+    pub(super) fn new() -> std::io::Result<Self> {
+        let runtime = Builder::new_multi_thread().worker_threads(2).thread_name("engines").enable_all().build()?;
+        Ok(Threads { handle: runtime.handle().clone(), runtime: Some(runtime) })
+    }
+
+    pub(super) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // Also where waiting is not allowed.
+            runtime.shutdown_background();
+        }
+    }
+}

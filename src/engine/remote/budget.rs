@@ -1,0 +1,87 @@
+//! How often and how soon failed work is tried again: pure, with the clock as an argument.
+
+use std::time::{Duration, Instant};
+
+/// After so many seconds without a retry as many may be made at once as there can be samples.
+const SECONDS: f64 = 10.0;
+
+/// No pause is longer.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// Retries that may be made now: as many as there can be samples, as when an engine dies with all its work, and then so many a second that a failing
+/// fleet is asked now and then and never flooded.
+#[derive(Clone, Debug)]
+pub(super) struct Budget {
+    burst: f64,
+    left: f64,
+    at: Instant,
+}
+
+impl Budget {
+    pub(super) fn new(now: Instant, samples: usize) -> Self {
+        let burst = samples.max(8) as f64;
+        Budget { burst, left: burst, at: now }
+    }
+
+    /// Work that went well pays for a tenth of a retry.
+    pub(super) fn earn(&mut self) {
+        self.left = (self.left + 0.1).min(self.burst);
+    }
+
+    /// When the next retry may be made: now, or when the budget allows it.
+    pub(super) fn spend(&mut self, now: Instant) -> Instant {
+        let per_second = self.burst / SECONDS;
+        self.left = (self.left + per_second * now.saturating_duration_since(self.at).as_secs_f64()).min(self.burst);
+        self.at = self.at.max(now);
+        self.left -= 1.0;
+        now + Duration::from_secs_f64((-self.left / per_second).max(0.0))
+    }
+}
+
+/// Before the `nth` try again of sample `key`, from 1: between half of a doubling pause and the whole, so that what failed together does not come back
+/// together.
+pub(super) fn pause(first: Duration, key: u64, nth: u32) -> Duration {
+    let longest = first.saturating_mul(1_u32.checked_shl(nth.saturating_sub(1)).unwrap_or(u32::MAX)).min(LONGEST_PAUSE);
+    longest.mul_f64(0.5 + 0.5 * chance(key, nth))
+}
+
+/// In [0, 1), the same for the same arguments (splitmix64).
+fn chance(key: u64, nth: u32) -> f64 {
+    (mix(key.wrapping_add(u64::from(nth).wrapping_mul(0x9e37_79b9_7f4a_7c15))) >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+/// Bits that depend on all bits given.
+pub(super) fn mix(mut bits: u64) -> u64 {
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failing_fleet_is_asked_ever_more_slowly_and_work_that_goes_well_pays_for_retries() {
+        let now = Instant::now();
+        let mut budget = Budget::new(now, 64);
+        let at_once = (0..64).filter(|_| budget.spend(now) == now).count();
+        assert_eq!(at_once, 64, "a burst, as when an engine dies with all its work");
+        let waits: Vec<f64> = (0..10).map(|_| (budget.spend(now) - now).as_secs_f64()).collect();
+        assert!(waits.windows(2).all(|two| two[1] > two[0]) && waits[9] > 1.5, "{waits:?}");
+        (0..110).for_each(|_| budget.earn());
+        assert_eq!(budget.spend(now), now);
+        let later = now + Duration::from_secs(60);
+        assert_eq!(budget.spend(later), later);
+    }
+
+    #[test]
+    fn pauses_double_up_to_a_bound_and_spread() {
+        for nth in [1, 2, 5, 40, u32::MAX] {
+            let longest = (0.25 * f64::from(2_u32.checked_pow(nth - 1).unwrap_or(u32::MAX))).min(10.0);
+            let pauses: Vec<f64> = (0..200).map(|key| pause(Duration::from_millis(250), key, nth).as_secs_f64()).collect();
+            assert!(pauses.iter().all(|pause| (longest / 2.0..=longest).contains(pause)), "{nth}: {pauses:?}");
+            assert!(pauses.iter().any(|pause| *pause < 0.6 * longest) && pauses.iter().any(|pause| *pause > 0.9 * longest));
+        }
+    }
+}

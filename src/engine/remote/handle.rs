@@ -1,0 +1,206 @@
+//! Which engines there are and how they stand: shared by whoever gives them work and whoever gives them weights.
+//!
+//! An engine is *serving* and gets work, *behind* and waits for weights, or *lost* and waits to be reached again. Whoever gives it weights says
+//! [`FleetHandle::serves`] once that was verified. One that was lost may have been started anew, and with whatever weights its folder has: if it was
+//! ever given any, it is behind when it comes back. Engines of which nobody ever said what they serve are taken to serve what they should.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+
+use super::{InferenceEngine, RemoteError};
+use crate::data::Version;
+
+/// How an engine stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineState {
+    /// It gets work.
+    Serving,
+    /// It gets none until it was given the weights that it should have.
+    Behind,
+    /// It gets none until it can be reached.
+    Lost,
+}
+
+/// The engines of a run. Clones share one state.
+#[derive(Clone)]
+pub struct FleetHandle {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    engines: Vec<Arc<dyn InferenceEngine>>,
+    state: Mutex<State>,
+    changes: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct State {
+    standings: Vec<Standing>,
+    required: Option<Version>,
+}
+
+#[derive(Clone, Default)]
+struct Standing {
+    /// What it was last verified to serve.
+    served: Option<Version>,
+    /// Whether it may have lost that since.
+    doubtful: bool,
+    lost: Option<RemoteError>,
+}
+
+impl FleetHandle {
+    /// Of these engines, none of which is known to be in any trouble.
+    pub fn new(engines: Vec<Arc<dyn InferenceEngine>>) -> Self {
+        let state = State { standings: vec![Standing::default(); engines.len()], required: None };
+        let changes = watch::Sender::new(0);
+        FleetHandle { shared: Arc::new(Shared { engines, state: Mutex::new(state), changes }) }
+    }
+
+    /// The engines. Their places here are what they are named by below.
+    pub fn engines(&self) -> &[Arc<dyn InferenceEngine>] {
+        &self.shared.engines
+    }
+
+    /// How one stands.
+    pub fn state(&self, place: usize) -> EngineState {
+        let state = self.lock();
+        state.standings.get(place).map_or(EngineState::Lost, |standing| standing.state(state.required))
+    }
+
+    /// The version that it was last verified to serve, if any.
+    pub fn served(&self, place: usize) -> Option<Version> {
+        self.lock().standings.get(place).and_then(|standing| standing.served)
+    }
+
+    /// Why it is lost, if it is.
+    pub fn why_lost(&self, place: usize) -> Option<RemoteError> {
+        self.lock().standings.get(place).and_then(|standing| standing.lost.clone())
+    }
+
+    /// It was verified to serve this version.
+    pub fn serves(&self, place: usize, version: Version) {
+        self.change(place, |standing| (standing.served, standing.doubtful) = (Some(version), false));
+    }
+
+    /// It may not serve what it should: it gets no work until [`FleetHandle::serves`].
+    pub fn doubt(&self, place: usize) {
+        self.change(place, |standing| standing.doubtful = true);
+    }
+
+    /// Engines known to serve an older version get no work any more.
+    pub fn require(&self, version: Version) {
+        self.lock().required = Some(version);
+        self.tell();
+    }
+
+    /// The newest version that an engine serves or has to.
+    pub fn newest(&self) -> Option<Version> {
+        let state = self.lock();
+        state.standings.iter().map(|standing| standing.served).max().flatten().max(state.required)
+    }
+
+    /// It can't be reached.
+    pub fn lost(&self, place: usize, error: RemoteError) {
+        self.change(place, |standing| standing.lost = Some(error));
+    }
+
+    /// It was reached again. If it was ever given weights it is behind now.
+    pub fn found(&self, place: usize) {
+        self.change(place, |standing| {
+            if standing.lost.take().is_some() {
+                standing.doubtful |= standing.served.is_some();
+            }
+        });
+    }
+
+    /// The engines that can be reached and wait for weights.
+    pub fn behind(&self) -> Vec<usize> {
+        let state = self.lock();
+        let standings = state.standings.iter().enumerate();
+        standings.filter(|(_, standing)| standing.state(state.required) == EngineState::Behind).map(|(place, _)| place).collect()
+    }
+
+    /// Changes whenever anything here does.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.shared.changes.subscribe()
+    }
+
+    fn change(&self, place: usize, change: impl FnOnce(&mut Standing)) {
+        if let Some(standing) = self.lock().standings.get_mut(place) {
+            change(standing);
+        }
+        self.tell();
+    }
+
+    fn tell(&self) {
+        self.shared.changes.send_modify(|count| *count += 1);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Standing {
+    fn state(&self, required: Option<Version>) -> EngineState {
+        let old = self.served.is_some_and(|served| required.is_some_and(|required| served < required));
+        match &self.lost {
+            Some(_) => EngineState::Lost,
+            None if self.doubtful || old => EngineState::Behind,
+            None => EngineState::Serving,
+        }
+    }
+}
+
+impl fmt::Debug for FleetHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let states = (0..self.engines().len()).map(|place| (self.engines()[place].name(), self.state(place)));
+        f.debug_map().entries(states).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Attempt, Ending, Fault, Pending, Tokens};
+    use super::*;
+
+    struct Nobody;
+
+    impl InferenceEngine for Nobody {
+        fn name(&self) -> String {
+            "nobody".into()
+        }
+
+        fn generate<'a>(&'a self, _: &'a Attempt, _: &'a Tokens) -> Pending<'a, Ending> {
+            Box::pin(async { Err(RemoteError::new("nobody", Fault::Unsupported { what: "anything" })) })
+        }
+    }
+
+    fn two() -> FleetHandle {
+        FleetHandle::new(vec![Arc::new(Nobody), Arc::new(Nobody)])
+    }
+
+    #[test]
+    fn v4_an_engine_that_comes_back_gets_no_work_before_it_has_the_weights() {
+        let fleet = two();
+        let error = RemoteError::new("nobody", Fault::Unreachable { why: "gone".into() });
+        (0..2).for_each(|place| fleet.serves(place, 3));
+        fleet.lost(1, error);
+        assert_eq!((fleet.state(0), fleet.state(1)), (EngineState::Serving, EngineState::Lost));
+        fleet.found(1);
+        fleet.found(0);
+        assert_eq!((fleet.behind(), fleet.state(0)), (vec![1], EngineState::Serving));
+        fleet.serves(1, 3);
+        assert_eq!(fleet.state(1), EngineState::Serving);
+    }
+
+    #[test]
+    fn engines_that_serve_an_older_version_than_required_are_behind_and_unknown_ones_are_not() {
+        let fleet = two();
+        fleet.serves(0, 3);
+        fleet.require(4);
+        assert_eq!((fleet.behind(), fleet.state(1), fleet.newest()), (vec![0], EngineState::Serving, Some(4)));
+    }
+}

@@ -1,0 +1,89 @@
+//! Any server that has OpenAI's `/v1/completions` and gives token ids and log-probabilities with it.
+//!
+//! It says nothing about weights: whoever trains with it must find its log-probabilities right first.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+
+use super::server::{ServerConfig, follow};
+use super::{Attempt, Capabilities, Client, Ending, InferenceEngine, Pending, RemoteError, Scored, Tokens, completions};
+
+/// A server like OpenAI's.
+#[derive(Clone)]
+pub struct OpenAiEngine {
+    client: Client,
+    config: ServerConfig,
+    model: Arc<OnceCell<String>>,
+}
+
+impl OpenAiEngine {
+    /// The server at `http://host:port`. Asks nothing yet.
+    pub fn new(url: &str) -> Result<Self, RemoteError> {
+        OpenAiEngine::with(ServerConfig::new(url))
+    }
+
+    /// The same, asked as this says.
+    pub fn with(config: ServerConfig) -> Result<Self, RemoteError> {
+        Ok(OpenAiEngine { client: config.client("OpenAI-like server")?, config, model: Arc::default() })
+    }
+
+    async fn model(&self) -> Result<&String, RemoteError> {
+        self.model
+            .get_or_try_init(|| async {
+                if let Some(model) = &self.config.model {
+                    return Ok(model.clone());
+                }
+                let models = self.client.get("/v1/models", self.config.call).await?;
+                let first = models.pointer("/data/0/id").and_then(Value::as_str).map(str::to_owned);
+                first.ok_or_else(|| self.client.nonsense("GET /v1/models", "no model".into(), &models.to_string()))
+            })
+            .await
+    }
+}
+
+impl InferenceEngine for OpenAiEngine {
+    fn name(&self) -> String {
+        self.client.name().to_owned()
+    }
+
+    fn generate<'a>(&'a self, attempt: &'a Attempt, tokens: &'a Tokens) -> Pending<'a, Ending> {
+        Box::pin(async move {
+            let question = completions::question(attempt, self.model().await?);
+            let asked = (completions::PATH, &question, self.config.silence);
+            follow(&self.client, asked, tokens, completions::Event::said).await
+        })
+    }
+
+    fn probe(&self) -> Pending<'_, Capabilities> {
+        Box::pin(async {
+            let (server, model) = ("OpenAI-like server".to_owned(), self.model().await?.clone());
+            Ok(Capabilities { server, model, streams: true, ..Capabilities::default() })
+        })
+    }
+
+    fn healthy(&self, limit: Duration) -> Pending<'_, ()> {
+        Box::pin(async move { self.client.get("/v1/models", limit).await.map(drop) })
+    }
+
+    fn score<'a>(&'a self, tokens: &'a [u32]) -> Pending<'a, Scored> {
+        Box::pin(async move {
+            let question = json!({
+                "model": self.model().await?, "prompt": tokens, "max_tokens": 1, "temperature": 0.0, "echo": true, "logprobs": 1,
+            });
+            let reply = self.client.post(completions::PATH, &question, self.config.silence).await?;
+            let listed = reply.pointer("/choices/0/logprobs/token_logprobs").and_then(Value::as_array);
+            let listed =
+                listed.map(|listed| listed.iter().take(tokens.len()).skip(1).map(|entry| entry.as_f64().map(|p| p as f32)));
+            match listed.and_then(Iterator::collect::<Option<Vec<f32>>>) {
+                Some(log_probs) if log_probs.len() + 1 == tokens.len() => Ok(Scored { log_probs }),
+                _ => {
+                    let what = format!("POST {}", completions::PATH);
+                    Err(self.client.nonsense(&what, "no log-probability for each token (echo)".into(), &reply.to_string()))
+                }
+            }
+        })
+    }
+}

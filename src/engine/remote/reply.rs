@@ -1,0 +1,46 @@
+//! Reading what servers say: the parts that several of them share.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{Chunk, VersionSpan};
+
+/// A run of tokens of one version, as vLLM and SGLang write it.
+#[derive(Debug, Deserialize)]
+pub(super) struct WireSpan {
+    version: String,
+    start: usize,
+    end: usize,
+}
+
+/// The spans of a whole answer; none where there are none.
+pub(super) fn spans(spans: Option<Vec<WireSpan>>) -> Option<Vec<VersionSpan>> {
+    let spans = spans.filter(|spans| !spans.is_empty())?;
+    Some(spans.into_iter().map(|WireSpan { version, start, end }| VersionSpan { label: version, start, end }).collect())
+}
+
+/// Tokens with their log-probabilities, or what is wrong with them.
+pub(super) fn chunk(tokens: Vec<u32>, log_probs: Vec<Option<f64>>) -> Result<Chunk, String> {
+    if tokens.len() != log_probs.len() {
+        return Err(format!("{} tokens and {} log-probabilities", tokens.len(), log_probs.len()));
+    }
+    let log_probs: Option<Vec<f32>> = log_probs.into_iter().map(|log_prob| log_prob.map(|log_prob| log_prob as f32)).collect();
+    let log_probs = log_probs.ok_or("a token without log-probability")?;
+    Ok(Chunk { tokens, log_probs })
+}
+
+/// What an error in a reply says: the words in it that are meant for people, or all of it.
+pub(super) fn message(error: &Value) -> String {
+    let inner = [error.pointer("/error/message"), error.get("message"), error.get("error"), error.get("detail")];
+    match inner.into_iter().flatten().next() {
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+        None => error.to_string(),
+    }
+}
+
+/// The status that an error in a reply stands for; 500 unless it says so.
+pub(super) fn status(error: &Value) -> u16 {
+    let code = [error.pointer("/error/code"), error.get("code"), error.get("status_code")].into_iter().flatten().next();
+    code.and_then(Value::as_u64).and_then(|code| u16::try_from(code).ok()).filter(|code| (400..600).contains(code)).unwrap_or(500)
+}

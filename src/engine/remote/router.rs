@@ -1,0 +1,112 @@
+//! Which engine gets a sample, and how many it gets at a time: pure, with the clock as an argument.
+//!
+//! The samples of a group go to one engine while that has room, since it has read their prompt already; others go where the least of the room is taken.
+//! An engine that says it is busy (429) gets a quarter fewer, and one more for every so many that go well, so that it settles around what it takes. One
+//! that stands still (503) keeps its number and is left alone for a while.
+
+use std::time::{Duration, Instant};
+
+use super::budget::pause;
+
+/// First pause of an engine that says it is busy or stands still.
+const FIRST: Duration = Duration::from_millis(100);
+
+/// What is known of one engine's room.
+#[derive(Clone, Debug)]
+pub(super) struct Seat {
+    most: usize,
+    /// Samples that it may have at a time.
+    limit: f64,
+    pub(super) in_flight: usize,
+    /// It gets nothing before.
+    closed_until: Option<Instant>,
+    /// Refusals since the last token.
+    refusals: u32,
+    /// Failures since the last token.
+    pub(super) failures: u32,
+}
+
+impl Seat {
+    pub(super) fn new(most: usize) -> Self {
+        let most = most.max(1);
+        Seat { most, limit: most as f64, in_flight: 0, closed_until: None, refusals: 0, failures: 0 }
+    }
+
+    /// Samples that it may have at a time.
+    pub(super) fn limit(&self) -> usize {
+        (self.limit as usize).clamp(1, self.most)
+    }
+
+    fn has_room(&self, now: Instant) -> bool {
+        self.in_flight < self.limit() && self.closed_until.is_none_or(|until| until <= now)
+    }
+
+    /// It made a token.
+    pub(super) fn works(&mut self) {
+        (self.refusals, self.failures) = (0, 0);
+    }
+
+    /// It ended a sample.
+    pub(super) fn ended(&mut self) {
+        self.limit = (self.limit + 1.0 / self.limit).min(self.most as f64);
+    }
+
+    /// It turned a sample away.
+    pub(super) fn busy(&mut self, place: usize, status: u16, retry_after: Option<Duration>, now: Instant) {
+        // Several that were sent together are turned away together: once is enough.
+        if status == 429 && self.closed_until.is_none_or(|until| until <= now) {
+            self.limit = (0.75 * self.limit).max(1.0);
+        }
+        self.refusals = self.refusals.saturating_add(1);
+        let until = now + pause(FIRST, place as u64, self.refusals.min(6)).max(retry_after.unwrap_or_default());
+        self.closed_until = self.closed_until.max(Some(until));
+    }
+}
+
+/// The engine for a sample whose group is at `home`, if there is one with room that `serves`.
+pub(super) fn choose(seats: &[Seat], home: Option<usize>, serves: impl Fn(usize) -> bool, now: Instant) -> Option<usize> {
+    let has_room = |place: &usize| seats.get(*place).is_some_and(|seat| seat.has_room(now)) && serves(*place);
+    home.filter(has_room).or_else(|| {
+        let taken = |place: &usize| seats[*place].in_flight as f64 / seats[*place].limit() as f64;
+        (0..seats.len()).filter(has_room).min_by(|a, b| taken(a).total_cmp(&taken(b)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_stays_together_while_there_is_room_and_others_go_where_the_least_is_taken() {
+        let now = Instant::now();
+        let mut seats = vec![Seat::new(4), Seat::new(4), Seat::new(8)];
+        (seats[0].in_flight, seats[1].in_flight, seats[2].in_flight) = (3, 1, 1);
+        assert_eq!(choose(&seats, Some(0), |_| true, now), Some(0));
+        assert_eq!(choose(&seats, None, |_| true, now), Some(2), "an eighth of its room is taken");
+        assert_eq!(choose(&seats, Some(0), |place| place == 1, now), Some(1), "who does not serve gets nothing");
+        seats[0].in_flight = 4;
+        assert_eq!(choose(&seats, Some(0), |_| true, now), Some(2), "rather elsewhere than not at all");
+        assert_eq!(choose(&seats, None, |_| false, now), None);
+    }
+
+    #[test]
+    fn a_busy_engine_gets_fewer_and_more_again_and_a_paused_one_is_left_alone() {
+        let now = Instant::now();
+        let mut seat = Seat::new(64);
+        for _ in 0..3 {
+            seat.busy(0, 429, None, now);
+        }
+        assert_eq!(seat.limit(), 48, "turned away together, counted once");
+        assert_eq!(choose(&[seat.clone()], Some(0), |_| true, now), None);
+        assert_eq!(choose(&[seat.clone()], None, |_| true, now + Duration::from_secs(1)), Some(0));
+        for _ in 0..2000 {
+            seat.ended();
+        }
+        assert_eq!(seat.limit(), 64);
+        let mut paused = Seat::new(8);
+        paused.busy(0, 503, Some(Duration::from_secs(7)), now);
+        assert_eq!(paused.limit(), 8);
+        assert_eq!(choose(&[paused.clone()], None, |_| true, now + Duration::from_secs(6)), None, "as long as it asked for");
+        assert_eq!(choose(&[paused], None, |_| true, now + Duration::from_secs(7)), Some(0));
+    }
+}

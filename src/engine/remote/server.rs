@@ -1,0 +1,110 @@
+//! What all servers that speak HTTP have in common.
+
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::reply::{message, status};
+use super::{Chunk, Client, End, Ending, Fault, RemoteError, Token, Tokens};
+
+/// Where a server is, and how patiently it is asked.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// `http://host:port`.
+    pub url: String,
+    /// What it knows its callers by.
+    pub token: Option<Token>,
+    /// The model to ask for; the first that it serves unless told otherwise.
+    pub model: Option<String>,
+    /// Connections that are kept open while nothing is asked.
+    pub connections: usize,
+    /// Longest time to the first token and from each to the next. A server that is paused says nothing, either.
+    pub silence: Duration,
+    /// Longest time for a question whose answer is known, such as what model it serves.
+    pub call: Duration,
+}
+
+impl ServerConfig {
+    /// With 256 connections, two minutes to a token and 20 seconds for the rest.
+    pub fn new(url: impl Into<String>) -> Self {
+        ServerConfig {
+            url: url.into(),
+            token: None,
+            model: None,
+            connections: 256,
+            silence: Duration::from_secs(120),
+            call: Duration::from_secs(20),
+        }
+    }
+
+    /// Its client, called by this kind in errors.
+    pub(super) fn client(&self, kind: &str) -> Result<Client, RemoteError> {
+        Client::with_token(kind, &self.url, self.token.clone(), self.connections)
+    }
+}
+
+/// What one event of a stream says.
+#[derive(Debug, Default)]
+pub(super) struct Said {
+    pub(super) chunk: Chunk,
+    pub(super) ending: Option<Ending>,
+}
+
+/// Reads a stream to its end and tells its tokens. `read` makes sense of one event, or says why there is none.
+pub(super) async fn follow<E: DeserializeOwned>(
+    client: &Client,
+    (path, body, silence): (&str, &Value, Duration),
+    tokens: &Tokens,
+    mut read: impl FnMut(E) -> Result<Said, Wrong>,
+) -> Result<Ending, RemoteError> {
+    let what = format!("POST {path}");
+    let mut events = client.events(path, body, silence).await?;
+    let mut ending = None;
+    loop {
+        let data = match events.next().await {
+            Ok(Some(data)) => data,
+            Ok(None) => break,
+            // All was said; how the connection ends changes nothing.
+            Err(_) if ending.is_some() => break,
+            Err(error) => return Err(error),
+        };
+        if data.contains("\"error\"")
+            && let Ok(error) = serde_json::from_str::<Value>(&data)
+            && error.get("error").is_some_and(|error| !error.is_null())
+        {
+            return Err(client.refusal(&what, status(&error), &message(&error)));
+        }
+        let event = serde_json::from_str(&data)
+            .map_err(|error| client.nonsense(&what, format!("an event that is not as expected ({error})"), &data))?;
+        let said = read(event).map_err(|wrong| match wrong {
+            Wrong::Nonsense(why) => client.nonsense(&what, why, &data),
+            Wrong::Refused { status, told } => client.refusal(&what, status, &told),
+        })?;
+        if !said.chunk.tokens.is_empty() && !tokens.tell(said.chunk).await {
+            return Ok(Ending { end: End::Aborted, spans: None });
+        }
+        ending = said.ending.or(ending);
+    }
+    ending.ok_or_else(|| client.fault(Fault::Broke { why: format!("{what} ended without saying why") }))
+}
+
+/// What is wrong with an event.
+#[derive(Debug)]
+pub(super) enum Wrong {
+    /// It contradicts itself, or the protocol.
+    Nonsense(String),
+    /// It says that the request failed.
+    Refused {
+        /// What status that would have been.
+        status: u16,
+        /// What it says.
+        told: String,
+    },
+}
+
+impl From<String> for Wrong {
+    fn from(why: String) -> Self {
+        Wrong::Nonsense(why)
+    }
+}

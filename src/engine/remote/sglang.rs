@@ -1,0 +1,240 @@
+//! SGLang: `POST /generate`, streamed.
+//!
+//! Its events are the whole answer so far, or what is new, as the server was started: which of both is told by how many tokens it says there are.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+
+use super::reply::{WireSpan, chunk, spans};
+use super::server::{Said, ServerConfig, Wrong, follow};
+use super::{
+    Attempt, Capabilities, Client, End, Ending, Fault, InferenceEngine, Pending, RemoteError, Scored, Tokens, WeightControl,
+};
+
+const GENERATE: &str = "/generate";
+
+/// An SGLang server.
+#[derive(Clone)]
+pub struct SglangEngine {
+    client: Client,
+    config: ServerConfig,
+    probed: Arc<OnceCell<Capabilities>>,
+    control: Option<Arc<dyn WeightControl>>,
+}
+
+impl SglangEngine {
+    /// The server at `http://host:port`. Asks nothing yet.
+    pub fn new(url: &str) -> Result<Self, RemoteError> {
+        SglangEngine::with(ServerConfig::new(url))
+    }
+
+    /// The same, asked as this says.
+    pub fn with(config: ServerConfig) -> Result<Self, RemoteError> {
+        let client = config.client("SGLang")?;
+        Ok(SglangEngine { client, config, probed: Arc::default(), control: None })
+    }
+
+    /// Given weights by this.
+    pub fn controlled(self, control: impl WeightControl + 'static) -> Self {
+        SglangEngine { control: Some(Arc::new(control)), ..self }
+    }
+
+    /// Its connections.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    async fn ask(&self) -> Result<&Capabilities, RemoteError> {
+        self.probed.get_or_try_init(|| self.look()).await
+    }
+
+    async fn look(&self) -> Result<Capabilities, RemoteError> {
+        let call = self.config.call;
+        // Older servers have the second name only.
+        let named = |new: &'static str, old: &'static str| async move {
+            match self.client.get(new, call).await {
+                Err(RemoteError { fault: Fault::Refused { status: 404, .. }, .. }) => self.client.get(old, call).await,
+                answer => answer,
+            }
+        };
+        let model = named("/model_info", "/get_model_info").await?;
+        let server = named("/server_info", "/get_server_info").await?;
+        let text = |of: &Value, key: &str| of.get(key).and_then(Value::as_str).map(str::to_owned);
+        let context = ["context_length", "max_req_input_len"].iter().find_map(|key| server.get(*key)?.as_u64());
+        let served = text(&model, "served_model_name").or_else(|| text(&model, "model_path"));
+        Ok(Capabilities {
+            server: format!("SGLang {}", text(&server, "version").unwrap_or_else(|| "of unknown version".into())),
+            model: self.config.model.clone().or(served).unwrap_or_default(),
+            context: context.map(|context| context as usize),
+            streams: true,
+            spans: model.get("weight_version").is_some(),
+            cache_keys: true,
+            weights: true,
+            checksums: model.get("weight_version").is_some(),
+            adapters: server.get("enable_lora").and_then(Value::as_bool).unwrap_or(false),
+            lacks: Vec::new(),
+        })
+    }
+
+    fn check(&self, attempt: &Attempt, context: Option<usize>) -> Result<(), RemoteError> {
+        let (there, rest) = (attempt.tokens.len(), attempt.rest());
+        match context {
+            Some(context) if there + rest > context => Err(self.client.fault(Fault::Refused {
+                what: "the request".into(),
+                status: 400,
+                begins: format!("{there} tokens and up to {rest} more don't fit the context of {context}"),
+                advice: "shorten the prompt or max_new_tokens, or start the server with a larger --context-length".into(),
+            })),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn question(attempt: &Attempt) -> Value {
+    let params = &attempt.params;
+    let top_k = if params.top_k == 0 { -1 } else { params.top_k as i64 };
+    let mut sampling = json!({
+        "max_new_tokens": attempt.rest(), "temperature": params.temperature, "top_p": params.top_p, "top_k": top_k,
+        "min_p": params.min_p, "stop_token_ids": params.stop_token_ids, "ignore_eos": params.ignore_eos, "n": 1,
+        "skip_special_tokens": false, "no_stop_trim": true, "sampling_seed": attempt.seed & 0x7fff_ffff,
+    });
+    if !params.stop.is_empty() {
+        sampling["stop"] = params.stop.clone().into();
+    }
+    let mut question = json!({
+        "rid": attempt.id(), "input_ids": &attempt.tokens[..], "sampling_params": sampling, "return_logprob": true,
+        "logprob_start_len": -1, "top_logprobs_num": 0, "return_text_in_logprobs": false, "stream": true,
+    });
+    if let Some(key) = &attempt.cache_key {
+        question["extra_key"] = key.clone().into();
+    }
+    question
+}
+
+#[derive(Debug, Deserialize)]
+struct Event {
+    #[serde(default)]
+    output_ids: Vec<u32>,
+    meta_info: Meta,
+}
+
+#[derive(Debug, Deserialize)]
+struct Meta {
+    finish_reason: Option<Finish>,
+    completion_tokens: Option<usize>,
+    #[serde(default)]
+    output_token_logprobs: Vec<(Option<f64>, u32, Option<String>)>,
+    weight_versions: Option<Vec<WireSpan>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Finish {
+    #[serde(rename = "type")]
+    kind: String,
+    message: Option<String>,
+    status_code: Option<u16>,
+}
+
+/// What was told of an answer so far.
+#[derive(Debug, Default)]
+struct Reader {
+    told: usize,
+}
+
+impl Reader {
+    fn said(&mut self, event: Event) -> Result<Said, Wrong> {
+        let Event { mut output_ids, meta_info: meta } = event;
+        let mut log_probs = meta.output_token_logprobs;
+        // Either column may be the whole answer or its newest part.
+        let all = meta.completion_tokens.unwrap_or(output_ids.len());
+        if output_ids.len() == all {
+            output_ids.drain(..self.told.min(all));
+        }
+        if log_probs.len() == all {
+            log_probs.drain(..self.told.min(all));
+        }
+        if let Some(((_, id, _), token)) = log_probs.iter().zip(&output_ids).find(|((_, id, _), token)| id != *token) {
+            return Err(Wrong::Nonsense(format!("a log-probability of token {id} for token {token}")));
+        }
+        let chunk = chunk(output_ids, log_probs.into_iter().map(|(log_prob, ..)| log_prob).collect())?;
+        self.told += chunk.tokens.len();
+        if self.told != all {
+            return Err(Wrong::Nonsense(format!("{} tokens, of which it counts {all}", self.told)));
+        }
+        let Some(finish) = meta.finish_reason else { return Ok(Said { chunk, ending: None }) };
+        let end = match (finish.kind.as_str(), finish.status_code) {
+            ("stop", _) => End::Stop,
+            ("length", _) => End::Length,
+            ("abort", Some(status)) if status >= 400 => {
+                return Err(Wrong::Refused { status, told: finish.message.unwrap_or_default() });
+            }
+            ("abort", _) => End::Aborted,
+            (other, _) => return Err(Wrong::Nonsense(format!("finish_reason {other:?}, which is unknown here"))),
+        };
+        // Its `weight_version` alone is the newest, and no token's for certain.
+        Ok(Said { chunk, ending: Some(Ending { end, spans: spans(meta.weight_versions) }) })
+    }
+}
+
+impl InferenceEngine for SglangEngine {
+    fn name(&self) -> String {
+        self.client.name().to_owned()
+    }
+
+    fn generate<'a>(&'a self, attempt: &'a Attempt, tokens: &'a Tokens) -> Pending<'a, Ending> {
+        Box::pin(async move {
+            self.check(attempt, self.ask().await?.context)?;
+            let mut reader = Reader::default();
+            let question = question(attempt);
+            follow(&self.client, (GENERATE, &question, self.config.silence), tokens, |event| reader.said(event)).await
+        })
+    }
+
+    fn probe(&self) -> Pending<'_, Capabilities> {
+        Box::pin(async { Ok(self.ask().await?.clone()) })
+    }
+
+    /// Not by `/health`, which generates a token and takes a second.
+    fn healthy(&self, limit: Duration) -> Pending<'_, ()> {
+        Box::pin(async move {
+            match self.client.get("/ready", limit).await {
+                Err(RemoteError { fault: Fault::Refused { status: 404, .. }, .. }) => {
+                    self.client.get("/get_model_info", limit).await
+                }
+                answer => answer,
+            }
+            .map(drop)
+        })
+    }
+
+    fn score<'a>(&'a self, tokens: &'a [u32]) -> Pending<'a, Scored> {
+        Box::pin(async move {
+            let question = json!({
+                "input_ids": tokens, "sampling_params": { "max_new_tokens": 1, "temperature": 0.0 }, "return_logprob": true,
+                "logprob_start_len": 0, "stream": false,
+            });
+            let reply = self.client.post(GENERATE, &question, self.config.silence).await?;
+            let listed = reply.pointer("/meta_info/input_token_logprobs").and_then(Value::as_array);
+            // The first token follows nothing; it may be listed without a number, or not at all.
+            let of = |(entry, token): (&Value, &u32)| {
+                (entry.get(1)?.as_u64()? == u64::from(*token)).then_some(entry.get(0)?.as_f64()? as f32)
+            };
+            let log_probs = listed.and_then(|listed| {
+                let from = listed.len().checked_sub(tokens.len().saturating_sub(1))?;
+                listed[from..].iter().zip(&tokens[1..]).map(of).collect::<Option<Vec<f32>>>()
+            });
+            let what = "POST /generate";
+            log_probs.map(|log_probs| Scored { log_probs }).ok_or_else(|| {
+                self.client.nonsense(what, "no log-probability for each token of the prompt".into(), &reply.to_string())
+            })
+        })
+    }
+
+    fn weights(&self) -> Option<&dyn WeightControl> {
+        self.control.as_deref()
+    }
+}

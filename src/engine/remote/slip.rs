@@ -1,0 +1,202 @@
+//! What is known of one sample that engines elsewhere make: pure, but for the clock that is handed in.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::task::AbortHandle;
+
+use super::VersionSpan;
+use crate::data::{Answer, Spans, Tokenizer, TokenizerError, Version};
+use crate::engine::stop::StopWatch;
+use crate::engine::{FinishReason, Request};
+
+/// A sample that has not ended.
+#[derive(Debug)]
+pub(super) struct Slip {
+    pub(super) request: Arc<Request>,
+    pub(super) answer: Answer,
+    /// Its next attempt, or that under way.
+    pub(super) number: u32,
+    pub(super) stage: Stage,
+    /// The newest token with its version, which is not written down yet: it may turn out to be the last.
+    pub(super) held: Option<(u32, f32, Version)>,
+    /// Attempts since the last token that failed.
+    pub(super) failures: u32,
+    /// Attempts since the last token that were turned away or aborted.
+    pub(super) turned_away: u32,
+    /// When something was last heard of it.
+    pub(super) since: Instant,
+    /// Finds what its engine can't: stop strings that one attempt began and the next completes.
+    watch: Option<StopWatch>,
+}
+
+/// Where it is.
+#[derive(Debug)]
+pub(super) enum Stage {
+    /// It waits for an engine, and is not to be tried before.
+    Waiting(Instant),
+    /// An engine is at it.
+    Running(Running),
+}
+
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) place: usize,
+    /// The oldest version that may sample its tokens.
+    pub(super) floor: Version,
+    /// Whether the engine was verified to serve that.
+    pub(super) known: bool,
+    /// Tokens that were there before.
+    pub(super) before: usize,
+    task: AbortHandle,
+}
+
+impl Running {
+    pub(super) fn new(place: usize, (floor, known): (Version, bool), before: usize, task: AbortHandle) -> Self {
+        Running { place, floor, known, before, task }
+    }
+}
+
+impl Drop for Running {
+    /// Its connection closes, and the engine stops.
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Slip {
+    pub(super) fn new(request: &Arc<Request>, answer: Answer, now: Instant) -> Self {
+        Slip {
+            request: request.clone(),
+            answer,
+            number: 0,
+            stage: Stage::Waiting(now),
+            held: None,
+            failures: 0,
+            turned_away: 0,
+            since: now,
+            watch: None,
+        }
+    }
+
+    pub(super) fn running(&self) -> Option<&Running> {
+        match &self.stage {
+            Stage::Running(running) => Some(running),
+            Stage::Waiting(_) => None,
+        }
+    }
+
+    /// Everything again from its prompt.
+    pub(super) fn begin_anew(&mut self, now: Instant) {
+        self.answer = Answer::new(self.answer.index);
+        (self.held, self.watch) = (None, None);
+        self.wait(now);
+    }
+
+    /// To be tried again from `at` on.
+    pub(super) fn wait(&mut self, at: Instant) {
+        self.number += 1;
+        self.stage = Stage::Waiting(at);
+    }
+
+    /// Whether its newest token is the last, whatever its engine may say of it: what an interrupted attempt left, and what one that continues it can't see.
+    pub(super) fn ends(&mut self, tokenizer: &Tokenizer) -> Result<Option<FinishReason>, TokenizerError> {
+        let params = self.request.params.clone();
+        let tokens = &self.answer.tokens;
+        let Some(last) = tokens.last() else { return Ok(None) };
+        if (!params.ignore_eos && tokenizer.eos_token_ids().contains(last)) || params.stop_token_ids.contains(last) {
+            return Ok(Some(FinishReason::Stop));
+        }
+        if !params.stop.is_empty() && self.completes_stop(tokenizer)? {
+            return Ok(Some(FinishReason::Stop));
+        }
+        Ok((self.answer.tokens.len() >= params.max_new_tokens).then_some(FinishReason::Length))
+    }
+
+    /// Feeds what is new to the watch, which is made from what is there.
+    fn completes_stop(&mut self, tokenizer: &Tokenizer) -> Result<bool, TokenizerError> {
+        let (tokens, stop) = (&self.answer.tokens, &self.request.params.stop);
+        match &mut self.watch {
+            Some(watch) => Ok(watch.feed(tokenizer, tokens, stop)?.is_some()),
+            None => {
+                let mut watch = StopWatch::default();
+                let mut found = false;
+                for len in 1..=tokens.len() {
+                    found = watch.feed(tokenizer, &tokens[..len], stop)?.is_some();
+                }
+                self.watch = Some(watch);
+                Ok(found)
+            }
+        }
+    }
+}
+
+/// Which versions sampled an attempt's `count` tokens. `floor` is the oldest that could, `newest` the newest; `known` says whether the engine was verified
+/// to serve versions with names, so that anything else is wrong.
+pub(super) fn versions(
+    spans: Option<&[VersionSpan]>,
+    count: usize,
+    (floor, newest, known): (Version, Version, bool),
+) -> Result<Spans, String> {
+    let mut all = Spans::default();
+    let unknown = || {
+        let mut all = Spans::default();
+        all.extend(Some(floor), count);
+        all
+    };
+    let Some(spans) = spans else { return Ok(unknown()) };
+    let mut next = 0;
+    for VersionSpan { label, start, end } in spans {
+        if *start != next || end < start {
+            return Err(format!("version spans with tokens {start}..{end} after {next} tokens"));
+        }
+        next = *end;
+        match label.parse::<Version>() {
+            Ok(version) if (floor..=newest).contains(&version) => all.extend(Some(version), end - start),
+            _ if known => {
+                return Err(format!(
+                    "weights {label:?} for tokens {start}..{end}, where it was given versions {floor} to {newest}"
+                ));
+            }
+            _ => return Ok(unknown()),
+        }
+    }
+    match next == count {
+        true => Ok(all),
+        false => Err(format!("version spans of {next} tokens for {count}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(label: &str, start: usize, end: usize) -> VersionSpan {
+        VersionSpan { label: label.into(), start, end }
+    }
+
+    fn of(spans: &[VersionSpan], known: bool) -> Result<Vec<Version>, String> {
+        versions(Some(spans), 4, (3, 5, known)).map(|spans| spans.per_token().flatten().collect())
+    }
+
+    #[test]
+    fn d3_tokens_have_the_version_that_the_engine_says_and_else_the_oldest_that_they_can_have() {
+        assert_eq!(of(&[span("3", 0, 1), span("4", 1, 4)], true), Ok(vec![3, 4, 4, 4]));
+        assert_eq!(of(&[span("default", 0, 4)], false), Ok(vec![3; 4]));
+        assert_eq!(versions(None, 2, (7, 9, true)).unwrap().per_token().collect::<Vec<_>>(), [Some(7); 2]);
+    }
+
+    #[test]
+    fn spans_that_contradict_themselves_or_name_weights_that_it_was_never_given_are_refused() {
+        for spans in [
+            &[span("3", 0, 3)][..],
+            &[span("3", 0, 2), span("4", 3, 4)],
+            &[span("3", 0, 5)],
+            &[span("default", 0, 4)],
+            &[span("2", 0, 4)],
+            &[span("6", 0, 4)],
+        ] {
+            assert!(of(spans, true).is_err(), "{spans:?}");
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! What is done to one engine, in which order, and what follows from a failure. Pure: no engine, no clock.
+//!
+//! ```text
+//! pause → load → label → check → (flush) → resume → probe → held
+//!   ↑ a wrong answer to check or probe loads once more      anything else is tried again where it failed
+//! ```
+//!
+//! The probe comes after the resume, since a server that stands still answers nothing. Until it has passed, no version is committed: what the engine
+//! samples in between under these weights is not counted as theirs.
+
+use std::time::Duration;
+
+/// A step of a sync.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// It stands still.
+    Pause,
+    /// It reads the weights.
+    Load,
+    /// It is told what they are called.
+    Label,
+    /// Label and checksums are read back.
+    Check,
+    /// It forgets the keys and values of finished work.
+    Flush,
+    /// It goes on.
+    Resume,
+    /// Its log-probabilities are held against the trainer's.
+    Probe,
+}
+
+impl Phase {
+    /// What it is called.
+    pub fn word(self) -> &'static str {
+        match self {
+            Phase::Pause => "pause",
+            Phase::Load => "load",
+            Phase::Label => "label",
+            Phase::Check => "check",
+            Phase::Flush => "flush",
+            Phase::Resume => "resume",
+            Phase::Probe => "probe",
+        }
+    }
+}
+
+/// How long each step may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadlines {
+    /// Where it is [`Finish`](crate::engine::remote::PauseMode::Finish), as long as the longest answer.
+    pub pause: Duration,
+    /// Reading a model from disk.
+    pub load: Duration,
+    /// Anything else.
+    pub other: Duration,
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        Deadlines { pause: Duration::from_secs(60), load: Duration::from_secs(600), other: Duration::from_secs(60) }
+    }
+}
+
+impl Deadlines {
+    /// How long this step may take.
+    pub fn of(&self, phase: Phase) -> Duration {
+        match phase {
+            Phase::Pause => self.pause,
+            Phase::Load => self.load,
+            _ => self.other,
+        }
+    }
+}
+
+/// How a step failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// It may work when it is tried again.
+    Passing,
+    /// It answered, and holds other weights than it should.
+    WrongWeights,
+    /// It will fail again.
+    Lasting,
+}
+
+/// What comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// This step.
+    Do(Phase),
+    /// It holds the weights.
+    Held,
+    /// It is left alone, standing still if it can be reached: its weights are not known.
+    Isolated(Phase),
+}
+
+/// The way of one engine through a sync.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Course {
+    next: Next,
+    flushes: bool,
+    retries: u32,
+}
+
+impl Course {
+    /// From the beginning. `retries` counts over all steps.
+    pub fn new(flushes: bool, retries: u32) -> Self {
+        Course { next: Next::Do(Phase::Pause), flushes, retries }
+    }
+
+    /// What comes next.
+    pub fn next(&self) -> Next {
+        self.next
+    }
+
+    /// The step was done.
+    pub fn passed(&mut self) {
+        let Next::Do(phase) = self.next else { return };
+        self.next = match phase {
+            Phase::Pause => Next::Do(Phase::Load),
+            Phase::Load => Next::Do(Phase::Label),
+            Phase::Label => Next::Do(Phase::Check),
+            Phase::Check if self.flushes => Next::Do(Phase::Flush),
+            Phase::Check | Phase::Flush => Next::Do(Phase::Resume),
+            Phase::Resume => Next::Do(Phase::Probe),
+            Phase::Probe => Next::Held,
+        };
+    }
+
+    /// The step failed.
+    pub fn failed(&mut self, how: Failure) {
+        let Next::Do(phase) = self.next else { return };
+        if how == Failure::Lasting || self.retries == 0 {
+            self.next = Next::Isolated(phase);
+            return;
+        }
+        self.retries -= 1;
+        self.next = Next::Do(if how == Failure::WrongWeights { Phase::Pause } else { phase });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn walk(mut course: Course, mut fails: impl FnMut(Phase) -> Option<Failure>) -> (Vec<Phase>, Next) {
+        let mut done = Vec::new();
+        while let Next::Do(phase) = course.next() {
+            done.push(phase);
+            match fails(phase) {
+                None => course.passed(),
+                Some(how) => course.failed(how),
+            }
+        }
+        (done, course.next())
+    }
+
+    #[test]
+    fn nothing_goes_on_before_its_weights_are_loaded_and_named_and_nothing_is_held_before_a_probe() {
+        use Phase::*;
+        assert_eq!(walk(Course::new(false, 0), |_| None), (vec![Pause, Load, Label, Check, Resume, Probe], Next::Held));
+        assert_eq!(walk(Course::new(true, 0), |_| None), (vec![Pause, Load, Label, Check, Flush, Resume, Probe], Next::Held));
+    }
+
+    #[test]
+    fn wrong_weights_are_loaded_again_and_other_failures_tried_again_where_they_were() {
+        use Phase::*;
+        let once = |at: Phase, how| {
+            let mut left = 1;
+            move |phase: Phase| (phase == at && std::mem::take(&mut left) > 0).then_some(how)
+        };
+        let (done, end) = walk(Course::new(false, 1), once(Probe, Failure::WrongWeights));
+        assert_eq!((&done[5..7], end), (&[Probe, Pause][..], Next::Held));
+        let (done, end) = walk(Course::new(false, 1), once(Load, Failure::Passing));
+        assert_eq!((&done[..4], end), (&[Pause, Load, Load, Label][..], Next::Held));
+        assert_eq!(walk(Course::new(false, 9), once(Load, Failure::Lasting)), (vec![Pause, Load], Next::Isolated(Load)));
+    }
+
+    proptest! {
+        #[test]
+        fn every_course_ends(draws in proptest::collection::vec(0u8..5, 200), retries in 0u32..6, flushes: bool) {
+            let mut draws = draws.into_iter();
+            let (done, end) = walk(Course::new(flushes, retries), |_| match draws.next() {
+                Some(0) => Some(Failure::Passing),
+                Some(1) => Some(Failure::WrongWeights),
+                Some(2) => Some(Failure::Lasting),
+                _ => None,
+            });
+            prop_assert!(done.len() <= 7 * (retries as usize + 1));
+            prop_assert_eq!(end == Next::Held, done.last() == Some(&Phase::Probe) && !matches!(end, Next::Isolated(_)));
+        }
+    }
+}

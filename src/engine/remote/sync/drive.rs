@@ -1,0 +1,174 @@
+//! One engine through one sync.
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use tokio::time::timeout;
+
+use super::course::{Course, Failure, Next};
+use super::verdict::{Sums, moved};
+use super::{CachePolicy, Phase, SyncConfig, Update, WrongWeights};
+use crate::engine::remote::{Fault, InferenceEngine, PauseMode, RemoteError, WeightControl};
+
+/// Longest that an engine which failed is asked to stand still.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// Waits between tries, doubled each time.
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+
+/// Why a step failed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum StepError {
+    /// The engine, or the way to it.
+    #[error("{0}")]
+    Engine(#[from] RemoteError),
+    /// It took too long.
+    #[error("it was not done after {seconds} s; look whether the server hangs, or raise the limit")]
+    Late {
+        /// The limit.
+        seconds: f64,
+    },
+    /// It holds other weights.
+    #[error("{0}")]
+    Wrong(WrongWeights),
+    /// It can't be given weights at all.
+    #[error("it can't be given weights: it serves what it serves")]
+    Fixed,
+    /// Its client broke.
+    #[error("its client broke: {0}")]
+    Broke(String),
+}
+
+/// An engine that does not hold what it was given, and where it failed. It is left standing still where it could be reached.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{engine} failed to {}: {error}", phase.word())]
+pub struct Isolated {
+    /// What it is called.
+    pub engine: String,
+    /// The step.
+    pub phase: Phase,
+    /// Why.
+    pub error: StepError,
+}
+
+/// An engine that holds what it was given.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Held {
+    /// How long each step took; tries that failed included.
+    pub times: Vec<(Phase, Duration)>,
+    /// Its checksums, where it has any.
+    pub sums: Option<Sums>,
+    /// Tries beyond the first.
+    pub retries: u32,
+}
+
+impl Isolated {
+    /// Whether it may just be away, or slow.
+    pub fn is_away(&self) -> bool {
+        self.error.failure() == Failure::Passing
+    }
+}
+
+impl StepError {
+    fn failure(&self) -> Failure {
+        match self {
+            StepError::Engine(error) if error.fault.passes() => Failure::Passing,
+            StepError::Late { .. } | StepError::Broke(_) => Failure::Passing,
+            // It will do it again.
+            StepError::Wrong(WrongWeights::OldHead { .. }) => Failure::Lasting,
+            StepError::Wrong(_) => Failure::WrongWeights,
+            StepError::Engine(_) | StepError::Fixed => Failure::Lasting,
+        }
+    }
+}
+
+/// Brings one engine to the weights of `update`, or leaves it alone.
+pub(super) async fn drive(
+    engine: &dyn InferenceEngine,
+    update: &Update,
+    config: &SyncConfig,
+    before: Option<&Sums>,
+) -> Result<Held, Isolated> {
+    let isolated = |phase, error| Isolated { engine: engine.name(), phase, error };
+    let Some(control) = engine.weights() else { return Err(isolated(Phase::Load, StepError::Fixed)) };
+    let (mut course, mut held) = (Course::new(config.cache == CachePolicy::Flush, config.retries), Held::default());
+    let mut last = None;
+    loop {
+        match course.next() {
+            Next::Held => return Ok(held),
+            Next::Isolated(phase) => {
+                // Whatever it has under way is not to go on under weights that nobody knows.
+                timeout(LAST_WORDS, control.pause(PauseMode::Abort)).await.ok();
+                return Err(isolated(phase, last.unwrap_or(StepError::Fixed)));
+            }
+            Next::Do(phase) => {
+                let (limit, started) = (config.deadlines.of(phase), Instant::now());
+                let done = within(limit, step(engine, control, phase, update, config, before, &mut held.sums)).await;
+                held.times.push((phase, started.elapsed()));
+                match done {
+                    Ok(()) => course.passed(),
+                    Err(error) => {
+                        course.failed(error.failure());
+                        last = Some(error);
+                        if matches!(course.next(), Next::Do(_)) {
+                            tokio::time::sleep(FIRST_WAIT * 2u32.saturating_pow(held.retries.min(6))).await;
+                            held.retries += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+async fn within(limit: Duration, step: impl Future<Output = Result<(), StepError>>) -> Result<(), StepError> {
+    timeout(limit, step).await.unwrap_or(Err(StepError::Late { seconds: limit.as_secs_f64() }))
+}
+
+async fn step(
+    engine: &dyn InferenceEngine,
+    control: &dyn WeightControl,
+    phase: Phase,
+    update: &Update,
+    config: &SyncConfig,
+    before: Option<&Sums>,
+    sums: &mut Option<Sums>,
+) -> Result<(), StepError> {
+    let label = update.label();
+    Ok(match phase {
+        Phase::Pause => control.pause(config.pause).await?,
+        Phase::Load => control.load(update.release.path(), &label).await?,
+        Phase::Label => control.label(&label).await?,
+        Phase::Check => {
+            let says = control.served().await?;
+            if says.as_deref() != Some(&label) {
+                return Err(StepError::Wrong(WrongWeights::Label { given: label, says }));
+            }
+            if config.checksums {
+                *sums = control.checksums().await?;
+                moved(before, sums.as_ref(), update.changed).map_err(StepError::Wrong)?;
+            }
+        }
+        Phase::Flush => control.flush_cache().await?,
+        Phase::Resume => control.resume().await?,
+        Phase::Probe => {
+            let mut found = Vec::with_capacity(update.probe.texts.len());
+            for text in &update.probe.texts {
+                found.push(score(engine, text).await?);
+            }
+            update.probe.judge(&found).map_err(StepError::Wrong)?;
+        }
+    })
+}
+
+/// Log-probabilities of a text. A server that has just gone on may still send one away.
+async fn score(engine: &dyn InferenceEngine, text: &[u32]) -> Result<Vec<f32>, RemoteError> {
+    loop {
+        match engine.score(text).await {
+            Err(RemoteError { fault: Fault::Busy { retry_after, .. }, .. }) => {
+                tokio::time::sleep(retry_after.unwrap_or(Duration::from_millis(50))).await;
+            }
+            scored => return scored.map(|scored| scored.log_probs),
+        }
+    }
+}

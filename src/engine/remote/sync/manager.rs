@@ -1,0 +1,231 @@
+//! The engines of a run, version by version.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::mpsc::{self, UnboundedSender};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::drive::drive;
+use super::verdict::{Sums, unlike};
+use super::{Held, Isolated, Phase, StepError, SyncConfig, SyncError, Update, WrongWeights};
+use crate::data::Version;
+use crate::engine::remote::FleetHandle;
+
+/// Longest that an engine may take to say what it serves.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How long others are waited for beyond twice the time of the first.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// What a sync did.
+#[derive(Debug)]
+pub struct SyncReport {
+    /// The version.
+    pub version: Version,
+    /// How long it took.
+    pub time: Duration,
+    /// In the order of the engines.
+    pub engines: Vec<Result<Held, Isolated>>,
+}
+
+impl SyncReport {
+    /// How many hold it.
+    pub fn held(&self) -> usize {
+        self.engines.iter().filter(|engine| engine.is_ok()).count()
+    }
+
+    /// Those that don't.
+    pub fn isolated(&self) -> impl Iterator<Item = &Isolated> {
+        self.engines.iter().filter_map(|engine| engine.as_ref().err())
+    }
+}
+
+/// Gives versions to the engines of a fleet, and tells the fleet which of them serve what.
+pub struct WeightSyncManager {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    fleet: FleetHandle,
+    config: SyncConfig,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// The newest that was given.
+    update: Option<Arc<Update>>,
+    /// What each engine said of its tensors last.
+    sums: Vec<Option<Sums>>,
+    /// Those that are being given something.
+    busy: Vec<bool>,
+}
+
+/// What came of one engine, by its place among those asked.
+type Told = (usize, Result<Held, Isolated>);
+
+impl WeightSyncManager {
+    /// Of these engines.
+    pub fn new(fleet: FleetHandle, config: SyncConfig) -> Self {
+        let engines = fleet.engines().len();
+        let state = State { update: None, sums: vec![None; engines], busy: vec![false; engines] };
+        WeightSyncManager { shared: Arc::new(Shared { fleet, config, state: Mutex::new(state) }) }
+    }
+
+    /// The engines and how they stand.
+    pub fn fleet(&self) -> &FleetHandle {
+        &self.shared.fleet
+    }
+
+    /// How it gives weights.
+    pub fn config(&self) -> &SyncConfig {
+        &self.shared.config
+    }
+
+    /// Gives all engines a version. It counts for those that hold it, of which there is one at least; the others get no work until they hold it, too. An
+    /// engine that takes much longer than the first is not waited for: it goes on by itself.
+    pub async fn sync(&self, update: Update) -> Result<SyncReport, SyncError> {
+        let (version, update) = (update.release.version(), Arc::new(update));
+        self.shared.state().update = Some(update.clone());
+        let SyncReport { time, engines, .. } = self.bring(self.free().await, update).await;
+        if engines.is_empty() {
+            return Err(SyncError::NoEngines);
+        }
+        if engines.iter().all(Result::is_err) {
+            return Err(SyncError::NoneHolds { version, failures: engines.into_iter().filter_map(Result::err).collect() });
+        }
+        // Only now: while none held it, the one before was the best there was.
+        self.shared.fleet.require(version);
+        Ok(SyncReport { version, time, engines })
+    }
+
+    /// Brings engines to the newest version that wait for it: those that failed before, came late or were started anew. `None` where there are none.
+    pub async fn catch_up(&self) -> Option<SyncReport> {
+        let update = self.shared.state().update.clone()?;
+        self.look(&update.label()).await;
+        let mut behind = self.shared.fleet.behind();
+        {
+            let state = self.shared.state();
+            behind.retain(|place| !state.busy[*place]);
+        }
+        if behind.is_empty() { None } else { Some(self.bring(behind, update).await) }
+    }
+
+    /// The engines that are not being given something, once there are any.
+    async fn free(&self) -> Vec<usize> {
+        loop {
+            let busy = self.shared.state().busy.clone();
+            let free: Vec<usize> = (0..busy.len()).filter(|place| !busy[*place]).collect();
+            if busy.is_empty() || !free.is_empty() {
+                return free;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Asks engines that should serve `label` whether they still do: one that was started anew while nobody asked it for anything doesn't.
+    async fn look(&self, label: &str) {
+        let asked = self.shared.fleet.engines().iter().enumerate().map(|(place, engine)| {
+            let engine = engine.clone();
+            let says = tokio::spawn(async move {
+                let control = engine.weights()?;
+                timeout(LOOK, control.served()).await.ok()?.ok()
+            });
+            (place, says)
+        });
+        for (place, says) in asked.collect::<Vec<_>>() {
+            let busy = self.shared.state().busy[place];
+            if let Ok(Some(says)) = says.await
+                && says.as_deref() != Some(label)
+                && !busy
+            {
+                self.shared.fleet.doubt(place);
+            }
+        }
+    }
+
+    async fn bring(&self, places: Vec<usize>, update: Arc<Update>) -> SyncReport {
+        let (version, started) = (update.release.version(), Instant::now());
+        let (tell, mut told) = mpsc::unbounded_channel();
+        for (at, place) in places.iter().enumerate() {
+            self.shared.clone().start(*place, update.clone(), at, tell.clone());
+        }
+        drop(tell);
+        let mut came: Vec<Option<Result<Held, Isolated>>> = places.iter().map(|_| None).collect();
+        let mut until = None;
+        loop {
+            let next = match until {
+                None => told.recv().await,
+                Some(until) => timeout_at(until, told.recv()).await.ok().flatten(),
+            };
+            let Some((at, result)) = next else { break };
+            if result.is_ok() && until.is_none() {
+                until = Some(Instant::now() + started.elapsed() + GRACE);
+            }
+            came[at] = Some(result);
+        }
+        let sums: Vec<Option<Sums>> =
+            came.iter().map(|came| came.as_ref().and_then(|came| came.as_ref().ok()?.sums.clone())).collect();
+        for (at, tensor) in unlike(&sums) {
+            let error = StepError::Wrong(WrongWeights::Unlike { tensor });
+            came[at] = Some(Err(Isolated { engine: self.shared.name(places[at]), phase: Phase::Check, error }));
+        }
+        let mut engines = Vec::new();
+        for (place, came) in places.into_iter().zip(came) {
+            engines.push(match came {
+                Some(result) => {
+                    self.shared.record(place, version, &result);
+                    result
+                }
+                None => {
+                    let error = StepError::Late { seconds: started.elapsed().as_secs_f64() };
+                    Err(Isolated { engine: self.shared.name(place), phase: Phase::Load, error })
+                }
+            });
+        }
+        SyncReport { version, time: started.elapsed(), engines }
+    }
+}
+
+impl Shared {
+    /// Drives one engine in a task of its own, so that a client that panics takes nothing else with it. One that nobody waits for any more when it is done
+    /// is recorded all the same.
+    fn start(self: Arc<Self>, place: usize, update: Arc<Update>, at: usize, tell: UnboundedSender<Told>) {
+        self.state().busy[place] = true;
+        let before = self.state().sums[place].clone();
+        tokio::spawn(async move {
+            let (engine, given, config, version) =
+                (self.fleet.engines()[place].clone(), update.clone(), self.config, update.release.version());
+            let driven = tokio::spawn(async move { drive(engine.as_ref(), &given, &config, before.as_ref()).await }).await;
+            let result = driven.unwrap_or_else(|error| {
+                Err(Isolated { engine: self.name(place), phase: Phase::Load, error: StepError::Broke(error.to_string()) })
+            });
+            self.state().busy[place] = false;
+            if let Err(unheard) = tell.send((at, result)) {
+                self.record(place, version, &unheard.0.1);
+            }
+        });
+    }
+
+    fn record(&self, place: usize, version: Version, result: &Result<Held, Isolated>) {
+        self.state().sums[place] = result.as_ref().ok().and_then(|held| held.sums.clone());
+        match result {
+            Ok(_) => {
+                self.fleet.found(place);
+                self.fleet.serves(place, version);
+            }
+            Err(isolated) => {
+                self.fleet.doubt(place);
+                tracing::warn!("{isolated}");
+            }
+        }
+    }
+
+    fn name(&self, place: usize) -> String {
+        self.fleet.engines()[place].name()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,125 @@
+//! Giving weights to engines elsewhere, and making sure that they serve them.
+//!
+//! A version goes through a folder that the engines can read ([`Releases`]). Each engine walks its own [`Course`]: engines work beside each other, one
+//! that fails is left alone, and a version counts where its log-probabilities were found to be the trainer's ([`Probe`]). [`WeightSyncManager`] does
+//! this for the engines of a run, version by version; [`sync_weights_to_engines`] once, by hand.
+//!
+//! Laws: V4 (no work before weights were verified), V5 (what becomes of caches is said, see [`CachePolicy`]).
+
+mod course;
+mod drive;
+mod manager;
+mod releases;
+mod verdict;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{FleetHandle, InferenceEngine, PauseMode};
+use crate::data::Version;
+
+pub use course::{Course, Deadlines, Failure, Next, Phase};
+pub use drive::{Held, Isolated, StepError};
+pub use manager::{SyncReport, WeightSyncManager};
+pub use releases::{Release, Releases};
+pub use verdict::{Probe, Sums, WrongWeights};
+
+/// What becomes of the keys and values that engines remember of prompts when weights change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CachePolicy {
+    /// They are kept apart by version: no prompt meets those of another.
+    #[default]
+    Namespaced,
+    /// They are forgotten with every update.
+    Flush,
+    /// They are used whatever weights made them: fastest, and prompts are read as older weights would.
+    Keep,
+}
+
+impl CachePolicy {
+    /// What it is called.
+    pub fn word(self) -> &'static str {
+        match self {
+            CachePolicy::Namespaced => "namespaced",
+            CachePolicy::Flush => "flush",
+            CachePolicy::Keep => "keep",
+        }
+    }
+}
+
+/// How engines are given weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SyncConfig {
+    /// What becomes of their work.
+    pub pause: PauseMode,
+    /// What becomes of what they remember.
+    pub cache: CachePolicy,
+    /// How long each step may take.
+    pub deadlines: Deadlines,
+    /// Tries beyond the first, for each engine, over all steps.
+    pub retries: u32,
+    /// Whether they are asked for checksums.
+    pub checksums: bool,
+}
+
+impl Default for SyncConfig {
+    fn default() -> Self {
+        SyncConfig {
+            pause: PauseMode::default(),
+            cache: CachePolicy::default(),
+            deadlines: Deadlines::default(),
+            retries: 2,
+            checksums: true,
+        }
+    }
+}
+
+/// Weights to be given.
+#[derive(Clone, Debug)]
+pub struct Update {
+    /// Where they are; held until another version is.
+    pub release: Release,
+    /// Whether they are others than those before.
+    pub changed: bool,
+    /// How to know them. Without texts, nothing is asked.
+    pub probe: Probe,
+}
+
+impl Update {
+    /// What engines call them.
+    pub fn label(&self) -> String {
+        self.release.version().to_string()
+    }
+}
+
+/// No engine holds a version.
+#[derive(Debug, thiserror::Error)]
+pub enum SyncError {
+    /// There is none.
+    #[error("there is no engine to give weights to; name one in engine.urls, or let engine.launch start one")]
+    NoEngines,
+    /// All failed.
+    #[error("no engine holds version {version} of the weights:{}", failures.iter().map(|failure| format!("\n  {failure}")).collect::<String>())]
+    NoneHolds {
+        /// The version.
+        version: Version,
+        /// Why, in the order of the engines.
+        failures: Vec<Isolated>,
+    },
+}
+
+/// Gives the weights in a model folder to engines, all at once, without a probe: whoever knows what they should find uses a [`WeightSyncManager`]. What came
+/// of it stands in the order of the engines; at least one holds them, or it is an error. They are called by the folder's version, 0 where its name
+/// tells none.
+pub async fn sync_weights_to_engines(
+    engines: &[Arc<dyn InferenceEngine>],
+    folder: &Path,
+    config: &SyncConfig,
+) -> Result<Vec<Result<Held, Isolated>>, SyncError> {
+    let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+    let name = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let version = name.strip_prefix('v').and_then(|digits| digits.parse().ok()).unwrap_or(0);
+    let update = Update { release: Release::of(version, folder), changed: false, probe: Probe::default() };
+    let manager = WeightSyncManager::new(FleetHandle::new(engines.to_vec()), *config);
+    Ok(manager.sync(update).await?.engines)
+}

@@ -1,0 +1,165 @@
+//! The folders that weights are handed over in: `v0000000042`, one a version, each there whole or not at all.
+//!
+//! A [`Release`] is a lease: as long as one is held, its folder stays. Of the others the newest are kept, up to a hard cap.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::data::Version;
+
+/// A folder that holds one version, and stays while this is held. Cloning is cheap.
+#[derive(Clone, Debug)]
+pub struct Release {
+    version: Version,
+    path: Arc<PathBuf>,
+}
+
+impl Release {
+    /// A folder that somebody else made and keeps.
+    pub fn of(version: Version, path: impl Into<PathBuf>) -> Self {
+        Release { version, path: Arc::new(path.into()) }
+    }
+
+    /// Its version.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Where it is, from the root: servers work elsewhere.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// The folders of one run.
+#[derive(Debug)]
+pub struct Releases {
+    dir: PathBuf,
+    keep: usize,
+    /// Oldest first.
+    kept: Vec<Release>,
+}
+
+fn name(version: Version) -> String {
+    format!("v{version:010}")
+}
+
+impl Releases {
+    /// In `dir`, which is made if need be. At most `keep` folders, at least one, besides those that are held. What an earlier process left there is
+    /// counted among them; what it left half is removed.
+    pub fn open(dir: impl AsRef<Path>, keep: usize) -> io::Result<Self> {
+        std::fs::create_dir_all(dir.as_ref())?;
+        let dir = dir.as_ref().canonicalize()?;
+        let mut kept = Vec::new();
+        for entry in std::fs::read_dir(&dir)? {
+            let entry = entry?;
+            let called = entry.file_name().to_string_lossy().into_owned();
+            match called.strip_prefix('v').and_then(|digits| digits.parse().ok()) {
+                Some(version) if called == name(version) => kept.push(Release::of(version, entry.path())),
+                _ if called.starts_with('.') && called.ends_with(".writing") => std::fs::remove_dir_all(entry.path())?,
+                _ => {}
+            }
+        }
+        kept.sort_by_key(Release::version);
+        Ok(Releases { dir, keep: keep.max(1), kept })
+    }
+
+    /// Where they are.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The versions that are there, oldest first.
+    pub fn versions(&self) -> Vec<Version> {
+        self.kept.iter().map(Release::version).collect()
+    }
+
+    /// Has a folder written beside, puts it in its place by one rename, and removes the oldest that are too many. A version that is there is replaced,
+    /// for its weights are another run's.
+    pub fn write<E: From<io::Error>>(
+        &mut self,
+        version: Version,
+        write: impl FnOnce(&Path) -> Result<(), E>,
+    ) -> Result<Release, E> {
+        let (path, writing) = (self.dir.join(name(version)), self.dir.join(format!(".{}.writing", name(version))));
+        if writing.exists() {
+            std::fs::remove_dir_all(&writing)?;
+        }
+        std::fs::create_dir_all(&writing)?;
+        if let Err(error) = write(&writing) {
+            // The error that counts is the one before.
+            std::fs::remove_dir_all(&writing).ok();
+            return Err(error);
+        }
+        if path.exists() {
+            std::fs::remove_dir_all(&path)?;
+            self.kept.retain(|release| release.version != version);
+        }
+        std::fs::rename(&writing, &path)?;
+        let release = Release::of(version, path);
+        let at = self.kept.partition_point(|other| other.version < version);
+        self.kept.insert(at, release.clone());
+        self.prune()?;
+        Ok(release)
+    }
+
+    /// Removes the oldest that nobody holds while there are too many.
+    pub fn prune(&mut self) -> io::Result<()> {
+        let mut too_many = self.kept.len().saturating_sub(self.keep);
+        let mut removed = Ok(());
+        self.kept.retain(|release| {
+            if too_many == 0 || Arc::strong_count(&release.path) > 1 {
+                return true;
+            }
+            too_many -= 1;
+            match std::fs::remove_dir_all(release.path()) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    removed = Err(error);
+                    true
+                }
+                _ => false,
+            }
+        });
+        removed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(releases: &mut Releases, version: Version) -> Release {
+        releases.write(version, |folder| std::fs::write(folder.join("weights"), version.to_string())).unwrap()
+    }
+
+    #[test]
+    fn the_newest_are_kept_and_those_that_somebody_reads() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut releases = Releases::open(dir.path(), 2).unwrap();
+        let held = put(&mut releases, 1);
+        (2..=5).for_each(|version| drop(put(&mut releases, version)));
+        assert_eq!(releases.versions(), [1, 5], "one is held, and two are kept in all");
+        assert!(held.path().join("weights").exists() && held.path().ends_with("v0000000001"));
+        drop(held);
+        drop(put(&mut releases, 6));
+        assert_eq!(releases.versions(), [5, 6]);
+        assert_eq!(std::fs::read_dir(releases.dir()).unwrap().count(), 2, "nothing else is left there");
+    }
+
+    #[test]
+    fn a_folder_is_there_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut releases = Releases::open(dir.path(), 2).unwrap();
+        let failed = releases.write(3, |folder| {
+            std::fs::write(folder.join("half"), "")?;
+            Err::<(), _>(io::Error::other("the disk is full"))
+        });
+        assert!(failed.is_err() && std::fs::read_dir(dir.path()).unwrap().next().is_none());
+        std::fs::create_dir(dir.path().join(".v0000000004.writing")).unwrap();
+        drop(put(&mut releases, 2));
+        let reopened = Releases::open(dir.path(), 2).unwrap();
+        assert_eq!(reopened.versions(), [2]);
+        assert!(!dir.path().join(".v0000000004.writing").exists());
+    }
+}

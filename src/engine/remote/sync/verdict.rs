@@ -1,0 +1,171 @@
+//! Whether an engine holds the weights that it was given: from its log-probabilities and checksums. Pure.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::algo::{Disagreement, compare_log_probs};
+
+/// What an engine must find of some tokens under the new weights.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Probe {
+    /// Texts to score.
+    pub texts: Vec<Vec<u32>>,
+    /// The trainer's log-probability of each token but the first, for every text, under the weights that were handed over.
+    pub expected: Vec<Vec<f64>>,
+    /// Of a model whose output head is its embedding: the same with the head that the servers were started with. That is what a server finds which
+    /// reloads the embedding and leaves the head.
+    pub old_head: Option<Vec<Vec<f64>>>,
+    /// Largest mean difference, in nats.
+    pub tolerance: f64,
+}
+
+/// Why an engine does not hold the weights that it was given.
+#[derive(Clone, Debug, PartialEq)]
+pub enum WrongWeights {
+    /// It serves the new model under the output head of the old.
+    OldHead {
+        /// Mean difference to the trainer's, in nats.
+        mean: f64,
+    },
+    /// It finds the probe's tokens more or less likely than the trainer.
+    Differs(Disagreement),
+    /// It scored another number of tokens than there are.
+    Misaligned {
+        /// There are.
+        tokens: usize,
+        /// It scored.
+        scored: usize,
+    },
+    /// It says that it serves something else.
+    Label {
+        /// What it should.
+        given: String,
+        /// What it says.
+        says: Option<String>,
+    },
+    /// Its checksums are those from before, though the weights are others.
+    Unchanged,
+    /// Its checksums are not those of the other engines that were given the same.
+    Unlike {
+        /// A tensor that differs.
+        tensor: String,
+    },
+}
+
+impl fmt::Display for WrongWeights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WrongWeights::OldHead { mean } => write!(
+                f,
+                "it serves the new weights under the output head that it was started with ({mean:.4} nats off on average). The model's head is its \
+                 embedding, and this server reloads one without the other, saying that all went well. Set engine.untie = true and start the server \
+                 from a folder that was exported so (`rollflow engine launch` does both)"
+            ),
+            WrongWeights::Differs(Disagreement { tokens, mean, max, tolerance, .. }) => write!(
+                f,
+                "its log-probabilities of {tokens} tokens are not the trainer's: {mean:.5} nats off on average, {max:.5} at most, {tolerance} allowed. \
+                 Either it did not load what it was given, or it computes in another precision: then raise engine.tolerance"
+            ),
+            WrongWeights::Misaligned { tokens, scored } => write!(f, "it scored {scored} tokens where there are {tokens}"),
+            WrongWeights::Label { given, says } => {
+                write!(
+                    f,
+                    "it was told that it serves {given:?} and says {:?}: does somebody else give it weights?",
+                    says.as_deref().unwrap_or("nothing")
+                )
+            }
+            WrongWeights::Unchanged => {
+                write!(f, "its checksums are those from before, though the weights changed: it loaded nothing, or from elsewhere")
+            }
+            WrongWeights::Unlike { tensor } => {
+                write!(f, "its checksum of {tensor} is not that of the other engines, which were given the same")
+            }
+        }
+    }
+}
+
+impl Probe {
+    /// Judges what an engine found.
+    pub fn judge(&self, found: &[Vec<f32>]) -> Result<(), WrongWeights> {
+        let (tokens, scored) = (self.expected.iter().map(Vec::len).sum(), found.iter().map(Vec::len).sum());
+        if found.iter().map(Vec::len).ne(self.expected.iter().map(Vec::len)) {
+            return Err(WrongWeights::Misaligned { tokens, scored });
+        }
+        let found: Vec<f64> = found.iter().flatten().map(|log_prob| f64::from(*log_prob)).collect();
+        let Err(differs) = compare_log_probs(&found, &self.expected.concat(), self.tolerance) else { return Ok(()) };
+        let stale = self.old_head.as_ref().is_some_and(|old| compare_log_probs(&found, &old.concat(), self.tolerance).is_ok());
+        Err(if stale { WrongWeights::OldHead { mean: differs.mean } } else { WrongWeights::Differs(differs) })
+    }
+}
+
+/// What an engine says of its tensors.
+pub type Sums = BTreeMap<String, String>;
+
+/// Whether checksums moved as the weights did.
+pub(super) fn moved(before: Option<&Sums>, after: Option<&Sums>, changed: bool) -> Result<(), WrongWeights> {
+    match (before, after) {
+        (Some(before), Some(after)) if changed && before == after => Err(WrongWeights::Unchanged),
+        _ => Ok(()),
+    }
+}
+
+/// The engines whose checksums are not those of most that name their tensors alike, by place, with a tensor that differs. Where as many say one thing as
+/// another, the first are believed.
+pub(super) fn unlike(sums: &[Option<Sums>]) -> Vec<(usize, String)> {
+    let alike = |a: &Sums, b: &Sums| a.keys().eq(b.keys());
+    let of = |place: usize| sums[place].as_ref();
+    let agreeing = |place: usize| of(place).map_or(0, |mine| sums.iter().flatten().filter(|other| *other == mine).count());
+    let mut odd = Vec::new();
+    for place in 0..sums.len() {
+        let Some(mine) = of(place) else { continue };
+        let peers = (0..sums.len()).filter(|other| of(*other).is_some_and(|theirs| alike(mine, theirs)));
+        let Some(best) = peers.max_by_key(|other| (agreeing(*other), std::cmp::Reverse(*other))) else { continue };
+        let differs = of(best).into_iter().flatten().find(|(tensor, sum)| mine.get(*tensor) != Some(sum));
+        odd.extend(differs.map(|(tensor, _)| (place, tensor.clone())));
+    }
+    odd
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn probe() -> Probe {
+        Probe {
+            texts: vec![vec![1, 2, 3], vec![4, 5]],
+            expected: vec![vec![-1.0, -2.0], vec![-3.0]],
+            old_head: Some(vec![vec![-1.5, -1.0], vec![-4.0]]),
+            tolerance: 1e-3,
+        }
+    }
+
+    #[test]
+    fn the_old_head_is_recognised_as_what_it_is() {
+        assert_eq!(probe().judge(&[vec![-1.0004, -2.0], vec![-2.9996]]), Ok(()));
+        let told = probe().judge(&[vec![-1.5, -1.0], vec![-4.0]]).unwrap_err();
+        assert!(matches!(told, WrongWeights::OldHead { .. }) && told.to_string().contains("engine.untie"), "{told}");
+        assert!(matches!(probe().judge(&[vec![-1.5, -1.0], vec![-3.0]]), Err(WrongWeights::Differs(_))));
+        assert!(matches!(probe().judge(&[vec![f32::NAN, -2.0], vec![-3.0]]), Err(WrongWeights::Differs(_))));
+        assert_eq!(probe().judge(&[vec![-1.0], vec![-2.0, -3.0]]), Err(WrongWeights::Misaligned { tokens: 3, scored: 3 }));
+    }
+
+    fn sums(of: &[(&str, &str)]) -> Option<Sums> {
+        Some(of.iter().map(|(tensor, sum)| (tensor.to_string(), sum.to_string())).collect())
+    }
+
+    #[test]
+    fn the_one_that_differs_from_most_is_told_and_other_kinds_are_not_compared() {
+        let (a, b) = (sums(&[("w", "1"), ("v", "2")]), sums(&[("w", "1"), ("v", "9")]));
+        assert_eq!(unlike(&[a.clone(), b.clone(), a.clone()]), [(1, "v".to_owned())]);
+        assert_eq!(unlike(&[b.clone(), a.clone(), a.clone()]), [(0, "v".to_owned())]);
+        assert_eq!(unlike(&[a.clone(), b.clone()]), [(1, "v".to_owned())], "the first is believed");
+        assert_eq!(unlike(&[a.clone(), None, sums(&[("other", "7")]), a.clone()]), []);
+    }
+
+    #[test]
+    fn checksums_must_move_when_weights_do() {
+        let a = sums(&[("w", "1")]);
+        assert_eq!(moved(a.as_ref(), a.as_ref(), true), Err(WrongWeights::Unchanged));
+        assert_eq!((moved(a.as_ref(), a.as_ref(), false), moved(None, a.as_ref(), true)), (Ok(()), Ok(())));
+    }
+}

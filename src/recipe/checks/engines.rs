@@ -1,0 +1,63 @@
+//! What must hold in `[engine]`, and between it and the rest.
+
+use super::Note;
+use crate::recipe::engine::{Cache, Engine, EngineKind, Launch, Pause};
+use crate::recipe::lora::AdapterSync;
+use crate::recipe::plan::Plan;
+
+pub(super) fn engines(plan: &Plan, note: Note) {
+    let engine = &plan.engine;
+    if !engine.is_remote() {
+        if !engine.urls.is_empty() {
+            let message = "`engine.urls` names servers, but `engine.kind` is \"local\"".to_owned();
+            note("engine.urls", &["engine.kind"], message, "set engine.kind = \"vllm\", \"sglang\" or \"openai\"");
+        }
+        return;
+    }
+    let (kind, launch) = (engine.kind().word(), engine.launch.word());
+    if engine.launch != Launch::None && kind != launch {
+        let message = format!("`engine.launch` is \"{launch}\", but `engine.kind` is \"{kind}\"");
+        note("engine.launch", &["engine.kind"], message, "leave one of them out");
+    }
+    if engine.all_urls().is_empty() {
+        let message = format!("`engine.kind` is \"{kind}\", and there is no server");
+        note("engine.urls", &["engine.kind"], message, "name servers, such as [\"http://127.0.0.1:8000\"], or set engine.launch");
+    }
+    for (at, url) in engine.urls.iter().enumerate().filter(|(_, url)| !url.starts_with("http://")) {
+        let message = format!("`engine.urls[{at}]` is {url:?}");
+        note(&format!("engine.urls[{at}]"), &[], message, "write it as http://host:port; for https, put a proxy before it");
+    }
+    if engine.port + engine.replicas > 65_536 {
+        let message = format!("`engine.replicas` is {}, more than there are ports from {} on", engine.replicas, engine.port);
+        note("engine.replicas", &["engine.port"], message, "lower engine.port");
+    }
+    for (at, pair) in engine.env.iter().enumerate().filter(|(_, pair)| !pair.contains('=')) {
+        note(&format!("engine.env[{at}]"), &[], format!("`engine.env[{at}]` is {pair:?}"), "write it as NAME=value");
+    }
+    policies(engine, note);
+    if engine.kind() == EngineKind::OpenAi && plan.pipeline.reinforces() {
+        let message = "`engine.kind` is \"openai\": such a server can't be given weights, so what it samples would be ever older";
+        note("engine.kind", &["pipeline"], message.to_owned(), "use \"vllm\" or \"sglang\"");
+    }
+    if plan.flow.max_staleness == 0 {
+        let message =
+            "`flow.max_staleness` is 0, but what servers compute together depends on timing: no run is the same to the bit";
+        note("flow.max_staleness", &["engine.kind"], message.to_owned(), "make it 1 or more");
+    }
+    if plan.lora.as_ref().is_some_and(|lora| lora.sync == AdapterSync::Adapter) {
+        let message = "`lora.sync` is \"adapter\", but servers are given whole weights".to_owned();
+        note("lora.sync", &["engine.kind"], message, "leave it out: adapters are merged into what servers load");
+    }
+}
+
+fn policies(engine: &Engine, note: Note) {
+    let (kind, pause) = (engine.kind(), engine.pause);
+    if matches!((kind, pause), (EngineKind::Vllm, Pause::Recompute) | (EngineKind::Sglang, Pause::Finish)) {
+        let message = format!("`engine.pause` is \"{}\", which {} has no way of", pause.word(), kind.word());
+        note("engine.pause", &["engine.kind"], message, "use \"keep\" or \"abort\"");
+    }
+    if engine.cache == Cache::Flush && pause == Pause::Keep {
+        let message = "`engine.cache` is \"flush\", but with engine.pause = \"keep\" requests still use what would be forgotten";
+        note("engine.cache", &["engine.pause"], message.to_owned(), "use \"namespaced\", or another engine.pause");
+    }
+}

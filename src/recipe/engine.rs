@@ -1,0 +1,147 @@
+//! `[engine]`: who generates, and how servers are given weights.
+
+use std::path::PathBuf;
+
+use super::declare::{choices, section};
+use super::setting::{NOT_NEGATIVE, POSITIVE, SOME};
+
+section! {
+    /// Who generates: this process, or servers over HTTP, which are given the trained weights through a folder that they can read.
+    pub struct Engine {
+        /// What kind of engine.
+        kind: EngineKind = EngineKind::default();
+        /// Servers that run already, as `http://host:port`.
+        urls: Vec<String> = Vec::new();
+        /// What is started for as long as the run lasts, on this machine, besides.
+        launch: Launch = Launch::default();
+        /// How many of these.
+        replicas: usize = 1, SOME;
+        /// Port of the first of these; the others follow.
+        port: usize = 8400, PORT;
+        /// The command that starts one, with words before its flags; left out, that of `scripts/engines.sh` or else of the machine.
+        program: Option<String> = None;
+        /// More flags for it, one a word.
+        flags: Vec<String> = Vec::new();
+        /// More of its environment, each as `NAME=value`.
+        env: Vec<String> = Vec::new();
+        /// Seconds until one must be ready.
+        start_timeout: f64 = 600.0, POSITIVE;
+        /// Times that one which ended is started anew.
+        restarts: u32 = 3;
+        /// The model to ask a server for; left out, the first that it serves.
+        model: Option<String> = None;
+        /// What becomes of a server's work while it is given weights.
+        pause: Pause = Pause::default();
+        /// What becomes of keys and values that it remembers of prompts.
+        cache: Cache = Cache::default();
+        /// Whether a model whose output head is its embedding is handed over with a head of its own; the servers must have been started so. Left out: yes
+        /// for vLLM, which reloads the one without the other, and no for others.
+        untie: Option<bool> = None;
+        /// Where versions are written for servers, a folder that they can read; left out, `engine` in the run's.
+        folder: Option<PathBuf> = None;
+        /// Versions that are kept there, besides those that are read.
+        keep: usize = 2, SOME;
+        /// Nats by which a server's log-probabilities may differ from the trainer's on average when it was given weights. Servers that compute in bf16
+        /// need some hundredths.
+        tolerance: f64 = 1e-3, POSITIVE;
+        /// Whether servers are asked for checksums, which read all weights.
+        checksums: bool = true;
+        /// Tries beyond the first to give one server a version.
+        retries: u32 = 2;
+        /// Seconds for a pause.
+        pause_timeout: f64 = 60.0, POSITIVE;
+        /// Seconds for a load.
+        load_timeout: f64 = 600.0, POSITIVE;
+        /// Seconds for any other step of a sync.
+        step_timeout: f64 = 60.0, POSITIVE;
+        /// Seconds for which a run waits when all servers are away.
+        patience: f64 = 120.0, NOT_NEGATIVE;
+    }
+}
+
+const PORT: super::setting::Limit<usize> =
+    super::setting::Limit { text: "1 to 65535", holds: |port| (1..=65_535).contains(port) };
+
+choices! {
+    /// Kinds of engines.
+    pub enum EngineKind {
+        /// in this process.
+        "local" => Local,
+        /// vLLM servers.
+        "vllm" => Vllm,
+        /// SGLang servers.
+        "sglang" => Sglang,
+        /// servers that speak as OpenAI's do, and can't be given weights: to generate with, not to train.
+        "openai" => OpenAi,
+    }
+}
+
+choices! {
+    /// Servers that a run starts.
+    pub enum Launch {
+        /// none.
+        "none" => None,
+        /// vLLM.
+        "vllm" => Vllm,
+        /// SGLang.
+        "sglang" => Sglang,
+    }
+}
+
+choices! {
+    /// What becomes of a server's work while its weights change.
+    pub enum Pause {
+        /// it stands still and goes on with the keys and values that it has.
+        "keep" => Keep,
+        /// it stands still, and reads its tokens anew under the new weights (SGLang alone).
+        "recompute" => Recompute,
+        /// it ends, and goes on as new requests.
+        "abort" => Abort,
+        /// it is finished first (vLLM alone).
+        "finish" => Finish,
+    }
+}
+
+choices! {
+    /// What becomes of keys and values that servers remember of prompts when weights change.
+    pub enum Cache {
+        /// they are kept apart by version.
+        "namespaced" => Namespaced,
+        /// they are forgotten.
+        "flush" => Flush,
+        /// they are used whatever weights made them.
+        "keep" => Keep,
+    }
+}
+
+impl Engine {
+    /// The kind, which `launch` implies.
+    pub fn kind(&self) -> EngineKind {
+        match (self.kind, self.launch) {
+            (EngineKind::Local, Launch::Vllm) => EngineKind::Vllm,
+            (EngineKind::Local, Launch::Sglang) => EngineKind::Sglang,
+            (kind, _) => kind,
+        }
+    }
+
+    /// Whether generation happens elsewhere.
+    pub fn is_remote(&self) -> bool {
+        self.kind() != EngineKind::Local
+    }
+
+    /// Whether a shared head is handed over as one of its own.
+    pub fn unties(&self) -> bool {
+        self.untie.unwrap_or(self.kind() == EngineKind::Vllm)
+    }
+
+    /// Where the servers are that a run starts.
+    pub fn launched_urls(&self) -> Vec<String> {
+        let of = |at: usize| format!("http://127.0.0.1:{}", self.port + at);
+        if self.launch == Launch::None { Vec::new() } else { (0..self.replicas).map(of).collect() }
+    }
+
+    /// All servers.
+    pub fn all_urls(&self) -> Vec<String> {
+        [self.urls.clone(), self.launched_urls()].concat()
+    }
+}

@@ -1,0 +1,161 @@
+//! Weights as folders for engines elsewhere, and what an engine must find of a few texts under them.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tch::{Kind, Tensor};
+
+use crate::algo::Disagreement;
+use crate::data::{TokenizerError, Version};
+use crate::engine::remote::sync::{Probe, Releases, Update};
+use crate::model::{Dtype, Format, FrozenWeights, ModelConfig, ModelError, Packed, Weights, save_hf_as};
+use crate::stages::Policy;
+
+/// Weights that can't be handed over.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// The file system refused.
+    #[error("writing weights for engines: {0}; they need a folder that engines can read, with room for engine.keep versions")]
+    Io(#[from] io::Error),
+    /// The model's files.
+    #[error("writing weights for engines: {0}")]
+    Model(#[from] ModelError),
+    /// The tokenizer's files.
+    #[error("writing weights for engines: {0}")]
+    Tokenizer(#[from] TokenizerError),
+}
+
+/// Writes versions of one policy, in its folder's precision.
+pub struct Exporter {
+    policy: Policy,
+    untie: bool,
+    texts: Vec<Vec<u32>>,
+    tolerance: f64,
+    releases: Mutex<Releases>,
+    /// Of the weights written last.
+    sum: Mutex<Option<u32>>,
+}
+
+/// How many tokens follow the prompt in a text that probes: a policy that is sure of its answers would tell little by them.
+const DRAWN: usize = 12;
+
+/// Longest beginning of a prompt that is looked at.
+const PROMPT: usize = 64;
+
+/// What engines are asked to score: beginnings of prompts, with tokens behind them that no policy would say, as in a fixed draw.
+pub fn probe_texts(prompts: &[Vec<u32>], vocabulary: usize) -> Vec<Vec<u32>> {
+    let mut state = 0x9E37_79B9_7F4A_7C15u64;
+    let mut draw = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 33) % vocabulary.max(1) as u64) as u32
+    };
+    prompts.iter().map(|prompt| prompt.iter().copied().take(PROMPT).chain((0..DRAWN).map(|_| draw())).collect()).collect()
+}
+
+impl Exporter {
+    /// Of a policy, whose present weights the servers are started with. `texts` are what engines are asked to score, and may differ by `tolerance` nats
+    /// on average.
+    pub fn new(policy: &Policy, releases: Releases, texts: Vec<Vec<u32>>, tolerance: f64) -> Self {
+        let (policy, sum) = (policy.clone(), Mutex::new(None));
+        Exporter { policy, untie: false, texts, tolerance, releases: Mutex::new(releases), sum }
+    }
+
+    /// Writes a head of its own for a model whose head is its embedding: for servers that can't reload the other kind.
+    pub fn untie(self, untie: bool) -> Self {
+        Exporter { untie, ..self }
+    }
+
+    fn config(&self) -> ModelConfig {
+        if self.untie { self.policy.config().untied() } else { self.policy.config().clone() }
+    }
+
+    /// Writes the policy's present weights with its tokenizer into `folder`, replaced at once: what servers are started from.
+    pub fn launch_folder(&self, folder: &Path) -> Result<(), ExportError> {
+        let writing = folder.with_extension("writing");
+        if writing.exists() {
+            std::fs::remove_dir_all(&writing)?;
+        }
+        self.save(&writing, &self.policy.weights())?;
+        if folder.exists() {
+            std::fs::remove_dir_all(folder)?;
+        }
+        Ok(std::fs::rename(&writing, folder)?)
+    }
+
+    fn save(&self, folder: &Path, weights: &Weights) -> Result<(), ExportError> {
+        let (config, dtype) = (self.config(), self.policy.config().dtype);
+        let format = Format { dtype, max_shard: None };
+        if self.untie {
+            save_hf_as(folder, &config, &weights.untied(self.policy.config(), weights), &format)?;
+        } else {
+            save_hf_as(folder, &config, weights, &format)?;
+        }
+        Ok(self.policy.tokenizer().save(folder)?)
+    }
+
+    /// Writes a version and works out what engines must find. Costs a copy of the weights on disk and a forward pass over the probe's texts.
+    pub fn export(&self, version: Version, weights: &FrozenWeights) -> Result<Update, ExportError> {
+        let weights = weights.read();
+        let release = {
+            let mut releases = self.releases.lock().unwrap_or_else(PoisonError::into_inner);
+            releases.write(version, |folder| self.save(folder, &weights))?
+        };
+        let sum = checksum(&release.path().join("model.safetensors"))?;
+        let before = self.sum.lock().unwrap_or_else(PoisonError::into_inner).replace(sum);
+        Ok(Update { release, changed: before.is_some_and(|before| before != sum), probe: self.probe(&weights) })
+    }
+
+    /// What an engine must find under these weights.
+    pub fn probe(&self, weights: &Weights) -> Probe {
+        let (config, dtype) = (self.policy.config(), self.policy.config().dtype);
+        let _guard = tch::no_grad_guard();
+        let expected = score(config, &rounded(weights, dtype), &self.texts);
+        let untied = config.untied();
+        let old_head = (config.shares_embedding() && !self.untie)
+            .then(|| score(&untied, &rounded(&weights.untied(config, &self.policy.weights()), dtype), &self.texts));
+        // Weights that have hardly moved have no old head to be told from the new one.
+        let apart = |old: &Vec<Vec<f64>>| -> Result<(), Disagreement> {
+            crate::algo::compare_log_probs(&old.concat(), &expected.concat(), self.tolerance)
+        };
+        let old_head = old_head.filter(|old| apart(old).is_err());
+        Probe { texts: self.texts.clone(), expected, old_head, tolerance: self.tolerance }
+    }
+}
+
+/// The numbers that a folder of this format holds, to compute with in f32.
+fn rounded(weights: &Weights, dtype: Dtype) -> Weights {
+    let weights = weights.merged();
+    let round = |flat: &Tensor| flat.detach().to_device(tch::Device::Cpu).to_kind(dtype.kind()).to_kind(Kind::Float);
+    Weights::new(weights.layout.clone(), round(&weights.flat))
+}
+
+/// Log-probabilities of every token but the first, in double precision from single.
+fn score(config: &ModelConfig, weights: &Weights, texts: &[Vec<u32>]) -> Vec<Vec<f64>> {
+    let decoder = crate::model::Decoder::new(config, Arc::clone(&weights.layout));
+    let views = decoder.views_of(weights);
+    let of = |text: &Vec<u32>| {
+        if text.len() < 2 {
+            return Vec::new();
+        }
+        let hidden = decoder.hidden(&views, &Packed::new([text.as_slice()]));
+        let rows = hidden.narrow(0, 0, text.len() as i64 - 1);
+        let targets: Vec<i64> = text[1..].iter().map(|&id| i64::from(id)).collect();
+        let (log_probs, _) = decoder.token_log_probs(&views, &rows, &Tensor::from_slice(&targets), 1.0, text.len());
+        let mut found = vec![0f64; targets.len()];
+        log_probs.to_kind(Kind::Double).copy_data(&mut found, targets.len());
+        found
+    };
+    texts.iter().map(of).collect()
+}
+
+fn checksum(path: &Path) -> io::Result<u32> {
+    let (mut file, mut hasher, mut chunk) = (File::open(path)?, crc32fast::Hasher::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut chunk)? {
+            0 => return Ok(hasher.finalize()),
+            read => hasher.update(&chunk[..read]),
+        }
+    }
+}

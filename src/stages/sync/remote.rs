@@ -1,0 +1,255 @@
+//! Weights for engines elsewhere: written to a folder, loaded, verified, and only then announced (laws V2 and V4).
+//!
+//! Trained steps pass through at once; the sync goes on beside them, so that a slow engine holds the trainer up only where the staleness bound does. Of
+//! versions that come meanwhile the newest is next, and the others are never given. Between syncs, engines that wait for weights, for they failed or were
+//! started anew, are brought to the newest version.
+//!
+//! Says `Synced weights to 2 engines (version 12)` as a `tracing` event. The stage fails when no engine holds a version.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::task::{JoinError, JoinHandle};
+
+use crate::data::Version;
+use crate::engine::remote::Synced;
+use crate::engine::remote::sync::{SyncError, SyncReport, Update, WeightSyncManager};
+use crate::flow::{AsyncIo, AsyncStage, Signal, StageError, StageSpec, WeightsId, WeightsTx};
+use crate::observe::{Metric, Metrics};
+use crate::stages::Admission;
+use crate::stages::train::Trained;
+use crate::train::Snapshot;
+
+/// How often engines that wait for weights are looked for.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Waits between tries of a version that no engine took.
+const WAIT: Duration = Duration::from_secs(1);
+
+type AnyError = Box<dyn Error + Send + Sync>;
+type Export<W> = Arc<dyn Fn(Version, &Arc<W>) -> Result<Update, AnyError> + Send + Sync>;
+
+/// Gives the weights that a training step brings along to engines elsewhere, and passes the step on.
+pub struct RemoteSync<W> {
+    manager: Arc<WeightSyncManager>,
+    export: Export<W>,
+    to: WeightsTx<Synced>,
+    /// For stages of this process that read the weights themselves.
+    also: Option<WeightsTx<W>>,
+    patience: Duration,
+    metrics: Option<Metrics>,
+    admission: Option<Admission>,
+    log_every: u64,
+    said: Option<u64>,
+}
+
+type Job<T> = JoinHandle<Result<T, AnyError>>;
+
+impl<W: Send + Sync + 'static> RemoteSync<W> {
+    /// Gives what `export` writes to the engines of `manager`, and announces it on `to`.
+    pub fn new<E>(
+        manager: WeightSyncManager,
+        export: impl Fn(Version, &Arc<W>) -> Result<Update, E> + Send + Sync + 'static,
+        to: WeightsTx<Synced>,
+    ) -> Self
+    where
+        E: Into<AnyError>,
+    {
+        RemoteSync {
+            manager: Arc::new(manager),
+            export: Arc::new(move |version, weights| export(version, weights).map_err(Into::into)),
+            to,
+            also: None,
+            patience: Duration::from_secs(120),
+            metrics: None,
+            admission: None,
+            log_every: 1,
+            said: None,
+        }
+    }
+
+    /// Announces the weights themselves on this edge too, at the same time.
+    pub fn also(self, also: WeightsTx<W>) -> Self {
+        RemoteSync { also: Some(also), ..self }
+    }
+
+    /// How long a version is tried again that no engine takes, since all are away: two minutes unless told otherwise. Then the stage fails.
+    pub fn patience(self, patience: Duration) -> Self {
+        RemoteSync { patience, ..self }
+    }
+
+    /// Reports the trainer's version and the time a sync takes.
+    pub fn metrics(self, metrics: &Metrics) -> Self {
+        RemoteSync { metrics: Some(metrics.clone()), ..self }
+    }
+
+    /// Admits the prompts that the new version allows.
+    pub fn admission(self, admission: &Admission) -> Self {
+        RemoteSync { admission: Some(admission.clone()), ..self }
+    }
+
+    /// Says that weights were synced at most once in `n` steps, for runs that sync at every step.
+    pub fn log_every(self, n: u64) -> Self {
+        RemoteSync { log_every: n, ..self }
+    }
+
+    /// The edge's identity.
+    pub fn id(&self) -> WeightsId {
+        self.to.id()
+    }
+
+    fn begin(&self, step: u64, snapshot: Snapshot<W>) -> Work<W> {
+        let weights = snapshot.weights.clone();
+        let (manager, export, patience) = (self.manager.clone(), self.export.clone(), self.patience);
+        let job = tokio::spawn(async move {
+            let started = Instant::now();
+            let write = move || export(snapshot.version, &snapshot.weights);
+            let update = match tokio::task::spawn_blocking(write).await {
+                Ok(update) => update?,
+                Err(error) => std::panic::resume_unwind(error.into_panic()),
+            };
+            loop {
+                match manager.sync(update.clone()).await {
+                    Ok(mut report) => {
+                        report.time = started.elapsed();
+                        return Ok(report);
+                    }
+                    // An engine that holds wrong weights will do so again, and one that is away may come back.
+                    Err(SyncError::NoneHolds { failures, .. })
+                        if started.elapsed() < patience && failures.iter().any(|failure| failure.is_away()) =>
+                    {
+                        tokio::time::sleep(WAIT).await;
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        });
+        Work::Giving(job, step, weights)
+    }
+
+    fn announce(&mut self, step: u64, report: &SyncReport, weights: &Arc<W>) -> Result<(), StageError> {
+        let version = report.version;
+        if let Some(also) = &self.also {
+            also.publish(version, weights.clone())?;
+        }
+        self.to.publish(version, Arc::new(Synced { version }))?;
+        if let Some(admission) = &self.admission {
+            admission.published(version);
+        }
+        if let Some(metrics) = &self.metrics {
+            metrics.set(Metric::WeightVersion, &["trainer"], version as f64);
+            metrics.observe(Metric::SyncTime, &[], report.time.as_secs_f64());
+        }
+        if self.said.is_none_or(|said| step >= said + self.log_every) {
+            self.said = Some(step);
+            tracing::info!("Synced weights to {} engines (version {version})", report.held());
+        }
+        Ok(())
+    }
+}
+
+/// What is under way.
+enum Work<W> {
+    /// Nothing, until then.
+    Idle(tokio::time::Instant),
+    /// A version is given.
+    Giving(Job<SyncReport>, u64, Arc<W>),
+    /// Engines that wait for the newest are brought to it.
+    CatchingUp(Job<Option<SyncReport>>),
+}
+
+impl<W> Drop for Work<W> {
+    fn drop(&mut self) {
+        match self {
+            Work::Idle(_) => {}
+            Work::Giving(job, ..) => job.abort(),
+            Work::CatchingUp(job) => job.abort(),
+        }
+    }
+}
+
+impl<W: Send + Sync + 'static> Work<W> {
+    fn idle() -> Self {
+        Work::Idle(tokio::time::Instant::now() + LOOK)
+    }
+
+    /// Waits for what is under way and says what came of it; then there is something else to begin.
+    async fn ended(&mut self, sync: &mut RemoteSync<W>) -> Result<(), StageError> {
+        let next = match self {
+            Work::Idle(until) => {
+                tokio::time::sleep_until(*until).await;
+                let manager = sync.manager.clone();
+                Work::CatchingUp(tokio::spawn(async move { Ok(manager.catch_up().await) }))
+            }
+            Work::Giving(job, step, weights) => {
+                let report = joined(job.await)?;
+                sync.announce(*step, &report, weights)?;
+                Work::idle()
+            }
+            Work::CatchingUp(job) => {
+                if let Some(report) = joined(job.await)?.filter(|report| report.held() > 0) {
+                    tracing::info!("Synced weights to {} engines (version {})", report.held(), report.version);
+                }
+                Work::idle()
+            }
+        };
+        *self = next;
+        Ok(())
+    }
+}
+
+fn joined<T>(ended: Result<Result<T, AnyError>, JoinError>) -> Result<T, StageError> {
+    match ended {
+        Ok(done) => done.map_err(StageError::new),
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        Err(_) => Err(StageError::closed()),
+    }
+}
+
+impl<W: Send + Sync + 'static> AsyncStage for RemoteSync<W> {
+    type In = Trained<W>;
+    type Out = Trained<W>;
+
+    async fn run(&mut self, io: &mut AsyncIo<Trained<W>, Trained<W>>) -> Result<(), StageError> {
+        let (mut work, mut next) = (Work::idle(), None);
+        loop {
+            let trained = {
+                let mut arrival = std::pin::pin!(io.recv());
+                loop {
+                    if let Some((step, snapshot)) = next.take_if(|_| matches!(work, Work::Idle(_))) {
+                        work = self.begin(step, snapshot);
+                    }
+                    tokio::select! {
+                        trained = &mut arrival => break trained?,
+                        ended = work.ended(self) => ended?,
+                    }
+                }
+            };
+            let Some(trained) = trained else { break };
+            if let Some(snapshot) = &trained.publish {
+                next = Some((trained.step, snapshot.clone()));
+            }
+            io.send(trained).await?;
+        }
+        // What was trained last is given, too, unless the run stops.
+        while io.signal() != Signal::Stop && (next.is_some() || matches!(work, Work::Giving(..))) {
+            if let Some((step, snapshot)) = next.take_if(|_| matches!(work, Work::Idle(_))) {
+                work = self.begin(step, snapshot);
+            }
+            tokio::select! {
+                () = io.stopped() => break,
+                ended = work.ended(self) => ended?,
+            }
+        }
+        Ok(())
+    }
+
+    fn spec(&self) -> StageSpec {
+        let spec = StageSpec::task().publishes(self.id());
+        match &self.also {
+            Some(also) => spec.publishes(also.id()),
+            None => spec,
+        }
+    }
+}
