@@ -66,9 +66,6 @@ fn sample(prompt: &Prompt, prompt_tokens: &[u32], finished: Finished, tokenizer:
     if let Some(why) = finished.refused {
         sample.metadata.insert(REFUSED.to_owned(), why.into());
     }
-    let versions = finished.versions.per_token().flatten();
-    for ((token, log_prob), version) in finished.tokens.iter().zip(finished.log_probs).zip(versions) {
-        sample.push(*token, log_prob, version);
-    }
+    sample.answered(&finished.tokens, &finished.log_probs, &finished.versions);
     Ok(sample)
 }
