@@ -7,8 +7,10 @@
 //! All of that happens in another program, the warden (`src/sandbox/warden`), which this crate carries with it and executes from memory.
 //! The process that trains has many threads and much memory: nothing is run in a copy of it, between fork and exec or otherwise.
 
+mod cases;
 mod config;
 mod isolation;
+mod judge;
 mod program;
 mod run;
 mod warden;
@@ -16,8 +18,10 @@ mod warden;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+pub use cases::{CodeTests, NoTests, extract_code};
 pub use config::{Limits, SandboxConfig, Walls};
 pub use isolation::Isolation;
+pub use judge::{CodeJudge, Verdict};
 pub use program::{Program, ProgramError};
 pub use run::{Ended, Job, Ran};
 
