@@ -8,6 +8,7 @@
 pub mod algo;
 pub mod data;
 pub mod engine;
+pub mod env;
 pub mod flow;
 pub mod hub;
 #[cfg(feature = "torch")]

@@ -119,7 +119,9 @@ fn weights_swapped_between_two_tokens_show_in_the_spans() {
     let Request { tokens, .. } = request(4, 1, &params);
     let tokens = [&tokens, &answers[1].tokens[..3]].concat().into();
     let rest = SamplingParams { max_new_tokens: 6, ..params };
-    engine.submit(Request { ordinal: 4, tokens, samples: 1, params: Arc::new(rest), answers: vec![] }).unwrap();
+    engine
+        .submit(Request { ordinal: 4, tokens, first: 0, offset: 0, samples: 1, params: Arc::new(rest), answers: vec![] })
+        .unwrap();
     assert_eq!(engine.run().unwrap()[0].tokens, answers[1].tokens[3..]);
 }
 

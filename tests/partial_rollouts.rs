@@ -110,7 +110,7 @@ fn answers_that_do_not_fit_their_request_are_refused_by_name() {
     let config = config(Family::Qwen2, None);
     let mut engine = engine(&config, 1);
     let mut refused = |answers| engine.submit(Request { answers, ..request(6, 2, &params(4)) }).unwrap_err().to_string();
-    assert!(refused(vec![Answer::new(2)]).contains("prompt 6: answer 2 is there already, or is not one of 2"));
+    assert!(refused(vec![Answer::new(2)]).contains("prompt 6: answer 2 is there already, or is none of those from 0 to 2"));
     assert!(refused(vec![Answer::new(1), Answer::new(1)]).contains("answer 1 is there already"));
     let short = Answer { tokens: vec![5], ..Answer::new(0) };
     assert!(refused(vec![short]).contains("answer 0 has 1 tokens, 0 log-probabilities and 0 versions"));

@@ -144,6 +144,8 @@ fn generate(engine: &mut LocalEngine, prompts: Vec<Prompt>, tokenizer: &Tokenize
             .submit(Request {
                 ordinal: prompt.ordinal,
                 tokens,
+                first: 0,
+                offset: 0,
                 samples: SAMPLES,
                 params: Arc::new(params()),
                 answers: Vec::new(),

@@ -9,13 +9,13 @@ use super::{Spans, Status, Version};
 pub struct Answer {
     /// Place within the group, from 0.
     pub index: u32,
-    /// What was sampled, the token that ended it included.
+    /// What was sampled, the token that ended it included, and what was given between turns.
     pub tokens: Vec<u32>,
-    /// Behaviour log-probability of each.
+    /// Behaviour log-probability of each; 0 for given ones.
     pub log_probs: Vec<f32>,
     /// The weights that sampled each.
     pub versions: Spans,
-    /// `Pending` until it has ended.
+    /// `Pending` until it has ended, or, where it has several turns, until the newest has.
     pub status: Status,
 }
 
@@ -30,6 +30,19 @@ impl Answer {
         self.tokens.push(token);
         self.log_probs.push(log_prob);
         self.versions.push(version);
+    }
+
+    /// More tokens that nobody sampled: what a tool or an environment said. What is sampled then is the next turn.
+    pub fn give(&mut self, tokens: &[u32]) {
+        self.tokens.extend(tokens);
+        self.log_probs.resize(self.tokens.len(), 0.0);
+        self.versions.extend(None, tokens.len());
+        self.status = Status::Pending;
+    }
+
+    /// Tokens of its newest turn: those that were sampled since the last given one.
+    pub fn turn(&self) -> usize {
+        self.versions.sampled_last()
     }
 
     /// Whether nothing more will be sampled.

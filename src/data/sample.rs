@@ -59,6 +59,10 @@ pub struct Sample {
     pub group_index: u64,
     /// Place within the group, from 0.
     pub index: u32,
+    /// Which part of its rollout it is, from 0, where what the model reads was rewritten between two turns: each part is a sample of its own,
+    /// with the same index, and earns the same.
+    #[serde(skip_serializing_if = "is_first")]
+    pub part: u32,
     /// What was asked.
     pub prompt: PromptText,
     /// What was answered, decoded for rewards and logs only (law D1).
@@ -95,6 +99,10 @@ pub struct Sample {
     pub metadata: Metadata,
 }
 
+fn is_first(part: &u32) -> bool {
+    *part == 0
+}
+
 impl Sample {
     /// A sample that holds its prompt's tokens and nothing sampled yet.
     pub fn begin(prompt: &Prompt, index: u32, prompt_tokens: &[u32]) -> Self {
@@ -124,6 +132,27 @@ impl Sample {
         self.loss_mask.push(1.0);
         self.log_probs.push(log_prob);
         self.versions.push(version);
+    }
+
+    /// Appends tokens that nobody sampled, as what a tool said: they are read, and not trained.
+    pub fn give(&mut self, tokens: &[u32]) {
+        self.tokens.extend(tokens);
+        self.loss_mask.resize(self.tokens.len(), 0.0);
+        self.log_probs.resize(self.tokens.len(), 0.0);
+        self.versions.extend(None, tokens.len());
+    }
+
+    /// Appends what was sampled and given of an answer.
+    pub fn answered(&mut self, tokens: &[u32], log_probs: &[f32], versions: &Spans) {
+        let mut at = 0;
+        for span in versions.iter() {
+            let until = (at + span.len).min(tokens.len());
+            match span.version {
+                Some(version) => (at..until).for_each(|at| self.push(tokens[at], log_probs[at], version)),
+                None => self.give(&tokens[at..until]),
+            }
+            at = until;
+        }
     }
 
     /// Ignores in the loss what was sampled by weights older than the newest that sampled here.

@@ -89,6 +89,11 @@ impl Spans {
         self.0.iter().filter(|span| span.version.is_some()).map(|span| span.len).sum()
     }
 
+    /// Tokens at the end that were sampled, since the last given one.
+    pub fn sampled_last(&self) -> usize {
+        self.0.iter().rev().take_while(|span| span.version.is_some()).map(|span| span.len).sum()
+    }
+
     /// The runs, in token order.
     pub fn iter(&self) -> impl Iterator<Item = Span> + '_ {
         self.0.iter().copied()

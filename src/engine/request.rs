@@ -20,7 +20,7 @@ pub struct SamplingParams {
     pub top_k: usize,
     /// Drops tokens less likely than this share of the likeliest one's probability; 0 drops none.
     pub min_p: f32,
-    /// Longest answer, in tokens.
+    /// Longest answer, or turn of one, in tokens.
     pub max_new_tokens: usize,
     /// Tokens that end the text, besides the tokenizer's own. The token stays in the answer.
     pub stop_token_ids: Vec<u32>,
@@ -78,23 +78,34 @@ impl SamplingParams {
     }
 }
 
-/// A prompt to be answered `samples` times.
+/// A prompt to be answered by samples `first` to `samples` of its group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     /// The prompt's place in the stream: it keys the randomness (law N2) and comes back with the answers.
     pub ordinal: u64,
     /// The prompt's tokens.
     pub tokens: Arc<[u32]>,
-    /// How many answers; they are samples 0, 1, … of one group.
+    /// The first sample that is asked for. It is 0 unless what comes before it was asked for already: the next turn of one conversation.
+    pub first: u32,
+    /// What is added to the positions that key the randomness (law N2): where an earlier request of the same conversation ended.
+    pub offset: usize,
+    /// How many answers the group has; those from `first` on are asked for.
     pub samples: u32,
     /// How they are sampled.
     pub params: Arc<SamplingParams>,
-    /// What is there of them already, in any order: an answer that has ended comes back as it is, one that has not is continued. Its
-    /// tokens count towards `max_new_tokens`.
+    /// What is there of them already, in any order: an answer that has ended comes back as it is, one that has not is continued. Tokens in
+    /// it that were given, such as what a tool said, are those whose span has no version; what was sampled since the last of them counts
+    /// towards `max_new_tokens`, and one that ends with a given token begins its next turn.
     pub answers: Vec<Answer>,
 }
 
 impl Request {
+    /// Most tokens that a sample can come to: all that is there, and a whole turn.
+    pub fn longest(&self) -> usize {
+        let begun = self.answers.iter().map(|answer| answer.tokens.len() - answer.turn().min(answer.tokens.len())).max();
+        self.tokens.len() + begun.unwrap_or(0) + self.params.max_new_tokens
+    }
+
     /// Says what is wrong with the answers that it brings along, for a model of `vocabulary` tokens.
     pub fn check_answers(&self, vocabulary: usize) -> Result<(), EngineError> {
         let mut seen = BTreeSet::new();
@@ -103,8 +114,8 @@ impl Request {
             let refuse = |problem: String| {
                 Err(EngineError::Prompt { ordinal: self.ordinal, problem: format!("answer {index} {problem}") })
             };
-            if *index >= self.samples || !seen.insert(*index) {
-                return refuse(format!("is there already, or is not one of {}", self.samples));
+            if !(self.first..self.samples).contains(index) || !seen.insert(*index) {
+                return refuse(format!("is there already, or is none of those from {} to {}", self.first, self.samples));
             }
             if log_probs.len() != tokens.len() || versions.len() != tokens.len() {
                 return refuse(format!(

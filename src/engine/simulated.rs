@@ -112,7 +112,7 @@ impl SimulatedEngine {
         let Some(Sequence { request, answer, version }) = &mut self.sequences[slot] else { return };
         let (ordinal, index, version, log_prob) = (request.ordinal, answer.index, *version, -1.0);
         answer.push(0, log_prob, version);
-        let made = answer.tokens.len();
+        let made = answer.turn();
         let finish = if made >= (self.length)(ordinal, index) {
             Some(FinishReason::Stop)
         } else {

@@ -23,15 +23,24 @@ impl Waiting {
     }
 }
 
+impl Waiting {
+    /// Most tokens that it can come to by the end of its turn.
+    #[cfg(feature = "torch")]
+    pub fn longest(&self) -> usize {
+        let given = self.begun.as_ref().map_or(0, |answer| answer.tokens.len() - answer.turn());
+        self.request.tokens.len() + given + self.request.params.max_new_tokens
+    }
+}
+
 impl Scheduler<Waiting> {
     /// Lets a request's samples wait, each as far as it is. Gives back those that it brought along and that have ended.
     pub fn take_in(&mut self, mut request: Request) -> Vec<Finished> {
-        let Request { ordinal, samples, params, answers, .. } = &mut request;
-        let (ordinal, samples, max_new_tokens) = (*ordinal, *samples, params.max_new_tokens);
+        let Request { ordinal, first, samples, params, answers, .. } = &mut request;
+        let (ordinal, first, samples, max_new_tokens) = (*ordinal, *first, *samples, params.max_new_tokens);
         let mut answers: Vec<Answer> = std::mem::take(answers).into_iter().filter(|answer| !answer.tokens.is_empty()).collect();
         answers.sort_by_key(|answer| answer.index);
         let request = Arc::new(request);
-        let (mut next, mut ended) = (0, Vec::new());
+        let (mut next, mut ended) = (first, Vec::new());
         for answer in answers {
             let index = answer.index;
             self.submit(Waiting { request: request.clone(), begun: None }, next..index);
@@ -51,6 +60,6 @@ fn finish_of(answer: &Answer, max_new_tokens: usize) -> Option<FinishReason> {
     match answer.status {
         Status::Completed => Some(FinishReason::Stop),
         Status::Truncated => Some(FinishReason::Length),
-        Status::Pending | Status::Aborted => (answer.tokens.len() >= max_new_tokens).then_some(FinishReason::Length),
+        Status::Pending | Status::Aborted => (answer.turn() >= max_new_tokens).then_some(FinishReason::Length),
     }
 }

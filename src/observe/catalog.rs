@@ -67,6 +67,7 @@ const LATENCY: Kind = Kind::Histogram(&[
 ]);
 /// Small whole lags matter one by one; from 8 on only their order does.
 const LAG: Kind = Kind::Histogram(&[0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0, 64.0]);
+const TURNS: Kind = Kind::Histogram(&[1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0, 128.0]);
 const LENGTH: Kind = Kind::Histogram(&[
     1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0,
 ]);
@@ -87,6 +88,20 @@ const PROMPT: Label = Label { name: "state", values: &["entered", "trained", "fi
 const WHAT: Label = Label { name: "what", values: &["tokens", "prompts"] };
 const STATUS: Label = Label { name: "status", values: &["completed", "truncated", "aborted"] };
 const REASON: Label = Label { name: "reason", values: &[] };
+const STOP: Label = Label {
+    name: "reason",
+    values: &[
+        "environment_done",
+        "answered",
+        "stop_condition",
+        "max_turns",
+        "max_tokens",
+        "max_tool_calls",
+        "max_time",
+        "environment_failed",
+    ],
+};
+const OUTCOME: Label = Label { name: "outcome", values: &["succeeded", "failed", "malformed"] };
 const TOKEN_LAG: Label = Label { name: "lag", values: &[] };
 const PART: Label = Label { name: "part", values: &[] };
 const PASS_AT: Label = Label { name: "k", values: &[] };
@@ -151,6 +166,11 @@ catalog! {
     Samples: COUNT "samples_total" [STATUS] in "samples", "Samples that left the generators, by how their generation ended.";
     GeneratorSlots: GAUGE "generator_slots" [] in "samples", "Samples that a generator which adapts their number computes at the same time.";
     ResponseLength: LENGTH "response_length_tokens" [] in "tokens", "Length of finished responses.";
+    RolloutTurns: TURNS "rollout_turns" [] in "turns", "Turns of the model in a rollout with an environment.";
+    RolloutStops: COUNT "rollout_stops_total" [STOP] in "rollouts", "Rollouts with an environment, by why they ended.";
+    RolloutForks: COUNT "rollout_forks_total" [] in "samples",
+        "Samples that a rollout had to begin anew because the chat template rewrote what the model had read: each is trained as a part of its rollout.";
+    ToolCalls: COUNT "tool_calls_total" [OUTCOME] in "calls", "Calls of tools by what came of them; malformed ones could not be made.";
     GroupsDropped: COUNT "groups_dropped_total" [REASON] in "groups", "Groups that were dropped, by the filter's reason, or `poisoned` where the reward failed (law F6).";
 
     SparedGroups: GAUGE "spared_groups" [] in "groups",

@@ -47,20 +47,51 @@ pub fn assign_advantages(batch: &mut Batch, estimator: &dyn Estimator) -> Result
 
 /// The same from other rewards than the samples' own: one list a group, one reward a sample.
 pub fn assign_advantages_of(rewards: Vec<Vec<f64>>, batch: &mut Batch, estimator: &dyn Estimator) -> Result<(), PrepareError> {
-    let lengths: Vec<Vec<f64>> =
-        batch.groups.iter().map(|group| group.samples.iter().map(|sample| sample.response_length() as f64).collect()).collect();
+    let parts: Vec<Vec<usize>> = batch.groups.iter().map(|group| rollouts_of(&group.samples)).collect();
+    let rewards: Vec<Vec<f64>> = rewards.iter().zip(&parts).map(|(rewards, parts)| firsts(rewards, parts)).collect();
+    let lengths: Vec<Vec<f64>> = batch.groups.iter().zip(&parts).map(|(group, parts)| lengths(&group.samples, parts)).collect();
     let groups: Vec<ScoredGroup> =
         rewards.iter().zip(&lengths).map(|(rewards, lengths)| ScoredGroup { rewards, lengths }).collect();
     let values = estimator.estimate(&groups).map_err(|error| match error {
         AdvantageError::NonFinite { group, sample, value } => {
-            PrepareError::Reward { id: SampleId::of(&batch.groups[group].samples[sample]), value }
+            let at = parts[group].iter().position(|rollout| *rollout == sample).unwrap_or(sample);
+            PrepareError::Reward { id: SampleId::of(&batch.groups[group].samples[at]), value }
         }
         error => PrepareError::Advantage(error),
     })?;
     one_each(&rewards, &values)?;
-    let samples = batch.groups.iter_mut().flat_map(|group| &mut group.samples);
-    samples.zip(values.into_iter().flatten()).for_each(|(sample, value)| sample.advantage = Some(value));
+    for ((group, parts), values) in batch.groups.iter_mut().zip(&parts).zip(&values) {
+        group.samples.iter_mut().zip(parts).for_each(|(sample, rollout)| sample.advantage = Some(values[*rollout]));
+    }
     Ok(())
+}
+
+/// Which rollout of its group each sample is a part of: rollouts are compared, however many parts they have, and parts share what comes of
+/// that.
+fn rollouts_of(samples: &[Sample]) -> Vec<usize> {
+    let mut rollouts = 0;
+    let of = samples.iter().map(|sample| {
+        rollouts += usize::from(sample.part == 0 || rollouts == 0);
+        rollouts - 1
+    });
+    of.collect()
+}
+
+/// What each rollout's first part earned.
+fn firsts(rewards: &[f64], parts: &[usize]) -> Vec<f64> {
+    let mut firsts: Vec<f64> = Vec::new();
+    for (reward, rollout) in rewards.iter().zip(parts) {
+        if *rollout == firsts.len() {
+            firsts.push(*reward);
+        }
+    }
+    firsts
+}
+
+fn lengths(samples: &[Sample], parts: &[usize]) -> Vec<f64> {
+    let mut lengths = vec![0.0; parts.last().map_or(0, |last| last + 1)];
+    samples.iter().zip(parts).for_each(|(sample, rollout)| lengths[*rollout] += sample.response_length() as f64);
+    lengths
 }
 
 /// Refuses what an estimator of the user's own gave, unless it is one value per reward.

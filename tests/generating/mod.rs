@@ -69,7 +69,7 @@ pub fn params(max_new_tokens: usize) -> SamplingParams {
 pub fn request(ordinal: u64, samples: u32, params: &SamplingParams) -> Request {
     let len = 1 + (ordinal as usize * 3) % 7;
     let tokens = (0..len).map(|at| 4 + ((ordinal as usize * 5 + at * 11) % 50) as u32).collect();
-    Request { ordinal, tokens, samples, params: Arc::new(params.clone()), answers: vec![] }
+    Request { ordinal, tokens, first: 0, offset: 0, samples, params: Arc::new(params.clone()), answers: vec![] }
 }
 
 pub type ByKey = BTreeMap<(u64, u32), Finished>;

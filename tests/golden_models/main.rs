@@ -68,6 +68,8 @@ fn greedy_continuations_and_their_log_probs_are_those_of_the_reference() {
                 .submit(Request {
                     ordinal,
                     tokens: prompt.as_slice().into(),
+                    first: 0,
+                    offset: 0,
                     samples: 1,
                     params: params.clone(),
                     answers: vec![],

@@ -85,7 +85,7 @@ impl Bench {
         while engine.free_slots() > 0 {
             let params = SamplingParams { ignore_eos: true, max_new_tokens: length(*next), ..SamplingParams::default() };
             let (tokens, params) = ([5, 6, 7, 8].into(), Arc::new(params));
-            engine.submit(Request { ordinal: *next, tokens, samples: 1, params, answers: Vec::new() })?;
+            engine.submit(Request { ordinal: *next, tokens, first: 0, offset: 0, samples: 1, params, answers: Vec::new() })?;
             *next += 1;
         }
         Ok(())

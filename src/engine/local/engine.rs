@@ -89,7 +89,7 @@ impl LocalEngine {
     pub fn submit(&mut self, request: Request) -> Result<(), EngineError> {
         request.params.check()?;
         let config = self.decoder.config();
-        let (ordinal, needed) = (request.ordinal, request.tokens.len() + request.params.max_new_tokens);
+        let (ordinal, needed) = (request.ordinal, request.longest());
         let refuse = |problem: String| Err(EngineError::Prompt { ordinal, problem });
         if request.tokens.is_empty() {
             return refuse("it has no token; a model needs at least one to continue".into());
@@ -98,7 +98,8 @@ impl LocalEngine {
             return refuse(format!("token {token} is beyond the model's vocabulary of {}", config.vocab_size));
         }
         if needed > config.max_positions {
-            let (prompt, new, most) = (request.tokens.len(), request.params.max_new_tokens, config.max_positions);
+            let (new, most) = (request.params.max_new_tokens, config.max_positions);
+            let prompt = needed - new;
             return refuse(format!(
                 "{prompt} tokens and max_new_tokens {new} exceed the model's {most} positions; shorten one of them"
             ));
@@ -219,8 +220,7 @@ impl LocalEngine {
     /// Computes what is there of samples that enter, each prompt once, and draws their next tokens.
     fn begin(&mut self, admitted: Vec<Admission<Waiting>>) -> Result<(), EngineError> {
         let Some(weights) = self.weights.clone() else { return Err(EngineError::NoWeights) };
-        let asked = admitted.iter().map(|group| &group.request.request);
-        let longest = asked.map(|request| request.tokens.len() + request.params.max_new_tokens).max();
+        let longest = admitted.iter().map(|group| group.request.longest()).max();
         self.cache.grow(longest.unwrap_or(0).next_multiple_of(32).min(self.decoder.config().max_positions));
         let shelf_slot = self.sequences.len();
         let mut groups = admitted.as_slice();

@@ -43,7 +43,15 @@ fn run(engine: &mut LocalEngine, prompts: &[&str], params: &SamplingParams, firs
     let params = Arc::new(params.clone());
     for (ordinal, prompt) in (first..).zip(prompts) {
         let tokens = engine.tokenizer().encode(prompt)?.into();
-        engine.submit(Request { ordinal, tokens, samples: 1, params: params.clone(), answers: Vec::new() })?;
+        engine.submit(Request {
+            ordinal,
+            tokens,
+            first: 0,
+            offset: 0,
+            samples: 1,
+            params: params.clone(),
+            answers: Vec::new(),
+        })?;
     }
     let mut finished = engine.run()?;
     finished.sort_by_key(|finished| finished.ordinal);

@@ -33,9 +33,10 @@ impl Sequence {
         let answer = begun.unwrap_or_else(|| Answer::new(index));
         let mut watch = (!request.params.stop.is_empty()).then(StopWatch::default);
         if let Some(watch) = &mut watch {
-            for len in 1..=answer.tokens.len() {
+            let turn = &answer.tokens[answer.tokens.len() - answer.turn()..];
+            for len in 1..=turn.len() {
                 // Had it found a stop string, the answer would have ended.
-                let _none = watch.feed(tokenizer, &answer.tokens[..len], &request.params.stop)?;
+                let _none = watch.feed(tokenizer, &turn[..len], &request.params.stop)?;
             }
         }
         Ok(Sequence { request, answer, weights: weights.clone(), watch })
@@ -56,20 +57,25 @@ impl Sequence {
     pub fn uniform(&self, run_seed: u64) -> f64 {
         let Answer { index, tokens, .. } = &self.answer;
         // A greedy choice needs none, and a key costs more than an argmax of a small vocabulary.
-        if self.request.params.greedy() { 0.0 } else { uniform(run_seed, self.request.ordinal, *index, tokens.len()) }
+        if self.request.params.greedy() {
+            0.0
+        } else {
+            uniform(run_seed, self.request.ordinal, *index, self.request.offset + tokens.len())
+        }
     }
 
     /// Takes its next token; tells whether that ended it. An end takes precedence over the length limit.
     pub fn take(&mut self, choice: Choice, tokenizer: &Tokenizer) -> Result<Option<FinishReason>, EngineError> {
         let Choice { token, log_prob } = choice;
         self.answer.push(token, log_prob, self.weights.version);
-        let (params, tokens) = (&self.request.params, &self.answer.tokens);
+        let (params, made) = (&self.request.params, self.answer.turn());
+        let turn = &self.answer.tokens[self.answer.tokens.len() - made..];
         let ends = (!params.ignore_eos && tokenizer.eos_token_ids().contains(&token)) || params.stop_token_ids.contains(&token);
         let stops = match &mut self.watch {
-            Some(watch) if !ends => watch.feed(tokenizer, tokens, &params.stop)?.is_some(),
+            Some(watch) if !ends => watch.feed(tokenizer, turn, &params.stop)?.is_some(),
             _ => false,
         };
-        let full = tokens.len() >= params.max_new_tokens;
+        let full = made >= params.max_new_tokens;
         Ok(if ends || stops { Some(FinishReason::Stop) } else { full.then_some(FinishReason::Length) })
     }
 

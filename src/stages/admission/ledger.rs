@@ -63,13 +63,13 @@ pub struct OpenGroup {
     pub prompt: Prompt,
     /// The newest version when it entered: none of its tokens is older.
     pub entered_under: Version,
-    /// What was sampled, by index; answers that have not begun are missing.
+    /// What was sampled, and given between turns, by index; answers that have not begun are missing.
     pub answers: BTreeMap<u32, Answer>,
 }
 
 impl OpenGroup {
     fn tokens(&self) -> u64 {
-        self.answers.values().map(|answer| answer.tokens.len() as u64).sum()
+        self.answers.values().map(|answer| answer.versions.generated() as u64).sum()
     }
 }
 
@@ -168,6 +168,13 @@ impl Ledger {
         }
     }
 
+    /// More tokens of an answer that nobody sampled: its next turn follows.
+    pub fn given(&mut self, ordinal: u64, index: u32, tokens: &[u32]) {
+        if let Some(group) = self.open.get_mut(&ordinal) {
+            group.answers.entry(index).or_insert_with(|| Answer::new(index)).give(tokens);
+        }
+    }
+
     /// An answer has ended.
     pub fn ended(&mut self, ordinal: u64, index: u32, status: Status) {
         if let Some(answer) = self.open.get_mut(&ordinal).and_then(|group| group.answers.get_mut(&index)) {
@@ -178,7 +185,7 @@ impl Ledger {
     /// Forgets an answer, to begin it anew. Tells how many tokens that cost.
     pub fn discard(&mut self, ordinal: u64, index: u32) -> u64 {
         let answer = self.open.get_mut(&ordinal).and_then(|group| group.answers.remove(&index));
-        let tokens = answer.map_or(0, |answer| answer.tokens.len() as u64);
+        let tokens = answer.map_or(0, |answer| answer.versions.generated() as u64);
         self.count(Fate::Truncated, tokens);
         tokens
     }

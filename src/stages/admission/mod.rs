@@ -191,6 +191,11 @@ impl Admission {
         }
     }
 
+    /// Writes down tokens that an answer was given between two turns.
+    pub fn given(&self, ordinal: u64, index: u32, tokens: &[u32]) {
+        self.state().ledger.given(ordinal, index, tokens);
+    }
+
     /// Forgets an answer, to begin it anew; its tokens are counted as truncated. Tells how many.
     pub fn discard(&self, ordinal: u64, index: u32) -> u64 {
         self.state().ledger.discard(ordinal, index)

@@ -127,7 +127,15 @@ impl Evaluation {
         let params = if greedy { SamplingParams { temperature: 0.0, ..sampling.clone() } } else { sampling.clone() };
         let (ordinal, temperature) = (prompt.ordinal, params.temperature);
         let tokens: Arc<[u32]> = tokenizer.encode_prompt(&prompt)?.into();
-        let request = Request { ordinal, tokens: tokens.clone(), samples, params: Arc::new(params), answers: Vec::new() };
+        let request = Request {
+            ordinal,
+            tokens: tokens.clone(),
+            first: 0,
+            offset: 0,
+            samples,
+            params: Arc::new(params),
+            answers: Vec::new(),
+        };
         match engine.submit(request) {
             Ok(()) => {
                 self.under_way += 1;

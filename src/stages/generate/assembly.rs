@@ -60,9 +60,6 @@ fn sample(prompt: &Prompt, prompt_tokens: &[u32], finished: Finished, tokenizer:
     let mut sample = Sample::begin(prompt, finished.index, prompt_tokens);
     sample.response = tokenizer.decode(&finished.tokens)?;
     sample.status = finished.finish.into();
-    let versions = finished.versions.per_token().flatten();
-    for ((token, log_prob), version) in finished.tokens.iter().zip(finished.log_probs).zip(versions) {
-        sample.push(*token, log_prob, version);
-    }
+    sample.answered(&finished.tokens, &finished.log_probs, &finished.versions);
     Ok(sample)
 }

@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use super::agent::{Agent, Setup};
 use super::assembly::Assembly;
 use crate::data::{Answer, Group, Prompt, Sample, Status, Tokenizer, Version};
 use crate::engine::{Concurrency, Load, OnNewWeights, Request, SamplingParams, TokenEngine};
@@ -35,7 +36,7 @@ type MakeEngine<E> = Arc<dyn Fn(&EngineSettings) -> E + Send + Sync>;
 pub struct Generator<E: TokenEngine> {
     make: MakeEngine<E>,
     tokenizer: Arc<Tokenizer>,
-    weights: WeightsRx<E::Weights>,
+    pub(super) weights: WeightsRx<E::Weights>,
     settings: EngineSettings,
     params: SamplingParams,
     /// Where it changes over versions.
@@ -45,9 +46,11 @@ pub struct Generator<E: TokenEngine> {
     mask_older: bool,
     /// Whether fewer slots are used where more bring nothing.
     adaptive: bool,
-    look: Option<LookAtStep>,
-    metrics: Option<Metrics>,
-    admission: Option<Admission>,
+    pub(super) look: Option<LookAtStep>,
+    pub(super) metrics: Option<Metrics>,
+    pub(super) admission: Option<Admission>,
+    /// Who answers what is said, where that is more than one turn.
+    agent: Option<Agent>,
 }
 
 type LookAtStep = Arc<dyn Fn(Load) + Send + Sync>;
@@ -74,6 +77,7 @@ impl<E: TokenEngine> Generator<E> {
             look: None,
             metrics: None,
             admission: None,
+            agent: None,
         }
     }
 
@@ -159,6 +163,11 @@ impl<E: TokenEngine> Generator<E> {
         Generator { admission: Some(admission.clone()), ..self }
     }
 
+    /// Answers in several turns, in an environment: what leaves are whole rollouts, of which only what was sampled is trained.
+    pub fn environment(self, agent: Agent) -> Self {
+        Generator { agent: Some(agent), ..self }
+    }
+
     fn engines(&self) -> usize {
         let in_rounds = self.admission.as_ref().is_some_and(Admission::in_rounds);
         if in_rounds { 1 } else { self.workers }
@@ -173,12 +182,12 @@ impl<E: TokenEngine> Generator<E> {
         };
         let params = self.params_of(ordinal, engine.version());
         groups.open(prompt, tokens.clone(), samples, params.temperature);
-        engine.submit(Request { ordinal, tokens, samples, params: Arc::new(params), answers })?;
+        engine.submit(Request { ordinal, tokens, first: 0, offset: 0, samples, params: Arc::new(params), answers })?;
         Ok(())
     }
 
     /// How a prompt's answers are sampled that comes to an engine of `version`.
-    fn params_of(&self, ordinal: u64, version: Option<Version>) -> SamplingParams {
+    pub(super) fn params_of(&self, ordinal: u64, version: Option<Version>) -> SamplingParams {
         let entered = self.admission.as_ref().and_then(|admission| admission.entered_under(ordinal)).or(version);
         let params = self.params.clone();
         match (&self.temperature, entered) {
@@ -258,7 +267,7 @@ impl<E: TokenEngine> Generator<E> {
         }
     }
 
-    fn count(&self, group: &Group) {
+    pub(super) fn count(&self, group: &Group) {
         let Some(metrics) = &self.metrics else { return };
         for sample in &group.samples {
             metrics.add(Metric::Samples, &[status_label(sample)], 1.0);
@@ -283,6 +292,17 @@ impl<E: TokenEngine> Stage for Generator<E> {
     fn run(&mut self, io: &mut Io<Prompt, Group>) -> Result<(), StageError> {
         let slots = self.settings.slots.div_ceil(self.engines());
         let mut engine = (self.make)(&EngineSettings { slots, ..self.settings.clone() });
+        if let Some(agent) = &self.agent {
+            let setup = Setup {
+                agent: agent.clone(),
+                tokenizer: self.tokenizer.clone(),
+                group_size: self.group_size,
+                mask_older: self.mask_older,
+                admission: self.admission.clone(),
+                metrics: self.metrics.clone(),
+            };
+            return self.converse(io, engine, setup);
+        }
         let mut groups = Assembly::new(self.mask_older);
         let first = io.wait_weights(&mut self.weights, 0)?;
         self.swap(&mut engine, first);
@@ -342,6 +362,7 @@ impl<E: TokenEngine> Stage for Generator<E> {
             look: self.look.clone(),
             metrics: self.metrics.clone(),
             admission: self.admission.clone(),
+            agent: self.agent.clone(),
             ..*self
         })
     }

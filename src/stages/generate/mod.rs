@@ -1,5 +1,6 @@
 //! Where answers come from.
 
+pub mod agent;
 pub(super) mod assembly;
 mod batches;
 mod generator;

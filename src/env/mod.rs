@@ -1,0 +1,28 @@
+//! Environments: what a model acts on in several turns, the tools it calls there, and how its calls are read. No tensors, no stages.
+//!
+//! An [`Environment`] is a task; [`CalculatorEnvironment`], [`GuessEnvironment`], [`SearchEnvironment`] and [`Toolbox`] are some. The loop that
+//! drives them is [`Generator::environment`](crate::stages::generate::Generator::environment).
+
+mod calculator;
+mod environment;
+mod execute;
+mod guess;
+mod parse;
+mod pool;
+mod schema;
+mod search;
+mod tool;
+mod toolbox;
+
+pub use calculator::{CalculatorEnvironment, calculate};
+pub use environment::{Action, Deadline, EnvError, Environment, Episode, Grade, MakeEnvironment, Step};
+pub use execute::{
+    Functions, ToolExecutor, ToolTracker, ToolUse, count_tools, execute_and_track_tools, execute_tools, track_tool_calls,
+};
+pub use guess::GuessEnvironment;
+pub use parse::{Called, Malformed, ToolFormat, ToolParser, extract_tool_calls};
+pub use pool::{MOST_STUCK, Outcome, Pool, PoolError};
+pub use schema::check_arguments;
+pub use search::{Corpus, SearchEnvironment};
+pub use tool::{ToolCall, ToolResult, ToolSpec};
+pub use toolbox::Toolbox;

@@ -1,0 +1,257 @@
+//! A bounded pool on which environments block, each job with a deadline.
+//!
+//! A job that overstays its deadline is given up at that instant: whoever waits for it hears so, and another thread takes its place, so
+//! that one slow environment never stalls the others. The thread itself ends when its job returns, if it ever does; nobody waits for it.
+//! When more than [`MOST_STUCK`] times the pool's size are stuck in that way, jobs are refused rather than threads made without end.
+
+use std::any::Any;
+use std::collections::{BTreeMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use super::Deadline;
+
+/// Threads that may be stuck for every thread of the pool.
+pub const MOST_STUCK: usize = 8;
+/// How long the pool's end waits for jobs that are under way.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Why a job gave nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PoolError {
+    /// It took too long.
+    #[error("it took longer than {0:?} and was given up; raise the time limit, or find out what it waits for")]
+    Overdue(Duration),
+    /// It panicked.
+    #[error("it panicked: {0}")]
+    Panicked(String),
+    /// All threads are stuck in jobs that were given up.
+    #[error(
+        "{0} threads are stuck in jobs that were given up long ago, so that no more are started; make the environment heed its deadline"
+    )]
+    Exhausted(usize),
+}
+
+/// Runs jobs on threads of its own, and gives what came of each with the key that it was handed in with.
+pub struct Pool<T> {
+    shared: Arc<Shared<T>>,
+    results: Receiver<Outcome<T>>,
+    pending: usize,
+}
+
+/// A job's key, and what came of it.
+pub type Outcome<T> = (u64, Result<T, PoolError>);
+
+type Work<T> = Box<dyn FnOnce(Deadline) -> T + Send>;
+
+struct Job<T> {
+    key: u64,
+    time: Duration,
+    work: Work<T>,
+}
+
+struct Running {
+    key: u64,
+    time: Duration,
+    deadline: Deadline,
+}
+
+struct State<T> {
+    queue: VecDeque<Job<T>>,
+    running: BTreeMap<u64, Running>,
+    next: u64,
+    /// Threads that take jobs, and those whose job was given up.
+    workers: usize,
+    idle: usize,
+    stuck: usize,
+    closed: bool,
+}
+
+struct Shared<T> {
+    most: usize,
+    state: Mutex<State<T>>,
+    changed: Condvar,
+    results: Sender<Outcome<T>>,
+}
+
+impl<T: Send + 'static> Pool<T> {
+    /// At most so many jobs at the same time. Threads are made as they are needed.
+    pub fn new(threads: usize) -> Self {
+        let (sender, results) = unbounded();
+        let state =
+            State { queue: VecDeque::new(), running: BTreeMap::new(), next: 0, workers: 0, idle: 0, stuck: 0, closed: false };
+        let shared = Shared { most: threads.max(1), state: Mutex::new(state), changed: Condvar::new(), results: sender };
+        let shared = Arc::new(shared);
+        let watched = shared.clone();
+        std::thread::spawn(move || watched.watch());
+        Pool { shared, results, pending: 0 }
+    }
+
+    /// Hands a job in, which may take `time` from when it is begun.
+    pub fn submit(&mut self, key: u64, time: Duration, work: impl FnOnce(Deadline) -> T + Send + 'static) {
+        self.pending += 1;
+        let mut state = self.shared.state();
+        state.queue.push_back(Job { key, time, work: Box::new(work) });
+        self.shared.staff(&mut state);
+        self.shared.changed.notify_all();
+    }
+
+    /// Jobs whose outcome was not taken yet.
+    pub fn pending(&self) -> usize {
+        self.pending
+    }
+
+    /// The next outcome, waiting for it as long as told; none when there is none by then.
+    pub fn next(&mut self, wait: Duration) -> Option<Outcome<T>> {
+        let outcome = if wait.is_zero() { self.results.try_recv().ok() } else { self.results.recv_timeout(wait).ok() };
+        self.pending -= usize::from(outcome.is_some());
+        outcome
+    }
+}
+
+impl<T> Shared<T> {
+    fn state(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, key: u64, outcome: Result<T, PoolError>) {
+        // Where nobody listens any more, nobody is told.
+        drop(self.results.send((key, outcome)));
+    }
+}
+
+impl<T: Send + 'static> Shared<T> {
+    /// Makes a thread if one is needed and allowed; refuses what waits if there is none and will be none.
+    fn staff(self: &Arc<Self>, state: &mut State<T>) {
+        if state.queue.len() > state.idle && state.workers < self.most && state.stuck < self.most * MOST_STUCK {
+            state.workers += 1;
+            let shared = self.clone();
+            std::thread::spawn(move || shared.work());
+        }
+        if state.workers == 0 {
+            let stuck = state.stuck;
+            state.queue.drain(..).for_each(|job| self.tell(job.key, Err(PoolError::Exhausted(stuck))));
+        }
+    }
+
+    fn work(self: Arc<Self>) {
+        let mut state = self.state();
+        loop {
+            let Some(Job { key, time, work }) = state.queue.pop_front() else {
+                if state.closed {
+                    state.workers -= 1;
+                    return;
+                }
+                state.idle += 1;
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.idle -= 1;
+                continue;
+            };
+            let deadline = Deadline::within(time);
+            let id = state.next;
+            state.next += 1;
+            state.running.insert(id, Running { key, time, deadline });
+            self.changed.notify_all();
+            drop(state);
+            let outcome = catch_unwind(AssertUnwindSafe(|| work(deadline))).map_err(|panic| PoolError::Panicked(said(&*panic)));
+            state = self.state();
+            if state.running.remove(&id).is_none() {
+                // Given up meanwhile, and replaced.
+                state.stuck -= 1;
+                return;
+            }
+            self.tell(key, outcome);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Gives up what is overdue.
+    fn watch(self: Arc<Self>) {
+        let mut state = self.state();
+        while !state.closed {
+            let overdue: Vec<u64> =
+                state.running.iter().filter(|(_, running)| running.deadline.is_over()).map(|(id, _)| *id).collect();
+            for id in overdue {
+                let Some(Running { key, time, .. }) = state.running.remove(&id) else { continue };
+                state.workers -= 1;
+                state.stuck += 1;
+                self.tell(key, Err(PoolError::Overdue(time)));
+                self.staff(&mut state);
+            }
+            let next = state.running.values().map(|running| running.deadline.left()).min().unwrap_or(Duration::MAX);
+            state = match next {
+                Duration::MAX => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                next => self.changed.wait_timeout(state, next).unwrap_or_else(PoisonError::into_inner).0,
+            };
+        }
+    }
+}
+
+impl<T> Drop for Pool<T> {
+    /// Nothing is begun any more. What is under way gets a second to end.
+    fn drop(&mut self) {
+        let until = Instant::now() + PATIENCE;
+        let mut state = self.shared.state();
+        state.closed = true;
+        state.queue.clear();
+        self.shared.changed.notify_all();
+        while !state.running.is_empty() && Instant::now() < until {
+            let left = until.saturating_duration_since(Instant::now());
+            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// What a panic said.
+fn said(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_job_that_never_returns_is_given_up_and_stalls_no_other() {
+        let mut pool = Pool::new(1);
+        let (hold, held) = mpsc::channel::<()>();
+        pool.submit(0, Duration::from_millis(10), move |_| held.recv().is_ok());
+        (1..4).for_each(|key| pool.submit(key, LONG, |_| true));
+        let mut outcomes: Vec<_> = (0..4).map(|_| pool.next(LONG).unwrap()).collect();
+        outcomes.sort_by_key(|(key, _)| *key);
+        assert_eq!(outcomes[0].1, Err(PoolError::Overdue(Duration::from_millis(10))));
+        assert!(outcomes[1..].iter().all(|(_, outcome)| *outcome == Ok(true)), "{outcomes:?}");
+        assert_eq!(pool.pending(), 0);
+        drop(hold);
+    }
+
+    #[test]
+    fn a_panic_is_the_outcome_of_its_job_alone() {
+        let mut pool = Pool::new(2);
+        pool.submit(7, LONG, |_| -> u32 { panic!("no such map") });
+        assert_eq!(pool.next(LONG), Some((7, Err(PoolError::Panicked("no such map".into())))));
+        pool.submit(8, LONG, |_| 3);
+        assert_eq!(pool.next(LONG), Some((8, Ok(3))));
+    }
+
+    #[test]
+    fn a_pool_whose_threads_are_all_stuck_refuses_rather_than_grows() {
+        let mut pool = Pool::new(1);
+        let (hold, held) = crossbeam_channel::bounded::<()>(0);
+        for key in 0..=MOST_STUCK as u64 {
+            let held = held.clone();
+            pool.submit(key, Duration::ZERO, move |_| drop(held.recv()));
+        }
+        let outcomes: Vec<_> = (0..=MOST_STUCK).map(|_| pool.next(LONG).unwrap().1.unwrap_err()).collect();
+        assert_eq!(outcomes.last(), Some(&PoolError::Exhausted(MOST_STUCK)));
+        drop(hold);
+    }
+}

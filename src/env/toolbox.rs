@@ -1,0 +1,42 @@
+//! An environment that is nothing but tools.
+
+use super::{Action, Deadline, EnvError, Environment, Episode, Functions, Grade, Step, ToolExecutor, ToolSpec, execute_tools};
+use crate::data::ChatMessage;
+
+/// The prompt's conversation, and tools that an executor runs. A turn that calls nothing ends it. It grades nothing: a reward does.
+pub struct Toolbox<X> {
+    tools: Vec<ToolSpec>,
+    executor: X,
+}
+
+impl<X: ToolExecutor> Toolbox<X> {
+    /// With these tools.
+    pub fn new(tools: Vec<ToolSpec>, executor: X) -> Self {
+        Toolbox { tools, executor }
+    }
+}
+
+impl From<Functions> for Toolbox<Functions> {
+    fn from(functions: Functions) -> Self {
+        Toolbox { tools: functions.tools().to_vec(), executor: functions }
+    }
+}
+
+impl<X: ToolExecutor> Environment for Toolbox<X> {
+    fn reset(&mut self, episode: &Episode, _: Deadline) -> Result<Vec<ChatMessage>, EnvError> {
+        Ok(episode.conversation())
+    }
+
+    fn tools(&self) -> Vec<ToolSpec> {
+        self.tools.clone()
+    }
+
+    fn step(&mut self, action: &Action, deadline: Deadline) -> Result<Step, EnvError> {
+        let over = action.calls.is_empty() && action.malformed == 0;
+        Ok(Step::results(execute_tools(&action.calls, &self.executor, deadline)).done(over))
+    }
+
+    fn grade(&mut self, _: Deadline) -> Result<Grade, EnvError> {
+        Ok(Grade::default())
+    }
+}

@@ -1,0 +1,345 @@
+//! All rollouts under way: those that wait for their environment, and those that the engine
+/// works on. Others are looked at before their next turn. It owns no wait: who drives it does.
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::rollout::{Ahead, Rollout, of_slot, slot};
+use super::{Agent, StopReason};
+use crate::data::{Answer, Group, Prompt, Sample, SampledToken, Tokenizer, Version};
+use crate::engine::{FinishReason, Finished, Request, SamplingParams, TokenEngine};
+use crate::env::{Deadline, EnvError, Environment, Episode, Grade, Pool, PoolError, Step, ToolSpec};
+use crate::flow::StageError;
+use crate::observe::{Metric, Metrics};
+use crate::stages::{Admission, Fate};
+
+/// A rollout: the prompt's ordinal, and its place in the group.
+type Key = (u64, u32);
+
+/// What an environment gave, and the environment itself.
+struct Came {
+    environment: Box<dyn Environment>,
+    what: Result<What, EnvError>,
+}
+
+enum What {
+    Began(Vec<crate::data::ChatMessage>, Vec<ToolSpec>),
+    Stepped(Step),
+    Graded(Grade),
+}
+
+struct Open {
+    prompt: Arc<Prompt>,
+    params: Arc<SamplingParams>,
+    missing: u32,
+    samples: BTreeMap<u32, Vec<Sample>>,
+}
+
+/// What all of them share.
+pub struct Setup {
+    pub agent: Agent,
+    pub tokenizer: Arc<Tokenizer>,
+    pub group_size: u32,
+    pub mask_older: bool,
+    pub admission: Option<Admission>,
+    pub metrics: Option<Metrics>,
+}
+
+pub struct Conversations {
+    setup: Setup,
+    pool: Pool<Came>,
+    /// Which rollout a job of the pool is for.
+    jobs: BTreeMap<u64, Key>,
+    next: u64,
+    open: BTreeMap<u64, Open>,
+    rollouts: BTreeMap<Key, Rollout>,
+    /// Those that the engine is to be asked for.
+    ready: BTreeSet<Key>,
+    groups: Vec<Group>,
+    /// The newest weights.
+    version: Version,
+}
+
+impl Conversations {
+    pub fn new(setup: Setup) -> Self {
+        let pool = Pool::new(setup.agent.workers);
+        Conversations {
+            setup,
+            pool,
+            jobs: BTreeMap::new(),
+            next: 0,
+            open: BTreeMap::new(),
+            rollouts: BTreeMap::new(),
+            ready: BTreeSet::new(),
+            groups: Vec::new(),
+            version: 0,
+        }
+    }
+
+    /// Rollouts that are not over.
+    pub fn under_way(&self) -> usize {
+        self.rollouts.len()
+    }
+
+    /// Groups all of whose rollouts are over.
+    pub fn take_groups(&mut self) -> Vec<Group> {
+        std::mem::take(&mut self.groups)
+    }
+
+    /// A prompt enters, with what an interrupted run has of its rollouts.
+    pub fn admit(&mut self, prompt: Prompt, params: SamplingParams, recorded: Vec<Answer>) {
+        let (ordinal, size) = (prompt.ordinal, self.setup.group_size);
+        let mut by_rollout: BTreeMap<u32, BTreeMap<usize, Answer>> = BTreeMap::new();
+        for answer in recorded {
+            let (index, part) = of_slot(answer.index);
+            by_rollout.entry(index).or_default().insert(part, answer);
+        }
+        let open = Open { prompt: Arc::new(prompt), params: Arc::new(params), missing: size, samples: BTreeMap::new() };
+        self.open.insert(ordinal, open);
+        for index in 0..size {
+            let parts = by_rollout.remove(&index).unwrap_or_default();
+            // A rollout is there whole or not at all.
+            let whole = parts.keys().copied().eq(0..parts.len());
+            if !whole {
+                parts.keys().for_each(|part| self.discard(ordinal, slot(index, *part)));
+            }
+            let recorded = if whole { parts.into_values().collect() } else { Vec::new() };
+            self.begin((ordinal, index), recorded);
+        }
+        for (index, parts) in by_rollout {
+            parts.keys().for_each(|part| self.discard(ordinal, slot(index, *part)));
+        }
+    }
+
+    fn begin(&mut self, key: Key, recorded: Vec<Answer>) {
+        let Some(open) = self.open.get(&key.0) else { return };
+        let episode = Episode { prompt: (*open.prompt).clone(), seed: self.setup.agent.seed, index: key.1 };
+        self.rollouts.insert(key, Rollout::new(key.1, recorded));
+        let environment = (self.setup.agent.make)();
+        self.job(key, environment, move |environment, deadline| {
+            let opening = environment.reset(&episode, deadline)?;
+            Ok(What::Began(opening, environment.tools()))
+        });
+    }
+
+    fn begin_anew(&mut self, key: Key) {
+        if let Some(rollout) = self.rollouts.remove(&key) {
+            rollout.slots().collect::<Vec<_>>().into_iter().for_each(|slot| self.discard(key.0, slot));
+            self.begin(key, Vec::new());
+        }
+    }
+
+    fn discard(&self, ordinal: u64, slot: u32) {
+        let tokens = self.setup.admission.as_ref().map_or(0, |admission| admission.discard(ordinal, slot));
+        self.count(Metric::Tokens, &[Fate::Truncated.label()], tokens as f64);
+    }
+
+    fn count(&self, metric: Metric, labels: &[&str], value: f64) {
+        if let Some(metrics) = self.setup.metrics.as_ref().filter(|_| value > 0.0) {
+            metrics.add(metric, labels, value);
+        }
+    }
+
+    fn job(
+        &mut self,
+        key: Key,
+        mut environment: Box<dyn Environment>,
+        work: impl FnOnce(&mut dyn Environment, Deadline) -> Result<What, EnvError> + Send + 'static,
+    ) {
+        self.jobs.insert(self.next, key);
+        self.pool.submit(self.next, self.setup.agent.step_timeout, move |deadline| {
+            let what = work(&mut *environment, deadline);
+            Came { environment, what }
+        });
+        self.next += 1;
+    }
+
+    /// Takes what environments gave, waiting for the first as long as told.
+    pub fn environments(&mut self, wait: Duration) -> Result<(), StageError> {
+        let mut wait = wait;
+        while self.pool.pending() > 0 {
+            let Some((job, outcome)) = self.pool.next(wait) else { return Ok(()) };
+            wait = Duration::ZERO;
+            if let Some(key) = self.jobs.remove(&job) {
+                self.came(key, outcome)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether some environment is at work.
+    pub fn wait_for_environments(&self) -> bool {
+        self.pool.pending() > 0
+    }
+
+    fn came(&mut self, key: Key, outcome: Result<Came, PoolError>) -> Result<(), StageError> {
+        let Some(rollout) = self.rollouts.get_mut(&key) else { return Ok(()) };
+        let tokenizer = &self.setup.tokenizer;
+        let what = match outcome {
+            Ok(Came { environment, what }) => {
+                rollout.environment = Some(environment);
+                what.map_err(|error| error.to_string())
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        let ahead = match what {
+            Err(why) => {
+                rollout.failed(why);
+                return self.over(key);
+            }
+            Ok(What::Graded(grade)) => {
+                rollout.graded(grade);
+                return self.over(key);
+            }
+            Ok(What::Began(opening, tools)) => {
+                rollout.began(opening, tools, tokenizer)?;
+                None
+            }
+            Ok(What::Stepped(step)) => {
+                let parts = rollout.parts();
+                let (ahead, given) = rollout.stepped(step, tokenizer)?;
+                let forks = rollout.parts() - parts;
+                rollout.show(key.0, &self.setup.agent);
+                if let (Some(admission), Some((slot, tokens))) = (&self.setup.admission, given) {
+                    admission.given(key.0, slot, &tokens);
+                }
+                self.count(Metric::RolloutForks, &[], forks as f64);
+                ahead
+            }
+        };
+        match ahead {
+            Some(ahead) => self.go(key, ahead),
+            None => self.ask(key),
+        }
+    }
+
+    fn ask(&mut self, key: Key) -> Result<(), StageError> {
+        let (Some(rollout), Some(open)) = (self.rollouts.get_mut(&key), self.open.get(&key.0)) else { return Ok(()) };
+        let tokenizer = &self.setup.tokenizer;
+        let room = open.params.max_new_tokens;
+        let oldest = rollout.oldest();
+        if self.setup.admission.as_ref().is_some_and(|admission| admission.expires(key.0, &oldest, self.version)) {
+            self.begin_anew(key);
+            return Ok(());
+        }
+        let ahead = rollout.ask(&self.setup.agent, room, tokenizer.eos_token_ids(), tokenizer)?;
+        self.go(key, ahead)
+    }
+
+    fn go(&mut self, key: Key, ahead: Ahead) -> Result<(), StageError> {
+        match ahead {
+            Ahead::Turn => drop(self.ready.insert(key)),
+            Ahead::Diverged => self.begin_anew(key),
+            Ahead::Step(action) => {
+                if let Some(environment) = self.rollouts.get_mut(&key).and_then(|rollout| rollout.environment.take()) {
+                    self.job(key, environment, move |environment, deadline| {
+                        environment.step(&action, deadline).map(What::Stepped)
+                    });
+                }
+            }
+            Ahead::Over => {
+                if let Some(environment) = self.rollouts.get_mut(&key).and_then(|rollout| rollout.environment.take()) {
+                    self.job(key, environment, |environment, deadline| environment.grade(deadline).map(What::Graded));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn over(&mut self, key: Key) -> Result<(), StageError> {
+        let (ordinal, index) = key;
+        let (Some(rollout), Some(open)) = (self.rollouts.remove(&key), self.open.get_mut(&ordinal)) else { return Ok(()) };
+        let (turns, reason, used) = (rollout.turns(), rollout.stopped(), rollout.used().clone());
+        let samples = rollout.samples(&open.prompt, open.params.temperature, self.setup.mask_older, &self.setup.tokenizer)?;
+        open.samples.insert(index, samples);
+        open.missing -= 1;
+        if open.missing == 0
+            && let Some(Open { prompt, samples, .. }) = self.open.remove(&ordinal)
+        {
+            self.groups.push(Group { prompt, samples: samples.into_values().flatten().collect() });
+        }
+        self.count(Metric::RolloutStops, &[reason.map_or("", StopReason::label)], 1.0);
+        let outcomes = [("succeeded", used.succeeded), ("failed", used.failed), ("malformed", used.malformed)];
+        outcomes.into_iter().for_each(|(outcome, calls)| self.count(Metric::ToolCalls, &[outcome], calls as f64));
+        if let Some(metrics) = &self.setup.metrics {
+            metrics.observe(Metric::RolloutTurns, &[], turns as f64);
+        }
+        Ok(())
+    }
+
+    /// Asks the engine for the turns that are ready. Where what is computed together must not depend on timing (law V3), only when every rollout is
+    /// ready or over.
+    pub fn submit<E: TokenEngine>(&mut self, engine: &mut E, together: bool) -> Result<(), StageError> {
+        if together && (self.wait_for_environments() || !engine.is_idle()) {
+            return Ok(());
+        }
+        let ready: Vec<Key> = std::mem::take(&mut self.ready).into_iter().collect();
+        let mut at = 0;
+        while let Some(&(ordinal, first)) = ready.get(at) {
+            let (Some(rollout), Some(open)) = (self.rollouts.get(&(ordinal, first)), self.open.get(&ordinal)) else {
+                at += 1;
+                continue;
+            };
+            let (tokens, answer, offset) = rollout.request();
+            // Those that have read the same and said nothing yet are one group to the engine, which reads their prompt once.
+            let alike = |place: usize| {
+                let key = (ordinal, first + place as u32);
+                let same = |rollout: &Rollout| {
+                    let (other, answer, offset) = rollout.request();
+                    answer.tokens.is_empty() && offset == 0 && other == tokens
+                };
+                ready.get(at + place) == Some(&key) && self.rollouts.get(&key).is_some_and(same)
+            };
+            let begun = !answer.tokens.is_empty() || offset > 0;
+            let count = if begun { 1 } else { (1..).take_while(|place| alike(*place)).count() + 1 };
+            engine.submit(Request {
+                ordinal,
+                tokens: tokens.clone(),
+                first,
+                offset,
+                samples: first + count as u32,
+                params: open.params.clone(),
+                answers: if answer.tokens.is_empty() { Vec::new() } else { vec![answer.clone()] },
+            })?;
+            at += count;
+        }
+        Ok(())
+    }
+
+    /// The engine ended a turn.
+    pub fn finished(&mut self, finished: Finished) -> Result<(), StageError> {
+        let key = (finished.ordinal, finished.index);
+        let Some(rollout) = self.rollouts.get_mut(&key) else { return Ok(()) };
+        if rollout.expired {
+            self.begin_anew(key);
+            return Ok(());
+        }
+        let Finished { index, tokens, log_probs, versions, finish, .. } = finished;
+        let answer = Answer { index, tokens, log_probs, versions, status: finish.into() };
+        let ahead = rollout.sampled(answer, finish == FinishReason::Length, &self.setup.agent, &self.setup.tokenizer)?;
+        self.go(key, ahead)
+    }
+
+    /// The tokens of a step, as the ledger knows them.
+    pub fn places<'a>(&'a self, sampled: &'a [SampledToken]) -> impl Iterator<Item = SampledToken> + 'a {
+        let place = |token: &SampledToken| self.rollouts.get(&(token.ordinal, token.index)).map_or(token.index, Rollout::slot);
+        sampled.iter().map(move |token| SampledToken { index: place(token), ..*token })
+    }
+
+    /// Begins rollouts anew whose oldest token would be too old when trained under these weights (law V2): those that the engine works on.
+    pub fn expire<E: TokenEngine>(&mut self, engine: &mut E, version: Version) {
+        self.version = version;
+        let Some(admission) = self.setup.admission.clone() else { return };
+        let expired = engine.begin_anew(&|ordinal, answer| {
+            self.rollouts
+                .get(&(ordinal, answer.index))
+                .is_some_and(|rollout| admission.expires(ordinal, &rollout.oldest(), version))
+        });
+        for key in expired {
+            let Some(rollout) = self.rollouts.get_mut(&key) else { continue };
+            // What the engine begins anew is a turn; the conversation before it has to go, too, as soon as the engine gives the turn back.
+            rollout.expired = rollout.turns() > 0;
+            rollout.slots().collect::<Vec<_>>().into_iter().for_each(|slot| self.discard(key.0, slot));
+        }
+    }
+}

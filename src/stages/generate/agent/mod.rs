@@ -1,0 +1,182 @@
+//! Rollouts of several turns: a model and an [`Environment`] answer each other until the task is done or a limit ends it.
+//!
+//! [`Generator::environment`](super::Generator::environment) makes a generator work so; [`roll_out`] does it by hand. Laws held here: D1 and D3
+//! (what was sampled is never tokenised again, and only it is trained), D4 (tokens are written down as they are sampled and given, so that an
+//! interrupted conversation goes on in the middle), N2 (no two turns of a rollout meet the same random numbers), V3 (in rounds, what is computed
+//! together depends on no timing).
+
+mod by_hand;
+mod conversations;
+mod dialogue;
+mod rollout;
+mod run;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+pub use by_hand::{AgentRollouts, agent_rollout_to_sample, create_multiturn_rollout, generate_conversation_turn, roll_out};
+
+pub(super) use conversations::Setup;
+
+use crate::data::ChatMessage;
+use crate::env::{Called, Environment, MakeEnvironment, ToolFormat, ToolParser};
+
+/// An environment, how calls in it are written, and what ends a rollout.
+#[derive(Clone)]
+pub struct Agent {
+    make: MakeEnvironment,
+    parser: Arc<dyn ToolParser>,
+    max_turns: usize,
+    max_tokens: Option<usize>,
+    max_tool_calls: Option<u64>,
+    max_time: Option<Duration>,
+    step_timeout: Duration,
+    workers: usize,
+    seed: u64,
+    stop: Option<StopCondition>,
+    each_turn: Option<Hook>,
+}
+
+type StopCondition = Arc<dyn Fn(&[ChatMessage]) -> bool + Send + Sync>;
+type Hook = Arc<dyn Fn(&Turn) + Send + Sync>;
+
+/// One turn and what came of it, as hooks see it.
+#[derive(Debug)]
+pub struct Turn<'a> {
+    /// The prompt.
+    pub ordinal: u64,
+    /// The rollout's place in its group.
+    pub index: u32,
+    /// The turn, from 1.
+    pub turn: usize,
+    /// The conversation up to what the model reads next.
+    pub messages: &'a [ChatMessage],
+    /// The calls in what it said.
+    pub calls: &'a [Called],
+    /// What the turn earned.
+    pub reward: f64,
+    /// What there is to see of the environment.
+    pub observed: &'a Value,
+}
+
+impl Agent {
+    /// With a fresh environment for every rollout. Calls are read as Hermes writes them, there are up to 8 turns, and a step of the environment may
+    /// take 30 seconds, unless told otherwise.
+    pub fn new<V: Environment + 'static>(make: impl Fn() -> V + Send + Sync + 'static) -> Self {
+        Agent::by(Arc::new(move || Box::new(make())))
+    }
+
+    /// The same, of environments whose type is not known.
+    pub fn by(make: MakeEnvironment) -> Self {
+        Agent {
+            make,
+            parser: Arc::new(ToolFormat::Hermes),
+            max_turns: 8,
+            max_tokens: None,
+            max_tool_calls: None,
+            max_time: None,
+            step_timeout: Duration::from_secs(30),
+            workers: 32,
+            seed: 0,
+            stop: None,
+            each_turn: None,
+        }
+    }
+
+    /// How calls are written: a [`ToolFormat`], or a closure.
+    pub fn parser(self, parser: impl ToolParser + 'static) -> Self {
+        Agent { parser: Arc::new(parser), ..self }
+    }
+
+    /// Most turns of the model.
+    pub fn max_turns(self, turns: usize) -> Self {
+        Agent { max_turns: turns.max(1), ..self }
+    }
+
+    /// Longest conversation in tokens, prompt and observations included: a turn begins only where its longest answer has room. At most what the
+    /// model has positions for.
+    pub fn max_tokens(self, tokens: usize) -> Self {
+        Agent { max_tokens: Some(tokens), ..self }
+    }
+
+    /// Most calls, malformed ones included, after which no further turn begins.
+    pub fn max_tool_calls(self, calls: u64) -> Self {
+        Agent { max_tool_calls: Some(calls), ..self }
+    }
+
+    /// No turn begins later than this after the rollout did.
+    pub fn max_time(self, time: Duration) -> Self {
+        Agent { max_time: Some(time), ..self }
+    }
+
+    /// How long a reset, a step or the grading may take. What takes longer is given up, with its rollout.
+    pub fn step_timeout(self, time: Duration) -> Self {
+        Agent { step_timeout: time, ..self }
+    }
+
+    /// Environments that may work at the same time.
+    pub fn workers(self, workers: usize) -> Self {
+        Agent { workers: workers.max(1), ..self }
+    }
+
+    /// Keys what environments draw.
+    pub fn seed(self, seed: u64) -> Self {
+        Agent { seed, ..self }
+    }
+
+    /// Ends a rollout before a turn if the conversation so far is enough.
+    pub fn stop_condition(self, stop: impl Fn(&[ChatMessage]) -> bool + Send + Sync + 'static) -> Self {
+        Agent { stop: Some(Arc::new(stop)), ..self }
+    }
+
+    /// Shows this closure every turn, on the generator's thread.
+    pub fn each_turn(self, look: impl Fn(&Turn) + Send + Sync + 'static) -> Self {
+        Agent { each_turn: Some(Arc::new(look)), ..self }
+    }
+}
+
+/// Why a rollout ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StopReason {
+    /// The environment said so.
+    EnvironmentDone,
+    /// The model said something that the environment has no answer to: its final answer.
+    Answered,
+    /// The stop condition held.
+    StopCondition,
+    /// There were as many turns as are allowed.
+    MaxTurns,
+    /// A turn was cut off by its length, or the next one would not have had room.
+    MaxTokens,
+    /// There were as many calls as are allowed.
+    MaxToolCalls,
+    /// It took too long.
+    MaxTime,
+    /// The environment failed, or did not answer in time: its rollout has no grade.
+    EnvironmentFailed,
+}
+
+impl StopReason {
+    /// Its label in metrics and metadata.
+    pub fn label(self) -> &'static str {
+        match self {
+            StopReason::EnvironmentDone => "environment_done",
+            StopReason::Answered => "answered",
+            StopReason::StopCondition => "stop_condition",
+            StopReason::MaxTurns => "max_turns",
+            StopReason::MaxTokens => "max_tokens",
+            StopReason::MaxToolCalls => "max_tool_calls",
+            StopReason::MaxTime => "max_time",
+            StopReason::EnvironmentFailed => "environment_failed",
+        }
+    }
+
+    /// Whether the rollout came to its own end, rather than to a limit.
+    pub fn is_complete(self) -> bool {
+        matches!(self, StopReason::EnvironmentDone | StopReason::Answered | StopReason::StopCondition)
+    }
+}

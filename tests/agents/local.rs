@@ -1,0 +1,160 @@
+//! Conversations on the real engine: N2 (no two turns meet the same random numbers), V3 (in rounds nothing depends on how long environments take),
+//! C1 and D4 (stopped anywhere, a conversation goes on in its middle and every token is accounted for).
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use rollflow::data::{Answer, ChatMessage};
+use rollflow::engine::{LocalEngine, Request};
+use rollflow::env::{Action, Deadline, EnvError, Environment, Episode, Grade, Step};
+use rollflow::prelude::*;
+use rollflow::stages::generate::agent::Agent;
+use rollflow::stages::{Fate, Progress};
+
+const GROUP: usize = 3;
+
+fn policy() -> Policy {
+    let tokenizer = Tokenizer::characters("0123456789+=", 16).unwrap();
+    Policy::random(ModelConfig::small(&tokenizer, 32, 2), tokenizer, 3).unwrap()
+}
+
+#[test]
+fn n2_a_later_turn_draws_on_where_the_conversation_stands() {
+    let (policy, params) =
+        (policy(), Arc::new(SamplingParams { max_new_tokens: 12, ignore_eos: true, ..SamplingParams::default() }));
+    let mut engine = policy.engine(2, 9);
+    let turn = |engine: &mut LocalEngine, tokens: &[u32], offset: usize, answers: Vec<Answer>| {
+        let request =
+            Request { ordinal: 4, tokens: tokens.into(), first: 1, offset, samples: 2, params: params.clone(), answers };
+        engine.submit(request).unwrap();
+        engine.run().unwrap().pop().unwrap()
+    };
+    let first = turn(&mut engine, &[4, 5, 6], 0, Vec::new());
+    let mut answer = Answer { index: 1, ..Answer::default() };
+    first.tokens.iter().zip(&first.log_probs).for_each(|(token, log_prob)| answer.push(*token, *log_prob, 0));
+    answer.give(&[9, 9, 7]);
+    let second = turn(&mut engine, &[4, 5, 6], 0, vec![answer.clone()]);
+    assert_eq!((first.index, second.index, second.tokens.len()), (1, 1, 27), "a turn's limit is its own");
+    assert_eq!(second.tokens[..15], answer.tokens[..]);
+    assert_eq!(second.versions.iter().map(|span| span.len).collect::<Vec<_>>(), [12, 3, 12]);
+    // The same tokens as a prompt of their own draw the same numbers only where they are told where they stand.
+    let all = [&[4, 5, 6], &answer.tokens[..]].concat();
+    assert_eq!(turn(&mut engine, &all, 15, Vec::new()).tokens, second.tokens[15..]);
+    assert_ne!(turn(&mut engine, &all, 0, Vec::new()).tokens, second.tokens[15..]);
+}
+
+/// Says how many digits it was told, for three turns; takes its time if it has a clock.
+struct Echo {
+    turns: u64,
+    dawdles: Option<Arc<AtomicU64>>,
+}
+
+impl Environment for Echo {
+    fn reset(&mut self, episode: &Episode, _: Deadline) -> Result<Vec<ChatMessage>, EnvError> {
+        Ok(episode.conversation())
+    }
+
+    fn step(&mut self, action: &Action, _: Deadline) -> Result<Step, EnvError> {
+        if let Some(clock) = &self.dawdles {
+            std::thread::sleep(Duration::from_micros(clock.fetch_add(7919, SeqCst) % 3000));
+        }
+        self.turns += 1;
+        let digits = action.text.chars().filter(char::is_ascii_digit).count();
+        Ok(Step::says(digits.to_string()).reward(digits as f64).done(self.turns == 3))
+    }
+
+    fn grade(&mut self, _: Deadline) -> Result<Grade, EnvError> {
+        Ok(Grade::default())
+    }
+}
+
+fn echo(dawdles: Option<Arc<AtomicU64>>) -> Agent {
+    Agent::new(move || Echo { turns: 0, dawdles: dawdles.clone() })
+}
+
+/// Prompts, the generator, and a sink that settles what arrives; stopped once so many tokens were sampled, if at all.
+fn generate(admission: &Admission, total: u64, stop_at: Option<u64>, agent: Agent) -> (Vec<Group>, f64) {
+    let (policy, metrics) = (policy(), Metrics::new());
+    let (publisher, published) = weights();
+    let again = admission.totals().open_groups;
+    let new = total - admission.totals().entered;
+    let prompts = Prompts::addition(1, 0).unwrap().limited(again + new).admitted_by(admission);
+    let generator = Generator::local(&policy, published).group_size(GROUP).max_new_tokens(24).slots(4).seed(5).environment(agent);
+    let groups: Arc<Mutex<Vec<Group>>> = Arc::default();
+    let (arrived, settling) = (Arc::clone(&groups), admission.clone());
+    let mut flow = Flow::new("generate");
+    flow.capacity(Capacity::items(2));
+    let prompts = flow.source("prompts", prompts);
+    let answered = flow.stage("generate", prompts, generator.metrics(&metrics).admission(admission));
+    flow.sink("settle", answered, move |group: Group| {
+        settling.settle(&Batch { groups: vec![group.clone()], ..Batch::default() });
+        arrived.lock().unwrap().push(group);
+    });
+    publisher.publish(1, Arc::new(policy.weights().freeze())).unwrap();
+    admission.published(1);
+    let (handle, ended) = (flow.handle(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let Some(tokens) = stop_at else { return };
+            while !ended.load(SeqCst) && admission.totals().generated < tokens {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            handle.stop();
+        });
+        flow.run(Until::finished()).unwrap();
+        ended.store(true, SeqCst);
+    });
+    (std::mem::take(&mut *groups.lock().unwrap()), metrics.newest(Metric::GeneratedTokens, &[]).unwrap_or(0.0))
+}
+
+fn sampled(groups: &[Group]) -> BTreeMap<(u64, u32), &Sample> {
+    groups.iter().flat_map(|group| &group.samples).map(|sample| ((sample.group_index, sample.index), sample)).collect()
+}
+
+#[test]
+fn v3_in_rounds_rollouts_are_the_same_to_the_bit_however_long_environments_take() {
+    let rounds = || Admission::new(6, 6, None).bounded(0);
+    let (swift, _) = generate(&rounds(), 6, None, echo(None));
+    let (slow, _) = generate(&rounds(), 6, None, echo(Some(Arc::default())));
+    let (swift, slow) = (sampled(&swift), sampled(&slow));
+    assert!(swift.values().any(|sample| sample.metadata["turns"] == 3), "some have several turns");
+    assert_eq!(swift, slow);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(6))]
+
+    /// Laws C1, D2, D3 and D4: stops at random moments, as by a second Ctrl-C, in the middle of turns and between them.
+    #[test]
+    fn conversations_stopped_and_resumed_are_those_of_a_run_that_was_not(stops in prop::collection::vec(1u64..500, 1..4)) {
+        let admission = || Admission::new(6, 7, None);
+        let (whole, _) = generate(&admission(), 6, None, echo(None));
+        prop_assert_eq!(whole.len(), 6);
+
+        let mut stops = stops;
+        stops.sort();
+        let (mut life, mut groups, mut counted) = (admission(), Vec::new(), 0.0);
+        for stop in stops.into_iter().map(Some).chain([None]) {
+            let (arrived, tokens) = generate(&life, 6, stop, echo(Some(Arc::default())));
+            groups.extend(arrived);
+            counted += tokens;
+            prop_assert_eq!(life.totals().imbalance(), (0, 0), "law D4 after a stop at {:?}", stop);
+            prop_assert_eq!(life.totals().generated as f64, counted, "metrics count every token once");
+            let saved = serde_json::to_string(&life.progress()).unwrap();
+            life = admission();
+            life.restore(serde_json::from_str::<Progress>(&saved).unwrap());
+        }
+        let totals = life.totals();
+        prop_assert_eq!((totals.open_groups, totals.open_tokens, totals.tokens.get(&Fate::Truncated)), (0, 0, None), "{:?}", &totals);
+        let (found, expected) = (sampled(&groups), sampled(&whole));
+        prop_assert!(found.keys().eq(expected.keys()));
+        for (key, expected) in expected {
+            let found = found[&key];
+            prop_assert_eq!((&found.tokens, &found.versions, found.status), (&expected.tokens, &expected.versions, expected.status));
+            prop_assert_eq!(&found.metadata, &expected.metadata);
+        }
+    }
+}
