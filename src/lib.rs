@@ -15,6 +15,8 @@ pub mod hub;
 pub mod model;
 pub mod observe;
 pub mod recipe;
+#[cfg(unix)]
+pub mod sandbox;
 pub mod stages;
 pub mod train;
 

@@ -11,9 +11,11 @@ use rollflow::algo::rewards::{
 use rollflow::observe::logs::{DeadLetterWriter, Failure};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
-use rollflow::recipe::reward::{Combine, Composition, PartRule};
+use rollflow::recipe::reward::{CodeRule, CodeScore as Score, Combine, Composition, PartRule};
+use rollflow::sandbox::{Limits, Program, Sandbox, SandboxConfig};
 use rollflow::stages::reward::service::{Judge as Grader, JudgeConfig, Service, ServiceConfig, Token};
-use rollflow::stages::reward::{Scorer, Scorers, Served, ServedReward, score};
+use rollflow::stages::reward::{CodeReward, CodeScore, Scorer, Scorers, Served, ServedReward, score};
+use tracing::info;
 
 use crate::parts;
 use crate::registry::Registry;
@@ -246,12 +248,31 @@ fn value(plan: &Plan, registry: &Registry, rule: &PartRule, asked: &mut Asked) -
         PartRule::Length(of) => counted(length(of.min, of.max)?),
         PartRule::Overlong(of) => counted(overlong(plan.generate.max_new_tokens, of.buffer)?),
         PartRule::Repetition(of) => counted(repetition(of.n)?),
+        PartRule::Code(of) => {
+            let code = code(of)?;
+            said(must_end, move |sample| code.reward(sample))
+        }
         PartRule::Http(_) | PartRule::Judge(_) => bail!("a service answers for groups, and no closure for it"),
         PartRule::Custom(of) => {
             let reward = registry.reward_of(&of.function, &of.params)?;
             said(must_end, move |sample| reward(sample).map(|earned| earned.reward))
         }
     })
+}
+
+/// Tests in a sandbox, which is tried out here: a machine without walls refuses before anything is sampled.
+fn code(of: &CodeRule) -> Result<CodeReward> {
+    let config = SandboxConfig::new(Program::python(&of.python)?);
+    let wall = Duration::try_from_secs_f64(of.timeout)?;
+    let (memory, processes) = ((of.memory as u64) << 20, u32::try_from(of.processes).unwrap_or(u32::MAX));
+    let limits = Limits { wall, cpu: wall, memory, processes, ..config.limits };
+    let sandbox = Sandbox::new(SandboxConfig { limits, unsandboxed: of.unsandboxed, ..config })?;
+    info!("code runs behind {}", sandbox.isolation());
+    let score = match of.score {
+        Score::Share => CodeScore::Share,
+        Score::All => CodeScore::All,
+    };
+    Ok(CodeReward::new(sandbox).score(score).tests(&of.tests).template(&of.template))
 }
 
 /// A value of what the answer says, which is 0 where the answer had to end by itself and did not.

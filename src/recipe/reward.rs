@@ -32,6 +32,7 @@ const SCORE_PATTERN: Limit<String> = Limit {
     holds: |pattern| regex::Regex::new(pattern).is_ok_and(|pattern| pattern.captures_len() > 1),
 };
 const JUDGED: Limit<String> = Limit { text: "a text with `{response}` in it", holds: |text| text.contains("{response}") };
+const TEMPLATE: Limit<String> = Limit { text: "a program with `{code}` in it", holds: |text| text.contains("{code}") };
 const SCALE: Limit<[f64; 2]> =
     Limit { text: "two different numbers", holds: |[low, high]| low.is_finite() && high.is_finite() && low != high };
 const LEVELS: Limit<u32> = Limit { text: "at least 2", holds: |levels| *levels >= 2 };
@@ -82,6 +83,8 @@ tagged! {
         "http" => Http(HttpRule),
         /// what a language model behind a URL says of it, as a grade from 0 to 1.
         "judge" => Judge(JudgeRule),
+        /// its code passes the tests of its prompt, in a sandbox (docs/sandbox.md).
+        "code" => Code(CodeRule),
         /// what a function gives that was registered by a name.
         "custom" => Custom(Custom),
         /// several of these and others, each a `[[reward.part]]`, together.
@@ -177,6 +180,8 @@ tagged! {
         "http" => Http(HttpRule),
         /// what a language model behind a URL says of it, as a grade from 0 to 1.
         "judge" => Judge(JudgeRule),
+        /// what its code earns by the tests of its prompt, in a sandbox.
+        "code" => Code(CodeRule),
         /// what a function gives that was registered by a name.
         "custom" => Custom(CustomPart),
     }
@@ -217,6 +222,38 @@ section! {
         max_tokens: usize = 512, SOME;
         /// A file that remembers replies over runs, relative to where the command runs; without it one run's memory does.
         cache: Option<PathBuf> = None;
+    }
+}
+
+section! {
+    /// Python code, run against tests: the answer's last block of it, or the whole answer. The tests are asserts or pairs of input and output.
+    pub struct CodeRule {
+        /// Field of the task's records with the tests.
+        tests: String = "tests".to_owned(), GIVEN;
+        /// What passing some of them is worth.
+        score: CodeScore = CodeScore::default();
+        /// The program that is run, with `{code}`, and `{prompt}` where code goes on from its prompt, in their places.
+        template: String = "{code}".to_owned(), TEMPLATE;
+        /// The interpreter, by its path or by a name that is looked for in `PATH`.
+        python: String = "python3".to_owned(), GIVEN;
+        /// Most seconds of a program.
+        timeout: f64 = 10.0, POSITIVE;
+        /// Most memory of a program, in MiB.
+        memory: usize = 512, SOME;
+        /// Most processes and threads of a program.
+        processes: usize = 16, SOME;
+        /// Whether code may be run without walls on a machine that has none: it could do all that this run can.
+        unsandboxed: bool = false;
+    }
+}
+
+choices! {
+    /// What passing some tests is worth.
+    pub enum CodeScore {
+        /// their share of all.
+        "share" => Share,
+        /// nothing, unless it is all of them.
+        "all" => All,
     }
 }
 
@@ -295,6 +332,7 @@ impl RewardRule {
             RewardRule::Model(of) => PartRule::Model(of.clone()),
             RewardRule::Http(of) => PartRule::Http(of.clone()),
             RewardRule::Judge(of) => PartRule::Judge(of.clone()),
+            RewardRule::Code(of) => PartRule::Code(of.clone()),
             RewardRule::Custom(of) => PartRule::Custom(CustomPart { function: of.name.clone(), params: of.params.clone() }),
             RewardRule::Parts(of) => return Err(of),
         })

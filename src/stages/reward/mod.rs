@@ -1,5 +1,7 @@
 //! What an answer is worth: [`Reward`] asks closures, [`ServedReward`] asks other processes.
 
+#[cfg(unix)]
+mod code;
 mod each;
 mod score;
 #[cfg(feature = "torch")]
@@ -9,6 +11,8 @@ pub mod service;
 mod settle;
 
 pub use crate::algo::rewards::{Earned, Earnings};
+#[cfg(unix)]
+pub use code::{CodeReward, CodeScore};
 pub use each::Reward;
 pub use score::{Scorers, Scoring, score};
 #[cfg(feature = "torch")]

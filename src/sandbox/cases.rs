@@ -1,0 +1,136 @@
+//! The tests that come with a task: what code must do to be right.
+
+use serde_json::Value;
+
+/// Tests of one task, in whichever of the usual spellings its data set has them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum CodeTests {
+    /// Python that fails where the code is wrong: an `assert`, or several lines.
+    Asserts(Vec<String>),
+    /// What the program reads from standard input, and what it then must print.
+    Pairs(Vec<(String, String)>),
+}
+
+/// What the metadata of a task hold in the place of tests.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "these are no tests: {0}. Expected is Python with asserts, a list of such, a list of {{\"input\": …, \"output\": …}}, or \
+     {{\"inputs\": [ … ], \"outputs\": [ … ]}}"
+)]
+pub struct NoTests(String);
+
+impl CodeTests {
+    /// Reads a value of a data set, or a text that holds such a value as JSON.
+    pub fn from_json(value: &Value) -> Result<Self, NoTests> {
+        let refuse = || NoTests(value.to_string().chars().take(200).collect());
+        let tests = match value {
+            Value::String(text) => match serde_json::from_str(text) {
+                Ok(inner @ (Value::Array(_) | Value::Object(_))) => return CodeTests::from_json(&inner),
+                _ => CodeTests::Asserts(vec![text.clone()]),
+            },
+            Value::Array(items) if items.iter().all(Value::is_string) => {
+                CodeTests::Asserts(items.iter().filter_map(Value::as_str).map(str::to_owned).collect())
+            }
+            Value::Array(items) => {
+                let pair = |item: &Value| Some((text(item.get("input")?), text(item.get("output")?)));
+                CodeTests::Pairs(items.iter().map(pair).collect::<Option<_>>().ok_or_else(refuse)?)
+            }
+            Value::Object(fields) => match (fields.get("inputs"), fields.get("outputs")) {
+                (Some(Value::Array(inputs)), Some(Value::Array(outputs))) if inputs.len() == outputs.len() => {
+                    CodeTests::Pairs(inputs.iter().map(text).zip(outputs.iter().map(text)).collect())
+                }
+                _ => return Err(refuse()),
+            },
+            _ => return Err(refuse()),
+        };
+        if tests.is_empty() { Err(refuse()) } else { Ok(tests) }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match self {
+            CodeTests::Asserts(tests) => tests.len(),
+            CodeTests::Pairs(tests) => tests.len(),
+        }
+    }
+
+    /// Whether there is nothing to pass.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Text as it is; lines of a list; anything else as JSON spells it.
+fn text(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(lines) => lines.iter().map(text).collect::<Vec<_>>().join("\n"),
+        other => other.to_string(),
+    }
+}
+
+/// The code in an answer: its last fenced block that is marked as Python or not at all, or else all of it.
+pub fn extract_code(answer: &str) -> &str {
+    let mut found = None;
+    let mut open: Option<(usize, bool)> = None;
+    let mut at = 0;
+    for line in answer.split_inclusive('\n') {
+        let fence = line.trim().strip_prefix("```");
+        match (fence, open) {
+            (Some(mark), None) => {
+                let python = ["", "py", "python", "python3"].contains(&mark.trim().to_ascii_lowercase().as_str());
+                open = Some((at + line.len(), python));
+            }
+            (Some(""), Some((from, python))) => {
+                found = if python { Some(&answer[from..at]) } else { found };
+                open = None;
+            }
+            _ => {}
+        }
+        at += line.len();
+    }
+    // One that was cut off is as much as there is.
+    match open {
+        Some((from, true)) if from <= answer.len() => &answer[from..],
+        _ => found.unwrap_or(answer),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn tests_are_read_in_every_usual_spelling_and_nothing_else() {
+        let asserts = |tests: &[&str]| CodeTests::Asserts(tests.iter().map(|&test| test.to_owned()).collect());
+        let pairs = |tests: &[(&str, &str)]| CodeTests::Pairs(tests.iter().map(|&(a, b)| (a.to_owned(), b.to_owned())).collect());
+        for (value, tests) in [
+            (json!("assert f(1) == 2\nassert f(2) == 3"), asserts(&["assert f(1) == 2\nassert f(2) == 3"])),
+            (json!(["assert f(1) == 2", "assert True"]), asserts(&["assert f(1) == 2", "assert True"])),
+            (json!("[\"assert f(1) == 2\"]"), asserts(&["assert f(1) == 2"])),
+            (json!([{ "input": "1 2\n", "output": "3" }]), pairs(&[("1 2\n", "3")])),
+            (json!({ "inputs": ["1", ["2", "3"]], "outputs": [4, "5"] }), pairs(&[("1", "4"), ("2\n3", "5")])),
+        ] {
+            assert_eq!(CodeTests::from_json(&value), Ok(tests));
+        }
+        for value in [json!(null), json!([]), json!(3), json!([1]), json!({ "inputs": ["1"], "outputs": [] }), json!([{ "input": "1" }])] {
+            assert!(CodeTests::from_json(&value).is_err(), "{value}");
+        }
+    }
+
+    #[test]
+    fn code_is_the_last_block_of_python_or_all_there_is() {
+        for (answer, code) in [
+            ("x + 1", "x + 1"),
+            ("First:\n```python\na = 1\n```\nbetter:\n```py\na = 2\n```\nrun it:\n```sh\npython a.py\n```\n", "a = 2\n"),
+            ("```\nplain\n```", "plain\n"),
+            ("```python\ncut = 1\noff", "cut = 1\noff"),
+            ("```python", ""),
+            ("", ""),
+        ] {
+            assert_eq!(extract_code(answer), code, "{answer:?}");
+        }
+    }
+}

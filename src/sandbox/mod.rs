@@ -1,0 +1,148 @@
+//! Runs programs that nobody has read: what a model wrote, say.
+//!
+//! A [`Sandbox`] has found out what this machine's kernel offers, and refuses to exist where that is not enough. Each run is a process of its
+//! own behind those walls, with an empty environment, no network, a file system of its own, and limits on everything. It ends by itself or is ended, with all
+//! that it started, and leaves nothing behind. [docs/sandbox.md](../../../docs/sandbox.md) says what each wall holds off, and what none does.
+//!
+//! All of that happens in another program, the warden (`src/sandbox/warden`), which this crate carries with it and executes from memory.
+//! The process that trains has many threads and much memory: nothing is run in a copy of it, between fork and exec or otherwise.
+
+mod cases;
+mod config;
+mod isolation;
+mod judge;
+mod program;
+mod run;
+mod warden;
+
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+pub use cases::{CodeTests, NoTests, extract_code};
+pub use config::{Limits, SandboxConfig, Walls};
+pub use isolation::Isolation;
+pub use judge::{CodeJudge, Verdict};
+pub use program::{Program, ProgramError};
+pub use run::{Ended, Job, Ran};
+
+/// Runs programs behind the strongest walls that there are. Clones share the bound on how many run at the same time.
+#[derive(Clone)]
+pub struct Sandbox(Arc<Inner>);
+
+struct Inner {
+    config: SandboxConfig,
+    isolation: Isolation,
+    slots: Mutex<usize>,
+    freed: Condvar,
+}
+
+/// Why code was not run.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    /// The program to run it with.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// The essential walls can't be had.
+    #[error(
+        "this machine has no walls to run untrusted code behind: {0}. It takes Linux with either user namespaces or Landlock and seccomp; in a \
+         container, allow it user namespaces. Where the code can be trusted, say unsandboxed = true"
+    )]
+    NoWalls(String),
+    /// The warden could not be started.
+    #[error("starting the sandbox: {0}")]
+    Start(#[source] std::io::Error),
+    /// The program could not be started behind the walls.
+    #[error("the sandbox could not be set up: {0}")]
+    Setup(String),
+    /// The warden is gone.
+    #[error("the sandbox broke while a program ran: {0}")]
+    Broken(String),
+    /// Names of a job's files.
+    #[error("{0:?} can't be a file of a job: give a plain name, without folders")]
+    FileName(String),
+}
+
+impl Sandbox {
+    /// Tries the walls out, strongest first, by running the program behind them once. Fails where the essential ones can't be had and the
+    /// configuration does not ask for [`SandboxConfig::unsandboxed`].
+    pub fn new(config: SandboxConfig) -> Result<Self, SandboxError> {
+        let mut missing = Vec::new();
+        let tried: &[Walls] = match &config.walls {
+            Some(only) => std::slice::from_ref(only),
+            None => &[Walls::Namespaces, Walls::Confined, Walls::None],
+        };
+        for &walls in tried {
+            if walls == Walls::None && !config.unsandboxed {
+                missing.push("to run without walls was not asked for".to_owned());
+                continue;
+            }
+            let check = Job::new(config.program.check.clone());
+            match run::run(&config, walls, &check) {
+                Ok((ran, layers)) if ran.ended == Ended::Exited(0) => {
+                    let isolation = Isolation { walls, layers, missing };
+                    let inner = Inner { config, isolation, slots: Mutex::new(0), freed: Condvar::new() };
+                    return Ok(Sandbox(Arc::new(inner)));
+                }
+                Ok((ran, _)) => missing.push(format!("{walls}: {} {ran}", config.program.path.display())),
+                Err(SandboxError::Setup(why)) => missing.push(format!("{walls}: {why}")),
+                Err(other) => return Err(other),
+            }
+        }
+        Err(SandboxError::NoWalls(missing.join("; ")))
+    }
+
+    /// What stands around a program that Python runs on this machine, at its best.
+    pub fn probe() -> Result<Isolation, SandboxError> {
+        Ok(Sandbox::new(SandboxConfig::python()?)?.isolation().clone())
+    }
+
+    /// What stands around each program.
+    pub fn isolation(&self) -> &Isolation {
+        &self.0.isolation
+    }
+
+    /// What it was made with.
+    pub fn config(&self) -> &SandboxConfig {
+        &self.0.config
+    }
+
+    /// Runs a program to its end, which comes when its time is up at the latest. Waits where too many run already.
+    pub fn run(&self, job: &Job) -> Result<Ran, SandboxError> {
+        let _slot = self.slot();
+        run::run(&self.0.config, self.0.isolation.walls, job).map(|(ran, _)| ran)
+    }
+
+    fn slot(&self) -> Slot<'_> {
+        let most = self.0.config.concurrency.max(1);
+        let mut taken = self.0.taken();
+        while *taken >= most {
+            taken = self.0.freed.wait(taken).unwrap_or_else(PoisonError::into_inner);
+        }
+        *taken += 1;
+        Slot(&self.0)
+    }
+}
+
+impl Inner {
+    fn taken(&self) -> MutexGuard<'_, usize> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Slot<'a>(&'a Inner);
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        *self.0.taken() -= 1;
+        self.0.freed.notify_one();
+    }
+}
+
+impl fmt::Debug for Sandbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sandbox")
+            .field("program", &self.0.config.program.path)
+            .field("isolation", &self.0.isolation)
+            .finish_non_exhaustive()
+    }
+}

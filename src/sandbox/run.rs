@@ -1,0 +1,290 @@
+//! One run: what goes to the warden, and what comes back.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use super::warden::warden;
+use super::{Limits, SandboxConfig, SandboxError, Walls};
+
+/// What the system's own programs and libraries need, as far as it is there.
+const SYSTEM: [&str; 6] = ["/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives"];
+/// How long the warden may be late.
+const GRACE: Duration = Duration::from_secs(30);
+const SIGXCPU: i32 = 24;
+const SIGKILL: i32 = 9;
+
+/// What to run, once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Job {
+    /// The program's arguments.
+    pub arguments: Vec<String>,
+    /// Files in the folder that it is started in, by name. Without namespaces it can't change them.
+    pub files: Vec<(String, Vec<u8>)>,
+    /// What it reads from standard input.
+    pub stdin: Vec<u8>,
+    /// Limits of its own.
+    pub limits: Option<Limits>,
+}
+
+impl Job {
+    /// The program with these arguments.
+    pub fn new(arguments: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Job { arguments: arguments.into_iter().map(Into::into).collect(), ..Job::default() }
+    }
+
+    /// Python code, in a file `main.py`. It sees neither the user's packages nor variables.
+    pub fn python(code: impl Into<Vec<u8>>) -> Self {
+        Job::new(["-I", "-B", "main.py"]).file("main.py", code)
+    }
+
+    /// With a file beside it.
+    pub fn file(mut self, name: impl Into<String>, content: impl Into<Vec<u8>>) -> Self {
+        self.files.push((name.into(), content.into()));
+        self
+    }
+
+    /// With this to read.
+    pub fn stdin(self, stdin: impl Into<Vec<u8>>) -> Self {
+        Job { stdin: stdin.into(), ..self }
+    }
+
+    /// With limits of its own.
+    pub fn limits(self, limits: Limits) -> Self {
+        Job { limits: Some(limits), ..self }
+    }
+}
+
+/// How a program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// By itself, with this code.
+    Exited(i32),
+    /// By a signal of this number.
+    Signaled(i32),
+    /// It was ended: its time was up, by the clock or the processor's.
+    Overdue,
+    /// It was ended: its processes used too much memory together. One that uses too much by itself is refused it, and may go on.
+    OutOfMemory,
+    /// It was ended: it printed too much.
+    TooMuchOutput,
+}
+
+/// What came of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ran {
+    /// How it ended.
+    pub ended: Ended,
+    /// What it printed, as far as it was allowed to.
+    pub stdout: Vec<u8>,
+    /// What it complained about, likewise.
+    pub stderr: Vec<u8>,
+    /// Processor time of the processes that ended by themselves.
+    pub cpu: Duration,
+    /// Most memory that one of those held, in bytes.
+    pub peak_memory: u64,
+}
+
+impl Ran {
+    /// Whether it ended by itself, with 0.
+    pub fn succeeded(&self) -> bool {
+        self.ended == Ended::Exited(0)
+    }
+
+    /// What it printed. Bytes that are no text are replaced.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).into_owned()
+    }
+
+    /// What it complained about, likewise.
+    pub fn complaint(&self) -> String {
+        String::from_utf8_lossy(&self.stderr).into_owned()
+    }
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Ended::Exited(code) => write!(f, "exited with {code}"),
+            Ended::Signaled(signal) => write!(f, "was ended by signal {signal}"),
+            Ended::Overdue => f.write_str("was ended: its time was up"),
+            Ended::OutOfMemory => f.write_str("was ended: it used too much memory"),
+            Ended::TooMuchOutput => f.write_str("was ended: it printed too much"),
+        }
+    }
+}
+
+impl fmt::Display for Ran {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.ended)?;
+        match self.complaint().trim().lines().last() {
+            Some(line) => write!(f, ": {line}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Runs it to its end. Gives the layers that stood around it, too.
+pub(super) fn run(config: &SandboxConfig, walls: Walls, job: &Job) -> Result<(Ran, Vec<String>), SandboxError> {
+    if let Some((name, _)) =
+        job.files.iter().find(|(name, _)| name.is_empty() || name.contains(['/', '\0']) || name.starts_with('.'))
+    {
+        return Err(SandboxError::FileName(name.clone()));
+    }
+    let limits = job.limits.unwrap_or(config.limits);
+    // Behind walls of namespaces its folder exists there alone.
+    let folder = if walls == Walls::Namespaces { None } else { Some(Folder::make().map_err(SandboxError::Start)?) };
+    let (ours, theirs) = UnixStream::pair().map_err(SandboxError::Start)?;
+    let mut started = warden().map_err(SandboxError::Start)?;
+    started.command.env_clear().stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::null());
+    let _warden = Ending(started.command.spawn().map_err(SandboxError::Start)?);
+    // Else the other end of the socket would live as long as the command does.
+    drop(started);
+    let mut wire = &ours;
+    let told = tell(config, walls, job, &limits, folder.as_ref()).and_then(|message| wire.write_all(&message));
+    told.and_then(|()| ours.set_read_timeout(Some(limits.wall + GRACE)))
+        .map_err(|error| SandboxError::Broken(error.to_string()))?;
+    listen(wire, &limits)
+}
+
+/// The records that the warden reads.
+fn tell(config: &SandboxConfig, walls: Walls, job: &Job, limits: &Limits, folder: Option<&Folder>) -> io::Result<Vec<u8>> {
+    let mut message = Vec::new();
+    let mut record = |tag: u8, data: &[u8]| {
+        let size = u32::try_from(data.len()).map_err(|_| io::Error::other("more than 4 GiB for one run"))?;
+        message.push(tag);
+        message.extend_from_slice(&size.to_le_bytes());
+        message.extend_from_slice(data);
+        message.push(0);
+        Ok::<(), io::Error>(())
+    };
+    let mode: &[u8] = match walls {
+        Walls::Namespaces => b"n",
+        Walls::Confined => b"w",
+        Walls::None => b"u",
+    };
+    record(b'm', mode)?;
+    let numbers = [
+        (b'w', limits.wall.as_millis().clamp(1, i64::MAX as u128) as u64),
+        (b'c', limits.cpu.as_secs() + u64::from(limits.cpu.subsec_nanos() > 0)),
+        (b'M', limits.memory),
+        (b'p', u64::from(limits.processes)),
+        (b'f', limits.file_size),
+        (b'd', limits.disk),
+        (b'o', limits.output),
+    ];
+    numbers.iter().try_for_each(|(tag, number)| record(*tag, number.min(&(i64::MAX as u64)).to_string().as_bytes()))?;
+    if let Some(folder) = folder {
+        record(b'D', folder.0.as_os_str().as_bytes())?;
+    }
+    SYSTEM.iter().try_for_each(|path| record(b'r', path.as_bytes()))?;
+    for path in config.program.readable.iter().chain(&config.readable) {
+        record(b'r', path.as_os_str().as_bytes())?;
+    }
+    record(b'a', config.program.path.as_os_str().as_bytes())?;
+    job.arguments.iter().try_for_each(|argument| record(b'a', argument.as_bytes()))?;
+    let home = folder.map_or("/work".to_owned(), |folder| folder.0.display().to_string());
+    let given = [
+        ("PATH", "/usr/local/bin:/usr/bin:/bin"),
+        ("HOME", home.as_str()),
+        ("TMPDIR", home.as_str()),
+        ("LANG", "C.UTF-8"),
+        // Libraries that start a thread for every core of the machine.
+        ("OMP_NUM_THREADS", "1"),
+        ("OPENBLAS_NUM_THREADS", "1"),
+    ];
+    let own = config.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    own.chain(given).try_for_each(|(name, value)| record(b'e', format!("{name}={value}").as_bytes()))?;
+    job.files.iter().try_for_each(|(name, content)| record(b'F', &[name.as_bytes(), b"\0", content].concat()))?;
+    record(b'i', &job.stdin)?;
+    record(b'G', b"")?;
+    Ok(message)
+}
+
+/// Reads frames until the end of the program.
+fn listen(mut wire: impl Read, limits: &Limits) -> Result<(Ran, Vec<String>), SandboxError> {
+    let (mut stdout, mut stderr, mut layers) = (Vec::new(), Vec::new(), Vec::new());
+    let mut refused = None;
+    loop {
+        let mut head = [0; 5];
+        let mut read = |into: &mut [u8]| wire.read_exact(into).map_err(|error| SandboxError::Broken(error.to_string()));
+        read(&mut head)?;
+        let [tag, size @ ..] = head;
+        let mut data = vec![0; (u32::from_le_bytes(size) as usize).min(1 << 20)];
+        read(&mut data)?;
+        let text = || String::from_utf8_lossy(&data).into_owned();
+        match tag {
+            b'O' => stdout.append(&mut data),
+            b'E' => stderr.append(&mut data),
+            b'L' => layers.push(text()),
+            b'X' => refused = refused.or_else(|| Some(text())),
+            b'S' => {
+                if let Some(why) = refused {
+                    return Err(SandboxError::Setup(why));
+                }
+                let (ended, cpu, peak_memory) =
+                    end(&text(), limits).ok_or_else(|| SandboxError::Broken(format!("it said {:?}", text())))?;
+                return Ok((Ran { ended, stdout, stderr, cpu, peak_memory }, layers));
+            }
+            _ => return Err(SandboxError::Broken(format!("it sent a frame {tag}"))),
+        }
+    }
+}
+
+/// `exited 0 - 1234 5678`: how, why, microseconds, kilobytes.
+fn end(line: &str, limits: &Limits) -> Option<(Ended, Duration, u64)> {
+    let words: Vec<&str> = line.split(' ').collect();
+    let [how, number, why, cpu, peak] = words[..] else { return None };
+    let (number, cpu, peak): (i32, u64, u64) = (number.parse().ok()?, cpu.parse().ok()?, peak.parse().ok()?);
+    let cpu = Duration::from_micros(cpu);
+    let ended = match (why, how) {
+        ("time", _) => Ended::Overdue,
+        ("memory", _) => Ended::OutOfMemory,
+        ("output", _) => Ended::TooMuchOutput,
+        (_, "exited") => Ended::Exited(number),
+        _ if number == SIGXCPU || (number == SIGKILL && cpu >= limits.cpu) => Ended::Overdue,
+        _ => Ended::Signaled(number),
+    };
+    Some((ended, cpu, peak * 1024))
+}
+
+/// A warden, which is never left alone: once it has said how its program ended it has nothing more to do, and what it watches dies with it.
+struct Ending(Child);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.kill().unwrap_or_default();
+        drop(self.0.wait());
+    }
+}
+
+/// A folder for one run, gone with it.
+struct Folder(std::path::PathBuf);
+
+impl Folder {
+    fn make() -> io::Result<Self> {
+        use std::os::unix::fs::DirBuilderExt;
+        let parent = std::env::temp_dir();
+        loop {
+            let now = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
+            let path = parent.join(format!("rollflow-{}-{now:x}", std::process::id()));
+            match std::fs::DirBuilder::new().mode(0o755).create(&path) {
+                Ok(()) => return Ok(Folder(path)),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            tracing::warn!("{} stays behind: {error}", self.0.display());
+        }
+    }
+}
