@@ -194,15 +194,15 @@ impl Fleet {
         let served = self.handle.served(place);
         let Some(floor) = served.or(self.version) else { return Err(EngineError::NoWeights) };
         let Slip { request, answer, number, .. } = &*slip;
-        let answered = answer.tokens.len();
+        let before = answer.tokens.len();
         let attempt = Attempt {
             ordinal: key.0,
             index: key.1,
             number: *number,
             tokens: request.tokens.iter().chain(&answer.tokens).copied().collect(),
-            answered,
+            answered: answer.turn(),
             params: request.params.clone(),
-            seed: mix(mix(mix(self.seed ^ mix(key.0)) ^ u64::from(key.1)) ^ answered as u64),
+            seed: mix(mix(mix(self.seed ^ mix(key.0)) ^ u64::from(key.1)) ^ (request.offset + before) as u64),
             cache_key: self.config.cache_by_version.then(|| format!("v{floor}")),
         };
         self.load.prefill += attempt.tokens.len();
@@ -210,7 +210,7 @@ impl Fleet {
         let engine = self.handle.engines()[place].clone();
         let task = threads.spawn(attempt::run(engine, attempt, Bounds { silence, whole, vocabulary }, self.to.clone()));
         self.seats[place].in_flight += 1;
-        slip.stage = Stage::Running(Running::new(place, (floor, served.is_some()), answered, task.abort_handle()));
+        slip.stage = Stage::Running(Running::new(place, (floor, served.is_some()), before, task.abort_handle()));
         slip.since = now;
         Ok(())
     }
@@ -472,7 +472,7 @@ impl TokenEngine for Fleet {
         let mut begun: BTreeMap<u32, Answer> =
             std::mem::take(&mut request.answers).into_iter().map(|answer| (answer.index, answer)).collect();
         let request = Arc::new(request);
-        for index in 0..request.samples {
+        for index in request.first..request.samples {
             let answer = begun.remove(&index).filter(|answer| !answer.tokens.is_empty()).unwrap_or_else(|| Answer::new(index));
             match finish_of(&answer, request.params.max_new_tokens) {
                 Some(finish) => self.finished.push(Finished::new(ordinal, answer, finish)),

@@ -102,20 +102,25 @@ impl Slip {
     /// Whether its newest token is the last, whatever its engine may say of it: what an interrupted attempt left, and what one that continues it can't see.
     pub(super) fn ends(&mut self, tokenizer: &Tokenizer) -> Result<Option<FinishReason>, TokenizerError> {
         let params = self.request.params.clone();
-        let tokens = &self.answer.tokens;
-        let Some(last) = tokens.last() else { return Ok(None) };
+        let Some(last) = self.turn().last() else { return Ok(None) };
         if (!params.ignore_eos && tokenizer.eos_token_ids().contains(last)) || params.stop_token_ids.contains(last) {
             return Ok(Some(FinishReason::Stop));
         }
         if !params.stop.is_empty() && self.completes_stop(tokenizer)? {
             return Ok(Some(FinishReason::Stop));
         }
-        Ok((self.answer.tokens.len() >= params.max_new_tokens).then_some(FinishReason::Length))
+        Ok((self.answer.turn() >= params.max_new_tokens).then_some(FinishReason::Length))
+    }
+
+    /// What was sampled since the last given token.
+    fn turn(&self) -> &[u32] {
+        &self.answer.tokens[self.answer.tokens.len() - self.answer.turn()..]
     }
 
     /// Feeds what is new to the watch, which is made from what is there.
     fn completes_stop(&mut self, tokenizer: &Tokenizer) -> Result<bool, TokenizerError> {
-        let (tokens, stop) = (&self.answer.tokens, &self.request.params.stop);
+        let (all, stop) = (&self.answer.tokens, &self.request.params.stop);
+        let tokens = &all[all.len() - self.answer.turn()..];
         match &mut self.watch {
             Some(watch) => Ok(watch.feed(tokenizer, tokens, stop)?.is_some()),
             None => {

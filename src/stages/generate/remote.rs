@@ -34,7 +34,15 @@ impl Fleet {
         let mut open = Assembly::new(false);
         for prompt in prompts {
             let (ordinal, tokens): (_, Arc<[u32]>) = (prompt.ordinal, self.tokenizer().encode_prompt(&prompt)?.into());
-            self.submit(Request { ordinal, tokens: tokens.clone(), samples, params: params.clone(), answers: Vec::new() })?;
+            self.submit(Request {
+                ordinal,
+                tokens: tokens.clone(),
+                first: 0,
+                offset: 0,
+                samples,
+                params: params.clone(),
+                answers: Vec::new(),
+            })?;
             open.open(prompt, tokens, samples, params.temperature);
         }
         let mut groups = Vec::new();
