@@ -58,7 +58,7 @@ impl Seat {
             self.limit = (0.75 * self.limit).max(1.0);
         }
         self.refusals = self.refusals.saturating_add(1);
-        let until = now + pause(FIRST, place as u64, self.refusals.min(6)).max(retry_after.unwrap_or_default());
+        let until = now + pause(FIRST, place as u64, self.refusals.min(4)).max(retry_after.unwrap_or_default());
         self.closed_until = self.closed_until.max(Some(until));
     }
 }
