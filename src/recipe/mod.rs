@@ -15,6 +15,7 @@ mod declare;
 mod derive;
 mod document;
 pub mod engine;
+pub mod environment;
 mod error;
 pub mod eval;
 pub mod generate;

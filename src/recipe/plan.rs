@@ -6,6 +6,7 @@ use super::chat::Chat;
 use super::critic::Critic;
 use super::declare::{choices, section};
 use super::engine::Engine;
+use super::environment::Environment;
 use super::eval::Eval;
 use super::generate::{Filter, Generate};
 use super::lora::Lora;
@@ -47,6 +48,8 @@ section! {
         generate: Generate = Generate::default();
         /// Who generates, and how servers are given weights.
         engine: Engine = Engine::default();
+        /// What answers the model, where a rollout has several turns.
+        environment: Option<Environment> = None;
         /// What an answer earns.
         reward: Reward = Reward::default();
         /// Conditions that a group must meet to be trained on.
@@ -95,10 +98,11 @@ choices! {
 }
 
 /// What means nothing where nothing is reinforced.
-const REINFORCEMENT: [&str; 15] = [
+const REINFORCEMENT: [&str; 16] = [
     "mix",
     "generate",
     "engine",
+    "environment",
     "reward",
     "filter",
     "filter_fallback",
@@ -134,6 +138,7 @@ impl Pipeline {
                 "sft",
                 "mix",
                 "reward_model",
+                "environment",
                 "reward",
                 "filter_fallback",
                 "pairs",

@@ -41,7 +41,7 @@ section! {
     /// What an answer earns: 1 if it is right, else 0; or what its parts make together.
     pub struct Reward {
         first rule: RewardRule;
-        /// Whether an answer that did not end by itself earns nothing for what it says: 0 from all kinds but `model`, whose 0 means nothing in particular, `length`, `overlong`, `repetition`, `judge`, and `http`, which is told how it ended.
+        /// Whether an answer that did not end by itself earns nothing for what it says: 0 from all kinds but `model`, whose 0 means nothing in particular, `length`, `overlong`, `repetition`, `judge`, `environment`, and `http`, which is told how it ended.
         require_end_of_text: bool = true;
         /// How often a reward that fails is called again for the same answer, before the answer's group is given up.
         retries: u32 = 2;
@@ -85,6 +85,8 @@ tagged! {
         "judge" => Judge(JudgeRule),
         /// its code passes the tests of its prompt, in a sandbox (docs/sandbox.md).
         "code" => Code(CodeRule),
+        /// what the environment of `[environment]` makes of the rollout: its grade, and what the turns earned.
+        "environment" => Environment(NoKeys),
         /// what a function gives that was registered by a name.
         "custom" => Custom(Custom),
         /// several of these and others, each a `[[reward.part]]`, together.
@@ -182,6 +184,8 @@ tagged! {
         "judge" => Judge(JudgeRule),
         /// what its code earns by the tests of its prompt, in a sandbox.
         "code" => Code(CodeRule),
+        /// what the environment makes of the rollout.
+        "environment" => Environment(NoKeys),
         /// what a function gives that was registered by a name.
         "custom" => Custom(CustomPart),
     }
@@ -333,6 +337,7 @@ impl RewardRule {
             RewardRule::Http(of) => PartRule::Http(of.clone()),
             RewardRule::Judge(of) => PartRule::Judge(of.clone()),
             RewardRule::Code(of) => PartRule::Code(of.clone()),
+            RewardRule::Environment(of) => PartRule::Environment(*of),
             RewardRule::Custom(of) => PartRule::Custom(CustomPart { function: of.name.clone(), params: of.params.clone() }),
             RewardRule::Parts(of) => return Err(of),
         })
@@ -363,6 +368,15 @@ impl RewardRule {
     /// Threads that they score with.
     pub fn threads(&self) -> usize {
         self.models().iter().map(|(_, model)| model.threads).sum()
+    }
+
+    /// Whether it asks the environment.
+    pub(crate) fn asks_environment(&self) -> bool {
+        let asks = |rule: &PartRule| matches!(rule, PartRule::Environment(_));
+        match self.alone() {
+            Ok(rule) => asks(&rule),
+            Err(of) => of.part.iter().any(|part| asks(&part.rule)),
+        }
     }
 
     /// Whether it needs the ground truth of every prompt.
