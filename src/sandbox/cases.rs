@@ -115,7 +115,9 @@ mod tests {
         ] {
             assert_eq!(CodeTests::from_json(&value), Ok(tests));
         }
-        for value in [json!(null), json!([]), json!(3), json!([1]), json!({ "inputs": ["1"], "outputs": [] }), json!([{ "input": "1" }])] {
+        for value in
+            [json!(null), json!([]), json!(3), json!([1]), json!({ "inputs": ["1"], "outputs": [] }), json!([{ "input": "1" }])]
+        {
             assert!(CodeTests::from_json(&value).is_err(), "{value}");
         }
     }
