@@ -48,6 +48,9 @@ pub trait Environment: Send {
     }
 }
 
+/// The role of a message that is a text by itself, to go on from without a chat template. It is a conversation's only message.
+pub const TEXT: &str = "text";
+
 /// Makes a fresh environment for every rollout.
 pub type MakeEnvironment = Arc<dyn Fn() -> Box<dyn Environment> + Send + Sync>;
 
@@ -94,6 +97,9 @@ pub struct Step {
     pub reward: f64,
     /// Whether the episode is over: the model gets no further turn.
     pub done: bool,
+    /// Whether `messages` are all that the model reads next, in the place of the conversation so far: what was said begins no sample's middle
+    /// then, and another sample begins. The tools may have changed, too.
+    pub anew: bool,
 }
 
 impl Step {

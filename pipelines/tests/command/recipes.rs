@@ -72,7 +72,11 @@ fn small(text: &str) -> Vec<String> {
     ];
     // What was recorded has its rewards.
     let recorded = text.contains("kind = \"rollouts\"");
-    let means = |set: &str| !(recorded && (set.starts_with("reward=") || set.starts_with("generate.")));
+    // Code is run as it is.
+    let code = text.contains("kind = \"code\"");
+    let means = |set: &str| {
+        !(recorded && (set.starts_with("reward=") || set.starts_with("generate."))) && !(code && set.starts_with("reward="))
+    };
     all.iter().filter(|(found, set)| text.contains(found) && means(set)).map(|(_, set)| (*set).to_owned()).collect()
 }
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::data::chat::{ChatError, ChatInput};
 use crate::data::{ChatMessage, Tokenizer};
-use crate::env::ToolSpec;
+use crate::env::{TEXT, ToolSpec};
 
 /// In the place of what was said, to find where it ends; a character that no text should hold.
 const MARK: &str = "\u{fdd0}";
@@ -35,6 +35,12 @@ impl Dialogue {
     /// A conversation, and its tokens up to where the model is to begin.
     pub fn begin(messages: Vec<ChatMessage>, tools: &[ToolSpec], tokenizer: &Tokenizer) -> Result<(Self, Vec<u32>), ChatError> {
         let tools: Vec<Value> = tools.iter().map(ToolSpec::to_json).collect();
+        if let [only] = messages.as_slice()
+            && only.role == TEXT
+        {
+            let tokens = tokenizer.encode(&only.content)?;
+            return Ok((Dialogue { text: only.content.clone(), messages, tools }, tokens));
+        }
         let text = tokenizer.chat()?.render(&ChatInput::prompt(&messages).tools(&tools))?;
         let tokens = tokenizer.encode_bare(&text)?;
         Ok((Dialogue { messages, tools, text }, tokens))

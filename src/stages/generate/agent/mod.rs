@@ -22,6 +22,8 @@ pub use by_hand::{AgentRollouts, agent_rollout_to_sample, create_multiturn_rollo
 pub(super) use conversations::Setup;
 
 use crate::data::ChatMessage;
+#[cfg(unix)]
+use crate::env::proxy::{AgentProxy, no_calls};
 use crate::env::{Called, Environment, MakeEnvironment, ToolFormat, ToolParser};
 
 /// An environment, how calls in it are written, and what ends a rollout.
@@ -84,6 +86,12 @@ impl Agent {
             stop: None,
             each_turn: None,
         }
+    }
+
+    /// An agent that lives elsewhere and asks this generator through a proxy, which reads the calls itself.
+    #[cfg(unix)]
+    pub fn elsewhere(proxy: &AgentProxy) -> Self {
+        Agent::by(proxy.maker()).parser(no_calls)
     }
 
     /// How calls are written: a [`ToolFormat`], or a closure.

@@ -212,7 +212,7 @@ impl Rollout {
 
     /// The environment answered a turn. Tells what the ledger is to be given: a part's index, and tokens.
     pub fn stepped(&mut self, step: Step, tokenizer: &Tokenizer) -> Result<(Option<Ahead>, Option<(u32, Vec<u32>)>), ChatError> {
-        let Step { results, messages, reward, done } = step;
+        let Step { results, messages, reward, done, anew } = step;
         self.rewards.push(reward);
         self.used.came(&results);
         let told = in_order(&self.calls, results);
@@ -223,7 +223,14 @@ impl Rollout {
         }
         let newest = self.newest().to_vec();
         let Some(dialogue) = &mut self.dialogue else { return Ok((Some(Ahead::Over), None)) };
-        let next = dialogue.answered(&newest, answer, tokenizer)?;
+        let next = if anew {
+            self.tools = self.environment.as_ref().map_or_else(Vec::new, |environment| environment.tools());
+            let (other, tokens) = Dialogue::begin(answer, &self.tools, tokenizer)?;
+            *dialogue = other;
+            Next::Rewritten(tokens)
+        } else {
+            dialogue.answered(&newest, answer, tokenizer)?
+        };
         let (tokens, rewritten) = match next {
             Next::Extends(tokens) => (tokens, false),
             Next::Rewritten(tokens) => (tokens, true),

@@ -1,0 +1,151 @@
+//! How an agent begins: as a command of its own, or by a request to where it lives.
+
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+use tokio::task::AbortHandle;
+
+use super::Event;
+use crate::engine::remote::Client;
+use crate::env::{EnvError, Episode};
+
+/// No rollout takes longer: its own limits end it before.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
+/// Most of an agent's output that is kept, in bytes: its end is what counts.
+const KEPT: usize = 1 << 16;
+
+/// How an agent begins with a prompt.
+#[derive(Clone)]
+pub enum Launch {
+    /// A program and its arguments, started for every rollout in a process group of its own, which ends with the rollout. It finds the base URL in
+    /// `OPENAI_BASE_URL`, a key that is none in `OPENAI_API_KEY`, and the prompt with its metadata as JSON on standard input. A last line
+    /// of output that is a JSON object is what it says at its end.
+    Command(Vec<String>),
+    /// An agent that listens: the same JSON, with `base_url`, is posted there, and the answer, an object too, is what it says at its end.
+    Post(Client),
+}
+
+/// An agent under way; dropping it ends it.
+pub enum Launched {
+    Process(Arc<Mutex<Child>>),
+    Request(AbortHandle),
+}
+
+impl Launch {
+    /// An agent that listens at `http://host:port/path`.
+    pub fn post(url: &str) -> Result<Self, EnvError> {
+        Ok(Launch::Post(Client::new("agent", url, None, 64).map_err(EnvError::new)?))
+    }
+
+    pub(super) fn begin(
+        &self,
+        episode: &Episode,
+        base: &str,
+        runtime: &Runtime,
+        tell: Sender<Event>,
+    ) -> Result<Launched, EnvError> {
+        let task = json!({
+            "base_url": base, "prompt": episode.prompt.text, "metadata": episode.prompt.metadata,
+            "ordinal": episode.prompt.ordinal, "index": episode.index, "seed": episode.seed,
+        });
+        match self {
+            Launch::Command(command) => start(command, base, task.to_string(), tell),
+            Launch::Post(client) => {
+                let client = client.clone();
+                let posted = runtime.spawn(async move {
+                    let answer = client.post("", &task, LONGEST).await.map_err(|error| error.to_string());
+                    // Who has stopped listening needs no answer.
+                    drop(tell.send(Event::Ended(answer)));
+                });
+                Ok(Launched::Request(posted.abort_handle()))
+            }
+        }
+    }
+}
+
+fn start(command: &[String], base: &str, task: String, tell: Sender<Event>) -> Result<Launched, EnvError> {
+    use std::os::unix::process::CommandExt;
+    let (program, arguments) = command.split_first().ok_or_else(|| EnvError::new("the agent's command is empty"))?;
+    let mut started = Command::new(program)
+        .args(arguments)
+        .env("OPENAI_BASE_URL", base)
+        .env("OPENAI_API_KEY", "none")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .map_err(|error| EnvError::new(format!("the agent's command {program} can't be started: {error}")))?;
+    let (stdin, stdout, stderr) = (started.stdin.take(), started.stdout.take(), started.stderr.take());
+    let process = Arc::new(Mutex::new(started));
+    let waited = process.clone();
+    std::thread::spawn(move || {
+        let complaint = std::thread::spawn(move || end_of(stderr));
+        if let Some(mut stdin) = stdin {
+            // One that does not read its task knows it otherwise.
+            drop(stdin.write_all(task.as_bytes()));
+        }
+        let output = end_of(stdout);
+        let complaint = complaint.join().unwrap_or_default();
+        let status = loop {
+            // Not held while it runs on: who ends it needs the process, too.
+            let status = waited.lock().unwrap_or_else(PoisonError::into_inner).try_wait();
+            match status {
+                Ok(None) => std::thread::sleep(Duration::from_millis(5)),
+                Ok(Some(status)) => break Ok(status),
+                Err(error) => break Err(error.to_string()),
+            }
+        };
+        let said = output.trim_end().lines().last().and_then(|line| serde_json::from_str::<Value>(line).ok());
+        let ended = match status {
+            Ok(status) if status.success() => Ok(said.filter(Value::is_object).unwrap_or(Value::Null)),
+            Ok(status) => Err(format!("{status}: {}", complaint.trim_end().lines().last().unwrap_or("it said nothing"))),
+            Err(error) => Err(error),
+        };
+        drop(tell.send(Event::Ended(ended)));
+    });
+    Ok(Launched::Process(process))
+}
+
+/// Reads to the end, and keeps that.
+fn end_of(from: Option<impl Read>) -> String {
+    let Some(mut from) = from else { return String::new() };
+    let (mut kept, mut buffer) = (Vec::new(), [0; 8192]);
+    while let Ok(read @ 1..) = from.read(&mut buffer) {
+        kept.extend_from_slice(&buffer[..read]);
+        if kept.len() > 2 * KEPT {
+            kept.drain(..kept.len() - KEPT);
+        }
+    }
+    String::from_utf8_lossy(&kept).into_owned()
+}
+
+impl Drop for Launched {
+    fn drop(&mut self) {
+        match self {
+            Launched::Request(request) => request.abort(),
+            Launched::Process(process) => {
+                let mut process = process.lock().unwrap_or_else(PoisonError::into_inner);
+                // Its number is its own as long as nobody has waited for it.
+                if let Ok(None) = process.try_wait() {
+                    end_group(process.id());
+                    drop(process.wait());
+                }
+            }
+        }
+    }
+}
+
+fn end_group(id: u32) {
+    use rustix::process::{Pid, Signal, kill_process_group};
+    if let Some(group) = i32::try_from(id).ok().and_then(Pid::from_raw)
+        && let Err(error) = kill_process_group(group, Signal::KILL)
+    {
+        tracing::warn!("the agent's processes could not be ended: {error}");
+    }
+}

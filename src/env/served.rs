@@ -1,0 +1,246 @@
+//! Environments that another process serves over HTTP, in any language: docs/agents_elsewhere.md has the protocol.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+
+use super::{Action, Deadline, EnvError, Environment, Episode, Grade, MakeEnvironment, Step, ToolResult, ToolSpec};
+use crate::data::ChatMessage;
+use crate::engine::remote::{Client, Fault, RemoteError};
+
+/// No pause between two requests is longer.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// How long a server may take to hear that a rollout was given up.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// Where environments are served, and how patiently they are asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServedConfig {
+    /// `http://host:port/path`: where everything is posted.
+    pub url: String,
+    /// Sent as `Authorization: Bearer …`.
+    pub token: Option<String>,
+    /// How often a request is made again that got no answer, or one that makes no sense. The deadline of a step bounds all of them together.
+    pub retries: u32,
+    /// The pause before the first of those; each further one is twice as long, 30 seconds at most, less up to half of it by chance.
+    pub pause: Duration,
+    /// Most requests at the same time, over all rollouts.
+    pub concurrency: usize,
+}
+
+impl ServedConfig {
+    /// Two retries, from half a second on, and 64 requests at the same time.
+    pub fn new(url: impl Into<String>) -> Self {
+        ServedConfig { url: url.into(), token: None, retries: 2, pause: Duration::from_millis(500), concurrency: 64 }
+    }
+}
+
+/// An environment in another process. Its rollout has an id there; what the server gives as its state goes back to it with every request, so that one which
+/// remembers nothing by itself can go on with a rollout that was interrupted.
+pub struct ServedEnvironment {
+    server: Arc<Server>,
+    episode: String,
+    tools: Vec<ToolSpec>,
+    turn: u64,
+    state: Value,
+    open: bool,
+}
+
+struct Server {
+    client: Client,
+    config: ServedConfig,
+    room: Semaphore,
+    runtime: Runtime,
+}
+
+/// What a server says to everything.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Reply {
+    messages: Option<Vec<ChatMessage>>,
+    tools: Vec<ToolSpec>,
+    results: Vec<Told>,
+    reward: f64,
+    done: bool,
+    correct: Option<bool>,
+    metadata: Map<String, Value>,
+    state: Option<Value>,
+    error: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Told {
+    content: String,
+    #[serde(default = "yes")]
+    success: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl ServedEnvironment {
+    /// A fresh one for every rollout; they share connections and the bound on requests. Asks nothing yet.
+    pub fn maker(config: ServedConfig) -> Result<MakeEnvironment, EnvError> {
+        let client =
+            Client::new("environment", &config.url, config.token.as_deref(), config.concurrency).map_err(EnvError::new)?;
+        let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("environments").enable_all().build();
+        let runtime = runtime.map_err(|error| EnvError::new(format!("no thread for requests of environments: {error}")))?;
+        let server = Arc::new(Server { client, room: Semaphore::new(config.concurrency.max(1)), config, runtime });
+        Ok(Arc::new(move || {
+            let episode = [0, 1].map(|half| format!("{:016x}", RandomState::new().hash_one(half))).concat();
+            let server = server.clone();
+            Box::new(ServedEnvironment { server, episode, tools: Vec::new(), turn: 0, state: Value::Null, open: false })
+        }))
+    }
+
+    fn ask(&mut self, what: &str, more: Value, deadline: Deadline) -> Result<Reply, EnvError> {
+        let mut question = json!({ "do": what, "episode": self.episode, "turn": self.turn, "state": self.state });
+        if let (Value::Object(question), Value::Object(more)) = (&mut question, more) {
+            question.extend(more);
+        }
+        let reply = self.server.runtime.block_on(self.server.ask(what, &question, deadline))?;
+        if let Some(why) = reply.error {
+            return Err(EnvError::new(format!("{} said to {what}: {why}", self.server.client.name())));
+        }
+        if let Some(state) = &reply.state {
+            self.state = state.clone();
+        }
+        Ok(reply)
+    }
+}
+
+impl Server {
+    async fn ask(&self, what: &str, question: &Value, deadline: Deadline) -> Result<Reply, EnvError> {
+        let late = || EnvError::new(format!("{} had no answer to {what} by the deadline", self.client.name()));
+        let _room = timeout(deadline.left(), self.room.acquire()).await.map_err(|_| late())?.map_err(EnvError::new)?;
+        let (mut failed, mut turned_away) = (0, 0);
+        loop {
+            let left = deadline.left();
+            if left.is_zero() {
+                return Err(late());
+            }
+            let error = match self.client.post("", question, left).await {
+                Ok(page) => match serde_json::from_value::<Reply>(page.clone()) {
+                    Ok(reply) if page.is_object() && reply.reward.is_finite() => return Ok(reply),
+                    Ok(_) => {
+                        self.client.nonsense(what, "something else than an object of the protocol".into(), &page.to_string())
+                    }
+                    Err(error) => self.client.nonsense(what, error.to_string(), &page.to_string()),
+                },
+                Err(error) => error,
+            };
+            let pause = match &error.fault {
+                // It has no room now: that is no failure.
+                Fault::Busy { retry_after, .. } => {
+                    turned_away += 1;
+                    self.pause(turned_away).max(retry_after.unwrap_or_default())
+                }
+                fault if fault.passes() && failed < self.config.retries => {
+                    failed += 1;
+                    self.pause(failed)
+                }
+                _ => return Err(EnvError::new(error)),
+            };
+            if pause >= deadline.left() {
+                return Err(EnvError::new(error));
+            }
+            sleep(pause).await;
+        }
+    }
+
+    /// Less up to half by chance, so that those who failed together do not come back together.
+    fn pause(&self, nth: u32) -> Duration {
+        let longest = self.config.pause.saturating_mul(1_u32.checked_shl(nth - 1).unwrap_or(u32::MAX)).min(LONGEST_PAUSE);
+        let chance = (RandomState::new().hash_one(nth) >> 11) as f64 / (1_u64 << 53) as f64;
+        longest.mul_f64(0.5 + 0.5 * chance)
+    }
+}
+
+impl Environment for ServedEnvironment {
+    fn reset(&mut self, episode: &Episode, deadline: Deadline) -> Result<Vec<ChatMessage>, EnvError> {
+        let conversation = episode.conversation();
+        let about = json!({
+            "prompt": episode.prompt.ordinal, "index": episode.index, "seed": episode.seed,
+            "messages": conversation, "metadata": episode.prompt.metadata,
+        });
+        self.open = true;
+        let reply = self.ask("reset", about, deadline)?;
+        self.tools = reply.tools;
+        Ok(reply.messages.unwrap_or(conversation))
+    }
+
+    fn tools(&self) -> Vec<ToolSpec> {
+        self.tools.clone()
+    }
+
+    fn step(&mut self, action: &Action, deadline: Deadline) -> Result<Step, EnvError> {
+        self.turn += 1;
+        let said = json!({ "text": action.text, "calls": action.calls, "malformed": action.malformed });
+        let reply = self.ask("step", said, deadline)?;
+        if reply.results.len() != action.calls.len() && !reply.done {
+            let (given, made) = (reply.results.len(), action.calls.len());
+            let page = format!("{given} results");
+            let error: RemoteError = self.server.client.nonsense("step", format!("{given} results of {made} calls"), &page);
+            return Err(EnvError::new(error));
+        }
+        let results = action
+            .calls
+            .iter()
+            .zip(reply.results)
+            .map(|(call, told)| ToolResult { success: told.success, ..ToolResult::of(call, told.content) });
+        let results = results.collect();
+        Ok(Step { results, messages: reply.messages.unwrap_or_default(), reward: reply.reward, done: reply.done, anew: false })
+    }
+
+    fn observe(&self) -> Value {
+        self.state.clone()
+    }
+
+    fn grade(&mut self, deadline: Deadline) -> Result<Grade, EnvError> {
+        let Reply { reward, correct, metadata, .. } = self.ask("grade", Value::Null, deadline)?;
+        self.open = false;
+        Ok(Grade { reward, correct, metadata })
+    }
+
+    fn save(&self) -> Option<Value> {
+        (!self.state.is_null()).then(|| json!({ "turn": self.turn, "state": self.state }))
+    }
+
+    fn restore(&mut self, saved: &Value) -> Result<(), EnvError> {
+        self.turn = saved["turn"].as_u64().unwrap_or_default();
+        self.state = saved["state"].clone();
+        Ok(())
+    }
+}
+
+impl Drop for ServedEnvironment {
+    /// Tells the server of a rollout that ends without a grade, and does not wait for it.
+    fn drop(&mut self) {
+        if self.open {
+            let (server, episode) = (self.server.client.clone(), self.episode.clone());
+            let farewell = async move {
+                let farewell = json!({ "do": "close", "episode": episode });
+                if let Err(error) = server.post("", &farewell, FAREWELL).await {
+                    tracing::debug!("{error}");
+                }
+            };
+            drop(self.server.runtime.spawn(farewell));
+        }
+    }
+}
+
+impl std::fmt::Debug for ServedEnvironment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServedEnvironment")
+            .field("server", &self.server.client.name())
+            .field("turn", &self.turn)
+            .finish_non_exhaustive()
+    }
+}
