@@ -51,6 +51,11 @@ impl Seat {
         self.limit = (self.limit + 1.0 / self.limit).min(self.most as f64);
     }
 
+    /// It may take samples again.
+    pub(super) fn reopen(&mut self) {
+        (self.closed_until, self.refusals) = (None, 0);
+    }
+
     /// It turned a sample away.
     pub(super) fn busy(&mut self, place: usize, status: u16, retry_after: Option<Duration>, now: Instant) {
         // Several that were sent together are turned away together: once is enough.
