@@ -5,7 +5,7 @@
 #
 # Both bring libtorch first (once per user). Extra arguments:  make grpo ARGS="--set seed=1 --metrics 127.0.0.1:9464"
 
-.PHONY: grpo sft test lint check docs asynchrony libtorch tools help
+.PHONY: grpo sft test test-engines lint check docs asynchrony libtorch tools help
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,11 @@ sft: libtorch
 
 test: libtorch
 	cargo test --workspace $(ARGS)
+
+# Installs real inference servers (3 GB and about two minutes each, once) and drives them on this machine.
+ENGINES ?= vllm sglang
+test-engines: libtorch
+	@./scripts/test_engines.sh $(ENGINES)
 
 lint: libtorch
 	cargo fmt --all --check

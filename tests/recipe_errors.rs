@@ -119,6 +119,18 @@ fn keys_that_contradict_each_other_are_errors() {
 }
 
 #[test]
+fn engines_that_can_not_be_or_can_not_do_what_is_asked_are_errors() {
+    let cases = [
+        "engine.urls = ['http://127.0.0.1:8000']",
+        "engine.kind = 'vllm'\nengine.pause = 'recompute'",
+        "engine = { kind = 'openai', urls = ['https://example.com'], launch = 'sglang' }",
+        "engine = { launch = 'vllm', cache = 'flush', port = 65535, replicas = 3, env = ['HOME'] }\nflow.max_staleness = 0",
+        "engine = { launch = 'sglang', pause = 'finish' }\nlora = { sync = 'adapter' }",
+    ];
+    insta::assert_snapshot!(cases.map(also).join("\n\n"));
+}
+
+#[test]
 fn a_critic_beside_what_it_replaces_or_that_leaves_the_policy_no_step_is_an_error() {
     let cases = [
         "critic = { lr = 1e-3 }\ntrain.advantage = { kind = 'leave_one_out' }\ngenerate.group_size = 1",

@@ -93,7 +93,7 @@ impl InferenceEngine for FolderEngine {
     }
 
     fn score<'a>(&'a self, tokens: &'a [u32]) -> Pending<'a, Scored> {
-        Box::pin(async {
+        Box::pin(async move {
             let state = self.state.lock().unwrap();
             if state.paused {
                 return Err(RemoteError::new(&self.name, Fault::Busy { status: 503, retry_after: None }));

@@ -6,14 +6,19 @@
 //! PPO is the same graph: its critic is a second model of the trainer's, which nobody else needs to know of.
 
 use anyhow::{Context, Result};
+use rollflow::engine::remote::Fleet;
 use rollflow::engine::{LocalEngine, TokenEngine};
-use rollflow::flow::{Ended, Flow, Report, Until, WeightsTx, weights};
+use rollflow::flow::{Ended, Flow, Port, Report, Until, WeightsTx, weights};
+use rollflow::observe::Metrics;
 use rollflow::observe::logs::announce_training;
 use rollflow::prelude::*;
 use rollflow::recipe::{Pipeline, Plan};
 use rollflow::stages::evaluate::Evaluator;
 use rollflow::stages::pairs::Pairs;
+use rollflow::stages::sync::RemoteSync;
+use rollflow::stages::train::Trained;
 
+use crate::engines::Engines;
 use crate::lessons::Mixture;
 use crate::registry::Registry;
 use crate::resume::ResumePoint;
@@ -52,17 +57,31 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
     if from.is_none() {
         references::keep(plan, &policy, run.path())?;
     }
-    let actors = Actors::held_to(plan, registry, &policy, &start)?;
+    if !plan.engine.is_remote() {
+        return reinforce(plan, Actors::held_to(plan, registry, &policy, &start)?, (run, &policy), from, &interrupts);
+    }
+    // Those that were started end with it, however this ends.
+    let engines = Engines::begin(plan, &policy, &run.path().join("engine"), |line| run.say(line))?;
+    reinforce(plan, Actors::elsewhere(plan, registry, (&policy, &start), &engines)?, (run, &policy), from, &interrupts)
+}
+
+fn reinforce<E: TokenEngine>(
+    plan: &Plan,
+    actors: Actors<E, LocalBackend, LocalEngine>,
+    (run, policy): (&RunFolder, &Policy),
+    from: Option<&ResumePoint>,
+    interrupts: &Interrupts,
+) -> Result<Report> {
     if let (Some(from), Some(state)) = (from, actors.reference.as_ref().and_then(Reference::state)) {
-        state.resume(&policy, &from.checkpoint).context("going on with the reference policy")?;
+        state.resume(policy, &from.checkpoint).context("going on with the reference policy")?;
     }
     if plan.train.probe && from.is_none() {
-        parts::probe(plan, &policy, &actors.backend)?;
+        parts::probe(plan, policy, &actors.backend)?;
     }
     let mut flow = declare(plan, actors, run.outputs(plan)?, from)?;
     let groups = format!("{} groups of {}", plan.batch.groups, plan.generate.group_size);
     announce_training("RL", &[("Steps", &plan.train.steps), ("Batch size", &groups)]);
-    flow.interrupted_by(&interrupts);
+    flow.interrupted_by(interrupts);
     let report = run.watch(&mut flow, plan.train.steps, |flow| flow.run(Until::finished()))?;
     if report.ended == Ended::Finished {
         tracing::info!("RL training complete!");
@@ -70,16 +89,43 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
     Ok(report)
 }
 
-/// Who does the work. A simulation has others for the same graph.
-pub struct Actors<E: TokenEngine, B> {
+/// How weights get to the generator.
+pub enum Publisher<W> {
+    /// It reads them in this process.
+    Here(WeightsTx<W>),
+    /// Servers are given them.
+    There(Box<RemoteSync<W>>),
+}
+
+impl<W: Send + Sync + 'static> Publisher<W> {
+    fn stage(
+        self,
+        flow: &mut Flow,
+        trained: Port<Trained<W>>,
+        (metrics, admission, log_every): (&Metrics, &Admission, u64),
+    ) -> Port<Trained<W>> {
+        match self {
+            Publisher::Here(to) => {
+                let sync = WeightSync::to(to).metrics(metrics).admission(admission).log_every(log_every);
+                flow.stage("sync", trained, sync)
+            }
+            Publisher::There(sync) => {
+                flow.stage("sync", trained, sync.metrics(metrics).admission(admission).log_every(log_every))
+            }
+        }
+    }
+}
+
+/// Who does the work: `E` generates, `B` learns, `V` asks what was learned. A simulation has others for the same graph.
+pub struct Actors<E: TokenEngine, B: TrainingBackend, V: TokenEngine = E> {
     /// Answers prompts with the weights of `publisher`.
     pub generator: Generator<E>,
     /// Gives weights to the generator.
-    pub publisher: WeightsTx<E::Weights>,
+    pub publisher: Publisher<B::Weights>,
     /// Scores answers.
     pub reward: Judge,
     /// Scores them under the policy that the trained one is held to, if there is any.
-    pub reference: Option<Reference<E::Weights>>,
+    pub reference: Option<Reference<B::Weights>>,
     /// Learns from them.
     pub backend: B,
     /// Tells it what to expect of them, if anything does.
@@ -87,7 +133,7 @@ pub struct Actors<E: TokenEngine, B> {
     /// What its steps are mixed with, if anything.
     pub mixture: Option<Mixture>,
     /// Asks published weights what they know, if anything does.
-    pub evaluator: Option<Evaluator<E>>,
+    pub evaluator: Option<Evaluator<V>>,
     /// Parts of the user's own.
     pub registry: Registry,
 }
@@ -104,7 +150,26 @@ impl Actors<LocalEngine, LocalBackend> {
         Ok(Actors {
             reference: references::reference(plan, start, &published)?,
             generator: parts::generator(plan, policy, published)?,
-            publisher,
+            publisher: Publisher::Here(publisher),
+            reward: parts::reward(plan, registry)?,
+            backend: trainers::backend(plan, registry, policy).context("starting the trainer")?,
+            critic: trainers::critic(plan, start).context("starting the critic")?,
+            mixture: Mixture::of(plan, policy)?,
+            evaluator: evaluation::evaluator(plan, registry, policy)?,
+            registry: registry.clone(),
+        })
+    }
+}
+
+impl Actors<Fleet, LocalBackend, LocalEngine> {
+    /// Those of this process but for the generator, which is on servers; of a run that has come to `policy` and began as `start`.
+    pub fn elsewhere(plan: &Plan, registry: &Registry, (policy, start): (&Policy, &Policy), engines: &Engines) -> Result<Self> {
+        let (publisher, published) = weights();
+        let (also, read) = weights();
+        Ok(Actors {
+            reference: references::reference(plan, start, &read)?,
+            generator: parts::generator_by(plan, engines.generator(plan, policy, published))?,
+            publisher: Publisher::There(Box::new(engines.sync(plan, publisher)?.also(also))),
             reward: parts::reward(plan, registry)?,
             backend: trainers::backend(plan, registry, policy).context("starting the trainer")?,
             critic: trainers::critic(plan, start).context("starting the critic")?,
@@ -116,10 +181,10 @@ impl Actors<LocalEngine, LocalBackend> {
 }
 
 /// The graph, from prompts to weights.
-pub fn declare<E: TokenEngine, B: TrainingBackend<Weights = E::Weights> + 'static>(
+pub fn declare<E: TokenEngine, B: TrainingBackend + 'static, V: TokenEngine<Weights = B::Weights>>(
     plan: &Plan,
-    actors: Actors<E, B>,
-    outputs: Outputs<E::Weights>,
+    actors: Actors<E, B, V>,
+    outputs: Outputs<B::Weights>,
     from: Option<&ResumePoint>,
 ) -> Result<Flow> {
     let Actors { generator, publisher, mut reward, reference, backend, critic, mixture, evaluator, registry } = actors;
@@ -160,8 +225,7 @@ pub fn declare<E: TokenEngine, B: TrainingBackend<Weights = E::Weights> + 'stati
     let batcher = if plan.flow.max_staleness == 0 { batcher } else { batcher.in_parts(plan.batch.groups.div_ceil(PARTS)) };
     let batches = flow.stage("batch", kept, batcher.admission(&admission));
     let trained = flow.stage("train", batches, trainer);
-    let sync = WeightSync::to(publisher).metrics(&metrics).admission(&admission).log_every(plan.observe.log_every);
-    let mut synced = flow.stage("sync", trained, sync);
+    let mut synced = publisher.stage(&mut flow, trained, (&metrics, &admission, plan.observe.log_every));
     if let Some(evaluator) = evaluator {
         let evaluator = evaluator.after(from.map_or(0, |from| from.trainer.step));
         synced = flow.stage("evaluate", synced, evaluator.metrics(&metrics).log(answers));

@@ -7,6 +7,7 @@
 
 mod check;
 mod compare;
+mod engine;
 mod eval;
 mod export;
 mod generate;
@@ -60,6 +61,7 @@ enum Command {
     Tokens(tokens::Tokens),
     Models(models::Models),
     Eval(eval::Eval),
+    Engine(engine::Engine),
     Export(export::Export),
     Runs(runs::Runs),
     Compare(compare::Compare),
@@ -83,6 +85,7 @@ fn dispatch(command: Command, registry: &Registry) -> Result<ExitCode> {
         Command::Tokens(of) => of.run(),
         Command::Models(of) => of.run(),
         Command::Eval(of) => of.run(registry),
+        Command::Engine(of) => of.run(registry),
         Command::Export(of) => of.run(),
         Command::Runs(of) => of.run(),
         Command::Compare(of) => of.run(),

@@ -23,7 +23,7 @@ use rollflow::stages::reference::UnscoredReference;
 use rollflow::stages::train::{Trained, staleness};
 use rollflow::train::SimulatedBackend;
 
-use crate::grpo::{self, Actors};
+use crate::grpo::{self, Actors, Publisher};
 use crate::parts;
 use crate::registry::Registry;
 use crate::rewards::Judge;
@@ -174,7 +174,7 @@ fn actors(
     let reward = move |sample: &Sample| answers.of(seed, sample.group_index, sample.index).1;
     Ok(Actors {
         generator: parts::generator_by(plan, Generator::by(make, &tokenizer, published))?,
-        publisher,
+        publisher: Publisher::Here(publisher),
         reward: Judge::Here(Reward::each(reward)),
         reference: plan.reference.as_ref().map(|_| Reference::frozen(UnscoredReference, Arc::new(()))),
         // Its time is within that of the stage.

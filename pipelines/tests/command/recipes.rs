@@ -98,6 +98,10 @@ fn every_shipped_recipe_checks_and_runs_a_few_steps() {
         let elsewhere = if text.contains("path = \"models/") { &["--set", sets[0].as_str()][..] } else { &[] };
         let checked = rollflow(&[&["check", name], elsewhere].concat());
         assert_eq!((checked.code, checked.err.as_str()), (Some(0), ""), "{name}");
+        // Those that start a server run where there is one: `make test-engines`.
+        if text.contains("[engine]") {
+            continue;
+        }
         let out = folder.path().join(path.file_stem().unwrap());
         let mut run = vec!["run", name, "--out", out.to_str().unwrap()];
         run.extend(sets.iter().flat_map(|set| ["--set", set.as_str()]));

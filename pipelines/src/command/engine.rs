@@ -1,0 +1,204 @@
+//! `rollflow engine`: servers beside any run.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Args, Subcommand, ValueEnum};
+use rollflow::engine::remote::sync::{SyncReport, WeightSyncManager};
+use rollflow::engine::remote::{FleetHandle, InferenceEngine};
+use rollflow::prelude::Policy;
+use rollflow::recipe::Plan;
+use rollflow::recipe::engine::{Engine as Section, EngineKind, Launch as Kind};
+
+use super::plans::{RecipeArgs, load};
+use super::{REFUSED, out};
+use crate::registry::Registry;
+use crate::{engines, origin};
+
+/// Start inference servers, look at them, or give them weights.
+#[derive(Args)]
+pub struct Engine {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    Launch(Launch),
+    Status(Status),
+    Sync(Sync),
+}
+
+/// Start the servers of a recipe and keep them until Ctrl-C; only they are ended then.
+#[derive(Args)]
+struct Launch {
+    #[command(flatten)]
+    recipe: RecipeArgs,
+    /// A model folder, a checkpoint or a run to serve; without it, the recipe's model.
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// Where the model is written that they start from, and their logs.
+    #[arg(long, value_name = "DIR", default_value = "runs/engine")]
+    out: PathBuf,
+}
+
+/// Say how servers are, and what they serve.
+#[derive(Args)]
+struct Status {
+    /// A recipe, or servers as http://host:port.
+    #[arg(required = true)]
+    of: Vec<String>,
+    /// What servers are that are named by their URLs.
+    #[arg(long, value_enum, default_value = "vllm")]
+    kind: Named,
+}
+
+/// Give the servers of a recipe the weights of a model folder, a checkpoint or a run, and verify that they serve them.
+#[derive(Args)]
+struct Sync {
+    #[command(flatten)]
+    recipe: RecipeArgs,
+    /// What to give.
+    from: PathBuf,
+    /// What the servers call it.
+    #[arg(long, default_value = "1")]
+    version: u64,
+    /// Where it is written for them.
+    #[arg(long, value_name = "DIR", default_value = "runs/engine")]
+    out: PathBuf,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Named {
+    Vllm,
+    Sglang,
+    Openai,
+}
+
+impl Engine {
+    pub fn run(self, registry: &Registry) -> Result<ExitCode> {
+        match self.what {
+            What::Launch(of) => of.run(registry),
+            What::Status(of) => of.run(registry),
+            What::Sync(of) => of.run(registry),
+        }
+    }
+}
+
+/// The model at `path`, or else the recipe's.
+fn policy(plan: &Plan, path: Option<&Path>) -> Result<Policy> {
+    let Some(path) = path else { return crate::parts::policy(plan) };
+    let folder = origin::model_folder(path)?;
+    Ok(Policy::load(&folder).with_context(|| format!("loading {}", folder.display()))?.merged())
+}
+
+impl Launch {
+    fn run(self, registry: &Registry) -> Result<ExitCode> {
+        let Some(mut plan) = load(&self.recipe, registry) else { return Ok(ExitCode::from(REFUSED)) };
+        plan.engine.launch = match plan.engine.kind() {
+            EngineKind::Vllm => Kind::Vllm,
+            EngineKind::Sglang => Kind::Sglang,
+            kind => {
+                bail!("engine.kind is {:?}: there is no server to start; set engine.launch = \"vllm\" or \"sglang\"", kind.word())
+            }
+        };
+        let out = std::path::absolute(plan.engine.folder.as_ref().unwrap_or(&self.out))?;
+        let start = out.join("start");
+        engines::exporter(&plan, &policy(&plan, self.model.as_deref())?, &out)?.launch_folder(&start)?;
+        let servers = engines::launch(&plan, &start, &out.join("logs"), |line| eprintln!("{line}"))?;
+        for url in plan.engine.launched_urls() {
+            out::line(&format!("ready: {url}"))?;
+        }
+        let ended = engines::runtime()?.block_on(async {
+            let mut term = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+            loop {
+                tokio::select! {
+                    pressed = tokio::signal::ctrl_c() => return pressed.map(|()| None),
+                    _ = term.recv() => return Ok(None),
+                    () = tokio::time::sleep(Duration::from_millis(250)) => {}
+                }
+                if let Some(ended) = servers.ended() {
+                    return Ok(Some(ended));
+                }
+            }
+        });
+        match ended.context("waiting for Ctrl-C")? {
+            None => Ok(ExitCode::SUCCESS),
+            Some(why) => bail!("{why}"),
+        }
+    }
+}
+
+impl Status {
+    fn run(self, registry: &Registry) -> Result<ExitCode> {
+        let engine = match &self.of[..] {
+            [recipe] if !recipe.starts_with("http://") => {
+                let args = RecipeArgs { recipe: recipe.into(), sets: Vec::new() };
+                let Some(plan) = load(&args, registry) else { return Ok(ExitCode::from(REFUSED)) };
+                plan.engine
+            }
+            urls => {
+                let kind = match self.kind {
+                    Named::Vllm => EngineKind::Vllm,
+                    Named::Sglang => EngineKind::Sglang,
+                    Named::Openai => EngineKind::OpenAi,
+                };
+                Section { kind, urls: urls.to_vec(), ..Section::default() }
+            }
+        };
+        ensure!(engine.is_remote(), "the recipe generates in its own process; there is no server to look at");
+        let (runtime, mut well) = (engines::runtime()?, true);
+        for url in engine.all_urls() {
+            let engine = engines::engine(&engine, &url)?;
+            let told = runtime.block_on(status(engine.as_ref()));
+            well &= told.is_ok();
+            out::line(&told.unwrap_or_else(|error| format!("{error}")))?;
+        }
+        Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+async fn status(engine: &dyn InferenceEngine) -> Result<String> {
+    let limit = Duration::from_secs(20);
+    engine.healthy(limit).await?;
+    let found = engine.probe().await?;
+    let served = match engine.weights().filter(|_| found.weights) {
+        Some(control) => {
+            control.served().await?.map_or("nothing that it was given".to_owned(), |label| format!("version {label}"))
+        }
+        None => "what it was started with".to_owned(),
+    };
+    let can = [("spans", found.spans), ("weights", found.weights), ("checksums", found.checksums), ("adapters", found.adapters)];
+    let can: Vec<&str> = can.iter().filter(|(_, can)| *can).map(|(name, _)| *name).collect();
+    let context = found.context.map_or(String::new(), |context| format!(", context {context}"));
+    let lacks: String = found.lacks.iter().map(|lack| format!("\n  lacks: {lack}")).collect();
+    let (name, server, model, can) = (engine.name(), found.server, found.model, can.join(", "));
+    Ok(format!("{name}: {server}, model {model}{context}; serves {served}; has {can}{lacks}"))
+}
+
+impl Sync {
+    fn run(self, registry: &Registry) -> Result<ExitCode> {
+        let Some(plan) = load(&self.recipe, registry) else { return Ok(ExitCode::from(REFUSED)) };
+        let policy = policy(&plan, Some(&self.from))?;
+        let out = std::path::absolute(plan.engine.folder.as_ref().unwrap_or(&self.out))?;
+        let urls = plan.engine.all_urls();
+        let all = urls.iter().map(|url| engines::engine(&plan.engine, url)).collect::<Result<Vec<Arc<dyn InferenceEngine>>>>()?;
+        let update = engines::exporter(&plan, &policy, &out)?.export(self.version, &policy.frozen())?;
+        let manager = WeightSyncManager::new(FleetHandle::new(all), engines::sync_config(&plan.engine));
+        let report: SyncReport = engines::runtime()?.block_on(manager.sync(update))?;
+        for (url, result) in urls.iter().zip(&report.engines) {
+            out::line(&match result {
+                Ok(held) => {
+                    let times: Vec<String> =
+                        held.times.iter().map(|(phase, time)| format!("{} {:.0?}", phase.word(), time)).collect();
+                    format!("{url} holds version {} ({})", report.version, times.join(", "))
+                }
+                Err(isolated) => isolated.to_string(),
+            })?;
+        }
+        Ok(if report.held() == urls.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}

@@ -1,0 +1,171 @@
+//! `[engine]` as the library's parts: servers, how they are asked and how they are given weights.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rollflow::engine::remote::sync::{CachePolicy, Deadlines, Releases, SyncConfig, WeightSyncManager};
+use rollflow::engine::remote::{
+    Fleet, FleetConfig, FleetHandle, InferenceEngine, OpenAiEngine, PauseMode, ServerConfig, SglangEngine, SglangWeights, Synced,
+    VllmEngine, VllmWeights,
+};
+use rollflow::flow::{WeightsRx, WeightsTx};
+use rollflow::model::FrozenWeights;
+use rollflow::prelude::*;
+use rollflow::recipe::Plan;
+use rollflow::recipe::engine::{Cache, Engine, EngineKind, Launch, Pause};
+use rollflow::recipe::task::TaskData;
+use rollflow::stages::sync::{Exporter, RemoteSync, probe_texts};
+
+use crate::servers::{Recipe, Servers};
+use crate::{data, parts};
+
+/// Prompts whose beginnings probe a sync.
+const PROBES: u64 = 4;
+
+/// The folder, in that of the engines, that servers are started from.
+const START: &str = "start";
+
+/// The engines of a run. Dropping it ends those that it started.
+pub struct Engines {
+    handle: FleetHandle,
+    exporter: Arc<Exporter>,
+    _servers: Option<Servers>,
+}
+
+impl Engines {
+    /// Writes what servers start from into `folder`, starts those of the recipe and waits until all are ready.
+    pub fn begin(plan: &Plan, policy: &Policy, folder: &Path, say: impl Fn(&str)) -> Result<Self> {
+        let folder = std::path::absolute(plan.engine.folder.as_deref().unwrap_or(folder))?;
+        let exporter = Arc::new(exporter(plan, policy, &folder)?);
+        let servers = match plan.engine.launch {
+            Launch::None => None,
+            _ => {
+                let start = folder.join(START);
+                exporter.launch_folder(&start).context("writing the model that servers start from")?;
+                Some(launch(plan, &start, &folder.join("logs"), say)?)
+            }
+        };
+        let engines = plan.engine.all_urls().iter().map(|url| engine(&plan.engine, url)).collect::<Result<Vec<_>>>()?;
+        let engines = Engines { handle: FleetHandle::new(engines), exporter, _servers: servers };
+        check(&engines.handle)?;
+        Ok(engines)
+    }
+
+    /// Who answers.
+    pub fn generator(&self, plan: &Plan, policy: &Policy, weights: WeightsRx<Synced>) -> Generator<Fleet> {
+        let config = FleetConfig {
+            cache_by_version: plan.engine.cache == Cache::Namespaced,
+            vocabulary: policy.config().vocab_size,
+            ..FleetConfig::default()
+        };
+        Generator::remote(&self.handle, config, policy.tokenizer(), weights)
+    }
+
+    /// What gives them weights.
+    pub fn sync(&self, plan: &Plan, to: WeightsTx<Synced>) -> Result<RemoteSync<FrozenWeights>> {
+        let (exporter, manager) = (self.exporter.clone(), WeightSyncManager::new(self.handle.clone(), sync_config(&plan.engine)));
+        let export = move |version, weights: &Arc<FrozenWeights>| exporter.export(version, weights);
+        Ok(RemoteSync::new(manager, export, to).patience(Duration::from_secs_f64(plan.engine.patience)))
+    }
+}
+
+/// Writes the policy's versions into `folder`.
+pub fn exporter(plan: &Plan, policy: &Policy, folder: &Path) -> Result<Exporter> {
+    let releases = Releases::open(folder.join("versions"), plan.engine.keep)
+        .with_context(|| format!("making {} (engine.folder)", folder.display()))?;
+    let texts = probe_texts(&first_prompts(plan, policy)?, policy.config().vocab_size);
+    Ok(Exporter::new(policy, releases, texts, plan.engine.tolerance).untie(plan.engine.unties()))
+}
+
+fn first_prompts(plan: &Plan, policy: &Policy) -> Result<Vec<Vec<u32>>> {
+    let mut prompts = match &plan.task.data {
+        TaskData::Data(task) => data::first_prompts(plan, &task.sources(), PROBES as usize)?,
+        _ => parts::prompts(plan)?,
+    }
+    .limited(PROBES);
+    let mut texts = Vec::new();
+    while let Some(prompt) = prompts.next().map_err(|error| anyhow::anyhow!("{error}"))? {
+        texts.push(policy.tokenizer().encode_prompt(&prompt)?);
+    }
+    Ok(texts)
+}
+
+/// Starts the recipe's servers on the model in `start` and waits until all are ready.
+pub fn launch(plan: &Plan, start: &Path, logs: &Path, say: impl Fn(&str)) -> Result<Servers> {
+    let recipes = Recipe::of(plan, start)?;
+    for recipe in &recipes {
+        say(&format!("starting {} at {}; its log is in {}", recipe.kind.word(), recipe.url(), logs.display()));
+    }
+    let limit = Duration::from_secs_f64(plan.engine.start_timeout);
+    let runtime = runtime()?;
+    let well = |url: &str| {
+        let Ok(engine) = engine(&plan.engine, url) else { return false };
+        let limit = Duration::from_secs(5);
+        runtime.block_on(async { tokio::time::timeout(limit, engine.healthy(limit)).await.is_ok_and(|well| well.is_ok()) })
+    };
+    Servers::start(&recipes, logs, (limit, plan.engine.restarts), well)
+}
+
+/// One server.
+pub fn engine(of: &Engine, url: &str) -> Result<Arc<dyn InferenceEngine>> {
+    let config = ServerConfig { model: of.model.clone(), ..ServerConfig::new(url) };
+    Ok(match of.kind() {
+        EngineKind::Vllm => {
+            let engine = VllmEngine::with(config)?;
+            let weights = VllmWeights::new(engine.client().clone());
+            Arc::new(engine.controlled(weights))
+        }
+        EngineKind::Sglang => {
+            let engine = SglangEngine::with(config)?;
+            let weights = SglangWeights::new(engine.client().clone());
+            Arc::new(engine.controlled(weights))
+        }
+        EngineKind::OpenAi => Arc::new(OpenAiEngine::with(config)?),
+        EngineKind::Local => bail!("an engine in this process has no URL"),
+    })
+}
+
+/// How servers are given weights.
+pub fn sync_config(of: &Engine) -> SyncConfig {
+    let seconds = Duration::from_secs_f64;
+    SyncConfig {
+        pause: match of.pause {
+            Pause::Keep => PauseMode::Keep,
+            Pause::Recompute => PauseMode::Recompute,
+            Pause::Abort => PauseMode::Abort,
+            Pause::Finish => PauseMode::Finish,
+        },
+        cache: match of.cache {
+            Cache::Namespaced => CachePolicy::Namespaced,
+            Cache::Flush => CachePolicy::Flush,
+            Cache::Keep => CachePolicy::Keep,
+        },
+        deadlines: Deadlines {
+            pause: seconds(of.pause_timeout),
+            load: seconds(of.load_timeout),
+            other: seconds(of.step_timeout),
+        },
+        retries: of.retries,
+        checksums: of.checksums,
+    }
+}
+
+/// Refuses servers that can't be trained with, before anything runs.
+fn check(handle: &FleetHandle) -> Result<()> {
+    let runtime = runtime()?;
+    for engine in handle.engines() {
+        let found = runtime.block_on(engine.probe())?;
+        if !found.weights {
+            bail!("{} can't be given weights: {}", engine.name(), found.lacks.join("; "));
+        }
+        tracing::info!("{}: {}, model {}", engine.name(), found.server, found.model);
+    }
+    Ok(())
+}
+
+/// For questions outside of a run.
+pub fn runtime() -> Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().context("starting a runtime")
+}

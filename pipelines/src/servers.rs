@@ -1,0 +1,301 @@
+//! Servers that are started here, watched, and ended with all that they started.
+//!
+//! Each leads a process group of its own, so that Ctrl-C does not reach it, and is ended by that group: nobody else's processes are touched.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom};
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rollflow::recipe::Plan;
+use rollflow::recipe::engine::{Engine, Launch};
+use rollflow::recipe::model::Precision;
+use rustix::process::{Pid, Signal, kill_process_group};
+
+/// How long a server may take to end by itself.
+const GOODBYE: Duration = Duration::from_secs(10);
+
+/// How much of a log is shown.
+const TAIL: usize = 25;
+
+/// How often a server is looked at.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// What starts one server.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recipe {
+    /// Which kind.
+    pub kind: Launch,
+    /// The program and its words.
+    pub words: Vec<String>,
+    /// What is added to the environment.
+    pub env: Vec<(String, String)>,
+    /// Where it listens, on this machine.
+    pub port: u16,
+}
+
+impl Recipe {
+    /// Of each server of a plan, that serve the model in `folder`.
+    pub fn of(plan: &Plan, folder: &Path) -> Result<Vec<Recipe>> {
+        let engine = &plan.engine;
+        let program = program(engine)?;
+        let of = |at: usize| {
+            let port = u16::try_from(engine.port + at).context("engine.port")?;
+            let mut words = program.clone();
+            words.extend(flags(engine.launch, folder, port, plan.model.dtype));
+            words.extend(engine.flags.iter().cloned());
+            let own = engine.env.iter().filter_map(|pair| pair.split_once('='));
+            let env = env(engine.launch).iter().copied().chain(own);
+            let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+            Ok(Recipe { kind: engine.launch, words, env, port })
+        };
+        (0..engine.replicas).map(of).collect()
+    }
+
+    /// Where it will be.
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+}
+
+/// Installed by scripts/engines.sh.
+fn installed(kind: Launch) -> Option<PathBuf> {
+    let variable = |name| std::env::var_os(name).map(PathBuf::from);
+    let caches = || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
+    let home = variable("ROLLFLOW_CACHE").or_else(|| Some(caches()?.join("rollflow")))?.join("engines");
+    Some(home.join(kind.word()).join("serve")).filter(|path| path.is_file())
+}
+
+fn on_path(name: &str) -> bool {
+    if name.contains('/') {
+        return Path::new(name).is_file();
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(name).is_file())
+}
+
+/// The program that starts a server: the recipe's, that of scripts/engines.sh, or the machine's.
+fn program(engine: &Engine) -> Result<Vec<String>> {
+    let kind = engine.launch;
+    let words: Vec<String> = match (&engine.program, installed(kind)) {
+        (Some(program), _) => program.split_whitespace().map(str::to_owned).collect(),
+        (None, Some(path)) => vec![path.to_string_lossy().into_owned()],
+        (None, None) if kind == Launch::Vllm => vec!["vllm".to_owned(), "serve".to_owned()],
+        (None, None) => ["python3", "-m", "sglang.launch_server"].map(str::to_owned).to_vec(),
+    };
+    let first = words.first().context("engine.program is empty")?;
+    if !on_path(first) {
+        bail!(
+            "there is no program {first:?} here to start {} with: install it (on a CPU: scripts/engines.sh {}), or name another in engine.program",
+            kind.word(),
+            kind.word()
+        );
+    }
+    Ok(words)
+}
+
+fn flags(kind: Launch, folder: &Path, port: u16, dtype: Precision) -> Vec<String> {
+    let (folder, port) = (folder.to_string_lossy().into_owned(), port.to_string());
+    let dtype = match dtype {
+        Precision::F32 => "float32",
+        Precision::Bf16 => "bfloat16",
+        Precision::F16 => "float16",
+    };
+    let common = ["--served-model-name", "policy", "--host", "127.0.0.1", "--port", &port, "--dtype", dtype].map(str::to_owned);
+    let own: Vec<String> = match kind {
+        Launch::Sglang => vec!["--model-path".to_owned(), folder, "--skip-server-warmup".to_owned()],
+        // Behaviour log-probabilities are those of the distribution that was sampled, and tokens are told with the weights that made them.
+        _ => [&folder, "--logprobs-mode", "processed_logprobs", "--enable-scale-out"].map(|word| word.to_string()).to_vec(),
+    };
+    own.into_iter().chain(common).collect()
+}
+
+fn env(kind: Launch) -> &'static [(&'static str, &'static str)] {
+    match kind {
+        Launch::Vllm => &[("VLLM_SERVER_DEV_MODE", "1"), ("VLLM_NO_USAGE_STATS", "1"), ("HF_HUB_OFFLINE", "1")],
+        _ => &[("HF_HUB_OFFLINE", "1"), ("TOKENIZERS_PARALLELISM", "false")],
+    }
+}
+
+/// A server's process group.
+struct Process {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    fn start(recipe: &Recipe, log: &Path) -> Result<Self> {
+        let [program, words @ ..] = &recipe.words[..] else { bail!("engine.program is empty") };
+        // A port that is taken would be found out a minute later, in a log; and whoever answers there might be taken for the server.
+        if let Err(error) = TcpListener::bind(("127.0.0.1", recipe.port)) {
+            bail!("port {} is not free ({error}): end what listens there, or set engine.port", recipe.port);
+        }
+        let file =
+            OpenOptions::new().create(true).append(true).open(log).with_context(|| format!("opening {}", log.display()))?;
+        let mut command = Command::new(program);
+        command.args(words).envs(recipe.env.iter().cloned()).process_group(0);
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        let child = command.spawn().with_context(|| format!("starting {program}"))?;
+        // For whoever wants to look at it from elsewhere.
+        std::fs::write(log.with_extension("pid"), format!("{}\n", child.id()))
+            .with_context(|| format!("writing beside {}", log.display()))?;
+        Ok(Process { child, log: log.to_owned() })
+    }
+
+    fn exited(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    fn group(&self) -> Option<Pid> {
+        i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
+    }
+
+    fn tail(&self) -> String {
+        tail(&self.log).unwrap_or_default()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let Some(group) = self.group() else { return };
+        if self.exited().is_none() {
+            kill_process_group(group, Signal::TERM).ok();
+            let until = Instant::now() + GOODBYE;
+            while Instant::now() < until && self.exited().is_none() {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+        // Also where the leader is gone: what it started may not be.
+        kill_process_group(group, Signal::KILL).ok();
+        self.child.wait().ok();
+        std::fs::remove_file(self.log.with_extension("pid")).ok();
+    }
+}
+
+/// The last lines of a log.
+fn tail(path: &Path) -> std::io::Result<String> {
+    let mut file = File::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(16 << 10)))?;
+    let mut text = Vec::new();
+    file.read_to_end(&mut text)?;
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    Ok(lines[lines.len().saturating_sub(TAIL)..].join("\n"))
+}
+
+/// Servers that live as long as this, each started anew when it ends before.
+pub struct Servers {
+    over: Arc<AtomicBool>,
+    keepers: Vec<JoinHandle<()>>,
+    processes: Vec<Arc<Mutex<Process>>>,
+}
+
+impl Servers {
+    /// Starts all at once and waits until each is `well`, or has ended, or `limit` is over. Logs go to `logs`, a file each.
+    pub fn start(
+        recipes: &[Recipe],
+        logs: &Path,
+        (limit, restarts): (Duration, u32),
+        well: impl Fn(&str) -> bool,
+    ) -> Result<Self> {
+        std::fs::create_dir_all(logs).with_context(|| format!("making {}", logs.display()))?;
+        let mut started = Vec::new();
+        for recipe in recipes {
+            let log = logs.join(format!("{}-{}.log", recipe.kind.word(), recipe.port));
+            started.push((recipe.clone(), Process::start(recipe, &log)?));
+        }
+        let until = Instant::now() + limit;
+        for (recipe, process) in &mut started {
+            while !well(&recipe.url()) {
+                let (kind, log) = (recipe.kind.word(), process.log.display().to_string());
+                if let Some(status) = process.exited() {
+                    bail!("{kind} ended while it started ({status}). The end of its log, {log}:\n{}", process.tail());
+                }
+                if Instant::now() > until {
+                    let seconds = limit.as_secs_f64();
+                    bail!(
+                        "{kind} was not ready after {seconds} s (engine.start_timeout). The end of its log, {log}:\n{}",
+                        process.tail()
+                    );
+                }
+                std::thread::sleep(LOOK);
+            }
+        }
+        let over = Arc::new(AtomicBool::new(false));
+        let (mut keepers, mut processes) = (Vec::new(), Vec::new());
+        for (recipe, process) in started {
+            let process = Arc::new(Mutex::new(process));
+            processes.push(process.clone());
+            let over = over.clone();
+            let keep = move || keep(&recipe, &process, &over, restarts);
+            keepers.push(std::thread::Builder::new().name("server".into()).spawn(keep).context("watching a server")?);
+        }
+        Ok(Servers { over, keepers, processes })
+    }
+
+    /// Says which has ended for good, with the end of its log, if one has.
+    pub fn ended(&self) -> Option<String> {
+        let given_up = |at: usize| self.keepers.get(at).is_none_or(JoinHandle::is_finished);
+        self.processes.iter().enumerate().filter(|(at, _)| given_up(*at)).find_map(|(_, process)| {
+            let mut process = process.lock().unwrap_or_else(PoisonError::into_inner);
+            let status = process.exited()?;
+            Some(format!("a server ended ({status}). The end of its log, {}:\n{}", process.log.display(), process.tail()))
+        })
+    }
+
+    /// The process groups that they lead.
+    pub fn groups(&self) -> Vec<u32> {
+        self.processes.iter().map(|process| process.lock().unwrap_or_else(PoisonError::into_inner).child.id()).collect()
+    }
+}
+
+/// Starts a server anew when it ends, a few times. It comes back with the weights of its folder, and whoever gives weights finds that out.
+fn keep(recipe: &Recipe, process: &Mutex<Process>, over: &AtomicBool, restarts: u32) {
+    let mut left = restarts;
+    while !over.load(Ordering::Relaxed) {
+        std::thread::sleep(LOOK);
+        let mut process = process.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(status) = process.exited() else { continue };
+        if left == 0 || over.load(Ordering::Relaxed) {
+            return;
+        }
+        left -= 1;
+        tracing::warn!(
+            "{} at {} ended ({status}) and is started anew; its log: {}",
+            recipe.kind.word(),
+            recipe.url(),
+            process.log.display()
+        );
+        // What it left behind may hold its port.
+        if let Some(group) = process.group() {
+            kill_process_group(group, Signal::KILL).ok();
+        }
+        let log = process.log.clone();
+        match Process::start(recipe, &log) {
+            Ok(anew) => *process = anew,
+            Err(error) => tracing::warn!("{} at {} can't be started anew: {error:#}", recipe.kind.word(), recipe.url()),
+        }
+    }
+}
+
+impl Drop for Servers {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        self.keepers.drain(..).for_each(|keeper| drop(keeper.join()));
+        // All at once, so that they end beside each other.
+        for process in &self.processes {
+            let mut process = process.lock().unwrap_or_else(PoisonError::into_inner);
+            if let (None, Some(group)) = (process.exited(), process.group()) {
+                kill_process_group(group, Signal::TERM).ok();
+            }
+        }
+    }
+}
