@@ -42,7 +42,7 @@ pub trait Environment: Send {
         None
     }
 
-    /// Goes on from a saved state, after a [`reset`](Environment::reset) with the same episode.
+    /// Goes on from a saved state, as of its newest step, after a [`reset`](Environment::reset) with the same episode.
     fn restore(&mut self, _state: &Value) -> Result<(), EnvError> {
         Err(EnvError::new("its state can't be restored"))
     }

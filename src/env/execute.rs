@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{Called, Deadline, Malformed, ToolCall, ToolResult, ToolSpec};
@@ -80,7 +81,7 @@ pub fn execute_tools(calls: &[ToolCall], executor: &dyn ToolExecutor, deadline: 
 }
 
 /// How tools were used.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolUse {
     /// Calls of each tool that were made.
     pub calls: BTreeMap<String, u64>,

@@ -13,6 +13,7 @@ use rollflow::env::{Action, Deadline, EnvError, Environment, Episode, Grade, Ste
 use rollflow::prelude::*;
 use rollflow::stages::generate::agent::Agent;
 use rollflow::stages::{Fate, Progress};
+use serde_json::Value;
 
 const GROUP: usize = 3;
 
@@ -46,10 +47,12 @@ fn n2_a_later_turn_draws_on_where_the_conversation_stands() {
     assert_ne!(turn(&mut engine, &all, 0, Vec::new()).tokens, second.tokens[15..]);
 }
 
-/// Says how many digits it was told, for three turns; takes its time if it has a clock.
+/// Says how many digits it was told, for three turns; takes its time if it has a clock, and saves its state if it counts how often it is restored.
+#[derive(Clone, Default)]
 struct Echo {
     turns: u64,
     dawdles: Option<Arc<AtomicU64>>,
+    restored: Option<Arc<AtomicU64>>,
 }
 
 impl Environment for Echo {
@@ -69,10 +72,24 @@ impl Environment for Echo {
     fn grade(&mut self, _: Deadline) -> Result<Grade, EnvError> {
         Ok(Grade::default())
     }
+
+    fn save(&self) -> Option<Value> {
+        self.restored.as_ref().map(|_| self.turns.into())
+    }
+
+    fn restore(&mut self, state: &Value) -> Result<(), EnvError> {
+        self.turns = state.as_u64().ok_or_else(|| EnvError::new("that is no state"))?;
+        self.restored.as_ref().map(|restored| restored.fetch_add(1, SeqCst));
+        Ok(())
+    }
 }
 
 fn echo(dawdles: Option<Arc<AtomicU64>>) -> Agent {
-    Agent::new(move || Echo { turns: 0, dawdles: dawdles.clone() })
+    echo_of(Echo { dawdles, ..Echo::default() })
+}
+
+fn echo_of(echo: Echo) -> Agent {
+    Agent::new(move || echo.clone())
 }
 
 /// Prompts, the generator, and a sink that settles what arrives; stopped once so many tokens were sampled, if at all.
@@ -123,6 +140,27 @@ fn v3_in_rounds_rollouts_are_the_same_to_the_bit_however_long_environments_take(
     let (swift, slow) = (sampled(&swift), sampled(&slow));
     assert!(swift.values().any(|sample| sample.metadata["turns"] == 3), "some have several turns");
     assert_eq!(swift, slow);
+}
+
+#[test]
+fn r249_an_environment_that_saves_its_state_is_restored_rather_than_played_again() {
+    let admission = || Admission::new(6, 7, None);
+    let (whole, _) = generate(&admission(), 6, None, echo(None));
+    let restored: Arc<AtomicU64> = Arc::default();
+    let agent = || echo_of(Echo { restored: Some(restored.clone()), ..Echo::default() });
+    let (mut life, mut groups) = (admission(), Vec::new());
+    for stop in [Some(100), Some(200), Some(300), None] {
+        groups.extend(generate(&life, 6, stop, agent()).0);
+        let saved = serde_json::to_string(&life.progress()).unwrap();
+        life = admission();
+        life.restore(serde_json::from_str::<Progress>(&saved).unwrap());
+    }
+    assert!(restored.load(SeqCst) > 0, "some were between two turns");
+    let (found, expected) = (sampled(&groups), sampled(&whole));
+    assert!(found.keys().eq(expected.keys()));
+    for (key, expected) in expected {
+        assert_eq!((&found[&key].tokens, &found[&key].metadata), (&expected.tokens, &expected.metadata));
+    }
 }
 
 proptest! {

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::data::{Answer, Batch, Dropped, POISONED, Prompt, Sample, Status, Version};
 
@@ -57,7 +58,7 @@ impl Fate {
 }
 
 /// A prompt whose group is not settled, and what was sampled for it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OpenGroup {
     /// What was asked.
     pub prompt: Prompt,
@@ -65,6 +66,9 @@ pub struct OpenGroup {
     pub entered_under: Version,
     /// What was sampled, and given between turns, by index; answers that have not begun are missing.
     pub answers: BTreeMap<u32, Answer>,
+    /// What environments saved of rollouts with several turns, by index, as of the newest given token.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub states: BTreeMap<u32, Value>,
 }
 
 impl OpenGroup {
@@ -136,7 +140,7 @@ impl Ledger {
         self.next = self.next.max(prompt.ordinal + 1);
         self.open.entry(prompt.ordinal).or_insert_with(|| {
             self.entered += 1;
-            OpenGroup { prompt: prompt.clone(), entered_under: version, answers: BTreeMap::new() }
+            OpenGroup { prompt: prompt.clone(), entered_under: version, ..OpenGroup::default() }
         });
     }
 
@@ -175,6 +179,18 @@ impl Ledger {
         }
     }
 
+    /// What a rollout's environment saved of it.
+    pub fn state(&self, ordinal: u64, index: u32) -> Option<Value> {
+        self.open.get(&ordinal).and_then(|group| group.states.get(&index)).cloned()
+    }
+
+    /// Keeps that.
+    pub fn remember(&mut self, ordinal: u64, index: u32, state: Value) {
+        if let Some(group) = self.open.get_mut(&ordinal) {
+            group.states.insert(index, state);
+        }
+    }
+
     /// An answer has ended.
     pub fn ended(&mut self, ordinal: u64, index: u32, status: Status) {
         if let Some(answer) = self.open.get_mut(&ordinal).and_then(|group| group.answers.get_mut(&index)) {
@@ -184,7 +200,10 @@ impl Ledger {
 
     /// Forgets an answer, to begin it anew. Tells how many tokens that cost.
     pub fn discard(&mut self, ordinal: u64, index: u32) -> u64 {
-        let answer = self.open.get_mut(&ordinal).and_then(|group| group.answers.remove(&index));
+        let answer = self.open.get_mut(&ordinal).and_then(|group| {
+            group.states.remove(&index);
+            group.answers.remove(&index)
+        });
         let tokens = answer.map_or(0, |answer| answer.versions.generated() as u64);
         self.count(Fate::Truncated, tokens);
         tokens

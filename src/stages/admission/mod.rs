@@ -191,9 +191,18 @@ impl Admission {
         }
     }
 
-    /// Writes down tokens that an answer was given between two turns.
-    pub fn given(&self, ordinal: u64, index: u32, tokens: &[u32]) {
-        self.state().ledger.given(ordinal, index, tokens);
+    /// Writes down tokens that an answer was given between two turns, and what the environment of the rollout `of` saved then, if it does.
+    pub(crate) fn given(&self, ordinal: u64, index: u32, tokens: &[u32], saved: Option<(u32, serde_json::Value)>) {
+        let mut state = self.state();
+        state.ledger.given(ordinal, index, tokens);
+        if let Some((of, saved)) = saved {
+            state.ledger.remember(ordinal, of, saved);
+        }
+    }
+
+    /// What the environment of a rollout saved.
+    pub(crate) fn saved(&self, ordinal: u64, index: u32) -> Option<serde_json::Value> {
+        self.state().ledger.state(ordinal, index)
     }
 
     /// Forgets an answer, to begin it anew; its tokens are counted as truncated. Tells how many.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::rollout::{Ahead, Rollout, of_slot, slot};
+use super::rollout::{Ahead, Rollout, Saved, of_slot, slot};
 use super::{Agent, StopReason};
 use crate::data::{Answer, Group, Prompt, Sample, SampledToken, Tokenizer, Version};
 use crate::engine::{FinishReason, Finished, Request, SamplingParams, TokenEngine};
@@ -114,10 +114,17 @@ impl Conversations {
     fn begin(&mut self, key: Key, recorded: Vec<Answer>) {
         let Some(open) = self.open.get(&key.0) else { return };
         let episode = Episode { prompt: (*open.prompt).clone(), seed: self.setup.agent.seed, index: key.1 };
-        self.rollouts.insert(key, Rollout::new(key.1, recorded));
+        let saved =
+            self.setup.admission.as_ref().filter(|_| !recorded.is_empty()).and_then(|admission| admission.saved(key.0, key.1));
+        let saved: Option<Saved> = saved.and_then(|saved| serde_json::from_value(saved).ok());
+        let state = saved.as_ref().map(|saved| saved.environment.clone());
+        self.rollouts.insert(key, Rollout::new(key.1, recorded, saved));
         let environment = (self.setup.agent.make)();
         self.job(key, environment, move |environment, deadline| {
             let opening = environment.reset(&episode, deadline)?;
+            if let Some(state) = &state {
+                environment.restore(state)?;
+            }
             Ok(What::Began(opening, environment.tools()))
         });
     }
@@ -201,7 +208,7 @@ impl Conversations {
                 let forks = rollout.parts() - parts;
                 rollout.show(key.0, &self.setup.agent);
                 if let (Some(admission), Some((slot, tokens))) = (&self.setup.admission, given) {
-                    admission.given(key.0, slot, &tokens);
+                    admission.given(key.0, slot, &tokens, rollout.save().map(|saved| (key.1, saved)));
                 }
                 self.count(Metric::RolloutForks, &[], forks as f64);
                 ahead

@@ -1,15 +1,17 @@
 //! One rollout: what was read, sampled and earned so far. It waits for its environment or for the engine, and knows what it asks of either.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::dialogue::{Dialogue, Next, text_of};
 use super::{Agent, StopReason};
 use crate::data::chat::ChatError;
-use crate::data::{Answer, Prompt, Sample, Status, Tokenizer, Version};
+use crate::data::{Answer, ChatMessage, Metadata, Prompt, Sample, Status, Tokenizer, Version};
 use crate::env::{Action, Called, Environment, Grade, Step, ToolResult, ToolSpec, ToolUse, extract_tool_calls};
 
 /// Answers of one rollout in the ledger are kept apart by this.
@@ -32,6 +34,16 @@ struct Part {
     answer: Answer,
 }
 
+/// A rollout between two turns, besides its tokens: what an environment that can be restored spares from being played again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Saved {
+    pub environment: Value,
+    messages: Vec<ChatMessage>,
+    turns: usize,
+    used: ToolUse,
+    rewards: Vec<f64>,
+}
+
 pub struct Rollout {
     pub index: u32,
     pub environment: Option<Box<dyn Environment>>,
@@ -41,6 +53,8 @@ pub struct Rollout {
     part: Part,
     /// What an interrupted run has of it, by part: it is played again from there, without the engine.
     recorded: VecDeque<Answer>,
+    /// What was saved of it as of the newest token that it was given.
+    saved: Option<Saved>,
     /// The calls of the turn that its environment answers now.
     calls: Vec<Called>,
     turns: usize,
@@ -68,7 +82,7 @@ pub enum Ahead {
 
 impl Rollout {
     /// Before its reset.
-    pub fn new(index: u32, recorded: Vec<Answer>) -> Self {
+    pub fn new(index: u32, recorded: Vec<Answer>, saved: Option<Saved>) -> Self {
         Rollout {
             index,
             environment: None,
@@ -77,6 +91,7 @@ impl Rollout {
             done: Vec::new(),
             part: Part { context: [].into(), answer: Answer::new(index) },
             recorded: recorded.into(),
+            saved,
             calls: Vec::new(),
             turns: 0,
             used: ToolUse::default(),
@@ -133,15 +148,40 @@ impl Rollout {
     }
 
     /// The environment opened the conversation.
-    pub fn began(
-        &mut self,
-        opening: Vec<crate::data::ChatMessage>,
-        tools: Vec<ToolSpec>,
-        tokenizer: &Tokenizer,
-    ) -> Result<(), ChatError> {
+    pub fn began(&mut self, opening: Vec<ChatMessage>, tools: Vec<ToolSpec>, tokenizer: &Tokenizer) -> Result<(), ChatError> {
         let (dialogue, tokens) = Dialogue::begin(opening, &tools, tokenizer)?;
         (self.dialogue, self.tools, self.part.context) = (Some(dialogue), tools, tokens.into());
+        match self.saved.take() {
+            Some(saved) => self.go_on(saved, tokenizer),
+            None => Ok(()),
+        }
+    }
+
+    /// From where it was saved, which is where its newest turn begins.
+    fn go_on(&mut self, saved: Saved, tokenizer: &Tokenizer) -> Result<(), ChatError> {
+        for (at, answer) in std::mem::take(&mut self.recorded).into_iter().enumerate() {
+            // A part that was begun anew has what it reads at its beginning.
+            let read = if at == 0 { 0 } else { answer.versions.per_token().take_while(Option::is_none).count() };
+            let context = if at == 0 { self.part.context.clone() } else { answer.tokens[..read].into() };
+            self.done.push(Part { context, answer: piece(&answer, read..answer.tokens.len()) });
+        }
+        if let Some(Part { context, answer }) = self.done.pop() {
+            let given = piece(&answer, 0..answer.tokens.len() - answer.turn());
+            self.part = Part { context, answer: Answer { status: Status::Pending, ..given } };
+            self.recorded.push_back(answer);
+        }
+        let (dialogue, _) = Dialogue::begin(saved.messages, &self.tools, tokenizer)?;
+        self.dialogue = Some(dialogue);
+        (self.turns, self.used, self.rewards) = (saved.turns, saved.used, saved.rewards);
         Ok(())
+    }
+
+    /// What is to be kept of it now, if its environment can be restored.
+    pub fn save(&self) -> Option<Value> {
+        let environment = self.environment.as_ref()?.save()?;
+        let messages = self.dialogue.as_ref()?.messages().to_vec();
+        let saved = Saved { environment, messages, turns: self.turns, used: self.used.clone(), rewards: self.rewards.clone() };
+        serde_json::to_value(saved).ok()
     }
 
     /// Before a turn: a limit ends it, or the turn is there already, or the engine makes it. `room` is what a turn may take.
@@ -255,7 +295,7 @@ impl Rollout {
             return Ok((Some(Ahead::Diverged), None));
         }
         if rewritten {
-            *recorded = without_beginning(recorded, tokens.len());
+            *recorded = piece(recorded, tokens.len()..recorded.tokens.len());
         }
         Ok((None, None))
     }
@@ -314,8 +354,8 @@ impl Rollout {
         parts.enumerate().map(sample).collect()
     }
 
-    fn metadata(&self) -> crate::data::Metadata {
-        let mut metadata = crate::data::Metadata::new();
+    fn metadata(&self) -> Metadata {
+        let mut metadata = Metadata::new();
         let mut set = |key: &str, value: Value| drop(metadata.insert(key.to_owned(), value));
         set("turns", self.turns.into());
         set("stop_reason", self.stop.map(StopReason::label).into());
@@ -357,17 +397,14 @@ fn in_order(calls: &[Called], results: Vec<ToolResult>) -> Vec<ToolResult> {
     told
 }
 
-fn without_beginning(answer: &Answer, len: usize) -> Answer {
-    let mut rest = Answer { status: answer.status, ..Answer::new(answer.index) };
-    for (at, version) in answer.versions.per_token().enumerate().skip(len) {
+/// These tokens of an answer, and how it stands.
+fn piece(of: &Answer, range: Range<usize>) -> Answer {
+    let mut piece = Answer::new(of.index);
+    for (at, version) in of.versions.per_token().enumerate().skip(range.start).take(range.len()) {
         match version {
-            Some(version) => rest.push(answer.tokens[at], answer.log_probs[at], version),
-            None => {
-                let status = rest.status;
-                rest.give(&answer.tokens[at..=at]);
-                rest.status = status;
-            }
+            Some(version) => piece.push(of.tokens[at], of.log_probs[at], version),
+            None => piece.give(&of.tokens[at..=at]),
         }
     }
-    rest
+    Answer { status: of.status, ..piece }
 }
