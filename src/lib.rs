@@ -69,6 +69,10 @@ pub struct Data;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/chat.md")]
 pub struct Chats;
+/// Environments, likewise.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/environments.md")]
+pub struct Environments;
 /// Adapters, likewise.
 #[cfg(all(doctest, feature = "torch"))]
 #[doc = include_str!("../docs/lora.md")]

@@ -11,8 +11,8 @@ use rollflow::recipe::chat::PLAIN;
 use rollflow::recipe::data::Source;
 use rollflow::recipe::task::{Packing, Sft, TaskData, TooLong, Turns};
 
-use crate::data;
 use crate::parts::sums;
+use crate::{data, environments};
 
 /// The tokenizer with the recipe's chat template, and with what the recipe tells it.
 pub fn tokenizer(plan: &Plan, tokenizer: Tokenizer) -> Result<Tokenizer> {
@@ -84,7 +84,11 @@ fn samples(plan: &Plan, sft: &Sft, sources: &[Source], policy: &Policy) -> Resul
         TaskData::Jsonl(task) => jsonl::load_pairs(&task.path, &task.prompt_key, &task.answer_key, task.limit)?,
         TaskData::Data(_) | TaskData::Rollouts(_) => Vec::new(),
     };
-    Ok(policy.supervised(&arithmetic::share(&pairs, sft.fraction, plan.seed))?)
+    let pairs = arithmetic::share(&pairs, sft.fraction, plan.seed);
+    match environments::demonstrations(plan, &pairs, policy.tokenizer())? {
+        Some(samples) => Ok(samples),
+        None => Ok(policy.supervised(&pairs)?),
+    }
 }
 
 /// Steps over the samples, in rows if they are packed.

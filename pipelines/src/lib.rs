@@ -2,7 +2,7 @@
 //!
 //! Each pipeline is one file that reads from top to bottom as its algorithm: [`sft`], [`reward_model`], [`grpo`], [`sft_then_grpo`], [`grpo_offline`].
 //! [`origin`] finds what a run begins from, [`parts`] turns a recipe's values into what stages take, [`data`] its data sets, [`conversations`] its `[chat]` and
-//! the samples of `[sft]`, [`trainers`] its trainers, [`losses`] its losses, [`lessons`] what each step is learned by, [`rewards`] its rewards, [`registry`] holds
+//! the samples of `[sft]`, [`trainers`] its trainers, [`losses`] its losses, [`lessons`] what each step is learned by, [`rewards`] its rewards, [`environments`] its `[environment]`, [`registry`] holds
 //! parts of the user's own, [`run_folder`] keeps what a run leaves behind, [`record`] and [`page`] what it was, [`replay`] tries again what a run gave up,
 //! [`evaluation`] asks weights what they know, and [`simulate`] tells
 //! what a recipe would do.
@@ -11,6 +11,7 @@ mod advantages;
 mod command;
 pub mod conversations;
 pub mod data;
+pub mod environments;
 pub mod evaluation;
 pub mod grpo;
 pub mod grpo_offline;

@@ -17,10 +17,10 @@ use crate::losses::{self};
 use crate::origin;
 use crate::registry::Registry;
 use crate::rewards::{Judge, Scoring};
-use crate::{data, lessons};
+use crate::{data, environments, lessons};
 
 /// What a tiny model can spell.
-const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n";
+const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n_";
 
 /// Where and in which format all models of the run compute.
 pub fn compute(plan: &Plan) -> Result<Compute> {
@@ -152,7 +152,11 @@ pub fn sampling(plan: &Plan) -> SamplingParams {
 
 /// Who answers: an engine in this process.
 pub fn generator(plan: &Plan, policy: &Policy, weights: WeightsRx<FrozenWeights>) -> Result<Generator<LocalEngine>> {
-    generator_by(plan, Generator::local(policy, weights))
+    let generator = generator_by(plan, Generator::local(policy, weights))?;
+    Ok(match environments::agent(plan, policy.config().max_positions)? {
+        Some(agent) => generator.environment(agent),
+        None => generator,
+    })
 }
 
 /// Who answers, by whatever engine.

@@ -248,6 +248,7 @@ fn value(plan: &Plan, registry: &Registry, rule: &PartRule, asked: &mut Asked) -
         PartRule::Length(of) => counted(length(of.min, of.max)?),
         PartRule::Overlong(of) => counted(overlong(plan.generate.max_new_tokens, of.buffer)?),
         PartRule::Repetition(of) => counted(repetition(of.n)?),
+        PartRule::Environment(_) => Box::new(graded),
         PartRule::Code(of) => {
             let code = code(of)?;
             said(must_end, move |sample| code.reward(sample))
@@ -278,6 +279,15 @@ fn code(of: &CodeRule) -> Result<CodeReward> {
 /// A value of what the answer says, which is 0 where the answer had to end by itself and did not.
 fn said(must_end: bool, value: impl Fn(&Sample) -> Result<f64, String> + Send + Sync + 'static) -> Value {
     Box::new(move |sample| if ended(must_end, sample) { value(sample) } else { Ok(0.0) })
+}
+
+/// What the environment said of a whole rollout, however it ended.
+fn graded(sample: &Sample) -> Result<f64, String> {
+    let said = |key: &str| sample.metadata.get(key);
+    said("environment_reward").and_then(serde_json::Value::as_f64).ok_or_else(|| {
+        let why = said("environment_failure").and_then(serde_json::Value::as_str).unwrap_or("it has not seen this sample");
+        format!("the environment gave no grade: {why}")
+    })
 }
 
 fn ended(must_end: bool, sample: &Sample) -> bool {

@@ -5,7 +5,7 @@ mod sources;
 mod training;
 
 use super::error::{Place, RecipeError, RecipeErrors};
-use super::generate::Filter;
+use super::generate::{Filter, OnNewWeights};
 use super::model::{ModelSource, TinyModel};
 use super::plan::{OnStale, Pipeline, Plan};
 use super::reward::{Combine, Composition, PartRule, RewardRule};
@@ -205,6 +205,7 @@ fn grpo(plan: &Plan, note: Note) {
     training::training(&plan.train, note);
     training::minibatches(plan, note);
     training::critic(plan, note);
+    environment(plan, note);
     group(plan, note);
     filters(plan, note);
     if let RewardRule::Parts(of) = &plan.reward.rule {
@@ -218,6 +219,36 @@ fn grpo(plan: &Plan, note: Note) {
         let message =
             "`generate.slots` is 0, which follows measured speeds, but a synchronous run depends on no timing".to_owned();
         note("generate.slots", &["flow.max_staleness"], message, "say how many, or raise flow.max_staleness");
+    }
+}
+
+fn environment(plan: &Plan, note: Note) {
+    let Some(of) = &plan.environment else {
+        if plan.reward.rule.asks_environment() {
+            let message = "the reward is what an environment says, and there is no section [environment]".to_owned();
+            note("environment", &["reward.kind"], message, "add [environment] with its kind, or choose another reward.kind");
+        }
+        return;
+    };
+    if plan.generate.on_new_weights == OnNewWeights::Finish {
+        let message = "`generate.on_new_weights` is \"finish\", but the turns of a rollout are sampled one after the other, by whatever weights are there".to_owned();
+        note(
+            "generate.on_new_weights",
+            &["environment"],
+            message,
+            "choose another, and generate.mask_older = true if no trained sample may mix versions",
+        );
+    }
+    if of.max_tokens.is_some_and(|most| most <= plan.generate.max_new_tokens) {
+        let message = format!(
+            "`environment.max_tokens` is not above the {} tokens that a single turn may take: none would begin",
+            plan.generate.max_new_tokens
+        );
+        note("environment.max_tokens", &["generate.max_new_tokens"], message, "raise it, or lower generate.max_new_tokens");
+    }
+    if plan.eval.is_some() {
+        let message = "[eval] asks for answers of one turn, which say little of a model that works in an environment".to_owned();
+        note("eval", &["environment"], message, "remove it");
     }
 }
 

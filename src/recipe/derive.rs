@@ -46,7 +46,8 @@ impl Plan {
 
     /// Most tokens that are sampled for one optimizer step, before filters.
     pub fn generated_tokens_per_step(&self) -> usize {
-        self.samples_per_step().saturating_mul(self.generate.max_new_tokens)
+        let turns = self.environment.as_ref().map_or(1, |environment| environment.max_turns);
+        self.samples_per_step().saturating_mul(self.generate.max_new_tokens).saturating_mul(turns)
     }
 
     /// Optimizer steps in which every prompt (or pair) is met once, if no filter drops any and the size of the data is known.

@@ -247,7 +247,10 @@ impl Parts<'_> {
 
     fn answer(&self) -> u64 {
         match (&self.plan.task.data, self.plan.pipeline) {
-            (_, Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::GrpoOffline) => self.plan.generate.max_new_tokens as u64,
+            (_, Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::GrpoOffline) => {
+                let turns = self.plan.environment.as_ref().map_or(1, |environment| environment.max_turns as u64);
+                self.plan.generate.max_new_tokens as u64 * turns
+            }
             (TaskData::Arithmetic(Arithmetic { digits, .. }), _) => u64::from(*digits) + 2,
             (TaskData::Jsonl(_) | TaskData::Data(_) | TaskData::Rollouts(_), _) => PROMPT_ASSUMED,
         }

@@ -14,6 +14,7 @@ pub mod data;
 mod declare;
 mod derive;
 mod document;
+pub mod environment;
 mod error;
 pub mod eval;
 pub mod generate;

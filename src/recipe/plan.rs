@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use super::chat::Chat;
 use super::critic::Critic;
 use super::declare::{choices, section};
+use super::environment::Environment;
 use super::eval::Eval;
 use super::generate::{Filter, Generate};
 use super::lora::Lora;
@@ -44,6 +45,8 @@ section! {
         reward_model: Option<RewardModel> = None;
         /// How answers are sampled.
         generate: Generate = Generate::default();
+        /// What answers the model, where a rollout has several turns.
+        environment: Option<Environment> = None;
         /// What an answer earns.
         reward: Reward = Reward::default();
         /// Conditions that a group must meet to be trained on.
@@ -92,9 +95,10 @@ choices! {
 }
 
 /// What means nothing where nothing is reinforced.
-const REINFORCEMENT: [&str; 14] = [
+const REINFORCEMENT: [&str; 15] = [
     "mix",
     "generate",
+    "environment",
     "reward",
     "filter",
     "filter_fallback",
@@ -120,6 +124,7 @@ impl Pipeline {
                 "sft",
                 "mix",
                 "reward_model",
+                "environment",
                 "reward",
                 "filter_fallback",
                 "pairs",

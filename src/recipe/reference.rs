@@ -58,7 +58,9 @@ fn heading(section: &str) -> String {
 }
 
 fn section_doc(section: &str) -> String {
-    use super::{chat, critic, eval, generate, lora, model, pairs, plan, reference_policy, reward, task, timeline, train};
+    use super::{
+        chat, critic, environment, eval, generate, lora, model, pairs, plan, reference_policy, reward, task, timeline, train,
+    };
     match section.trim_end_matches("[]") {
         "model" => model::Model::doc(),
         "lora" => lora::Lora::doc(),
@@ -68,6 +70,7 @@ fn section_doc(section: &str) -> String {
         "mix" => task::Mix::doc(),
         "reward_model" => task::RewardModel::doc(),
         "generate" => generate::Generate::doc(),
+        "environment" => environment::Environment::doc(),
         "reward" => reward::Reward::doc(),
         "filter" => generate::Filter::doc(),
         "pairs" => pairs::Pairs::doc(),

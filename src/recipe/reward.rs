@@ -41,7 +41,7 @@ section! {
     /// What an answer earns: 1 if it is right, else 0; or what its parts make together.
     pub struct Reward {
         first rule: RewardRule;
-        /// Whether an answer that did not end by itself earns nothing for what it says: 0 from all kinds but `model`, whose 0 means nothing in particular, `length`, `overlong`, `repetition`, `judge`, and `http`, which is told how it ended.
+        /// Whether an answer that did not end by itself earns nothing for what it says: 0 from all kinds but `model`, whose 0 means nothing in particular, `length`, `overlong`, `repetition`, `judge`, `environment`, and `http`, which is told how it ended.
         require_end_of_text: bool = true;
         /// How often a reward that fails is called again for the same answer, before the answer's group is given up.
         retries: u32 = 2;
@@ -83,6 +83,8 @@ tagged! {
         "http" => Http(HttpRule),
         /// what a language model behind a URL says of it, as a grade from 0 to 1.
         "judge" => Judge(JudgeRule),
+        /// what the environment of `[environment]` makes of the rollout: its grade, and what the turns earned.
+        "environment" => Environment(NoKeys),
         /// its code passes the tests of its prompt, in a sandbox (docs/sandbox.md).
         "code" => Code(CodeRule),
         /// what a function gives that was registered by a name.
@@ -180,6 +182,8 @@ tagged! {
         "http" => Http(HttpRule),
         /// what a language model behind a URL says of it, as a grade from 0 to 1.
         "judge" => Judge(JudgeRule),
+        /// what the environment makes of the rollout.
+        "environment" => Environment(NoKeys),
         /// what its code earns by the tests of its prompt, in a sandbox.
         "code" => Code(CodeRule),
         /// what a function gives that was registered by a name.
@@ -332,6 +336,7 @@ impl RewardRule {
             RewardRule::Model(of) => PartRule::Model(of.clone()),
             RewardRule::Http(of) => PartRule::Http(of.clone()),
             RewardRule::Judge(of) => PartRule::Judge(of.clone()),
+            RewardRule::Environment(of) => PartRule::Environment(*of),
             RewardRule::Code(of) => PartRule::Code(of.clone()),
             RewardRule::Custom(of) => PartRule::Custom(CustomPart { function: of.name.clone(), params: of.params.clone() }),
             RewardRule::Parts(of) => return Err(of),
@@ -363,6 +368,15 @@ impl RewardRule {
     /// Threads that they score with.
     pub fn threads(&self) -> usize {
         self.models().iter().map(|(_, model)| model.threads).sum()
+    }
+
+    /// Whether it asks the environment.
+    pub(crate) fn asks_environment(&self) -> bool {
+        let asks = |rule: &PartRule| matches!(rule, PartRule::Environment(_));
+        match self.alone() {
+            Ok(rule) => asks(&rule),
+            Err(of) => of.part.iter().any(|part| asks(&part.rule)),
+        }
     }
 
     /// Whether it needs the ground truth of every prompt.

@@ -81,7 +81,7 @@ fn d1_d3_a_rollout_is_what_was_read_and_sampled_and_only_the_model_is_trained() 
 fn malformed_calls_are_told_to_the_model_in_the_place_of_their_results() {
     let says = |read: &str, _: u32| match read.matches("assistant: ").count() {
         1 => "<calculator>1</calculator><calculator>2+<calculator>".into(),
-        _ => capable(read, 0),
+        _ => "<complete_task>1</complete_task>".into(),
     };
     let sample = one(says, &calculator(), 80);
     let told: Vec<ChatMessage> = serde_json::from_value(sample.metadata["conversation"].clone()).unwrap();
@@ -100,7 +100,7 @@ fn every_limit_ends_a_rollout_and_says_so() {
     let truncated = |reason: &str, turns| (reason.to_owned(), turns, Status::Truncated);
     assert_eq!(stopped(calculator().max_turns(3), 64), truncated("max_turns", 3));
     assert_eq!(stopped(calculator().max_tool_calls(2), 64), truncated("max_tool_calls", 2));
-    assert_eq!(stopped(calculator().max_tokens(130), 64), truncated("max_tokens", 2));
+    assert_eq!(stopped(calculator().max_tokens(140), 64), truncated("max_tokens", 2));
     assert_eq!(stopped(calculator(), 5), truncated("max_tokens", 1));
     assert_eq!(stopped(calculator().max_time(Duration::ZERO), 64), truncated("max_time", 0));
     let twice = |turns: &[ChatMessage]| turns.iter().filter(|turn| turn.role == "tool").count() == 2;
@@ -147,11 +147,11 @@ impl Environment for Faulty {
 
 #[test]
 fn f6_an_environment_that_hangs_panics_or_errs_costs_its_own_rollout() {
-    let (tokenizer, agent) = (tokenizer(), Agent::new(Faulty::default).step_timeout(Duration::from_millis(50)).workers(1));
+    let (tokenizer, agent) = (tokenizer(), Agent::new(Faulty::default).step_timeout(Duration::from_millis(500)).workers(1));
     let rollouts = AgentRollouts { agent: &agent, tokenizer: &tokenizer, params: &params(8), group_size: 4 };
     let groups = roll_out(&mut Speaker::new(&tokenizer, |_, _| "go".into()), vec![sum()], &rollouts).unwrap();
     let told = |index: usize, key: &str| groups[0].samples[index].metadata.get(key).cloned().unwrap_or_default();
-    for (index, why) in [(0, "longer than 50ms"), (1, "the map is missing"), (2, "the server went away")] {
+    for (index, why) in [(0, "longer than 500ms"), (1, "the map is missing"), (2, "the server went away")] {
         assert_eq!(told(index, "stop_reason"), "environment_failed");
         assert!(told(index, "environment_failure").as_str().unwrap().contains(why), "{}", told(index, "environment_failure"));
         assert_eq!(told(index, "environment_reward"), json!(null), "nobody graded it");
@@ -162,7 +162,7 @@ fn f6_an_environment_that_hangs_panics_or_errs_costs_its_own_rollout() {
 #[test]
 fn d2_r248_where_a_template_rewrites_turns_each_part_is_trained_and_the_rollout_compared_once() {
     let source = "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' and not loop.last %}{{ m.content.split('!')[-1] }}\
-                  {% else %}{{ m.content }}{% endif %}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
+                  {% else %}{{ m.content }}{% endif %}{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
     let tokenizer = (*tokenizer()).clone().with_chat(ChatTemplate::new(source).unwrap());
     let tokenizer = Arc::new(tokenizer);
     // The second rollout thinks aloud, which the template forgets.

@@ -85,6 +85,9 @@ impl fmt::Display for Forecast {
 
 /// Runs the recipe's graph for `steps` steps of simulated time. The same seed gives the same forecast.
 pub fn simulate(plan: &Plan, registry: &Registry, profile: &Profile, steps: u64) -> Result<Forecast> {
+    if plan.environment.is_some() {
+        bail!("[environment] answers in real time, and its turns depend on what is said: such a run can't be simulated");
+    }
     let mut plan = plan.clone();
     (plan.train.steps, plan.train.target_reward) = (steps, None);
     let simulation = Simulation::new(plan.seed);

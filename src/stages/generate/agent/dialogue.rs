@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn r248_a_template_that_rewrites_what_was_read_begins_a_new_sample() {
         let source = "{% for m in messages %}{{ m.role }}: {% if loop.last or m.role != 'assistant' %}{{ m.content }}\
-                      {% else %}{{ m.content.split('>')[-1] }}{% endif %}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
+                      {% else %}{{ m.content.split('>')[-1] }}{% endif %}{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
         let tokenizer = Tokenizer::characters(LETTERS, 64).unwrap().with_chat(ChatTemplate::new(source).unwrap());
         let (mut dialogue, _) = dialogue(&tokenizer);
         let thought = tokenizer.completion("<hm>yes").unwrap();

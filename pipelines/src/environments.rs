@@ -1,0 +1,82 @@
+//! `[environment]`: what answers the model, and what a small model may imitate before it tries for itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rollflow::data::chat::{ChatInput, tokenize_conversation};
+use rollflow::data::{ChatMessage, Pair};
+use rollflow::env::{
+    CalculatorEnvironment, Corpus, Environment, GuessEnvironment, MakeEnvironment, SearchEnvironment, ToolCall, ToolFormat,
+    ToolResult, ToolSpec, calculate,
+};
+use rollflow::prelude::*;
+use rollflow::recipe::Plan;
+use rollflow::recipe::environment::{EnvironmentKind, Parser};
+use rollflow::stages::generate::agent::Agent;
+
+/// The environment and its limits, for a model that reads at most `positions` tokens.
+pub fn agent(plan: &Plan, positions: usize) -> Result<Option<Agent>> {
+    let Some(of) = &plan.environment else { return Ok(None) };
+    let make: MakeEnvironment = match &of.kind {
+        EnvironmentKind::Calculator(_) => Arc::new(|| Box::new(CalculatorEnvironment::new())),
+        EnvironmentKind::Game(game) => {
+            let highest = game.highest;
+            Arc::new(move || Box::new(GuessEnvironment::new(highest)))
+        }
+        EnvironmentKind::Search(search) => {
+            let corpus = Corpus::lines(&search.corpus)
+                .with_context(|| format!("environment.corpus: reading {}", search.corpus.display()))?;
+            let (corpus, results) = (Arc::new(corpus), search.results);
+            Arc::new(move || Box::new(SearchEnvironment::new(corpus.clone(), results)))
+        }
+    };
+    let agent = Agent::by(make)
+        .parser(format(of.parser))
+        .max_turns(of.max_turns)
+        .max_tokens(of.max_tokens.unwrap_or(positions).min(positions))
+        .step_timeout(Duration::try_from_secs_f64(of.step_timeout)?)
+        .workers(of.workers)
+        .seed(plan.seed);
+    let agent = match of.max_tool_calls {
+        Some(calls) => agent.max_tool_calls(calls as u64),
+        None => agent,
+    };
+    Ok(Some(match of.max_time {
+        Some(time) => agent.max_time(Duration::try_from_secs_f64(time)?),
+        None => agent,
+    }))
+}
+
+fn format(of: Parser) -> ToolFormat {
+    match of {
+        Parser::Hermes => ToolFormat::Hermes,
+        Parser::Xml => ToolFormat::Xml,
+        Parser::Llama => ToolFormat::Llama,
+        Parser::Qwen => ToolFormat::Qwen,
+        Parser::FunctionCall => ToolFormat::FunctionCall,
+    }
+}
+
+/// Sums, worked out with the calculator as the environment would have it, where the recipe has a calculator: what `[sft]` imitates then.
+pub fn demonstrations(plan: &Plan, pairs: &[Pair], tokenizer: &Tokenizer) -> Result<Option<Vec<Sample>>> {
+    let Some(of) = plan.environment.as_ref().filter(|of| matches!(of.kind, EnvironmentKind::Calculator(_))) else {
+        return Ok(None);
+    };
+    let tools: Vec<_> = CalculatorEnvironment::new().tools().iter().map(ToolSpec::to_json).collect();
+    let sample = |pair: &Pair| -> Result<Sample> {
+        let asked = pair.prompt.render();
+        let expression = asked.trim_end_matches('=');
+        let value = calculate(expression).map_err(|problem| anyhow::anyhow!("{expression}: {problem}"))?;
+        let call =
+            |tool: &str, key: &str, value: &str| ToolCall::new(tool, [(key.to_owned(), value.into())].into_iter().collect());
+        let calculation = call("calculator", "expression", expression);
+        let says = |call: &ToolCall| ChatMessage::new("assistant", format(of.parser).write(call));
+        let result = ToolResult::of(&calculation, &*value).message();
+        let answer = call("complete_task", "answer", &value);
+        let turns = [ChatMessage::new("user", asked.clone()), says(&calculation), result, says(&answer)];
+        let tokens = tokenize_conversation(&ChatInput::new(&turns).tools(&tools), tokenizer)?;
+        Ok(tokens.sample(&turns))
+    };
+    pairs.iter().map(sample).collect::<Result<_>>().map(Some)
+}

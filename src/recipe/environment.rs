@@ -1,0 +1,79 @@
+//! `[environment]`: what answers the model, where a rollout has several turns.
+
+use std::path::PathBuf;
+
+use super::declare::{choices, section, tagged};
+use super::section::NoKeys;
+use super::setting::{Limit, PATH_GIVEN, POSITIVE, SOME, SOME_IF_GIVEN};
+
+const A_CHOICE: Limit<u64> = Limit { text: "at least 2", holds: |value| *value >= 2 };
+const POSITIVE_IF_GIVEN: Limit<Option<f64>> =
+    Limit { text: "above 0", holds: |value| value.is_none_or(|value| value > 0.0 && value.is_finite()) };
+
+section! {
+    /// Rollouts of several turns: the model answers, its environment answers what it said, until the task is done. Left out, an answer is all.
+    /// `generate.max_new_tokens` is the longest turn. `reward.kind = "environment"` takes the environment's grade.
+    pub struct Environment {
+        first kind: EnvironmentKind;
+        /// How the model writes calls of tools.
+        parser: Parser = Parser::default();
+        /// Most turns of the model.
+        max_turns: usize = 8, SOME;
+        /// Longest conversation in tokens, prompt and observations included; without it, what the model has positions for.
+        max_tokens: Option<usize> = None, SOME_IF_GIVEN;
+        /// Most calls of tools, after which no further turn begins.
+        max_tool_calls: Option<usize> = None, SOME_IF_GIVEN;
+        /// Seconds after which no further turn begins.
+        max_time: Option<f64> = None, POSITIVE_IF_GIVEN;
+        /// Seconds that a reset, a step or the grading may take. What takes longer is given up, with its rollout.
+        step_timeout: f64 = 30.0, POSITIVE;
+        /// Environments that may work at the same time.
+        workers: usize = 32, SOME;
+    }
+}
+
+tagged! {
+    /// The environment.
+    pub enum EnvironmentKind {
+        /// a question, a tool `calculator`, and a tool `complete_task` for the answer, which must be the ground truth.
+        "calculator" => Calculator(NoKeys),
+        /// a text game: a number is to be found, and every guess is told to be too low or too high.
+        "game" => Game(Game),
+        /// a question, a tool `search` over texts of a file, and a tool `complete_task` for the answer, which must be the ground truth.
+        "search" => Search(Search),
+    }
+}
+
+section! {
+    /// A number is to be found. Fewer guesses earn more.
+    pub struct Game {
+        /// The largest number that it may be; the smallest is 1.
+        highest: u64 = 100, A_CHOICE;
+    }
+}
+
+section! {
+    /// Texts are ranked by BM25.
+    pub struct Search {
+        /// A file in which every line is a text, relative to where the command runs.
+        corpus: PathBuf = PathBuf::new(), PATH_GIVEN;
+        /// Texts that a search shows.
+        results: usize = 3, SOME;
+    }
+}
+
+choices! {
+    /// How calls are written.
+    pub enum Parser {
+        /// `<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen2.5, Qwen3.
+        "hermes" => Hermes,
+        /// `<name>…</name>` for every tool, around its arguments.
+        "xml" => Xml,
+        /// `{"name": …, "parameters": {…}}`: Llama 3.
+        "llama" => Llama,
+        /// `<tool_call><function=name><parameter=key>…`: Qwen3-Coder.
+        "qwen" => Qwen,
+        /// `{"function_call": {"name": …, "arguments": …}}`.
+        "function_call" => FunctionCall,
+    }
+}
