@@ -23,7 +23,7 @@ const TAGS: Limit<Vec<String>> = Limit {
 };
 const WORDS: Limit<Vec<String>> =
     Limit { text: "words, at least one and none empty", holds: |words| keywords(words.iter().cloned()).is_ok() };
-const URL: Limit<String> = Limit {
+pub(super) const URL: Limit<String> = Limit {
     text: "an address, as in http://127.0.0.1:9000/score, without TLS, and without a password (`token_env` names a token)",
     holds: |url| Service::new(ServiceConfig::new(url)).is_ok(),
 };
@@ -232,12 +232,19 @@ section! {
 section! {
     /// Python code, run against tests: the answer's last block of it, or the whole answer. The tests are asserts or pairs of input and output.
     pub struct CodeRule {
-        /// Field of the task's records with the tests.
-        tests: String = "tests".to_owned(), GIVEN;
-        /// What passing some of them is worth.
+        first sandbox: SandboxRule;
+        /// What passing some tests is worth.
         score: CodeScore = CodeScore::default();
         /// The program that is run, with `{code}`, and `{prompt}` where code goes on from its prompt, in their places.
         template: String = "{code}".to_owned(), TEMPLATE;
+    }
+}
+
+section! {
+    /// Python with tests, in a sandbox.
+    pub struct SandboxRule {
+        /// Field of the task's records with the tests.
+        tests: String = "tests".to_owned(), GIVEN;
         /// The interpreter, by its path or by a name that is looked for in `PATH`.
         python: String = "python3".to_owned(), GIVEN;
         /// Most seconds of a program.
