@@ -124,7 +124,7 @@ print(json.dumps({"reward": 0.5, "metadata": {"seen": [first, second, other, cha
     let expected = [
         "user: count\nassistant: 2<eos>\nuser: go on\nassistant: 4<eos>",
         "user: another matter\nassistant: 2<eos>",
-        "user: another matter\nassistant: 2 indeed\nuser: go on\nassistant: 4<eos>",
+        "user: another matter\nassistant: 2 indeed<eos>\nuser: go on\nassistant: 4<eos>",
         "once upon1<eos>",
         "user: count\nassistant: 2<eos>",
     ];

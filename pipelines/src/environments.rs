@@ -6,14 +6,19 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rollflow::data::chat::{ChatInput, tokenize_conversation};
 use rollflow::data::{ChatMessage, Pair};
+use rollflow::env::proxy::{AgentProxy, Launch, ProxyConfig, no_calls};
 use rollflow::env::{
-    CalculatorEnvironment, Corpus, Environment, GuessEnvironment, MakeEnvironment, SearchEnvironment, ToolCall, ToolFormat,
-    ToolResult, ToolSpec, calculate,
+    CalculatorEnvironment, Corpus, Environment, GuessEnvironment, MakeEnvironment, PythonEnvironment, SearchEnvironment,
+    ServedConfig, ServedEnvironment, ToolCall, ToolFormat, ToolResult, ToolSpec, calculate,
 };
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::recipe::environment::{EnvironmentKind, Parser};
+use rollflow::sandbox::CodeJudge;
 use rollflow::stages::generate::agent::Agent;
+use tracing::info;
+
+use crate::rewards;
 
 /// The environment and its limits, for a model that reads at most `positions` tokens.
 pub fn agent(plan: &Plan, positions: usize) -> Result<Option<Agent>> {
@@ -30,9 +35,32 @@ pub fn agent(plan: &Plan, positions: usize) -> Result<Option<Agent>> {
             let (corpus, results) = (Arc::new(corpus), search.results);
             Arc::new(move || Box::new(SearchEnvironment::new(corpus.clone(), results)))
         }
+        EnvironmentKind::Python(python) => {
+            PythonEnvironment::maker(Arc::new(CodeJudge::new(rewards::sandbox(python)?)), &python.tests)
+        }
+        EnvironmentKind::Http(served) => {
+            let token = served.token_env.as_ref().map(|name| rewards::secret(name, &served.url)).transpose()?;
+            let pause = Duration::try_from_secs_f64(served.pause)?;
+            let (retries, concurrency) = (served.retries, served.concurrency);
+            ServedEnvironment::maker(ServedConfig { token, retries, pause, concurrency, ..ServedConfig::new(&served.url) })?
+        }
+        EnvironmentKind::Agent(elsewhere) => {
+            let launch = match &elsewhere.url {
+                Some(url) => Launch::post(url)?,
+                None => Launch::Command(elsewhere.command.clone()),
+            };
+            let parser = Arc::new(format(of.parser));
+            let proxy = AgentProxy::start(ProxyConfig { parser, model: elsewhere.model.clone(), ..ProxyConfig::new(launch) })?;
+            info!("Agents find the model at http://{}", proxy.address());
+            proxy.maker()
+        }
     };
-    let agent = Agent::by(make)
-        .parser(format(of.parser))
+    let agent = match &of.kind {
+        // The proxy reads calls, and hands them to whom they are for.
+        EnvironmentKind::Agent(_) => Agent::by(make).parser(no_calls),
+        _ => Agent::by(make).parser(format(of.parser)),
+    };
+    let agent = agent
         .max_turns(of.max_turns)
         .max_tokens(of.max_tokens.unwrap_or(positions).min(positions))
         .step_timeout(Duration::try_from_secs_f64(of.step_timeout)?)

@@ -11,7 +11,7 @@ use rollflow::algo::rewards::{
 use rollflow::observe::logs::{DeadLetterWriter, Failure};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
-use rollflow::recipe::reward::{CodeRule, CodeScore as Score, Combine, Composition, PartRule};
+use rollflow::recipe::reward::{CodeRule, CodeScore as Score, Combine, Composition, PartRule, SandboxRule};
 use rollflow::sandbox::{Limits, Program, Sandbox, SandboxConfig};
 use rollflow::stages::reward::service::{Judge as Grader, JudgeConfig, Service, ServiceConfig, Token};
 use rollflow::stages::reward::{CodeReward, CodeScore, Scorer, Scorers, Served, ServedReward, score};
@@ -162,14 +162,18 @@ impl Judge {
     }
 }
 
+/// What the environment holds by this name, for whoever listens there.
+pub fn secret(name: &str, url: &str) -> Result<String> {
+    let value = std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
+    value.with_context(|| format!("the environment has no {name}, which token_env names for {url}"))
+}
+
 /// What is asked for by `rule`, which is served.
 fn service(rule: &PartRule) -> Result<Service> {
     let of = rule.served().context("this reward is computed here")?;
     let seconds = Duration::try_from_secs_f64;
     let token = |name: &String| -> Result<Token> {
-        let value = std::env::var(name).ok().filter(|value| !value.is_empty());
-        let value = value.with_context(|| format!("the environment has no {name}, which token_env names for {}", of.url))?;
-        Token::new(value.trim()).with_context(|| format!("what {name} holds can't be sent in a header"))
+        Token::new(&secret(name, &of.url)?).with_context(|| format!("what {name} holds can't be sent in a header"))
     };
     let service = Service::new(ServiceConfig {
         token: of.token_env.as_ref().map(token).transpose()?,
@@ -248,11 +252,11 @@ fn value(plan: &Plan, registry: &Registry, rule: &PartRule, asked: &mut Asked) -
         PartRule::Length(of) => counted(length(of.min, of.max)?),
         PartRule::Overlong(of) => counted(overlong(plan.generate.max_new_tokens, of.buffer)?),
         PartRule::Repetition(of) => counted(repetition(of.n)?),
+        PartRule::Environment(_) => Box::new(graded),
         PartRule::Code(of) => {
             let code = code(of)?;
             said(must_end, move |sample| code.reward(sample))
         }
-        PartRule::Environment(_) => Box::new(graded),
         PartRule::Http(_) | PartRule::Judge(_) => bail!("a service answers for groups, and no closure for it"),
         PartRule::Custom(of) => {
             let reward = registry.reward_of(&of.function, &of.params)?;
@@ -261,19 +265,24 @@ fn value(plan: &Plan, registry: &Registry, rule: &PartRule, asked: &mut Asked) -
     })
 }
 
-/// Tests in a sandbox, which is tried out here: a machine without walls refuses before anything is sampled.
+/// Tests in a sandbox.
 fn code(of: &CodeRule) -> Result<CodeReward> {
+    let score = match of.score {
+        Score::Share => CodeScore::Share,
+        Score::All => CodeScore::All,
+    };
+    Ok(CodeReward::new(sandbox(&of.sandbox)?).score(score).tests(&of.sandbox.tests).template(&of.template))
+}
+
+/// Where code runs. It is tried out here: a machine without walls refuses before anything is sampled.
+pub fn sandbox(of: &SandboxRule) -> Result<Sandbox> {
     let config = SandboxConfig::new(Program::python(&of.python)?);
     let wall = Duration::try_from_secs_f64(of.timeout)?;
     let (memory, processes) = ((of.memory as u64) << 20, u32::try_from(of.processes).unwrap_or(u32::MAX));
     let limits = Limits { wall, cpu: wall, memory, processes, ..config.limits };
     let sandbox = Sandbox::new(SandboxConfig { limits, unsandboxed: of.unsandboxed, ..config })?;
-    info!("code runs behind {}", sandbox.isolation());
-    let score = match of.score {
-        Score::Share => CodeScore::Share,
-        Score::All => CodeScore::All,
-    };
-    Ok(CodeReward::new(sandbox).score(score).tests(&of.tests).template(&of.template))
+    info!("Code runs behind {}", sandbox.isolation());
+    Ok(sandbox)
 }
 
 /// A value of what the answer says, which is 0 where the answer had to end by itself and did not.

@@ -127,13 +127,12 @@ impl Server {
                 return Err(late());
             }
             let error = match self.client.post("", question, left).await {
-                Ok(page) => match serde_json::from_value::<Reply>(page.clone()) {
-                    Ok(reply) if page.is_object() && reply.reward.is_finite() => return Ok(reply),
-                    Ok(_) => {
-                        self.client.nonsense(what, "something else than an object of the protocol".into(), &page.to_string())
-                    }
+                Ok(page) if page.is_object() => match serde_json::from_value::<Reply>(page.clone()) {
+                    Ok(reply) if reply.reward.is_finite() => return Ok(reply),
+                    Ok(_) => self.client.nonsense(what, "a reward that is no finite number".into(), &page.to_string()),
                     Err(error) => self.client.nonsense(what, error.to_string(), &page.to_string()),
                 },
+                Ok(page) => self.client.nonsense(what, "something else than an object".into(), &page.to_string()),
                 Err(error) => error,
             };
             let pause = match &error.fault {

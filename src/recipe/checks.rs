@@ -6,6 +6,7 @@ mod held;
 mod sources;
 mod training;
 
+use super::environment::EnvironmentKind;
 use super::error::{Place, RecipeError, RecipeErrors};
 use super::generate::{Filter, OnNewWeights};
 use super::model::{ModelSource, TinyModel};
@@ -241,6 +242,12 @@ fn environment(plan: &Plan, note: Note) {
             message,
             "choose another, and generate.mask_older = true if no trained sample may mix versions",
         );
+    }
+    if let EnvironmentKind::Agent(agent) = &of.kind
+        && agent.command.is_empty() == agent.url.is_none()
+    {
+        let message = "an agent is a command or listens at a url: it has one of them".to_owned();
+        note("environment.command", &["environment.url"], message, "give one of them, and not both");
     }
     if of.max_tokens.is_some_and(|most| most <= plan.generate.max_new_tokens) {
         let message = format!(

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use super::declare::{choices, section, tagged};
+use super::reward::{SandboxRule, URL};
 use super::section::NoKeys;
-use super::setting::{Limit, PATH_GIVEN, POSITIVE, SOME, SOME_IF_GIVEN};
+use super::setting::{GIVEN, Limit, NOT_NEGATIVE, PATH_GIVEN, POSITIVE, SOME, SOME_IF_GIVEN};
 
 const A_CHOICE: Limit<u64> = Limit { text: "at least 2", holds: |value| *value >= 2 };
 const POSITIVE_IF_GIVEN: Limit<Option<f64>> =
@@ -41,6 +42,40 @@ tagged! {
         "game" => Game(Game),
         /// a question, a tool `search` over texts of a file, and a tool `complete_task` for the answer, which must be the ground truth.
         "search" => Search(Search),
+        /// code is to be written: a tool `python` runs it in a sandbox, and the last turn must pass the tests of its prompt.
+        "python" => Python(SandboxRule),
+        /// what another process serves; docs/agents_elsewhere.md has the protocol.
+        "http" => Http(Served),
+        /// an agent that lives elsewhere, and asks this run as it would any OpenAI-compatible server (docs/agents_elsewhere.md).
+        "agent" => Agent(Elsewhere),
+    }
+}
+
+section! {
+    /// Environments behind a URL.
+    pub struct Served {
+        /// Where everything is posted.
+        url: String = String::new(), URL;
+        /// The environment variable that holds a token, sent as `Authorization: Bearer …`. The token itself stands nowhere.
+        token_env: Option<String> = None;
+        /// How often a request that failed is made again, within `step_timeout`.
+        retries: u32 = 2;
+        /// Seconds before that, less up to half by chance; they double each time, up to 30.
+        pause: f64 = 0.5, NOT_NEGATIVE;
+        /// Most requests at the same time.
+        concurrency: usize = 64, SOME;
+    }
+}
+
+section! {
+    /// A command, or an agent that listens.
+    pub struct Elsewhere {
+        /// A program and its arguments, started for every rollout.
+        command: Vec<String> = Vec::new();
+        /// In its place: where every rollout's task is posted.
+        url: Option<String> = None;
+        /// The model's name, as the agent sees it.
+        model: String = "policy".to_owned(), GIVEN;
     }
 }
 

@@ -23,7 +23,7 @@ const TAGS: Limit<Vec<String>> = Limit {
 };
 const WORDS: Limit<Vec<String>> =
     Limit { text: "words, at least one and none empty", holds: |words| keywords(words.iter().cloned()).is_ok() };
-const URL: Limit<String> = Limit {
+pub(super) const URL: Limit<String> = Limit {
     text: "an address, as in http://127.0.0.1:9000/score, without TLS, and without a password (`token_env` names a token)",
     holds: |url| Service::new(ServiceConfig::new(url)).is_ok(),
 };
@@ -83,10 +83,10 @@ tagged! {
         "http" => Http(HttpRule),
         /// what a language model behind a URL says of it, as a grade from 0 to 1.
         "judge" => Judge(JudgeRule),
-        /// its code passes the tests of its prompt, in a sandbox (docs/sandbox.md).
-        "code" => Code(CodeRule),
         /// what the environment of `[environment]` makes of the rollout: its grade, and what the turns earned.
         "environment" => Environment(NoKeys),
+        /// its code passes the tests of its prompt, in a sandbox (docs/sandbox.md).
+        "code" => Code(CodeRule),
         /// what a function gives that was registered by a name.
         "custom" => Custom(Custom),
         /// several of these and others, each a `[[reward.part]]`, together.
@@ -182,10 +182,10 @@ tagged! {
         "http" => Http(HttpRule),
         /// what a language model behind a URL says of it, as a grade from 0 to 1.
         "judge" => Judge(JudgeRule),
-        /// what its code earns by the tests of its prompt, in a sandbox.
-        "code" => Code(CodeRule),
         /// what the environment makes of the rollout.
         "environment" => Environment(NoKeys),
+        /// what its code earns by the tests of its prompt, in a sandbox.
+        "code" => Code(CodeRule),
         /// what a function gives that was registered by a name.
         "custom" => Custom(CustomPart),
     }
@@ -232,12 +232,19 @@ section! {
 section! {
     /// Python code, run against tests: the answer's last block of it, or the whole answer. The tests are asserts or pairs of input and output.
     pub struct CodeRule {
-        /// Field of the task's records with the tests.
-        tests: String = "tests".to_owned(), GIVEN;
-        /// What passing some of them is worth.
+        first sandbox: SandboxRule;
+        /// What passing some tests is worth.
         score: CodeScore = CodeScore::default();
         /// The program that is run, with `{code}`, and `{prompt}` where code goes on from its prompt, in their places.
         template: String = "{code}".to_owned(), TEMPLATE;
+    }
+}
+
+section! {
+    /// Python with tests, in a sandbox.
+    pub struct SandboxRule {
+        /// Field of the task's records with the tests.
+        tests: String = "tests".to_owned(), GIVEN;
         /// The interpreter, by its path or by a name that is looked for in `PATH`.
         python: String = "python3".to_owned(), GIVEN;
         /// Most seconds of a program.
@@ -336,8 +343,8 @@ impl RewardRule {
             RewardRule::Model(of) => PartRule::Model(of.clone()),
             RewardRule::Http(of) => PartRule::Http(of.clone()),
             RewardRule::Judge(of) => PartRule::Judge(of.clone()),
-            RewardRule::Code(of) => PartRule::Code(of.clone()),
             RewardRule::Environment(of) => PartRule::Environment(*of),
+            RewardRule::Code(of) => PartRule::Code(of.clone()),
             RewardRule::Custom(of) => PartRule::Custom(CustomPart { function: of.name.clone(), params: of.params.clone() }),
             RewardRule::Parts(of) => return Err(of),
         })
