@@ -7,6 +7,6 @@ for kind in "${@:-vllm}"; do
   ./scripts/engines.sh "$kind"
   installed=$SECONDS
   # One server at a time: each takes 3 GB.
-  ROLLFLOW_ENGINE=$kind cargo test --package rollflow-pipelines --test real_servers -- --ignored --test-threads 1 --nocapture
+  ROLLFLOW_ENGINE=$kind cargo test --workspace --test real_servers -- --ignored --test-threads 1 --nocapture
   echo "$kind: installed in $((installed - began)) s, tested in $((SECONDS - installed)) s"
 done
