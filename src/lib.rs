@@ -96,3 +96,13 @@ pub struct Changing;
 #[cfg(all(doctest, feature = "torch"))]
 #[doc = include_str!("../docs/api_map.md")]
 pub struct ApiMap;
+
+/// The sandbox, likewise.
+#[cfg(all(doctest, unix))]
+#[doc = include_str!("../docs/sandbox.md")]
+pub struct Sandboxed;
+
+/// Agents and environments in other processes, likewise.
+#[cfg(all(doctest, unix))]
+#[doc = include_str!("../docs/agents_elsewhere.md")]
+pub struct AgentsElsewhere;

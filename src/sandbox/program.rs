@@ -49,6 +49,8 @@ impl Program {
             Some(path) if asked.status.success() && path.is_absolute() => {
                 let mut readable: Vec<PathBuf> = lines.chain(std::fs::canonicalize(&path)).collect();
                 readable.extend(readable.clone().iter().filter_map(|path| std::fs::canonicalize(path).ok()));
+                // An interpreter that lives at the root lives in the system's folders.
+                readable.retain(|path| path.parent().is_some());
                 readable.sort();
                 readable.dedup();
                 Ok(Program { path, readable, check: ["-I", "-c", ""].map(str::to_owned).to_vec() })
