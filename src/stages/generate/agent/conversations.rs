@@ -1,5 +1,5 @@
-//! All rollouts under way: those that wait for their environment, and those that the engine
-/// works on. Others are looked at before their next turn. It owns no wait: who drives it does.
+//! All rollouts under way: those that wait for their environment, and those that the engine works on. It owns no wait: who drives it does.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -342,9 +342,14 @@ impl Conversations {
                 .get(&(ordinal, answer.index))
                 .is_some_and(|rollout| admission.expires(ordinal, &rollout.oldest(), version))
         });
-        for key in expired {
-            let Some(rollout) = self.rollouts.get_mut(&key) else { continue };
-            // What the engine begins anew is a turn; the conversation before it has to go, too, as soon as the engine gives the turn back.
+        self.turns_anew(&expired);
+    }
+
+    /// The engine forgot what it had of these, and makes it from their prompts again. What it begins anew is a turn; the conversation before it has to go,
+    /// too, as soon as the engine gives the turn back.
+    pub fn turns_anew(&mut self, keys: &[Key]) {
+        for key in keys {
+            let Some(rollout) = self.rollouts.get_mut(key) else { continue };
             rollout.expired = rollout.turns() > 0;
             rollout.slots().collect::<Vec<_>>().into_iter().for_each(|slot| self.discard(key.0, slot));
         }

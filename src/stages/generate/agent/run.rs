@@ -51,6 +51,7 @@ impl<E: TokenEngine> Generator<E> {
                 if let Some(look) = &self.look {
                     look(engine.load());
                 }
+                all.turns_anew(engine.discarded());
                 if let Some(admission) = &self.admission {
                     admission.sampled(all.places(engine.sampled()));
                 }
