@@ -71,6 +71,11 @@ pub struct Chats;
 #[doc = include_str!("../docs/lora.md")]
 pub struct Lora;
 
+/// Generation on servers, likewise.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/engines.md")]
+pub struct Engines;
+
 /// How a run changes its mind, likewise.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/changing.md")]

@@ -138,7 +138,38 @@ pub struct Scored {
     pub log_probs: Vec<f32>,
 }
 
-/// Makes tokens. Only [`InferenceEngine::generate`] must be written.
+/// Makes tokens. Only [`InferenceEngine::generate`] must be written, and a name:
+///
+/// ```
+/// use std::sync::Arc;
+/// use rollflow::engine::remote::{Attempt, Chunk, End, Ending, Fleet, FleetConfig, FleetHandle, InferenceEngine, Pending, Tokens};
+/// use rollflow::prelude::*;
+///
+/// struct Sevens;
+///
+/// impl InferenceEngine for Sevens {
+///     fn name(&self) -> String {
+///         "sevens".into()
+///     }
+///
+///     fn generate<'a>(&'a self, attempt: &'a Attempt, tokens: &'a Tokens) -> Pending<'a, Ending> {
+///         Box::pin(async move {
+///             for _ in 0..attempt.rest() {
+///                 tokens.tell(Chunk { tokens: vec![10], log_probs: vec![0.0] }).await;
+///             }
+///             Ok(Ending { end: End::Length, spans: None })
+///         })
+///     }
+/// }
+///
+/// let tokenizer = Arc::new(Tokenizer::characters("0123456789", 16)?);
+/// let engines = FleetHandle::new(vec![Arc::new(Sevens)]);
+/// let mut fleet = Fleet::new(&engines, FleetConfig::default(), &tokenizer, (8, 0));
+/// let params = SamplingParams { max_new_tokens: 3, ..SamplingParams::default() };
+/// let groups = fleet.answer(vec![Prompt::from("1")], 2, &params)?;
+/// assert_eq!(groups[0].samples[1].response, "777");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait InferenceEngine: Send + Sync + 'static {
     /// What it is called in errors, logs and metrics: its kind and where it is.
     fn name(&self) -> String;

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::attempt::{self, Bounds, News, Said, Threads};
@@ -86,6 +87,8 @@ impl Default for FleetConfig {
 /// Engines elsewhere, as one engine.
 pub struct Fleet {
     handle: FleetHandle,
+    /// Tells when an engine was paused, synced or lost.
+    changes: watch::Receiver<u64>,
     config: FleetConfig,
     tokenizer: Arc<Tokenizer>,
     seed: u64,
@@ -119,6 +122,7 @@ impl Fleet {
         let engines = handle.engines().len();
         Fleet {
             handle: handle.clone(),
+            changes: handle.changes(),
             tokenizer: tokenizer.clone(),
             seed,
             slots: slots.max(1),
@@ -170,6 +174,10 @@ impl Fleet {
 
     /// Gives waiting samples to engines with room, the oldest first.
     fn dispatch(&mut self, now: Instant) -> Result<(), EngineError> {
+        if self.changes.has_changed().unwrap_or(false) {
+            self.changes.mark_unchanged();
+            self.reopen(now);
+        }
         let due = |slip: &Slip| matches!(slip.stage, Stage::Waiting(at) if at <= now);
         let waiting: Vec<(u64, u32)> = self.samples.iter().filter(|(_, slip)| due(slip)).map(|(key, _)| *key).collect();
         let mut running = self.active();
@@ -186,6 +194,16 @@ impl Fleet {
             running += 1;
         }
         Ok(())
+    }
+
+    /// Something is new about the engines, such as that they go on after a sync: whom they turned away need not wait any longer.
+    fn reopen(&mut self, now: Instant) {
+        self.seats.iter_mut().for_each(Seat::reopen);
+        for slip in self.samples.values_mut().filter(|slip| slip.turned_away > 0) {
+            if let Stage::Waiting(at) = &mut slip.stage {
+                *at = now;
+            }
+        }
     }
 
     fn begin(&mut self, key: (u64, u32), place: usize, now: Instant) -> Result<(), EngineError> {

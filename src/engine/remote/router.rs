@@ -51,6 +51,11 @@ impl Seat {
         self.limit = (self.limit + 1.0 / self.limit).min(self.most as f64);
     }
 
+    /// It may take samples again.
+    pub(super) fn reopen(&mut self) {
+        (self.closed_until, self.refusals) = (None, 0);
+    }
+
     /// It turned a sample away.
     pub(super) fn busy(&mut self, place: usize, status: u16, retry_after: Option<Duration>, now: Instant) {
         // Several that were sent together are turned away together: once is enough.
@@ -58,7 +63,7 @@ impl Seat {
             self.limit = (0.75 * self.limit).max(1.0);
         }
         self.refusals = self.refusals.saturating_add(1);
-        let until = now + pause(FIRST, place as u64, self.refusals.min(6)).max(retry_after.unwrap_or_default());
+        let until = now + pause(FIRST, place as u64, self.refusals.min(4)).max(retry_after.unwrap_or_default());
         self.closed_until = self.closed_until.max(Some(until));
     }
 }

@@ -1,0 +1,287 @@
+//! What is asked of servers and how their answers are read: replies as vLLM 0.32, SGLang 0.5.23 and OpenAI-like servers write them.
+
+use std::sync::{Arc, Mutex};
+
+use rollflow::engine::SamplingParams;
+use rollflow::engine::remote::{
+    Attempt, Capabilities, Chunk, End, Ending, Fault, InferenceEngine, OpenAiEngine, RemoteError, SglangEngine, Tokens,
+    VersionSpan, VllmEngine,
+};
+use serde_json::{Value, json};
+
+use super::server::{Reply, Server, vllm_page};
+
+fn attempt(params: SamplingParams) -> Attempt {
+    Attempt {
+        ordinal: 812,
+        index: 3,
+        number: 1,
+        tokens: vec![5, 6, 7].into(),
+        answered: 1,
+        params: Arc::new(params),
+        seed: 9,
+        cache_key: Some("v42".into()),
+    }
+}
+
+fn run<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+}
+
+/// All that it told, and how it ended.
+fn generate(engine: &impl InferenceEngine, attempt: &Attempt) -> (Chunk, Result<Ending, RemoteError>) {
+    run(async {
+        let (tokens, mut chunks) = Tokens::channel(100);
+        let ending = engine.generate(attempt, &tokens).await;
+        let mut all = Chunk::default();
+        while let Ok(chunk) = chunks.try_recv() {
+            all.tokens.extend(chunk.tokens);
+            all.log_probs.extend(chunk.log_probs);
+        }
+        (all, ending)
+    })
+}
+
+fn span(label: &str, start: usize, end: usize) -> VersionSpan {
+    VersionSpan { label: label.into(), start, end }
+}
+
+/// A server that answers this path so, and notes the question.
+fn scripted(
+    pages: impl Fn(&str) -> Option<Reply> + Send + Sync + 'static,
+    path: &'static str,
+    reply: Reply,
+) -> (Server, Arc<Mutex<Value>>) {
+    let question: Arc<Mutex<Value>> = Arc::default();
+    let asked = question.clone();
+    let server = Server::new(move |at, body| {
+        if at == path {
+            *asked.lock().unwrap() = body.clone();
+            return reply.clone();
+        }
+        pages(at).unwrap_or(Reply::Page(404, json!({ "detail": "Not Found" }).to_string()))
+    });
+    (server, question)
+}
+
+#[test]
+fn d3_vllm_is_asked_for_tokens_and_answers_with_log_probabilities_and_spans() {
+    let choice = |tokens: Value, content: Value, finish: Value, spans: Value| {
+        json!({ "request_id": "generate-tokens-p1", "usage": null, "output_mode": "tokens", "choices": [{
+            "index": 0, "finish_reason": finish, "stop_reason": null, "token_ids": tokens, "routed_experts": null,
+            "sampling_mask": null, "weight_versions": spans, "logprobs": { "content": content } }] })
+    };
+    let entry = |token: u32, log_prob: f64| json!({ "token_id": token, "logprob": log_prob, "rank": 1, "top_logprobs": [{ "token_id": token, "logprob": log_prob, "rank": 1 }] });
+    let reply = Reply::events([
+        choice(json!([138]), json!([entry(138, -3.25)]), Value::Null, Value::Null),
+        choice(
+            json!([124, 79]),
+            json!([entry(124, -2.5), entry(79, -3.0)]),
+            json!("stop"),
+            json!([{ "version": "42", "start": 0, "end": 2 }, { "version": "43", "start": 2, "end": 3 }]),
+        ),
+    ]);
+    let (server, asked) = scripted(vllm_page, "/inference/v1/generate", reply);
+    let engine = VllmEngine::new(&server.url).unwrap();
+    let params = SamplingParams {
+        max_new_tokens: 9,
+        temperature: 0.5,
+        stop: vec!["\n".into()],
+        stop_token_ids: vec![2],
+        ..SamplingParams::default()
+    };
+    let (chunk, ending) = generate(&engine, &attempt(params));
+    assert_eq!(chunk, Chunk { tokens: vec![138, 124, 79], log_probs: vec![-3.25, -2.5, -3.0] });
+    assert_eq!(ending.unwrap(), Ending { end: End::Stop, spans: Some(vec![span("42", 0, 2), span("43", 2, 3)]) });
+    let asked = asked.lock().unwrap();
+    assert_eq!(asked["request_id"], "p00000000000000000812-s00003-a00001");
+    assert_eq!(
+        (&asked["token_ids"], &asked["model"], &asked["cache_salt"]),
+        (&json!([5, 6, 7]), &json!("policy"), &json!("v42"))
+    );
+    let sampling = &asked["sampling_params"];
+    assert_eq!((&sampling["max_tokens"], &sampling["logprobs"], &sampling["temperature"]), (&json!(8), &json!(0), &json!(0.5)));
+    // What completes a stop stays; strings are found in text only.
+    assert_eq!(
+        (&sampling["stop"], &sampling["include_stop_str_in_output"], &sampling["detokenize"]),
+        (&json!(["\n"]), &json!(true), &json!(true))
+    );
+    assert_eq!((&sampling["stop_token_ids"], &sampling["ignore_eos"]), (&json!([2]), &json!(false)));
+}
+
+#[test]
+fn what_a_vllm_server_can_is_found_out_and_what_it_lacks_is_told_with_the_way_to_get_it() {
+    let (server, _) = scripted(vllm_page, "/none", Reply::Reset);
+    let all = run(async { VllmEngine::new(&server.url).unwrap().probe().await.unwrap() });
+    assert_eq!((all.server.as_str(), all.model.as_str(), all.context), ("vLLM 0.32.0", "policy", Some(256)));
+    assert!(all.spans && all.weights && all.checksums && all.lacks.is_empty(), "{all:?}");
+
+    // Without its dev mode and its own route it answers by /v1/completions.
+    let plain = |path: &str| match path {
+        "/openapi.json" => Some(Reply::json(json!({ "paths": { "/v1/completions": {} } }))),
+        other => vllm_page(other),
+    };
+    let completion = json!({ "id": "cmpl-8b", "object": "text_completion", "choices": [{ "index": 0, "text": "", "finish_reason": "length",
+        "logprobs": { "text_offset": [0], "token_logprobs": [-3.25], "tokens": ["token_id:138"], "top_logprobs": [{ "token_id:138": -3.25 }] },
+        "stop_reason": null, "prompt_token_ids": [5, 6, 7], "token_ids": [138] }] });
+    let (server, asked) = scripted(plain, "/v1/completions", Reply::events([completion]));
+    let engine = VllmEngine::new(&server.url).unwrap();
+    let Capabilities { weights, spans, lacks, .. } = run(engine.probe()).unwrap();
+    assert!(!weights && !spans && lacks[0].contains("VLLM_SERVER_DEV_MODE=1"), "{lacks:?}");
+    let (chunk, ending) = generate(&engine, &attempt(SamplingParams::default()));
+    assert_eq!((chunk.tokens, ending.unwrap()), (vec![138], Ending { end: End::Length, spans: None }));
+    assert_eq!(asked.lock().unwrap()["return_token_ids"], true);
+}
+
+#[test]
+fn an_openai_like_server_without_token_ids_is_refused_and_one_that_spells_them_is_not() {
+    let answer = |token: &str| {
+        Reply::events([
+            json!({ "choices": [{ "text": "8", "finish_reason": "stop", "logprobs": { "tokens": [token], "token_logprobs": [-0.5] } }] }),
+        ])
+    };
+    let (server, _) = scripted(vllm_page, "/v1/completions", answer("token_id:17"));
+    let (chunk, ending) = generate(&OpenAiEngine::new(&server.url).unwrap(), &attempt(SamplingParams::default()));
+    assert_eq!((chunk.tokens, ending.unwrap().spans), (vec![17], None));
+    let (server, _) = scripted(vllm_page, "/v1/completions", answer("8"));
+    let error =
+        generate(&OpenAiEngine::new(&server.url).unwrap(), &attempt(SamplingParams::default())).1.unwrap_err().to_string();
+    assert!(error.contains("the token \"8\" as text") && error.contains(&server.url), "{error}");
+}
+
+fn sglang_page(path: &str) -> Option<Reply> {
+    match path {
+        "/model_info" => Some(Reply::json(json!({ "model_path": "/models/policy", "weight_version": "default" }))),
+        "/server_info" => Some(Reply::json(json!({ "version": "0.5.23", "context_length": 64 }))),
+        _ => None,
+    }
+}
+
+#[test]
+fn d3_sglang_streams_all_so_far_or_what_is_new_and_both_are_read_alike() {
+    let event = |ids: Value, count: usize, log_probs: Value, finish: Value, spans: Value| {
+        json!({ "text": "…", "output_ids": ids, "meta_info": { "id": "p", "finish_reason": finish, "prompt_tokens": 3, "completion_tokens": count,
+            "cached_tokens": 0, "weight_version": "43", "weight_versions": spans, "output_token_logprobs": log_probs } })
+    };
+    let spans = json!([{ "version": "42", "start": 0, "end": 2 }, { "version": "43", "start": 2, "end": 3 }]);
+    let stop = json!({ "type": "stop", "matched": 374 });
+    let (a, b, c) = (json!([-0.125, 785, null]), json!([-1.0, 4226, null]), json!([-0.5, 374, null]));
+    let cumulative = Reply::events([
+        event(json!([785]), 1, json!([a]), Value::Null, Value::Null),
+        event(json!([785, 4226, 374]), 3, json!([a, b, c]), stop.clone(), spans.clone()),
+    ]);
+    let incremental = Reply::events([
+        event(json!([785]), 1, json!([a]), Value::Null, Value::Null),
+        event(json!([4226, 374]), 3, json!([b, c]), stop, spans),
+    ]);
+    for reply in [cumulative, incremental] {
+        let (server, asked) = scripted(sglang_page, "/generate", reply);
+        let params = SamplingParams { max_new_tokens: 9, ignore_eos: true, ..SamplingParams::default() };
+        let (chunk, ending) = generate(&SglangEngine::new(&server.url).unwrap(), &attempt(params));
+        assert_eq!(chunk, Chunk { tokens: vec![785, 4226, 374], log_probs: vec![-0.125, -1.0, -0.5] });
+        assert_eq!(ending.unwrap(), Ending { end: End::Stop, spans: Some(vec![span("42", 0, 2), span("43", 2, 3)]) });
+        let asked = asked.lock().unwrap();
+        assert_eq!((&asked["rid"], &asked["input_ids"]), (&json!("p00000000000000000812-s00003-a00001"), &json!([5, 6, 7])));
+        let sampling = &asked["sampling_params"];
+        assert_eq!(
+            (&sampling["max_new_tokens"], &sampling["top_k"], &sampling["ignore_eos"]),
+            (&json!(8), &json!(-1), &json!(true))
+        );
+        assert_eq!(
+            (&sampling["no_stop_trim"], &sampling["skip_special_tokens"], &asked["extra_key"]),
+            (&json!(true), &json!(false), &json!("v42"))
+        );
+    }
+}
+
+#[test]
+fn sglangs_aborts_are_interruptions_unless_they_are_refusals() {
+    let abort = |finish: Value| {
+        Reply::events([json!({ "output_ids": [785], "meta_info": { "finish_reason": finish, "completion_tokens": 1,
+            "output_token_logprobs": [[-0.125, 785, null]] } })])
+    };
+    let (server, _) = scripted(sglang_page, "/generate", abort(json!({ "type": "abort", "message": "Abort in waiting queue" })));
+    let (chunk, ending) = generate(
+        &SglangEngine::new(&server.url).unwrap(),
+        &attempt(SamplingParams { max_new_tokens: 9, ..SamplingParams::default() }),
+    );
+    assert_eq!((chunk.tokens.len(), ending.unwrap().end), (1, End::Aborted));
+    let finish =
+        json!({ "type": "abort", "message": "The input is too long", "status_code": 400, "err_type": "BadRequestError" });
+    let (server, _) = scripted(sglang_page, "/generate", abort(finish));
+    let error = generate(
+        &SglangEngine::new(&server.url).unwrap(),
+        &attempt(SamplingParams { max_new_tokens: 9, ..SamplingParams::default() }),
+    )
+    .1
+    .unwrap_err();
+    assert!(matches!(&error.fault, Fault::Refused { status: 400, begins, .. } if begins == "The input is too long"), "{error}");
+}
+
+#[test]
+fn prompts_are_scored_by_their_own_log_probabilities() {
+    let scored = json!({ "meta_info": { "input_token_logprobs": [[null, 5, null], [-7.5, 6, null], [-4.5, 7, null]] } });
+    let (server, _) = scripted(sglang_page, "/generate", Reply::json(scored));
+    assert_eq!(run(SglangEngine::new(&server.url).unwrap().score(&[5, 6, 7])).unwrap().log_probs, [-7.5, -4.5]);
+    let scored = json!({ "choices": [{ "prompt_logprobs": [null, { "6": { "logprob": -7.5, "rank": 280 } },
+        { "7": { "logprob": -4.5, "rank": 32 }, "9": { "logprob": -0.5, "rank": 1 } }] }] });
+    let (server, _) = scripted(vllm_page, "/v1/completions", Reply::json(scored));
+    assert_eq!(run(VllmEngine::new(&server.url).unwrap().score(&[5, 6, 7])).unwrap().log_probs, [-7.5, -4.5]);
+    assert!(
+        run(VllmEngine::new(&server.url).unwrap().score(&[5, 6, 8]))
+            .unwrap_err()
+            .to_string()
+            .contains("no log-probability for each token")
+    );
+}
+
+#[test]
+fn errors_name_the_engine_its_address_and_what_to_check() {
+    let told = |page: Reply| {
+        let (server, _) = scripted(vllm_page, "/inference/v1/generate", page);
+        let error =
+            generate(&VllmEngine::new(&server.url).unwrap(), &attempt(SamplingParams::default())).1.unwrap_err().to_string();
+        assert!(error.contains(&format!("vLLM {}", server.url)), "{error}");
+        error
+    };
+    let unknown = json!({ "error": { "message": "Unexpected keyword argument 'min_p'", "type": "Bad Request", "param": null, "code": 400 } });
+    for (page, words) in [
+        (
+            Reply::Page(400, unknown.to_string()),
+            "refused with status 400: \"Unexpected keyword argument 'min_p'\"; check that prompt and answer fit",
+        ),
+        (Reply::Page(401, json!({ "error": "Unauthorized" }).to_string()), "check the token"),
+        (Reply::Page(500, "Internal Server Error".into()), "look into the server's log"),
+        (Reply::Page(200, "<html>Welcome</html>".into()), "check that the server is of the kind and version"),
+        (Reply::Reset, "look for a crash in the server's log"),
+    ] {
+        assert!(told(page).contains(words), "{words}");
+    }
+    // Longer than the context that it told.
+    let (server, _) = scripted(vllm_page, "/inference/v1/generate", Reply::Reset);
+    let long = attempt(SamplingParams { max_new_tokens: 300, ..SamplingParams::default() });
+    let error = generate(&VllmEngine::new(&server.url).unwrap(), &long).1.unwrap_err().to_string();
+    assert!(
+        error.contains("3 tokens and up to 299 more don't fit the context of 256") && error.contains("--max-model-len"),
+        "{error}"
+    );
+    // Log-probabilities of another distribution than that which was sampled.
+    let raw = |path: &str| match path {
+        "/openapi.json" => Some(Reply::json(json!({ "paths": { "/inference/v1/generate": {}, "/server_info": {} } }))),
+        "/server_info" => Some(Reply::json(json!({ "vllm_config": "model='policy', logprobs_mode=raw_logprobs" }))),
+        other => vllm_page(other),
+    };
+    let (server, _) = scripted(raw, "/inference/v1/generate", Reply::Reset);
+    let warm = attempt(SamplingParams { temperature: 0.7, ..SamplingParams::default() });
+    let error = generate(&VllmEngine::new(&server.url).unwrap(), &warm).1.unwrap_err().to_string();
+    assert!(error.contains("--logprobs-mode processed_logprobs"), "{error}");
+    // Nobody there.
+    let url = Server::new(|_, _| Reply::Reset).url.clone();
+    let error = generate(&VllmEngine::new(&url).unwrap(), &attempt(SamplingParams::default())).1.unwrap_err().to_string();
+    assert!(error.contains("cannot connect") && error.contains(&url), "{error}");
+    for (url, why) in [("https://host:1", "only http://"), ("host", "only http://"), ("http://a:b@host", "a name or a password")]
+    {
+        let error = VllmEngine::new(url).err().unwrap().to_string();
+        assert!(error.contains(why) && !error.contains("a:b"), "{error}");
+    }
+}

@@ -1,0 +1,258 @@
+//! A fleet at work: engines that die and come back, refuse and stand still, and the generator that drives it.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rollflow::data::{POISONED, Prompt};
+use rollflow::engine::remote::{
+    Attempt, Chunk, End, Ending, EngineState, Fault, InferenceEngine, Pending, RemoteError, Synced, Tokens, VllmEngine,
+};
+use rollflow::engine::{EngineError, SamplingParams, TokenEngine};
+use rollflow::observe::logs::{DEAD_LETTERS, DeadLetterWriter, read_dead_letters};
+use rollflow::prelude::*;
+use serde_json::{Value, json};
+
+use super::server::{Piece, Reply, Server, answer_to, next, vllm_event, vllm_page};
+use super::*;
+
+/// Right answers, each token after a pause.
+fn right(body: &Value, version: &str, millis: u64) -> Reply {
+    let prompt: Vec<u32> = body["token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+    let whole = answer_to(&prompt, body["sampling_params"]["max_tokens"].as_u64().unwrap() as usize);
+    let (mut pieces, mut read) = (Vec::new(), prompt);
+    for (place, token) in whole.iter().enumerate() {
+        let (_, log_prob) = next(&read);
+        read.push(*token);
+        let last = place + 1 == whole.len();
+        let finish = last.then_some(if *token == 1 { "stop" } else { "length" });
+        let spans = if last { json!([{ "version": version, "start": 0, "end": whole.len() }]) } else { Value::Null };
+        pieces.extend([Piece::Pause(millis), Piece::Event(vllm_event(&[(*token, log_prob)], finish, spans))]);
+    }
+    pieces.push(Piece::Raw("data: [DONE]\n\n".into()));
+    Reply::Stream(pieces)
+}
+
+fn vllm(url: &str) -> Arc<dyn InferenceEngine> {
+    Arc::new(VllmEngine::new(url).unwrap())
+}
+
+fn params() -> SamplingParams {
+    SamplingParams { max_new_tokens: 12, ..SamplingParams::default() }
+}
+
+#[test]
+fn a_dead_engines_work_moves_with_all_its_tokens_and_it_comes_back_when_it_has_the_weights() {
+    let serve = |path: &str, body: &Value| vllm_page(path).unwrap_or_else(|| right(body, "3", 3));
+    let (dies, stays) = (Server::new(serve), Server::new(serve));
+    let port = dies.port();
+    let handle = handle([vllm(&dies.url), vllm(&stays.url)]);
+    (0..2).for_each(|place| handle.serves(place, 3));
+    let mut fleet = fleet(&handle, hasty());
+    fleet.set_weights(3, &Synced { version: 3 });
+    (0..8).for_each(|ordinal| fleet.submit(request(ordinal, 4, &params())).unwrap());
+    let (mut dies, mut made) = (Some(dies), 0);
+    let ended = finish(&mut fleet, |fleet| {
+        made += fleet.sampled().len();
+        // In the middle of its work.
+        if made > 30 {
+            dies = None;
+        }
+    })
+    .unwrap();
+    assert_eq!(handle.state(0), EngineState::Lost);
+    for ((ordinal, _), finished) in &ended {
+        assert_eq!(finished.tokens, answer_to(&prompt(*ordinal), 12));
+    }
+    assert_eq!((ended.len(), ended.values().map(|finished| finished.tokens.len()).sum::<usize>()), (32, made));
+
+    // It is back, but nobody knows with which weights.
+    let (again, asked) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let count = asked.clone();
+    let _back = Server::at(port, move |path, body| {
+        vllm_page(path).unwrap_or_else(|| {
+            count.fetch_add(1, SeqCst);
+            right(body, "3", 0)
+        })
+    });
+    let mut changes = handle.changes();
+    while handle.behind().is_empty() {
+        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(changes.changed()).unwrap();
+        again.fetch_add(1, SeqCst);
+    }
+    (8..10).for_each(|ordinal| fleet.submit(request(ordinal, 4, &params())).unwrap());
+    finish(&mut fleet, |_| {}).unwrap();
+    assert_eq!((handle.behind(), asked.load(SeqCst)), (vec![0], 0));
+    handle.serves(0, 3);
+    (10..30).for_each(|ordinal| fleet.submit(request(ordinal, 4, &params())).unwrap());
+    finish(&mut fleet, |_| {}).unwrap();
+    assert!(asked.load(SeqCst) > 0 && handle.state(0) == EngineState::Serving);
+}
+
+#[test]
+fn when_no_engine_is_left_the_error_says_what_waits_and_why() {
+    let url = Server::new(|_, _| Reply::Reset).url.clone();
+    let handle = handle([vllm(&url)]);
+    let config = FleetConfig { patience: Duration::from_millis(300), ..hasty() };
+    let mut fleet = fleet(&handle, config);
+    fleet.set_weights(1, &Synced { version: 1 });
+    fleet.submit(request(4, 2, &params())).unwrap();
+    let error = finish(&mut fleet, |_| {}).unwrap_err();
+    assert!(matches!(error, EngineError::Stuck { .. }));
+    let text = error.to_string();
+    for words in ["sample p4-s0 on no engine with 0 tokens", "cannot connect", url.as_str(), "rollflow engine status"] {
+        assert!(text.contains(words), "{text}");
+    }
+}
+
+#[test]
+fn a_paused_server_is_waited_for_and_that_is_no_failure() {
+    let paused = Arc::new(AtomicBool::new(true));
+    let (stands, turned_away) = (paused.clone(), Arc::new(AtomicUsize::new(0)));
+    let count = turned_away.clone();
+    let server = Server::new(move |path, body| {
+        vllm_page(path).unwrap_or_else(|| match stands.load(SeqCst) {
+            true => {
+                // Oftener than a failure may be.
+                if count.fetch_add(1, SeqCst) > 5 {
+                    stands.store(false, SeqCst);
+                }
+                Reply::Page(503, json!({ "error": "paused" }).to_string())
+            }
+            false => right(body, "1", 0),
+        })
+    });
+    let handle = handle([vllm(&server.url)]);
+    let mut fleet = fleet(&handle, FleetConfig { retries: 0, patience: GUARD, ..hasty() });
+    fleet.set_weights(1, &Synced { version: 1 });
+    fleet.submit(request(0, 1, &params())).unwrap();
+    let ended = finish(&mut fleet, |_| {}).unwrap();
+    assert_eq!(ended[&(0, 0)].tokens, answer_to(&prompt(0), 12));
+    assert!(turned_away.load(SeqCst) > 5);
+}
+
+/// Nonsense that an engine of one's own can make: it panics, or says nothing.
+struct Odd(AtomicUsize);
+
+impl InferenceEngine for Odd {
+    fn name(&self) -> String {
+        "odd".into()
+    }
+
+    fn generate<'a>(&'a self, attempt: &'a Attempt, tokens: &'a Tokens) -> Pending<'a, Ending> {
+        Box::pin(async move {
+            match self.0.fetch_add(1, SeqCst) {
+                0 => panic!("odd"),
+                1 => std::future::pending().await,
+                2 => Err(RemoteError::new("odd", Fault::Broke { why: "oddly".into() })),
+                3 => Ok(Ending { end: End::Stop, spans: None }),
+                _ => {
+                    let (token, log_prob) = next(&attempt.tokens);
+                    tokens.tell(Chunk { tokens: vec![token], log_probs: vec![log_prob] }).await;
+                    let end = if token == 1 { End::Stop } else { End::Aborted };
+                    Ok(Ending { end, spans: None })
+                }
+            }
+        })
+    }
+}
+
+#[test]
+fn an_engine_of_ones_own_may_panic_or_hang_and_answers_go_on_token_by_token() {
+    let mut fleet = fleet(&handle([Arc::new(Odd(AtomicUsize::new(0))) as Arc<dyn InferenceEngine>]), hasty());
+    let groups = fleet.answer(vec![Prompt::from("1+2="), Prompt { ordinal: 1, ..Prompt::from("3=") }], 2, &params()).unwrap();
+    assert_eq!(groups.len(), 2);
+    for group in groups {
+        for sample in &group.samples {
+            let prompt = fleet.tokenizer().encode_prompt(&group.prompt).unwrap();
+            assert_eq!(sample.tokens[prompt.len()..], answer_to(&prompt, 12));
+        }
+    }
+}
+
+#[test]
+fn v5_prompts_are_remembered_apart_by_version_and_expired_answers_begin_anew() {
+    let keys: Arc<Mutex<Vec<Value>>> = Arc::default();
+    let seen = keys.clone();
+    let server = Server::new(move |path, body| {
+        vllm_page(path).unwrap_or_else(|| {
+            seen.lock().unwrap().push(body["cache_salt"].clone());
+            right(body, "2", 5)
+        })
+    });
+    let handle = handle([vllm(&server.url)]);
+    let mut fleet = fleet(&handle, hasty());
+    fleet.set_weights(1, &Synced { version: 1 });
+    // A prompt whose answer has several tokens.
+    let ordinal = (0..).find(|ordinal| answer_to(&prompt(*ordinal), 12).len() > 6).unwrap();
+    fleet.submit(request(ordinal, 1, &params())).unwrap();
+    while fleet.sampled().is_empty() {
+        fleet.step().unwrap();
+    }
+    assert_eq!(fleet.begin_anew(&|_, answer| answer.versions.oldest() == Some(1)), [(ordinal, 0)]);
+    handle.serves(0, 2);
+    fleet.set_weights(2, &Synced { version: 2 });
+    let ended = finish(&mut fleet, |_| {}).unwrap();
+    let finished = &ended[&(ordinal, 0)];
+    assert_eq!((&finished.tokens, finished.versions.oldest()), (&answer_to(&prompt(ordinal), 12), Some(2)));
+    assert_eq!(*keys.lock().unwrap(), [json!("v1"), json!("v2")]);
+}
+
+/// Law F6 in a run: the prompt that a server refuses is a dead letter, the others are scored, and the book balances.
+#[test]
+fn f6_a_sample_that_is_refused_for_good_poisons_its_group_and_nothing_else() {
+    let server = Server::new(|path, body| {
+        vllm_page(path).unwrap_or_else(|| match body["token_ids"][0].as_u64() {
+            Some(6) => Reply::Page(400, json!({ "error": { "message": "no such luck", "code": 400 } }).to_string()),
+            _ => right(body, "1", 0),
+        })
+    });
+    let handle = handle([vllm(&server.url)]);
+    handle.serves(0, 1);
+    let folder = tempfile::tempdir().unwrap();
+    let admission = Admission::new(8, 8, None);
+    let (publisher, published) = weights();
+    publisher.publish(1, Arc::new(Synced { version: 1 })).unwrap();
+    admission.published(1);
+    let seen: Arc<Mutex<Vec<Scored>>> = Arc::default();
+    let sink = seen.clone();
+    let mut flow = Flow::new("remote");
+    let buffer = DataBuffer::new(["1+", "2+", "3+", "4+"], 0).unwrap();
+    let prompts = flow.source("prompts", Prompts::new(buffer).limited(4).admitted_by(&admission));
+    let generator = Generator::remote(&handle, hasty(), &tokenizer(), published).group_size(3).max_new_tokens(12);
+    let groups = flow.stage("generate", prompts, generator.admission(&admission));
+    let reward = Reward::each(|_: &Sample| 1.0).dead_letters(DeadLetterWriter::new(folder.path()));
+    let scored = flow.stage("reward", groups, reward);
+    flow.sink("seen", scored, move |scored: Scored| sink.lock().unwrap().push(scored));
+    flow.run(Until::finished()).unwrap();
+    drop(publisher);
+    let seen = seen.lock().unwrap();
+    assert_eq!(seen.len(), 4);
+    let poisoned: Vec<&Scored> = seen.iter().filter(|scored| scored.dropped() == Some(POISONED)).collect();
+    assert_eq!(poisoned.len(), 1, "the prompt that begins with token 6");
+    let letter = read_dead_letters(folder.path().join(DEAD_LETTERS)).unwrap().next().unwrap().unwrap();
+    let text = &letter.failures[0].text;
+    assert!(letter.failures.len() == 3 && text.contains("no such luck") && text.contains(&server.url), "{text}");
+    let made: usize = seen.iter().map(|scored| scored.group().generated()).sum();
+    let totals = admission.totals();
+    assert_eq!((totals.open_tokens, totals.imbalance()), (made as u64, (0, 0)));
+}
+
+#[test]
+fn engines_that_refuse_everything_end_the_run() {
+    let server = Server::new(|path, _| vllm_page(path).unwrap_or(Reply::Page(422, "no".into())));
+    let mut fleet = fleet(&handle([vllm(&server.url)]), FleetConfig { max_refused: 5, ..hasty() });
+    let error = fleet.answer((0..4).map(|ordinal| Prompt { ordinal, ..Prompt::from("1") }).collect(), 4, &params()).unwrap_err();
+    assert!(matches!(&error, EngineError::Refused { in_a_row: 6, .. }), "{error}");
+}
+
+#[test]
+fn connections_are_used_again() {
+    let server = Server::new(|path, body| vllm_page(path).unwrap_or_else(|| right(body, "1", 0)));
+    let mut fleet = fleet(&handle([vllm(&server.url)]), FleetConfig { per_engine: 4, ..hasty() });
+    fleet
+        .answer((0..50).map(|ordinal| Prompt { ordinal, ..Prompt::from(format!("{ordinal}+")) }).collect(), 4, &params())
+        .unwrap();
+    let made = server.connections.load(SeqCst);
+    assert!(made <= 16, "{made} connections for 200 samples, of which at most 4 were under way");
+}

@@ -1,0 +1,248 @@
+//! A server on the loopback that follows a script.
+
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+static SERVERS: LazyLock<Runtime> = LazyLock::new(|| Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap());
+
+/// A part of a streamed answer.
+#[derive(Clone, Debug)]
+pub enum Piece {
+    /// An event with this data.
+    Event(Value),
+    /// These bytes.
+    Raw(String),
+    Pause(u64),
+    /// The connection ends.
+    Cut,
+    /// Nothing more, until the client goes.
+    Hang,
+}
+
+#[derive(Clone, Debug)]
+pub enum Reply {
+    Page(u16, String),
+    Stream(Vec<Piece>),
+    Reset,
+    Hang,
+}
+
+impl Reply {
+    pub fn json(value: Value) -> Self {
+        Reply::Page(200, value.to_string())
+    }
+
+    /// A whole stream of such events.
+    pub fn events(events: impl IntoIterator<Item = Value>) -> Self {
+        let done = Piece::Raw("data: [DONE]\n\n".into());
+        Reply::Stream(events.into_iter().map(Piece::Event).chain([done]).collect())
+    }
+}
+
+type Script = dyn Fn(&str, &Value) -> Reply + Send + Sync;
+
+pub struct Server {
+    pub url: String,
+    /// Connections that were made.
+    pub connections: Arc<AtomicUsize>,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    /// Answers a path and a body as the script says.
+    pub fn new(script: impl Fn(&str, &Value) -> Reply + Send + Sync + 'static) -> Self {
+        let listener = SERVERS.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+        Server::on(listener, script)
+    }
+
+    /// The same at this port.
+    pub fn at(port: u16, script: impl Fn(&str, &Value) -> Reply + Send + Sync + 'static) -> Self {
+        Server::on(SERVERS.block_on(TcpListener::bind(("127.0.0.1", port))).unwrap(), script)
+    }
+
+    fn on(listener: TcpListener, script: impl Fn(&str, &Value) -> Reply + Send + Sync + 'static) -> Self {
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let (script, connections) = (Arc::<Script>::from(Box::new(script) as Box<Script>), Arc::<AtomicUsize>::default());
+        let count = connections.clone();
+        let task = SERVERS.spawn(async move {
+            let mut open = tokio::task::JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                count.fetch_add(1, SeqCst);
+                open.spawn(serve(stream, script.clone()));
+            }
+        });
+        Server { url, connections, task }
+    }
+
+    pub fn port(&self) -> u16 {
+        self.url.rsplit(':').next().unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Server {
+    /// All connections break.
+    fn drop(&mut self) {
+        self.task.abort();
+        // The port is free when this returns.
+        SERVERS.block_on(async {
+            while !self.task.is_finished() {
+                sleep(Duration::from_millis(1)).await;
+            }
+        });
+    }
+}
+
+/// A connection: plain reads and writes, of what the runtime has without more features.
+struct Wire {
+    stream: TcpStream,
+    read: Vec<u8>,
+}
+
+impl Wire {
+    /// More bytes; `None` when the client has gone.
+    async fn more(&mut self) -> Option<()> {
+        let mut bytes = [0; 4096];
+        loop {
+            self.stream.readable().await.ok()?;
+            match self.stream.try_read(&mut bytes) {
+                Ok(0) => return None,
+                Ok(count) => {
+                    self.read.extend(&bytes[..count]);
+                    return Some(());
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(_) => return None,
+            }
+        }
+    }
+
+    async fn write(&mut self, text: &str) -> Option<()> {
+        let mut rest = text.as_bytes();
+        while !rest.is_empty() {
+            self.stream.writable().await.ok()?;
+            match self.stream.try_write(rest) {
+                Ok(count) => rest = &rest[count..],
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(_) => return None,
+            }
+        }
+        Some(())
+    }
+
+    async fn question(&mut self) -> Option<(String, Value)> {
+        let head = loop {
+            match self.read.windows(4).position(|four| four == b"\r\n\r\n") {
+                Some(end) => break self.read.drain(..end + 4).collect::<Vec<u8>>(),
+                None => self.more().await?,
+            }
+        };
+        let head = String::from_utf8(head).ok()?.to_ascii_lowercase();
+        let length = head
+            .lines()
+            .find_map(|line| line.strip_prefix("content-length:"))
+            .map_or(Some(0), |value| value.trim().parse().ok())?;
+        while self.read.len() < length {
+            self.more().await?;
+        }
+        let body: Vec<u8> = self.read.drain(..length).collect();
+        Some((head.split(' ').nth(1)?.to_owned(), serde_json::from_slice(&body).unwrap_or_default()))
+    }
+
+    /// `None` when the connection is over.
+    async fn answer(&mut self, reply: Reply) -> Option<()> {
+        match reply {
+            Reply::Page(status, page) => {
+                self.write(&format!("HTTP/1.1 {status} So\r\nContent-Length: {}\r\n\r\n{page}", page.len())).await
+            }
+            Reply::Reset => None,
+            Reply::Hang => self.gone().await,
+            Reply::Stream(pieces) => {
+                self.write("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").await?;
+                for piece in pieces {
+                    match piece {
+                        Piece::Event(event) => self.chunk(&format!("data: {event}\n\n")).await?,
+                        Piece::Raw(text) => self.chunk(&text).await?,
+                        Piece::Pause(millis) => sleep(Duration::from_millis(millis)).await,
+                        Piece::Cut => return None,
+                        Piece::Hang => return self.gone().await,
+                    }
+                }
+                self.write("0\r\n\r\n").await
+            }
+        }
+    }
+
+    async fn chunk(&mut self, text: &str) -> Option<()> {
+        self.write(&format!("{:x}\r\n{text}\r\n", text.len())).await
+    }
+
+    async fn gone(&mut self) -> Option<()> {
+        while self.more().await.is_some() {}
+        None
+    }
+}
+
+async fn serve(stream: TcpStream, script: Arc<Script>) {
+    let mut wire = Wire { stream, read: Vec::new() };
+    // A client that goes hears no more.
+    while let Some((path, body)) = wire.question().await {
+        if wire.answer(script(&path, &body)).await.is_none() {
+            return;
+        }
+    }
+}
+
+/// The model that all scripts serve: the next token follows from those before it, and 1 ends an answer.
+pub fn next(tokens: &[u32]) -> (u32, f32) {
+    let hash = tokens
+        .iter()
+        .fold(0x9e37_79b9_u64, |hash, token| (hash ^ u64::from(*token)).wrapping_mul(0x0100_0000_01b3) ^ (hash >> 29));
+    let token = if hash % 11 == 0 { 1 } else { 2 + (hash >> 8) % 14 } as u32;
+    (token, -(token as f32) / 8.0)
+}
+
+/// What it answers to these tokens.
+pub fn answer_to(prompt: &[u32], most: usize) -> Vec<u32> {
+    let mut tokens = prompt.to_vec();
+    while tokens.len() < prompt.len() + most {
+        tokens.push(next(&tokens).0);
+        if tokens.last() == Some(&1) {
+            break;
+        }
+    }
+    tokens.split_off(prompt.len())
+}
+
+/// The pages by which a vLLM server, with weights of its version 0.32, is known.
+pub fn vllm_page(path: &str) -> Option<Reply> {
+    let page = match path {
+        "/version" => json!({ "version": "0.32.0" }),
+        "/v1/models" => json!({ "data": [{ "id": "policy", "max_model_len": 256 }] }),
+        "/openapi.json" => {
+            json!({ "paths": { "/inference/v1/generate": {}, "/pause": {}, "/collective_rpc": {}, "/weight_checker": {} } })
+        }
+        "/health" => return Some(Reply::Page(200, String::new())),
+        _ => return None,
+    };
+    Some(Reply::json(page))
+}
+
+/// An event of `POST /inference/v1/generate`, as vLLM 0.32 writes it.
+pub fn vllm_event(tokens: &[(u32, f32)], finish: Option<&str>, versions: Value) -> Value {
+    let content = |(token, log_prob): &(u32, f32)| json!({ "token_id": token, "logprob": log_prob, "rank": 1, "top_logprobs": [{ "token_id": token, "logprob": log_prob, "rank": 1 }] });
+    json!({
+        "request_id": "generate-tokens-p1", "usage": null, "output_mode": "tokens",
+        "choices": [{
+            "index": 0, "finish_reason": finish, "stop_reason": null,
+            "token_ids": tokens.iter().map(|(token, _)| token).collect::<Vec<_>>(), "routed_experts": null, "sampling_mask": null,
+            "weight_versions": versions, "logprobs": { "content": tokens.iter().map(content).collect::<Vec<_>>() }
+        }]
+    })
+}
