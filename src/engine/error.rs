@@ -48,7 +48,7 @@ pub enum EngineError {
         /// How many.
         in_a_row: usize,
         /// The last refusal.
-        last: RemoteError,
+        last: Box<RemoteError>,
     },
     /// No engine elsewhere makes any token.
     #[error("no engine made a token for {seconds:.0} s; {report}")]

@@ -139,9 +139,10 @@ fn server(seed: u64, sglang: bool) -> Server {
 
 /// Two servers, a few groups, one seed. Whether all was made, or an error ended it.
 fn play(seed: u64) -> bool {
-    let servers = [server(2 * seed, false), server(2 * seed + 1, seed % 2 == 0)];
+    let mixed = seed.is_multiple_of(2);
+    let servers = [server(2 * seed, false), server(2 * seed + 1, mixed)];
     let first: Arc<dyn InferenceEngine> = Arc::new(VllmEngine::new(&servers[0].url).unwrap());
-    let second: Arc<dyn InferenceEngine> = if seed % 2 == 0 {
+    let second: Arc<dyn InferenceEngine> = if mixed {
         Arc::new(SglangEngine::new(&servers[1].url).unwrap())
     } else {
         Arc::new(VllmEngine::new(&servers[1].url).unwrap())

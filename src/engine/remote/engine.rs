@@ -155,7 +155,7 @@ pub struct Scored {
 ///     fn generate<'a>(&'a self, attempt: &'a Attempt, tokens: &'a Tokens) -> Pending<'a, Ending> {
 ///         Box::pin(async move {
 ///             for _ in 0..attempt.rest() {
-///                 tokens.tell(Chunk { tokens: vec![10], log_probs: vec![0.0] }).await;
+///                 tokens.tell(Chunk { tokens: vec![11], log_probs: vec![0.0] }).await;
 ///             }
 ///             Ok(Ending { end: End::Length, spans: None })
 ///         })

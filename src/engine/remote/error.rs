@@ -9,7 +9,7 @@ pub struct RemoteError {
     /// Its kind and address.
     pub engine: String,
     /// The attempt's id, where it was about one.
-    pub attempt: Option<String>,
+    pub attempt: Option<Box<str>>,
     /// What happened.
     pub fault: Fault,
 }
@@ -101,7 +101,7 @@ impl RemoteError {
 
     /// About this attempt.
     pub fn of_attempt(self, id: impl Into<String>) -> Self {
-        RemoteError { attempt: Some(id.into()), ..self }
+        RemoteError { attempt: Some(id.into().into()), ..self }
     }
 }
 

@@ -180,18 +180,14 @@ impl Fleet {
         }
         let due = |slip: &Slip| matches!(slip.stage, Stage::Waiting(at) if at <= now);
         let waiting: Vec<(u64, u32)> = self.samples.iter().filter(|(_, slip)| due(slip)).map(|(key, _)| *key).collect();
-        let mut running = self.active();
-        for key in waiting {
-            if running >= self.limit {
-                break;
-            }
+        let room = self.limit.saturating_sub(self.active());
+        for key in waiting.into_iter().take(room) {
             let group = self.samples.range((key.0, 0)..=(key.0, u32::MAX));
             let home = group.filter_map(|(_, slip)| slip.running()).map(|running| running.place).next();
             let Some(place) = choose(&self.seats, home, |place| self.handle.state(place) == EngineState::Serving, now) else {
                 break;
             };
             self.begin(key, place, now)?;
-            running += 1;
         }
         Ok(())
     }
@@ -368,7 +364,7 @@ impl Fleet {
     fn give_up(&mut self, key: (u64, u32), error: RemoteError) -> Result<(), EngineError> {
         self.refused += 1;
         if self.refused > self.config.max_refused {
-            return Err(EngineError::Refused { in_a_row: self.refused, last: error });
+            return Err(EngineError::Refused { in_a_row: self.refused, last: Box::new(error) });
         }
         tracing::warn!("{error}; the sample is given up");
         if let Some(slip) = self.samples.remove(&key) {
