@@ -39,6 +39,8 @@ struct Shared {
 struct State {
     standings: Vec<Standing>,
     required: Option<Version>,
+    /// The newest that was begun to be given.
+    offered: Option<Version>,
 }
 
 #[derive(Clone, Default)]
@@ -53,7 +55,7 @@ struct Standing {
 impl FleetHandle {
     /// Of these engines, none of which is known to be in any trouble.
     pub fn new(engines: Vec<Arc<dyn InferenceEngine>>) -> Self {
-        let state = State { standings: vec![Standing::default(); engines.len()], required: None };
+        let state = State { standings: vec![Standing::default(); engines.len()], required: None, offered: None };
         let changes = watch::Sender::new(0);
         FleetHandle { shared: Arc::new(Shared { engines, state: Mutex::new(state), changes }) }
     }
@@ -95,10 +97,17 @@ impl FleetHandle {
         self.tell();
     }
 
-    /// The newest version that an engine serves or has to.
+    /// Engines are being given this version: they may sample with it before [`FleetHandle::serves`] says that it was verified. Versions between it and the one
+    /// before may never be given at all.
+    pub fn offer(&self, version: Version) {
+        let mut state = self.lock();
+        state.offered = state.offered.max(Some(version));
+    }
+
+    /// The newest version that an engine serves, has to, or is being given.
     pub fn newest(&self) -> Option<Version> {
         let state = self.lock();
-        state.standings.iter().map(|standing| standing.served).max().flatten().max(state.required)
+        state.standings.iter().map(|standing| standing.served).max().flatten().max(state.required).max(state.offered)
     }
 
     /// It can't be reached.
@@ -202,5 +211,7 @@ mod tests {
         fleet.serves(0, 3);
         fleet.require(4);
         assert_eq!((fleet.behind(), fleet.state(1), fleet.newest()), (vec![0], EngineState::Serving, Some(4)));
+        fleet.offer(7);
+        assert_eq!((fleet.newest(), fleet.state(1)), (Some(7), EngineState::Serving), "what is offered is not required yet");
     }
 }

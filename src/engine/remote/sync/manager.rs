@@ -87,6 +87,7 @@ impl WeightSyncManager {
     pub async fn sync(&self, update: Update) -> Result<SyncReport, SyncError> {
         let (version, update) = (update.release.version(), Arc::new(update));
         self.shared.state().update = Some(update.clone());
+        self.shared.fleet.offer(version);
         let SyncReport { time, engines, .. } = self.bring(self.free().await, update).await;
         if engines.is_empty() {
             return Err(SyncError::NoEngines);
