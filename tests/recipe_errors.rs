@@ -270,3 +270,16 @@ fn rows_and_conversations_that_lack_what_they_need_are_errors() {
     let packed = "[sft]\npacking = \"wrapped\"\ntoo_long = \"drop\"\n";
     insta::assert_snapshot!([conversing, packed].map(also).join("\n"));
 }
+
+#[test]
+fn an_environment_and_what_would_make_no_sense_with_it_are_errors() {
+    let found = also(
+        "[environment]\nkind = \"calculator\"\nmax_tokens = 200\n[generate]\nmax_new_tokens = 200\non_new_weights = \"finish\"\n[eval]\nevery = 1\n",
+    );
+    for part in ["`environment.max_tokens`", "`generate.on_new_weights` is \"finish\"", "[eval] asks for answers of one turn"] {
+        assert!(found.contains(part), "{part} is missing:\n{found}");
+    }
+    let found = also("[reward]\nkind = \"environment\"\n");
+    assert!(found.contains("there is no section [environment]"), "{found}");
+    assert!(also("[environment]\nkind = \"search\"\n").contains("corpus"));
+}

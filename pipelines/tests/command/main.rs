@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod adapters;
+mod agents;
 mod asking;
 mod changing;
 mod console;
