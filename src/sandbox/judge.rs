@@ -103,7 +103,7 @@ impl CodeJudge {
         let told = json!([mark, seconds, code, tests]).to_string();
         // Room for what the driver has to say.
         let limits = Limits { output: limits.output + 512 * tests.len() as u64, ..limits };
-        let ran = self.sandbox.run(&Job::python(DRIVER).stdin(told).limits(limits))?;
+        let ran = self.sandbox.run(&Job::quick_python(DRIVER).stdin(told).limits(limits))?;
         let printed = ran.text();
         let mut said: Vec<Option<&str>> = vec![None; tests.len()];
         for line in printed.lines().filter_map(|line| line.strip_prefix(&mark)?.strip_prefix(' ')) {
@@ -124,7 +124,7 @@ impl CodeJudge {
     fn pairs(&self, code: &str, tests: &[(String, String)]) -> Result<Verdict, SandboxError> {
         let mut verdict = Verdict { passed: 0, total: tests.len(), complaint: None };
         for (input, output) in tests {
-            let ran = self.sandbox.run(&Job::python(code).stdin(input.as_str()))?;
+            let ran = self.sandbox.run(&Job::quick_python(code).stdin(input.as_str()))?;
             let complaint = match ran.ended {
                 Ended::Exited(0) if same(&ran.text(), output) => {
                     verdict.passed += 1;

@@ -42,6 +42,14 @@ impl Job {
         Job::new(["-I", "-B", "main.py"]).file("main.py", code)
     }
 
+    /// The same, begun in a fifth of the time where much is installed: nothing of that is looked at before it is imported. There is no startup code of
+    /// packages, then.
+    pub fn quick_python(code: impl Into<Vec<u8>>) -> Self {
+        const LAUNCH: &str = "import builtins, sys; builtins.exit = builtins.quit = sys.exit; sys.argv = ['main.py']; \
+                              exec(compile(open('main.py', 'rb').read(), 'main.py', 'exec'))";
+        Job::new(["-s", "-S", "-B", "-c", LAUNCH]).file("main.py", code)
+    }
+
     /// With a file beside it.
     pub fn file(mut self, name: impl Into<String>, content: impl Into<Vec<u8>>) -> Self {
         self.files.push((name.into(), content.into()));
@@ -197,6 +205,10 @@ fn tell(config: &SandboxConfig, walls: Walls, job: &Job, limits: &Limits, folder
         ("OMP_NUM_THREADS", "1"),
         ("OPENBLAS_NUM_THREADS", "1"),
     ];
+    let packages: Vec<_> = config.program.packages.iter().map(|packages| packages.display().to_string()).collect();
+    if !packages.is_empty() {
+        record(b'e', format!("PYTHONPATH={}", packages.join(":")).as_bytes())?;
+    }
     let own = config.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
     own.chain(given).try_for_each(|(name, value)| record(b'e', format!("{name}={value}").as_bytes()))?;
     job.files.iter().try_for_each(|(name, content)| record(b'F', &[name.as_bytes(), b"\0", content].concat()))?;
