@@ -248,7 +248,7 @@ mod tests {
         let (hold, held) = crossbeam_channel::bounded::<()>(0);
         for key in 0..=MOST_STUCK as u64 {
             let held = held.clone();
-            pool.submit(key, Duration::ZERO, move |_| held.recv().unwrap_or_default());
+            pool.submit(key, Duration::ZERO, move |_| assert!(held.recv().is_err()));
         }
         let outcomes: Vec<_> = (0..=MOST_STUCK).map(|_| pool.next(LONG).unwrap().1.unwrap_err()).collect();
         assert_eq!(outcomes.last(), Some(&PoolError::Exhausted(MOST_STUCK)));

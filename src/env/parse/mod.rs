@@ -212,7 +212,9 @@ mod tests {
                 .contains("string")
         );
         assert!(problem(ToolFormat::Llama, "{\"name\": \"look\", \"parameters\"").contains("JSON"));
-        assert!(problem(ToolFormat::Qwen, "<tool_call><function=look><parameter=a>x</tool_call>").contains("</parameter>"));
+        assert!(
+            problem(ToolFormat::Qwen, "<tool_call><function=look><parameter=a>x</function></tool_call>").contains("</parameter>")
+        );
         assert!(problem(ToolFormat::FunctionCall, "{\"function_call\": {\"arguments\": {}}}").contains("name"));
         assert!(problem(ToolFormat::Xml, "<look><a>x</a>").contains("</look>"));
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::rollout::{Ahead, Rollout, Saved, of_slot, slot};
+use super::rollout::{Ahead, Rollout, Saved, Stepped, of_slot, slot};
 use super::{Agent, StopReason};
 use crate::data::{Answer, Group, Prompt, Sample, SampledToken, Tokenizer, Version};
 use crate::engine::{FinishReason, Finished, Request, SamplingParams, TokenEngine};
@@ -204,7 +204,7 @@ impl Conversations {
             }
             Ok(What::Stepped(step)) => {
                 let parts = rollout.parts();
-                let (ahead, given) = rollout.stepped(step, tokenizer)?;
+                let Stepped { ahead, given } = rollout.stepped(step, tokenizer)?;
                 let forks = rollout.parts() - parts;
                 rollout.show(key.0, &self.setup.agent);
                 if let (Some(admission), Some((slot, tokens))) = (&self.setup.admission, given) {

@@ -68,6 +68,14 @@ pub struct Rollout {
     pub expired: bool,
 }
 
+/// What came of an environment's answer.
+pub struct Stepped {
+    /// What comes next; none: a turn, unless a limit is reached.
+    pub ahead: Option<Ahead>,
+    /// What the ledger is to be given: a part's index, and tokens.
+    pub given: Option<(u32, Vec<u32>)>,
+}
+
 /// What comes next.
 pub enum Ahead {
     /// The engine makes a turn.
@@ -250,8 +258,10 @@ impl Rollout {
         Ok(Ahead::Step(Action { text, calls, malformed: self.calls.iter().filter(|called| called.is_err()).count() }))
     }
 
-    /// The environment answered a turn. Tells what the ledger is to be given: a part's index, and tokens.
-    pub fn stepped(&mut self, step: Step, tokenizer: &Tokenizer) -> Result<(Option<Ahead>, Option<(u32, Vec<u32>)>), ChatError> {
+    /// The environment answered a turn.
+    pub fn stepped(&mut self, step: Step, tokenizer: &Tokenizer) -> Result<Stepped, ChatError> {
+        let ahead = |ahead| Ok(Stepped { ahead: Some(ahead), given: None });
+        let given = |given| Ok(Stepped { ahead: None, given });
         let Step { results, messages, reward, done, anew } = step;
         self.rewards.push(reward);
         self.used.came(&results);
@@ -259,10 +269,10 @@ impl Rollout {
         let answer: Vec<_> = told.iter().map(ToolResult::message).chain(messages).collect();
         if done || answer.is_empty() {
             self.stop = Some(if done { StopReason::EnvironmentDone } else { StopReason::Answered });
-            return Ok((Some(Ahead::Over), None));
+            return ahead(Ahead::Over);
         }
         let newest = self.newest().to_vec();
-        let Some(dialogue) = &mut self.dialogue else { return Ok((Some(Ahead::Over), None)) };
+        let Some(dialogue) = &mut self.dialogue else { return ahead(Ahead::Over) };
         let next = if anew {
             self.tools = self.environment.as_ref().map_or_else(Vec::new, |environment| environment.tools());
             let (other, tokens) = Dialogue::begin(answer, &self.tools, tokenizer)?;
@@ -285,19 +295,19 @@ impl Rollout {
         // A part that was begun anew has all that it reads in the ledger; the first has its prompt elsewhere.
         let at = if rewritten { 0 } else { self.part.answer.tokens.len() - tokens.len() };
         let parts = self.recorded.len();
-        let Some(recorded) = self.recorded.front_mut() else { return Ok((None, Some((self.slot(), tokens)))) };
+        let Some(recorded) = self.recorded.front_mut() else { return given(Some((self.slot(), tokens))) };
         let known = recorded.tokens.get(at..at + tokens.len());
         if recorded.tokens.len() == at && parts == 1 {
             self.recorded.clear();
-            return Ok((None, Some((self.slot(), tokens))));
+            return given(Some((self.slot(), tokens)));
         }
         if known != Some(&tokens[..]) {
-            return Ok((Some(Ahead::Diverged), None));
+            return ahead(Ahead::Diverged);
         }
         if rewritten {
             *recorded = piece(recorded, tokens.len()..recorded.tokens.len());
         }
-        Ok((None, None))
+        given(None)
     }
 
     /// What hooks are shown of the newest turn.
