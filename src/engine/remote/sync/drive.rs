@@ -30,7 +30,7 @@ pub enum StepError {
     },
     /// It holds other weights.
     #[error("{0}")]
-    Wrong(WrongWeights),
+    Wrong(Box<WrongWeights>),
     /// It can't be given weights at all.
     #[error("it can't be given weights: it serves what it serves")]
     Fixed,
@@ -69,13 +69,19 @@ impl Isolated {
     }
 }
 
+impl From<WrongWeights> for StepError {
+    fn from(wrong: WrongWeights) -> Self {
+        StepError::Wrong(Box::new(wrong))
+    }
+}
+
 impl StepError {
     fn failure(&self) -> Failure {
         match self {
             StepError::Engine(error) if error.fault.passes() => Failure::Passing,
             StepError::Late { .. } | StepError::Broke(_) => Failure::Passing,
             // It will do it again.
-            StepError::Wrong(WrongWeights::OldHead { .. }) => Failure::Lasting,
+            StepError::Wrong(wrong) if matches!(**wrong, WrongWeights::OldHead { .. }) => Failure::Lasting,
             StepError::Wrong(_) => Failure::WrongWeights,
             StepError::Engine(_) | StepError::Fixed => Failure::Lasting,
         }
@@ -135,18 +141,18 @@ async fn step(
     sums: &mut Option<Sums>,
 ) -> Result<(), StepError> {
     let label = update.label();
-    Ok(match phase {
+    match phase {
         Phase::Pause => control.pause(config.pause).await?,
         Phase::Load => control.load(update.release.path(), &label).await?,
         Phase::Label => control.label(&label).await?,
         Phase::Check => {
             let says = control.served().await?;
             if says.as_deref() != Some(&label) {
-                return Err(StepError::Wrong(WrongWeights::Label { given: label, says }));
+                return Err(WrongWeights::Label { given: label, says }.into());
             }
             if config.checksums {
                 *sums = control.checksums().await?;
-                moved(before, sums.as_ref(), update.changed).map_err(StepError::Wrong)?;
+                moved(before, sums.as_ref(), update.changed)?;
             }
         }
         Phase::Flush => control.flush_cache().await?,
@@ -156,9 +162,10 @@ async fn step(
             for text in &update.probe.texts {
                 found.push(score(engine, text).await?);
             }
-            update.probe.judge(&found).map_err(StepError::Wrong)?;
+            update.probe.judge(&found)?;
         }
-    })
+    }
+    Ok(())
 }
 
 /// Log-probabilities of a text. A server that has just gone on may still send one away.

@@ -168,7 +168,7 @@ impl WeightSyncManager {
         let sums: Vec<Option<Sums>> =
             came.iter().map(|came| came.as_ref().and_then(|came| came.as_ref().ok()?.sums.clone())).collect();
         for (at, tensor) in unlike(&sums) {
-            let error = StepError::Wrong(WrongWeights::Unlike { tensor });
+            let error = StepError::from(WrongWeights::Unlike { tensor });
             came[at] = Some(Err(Isolated { engine: self.shared.name(places[at]), phase: Phase::Check, error }));
         }
         let mut engines = Vec::new();
