@@ -198,9 +198,12 @@ impl Shared {
             let (engine, given, config, version) =
                 (self.fleet.engines()[place].clone(), update.clone(), self.config, update.release.version());
             let driven = tokio::spawn(async move { drive(engine.as_ref(), &given, &config, before.as_ref()).await }).await;
-            let result = driven.unwrap_or_else(|error| {
-                Err(Isolated { engine: self.name(place), phase: Phase::Load, error: StepError::Broke(error.to_string()) })
-            });
+            let result = match driven {
+                Ok(result) => result,
+                Err(error) => {
+                    Err(Isolated { engine: self.name(place), phase: Phase::Load, error: StepError::Broke(error.to_string()) })
+                }
+            };
             self.state().busy[place] = false;
             if let Err(unheard) = tell.send((at, result)) {
                 self.record(place, version, &unheard.0.1);
