@@ -232,8 +232,10 @@ impl InferenceEngine for SglangEngine {
             let reply = self.client.post(GENERATE, &question, self.config.silence).await?;
             let listed = reply.pointer("/meta_info/input_token_logprobs").and_then(Value::as_array);
             // The first token follows nothing; it may be listed without a number, or not at all.
+            // It writes the vocabulary's last token, and what is beyond, as 0 here; the number is the token's own.
             let of = |(entry, token): (&Value, &u32)| {
-                (entry.get(1)?.as_u64()? == u64::from(*token)).then_some(entry.get(0)?.as_f64()? as f32)
+                let id = entry.get(1)?.as_u64()?;
+                (id == u64::from(*token) || id == 0).then_some(entry.get(0)?.as_f64()? as f32)
             };
             let log_probs = listed.and_then(|listed| {
                 let from = listed.len().checked_sub(tokens.len().saturating_sub(1))?;
