@@ -172,9 +172,15 @@ fn d3_sglang_streams_all_so_far_or_what_is_new_and_both_are_read_alike() {
     ]);
     let incremental = Reply::events([
         event(json!([785]), 1, json!([a]), Value::Null, Value::Null),
-        event(json!([4226, 374]), 3, json!([b, c]), stop, spans),
+        event(json!([4226, 374]), 3, json!([b, c]), stop.clone(), spans.clone()),
     ]);
-    for reply in [cumulative, incremental] {
+    // A list that has grown since its event was counted, and an end that repeats the last token.
+    let ahead = Reply::events([
+        event(json!([785, 4226]), 1, json!([a, b]), Value::Null, Value::Null),
+        event(json!([785, 4226, 374]), 3, json!([a, b, c]), Value::Null, Value::Null),
+        event(json!([374]), 3, json!([c]), stop.clone(), spans.clone()),
+    ]);
+    for reply in [cumulative, incremental, ahead] {
         let (server, asked) = scripted(sglang_page, "/generate", reply);
         let params = SamplingParams { max_new_tokens: 9, ignore_eos: true, ..SamplingParams::default() };
         let (chunk, ending) = generate(&SglangEngine::new(&server.url).unwrap(), &attempt(params));

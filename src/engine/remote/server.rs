@@ -49,6 +49,8 @@ impl ServerConfig {
 pub(super) struct Said {
     pub(super) chunk: Chunk,
     pub(super) ending: Option<Ending>,
+    /// Nothing that comes after it is wanted; the server is to stop.
+    pub(super) over: bool,
 }
 
 /// Reads a stream to its end and tells its tokens. `read` makes sense of one event, or says why there is none.
@@ -85,6 +87,9 @@ pub(super) async fn follow<E: DeserializeOwned>(
             return Ok(Ending { end: End::Aborted, spans: None });
         }
         ending = said.ending.or(ending);
+        if said.over {
+            break;
+        }
     }
     ending.ok_or_else(|| client.fault(Fault::Broke { why: format!("{what} ended without saying why") }))
 }

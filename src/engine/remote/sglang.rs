@@ -139,24 +139,29 @@ struct Finish {
     status_code: Option<u16>,
 }
 
+/// Leaves what was not told yet of a column that ends at entry `all` of the answer.
+fn newest<T>(column: &mut Vec<T>, told: usize, all: usize) {
+    column.truncate(all);
+    let first = all - column.len();
+    column.drain(..told.saturating_sub(first).min(column.len()));
+}
+
 /// What was told of an answer so far.
 #[derive(Debug, Default)]
 struct Reader {
     told: usize,
+    /// Tokens that end the answer, which it passes over where it is to ignore the end-of-text token.
+    stops: Vec<u32>,
 }
 
 impl Reader {
     fn said(&mut self, event: Event) -> Result<Said, Wrong> {
         let Event { mut output_ids, meta_info: meta } = event;
         let mut log_probs = meta.output_token_logprobs;
-        // Either column may be the whole answer or its newest part.
+        // Either column may be the whole answer or its newest part, and ends where the count says; what is there beyond has come since, and comes again.
         let all = meta.completion_tokens.unwrap_or(output_ids.len());
-        if output_ids.len() == all {
-            output_ids.drain(..self.told.min(all));
-        }
-        if log_probs.len() == all {
-            log_probs.drain(..self.told.min(all));
-        }
+        newest(&mut output_ids, self.told, all);
+        newest(&mut log_probs, self.told, all);
         if let Some(((_, id, _), token)) = log_probs.iter().zip(&output_ids).find(|((_, id, _), token)| id != *token) {
             return Err(Wrong::Nonsense(format!("a log-probability of token {id} for token {token}")));
         }
@@ -165,7 +170,13 @@ impl Reader {
         if self.told != all {
             return Err(Wrong::Nonsense(format!("{} tokens, of which it counts {all}", self.told)));
         }
-        let Some(finish) = meta.finish_reason else { return Ok(Said { chunk, ending: None }) };
+        if let Some(stop) = chunk.tokens.iter().position(|token| self.stops.contains(token)) {
+            let mut chunk = chunk;
+            chunk.tokens.truncate(stop + 1);
+            chunk.log_probs.truncate(stop + 1);
+            return Ok(Said { chunk, ending: Some(Ending { end: End::Stop, spans: None }), over: true });
+        }
+        let Some(finish) = meta.finish_reason else { return Ok(Said { chunk, ..Said::default() }) };
         let end = match (finish.kind.as_str(), finish.status_code) {
             ("stop", _) => End::Stop,
             ("length", _) => End::Length,
@@ -176,7 +187,7 @@ impl Reader {
             (other, _) => return Err(Wrong::Nonsense(format!("finish_reason {other:?}, which is unknown here"))),
         };
         // Its `weight_version` alone is the newest, and no token's for certain.
-        Ok(Said { chunk, ending: Some(Ending { end, spans: spans(meta.weight_versions) }) })
+        Ok(Said { chunk, ending: Some(Ending { end, spans: spans(meta.weight_versions) }), over: false })
     }
 }
 
@@ -188,7 +199,8 @@ impl InferenceEngine for SglangEngine {
     fn generate<'a>(&'a self, attempt: &'a Attempt, tokens: &'a Tokens) -> Pending<'a, Ending> {
         Box::pin(async move {
             self.check(attempt, self.ask().await?.context)?;
-            let mut reader = Reader::default();
+            let stops = if attempt.params.ignore_eos { attempt.params.stop_token_ids.clone() } else { Vec::new() };
+            let mut reader = Reader { told: 0, stops };
             let question = question(attempt);
             follow(&self.client, (GENERATE, &question, self.config.silence), tokens, |event| reader.said(event)).await
         })
@@ -220,8 +232,10 @@ impl InferenceEngine for SglangEngine {
             let reply = self.client.post(GENERATE, &question, self.config.silence).await?;
             let listed = reply.pointer("/meta_info/input_token_logprobs").and_then(Value::as_array);
             // The first token follows nothing; it may be listed without a number, or not at all.
+            // It writes the vocabulary's last token, and what is beyond, as 0 here; the number is the token's own.
             let of = |(entry, token): (&Value, &u32)| {
-                (entry.get(1)?.as_u64()? == u64::from(*token)).then_some(entry.get(0)?.as_f64()? as f32)
+                let id = entry.get(1)?.as_u64()?;
+                (id == u64::from(*token) || id == 0).then_some(entry.get(0)?.as_f64()? as f32)
             };
             let log_probs = listed.and_then(|listed| {
                 let from = listed.len().checked_sub(tokens.len().saturating_sub(1))?;

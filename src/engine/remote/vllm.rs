@@ -212,7 +212,7 @@ fn said(event: Event) -> Result<Said, Wrong> {
     }
     let chunk = chunk(token_ids, entries.into_iter().map(|entry| entry.logprob).collect())?;
     let end = finish_reason.as_deref().map(completions::end).transpose()?;
-    Ok(Said { chunk, ending: end.map(|end: End| Ending { end, spans: spans(weight_versions) }) })
+    Ok(Said { chunk, ending: end.map(|end: End| Ending { end, spans: spans(weight_versions) }), over: false })
 }
 
 impl InferenceEngine for VllmEngine {
