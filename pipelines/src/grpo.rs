@@ -168,7 +168,11 @@ impl Actors<Fleet, LocalBackend, LocalEngine> {
         let (also, read) = weights();
         Ok(Actors {
             reference: references::reference(plan, start, &read)?,
-            generator: parts::generator_by(plan, engines.generator(plan, policy, published))?,
+            generator: parts::in_environment(
+                plan,
+                policy,
+                parts::generator_by(plan, engines.generator(plan, policy, published))?,
+            )?,
             publisher: Publisher::There(Box::new(engines.sync(plan, publisher)?.also(also))),
             reward: parts::reward(plan, registry)?,
             backend: trainers::backend(plan, registry, policy).context("starting the trainer")?,

@@ -152,7 +152,11 @@ pub fn sampling(plan: &Plan) -> SamplingParams {
 
 /// Who answers: an engine in this process.
 pub fn generator(plan: &Plan, policy: &Policy, weights: WeightsRx<FrozenWeights>) -> Result<Generator<LocalEngine>> {
-    let generator = generator_by(plan, Generator::local(policy, weights))?;
+    in_environment(plan, policy, generator_by(plan, Generator::local(policy, weights))?)
+}
+
+/// With the recipe's environment, if it has one.
+pub fn in_environment<E: TokenEngine>(plan: &Plan, policy: &Policy, generator: Generator<E>) -> Result<Generator<E>> {
     Ok(match environments::agent(plan, policy.config().max_positions)? {
         Some(agent) => generator.environment(agent),
         None => generator,
