@@ -1,6 +1,7 @@
 //! What untrusted code tries, behind every kind of walls that this machine has, as whoever runs the tests. Each attempt says `BROKE` where it
 //! succeeds, ends within its limits, and leaves nothing behind.
 #![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)]
 
 use std::net::TcpListener;
 use std::process::{Child, Command};
