@@ -175,7 +175,10 @@ impl WeightControl for FolderEngine {
     }
 
     fn flush_cache(&self) -> Pending<'_, ()> {
-        Box::pin(async { Ok(self.note("flush")) })
+        Box::pin(async {
+            self.note("flush");
+            Ok(())
+        })
     }
 
     fn resume(&self) -> Pending<'_, ()> {
@@ -228,7 +231,7 @@ fn manager(engines: &[Arc<FolderEngine>], config: SyncConfig) -> WeightSyncManag
 async fn a_version_is_loaded_named_checked_and_probed_in_this_order() {
     let run = Run::new(false);
     let engine = run.engine("one", Fails::No);
-    let manager = manager(&[engine.clone()], SyncConfig { cache: CachePolicy::Flush, ..config() });
+    let manager = manager(std::slice::from_ref(&engine), SyncConfig { cache: CachePolicy::Flush, ..config() });
     for version in 1..=3 {
         let weights = tiny::weights(version).freeze();
         let report = manager.sync(run.exporter.export(version, &weights).unwrap()).await.unwrap();
@@ -244,7 +247,7 @@ async fn a_version_is_loaded_named_checked_and_probed_in_this_order() {
 async fn a_server_that_keeps_the_old_head_is_caught_by_name_and_an_untied_export_is_exact() {
     let run = Run::new(false);
     let engine = run.engine("vLLM", Fails::KeepsHead);
-    let manager_of_tied = manager(&[engine.clone()], config());
+    let manager_of_tied = manager(std::slice::from_ref(&engine), config());
     let update = run.exporter.export(1, &tiny::weights(1).freeze()).unwrap();
     let Err(SyncError::NoneHolds { failures, .. }) = manager_of_tied.sync(update).await else { panic!("it must be caught") };
     assert!(
@@ -292,7 +295,7 @@ async fn one_failure_isolates_one_engine_and_it_comes_back_by_a_later_sync() {
 async fn an_engine_that_was_started_anew_is_found_and_brought_back() {
     let run = Run::new(false);
     let engine = run.engine("one", Fails::No);
-    let manager = manager(&[engine.clone()], config());
+    let manager = manager(std::slice::from_ref(&engine), config());
     let weights = tiny::weights(1).freeze();
     let update = run.exporter.export(1, &weights).unwrap();
     manager.sync(update).await.unwrap();
