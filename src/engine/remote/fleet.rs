@@ -8,10 +8,14 @@
 //! Tokens are written down as they come, with the oldest version that can have sampled them; when an attempt ends and its engine says which did, that is
 //! what the finished sample carries (law D3).
 
+mod config;
+mod drive;
+mod watchdog;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -21,67 +25,20 @@ use super::attempt::{self, Bounds, News, Said, Threads};
 use super::budget::{Budget, mix, pause};
 use super::router::{Seat, choose};
 use super::slip::{Running, Slip, Stage, versions};
+pub use config::FleetConfig;
+
 use super::{Attempt, Chunk, End, Ending, EngineState, Fault, FleetHandle, RemoteError};
-use crate::data::{Answer, SampledToken, Status, Tokenizer, Version};
-use crate::engine::waiting::finish_of;
-use crate::engine::{EngineError, FinishReason, Finished, Load, Request, TokenEngine};
+use crate::data::{SampledToken, Status, Tokenizer, Version};
+use crate::engine::{EngineError, FinishReason, Finished, Load, TokenEngine};
 
 /// Failures in a row after which an engine is taken for lost.
 const FAILURES: u32 = 3;
-
-/// Longest look at an engine's health.
-const LOOK: Duration = Duration::from_secs(10);
 
 /// What engines elsewhere read weights from: nothing. It says which version they were brought to, and is published once that was verified (law V4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Synced {
     /// The version.
     pub version: Version,
-}
-
-/// How a fleet treats its engines.
-#[derive(Clone, Debug)]
-pub struct FleetConfig {
-    /// Most samples at a time on one engine; it gets fewer where it says that it is busy.
-    pub per_engine: usize,
-    /// Longest time without a token of a sample; of an engine that does not stream, without the whole of it.
-    pub silence: Duration,
-    /// Longest time for one attempt.
-    pub whole: Duration,
-    /// Longest time without any token of any engine, beyond `silence` where one is at work.
-    pub patience: Duration,
-    /// Failed attempts in a row, without any token, after which a sample is given up.
-    pub retries: u32,
-    /// The pause before the first retry; each further one is twice as long, ten seconds at most, less up to half of it by chance.
-    pub pause: Duration,
-    /// Samples in a row that may be given up before the run is.
-    pub max_refused: usize,
-    /// A sample of which nothing was heard for so long is named in a warning.
-    pub warn: Duration,
-    /// Whether engines keep what they remember of prompts apart by version (law V5), so that nothing need be flushed when weights change.
-    pub cache_by_version: bool,
-    /// Ids below this are tokens.
-    pub vocabulary: usize,
-    /// How long a step waits for tokens.
-    pub step: Duration,
-}
-
-impl Default for FleetConfig {
-    fn default() -> Self {
-        FleetConfig {
-            per_engine: 256,
-            silence: Duration::from_secs(120),
-            whole: Duration::from_secs(3600),
-            patience: Duration::from_secs(300),
-            retries: 5,
-            pause: Duration::from_millis(250),
-            max_refused: 64,
-            warn: Duration::from_secs(30),
-            cache_by_version: true,
-            vocabulary: u32::MAX as usize,
-            step: Duration::from_millis(20),
-        }
-    }
 }
 
 /// Engines elsewhere, as one engine.
@@ -382,81 +339,11 @@ impl Fleet {
         }
         Ok(())
     }
-
-    /// Looks after lost engines, and at what takes too long.
-    fn watch(&mut self, now: Instant) -> Result<(), EngineError> {
-        for place in 0..self.seats.len() {
-            let looking = self.looks[place].as_ref().is_some_and(|look| !look.is_finished());
-            if !looking && self.handle.state(place) == EngineState::Lost {
-                let (handle, first) = (self.handle.clone(), self.config.pause);
-                // The oftener it was lost without making a token in between, the later one looks.
-                let nth = self.seats[place].failures.saturating_sub(FAILURES) + 1;
-                self.seats[place].failures = self.seats[place].failures.saturating_add(1);
-                self.looks[place] = Some(self.threads()?.spawn(look(handle, place, first, nth)));
-            }
-        }
-        let busy = self.active() > 0;
-        let bound = if busy { self.config.patience + self.config.silence } else { self.config.patience };
-        let still = now.saturating_duration_since(self.progress);
-        if still > bound {
-            return Err(EngineError::Stuck { seconds: still.as_secs_f64(), report: self.report(now) });
-        }
-        if still > self.config.warn && now.saturating_duration_since(self.warned) > self.config.warn {
-            self.warned = now;
-            tracing::warn!("no engine made a token for {:.0} s; {}", still.as_secs_f64(), self.report(now));
-        }
-        let longest = self.samples.iter().filter(|(_, slip)| slip.running().is_some()).min_by_key(|(_, slip)| slip.since);
-        if let Some((key, slip)) = longest
-            && now.saturating_duration_since(slip.since) > self.config.warn
-            && now.saturating_duration_since(self.warned) > self.config.warn
-        {
-            self.warned = now;
-            tracing::warn!("{}", self.describe(*key, slip, now));
-        }
-        Ok(())
-    }
-
-    /// What waits, where and since when, and how the engines stand.
-    fn report(&self, now: Instant) -> String {
-        let mut samples: Vec<_> = self.samples.iter().collect();
-        samples.sort_by_key(|(_, slip)| slip.since);
-        let shown = samples.iter().take(3).map(|(key, slip)| self.describe(**key, slip, now));
-        let engines = self.handle.engines().iter().enumerate().map(|(place, engine)| match self.handle.state(place) {
-            EngineState::Serving => format!("{} serves", engine.name()),
-            EngineState::Behind => format!("{} waits for weights", engine.name()),
-            EngineState::Lost => match self.handle.why_lost(place) {
-                Some(error) => format!("lost: {error}"),
-                None => format!("{} is lost", engine.name()),
-            },
-        });
-        let more = samples.len().saturating_sub(3);
-        let more = if more > 0 { format!(" and {more} more samples") } else { String::new() };
-        let (shown, engines) = (shown.collect::<Vec<_>>().join(", "), engines.collect::<Vec<_>>().join("; "));
-        format!("waiting: {shown}{more}; engines: {engines}")
-    }
-
-    fn describe(&self, key: (u64, u32), slip: &Slip, now: Instant) -> String {
-        let at = slip.running().map_or("no engine".to_owned(), |running| self.handle.engines()[running.place].name());
-        let (made, silent) = (slip.answer.tokens.len(), now.saturating_duration_since(slip.since).as_secs_f64());
-        format!("sample {} on {at} with {made} tokens, nothing new for {silent:.0} s (attempt {})", id(key), slip.number)
-    }
 }
 
 impl fmt::Debug for Fleet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Fleet").field("engines", &self.handle).field("samples", &self.samples.len()).finish_non_exhaustive()
-    }
-}
-
-/// Looks until it is well.
-async fn look(handle: FleetHandle, place: usize, first: Duration, nth: u32) {
-    for again in nth.. {
-        tokio::time::sleep(pause(first, place as u64, again.min(20))).await;
-        let engine = &handle.engines()[place];
-        if matches!(tokio::time::timeout(LOOK, engine.healthy(LOOK)).await, Ok(Ok(()))) {
-            tracing::info!("{} is back", engine.name());
-            return handle.found(place);
-        }
     }
 }
 
@@ -466,109 +353,4 @@ fn id((ordinal, index): (u64, u32)) -> String {
 
 fn sampled((ordinal, index): (u64, u32), (token, log_prob, version): (u32, f32, Version), status: Status) -> SampledToken {
     SampledToken { ordinal, index, token, log_prob, version, status }
-}
-
-impl TokenEngine for Fleet {
-    type Weights = Synced;
-
-    fn submit(&mut self, mut request: Request) -> Result<(), EngineError> {
-        request.params.check()?;
-        let ordinal = request.ordinal;
-        if request.tokens.is_empty() {
-            let problem = "it has no token; a model needs at least one to continue".to_owned();
-            return Err(EngineError::Prompt { ordinal, problem });
-        }
-        request.check_answers(self.config.vocabulary)?;
-        let now = Instant::now();
-        if self.samples.is_empty() {
-            self.progress = now;
-        }
-        let mut begun: BTreeMap<u32, Answer> =
-            std::mem::take(&mut request.answers).into_iter().map(|answer| (answer.index, answer)).collect();
-        let request = Arc::new(request);
-        for index in request.first..request.samples {
-            let answer = begun.remove(&index).filter(|answer| !answer.tokens.is_empty()).unwrap_or_else(|| Answer::new(index));
-            match finish_of(&answer, request.params.max_new_tokens) {
-                Some(finish) => self.finished.push(Finished::new(ordinal, answer, finish)),
-                None => {
-                    self.samples.insert((ordinal, index), Slip::new(&request, answer, now));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn set_weights(&mut self, version: Version, weights: &Synced) {
-        self.version = Some(version);
-        self.handle.require(weights.version);
-    }
-
-    fn begin_anew(&mut self, expired: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
-        let (mut anew, now) = (Vec::new(), Instant::now());
-        for (key, slip) in &mut self.samples {
-            if slip.answer.tokens.is_empty() || !expired(key.0, &slip.answer) {
-                continue;
-            }
-            if let Some(place) = slip.running().map(|running| running.place) {
-                self.seats[place].in_flight = self.seats[place].in_flight.saturating_sub(1);
-            }
-            slip.begin_anew(now);
-            anew.push(*key);
-        }
-        anew
-    }
-
-    fn version(&self) -> Option<Version> {
-        self.version
-    }
-
-    fn is_idle(&self) -> bool {
-        self.samples.is_empty() && self.finished.is_empty()
-    }
-
-    fn free_slots(&self) -> usize {
-        self.limit.saturating_sub(self.samples.len())
-    }
-
-    fn active(&self) -> usize {
-        self.samples.values().filter(|slip| slip.running().is_some()).count()
-    }
-
-    fn limit_slots(&mut self, limit: usize) {
-        self.limit = limit.clamp(1, self.slots);
-    }
-
-    fn step(&mut self) -> Result<Vec<Finished>, EngineError> {
-        let started = Instant::now();
-        self.sampled.clear();
-        self.discarded.clear();
-        self.load = Load { passes: 1, ..Load::default() };
-        if !self.samples.is_empty() {
-            self.dispatch(started)?;
-            // What has ended already is not to wait for what has not.
-            let wait = if self.finished.is_empty() { self.config.step } else { Duration::ZERO };
-            if let Ok(news) = self.from.recv_timeout(wait) {
-                let now = Instant::now();
-                self.hear(news, now)?;
-                for news in self.from.drain().collect::<Vec<_>>() {
-                    self.hear(news, now)?;
-                }
-            }
-            self.watch(Instant::now())?;
-        }
-        self.load.time = started.elapsed();
-        Ok(std::mem::take(&mut self.finished))
-    }
-
-    fn sampled(&self) -> &[SampledToken] {
-        &self.sampled
-    }
-
-    fn discarded(&self) -> &[(u64, u32)] {
-        &self.discarded
-    }
-
-    fn load(&self) -> Load {
-        self.load
-    }
 }

@@ -59,6 +59,8 @@ struct State {
     sums: Vec<Option<Sums>>,
     /// Those that are being given something.
     busy: Vec<bool>,
+    /// What was said of each engine's failure: it is not said again while it goes on.
+    said: Vec<Option<String>>,
 }
 
 /// What came of one engine, by its place among those asked.
@@ -68,7 +70,7 @@ impl WeightSyncManager {
     /// Of these engines.
     pub fn new(fleet: FleetHandle, config: SyncConfig) -> Self {
         let engines = fleet.engines().len();
-        let state = State { update: None, sums: vec![None; engines], busy: vec![false; engines] };
+        let state = State { update: None, sums: vec![None; engines], busy: vec![false; engines], said: vec![None; engines] };
         WeightSyncManager { shared: Arc::new(Shared { fleet, config, state: Mutex::new(state) }) }
     }
 
@@ -215,12 +217,17 @@ impl Shared {
         self.state().sums[place] = result.as_ref().ok().and_then(|held| held.sums.clone());
         match result {
             Ok(_) => {
+                self.state().said[place] = None;
                 self.fleet.found(place);
                 self.fleet.serves(place, version);
             }
             Err(isolated) => {
                 self.fleet.doubt(place);
-                tracing::warn!("{isolated}");
+                let why = isolated.to_string();
+                let before = self.state().said[place].replace(why.clone());
+                if before.as_ref() != Some(&why) {
+                    tracing::warn!("{why}");
+                }
             }
         }
     }

@@ -1,0 +1,116 @@
+//! What a generator asks of a fleet.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Fleet, Synced};
+use crate::data::{Answer, SampledToken, Version};
+use crate::engine::remote::slip::Slip;
+use crate::engine::waiting::finish_of;
+use crate::engine::{EngineError, Finished, Load, Request, TokenEngine};
+
+impl TokenEngine for Fleet {
+    type Weights = Synced;
+
+    fn submit(&mut self, mut request: Request) -> Result<(), EngineError> {
+        request.params.check()?;
+        let ordinal = request.ordinal;
+        if request.tokens.is_empty() {
+            let problem = "it has no token; a model needs at least one to continue".to_owned();
+            return Err(EngineError::Prompt { ordinal, problem });
+        }
+        request.check_answers(self.config.vocabulary)?;
+        let now = Instant::now();
+        if self.samples.is_empty() {
+            self.progress = now;
+        }
+        let mut begun: BTreeMap<u32, Answer> =
+            std::mem::take(&mut request.answers).into_iter().map(|answer| (answer.index, answer)).collect();
+        let request = Arc::new(request);
+        for index in request.first..request.samples {
+            let answer = begun.remove(&index).filter(|answer| !answer.tokens.is_empty()).unwrap_or_else(|| Answer::new(index));
+            match finish_of(&answer, request.params.max_new_tokens) {
+                Some(finish) => self.finished.push(Finished::new(ordinal, answer, finish)),
+                None => {
+                    self.samples.insert((ordinal, index), Slip::new(&request, answer, now));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn set_weights(&mut self, version: Version, weights: &Synced) {
+        self.version = Some(version);
+        self.handle.require(weights.version);
+    }
+
+    fn begin_anew(&mut self, expired: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
+        let (mut anew, now) = (Vec::new(), Instant::now());
+        for (key, slip) in &mut self.samples {
+            if slip.answer.tokens.is_empty() || !expired(key.0, &slip.answer) {
+                continue;
+            }
+            if let Some(place) = slip.running().map(|running| running.place) {
+                self.seats[place].in_flight = self.seats[place].in_flight.saturating_sub(1);
+            }
+            slip.begin_anew(now);
+            anew.push(*key);
+        }
+        anew
+    }
+
+    fn version(&self) -> Option<Version> {
+        self.version
+    }
+
+    fn is_idle(&self) -> bool {
+        self.samples.is_empty() && self.finished.is_empty()
+    }
+
+    fn free_slots(&self) -> usize {
+        self.limit.saturating_sub(self.samples.len())
+    }
+
+    fn active(&self) -> usize {
+        self.samples.values().filter(|slip| slip.running().is_some()).count()
+    }
+
+    fn limit_slots(&mut self, limit: usize) {
+        self.limit = limit.clamp(1, self.slots);
+    }
+
+    fn step(&mut self) -> Result<Vec<Finished>, EngineError> {
+        let started = Instant::now();
+        self.sampled.clear();
+        self.discarded.clear();
+        self.load = Load { passes: 1, ..Load::default() };
+        if !self.samples.is_empty() {
+            self.dispatch(started)?;
+            // What has ended already is not to wait for what has not.
+            let wait = if self.finished.is_empty() { self.config.step } else { Duration::ZERO };
+            if let Ok(news) = self.from.recv_timeout(wait) {
+                let now = Instant::now();
+                self.hear(news, now)?;
+                for news in self.from.drain().collect::<Vec<_>>() {
+                    self.hear(news, now)?;
+                }
+            }
+            self.watch(Instant::now())?;
+        }
+        self.load.time = started.elapsed();
+        Ok(std::mem::take(&mut self.finished))
+    }
+
+    fn sampled(&self) -> &[SampledToken] {
+        &self.sampled
+    }
+
+    fn discarded(&self) -> &[(u64, u32)] {
+        &self.discarded
+    }
+
+    fn load(&self) -> Load {
+        self.load
+    }
+}
