@@ -19,7 +19,7 @@ section! {
         data: PathBuf = PathBuf::new();
         /// One of a data set's subsets (configurations), if it has several.
         subset: Option<String> = None;
-        /// The split, and which of its records, as in "train[:10%]" or "test[100:200]".
+        /// The split, and which of its records, as in `train[:10%]` or `test[100:200]`.
         split: String = "train".to_owned(), SPLIT;
         /// The first usable records, at most so many; without it, all.
         max_samples: Option<usize> = None, SOME_IF_GIVEN;
