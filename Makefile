@@ -5,7 +5,7 @@
 #
 # Both bring libtorch first (once per user). Extra arguments:  make grpo ARGS="--set seed=1 --metrics 127.0.0.1:9464"
 
-.PHONY: grpo sft test test-engines lint check docs asynchrony libtorch tools help
+.PHONY: grpo sft test test-large test-engines lint check docs asynchrony libtorch tools help
 .DEFAULT_GOAL := help
 
 help:
@@ -18,13 +18,17 @@ libtorch: tools
 	@./scripts/libtorch.sh
 
 grpo: libtorch
-	cargo run --release --package rollflow-pipelines -- run pipelines/recipes/grpo.toml $(ARGS)
+	cargo run --release --bin rollflow -- run pipelines/recipes/grpo.toml $(ARGS)
 
 sft: libtorch
-	cargo run --release --package rollflow-pipelines -- run pipelines/recipes/sft.toml $(ARGS)
+	cargo run --release --bin rollflow -- run pipelines/recipes/sft.toml $(ARGS)
 
 test: libtorch
 	cargo test --workspace $(ARGS)
+
+# What takes minutes and gigabytes: ten million rows, folders of 3 GB, a larger trainer. TMPDIR must be on a disk, with 7 GB free.
+test-large: libtorch
+	cargo test --workspace --test large_data --test memory -- --ignored --nocapture --test-threads 1
 
 # Installs real inference servers (3 GB and about two minutes each, once) and drives them on this machine.
 ENGINES ?= vllm sglang
@@ -41,7 +45,7 @@ docs: libtorch
 
 # Measures what docs/asynchrony.md says, on a machine that does nothing else.
 asynchrony: libtorch
-	cargo bench --package rollflow-pipelines --bench asynchrony -- $(ARGS)
+	cargo bench --workspace --bench asynchrony -- $(ARGS)
 
 # All that CI does.
 check:

@@ -1,7 +1,7 @@
 """Loads a folder that rollflow wrote with transformers or PEFT, and holds its logits and token ids against what rollflow says of it.
 
     check_export.py check FOLDER LOGITS     LOGITS is what `cargo run --example logits -- FOLDER TEXT...` printed, a line of JSON for each text
-    check_export.py adapt FOLDER OUT        puts adapters of PEFT's that change something over the model in FOLDER, and writes them to OUT
+    check_export.py adapt FOLDER OUT        puts adapters of PEFT's that change something over some of the model in FOLDER, and writes them to OUT
 
 Exits with 1 at the first difference.
 """
@@ -48,8 +48,12 @@ def check(folder, logits):
 
 def adapt(folder, out):
     torch.manual_seed(0)
-    config = LoraConfig(r=4, lora_alpha=12, target_modules=["v_proj", "q_proj", "gate_proj", "down_proj"], task_type="CAUSAL_LM")
-    model = get_peft_model(whole(folder), config)
+    model = whole(folder)
+    some = ["v_proj", "q_proj", "gate_proj", "down_proj"]
+    if model.config.model_type == "phi3":
+        some = ["qkv_proj", "gate_up_proj", "down_proj"]
+    config = LoraConfig(r=4, lora_alpha=12, target_modules=some, task_type="CAUSAL_LM")
+    model = get_peft_model(model, config)
     for name, tensor in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(tensor, std=0.1)

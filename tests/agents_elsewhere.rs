@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rollflow::env::proxy::{AgentProxy, Launch, ProxyConfig};
 use rollflow::env::{ServedConfig, ServedEnvironment, ToolFormat};
@@ -134,6 +134,87 @@ print(json.dumps({"reward": 0.5, "metadata": {"seen": [first, second, other, cha
     let metadata = &group.samples[0].metadata;
     assert_eq!(metadata["seen"], json!(["2", "4", "2", "4", "1", "2", "policy"]));
     assert_eq!((&metadata["agent"]["forks"], &metadata["environment_reward"]), (&json!(4), &json!(0.5)));
+}
+
+/// What agents of these tests read streams with: the standard library's client, line by line as they come.
+const STREAM: &str = r#"
+import http.client, urllib.parse
+BASE = urllib.parse.urlparse(os.environ["OPENAI_BASE_URL"])
+def stream(path, body):
+    connection = http.client.HTTPConnection(BASE.hostname, BASE.port, timeout=60)
+    connection.request("POST", BASE.path + path, json.dumps({**body, "stream": True}), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    assert response.status == 200 and response.getheader("content-type").startswith("text/event-stream"), response.status
+    for line in response:
+        if line.strip() == b"data: [DONE]": return
+        if line.strip(): yield json.loads(line[len(b"data: "):])
+    raise ValueError("the stream broke off")
+"#;
+
+#[test]
+fn a_stream_tells_every_token_as_it_is_sampled_and_what_was_used_at_its_end() {
+    let code = r#"
+asked = {"messages": [{"role": "user", "content": "count"}], "stream_options": {"include_usage": True}}
+chunks = []
+for chunk in stream("/chat/completions", asked):
+    chunks.append(chunk)
+    if chunk["choices"] and chunk["choices"][0]["delta"].get("content"): open(task["metadata"]["heard"], "w").close()
+assert len({chunk["id"] for chunk in chunks}) == 1 and all(chunk["usage"] is None for chunk in chunks[:-1]), chunks
+deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
+assert deltas[0] == {"role": "assistant", "content": ""} and chunks[-1]["choices"] == [], chunks
+said = "".join(delta.get("content", "") for delta in deltas)
+finishes = [chunk["choices"][0]["finish_reason"] for chunk in chunks[:-1]]
+text = [chunk["choices"][0] for chunk in stream("/completions", {"prompt": "once upon"})]
+print(json.dumps({"metadata": {"said": said, "pieces": sum(bool(delta.get("content")) for delta in deltas), "usage": chunks[-1]["usage"],
+      "ended": [at for at, finish in enumerate(finishes) if finish] == [len(finishes) - 1] and finishes[-1],
+      "text": ["".join(choice["text"] for choice in text), text[-1]["finish_reason"]]}}))
+"#;
+    let folder = tempfile::tempdir().unwrap();
+    let heard = folder.path().join("heard");
+    let mut task = prompt(0, "unread", "");
+    task.metadata.insert("heard".into(), heard.to_str().unwrap().into());
+    let tokenizer = Arc::new(Tokenizer::characters(LETTERS, 64).unwrap());
+    // After a few letters it goes on once the agent has read some of them.
+    let wait = move |steps: usize| {
+        let until = Instant::now() + Duration::from_secs(60);
+        while steps == 5 && !heard.exists() {
+            assert!(Instant::now() < until, "nothing was told while the turn went on");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let mut engine =
+        Speaker::new(&tokenizer, |read, _| if read.contains("upon") { " a time".into() } else { "one two three".into() });
+    engine = engine.before_step(wait);
+    let params = SamplingParams { max_new_tokens: 64, ..SamplingParams::default() };
+    let agent = proxied(python(&format!("{ASK}{STREAM}{code}")));
+    let rollouts = AgentRollouts { agent: &agent, tokenizer: &tokenizer, params: &params, group_size: 1 };
+    let group = roll_out(&mut engine, vec![task], &rollouts).unwrap().remove(0);
+    let metadata = &group.samples[0].metadata;
+    assert_eq!((&metadata["said"], &metadata["ended"]), (&json!("one two three"), &json!("stop")), "{metadata:?}");
+    assert!(metadata["pieces"].as_u64().unwrap() >= 2, "{metadata:?}");
+    let (read, sampled) = ("user: count\nassistant: ".len(), "one two three".len() + 1);
+    let usage = json!({"prompt_tokens": read, "completion_tokens": sampled, "total_tokens": read + sampled});
+    assert_eq!((&metadata["usage"], &metadata["text"]), (&usage, &json!([" a time", "stop"])));
+}
+
+#[test]
+fn a_turn_that_its_length_cuts_off_is_given_as_such_and_ends_the_rollout() {
+    let code = r#"
+body = {"messages": [{"role": "user", "content": "go on"}]}
+page = post("/chat/completions", body)
+choice = page["choices"][0]
+try: post("/chat/completions", {"messages": body["messages"] + [choice["message"], {"role": "user", "content": "and?"}]})
+except urllib.error.HTTPError as error: over = error.code
+print(json.dumps({"reward": 0.5, "metadata": {"finish": choice["finish_reason"], "letters": len(choice["message"]["content"]),
+      "usage": page["usage"]["completion_tokens"], "over": over}}))
+"#;
+    let says = |_: &str, _: u32| "on and ".repeat(20);
+    let group = groups(says, &proxied(python(&format!("{ASK}{code}"))), vec![prompt(0, "", "")], 1).remove(0);
+    let (sample, metadata) = (&group.samples[0], &group.samples[0].metadata);
+    assert_eq!((sample.status, &metadata["stop_reason"]), (Status::Truncated, &json!("max_tokens")));
+    let told = ["finish", "letters", "usage", "over", "environment_reward"].map(|key| metadata[key].clone());
+    assert_eq!(told, [json!("length"), json!(64), json!(64), json!(410), json!(0.5)], "{metadata:?}");
+    assert_eq!(trained(sample), "on and ".repeat(20)[..64], "what was sampled is trained");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use rollflow::data::jsonl::{load_pairs, load_prompts, load_samples, save_samples, write_sample};
+use rollflow::data::jsonl::{load_prompts, load_samples, save_samples, write_sample};
 use rollflow::data::{ChatMessage, DataBuffer, PromptText, Sample};
 use serde_json::json;
 use tempfile::TempDir;
@@ -47,13 +47,6 @@ fn limit_counts_records_and_reads_no_further() {
     assert_eq!(load_prompts(&path, "prompt", Some("answer"), Some(2)).unwrap().len(), 2);
     let none = load_prompts(&path, "prompt", Some("answer"), Some(0)).unwrap();
     assert!(DataBuffer::new(none, 0).is_err());
-}
-
-#[test]
-fn pairs_are_read_for_supervised_training() {
-    let (_folder, path) = file(r#"{"prompt":"2+2=","completion":"4","more":1}"#);
-    let pairs = load_pairs(&path, "prompt", "completion", None).unwrap();
-    assert_eq!((pairs[0].prompt.render(), pairs[0].completion.as_str()), ("2+2=".to_owned(), "4"));
 }
 
 #[test]

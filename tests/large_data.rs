@@ -1,5 +1,6 @@
-//! Data larger than memory: ten million rows, shuffled, without holding them.
-//! To see the figures of docs/data.md: cargo test --test large_data -- --ignored --nocapture
+//! Data larger than memory: records are found, judged and drawn without being held.
+//!
+//! Peaks are the process's own, so that one test runs here by default. The other makes a file of a gigabyte: `make test-large`.
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic as tests do")]
 
 use std::fs::File;
@@ -14,6 +15,40 @@ fn peak_memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+}
+
+/// Lists of records are read where they lie too, all on one line, alone or in an object behind another list; so are lines of ten thousand letters.
+#[test]
+fn a_list_of_two_hundred_megabytes_on_one_line_is_never_held() {
+    const RECORDS: u64 = 20_000;
+    let before = peak_memory();
+    let folder = tempfile::tempdir().unwrap();
+    let answer = "{[\\\"\\u00e9 ".repeat(1000);
+    for (name, begin, between, end) in [
+        ("list.json", "[", ",", "]"),
+        ("named.json", "{\"other\": [1, {\"data\": []}], \"data\": [", ", ", "], \"more\": 7}"),
+        ("lines.jsonl", "", "\n", ""),
+    ] {
+        let path = folder.path().join(name);
+        let mut file = BufWriter::new(File::create(&path).unwrap());
+        file.write_all(begin.as_bytes()).unwrap();
+        for row in 0..RECORDS {
+            let between = if row == 0 { "" } else { between };
+            write!(file, "{between}{{\"question\": \"{row}?\", \"answer\": \"{answer}\"}}").unwrap();
+        }
+        file.write_all(end.as_bytes()).unwrap();
+        drop(file);
+        let size = path.metadata().unwrap().len();
+        let data = Mixed::<Prompt>::open(&[(DataSpec::new(&path), Share::Repeat(1))], 0, true);
+        let mut data = data.unwrap();
+        assert_eq!(data.len() as u64, RECORDS, "{name}");
+        let asked = (0..RECORDS).step_by(100).map(|number| data.prompt(number).unwrap().text.render());
+        assert!(asked.collect::<std::collections::BTreeSet<_>>().len() == 200, "{name}");
+        let took = peak_memory() - before;
+        println!("{name}: {} MiB on disk, {} MiB in memory", size >> 20, took >> 20);
+        assert!(size > 200 << 20 && took < 96 << 20, "{name}: {took} bytes for {size}");
+        std::fs::remove_file(&path).unwrap();
+    }
 }
 
 #[test]

@@ -219,6 +219,57 @@ fn adapters_have_the_names_and_shapes_that_peft_gives_them() {
     assert_eq!((&config["r"], &config["lora_alpha"]), (&3.into(), &6.0.into()));
 }
 
+/// Phi-3: what its folders hold as one tensor is adapted as one, as PEFT does.
+#[test]
+fn joint_projections_are_adapted_as_one() {
+    let config = serde_json::json!({
+        "model_type": "phi3", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.2,
+        "tie_word_embeddings": true, "rope_theta": 10000.0,
+    });
+    let config = ModelConfig::from_json(Path::new("config.json"), config.as_object().unwrap()).unwrap();
+    let base = Weights::random(&config, 3);
+    let decoder = Decoder::new(&config, base.layout.clone());
+    let hidden = |weights: &Weights| decoder.hidden(&decoder.views_of(weights), &Packed::new([&[2u32, 5, 3, 9][..], &[7, 7, 1]]));
+    for targets in [&[Lora::ALL][..], &["qkv_proj"], &["down_proj", "gate_up_proj"]] {
+        let lora = lora(3, targets).on_model(&config).unwrap();
+        let Adapter { flat, layout, lora } = Adapter::fresh(&config, lora, 7);
+        tch::manual_seed(5);
+        let flat = &flat + Tensor::randn(flat.size(), (Kind::Float, Device::Cpu)) * 0.1;
+        let adapted = base.under(Adapter { flat, layout, lora });
+        assert!(gap(&hidden(&adapted), &hidden(&base)) > 1e-2, "{targets:?}: it says something else");
+        assert!(gap(&hidden(&adapted), &hidden(&adapted.merged())) < 1e-5, "{targets:?}");
+
+        let folder = tempfile::tempdir().unwrap();
+        let adapter = adapted.adapter.as_ref().unwrap();
+        save_adapter(folder.path(), adapter).unwrap();
+        let again = rollflow::model::load_adapter(folder.path(), &config).unwrap();
+        assert!(again.flat == adapter.flat && again.lora.targets() == adapter.lora.targets());
+        let bytes = std::fs::read(folder.path().join("adapter_model.safetensors")).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let shape = |name: &str| {
+            file.tensor(&format!("base_model.model.model.layers.1.{name}.weight")).ok().map(|of| of.shape().to_vec())
+        };
+        if adapter.lora.targets().contains(&"qkv_proj") {
+            assert_eq!(
+                [shape("self_attn.qkv_proj.lora_A"), shape("self_attn.qkv_proj.lora_B")],
+                [Some(vec![3, 16]), Some(vec![32, 3])]
+            );
+        } else {
+            assert_eq!(
+                [shape("mlp.gate_up_proj.lora_A"), shape("mlp.gate_up_proj.lora_B")],
+                [Some(vec![3, 16]), Some(vec![48, 3])]
+            );
+        }
+    }
+    let refused = lora(3, &["q_proj"]).on_model(&config).unwrap_err().to_string();
+    assert!(
+        refused.contains("q_proj of a phi3 model") && refused.contains("qkv_proj, o_proj, gate_up_proj, down_proj"),
+        "{refused}"
+    );
+    assert!(lora(3, &["qkv_proj"]).on_model(&tiny::model()).is_err());
+}
+
 #[test]
 fn what_is_no_plain_lora_is_refused_by_name() {
     let unknown = Lora::new(4, 8.0, &["q_proj", "c_attn"]).unwrap_err().to_string();

@@ -1,7 +1,6 @@
 //! The memory plan against what trainers take, and folders that are loaded without a second copy.
 //!
-//! Peaks are the process's own, so that one test runs here by default. The others take minutes and gigabytes:
-//! `cargo test --test memory -- --ignored --test-threads 1 --nocapture`.
+//! Peaks are the process's own, so that one test runs here by default. The others take minutes and gigabytes: `make test-large`.
 #![cfg(all(feature = "torch", target_os = "linux"))]
 #![allow(clippy::unwrap_used)]
 
@@ -77,16 +76,17 @@ fn trained(model: &str, shape: [usize; 5], checkpointing: bool) -> (u64, u64) {
     (expected, peak)
 }
 
-fn assert_predicted(what: &str, (expected, peak): (u64, u64)) {
+/// `within` is what may be planned for each byte that is taken.
+fn assert_predicted(what: &str, (expected, peak): (u64, u64), within: std::ops::Range<f64>) {
     let ratio = expected as f64 / peak as f64;
     println!("{what}: planned {:.0} MiB, took {:.0} MiB", expected as f64 / 1048576.0, peak as f64 / 1048576.0);
-    assert!((0.8..1.35).contains(&ratio), "{what}: planned {expected}, took {peak}");
+    assert!(within.contains(&ratio), "{what}: planned {expected}, took {peak}");
 }
 
 #[test]
 fn a_trainer_takes_what_the_plan_says_within_a_third() {
     let tiny = [128, 4, 4, 384, 64];
-    assert_predicted("tiny", trained("", tiny, false));
+    assert_predicted("tiny", trained("", tiny, false), 0.8..1.35);
 }
 
 #[test]
@@ -96,8 +96,9 @@ fn a_larger_trainer_takes_what_the_plan_says_and_less_with_layers_computed_anew(
     let shape = [512, 8, 8, 1536, 8192];
     let anew = trained(mid, shape, true);
     let plain = trained(mid, shape, false);
-    assert_predicted("mid, layers computed anew", anew);
-    assert_predicted("mid", plain);
+    // Too much by a third, on the safe side: not all activations live at the same time.
+    assert_predicted("mid, layers computed anew", anew, 0.9..1.45);
+    assert_predicted("mid", plain, 0.9..1.45);
     assert!(anew.1 * 3 < plain.1 * 2, "less than two thirds: {} {}", anew.1, plain.1);
 }
 

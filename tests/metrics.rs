@@ -82,9 +82,14 @@ fn a_scrape_shows_every_recorded_metric_with_its_kind_and_help() {
                     spec.name
                 );
                 assert_eq!((buckets[0].1, buckets[1].1), (1.0, 2.0), "{}: a bound belongs to its bucket", spec.name);
-                let count = family.value(&format!("{}_count", spec.name), &[]);
+                let count = family.value(&format!("{}_count", spec.name), &labels);
                 assert_eq!((buckets.last().map(|bucket| bucket.1), count), (Some(3.0), Some(3.0)), "{}", spec.name);
-                assert_eq!(family.value(&format!("{}_sum", spec.name), &[]), Some(bounds[0] + bounds[1] + 1e9), "{}", spec.name);
+                assert_eq!(
+                    family.value(&format!("{}_sum", spec.name), &labels),
+                    Some(bounds[0] + bounds[1] + 1e9),
+                    "{}",
+                    spec.name
+                );
             }
         }
     }

@@ -132,7 +132,8 @@ fn engines_that_can_not_be_or_can_not_do_what_is_asked_are_errors() {
         ("engine = { launch = 'vllm', port = 65535, replicas = 3 }", "more than there are ports"),
         ("engine = { launch = 'vllm', env = ['HOME'] }", "write it as NAME=value"),
         ("engine = { launch = 'vllm' }\nflow.max_staleness = 0", "depends on timing"),
-        ("engine = { launch = 'vllm' }\nlora = { sync = 'adapter' }", "servers are given whole weights"),
+        ("engine = { launch = 'vllm', pause = 'abort' }\nlora = { sync = 'adapter' }", "no server is paused"),
+        ("engine = { launch = 'vllm', cache = 'keep' }\nlora = { sync = 'adapter' }", "each adapter has a cache of its own"),
     ];
     for (case, told) in cases {
         let all = also(case);
@@ -187,9 +188,9 @@ fn sections_that_mean_nothing_to_the_pipeline_are_errors() {
 }
 
 #[test]
-fn jsonl_needs_a_path_and_an_answer_to_compare_with() {
-    let text =
-        "pipeline = 'grpo'\n[model]\nkind = 'folder'\n[task]\nkind = 'jsonl'\nanswer_key = ''\nlimit = 0\n[sft]\nsteps = 1";
+fn a_task_of_data_needs_some_and_has_no_share_of_its_own_pairs() {
+    let text = "pipeline = 'grpo'\n[model]\nkind = 'folder'\n[task]\nkind = 'data'\nmax_samples = 0\n[sft]\nfraction = 0.5\n\
+                [eval.task]\nkind = 'data'\nsplit = 'test'";
     insta::assert_snapshot!(errors(text, &[]));
 }
 
@@ -205,7 +206,7 @@ fn files_that_do_not_exist_are_named_where_they_are_written() {
     let file = folder.path().join("run.toml");
     std::fs::write(
         &file,
-        "pipeline = 'sft'\n[model]\nkind = 'folder'\npath = 'no/such/model'\n[task]\nkind = 'jsonl'\npath = 'no.jsonl'\n[sft]\n",
+        "pipeline = 'sft'\n[model]\nkind = 'folder'\npath = 'no/such/model'\n[task]\nkind = 'data'\ndata = 'no.jsonl'\n[sft]\n",
     )
     .expect("written");
     let errors = load(&file, &["sft.data=nowhere.jsonl".to_owned()]).expect_err("nothing is there").to_string();
@@ -284,9 +285,11 @@ fn rows_and_conversations_that_lack_what_they_need_are_errors() {
 #[test]
 fn an_environment_and_what_would_make_no_sense_with_it_are_errors() {
     let found = also(
-        "[environment]\nkind = \"calculator\"\nmax_tokens = 200\n[generate]\nmax_new_tokens = 200\non_new_weights = \"finish\"\n[eval]\nevery = 1\n",
+        "[environment]\nkind = \"calculator\"\nmax_tokens = 200\n[generate]\nmax_new_tokens = 200\non_new_weights = \"finish\"\n[eval]\nmax_new_tokens = 250\n",
     );
-    for part in ["`environment.max_tokens`", "`generate.on_new_weights` is \"finish\"", "[eval] asks for answers of one turn"] {
+    for part in
+        ["`generate.max_new_tokens`: none would begin", "`eval.max_new_tokens`: none", "`generate.on_new_weights` is \"finish\""]
+    {
         assert!(found.contains(part), "{part} is missing:\n{found}");
     }
     let found = also("[reward]\nkind = \"environment\"\n");

@@ -16,7 +16,7 @@ use rollflow::recipe::pairs::{Pairs, Select};
 use rollflow::recipe::plan::{FilterFallback, OnStale};
 use rollflow::recipe::reference_policy::{Ema, Reference, ReferencePolicy};
 use rollflow::recipe::reward::{Combine, Composition, ModelRule, PartRule, RegexRule, RewardPart, RewardRule};
-use rollflow::recipe::task::{JsonlTask, RewardModel, Sft, TaskData};
+use rollflow::recipe::task::{RewardModel, Sft, TaskData};
 use rollflow::recipe::train::{Aggregation, OnNonfinite, ScheduleKind, Train};
 use rollflow::recipe::{Custom, Machine, Params, Pipeline, Plan, check_text_on, load, parse, reference};
 use serde_json::Value as Json;
@@ -31,11 +31,22 @@ fn shipped() -> Vec<PathBuf> {
     files
 }
 
-/// A shipped recipe, with a model that is here in the place of one that must be fetched.
+/// A recipe's text, behind that of the recipes which it includes.
+fn text_of(file: &Path) -> String {
+    let text = fs::read_to_string(file).expect("the recipe");
+    let included = text.lines().find_map(|line| line.strip_prefix("include = \"")?.strip_suffix('"'));
+    included.map_or_else(String::new, |base| text_of(&file.with_file_name(base))) + &text
+}
+
+/// A shipped recipe, with a model and rollouts that are here in the place of those that must be fetched or made.
 fn shipped_plan(file: &Path) -> Plan {
-    let fetched = fs::read_to_string(file).expect("the recipe").contains("kind = \"folder\"");
-    let model = format!("model.path={}/tests/golden/models/qwen2_tied", env!("CARGO_MANIFEST_DIR"));
-    load(file, if fetched { std::slice::from_ref(&model) } else { &[] }).unwrap_or_else(|errors| panic!("{errors}"))
+    let here = [
+        ("kind = \"folder\"", format!("model.path={}/tests/golden/models/qwen2_tied", env!("CARGO_MANIFEST_DIR"))),
+        ("path = \"runs/", "task.path=pipelines/data/rollouts_addition.jsonl".to_owned()),
+    ];
+    let text = text_of(file);
+    let sets: Vec<String> = here.into_iter().filter(|(sign, _)| text.contains(sign)).map(|(_, set)| set).collect();
+    load(file, &sets).unwrap_or_else(|errors| panic!("{errors}"))
 }
 
 fn grpo() -> PathBuf {
@@ -266,7 +277,8 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         plan.task.shuffle = flag;
         if !flag {
             plan.model.source = ModelSource::Folder(ModelFolder { path: "a \"b\"".into(), preset: None });
-            plan.task.data = TaskData::Jsonl(JsonlTask { path: "c.jsonl".into(), limit: Some(few), ..JsonlTask::default() });
+            let only = Source { max_samples: Some(few), ..Source::of("c.jsonl") };
+            plan.task.data = TaskData::Data(DataTask { only, ..DataTask::default() });
             if choice == 1 {
                 let columns = Some(SourceColumns { prompt: Some(pattern.clone()), ..SourceColumns::default() });
                 let first = Source { weight: Some(real), columns, subset: Some(name.clone()), ..Source::of("a b.jsonl") };

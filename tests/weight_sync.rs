@@ -18,7 +18,7 @@ use rollflow::engine::remote::{
     Attempt, Ending, EngineState, Fault, FleetHandle, InferenceEngine, PauseMode, Pending, RemoteError, Scored, Tokens,
     WeightControl,
 };
-use rollflow::model::{Decoder, FrozenWeights, ModelConfig, Packed, Weights, load_hf};
+use rollflow::model::{Adapter, Decoder, FrozenWeights, Lora, ModelConfig, Packed, Weights, load_adapter, load_hf};
 use rollflow::stages::Policy;
 use rollflow::stages::sync::{Exporter, probe_texts};
 use tch::{Kind, Tensor};
@@ -49,6 +49,7 @@ struct State {
     weights: FrozenWeights,
     head: Option<Tensor>,
     label: Option<String>,
+    adapters: BTreeMap<String, FrozenWeights>,
     paused: bool,
     said: Vec<String>,
 }
@@ -61,7 +62,8 @@ impl FolderEngine {
         let (config, weights) = load_hf(folder).unwrap();
         let head = (fails == Fails::KeepsHead && config.shares_embedding()).then(|| embedding(&weights));
         let weights = weights.freeze();
-        let state = State { fails, config, weights, head, label: None, paused: false, said: Vec::new() };
+        let (label, adapters) = (None, BTreeMap::new());
+        let state = State { fails, config, weights, head, label, adapters, paused: false, said: Vec::new() };
         Arc::new(FolderEngine { name: name.to_owned(), state: Mutex::new(state) })
     }
 
@@ -92,13 +94,14 @@ impl InferenceEngine for FolderEngine {
         Box::pin(async { Err(RemoteError::new(&self.name, Fault::Unsupported { what: "generating" })) })
     }
 
-    fn score<'a>(&'a self, tokens: &'a [u32]) -> Pending<'a, Scored> {
+    fn score<'a>(&'a self, tokens: &'a [u32], adapter: Option<&'a str>) -> Pending<'a, Scored> {
         Box::pin(async move {
             let state = self.state.lock().unwrap();
             if state.paused {
                 return Err(RemoteError::new(&self.name, Fault::Busy { status: 503, retry_after: None }));
             }
-            let (weights, _guard) = (state.weights.read(), tch::no_grad_guard());
+            let adapted = adapter.map(|name| state.adapters.get(name).expect("it was asked for one that it was given"));
+            let (weights, _guard) = (adapted.unwrap_or(&state.weights).read(), tch::no_grad_guard());
             let decoder = Decoder::new(&state.config, weights.layout.clone());
             let views = decoder.views_of(&weights);
             let hidden = decoder.hidden(&views, &Packed::new([tokens]));
@@ -146,12 +149,29 @@ impl WeightControl for FolderEngine {
         })
     }
 
-    fn load_adapter<'a>(&'a self, _: &'a str, _: &'a Path) -> Pending<'a, ()> {
-        Box::pin(async { Err(RemoteError::new(&self.name, Fault::Unsupported { what: "adapters" })) })
+    fn load_adapter<'a>(&'a self, name: &'a str, folder: &'a Path) -> Pending<'a, ()> {
+        Box::pin(async move {
+            self.note("load");
+            let mut state = self.state.lock().unwrap();
+            let base = state.weights.read();
+            let adapted = match state.fails {
+                Fails::LoadsNothing => base,
+                _ => base.under(load_adapter(folder, &state.config).unwrap()),
+            };
+            state.adapters.insert(name.to_owned(), adapted.freeze());
+            Ok(())
+        })
     }
 
-    fn unload_adapter<'a>(&'a self, _: &'a str) -> Pending<'a, ()> {
-        self.load_adapter("", Path::new(""))
+    fn unload_adapter<'a>(&'a self, name: &'a str) -> Pending<'a, ()> {
+        Box::pin(async move {
+            self.state.lock().unwrap().adapters.remove(name);
+            Ok(())
+        })
+    }
+
+    fn adapters(&self) -> Pending<'_, Vec<String>> {
+        Box::pin(async { Ok(self.state.lock().unwrap().adapters.keys().cloned().collect()) })
     }
 
     fn label<'a>(&'a self, label: &'a str) -> Pending<'a, ()> {
@@ -321,4 +341,103 @@ async fn r262_by_hand_results_stand_in_engine_order_and_one_must_hold() {
     let told = sync_weights_to_engines(&engines(&[Fails::Refuses]), release.path(), &config()).await.unwrap_err().to_string();
     assert!(told.contains("no engine holds version 7") && told.contains("Refuses failed to load"), "{told}");
     assert!(matches!(sync_weights_to_engines(&[], release.path(), &config()).await, Err(SyncError::NoEngines)));
+}
+
+/// Adapters of queries and values that have learned something.
+fn adapted(seed: u64) -> FrozenWeights {
+    let lora = Lora::new(2, 4.0, &["q_proj", "v_proj"]).unwrap();
+    let weights = tiny::weights(0).adapted(&tiny::model(), lora, 7);
+    let Adapter { flat, layout, lora } = weights.adapter.as_ref().unwrap();
+    tch::manual_seed(seed as i64);
+    let flat = flat + Tensor::randn(flat.size(), (Kind::Float, tch::Device::Cpu)) * 0.3;
+    weights.under(Adapter { flat, layout: layout.clone(), lora: lora.clone() }).freeze()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn adapters_are_given_beside_each_other_without_a_pause_and_forgotten_when_nobody_names_them() {
+    let run = Run::new(false);
+    let engine = run.engine("one", Fails::No);
+    let manager = manager(std::slice::from_ref(&engine), config());
+    let mut named_by_a_request = None;
+    for version in 1..=4 {
+        let report = manager.sync(run.exporter.export(version, &adapted(version)).unwrap()).await.unwrap();
+        assert_eq!((report.held(), manager.fleet().served(0)), (1, Some(version)), "{:?}", report.engines);
+        let adapter = manager.fleet().adapter(0).unwrap();
+        assert_eq!(adapter.name, format!("adapter-{version}"));
+        if version == 2 {
+            named_by_a_request = Some(adapter);
+        }
+    }
+    let has = async |names: &[&str]| {
+        manager.catch_up().await;
+        let until = std::time::Instant::now() + Duration::from_secs(30);
+        while engine.adapters().await.unwrap() != names {
+            assert!(std::time::Instant::now() < until, "{:?} in the place of {names:?}", engine.adapters().await);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    has(&["adapter-2", "adapter-4"]).await;
+    assert!(named_by_a_request.as_ref().unwrap().release.path().exists(), "who loads it once more must find it");
+    drop(named_by_a_request);
+    has(&["adapter-4"]).await;
+    assert_eq!(engine.said(), ["load"; 4], "no pause, no label");
+    // One that was started anew has none.
+    engine.state.lock().unwrap().adapters.clear();
+    assert_eq!(manager.catch_up().await.unwrap().held(), 1);
+    has(&["adapter-4"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_answers_without_its_adapter_is_caught_and_not_disturbed() {
+    let run = Run::new(false);
+    let engine = run.engine("one", Fails::LoadsNothing);
+    let manager = manager(std::slice::from_ref(&engine), config());
+    let Err(SyncError::NoneHolds { failures, .. }) = manager.sync(run.exporter.export(1, &adapted(1)).unwrap()).await else {
+        panic!("it must be caught")
+    };
+    assert!(
+        matches!(&failures[0].error, StepError::Wrong(wrong) if matches!(**wrong, WrongWeights::Differs(_))),
+        "{}",
+        failures[0]
+    );
+    assert_eq!((failures[0].phase, engine.said()), (Phase::Probe, vec!["load".to_owned(); 2]), "tried twice, and never paused");
+    assert!(manager.fleet().adapter(0).is_none());
+}
+
+/// What changed is written; the rest is the file of the version before.
+#[test]
+fn a_version_shares_the_tensors_that_did_not_change_with_the_one_before_to_the_bit() {
+    use std::os::unix::fs::MetadataExt;
+    let run = Run::new(false);
+    let files = |folder: &Path| -> BTreeMap<u64, u64> {
+        let listed = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+        let weights = listed.filter(|entry| entry.path().extension().is_some_and(|ends| ends == "safetensors"));
+        weights.map(|entry| entry.metadata().unwrap()).map(|file| (file.ino(), file.len())).collect()
+    };
+    let mut before: BTreeMap<u64, u64> = BTreeMap::new();
+    for version in 1..=4 {
+        let merged = adapted(version).read().merged();
+        let update = run.exporter.export(version, &merged.freeze()).unwrap();
+        assert_eq!(update.changed, version > 1);
+        let folder = update.release.path();
+        let (_, found) = load_hf(folder).unwrap();
+        assert!(found.flat == merged.flat, "version {version} is whole");
+        let now = files(folder);
+        let shared: u64 = now.iter().filter(|(file, _)| before.contains_key(file)).map(|(_, len)| len).sum();
+        let all: u64 = now.values().sum();
+        match version {
+            1 => assert_eq!(now.len(), 1, "all in one file"),
+            // What stays is told from what changes, and written once more.
+            2 => assert_eq!((now.len(), shared), (2, 0)),
+            _ => assert!(now.len() == 2 && 2 * shared > all, "queries and values are {} of {all} bytes", all - shared),
+        }
+        before = now;
+    }
+    // Everything changes: one file again. And nothing: the same one.
+    let Weights { layout, flat, .. } = tiny::weights(9);
+    let whole = Weights::new(layout, flat + 0.5).freeze();
+    let release = run.exporter.export(5, &whole).unwrap().release;
+    let again = run.exporter.export(6, &whole).unwrap();
+    assert_eq!((files(release.path()).len(), again.changed), (1, false));
+    assert_eq!(files(release.path()), files(again.release.path()));
 }

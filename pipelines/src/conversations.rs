@@ -4,10 +4,10 @@ use anyhow::{Context, Result};
 use rollflow::data::chat::{ChatError, ChatTemplate};
 use rollflow::data::packing::{self, PackedRows, pack};
 use rollflow::data::source::{Example, prepare_sft_sample, prepare_sft_turns};
-use rollflow::data::{BufferState, Metadata, arithmetic, jsonl};
+use rollflow::data::{BufferState, ChatMessage, Metadata, Pair, PromptText, arithmetic};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
-use rollflow::recipe::chat::PLAIN;
+use rollflow::recipe::chat::{Ask, Chat, PLAIN};
 use rollflow::recipe::data::Source;
 use rollflow::recipe::task::{Packing, Sft, TaskData, TooLong, Turns};
 
@@ -17,7 +17,7 @@ use crate::{data, environments};
 /// The tokenizer with the recipe's chat template, and with what the recipe tells it.
 pub fn tokenizer(plan: &Plan, tokenizer: Tokenizer) -> Result<Tokenizer> {
     let chat = &plan.chat;
-    if *chat == rollflow::recipe::chat::Chat::default() {
+    if *chat == (Chat { ask: chat.ask, system: chat.system.clone(), ..Chat::default() }) {
         return Ok(tokenizer);
     }
     let template = match chat.template.as_deref() {
@@ -33,12 +33,41 @@ pub fn tokenizer(plan: &Plan, tokenizer: Tokenizer) -> Result<Tokenizer> {
     }))
 }
 
+/// A prompt as `[chat]` has it asked.
+pub fn asked(chat: &Chat, prompt: PromptText) -> PromptText {
+    match prompt {
+        PromptText::Text(text) if chat.ask == Ask::AsWritten => PromptText::Text(text),
+        PromptText::Text(text) => opened(chat, vec![ChatMessage::new("user", text)]).into(),
+        PromptText::Chat(turns) => opened(chat, turns).into(),
+    }
+}
+
+/// The conversation with what the system says first, unless it says something of its own.
+pub fn opened(chat: &Chat, turns: Vec<ChatMessage>) -> Vec<ChatMessage> {
+    match &chat.system {
+        Some(words) if turns.iter().all(|turn| turn.role != "system") => {
+            [ChatMessage::new("system", words)].into_iter().chain(turns).collect()
+        }
+        _ => turns,
+    }
+}
+
+/// An example likewise. Raw text is no conversation.
+fn imitated(chat: &Chat, example: &Example) -> Example {
+    match example.clone() {
+        Example::Pair(pair) => Example::Pair(Pair { prompt: asked(chat, pair.prompt), ..pair }),
+        Example::Chat { turns, tools } => Example::Chat { turns: opened(chat, turns), tools },
+        text @ Example::Text(_) => text,
+    }
+}
+
 /// What is imitated, the data sets of `[sft]` or the task's own pairs, as steps; and the name of its data for checkpoints, where it is read as it is
 /// drawn.
 pub fn batches(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<(Supervised, Option<BufferState>)> {
     let sources = match &plan.task.data {
         _ if !sft.sources().is_empty() => sft.sources(),
-        TaskData::Data(task) => task.sources(),
+        // What an environment shows is made of pairs, all at once.
+        TaskData::Data(task) if !environments::demonstrates(plan) => task.sources(),
         _ => Vec::new(),
     };
     // Rows and steps by tokens are laid out before the run.
@@ -50,10 +79,11 @@ pub fn batches(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<(Supervised, O
 }
 
 /// An example as samples, none longer than `sft.max_length`.
-pub fn prepare(sft: &Sft, example: &Example, tokenizer: &Tokenizer) -> Result<Vec<Sample>, ChatError> {
+pub fn prepare(chat: &Chat, sft: &Sft, example: &Example, tokenizer: &Tokenizer) -> Result<Vec<Sample>, ChatError> {
+    let example = imitated(chat, example);
     Ok(match sft.turns {
-        Turns::Together => vec![prepare_sft_sample(example, tokenizer)?],
-        Turns::Apart => prepare_sft_turns(example, tokenizer)?,
+        Turns::Together => vec![prepare_sft_sample(&example, tokenizer)?],
+        Turns::Apart => prepare_sft_turns(&example, tokenizer)?,
     })
 }
 
@@ -76,18 +106,21 @@ pub fn fit(sft: &Sft, samples: Vec<Sample>) -> PackedRows {
 fn samples(plan: &Plan, sft: &Sft, sources: &[Source], policy: &Policy) -> Result<Vec<Sample>> {
     if !sources.is_empty() {
         let examples: Vec<Example> = data::all(sources)?;
-        let samples = examples.iter().map(|example| prepare(sft, example, policy.tokenizer()));
+        let samples = examples.iter().map(|example| prepare(&plan.chat, sft, example, policy.tokenizer()));
         return Ok(samples.collect::<Result<Vec<_>, _>>()?.concat());
     }
     let pairs = match &plan.task.data {
         TaskData::Arithmetic(task) => sums(task, plan.seed),
-        TaskData::Jsonl(task) => jsonl::load_pairs(&task.path, &task.prompt_key, &task.answer_key, task.limit)?,
-        TaskData::Data(_) | TaskData::Rollouts(_) => Vec::new(),
+        TaskData::Data(task) => data::pairs(&task.sources())?,
+        TaskData::Rollouts(_) => Vec::new(),
     };
     let pairs = arithmetic::share(&pairs, sft.fraction, plan.seed);
     match environments::demonstrations(plan, &pairs, policy.tokenizer())? {
         Some(samples) => Ok(samples),
-        None => Ok(policy.supervised(&pairs)?),
+        None => {
+            let asked = |pair: &Pair| Pair { prompt: asked(&plan.chat, pair.prompt.clone()), ..pair.clone() };
+            Ok(policy.supervised(&pairs.iter().map(asked).collect::<Vec<_>>())?)
+        }
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
-use rollflow::data::BufferState;
 use rollflow::data::source::{DataSet, Example, Mixed, PromptDataset, Shape, Share, too_long};
+use rollflow::data::{BufferState, Pair};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::recipe::data::Source as DataSource;
@@ -16,9 +17,23 @@ use crate::conversations;
 /// The file in a checkpoint that says which data a run draws from that has no admission to say so.
 const DATA: &str = "data.json";
 
-/// What is asked.
+/// What is asked. Refused where the reward compares answers with a ground truth that no record has.
 pub fn prompts(plan: &Plan, sources: &[DataSource]) -> Result<Prompts> {
-    Ok(Prompts::dataset(PromptDataset::open(&specs(sources), plan.seed, plan.task.shuffle)?))
+    let answered = AtomicBool::new(false);
+    let note = |prompt: &Prompt| {
+        if prompt.answer().is_some() {
+            answered.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    };
+    let data = PromptDataset::open_if(&specs(sources), plan.seed, plan.task.shuffle, note)?;
+    ensure!(
+        answered.into_inner() || !plan.reward.rule.compares(),
+        "the reward compares answers with a ground truth, and no record of {} has one; name its field, as in \
+         columns = {{ answer = \"target\" }}",
+        specs(sources).iter().map(|(spec, _)| spec.name()).collect::<Vec<_>>().join(", ")
+    );
+    Ok(Prompts::dataset(data))
 }
 
 /// The same from the first few records of each, without looking at the others.
@@ -27,7 +42,8 @@ pub fn first_prompts(plan: &Plan, sources: &[DataSource], few: usize) -> Result<
         max_samples: Some(source.max_samples.map_or(few, |most| most.min(few))),
         ..source.clone()
     };
-    prompts(plan, &sources.iter().map(first).collect::<Vec<_>>())
+    let sources: Vec<DataSource> = sources.iter().map(first).collect();
+    Ok(Prompts::dataset(PromptDataset::open(&specs(&sources), plan.seed, plan.task.shuffle)?))
 }
 
 /// All that the sources hold, such as pairs of answers, each as often as its source is repeated.
@@ -42,13 +58,19 @@ pub fn all<T: Shape + Clone>(sources: &[DataSource]) -> Result<Vec<T>> {
     Ok(all)
 }
 
+/// Of what the sources hold, the questions with their answers.
+pub fn pairs(sources: &[DataSource]) -> Result<Vec<Pair>> {
+    let pair = |example: Example| if let Example::Pair(pair) = example { Some(pair) } else { None };
+    Ok(all(sources)?.into_iter().filter_map(pair).collect())
+}
+
 /// What is imitated, and the name of its data for checkpoints. Always shuffled: neighbours in a file are alike.
 pub fn supervised(plan: &Plan, sft: &Sft, sources: &[DataSource], policy: &Policy) -> Result<(Supervised, Option<BufferState>)> {
-    let tokenizer = policy.tokenizer().clone();
+    let (tokenizer, chat) = (policy.tokenizer().clone(), &plan.chat);
     let bound = sft.max_length.filter(|_| sft.too_long == TooLong::Drop);
     let fits = |example: &Example| match bound {
         None => Ok(()),
-        Some(max) => match conversations::prepare(sft, example, &tokenizer) {
+        Some(max) => match conversations::prepare(chat, sft, example, &tokenizer) {
             Ok(samples) if samples.iter().any(|sample| sample.tokens.len() > max) => Err(too_long(max)),
             Ok(_) => Ok(()),
             Err(_) => Err("that the tokenizer or the chat template refuses".into()),
@@ -56,9 +78,10 @@ pub fn supervised(plan: &Plan, sft: &Sft, sources: &[DataSource], policy: &Polic
     };
     let data = Mixed::<Example>::open_if(&specs(sources), plan.seed, true, fits)?;
     let state = data.state(0);
-    let (tokenizer, of) = (policy.tokenizer().clone(), sft.clone());
-    let group =
-        move |example: Example| Ok(conversations::fit(&of, conversations::prepare(&of, &example, &tokenizer)?).rows.concat());
+    let (tokenizer, chat, of) = (policy.tokenizer().clone(), plan.chat.clone(), sft.clone());
+    let group = move |example: Example| {
+        Ok(conversations::fit(&of, conversations::prepare(&chat, &of, &example, &tokenizer)?).rows.concat())
+    };
     Ok((Supervised::drawn("SFT", data, sft.batch, sft.steps, group)?, Some(state)))
 }
 

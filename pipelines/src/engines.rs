@@ -35,8 +35,13 @@ pub struct Engines {
 }
 
 impl Engines {
-    /// Writes what servers start from into `folder`, starts those of the recipe and waits until all are ready.
-    pub fn begin(plan: &Plan, policy: &Policy, folder: &Path, say: impl Fn(&str)) -> Result<Self> {
+    /// Writes what servers start from into `folder`, starts those of the recipe and waits until all are ready, or nobody waits any more: `None`.
+    pub fn begin(
+        plan: &Plan,
+        policy: &Policy,
+        folder: &Path,
+        (say, interrupted): (impl Fn(&str), impl Fn() -> bool),
+    ) -> Result<Option<Self>> {
         let folder = std::path::absolute(plan.engine.folder.as_deref().unwrap_or(folder))?;
         let exporter = Arc::new(exporter(plan, policy, &folder)?);
         let servers = match plan.engine.launch {
@@ -44,13 +49,14 @@ impl Engines {
             _ => {
                 let start = folder.join(START);
                 exporter.launch_folder(&start).context("writing the model that servers start from")?;
-                Some(launch(plan, &start, &folder.join("logs"), say)?)
+                let Some(servers) = launch(plan, &start, &folder.join("logs"), (say, interrupted))? else { return Ok(None) };
+                Some(servers)
             }
         };
         let engines = plan.engine.all_urls().iter().map(|url| engine(&plan.engine, url)).collect::<Result<Vec<_>>>()?;
         let engines = Engines { handle: FleetHandle::new(engines), exporter, _servers: servers };
-        check(&engines.handle)?;
-        Ok(engines)
+        check(&engines.handle, plan.syncs_adapters())?;
+        Ok(Some(engines))
     }
 
     /// Who answers.
@@ -76,7 +82,9 @@ pub fn exporter(plan: &Plan, policy: &Policy, folder: &Path) -> Result<Exporter>
     let releases = Releases::open(folder.join("versions"), plan.engine.keep)
         .with_context(|| format!("making {} (engine.folder)", folder.display()))?;
     let texts = probe_texts(&first_prompts(plan, policy)?, policy.config().vocab_size);
-    Ok(Exporter::new(policy, releases, texts, plan.engine.tolerance).untie(plan.engine.unties()))
+    // A server that is given adapters reloads neither embedding nor head.
+    let untie = plan.engine.unties() && !plan.syncs_adapters();
+    Ok(Exporter::new(policy, releases, texts, plan.engine.tolerance).untie(untie))
 }
 
 fn first_prompts(plan: &Plan, policy: &Policy) -> Result<Vec<Vec<u32>>> {
@@ -92,8 +100,13 @@ fn first_prompts(plan: &Plan, policy: &Policy) -> Result<Vec<Vec<u32>>> {
     Ok(texts)
 }
 
-/// Starts the recipe's servers on the model in `start` and waits until all are ready.
-pub fn launch(plan: &Plan, start: &Path, logs: &Path, say: impl Fn(&str)) -> Result<Servers> {
+/// Starts the recipe's servers on the model in `start` and waits until all are ready, or it was `interrupted`: then they are ended, and `None`.
+pub fn launch(
+    plan: &Plan,
+    start: &Path,
+    logs: &Path,
+    (say, interrupted): (impl Fn(&str), impl Fn() -> bool),
+) -> Result<Option<Servers>> {
     let recipes = Recipe::of(plan, start)?;
     for recipe in &recipes {
         say(&format!("starting {} at {}; its log is in {}", recipe.kind.word(), recipe.url(), logs.display()));
@@ -102,10 +115,10 @@ pub fn launch(plan: &Plan, start: &Path, logs: &Path, say: impl Fn(&str)) -> Res
     let runtime = runtime()?;
     let well = |url: &str| {
         let Ok(engine) = engine(&plan.engine, url) else { return false };
-        let limit = Duration::from_secs(5);
+        let limit = Duration::from_secs(2);
         runtime.block_on(async { tokio::time::timeout(limit, engine.healthy(limit)).await.is_ok_and(|well| well.is_ok()) })
     };
-    Servers::start(&recipes, logs, (limit, plan.engine.restarts), well)
+    Servers::start(&recipes, logs, (limit, plan.engine.restarts), well, interrupted)
 }
 
 /// One server.
@@ -153,12 +166,18 @@ pub fn sync_config(of: &Engine) -> SyncConfig {
 }
 
 /// Refuses servers that can't be trained with, before anything runs.
-fn check(handle: &FleetHandle) -> Result<()> {
+fn check(handle: &FleetHandle, adapters: bool) -> Result<()> {
     let runtime = runtime()?;
     for engine in handle.engines() {
         let found = runtime.block_on(engine.probe())?;
         if !found.weights {
             bail!("{} can't be given weights: {}", engine.name(), found.lacks.join("; "));
+        }
+        if adapters && !found.adapters {
+            bail!(
+                "{} takes no adapters: start it with --enable-lora (vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, too), or leave lora.sync out",
+                engine.name()
+            );
         }
         tracing::info!("{}: {}, model {}", engine.name(), found.server, found.model);
     }

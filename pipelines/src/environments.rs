@@ -18,7 +18,7 @@ use rollflow::sandbox::CodeJudge;
 use rollflow::stages::generate::agent::Agent;
 use tracing::info;
 
-use crate::rewards;
+use crate::{conversations, rewards};
 
 /// The environment and its limits, for a model that reads at most `positions` tokens.
 pub fn agent(plan: &Plan, positions: usize) -> Result<Option<Agent>> {
@@ -86,11 +86,14 @@ fn format(of: Parser) -> ToolFormat {
     }
 }
 
+/// Whether its environment shows how a task of its is done.
+pub fn demonstrates(plan: &Plan) -> bool {
+    plan.environment.as_ref().is_some_and(|of| matches!(of.kind, EnvironmentKind::Calculator(_)))
+}
+
 /// Sums, worked out with the calculator as the environment would have it, where the recipe has a calculator: what `[sft]` imitates then.
 pub fn demonstrations(plan: &Plan, pairs: &[Pair], tokenizer: &Tokenizer) -> Result<Option<Vec<Sample>>> {
-    let Some(of) = plan.environment.as_ref().filter(|of| matches!(of.kind, EnvironmentKind::Calculator(_))) else {
-        return Ok(None);
-    };
+    let Some(of) = plan.environment.as_ref().filter(|_| demonstrates(plan)) else { return Ok(None) };
     let tools: Vec<_> = CalculatorEnvironment::new().tools().iter().map(ToolSpec::to_json).collect();
     let sample = |pair: &Pair| -> Result<Sample> {
         let asked = pair.prompt.render();
@@ -103,6 +106,7 @@ pub fn demonstrations(plan: &Plan, pairs: &[Pair], tokenizer: &Tokenizer) -> Res
         let result = ToolResult::of(&calculation, &*value).message();
         let answer = call("complete_task", "answer", &value);
         let turns = [ChatMessage::new("user", asked.clone()), says(&calculation), result, says(&answer)];
+        let turns = conversations::opened(&plan.chat, turns.into());
         let tokens = tokenize_conversation(&ChatInput::new(&turns).tools(&tools), tokenizer)?;
         Ok(tokens.sample(&turns))
     };

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use rollflow::data::{Prompt, jsonl};
+use rollflow::data::Prompt;
 use rollflow::engine::{LocalEngine, SamplingParams};
 use rollflow::model::FrozenWeights;
 use rollflow::observe::logs::{AnswerWriter, JudgedAnswer, read_answers};
@@ -18,17 +18,20 @@ use serde_json::{Value, json};
 
 use crate::registry::Registry;
 use crate::rewards::Scoring;
-use crate::{data, parts};
+use crate::{conversations, data, environments, parts};
 
 /// The answers, a line each.
 pub const ANSWERS: &str = "answers.jsonl";
 /// What was asked, of whom, and what came of it.
 pub const EVALUATION: &str = "evaluation.json";
 
-/// What is asked.
-pub fn exam(plan: &Plan, eval: &Eval, registry: &Registry) -> Result<Exam> {
+/// What a model that reads at most `positions` tokens is asked.
+pub fn exam(plan: &Plan, eval: &Eval, registry: &Registry, positions: usize) -> Result<Exam> {
     let mut prompts = prompts(eval.task.as_ref().unwrap_or(&plan.task), plan.seed)?;
     prompts.truncate(eval.limit.unwrap_or(usize::MAX));
+    for prompt in &mut prompts {
+        prompt.text = conversations::asked(&plan.chat, std::mem::take(&mut prompt.text));
+    }
     let (scoring, retries) = (Scoring::of(plan, registry)?, plan.reward.retries);
     Ok(Exam {
         prompts,
@@ -40,6 +43,7 @@ pub fn exam(plan: &Plan, eval: &Eval, registry: &Registry) -> Result<Exam> {
             stop: plan.generate.stop.clone(),
             ..SamplingParams::default()
         },
+        agent: environments::agent(plan, positions)?,
         greedy: eval.greedy,
         success: eval.success,
         judge: Arc::new(move |group| scoring.score(group, retries).map_err(Into::into)),
@@ -49,10 +53,6 @@ pub fn exam(plan: &Plan, eval: &Eval, registry: &Registry) -> Result<Exam> {
 fn prompts(task: &Task, seed: u64) -> Result<Vec<Prompt>> {
     Ok(match &task.data {
         TaskData::Arithmetic(task) => parts::sums(task, seed).iter().map(Prompt::from).collect(),
-        TaskData::Jsonl(task) => {
-            let answer = (!task.answer_key.is_empty()).then_some(task.answer_key.as_str());
-            jsonl::load_prompts(&task.path, &task.prompt_key, answer, task.limit)?
-        }
         TaskData::Data(task) => data::all(&task.sources())?,
         TaskData::Rollouts(_) => bail!("rollouts that were recorded are answered already; name a task of its own in [eval.task]"),
     })
@@ -85,7 +85,8 @@ pub fn beside(
 /// The stage that evaluates during a run, if the recipe has one.
 pub fn evaluator(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<Option<Evaluator<LocalEngine>>> {
     let Some(eval) = plan.eval.as_ref().filter(|eval| eval.every > 0) else { return Ok(None) };
-    let evaluator = Evaluator::local(policy, exam(plan, eval, registry).context("preparing the evaluation")?, eval.every)
+    let exam = exam(plan, eval, registry, policy.config().max_positions);
+    let evaluator = Evaluator::local(policy, exam.context("preparing the evaluation")?, eval.every)
         .slots(eval.slots)
         .threads(eval.threads)
         .seed(plan.seed)
@@ -103,17 +104,17 @@ pub fn evaluate(
     mut see: impl FnMut(usize, usize),
 ) -> Result<Summary> {
     let eval = plan.eval.clone().unwrap_or_default();
-    let exam = Arc::new(exam(plan, &eval, registry)?);
+    let exam = Arc::new(exam(plan, &eval, registry, policy.config().max_positions)?);
     let asked = asked(plan, &eval, model);
     let answered = go_on(out, &asked)?;
-    let mut evaluation = Evaluation::begin(&exam, 0, answered);
+    let mut evaluation = Evaluation::begin(&exam, policy.tokenizer(), 0, answered);
     // Without those of prompts that are asked again.
     let mut answers = AnswerWriter::create(out.join(ANSWERS), evaluation.answers())?;
     write_evaluation(out, &asked, None)?;
     let mut engine = policy.engine(eval.slots, plan.seed);
     let each = eval.samples as usize + usize::from(eval.greedy);
     while !evaluation.is_done() {
-        for judged in evaluation.advance(&mut engine, policy.tokenizer())? {
+        for judged in evaluation.advance(&mut engine)? {
             answers.write(&judged)?;
         }
         see(evaluation.answers().len(), exam.prompts.len() * each);
@@ -127,7 +128,9 @@ pub fn evaluate(
 fn asked(plan: &Plan, eval: &Eval, model: &Path) -> Value {
     let plan = Plan { eval: Some(eval.clone()), ..plan.clone() };
     let text = plan.to_toml();
-    let matters = |section: &&str| ["[task]", "[eval]", "[reward]"].iter().any(|head| section.trim_start().starts_with(head));
+    let matters = |section: &&str| {
+        ["[chat]", "[task]", "[eval]", "[reward]", "[environment]"].iter().any(|head| section.trim_start().starts_with(head))
+    };
     let about: Vec<&str> = text.split("\n\n").filter(matters).collect();
     let model = std::fs::canonicalize(model).unwrap_or_else(|_| model.to_owned());
     json!({

@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use rollflow::engine::remote::Fleet;
 use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::flow::{Ended, Flow, Port, Report, Until, WeightsTx, weights};
+use rollflow::model::FrozenWeights;
 use rollflow::observe::Metrics;
 use rollflow::observe::logs::announce_training;
 use rollflow::prelude::*;
@@ -61,7 +62,10 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
         return reinforce(plan, Actors::held_to(plan, registry, &policy, &start)?, (run, &policy), from, &interrupts);
     }
     // Those that were started end with it, however this ends.
-    let engines = Engines::begin(plan, &policy, &run.path().join("engine"), |line| run.say(line))?;
+    let heard = (|line: &str| run.say(line), || interrupts.pressed());
+    let Some(engines) = Engines::begin(plan, &policy, &run.path().join("engine"), heard)? else {
+        return Ok(Report::before(&plan.name));
+    };
     reinforce(plan, Actors::elsewhere(plan, registry, (&policy, &start), &engines)?, (run, &policy), from, &interrupts)
 }
 
@@ -147,17 +151,9 @@ impl Actors<LocalEngine, LocalBackend> {
     /// The same, of a run that began as `start`.
     pub fn held_to(plan: &Plan, registry: &Registry, policy: &Policy, start: &Policy) -> Result<Self> {
         let (publisher, published) = weights();
-        Ok(Actors {
-            reference: references::reference(plan, start, &published)?,
-            generator: parts::generator(plan, policy, published)?,
-            publisher: Publisher::Here(publisher),
-            reward: parts::reward(plan, registry)?,
-            backend: trainers::backend(plan, registry, policy).context("starting the trainer")?,
-            critic: trainers::critic(plan, start).context("starting the critic")?,
-            mixture: Mixture::of(plan, policy)?,
-            evaluator: evaluation::evaluator(plan, registry, policy)?,
-            registry: registry.clone(),
-        })
+        let reference = references::reference(plan, start, &published)?;
+        let generator = parts::generator(plan, policy, published)?;
+        Actors::around((generator, Publisher::Here(publisher)), reference, plan, registry, (policy, start))
     }
 }
 
@@ -166,15 +162,28 @@ impl Actors<Fleet, LocalBackend, LocalEngine> {
     pub fn elsewhere(plan: &Plan, registry: &Registry, (policy, start): (&Policy, &Policy), engines: &Engines) -> Result<Self> {
         let (publisher, published) = weights();
         let (also, read) = weights();
+        let generator = parts::generator_by(plan, engines.generator(plan, policy, published))?;
+        let generator = parts::in_environment(plan, policy, generator)?;
+        let publisher = Publisher::There(Box::new(engines.sync(plan, publisher)?.also(also)));
+        let reference = references::reference(plan, start, &read)?;
+        Actors::around((generator, publisher), reference, plan, registry, (policy, start))
+    }
+}
+
+impl<E: TokenEngine> Actors<E, LocalBackend, LocalEngine> {
+    /// All others, who are of this process wherever answers come from.
+    fn around(
+        (generator, publisher): (Generator<E>, Publisher<FrozenWeights>),
+        reference: Option<Reference<FrozenWeights>>,
+        plan: &Plan,
+        registry: &Registry,
+        (policy, start): (&Policy, &Policy),
+    ) -> Result<Self> {
         Ok(Actors {
-            reference: references::reference(plan, start, &read)?,
-            generator: parts::in_environment(
-                plan,
-                policy,
-                parts::generator_by(plan, engines.generator(plan, policy, published))?,
-            )?,
-            publisher: Publisher::There(Box::new(engines.sync(plan, publisher)?.also(also))),
+            generator,
+            publisher,
             reward: parts::reward(plan, registry)?,
+            reference,
             backend: trainers::backend(plan, registry, policy).context("starting the trainer")?,
             critic: trainers::critic(plan, start).context("starting the critic")?,
             mixture: Mixture::of(plan, policy)?,

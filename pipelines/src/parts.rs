@@ -1,13 +1,13 @@
 //! A recipe's values as the library's parts. Pure translation: what a key means is decided here, what it does in the library.
 
 use anyhow::{Context, Result, anyhow, bail};
-use rollflow::data::{DataBuffer, Pair, RankedPair, arithmetic, jsonl};
+use rollflow::data::{DataBuffer, Pair, RankedPair, arithmetic};
 use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::flow::{Capacity, WeightsRx};
 use rollflow::model::{Compute, Dtype, FrozenWeights};
 use rollflow::prelude::*;
 use rollflow::recipe::model::{DeviceName, ModelSource, Precision};
-use rollflow::recipe::task::{Arithmetic, JsonlTask, RewardModel, TaskData};
+use rollflow::recipe::task::{Arithmetic, RewardModel, TaskData};
 use rollflow::recipe::{self, Plan, Timeline};
 use rollflow::stages::tokenizer_folder;
 use rollflow::train::{self};
@@ -85,18 +85,16 @@ pub fn capacity(plan: &Plan) -> Capacity {
     Capacity::items(plan.flow.edge_items).tokens(plan.flow.edge_tokens)
 }
 
-/// What is asked.
+/// What is asked, as `[chat]` has it.
 pub fn prompts(plan: &Plan) -> Result<Prompts> {
+    let chat = plan.chat.clone();
+    let asked = move |prompt: Prompt| Prompt { text: conversations::asked(&chat, prompt.text), ..prompt };
     let buffer = match &plan.task.data {
-        TaskData::Data(task) => return data::prompts(plan, &task.sources()),
+        TaskData::Data(task) => return Ok(data::prompts(plan, &task.sources())?.map(asked)),
         TaskData::Rollouts(_) => bail!("rollouts that were recorded are answered already: there is nothing to ask"),
         TaskData::Arithmetic(task) => DataBuffer::new(sums(task, plan.seed).iter().map(Prompt::from), plan.seed)?,
-        TaskData::Jsonl(task) => {
-            let answer = (!task.answer_key.is_empty()).then_some(task.answer_key.as_str());
-            DataBuffer::new(jsonl::load_prompts(&task.path, &task.prompt_key, answer, task.limit)?, plan.seed)?
-        }
     };
-    Ok(Prompts::new(if plan.task.shuffle { buffer.shuffled() } else { buffer }))
+    Ok(Prompts::new(if plan.task.shuffle { buffer.shuffled() } else { buffer }).map(asked))
 }
 
 /// The sums of an arithmetic task.
@@ -121,19 +119,19 @@ pub fn score_model(plan: &Plan) -> Result<ScoreModel> {
 pub fn ranked_pairs(plan: &Plan, of: &RewardModel) -> Result<(Vec<RankedPair>, Vec<RankedPair>)> {
     const WRONG: usize = 64;
     let trained = 1.0 - of.held_out;
-    Ok(match &plan.task.data {
+    let asked = |pairs: Vec<RankedPair>| -> Vec<RankedPair> {
+        let asked = |pair: RankedPair| RankedPair { prompt: conversations::asked(&plan.chat, pair.prompt), ..pair };
+        pairs.into_iter().map(asked).collect()
+    };
+    let (trained, held_out) = match &plan.task.data {
         TaskData::Arithmetic(task) => {
             let (trained, held_out) = arithmetic::split(&sums(task, plan.seed), trained, plan.seed);
             (arithmetic::ranked(&trained, WRONG, plan.seed), arithmetic::ranked(&held_out, WRONG, plan.seed))
         }
-        TaskData::Jsonl(task) => {
-            let JsonlTask { path, prompt_key, limit, .. } = task;
-            let pairs = jsonl::load_ranked_pairs(path, prompt_key, &of.chosen_key, &of.rejected_key, *limit)?;
-            arithmetic::split(&pairs, trained, plan.seed)
-        }
         TaskData::Data(task) => arithmetic::split(&data::all(&task.sources())?, trained, plan.seed),
         TaskData::Rollouts(_) => bail!("recorded rollouts are no pairs of answers"),
-    })
+    };
+    Ok((asked(trained), asked(held_out)))
 }
 
 /// How tokens are chosen.
@@ -146,6 +144,7 @@ pub fn sampling(plan: &Plan) -> SamplingParams {
         min_p: generate.min_p as f32,
         max_new_tokens: generate.max_new_tokens,
         stop: generate.stop.clone(),
+        ignore_eos: generate.ignore_eos,
         ..SamplingParams::default()
     }
 }

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rollflow::recipe::Plan;
 use rollflow::recipe::engine::{Engine, Launch};
+use rollflow::recipe::lora::Target;
 use rollflow::recipe::model::Precision;
 use rustix::process::{Pid, Signal, kill_process_group};
 
@@ -50,9 +51,11 @@ impl Recipe {
             let port = u16::try_from(engine.port + at).context("engine.port")?;
             let mut words = program.clone();
             words.extend(flags(engine.launch, folder, port, plan.model.dtype));
+            words.extend(adapter_flags(plan));
             words.extend(engine.flags.iter().cloned());
             let own = engine.env.iter().filter_map(|pair| pair.split_once('='));
-            let env = env(engine.launch).iter().copied().chain(own);
+            let adapters = plan.syncs_adapters().then_some(("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"));
+            let env = env(engine.launch).iter().copied().chain(adapters).chain(own);
             let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
             Ok(Recipe { kind: engine.launch, words, env, port })
         };
@@ -117,6 +120,28 @@ fn flags(kind: Launch, folder: &Path, port: u16, dtype: Precision) -> Vec<String
     own.into_iter().chain(common).collect()
 }
 
+/// Ranks that vLLM knows as the largest of its adapters.
+const VLLM_RANKS: [usize; 8] = [8, 16, 32, 64, 128, 256, 320, 512];
+
+/// What a server must be started with to be given adapters: room for those of all versions that answers may be under way with, and one more.
+fn adapter_flags(plan: &Plan) -> Vec<String> {
+    let Some(lora) = plan.lora.as_ref().filter(|_| plan.syncs_adapters()) else { return Vec::new() };
+    let room = (plan.flow.max_staleness + 2).to_string();
+    let words = |words: &[&str]| words.iter().map(|word| word.to_string()).collect::<Vec<_>>();
+    match plan.engine.launch {
+        Launch::Sglang => {
+            let (rank, targets) = (lora.rank.to_string(), lora.targets.iter());
+            let targets = targets.map(|target| if *target == Target::AllLinear { "all" } else { target.word() });
+            let flags = ["--enable-lora", "--max-loras-per-batch", &room, "--max-lora-rank", &rank, "--lora-target-modules"];
+            words(&flags.into_iter().chain(targets).collect::<Vec<_>>())
+        }
+        _ => {
+            let rank = VLLM_RANKS.into_iter().find(|rank| *rank >= lora.rank).unwrap_or(lora.rank).to_string();
+            words(&["--enable-lora", "--max-loras", &room, "--max-lora-rank", &rank])
+        }
+    }
+}
+
 fn env(kind: Launch) -> &'static [(&'static str, &'static str)] {
     match kind {
         Launch::Vllm => &[("VLLM_SERVER_DEV_MODE", "1"), ("VLLM_NO_USAGE_STATS", "1"), ("HF_HUB_OFFLINE", "1")],
@@ -160,17 +185,22 @@ impl Process {
     fn tail(&self) -> String {
         tail(&self.log).unwrap_or_default()
     }
+
+    /// Asks it to end, unless it has.
+    fn terminate(&mut self) {
+        if let (None, Some(group)) = (self.exited(), self.group()) {
+            kill_process_group(group, Signal::TERM).ok();
+        }
+    }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
         let Some(group) = self.group() else { return };
-        if self.exited().is_none() {
-            kill_process_group(group, Signal::TERM).ok();
-            let until = Instant::now() + GOODBYE;
-            while Instant::now() < until && self.exited().is_none() {
-                std::thread::sleep(Duration::from_millis(50));
-            }
+        self.terminate();
+        let until = Instant::now() + GOODBYE;
+        while Instant::now() < until && self.exited().is_none() {
+            std::thread::sleep(Duration::from_millis(50));
         }
         // Also where the leader is gone: what it started may not be.
         kill_process_group(group, Signal::KILL).ok();
@@ -199,13 +229,15 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Starts all at once and waits until each is `well`, or has ended, or `limit` is over. Logs go to `logs`, a file each.
+    /// Starts all at once and waits until each is `well`, or has ended, or `limit` is over. Logs go to `logs`, a file each. `None` when it was
+    /// `interrupted` meanwhile: then they are ended at once.
     pub fn start(
         recipes: &[Recipe],
         logs: &Path,
         (limit, restarts): (Duration, u32),
         well: impl Fn(&str) -> bool,
-    ) -> Result<Self> {
+        interrupted: impl Fn() -> bool,
+    ) -> Result<Option<Self>> {
         std::fs::create_dir_all(logs).with_context(|| format!("making {}", logs.display()))?;
         let mut started = Vec::new();
         for recipe in recipes {
@@ -213,8 +245,14 @@ impl Servers {
             started.push((recipe.clone(), Process::start(recipe, &log)?));
         }
         let until = Instant::now() + limit;
-        for (recipe, process) in &mut started {
-            while !well(&recipe.url()) {
+        for at in 0..started.len() {
+            while !well(&started[at].0.url()) {
+                if interrupted() {
+                    // All at once, so that they end beside each other.
+                    started.iter_mut().for_each(|(_, process)| process.terminate());
+                    return Ok(None);
+                }
+                let (recipe, process) = &mut started[at];
                 let (kind, log) = (recipe.kind.word(), process.log.display().to_string());
                 if let Some(status) = process.exited() {
                     bail!("{kind} ended while it started ({status}). The end of its log, {log}:\n{}", process.tail());
@@ -238,7 +276,7 @@ impl Servers {
             let keep = move || keep(&recipe, &process, &over, restarts);
             keepers.push(std::thread::Builder::new().name("server".into()).spawn(keep).context("watching a server")?);
         }
-        Ok(Servers { over, keepers, processes })
+        Ok(Some(Servers { over, keepers, processes }))
     }
 
     /// Says which has ended for good, with the end of its log, if one has.
@@ -292,10 +330,7 @@ impl Drop for Servers {
         self.keepers.drain(..).for_each(|keeper| drop(keeper.join()));
         // All at once, so that they end beside each other.
         for process in &self.processes {
-            let mut process = process.lock().unwrap_or_else(PoisonError::into_inner);
-            if let (None, Some(group)) = (process.exited(), process.group()) {
-                kill_process_group(group, Signal::TERM).ok();
-            }
+            process.lock().unwrap_or_else(PoisonError::into_inner).terminate();
         }
     }
 }

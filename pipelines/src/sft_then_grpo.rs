@@ -32,10 +32,11 @@ pub fn learned(
     let lineage = match Lineage::read(run.path())? {
         Some(lineage) => lineage,
         None => {
+            let begun = run.path().join(SFT).exists();
             let part = run.part(SFT, &supervised(plan))?;
             let checkpoints = part.path().join(CHECKPOINTS);
             if checkpoint::list(&checkpoints)?.last().is_none_or(|(step, _)| *step < sft.steps) {
-                let from = rewind_to_checkpoint(part.path(), |line| part.say(line))?;
+                let from = if begun { rewind_to_checkpoint(part.path(), |line| part.say(line))? } else { None };
                 part.remember()?;
                 let report = sft::run_of(&supervised(plan), registry, policy, &part, from.as_ref(), interrupts)?;
                 if report.ended != Ended::Finished {
@@ -62,8 +63,11 @@ fn supervised(plan: &Plan) -> Plan {
         seed: plan.seed,
         model: plan.model.clone(),
         lora: plan.lora.clone(),
+        chat: plan.chat.clone(),
         task: plan.task.clone(),
         sft: plan.sft.clone(),
+        // Its tasks are what is imitated.
+        environment: plan.environment.clone(),
         checkpoint: plan.checkpoint.clone(),
         observe: Observe { metrics: None, ..plan.observe.clone() },
         ..Plan::default()

@@ -25,6 +25,30 @@ impl Group {
         self.samples.iter().map(|sample| sample.reward.unwrap_or(f64::NAN)).collect()
     }
 
+    /// Takes out all parts of rollouts ([`Sample::part`]) but their last, which has the rollout's end: the one that is judged.
+    pub(crate) fn set_earlier_parts_aside(&mut self) -> Vec<Sample> {
+        let goes_on = |at: usize| {
+            let next = self.samples.get(at + 1);
+            next.is_some_and(|next| next.part > 0 && next.index == self.samples[at].index)
+        };
+        let goes_on: Vec<bool> = (0..self.samples.len()).map(goes_on).collect();
+        let mut goes_on = goes_on.into_iter();
+        self.samples.extract_if(.., |_| goes_on.next().unwrap_or(false)).collect()
+    }
+
+    /// Puts them back in their places. They earn what the last part of their rollout did.
+    pub(crate) fn put_parts_back(&mut self, mut earlier: Vec<Sample>) {
+        if earlier.is_empty() {
+            return;
+        }
+        for part in &mut earlier {
+            let last = self.samples.iter().find(|last| last.index == part.index);
+            (part.reward, part.reward_parts) = last.map(|last| (last.reward, last.reward_parts.clone())).unwrap_or_default();
+        }
+        self.samples.extend(earlier);
+        self.samples.sort_by_key(|sample| (sample.index, sample.part));
+    }
+
     /// Tokens that were sampled, over all samples.
     pub fn generated(&self) -> usize {
         self.samples.iter().map(Sample::generated).sum()

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::{Conversation, Pair, Prompt, PromptText, RankedPair, Sample};
+use super::{Prompt, PromptText, Sample};
 
 /// Why a JSONL file was not read or written.
 #[derive(Debug, thiserror::Error)]
@@ -56,48 +56,6 @@ pub fn load_prompts(
             record.insert("answer".to_owned(), answer.into());
         }
         Ok(Prompt { text, metadata: record, ..Prompt::default() })
-    })
-}
-
-/// Supervised pairs from a file of records; other fields are ignored. `limit` counts records.
-pub fn load_pairs(file: &Path, prompt_key: &str, completion_key: &str, limit: Option<usize>) -> Result<Vec<Pair>, JsonlError> {
-    read(file, limit, |mut record| {
-        let prompt = take_prompt(&mut record, prompt_key)?;
-        Ok(Pair { prompt, completion: take_answer(&mut record, completion_key)? })
-    })
-}
-
-/// Whole conversations from a file of records: the list of messages at `messages_key`, and the list `tools` where there is one. Other fields are
-/// ignored. `limit` counts records.
-pub fn load_conversations(file: &Path, messages_key: &str, limit: Option<usize>) -> Result<Vec<Conversation>, JsonlError> {
-    read(file, limit, |mut record| {
-        let PromptText::Chat(turns) = take_prompt(&mut record, messages_key)? else {
-            return Err(format!("`{messages_key}` is text; it must be a list of messages {{\"role\": …, \"content\": …}}"));
-        };
-        let tools = match record.shift_remove("tools") {
-            None | Some(Value::Null) => Vec::new(),
-            Some(Value::Array(tools)) => tools,
-            Some(other) => return Err(format!("`tools` must be a list of JSON schemas, found {}", kind(&other))),
-        };
-        Ok(Conversation { turns, tools })
-    })
-}
-
-/// Ranked pairs from a file of records; other fields are ignored. `limit` counts records.
-pub fn load_ranked_pairs(
-    file: &Path,
-    prompt_key: &str,
-    chosen_key: &str,
-    rejected_key: &str,
-    limit: Option<usize>,
-) -> Result<Vec<RankedPair>, JsonlError> {
-    read(file, limit, |mut record| {
-        let prompt = take_prompt(&mut record, prompt_key)?;
-        let (chosen, rejected) = (take_answer(&mut record, chosen_key)?, take_answer(&mut record, rejected_key)?);
-        if chosen == rejected {
-            return Err(format!("`{chosen_key}` and `{rejected_key}` are the same answer: neither is better"));
-        }
-        Ok(RankedPair { prompt, chosen, rejected })
     })
 }
 
@@ -154,12 +112,27 @@ pub(super) fn parse_line(bytes: &[u8], line: usize) -> Result<Option<Map<String,
         return Ok(None);
     }
     match serde_json::from_str(text) {
-        Ok(Value::Object(record)) => Ok(Some(record)),
-        Ok(other) => Err(format!("expected a JSON object like {{\"prompt\": …}}, found {}", kind(&other))),
+        Ok(value) => object(value).map(Some),
         // The file's line is named already; serde's own is always 1 here.
         Err(error) => {
             Err(format!("not JSON: {} (column {}); each line must hold one whole object", bare(&error), error.column()))
         }
+    }
+}
+
+/// The record in these bytes, which may stand on several lines.
+pub(super) fn parse_object(bytes: &[u8]) -> Result<Map<String, Value>, String> {
+    let refuse = |error: serde_json::Error| {
+        let line = if error.line() > 1 { format!("line {} of the record, ", error.line()) } else { String::new() };
+        format!("not JSON: {} ({line}column {})", bare(&error), error.column())
+    };
+    object(serde_json::from_slice(bytes).map_err(refuse)?)
+}
+
+fn object(value: Value) -> Result<Map<String, Value>, String> {
+    match value {
+        Value::Object(record) => Ok(record),
+        other => Err(format!("expected a JSON object like {{\"prompt\": …}}, found {}", kind(&other))),
     }
 }
 

@@ -34,6 +34,12 @@ impl Concurrency {
         Concurrency { most: most.max(1), low: 1, low_rate: None, rates: Vec::with_capacity(STEPS), starting: true }
     }
 
+    /// Starts a step below `most`, where that was found to be in use: for what needs no looking for its beginning.
+    pub fn below(most: usize) -> Self {
+        let low = most.max(1) - quarter(most.max(1)).min(most.max(1) - 1);
+        Concurrency { low, starting: false, ..Concurrency::new(most) }
+    }
+
     /// Samples that may be under way now.
     pub fn slots(&self) -> usize {
         if self.low_rate.is_some() { self.high() } else { self.low }
@@ -156,6 +162,19 @@ mod tests {
             }
             let slots = concurrency.slots() as f64;
             assert!((0.6 * knee..1.6 * knee).contains(&slots), "{slots} slots for a knee at {knee}");
+        }
+    }
+
+    #[test]
+    fn from_the_top_it_finds_the_same_knee() {
+        for (most, knee) in [(256, 40.0), (256, 400.0), (1, 1.0), (3, 3.0)] {
+            let mut concurrency = Concurrency::below(most);
+            for _ in 0..60 * STEPS {
+                let slots = concurrency.slots();
+                concurrency.step(slots, slots, slots as f64 / (slots as f64).min(knee));
+            }
+            let (slots, best) = (concurrency.slots() as f64, knee.min(most as f64));
+            assert!((0.6 * best..=1.6 * best).contains(&slots), "{slots} slots for a knee at {knee} of {most}");
         }
     }
 

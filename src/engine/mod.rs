@@ -14,6 +14,7 @@ mod request;
 pub mod sampling;
 mod scheduler;
 mod simulated;
+mod slots;
 mod stop;
 mod token_engine;
 mod waiting;

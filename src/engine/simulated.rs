@@ -1,13 +1,13 @@
 //! An engine that only takes time: on a simulated machine it schedules as [`LocalEngine`](super::LocalEngine) does, and computes nothing.
 
-use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::scheduler::{Admission, Move, Scheduler};
+use super::scheduler::Admission;
+use super::slots::{Slots, UnderWay};
 use super::waiting::Waiting;
 use super::{EngineError, FinishReason, Finished, Load, OnNewWeights, Request, TokenEngine};
 use crate::data::{Answer, SampledToken, Status, Version};
@@ -43,9 +43,7 @@ pub struct SimulatedEngine {
     length: Length,
     on_new_weights: OnNewWeights,
     version: Option<Version>,
-    scheduler: Scheduler<Waiting>,
-    /// By slot.
-    sequences: Vec<Option<Sequence>>,
+    slots: Slots<Sequence>,
     /// The prompt of a group that has entered in part is not read again for the rest of it.
     shelf: Option<u64>,
     finished: Vec<Finished>,
@@ -59,6 +57,20 @@ struct Sequence {
     version: Version,
 }
 
+impl UnderWay for Sequence {
+    fn request(&self) -> &Arc<Request> {
+        &self.request
+    }
+
+    fn answer(&self) -> &Answer {
+        &self.answer
+    }
+
+    fn into_waiting(self) -> Waiting {
+        Waiting { request: self.request, begun: Some(self.answer) }
+    }
+}
+
 impl SimulatedEngine {
     /// An engine for up to `slots` samples at a time, without weights yet.
     pub fn new(
@@ -67,15 +79,13 @@ impl SimulatedEngine {
         times: DecodeTimes,
         length: impl Fn(u64, u32) -> usize + Send + Sync + 'static,
     ) -> Self {
-        let slots = slots.max(1);
         SimulatedEngine {
             simulation: simulation.clone(),
             times,
             length: Arc::new(length),
             on_new_weights: OnNewWeights::default(),
             version: None,
-            scheduler: Scheduler::new(slots),
-            sequences: (0..slots).map(|_| None).collect(),
+            slots: Slots::new(slots),
             shelf: None,
             finished: Vec::new(),
             sampled: Vec::new(),
@@ -98,7 +108,7 @@ impl SimulatedEngine {
             self.shelf = more.then_some(request.ordinal);
             for (index, slot) in samples.zip(places) {
                 let answer = begun.clone().unwrap_or_else(|| Answer::new(index));
-                self.sequences[slot] = Some(Sequence { request: request.clone(), answer, version });
+                self.slots.put(slot, Sequence { request: request.clone(), answer, version });
                 slots.push_back(slot);
             }
         }
@@ -109,7 +119,7 @@ impl SimulatedEngine {
     }
 
     fn take_token(&mut self, slot: usize) {
-        let Some(Sequence { request, answer, version }) = &mut self.sequences[slot] else { return };
+        let Some(Sequence { request, answer, version }) = self.slots.get_mut(slot) else { return };
         let (ordinal, index, version, log_prob) = (request.ordinal, answer.index, *version, -1.0);
         answer.push(0, log_prob, version);
         let made = answer.turn();
@@ -121,29 +131,9 @@ impl SimulatedEngine {
         let status = finish.map_or(Status::Pending, Status::from);
         self.sampled.push(SampledToken { ordinal, index, token: 0, log_prob, version, status });
         if let Some(finish) = finish {
-            self.scheduler.finish(slot);
-            let ended = self.sequences[slot].take();
+            let ended = self.slots.finish(slot);
             self.finished.extend(ended.map(|sequence| Finished::new(ordinal, sequence.answer, finish)));
         }
-    }
-
-    fn apply(&mut self, moves: Vec<Move>) {
-        for Move { from, to } in moves {
-            self.sequences[to] = self.sequences[from].take();
-        }
-    }
-
-    /// Takes samples out of their slots, the youngest first.
-    fn take_out(&mut self, which: impl Fn(&Sequence) -> bool) -> Vec<Sequence> {
-        let mut out = Vec::new();
-        for (slot, place) in self.sequences.iter_mut().enumerate() {
-            if let Some(sequence) = place.take_if(|sequence| which(sequence)) {
-                self.scheduler.finish(slot);
-                out.push(sequence);
-            }
-        }
-        out.sort_by_key(|sequence| Reverse((sequence.request.ordinal, sequence.answer.index)));
-        out
     }
 }
 
@@ -152,7 +142,7 @@ impl TokenEngine for SimulatedEngine {
 
     fn submit(&mut self, request: Request) -> Result<(), EngineError> {
         request.params.check()?;
-        self.finished.extend(self.scheduler.take_in(request));
+        self.finished.extend(self.slots.scheduler.take_in(request));
         Ok(())
     }
 
@@ -160,36 +150,23 @@ impl TokenEngine for SimulatedEngine {
         self.version = Some(version);
         self.shelf = None;
         match self.on_new_weights {
-            OnNewWeights::Swap => self.sequences.iter_mut().flatten().for_each(|sequence| sequence.version = version),
+            OnNewWeights::Swap => self.slots.iter_mut().for_each(|sequence| sequence.version = version),
             OnNewWeights::Recompute => {
                 let mut load = Load::default();
-                for sequence in self.sequences.iter_mut().flatten() {
+                for sequence in self.slots.iter_mut() {
                     sequence.version = version;
                     load.prefill += sequence.request.tokens.len() + sequence.answer.tokens.len() - 1;
                     load.passes = 1;
                 }
                 self.simulation.pass(self.times.step(load));
             }
-            OnNewWeights::Finish => self.scheduler.divide(),
-            OnNewWeights::Abort => {
-                for Sequence { request, answer, .. } in self.take_out(|_| true) {
-                    let index = answer.index;
-                    self.scheduler.submit_first(Waiting { request, begun: Some(answer) }, index);
-                }
-            }
+            OnNewWeights::Finish => self.slots.scheduler.divide(),
+            OnNewWeights::Abort => self.slots.interrupt(),
         }
     }
 
     fn begin_anew(&mut self, expired: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
-        let mut anew = Vec::new();
-        for Waiting { request, begun } in self.scheduler.waiting_mut() {
-            anew.extend(begun.take_if(|answer| expired(request.ordinal, answer)).map(|answer| (request.ordinal, answer.index)));
-        }
-        for Sequence { request, answer, .. } in self.take_out(|sequence| expired(sequence.request.ordinal, &sequence.answer)) {
-            anew.push((request.ordinal, answer.index));
-            self.scheduler.submit_first(Waiting { request, begun: None }, answer.index);
-        }
-        anew
+        self.slots.begin_anew(expired)
     }
 
     fn version(&self) -> Option<Version> {
@@ -197,38 +174,38 @@ impl TokenEngine for SimulatedEngine {
     }
 
     fn is_idle(&self) -> bool {
-        self.scheduler.active() == 0 && self.scheduler.waiting() == 0 && self.finished.is_empty()
+        self.slots.is_idle() && self.finished.is_empty()
     }
 
     fn free_slots(&self) -> usize {
-        self.scheduler.free()
+        self.slots.scheduler.free()
     }
 
     fn active(&self) -> usize {
-        self.scheduler.active()
+        self.slots.scheduler.active()
     }
 
     fn limit_slots(&mut self, limit: usize) {
-        self.scheduler.limit_to(limit);
+        self.slots.scheduler.limit_to(limit);
     }
 
     fn step(&mut self) -> Result<Vec<Finished>, EngineError> {
         self.sampled.clear();
         self.load = Load::default();
         let Some(version) = self.version else { return Err(EngineError::NoWeights) };
-        let moves = self.scheduler.close_ranks();
-        self.apply(moves);
+        let moves = self.slots.scheduler.close_ranks();
+        self.slots.apply(moves, |_, _| ());
         loop {
-            let admitted = self.scheduler.admit();
+            let admitted = self.slots.scheduler.admit();
             if admitted.is_empty() {
                 break;
             }
             self.begin(admitted, version);
         }
-        let moves = self.scheduler.compact();
-        self.apply(moves);
-        let active = self.scheduler.active();
-        let versions: Vec<Version> = self.sequences[..active].iter().flatten().map(|sequence| sequence.version).collect();
+        let moves = self.slots.scheduler.compact();
+        self.slots.apply(moves, |_, _| ());
+        let active = self.slots.scheduler.active();
+        let versions: Vec<Version> = self.slots.iter().map(|(_, sequence)| sequence.version).collect();
         for alike in versions.chunk_by(|one, next| one == next) {
             self.load.add(alike.len(), 0);
         }

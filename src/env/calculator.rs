@@ -180,7 +180,7 @@ mod tests {
 
     fn said(environment: &mut CalculatorEnvironment, text: &str) -> Step {
         let calls = extract_tool_calls(text, &ToolFormat::Xml, &environment.tools());
-        let action = Action { text: text.to_owned(), calls: calls.into_iter().flatten().collect(), malformed: 0 };
+        let action = Action { text: text.to_owned(), calls: calls.into_iter().flatten().collect(), ..Action::default() };
         environment.step(&action, Deadline::within(Duration::from_secs(9))).unwrap()
     }
 

@@ -29,6 +29,18 @@ pub trait Environment: Send {
     /// Answers one turn of the model.
     fn step(&mut self, action: &Action, deadline: Deadline) -> Result<Step, EnvError>;
 
+    /// Hears of a turn that was cut off by its length. Nobody answers it: the rollout is over, and is graded next.
+    fn cut_off(&mut self, _action: &Action) {}
+
+    /// Whether it wants to hear turns while they are sampled.
+    fn listens(&self) -> bool {
+        false
+    }
+
+    /// Hears what the model has said so far of its present turn, after every token, if it [listens](Environment::listens). It is called on the
+    /// generator's own thread, and must not block.
+    fn hear(&mut self, _so_far: &str) {}
+
     /// What there is to see of its state now, for logs and hooks.
     fn observe(&self) -> Value {
         Value::Null
@@ -84,6 +96,10 @@ pub struct Action {
     pub calls: Vec<ToolCall>,
     /// How many were not.
     pub malformed: usize,
+    /// Tokens that the model had read before it.
+    pub read: usize,
+    /// Tokens that were sampled for it.
+    pub sampled: usize,
 }
 
 /// What came of a turn.

@@ -46,6 +46,11 @@ impl Interrupts {
         Ok(Interrupts { presses, runtime: Arc::new(runtime) })
     }
 
+    /// Whether anything was asked so far: for what a program does before its first run.
+    pub fn pressed(&self) -> bool {
+        *self.presses.borrow() > 0
+    }
+
     /// Does to `control` what was asked so far, and what is asked while the answer is kept.
     pub(crate) fn steer(&self, control: Control) -> Steering {
         let mut presses = self.presses.clone();

@@ -132,6 +132,20 @@ impl Report {
         Report { ended, wall, flow, stages, edges, bottleneck, warnings }
     }
 
+    /// Of a run that was interrupted before this flow began.
+    pub fn before(flow: &str) -> Self {
+        let bottleneck = "interrupted before it began".to_owned();
+        Report {
+            ended: Ended::Drained,
+            wall: 0,
+            flow: flow.to_owned(),
+            stages: vec![],
+            edges: vec![],
+            bottleneck,
+            warnings: vec![],
+        }
+    }
+
     /// A stage by name.
     pub fn stage(&self, name: &str) -> Option<&StageReport> {
         self.stages.iter().find(|stage| stage.name == name)

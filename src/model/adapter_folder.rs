@@ -63,8 +63,7 @@ pub fn save_adapter(dir: &Path, adapter: &Adapter) -> Result<(), ModelError> {
 
 /// The adapters in `dir`, of a model of this shape. They name its folder as [`Lora::base`].
 pub fn load_adapter(dir: &Path, config: &ModelConfig) -> Result<Adapter, ModelError> {
-    let lora = read_config(&dir.join(CONFIG))?;
-    lora.check_model(config)?;
+    let lora = read_config(&dir.join(CONFIG))?.on_model(config)?;
     let layout = lora.layout(config);
     let path = dir.join(WEIGHTS);
     let (flat, _) = read_tensors(&layout, &path, vec![path.clone()], None)?;
@@ -118,7 +117,11 @@ fn read_config(path: &Path) -> Result<Lora, ModelError> {
         _ => keys.required("target_modules", "a list of projections, or \"all-linear\"")?,
     };
     let (rank, alpha) = (keys.required("r", "a positive integer")?, keys.required("lora_alpha", "a number")?);
-    let lora = Lora::new(rank, alpha, &targets)
-        .map_err(|_| keys.unsupported("target_modules", "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"))?;
+    let lora = Lora::new(rank, alpha, &targets).map_err(|_| {
+        keys.unsupported(
+            "target_modules",
+            "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, qkv_proj, gate_up_proj",
+        )
+    })?;
     Ok(lora.of_model(keys.optional::<PathBuf>("base_model_name_or_path", "a string")?))
 }

@@ -140,14 +140,14 @@ fn metadata() -> HashMap<String, String> {
 
 /// The weights of one file. Mapped for its header alone: pages of a mapping that were touched count as the process's memory, so that a
 /// whole model read through one would take its size twice.
-struct WeightFile {
-    path: PathBuf,
+pub(super) struct WeightFile {
+    pub(super) path: PathBuf,
     file: File,
     map: Mmap,
 }
 
 impl WeightFile {
-    fn open(path: PathBuf) -> Result<Self, ModelError> {
+    pub(super) fn open(path: PathBuf) -> Result<Self, ModelError> {
         let failed = |source| ModelError::Io { path: path.clone(), source };
         let file = File::open(&path).map_err(failed)?;
         // SAFETY: the file is only read, and its header parsed before this function's caller returns. A file that another process cuts
@@ -156,9 +156,27 @@ impl WeightFile {
         Ok(WeightFile { path, file, map })
     }
 
-    fn parse(&self) -> Result<SafeTensors<'_>, ModelError> {
+    pub(super) fn parse(&self) -> Result<SafeTensors<'_>, ModelError> {
         let failed = |error: SafeTensorError| ModelError::Safetensors { path: self.path.clone(), reason: error.to_string() };
         SafeTensors::deserialize(&self.map).map_err(failed)
+    }
+
+    /// Whether one of its tensors is these bytes.
+    pub(super) fn holds(&self, tensor: &TensorView, bytes: &[u8]) -> Result<bool, ModelError> {
+        let begin = tensor.data().as_ptr() as usize - self.map.as_ptr() as usize;
+        if tensor.data().len() != bytes.len() {
+            return Ok(false);
+        }
+        let mut read = vec![0; CHUNK_BYTES.min(bytes.len())];
+        for (at, chunk) in bytes.chunks(CHUNK_BYTES).enumerate() {
+            let failed = |source| ModelError::Io { path: self.path.clone(), source };
+            let read = &mut read[..chunk.len()];
+            self.file.read_exact_at(read, (begin + at * CHUNK_BYTES) as u64).map_err(failed)?;
+            if read != chunk {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }
 
@@ -198,7 +216,7 @@ impl Stored<'_> {
 }
 
 /// The one file, or every shard that the index names.
-fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
+pub(super) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
     let index = dir.join("model.safetensors.index.json");
     if !index.exists() || dir.join("model.safetensors").exists() {
         return Ok(vec![dir.join("model.safetensors")]);

@@ -27,7 +27,7 @@ pub struct Lora {
     pub rank: usize,
     /// `B·A` is multiplied by `alpha / rank`.
     pub alpha: f64,
-    /// Of [`Lora::PROJECTIONS`], in that order.
+    /// Of [`Lora::PROJECTIONS`] and [`Lora::JOINT`], in that order.
     targets: Vec<&'static str>,
     /// The folder of the model that is adapted, for whoever loads the adapters without it.
     pub base: Option<PathBuf>,
@@ -36,19 +36,23 @@ pub struct Lora {
 impl Lora {
     /// What can be adapted, by the names that transformers gives them.
     pub const PROJECTIONS: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
-    /// All of them.
+    /// What takes the place of some of them in families that hold several projections as one tensor: Phi-3.
+    pub const JOINT: [&str; 2] = ["qkv_proj", "gate_up_proj"];
+    /// All that a model has.
     pub const ALL: &str = "all-linear";
 
     /// Adapters of these projections, or of [`Lora::ALL`]. At least one of them, and at least rank 1.
     pub fn new<S: AsRef<str>>(rank: usize, alpha: f64, targets: &[S]) -> Result<Self, ModelError> {
-        let known = |name: &str| name == Self::ALL || Self::PROJECTIONS.contains(&name);
+        let all: Vec<&'static str> = Self::PROJECTIONS.into_iter().chain(Self::JOINT).collect();
+        let refuse = |target: &str| Err(ModelError::Target { target: target.to_owned(), known: all.join(", ") });
+        let known = |name: &str| name == Self::ALL || all.contains(&name);
         if let Some(unknown) = targets.iter().map(AsRef::as_ref).find(|name| !known(name)) {
-            return Err(ModelError::Target { target: unknown.to_owned(), known: Self::PROJECTIONS.join(", ") });
+            return refuse(unknown);
         }
         let asked = |name: &&str| targets.iter().any(|target| [Self::ALL, *name].contains(&target.as_ref()));
-        let targets: Vec<_> = Self::PROJECTIONS.into_iter().filter(asked).collect();
+        let targets: Vec<_> = all.iter().copied().filter(asked).collect();
         if targets.is_empty() || rank == 0 {
-            return Err(ModelError::Target { target: "nothing".into(), known: Self::PROJECTIONS.join(", ") });
+            return refuse("nothing");
         }
         Ok(Lora { rank, alpha, targets, base: None })
     }
@@ -63,13 +67,20 @@ impl Lora {
         &self.targets
     }
 
-    /// Refuses a model whose projections are not tensors of their own.
-    pub fn check_model(&self, config: &ModelConfig) -> Result<(), ModelError> {
-        if !config.family.stores_joint_projections() {
-            return Ok(());
+    /// The same on a model of this shape: of all projections those that it has. Refuses one by name that it hasn't.
+    pub fn on_model(&self, config: &ModelConfig) -> Result<Self, ModelError> {
+        let known = projections(config);
+        let is_all = self.targets.len() == Self::PROJECTIONS.len() + Self::JOINT.len();
+        if let Some(missing) = self.targets.iter().find(|name| !is_all && !known.contains(name)) {
+            let target = format!("{missing} of a {} model", config.family.model_type());
+            return Err(ModelError::Target { target, known: known.join(", ") });
         }
-        let target = format!("{}, whose folders hold several projections as one tensor", config.family.model_type());
-        Err(ModelError::Target { target, known: Self::PROJECTIONS.join(", ") })
+        Ok(self.clone().of_those(&known))
+    }
+
+    fn of_those(self, known: &[&str]) -> Self {
+        let targets = self.targets.iter().copied().filter(|name| known.contains(name)).collect();
+        Lora { targets, ..self }
     }
 
     /// Refuses adapters that were found in `dir` and are others than those `asked` for: they would make something else of the same numbers.
@@ -124,16 +135,25 @@ impl Group {
     }
 }
 
+/// What can be adapted in a model of this shape.
+fn projections(config: &ModelConfig) -> Vec<&'static str> {
+    groups(config).iter().flat_map(|group| &group.projections).map(|(name, _)| *name).collect()
+}
+
 /// Those of each layer, in the order of [`Layout::new`].
 pub(super) fn groups(config: &ModelConfig) -> [Group; 4] {
     let (hidden, inner, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
     let (q, kv) = (config.heads * dim, config.kv_heads * dim);
-    let group = |module, input, projections: &[_]| Group { module, input, projections: projections.to_vec() };
+    let group = |module, input, projections| Group { module, input, projections };
+    let (qkv, gate_up) = match config.family.stores_joint_projections() {
+        true => (vec![("qkv_proj", q + 2 * kv)], vec![("gate_up_proj", 2 * inner)]),
+        false => (vec![("q_proj", q), ("k_proj", kv), ("v_proj", kv)], vec![("gate_proj", inner), ("up_proj", inner)]),
+    };
     [
-        group("self_attn", hidden, &[("q_proj", q), ("k_proj", kv), ("v_proj", kv)]),
-        group("self_attn", q, &[("o_proj", hidden)]),
-        group("mlp", hidden, &[("gate_proj", inner), ("up_proj", inner)]),
-        group("mlp", inner, &[("down_proj", hidden)]),
+        group("self_attn", hidden, qkv),
+        group("self_attn", q, vec![("o_proj", hidden)]),
+        group("mlp", hidden, gate_up),
+        group("mlp", inner, vec![("down_proj", hidden)]),
     ]
 }
 
@@ -149,8 +169,10 @@ pub struct Adapter {
 }
 
 impl Adapter {
-    /// Adapters that change nothing yet: each A drawn as PEFT draws it, from a random stream of its own, each B zero.
+    /// Adapters that change nothing yet: each A drawn as PEFT draws it, from a random stream of its own, each B zero. What the model doesn't have gets
+    /// none ([`Lora::on_model`] refuses it).
     pub fn fresh(config: &ModelConfig, lora: Lora, seed: u64) -> Self {
+        let lora = lora.of_those(&projections(config));
         let layout = lora.layout(config);
         let mut flat = vec![0f32; layout.total()];
         for (stream, entry) in layout.entries().iter().enumerate().filter(|(_, entry)| entry.name.ends_with("lora_A.weight")) {

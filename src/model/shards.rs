@@ -10,6 +10,9 @@ use tch::Tensor;
 use super::folder::write_tensors;
 use super::{Dtype, Entry, ModelConfig, ModelError, Weights};
 
+/// The file of a model that has one.
+pub(super) const WHOLE: &str = "model.safetensors";
+
 /// How a model is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Format {
@@ -22,39 +25,49 @@ pub struct Format {
 /// Writes a complete model folder, but for the tokenizer: `config.json`, `generation_config.json`, and the weights, adapters merged, as
 /// `model.safetensors` or as shards with `model.safetensors.index.json`. Not atomic: write into a temporary folder and rename it.
 pub fn save_hf_as(dir: &Path, config: &ModelConfig, weights: &Weights, format: &Format) -> Result<(), ModelError> {
-    let io = |path: &Path| {
-        let path = path.to_path_buf();
-        move |source| ModelError::Io { path, source }
-    };
-    std::fs::create_dir_all(dir).map_err(io(dir))?;
-    let write = |name: &str, object: Value| {
-        let path = dir.join(name);
-        std::fs::write(&path, format!("{object:#}\n")).map_err(io(&path))
-    };
-    let json = ModelConfig { dtype: format.dtype, ..config.clone() }.to_json();
+    write_configs(dir, config, format.dtype)?;
+    let (weights, dtype) = (weights.merged(), format.dtype);
+    let shards = shards(weights.layout.entries(), format);
+    if let [whole] = shards[..] {
+        return write_tensors(&dir.join(WHOLE), whole, &weights.flat, dtype);
+    }
+    let mut map = Map::new();
+    for (at, entries) in shards.iter().enumerate() {
+        let name = shard_name(at, shards.len());
+        write_tensors(&dir.join(&name), entries, &weights.flat, dtype)?;
+        map.extend(entries.iter().map(|entry| (entry.name.clone(), name.clone().into())));
+    }
+    write_index(dir, weights.layout.total(), dtype, map)
+}
+
+/// What a shard is called.
+pub(super) fn shard_name(at: usize, of: usize) -> String {
+    format!("model-{:05}-of-{of:05}.safetensors", at + 1)
+}
+
+/// Which tensor is in which shard.
+pub(super) fn write_index(dir: &Path, parameters: usize, dtype: Dtype, map: Map<String, Value>) -> Result<(), ModelError> {
+    let metadata = json!({ "total_parameters": parameters, "total_size": parameters * dtype.bytes() });
+    write_json(dir, "model.safetensors.index.json", &json!({ "metadata": metadata, "weight_map": map }))
+}
+
+fn write_json(dir: &Path, name: &str, object: &Value) -> Result<(), ModelError> {
+    let path = dir.join(name);
+    std::fs::write(&path, format!("{object:#}\n")).map_err(|source| ModelError::Io { path, source })
+}
+
+/// All of a model's folder but its weights.
+pub(super) fn write_configs(dir: &Path, config: &ModelConfig, dtype: Dtype) -> Result<(), ModelError> {
+    std::fs::create_dir_all(dir).map_err(|source| ModelError::Io { path: dir.into(), source })?;
+    let json = ModelConfig { dtype, ..config.clone() }.to_json();
     let mut generation = json!({});
     for key in ["bos_token_id", "eos_token_id", "pad_token_id"] {
         if let Some(id) = json.get(key).filter(|id| !id.is_null()) {
             generation[key] = id.clone();
         }
     }
-    write("config.json", Value::Object(json))?;
-    write("generation_config.json", generation)?;
-
-    let (weights, dtype) = (weights.merged(), format.dtype);
-    let shards = shards(weights.layout.entries(), format);
-    if let [whole] = shards[..] {
-        return write_tensors(&dir.join("model.safetensors"), whole, &weights.flat, dtype);
-    }
-    let mut map = Map::new();
-    for (at, entries) in shards.iter().enumerate() {
-        let name = format!("model-{:05}-of-{:05}.safetensors", at + 1, shards.len());
-        write_tensors(&dir.join(&name), entries, &weights.flat, dtype)?;
-        map.extend(entries.iter().map(|entry| (entry.name.clone(), name.clone().into())));
-    }
-    let parameters = weights.layout.total();
-    let metadata = json!({ "total_parameters": parameters, "total_size": parameters * dtype.bytes() });
-    write("model.safetensors.index.json", json!({ "metadata": metadata, "weight_map": map }))
+    write_json(dir, "config.json", &Value::Object(json))?;
+    write_json(dir, "generation_config.json", &generation)
 }
 
 /// Neighbouring tensors that share a file.

@@ -101,6 +101,12 @@ const STOP: Label = Label {
         "environment_failed",
     ],
 };
+const ENGINE: Label = Label { name: "engine", values: &[] };
+const ENGINE_STATE: Label = Label { name: "state", values: &["serving", "behind", "lost"] };
+const FAULT: Label = Label {
+    name: "kind",
+    values: &["url", "unreachable", "broke", "late", "busy", "refused", "failed", "nonsense", "unsupported"],
+};
 const OUTCOME: Label = Label { name: "outcome", values: &["succeeded", "failed", "malformed"] };
 const TOKEN_LAG: Label = Label { name: "lag", values: &[] };
 const PART: Label = Label { name: "part", values: &[] };
@@ -165,11 +171,22 @@ catalog! {
     LedgerImbalance: GAUGE "ledger_imbalance" [WHAT] in "items", "What the ledger cannot account for, or counts twice; anything but 0 is a bug (law D4).";
     Samples: COUNT "samples_total" [STATUS] in "samples", "Samples that left the generators, by how their generation ended.";
     GeneratorSlots: GAUGE "generator_slots" [] in "samples", "Samples that a generator which adapts their number computes at the same time.";
+    EngineState: GAUGE "engine_state" [ENGINE, ENGINE_STATE] in "1",
+        "How each server that generates stands, 1 for the state that it is in: it gets work, waits for weights, or can't be reached.";
+    EngineVersion: GAUGE "engine_weight_version" [ENGINE] in "versions", "Newest weights that the server was verified to hold (law V4).";
+    EngineRequests: COUNT "engine_requests_total" [ENGINE] in "requests", "Requests that were sent to the server: attempts at samples.";
+    EngineInFlight: GAUGE "engine_requests_in_flight" [ENGINE] in "requests", "Requests that the server has now.";
+    EngineLimit: GAUGE "engine_requests_limit" [ENGINE] in "requests",
+        "Requests that it may have at a time: fewer where it says that it is busy, or makes as much of fewer.";
+    EngineTokens: COUNT "engine_tokens_total" [ENGINE] in "tokens", "Tokens that the server made; by the second, its speed.";
+    EngineFirstToken: LATENCY "engine_first_token_seconds" [ENGINE] in "seconds",
+        "Time from a request to its first token: the wait in the server's queue, and the reading of what is there.";
+    EngineErrors: COUNT "engine_errors_total" [ENGINE, FAULT] in "requests", "Requests to the server that failed, by how; `busy` is flow control.";
     ResponseLength: LENGTH "response_length_tokens" [] in "tokens", "Length of finished responses.";
     RolloutTurns: TURNS "rollout_turns" [] in "turns", "Turns of the model in a rollout with an environment.";
     RolloutStops: COUNT "rollout_stops_total" [STOP] in "rollouts", "Rollouts with an environment, by why they ended.";
     RolloutForks: COUNT "rollout_forks_total" [] in "samples",
-        "Samples that a rollout had to begin anew because the chat template rewrote what the model had read: each is trained as a part of its rollout.";
+        "Samples that a rollout had to begin anew, because what the model was to read next did not go on from what it had read: the chat template rewrote that, or an environment or agent showed it something else. Each is trained as a part of its rollout.";
     ToolCalls: COUNT "tool_calls_total" [OUTCOME] in "calls", "Calls of tools by what came of them; malformed ones could not be made.";
     GroupsDropped: COUNT "groups_dropped_total" [REASON] in "groups", "Groups that were dropped, by the filter's reason, or `poisoned` where the reward failed (law F6).";
 

@@ -47,6 +47,10 @@ section! {
         messages: Option<String> = None;
         /// Text without question and answer.
         text: Option<String> = None;
+        /// Of a pair of answers, the better one.
+        chosen: Option<String> = None;
+        /// Of a pair of answers, the worse one.
+        rejected: Option<String> = None;
     }
 }
 
@@ -78,8 +82,8 @@ impl Source {
     /// What is to be opened.
     pub fn spec(&self) -> DataSpec {
         let columns = self.columns.clone().map_or_else(Columns::default, |columns| {
-            let SourceColumns { prompt, completion, answer, messages, text } = columns;
-            Columns { prompt, completion, answer, messages, text }
+            let SourceColumns { prompt, completion, answer, messages, text, chosen, rejected } = columns;
+            Columns { prompt, completion, answer, messages, text, chosen, rejected }
         });
         DataSpec {
             subset: self.subset.clone(),

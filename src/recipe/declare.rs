@@ -26,46 +26,46 @@ macro_rules! section {
             }
         }
 
-        impl super::section::Section for $Name {
+        impl $crate::recipe::section::Section for $Name {
             fn doc() -> String {
-                super::section::sentence(&[$($doc),+])
+                $crate::recipe::section::sentence(&[$($doc),+])
             }
-            fn take(reader: &mut super::section::Reader<'_>) -> Self {
+            fn take(reader: &mut $crate::recipe::section::Reader<'_>) -> Self {
                 let default = Self::default();
                 $Name {
-                    $($head: <$Head as super::section::Section>::take(reader),)*
+                    $($head: <$Head as $crate::recipe::section::Section>::take(reader),)*
                     $($key: reader.key(stringify!($key)).unwrap_or(default.$key),)*
-                    $($tail: <$Tail as super::section::Section>::take(reader),)*
+                    $($tail: <$Tail as $crate::recipe::section::Section>::take(reader),)*
                 }
             }
-            fn rows(&self, rows: &mut Vec<(String, super::setting::Written)>) {
+            fn rows(&self, rows: &mut Vec<(String, $crate::recipe::setting::Written)>) {
                 $(self.$head.rows(rows);)*
-                $(rows.push((stringify!($key).to_owned(), super::setting::Setting::write(&self.$key)));)*
+                $(rows.push((stringify!($key).to_owned(), $crate::recipe::setting::Setting::write(&self.$key)));)*
                 $(self.$tail.rows(rows);)*
             }
-            fn check_rows(&self, path: &str, problems: &mut Vec<super::setting::Problem>) {
+            fn check_rows(&self, path: &str, problems: &mut Vec<$crate::recipe::setting::Problem>) {
                 $(self.$head.check_rows(path, problems);)*
                 $(
-                    let key = super::section::join(path, stringify!($key));
-                    super::setting::Setting::check(&self.$key, &key, problems);
-                    $(super::section::check_limit(&self.$key, &$limit, key, problems);)?
+                    let key = $crate::recipe::section::join(path, stringify!($key));
+                    $crate::recipe::setting::Setting::check(&self.$key, &key, problems);
+                    $($crate::recipe::section::check_limit(&self.$key, &$limit, key, problems);)?
                 )*
                 $(self.$tail.check_rows(path, problems);)*
             }
-            fn describe_rows(path: &str, keys: &mut Vec<super::setting::KeyDoc>) {
+            fn describe_rows(path: &str, keys: &mut Vec<$crate::recipe::setting::KeyDoc>) {
                 let default = Self::default();
-                $(<$Head as super::section::Section>::describe_rows(path, keys);)*
-                $(super::section::describe_key(
-                    super::section::join(path, stringify!($key)), &default.$key, &[$($limit.text)?], &[$($key_doc),+], keys,
+                $(<$Head as $crate::recipe::section::Section>::describe_rows(path, keys);)*
+                $($crate::recipe::section::describe_key(
+                    $crate::recipe::section::join(path, stringify!($key)), &default.$key, &[$($limit.text)?], &[$($key_doc),+], keys,
                 );)*
-                $(<$Tail as super::section::Section>::describe_rows(path, keys);)*
+                $(<$Tail as $crate::recipe::section::Section>::describe_rows(path, keys);)*
             }
-            fn shape() -> super::schema::Shape {
+            fn shape() -> $crate::recipe::schema::Shape {
                 let default = Self::default();
-                let mut shape = super::schema::Shape::default();
-                $(shape.join(<$Head as super::section::Section>::shape());)*
+                let mut shape = $crate::recipe::schema::Shape::default();
+                $(shape.join(<$Head as $crate::recipe::section::Section>::shape());)*
                 $(shape.key(stringify!($key), &default.$key, &[$($limit.text)?], &[$($key_doc),+]);)*
-                $(shape.join(<$Tail as super::section::Section>::shape());)*
+                $(shape.join(<$Tail as $crate::recipe::section::Section>::shape());)*
                 shape
             }
         }
@@ -83,6 +83,8 @@ macro_rules! tagged {
     ) => {
         $(#[doc = $doc])+
         #[derive(Clone, Debug, PartialEq)]
+        // A plan has a few of them.
+        #[allow(clippy::large_enum_variant)]
         pub enum $Name {
             $($(#[doc = $kind_doc])+ $Variant($Body),)+
         }
@@ -93,49 +95,49 @@ macro_rules! tagged {
             }
         }
 
-        impl super::section::Section for $Name {
+        impl $crate::recipe::section::Section for $Name {
             fn doc() -> String {
-                super::section::sentence(&[$($doc),+])
+                $crate::recipe::section::sentence(&[$($doc),+])
             }
-            fn take(reader: &mut super::section::Reader<'_>) -> Self {
+            fn take(reader: &mut $crate::recipe::section::Reader<'_>) -> Self {
                 match reader.tag("kind", &[$($word),+]) {
-                    $(Some($word) => $Name::$Variant(<$Body as super::section::Section>::take(reader)),)+
+                    $(Some($word) => $Name::$Variant(<$Body as $crate::recipe::section::Section>::take(reader)),)+
                     _ => Self::default(),
                 }
             }
-            fn rows(&self, rows: &mut Vec<(String, super::setting::Written)>) {
+            fn rows(&self, rows: &mut Vec<(String, $crate::recipe::setting::Written)>) {
                 match self {
                     $($Name::$Variant(body) => {
-                        rows.push(("kind".to_owned(), super::setting::Setting::write(&$word.to_owned())));
+                        rows.push(("kind".to_owned(), $crate::recipe::setting::Setting::write(&$word.to_owned())));
                         body.rows(rows);
                     })+
                 }
             }
-            fn check_rows(&self, path: &str, problems: &mut Vec<super::setting::Problem>) {
+            fn check_rows(&self, path: &str, problems: &mut Vec<$crate::recipe::setting::Problem>) {
                 match self {
                     $($Name::$Variant(body) => body.check_rows(path, problems),)+
                 }
             }
-            fn describe_rows(path: &str, keys: &mut Vec<super::setting::KeyDoc>) {
-                let kinds = [$(format!("`\"{}\"`: {}", $word, super::section::sentence(&[$($kind_doc),+]))),+];
-                keys.push(super::setting::KeyDoc {
-                    path: super::section::join(path, "kind"),
+            fn describe_rows(path: &str, keys: &mut Vec<$crate::recipe::setting::KeyDoc>) {
+                let kinds = [$(format!("`\"{}\"`: {}", $word, $crate::recipe::section::sentence(&[$($kind_doc),+]))),+];
+                keys.push($crate::recipe::setting::KeyDoc {
+                    path: $crate::recipe::section::join(path, "kind"),
                     expects: "a word".to_owned(),
                     default: "required".to_owned(),
                     doc: kinds.join(" "),
                 });
                 $(
                     let own = keys.len();
-                    <$Body as super::section::Section>::describe_rows(path, keys);
+                    <$Body as $crate::recipe::section::Section>::describe_rows(path, keys);
                     for key in &mut keys[own..] {
                         key.doc = format!("With `kind = \"{}\"`: {}", $word, key.doc);
                     }
                 )+
             }
-            fn shape() -> super::schema::Shape {
-                let mut shape = super::schema::Shape::default();
+            fn shape() -> $crate::recipe::schema::Shape {
+                let mut shape = $crate::recipe::schema::Shape::default();
                 $(shape.kind(
-                    $word, super::section::sentence(&[$($kind_doc),+]), <$Body as super::section::Section>::shape(),
+                    $word, $crate::recipe::section::sentence(&[$($kind_doc),+]), <$Body as $crate::recipe::section::Section>::shape(),
                 );)+
                 shape
             }
@@ -172,25 +174,25 @@ macro_rules! choices {
             }
         }
 
-        impl super::setting::Setting for $Name {
+        impl $crate::recipe::setting::Setting for $Name {
             fn expects() -> String {
-                let words = [$(format!("`\"{}\"`: {}", $word, super::section::sentence(&[$($word_doc),+]))),+];
+                let words = [$(format!("`\"{}\"`: {}", $word, $crate::recipe::section::sentence(&[$($word_doc),+]))),+];
                 format!("a word. {}", words.join(" "))
             }
             fn schema() -> serde_json::Value {
                 let words = [$(serde_json::json!({
-                    "const": $word, "description": super::section::sentence(&[$($word_doc),+]),
+                    "const": $word, "description": $crate::recipe::section::sentence(&[$($word_doc),+]),
                 })),+];
                 serde_json::json!({"oneOf": words})
             }
             fn read(
-                node: &super::document::Node, path: &str, findings: &mut super::section::Findings,
+                node: &$crate::recipe::document::Node, path: &str, findings: &mut $crate::recipe::section::Findings,
             ) -> Option<Self> {
-                let word = super::section::read_word(node, path, &[$($word),+], findings)?;
+                let word = $crate::recipe::section::read_word(node, path, &[$($word),+], findings)?;
                 [$($Name::$Variant),+].into_iter().find(|choice| choice.word() == word)
             }
-            fn write(&self) -> super::setting::Written {
-                super::setting::Setting::write(&self.word().to_owned())
+            fn write(&self) -> $crate::recipe::setting::Written {
+                $crate::recipe::setting::Setting::write(&self.word().to_owned())
             }
         }
     };

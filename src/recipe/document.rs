@@ -7,6 +7,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::error::{Place, RecipeError};
+use super::secrets::masked;
 
 /// A value and where it was written.
 #[derive(Clone, Debug)]
@@ -41,7 +42,7 @@ impl Value {
     /// For messages: what stands there.
     pub(crate) fn describe(&self) -> String {
         match self {
-            Value::Text(text) => format!("the text {text:?}"),
+            Value::Text(text) => format!("the text {:?}", masked(text)),
             Value::Integer(number) => format!("the whole number {number}"),
             Value::Float(number) => format!("the number {number:?}"),
             Value::Flag(flag) => format!("{flag}"),
@@ -179,7 +180,7 @@ fn set(root: &mut Node, argument: &str) -> Result<(), RecipeError> {
     let variable = argument.strip_prefix(VARIABLES).and_then(|rest| rest.split_once('='));
     let place = match variable {
         Some((name, _)) => Place::Variable(format!("{VARIABLES}{name}")),
-        None => Place::Set(argument.to_owned()),
+        None => Place::Set(masked(argument)),
     };
     let renamed = variable.map(|(name, value)| format!("{}={value}", name.to_lowercase().replace("__", ".")));
     let argument = renamed.as_deref().unwrap_or(argument);

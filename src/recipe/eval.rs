@@ -5,7 +5,8 @@ use super::setting::{FINITE, POSITIVE, SHARE, SOME, SOME_IF_GIVEN};
 use super::task::Task;
 
 section! {
-    /// Evaluation beside the training, pinned to published weights, and what `rollflow eval` asks. Answers are judged by `[reward]`. Training does not wait
+    /// Evaluation beside the training, pinned to published weights, and what `rollflow eval` asks. Answers are judged by `[reward]`; with
+    /// `[environment]` an answer is a rollout of several turns there. Training does not wait
     /// for it, except that a synchronous run (`flow.max_staleness = 0`), one of `sft` or of `grpo_offline` writes a step down when its evaluation is done.
     pub struct Eval {
         /// Optimizer steps from one evaluation to the next, whole publishes (`sync.every`); the weights before the first step are evaluated, too, and those
@@ -23,7 +24,7 @@ section! {
         temperature: f64 = 1.0, POSITIVE;
         /// Keeps the likeliest tokens up to this total probability; 1 keeps all.
         top_p: f64 = 1.0, SHARE;
-        /// Longest answer, in tokens; left out, `generate.max_new_tokens`.
+        /// Longest answer, or turn of one, in tokens; left out, `generate.max_new_tokens`.
         max_new_tokens: Option<usize> = None, SOME_IF_GIVEN;
         /// An answer is right that earns at least this.
         success: f64 = 1.0, FINITE;

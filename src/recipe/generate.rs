@@ -22,6 +22,8 @@ section! {
         min_p: f64 = 0.0, UP_TO_ONE;
         /// Texts that end an answer, besides end of text.
         stop: Vec<String> = Vec::new();
+        /// Whether end of text is a token like any other, so that every answer has all its tokens: for measurements.
+        ignore_eos: bool = false;
         /// Sequences decoded at the same time; 0 finds out by measuring how many are worth it.
         slots: usize = 64;
         /// What becomes of answers under way when new weights arrive.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::chat;
 use super::checks::{placed, problems};
-use super::data::Source;
+use super::data::{DataTask, Source};
 use super::document::{self, Node, Value};
 use super::error::{Place, RecipeError, RecipeErrors};
 #[cfg(feature = "torch")]
@@ -15,6 +15,7 @@ use super::model::ModelSource;
 use super::plan::Plan;
 use super::presets;
 use super::reference_policy::{Frozen, ReferencePolicy};
+use super::secrets;
 use super::section::Findings;
 use super::setting::{Problem, Setting};
 use super::task::TaskData;
@@ -26,7 +27,7 @@ use crate::model::{Compute, Dtype};
 const REQUIRED: [(&str, &str); 3] = [
     ("pipeline", "write pipeline = \"grpo\", \"sft\", \"sft_then_grpo\", \"grpo_offline\" or \"reward_model\" at the top"),
     ("model", "write [model] with kind = \"tiny\" or \"folder\""),
-    ("task", "write [task] with kind = \"arithmetic\", \"jsonl\", \"data\" or \"rollouts\""),
+    ("task", "write [task] with kind = \"arithmetic\", \"data\" or \"rollouts\""),
 ];
 
 /// Reads, overrides (`section.key=value`) and checks a recipe. Also looks whether the files it names exist.
@@ -104,6 +105,7 @@ fn resolve(file: &str, text: &str, sets: &[String], further: impl Fn(&Plan) -> V
     findings.note("", &root.place);
     let plan = Plan::read(&root, "", &mut findings).unwrap_or_default();
     require_and_refuse_sections(&root, &plan, &mut findings);
+    findings.errors.extend(secrets::errors(&root));
     let found = [problems(&plan), further(&plan)].concat();
     let later = placed(found, &findings);
     findings.errors.extend(later);
@@ -159,15 +161,13 @@ fn missing_files(plan: &Plan) -> Vec<Problem> {
     files.extend(template.as_ref().map(|template| ("chat.template".to_owned(), template)));
     let mut sources = Vec::new();
     match &plan.task.data {
-        TaskData::Jsonl(jsonl) => files.push(("task.path".to_owned(), &jsonl.path)),
         TaskData::Rollouts(rollouts) => files.push(("task.path".to_owned(), &rollouts.path)),
-        TaskData::Data(of) if of.sources.is_empty() => sources.push(("task.data".to_owned(), of.only.clone())),
-        TaskData::Data(of) => sources.extend(numbered("task", &of.sources)),
+        TaskData::Data(of) => sources.extend(sources_of("task", of)),
         TaskData::Arithmetic(_) => {}
     }
     let asked = plan.eval.as_ref().and_then(|eval| eval.task.as_ref());
-    if let Some(TaskData::Jsonl(jsonl)) = asked.map(|task| &task.data) {
-        files.push(("eval.task.path".to_owned(), &jsonl.path));
+    if let Some(TaskData::Data(of)) = asked.map(|task| &task.data) {
+        sources.extend(sources_of("eval.task", of));
     }
     if let Some(path) = plan.critic.as_ref().and_then(|critic| critic.path.clone()) {
         models.push(("critic.path".to_owned(), path));
@@ -203,6 +203,10 @@ fn missing_files(plan: &Plan) -> Vec<Problem> {
     };
     let files = files.into_iter().map(missing).chain(sources.into_iter().filter_map(unusable));
     models.into_iter().filter_map(unknown).chain(files).collect()
+}
+
+fn sources_of(section: &str, of: &DataTask) -> Vec<(String, Source)> {
+    if of.sources.is_empty() { vec![(format!("{section}.data"), of.only.clone())] } else { numbered(section, &of.sources) }
 }
 
 fn numbered(section: &str, sources: &[Source]) -> Vec<(String, Source)> {

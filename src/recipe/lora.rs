@@ -39,6 +39,10 @@ choices! {
         "up_proj" => Up,
         /// its output.
         "down_proj" => Down,
+        /// queries, keys and values, in models that hold them as one: `phi3`.
+        "qkv_proj" => Qkv,
+        /// gate and what it gates, in the same models.
+        "gate_up_proj" => GateUp,
     }
 }
 
@@ -48,7 +52,7 @@ choices! {
         /// in a copy of the weights that they are merged into: generates as fast as without adapters, and takes that copy's memory.
         "merged" => Merged,
         /// by themselves, over the weights that the trainer has: a publish copies adapters only, and every token is computed with two more thin
-        /// products for each group of projections.
+        /// products for each group of projections. Servers are given adapters beside those that they have, and requests name theirs.
         "adapter" => Adapter,
     }
 }

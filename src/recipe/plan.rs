@@ -9,7 +9,7 @@ use super::engine::Engine;
 use super::environment::Environment;
 use super::eval::Eval;
 use super::generate::{Filter, Generate};
-use super::lora::Lora;
+use super::lora::{AdapterSync, Lora};
 use super::model::{Model, Precision};
 use super::pairs::Pairs;
 use super::reference_policy::Reference;
@@ -118,6 +118,11 @@ const REINFORCEMENT: [&str; 16] = [
 ];
 
 impl Plan {
+    /// Whether servers are given adapters, and not whole weights.
+    pub fn syncs_adapters(&self) -> bool {
+        self.engine.is_remote() && self.lora.as_ref().is_some_and(|lora| lora.sync == AdapterSync::Adapter)
+    }
+
     /// Sections that mean nothing to this plan's pipeline. Where nothing is reinforced, answers are still sampled and rewarded by an evaluation.
     pub(crate) fn unused_sections(&self) -> Vec<&'static str> {
         let mut unused = self.pipeline.unused_sections();

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::data::{DataTask, RolloutsTask, Source};
 use super::declare::{choices, section, tagged};
 use super::error::RecipeErrors;
-use super::setting::{BELOW_ONE, GIVEN, Limit, NOT_NEGATIVE, PATH_GIVEN, POSITIVE, SHARE, SOME, SOME_IF_GIVEN, SOME_STEPS};
+use super::setting::{BELOW_ONE, Limit, NOT_NEGATIVE, POSITIVE, SHARE, SOME, SOME_IF_GIVEN, SOME_STEPS};
 use super::train::Optimization;
 
 const FEW_DIGITS: Limit<u32> = Limit { text: "1 to 9", holds: |digits| (1..=9).contains(digits) };
@@ -24,8 +24,6 @@ tagged! {
     pub enum TaskData {
         /// sums such as `7+5=`, made on the spot.
         "arithmetic" => Arithmetic(Arithmetic),
-        /// one JSON object a line.
-        "jsonl" => Jsonl(JsonlTask),
         /// data sets on disk, in the formats and layouts that docs/data.md lists: one, or a mixture.
         "data" => Data(DataTask),
         /// rollouts that were recorded, for `pipeline = "grpo_offline"`.
@@ -43,27 +41,13 @@ section! {
     }
 }
 
-section! {
-    /// Prompts from a file.
-    pub struct JsonlTask {
-        /// The file, relative to where the command runs.
-        path: PathBuf = PathBuf::new(), PATH_GIVEN;
-        /// Field with the prompt: text or chat messages.
-        prompt_key: String = "prompt".to_owned(), GIVEN;
-        /// Field with the ground truth; empty if the data has none.
-        answer_key: String = "answer".to_owned();
-        /// Records to read; without it, all.
-        limit: Option<usize> = None, SOME_IF_GIVEN;
-    }
-}
-
 impl Task {
     /// How many different prompts there are, if that is known without reading files.
     pub fn known_prompts(&self) -> Option<usize> {
         match &self.data {
             TaskData::Arithmetic(Arithmetic { count: Some(count), .. }) => Some(*count),
             TaskData::Arithmetic(Arithmetic { digits, .. }) => 100_usize.checked_pow(*digits),
-            TaskData::Jsonl(_) | TaskData::Data(_) | TaskData::Rollouts(_) => None,
+            TaskData::Data(_) | TaskData::Rollouts(_) => None,
         }
     }
 }
@@ -85,7 +69,7 @@ section! {
         too_long: TooLong = TooLong::default();
         /// How samples share rows of `max_length` tokens.
         packing: Packing = Packing::default();
-        /// Share of the task's own pairs that may be seen, chosen by the seed.
+        /// Share of the sums of an `arithmetic` task that may be seen, chosen by the seed.
         fraction: f64 = 1.0, SHARE;
         /// What is imitated: a data set of pairs, conversations or texts, as `data` of a source; without it and `sources`, the task's own prompts and
         /// answers.
@@ -145,8 +129,8 @@ section! {
 }
 
 section! {
-    /// Training of a reward model on pairs of answers: all of the `reward_model` pipeline. Pairs are the records of a `jsonl` task, those of a `data` task with the
-    /// fields `chosen` and `rejected`, or sums of the `arithmetic` task against wrong ones, 64 for each.
+    /// Training of a reward model on pairs of answers: all of the `reward_model` pipeline. Pairs are the records of a `data` task, with
+    /// the fields `chosen` and `rejected` or those that its `columns` name, or sums of the `arithmetic` task against wrong ones, 64 for each.
     pub struct RewardModel {
         /// Optimizer steps.
         steps: u64 = 200, SOME_STEPS;
@@ -158,10 +142,6 @@ section! {
         held_out: f64 = 0.1, BELOW_ONE;
         /// How strongly scores are kept around 0; 0.01 is common.
         center: f64 = 0.0, NOT_NEGATIVE;
-        /// Field of a `jsonl` task with the better answer.
-        chosen_key: String = "chosen".to_owned(), GIVEN;
-        /// Field of a `jsonl` task with the worse answer.
-        rejected_key: String = "rejected".to_owned(), GIVEN;
         last optimization: Optimization;
     }
 }

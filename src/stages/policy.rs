@@ -97,7 +97,7 @@ impl Policy {
     /// The same under adapters, which are all that is trained then; the weights under them are shared. Adapters that it has already are kept if they
     /// are of this kind, and refused otherwise. Fresh ones are drawn by `seed` and change nothing yet.
     pub fn adapted(&self, lora: Lora, seed: u64) -> Result<Self, PolicyError> {
-        lora.check_model(&self.config)?;
+        let lora = lora.on_model(&self.config)?;
         let weights = self.weights();
         if let Some(adapter) = &weights.adapter {
             adapter.lora.check_is(&lora, self.folder.as_deref().unwrap_or(Path::new("the policy")))?;

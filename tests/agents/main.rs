@@ -18,6 +18,7 @@ use rollflow::prelude::*;
 use rollflow::stages::generate::agent::{
     Agent, AgentRollouts, agent_rollout_to_sample, create_multiturn_rollout, generate_conversation_turn, roll_out,
 };
+use rollflow::stages::reward::{Scorers, score};
 use rollflow::train::assign_advantages;
 use serde_json::json;
 use speaker::Speaker;
@@ -181,9 +182,14 @@ fn d2_r248_where_a_template_rewrites_turns_each_part_is_trained_and_the_rollout_
     assert_eq!(first.metadata["correct"], second.metadata["correct"]);
 
     let mut batch = Batch { groups, ..Batch::default() };
-    for (sample, reward) in batch.groups[0].samples.iter_mut().zip([0.0, 1.0, 1.0]) {
-        sample.reward = Some(reward);
-    }
+    // Whatever judges answers sees the end of each rollout, and its parts earn the same.
+    let judge = |sample: &Sample| {
+        assert!(sample.response.contains("complete_task"), "{}", sample.response);
+        f64::from(sample.index)
+    };
+    assert_eq!(score(&mut batch.groups[0], judge, 0, Scorers::Caller).failures, []);
+    let earned: Vec<_> = batch.samples().map(|sample| (sample.index, sample.part, sample.reward)).collect();
+    assert_eq!(earned, [(0, 0, Some(0.0)), (1, 0, Some(1.0)), (1, 1, Some(1.0))]);
     assign_advantages(&mut batch, &AdvantageConfig::default()).unwrap();
     let advantages: Vec<f64> = batch.samples().map(|sample| sample.advantage.unwrap()).collect();
     assert!((advantages[0] + advantages[1]).abs() < 1e-9, "two rollouts are compared, not three samples: {advantages:?}");

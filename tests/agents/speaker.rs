@@ -17,11 +17,20 @@ pub struct Speaker {
     /// A turn's request, the answer so far, and what is left to say.
     turns: Vec<(Request, Answer, VecDeque<u32>)>,
     sampled: Vec<SampledToken>,
+    steps: usize,
+    before_step: Box<dyn FnMut(usize)>,
 }
 
 impl Speaker {
     pub fn new(tokenizer: &Tokenizer, says: impl Fn(&str, u32) -> String + Send + Sync + 'static) -> Self {
-        Speaker { tokenizer: tokenizer.clone(), says: Arc::new(says), version: 1, turns: Vec::new(), sampled: Vec::new() }
+        let (tokenizer, says) = (tokenizer.clone(), Arc::new(says));
+        Speaker { tokenizer, says, version: 1, turns: Vec::new(), sampled: Vec::new(), steps: 0, before_step: Box::new(|_| ()) }
+    }
+
+    /// Calls this before every step, with how many there were.
+    #[allow(dead_code, reason = "each test binary uses its part")]
+    pub fn before_step(self, call: impl FnMut(usize) + 'static) -> Self {
+        Speaker { before_step: Box::new(call), ..self }
     }
 }
 
@@ -66,6 +75,8 @@ impl TokenEngine for Speaker {
 
     fn step(&mut self) -> Result<Vec<Finished>, EngineError> {
         self.sampled.clear();
+        (self.before_step)(self.steps);
+        self.steps += 1;
         let (mut finished, mut going) = (Vec::new(), Vec::new());
         for (request, mut answer, mut left) in std::mem::take(&mut self.turns) {
             let Some(token) = left.pop_front() else { continue };

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use rollflow::engine::SamplingParams;
 use rollflow::engine::remote::{
-    Attempt, Capabilities, Chunk, End, Ending, Fault, InferenceEngine, OpenAiEngine, RemoteError, SglangEngine, Tokens,
-    VersionSpan, VllmEngine,
+    Attempt, Capabilities, Chunk, Client, End, Ending, Fault, InferenceEngine, OpenAiEngine, RemoteError, SglangEngine,
+    SglangWeights, Tokens, VersionSpan, VllmEngine, VllmWeights, WeightControl,
 };
 use serde_json::{Value, json};
 
@@ -21,6 +21,7 @@ fn attempt(params: SamplingParams) -> Attempt {
         params: Arc::new(params),
         seed: 9,
         cache_key: Some("v42".into()),
+        adapter: None,
     }
 }
 
@@ -228,13 +229,13 @@ fn sglangs_aborts_are_interruptions_unless_they_are_refusals() {
 fn prompts_are_scored_by_their_own_log_probabilities() {
     let scored = json!({ "meta_info": { "input_token_logprobs": [[null, 5, null], [-7.5, 6, null], [-4.5, 7, null]] } });
     let (server, _) = scripted(sglang_page, "/generate", Reply::json(scored));
-    assert_eq!(run(SglangEngine::new(&server.url).unwrap().score(&[5, 6, 7])).unwrap().log_probs, [-7.5, -4.5]);
+    assert_eq!(run(SglangEngine::new(&server.url).unwrap().score(&[5, 6, 7], None)).unwrap().log_probs, [-7.5, -4.5]);
     let scored = json!({ "choices": [{ "prompt_logprobs": [null, { "6": { "logprob": -7.5, "rank": 280 } },
         { "7": { "logprob": -4.5, "rank": 32 }, "9": { "logprob": -0.5, "rank": 1 } }] }] });
     let (server, _) = scripted(vllm_page, "/v1/completions", Reply::json(scored));
-    assert_eq!(run(VllmEngine::new(&server.url).unwrap().score(&[5, 6, 7])).unwrap().log_probs, [-7.5, -4.5]);
+    assert_eq!(run(VllmEngine::new(&server.url).unwrap().score(&[5, 6, 7], None)).unwrap().log_probs, [-7.5, -4.5]);
     assert!(
-        run(VllmEngine::new(&server.url).unwrap().score(&[5, 6, 8]))
+        run(VllmEngine::new(&server.url).unwrap().score(&[5, 6, 8], None))
             .unwrap_err()
             .to_string()
             .contains("no log-probability for each token")
@@ -290,4 +291,74 @@ fn errors_name_the_engine_its_address_and_what_to_check() {
         let error = VllmEngine::new(url).err().unwrap().to_string();
         assert!(error.contains(why) && !error.contains("a:b"), "{error}");
     }
+}
+
+#[test]
+fn requests_name_the_adapter_that_they_are_answered_with() {
+    let adapted = Attempt {
+        adapter: Some("adapter-7".into()),
+        ..attempt(SamplingParams { max_new_tokens: 9, ..SamplingParams::default() })
+    };
+    let (server, asked) = scripted(vllm_page, "/inference/v1/generate", Reply::Reset);
+    assert!(generate(&VllmEngine::new(&server.url).unwrap(), &adapted).1.is_err());
+    assert_eq!(asked.lock().unwrap()["model"], "adapter-7");
+    // A server that was started anew has none, and says that the request is bad: another may be asked, and this one is to be given it again.
+    let refused = json!({ "error": { "message": "The following requested LoRA adapters are not loaded: adapter-7" } });
+    let (server, asked) = scripted(sglang_page, "/generate", Reply::Page(400, refused.to_string()));
+    let error = generate(&SglangEngine::new(&server.url).unwrap(), &adapted).1.unwrap_err();
+    assert!(matches!(error.fault, Fault::Refused { status: 404, .. }), "{error}");
+    assert_eq!(asked.lock().unwrap()["lora_path"], "adapter-7");
+    let scored = json!({ "choices": [{ "prompt_logprobs": [null, { "6": { "logprob": -7.5, "rank": 280 } }] }] });
+    let (server, asked) = scripted(vllm_page, "/v1/completions", Reply::json(scored));
+    run(VllmEngine::new(&server.url).unwrap().score(&[5, 6], Some("adapter-7"))).unwrap();
+    assert_eq!(asked.lock().unwrap()["model"], "adapter-7");
+}
+
+/// What both kinds of servers say of adapters, and are asked.
+#[test]
+fn adapters_are_loaded_listed_and_forgotten_by_name() {
+    let names = Arc::<Mutex<Vec<String>>>::default;
+    let (has, asked) = (names(), names());
+    let (held, seen) = (has.clone(), asked.clone());
+    let server = Server::new(move |path, body| {
+        let mut has = held.lock().unwrap();
+        let name = body["lora_name"].as_str().unwrap_or_default().to_owned();
+        seen.lock().unwrap().push(path.to_owned());
+        let again = has.contains(&name);
+        match path.trim_start_matches("/v1") {
+            "/models" => {
+                let listed = has.iter().map(|name| json!({ "id": name, "parent": "policy" }));
+                Reply::json(json!({ "data": listed.chain([json!({ "id": "policy", "parent": null })]).collect::<Vec<_>>() }))
+            }
+            "/load_lora_adapter" if again => Reply::Page(400, json!({ "success": false, "error_message": "loaded" }).to_string()),
+            "/load_lora_adapter" => {
+                has.retain(|other| *other != name);
+                has.push(name);
+                Reply::json(json!({ "success": true }))
+            }
+            "/unload_lora_adapter" if has.contains(&name) => {
+                has.retain(|other| *other != name);
+                Reply::json(json!({ "success": true }))
+            }
+            _ => Reply::Page(404, "no".into()),
+        }
+    });
+    let client = |kind| Client::new(kind, &server.url, None, 1).unwrap();
+    let controls: [&dyn WeightControl; 2] = [&VllmWeights::new(client("vLLM")), &SglangWeights::new(client("SGLang"))];
+    for control in controls {
+        run(async {
+            for name in ["adapter-1", "adapter-2", "adapter-1"] {
+                control.load_adapter(name, std::path::Path::new("/there")).await.unwrap();
+            }
+            let mut listed = control.adapters().await.unwrap();
+            listed.sort();
+            assert_eq!(listed, ["adapter-1", "adapter-2"], "one that has the name is replaced");
+            control.unload_adapter("adapter-1").await.unwrap();
+            control.unload_adapter("adapter-2").await.unwrap();
+            assert!(!control.unload_adapter("adapter-2").await.unwrap_err().fault.passes());
+            assert_eq!(control.adapters().await.unwrap(), Vec::<String>::new());
+        });
+    }
+    let asked = asked.lock().unwrap();
+    assert!(asked.contains(&"/v1/load_lora_adapter".to_owned()) && asked.contains(&"/load_lora_adapter".to_owned()));
 }

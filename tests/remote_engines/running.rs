@@ -10,6 +10,7 @@ use rollflow::engine::remote::{
 };
 use rollflow::engine::{EngineError, SamplingParams, TokenEngine};
 use rollflow::observe::logs::{DEAD_LETTERS, DeadLetterWriter, read_dead_letters};
+use rollflow::observe::{Metric, Metrics};
 use rollflow::prelude::*;
 use serde_json::{Value, json};
 
@@ -255,4 +256,67 @@ fn connections_are_used_again() {
         .unwrap();
     let made = server.connections.load(SeqCst);
     assert!(made <= 16, "{made} connections for 200 samples, of which at most 4 were under way");
+}
+
+/// What an engine makes between its going on under new weights and their probe.
+#[test]
+fn v4_what_was_made_under_weights_on_trial_is_given_back_when_they_are_right_and_made_anew_when_they_are_not() {
+    let server = Server::new(|path, body| vllm_page(path).unwrap_or_else(|| right(body, "1", 2)));
+    for wrong in [false, true] {
+        let handle = handle([vllm(&server.url)]);
+        handle.serves(0, 1);
+        let mut fleet = fleet(&handle, FleetConfig { patience: GUARD, ..hasty() });
+        fleet.set_weights(1, &Synced { version: 1 });
+        (0..4).for_each(|ordinal| fleet.submit(request(ordinal, 2, &params())).unwrap());
+        handle.tries(0);
+        let (mut told, mut withdrawn) = (0, Vec::new());
+        let started = Instant::now();
+        while told < (0..4).map(|ordinal| 2 * answer_to(&prompt(ordinal), 12).len()).sum::<usize>() - 8 {
+            assert_eq!(fleet.step().unwrap(), [], "nobody knows yet what these are worth");
+            told += fleet.sampled().len();
+            assert!(started.elapsed() < GUARD, "all but the last token of each is told");
+        }
+        // The verdict.
+        if wrong {
+            handle.doubt(0)
+        } else {
+            handle.serves(0, 1)
+        }
+        let mut anew = 0;
+        let ended = finish(&mut fleet, |fleet| {
+            withdrawn.extend(fleet.discarded().to_vec());
+            anew += fleet.sampled().len();
+            if wrong && !withdrawn.is_empty() {
+                handle.serves(0, 1);
+            }
+        })
+        .unwrap();
+        assert_eq!(withdrawn.len(), if wrong { 8 } else { 0 });
+        let tokens: usize = ended.values().map(|finished| finished.tokens.len()).sum();
+        assert_eq!((ended.len(), anew), (8, if wrong { tokens } else { 8 }), "made anew, all of them, or given back as they are");
+    }
+}
+
+#[test]
+fn each_engine_is_measured_by_itself() {
+    let well = Server::new(|path, body| vllm_page(path).unwrap_or_else(|| right(body, "1", 0)));
+    let ill = Server::new(|path, _| vllm_page(path).unwrap_or(Reply::Page(500, "out of memory".into())));
+    let (handle, metrics) = (handle([vllm(&well.url), vllm(&ill.url)]), Metrics::new());
+    handle.observe(&metrics);
+    (0..2).for_each(|place| handle.serves(place, 1));
+    let mut fleet = fleet(&handle, hasty());
+    fleet.set_weights(1, &Synced { version: 1 });
+    (0..8).for_each(|ordinal| fleet.submit(request(ordinal, 4, &params())).unwrap());
+    let made: usize = finish(&mut fleet, |_| {}).unwrap().values().map(|finished| finished.tokens.len()).sum();
+    let names: Vec<String> = handle.engines().iter().map(|engine| engine.name()).collect();
+    let of = |metric, labels: &[&str]| metrics.newest(metric, labels).unwrap_or(-1.0);
+    assert_eq!(of(Metric::EngineTokens, &[&names[0]]), made as f64);
+    assert!(of(Metric::EngineRequests, &[&names[0]]) >= 32.0 && of(Metric::EngineFirstToken, &[&names[0]]) >= 0.0);
+    let failed = of(Metric::EngineErrors, &[&names[1], "failed"]);
+    assert_eq!((of(Metric::EngineRequests, &[&names[1]]), of(Metric::EngineTokens, &[&names[1]])), (failed, 0.0));
+    assert!(failed >= 3.0, "three failures in a row make it lost");
+    assert_eq!((of(Metric::EngineState, &[&names[0], "serving"]), of(Metric::EngineVersion, &[&names[0]])), (1.0, 1.0));
+    let stands = |word| of(Metric::EngineState, &[&names[1], word]);
+    assert_eq!(stands("serving") + stands("behind") + stands("lost"), 1.0);
+    assert_eq!(stands("serving"), 0.0);
 }

@@ -109,7 +109,7 @@ impl Family {
         self.samples.iter().find(same).map(|sample| sample.value)
     }
 
-    /// Upper bounds and counts of a histogram that has no other labels.
+    /// Upper bounds and counts of a histogram of which there is one series.
     pub fn buckets(&self, name: &str) -> Vec<(f64, f64)> {
         let bucket = format!("{name}_bucket");
         let bound = |sample: &Sample| number(&sample.labels.iter().find(|(key, _)| key == "le").expect("le").1).expect("a bound");

@@ -14,6 +14,7 @@ use crate::registry::Registry;
 
 /// Find everything that is wrong with a recipe, and print what follows from it.
 #[derive(Args)]
+#[command(after_help = "Example:\n  rollflow check mine.toml --set flow.max_staleness=2")]
 pub struct Check {
     #[command(flatten)]
     recipe: RecipeArgs,

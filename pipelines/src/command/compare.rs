@@ -28,6 +28,7 @@ const TELLING: [&str; 9] = [
 
 /// Show runs side by side: how they ended, their metrics at the end and at best, and what their recipes have different.
 #[derive(Args)]
+#[command(after_help = "Example:\n  rollflow compare runs/mine runs/other --metric reward_mean --metric entropy_nats")]
 pub struct Compare {
     /// The runs' folders.
     #[arg(required = true, num_args = 2..)]
@@ -120,6 +121,8 @@ fn best(name: &str, stats: &MetricStats) -> f64 {
 }
 
 fn short(value: f64) -> String {
+    // No minus before a zero.
+    let value = value + 0.0;
     if value != 0.0 && value.abs() < 1e-3 { format!("{value:.2e}") } else { format!("{value:.4}") }
 }
 

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -12,6 +13,8 @@ use rollflow::engine::remote::{FleetHandle, InferenceEngine};
 use rollflow::prelude::Policy;
 use rollflow::recipe::Plan;
 use rollflow::recipe::engine::{Engine as Section, EngineKind, Launch as Kind};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::plans::{RecipeArgs, load};
 use super::{REFUSED, out};
@@ -88,11 +91,11 @@ impl Engine {
     }
 }
 
-/// The model at `path`, or else the recipe's.
+/// The model at `path`, with any adapters that it has, or else the recipe's.
 fn policy(plan: &Plan, path: Option<&Path>) -> Result<Policy> {
     let Some(path) = path else { return crate::parts::policy(plan) };
     let folder = origin::model_folder(path)?;
-    Ok(Policy::load(&folder).with_context(|| format!("loading {}", folder.display()))?.merged())
+    Policy::load(&folder).with_context(|| format!("loading {}", folder.display()))
 }
 
 impl Launch {
@@ -107,28 +110,47 @@ impl Launch {
         };
         let out = std::path::absolute(plan.engine.folder.as_ref().unwrap_or(&self.out))?;
         let start = out.join("start");
-        engines::exporter(&plan, &policy(&plan, self.model.as_deref())?, &out)?.launch_folder(&start)?;
-        let servers = engines::launch(&plan, &start, &out.join("logs"), |line| eprintln!("{line}"))?;
+        // From here on, so that they don't outlive it, however early it is ended.
+        let ending = Ending::listen().context("listening for Ctrl-C")?;
+        let policy = policy(&plan, self.model.as_deref())?.merged();
+        engines::exporter(&plan, &policy, &out)?.launch_folder(&start)?;
+        let heard = (|line: &str| eprintln!("{line}"), || ending.came());
+        let Some(servers) = engines::launch(&plan, &start, &out.join("logs"), heard)? else { return Ok(ExitCode::SUCCESS) };
         for url in plan.engine.launched_urls() {
             out::line(&format!("ready: {url}"))?;
         }
-        let ended = engines::runtime()?.block_on(async {
-            let mut term = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-            loop {
-                tokio::select! {
-                    pressed = tokio::signal::ctrl_c() => return pressed.map(|()| None),
-                    _ = term.recv() => return Ok(None),
-                    () = tokio::time::sleep(Duration::from_millis(250)) => {}
-                }
-                if let Some(ended) = servers.ended() {
-                    return Ok(Some(ended));
-                }
+        while !ending.came() {
+            if let Some(why) = servers.ended() {
+                bail!("{why}");
             }
-        });
-        match ended.context("waiting for Ctrl-C")? {
-            None => Ok(ExitCode::SUCCESS),
-            Some(why) => bail!("{why}"),
+            std::thread::sleep(Duration::from_millis(100));
         }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Ctrl-C, or SIGTERM.
+struct Ending {
+    came: Arc<AtomicBool>,
+    _listens: Runtime,
+}
+
+impl Ending {
+    fn listen() -> Result<Self> {
+        let (runtime, came) = (engines::runtime()?, Arc::<AtomicBool>::default());
+        for kind in [SignalKind::interrupt(), SignalKind::terminate()] {
+            let mut heard = runtime.block_on(async { signal(kind) })?;
+            let came = came.clone();
+            runtime.spawn(async move {
+                heard.recv().await;
+                came.store(true, Ordering::Relaxed);
+            });
+        }
+        Ok(Ending { came, _listens: runtime })
+    }
+
+    fn came(&self) -> bool {
+        self.came.load(Ordering::Relaxed)
     }
 }
 
@@ -183,6 +205,8 @@ impl Sync {
     fn run(self, registry: &Registry) -> Result<ExitCode> {
         let Some(plan) = load(&self.recipe, registry) else { return Ok(ExitCode::from(REFUSED)) };
         let policy = policy(&plan, Some(&self.from))?;
+        // Servers that take adapters were started with what is under them.
+        let policy = if plan.syncs_adapters() { policy } else { policy.merged() };
         let out = std::path::absolute(plan.engine.folder.as_ref().unwrap_or(&self.out))?;
         let urls = plan.engine.all_urls();
         let all = urls.iter().map(|url| engines::engine(&plan.engine, url)).collect::<Result<Vec<Arc<dyn InferenceEngine>>>>()?;

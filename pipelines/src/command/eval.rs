@@ -22,6 +22,10 @@ use crate::run_folder::RECIPE;
 ///
 /// Answers are written as they are judged; what was interrupted goes on when it is called again.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:\n\
+\x20 rollflow eval runs/mine --set eval.samples=16\n\
+\x20 rollflow eval pipelines/recipes/gsm8k.toml --model models/qwen2.5-0.5b-instruct --json")]
 pub struct Eval {
     /// A recipe, or the folder of a run, whose newest checkpoint is asked by its recipe.
     what: PathBuf,

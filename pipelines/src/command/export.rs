@@ -8,11 +8,15 @@ use clap::{Args, ValueEnum};
 use rollflow::model::{self, Format, load_hf, save_adapter, save_hf_as};
 use rollflow::train::companions;
 
-use super::out;
+use super::{Refused, out};
 use crate::origin::model_folder;
 
 /// Write a trained model as a folder that transformers, PEFT and servers load: adapters merged, cast, in shards.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:\n\
+\x20 rollflow export runs/mine trained --dtype bf16 --max-shard-size 2GB\n\
+\x20 rollflow export runs/mine adapters --adapter    (of a run with [lora])")]
 pub struct Export {
     /// A run, whose newest complete checkpoint is taken; a checkpoint; or any model folder.
     from: PathBuf,
@@ -57,7 +61,8 @@ impl Export {
     /// Writes the folder, all of it or nothing, and gives what it was made from.
     fn write(&self) -> Result<PathBuf> {
         if self.to.exists() {
-            bail!("{} exists already, and nothing is overwritten; choose another folder", self.to.display());
+            let why = format!("{} exists already, and nothing is overwritten; choose another folder", self.to.display());
+            return Err(Refused::because(why));
         }
         let from = model_folder(&self.from)?;
         let (config, weights) = load_hf(&from).with_context(|| format!("loading {}", from.display()))?;

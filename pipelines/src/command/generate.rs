@@ -20,8 +20,12 @@ const MOST_TOKENS: usize = 256;
 
 /// Continue a prompt, or answer in a conversation; tokens are shown as they come.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:\n\
+\x20 rollflow generate runs/mine '3+4=' --temperature 0\n\
+\x20 rollflow generate models/qwen2.5-0.5b-instruct 'Why is the sky blue?' --chat --system 'Be brief.'")]
 pub struct Generate {
-    /// A Hugging Face folder, or a run, whose newest checkpoint speaks.
+    /// A Hugging Face folder, a hub id, or a run, whose newest checkpoint speaks.
     model: PathBuf,
     /// What to continue; read from standard input where it is left out or `-`.
     prompt: Option<String>,

@@ -16,6 +16,7 @@ use crate::{grpo_offline, parts, reward_model, sft};
 
 /// Draw a recipe's pipeline.
 #[derive(Args)]
+#[command(after_help = "Example:\n  rollflow graph mine.toml --format dot | dot -Tsvg > mine.svg")]
 pub struct Graph {
     #[command(flatten)]
     recipe: RecipeArgs,

@@ -1,19 +1,38 @@
 //! `rollflow init`: a few questions, and a recipe with comments that `check` accepts.
 
-use std::io::{BufRead, IsTerminal, Write};
-use std::path::PathBuf;
+mod ask;
+mod texts;
+
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
+use rollflow::data::Prompt;
+use rollflow::data::source::{Columns, DataSet, DataSpec, Example};
+use rollflow::prelude::Tokenizer;
 use rollflow::recipe;
+use rollflow::recipe::presets::Preset;
+use rollflow::stages::tokenizer_folder;
 
 use super::plans::show;
-use super::{REFUSED, out};
+use super::{REFUSED, Refused, out};
+use crate::origin::model_folder;
 use crate::registry::Registry;
+use ask::Asker;
 
-/// Write a recipe with comments. Asks what it is not told, on a terminal; elsewhere, and with --yes, it takes what it proposes.
+/// Fewer records are not divided into those that are trained and those that are held out.
+const ENOUGH: usize = 50;
+
+/// Write a recipe with comments, after a few questions.
+///
+/// Answers come from the terminal or, a line each, from a pipe; an empty one, or none, takes what is proposed, as --yes does for all. What is given as an
+/// argument is not asked.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:\n\
+\x20 rollflow init mine.toml\n\
+\x20 rollflow init mine.toml --yes --model qwen2.5-0.5b --task questions.jsonl")]
 pub struct Init {
     /// The recipe's file.
     #[arg(default_value = "recipe.toml")]
@@ -21,18 +40,21 @@ pub struct Init {
     /// What runs.
     #[arg(long, value_enum)]
     pipeline: Option<Kind>,
-    /// `tiny`, or a Hugging Face folder.
+    /// `tiny`, a Hugging Face folder, a hub id, or a preset (see rollflow models).
     #[arg(long)]
     model: Option<String>,
-    /// `arithmetic`, or a file of JSON lines.
+    /// `arithmetic`, or a file, a folder or a hub id of a data set.
     #[arg(long)]
     task: Option<String>,
-    /// The file's field with the prompt.
+    /// The data's field with the prompt, where its name does not say so.
     #[arg(long, value_name = "FIELD")]
     prompt_key: Option<String>,
-    /// The file's field with the answer.
+    /// The data's field with the answer, where its name does not say so.
     #[arg(long, value_name = "FIELD")]
     answer_key: Option<String>,
+    /// How questions that are plain text are asked.
+    #[arg(long, value_enum)]
+    chat: Option<AskKind>,
     /// When an answer is right.
     #[arg(long, value_enum)]
     reward: Option<RewardKind>,
@@ -48,11 +70,23 @@ pub struct Init {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
 enum Kind {
     /// Learn from a reward.
     Grpo,
     /// Imitate answers.
     Sft,
+    /// Imitate answers, then learn from a reward.
+    SftThenGrpo,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum AskKind {
+    /// In the model's chat format, as its user.
+    User,
+    /// As they are written.
+    AsWritten,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -65,53 +99,13 @@ enum RewardKind {
     Math,
 }
 
-/// Whoever answers.
-struct Asker {
-    asks: bool,
-}
-
-impl Asker {
-    /// What was given, or said, or else proposed.
-    fn ask(&self, question: &str, given: Option<String>, proposed: &str) -> Result<String> {
-        if let Some(given) = given {
-            return Ok(given);
-        }
-        if !self.asks {
-            return Ok(proposed.to_owned());
-        }
-        eprint!("{question} [{proposed}] ");
-        std::io::stderr().flush().ok();
-        let mut said = String::new();
-        std::io::stdin().lock().read_line(&mut said).context("reading an answer")?;
-        Ok(if said.trim().is_empty() { proposed.to_owned() } else { said.trim().to_owned() })
-    }
-
-    /// One of a few words; asks again until it is.
-    fn choose<T: ValueEnum>(&self, question: &str, given: Option<T>, proposed: &str) -> Result<T> {
-        if let Some(given) = given {
-            return Ok(given);
-        }
-        let words: Vec<String> =
-            T::value_variants().iter().filter_map(|choice| Some(choice.to_possible_value()?.get_name().to_owned())).collect();
-        loop {
-            let said = self.ask(&format!("{question} ({})", words.join(", ")), None, proposed)?;
-            match T::from_str(&said, true) {
-                Ok(choice) => return Ok(choice),
-                Err(_) if self.asks => eprintln!("one of {}, please", words.join(", ")),
-                Err(_) => bail!("{proposed} is none of {}", words.join(", ")),
-            }
-        }
-    }
-}
-
 impl Init {
     pub fn run(self, registry: &Registry) -> Result<ExitCode> {
+        let file = self.path.display().to_string();
         if self.path.exists() && !self.force {
-            eprintln!("error: {} is there already; name another file, or say --force", self.path.display());
-            return Ok(ExitCode::from(REFUSED));
+            return Err(Refused::because(format!("{file} is there already; name another file, or say --force")));
         }
         let text = self.recipe()?;
-        let file = self.path.display().to_string();
         std::fs::write(&self.path, &text).with_context(|| format!("writing {file}"))?;
         match recipe::load_with(&self.path, &[], |plan| registry.complaints(plan)) {
             Ok(plan) => {
@@ -127,45 +121,134 @@ impl Init {
     }
 
     fn recipe(&self) -> Result<String> {
-        let asker = Asker { asks: !self.yes && std::io::stdin().is_terminal() };
-        let pipeline = asker.choose("What runs?", self.pipeline, "grpo")?;
-        let model = asker.ask("Which model: tiny, or a Hugging Face folder?", self.model.clone(), "tiny")?;
-        let task = asker.ask("What is asked: arithmetic, or a file of JSON lines?", self.task.clone(), "arithmetic")?;
-        let tiny = model == "tiny";
-        let mut text = OPENING.to_owned();
-        let named = |kind: Kind| if kind == Kind::Grpo { "grpo" } else { "sft" };
-        text += &format!("pipeline = \"{0}\"\nname = \"{0}\"\n# Every random draw follows from it.\nseed = 0\n", named(pipeline));
-        text += &if tiny { TINY.to_owned() } else { format!("{MODEL}path = {}\n", quoted(&model)) };
-        let is_file = task != "arithmetic";
-        text += &if is_file {
-            let prompt = asker.ask("Its field with the prompt?", self.prompt_key.clone(), "prompt")?;
-            let answer = asker.ask("Its field with the answer?", self.answer_key.clone(), "answer")?;
-            format!("{JSONL}path = {}\nprompt_key = {}\nanswer_key = {}\n", quoted(&task), quoted(&prompt), quoted(&answer))
+        let asker = Asker::new(!self.yes);
+        let pipeline = asker.choose("What runs?", self.pipeline, Kind::Grpo)?;
+        let model = asker.ask("Which model: tiny, a Hugging Face folder, a hub id or a preset?", self.model.clone(), "tiny")?;
+        let task = asker.ask("What is asked: arithmetic, or which file, folder or data set?", self.task.clone(), "arithmetic")?;
+        let (tiny, is_data) = (model == "tiny", task != "arithmetic");
+        let word = asker.word(pipeline);
+        let mut text = texts::OPENING.to_owned();
+        text += &format!(
+            "pipeline = \"{word}\"\nname = \"{}\"\n# Every random draw follows from it.\nseed = 0\n",
+            word.replace('_', "-")
+        );
+        text += &model_section(&model);
+        let held_out = if is_data {
+            let data = self.data(&asker, pipeline, &task)?;
+            if has_template(&model) {
+                let how = asker.choose("How are questions asked that are plain text?", self.chat, AskKind::User)?;
+                text += &format!("{}ask = \"{}\"\n", texts::CHAT, asker.word(how));
+            }
+            text += &data.section(pipeline);
+            data.held_out()
         } else {
-            ARITHMETIC.to_owned()
+            text += texts::ARITHMETIC;
+            None
         };
         let steps = |proposed: &str| -> Result<u64> {
             let said = asker.ask("How many optimizer steps?", self.steps.map(|steps| steps.to_string()), proposed)?;
-            said.parse().with_context(|| format!("{said} is no number of steps"))
+            said.parse().map_err(|_| Refused::because(format!("{said:?} is no number of steps")))
         };
-        let lr = if tiny { "5e-4" } else { "1e-6" };
+        let preset = Preset::named(&model).is_some();
+        let rate = |tiny_lr: &str, lr: &str| match (tiny, preset) {
+            (true, _) => format!("lr = {tiny_lr}\n"),
+            (false, true) => String::new(),
+            (false, false) => format!("lr = {lr}\n"),
+        };
         match pipeline {
-            Kind::Sft => {
-                text += &format!("{SFT}steps = {}\nbatch = 32\nlr = {}\n", steps("200")?, if tiny { "1e-3" } else { "1e-5" })
-            }
-            Kind::Grpo => {
-                if tiny {
-                    text += WARM_UP;
-                }
-                let proposed = if is_file { "math" } else { "exact" };
-                let reward = asker.choose("When is an answer right?", self.reward, proposed)?;
-                let kind = reward.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
-                let longest = if is_file { 256 } else { 4 };
-                text += &format!("{GENERATE}group_size = 8\nmax_new_tokens = {longest}\n{REWARD}kind = \"{kind}\"\n{FILTER}");
-                text += &format!("{TRAIN}steps = {}\nlr = {lr}\n{LATER}", steps("300")?);
+            Kind::Sft => text += &format!("{}steps = {}\nbatch = 32\n{}", texts::SFT, steps("200")?, rate("1e-3", "1e-5")),
+            Kind::SftThenGrpo => text += &format!("{}steps = 25\nbatch = 64\n{}", texts::SFT_FIRST, rate("1e-3", "1e-5")),
+            Kind::Grpo if tiny => text += texts::WARM_UP,
+            Kind::Grpo => {}
+        }
+        if pipeline != Kind::Sft {
+            let proposed = if is_data { RewardKind::Math } else { RewardKind::Exact };
+            let kind = asker.word(asker.choose("When is an answer right?", self.reward, proposed)?);
+            let (longest, groups) = (if is_data { 256 } else { 4 }, if tiny { 32 } else { 8 });
+            text +=
+                &format!("{}group_size = 8\nmax_new_tokens = {longest}\n{}kind = \"{kind}\"\n", texts::GENERATE, texts::REWARD);
+            text += &format!("{}groups = {groups}\n{}steps = {}\n", texts::FILTER, texts::TRAIN, steps("300")?);
+            text += &format!("{}{}{}{}", rate("5e-4", "1e-6"), texts::FLOW, texts::EVAL, held_out.unwrap_or_default());
+        }
+        Ok(text + texts::CHECKPOINT)
+    }
+
+    /// What is known of the data, and which of its fields hold what, where their names don't say.
+    fn data(&self, asker: &Asker, pipeline: Kind, name: &str) -> Result<Data> {
+        let mut data =
+            Data { name: name.to_owned(), prompt: self.prompt_key.clone(), answer: self.answer_key.clone(), records: None };
+        let Err(why) = data.look(pipeline) else { return Ok(data) };
+        // What is not there yet has no fields to ask for; `check` says so.
+        if DataSpec::new(name).check().is_ok() {
+            asker.say(&why);
+            data.prompt = Some(asker.ask("Its field with the prompt?", data.prompt, "prompt")?);
+            data.answer = Some(asker.ask("Its field with the answer?", data.answer, "answer")?);
+            if let Err(why) = data.look(pipeline) {
+                asker.say(&why);
             }
         }
-        Ok(text)
+        Ok(data)
+    }
+}
+
+fn model_section(model: &str) -> String {
+    if model == "tiny" {
+        return texts::TINY.to_owned();
+    }
+    let key = if Preset::named(model).is_some() { "preset" } else { "path" };
+    format!("{}{key} = {}\n", texts::MODEL, quoted(model))
+}
+
+/// Whether the model was taught to answer in conversations, as far as that is known here.
+fn has_template(model: &str) -> bool {
+    let tokenizer = || Tokenizer::from_dir(&tokenizer_folder(model_folder(Path::new(model)).ok()?)).ok();
+    Preset::named(model).is_some() || tokenizer().is_some_and(|tokenizer| tokenizer.chat().is_ok())
+}
+
+/// A data set, and what was found in it.
+struct Data {
+    name: String,
+    prompt: Option<String>,
+    answer: Option<String>,
+    records: Option<usize>,
+}
+
+impl Data {
+    /// Counts the records that can be used, or says why there are none.
+    fn look(&mut self, pipeline: Kind) -> Result<(), String> {
+        let columns = Columns { prompt: self.prompt.clone(), answer: self.answer.clone(), ..Columns::default() };
+        let spec = DataSpec { columns, ..DataSpec::new(&self.name) };
+        let records = match pipeline {
+            Kind::Sft => DataSet::<Example>::open(&spec).map(|data| data.len()),
+            _ => DataSet::<Prompt>::open(&spec).map(|data| data.len()),
+        };
+        self.records = Some(records.map_err(|error| error.to_string())?);
+        Ok(())
+    }
+
+    fn is_divided(&self) -> bool {
+        self.records.is_some_and(|records| records >= ENOUGH)
+    }
+
+    fn keys(&self, split: &str) -> Vec<String> {
+        let given = [("prompt", &self.prompt), ("answer", &self.answer)];
+        let columns: Vec<String> =
+            given.into_iter().filter_map(|(key, field)| Some(format!("{key} = {}", quoted(field.as_ref()?)))).collect();
+        let mut keys = vec!["kind = \"data\"".to_owned(), format!("data = {}", quoted(&self.name))];
+        keys.extend((!split.is_empty()).then(|| format!("split = \"{split}\"")));
+        keys.extend((!columns.is_empty()).then(|| format!("columns = {{ {} }}", columns.join(", "))));
+        keys
+    }
+
+    fn section(&self, pipeline: Kind) -> String {
+        let split = if self.is_divided() && pipeline != Kind::Sft { "train[:90%]" } else { "" };
+        format!("{}{}\n", texts::DATA, self.keys(split).join("\n"))
+    }
+
+    /// What of it an evaluation asks.
+    fn held_out(&self) -> Option<String> {
+        let held_out = || format!("limit = 64\ntask = {{ {} }}\n", self.keys("train[90%:]").join(", "));
+        Some(if self.is_divided() { held_out() } else { "limit = 64\n".to_owned() })
     }
 }
 
@@ -173,73 +256,3 @@ impl Init {
 fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
 }
-
-const OPENING: &str = "\
-# A recipe of rollflow. docs/recipes.md has every key; what is left out has its default. To look at it before it runs: rollflow check
-";
-const TINY: &str = "
-# A small random decoder with a character tokenizer, for experiments that take minutes.
-[model]
-kind = \"tiny\"
-";
-const MODEL: &str = "
-# config.json, safetensors and tokenizer.json, as Hugging Face has them.
-[model]
-kind = \"folder\"
-";
-const ARITHMETIC: &str = "
-# Sums such as 7+5=, made on the spot.
-[task]
-kind = \"arithmetic\"
-digits = 1
-";
-const JSONL: &str = "
-# One JSON object a line.
-[task]
-kind = \"jsonl\"
-";
-const SFT: &str = "
-# Imitates the task's answers.
-[sft]
-";
-const WARM_UP: &str = "
-# A random model is never right: it imitates first, briefly. Remove this for a model that knows something.
-[sft]
-steps = 25
-batch = 64
-lr = 1e-3
-";
-const GENERATE: &str = "
-# So many answers to a prompt, whose rewards are compared; and how long they may be, in tokens.
-[generate]
-";
-const REWARD: &str = "
-# What an answer earns.
-[reward]
-";
-const FILTER: &str = "
-# Groups whose answers all earned the same teach nothing.
-[[filter]]
-kind = \"nonzero_std\"
-
-# Groups that an optimizer step learns from.
-[batch]
-groups = 32
-";
-const TRAIN: &str = "
-[train]
-";
-const LATER: &str = "
-# Generation may run ahead of training by so many versions; 0 is the synchronous algorithm.
-[flow]
-max_staleness = 1
-
-# Every so many steps, what the newest weights know: greedy and sampled accuracy, pass@k.
-[eval]
-every = 50
-samples = 4
-
-[checkpoint]
-every = 100
-keep = 3
-";

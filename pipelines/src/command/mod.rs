@@ -2,8 +2,8 @@
 //!
 //! A subcommand is a file beside this one, with a struct of its arguments and a function `run`, and a line in each of the two lists below.
 //!
-//! Exit codes: 0 the run finished or was drained by Ctrl-C, or all that was asked for is there; 1 it failed or was stopped, or something
-//! that was replayed still fails; 2 the recipe or the arguments are wrong.
+//! Exit codes (docs/command.md): 0 done, or drained by Ctrl-C; 1 it failed or was stopped, or something in it did; 2 nothing was started, because
+//! the recipe or the arguments are wrong ([`REFUSED`], and [`Refused`] as an error).
 
 mod check;
 mod compare;
@@ -39,9 +39,11 @@ use crate::registry::Registry;
 /// RL post-training of language models as a pipelined dataflow.
 #[derive(Parser)]
 #[command(
+    name = "rollflow",
     version,
-    after_help = "Exit codes: 0 finished, or drained by Ctrl-C, or all that was replayed earns now; 1 failed or stopped, or something that \
-                  was replayed still fails; 2 the recipe or the arguments are wrong."
+    after_help = "To begin: rollflow init, rollflow check recipe.toml, rollflow run recipe.toml. Examples stand below the help of each subcommand.\n\n\
+                  Exit codes: 0 done, or drained by Ctrl-C; 1 it failed or was stopped, or something in it did; 2 the recipe or the arguments are \
+                  wrong, and nothing was started."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -100,6 +102,18 @@ fn dispatch(command: Command, registry: &Registry) -> Result<ExitCode> {
 /// The recipe or the arguments are wrong, which standard error says; nothing was started.
 const REFUSED: u8 = 2;
 
+/// Why nothing was started, of a command that ends with [`REFUSED`].
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Refused(String);
+
+impl Refused {
+    /// As an error of a command.
+    fn because(why: impl Into<String>) -> anyhow::Error {
+        Refused(why.into()).into()
+    }
+}
+
 /// The whole command on the arguments of this program, with `registry`'s parts beside the library's: `run`, `check`, `resume` and all others.
 ///
 /// ```no_run
@@ -123,7 +137,74 @@ pub fn command_with<A: Into<OsString> + Clone>(registry: Registry, args: impl In
         Err(error) if out::was_closed(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
-            ExitCode::FAILURE
+            if error.is::<Refused>() { ExitCode::from(REFUSED) } else { ExitCode::FAILURE }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    /// The words of a line as a shell has them, of which single quotes are all that the examples need.
+    fn words(line: &str) -> Vec<String> {
+        let mut words = vec![String::new()];
+        for (at, part) in line.split('\'').enumerate() {
+            let quoted = at % 2 == 1;
+            for (at, piece) in part.split(|c| c == ' ' && !quoted).enumerate() {
+                match words.last_mut().filter(|_| at == 0) {
+                    Some(word) => word.push_str(piece),
+                    None => words.push(piece.to_owned()),
+                }
+            }
+        }
+        words.retain(|word| !word.is_empty());
+        words
+    }
+
+    /// The call of rollflow in a line, without what another program does before or after it, and without remarks.
+    fn call(line: &str) -> Option<&str> {
+        let at = line.find("rollflow ").filter(|at| *at == 0 || line[..*at].ends_with("| "))?;
+        ["    (", "  #", " | ", " > "].iter().try_fold(&line[at..], |line, end| line.split(end).next())
+    }
+
+    fn assert_understood(line: &str) {
+        if let Err(error) = Cli::try_parse_from(words(line)) {
+            panic!("{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn every_example_in_the_help_is_understood() {
+        let mut seen = 0;
+        for subcommand in Cli::command().get_subcommands() {
+            let help = subcommand.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for line in help.lines().filter_map(|line| line.strip_prefix("  ")) {
+                assert_understood(call(line).unwrap_or(line));
+                seen += 1;
+            }
+        }
+        assert!(seen >= 15, "{seen} examples");
+    }
+
+    #[test]
+    fn every_command_in_the_documents_is_understood() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let docs = std::fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+        let mut seen = 0;
+        for page in docs.filter(|path| path.extension().is_some_and(|end| end == "md")).chain([root.join("README.md")]) {
+            let mut shell = false;
+            for line in std::fs::read_to_string(page).unwrap().lines() {
+                if line.starts_with("```") {
+                    shell = line == "```sh";
+                } else if let Some(call) = call(line).filter(|_| shell) {
+                    assert_understood(call);
+                    seen += 1;
+                }
+            }
+        }
+        assert!(seen >= 20, "{seen} commands");
     }
 }

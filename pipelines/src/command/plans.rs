@@ -61,7 +61,7 @@ fn shown(errors: &RecipeErrors, colours: bool) -> String {
             && let Some(source) = std::fs::read_to_string(file).ok().as_ref().and_then(|text| text.lines().nth(line - 1))
             && !source.trim().is_empty()
         {
-            let number = line.to_string();
+            let (number, source) = (line.to_string(), recipe::masked(source));
             // Tabs stay tabs, so that the mark stands below its place however wide they are.
             let before: String = source.chars().take(column - 1).map(|c| if c == '\t' { c } else { ' ' }).collect();
             let (margin, mark) = (" ".repeat(number.len()), painted("^", "31"));

@@ -1,4 +1,4 @@
-//! The argument that names a model: a Hugging Face folder, or a run, whose newest checkpoint is one.
+//! The argument that names a model: a Hugging Face folder, an id in the hub's local cache, or a run, whose newest checkpoint is one.
 
 use std::path::{Path, PathBuf};
 
@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 use rollflow::prelude::Policy;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
+use crate::origin;
 use crate::run_folder::RECIPE;
 
 /// The model in `path`.
@@ -25,8 +26,10 @@ pub fn model_folder(path: &Path) -> Result<PathBuf> {
             None => bail!("the run in {} has no checkpoint yet; wait for one, or set checkpoint.every", path.display()),
         };
     }
-    bail!(
-        "{} is neither a model (a folder with config.json, model.safetensors and tokenizer.json) nor a run (a folder with recipe.toml)",
-        path.display()
-    )
+    origin::model_folder(path).with_context(|| {
+        format!(
+            "{} is neither a model (a folder with config.json, model.safetensors and tokenizer.json, or a hub id) nor a run (a folder with recipe.toml)",
+            path.display()
+        )
+    })
 }

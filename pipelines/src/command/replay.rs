@@ -14,6 +14,7 @@ use crate::replay;
 /// Score the groups again that a run gave up because their reward failed (its dead letters), and write those that earn now to
 /// `replayed.jsonl` in the run's folder. Nothing else is changed.
 #[derive(Args)]
+#[command(after_help = "Example:\n  rollflow replay runs/mine --set reward.require_end_of_text=false")]
 pub struct Replay {
     /// The run's folder.
     run: PathBuf,

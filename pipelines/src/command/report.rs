@@ -14,6 +14,7 @@ use crate::run_folder::RECIPE;
 
 /// Write a run's page anew, also of one that still runs: `report.html` in its folder, which needs nothing but a browser.
 #[derive(Args)]
+#[command(after_help = "Example:\n  rollflow report runs/mine")]
 pub struct Report {
     /// The run's folder.
     run: PathBuf,

@@ -15,6 +15,10 @@ use crate::run_folder::{RECIPE, RunFolder};
 
 /// Go on with a run that was interrupted, from its newest checkpoint.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:\n\
+\x20 rollflow resume runs/mine\n\
+\x20 rollflow resume runs/mine --set train.steps=900    (more steps than it was to take)")]
 pub struct Resume {
     /// The run's folder.
     run: PathBuf,

@@ -11,13 +11,17 @@ use rollflow::observe::logs::DEAD_LETTERS;
 use rollflow::recipe::Plan;
 
 use super::plans::{RecipeArgs, load};
-use super::{REFUSED, out};
+use super::{REFUSED, Refused, out};
 use crate::registry::Registry;
 use crate::resume::ResumePoint;
-use crate::run_folder::RunFolder;
+use crate::run_folder::{RECIPE, RunFolder};
 
 /// Run a recipe. Ctrl-C once finishes what is in flight, twice stops.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:\n\
+\x20 rollflow run pipelines/recipes/grpo.toml\n\
+\x20 rollflow run mine.toml --set train.lr=1e-4 --set seed=1 --out runs/mine --metrics 127.0.0.1:9464")]
 pub struct Run {
     #[command(flatten)]
     recipe: RecipeArgs,
@@ -34,7 +38,12 @@ impl Run {
         let Run { mut recipe, out, metrics } = self;
         recipe.sets.extend(metrics.map(|address| format!("observe.metrics={address:?}")));
         let Some(plan) = load(&recipe, registry) else { return Ok(ExitCode::from(REFUSED)) };
-        execute(&plan, registry, &RunFolder::create(&out.unwrap_or_else(|| new_folder(&plan)), &plan)?, None)
+        let folder = out.unwrap_or_else(|| new_folder(&plan));
+        if folder.join(RECIPE).exists() {
+            let (shown, why) = (folder.display(), "choose another folder with --out, or go on with it: rollflow resume");
+            return Err(Refused::because(format!("{shown} already holds a run; {why} {shown}")));
+        }
+        execute(&plan, registry, &RunFolder::create(&folder, &plan)?, None)
     }
 }
 

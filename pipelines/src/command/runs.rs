@@ -12,6 +12,7 @@ use crate::record::{Record, State, runs_below};
 
 /// List the runs in a folder, the newest first, or those that fit all conditions.
 #[derive(Args)]
+#[command(after_help = "Example:\n  rollflow runs --state finished --where 'reward_mean>0.9'")]
 pub struct Runs {
     /// Where to look, up to three folders deep.
     #[arg(default_value = "runs")]
@@ -68,12 +69,12 @@ impl Runs {
         }
         let runs: Vec<(PathBuf, Record)> =
             runs_below(&self.folder)?.into_iter().filter(|(path, record)| self.fits(path, record)).collect();
-        if self.json {
+        if runs.is_empty() {
+            bail!("no run fits in {}", self.folder.display());
+        } else if self.json {
             for (path, record) in &runs {
                 out::line(&listed(path, record).to_string())?;
             }
-        } else if runs.is_empty() {
-            bail!("no run fits in {}", self.folder.display());
         } else {
             out::text(&self.table(&runs))?;
         }

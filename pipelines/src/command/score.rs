@@ -25,8 +25,10 @@ const AHEAD: usize = 256;
 /// Each line is {"text": …}, {"tokens": […]}, or {"prompt": …, "completion": …}, whose completion alone is scored; a prompt may be a list of messages.
 /// An "id" is given back. The answer has "tokens", "log_probs" (null for the first token and for a prompt's), "sum" and "mean"; or "line" and "error".
 #[derive(Args)]
+#[command(after_help = r#"Example:
+  echo '{"id": 1, "prompt": "3+4=", "completion": "7"}' | rollflow score runs/mine"#)]
 pub struct Score {
-    /// A Hugging Face folder, or a run, whose newest checkpoint is asked.
+    /// A Hugging Face folder, a hub id, or a run, whose newest checkpoint is asked.
     model: PathBuf,
     /// A file of JSON lines; standard input unless given.
     input: Option<PathBuf>,

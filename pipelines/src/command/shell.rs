@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
-use super::{Cli, out};
+use super::{Cli, Refused, out};
 
 /// Print completions for a shell, as in: rollflow completions bash > ~/.local/share/bash-completion/completions/rollflow
 #[derive(Args)]
@@ -40,7 +40,8 @@ impl Man {
             None => command,
             Some(name) => {
                 let found = command.find_subcommand(name);
-                found.with_context(|| format!("there is no subcommand {name}; rollflow help lists them"))?.clone()
+                let unknown = || Refused::because(format!("there is no subcommand {name}; rollflow help lists them"));
+                found.ok_or_else(unknown)?.clone()
             }
         };
         let mut text = Vec::new();

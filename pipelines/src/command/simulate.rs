@@ -15,6 +15,7 @@ use crate::simulate::profile::Profile;
 
 /// Forecast what a recipe would do on a machine: the same graph in simulated time, thousands of steps in seconds.
 #[derive(Args)]
+#[command(after_help = "Example:\n  rollflow simulate mine.toml --profile here.json --vary flow.max_staleness=0,1,2,4")]
 pub struct Simulate {
     #[command(flatten)]
     recipe: RecipeArgs,

@@ -1,41 +1,49 @@
 //! `rollflow tokens`: what a model reads of a text, a prompt or a conversation, token by token, and which of them it would be trained on.
 
-use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
+use std::io::{self, IsTerminal, Read, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use rollflow::data::chat::{ChatInput, ChatTemplate, tokenize_conversation, tokenize_last_turn};
-use rollflow::data::{ChatMessage, Conversation, Prompt, PromptText, jsonl};
+use rollflow::data::source::{Columns, DataSet, DataSpec, Example, Shape, Skip, prepare_sft_sample};
+use rollflow::data::{ChatMessage, Conversation, Pair, Prompt, PromptText};
 use rollflow::prelude::*;
 use rollflow::recipe::chat::PLAIN;
-use serde_json::json;
+use rollflow::stages::tokenizer_folder;
+use serde_json::{Map, Value, json};
+
+use crate::origin;
 
 /// Show what a model reads of a text, a prompt or a conversation, token by token, and which tokens it would be trained on.
 #[derive(Args)]
+#[command(after_help = r#"Examples:
+  rollflow tokens models/qwen2.5-0.5b-instruct chats.jsonl --limit 1
+  rollflow tokens models/qwen2.5-0.5b-instruct --text '[{"role": "user", "content": "2+2?"}]'"#)]
 pub struct Tokens {
-    /// A model's folder: its tokenizer and chat template.
+    /// Whose tokenizer and chat template: a model's folder, an id in the hub's local cache, or a run.
     model: PathBuf,
-    /// JSON lines, each with `messages`, or with `prompt` and, if any, `completion`; - is a text, or a list of messages as JSON, from standard input.
+    /// A data set, as recipes name one: a file, a folder, or an id in the hub's local cache. - is a text, or a list of messages as JSON, from standard
+    /// input.
     #[arg(required_unless_present = "text")]
     data: Option<PathBuf>,
-    /// A text, or a list of messages as JSON, in place of a file.
+    /// A text, or a list of messages as JSON, in place of a data set.
     #[arg(long, conflicts_with = "data")]
     text: Option<String>,
-    /// Show the first so many records of the file.
+    /// Show the first so many records.
     #[arg(long, value_name = "N", default_value_t = 3)]
     limit: usize,
-    /// Field with the messages.
-    #[arg(long, value_name = "KEY", default_value = "messages")]
-    messages_key: String,
-    /// Field with the prompt.
-    #[arg(long, value_name = "KEY", default_value = "prompt")]
-    prompt_key: String,
-    /// Field with the text to imitate.
-    #[arg(long, value_name = "KEY", default_value = "completion")]
-    completion_key: String,
+    /// One of the data set's subsets.
+    #[arg(long)]
+    subset: Option<String>,
+    /// Its split, and which of its records: train[100:].
+    #[arg(long, default_value = "train")]
+    split: String,
+    /// Fields by what they hold, where their names do not say so: prompt=query,completion=reply.
+    #[arg(long, value_name = "WHAT=FIELD", value_delimiter = ',')]
+    columns: Vec<String>,
     /// A chat template in place of the model's: a file, or plain.
     #[arg(long, value_name = "FILE")]
     template: Option<String>,
@@ -47,7 +55,23 @@ pub struct Tokens {
     json: bool,
 }
 
+/// A record as `[sft]` would imitate it, or else as `[task]` would ask it.
+enum Record {
+    Imitated(Example),
+    Asked(Prompt),
+}
+
+impl Shape for Record {
+    fn read(record: Map<String, Value>, columns: &Columns) -> Result<Self, Skip> {
+        match Example::read(record.clone(), columns) {
+            Ok(example) => Ok(Record::Imitated(example)),
+            Err(_) => Prompt::read(record, columns).map(Record::Asked),
+        }
+    }
+}
+
 /// A text as tokens, of which each is trained or not.
+#[derive(Clone, Default)]
 struct Shown {
     text: String,
     tokens: Vec<u32>,
@@ -65,7 +89,7 @@ impl Tokens {
 
 /// Writes what was asked for; `colours` says whether `out` shows any. Whoever stops reading ends it quietly.
 fn show(args: &Tokens, colours: bool, out: &mut impl Write) -> Result<()> {
-    let tokenizer = Tokenizer::from_dir(&args.model)?;
+    let tokenizer = Tokenizer::from_dir(&tokenizer_of(&args.model)?)?;
     let tokenizer = match args.template.as_deref() {
         None => tokenizer,
         Some(PLAIN) => tokenizer.with_chat(ChatTemplate::plain()),
@@ -93,42 +117,70 @@ fn samples(args: &Tokens, tokenizer: &Tokenizer) -> Result<Vec<Shown>> {
     };
     if let Some(text) = given {
         return match serde_json::from_str::<Vec<ChatMessage>>(&text) {
-            Ok(turns) => conversation(&Conversation { turns, tools: Vec::new() }, args.apart, tokenizer),
+            Ok(turns) if turns.last().is_some_and(|turn| turn.role == "assistant") => {
+                conversation(&Conversation { turns, tools: Vec::new() }, args.apart, tokenizer)
+            }
+            Ok(turns) => Ok(vec![of_prompt(&turns.into(), tokenizer)?]),
             Err(_) => Ok(vec![of_prompt(&text.into(), tokenizer)?]),
         };
     }
-    let file = args.data.as_deref().unwrap_or(Path::new("-"));
-    let (fields, limit) = (fields(file)?, Some(args.limit));
-    let has = |key: &String| fields.contains(key);
-    if has(&args.messages_key) {
-        let conversations = jsonl::load_conversations(file, &args.messages_key, limit)?;
-        let shown = conversations.iter().map(|one| conversation(one, args.apart, tokenizer));
-        return Ok(shown.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect());
+    let spec = DataSpec {
+        subset: args.subset.clone(),
+        split: args.split.parse()?,
+        max_samples: Some(args.limit),
+        columns: columns(&args.columns)?,
+        ..DataSpec::new(args.data.as_deref().unwrap_or(Path::new("-")))
+    };
+    let data = DataSet::<Record>::open(&spec)?;
+    if data.skips().total() > 0 {
+        eprintln!("{}", data.describe());
     }
-    if has(&args.completion_key) {
-        let pairs = jsonl::load_pairs(file, &args.prompt_key, &args.completion_key, limit)?;
-        return pairs.into_iter().map(|pair| of_pair(pair.prompt, pair.completion, tokenizer)).collect();
-    }
-    jsonl::load_prompts(file, &args.prompt_key, None, limit)?.iter().map(|prompt| of_prompt(prompt, tokenizer)).collect()
+    let shown = data.iter().map(|record| match record? {
+        Record::Imitated(example) => of_example(example, args.apart, tokenizer),
+        Record::Asked(prompt) => Ok(vec![of_prompt(&prompt, tokenizer)?]),
+    });
+    Ok(shown.collect::<Result<Vec<_>>>()?.concat())
 }
 
-/// Fields of the first record, if it is one: what is wrong with it, its reader says.
-fn fields(file: &Path) -> Result<Vec<String>> {
-    let opened = std::fs::File::open(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let lines = BufReader::new(opened).lines().map_while(Result::ok);
-    let first = lines.map(|line| line.trim_start_matches('\u{feff}').trim().to_owned()).find(|line| !line.is_empty());
-    let record: serde_json::Map<String, serde_json::Value> =
-        first.and_then(|line| serde_json::from_str(&line).ok()).unwrap_or_default();
-    Ok(record.keys().cloned().collect())
+/// Where the tokenizer is: in a folder that holds nothing else, or beside a model.
+fn tokenizer_of(model: &Path) -> Result<PathBuf> {
+    if model.join("tokenizer.json").is_file() { Ok(model.to_owned()) } else { Ok(tokenizer_folder(origin::model_folder(model)?)) }
 }
 
-/// What is trained of it, or a prompt if nobody is to imitate its last turn.
+/// `what=field`, as the keys of a source's `columns`.
+fn columns(given: &[String]) -> Result<Columns> {
+    let mut columns = Columns::default();
+    for pair in given {
+        let (what, field) = pair.split_once('=').unwrap_or((pair, ""));
+        let place = match what {
+            "prompt" => &mut columns.prompt,
+            "completion" => &mut columns.completion,
+            "answer" => &mut columns.answer,
+            "messages" => &mut columns.messages,
+            "text" => &mut columns.text,
+            _ => bail!("--columns {pair}: expected prompt, completion, answer, messages or text, then = and the field's name"),
+        };
+        ensure!(!field.is_empty(), "--columns {pair}: after `{what}` comes = and the field's name");
+        *place = Some(field.to_owned());
+    }
+    Ok(columns)
+}
+
+fn of_example(example: Example, apart: bool, tokenizer: &Tokenizer) -> Result<Vec<Shown>> {
+    if let Some(of) = example.conversation() {
+        return conversation(&of, apart, tokenizer);
+    }
+    if let Example::Pair(Pair { prompt, completion }) = example {
+        return Ok(vec![of_pair(prompt, completion, tokenizer)?]);
+    }
+    let sample = prepare_sft_sample(&example, tokenizer)?;
+    let mut shown = Shown::default();
+    shown.append(&sample.tokens, true, tokenizer)?;
+    shown.trained = sample.loss_mask.iter().map(|weight| *weight > 0.0).collect();
+    Ok(vec![shown])
+}
+
 fn conversation(of: &Conversation, apart: bool, tokenizer: &Tokenizer) -> Result<Vec<Shown>> {
-    if of.turns.last().is_none_or(|turn| turn.role != "assistant") {
-        let mut prompt = Prompt::from(of.turns.clone());
-        prompt.metadata.insert("tools".to_owned(), of.tools.clone().into());
-        return Ok(vec![of_prompt(&prompt, tokenizer)?]);
-    }
     let input = |turns| ChatInput::new(turns).tools(&of.tools);
     let tokens = if apart {
         of.beginnings().map(|turns| tokenize_last_turn(&input(turns), tokenizer)).collect::<Result<Vec<_>, _>>()?
@@ -162,7 +214,7 @@ fn of_pair(prompt: PromptText, completion: String, tokenizer: &Tokenizer) -> Res
 }
 
 fn of_prompt(prompt: &Prompt, tokenizer: &Tokenizer) -> Result<Shown> {
-    let mut shown = Shown { text: String::new(), tokens: Vec::new(), places: Vec::new(), trained: Vec::new() };
+    let mut shown = Shown::default();
     shown.append(&tokenizer.encode_prompt(prompt)?, false, tokenizer)?;
     Ok(shown)
 }

@@ -75,13 +75,50 @@ fn tokens_are_shown_with_those_that_are_trained() {
     assert!(refused.code == Some(1) && refused.err.contains("none.jinja"), "{}", refused.err);
 }
 
+/// Records are what `[sft]` and `[task]` would take them for, in whatever format and under whatever names.
+#[test]
+fn tokens_are_shown_of_records_of_every_shape() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(folder.path());
+    let shown = |records: Value, more: &[&str]| {
+        let data = folder.path().join("records.json");
+        fs::write(&data, records.to_string()).unwrap();
+        let ended = rollflow(&[&["tokens", model.to_str().unwrap(), data.to_str().unwrap()][..], more].concat());
+        let trained = |sample: &str| sample.split('«').nth(1).map(|rest| rest.split('»').next().unwrap().replace('│', ""));
+        let learned: Vec<_> = ended.out.split("sample ").skip(1).map(trained).collect();
+        (learned, ended.err)
+    };
+    let said = |text: &str| Some(format!("{text}<|im_end|>"));
+    let records = json!([
+        {"question": "1+1?", "answer": 2},
+        {"instruction": "add", "input": "1, 1", "output": "two"},
+        {"conversations": [{"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "zwei"}]},
+        {"prompt": "unanswered"},
+        {"other": 1},
+    ]);
+    let (learned, err) = shown(records.clone(), &["--limit", "9"]);
+    assert!(err.contains("records: 4 records; skipped: 1 of no known shape"), "{err}");
+    let ends = [Some("2".to_owned()), Some("two".to_owned()), said("zwei"), None];
+    for (learned, end) in learned.iter().zip(&ends) {
+        assert_eq!(learned.is_some(), end.is_some(), "{learned:?}");
+        assert!(end.as_ref().is_none_or(|end| learned.as_ref().unwrap().starts_with(end)), "{learned:?} {end:?}");
+    }
+    assert_eq!(learned.len(), 4);
+    assert_eq!(shown(records, &["--split", "train[2:3]"]).0, [said("zwei")]);
+    let (learned, _) = shown(json!([{"q": "1+1?", "r": {"text": "II"}}]), &["--columns", "prompt=q,completion=r.text"]);
+    assert!(learned.len() == 1 && learned[0].as_ref().is_some_and(|said| said.starts_with("II")), "{learned:?}");
+    let (_, err) = shown(json!([{"q": "1+1?"}]), &[]);
+    assert!(err.contains("Fields of the first: q"), "{err}");
+    assert!(shown(json!([]), &["--columns", "ask=q"]).1.contains("expected prompt, completion"));
+}
+
 #[test]
 fn conversations_are_imitated_in_rows_and_asked_by_the_folders_template() {
     let folder = tempfile::tempdir().unwrap();
     let (model, data, out) = (model(folder.path()), data(folder.path()), folder.path().join("sft"));
     let shared = [
         format!("model={{kind=\"folder\",path={:?}}}", model.display().to_string()),
-        format!("task={{kind=\"jsonl\",path={:?},prompt_key=\"ask\"}}", data.display().to_string()),
+        format!("task={{kind=\"data\",data={:?},columns={{prompt=\"ask\"}}}}", data.display().to_string()),
         format!("sft.sources=[{{data={:?},columns={{messages=\"messages\"}}}}]", data.display().to_string()),
     ];
     let packed = ["sft.max_length=160", "sft.packing=best_fit", "sft.batch_tokens=400", "sft.too_long=drop"].map(str::to_owned);
@@ -112,11 +149,48 @@ fn a_model_without_a_template_is_told_of_where_a_conversation_comes() {
     fs::remove_file(model.join("chat_template.jinja")).unwrap();
     let sets = [
         format!("model={{kind=\"folder\",path={:?}}}", model.display().to_string()),
-        format!("task={{kind=\"jsonl\",path={:?},prompt_key=\"ask\"}}", data.display().to_string()),
+        format!("task={{kind=\"data\",data={:?},columns={{prompt=\"ask\"}}}}", data.display().to_string()),
         format!("sft.sources=[{{data={:?},columns={{messages=\"messages\"}}}}]", data.display().to_string()),
     ];
     let refused = run(SFT, &folder.path().join("none"), &sets);
     assert!(refused.code == Some(1) && refused.err.contains("the model has no chat template"), "{}", refused.err);
     let plain = run(SFT, &folder.path().join("plain"), &[&sets[..], &["chat.template=plain".to_owned()]].concat());
     assert_eq!(plain.code, Some(0), "{}", plain.err);
+}
+
+/// The same questions as plain text under `[chat] ask = "user"`, and as conversations, are the same runs: imitation, reinforcement with some of it mixed in,
+/// and evaluation.
+#[test]
+fn text_that_is_asked_as_the_user_is_the_conversation_that_it_means() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(folder.path());
+    let write = |name: &str, line: &dyn Fn(&str, &str) -> Value| {
+        let file = folder.path().join(name).join("questions.jsonl");
+        fs::create_dir(file.parent().unwrap()).unwrap();
+        let lines = (0..12).map(|n| line(&format!("What is {n} and 1?"), &format!("{}", n + 1)).to_string() + "\n");
+        fs::write(&file, lines.collect::<String>()).unwrap();
+        file
+    };
+    let text = write("text", &|question, answer| json!({"question": question, "answer": answer}));
+    let chats = write("chats", &|question, answer| {
+        let turns = [json!({"role": "system", "content": "Be brief."}), json!({"role": "user", "content": question})];
+        json!({"prompt": turns, "completion": answer, "answer": answer})
+    });
+    let ran = |file: &Path, name: &str, chat: &str| {
+        let sets = [
+            format!("model={{kind=\"folder\",path={:?}}}", model.display().to_string()),
+            format!("task={{kind=\"data\",data={:?}}}", file.display().to_string()),
+            format!("chat={chat}"),
+            "eval={every=2,samples=2,limit=4}".to_owned(),
+            "observe.rollouts_every=1".to_owned(),
+            "mix={every=2,batch=4}".to_owned(),
+        ];
+        let out = folder.path().join(name);
+        let ended = run("pipelines/recipes/sft_then_grpo.toml", &out, &sets);
+        assert_eq!(ended.code, Some(0), "{}\n{}", ended.out, ended.err);
+        ["sft/metrics.jsonl", "metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"].map(|file| read(&out.join(file)))
+    };
+    let asked = ran(&text, "asked", "{ask=\"user\",system=\"Be brief.\"}");
+    assert_eq!(asked, ran(&chats, "conversations", "{}"));
+    assert_ne!(asked[0], ran(&text, "as_written", "{}")[0], "text is text where nothing else is said");
 }

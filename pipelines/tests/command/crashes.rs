@@ -28,6 +28,11 @@ pub fn resume(run: &Path) -> [&str; 2] {
 /// Runs to the end, killed `kills` times on the way (less often only if it is through before) at moments drawn by `seed`: within steps,
 /// between them and within checkpoints. Gives how often.
 pub fn run_killed(run: &Path, sets: &[&str], kills: u64, seed: u64) -> u64 {
+    run_killed_and_seen(run, sets, (kills, seed), || ())
+}
+
+/// The same, with a look at what each kill left.
+pub fn run_killed_and_seen(run: &Path, sets: &[&str], (kills, seed): (u64, u64), mut see: impl FnMut()) -> u64 {
     let first = run_args(GRPO, run, sets);
     let mut killed = 0;
     for kill in 0..kills {
@@ -39,6 +44,8 @@ pub fn run_killed(run: &Path, sets: &[&str], kills: u64, seed: u64) -> u64 {
         }
         std::thread::sleep(Duration::from_micros(draw(seed + 2 * kill + 1, 20_000)));
         killed += u64::from(!running.has_ended());
+        drop(running);
+        see();
     }
     let ended = rollflow(&resume(run));
     assert_eq!(ended.code, Some(0), "{}", ended.err);

@@ -137,7 +137,7 @@ fn what_can_not_be_asked_or_judged_is_an_error_of_its_own() {
     let long = "1+".repeat(2000);
     fs::write(&task, format!("{{\"prompt\":\"1+1=\",\"answer\":\"2\"}}\n{{\"prompt\":\"{long}\",\"answer\":\"2\"}}\n")).unwrap();
     let run = tiny_run(folder.path(), &[]);
-    let set = format!("eval={{samples=2,task={{kind=\"jsonl\",path={:?}}}}}", task.to_str().unwrap());
+    let set = format!("eval={{samples=2,task={{kind=\"data\",data={:?}}}}}", task.to_str().unwrap());
     let asked = rollflow(&["eval", run.to_str().unwrap(), "--set", &set, "--json"]);
     assert_eq!(asked.code, Some(0), "{}", asked.err);
     let report: Value = serde_json::from_str(&asked.out).unwrap();

@@ -5,9 +5,11 @@ use std::path::Path;
 
 use rollflow::data::arithmetic;
 use rollflow::engine::SamplingParams;
+use rollflow::observe::logs::{Rollout, read_rollouts};
 use rollflow::prelude::*;
 use serde_json::{Value, json};
 
+use crate::agents::GAME;
 use crate::running::{Ended, GRPO, rollflow, run_args};
 
 pub const OFFLINE: &str = "pipelines/recipes/grpo_offline.toml";
@@ -104,6 +106,42 @@ fn rollouts_of_a_run_are_learned_from_with_their_log_probabilities_and_groups() 
     assert_eq!(resumed.code, Some(0), "{}", resumed.err);
     let losses = |rows: Vec<Value>| rows.iter().map(|row| (row["loss"].clone(), row["reward_mean"].clone())).collect::<Vec<_>>();
     assert_eq!(losses(rows(&parts)), losses(rows_of_whole), "law C2");
+}
+
+/// Law D1: of rollouts of several turns, what the model sampled is learned from again, and not what its environment said.
+#[test]
+fn rollouts_of_several_turns_are_learned_from_where_the_model_spoke() {
+    let folder = tempfile::tempdir().unwrap();
+    let (online, offline) = (folder.path().join("online"), folder.path().join("offline"));
+    let sets = [&GAME[..], &["observe.rollouts_every=1"]].concat();
+    assert_eq!(rollflow(&run_args(GRPO, &online, &sets)).code, Some(0));
+    let recorded: Vec<_> = read_rollouts(online.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let turns = |row: &Rollout| row.metadata["turns"].as_u64().unwrap();
+    assert!(recorded.iter().any(|row| turns(row) > 1), "some have several turns");
+    let sets = [
+        format!("model={{kind=\"folder\",path={:?}}}", online.join("checkpoints/step_000003")),
+        format!("task.path={:?}", online.join("rollouts.jsonl")),
+        "filter=[]".to_owned(),
+        "batch.groups=12".to_owned(),
+        "observe.rollouts_every=1".to_owned(),
+        "train.advantage={kind=\"constant\",baseline=0.5}".to_owned(),
+        "train.steps=1".to_owned(),
+        "train.schedule.warmup=0".to_owned(),
+    ];
+    let ended = run(&offline, &sets);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    // Tokens that nobody sampled have no log-probability on record: taken for sampled ones, they would be far off.
+    let row = &rows(&offline)[0];
+    assert!(row["log_prob_gap_mean_nats"].as_f64().unwrap() < 0.1, "{row}");
+    let sampled: usize = recorded.iter().map(|row| row.versions.generated()).sum();
+    let learned: Vec<_> = read_rollouts(offline.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    assert_eq!(learned.iter().map(|row| row.versions.generated()).sum::<usize>(), sampled);
+    let told = |rows: &[Rollout]| {
+        let mut all: Vec<_> = rows.iter().map(|row| (row.tokens.clone(), turns(row), row.index, row.part)).collect();
+        all.sort();
+        all
+    };
+    assert_eq!(told(&learned), told(&recorded));
 }
 
 #[test]

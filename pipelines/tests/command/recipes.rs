@@ -1,5 +1,9 @@
 //! `check` and `graph`: everything that is wrong at once, and drawings of what would run.
 
+use std::io::Write;
+use std::path::Path;
+use std::process::Stdio;
+
 use serde_json::Value;
 
 use crate::running::{GRPO, SFT, command, rollflow};
@@ -51,6 +55,13 @@ fn a_bad_recipe_exits_with_2_and_tells_all_that_is_wrong_where_it_is_written() {
     }
 }
 
+/// A recipe's text, behind that of the recipes which it includes.
+fn text_of(file: &Path) -> String {
+    let text = std::fs::read_to_string(file).unwrap();
+    let included = text.lines().find_map(|line| line.strip_prefix("include = \"")?.strip_suffix('"'));
+    included.map_or_else(String::new, |base| text_of(&file.with_file_name(base))) + &text
+}
+
 /// What makes any shipped recipe one of a few steps of a debug build; keys that a pipeline has no section for are left out.
 fn small(text: &str) -> Vec<String> {
     let all = [
@@ -69,6 +80,10 @@ fn small(text: &str) -> Vec<String> {
         ("[train]", "generate.slots=8"),
         ("[critic]", "critic.warmup_steps=1"),
         ("max_new_tokens = 256", "generate.max_new_tokens=4"),
+        // A tiny model has no chat template.
+        ("[chat]", "chat.template=plain"),
+        ("[eval]", "eval.limit=2"),
+        ("path = \"runs/", "task.path=pipelines/data/rollouts_addition.jsonl"),
     ];
     // What was recorded has its rewards.
     let recorded = text.contains("kind = \"rollouts\"");
@@ -91,14 +106,15 @@ fn every_shipped_recipe_checks_and_runs_a_few_steps() {
     for entry in std::fs::read_dir(recipes).unwrap() {
         let path = entry.unwrap().path();
         let name = path.to_str().unwrap();
-        let mut text = std::fs::read_to_string(&path).unwrap();
-        if text.contains("include = \"grpo.toml\"") {
-            text += &std::fs::read_to_string(path.with_file_name("grpo.toml")).unwrap();
-        }
+        let text = text_of(&path);
         let sets = small(&text);
-        // A folder of a model that is nowhere near.
-        let elsewhere = if text.contains("path = \"models/") { &["--set", sets[0].as_str()][..] } else { &[] };
-        let checked = rollflow(&[&["check", name], elsewhere].concat());
+        // A folder of a model, or of a run, that is nowhere near.
+        let elsewhere = sets.iter().filter(|set| {
+            text.contains("path = \"models/") && ["model=", "chat."].iter().any(|of| set.starts_with(of))
+                || set.starts_with("task.path=")
+        });
+        let elsewhere: Vec<&str> = elsewhere.flat_map(|set| ["--set", set.as_str()]).collect();
+        let checked = rollflow(&[&["check", name][..], &elsewhere].concat());
         assert_eq!((checked.code, checked.err.as_str()), (Some(0), ""), "{name}");
         // Those that start a server run where there is one: `make test-engines`.
         if text.contains("[engine]") {
@@ -113,7 +129,7 @@ fn every_shipped_recipe_checks_and_runs_a_few_steps() {
         assert!(rows.lines().count() >= 2, "{name} took steps");
         ran += 1;
     }
-    assert!(ran >= 7, "{ran} recipes");
+    assert!(ran >= 15, "{ran} recipes");
 }
 
 /// Each value from where it was written last, and each error from where it is.
@@ -156,9 +172,9 @@ fn values_come_from_bases_the_recipe_the_environment_and_arguments_in_this_order
     assert!(code == Some(2) && text.contains("mine.toml:1:11") && text.contains("none.toml"), "{text}");
     // A section of another kind is not mixed with the base's.
     write("base.toml", "pipeline = \"grpo\"\n[model]\nkind = \"tiny\"\n[task]\nkind = \"arithmetic\"\ndigits = 2\n");
-    write("mine.toml", "include = \"base.toml\"\n[task]\nkind = \"jsonl\"\npath = \"no.jsonl\"\n");
+    write("mine.toml", "include = \"base.toml\"\n[task]\nkind = \"data\"\ndata = \"no.jsonl\"\n");
     let (_, text) = checked(&[], none);
-    assert!(text.contains("does not exist") && !text.contains("digits"), "{text}");
+    assert!(text.contains("no data set `no.jsonl`") && !text.contains("digits"), "{text}");
 }
 
 /// What is included, taken from the environment and set becomes one recipe that says all of it (R319).
@@ -189,7 +205,9 @@ fn what_init_writes_is_accepted_with_a_comment_to_every_section() {
     let data = data.to_str().unwrap();
     let file = ["--task", data, "--prompt-key", "question", "--answer-key", "solution"];
     for (at, args) in
-        [&[][..], &["--pipeline", "sft"], &file, &[&file[..], &["--pipeline", "sft", "--steps", "7"]].concat()].iter().enumerate()
+        [&[][..], &["--pipeline", "sft"], &file, &file[..2], &[&file[..], &["--pipeline", "sft", "--steps", "7"]].concat()]
+            .iter()
+            .enumerate()
     {
         let path = folder.path().join(format!("{at}.toml"));
         let path = path.to_str().unwrap();
@@ -202,6 +220,54 @@ fn what_init_writes_is_accepted_with_a_comment_to_every_section() {
     }
     let missing = rollflow(&["init", folder.path().join("m.toml").to_str().unwrap(), "--yes", "--model", "no/such/model"]);
     assert!(missing.code == Some(2) && missing.err.contains("no/such/model"), "{}", missing.err);
+}
+
+/// Lines from a pipe answer its questions, and what it writes over data whose names say nothing runs.
+#[test]
+fn init_takes_answers_from_a_pipe_and_what_it_writes_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, recipe, out) = (folder.path().join("data.jsonl"), folder.path().join("mine.toml"), folder.path().join("run"));
+    let line = |n: usize| format!("{{\"ask\":\"{n}+1=\",\"told\":\"{}\"}}\n", n + 1);
+    std::fs::write(&data, (0..60).map(line).collect::<String>()).unwrap();
+    let init = |answers: &str| {
+        let mut child = command(&["init", recipe.to_str().unwrap(), "--force"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(answers.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, said) = init(&format!("sft_then_grpo\n\n{}\nask\ntold\nexact\n3\n", data.display()));
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("Its field with the prompt? [prompt] ask"), "{said}");
+    let text = std::fs::read_to_string(&recipe).unwrap();
+    for part in [
+        "pipeline = \"sft_then_grpo\"",
+        "columns = { prompt = \"ask\", answer = \"told\" }",
+        "split = \"train[90%:]\"",
+        "steps = 3",
+    ] {
+        assert!(text.contains(part), "{part}:\n{text}");
+    }
+    let small =
+        ["model.hidden=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.intermediate=32", "sft.steps=2"];
+    let more = [
+        "sft.batch=4",
+        "batch.groups=4",
+        "generate.slots=8",
+        "filter=[]",
+        "reward={kind=\"regex\",pattern=\"[0-9]\"}",
+        "generate.max_new_tokens=4",
+    ];
+    let sets = small.iter().chain(&more).flat_map(|set| ["--set", set]);
+    let args: Vec<&str> = ["run", recipe.to_str().unwrap(), "--out", out.to_str().unwrap()].into_iter().chain(sets).collect();
+    let ended = rollflow(&args);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let (code, said) = init("gpro\n");
+    assert!(code == Some(2) && said.contains("none of grpo, sft, sft_then_grpo"), "{said}");
 }
 
 #[test]
@@ -218,7 +284,7 @@ fn shells_and_man_know_every_subcommand() {
         assert!(completions.iter().all(|script| script.contains(name)), "{name}");
     }
     assert!(rollflow(&["man", "compare"]).out.contains("metric"), "a page for each");
-    assert_eq!(rollflow(&["man", "nothing"]).code, Some(1));
+    assert_eq!(rollflow(&["man", "nothing"]).code, Some(2));
 }
 
 #[test]

@@ -168,10 +168,33 @@ fn no_secret_is_written_or_said() {
     assert!(said.contains("401") && !said.contains("wr0ng-token"), "{said}");
 }
 
+/// R320: a recipe is written down with its run, so that one which seems to hold a secret is refused, wherever in it that stands, and not said again.
 #[test]
-fn an_address_with_a_password_in_it_is_refused() {
-    let set = "reward={kind=\"http\",url=\"http://me:hunter2@127.0.0.1:9/score\"}";
-    let refused = rollflow(&["check", GRPO, "--set", set]);
-    assert_eq!(refused.code, Some(2));
-    assert!(refused.err.contains("token_env"), "{}", refused.err);
+fn a_recipe_with_a_secret_in_it_is_refused_before_anything_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = folder.path().join("mine.toml");
+    let sets = [
+        "reward={kind=\"http\",url=\"http://me:hunter2@127.0.0.1:9/score\"}",
+        "reward={kind=\"http\",url=\"http://127.0.0.1:9/score?api_key=hunter2\"}",
+        "engine={kind=\"vllm\",urls=[\"http://me:hunter2@127.0.0.1:9\"]}",
+        "engine={launch=\"vllm\",env=[\"HF_TOKEN=hunter2\"]}",
+        "engine={launch=\"vllm\",flags=[\"--api-key\",\"hunter2\"]}",
+        "environment={kind=\"agent\",url=\"http://me:hunter2@127.0.0.1:9/\"}",
+    ];
+    for set in sets {
+        let (key, value) = set.split_once('=').unwrap();
+        fs::write(&recipe, format!("include = {:?}\n{key} = {value}\n", fs::canonicalize(format!("../{GRPO}")).unwrap()))
+            .unwrap();
+        let out = folder.path().join("run");
+        let given = rollflow(&["run", GRPO, "--set", set, "--out", out.to_str().unwrap()]);
+        let written = rollflow(&["run", recipe.to_str().unwrap(), "--out", out.to_str().unwrap()]);
+        let variable =
+            command(&["check", GRPO, "--json"]).env(format!("ROLLFLOW__{}", key.to_uppercase()), value).output().unwrap();
+        let variable = (variable.status.code(), String::from_utf8(variable.stdout).unwrap());
+        for (code, said) in [(given.code, given.out + &given.err), (written.code, written.out + &written.err), variable] {
+            assert_eq!(code, Some(2), "{set}: {said}");
+            assert!(said.contains("token_env") && !said.contains("hunter2"), "{set}: {said}");
+        }
+        assert!(!out.exists(), "{set}");
+    }
 }

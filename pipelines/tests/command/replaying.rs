@@ -19,7 +19,7 @@ fn run(folder: &Path, poisoned: usize, sets: &[&str]) -> Ended {
     let answer = |at: usize| if at < poisoned { "" } else { ",\"answer\":\"7\"" };
     let lines: Vec<String> = (0..8).map(|at| format!("{{\"prompt\":\"{at}+1=\"{}}}\n", answer(at))).collect();
     fs::write(&data, lines.concat()).unwrap();
-    let task = format!("task={{kind=\"jsonl\",path={:?},answer_key=\"\",shuffle=false}}", data.display().to_string());
+    let task = format!("task={{kind=\"data\",data={:?},shuffle=false}}", data.display().to_string());
     let sets = [&[task.as_str(), COMPARED, "train.steps=3"], sets].concat();
     let out = folder.join("run");
     let args = run_args(GRPO, &out, &sets);

@@ -112,9 +112,8 @@ fn its_training_goes_on_after_an_interruption_as_if_there_was_none() {
 fn pairs_come_from_a_file_and_a_reward_model_may_go_on_from_its_own_folder() {
     let folder = tempfile::tempdir().unwrap();
     let (data, first, second) = (folder.path().join("pairs.jsonl"), folder.path().join("first"), folder.path().join("second"));
-    let task = format!("task={{kind=\"jsonl\",path={data:?},prompt_key=\"question\"}}");
-    let keys =
-        ["reward_model.chosen_key=good", "reward_model.rejected_key=bad", "reward_model.held_out=0", "reward_model.steps=20"];
+    let task = format!("task={{kind=\"data\",data={data:?},columns={{chosen=\"good\",rejected=\"bad\"}}}}");
+    let keys = ["reward_model.held_out=0", "reward_model.steps=20"];
     let sets = [&keys[..], &[task.as_str()]].concat();
     fs::write(
         &data,
@@ -136,7 +135,7 @@ fn pairs_come_from_a_file_and_a_reward_model_may_go_on_from_its_own_folder() {
 
     fs::write(&data, "{\"question\": \"say a\", \"good\": \"a\", \"bad\": \"a\"}\n").unwrap();
     let same = train(&folder.path().join("same"), &sets);
-    assert!(same.code == Some(1) && same.err.contains("pairs.jsonl:1: `good` and `bad` are the same answer"), "{}", same.err);
+    assert!(same.code == Some(1) && same.err.contains("all records were skipped: 1 whose answers are the same"), "{}", same.err);
     let long = "9".repeat(3000);
     fs::write(&data, format!("{{\"question\": \"a\", \"good\": \"{long}\", \"bad\": \"b\"}}\n")).unwrap();
     let long = train(&folder.path().join("long"), &sets);

@@ -154,9 +154,9 @@ fn a_folder_that_holds_a_run_or_cannot_be_made_is_refused_and_named() {
     fs::create_dir(&run).unwrap();
     fs::write(run.join("recipe.toml"), "precious").unwrap();
     fs::write(&file, "").unwrap();
-    for (out, why) in [(&run, "already holds a run"), (&file.join("below"), "making the run's folder")] {
+    for (out, code, why) in [(&run, 2, "already holds a run"), (&file.join("below"), 1, "making the run's folder")] {
         let refused = rollflow(&run_args(GRPO, out, &[]));
-        assert_eq!(refused.code, Some(1));
+        assert_eq!(refused.code, Some(code));
         assert!(refused.err.contains(why) && refused.err.contains(out.to_str().unwrap()), "{}", refused.err);
     }
     assert_eq!(read(&run.join("recipe.toml")), "precious");
@@ -189,22 +189,19 @@ fn ctrl_c_during_the_warm_up_ends_the_run() {
     assert!(rows(&run).is_empty() && checkpoints(&run).is_empty(), "the policy that was asked for was never begun");
 }
 
-/// Law F5. The prompts come from a pipe that nobody has written to, so that between the warm-up and reinforcement there is all the time in
-/// the world.
+/// Law F5. What an environment searches comes from a pipe that nobody has written to, so that between the warm-up and reinforcement there is all
+/// the time in the world.
 #[test]
 fn ctrl_c_between_the_warm_up_and_reinforcement_ends_the_run() {
     let folder = tempfile::tempdir().unwrap();
-    let (run, prompts, pairs) =
-        (folder.path().join("run"), folder.path().join("prompts.jsonl"), folder.path().join("pairs.jsonl"));
-    assert!(std::process::Command::new("mkfifo").arg(&prompts).status().unwrap().success());
-    fs::write(&pairs, "{\"prompt\": \"1+1=\", \"completion\": \"2\"}\n").unwrap();
-    let task = format!("task={{kind=\"jsonl\",path={prompts:?}}}");
-    let data = format!("sft.data={pairs:?}");
-    let mut running = Running::start(&run_args(GRPO, &run, &[&task, &data, "train.steps=1000000", "train.probe=false"]));
+    let (run, corpus) = (folder.path().join("run"), folder.path().join("texts.txt"));
+    assert!(std::process::Command::new("mkfifo").arg(&corpus).status().unwrap().success());
+    let environment = format!("environment={{kind=\"search\",corpus={corpus:?}}}");
+    let mut running = Running::start(&run_args(GRPO, &run, &[&environment, "train.steps=1000000", "train.probe=false"]));
     running.line(|line| (line == "Training complete!").then_some(()));
     running.interrupt();
     running.line(|line| line.contains("interrupted: finishing").then_some(()));
-    fs::write(&prompts, "{\"prompt\": \"1+1=\", \"answer\": \"2\"}\n").unwrap();
+    fs::write(&corpus, "1+1 is 2\n").unwrap();
     assert_eq!(running.end(), Some(0));
     assert!(rows(&run).is_empty() && checkpoints(&run).is_empty(), "reinforcement ended before it began");
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use rollflow::observe::logs::{DEAD_LETTERS, read_rollouts};
+use rollflow::observe::logs::{DEAD_LETTERS, Rollout, read_rollouts};
 use serde_json::Value;
 
 use crate::running::{Ended, GRPO, read, rollflow, rollflow_with, run_args};
@@ -183,4 +183,38 @@ fn r190_a_judge_grades_what_it_has_not_graded_before_and_its_key_is_written_nowh
     let out = folder.path().join("fourth");
     let ended = rollflow(&run_args(GRPO, &out, &[&reward]));
     assert!(ended.err.contains("the environment has no JUDGE_KEY"), "{}", ended.err);
+}
+
+/// Likes the shortest of the answers that it is shown, and says so at the end.
+const COMPARER: &str = r##"
+        asked = question["messages"][0]["content"].removeprefix("Which of these is short?\n")
+        answers = re.split(r"(?:^|\n\n)\[Response \d+\]\n", asked)[1:]
+        shortest = min(map(len, answers))
+        said = "Score: 5 is not what I mean.\n" + "\n".join(f"Score: {10 if len(answer) == shortest else 0}" for answer in answers)
+"##;
+
+#[test]
+fn r190_a_judge_that_sees_all_answers_of_a_group_compares_them_in_one_question() {
+    let (before, after) = GRADER.split_once("        allowed = ").unwrap();
+    let (_, after) = after.split_once("        body = ").unwrap();
+    let server = Server::start(&format!("{before}{COMPARER}        allowed = True\n        body = {after}"));
+    let folder = tempfile::tempdir().unwrap();
+    let (out, cache) = (folder.path().join("run"), folder.path().join("judged.jsonl"));
+    let reward = format!(
+        "reward={{kind=\"judge\",url={:?},model=\"comparer\",prompt=\"Which of these is short?\\n{{responses}}\",cache={:?}}}",
+        server.url,
+        cache.to_str().unwrap()
+    );
+    let ended = run(&out, &reward);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    assert!(!out.join(DEAD_LETTERS).exists());
+    let rollouts: Vec<_> = read_rollouts(out.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    assert_eq!(rollouts.len(), 3 * 4 * 4);
+    for group in rollouts.chunk_by(|one, next| one.group == next.group) {
+        let length = |rollout: &Rollout| rollout.response.chars().count();
+        let shortest = group.iter().map(length).min();
+        let expected: Vec<_> = group.iter().map(|rollout| Some(f64::from(Some(length(rollout)) == shortest))).collect();
+        assert_eq!(group.iter().map(|rollout| rollout.reward).collect::<Vec<_>>(), expected, "{group:?}");
+    }
+    assert_eq!(read(&cache).lines().count(), 3 * 4, "a question for each group");
 }

@@ -17,6 +17,10 @@ pub struct Columns {
     pub messages: Option<String>,
     /// Text without question and answer.
     pub text: Option<String>,
+    /// Of two answers, the better one.
+    pub chosen: Option<String>,
+    /// Of two answers, the worse one.
+    pub rejected: Option<String>,
 }
 
 /// Takes the first of these fields that is there and not null, with its name.

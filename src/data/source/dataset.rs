@@ -18,8 +18,6 @@ use super::skips::{Skip, Skips};
 use super::split::Split;
 use crate::hub::Cache as HubCache;
 
-/// Records judged together: memory for their bytes, and work for all cores.
-const CHUNK: usize = 1 << 16;
 /// Records that are worth handing to another core.
 const SHARE: usize = 64;
 
@@ -106,10 +104,9 @@ impl<T: Shape> DataSet<T> {
         for part in &mut parts {
             let len = part.len();
             let places = slice.start.clamp(before, before + len) - before..slice.end.clamp(before, before + len) - before;
-            let kept = opening.judge(part, places)?;
-            part.keep(&kept);
+            opening.judge(part, places)?;
             before += len;
-            all += kept.len();
+            all += part.close();
             ends.push(all);
         }
         let Opening { skips, fields, crc, .. } = opening;
@@ -196,15 +193,14 @@ struct Opening<'a, T> {
 }
 
 impl<T: Shape> Opening<'_, T> {
-    /// The usable records among these, as many as are wanted.
-    fn judge(&mut self, part: &Part, places: std::ops::Range<usize>) -> Result<Vec<u32>, DataError> {
-        let mut kept = Vec::new();
-        for from in places.clone().step_by(CHUNK) {
-            if self.left == Some(0) {
+    /// Keeps the usable records among these, as many as are wanted.
+    fn judge(&mut self, part: &mut Part, places: std::ops::Range<usize>) -> Result<(), DataError> {
+        let mut unjudged = part.unjudged(places, self.left)?;
+        while self.left != Some(0) {
+            let (from, records) = part.next(&mut unjudged)?;
+            if records.is_empty() {
                 break;
             }
-            let chunk = from..places.end.min(from + CHUNK);
-            let records = part.read(chunk.start, chunk.end)?;
             self.note_fields(part, records.first());
             let judge = |bytes: &Vec<u8>| {
                 let record = part.parse(bytes)?;
@@ -213,22 +209,22 @@ impl<T: Shape> Opening<'_, T> {
             let verdicts: Vec<Result<Result<(), Skip>, String>> = records.par_iter().with_min_len(SHARE).map(judge).collect();
             let mut bad = verdicts.iter().enumerate().filter_map(|(at, verdict)| Some((at, verdict.as_ref().err()?)));
             if let Some((at, problem)) = bad.next() {
-                let (line, problem, more) = (part.line(chunk.start + at), problem.clone(), bad.count());
+                let (line, problem, more) = (part.line_of_place(from + at), problem.clone(), bad.count());
                 return Err(DataError::Record { file: part.path.clone(), line, problem, more });
             }
-            for ((at, bytes), verdict) in chunk.zip(&records).zip(verdicts) {
+            for ((place, bytes), verdict) in (from..).zip(&records).zip(verdicts) {
                 match verdict {
                     _ if self.left == Some(0) => break,
                     Ok(Err(skip)) => self.skips.count(skip),
                     _ => {
-                        kept.push(u32::try_from(at).map_err(|_| DataError::format(&part.path, "more than 4 billion records"))?);
+                        part.keep(place, bytes)?;
                         self.left.iter_mut().for_each(|left| *left -= 1);
                         self.crc.update(bytes);
                     }
                 }
             }
         }
-        Ok(kept)
+        Ok(())
     }
 
     fn note_fields(&mut self, part: &Part, first: Option<&Vec<u8>>) {

@@ -1,7 +1,7 @@
 //! Data sets on disk, of any size: found by name, recognised, mixed and streamed.
 //!
 //! [`DataSpec`] says which files and which of their records (`locate`, `hub`, `split`), [`Shape`] what a record means (`shape`, `turns`,
-//! `columns`), [`DataSet`] is their usable records by number (`part`, `spool`, `parquet`), and [`Mixed`] several of them as one endless stream in
+//! `columns`), [`DataSet`] is their usable records by number (`part`, `scan`, `spool`, `parquet`), and [`Mixed`] several of them as one endless stream in
 //! which [`Mixture`] says what stands where. Nothing is ever downloaded. docs/data.md is for those who have data.
 
 mod columns;
@@ -14,6 +14,7 @@ mod mixture;
 mod parquet;
 mod part;
 mod recorded;
+mod scan;
 mod sft;
 mod shape;
 mod skips;

@@ -1,75 +1,144 @@
 //! One file's records by number, without holding them: 12 bytes of index each.
 //!
 //! Rows are read where they lie, by position, rather than through a map of the file: what was read once then counts against the machine's
-//! cache and not against this process, and a file that is cut short under a run is an error and not a crash.
+//! cache and not against this process, and a file that is cut short under a run is an error and not a crash. Rows of Parquet have no place of
+//! their own: those that are kept are unpacked into a copy, a group of rows at a time, while they are judged.
 
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use memchr::memchr_iter;
-use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::DataError;
 use super::locate::Format;
-use crate::data::jsonl::parse_line;
+use super::scan::{Place, Scanner};
+use crate::data::jsonl::{parse_line, parse_object};
 
 /// Read at once while lines are sought.
 const BLOCK: usize = 8 << 20;
+/// Records judged together: memory for their bytes, and work for all cores.
+const TOGETHER: usize = 1 << 16;
+/// Bytes of records judged together, unless a single one has more.
+const BYTES_TOGETHER: u64 = 16 << 20;
+/// Fields of an object that its records may stand in, behind the split's name.
+const LISTS: [&str; 5] = ["data", "rows", "examples", "instances", "records"];
 
 /// Where the bytes lie.
-pub(super) enum Bytes {
+enum Bytes {
     /// In the file itself.
     File,
-    /// In a copy of this process's own, made from another format.
+    /// In a copy of this process's own, unpacked from so many rows.
     #[cfg(feature = "parquet")]
-    Copy(super::spool::Spool),
+    Copy(usize, super::spool::Spool),
 }
 
 /// A file and where its records begin and how long they are.
 pub(super) struct Part {
     pub(super) path: PathBuf,
-    pub(super) format: Format,
+    format: Format,
     bytes: Bytes,
     start: Vec<u64>,
     len: Vec<u32>,
     /// Of the kept records, their place among all, where they have no lines.
     row: Vec<u32>,
+    kept: usize,
+}
+
+/// Where judging a part has come to.
+pub(super) struct Unjudged {
+    places: Range<usize>,
+    /// How many are taken next, twice as many every time: whoever wants few is spared the reading of many.
+    next: usize,
+    #[cfg(feature = "parquet")]
+    rows: Option<super::parquet::Rows>,
 }
 
 impl Part {
-    /// Finds the records. Nothing of them is looked at but where they end, unless they stand in a list.
+    /// Finds the records. Nothing of them is looked at but where they end.
     pub(super) fn index(path: PathBuf, format: Format, split: &str) -> Result<Self, DataError> {
         let format = if format == Format::Json && is_lines(&path)? { Format::JsonLines } else { format };
-        let mut part = Part { path, format, bytes: Bytes::File, start: Vec::new(), len: Vec::new(), row: Vec::new() };
+        let mut part = Part { path, format, bytes: Bytes::File, start: Vec::new(), len: Vec::new(), row: Vec::new(), kept: 0 };
         match format {
             Format::JsonLines | Format::Text => part.index_lines()?,
             Format::Json => part.index_list(split)?,
-            Format::Parquet => part.index_copy()?,
+            Format::Parquet => part.count_rows()?,
         }
         Ok(part)
     }
 
-    /// How many there are.
+    /// How many there are, before any is kept.
     pub(super) fn len(&self) -> usize {
-        self.start.len()
+        match &self.bytes {
+            Bytes::File => self.start.len(),
+            #[cfg(feature = "parquet")]
+            Bytes::Copy(rows, _) => *rows,
+        }
     }
 
-    /// Keeps the records of these places, ascending.
-    pub(super) fn keep(&mut self, places: &[u32]) {
-        let lines = matches!(self.format, Format::JsonLines | Format::Text);
-        for (to, &from) in places.iter().enumerate() {
-            (self.start[to], self.len[to]) = (self.start[from as usize], self.len[from as usize]);
+    /// Goes through the records of these places, to judge them, until perhaps so many are found.
+    pub(super) fn unjudged(&self, places: Range<usize>, wanted: Option<usize>) -> Result<Unjudged, DataError> {
+        Ok(Unjudged {
+            next: wanted.unwrap_or(TOGETHER).clamp(1, TOGETHER),
+            #[cfg(feature = "parquet")]
+            rows: match &self.bytes {
+                Bytes::File => None,
+                Bytes::Copy(..) => Some(super::parquet::Rows::from(&self.path, places.start)?),
+            },
+            places,
+        })
+    }
+
+    /// The place of the next record and its bytes, with those of as many behind it as are worth holding at once; nothing at the end.
+    pub(super) fn next(&self, unjudged: &mut Unjudged) -> Result<(usize, Vec<Vec<u8>>), DataError> {
+        let Range { start: from, end } = unjudged.places;
+        let most = end.min(from + unjudged.next);
+        unjudged.next = TOGETHER.min(2 * unjudged.next);
+        #[cfg(feature = "parquet")]
+        if let Some(rows) = &mut unjudged.rows {
+            let records = rows.next(most - from, BYTES_TOGETHER)?;
+            unjudged.places.start += records.len();
+            return Ok((from, records));
         }
-        self.start.truncate(places.len());
-        self.len.truncate(places.len());
+        let mut bytes = 0;
+        let fits = |at: &usize| {
+            bytes += u64::from(self.len[*at]);
+            bytes <= BYTES_TOGETHER || *at == from
+        };
+        let to = from + (from..most).take_while(fits).count();
+        unjudged.places.start = to;
+        Ok((from, self.read(from, to)?))
+    }
+
+    /// Keeps the record of this place, behind those that were kept before.
+    pub(super) fn keep(&mut self, place: usize, record: &[u8]) -> Result<(), DataError> {
+        match &mut self.bytes {
+            Bytes::File => (self.start[self.kept], self.len[self.kept]) = (self.start[place], self.len[place]),
+            #[cfg(feature = "parquet")]
+            Bytes::Copy(_, copy) => {
+                let start = copy.len();
+                copy.append(record).map_err(DataError::file(&self.path))?;
+                let row = u32::try_from(place).map_err(|_| DataError::format(&self.path, "more than 4 billion records"))?;
+                self.row.push(row);
+                self.push(start, record.len() as u64)?;
+            }
+        }
+        #[cfg(not(feature = "parquet"))]
+        let _ = record;
+        self.kept += 1;
+        Ok(())
+    }
+
+    /// Forgets what was not kept. How many were.
+    pub(super) fn close(&mut self) -> usize {
+        self.start.truncate(self.kept);
+        self.len.truncate(self.kept);
         self.start.shrink_to_fit();
         self.len.shrink_to_fit();
-        if !lines {
-            self.row = places.to_vec();
-        }
+        self.kept
     }
 
     /// The bytes of records `from..to`, each with its own, read at once as far as they lie together.
@@ -90,7 +159,7 @@ impl Part {
             match &self.bytes {
                 Bytes::File => file.read_exact_at(&mut block, begin),
                 #[cfg(feature = "parquet")]
-                Bytes::Copy(copy) => copy.read_at(&mut block, begin),
+                Bytes::Copy(_, copy) => copy.read_at(&mut block, begin),
             }
             .map_err(&failed)?;
             records.extend((first..at).map(|at| {
@@ -109,14 +178,20 @@ impl Part {
                 Ok(Map::from_iter([("text".to_owned(), text.trim_end_matches('\r').into())]))
             }
             // The byte-order mark is behind the first record's beginning already.
-            _ => parse_line(bytes, 0)?.ok_or_else(|| "an empty record".to_owned()),
+            Format::JsonLines => parse_line(bytes, 0)?.ok_or_else(|| "an empty record".to_owned()),
+            Format::Json | Format::Parquet => parse_object(bytes),
         }
     }
 
-    /// The line that a record stands on, from 1; of other formats its row. Costs reading the file up to there: for errors.
+    /// The line that a kept record stands on, from 1; of Parquet its row. Costs reading the file up to there: for errors.
     pub(super) fn line(&self, at: usize) -> usize {
+        self.row.get(at).map_or_else(|| self.line_of_place(at), |row| *row as usize + 1)
+    }
+
+    /// The same of a place among all records, while they are judged.
+    pub(super) fn line_of_place(&self, at: usize) -> usize {
         if self.format == Format::Parquet {
-            return self.row.get(at).map_or(at, |row| *row as usize) + 1;
+            return at + 1;
         }
         let before = self.start.get(at).copied().unwrap_or(0);
         let lines = || {
@@ -132,7 +207,7 @@ impl Part {
         lines().unwrap_or_else(|_: std::io::Error| at + 1)
     }
 
-    fn push(&mut self, start: u64, len: usize) -> Result<(), DataError> {
+    fn push(&mut self, start: u64, len: u64) -> Result<(), DataError> {
         let len = u32::try_from(len).map_err(|_| DataError::format(&self.path, "a single record is longer than 4 GiB"))?;
         self.start.push(start);
         self.len.push(len);
@@ -166,57 +241,66 @@ impl Part {
     }
 
     fn push_line(&mut self, line: &[u8], start: u64) -> Result<(), DataError> {
-        if line.iter().all(u8::is_ascii_whitespace) { Ok(()) } else { self.push(start, line.len()) }
+        if line.iter().all(u8::is_ascii_whitespace) { Ok(()) } else { self.push(start, line.len() as u64) }
     }
 
     /// `[{…}, …]`, or `{"data": [{…}, …], …}` with the split's name or a usual one for the list; another object is one record.
     fn index_list(&mut self, split: &str) -> Result<(), DataError> {
-        let text = std::fs::read_to_string(&self.path).map_err(DataError::file(&self.path))?;
-        let text = text.as_str();
-        let refuse = |error: serde_json::Error| DataError::format(&self.path, format!("not JSON: {error}"));
-        let whole: &RawValue = serde_json::from_str(text.trim_start_matches('\u{feff}')).map_err(refuse)?;
-        // Slices of the text, so that their places are those in the file.
-        let place = |record: &RawValue| (record.get().as_ptr() as usize - text.as_ptr() as usize, record.get().len());
-        let list = if whole.get().starts_with('{') {
-            let fields: std::collections::BTreeMap<String, &RawValue> = serde_json::from_str(whole.get()).map_err(refuse)?;
-            let usual = [split, "data", "rows", "examples", "instances", "records"];
-            let list = usual.iter().find_map(|name| fields.get(*name).filter(|value| value.get().starts_with('[')));
-            list.map(|list| list.get())
-        } else {
-            Some(whole.get())
-        };
-        let records: Vec<&RawValue> = list.map_or(Ok(vec![whole]), serde_json::from_str).map_err(refuse)?;
-        let found: Vec<_> = records.into_iter().map(place).collect();
-        found.into_iter().try_for_each(|(start, len)| self.push(start as u64, len))
+        let path = self.path.clone();
+        let mut scanner = Scanner::open(&path)?;
+        match scanner.next()? {
+            None => return Err(DataError::format(&path, "not JSON: the file is empty")),
+            Some(b'{') => {
+                let whole = scanner.value()?;
+                scanner.end()?;
+                scanner.back_to(&whole)?;
+                let list = self.list_in(&mut scanner, split)?;
+                let Some(list) = list else { return self.push(whole.start, whole.len) };
+                scanner.back_to(&list)?;
+                return scanner.list(|record| self.push(record.start, record.len));
+            }
+            Some(b'[') => scanner.list(|record| self.push(record.start, record.len))?,
+            Some(_) => {
+                let whole = scanner.value()?;
+                self.push(whole.start, whole.len)?;
+            }
+        }
+        scanner.end()
+    }
+
+    /// Of an object, the list that its records stand in.
+    fn list_in(&self, scanner: &mut Scanner, split: &str) -> Result<Option<Place>, DataError> {
+        let mut lists: Vec<(usize, Place)> = Vec::new();
+        scanner.fields(|name, place| {
+            let rank = [split].iter().chain(&LISTS).position(|usual| *usual == name);
+            lists.extend(rank.filter(|_| place.first == b'[').map(|rank| (rank, place)));
+            Ok(())
+        })?;
+        Ok(lists.into_iter().min_by_key(|(rank, _)| *rank).map(|(_, place)| place))
     }
 
     #[cfg(feature = "parquet")]
-    fn index_copy(&mut self) -> Result<(), DataError> {
-        let mut copy = super::spool::Spool::default();
-        let path = self.path.clone();
-        super::parquet::rows(&path, |record| {
-            let start = copy.len();
-            copy.append(&record).map_err(DataError::file(&path))?;
-            self.push(start, record.len())
-        })?;
-        self.bytes = Bytes::Copy(copy);
+    fn count_rows(&mut self) -> Result<(), DataError> {
+        self.bytes = Bytes::Copy(super::parquet::count(&self.path)?, super::spool::Spool::default());
         Ok(())
     }
 
     #[cfg(not(feature = "parquet"))]
-    fn index_copy(&mut self) -> Result<(), DataError> {
+    fn count_rows(&mut self) -> Result<(), DataError> {
         let problem =
             "this program was built without Parquet; build it with the feature `parquet`, or convert the file to JSON lines";
         Err(DataError::format(&self.path, problem))
     }
 }
 
-/// Whether a `.json` file holds an object a line: a first line that is whole, and more behind it.
+/// Whether a `.json` file holds an object a line: one that ends on the line it begins on, and more on others.
 fn is_lines(path: &Path) -> Result<bool, DataError> {
-    use std::io::{BufRead, BufReader};
-    let mut lines = BufReader::new(File::open(path).map_err(DataError::file(path))?);
-    let mut first = Vec::new();
-    lines.read_until(b'\n', &mut first).map_err(DataError::file(path))?;
-    let more = !lines.fill_buf().map_err(DataError::file(path))?.is_empty();
-    Ok(more && parse_line(&first, 1).is_ok_and(|record| record.is_some()))
+    let mut scanner = Scanner::open(path)?;
+    if scanner.next()? != Some(b'{') {
+        return Ok(false);
+    }
+    // What does not end is for its reader to name.
+    let Ok(first) = scanner.value() else { return Ok(false) };
+    let on_one_line = scanner.line() == first.line;
+    Ok(on_one_line && scanner.next()?.is_some() && scanner.line() > first.line)
 }

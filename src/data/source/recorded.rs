@@ -9,6 +9,7 @@
 //! | `reward` | what it earned |
 //! | `log_probs` | of each token of `tokens`, or of the response: its log-probability under the policy that sampled |
 //! | `group` | which answers belong together; without it, those to the same prompt |
+//! | `index` and `part` | in a group, which rollout it is, and which part of it, as `rollouts.jsonl` has them: parts are compared as one |
 //! | `status`, `temperature`, `metadata` | as in `rollouts.jsonl` |
 
 use serde::Deserialize;
@@ -39,6 +40,8 @@ pub struct Recorded {
 #[serde(default)]
 struct Fields {
     group: Option<u64>,
+    index: Option<u32>,
+    part: u32,
     status: Option<Status>,
     #[serde(with = "number::optional")]
     reward: Option<f64>,
@@ -81,6 +84,11 @@ impl Recorded {
     /// Whether the policy that sampled it said how likely each token was.
     pub fn has_log_probs(&self) -> bool {
         self.fields.log_probs.is_some()
+    }
+
+    /// Which rollout of its group it is and which part of that, if that was recorded.
+    pub fn place(&self) -> Option<(u32, u32)> {
+        self.fields.index.map(|index| (index, self.fields.part))
     }
 
     /// As a sample, text tokenized where no tokens were recorded. What was sampled is of version 0: no version of this run made it. Without recorded

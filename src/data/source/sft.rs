@@ -43,10 +43,17 @@ pub fn prepare_sft_sample(example: &Example, tokenizer: &Tokenizer) -> Result<Sa
     }
 }
 
+impl Example {
+    /// The conversation, if it is one.
+    pub fn conversation(&self) -> Option<Conversation> {
+        let Example::Chat { turns, tools } = self else { return None };
+        Some(Conversation { turns: turns.clone(), tools: tools_of(tools.as_ref()) })
+    }
+}
+
 /// The same, but of a conversation a sample for each turn of the assistant, behind what the model was shown before it.
 pub fn prepare_sft_turns(example: &Example, tokenizer: &Tokenizer) -> Result<Vec<Sample>, ChatError> {
-    let Example::Chat { turns, tools } = example else { return Ok(vec![prepare_sft_sample(example, tokenizer)?]) };
-    let conversation = Conversation { turns: turns.clone(), tools: tools_of(tools.as_ref()) };
+    let Some(conversation) = example.conversation() else { return Ok(vec![prepare_sft_sample(example, tokenizer)?]) };
     let sample = |turns: &[ChatMessage]| {
         Ok(tokenize_last_turn(&ChatInput::new(turns).tools(&conversation.tools), tokenizer)?.sample(turns))
     };

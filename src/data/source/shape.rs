@@ -161,15 +161,15 @@ impl Shape for Prompt {
     }
 }
 
-/// `chosen` and `rejected` beside the prompt, each text or messages of which the last is the answer.
+/// `chosen` and `rejected`, or what the columns name in their place, beside the prompt: each text, or messages of which the last is the answer.
 impl Shape for RankedPair {
     fn read(mut record: Map<String, Value>, columns: &Columns) -> Result<Self, Skip> {
         let prompt = prompt(&mut record, columns)?.ok_or("without a prompt")?;
-        let mut answer = |name: &str| {
-            let value = take(&mut record, name).ok_or_else(|| format!("without `{name}`"))?;
-            turns::completion(value)
+        let mut answer = |named: &Option<String>, usual: &str| {
+            let name = named.as_deref().unwrap_or(usual);
+            turns::completion(take(&mut record, name).ok_or_else(|| format!("without `{name}`"))?)
         };
-        let (chosen, rejected) = (answer("chosen")?, answer("rejected")?);
+        let (chosen, rejected) = (answer(&columns.chosen, "chosen")?, answer(&columns.rejected, "rejected")?);
         if chosen == rejected { Err("whose answers are the same".into()) } else { Ok(RankedPair { prompt, chosen, rejected }) }
     }
 }

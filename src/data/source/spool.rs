@@ -4,8 +4,10 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Beyond this it goes to `TMPDIR`.
+/// Beyond this it goes to `TMPDIR`,
 const IN_MEMORY: usize = 64 << 20;
+/// and from then on in pieces of this size.
+const PIECE: usize = 4 << 20;
 
 /// Written once from the beginning, then read anywhere.
 #[derive(Default)]
@@ -23,14 +25,15 @@ impl Spool {
 
     pub(super) fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.memory.extend_from_slice(bytes);
-        if self.memory.len() > IN_MEMORY {
+        let most = if self.file.is_none() { IN_MEMORY } else { PIECE };
+        if self.memory.len() > most {
             let file = match self.file.take() {
                 Some(file) => file,
                 None => nameless()?,
             };
             file.write_all_at(&self.memory, self.written)?;
             self.written += self.memory.len() as u64;
-            self.memory.clear();
+            self.memory = Vec::with_capacity(PIECE);
             self.file = Some(file);
         }
         Ok(())
@@ -42,6 +45,9 @@ impl Spool {
         match &self.file {
             Some(file) if !head.is_empty() => file.read_exact_at(head, at)?,
             _ => {}
+        }
+        if tail.is_empty() {
+            return Ok(());
         }
         let from = (at + in_file as u64 - self.written) as usize;
         let memory = self.memory.get(from..from + tail.len()).ok_or(io::ErrorKind::UnexpectedEof)?;

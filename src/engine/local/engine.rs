@@ -9,7 +9,6 @@
 //! is asked.
 
 use std::borrow::Cow;
-use std::cmp::Reverse;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,7 +18,8 @@ use tch::Tensor;
 use super::draw::draw;
 use super::sequence::{Sequence, Served};
 use crate::data::{Answer, SampledToken, Status, Tokenizer, Version};
-use crate::engine::scheduler::{Admission, Move, Scheduler};
+use crate::engine::scheduler::{Admission, Move};
+use crate::engine::slots::Slots;
 use crate::engine::waiting::Waiting;
 use crate::engine::{EngineError, Finished, Load, OnNewWeights, Request, TokenEngine};
 use crate::model::{Compute, Decoder, FrozenWeights, KvCache, Packed, Weights};
@@ -33,9 +33,7 @@ pub struct LocalEngine {
     on_new_weights: OnNewWeights,
     /// The newest. Samples that began under older ones hold theirs.
     weights: Option<Rc<Served>>,
-    scheduler: Scheduler<Waiting>,
-    /// By slot. The scheduler says which are in use.
-    sequences: Vec<Option<Sequence>>,
+    slots: Slots<Sequence>,
     /// One slot more than there are sequences: the shelf, for the prompt of a group that has entered in part.
     cache: KvCache,
     /// Logits after the prompt on the shelf, which is that of the samples that wait first.
@@ -50,11 +48,9 @@ pub struct LocalEngine {
 impl LocalEngine {
     /// An engine for up to `slots` samples at a time, without weights yet. It lives on the thread that made it.
     pub fn new(decoder: Decoder, tokenizer: Arc<Tokenizer>, slots: usize, run_seed: u64) -> Self {
-        let slots = slots.max(1);
+        let slots = Slots::new(slots);
         let compute = Compute::default();
-        let cache = KvCache::new(decoder.config(), slots + 1, 0, compute.options());
-        let sequences = (0..slots).map(|_| None).collect();
-        let scheduler = Scheduler::new(slots);
+        let cache = KvCache::new(decoder.config(), slots.len() + 1, 0, compute.options());
         LocalEngine {
             decoder,
             compute,
@@ -62,8 +58,7 @@ impl LocalEngine {
             run_seed,
             on_new_weights: OnNewWeights::default(),
             weights: None,
-            scheduler,
-            sequences,
+            slots,
             cache,
             shelf: None,
             finished: Vec::new(),
@@ -74,7 +69,7 @@ impl LocalEngine {
 
     /// On this device and in this format, in f32 on the CPU unless told otherwise. For an engine that has not begun yet.
     pub fn computing(mut self, compute: Compute) -> Self {
-        self.cache = KvCache::new(self.decoder.config(), self.sequences.len() + 1, 0, compute.options());
+        self.cache = KvCache::new(self.decoder.config(), self.slots.len() + 1, 0, compute.options());
         self.compute = compute;
         self
     }
@@ -105,7 +100,7 @@ impl LocalEngine {
             ));
         }
         request.check_answers(config.vocab_size)?;
-        self.finished.extend(self.scheduler.take_in(request));
+        self.finished.extend(self.slots.scheduler.take_in(request));
         Ok(())
     }
 
@@ -123,26 +118,17 @@ impl LocalEngine {
                 self.move_to(&served);
                 self.recompute(&served);
             }
-            OnNewWeights::Finish => self.scheduler.divide(),
-            OnNewWeights::Abort => {
-                for Sequence { request, answer, .. } in self.take_out(|_| true) {
-                    let index = answer.index;
-                    self.scheduler.submit_first(Waiting { request, begun: Some(answer) }, index);
-                }
-            }
+            OnNewWeights::Finish => self.slots.scheduler.divide(),
+            OnNewWeights::Abort => self.slots.interrupt(),
         }
     }
 
     /// Forgets what is there of answers that have `expired`, under way or waiting, and begins them anew before all that wait. Tells which
     /// they were, by ordinal and index.
     pub fn begin_anew(&mut self, expired: impl Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
-        let mut anew = Vec::new();
-        for Waiting { request, begun } in self.scheduler.waiting_mut() {
-            anew.extend(begun.take_if(|answer| expired(request.ordinal, answer)).map(|answer| (request.ordinal, answer.index)));
-        }
-        for Sequence { request, answer, .. } in self.take_out(|sequence| expired(sequence.request.ordinal, &sequence.answer)) {
-            anew.push((request.ordinal, answer.index));
-            self.scheduler.submit_first(Waiting { request, begun: None }, answer.index);
+        let anew = self.slots.begin_anew(expired);
+        if !anew.is_empty() {
+            // The prompt on the shelf may no longer be that of those who wait first.
             self.shelf = None;
         }
         anew
@@ -160,22 +146,22 @@ impl LocalEngine {
 
     /// Whether nothing is under way or waiting.
     pub fn is_idle(&self) -> bool {
-        self.scheduler.active() == 0 && self.scheduler.waiting() == 0 && self.finished.is_empty()
+        self.slots.is_idle() && self.finished.is_empty()
     }
 
     /// Slots that no sample uses or waits for.
     pub fn free_slots(&self) -> usize {
-        self.scheduler.free()
+        self.slots.scheduler.free()
     }
 
     /// Samples under way.
     pub fn active(&self) -> usize {
-        self.scheduler.active()
+        self.slots.scheduler.active()
     }
 
     /// Uses at most that many slots from the next step on, at least one; what is under way goes on.
     pub fn limit_slots(&mut self, limit: usize) {
-        self.scheduler.limit_to(limit);
+        self.slots.scheduler.limit_to(limit);
     }
 
     /// One more token for every sample under way, after letting waiting ones in. Returns the samples that ended.
@@ -187,16 +173,16 @@ impl LocalEngine {
         if self.weights.is_none() && !self.is_idle() {
             return Err(EngineError::NoWeights);
         }
-        let moves = self.scheduler.close_ranks();
+        let moves = self.slots.scheduler.close_ranks();
         self.apply(moves);
         loop {
-            let admitted = self.scheduler.admit();
+            let admitted = self.slots.scheduler.admit();
             if admitted.is_empty() {
                 break;
             }
             self.begin(admitted)?;
         }
-        let moves = self.scheduler.compact();
+        let moves = self.slots.scheduler.compact();
         self.apply(moves);
         self.advance()?;
         self.load.time = started.elapsed();
@@ -222,7 +208,7 @@ impl LocalEngine {
         let Some(weights) = self.weights.clone() else { return Err(EngineError::NoWeights) };
         let longest = admitted.iter().map(|group| group.request.longest()).max();
         self.cache.grow(longest.unwrap_or(0).next_multiple_of(32).min(self.decoder.config().max_positions));
-        let shelf_slot = self.sequences.len();
+        let shelf_slot = self.slots.len();
         let mut groups = admitted.as_slice();
         let mut logits = Vec::new();
         if let (Some(shelf), Some(first)) = (self.shelf.take(), groups.first()) {
@@ -250,7 +236,7 @@ impl LocalEngine {
         let mut rows = Vec::new();
         for (row, group) in admitted.iter().enumerate() {
             for (index, &slot) in group.samples.clone().zip(&group.slots) {
-                self.sequences[slot] = Some(Sequence::begin(&group.request, index, &weights, &self.tokenizer)?);
+                self.slots.put(slot, Sequence::begin(&group.request, index, &weights, &self.tokenizer)?);
                 slots.push(slot);
                 rows.push(row as i64);
             }
@@ -262,12 +248,11 @@ impl LocalEngine {
 
     /// One decoding step over the slots in use, which are 0, 1, …: one pass for each version of the weights.
     fn advance(&mut self) -> Result<(), EngineError> {
-        let active = self.scheduler.active();
+        let active = self.slots.scheduler.active();
         let mut first = 0;
-        while let Some(weights) = self.sequences[first..active].first().and_then(Option::as_ref).map(|head| head.weights.clone())
-        {
+        while let Some(weights) = (first < active).then(|| self.slots.get(first)).flatten().map(|head| head.weights.clone()) {
             let alike = |sequence: &&Sequence| Rc::ptr_eq(&sequence.weights, &weights);
-            let neighbours = self.sequences[first..active].iter().flatten().take_while(alike);
+            let neighbours = (first..active).filter_map(|slot| self.slots.get(slot)).take_while(alike);
             let (tokens, positions): (Vec<i64>, Vec<usize>) = neighbours.map(Sequence::newest).unzip();
             let logits = self.decoder.decode(&weights.views, first, &tokens, &positions, &mut self.cache);
             let slots: Vec<usize> = (first..first + tokens.len()).collect();
@@ -280,11 +265,11 @@ impl LocalEngine {
 
     /// Draws a token for each of `slots` from its row of logits, and ends the samples that it completes.
     fn take_tokens(&mut self, slots: &[usize], logits: &Tensor) -> Result<(), EngineError> {
-        let sequences = || slots.iter().filter_map(|&slot| self.sequences[slot].as_ref());
+        let sequences = || slots.iter().filter_map(|&slot| self.slots.get(slot));
         let rows: Vec<_> = sequences().map(|sequence| (&*sequence.request.params, sequence.uniform(self.run_seed))).collect();
         let choices = draw(logits, &rows);
         for (&slot, choice) in slots.iter().zip(choices) {
-            let Some(sequence) = &mut self.sequences[slot] else { continue };
+            let Some(sequence) = self.slots.get_mut(slot) else { continue };
             let (ordinal, index, version) = (sequence.request.ordinal, sequence.answer.index, sequence.weights.version);
             let Some(choice) = choice else {
                 return Err(EngineError::NonFinite { ordinal, index, position: sequence.answer.tokens.len(), version });
@@ -293,8 +278,7 @@ impl LocalEngine {
             let status = finish.map_or(Status::Pending, Status::from);
             self.sampled.push(SampledToken { ordinal, index, token: choice.token, log_prob: choice.log_prob, version, status });
             if let Some(finish) = finish {
-                self.scheduler.finish(slot);
-                self.finished.extend(self.sequences[slot].take().map(|sequence| sequence.finished(finish)));
+                self.finished.extend(self.slots.finish(slot).map(|sequence| sequence.finished(finish)));
             }
         }
         Ok(())
@@ -302,35 +286,20 @@ impl LocalEngine {
 
     /// Samples change slots, and their part of the cache with them.
     fn apply(&mut self, moves: Vec<Move>) {
-        for Move { from, to } in moves {
-            let sequence = self.sequences[from].take();
-            self.cache.copy_slot(from, &[to], sequence.as_ref().map_or(0, Sequence::computed));
-            self.sequences[to] = sequence;
-        }
-    }
-
-    /// Takes samples out of their slots, the youngest first.
-    fn take_out(&mut self, which: impl Fn(&Sequence) -> bool) -> Vec<Sequence> {
-        let mut out = Vec::new();
-        for (slot, place) in self.sequences.iter_mut().enumerate() {
-            if let Some(sequence) = place.take_if(|sequence| which(sequence)) {
-                self.scheduler.finish(slot);
-                out.push(sequence);
-            }
-        }
-        out.sort_by_key(|sequence| Reverse((sequence.request.ordinal, sequence.answer.index)));
-        out
+        let cache = &mut self.cache;
+        self.slots.apply(moves, |Move { from, to }, sequence| cache.copy_slot(from, &[to], sequence.computed()));
     }
 
     /// Samples under way go on with these weights.
     fn move_to(&mut self, weights: &Rc<Served>) {
-        self.sequences.iter_mut().flatten().for_each(|sequence| sequence.weights = weights.clone());
+        self.slots.iter_mut().for_each(|sequence| sequence.weights = weights.clone());
     }
 
     /// Computes the cache of all samples under way anew. Their newest token is not in it yet: the next step reads that.
     fn recompute(&mut self, weights: &Served) {
-        let under_way = self.sequences.iter().enumerate().filter_map(|(slot, sequence)| Some((slot, sequence.as_ref()?)));
-        let (slots, tokens): (Vec<Vec<usize>>, Vec<Vec<u32>>) = under_way
+        let (slots, tokens): (Vec<Vec<usize>>, Vec<Vec<u32>>) = self
+            .slots
+            .iter()
             .map(|(slot, sequence)| {
                 let tokens = sequence.request.tokens.iter().chain(&sequence.answer.tokens).take(sequence.computed());
                 (vec![slot], tokens.copied().collect())

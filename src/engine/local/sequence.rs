@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::data::{Answer, Tokenizer, Version};
 use crate::engine::sampling::{Choice, uniform};
+use crate::engine::slots::UnderWay;
 use crate::engine::stop::StopWatch;
 use crate::engine::waiting::Waiting;
 use crate::engine::{EngineError, FinishReason, Finished, Request};
@@ -81,5 +82,19 @@ impl Sequence {
 
     pub fn finished(self, finish: FinishReason) -> Finished {
         Finished::new(self.request.ordinal, self.answer, finish)
+    }
+}
+
+impl UnderWay for Sequence {
+    fn request(&self) -> &Arc<Request> {
+        &self.request
+    }
+
+    fn answer(&self) -> &Answer {
+        &self.answer
+    }
+
+    fn into_waiting(self) -> Waiting {
+        Waiting { request: self.request, begun: Some(self.answer) }
     }
 }

@@ -14,7 +14,7 @@ pub(super) const PATH: &str = "/v1/completions";
 pub(super) fn question(attempt: &Attempt, model: &str) -> Value {
     let params = &attempt.params;
     let mut question = json!({
-        "model": model, "prompt": &attempt.tokens[..], "max_tokens": attempt.rest(), "temperature": params.temperature,
+        "model": attempt.adapter.as_deref().unwrap_or(model), "prompt": &attempt.tokens[..], "max_tokens": attempt.rest(), "temperature": params.temperature,
         "top_p": params.top_p, "seed": attempt.seed & 0x7fff_ffff, "logprobs": 0, "stream": true, "return_token_ids": true,
         "return_tokens_as_token_ids": true, "return_weight_versions": true, "request_id": attempt.id(),
         "include_stop_str_in_output": true, "skip_special_tokens": false,

@@ -1,10 +1,11 @@
-//! What the answers of inference servers have in common. Pure.
+//! What the answers of inference servers to whoever gives them weights have in common.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Client, Fault, RemoteError};
+use super::{Client, Fault, RemoteError, WeightControl};
 
 /// SHA-256 of nothing: what a server says of a matrix that it keeps elsewhere, in a form of its own.
 const OF_NOTHING: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
@@ -43,6 +44,21 @@ pub(super) fn succeeded(client: &Client, what: &str, said: &Value) -> Result<(),
 /// What the weights are called; `None` for what servers say before anybody named them.
 pub(super) fn version(said: &Value) -> Option<String> {
     said["weight_version"].as_str().filter(|label| !label.is_empty() && *label != "default").map(str::to_owned)
+}
+
+/// The adapters that a server lists beside its model.
+pub(super) async fn adapters(client: &Client, limit: Duration) -> Result<Vec<String>, RemoteError> {
+    let said = client.get("/v1/models", limit).await?;
+    let listed = said["data"].as_array().into_iter().flatten().filter(|model| model["parent"].is_string());
+    Ok(listed.filter_map(|model| model["id"].as_str().map(str::to_owned)).collect())
+}
+
+/// Servers refuse to load an adapter by a name that they know.
+pub(super) async fn forget_namesake(control: &dyn WeightControl, name: &str) -> Result<(), RemoteError> {
+    match control.adapters().await?.iter().any(|known| known == name) {
+        true => control.unload_adapter(name).await,
+        false => Ok(()),
+    }
 }
 
 /// Checksums by name.

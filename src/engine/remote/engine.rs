@@ -32,6 +32,8 @@ pub struct Attempt {
     pub seed: u64,
     /// Keeps apart what engines remember of prompts under different weights (law V5); `None` lets them share it.
     pub cache_key: Option<String>,
+    /// The adapter to answer with, by the name that it was loaded under; `None` for the engine's own weights.
+    pub adapter: Option<String>,
 }
 
 impl Attempt {
@@ -189,9 +191,9 @@ pub trait InferenceEngine: Send + Sync + 'static {
         Box::pin(async { Ok(()) })
     }
 
-    /// How likely it finds given tokens: what a probe of its weights looks at.
-    fn score<'a>(&'a self, tokens: &'a [u32]) -> Pending<'a, Scored> {
-        let _ = tokens;
+    /// How likely it finds given tokens, under its own weights or this adapter: what a probe looks at.
+    fn score<'a>(&'a self, tokens: &'a [u32], adapter: Option<&'a str>) -> Pending<'a, Scored> {
+        let _ = (tokens, adapter);
         Box::pin(async { Err(RemoteError::new(self.name(), Fault::Unsupported { what: "scoring given tokens" })) })
     }
 

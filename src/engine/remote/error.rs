@@ -106,6 +106,21 @@ impl RemoteError {
 }
 
 impl Fault {
+    /// What it is called in metrics.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Fault::Url { .. } => "url",
+            Fault::Unreachable { .. } => "unreachable",
+            Fault::Broke { .. } => "broke",
+            Fault::Late { .. } => "late",
+            Fault::Busy { .. } => "busy",
+            Fault::Refused { .. } => "refused",
+            Fault::Failed { .. } => "failed",
+            Fault::Nonsense { .. } => "nonsense",
+            Fault::Unsupported { .. } => "unsupported",
+        }
+    }
+
     /// Whether the same request may succeed when it is made again, here or elsewhere.
     pub fn passes(&self) -> bool {
         !matches!(self, Fault::Url { .. } | Fault::Refused { .. } | Fault::Unsupported { .. })

@@ -5,11 +5,14 @@
 //! says nothing for too long is left, one that fails again and again is *lost* until it answers a look at its health, and when no engine makes any token
 //! for too long the fleet fails with what waits, where and since when.
 //!
+//! What an engine makes while it is on trial, under weights that were not verified yet, is given back when they were, and made anew when they are refuted.
+//!
 //! Tokens are written down as they come, with the oldest version that can have sampled them; when an attempt ends and its engine says which did, that is
 //! what the finished sample carries (law D3).
 
 mod config;
 mod drive;
+mod trials;
 mod watchdog;
 
 use std::collections::BTreeMap;
@@ -131,10 +134,6 @@ impl Fleet {
 
     /// Gives waiting samples to engines with room, the oldest first.
     fn dispatch(&mut self, now: Instant) -> Result<(), EngineError> {
-        if self.changes.has_changed().unwrap_or(false) {
-            self.changes.mark_unchanged();
-            self.reopen(now);
-        }
         let due = |slip: &Slip| matches!(slip.stage, Stage::Waiting(at) if at <= now);
         let waiting: Vec<(u64, u32)> = self.samples.iter().filter(|(_, slip)| due(slip)).map(|(key, _)| *key).collect();
         let room = self.limit.saturating_sub(self.active());
@@ -146,23 +145,20 @@ impl Fleet {
             };
             self.begin(key, place, now)?;
         }
-        Ok(())
-    }
-
-    /// Something is new about the engines, such as that they go on after a sync: whom they turned away need not wait any longer.
-    fn reopen(&mut self, now: Instant) {
-        self.seats.iter_mut().for_each(Seat::reopen);
-        for slip in self.samples.values_mut().filter(|slip| slip.turned_away > 0) {
-            if let Stage::Waiting(at) = &mut slip.stage {
-                *at = now;
+        for (place, seat) in self.seats.iter_mut().enumerate() {
+            seat.look(now);
+            if let Some(meter) = self.handle.meter() {
+                meter.room(place, seat.in_flight, seat.limit());
             }
         }
+        Ok(())
     }
 
     fn begin(&mut self, key: (u64, u32), place: usize, now: Instant) -> Result<(), EngineError> {
         let threads = self.threads()?;
         let Some(slip) = self.samples.get_mut(&key) else { return Ok(()) };
-        let served = self.handle.served(place);
+        let adapter = self.handle.adapter(place);
+        let served = adapter.as_ref().map(|adapter| adapter.release.version()).or_else(|| self.handle.served(place));
         let Some(floor) = served.or(self.version) else { return Err(EngineError::NoWeights) };
         let Slip { request, answer, number, .. } = &*slip;
         let before = answer.tokens.len();
@@ -175,13 +171,18 @@ impl Fleet {
             params: request.params.clone(),
             seed: mix(mix(mix(self.seed ^ mix(key.0)) ^ u64::from(key.1)) ^ (request.offset + before) as u64),
             cache_key: self.config.cache_by_version.then(|| format!("v{floor}")),
+            adapter: adapter.as_ref().map(|adapter| adapter.name.clone()),
         };
         self.load.prefill += attempt.tokens.len();
         let FleetConfig { silence, whole, vocabulary, .. } = self.config;
         let engine = self.handle.engines()[place].clone();
         let task = threads.spawn(attempt::run(engine, attempt, Bounds { silence, whole, vocabulary }, self.to.clone()));
         self.seats[place].in_flight += 1;
-        slip.stage = Stage::Running(Running::new(place, (floor, served.is_some()), before, task.abort_handle()));
+        if let Some(meter) = self.handle.meter() {
+            meter.request(place);
+        }
+        slip.stage =
+            Stage::Running(Running { place, floor, known: served.is_some(), before, adapter, task: task.abort_handle() });
         slip.since = now;
         Ok(())
     }
@@ -205,10 +206,17 @@ impl Fleet {
     fn take(&mut self, key: (u64, u32), place: usize, chunk: Chunk, now: Instant) -> Result<(), EngineError> {
         let Some(slip) = self.samples.get_mut(&key) else { return Ok(()) };
         let Some((floor, before)) = slip.running().map(|running| (running.floor, running.before)) else { return Ok(()) };
+        if self.handle.on_trial(place) && slip.unproven.iter().all(|(other, _)| *other != place) {
+            slip.unproven.push((place, self.handle.refuted(place)));
+        }
+        let waited = now.saturating_duration_since(slip.since);
         (slip.since, slip.failures, slip.turned_away) = (now, 0, 0);
         self.progress = now;
-        self.seats[place].works();
+        self.seats[place].works(chunk.tokens.len());
         self.load.rows += chunk.tokens.len();
+        if let Some(meter) = self.handle.meter() {
+            meter.tokens(place, chunk.tokens.len(), (slip.answer.tokens.len() == before).then_some(waited));
+        }
         for (token, log_prob) in chunk.tokens.into_iter().zip(chunk.log_probs) {
             let held = slip.held.replace((token, log_prob, floor));
             self.sampled.extend(held.map(|held| sampled(key, held, Status::Pending)));
@@ -226,11 +234,12 @@ impl Fleet {
     fn end(&mut self, key: (u64, u32), place: usize, ending: Ending, now: Instant) -> Result<(), EngineError> {
         let newest = self.handle.newest().max(self.version).unwrap_or(0) + 1;
         let Some(slip) = self.samples.get_mut(&key) else { return Ok(()) };
-        let Some((floor, known, before)) = slip.running().map(|running| (running.floor, running.known, running.before)) else {
-            return Ok(());
-        };
+        let Some(Running { floor, known, before, adapter, .. }) = slip.running() else { return Ok(()) };
+        let (floor, known, before) = (*floor, *known, *before);
+        // What an engine calls its weights says nothing of the adapter over them, which is the same for all tokens.
+        let spans = ending.spans.as_deref().filter(|_| adapter.is_none());
         let count = slip.answer.tokens.len() - before;
-        match versions(ending.spans.as_deref(), count, (floor, newest.max(floor), known)) {
+        match versions(spans, count, (floor, newest.max(floor), known)) {
             Ok(spans) => {
                 slip.answer.versions.truncate(before);
                 spans.iter().for_each(|span| slip.answer.versions.extend(span.version, span.len));
@@ -244,9 +253,9 @@ impl Fleet {
                     self.handle.doubt(place);
                 }
                 slip.begin_anew(now + pause(self.config.pause, key.0, 1));
-                self.sampled.retain(|token| (token.ordinal, token.index) != key);
-                self.discarded.push(key);
+                self.withdraw(key);
                 let error = self.nonsense(place, why);
+                self.handle.failed(place, &error);
                 tracing::warn!("{}", error.of_attempt(id(key)));
                 return Ok(());
             }
@@ -284,6 +293,7 @@ impl Fleet {
         if let Some(finish) = slip.ends(&self.tokenizer)? {
             return self.finish(key, finish);
         }
+        self.handle.failed(place, &error);
         let seat = &mut self.seats[place];
         match &error.fault {
             Fault::Busy { status, retry_after } => {
@@ -333,6 +343,10 @@ impl Fleet {
 
     fn finish(&mut self, key: (u64, u32), finish: FinishReason) -> Result<(), EngineError> {
         self.refused = 0;
+        if let Some(slip) = self.samples.get_mut(&key).filter(|slip| !slip.unproven.is_empty()) {
+            slip.stage = Stage::Ended(finish);
+            return Ok(());
+        }
         if let Some(slip) = self.samples.remove(&key) {
             self.sampled.extend(slip.held.map(|held| sampled(key, held, finish.into())));
             self.finished.push(Finished::new(key.0, slip.answer, finish));

@@ -3,14 +3,19 @@
 //! An engine is *serving* and gets work, *behind* and waits for weights, or *lost* and waits to be reached again. Whoever gives it weights says
 //! [`FleetHandle::serves`] once that was verified. One that was lost may have been started anew, and with whatever weights its folder has: if it was
 //! ever given any, it is behind when it comes back. Engines of which nobody ever said what they serve are taken to serve what they should.
+//!
+//! An engine that goes on under new weights is *on trial* until they were verified. If they are refuted, whatever it made meanwhile is worth nothing.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tokio::sync::watch;
 
+use super::meter::Meter;
+use super::sync::Release;
 use super::{InferenceEngine, RemoteError};
 use crate::data::Version;
+use crate::observe::Metrics;
 
 /// How an engine stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +28,17 @@ pub enum EngineState {
     Lost,
 }
 
+impl EngineState {
+    /// What it is called.
+    pub fn word(self) -> &'static str {
+        match self {
+            EngineState::Serving => "serving",
+            EngineState::Behind => "behind",
+            EngineState::Lost => "lost",
+        }
+    }
+}
+
 /// The engines of a run. Clones share one state.
 #[derive(Clone)]
 pub struct FleetHandle {
@@ -33,6 +49,7 @@ struct Shared {
     engines: Vec<Arc<dyn InferenceEngine>>,
     state: Mutex<State>,
     changes: watch::Sender<u64>,
+    meter: OnceLock<Meter>,
 }
 
 #[derive(Default)]
@@ -47,9 +64,24 @@ struct State {
 struct Standing {
     /// What it was last verified to serve.
     served: Option<Version>,
+    /// Where that is an adapter: the one that requests name.
+    adapter: Option<Arc<Loaded>>,
     /// Whether it may have lost that since.
     doubtful: bool,
+    /// Whether it samples under weights that nobody has verified yet.
+    on_trial: bool,
+    /// How often such weights turned out to be wrong.
+    refuted: u64,
     lost: Option<RemoteError>,
+}
+
+/// An adapter that one engine has loaded. It stays there, and its folder stays, while this is held.
+#[derive(Debug)]
+pub struct Loaded {
+    /// What requests call it.
+    pub name: String,
+    /// Where it was loaded from.
+    pub release: Release,
 }
 
 impl FleetHandle {
@@ -57,12 +89,31 @@ impl FleetHandle {
     pub fn new(engines: Vec<Arc<dyn InferenceEngine>>) -> Self {
         let state = State { standings: vec![Standing::default(); engines.len()], required: None, offered: None };
         let changes = watch::Sender::new(0);
-        FleetHandle { shared: Arc::new(Shared { engines, state: Mutex::new(state), changes }) }
+        FleetHandle { shared: Arc::new(Shared { engines, state: Mutex::new(state), changes, meter: OnceLock::new() }) }
+    }
+
+    /// Counts there, engine by engine, what they do and how they stand. The first to ask is served.
+    pub fn observe(&self, metrics: &Metrics) {
+        let names = self.engines().iter().map(|engine| engine.name());
+        if self.shared.meter.set(Meter::new(metrics, names)).is_ok() {
+            self.tell();
+        }
+    }
+
+    pub(super) fn meter(&self) -> Option<&Meter> {
+        self.shared.meter.get()
     }
 
     /// The engines. Their places here are what they are named by below.
     pub fn engines(&self) -> &[Arc<dyn InferenceEngine>] {
         &self.shared.engines
+    }
+
+    /// A request to it failed, which is counted.
+    pub(super) fn failed(&self, place: usize, error: &RemoteError) {
+        if let Some(meter) = self.meter() {
+            meter.error(place, &error.fault);
+        }
     }
 
     /// How one stands.
@@ -81,14 +132,39 @@ impl FleetHandle {
         self.lock().standings.get(place).and_then(|standing| standing.lost.clone())
     }
 
+    /// The adapter that requests to it name, if it serves one.
+    pub fn adapter(&self, place: usize) -> Option<Arc<Loaded>> {
+        self.lock().standings.get(place).and_then(|standing| standing.adapter.clone())
+    }
+
     /// It was verified to serve this version.
     pub fn serves(&self, place: usize, version: Version) {
-        self.change(place, |standing| (standing.served, standing.doubtful) = (Some(version), false));
+        self.change(place, |standing| standing.verified(version, None));
+    }
+
+    /// It was verified to serve this adapter to requests that name it.
+    pub fn serves_adapter(&self, place: usize, adapter: Arc<Loaded>) {
+        self.change(place, |standing| standing.verified(adapter.release.version(), Some(adapter)));
     }
 
     /// It may not serve what it should: it gets no work until [`FleetHandle::serves`].
     pub fn doubt(&self, place: usize) {
-        self.change(place, |standing| standing.doubtful = true);
+        self.change(place, Standing::doubt);
+    }
+
+    /// It is about to go on under weights that nobody has verified yet.
+    pub fn tries(&self, place: usize) {
+        self.change(place, |standing| standing.on_trial = true);
+    }
+
+    /// Whether it samples under weights that nobody has verified yet.
+    pub fn on_trial(&self, place: usize) -> bool {
+        self.lock().standings.get(place).is_some_and(|standing| standing.on_trial)
+    }
+
+    /// How often the weights that it went on under turned out to be wrong, which [`FleetHandle::doubt`] says of one on trial.
+    pub fn refuted(&self, place: usize) -> u64 {
+        self.lock().standings.get(place).map_or(0, |standing| standing.refuted)
     }
 
     /// Engines known to serve an older version get no work any more.
@@ -144,6 +220,9 @@ impl FleetHandle {
     }
 
     fn tell(&self) {
+        if let Some(meter) = self.meter() {
+            (0..self.engines().len()).for_each(|place| meter.stands(place, self.state(place), self.served(place)));
+        }
         self.shared.changes.send_modify(|count| *count += 1);
     }
 
@@ -153,6 +232,15 @@ impl FleetHandle {
 }
 
 impl Standing {
+    fn verified(&mut self, version: Version, adapter: Option<Arc<Loaded>>) {
+        (self.served, self.adapter, self.doubtful, self.on_trial) = (Some(version), adapter, false, false);
+    }
+
+    fn doubt(&mut self) {
+        self.doubtful = true;
+        self.refuted += u64::from(std::mem::take(&mut self.on_trial));
+    }
+
     fn state(&self, required: Option<Version>) -> EngineState {
         let old = self.served.is_some_and(|served| required.is_some_and(|required| served < required));
         match &self.lost {
@@ -203,6 +291,19 @@ mod tests {
         assert_eq!((fleet.behind(), fleet.state(0)), (vec![1], EngineState::Serving));
         fleet.serves(1, 3);
         assert_eq!(fleet.state(1), EngineState::Serving);
+    }
+
+    #[test]
+    fn weights_are_refuted_where_an_engine_is_doubted_before_they_were_verified() {
+        let fleet = two();
+        fleet.tries(0);
+        assert!(fleet.on_trial(0) && !fleet.on_trial(1));
+        fleet.serves(0, 1);
+        fleet.doubt(0);
+        assert_eq!((fleet.on_trial(0), fleet.refuted(0)), (false, 0), "they were verified before");
+        fleet.tries(0);
+        (0..2).for_each(|_| fleet.doubt(0));
+        assert_eq!((fleet.on_trial(0), fleet.refuted(0)), (false, 1));
     }
 
     #[test]

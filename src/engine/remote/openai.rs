@@ -68,10 +68,11 @@ impl InferenceEngine for OpenAiEngine {
         Box::pin(async move { self.client.get("/v1/models", limit).await.map(drop) })
     }
 
-    fn score<'a>(&'a self, tokens: &'a [u32]) -> Pending<'a, Scored> {
+    fn score<'a>(&'a self, tokens: &'a [u32], adapter: Option<&'a str>) -> Pending<'a, Scored> {
         Box::pin(async move {
+            let model = self.model().await?;
             let question = json!({
-                "model": self.model().await?, "prompt": tokens, "max_tokens": 1, "temperature": 0.0, "echo": true, "logprobs": 1,
+                "model": adapter.unwrap_or(model), "prompt": tokens, "max_tokens": 1, "temperature": 0.0, "echo": true, "logprobs": 1,
             });
             let reply = self.client.post(completions::PATH, &question, self.config.silence).await?;
             let listed = reply.pointer("/choices/0/logprobs/token_logprobs").and_then(Value::as_array);

@@ -1,12 +1,13 @@
 //! Which engine gets a sample, and how many it gets at a time: pure, with the clock as an argument.
 //!
 //! The samples of a group go to one engine while that has room, since it has read their prompt already; others go where the least of the room is taken.
-//! An engine that says it is busy (429) gets a quarter fewer, and one more for every so many that go well, so that it settles around what it takes. One
-//! that stands still (503) keeps its number and is left alone for a while.
+//! An engine that says it is busy (429) gets a quarter fewer, and one more for every so many that go well, so that it settles around what it takes; one
+//! that lets them wait gets fewer by its [`Throughput`]. One that stands still (503) keeps its number and is left alone for a while.
 
 use std::time::{Duration, Instant};
 
 use super::budget::pause;
+use super::throughput::Throughput;
 
 /// First pause of an engine that says it is busy or stands still.
 const FIRST: Duration = Duration::from_millis(100);
@@ -15,8 +16,9 @@ const FIRST: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug)]
 pub(super) struct Seat {
     most: usize,
-    /// Samples that it may have at a time.
+    /// Samples that it takes at a time before it says that it is busy.
     limit: f64,
+    throughput: Throughput,
     pub(super) in_flight: usize,
     /// It gets nothing before.
     closed_until: Option<Instant>,
@@ -24,26 +26,35 @@ pub(super) struct Seat {
     refusals: u32,
     /// Failures since the last token.
     pub(super) failures: u32,
+    /// How often it had been refuted when that was last looked at.
+    pub(super) refuted: u64,
 }
 
 impl Seat {
     pub(super) fn new(most: usize) -> Self {
         let most = most.max(1);
-        Seat { most, limit: most as f64, in_flight: 0, closed_until: None, refusals: 0, failures: 0 }
+        let (limit, throughput) = (most as f64, Throughput::new(most));
+        Seat { most, limit, throughput, in_flight: 0, closed_until: None, refusals: 0, failures: 0, refuted: 0 }
     }
 
     /// Samples that it may have at a time.
     pub(super) fn limit(&self) -> usize {
-        (self.limit as usize).clamp(1, self.most)
+        (self.limit as usize).min(self.throughput.slots()).clamp(1, self.most)
     }
 
     fn has_room(&self, now: Instant) -> bool {
         self.in_flight < self.limit() && self.closed_until.is_none_or(|until| until <= now)
     }
 
-    /// It made a token.
-    pub(super) fn works(&mut self) {
+    /// It made tokens.
+    pub(super) fn works(&mut self, tokens: usize) {
         (self.refusals, self.failures) = (0, 0);
+        self.throughput.made(tokens);
+    }
+
+    /// It was given what there is for it.
+    pub(super) fn look(&mut self, now: Instant) {
+        self.throughput.look(self.in_flight, now);
     }
 
     /// It ended a sample.

@@ -112,7 +112,22 @@ fn question(attempt: &Attempt) -> Value {
     if let Some(key) = &attempt.cache_key {
         question["extra_key"] = key.clone().into();
     }
+    if let Some(adapter) = &attempt.adapter {
+        question["lora_path"] = adapter.clone().into();
+    }
     question
+}
+
+/// A server that was started anew knows no adapter, and refuses requests that name one as it refuses bad ones. They would fare no better there, and are not
+/// at fault.
+fn without_adapter(mut error: RemoteError, attempt: &Attempt) -> RemoteError {
+    if let Fault::Refused { status, begins, .. } = &mut error.fault
+        && attempt.adapter.is_some()
+        && begins.contains("LoRA")
+    {
+        *status = 404;
+    }
+    error
 }
 
 #[derive(Debug, Deserialize)]
@@ -202,7 +217,9 @@ impl InferenceEngine for SglangEngine {
             let stops = if attempt.params.ignore_eos { attempt.params.stop_token_ids.clone() } else { Vec::new() };
             let mut reader = Reader { told: 0, stops };
             let question = question(attempt);
-            follow(&self.client, (GENERATE, &question, self.config.silence), tokens, |event| reader.said(event)).await
+            let ended =
+                follow(&self.client, (GENERATE, &question, self.config.silence), tokens, |event| reader.said(event)).await;
+            ended.map_err(|error| without_adapter(error, attempt))
         })
     }
 
@@ -223,11 +240,11 @@ impl InferenceEngine for SglangEngine {
         })
     }
 
-    fn score<'a>(&'a self, tokens: &'a [u32]) -> Pending<'a, Scored> {
+    fn score<'a>(&'a self, tokens: &'a [u32], adapter: Option<&'a str>) -> Pending<'a, Scored> {
         Box::pin(async move {
             let question = json!({
                 "input_ids": tokens, "sampling_params": { "max_new_tokens": 1, "temperature": 0.0 }, "return_logprob": true,
-                "logprob_start_len": 0, "stream": false,
+                "logprob_start_len": 0, "stream": false, "lora_path": adapter,
             });
             let reply = self.client.post(GENERATE, &question, self.config.silence).await?;
             let listed = reply.pointer("/meta_info/input_token_logprobs").and_then(Value::as_array);

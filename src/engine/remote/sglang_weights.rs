@@ -67,11 +67,18 @@ impl WeightControl for SglangWeights {
     }
 
     fn load_adapter<'a>(&'a self, name: &'a str, folder: &'a Path) -> Pending<'a, ()> {
-        Box::pin(async move { self.ask("/load_lora_adapter", &json!({"lora_name": name, "lora_path": folder})).await })
+        Box::pin(async move {
+            reply::forget_namesake(self, name).await?;
+            self.ask("/load_lora_adapter", &json!({"lora_name": name, "lora_path": folder})).await
+        })
     }
 
     fn unload_adapter<'a>(&'a self, name: &'a str) -> Pending<'a, ()> {
         Box::pin(async move { self.ask("/unload_lora_adapter", &json!({"lora_name": name})).await })
+    }
+
+    fn adapters(&self) -> Pending<'_, Vec<String>> {
+        Box::pin(reply::adapters(&self.client, LIMIT))
     }
 
     fn label<'a>(&'a self, label: &'a str) -> Pending<'a, ()> {

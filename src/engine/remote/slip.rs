@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use tokio::task::AbortHandle;
 
-use super::VersionSpan;
+use super::{Loaded, VersionSpan};
 use crate::data::{Answer, Spans, Tokenizer, TokenizerError, Version};
 use crate::engine::stop::StopWatch;
 use crate::engine::{FinishReason, Request};
@@ -24,6 +24,8 @@ pub(super) struct Slip {
     pub(super) failures: u32,
     /// Attempts since the last token that were turned away or aborted.
     pub(super) turned_away: u32,
+    /// Engines that were on trial when they made some of it, and how often they had been refuted before.
+    pub(super) unproven: Vec<(usize, u64)>,
     /// When something was last heard of it.
     pub(super) since: Instant,
     /// Finds what its engine can't: stop strings that one attempt began and the next completes.
@@ -37,6 +39,8 @@ pub(super) enum Stage {
     Waiting(Instant),
     /// An engine is at it.
     Running(Running),
+    /// It has ended, and is given back when what made it was verified.
+    Ended(FinishReason),
 }
 
 #[derive(Debug)]
@@ -48,13 +52,9 @@ pub(super) struct Running {
     pub(super) known: bool,
     /// Tokens that were there before.
     pub(super) before: usize,
-    task: AbortHandle,
-}
-
-impl Running {
-    pub(super) fn new(place: usize, (floor, known): (Version, bool), before: usize, task: AbortHandle) -> Self {
-        Running { place, floor, known, before, task }
-    }
+    /// The adapter that it names, which is kept there as long.
+    pub(super) adapter: Option<Arc<Loaded>>,
+    pub(super) task: AbortHandle,
 }
 
 impl Drop for Running {
@@ -74,6 +74,7 @@ impl Slip {
             held: None,
             failures: 0,
             turned_away: 0,
+            unproven: Vec::new(),
             since: now,
             watch: None,
         }
@@ -82,7 +83,7 @@ impl Slip {
     pub(super) fn running(&self) -> Option<&Running> {
         match &self.stage {
             Stage::Running(running) => Some(running),
-            Stage::Waiting(_) => None,
+            Stage::Waiting(_) | Stage::Ended(_) => None,
         }
     }
 
@@ -90,6 +91,7 @@ impl Slip {
     pub(super) fn begin_anew(&mut self, now: Instant) {
         self.answer = Answer::new(self.answer.index);
         (self.held, self.watch) = (None, None);
+        self.unproven.clear();
         self.wait(now);
     }
 

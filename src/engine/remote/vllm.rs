@@ -165,8 +165,8 @@ fn question(attempt: &Attempt, model: &str) -> Value {
         sampling["include_stop_str_in_output"] = true.into();
     }
     let mut question = json!({
-        "request_id": attempt.id(), "model": model, "token_ids": &attempt.tokens[..], "sampling_params": sampling, "stream": true,
-        "output_mode": "tokens",
+        "request_id": attempt.id(), "model": attempt.adapter.as_deref().unwrap_or(model), "token_ids": &attempt.tokens[..],
+        "sampling_params": sampling, "stream": true, "output_mode": "tokens",
     });
     if let Some(key) = &attempt.cache_key {
         question["cache_salt"] = key.clone().into();
@@ -242,9 +242,9 @@ impl InferenceEngine for VllmEngine {
         Box::pin(async move { self.client.get("/health", limit).await.map(drop) })
     }
 
-    fn score<'a>(&'a self, tokens: &'a [u32]) -> Pending<'a, Scored> {
+    fn score<'a>(&'a self, tokens: &'a [u32], adapter: Option<&'a str>) -> Pending<'a, Scored> {
         Box::pin(async move {
-            let model = &self.ask().await?.capabilities.model;
+            let model = adapter.unwrap_or(&self.ask().await?.capabilities.model);
             let what = format!("POST {}", completions::PATH);
             let question = json!({
                 "model": model, "prompt": tokens, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0,

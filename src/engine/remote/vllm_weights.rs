@@ -77,7 +77,9 @@ impl WeightControl for VllmWeights {
 
     fn load_adapter<'a>(&'a self, name: &'a str, folder: &'a Path) -> Pending<'a, ()> {
         Box::pin(async move {
-            let body = json!({"lora_name": name, "lora_path": folder, "load_inplace": true});
+            reply::forget_namesake(self, name).await?;
+            // Not in place: the server would read the folder again with every request.
+            let body = json!({"lora_name": name, "lora_path": folder});
             let loaded = self.client.post("/v1/load_lora_adapter", &body, LIMIT).await;
             loaded.map(drop).map_err(|error| reply::explain(error, &[404, 405], ADAPTERS))
         })
@@ -88,6 +90,10 @@ impl WeightControl for VllmWeights {
             let unloaded = self.client.post("/v1/unload_lora_adapter", &json!({"lora_name": name}), LIMIT).await;
             unloaded.map(drop).map_err(|error| reply::explain(error, &[404, 405], ADAPTERS))
         })
+    }
+
+    fn adapters(&self) -> Pending<'_, Vec<String>> {
+        Box::pin(reply::adapters(&self.client, LIMIT))
     }
 
     fn label<'a>(&'a self, label: &'a str) -> Pending<'a, ()> {

@@ -30,11 +30,14 @@ pub trait WeightControl: Send + Sync {
     /// Loads the weights of a Hugging Face folder that it can read.
     fn load<'a>(&'a self, folder: &'a Path, label: &'a str) -> Pending<'a, ()>;
 
-    /// Loads, under this name, an adapter of a PEFT folder that it can read, and answers with it from now on.
+    /// Loads an adapter of a PEFT folder that it can read, for requests that name it so. One that has the name is replaced.
     fn load_adapter<'a>(&'a self, name: &'a str, folder: &'a Path) -> Pending<'a, ()>;
 
     /// Forgets an adapter.
     fn unload_adapter<'a>(&'a self, name: &'a str) -> Pending<'a, ()>;
+
+    /// The adapters that it has, by name.
+    fn adapters(&self) -> Pending<'_, Vec<String>>;
 
     /// Names what it serves.
     fn label<'a>(&'a self, label: &'a str) -> Pending<'a, ()>;

@@ -228,10 +228,27 @@ impl Environment for Elsewhere {
         self.conversation.tools().to_vec()
     }
 
+    fn listens(&self) -> bool {
+        self.waits.as_ref().is_some_and(|ask| ask.so_far.is_some())
+    }
+
+    fn hear(&mut self, so_far: &str) {
+        if let Some(Ask { so_far: Some(told), .. }) = &self.waits {
+            // Bytes that make no letter yet.
+            told.send_replace(so_far.trim_end_matches(char::REPLACEMENT_CHARACTER).to_owned());
+        }
+    }
+
+    fn cut_off(&mut self, action: &Action) {
+        if let Some(ask) = self.waits.take() {
+            self.tell(ask, Said::cut(action));
+        }
+    }
+
     fn step(&mut self, action: &Action, deadline: Deadline) -> Result<Step, EnvError> {
         let config = &self.proxy.0.config;
         let calls = extract_tool_calls(&action.text, &*config.parser, self.conversation.tools());
-        let said = Said::of(&action.text, calls);
+        let said = Said::of(action, calls);
         if let Some(ask) = self.waits.take() {
             self.tell(ask, said);
         }

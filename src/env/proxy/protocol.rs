@@ -4,10 +4,10 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::UNIX_EPOCH;
 
 use serde_json::{Map, Value, json};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use crate::data::ChatMessage;
-use crate::env::{Called, ToolCall, ToolSpec};
+use crate::env::{Action, Called, ToolCall, ToolSpec};
 
 /// Fields of a message that a model reads; whatever else libraries write into one is theirs.
 const READ: [&str; 4] = ["name", "tool_call_id", "tool_calls", "reasoning_content"];
@@ -19,7 +19,18 @@ pub struct Ask {
     /// Whether it is a text.
     pub text: bool,
     pub tools: Vec<ToolSpec>,
+    /// What the model has said so far, for whoever wants a stream.
+    pub so_far: Option<watch::Sender<String>>,
     pub reply: oneshot::Sender<Result<Said, String>>,
+}
+
+/// How a request wants its answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Form {
+    /// Whether as a stream.
+    pub stream: bool,
+    /// Whether a stream ends with the count of tokens; a page always has it.
+    pub usage: bool,
 }
 
 /// What the model said.
@@ -27,20 +38,31 @@ pub struct Ask {
 pub struct Said {
     pub content: String,
     pub calls: Vec<ToolCall>,
+    /// Whether it was cut off by its length.
+    pub cut: bool,
+    /// Tokens that the model had read, and that were sampled.
+    pub read: usize,
+    pub sampled: usize,
 }
 
 impl Said {
-    /// Text with calls in it, as agents get it: the calls, if all of them can be made; otherwise the text as it is.
-    pub fn of(text: &str, calls: Vec<Called>) -> Self {
+    /// A turn with calls in it, as agents get it: the calls, if all of them can be made; otherwise the text as it is.
+    pub fn of(turn: &Action, calls: Vec<Called>) -> Self {
+        let said = Said { read: turn.read, sampled: turn.sampled, ..Said::default() };
         match calls.into_iter().collect::<Result<Vec<ToolCall>, _>>() {
             Ok(calls) if !calls.is_empty() => {
                 // What tells them apart in the whole conversation.
                 let unique = RandomState::new();
                 let named = |(at, call): (usize, ToolCall)| ToolCall { id: format!("call_{:016x}", unique.hash_one(at)), ..call };
-                Said { content: String::new(), calls: calls.into_iter().enumerate().map(named).collect() }
+                Said { calls: calls.into_iter().enumerate().map(named).collect(), ..said }
             }
-            _ => Said { content: text.to_owned(), calls: Vec::new() },
+            _ => Said { content: turn.text.clone(), ..said },
         }
+    }
+
+    /// A turn that its length cut off: whatever it was going to be.
+    pub fn cut(turn: &Action) -> Self {
+        Said { cut: true, ..Said::of(turn, Vec::new()) }
     }
 
     /// As the agent shows it in its next request.
@@ -50,7 +72,15 @@ impl Said {
     }
 
     fn finish(&self) -> &'static str {
-        if self.calls.is_empty() { "stop" } else { "tool_calls" }
+        match (self.cut, self.calls.is_empty()) {
+            (true, _) => "length",
+            (false, true) => "stop",
+            (false, false) => "tool_calls",
+        }
+    }
+
+    fn usage(&self) -> Value {
+        json!({ "prompt_tokens": self.read, "completion_tokens": self.sampled, "total_tokens": self.read + self.sampled })
     }
 }
 
@@ -65,8 +95,8 @@ fn call_as_text(call: &ToolCall) -> Value {
     json!({ "id": call.id, "type": "function", "function": { "name": call.name, "arguments": arguments } })
 }
 
-/// Reads a request for a chat's next turn: messages, tools, and whether it wants a stream.
-pub fn chat(body: &[u8]) -> Result<(Vec<ChatMessage>, Vec<ToolSpec>, bool), String> {
+/// Reads a request for a chat's next turn: messages, tools, and how the answer is wanted.
+pub fn chat(body: &[u8]) -> Result<(Vec<ChatMessage>, Vec<ToolSpec>, Form), String> {
     let request = object(body)?;
     let messages = request.get("messages").and_then(Value::as_array).ok_or("`messages` is missing; it is a list")?;
     let messages = messages.iter().map(message).collect::<Result<Vec<_>, _>>()?;
@@ -78,11 +108,11 @@ pub fn chat(body: &[u8]) -> Result<(Vec<ChatMessage>, Vec<ToolSpec>, bool), Stri
         Some(Value::Array(tools)) => tools.iter().map(tool).collect::<Result<_, _>>()?,
         Some(_) => return Err("`tools` is a list".to_owned()),
     };
-    Ok((messages, tools, streams(&request)?))
+    Ok((messages, tools, form(&request)?))
 }
 
 /// Reads a request to go on from a text.
-pub fn completion(body: &[u8]) -> Result<(String, bool), String> {
+pub fn completion(body: &[u8]) -> Result<(String, Form), String> {
     let request = object(body)?;
     let prompt = match request.get("prompt") {
         Some(Value::String(prompt)) => prompt.clone(),
@@ -91,18 +121,20 @@ pub fn completion(body: &[u8]) -> Result<(String, bool), String> {
         }
         _ => return Err("`prompt` is one text".to_owned()),
     };
-    Ok((prompt, streams(&request)?))
+    Ok((prompt, form(&request)?))
 }
 
 fn object(body: &[u8]) -> Result<Map<String, Value>, String> {
     serde_json::from_slice(body).map_err(|error| format!("the request is no JSON object: {error}"))
 }
 
-fn streams(request: &Map<String, Value>) -> Result<bool, String> {
+fn form(request: &Map<String, Value>) -> Result<Form, String> {
     if request.get("n").and_then(Value::as_u64).is_some_and(|n| n != 1) {
         return Err("`n` must be 1: a rollout has one answer to a question; ask again for another".to_owned());
     }
-    Ok(request.get("stream").and_then(Value::as_bool).unwrap_or(false))
+    let asks = |value: Option<&Value>| value.and_then(Value::as_bool).unwrap_or(false);
+    let usage = request.get("stream_options").and_then(|options| options.get("include_usage"));
+    Ok(Form { stream: asks(request.get("stream")), usage: asks(usage) })
 }
 
 fn message(value: &Value) -> Result<ChatMessage, String> {
@@ -135,34 +167,89 @@ pub fn chat_page(model: &str, said: &Said) -> Value {
         message["tool_calls"] = said.calls.iter().map(call_as_text).collect();
     }
     let choice = json!({ "index": 0, "message": message, "logprobs": null, "finish_reason": said.finish() });
-    head("chatcmpl", "chat.completion", model, choice)
-}
-
-/// The same as server-sent events.
-pub fn chat_stream(model: &str, said: &Said) -> String {
-    let mut deltas = vec![json!({ "role": "assistant", "content": "" })];
-    deltas.extend(said.content.split_inclusive(' ').map(|piece| json!({ "content": piece })));
-    for (at, call) in said.calls.iter().enumerate() {
-        let mut begun = call_as_text(call);
-        let arguments = begun["function"]["arguments"].take();
-        (begun["index"], begun["function"]["arguments"]) = (at.into(), "".into());
-        deltas.push(json!({ "tool_calls": [begun] }));
-        deltas.push(json!({ "tool_calls": [{ "index": at, "function": { "arguments": arguments } }] }));
-    }
-    let choices = deltas.into_iter().map(|delta| json!({ "index": 0, "delta": delta, "finish_reason": null }));
-    let end = json!({ "index": 0, "delta": {}, "finish_reason": said.finish() });
-    events(choices.chain([end]).map(|choice| head("chatcmpl", "chat.completion.chunk", model, choice)))
+    with_usage(head("chatcmpl", "chat.completion", model, json!([choice])), said)
 }
 
 /// What follows a text.
 pub fn completion_page(model: &str, said: &Said) -> Value {
-    let choice = json!({ "index": 0, "text": said.content, "logprobs": null, "finish_reason": "stop" });
-    head("cmpl", "text_completion", model, choice)
+    let choice = json!({ "index": 0, "text": said.content, "logprobs": null, "finish_reason": said.finish() });
+    with_usage(head("cmpl", "text_completion", model, json!([choice])), said)
 }
 
-/// The same as server-sent events.
-pub fn completion_stream(model: &str, said: &Said) -> String {
-    events([completion_page(model, said)].into_iter())
+fn with_usage(mut page: Value, said: &Said) -> Value {
+    page["usage"] = said.usage();
+    page
+}
+
+/// The chunks of an answer as server-sent events.
+pub struct Chunks {
+    /// What all of them have in common.
+    head: Value,
+    chat: bool,
+    usage: bool,
+    /// What was sent already.
+    sent: String,
+}
+
+impl Chunks {
+    /// Of a chat's next turn, or of what follows a text.
+    pub fn new(model: &str, chat: bool, form: Form) -> Self {
+        let (id, object) = if chat { ("chatcmpl", "chat.completion.chunk") } else { ("cmpl", "text_completion") };
+        let mut head = head(id, object, model, json!([]));
+        if form.usage {
+            head["usage"] = Value::Null;
+        }
+        Chunks { head, chat, usage: form.usage, sent: String::new() }
+    }
+
+    /// Whose turn it is.
+    pub fn begin(&self) -> String {
+        if self.chat { self.delta(json!({ "role": "assistant", "content": "" }), None) } else { String::new() }
+    }
+
+    /// What is new in what was said so far; nothing if that does not go on from what was sent.
+    pub fn more(&mut self, so_far: &str) -> String {
+        let Some(new) = so_far.strip_prefix(&*self.sent).filter(|new| !new.is_empty()) else { return String::new() };
+        let page = if self.chat { self.delta(json!({ "content": new }), None) } else { self.text(new, None) };
+        self.sent.push_str(new);
+        page
+    }
+
+    /// What is left to send once all is said.
+    pub fn end(&mut self, said: &Said) -> String {
+        let mut pages = self.more(&said.content);
+        for (at, call) in said.calls.iter().enumerate() {
+            let mut begun = call_as_text(call);
+            let arguments = begun["function"]["arguments"].take();
+            (begun["index"], begun["function"]["arguments"]) = (at.into(), "".into());
+            pages += &self.delta(json!({ "tool_calls": [begun] }), None);
+            pages += &self.delta(json!({ "tool_calls": [{ "index": at, "function": { "arguments": arguments } }] }), None);
+        }
+        let finish = Some(said.finish());
+        pages += &if self.chat { self.delta(json!({}), finish) } else { self.text("", finish) };
+        if self.usage {
+            pages += &event(&with_usage(self.head.clone(), said));
+        }
+        pages + "data: [DONE]\n\n"
+    }
+
+    fn delta(&self, delta: Value, finish: Option<&str>) -> String {
+        self.choice(json!({ "index": 0, "delta": delta, "logprobs": null, "finish_reason": finish }))
+    }
+
+    fn text(&self, text: &str, finish: Option<&str>) -> String {
+        self.choice(json!({ "index": 0, "text": text, "logprobs": null, "finish_reason": finish }))
+    }
+
+    fn choice(&self, choice: Value) -> String {
+        let mut page = self.head.clone();
+        page["choices"] = json!([choice]);
+        event(&page)
+    }
+}
+
+fn event(page: &Value) -> String {
+    format!("data: {page}\n\n")
 }
 
 /// What can be asked for.
@@ -175,20 +262,9 @@ pub fn error(kind: &str, message: &str) -> Value {
     json!({ "error": { "message": message, "type": kind, "param": null, "code": null } })
 }
 
-fn events(pages: impl Iterator<Item = Value>) -> String {
-    // One answer, one id.
-    let mut id = None;
-    let mut text = String::new();
-    for mut page in pages {
-        page["id"] = id.get_or_insert_with(|| page["id"].clone()).clone();
-        text += &format!("data: {page}\n\n");
-    }
-    text + "data: [DONE]\n\n"
-}
-
-fn head(id: &str, object: &str, model: &str, choice: Value) -> Value {
+fn head(id: &str, object: &str, model: &str, choices: Value) -> Value {
     let id = format!("{id}-{:016x}", RandomState::new().hash_one(id));
-    json!({ "id": id, "object": object, "created": now(), "model": model, "choices": [choice] })
+    json!({ "id": id, "object": object, "created": now(), "model": model, "choices": choices })
 }
 
 fn now() -> u64 {

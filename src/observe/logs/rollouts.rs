@@ -18,6 +18,9 @@ pub struct Rollout {
     pub group: u64,
     /// The sample's place in its group.
     pub index: u32,
+    /// Which part of its rollout it is, from 0, where that has several ([`Sample::part`]).
+    #[serde(skip_serializing_if = "is_first")]
+    pub part: u32,
     /// How its generation ended.
     pub status: Status,
     /// What was asked.
@@ -47,6 +50,10 @@ pub struct Rollout {
     pub metadata: Metadata,
 }
 
+fn is_first(part: &u32) -> bool {
+    *part == 0
+}
+
 impl Rollout {
     /// The line of `sample`, consumed by `step`.
     pub fn new(step: u64, sample: &Sample, with_log_probs: bool) -> Self {
@@ -54,6 +61,7 @@ impl Rollout {
             step,
             group: sample.group_index,
             index: sample.index,
+            part: sample.part,
             status: sample.status,
             prompt: sample.prompt.clone(),
             response: sample.response.clone(),

@@ -33,7 +33,7 @@ function lasted(seconds) {
 
 function ticks(low, high, about) {
   const rough = (high - low) / about || 1, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough * 0.999);
+  const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough * 0.7);
   const found = [];
   for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-6; at += step) found.push(Math.abs(at) < step * 1e-6 ? 0 : at);
   return found;
@@ -55,7 +55,7 @@ function chart(title, series, { help = "", height = 210, wide = Math.min(400, WI
   for (const at of ticks(low, high, 5)) {
     root.append(svg("line", { x1: L, x2: W - R, y1: Y(at), y2: Y(at), stroke: "var(--grid)" }), svg("text", { x: L - 6, y: Y(at) + 4, "text-anchor": "end" }, short(at)));
   }
-  for (const at of ticks(left, right, 6)) if (Number.isInteger(at)) root.append(svg("text", { x: X(at), y: H - 8, "text-anchor": "middle" }, short(at)));
+  for (const at of ticks(left, right, W < 340 ? 4 : 5)) if (Number.isInteger(at)) root.append(svg("text", { x: X(at), y: H - 8, "text-anchor": "middle" }, short(at)));
   series.forEach((one, n) => {
     const colour = `var(--c${n % 5})`, path = (points) => points.map((p, i) => `${i ? "L" : "M"}${X(p[0]).toFixed(1)} ${Y(p[1]).toFixed(1)}`).join("");
     if (one.points.some((p) => p.length > 3)) {
@@ -210,7 +210,10 @@ function graph() {
   for (let round = 0; round < of.nodes.length; round++) of.edges.forEach((edge) => { if (edge.to !== null) rank[edge.to] = Math.max(rank[edge.to], rank[edge.from] + 1); });
   const seen = {}, order = of.nodes.map((_, i) => i).sort((a, b) => rank[a] - rank[b] || a - b), place = {};
   order.forEach((node, at) => { const row = Math.floor(at / per), col = at % per; place[node] = [(row % 2 ? per - 1 - col : col) * (w + gap) + 8, row * line + 44]; seen[row] = true; });
-  const rows = Object.keys(seen).length, W = Math.min(per, order.length) * (w + gap) - gap + 16, H = rows * line + 20;
+  // Weights between two stages of one column go around what stands between them.
+  const around = (edge) => place[edge.from][0] === place[edge.to][0] && place[edge.from][1] !== place[edge.to][1];
+  const rows = Object.keys(seen).length, H = rows * line + 20;
+  const W = Math.min(per, order.length) * (w + gap) - gap + 16 + (of.weights.some(around) ? gap : 0);
   const root = svg("svg", { viewBox: `0 0 ${W} ${H}`, width: W, height: H, role: "img", "aria-label": "The run's graph" });
   const defs = svg("defs"), marker = svg("marker", { id: "tip", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse" });
   marker.append(svg("path", { d: "M0 0L8 4L0 8z", fill: "var(--soft)" })); defs.append(marker); root.append(defs);
@@ -223,11 +226,16 @@ function graph() {
     path.append(svg("title", {}, `${edge.carries}: ${edge.capacity.items} items, ${edge.capacity.tokens ?? "any number of"} tokens`));
     root.append(path);
   }
+  // The way of weights: over their row, around their column, or through the room below the row that they go to.
+  const back = (edge) => {
+    const [x1, y1] = middle(edge.from), [x2, y2] = middle(edge.to), left = x2 < x1 ? -1 : 1, below = y2 + line / 2, into = x2 - (left * w) / 4;
+    if (y1 <= y2) { const top = Math.min(y1, y2) - h / 2 - 26; return `M${x1} ${y1 - h / 2}C${x1} ${top} ${x2} ${top} ${x2} ${y2 - h / 2 - 2}`; }
+    if (around(edge)) { const side = x1 + w / 2 + gap; return `M${x1 + w / 2} ${y1}C${side} ${y1} ${side} ${y2} ${x2 + w / 2 + 2} ${y2}`; }
+    const up = y1 - y2 < line * 1.5 ? `M${x1 + (left * w) / 4} ${y1 - h / 2}` : `M${x1 + (left * w) / 2} ${y1}H${x1 + (left * (w + gap)) / 2}`;
+    return `${up}V${below}H${into}V${y2 + h / 2 + 2}`;
+  };
   for (const edge of of.weights) {
-    const [x1, y1] = middle(edge.from), [x2, y2] = middle(edge.to), top = Math.min(y1, y2) - h / 2 - 26;
-    // Around what stands between two stages of one column.
-    const aside = Math.abs(x1 - x2) < w && y1 !== y2 ? w * 0.9 : 0;
-    root.append(svg("path", { d: `M${x1} ${y1 - h / 2}C${x1 + aside} ${top} ${x2 + aside} ${top} ${x2} ${y2 - h / 2 - 2}`, fill: "none", stroke: "var(--weights)", "stroke-width": 2, "stroke-dasharray": "5 4", "marker-end": "url(#tip)" }));
+    root.append(svg("path", { d: back(edge), fill: "none", stroke: "var(--weights)", "stroke-width": 2, "stroke-dasharray": "5 4", "marker-end": "url(#tip)" }));
   }
   of.nodes.forEach((node, i) => {
     const [x, y] = place[i], busy = data.stages.find((stage) => stage.name === node.name);

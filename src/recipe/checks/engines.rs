@@ -2,7 +2,6 @@
 
 use super::Note;
 use crate::recipe::engine::{Cache, Engine, EngineKind, Launch, Pause};
-use crate::recipe::lora::AdapterSync;
 use crate::recipe::plan::Plan;
 
 pub(super) fn engines(plan: &Plan, note: Note) {
@@ -44,9 +43,24 @@ pub(super) fn engines(plan: &Plan, note: Note) {
             "`flow.max_staleness` is 0, but what servers compute together depends on timing: no run is the same to the bit";
         note("flow.max_staleness", &["engine.kind"], message.to_owned(), "make it 1 or more");
     }
-    if plan.lora.as_ref().is_some_and(|lora| lora.sync == AdapterSync::Adapter) {
-        let message = "`lora.sync` is \"adapter\", but servers are given whole weights".to_owned();
-        note("lora.sync", &["engine.kind"], message, "leave it out: adapters are merged into what servers load");
+    if plan.syncs_adapters() {
+        adapters(engine, note);
+    }
+}
+
+/// An adapter is loaded beside the others, and its name keeps apart what is remembered under it.
+fn adapters(engine: &Engine, note: Note) {
+    if engine.pause != Pause::default() {
+        let message =
+            format!("`engine.pause` is \"{}\", but with lora.sync = \"adapter\" no server is paused", engine.pause.word());
+        note("engine.pause", &["lora.sync"], message, "leave it out: answers end under the adapter that they began with");
+    }
+    if engine.cache != Cache::default() {
+        let message = format!(
+            "`engine.cache` is \"{}\", but with lora.sync = \"adapter\" each adapter has a cache of its own",
+            engine.cache.word()
+        );
+        note("engine.cache", &["lora.sync"], message, "leave it out");
     }
 }
 

@@ -28,16 +28,4 @@ pub(super) fn evaluation(plan: &Plan, note: Note) {
             "name a task of its own, for example eval.task = { kind = \"data\", data = \"held_out.jsonl\" }",
         );
     }
-    if let TaskData::Jsonl(jsonl) = &task.data
-        && jsonl.answer_key.is_empty()
-        && plan.reward.rule.compares()
-    {
-        let (key, message) = match &eval.task {
-            Some(_) => ("eval.task.answer_key", "`eval.task.answer_key` is empty, but the reward compares with the ground truth"),
-            // What reinforces says so by itself.
-            None if plan.pipeline.reinforces() => return,
-            None => ("task.answer_key", "`task.answer_key` is empty, but the reward of [eval] compares with the ground truth"),
-        };
-        note(key, &["reward.kind"], message.to_owned(), "name the field that holds the ground truth");
-    }
 }

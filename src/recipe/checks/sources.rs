@@ -28,28 +28,32 @@ pub(super) fn sources(plan: &Plan, note: Note) {
         let message = "a source of [task] has a weight, but a reward model meets every pair of its data".to_owned();
         note("task.sources", &["pipeline"], message, "give repeats in the place of weights");
     }
-    if let TaskData::Data(of) = &plan.task.data {
-        one_or_several("task", !of.only.data.as_os_str().is_empty(), &of.sources, note);
-        if of.sources.is_empty() && of.only.data.as_os_str().is_empty() {
-            note(
-                "task.data",
-                &["task.kind"],
-                "`task.data` is missing or empty".to_owned(),
-                "name a file, a folder or an id, or add [[task.sources]]",
-            );
-        }
+    data(("task", "task.kind"), &plan.task.data, note);
+    if let Some(task) = plan.eval.as_ref().and_then(|eval| eval.task.as_ref()) {
+        data(("eval.task", "eval.task.kind"), &task.data, note);
     }
     if let Some(sft) = &plan.sft {
         one_or_several("sft", sft.data.is_some(), &sft.sources, note);
-        if sft.fraction < 1.0 && !sft.sources().is_empty() {
-            let message = format!("`sft.fraction` is {}, but it is a share of the task's own pairs", sft.fraction);
+        if sft.fraction < 1.0 && (!sft.sources().is_empty() || matches!(plan.task.data, TaskData::Data(_))) {
+            let message = format!("`sft.fraction` is {}, but it is a share of sums that are made on the spot", sft.fraction);
             note(
                 "sft.fraction",
-                &["sft.data", "sft.sources"],
+                &["sft.data", "sft.sources", "task.kind"],
                 message,
-                "leave it out; of a source, take a slice: split = \"train[:10%]\"",
+                "leave it out; of a data set in [[sft.sources]], take a slice: split = \"train[:10%]\"",
             );
         }
+    }
+}
+
+fn data((section, kind): (&str, &'static str), task: &TaskData, note: Note) {
+    let TaskData::Data(of) = task else { return };
+    let one = !of.only.data.as_os_str().is_empty();
+    one_or_several(section, one, &of.sources, note);
+    if of.sources.is_empty() && !one {
+        let key = format!("{section}.data");
+        let help = format!("name a file, a folder or an id, or add [[{section}.sources]]");
+        note(&key, &[kind], format!("`{key}` is missing or empty"), &help);
     }
 }
 

@@ -19,6 +19,8 @@ const PROGRAM: u64 = 150 << 20;
 const LOGITS_CHUNK: u64 = 1 << 25;
 /// Parameters up to which trainers take micro-batches side by side.
 const SIDE_BY_SIDE: u64 = 1 << 24;
+/// Of what a warm-up frees the allocator keeps no more: larger pieces go back to the system.
+const KEPT_OF_WARM_UP: u64 = 64 << 20;
 /// Tokens that a prompt is assumed to have where nobody has read the data.
 const PROMPT_ASSUMED: u64 = 256;
 
@@ -39,12 +41,27 @@ struct Parts<'a> {
 struct Work<'a> {
     model: &'a ModelConfig,
     of: &'a Optimization,
-    /// Tokens of a whole batch.
-    batch_tokens: u64,
+    /// Sequences of a whole batch.
+    sequences: u64,
     /// Tokens of the longest sequence.
     longest: u64,
+    /// So many neighbours begin with the same prompt, of so many tokens.
+    shared: (u64, u64),
     /// Parameters of its adapters, where they are what is trained.
     adapters: Option<u64>,
+}
+
+/// A trainer's forward and backward passes.
+struct Passes {
+    /// Micro-batches that are computed side by side,
+    at_once: u64,
+    /// of so many tokens each.
+    tokens: u64,
+    /// Whether a batch is more than one.
+    several: bool,
+    /// What all that are computed side by side hold between forward and backward pass.
+    bytes: u64,
+    why: String,
 }
 
 impl Parts<'_> {
@@ -63,16 +80,27 @@ impl Parts<'_> {
             self.add("first weights", f32s(1), format!("{} in f32", count(parameters)));
         }
         let longest = self.prompt() + self.answer();
-        let samples = plan.samples_per_step() as u64;
+        let sequences = plan.samples_per_step() as u64;
+        let shared = match plan.pipeline {
+            Pipeline::Grpo | Pipeline::SftThenGrpo => (plan.generate.group_size as u64, self.prompt()),
+            _ => (1, 0),
+        };
         if let Some((_, of)) = optimization(plan) {
             let model = if plan.pipeline == Pipeline::RewardModel { model.scoring() } else { model.clone() };
             self.trainer(
                 ["weights", "gradients", "optimizer", "activations", "logits"],
-                &Work { model: &model, of, batch_tokens: samples * longest, longest, adapters: adapters(plan, &model)? },
+                &Work { model: &model, of, sequences, longest, shared, adapters: adapters(plan, &model)? },
             );
         }
         if !plan.pipeline.reinforces() {
             return Ok(());
+        }
+        if let Some(sft) = plan.sft.as_ref().filter(|_| on_host) {
+            let longest = self.prompt() + self.pair_answer();
+            let of = &sft.optimization;
+            let work = Work { model: &model, of, sequences: sft.batch as u64, longest, shared: (1, 0), adapters: None };
+            let kept = self.passes(&work).bytes.min(KEPT_OF_WARM_UP);
+            self.add("warm-up", kept, "what its trainer freed, which the next does not reuse for certain".to_owned());
         }
         if let Some(critic) = &plan.critic {
             let model = match &critic.path {
@@ -80,7 +108,7 @@ impl Parts<'_> {
                 None => model.scoring(),
             };
             let names = ["critic weights", "its gradients", "its optimizer", "its activations", "its scores"];
-            let work = Work { model: &model, of: &critic.optimization, batch_tokens: samples * longest, longest, adapters: None };
+            let work = Work { model: &model, of: &critic.optimization, sequences, longest, shared, adapters: None };
             self.trainer(names, &work);
         }
         let held = if plan.generate.on_new_weights == OnNewWeights::Finish { 3 } else { 2 };
@@ -113,7 +141,7 @@ impl Parts<'_> {
     fn prompt(&self) -> u64 {
         match &self.plan.task.data {
             TaskData::Arithmetic(Arithmetic { digits, .. }) => 2 * u64::from(*digits) + 3,
-            TaskData::Jsonl(_) | TaskData::Data(_) | TaskData::Rollouts(_) => PROMPT_ASSUMED,
+            TaskData::Data(_) | TaskData::Rollouts(_) => PROMPT_ASSUMED,
         }
     }
 
@@ -123,8 +151,15 @@ impl Parts<'_> {
                 let turns = self.plan.environment.as_ref().map_or(1, |environment| environment.max_turns as u64);
                 self.plan.generate.max_new_tokens as u64 * turns
             }
-            (TaskData::Arithmetic(Arithmetic { digits, .. }), _) => u64::from(*digits) + 2,
-            (TaskData::Jsonl(_) | TaskData::Data(_) | TaskData::Rollouts(_), _) => PROMPT_ASSUMED,
+            _ => self.pair_answer(),
+        }
+    }
+
+    /// Tokens of what is imitated behind a prompt.
+    fn pair_answer(&self) -> u64 {
+        match &self.plan.task.data {
+            TaskData::Arithmetic(Arithmetic { digits, .. }) => u64::from(*digits) + 2,
+            TaskData::Data(_) | TaskData::Rollouts(_) => PROMPT_ASSUMED,
         }
     }
 
@@ -137,19 +172,30 @@ impl Parts<'_> {
         let computed = if work.adapters.is_some() { copy * whole } else { 0 };
         let what = if work.adapters.is_some() { "adapters: " } else { "" };
         self.add(weights, (4 + copy) * parameters + computed, format!("the trainer's {what}{} in f32{also}", count(parameters)));
-        let side_by_side = self.plan.model.device == DeviceName::Cpu && whole <= SIDE_BY_SIDE;
-        let replicas = if side_by_side { of.threads as u64 } else { 1 };
-        let tokens = work.batch_tokens.min((of.micro_batch_tokens as u64).max(work.longest));
-        let micro_batches = work.batch_tokens.div_ceil(tokens.max(1));
-        let at_once = replicas.min(micro_batches);
+        let Passes { at_once, tokens, several, bytes: held, why: of_passes } = self.passes(work);
         // Pieces and their concatenation, unless they are written into place.
         let pass = if of.gradient_checkpointing { 4 } else { 2 * bytes + if bytes == 4 { 0 } else { 4 } };
-        let sum = if micro_batches > 1 { 4 } else { 0 };
+        let sum = if several { 4 } else { 0 };
         let why = format!("{at_once} at a time, {pass} bytes a parameter, and their sum");
         self.add(gradients, (at_once * pass + sum) * parameters, why);
         self.add(optimizer, 8 * parameters, "two moments in f32".to_owned());
-        let fused =
-            bytes == 4 && self.plan.model.device == DeviceName::Cpu && work.longest as usize <= fused::LONGEST_FUSED_SEQUENCE;
+        self.add(activations, held, of_passes);
+        if model.head == Head::Words {
+            let rows = tokens.min((LOGITS_CHUNK / model.vocab_size as u64).max(1));
+            let why = format!("{rows} rows × {} × 4 in f32", model.vocab_size);
+            self.add(logits, at_once * rows * model.vocab_size as u64 * 16, why);
+        }
+    }
+
+    fn passes(&self, work: &Work) -> Passes {
+        let (model, of, bytes) = (work.model, work.of, self.bytes());
+        let on_host = self.plan.model.device == DeviceName::Cpu;
+        let replicas = if on_host && parameters(model) <= SIDE_BY_SIDE { of.threads as u64 } else { 1 };
+        // A batch is cut into as many micro-batches as are computed at once, or more.
+        let at_once = replicas.clamp(1, work.sequences.max(1));
+        let (batch_tokens, most) = (work.sequences * work.longest, (of.micro_batch_tokens as u64).max(work.longest));
+        let fused = bytes == 4 && on_host && work.longest as usize <= fused::LONGEST_FUSED_SEQUENCE;
+        let tokens = work.computed(batch_tokens.div_ceil(at_once).min(most), fused);
         let layer = per_token_of_layer(model, fused) * bytes;
         let (layers, stream) = (model.layers() as u64, model.hidden_size as u64 * bytes);
         let (held, why) = match of.gradient_checkpointing {
@@ -158,12 +204,7 @@ impl Parts<'_> {
             false => ((layers + 2) * layer, "every layer's"),
         };
         let why = format!("{at_once} × {tokens} tokens × {:.1} KiB: {why}", held as f64 / 1024.0);
-        self.add(activations, at_once * tokens * held, why);
-        if model.head == Head::Words {
-            let rows = tokens.min((LOGITS_CHUNK / model.vocab_size as u64).max(1));
-            let why = format!("{rows} rows × {} × 4 in f32", model.vocab_size);
-            self.add(logits, at_once * rows * model.vocab_size as u64 * 16, why);
-        }
+        Passes { at_once, tokens, several: at_once > 1 || batch_tokens > most, bytes: at_once * tokens * held, why }
     }
 
     fn cache(&mut self, engines: u64, longest: u64) {
@@ -191,6 +232,19 @@ impl Parts<'_> {
         };
         self.add("reference", bytes, why.to_owned());
         Ok(())
+    }
+}
+
+impl Work<'_> {
+    /// Of so many tokens in a micro-batch those that are computed: where attention is fused, neighbours compute the prompt that they begin with once.
+    fn computed(&self, tokens: u64, fused: bool) -> u64 {
+        let (group, prompt) = self.shared;
+        if !fused || prompt == 0 {
+            return tokens;
+        }
+        let (apart, together) = (group * self.longest, prompt + group * (self.longest - prompt));
+        // The first group may have begun in the micro-batch before.
+        ((tokens * together).div_ceil(apart) + prompt).min(tokens)
     }
 }
 

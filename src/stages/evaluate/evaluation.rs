@@ -7,12 +7,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use super::answering::Answering;
 use super::summary::Summary;
 use crate::data::chat::ChatError;
-use crate::data::{Group, Prompt, Tokenizer, TokenizerError, Version};
-use crate::engine::{EngineError, Request, SamplingParams, TokenEngine};
+use crate::data::{Group, Prompt, Sample, Tokenizer, TokenizerError, Version};
+use crate::engine::{EngineError, SamplingParams, TokenEngine};
+use crate::flow::StageError;
 use crate::observe::logs::{Failure, JudgedAnswer};
-use crate::stages::generate::assembly::Assembly;
+use crate::stages::generate::agent::Agent;
 
 /// Scores the answers to one prompt; tells which of them it could not score.
 pub type ExamJudge = Arc<dyn Fn(Group) -> Result<(Group, Vec<Failure>), Box<dyn std::error::Error + Send + Sync>> + Send + Sync>;
@@ -24,8 +26,10 @@ pub struct Exam {
     pub prompts: Vec<Prompt>,
     /// Answers sampled to each; 0 samples none.
     pub samples: u32,
-    /// How they are sampled.
+    /// How they are sampled; where there is an environment, `max_new_tokens` is the longest turn.
     pub sampling: SamplingParams,
+    /// The environment that they are answered in, if an answer is a rollout of several turns.
+    pub agent: Option<Agent>,
     /// Whether each prompt is answered greedily, too.
     pub greedy: bool,
     /// An answer that earns at least this is right.
@@ -49,6 +53,15 @@ pub enum EvaluationError {
     /// The reward, which can't be asked at all.
     #[error("judging answers: {0}")]
     Judge(Box<dyn std::error::Error + Send + Sync>),
+    /// The engine, the chat template or the tokenizer, in rollouts of several turns.
+    #[error("{0}")]
+    Rollouts(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl EvaluationError {
+    pub(super) fn of_rollouts(error: StageError) -> Self {
+        EvaluationError::Rollouts(error.into_cause().unwrap_or_else(|| "the engine is gone".into()))
+    }
 }
 
 /// A prompt, and whether it is to be answered greedily.
@@ -59,7 +72,7 @@ pub struct Evaluation {
     exam: Arc<Exam>,
     version: Version,
     waiting: VecDeque<Question>,
-    open: Assembly,
+    answering: Answering,
     under_way: usize,
     answers: Vec<JudgedAnswer>,
 }
@@ -67,33 +80,32 @@ pub struct Evaluation {
 impl Evaluation {
     /// Begins, or goes on with what was `answered` under the same weights: prompts whose answers are all there are not asked again. Give the
     /// engine weights first.
-    pub fn begin(exam: &Arc<Exam>, version: Version, answered: Vec<JudgedAnswer>) -> Self {
+    pub fn begin(exam: &Arc<Exam>, tokenizer: &Arc<Tokenizer>, version: Version, answered: Vec<JudgedAnswer>) -> Self {
         let mut there: BTreeMap<Question, u32> = BTreeMap::new();
         answered.iter().for_each(|answer| *there.entry((answer.question, answer.greedy)).or_default() += 1);
         let whole = |question: &Question| there.get(question).copied() == Some(exam.answers_to(*question));
         let questions = (0..exam.prompts.len()).flat_map(|at| [(at, true), (at, false)]);
         let waiting = questions.filter(|question| exam.answers_to(*question) > 0 && !whole(question)).collect();
         let answers = answered.iter().filter(|answer| whole(&(answer.question, answer.greedy))).cloned().collect();
-        Evaluation { exam: exam.clone(), version, waiting, open: Assembly::new(false), under_way: 0, answers }
+        let answering = Answering::new(exam, tokenizer);
+        Evaluation { exam: exam.clone(), version, waiting, answering, under_way: 0, answers }
     }
 
-    /// Asks as slots come free, computes one token of every answer, and judges those that are whole. Gives what was judged.
-    pub fn advance<E: TokenEngine>(
-        &mut self,
-        engine: &mut E,
-        tokenizer: &Tokenizer,
-    ) -> Result<Vec<JudgedAnswer>, EvaluationError> {
+    /// Asks as slots come free, computes one token of every answer, and judges those that are whole. Gives what was judged. Where all answers
+    /// wait for their environments, so does this call, some milliseconds at most.
+    pub fn advance<E: TokenEngine>(&mut self, engine: &mut E) -> Result<Vec<JudgedAnswer>, EvaluationError> {
         let mut judged = Vec::new();
-        while (engine.free_slots() > 0 || engine.is_idle())
+        let mut room = self.answering.room(engine);
+        while room > 0
             && let Some(question) = self.waiting.pop_front()
         {
-            judged.extend(self.ask(engine, tokenizer, question)?);
+            room = room.saturating_sub(self.exam.answers_to(question) as usize);
+            judged.extend(self.ask(engine, question)?);
         }
-        for finished in engine.step()? {
-            if let Some(group) = self.open.add(finished, tokenizer)? {
-                self.under_way -= 1;
-                judged.extend(self.judge(group)?);
-            }
+        self.answering.advance(engine)?;
+        for group in self.answering.take_groups() {
+            self.under_way -= 1;
+            judged.extend(self.judge(group)?);
         }
         self.answers.extend(judged.iter().cloned());
         Ok(judged)
@@ -115,63 +127,50 @@ impl Evaluation {
     }
 
     /// Gives answers at once if the prompt can't be asked.
-    fn ask<E: TokenEngine>(
-        &mut self,
-        engine: &mut E,
-        tokenizer: &Tokenizer,
-        question: Question,
-    ) -> Result<Vec<JudgedAnswer>, EvaluationError> {
+    fn ask<E: TokenEngine>(&mut self, engine: &mut E, question: Question) -> Result<Vec<JudgedAnswer>, EvaluationError> {
         let ((at, greedy), samples) = (question, self.exam.answers_to(question));
         let prompt = Prompt { ordinal: 2 * at as u64 + u64::from(greedy), ..self.exam.prompts[at].clone() };
         let sampling = &self.exam.sampling;
         let params = if greedy { SamplingParams { temperature: 0.0, ..sampling.clone() } } else { sampling.clone() };
-        let (ordinal, temperature) = (prompt.ordinal, params.temperature);
-        let tokens: Arc<[u32]> = tokenizer.encode_prompt(&prompt)?.into();
-        let request = Request {
-            ordinal,
-            tokens: tokens.clone(),
-            first: 0,
-            offset: 0,
-            samples,
-            params: Arc::new(params),
-            answers: Vec::new(),
-        };
-        match engine.submit(request) {
+        match self.answering.ask(engine, prompt, samples, params) {
             Ok(()) => {
                 self.under_way += 1;
-                self.open.open(prompt, tokens, samples, temperature);
                 Ok(Vec::new())
             }
-            Err(error @ EngineError::Prompt { .. }) => {
+            Err(EvaluationError::Engine(error @ EngineError::Prompt { .. })) => {
                 let refused = |index| JudgedAnswer {
                     version: self.version,
                     question: at,
                     greedy,
                     index,
-                    prompt: prompt.text.clone(),
+                    prompt: self.exam.prompts[at].text.clone(),
                     error: Some(error.to_string()),
                     ..JudgedAnswer::default()
                 };
                 Ok((0..samples).map(refused).collect())
             }
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error),
         }
     }
 
     fn judge(&self, group: Group) -> Result<Vec<JudgedAnswer>, EvaluationError> {
         let (question, greedy) = ((group.id() / 2) as usize, group.id() % 2 == 1);
         let (group, failures) = (self.exam.judge)(group).map_err(EvaluationError::Judge)?;
-        let judged = group.samples.iter().map(|sample| JudgedAnswer {
-            version: self.version,
-            question,
-            greedy,
-            index: sample.index,
-            prompt: sample.prompt.clone(),
-            response: sample.response.clone(),
-            reward: sample.reward.filter(|reward| reward.is_finite()),
-            status: sample.status,
-            tokens: sample.generated(),
-            error: failures.iter().find(|failure| failure.sample == sample.index).map(Failure::to_string),
+        // A rollout of several parts is one answer, and ends with the last of them.
+        let judged = group.samples.chunk_by(|one, next| one.index == next.index).filter_map(|parts| {
+            let sample = parts.last()?;
+            Some(JudgedAnswer {
+                version: self.version,
+                question,
+                greedy,
+                index: sample.index,
+                prompt: sample.prompt.clone(),
+                response: sample.response.clone(),
+                reward: sample.reward.filter(|reward| reward.is_finite()),
+                status: sample.status,
+                tokens: parts.iter().map(Sample::generated).sum(),
+                error: failures.iter().find(|failure| failure.sample == sample.index).map(Failure::to_string),
+            })
         });
         Ok(judged.collect())
     }

@@ -3,6 +3,7 @@
 //! An [`Evaluation`] is one such sitting, by whatever drives an engine. [`Evaluator`] is the stage that holds one now and then while a run
 //! trains, and never holds the run up.
 
+mod answering;
 mod evaluation;
 #[cfg(feature = "torch")]
 mod local;

@@ -162,7 +162,7 @@ impl<E: TokenEngine> Evaluator<E> {
         {
             desk.engine.set_weights(version, &weights);
             let answers = self.log.as_ref().map(|log| log.answers(step)).transpose()?;
-            let evaluation = Evaluation::begin(&self.exam, version, Vec::new());
+            let evaluation = Evaluation::begin(&self.exam, &self.tokenizer, version, Vec::new());
             desk.sitting = Some(Sitting { step, version, evaluation, answers });
         }
         Ok(())
@@ -171,7 +171,7 @@ impl<E: TokenEngine> Evaluator<E> {
     /// One token of every answer under way; at the end of an evaluation, what it comes to.
     fn advance(&mut self, desk: &mut Desk<E>) -> Result<(), StageError> {
         let Some(Sitting { evaluation, answers, .. }) = &mut desk.sitting else { return Ok(()) };
-        for judged in evaluation.advance(&mut desk.engine, &self.tokenizer)? {
+        for judged in evaluation.advance(&mut desk.engine)? {
             answers.as_mut().map_or(Ok(()), |answers| answers.write(&judged))?;
         }
         let Some(Sitting { step, version, evaluation, .. }) = desk.sitting.take_if(|sitting| sitting.evaluation.is_done()) else {

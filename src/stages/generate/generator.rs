@@ -41,7 +41,7 @@ pub struct Generator<E: TokenEngine> {
     params: SamplingParams,
     /// Where it changes over versions.
     temperature: Option<TemperatureByVersion>,
-    group_size: u32,
+    pub(super) group_size: u32,
     workers: usize,
     mask_older: bool,
     /// Whether fewer slots are used where more bring nothing.
@@ -300,7 +300,6 @@ impl<E: TokenEngine> Stage for Generator<E> {
             let setup = Setup {
                 agent: agent.clone(),
                 tokenizer: self.tokenizer.clone(),
-                group_size: self.group_size,
                 mask_older: self.mask_older,
                 admission: self.admission.clone(),
                 metrics: self.metrics.clone(),

@@ -39,8 +39,10 @@ impl Scorers {
 }
 
 /// Gives every sample of `group` its reward, or none where `reward` fails `retries` + 1 times. A panic, an error and a number that is not
-/// finite are failures. Costs one call a sample and one a retry; returns when all are done.
+/// finite are failures. Of a rollout that has several parts the last is judged, and the others earn the same. Costs one call a rollout and one a
+/// retry; returns when all are done.
 pub fn score<R: Earned>(group: &mut Group, reward: impl Fn(&Sample) -> R + Sync, retries: u32, scorers: Scorers) -> Scoring {
+    let earlier = group.set_earlier_parts_aside();
     let attempt = |sample: &mut Sample| {
         (sample.reward, sample.reward_parts) = (None, RewardParts::new());
         let mut attempts = 0;
@@ -67,6 +69,7 @@ pub fn score<R: Earned>(group: &mut Group, reward: impl Fn(&Sample) -> R + Sync,
         Scorers::Threads => group.samples.par_iter_mut().map(outcome).collect(),
         Scorers::Caller => group.samples.iter_mut().map(outcome).collect(),
     };
+    group.put_parts_back(earlier);
     Scoring {
         failed_calls: outcomes.iter().map(|outcome| outcome.1).sum(),
         time: outcomes.iter().map(|outcome| outcome.2).sum(),

@@ -49,14 +49,18 @@ impl Served {
         Served { retries, ..self }
     }
 
-    /// Gives every sample of `group` its reward, or says which have none. One service is asked after the other.
+    /// Gives every sample of `group` its reward, or says which have none. One service is asked after the other. Of a rollout that has several parts
+    /// they see the last, and the others earn the same.
     pub async fn score(self: &Arc<Self>, mut group: Group) -> (Group, Scoring) {
+        let earlier = group.set_earlier_parts_aside();
         let asked = self.ask(&mut group).await;
         let this = Arc::clone(self);
-        match tokio::task::spawn_blocking(move || this.combine(group, asked)).await {
+        let (mut group, scoring) = match tokio::task::spawn_blocking(move || this.combine(group, asked)).await {
             Ok(scored) => scored,
             Err(error) => std::panic::resume_unwind(error.into_panic()),
-        }
+        };
+        group.put_parts_back(earlier);
+        (group, scoring)
     }
 
     /// The same, from a thread that waits; not for a task.

@@ -155,7 +155,7 @@ fn letter(stage: &str, group: &Group, failures: Vec<Failure>) -> DeadLetter {
 
 impl RewardError {
     fn new(group: &Group, failure: &Failure) -> Self {
-        let sample = group.samples.iter().find(|sample| sample.index == failure.sample);
+        let sample = group.samples.iter().rfind(|sample| sample.index == failure.sample);
         let response = sample.map(|sample| sample.response.clone()).unwrap_or_default();
         RewardError { group: group.id(), prompt: group.prompt.text.render(), response, failure: failure.clone() }
     }

@@ -26,6 +26,7 @@ pub struct Prompts {
     feed: Feed,
     metrics: Option<Metrics>,
     left: Option<u64>,
+    map: Option<Box<dyn Fn(Prompt) -> Prompt + Send>>,
     admission: Option<Admission>,
     /// What entered before an interruption and goes first; `None` until the first prompt was asked for.
     again: Option<VecDeque<Prompt>>,
@@ -50,7 +51,7 @@ impl Prompts {
     }
 
     fn of(feed: Feed) -> Self {
-        Prompts { feed, metrics: None, left: None, admission: None, again: None }
+        Prompts { feed, metrics: None, left: None, map: None, admission: None, again: None }
     }
 
     /// Counts there what data sets hold, and what was left out.
@@ -73,6 +74,11 @@ impl Prompts {
     /// Shuffles the first epoch too, of prompts that are given in an order.
     pub fn shuffled(self) -> Self {
         Prompts { feed: self.feed.shuffled(), ..self }
+    }
+
+    /// Every prompt as `map` makes it of what is in the data, such as a text as the turn of a conversation.
+    pub fn map(self, map: impl Fn(Prompt) -> Prompt + Send + 'static) -> Self {
+        Prompts { map: Some(Box::new(map)), ..self }
     }
 
     /// Ends after `n` prompts.
@@ -113,7 +119,13 @@ impl Source for Prompts {
         }
         let prompt = match self.next_again()? {
             Some(prompt) => Some(prompt),
-            None => Some(self.feed.next()?),
+            None => {
+                let prompt = self.feed.next()?;
+                Some(match &self.map {
+                    Some(map) => map(prompt),
+                    None => prompt,
+                })
+            }
         };
         if let (Some(prompt), Some(admission)) = (&prompt, &self.admission) {
             admission.enter(prompt);

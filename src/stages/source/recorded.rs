@@ -1,7 +1,7 @@
 //! Groups that were recorded, to learn from without a generator.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::Supervised;
@@ -88,15 +88,32 @@ impl RecordedGroups {
 /// A group, and how many of its rollouts say how likely their tokens were.
 fn read(data: &DataSet<Recorded>, tokenizer: &Tokenizer, records: &[u32]) -> Result<(Group, usize), StageError> {
     let mut with_log_probs = 0;
+    let mut places: Vec<(u32, u32)> = Vec::with_capacity(records.len());
     let mut samples: Vec<Sample> = Vec::with_capacity(records.len());
-    for (index, &at) in records.iter().enumerate() {
+    for &at in records {
         let recorded = data.get(at as usize)?;
         with_log_probs += usize::from(recorded.has_log_probs());
-        let sample = recorded.sample(tokenizer).map_err(|skip| StageError::new(format!("a rollout {skip}")))?;
-        samples.push(Sample { index: index as u32, ..sample });
+        places.extend(recorded.place());
+        samples.push(recorded.sample(tokenizer).map_err(|skip| StageError::new(format!("a rollout {skip}")))?);
     }
+    place(&mut samples, &places);
     let source = data.name().to_owned();
     Ok((Group { prompt: Arc::new(Prompt { source, ..Prompt::default() }), samples }, with_log_probs))
+}
+
+/// Puts samples in the order of their places, so that the parts of a rollout stand together. Where those were not recorded, or make no sense
+/// together (two runs in one file, say), each record is a rollout of its own.
+fn place(samples: &mut [Sample], places: &[(u32, u32)]) {
+    let all: BTreeSet<(u32, u32)> = places.iter().copied().collect();
+    let recorded = places.len() == samples.len() && all.len() == samples.len();
+    for (at, sample) in samples.iter_mut().enumerate() {
+        (sample.index, sample.part) = if recorded { places[at] } else { (at as u32, 0) };
+    }
+    samples.sort_by_key(|sample| (sample.index, sample.part));
+    // One that was left out as senseless leaves no gap: what is first of a rollout is its part 0.
+    for parts in samples.chunk_by_mut(|one, next| one.index == next.index) {
+        parts.iter_mut().zip(0..).for_each(|(sample, part)| sample.part = part);
+    }
 }
 
 impl super::supervised::Draw for RecordedGroups {
@@ -132,5 +149,24 @@ impl super::supervised::Draw for RecordedGroups {
         for (reason, count) in skipped.iter().chain(rejected.iter()) {
             metrics.set(Metric::DataSkipped, &[self.data.name(), reason], count as f64);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_rollout_stand_together_and_records_without_places_are_rollouts() {
+        let placed = |places: &[(u32, u32)], records: usize| -> Vec<(f64, u32, u32)> {
+            let record = |at: usize| Sample { reward: Some(at as f64), ..Sample::default() };
+            let mut samples: Vec<Sample> = (0..records).map(record).collect();
+            place(&mut samples, places);
+            samples.iter().map(|sample| (sample.reward.unwrap(), sample.index, sample.part)).collect()
+        };
+        assert_eq!(placed(&[(2, 1), (0, 0), (2, 0)], 3), [(1.0, 0, 0), (2.0, 2, 0), (0.0, 2, 1)]);
+        assert_eq!(placed(&[(0, 0), (1, 1)], 2), [(0.0, 0, 0), (1.0, 1, 0)], "one that was left out leaves no gap");
+        assert_eq!(placed(&[(0, 0), (0, 0)], 2), [(0.0, 0, 0), (1.0, 1, 0)], "two runs in one file");
+        assert_eq!(placed(&[(3, 0)], 2), [(0.0, 0, 0), (1.0, 1, 0)], "some without a place");
     }
 }

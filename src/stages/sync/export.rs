@@ -1,7 +1,6 @@
 //! Weights as folders for engines elsewhere, and what an engine must find of a few texts under them.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,8 +8,8 @@ use tch::{Kind, Tensor};
 
 use crate::algo::Disagreement;
 use crate::data::{TokenizerError, Version};
-use crate::engine::remote::sync::{Probe, Releases, Update};
-use crate::model::{Dtype, Format, FrozenWeights, ModelConfig, ModelError, Packed, Weights, save_hf_as};
+use crate::engine::remote::sync::{Probe, Release, Releases, Update};
+use crate::model::{Compute, Delta, Dtype, FrozenWeights, ModelConfig, ModelError, Packed, Weights, save_adapter, save_hf_after};
 use crate::stages::Policy;
 
 /// Weights that can't be handed over.
@@ -27,15 +26,15 @@ pub enum ExportError {
     Tokenizer(#[from] TokenizerError),
 }
 
-/// Writes versions of one policy, in its folder's precision.
+/// Writes versions of one policy, in its folder's precision: whole models, or adapters alone where the weights come with adapters.
 pub struct Exporter {
     policy: Policy,
     untie: bool,
     texts: Vec<Vec<u32>>,
     tolerance: f64,
     releases: Mutex<Releases>,
-    /// Of the weights written last.
-    sum: Mutex<Option<u32>>,
+    /// The whole weights that were written last: what the next share with them is not written again.
+    last: Mutex<Option<Release>>,
 }
 
 /// How many tokens follow the prompt in a text that probes: a policy that is sure of its answers would tell little by them.
@@ -58,8 +57,8 @@ impl Exporter {
     /// Of a policy, whose present weights the servers are started with. `texts` are what engines are asked to score, and may differ by `tolerance` nats
     /// on average.
     pub fn new(policy: &Policy, releases: Releases, texts: Vec<Vec<u32>>, tolerance: f64) -> Self {
-        let (policy, sum) = (policy.clone(), Mutex::new(None));
-        Exporter { policy, untie: false, texts, tolerance, releases: Mutex::new(releases), sum }
+        let (policy, last) = (policy.clone(), Mutex::new(None));
+        Exporter { policy, untie: false, texts, tolerance, releases: Mutex::new(releases), last }
     }
 
     /// Writes a head of its own for a model whose head is its embedding: for servers that can't reload the other kind.
@@ -71,40 +70,51 @@ impl Exporter {
         if self.untie { self.policy.config().untied() } else { self.policy.config().clone() }
     }
 
-    /// Writes the policy's present weights with its tokenizer into `folder`, replaced at once: what servers are started from.
+    /// Writes the policy's present weights, without any adapters over them, with its tokenizer into `folder`, replaced at once: what servers are started
+    /// from.
     pub fn launch_folder(&self, folder: &Path) -> Result<(), ExportError> {
         let writing = folder.with_extension("writing");
         if writing.exists() {
             std::fs::remove_dir_all(&writing)?;
         }
-        self.save(&writing, &self.policy.weights())?;
+        self.save(&writing, &self.policy.weights().without_adapter(), None)?;
         if folder.exists() {
             std::fs::remove_dir_all(folder)?;
         }
         Ok(std::fs::rename(&writing, folder)?)
     }
 
-    fn save(&self, folder: &Path, weights: &Weights) -> Result<(), ExportError> {
+    fn save(&self, folder: &Path, weights: &Weights, before: Option<&Path>) -> Result<Delta, ExportError> {
         let (config, dtype) = (self.config(), self.policy.config().dtype);
-        let format = Format { dtype, max_shard: None };
-        if self.untie {
-            save_hf_as(folder, &config, &weights.untied(self.policy.config(), weights), &format)?;
-        } else {
-            save_hf_as(folder, &config, weights, &format)?;
-        }
-        Ok(self.policy.tokenizer().save(folder)?)
+        let delta = match self.untie {
+            true => save_hf_after(folder, &config, &weights.untied(self.policy.config(), weights), dtype, before)?,
+            false => save_hf_after(folder, &config, weights, dtype, before)?,
+        };
+        self.policy.tokenizer().save(folder)?;
+        Ok(delta)
     }
 
-    /// Writes a version and works out what engines must find. Costs a copy of the weights on disk and a forward pass over the probe's texts.
+    /// Writes a version and works out what engines must find. Costs a copy on disk of the tensors that changed and a forward pass over the probe's texts.
     pub fn export(&self, version: Version, weights: &FrozenWeights) -> Result<Update, ExportError> {
         let weights = weights.read();
-        let release = {
-            let mut releases = self.releases.lock().unwrap_or_else(PoisonError::into_inner);
-            releases.write(version, |folder| self.save(folder, &weights))?
-        };
-        let sum = checksum(&release.path().join("model.safetensors"))?;
-        let before = self.sum.lock().unwrap_or_else(PoisonError::into_inner).replace(sum);
-        Ok(Update { release, changed: before.is_some_and(|before| before != sum), probe: self.probe(&weights) })
+        let mut releases = self.releases.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(adapter) = &weights.adapter {
+            let release = releases.write(version, |folder| save_adapter(folder, adapter).map_err(ExportError::from))?;
+            return Ok(Update { release, changed: true, probe: self.probe(&weights), adapter: true });
+        }
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let (before, mut delta) = (last.take(), Delta::default());
+        let release = releases.write(version, |folder| {
+            delta = self.save(folder, &weights, before.as_ref().map(Release::path))?;
+            Ok::<_, ExportError>(())
+        })?;
+        let Delta { changed, moved, shared } = delta;
+        tracing::debug!(
+            "version {version}: {changed} tensors changed, {shared} are shared with the version before, {moved} written again"
+        );
+        let changed = before.is_some() && changed > 0;
+        *last = Some(release.clone());
+        Ok(Update { release, changed, probe: self.probe(&weights), adapter: false })
     }
 
     /// What an engine must find under these weights.
@@ -113,7 +123,7 @@ impl Exporter {
         let _guard = tch::no_grad_guard();
         let expected = score(config, &rounded(weights, dtype), &self.texts);
         let untied = config.untied();
-        let old_head = (config.shares_embedding() && !self.untie)
+        let old_head = (config.shares_embedding() && !self.untie && weights.adapter.is_none())
             .then(|| score(&untied, &rounded(&weights.untied(config, &self.policy.weights()), dtype), &self.texts));
         // Weights that have hardly moved have no old head to be told from the new one.
         let apart = |old: &Vec<Vec<f64>>| -> Result<(), Disagreement> {
@@ -126,9 +136,7 @@ impl Exporter {
 
 /// The numbers that a folder of this format holds, to compute with in f32.
 fn rounded(weights: &Weights, dtype: Dtype) -> Weights {
-    let weights = weights.merged();
-    let round = |flat: &Tensor| flat.detach().to_device(tch::Device::Cpu).to_kind(dtype.kind()).to_kind(Kind::Float);
-    Weights::new(weights.layout.clone(), round(&weights.flat))
+    weights.on(Compute::cpu(dtype)).on(Compute::cpu(Dtype::F32))
 }
 
 /// Log-probabilities of every token but the first, in double precision from single.
@@ -148,14 +156,4 @@ fn score(config: &ModelConfig, weights: &Weights, texts: &[Vec<u32>]) -> Vec<Vec
         found
     };
     texts.iter().map(of).collect()
-}
-
-fn checksum(path: &Path) -> io::Result<u32> {
-    let (mut file, mut hasher, mut chunk) = (File::open(path)?, crc32fast::Hasher::new(), vec![0; 1 << 20]);
-    loop {
-        match file.read(&mut chunk)? {
-            0 => return Ok(hasher.finalize()),
-            read => hasher.update(&chunk[..read]),
-        }
-    }
 }

@@ -79,8 +79,9 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
         RemoteSync { patience, ..self }
     }
 
-    /// Reports the trainer's version and the time a sync takes.
+    /// Reports the trainer's version, the time a sync takes, and how each engine does.
     pub fn metrics(self, metrics: &Metrics) -> Self {
+        self.manager.fleet().observe(metrics);
         RemoteSync { metrics: Some(metrics.clone()), ..self }
     }
 

@@ -86,11 +86,14 @@ impl TokenEngine for Fleet {
         self.discarded.clear();
         self.load = Load { passes: 1, ..Load::default() };
         if !self.samples.is_empty() {
+            self.look_at_changes(started)?;
             self.dispatch(started)?;
             // What has ended already is not to wait for what has not.
             let wait = if self.finished.is_empty() { self.config.step } else { Duration::ZERO };
             if let Ok(news) = self.from.recv_timeout(wait) {
                 let now = Instant::now();
+                // An engine that is refuted ends its work, and it must be known why.
+                self.look_at_changes(now)?;
                 self.hear(news, now)?;
                 for news in self.from.drain().collect::<Vec<_>>() {
                     self.hear(news, now)?;

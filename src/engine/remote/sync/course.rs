@@ -5,8 +5,10 @@
 //!   ↑ a wrong answer to check or probe loads once more      anything else is tried again where it failed
 //! ```
 //!
-//! The probe comes after the resume, since a server that stands still answers nothing. Until it has passed, no version is committed: what the engine
-//! samples in between under these weights is not counted as theirs.
+//! The probe comes after the resume, since a server that stands still answers nothing. Until it has passed, no version is committed, and what the engine
+//! samples in between is withdrawn if it does not.
+//!
+//! An adapter needs no pause, since nobody asks for it before it was found right: load → check → probe → held.
 
 use std::time::Duration;
 
@@ -97,15 +99,26 @@ pub enum Next {
 /// The way of one engine through a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Course {
+    /// All steps, in their order.
+    steps: &'static [Phase],
     next: Next,
-    flushes: bool,
     retries: u32,
 }
 
 impl Course {
-    /// From the beginning. `retries` counts over all steps.
+    /// Of whole weights, from the beginning. `retries` counts over all steps.
     pub fn new(flushes: bool, retries: u32) -> Self {
-        Course { next: Next::Do(Phase::Pause), flushes, retries }
+        use Phase::{Check, Flush, Label, Load, Pause, Probe, Resume};
+        let steps: &[Phase] = match flushes {
+            true => &[Pause, Load, Label, Check, Flush, Resume, Probe],
+            false => &[Pause, Load, Label, Check, Resume, Probe],
+        };
+        Course { steps, next: Next::Do(Phase::Pause), retries }
+    }
+
+    /// Of an adapter.
+    pub fn of_adapter(retries: u32) -> Self {
+        Course { steps: &[Phase::Load, Phase::Check, Phase::Probe], next: Next::Do(Phase::Load), retries }
     }
 
     /// What comes next.
@@ -116,15 +129,8 @@ impl Course {
     /// The step was done.
     pub fn passed(&mut self) {
         let Next::Do(phase) = self.next else { return };
-        self.next = match phase {
-            Phase::Pause => Next::Do(Phase::Load),
-            Phase::Load => Next::Do(Phase::Label),
-            Phase::Label => Next::Do(Phase::Check),
-            Phase::Check if self.flushes => Next::Do(Phase::Flush),
-            Phase::Check | Phase::Flush => Next::Do(Phase::Resume),
-            Phase::Resume => Next::Do(Phase::Probe),
-            Phase::Probe => Next::Held,
-        };
+        let behind = self.steps.iter().skip_while(|step| **step != phase).nth(1);
+        self.next = behind.map_or(Next::Held, |step| Next::Do(*step));
     }
 
     /// The step failed.
@@ -135,7 +141,7 @@ impl Course {
             return;
         }
         self.retries -= 1;
-        self.next = Next::Do(if how == Failure::WrongWeights { Phase::Pause } else { phase });
+        self.next = Next::Do(if how == Failure::WrongWeights { self.steps[0] } else { phase });
     }
 }
 
@@ -162,6 +168,7 @@ mod tests {
         use Phase::*;
         assert_eq!(walk(Course::new(false, 0), |_| None), (vec![Pause, Load, Label, Check, Resume, Probe], Next::Held));
         assert_eq!(walk(Course::new(true, 0), |_| None), (vec![Pause, Load, Label, Check, Flush, Resume, Probe], Next::Held));
+        assert_eq!(walk(Course::of_adapter(0), |_| None), (vec![Load, Check, Probe], Next::Held));
     }
 
     #[test]

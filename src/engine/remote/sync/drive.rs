@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use super::course::{Course, Failure, Next};
 use super::verdict::{Sums, moved};
 use super::{CachePolicy, Phase, SyncConfig, Update, WrongWeights};
-use crate::engine::remote::{Fault, InferenceEngine, PauseMode, RemoteError, WeightControl};
+use crate::engine::remote::{Fault, FleetHandle, InferenceEngine, PauseMode, RemoteError, WeightControl};
 
 /// Longest that an engine which failed is asked to stand still.
 const LAST_WORDS: Duration = Duration::from_secs(5);
@@ -88,26 +88,35 @@ impl StepError {
     }
 }
 
-/// Brings one engine to the weights of `update`, or leaves it alone.
+/// Brings the engine at `place` to the weights of `update`, or leaves it alone.
 pub(super) async fn drive(
-    engine: &dyn InferenceEngine,
+    (fleet, place): (&FleetHandle, usize),
     update: &Update,
     config: &SyncConfig,
     before: Option<&Sums>,
 ) -> Result<Held, Isolated> {
+    let engine = fleet.engines()[place].as_ref();
     let isolated = |phase, error| Isolated { engine: engine.name(), phase, error };
     let Some(control) = engine.weights() else { return Err(isolated(Phase::Load, StepError::Fixed)) };
-    let (mut course, mut held) = (Course::new(config.cache == CachePolicy::Flush, config.retries), Held::default());
-    let mut last = None;
+    let (mut last, mut held) = (None, Held::default());
+    let mut course = match update.adapter {
+        true => Course::of_adapter(config.retries),
+        false => Course::new(config.cache == CachePolicy::Flush, config.retries),
+    };
     loop {
         match course.next() {
             Next::Held => return Ok(held),
             Next::Isolated(phase) => {
-                // Whatever it has under way is not to go on under weights that nobody knows.
-                timeout(LAST_WORDS, control.pause(PauseMode::Abort)).await.ok();
+                // Whatever it has under way is not to go on under weights that nobody knows; an adapter that nobody asks for changes nothing.
+                if !update.adapter {
+                    timeout(LAST_WORDS, control.pause(PauseMode::Abort)).await.ok();
+                }
                 return Err(isolated(phase, last.unwrap_or(StepError::Fixed)));
             }
             Next::Do(phase) => {
+                if phase == Phase::Resume {
+                    fleet.tries(place);
+                }
                 let (limit, started) = (config.deadlines.of(phase), Instant::now());
                 let done = within(limit, step(engine, control, phase, update, config, before, &mut held.sums)).await;
                 held.times.push((phase, started.elapsed()));
@@ -116,6 +125,10 @@ pub(super) async fn drive(
                     Err(error) => {
                         course.failed(error.failure());
                         last = Some(error);
+                        // Before it ends what it has under way, so that this is known when that ends.
+                        if !matches!(course.next(), Next::Do(Phase::Resume | Phase::Probe)) && fleet.on_trial(place) {
+                            fleet.doubt(place);
+                        }
                         if matches!(course.next(), Next::Do(_)) {
                             tokio::time::sleep(FIRST_WAIT * 2u32.saturating_pow(held.retries.min(6))).await;
                             held.retries += 1;
@@ -143,8 +156,15 @@ async fn step(
     let label = update.label();
     match phase {
         Phase::Pause => control.pause(config.pause).await?,
+        Phase::Load if update.adapter => control.load_adapter(&label, update.release.path()).await?,
         Phase::Load => control.load(update.release.path(), &label).await?,
         Phase::Label => control.label(&label).await?,
+        Phase::Check if update.adapter => {
+            let has = control.adapters().await?;
+            if !has.contains(&label) {
+                return Err(WrongWeights::NoAdapter { given: label, has }.into());
+            }
+        }
         Phase::Check => {
             let says = control.served().await?;
             if says.as_deref() != Some(&label) {
@@ -159,8 +179,9 @@ async fn step(
         Phase::Resume => control.resume().await?,
         Phase::Probe => {
             let mut found = Vec::with_capacity(update.probe.texts.len());
+            let adapter = update.adapter.then_some(label.as_str());
             for text in &update.probe.texts {
-                found.push(score(engine, text).await?);
+                found.push(score(engine, text, adapter).await?);
             }
             update.probe.judge(&found)?;
         }
@@ -169,9 +190,9 @@ async fn step(
 }
 
 /// Log-probabilities of a text. A server that has just gone on may still send one away.
-async fn score(engine: &dyn InferenceEngine, text: &[u32]) -> Result<Vec<f32>, RemoteError> {
+async fn score(engine: &dyn InferenceEngine, text: &[u32], adapter: Option<&str>) -> Result<Vec<f32>, RemoteError> {
     loop {
-        match engine.score(text).await {
+        match engine.score(text, adapter).await {
             Err(RemoteError { fault: Fault::Busy { retry_after, .. }, .. }) => {
                 tokio::time::sleep(retry_after.unwrap_or(Duration::from_millis(50))).await;
             }

@@ -10,7 +10,7 @@ use super::drive::drive;
 use super::verdict::{Sums, unlike};
 use super::{Held, Isolated, Phase, StepError, SyncConfig, SyncError, Update, WrongWeights};
 use crate::data::Version;
-use crate::engine::remote::FleetHandle;
+use crate::engine::remote::{FleetHandle, Loaded};
 
 /// Longest that an engine may take to say what it serves.
 const LOOK: Duration = Duration::from_secs(1);
@@ -61,6 +61,8 @@ struct State {
     busy: Vec<bool>,
     /// What was said of each engine's failure: it is not said again while it goes on.
     said: Vec<Option<String>>,
+    /// The adapters that each engine has, oldest first.
+    adapters: Vec<Vec<Arc<Loaded>>>,
 }
 
 /// What came of one engine, by its place among those asked.
@@ -70,7 +72,13 @@ impl WeightSyncManager {
     /// Of these engines.
     pub fn new(fleet: FleetHandle, config: SyncConfig) -> Self {
         let engines = fleet.engines().len();
-        let state = State { update: None, sums: vec![None; engines], busy: vec![false; engines], said: vec![None; engines] };
+        let state = State {
+            update: None,
+            sums: vec![None; engines],
+            busy: vec![false; engines],
+            said: vec![None; engines],
+            adapters: vec![Vec::new(); engines],
+        };
         WeightSyncManager { shared: Arc::new(Shared { fleet, config, state: Mutex::new(state) }) }
     }
 
@@ -99,13 +107,15 @@ impl WeightSyncManager {
         }
         // Only now: while none held it, the one before was the best there was.
         self.shared.fleet.require(version);
+        self.shared.clone().retire();
         Ok(SyncReport { version, time, engines })
     }
 
     /// Brings engines to the newest version that wait for it: those that failed before, came late or were started anew. `None` where there are none.
     pub async fn catch_up(&self) -> Option<SyncReport> {
         let update = self.shared.state().update.clone()?;
-        self.look(&update.label()).await;
+        self.shared.clone().retire();
+        self.look(&update).await;
         let mut behind = self.shared.fleet.behind();
         {
             let state = self.shared.state();
@@ -126,20 +136,25 @@ impl WeightSyncManager {
         }
     }
 
-    /// Asks engines that should serve `label` whether they still do: one that was started anew while nobody asked it for anything doesn't.
-    async fn look(&self, label: &str) {
+    /// Asks engines that should serve `update` whether they still do: one that was started anew while nobody asked it for anything doesn't.
+    async fn look(&self, update: &Update) {
         let asked = self.shared.fleet.engines().iter().enumerate().map(|(place, engine)| {
-            let engine = engine.clone();
-            let says = tokio::spawn(async move {
+            let (engine, label, adapter) = (engine.clone(), update.label(), update.adapter);
+            let serves = tokio::spawn(async move {
                 let control = engine.weights()?;
-                timeout(LOOK, control.served()).await.ok()?.ok()
+                let serves = async {
+                    match adapter {
+                        true => control.adapters().await.map(|has| has.contains(&label)),
+                        false => control.served().await.map(|says| says.is_some_and(|says| says == label)),
+                    }
+                };
+                timeout(LOOK, serves).await.ok()?.ok()
             });
-            (place, says)
+            (place, serves)
         });
-        for (place, says) in asked.collect::<Vec<_>>() {
+        for (place, serves) in asked.collect::<Vec<_>>() {
             let busy = self.shared.state().busy[place];
-            if let Ok(Some(says)) = says.await
-                && says.as_deref() != Some(label)
+            if let Ok(Some(false)) = serves.await
                 && !busy
             {
                 self.shared.fleet.doubt(place);
@@ -177,7 +192,7 @@ impl WeightSyncManager {
         for (place, came) in places.into_iter().zip(came) {
             engines.push(match came {
                 Some(result) => {
-                    self.shared.record(place, version, &result);
+                    self.shared.record(place, &update, &result);
                     result
                 }
                 None => {
@@ -197,9 +212,8 @@ impl Shared {
         self.state().busy[place] = true;
         let before = self.state().sums[place].clone();
         tokio::spawn(async move {
-            let (engine, given, config, version) =
-                (self.fleet.engines()[place].clone(), update.clone(), self.config, update.release.version());
-            let driven = tokio::spawn(async move { drive(engine.as_ref(), &given, &config, before.as_ref()).await }).await;
+            let (fleet, given, config) = (self.fleet.clone(), update.clone(), self.config);
+            let driven = tokio::spawn(async move { drive((&fleet, place), &given, &config, before.as_ref()).await }).await;
             let result = match driven {
                 Ok(result) => result,
                 Err(error) => {
@@ -208,18 +222,26 @@ impl Shared {
             };
             self.state().busy[place] = false;
             if let Err(unheard) = tell.send((at, result)) {
-                self.record(place, version, &unheard.0.1);
+                self.record(place, &update, &unheard.0.1);
             }
         });
     }
 
-    fn record(&self, place: usize, version: Version, result: &Result<Held, Isolated>) {
+    fn record(&self, place: usize, update: &Update, result: &Result<Held, Isolated>) {
         self.state().sums[place] = result.as_ref().ok().and_then(|held| held.sums.clone());
         match result {
             Ok(_) => {
                 self.state().said[place] = None;
                 self.fleet.found(place);
-                self.fleet.serves(place, version);
+                if !update.adapter {
+                    return self.fleet.serves(place, update.release.version());
+                }
+                let adapter = Arc::new(Loaded { name: update.label(), release: update.release.clone() });
+                let mut state = self.state();
+                // It may have lost it since, and was given it once more.
+                state.adapters[place].retain(|other| other.name != adapter.name);
+                state.adapters[place].push(adapter.clone());
+                self.fleet.serves_adapter(place, adapter);
             }
             Err(isolated) => {
                 self.fleet.doubt(place);
@@ -228,6 +250,27 @@ impl Shared {
                 if before.as_ref() != Some(&why) {
                     tracing::warn!("{why}");
                 }
+            }
+        }
+    }
+
+    /// Has engines forget the adapters that no request names any more.
+    fn retire(self: Arc<Self>) {
+        for place in 0..self.fleet.engines().len() {
+            // Whoever names one holds it.
+            let unused: Vec<_> = self.state().adapters[place].extract_if(.., |adapter| Arc::strong_count(adapter) == 1).collect();
+            for adapter in unused {
+                let shared = self.clone();
+                tokio::spawn(async move {
+                    let engine = shared.fleet.engines()[place].clone();
+                    let Some(control) = engine.weights() else { return };
+                    match timeout(LOOK, control.unload_adapter(&adapter.name)).await {
+                        // An engine that does not know it was started anew.
+                        Ok(Err(error)) if !error.fault.passes() => tracing::debug!("{error}"),
+                        Ok(Ok(())) => {}
+                        Ok(Err(_)) | Err(_) => shared.state().adapters[place].push(adapter),
+                    }
+                });
             }
         }
     }

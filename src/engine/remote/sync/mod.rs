@@ -83,12 +83,15 @@ pub struct Update {
     pub changed: bool,
     /// How to know them. Without texts, nothing is asked.
     pub probe: Probe,
+    /// Whether they are an adapter over what the engines were started with, which is loaded beside others and answers requests that name it.
+    pub adapter: bool,
 }
 
 impl Update {
     /// What engines call them.
     pub fn label(&self) -> String {
-        self.release.version().to_string()
+        let version = self.release.version();
+        if self.adapter { format!("adapter-{version}") } else { version.to_string() }
     }
 }
 
@@ -108,7 +111,7 @@ pub enum SyncError {
     },
 }
 
-/// Gives the weights in a model folder to engines, all at once, without a probe: whoever knows what they should find uses a [`WeightSyncManager`]. What came
+/// Gives the weights in a model folder, or the adapter in one of PEFT's, to engines, all at once, without a probe: whoever knows what they should find uses a [`WeightSyncManager`]. What came
 /// of it stands in the order of the engines; at least one holds them, or it is an error. They are called by the folder's version, 0 where its name
 /// tells none.
 pub async fn sync_weights_to_engines(
@@ -119,7 +122,8 @@ pub async fn sync_weights_to_engines(
     let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     let name = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let version = name.strip_prefix('v').and_then(|digits| digits.parse().ok()).unwrap_or(0);
-    let update = Update { release: Release::of(version, folder), changed: false, probe: Probe::default() };
+    let adapter = folder.join("adapter_config.json").is_file() && !folder.join("config.json").exists();
+    let update = Update { release: Release::of(version, folder), changed: false, probe: Probe::default(), adapter };
     let manager = WeightSyncManager::new(FleetHandle::new(engines.to_vec()), *config);
     Ok(manager.sync(update).await?.engines)
 }

@@ -43,6 +43,13 @@ pub enum WrongWeights {
         /// What it says.
         says: Option<String>,
     },
+    /// It does not list the adapter that it was given.
+    NoAdapter {
+        /// What it should.
+        given: String,
+        /// What it lists.
+        has: Vec<String>,
+    },
     /// Its checksums are those from before, though the weights are others.
     Unchanged,
     /// Its checksums are not those of the other engines that were given the same.
@@ -72,6 +79,12 @@ impl fmt::Display for WrongWeights {
                     f,
                     "it was told that it serves {given:?} and says {:?}: does somebody else give it weights?",
                     says.as_deref().unwrap_or("nothing")
+                )
+            }
+            WrongWeights::NoAdapter { given, has } => {
+                write!(
+                    f,
+                    "it was given the adapter {given:?} and has {has:?}: it holds too few adapters at a time, or somebody else removes them"
                 )
             }
             WrongWeights::Unchanged => {

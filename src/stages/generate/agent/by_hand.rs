@@ -63,18 +63,20 @@ pub fn roll_out<E: TokenEngine>(
     let mut all = Conversations::new(Setup {
         agent: (*agent).clone(),
         tokenizer: Arc::clone(tokenizer),
-        group_size: (*group_size).max(1) as u32,
         mask_older: false,
         admission: None,
         metrics: None,
     });
-    prompts.into_iter().for_each(|prompt| all.admit(prompt, (*params).clone(), Vec::new()));
+    let size = (*group_size).max(1) as u32;
+    prompts.into_iter().for_each(|prompt| all.admit(prompt, size, (*params).clone(), Vec::new()));
     let mut groups = Vec::new();
     while all.under_way() > 0 {
         all.submit(engine, true)?;
         all.environments(if engine.is_idle() { Duration::from_millis(10) } else { Duration::ZERO })?;
         if !engine.is_idle() {
-            engine.step()?.into_iter().try_for_each(|finished| all.finished(finished))?;
+            let finished = engine.step()?;
+            all.hear(engine.sampled())?;
+            finished.into_iter().try_for_each(|finished| all.finished(finished))?;
         }
         groups.extend(all.take_groups());
     }

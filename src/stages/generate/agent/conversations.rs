@@ -1,4 +1,8 @@
 //! All rollouts under way: those that wait for their environment, and those that the engine works on. It owns no wait: who drives it does.
+//!
+//! Here is what they have to do with environments and with the ledger; `turns` has what they have to do with the engine.
+
+mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -6,9 +10,9 @@ use std::time::Duration;
 
 use super::rollout::{Ahead, Rollout, Saved, Stepped, of_slot, slot};
 use super::{Agent, StopReason};
-use crate::data::{Answer, Group, Prompt, Sample, SampledToken, Tokenizer, Version};
-use crate::engine::{FinishReason, Finished, Request, SamplingParams, TokenEngine};
-use crate::env::{Deadline, EnvError, Environment, Episode, Grade, Pool, PoolError, Step, ToolSpec};
+use crate::data::{Answer, Group, Prompt, Sample, Tokenizer, Version};
+use crate::engine::SamplingParams;
+use crate::env::{Action, Deadline, EnvError, Environment, Episode, Grade, Pool, PoolError, Step, ToolSpec};
 use crate::flow::StageError;
 use crate::observe::{Metric, Metrics};
 use crate::stages::{Admission, Fate};
@@ -39,7 +43,6 @@ struct Open {
 pub struct Setup {
     pub agent: Agent,
     pub tokenizer: Arc<Tokenizer>,
-    pub group_size: u32,
     pub mask_older: bool,
     pub admission: Option<Admission>,
     pub metrics: Option<Metrics>,
@@ -86,9 +89,9 @@ impl Conversations {
         std::mem::take(&mut self.groups)
     }
 
-    /// A prompt enters, with what an interrupted run has of its rollouts.
-    pub fn admit(&mut self, prompt: Prompt, params: SamplingParams, recorded: Vec<Answer>) {
-        let (ordinal, size) = (prompt.ordinal, self.setup.group_size);
+    /// A prompt enters, for a group of so many rollouts, with what an interrupted run has of them.
+    pub fn admit(&mut self, prompt: Prompt, size: u32, params: SamplingParams, recorded: Vec<Answer>) {
+        let ordinal = prompt.ordinal;
         let mut by_rollout: BTreeMap<u32, BTreeMap<usize, Answer>> = BTreeMap::new();
         for answer in recorded {
             let (index, part) = of_slot(answer.index);
@@ -244,13 +247,20 @@ impl Conversations {
                     });
                 }
             }
-            Ahead::Over => {
-                if let Some(environment) = self.rollouts.get_mut(&key).and_then(|rollout| rollout.environment.take()) {
-                    self.job(key, environment, |environment, deadline| environment.grade(deadline).map(What::Graded));
-                }
-            }
+            Ahead::Over => self.grade(key, None),
+            Ahead::Cut(action) => self.grade(key, Some(action)),
         }
         Ok(())
+    }
+
+    /// Has the environment grade what is over, perhaps because a turn was cut off.
+    fn grade(&mut self, key: Key, cut: Option<Action>) {
+        if let Some(environment) = self.rollouts.get_mut(&key).and_then(|rollout| rollout.environment.take()) {
+            self.job(key, environment, move |environment, deadline| {
+                cut.iter().for_each(|turn| environment.cut_off(turn));
+                environment.grade(deadline).map(What::Graded)
+            });
+        }
     }
 
     fn over(&mut self, key: Key) -> Result<(), StageError> {
@@ -272,86 +282,5 @@ impl Conversations {
             metrics.observe(Metric::RolloutTurns, &[], turns as f64);
         }
         Ok(())
-    }
-
-    /// Asks the engine for the turns that are ready. Where what is computed together must not depend on timing (law V3), only when every rollout is
-    /// ready or over.
-    pub fn submit<E: TokenEngine>(&mut self, engine: &mut E, together: bool) -> Result<(), StageError> {
-        if together && (self.wait_for_environments() || !engine.is_idle()) {
-            return Ok(());
-        }
-        let ready: Vec<Key> = std::mem::take(&mut self.ready).into_iter().collect();
-        let mut at = 0;
-        while let Some(&(ordinal, first)) = ready.get(at) {
-            let (Some(rollout), Some(open)) = (self.rollouts.get(&(ordinal, first)), self.open.get(&ordinal)) else {
-                at += 1;
-                continue;
-            };
-            let (tokens, answer, offset) = rollout.request();
-            // Those that have read the same and said nothing yet are one group to the engine, which reads their prompt once.
-            let alike = |place: usize| {
-                let key = (ordinal, first + place as u32);
-                let same = |rollout: &Rollout| {
-                    let (other, answer, offset) = rollout.request();
-                    answer.tokens.is_empty() && offset == 0 && other == tokens
-                };
-                ready.get(at + place) == Some(&key) && self.rollouts.get(&key).is_some_and(same)
-            };
-            let begun = !answer.tokens.is_empty() || offset > 0;
-            let count = if begun { 1 } else { (1..).take_while(|place| alike(*place)).count() + 1 };
-            engine.submit(Request {
-                ordinal,
-                tokens: tokens.clone(),
-                first,
-                offset,
-                samples: first + count as u32,
-                params: open.params.clone(),
-                answers: if answer.tokens.is_empty() { Vec::new() } else { vec![answer.clone()] },
-            })?;
-            at += count;
-        }
-        Ok(())
-    }
-
-    /// The engine ended a turn.
-    pub fn finished(&mut self, finished: Finished) -> Result<(), StageError> {
-        let key = (finished.ordinal, finished.index);
-        let Some(rollout) = self.rollouts.get_mut(&key) else { return Ok(()) };
-        if rollout.expired {
-            self.begin_anew(key);
-            return Ok(());
-        }
-        let Finished { index, tokens, log_probs, versions, finish, .. } = finished;
-        let answer = Answer { index, tokens, log_probs, versions, status: finish.into() };
-        let ahead = rollout.sampled(answer, finish == FinishReason::Length, &self.setup.agent, &self.setup.tokenizer)?;
-        self.go(key, ahead)
-    }
-
-    /// The tokens of a step, as the ledger knows them.
-    pub fn places<'a>(&'a self, sampled: &'a [SampledToken]) -> impl Iterator<Item = SampledToken> + 'a {
-        let place = |token: &SampledToken| self.rollouts.get(&(token.ordinal, token.index)).map_or(token.index, Rollout::slot);
-        sampled.iter().map(move |token| SampledToken { index: place(token), ..*token })
-    }
-
-    /// Begins rollouts anew whose oldest token would be too old when trained under these weights (law V2): those that the engine works on.
-    pub fn expire<E: TokenEngine>(&mut self, engine: &mut E, version: Version) {
-        self.version = version;
-        let Some(admission) = self.setup.admission.clone() else { return };
-        let expired = engine.begin_anew(&|ordinal, answer| {
-            self.rollouts
-                .get(&(ordinal, answer.index))
-                .is_some_and(|rollout| admission.expires(ordinal, &rollout.oldest(), version))
-        });
-        self.turns_anew(&expired);
-    }
-
-    /// The engine forgot what it had of these, and makes it from their prompts again. What it begins anew is a turn; the conversation before it has to go,
-    /// too, as soon as the engine gives the turn back.
-    pub fn turns_anew(&mut self, keys: &[Key]) {
-        for key in keys {
-            let Some(rollout) = self.rollouts.get_mut(key) else { continue };
-            rollout.expired = rollout.turns() > 0;
-            rollout.slots().collect::<Vec<_>>().into_iter().for_each(|slot| self.discard(key.0, slot));
-        }
     }
 }

@@ -19,7 +19,7 @@ use serde_json::Value;
 
 pub use by_hand::{AgentRollouts, agent_rollout_to_sample, create_multiturn_rollout, generate_conversation_turn, roll_out};
 
-pub(super) use conversations::Setup;
+pub(in crate::stages) use conversations::{Conversations, Setup};
 
 use crate::data::ChatMessage;
 #[cfg(unix)]

@@ -1,18 +1,21 @@
 //! One rollout: what was read, sampled and earned so far. It waits for its environment or for the engine, and knows what it asks of either.
 
+mod outcome;
+mod replay;
+
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::dialogue::{Dialogue, Next, text_of};
 use super::{Agent, StopReason};
 use crate::data::chat::ChatError;
-use crate::data::{Answer, ChatMessage, Metadata, Prompt, Sample, Status, Tokenizer, Version};
+use crate::data::{Answer, ChatMessage, Tokenizer, Version};
 use crate::env::{Action, Called, Environment, Grade, Step, ToolResult, ToolSpec, ToolUse, extract_tool_calls};
+use replay::Known;
+pub use replay::Saved;
 
 /// Answers of one rollout in the ledger are kept apart by this.
 const PART: u32 = 1 << 16;
@@ -34,16 +37,6 @@ struct Part {
     answer: Answer,
 }
 
-/// A rollout between two turns, besides its tokens: what an environment that can be restored spares from being played again.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Saved {
-    pub environment: Value,
-    messages: Vec<ChatMessage>,
-    turns: usize,
-    used: ToolUse,
-    rewards: Vec<f64>,
-}
-
 pub struct Rollout {
     pub index: u32,
     pub environment: Option<Box<dyn Environment>>,
@@ -55,6 +48,8 @@ pub struct Rollout {
     recorded: VecDeque<Answer>,
     /// What was saved of it as of the newest token that it was given.
     saved: Option<Saved>,
+    /// What its environment has heard of the turn that the engine makes now, besides what was recorded of it.
+    heard: Vec<u32>,
     /// The calls of the turn that its environment answers now.
     calls: Vec<Called>,
     turns: usize,
@@ -84,6 +79,8 @@ pub enum Ahead {
     Step(Action),
     /// It is over, and the environment grades it.
     Over,
+    /// The same, because this turn was cut off by its length.
+    Cut(Action),
     /// What was recorded does not fit what the environment says now: it begins anew, without it.
     Diverged,
 }
@@ -100,6 +97,7 @@ impl Rollout {
             part: Part { context: [].into(), answer: Answer::new(index) },
             recorded: recorded.into(),
             saved,
+            heard: Vec::new(),
             calls: Vec::new(),
             turns: 0,
             used: ToolUse::default(),
@@ -165,57 +163,16 @@ impl Rollout {
         }
     }
 
-    /// From where it was saved, which is where its newest turn begins.
-    fn go_on(&mut self, saved: Saved, tokenizer: &Tokenizer) -> Result<(), ChatError> {
-        for (at, answer) in std::mem::take(&mut self.recorded).into_iter().enumerate() {
-            // A part that was begun anew has what it reads at its beginning.
-            let read = if at == 0 { 0 } else { answer.versions.per_token().take_while(Option::is_none).count() };
-            let context = if at == 0 { self.part.context.clone() } else { answer.tokens[..read].into() };
-            self.done.push(Part { context, answer: piece(&answer, read..answer.tokens.len()) });
-        }
-        if let Some(Part { context, answer }) = self.done.pop() {
-            let given = piece(&answer, 0..answer.tokens.len() - answer.turn());
-            self.part = Part { context, answer: Answer { status: Status::Pending, ..given } };
-            self.recorded.push_back(answer);
-        }
-        let (dialogue, _) = Dialogue::begin(saved.messages, &self.tools, tokenizer)?;
-        self.dialogue = Some(dialogue);
-        (self.turns, self.used, self.rewards) = (saved.turns, saved.used, saved.rewards);
-        Ok(())
-    }
-
-    /// What is to be kept of it now, if its environment can be restored.
-    pub fn save(&self) -> Option<Value> {
-        let environment = self.environment.as_ref()?.save()?;
-        let messages = self.dialogue.as_ref()?.messages().to_vec();
-        let saved = Saved { environment, messages, turns: self.turns, used: self.used.clone(), rewards: self.rewards.clone() };
-        serde_json::to_value(saved).ok()
-    }
-
     /// Before a turn: a limit ends it, or the turn is there already, or the engine makes it. `room` is what a turn may take.
     pub fn ask(&mut self, agent: &Agent, room: usize, eos: &[u32], tokenizer: &Tokenizer) -> Result<Ahead, ChatError> {
         self.stop = self.limit(agent, room);
         if self.stop.is_some() {
             return Ok(Ahead::Over);
         }
-        let at = self.part.answer.tokens.len();
-        let Some(recorded) = self.recorded.front().filter(|recorded| recorded.tokens.len() > at) else {
-            self.recorded.clear();
-            return Ok(Ahead::Turn);
-        };
-        let sampled = recorded.versions.per_token().skip(at).take_while(Option::is_some).count();
-        let versions: Vec<Version> = recorded.versions.per_token().skip(at).take(sampled).flatten().collect();
-        for (offset, version) in versions.into_iter().enumerate() {
-            self.part.answer.push(recorded.tokens[at + offset], recorded.log_probs[at + offset], version);
+        match self.recorded_turn(room, eos) {
+            Some(cut) => self.turn_over(cut, agent, tokenizer),
+            None => Ok(Ahead::Turn),
         }
-        let last = at + sampled == recorded.tokens.len();
-        if last && self.recorded.len() == 1 && !recorded.has_ended() {
-            self.recorded.clear();
-            return Ok(Ahead::Turn);
-        }
-        let by_itself = recorded.tokens[..at + sampled].last().is_some_and(|token| eos.contains(token));
-        let cut = if last { recorded.status == Status::Truncated } else { !by_itself && sampled >= room };
-        self.turn_over(cut, agent, tokenizer)
     }
 
     fn limit(&self, agent: &Agent, room: usize) -> Option<StopReason> {
@@ -234,7 +191,27 @@ impl Rollout {
     /// The engine ended a turn: `answer` is the part as it is now.
     pub fn sampled(&mut self, answer: Answer, cut: bool, agent: &Agent, tokenizer: &Tokenizer) -> Result<Ahead, ChatError> {
         self.part.answer = answer;
+        self.heard.clear();
         self.turn_over(cut, agent, tokenizer)
+    }
+
+    /// The engine sampled one more token of the turn that it makes.
+    pub fn hear(&mut self, token: u32, tokenizer: &Tokenizer) -> Result<(), ChatError> {
+        if !self.environment.as_ref().is_some_and(|environment| environment.listens()) {
+            return Ok(());
+        }
+        self.heard.push(token);
+        let so_far = text_of(&[self.newest(), &self.heard].concat(), tokenizer)?;
+        if let Some(environment) = &mut self.environment {
+            environment.hear(&so_far);
+        }
+        Ok(())
+    }
+
+    /// The engine forgot the turn that it makes, and begins it anew. A conversation before it, or somebody who heard of it, has to go, too.
+    pub fn forgotten(&mut self) {
+        self.expired = self.turns > 0 || !self.heard.is_empty();
+        self.heard.clear();
     }
 
     fn newest(&self) -> &[u32] {
@@ -250,12 +227,19 @@ impl Rollout {
         }
         self.calls = extract_tool_calls(&text, &*agent.parser, &self.tools);
         self.used.called(&self.calls);
+        let sampled = self.part.answer.turn();
+        let action = Action {
+            text,
+            calls: self.calls.iter().flatten().cloned().collect(),
+            malformed: self.calls.iter().filter(|called| called.is_err()).count(),
+            read: self.part.context.len() + self.part.answer.tokens.len() - sampled,
+            sampled,
+        };
         if cut {
             self.stop = Some(StopReason::MaxTokens);
-            return Ok(Ahead::Over);
+            return Ok(Ahead::Cut(action));
         }
-        let calls = self.calls.iter().flatten().cloned().collect();
-        Ok(Ahead::Step(Action { text, calls, malformed: self.calls.iter().filter(|called| called.is_err()).count() }))
+        Ok(Ahead::Step(action))
     }
 
     /// The environment answered a turn.
@@ -294,20 +278,11 @@ impl Rollout {
         }
         // A part that was begun anew has all that it reads in the ledger; the first has its prompt elsewhere.
         let at = if rewritten { 0 } else { self.part.answer.tokens.len() - tokens.len() };
-        let parts = self.recorded.len();
-        let Some(recorded) = self.recorded.front_mut() else { return given(Some((self.slot(), tokens))) };
-        let known = recorded.tokens.get(at..at + tokens.len());
-        if recorded.tokens.len() == at && parts == 1 {
-            self.recorded.clear();
-            return given(Some((self.slot(), tokens)));
+        match self.known(&tokens, at, rewritten) {
+            Known::New => given(Some((self.slot(), tokens))),
+            Known::Same => given(None),
+            Known::Other => ahead(Ahead::Diverged),
         }
-        if known != Some(&tokens[..]) {
-            return ahead(Ahead::Diverged);
-        }
-        if rewritten {
-            *recorded = piece(recorded, tokens.len()..recorded.tokens.len());
-        }
-        given(None)
     }
 
     /// What hooks are shown of the newest turn.
@@ -334,59 +309,6 @@ impl Rollout {
     pub fn failed(&mut self, why: String) {
         (self.stop, self.failure) = (Some(StopReason::EnvironmentFailed), Some(why));
     }
-
-    /// Its samples, one a part, with all that is known of it in their metadata.
-    pub fn samples(
-        self,
-        prompt: &Prompt,
-        temperature: f32,
-        mask_older: bool,
-        tokenizer: &Tokenizer,
-    ) -> Result<Vec<Sample>, ChatError> {
-        let complete = self.stop.is_some_and(StopReason::is_complete);
-        let metadata = self.metadata();
-        let parts = self.done.into_iter().chain([self.part]);
-        let sample = |(at, part): (usize, Part)| {
-            // One whose environment could not even begin has its prompt all the same.
-            let context = if part.context.is_empty() { tokenizer.encode_prompt(prompt)?.into() } else { part.context };
-            let mut sample = Sample::begin(prompt, self.index, &context);
-            sample.part = at as u32;
-            sample.response = tokenizer.decode(&part.answer.tokens)?;
-            sample.status = if complete { Status::Completed } else { Status::Truncated };
-            sample.temperature = Some(temperature).filter(|temperature| *temperature > 0.0);
-            sample.answered(&part.answer.tokens, &part.answer.log_probs, &part.answer.versions);
-            sample.metadata.extend(metadata.clone());
-            if mask_older {
-                sample.mask_older();
-            }
-            Ok(sample)
-        };
-        parts.enumerate().map(sample).collect()
-    }
-
-    fn metadata(&self) -> Metadata {
-        let mut metadata = Metadata::new();
-        let mut set = |key: &str, value: Value| drop(metadata.insert(key.to_owned(), value));
-        set("turns", self.turns.into());
-        set("stop_reason", self.stop.map(StopReason::label).into());
-        set("tool_calls", self.used.to_json());
-        set("turn_rewards", json!(self.rewards));
-        if let Some(dialogue) = &self.dialogue {
-            set("conversation", json!(dialogue.messages()));
-        }
-        if let Some(failure) = &self.failure {
-            set("environment_failure", failure.as_str().into());
-        }
-        if let Some(Grade { reward, correct, metadata: more }) = &self.grade {
-            set("environment_reward", json!(reward + self.rewards.iter().sum::<f64>()));
-            set("grade", json!(reward));
-            if let Some(correct) = correct {
-                set("correct", (*correct).into());
-            }
-            metadata.extend(more.clone());
-        }
-        metadata
-    }
 }
 
 /// What the model is told of its calls, in their order: the results of those that were made, and what is wrong with the others.
@@ -405,16 +327,4 @@ fn in_order(calls: &[Called], results: Vec<ToolResult>) -> Vec<ToolResult> {
     }
     told.extend(results);
     told
-}
-
-/// These tokens of an answer, and how it stands.
-fn piece(of: &Answer, range: Range<usize>) -> Answer {
-    let mut piece = Answer::new(of.index);
-    for (at, version) in of.versions.per_token().enumerate().skip(range.start).take(range.len()) {
-        match version {
-            Some(version) => piece.push(of.tokens[at], of.log_probs[at], version),
-            None => piece.give(&of.tokens[at..=at]),
-        }
-    }
-    Answer { status: of.status, ..piece }
 }

@@ -52,6 +52,7 @@ impl<E: TokenEngine> Generator<E> {
                     look(engine.load());
                 }
                 all.turns_anew(engine.discarded());
+                all.hear(engine.sampled())?;
                 if let Some(admission) = &self.admission {
                     admission.sampled(all.places(engine.sampled()));
                 }
@@ -82,7 +83,7 @@ impl<E: TokenEngine> Generator<E> {
             (Some(admission), Some(version)) => admission.resume(prompt.ordinal, version, |_| true),
             _ => Vec::new(),
         };
-        all.admit(prompt, params, recorded);
+        all.admit(prompt, self.group_size, params, recorded);
     }
 
     /// Lets prompts in while slots are free. False when none will come any more.

@@ -1,4 +1,4 @@
-//! A language model that grades answers, behind a chat completions URL as OpenAI, vLLM and SGLang serve them.
+//! A language model that grades answers, one by one or a group's against each other, behind a chat completions URL as OpenAI, vLLM and SGLang serve them.
 //!
 //! What it is asked and what its reply says are pure functions; [`Service`](super::Service) does the asking. Temperature 0, and replies are
 //! remembered by the whole question, so that the same answer to the same prompt is graded once.
@@ -18,9 +18,10 @@ use crate::data::Sample;
 pub struct JudgeConfig {
     /// The model's name, as its server knows it.
     pub model: String,
-    /// What it is asked, with `{prompt}`, `{response}` and `{answer}`, the ground truth, in their places.
+    /// What it is asked, with `{prompt}`, `{response}` and `{answer}`, the ground truth, in their places. With `{responses}` in the place of
+    /// `{response}` it sees all answers of a group at once, numbered, and compares them.
     pub prompt: String,
-    /// Finds the score in what it says: the first group of the last match.
+    /// Finds the score in what it says: the first group of the last match, or, where it compares, of as many last ones as there are answers, in their order.
     pub score: String,
     /// Scores that stand for 0 and for 1. Others are refused.
     pub scale: [f64; 2],
@@ -85,8 +86,14 @@ impl Judge {
     /// Reads what is remembered from the cache.
     pub fn new(config: JudgeConfig) -> Result<Self, JudgeError> {
         let wrong = |key, found: &str, why: &str| Err(JudgeError::Config { key, found: found.to_owned(), why: why.to_owned() });
-        if !config.prompt.contains("{response}") {
-            return wrong("prompt", &config.prompt, "it has no {response}, so that the judge would not see what it grades");
+        match ["{response}", "{responses}"].map(|place| config.prompt.contains(place)) {
+            [false, false] => {
+                return wrong("prompt", &config.prompt, "it has no {response}, so that the judge would not see what it grades");
+            }
+            [true, true] => {
+                return wrong("prompt", &config.prompt, "it has both {response}, one answer, and {responses}, all of a group");
+            }
+            _ => {}
         }
         let score = match Regex::new(&config.score) {
             Ok(score) if score.captures_len() > 1 => score,
@@ -105,9 +112,15 @@ impl Judge {
         &self.verdicts
     }
 
-    /// The request's body.
-    pub(super) fn question(&self, sample: &Sample) -> Result<String, String> {
-        let answer = match sample.answer() {
+    /// Whether it sees all answers of a group at once.
+    pub(super) fn compares(&self) -> bool {
+        self.config.prompt.contains("{responses}")
+    }
+
+    /// The request's body, for answers to one prompt: one, or all that are compared.
+    pub(super) fn question(&self, samples: &[Sample]) -> Result<String, String> {
+        let Some(first) = samples.first() else { return Err("there is no answer to grade".to_owned()) };
+        let answer = match first.answer() {
             Some(answer) => answer,
             None if self.config.prompt.contains("{answer}") => {
                 return Err(
@@ -116,11 +129,14 @@ impl Judge {
             }
             None => "",
         };
-        let prompt = sample.prompt.render();
-        let asked = fill(&self.config.prompt, &[("{prompt}", &prompt), ("{response}", &sample.response), ("{answer}", answer)]);
+        let prompt = first.prompt.render();
+        let numbered = |(at, sample): (usize, &Sample)| format!("[Response {}]\n{}", at + 1, sample.response);
+        let responses = samples.iter().enumerate().map(numbered).collect::<Vec<_>>().join("\n\n");
+        let places =
+            [("{prompt}", &*prompt), ("{response}", &*first.response), ("{responses}", &*responses), ("{answer}", answer)];
         let body = json!({
             "model": self.config.model,
-            "messages": [{"role": "user", "content": asked}],
+            "messages": [{"role": "user", "content": fill(&self.config.prompt, &places)}],
             "temperature": 0,
             "max_tokens": self.config.max_tokens,
         });
@@ -141,20 +157,35 @@ impl Judge {
         }
     }
 
-    /// From 0 to 1.
-    pub(super) fn grade(&self, said: &str) -> Result<f64, String> {
+    /// From 0 to 1, for each of so many answers.
+    pub(super) fn grades(&self, said: &str, answers: usize) -> Result<Vec<f64>, String> {
         let ends = || begins(&said.as_bytes()[said.char_indices().rev().nth(119).map_or(0, |(at, _)| at)..]);
-        let Some(found) = self.score.captures_iter(said).last().and_then(|found| found.get(1)) else {
-            return Err(format!("the judge gave no score that {:?} finds; its reply ends {:?}", self.config.score, ends()));
+        let found: Vec<&str> =
+            self.score.captures_iter(said).filter_map(|found| found.get(1)).map(|found| found.as_str()).collect();
+        let last = match found.len().checked_sub(answers) {
+            Some(before) => &found[before..],
+            None if answers == 1 => {
+                return Err(format!("the judge gave no score that {:?} finds; its reply ends {:?}", self.config.score, ends()));
+            }
+            None => {
+                let (given, pattern) = (found.len(), &self.config.score);
+                return Err(format!(
+                    "the judge gave {given} scores that {pattern:?} finds for {answers} answers; its reply ends {:?}",
+                    ends()
+                ));
+            }
         };
         let [low, high] = self.config.scale;
-        let score: f64 = found.as_str().parse().map_err(|_| format!("the judge's score {:?} is no number", found.as_str()))?;
-        let grade = (score - low) / (high - low);
-        if (0.0..=1.0).contains(&grade) {
-            Ok(grade)
-        } else {
-            Err(format!("the judge's score {score} is not on the scale from {low} to {high}; its reply ends {:?}", ends()))
-        }
+        let grade = |found: &&str| {
+            let score: f64 = found.parse().map_err(|_| format!("the judge's score {found:?} is no number"))?;
+            let grade = (score - low) / (high - low);
+            if (0.0..=1.0).contains(&grade) {
+                Ok(grade)
+            } else {
+                Err(format!("the judge's score {score} is not on the scale from {low} to {high}; its reply ends {:?}", ends()))
+            }
+        };
+        last.iter().map(grade).collect()
     }
 }
 
@@ -198,11 +229,11 @@ mod tests {
     #[test]
     fn a_question_shows_prompt_response_and_truth_and_what_they_say_is_no_place() {
         let judge = judge(|config| config.prompt = "{prompt}|{response}|{answer}|{else}".into());
-        let body: Value = serde_json::from_str(&judge.question(&sample("{answer} \"7\"")).unwrap()).unwrap();
+        let body: Value = serde_json::from_str(&judge.question(&[sample("{answer} \"7\"")]).unwrap()).unwrap();
         assert_eq!(body["messages"][0]["content"], "3+4=|{answer} \"7\"|7|{else}");
         assert_eq!((&body["model"], &body["temperature"]), (&"grader".into(), &0.into()));
         let blind = Sample { metadata: Default::default(), ..sample("7") };
-        assert!(judge.question(&blind).unwrap_err().contains("no ground truth"));
+        assert!(judge.question(&[blind]).unwrap_err().contains("no ground truth"));
     }
 
     #[test]
@@ -214,13 +245,26 @@ mod tests {
             ("score = 2.5", 0.25),
             ("Right.\nSCORE: **0**", 0.0),
         ] {
-            assert_eq!(judge.grade(said), Ok(grade), "{said}");
+            assert_eq!(judge.grades(said, 1), Ok(vec![grade]), "{said}");
         }
-        assert!(judge.grade("Score: 11").unwrap_err().contains("scale from 0 to 10"));
-        assert!(judge.grade("Score: -1").unwrap_err().contains("scale"));
-        assert!(judge.grade(&"é".repeat(500)).unwrap_err().contains("no score"));
+        assert!(judge.grades("Score: 11", 1).unwrap_err().contains("scale from 0 to 10"));
+        assert!(judge.grades("Score: -1", 1).unwrap_err().contains("scale"));
+        assert!(judge.grades(&"é".repeat(500), 1).unwrap_err().contains("no score"));
         let turned = Judge::new(JudgeConfig { scale: [5.0, 1.0], ..JudgeConfig::new("grader") }).unwrap();
-        assert_eq!(turned.grade("Score: 2"), Ok(0.75), "1 is best");
+        assert_eq!(turned.grades("Score: 2", 1), Ok(vec![0.75]), "1 is best");
+    }
+
+    #[test]
+    fn answers_that_are_compared_are_numbered_and_scored_in_their_order() {
+        let judge = judge(|config| config.prompt = "{prompt}\n{responses}".into());
+        assert!(judge.compares());
+        let body: Value = serde_json::from_str(&judge.question(&[sample("7"), sample("{prompt}")]).unwrap()).unwrap();
+        assert_eq!(body["messages"][0]["content"], "3+4=\n[Response 1]\n7\n\n[Response 2]\n{prompt}");
+        let said = "Score 9 for neatness.\n1: right. Score: 10\n2: nonsense. Score: 1";
+        assert_eq!(judge.grades(said, 2), Ok(vec![1.0, 0.1]));
+        let few = judge.grades("Score: 3", 2).unwrap_err();
+        assert!(few.contains("1 scores") && few.contains("2 answers"), "{few}");
+        assert!(judge.question(&[]).is_err());
     }
 
     #[test]
@@ -246,6 +290,7 @@ mod tests {
             Judge::new(config).unwrap_err().to_string()
         };
         assert!(refused(|config| config.prompt = "Good?".into()).contains("no {response}"));
+        assert!(refused(|config| config.prompt = "{response} or {responses}?".into()).contains("both"));
         assert!(refused(|config| config.score = "[0-9]+".into()).contains("needs a group"));
         assert!(refused(|config| config.score = "(".into()).contains("score"));
         assert!(refused(|config| config.scale = [1.0, 1.0]).contains("two different"));

@@ -1,9 +1,10 @@
 //! A reward that another process computes and serves over HTTP.
 //!
-//! A group's samples go as one request; to a [`Judge`] they go one by one. What breaks, comes too late or makes no sense is asked again after a pause that doubles each time;
+//! A group's samples go as one request; to a [`Judge`] that does not compare them they go one by one. What breaks, comes too late or makes no sense is asked again after a pause that doubles each time;
 //! samples that have their reward are not asked for again. An answer of 429 or 503 says that the service is busy, not that it failed: it is
 //! waited for, up to a bound. Every call ends: an attempt takes a pause, `timeout` and `patience` at most, and one more `timeout`.
 
+mod error;
 mod exchange;
 mod judge;
 mod protocol;
@@ -20,6 +21,7 @@ use crate::algo::rewards::Earnings;
 use crate::data::Group;
 pub use crate::engine::remote::Token;
 use crate::observe::logs::{Failure, FailureKind};
+pub use error::ServiceError;
 use exchange::{Reply, post};
 use hyper::body::Bytes;
 pub use judge::{Judge, JudgeConfig, JudgeError, PROMPT, SCORE};
@@ -51,106 +53,6 @@ impl ServiceConfig {
             pause: Duration::from_millis(500),
             patience: Duration::from_secs(300),
             token: None,
-        }
-    }
-}
-
-/// Why a reward service gave no rewards.
-#[derive(Clone, Debug, thiserror::Error, PartialEq)]
-pub enum ServiceError {
-    /// Not an address that can be asked.
-    #[error("{url:?} is no address of a reward service: {why}; write it as http://host:port/path")]
-    Url {
-        /// What was given.
-        url: String,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// Nobody listens there.
-    #[error("cannot connect to {url}: {why}; check that the reward service runs and listens there")]
-    Unreachable {
-        /// The service.
-        url: String,
-        /// What the machine said.
-        why: String,
-    },
-    /// The connection ended before the answer did.
-    #[error("the connection to {url} broke: {why}; look for a crash in the reward service's log")]
-    Broke {
-        /// The service.
-        url: String,
-        /// What happened.
-        why: String,
-    },
-    /// It took too long.
-    #[error("{url} did not answer within {seconds} s; look whether the reward service hangs, or raise its timeout")]
-    Late {
-        /// The service.
-        url: String,
-        /// The limit.
-        seconds: f64,
-    },
-    /// It was busy for longer than it is waited for.
-    #[error(
-        "{url} said {status} for {seconds:.1} s; give the reward service more workers, ask it less at once (concurrency), or raise patience"
-    )]
-    Busy {
-        /// The service.
-        url: String,
-        /// What it said.
-        status: u16,
-        /// How long it was waited for.
-        seconds: f64,
-    },
-    /// It answered with an error.
-    #[error("{url} answered with status {status}: {begins:?}; {}", advice(*.status))]
-    Status {
-        /// The service.
-        url: String,
-        /// What it said.
-        status: u16,
-        /// How its page begins.
-        begins: String,
-    },
-    /// It answered with something else than rewards.
-    #[error(
-        "{url} answered with {why}: {begins:?}; it must be {{\"rewards\": […]}} with one finite number a sample, in the order of the request"
-    )]
-    Answer {
-        /// The service.
-        url: String,
-        /// What is wrong with it.
-        why: String,
-        /// How it begins.
-        begins: String,
-    },
-    /// Samples that JSON can't hold.
-    #[error("the samples for {url} can't be written as JSON: {why}")]
-    Question {
-        /// The service.
-        url: String,
-        /// Why not.
-        why: String,
-    },
-}
-
-fn advice(status: u16) -> &'static str {
-    match status {
-        300..=399 => "redirects are not followed: give the address where the service itself is",
-        404 | 405 => "check the path, and that the service takes POST there",
-        401 | 403 => "check the token that token_env names",
-        400..=499 => "the service refuses such requests: look into its log",
-        _ => "look into the service's log",
-    }
-}
-
-impl ServiceError {
-    /// Whether the same request may well succeed later.
-    fn may_pass(&self) -> bool {
-        match self {
-            ServiceError::Url { .. } | ServiceError::Question { .. } | ServiceError::Busy { .. } => false,
-            ServiceError::Status { status, .. } => *status >= 500 || *status == 408,
-            _ => true,
         }
     }
 }
@@ -240,26 +142,38 @@ impl Service {
                 .map_err(|error| ServiceError::Question { url: url.clone(), why: error.to_string() })?;
             return protocol::answers(url, &self.tell(group.id(), question).await?, places.len());
         };
-        let mut grades = Vec::with_capacity(places.len());
-        for place in places {
-            let said = match judge.question(&group.samples[*place]) {
-                Ok(question) => self.verdict(judge, group.id(), question).await?,
+        // Answers that are compared are compared with all others, whichever of them still lack a grade.
+        let each = |place: &usize| std::slice::from_ref(&group.samples[*place]);
+        let questions = if judge.compares() { vec![&group.samples[..]] } else { places.iter().map(each).collect() };
+        let mut grades: Vec<Result<Earnings, String>> = Vec::with_capacity(group.samples.len());
+        for asked in questions {
+            let said = match judge.question(asked) {
+                Ok(question) => self.verdict(judge, group.id(), question, asked.len()).await?,
                 Err(why) => Err(why),
             };
-            grades.push(said.and_then(|said| judge.grade(&said)).map(|reward| Earnings { reward, ..Earnings::default() }));
+            match said.and_then(|said| judge.grades(&said, asked.len())) {
+                Ok(all) => grades.extend(all.into_iter().map(|reward| Ok(Earnings { reward, ..Earnings::default() }))),
+                Err(why) => grades.extend(asked.iter().map(|_| Err(why.clone()))),
+            }
         }
-        Ok(grades)
+        Ok(if judge.compares() { places.iter().map(|place| grades[*place].clone()).collect() } else { grades })
     }
 
-    /// What the judge says, or said when it was asked the same before. Only replies with a score are remembered.
-    async fn verdict(&self, judge: &Judge, group: u64, question: String) -> Result<Result<String, String>, ServiceError> {
+    /// What the judge says, or said when it was asked the same before. Only replies with a score for each answer are remembered.
+    async fn verdict(
+        &self,
+        judge: &Judge,
+        group: u64,
+        question: String,
+        answers: usize,
+    ) -> Result<Result<String, String>, ServiceError> {
         if let Some(said) = judge.verdicts().find(&question) {
             return Ok(Ok(said));
         }
         let body = self.tell(group, question.clone().into_bytes()).await?;
         let said = judge.reply(&self.config.url, &body);
         if let Ok(said) = &said
-            && judge.grade(said).is_ok()
+            && judge.grades(said, answers).is_ok()
             && let Err(error) = judge.verdicts().keep(question, said)
         {
             return Ok(Err(format!("the judge's cache can't be written: {error}")));

@@ -1,0 +1,68 @@
+//! Questions, and where their answers come from.
+
+use std::io::{BufRead, IsTerminal, Write};
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+
+use crate::command::Refused;
+
+/// Whoever answers: somebody at a terminal, lines from a pipe, or nobody.
+pub(super) struct Asker {
+    asks: bool,
+    terminal: bool,
+}
+
+impl Asker {
+    pub(super) fn new(asks: bool) -> Self {
+        Asker { asks, terminal: std::io::stdin().is_terminal() }
+    }
+
+    /// What was given, or said, or else proposed.
+    pub(super) fn ask(&self, question: &str, given: Option<String>, proposed: &str) -> Result<String> {
+        if let Some(given) = given {
+            return Ok(given);
+        }
+        if !self.asks {
+            return Ok(proposed.to_owned());
+        }
+        eprint!("{question} [{proposed}] ");
+        std::io::stderr().flush().ok();
+        let mut said = String::new();
+        std::io::stdin().lock().read_line(&mut said).context("reading an answer")?;
+        let said = if said.trim().is_empty() { proposed } else { said.trim() };
+        if !self.terminal {
+            // As it would stand there had somebody typed it.
+            eprintln!("{said}");
+        }
+        Ok(said.to_owned())
+    }
+
+    /// One of a few words. At a terminal it is asked again until it is.
+    pub(super) fn choose<T: ValueEnum + Clone>(&self, question: &str, given: Option<T>, proposed: T) -> Result<T> {
+        if let Some(given) = given {
+            return Ok(given);
+        }
+        let words: Vec<String> = T::value_variants().iter().map(|choice| self.word(choice.clone())).collect();
+        loop {
+            let said = self.ask(&format!("{question} ({})", words.join(", ")), None, &self.word(proposed.clone()))?;
+            match T::from_str(&said, true) {
+                Ok(choice) => return Ok(choice),
+                Err(_) if self.terminal => eprintln!("one of {}, please", words.join(", ")),
+                Err(_) => return Err(Refused::because(format!("{said:?} is none of {}", words.join(", ")))),
+            }
+        }
+    }
+
+    /// The word of a choice.
+    pub(super) fn word<T: ValueEnum>(&self, choice: T) -> String {
+        choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// Tells something that questions follow from.
+    pub(super) fn say(&self, line: &str) {
+        if self.asks {
+            eprintln!("{line}");
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! JSON values in a file, found one behind the other without being held: where each lies, not what it says.
+//!
+//! A list of records may be larger than memory, and stand on a single line. What is looked at is where texts end and which brackets belong
+//! together; whether a value makes sense comes to light when its bytes are parsed.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use memchr::{memchr_iter, memchr2};
+
+use super::DataError;
+
+/// Read at once.
+const BLOCK: usize = 1 << 20;
+
+/// Where a value lies.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub start: u64,
+    pub len: u64,
+    /// The line it begins on, from 1.
+    pub line: usize,
+    /// Its first byte, which says of what kind it is.
+    pub first: u8,
+}
+
+/// Goes through a file once, from its beginning.
+pub(super) struct Scanner<'a> {
+    path: &'a Path,
+    file: BufReader<File>,
+    at: u64,
+    line: usize,
+}
+
+impl<'a> Scanner<'a> {
+    /// Behind the byte-order mark, if there is one.
+    pub fn open(path: &'a Path) -> Result<Self, DataError> {
+        let file = BufReader::with_capacity(BLOCK, File::open(path).map_err(DataError::file(path))?);
+        let mut scanner = Scanner { path, file, at: 0, line: 1 };
+        if scanner.buffer()?.starts_with("\u{feff}".as_bytes()) {
+            scanner.pass(3);
+        }
+        Ok(scanner)
+    }
+
+    /// Goes on from a place that was found before.
+    pub fn back_to(&mut self, place: &Place) -> Result<(), DataError> {
+        self.file.seek(SeekFrom::Start(place.start)).map_err(DataError::file(self.path))?;
+        (self.at, self.line) = (place.start, place.line);
+        // What is passed over next must have been read.
+        self.buffer().map(drop)
+    }
+
+    /// The line that was reached, from 1.
+    pub fn line(&self) -> usize {
+        self.line
+    }
+
+    /// The next byte that is no white space, which stays to be read; `None` at the end.
+    pub fn next(&mut self) -> Result<Option<u8>, DataError> {
+        loop {
+            let buffer = self.buffer()?;
+            let blank = buffer.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+            let (found, ends) = (buffer.get(blank).copied(), buffer.is_empty());
+            let lines = memchr_iter(b'\n', &buffer[..blank]).count();
+            self.line += lines;
+            self.pass(blank);
+            if found.is_some() || ends {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// The next value, of any kind.
+    pub fn value(&mut self) -> Result<Place, DataError> {
+        let next = self.next()?;
+        let (start, line) = (self.at, self.line);
+        let first = match next {
+            Some(b',' | b':' | b']' | b'}') | None => return Err(self.expected("a value", next)),
+            Some(first) => first,
+        };
+        let whole = match first {
+            b'"' => self.text()?,
+            b'{' | b'[' => self.nested()?,
+            _ => self.word()?,
+        };
+        if !whole {
+            return Err(self.wrong(line, "the file ends within what begins here; is all of it there?"));
+        }
+        Ok(Place { start, len: self.at - start, line, first })
+    }
+
+    /// The values of the list that begins here.
+    pub fn list(&mut self, mut each: impl FnMut(Place) -> Result<(), DataError>) -> Result<(), DataError> {
+        self.between(b']', |scanner| each(scanner.value()?))
+    }
+
+    /// The fields of the object that begins here, by name.
+    pub fn fields(&mut self, mut each: impl FnMut(String, Place) -> Result<(), DataError>) -> Result<(), DataError> {
+        self.between(b'}', |scanner| {
+            let next = scanner.next()?;
+            if next != Some(b'"') {
+                return Err(scanner.expected("the name of a field", next));
+            }
+            let name = scanner.value()?;
+            let mut bytes = vec![0; name.len as usize];
+            scanner.file.get_ref().read_exact_at(&mut bytes, name.start).map_err(DataError::file(scanner.path))?;
+            let name = serde_json::from_slice(&bytes).map_err(|error| scanner.wrong(name.line, &error.to_string()))?;
+            scanner.sign(b':')?;
+            each(name, scanner.value()?)
+        })
+    }
+
+    /// Refuses to find anything more.
+    pub fn end(&mut self) -> Result<(), DataError> {
+        match self.next()? {
+            None => Ok(()),
+            more => Err(self.expected("nothing more", more)),
+        }
+    }
+
+    /// What stands between this bracket and the one that closes it, between commas.
+    fn between(&mut self, close: u8, mut each: impl FnMut(&mut Self) -> Result<(), DataError>) -> Result<(), DataError> {
+        self.pass(1);
+        if self.next()? == Some(close) {
+            self.pass(1);
+            return Ok(());
+        }
+        loop {
+            each(self)?;
+            match self.next()? {
+                Some(b',') => self.pass(1),
+                Some(found) if found == close => break self.pass(1),
+                other => return Err(self.expected(&format!("`,` or `{}`", char::from(close)), other)),
+            }
+        }
+        Ok(())
+    }
+
+    fn sign(&mut self, sign: u8) -> Result<(), DataError> {
+        match self.next()? {
+            Some(found) if found == sign => {
+                self.pass(1);
+                Ok(())
+            }
+            other => Err(self.expected(&format!("`{}`", char::from(sign)), other)),
+        }
+    }
+
+    /// From a text's first quote to behind its last; `false` where the file ends before.
+    fn text(&mut self) -> Result<bool, DataError> {
+        self.pass(1);
+        loop {
+            let buffer = self.buffer()?;
+            let (len, found) = (buffer.len(), memchr2(b'"', b'\\', buffer).map(|at| (at, buffer[at])));
+            match found {
+                None if len == 0 => return Ok(false),
+                None => self.pass(len),
+                Some((at, b'"')) => {
+                    self.pass(at + 1);
+                    return Ok(true);
+                }
+                // What is escaped may be a quote, and the first byte of what is read next.
+                Some((at, _)) => {
+                    self.pass(at + 1);
+                    let escaped = self.buffer()?.len().min(1);
+                    self.pass(escaped);
+                }
+            }
+        }
+    }
+
+    /// From a bracket to behind the one that closes it; `false` where the file ends before.
+    fn nested(&mut self) -> Result<bool, DataError> {
+        let mut depth = 0_usize;
+        loop {
+            let buffer = self.buffer()?;
+            let (len, mut lines) = (buffer.len(), 0);
+            let stops = |byte: &u8| {
+                lines += usize::from(*byte == b'\n');
+                matches!(byte, b'"' | b'{' | b'}' | b'[' | b']')
+            };
+            let found = buffer.iter().position(stops).map(|at| (at, buffer[at]));
+            self.line += lines;
+            self.pass(found.map_or(len, |(at, _)| at));
+            match found.map(|(_, byte)| byte) {
+                None if len == 0 => return Ok(false),
+                None => {}
+                Some(b'"') => {
+                    let ended = self.text()?;
+                    if !ended {
+                        return Ok(false);
+                    }
+                }
+                Some(bracket) => {
+                    self.pass(1);
+                    depth = if matches!(bracket, b'{' | b'[') { depth + 1 } else { depth - 1 };
+                    if depth == 0 {
+                        return Ok(true);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A number, a truth value, or what is none.
+    fn word(&mut self) -> Result<bool, DataError> {
+        loop {
+            let buffer = self.buffer()?;
+            let ends = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b',' | b':' | b'"' | b'{' | b'}' | b'[' | b']');
+            let (len, end) = (buffer.len(), buffer.iter().position(ends));
+            self.pass(end.unwrap_or(len));
+            if end.is_some() || len == 0 {
+                return Ok(true);
+            }
+        }
+    }
+
+    fn buffer(&mut self) -> Result<&[u8], DataError> {
+        self.file.fill_buf().map_err(DataError::file(self.path))
+    }
+
+    fn pass(&mut self, bytes: usize) {
+        self.file.consume(bytes);
+        self.at += bytes as u64;
+    }
+
+    fn expected(&self, what: &str, found: Option<u8>) -> DataError {
+        let found = match found {
+            None => "the end of the file".to_owned(),
+            Some(byte) if byte.is_ascii() => format!("`{}`", char::from(byte)),
+            Some(_) => "something else".to_owned(),
+        };
+        self.wrong(self.line, &format!("expected {what}, found {found}"))
+    }
+
+    fn wrong(&self, line: usize, problem: &str) -> DataError {
+        DataError::Record { file: self.path.to_owned(), line, problem: format!("not JSON: {problem}"), more: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(text: &str) -> Result<Vec<String>, String> {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), text).expect("written");
+        let mut scanner = Scanner::open(file.path()).map_err(|error| error.to_string())?;
+        let mut places = Vec::new();
+        assert_eq!(scanner.next().map_err(|error| error.to_string())?, Some(b'['));
+        let list = |place| {
+            places.push(place);
+            Ok(())
+        };
+        let scanned = scanner.list(list).and_then(|()| scanner.end());
+        let slice = |place: &Place| text[place.start as usize..(place.start + place.len) as usize].to_owned();
+        let name = format!("{}:", file.path().display());
+        scanned.map(|()| places.iter().map(slice).collect()).map_err(|error| error.to_string().replace(&name, ""))
+    }
+
+    #[test]
+    fn values_of_a_list_are_found_whatever_stands_in_their_texts() {
+        let values = ["{\"a\": \"}],\\\"{\\\\\"}", "[[], {\"b\": [1, {}]}]", "-1.5e3", "null", "\"é\\u0041\"", "{}"];
+        assert_eq!(found(&format!("\u{feff} [ {} ] \n", values.join(" ,\n"))).unwrap(), values);
+        assert_eq!(found("[]").unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_is_no_list_says_where() {
+        for (text, problem) in [
+            ("[\n1\n2]", "3: not JSON: expected `,` or `]`, found `2`"),
+            ("[1,\n]", "2: not JSON: expected a value, found `]`"),
+            ("[1,\n{\"a\": \"b]", "2: not JSON: the file ends within what begins here; is all of it there?"),
+            ("[1", "1: not JSON: expected `,` or `]`, found the end of the file"),
+            ("[1]\n\nx", "3: not JSON: expected nothing more, found `x`"),
+        ] {
+            assert_eq!(found(text).unwrap_err(), problem);
+        }
+    }
+
+    /// Quotes, escapes and brackets across what is read at once.
+    #[test]
+    fn a_value_may_be_longer_than_what_is_read_at_once() {
+        let long = |shift: usize| format!("{{\"a\": \"{}\\\"}}{}\"}}", "x".repeat(BLOCK - 12 + shift), "\\\\".repeat(BLOCK));
+        for shift in 0..6 {
+            let text = format!("[{}, 7]", long(shift));
+            assert_eq!(found(&text).unwrap(), [long(shift), "7".to_owned()], "{shift}");
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! What is counted of each engine.
+
+use std::time::Duration;
+
+use super::{EngineState, Fault};
+use crate::data::Version;
+use crate::observe::{Metric, Metrics, Series};
+
+/// The engines' metrics, by their places.
+pub(super) struct Meter {
+    metrics: Metrics,
+    rows: Vec<Row>,
+}
+
+/// Those of one engine that are touched at every step.
+struct Row {
+    name: String,
+    requests: Series,
+    tokens: Series,
+    first_token: Series,
+    in_flight: Series,
+    limit: Series,
+}
+
+impl Meter {
+    /// Of engines with these names.
+    pub(super) fn new(metrics: &Metrics, names: impl Iterator<Item = String>) -> Self {
+        let row = |name: String| {
+            let of = |metric| metrics.series(metric, &[name.as_str()]);
+            Row {
+                requests: of(Metric::EngineRequests),
+                tokens: of(Metric::EngineTokens),
+                first_token: of(Metric::EngineFirstToken),
+                in_flight: of(Metric::EngineInFlight),
+                limit: of(Metric::EngineLimit),
+                name,
+            }
+        };
+        Meter { metrics: metrics.clone(), rows: names.map(row).collect() }
+    }
+
+    /// It was sent a request.
+    pub(super) fn request(&self, place: usize) {
+        self.rows[place].requests.add(1.0);
+    }
+
+    /// It made tokens; of the first of a request, how long that took.
+    pub(super) fn tokens(&self, place: usize, tokens: usize, waited: Option<Duration>) {
+        self.rows[place].tokens.add(tokens as f64);
+        if let Some(waited) = waited {
+            self.rows[place].first_token.observe(waited.as_secs_f64());
+        }
+    }
+
+    /// It has so many requests under way, of so many that it may have.
+    pub(super) fn room(&self, place: usize, in_flight: usize, limit: usize) {
+        self.rows[place].in_flight.set(in_flight as f64);
+        self.rows[place].limit.set(limit as f64);
+    }
+
+    /// A request to it failed.
+    pub(super) fn error(&self, place: usize, fault: &Fault) {
+        self.metrics.add(Metric::EngineErrors, &[self.rows[place].name.as_str(), fault.kind()], 1.0);
+    }
+
+    /// It stands so.
+    pub(super) fn stands(&self, place: usize, state: EngineState, served: Option<Version>) {
+        let name = self.rows[place].name.as_str();
+        for each in [EngineState::Serving, EngineState::Behind, EngineState::Lost] {
+            self.metrics.set(Metric::EngineState, &[name, each.word()], f64::from(u8::from(each == state)));
+        }
+        if let Some(version) = served {
+            self.metrics.set(Metric::EngineVersion, &[name], version as f64);
+        }
+    }
+}

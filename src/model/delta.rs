@@ -1,0 +1,110 @@
+//! A model's folder beside an earlier one of the same model, with which it shares what did not change.
+//!
+//! A tensor whose bytes are those of the earlier folder is not written again: its file there gets a second name here, if all of its tensors are such.
+//! Tensors that changed are written to a file of their own, so that the next folder can share the others. With adapters on some projections, or weights
+//! that are rounded to fewer bits than a step moves them, that is most of a model; where everything changes it is one file, as ever.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::View;
+use serde_json::Map;
+
+use super::folder::{WeightFile, weight_files, write_tensors};
+use super::shards::{Slice, WHOLE, shard_name, write_configs, write_index};
+use super::{Dtype, Entry, ModelConfig, ModelError, Weights};
+
+/// What became of the tensors of a folder, by their number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Delta {
+    /// They are others than in the earlier folder, or there was none.
+    pub changed: usize,
+    /// They are written again, since they shared a file with one that changed.
+    pub moved: usize,
+    /// They are in a file that both folders share.
+    pub shared: usize,
+}
+
+/// Writes a complete model folder, but for the tokenizer, as [`save_hf_as`](super::save_hf_as) does, and shares with the folder `before` what is there to
+/// the bit. A folder that can't be read, is of another model or lies on another disk shares nothing. The files of neither may be changed afterwards.
+/// Cost: the earlier folder is read, each tensor as far as it is the same.
+pub fn save_hf_after(
+    dir: &Path,
+    config: &ModelConfig,
+    weights: &Weights,
+    dtype: Dtype,
+    before: Option<&Path>,
+) -> Result<Delta, ModelError> {
+    write_configs(dir, config, dtype)?;
+    let weights = weights.merged();
+    let earlier = before.and_then(|before| compare(before, &weights, dtype).ok()).unwrap_or_default();
+    let all = earlier.iter().flat_map(|file| &file.tensors);
+    let unchanged: BTreeSet<&str> = all.filter(|(_, same)| **same).map(|(name, _)| name.as_str()).collect();
+
+    // What is shared comes first, since it may turn out that it can't be.
+    let mut shared: Vec<&Earlier> = Vec::new();
+    for file in earlier.iter().filter(|file| file.is_unchanged()) {
+        if std::fs::hard_link(&file.path, dir.join(format!(".shared-{}", shared.len()))).is_ok() {
+            shared.push(file);
+        }
+    }
+    let in_shared = |entry: &&Entry| shared.iter().any(|file| file.tensors.contains_key(&entry.name));
+    let rest: Vec<&Entry> = weights.layout.entries().iter().filter(|entry| !in_shared(entry)).collect();
+    let (moved, changed): (Vec<Entry>, Vec<Entry>) =
+        rest.into_iter().cloned().partition(|entry| unchanged.contains(entry.name.as_str()));
+    let delta = Delta {
+        changed: changed.len(),
+        moved: moved.len(),
+        shared: weights.layout.entries().len() - changed.len() - moved.len(),
+    };
+
+    let written: Vec<Vec<Entry>> = [changed, moved].into_iter().filter(|entries| !entries.is_empty()).collect();
+    let (files, mut map) = (shared.len() + written.len(), Map::new());
+    let name = |at: usize| if files == 1 { WHOLE.to_owned() } else { shard_name(at, files) };
+    for (at, file) in shared.iter().enumerate() {
+        let (from, to) = (dir.join(format!(".shared-{at}")), dir.join(name(at)));
+        std::fs::rename(&from, &to).map_err(|source| ModelError::Io { path: to, source })?;
+        map.extend(file.tensors.keys().map(|tensor| (tensor.clone(), name(at).into())));
+    }
+    for (at, entries) in (shared.len()..).zip(&written) {
+        write_tensors(&dir.join(name(at)), entries, &weights.flat, dtype)?;
+        map.extend(entries.iter().map(|entry| (entry.name.clone(), name(at).into())));
+    }
+    if files > 1 {
+        write_index(dir, weights.layout.total(), dtype, map)?;
+    }
+    Ok(delta)
+}
+
+/// A file of the earlier folder.
+struct Earlier {
+    path: PathBuf,
+    /// Whether each of its tensors is as it was.
+    tensors: BTreeMap<String, bool>,
+}
+
+impl Earlier {
+    fn is_unchanged(&self) -> bool {
+        !self.tensors.is_empty() && self.tensors.values().all(|same| *same)
+    }
+}
+
+fn compare(dir: &Path, weights: &Weights, dtype: Dtype) -> Result<Vec<Earlier>, ModelError> {
+    let files = weight_files(dir)?.into_iter().map(WeightFile::open).collect::<Result<Vec<_>, _>>()?;
+    let of = |file: &WeightFile| {
+        let mut tensors = BTreeMap::new();
+        for (name, tensor) in file.parse()?.tensors() {
+            let same = match weights.layout.find(&name) {
+                Some(entry) if tensor.dtype() == dtype.stored() && tensor.shape() == entry.shape => {
+                    let entries = std::slice::from_ref(entry);
+                    let bytes = Slice::all(entries, &weights.flat, dtype).next().map(|(_, slice)| slice.data().into_owned());
+                    file.holds(&tensor, &bytes.unwrap_or_default())?
+                }
+                _ => false,
+            };
+            tensors.insert(name, same);
+        }
+        Ok(Earlier { path: file.path.clone(), tensors })
+    };
+    files.iter().map(of).collect()
+}

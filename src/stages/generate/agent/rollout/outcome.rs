@@ -1,0 +1,64 @@
+//! What a rollout leaves: a sample for each of its parts, with all that is known of it in their metadata.
+
+use serde_json::{Value, json};
+
+use super::{Part, Rollout};
+use crate::data::chat::ChatError;
+use crate::data::{Metadata, Prompt, Sample, Status, Tokenizer};
+use crate::env::Grade;
+use crate::stages::generate::agent::StopReason;
+
+impl Rollout {
+    /// Its samples, one a part, with all that is known of it in their metadata.
+    pub fn samples(
+        self,
+        prompt: &Prompt,
+        temperature: f32,
+        mask_older: bool,
+        tokenizer: &Tokenizer,
+    ) -> Result<Vec<Sample>, ChatError> {
+        let complete = self.stop.is_some_and(StopReason::is_complete);
+        let metadata = self.metadata();
+        let parts = self.done.into_iter().chain([self.part]);
+        let sample = |(at, part): (usize, Part)| {
+            // One whose environment could not even begin has its prompt all the same.
+            let context = if part.context.is_empty() { tokenizer.encode_prompt(prompt)?.into() } else { part.context };
+            let mut sample = Sample::begin(prompt, self.index, &context);
+            sample.part = at as u32;
+            sample.response = tokenizer.decode(&part.answer.tokens)?;
+            sample.status = if complete { Status::Completed } else { Status::Truncated };
+            sample.temperature = Some(temperature).filter(|temperature| *temperature > 0.0);
+            sample.answered(&part.answer.tokens, &part.answer.log_probs, &part.answer.versions);
+            sample.metadata.extend(metadata.clone());
+            if mask_older {
+                sample.mask_older();
+            }
+            Ok(sample)
+        };
+        parts.enumerate().map(sample).collect()
+    }
+
+    fn metadata(&self) -> Metadata {
+        let mut metadata = Metadata::new();
+        let mut set = |key: &str, value: Value| drop(metadata.insert(key.to_owned(), value));
+        set("turns", self.turns.into());
+        set("stop_reason", self.stop.map(StopReason::label).into());
+        set("tool_calls", self.used.to_json());
+        set("turn_rewards", json!(self.rewards));
+        if let Some(dialogue) = &self.dialogue {
+            set("conversation", json!(dialogue.messages()));
+        }
+        if let Some(failure) = &self.failure {
+            set("environment_failure", failure.as_str().into());
+        }
+        if let Some(Grade { reward, correct, metadata: more }) = &self.grade {
+            set("environment_reward", json!(reward + self.rewards.iter().sum::<f64>()));
+            set("grade", json!(reward));
+            if let Some(correct) = correct {
+                set("correct", (*correct).into());
+            }
+            metadata.extend(more.clone());
+        }
+        metadata
+    }
+}

@@ -1,0 +1,101 @@
+//! What stands in the documents is true of the code: Rust in them is compiled, recipes in them are read, links lead somewhere.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rollflow::recipe::parse;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Every page, by its path from the root.
+fn pages() -> Vec<(PathBuf, String)> {
+    let docs = fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let top = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(|name| root().join(name));
+    let mut paths: Vec<PathBuf> = docs.filter(|path| path.extension().is_some_and(|end| end == "md")).chain(top).collect();
+    paths.sort();
+    paths.into_iter().map(|path| (path.strip_prefix(root()).unwrap().to_owned(), fs::read_to_string(&path).unwrap())).collect()
+}
+
+/// The blocks in a page whose language begins so, each with the line that it begins on.
+fn blocks(page: &str, language: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    let mut lines = page.lines().enumerate();
+    while let Some((at, line)) = lines.next() {
+        if let Some(of) = line.strip_prefix("```").filter(|of| !of.is_empty()) {
+            let block: Vec<&str> = lines.by_ref().map(|(_, line)| line).take_while(|line| *line != "```").collect();
+            if of.starts_with(language) {
+                found.push((at + 1, block.join("\n")));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn every_page_with_rust_in_it_is_compiled_with_the_doc_tests() {
+    let libraries = ["src/lib.rs", "pipelines/src/lib.rs"].map(|path| fs::read_to_string(root().join(path)).unwrap()).concat();
+    let with_rust: Vec<PathBuf> =
+        pages().into_iter().filter(|(_, page)| !blocks(page, "rust").is_empty()).map(|(path, _)| path).collect();
+    assert!(with_rust.len() > 10, "{with_rust:?}");
+    for path in with_rust {
+        assert!(libraries.contains(&format!("../{}\")]", path.display())), "{} is not in a library's docs", path.display());
+    }
+}
+
+/// A block is a whole recipe or goes over a small one.
+#[test]
+fn every_recipe_in_the_documents_is_read_without_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = "pipeline = \"grpo\"\n[model]\nkind = \"tiny\"\n[task]\nkind = \"arithmetic\"\n";
+    let file = folder.path().join("shown.toml");
+    let mut read = 0;
+    for (path, page) in pages() {
+        for (line, block) in blocks(&page, "toml") {
+            // The tutorial's includes a recipe of this repository, from wherever the reader is.
+            let shown: Vec<&str> = block.lines().filter(|line| !line.starts_with("include = ")).collect();
+            let imitates = if block.contains("[mix]") { "[sft]\nsteps = 5\n" } else { "" };
+            fs::write(folder.path().join("base.toml"), format!("{base}{imitates}")).unwrap();
+            let text = format!("include = \"base.toml\"\n{}", shown.join("\n"));
+            if let Err(errors) = parse(file.to_str().unwrap(), &text, &[]) {
+                panic!("{}:{line}: {errors}\n{text}", path.display());
+            }
+            read += 1;
+        }
+    }
+    assert!(read > 10, "{read} recipes");
+}
+
+/// As GitHub names a heading.
+fn anchor(heading: &str) -> String {
+    let kept = heading.trim().to_lowercase().chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c)).collect::<String>();
+    kept.replace(' ', "-")
+}
+
+#[test]
+fn every_link_leads_to_a_file_and_a_heading_that_are_there() {
+    let link = regex::Regex::new(r"\]\(([^)\s]+)\)").unwrap();
+    let code = regex::Regex::new(r"(?s)```.*?\n```|`[^`\n]*`").unwrap();
+    let headings = |page: &str| -> Vec<String> {
+        page.lines().filter(|line| line.starts_with('#')).map(|line| anchor(line.trim_start_matches('#'))).collect()
+    };
+    let mut broken = Vec::new();
+    for (path, page) in pages() {
+        for found in link.captures_iter(&code.replace_all(&page, "")) {
+            let target = &found[1];
+            if target.contains("://") {
+                continue;
+            }
+            let (file, heading) = target.split_once('#').unwrap_or((target, ""));
+            let to = if file.is_empty() { root().join(&path) } else { root().join(&path).with_file_name(file) };
+            let there =
+                to.exists() && (heading.is_empty() || headings(&fs::read_to_string(&to).unwrap()).iter().any(|of| of == heading));
+            if !there {
+                broken.push(format!("{}: {target}", path.display()));
+            }
+        }
+    }
+    assert_eq!(broken, Vec::<String>::new());
+}
