@@ -220,12 +220,17 @@ fn a_stage_sees_which_of_the_three_words_it_was() {
         type In = u64;
         type Out = u64;
         fn run(&mut self, io: &mut Io<u64, u64>) -> Result<(), StageError> {
-            while let Some(n) = io.recv()? {
-                io.send(n)?;
-            }
+            // A stop is told either as an end of the input or as an error of what waits: both are heard here.
+            let ended = pass_on(io);
             *self.0.lock().unwrap() = Some(io.signal());
-            Ok(())
+            ended
         }
+    }
+    fn pass_on(io: &mut Io<u64, u64>) -> Result<(), StageError> {
+        while let Some(n) = io.recv()? {
+            io.send(n)?;
+        }
+        Ok(())
     }
     for (word, expected) in [(0, Signal::Run), (1, Signal::Drain), (2, Signal::Stop)] {
         let told = Arc::default();
