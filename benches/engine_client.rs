@@ -1,9 +1,9 @@
 //! What the client of servers costs: the same requests by a fleet and by a bare load generator, in turns, against one vLLM server that runs.
 //!
-//! `rollflow engine launch pipelines/recipes/grpo_vllm.toml`, then `cargo bench --bench engine_client -- http://127.0.0.1:8400 [ROUNDS]`. A round is 8 times
-//! 64 answers of 16 tokens, and once 512 at a time. The bare one posts bytes that were made before and drops those that come, over connections that stay
-//! open; the fleet does what it does in a run. At most 5% more time is meant to be its cost, on a machine that does nothing else: both sides share
-//! its cores with the server.
+//! `rollflow engine launch pipelines/recipes/grpo_vllm.toml`, then `cargo bench --bench engine_client -- http://127.0.0.1:8400 [ROUNDS]`. A round
+//! is 8 times 64 answers of 16 tokens, and once 512 at a time. The bare one posts bytes that were made before and drops those that come, over
+//! connections that stay open; the fleet does what it does in a run. At most 5% more time is meant to be its cost, on a machine that does nothing
+//! else: both sides share its cores with the server.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -15,6 +15,7 @@ use rollflow::model::{
     Adapter, Compute, Decoder, Dtype, Format, Layout, Lora, ModelConfig, Packed, Weights, load_hf, save_adapter, save_hf,
     save_hf_as,
 };
+use rollflow::recipe::load;
 use rollflow::train::{LocalBackend, LocalConfig, SaveCheckpoint, SftConfig, TrainingBackend, collate, run_sft_training};
 use tch::{Device, Kind, Tensor};
 
@@ -120,7 +121,8 @@ fn training_moves_adapters_alone_and_learns() {
     assert!(after.adapter.unwrap().flat != weights.adapter.unwrap().flat);
 }
 
-/// Layers computed anew: the same operations in the same order, so that in f32 not a bit differs; and in bf16, with masters in f32, adapters learn too.
+/// Layers computed anew: the same operations in the same order, so that in f32 not a bit differs; and in bf16, with masters in f32, adapters learn
+/// too.
 #[test]
 fn adapters_learn_the_same_with_layers_computed_anew_and_in_half_precision() {
     let batch = Arc::new(collate(&tiny::counting(), Aggregation::TokenMean).unwrap());
@@ -268,6 +270,22 @@ fn joint_projections_are_adapted_as_one() {
         "{refused}"
     );
     assert!(lora(3, &["qkv_proj"]).on_model(&tiny::model()).is_err());
+}
+
+#[test]
+fn a_recipe_whose_adapters_have_no_place_in_its_model_is_refused_before_it_runs() {
+    let recipe = |target: &str| {
+        let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/models/phi3");
+        let text = format!(
+            "pipeline = 'grpo'\nmodel = {{ kind = 'folder', path = '{model}' }}\ntask.kind = 'arithmetic'\nlora.targets = ['{target}']\n"
+        );
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        load(file.path(), &[])
+    };
+    let refused = recipe("q_proj").unwrap_err().to_string();
+    assert!(refused.contains(":4:") && refused.contains("q_proj of a phi3 model"), "{refused}");
+    assert!(recipe("qkv_proj").is_ok());
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What Prometheus sees of a run, read over a socket and by a parser that shares no code with the exporter.
 //!
-//! Holds F4 (time by state reaches Prometheus whole, also while a stage is in it), the catalogue (one declaration a metric, `docs/metrics.md` generated from it) and F3 for the server (nothing outlives it).
+//! Holds F4 (time by state reaches Prometheus whole, also while a stage is in it), the catalogue (one declaration a metric, `docs/metrics.md`
+//! generated from it) and F3 for the server (nothing outlives it).
 
 mod support;
 

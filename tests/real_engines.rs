@@ -1,8 +1,10 @@
-//! Against a server that runs (laws D1, D3, D4). These tests are ignored, since they need one: start vLLM (with `VLLM_SERVER_DEV_MODE=1`, `--enable-scale-out`,
+//! Against a server that runs (laws D1, D3, D4). These tests are ignored, since they need one: start vLLM (with `VLLM_SERVER_DEV_MODE=1`,
+//! `--enable-scale-out`,
 //! `--logprobs-mode processed_logprobs`, float32) or SGLang with a small model folder, and say which and where:
 //!
 //! ```sh
-//! ROLLFLOW_ENGINE=vllm ROLLFLOW_ENGINE_URL=http://127.0.0.1:8000 ROLLFLOW_ENGINE_MODEL=folder cargo test --test real_engines -- --ignored --test-threads 1
+//! ROLLFLOW_ENGINE=vllm ROLLFLOW_ENGINE_URL=http://127.0.0.1:8000 ROLLFLOW_ENGINE_MODEL=folder cargo test --test real_engines -- --ignored
+//! --test-threads 1
 //! ```
 //!
 //! The model needs a context of 128 tokens and a vocabulary of 64. The server must hold the folder's weights, under whatever version.

@@ -1,4 +1,5 @@
-//! Weights for engines elsewhere, against engines that load real folders and make the mistakes that servers make. Laws V2 and V4; R260, R262, R265, R266.
+//! Weights for engines elsewhere, against engines that load real folders and make the mistakes that servers make. Laws V2 and V4; R260, R262, R265,
+//! R266.
 #![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used, reason = "what a test needs and lacks fails it")]
 

@@ -19,7 +19,7 @@ use rollflow::recipe::task::TaskData;
 use rollflow::stages::sync::{Exporter, RemoteSync, probe_texts};
 
 use crate::servers::{Recipe, Servers};
-use crate::{data, parts};
+use crate::{data, parts, secrets};
 
 /// Prompts whose beginnings probe a sync.
 const PROBES: u64 = 4;
@@ -123,7 +123,8 @@ pub fn launch(
 
 /// One server.
 pub fn engine(of: &Engine, url: &str) -> Result<Arc<dyn InferenceEngine>> {
-    let config = ServerConfig { model: of.model.clone(), ..ServerConfig::new(url) };
+    let token = secrets::token(of.token_env.as_ref(), url)?;
+    let config = ServerConfig { token, model: of.model.clone(), ..ServerConfig::new(url) };
     Ok(match of.kind() {
         EngineKind::Vllm => {
             let engine = VllmEngine::with(config)?;

@@ -18,7 +18,7 @@ use rollflow::sandbox::CodeJudge;
 use rollflow::stages::generate::agent::Agent;
 use tracing::info;
 
-use crate::{conversations, rewards};
+use crate::{conversations, rewards, secrets};
 
 /// The environment and its limits, for a model that reads at most `positions` tokens.
 pub fn agent(plan: &Plan, positions: usize) -> Result<Option<Agent>> {
@@ -39,7 +39,7 @@ pub fn agent(plan: &Plan, positions: usize) -> Result<Option<Agent>> {
             PythonEnvironment::maker(Arc::new(CodeJudge::new(rewards::sandbox(python)?)), &python.tests)
         }
         EnvironmentKind::Http(served) => {
-            let token = served.token_env.as_ref().map(|name| rewards::secret(name, &served.url)).transpose()?;
+            let token = served.token_env.as_ref().map(|name| secrets::secret(name, &served.url)).transpose()?;
             let pause = Duration::try_from_secs_f64(served.pause)?;
             let (retries, concurrency) = (served.retries, served.concurrency);
             ServedEnvironment::maker(ServedConfig { token, retries, pause, concurrency, ..ServedConfig::new(&served.url) })?

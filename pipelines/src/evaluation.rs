@@ -66,8 +66,8 @@ pub fn published<B: TrainingBackend>(trainer: Trainer<B>, plan: &Plan) -> Traine
     }
 }
 
-/// Behind a trainer that nobody generates for: its steps, with what evaluations of its weights found, if the recipe has any. Each step is written down
-/// when its own evaluation is done.
+/// Behind a trainer that nobody generates for: its steps, with what evaluations of its weights found, if the recipe has any. Each step is written
+/// down when its own evaluation is done.
 pub fn beside(
     flow: &mut Flow,
     plan: &Plan,

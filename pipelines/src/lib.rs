@@ -1,11 +1,11 @@
 //! The prebuilt pipelines of rollflow. They use the library's public API only: what they can't say, a user can't say either.
 //!
-//! Each pipeline is one file that reads from top to bottom as its algorithm: [`sft`], [`reward_model`], [`grpo`], [`sft_then_grpo`], [`grpo_offline`].
-//! [`origin`] finds what a run begins from, [`parts`] turns a recipe's values into what stages take, [`data`] its data sets, [`conversations`] its `[chat]` and
-//! the samples of `[sft]`, [`trainers`] its trainers, [`losses`] its losses, [`lessons`] what each step is learned by, [`rewards`] its rewards, [`environments`] its `[environment]`, [`registry`] holds
-//! parts of the user's own, [`run_folder`] keeps what a run leaves behind, [`record`] and [`page`] what it was, [`replay`] tries again what a run gave up,
-//! [`evaluation`] asks weights what they know, [`engines`] and [`servers`] are what generates elsewhere, and [`simulate`] tells
-//! what a recipe would do.
+//! Each pipeline is one file that reads from top to bottom as its algorithm: [`sft`], [`reward_model`], [`grpo`], [`sft_then_grpo`],
+//! [`grpo_offline`]. [`origin`] finds what a run begins from, [`parts`] turns a recipe's values into what stages take, [`data`] its data sets,
+//! [`conversations`] its `[chat]` and the samples of `[sft]`, [`trainers`] its trainers, [`losses`] its losses, [`lessons`] what each step is
+//! learned by, [`rewards`] its rewards, [`environments`] its `[environment]`, [`registry`] holds parts of the user's own, [`run_folder`] keeps what
+//! a run leaves behind, [`record`] and [`page`] what it was, [`replay`] tries again what a run gave up, [`evaluation`] asks weights what they know,
+//! [`engines`] and [`servers`] are what generates elsewhere, and [`simulate`] tells what a recipe would do.
 
 mod advantages;
 mod command;
@@ -29,6 +29,7 @@ pub mod resume;
 pub mod reward_model;
 pub mod rewards;
 pub mod run_folder;
+mod secrets;
 pub mod servers;
 pub mod sft;
 pub mod sft_then_grpo;

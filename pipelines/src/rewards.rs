@@ -13,12 +13,13 @@ use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::recipe::reward::{CodeRule, CodeScore as Score, Combine, Composition, PartRule, SandboxRule};
 use rollflow::sandbox::{Limits, Program, Sandbox, SandboxConfig};
-use rollflow::stages::reward::service::{Judge as Grader, JudgeConfig, Service, ServiceConfig, Token};
+use rollflow::stages::reward::service::{Judge as Grader, JudgeConfig, Service, ServiceConfig};
 use rollflow::stages::reward::{CodeReward, CodeScore, Scorer, Scorers, Served, ServedReward, score};
 use tracing::info;
 
 use crate::parts;
 use crate::registry::Registry;
+use crate::secrets;
 
 /// A reward of whole samples.
 type Rule = Box<dyn Fn(&Sample) -> Result<Earnings, String> + Send + Sync>;
@@ -162,21 +163,12 @@ impl Judge {
     }
 }
 
-/// What the environment holds by this name, for whoever listens there.
-pub fn secret(name: &str, url: &str) -> Result<String> {
-    let value = std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
-    value.with_context(|| format!("the environment has no {name}, which token_env names for {url}"))
-}
-
 /// What is asked for by `rule`, which is served.
 fn service(rule: &PartRule) -> Result<Service> {
     let of = rule.served().context("this reward is computed here")?;
     let seconds = Duration::try_from_secs_f64;
-    let token = |name: &String| -> Result<Token> {
-        Token::new(&secret(name, &of.url)?).with_context(|| format!("what {name} holds can't be sent in a header"))
-    };
     let service = Service::new(ServiceConfig {
-        token: of.token_env.as_ref().map(token).transpose()?,
+        token: secrets::token(of.token_env.as_ref(), &of.url)?,
         url: of.url.clone(),
         timeout: seconds(of.timeout)?,
         pause: seconds(of.pause)?,

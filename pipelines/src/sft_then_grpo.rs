@@ -1,8 +1,8 @@
 //! Supervised training, then reinforcement from its newest checkpoint: one command, two runs.
 //!
 //! The supervised part is a run of its own in the folder `sft` of the other's, with checkpoints, metrics and a report, and goes on where it was
-//! interrupted. The folder around it is the reinforced part's, as [`grpo`](crate::grpo) leaves it, and says in `lineage.json` which checkpoint it began
-//! from. Both parts have one tokenizer, that of the recipe's model.
+//! interrupted. The folder around it is the reinforced part's, as [`grpo`](crate::grpo) leaves it, and says in `lineage.json` which checkpoint it
+//! began from. Both parts have one tokenizer, that of the recipe's model.
 
 use anyhow::{Context, Result};
 use rollflow::flow::Ended;

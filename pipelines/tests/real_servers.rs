@@ -113,8 +113,8 @@ fn a_shared_head_is_exact_or_caught_by_name() {
     });
 }
 
-/// Beside each other, each found right by the probe that whole weights are held to; the server answers by name as this process does. SGLang 0.5.23 can't start
-/// so without a GPU: it pins memory for its adapters.
+/// Beside each other, each found right by the probe that whole weights are held to; the server answers by name as this process does. SGLang 0.5.23
+/// can't start so without a GPU: it pins memory for its adapters.
 #[test]
 #[ignore = "needs a real server"]
 fn adapters_are_given_as_adapters_and_answer_by_name() {

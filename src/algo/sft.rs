@@ -47,8 +47,8 @@ impl Loss for DynamicFineTuning {
     }
 }
 
-/// `−(1 − ε) log p[target] − ε mean_v log p_v` of one row of logits, and its derivative by them: cross-entropy towards a target that shares ε with the
-/// whole vocabulary (transformers' `LabelSmoother`). Needs all logits, so no [`Loss`], which sees a token's log-probability, can say it.
+/// `−(1 − ε) log p[target] − ε mean_v log p_v` of one row of logits, and its derivative by them: cross-entropy towards a target that shares ε with
+/// the whole vocabulary (transformers' `LabelSmoother`). Needs all logits, so no [`Loss`], which sees a token's log-probability, can say it.
 pub fn smoothed_cross_entropy(logits: &[f64], target: usize, epsilon: f64) -> (f64, Vec<f64>) {
     let log_probs: Vec<f64> = (0..logits.len()).map(|token| log_softmax_at(logits, token)).collect();
     let each = epsilon / logits.len() as f64;

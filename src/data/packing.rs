@@ -1,7 +1,8 @@
 //! Supervised samples in rows of a bounded length, and steps of a bounded number of tokens.
 //!
-//! In a row of best fit each sample stays a sequence of its own: none sees another, and loss and gradient are those of the samples one by one. A wrapped row
-//! is one sequence, cut from all samples written end to end, so that its tokens see whatever comes before them, as in pretraining on raw text.
+//! In a row of best fit each sample stays a sequence of its own: none sees another, and loss and gradient are those of the samples one by one. A
+//! wrapped row is one sequence, cut from all samples written end to end, so that its tokens see whatever comes before them, as in pretraining on
+//! raw text.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -45,8 +46,8 @@ pub struct PackedRows {
     pub lost_tokens: usize,
 }
 
-/// Which of some lengths share a row of `room`, by best fit decreasing: equal to TRL's strategy `bfd`, in the order of its rows and within each. No length
-/// exceeds `room`; empty ones are left out.
+/// Which of some lengths share a row of `room`, by best fit decreasing: equal to TRL's strategy `bfd`, in the order of its rows and within each. No
+/// length exceeds `room`; empty ones are left out.
 ///
 /// ```
 /// use rollflow::data::packing::best_fit_decreasing;
@@ -162,8 +163,8 @@ fn wrapped(samples: &[Sample], room: usize) -> Vec<Sample> {
     tokens.chunks(room).zip(mask.chunks(room)).map(row).collect()
 }
 
-/// Cuts a list into runs of at most `most` tokens each (a longer item stands alone), and into `least` runs at least where there are as many items: as few
-/// as that takes, and such that the costliest run costs as little as it can.
+/// Cuts a list into runs of at most `most` tokens each (a longer item stands alone), and into `least` runs at least where there are as many items:
+/// as few as that takes, and such that the costliest run costs as little as it can.
 pub fn cut_evenly(tokens: &[usize], costs: &[f64], most: usize, least: usize) -> Vec<Range<usize>> {
     let runs = |limit: f64| {
         let (mut runs, mut held, mut cost): (Vec<Range<usize>>, usize, f64) = (Vec::new(), 0, 0.0);
@@ -194,7 +195,8 @@ pub fn cut_evenly(tokens: &[usize], costs: &[f64], most: usize, least: usize) ->
     runs(high)
 }
 
-/// What a forward and backward pass over a sequence costs, relative to one over a single token without attention: `n + n² / width`, as attention reads
+/// What a forward and backward pass over a sequence costs, relative to one over a single token without attention: `n + n² / width`, as attention
+/// reads
 /// `n / 2` earlier tokens at each, and the matrices of a layer are about `12 · hidden²`. `width` is about `12 · hidden`.
 pub fn cost_of(length: usize, width: f64) -> f64 {
     let length = length as f64;

@@ -221,7 +221,8 @@ impl Tokenizer {
         }
     }
 
-    /// The same with another chat template, which is saved with a checkpoint, too. Special tokens are its variables, unless it has others of their names.
+    /// The same with another chat template, which is saved with a checkpoint, too. Special tokens are its variables, unless it has others of their
+    /// names.
     pub fn with_chat(mut self, template: ChatTemplate) -> Self {
         let known = |own: &ChatTemplate| own.source() == template.source();
         if !matches!(&self.chat, Ok(Some(own)) if known(own)) {

@@ -43,32 +43,12 @@ pub struct SimulatedEngine {
     length: Length,
     on_new_weights: OnNewWeights,
     version: Option<Version>,
-    slots: Slots<Sequence>,
+    slots: Slots<Version>,
     /// The prompt of a group that has entered in part is not read again for the rest of it.
     shelf: Option<u64>,
     finished: Vec<Finished>,
     sampled: Vec<SampledToken>,
     load: Load,
-}
-
-struct Sequence {
-    request: Arc<Request>,
-    answer: Answer,
-    version: Version,
-}
-
-impl UnderWay for Sequence {
-    fn request(&self) -> &Arc<Request> {
-        &self.request
-    }
-
-    fn answer(&self) -> &Answer {
-        &self.answer
-    }
-
-    fn into_waiting(self) -> Waiting {
-        Waiting { request: self.request, begun: Some(self.answer) }
-    }
 }
 
 impl SimulatedEngine {
@@ -108,7 +88,7 @@ impl SimulatedEngine {
             self.shelf = more.then_some(request.ordinal);
             for (index, slot) in samples.zip(places) {
                 let answer = begun.clone().unwrap_or_else(|| Answer::new(index));
-                self.slots.put(slot, Sequence { request: request.clone(), answer, version });
+                self.slots.put(slot, UnderWay { request: request.clone(), answer, with: version });
                 slots.push_back(slot);
             }
         }
@@ -119,7 +99,7 @@ impl SimulatedEngine {
     }
 
     fn take_token(&mut self, slot: usize) {
-        let Some(Sequence { request, answer, version }) = self.slots.get_mut(slot) else { return };
+        let Some(UnderWay { request, answer, with: version }) = self.slots.get_mut(slot) else { return };
         let (ordinal, index, version, log_prob) = (request.ordinal, answer.index, *version, -1.0);
         answer.push(0, log_prob, version);
         let made = answer.turn();
@@ -150,11 +130,11 @@ impl TokenEngine for SimulatedEngine {
         self.version = Some(version);
         self.shelf = None;
         match self.on_new_weights {
-            OnNewWeights::Swap => self.slots.iter_mut().for_each(|sequence| sequence.version = version),
+            OnNewWeights::Swap => self.slots.iter_mut().for_each(|sequence| sequence.with = version),
             OnNewWeights::Recompute => {
                 let mut load = Load::default();
                 for sequence in self.slots.iter_mut() {
-                    sequence.version = version;
+                    sequence.with = version;
                     load.prefill += sequence.request.tokens.len() + sequence.answer.tokens.len() - 1;
                     load.passes = 1;
                 }
@@ -205,7 +185,7 @@ impl TokenEngine for SimulatedEngine {
         let moves = self.slots.scheduler.compact();
         self.slots.apply(moves, |_, _| ());
         let active = self.slots.scheduler.active();
-        let versions: Vec<Version> = self.slots.iter().map(|(_, sequence)| sequence.version).collect();
+        let versions: Vec<Version> = self.slots.iter().map(|(_, sequence)| sequence.with).collect();
         for alike in versions.chunk_by(|one, next| one == next) {
             self.load.add(alike.len(), 0);
         }

@@ -1,6 +1,6 @@
 //! Who is in which slot of an engine that computes many samples together, and who waits for one.
 //!
-//! What a sample in a slot holds beside its answer, and what it costs to move, is the engine's business.
+//! What an engine computes a sample's next token with, and what it costs to move, is its own business.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -11,23 +11,23 @@ use super::waiting::Waiting;
 use crate::data::Answer;
 
 /// A sample in a slot.
-pub trait UnderWay {
+pub struct UnderWay<With> {
     /// What was asked.
-    fn request(&self) -> &Arc<Request>;
+    pub request: Arc<Request>,
     /// What is there of it.
-    fn answer(&self) -> &Answer;
-    /// What waits, once it has left its slot.
-    fn into_waiting(self) -> Waiting;
+    pub answer: Answer,
+    /// What its next token is computed with.
+    pub with: With,
 }
 
 /// Samples in slots, and those that wait.
-pub struct Slots<S> {
+pub struct Slots<With> {
     /// Says which slots are in use.
     pub scheduler: Scheduler<Waiting>,
-    places: Vec<Option<S>>,
+    places: Vec<Option<UnderWay<With>>>,
 }
 
-impl<S: UnderWay> Slots<S> {
+impl<With> Slots<With> {
     /// That many slots, at least one, all free.
     pub fn new(slots: usize) -> Self {
         let slots = slots.max(1);
@@ -46,39 +46,39 @@ impl<S: UnderWay> Slots<S> {
     }
 
     /// Puts a sample into the slot that the scheduler has given it.
-    pub fn put(&mut self, slot: usize, sample: S) {
+    pub fn put(&mut self, slot: usize, sample: UnderWay<With>) {
         self.places[slot] = Some(sample);
     }
 
     /// Who is there.
     #[cfg(feature = "torch")]
-    pub fn get(&self, slot: usize) -> Option<&S> {
+    pub fn get(&self, slot: usize) -> Option<&UnderWay<With>> {
         self.places[slot].as_ref()
     }
 
     /// The same, to be changed.
-    pub fn get_mut(&mut self, slot: usize) -> Option<&mut S> {
+    pub fn get_mut(&mut self, slot: usize) -> Option<&mut UnderWay<With>> {
         self.places[slot].as_mut()
     }
 
     /// All samples under way, by slot.
-    pub fn iter(&self) -> impl Iterator<Item = (usize, &S)> {
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &UnderWay<With>)> {
         self.places.iter().enumerate().filter_map(|(slot, place)| Some((slot, place.as_ref()?)))
     }
 
     /// The same, to be changed.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut S> {
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut UnderWay<With>> {
         self.places.iter_mut().flatten()
     }
 
     /// Frees the slot of a sample that has ended.
-    pub fn finish(&mut self, slot: usize) -> Option<S> {
+    pub fn finish(&mut self, slot: usize) -> Option<UnderWay<With>> {
         self.scheduler.finish(slot);
         self.places[slot].take()
     }
 
     /// Samples change slots, in this order; `moved` takes along what the engine keeps of them.
-    pub fn apply(&mut self, moves: Vec<Move>, mut moved: impl FnMut(Move, &S)) {
+    pub fn apply(&mut self, moves: Vec<Move>, mut moved: impl FnMut(Move, &UnderWay<With>)) {
         for change in moves {
             let sample = self.places[change.from].take();
             if let Some(sample) = &sample {
@@ -91,8 +91,8 @@ impl<S: UnderWay> Slots<S> {
     /// All samples under way wait again, each as far as it is, before all that waited.
     pub fn interrupt(&mut self) {
         for sample in self.take_out(|_| true) {
-            let index = sample.answer().index;
-            self.scheduler.submit_first(sample.into_waiting(), index);
+            let index = sample.answer.index;
+            self.scheduler.submit_first(Waiting { request: sample.request, begun: Some(sample.answer) }, index);
         }
     }
 
@@ -103,17 +103,16 @@ impl<S: UnderWay> Slots<S> {
         for Waiting { request, begun } in self.scheduler.waiting_mut() {
             anew.extend(begun.take_if(|answer| expired(request.ordinal, answer)).map(|answer| (request.ordinal, answer.index)));
         }
-        for sample in self.take_out(|sample| expired(sample.request().ordinal, sample.answer())) {
-            let index = sample.answer().index;
-            let Waiting { request, .. } = sample.into_waiting();
-            anew.push((request.ordinal, index));
-            self.scheduler.submit_first(Waiting { request, begun: None }, index);
+        for sample in self.take_out(|sample| expired(sample.request.ordinal, &sample.answer)) {
+            let index = sample.answer.index;
+            anew.push((sample.request.ordinal, index));
+            self.scheduler.submit_first(Waiting { request: sample.request, begun: None }, index);
         }
         anew
     }
 
     /// Takes samples out of their slots, the youngest first.
-    fn take_out(&mut self, which: impl Fn(&S) -> bool) -> Vec<S> {
+    fn take_out(&mut self, which: impl Fn(&UnderWay<With>) -> bool) -> Vec<UnderWay<With>> {
         let mut out = Vec::new();
         for (slot, place) in self.places.iter_mut().enumerate() {
             if let Some(sample) = place.take_if(|sample| which(sample)) {
@@ -121,7 +120,7 @@ impl<S: UnderWay> Slots<S> {
                 out.push(sample);
             }
         }
-        out.sort_by_key(|sample| Reverse((sample.request().ordinal, sample.answer().index)));
+        out.sort_by_key(|sample| Reverse((sample.request.ordinal, sample.answer.index)));
         out
     }
 }

@@ -81,7 +81,8 @@ pub trait TokenEngine: 'static {
     /// The tokens that the newest step sampled, those of finished samples included.
     fn sampled(&self) -> &[SampledToken];
 
-    /// Answers, by ordinal and index, of which the newest step forgot what earlier ones sampled, because it turned out to be worthless; they begin anew.
+    /// Answers, by ordinal and index, of which the newest step forgot what earlier ones sampled, because it turned out to be worthless; they begin
+    /// anew.
     fn discarded(&self) -> &[(u64, u32)] {
         &[]
     }

@@ -41,8 +41,8 @@ impl ServedConfig {
     }
 }
 
-/// An environment in another process. Its rollout has an id there; what the server gives as its state goes back to it with every request, so that one which
-/// remembers nothing by itself can go on with a rollout that was interrupted.
+/// An environment in another process. Its rollout has an id there; what the server gives as its state goes back to it with every request, so that
+/// one which remembers nothing by itself can go on with a rollout that was interrupted.
 pub struct ServedEnvironment {
     server: Arc<Server>,
     episode: String,

@@ -1,8 +1,8 @@
 //! A model's folder beside an earlier one of the same model, with which it shares what did not change.
 //!
 //! A tensor whose bytes are those of the earlier folder is not written again: its file there gets a second name here, if all of its tensors are such.
-//! Tensors that changed are written to a file of their own, so that the next folder can share the others. With adapters on some projections, or weights
-//! that are rounded to fewer bits than a step moves them, that is most of a model; where everything changes it is one file, as ever.
+//! Tensors that changed are written to a file of their own, so that the next folder can share the others. With adapters on some projections, or
+//! weights that are rounded to fewer bits than a step moves them, that is most of a model; where everything changes it is one file, as ever.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -25,9 +25,9 @@ pub struct Delta {
     pub shared: usize,
 }
 
-/// Writes a complete model folder, but for the tokenizer, as [`save_hf_as`](super::save_hf_as) does, and shares with the folder `before` what is there to
-/// the bit. A folder that can't be read, is of another model or lies on another disk shares nothing. The files of neither may be changed afterwards.
-/// Cost: the earlier folder is read, each tensor as far as it is the same.
+/// Writes a complete model folder, but for the tokenizer, as [`save_hf_as`](super::save_hf_as) does, and shares with the folder `before` what is
+/// there to the bit. A folder that can't be read, is of another model or lies on another disk shares nothing. The files of neither may be changed
+/// afterwards. Cost: the earlier folder is read, each tensor as far as it is the same.
 pub fn save_hf_after(
     dir: &Path,
     config: &ModelConfig,

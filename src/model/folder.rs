@@ -22,8 +22,8 @@ use crate::hub;
 const CHUNK_BYTES: usize = 8 << 20;
 
 /// Loads a folder, or a model in the hub's cache by its id: `config.json` and the weights beside it, `model.safetensors` or the shards of
-/// `model.safetensors.index.json`, as f32; [`ModelConfig::dtype`] says what they are in the folder. Everything that is wrong with the tensors is reported
-/// at once. A folder of adapters gives the model that they name, under them.
+/// `model.safetensors.index.json`, as f32; [`ModelConfig::dtype`] says what they are in the folder. Everything that is wrong with the tensors is
+/// reported at once. A folder of adapters gives the model that they name, under them.
 ///
 /// Memory: 4 bytes a parameter, which is what an f32 folder has on disk and twice what a bf16 or f16 folder has, and a few megabytes.
 pub fn load_hf(dir: &Path) -> Result<(ModelConfig, Weights), ModelError> {

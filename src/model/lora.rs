@@ -169,8 +169,8 @@ pub struct Adapter {
 }
 
 impl Adapter {
-    /// Adapters that change nothing yet: each A drawn as PEFT draws it, from a random stream of its own, each B zero. What the model doesn't have gets
-    /// none ([`Lora::on_model`] refuses it).
+    /// Adapters that change nothing yet: each A drawn as PEFT draws it, from a random stream of its own, each B zero. What the model doesn't have
+    /// gets none ([`Lora::on_model`] refuses it).
     pub fn fresh(config: &ModelConfig, lora: Lora, seed: u64) -> Self {
         let lora = lora.of_those(&projections(config));
         let layout = lora.layout(config);

@@ -2,7 +2,8 @@
 //! incremental ones over a KV cache for generation.
 //!
 //! All parameters are slices of one flat tensor ([`Weights`], [`Layout`]); a [`Decoder`] holds none and is a set of pure functions
-//! over them. [`Adapter`]s lie beside such a tensor and are then what is trained. Tensors stay on the thread that made them; [`FrozenWeights`] is the one thing that crosses.
+//! over them. [`Adapter`]s lie beside such a tensor and are then what is trained. Tensors stay on the thread that made them; [`FrozenWeights`] is
+//! the one thing that crosses.
 
 mod adapter_folder;
 mod attention;

@@ -12,6 +12,8 @@ section! {
         kind: EngineKind = EngineKind::default();
         /// Servers that run already, as `http://host:port`.
         urls: Vec<String> = Vec::new();
+        /// The environment variable that holds a token for all of them, sent as `Authorization: Bearer …`. The token itself stands nowhere.
+        token_env: Option<String> = None;
         /// What is started for as long as the run lasts, on this machine, besides.
         launch: Launch = Launch::default();
         /// How many of these.
@@ -34,15 +36,15 @@ section! {
         pause: Pause = Pause::default();
         /// What becomes of keys and values that it remembers of prompts.
         cache: Cache = Cache::default();
-        /// Whether a model whose output head is its embedding is handed over with a head of its own; the servers must have been started so. Left out: yes
-        /// for vLLM, which reloads the one without the other, and no for others.
+        /// Whether a model whose output head is its embedding is handed over with a head of its own; the servers must have been started so. Left
+        /// out: yes for vLLM, which reloads the one without the other, and no for others.
         untie: Option<bool> = None;
         /// Where versions are written for servers, a folder that they can read; left out, `engine` in the run's.
         folder: Option<PathBuf> = None;
         /// Versions that are kept there, besides those that are read.
         keep: usize = 2, SOME;
-        /// Nats by which a server's log-probabilities may differ from the trainer's on average when it was given weights. Servers that compute in bf16
-        /// need some hundredths.
+        /// Nats by which a server's log-probabilities may differ from the trainer's on average when it was given weights. Servers that compute in
+        /// bf16 need some hundredths.
         tolerance: f64 = 1e-3, POSITIVE;
         /// Whether servers are asked for checksums, which read all weights.
         checksums: bool = true;

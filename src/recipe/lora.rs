@@ -6,8 +6,8 @@ use super::setting::{Limit, POSITIVE, SOME};
 const TARGETS: Limit<Vec<Target>> = Limit { text: "at least one", holds: |targets| !targets.is_empty() };
 
 section! {
-    /// Low-rank adapters: `W + alpha / rank · B·A`, of which A and B alone are trained. Gradient, optimizer and checkpoints shrink to their size. The run's seed
-    /// draws A; B is 0 at first.
+    /// Low-rank adapters: `W + alpha / rank · B·A`, of which A and B alone are trained. Gradient, optimizer and checkpoints shrink to their size.
+    /// The run's seed draws A; B is 0 at first.
     pub struct Lora {
         /// Rows of A and columns of B.
         rank: usize = 16, SOME;

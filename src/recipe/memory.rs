@@ -69,12 +69,17 @@ impl fmt::Display for MemoryPlan {
     }
 }
 
-/// A run that can't fit, with what would help and how much.
+/// A run that can't fit, with what would help and how much, or whose adapters have no place in its model.
 pub(crate) fn problems(plan: &Plan) -> Vec<Problem> {
+    // What is wrong with the model itself is said where it is loaded.
+    let Ok(model) = parts::shape(plan) else { return Vec::new() };
+    if let Err(unknown @ ModelError::Target { .. }) = parts::adapters(plan, &model) {
+        let help = "\"all-linear\" fits every model".to_owned();
+        return vec![Problem { key: "lora.targets".to_owned(), from: Vec::new(), message: unknown.to_string(), help }];
+    }
     if !plan.model.check_memory {
         return Vec::new();
     }
-    // What is wrong with the model is said where it is loaded.
     let Ok(memory) = MemoryPlan::of(plan) else { return Vec::new() };
     if !memory.exceeds() {
         return Vec::new();

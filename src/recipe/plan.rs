@@ -177,8 +177,8 @@ section! {
     pub struct Batching {
         /// Groups per step.
         groups: usize = 32, SOME;
-        /// Times as many groups, rounded up, are let in for a step, which takes the first to finish; the others stay for the next step. 1 takes groups
-        /// strictly in the order of their prompts.
+        /// Times as many groups, rounded up, are let in for a step, which takes the first to finish; the others stay for the next step. 1 takes
+        /// groups strictly in the order of their prompts.
         over_sample: f64 = 1.0, FROM_ONE;
     }
 }

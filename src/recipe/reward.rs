@@ -19,7 +19,8 @@ section! {
     /// What an answer earns: 1 if it is right, else 0; or what its parts make together.
     pub struct Reward {
         first rule: RewardRule;
-        /// Whether an answer that did not end by itself earns nothing for what it says: 0 from all kinds but `model`, whose 0 means nothing in particular, `length`, `overlong`, `repetition`, `judge`, `environment`, and `http`, which is told how it ended.
+        /// Whether an answer that did not end by itself earns nothing for what it says: 0 from all kinds but `model`, whose 0 means nothing in
+        /// particular, `length`, `overlong`, `repetition`, `judge`, `environment`, and `http`, which is told how it ended.
         require_end_of_text: bool = true;
         /// How often a reward that fails is called again for the same answer, before the answer's group is given up.
         retries: u32 = 2;
@@ -53,7 +54,8 @@ tagged! {
         "numeric" => Numeric(Numeric),
         /// it matches a pattern, and the pattern's first group, if it has one, is the ground truth.
         "regex" => Regex(RegexRule),
-        /// its final answer (after `####`, in `\boxed{}`, announced, or its last number) says the same as the ground truth: as a number, fraction, percentage, formula, list, interval or word.
+        /// its final answer (after `####`, in `\boxed{}`, announced, or its last number) says the same as the ground truth: as a number, fraction,
+        /// percentage, formula, list, interval or word.
         "math" => Math(NoKeys),
         /// what a reward model says: its score, which is any number.
         "model" => Model(ModelRule),

@@ -42,8 +42,8 @@ impl Job {
         Job::new(["-I", "-B", "main.py"]).file("main.py", code)
     }
 
-    /// The same, begun in a fifth of the time where much is installed: nothing of that is looked at before it is imported. There is no startup code of
-    /// packages, then.
+    /// The same, begun in a fifth of the time where much is installed: nothing of that is looked at before it is imported. There is no startup code
+    /// of packages, then.
     pub fn quick_python(code: impl Into<Vec<u8>>) -> Self {
         const LAUNCH: &str = "import builtins, sys; builtins.exit = builtins.quit = sys.exit; sys.argv = ['main.py']; \
                               exec(compile(open('main.py', 'rb').read(), 'main.py', 'exec'))";

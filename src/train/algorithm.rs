@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::algo::{Loss, OffPolicy};
 
-/// A loss, and what it does about tokens of another policy. A batch that carries one ([`TrainBatch::algorithm`](super::TrainBatch)) is learned by it, so
-/// that a run may change its mind from step to step, and a backend keeps no state of it.
+/// A loss, and what it does about tokens of another policy. A batch that carries one ([`TrainBatch::algorithm`](super::TrainBatch)) is learned by
+/// it, so that a run may change its mind from step to step, and a backend keeps no state of it.
 #[derive(Clone)]
 pub struct Algorithm {
     /// What is minimised.

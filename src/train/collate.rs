@@ -217,8 +217,8 @@ impl TrainBatch {
     }
 
     /// Cuts into runs of whole sequences with at most `max_tokens` inputs each, and into `least` runs of about equal size where there are
-    /// that many sequences, as few as that takes and each of about the same size; a longer sequence stands alone, and sequences without trained tokens are left out. Pairs are cut as if they were
-    /// one sequence.
+    /// that many sequences, as few as that takes and each of about the same size; a longer sequence stands alone, and sequences without trained
+    /// tokens are left out. Pairs are cut as if they were one sequence.
     ///
     /// Sequences whose advantages are all zero come last, in runs of their own, so that the runs of all others, and with them the rounding of
     /// their gradients, are the same with and without them.

@@ -1,5 +1,5 @@
-//! Engines elsewhere (laws D1, D3, D4, V4, V5, F6): what servers say is read as they mean it, whatever they do every sample comes back once or the error
-//! says what to look at, and nothing waits for ever.
+//! Engines elsewhere (laws D1, D3, D4, V4, V5, F6): what servers say is read as they mean it, whatever they do every sample comes back once or the
+//! error says what to look at, and nothing waits for ever.
 #![allow(clippy::unwrap_used)]
 
 mod faults;

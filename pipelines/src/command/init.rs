@@ -26,8 +26,8 @@ const ENOUGH: usize = 50;
 
 /// Write a recipe with comments, after a few questions.
 ///
-/// Answers come from the terminal or, a line each, from a pipe; an empty one, or none, takes what is proposed, as --yes does for all. What is given as an
-/// argument is not asked.
+/// Answers come from the terminal or, a line each, from a pipe; an empty one, or none, takes what is proposed, as --yes does for all. What is given
+/// as an argument is not asked.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:\n\

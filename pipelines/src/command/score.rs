@@ -22,8 +22,9 @@ const AHEAD: usize = 256;
 
 /// Log-probabilities of texts under a model: a JSON line in, a JSON line out.
 ///
-/// Each line is {"text": …}, {"tokens": […]}, or {"prompt": …, "completion": …}, whose completion alone is scored; a prompt may be a list of messages.
-/// An "id" is given back. The answer has "tokens", "log_probs" (null for the first token and for a prompt's), "sum" and "mean"; or "line" and "error".
+/// Each line is {"text": …}, {"tokens": […]}, or {"prompt": …, "completion": …}, whose completion alone is scored; a prompt may be a list of
+/// messages. An "id" is given back. The answer has "tokens", "log_probs" (null for the first token and for a prompt's), "sum" and "mean"; or "line"
+/// and "error".
 #[derive(Args)]
 #[command(after_help = r#"Example:
   echo '{"id": 1, "prompt": "3+4=", "completion": "7"}' | rollflow score runs/mine"#)]

@@ -25,8 +25,8 @@ use crate::origin;
 pub struct Tokens {
     /// Whose tokenizer and chat template: a model's folder, an id in the hub's local cache, or a run.
     model: PathBuf,
-    /// A data set, as recipes name one: a file, a folder, or an id in the hub's local cache. - is a text, or a list of messages as JSON, from standard
-    /// input.
+    /// A data set, as recipes name one: a file, a folder, or an id in the hub's local cache. - is a text, or a list of messages as JSON, from
+    /// standard input.
     #[arg(required_unless_present = "text")]
     data: Option<PathBuf>,
     /// A text, or a list of messages as JSON, in place of a data set.

@@ -1,5 +1,5 @@
-//! Recipes whose rollouts have several turns, by the command: what the environment says is the reward, what was said can be looked at, models are evaluated
-//! there, and whatever kills a run, its conversations go on (laws C1, C2, D4, V3).
+//! Recipes whose rollouts have several turns, by the command: what the environment says is the reward, what was said can be looked at, models are
+//! evaluated there, and whatever kills a run, its conversations go on (laws C1, C2, D4, V3).
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -158,8 +158,8 @@ fn a_model_without_a_template_is_told_of_where_a_conversation_comes() {
     assert_eq!(plain.code, Some(0), "{}", plain.err);
 }
 
-/// The same questions as plain text under `[chat] ask = "user"`, and as conversations, are the same runs: imitation, reinforcement with some of it mixed in,
-/// and evaluation.
+/// The same questions as plain text under `[chat] ask = "user"`, and as conversations, are the same runs: imitation, reinforcement with some of it
+/// mixed in, and evaluation.
 #[test]
 fn text_that_is_asked_as_the_user_is_the_conversation_that_it_means() {
     let folder = tempfile::tempdir().unwrap();

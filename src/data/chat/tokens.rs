@@ -77,8 +77,8 @@ fn tokenize(input: &ChatInput, tokenizer: &Tokenizer, turns: &[usize]) -> Result
     Ok(TokenizedConversation { text, tokens, places, loss_mask })
 }
 
-/// 1.0 for every token that begins in one of `trained`, stretches of the text in order, and 0.0 for all others. A token that begins before a stretch and
-/// reaches into it belongs to what opens the turn: nobody samples it.
+/// 1.0 for every token that begins in one of `trained`, stretches of the text in order, and 0.0 for all others. A token that begins before a
+/// stretch and reaches into it belongs to what opens the turn: nobody samples it.
 ///
 /// ```
 /// use rollflow::data::chat::compute_loss_mask;

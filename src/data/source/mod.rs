@@ -1,8 +1,8 @@
 //! Data sets on disk, of any size: found by name, recognised, mixed and streamed.
 //!
 //! [`DataSpec`] says which files and which of their records (`locate`, `hub`, `split`), [`Shape`] what a record means (`shape`, `turns`,
-//! `columns`), [`DataSet`] is their usable records by number (`part`, `scan`, `spool`, `parquet`), and [`Mixed`] several of them as one endless stream in
-//! which [`Mixture`] says what stands where. Nothing is ever downloaded. docs/data.md is for those who have data.
+//! `columns`), [`DataSet`] is their usable records by number (`part`, `scan`, `spool`, `parquet`), and [`Mixed`] several of them as one endless
+//! stream in which [`Mixture`] says what stands where. Nothing is ever downloaded. docs/data.md is for those who have data.
 
 mod columns;
 mod dataset;

@@ -16,7 +16,7 @@ use std::time::Instant;
 use tch::Tensor;
 
 use super::draw::draw;
-use super::sequence::{Sequence, Served};
+use super::sequence::{Computing, Sequence, Served};
 use crate::data::{Answer, SampledToken, Status, Tokenizer, Version};
 use crate::engine::scheduler::{Admission, Move};
 use crate::engine::slots::Slots;
@@ -33,7 +33,7 @@ pub struct LocalEngine {
     on_new_weights: OnNewWeights,
     /// The newest. Samples that began under older ones hold theirs.
     weights: Option<Rc<Served>>,
-    slots: Slots<Sequence>,
+    slots: Slots<Computing>,
     /// One slot more than there are sequences: the shelf, for the prompt of a group that has entered in part.
     cache: KvCache,
     /// Logits after the prompt on the shelf, which is that of the samples that wait first.
@@ -250,8 +250,9 @@ impl LocalEngine {
     fn advance(&mut self) -> Result<(), EngineError> {
         let active = self.slots.scheduler.active();
         let mut first = 0;
-        while let Some(weights) = (first < active).then(|| self.slots.get(first)).flatten().map(|head| head.weights.clone()) {
-            let alike = |sequence: &&Sequence| Rc::ptr_eq(&sequence.weights, &weights);
+        while let Some(weights) = (first < active).then(|| self.slots.get(first)).flatten().map(|head| head.with.weights.clone())
+        {
+            let alike = |sequence: &&Sequence| Rc::ptr_eq(&sequence.with.weights, &weights);
             let neighbours = (first..active).filter_map(|slot| self.slots.get(slot)).take_while(alike);
             let (tokens, positions): (Vec<i64>, Vec<usize>) = neighbours.map(Sequence::newest).unzip();
             let logits = self.decoder.decode(&weights.views, first, &tokens, &positions, &mut self.cache);
@@ -270,7 +271,7 @@ impl LocalEngine {
         let choices = draw(logits, &rows);
         for (&slot, choice) in slots.iter().zip(choices) {
             let Some(sequence) = self.slots.get_mut(slot) else { continue };
-            let (ordinal, index, version) = (sequence.request.ordinal, sequence.answer.index, sequence.weights.version);
+            let (ordinal, index, version) = (sequence.request.ordinal, sequence.answer.index, sequence.with.weights.version);
             let Some(choice) = choice else {
                 return Err(EngineError::NonFinite { ordinal, index, position: sequence.answer.tokens.len(), version });
             };
@@ -292,7 +293,7 @@ impl LocalEngine {
 
     /// Samples under way go on with these weights.
     fn move_to(&mut self, weights: &Rc<Served>) {
-        self.slots.iter_mut().for_each(|sequence| sequence.weights = weights.clone());
+        self.slots.iter_mut().for_each(|sequence| sequence.with.weights = weights.clone());
     }
 
     /// Computes the cache of all samples under way anew. Their newest token is not in it yet: the next step reads that.

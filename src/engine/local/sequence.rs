@@ -2,14 +2,13 @@
 //! text that stop strings are sought in) follows from its tokens, so that nothing but tokens has to be kept (laws C1, N2).
 
 use std::rc::Rc;
-use std::sync::Arc;
 
 use crate::data::{Answer, Tokenizer, Version};
 use crate::engine::sampling::{Choice, uniform};
 use crate::engine::slots::UnderWay;
 use crate::engine::stop::StopWatch;
 use crate::engine::waiting::Waiting;
-use crate::engine::{EngineError, FinishReason, Finished, Request};
+use crate::engine::{EngineError, FinishReason, Finished};
 use crate::model::Views;
 
 /// A version of the weights as it is computed with. It lives as long as a sample needs it.
@@ -18,14 +17,14 @@ pub struct Served {
     pub views: Views,
 }
 
-/// A sample in a slot.
-pub struct Sequence {
-    pub request: Arc<Request>,
-    pub answer: Answer,
-    /// What its next token is computed with.
+/// What a sample's next token is computed with.
+pub struct Computing {
     pub weights: Rc<Served>,
     watch: Option<StopWatch>,
 }
+
+/// A sample in a slot.
+pub type Sequence = UnderWay<Computing>;
 
 impl Sequence {
     /// Sample `index` of what waited, as it stands. Costs a decoding of its tokens where there are stop strings.
@@ -40,7 +39,7 @@ impl Sequence {
                 let _none = watch.feed(tokenizer, &turn[..len], &request.params.stop)?;
             }
         }
-        Ok(Sequence { request, answer, weights: weights.clone(), watch })
+        Ok(Sequence { request, answer, with: Computing { weights: weights.clone(), watch } })
     }
 
     /// What a step reads: the newest token, and where it stands.
@@ -68,11 +67,11 @@ impl Sequence {
     /// Takes its next token; tells whether that ended it. An end takes precedence over the length limit.
     pub fn take(&mut self, choice: Choice, tokenizer: &Tokenizer) -> Result<Option<FinishReason>, EngineError> {
         let Choice { token, log_prob } = choice;
-        self.answer.push(token, log_prob, self.weights.version);
+        self.answer.push(token, log_prob, self.with.weights.version);
         let (params, made) = (&self.request.params, self.answer.turn());
         let turn = &self.answer.tokens[self.answer.tokens.len() - made..];
         let ends = (!params.ignore_eos && tokenizer.eos_token_ids().contains(&token)) || params.stop_token_ids.contains(&token);
-        let stops = match &mut self.watch {
+        let stops = match &mut self.with.watch {
             Some(watch) if !ends => watch.feed(tokenizer, turn, &params.stop)?.is_some(),
             _ => false,
         };
@@ -82,19 +81,5 @@ impl Sequence {
 
     pub fn finished(self, finish: FinishReason) -> Finished {
         Finished::new(self.request.ordinal, self.answer, finish)
-    }
-}
-
-impl UnderWay for Sequence {
-    fn request(&self) -> &Arc<Request> {
-        &self.request
-    }
-
-    fn answer(&self) -> &Answer {
-        &self.answer
-    }
-
-    fn into_waiting(self) -> Waiting {
-        Waiting { request: self.request, begun: Some(self.answer) }
     }
 }

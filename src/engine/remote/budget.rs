@@ -38,8 +38,8 @@ impl Budget {
     }
 }
 
-/// Before the `nth` try again of sample `key`, from 1: between half of a doubling pause and the whole, so that what failed together does not come back
-/// together.
+/// Before the `nth` try again of sample `key`, from 1: between half of a doubling pause and the whole, so that what failed together does not come
+/// back together.
 pub(super) fn pause(first: Duration, key: u64, nth: u32) -> Duration {
     let longest = first.saturating_mul(1_u32.checked_shl(nth.saturating_sub(1)).unwrap_or(u32::MAX)).min(LONGEST_PAUSE);
     longest.mul_f64(0.5 + 0.5 * chance(key, nth))

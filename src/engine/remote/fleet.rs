@@ -1,14 +1,15 @@
 //! Many engines as one, for whoever drives a [`TokenEngine`].
 //!
-//! Each sample is made in attempts, each a task on one engine at a time. What an attempt made is kept whatever ends it: an engine that aborts it for new
-//! weights, a connection that breaks, a server that dies. The sample then goes on elsewhere from all of its tokens. Every wait is bounded: an engine that
-//! says nothing for too long is left, one that fails again and again is *lost* until it answers a look at its health, and when no engine makes any token
-//! for too long the fleet fails with what waits, where and since when.
+//! Each sample is made in attempts, each a task on one engine at a time. What an attempt made is kept whatever ends it: an engine that aborts it
+//! for new weights, a connection that breaks, a server that dies. The sample then goes on elsewhere from all of its tokens. Every wait is bounded:
+//! an engine that says nothing for too long is left, one that fails again and again is *lost* until it answers a look at its health, and when no
+//! engine makes any token for too long the fleet fails with what waits, where and since when.
 //!
-//! What an engine makes while it is on trial, under weights that were not verified yet, is given back when they were, and made anew when they are refuted.
+//! What an engine makes while it is on trial, under weights that were not verified yet, is given back when they were, and made anew when they are
+//! refuted.
 //!
-//! Tokens are written down as they come, with the oldest version that can have sampled them; when an attempt ends and its engine says which did, that is
-//! what the finished sample carries (law D3).
+//! Tokens are written down as they come, with the oldest version that can have sampled them; when an attempt ends and its engine says which did,
+//! that is what the finished sample carries (law D3).
 
 mod config;
 mod drive;

@@ -173,8 +173,8 @@ impl FleetHandle {
         self.tell();
     }
 
-    /// Engines are being given this version: they may sample with it before [`FleetHandle::serves`] says that it was verified. Versions between it and the one
-    /// before may never be given at all.
+    /// Engines are being given this version: they may sample with it before [`FleetHandle::serves`] says that it was verified. Versions between it
+    /// and the one before may never be given at all.
     pub fn offer(&self, version: Version) {
         let mut state = self.lock();
         state.offered = state.offered.max(Some(version));

@@ -178,7 +178,7 @@ impl Client {
         if status.is_success() {
             return Ok(response);
         }
-        let retry_after = seconds(&response);
+        let retry_after = retry_after(&response);
         if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
             return Err(self.fault(Fault::Busy { status: status.as_u16(), retry_after }));
         }
@@ -279,8 +279,8 @@ impl Events {
     }
 }
 
-/// The header in its form of seconds.
-fn seconds<B>(response: &Response<B>) -> Option<Duration> {
+/// How long a server asks to be left alone: the header in its form of seconds. Dates are rare, and then the usual pause is made.
+pub(crate) fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
     let seconds: u64 = response.headers().get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
     Some(Duration::from_secs(seconds))
 }
@@ -299,7 +299,7 @@ fn advice(status: u16) -> &'static str {
 }
 
 /// An error with what caused it.
-fn told(error: &dyn Error) -> String {
+pub(crate) fn told(error: &dyn Error) -> String {
     let (mut told, mut cause) = (error.to_string(), error.source());
     while let Some(error) = cause {
         told += &format!(": {error}");

@@ -10,7 +10,7 @@ mod engine;
 mod error;
 mod fleet;
 mod handle;
-mod http;
+pub(crate) mod http;
 mod meter;
 mod openai;
 mod reply;

@@ -1,8 +1,8 @@
 //! Which engine gets a sample, and how many it gets at a time: pure, with the clock as an argument.
 //!
-//! The samples of a group go to one engine while that has room, since it has read their prompt already; others go where the least of the room is taken.
-//! An engine that says it is busy (429) gets a quarter fewer, and one more for every so many that go well, so that it settles around what it takes; one
-//! that lets them wait gets fewer by its [`Throughput`]. One that stands still (503) keeps its number and is left alone for a while.
+//! The samples of a group go to one engine while that has room, since it has read their prompt already; others go where the least of the room is
+//! taken. An engine that says it is busy (429) gets a quarter fewer, and one more for every so many that go well, so that it settles around what it
+//! takes; one that lets them wait gets fewer by its [`Throughput`]. One that stands still (503) keeps its number and is left alone for a while.
 
 use std::time::{Duration, Instant};
 

@@ -118,8 +118,8 @@ fn question(attempt: &Attempt) -> Value {
     question
 }
 
-/// A server that was started anew knows no adapter, and refuses requests that name one as it refuses bad ones. They would fare no better there, and are not
-/// at fault.
+/// A server that was started anew knows no adapter, and refuses requests that name one as it refuses bad ones. They would fare no better there, and
+/// are not at fault.
 fn without_adapter(mut error: RemoteError, attempt: &Attempt) -> RemoteError {
     if let Fault::Refused { status, begins, .. } = &mut error.fault
         && attempt.adapter.is_some()
@@ -173,7 +173,8 @@ impl Reader {
     fn said(&mut self, event: Event) -> Result<Said, Wrong> {
         let Event { mut output_ids, meta_info: meta } = event;
         let mut log_probs = meta.output_token_logprobs;
-        // Either column may be the whole answer or its newest part, and ends where the count says; what is there beyond has come since, and comes again.
+        // Either column may be the whole answer or its newest part, and ends where the count says; what is there beyond has come since, and comes
+        // again.
         let all = meta.completion_tokens.unwrap_or(output_ids.len());
         newest(&mut output_ids, self.told, all);
         newest(&mut log_probs, self.told, all);

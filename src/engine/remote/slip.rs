@@ -101,7 +101,8 @@ impl Slip {
         self.stage = Stage::Waiting(at);
     }
 
-    /// Whether its newest token is the last, whatever its engine may say of it: what an interrupted attempt left, and what one that continues it can't see.
+    /// Whether its newest token is the last, whatever its engine may say of it: what an interrupted attempt left, and what one that continues it
+    /// can't see.
     pub(super) fn ends(&mut self, tokenizer: &Tokenizer) -> Result<Option<FinishReason>, TokenizerError> {
         let params = self.request.params.clone();
         let Some(last) = self.turn().last() else { return Ok(None) };
@@ -138,8 +139,8 @@ impl Slip {
     }
 }
 
-/// Which versions sampled an attempt's `count` tokens. `floor` is the oldest that could, `newest` the newest; `known` says whether the engine was verified
-/// to serve versions with names, so that anything else is wrong.
+/// Which versions sampled an attempt's `count` tokens. `floor` is the oldest that could, `newest` the newest; `known` says whether the engine was
+/// verified to serve versions with names, so that anything else is wrong.
 pub(super) fn versions(
     spans: Option<&[VersionSpan]>,
     count: usize,

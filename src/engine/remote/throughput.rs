@@ -1,8 +1,8 @@
 //! How many samples one engine is given at a time, by what it makes of them. Pure, with the clock as an argument.
 //!
-//! A server that is given more than it computes at a time lets the others wait in its queue, where they get older and nothing is gained: tokens a second
-//! stay, and the time of each sample grows in proportion. So an engine whose room is all in use is measured, and gets fewer where fewer make as much
-//! ([`Concurrency`]), and more again where more make more.
+//! A server that is given more than it computes at a time lets the others wait in its queue, where they get older and nothing is gained: tokens a
+//! second stay, and the time of each sample grows in proportion. So an engine whose room is all in use is measured, and gets fewer where fewer make
+//! as much ([`Concurrency`]), and more again where more make more.
 
 use std::time::{Duration, Instant};
 

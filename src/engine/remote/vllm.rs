@@ -1,6 +1,7 @@
 //! vLLM: tokens in and out by its own route, or by `/v1/completions` where a server lacks that.
 //!
-//! What a server can is read from its list of routes when it is first asked. Log-probabilities are those of the distribution that was sampled only with
+//! What a server can is read from its list of routes when it is first asked. Log-probabilities are those of the distribution that was sampled only
+//! with
 //! `--logprobs-mode processed_logprobs`; without it they are right at temperature 1 and without truncation alone, and a server that says otherwise is
 //! refused for anything else.
 

@@ -175,15 +175,16 @@ impl Parts<'_> {
         let Passes { at_once, tokens, several, bytes: held, why: of_passes } = self.passes(work);
         // Pieces and their concatenation, unless they are written into place.
         let pass = if of.gradient_checkpointing { 4 } else { 2 * bytes + if bytes == 4 { 0 } else { 4 } };
-        let sum = if several { 4 } else { 0 };
+        let (sum, of_pass) = (if several { 4 } else { 0 }, at_once * pass * parameters);
         let why = format!("{at_once} at a time, {pass} bytes a parameter, and their sum");
-        self.add(gradients, (at_once * pass + sum) * parameters, why);
+        self.add(gradients, of_pass + sum * parameters, why);
         self.add(optimizer, 8 * parameters, "two moments in f32".to_owned());
         self.add(activations, held, of_passes);
         if model.head == Head::Words {
             let rows = tokens.min((LOGITS_CHUNK / model.vocab_size as u64).max(1));
-            let why = format!("{rows} rows × {} × 4 in f32", model.vocab_size);
-            self.add(logits, at_once * rows * model.vocab_size as u64 * 16, why);
+            let why = format!("{rows} rows × {} × 4 in f32, less the gradients that come after them", model.vocab_size);
+            // A pass has its logits before it has any gradient, and lets go of them as the first arise.
+            self.add(logits, (at_once * rows * model.vocab_size as u64 * 16).saturating_sub(of_pass), why);
         }
     }
 
@@ -268,15 +269,15 @@ fn parameters_of(folder: &Path) -> Result<u64, ModelError> {
     Ok(parameters(&ModelConfig::from_dir(&hub::locate(folder)?)?))
 }
 
-/// How many parameters the adapters of `[lora]` have.
-fn adapters(plan: &Plan, model: &ModelConfig) -> Result<Option<u64>, ModelError> {
+/// How many parameters the adapters of `[lora]` have. Refuses targets that the model hasn't.
+pub(super) fn adapters(plan: &Plan, model: &ModelConfig) -> Result<Option<u64>, ModelError> {
     let Some(of) = &plan.lora else { return Ok(None) };
     let targets: Vec<&str> = of.targets.iter().map(|target| target.word()).collect();
-    Ok(Some(Lora::new(of.rank, of.alpha, &targets)?.layout(model).total() as u64))
+    Ok(Some(Lora::new(of.rank, of.alpha, &targets)?.on_model(model)?.layout(model).total() as u64))
 }
 
 /// The shape of the recipe's model.
-fn shape(plan: &Plan) -> Result<ModelConfig, ModelError> {
+pub(super) fn shape(plan: &Plan) -> Result<ModelConfig, ModelError> {
     let tiny = match &plan.model.source {
         ModelSource::Folder(folder) => return ModelConfig::from_dir(&hub::locate(&folder.name())?),
         ModelSource::Tiny(tiny) => tiny,

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::assembly::Assembly;
+use super::by_hand::answer;
 use super::generator::{EngineSettings, Generator};
 use crate::data::{Group, Prompt, Sample};
-use crate::engine::{EngineError, LocalEngine, Request, SamplingParams};
+use crate::engine::{EngineError, LocalEngine, SamplingParams};
 use crate::flow::WeightsRx;
 use crate::model::FrozenWeights;
 use crate::stages::Policy;
@@ -33,27 +33,8 @@ impl LocalEngine {
         group_size: usize,
         params: &SamplingParams,
     ) -> Result<Vec<Group>, EngineError> {
-        let (samples, params) = (group_size as u32, Arc::new(params.clone()));
-        let mut open = Assembly::new(false);
-        for prompt in prompts {
-            let (ordinal, tokens): (_, Arc<[u32]>) = (prompt.ordinal, self.tokenizer().encode_prompt(&prompt)?.into());
-            self.submit(Request {
-                ordinal,
-                tokens: tokens.clone(),
-                first: 0,
-                offset: 0,
-                samples,
-                params: params.clone(),
-                answers: Vec::new(),
-            })?;
-            open.open(prompt, tokens, samples, params.temperature);
-        }
-        let mut groups = Vec::new();
-        for finished in self.run()? {
-            groups.extend(open.add(finished, self.tokenizer())?);
-        }
-        groups.sort_by_key(Group::id);
-        Ok(groups)
+        let tokenizer = self.tokenizer().clone();
+        answer(self, &tokenizer, prompts, group_size, params)
     }
 }
 

@@ -3,6 +3,7 @@
 pub mod agent;
 pub(super) mod assembly;
 mod batches;
+mod by_hand;
 mod generator;
 #[cfg(feature = "torch")]
 mod local;

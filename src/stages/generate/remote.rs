@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use super::assembly::Assembly;
+use super::by_hand::answer;
 use super::generator::{EngineSettings, Generator};
 use crate::data::{Group, Prompt, Tokenizer};
 use crate::engine::remote::{Fleet, FleetConfig, FleetHandle, Synced};
-use crate::engine::{EngineError, Request, SamplingParams, TokenEngine};
+use crate::engine::{EngineError, SamplingParams, TokenEngine};
 use crate::flow::WeightsRx;
 
 impl Generator<Fleet> {
-    /// Generates on the engines of `handle`; it starts when they have the first of `weights` (law V4). One worker is enough: it waits, and computes nothing.
+    /// Generates on the engines of `handle`; it starts when they have the first of `weights` (law V4). One worker is enough: it waits, and computes
+    /// nothing.
     pub fn remote(handle: &FleetHandle, config: FleetConfig, tokenizer: &Arc<Tokenizer>, weights: WeightsRx<Synced>) -> Self {
         let (handle, reads) = (handle.clone(), tokenizer.clone());
         let make = move |settings: &EngineSettings| Fleet::new(&handle, config.clone(), &reads, (settings.slots, settings.seed));
@@ -19,8 +20,8 @@ impl Generator<Fleet> {
 }
 
 impl Fleet {
-    /// Answers each prompt `group_size` times and gives the groups in the order of the prompts: generation by hand, without a graph. It returns when the last
-    /// answer has ended. What the engines serve is version 0 unless they were given weights.
+    /// Answers each prompt `group_size` times and gives the groups in the order of the prompts: generation by hand, without a graph. It returns
+    /// when the last answer has ended. What the engines serve is version 0 unless they were given weights.
     pub fn answer(
         &mut self,
         prompts: Vec<Prompt>,
@@ -30,26 +31,7 @@ impl Fleet {
         if self.version().is_none() {
             self.set_weights(0, &Synced { version: 0 });
         }
-        let (samples, params) = (group_size as u32, Arc::new(params.clone()));
-        let mut open = Assembly::new(false);
-        for prompt in prompts {
-            let (ordinal, tokens): (_, Arc<[u32]>) = (prompt.ordinal, self.tokenizer().encode_prompt(&prompt)?.into());
-            self.submit(Request {
-                ordinal,
-                tokens: tokens.clone(),
-                first: 0,
-                offset: 0,
-                samples,
-                params: params.clone(),
-                answers: Vec::new(),
-            })?;
-            open.open(prompt, tokens, samples, params.temperature);
-        }
-        let mut groups = Vec::new();
-        for finished in self.run()? {
-            groups.extend(open.add(finished, self.tokenizer())?);
-        }
-        groups.sort_by_key(Group::id);
-        Ok(groups)
+        let tokenizer = self.tokenizer().clone();
+        answer(self, &tokenizer, prompts, group_size, params)
     }
 }

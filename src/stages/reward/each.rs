@@ -61,8 +61,8 @@ impl Reward {
         Reward { settling: Settling { on_failure, ..self.settling }, ..self }
     }
 
-    /// Ends the run with [`RewardBroken`](super::RewardBroken) when it fails on more than this many groups in a row, whatever becomes of them: 64 unless
-    /// told otherwise, so that a broken reward does not burn a night.
+    /// Ends the run with [`RewardBroken`](super::RewardBroken) when it fails on more than this many groups in a row, whatever becomes of them: 64
+    /// unless told otherwise, so that a broken reward does not burn a night.
     pub fn max_poisoned(self, groups: u64) -> Self {
         Reward { settling: Settling { max_poisoned: groups, ..self.settling }, ..self }
     }

@@ -128,8 +128,8 @@ impl Supervised {
         }
     }
 
-    /// `batches` batches of as many groups in turn as have no more than `tokens` tokens together (a longer one is a batch), such that the costliest is as
-    /// cheap as can be. `cost`: of a sequence of that many tokens.
+    /// `batches` batches of as many groups in turn as have no more than `tokens` tokens together (a longer one is a batch), such that the costliest
+    /// is as cheap as can be. `cost`: of a sequence of that many tokens.
     pub fn by_tokens(
         kind: &'static str,
         groups: Vec<Vec<Sample>>,

@@ -54,8 +54,8 @@ pub fn probe_texts(prompts: &[Vec<u32>], vocabulary: usize) -> Vec<Vec<u32>> {
 }
 
 impl Exporter {
-    /// Of a policy, whose present weights the servers are started with. `texts` are what engines are asked to score, and may differ by `tolerance` nats
-    /// on average.
+    /// Of a policy, whose present weights the servers are started with. `texts` are what engines are asked to score, and may differ by `tolerance`
+    /// nats on average.
     pub fn new(policy: &Policy, releases: Releases, texts: Vec<Vec<u32>>, tolerance: f64) -> Self {
         let (policy, last) = (policy.clone(), Mutex::new(None));
         Exporter { policy, untie: false, texts, tolerance, releases: Mutex::new(releases), last }
@@ -70,8 +70,8 @@ impl Exporter {
         if self.untie { self.policy.config().untied() } else { self.policy.config().clone() }
     }
 
-    /// Writes the policy's present weights, without any adapters over them, with its tokenizer into `folder`, replaced at once: what servers are started
-    /// from.
+    /// Writes the policy's present weights, without any adapters over them, with its tokenizer into `folder`, replaced at once: what servers are
+    /// started from.
     pub fn launch_folder(&self, folder: &Path) -> Result<(), ExportError> {
         let writing = folder.with_extension("writing");
         if writing.exists() {
@@ -94,7 +94,8 @@ impl Exporter {
         Ok(delta)
     }
 
-    /// Writes a version and works out what engines must find. Costs a copy on disk of the tensors that changed and a forward pass over the probe's texts.
+    /// Writes a version and works out what engines must find. Costs a copy on disk of the tensors that changed and a forward pass over the probe's
+    /// texts.
     pub fn export(&self, version: Version, weights: &FrozenWeights) -> Result<Update, ExportError> {
         let weights = weights.read();
         let mut releases = self.releases.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,8 +1,8 @@
 //! Weights for engines elsewhere: written to a folder, loaded, verified, and only then announced (laws V2 and V4).
 //!
-//! Trained steps pass through at once; the sync goes on beside them, so that a slow engine holds the trainer up only where the staleness bound does. Of
-//! versions that come meanwhile the newest is next, and the others are never given. Between syncs, engines that wait for weights, for they failed or were
-//! started anew, are brought to the newest version.
+//! Trained steps pass through at once; the sync goes on beside them, so that a slow engine holds the trainer up only where the staleness bound
+//! does. Of versions that come meanwhile the newest is next, and the others are never given. Between syncs, engines that wait for weights, for they
+//! failed or were started anew, are brought to the newest version.
 //!
 //! Says `Synced weights to 2 engines (version 12)` as a `tracing` event. The stage fails when no engine holds a version.
 

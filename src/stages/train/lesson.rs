@@ -38,8 +38,8 @@ pub struct Lesson {
 }
 
 impl Lesson {
-    /// Whether a part of a batch may be learned from before the rest is there, `backend` telling it of the backend's own loss: whether its gradient is
-    /// the same with and without the others.
+    /// Whether a part of a batch may be learned from before the rest is there, `backend` telling it of the backend's own loss: whether its gradient
+    /// is the same with and without the others.
     pub fn takes_parts(&self, backend: bool) -> bool {
         // A sum knows no denominator that could come later.
         let has_denominator = self.aggregation != Aggregation::TokenSum;

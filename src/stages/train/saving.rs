@@ -1,7 +1,7 @@
 //! A trainer's checkpoints: what it remembers of its past, where that is written, and what is pruned. Law C1's model part.
 //!
-//! The backend writes weights and optimizer; the trainer adds one file with all the rest, and the critic's folder where there is one. The place of a checkpoint is said as a `tracing`
-//! event.
+//! The backend writes weights and optimizer; the trainer adds one file with all the rest, and the critic's folder where there is one. The place of
+//! a checkpoint is said as a `tracing` event.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};

@@ -5,8 +5,8 @@
 //!   ↑ a wrong answer to check or probe loads once more      anything else is tried again where it failed
 //! ```
 //!
-//! The probe comes after the resume, since a server that stands still answers nothing. Until it has passed, no version is committed, and what the engine
-//! samples in between is withdrawn if it does not.
+//! The probe comes after the resume, since a server that stands still answers nothing. Until it has passed, no version is committed, and what the
+//! engine samples in between is withdrawn if it does not.
 //!
 //! An adapter needs no pause, since nobody asks for it before it was found right: load → check → probe → held.
 

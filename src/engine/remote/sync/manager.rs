@@ -92,8 +92,8 @@ impl WeightSyncManager {
         &self.shared.config
     }
 
-    /// Gives all engines a version. It counts for those that hold it, of which there is one at least; the others get no work until they hold it, too. An
-    /// engine that takes much longer than the first is not waited for: it goes on by itself.
+    /// Gives all engines a version. It counts for those that hold it, of which there is one at least; the others get no work until they hold it,
+    /// too. An engine that takes much longer than the first is not waited for: it goes on by itself.
     pub async fn sync(&self, update: Update) -> Result<SyncReport, SyncError> {
         let (version, update) = (update.release.version(), Arc::new(update));
         self.shared.state().update = Some(update.clone());
@@ -206,8 +206,8 @@ impl WeightSyncManager {
 }
 
 impl Shared {
-    /// Drives one engine in a task of its own, so that a client that panics takes nothing else with it. One that nobody waits for any more when it is done
-    /// is recorded all the same.
+    /// Drives one engine in a task of its own, so that a client that panics takes nothing else with it. One that nobody waits for any more when it
+    /// is done is recorded all the same.
     fn start(self: Arc<Self>, place: usize, update: Arc<Update>, at: usize, tell: UnboundedSender<Told>) {
         self.state().busy[place] = true;
         let before = self.state().sums[place].clone();

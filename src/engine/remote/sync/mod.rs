@@ -1,8 +1,8 @@
 //! Giving weights to engines elsewhere, and making sure that they serve them.
 //!
-//! A version goes through a folder that the engines can read ([`Releases`]). Each engine walks its own [`Course`]: engines work beside each other, one
-//! that fails is left alone, and a version counts where its log-probabilities were found to be the trainer's ([`Probe`]). [`WeightSyncManager`] does
-//! this for the engines of a run, version by version; [`sync_weights_to_engines`] once, by hand.
+//! A version goes through a folder that the engines can read ([`Releases`]). Each engine walks its own [`Course`]: engines work beside each other,
+//! one that fails is left alone, and a version counts where its log-probabilities were found to be the trainer's ([`Probe`]). [`WeightSyncManager`]
+//! does this for the engines of a run, version by version; [`sync_weights_to_engines`] once, by hand.
 //!
 //! Laws: V4 (no work before weights were verified), V5 (what becomes of caches is said, see [`CachePolicy`]).
 
@@ -111,9 +111,9 @@ pub enum SyncError {
     },
 }
 
-/// Gives the weights in a model folder, or the adapter in one of PEFT's, to engines, all at once, without a probe: whoever knows what they should find uses a [`WeightSyncManager`]. What came
-/// of it stands in the order of the engines; at least one holds them, or it is an error. They are called by the folder's version, 0 where its name
-/// tells none.
+/// Gives the weights in a model folder, or the adapter in one of PEFT's, to engines, all at once, without a probe: whoever knows what they should
+/// find uses a [`WeightSyncManager`]. What came of it stands in the order of the engines; at least one holds them, or it is an error. They are
+/// called by the folder's version, 0 where its name tells none.
 pub async fn sync_weights_to_engines(
     engines: &[Arc<dyn InferenceEngine>],
     folder: &Path,

@@ -75,8 +75,8 @@ impl Releases {
         self.kept.iter().map(Release::version).collect()
     }
 
-    /// Has a folder written beside, puts it in its place by one rename, and removes the oldest that are too many. A version that is there is replaced,
-    /// for its weights are another run's.
+    /// Has a folder written beside, puts it in its place by one rename, and removes the oldest that are too many. A version that is there is
+    /// replaced, for its weights are another run's.
     pub fn write<E: From<io::Error>>(
         &mut self,
         version: Version,

@@ -122,8 +122,8 @@ pub(super) fn moved(before: Option<&Sums>, after: Option<&Sums>, changed: bool) 
     }
 }
 
-/// The engines whose checksums are not those of most that name their tensors alike, by place, with a tensor that differs. Where as many say one thing as
-/// another, the first are believed.
+/// The engines whose checksums are not those of most that name their tensors alike, by place, with a tensor that differs. Where as many say one
+/// thing as another, the first are believed.
 pub(super) fn unlike(sums: &[Option<Sums>]) -> Vec<(usize, String)> {
     let alike = |a: &Sums, b: &Sums| a.keys().eq(b.keys());
     let of = |place: usize| sums[place].as_ref();

@@ -10,12 +10,13 @@ use std::time::Duration;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1::handshake;
-use hyper::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, RETRY_AFTER};
-use hyper::{Request, Response, StatusCode, Uri};
+use hyper::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST};
+use hyper::{Request, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
 use super::{ServiceError, Token};
+use crate::engine::remote::http::{retry_after, told};
 
 /// Longest answer that is read, in bytes.
 const LONGEST: usize = 16 << 20;
@@ -65,20 +66,4 @@ async fn exchange(uri: &Uri, token: Option<&Token>, body: Vec<u8>) -> Result<Rep
         // What it had to say has been said; the reply knows whether that was all.
         _ended = &mut connection => reply.await,
     }
-}
-
-/// The header in its form of seconds; dates are rare, and then the usual pause is made.
-fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
-    let seconds: u64 = response.headers().get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
-    Some(Duration::from_secs(seconds))
-}
-
-/// An error with what caused it.
-fn told(error: &dyn Error) -> String {
-    let (mut told, mut cause) = (error.to_string(), error.source());
-    while let Some(error) = cause {
-        told += &format!(": {error}");
-        cause = error.source();
-    }
-    told
 }

@@ -1,4 +1,5 @@
-//! A language model that grades answers, one by one or a group's against each other, behind a chat completions URL as OpenAI, vLLM and SGLang serve them.
+//! A language model that grades answers, one by one or a group's against each other, behind a chat completions URL as OpenAI, vLLM and SGLang serve
+//! them.
 //!
 //! What it is asked and what its reply says are pure functions; [`Service`](super::Service) does the asking. Temperature 0, and replies are
 //! remembered by the whole question, so that the same answer to the same prompt is graded once.
@@ -21,7 +22,8 @@ pub struct JudgeConfig {
     /// What it is asked, with `{prompt}`, `{response}` and `{answer}`, the ground truth, in their places. With `{responses}` in the place of
     /// `{response}` it sees all answers of a group at once, numbered, and compares them.
     pub prompt: String,
-    /// Finds the score in what it says: the first group of the last match, or, where it compares, of as many last ones as there are answers, in their order.
+    /// Finds the score in what it says: the first group of the last match, or, where it compares, of as many last ones as there are answers, in
+    /// their order.
     pub score: String,
     /// Scores that stand for 0 and for 1. Others are refused.
     pub scale: [f64; 2],

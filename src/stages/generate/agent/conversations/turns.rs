@@ -88,8 +88,8 @@ impl Conversations {
         self.turns_anew(&expired);
     }
 
-    /// The engine forgot what it had of these, and makes it from their prompts again. What it begins anew is a turn; the conversation before it has to go,
-    /// too, as soon as the engine gives the turn back.
+    /// The engine forgot what it had of these, and makes it from their prompts again. What it begins anew is a turn; the conversation before it has
+    /// to go, too, as soon as the engine gives the turn back.
     pub fn turns_anew(&mut self, keys: &[Key]) {
         for key in keys {
             let Some(rollout) = self.rollouts.get_mut(key) else { continue };

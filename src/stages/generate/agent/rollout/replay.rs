@@ -84,8 +84,8 @@ impl Rollout {
         Some(if last { recorded.status == Status::Truncated } else { !by_itself && sampled >= room })
     }
 
-    /// Holds what the environment says now, from `at` on in the present part, against the record. A part that was `rewritten` has all that it reads in
-    /// there.
+    /// Holds what the environment says now, from `at` on in the present part, against the record. A part that was `rewritten` has all that it reads
+    /// in there.
     pub(super) fn known(&mut self, tokens: &[u32], at: usize, rewritten: bool) -> Known {
         let parts = self.recorded.len();
         let Some(recorded) = self.recorded.front_mut() else { return Known::New };

@@ -1,0 +1,41 @@
+//! Generation by hand, without a graph: prompts in, groups out, on any engine.
+
+use std::sync::Arc;
+
+use super::assembly::Assembly;
+use crate::data::{Group, Prompt, Tokenizer};
+use crate::engine::{EngineError, Request, SamplingParams, TokenEngine};
+
+/// Answers each prompt `group_size` times and gives the groups in the order of the prompts, when the last answer has ended.
+pub(super) fn answer<E: TokenEngine>(
+    engine: &mut E,
+    tokenizer: &Tokenizer,
+    prompts: Vec<Prompt>,
+    group_size: usize,
+    params: &SamplingParams,
+) -> Result<Vec<Group>, EngineError> {
+    let (samples, params) = (group_size as u32, Arc::new(params.clone()));
+    let mut open = Assembly::new(false);
+    for prompt in prompts {
+        let (ordinal, tokens): (_, Arc<[u32]>) = (prompt.ordinal, tokenizer.encode_prompt(&prompt)?.into());
+        let request = Request {
+            ordinal,
+            tokens: tokens.clone(),
+            first: 0,
+            offset: 0,
+            samples,
+            params: params.clone(),
+            answers: Vec::new(),
+        };
+        engine.submit(request)?;
+        open.open(prompt, tokens, samples, params.temperature);
+    }
+    let mut groups = Vec::new();
+    while !engine.is_idle() {
+        for finished in engine.step()? {
+            groups.extend(open.add(finished, tokenizer)?);
+        }
+    }
+    groups.sort_by_key(Group::id);
+    Ok(groups)
+}
