@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
-use rollflow::model::{self, Decoder, ModelConfig, ModelError, Packed, RopeScaling, Weights, load_hf, save_hf};
+use rollflow::model::{self, Decoder, ModelConfig, ModelError, Packed, RopeScaling, Weights, load_hf, load_hf_for, save_hf};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
@@ -181,8 +181,17 @@ fn half_precision_weights_are_read_as_they_are() {
                 *to = dtype;
             }
         });
-        let expected = Tensor::from_slice(&exact).to_kind(kind).to_kind(Kind::Float);
-        assert!(folder.load().unwrap().1.flat == expected, "{dtype:?}");
+        let expected = Tensor::from_slice(&exact).to_kind(kind);
+        let loaded = folder.load().unwrap().1;
+        assert!(loaded.flat.kind() == Kind::Float && loaded.flat == expected.to_kind(Kind::Float), "{dtype:?}");
+        // To be computed with in its own format it is kept; in another, nothing of it may be lost.
+        let ours = if dtype == Dtype::F16 { model::Dtype::F16 } else { model::Dtype::Bf16 };
+        for computed in model::Dtype::ALL {
+            let kept = if computed == ours { kind } else { Kind::Float };
+            let (config, weights) = load_hf_for(folder.0.path(), computed).unwrap();
+            assert!(config.dtype == ours && weights.flat.kind() == kept, "{dtype:?} for {computed:?}");
+            assert!(weights.flat.to_kind(Kind::Float) == loaded.flat, "{dtype:?} for {computed:?}");
+        }
     }
 }
 

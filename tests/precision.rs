@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rollflow::algo::{Aggregation, CrossEntropy, Grpo, Schedule};
 use rollflow::data::{Sample, Tokenizer};
 use rollflow::engine::{LocalEngine, Request, SamplingParams};
-use rollflow::model::{Compute, Decoder, Dtype, ModelConfig, Packed, Weights, load_hf};
+use rollflow::model::{Compute, Decoder, Dtype, Lora, ModelConfig, Packed, Weights, load_hf};
 use rollflow::train::{LocalBackend, LocalConfig, SaveCheckpoint, TrainBatch, TrainingBackend, collate};
 use tch::{Device, Kind, Tensor};
 
@@ -169,6 +169,30 @@ fn a_resumed_run_is_the_uninterrupted_one_in_every_format() {
         train(&second);
         assert!(masters(&second) == masters(&first), "{save_dtype:?}");
     }
+}
+
+/// A folder whose format is computed with is held as it is: whoever trains on it, all of it or adapters over it, learns what he would from f32.
+#[test]
+fn weights_in_their_own_format_are_trained_as_in_f32() {
+    let (model, weights) = golden("qwen2_tied");
+    let half = weights.on(Compute::cpu(Dtype::Bf16));
+    let exact = half.on(Compute::cpu(Dtype::F32));
+    assert_eq!((half.flat.kind(), exact.flat.kind()), (Kind::BFloat16, Kind::Float));
+    let lora = Lora::new(4, 8.0, &[Lora::ALL]).unwrap();
+    let trained = |weights: Weights| {
+        let backend = LocalBackend::new(config(Dtype::Bf16), model.clone(), weights).unwrap();
+        for _ in 0..3 {
+            backend.forward_backward(batch(model.vocab_size)).wait().unwrap();
+            backend.optim_step().wait().unwrap();
+        }
+        backend.current().wait().unwrap().weights.read()
+    };
+    assert!(trained(half.share()).flat == trained(exact.share()).flat);
+    let [over_half, over_exact] = [&half, &exact].map(|base| trained(base.adapted(&model, lora.clone(), 3)));
+    // Adapters are published merged, or apart from what they lie over.
+    let same = |one: &Tensor, other: &Tensor| one.to_kind(Kind::BFloat16) == other.to_kind(Kind::BFloat16);
+    assert!(same(&over_half.merged().flat, &over_exact.merged().flat));
+    assert!(!same(&over_half.merged().flat, &half.flat), "they learned something");
 }
 
 /// Law N3 in every format: generator and trainer round alike, so that they agree far better than either with f32.

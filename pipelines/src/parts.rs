@@ -6,7 +6,7 @@ use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::flow::{Capacity, WeightsRx};
 use rollflow::model::{Compute, Dtype, FrozenWeights};
 use rollflow::prelude::*;
-use rollflow::recipe::model::{DeviceName, ModelSource, Precision};
+use rollflow::recipe::model::{DeviceName, ModelSource};
 use rollflow::recipe::task::{Arithmetic, RewardModel, TaskData};
 use rollflow::recipe::{self, Plan, Timeline};
 use rollflow::stages::tokenizer_folder;
@@ -24,22 +24,18 @@ const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzAB
 
 /// Where and in which format all models of the run compute.
 pub fn compute(plan: &Plan) -> Result<Compute> {
-    let dtype = dtype(plan.model.dtype);
-    let compute = match plan.model.device {
+    compute_on(plan.model.device, plan.model.dtype.into())
+        .with_context(|| format!("model.device = {:?}", plan.model.device.word()))
+}
+
+/// On this device, which must be there, in this format.
+pub fn compute_on(device: DeviceName, dtype: Dtype) -> Result<Compute> {
+    let compute = match device {
         DeviceName::Cpu => Compute::cpu(dtype),
         DeviceName::Cuda(index) => Compute::cuda(index, dtype),
     };
-    compute.check().with_context(|| format!("model.device = {:?}", plan.model.device.word()))?;
+    compute.check()?;
     Ok(compute)
-}
-
-/// A recipe's name of a format.
-pub fn dtype(of: Precision) -> Dtype {
-    match of {
-        Precision::F32 => Dtype::F32,
-        Precision::Bf16 => Dtype::Bf16,
-        Precision::F16 => Dtype::F16,
-    }
 }
 
 /// What a run trains, away from any run: for graphs and forecasts.
@@ -53,7 +49,8 @@ pub fn policy(plan: &Plan) -> Result<Policy> {
 
 /// The model and its tokenizer.
 pub fn base(plan: &Plan) -> Result<Policy> {
-    let policy = match &plan.model.source {
+    let compute = compute(plan)?;
+    Ok(match &plan.model.source {
         ModelSource::Tiny(tiny) => {
             let tokenizer = tokenizer(plan)?;
             let small = ModelConfig::small(&tokenizer, tiny.hidden, tiny.layers);
@@ -64,11 +61,10 @@ pub fn base(plan: &Plan) -> Result<Policy> {
                 head_dim: tiny.hidden / tiny.heads,
                 ..small
             };
-            Policy::random(config, tokenizer, plan.seed)?
+            Policy::random(config, tokenizer, plan.seed)?.computing(compute)
         }
-        ModelSource::Folder(folder) => Policy::load_with(origin::model_folder(&folder.name())?, tokenizer(plan)?)?,
-    };
-    Ok(policy.computing(compute(plan)?))
+        ModelSource::Folder(folder) => Policy::load_with(origin::model_folder(&folder.name())?, tokenizer(plan)?, compute)?,
+    })
 }
 
 /// The model's tokenizer, without the model.

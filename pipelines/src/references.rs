@@ -37,7 +37,7 @@ pub fn reference(plan: &Plan, policy: &Policy, published: &WeightsRx<FrozenWeigh
 }
 
 fn other(path: &Path, policy: &Policy) -> Result<Policy> {
-    let reference = Policy::load(origin::model_folder(path)?)
+    let reference = Policy::load_for(origin::model_folder(path)?, policy.compute())
         .with_context(|| format!("loading the reference policy from {}", path.display()))?;
     let (theirs, ours) = (reference.config().vocab_size, policy.config().vocab_size);
     ensure!(

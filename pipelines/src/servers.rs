@@ -14,6 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use rollflow::model::Dtype;
 use rollflow::recipe::Plan;
 use rollflow::recipe::engine::{Engine, Launch};
 use rollflow::recipe::lora::Target;
@@ -106,11 +107,7 @@ fn program(engine: &Engine) -> Result<Vec<String>> {
 
 fn flags(kind: Launch, folder: &Path, port: u16, dtype: Precision) -> Vec<String> {
     let (folder, port) = (folder.to_string_lossy().into_owned(), port.to_string());
-    let dtype = match dtype {
-        Precision::F32 => "float32",
-        Precision::Bf16 => "bfloat16",
-        Precision::F16 => "float16",
-    };
+    let dtype = Dtype::from(dtype).name();
     let common = ["--served-model-name", "policy", "--host", "127.0.0.1", "--port", &port, "--dtype", dtype].map(str::to_owned);
     let own: Vec<String> = match kind {
         Launch::Sglang => vec!["--model-path".to_owned(), folder, "--skip-server-warmup".to_owned()],

@@ -88,7 +88,7 @@ fn local_config(plan: &Plan, loss: Arc<dyn Loss>, of: &Optimization, lr: f64, st
         threads: Some(of.threads),
         compute: parts::compute(plan)?,
         gradient_checkpointing: of.gradient_checkpointing,
-        save_dtype: plan.checkpoint.dtype.map(parts::dtype),
+        save_dtype: plan.checkpoint.dtype.map(Into::into),
         loss,
         ..LocalConfig::new(CrossEntropy, schedule)
     })

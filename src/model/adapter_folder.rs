@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::folder::{read_tensors, write_tensors};
 use super::keys::Keys;
-use super::{Adapter, Dtype, Lora, ModelConfig, ModelError, Weights, load_hf};
+use super::{Adapter, Dtype, Lora, ModelConfig, ModelError, Weights, load_hf_for};
 
 /// The file that makes a folder one of adapters.
 pub(super) const CONFIG: &str = "adapter_config.json";
@@ -66,7 +66,7 @@ pub fn load_adapter(dir: &Path, config: &ModelConfig) -> Result<Adapter, ModelEr
     let lora = read_config(&dir.join(CONFIG))?.on_model(config)?;
     let layout = lora.layout(config);
     let path = dir.join(WEIGHTS);
-    let (flat, _) = read_tensors(&layout, &path, vec![path.clone()], None)?;
+    let (flat, _) = read_tensors(&layout, &path, vec![path.clone()], (None, Dtype::F32))?;
     Ok(Adapter { lora: Arc::new(lora), layout: Arc::new(layout), flat })
 }
 
@@ -80,14 +80,14 @@ pub fn base_of(dir: &Path) -> Option<PathBuf> {
     if holds_adapter(dir) { read_config(&dir.join(CONFIG)).ok()?.base } else { None }
 }
 
-/// The model that the adapters of `dir` name, under them.
-pub(super) fn load_with_base(dir: &Path) -> Result<(ModelConfig, Weights), ModelError> {
+/// The model that the adapters of `dir` name, under them; to be computed with in this format.
+pub(super) fn load_with_base(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, Weights), ModelError> {
     let path = dir.join(CONFIG);
     let base = read_config(&path)?.base.unwrap_or_default();
     if base.as_os_str().is_empty() || !base.is_dir() || holds_adapter(&base) {
         return Err(ModelError::NoBase { path, base: base.display().to_string() });
     }
-    let (config, weights) = load_hf(&base)?;
+    let (config, weights) = load_hf_for(&base, dtype)?;
     let adapter = load_adapter(dir, &config)?;
     Ok((config, weights.under(adapter)))
 }

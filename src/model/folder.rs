@@ -27,40 +27,46 @@ const CHUNK_BYTES: usize = 8 << 20;
 ///
 /// Memory: 4 bytes a parameter, which is what an f32 folder has on disk and twice what a bf16 or f16 folder has, and a few megabytes.
 pub fn load_hf(dir: &Path) -> Result<(ModelConfig, Weights), ModelError> {
+    load_hf_for(dir, Dtype::F32)
+}
+
+/// The same to be computed with in this format: a folder in just that format is kept as it is, so that it takes no more memory than it has on
+/// disk. Any other becomes f32, from which nothing is lost.
+pub fn load_hf_for(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, Weights), ModelError> {
     let dir = &hub::locate(dir)?;
     if holds_adapter(dir) {
-        return load_with_base(dir);
+        return load_with_base(dir, dtype);
     }
     let config = ModelConfig::from_dir(dir)?;
-    let (weights, dtype) = read_weights(&config, dir, weight_files(dir)?)?;
+    let (weights, dtype) = read_weights(&config, dir, weight_files(dir)?, dtype)?;
     Ok((ModelConfig { dtype, ..config }, weights))
 }
 
 /// The weights in `dir` for a model of this shape, whatever the configuration there says: tensors of another shape are all named.
 pub fn load_like(dir: &Path, config: &ModelConfig) -> Result<Weights, ModelError> {
-    Ok(read_weights(config, dir, weight_files(dir)?)?.0)
+    Ok(read_weights(config, dir, weight_files(dir)?, Dtype::F32)?.0)
 }
 
 /// The weights in one safetensors file, as [`weights_to_bytes`] or [`save_hf`] wrote them.
 pub fn load_weights(config: &ModelConfig, file: &Path) -> Result<Weights, ModelError> {
-    Ok(read_weights(config, file, vec![file.to_owned()])?.0)
+    Ok(read_weights(config, file, vec![file.to_owned()], Dtype::F32)?.0)
 }
 
-/// From `files`, and the narrowest format that holds all of them; `path` names them in errors.
-fn read_weights(config: &ModelConfig, path: &Path, files: Vec<PathBuf>) -> Result<(Weights, Dtype), ModelError> {
+/// From `files`, and the narrowest format that holds all of them, which they keep if it is `kept`; `path` names them in errors.
+fn read_weights(config: &ModelConfig, path: &Path, files: Vec<PathBuf>, kept: Dtype) -> Result<(Weights, Dtype), ModelError> {
     let layout = Layout::new(config);
     let twin = config.shares_embedding().then_some("lm_head.weight");
-    let (flat, dtype) = read_tensors(&layout, path, files, twin)?;
+    let (flat, dtype) = read_tensors(&layout, path, files, (twin, kept))?;
     Ok((Weights::new(Arc::new(layout), flat), dtype))
 }
 
-/// The tensors of a layout, from `files`, and the narrowest format that holds all of them; `path` names them in errors. `twin` may be there too
-/// and must then be the first tensor once more.
+/// The tensors of a layout, from `files`, and the narrowest format that holds all of them: as that if it is `kept`, else as f32. `path` names
+/// them in errors. `twin` may be there too and must then be the first tensor once more.
 pub(super) fn read_tensors(
     layout: &Layout,
     path: &Path,
     files: Vec<PathBuf>,
-    twin: Option<&str>,
+    (twin, kept): (Option<&str>, Dtype),
 ) -> Result<(Tensor, Dtype), ModelError> {
     let files = files.into_iter().map(WeightFile::open).collect::<Result<Vec<_>, _>>()?;
     let parsed = files.iter().map(|file| Ok((file, file.parse()?))).collect::<Result<Vec<_>, ModelError>>()?;
@@ -85,7 +91,9 @@ pub(super) fn read_tensors(
 
     let mut formats: Vec<Dtype> = needed.iter().map(|(.., dtype)| *dtype).collect();
     formats.dedup();
-    let flat = Tensor::empty([layout.total() as i64], (Kind::Float, tch::Device::Cpu));
+    let dtype = if let [only] = formats[..] { only } else { Dtype::F32 };
+    let held = if dtype == kept { kept } else { Dtype::F32 };
+    let flat = Tensor::empty([layout.total() as i64], (held.kind(), tch::Device::Cpu));
     if problems.is_empty() {
         // In the order of the disk.
         needed.sort_by_key(|(_, stored, _)| stored.view.data().as_ptr());
@@ -102,7 +110,6 @@ pub(super) fn read_tensors(
     if !problems.is_empty() {
         return Err(ModelError::Tensors { path: path.into(), problems });
     }
-    let dtype = if let [only] = formats[..] { only } else { Dtype::F32 };
     Ok((flat, dtype))
 }
 
@@ -245,7 +252,7 @@ fn twin_problem(layout: &Layout, flat: &Tensor, stored: &Stored) -> Result<Optio
     let mut same = true;
     stored.each_chunk(dtype, |at, chunk| {
         let ours = flat.narrow(0, (embedding.offset + at) as i64, chunk.numel() as i64);
-        same = chunk.to_kind(Kind::Float) == ours;
+        same = chunk.to_kind(Kind::Float) == ours.to_kind(Kind::Float);
         if same { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;
     Ok((!same).then(|| "lm_head.weight: differs from the embedding although tie_word_embeddings is true".into()))

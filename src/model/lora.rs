@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use super::views::split;
 use super::{Compute, Entry, Layout, ModelConfig, ModelError, Weights};
@@ -327,6 +327,13 @@ impl Weights {
         let Compute { device, dtype } = compute;
         let moved = |flat: &Tensor| flat.detach().to_device(device).to_kind(dtype.kind());
         self.map(moved, moved)
+    }
+
+    /// What a trainer begins with: the numbers that it changes in f32, what lies under adapters as it is; copied only where that takes it.
+    pub fn masters(&self, device: Device) -> Self {
+        let there = |flat: &Tensor| flat.detach().to_device(device);
+        let exact = |flat: &Tensor| there(flat).to_kind(Kind::Float);
+        if self.adapter.is_some() { self.map(there, exact) } else { self.map(exact, exact) }
     }
 
     /// With other numbers: `base` those of the model, `own` what lies above it.

@@ -42,7 +42,7 @@ pub use delta::{Delta, save_hf_after};
 pub use dtype::Dtype;
 pub use error::{ModelError, TensorProblems};
 pub use family::{Family, QkNorm};
-pub use folder::{load_hf, load_like, load_weights, save_hf, weights_to_bytes};
+pub use folder::{load_hf, load_hf_for, load_like, load_weights, save_hf, weights_to_bytes};
 pub use kv_cache::KvCache;
 pub use layout::{Entry, Layout};
 pub use log_probs::log_probs_and_entropy;

@@ -1,4 +1,4 @@
-//! All parameters of a model in one flat fp32 tensor.
+//! All parameters of a model in one flat tensor.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::{Adapter, Layout, ModelConfig};
 pub struct Weights {
     /// Which slice is which tensor.
     pub layout: Arc<Layout>,
-    /// 1-D, f32, `layout.total()` long.
+    /// 1-D, `layout.total()` long, f32; of a folder in another format, which nothing has trained yet, that ([`load_hf_for`](super::load_hf_for)).
     pub flat: Tensor,
     /// What is added to some of its matrices. Where it is there, it alone is trained, and nobody writes to `flat`.
     pub adapter: Option<Adapter>,

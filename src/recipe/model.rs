@@ -1,6 +1,7 @@
 //! `[model]`: where the first weights come from, and where and in which format models compute.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use super::declare::{choices, section, tagged};
 use super::document::{Node, Value};
@@ -35,6 +36,17 @@ choices! {
     }
 }
 
+#[cfg(feature = "torch")]
+impl From<Precision> for crate::model::Dtype {
+    fn from(precision: Precision) -> Self {
+        match precision {
+            Precision::F32 => Self::F32,
+            Precision::Bf16 => Self::Bf16,
+            Precision::F16 => Self::F16,
+        }
+    }
+}
+
 /// A device by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceName {
@@ -52,14 +64,25 @@ impl DeviceName {
             DeviceName::Cuda(index) => format!("cuda:{index}"),
         }
     }
+}
 
-    fn named(word: &str) -> Option<DeviceName> {
-        match word.split_once(':') {
+impl FromStr for DeviceName {
+    type Err = String;
+
+    /// What would be right instead, otherwise.
+    fn from_str(word: &str) -> Result<Self, String> {
+        let device = match word.split_once(':') {
             None if word == "cpu" => Some(DeviceName::Cpu),
             None if word == "cuda" => Some(DeviceName::Cuda(0)),
             Some(("cuda", index)) => index.parse().ok().map(DeviceName::Cuda),
             _ => None,
-        }
+        };
+        device.ok_or_else(|| match word.split(':').next() {
+            Some("mps" | "metal" | "rocm" | "hip" | "xpu" | "tpu" | "npu") => {
+                format!("models compute on processors and on GPUs of NVIDIA's only; it takes {}", DeviceName::expects())
+            }
+            _ => format!("it takes {}", DeviceName::expects()),
+        })
     }
 }
 
@@ -70,17 +93,8 @@ impl Setting for DeviceName {
 
     fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<Self> {
         let word = if let Value::Text(word) = &node.value { word.as_str() } else { "" };
-        let device = DeviceName::named(word);
-        if device.is_none() {
-            let help = match word.split(':').next() {
-                Some("mps" | "metal" | "rocm" | "hip" | "xpu" | "tpu" | "npu") => {
-                    format!("models compute on processors and on GPUs of NVIDIA's only; it takes {}", Self::expects())
-                }
-                _ => format!("it takes {}", Self::expects()),
-            };
-            findings.error(&node.place, path, format!("`{path}` is {}", node.value.describe()), help);
-        }
-        device
+        let refuse = |help| findings.error(&node.place, path, format!("`{path}` is {}", node.value.describe()), help);
+        word.parse().map_err(refuse).ok()
     }
 
     fn write(&self) -> Written {

@@ -8,7 +8,7 @@ use crate::data::source::prepare_pair;
 use crate::data::{Pair, Sample, Tokenizer, TokenizerError};
 use crate::hub;
 use crate::model::{
-    Compute, Decoder, FrozenWeights, Head, Lora, ModelConfig, ModelError, Weights, base_of, load_adapter, load_hf, load_like,
+    Compute, Decoder, FrozenWeights, Head, Lora, ModelConfig, ModelError, Weights, base_of, load_adapter, load_hf_for, load_like,
 };
 use crate::train::{LocalBackend, LocalConfig};
 
@@ -44,18 +44,24 @@ impl Policy {
     /// A Hugging Face folder (`config.json`, safetensors, `tokenizer.json`), or a model in the hub's local cache by its id. Or a folder of adapters,
     /// which names such a one; its tokenizer is taken where it has none of its own.
     pub fn load(dir: impl AsRef<Path>) -> Result<Self, PolicyError> {
+        Self::load_for(dir, Compute::default())
+    }
+
+    /// The same, generating on this device and in this format. A folder in that very format takes no more memory than on disk; a trainer takes its
+    /// own f32 copy of it.
+    pub fn load_for(dir: impl AsRef<Path>, compute: Compute) -> Result<Self, PolicyError> {
         let dir = hub::locate(dir.as_ref()).map_err(ModelError::from)?;
         let tokenizer = Tokenizer::from_dir(&tokenizer_folder(dir.clone()))?;
-        Self::load_with(dir, tokenizer)
+        Self::load_with(dir, tokenizer, compute)
     }
 
     /// The model of such a folder with this tokenizer, such as its own with another chat template.
-    pub fn load_with(dir: impl AsRef<Path>, tokenizer: Tokenizer) -> Result<Self, PolicyError> {
+    pub fn load_with(dir: impl AsRef<Path>, tokenizer: Tokenizer, compute: Compute) -> Result<Self, PolicyError> {
         let dir = dir.as_ref();
-        let (config, weights) = load_hf(dir)?;
+        let (config, weights) = load_hf_for(dir, compute.dtype)?;
         let base = weights.adapter.as_ref().and_then(|adapter| adapter.lora.base.clone());
         let policy = Self::new(config, FrozenWeights::of_own(weights), tokenizer)?;
-        Ok(policy.found_in(base.as_deref().unwrap_or(dir)))
+        Ok(policy.found_in(base.as_deref().unwrap_or(dir)).computing(compute))
     }
 
     /// A fresh model with random weights.

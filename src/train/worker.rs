@@ -83,7 +83,7 @@ impl Worker {
         config.compute.check().map_err(std::io::Error::other)?;
         let device = config.compute.device;
         // Nothing is copied twice.
-        let masters = weights.on(Compute { dtype: Dtype::F32, ..config.compute });
+        let masters = weights.masters(device);
         let moved = masters.trained().1.data_ptr() != weights.trained().1.data_ptr();
         let weights = if moved { masters } else { masters.copy() };
         let computed = weights.on(config.compute);

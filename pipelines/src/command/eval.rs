@@ -77,8 +77,8 @@ impl Eval {
 
     fn model(&self, plan: &Plan, is_run: bool) -> Result<(PathBuf, Policy)> {
         Ok(match (&self.model, is_run) {
-            (Some(model), _) => (model_folder(model)?, policy_of(model)?),
-            (None, true) => (model_folder(&self.what)?, policy_of(&self.what)?),
+            (Some(model), _) => (model_folder(model)?, policy_of(model, parts::compute(plan)?)?),
+            (None, true) => (model_folder(&self.what)?, policy_of(&self.what, parts::compute(plan)?)?),
             (None, false) => (PathBuf::from(&plan.name), parts::policy(plan)?),
         })
     }

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::{Args, ValueEnum};
-use rollflow::model::{self, Format, load_hf, save_adapter, save_hf_as};
+use clap::Args;
+use rollflow::model::{self, load_hf, save_adapter, save_hf_as};
 use rollflow::train::companions;
 
+use super::policies::Format;
 use super::{Refused, out};
 use crate::origin::model_folder;
 
@@ -24,23 +25,13 @@ pub struct Export {
     to: PathBuf,
     /// The precision of the numbers.
     #[arg(long, value_enum, default_value = "f32")]
-    dtype: Dtype,
+    dtype: Format,
     /// The largest file of weights, as in 2GB or 500MB; without it, there is one file.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     max_shard_size: Option<u64>,
     /// Write the adapters alone, as PEFT loads them, and not the model that they are merged into.
     #[arg(long, conflicts_with_all = ["dtype", "max_shard_size"])]
     adapter: bool,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Dtype {
-    /// As it was trained.
-    F32,
-    /// Half the size, over the same range.
-    Bf16,
-    /// Half the size, more exact, up to 65504.
-    F16,
 }
 
 /// `2GB` in bytes; units are powers of 1000, as in transformers.
@@ -75,12 +66,8 @@ impl Export {
             Some(adapter) if self.adapter => save_adapter(&folder, adapter)?,
             _ => {
                 ensure!(!self.adapter, "{} holds no adapters, but a whole model; leave --adapter out", from.display());
-                let dtype = match self.dtype {
-                    Dtype::F32 => model::Dtype::F32,
-                    Dtype::Bf16 => model::Dtype::Bf16,
-                    Dtype::F16 => model::Dtype::F16,
-                };
-                save_hf_as(&folder, &config, &weights, &Format { dtype, max_shard: self.max_shard_size })?;
+                let format = model::Format { dtype: self.dtype.into(), max_shard: self.max_shard_size };
+                save_hf_as(&folder, &config, &weights, &format)?;
             }
         }
         // Adapters may have come without what the model under them has.

@@ -13,7 +13,7 @@ use rollflow::prelude::Policy;
 use serde_json::json;
 
 use super::out;
-use super::policies::policy_of;
+use super::policies::{Computing, policy_of};
 
 /// The longest answer where nobody says how long.
 const MOST_TOKENS: usize = 256;
@@ -56,6 +56,8 @@ pub struct Generate {
     /// The same seed gives the same answer.
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    #[command(flatten)]
+    computing: Computing,
     /// Print one JSON object at the end instead: prompt, text, tokens, log_probs, finish.
     #[arg(long)]
     json: bool,
@@ -63,7 +65,7 @@ pub struct Generate {
 
 impl Generate {
     pub fn run(self) -> Result<ExitCode> {
-        let policy = policy_of(&self.model)?;
+        let policy = policy_of(&self.model, self.computing.compute()?)?;
         let prompt = self.asked()?;
         let tokens = policy.tokenizer().encode_prompt(&Prompt::from(prompt.clone()))?;
         let answer = self.answer(&policy, &tokens)?;

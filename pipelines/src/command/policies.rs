@@ -1,18 +1,61 @@
 //! The argument that names a model: a Hugging Face folder, an id in the hub's local cache, or a run, whose newest checkpoint is one.
 
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use rollflow::model::{Compute, Dtype};
 use rollflow::prelude::Policy;
+use rollflow::recipe::model::DeviceName;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
-use crate::origin;
 use crate::run_folder::RECIPE;
+use crate::{origin, parts};
 
-/// The model in `path`.
-pub fn policy_of(path: &Path) -> Result<Policy> {
+/// Where a command's model computes, and in which format.
+#[derive(Args)]
+pub struct Computing {
+    /// Where the model computes: cpu, cuda or cuda:1.
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = DeviceName::from_str)]
+    device: DeviceName,
+    /// The format that it computes in. A folder in that format takes no more memory than on disk.
+    #[arg(long, value_enum, default_value = "f32")]
+    dtype: Format,
+}
+
+/// A format of numbers.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Format {
+    /// 32 bits, as it was trained.
+    F32,
+    /// Half the size, over the same range.
+    Bf16,
+    /// Half the size, more exact, up to 65504.
+    F16,
+}
+
+impl From<Format> for Dtype {
+    fn from(format: Format) -> Dtype {
+        match format {
+            Format::F32 => Dtype::F32,
+            Format::Bf16 => Dtype::Bf16,
+            Format::F16 => Dtype::F16,
+        }
+    }
+}
+
+impl Computing {
+    /// What the arguments say, if there is such a device.
+    pub fn compute(&self) -> Result<Compute> {
+        parts::compute_on(self.device, self.dtype.into()).context("--device")
+    }
+}
+
+/// The model in `path`, computed so.
+pub fn policy_of(path: &Path, compute: Compute) -> Result<Policy> {
     let folder = model_folder(path)?;
-    Policy::load(&folder).with_context(|| format!("loading {}", folder.display()))
+    Policy::load_for(&folder, compute).with_context(|| format!("loading {}", folder.display()))
 }
 
 /// The folder that holds the model which `path` names.

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::out;
-use super::policies::policy_of;
+use super::policies::{Computing, policy_of};
 
 /// Lines that are read ahead, and scored together where they are there.
 const AHEAD: usize = 256;
@@ -39,6 +39,8 @@ pub struct Score {
     /// Tokens of one forward pass.
     #[arg(long, default_value_t = 8192)]
     pass_tokens: usize,
+    #[command(flatten)]
+    computing: Computing,
 }
 
 #[derive(Deserialize)]
@@ -60,10 +62,11 @@ struct Line {
 
 impl Score {
     pub fn run(self) -> Result<ExitCode> {
-        let policy = policy_of(&self.model)?;
+        let policy = policy_of(&self.model, self.computing.compute()?)?;
         let config = LocalConfig {
             temperature: self.temperature,
             micro_batch_tokens: self.pass_tokens.max(1),
+            compute: policy.compute(),
             ..LocalConfig::new(CrossEntropy, Schedule::constant(0.0))
         };
         let mut scorer = Scorer::new(config, policy.config().clone());

@@ -77,7 +77,8 @@ impl Parts<'_> {
         let f32s = |copies: u64| 4 * copies * parameters;
         if on_host {
             self.add("program", PROGRAM, "code, libtorch, threads".to_owned());
-            self.add("first weights", f32s(1), format!("{} in f32", count(parameters)));
+            let (bytes, format) = if self.keeps_format() { (self.bytes(), plan.model.dtype.word()) } else { (4, "f32") };
+            self.add("first weights", bytes * parameters, format!("{} in {format}", count(parameters)));
         }
         let longest = self.prompt() + self.answer();
         let sequences = plan.samples_per_step() as u64;
@@ -138,6 +139,11 @@ impl Parts<'_> {
         if self.plan.model.dtype == Precision::F32 { 4 } else { 2 }
     }
 
+    /// Whether the model's folder is in the format that is computed with, so that its weights are kept in that.
+    fn keeps_format(&self) -> bool {
+        self.model.dtype.bytes() == 2 && self.model.dtype == self.plan.model.dtype.into()
+    }
+
     fn prompt(&self) -> u64 {
         match &self.plan.task.data {
             TaskData::Arithmetic(Arithmetic { digits, .. }) => 2 * u64::from(*digits) + 3,
@@ -169,7 +175,8 @@ impl Parts<'_> {
         let (copy, also) = if bytes == 4 { (0, "") } else { (bytes, ", and a copy to compute with") };
         // Under adapters the weights are the first weights themselves.
         let parameters = work.adapters.unwrap_or(whole);
-        let computed = if work.adapters.is_some() { copy * whole } else { 0 };
+        let shared = self.keeps_format() && self.plan.model.device == DeviceName::Cpu;
+        let computed = if work.adapters.is_some() && !shared { copy * whole } else { 0 };
         let what = if work.adapters.is_some() { "adapters: " } else { "" };
         self.add(weights, (4 + copy) * parameters + computed, format!("the trainer's {what}{} in f32{also}", count(parameters)));
         let Passes { at_once, tokens, several, bytes: held, why: of_passes } = self.passes(work);

@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use tch::Kind;
+
 use super::model::{ReferenceError, ReferenceModel};
 use super::moving::{Held, MovingReference};
 use super::scored::Reference;
@@ -40,8 +42,12 @@ impl ReferenceModel for LocalReference {
 
     fn blend(&self, old: &FrozenWeights, new: &FrozenWeights, share: f64) -> FrozenWeights {
         // A mean of products is no product of means.
-        let (old, new) = (old.read().merged(), new.read().merged());
-        FrozenWeights::of_own(Weights::new(old.layout, old.flat.lerp(&new.flat, share)))
+        let whole = |weights: &FrozenWeights| weights.read().merged();
+        let (old, new) = (whole(old), whole(new));
+        // The first weights may be in a folder's narrower format.
+        let flat = |weights: &Weights| weights.flat.to_kind(Kind::Float);
+        let mean = flat(&old).lerp(&flat(&new), share);
+        FrozenWeights::of_own(Weights::new(old.layout, mean))
     }
 
     fn encode(weights: &FrozenWeights) -> Result<Vec<u8>, ReferenceError> {

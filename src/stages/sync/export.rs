@@ -143,7 +143,7 @@ fn rounded(weights: &Weights, dtype: Dtype) -> Weights {
 /// Log-probabilities of every token but the first, in double precision from single.
 fn score(config: &ModelConfig, weights: &Weights, texts: &[Vec<u32>]) -> Vec<Vec<f64>> {
     let decoder = crate::model::Decoder::new(config, Arc::clone(&weights.layout));
-    let views = decoder.views_of(weights);
+    let views = decoder.views_of(&weights.on(Compute::cpu(Dtype::F32)));
     let of = |text: &Vec<u32>| {
         if text.len() < 2 {
             return Vec::new();
