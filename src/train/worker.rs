@@ -17,7 +17,7 @@ use super::{
 };
 use crate::algo::LossOutput;
 use crate::data::Version;
-use crate::model::{Compute, Dtype, FrozenWeights, Head, ModelConfig, ModelError, Weights, load_adapter, load_hf, save_hf};
+use crate::model::{Dtype, FrozenWeights, Head, ModelConfig, ModelError, Weights, load_adapter, load_hf, save_hf};
 
 /// Models of at most this many parameters train micro-batches side by side, a gradient each (64 MB at most); for larger ones all threads
 /// work inside one operation, whose matrices are large enough to share.

@@ -1,7 +1,5 @@
 //! Generation in this process.
 
-use std::sync::Arc;
-
 use super::by_hand::answer;
 use super::generator::{EngineSettings, Generator};
 use crate::data::{Group, Prompt, Sample};
