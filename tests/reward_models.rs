@@ -109,7 +109,9 @@ fn a_text_that_is_too_long_and_a_score_that_is_no_number_are_failures_of_their_s
     let groups = || vec![group(0, &["7", "1"]), group(1, &["7", "12345"]), group(2, &["7", "8"])];
     let zero = score(groups(), by(&short).on_failure(OnFailure::Zero)).unwrap();
     assert!(zero.iter().all(|(dropped, _)| dropped.is_none()));
-    assert!(zero[1].1[1] == 0.0 && zero[1].1[0] == zero[0].1[0] && zero[1].1[0] != 0.0, "{zero:?}");
+    // How many texts are scored together may change a sum's last bits.
+    let alike = (zero[1].1[0] - zero[0].1[0]).abs() < 1e-6;
+    assert!(zero[1].1[1] == 0.0 && alike && zero[1].1[0] != 0.0, "{zero:?}");
     let failed = score(groups(), by(&short).on_failure(OnFailure::Fail)).unwrap_err();
     let said = format!("{failed:#}");
     assert!(said.contains("sample 1 of group 1") && said.contains("10 tokens") && said.contains("at most 8"), "{said}");

@@ -22,7 +22,7 @@ fn a_good_recipe_checks_and_shows_what_follows_from_it() {
 #[test]
 fn scripts_and_editors_get_what_check_finds_as_json() {
     let good: Value = serde_json::from_str(&rollflow(&["check", GRPO, "--json"]).out).unwrap();
-    assert_eq!((&good["ok"], &good["facts"]["steps"]), (&Value::Bool(true), &Value::from("600")));
+    assert_eq!((&good["ok"], &good["facts"]["steps"]), (&Value::Bool(true), &Value::from("1000")));
     let folder = tempfile::tempdir().unwrap();
     let recipe = folder.path().join("bad.toml");
     std::fs::write(&recipe, "pipeline = \"grpo\"\n[model]\nkind = \"tiny\"\nhiden = 64\n[task]\nkind = \"arithmetic\"\n")
