@@ -16,3 +16,16 @@ pub fn token(name: Option<&String>, url: &str) -> Result<Option<Token>> {
     };
     name.map(read).transpose()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_what_the_named_variable_holds() {
+        assert!(token(None, "http://there").unwrap().is_none());
+        assert!(token(Some(&"HOME".to_owned()), "http://there").unwrap().is_some());
+        let missing = token(Some(&"ROLLFLOW_NO_SUCH_VARIABLE".to_owned()), "http://there").unwrap_err().to_string();
+        assert!(missing.contains("ROLLFLOW_NO_SUCH_VARIABLE") && missing.contains("http://there"), "{missing}");
+    }
+}
