@@ -333,7 +333,11 @@ impl Running {
     }
 
     fn interrupt(&self) {
-        assert!(Command::new("kill").args(["-INT", &self.0.id().to_string()]).status().unwrap().success());
+        self.signal("-INT");
+    }
+
+    fn signal(&self, signal: &str) {
+        assert!(Command::new("kill").args([signal, &self.0.id().to_string()]).status().unwrap().success());
     }
 }
 
@@ -346,6 +350,24 @@ fn ctrl_c_once_drains_and_exits_with_0() {
     child.expect("Drain");
     child.expect("ended Drained");
     assert_eq!(child.0.wait().unwrap().code(), Some(0));
+}
+
+/// What a scheduler sends before it takes the machine away.
+#[cfg(unix)]
+#[test]
+fn sigterm_drains_and_stops_as_ctrl_c_does() {
+    let mut child = Running::start("draining");
+    child.expect("running");
+    child.signal("-TERM");
+    child.expect("Drain");
+    child.expect("ended Drained");
+    assert_eq!(child.0.wait().unwrap().code(), Some(0));
+    let mut child = Running::start("endless");
+    child.expect("running");
+    child.signal("-TERM");
+    child.expect("Drain");
+    child.signal("-TERM");
+    child.expect("ended Stopped");
 }
 
 #[cfg(unix)]

@@ -1,4 +1,4 @@
-//! Ctrl-C, counted for whichever run is under way (law F5).
+//! Ctrl-C, counted for whichever run is under way (law F5). SIGTERM counts like it: what a scheduler sends before it takes the machine away.
 //!
 //! Once drains, twice stops, the third time ends the process with code 130, for a stage that never comes back. The count belongs to
 //! whoever listens and not to a run, so that what is pressed between two runs counts for the next.
@@ -12,10 +12,10 @@ use tokio::task::JoinHandle;
 
 use super::Control;
 
-/// Listens for Ctrl-C from its making until its last clone is gone. Give it to every flow of a program that runs several
+/// Listens for Ctrl-C and SIGTERM from its making until its last clone is gone. Give it to every flow of a program that runs several
 /// ([`Flow::interrupted_by`](super::Flow::interrupted_by)); a flow alone listens for itself.
 ///
-/// Costs a thread, `interrupts`. The process does not die of Ctrl-C by itself again: the handler, once installed, stays.
+/// Costs a thread, `interrupts`. The process does not die of either by itself again: the handler, once installed, stays.
 #[derive(Clone, Debug)]
 pub struct Interrupts {
     presses: watch::Receiver<u32>,
@@ -81,8 +81,23 @@ fn obey(control: &Control, presses: u32) {
 }
 
 #[cfg(unix)]
-fn signals() -> io::Result<tokio::signal::unix::Signal> {
-    tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())
+struct Signals([tokio::signal::unix::Signal; 2]);
+
+#[cfg(unix)]
+impl Signals {
+    async fn recv(&mut self) -> Option<()> {
+        let [interrupt, terminate] = &mut self.0;
+        tokio::select! {
+            heard = interrupt.recv() => heard,
+            heard = terminate.recv() => heard,
+        }
+    }
+}
+
+#[cfg(unix)]
+fn signals() -> io::Result<Signals> {
+    use tokio::signal::unix::{SignalKind, signal};
+    Ok(Signals([signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?]))
 }
 
 #[cfg(windows)]
