@@ -23,10 +23,35 @@ pub struct Metrics(Arc<Run>);
 
 struct Run {
     recorder: PrometheusRecorder,
-    handle: PrometheusHandle,
+    fold: Arc<Fold>,
     /// One a metric, in the catalogue's order.
     families: Vec<RwLock<Family>>,
-    observations: Arc<AtomicU64>,
+}
+
+/// Folds what histograms observed into their buckets. The exporter's own queue of observations loses whole blocks of them when one thread
+/// adds while another takes them out (its newest block hangs on to the older ones only after it can be seen), hence the lock: those who
+/// observe share it, the one who folds has it alone.
+struct Fold {
+    handle: PrometheusHandle,
+    observations: AtomicU64,
+    observing: RwLock<()>,
+}
+
+impl Fold {
+    fn observe(&self, histogram: &Histogram, value: f64) {
+        let observing = self.observing.read().unwrap_or_else(PoisonError::into_inner);
+        histogram.record(value);
+        drop(observing);
+        if self.observations.fetch_add(1, Relaxed) % OBSERVATIONS_PER_UPKEEP == OBSERVATIONS_PER_UPKEEP - 1 {
+            let _alone = self.observing.write().unwrap_or_else(PoisonError::into_inner);
+            self.handle.run_upkeep();
+        }
+    }
+
+    fn render(&self) -> String {
+        let _alone = self.observing.write().unwrap_or_else(PoisonError::into_inner);
+        self.handle.render()
+    }
 }
 
 /// The series of one metric, sorted by their label values.
@@ -48,11 +73,7 @@ enum Instrument {
     /// The exporter's counters count whole numbers. Seconds are kept in a gauge, which [`Metrics::render`] publishes as the counter it is.
     Fractional(Gauge),
     Gauge(Gauge),
-    Histogram {
-        histogram: Histogram,
-        handle: PrometheusHandle,
-        observations: Arc<AtomicU64>,
-    },
+    Histogram(Histogram, Arc<Fold>),
 }
 
 impl Default for Metrics {
@@ -83,9 +104,9 @@ impl Metrics {
                 Kind::Histogram(_) => recorder.describe_histogram(name.into(), None, help),
             }
         }
-        let handle = recorder.handle();
+        let fold = Arc::new(Fold { handle: recorder.handle(), observations: AtomicU64::new(0), observing: RwLock::new(()) });
         let families = Metric::ALL.iter().map(|_| RwLock::default()).collect();
-        let metrics = Metrics(Arc::new(Run { recorder, handle, families, observations: Arc::default() }));
+        let metrics = Metrics(Arc::new(Run { recorder, fold, families }));
         for metric in Metric::ALL {
             let Spec { kind, labels, .. } = metric.spec();
             match (kind, labels) {
@@ -161,7 +182,7 @@ impl Metrics {
 
     /// Everything in the Prometheus text format 0.0.4.
     pub fn render(&self) -> String {
-        let mut text = self.0.handle.render();
+        let mut text = self.0.fold.render();
         for metric in Metric::ALL {
             if metric.spec().kind == (Kind::Counter { fractional: true }) {
                 let name = metric.name();
@@ -191,8 +212,7 @@ impl Metrics {
             Kind::Gauge => (Instrument::Gauge(recorder.register_gauge(&key, &METADATA)), 0.0),
             Kind::Histogram(_) => {
                 let histogram = recorder.register_histogram(&key, &METADATA);
-                let (handle, observations) = (self.0.handle.clone(), Arc::clone(&self.0.observations));
-                (Instrument::Histogram { histogram, handle, observations }, f64::NAN)
+                (Instrument::Histogram(histogram, Arc::clone(&self.0.fold)), f64::NAN)
             }
         };
         Series(Arc::new(Value { metric, newest: AtomicU64::new(f64::to_bits(start)), instrument }))
@@ -238,12 +258,9 @@ impl Series {
     /// # Panics
     /// If the metric is no histogram.
     pub fn observe(&self, value: f64) {
-        let Instrument::Histogram { histogram, handle, observations } = &self.0.instrument else { self.misused("observe") };
+        let Instrument::Histogram(histogram, fold) = &self.0.instrument else { self.misused("observe") };
         self.0.newest.store(value.to_bits(), Relaxed);
-        histogram.record(value);
-        if observations.fetch_add(1, Relaxed) % OBSERVATIONS_PER_UPKEEP == OBSERVATIONS_PER_UPKEEP - 1 {
-            handle.run_upkeep();
-        }
+        fold.observe(histogram, value);
     }
 
     /// The newest value: a counter's total, a gauge's value, a histogram's last observation.
