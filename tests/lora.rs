@@ -277,7 +277,8 @@ fn a_recipe_whose_adapters_have_no_place_in_its_model_is_refused_before_it_runs(
     let recipe = |target: &str| {
         let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/models/phi3");
         let text = format!(
-            "pipeline = 'grpo'\nmodel = {{ kind = 'folder', path = '{model}' }}\ntask.kind = 'arithmetic'\nlora.targets = ['{target}']\n"
+            "pipeline = 'grpo'\nmodel = {{ kind = 'folder', path = '{model}' }}\ntask.kind = 'arithmetic'\nlora.targets = ['{target}']\n\
+             generate.max_new_tokens = 8\n"
         );
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();

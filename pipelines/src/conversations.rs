@@ -70,6 +70,8 @@ pub fn batches(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<(Supervised, O
         TaskData::Data(task) if !environments::demonstrates(plan) => task.sources(),
         _ => Vec::new(),
     };
+    // Where none is said, the longest sample is the longest that the model reads.
+    let sft = &Sft { max_length: sft.max_length.or(Some(policy.config().max_positions)), ..sft.clone() };
     // Rows and steps by tokens are laid out before the run.
     let ahead = sft.packs() || sft.too_long == TooLong::Split;
     if !sources.is_empty() && !ahead {
@@ -147,7 +149,7 @@ fn say(sft: &Sft, samples: usize, packed: &PackedRows) {
     let room = sft.max_length.unwrap_or_default();
     if *too_long > 0 && sft.packing != Packing::Wrapped {
         tracing::warn!(
-            "{too_long} of {samples} samples are longer than {room} tokens (sft.max_length): {}",
+            "{too_long} of {samples} samples are longer than {room} tokens (sft.max_length, or what the model reads): {}",
             match sft.too_long {
                 TooLong::Truncate => "they keep their beginning",
                 TooLong::Drop => "they are left out",

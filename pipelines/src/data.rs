@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
-use rollflow::data::source::{DataSet, Example, Mixed, PromptDataset, Shape, Share, too_long};
-use rollflow::data::{BufferState, Pair};
+use rollflow::data::source::{DataSet, Example, Mixed, PromptDataset, Shape, Share, Skip, too_long};
+use rollflow::data::{BufferState, Pair, PromptText};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::recipe::data::Source as DataSource;
@@ -17,14 +17,14 @@ use crate::conversations;
 /// The file in a checkpoint that says which data a run draws from that has no admission to say so.
 const DATA: &str = "data.json";
 
-/// What is asked. Refused where the reward compares answers with a ground truth that no record has.
-pub fn prompts(plan: &Plan, sources: &[DataSource]) -> Result<Prompts> {
-    let answered = AtomicBool::new(false);
+/// What is asked, without what `policy` can't read to the end. Refused where the reward compares answers with a ground truth that no record has.
+pub fn prompts(plan: &Plan, sources: &[DataSource], policy: Option<&Policy>) -> Result<Prompts> {
+    let (answered, fits) = (AtomicBool::new(false), fits(plan, policy));
     let note = |prompt: &Prompt| {
         if prompt.answer().is_some() {
             answered.store(true, Ordering::Relaxed);
         }
-        Ok(())
+        fits(prompt)
     };
     let data = PromptDataset::open_if(&specs(sources), plan.seed, plan.task.shuffle, note)?;
     ensure!(
@@ -37,13 +37,42 @@ pub fn prompts(plan: &Plan, sources: &[DataSource]) -> Result<Prompts> {
 }
 
 /// The same from the first few records of each, without looking at the others.
-pub fn first_prompts(plan: &Plan, sources: &[DataSource], few: usize) -> Result<Prompts> {
+pub fn first_prompts(plan: &Plan, sources: &[DataSource], few: usize, policy: &Policy) -> Result<Prompts> {
     let first = |source: &DataSource| DataSource {
         max_samples: Some(source.max_samples.map_or(few, |most| most.min(few))),
         ..source.clone()
     };
     let sources: Vec<DataSource> = sources.iter().map(first).collect();
-    Ok(Prompts::dataset(PromptDataset::open(&specs(&sources), plan.seed, plan.task.shuffle)?))
+    Ok(Prompts::dataset(PromptDataset::open_if(&specs(&sources), plan.seed, plan.task.shuffle, fits(plan, Some(policy)))?))
+}
+
+/// Whether a prompt, as it is asked, and the longest answer are no more than the policy reads. One that the chat template refuses is left to
+/// the run, which says why.
+fn fits(plan: &Plan, policy: Option<&Policy>) -> impl Fn(&Prompt) -> Result<(), Skip> + Sync {
+    /// More than a chat template adds to a turn. No token is shorter than a byte, so that most prompts need not be tokenised to be seen to fit.
+    const AROUND_A_TURN: usize = 512;
+    let chat = plan.chat.clone();
+    let reader = policy.map(|policy| (policy.tokenizer().clone(), policy.config().max_positions));
+    let answer = plan.generate.max_new_tokens;
+    move |prompt| {
+        let Some((tokenizer, positions)) = &reader else { return Ok(()) };
+        let room = positions.saturating_sub(answer);
+        let asked = conversations::asked(&chat, prompt.text.clone());
+        let bytes: usize = match &asked {
+            PromptText::Text(text) => AROUND_A_TURN + text.len(),
+            PromptText::Chat(turns) => turns.iter().map(|turn| AROUND_A_TURN + turn.content.len()).sum(),
+        };
+        if bytes <= room && prompt.tools().is_empty() {
+            return Ok(());
+        }
+        match tokenizer.encode_prompt(&Prompt { text: asked, ..prompt.clone() }) {
+            Ok(tokens) if tokens.len() > room => Err(format!(
+                "longer than {room} tokens, which are what {answer} new ones leave of the {positions} that the model reads"
+            )
+            .into()),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// All that the sources hold, such as pairs of answers, each as often as its source is repeated.

@@ -89,8 +89,8 @@ pub fn exporter(plan: &Plan, policy: &Policy, folder: &Path) -> Result<Exporter>
 
 fn first_prompts(plan: &Plan, policy: &Policy) -> Result<Vec<Vec<u32>>> {
     let mut prompts = match &plan.task.data {
-        TaskData::Data(task) => data::first_prompts(plan, &task.sources(), PROBES as usize)?,
-        _ => parts::prompts(plan)?,
+        TaskData::Data(task) => data::first_prompts(plan, &task.sources(), PROBES as usize, policy)?,
+        _ => parts::prompts(plan, Some(policy))?,
     }
     .limited(PROBES);
     let mut texts = Vec::new();

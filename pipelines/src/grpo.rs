@@ -122,6 +122,8 @@ impl<W: Send + Sync + 'static> Publisher<W> {
 
 /// Who does the work: `E` generates, `B` learns, `V` asks what was learned. A simulation has others for the same graph.
 pub struct Actors<E: TokenEngine, B: TrainingBackend, V: TokenEngine = E> {
+    /// What is asked.
+    pub prompts: Prompts,
     /// Answers prompts with the weights of `publisher`.
     pub generator: Generator<E>,
     /// Gives weights to the generator.
@@ -180,6 +182,7 @@ impl<E: TokenEngine> Actors<E, LocalBackend, LocalEngine> {
         (policy, start): (&Policy, &Policy),
     ) -> Result<Self> {
         Ok(Actors {
+            prompts: parts::prompts(plan, Some(policy))?,
             generator,
             publisher,
             reward: parts::reward(plan, registry)?,
@@ -200,7 +203,7 @@ pub fn declare<E: TokenEngine, B: TrainingBackend + 'static, V: TokenEngine<Weig
     outputs: Outputs<B::Weights>,
     from: Option<&ResumePoint>,
 ) -> Result<Flow> {
-    let Actors { generator, publisher, mut reward, reference, backend, critic, mixture, evaluator, registry } = actors;
+    let Actors { prompts, generator, publisher, mut reward, reference, backend, critic, mixture, evaluator, registry } = actors;
     let Outputs { metrics, log, dead_letters, answers, checkpoints } = outputs;
     let groups_per_version = plan.groups_per_publish() as u64;
     let all_groups = plan.train.steps * plan.batch.groups as u64;
@@ -221,7 +224,7 @@ pub fn declare<E: TokenEngine, B: TrainingBackend + 'static, V: TokenEngine<Weig
     let mut flow = Flow::new(&plan.name);
     flow.capacity(parts::capacity(plan));
 
-    let prompts = flow.source("prompts", parts::prompts(plan)?.metrics(&metrics).admitted_by(&admission));
+    let prompts = flow.source("prompts", prompts.metrics(&metrics).admitted_by(&admission));
     let groups = flow.stage("generate", prompts, generator.metrics(&metrics).admission(&admission));
     let scored = reward.metrics(&metrics).stage(&mut flow, "reward", groups);
     let filter =

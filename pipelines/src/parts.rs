@@ -81,12 +81,12 @@ pub fn capacity(plan: &Plan) -> Capacity {
     Capacity::items(plan.flow.edge_items).tokens(plan.flow.edge_tokens)
 }
 
-/// What is asked, as `[chat]` has it.
-pub fn prompts(plan: &Plan) -> Result<Prompts> {
+/// What is asked, as `[chat]` has it; of data, only what `policy` can read, where it is known.
+pub fn prompts(plan: &Plan, policy: Option<&Policy>) -> Result<Prompts> {
     let chat = plan.chat.clone();
     let asked = move |prompt: Prompt| Prompt { text: conversations::asked(&chat, prompt.text), ..prompt };
     let buffer = match &plan.task.data {
-        TaskData::Data(task) => return Ok(data::prompts(plan, &task.sources())?.map(asked)),
+        TaskData::Data(task) => return Ok(data::prompts(plan, &task.sources(), policy)?.map(asked)),
         TaskData::Rollouts(_) => bail!("rollouts that were recorded are answered already: there is nothing to ask"),
         TaskData::Arithmetic(task) => DataBuffer::new(sums(task, plan.seed).iter().map(Prompt::from), plan.seed)?,
     };
@@ -247,8 +247,8 @@ pub fn probe(plan: &Plan, policy: &Policy, backend: &LocalBackend) -> Result<()>
     let mut params = sampling(plan);
     params.max_new_tokens = params.max_new_tokens.min(TOKENS);
     let mut prompts = match &plan.task.data {
-        TaskData::Data(task) => data::first_prompts(plan, &task.sources(), ANSWERS as usize)?,
-        _ => prompts(plan)?,
+        TaskData::Data(task) => data::first_prompts(plan, &task.sources(), ANSWERS as usize, policy)?,
+        _ => prompts(plan, Some(policy))?,
     }
     .limited(ANSWERS);
     let mut samples = Vec::new();

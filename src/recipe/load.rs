@@ -8,8 +8,6 @@ use super::data::{DataTask, Source};
 use super::document::{self, Node, Value};
 use super::error::{Place, RecipeError, RecipeErrors};
 #[cfg(feature = "torch")]
-use super::memory;
-#[cfg(feature = "torch")]
 use super::model::DeviceName;
 use super::model::ModelSource;
 use super::plan::Plan;
@@ -19,6 +17,8 @@ use super::secrets;
 use super::section::Findings;
 use super::setting::{Problem, Setting};
 use super::task::TaskData;
+#[cfg(feature = "torch")]
+use super::{memory, model_limits};
 use crate::hub;
 #[cfg(feature = "torch")]
 use crate::model::{Compute, Dtype};
@@ -127,9 +127,13 @@ fn require_and_refuse_sections(root: &Node, plan: &Plan, findings: &mut Findings
     }
 }
 
-/// A device that isn't there, or that has too little memory.
+/// A model that can't do what is asked of it, and a device that isn't there or has too little memory.
 #[cfg(feature = "torch")]
 fn missing_means(plan: &Plan) -> Vec<Problem> {
+    let beyond = model_limits::problems(plan);
+    if !beyond.is_empty() {
+        return beyond;
+    }
     let compute = match plan.model.device {
         DeviceName::Cpu => return memory::problems(plan),
         DeviceName::Cuda(index) => Compute::cuda(index, Dtype::F32),

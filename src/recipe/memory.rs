@@ -13,6 +13,7 @@ use super::plan::{Pipeline, Plan};
 use super::setting::Problem;
 use super::train::Optimization;
 use crate::model::{ModelError, gpu_memory};
+pub(super) use parts::{adapters, shape};
 
 /// What a run takes on its device, part by part, and what there is.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,14 +70,8 @@ impl fmt::Display for MemoryPlan {
     }
 }
 
-/// A run that can't fit, with what would help and how much, or whose adapters have no place in its model.
+/// A run that can't fit, with what would help and how much.
 pub(crate) fn problems(plan: &Plan) -> Vec<Problem> {
-    // What is wrong with the model itself is said where it is loaded.
-    let Ok(model) = parts::shape(plan) else { return Vec::new() };
-    if let Err(unknown @ ModelError::Target { .. }) = parts::adapters(plan, &model) {
-        let help = "\"all-linear\" fits every model".to_owned();
-        return vec![Problem { key: "lora.targets".to_owned(), from: Vec::new(), message: unknown.to_string(), help }];
-    }
     if !plan.model.check_memory {
         return Vec::new();
     }

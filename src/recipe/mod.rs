@@ -26,6 +26,8 @@ pub mod loss;
 #[cfg(feature = "torch")]
 mod memory;
 pub mod model;
+#[cfg(feature = "torch")]
+mod model_limits;
 pub mod pairs;
 mod params;
 pub mod plan;

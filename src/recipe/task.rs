@@ -63,7 +63,7 @@ section! {
         batch_tokens: Option<usize> = None, SOME_IF_GIVEN;
         /// Peak learning rate.
         lr: f64 = 1e-3, POSITIVE;
-        /// Most tokens of a sample, and of a row where samples are packed; without it, samples are as long as they are.
+        /// Most tokens of a sample, and of a row where samples are packed; without it, as many as the model reads.
         max_length: Option<usize> = None, SOME_IF_GIVEN;
         /// What becomes of longer samples.
         too_long: TooLong = TooLong::default();

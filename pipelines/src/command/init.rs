@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use rollflow::data::Prompt;
 use rollflow::data::source::{Columns, DataSet, DataSpec, Example};
+use rollflow::model::ModelConfig;
 use rollflow::prelude::Tokenizer;
 use rollflow::recipe;
 use rollflow::recipe::presets::Preset;
@@ -164,7 +165,8 @@ impl Init {
         if pipeline != Kind::Sft {
             let proposed = if is_data { RewardKind::Math } else { RewardKind::Exact };
             let kind = asker.word(asker.choose("When is an answer right?", self.reward, proposed)?);
-            let (longest, groups) = (if is_data { 256 } else { 4 }, if tiny { 32 } else { 8 });
+            let longest = if is_data { positions(&model).map_or(256, |most| 256.min(most / 2)) } else { 4 };
+            let groups = if tiny { 32 } else { 8 };
             text +=
                 &format!("{}group_size = 8\nmax_new_tokens = {longest}\n{}kind = \"{kind}\"\n", texts::GENERATE, texts::REWARD);
             text += &format!("{}groups = {groups}\n{}steps = {}\n", texts::FILTER, texts::TRAIN, steps("300")?);
@@ -197,6 +199,12 @@ fn model_section(model: &str) -> String {
     }
     let key = if Preset::named(model).is_some() { "preset" } else { "path" };
     format!("{}{key} = {}\n", texts::MODEL, quoted(model))
+}
+
+/// How many tokens the model reads, prompt and answer together, if it is there to say so.
+fn positions(model: &str) -> Option<usize> {
+    let folder = model_folder(Path::new(model)).ok()?;
+    Some(ModelConfig::from_dir(&folder).ok()?.max_positions)
 }
 
 /// Whether the model was taught to answer in conversations, as far as that is known here.

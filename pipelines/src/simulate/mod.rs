@@ -173,6 +173,7 @@ fn actors(
     let trainer = profile.stages.get(TRAINER).copied().unwrap_or_default();
     let reward = move |sample: &Sample| answers.of(seed, sample.group_index, sample.index).1;
     Ok(Actors {
+        prompts: parts::prompts(plan, None)?,
         generator: parts::generator_by(plan, Generator::by(make, &tokenizer, published))?,
         publisher: Publisher::Here(publisher),
         reward: Judge::Here(Reward::each(reward)),

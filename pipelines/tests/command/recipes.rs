@@ -270,6 +270,36 @@ fn init_takes_answers_from_a_pipe_and_what_it_writes_runs() {
     assert!(code == Some(2) && said.contains("none of grpo, sft, sft_then_grpo"), "{said}");
 }
 
+/// A model of 256 positions, and a question that is longer than that beside those that aren't.
+#[test]
+fn what_init_writes_runs_with_a_model_that_reads_little_and_leaves_out_what_does_not_fit() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, recipe, out) = (folder.path().join("data.jsonl"), folder.path().join("mine.toml"), folder.path().join("run"));
+    let line = |question: &str| format!("{{\"question\":\"{question}\",\"answer\":\"3\"}}\n");
+    let questions = (0..9).map(|n| line(&format!("{n}+1="))).chain([line(&"1+".repeat(300))]);
+    std::fs::write(&data, questions.collect::<String>()).unwrap();
+    let (data, recipe) = (data.to_str().unwrap(), recipe.to_str().unwrap());
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/models/qwen2_tied");
+    let written = rollflow(&["init", recipe, "--yes", "--model", model, "--task", data, "--steps", "1"]);
+    assert_eq!(written.code, Some(0), "{}", written.err);
+    // A model that was drawn at random earns nothing: any answer does.
+    let any = [
+        "filter=[]",
+        "reward={kind=\"regex\",pattern=\"(?s).*\",require_end_of_text=false}",
+        "batch.groups=2",
+        "generate.group_size=2",
+    ];
+    let args = ["run", recipe, "--out", out.to_str().unwrap()].into_iter().chain(any.iter().flat_map(|set| ["--set", set]));
+    let ended = rollflow(&args.collect::<Vec<_>>());
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let said = "9 records; skipped: 1 longer than 128 tokens, which are what 128 new ones leave of the 256 that the model reads";
+    assert!(ended.out.contains(said), "{}", ended.out);
+
+    let checked = rollflow(&["check", recipe, "--set", "generate.max_new_tokens=256"]);
+    assert_eq!(checked.code, Some(2));
+    assert!(checked.err.contains("`generate.max_new_tokens` is 256, but the model reads 256 tokens"), "{}", checked.err);
+}
+
 #[test]
 fn shells_and_man_know_every_subcommand() {
     let help = rollflow(&["--help"]).out;

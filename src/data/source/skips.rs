@@ -31,7 +31,7 @@ impl Skips {
         match self.total() {
             0 => "it is empty (or the slice is)".to_owned(),
             _ => format!(
-                "all records were skipped: {self}. Fields of the first: {}. Name the ones to use in `columns`, as in \
+                "all records were skipped: {self}. Fields of the first: {}. If others are meant, name them in `columns`, as in \
                  columns = {{ prompt = \"query\", completion = \"reply\" }}",
                 fields.join(", ")
             ),

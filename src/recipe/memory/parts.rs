@@ -277,14 +277,14 @@ fn parameters_of(folder: &Path) -> Result<u64, ModelError> {
 }
 
 /// How many parameters the adapters of `[lora]` have. Refuses targets that the model hasn't.
-pub(super) fn adapters(plan: &Plan, model: &ModelConfig) -> Result<Option<u64>, ModelError> {
+pub(in crate::recipe) fn adapters(plan: &Plan, model: &ModelConfig) -> Result<Option<u64>, ModelError> {
     let Some(of) = &plan.lora else { return Ok(None) };
     let targets: Vec<&str> = of.targets.iter().map(|target| target.word()).collect();
     Ok(Some(Lora::new(of.rank, of.alpha, &targets)?.on_model(model)?.layout(model).total() as u64))
 }
 
 /// The shape of the recipe's model.
-pub(super) fn shape(plan: &Plan) -> Result<ModelConfig, ModelError> {
+pub(in crate::recipe) fn shape(plan: &Plan) -> Result<ModelConfig, ModelError> {
     let tiny = match &plan.model.source {
         ModelSource::Folder(folder) => return ModelConfig::from_dir(&hub::locate(&folder.name())?),
         ModelSource::Tiny(tiny) => tiny,
