@@ -95,8 +95,7 @@ fn fleet(url: &str) -> Result<Fleet> {
 fn by_fleet(fleet: &mut Fleet, answers: usize) -> Result<()> {
     let params = Arc::new(SamplingParams { max_new_tokens: TOKENS, ignore_eos: true, ..SamplingParams::default() });
     for ordinal in 0..answers as u64 / u64::from(GROUP) {
-        let (tokens, params) = (prompt(ordinal).into(), params.clone());
-        fleet.submit(Request { ordinal, tokens, first: 0, offset: 0, samples: GROUP, params, answers: Vec::new() })?;
+        fleet.submit(Request::new(ordinal, prompt(ordinal), GROUP, params.clone()))?;
     }
     let finished = fleet.run()?;
     ensure!(finished.len() == answers && finished.iter().all(|answer| answer.tokens.len() == TOKENS), "an answer is not whole");

@@ -20,10 +20,8 @@ fn generate(policy: &Policy, limits: &[usize]) -> BTreeMap<(u64, u32), Vec<u32>>
     engine.set_weights(1, &policy.weights());
     let params = Arc::new(SamplingParams { max_new_tokens: 9, ..SamplingParams::default() });
     for ordinal in 0..5 {
-        let tokens = policy.tokenizer().encode(&format!("{ordinal}+1=")).unwrap().into();
-        engine
-            .submit(Request { ordinal, tokens, first: 0, offset: 0, samples: 3, params: params.clone(), answers: Vec::new() })
-            .unwrap();
+        let tokens = policy.tokenizer().encode(&format!("{ordinal}+1=")).unwrap();
+        engine.submit(Request::new(ordinal, tokens, 3, params.clone())).unwrap();
     }
     let mut found = BTreeMap::new();
     for limit in limits.iter().cycle() {

@@ -117,11 +117,9 @@ fn weights_swapped_between_two_tokens_show_in_the_spans() {
     let mut engine = LocalEngine::new(decoder(&config), tokenizer(), 1, 11);
     engine.set_weights(8, &new);
     let Request { tokens, .. } = request(4, 1, &params);
-    let tokens = [&tokens, &answers[1].tokens[..3]].concat().into();
+    let tokens = [&tokens, &answers[1].tokens[..3]].concat();
     let rest = SamplingParams { max_new_tokens: 6, ..params };
-    engine
-        .submit(Request { ordinal: 4, tokens, first: 0, offset: 0, samples: 1, params: Arc::new(rest), answers: vec![] })
-        .unwrap();
+    engine.submit(Request::new(4, tokens, 1, Arc::new(rest))).unwrap();
     assert_eq!(engine.run().unwrap()[0].tokens, answers[1].tokens[3..]);
 }
 

@@ -206,9 +206,7 @@ fn generator_and_trainer_agree_in_half_precision() {
         engine.set_weights(1, &weights);
         let params = Arc::new(SamplingParams { max_new_tokens: 24, ignore_eos: true, ..Default::default() });
         let prompt = [5u32, 80, 33];
-        let request =
-            Request { ordinal: 0, tokens: prompt.as_slice().into(), first: 0, offset: 0, samples: 4, params, answers: vec![] };
-        engine.submit(request).unwrap();
+        engine.submit(Request::new(0, prompt, 4, params)).unwrap();
         let answers = engine.run().unwrap();
         let samples: Vec<Sample> = answers.iter().map(|answer| Sample::supervised(&prompt, &answer.tokens)).collect();
         let backend = LocalBackend::new(config(dtype), model.clone(), weights.copy()).unwrap();

@@ -43,15 +43,7 @@ fn fleet(policy: &Policy, slots: usize) -> Fleet {
 fn request(ordinal: u64, samples: u32, params: &SamplingParams) -> Request {
     let tokens: Vec<u32> =
         (0..8 + ordinal % 5).map(|place| 8 + ((ordinal * 31 + place * 17 + ordinal * place) % 50) as u32).collect();
-    Request {
-        ordinal,
-        tokens: tokens.into(),
-        first: 0,
-        offset: 0,
-        samples,
-        params: Arc::new(params.clone()),
-        answers: Vec::new(),
-    }
+    Request::new(ordinal, tokens, samples, Arc::new(params.clone()))
 }
 
 fn by_key(finished: impl IntoIterator<Item = Finished>) -> BTreeMap<(u64, u32), Finished> {

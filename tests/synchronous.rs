@@ -139,18 +139,8 @@ fn plain_loop(slots: usize) -> Outcome {
 /// One round: every prompt answered, every answer scored, groups by id.
 fn generate(engine: &mut LocalEngine, prompts: Vec<Prompt>, tokenizer: &Tokenizer) -> Vec<Group> {
     for prompt in &prompts {
-        let tokens = tokenizer.encode(&prompt.text.render()).unwrap().into();
-        engine
-            .submit(Request {
-                ordinal: prompt.ordinal,
-                tokens,
-                first: 0,
-                offset: 0,
-                samples: SAMPLES,
-                params: Arc::new(params()),
-                answers: Vec::new(),
-            })
-            .unwrap();
+        let tokens = tokenizer.encode(&prompt.text.render()).unwrap();
+        engine.submit(Request::new(prompt.ordinal, tokens, SAMPLES, Arc::new(params()))).unwrap();
     }
     let mut answers: BTreeMap<(u64, u32), Finished> =
         engine.run().unwrap().into_iter().map(|answer| ((answer.ordinal, answer.index), answer)).collect();

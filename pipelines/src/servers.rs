@@ -1,6 +1,7 @@
 //! Servers that are started here, watched, and ended with all that they started.
 //!
 //! Each leads a process group of its own, so that Ctrl-C does not reach it, and is ended by that group: nobody else's processes are touched.
+//! Where this process is killed, which can end nothing any more, a guard in each group does.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
@@ -26,6 +27,11 @@ const GOODBYE: Duration = Duration::from_secs(10);
 
 /// How much of a log is shown.
 const TAIL: usize = 25;
+
+/// Runs its arguments, which keep its process, beside a guard that is nobody's child. The guard holds the end of a pipe whose other end is held here,
+/// so that it hears when this process is gone, however that came about, and ends the group.
+const GUARDED: &str =
+    "exec 3<&0; ((trap '' TERM; cat <&3; kill -TERM 0; sleep 10; kill -KILL 0) > /dev/null 2>&1 &); exec \"$@\" 3<&- < /dev/null";
 
 /// How often a server is looked at.
 const LOOK: Duration = Duration::from_millis(250);
@@ -161,9 +167,10 @@ impl Process {
         }
         let file =
             OpenOptions::new().create(true).append(true).open(log).with_context(|| format!("opening {}", log.display()))?;
-        let mut command = Command::new(program);
-        command.args(words).envs(recipe.env.iter().cloned()).process_group(0);
-        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        let mut command = Command::new("sh");
+        command.args(["-c", GUARDED, "sh", program]).args(words).envs(recipe.env.iter().cloned()).process_group(0);
+        // The pipe that the guard holds.
+        command.stdin(Stdio::piped()).stdout(file.try_clone()?).stderr(file);
         let child = command.spawn().with_context(|| format!("starting {program}"))?;
         // For whoever wants to look at it from elsewhere.
         std::fs::write(log.with_extension("pid"), format!("{}\n", child.id()))

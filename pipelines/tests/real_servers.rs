@@ -147,32 +147,77 @@ fn adapters_are_given_as_adapters_and_answer_by_name() {
     }
 }
 
-/// What is pressed while a server starts is heard then: the run ends, and the server with it. This one never comes up, and needs nothing installed.
+/// A run that waits for its server, which never comes up and needs nothing installed.
+struct Waiting {
+    run: std::process::Child,
+    /// Holds the number of the server's process group.
+    told: std::path::PathBuf,
+    group: String,
+    _dir: tempfile::TempDir,
+}
+
+impl Waiting {
+    fn new() -> Self {
+        use std::os::unix::fs::PermissionsExt;
+        let (dir, port) =
+            (tempfile::tempdir().unwrap(), std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port());
+        let (program, out) = (dir.path().join("serve"), dir.path().join("run"));
+        std::fs::write(&program, "#!/bin/sh\nsleep 600 &\nexec sleep 600\n").unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let mut run = Command::new(env!("CARGO_BIN_EXE_rollflow"))
+            .args([
+                "run",
+                &recipe("vllm"),
+                "--out",
+                out.to_str().unwrap(),
+                "--set",
+                "sft.steps=1",
+                "--set",
+                "observe.progress=false",
+            ])
+            .args(["--set", &format!("engine.program={}", program.display()), "--set", &format!("engine.port={port}")])
+            .spawn()
+            .unwrap();
+        let (told, until) = (out.join(format!("engine/logs/vllm-{port}.pid")), Instant::now() + Duration::from_secs(120));
+        let group = loop {
+            assert!(Instant::now() < until && run.try_wait().unwrap().is_none(), "it must come to start its server");
+            match std::fs::read_to_string(&told) {
+                Ok(group) if group.ends_with('\n') => break group.trim().to_owned(),
+                _ => std::thread::sleep(Duration::from_millis(20)),
+            }
+        };
+        Waiting { run, told, group, _dir: dir }
+    }
+
+    fn hears(&self, signal: &str) {
+        assert!(Command::new("kill").args([signal, &self.run.id().to_string()]).status().unwrap().success());
+    }
+
+    fn has_a_server(&self) -> bool {
+        Command::new("kill").args(["-0", "--", &format!("-{}", self.group)]).output().unwrap().status.success()
+    }
+}
+
+/// What is pressed while a server starts is heard then: the run ends, and the server with it.
 #[test]
 fn an_interrupt_while_a_server_starts_ends_both() {
-    use std::os::unix::fs::PermissionsExt;
-    let (dir, port) =
-        (tempfile::tempdir().unwrap(), std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port());
-    let (program, out) = (dir.path().join("serve"), dir.path().join("run"));
-    std::fs::write(&program, "#!/bin/sh\nexec sleep 600\n").unwrap();
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let mut run = Command::new(env!("CARGO_BIN_EXE_rollflow"))
-        .args(["run", &recipe("vllm"), "--out", out.to_str().unwrap(), "--set", "sft.steps=1", "--set", "observe.progress=false"])
-        .args(["--set", &format!("engine.program={}", program.display()), "--set", &format!("engine.port={port}")])
-        .spawn()
-        .unwrap();
-    let (told, until) = (out.join(format!("engine/logs/vllm-{port}.pid")), Instant::now() + Duration::from_secs(120));
-    let group = loop {
-        assert!(Instant::now() < until && run.try_wait().unwrap().is_none(), "it must come to start its server");
-        match std::fs::read_to_string(&told) {
-            Ok(group) if group.ends_with('\n') => break group.trim().to_owned(),
-            _ => std::thread::sleep(Duration::from_millis(20)),
-        }
-    };
-    assert!(Command::new("kill").args(["-INT", &run.id().to_string()]).status().unwrap().success());
-    assert!(run.wait().unwrap().success(), "an interrupted run is no failed one");
-    let left = Command::new("kill").args(["-0", "--", &format!("-{group}")]).output().unwrap();
-    assert!(!left.status.success() && !told.exists(), "nothing is left of its server");
+    let mut waiting = Waiting::new();
+    waiting.hears("-INT");
+    assert!(waiting.run.wait().unwrap().success(), "an interrupted run is no failed one");
+    assert!(!waiting.has_a_server() && !waiting.told.exists(), "nothing is left of its server");
+}
+
+/// A run that is killed can end nothing any more, and leaves no server behind all the same.
+#[test]
+fn the_server_of_a_run_that_is_killed_ends_too() {
+    let mut waiting = Waiting::new();
+    waiting.hears("-KILL");
+    waiting.run.wait().unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    while waiting.has_a_server() {
+        assert!(Instant::now() < until, "the server must end by itself");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// R267: nothing is left of a server when its owner goes, and one that can't start is told at once with the end of its log.

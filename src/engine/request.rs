@@ -100,6 +100,11 @@ pub struct Request {
 }
 
 impl Request {
+    /// All of a prompt's answers, from their beginning.
+    pub fn new(ordinal: u64, tokens: impl Into<Arc<[u32]>>, samples: u32, params: Arc<SamplingParams>) -> Self {
+        Request { ordinal, tokens: tokens.into(), first: 0, offset: 0, samples, params, answers: Vec::new() }
+    }
+
     /// Most tokens that a sample can come to: all that is there, and a whole turn.
     pub fn longest(&self) -> usize {
         let begun = self.answers.iter().map(|answer| answer.tokens.len() - answer.turn().min(answer.tokens.len())).max();

@@ -68,8 +68,8 @@ pub fn params(max_new_tokens: usize) -> SamplingParams {
 /// Prompt `ordinal`, of a length and of tokens of its own.
 pub fn request(ordinal: u64, samples: u32, params: &SamplingParams) -> Request {
     let len = 1 + (ordinal as usize * 3) % 7;
-    let tokens = (0..len).map(|at| 4 + ((ordinal as usize * 5 + at * 11) % 50) as u32).collect();
-    Request { ordinal, tokens, first: 0, offset: 0, samples, params: Arc::new(params.clone()), answers: vec![] }
+    let tokens: Vec<u32> = (0..len).map(|at| 4 + ((ordinal as usize * 5 + at * 11) % 50) as u32).collect();
+    Request::new(ordinal, tokens, samples, Arc::new(params.clone()))
 }
 
 pub type ByKey = BTreeMap<(u64, u32), Finished>;

@@ -64,17 +64,7 @@ fn greedy_continuations_and_their_log_probs_are_those_of_the_reference() {
         engine.set_weights(0, &case.weights);
         let params = Arc::new(params);
         for (ordinal, prompt) in (0..).zip(&prompts) {
-            engine
-                .submit(Request {
-                    ordinal,
-                    tokens: prompt.as_slice().into(),
-                    first: 0,
-                    offset: 0,
-                    samples: 1,
-                    params: params.clone(),
-                    answers: vec![],
-                })
-                .unwrap();
+            engine.submit(Request::new(ordinal, prompt.as_slice(), 1, params.clone())).unwrap();
         }
         for answer in engine.run().unwrap() {
             let row = answer.ordinal as usize;

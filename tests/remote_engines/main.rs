@@ -51,15 +51,7 @@ fn prompt(ordinal: u64) -> Vec<u32> {
 }
 
 fn request(ordinal: u64, samples: u32, params: &SamplingParams) -> Request {
-    Request {
-        ordinal,
-        tokens: prompt(ordinal).into(),
-        first: 0,
-        offset: 0,
-        samples,
-        params: Arc::new(params.clone()),
-        answers: Vec::new(),
-    }
+    Request::new(ordinal, prompt(ordinal), samples, Arc::new(params.clone()))
 }
 
 /// Steps to the end, looking at each step; panics if that never comes.

@@ -84,8 +84,7 @@ impl Bench {
     fn fill(&self, engine: &mut LocalEngine, next: &mut u64, length: impl Fn(u64) -> usize) -> Result<()> {
         while engine.free_slots() > 0 {
             let params = SamplingParams { ignore_eos: true, max_new_tokens: length(*next), ..SamplingParams::default() };
-            let (tokens, params) = ([5, 6, 7, 8].into(), Arc::new(params));
-            engine.submit(Request { ordinal: *next, tokens, first: 0, offset: 0, samples: 1, params, answers: Vec::new() })?;
+            engine.submit(Request::new(*next, [5, 6, 7, 8], 1, Arc::new(params)))?;
             *next += 1;
         }
         Ok(())

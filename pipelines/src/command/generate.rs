@@ -126,15 +126,7 @@ impl Generate {
         };
         let mut engine = policy.engine(1, self.seed);
         let params = Arc::new(params);
-        engine.submit(Request {
-            ordinal: 0,
-            tokens: prompt.into(),
-            first: 0,
-            offset: 0,
-            samples: 1,
-            params,
-            answers: Vec::new(),
-        })?;
+        engine.submit(Request::new(0, prompt, 1, params))?;
         let (mut answer, mut shown) = (Answer::default(), 0);
         while !engine.is_idle() {
             let ended = engine.step()?.pop();

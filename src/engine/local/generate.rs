@@ -42,16 +42,8 @@ pub fn batch_generate(
 fn run(engine: &mut LocalEngine, prompts: &[&str], params: &SamplingParams, first: u64) -> Result<Vec<Generation>, EngineError> {
     let params = Arc::new(params.clone());
     for (ordinal, prompt) in (first..).zip(prompts) {
-        let tokens = engine.tokenizer().encode(prompt)?.into();
-        engine.submit(Request {
-            ordinal,
-            tokens,
-            first: 0,
-            offset: 0,
-            samples: 1,
-            params: params.clone(),
-            answers: Vec::new(),
-        })?;
+        let tokens = engine.tokenizer().encode(prompt)?;
+        engine.submit(Request::new(ordinal, tokens, 1, params.clone()))?;
     }
     let mut finished = engine.run()?;
     finished.sort_by_key(|finished| finished.ordinal);

@@ -56,16 +56,7 @@ impl Answering {
             Answering::Turns { open, tokenizer, .. } => {
                 let (ordinal, temperature) = (prompt.ordinal, params.temperature);
                 let tokens: Arc<[u32]> = tokenizer.encode_prompt(&prompt)?.into();
-                let request = Request {
-                    ordinal,
-                    tokens: tokens.clone(),
-                    first: 0,
-                    offset: 0,
-                    samples,
-                    params: Arc::new(params),
-                    answers: Vec::new(),
-                };
-                engine.submit(request)?;
+                engine.submit(Request::new(ordinal, tokens.clone(), samples, Arc::new(params)))?;
                 open.open(prompt, tokens, samples, temperature);
             }
             Answering::Rollouts(all) => all.admit(prompt, samples, params, Vec::new()),

@@ -18,16 +18,7 @@ pub(super) fn answer<E: TokenEngine>(
     let mut open = Assembly::new(false);
     for prompt in prompts {
         let (ordinal, tokens): (_, Arc<[u32]>) = (prompt.ordinal, tokenizer.encode_prompt(&prompt)?.into());
-        let request = Request {
-            ordinal,
-            tokens: tokens.clone(),
-            first: 0,
-            offset: 0,
-            samples,
-            params: params.clone(),
-            answers: Vec::new(),
-        };
-        engine.submit(request)?;
+        engine.submit(Request::new(ordinal, tokens.clone(), samples, params.clone()))?;
         open.open(prompt, tokens, samples, params.temperature);
     }
     let mut groups = Vec::new();

@@ -182,7 +182,7 @@ impl<E: TokenEngine> Generator<E> {
         };
         let params = self.params_of(ordinal, engine.version());
         groups.open(prompt, tokens.clone(), samples, params.temperature);
-        engine.submit(Request { ordinal, tokens, first: 0, offset: 0, samples, params: Arc::new(params), answers })?;
+        engine.submit(Request { answers, ..Request::new(ordinal, tokens, samples, Arc::new(params)) })?;
         Ok(())
     }
 

@@ -26,7 +26,7 @@ pub fn generate_conversation_turn<E: TokenEngine>(
     let text = tokenizer.chat()?.render(&ChatInput::prompt(conversation).tools(&schemas))?;
     let tokens: Arc<[u32]> = tokenizer.encode_bare(&text)?.into();
     let params = Arc::new(params.clone());
-    engine.submit(Request { ordinal, tokens: tokens.clone(), first: 0, offset: 0, samples: 1, params, answers: Vec::new() })?;
+    engine.submit(Request::new(ordinal, tokens.clone(), 1, params))?;
     while !engine.is_idle() {
         if let Some(finished) = engine.step()?.into_iter().find(|finished| finished.ordinal == ordinal) {
             let prompt = Prompt { ordinal, ..Prompt::from(conversation.to_vec()) };
