@@ -57,6 +57,9 @@ struct Status {
     /// What servers are that are named by their URLs.
     #[arg(long, value_enum, default_value = "vllm")]
     kind: Named,
+    /// Override a key of the recipe, as in engine.port=8500; may be given several times.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
 }
 
 /// Give the servers of a recipe the weights of a model folder, a checkpoint or a run, and verify that they serve them.
@@ -158,11 +161,12 @@ impl Status {
     fn run(self, registry: &Registry) -> Result<ExitCode> {
         let engine = match &self.of[..] {
             [recipe] if !recipe.starts_with("http://") => {
-                let args = RecipeArgs { recipe: recipe.into(), sets: Vec::new() };
+                let args = RecipeArgs { recipe: recipe.into(), sets: self.sets };
                 let Some(plan) = load(&args, registry) else { return Ok(ExitCode::from(REFUSED)) };
                 plan.engine
             }
             urls => {
+                ensure!(self.sets.is_empty(), "--set overrides keys of a recipe, and none is named");
                 let kind = match self.kind {
                     Named::Vllm => EngineKind::Vllm,
                     Named::Sglang => EngineKind::Sglang,
