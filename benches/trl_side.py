@@ -17,37 +17,15 @@ parser.add_argument("--steps", type=int, default=63)
 parser.add_argument("--out", default="")
 args = parser.parse_args()
 WARM_UP = min(3, args.steps - 1)
-SIZE = dict(tiny=dict(vocab=64, hidden=128, layers=4, heads=4, inter=384, rows=64, length=64),
-            mid=dict(vocab=8192, hidden=512, layers=8, heads=8, inter=1536, rows=16, length=128))[args.preset]
 
 import torch
 torch.set_num_threads(args.threads)
 from datasets import Dataset
-from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
+from transformers import TrainerCallback
 
+from trl_model import SIZES, model, tokenizer
 
-def tokenizer(size=64):
-    names = ["<pad>", "<eos>", "<bos>", "<unk>"] + list("0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n")
-    vocab = {name: i for i, name in enumerate(names)}
-    while len(vocab) < size:
-        vocab[f"<extra_{len(vocab) - len(names)}>"] = len(vocab)
-    bare = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
-    bare.decoder = decoders.Fuse()
-    bare.add_special_tokens(["<pad>", "<eos>", "<bos>", "<unk>"])
-    return PreTrainedTokenizerFast(tokenizer_object=bare, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>",
-                                   unk_token="<unk>", padding_side="left", clean_up_tokenization_spaces=False)
-
-
-def model():
-    torch.manual_seed(0)
-    config = Qwen2Config(vocab_size=SIZE["vocab"], hidden_size=SIZE["hidden"], intermediate_size=SIZE["inter"],
-                         num_hidden_layers=SIZE["layers"], num_attention_heads=SIZE["heads"], num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=True, bos_token_id=2,
-                         eos_token_id=1, pad_token_id=0, dtype="float32", use_cache=True)
-    policy = Qwen2ForCausalLM(config).float()
-    policy.generation_config.eos_token_id, policy.generation_config.pad_token_id = 1, 0
-    return policy
-
+SIZE = SIZES[args.preset]
 
 ends, trained = [], []
 class Clock(TrainerCallback):
@@ -55,7 +33,7 @@ class Clock(TrainerCallback):
         ends.append(time.perf_counter())
 
 
-tok, policy = tokenizer(SIZE["vocab"]), model()
+tok, policy = tokenizer(SIZE["vocab"]), model(SIZE)
 if args.out:
     policy.save_pretrained(args.out)
     tok.save_pretrained(args.out)
