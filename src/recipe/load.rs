@@ -130,10 +130,11 @@ fn require_and_refuse_sections(root: &Node, plan: &Plan, findings: &mut Findings
 /// A model that can't do what is asked of it, and a device that isn't there or has too little memory.
 #[cfg(feature = "torch")]
 fn missing_means(plan: &Plan) -> Vec<Problem> {
-    let beyond = model_limits::problems(plan);
-    if !beyond.is_empty() {
-        return beyond;
-    }
+    [model_limits::problems(plan), missing_device(plan)].concat()
+}
+
+#[cfg(feature = "torch")]
+fn missing_device(plan: &Plan) -> Vec<Problem> {
     let compute = match plan.model.device {
         DeviceName::Cpu => return memory::problems(plan),
         DeviceName::Cuda(index) => Compute::cuda(index, Dtype::F32),

@@ -52,4 +52,13 @@ mod tests {
         assert_eq!(beyond("grpo", &one_more), ["sft.max_length", "generate.max_new_tokens", "eval.max_new_tokens"]);
         assert_eq!(beyond("sft", &["sft.max_length=2049"]), ["sft.max_length"]);
     }
+
+    #[test]
+    fn they_are_told_together_with_a_device_that_is_not_there() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text = "pipeline = 'grpo'\nmodel = { kind = 'tiny', device = 'cuda:63' }\ntask.kind = 'arithmetic'\n";
+        std::fs::write(file.path(), text).unwrap();
+        let told = crate::recipe::load(file.path(), &["generate.max_new_tokens=4096".to_owned()]).unwrap_err().to_string();
+        assert!(told.contains("`model.device`") && told.contains("`generate.max_new_tokens` is 4096"), "{told}");
+    }
 }
