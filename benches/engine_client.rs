@@ -1,8 +1,8 @@
 //! What the client of servers costs: the same requests by a fleet and by a bare load generator, in turns, against one vLLM server that runs.
 //!
 //! `rollflow engine launch pipelines/recipes/grpo_vllm.toml`, then `cargo bench --bench engine_client -- http://127.0.0.1:8400 [ROUNDS]`. A round
-//! is 8 times 64 answers of 16 tokens, and once 512 at a time. The bare one posts bytes that were made before and drops those that come, over
-//! connections that stay open; the fleet does what it does in a run. At most 5% more time is meant to be its cost, on a machine that does nothing
+//! is 8 times 64 answers of 16 tokens, eight to a prompt and asked for together, and once 512 requests at a time, of a prompt each. The bare one posts
+//! bytes that were made before and drops those that come, over connections that stay open; the fleet does what it does in a run. At most 5% more time is meant to be its cost, on a machine that does nothing
 //! else: both sides share its cores with the server.
 
 use std::sync::Arc;
@@ -26,9 +26,6 @@ use tokio::task::JoinSet;
 /// Tokens of an answer.
 const TOKENS: usize = 16;
 
-/// Answers to a prompt.
-const GROUP: u32 = 8;
-
 /// Most requests at a time.
 const MOST: usize = 512;
 
@@ -38,19 +35,19 @@ fn main() -> Result<()> {
     let rounds = args.get(1).map_or(Ok(7), |rounds| rounds.parse()).context("ROUNDS is a number")?;
     let (mut bare, mut fleet) = (Bare::new(url)?, fleet(url)?);
     // The server's first requests take seconds.
-    bare.run(64)?;
-    by_fleet(&mut fleet, 64)?;
-    for (name, answers, times) in [("64 answers of 16 tokens", 64, 8), ("512 at a time", MOST, 1)] {
+    bare.run(64, 8)?;
+    by_fleet(&mut fleet, 64, 8)?;
+    for (name, answers, group, times) in [("64 answers to 8 prompts", 64, 8, 8), ("512 requests at a time", MOST, 1, 1)] {
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for round in 0..rounds {
             let both = |first: bool| -> Result<()> {
                 // Who begins changes with every round.
                 let started = Instant::now();
                 if first == (round % 2 == 0) {
-                    (0..times).try_for_each(|_| bare.run(answers))?;
+                    (0..times).try_for_each(|_| bare.run(answers, group))?;
                     theirs.push(started.elapsed());
                 } else {
-                    (0..times).try_for_each(|_| by_fleet(&mut fleet, answers))?;
+                    (0..times).try_for_each(|_| by_fleet(&mut fleet, answers, group))?;
                     ours.push(started.elapsed());
                 }
                 Ok(())
@@ -92,21 +89,32 @@ fn fleet(url: &str) -> Result<Fleet> {
     Ok(fleet)
 }
 
-fn by_fleet(fleet: &mut Fleet, answers: usize) -> Result<()> {
+fn by_fleet(fleet: &mut Fleet, answers: usize, group: usize) -> Result<()> {
     let params = Arc::new(SamplingParams { max_new_tokens: TOKENS, ignore_eos: true, ..SamplingParams::default() });
-    for ordinal in 0..answers as u64 / u64::from(GROUP) {
-        fleet.submit(Request::new(ordinal, prompt(ordinal), GROUP, params.clone()))?;
+    for ordinal in 0..(answers / group) as u64 {
+        fleet.submit(Request::new(ordinal, prompt(ordinal), group as u32, params.clone()))?;
     }
     let finished = fleet.run()?;
     ensure!(finished.len() == answers && finished.iter().all(|answer| answer.tokens.len() == TOKENS), "an answer is not whole");
     Ok(())
 }
 
-/// Connections, and what is posted over them.
+fn question(ordinal: u64, group: usize) -> Bytes {
+    let sampling = json!({
+        "n": group, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": ordinal, "max_tokens": TOKENS, "stop_token_ids": [],
+        "ignore_eos": true, "logprobs": 0, "detokenize": false, "skip_special_tokens": false,
+    });
+    let question = json!({
+        "model": "policy", "token_ids": prompt(ordinal), "sampling_params": sampling, "stream": true, "output_mode": "tokens",
+        "cache_salt": "v0",
+    });
+    Bytes::from(question.to_string())
+}
+
+/// Connections that stay open.
 struct Bare {
     runtime: Runtime,
     authority: String,
-    bodies: Vec<Bytes>,
     open: Vec<SendRequest<Full<Bytes>>>,
 }
 
@@ -115,25 +123,15 @@ impl Bare {
         let uri: Uri = url.parse().context("the server's address")?;
         let authority = uri.authority().context("the address has no host")?.to_string();
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        let body = |at: usize| {
-            let sampling = json!({
-                "n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": at, "max_tokens": TOKENS, "stop_token_ids": [],
-                "ignore_eos": true, "logprobs": 0, "detokenize": false, "skip_special_tokens": false,
-            });
-            let question = json!({
-                "model": "policy", "token_ids": prompt(at as u64 / u64::from(GROUP)), "sampling_params": sampling, "stream": true,
-                "output_mode": "tokens", "cache_salt": "v0",
-            });
-            Bytes::from(question.to_string())
-        };
-        Ok(Bare { runtime, authority, bodies: (0..MOST).map(body).collect(), open: Vec::new() })
+        Ok(Bare { runtime, authority, open: Vec::new() })
     }
 
-    fn run(&mut self, answers: usize) -> Result<()> {
-        let Bare { runtime, authority, bodies, open } = self;
+    fn run(&mut self, answers: usize, group: usize) -> Result<()> {
+        let bodies: Vec<Bytes> = (0..answers / group).map(|ordinal| question(ordinal as u64, group)).collect();
+        let Bare { runtime, authority, open } = self;
         runtime.block_on(async {
             let mut under_way = JoinSet::new();
-            for body in &bodies[..answers] {
+            for body in &bodies {
                 let (kept, to) = (open.pop(), authority.clone());
                 let post = Post::post("/inference/v1/generate").header(HOST, authority.as_str());
                 let post = post.header(CONTENT_TYPE, "application/json").body(Full::new(body.clone()))?;

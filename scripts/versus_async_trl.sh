@@ -22,7 +22,7 @@ rate() { tail -n 1 "$1" | python3 -c 'import json, sys; print(json.load(sys.stdi
 for round in $(seq "${1:-1}"); do
   python3 benches/trl_async_side.py save "$work/model" > /dev/null 2>&1
   VLLM_SERVER_DEV_MODE=1 VLLM_CPU_KVCACHE_SPACE=1 setsid "$server" "$work/model" --served-model-name "$work/model" --host 127.0.0.1 --port 8459 \
-    --dtype float32 --enforce-eager --max-model-len 512 --max-num-seqs 64 --logprobs-mode processed_logprobs --return-tokens-as-token-ids \
+    --dtype float32 --enforce-eager --max-model-len 512 --max-num-seqs 64 --stream-interval 16 --logprobs-mode processed_logprobs --return-tokens-as-token-ids \
     --enable-scale-out > "$work/server.log" 2>&1 &
   pid=$!
   for _ in $(seq 120); do curl -sf http://127.0.0.1:8459/health > /dev/null && break; sleep 1; done

@@ -9,7 +9,7 @@ use rollflow::engine::remote::{SglangEngine, VllmEngine};
 use rollflow::engine::{FinishReason, SamplingParams, TokenEngine};
 use serde_json::{Value, json};
 
-use super::server::{Piece, Reply, Server, answer_to, next, vllm_event, vllm_page};
+use super::server::{Piece, Reply, Server, answer_to, next, of_each, vllm_event, vllm_page};
 use super::*;
 
 /// A number below `below`.
@@ -25,6 +25,10 @@ fn reply(seed: u64, nth: u64, sglang: bool, body: &Value) -> Reply {
     let prompt: Vec<u32> = ids.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
     let most = params[if sglang { "max_new_tokens" } else { "max_tokens" }].as_u64().unwrap() as usize;
     let whole = answer_to(&prompt, most);
+    if draw(&[seed, 4], 4) == 0 && params["n"].as_u64() > Some(1) {
+        // One that does not answer groups.
+        return Reply::Page(400, json!({ "error": { "message": "n must be 1", "code": 400 } }).to_string());
+    }
     let mut pieces = Vec::new();
     let fault = draw(&[seed, nth, 1], 40);
     let good = draw(&[seed, nth, 2], whole.len() as u64 + 1) as usize;
@@ -88,7 +92,7 @@ fn reply(seed: u64, nth: u64, sglang: bool, body: &Value) -> Reply {
             pieces.push(Piece::Raw("data: [DONE]\n\n".into()));
         }
     }
-    Reply::Stream(pieces)
+    Reply::Stream(of_each(pieces, body))
 }
 
 /// The newest of what was said, or for SGLang all of it.
@@ -149,7 +153,9 @@ fn play(seed: u64) -> bool {
     };
     let handle = handle([first, second]);
     (0..2).for_each(|place| handle.serves(place, 1));
-    let mut fleet = fleet(&handle, hasty());
+    // With room for it, samples of a prompt are asked for together.
+    let per_engine = if seed % 4 < 2 { 16 } else { 64 };
+    let mut fleet = fleet(&handle, FleetConfig { per_engine, ..hasty() });
     fleet.set_weights(1, &rollflow::engine::remote::Synced { version: 1 });
     let params = SamplingParams { max_new_tokens: 12, ..SamplingParams::default() };
     let (groups, samples) = (2 + draw(&[seed, 7], 4), 1 + draw(&[seed, 8], 4) as u32);

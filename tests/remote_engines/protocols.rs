@@ -22,6 +22,7 @@ fn attempt(params: SamplingParams) -> Attempt {
         seed: 9,
         cache_key: Some("v42".into()),
         adapter: None,
+        together: 1,
     }
 }
 

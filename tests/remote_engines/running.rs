@@ -14,7 +14,7 @@ use rollflow::observe::{Metric, Metrics};
 use rollflow::prelude::*;
 use serde_json::{Value, json};
 
-use super::server::{Piece, Reply, Server, answer_to, next, vllm_event, vllm_page};
+use super::server::{Piece, Reply, Server, answer_to, next, of_each, vllm_event, vllm_page};
 use super::*;
 
 /// Right answers, each token after a pause.
@@ -31,7 +31,7 @@ fn right(body: &Value, version: &str, millis: u64) -> Reply {
         pieces.extend([Piece::Pause(millis), Piece::Event(vllm_event(&[(*token, log_prob)], finish, spans))]);
     }
     pieces.push(Piece::Raw("data: [DONE]\n\n".into()));
-    Reply::Stream(pieces)
+    Reply::Stream(of_each(pieces, body))
 }
 
 fn vllm(url: &str) -> Arc<dyn InferenceEngine> {
@@ -295,6 +295,70 @@ fn v4_what_was_made_under_weights_on_trial_is_given_back_when_they_are_right_and
         let tokens: usize = ended.values().map(|finished| finished.tokens.len()).sum();
         assert_eq!((ended.len(), anew), (8, if wrong { tokens } else { 8 }), "made anew, all of them, or given back as they are");
     }
+}
+
+/// Law F3 of a group: what one question asks for ends once and whole, however the question ends.
+#[test]
+fn samples_of_a_prompt_are_asked_for_together_and_go_on_by_themselves_when_that_fails() {
+    // What becomes of the first question.
+    for fate in ["well", "refused", "cut", "nonsense", "busy"] {
+        let asked: Arc<Mutex<Vec<u64>>> = Arc::default();
+        let seen = asked.clone();
+        let server = Server::new(move |path, body| {
+            vllm_page(path).unwrap_or_else(|| {
+                let mut seen = seen.lock().unwrap();
+                seen.push(body["sampling_params"]["n"].as_u64().unwrap());
+                let Reply::Stream(mut pieces) = right(body, "1", 0) else { unreachable!() };
+                match fate {
+                    _ if seen.len() > 1 => {}
+                    "refused" => return Reply::Page(400, "sampling_params.n must be at most 2".into()),
+                    "busy" => return Reply::Page(429, String::new()),
+                    // After the first token of the first answer.
+                    "cut" => pieces.splice(2.., [Piece::Cut]).for_each(drop),
+                    "nonsense" => {
+                        let mut event = vllm_event(&[(3, -1.0)], None, Value::Null);
+                        event["choices"][0]["index"] = 4.into();
+                        pieces.splice(2.., [Piece::Event(event)]).for_each(drop);
+                    }
+                    _ => {}
+                }
+                Reply::Stream(pieces)
+            })
+        });
+        let handle = handle([vllm(&server.url)]);
+        handle.serves(0, 1);
+        let mut fleet = fleet(&handle, FleetConfig { per_engine: 64, ..hasty() });
+        fleet.set_weights(1, &Synced { version: 1 });
+        fleet.submit(request(0, 4, &params())).unwrap();
+        let ended = finish(&mut fleet, |_| {}).unwrap();
+        assert_eq!(ended.len(), 4, "{fate}");
+        for finished in ended.values() {
+            assert_eq!(finished.tokens, answer_to(&prompt(0), 12), "{fate}");
+        }
+        let asked = asked.lock().unwrap();
+        let alone = if fate == "well" { 0 } else { 4 };
+        assert_eq!((asked[0], &asked[1..]), (4, &vec![1; alone][..]), "{fate}");
+        assert_eq!(handle.state(0), EngineState::Serving, "{fate}: one fault, however many shared it");
+    }
+}
+
+#[test]
+fn a_group_that_is_given_up_leaves_no_question_open() {
+    let server = Server::new(|path, body| vllm_page(path).unwrap_or_else(|| right(body, "1", 20)));
+    let handle = handle([vllm(&server.url)]);
+    let mut fleet = fleet(&handle, FleetConfig { per_engine: 64, patience: GUARD, silence: GUARD, ..hasty() });
+    fleet.set_weights(1, &Synced { version: 1 });
+    let ordinal = (0..).find(|ordinal| answer_to(&prompt(*ordinal), 12).len() > 6).unwrap();
+    fleet.submit(request(ordinal, 4, &params())).unwrap();
+    while fleet.sampled().is_empty() {
+        fleet.step().unwrap();
+    }
+    let all: Vec<(u64, u32)> = (0..4).map(|index| (ordinal, index)).collect();
+    let begun = fleet.begin_anew(&|_, _| true);
+    assert!(begun.iter().all(|key| all.contains(key)) && !begun.is_empty());
+    let ended = finish(&mut fleet, |_| {}).unwrap();
+    assert!(ended.values().all(|finished| finished.tokens == answer_to(&prompt(ordinal), 12)), "whoever went on, and whoever began anew");
+    assert_eq!(ended.len(), 4);
 }
 
 #[test]

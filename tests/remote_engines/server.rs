@@ -234,6 +234,23 @@ pub fn vllm_page(path: &str) -> Option<Reply> {
     Some(Reply::json(page))
 }
 
+/// The stream of one answer, told of each answer that is asked for.
+pub fn of_each(pieces: Vec<Piece>, body: &Value) -> Vec<Piece> {
+    let samples = body["sampling_params"]["n"].as_u64().unwrap_or(1);
+    let of_each = |piece| match piece {
+        Piece::Event(event) if event["choices"].is_array() => {
+            let of = |index: u64| {
+                let mut event = event.clone();
+                event["choices"][0]["index"] = index.into();
+                Piece::Event(event)
+            };
+            (0..samples).map(of).collect()
+        }
+        other => vec![other],
+    };
+    pieces.into_iter().flat_map(of_each).collect()
+}
+
 /// An event of `POST /inference/v1/generate`, as vLLM 0.32 writes it.
 pub fn vllm_event(tokens: &[(u32, f32)], finish: Option<&str>, versions: Value) -> Value {
     let content = |(token, log_prob): &(u32, f32)| json!({ "token_id": token, "logprob": log_prob, "rank": 1, "top_logprobs": [{ "token_id": token, "logprob": log_prob, "rank": 1 }] });

@@ -34,6 +34,8 @@ pub struct Attempt {
     pub cache_key: Option<String>,
     /// The adapter to answer with, by the name that it was loaded under; `None` for the engine's own weights.
     pub adapter: Option<String>,
+    /// How many samples of this prompt are begun at once, this one included, all with nothing but the prompt: an engine may answer them together.
+    pub together: u32,
 }
 
 impl Attempt {
@@ -105,6 +107,16 @@ impl Tokens {
     /// Tells some. False when nobody wants them any more.
     pub async fn tell(&self, chunk: Chunk) -> bool {
         self.to.send(chunk).await.is_ok()
+    }
+
+    /// Whether nobody wants them any more.
+    pub(super) fn is_unwanted(&self) -> bool {
+        self.to.is_closed()
+    }
+
+    /// Returns when nobody wants them any more.
+    pub(super) async fn unwanted(&self) {
+        self.to.closed().await;
     }
 }
 

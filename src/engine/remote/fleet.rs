@@ -38,6 +38,9 @@ use crate::engine::{EngineError, FinishReason, Finished, Load, TokenEngine};
 /// Failures in a row after which an engine is taken for lost.
 const FAILURES: u32 = 3;
 
+/// A group waits for room for all of it where that leaves at most one in so many places empty.
+const EMPTY: usize = 8;
+
 /// What engines elsewhere read weights from: nothing. It says which version they were brought to, and is published once that was verified (law V4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Synced {
@@ -137,17 +140,23 @@ impl Fleet {
     fn dispatch(&mut self, now: Instant) -> Result<(), EngineError> {
         let due = |slip: &Slip| matches!(slip.stage, Stage::Waiting(at) if at <= now);
         let waiting: Vec<(u64, u32)> = self.samples.iter().filter(|(_, slip)| due(slip)).map(|(key, _)| *key).collect();
-        let room = self.limit.saturating_sub(self.active());
-        for key in waiting.into_iter().take(room) {
-            let group = self.samples.range((key.0, 0)..=(key.0, u32::MAX));
+        let mut room = self.limit.saturating_sub(self.active());
+        let mut waiting = waiting.as_slice();
+        while let Some((first, _)) = waiting.split_first() {
+            let together = self.together(waiting);
+            let group = self.samples.range((first.0, 0)..=(first.0, u32::MAX));
             let home = group.filter_map(|(_, slip)| slip.running()).map(|running| running.place).next();
-            let Some(place) = choose(&self.seats, home, |place| self.handle.state(place) == EngineState::Serving, now) else {
-                break;
-            };
-            self.begin(key, place, now)?;
+            let place = choose(&self.seats, home, together, |place| self.serves(place), now);
+            let Some(place) = place.filter(|_| together <= room) else { break };
+            let (begun, rest) = waiting.split_at(together);
+            for key in begun {
+                self.begin(*key, place, together, now)?;
+            }
+            (waiting, room) = (rest, room - together);
         }
+        let next = if waiting.is_empty() { 0 } else { self.together(waiting) };
         for (place, seat) in self.seats.iter_mut().enumerate() {
-            seat.look(now);
+            seat.look(next, now);
             if let Some(meter) = self.handle.meter() {
                 meter.room(place, seat.in_flight, seat.limit());
             }
@@ -155,7 +164,25 @@ impl Fleet {
         Ok(())
     }
 
-    fn begin(&mut self, key: (u64, u32), place: usize, now: Instant) -> Result<(), EngineError> {
+    fn serves(&self, place: usize) -> bool {
+        self.handle.state(place) == EngineState::Serving
+    }
+
+    /// How many of those that wait are begun at once: all samples of a prompt of which nothing is there yet, where waiting for room for them leaves
+    /// little of it empty.
+    fn together(&self, waiting: &[(u64, u32)]) -> usize {
+        let (ordinal, first) = waiting[0];
+        let untouched = |key: &&(u64, u32)| {
+            let slip = self.samples.get(key).filter(|slip| slip.number == 0 && slip.answer.tokens.is_empty());
+            key.0 == ordinal && slip.is_some_and(|slip| slip.request.first == first)
+        };
+        let all = waiting.iter().take_while(untouched).count();
+        let serving = (0..self.seats.len()).filter(|place| self.serves(*place));
+        let most = serving.map(|place| self.seats[place].limit()).max().unwrap_or(0).min(self.limit);
+        if all > 1 && EMPTY * all <= most { all } else { 1 }
+    }
+
+    fn begin(&mut self, key: (u64, u32), place: usize, together: usize, now: Instant) -> Result<(), EngineError> {
         let threads = self.threads()?;
         let Some(slip) = self.samples.get_mut(&key) else { return Ok(()) };
         let adapter = self.handle.adapter(place);
@@ -173,6 +200,7 @@ impl Fleet {
             seed: mix(mix(mix(self.seed ^ mix(key.0)) ^ u64::from(key.1)) ^ (request.offset + before) as u64),
             cache_key: self.config.cache_by_version.then(|| format!("v{floor}")),
             adapter: adapter.as_ref().map(|adapter| adapter.name.clone()),
+            together: together as u32,
         };
         self.load.prefill += attempt.tokens.len();
         let FleetConfig { silence, whole, vocabulary, .. } = self.config;

@@ -21,6 +21,7 @@ mod sglang_weights;
 mod slip;
 pub mod sync;
 mod throughput;
+mod together;
 mod vllm;
 mod vllm_weights;
 mod weights;

@@ -42,8 +42,8 @@ impl Seat {
         (self.limit as usize).min(self.throughput.slots()).clamp(1, self.most)
     }
 
-    fn has_room(&self, now: Instant) -> bool {
-        self.in_flight < self.limit() && self.closed_until.is_none_or(|until| until <= now)
+    fn has_room(&self, count: usize, now: Instant) -> bool {
+        self.in_flight + count <= self.limit() && self.closed_until.is_none_or(|until| until <= now)
     }
 
     /// It made tokens.
@@ -52,9 +52,9 @@ impl Seat {
         self.throughput.made(tokens);
     }
 
-    /// It was given what there is for it.
-    pub(super) fn look(&mut self, now: Instant) {
-        self.throughput.look(self.in_flight, now);
+    /// It was given what there is for it; `next` more wait to be begun together.
+    pub(super) fn look(&mut self, next: usize, now: Instant) {
+        self.throughput.look(self.in_flight, next, now);
     }
 
     /// It ended a sample.
@@ -79,9 +79,9 @@ impl Seat {
     }
 }
 
-/// The engine for a sample whose group is at `home`, if there is one with room that `serves`.
-pub(super) fn choose(seats: &[Seat], home: Option<usize>, serves: impl Fn(usize) -> bool, now: Instant) -> Option<usize> {
-    let has_room = |place: &usize| seats.get(*place).is_some_and(|seat| seat.has_room(now)) && serves(*place);
+/// The engine for so many samples of a group that is at `home`, if there is one with room for them that `serves`.
+pub(super) fn choose(seats: &[Seat], home: Option<usize>, count: usize, serves: impl Fn(usize) -> bool, now: Instant) -> Option<usize> {
+    let has_room = |place: &usize| seats.get(*place).is_some_and(|seat| seat.has_room(count, now)) && serves(*place);
     home.filter(has_room).or_else(|| {
         let taken = |place: &usize| seats[*place].in_flight as f64 / seats[*place].limit() as f64;
         (0..seats.len()).filter(has_room).min_by(|a, b| taken(a).total_cmp(&taken(b)))
@@ -97,12 +97,14 @@ mod tests {
         let now = Instant::now();
         let mut seats = vec![Seat::new(4), Seat::new(4), Seat::new(8)];
         (seats[0].in_flight, seats[1].in_flight, seats[2].in_flight) = (3, 1, 1);
-        assert_eq!(choose(&seats, Some(0), |_| true, now), Some(0));
-        assert_eq!(choose(&seats, None, |_| true, now), Some(2), "an eighth of its room is taken");
-        assert_eq!(choose(&seats, Some(0), |place| place == 1, now), Some(1), "who does not serve gets nothing");
+        assert_eq!(choose(&seats, Some(0), 1, |_| true, now), Some(0));
+        assert_eq!(choose(&seats, None, 1, |_| true, now), Some(2), "an eighth of its room is taken");
+        assert_eq!(choose(&seats, Some(0), 2, |place| place < 2, now), Some(1), "where all of them have room");
+        assert_eq!(choose(&seats, None, 8, |_| true, now), None);
+        assert_eq!(choose(&seats, Some(0), 1, |place| place == 1, now), Some(1), "who does not serve gets nothing");
         seats[0].in_flight = 4;
-        assert_eq!(choose(&seats, Some(0), |_| true, now), Some(2), "rather elsewhere than not at all");
-        assert_eq!(choose(&seats, None, |_| false, now), None);
+        assert_eq!(choose(&seats, Some(0), 1, |_| true, now), Some(2), "rather elsewhere than not at all");
+        assert_eq!(choose(&seats, None, 1, |_| false, now), None);
     }
 
     #[test]
@@ -113,8 +115,8 @@ mod tests {
             seat.busy(0, 429, None, now);
         }
         assert_eq!(seat.limit(), 48, "turned away together, counted once");
-        assert_eq!(choose(&[seat.clone()], Some(0), |_| true, now), None);
-        assert_eq!(choose(&[seat.clone()], None, |_| true, now + Duration::from_secs(1)), Some(0));
+        assert_eq!(choose(&[seat.clone()], Some(0), 1, |_| true, now), None);
+        assert_eq!(choose(&[seat.clone()], None, 1, |_| true, now + Duration::from_secs(1)), Some(0));
         for _ in 0..2000 {
             seat.ended();
         }
@@ -122,7 +124,7 @@ mod tests {
         let mut paused = Seat::new(8);
         paused.busy(0, 503, Some(Duration::from_secs(7)), now);
         assert_eq!(paused.limit(), 8);
-        assert_eq!(choose(&[paused.clone()], None, |_| true, now + Duration::from_secs(6)), None, "as long as it asked for");
-        assert_eq!(choose(&[paused], None, |_| true, now + Duration::from_secs(7)), Some(0));
+        assert_eq!(choose(&[paused.clone()], None, 1, |_| true, now + Duration::from_secs(6)), None, "as long as it asked for");
+        assert_eq!(choose(&[paused], None, 1, |_| true, now + Duration::from_secs(7)), Some(0));
     }
 }

@@ -47,28 +47,72 @@ impl ServerConfig {
 /// What one event of a stream says.
 #[derive(Debug, Default)]
 pub(super) struct Said {
+    /// Which of the answers it is about.
+    pub(super) choice: usize,
     pub(super) chunk: Chunk,
     pub(super) ending: Option<Ending>,
     /// Nothing that comes after it is wanted; the server is to stop.
     pub(super) over: bool,
 }
 
-/// Reads a stream to its end and tells its tokens. `read` makes sense of one event, or says why there is none.
+/// Whoever a stream tells.
+pub(super) trait Listener {
+    /// Hears of an event: whether it wants more, or why that can't be.
+    fn hear(&mut self, said: Said) -> impl Future<Output = Result<bool, String>> + Send;
+
+    /// Whether all was said.
+    fn is_done(&self) -> bool;
+}
+
+/// The reader of one answer.
+struct Reader<'a> {
+    tokens: &'a Tokens,
+    ending: Option<Ending>,
+}
+
+impl Listener for Reader<'_> {
+    async fn hear(&mut self, Said { chunk, ending, over, .. }: Said) -> Result<bool, String> {
+        if !chunk.tokens.is_empty() && !self.tokens.tell(chunk).await {
+            self.ending = Some(Ending { end: End::Aborted, spans: None });
+            return Ok(false);
+        }
+        self.ending = ending.or(self.ending.take());
+        Ok(!over)
+    }
+
+    fn is_done(&self) -> bool {
+        self.ending.is_some()
+    }
+}
+
+/// Reads the stream of one answer to its end and tells its tokens. `read` makes sense of one event, or says why there is none.
 pub(super) async fn follow<E: DeserializeOwned>(
     client: &Client,
-    (path, body, silence): (&str, &Value, Duration),
+    question: (&str, &Value, Duration),
     tokens: &Tokens,
-    mut read: impl FnMut(E) -> Result<Said, Wrong>,
+    read: impl FnMut(E) -> Result<Said, Wrong>,
 ) -> Result<Ending, RemoteError> {
+    let mut reader = Reader { tokens, ending: None };
+    listen(client, question, &mut reader, read).await?;
+    let unsaid = || client.fault(Fault::Broke { why: format!("POST {} ended without saying why", question.0) });
+    reader.ending.ok_or_else(unsaid)
+}
+
+/// Reads a stream to its end and tells `listener`.
+pub(super) async fn listen<E: DeserializeOwned>(
+    client: &Client,
+    (path, body, silence): (&str, &Value, Duration),
+    listener: &mut impl Listener,
+    mut read: impl FnMut(E) -> Result<Said, Wrong>,
+) -> Result<(), RemoteError> {
     let what = format!("POST {path}");
     let mut events = client.events(path, body, silence).await?;
-    let mut ending = None;
     loop {
         let data = match events.next().await {
             Ok(Some(data)) => data,
-            Ok(None) => break,
+            Ok(None) => return Ok(()),
             // All was said; how the connection ends changes nothing.
-            Err(_) if ending.is_some() => break,
+            Err(_) if listener.is_done() => return Ok(()),
             Err(error) => return Err(error),
         };
         if data.contains("\"error\"")
@@ -83,15 +127,11 @@ pub(super) async fn follow<E: DeserializeOwned>(
             Wrong::Nonsense(why) => client.nonsense(&what, why, &data),
             Wrong::Refused { status, told } => client.refusal(&what, status, &told),
         })?;
-        if !said.chunk.tokens.is_empty() && !tokens.tell(said.chunk).await {
-            return Ok(Ending { end: End::Aborted, spans: None });
-        }
-        ending = said.ending.or(ending);
-        if said.over {
-            break;
+        let more = listener.hear(said).await.map_err(|why| client.nonsense(&what, why, &data))?;
+        if !more {
+            return Ok(());
         }
     }
-    ending.ok_or_else(|| client.fault(Fault::Broke { why: format!("{what} ended without saying why") }))
 }
 
 /// What is wrong with an event.

@@ -190,7 +190,7 @@ impl Reader {
             let mut chunk = chunk;
             chunk.tokens.truncate(stop + 1);
             chunk.log_probs.truncate(stop + 1);
-            return Ok(Said { chunk, ending: Some(Ending { end: End::Stop, spans: None }), over: true });
+            return Ok(Said { chunk, ending: Some(Ending { end: End::Stop, spans: None }), over: true, ..Said::default() });
         }
         let Some(finish) = meta.finish_reason else { return Ok(Said { chunk, ..Said::default() }) };
         let end = match (finish.kind.as_str(), finish.status_code) {
@@ -203,7 +203,7 @@ impl Reader {
             (other, _) => return Err(Wrong::Nonsense(format!("finish_reason {other:?}, which is unknown here"))),
         };
         // Its `weight_version` alone is the newest, and no token's for certain.
-        Ok(Said { chunk, ending: Some(Ending { end, spans: spans(meta.weight_versions) }), over: false })
+        Ok(Said { chunk, ending: Some(Ending { end, spans: spans(meta.weight_versions) }), over: false, ..Said::default() })
     }
 }
 

@@ -43,11 +43,12 @@ impl Throughput {
         self.tokens += tokens;
     }
 
-    /// It was given what there is, and has so many samples now.
-    pub(super) fn look(&mut self, in_use: usize, now: Instant) {
-        let begun = self.since.filter(|_| in_use == self.slots());
-        let Some(begun) = begun else {
-            (self.since, self.tokens) = ((in_use == self.slots()).then_some(now), 0);
+    /// It was given what there is, and has so many samples now; `next` more wait to be begun together.
+    pub(super) fn look(&mut self, in_use: usize, next: usize, now: Instant) {
+        let slots = self.slots();
+        let full = (slots.saturating_sub(next.max(1)) + 1..=slots).contains(&in_use);
+        let Some(begun) = self.since.filter(|_| full) else {
+            (self.since, self.tokens) = (full.then_some(now), 0);
             return;
         };
         let passed = now.saturating_duration_since(begun);
@@ -58,7 +59,7 @@ impl Throughput {
         self.since = Some(now);
         self.full += usize::from(tokens > 0);
         match &mut self.concurrency {
-            Some(concurrency) => drop(concurrency.step(in_use, tokens, passed.as_secs_f64())),
+            Some(concurrency) => drop(concurrency.step(slots, tokens, passed.as_secs_f64())),
             None if self.full >= FIRST => self.concurrency = Some(Concurrency::below(self.most)),
             None => {}
         }
@@ -70,11 +71,11 @@ mod tests {
     use super::*;
 
     /// The number that an engine gets in the end which computes `capacity` at a time, if so many samples are there.
-    fn settled(most: usize, capacity: usize, there: usize) -> usize {
+    fn settled(most: usize, capacity: usize, there: usize, group: usize) -> usize {
         let (mut throughput, mut now) = (Throughput::new(most), Instant::now());
         for _ in 0..6000 {
-            let in_use = there.min(throughput.slots());
-            throughput.look(in_use, now);
+            let in_use = there.min(throughput.slots() / group * group);
+            throughput.look(in_use, if in_use < there { group } else { 0 }, now);
             throughput.made(in_use.min(capacity));
             now += Duration::from_millis(50);
         }
@@ -83,13 +84,15 @@ mod tests {
 
     #[test]
     fn an_engine_gets_about_as_many_as_it_computes_at_a_time() {
-        let slots = settled(256, 64, 1000);
-        assert!((50..=100).contains(&slots), "{slots} for an engine that computes 64");
-        assert!(settled(256, 1000, 1000) > 180, "one that computes all of them keeps most of them, and tries more");
+        for group in [1, 5] {
+            let slots = settled(256, 64, 1000, group);
+            assert!((50..=100).contains(&slots), "{slots} for an engine that computes 64, in groups of {group}");
+        }
+        assert!(settled(256, 1000, 1000, 1) > 180, "one that computes all of them keeps most of them, and tries more");
     }
 
     #[test]
     fn an_engine_that_is_never_full_keeps_its_room() {
-        assert_eq!(settled(256, 16, 100), 256);
+        assert_eq!(settled(256, 16, 100, 1), 256);
     }
 }

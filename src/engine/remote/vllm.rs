@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
 use super::reply::{WireSpan, chunk, spans};
-use super::server::{Said, ServerConfig, Wrong, follow};
+use super::server::{Said, ServerConfig, Wrong, follow, listen};
+use super::together::{Group, Meeting};
 use super::{
     Attempt, Capabilities, Client, End, Ending, Fault, InferenceEngine, Pending, RemoteError, Scored, Tokens, WeightControl,
     completions,
@@ -33,6 +34,7 @@ pub struct VllmEngine {
     client: Client,
     config: ServerConfig,
     probed: Arc<OnceCell<Probed>>,
+    meeting: Meeting,
     control: Option<Arc<dyn WeightControl>>,
 }
 
@@ -54,7 +56,7 @@ impl VllmEngine {
     /// The same, asked as this says.
     pub fn with(config: ServerConfig) -> Result<Self, RemoteError> {
         let client = config.client("vLLM")?;
-        Ok(VllmEngine { client, config, probed: Arc::default(), control: None })
+        Ok(VllmEngine { client, config, probed: Arc::default(), meeting: Meeting::default(), control: None })
     }
 
     /// Given weights by this.
@@ -127,6 +129,19 @@ impl VllmEngine {
         })
     }
 
+    /// Answers a group as one question.
+    async fn answer(self, mut group: Group, model: String) {
+        let (first, samples) = group.first();
+        let question = question(first, samples, &model);
+        let channels = group.channels();
+        let asked = (GENERATE, &question, self.config.silence);
+        tokio::select! {
+            answered = listen(&self.client, asked, &mut group, said) => group.end(answered, self.client.name()),
+            // Its connection closes, and the server stops.
+            () = Group::deserted(channels) => {}
+        }
+    }
+
     /// Says what can't go well before it is asked.
     fn check(&self, attempt: &Attempt, probed: &Probed) -> Result<(), RemoteError> {
         let refuse = |begins: String, advice: &str| {
@@ -152,10 +167,11 @@ impl VllmEngine {
     }
 }
 
-fn question(attempt: &Attempt, model: &str) -> Value {
+/// What is asked for so many samples, of which this is the first. Each of them draws by the next seed.
+fn question(attempt: &Attempt, samples: usize, model: &str) -> Value {
     let params = &attempt.params;
     let mut sampling = json!({
-        "n": 1, "temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k, "min_p": params.min_p,
+        "n": samples, "temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k, "min_p": params.min_p,
         "seed": attempt.seed & 0x7fff_ffff, "max_tokens": attempt.rest(), "stop_token_ids": params.stop_token_ids,
         "ignore_eos": params.ignore_eos, "logprobs": 0, "detokenize": false, "skip_special_tokens": false,
     });
@@ -184,6 +200,8 @@ struct Event {
 #[derive(Debug, Deserialize)]
 struct Choice {
     #[serde(default)]
+    index: usize,
+    #[serde(default)]
     token_ids: Vec<u32>,
     logprobs: Option<LogProbs>,
     finish_reason: Option<String>,
@@ -202,7 +220,7 @@ struct Entry {
 }
 
 fn said(event: Event) -> Result<Said, Wrong> {
-    let Some(Choice { token_ids, logprobs, finish_reason, weight_versions }) = event.choices.into_iter().next() else {
+    let Some(Choice { index, token_ids, logprobs, finish_reason, weight_versions }) = event.choices.into_iter().next() else {
         return Ok(Said::default());
     };
     let entries = logprobs.map(|log_probs| log_probs.content).unwrap_or_default();
@@ -213,7 +231,7 @@ fn said(event: Event) -> Result<Said, Wrong> {
     }
     let chunk = chunk(token_ids, entries.into_iter().map(|entry| entry.logprob).collect())?;
     let end = finish_reason.as_deref().map(completions::end).transpose()?;
-    Ok(Said { chunk, ending: end.map(|end: End| Ending { end, spans: spans(weight_versions) }), over: false })
+    Ok(Said { choice: index, chunk, ending: end.map(|end: End| Ending { end, spans: spans(weight_versions) }), over: false })
 }
 
 impl InferenceEngine for VllmEngine {
@@ -226,12 +244,17 @@ impl InferenceEngine for VllmEngine {
             let probed = self.ask().await?;
             self.check(attempt, probed)?;
             let (model, silence) = (&probed.capabilities.model, self.config.silence);
-            if probed.generates {
-                follow(&self.client, (GENERATE, &question(attempt, model), silence), tokens, said).await
-            } else {
+            if !probed.generates {
                 let question = completions::question(attempt, model);
-                follow(&self.client, (completions::PATH, &question, silence), tokens, completions::Event::said).await
+                return follow(&self.client, (completions::PATH, &question, silence), tokens, completions::Event::said).await;
             }
+            let ask = |group| self.clone().answer(group, model.clone());
+            if attempt.together > 1
+                && let Some(ended) = self.meeting.join(attempt, tokens, ask).await
+            {
+                return ended;
+            }
+            follow(&self.client, (GENERATE, &question(attempt, 1, model), silence), tokens, said).await
         })
     }
 

@@ -59,7 +59,8 @@ impl WeightControl for VllmWeights {
                     return Err(RemoteError::new(self.client.name(), Fault::Unsupported { what }));
                 }
             };
-            self.post(&format!("/pause?mode={mode}"), &Value::Null).await.map(drop)
+            // Else 0.32 forgets the keys and values of what stands still, and reads all of it again; a sync says itself what is to be forgotten.
+            self.post(&format!("/pause?mode={mode}&clear_cache=false"), &Value::Null).await.map(drop)
         })
     }
 

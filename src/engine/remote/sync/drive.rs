@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::time::{Duration, Instant};
 
+use futures_util::future::try_join_all;
 use tokio::time::timeout;
 
 use super::course::{Course, Failure, Next};
@@ -178,11 +179,9 @@ async fn step(
         Phase::Flush => control.flush_cache().await?,
         Phase::Resume => control.resume().await?,
         Phase::Probe => {
-            let mut found = Vec::with_capacity(update.probe.texts.len());
             let adapter = update.adapter.then_some(label.as_str());
-            for text in &update.probe.texts {
-                found.push(score(engine, text, adapter).await?);
-            }
+            // At once: what it samples meanwhile is worth something only when they are known.
+            let found = try_join_all(update.probe.texts.iter().map(|text| score(engine, text, adapter))).await?;
             update.probe.judge(&found)?;
         }
     }
