@@ -15,7 +15,7 @@ use rollflow::algo::{
 use rollflow::data::Sample;
 use rollflow::model::{Decoder, Packed};
 use rollflow::train::{AdamW, LocalBackend, LocalConfig, TrainBatch, TrainingBackend, collate, objective};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 fn losses() -> Vec<Arc<dyn Loss>> {
     vec![
@@ -86,7 +86,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn loss_and_gradient_ignore_cuts_order_and_chunks(
-        (samples, reordered) in batches(), micro_batch_tokens in 1usize..40, logits_chunk in 1usize..200, threads in 1usize..4
+        (samples, reordered) in batches(), micro_batch_tokens in 1usize..40, logits_chunk in 1usize..200, threads in 1usize..4,
+        copies in 0usize..3
     ) {
         prop_assume!(samples.iter().any(|sample| sample.response_length() > 0));
         let modes = [
@@ -98,7 +99,8 @@ proptest! {
                 // The rollouts are version 1's, so that they lag by 3.
                 let batch = |samples: &[Sample]| collate(samples, aggregation).unwrap().at_version(4);
                 let whole = learn(config(), batch(&samples));
-                let cut = LocalConfig { micro_batch_tokens, logits_chunk, threads: Some(threads), ..config() };
+                let beside = vec![Device::Cpu; copies];
+                let cut = LocalConfig { micro_batch_tokens, logits_chunk, threads: Some(threads), beside, ..config() };
                 let parts = learn(cut, batch(&reordered));
                 prop_assert!((whole.0 - parts.0).abs() <= 1e-5 * (1.0 + whole.0.abs()), "{} {:?} {:?}: loss {} {}", loss.name(), aggregation, off_policy, whole.0, parts.0);
                 prop_assert!((whole.1 - parts.1).abs() <= 2e-5 * (1e-3 + whole.1), "{} {:?} {:?}: norm {} {}", loss.name(), aggregation, off_policy, whole.1, parts.1);

@@ -11,6 +11,7 @@ use rollflow::recipe::task::{Arithmetic, RewardModel, TaskData};
 use rollflow::recipe::{self, Plan, Timeline};
 use rollflow::stages::tokenizer_folder;
 use rollflow::train::{self};
+use tch::Device;
 
 use crate::conversations;
 use crate::losses::{self};
@@ -36,6 +37,12 @@ pub fn compute_on(device: DeviceName, dtype: Dtype) -> Result<Compute> {
     };
     compute.check()?;
     Ok(compute)
+}
+
+/// Devices that `key` names, which must be there.
+pub fn devices(plan: &Plan, key: &str, names: &[DeviceName]) -> Result<Vec<Device>> {
+    let device = |name: &DeviceName| compute_on(*name, plan.model.dtype.into()).map(|compute| compute.device);
+    names.iter().map(device).collect::<Result<_>>().with_context(|| format!("{key}: {names:?}"))
 }
 
 /// What a run trains, away from any run: for graphs and forecasts.
@@ -147,7 +154,11 @@ pub fn sampling(plan: &Plan) -> SamplingParams {
 
 /// Who answers: an engine in this process.
 pub fn generator(plan: &Plan, policy: &Policy, weights: WeightsRx<FrozenWeights>) -> Result<Generator<LocalEngine>> {
-    in_environment(plan, policy, generator_by(plan, Generator::local(policy, weights))?)
+    let generator = match &plan.generate.devices[..] {
+        [] => Generator::local(policy, weights),
+        names => Generator::local_on(policy, weights, devices(plan, "generate.devices", names)?),
+    };
+    in_environment(plan, policy, generator_by(plan, generator)?)
 }
 
 /// With the recipe's environment, if it has one.

@@ -87,6 +87,7 @@ fn local_config(plan: &Plan, loss: Arc<dyn Loss>, of: &Optimization, lr: f64, st
         },
         threads: Some(of.threads),
         compute: parts::compute(plan)?,
+        beside: parts::devices(plan, "beside", &of.beside)?,
         gradient_checkpointing: of.gradient_checkpointing,
         save_dtype: plan.checkpoint.dtype.map(Into::into),
         loss,

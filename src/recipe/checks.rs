@@ -1,5 +1,6 @@
 //! What must hold between keys. Each key's own range stands with its declaration.
 
+mod devices;
 mod engines;
 mod evaluating;
 mod groups;
@@ -106,6 +107,7 @@ fn between(plan: &Plan, note: Note) {
         note("chat.date", &[], format!("`chat.date` is {date:?}"), &error.to_string());
     }
     evaluating::evaluation(plan, note);
+    devices::devices(plan, note);
     match plan.pipeline {
         Pipeline::Sft => needs_sft(plan, note),
         Pipeline::SftThenGrpo => {
@@ -135,20 +137,11 @@ fn needs_sft(plan: &Plan, note: Note) {
     }
 }
 
-/// What is cut or packed needs a length.
+/// What is packed needs a length; what is cut has the model's own.
 fn supervised(sft: &Sft, note: Note) {
-    if sft.max_length.is_none() {
-        let help = "set sft.max_length, for example to 2048";
-        if sft.packing != Packing::None {
-            note(
-                "sft.max_length",
-                &["sft.packing"],
-                "`sft.packing` fills rows of `sft.max_length` tokens, which is missing".to_owned(),
-                help,
-            );
-        } else if sft.too_long != TooLong::default() {
-            note("sft.max_length", &["sft.too_long"], "`sft.too_long` means nothing without `sft.max_length`".to_owned(), help);
-        }
+    if sft.max_length.is_none() && sft.packing != Packing::None {
+        let message = "`sft.packing` fills rows of `sft.max_length` tokens, which is missing".to_owned();
+        note("sft.max_length", &["sft.packing"], message, "set sft.max_length, for example to 2048");
     }
     if sft.packing == Packing::Wrapped && sft.too_long != TooLong::default() {
         let message = format!("`sft.too_long` is \"{}\", but wrapped rows are cut wherever they are full", sft.too_long.word());

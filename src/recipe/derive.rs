@@ -2,9 +2,10 @@
 
 use super::correction::Proximal;
 use super::generate::Generate;
-use super::model::ModelSource;
+use super::model::{DeviceName, ModelSource};
 use super::plan::{OnStale, Pipeline, Plan};
 use super::task::{Arithmetic, TaskData};
+use super::train::Optimization;
 use crate::stages::Pace;
 use crate::stages::batch::over_sampled;
 
@@ -105,6 +106,22 @@ impl Plan {
     /// for in time, dropped or masked.
     pub fn worst_staleness(&self) -> u64 {
         if self.over_samples() { self.flow.max_staleness } else { self.worst_lag_in_turn().min(self.flow.max_staleness) }
+    }
+
+    /// All devices that models compute on, with the keys that name them; the policy's first.
+    pub fn devices(&self) -> Vec<(&'static str, DeviceName)> {
+        let beside = |key, of: Option<&Optimization>| {
+            let devices = of.map_or(&[][..], |of| &of.beside);
+            devices.iter().map(move |device| (key, *device)).collect::<Vec<_>>()
+        };
+        let (sft, reward_model, critic) = (self.sft.as_ref(), self.reward_model.as_ref(), self.critic.as_ref());
+        let mut all = vec![("model.device", self.model.device)];
+        all.extend(beside("train.beside", Some(&self.train.optimization)));
+        all.extend(beside("sft.beside", sft.map(|of| &of.optimization)));
+        all.extend(beside("reward_model.beside", reward_model.map(|of| &of.optimization)));
+        all.extend(beside("critic.beside", critic.map(|of| &of.optimization)));
+        all.extend(self.generate.devices.iter().map(|device| ("generate.devices", *device)));
+        all
     }
 
     /// Engines beside each other: one where a run is to be the same to the bit.

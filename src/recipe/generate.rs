@@ -1,6 +1,7 @@
 //! `[generate]` and `[filter]`: how prompts become groups worth training on.
 
 use super::declare::{choices, section, tagged};
+use super::model::DeviceName;
 use super::params::Custom;
 use super::section::NoKeys;
 use super::setting::{FINITE, NOT_NEGATIVE, SHARE, SOME, UP_TO_ONE};
@@ -34,6 +35,8 @@ section! {
         workers: usize = 1, SOME;
         /// Threads of each of them.
         threads: usize = 1, SOME;
+        /// Devices that they compute on, in turn. None: `model.device`.
+        devices: Vec<DeviceName> = Vec::new();
     }
 }
 

@@ -135,18 +135,15 @@ fn missing_means(plan: &Plan) -> Vec<Problem> {
 
 #[cfg(feature = "torch")]
 fn missing_device(plan: &Plan) -> Vec<Problem> {
-    let compute = match plan.model.device {
-        DeviceName::Cpu => return memory::problems(plan),
-        DeviceName::Cuda(index) => Compute::cuda(index, Dtype::F32),
+    let missing = |(key, device): (&str, DeviceName)| {
+        let DeviceName::Cuda(index) = device else { return None };
+        let none = Compute::cuda(index, Dtype::F32).check().err()?;
+        let message = format!("`{key}` is {:?}: {none}", device.word());
+        let help = "name a device that is there; \"cpu\" always is".to_owned();
+        Some(Problem { key: key.to_owned(), from: Vec::new(), message, help })
     };
-    match compute.check() {
-        Ok(()) => memory::problems(plan),
-        Err(none) => {
-            let message = format!("`model.device` is {:?}: {none}", plan.model.device.word());
-            let help = "name a device that is there; \"cpu\" always is".to_owned();
-            vec![Problem { key: "model.device".to_owned(), from: Vec::new(), message, help }]
-        }
-    }
+    let missing: Vec<Problem> = plan.devices().into_iter().filter_map(missing).collect();
+    if missing.is_empty() { memory::problems(plan) } else { missing }
 }
 
 #[cfg(not(feature = "torch"))]

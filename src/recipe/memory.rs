@@ -15,7 +15,7 @@ use super::train::Optimization;
 use crate::model::{ModelError, gpu_memory};
 pub(super) use parts::{adapters, shape};
 
-/// What a run takes on its device, part by part, and what there is.
+/// What a run takes on a device, part by part, and what there is.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryPlan {
     /// The device's name in recipes.
@@ -38,14 +38,21 @@ pub struct MemoryPart {
 }
 
 impl MemoryPlan {
-    /// What `plan` takes on its device. Reads the model's `config.json`, and no weights.
-    pub fn of(plan: &Plan) -> Result<Self, ModelError> {
-        let parts = parts::parts(plan)?;
-        let has = match plan.model.device {
-            DeviceName::Cpu => machine_memory(),
-            DeviceName::Cuda(index) => gpu_memory(index),
-        };
-        Ok(MemoryPlan { device: plan.model.device.word(), parts, has })
+    /// What `plan` takes on each of its devices, the policy's first. Reads the model's `config.json`, and no weights.
+    pub fn of(plan: &Plan) -> Result<Vec<Self>, ModelError> {
+        let mut all: Vec<MemoryPlan> = Vec::new();
+        for (device, part) in parts::parts(plan)? {
+            let word = device.word();
+            if all.iter().all(|of| of.device != word) {
+                let has = match device {
+                    DeviceName::Cpu => machine_memory(),
+                    DeviceName::Cuda(index) => gpu_memory(index),
+                };
+                all.push(MemoryPlan { device: word.clone(), parts: Vec::new(), has });
+            }
+            all.iter_mut().filter(|of| of.device == word).for_each(|of| of.parts.push(part.clone()));
+        }
+        Ok(all)
     }
 
     /// All parts together.
@@ -75,10 +82,11 @@ pub(crate) fn problems(plan: &Plan) -> Vec<Problem> {
     if !plan.model.check_memory {
         return Vec::new();
     }
-    let Ok(memory) = MemoryPlan::of(plan) else { return Vec::new() };
-    if !memory.exceeds() {
-        return Vec::new();
-    }
+    let Ok(all) = MemoryPlan::of(plan) else { return Vec::new() };
+    all.iter().filter(|memory| memory.exceeds()).map(|memory| problem(plan, memory)).collect()
+}
+
+fn problem(plan: &Plan, memory: &MemoryPlan) -> Problem {
     let has = memory.has.unwrap_or(0);
     let mut largest: Vec<&MemoryPart> = memory.parts.iter().collect();
     largest.sort_by_key(|part| std::cmp::Reverse(part.bytes));
@@ -90,8 +98,8 @@ pub(crate) fn problems(plan: &Plan) -> Vec<Problem> {
         size(has),
         largest.join(", ")
     );
-    let help = format!("{}; model.check_memory = false runs it all the same", knobs(plan, &memory).join("; "));
-    vec![Problem { key: "model".to_owned(), from: Vec::new(), message, help }]
+    let help = format!("{}; model.check_memory = false runs it all the same", knobs(plan, memory).join("; "));
+    Problem { key: "model".to_owned(), from: Vec::new(), message, help }
 }
 
 /// Single changes that help, with what the run would take.
@@ -120,7 +128,8 @@ fn knobs(plan: &Plan, memory: &MemoryPlan) -> Vec<String> {
         try_out(format!("generate.slots = {fewer}"), &move |plan| plan.generate.slots = fewer);
     }
     let worth = |(text, changed): (String, Plan)| {
-        let total = MemoryPlan::of(&changed).ok()?.total();
+        let all = MemoryPlan::of(&changed).ok()?;
+        let total = all.iter().find(|of| of.device == memory.device).map_or(0, MemoryPlan::total);
         (total + total / 50 < memory.total()).then(|| format!("with {text} it takes {}", size(total)))
     };
     let mut help: Vec<String> = tried.into_iter().filter_map(worth).collect();

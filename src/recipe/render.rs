@@ -57,7 +57,7 @@ pub fn check_text(plan: &Plan) -> String {
     let text = check_text_on(plan, Machine::here());
     #[cfg(feature = "torch")]
     let text = match super::MemoryPlan::of(plan) {
-        Ok(memory) => text + &memory.to_string(),
+        Ok(all) => all.iter().fold(text, |text, memory| text + &memory.to_string()),
         Err(error) => text + &format!("warning: what it takes of memory is not known: {error}\n"),
     };
     text

@@ -6,6 +6,7 @@ use super::declare::{choices, section};
 use super::error::RecipeErrors;
 use super::kl::{KlLoss, KlReward};
 use super::loss::Loss;
+use super::model::DeviceName;
 use super::setting::{FINITE, FINITE_IF_GIVEN, Limit, NOT_NEGATIVE, POSITIVE, SHARE, SOME, SOME_STEPS, UP_TO_ONE};
 
 const BETAS: Limit<[f64; 2]> =
@@ -96,6 +97,8 @@ section! {
         gradient_checkpointing: bool = false;
         /// Threads of the trainer.
         threads: usize = 1, SOME;
+        /// Devices that take parts of each batch beside `model.device`, each with a copy of the model. The result does not depend on them, but for rounding.
+        beside: Vec<DeviceName> = Vec::new();
         /// What happens when a loss or gradient is not finite.
         on_nonfinite: OnNonfinite = OnNonfinite::default();
     }

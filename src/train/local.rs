@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use crossbeam_channel::Sender;
+use tch::Device;
 
 use super::worker::Worker;
 use super::{
@@ -57,6 +58,10 @@ pub struct LocalConfig {
     pub threads: Option<usize>,
     /// Where to train, and in which format. Parameters, moments and sums of gradients are f32 all the same.
     pub compute: Compute,
+    /// Devices that take micro-batches of the same step beside that one, each with a copy of the model in the format that is computed with. Gradients are
+    /// summed, and parameters and moments held, on `compute`'s device; copies are brought up to date after each step. The step is the same (law N1), but
+    /// for the order in which its gradients are summed where a batch is cut into more pieces. Cost: a copy each, and its way after every step.
+    pub beside: Vec<Device>,
     /// Computes each layer's activations once more in the backward pass rather than keep them all. The gradient is the same.
     pub gradient_checkpointing: bool,
     /// The format of the weights in checkpoints; `None`: that of the model's folder. Where it is not f32, a checkpoint holds the f32 parameters
@@ -83,6 +88,7 @@ impl LocalConfig {
             non_finite: NonFinitePolicy::Stop,
             threads: None,
             compute: Compute::default(),
+            beside: Vec::new(),
             gradient_checkpointing: false,
             save_dtype: None,
             merge: true,

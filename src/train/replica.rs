@@ -1,6 +1,6 @@
 //! One micro-batch: forward pass, loss, gradient.
 //!
-//! A replica shares the parameters' memory and owns the graph over them, so that several differentiate side by side on threads of
+//! A replica shares its device's parameters and owns the graph over them, so that several differentiate side by side on threads of
 //! their own. Nobody writes to the parameters meanwhile.
 
 use std::sync::Arc;
@@ -11,10 +11,12 @@ use super::finite::bad_samples;
 use super::head::{Head, Score, Scored, Temperature, Words};
 use super::{Algorithm, LocalConfig, PackedColumns, TrainBatch, TrainSequence};
 use crate::algo::{LossError, LossOutput};
-use crate::model::{self, Decoder, Dtype, Kept, ModelConfig, Packed, Weights, fused};
+use crate::model::{self, Compute, Decoder, Dtype, Kept, ModelConfig, Packed, Weights, fused};
 
 pub(super) struct Replica {
     config: Arc<LocalConfig>,
+    /// Its device may be another than the trainer's.
+    compute: Compute,
     decoder: Decoder,
     /// What is trained is the leaf that gradients are taken by.
     weights: Weights,
@@ -39,12 +41,13 @@ struct Forward {
 }
 
 impl Replica {
-    /// Over the memory of `weights`, which are in the format that is computed with.
+    /// Over the memory of `weights`, which are on a device in the format that is computed with.
     pub fn new(config: &Arc<LocalConfig>, model: &ModelConfig, weights: &Weights) -> Self {
+        let compute = Compute { device: weights.trained().1.device(), ..config.compute };
         let mut weights = weights.share();
         *weights.trained_mut() = weights.trained().1.detach().set_requires_grad(true);
         let decoder = Decoder::new(model, weights.layout.clone());
-        Replica { config: config.clone(), decoder, weights }
+        Replica { config: config.clone(), compute, decoder, weights }
     }
 
     /// The sequences at `part` and their share of the gradient. `judged` is their part of the loss, where it was computed over the whole
@@ -93,7 +96,7 @@ impl Replica {
     /// What the loss is multiplied by before it is differentiated, a power of two: in f16 the derivative by one token of thousands would
     /// round to nothing, so that the largest is brought near 1.
     fn loss_scale(&self, output: &LossOutput) -> f64 {
-        if self.config.compute.dtype != Dtype::F16 {
+        if self.compute.dtype != Dtype::F16 {
             return 1.0;
         }
         let slopes = output.grad.iter().chain(output.entropy_grad.iter().flatten());
@@ -117,9 +120,9 @@ impl Replica {
     /// Hidden states of the rows that predict trained tokens; with `kept`, without a graph.
     fn forward(&self, batch: &TrainBatch, part: &[usize], columns: &PackedColumns, kept: bool) -> Forward {
         let longest = part.iter().map(|&at| batch.sequences[at].inputs.len()).max().unwrap_or(0);
-        let (packed, rows) = pack(batch, part, fused::attends(longest, self.config.compute.options()));
+        let (packed, rows) = pack(batch, part, fused::attends(longest, self.compute.options()));
         let views = self.decoder.views_of(&self.weights);
-        let on_device = |numbers: &[i64]| Tensor::from_slice(numbers).to_device(self.config.compute.device);
+        let on_device = |numbers: &[i64]| Tensor::from_slice(numbers).to_device(self.compute.device);
         let (rows, targets, head) = (on_device(&rows), on_device(&columns.targets), views.head().shallow_clone());
         if kept {
             let (rows, kept) = self.decoder.hidden_kept(&views, packed, rows);
@@ -132,7 +135,7 @@ impl Replica {
         let rows = part.iter().map(|&at| &batch.sequences[at]).flat_map(|sequence| {
             std::iter::repeat_n(sequence.temperature.unwrap_or(self.config.temperature), sequence.rows.len())
         });
-        Temperature::of(&rows.collect::<Vec<f64>>(), self.config.compute.device)
+        Temperature::of(&rows.collect::<Vec<f64>>(), self.compute.device)
     }
 
     fn head<'a>(&self, forward: &'a Forward, batch: &TrainBatch, part: &[usize]) -> Head<'a> {

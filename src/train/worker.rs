@@ -17,7 +17,7 @@ use super::{
 };
 use crate::algo::LossOutput;
 use crate::data::Version;
-use crate::model::{Dtype, FrozenWeights, Head, ModelConfig, ModelError, Weights, load_adapter, load_hf, save_hf};
+use crate::model::{Compute, Dtype, FrozenWeights, Head, ModelConfig, ModelError, Weights, load_adapter, load_hf, save_hf};
 
 /// Models of at most this many parameters train micro-batches side by side, a gradient each (64 MB at most); for larger ones all threads
 /// work inside one operation, whose matrices are large enough to share.
@@ -32,6 +32,8 @@ pub(super) struct Worker {
     weights: Weights,
     /// What is computed with: the masters themselves, or a copy in another format.
     computed: Weights,
+    /// The same on further devices.
+    copies: Vec<Weights>,
     replicas: SideBySide<Replica>,
     accumulated: Accumulated,
     optimizer: Optimizer,
@@ -80,21 +82,29 @@ impl Worker {
     /// Fails when the system has no thread to give.
     pub fn new(config: LocalConfig, model: ModelConfig, weights: Weights) -> std::io::Result<Self> {
         let config = Arc::new(config);
-        config.compute.check().map_err(std::io::Error::other)?;
         let device = config.compute.device;
+        for device in std::iter::once(&device).chain(&config.beside) {
+            Compute { device: *device, ..config.compute }.check().map_err(std::io::Error::other)?;
+        }
         // Nothing is copied twice.
         let masters = weights.masters(device);
         let moved = masters.trained().1.data_ptr() != weights.trained().1.data_ptr();
         let weights = if moved { masters } else { masters.copy() };
         let computed = weights.on(config.compute);
+        let copy = |there: &Device| match *there == device {
+            true => computed.copy(),
+            false => computed.on(Compute { device: *there, ..config.compute }),
+        };
+        let copies: Vec<Weights> = config.beside.iter().map(copy).collect();
         let small = device == Device::Cpu && weights.layout.total() <= SIDE_BY_SIDE;
-        let replicas = if small { config.threads.unwrap_or(1).max(1) } else { 1 };
-        if let Some(threads) = config.threads {
-            tch::set_num_threads((threads / replicas).max(1) as i32);
-        }
-        let each = (0..replicas).map(|_| Replica::new(&config, &model, &computed)).collect();
+        let here = if small && copies.is_empty() { config.threads.unwrap_or(1).max(1) } else { 1 };
+        let each = std::iter::repeat_n(&computed, here).chain(&copies);
+        let each: Vec<Replica> = each.map(|weights| Replica::new(&config, &model, weights)).collect();
+        let threads = config.threads.map(|threads| (threads / each.len()).max(1) as i32);
+        let start = move || threads.into_iter().for_each(tch::set_num_threads);
+        start();
         Ok(Worker {
-            replicas: SideBySide::new(each, "train", || tch::set_num_threads(1))?,
+            replicas: SideBySide::new(each, "train", start)?,
             accumulated: Accumulated::default(),
             optimizer: Optimizer::new(config.adamw, weights.trained().1),
             version: 0,
@@ -103,6 +113,7 @@ impl Worker {
             model,
             weights,
             computed,
+            copies,
         })
     }
 
@@ -135,6 +146,7 @@ impl Worker {
         let (accumulated, policy) = (&mut self.accumulated, self.config.non_finite);
         // A score is no log-probability, and what sampled the tokens gave none to compare it with.
         let words = self.model.head == Head::Words;
+        let device = self.config.compute.device;
         let work =
             |replica: &mut Replica, at: usize| replica.differentiate(&algorithm, batch, &parts[at], judged.get(at).cloned());
         self.replicas.run(parts.len(), work, |at, part| {
@@ -145,7 +157,7 @@ impl Worker {
                 }
                 match part.gradient {
                     Ok(gradient) => {
-                        accumulated.add(gradient);
+                        accumulated.add(gradient.to_device(device));
                         Ok(())
                     }
                     Err(names) => accumulated.give_up(policy, "the loss", names, &mut seen),
@@ -240,9 +252,12 @@ impl Worker {
 
     /// Brings what is computed with up to date with the masters.
     fn round(&mut self) {
+        let _guard = tch::no_grad_guard();
         if self.config.compute.dtype != Dtype::F32 {
-            let _guard = tch::no_grad_guard();
             self.computed.trained_mut().copy_(self.weights.trained().1);
+        }
+        for copy in &mut self.copies {
+            copy.trained_mut().copy_(self.computed.trained().1);
         }
     }
 

@@ -10,6 +10,7 @@ mod console;
 mod conversing;
 mod crashes;
 mod data;
+mod devices;
 mod disks;
 mod evaluating;
 mod lineage;

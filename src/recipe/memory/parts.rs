@@ -24,9 +24,9 @@ const KEPT_OF_WARM_UP: u64 = 64 << 20;
 /// Tokens that a prompt is assumed to have where nobody has read the data.
 const PROMPT_ASSUMED: u64 = 256;
 
-/// All that `plan` takes on its device.
-pub(super) fn parts(plan: &Plan) -> Result<Vec<MemoryPart>, ModelError> {
-    let mut parts = Parts { plan, model: shape(plan)?, all: Vec::new() };
+/// All that `plan` takes, and on which device.
+pub(super) fn parts(plan: &Plan) -> Result<Vec<(DeviceName, MemoryPart)>, ModelError> {
+    let mut parts = Parts { plan, model: shape(plan)?, at: plan.model.device, all: Vec::new() };
     parts.collect()?;
     Ok(parts.all)
 }
@@ -34,7 +34,9 @@ pub(super) fn parts(plan: &Plan) -> Result<Vec<MemoryPart>, ModelError> {
 struct Parts<'a> {
     plan: &'a Plan,
     model: ModelConfig,
-    all: Vec<MemoryPart>,
+    /// Where what is added lies.
+    at: DeviceName,
+    all: Vec<(DeviceName, MemoryPart)>,
 }
 
 /// One trainer's work.
@@ -67,7 +69,7 @@ struct Passes {
 impl Parts<'_> {
     fn add(&mut self, what: &'static str, bytes: u64, why: String) {
         if bytes > 0 {
-            self.all.push(MemoryPart { what, bytes, why });
+            self.all.push((self.at, MemoryPart { what, bytes, why }));
         }
     }
 
@@ -120,12 +122,7 @@ impl Parts<'_> {
             }
             _ => self.add("published", f32s(held), format!("{held} copies in f32: served, and on the way")),
         }
-        let engines = plan.generators() as u64;
-        if self.bytes() != 4 {
-            let why = format!("{engines} × the generator's copy in {}", plan.model.dtype.word());
-            self.add("served", engines * self.bytes() * parameters, why);
-        }
-        self.cache(engines, longest);
+        self.generators(parameters, longest);
         self.reference(parameters)?;
         for path in plan.reward.rule.folders().map(|(_, path)| path.clone()).collect::<Vec<_>>() {
             let scorer = parameters_of(&path)?;
@@ -171,7 +168,7 @@ impl Parts<'_> {
 
     fn trainer(&mut self, [weights, gradients, optimizer, activations, logits]: [&'static str; 5], work: &Work) {
         let (model, of, bytes) = (work.model, work.of, self.bytes());
-        let whole = parameters(model);
+        let (policy, whole) = (self.at, parameters(model));
         let (copy, also) = if bytes == 4 { (0, "") } else { (bytes, ", and a copy to compute with") };
         // Under adapters the weights are the first weights themselves.
         let parameters = work.adapters.unwrap_or(whole);
@@ -179,13 +176,27 @@ impl Parts<'_> {
         let computed = if work.adapters.is_some() && !shared { copy * whole } else { 0 };
         let what = if work.adapters.is_some() { "adapters: " } else { "" };
         self.add(weights, (4 + copy) * parameters + computed, format!("the trainer's {what}{} in f32{also}", count(parameters)));
+        self.add(optimizer, 8 * parameters, "two moments in f32".to_owned());
+        self.pass([gradients, activations, logits], parameters, work);
+        for device in &of.beside {
+            self.at = *device;
+            let below = if work.adapters.is_some() && *device != policy { bytes * whole } else { 0 };
+            let why = format!("a copy of the trainer's, {} in {}", count(parameters), self.plan.model.dtype.word());
+            self.add(weights, bytes * parameters + below, why);
+            self.pass([gradients, activations, logits], parameters, work);
+        }
+        self.at = policy;
+    }
+
+    /// What forward and backward passes take on a device.
+    fn pass(&mut self, [gradients, activations, logits]: [&'static str; 3], parameters: u64, work: &Work) {
+        let (model, of, bytes) = (work.model, work.of, self.bytes());
         let Passes { at_once, tokens, several, bytes: held, why: of_passes } = self.passes(work);
         // Pieces and their concatenation, unless they are written into place.
         let pass = if of.gradient_checkpointing { 4 } else { 2 * bytes + if bytes == 4 { 0 } else { 4 } };
         let (sum, of_pass) = (if several { 4 } else { 0 }, at_once * pass * parameters);
         let why = format!("{at_once} at a time, {pass} bytes a parameter, and their sum");
         self.add(gradients, of_pass + sum * parameters, why);
-        self.add(optimizer, 8 * parameters, "two moments in f32".to_owned());
         self.add(activations, held, of_passes);
         if model.head == Head::Words {
             let rows = tokens.min((LOGITS_CHUNK / model.vocab_size as u64).max(1));
@@ -197,13 +208,14 @@ impl Parts<'_> {
 
     fn passes(&self, work: &Work) -> Passes {
         let (model, of, bytes) = (work.model, work.of, self.bytes());
-        let on_host = self.plan.model.device == DeviceName::Cpu;
-        let replicas = if on_host && parameters(model) <= SIDE_BY_SIDE { of.threads as u64 } else { 1 };
+        let on_host = self.at == DeviceName::Cpu;
+        let small = on_host && of.beside.is_empty() && parameters(model) <= SIDE_BY_SIDE;
         // A batch is cut into as many micro-batches as are computed at once, or more.
-        let at_once = replicas.clamp(1, work.sequences.max(1));
+        let at_once = if small { of.threads as u64 } else { 1 }.clamp(1, work.sequences.max(1));
+        let pieces = (at_once + of.beside.len() as u64).min(work.sequences.max(1));
         let (batch_tokens, most) = (work.sequences * work.longest, (of.micro_batch_tokens as u64).max(work.longest));
         let fused = bytes == 4 && on_host && work.longest as usize <= fused::LONGEST_FUSED_SEQUENCE;
-        let tokens = work.computed(batch_tokens.div_ceil(at_once).min(most), fused);
+        let tokens = work.computed(batch_tokens.div_ceil(pieces).min(most), fused);
         let layer = per_token_of_layer(model, fused) * bytes;
         let (layers, stream) = (model.layers() as u64, model.hidden_size as u64 * bytes);
         let (held, why) = match of.gradient_checkpointing {
@@ -212,12 +224,37 @@ impl Parts<'_> {
             false => ((layers + 2) * layer, "every layer's"),
         };
         let why = format!("{at_once} × {tokens} tokens × {:.1} KiB: {why}", held as f64 / 1024.0);
-        Passes { at_once, tokens, several: at_once > 1 || batch_tokens > most, bytes: at_once * tokens * held, why }
+        Passes { at_once, tokens, several: pieces > 1 || batch_tokens > most, bytes: at_once * tokens * held, why }
     }
 
-    fn cache(&mut self, engines: u64, longest: u64) {
-        let evaluated = self.plan.eval.as_ref().filter(|eval| eval.every > 0).map_or(0, |eval| eval.slots as u64 + 1);
-        let slots = self.plan.most_slots() as u64 + engines + evaluated;
+    /// Engines and their caches, each device's; they share the slots. What evaluates lies on the policy's device.
+    fn generators(&mut self, parameters: u64, longest: u64) {
+        let (plan, policy) = (self.plan, self.plan.model.device);
+        let named = &plan.generate.devices;
+        let engines = plan.generators();
+        let on: Vec<DeviceName> = (0..engines).map(|at| if named.is_empty() { policy } else { named[at % named.len()] }).collect();
+        let mut devices = vec![policy];
+        for device in &on {
+            if !devices.contains(device) {
+                devices.push(*device);
+            }
+        }
+        for device in devices {
+            let here = on.iter().filter(|on| **on == device).count() as u64;
+            let evaluated = plan.eval.as_ref().filter(|eval| eval.every > 0 && device == policy);
+            let evaluated = evaluated.map_or(0, |eval| eval.slots as u64 + 1);
+            self.at = device;
+            if self.bytes() != 4 || device != policy {
+                let why = format!("{here} × the generator's copy in {}", plan.model.dtype.word());
+                self.add("served", here * self.bytes() * parameters, why);
+            }
+            let slots = (plan.most_slots() as u64 * here).div_ceil(engines as u64) + here + evaluated;
+            self.cache(slots, longest);
+        }
+        self.at = policy;
+    }
+
+    fn cache(&mut self, slots: u64, longest: u64) {
         let positions = longest.next_multiple_of(32).min(self.model.max_positions as u64);
         let (layers, width) = (self.model.layers() as u64, (self.model.kv_heads * self.model.head_dim) as u64);
         let known = matches!(self.plan.task.data, TaskData::Arithmetic(_));

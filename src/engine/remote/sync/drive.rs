@@ -180,12 +180,25 @@ async fn step(
         Phase::Resume => control.resume().await?,
         Phase::Probe => {
             let adapter = update.adapter.then_some(label.as_str());
-            // At once: what it samples meanwhile is worth something only when they are known.
-            let found = try_join_all(update.probe.texts.iter().map(|text| score(engine, text, adapter))).await?;
+            let mut scored = update.probe.texts.iter().map(|text| score(engine, text, adapter));
+            let found = match update.adapter {
+                // At once: what it samples meanwhile is worth something only when they are known.
+                false => try_join_all(scored).await?,
+                // Nobody asks for it yet; and several texts at a time end vLLM's build for processors.
+                true => one_by_one(&mut scored).await?,
+            };
             update.probe.judge(&found)?;
         }
     }
     Ok(())
+}
+
+async fn one_by_one<T, E>(work: &mut impl Iterator<Item = impl Future<Output = Result<T, E>>>) -> Result<Vec<T>, E> {
+    let mut done = Vec::new();
+    for work in work {
+        done.push(work.await?);
+    }
+    Ok(done)
 }
 
 /// Log-probabilities of a text. A server that has just gone on may still send one away.

@@ -1,0 +1,49 @@
+//! Recipes that name several devices (R127).
+
+use serde_json::Value;
+
+use crate::running::{GRPO, SFT, read, rollflow, run_args};
+
+fn losses(folder: &std::path::Path, name: &str, sets: &[&str]) -> Vec<f64> {
+    let run = folder.join(name);
+    let ended = rollflow(&run_args(SFT, &run, &[&["sft.steps=8", "sft.batch=16"], sets].concat()));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let rows = read(&run.join("metrics.jsonl"));
+    rows.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["loss"].as_f64().unwrap()).collect()
+}
+
+#[test]
+fn n1_supervised_steps_on_several_devices_are_those_on_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let alone = losses(folder.path(), "alone", &[]);
+    let together = losses(folder.path(), "together", &["sft.beside=[\"cpu\",\"cpu\"]"]);
+    assert_eq!(alone.len(), 8);
+    for (alone, together) in alone.iter().zip(&together) {
+        assert!((alone - together).abs() < 1e-4, "{alone} {together}");
+    }
+}
+
+#[test]
+fn a_run_generates_and_trains_on_several_devices() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let sets = ["generate.devices=[\"cpu\",\"cpu\"]", "generate.workers=2", "train.beside=[\"cpu\"]", "flow.max_staleness=2"];
+    let ended = rollflow(&run_args(GRPO, &run, &[&sets[..], &["train.steps=6"]].concat()));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    assert_eq!(read(&run.join("metrics.jsonl")).lines().count(), 6);
+    assert!(read(&run.join("report.md")).contains("| token ledger |"));
+}
+
+#[test]
+fn check_tells_of_devices_that_nobody_uses_or_that_are_not_there() {
+    let check = |sets: &[&str]| {
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        let ended = rollflow(&["check", GRPO].into_iter().chain(sets).collect::<Vec<_>>());
+        assert_eq!(ended.code, Some(2), "{}", ended.out);
+        ended.err
+    };
+    let told = check(&["generate.devices=[\"cpu\",\"cpu\"]"]);
+    assert!(told.contains("names 2 devices for 1 of `generate.workers`"), "{told}");
+    let told = check(&["train.beside=[\"cuda:63\"]", "generate.devices=[\"cuda:62\"]"]);
+    assert!(told.contains("`train.beside` is \"cuda:63\"") && told.contains("`generate.devices` is \"cuda:62\""), "{told}");
+}
