@@ -59,7 +59,12 @@ fn n1_devices_beside_each_other_learn_what_one_does() {
         let together = learn(&backend(weights, dtype, beside()), 30);
         let gap = largest_gap(&alone, &together);
         assert!(gap < tolerance, "{what}: {gap}");
-        assert!(alone[29] < alone[0] - 0.2, "{what}: it learns, so that copies which stay behind would show: {} {}", alone[0], alone[29]);
+        assert!(
+            alone[29] < alone[0] - 0.2,
+            "{what}: it learns, so that copies which stay behind would show: {} {}",
+            alone[0],
+            alone[29]
+        );
     }
 }
 

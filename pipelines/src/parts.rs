@@ -11,7 +11,6 @@ use rollflow::recipe::task::{Arithmetic, RewardModel, TaskData};
 use rollflow::recipe::{self, Plan, Timeline};
 use rollflow::stages::tokenizer_folder;
 use rollflow::train::{self};
-use tch::Device;
 
 use crate::conversations;
 use crate::losses::{self};
@@ -39,10 +38,11 @@ pub fn compute_on(device: DeviceName, dtype: Dtype) -> Result<Compute> {
     Ok(compute)
 }
 
-/// Devices that `key` names, which must be there.
-pub fn devices(plan: &Plan, key: &str, names: &[DeviceName]) -> Result<Vec<Device>> {
-    let device = |name: &DeviceName| compute_on(*name, plan.model.dtype.into()).map(|compute| compute.device);
-    names.iter().map(device).collect::<Result<_>>().with_context(|| format!("{key}: {names:?}"))
+/// On each of the devices that `key` names, which must be there.
+pub fn computes(plan: &Plan, key: &str, names: &[DeviceName]) -> Result<Vec<Compute>> {
+    let compute =
+        |name: &DeviceName| compute_on(*name, plan.model.dtype.into()).with_context(|| format!("{key} names {:?}", name.word()));
+    names.iter().map(compute).collect()
 }
 
 /// What a run trains, away from any run: for graphs and forecasts.
@@ -156,7 +156,10 @@ pub fn sampling(plan: &Plan) -> SamplingParams {
 pub fn generator(plan: &Plan, policy: &Policy, weights: WeightsRx<FrozenWeights>) -> Result<Generator<LocalEngine>> {
     let generator = match &plan.generate.devices[..] {
         [] => Generator::local(policy, weights),
-        names => Generator::local_on(policy, weights, devices(plan, "generate.devices", names)?),
+        names => {
+            let computes = computes(plan, "generate.devices", names)?;
+            Generator::local_on(policy, weights, computes.iter().map(|compute| compute.device))
+        }
     };
     in_environment(plan, policy, generator_by(plan, generator)?)
 }

@@ -87,7 +87,7 @@ fn local_config(plan: &Plan, loss: Arc<dyn Loss>, of: &Optimization, lr: f64, st
         },
         threads: Some(of.threads),
         compute: parts::compute(plan)?,
-        beside: parts::devices(plan, "beside", &of.beside)?,
+        beside: parts::computes(plan, "beside", &of.beside)?.iter().map(|compute| compute.device).collect(),
         gradient_checkpointing: of.gradient_checkpointing,
         save_dtype: plan.checkpoint.dtype.map(Into::into),
         loss,

@@ -168,7 +168,9 @@ impl Reader<'_> {
             let mut elsewhere = sections_with(key);
             elsewhere.retain(|section| *section != format!("[{}]", self.path));
             let help = match nearest(key, &self.known) {
-                _ if SHARDING.iter().any(|word| key.contains(word)) => format!("a model is held whole on each device that computes with it, which `train.beside` and `generate.devices` name; {known}"),
+                _ if SHARDING.iter().any(|word| key.contains(word)) => format!(
+                    "a model is held whole on each device that computes with it, which `train.beside` and `generate.devices` name; {known}"
+                ),
                 Some(name) => format!("did you mean `{name}`? {known}"),
                 None if !elsewhere.is_empty() => format!("`{key}` is a key of {}; {known}", elsewhere.join(" and ")),
                 None => known,

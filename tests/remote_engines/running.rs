@@ -357,7 +357,10 @@ fn a_group_that_is_given_up_leaves_no_question_open() {
     let begun = fleet.begin_anew(&|_, _| true);
     assert!(begun.iter().all(|key| all.contains(key)) && !begun.is_empty());
     let ended = finish(&mut fleet, |_| {}).unwrap();
-    assert!(ended.values().all(|finished| finished.tokens == answer_to(&prompt(ordinal), 12)), "whoever went on, and whoever began anew");
+    assert!(
+        ended.values().all(|finished| finished.tokens == answer_to(&prompt(ordinal), 12)),
+        "whoever went on, and whoever began anew"
+    );
     assert_eq!(ended.len(), 4);
 }
 

@@ -80,7 +80,13 @@ impl Seat {
 }
 
 /// The engine for so many samples of a group that is at `home`, if there is one with room for them that `serves`.
-pub(super) fn choose(seats: &[Seat], home: Option<usize>, count: usize, serves: impl Fn(usize) -> bool, now: Instant) -> Option<usize> {
+pub(super) fn choose(
+    seats: &[Seat],
+    home: Option<usize>,
+    count: usize,
+    serves: impl Fn(usize) -> bool,
+    now: Instant,
+) -> Option<usize> {
     let has_room = |place: &usize| seats.get(*place).is_some_and(|seat| seat.has_room(count, now)) && serves(*place);
     home.filter(has_room).or_else(|| {
         let taken = |place: &usize| seats[*place].in_flight as f64 / seats[*place].limit() as f64;

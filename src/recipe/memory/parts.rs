@@ -232,7 +232,8 @@ impl Parts<'_> {
         let (plan, policy) = (self.plan, self.plan.model.device);
         let named = &plan.generate.devices;
         let engines = plan.generators();
-        let on: Vec<DeviceName> = (0..engines).map(|at| if named.is_empty() { policy } else { named[at % named.len()] }).collect();
+        let on: Vec<DeviceName> =
+            (0..engines).map(|at| if named.is_empty() { policy } else { named[at % named.len()] }).collect();
         let mut devices = vec![policy];
         for device in &on {
             if !devices.contains(device) {
