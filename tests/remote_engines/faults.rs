@@ -73,7 +73,10 @@ fn reply(seed: u64, nth: u64, sglang: bool, body: &Value) -> Reply {
         12 => pieces.push(wrong(sglang, &said, |said| said.push((3, 4.0)))),
         13 => pieces.push(wrong(sglang, &said, |said| said.push((99, -1.0)))),
         14 => pieces.push(wrong(sglang, &said, |said| said.extend(vec![(3, -1.0); 400]))),
-        15 => pieces.push(Piece::Raw("data: {\"error\": {\"message\": \"it fell over\", \"code\": 500}}\n\n".into())),
+        15 => {
+            let code = [400, 500][draw(&[seed, nth, 4], 2) as usize];
+            pieces.push(Piece::Raw(format!("data: {{\"error\": {{\"message\": \"it fell over\", \"code\": {code}}}}}\n\n")));
+        }
         16 => pieces.push(event(sglang, &said, Some("abort"), spans)),
         17 => pieces.push(Piece::Raw("data: [DONE]\n\n".into())),
         18 => pieces.push(Piece::Raw("<html>".into())),

@@ -301,7 +301,7 @@ fn v4_what_was_made_under_weights_on_trial_is_given_back_when_they_are_right_and
 #[test]
 fn samples_of_a_prompt_are_asked_for_together_and_go_on_by_themselves_when_that_fails() {
     // What becomes of the first question.
-    for fate in ["well", "refused", "cut", "nonsense", "busy"] {
+    for fate in ["well", "refused", "cut", "nonsense", "busy", "error"] {
         let asked: Arc<Mutex<Vec<u64>>> = Arc::default();
         let seen = asked.clone();
         let server = Server::new(move |path, body| {
@@ -315,6 +315,10 @@ fn samples_of_a_prompt_are_asked_for_together_and_go_on_by_themselves_when_that_
                     "busy" => return Reply::Page(429, String::new()),
                     // After the first token of the first answer.
                     "cut" => pieces.splice(2.., [Piece::Cut]).for_each(drop),
+                    "error" => {
+                        let error = "data: {\"error\": {\"message\": \"not any more\", \"code\": 400}}\n\n";
+                        pieces.splice(2.., [Piece::Raw(error.into())]).for_each(drop);
+                    }
                     "nonsense" => {
                         let mut event = vllm_event(&[(3, -1.0)], None, Value::Null);
                         event["choices"][0]["index"] = 4.into();

@@ -46,6 +46,8 @@ fn check_tells_of_devices_that_nobody_uses_or_that_are_not_there() {
     };
     let told = check(&["generate.devices=[\"cpu\",\"cpu\"]"]);
     assert!(told.contains("names 2 devices for 1 of `generate.workers`"), "{told}");
+    let told = check(&["model.device=cuda:1", "train.beside=[\"cuda:2\",\"cuda:1\",\"cuda:2\"]"]);
+    assert_eq!(told.matches("which is in use there already").count(), 2, "{told}");
     let told = check(&["train.beside=[\"cuda:63\"]", "generate.devices=[\"cuda:62\"]"]);
     assert!(told.contains("`train.beside` is \"cuda:63\"") && told.contains("`generate.devices` is \"cuda:62\""), "{told}");
 }

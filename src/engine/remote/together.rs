@@ -34,6 +34,8 @@ pub(super) struct Group {
 struct Member {
     attempt: Attempt,
     tokens: Tokens,
+    /// Whether it was told any.
+    begun: bool,
     /// Taken when it has ended.
     ended: Option<oneshot::Sender<Ended>>,
 }
@@ -46,7 +48,7 @@ impl Meeting {
         F: Future<Output = ()> + Send + 'static,
     {
         let (sender, mut ended) = oneshot::channel();
-        let member = Member { attempt: attempt.clone(), tokens: tokens.clone(), ended: Some(sender) };
+        let member = Member { attempt: attempt.clone(), tokens: tokens.clone(), begun: false, ended: Some(sender) };
         let group = match self.enter(member) {
             Some(group) => Some(group),
             None => match timeout(MISSING, &mut ended).await {
@@ -113,17 +115,17 @@ impl Group {
     }
 
     /// Ends those that have not ended. An error is one, however many shared it: one of them tells it, and the others go on elsewhere from what they have.
-    /// Where the server would not answer a group, each asks by itself.
+    /// Where the server would not answer a group, each asks by itself; what has begun can't from its beginning.
     pub(super) fn end(mut self, result: Result<(), RemoteError>, name: &str) {
         let broke = || RemoteError::new(name, Fault::Broke { why: "the answer to a group ended without all of it".into() });
         let error = result.err().unwrap_or_else(broke);
-        let alone = matches!(error.fault, Fault::Refused { .. });
         let mut told = false;
         for member in &mut self.members {
             let ending = match (&error.fault, told) {
-                _ if alone => None,
-                (Fault::Busy { .. }, _) | (_, false) => Some(Err(error.clone())),
-                (_, true) => Some(Ok(Ending { end: End::Aborted, spans: None })),
+                (Fault::Refused { .. }, _) if !member.begun => None,
+                (Fault::Busy { .. }, _) => Some(Err(error.clone())),
+                (Fault::Refused { .. }, _) | (_, true) => Some(Ok(Ending { end: End::Aborted, spans: None })),
+                (_, false) => Some(Err(error.clone())),
             };
             if let Some(ended) = member.ended.take() {
                 told |= ended.send(ending).is_ok();
@@ -149,6 +151,7 @@ impl Listener for Group {
             return Err(format!("a token of answer {choice}, which has ended"));
         }
         if !chunk.tokens.is_empty() {
+            member.begun = true;
             // Whoever is gone does without.
             let _wanted = member.tokens.tell(chunk).await;
         }

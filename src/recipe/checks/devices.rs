@@ -1,10 +1,21 @@
 //! Devices beside the policy's.
 
 use super::Note;
+use crate::recipe::model::DeviceName;
 use crate::recipe::plan::Plan;
 
-/// Every device that generates needs an engine.
+/// Every device that generates needs an engine, and a GPU is named once.
 pub(super) fn devices(plan: &Plan, note: Note) {
+    let all = plan.devices();
+    for (at, (key, device)) in all.iter().enumerate().filter(|(_, (_, device))| matches!(device, DeviceName::Cuda(_))) {
+        // What stands beside the policy's device is another; a generator may share it.
+        let of_policy = key.ends_with(".beside").then_some(plan.model.device);
+        let before = all[..at].iter().filter(|(other, _)| other == key).map(|(_, device)| *device);
+        if before.chain(of_policy).any(|other| other == *device) {
+            let message = format!("`{key}` names {:?}, which is in use there already", device.word());
+            note(key, &["model.device"], message, "name each device once; generate.workers may be more than there are devices");
+        }
+    }
     let (devices, engines) = (plan.generate.devices.len(), plan.generators());
     if devices > 0 && plan.engine.is_remote() {
         let message = "`generate.devices` names devices, but servers generate".to_owned();
