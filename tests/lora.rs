@@ -35,8 +35,7 @@ fn fresh() -> Weights {
 fn learned(lora: Lora) -> Weights {
     let weights = tiny::weights(1).adapted(&tiny::model(), lora, 7);
     let Adapter { flat, layout, lora } = weights.adapter.as_ref().unwrap();
-    tch::manual_seed(5);
-    let flat = flat + Tensor::randn(flat.size(), (Kind::Float, Device::Cpu)) * 0.1;
+    let flat = flat + tiny::noise(flat, 5) * 0.15;
     weights.under(Adapter { flat, layout: layout.clone(), lora: lora.clone() })
 }
 
@@ -236,8 +235,7 @@ fn joint_projections_are_adapted_as_one() {
     for targets in [&[Lora::ALL][..], &["qkv_proj"], &["down_proj", "gate_up_proj"]] {
         let lora = lora(3, targets).on_model(&config).unwrap();
         let Adapter { flat, layout, lora } = Adapter::fresh(&config, lora, 7);
-        tch::manual_seed(5);
-        let flat = &flat + Tensor::randn(flat.size(), (Kind::Float, Device::Cpu)) * 0.1;
+        let flat = &flat + tiny::noise(&flat, 5) * 0.15;
         let adapted = base.under(Adapter { flat, layout, lora });
         assert!(gap(&hidden(&adapted), &hidden(&base)) > 1e-2, "{targets:?}: it says something else");
         assert!(gap(&hidden(&adapted), &hidden(&adapted.merged())) < 1e-5, "{targets:?}");

@@ -349,8 +349,7 @@ fn adapted(seed: u64) -> FrozenWeights {
     let lora = Lora::new(2, 4.0, &["q_proj", "v_proj"]).unwrap();
     let weights = tiny::weights(0).adapted(&tiny::model(), lora, 7);
     let Adapter { flat, layout, lora } = weights.adapter.as_ref().unwrap();
-    tch::manual_seed(seed as i64);
-    let flat = flat + Tensor::randn(flat.size(), (Kind::Float, tch::Device::Cpu)) * 0.3;
+    let flat = flat + tiny::noise(flat, seed) * 0.5;
     weights.under(Adapter { flat, layout: layout.clone(), lora: lora.clone() }).freeze()
 }
 

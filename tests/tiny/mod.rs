@@ -6,6 +6,7 @@ use std::path::Path;
 use rollflow::data::Sample;
 use rollflow::model::{ModelConfig, Weights};
 use serde_json::json;
+use tch::{Device, Kind, Tensor};
 
 pub const VOCAB: u32 = 16;
 
@@ -41,6 +42,12 @@ pub fn rollouts(shapes: &[(usize, usize)], seed: u64) -> Vec<Sample> {
         sample
     };
     shapes.iter().enumerate().map(sample).collect()
+}
+
+/// Numbers between −1 and 1, the same for the same seed: the library's own generator belongs to all tests of a program, which run at the same time.
+pub fn noise(like: &Tensor, seed: u64) -> Tensor {
+    let at = Tensor::arange(like.numel() as i64, (Kind::Double, Device::Cpu)) * 12.9898 + (seed as f64 + 1.0) * 78.233;
+    (at.sin() * 43758.5453).frac().to_kind(Kind::Float).view_as(like)
 }
 
 /// "Count on": after token n comes n + 1.
