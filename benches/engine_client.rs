@@ -1,9 +1,9 @@
 //! What the client of servers costs: the same requests by a fleet and by a bare load generator, in turns, against one vLLM server that runs.
 //!
 //! `rollflow engine launch pipelines/recipes/grpo_vllm.toml`, then `cargo bench --bench engine_client -- http://127.0.0.1:8400 [ROUNDS]`. A round
-//! is 8 times 64 answers of 16 tokens, eight to a prompt and asked for together, and once 512 requests at a time, of a prompt each. The bare one posts
-//! bytes that were made before and drops those that come, over connections that stay open; the fleet does what it does in a run. At most 5% more time is meant to be its cost, on a machine that does nothing
-//! else: both sides share its cores with the server.
+//! is 8 times 64 answers of 16 tokens, eight to a prompt and asked for together, and once 512 requests at a time, of a prompt each. The bare one
+//! posts bytes that were made before and drops those that come, over connections that stay open; the fleet does what it does in a run. At most 5%
+//! more time is meant to be its cost, on a machine that does nothing else: both sides share its cores with the server.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,16 +35,17 @@ fn main() -> Result<()> {
     let rounds = args.get(1).map_or(Ok(7), |rounds| rounds.parse()).context("ROUNDS is a number")?;
     let (mut bare, mut fleet) = (Bare::new(url)?, fleet(url)?);
     // The server's first requests take seconds.
-    bare.run(64, 8)?;
+    bare.run(&questions(64, 8))?;
     by_fleet(&mut fleet, 64, 8)?;
     for (name, answers, group, times) in [("64 answers to 8 prompts", 64, 8, 8), ("512 requests at a time", MOST, 1, 1)] {
+        let bodies = questions(answers, group);
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for round in 0..rounds {
             let both = |first: bool| -> Result<()> {
                 // Who begins changes with every round.
                 let started = Instant::now();
                 if first == (round % 2 == 0) {
-                    (0..times).try_for_each(|_| bare.run(answers, group))?;
+                    (0..times).try_for_each(|_| bare.run(&bodies))?;
                     theirs.push(started.elapsed());
                 } else {
                     (0..times).try_for_each(|_| by_fleet(&mut fleet, answers, group))?;
@@ -99,6 +100,11 @@ fn by_fleet(fleet: &mut Fleet, answers: usize, group: usize) -> Result<()> {
     Ok(())
 }
 
+/// What a bare generator posts for so many answers.
+fn questions(answers: usize, group: usize) -> Vec<Bytes> {
+    (0..answers / group).map(|ordinal| question(ordinal as u64, group)).collect()
+}
+
 fn question(ordinal: u64, group: usize) -> Bytes {
     let sampling = json!({
         "n": group, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": ordinal, "max_tokens": TOKENS, "stop_token_ids": [],
@@ -126,12 +132,11 @@ impl Bare {
         Ok(Bare { runtime, authority, open: Vec::new() })
     }
 
-    fn run(&mut self, answers: usize, group: usize) -> Result<()> {
-        let bodies: Vec<Bytes> = (0..answers / group).map(|ordinal| question(ordinal as u64, group)).collect();
+    fn run(&mut self, bodies: &[Bytes]) -> Result<()> {
         let Bare { runtime, authority, open } = self;
         runtime.block_on(async {
             let mut under_way = JoinSet::new();
-            for body in &bodies {
+            for body in bodies {
                 let (kept, to) = (open.pop(), authority.clone());
                 let post = Post::post("/inference/v1/generate").header(HOST, authority.as_str());
                 let post = post.header(CONTENT_TYPE, "application/json").body(Full::new(body.clone()))?;

@@ -52,6 +52,8 @@ pub struct Server {
     pub url: String,
     /// Connections that were made.
     pub connections: Arc<AtomicUsize>,
+    /// Clients that went while it said nothing more.
+    pub left: Arc<AtomicUsize>,
     task: JoinHandle<()>,
 }
 
@@ -70,15 +72,16 @@ impl Server {
     fn on(listener: TcpListener, script: impl Fn(&str, &Value) -> Reply + Send + Sync + 'static) -> Self {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let (script, connections) = (Arc::<Script>::from(Box::new(script) as Box<Script>), Arc::<AtomicUsize>::default());
-        let count = connections.clone();
+        let (count, left) = (connections.clone(), Arc::<AtomicUsize>::default());
+        let gone = left.clone();
         let task = SERVERS.spawn(async move {
             let mut open = tokio::task::JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
                 count.fetch_add(1, SeqCst);
-                open.spawn(serve(stream, script.clone()));
+                open.spawn(serve(stream, script.clone(), gone.clone()));
             }
         });
-        Server { url, connections, task }
+        Server { url, connections, left, task }
     }
 
     pub fn port(&self) -> u16 {
@@ -103,6 +106,7 @@ impl Drop for Server {
 struct Wire {
     stream: TcpStream,
     read: Vec<u8>,
+    left: Arc<AtomicUsize>,
 }
 
 impl Wire {
@@ -185,12 +189,13 @@ impl Wire {
 
     async fn gone(&mut self) -> Option<()> {
         while self.more().await.is_some() {}
+        self.left.fetch_add(1, SeqCst);
         None
     }
 }
 
-async fn serve(stream: TcpStream, script: Arc<Script>) {
-    let mut wire = Wire { stream, read: Vec::new() };
+async fn serve(stream: TcpStream, script: Arc<Script>, left: Arc<AtomicUsize>) {
+    let mut wire = Wire { stream, read: Vec::new(), left };
     // A client that goes hears no more.
     while let Some((path, body)) = wire.question().await {
         if wire.answer(script(&path, &body)).await.is_none() {

@@ -78,7 +78,7 @@ impl Event {
         };
         let chunk = chunk(ids, token_logprobs)?;
         let end = finish_reason.as_deref().map(end).transpose()?;
-        Ok(Said { chunk, ending: end.map(|end| Ending { end, spans: spans(weight_versions) }), over: false, ..Said::default() })
+        Ok(Said { chunk, ending: end.map(|end| Ending { end, spans: spans(weight_versions) }), ..Said::default() })
     }
 }
 

@@ -39,7 +39,7 @@ use crate::engine::{EngineError, FinishReason, Finished, Load, TokenEngine};
 const FAILURES: u32 = 3;
 
 /// A group waits for room for all of it where that leaves at most one in so many places empty.
-const EMPTY: usize = 8;
+const IDLE_ONE_IN: usize = 8;
 
 /// What engines elsewhere read weights from: nothing. It says which version they were brought to, and is published once that was verified (law V4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,7 +179,7 @@ impl Fleet {
         let all = waiting.iter().take_while(untouched).count();
         let serving = (0..self.seats.len()).filter(|place| self.serves(*place));
         let most = serving.map(|place| self.seats[place].limit()).max().unwrap_or(0).min(self.limit);
-        if all > 1 && EMPTY * all <= most { all } else { 1 }
+        if all > 1 && IDLE_ONE_IN * all <= most { all } else { 1 }
     }
 
     fn begin(&mut self, key: (u64, u32), place: usize, together: usize, now: Instant) -> Result<(), EngineError> {

@@ -203,7 +203,7 @@ impl Reader {
             (other, _) => return Err(Wrong::Nonsense(format!("finish_reason {other:?}, which is unknown here"))),
         };
         // Its `weight_version` alone is the newest, and no token's for certain.
-        Ok(Said { chunk, ending: Some(Ending { end, spans: spans(meta.weight_versions) }), over: false, ..Said::default() })
+        Ok(Said { chunk, ending: Some(Ending { end, spans: spans(meta.weight_versions) }), ..Said::default() })
     }
 }
 

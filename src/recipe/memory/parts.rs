@@ -168,7 +168,7 @@ impl Parts<'_> {
 
     fn trainer(&mut self, [weights, gradients, optimizer, activations, logits]: [&'static str; 5], work: &Work) {
         let (model, of, bytes) = (work.model, work.of, self.bytes());
-        let (policy, whole) = (self.at, parameters(model));
+        let (first, whole) = (self.at, parameters(model));
         let (copy, also) = if bytes == 4 { (0, "") } else { (bytes, ", and a copy to compute with") };
         // Under adapters the weights are the first weights themselves.
         let parameters = work.adapters.unwrap_or(whole);
@@ -180,12 +180,12 @@ impl Parts<'_> {
         self.pass([gradients, activations, logits], parameters, work);
         for device in &of.beside {
             self.at = *device;
-            let below = if work.adapters.is_some() && *device != policy { bytes * whole } else { 0 };
+            let below = if work.adapters.is_some() && *device != first { bytes * whole } else { 0 };
             let why = format!("a copy of the trainer's, {} in {}", count(parameters), self.plan.model.dtype.word());
             self.add(weights, bytes * parameters + below, why);
             self.pass([gradients, activations, logits], parameters, work);
         }
-        self.at = policy;
+        self.at = first;
     }
 
     /// What forward and backward passes take on a device.

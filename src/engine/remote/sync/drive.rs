@@ -180,25 +180,18 @@ async fn step(
         Phase::Resume => control.resume().await?,
         Phase::Probe => {
             let adapter = update.adapter.then_some(label.as_str());
-            let mut scored = update.probe.texts.iter().map(|text| score(engine, text, adapter));
-            let found = match update.adapter {
-                // At once: what it samples meanwhile is worth something only when they are known.
-                false => try_join_all(scored).await?,
-                // Nobody asks for it yet; and several texts at a time end vLLM's build for processors.
-                true => one_by_one(&mut scored).await?,
-            };
+            let texts = &update.probe.texts;
+            // At once: what it samples meanwhile is worth something only when they are known. An adapter is asked for by nobody yet; and several texts
+            // under one end vLLM's build for processors.
+            let at_once = if update.adapter { 1 } else { texts.len().max(1) };
+            let mut found = Vec::with_capacity(texts.len());
+            for texts in texts.chunks(at_once) {
+                found.extend(try_join_all(texts.iter().map(|text| score(engine, text, adapter))).await?);
+            }
             update.probe.judge(&found)?;
         }
     }
     Ok(())
-}
-
-async fn one_by_one<T, E>(work: &mut impl Iterator<Item = impl Future<Output = Result<T, E>>>) -> Result<Vec<T>, E> {
-    let mut done = Vec::new();
-    for work in work {
-        done.push(work.await?);
-    }
-    Ok(done)
 }
 
 /// Log-probabilities of a text. A server that has just gone on may still send one away.
