@@ -7,11 +7,15 @@
 #                                    and a CPU view of it is made (the wheel's own libtorch.so wants all of NVIDIA's libraries)
 #
 # Idempotent, safe to run twice at once; about a minute and 1.2 GB the first time, nothing afterwards.
+# Where nvidia-smi lists a GPU, or with ROLLFLOW_CUDA=1, NVIDIA's libraries come too (2.7 GB more; ROLLFLOW_CUDA=0: never), which libtorch's CUDA half needs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 version=2.11.0
 wheels=("torch==$version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
+# What that wheel asks for beside itself, but for what only Python uses.
+nvidia=("cuda-toolkit[cublas,cudart,cufft,cufile,cupti,curand,cusolver,cusparse,nvjitlink,nvrtc,nvtx]==13.0.2"
+  nvidia-cudnn-cu13==9.19.0.56 nvidia-cusparselt-cu13==0.8.0 nvidia-nccl-cu13==2.28.9 nvidia-nvshmem-cu13==3.4.5)
 
 say() { printf '\033[2mlibtorch:\033[0m %s\n' "$*" >&2; }
 die() { printf 'libtorch: %s\n' "$1" >&2; shift; for line in "$@"; do printf '  %s\n' "$line" >&2; done; exit 1; }
@@ -41,7 +45,7 @@ if ! verified; then
   flock 9
   if ! verified; then
     say "fetching torch $version into $home (530 MB, once per user)"
-    rm -rf "$home/wheel" "$view" "$home/complete"
+    rm -rf "$home/wheel" "$view" "$home/complete" "$home/cuda"
     python3 -m pip install --no-deps --no-compile --disable-pip-version-check --root-user-action ignore \
       --target "$home/wheel" "${wheels[@]}" >&2 || die "pip could not fetch ${wheels[*]}" "check the network or pip's index settings, then run this again"
     torch=$home/wheel/torch cuda=$home/wheel/nvidia/cu13/lib
@@ -56,6 +60,24 @@ if ! verified; then
       [ -e "$view/lib/$lib" ] || die "$lib did not arrive with the wheels" "remove $home and run this again"
     done
     date -u +%FT%TZ > "$home/complete"
+    say "installed"
+  fi
+fi
+
+wants_cuda() { [ "${ROLLFLOW_CUDA:-}" = 1 ] || { [ -z "${ROLLFLOW_CUDA:-}" ] && nvidia-smi -L 2>/dev/null | grep -q GPU; }; }
+if wants_cuda && [ ! -f "$home/cuda" ]; then
+  exec 9>"$home/lock"
+  flock 9
+  if [ ! -f "$home/cuda" ]; then
+    say "fetching NVIDIA's libraries into $home (2.7 GB, once per user)"
+    rm -rf "$home/nvidia"
+    python3 -m pip install --no-compile --disable-pip-version-check --root-user-action ignore --target "$home/nvidia" "${nvidia[@]}" >&2 \
+      || die "pip could not fetch ${nvidia[*]}" "check the network or pip's index settings, or go on without a GPU: ROLLFLOW_CUDA=0"
+    # Where libtorch_cuda.so looks for them.
+    rm -rf "$home/wheel/nvidia"
+    mv "$home/nvidia/nvidia" "$home/wheel/nvidia"
+    rm -rf "$home/nvidia"
+    date -u +%FT%TZ > "$home/cuda"
     say "installed"
   fi
 fi

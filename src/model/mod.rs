@@ -9,6 +9,7 @@ mod adapter_folder;
 mod attention;
 mod compute;
 mod config;
+mod cuda;
 mod decoder;
 mod delta;
 mod dtype;
@@ -35,8 +36,9 @@ mod weights;
 mod write_config;
 
 pub use adapter_folder::{base_of, load_adapter, save_adapter};
-pub use compute::{Compute, NoDevice, gpu_memory};
+pub use compute::{Compute, NoDevice};
 pub use config::{Factors, Head, ModelConfig, RopeScaling};
+pub use cuda::gpu_memory;
 pub use decoder::Decoder;
 pub use delta::{Delta, save_hf_after};
 pub use dtype::Dtype;

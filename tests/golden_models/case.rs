@@ -5,9 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use rollflow::data::ChatMessage;
-use rollflow::model::{Decoder, ModelConfig, Packed, Weights, load_hf};
+use rollflow::model::{Compute, Decoder, Dtype, ModelConfig, Packed, Weights, load_hf};
 use serde::Deserialize;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 #[derive(Deserialize)]
 pub struct Golden {
@@ -94,6 +94,11 @@ pub struct Case {
     pub weights: Weights,
 }
 
+/// A GPU where there is one (R112), else the processor.
+pub fn device() -> Device {
+    Device::cuda_if_available()
+}
+
 impl Case {
     fn load(dir: &Path) -> Case {
         let text = std::fs::read_to_string(dir.join("golden/golden.json")).unwrap();
@@ -104,7 +109,7 @@ impl Case {
             golden: serde_json::from_str(&text).unwrap(),
             expected: expected.into_iter().collect(),
             config,
-            weights,
+            weights: weights.on(Compute { device: device(), dtype: Dtype::F32 }),
         }
     }
 
@@ -169,7 +174,7 @@ pub fn assert_close(what: &str, found: &Tensor, expected: &Tensor, tolerance: To
 /// With `more` allowed, by element.
 pub fn assert_close_but(what: &str, found: &Tensor, expected: &Tensor, tolerance: Tolerance, more: &Tensor) {
     assert_eq!(found.size(), expected.size(), "{what}: shape");
-    let (found, expected) = (found.to_kind(Kind::Double), expected.to_kind(Kind::Double));
+    let [found, expected, more] = [found, expected, more].map(|tensor| tensor.to_device(Device::Cpu).to_kind(Kind::Double));
     let excess = ((&found - &expected).abs() - expected.abs() * tolerance.rtol - more).max();
     let excess = excess.double_value(&[]);
     assert!(excess <= tolerance.atol, "{what}: beyond rtol {} by {excess:e}, atol {:e}", tolerance.rtol, tolerance.atol);

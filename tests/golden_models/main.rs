@@ -10,13 +10,13 @@ mod case;
 use std::path::Path;
 use std::sync::Arc;
 
-use case::{AdamW, Case, Padded, assert_close, assert_close_but, assert_near, for_every_model};
+use case::{AdamW, Case, Padded, assert_close, assert_close_but, assert_near, device, for_every_model};
 
 use rollflow::data::Tokenizer;
 use rollflow::data::chat::{ChatInput, ChatTemplate};
 use rollflow::engine::{LocalEngine, Request, SamplingParams};
 use rollflow::model::{Decoder, ModelConfig, load_hf, log_probs_and_entropy, save_hf};
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 #[test]
 fn logits_of_packed_sequences_equal_those_of_padded_batches() {
@@ -39,9 +39,9 @@ fn token_log_probs_and_entropies_are_those_of_the_reference_whatever_the_chunk()
         let packed = batch.packed();
         let hidden = decoder.hidden(&views, &packed);
         // The last token of a sequence has no successor; it is put to any target and left out.
-        let targets = Tensor::from_slice(&packed.ids).roll([-1], [0]);
+        let targets = Tensor::from_slice(&packed.ids).roll([-1], [0]).to_device(device());
         let has_next: Vec<bool> = packed.lens.iter().flat_map(|&len| (0..len).map(move |at| at + 1 < len)).collect();
-        let has_next = Tensor::from_slice(&has_next);
+        let has_next = Tensor::from_slice(&has_next).to_device(device());
         for (temperature, chunk_rows) in [(1.0, 1000), (1.0, 1), (0.7, 5)] {
             let (log_probs, entropies) = decoder.token_log_probs(&views, &hidden, &targets, temperature, chunk_rows);
             let expected = |what: &str| batch.at_real_positions(&case.expected[&format!("right.{what}_T{temperature:.1}")]);
@@ -123,9 +123,9 @@ fn sft_loss(decoder: &Decoder, flat: &Tensor, batch: &Padded, labels: &[Vec<i64>
         }
         row += real.len() as i64;
     }
-    let hidden = decoder.hidden_at(&views, &packed, &Tensor::from_slice(&rows));
+    let hidden = decoder.hidden_at(&views, &packed, &Tensor::from_slice(&rows).to_device(device()));
     let logits = decoder.logits(&views, &hidden);
-    -log_probs_and_entropy(&logits, &Tensor::from_slice(&targets), 1.0).0.mean(None)
+    -log_probs_and_entropy(&logits, &Tensor::from_slice(&targets).to_device(device()), 1.0).0.mean(None)
 }
 
 /// Three steps of AdamW with clipping: the losses, the gradients before clipping, and the weights in the end.
@@ -220,6 +220,6 @@ fn a_saved_folder_loads_to_the_same_bits_and_the_same_configuration() {
             ModelConfig { other: Default::default(), ..config },
             ModelConfig { other: Default::default(), ..case.config.clone() }
         );
-        assert!(weights.flat == case.weights.flat, "weights differ");
+        assert!(weights.flat == case.weights.flat.to_device(Device::Cpu), "weights differ");
     });
 }

@@ -1,8 +1,16 @@
-//! Recipes that name several devices (R127).
+//! Recipes that name several devices (R127): the processor more than once, or GPUs, where the environment puts all recipes on one
+//! (`ROLLFLOW__MODEL__DEVICE=cuda`).
 
 use serde_json::Value;
 
 use crate::running::{GRPO, SFT, read, rollflow, run_args};
+
+/// Two more devices beside a recipe's own, in the words of `--set`.
+fn more(key: &str) -> String {
+    let gpus = std::env::var("ROLLFLOW__MODEL__DEVICE").is_ok_and(|device| device.starts_with("cuda"));
+    let devices = if gpus { ["cuda:1", "cuda:2"] } else { ["cpu", "cpu"] };
+    format!("{key}={devices:?}")
+}
 
 fn losses(folder: &std::path::Path, name: &str, sets: &[&str]) -> Vec<f64> {
     let run = folder.join(name);
@@ -18,7 +26,7 @@ fn losses(folder: &std::path::Path, name: &str, sets: &[&str]) -> Vec<f64> {
 fn n1_supervised_steps_on_several_devices_are_those_on_one() {
     let folder = tempfile::tempdir().unwrap();
     let alone = losses(folder.path(), "alone", &[]);
-    let together = losses(folder.path(), "together", &["sft.beside=[\"cpu\",\"cpu\"]"]);
+    let together = losses(folder.path(), "together", &[&more("sft.beside")]);
     assert_eq!(alone.len(), 12);
     for (alone, together) in alone.iter().zip(&together) {
         assert!((alone - together).abs() < 1e-4, "{alone} {together}");
@@ -29,7 +37,8 @@ fn n1_supervised_steps_on_several_devices_are_those_on_one() {
 fn a_run_generates_and_trains_on_several_devices() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
-    let sets = ["generate.devices=[\"cpu\",\"cpu\"]", "generate.workers=2", "train.beside=[\"cpu\"]", "flow.max_staleness=2"];
+    let (generators, beside) = (more("generate.devices"), more("train.beside"));
+    let sets = [&generators, "generate.workers=2", &beside, "flow.max_staleness=2"];
     let ended = rollflow(&run_args(GRPO, &run, &[&sets[..], &["train.steps=6"]].concat()));
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     assert_eq!(read(&run.join("metrics.jsonl")).lines().count(), 6);

@@ -44,8 +44,8 @@ impl ReferenceModel for LocalReference {
         // A mean of products is no product of means.
         let whole = |weights: &FrozenWeights| weights.read().merged();
         let (old, new) = (whole(old), whole(new));
-        // The first weights may be in a folder's narrower format.
-        let flat = |weights: &Weights| weights.flat.to_kind(Kind::Float);
+        // The first weights may be in a folder's narrower format, and what a checkpoint held lies on the host.
+        let flat = |weights: &Weights| weights.flat.to_device(new.flat.device()).to_kind(Kind::Float);
         let mean = flat(&old).lerp(&flat(&new), share);
         FrozenWeights::of_own(Weights::new(old.layout, mean))
     }

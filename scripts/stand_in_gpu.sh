@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Runs on "cuda", where there is no GPU, what the project does there: training, generation and scoring on one device and on four, resumed, evaluated and
+# exported. The GPU is a stand-in whose kernels are the processor's (tests/stand_in_gpu): it shows that every tensor is where its operation is, and
+# that numbers come out the same; what GPUs are bought for, it can't show.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+libtorch=$(readlink -f .libtorch)
+folder=${CARGO_TARGET_DIR:-target}/stand_in_gpu
+mkdir -p "$folder"
+# By the name of what it stands in for: who asks for CUDA then finds it loaded.
+library=$(cd "$folder" && pwd)/libtorch_cuda.so
+if [ ! tests/stand_in_gpu/stand_in_gpu.cpp -ot "$library" ]; then
+  c++ -std=c++17 -O1 -shared -fPIC -I "$libtorch/include" -I "$libtorch/include/torch/csrc/api/include" \
+    tests/stand_in_gpu/stand_in_gpu.cpp -o "$library" -L "$libtorch/lib" -ltorch_cpu -lc10 -Wl,-rpath,"$libtorch/lib"
+fi
+
+export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="env LD_PRELOAD=$library"
+cargo test --workspace --test precision --test devices --test golden_models
+# All recipes on it, whatever they say themselves.
+ROLLFLOW__MODEL__DEVICE=cuda cargo test --workspace --test command -- \
+  asking:: devices:: references:: reward_models:: recipes::every_shipped evaluating::runs_without \
+  adapters::a_critic adapters::adapters_are_exported crashes::a_run_that_was_killed crashes::a_run_with_a_critic

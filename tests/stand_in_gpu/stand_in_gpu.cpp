@@ -1,0 +1,246 @@
+// A GPU where there is none: libtorch takes this library for its CUDA half, and finds four devices.
+//
+// Their memory is this machine's, at addresses that no processor reads, and every operation runs on the processor. So numbers are the processor's to the
+// bit, and what a GPU would refuse or crash at is refused here too: operands on different devices, memory of a device read by the host, an operation
+// that has only a CPU kernel by name. What only a GPU can show stays to be shown there: its kernels' results, speed, streams, and memory.
+//
+// ROLLFLOW_CUDA=<this library> puts it in the place of libtorch_cuda.so; scripts/stand_in_gpu.sh builds it and runs what the project does on "cuda".
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/op_registration/adaption.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/native/CPUFallback.h>
+#include <ATen/ops/_local_scalar_dense_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/impl/FakeGuardImpl.h>
+#include <torch/library.h>
+
+#include <cstdlib>
+#include <cstring>
+
+namespace {
+
+using at::Tensor;
+using c10::DeviceType;
+
+constexpr c10::DeviceIndex DEVICES = 4;
+
+// Added to an address, it is one that faults when the host reads it.
+constexpr uintptr_t AWAY = uintptr_t{1} << 62;
+
+void* away(const void* real) { return real ? reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(real) + AWAY) : nullptr; }
+void* home(const void* far) { return far ? reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(far) - AWAY) : nullptr; }
+
+c10::Device here() { return {DeviceType::CUDA, c10::impl::FakeGuardImpl<DeviceType::CUDA>::getDeviceIndex()}; }
+
+struct Memory final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    void* real = bytes ? std::aligned_alloc(64, (bytes + 63) / 64 * 64) : nullptr;
+    TORCH_CHECK(real || !bytes, "no memory for ", bytes, " bytes");
+    return {away(real), real, &std::free, here()};
+  }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(home(to), home(from), bytes); }
+};
+
+Memory memory;
+
+struct CUDAHooks final : at::CUDAHooksInterface {
+  explicit CUDAHooks(at::CUDAHooksArgs) {}
+  void init() const override {}
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasCUDA() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  int getNumGPUs() const override { return DEVICES; }
+  c10::DeviceIndex deviceCount() const override { return DEVICES; }
+  c10::DeviceIndex current_device() const override { return here().index(); }
+  c10::DeviceIndex getCurrentDevice() const override { return here().index(); }
+  at::Allocator* getCUDADeviceAllocator() const override { return &memory; }
+  at::Allocator* getPinnedMemoryAllocator() const override { return at::getCPUAllocator(); }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override { return at::detail::getDefaultCPUGenerator(); }
+  void deviceSynchronize(c10::DeviceIndex) const override {}
+};
+
+// The same numbers as a tensor of the host, which owns nothing.
+Tensor at_home(const Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_cuda()) return tensor;
+  // What is empty may be for a result, which is given its size.
+  if (tensor.numel() == 0) return at::empty(tensor.sizes(), at::TensorOptions(tensor.scalar_type()));
+  return at::from_blob(home(tensor.data_ptr()), tensor.sizes(), tensor.strides(), at::TensorOptions(tensor.scalar_type()));
+}
+
+// A tensor of the host that no one else holds, as one of a device.
+Tensor sent(const Tensor& tensor, c10::Device device) {
+  if (!tensor.defined()) return tensor;
+  auto* held = new c10::Storage(tensor.storage());
+  c10::DataPtr data{away(held->data()), held, [](void* held) { delete static_cast<c10::Storage*>(held); }, device};
+  c10::Storage storage(c10::Storage::use_byte_size_t(), held->nbytes(), std::move(data), &memory);
+  Tensor out = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), tensor.dtype());
+  out.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  return out;
+}
+
+// The memory of a result that was given its size on the host.
+void grow(const Tensor& tensor, const Tensor& result) {
+  if (tensor.sizes() == result.sizes()) return;
+  auto* grown = tensor.unsafeGetTensorImpl();
+  grown->set_storage_keep_dtype(sent(result, tensor.device()).storage());
+  grown->set_sizes_and_strides(result.sizes(), result.strides(), result.storage_offset());
+}
+
+// Where an operation's operands are: all on one device, but for single numbers, which may come from the host.
+struct Where {
+  const c10::OperatorHandle& op;
+  std::optional<c10::Device> device;
+  bool host = false;
+
+  Tensor take(const Tensor& tensor) {
+    if (!tensor.defined()) return tensor;
+    if (tensor.is_cuda()) {
+      TORCH_CHECK(!device || *device == tensor.device(), op.schema().name(), ": operands on ", *device, " and ", tensor.device());
+      device = tensor.device();
+    } else {
+      host |= tensor.dim() > 0;
+    }
+    return at_home(tensor);
+  }
+
+  void agree() const {
+    TORCH_CHECK(!(host && device), op.schema().name(), ": operands on ", *device, " and on the host");
+  }
+};
+
+void on_the_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  const auto given = torch::jit::last(*stack, schema.arguments().size());
+  const std::vector<c10::IValue> kept(given.begin(), given.end());
+  const size_t first = stack->size() - kept.size();
+  Where where{op, {}};
+  for (size_t at = 0; at < kept.size(); ++at) {
+    const auto& value = kept[at];
+    auto& place = (*stack)[first + at];
+    if (value.isTensor()) {
+      place = where.take(value.toTensor());
+    } else if (value.isTensorList()) {
+      c10::List<Tensor> list;
+      for (const Tensor& tensor : value.toTensorList()) list.push_back(where.take(tensor));
+      place = list;
+    } else if (value.isOptionalTensorList()) {
+      c10::List<std::optional<Tensor>> list;
+      for (const std::optional<Tensor>& tensor : value.toOptionalTensorList()) {
+        list.push_back(tensor ? std::optional<Tensor>(where.take(*tensor)) : std::nullopt);
+      }
+      place = list;
+    } else if (value.isDevice()) {
+      where.device = value.toDevice();
+      place = c10::Device(DeviceType::CPU);
+    }
+  }
+  where.agree();
+  const std::vector<c10::IValue> taken(stack->end() - kept.size(), stack->end());
+  TORCH_CHECK(where.device, schema.name(), ": on no device");
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  const size_t results = stack->size() - schema.returns().size();
+  for (size_t at = 0; at < schema.returns().size(); ++at) {
+    auto& result = (*stack)[results + at];
+    const auto* alias = schema.returns()[at].alias_info();
+    if (alias) {
+      TORCH_CHECK(alias->isWrite(), schema.name(), ": a view that the stand-in does not make");
+      for (size_t from = 0; from < kept.size(); ++from) {
+        const auto* other = schema.arguments()[from].alias_info();
+        if (!other || !(*other == *alias)) continue;
+        if (kept[from].isTensor()) grow(kept[from].toTensor(), taken[from].toTensor());
+        result = kept[from];
+      }
+    } else if (result.isTensor()) {
+      result = sent(result.toTensor(), *where.device);
+    } else if (result.isTensorList()) {
+      c10::List<Tensor> list;
+      for (const Tensor& tensor : result.toTensorList()) list.push_back(sent(tensor, *where.device));
+      result = list;
+    }
+  }
+}
+
+c10::Device target(std::optional<c10::Device> device) {
+  const auto wanted = device.value_or(here());
+  return wanted.has_index() ? wanted : here();
+}
+
+Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> kind, std::optional<at::Layout>, std::optional<at::Device> device,
+             std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  const c10::DeviceGuard guard(target(device));
+  return at::detail::empty_generic(size, &memory, c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::dtype_or_default(kind), format);
+}
+
+Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> kind, std::optional<at::Layout>,
+                     std::optional<at::Device> device, std::optional<bool>) {
+  const c10::DeviceGuard guard(target(device));
+  return at::detail::empty_strided_generic(size, stride, &memory, c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::dtype_or_default(kind));
+}
+
+// The one operation between devices.
+Tensor& copy_(Tensor& to, const Tensor& from, bool) {
+  at_home(to).copy_(at_home(from));
+  return to;
+}
+
+at::Scalar number(const Tensor& tensor) { return at::native::_local_scalar_dense_cpu(at_home(tensor)); }
+
+Tensor as_strided(const Tensor& tensor, at::IntArrayRef size, at::IntArrayRef stride, std::optional<int64_t> offset) {
+  return at::native::as_strided_tensorimpl(tensor, size, stride, offset);
+}
+
+// From 16 bits to 32 on the way, which GPUs do and processors don't.
+template <Tensor (*softmax)(const Tensor&, int64_t, bool)>
+Tensor softmax_from_half(const Tensor& tensor, int64_t dimension, bool widen) {
+  const Tensor given = at_home(tensor);
+  return sent(softmax(widen ? given.to(at::kFloat) : given, dimension, false), tensor.device());
+}
+
+template <Tensor (*backward)(const Tensor&, const Tensor&, int64_t, at::ScalarType)>
+Tensor softmax_to_half(const Tensor& gradient, const Tensor& output, int64_t dimension, at::ScalarType kind) {
+  return sent(backward(at_home(gradient), at_home(output), dimension, gradient.scalar_type()).to(kind), gradient.device());
+}
+
+// Attention by its definition: the fused ones have kernels of their own for each kind of device.
+int64_t written_out(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, double, bool, std::optional<double>, bool) {
+  return 0;
+}
+
+}  // namespace
+
+namespace at {
+// Asked for by this name.
+REGISTER_CUDA_HOOKS(CUDAHooks)
+}  // namespace at
+
+namespace c10::impl {
+using StandIn = FakeGuardImpl<DeviceType::CUDA>;
+C10_REGISTER_GUARD_IMPL(CUDA, StandIn)
+}  // namespace c10::impl
+
+REGISTER_ALLOCATOR(c10::DeviceType::CUDA, &memory)
+
+TORCH_LIBRARY_IMPL(_, CUDA, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&on_the_host>()); }
+
+TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+  library.impl("empty.memory_format", empty);
+  library.impl("empty_strided", empty_strided);
+  library.impl("copy_", copy_);
+  library.impl("_local_scalar_dense", number);
+  library.impl("as_strided", as_strided);
+  library.impl("_reshape_alias", [](const Tensor& tensor, at::IntArrayRef size, at::IntArrayRef stride) {
+    return at::native::as_strided_tensorimpl(tensor, size, stride, tensor.storage_offset());
+  });
+  library.impl("view", [](const Tensor& tensor, at::IntArrayRef size) { return at::native::view(tensor, size); });
+  library.impl("_softmax", softmax_from_half<&at::_softmax>);
+  library.impl("_log_softmax", softmax_from_half<&at::_log_softmax>);
+  library.impl("_softmax_backward_data", softmax_to_half<&at::_softmax_backward_data>);
+  library.impl("_log_softmax_backward_data", softmax_to_half<&at::_log_softmax_backward_data>);
+  library.impl("_fused_sdp_choice", written_out);
+}
