@@ -39,8 +39,17 @@ fn library(mapped: &str, name: &str) -> Option<PathBuf> {
     paths.filter(|path| path.file_name().is_some_and(|file| file == name)).map(Path::to_owned).next()
 }
 
-/// Bytes of a GPU's memory, asked of the CUDA runtime that came with libtorch; `None` where there is no such device, or no runtime.
-pub fn gpu_memory(index: usize) -> Option<u64> {
+/// Bytes of a GPU's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuMemory {
+    /// All of it.
+    pub total: u64,
+    /// What no process holds. libtorch gives back nothing that it took.
+    pub free: u64,
+}
+
+/// Asked of the CUDA runtime that came with libtorch; `None` where there is no such device, or no runtime.
+pub fn gpu_memory(index: usize) -> Option<GpuMemory> {
     type SetDevice = unsafe extern "C" fn(c_int) -> c_int;
     type MemGetInfo = unsafe extern "C" fn(*mut usize, *mut usize) -> c_int;
     if load().is_err() || index as i64 >= Cuda::device_count() {
@@ -52,7 +61,8 @@ pub fn gpu_memory(index: usize) -> Option<u64> {
         let set = process.get::<SetDevice>(b"cudaSetDevice").ok()?;
         let info = process.get::<MemGetInfo>(b"cudaMemGetInfo").ok()?;
         let (mut free, mut total) = (0, 0);
-        (set(index as c_int) == 0 && info(&mut free, &mut total) == 0).then_some(total as u64)
+        (set(index as c_int) == 0 && info(&mut free, &mut total) == 0)
+            .then_some(GpuMemory { total: total as u64, free: free as u64 })
     }
 }
 

@@ -38,7 +38,7 @@ mod write_config;
 pub use adapter_folder::{base_of, load_adapter, save_adapter};
 pub use compute::{Compute, NoDevice};
 pub use config::{Factors, Head, ModelConfig, RopeScaling};
-pub use cuda::gpu_memory;
+pub use cuda::{GpuMemory, gpu_memory};
 pub use decoder::Decoder;
 pub use delta::{Delta, save_hf_after};
 pub use dtype::Dtype;

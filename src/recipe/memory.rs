@@ -46,7 +46,7 @@ impl MemoryPlan {
             if all.iter().all(|of| of.device != word) {
                 let has = match device {
                     DeviceName::Cpu => machine_memory(),
-                    DeviceName::Cuda(index) => gpu_memory(index),
+                    DeviceName::Cuda(index) => gpu_memory(index).map(|memory| memory.total),
                 };
                 all.push(MemoryPlan { device: word.clone(), parts: Vec::new(), has });
             }
