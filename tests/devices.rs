@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rollflow::algo::{Aggregation, CrossEntropy, Schedule};
 use rollflow::model::{Compute, Dtype, Lora, Weights};
 use rollflow::train::{LocalBackend, LocalConfig, SaveCheckpoint, TrainBatch, TrainingBackend, collate};
-use tch::{Cuda, Device};
+use tch::{Cuda, Device, Kind, Tensor};
 
 /// One more device of each kind that is there, and the processor once more.
 fn beside() -> Vec<Device> {
@@ -86,4 +86,18 @@ fn a_device_that_is_not_there_is_told_by_its_name() {
     let config = LocalConfig { beside: vec![Device::Cuda(63)], ..LocalConfig::new(CrossEntropy, Schedule::constant(1e-3)) };
     let error = LocalBackend::new(config, tiny::model(), tiny::weights(1)).map(drop).unwrap_err().to_string();
     assert!(error.contains("cuda:63 is not there"), "{error}");
+}
+
+/// What the tests above rely on where GPUs are, or stand-ins for them.
+#[test]
+fn operands_on_two_devices_are_refused() {
+    if Cuda::device_count() < 2 {
+        return eprintln!("skipped: libtorch finds no two CUDA devices here");
+    }
+    let ones = |device| Tensor::ones([2], (Kind::Float, device));
+    let (here, first, second) = (ones(Device::Cpu), ones(Device::Cuda(0)), ones(Device::Cuda(1)));
+    assert!(first.f_add(&here).is_err() && first.f_add(&second).is_err() && first.f_add(&first).is_ok());
+    let rows = Tensor::zeros([1], (Kind::Int64, Device::Cpu));
+    assert!(first.f_index_select(0, &rows).is_err() && first.f_index_select(0, &rows.to_device(Device::Cuda(0))).is_ok());
+    assert_eq!(Vec::<f32>::try_from(first + second.to_device(Device::Cuda(0))).unwrap(), [2.0; 2]);
 }

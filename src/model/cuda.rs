@@ -10,8 +10,8 @@ use tch::Cuda;
 
 const HALF: &str = "libtorch_cuda.so";
 
-/// Loads `libtorch_cuda.so` from beside the `libtorch_cpu.so` of this process, unless it is there: linked, or preloaded. About a second where there is one. libtorch
-/// looks for CUDA once, at the latest when it first differentiates; what is loaded later, it doesn't see.
+/// Loads `libtorch_cuda.so` from beside the `libtorch_cpu.so` of this process, unless it is there: linked, or preloaded. Takes a fifth of
+/// a second or more. libtorch looks for CUDA once, at the latest when it first differentiates; what is loaded later, it doesn't see.
 ///
 /// # Errors
 ///
@@ -21,10 +21,10 @@ pub(super) fn load() -> Result<(), String> {
     if library(&mapped, HALF).is_some() {
         return Ok(());
     }
-    let half = library(&mapped, "libtorch_cpu.so").unwrap_or_default().with_file_name(HALF);
-    if !half.exists() {
+    let half = library(&mapped, "libtorch_cpu.so").map(|other| other.with_file_name(HALF));
+    let Some(half) = half.filter(|half| half.exists()) else {
         return Err("libtorch came without its CUDA half".to_owned());
-    }
+    };
     // SAFETY: what its constructors do is enter operations and a device with libtorch, under libtorch's own locks. It is never unloaded.
     let library = unsafe { Library::open(Some(&half), RTLD_NOW | RTLD_GLOBAL) };
     library.map(std::mem::forget).map_err(|error| {

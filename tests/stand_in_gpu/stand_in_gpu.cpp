@@ -4,15 +4,13 @@
 // bit, and what a GPU would refuse or crash at is refused here too: operands on different devices, memory of a device read by the host, an operation
 // that has only a CPU kernel by name. What only a GPU can show stays to be shown there: its kernels' results, speed, streams, and memory.
 //
-// ROLLFLOW_CUDA=<this library> puts it in the place of libtorch_cuda.so; scripts/stand_in_gpu.sh builds it and runs what the project does on "cuda".
+// Preloaded under the name libtorch_cuda.so it is what is found; scripts/stand_in_gpu.sh builds it so, and runs what the project does on "cuda".
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/op_registration/adaption.h>
 #include <ATen/detail/CUDAHooksInterface.h>
-#include <ATen/native/CPUFallback.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/view_native.h>
