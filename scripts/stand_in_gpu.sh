@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs on "cuda", where there is no GPU, what the project does there: training, generation and scoring on one device and on four, resumed, evaluated and
-# exported. The GPU is a stand-in whose kernels are the processor's (tests/stand_in_gpu): it shows that every tensor is where its operation is, and
-# that numbers come out the same; what GPUs are bought for, it can't show.
+# Runs on "cuda", where there is no GPU, what the project does there: training, generation and scoring on one device and on several, resumed, evaluated and
+# exported. The GPU is a stand-in whose kernels are the processor's (tests/stand_in_gpu): it shows that every tensor is where its operation is; results
+# of a GPU's own kernels, and what GPUs are bought for, it can't show.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,8 +1,8 @@
 // A GPU where there is none: libtorch takes this library for its CUDA half, and finds four devices.
 //
 // Their memory is this machine's, at addresses that no processor reads, and every operation runs on the processor. So numbers are the processor's to the
-// bit, and what a GPU would refuse or crash at is refused here too: operands on different devices, memory of a device read by the host, an operation
-// that has only a CPU kernel by name. What only a GPU can show stays to be shown there: its kernels' results, speed, streams, and memory.
+// bit, and what a GPU would refuse or crash at is refused here too: operands on different devices, and memory of a device read by the host. What
+// only a GPU can show stays to be shown there: its kernels' results, speed, streams, and memory.
 //
 // Preloaded under the name libtorch_cuda.so it is what is found; scripts/stand_in_gpu.sh builds it so, and runs what the project does on "cuda".
 
