@@ -1,5 +1,5 @@
 //! Compiles the fused operations against libtorch's headers, and lets every binary, test and example of this package find libtorch
-//! without `LD_LIBRARY_PATH`. Compiles the sandbox's warden to a program, which the library carries with it.
+//! without `LD_LIBRARY_PATH`; tells build scripts of dependants where it is. Compiles the sandbox's warden to a program, which the library carries with it.
 
 use std::path::{Path, PathBuf};
 
@@ -12,6 +12,7 @@ fn main() {
     let Some(lib) = std::env::var_os("DEP_TCH_LIBTORCH_LIB") else { return };
     let lib = std::fs::canonicalize(&lib).unwrap_or_else(|_| PathBuf::from(&lib));
     println!("cargo::rustc-link-arg=-Wl,-rpath,{}", lib.display());
+    println!("cargo::metadata=LIBTORCH_LIB={}", lib.display());
     compile_fused(&lib);
 }
 

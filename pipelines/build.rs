@@ -1,8 +1,7 @@
-//! Lets every binary, test and example of this package find libtorch without `LD_LIBRARY_PATH`.
+//! Lets every binary, test and example of this package find libtorch without `LD_LIBRARY_PATH`, as docs/use_as_a_library.md says.
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    if let Ok(lib) = std::env::var("DEP_TCH_LIBTORCH_LIB") {
-        let lib = std::fs::canonicalize(&lib).unwrap_or_else(|_| lib.into());
-        println!("cargo::rustc-link-arg=-Wl,-rpath,{}", lib.display());
+    if let Ok(libtorch) = std::env::var("DEP_ROLLFLOW_LIBTORCH_LIB") {
+        println!("cargo::rustc-link-arg=-Wl,-rpath,{libtorch}");
     }
 }

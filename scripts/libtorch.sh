@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Brings libtorch to this machine and links it as ./.libtorch, where .cargo/config.toml looks for it.
+# Brings libtorch to this machine and links it as .libtorch in the repository, where .cargo/config.toml looks for it.
+# With a folder as its argument, it links it there instead: scripts/libtorch.sh ~/my_crate
 #
 #   a user's own LIBTORCH            is linked as it is
 #   a user's own LIBTORCH_USE_PYTORCH is resolved to the torch of that python and linked
@@ -9,7 +10,7 @@
 # Idempotent, safe to run twice at once; about a minute and 1.2 GB the first time, nothing afterwards.
 # Where nvidia-smi lists a GPU, or with ROLLFLOW_CUDA=1, NVIDIA's libraries come too (2.7 GB more; ROLLFLOW_CUDA=0: never), which libtorch's CUDA half needs.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "${1:-$(dirname "$0")/..}"
 
 version=2.11.0
 wheels=("torch==$version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)

@@ -16,8 +16,9 @@ if [ ! tests/stand_in_gpu/stand_in_gpu.cpp -ot "$library" ]; then
 fi
 
 export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="env LD_PRELOAD=$library"
+export ROLLFLOW_REQUIRE_GPU=1
 cargo test --workspace --test precision --test devices --test golden_models
-# All recipes on it, whatever they say themselves.
-ROLLFLOW__MODEL__DEVICE=cuda cargo test --workspace --test command -- \
+# All recipes on it, whatever they say themselves. What they expect is of f32, which a GPU is not given by itself.
+ROLLFLOW__MODEL__DEVICE=cuda ROLLFLOW__MODEL__DTYPE=f32 cargo test --workspace --test command -- \
   asking:: devices:: references:: reward_models:: recipes::every_shipped evaluating::runs_without \
   adapters::a_critic adapters::adapters_are_exported crashes::a_run_that_was_killed crashes::a_run_with_a_critic

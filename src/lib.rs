@@ -13,12 +13,14 @@ pub mod flow;
 pub mod hub;
 #[cfg(feature = "torch")]
 pub mod model;
+pub mod net;
 pub mod observe;
 pub mod recipe;
 #[cfg(unix)]
 pub mod sandbox;
 pub mod stages;
 pub mod train;
+pub mod util;
 
 /// What a program that declares a pipeline needs.
 pub mod prelude {
@@ -56,6 +58,10 @@ pub mod prelude {
 #[doc = include_str!("../README.md")]
 pub struct Readme;
 
+/// How a crate of one's own uses this one, likewise.
+#[cfg(all(doctest, feature = "torch"))]
+#[doc = include_str!("../docs/use_as_a_library.md")]
+pub struct UseAsALibrary;
 /// How a pipeline is declared, likewise.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/declaring.md")]

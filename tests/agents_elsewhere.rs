@@ -244,7 +244,7 @@ if text == "endless":
     );
     let names = ["hang", "fail", "hang later", "nothing", "wrong", "well", "endless"];
     let prompts = names.iter().enumerate().map(|(at, name)| prompt(at as u64, name, "")).collect();
-    let agent = proxied(python(&code)).step_timeout(Duration::from_secs(5)).max_turns(3);
+    let agent = proxied(python(&code)).step_timeout(Duration::from_secs(5)).max_turns(3).retries(0);
     let groups = groups(|_, _| "1".to_owned(), &agent, prompts, 1);
     let ended: Vec<(&str, &str)> = groups
         .iter()
@@ -252,7 +252,7 @@ if text == "endless":
         .map(|(group, name)| (name, group.samples[0].metadata["stop_reason"].as_str().unwrap()))
         .collect();
     let failed = "environment_failed";
-    let expected = [failed, failed, failed, failed, "environment_done", "environment_done", "max_turns"]
+    let expected = [failed, failed, "step_timeout", failed, "environment_done", "environment_done", "max_turns"]
         .into_iter()
         .zip(names)
         .map(|(a, b)| (b, a));
@@ -392,7 +392,8 @@ fn f6_a_server_that_is_busy_breaks_or_talks_nonsense_is_asked_again_within_the_d
         page("200 OK", "<html>"),
     ];
     let ask = |pages: Vec<String>, timeout: u64| {
-        let config = ServedConfig { pause: Duration::from_millis(10), ..ServedConfig::new(scripted(pages)) };
+        let mut config = ServedConfig::new(scripted(pages));
+        config.retry.pause = Duration::from_millis(10);
         let agent = Agent::by(ServedEnvironment::maker(config).unwrap()).step_timeout(Duration::from_secs(timeout));
         groups(|_, _| "on".to_owned(), &agent, vec![prompt(0, "x", "")], 1).remove(0).samples.remove(0).metadata
     };
@@ -411,5 +412,28 @@ fn f6_a_server_that_is_busy_breaks_or_talks_nonsense_is_asked_again_within_the_d
         let said = came["environment_failure"].as_str().unwrap_or_default();
         assert!(said.contains(why) || said.contains("longer than"), "{why}: {came:?}");
     }
-    assert!(ServedEnvironment::maker(ServedConfig::new("https://x")).is_err());
+    assert!(ServedEnvironment::maker(ServedConfig::new("ftp://x")).is_err());
+}
+
+/// No web page can talk to the model by a name of its own that points here (DNS rebinding).
+#[test]
+fn the_proxy_answers_to_known_hosts_only() {
+    let config = ProxyConfig { allowed_hosts: vec!["trainer.lan".to_owned()], ..ProxyConfig::new(python("")) };
+    let proxy = AgentProxy::start(config).unwrap();
+    let address = proxy.address();
+    let status = |host: &str| {
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        write!(stream, "GET /v1/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split(' ').nth(1).unwrap().to_owned()
+    };
+    for (host, expected) in [
+        (address.to_string(), "200"),
+        ("localhost".to_owned(), "200"),
+        ("trainer.lan:80".to_owned(), "200"),
+        ("evil.example".to_owned(), "403"),
+    ] {
+        assert_eq!(status(&host), expected, "{host}");
+    }
 }

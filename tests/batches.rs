@@ -14,7 +14,7 @@ fn scored(id: u64, dropped: bool) -> Scored {
         Sample { reward: Some(id as f64 + f64::from(index) / 10.0), ..sample }
     };
     let samples = (0..3).map(sample).collect();
-    let scored = Scored::new(Group { samples, prompt: Arc::new(prompt) }).unwrap();
+    let scored = Scored::new(Group { samples, prompt: Arc::new(prompt), ..Group::default() }).unwrap();
     if dropped { scored.drop_for("zero_std".into()) } else { scored }
 }
 

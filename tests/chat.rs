@@ -6,7 +6,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use rollflow::data::chat::{
-    ChatError, ChatInput, ChatTemplate, TokenizedConversation, tokenize_conversation, tokenize_last_turn,
+    ChatError, ChatInput, ChatTemplate, TemplateLimits, TokenizedConversation, tokenize_conversation, tokenize_last_turn,
 };
 use rollflow::data::{ChatMessage, Prompt, PromptText, Tokenizer};
 use serde_json::{Value, json};
@@ -265,4 +265,87 @@ proptest! {
         let places: Vec<_> = by_blocks.places.iter().filter(|place| !place.is_empty()).collect();
         prop_assert_eq!(places.last().map(|place| place.end), Some(by_blocks.text.len()));
     }
+}
+
+/// What rendering a template comes to on a small stack, as threads of a pool have it.
+fn rendered(source: String) -> Result<String, ChatError> {
+    let work = move || {
+        let turns = [turn("user", "hello")];
+        ChatTemplate::new(source)?.render(&ChatInput::new(&turns))
+    };
+    std::thread::Builder::new().stack_size(2 << 20).spawn(work).unwrap().join().unwrap()
+}
+
+#[test]
+fn a_template_that_never_ends_is_stopped_by_its_instructions() {
+    let range = "{% for a in range(100000) %}";
+    let nested = format!("{}{}", range.repeat(4), "{% endfor %}".repeat(4));
+    let error = rendered(nested).unwrap_err();
+    assert!(matches!(error, ChatError::Limit { of: "instructions", .. }), "{error}");
+    assert!(
+        error.to_string().contains("(chat template): the chat template exceeds its limit of 20000000 instructions"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_template_that_writes_without_end_is_stopped_by_its_output() {
+    let much = "{% set s = 'x' * 60000 %}{% for a in range(100000) %}{{ s }}{% endfor %}";
+    let error = rendered(much.to_owned()).unwrap_err();
+    assert!(matches!(error, ChatError::Limit { of: "bytes of text", .. }), "{error}");
+    let small = TemplateLimits { output: 10, ..TemplateLimits::default() };
+    let template = ChatTemplate::new("{{ messages[0].content * 3 }}").unwrap().limited(small).unwrap();
+    assert_eq!(template.render(&ChatInput::new(&[turn("user", "abc")])).unwrap(), "abcabcabc");
+    let error = template.render(&ChatInput::new(&[turn("user", "abcd")])).unwrap_err();
+    assert!(matches!(error, ChatError::Limit { limit: 10, .. }), "{error}");
+}
+
+#[test]
+fn widths_in_a_template_are_bounded() {
+    for source in [
+        "{{ messages | tojson(indent=1000000000) }}",
+        "{{ messages | tojson(indent=' ' * 50000) }}",
+        "{{ messages[0].content | indent(1000000000) }}",
+        "{{ messages[0].content | indent(width=1000000000) }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{{ '{:>1000000000}'.format('a') }}",
+    ] {
+        let error = rendered(source.to_owned()).unwrap_err();
+        assert!(error.to_string().contains("at most 256 characters"), "{source}: {error}");
+    }
+    assert_eq!(rendered("{{ [1] | tojson(indent=2) }}".to_owned()).unwrap(), "[\n  1\n]");
+}
+
+/// Each of these nests with every few bytes. Without a stack of their own they end the process.
+#[test]
+fn the_deepest_source_within_the_limit_ends_without_overflow() {
+    let limit = TemplateLimits::default().source;
+    let fill = |begin: &str, repeated: &str, end: &str| {
+        let times = (limit - begin.len() - end.len()) / repeated.len();
+        format!("{begin}{}{end}", repeated.repeat(times))
+    };
+    for source in [
+        fill("{{ ", "-", "1 }}"),
+        fill("{{ ", "not ", "1 }}"),
+        fill("{{ a", ".a", " }}"),
+        fill("{{ 1", "+1", " }}"),
+        fill("{{ 1", "~1", " }}"),
+        fill("{{ 1", "**1", " }}"),
+        fill("{{ 1", "|abs", " }}"),
+        fill("{{ 1", " or 1", " }}"),
+        fill("{{ 1", "<1", " }}"),
+        fill("{{ 1", " if 1 else 1", " }}"),
+        fill("{{ a", "[0]", " }}"),
+        fill("{{ a", "()", " }}"),
+        fill("{{ ", "(", "1 }}"),
+        fill("{{ ", "[", "1 }}"),
+        fill("", "{%if 1%}", ""),
+        fill("{%if 0%}", "{%elif 0%}", "{%endif%}"),
+        fill("", "{%for a in a%}", ""),
+    ] {
+        // An answer or an error, whichever.
+        drop(rendered(source));
+    }
+    let error = rendered("x".repeat(limit + 1)).unwrap_err();
+    assert!(matches!(error, ChatError::Limit { of: "bytes of source", .. }), "{error}");
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use rollflow::data::source::{
-    Columns, DataError, DataSet, DataSpec, Example, HubCache, Mixed, Mixture, PromptDataset, Share, export_conversations,
+    Columns, DataError, DataSet, DataSpec, Example, Hub, HubCache, Mixed, Mixture, PromptDataset, Share, export_conversations,
     load_sft_dataset, load_sft_samples,
 };
 use rollflow::data::{Pair, Prompt, PromptText, Sample, Tokenizer};
@@ -27,7 +27,11 @@ fn folder(files: &[(&str, &str)]) -> TempDir {
 }
 
 fn spec(path: &Path, split: &str) -> DataSpec {
-    DataSpec { split: split.parse().unwrap(), cache: HubCache::at("nowhere"), ..DataSpec::new(path) }
+    DataSpec {
+        split: split.parse().unwrap(),
+        hub: Hub::at("http://127.0.0.1:9", HubCache::at("nowhere")).offline(true),
+        ..DataSpec::new(path)
+    }
 }
 
 fn prompts_of(spec: &DataSpec) -> Result<Vec<String>, DataError> {
@@ -112,14 +116,15 @@ fn one_of_several_subsets_must_be_named() {
 }
 
 #[test]
-fn an_id_is_found_in_the_local_cache_and_never_fetched() {
+fn an_id_is_found_in_the_local_cache_and_not_fetched_offline() {
     let hub = folder(&[
         ("datasets--org--sums/refs/main", "abc\n"),
         ("datasets--org--sums/snapshots/abc/data/train-00000-of-00001.jsonl", &lines("new")),
         ("datasets--org--sums/snapshots/old/data/train-00000-of-00001.jsonl", &lines("old")),
         ("datasets--lone/snapshots/only/train.jsonl", &lines("one")),
     ]);
-    let of = |id: &str| prompts_of(&DataSpec { cache: HubCache::at(hub.path()), ..DataSpec::new(id) });
+    let offline = Hub::at("http://127.0.0.1:9", HubCache::at(hub.path())).offline(true);
+    let of = |id: &str| prompts_of(&DataSpec { hub: offline.clone(), ..DataSpec::new(id) });
     assert_eq!(of("org/sums").unwrap().concat(), "new");
     assert_eq!(of("org/sums@old").unwrap().concat(), "old");
     assert_eq!(of("lone").unwrap().concat(), "one");

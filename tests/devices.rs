@@ -19,6 +19,8 @@ fn beside() -> Vec<Device> {
 }
 
 fn first() -> Device {
+    let required = std::env::var_os("ROLLFLOW_REQUIRE_GPU").is_some();
+    assert!(!required || Cuda::is_available(), "ROLLFLOW_REQUIRE_GPU is set, and libtorch finds no CUDA device");
     if Cuda::device_count() > 1 { Device::Cuda(0) } else { Device::Cpu }
 }
 

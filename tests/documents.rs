@@ -45,7 +45,7 @@ fn every_page_with_rust_in_it_is_compiled_with_the_doc_tests() {
     }
 }
 
-/// A block is a whole recipe or goes over a small one.
+/// A block is a whole recipe, with `pipeline`, `[model]` and `[task]`, or goes over a small one.
 #[test]
 fn every_recipe_in_the_documents_is_read_without_an_error() {
     let folder = tempfile::tempdir().unwrap();
@@ -53,11 +53,18 @@ fn every_recipe_in_the_documents_is_read_without_an_error() {
     let file = folder.path().join("shown.toml");
     let mut read = 0;
     for (path, page) in pages() {
-        for (line, block) in blocks(&page, "toml") {
+        // What a crate of the reader's own shows to Cargo is no recipe.
+        let for_cargo = |block: &str| block.contains("[dependencies]") || block.starts_with("[env]");
+        for (line, block) in blocks(&page, "toml").into_iter().filter(|(_, block)| !for_cargo(block)) {
             // The tutorial's includes a recipe of this repository, from wherever the reader is.
             let shown: Vec<&str> = block.lines().filter(|line| !line.starts_with("include = ")).collect();
             let imitates = if block.contains("[mix]") { "[sft]\nsteps = 5\n" } else { "" };
-            fs::write(folder.path().join("base.toml"), format!("{base}{imitates}")).unwrap();
+            // A data set has no default reward, and pages about data do not repeat one.
+            let rewards =
+                if block.contains("data = ") && !block.contains("pipeline = ") { "[reward]\nkind = \"exact\"\n" } else { "" };
+            let whole = ["pipeline = ", "[model]", "[task]"].iter().all(|part| block.contains(part));
+            let base = if whole { String::new() } else { format!("{base}{imitates}{rewards}") };
+            fs::write(folder.path().join("base.toml"), base).unwrap();
             let text = format!("include = \"base.toml\"\n{}", shown.join("\n"));
             if let Err(errors) = parse(file.to_str().unwrap(), &text, &[]) {
                 panic!("{}:{line}: {errors}\n{text}", path.display());
@@ -98,4 +105,16 @@ fn every_link_leads_to_a_file_and_a_heading_that_are_there() {
         }
     }
     assert_eq!(broken, Vec::<String>::new());
+}
+
+#[test]
+fn the_smallest_recipe_for_a_model_and_a_data_set_has_three_sections_and_six_keys_at_most() {
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let shown: Vec<String> = blocks(&readme, "toml").into_iter().map(|(_, block)| block).collect();
+    let recipe = shown.iter().find(|block| block.contains("openai/gsm8k")).unwrap();
+    let (sections, keys): (Vec<&str>, Vec<&str>) =
+        recipe.lines().filter(|line| !line.is_empty()).partition(|line| line.starts_with('['));
+    assert!(sections.len() <= 3 && keys.len() <= 6, "{recipe}");
+    let plan = parse("recipe.toml", recipe, &[]).unwrap();
+    assert_eq!((plan.train.lr, plan.generate.group_size), (1e-6, 8));
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rollflow::engine::{DecodeTimes, OnNewWeights, SimulatedEngine};
-use rollflow::flow::{Ended, RunError, Simulation};
+use rollflow::flow::{Ended, GraphError, GraphErrors, RunError, Simulation, WaitsFor, WeightsTx};
 use rollflow::prelude::*;
 use rollflow::stages::Fate;
 use rollflow::stages::generate::EngineSettings;
@@ -43,10 +43,14 @@ enum Fault {
     Nothing,
     /// The reward panics on some samples, again and again.
     Reward,
+    /// Some samples are lost.
+    Lost,
     /// The backend fails at this step.
     Backend(u64),
     /// The filter panics on this group.
     Filter(u64),
+    /// From this version on, the sync no longer says that it published.
+    Sync(u64),
     /// The run is drained, or stopped, after so many milliseconds.
     Drain(u64),
     Stop(u64),
@@ -78,15 +82,20 @@ impl Scenario {
         let steps = sync_every * draws.between(4, 2, 5);
         // A window that holds what a batch chooses from, and no more than the bound allows.
         let per_version = groups * sync_every;
-        let most = (max_staleness + 1) * per_version;
-        let chosen_from = if max_staleness == 0 { groups } else { draws.between(5, groups, most - per_version + groups) };
+        let wide = (max_staleness + 1) * per_version;
+        // A round may have any number of groups more than its steps train.
+        let more = if max_staleness == 0 { 4 } else { wide - per_version };
+        let chosen_from = draws.between(5, groups, groups + more);
+        let most = if max_staleness == 0 { per_version - groups + chosen_from } else { wide };
         let window = draws.between(6, per_version - groups + chosen_from, most);
-        let fault = match draws.at(7, 6) {
+        let fault = match draws.at(7, 7) {
             0 => Fault::Nothing,
             1 => Fault::Reward,
+            6 => Fault::Lost,
             2 => Fault::Backend(draws.between(8, 1, steps)),
             3 => Fault::Filter(draws.at(8, groups * 3)),
             4 => Fault::Drain(draws.at(8, 4000)),
+            5 => Fault::Sync(draws.between(8, 1, steps / sync_every)),
             _ => Fault::Stop(draws.at(8, 4000)),
         };
         let policies = [OnNewWeights::Swap, OnNewWeights::Recompute, OnNewWeights::Finish, OnNewWeights::Abort];
@@ -138,7 +147,10 @@ impl Scenario {
         let reward = move |sample: &Sample| {
             let key = 1_000_000 + 8 * sample.group_index + u64::from(sample.index);
             assert!(fault != Fault::Reward || draws.at(key, 9) > 0, "the reward is poisoned");
-            f64::from(draws.at(key, 2) as u32)
+            match fault == Fault::Lost && draws.at(key, 5) == 0 {
+                true => Err("the service is away"),
+                false => Ok(f64::from(draws.at(key, 2) as u32)),
+            }
         };
         let mut flow = Flow::new("faults");
         flow.capacity(Capacity::items(self.capacity));
@@ -168,11 +180,42 @@ impl Scenario {
         let kept = flow.stage("filter", scored, Filter::by(verdict).patience(u64::MAX));
         let batches = flow.stage("batch", kept, batcher);
         let trained = flow.stage("train", batches, trainer);
-        let synced = flow.stage("sync", trained, WeightSync::to(publisher).admission(&admission));
+        let synced = match fault {
+            Fault::Sync(from) => {
+                let (to, admission) = (publisher, admission.clone());
+                flow.stage("sync", trained, Forgetful { to, admission, from })
+            }
+            _ => flow.stage("sync", trained, WeightSync::to(publisher).admission(&admission)),
+        };
         flow.sink("log", synced, log);
         let ended = flow.simulate(&simulation, Until::finished());
         let seen = seen.lock().unwrap().clone();
         (ended, seen, admission)
+    }
+}
+
+/// A sync of the user's own, which publishes and no longer says so from a version on.
+struct Forgetful {
+    to: WeightsTx<()>,
+    admission: Admission,
+    from: u64,
+}
+
+impl Stage for Forgetful {
+    type In = Trained<()>;
+    type Out = Trained<()>;
+
+    fn run(&mut self, io: &mut Io<Trained<()>, Trained<()>>) -> Result<(), StageError> {
+        while let Some(trained) = io.recv()? {
+            if let Some(publish) = &trained.publish {
+                self.to.publish(publish.version, publish.weights.clone())?;
+                if publish.version < self.from {
+                    self.admission.published(publish.version);
+                }
+            }
+            io.send(trained)?;
+        }
+        Ok(())
     }
 }
 
@@ -252,7 +295,9 @@ fn check(scenario: &Scenario) {
         // Where old tokens are given up, a group may have no other.
         let least = if scenario.on_stale == OnStale::Wait { scenario.groups } else { 1 };
         assert!((least..=scenario.groups).contains(&step.groups.len()), "law D6: batches are full: {step:?}");
-        assert!(step.groups.iter().all(|(_, samples)| *samples == scenario.group_size), "law D2: groups are whole");
+        let fewest = if scenario.fault == Fault::Lost { 2.min(scenario.group_size) } else { scenario.group_size };
+        let whole = |samples: &usize| (fewest..=scenario.group_size).contains(samples);
+        assert!(step.groups.iter().all(|(_, samples)| whole(samples)), "law D2: groups are whole but for what was lost");
         assert!(step.lag <= scenario.max_staleness, "law V2: {step:?}");
         for id in step.groups.iter().map(|(id, _)| id).chain(&step.dropped) {
             assert!(gone.insert(*id), "group {id} comes twice");
@@ -262,7 +307,7 @@ fn check(scenario: &Scenario) {
     assert_eq!(totals.imbalance(), (0, 0), "law D4: {totals:?}");
     let through = seen.len() as u64 == scenario.steps;
     match (scenario.fault, ended) {
-        (Fault::Nothing | Fault::Reward, Ok(report)) => {
+        (Fault::Nothing | Fault::Reward | Fault::Lost, Ok(report)) => {
             assert_eq!(report.ended, Ended::Finished);
             assert!(through, "{} of {} steps", seen.len(), scenario.steps);
             // For a group that the trainer gave up others enter, which the last step may not have waited for.
@@ -273,6 +318,14 @@ fn check(scenario: &Scenario) {
         (Fault::Stop(_), Ok(report)) => assert!(through || report.ended == Ended::Stopped, "{:?}", report.ended),
         // It may have been through before it came to the fault.
         (Fault::Filter(_), Ok(_)) => assert!(through),
+        // The window may have been wide enough.
+        (Fault::Sync(_), Ok(_)) => assert!(through, "law F7: a run that can't go on ends with an error"),
+        (Fault::Sync(_), Err(RunError::Stalled { waits, report })) => {
+            assert!(!through && report.ended == Ended::Failed);
+            let prompts = waits.iter().find(|wait| wait.stage == "prompts").expect("law F7: it is named");
+            let WaitsFor::Credit { admitted, limit, raised_by: Some(who) } = prompts.waits_for else { panic!("{waits:?}") };
+            assert!(admitted == limit && who.contains("Admission::published"), "{waits:?}");
+        }
         (Fault::Backend(_), Err(RunError::Failed { failures, .. })) => assert_eq!(failures[0].stage, "train", "law F3"),
         (Fault::Filter(_), Err(RunError::Failed { failures, .. })) => assert_eq!(failures[0].stage, "filter", "law F3"),
         (_, ended) => panic!("{ended:?}"),
@@ -294,4 +347,74 @@ fn whatever_fails_the_run_ends_with_its_cause_and_its_books_balanced() {
         let checked = std::panic::catch_unwind(|| check(&scenario));
         assert!(checked.is_ok(), "{scenario:?}");
     }
+}
+
+/// A loop whose stages are all paced by `admission`, but for the one named, which is paced by `other` or by nothing.
+fn wired(odd: &str, other: Option<&Admission>) -> Result<(), GraphErrors> {
+    let admission = Admission::max_staleness(1, 2);
+    let of = |stage: &str| if stage == odd { other } else { Some(&admission) };
+    let (publisher, published) = weights();
+    let simulation = Simulation::new(0);
+    let times = DecodeTimes { pass: 1e-3, row: 1e-4, prefill: 1e-4 };
+    let engine = move |settings: &EngineSettings| SimulatedEngine::new(&simulation, settings.slots, times, |_, _| 3);
+    let tokenizer = Arc::new(Tokenizer::characters("0123456789+=", 16).unwrap());
+    let mut prompts = Prompts::addition(1, 0).unwrap();
+    let mut generator = Generator::by(engine, &tokenizer, published);
+    let mut batcher = Batcher::groups(2);
+    let mut trainer = Trainer::new(SimulatedBackend::default());
+    let mut sync = WeightSync::to(publisher);
+    if let Some(admission) = of("prompts") {
+        prompts = prompts.admitted_by(admission);
+    }
+    if let Some(admission) = of("generate") {
+        generator = generator.admission(admission);
+    }
+    if let Some(admission) = of("batch") {
+        batcher = batcher.admission(admission);
+    }
+    if let Some(admission) = of("train") {
+        trainer = trainer.admission(admission);
+    }
+    if let Some(admission) = of("sync") {
+        sync = sync.admission(admission);
+    }
+    let mut flow = Flow::new("wired");
+    let prompts = flow.source("prompts", prompts);
+    let groups = flow.stage("generate", prompts, generator);
+    let scored = flow.stage("reward", groups, Reward::each(|_: &Sample| 1.0));
+    let batches = flow.stage("batch", scored, batcher);
+    let trained = flow.stage("train", batches, trainer);
+    let synced = flow.stage("sync", trained, sync);
+    flow.sink("end", synced, |_: Trained<()>| {});
+    flow.check().map(drop)
+}
+
+/// Law F7: what could never make progress, or would train without a bound, does not start.
+#[test]
+fn a_loop_of_which_one_stage_was_not_given_the_admission_is_rejected_with_the_call_to_add() {
+    assert_eq!(wired("none", None), Ok(()));
+    let other = Admission::max_staleness(1, 2);
+    for odd in ["prompts", "generate", "batch", "train", "sync"] {
+        let call = if odd == "prompts" { ".admitted_by(&admission)" } else { ".admission(&admission)" };
+        let missing = wired(odd, None).unwrap_err();
+        let paced = if odd == "prompts" { "generate" } else { "prompts" };
+        assert_eq!(missing.0, [GraphError::NotPaced { stage: odd.into(), paced: paced.into(), call }], "{missing}");
+        assert!(missing.to_string().contains(&format!("add {call} to {odd:?}")), "{missing}");
+        let different = wired(odd, Some(&other)).unwrap_err();
+        let expected = GraphError::DifferentWindows { stage: odd.into(), other: paced.into(), call };
+        assert_eq!(different.0, [expected], "{different}");
+    }
+}
+
+#[test]
+fn weights_that_nothing_can_read_are_rejected() {
+    let (publisher, published) = weights();
+    let mut flow = Flow::new("unread");
+    let batches = flow.source("samples", from_iter([Batch::default()]));
+    let trained = flow.stage("train", batches, Trainer::new(SimulatedBackend::default()));
+    let synced = flow.stage("sync", trained, WeightSync::to(publisher));
+    flow.sink("end", synced, |_: Trained<()>| {});
+    assert!(flow.check().is_ok(), "someone outside may read them");
+    drop(published);
+    assert_eq!(flow.check().unwrap_err().0, [GraphError::UnreadWeights { stage: "sync".into() }]);
 }

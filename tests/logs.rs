@@ -9,8 +9,12 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 use rollflow::data::{ChatMessage, PromptText, Sample, Spans, Status};
 use rollflow::observe::logs::{
-    CompositeLogger, JsonlLogger, LogError, MetricsLogger, Rollout, RolloutWriter, StepMetrics, TensorBoardLogger, read_rollouts,
+    AnswerWriter, CompositeLogger, DeadLetter, DeadLetterWriter, JsonlLogger, JudgedAnswer, LogError, MetricStats, MetricsLogger,
+    Rollout, RolloutWriter, StepMetrics, TensorBoardLogger, read_answers, read_dead_letters, read_metrics, read_rollouts,
 };
+use rollflow::observe::report::StageShares;
+use rollflow::stages::train::Resumed;
+use rollflow::train::checkpoint::{self, CheckpointMetadata};
 use support::tfevents::read_events;
 
 fn row(pairs: &[(&str, f64)]) -> StepMetrics {
@@ -158,4 +162,74 @@ fn a_line_that_is_no_rollout_is_named_with_file_and_number() {
     assert_eq!((read.len(), read[0].as_ref().unwrap().step), (2, 1));
     let error = read[1].as_ref().unwrap_err().to_string();
     assert!(error.starts_with(&format!("{}, line 3: \"much\" is no number", path.display())), "{error}");
+}
+
+/// Any 64-bit float, the extremes often.
+fn any_number() -> impl Strategy<Value = f64> {
+    let extremes = vec![f64::NAN, f64::INFINITY, f64::NEG_INFINITY, f64::MAX, f64::MIN, 1e300, -0.0, 5e-324, f64::EPSILON];
+    prop_oneof![prop::num::f64::ANY, prop::sample::select(extremes)]
+}
+
+/// Equal as text, so that NaN equals NaN.
+fn equal<T: std::fmt::Debug>(one: &T, other: &T) -> Result<(), TestCaseError> {
+    prop_assert_eq!(format!("{one:?}"), format!("{other:?}"));
+    Ok(())
+}
+
+proptest! {
+    /// Law N4: a file that we wrote is a file that we can read, whatever the numbers in it.
+    #[test]
+    fn every_json_file_reads_back_any_number(numbers in prop::collection::vec(any_number(), 8), token in prop::num::f32::ANY) {
+        let folder = tempfile::tempdir().unwrap();
+        let [a, b, c, d, e, f, g, h] = numbers[..] else { unreachable!() };
+
+        let row = row(&[("loss", a), ("reward_mean", b), ("eval_accuracy", c)]);
+        let mut logger = JsonlLogger::new(folder.path()).unwrap();
+        logger.log(7, &row).unwrap();
+        equal(&read_metrics(logger.path()).unwrap(), &vec![(7, row)])?;
+
+        let sample = Sample {
+            tokens: vec![1, 2],
+            loss_mask: vec![0.0, 1.0],
+            log_probs: vec![0.0, token],
+            ref_log_probs: vec![token, 0.0],
+            versions: Spans::given(2),
+            reward: Some(a),
+            advantage: Some(b),
+            reward_parts: [("form".to_owned(), c)].into(),
+            ..Sample::default()
+        };
+        let mut rollouts = RolloutWriter::new(folder.path(), true).unwrap();
+        rollouts.write(7, &sample).unwrap();
+        let read = read_rollouts(rollouts.path()).unwrap().next().unwrap().unwrap();
+        equal(&read, &Rollout::new(7, &sample, true))?;
+
+        let letter =
+            DeadLetter { time: d, stage: "reward".into(), failures: vec![], prompt: Default::default(), samples: vec![sample] };
+        let mut letters = DeadLetterWriter::new(folder.path());
+        letters.write(&letter).unwrap();
+        equal(&read_dead_letters(letters.path()).unwrap().next().unwrap().unwrap(), &letter)?;
+
+        let answer = JudgedAnswer { reward: Some(e), ..JudgedAnswer::default() };
+        let answers = AnswerWriter::create(folder.path().join("answers.jsonl"), std::slice::from_ref(&answer)).unwrap();
+        equal(&read_answers(answers.path()).unwrap().next().unwrap().unwrap(), &answer)?;
+
+        let metadata = CheckpointMetadata { metrics: [("loss".to_owned(), f)].into(), ..CheckpointMetadata::default() };
+        let fill = |_: &std::path::Path| Ok::<(), checkpoint::CheckpointError>(());
+        let written = checkpoint::write(&folder.path().join("checkpoints"), 3, metadata.clone(), fill).unwrap();
+        equal(&checkpoint::read_metadata(&written).unwrap().metrics, &metadata.metrics)?;
+
+        let mut progress = Resumed { recent: [g, h].into(), kl_coef: Some(a), ..Resumed::default() };
+        let prompt = rollflow::data::Prompt { ordinal: 9, ..Default::default() };
+        progress.progress.ledger.enter(&prompt, 1);
+        progress.progress.ledger.sampled(9, 0, 4, token, 1);
+        std::fs::write(folder.path().join("progress.json"), serde_json::to_vec(&progress).unwrap()).unwrap();
+        equal(&Resumed::read(folder.path()).unwrap(), &progress)?;
+
+        let stats = MetricStats { count: 1, first: a, last: b, last_tenth: c, mean: d, std: e, min: f, max: g, best_low: h, best_high: a };
+        let shares = StageShares { name: "train".into(), workers: 1, shares: [("busy".to_owned(), b)].into() };
+        let text = serde_json::to_string(&(&stats, &shares)).unwrap();
+        let read: (MetricStats, StageShares) = serde_json::from_str(&text).unwrap();
+        equal(&read, &(stats, shares))?;
+    }
 }

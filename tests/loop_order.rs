@@ -156,7 +156,7 @@ impl Loop {
                 sample.push(7, -1.0, version.unwrap_or(0));
                 sample
             };
-            Group { samples: (0..2).map(sample).collect(), prompt: Arc::new(prompt) }
+            Group { samples: (0..2).map(sample).collect(), prompt: Arc::new(prompt), ..Group::default() }
         };
         let groups = flow.stage("generate", prompts, map(answer));
         let reward = move |sample: &Sample| {
@@ -168,7 +168,7 @@ impl Loop {
         };
         let scored = flow.stage("reward", groups, Reward::each(reward).on_failure(self.on_failure));
         let batches = flow.stage("batch", scored, Batcher::groups(GROUPS as usize).admission(&admission));
-        let trainer = self.trainer(&folder).group_relative(AdvantageConfig::default());
+        let trainer = self.trainer(&folder).group_relative(AdvantageConfig::default()).admission(&admission);
         let trained = flow.stage("train", batches, trainer);
         let synced = flow.stage("sync", trained, WeightSync::to(publisher).admission(&admission));
         let noted = move |step: Trained<u64>| {

@@ -15,7 +15,10 @@ use rollflow::observe::catalog::{self, Kind, Label};
 use rollflow::observe::logs::{MetricsLogger, StepMetrics};
 use rollflow::observe::server::ServerError;
 use rollflow::observe::{Metric, Metrics, MetricsServer, StageSampler};
-use support::{exposition::Exposition, http::get};
+use support::{
+    exposition::Exposition,
+    http::{get, get_as},
+};
 
 const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
@@ -208,6 +211,21 @@ fn a_busy_port_is_an_error_that_names_the_address() {
 fn health_is_answered_and_other_paths_are_not_found() {
     let server = MetricsServer::start(ANY_PORT, Metrics::new()).unwrap();
     assert_eq!((get(server.address(), "/healthz").status, get(server.address(), "/nothing").status), (200, 404));
+}
+
+/// No web page can read the metrics by a name of its own that points here (DNS rebinding).
+#[test]
+fn only_known_hosts_are_answered() {
+    let server = MetricsServer::start_for(ANY_PORT, Metrics::new(), &["trainer.lan".to_owned()]).unwrap();
+    let (address, port) = (server.address(), server.address().port());
+    let asked = |host: &str| get_as(address, "/metrics", host);
+    for host in [format!("127.0.0.1:{port}"), format!("localhost:{port}"), "trainer.lan".to_owned(), format!("[::1]:{port}")] {
+        assert_eq!(asked(&host).status, 200, "{host}");
+    }
+    let refused = asked(&format!("evil.example:{port}"));
+    assert_eq!(refused.status, 403);
+    assert!(refused.body.contains("evil.example") && refused.body.contains("net.allowed_hosts"), "{}", refused.body);
+    assert_eq!(get_as(address, "/nothing", "evil.example").status, 403);
 }
 
 #[test]

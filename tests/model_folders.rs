@@ -85,7 +85,7 @@ fn a_key_that_is_missing_mistyped_or_unsupported_is_named_with_its_file() {
         ("model_type", Some(json!("gpt2")), &["`model_type` = \"gpt2\" is not supported", "llama, qwen2, qwen3, mistral"][..]),
         ("model_type", None, &["`model_type` is missing"]),
         ("hidden_size", None, &["`hidden_size` is missing", "llama"]),
-        ("hidden_size", Some(json!("64")), &["`hidden_size` is \"64\"; expected a positive integer"]),
+        ("hidden_size", Some(json!("64")), &["`hidden_size` is \"64\"; expected a whole number from 1 to 1048576"]),
         ("num_hidden_layers", Some(json!(0)), &["`num_hidden_layers` is 0"]),
         ("num_attention_heads", Some(json!(3)), &["`num_key_value_heads` is 2; expected a divisor"]),
         ("head_dim", Some(json!(31)), &["`head_dim` is 31"]),
@@ -275,5 +275,58 @@ fn fresh_weights_depend_on_the_seed_alone() {
             "{}: {mean} ± {deviation}",
             entry.name
         );
+    }
+}
+
+/// Numbers of all kinds where a size belongs.
+fn hostile_number() -> impl proptest::strategy::Strategy<Value = Option<Value>> {
+    use proptest::prelude::*;
+    let sizes = [0, 1, 2, 7, 1 << 16, (1 << 20) + 1, 1_000_000, 1_000_000_000, 1 << 31, 1 << 32, (1 << 63) - 1, u64::MAX];
+    let odd = [json!(-1), json!(1.5), json!(1e300), json!("64"), json!([]), json!({}), json!(true), Value::Null];
+    prop_oneof![
+        prop::sample::select(sizes.map(|size: u64| Some(json!(size))).to_vec()),
+        prop::sample::select(odd.map(Some).to_vec()),
+        Just(None),
+        any::<u64>().prop_map(|size| Some(json!(size))),
+    ]
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(200))]
+
+    /// What the headers of its files do not confirm is an error before anything of that size is allocated.
+    #[test]
+    fn no_number_in_a_configuration_panics_or_is_trusted(
+        key in proptest::sample::select(vec![
+            "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+            "head_dim", "max_position_embeddings", "sliding_window", "max_window_layers", "rope_theta", "rms_norm_eps", "eos_token_id",
+        ]),
+        number in hostile_number(),
+    ) {
+        let folder = Folder::copy_of("qwen2_tied");
+        let before = folder.config()[key].clone();
+        folder.set(key, number.clone());
+        let checked = model::check_folder(folder.0.path());
+        let sizes = !["max_position_embeddings", "sliding_window", "max_window_layers", "rope_theta", "rms_norm_eps", "eos_token_id"].contains(&key);
+        let changed = number.unwrap_or(Value::Null) != before;
+        let may_be_derived = ["head_dim", "num_attention_heads", "num_key_value_heads"].contains(&key);
+        if let Ok(config) = checked {
+            proptest::prop_assert!(!(sizes && changed) || may_be_derived, "{key} was trusted: {config:?}");
+        }
+        // Loading says the same, and no more of it.
+        let loaded = load_hf(folder.0.path());
+        proptest::prop_assert_eq!(loaded.is_ok(), model::check_folder(folder.0.path()).is_ok());
+    }
+}
+
+#[test]
+fn a_header_that_is_longer_than_its_file_is_an_error() {
+    let folder = Folder::copy_of("qwen2_tied");
+    for header in [u64::MAX, 1 << 40, 100_000_001] {
+        let mut bytes = fs::read(folder.path("model.safetensors")).unwrap();
+        bytes[..8].copy_from_slice(&header.to_le_bytes());
+        fs::write(folder.path("model.safetensors"), bytes).unwrap();
+        let error = model::check_folder(folder.0.path()).unwrap_err();
+        assert!(matches!(error, ModelError::Safetensors { .. }), "{error}");
     }
 }

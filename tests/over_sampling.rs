@@ -149,3 +149,67 @@ fn what_comes_too_late_is_trained_without_its_old_tokens() {
         "masking makes what is trained shorter"
     );
 }
+
+/// A synchronous loop whose rounds have more groups than their steps train.
+fn any_round() -> impl Strategy<Value = Rehearsal> {
+    let sizes = (1_usize..5, 1_u64..4, 1_u64..5, 2_u64..8);
+    (sizes, any::<u64>(), 0_u64..40, 0_u64..60).prop_map(|((groups, sync_every, more, versions), seed, stragglers, dropped)| {
+        let chosen_from = groups as u64 + more;
+        Rehearsal {
+            groups,
+            sync_every,
+            max_staleness: 0,
+            over_sample: chosen_from as f64 / groups as f64,
+            window: (sync_every - 1) * groups as u64 + chosen_from,
+            steps: versions * sync_every,
+            pace: Arc::new(
+                move |id| {
+                    if hash(seed, id) % 100 < stragglers { Pace::Last } else { Pace::After(hash(seed, !id) % 7) }
+                },
+            ),
+            verdict: Arc::new(move |group| Verdict::keep_if(hash(seed + 1, group.id()) % 100 >= dropped, "unlucky")),
+            ..Rehearsal::default()
+        }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// Laws V2, V3 and D4: what a step takes of a round depends on ids and the filter alone, and what is left over has its fate.
+    #[test]
+    fn a_synchronous_step_takes_the_oldest_kept_groups_of_its_round_and_drops_the_surplus(rehearsal in any_round()) {
+        let (seen, totals) = rehearsal.run().unwrap();
+        assert_sound(&rehearsal, &seen);
+        prop_assert_eq!(seen.len() as u64, rehearsal.steps);
+        prop_assert_eq!((totals.imbalance(), totals.open_groups), ((0, 0), 0));
+        let kept = |id: u64| {
+            let group = Group { prompt: Arc::new(Prompt { ordinal: id, ..Prompt::default() }), ..Group::default() };
+            (rehearsal.verdict)(&group) == Verdict::Keep
+        };
+        for version in seen.chunks(rehearsal.sync_every as usize) {
+            let trained: Vec<u64> = version.iter().flat_map(|step| step.ids.clone()).collect();
+            prop_assert!(trained.is_sorted(), "the oldest first: {:?}", trained);
+            for (id, reason) in version.iter().flat_map(|step| &step.dropped) {
+                prop_assert_eq!(reason.as_str(), if kept(*id) { "surplus" } else { "unlucky" });
+                prop_assert!(!kept(*id) || Some(id) > trained.last(), "group {} is older than one that was trained", id);
+            }
+        }
+        let surplus = seen.iter().flat_map(|step| &step.dropped).filter(|(_, reason)| reason == "surplus").count() as u64;
+        prop_assert_eq!(totals.groups.get(&Fate::Surplus).copied().unwrap_or(0), surplus);
+        prop_assert_eq!(totals.tokens.get(&Fate::Surplus).copied().unwrap_or(0), 4 * surplus, "two tokens of two samples each");
+    }
+
+    #[test]
+    fn a_synchronous_run_that_over_samples_and_is_resumed_takes_the_same_groups(rehearsal in any_round(), at in 0.0..1.0_f64) {
+        let versions = rehearsal.steps / rehearsal.sync_every;
+        let from = (1 + (at * (versions - 1) as f64) as u64) * rehearsal.sync_every;
+        let (whole, _) = rehearsal.run().unwrap();
+        let (mut seen, admission) = rehearsal.run_on(Progress::default(), 0, from).unwrap();
+        let (rest, admission) = rehearsal.run_on(admission.progress(), from, rehearsal.steps).unwrap();
+        seen.extend(rest);
+        let ids = |seen: &[support::rehearsal::Seen]| seen.iter().map(|step| step.ids.clone()).collect::<Vec<_>>();
+        prop_assert_eq!(ids(&seen), ids(&whole));
+        prop_assert_eq!((admission.totals().imbalance(), admission.totals().open_groups), ((0, 0), 0));
+    }
+}

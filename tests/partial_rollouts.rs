@@ -1,7 +1,7 @@
 //! Weights change while tokens are being made, runs end while samples are under way, and no token is lost or sampled twice.
 //!
-//! Laws: N2 and C1 (what was interrupted goes on as if it had not been), D2, D3, D4 (the ledger balances), V2 (what is too old begins
-//! anew), V5 (what becomes of samples under way is said).
+//! Laws: N2 and C1 (what was interrupted goes on as if it had not been), D2, D3, D4 (the ledger balances), D7 (a prompt that re-enters
+//! carries its partial completions), V2 (what is too old begins anew), V5 (what becomes of samples under way is said).
 #![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used)]
 
@@ -23,6 +23,12 @@ use rollflow::stages::{Fate, Progress, Totals};
 /// What a checkpoint keeps of a run: through text and back.
 fn saved(admission: &Admission) -> Progress {
     serde_json::from_str(&serde_json::to_string(&admission.progress()).unwrap()).unwrap()
+}
+
+/// The first so many prompts as they leave their source: new ones, or those that re-enter.
+fn entering(admission: &Admission, count: u64) -> Vec<Prompt> {
+    let mut source = Prompts::addition(1, 0).unwrap().admitted_by(admission);
+    (0..count).map(|_| source.next().unwrap().unwrap()).collect()
 }
 
 /// One step, written down as the generator does.
@@ -49,13 +55,13 @@ proptest! {
         let whole = by_key(whole.run().unwrap());
 
         let mut admission = Admission::new(prompts, prompts, None);
-        (0..prompts).for_each(|ordinal| admission.enter(&Prompt { ordinal, ..Prompt::default() }));
         let mut resumed = None;
         for steps in interruptions.into_iter().map(Some).chain([None]) {
             let mut engine = engine(config, slots);
-            for ordinal in 0..prompts {
-                let answers = admission.resume(ordinal, 1, |_| true);
-                engine.submit(Request { answers, ..request(ordinal, samples, &params) }).unwrap();
+            for mut prompt in entering(&admission, prompts) {
+                let partial = admission.resume(&mut prompt, 1, |_| true);
+                let request = request(prompt.ordinal, samples, &params);
+                engine.submit(Request { answers: partial.completions, ..request }).unwrap();
             }
             match steps {
                 Some(steps) => {
@@ -331,7 +337,7 @@ fn generate(
     let prompts = flow.source("prompts", prompts);
     let answered = flow.stage("generate", prompts, generator(answering).metrics(&metrics).admission(admission));
     flow.sink("settle", answered, move |group: Group| {
-        settling.settle(&Batch { groups: vec![group.clone()], ..Batch::default() });
+        settling.settle(&Batch { groups: vec![group.clone()], ..Batch::default() }).unwrap();
         arrived.lock().unwrap().push(group);
         if matches!(stopped, Stopped::AtFirstGroup) {
             handle.stop();
@@ -457,4 +463,59 @@ fn v2_what_would_be_too_old_is_begun_anew_and_v3_rounds_begin_anew_always() {
     }
     let (groups, _) = resumed_under_newer_weights(|| Admission::new(6, 6, None).bounded(3), |generator| generator);
     assert!(!mixed(&groups).is_empty(), "what is within the bound goes on");
+}
+
+/// A run that was stopped in the middle of its groups, and the prompts that re-enter.
+fn stopped_and_reentering() -> (Progress, Vec<Prompt>) {
+    let admission = || Admission::new(6, 7, None);
+    let first = admission();
+    let _settled = generate(&first, (1, 6), Stopped::AtFirstGroup, |generator| generator);
+    let progress = saved(&first);
+    let reentering = entering(&next(&first, admission), progress.ledger.open().count() as u64);
+    (progress, reentering)
+}
+
+#[test]
+fn d7_a_prompt_that_reenters_carries_its_partial_completions_and_weighs_their_tokens() {
+    let (progress, reentering) = stopped_and_reentering();
+    let open: Vec<_> = progress.ledger.open().collect();
+    assert!(open.iter().any(|group| !group.answers.is_empty()), "something was under way");
+    assert!(reentering.iter().map(|prompt| prompt.ordinal).eq(open.iter().map(|group| group.prompt.ordinal)));
+    for (prompt, open) in reentering.iter().zip(open) {
+        assert!(prompt.partial.completions.iter().eq(open.answers.values()), "tokens, log-probabilities and version spans");
+        let tokens: usize = open.answers.values().map(|answer| answer.tokens.len()).sum();
+        assert_eq!(prompt.tokens(), tokens);
+    }
+    let fresh = entering(&Admission::new(6, 7, None), 6);
+    assert!(fresh.iter().all(|prompt| prompt.partial.is_empty() && prompt.tokens() == 0));
+}
+
+#[test]
+fn d7_a_generator_without_the_ledger_continues_what_a_prompt_carries() {
+    let (whole, _) = generate(&Admission::new(6, 7, None), (1, 6), Stopped::Never, |generator| generator);
+    let whole = sampled(&whole);
+    let (_, reentering) = stopped_and_reentering();
+    let begun: usize = reentering.iter().map(Message::tokens).sum();
+    let (policy, metrics) = (policy(), Metrics::new());
+    let (publisher, published) = weights();
+    let generator = Generator::local(&policy, published).group_size(GROUP).max_new_tokens(24).slots(4).seed(5);
+    let groups: Arc<Mutex<Vec<Group>>> = Arc::default();
+    let arrived = Arc::clone(&groups);
+    let mut flow = Flow::new("continue");
+    let prompts = flow.source("prompts", from_iter(reentering.clone()));
+    let answered = flow.stage("generate", prompts, generator.metrics(&metrics));
+    flow.sink("groups", answered, move |group: Group| arrived.lock().unwrap().push(group));
+    assert!(flow.graph().edges[0].carries.contains("partial completions"), "a drawing says so: {:?}", flow.graph().edges[0]);
+    publisher.publish(1, Arc::new(policy.weights().freeze())).unwrap();
+    flow.run(Until::finished()).unwrap();
+    let groups = std::mem::take(&mut *groups.lock().unwrap());
+    assert_eq!(groups.len(), reentering.len());
+    assert!(groups.iter().all(|group| group.prompt.partial.is_empty()), "what was taken up does not travel twice");
+    let found = sampled(&groups);
+    for (key, found) in &found {
+        assert_eq!((&found.tokens, &found.versions), (&whole[key].tokens, &whole[key].versions), "sample {key:?}");
+    }
+    let all: usize = found.values().map(|sample| sample.generated()).sum();
+    let sampled = metrics.newest(Metric::GeneratedTokens, &[]).unwrap_or(0.0);
+    assert_eq!(sampled, (all - begun) as f64, "no token is sampled twice");
 }

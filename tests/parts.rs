@@ -23,7 +23,7 @@ fn batches(shapes: &[(usize, usize)], seed: u64, cuts: &[usize]) -> Vec<Batch> {
         let group = |pair: &[Sample]| {
             let samples = pair.iter().enumerate().map(|(at, sample)| Sample { reward: Some(at as f64 - 0.3), ..sample.clone() });
             let prompt = Prompt { ordinal: pair[0].group_index, ..Prompt::default() };
-            Group { samples: samples.collect(), prompt: Arc::new(prompt) }
+            Group { samples: samples.collect(), prompt: Arc::new(prompt), ..Group::default() }
         };
         samples.chunks(2).map(group).collect::<Vec<_>>()
     };

@@ -32,7 +32,7 @@ fn batch(shapes: &[(usize, usize)], seed: u64) -> Batch {
     }
     let group = |pair: &[Sample]| {
         let prompt = Prompt { ordinal: pair[0].group_index, ..Prompt::default() };
-        Group { samples: pair.to_vec(), prompt: Arc::new(prompt) }
+        Group { samples: pair.to_vec(), prompt: Arc::new(prompt), ..Group::default() }
     };
     Batch { groups: samples.chunks(2).map(group).collect(), ..Batch::default() }
 }

@@ -11,7 +11,7 @@ use rollflow::algo::{Aggregation, CrossEntropy, Grpo, Schedule};
 use rollflow::data::{Sample, Tokenizer};
 use rollflow::engine::{LocalEngine, Request, SamplingParams};
 use rollflow::model::{Compute, Decoder, Dtype, Lora, ModelConfig, Packed, Weights, load_hf};
-use rollflow::train::{LocalBackend, LocalConfig, SaveCheckpoint, TrainBatch, TrainingBackend, collate};
+use rollflow::train::{AdamW, LocalBackend, LocalConfig, SaveCheckpoint, TrainBatch, TrainingBackend, collate};
 use tch::{Device, Kind, Tensor};
 
 const HALVES: [Dtype; 2] = [Dtype::Bf16, Dtype::F16];
@@ -72,8 +72,8 @@ fn logits_in_half_precision_are_those_of_full_precision_within_its_rounding() {
         let logits = |dtype: Dtype| {
             let views = decoder.views(&weights.flat.to_kind(dtype.kind()));
             let logits = decoder.logits(&views, &decoder.hidden(&views, &packed));
-            assert_eq!(logits.kind(), dtype.kind(), "{name}");
-            logits.to_kind(Kind::Float)
+            assert_eq!(logits.kind(), Kind::Float, "{name}: logits are not rounded");
+            logits
         };
         let exact = logits(Dtype::F32);
         for dtype in HALVES {
@@ -195,27 +195,100 @@ fn weights_in_their_own_format_are_trained_as_in_f32() {
     assert!(!same(&over_half.merged().flat, &half.flat), "they learned something");
 }
 
-/// Law N3 in every format: generator and trainer round alike, so that they agree far better than either with f32.
-#[test]
-fn generator_and_trainer_agree_in_half_precision() {
-    let (model, weights) = golden("qwen3_tied");
-    let tokenizer = Arc::new(Tokenizer::from_dir(Path::new("tests/golden/models/qwen3_tied")).unwrap());
-    for dtype in HALVES {
-        let decoder = Decoder::new(&model, weights.layout.clone());
-        let mut engine = LocalEngine::new(decoder, tokenizer.clone(), 4, 7).computing(Compute::cpu(dtype));
-        engine.set_weights(1, &weights);
+/// Log-probabilities of the same sampled tokens: by the generator and by the trainer in `dtype`, and by the trainer in f32.
+struct Compared {
+    generator: Vec<f64>,
+    trainer: Vec<f64>,
+    exact: Vec<f64>,
+}
+
+impl Compared {
+    fn of(name: &str, (model, weights): (&ModelConfig, &Weights), dtype: Dtype) -> Self {
+        let tokenizer = Arc::new(Tokenizer::from_dir(&Path::new("tests/golden/models").join(name)).unwrap());
+        let decoder = Decoder::new(model, weights.layout.clone());
+        let mut engine = LocalEngine::new(decoder, tokenizer, 4, 7).computing(Compute::cpu(dtype));
+        engine.set_weights(1, weights);
         let params = Arc::new(SamplingParams { max_new_tokens: 24, ignore_eos: true, ..Default::default() });
         let prompt = [5u32, 80, 33];
         engine.submit(Request::new(0, prompt, 4, params)).unwrap();
         let answers = engine.run().unwrap();
         let samples: Vec<Sample> = answers.iter().map(|answer| Sample::supervised(&prompt, &answer.tokens)).collect();
-        let backend = LocalBackend::new(config(dtype), model.clone(), weights.copy()).unwrap();
-        let scores = backend.score(Arc::new(collate(&samples, Aggregation::TokenMean).unwrap())).wait().unwrap();
-        let gaps = answers.iter().zip(&scores).flat_map(|(answer, scores)| {
-            answer.log_probs.iter().zip(scores).map(|(behaviour, own)| (f64::from(*behaviour) - own).abs())
-        });
-        let worst = gaps.fold(0.0, f64::max);
+        let score = |dtype| {
+            let backend = LocalBackend::new(config(dtype), model.clone(), weights.copy()).unwrap();
+            backend.score(Arc::new(collate(&samples, Aggregation::TokenMean).unwrap())).wait().unwrap().concat()
+        };
+        let generator = answers.iter().flat_map(|answer| answer.log_probs.iter().map(|value| f64::from(*value))).collect();
+        Compared { generator, trainer: score(dtype), exact: score(Dtype::F32) }
+    }
+}
+
+fn worst(one: &[f64], other: &[f64]) -> f64 {
+    assert_eq!(one.len(), other.len());
+    one.iter().zip(other).map(|(one, other)| (one - other).abs()).fold(0.0, f64::max)
+}
+
+fn mean_gap(one: &[f64], other: &[f64]) -> f64 {
+    one.iter().zip(other).map(|(one, other)| (one - other).abs()).sum::<f64>() / one.len() as f64
+}
+
+/// Law N3 in every format: generator and trainer round alike, so that they agree far better than either with f32.
+#[test]
+fn generator_and_trainer_agree_in_half_precision() {
+    let (model, weights) = golden("qwen3_tied");
+    for dtype in HALVES {
+        let Compared { generator, trainer, .. } = Compared::of("qwen3_tied", (&model, &weights), dtype);
+        let worst = worst(&generator, &trainer);
         assert!(worst < tolerance(dtype), "{}: {worst}", dtype.name());
+    }
+}
+
+/// Law N5. Qwen2's biases of keys put scores in the hundreds, where a unit in the last place of bf16 is 1: rounded before the softmax, they make
+/// another policy of the same weights. What is left is the rounding of what is stored, which the trainer's attention has too.
+#[test]
+fn generator_s_attention_scores_are_not_rounded_before_the_softmax() {
+    for name in ["qwen2_tied", "qwen2_untied_sharded"] {
+        let (model, weights) = golden(name);
+        for entry in weights.layout.entries().iter().filter(|entry| entry.name.ends_with("k_proj.bias")) {
+            let _scaled = weights.flat.narrow(0, entry.offset as i64, entry.len() as i64).g_mul_scalar_(100.0);
+        }
+        // The weights themselves are rounded for all three.
+        let weights = weights.on(Compute::cpu(Dtype::Bf16)).on(Compute::cpu(Dtype::F32));
+        let Compared { generator, trainer, exact } = Compared::of(name, (&model, &weights), Dtype::Bf16);
+        let (own, of_trainer) = (mean_gap(&generator, &exact), mean_gap(&trainer, &exact));
+        let between = mean_gap(&generator, &trainer);
+        println!("{name}: generator to f32 {own:.4}, trainer to f32 {of_trainer:.4}, both {between:.4}");
+        assert!(own < 1.3 * of_trainer, "{name}: {own} from f32, the trainer {of_trainer}");
+        // Keys are rounded where they are stored, alike in both. With rounded scores this is 1.2 times the trainer's, without 0.6.
+        assert!(between < 0.9 * of_trainer, "{name}: {between} apart, the trainer {of_trainer} from f32");
+    }
+}
+
+/// Law N5: a word that is read thousands of times learns from all of them. Summed in bf16, a gradient stops growing at 256 of its increments.
+#[test]
+fn an_embedding_s_gradient_is_summed_in_f32() {
+    let model = ModelConfig { vocab_size: 4, tied: false, ..tiny::model() };
+    let weights = Weights::random(&model, 5).on(Compute::cpu(Dtype::Bf16)).on(Compute::cpu(Dtype::F32));
+    let tokens: Vec<u32> = (0..32).map(|at| [0, 1, 2, 1, 3, 0][at % 6]).collect();
+    let samples: Vec<Sample> = (0..256).map(|_| Sample::supervised(&tokens[..1], &tokens[1..])).collect();
+    let batch = Arc::new(collate(&samples, Aggregation::TokenMean).unwrap());
+    let gradient = |dtype, gradient_checkpointing| {
+        // A step of it is the gradient itself.
+        let adamw = AdamW { beta1: 0.0, beta2: 0.0, epsilon: 1e6, ..AdamW::default() };
+        let (schedule, micro_batch_tokens) = (Schedule::constant(1e6), 1 << 14);
+        let plain = config(dtype);
+        let config = LocalConfig { adamw, schedule, micro_batch_tokens, gradient_checkpointing, max_grad_norm: None, ..plain };
+        let backend = LocalBackend::new(config, model.clone(), weights.copy()).unwrap();
+        backend.forward_backward(batch.clone()).wait().unwrap();
+        backend.optim_step().wait().unwrap();
+        let embedding = weights.layout.entries()[0].range();
+        (&weights.flat - masters(&backend)).narrow(0, embedding.start as i64, embedding.len() as i64)
+    };
+    let exact = gradient(Dtype::F32, false);
+    for gradient_checkpointing in [false, true] {
+        let found = gradient(Dtype::Bf16, gradient_checkpointing);
+        let gap = (&found - &exact).norm().double_value(&[]) / exact.norm().double_value(&[]);
+        println!("gradient of the embedding: {gap:.4} of its norm");
+        assert!(gap < 0.1, "{gap} of its norm");
     }
 }
 
@@ -254,8 +327,7 @@ fn layers_computed_anew_change_nothing_under_shared_prompts_scores_and_halves() 
             masters(&backend)
         };
         let gap = largest(&(step(true) - step(false)));
-        // A tied embedding's two parts are summed in f32 there, and in bf16 by autograd: AdamW's first step is the sign of it.
-        assert!(if dtype == Dtype::F32 { gap == 0.0 } else { gap <= 2e-3 }, "{}: {gap}", dtype.name());
+        assert!(gap == 0.0, "{}: {gap}", dtype.name());
     }
 }
 
@@ -263,6 +335,10 @@ fn layers_computed_anew_change_nothing_under_shared_prompts_scores_and_halves() 
 #[test]
 fn a_step_on_cuda_is_that_on_the_cpu() {
     if !tch::Cuda::is_available() {
+        assert!(
+            std::env::var_os("ROLLFLOW_REQUIRE_GPU").is_none(),
+            "ROLLFLOW_REQUIRE_GPU is set, and libtorch finds no CUDA device"
+        );
         eprintln!("skipped: libtorch finds no CUDA device here");
         return;
     }

@@ -1,5 +1,5 @@
-//! Laws F1, F3 and F5 on random graphs: whatever the shape, capacities, failures and shutdowns, no item is lost or repeated, all token
-//! credit comes back, and every run ends.
+//! Laws F1, F3, F5 and F7 on random graphs: whatever the shape, capacities, failures and shutdowns, no item is lost or repeated, all token
+//! credit comes back, and every run ends. One that can't go on ends with what each stage waits for, and no other ends so.
 #![allow(clippy::unwrap_used, reason = "what a test needs and lacks fails it")]
 
 use std::collections::BTreeMap;
@@ -10,8 +10,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, FileFailurePersistence};
 use rollflow::flow::{
-    Capacity, Control, Ended, Flow, Message, Port, Report, RunError, StageError, Until, Window, batch, filter, flat_map,
-    from_iter, map_async, try_map,
+    Capacity, Control, Ended, Flow, Message, Port, Report, RunError, Simulation, StageError, StageWait, Until, WaitsFor, Window,
+    batch, filter, flat_map, from_iter, map_async, try_map,
 };
 
 /// No run takes anywhere near as long.
@@ -63,6 +63,10 @@ enum Trouble {
     Stop(u64),
     /// A sink has enough.
     Enough(u64),
+    /// The admitted sources' windows are raised so often, and no more.
+    Starve(u64),
+    /// The same, and the run is drained when they were.
+    StarveAndDrain(u64),
 }
 
 #[derive(Clone, Debug)]
@@ -95,6 +99,8 @@ fn plan() -> impl Strategy<Value = Plan> {
         1 => (0..200u64).prop_map(Trouble::Drain),
         1 => (0..200u64).prop_map(Trouble::Stop),
         1 => (1..200u64).prop_map(Trouble::Enough),
+        2 => (0..100u64).prop_map(Trouble::Starve),
+        1 => (0..100u64).prop_map(Trouble::StarveAndDrain),
     ];
     let sources = prop::collection::vec((0..200u64, any::<bool>()), 1..4);
     let ops = prop::collection::vec((op(), any::<usize>(), capacity), 0..9);
@@ -131,7 +137,16 @@ fn build(plan: &Plan) -> Built {
             source = source.with(|spec| spec.window(window.clone()));
         }
         let port = flow.source(&format!("source{index}"), source);
-        flow.tap(&port, 1, move |_| window.raise(1));
+        let (trouble, control, mut raised) = (plan.trouble, flow.handle(), 0);
+        flow.tap(&port, 1, move |_| {
+            match trouble {
+                Trouble::Starve(at) if raised >= at => return,
+                Trouble::StarveAndDrain(at) if raised >= at => return control.drain(),
+                _ => {}
+            }
+            raised += 1;
+            window.raise(1);
+        });
         open.push((port, numbers.map(|item| (item, 1)).collect()));
     }
     for (step, (op, which, capacity)) in plan.ops.iter().enumerate() {
@@ -224,21 +239,48 @@ fn cause(trouble: Trouble, seen: u64, control: &Control) -> Result<(), StageErro
     }
 }
 
-fn run_within_the_guard(mut flow: Flow, until: Until) -> Result<Report, RunError> {
+fn run_within_the_guard(mut flow: Flow, until: Until, seed: Option<u64>) -> Result<Report, RunError> {
     let drawing = flow.graph().to_mermaid();
     let (done, result) = channel();
-    std::thread::spawn(move || done.send(flow.run(until)).is_ok());
+    // Nothing outside helps these graphs, so a run that can't go on ends at once, and one that can must never be taken for it.
+    flow.stall_timeout(Duration::ZERO);
+    let run = move || match seed {
+        None => flow.run(until),
+        Some(seed) => flow.simulate(&Simulation::new(seed), until),
+    };
+    std::thread::spawn(move || done.send(run()).is_ok());
     result.recv_timeout(DEADLOCK).unwrap_or_else(|_| panic!("deadlock in\n{drawing}"))
 }
 
-fn check(plan: &Plan) {
+/// The sources whose windows are not raised as often as they ask for credit: once for each item, and once to find out that it was the last.
+fn starved(plan: &Plan) -> Vec<String> {
+    let Trouble::Starve(raised) = plan.trouble else { return Vec::new() };
+    let starves = |(_, (items, admitted)): &(usize, &(u64, bool))| *admitted && *items > raised;
+    plan.sources.iter().enumerate().filter(starves).map(|(index, _)| format!("source{index}")).collect()
+}
+
+fn check_stall(plan: &Plan, waits: &[StageWait]) {
+    let credit = |wait: &&StageWait| matches!(wait.waits_for, WaitsFor::Credit { .. });
+    let named: Vec<String> = waits.iter().filter(credit).map(|wait| wait.stage.clone()).collect();
+    assert_eq!(named, starved(plan), "law F7: those that wait for credit are named");
+    let rest = waits.iter().filter(|wait| !credit(wait));
+    assert!(rest.clone().all(|wait| matches!(wait.waits_for, WaitsFor::Input { .. })), "{waits:?}");
+    assert!(rest.count() > 0, "someone waits for the source");
+}
+
+fn check(plan: &Plan, seed: Option<u64>) {
     let Built { flow, expected, collected, passing } = build(plan);
     let until = match plan.trouble {
         Trouble::Enough(n) => Until::items("sink0", n),
         _ => Until::finished(),
     };
-    let result = run_within_the_guard(flow, until);
+    let result = run_within_the_guard(flow, until, seed);
+    assert_eq!(matches!(result, Err(RunError::Stalled { .. })), !starved(plan).is_empty(), "law F7: {result:?}");
     let (report, failures) = match result {
+        Err(RunError::Stalled { waits, report }) => {
+            check_stall(plan, &waits);
+            (*report, Vec::new())
+        }
         Ok(report) => (report, Vec::new()),
         Err(RunError::Failed { failures, report }) => (*report, failures),
         Err(other) => panic!("{other}"),
@@ -257,7 +299,7 @@ fn check(plan: &Plan) {
     }
     let whole = match plan.trouble {
         Trouble::None => true,
-        Trouble::Drain(_) => false,
+        Trouble::Drain(_) | Trouble::StarveAndDrain(_) => false,
         Trouble::Enough(_) => false,
         _ => failures.is_empty() && report.ended == Ended::Finished,
     };
@@ -300,6 +342,12 @@ proptest! {
 
     #[test]
     fn random_graphs_lose_nothing_repeat_nothing_and_end(plan in plan()) {
-        check(&plan);
+        check(&plan, None);
+    }
+
+    /// The same on a machine whose scheduler is drawn by a seed.
+    #[test]
+    fn simulated_graphs_lose_nothing_repeat_nothing_and_end(plan in plan(), seed in any::<u64>()) {
+        check(&plan, Some(seed));
     }
 }

@@ -15,8 +15,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rollflow::engine::remote::{Client, Fleet, FleetConfig, FleetHandle, InferenceEngine, SglangEngine, Synced, VllmEngine};
+use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle, InferenceEngine, SglangEngine, Synced, VllmEngine};
 use rollflow::engine::{Finished, Request, SamplingParams, TokenEngine};
+use rollflow::net::Client;
 use rollflow::prelude::*;
 use serde_json::json;
 
@@ -120,7 +121,7 @@ fn what_an_abort_interrupts_goes_on_and_is_as_if_it_had_not_been() {
         "vllm" => ("/abort_requests", json!({})),
         _ => ("/abort_request", json!({ "rid": "", "abort_all": true })),
     };
-    let client = Client::new("server", &var("ROLLFLOW_ENGINE_URL"), None, 1).unwrap();
+    let client = Client::new("server", var("ROLLFLOW_ENGINE_URL").as_str()).unwrap();
     let (mut all, mut made, mut aborts) = (Vec::new(), 0, 0);
     while !fleet.is_idle() {
         all.extend(fleet.step().unwrap());

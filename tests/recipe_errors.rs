@@ -101,11 +101,11 @@ fn keys_that_contradict_each_other_are_errors() {
         "flow = { window = 65 }",
         "batch.over_sample = 0.5",
         "batch.over_sample = 2.1",
-        "batch.over_sample = 1.5\nflow.max_staleness = 0",
+        "batch.over_sample = 1.5\nflow = { max_staleness = 0, window = 49 }",
         "batch.over_sample = 1.5\nflow.window = 40",
         "generate.slots = 0\nflow.max_staleness = 0",
         "sft = { steps = 5, schedule = { warmup = 6 } }",
-        "train.proximal = 'behaviour'\ntrain.correction = { kind = 'truncated_is', min = 3, max = 2 }\ntrain.gap_warn = 4",
+        "train.proximal = 'behaviour'\ntrain.correction = { kind = 'truncated_is', min = 3, max = 2 }\ntrain.gap_warn = 4\ntrain.gap_halt = 3",
         "[[train.reject]]\ndivergence = 'k1'\nover = 'max'\nmin = 3\nmax = 2\n[[train.reject]]\nmin = 0.5\n[[train.reject]]\ndivergence = 'k1'",
         "train.correction = { level = 'token' }",
         "train.correction = { kind = 'ice_pop' }\ntrain.gap_halt = 0",
@@ -126,14 +126,35 @@ fn engines_that_can_not_be_or_can_not_do_what_is_asked_are_errors() {
         ("engine = { launch = 'vllm', pause = 'recompute' }", "which vllm has no way of"),
         ("engine = { launch = 'sglang', pause = 'finish' }", "which sglang has no way of"),
         ("engine = { kind = 'openai', urls = ['http://127.0.0.1:8000'] }", "can't be given weights"),
-        ("engine = { kind = 'vllm', urls = ['https://example.com'] }", "write it as http://host:port"),
+        ("engine = { kind = 'vllm', urls = ['ftp://example.com'] }", "write it as http://host:port"),
         ("engine = { kind = 'vllm', launch = 'sglang' }", "`engine.launch` is \"sglang\", but `engine.kind` is \"vllm\""),
         ("engine = { launch = 'vllm', cache = 'flush' }", "still use what would be forgotten"),
         ("engine = { launch = 'vllm', port = 65535, replicas = 3 }", "more than there are ports"),
         ("engine = { launch = 'vllm', env = ['HOME'] }", "write it as NAME=value"),
-        ("engine = { launch = 'vllm' }\nflow.max_staleness = 0", "depends on timing"),
+        ("engine = { launch = 'vllm' }\nflow = { max_staleness = 0, window = 33 }", "groups would lag"),
+        ("engine = { launch = 'vllm', devices = [0, 1] }", "names 2 GPUs for 1 of `engine.replicas`"),
+        ("engine = { launch = 'vllm', replicas = 2, devices = [1, 1] }", "names GPU 1 twice"),
+        ("engine = { launch = 'vllm', devices = [1], env = ['CUDA_VISIBLE_DEVICES=0'] }", "leave one of them out"),
+        ("engine = { kind = 'vllm', urls = ['http://127.0.0.1:8000'], gpu_memory = 0.5 }", "the run starts no server"),
+        ("engine = { launch = 'vllm', gpu_memory = 1.0 }", "above 0, below 1"),
         ("engine = { launch = 'vllm', pause = 'abort' }\nlora = { sync = 'adapter' }", "no server is paused"),
         ("engine = { launch = 'vllm', cache = 'keep' }\nlora = { sync = 'adapter' }", "each adapter has a cache of its own"),
+    ];
+    for (case, told) in cases {
+        let all = also(case);
+        assert!(all.contains(told), "{case}: {all}");
+    }
+}
+
+#[test]
+fn a_learning_rate_of_a_part_that_is_not_trained_is_an_error_that_names_it() {
+    let cases = [
+        ("train.lr_scale = { adapters = 2 }", "there is no [lora]"),
+        ("train.lr_scale = { score_head = 2 }", "a language model has no score head"),
+        ("train.lr_scale = { embeddings = 2 }\nlora = {}", "adapters alone are trained"),
+        ("critic.lr_scale = { head = 2 }", "use score_head"),
+        ("train.lr_scale = { embeddings = -1 }", "0 or more"),
+        ("train.decay = 'norms'", "matrices"),
     ];
     for (case, told) in cases {
         let all = also(case);
@@ -171,7 +192,7 @@ fn parts_of_a_reward_that_make_no_sense_are_errors() {
 #[test]
 fn services_and_parts_of_ones_own_that_make_no_sense_are_errors() {
     let cases = [
-        "[reward]\nkind = 'http'\nurl = 'https://judge/score'\ntimeout = 0\nconcurrency = 0\nretry = 3",
+        "[reward]\nkind = 'http'\nurl = 'ftp://judge/score'\ntimeout = 0\nconcurrency = 0\nretry = 3",
         "reward = { kind = 'http' }",
         "reward = { kind = 'parts', combine = 'custom', part = [{ name = 'a', kind = 'custom', params = 3 }] }",
         "reward = { kind = 'parts', aggregator = 'mine', part = [{ name = 'a', kind = 'math' }] }",

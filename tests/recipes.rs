@@ -22,7 +22,7 @@ use rollflow::recipe::train::{Aggregation, OnNonfinite, ScheduleKind, Train};
 use rollflow::recipe::{Custom, Machine, Params, Pipeline, Plan, check_text_on, load, parse, reference};
 use serde_json::Value as Json;
 
-const MACHINE: Machine = Machine { threads: 2 };
+const MACHINE: Machine = Machine { threads: 2, gpus: 0 };
 
 fn shipped() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("pipelines/recipes");
@@ -44,16 +44,33 @@ static MODEL: LazyLock<PathBuf> = LazyLock::new(|| {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/models/qwen2_tied");
     let model = Path::new(env!("CARGO_TARGET_TMPDIR")).join("qwen2_that_reads_much");
     fs::create_dir_all(&model).expect("a folder");
+    for file in ["model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(golden.join(file), model.join(file)).expect("the golden model");
+    }
     let config = fs::read_to_string(golden.join("config.json")).expect("the golden model");
     let config = config.replace("\"max_position_embeddings\": 256", "\"max_position_embeddings\": 32768");
     fs::write(model.join("config.json"), config).expect("its configuration");
     model
 });
 
-/// A shipped recipe, with a model and rollouts that are here in the place of those that must be fetched or made.
+/// A folder with GSM8K's subset and splits, and two problems of our own in each.
+static GSM8K: LazyLock<PathBuf> = LazyLock::new(|| {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gsm8k");
+    fs::create_dir_all(folder.join("main")).expect("a folder");
+    let problems = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("pipelines/data/word_problems.jsonl"));
+    let two: String = problems.expect("the word problems").lines().take(2).map(|line| format!("{line}\n")).collect();
+    for split in ["train", "test"] {
+        fs::write(folder.join(format!("main/{split}-00000-of-00001.jsonl")), &two).expect("a file");
+    }
+    folder
+});
+
+/// A shipped recipe, with a model, a data set and rollouts that are here instead of those that must be fetched or made.
 fn shipped_plan(file: &Path) -> Plan {
     let here = [
-        ("kind = \"folder\"", format!("model.path={}", MODEL.display())),
+        ("path = \"Qwen/", format!("model.path={}", MODEL.display())),
+        ("data = \"openai/gsm8k\"", format!("task.data={}", GSM8K.display())),
+        ("task = { data = \"openai/gsm8k\"", format!("eval.task.data={}", GSM8K.display())),
         ("path = \"runs/", "task.path=pipelines/data/rollouts_addition.jsonl".to_owned()),
     ];
     let text = text_of(file);
@@ -66,12 +83,30 @@ fn grpo() -> PathBuf {
 }
 
 #[test]
+fn the_format_and_what_follows_from_it_go_by_the_device_where_none_is_named() {
+    let base = "pipeline = 'grpo'\n[model]\nkind = 'tiny'\n[task]\nkind = 'arithmetic'\n[reward]\nkind = 'exact'\n";
+    let plan = |set: &str| parse("formats.toml", base, &[set.to_owned()]).unwrap_or_else(|errors| panic!("{errors}"));
+    let (host, half) = (plan("model.device=cpu"), plan("model.dtype=bf16"));
+    assert_eq!((host.model.precision().word(), host.train.gap_limits(host.model.precision())), ("f32", [1.0, 3.0]));
+    assert_eq!((half.model.precision().word(), half.train.gap_limits(half.model.precision())), ("bf16", [0.15, 1.0]));
+    assert!(half.model.precision().agreement() > host.model.precision().agreement());
+    let mut gpu = host.clone();
+    gpu.model.device = "cuda".parse().unwrap();
+    assert_eq!(gpu.model.precision().word(), "bf16");
+    let told = |plan: &Plan| check_text_on(plan, Machine { threads: 2, gpus: 0 });
+    assert!(told(&gpu).contains("bf16 on cuda:0: model.dtype is not set, and a GPU computes in bf16"), "{}", told(&gpu));
+    assert!(told(&half).contains("bf16 on cpu: as model.dtype says"));
+    let halt = plan("train.gap_warn=5");
+    assert_eq!(halt.train.gap_limits(halt.model.precision()), [5.0, 5.0], "a default never contradicts what is written");
+}
+
+#[test]
 fn every_shipped_recipe_loads_and_is_without_warnings() {
     assert!(shipped().len() >= 3);
     for file in shipped() {
         let plan = shipped_plan(&file);
         // A reference takes a core of its own.
-        let machine = Machine { threads: MACHINE.threads + usize::from(plan.reference.is_some()) };
+        let machine = Machine { threads: MACHINE.threads + usize::from(plan.reference.is_some()), ..MACHINE };
         assert_eq!(plan.warnings(machine), Vec::<String>::new(), "{}", file.display());
     }
 }
@@ -79,7 +114,7 @@ fn every_shipped_recipe_loads_and_is_without_warnings() {
 /// What is wrong with a recipe before its model was fetched is that, and nothing else.
 #[test]
 fn a_recipe_for_a_model_that_is_not_here_is_refused_for_the_model_alone() {
-    let file = shipped().into_iter().find(|file| file.ends_with("gsm8k.toml")).unwrap();
+    let file = shipped().into_iter().find(|file| file.ends_with("word_problems.toml")).unwrap();
     let errors = load(&file, &["model.path=no/such/folder".to_owned()]).unwrap_err();
     assert_eq!(errors.iter().map(|error| error.key.as_str()).collect::<Vec<_>>(), ["model.path"], "{errors}");
 }
@@ -265,6 +300,22 @@ fn over_sampling_lets_in_what_a_step_chooses_from_within_the_staleness() {
     assert!(plan.validate().is_ok(), "older tokens do not count then");
 }
 
+/// Laws V2 and V3: a synchronous round has all that its steps choose from, in this process and on servers.
+#[test]
+fn a_synchronous_run_may_over_sample_and_may_generate_on_servers() {
+    let sets = ["flow.max_staleness=0", "batch.groups=32", "batch.over_sample=1.5"].map(str::to_owned);
+    let mut plan = load(&grpo(), &sets).unwrap();
+    assert_eq!((plan.groups_chosen_from(), plan.admission_window(), plan.worst_staleness()), (48, 48, 0));
+    let text = check_text_on(&plan, MACHINE);
+    assert!(text.contains("the oldest kept of 48") && text.contains("0 versions: what a round has beyond"), "{text}");
+    plan.sync.every = 2;
+    assert_eq!((plan.admission_window(), plan.validate().is_ok()), (80, true));
+    let mut servers = vec!["engine.kind=vllm".to_owned(), "engine.urls=[\"http://127.0.0.1:8000\"]".to_owned()];
+    servers.push("generate.slots=0".to_owned());
+    let plan = load(&grpo(), &[&sets[..], &servers].concat()).unwrap();
+    assert!(plan.engine.is_remote() && plan.flow.max_staleness == 0);
+}
+
 #[test]
 fn the_reference_is_up_to_date() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/recipes.md");
@@ -288,7 +339,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         plan.sft = (sft || flag).then(|| Sft { steps, batch: few, lr: real, data, ..Sft::default() });
         plan.task.shuffle = flag;
         if !flag {
-            plan.model.source = ModelSource::Folder(ModelFolder { path: "a \"b\"".into(), preset: None });
+            plan.model.source = ModelSource::Folder(ModelFolder { path: "a \"b\"".into(), ..ModelFolder::default() });
             let only = Source { max_samples: Some(few), ..Source::of("c.jsonl") };
             plan.task.data = TaskData::Data(DataTask { only, ..DataTask::default() });
             if choice == 1 {
@@ -364,7 +415,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             let critic = Critic { lr: real, value_clip: f64::INFINITY, lambda: share, whiten: flag, ..Critic::default() };
             plan.critic = Some(Critic { path: flag.then(|| "a \"b\"".into()), warmup_steps: seed % steps, ..critic });
         }
-        plan.train.gap_halt = f64::INFINITY;
+        plan.train.gap_halt = Some(f64::INFINITY);
         plan.train.optimization.on_nonfinite = OnNonfinite::Skip;
         plan.train.optimization.betas = [0.0, share / 2.0];
         if choice == 2 && !flag {

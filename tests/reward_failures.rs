@@ -1,5 +1,5 @@
 //! Rewards that panic, err or give no number (laws F6, N4): they are called again a bounded number of times, then their group is a dead
-//! letter and the run goes on; the sample is named, the policy decides, nothing is lost and nothing waits for ever.
+//! letter and the run goes on, without the group where the reward has a defect, without the sample where that was lost; the sample is named, the policy decides, nothing is lost and nothing waits for ever.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
@@ -12,7 +12,8 @@ use rollflow::data::POISONED;
 use rollflow::flow::{Report, RunError};
 use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, DeadLetterWriter, Failure, FailureKind, read_dead_letters};
 use rollflow::prelude::*;
-use rollflow::stages::reward::{Earnings, Scorers, Scoring};
+use rollflow::stages::LOST;
+use rollflow::stages::reward::{Earnings, OnLostSample, Scorers, Scoring};
 
 fn group(id: u64) -> Group {
     let prompt = Prompt { ordinal: id, ..Prompt::from(format!("prompt {id}")) };
@@ -22,7 +23,7 @@ fn group(id: u64) -> Group {
         sample.response = format!("answer {index}");
         sample
     };
-    Group { samples: (0..4).map(sample).collect(), prompt: Arc::new(prompt) }
+    Group { samples: (0..4).map(sample).collect(), prompt: Arc::new(prompt), ..Group::default() }
 }
 
 /// Id, why it was dropped, rewards.
@@ -56,17 +57,19 @@ fn failing(how: Way) -> impl Fn(&Sample) -> f64 + Send + Sync + 'static {
 
 type Way = fn() -> f64;
 
-const WAYS: [(Way, &str); 4] = [
+const WAYS: [(Way, &str); 5] = [
     (|| panic!("no such key"), "it panicked: no such key"),
     (|| f64::NAN, "it gave NaN, not a finite number"),
     (|| f64::INFINITY, "it gave inf, not a finite number"),
     (|| f64::NEG_INFINITY, "it gave -inf, not a finite number"),
+    (|| 1.7e308, "it gave 1.7e308, and a reward is at most 1e100 either way"),
 ];
 
 #[test]
 fn by_default_a_poisoned_group_becomes_a_letter_that_says_all_and_the_run_goes_on() {
-    let kinds = [FailureKind::Panicked, FailureKind::NotFinite, FailureKind::NotFinite, FailureKind::NotFinite];
-    let texts = ["no such key", "NaN", "inf", "-inf"];
+    let kinds =
+        [FailureKind::Panicked, FailureKind::NotFinite, FailureKind::NotFinite, FailureKind::NotFinite, FailureKind::TooLarge];
+    let texts = ["no such key", "NaN", "inf", "-inf", "1.7e308"];
     for ((how, _), (kind, text)) in WAYS.into_iter().zip(kinds.into_iter().zip(texts)) {
         let folder = tempfile::tempdir().unwrap();
         let metrics = Metrics::new();
@@ -97,6 +100,96 @@ fn a_reward_that_errs_is_a_failure_with_its_text() {
     let failures = &letters(folder.path())[0].failures;
     assert_eq!(failures.len(), 4, "all samples that failed are named");
     assert_eq!(failures[3].to_string(), "it refused: no answer to compare with (1 attempt)");
+}
+
+/// Loses these samples of group 2.
+fn losing(lost: &'static [u32]) -> Reward {
+    Reward::each(move |sample: &Sample| match sample.group_index == 2 && lost.contains(&sample.index) {
+        true => Err("the sandbox is gone"),
+        false => Ok(f64::from(sample.index)),
+    })
+}
+
+/// The scored groups, by a sink of their own.
+fn scored(reward: Reward) -> Vec<Scored> {
+    let all: Arc<Mutex<Vec<Scored>>> = Arc::default();
+    let seen = Arc::clone(&all);
+    let mut flow = Flow::new("lost");
+    let groups = flow.source("groups", from_iter((0..5).map(group)));
+    let scored = flow.stage("judge", groups, reward);
+    flow.sink("seen", scored, move |scored: Scored| seen.lock().unwrap().push(scored));
+    flow.run(Until::finished()).unwrap();
+    std::mem::take(&mut *all.lock().unwrap())
+}
+
+#[test]
+fn a_lost_sample_costs_itself_and_its_group_goes_on_with_the_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let metrics = Metrics::new();
+    let all = scored(losing(&[1]).dead_letters(DeadLetterWriter::new(folder.path())).metrics(&metrics));
+    assert!(all.iter().all(|scored| scored.dropped().is_none()));
+    let lessened = all[2].group();
+    assert_eq!(lessened.samples.iter().map(|sample| sample.index).collect::<Vec<_>>(), [0, 2, 3]);
+    let dropped: Vec<_> = lessened.dropped.iter().map(|lost| (lost.index, lost.reason.as_str(), lost.generated)).collect();
+    assert_eq!(dropped, [(1, LOST, 1)], "law D4: its tokens have a fate of their own");
+    let mut batch = Batch { groups: vec![lessened.clone()], ..Batch::default() };
+    rollflow::train::assign_advantages(&mut batch, &AdvantageConfig::default()).unwrap();
+    let advantages: Vec<f64> = batch.samples().map(|sample| sample.advantage.unwrap()).collect();
+    assert!(advantages.iter().sum::<f64>().abs() < 1e-9 && advantages[2] > 0.0, "compared among themselves: {advantages:?}");
+
+    let [letter] = letters(folder.path()).try_into().unwrap();
+    let text = "the sandbox is gone".to_owned();
+    assert_eq!(letter.failures, [Failure { sample: 1, attempts: 3, kind: FailureKind::Refused, text }]);
+    assert_eq!(letter.group().samples.len(), 4, "law F6: the whole group can be scored again");
+    assert_eq!(metrics.newest(Metric::DeadLetters, &["judge"]), Some(1.0));
+}
+
+#[test]
+fn a_group_that_is_left_with_fewer_than_two_samples_or_must_stay_whole_is_dropped_as_lost() {
+    for (lost, on_lost_sample, dropped) in [
+        (&[0, 3][..], OnLostSample::DropSample, None),
+        (&[0, 1, 3], OnLostSample::DropSample, Some(LOST)),
+        (&[0, 1, 2, 3], OnLostSample::DropSample, Some(LOST)),
+        (&[3], OnLostSample::DropGroup, Some(LOST)),
+    ] {
+        let all = scored(losing(lost).on_lost_sample(on_lost_sample));
+        assert_eq!(all[2].dropped(), dropped, "{lost:?} {on_lost_sample:?}");
+        assert_eq!(all[2].group().samples.len(), if dropped.is_some() { 4 } else { 4 - lost.len() });
+    }
+}
+
+#[test]
+fn a_lost_sample_earns_nothing_or_ends_the_run_where_that_is_asked_for() {
+    let all = scored(losing(&[1]).on_failure(OnFailure::Zero));
+    assert_eq!(all[2].group().rewards(), [0.0, 0.0, 2.0, 3.0]);
+    let (result, _) = score(1000, losing(&[1]).on_failure(OnFailure::Fail));
+    assert!(result.unwrap_err().to_string().contains("sample 1 of group 2"));
+}
+
+#[test]
+fn samples_that_an_engine_or_an_environment_lost_are_not_judged() {
+    let groups = (0..2).map(|id| {
+        let mut group = group(id);
+        let key = if id == 0 { "refused" } else { "environment_failure" };
+        group.samples[2].status = Status::Aborted;
+        group.samples[2].metadata.insert(key.to_owned(), "it went away".into());
+        group
+    });
+    let all: Arc<Mutex<Vec<Scored>>> = Arc::default();
+    let seen = Arc::clone(&all);
+    let folder = tempfile::tempdir().unwrap();
+    let mut flow = Flow::new("lost before");
+    let groups = flow.source("groups", from_iter(groups));
+    let reward = Reward::each(|_: &Sample| 1.0).dead_letters(DeadLetterWriter::new(folder.path()));
+    let scored = flow.stage("judge", groups, reward);
+    flow.sink("seen", scored, move |scored: Scored| seen.lock().unwrap().push(scored));
+    flow.run(Until::finished()).unwrap();
+    assert!(all.lock().unwrap().iter().all(|scored| scored.dropped().is_none() && scored.group().samples.len() == 3));
+    for letter in letters(folder.path()) {
+        let failure = &letter.failures[0];
+        assert_eq!((letter.failures.len(), failure.kind), (1, FailureKind::Lost));
+        assert_eq!(failure.to_string(), "it was lost: it went away (1 attempt)");
+    }
 }
 
 #[test]
@@ -292,13 +385,15 @@ fn log_prob() -> impl Strategy<Value = f32> {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
-    /// Law F6: whatever fails, and however often, each group that went in comes out scored or lies in the file, whole, and none does both.
+    /// Laws F6 and D4: whatever fails, and however often, each group that went in comes out once, without what it lost or dropped for it,
+    /// and each that lost something lies in the file, whole.
     #[test]
     fn no_group_is_lost(
         fails in prop::collection::vec(prop::collection::vec(0_u32..5, 3), 1..30),
         log_probs in prop::collection::vec(log_prob(), 1..6),
         retries in 0_u32..3,
         max_poisoned in 0_u64..40,
+        keeps_groups: bool,
     ) {
         let folder = tempfile::tempdir().unwrap();
         let groups: Vec<Group> = (0..fails.len() as u64).map(|id| {
@@ -308,7 +403,7 @@ proptest! {
                 log_probs.iter().for_each(|&log_prob| sample.push(2, log_prob, 1 + u64::from(index)));
                 sample
             };
-            Group { samples: (0..3).map(sample).collect(), prompt: Arc::new(prompt) }
+            Group { samples: (0..3).map(sample).collect(), prompt: Arc::new(prompt), ..Group::default() }
         }).collect();
         // How often each sample still fails before it earns.
         let left: Vec<Vec<AtomicU32>> =
@@ -320,7 +415,8 @@ proptest! {
                 Err(_) => Ok(1.0),
             }
         };
-        let reward = Reward::each(reward).retries(retries).max_poisoned(max_poisoned);
+        let on_lost_sample = if keeps_groups { OnLostSample::DropSample } else { OnLostSample::DropGroup };
+        let reward = Reward::each(reward).retries(retries).max_poisoned(max_poisoned).on_lost_sample(on_lost_sample);
 
         let arrived: Arc<Mutex<Vec<Scored>>> = Arc::default();
         let seen = Arc::clone(&arrived);
@@ -330,10 +426,12 @@ proptest! {
         flow.sink("seen", scored, move |scored: Scored| seen.lock().unwrap().push(scored));
         let result = flow.run(Until::finished());
 
-        let poisoned = |id: u64| fails[id as usize].iter().any(|&fails| fails > retries);
+        let lost = |id: u64| fails[id as usize].iter().filter(|fails| **fails > retries).count();
+        // Of three samples, two must be left.
+        let dropped = |id: u64| if keeps_groups { lost(id) > 1 } else { lost(id) > 0 };
         let mut in_a_row = 0;
         let broken = (0..fails.len() as u64).find(|&id| {
-            in_a_row = if poisoned(id) { in_a_row + 1 } else { 0 };
+            in_a_row = if dropped(id) { in_a_row + 1 } else { 0 };
             in_a_row > max_poisoned
         });
         prop_assert_eq!(result.is_err(), broken.is_some());
@@ -341,7 +439,7 @@ proptest! {
         let dead = if folder.path().join(DEAD_LETTERS).exists() { letters(folder.path()) } else { Vec::new() };
         let dead_ids: BTreeSet<u64> = dead.iter().map(|letter| letter.prompt.ordinal).collect();
         prop_assert_eq!(dead.len(), dead_ids.len(), "one letter a group");
-        prop_assert_eq!(&dead_ids, &went_in.iter().copied().filter(|&id| poisoned(id)).collect());
+        prop_assert_eq!(&dead_ids, &went_in.iter().copied().filter(|&id| lost(id) > 0).collect());
         for letter in dead {
             let mut group = letter.group();
             group.samples.iter_mut().for_each(|sample| sample.reward = None);
@@ -351,9 +449,15 @@ proptest! {
         // A run that fails drops what is queued, so only one that finished shows all that it kept.
         if result.is_ok() {
             let arrived = arrived.lock().unwrap();
-            let kept: BTreeSet<u64> = arrived.iter().filter(|scored| scored.dropped().is_none()).map(|s| s.group().id()).collect();
-            prop_assert!(kept.is_disjoint(&dead_ids));
-            prop_assert_eq!(kept.union(&dead_ids).copied().collect::<BTreeSet<u64>>(), went_in, "kept + dead = in");
+            prop_assert!(arrived.iter().map(|scored| scored.group().id()).eq(went_in), "each group comes once");
+            for scored in arrived.iter() {
+                let (id, group) = (scored.group().id(), scored.group());
+                prop_assert_eq!(scored.dropped(), dropped(id).then_some(LOST));
+                let gone = if dropped(id) { 0 } else { lost(id) };
+                prop_assert_eq!((group.samples.len(), group.dropped.len()), (3 - gone, gone));
+                prop_assert!(group.dropped.iter().all(|sample| sample.reason == LOST && sample.generated == log_probs.len()));
+                prop_assert!(dropped(id) || group.samples.iter().all(|sample| sample.reward == Some(1.0)));
+            }
         }
     }
 }

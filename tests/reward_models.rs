@@ -34,7 +34,7 @@ fn group(id: u64, answers: &[&str]) -> Group {
         sample.push(5, -0.5, 1);
         Sample { response: answer.to_string(), status: Status::Completed, ..sample }
     };
-    Group { samples: answers.iter().enumerate().map(sample).collect(), prompt: Arc::new(prompt) }
+    Group { samples: answers.iter().enumerate().map(sample).collect(), prompt: Arc::new(prompt), ..Group::default() }
 }
 
 /// Why each group was dropped, and what its samples earned.
@@ -150,7 +150,7 @@ fn pairs_teach_it_to_score_right_sums_higher_also_those_it_never_saw() {
     let config = LocalConfig { threads: Some(1), ..LocalConfig::new(BradleyTerry::default(), Schedule::constant(1e-3)) };
     let backend = model.backend(config).unwrap();
     let ranked: Vec<Vec<Sample>> = pairs(&trained).iter().map(|pair| model.reader().pair(pair).unwrap()).collect();
-    let mut batches = Supervised::grouped("reward model", ranked, 48, 400).unwrap();
+    let mut batches = Supervised::grouped("reward model", ranked, 48, 600).unwrap();
     let mut seen = Vec::new();
     while let Some(batch) = batches.next().map_err(|error| panic!("{error}")).unwrap() {
         let samples: Vec<&Sample> = batch.samples().collect();

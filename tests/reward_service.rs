@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use rollflow::algo::rewards::{Aggregator, Parts};
-use rollflow::data::POISONED;
 use rollflow::flow::{Ended, Report, RunError};
+use rollflow::net::RetryPolicy;
 use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, DeadLetterWriter, read_dead_letters};
 use rollflow::prelude::*;
+use rollflow::stages::LOST;
 use rollflow::stages::reward::service::{Service, ServiceConfig};
 use rollflow::stages::reward::{Served, ServedReward};
 use serde_json::{Value, json};
@@ -75,7 +76,8 @@ impl Judge {
     }
 
     fn config(&self) -> ServiceConfig {
-        ServiceConfig { pause: Duration::from_millis(1), ..ServiceConfig::new(&self.url) }
+        let retry = RetryPolicy { pause: Duration::from_millis(1), ..RetryPolicy::default() };
+        ServiceConfig { retry, ..ServiceConfig::new(&self.url) }
     }
 
     fn served(&self) -> Served {
@@ -141,7 +143,7 @@ fn answer(stream: &mut TcpStream, act: Act, question: &Value) -> std::io::Result
 fn group(id: u64) -> Group {
     let prompt = Prompt { ordinal: id, ..Prompt::from(format!("prompt {id}")) };
     let sample = |index| Sample { response: format!("answer {index}"), ..Sample::begin(&prompt, index, &[1, 2]) };
-    Group { samples: (0..3).map(sample).collect(), prompt: Arc::new(prompt) }
+    Group { samples: (0..3).map(sample).collect(), prompt: Arc::new(prompt), ..Group::default() }
 }
 
 /// Why each group was dropped and its rewards, by id.
@@ -210,7 +212,8 @@ fn a_busy_service_is_waited_for_and_that_is_no_failure() {
     // For ever is too long.
     let judge = Judge::new(|_, _| Act::Busy);
     let folder = tempfile::tempdir().unwrap();
-    let busy = ServiceConfig { patience: Duration::from_millis(20), ..judge.config() };
+    let mut busy = judge.config();
+    busy.retry.busy_timeout = Duration::from_millis(20);
     let reward = ServedReward::new(Served::by(Service::new(busy).unwrap())).dead_letters(DeadLetterWriter::new(folder.path()));
     score(1, reward).0.unwrap();
     let text = &letters(folder.path())[0].failures[0].text;
@@ -220,11 +223,11 @@ fn a_busy_service_is_waited_for_and_that_is_no_failure() {
 #[test]
 fn every_way_to_fail_is_named_with_the_service_the_sample_and_what_to_look_at() {
     for (act, why) in [
-        (Act::Hang, "did not answer within 0.1 s; look whether the reward service hangs"),
-        (Act::Endless, "did not answer within 0.1 s"),
-        (Act::Reset, "look for a crash in the reward service's log"),
-        (Act::Cut, "look for a crash in the reward service's log"),
-        (Act::Fails, "answered with status 500: \"out of memory\""),
+        (Act::Hang, "no answer to POST within 0.1 s; check whether the server hangs"),
+        (Act::Endless, "no answer to POST within 0.1 s"),
+        (Act::Reset, "look for a crash in the server's log"),
+        (Act::Cut, "look for a crash in the server's log"),
+        (Act::Fails, "was answered with status 500: \"out of memory\""),
         (Act::Text("<html>Welcome</html>"), "answered with no JSON"),
         (Act::Text("{\"rewards\": [1, 2]}"), "answered with 2 rewards for 3 samples"),
         (Act::Text("{\"rewards\": [1, NaN, 2]}"), "answered with no JSON"),
@@ -236,7 +239,7 @@ fn every_way_to_fail_is_named_with_the_service_the_sample_and_what_to_look_at() 
         let served = Served::by(Service::new(config).unwrap()).retries(1);
         let (result, scores) = score(1, ServedReward::new(served).dead_letters(DeadLetterWriter::new(folder.path())));
         result.unwrap();
-        assert_eq!(scores[&0].0.as_deref(), Some(POISONED));
+        assert_eq!(scores[&0].0.as_deref(), Some(LOST));
         let letter = letters(folder.path()).remove(0);
         assert_eq!(letter.failures.iter().map(|failure| failure.sample).collect::<Vec<_>>(), [0, 1, 2]);
         for failure in letter.failures {
@@ -252,7 +255,10 @@ fn nobody_listening_is_told_with_the_address() {
     let url = format!("http://{}/score", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
     let served = Served::by(Service::new(ServiceConfig::new(&url)).unwrap()).retries(0);
     let error = score(1, ServedReward::new(served).on_failure(OnFailure::Fail)).0.unwrap_err().to_string();
-    assert!(error.contains(&format!("the reward of sample 0 of group 0 failed: it refused: cannot connect to {url}")), "{error}");
+    assert!(
+        error.contains(&format!("the reward of sample 0 of group 0 failed: it refused: reward service {url}: cannot connect")),
+        "{error}"
+    );
 }
 
 #[test]
@@ -272,7 +278,7 @@ fn only_the_samples_that_lack_a_reward_are_asked_for_again() {
 }
 
 #[test]
-fn a_sample_that_stays_refused_costs_its_group_and_the_others_keep_theirs_in_the_letter() {
+fn a_sample_that_stays_refused_costs_itself_and_the_others_keep_theirs() {
     let judge = Judge::new(|question, _| match question["samples"].as_array().unwrap().len() {
         3 => Act::Text("{\"rewards\": [0, null, 2]}"),
         _ => Act::Text("{\"rewards\": [null]}"),
@@ -280,7 +286,7 @@ fn a_sample_that_stays_refused_costs_its_group_and_the_others_keep_theirs_in_the
     let folder = tempfile::tempdir().unwrap();
     let (result, scores) = score(1, ServedReward::new(judge.served()).dead_letters(DeadLetterWriter::new(folder.path())));
     result.unwrap();
-    assert_eq!(scores[&0].0.as_deref(), Some(POISONED));
+    assert_eq!(scores[&0], (None, vec![0.0, 2.0]));
     let letter = letters(folder.path()).remove(0);
     assert_eq!((letter.failures.len(), letter.failures[0].sample, letter.failures[0].attempts), (1, 1, 3));
     assert!(letter.failures[0].text.contains("gave null where a finite number must stand"), "{}", letter.failures[0]);
@@ -350,9 +356,12 @@ proptest! {
         let (result, scores) = score(12, reward);
         result.unwrap();
         prop_assert_eq!(scores.len(), 12);
-        let mut dropped: Vec<u64> = scores.iter().filter(|(_, (why, _))| why.is_some()).map(|(id, _)| *id).collect();
-        for (id, (why, rewards)) in &scores {
-            if why.is_none() {
+        let lessened = |(why, rewards): &(Option<String>, Vec<f64>)| why.is_some() || rewards.len() < 3;
+        let mut dropped: Vec<u64> = scores.iter().filter(|(_, scored)| lessened(scored)).map(|(id, _)| *id).collect();
+        for (id, scored) in &scores {
+            let rewards = &scored.1;
+            prop_assert!(scored.0.is_some() || rewards.len() > 1, "two are compared at least");
+            if !lessened(scored) {
                 let expected: Vec<f64> = (0..3).map(|index| (10 * id + index) as f64).collect();
                 // One of the acts gives the first sample 0 and the others nothing, which are then asked for again.
                 prop_assert!(rewards[1..] == expected[1..] && [0.0, expected[0]].contains(&rewards[0]), "{}: {:?}", id, rewards);

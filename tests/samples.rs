@@ -102,7 +102,11 @@ fn an_empty_batch_has_empty_columns() {
 
 #[test]
 fn groups_and_batches_weigh_what_their_samples_weigh() {
-    let group = Group { prompt: Prompt { ordinal: 4, ..Prompt::default() }.into(), samples: vec![sampled(), sampled()] };
+    let group = Group {
+        prompt: Prompt { ordinal: 4, ..Prompt::default() }.into(),
+        samples: vec![sampled(), sampled()],
+        ..Group::default()
+    };
     let batch = Batch { id: 0, groups: vec![group.clone(), group.clone()], ..Batch::default() };
     assert_eq!((group.id(), group.generated(), group.tokens()), (4, 4, 10));
     assert_eq!((batch.len(), batch.tokens(), batch.samples().count()), (4, 20, 4));

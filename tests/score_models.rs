@@ -14,7 +14,8 @@ use std::sync::Arc;
 use rollflow::algo::{Aggregation, BradleyTerry, Loss, LossInputs, LossOutput, Schedule};
 use rollflow::model::{Decoder, Head, ModelConfig, Packed, Weights, load_hf, save_hf};
 use rollflow::train::{
-    AdamW, LocalBackend, LocalConfig, SampleId, SaveCheckpoint, TrainBatch, TrainSequence, TrainingBackend, collate,
+    AdamW, DecayScope, LocalBackend, LocalConfig, ParamGroups, SampleId, SaveCheckpoint, TrainBatch, TrainSequence,
+    TrainingBackend, collate,
 };
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
@@ -94,6 +95,8 @@ fn pairs_train_it_as_pytorch_does() {
         let adamw = AdamW { epsilon: of("eps"), weight_decay: of("weight_decay"), ..AdamW::default() };
         let local = LocalConfig {
             adamw,
+            // `torch.optim.AdamW(model.parameters())`.
+            groups: ParamGroups { decay: DecayScope::All, ..ParamGroups::default() },
             max_grad_norm: Some(of("clip_norm")),
             // Parts every pair.
             micro_batch_tokens: 1,

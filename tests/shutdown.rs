@@ -366,8 +366,22 @@ fn sigterm_drains_and_stops_as_ctrl_c_does() {
     child.expect("running");
     child.signal("-TERM");
     child.expect("Drain");
+    std::thread::sleep(std::time::Duration::from_millis(1200));
     child.signal("-TERM");
     child.expect("ended Stopped");
+}
+
+/// As launchers send them: to a process, and to its group.
+#[cfg(unix)]
+#[test]
+fn two_sigterms_at_once_drain_and_do_not_stop() {
+    let mut child = Running::start("draining");
+    child.expect("running");
+    child.signal("-TERM");
+    child.signal("-TERM");
+    child.expect("Drain");
+    child.expect("ended Drained");
+    assert_eq!(child.0.wait().unwrap().code(), Some(0));
 }
 
 #[cfg(unix)]

@@ -15,7 +15,7 @@ use rollflow::stages::train::{OnStale, staleness};
 use rollflow::train::{BackendState, ForwardBackward};
 
 use scripted::{Script, draw, pause};
-use support::backend::Counting;
+use support::backend::{Asked, Counting};
 
 #[derive(Clone, Debug)]
 struct Case {
@@ -31,6 +31,19 @@ struct Case {
     seed: u64,
     slow: [u64; 3],
     on_stale: OnStale,
+    /// What a stage of the user's own does to the scored groups from the fifth on.
+    tampers: Tampers,
+    /// Tokens that the ledger counts too many from the start.
+    miscounted: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tampers {
+    Not,
+    /// Removes a sample without a word.
+    Removes,
+    /// Drops a sample with a reason.
+    Drops,
 }
 
 impl Default for Case {
@@ -46,6 +59,8 @@ impl Default for Case {
             seed: 0,
             slow: [0; 3],
             on_stale: OnStale::Wait,
+            tampers: Tampers::Not,
+            miscounted: 0,
         }
     }
 }
@@ -57,10 +72,21 @@ struct Seen {
     groups: Vec<u64>,
     stale: u64,
     totals: Vec<Totals>,
+    /// Samples of each trained group, and their advantages.
+    advantages: Vec<Vec<Option<f64>>>,
+    /// Steps with a checkpoint.
+    saved: Arc<Mutex<Vec<u64>>>,
 }
 
 impl Case {
     fn run(&self) -> Result<Seen, RunError> {
+        let seen = Seen::default();
+        let seen = Arc::new(Mutex::new(seen));
+        self.run_noting(&seen)?;
+        Ok(std::mem::take(&mut *seen.lock().unwrap()))
+    }
+
+    fn run_noting(&self, seen: &Arc<Mutex<Seen>>) -> Result<(), RunError> {
         let Case { bound, groups, sync_every, seed, dropped, slow: [generator, reward, trainer], .. } = *self;
         let per_version = groups * sync_every;
         let window = self.window.unwrap_or((bound + 1) * per_version);
@@ -72,9 +98,22 @@ impl Case {
             pause(draw(&[state.step], trainer));
             ForwardBackward::default()
         };
-        let backend = Counting { forward: Box::new(slow), ..Counting::default() };
+        let saved = seen.lock().unwrap().saved.clone();
+        let hears = move |asked| {
+            if let Asked::Save(step) = asked {
+                saved.lock().unwrap().push(step);
+            }
+        };
+        let backend = Counting { forward: Box::new(slow), hears: Box::new(hears), ..Counting::default() };
+        if self.miscounted > 0 {
+            let mut progress = serde_json::to_value(admission.progress()).unwrap();
+            progress["ledger"]["generated"] = self.miscounted.into();
+            admission.restore(serde_json::from_value(progress).unwrap());
+        }
+        let folder = tempfile::tempdir().unwrap();
         let trainer = Trainer::new(backend).group_relative(AdvantageConfig::default());
         let trainer = trainer.steps(self.steps).sync_every(sync_every).admission(&admission).on_stale(self.on_stale);
+        let trainer = trainer.checkpoints(folder.path(), None);
         let score = move |sample: &Sample| {
             pause(draw(&[seed, sample.group_index, 3], reward));
             f64::from(sample.index)
@@ -83,14 +122,27 @@ impl Case {
             drawn if drawn < dropped => Verdict::Drop("drawn".into()),
             _ => Verdict::Keep,
         };
-        let seen: Arc<Mutex<Seen>> = Arc::default();
         let note = seen.clone();
+        let tampers = self.tampers;
+        let tamper = move |mut scored: Scored| {
+            match tampers {
+                Tampers::Drops => drop(scored.drop_samples("duplicate", |sample| sample.group_index > 4 && sample.index == 0)),
+                Tampers::Removes if scored.group().id() > 4 => {
+                    let mut group = scored.group().clone();
+                    group.samples.pop();
+                    scored = Scored::new(group).unwrap();
+                }
+                _ => {}
+            }
+            scored
+        };
 
         let mut flow = Flow::new("staleness");
         flow.capacity(Capacity::items(self.capacity));
         let prompts = flow.source("prompts", Prompts::addition(1, seed).unwrap().admitted_by(&admission));
         let answered = flow.stage("generate", prompts, script);
         let scored = flow.stage("reward", answered, Reward::each(score));
+        let scored = flow.stage("tamper", scored, map(tamper));
         let kept = flow.stage("filter", scored, Filter::by(keep));
         let batches = flow.stage("batch", kept, Batcher::groups(groups as usize).in_order().admission(&admission));
         let trained = flow.stage("train", batches, trainer);
@@ -102,9 +154,11 @@ impl Case {
             note.groups.extend(step.batch.groups.iter().map(Group::id));
             note.stale += step.batch.dropped.iter().filter(|dropped| dropped.reason == "stale").count() as u64;
             note.totals.extend(step.totals);
+            let advantages = |group: &Group| group.samples.iter().map(|sample| sample.advantage).collect();
+            note.advantages.extend(step.batch.groups.iter().map(advantages));
         });
         flow.run(Until::finished())?;
-        Ok(std::mem::take(&mut *seen.lock().unwrap()))
+        Ok(())
     }
 }
 
@@ -151,4 +205,34 @@ fn stale_tokens_are_masked_and_counted_if_that_is_the_policy() {
     let seen = Case { bound: 0, slow: [400, 0, 400], ..too_wide(OnStale::Mask) }.run().unwrap();
     let masked = seen.totals.last().unwrap().tokens.get(&rollflow::stages::Fate::Masked).copied();
     assert!(masked.is_some_and(|tokens| tokens > 0), "{seen:?}");
+}
+
+/// Law D4, in builds without debug assertions too.
+#[test]
+fn samples_that_disappear_end_the_run_before_they_are_trained_and_the_error_says_what_to_call() {
+    let seen = Arc::default();
+    let error = Case { tampers: Tampers::Removes, ..Case::default() }.run_noting(&seen).unwrap_err().to_string();
+    for part in ["stage \"train\"", "group 5", "drop_samples"] {
+        assert!(error.contains(part), "{part} is missing: {error}");
+    }
+    let seen = seen.lock().unwrap();
+    assert_eq!((&seen.groups[..], &seen.saved.lock().unwrap()[..]), (&[0, 1, 2][..], &[1][..]), "the last whole step is saved");
+}
+
+#[test]
+fn dropped_samples_are_counted_and_advantages_are_computed_over_the_rest() {
+    let seen = Case { tampers: Tampers::Drops, ..Case::default() }.run().unwrap();
+    let last = seen.totals.last().unwrap();
+    assert!(last.imbalance() == (0, 0) && last.tokens[&rollflow::stages::Fate::Filtered] > 0, "law D4: {last:?}");
+    assert!(seen.advantages[..5].iter().all(|group| group.len() == 2 && group[0] != Some(0.0)));
+    assert!(seen.advantages[5..].iter().all(|group| group[..] == [Some(0.0)]), "{:?}", seen.advantages);
+}
+
+#[test]
+fn a_ledger_that_does_not_balance_ends_the_run_and_saves_nothing() {
+    let seen = Arc::default();
+    let error = Case { miscounted: 7, ..Case::default() }.run_noting(&seen).unwrap_err().to_string();
+    assert!(error.contains("the ledger does not balance: 7 of"), "{error}");
+    let seen = seen.lock().unwrap();
+    assert!(seen.groups.is_empty() && seen.saved.lock().unwrap().is_empty());
 }

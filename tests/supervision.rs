@@ -2,10 +2,11 @@
 #![allow(clippy::unwrap_used, reason = "what a test needs and lacks fails it")]
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use rollflow::flow::{
-    AsyncIo, AsyncStage, Cause, Ended, Flow, Io, RunError, Sink, Source, Stage, StageError, StageFailure, Until, Window,
-    from_iter, map, map_async, try_map,
+    AsyncIo, AsyncStage, Cause, Ended, Flow, Io, RunError, Sink, Source, Stage, StageError, StageFailure, Until, WeightsRx,
+    Window, from_iter, map, map_async, try_map, weights,
 };
 
 fn failures(result: Result<rollflow::flow::Report, RunError>) -> Vec<StageFailure> {
@@ -206,4 +207,119 @@ fn nothing_outlives_the_run() {
     names.sort();
     names.dedup();
     assert!(names.iter().all(|name| name.starts_with("on-thread")), "threads bear their stage's name: {names:?}");
+}
+
+/// A graph whose source is admitted twice and no more, unless someone raises its window.
+fn admitted_twice(window: &Window) -> Flow {
+    let mut flow = Flow::new("twice");
+    let numbers = flow.source("numbers", from_iter(0..4u64).with(|spec| spec.window(window.clone())));
+    let doubled = flow.stage("double", numbers, map_async(async |n: u64| Ok(2 * n)));
+    flow.sink("sink", doubled, |_: u64| {});
+    flow
+}
+
+/// Law F7.
+#[test]
+fn a_run_in_which_no_stage_can_go_on_ends_and_says_what_each_waits_for() {
+    let window = Window::new(2).raised_by("the test");
+    let mut flow = admitted_twice(&window);
+    let error = flow.stall_timeout(Duration::ZERO).run(Until::finished()).unwrap_err();
+    for part in [
+        "no stage can make progress",
+        "\"numbers\" waits for credit: its window has admitted 2 of 2 items, and nothing raises it (the test does)",
+        "\"double\" waits for input from numbers",
+        "\"sink\" waits for input from double",
+        "Flow::stall_timeout",
+    ] {
+        assert!(error.to_string().contains(part), "{part} is missing: {error}");
+    }
+    let report = error.report().unwrap();
+    assert_eq!((report.ended, report.stage("sink").unwrap().items_in), (Ended::Failed, 2));
+}
+
+#[test]
+fn a_window_that_is_raised_from_outside_is_waited_for() {
+    let window = Window::new(2);
+    let mut flow = admitted_twice(&window);
+    let raiser = std::thread::spawn(move || {
+        while window.admitted() < 2 {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        window.raise(3);
+    });
+    flow.stall_timeout(Duration::MAX).run(Until::finished()).unwrap();
+    raiser.join().unwrap();
+}
+
+/// Law F5: the weights that it waits for never come, and a drain wakes nobody who waits for weights.
+#[test]
+fn a_drain_ends_a_run_in_which_no_stage_can_go_on() {
+    struct Patient(WeightsRx<u64>);
+    impl Stage for Patient {
+        type In = u64;
+        type Out = u64;
+        fn run(&mut self, io: &mut Io<u64, u64>) -> Result<(), StageError> {
+            io.wait_weights(&mut self.0, 1).map(drop)
+        }
+    }
+    let (_publisher, published) = weights::<u64>();
+    let mut flow = Flow::new("patient");
+    let numbers = flow.source("numbers", from_iter(0u64..));
+    let waited = flow.stage("patient", numbers, Patient(published));
+    flow.sink("sink", waited, |_: u64| {});
+    flow.handle().drain();
+    let report = flow.stall_timeout(Duration::ZERO).run(Until::finished()).unwrap();
+    assert_eq!(report.ended, Ended::Drained);
+}
+
+/// Raises a window for every item, but only when a time has passed since it came.
+struct Timed {
+    window: Window,
+    /// Whether it waits for the next item meanwhile, or for the time alone.
+    beside: bool,
+}
+
+impl AsyncStage for Timed {
+    type In = u64;
+    type Out = u64;
+
+    async fn run(&mut self, io: &mut AsyncIo<u64, u64>) -> Result<(), StageError> {
+        while let Some(n) = io.recv().await? {
+            let time = tokio::time::sleep(Duration::from_millis(20));
+            if self.beside {
+                let mut time = std::pin::pin!(time);
+                let mut next = std::pin::pin!(io.recv());
+                let early = tokio::select! {
+                    early = &mut next => Some(early?),
+                    () = &mut time => None,
+                };
+                assert_eq!(early, None, "nothing is admitted before the time is over");
+                self.window.raise(1);
+                // Nothing is lost: what came next is waited for to its end.
+                if next.await?.is_some() {
+                    self.window.raise(1);
+                }
+            } else {
+                time.await;
+                self.window.raise(1);
+            }
+            io.send(n).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Law F7: what awaits a timer is not stalled, alone or beside a receive.
+#[test]
+fn a_task_that_awaits_a_timer_makes_progress() {
+    for beside in [false, true] {
+        let window = Window::new(1);
+        let mut flow = Flow::new("timed");
+        let numbers = flow.source("numbers", from_iter(0..6u64).with(|spec| spec.window(window.clone())));
+        let timed = flow.stage("timed", numbers, Timed { window, beside });
+        flow.sink("sink", timed, |_: u64| {});
+        let report = flow.stall_timeout(Duration::ZERO).run(Until::finished()).unwrap();
+        assert_eq!(report.stage("timed").unwrap().items_in, 6, "beside: {beside}");
+    }
 }

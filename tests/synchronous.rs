@@ -6,9 +6,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use rollflow::data::Spans;
+use rollflow::data::{Dropped, Spans};
 use rollflow::engine::{Finished, LocalEngine, Request};
 use rollflow::prelude::*;
+use rollflow::stages::SURPLUS;
+use rollflow::stages::batch::over_sampled;
 use rollflow::stages::sink::step_row;
 use rollflow::train::{assign_advantages, collate};
 
@@ -27,12 +29,14 @@ struct Outcome {
     rows: Vec<StepMetrics>,
     rollouts: Vec<Rollout>,
     weights: Vec<u32>,
+    surplus: usize,
 }
 
 impl Outcome {
     fn note(&mut self, trained: &Trained<rollflow::model::FrozenWeights>) {
         self.rows.push(step_row(trained));
         let seen = trained.batch.samples();
+        self.surplus += trained.batch.dropped.iter().filter(|dropped| dropped.reason == SURPLUS).count();
         self.rollouts.extend(seen.map(|s| (s.tokens.clone(), s.log_probs.clone(), s.versions.clone(), s.reward)));
         let flat = trained.publish.as_ref().unwrap().weights.read().flat;
         self.weights = Vec::<f32>::try_from(flat).unwrap().into_iter().map(f32::to_bits).collect();
@@ -58,10 +62,10 @@ fn params() -> SamplingParams {
     SamplingParams { max_new_tokens: NEW_TOKENS, ..SamplingParams::default() }
 }
 
-fn pipeline(capacity: usize, slots: usize, workers: usize) -> Outcome {
+fn pipeline(capacity: usize, slots: usize, workers: usize, over_sample: f64) -> Outcome {
     let policy = policy();
     let (publisher, published) = weights();
-    let admission = Admission::max_staleness(0, GROUPS);
+    let admission = Admission::new(GROUPS as u64, over_sampled(GROUPS, over_sample) as u64, None).bounded(0);
     let generator = Generator::local(&policy, published).group_size(SAMPLES as usize).sampling(params()).slots(slots).seed(SEED);
     let generator = generator.workers(workers);
     let trainer = Trainer::new(backend(&policy)).group_relative(AdvantageConfig::default()).steps(STEPS).admission(&admission);
@@ -74,7 +78,7 @@ fn pipeline(capacity: usize, slots: usize, workers: usize) -> Outcome {
     let groups = flow.stage("generate", prompts, generator.admission(&admission));
     let scored = flow.stage("reward", groups, Reward::each(reward));
     let kept = flow.stage("filter", scored, Filter::by(filters::nonzero_std));
-    let batches = flow.stage("batch", kept, Batcher::groups(GROUPS).in_order().admission(&admission));
+    let batches = flow.stage("batch", kept, Batcher::groups(GROUPS).over_sample(over_sample).admission(&admission));
     let trained = flow.stage("train", batches, trainer);
     let synced = flow.stage("sync", trained, WeightSync::to(publisher).admission(&admission));
     flow.sink("note", synced, move |step: Trained<_>| {
@@ -86,8 +90,10 @@ fn pipeline(capacity: usize, slots: usize, workers: usize) -> Outcome {
     std::mem::take(&mut *outcome.lock().unwrap())
 }
 
-/// Generate, score, drop what teaches nothing and ask for as many again, train, take the new weights; nothing happens at the same time.
-fn plain_loop(slots: usize) -> Outcome {
+/// Generate, score, drop what teaches nothing and ask for as many again, train on the oldest, take the new weights; nothing happens at the
+/// same time.
+fn plain_loop(slots: usize, over_sample: f64) -> Outcome {
+    let round = over_sampled(GROUPS, over_sample);
     tch::set_num_threads(1);
     let policy = policy();
     let backend = backend(&policy);
@@ -99,16 +105,19 @@ fn plain_loop(slots: usize) -> Outcome {
         engine.set_weights(snapshot.version, &snapshot.weights.read());
         let mut batch = Batch { id: step - 1, ..Batch::default() };
         while batch.groups.len() < GROUPS {
-            for group in generate(&mut engine, prompts.get_prompts(GROUPS - batch.groups.len()), policy.tokenizer()) {
+            for group in generate(&mut engine, prompts.get_prompts(round - batch.groups.len()), policy.tokenizer()) {
                 match filters::nonzero_std(&group) {
                     Verdict::Keep => batch.groups.push(group),
                     Verdict::Drop(reason) => {
                         let scored = Scored::new(group).unwrap();
-                        batch.dropped.push(scored.drop_for(reason).settle().unwrap_err());
+                        batch.dropped.push(*scored.drop_for(reason).settle().unwrap_err());
                     }
                 }
             }
         }
+        let surplus = batch.groups.split_off(GROUPS);
+        batch.dropped.extend(surplus.iter().map(|group| Dropped::new(group, SURPLUS)));
+        batch.dropped.sort_by_key(|dropped| dropped.id);
         assign_advantages(&mut batch, &AdvantageConfig::default()).unwrap();
         let samples: Vec<&Sample> = batch.samples().collect();
         let forward = backend.forward_backward(Arc::new(collate(&samples, Aggregation::default()).unwrap())).wait().unwrap();
@@ -157,17 +166,18 @@ fn generate(engine: &mut LocalEngine, prompts: Vec<Prompt>, tokenizer: &Tokenize
     let group = |prompt: &Prompt| Group {
         samples: (0..SAMPLES).map(|index| answer(prompt, index)).collect(),
         prompt: Arc::new(prompt.clone()),
+        ..Group::default()
     };
     prompts.iter().map(group).collect()
 }
 
 #[test]
 fn the_pipeline_is_the_plain_loop_bit_for_bit() {
-    let expected = plain_loop(64);
+    let expected = plain_loop(64, 1.0);
     let dropped = |outcome: &Outcome| outcome.rows.iter().map(|row| row[Metric::PassRate.key()]).sum::<f64>();
     assert!(dropped(&expected) < STEPS as f64, "some groups must be dropped for rounds to be uneven");
     for (capacity, workers) in [(1, 1), (3, 2), (64, 3)] {
-        let found = pipeline(capacity, 64, workers);
+        let found = pipeline(capacity, 64, workers, 1.0);
         assert_eq!(found.rollouts, expected.rollouts, "edges of {capacity}, {workers} generators");
         assert_eq!(found.rows, expected.rows, "edges of {capacity}, {workers} generators");
         assert!(found.weights == expected.weights, "edges of {capacity}, {workers} generators");
@@ -176,5 +186,17 @@ fn the_pipeline_is_the_plain_loop_bit_for_bit() {
 
 #[test]
 fn fewer_slots_than_samples_change_nothing_of_that() {
-    assert!(pipeline(2, 7, 1) == plain_loop(7));
+    assert!(pipeline(2, 7, 1, 1.0) == plain_loop(7, 1.0));
+}
+
+#[test]
+fn over_sampled_rounds_train_their_oldest_kept_groups_bit_for_bit() {
+    let expected = plain_loop(64, 1.5);
+    assert!(expected.surplus > 0, "some groups must be left over");
+    for (capacity, slots) in [(1, 64), (64, 64)] {
+        let found = pipeline(capacity, slots, 1, 1.5);
+        assert_eq!(found.rows, expected.rows, "edges of {capacity}");
+        assert!(found == expected, "edges of {capacity}");
+    }
+    assert!(pipeline(2, 7, 1, 1.5) == plain_loop(7, 1.5));
 }

@@ -14,8 +14,8 @@ use rollflow::algo::{
 use rollflow::data::Sample;
 use rollflow::model::Weights;
 use rollflow::train::{
-    AdamW, LocalBackend, LocalConfig, NonFinitePolicy, SaveCheckpoint, SftConfig, TrainBatch, TrainError, TrainingBackend,
-    collate, run_sft_training,
+    AdamW, DecayScope, LocalBackend, LocalConfig, LrScale, NonFinitePolicy, ParamGroups, SaveCheckpoint, SftConfig, TrainBatch,
+    TrainError, TrainingBackend, collate, run_sft_training,
 };
 use tch::Tensor;
 
@@ -264,6 +264,43 @@ fn training_continues_from_a_checkpoint_bit_for_bit() {
     assert_eq!((second.state().step, second.state().weight_version), (3, version));
     run(&second, 4);
     assert_eq!(flat(&second), flat(&first));
+}
+
+/// With a gradient that moves nothing, what is left of an update is its decay.
+#[test]
+fn decay_shrinks_matrices_alone_unless_all_tensors_are_asked_for() {
+    for decay in [DecayScope::Matrices, DecayScope::All] {
+        let adamw = AdamW { weight_decay: 0.5, epsilon: 1e12, ..AdamW::default() };
+        let groups = ParamGroups { decay, lr_scale: LrScale { embeddings: 0.5, ..LrScale::default() } };
+        let backend = backend(LocalConfig { adamw, groups, schedule: Schedule::constant(0.1), ..sft() });
+        let before = backend.current().wait().unwrap().weights.read();
+        backend.forward_backward(batch());
+        backend.optim_step().wait().unwrap();
+        let after = backend.current().wait().unwrap().weights.read();
+        for entry in before.layout.entries() {
+            let part = |of: &Weights| of.flat.narrow(0, entry.offset as i64, entry.len() as i64);
+            let kept = match (entry.shape.len(), decay) {
+                (1, DecayScope::Matrices) => 1.0,
+                _ if entry.name.contains("embed_tokens") => 0.975,
+                _ => 0.95,
+            };
+            assert!(part(&after).allclose(&(part(&before) * kept), 1e-5, 1e-8, false), "{decay:?}: {}", entry.name);
+        }
+    }
+}
+
+#[test]
+fn a_rate_for_what_the_model_has_not_and_a_resume_with_other_groups_are_refused() {
+    let of = |lr_scale| LocalConfig { groups: ParamGroups { lr_scale, ..ParamGroups::default() }, ..sft() };
+    let start = |config| LocalBackend::new(config, tiny::model(), tiny::weights(1));
+    let error = start(of(LrScale { score_head: 10.0, ..LrScale::default() })).err().unwrap().to_string();
+    assert!(error.contains("lr_scale.score_head"), "{error}");
+    let folder = tempfile::tempdir().unwrap();
+    let request = SaveCheckpoint { run_folder: folder.path().into(), ..SaveCheckpoint::default() };
+    let saved = start(sft()).unwrap().save_checkpoint(request).wait().unwrap();
+    let other = start(of(LrScale { embeddings: 0.1, ..LrScale::default() })).unwrap();
+    let error = other.load_checkpoint(&saved).wait().unwrap_err().to_string();
+    assert!(error.contains("lr_scale") && error.contains("0.1"), "{error}");
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn batch(groups: u64, size: u32, tokens: std::ops::Range<u64>) -> Batch {
     };
     let group = |ordinal| {
         let prompt = Prompt { ordinal, ..Prompt::default() };
-        Group { samples: (0..size).map(|index| answer(&prompt, index)).collect(), prompt: Arc::new(prompt) }
+        Group { samples: (0..size).map(|index| answer(&prompt, index)).collect(), prompt: Arc::new(prompt), ..Group::default() }
     };
     Batch { groups: (0..groups).map(group).collect(), ..Batch::default() }
 }

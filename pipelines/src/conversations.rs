@@ -3,16 +3,18 @@
 use anyhow::{Context, Result};
 use rollflow::data::chat::{ChatError, ChatTemplate};
 use rollflow::data::packing::{self, PackedRows, pack};
-use rollflow::data::source::{Example, prepare_sft_sample, prepare_sft_turns};
+use rollflow::data::source::{Example, prepare_pair, prepare_sft_sample, prepare_sft_turns};
 use rollflow::data::{BufferState, ChatMessage, Metadata, Pair, PromptText, arithmetic};
 use rollflow::prelude::*;
-use rollflow::recipe::Plan;
 use rollflow::recipe::chat::{Ask, Chat, PLAIN};
 use rollflow::recipe::data::Source;
+use rollflow::recipe::model::ModelSource;
 use rollflow::recipe::task::{Packing, Sft, TaskData, TooLong, Turns};
+use rollflow::recipe::{Derived, Plan};
+use rollflow::stages::tokenizer_folder;
 
-use crate::parts::sums;
-use crate::{data, environments};
+use crate::parts::{Reader, sums};
+use crate::{data, environments, origin};
 
 /// The tokenizer with the recipe's chat template, and with what the recipe tells it.
 pub fn tokenizer(plan: &Plan, tokenizer: Tokenizer) -> Result<Tokenizer> {
@@ -33,10 +35,42 @@ pub fn tokenizer(plan: &Plan, tokenizer: Tokenizer) -> Result<Tokenizer> {
     }))
 }
 
-/// A prompt as `[chat]` has it asked.
+/// `[chat]`, with `ask = "auto"` decided by the model: a user's turn where there is a chat template.
+pub fn chat(plan: &Plan) -> Chat {
+    let ask = match plan.chat.ask {
+        Ask::Auto if plan.chat.template.is_some() || has_template(&plan.model.source) => Ask::User,
+        Ask::Auto => Ask::AsWritten,
+        ask => ask,
+    };
+    Chat { ask, ..plan.chat.clone() }
+}
+
+/// Whether the model's folder has a chat template. A template that can't be read counts: using it reports why.
+fn has_template(model: &ModelSource) -> bool {
+    let ModelSource::Folder(folder) = model else { return false };
+    origin::model_folder(&folder.name())
+        .is_ok_and(|folder| !matches!(ChatTemplate::from_dir(&tokenizer_folder(folder)), Ok(None)))
+}
+
+/// How `ask = "auto"` was decided, and why, for plans that ask for text of a data set.
+pub fn derived(plan: &Plan) -> Option<Derived> {
+    let data = matches!(plan.task.data, TaskData::Data(_)) || plan.sft.as_ref().is_some_and(|sft| !sft.sources().is_empty());
+    if plan.chat.ask != Ask::Auto || !data {
+        return None;
+    }
+    let ask = chat(plan).ask;
+    let reason = match ask {
+        Ask::User if plan.chat.template.is_some() => "chat.template names a chat template",
+        Ask::User => "the model has a chat template",
+        _ => "the model has no chat template",
+    };
+    Some(Derived { key: "chat.ask".to_owned(), value: format!("{:?}", ask.word()), reason: reason.to_owned() })
+}
+
+/// A prompt as `chat`, which was [decided](chat), has it asked.
 pub fn asked(chat: &Chat, prompt: PromptText) -> PromptText {
     match prompt {
-        PromptText::Text(text) if chat.ask == Ask::AsWritten => PromptText::Text(text),
+        PromptText::Text(text) if chat.ask != Ask::User => PromptText::Text(text),
         PromptText::Text(text) => opened(chat, vec![ChatMessage::new("user", text)]).into(),
         PromptText::Chat(turns) => opened(chat, turns).into(),
     }
@@ -63,7 +97,7 @@ fn imitated(chat: &Chat, example: &Example) -> Example {
 
 /// What is imitated, the data sets of `[sft]` or the task's own pairs, as steps; and the name of its data for checkpoints, where it is read as it is
 /// drawn.
-pub fn batches(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<(Supervised, Option<BufferState>)> {
+pub fn batches(plan: &Plan, sft: &Sft, reader: &Reader) -> Result<(Supervised, Option<BufferState>)> {
     let sources = match &plan.task.data {
         _ if !sft.sources().is_empty() => sft.sources(),
         // What an environment shows is made of pairs, all at once.
@@ -71,13 +105,13 @@ pub fn batches(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<(Supervised, O
         _ => Vec::new(),
     };
     // Where none is said, the longest sample is the longest that the model reads.
-    let sft = &Sft { max_length: sft.max_length.or(Some(policy.config().max_positions)), ..sft.clone() };
+    let sft = &Sft { max_length: sft.max_length.or(Some(reader.config.max_positions)), ..sft.clone() };
     // Rows and steps by tokens are laid out before the run.
     let ahead = sft.packs() || sft.too_long == TooLong::Split;
     if !sources.is_empty() && !ahead {
-        return data::supervised(plan, sft, &sources, policy);
+        return data::supervised(plan, sft, &sources, reader);
     }
-    Ok((rows(plan, sft, policy, samples(plan, sft, &sources, policy)?)?, None))
+    Ok((rows(plan, sft, reader, samples(plan, sft, &sources, reader)?)?, None))
 }
 
 /// An example as samples, none longer than `sft.max_length`.
@@ -105,10 +139,11 @@ pub fn fit(sft: &Sft, samples: Vec<Sample>) -> PackedRows {
 }
 
 /// All samples at once.
-fn samples(plan: &Plan, sft: &Sft, sources: &[Source], policy: &Policy) -> Result<Vec<Sample>> {
+fn samples(plan: &Plan, sft: &Sft, sources: &[Source], reader: &Reader) -> Result<Vec<Sample>> {
     if !sources.is_empty() {
         let examples: Vec<Example> = data::all(sources)?;
-        let samples = examples.iter().map(|example| prepare(&plan.chat, sft, example, policy.tokenizer()));
+        let chat = chat(plan);
+        let samples = examples.iter().map(|example| prepare(&chat, sft, example, &reader.tokenizer));
         return Ok(samples.collect::<Result<Vec<_>, _>>()?.concat());
     }
     let pairs = match &plan.task.data {
@@ -117,17 +152,19 @@ fn samples(plan: &Plan, sft: &Sft, sources: &[Source], policy: &Policy) -> Resul
         TaskData::Rollouts(_) => Vec::new(),
     };
     let pairs = arithmetic::share(&pairs, sft.fraction, plan.seed);
-    match environments::demonstrations(plan, &pairs, policy.tokenizer())? {
+    match environments::demonstrations(plan, &pairs, &reader.tokenizer)? {
         Some(samples) => Ok(samples),
         None => {
-            let asked = |pair: &Pair| Pair { prompt: asked(&plan.chat, pair.prompt.clone()), ..pair.clone() };
-            Ok(policy.supervised(&pairs.iter().map(asked).collect::<Vec<_>>())?)
+            let chat = chat(plan);
+            let asked = |pair: &Pair| Pair { prompt: asked(&chat, pair.prompt.clone()), ..pair.clone() };
+            let samples = pairs.iter().map(|pair| prepare_pair(&asked(pair), &reader.tokenizer));
+            Ok(samples.collect::<Result<_, _>>()?)
         }
     }
 }
 
 /// Steps over the samples, in rows if they are packed.
-fn rows(plan: &Plan, sft: &Sft, policy: &Policy, samples: Vec<Sample>) -> Result<Supervised> {
+fn rows(plan: &Plan, sft: &Sft, reader: &Reader, samples: Vec<Sample>) -> Result<Supervised> {
     let count = samples.len();
     let packed = fit(sft, samples);
     say(sft, count, &packed);
@@ -137,7 +174,7 @@ fn rows(plan: &Plan, sft: &Sft, policy: &Policy, samples: Vec<Sample>) -> Result
         _ => packed.rows,
     };
     let batches = match sft.batch_tokens {
-        Some(tokens) => Supervised::by_tokens("SFT", rows, tokens, |length| policy.config().cost_of(length), sft.steps)?,
+        Some(tokens) => Supervised::by_tokens("SFT", rows, tokens, |length| reader.config.cost_of(length), sft.steps)?,
         None => Supervised::grouped("SFT", rows, sft.batch, sft.steps)?,
     };
     Ok(if sft.packing == Packing::None { batches } else { batches.called("Rows") })

@@ -13,13 +13,19 @@ use rollflow::recipe::data::Source as DataSource;
 use rollflow::recipe::task::{Sft, TooLong};
 
 use crate::conversations;
+use crate::parts::Reader;
 
 /// The file in a checkpoint that says which data a run draws from that has no admission to say so.
 const DATA: &str = "data.json";
 
-/// What is asked, without what `policy` can't read to the end. Refused where the reward compares answers with a ground truth that no record has.
-pub fn prompts(plan: &Plan, sources: &[DataSource], policy: Option<&Policy>) -> Result<Prompts> {
-    let (answered, fits) = (AtomicBool::new(false), fits(plan, policy));
+/// What is asked, without what `reader` can't read to the end. Refused where the reward compares answers with a ground truth that no record has.
+pub fn prompts(plan: &Plan, sources: &[DataSource], reader: Option<&Reader>) -> Result<Prompts> {
+    prompt_dataset(plan, sources, reader).map(Prompts::dataset)
+}
+
+/// The data set of [`prompts`].
+pub fn prompt_dataset(plan: &Plan, sources: &[DataSource], reader: Option<&Reader>) -> Result<PromptDataset> {
+    let (answered, fits) = (AtomicBool::new(false), fits(plan, reader));
     let note = |prompt: &Prompt| {
         if prompt.answer().is_some() {
             answered.store(true, Ordering::Relaxed);
@@ -33,26 +39,26 @@ pub fn prompts(plan: &Plan, sources: &[DataSource], policy: Option<&Policy>) -> 
          columns = {{ answer = \"target\" }}",
         specs(sources).iter().map(|(spec, _)| spec.name()).collect::<Vec<_>>().join(", ")
     );
-    Ok(Prompts::dataset(data))
+    Ok(data)
 }
 
 /// The same from the first few records of each, without looking at the others.
-pub fn first_prompts(plan: &Plan, sources: &[DataSource], few: usize, policy: &Policy) -> Result<Prompts> {
+pub fn first_prompts(plan: &Plan, sources: &[DataSource], few: usize, reader: &Reader) -> Result<Prompts> {
     let first = |source: &DataSource| DataSource {
         max_samples: Some(source.max_samples.map_or(few, |most| most.min(few))),
         ..source.clone()
     };
     let sources: Vec<DataSource> = sources.iter().map(first).collect();
-    Ok(Prompts::dataset(PromptDataset::open_if(&specs(&sources), plan.seed, plan.task.shuffle, fits(plan, Some(policy)))?))
+    Ok(Prompts::dataset(PromptDataset::open_if(&specs(&sources), plan.seed, plan.task.shuffle, fits(plan, Some(reader)))?))
 }
 
 /// Whether a prompt, as it is asked, and the longest answer are no more than the policy reads. One that the chat template refuses is left to
 /// the run, which says why.
-fn fits(plan: &Plan, policy: Option<&Policy>) -> impl Fn(&Prompt) -> Result<(), Skip> + Sync {
+fn fits(plan: &Plan, reader: Option<&Reader>) -> impl Fn(&Prompt) -> Result<(), Skip> + Sync {
     /// More than a chat template adds to a turn. No token is shorter than a byte, so that most prompts need not be tokenised to be seen to fit.
     const AROUND_A_TURN: usize = 512;
-    let chat = plan.chat.clone();
-    let reader = policy.map(|policy| (policy.tokenizer().clone(), policy.config().max_positions));
+    let chat = conversations::chat(plan);
+    let reader = reader.map(|reader| (reader.tokenizer.clone(), reader.config.max_positions));
     let answer = plan.generate.max_new_tokens;
     move |prompt| {
         let Some((tokenizer, positions)) = &reader else { return Ok(()) };
@@ -94,8 +100,8 @@ pub fn pairs(sources: &[DataSource]) -> Result<Vec<Pair>> {
 }
 
 /// What is imitated, and the name of its data for checkpoints. Always shuffled: neighbours in a file are alike.
-pub fn supervised(plan: &Plan, sft: &Sft, sources: &[DataSource], policy: &Policy) -> Result<(Supervised, Option<BufferState>)> {
-    let (tokenizer, chat) = (policy.tokenizer().clone(), &plan.chat);
+pub fn supervised(plan: &Plan, sft: &Sft, sources: &[DataSource], reader: &Reader) -> Result<(Supervised, Option<BufferState>)> {
+    let (tokenizer, chat) = (reader.tokenizer.clone(), &conversations::chat(plan));
     let bound = sft.max_length.filter(|_| sft.too_long == TooLong::Drop);
     let fits = |example: &Example| match bound {
         None => Ok(()),
@@ -107,14 +113,15 @@ pub fn supervised(plan: &Plan, sft: &Sft, sources: &[DataSource], policy: &Polic
     };
     let data = Mixed::<Example>::open_if(&specs(sources), plan.seed, true, fits)?;
     let state = data.state(0);
-    let (tokenizer, chat, of) = (policy.tokenizer().clone(), plan.chat.clone(), sft.clone());
+    let (tokenizer, chat, of) = (reader.tokenizer.clone(), chat.clone(), sft.clone());
     let group = move |example: Example| {
         Ok(conversations::fit(&of, conversations::prepare(&chat, &of, &example, &tokenizer)?).rows.concat())
     };
     Ok((Supervised::drawn("SFT", data, sft.batch, sft.steps, group)?, Some(state)))
 }
 
-fn specs(sources: &[DataSource]) -> Vec<(rollflow::data::source::DataSpec, Share)> {
+/// The sources, and how much of each is drawn.
+pub fn specs(sources: &[DataSource]) -> Vec<(rollflow::data::source::DataSpec, Share)> {
     sources.iter().map(|source| (source.spec(), source.share())).collect()
 }
 

@@ -12,9 +12,11 @@ use rollflow::engine::remote::{
 };
 use rollflow::flow::{WeightsRx, WeightsTx};
 use rollflow::model::FrozenWeights;
+use rollflow::net::Endpoint;
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::recipe::engine::{Cache, Engine, EngineKind, Launch, Pause};
+use rollflow::recipe::net::Net;
 use rollflow::recipe::task::TaskData;
 use rollflow::stages::sync::{Exporter, RemoteSync, probe_texts};
 
@@ -53,7 +55,8 @@ impl Engines {
                 Some(servers)
             }
         };
-        let engines = plan.engine.all_urls().iter().map(|url| engine(&plan.engine, url)).collect::<Result<Vec<_>>>()?;
+        let engines =
+            plan.engine.all_urls().iter().map(|url| engine(&plan.engine, &plan.net, url)).collect::<Result<Vec<_>>>()?;
         let engines = Engines { handle: FleetHandle::new(engines), exporter, _servers: servers };
         check(&engines.handle, plan.syncs_adapters())?;
         Ok(Some(engines))
@@ -84,12 +87,13 @@ pub fn exporter(plan: &Plan, policy: &Policy, folder: &Path) -> Result<Exporter>
     let texts = probe_texts(&first_prompts(plan, policy)?, policy.config().vocab_size);
     // A server that is given adapters reloads neither embedding nor head.
     let untie = plan.engine.unties() && !plan.syncs_adapters();
-    Ok(Exporter::new(policy, releases, texts, plan.engine.tolerance).untie(untie))
+    let tolerance = plan.engine.tolerance.unwrap_or(plan.model.precision().server_agreement());
+    Ok(Exporter::new(policy, releases, texts, tolerance).untie(untie))
 }
 
 fn first_prompts(plan: &Plan, policy: &Policy) -> Result<Vec<Vec<u32>>> {
     let mut prompts = match &plan.task.data {
-        TaskData::Data(task) => data::first_prompts(plan, &task.sources(), PROBES as usize, policy)?,
+        TaskData::Data(task) => data::first_prompts(plan, &task.sources(), PROBES as usize, &policy.into())?,
         _ => parts::prompts(plan, Some(policy))?,
     }
     .limited(PROBES);
@@ -114,7 +118,7 @@ pub fn launch(
     let limit = Duration::from_secs_f64(plan.engine.start_timeout);
     let runtime = runtime()?;
     let well = |url: &str| {
-        let Ok(engine) = engine(&plan.engine, url) else { return false };
+        let Ok(engine) = engine(&plan.engine, &plan.net, url) else { return false };
         let limit = Duration::from_secs(2);
         runtime.block_on(async { tokio::time::timeout(limit, engine.healthy(limit)).await.is_ok_and(|well| well.is_ok()) })
     };
@@ -122,9 +126,10 @@ pub fn launch(
 }
 
 /// One server.
-pub fn engine(of: &Engine, url: &str) -> Result<Arc<dyn InferenceEngine>> {
-    let token = secrets::token(of.token_env.as_ref(), url)?;
-    let config = ServerConfig { token, model: of.model.clone(), ..ServerConfig::new(url) };
+pub fn engine(of: &Engine, net: &Net, url: &str) -> Result<Arc<dyn InferenceEngine>> {
+    let mut config = ServerConfig { model: of.model.clone(), ..ServerConfig::new(url) };
+    let idle_connections = config.endpoint.idle_connections;
+    config.endpoint = Endpoint { idle_connections, ..secrets::endpoint(url, of.token_env.as_ref(), net)? };
     Ok(match of.kind() {
         EngineKind::Vllm => {
             let engine = VllmEngine::with(config)?;
@@ -207,7 +212,7 @@ mod tests {
         });
         // A variable that every machine has.
         let of = Engine { kind: EngineKind::Vllm, token_env: Some("HOME".to_owned()), ..Engine::default() };
-        let engine = engine(&of, &url).unwrap();
+        let engine = engine(&of, &Net::default(), &url).unwrap();
         // It hangs up without an answer.
         let _unwell = runtime().unwrap().block_on(engine.healthy(Duration::from_secs(5)));
         let token = format!("authorization: Bearer {}", std::env::var("HOME").unwrap());

@@ -39,18 +39,22 @@ pub fn agent(plan: &Plan, positions: usize) -> Result<Option<Agent>> {
             PythonEnvironment::maker(Arc::new(CodeJudge::new(rewards::sandbox(python)?)), &python.tests)
         }
         EnvironmentKind::Http(served) => {
-            let token = served.token_env.as_ref().map(|name| secrets::secret(name, &served.url)).transpose()?;
-            let pause = Duration::try_from_secs_f64(served.pause)?;
-            let (retries, concurrency) = (served.retries, served.concurrency);
-            ServedEnvironment::maker(ServedConfig { token, retries, pause, concurrency, ..ServedConfig::new(&served.url) })?
+            let mut config = ServedConfig::new(&served.url);
+            config.endpoint = secrets::endpoint(&served.url, served.token_env.as_ref(), &plan.net)?;
+            config.retry.retries = served.retries;
+            config.retry.pause = Duration::try_from_secs_f64(served.pause)?;
+            config.concurrency = served.concurrency;
+            ServedEnvironment::maker(config)?
         }
         EnvironmentKind::Agent(elsewhere) => {
             let launch = match &elsewhere.url {
-                Some(url) => Launch::post(url)?,
+                Some(url) => Launch::post(secrets::endpoint(url, None, &plan.net)?)?,
                 None => Launch::Command(elsewhere.command.clone()),
             };
             let parser = Arc::new(format(of.parser));
-            let proxy = AgentProxy::start(ProxyConfig { parser, model: elsewhere.model.clone(), ..ProxyConfig::new(launch) })?;
+            let allowed_hosts = plan.net.allowed_hosts.clone();
+            let model = elsewhere.model.clone();
+            let proxy = AgentProxy::start(ProxyConfig { parser, model, allowed_hosts, ..ProxyConfig::new(launch) })?;
             info!("Agents find the model at http://{}", proxy.address());
             proxy.maker()
         }
@@ -64,6 +68,7 @@ pub fn agent(plan: &Plan, positions: usize) -> Result<Option<Agent>> {
         .max_turns(of.max_turns)
         .max_tokens(of.max_tokens.unwrap_or(positions).min(positions))
         .step_timeout(Duration::try_from_secs_f64(of.step_timeout)?)
+        .retries(of.replays)
         .workers(of.workers)
         .seed(plan.seed);
     let agent = match of.max_tool_calls {

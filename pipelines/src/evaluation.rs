@@ -14,6 +14,7 @@ use rollflow::recipe::Plan;
 use rollflow::recipe::eval::Eval;
 use rollflow::recipe::task::{Task, TaskData};
 use rollflow::stages::evaluate::{AnswerLog, Evaluation, Evaluator, Exam, Summary};
+use rollflow::util::atomic_file;
 use serde_json::{Value, json};
 
 use crate::registry::Registry;
@@ -29,8 +30,9 @@ pub const EVALUATION: &str = "evaluation.json";
 pub fn exam(plan: &Plan, eval: &Eval, registry: &Registry, positions: usize) -> Result<Exam> {
     let mut prompts = prompts(eval.task.as_ref().unwrap_or(&plan.task), plan.seed)?;
     prompts.truncate(eval.limit.unwrap_or(usize::MAX));
+    let chat = conversations::chat(plan);
     for prompt in &mut prompts {
-        prompt.text = conversations::asked(&plan.chat, std::mem::take(&mut prompt.text));
+        prompt.text = conversations::asked(&chat, std::mem::take(&mut prompt.text));
     }
     let (scoring, retries) = (Scoring::of(plan, registry)?, plan.reward.retries);
     Ok(Exam {
@@ -160,13 +162,11 @@ fn go_on(out: &Path, asked: &Value) -> Result<Vec<JudgedAnswer>> {
 }
 
 fn write_evaluation(out: &Path, asked: &Value, summary: Option<&Summary>) -> Result<()> {
-    std::fs::create_dir_all(out).with_context(|| format!("making {}", out.display()))?;
+    atomic_file::create_folder(out).with_context(|| format!("making {}", out.display()))?;
     let mut page = asked.clone();
     if let (Some(page), Some(summary)) = (page.as_object_mut(), summary) {
         page.insert("summary".to_owned(), json!(summary.row()));
     }
-    let (path, writing) = (out.join(EVALUATION), out.join(".evaluation.writing"));
-    std::fs::write(&writing, format!("{page:#}\n"))
-        .and_then(|()| std::fs::rename(&writing, &path))
-        .with_context(|| format!("writing {}", path.display()))
+    let path = out.join(EVALUATION);
+    atomic_file::write(&path, format!("{page:#}\n")).with_context(|| format!("writing {}", path.display()))
 }

@@ -40,8 +40,8 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
     // One for both flows, so that none is lost between them.
     let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
     let warmed = match &plan.sft {
-        Some(sft) if plan.pipeline == Pipeline::SftThenGrpo => {
-            Some(sft_then_grpo::learned((plan, registry), sft, run, &policy, &interrupts)?)
+        Some(_) if plan.pipeline == Pipeline::SftThenGrpo => {
+            Some(sft_then_grpo::learned((plan, registry), run, &policy, &interrupts)?)
         }
         Some(warm_up) if from.is_none() => Some(sft::warm_up(plan, warm_up, &policy, &interrupts)?),
         _ => None,

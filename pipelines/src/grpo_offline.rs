@@ -4,18 +4,25 @@
 //! takes them against itself (`train.proximal = "recompute"`) and learns from right answers alone (`train.advantage = { kind = "constant" }`):
 //! pushing down what it would never have said has no end.
 
-use anyhow::{Context, Result, bail};
-use rollflow::data::source::DataSpec;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, anyhow, bail};
+use rollflow::data::RewardParts;
+use rollflow::data::source::{DataSpec, Skip};
 use rollflow::flow::{Ended, Flow, Report, Until};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
+use rollflow::recipe::reward::OnFailure;
 use rollflow::recipe::task::TaskData;
-use rollflow::stages::source::RecordedGroups;
+use rollflow::stages::reference::BatchReference;
+use rollflow::stages::source::{GroupScorer, RecordedGroups};
 
+use crate::lessons::Mixture;
 use crate::registry::Registry;
 use crate::resume::ResumePoint;
+use crate::rewards::Scoring;
 use crate::run_folder::{Outputs, RunFolder};
-use crate::{data, evaluation, origin, parts, trainers};
+use crate::{data, evaluation, origin, parts, references, trainers};
 
 /// The pipeline `grpo_offline`.
 pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
@@ -27,16 +34,42 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
     Ok(report)
 }
 
-/// The graph, from recorded groups to checkpoints.
-pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outputs, from: Option<&ResumePoint>) -> Result<Flow> {
+/// The recorded groups of `[task]`, without those that a filter drops.
+pub fn groups(plan: &Plan, registry: &Registry, tokenizer: &Arc<Tokenizer>) -> Result<RecordedGroups> {
     let TaskData::Rollouts(task) = &plan.task.data else { bail!("the pipeline grpo_offline needs a task of kind \"rollouts\"") };
     let spec = DataSpec { max_samples: task.limit, ..DataSpec::new(&task.path) };
     let filter = parts::filter(plan, registry)?;
-    let groups =
-        RecordedGroups::open(&spec, policy.tokenizer(), &filter, plan.seed).map_err(|error| anyhow::anyhow!("{error}"))?;
+    let scoring = plan.rescores().then(|| Scoring::of(plan, registry)).transpose()?;
+    let score = |group: Group| match &scoring {
+        Some(scoring) => rescored(scoring, plan, group),
+        None => Ok(Err("that nothing scores".into())),
+    };
+    let score: Option<GroupScorer> = if scoring.is_some() { Some(&score) } else { None };
+    RecordedGroups::open_scored(&spec, tokenizer, score, &filter, plan.seed).map_err(|error| anyhow!("{error}"))
+}
+
+/// What the completions of a recorded group earn by `[reward]`. One that can't be scored earns 0, ends the run, or costs its group, as
+/// `reward.on_failure` says.
+fn rescored(scoring: &Scoring, plan: &Plan, group: Group) -> Result<Result<Vec<(f64, RewardParts)>, Skip>, StageError> {
+    let (group, failures) = scoring.score(group, plan.reward.retries).map_err(|error| StageError::new(format!("{error:#}")))?;
+    match (plan.reward.on_failure, failures.first()) {
+        (OnFailure::Fail, Some(failure)) => return Err(StageError::new(format!("the reward failed: {}", failure.text))),
+        (OnFailure::Drop | OnFailure::DeadLetter, Some(_)) => return Ok(Err("whose reward failed".into())),
+        _ => {}
+    }
+    let earned = |sample: Sample| (sample.reward.unwrap_or_default(), sample.reward_parts);
+    Ok(Ok(group.samples.into_iter().map(earned).collect()))
+}
+
+/// The graph, from recorded groups to checkpoints.
+pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outputs, from: Option<&ResumePoint>) -> Result<Flow> {
+    let groups = groups(plan, registry, policy.tokenizer())?;
     let state = groups.state();
     let backend = trainers::backend(plan, registry, policy).context("starting the trainer")?;
-    let trainer = trainers::trainer(plan, registry, backend, None, None, outputs.checkpoints)?;
+    let critic = trainers::critic(plan, policy).context("starting the critic")?;
+    let mixture = Mixture::of(plan, policy)?;
+    let reference = references::frozen(plan, policy, references::scoring(plan)?)?;
+    let trainer = trainers::trainer(plan, registry, backend, critic, mixture, outputs.checkpoints)?;
     let trainer = evaluation::published(trainer, plan);
     let trainer = match from {
         Some(from) => {
@@ -49,7 +82,11 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let mut flow = Flow::new(&plan.name);
     let done = from.map_or(0, |from| from.trainer.step);
     let batches = groups.batches(plan.batch.groups, plan.train.steps)?.after(done).metrics(&outputs.metrics);
-    let batches = flow.source("rollouts", batches);
+    let mut batches = flow.source("rollouts", batches);
+    if let Some((model, weights)) = reference {
+        let threads = plan.reference.as_ref().map_or(1, |reference| reference.threads);
+        batches = flow.stage("reference", batches, BatchReference::new(model, weights).threads(threads));
+    }
     let trained = flow.stage("train", batches, data::remembered(trainer, Some(state)));
     let trained = evaluation::beside(&mut flow, plan, registry, policy, trained, (&outputs.metrics, outputs.answers, done))?;
     flow.sink("log", trained, outputs.log);

@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow};
 use rollflow::data::Version;
 use rollflow::prelude::*;
 use rollflow::recipe::task::Sft;
-use rollflow::recipe::{Plan, Timeline, correction};
+use rollflow::recipe::{Pipeline, Plan, Timeline, correction};
 use rollflow::stages::train::{Lesson, Minibatches};
 use rollflow::train::{Algorithm, TrainBatch, collate};
 
@@ -17,8 +17,10 @@ use crate::{advantages, conversations, losses, trainers};
 pub fn lesson(plan: &Plan, registry: &Registry) -> Result<Lesson> {
     let train = &plan.train;
     let (loss, off_policy) = (registry.loss_of(train)?, losses::off_policy(train));
+    // Pairs of a data set have no rewards to compare.
+    let rewarded = plan.pipeline != Pipeline::Dpo;
     Ok(Lesson {
-        advantages: Some(advantages::estimator(train, registry)?),
+        advantages: rewarded.then(|| advantages::estimator(train, registry)).transpose()?,
         reward_kl: train.kl_reward.as_ref().map(|of| Arc::new(losses::reward_kl(of))),
         pairs: losses::pairing(plan),
         aggregation: trainers::aggregation(plan),
@@ -45,7 +47,7 @@ impl Mixture {
     pub fn of(plan: &Plan, policy: &Policy) -> Result<Option<Self>> {
         let Some((mix, sft)) = plan.mix.as_ref().zip(plan.sft.as_ref()) else { return Ok(None) };
         let endless = Sft { batch: mix.batch, batch_tokens: None, steps: u64::MAX, ..sft.clone() };
-        let (samples, _) = conversations::batches(plan, &endless, policy)?;
+        let (samples, _) = conversations::batches(plan, &endless, &policy.into())?;
         let algorithm = Arc::new(Algorithm::new(CrossEntropy));
         Ok(Some(Mixture { samples: Mutex::new(samples), algorithm, weight: mix.weight, every: mix.every }))
     }
@@ -65,10 +67,15 @@ impl Mixture {
 
 /// The lesson of a step, which says so where it begins something new.
 pub fn by_step(timeline: &Timeline, registry: &Registry, step: u64) -> Result<Lesson> {
+    of_step(timeline, step, |plan| lesson(plan, registry))
+}
+
+/// The same, by what a plan's steps are learned by.
+pub fn of_step(timeline: &Timeline, step: u64, lesson: impl Fn(&Plan) -> Result<Lesson>) -> Result<Lesson> {
     if let Some(set) = timeline.begins(step) {
         tracing::info!("From step {step} on: {}", set.join(", "));
     }
-    Ok(Lesson { settings: timeline.settings(step), ..lesson(timeline.at(step)?.as_ref(), registry)? })
+    Ok(Lesson { settings: timeline.settings(step), ..lesson(timeline.at(step)?.as_ref())? })
 }
 
 /// The temperature of prompts that enter under a version: that of the first step which trains it.

@@ -1,9 +1,9 @@
 //! The prebuilt pipelines of rollflow. They use the library's public API only: what they can't say, a user can't say either.
 //!
 //! Each pipeline is one file that reads from top to bottom as its algorithm: [`sft`], [`reward_model`], [`grpo`], [`sft_then_grpo`],
-//! [`grpo_offline`]. [`origin`] finds what a run begins from, [`parts`] turns a recipe's values into what stages take, [`data`] its data sets,
-//! [`conversations`] its `[chat]` and the samples of `[sft]`, [`trainers`] its trainers, [`losses`] its losses, [`lessons`] what each step is
-//! learned by, [`rewards`] its rewards, [`environments`] its `[environment]`, [`registry`] holds parts of the user's own, [`run_folder`] keeps what
+//! [`grpo_offline`], [`dpo`]. [`origin`] finds what a run begins from, [`parts`] turns a recipe's values into what stages take, [`data`] its data sets,
+//! [`conversations`] its `[chat]` and the samples of `[sft]`, [`epochs`] its length in steps, [`trainers`] its trainers, [`losses`] its losses, [`lessons`] what each step is
+//! learned by, [`preferences`] its pairs, [`rewards`] its rewards, [`environments`] its `[environment]`, [`registry`] holds parts of the user's own, [`run_folder`] keeps what
 //! a run leaves behind, [`record`] and [`page`] what it was, [`replay`] tries again what a run gave up, [`evaluation`] asks weights what they know,
 //! [`engines`] and [`servers`] are what generates elsewhere, and [`simulate`] tells what a recipe would do.
 
@@ -11,8 +11,10 @@ mod advantages;
 mod command;
 pub mod conversations;
 pub mod data;
+pub mod dpo;
 pub mod engines;
 pub mod environments;
+pub mod epochs;
 pub mod evaluation;
 pub mod grpo;
 pub mod grpo_offline;
@@ -21,9 +23,12 @@ pub mod losses;
 pub mod origin;
 pub mod page;
 pub mod parts;
+pub mod preferences;
+mod recipe_keys;
 pub mod record;
 mod references;
 pub mod registry;
+pub mod remaining;
 pub mod replay;
 pub mod resume;
 pub mod reward_model;
@@ -34,6 +39,7 @@ pub mod servers;
 pub mod sft;
 pub mod sft_then_grpo;
 pub mod simulate;
+pub mod survey;
 pub mod trainers;
 
 use anyhow::Result;
@@ -47,14 +53,17 @@ use crate::run_folder::RunFolder;
 
 /// Runs the pipeline that the plan names, from its beginning or from where it was interrupted, and writes its report.
 pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
+    let mut plan = plan.clone();
+    epochs::settle(&mut plan, registry)?;
+    let plan = &plan;
     let result = match plan.pipeline {
         Pipeline::Grpo | Pipeline::SftThenGrpo => grpo::run(plan, registry, run, from),
         Pipeline::GrpoOffline => grpo_offline::run(plan, registry, run, from),
+        Pipeline::Dpo => dpo::run(plan, registry, run, from),
         Pipeline::Sft => sft::run(plan, registry, run, from),
         Pipeline::RewardModel => reward_model::run(plan, run, from),
     };
-    run.end(&result);
-    result
+    run.end(result)
 }
 
 /// The code in the tutorial is compiled.

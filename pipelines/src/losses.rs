@@ -5,14 +5,14 @@ use std::sync::Arc;
 use rollflow::algo::{
     self, AdaptiveKl, BinaryDivergence, Bound, Clip, Correction, Divergence, Importance, Kl, KlForm, Level, LossError, OffPolicy,
     Over, PairLoss, PairwiseLoss, PolicyLoss, Preference, Proximal, RatioLevel, Rejection, Surrogate, Vespo, all_pairs,
-    best_against_worst, random_pair,
+    best_against_worst, first_against_second, random_pair,
 };
-use rollflow::recipe::Plan;
 use rollflow::recipe::correction::{self, Reject};
 use rollflow::recipe::kl::{Estimator, KlLimits, KlReward};
 use rollflow::recipe::loss::{self, Dpo, Loss, Moved};
 use rollflow::recipe::pairs::Select;
 use rollflow::recipe::train::Train;
+use rollflow::recipe::{Pipeline, Plan};
 use rollflow::stages::pairs::Pairing;
 use rollflow::stages::train::RewardKl;
 
@@ -49,8 +49,11 @@ fn pairwise_loss(of: &Dpo) -> PairwiseLoss {
     PairwiseLoss { preference: Preference { beta, label_smoothing, tail_weight, ..Preference::of(term) }, reference_free }
 }
 
-/// The pairs of `[pairs]`.
+/// The pairs of `[pairs]`, or those that the data of `pipeline = "dpo"` has.
 pub fn pairing(plan: &Plan) -> Option<Pairing> {
+    if plan.pipeline == Pipeline::Dpo {
+        return Some(Pairing::by(first_against_second));
+    }
     plan.pairs.as_ref().map(|of| match of.select {
         Select::BestWorst => Pairing::by(best_against_worst),
         Select::Random => Pairing::by(random_pair(plan.seed)),

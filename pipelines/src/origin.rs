@@ -3,14 +3,14 @@
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
-use rollflow::hub;
+use anyhow::{Context, Result, ensure};
 use rollflow::model::{Dtype, Lora, ModelConfig, save_hf};
 use rollflow::prelude::*;
 use rollflow::recipe::model::ModelSource;
 use rollflow::recipe::{self, Pipeline, Plan};
 use rollflow::train::CheckpointMetadata;
-use rollflow::train::checkpoint::{self, CHECKPOINTS, FileMark};
+use rollflow::train::checkpoint::{self, FileMark};
+use rollflow::util::atomic_file;
 use serde::{Deserialize, Serialize};
 
 use crate::parts;
@@ -19,8 +19,6 @@ use crate::parts;
 const BASE: &str = "base";
 /// The file that names the checkpoint that a run began from.
 pub const LINEAGE: &str = "lineage.json";
-/// What ends a supervised run in the layout of other trainers, beside `step_N`.
-const FINAL: &str = "sft_final";
 
 /// The model of a run in the folder `run`, under adapters if the recipe says so.
 pub fn policy(plan: &Plan, run: &Path) -> Result<Policy> {
@@ -75,35 +73,15 @@ pub fn keep(policy: &Policy, run: &Path, name: &str) -> Result<()> {
     let config = ModelConfig { dtype: Dtype::F32, ..policy.config().clone() };
     save_hf(&writing, &config, &policy.weights())?;
     for (file, content) in policy.tokenizer().files() {
-        std::fs::write(writing.join(file), content)?;
+        let path = writing.join(file);
+        std::fs::write(&path, content).with_context(|| format!("writing {}", path.display()))?;
     }
-    if folder.exists() {
-        std::fs::remove_dir_all(&folder)?;
-    }
-    Ok(std::fs::rename(&writing, &folder)?)
+    atomic_file::publish(&writing, &folder).with_context(|| format!("writing {}", folder.display()))
 }
 
-/// The model folder that `path` means: itself, or the newest complete checkpoint of the run that it is the folder of. `sft_final` is newer than any
-/// number.
+/// The model folder that `path` stands for, as `check` finds it.
 pub fn model_folder(path: &Path) -> Result<PathBuf> {
-    let path = &*hub::locate(path)?;
-    let is_model = |path: &Path| ["config.json", "adapter_config.json"].iter().any(|file| path.join(file).is_file());
-    if is_model(path) {
-        return Ok(path.to_owned());
-    }
-    for folder in [path.join(CHECKPOINTS), path.to_owned()] {
-        let last = folder.join(FINAL);
-        if is_model(&last) {
-            return Ok(last);
-        }
-        if let Some(newest) = checkpoint::latest(&folder)? {
-            return Ok(newest);
-        }
-    }
-    bail!(
-        "{} is no model and holds no complete checkpoint: give a folder with config.json, a checkpoint, or a run",
-        path.display()
-    )
+    Ok(recipe::model_folder(path)?)
 }
 
 /// Which checkpoint a run began from.
@@ -150,9 +128,8 @@ impl Lineage {
 
     /// Writes it down, atomically.
     pub fn write(&self, run: &Path) -> Result<()> {
-        let (path, writing) = (run.join(LINEAGE), run.join(".lineage.writing"));
-        std::fs::write(&writing, serde_json::to_string_pretty(self)? + "\n")
-            .and_then(|()| std::fs::rename(&writing, &path))
-            .with_context(|| format!("writing {}", path.display()))
+        let path = run.join(LINEAGE);
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        atomic_file::write(&path, text).with_context(|| format!("writing {}", path.display()))
     }
 }

@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use rollflow::observe::logs::{read_metrics, read_rollouts};
+use rollflow::observe::logs::{metrics_rows, read_metrics, read_rollouts};
 use rollflow::observe::progress::duration;
 use rollflow::observe::report::HtmlReport;
+use rollflow::util::atomic_file;
 
 use crate::record::{Record, State};
 use crate::run_folder::RECIPE;
@@ -16,24 +17,25 @@ pub const PAGE: &str = "report.html";
 /// Writes the page; gives its path.
 pub fn write(folder: &Path) -> Result<PathBuf> {
     let path = folder.join(PAGE);
-    std::fs::write(&path, page(folder)?.to_html()).with_context(|| format!("writing {}", path.display()))?;
+    atomic_file::write(&path, page(folder)?.to_html()).with_context(|| format!("writing {}", path.display()))?;
     Ok(path)
 }
 
 /// What the page shows.
 pub fn page(folder: &Path) -> Result<HtmlReport> {
     let record = Record::read(folder)?;
-    let rows = |name: &str| match folder.join(name) {
-        path if path.exists() => read_metrics(path),
-        _ => Ok(Vec::new()),
-    };
-    let (steps, evaluations) = (rows("metrics.jsonl")?, rows("evaluations.jsonl")?);
+    let (mut failed, evaluations) = (None, folder.join("evaluations.jsonl"));
+    let evaluations = if evaluations.exists() { read_metrics(evaluations)? } else { Vec::new() };
+    // A row at a time: a long run has more of them than memory is for.
+    let steps = folder.join("metrics.jsonl");
+    let steps = steps.exists().then(|| metrics_rows(steps)).transpose()?.into_iter().flatten();
+    let steps = steps.map_while(|row| row.map_err(|error| failed = Some(error)).ok());
     let report = HtmlReport {
         name: record.name.clone(),
         state: record.state.word().to_owned(),
         outcome: outcome(&record),
         tiles: tiles(&record),
-        curves: HtmlReport::curves(&steps),
+        curves: HtmlReport::curves(steps),
         pass_at: evaluations
             .iter()
             .flat_map(|(_, row)| row.keys())
@@ -48,6 +50,9 @@ pub fn page(folder: &Path) -> Result<HtmlReport> {
         recipe: std::fs::read_to_string(folder.join(RECIPE)).unwrap_or_default(),
         ..HtmlReport::default()
     };
+    if let Some(error) = failed {
+        return Err(error.into());
+    }
     Ok(match folder.join("rollouts.jsonl") {
         // A line that was torn by a crash is no sample.
         path if path.exists() => report.samples(read_rollouts(path)?.flatten()),

@@ -1,14 +1,17 @@
 //! A recipe's values as the library's parts. Pure translation: what a key means is decided here, what it does in the library.
 
+use std::sync::Arc;
+
 use anyhow::{Context, Result, anyhow, bail};
 use rollflow::data::{DataBuffer, Pair, RankedPair, arithmetic};
 use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::flow::{Capacity, WeightsRx};
 use rollflow::model::{Compute, Dtype, FrozenWeights};
 use rollflow::prelude::*;
-use rollflow::recipe::model::{DeviceName, ModelSource};
+use rollflow::recipe::model::{DeviceName, ModelSource, TinyModel};
 use rollflow::recipe::task::{Arithmetic, RewardModel, TaskData};
 use rollflow::recipe::{self, Plan, Timeline};
+use rollflow::stages::reward::OnLostSample;
 use rollflow::stages::tokenizer_folder;
 use rollflow::train::{self};
 
@@ -24,7 +27,7 @@ const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzAB
 
 /// Where and in which format all models of the run compute.
 pub fn compute(plan: &Plan) -> Result<Compute> {
-    compute_on(plan.model.device, plan.model.dtype.into())
+    compute_on(plan.model.device, plan.model.precision().into())
         .with_context(|| format!("model.device = {:?}", plan.model.device.word()))
 }
 
@@ -40,8 +43,9 @@ pub fn compute_on(device: DeviceName, dtype: Dtype) -> Result<Compute> {
 
 /// On each of the devices that `key` names, which must be there.
 pub fn computes(plan: &Plan, key: &str, names: &[DeviceName]) -> Result<Vec<Compute>> {
-    let compute =
-        |name: &DeviceName| compute_on(*name, plan.model.dtype.into()).with_context(|| format!("{key} names {:?}", name.word()));
+    let compute = |name: &DeviceName| {
+        compute_on(*name, plan.model.precision().into()).with_context(|| format!("{key} names {:?}", name.word()))
+    };
     names.iter().map(compute).collect()
 }
 
@@ -60,18 +64,51 @@ pub fn base(plan: &Plan) -> Result<Policy> {
     Ok(match &plan.model.source {
         ModelSource::Tiny(tiny) => {
             let tokenizer = tokenizer(plan)?;
-            let small = ModelConfig::small(&tokenizer, tiny.hidden, tiny.layers);
-            let config = ModelConfig {
-                intermediate_size: tiny.intermediate,
-                heads: tiny.heads,
-                kv_heads: tiny.kv_heads,
-                head_dim: tiny.hidden / tiny.heads,
-                ..small
-            };
-            Policy::random(config, tokenizer, plan.seed)?.computing(compute)
+            Policy::random(tiny_config(tiny, &tokenizer), tokenizer, plan.seed)?.computing(compute)
         }
         ModelSource::Folder(folder) => Policy::load_with(origin::model_folder(&folder.name())?, tokenizer(plan)?, compute)?,
     })
+}
+
+fn tiny_config(tiny: &TinyModel, tokenizer: &Tokenizer) -> ModelConfig {
+    ModelConfig {
+        intermediate_size: tiny.intermediate,
+        heads: tiny.heads,
+        kv_heads: tiny.kv_heads,
+        head_dim: tiny.hidden / tiny.heads,
+        ..ModelConfig::small(tokenizer, tiny.hidden, tiny.layers)
+    }
+}
+
+/// How a model reads text: all of a policy but its weights.
+#[derive(Clone)]
+pub struct Reader {
+    /// Text to tokens and back, with the recipe's chat template.
+    pub tokenizer: Arc<Tokenizer>,
+    /// The model's shape.
+    pub config: ModelConfig,
+}
+
+impl Reader {
+    /// The reader of the recipe's model. Loads no weights.
+    pub fn of(plan: &Plan) -> Result<Self> {
+        let tokenizer = tokenizer(plan)?;
+        let config = match &plan.model.source {
+            ModelSource::Tiny(tiny) => tiny_config(tiny, &tokenizer),
+            ModelSource::Folder(folder) => {
+                let folder = origin::model_folder(&folder.name())?;
+                // Adapters have the shape of the model that they name.
+                ModelConfig::from_dir(&folder).or_else(|_| ModelConfig::from_dir(&tokenizer_folder(folder)))?
+            }
+        };
+        Ok(Reader { tokenizer: Arc::new(tokenizer), config })
+    }
+}
+
+impl From<&Policy> for Reader {
+    fn from(policy: &Policy) -> Self {
+        Reader { tokenizer: policy.tokenizer().clone(), config: policy.config().clone() }
+    }
 }
 
 /// The model's tokenizer, without the model.
@@ -90,10 +127,10 @@ pub fn capacity(plan: &Plan) -> Capacity {
 
 /// What is asked, as `[chat]` has it; of data, only what `policy` can read, where it is known.
 pub fn prompts(plan: &Plan, policy: Option<&Policy>) -> Result<Prompts> {
-    let chat = plan.chat.clone();
+    let chat = conversations::chat(plan);
     let asked = move |prompt: Prompt| Prompt { text: conversations::asked(&chat, prompt.text), ..prompt };
     let buffer = match &plan.task.data {
-        TaskData::Data(task) => return Ok(data::prompts(plan, &task.sources(), policy)?.map(asked)),
+        TaskData::Data(task) => return Ok(data::prompts(plan, &task.sources(), policy.map(Reader::from).as_ref())?.map(asked)),
         TaskData::Rollouts(_) => bail!("rollouts that were recorded are answered already: there is nothing to ask"),
         TaskData::Arithmetic(task) => DataBuffer::new(sums(task, plan.seed).iter().map(Prompt::from), plan.seed)?,
     };
@@ -121,9 +158,9 @@ pub fn score_model(plan: &Plan) -> Result<ScoreModel> {
 /// Pairs of answers to train a reward model on, and those it is judged by in the end.
 pub fn ranked_pairs(plan: &Plan, of: &RewardModel) -> Result<(Vec<RankedPair>, Vec<RankedPair>)> {
     const WRONG: usize = 64;
-    let trained = 1.0 - of.held_out;
+    let (trained, chat) = (1.0 - of.held_out, conversations::chat(plan));
     let asked = |pairs: Vec<RankedPair>| -> Vec<RankedPair> {
-        let asked = |pair: RankedPair| RankedPair { prompt: conversations::asked(&plan.chat, pair.prompt), ..pair };
+        let asked = |pair: RankedPair| RankedPair { prompt: conversations::asked(&chat, pair.prompt), ..pair };
         pairs.into_iter().map(asked).collect()
     };
     let (trained, held_out) = match &plan.task.data {
@@ -208,7 +245,12 @@ pub fn reward(plan: &Plan, registry: &Registry) -> Result<Judge> {
         recipe::reward::OnFailure::Zero => OnFailure::Zero,
         recipe::reward::OnFailure::Fail => OnFailure::Fail,
     };
-    Ok(Scoring::of(plan, registry)?.judge(plan).on_failure(on_failure).max_poisoned(plan.reward.max_poisoned))
+    let on_lost_sample = match plan.flow.on_lost_sample {
+        recipe::plan::OnLostSample::DropSample => OnLostSample::DropSample,
+        recipe::plan::OnLostSample::DropGroup => OnLostSample::DropGroup,
+    };
+    let judge = Scoring::of(plan, registry)?.judge(plan).on_failure(on_failure).on_lost_sample(on_lost_sample);
+    Ok(judge.max_poisoned(plan.reward.max_poisoned))
 }
 
 /// Which groups are trained on: all conditions hold.
@@ -252,16 +294,15 @@ pub fn fallback(plan: &Plan) -> Fallback {
     }
 }
 
-/// Refuses to begin when the trainer finds the tokens of a few short answers more or less likely than the generator that sampled them. Both
-/// hold the same weights then, in single precision, where 1e-5 is much.
+/// Refuses to begin when the trainer finds the tokens of a few short answers more or less likely than the generator that sampled them. Both hold the
+/// same weights then; by how much they may differ depends on the format that they compute in.
 pub fn probe(plan: &Plan, policy: &Policy, backend: &LocalBackend) -> Result<()> {
     const ANSWERS: u64 = 4;
     const TOKENS: usize = 16;
-    const TOLERANCE: f64 = 0.02;
     let mut params = sampling(plan);
     params.max_new_tokens = params.max_new_tokens.min(TOKENS);
     let mut prompts = match &plan.task.data {
-        TaskData::Data(task) => data::first_prompts(plan, &task.sources(), ANSWERS as usize, policy)?,
+        TaskData::Data(task) => data::first_prompts(plan, &task.sources(), ANSWERS as usize, &policy.into())?,
         _ => prompts(plan, Some(policy))?,
     }
     .limited(ANSWERS);
@@ -269,6 +310,6 @@ pub fn probe(plan: &Plan, policy: &Policy, backend: &LocalBackend) -> Result<()>
     while let Some(prompt) = prompts.next().map_err(|error| anyhow!("{error}"))? {
         samples.push(policy.sample(prompt, params.clone(), plan.seed)?);
     }
-    train::probe(backend, &samples, TOLERANCE)
+    train::probe(backend, &samples, plan.model.precision().agreement())
         .map_err(|error| anyhow!("{error}. (train.probe = false starts the run all the same.)"))
 }

@@ -5,7 +5,6 @@
 mod session;
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -16,6 +15,7 @@ use rollflow::recipe::Plan;
 use rollflow::recipe::model::ModelSource;
 use rollflow::recipe::reference_policy::ReferencePolicy;
 use rollflow::recipe::reward::{PartRule, RewardRule};
+use rollflow::util::{atomic_file, lock_file};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -68,6 +68,8 @@ pub struct Record {
     pub pipeline: String,
     /// Its seed, from which every draw follows.
     pub seed: u64,
+    /// The resolved recipe that it was begun with, or last resumed with.
+    pub recipe: String,
     /// How it stands.
     pub state: State,
     /// One for each time that a process worked on it; the first began it, the others resumed it.
@@ -141,6 +143,7 @@ impl Record {
             name: plan.name.clone(),
             pipeline: plan.pipeline.word().to_owned(),
             seed: plan.seed,
+            recipe: plan.to_toml(),
             state: State::Running,
             parents: parents(plan),
             ..record
@@ -187,11 +190,9 @@ impl Record {
     }
 
     fn write(&self, folder: &Path) -> Result<()> {
-        let (path, writing) = (folder.join(RECORD), folder.join(".run.writing"));
+        let path = folder.join(RECORD);
         let text = serde_json::to_string_pretty(self).context("a record is JSON")?;
-        std::fs::write(&writing, text + "\n")
-            .and_then(|()| std::fs::rename(&writing, &path))
-            .with_context(|| format!("writing {}", path.display()))
+        atomic_file::write(&path, text + "\n").with_context(|| format!("writing {}", path.display()))
     }
 }
 
@@ -220,7 +221,7 @@ fn look(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> std::io::Resul
 
 /// Whether a process holds the run's lock.
 fn is_worked_on(folder: &Path) -> bool {
-    File::open(folder.join(LOCK)).is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(std::fs::TryLockError::WouldBlock)))
+    lock_file::is_taken(&folder.join(LOCK))
 }
 
 fn parents(plan: &Plan) -> Vec<Parent> {
@@ -250,4 +251,25 @@ fn parents(plan: &Plan) -> Vec<Parent> {
         Parent { key: key.to_owned(), path: path.to_owned(), run }
     };
     folders.into_iter().map(parent).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Law N4: whatever numbers a run logged, its record can be read.
+    #[test]
+    fn a_record_of_a_run_with_extreme_metrics_reads_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let values = ["1.7e308", "-1.7e308", "1e300", "\"NaN\"", "\"inf\"", "5e-324"];
+        let rows = values.iter().zip(1..).map(|(value, step)| format!("{{\"step\":{step},\"loss\":{value}}}\n"));
+        std::fs::write(folder.path().join("metrics.jsonl"), rows.collect::<String>()).unwrap();
+        let mut record = Record { name: "a".into(), state: State::Finished, ..Record::default() };
+        record.drawn.stages.push(StageShares { shares: [("busy".to_owned(), f64::NAN)].into(), ..StageShares::default() });
+        record.take_metrics(folder.path());
+        record.write(folder.path()).unwrap();
+        let read = Record::read(folder.path()).unwrap();
+        assert_eq!((read.steps, read.metrics["loss"].count, read.metrics["loss"].max), (6, 4, 1.7e308));
+        assert!(read.metrics["loss"].std.is_finite() && read.drawn.stages[0].shares["busy"].is_nan());
+    }
 }

@@ -1,31 +1,45 @@
 //! `[reference]` as the library's stage, and where a frozen one is found again.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use rollflow::flow::WeightsRx;
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
 use rollflow::recipe::reference_policy::ReferencePolicy;
 use rollflow::recipe::{Pipeline, Plan};
-use rollflow::stages::reference::{ema, periodic};
+use rollflow::stages::reference::{LocalReference, ema, periodic};
 
 use crate::{origin, parts};
 
 /// The folder in the run's own that keeps the policy as it was after the warm-up.
 const KEPT: &str = "reference";
 
+/// How a reference scores: as the trainer does, so that equal weights find tokens equally likely. It trains nothing: there is no rate.
+pub fn scoring(plan: &Plan) -> Result<LocalConfig> {
+    Ok(LocalConfig {
+        temperature: plan.generate.temperature,
+        micro_batch_tokens: plan.train.optimization.micro_batch_tokens,
+        threads: plan.reference.as_ref().map(|of| of.threads),
+        compute: parts::compute(plan)?,
+        ..LocalConfig::new(CrossEntropy, Schedule::constant(0.0))
+    })
+}
+
+/// The frozen reference of a run that begins as `policy` and samples nothing, and its weights.
+pub fn frozen(plan: &Plan, policy: &Policy, config: LocalConfig) -> Result<Option<(LocalReference, Arc<FrozenWeights>)>> {
+    let Some(of) = &plan.reference else { return Ok(None) };
+    let ReferencePolicy::Frozen(frozen) = &of.policy else { bail!("a run that publishes no weights has a frozen reference") };
+    let other = frozen.path.as_ref().map(|path| other(path, policy)).transpose()?;
+    let policy = other.as_ref().unwrap_or(policy);
+    Ok(Some((LocalReference::new(policy, config), policy.frozen())))
+}
+
 /// The stage that scores, of a run that begins as `policy`.
 pub fn reference(plan: &Plan, policy: &Policy, published: &WeightsRx<FrozenWeights>) -> Result<Option<Reference<FrozenWeights>>> {
     let Some(of) = &plan.reference else { return Ok(None) };
-    // As the trainer scores, so that equal weights find tokens equally likely. It trains nothing: there is no rate.
-    let config = LocalConfig {
-        temperature: plan.generate.temperature,
-        micro_batch_tokens: plan.train.optimization.micro_batch_tokens,
-        threads: Some(of.threads),
-        compute: parts::compute(plan)?,
-        ..LocalConfig::new(CrossEntropy, Schedule::constant(0.0))
-    };
+    let config = scoring(plan)?;
     Ok(Some(match &of.policy {
         ReferencePolicy::Frozen(frozen) => match &frozen.path {
             Some(path) => Reference::local(&other(path, policy)?, config),

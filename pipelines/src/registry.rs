@@ -16,10 +16,10 @@ use rollflow::recipe::generate::Filter as FilterChoice;
 use rollflow::recipe::loss::Loss as LossChoice;
 use rollflow::recipe::reward::{Combine, Composition, PartRule};
 use rollflow::recipe::train::Train;
-use rollflow::recipe::{Complaint, Custom, Params, Plan, Timeline};
+use rollflow::recipe::{Complaint, Custom, Params, Pipeline, Plan, Timeline};
 use serde::de::DeserializeOwned;
 
-use crate::losses;
+use crate::{lessons, losses, parts};
 
 /// A reward of samples.
 pub type RewardFn = Arc<dyn Fn(&Sample) -> Result<Earnings, String> + Send + Sync>;
@@ -241,7 +241,8 @@ impl Registry {
         let Ok(timeline) = Timeline::of(plan) else { return own };
         let later = timeline.plans().skip(1).flat_map(|plan| self.complaints_now(plan));
         let later: Vec<Complaint> = later.map(|complaint| Complaint { key: "change".to_owned(), ..complaint }).collect();
-        if own.is_empty() { later } else { own }
+        let own = if own.is_empty() { later } else { own };
+        if own.is_empty() && plan.validate().is_ok() { unmakeable(self, plan) } else { own }
     }
 
     fn complaints_now(&self, plan: &Plan) -> Vec<Complaint> {
@@ -287,6 +288,21 @@ impl Registry {
         }
         all
     }
+}
+
+/// Parts of a plan that can't be made although every key is in its range, as the run would find out.
+fn unmakeable(registry: &Registry, plan: &Plan) -> Vec<Complaint> {
+    let learns = plan.pipeline.reinforces() || plan.pipeline == Pipeline::GrpoOffline;
+    let made = [
+        ("generate", parts::sampling(plan).check().map_err(anyhow::Error::from)),
+        ("filter", if learns { parts::filter(plan, registry).map(drop) } else { Ok(()) }),
+        ("train", if learns { lessons::lesson(plan, registry).map(drop) } else { Ok(()) }),
+    ];
+    let complaint = |(key, made): (&str, Result<()>)| {
+        let message = format!("[{key}] can't be used: {:#}", made.err()?);
+        Some(Complaint { key: key.to_owned(), message, help: "give it another value".to_owned() })
+    };
+    made.into_iter().filter_map(complaint).collect()
 }
 
 impl fmt::Debug for Registry {

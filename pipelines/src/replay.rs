@@ -6,10 +6,12 @@
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use rollflow::data::Group;
-use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, Failure, RolloutWriter, read_dead_letters};
+use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, Failure, FailureKind, RolloutWriter, read_dead_letters};
 use rollflow::recipe::Plan;
+use rollflow::stages::generate::why_lost;
+use rollflow::util::{atomic_file, untrusted};
 
 use crate::registry::Registry;
 use crate::rewards::Scoring;
@@ -34,19 +36,27 @@ pub fn replay(plan: &Plan, registry: &Registry, folder: &Path, out: &mut impl Wr
         return Ok(replayed);
     }
     let reward = Scoring::of(plan, registry)?;
-    let path = folder.join(REPLAYED);
-    let mut writer = RolloutWriter::create(&path, true)?;
+    // What an earlier replay found stays until this one is through.
+    let (path, writing) = (folder.join(REPLAYED), folder.join(format!(".{REPLAYED}.writing")));
+    atomic_file::remove(&writing).with_context(|| format!("removing {}", writing.display()))?;
+    let mut writer = RolloutWriter::create(&writing, true)?;
     for letter in read_dead_letters(letters)? {
         let group = match letter.map(DeadLetter::group) {
             Ok(group) => group,
             Err(damaged) => {
                 replayed.failed += 1;
-                writeln!(out, "{damaged}")?;
+                writeln!(out, "{}", untrusted::line(&damaged.to_string()))?;
                 continue;
             }
         };
-        let (group, failures) = reward.score(group, plan.reward.retries)?;
-        writeln!(out, "group {}: {}", group.id(), told(&group, &failures))?;
+        let (group, mut failures) = reward.score(group, plan.reward.retries)?;
+        // What an engine or an environment lost has no end that could be judged.
+        for sample in &group.samples {
+            if let Some(why) = why_lost(sample).filter(|_| failures.iter().all(|failure| failure.sample != sample.index)) {
+                failures.push(Failure { sample: sample.index, attempts: 1, kind: FailureKind::Lost, text: why.to_owned() });
+            }
+        }
+        writeln!(out, "group {}: {}", group.id(), untrusted::line(&told(&group, &failures)))?;
         if failures.is_empty() {
             replayed.earned += 1;
             group.samples.iter().try_for_each(|sample| writer.write(0, sample))?;
@@ -55,6 +65,7 @@ pub fn replay(plan: &Plan, registry: &Registry, folder: &Path, out: &mut impl Wr
         }
     }
     writer.finish()?;
+    atomic_file::publish(&writing, &path).with_context(|| format!("writing {}", path.display()))?;
     writeln!(out, "{} of {} earn now: {}", replayed.earned, replayed.earned + replayed.failed, path.display())?;
     Ok(replayed)
 }

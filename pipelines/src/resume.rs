@@ -1,14 +1,18 @@
 //! Where an interrupted run goes on (laws C1, C2).
 //!
-//! The newest intact checkpoint whose step stands in `metrics.jsonl` is the cut: everything after it is undone, in the logs and among the
-//! checkpoints, and made again. Nothing is lost but the work since then. Dead letters stay: a group that fails again is there twice.
+//! The newest intact checkpoint is the cut: it was published when the rows of its steps were on the disk. Everything after it
+//! is undone, in the logs and among the checkpoints, and made again. Nothing is lost but the work since then. Without a
+//! checkpoint the run begins again, with empty logs.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use rollflow::observe::logs::{last_step, rewind};
+use rollflow::observe::logs::{DEAD_LETTERS, last_step, rewind, rewind_events, rewind_to_lines};
 use rollflow::stages::train::Resumed;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
+use rollflow::util::atomic_file;
+
+use crate::run_folder::LOGS;
 
 /// A checkpoint to go on from.
 pub struct ResumePoint {
@@ -18,9 +22,10 @@ pub struct ResumePoint {
     pub trainer: Resumed,
 }
 
-/// Finds the cut of the run in `run` and undoes what came after it. `None` when the run is to begin anew: it never came to a checkpoint.
+/// Finds the cut of the run in `run` and undoes what came after it. `None` when the run is to begin again: it never came to a checkpoint.
 pub fn rewind_to_checkpoint(run: &Path, say: impl Fn(&str)) -> Result<Option<ResumePoint>> {
     let checkpoints = run.join(CHECKPOINTS);
+    checkpoint::remove_leftovers(&checkpoints)?;
     let logged = last_step(&run.join("metrics.jsonl"))?;
     let (mut chosen, mut later) = (None, Vec::new());
     for found in checkpoint::intact(&checkpoints)? {
@@ -33,6 +38,7 @@ pub fn rewind_to_checkpoint(run: &Path, say: impl Fn(&str)) -> Result<Option<Res
             Err(error) => say(&format!("checkpoint left out: {error}")),
         }
     }
+    // A run that was stopped dropped the rows of its last steps, or somebody changed the log.
     if chosen.is_none()
         && let Some((step, path)) = later.pop()
     {
@@ -41,20 +47,40 @@ pub fn rewind_to_checkpoint(run: &Path, say: impl Fn(&str)) -> Result<Option<Res
         ));
         chosen = Some((step, path));
     }
-    let step = chosen.as_ref().map_or(0, |(step, _)| *step);
+    let step = chosen.as_ref().map(|(step, _)| *step);
     // What lies beyond the cut, and what is damaged, must not be taken for a checkpoint of the run that goes on.
-    for (_, path) in checkpoint::named(&checkpoints)?.into_iter().filter(|(other, _)| *other > step) {
-        let aside = checkpoint::set_aside(&path, "undone")?;
+    for (_, path) in checkpoint::named(&checkpoints)?.into_iter().filter(|(other, _)| Some(*other) > step) {
+        let aside = checkpoint::set_aside(&path)?;
         say(&format!("set aside: {}", aside.display()));
     }
-    for file in ["metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"] {
+    for file in LOGS {
         rewind(&run.join(file), step)?;
     }
+    rewind_events(run, step)?;
+    remove_answers(&run.join("evaluations"), step)?;
+    let letters = run.join(DEAD_LETTERS);
     let Some((step, checkpoint)) = chosen else {
-        say("no checkpoint yet: the run begins anew");
+        rewind_to_lines(&letters, 0)?;
+        say("no checkpoint yet: the run begins again");
         return Ok(None);
     };
     say(&format!("going on after step {step}, from {}", checkpoint.display()));
+    // The process may have been killed after it published the checkpoint and before it said so.
+    checkpoint::point_to(&checkpoint)?;
     let trainer = Resumed::read(&checkpoint).context("reading where the run stood")?;
+    trainer.dead_letters.map_or(Ok(()), |lines| rewind_to_lines(&letters, lines))?;
     Ok(Some(ResumePoint { checkpoint, trainer }))
+}
+
+/// Removes the answers of evaluations after `step`.
+fn remove_answers(folder: &Path, step: Option<u64>) -> Result<()> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Ok(()) };
+    for entry in entries {
+        let path = entry?.path();
+        let of = path.file_stem().and_then(|name| checkpoint::parse_step(name.to_str()?));
+        if of.is_some() && of > step {
+            atomic_file::remove(&path).with_context(|| format!("removing {}", path.display()))?;
+        }
+    }
+    Ok(())
 }

@@ -3,18 +3,24 @@
 //!
 //! The run's last checkpoint is a Hugging Face folder of a sequence classifier, for `reward.kind = "model"`.
 
-use anyhow::{Context, Result};
-use rollflow::algo::PairMetrics;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use rollflow::algo::{BradleyTerry, PairMetrics};
 use rollflow::data::RankedPair;
 use rollflow::flow::{Ended, Flow, Report, Until};
+use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
+use rollflow::stages::evaluate::{AnswerLog, LocalPairJudge, PairEvaluator};
 use rollflow::stages::reward::Scorer;
+use rollflow::stages::train::Lesson;
+use rollflow::train::Algorithm;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
 use crate::resume::ResumePoint;
 use crate::run_folder::{Outputs, RunFolder};
-use crate::{parts, trainers};
+use crate::{evaluation, parts, preferences, trainers};
 
 /// The pipeline `reward_model`: trains, and judges what was saved by the pairs that were held out.
 pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
@@ -42,7 +48,8 @@ pub fn declare(plan: &Plan, outputs: Outputs, from: Option<&ResumePoint>) -> Res
     let pairs = pairs.iter().enumerate().map(|(at, pair)| reader.pair(pair).with_context(|| format!("pair {at}")));
     let pairs = pairs.collect::<Result<Vec<_>>>()?;
     let backend = trainers::reward_model_backend(plan, of, &model).context("starting the trainer")?;
-    let trainer = Trainer::new(backend).steps(of.steps).threads(of.optimization.threads).sync_every(u64::MAX);
+    let trainer = Trainer::new(backend).steps(of.steps).threads(of.optimization.threads);
+    let trainer = trainers::changing(evaluation::published(trainer, plan), plan, lesson)?;
     let mut trainer = trainers::checkpointed(trainer, plan, outputs.checkpoints);
     if let Some(from) = from {
         trainer = trainer.resume(&from.checkpoint, from.trainer.clone())?;
@@ -52,8 +59,49 @@ pub fn declare(plan: &Plan, outputs: Outputs, from: Option<&ResumePoint>) -> Res
     let done = from.map_or(0, |from| from.trainer.step);
     let batches = flow.source("pairs", Supervised::grouped("reward model", pairs, of.batch, of.steps)?.after(done));
     let trained = flow.stage("train", batches, trainer);
+    let trained = evaluated(&mut flow, plan, (&model, &held_out), trained, (&outputs.metrics, outputs.answers, done))?;
     flow.sink("log", trained, outputs.log);
     Ok((flow, held_out))
+}
+
+/// What the steps of a plan are learned by, where they differ.
+fn lesson(plan: &Plan) -> Result<Lesson> {
+    let of = plan.reward_model.as_ref().context("the pipeline reward_model needs a section [reward_model]")?;
+    let schedule = trainers::schedule(&of.optimization, of.lr, of.steps, 1)?;
+    let algorithm = Algorithm::new(BradleyTerry { center: of.center });
+    Ok(Lesson { schedule: Some(schedule), algorithm: Some(Arc::new(algorithm)), ..Lesson::default() })
+}
+
+/// The trained steps, with what evaluations found on the pairs of `[eval]`, or else on those that the run holds out.
+fn evaluated(
+    flow: &mut Flow,
+    plan: &Plan,
+    (model, held_out): (&ScoreModel, &[RankedPair]),
+    trained: Port<Trained<FrozenWeights>>,
+    (metrics, log, after): (&Metrics, Option<AnswerLog>, u64),
+) -> Result<Port<Trained<FrozenWeights>>> {
+    let Some((eval, of)) = plan.eval.as_ref().filter(|eval| eval.every > 0).zip(plan.reward_model.as_ref()) else {
+        return Ok(trained);
+    };
+    let mut pairs = match &eval.task {
+        Some(task) => preferences::held_out(plan, task)?,
+        None => held_out.to_vec(),
+    };
+    ensure!(!pairs.is_empty(), "[eval] has no pairs: give it a task, or hold some out with reward_model.held_out");
+    pairs.truncate(eval.limit.unwrap_or(usize::MAX));
+    let reader = model.reader();
+    let samples = pairs.iter().map(|pair| reader.pair(pair)).collect::<Result<Vec<_>, _>>();
+    let samples = samples.context("preparing the evaluation")?.concat();
+    let config = LocalConfig {
+        threads: Some(eval.threads),
+        micro_batch_tokens: of.optimization.micro_batch_tokens,
+        compute: parts::compute(plan)?,
+        ..LocalConfig::new(CrossEntropy, Schedule::constant(0.0))
+    };
+    let loss = Arc::new(BradleyTerry { center: of.center });
+    let judge = LocalPairJudge::new(config, model.config().clone(), loss, samples);
+    let evaluator = PairEvaluator::new(judge, eval.every).last(plan.steps()).after(after).metrics(metrics).log(log);
+    Ok(flow.stage("evaluate", trained, evaluator))
 }
 
 /// How often, and by how much, chosen answers score higher.

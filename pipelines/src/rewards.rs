@@ -8,13 +8,16 @@ use regex::Regex;
 use rollflow::algo::rewards::{
     Aggregator, Earned, Earnings, Parts, exact_match, format, keywords, length, math, numeric_match, overlong, repetition,
 };
+use rollflow::data::number;
+use rollflow::net::RetryPolicy;
 use rollflow::observe::logs::{DeadLetterWriter, Failure};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
+use rollflow::recipe::net::Net;
 use rollflow::recipe::reward::{CodeRule, CodeScore as Score, Combine, Composition, PartRule, SandboxRule};
 use rollflow::sandbox::{Limits, Program, Sandbox, SandboxConfig};
 use rollflow::stages::reward::service::{Judge as Grader, JudgeConfig, Service, ServiceConfig};
-use rollflow::stages::reward::{CodeReward, CodeScore, Scorer, Scorers, Served, ServedReward, score};
+use rollflow::stages::reward::{CodeReward, CodeScore, OnLostSample, Scorer, Scorers, Served, ServedReward, score};
 use tracing::info;
 
 use crate::parts;
@@ -53,7 +56,7 @@ impl Scoring {
         let mut asked = Asked::new();
         Ok(match plan.reward.rule.alone() {
             Ok(rule) if rule.served().is_some() => {
-                let served = Served::by(service(&rule)?).retries(plan.reward.retries);
+                let served = Served::by(service(&rule, &plan.net)?).retries(plan.reward.retries);
                 Scoring::Served { served: Arc::new(served), concurrency: rule.served().map_or(1, |of| of.concurrency) }
             }
             // With its parts, if it has some.
@@ -74,8 +77,9 @@ impl Scoring {
                 match served().map(|(_, rule)| rule.concurrency).min() {
                     None => Scoring::Here { rule: Box::new(move |sample: &Sample| parts.earn(sample)), asked },
                     Some(concurrency) => {
-                        let services: Vec<(String, Service)> =
-                            served().map(|(part, _)| Ok((part.name.clone(), service(&part.rule)?))).collect::<Result<_>>()?;
+                        let services: Vec<(String, Service)> = served()
+                            .map(|(part, _)| Ok((part.name.clone(), service(&part.rule, &plan.net)?)))
+                            .collect::<Result<_>>()?;
                         let served = Served::parts(parts, services).retries(plan.reward.retries);
                         Scoring::Served { served: Arc::new(served), concurrency }
                     }
@@ -130,6 +134,14 @@ impl Judge {
         }
     }
 
+    /// What becomes of a group that lost samples.
+    pub fn on_lost_sample(self, on_lost_sample: OnLostSample) -> Self {
+        match self {
+            Judge::Here(reward) => Judge::Here(reward.on_lost_sample(on_lost_sample)),
+            Judge::Served(reward) => Judge::Served(reward.on_lost_sample(on_lost_sample)),
+        }
+    }
+
     /// Most groups in a row that may fail.
     pub fn max_poisoned(self, groups: u64) -> Self {
         match self {
@@ -164,15 +176,13 @@ impl Judge {
 }
 
 /// What is asked for by `rule`, which is served.
-fn service(rule: &PartRule) -> Result<Service> {
+fn service(rule: &PartRule, net: &Net) -> Result<Service> {
     let of = rule.served().context("this reward is computed here")?;
     let seconds = Duration::try_from_secs_f64;
     let service = Service::new(ServiceConfig {
-        token: secrets::token(of.token_env.as_ref(), &of.url)?,
-        url: of.url.clone(),
+        endpoint: secrets::endpoint(&of.url, of.token_env.as_ref(), net)?,
         timeout: seconds(of.timeout)?,
-        pause: seconds(of.pause)?,
-        patience: seconds(of.patience)?,
+        retry: RetryPolicy { pause: seconds(of.pause)?, busy_timeout: seconds(of.patience)?, ..RetryPolicy::default() },
     })?;
     Ok(match rule {
         PartRule::Judge(of) => service.judge(Grader::new(JudgeConfig {
@@ -285,7 +295,7 @@ fn said(must_end: bool, value: impl Fn(&Sample) -> Result<f64, String> + Send + 
 /// What the environment said of a whole rollout, however it ended.
 fn graded(sample: &Sample) -> Result<f64, String> {
     let said = |key: &str| sample.metadata.get(key);
-    said("environment_reward").and_then(serde_json::Value::as_f64).ok_or_else(|| {
+    said("environment_reward").and_then(number::from_json).ok_or_else(|| {
         let why = said("environment_failure").and_then(serde_json::Value::as_str).unwrap_or("it has not seen this sample");
         format!("the environment gave no grade: {why}")
     })

@@ -1,4 +1,5 @@
-//! What a run leaves behind, and what shows it while it lives.
+//! What a run leaves behind, and what shows it while it lives. Law C3: files that are replaced are written by
+//! [`atomic_file`]. Logs grow by whole lines, and a checkpoint is published when the lines of its steps are on the disk.
 //!
 //! `recipe.toml` (resolved), `metrics.jsonl`, `rollouts.jsonl`, `dead_letters.jsonl` (if there are any), `checkpoints/step_000123/`,
 //! `reference/` (if the policy is held to what its warm-up made), `report.md`, `curve.svg`, `report.html`, `run.json`.
@@ -14,7 +15,8 @@ use rollflow::flow::{Ended, Flow, Report, RunError, StageReport, State};
 use rollflow::model::FrozenWeights;
 use rollflow::observe::chart::Chart;
 use rollflow::observe::logs::{
-    ConsoleLogger, DEAD_LETTERS, DeadLetterWriter, JsonlLogger, RolloutWriter, TensorBoardLogger, read_metrics, read_rollouts,
+    ConsoleLogger, DEAD_LETTERS, DeadLetterWriter, JsonlLogger, RolloutWriter, TensorBoardLogger, last_step, metrics_rows,
+    read_rollouts,
 };
 use rollflow::observe::progress::{Progress, duration};
 use rollflow::observe::report::StageShares;
@@ -22,13 +24,15 @@ use rollflow::observe::run_report::RunReport;
 use rollflow::observe::stage_sampler::StageSampler;
 use rollflow::observe::{Console, Metric, Metrics, MetricsServer, StepMetrics};
 use rollflow::recipe::Plan;
+use rollflow::stages::LOST;
 use rollflow::stages::evaluate::AnswerLog;
 use rollflow::stages::sink::RunLog;
-use rollflow::stages::train::{self, Trained};
+use rollflow::stages::train::{self, CheckpointGate, Trained};
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
+use rollflow::util::{atomic_file, lock_file, untrusted};
 
-use crate::page;
-use crate::record::{Drawn, Record};
+use crate::record::{self, Drawn, Record};
+use crate::{origin, page};
 
 /// Where the stages of a pipeline write. `W`: what its trainer publishes.
 pub struct Outputs<W = FrozenWeights> {
@@ -40,8 +44,16 @@ pub struct Outputs<W = FrozenWeights> {
     pub dead_letters: Option<DeadLetterWriter>,
     /// Gets what evaluations find, if anything does.
     pub answers: Option<AnswerLog>,
-    /// The folder that gets `checkpoints/`, if any does.
-    pub checkpoints: Option<PathBuf>,
+    /// Where checkpoints go, if anywhere.
+    pub checkpoints: Option<Checkpoints>,
+}
+
+/// Where a run's checkpoints go.
+pub struct Checkpoints {
+    /// The folder that gets `checkpoints/`.
+    pub run: PathBuf,
+    /// Holds them back until the log has written their steps.
+    pub gate: CheckpointGate,
 }
 
 impl<W> Outputs<W> {
@@ -60,7 +72,8 @@ pub struct RunFolder {
     server: Option<MetricsServer>,
     progress: bool,
     console: Console,
-    rows: Arc<Mutex<Vec<(u64, StepMetrics)>>>,
+    /// Of the flow that runs.
+    gate: Mutex<Option<CheckpointGate>>,
     staleness: Arc<Mutex<BTreeMap<u64, u64>>>,
     /// For the page: the graph, and where the time went.
     drawn: Mutex<Drawn>,
@@ -72,17 +85,35 @@ pub struct RunFolder {
 pub const RECIPE: &str = "recipe.toml";
 /// Held by the process that works on the run.
 pub const LOCK: &str = ".lock";
+/// The files that grow by lines of ascending steps.
+pub const LOGS: [&str; 3] = ["metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"];
+/// What else a run leaves that another one would mix its own with.
+const OTHERS: [&str; 7] = [record::RECORD, origin::LINEAGE, DEAD_LETTERS, CHECKPOINTS, "evaluations", "report.md", page::PAGE];
+
+/// Refuses a folder that holds a run, or files of one whose recipe is gone: nothing is overwritten, and no run is mixed with another.
+pub fn refuse_another_run(path: &Path) -> Result<()> {
+    if path.join(RECIPE).exists() {
+        bail!("{0} already holds a run; choose another folder with --out, or go on with it: rollflow resume {0}", path.display());
+    }
+    let found: Vec<&str> = LOGS.into_iter().chain(OTHERS).filter(|name| path.join(name).symlink_metadata().is_ok()).collect();
+    if !found.is_empty() {
+        bail!(
+            "{} holds files of another run, but no {RECIPE}: {}; choose another folder with --out, or move them away",
+            path.display(),
+            found.join(", ")
+        );
+    }
+    Ok(())
+}
 
 impl RunFolder {
     /// Makes the folder, writes the resolved recipe into it and serves metrics if the recipe says so. A folder that already holds a run is
     /// refused: nothing is overwritten.
     pub fn create(path: &Path, plan: &Plan) -> Result<Self> {
-        if path.join(RECIPE).exists() {
-            bail!("{} already holds a run; choose another folder with --out, or go on with it: rollflow resume", path.display());
-        }
+        refuse_another_run(path)?;
         // Before anything is written: a busy port must not leave a folder that looks like a run.
         let (metrics, server) = serve(plan)?;
-        std::fs::create_dir_all(path).with_context(|| format!("making the run's folder {}", path.display()))?;
+        atomic_file::create_folder(path).with_context(|| format!("making the run's folder {}", path.display()))?;
         RunFolder::open(path, plan, metrics, server)
     }
 
@@ -95,17 +126,16 @@ impl RunFolder {
     /// The folder `name` in this one, for a part of this run that is a run of its own: made, or opened again. Both show what they do in one place.
     pub fn part(&self, name: &str, plan: &Plan) -> Result<Self> {
         let path = self.path.join(name);
-        std::fs::create_dir_all(&path).with_context(|| format!("making the folder {}", path.display()))?;
+        atomic_file::create_folder(&path).with_context(|| format!("making the folder {}", path.display()))?;
         Ok(RunFolder { console: self.console.clone(), ..RunFolder::open(&path, plan, self.metrics.clone(), None)? })
     }
 
     fn open(path: &Path, plan: &Plan, metrics: Metrics, server: Option<MetricsServer>) -> Result<Self> {
         let lock = lock_run(path)?;
-        let (recipe, written) = (path.join(RECIPE), path.join(".recipe.writing"));
-        std::fs::write(&written, plan.to_toml())
-            .and_then(|()| std::fs::rename(&written, &recipe))
-            .with_context(|| format!("writing {}", recipe.display()))?;
-        let recorded = Record::begin(path, plan);
+        atomic_file::remove_leftovers(path).with_context(|| format!("removing what is half written in {}", path.display()))?;
+        let recipe = path.join(RECIPE);
+        atomic_file::write(&recipe, plan.to_toml()).with_context(|| format!("writing {}", recipe.display()))?;
+        Record::begin(path, plan)?;
         let (path, name, progress) = (path.to_owned(), plan.name.clone(), plan.observe.progress);
         let run = RunFolder {
             path,
@@ -114,28 +144,15 @@ impl RunFolder {
             server,
             progress,
             console: Console::default(),
-            rows: Arc::default(),
+            gate: Mutex::default(),
             staleness: Arc::default(),
             drawn: Mutex::default(),
             _lock: lock,
         };
-        // A run that can't be remembered can still be made.
-        if let Err(error) = recorded {
-            run.say(&format!("warning: {error:#}"));
-        }
         if let Some(server) = &run.server {
             run.say(&format!("metrics: http://{}/metrics", server.address()));
         }
         Ok(run)
-    }
-
-    /// Takes the steps that the run has logged before into the report to come.
-    pub fn remember(&self) -> Result<()> {
-        let path = self.path.join("metrics.jsonl");
-        if path.exists() {
-            *lock(&self.rows) = read_metrics(path)?;
-        }
-        Ok(())
     }
 
     /// Where it is.
@@ -145,7 +162,7 @@ impl RunFolder {
 
     /// One line for whoever watches.
     pub fn say(&self, line: &str) {
-        self.console.warn(line);
+        self.console.warn(&untrusted::line(line));
     }
 
     /// Where lines and progress are shown. What pipelines say are events, shown once it is installed.
@@ -155,18 +172,18 @@ impl RunFolder {
 
     /// Where the pipeline's stages write.
     pub fn outputs(&self, plan: &Plan) -> Result<Outputs> {
+        let gate = CheckpointGate::new(LOGS.map(|name| self.path.join(name)));
+        *lock(&self.gate) = Some(gate.clone());
         Ok(Outputs {
             metrics: self.metrics.clone(),
-            log: self.log(plan)?,
+            log: self.log(plan)?.gate(&gate),
             dead_letters: Some(DeadLetterWriter::new(&self.path)),
             answers: plan.eval.as_ref().filter(|eval| eval.every > 0).map(|_| AnswerLog::new(&self.path)).transpose()?,
-            checkpoints: Some(self.path.clone()),
+            checkpoints: Some(Checkpoints { run: self.path.clone(), gate }),
         })
     }
 
     fn log(&self, plan: &Plan) -> Result<RunLog<FrozenWeights>> {
-        let rows = self.rows.clone();
-        let remember = move |step: u64, row: &StepMetrics| lock(&rows).push((step, row.clone()));
         let console = ConsoleLogger::events(plan.observe.log_every);
         let staleness = self.staleness.clone();
         let lags = move |trained: &Trained<FrozenWeights>| {
@@ -175,8 +192,7 @@ impl RunFolder {
                 *seen.entry(lag).or_default() += 1;
             }
         };
-        let mut log =
-            RunLog::new(&self.metrics).each(lags).logger(JsonlLogger::new(&self.path)?).logger(remember).logger(console);
+        let mut log = RunLog::new(&self.metrics).each(lags).logger(JsonlLogger::new(&self.path)?).logger(console);
         if plan.observe.tensorboard {
             log = log.logger(TensorBoardLogger::new(&self.path)?);
         }
@@ -189,26 +205,37 @@ impl RunFolder {
     /// Runs a flow of `steps` steps with its progress on show, and writes the report, also of a run that failed.
     pub fn watch(&self, flow: &mut Flow, steps: u64, run: impl FnOnce(&mut Flow) -> Result<Report, RunError>) -> Result<Report> {
         lock(&self.drawn).graph = serde_json::from_str(&flow.graph().to_json()).context("the graph as JSON")?;
-        let progress = self.progress.then(|| Progress::new(&self.console, Some(steps)));
+        let taken = last_step(&self.path.join("metrics.jsonl"))?;
+        let progress = self.progress.then(|| Progress::new(&self.console, Some(steps)).after(taken, &self.metrics));
         let sampler = StageSampler::start(flow.stats(), self.metrics.clone(), progress)?;
         let result = run(flow);
         drop(sampler);
         match &result {
-            Ok(report) => self.report(report)?,
+            Ok(report) => {
+                // A run that was stopped dropped the rows of its last step.
+                lock(&self.gate).take().map_or(Ok(()), |gate| gate.open())?;
+                self.report(report)?;
+            }
             // A full disk may have ended the run and take no report either: the error is what the run died of.
-            Err(RunError::Failed { report, .. }) => self.report(report).unwrap_or_else(|error| self.say(&format!("{error:#}"))),
-            Err(_) => {}
+            Err(error) => {
+                let written = error.report().map_or(Ok(()), |report| self.report(report));
+                written.unwrap_or_else(|error| self.say(&format!("{error:#}")));
+            }
         }
         Ok(result?)
     }
 
-    /// Writes down how the run ended, and its page. What can't be written is said: the run is what it is.
-    pub fn end(&self, result: &Result<Report>) {
+    /// Writes down how the run ended, and its page. What can't be written is an error, unless the run has failed already: then it is said, and
+    /// the error is what the run died of.
+    pub fn end(&self, result: Result<Report>) -> Result<Report> {
         let drawn = Drawn { staleness: lock(&self.staleness).clone().into_iter().collect(), ..lock(&self.drawn).clone() };
-        let written = Record::end(&self.path, result, drawn).and_then(|()| page::write(&self.path));
-        if let Err(error) = written {
-            self.say(&format!("warning: {error:#}"));
+        let written = Record::end(&self.path, &result, drawn).and_then(|()| page::write(&self.path));
+        match (written, &result) {
+            (Err(error), Ok(_)) => return Err(error),
+            (Err(error), Err(_)) => self.say(&format!("warning: {error:#}")),
+            (Ok(_), _) => {}
         }
+        result
     }
 
     fn report(&self, report: &Report) -> Result<()> {
@@ -219,27 +246,28 @@ impl RunFolder {
             Ended::Stopped => "was stopped",
             Ended::Failed => "failed",
         };
-        let rows = lock(&self.rows);
-        let Some((last_step, last)) = rows.last() else { return Ok(()) };
+        let Logged { last, rewards, losses } = self.logged()?;
+        let Some((last_step, last)) = last else { return Ok(()) };
         let time = std::time::Duration::from_nanos(report.wall);
-        let curve_of = if last.contains_key(Metric::RewardMean.key()) { Metric::RewardMean } else { Metric::Loss };
-        let points: Vec<(f64, f64)> =
-            rows.iter().filter_map(|(step, row)| Some((*step as f64, *row.get(curve_of.key())?))).collect();
-        let title = if curve_of == Metric::RewardMean { "mean reward" } else { "loss" };
+        let (title, points) = if rewards.is_empty() { ("loss", losses) } else { ("mean reward", rewards) };
         let total = |metric, labels: &[&str]| self.metrics.newest(metric, labels).unwrap_or(0.0);
         let rate = |tokens: f64| format!("{tokens:.0} ({:.0} a second)", tokens / time.as_secs_f64());
         let mut summary = vec![
-            ("steps".into(), format!("{last_step} ({:.1} a second)", *last_step as f64 / time.as_secs_f64())),
+            ("steps".into(), format!("{last_step} ({:.1} a second)", last_step as f64 / time.as_secs_f64())),
             ("tokens generated".into(), rate(total(Metric::GeneratedTokens, &[]))),
             ("tokens trained".into(), rate(total(Metric::Tokens, &["trained"]))),
             ("token ledger".into(), self.ledger(Metric::LedgerTokens, "generated")),
             ("prompt ledger".into(), self.ledger(Metric::LedgerPrompts, "entered")),
             ("checkpoint".into(), self.newest_checkpoint()?),
         ];
-        let (poisoned, dead) = (total(Metric::GroupsDropped, &[POISONED]), total(Metric::DeadLetters, &["reward"]));
-        if poisoned > 0.0 {
-            summary.push(("groups dropped as poisoned".into(), format!("{poisoned}")));
-        }
+        let dead = total(Metric::DeadLetters, &["reward"]);
+        let dropped = [
+            ("groups dropped as poisoned", total(Metric::GroupsDropped, &[POISONED])),
+            ("groups dropped as lost", total(Metric::GroupsDropped, &[LOST])),
+            ("samples lost", total(Metric::SamplesDropped, &[LOST])),
+        ];
+        summary
+            .extend(dropped.iter().filter(|(_, count)| *count > 0.0).map(|(what, count)| ((*what).into(), format!("{count}"))));
         if dead > 0.0 {
             summary.push(("dead letters".into(), format!("{dead} in `{DEAD_LETTERS}`; `rollflow replay` tries them again")));
         }
@@ -250,11 +278,25 @@ impl RunFolder {
             curve: Chart::curve(title, "step", points),
             bottleneck: report.bottleneck.clone(),
             flow_table: report.to_string(),
-            final_metrics: last.clone(),
+            final_metrics: last,
             samples: self.last_rollouts(8),
         };
         page.write(&self.path)?;
         Ok(())
+    }
+
+    /// What the report shows of `metrics.jsonl`. Rows are read one at a time: a long run has more of them than memory is for.
+    fn logged(&self) -> Result<Logged> {
+        let mut logged = Logged::default();
+        for row in metrics_rows(self.path.join("metrics.jsonl"))? {
+            // A row that could not be written whole ended the run.
+            let Ok((step, row)) = row else { break };
+            let point = |metric: Metric| row.get(metric.key()).map(|value| (step as f64, *value));
+            logged.rewards.extend(point(Metric::RewardMean));
+            logged.losses.extend(point(Metric::Loss));
+            logged.last = Some((step, row));
+        }
+        Ok(logged)
     }
 
     fn draw(&self, report: &Report) {
@@ -294,18 +336,26 @@ impl RunFolder {
     }
 }
 
+/// What a report shows of a run's steps.
+#[derive(Default)]
+struct Logged {
+    last: Option<(u64, StepMetrics)>,
+    rewards: Vec<(f64, f64)>,
+    losses: Vec<(f64, f64)>,
+}
+
 fn serve(plan: &Plan) -> Result<(Metrics, Option<MetricsServer>)> {
     let metrics = Metrics::new();
-    let server = plan.observe.metrics.map(|address| MetricsServer::start(address, metrics.clone())).transpose()?;
+    let server = plan.observe.metrics;
+    let server = server.map(|address| MetricsServer::start_for(address, metrics.clone(), &plan.net.allowed_hosts)).transpose()?;
     Ok((metrics, server))
 }
 
 /// Two processes on one run would tear its files. The lock goes with the process, also when it is killed.
 fn lock_run(path: &Path) -> Result<File> {
     let file = path.join(LOCK);
-    let lock = File::create(&file).with_context(|| format!("locking {}", file.display()))?;
-    match lock.try_lock() {
-        Ok(()) => Ok(lock),
+    match lock_file::take(&file) {
+        Ok(lock) => Ok(lock),
         Err(TryLockError::WouldBlock) => bail!("another process works on the run in {}; wait for it or stop it", path.display()),
         Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("locking {}", file.display())),
     }

@@ -1,7 +1,8 @@
 //! What recipes name and don't hold: tokens in the environment.
 
 use anyhow::{Context, Result};
-use rollflow::engine::remote::Token;
+use rollflow::net::{Endpoint, Token};
+use rollflow::recipe::net::Net;
 
 /// What the environment holds by this name, for whoever listens at `url`.
 pub fn secret(name: &str, url: &str) -> Result<String> {
@@ -9,8 +10,13 @@ pub fn secret(name: &str, url: &str) -> Result<String> {
     value.with_context(|| format!("the environment has no {name}, which token_env names for {url}"))
 }
 
-/// The same as what is sent with every request; none where none is named.
-pub fn token(name: Option<&String>, url: &str) -> Result<Option<Token>> {
+/// The server at `url`, which knows its callers by the token that `token_env` names.
+pub fn endpoint(url: &str, token_env: Option<&String>, net: &Net) -> Result<Endpoint> {
+    Ok(Endpoint { token: token(token_env, url)?, ca_file: net.ca_file.clone(), ..Endpoint::new(url) })
+}
+
+/// The token that a variable holds; none where no variable is named.
+fn token(name: Option<&String>, url: &str) -> Result<Option<Token>> {
     let read = |name: &String| -> Result<Token> {
         Token::new(&secret(name, url)?).with_context(|| format!("what {name} holds can't be sent in a header"))
     };

@@ -15,11 +15,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use rollflow::model::Dtype;
-use rollflow::recipe::Plan;
+use rollflow::model::{Dtype, GpuMemory, gpu_memory};
 use rollflow::recipe::engine::{Engine, Launch};
 use rollflow::recipe::lora::Target;
-use rollflow::recipe::model::Precision;
+use rollflow::recipe::model::{DeviceName, Precision};
+use rollflow::recipe::{MemoryPlan, Plan};
+use rollflow::util::atomic_file;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 /// How long a server may take to end by itself.
@@ -54,16 +55,20 @@ impl Recipe {
     pub fn of(plan: &Plan, folder: &Path) -> Result<Vec<Recipe>> {
         let engine = &plan.engine;
         let program = program(engine)?;
+        let devices = devices(plan, gpus())?;
         let of = |at: usize| {
             let port = u16::try_from(engine.port + at).context("engine.port")?;
             let mut words = program.clone();
-            words.extend(flags(engine.launch, folder, port, plan.model.dtype));
+            words.extend(flags(engine.launch, folder, port, plan.model.precision()));
             words.extend(adapter_flags(plan));
+            let device = devices.get(at).copied();
+            words.extend(memory_flags(engine.launch, share_of(plan, device)?));
             words.extend(engine.flags.iter().cloned());
             let own = engine.env.iter().filter_map(|pair| pair.split_once('='));
             let adapters = plan.syncs_adapters().then_some(("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"));
             let env = env(engine.launch).iter().copied().chain(adapters).chain(own);
-            let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+            let visible = device.map(|device| (VISIBLE.to_owned(), visible(std::env::var(VISIBLE).ok().as_deref(), device)));
+            let env = visible.into_iter().chain(env.map(|(name, value)| (name.to_owned(), value.to_owned()))).collect();
             Ok(Recipe { kind: engine.launch, words, env, port })
         };
         (0..engine.replicas).map(of).collect()
@@ -73,6 +78,94 @@ impl Recipe {
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
+}
+
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
+/// How many GPUs this process sees.
+fn gpus() -> usize {
+    (0..).take_while(|index| gpu_memory(*index).is_some()).count()
+}
+
+/// GPUs that the run itself computes on.
+fn own_gpus(plan: &Plan) -> Vec<usize> {
+    let gpu = |device| match device {
+        DeviceName::Cuda(index) => Some(index),
+        DeviceName::Cpu => None,
+    };
+    plan.devices().into_iter().filter_map(|(_, device)| gpu(device)).collect()
+}
+
+/// Each server's GPU: as the recipe says, or one each, those first that the run does not compute on. None where there are none, and where the recipe's
+/// environment names them itself.
+fn devices(plan: &Plan, gpus: usize) -> Result<Vec<usize>> {
+    let engine = &plan.engine;
+    if !engine.devices.is_empty() {
+        return Ok(engine.devices.clone());
+    }
+    if gpus == 0 || engine.env.iter().any(|pair| pair.starts_with(VISIBLE)) {
+        return Ok(Vec::new());
+    }
+    let own = own_gpus(plan);
+    let (shared, free): (Vec<usize>, Vec<usize>) = (0..gpus).partition(|gpu| own.contains(gpu));
+    let all: Vec<usize> = free.into_iter().chain(shared).take(engine.replicas).collect();
+    if all.len() < engine.replicas {
+        bail!(
+            "`engine.replicas` is {}, and this machine has {gpus} GPUs: each server takes most of one; lower it, or set CUDA_VISIBLE_DEVICES in `engine.env` \
+             and `engine.gpu_memory`",
+            engine.replicas
+        );
+    }
+    Ok(all)
+}
+
+/// What a server's process must be told so that it sees this GPU alone: of those that this process sees, by their numbers or names.
+fn visible(ours: Option<&str>, device: usize) -> String {
+    let named = ours.and_then(|ours| ours.split(',').map(str::trim).filter(|name| !name.is_empty()).nth(device));
+    named.map_or_else(|| device.to_string(), str::to_owned)
+}
+
+/// The share of its GPU's memory that a server takes: the recipe's, or what the run's own plan leaves of a GPU that both use. `None` leaves it to the server.
+fn share_of(plan: &Plan, device: Option<usize>) -> Result<Option<f64>> {
+    if let Some(share) = plan.engine.gpu_memory {
+        return Ok(Some(share));
+    }
+    let Some(device) = device.filter(|device| own_gpus(plan).contains(device)) else { return Ok(None) };
+    let Some(memory) = gpu_memory(device) else { return Ok(None) };
+    let name = DeviceName::Cuda(device).word();
+    let own = MemoryPlan::of(plan)?.into_iter().find(|of| of.device == name).map_or(0, |of| of.total());
+    share_beside(memory, own).map(Some).with_context(|| {
+        format!(
+            "{} shares {name} with the run; give it another by engine.devices, or a share by engine.gpu_memory",
+            plan.engine.launch.word()
+        )
+    })
+}
+
+/// What is left beside a run that takes `own` bytes, less what a process holds before it computes.
+fn share_beside(memory: GpuMemory, own: u64) -> Result<f64> {
+    const RESERVE: u64 = 2 << 30;
+    const LEAST: f64 = 0.05;
+    let left = memory.free.saturating_sub(own).saturating_sub(RESERVE) as f64 / memory.total.max(1) as f64;
+    if left < LEAST {
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        bail!(
+            "{:.1} GiB of its {:.1} GiB are free, and the run's plan takes {:.1}",
+            gib(memory.free),
+            gib(memory.total),
+            gib(own)
+        );
+    }
+    // Rounded down to hundredths.
+    Ok((left * 100.0).floor() / 100.0)
+}
+
+fn memory_flags(kind: Launch, share: Option<f64>) -> Vec<String> {
+    let flag = match kind {
+        Launch::Sglang => "--mem-fraction-static",
+        _ => "--gpu-memory-utilization",
+    };
+    share.map(|share| [flag.to_owned(), share.to_string()]).into_iter().flatten().collect()
 }
 
 /// Installed by scripts/engines.sh.
@@ -173,7 +266,7 @@ impl Process {
         command.stdin(Stdio::piped()).stdout(file.try_clone()?).stderr(file);
         let child = command.spawn().with_context(|| format!("starting {program}"))?;
         // For whoever wants to look at it from elsewhere.
-        std::fs::write(log.with_extension("pid"), format!("{}\n", child.id()))
+        atomic_file::write(&log.with_extension("pid"), format!("{}\n", child.id()))
             .with_context(|| format!("writing beside {}", log.display()))?;
         Ok(Process { child, log: log.to_owned() })
     }
@@ -336,5 +429,50 @@ impl Drop for Servers {
         for process in &self.processes {
             process.lock().unwrap_or_else(PoisonError::into_inner).terminate();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(engine: &str) -> Plan {
+        let text = format!(
+            "pipeline = 'grpo'\n[model]\nkind = 'tiny'\n[task]\nkind = 'arithmetic'\n[reward]\nkind = 'exact'\n[flow]\nmax_staleness = 1\n[engine]\nlaunch = 'vllm'\n{engine}"
+        );
+        rollflow::recipe::parse("servers.toml", &text, &[]).unwrap_or_else(|errors| panic!("{errors}"))
+    }
+
+    #[test]
+    fn each_server_gets_a_gpu_of_its_own_those_first_that_the_run_leaves() {
+        let mut two = plan("replicas = 2");
+        assert_eq!(devices(&two, 0).unwrap(), [0; 0], "a machine without GPUs");
+        assert_eq!(devices(&two, 3).unwrap(), [0, 1]);
+        two.model.device = DeviceName::Cuda(0);
+        assert_eq!(devices(&two, 3).unwrap(), [1, 2]);
+        assert_eq!(devices(&two, 2).unwrap(), [1, 0], "the run's own last");
+        let error = devices(&two, 1).unwrap_err().to_string();
+        assert!(error.contains("engine.replicas") && error.contains("1 GPUs"), "{error}");
+        two.engine.devices = vec![3, 1];
+        assert_eq!(devices(&two, 4).unwrap(), [3, 1]);
+        assert!(devices(&plan("replicas = 2\nenv = ['CUDA_VISIBLE_DEVICES=0']"), 1).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_gpu_is_named_as_this_process_sees_it() {
+        assert_eq!(visible(None, 1), "1");
+        assert_eq!(visible(Some("4, GPU-7ab,6"), 1), "GPU-7ab");
+        assert_eq!(visible(Some(""), 0), "0");
+    }
+
+    #[test]
+    fn a_shared_gpu_is_shared_by_the_plan_and_refused_where_nothing_is_left() {
+        let gib = |number: u64| number << 30;
+        let memory = GpuMemory { total: gib(80), free: gib(80) };
+        assert_eq!(share_beside(memory, gib(38)).unwrap(), 0.5);
+        assert!(share_beside(memory, gib(77)).unwrap_err().to_string().contains("77.0"));
+        assert_eq!(memory_flags(Launch::Vllm, Some(0.5)), ["--gpu-memory-utilization", "0.5"]);
+        assert_eq!(memory_flags(Launch::Sglang, Some(0.5)), ["--mem-fraction-static", "0.5"]);
+        assert!(memory_flags(Launch::Vllm, None).is_empty());
     }
 }

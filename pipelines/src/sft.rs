@@ -10,6 +10,7 @@ use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::recipe::task::Sft;
 use rollflow::stages::sink::step_row;
+use rollflow::stages::train::Lesson;
 
 use crate::registry::Registry;
 use crate::resume::ResumePoint;
@@ -43,9 +44,10 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let sft = plan.sft.as_ref().context("the pipeline sft needs a section [sft]")?;
     let mut flow = Flow::new(&plan.name);
     let done = from.map_or(0, |from| from.trainer.step);
-    let (samples, data) = conversations::batches(plan, sft, policy)?;
+    let (samples, data) = conversations::batches(plan, sft, &policy.into())?;
     let samples = samples.after(done).metrics(&outputs.metrics);
     let trained = train(&mut flow, plan, sft, samples, policy, |trainer| {
+        let trainer = trainers::changing(trainer, plan, lesson)?;
         let trainer = evaluation::published(trainers::checkpointed(trainer, plan, outputs.checkpoints), plan);
         let trainer = match from {
             Some(from) => {
@@ -75,7 +77,7 @@ pub fn warm_up(plan: &Plan, sft: &Sft, policy: &Policy, interrupts: &Interrupts)
     let learned: Arc<Mutex<Option<Arc<FrozenWeights>>>> = Arc::default();
     let mut flow = Flow::new("warm-up");
     flow.interrupted_by(interrupts);
-    let (samples, _) = conversations::batches(plan, sft, policy)?;
+    let (samples, _) = conversations::batches(plan, sft, &policy.into())?;
     let trained = train(&mut flow, plan, sft, samples, policy, |trainer| Ok(trainer.sync_every(sft.steps)))?;
     let (seen, mut console) = (learned.clone(), ConsoleLogger::events(plan.observe.log_every));
     flow.sink("learned", trained, move |step: Trained<FrozenWeights>| -> Result<(), StageError> {
@@ -94,6 +96,12 @@ pub fn warm_up(plan: &Plan, sft: &Sft, policy: &Policy, interrupts: &Interrupts)
     say_complete(&report);
     let weights = learned.lock().unwrap_or_else(PoisonError::into_inner).take().context("the warm-up published no weights")?;
     Ok(WarmUp::Learned(policy.with_weights(weights)))
+}
+
+/// What the steps of a plan are learned by, where they differ.
+fn lesson(plan: &Plan) -> Result<Lesson> {
+    let sft = plan.sft.as_ref().context("the pipeline sft needs a section [sft]")?;
+    Ok(Lesson { schedule: Some(trainers::schedule(&sft.optimization, sft.lr, sft.steps, 1)?), ..Lesson::default() })
 }
 
 fn say_complete(report: &Report) {

@@ -8,9 +8,7 @@ use anyhow::{Context, Result};
 use rollflow::flow::Ended;
 use rollflow::prelude::*;
 use rollflow::recipe::plan::Observe;
-use rollflow::recipe::task::Sft;
 use rollflow::recipe::{Pipeline, Plan};
-use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
 use crate::origin::{Lineage, model_folder};
 use crate::registry::Registry;
@@ -24,7 +22,6 @@ pub const SFT: &str = "sft";
 /// The policy that reinforcement begins with: that of the checkpoint which the run wrote down, or else of the newest that the supervised part leaves.
 pub fn learned(
     (plan, registry): (&Plan, &Registry),
-    sft: &Sft,
     run: &RunFolder,
     policy: &Policy,
     interrupts: &Interrupts,
@@ -34,14 +31,11 @@ pub fn learned(
         None => {
             let begun = run.path().join(SFT).exists();
             let part = run.part(SFT, &supervised(plan))?;
-            let checkpoints = part.path().join(CHECKPOINTS);
-            if checkpoint::list(&checkpoints)?.last().is_none_or(|(step, _)| *step < sft.steps) {
-                let from = if begun { rewind_to_checkpoint(part.path(), |line| part.say(line))? } else { None };
-                part.remember()?;
-                let report = sft::run_of(&supervised(plan), registry, policy, &part, from.as_ref(), interrupts)?;
-                if report.ended != Ended::Finished {
-                    return Ok(WarmUp::Interrupted(report));
-                }
+            // Also where it has its last checkpoint: its report may be missing.
+            let from = if begun { rewind_to_checkpoint(part.path(), |line| part.say(line))? } else { None };
+            let report = sft::run_of(&supervised(plan), registry, policy, &part, from.as_ref(), interrupts)?;
+            if report.ended != Ended::Finished {
+                return Ok(WarmUp::Interrupted(report));
             }
             let checkpoint = model_folder(part.path())?;
             let lineage = Lineage::of(run.path(), &checkpoint).context("the supervised part left no checkpoint")?;

@@ -1,6 +1,5 @@
 //! A recipe's trainers: backends with their losses, rates and optimizers, and the stage around them.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
@@ -12,11 +11,12 @@ use rollflow::recipe::task::{RewardModel, Sft};
 use rollflow::recipe::train::{OnNonfinite, Optimization, ScheduleKind};
 use rollflow::recipe::{self, Plan, Timeline};
 use rollflow::stages::train::{Critic, Lesson};
-use rollflow::train::{AdamW, NonFinitePolicy};
+use rollflow::train::{AdamW, DecayScope, LrScale, NonFinitePolicy, ParamGroups};
 
 use crate::lessons::Mixture;
 use crate::losses::off_policy;
 use crate::registry::Registry;
+use crate::run_folder::Checkpoints;
 use crate::{lessons, origin, parts};
 
 /// The trainer of `[train]`.
@@ -79,6 +79,7 @@ fn local_config(plan: &Plan, loss: Arc<dyn Loss>, of: &Optimization, lr: f64, st
             weight_decay: of.weight_decay,
             ..AdamW::default()
         },
+        groups: groups(of),
         max_grad_norm: Some(of.max_grad_norm),
         micro_batch_tokens: of.micro_batch_tokens,
         non_finite: match of.on_nonfinite {
@@ -93,6 +94,16 @@ fn local_config(plan: &Plan, loss: Arc<dyn Loss>, of: &Optimization, lr: f64, st
         loss,
         ..LocalConfig::new(CrossEntropy, schedule)
     })
+}
+
+/// What decays, and which parts learn at a rate of their own.
+fn groups(of: &Optimization) -> ParamGroups {
+    let decay = match of.decay {
+        recipe::train::Decay::Matrices => DecayScope::Matrices,
+        recipe::train::Decay::All => DecayScope::All,
+    };
+    let recipe::train::LrScale { embeddings, head, adapters, score_head } = of.lr_scale;
+    ParamGroups { decay, lr_scale: LrScale { embeddings, head, adapters, score_head } }
 }
 
 /// The learning rate over updates, of which every step makes so many.
@@ -126,9 +137,10 @@ pub fn trainer<B: TrainingBackend>(
     backend: B,
     critic: Option<B>,
     mixture: Option<Mixture>,
-    checkpoints: Option<PathBuf>,
+    checkpoints: Option<Checkpoints>,
 ) -> Result<Trainer<B>> {
     let (timeline, always) = (Timeline::of(plan)?, lessons::lesson(plan, registry)?);
+    let [warn, halt] = plan.train.gap_limits(plan.model.precision());
     let registry = registry.clone();
     let lesson = move |step| -> Result<Lesson> {
         let lesson = if timeline.is_constant() { always.clone() } else { lessons::by_step(&timeline, &registry, step)? };
@@ -138,7 +150,7 @@ pub fn trainer<B: TrainingBackend>(
         .lessons(move |step| lesson(step).map_err(Into::into))
         .steps(plan.train.steps)
         .sync_every(plan.sync.every)
-        .gap_limits(GapLimits { warn: plan.train.gap_warn, halt: plan.train.gap_halt })
+        .gap_limits(GapLimits { warn, halt })
         .on_stale(parts::on_stale(plan))
         .threads(plan.train.optimization.threads);
     let trainer = match plan.critic.as_ref().zip(critic) {
@@ -155,12 +167,25 @@ pub fn trainer<B: TrainingBackend>(
     Ok(checkpointed(trainer, plan, checkpoints))
 }
 
+/// A supervised trainer with what changes and ramps do to its steps: `lesson` is that of a plan.
+pub fn changing<B: TrainingBackend>(
+    trainer: Trainer<B>,
+    plan: &Plan,
+    lesson: impl Fn(&Plan) -> Result<Lesson> + Send + 'static,
+) -> Result<Trainer<B>> {
+    let timeline = Timeline::of(plan)?;
+    if timeline.is_constant() {
+        return Ok(trainer);
+    }
+    Ok(trainer.lessons(move |step| Ok(lessons::of_step(&timeline, step, &lesson)?)))
+}
+
 /// With the recipe's checkpoints, if there is a folder for them. The end is always saved.
-pub fn checkpointed<B: TrainingBackend>(trainer: Trainer<B>, plan: &Plan, folder: Option<PathBuf>) -> Trainer<B> {
-    match folder {
-        Some(folder) => {
+pub fn checkpointed<B: TrainingBackend>(trainer: Trainer<B>, plan: &Plan, checkpoints: Option<Checkpoints>) -> Trainer<B> {
+    match checkpoints {
+        Some(Checkpoints { run, gate }) => {
             let every = (plan.checkpoint.every > 0).then_some(plan.checkpoint.every);
-            trainer.checkpoints(folder, every).keep(plan.checkpoint.keep)
+            trainer.checkpoints(run, every).keep(plan.checkpoint.keep).gate(&gate)
         }
         None => trainer,
     }

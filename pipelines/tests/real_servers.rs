@@ -49,7 +49,7 @@ impl Started {
         exporter.launch_folder(&start).unwrap();
         let servers = engines::launch(&plan, &start, &dir.path().join("logs"), (|line: &str| println!("{line}"), || false));
         let servers = servers.unwrap().unwrap();
-        let engine = engines::engine(&plan.engine, &plan.engine.launched_urls()[0]).unwrap();
+        let engine = engines::engine(&plan.engine, &plan.net, &plan.engine.launched_urls()[0]).unwrap();
         Started { plan, policy, exporter, engine, _servers: servers, _dir: dir }
     }
 

@@ -24,15 +24,44 @@ pub enum Aggregation {
     },
 }
 
+/// The size of a whole optimizer batch, for a caller that holds a part of it: a micro-batch, or one rank's share (law N1).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BatchSize {
+    /// Trained tokens, the sum over all masks: transformers' and TRL's `num_items_in_batch`, verl's `batch_num_tokens`.
+    pub tokens: f64,
+    /// Sequences: verl's `global_batch_size`.
+    pub sequences: f64,
+    /// Ranks whose gradients are averaged, not summed: verl's `dp_size`, transformers' `num_processes`. Weights are multiplied by it. 1 where
+    /// gradients are summed.
+    pub averaged_ranks: usize,
+}
+
+impl BatchSize {
+    /// The size of a batch with these masks.
+    pub fn of<M: AsRef<[f32]>>(masks: &[M]) -> Self {
+        let tokens = masks.iter().map(|mask| mass(mask.as_ref())).sum();
+        BatchSize { tokens, sequences: masks.len() as f64, averaged_ranks: 1 }
+    }
+}
+
+/// Trained tokens of a sequence.
+fn mass(mask: &[f32]) -> f64 {
+    mask.iter().map(|&m| f64::from(m)).sum()
+}
+
 impl Aggregation {
     /// Weights aligned with `masks` (sequences × their own length). A sequence without trained tokens gets zeros but still counts
     /// as a sequence, as in TRL. verl does not count it: for its number, leave such masks out.
     pub fn token_weights<M: AsRef<[f32]>>(&self, masks: &[M]) -> Vec<Vec<f64>> {
-        let mass = |mask: &[f32]| mask.iter().map(|&m| f64::from(m)).sum::<f64>();
-        let sequences = masks.len() as f64;
-        let total: f64 = masks.iter().map(|mask| mass(mask.as_ref())).sum();
+        self.token_weights_in(masks, &BatchSize::of(masks))
+    }
+
+    /// Weights of a part of a batch of this size: those that its tokens have in the whole batch.
+    pub fn token_weights_in<M: AsRef<[f32]>>(&self, masks: &[M], batch: &BatchSize) -> Vec<Vec<f64>> {
+        let BatchSize { tokens, sequences, averaged_ranks } = *batch;
+        let ranks = averaged_ranks as f64;
         let denominator = |mask: &[f32]| match self {
-            Aggregation::TokenMean => total,
+            Aggregation::TokenMean => tokens,
             Aggregation::TokenSum => 1.0,
             Aggregation::SeqMeanTokenMean => mass(mask) * sequences,
             Aggregation::SeqMeanTokenSum => sequences,
@@ -40,7 +69,7 @@ impl Aggregation {
         };
         let weights = |mask: &[f32]| {
             let denominator = denominator(mask);
-            mask.iter().map(|&m| if m > 0.0 { f64::from(m) / denominator } else { 0.0 }).collect()
+            mask.iter().map(|&m| if m > 0.0 { f64::from(m) / denominator * ranks } else { 0.0 }).collect()
         };
         masks.iter().map(|mask| weights(mask.as_ref())).collect()
     }
@@ -93,6 +122,26 @@ mod tests {
                 let joined = [scaled(parts.0, first), scaled(parts.1, second)].concat();
                 let whole = aggregation.token_weights(&masks).into_iter().flatten();
                 prop_assert!(whole.zip(joined).all(|(whole, part)| (whole - part).abs() < 1e-12));
+            }
+        }
+
+        #[test]
+        fn n1_ranks_are_one_more_cut_of_the_batch(
+            masks in prop::collection::vec(prop::collection::vec(0.0f32..2.0, 1..9), 1..9), cuts in prop::collection::vec(0usize..9, 0..4)
+        ) {
+            let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(masks.len())).chain([0, masks.len()]).collect();
+            cuts.sort_unstable();
+            let ranks = cuts.len() - 1;
+            let (whole, dr_grpo) = (BatchSize::of(&masks), Aggregation::DrGrpo { max_len: 9 });
+            let means = [Aggregation::TokenMean, Aggregation::SeqMeanTokenMean, Aggregation::SeqMeanTokenSum];
+            for aggregation in means.into_iter().chain([Aggregation::TokenSum, dr_grpo]) {
+                let summed = |of: &BatchSize| -> Vec<Vec<f64>> {
+                    cuts.windows(2).flat_map(|cut| aggregation.token_weights_in(&masks[cut[0]..cut[1]], of)).collect()
+                };
+                prop_assert_eq!(&summed(&whole), &aggregation.token_weights(&masks));
+                let averaged = summed(&BatchSize { averaged_ranks: ranks, ..whole }).concat();
+                let whole = aggregation.token_weights(&masks).concat();
+                prop_assert!(whole.iter().zip(&averaged).all(|(whole, part)| (whole - part / ranks as f64).abs() < 1e-12));
             }
         }
 

@@ -189,9 +189,40 @@ pub enum LossError {
         /// Tokens of the batch.
         of: usize,
     },
+    /// A loss that gave derivatives for other tokens than it was shown.
+    #[error("the loss `{loss}` gave {found} entries in `{column}` for {expected} tokens; give one entry per token")]
+    Length {
+        /// The loss.
+        loss: String,
+        /// `grad` or `entropy_grad`.
+        column: &'static str,
+        /// Tokens that it was shown.
+        expected: usize,
+        /// Entries that it gave.
+        found: usize,
+    },
+    /// A loss that panicked.
+    #[error("the loss `{loss}` panicked: {message}")]
+    Panicked {
+        /// The loss.
+        loss: String,
+        /// Its message.
+        message: String,
+    },
     /// A loss of the user's own found its inputs unusable.
     #[error("{0}")]
     Custom(String),
+}
+
+impl LossOutput {
+    /// The same output of `loss`, or an error where it does not have one derivative per token.
+    pub(crate) fn aligned(self, loss: &str, expected: usize) -> Result<Self, LossError> {
+        let columns = [("grad", Some(self.grad.len())), ("entropy_grad", self.entropy_grad.as_ref().map(Vec::len))];
+        match columns.into_iter().find_map(|(column, found)| Some((column, found.filter(|found| *found != expected)?))) {
+            Some((column, found)) => Err(LossError::Length { loss: loss.to_owned(), column, expected, found }),
+            None => Ok(self),
+        }
+    }
 }
 
 /// Turns log-probabilities into a loss and its derivatives. Pure: same inputs, same output.

@@ -37,7 +37,7 @@ pub use advantages::{
     rank_based, reinforce_plus_plus, reinforce_plus_plus_baseline, reinforce_plus_plus_outcome, remax, rewards_to_go,
     subtract_baseline,
 };
-pub use aggregation::Aggregation;
+pub use aggregation::{Aggregation, BatchSize};
 pub use answers::{extract_answer, is_correct, parse_number};
 pub use correction::{Bound, Correction, CorrectionMetrics, Divergence, Importance, Level, Over, Rejection};
 pub use gap::{ComparedToken, LagGap, LogProbGap};
@@ -49,7 +49,7 @@ pub use logits::{entropy, log_softmax_at};
 pub use loss::{Loss, LossError, LossInputs, LossMetrics, LossOutput, PairMetrics};
 pub use masked::{masked_mean, masked_sum, masked_variance, whiten};
 pub use off_policy::{Anchors, OffPolicy, Proximal};
-pub use pairs::{PairOf, PairSelector, all_pairs, best_against_worst, compute_dapo_pairs, random_pair};
+pub use pairs::{PairOf, PairSelector, all_pairs, best_against_worst, compute_dapo_pairs, first_against_second, random_pair};
 pub use policy_loss::{BinaryDivergence, Clip, Grpo, PolicyGradient, PolicyLoss, RatioLevel, Surrogate, Vespo};
 pub use ppo::{PpoLoss, PpoTokens, compute_ppo_loss};
 pub use preference::{PairInputs, PairLoss, PairOutput, PairwiseLoss, Preference, ScoreDivergence, compute_dapo_loss};

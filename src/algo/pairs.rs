@@ -19,6 +19,11 @@ pub trait PairSelector: Fn(&Group) -> Vec<PairOf> + Send + Sync + 'static {}
 
 impl<F: Fn(&Group) -> Vec<PairOf> + Send + Sync + 'static> PairSelector for F {}
 
+/// The first sample against the second, in that order whatever they earned: pairs of a data set.
+pub fn first_against_second(group: &Group) -> Vec<PairOf> {
+    if group.samples.len() == 2 { vec![PairOf { chosen: 0, rejected: 1 }] } else { Vec::new() }
+}
+
 /// The best answer against the worst, the first of each where several are; none where all earn the same.
 pub fn best_against_worst(group: &Group) -> Vec<PairOf> {
     let rewards = group.rewards();
@@ -69,7 +74,7 @@ mod tests {
 
     fn group(ordinal: u64, rewards: &[f64]) -> Group {
         let samples = rewards.iter().map(|reward| Sample { reward: Some(*reward), ..Sample::default() }).collect();
-        Group { prompt: Arc::new(Prompt { ordinal, ..Prompt::default() }), samples }
+        Group { prompt: Arc::new(Prompt { ordinal, ..Prompt::default() }), samples, ..Group::default() }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Spans, Status, Version};
+use super::{Spans, Status, Version, number};
 
 /// An answer, finished or not (law D3). Columns have one entry a token.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -12,6 +12,7 @@ pub struct Answer {
     /// What was sampled, the token that ended it included, and what was given between turns.
     pub tokens: Vec<u32>,
     /// Behaviour log-probability of each; 0 for given ones.
+    #[serde(with = "number::list")]
     pub log_probs: Vec<f32>,
     /// The weights that sampled each.
     pub versions: Spans,
@@ -38,6 +39,14 @@ impl Answer {
         self.log_probs.resize(self.tokens.len(), 0.0);
         self.versions.extend(None, tokens.len());
         self.status = Status::Pending;
+    }
+
+    /// Appends all tokens of another answer, and takes its status.
+    pub(crate) fn extend(&mut self, other: &Answer) {
+        self.tokens.extend(&other.tokens);
+        self.log_probs.extend(&other.log_probs);
+        other.versions.iter().for_each(|span| self.versions.extend(span.version, span.len));
+        self.status = other.status;
     }
 
     /// Tokens of its newest turn: those that were sampled since the last given one.

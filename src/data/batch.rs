@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{Dropped, Group, Metadata, RewardParts, Sample};
+use super::{Dropped, DroppedSample, Group, Metadata, RewardParts, Sample};
 use crate::flow::Message;
 
 /// Whole groups, ordered by id (law D6): one optimizer step.
@@ -44,10 +44,17 @@ impl Batch {
         self.groups.iter().flat_map(|group| &group.samples)
     }
 
-    /// Rewards of all samples that were scored for this step, those of dropped groups included.
+    /// Rewards of all samples that were scored for this step, those of dropped samples and groups included.
     pub fn rewards(&self) -> impl Iterator<Item = f64> + '_ {
         let kept = self.samples().filter_map(|sample| sample.reward);
-        kept.chain(self.dropped.iter().flat_map(|dropped| dropped.rewards.iter().copied()))
+        let groups = self.dropped.iter().flat_map(|dropped| dropped.rewards.iter().copied());
+        kept.chain(groups).chain(self.dropped_samples().filter_map(|sample| sample.reward))
+    }
+
+    /// Samples that were dropped from the groups of this step, from trained and from dropped ones.
+    pub fn dropped_samples(&self) -> impl Iterator<Item = &DroppedSample> {
+        let kept = self.groups.iter().flat_map(|group| &group.dropped);
+        kept.chain(self.dropped.iter().flat_map(|dropped| &dropped.samples))
     }
 
     /// The mean of each part of the rewards, over all samples that have it, those of dropped groups included.

@@ -1,17 +1,35 @@
 //! The samples of one prompt: the unit of work (law D2).
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{Prompt, Sample};
 use crate::flow::Message;
+
+/// What is kept of a sample that was dropped from its group. The ledger reads it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DroppedSample {
+    /// The sample's place in the group.
+    pub index: u32,
+    /// Why it was dropped. The reason decides the fate of its tokens: `poisoned`, `stale`, `truncated`,
+    /// `surplus` and `lost` name theirs, and any other reason counts them as filtered.
+    pub reason: String,
+    /// The reward that it had, if it was scored.
+    pub reward: Option<f64>,
+    /// Tokens that were sampled for it.
+    pub generated: usize,
+}
 
 /// All samples of one prompt. They travel, are filtered, cached and counted together.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Group {
     /// What they answer. `prompt.ordinal` is the group's id, and the order of batches (law D6).
     pub prompt: Arc<Prompt>,
-    /// The answers, by `index`.
+    /// The answers, by `index`. Remove some with [`Group::drop_samples`] only: the run ends with an
+    /// error where tokens disappear otherwise (law D4).
     pub samples: Vec<Sample>,
+    /// The answers that were dropped from it.
+    pub dropped: Vec<DroppedSample>,
 }
 
 impl Group {
@@ -23,6 +41,37 @@ impl Group {
     /// The samples' rewards; NaN where one was not scored.
     pub fn rewards(&self) -> Vec<f64> {
         self.samples.iter().map(|sample| sample.reward.unwrap_or(f64::NAN)).collect()
+    }
+
+    /// Drops the samples for which `unwanted` is true, and returns how many. The others stay, and
+    /// advantages are computed over them alone.
+    ///
+    /// `reason` decides the fate of the dropped tokens in the ledger: `"poisoned"`, `"stale"`,
+    /// `"truncated"`, `"surplus"` and `"lost"` name theirs, any other reason counts them as filtered. Where a rollout has
+    /// several parts ([`Sample::part`]), one unwanted part drops all of them. A group without samples
+    /// is dropped as a whole when it is scored.
+    ///
+    /// ```
+    /// use rollflow::data::{Group, Sample};
+    ///
+    /// let sample = |index| Sample { index, ..Sample::default() };
+    /// let mut group = Group { samples: (0..4).map(sample).collect(), ..Group::default() };
+    /// assert_eq!(group.drop_samples("duplicate", |sample| sample.index > 2), 1);
+    /// assert_eq!((group.samples.len(), group.dropped[0].index), (3, 3));
+    /// ```
+    pub fn drop_samples(&mut self, reason: impl Into<String>, unwanted: impl FnMut(&Sample) -> bool) -> usize {
+        let mut unwanted = unwanted;
+        let indices: BTreeSet<u32> = self.samples.iter().filter(|sample| unwanted(sample)).map(|sample| sample.index).collect();
+        let reason = reason.into();
+        let dropped = self.samples.extract_if(.., |sample| indices.contains(&sample.index)).map(|sample| DroppedSample {
+            index: sample.index,
+            reason: reason.clone(),
+            reward: sample.reward.filter(|_| sample.part == 0),
+            generated: sample.generated(),
+        });
+        let before = self.dropped.len();
+        self.dropped.extend(dropped);
+        self.dropped.len() - before
     }
 
     /// Takes out all parts of rollouts ([`Sample::part`]) but their last, which has the rollout's end: the one that is judged.
@@ -49,7 +98,7 @@ impl Group {
         self.samples.sort_by_key(|sample| (sample.index, sample.part));
     }
 
-    /// Tokens that were sampled, over all samples.
+    /// Tokens that were sampled, over all samples that are left.
     pub fn generated(&self) -> usize {
         self.samples.iter().map(Sample::generated).sum()
     }
@@ -60,5 +109,3 @@ impl Message for Group {
         self.samples.iter().map(|sample| sample.tokens.len()).sum()
     }
 }
-
-impl Message for Prompt {}

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::{Prompt, PromptText, Sample};
+use crate::util::atomic_file;
+use crate::util::reading;
 
 /// Why a JSONL file was not read or written.
 #[derive(Debug, thiserror::Error)]
@@ -69,12 +71,11 @@ pub fn load_samples(file: &Path) -> Result<Vec<Sample>, JsonlError> {
     })
 }
 
-/// Writes samples to a file from its beginning, one a line. [`load_samples`] gives them back as they were, conversations included.
+/// Writes samples to a file, one a line, and replaces what it held. [`load_samples`] gives them back as they were, conversations included.
 pub fn save_samples<'a>(file: &Path, samples: impl IntoIterator<Item = &'a Sample>) -> Result<(), JsonlError> {
     let unwritable = |source| JsonlError::Write { file: file.to_owned(), source };
-    let mut out = BufWriter::new(File::create(file).map_err(unwritable)?);
-    samples.into_iter().try_for_each(|sample| write_sample(&mut out, sample)).map_err(unwritable)?;
-    out.flush().map_err(unwritable)
+    let all = |out: &mut BufWriter<&mut File>| samples.into_iter().try_for_each(|sample| write_sample(out, sample));
+    atomic_file::write_with(file, all).map_err(unwritable)
 }
 
 /// Appends one sample as one line.
@@ -90,7 +91,7 @@ fn read<T>(
     convert: impl Fn(Map<String, Value>) -> Result<T, String>,
 ) -> Result<Vec<T>, JsonlError> {
     let unreadable = |source| JsonlError::File { file: file.to_owned(), source };
-    let mut reader = BufReader::new(File::open(file).map_err(unreadable)?);
+    let mut reader = BufReader::new(reading::open(file).map_err(unreadable)?);
     let (mut items, mut bytes, mut line) = (Vec::new(), Vec::new(), 0);
     while limit.is_none_or(|limit| items.len() < limit) {
         bytes.clear();

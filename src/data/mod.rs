@@ -1,7 +1,7 @@
 //! What travels through a pipeline: prompts, samples, groups, batches, and the weight versions that made them.
 //!
 //! Laws held here: D1 (tokens in, tokens out), D2 (a prompt's samples are one [`Group`]), D3 (every generated token carries its
-//! log-probability and version).
+//! log-probability and version), D7 (a prompt that re-enters carries its partial completions).
 
 mod answer;
 pub mod arithmetic;
@@ -11,8 +11,9 @@ pub mod chat;
 mod conversation;
 mod group;
 pub mod jsonl;
-pub(crate) mod number;
+pub mod number;
 pub mod packing;
+mod partial;
 mod prompt;
 mod sample;
 mod scored;
@@ -25,10 +26,11 @@ pub use answer::{Answer, SampledToken};
 pub use batch::{Batch, RolloutBatch};
 pub use buffer::{BufferError, BufferState, DataBuffer};
 pub use conversation::{Conversation, ConversationFormat, conversation_to_text, count_turns, last_message};
-pub use group::Group;
+pub use group::{DroppedSample, Group};
+pub use partial::Partial;
 pub use prompt::{ChatMessage, Pair, Prompt, PromptText, RankedPair};
 pub use sample::{Sample, SampleError, Status};
-pub use scored::{Dropped, POISONED, Scored, Unscored};
+pub use scored::{Dropped, POISONED, REWARD_LIMIT, Scored, Unscored, is_reward};
 pub(crate) use shuffle::permutation;
 pub use spans::{Span, Spans};
 pub use tokenizer::{Tokenizer, TokenizerError};
@@ -36,7 +38,7 @@ pub use tokenizer::{Tokenizer, TokenizerError};
 /// Free-form JSON that a prompt carries to rewards, batches and logs.
 pub type Metadata = serde_json::Map<String, serde_json::Value>;
 
-/// Named parts of a reward, each a finite number.
+/// Named parts of a reward, each a finite number of at most [`REWARD_LIMIT`] either way.
 pub type RewardParts = std::collections::BTreeMap<String, f64>;
 
 /// Counts publishes of the weights (law V1): written by the trainer alone, never reused.

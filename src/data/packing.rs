@@ -195,6 +195,25 @@ pub fn cut_evenly(tokens: &[usize], costs: &[f64], most: usize, least: usize) ->
     runs(high)
 }
 
+/// Cuts a list of sequences into runs whose rectangles, as many rows as the run has sequences and as wide as its longest, hold at most `cells` tokens,
+/// padding included; a longer sequence stands alone. Sequences come in the order of `lengths`: sorted ones need the least padding.
+pub fn cut_rectangles(lengths: &[usize], cells: usize) -> Vec<Range<usize>> {
+    let (mut runs, mut widest): (Vec<Range<usize>>, usize) = (Vec::new(), 0);
+    for (at, &length) in lengths.iter().enumerate() {
+        match runs.last_mut() {
+            Some(run) if (run.len() + 1).saturating_mul(widest.max(length)) <= cells => {
+                run.end = at + 1;
+                widest = widest.max(length);
+            }
+            _ => {
+                runs.push(at..at + 1);
+                widest = length;
+            }
+        }
+    }
+    runs
+}
+
 /// What a forward and backward pass over a sequence costs, relative to one over a single token without attention: `n + n² / width`, as attention
 /// reads
 /// `n / 2` earlier tokens at each, and the matrices of a layer are about `12 · hidden²`. `width` is about `12 · hidden`.
@@ -206,6 +225,20 @@ pub fn cost_of(length: usize, width: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn rectangles_hold_every_sequence_once_and_no_more_cells_than_asked_for(
+            lengths in prop::collection::vec(1usize..40, 0..30), cells in 1usize..200
+        ) {
+            let runs = super::cut_rectangles(&lengths, cells);
+            prop_assert!(runs.iter().cloned().flatten().eq(0..lengths.len()));
+            for run in runs {
+                let widest = lengths[run.clone()].iter().max().copied().unwrap_or(0);
+                prop_assert!(run.len() == 1 || run.len() * widest <= cells);
+            }
+        }
+    }
 
     use super::*;
 

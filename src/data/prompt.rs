@@ -4,7 +4,8 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use super::Metadata;
+use super::{Metadata, Partial};
+use crate::flow::Message;
 
 /// One turn of a conversation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -141,6 +142,21 @@ pub struct Prompt {
     /// The data set that it is from, where there may be several; empty otherwise.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub source: String,
+    /// Partial completions of a prompt that re-enters (law D7); empty otherwise. A generator takes
+    /// them off the prompt.
+    #[serde(default, skip_serializing_if = "Partial::is_empty")]
+    pub partial: Partial,
+}
+
+impl Message for Prompt {
+    /// The tokens of its partial completions: a prompt has none of its own before it is tokenised.
+    fn tokens(&self) -> usize {
+        self.partial.tokens()
+    }
+
+    fn label() -> String {
+        "Prompt with its partial completions".to_owned()
+    }
 }
 
 impl<T: Into<PromptText>> From<T> for Prompt {

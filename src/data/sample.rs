@@ -88,7 +88,7 @@ pub struct Sample {
     #[serde(with = "number::optional")]
     pub reward: Option<f64>,
     /// What the parts of its reward were, by name; empty where the reward is one value.
-    #[serde(skip_serializing_if = "RewardParts::is_empty")]
+    #[serde(with = "number::map", skip_serializing_if = "RewardParts::is_empty")]
     pub reward_parts: RewardParts,
     /// What the learner makes of it, once its group was compared.
     #[serde(with = "number::optional")]

@@ -2,11 +2,20 @@
 
 use std::borrow::Cow;
 
-use super::{Group, RewardParts, Sample};
+use super::{DroppedSample, Group, RewardParts, Sample};
 use crate::flow::Message;
 
 /// Why a group was dropped whose reward failed; its tokens have the fate of the same name (laws D4, F6).
 pub const POISONED: &str = "poisoned";
+
+/// The largest reward either way. Beyond it, squares and sums of finite rewards could overflow, and a step would train on infinite
+/// deviations without an error (law N4).
+pub const REWARD_LIMIT: f64 = 1e100;
+
+/// Returns true if `value` can be a reward: finite, and at most [`REWARD_LIMIT`] either way.
+pub fn is_reward(value: f64) -> bool {
+    value.abs() <= REWARD_LIMIT
+}
 
 /// A group that went through the reward: either every sample has a finite one, or the group is dropped. Filters and batchers take only
 /// these, so that wiring a filter before the reward does not compile. A dropped group travels on, marked, to the batcher: nothing
@@ -31,6 +40,8 @@ pub struct Dropped {
     pub parts: Vec<RewardParts>,
     /// Tokens that were sampled for each of them.
     pub lengths: Vec<usize>,
+    /// The samples that were dropped from it before.
+    pub samples: Vec<DroppedSample>,
 }
 
 impl Dropped {
@@ -40,18 +51,19 @@ impl Dropped {
         // Samples that were not scored earned nothing; a NaN would spoil the curves.
         let rewards = group.samples.iter().filter_map(|sample| sample.reward).collect();
         let parts = group.samples.iter().map(|sample| sample.reward_parts.clone()).collect();
-        Dropped { id: group.id(), reason: reason.into(), rewards, parts, lengths }
+        let samples = group.dropped.clone();
+        Dropped { id: group.id(), reason: reason.into(), rewards, parts, lengths, samples }
     }
 
-    /// Tokens that were sampled for the group.
+    /// Tokens that were sampled for the samples that it had when it was dropped.
     pub fn generated(&self) -> usize {
         self.lengths.iter().sum()
     }
 }
 
-/// A sample that a reward left out, or gave no number (laws F6, N4).
+/// A sample that a reward left out, or gave no usable number (laws F6, N4).
 #[derive(Clone, Debug, thiserror::Error, PartialEq)]
-#[error("sample {index} of group {group} has the reward {}; every sample needs a finite one", reward.map_or("none".to_owned(), |r| r.to_string()))]
+#[error("sample {index} of group {group} has the reward {}; every sample needs a finite one of at most {REWARD_LIMIT:e} either way", reward.map_or("none".to_owned(), |r| r.to_string()))]
 pub struct Unscored {
     /// The group's id.
     pub group: u64,
@@ -62,11 +74,33 @@ pub struct Unscored {
 }
 
 impl Scored {
-    /// Takes a group of which every sample was scored.
+    /// Takes a group of which every sample was scored. One whose samples were all dropped is dropped,
+    /// for the reason of the last.
     pub fn new(group: Group) -> Result<Self, Unscored> {
-        match group.samples.iter().find(|sample| !sample.reward.is_some_and(f64::is_finite)) {
+        match group.samples.iter().find(|sample| !sample.reward.is_some_and(is_reward)) {
             Some(sample) => Err(Unscored { group: group.id(), index: sample.index, reward: sample.reward }),
-            None => Ok(Scored { group, dropped: None, spared: false }),
+            None => {
+                let mut scored = Scored { group, dropped: None, spared: false };
+                scored.drop_if_empty();
+                Ok(scored)
+            }
+        }
+    }
+
+    /// Drops the samples for which `unwanted` is true, as [`Group::drop_samples`] does, and returns how
+    /// many. A group that has none left is dropped for the same reason.
+    pub fn drop_samples(&mut self, reason: impl Into<String>, unwanted: impl FnMut(&Sample) -> bool) -> usize {
+        let count = self.group.drop_samples(reason, unwanted);
+        self.drop_if_empty();
+        count
+    }
+
+    fn drop_if_empty(&mut self) {
+        if self.dropped.is_none()
+            && self.group.samples.is_empty()
+            && let Some(last) = self.group.dropped.last()
+        {
+            self.dropped = Some(last.reason.clone().into());
         }
     }
 
@@ -106,10 +140,10 @@ impl Scored {
     }
 
     /// The group if it is to be trained, else what is remembered of it.
-    pub fn settle(self) -> Result<Group, Dropped> {
+    pub fn settle(self) -> Result<Group, Box<Dropped>> {
         match self.dropped {
             None => Ok(self.group),
-            Some(reason) => Err(Dropped::new(&self.group, reason)),
+            Some(reason) => Err(Box::new(Dropped::new(&self.group, reason))),
         }
     }
 }

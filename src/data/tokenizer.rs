@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::chat::{ChatError, ChatInput, ChatTemplate, folder::special_tokens};
 use super::{Metadata, Prompt, PromptText};
+use crate::util::reading;
 
 /// A tokenizer that can't be read, written or applied.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +70,8 @@ pub struct Tokenizer {
 const TOKENIZER: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
+/// The largest file of a tokenizer that is read, in bytes: 1 GiB.
+const FILE_LIMIT: u64 = 1 << 30;
 const OPTIONAL: [&str; 4] = [CONFIG, "special_tokens_map.json", "added_tokens.json", CHAT_TEMPLATE];
 /// Where ids of the end are told, besides the tokenizer's own configuration.
 const MODEL_CONFIGS: [&str; 2] = ["generation_config.json", "config.json"];
@@ -79,7 +82,7 @@ impl Tokenizer {
     pub fn from_dir(dir: &Path) -> Result<Self, TokenizerError> {
         let read = |name: &str| {
             let path = dir.join(name);
-            std::fs::read(&path).map_err(|source| TokenizerError::Io { path, source })
+            reading::read(&path, FILE_LIMIT).map_err(|source| TokenizerError::Io { path, source })
         };
         let mut files = vec![(TOKENIZER, read(TOKENIZER)?)];
         for name in OPTIONAL {

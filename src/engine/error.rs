@@ -51,7 +51,7 @@ pub enum EngineError {
         last: Box<RemoteError>,
     },
     /// No engine elsewhere makes any token.
-    #[error("no engine made a token for {seconds:.0} s; {report}")]
+    #[error("no engine made a token for {seconds:.0} s; {report}; `rollflow engine status` asks every server")]
     Stuck {
         /// For how long.
         seconds: f64,

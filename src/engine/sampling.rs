@@ -1,7 +1,8 @@
 //! Choosing a token from scores: pure functions on slices.
 //!
 //! Randomness is counter-based (law N2): one uniform number from (run seed, prompt, sample, position), turned into a token by the
-//! inverse of the cumulative distribution. The same scores give the same token whatever else is in the batch.
+//! inverse of the cumulative distribution. The same scores give the same token whatever else is in the batch. On CPUs the scores are the same, too; a GPU
+//! picks its kernels by the size of a batch, so that scores differ in their last bits and law N2 holds up to rounding.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};

@@ -191,14 +191,31 @@ impl Deadline {
     }
 }
 
-/// Why an environment can't go on. The rollout ends with it; a mistake of the model is an observation, and none of these.
+/// Why an environment can't go on: its process, machine or connection failed. The rollout is played
+/// again in a fresh one, and lost when that fails too. A mistake of the model is an observation and
+/// never one of these.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct EnvError(String);
+#[error("{problem}")]
+pub struct EnvError {
+    problem: String,
+    late: bool,
+}
 
 impl EnvError {
     /// With what is wrong, and what to do.
     pub fn new(problem: impl std::fmt::Display) -> Self {
-        EnvError(problem.to_string())
+        EnvError { problem: problem.to_string(), late: false }
+    }
+
+    /// The environment did not answer in time. After a reset that is a verdict on the rollout, which
+    /// ends there, and not a failure: how long a step or the grading takes depends on what the model
+    /// said.
+    pub fn late(problem: impl std::fmt::Display) -> Self {
+        EnvError { problem: problem.to_string(), late: true }
+    }
+
+    /// Returns true if it was made with [`EnvError::late`].
+    pub fn is_late(&self) -> bool {
+        self.late
     }
 }

@@ -8,36 +8,31 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use super::{Action, Deadline, EnvError, Environment, Episode, Grade, MakeEnvironment, Step, ToolResult, ToolSpec};
-use crate::data::ChatMessage;
-use crate::engine::remote::{Client, Fault, RemoteError};
+use crate::data::{ChatMessage, REWARD_LIMIT, is_reward};
+use crate::net::{Client, Endpoint, Fault, RemoteError, RetryPolicy};
 
-/// No pause between two requests is longer.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// How long a server may take to hear that a rollout was given up.
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Where environments are served, and how patiently they are asked.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ServedConfig {
-    /// `http://host:port/path`: where everything is posted.
-    pub url: String,
-    /// Sent as `Authorization: Bearer …`.
-    pub token: Option<String>,
-    /// How often a request is made again that got no answer, or one that makes no sense. The deadline of a step bounds all of them together.
-    pub retries: u32,
-    /// The pause before the first of those; each further one is twice as long, 30 seconds at most, less up to half of it by chance.
-    pub pause: Duration,
+    /// The address that everything is posted to, its token and certificates.
+    pub endpoint: Endpoint,
+    /// How a request is retried that got no answer, or one that makes no sense. A step's deadline bounds all attempts together.
+    pub retry: RetryPolicy,
     /// Most requests at the same time, over all rollouts.
     pub concurrency: usize,
 }
 
 impl ServedConfig {
-    /// Two retries, from half a second on, and 64 requests at the same time.
+    /// The default retries, a busy server being waited for until the deadline, and 64 requests at the same time.
     pub fn new(url: impl Into<String>) -> Self {
-        ServedConfig { url: url.into(), token: None, retries: 2, pause: Duration::from_millis(500), concurrency: 64 }
+        let retry = RetryPolicy { busy_timeout: Duration::MAX, ..RetryPolicy::default() };
+        ServedConfig { endpoint: Endpoint::new(url), retry, concurrency: 64 }
     }
 }
 
@@ -88,8 +83,8 @@ fn yes() -> bool {
 impl ServedEnvironment {
     /// A fresh one for every rollout; they share connections and the bound on requests. Asks nothing yet.
     pub fn maker(config: ServedConfig) -> Result<MakeEnvironment, EnvError> {
-        let client =
-            Client::new("environment", &config.url, config.token.as_deref(), config.concurrency).map_err(EnvError::new)?;
+        let endpoint = Endpoint { idle_connections: config.concurrency, ..config.endpoint.clone() };
+        let client = Client::new("environment", endpoint).map_err(EnvError::new)?;
         let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("environments").enable_all().build();
         let runtime = runtime.map_err(|error| EnvError::new(format!("no thread for requests of environments: {error}")))?;
         let server = Arc::new(Server { client, room: Semaphore::new(config.concurrency.max(1)), config, runtime });
@@ -105,7 +100,7 @@ impl ServedEnvironment {
         if let (Value::Object(question), Value::Object(more)) = (&mut question, more) {
             question.extend(more);
         }
-        let reply = self.server.runtime.block_on(self.server.ask(what, &question, deadline))?;
+        let reply = self.server.runtime.block_on(self.server.ask(what, &self.episode, &question, deadline))?;
         if let Some(why) = reply.error {
             return Err(EnvError::new(format!("{} said to {what}: {why}", self.server.client.name())));
         }
@@ -117,49 +112,27 @@ impl ServedEnvironment {
 }
 
 impl Server {
-    async fn ask(&self, what: &str, question: &Value, deadline: Deadline) -> Result<Reply, EnvError> {
-        let late = || EnvError::new(format!("{} had no answer to {what} by the deadline", self.client.name()));
-        let _room = timeout(deadline.left(), self.room.acquire()).await.map_err(|_| late())?.map_err(EnvError::new)?;
-        let (mut failed, mut turned_away) = (0, 0);
-        loop {
-            let left = deadline.left();
-            if left.is_zero() {
-                return Err(late());
+    async fn ask(&self, what: &str, episode: &str, question: &Value, deadline: Deadline) -> Result<Reply, EnvError> {
+        // Others are in the way, whatever this rollout did.
+        let full = || EnvError::new(format!("{} had no room for {what} by the deadline", self.client.name()));
+        let _room = timeout(deadline.left(), self.room.acquire()).await.map_err(|_| full())?.map_err(EnvError::new)?;
+        let key = u64::from_str_radix(episode.get(..16).unwrap_or_default(), 16).unwrap_or_default();
+        let asked = self.config.retry.run(key, deadline.at(), || async {
+            let page = self.client.post("", question, deadline.left()).await?;
+            let nonsense = |why: &str| self.client.nonsense(what, why.to_owned(), &page.to_string());
+            if !page.is_object() {
+                return Err(nonsense("something else than an object"));
             }
-            let error = match self.client.post("", question, left).await {
-                Ok(page) if page.is_object() => match serde_json::from_value::<Reply>(page.clone()) {
-                    Ok(reply) if reply.reward.is_finite() => return Ok(reply),
-                    Ok(_) => self.client.nonsense(what, "a reward that is no finite number".into(), &page.to_string()),
-                    Err(error) => self.client.nonsense(what, error.to_string(), &page.to_string()),
-                },
-                Ok(page) => self.client.nonsense(what, "something else than an object".into(), &page.to_string()),
-                Err(error) => error,
-            };
-            let pause = match &error.fault {
-                // It has no room now: that is no failure.
-                Fault::Busy { retry_after, .. } => {
-                    turned_away += 1;
-                    self.pause(turned_away).max(retry_after.unwrap_or_default())
-                }
-                fault if fault.passes() && failed < self.config.retries => {
-                    failed += 1;
-                    self.pause(failed)
-                }
-                _ => return Err(EnvError::new(error)),
-            };
-            if pause >= deadline.left() {
-                return Err(EnvError::new(error));
-            }
-            sleep(pause).await;
-        }
+            let reply: Reply = serde_json::from_value(page.clone()).map_err(|error| nonsense(&error.to_string()))?;
+            let bound = || format!("a reward that is no finite number of at most {REWARD_LIMIT:e} either way");
+            if is_reward(reply.reward) { Ok(reply) } else { Err(nonsense(&bound())) }
+        });
+        asked.await.map_err(given_up)
     }
+}
 
-    /// Less up to half by chance, so that those who failed together do not come back together.
-    fn pause(&self, nth: u32) -> Duration {
-        let longest = self.config.pause.saturating_mul(1_u32.checked_shl(nth - 1).unwrap_or(u32::MAX)).min(LONGEST_PAUSE);
-        let chance = (RandomState::new().hash_one(nth) >> 11) as f64 / (1_u64 << 53) as f64;
-        longest.mul_f64(0.5 + 0.5 * chance)
-    }
+fn given_up(error: RemoteError) -> EnvError {
+    if matches!(error.fault, Fault::Late { .. }) { EnvError::late(error) } else { EnvError::new(error) }
 }
 
 impl Environment for ServedEnvironment {

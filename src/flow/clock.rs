@@ -4,12 +4,13 @@
 //! states' sum is the wall-clock to the nanosecond, by construction. An item that is there without waiting costs no clock read.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use serde::Serialize;
 
 use super::Simulation;
+use super::crew::Presence;
 use super::wait::block_on;
 
 /// What a worker is doing.
@@ -138,7 +139,11 @@ impl Clock {
 #[derive(Debug)]
 pub(crate) struct Meter {
     pub(crate) clock: Clock,
+    /// Its part in the crew; on a simulated machine, the machine knows who waits.
+    presence: Option<Arc<Presence>>,
     ledger: Mutex<Ledger>,
+    /// The version of weights that it waited for last.
+    wanted: AtomicU64,
     pub(crate) items_in: AtomicU64,
     pub(crate) items_out: AtomicU64,
     pub(crate) tokens_in: AtomicU64,
@@ -164,10 +169,12 @@ impl Ledger {
 }
 
 impl Meter {
-    pub(crate) fn new(clock: Clock) -> Self {
+    pub(crate) fn new(clock: Clock, presence: Option<Arc<Presence>>) -> Self {
         Meter {
             clock,
+            presence,
             ledger: Mutex::default(),
+            wanted: AtomicU64::new(0),
             items_in: AtomicU64::new(0),
             items_out: AtomicU64::new(0),
             tokens_in: AtomicU64::new(0),
@@ -190,11 +197,52 @@ impl Meter {
         ledger.state = None;
     }
 
-    /// In `state` until the guard is dropped, busy again afterwards.
-    pub(crate) fn wait(&self, state: State) -> Waiting<'_> {
+    /// Awaits `future` in `state`, busy again afterwards.
+    pub(crate) async fn wait<F: Future>(&self, state: State, future: F) -> F::Output {
         self.clock.settle();
         self.enter(state);
-        Waiting(self)
+        let _waiting = Waiting(self);
+        match &self.presence {
+            Some(presence) => presence.wait_for(future).await,
+            None => future.await,
+        }
+    }
+
+    /// The same for weights of this version or a newer one.
+    pub(crate) async fn wait_weights<F: Future>(&self, at_least: u64, future: F) -> F::Output {
+        self.wanted.store(at_least, Relaxed);
+        self.wait(State::Weights, future).await
+    }
+
+    /// Awaits a wait on the worker's thread.
+    pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
+        match &self.presence {
+            Some(presence) => block_on(presence.attend(future)),
+            None => self.clock.block_on(future),
+        }
+    }
+
+    /// Awaits all of a task.
+    pub(crate) async fn attend<F: Future>(&self, future: F) -> F::Output {
+        match &self.presence {
+            Some(presence) => presence.attend(future).await,
+            None => future.await,
+        }
+    }
+
+    /// The worker is gone, and with it its ends.
+    pub(crate) fn leave(&self) {
+        self.presence.iter().for_each(|presence| presence.leave());
+    }
+
+    /// What the worker does now; `None` before it begins and after it ended.
+    pub(crate) fn state(&self) -> Option<State> {
+        self.ledger().state
+    }
+
+    /// The version of weights that it waits for, where it does.
+    pub(crate) fn wanted(&self) -> u64 {
+        self.wanted.load(Relaxed)
     }
 
     fn enter(&self, state: State) {
@@ -235,7 +283,7 @@ impl Meter {
 }
 
 /// Brings its worker back to busy, also when the waiting future is dropped.
-pub(crate) struct Waiting<'a>(&'a Meter);
+struct Waiting<'a>(&'a Meter);
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {

@@ -15,12 +15,12 @@ where
 }
 
 /// Each item becomes what `f` makes of it.
-pub fn map<F: FnMut(In) -> Out, In, Out>(f: F) -> PerItem<Map, F, In, Out> {
+pub fn map<F: FnMut(In) -> Out, In, Out: Message>(f: F) -> PerItem<Map, F, In, Out> {
     PerItem::new(f)
 }
 
 /// Each item becomes what `f` makes of it; an error ends the run (law F3).
-pub fn try_map<F: FnMut(In) -> Result<Out, StageError>, In, Out>(f: F) -> PerItem<TryMap, F, In, Out> {
+pub fn try_map<F: FnMut(In) -> Result<Out, StageError>, In, Out: Message>(f: F) -> PerItem<TryMap, F, In, Out> {
     PerItem::new(f)
 }
 
@@ -30,12 +30,12 @@ pub fn filter<F: FnMut(&T) -> bool, T>(f: F) -> PerItem<Filter, F, T, T> {
 }
 
 /// Each item becomes what `f` makes of it, if it makes something.
-pub fn filter_map<F: FnMut(In) -> Option<Out>, In, Out>(f: F) -> PerItem<FilterMap, F, In, Out> {
+pub fn filter_map<F: FnMut(In) -> Option<Out>, In, Out: Message>(f: F) -> PerItem<FilterMap, F, In, Out> {
     PerItem::new(f)
 }
 
 /// Each item becomes the items that `f` makes of it.
-pub fn flat_map<F: FnMut(In) -> Many, In, Many: IntoIterator>(f: F) -> PerItem<FlatMap, F, In, Many::Item> {
+pub fn flat_map<F: FnMut(In) -> Many, In, Many: IntoIterator<Item: Message>>(f: F) -> PerItem<FlatMap, F, In, Many::Item> {
     PerItem::new(f)
 }
 
@@ -45,6 +45,7 @@ pub fn map_async<F, In, Out, Fut>(f: F) -> PerItemAsync<F, In, Out>
 where
     F: FnMut(In) -> Fut,
     Fut: Future<Output = Result<Out, StageError>>,
+    Out: Message,
 {
     PerItemAsync { f, spec: StageSpec::task().knob("workers"), copy: None, _types: PhantomData }
 }

@@ -5,17 +5,17 @@
 
 use std::fmt;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use super::edge::{Gauge, Tap};
 use super::launch::Job;
 use super::nodes::{self, IntoSink, IntoStage};
-use super::plan::short_type_name;
 use super::port::Slot;
 use super::runner::Declared;
 use super::until::Goal;
 use super::{
-    Capacity, Control, EdgePlan, Graph, GraphError, GraphErrors, GraphWarning, Interrupts, Kind, Message, NodePlan, Port, Report,
-    RunError, Simulation, Source, StageSpec, Stats, Until, WeightsId, WeightsPlan, runner,
+    Capacity, Control, EdgePlan, Graph, GraphError, GraphErrors, GraphWarning, Interrupts, Kind, Message, NodePlan, Pacing, Port,
+    Report, RunError, Simulation, Source, StageSpec, Stats, Until, WeightsId, WeightsPlan, Window, runner,
 };
 
 pub(crate) type BuildEdge = Box<dyn FnOnce(Capacity) -> Arc<Gauge> + Send>;
@@ -26,6 +26,7 @@ pub(crate) struct Node {
     pub(crate) jobs: Option<BuildJobs>,
     publishes: Vec<WeightsId>,
     subscribes: Vec<WeightsId>,
+    window: Option<Window>,
 }
 
 /// A graph under declaration, and its run.
@@ -37,11 +38,17 @@ pub struct Flow {
     capacities: Vec<Option<Capacity>>,
     default_capacity: Capacity,
     misuse: Vec<GraphError>,
+    /// What paces stages, each window once.
+    windows: Vec<Window>,
     identity: Arc<()>,
     control: Control,
     interrupts: Option<Interrupts>,
+    stall_timeout: Duration,
     stats: Stats,
 }
+
+/// Longer than code outside a graph takes to raise a window, and short enough to be waited for.
+const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Flow {
     /// An empty graph.
@@ -53,9 +60,11 @@ impl Flow {
             capacities: Vec::new(),
             default_capacity: Capacity::default(),
             misuse: Vec::new(),
+            windows: Vec::new(),
             identity: Arc::new(()),
             control: Control::new(),
             interrupts: None,
+            stall_timeout: STALL_TIMEOUT,
             stats: Stats::default(),
         }
     }
@@ -177,6 +186,15 @@ impl Flow {
         self
     }
 
+    /// How long a run in which no stage can make progress waits for code outside the graph to raise a [`Window`] or to publish weights.
+    /// Then it ends with [`RunError::Stalled`]. Default: 30 seconds. `Duration::MAX`: without limit, for a flow that is driven from outside.
+    ///
+    /// A stage that computes, or awaits a timer or a socket, makes progress. Where the stages wait for each other alone, the run ends at once.
+    pub fn stall_timeout(&mut self, time: Duration) -> &mut Self {
+        self.stall_timeout = time;
+        self
+    }
+
     /// Watches the run from elsewhere. Empty until it starts.
     pub fn stats(&self) -> Stats {
         self.stats.clone()
@@ -206,11 +224,12 @@ impl Flow {
         let interrupts = self.interrupts.clone().map_or_else(Interrupts::listen, Ok).map_err(RunError::Start)?;
         let _steered = interrupts.steer(self.control.clone());
         let graph = self.graph();
-        let jobs = std::mem::take(&mut self.nodes).into_iter().map(|node| node.jobs).collect();
+        let nodes = std::mem::take(&mut self.nodes).into_iter();
+        let (jobs, windows) = nodes.map(|node| (node.jobs, node.window)).unzip();
         let edges = std::mem::take(&mut self.edges);
         self.graph = Graph { name: graph.name.clone(), ..Graph::default() };
         self.capacities.clear();
-        let declared = Declared { graph, edges, jobs, warnings };
+        let declared = Declared { graph, edges, jobs, windows, stall_timeout: self.stall_timeout, warnings };
         runner::run(declared, &until, &self.control, &self.stats, simulation)
     }
 
@@ -219,6 +238,7 @@ impl Flow {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let (mut errors, warnings) = graph.check(cores);
         errors.extend(self.misuse.iter().cloned());
+        errors.extend(self.unread_weights());
         if let Goal::Items(sink, _) = &until.0 {
             let sinks: Vec<String> =
                 graph.nodes.iter().filter(|node| node.kind == Kind::Sink).map(|node| node.name.clone()).collect();
@@ -229,7 +249,28 @@ impl Flow {
         if errors.is_empty() { Ok(warnings) } else { Err(GraphErrors(errors)) }
     }
 
+    /// Of an edge that no stage subscribes to, an end outside the graph may read.
+    fn unread_weights(&self) -> impl Iterator<Item = GraphError> {
+        let subscribed = |id: &WeightsId| self.nodes.iter().any(|node| node.subscribes.contains(id));
+        let unread = move |node: &Node| node.publishes.iter().any(|id| !id.has_readers() && !subscribed(id));
+        let stages = self.graph.nodes.iter().zip(&self.nodes).filter(move |(_, node)| unread(node));
+        stages.map(|(plan, _)| GraphError::UnreadWeights { stage: plan.name.clone() })
+    }
+
+    /// The number of a window that paces.
+    fn window(&mut self, window: &Window) -> usize {
+        let known = self.windows.iter().position(|known| known.is_same(window));
+        known.unwrap_or_else(|| {
+            self.windows.push(window.clone());
+            self.windows.len() - 1
+        })
+    }
+
     fn node(&mut self, name: &str, kind: Kind, spec: &StageSpec, replicable: bool) -> usize {
+        let pacing = spec.pacing.as_ref().map(|(window, call)| {
+            let window = window.as_ref().map(|window| self.window(window));
+            Pacing { window, call }
+        });
         self.graph.nodes.push(NodePlan {
             name: name.to_owned(),
             kind,
@@ -239,8 +280,14 @@ impl Flow {
             threads: spec.threads,
             window: spec.window.is_some(),
             knob: spec.knob.clone(),
+            pacing,
         });
-        self.nodes.push(Node { jobs: None, publishes: spec.publishes.clone(), subscribes: spec.subscribes.clone() });
+        self.nodes.push(Node {
+            jobs: None,
+            publishes: spec.publishes.clone(),
+            subscribes: spec.subscribes.clone(),
+            window: spec.window.clone(),
+        });
         self.nodes.len() - 1
     }
 
@@ -250,7 +297,7 @@ impl Flow {
 
     fn output<T: Message>(&mut self, from: usize) -> (Port<T>, Arc<Slot<T>>) {
         let slot = Slot::new();
-        let plan = EdgePlan { from, to: None, carries: short_type_name::<T>(), capacity: self.default_capacity };
+        let plan = EdgePlan { from, to: None, carries: T::label(), capacity: self.default_capacity };
         self.graph.edges.push(plan);
         self.capacities.push(None);
         let build = Arc::clone(&slot);

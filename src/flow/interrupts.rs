@@ -2,15 +2,22 @@
 //!
 //! Once drains, twice stops, the third time ends the process with code 130, for a stage that never comes back. The count belongs to
 //! whoever listens and not to a run, so that what is pressed between two runs counts for the next.
+//!
+//! SIGTERMs within a second count once: launchers and schedulers send one to a process and to its group, or repeat it at once.
+//! Ctrl-C is pressed by a person and always counts.
 
 use std::io;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::Control;
+
+/// SIGTERMs count again after this long.
+const SEPARATE: Duration = Duration::from_secs(1);
 
 /// Listens for Ctrl-C and SIGTERM from its making until its last clone is gone. Give it to every flow of a program that runs several
 /// ([`Flow::interrupted_by`](super::Flow::interrupted_by)); a flow alone listens for itself.
@@ -32,11 +39,14 @@ impl Interrupts {
         let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("interrupts").enable_all().build()?;
         let (count, presses) = watch::channel(0);
         let mut heard = runtime.block_on(async { signals() })?;
+        let mut heard_so_far = Presses::default();
         runtime.spawn(async move {
-            while heard.recv().await.is_some() {
-                let presses = *count.borrow() + 1;
-                count.send_replace(presses);
-                match presses {
+            while let Some(asked) = heard.recv().await {
+                if !heard_so_far.count(asked, Instant::now()) {
+                    continue;
+                }
+                count.send_replace(heard_so_far.count);
+                match heard_so_far.count {
                     1 => tracing::warn!("interrupted: finishing what is in flight; again to stop"),
                     2 => tracing::warn!("interrupted again: stopping; once more to end the process"),
                     _ => std::process::exit(130),
@@ -80,16 +90,48 @@ fn obey(control: &Control, presses: u32) {
     }
 }
 
+/// Who asks for the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    /// Ctrl-C, by SIGINT.
+    Interrupt,
+    /// SIGTERM.
+    #[cfg_attr(not(unix), allow(dead_code))]
+    Terminate,
+}
+
+/// The count. Pure: the clock is the caller's.
+#[derive(Debug, Default)]
+struct Presses {
+    count: u32,
+    /// When the newest SIGTERM that counted came.
+    terminated: Option<Instant>,
+}
+
+impl Presses {
+    /// Counts a signal that came at `now`; false if it belongs to the one before.
+    fn count(&mut self, asked: Asked, now: Instant) -> bool {
+        if asked == Asked::Terminate {
+            if self.terminated.is_some_and(|before| now.saturating_duration_since(before) < SEPARATE) {
+                return false;
+            }
+            self.terminated = Some(now);
+        }
+        self.count += 1;
+        true
+    }
+}
+
 #[cfg(unix)]
 struct Signals([tokio::signal::unix::Signal; 2]);
 
 #[cfg(unix)]
 impl Signals {
-    async fn recv(&mut self) -> Option<()> {
+    async fn recv(&mut self) -> Option<Asked> {
         let [interrupt, terminate] = &mut self.0;
         tokio::select! {
-            heard = interrupt.recv() => heard,
-            heard = terminate.recv() => heard,
+            heard = interrupt.recv() => heard.map(|()| Asked::Interrupt),
+            heard = terminate.recv() => heard.map(|()| Asked::Terminate),
         }
     }
 }
@@ -101,6 +143,39 @@ fn signals() -> io::Result<Signals> {
 }
 
 #[cfg(windows)]
-fn signals() -> io::Result<tokio::signal::windows::CtrlC> {
-    tokio::signal::windows::ctrl_c()
+struct Signals(tokio::signal::windows::CtrlC);
+
+#[cfg(windows)]
+impl Signals {
+    async fn recv(&mut self) -> Option<Asked> {
+        self.0.recv().await.map(|()| Asked::Interrupt)
+    }
+}
+
+#[cfg(windows)]
+fn signals() -> io::Result<Signals> {
+    Ok(Signals(tokio::signal::windows::ctrl_c()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f5_sigterms_within_a_second_count_once_and_every_ctrl_c_counts() {
+        let began = Instant::now();
+        let counts = |heard: &[(Asked, u64)]| {
+            let mut presses = Presses::default();
+            let at = |millis: u64| began + Duration::from_millis(millis);
+            let counted = heard.iter().map(|(asked, millis)| presses.count(*asked, at(*millis))).collect::<Vec<_>>();
+            (counted, presses.count)
+        };
+        use Asked::{Interrupt, Terminate};
+        assert_eq!(counts(&[(Terminate, 0), (Terminate, 20), (Terminate, 999)]), (vec![true, false, false], 1));
+        assert_eq!(counts(&[(Terminate, 0), (Terminate, 1000), (Terminate, 1999)]), (vec![true, true, false], 2));
+        // One that belongs to the one before does not put off the next.
+        assert_eq!(counts(&[(Terminate, 0), (Terminate, 900), (Terminate, 1100)]), (vec![true, false, true], 2));
+        assert_eq!(counts(&[(Interrupt, 0), (Interrupt, 1), (Interrupt, 2)]), (vec![true; 3], 3));
+        assert_eq!(counts(&[(Terminate, 0), (Interrupt, 20), (Terminate, 40)]), (vec![true, true, false], 2));
+    }
 }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::clock::{Clock, Meter, State};
+use super::clock::{Meter, State};
 use super::control::{Control, Signal};
 use super::edge::{Closed, Offer, Parcel, Pop, Rx, Tx};
 use super::order::{Ticket, Turnstile};
@@ -20,10 +20,6 @@ pub(crate) struct Seat {
 }
 
 impl Seat {
-    fn clock(&self) -> Clock {
-        self.meter.clock.clone()
-    }
-
     /// On a simulated machine an item takes the time that was said; on a real one, what it takes.
     fn work<T: Message>(&self, item: &T) {
         self.meter.clock.work(&self.stage, || item.tokens());
@@ -84,8 +80,7 @@ impl<T: Message> Inlet<T> {
 
     async fn starve(&mut self) -> Option<T> {
         let meter = Arc::clone(&self.seat.meter);
-        let _starved = meter.wait(State::Starved);
-        self.arrival().await
+        meter.wait(State::Starved, self.arrival()).await
     }
 
     pub(crate) async fn recv(&mut self) -> Option<T> {
@@ -101,7 +96,7 @@ impl<T: Message> Inlet<T> {
         let item = match self.now() {
             Now::Item(item) => Some(item),
             Now::Ended => None,
-            Now::Wait => self.seat.clock().block_on(self.starve()),
+            Now::Wait => Arc::clone(&self.seat.meter).block_on(self.starve()),
         };
         item.inspect(|item| self.seat.work(item))
     }
@@ -135,8 +130,7 @@ impl<T: Message> Outlet<T> {
     }
 
     async fn block(&self, parcel: Parcel<T>) -> Result<(), StageError> {
-        let _blocked = self.seat.meter.wait(State::Blocked);
-        self.room(parcel).await
+        self.seat.meter.wait(State::Blocked, self.room(parcel)).await
     }
 
     pub(crate) async fn send(&self, item: T) -> Result<(), StageError> {
@@ -151,7 +145,7 @@ impl<T: Message> Outlet<T> {
         match self.offer(item) {
             Offer::Sent(_) => Ok(()),
             Offer::Closed => Err(StageError::closed()),
-            Offer::Full(parcel) => self.seat.clock().block_on(self.block(parcel)),
+            Offer::Full(parcel) => self.seat.meter.block_on(self.block(parcel)),
         }
     }
 }
@@ -230,13 +224,15 @@ impl<In: Message, Out: Message> AsyncIo<In, Out> {
             return Ok(latest);
         }
         let seat = &self.inlet.seat;
-        let _waiting = seat.meter.wait(State::Weights);
         // Two `watch` cells, no channel end.
-        let found = tokio::select! {
-            biased;
-            found = rx.reach(at_least) => found,
-            () = seat.control.reached(Signal::Stop) => return Err(StageError::closed()),
+        let wait = async {
+            tokio::select! {
+                biased;
+                found = rx.reach(at_least) => Some(found),
+                () = seat.control.reached(Signal::Stop) => None,
+            }
         };
+        let Some(found) = seat.meter.wait_weights(at_least, wait).await else { return Err(StageError::closed()) };
         match found {
             Some(found) => Ok(found),
             // A publisher that has done its part takes the run down with it; whoever still waits is no longer needed.
@@ -276,14 +272,16 @@ impl<In: Message, Out: Message> AsyncIo<In, Out> {
 
     async fn recv_wait(&mut self) -> Option<In> {
         let meter = Arc::clone(&self.inlet.seat.meter);
-        let _starved = meter.wait(State::Starved);
-        let Some(turnstile) = &self.order else { return self.inlet.arrival().await };
-        let mut intake = turnstile.intake.lock().await;
-        let item = self.inlet.arrival().await;
-        if item.is_some() {
-            self.ticket = Some(Ticket::draw(turnstile, &mut intake));
-        }
-        item
+        let Some(turnstile) = &self.order else { return meter.wait(State::Starved, self.inlet.arrival()).await };
+        let arrival = async {
+            let mut intake = turnstile.intake.lock().await;
+            let item = self.inlet.arrival().await;
+            if item.is_some() {
+                self.ticket = Some(Ticket::draw(turnstile, &mut intake));
+            }
+            item
+        };
+        meter.wait(State::Starved, arrival).await
     }
 
     fn send_now(&mut self, item: Out) -> Result<Option<Pending<Out>>, StageError> {
@@ -298,21 +296,23 @@ impl<In: Message, Out: Message> AsyncIo<In, Out> {
     }
 
     async fn send_wait(&mut self, pending: Pending<Out>) -> Result<(), StageError> {
-        let _blocked = self.outlet.seat.meter.wait(State::Blocked);
-        let parcel = match pending {
-            Pending::Room(parcel) => parcel,
-            Pending::Turn(item) => {
-                if let Some(ticket) = &self.ticket {
-                    ticket.turn().await;
+        let sent = async {
+            let parcel = match pending {
+                Pending::Room(parcel) => parcel,
+                Pending::Turn(item) => {
+                    if let Some(ticket) = &self.ticket {
+                        ticket.turn().await;
+                    }
+                    match self.outlet.offer(item) {
+                        Offer::Sent(_) => return Ok(()),
+                        Offer::Closed => return Err(StageError::closed()),
+                        Offer::Full(parcel) => parcel,
+                    }
                 }
-                match self.outlet.offer(item) {
-                    Offer::Sent(_) => return Ok(()),
-                    Offer::Closed => return Err(StageError::closed()),
-                    Offer::Full(parcel) => parcel,
-                }
-            }
+            };
+            self.outlet.room(parcel).await
         };
-        self.outlet.room(parcel).await
+        self.outlet.seat.meter.wait(State::Blocked, sent).await
     }
 }
 
@@ -325,7 +325,7 @@ impl<In: Message, Out: Message> Io<In, Out> {
         let item = match self.0.recv_now() {
             Now::Item(item) => Some(item),
             Now::Ended => None,
-            Now::Wait => self.0.inlet.seat.clock().block_on(self.0.recv_wait()),
+            Now::Wait => Arc::clone(&self.0.inlet.seat.meter).block_on(self.0.recv_wait()),
         };
         Ok(item.inspect(|item| self.0.inlet.seat.work(item)))
     }
@@ -339,13 +339,13 @@ impl<In: Message, Out: Message> Io<In, Out> {
     pub fn send(&mut self, item: Out) -> Result<(), StageError> {
         match self.0.send_now(item)? {
             None => Ok(()),
-            Some(pending) => self.0.inlet.seat.clock().block_on(self.0.send_wait(pending)),
+            Some(pending) => Arc::clone(&self.0.inlet.seat.meter).block_on(self.0.send_wait(pending)),
         }
     }
 
     /// As [`AsyncIo::wait_weights`].
     pub fn wait_weights<W>(&mut self, rx: &mut WeightsRx<W>, at_least: u64) -> Result<(u64, Arc<W>), StageError> {
-        self.0.inlet.seat.clock().block_on(self.0.wait_weights(rx, at_least))
+        Arc::clone(&self.0.inlet.seat.meter).block_on(self.0.wait_weights(rx, at_least))
     }
 
     /// As [`AsyncIo::stage`].

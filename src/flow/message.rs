@@ -3,10 +3,25 @@
 use std::sync::Arc;
 
 /// What travels over an edge. Its weight in tokens counts against the edge's token capacity (law F1).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` can't travel over an edge: it is not a `Message`",
+    label = "this type has no `impl Message`",
+    note = "write `impl rollflow::flow::Message for {Self} {{}}` beside the type; it must be `Send` and own its data (`'static`)",
+    note = "for a type of another crate, wrap it in a type of your own"
+)]
 pub trait Message: Send + 'static {
     /// Weight in tokens; 0 for a message that holds none. Asked once per hop: keep it cheap, and let it not change in flight.
     fn tokens(&self) -> usize {
         0
+    }
+
+    /// Name in drawings of a graph: the type's name without its path, unless a message carries more
+    /// than its type's name says.
+    fn label() -> String
+    where
+        Self: Sized,
+    {
+        short_type_name::<Self>()
     }
 }
 
@@ -50,4 +65,21 @@ impl<A: Message, B: Message, C: Message> Message for (A, B, C) {
     fn tokens(&self) -> usize {
         self.0.tokens() + self.1.tokens() + self.2.tokens()
     }
+}
+
+/// A type's name without its paths: `alloc::vec::Vec<my::Group>` becomes `Vec<Group>`.
+pub(crate) fn short_type_name<T>() -> String {
+    let (mut short, mut word) = (String::new(), String::new());
+    for letter in std::any::type_name::<T>().chars() {
+        match letter {
+            ':' => word.clear(),
+            letter if letter.is_alphanumeric() || letter == '_' => word.push(letter),
+            letter => {
+                short.push_str(&word);
+                word.clear();
+                short.push(letter);
+            }
+        }
+    }
+    short + &word
 }

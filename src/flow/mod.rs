@@ -22,11 +22,13 @@
 //! - F3: a failing stage stops the others; all are joined; the root cause comes first in [`RunError`].
 //! - F4: the runner owns every wait, so each worker's time is the exact sum of its [`State`]s.
 //! - F5: *end*, *drain* and *stop* travel in band. See [`Control`] for why no wait outlives them.
+//! - F7: a run in which no stage can go on ends with [`RunError::Stalled`], which names what each waits for.
 
 mod check;
 mod clock;
 mod closures;
 mod control;
+mod crew;
 mod edge;
 mod graph;
 mod interrupts;
@@ -42,6 +44,7 @@ mod report;
 mod runner;
 mod simulation;
 mod stage;
+mod stall;
 mod stats;
 mod sync;
 mod until;
@@ -60,15 +63,16 @@ pub use edge::Capacity;
 pub use graph::Flow;
 pub use interrupts::Interrupts;
 pub use io::{AsyncIo, Io, TryRecv};
-pub(crate) use launch::panic_message;
+pub(crate) use launch::{caught, panic_message};
 pub use message::Message;
 pub use nodes::{IntoSink, IntoStage, SinkResult};
-pub use plan::{EdgePlan, Graph, Kind, NodePlan, WeightsPlan};
+pub use plan::{EdgePlan, Graph, Kind, NodePlan, Pacing, WeightsPlan};
 pub use port::Port;
 pub use report::{EdgeReport, Ended, Report, Snapshot, StageReport, WorkerTime};
 pub use runner::{Cause, RunError, StageFailure};
 pub use simulation::Simulation;
 pub use stage::{AsyncStage, Sink, Source, Stage, StageError, StageSpec};
+pub use stall::{StageWait, WaitsFor};
 pub use stats::Stats;
 pub use until::Until;
 pub use weights::{OutdatedVersion, WeightsId, WeightsRx, WeightsTx, weights};

@@ -93,11 +93,10 @@ pub(crate) fn source<S: Source>(mut source: S, tx: Tx<S::Out>) -> Job {
         let Seat { meter, control, .. } = &post.seat;
         let result = catch_unwind(AssertUnwindSafe(|| {
             while control.signal() == Signal::Run {
-                if let Some(window) = window.as_ref().filter(|window| !window.try_admit()) {
-                    let _credit = meter.wait(State::Credit);
-                    if !meter.clock.block_on(window.admit(control)) {
-                        break;
-                    }
+                if let Some(window) = window.as_ref().filter(|window| !window.try_admit())
+                    && !meter.block_on(meter.wait(State::Credit, window.admit(control)))
+                {
+                    break;
                 }
                 let Some(item) = source.next()? else {
                     window.iter().for_each(|window| window.give_back());

@@ -54,6 +54,18 @@ pub struct NodePlan {
     pub window: bool,
     /// What to give it more of when it is the bottleneck.
     pub knob: Option<String>,
+    /// Its part in a paced loop, if it can have one.
+    #[serde(skip)]
+    pub pacing: Option<Pacing>,
+}
+
+/// A stage's part in a loop that is paced by a window.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pacing {
+    /// Which window of the graph, by its number; `None`: it takes no part.
+    pub window: Option<usize>,
+    /// What to add to the stage to have it take part.
+    pub call: &'static str,
 }
 
 /// One edge.
@@ -63,7 +75,7 @@ pub struct EdgePlan {
     pub from: usize,
     /// The consumer's index; `None` while it dangles.
     pub to: Option<usize>,
-    /// The type that it carries, without its path.
+    /// The type that it carries, without its path, or the type's [`Message::label`](super::Message::label).
     pub carries: String,
     /// What it may hold.
     pub capacity: Capacity,
@@ -90,26 +102,9 @@ impl Graph {
     }
 }
 
-/// A type's name without its paths: `alloc::vec::Vec<my::Group>` becomes `Vec<Group>`.
-pub(crate) fn short_type_name<T>() -> String {
-    let (mut short, mut word) = (String::new(), String::new());
-    for letter in std::any::type_name::<T>().chars() {
-        match letter {
-            ':' => word.clear(),
-            letter if letter.is_alphanumeric() || letter == '_' => word.push(letter),
-            letter => {
-                short.push_str(&word);
-                word.clear();
-                short.push(letter);
-            }
-        }
-    }
-    short + &word
-}
-
 #[cfg(test)]
 mod tests {
-    use super::short_type_name;
+    use crate::flow::message::short_type_name;
 
     #[test]
     fn type_names_lose_their_paths() {

@@ -3,8 +3,8 @@
 //! One worker runs at a time, on its own thread and through the very code that a real run goes through. Where it would wait, for an item,
 //! for room, for admission or for time to pass, the next that can go on does, drawn by the seed; when none can, the clock jumps to the
 //! moment that the first of them waits for. Code takes no time by itself: what takes time says so, a stage by
-//! [`Simulation::takes`], other code by [`Simulation::pass`]. Where all wait for each other, the run ends with an error that names them,
-//! so that a simulation finds deadlocks too.
+//! [`Simulation::takes`], other code by [`Simulation::pass`]. Where all wait for each other, the run ends as on a real machine, with
+//! [`RunError::Stalled`](super::RunError::Stalled), so that a simulation finds deadlocks too.
 //!
 //! Cost: a switch of threads, some microseconds, where workers take turns, and next to nothing where one goes on.
 
@@ -24,7 +24,11 @@ pub struct Simulation(Arc<Shared>);
 struct Shared {
     world: Mutex<World>,
     latencies: Mutex<BTreeMap<String, Latency>>,
+    /// Ends the run in which no worker can go on, once.
+    stalled: Mutex<Option<Stalled>>,
 }
+
+type Stalled = Box<dyn FnOnce() + Send>;
 
 /// How long a stage takes for an item of so many tokens.
 type Latency = Arc<dyn Fn(usize) -> Duration + Send + Sync>;
@@ -68,7 +72,7 @@ impl Simulation {
     pub fn new(seed: u64) -> Self {
         let world =
             World { now: 0, draws: seed, running: None, ready: BTreeSet::new(), timers: BinaryHeap::new(), workers: Vec::new() };
-        Simulation(Arc::new(Shared { world: Mutex::new(world), latencies: Mutex::default() }))
+        Simulation(Arc::new(Shared { world: Mutex::new(world), latencies: Mutex::default(), stalled: Mutex::default() }))
     }
 
     /// Lets the stage of that name take so long for every item that it receives, by the item's tokens.
@@ -135,6 +139,11 @@ impl Simulation {
         worker
     }
 
+    /// What ends the run where no worker can go on: it must let one of them.
+    pub(crate) fn on_stall(&self, end: impl FnOnce() + Send + 'static) {
+        *self.0.stalled.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(end));
+    }
+
     /// Begins: the first worker goes.
     pub(crate) fn begin(&self) {
         let first = self.world().next();
@@ -151,15 +160,29 @@ impl Simulation {
     pub(crate) fn leave(&self, worker: usize) {
         let mut world = self.world();
         world.ready.remove(&worker);
-        let next = if world.running == Some(worker) { world.next() } else { None };
-        drop(world);
+        let ran = world.running == Some(worker);
+        let mut next = if ran { world.next() } else { None };
+        if ran && world.running.is_none() && world.workers.iter().any(|worker| worker.waits) {
+            // The last that could go on is gone.
+            drop(world);
+            self.end_stalled();
+            next = self.world().next();
+        } else {
+            drop(world);
+        }
         next.iter().for_each(Thread::unpark);
+    }
+
+    /// Ends the run in which no worker can go on; false if that was done before.
+    fn end_stalled(&self) -> bool {
+        let end = self.0.stalled.lock().unwrap_or_else(PoisonError::into_inner).take();
+        end.map(|end| end()).is_some()
     }
 
     /// Runs `future` on the thread of the worker whose turn it is.
     ///
     /// # Panics
-    /// When everybody waits for somebody else, in the worker that is the last to wait.
+    /// When a stop leaves workers that wait for each other, which law F5 rules out.
     pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
         let Some(worker) = self.world().running else { return super::wait::block_on(future) };
         let waker = Waker::from(Arc::new(Wakeup { machine: self.clone(), worker }));
@@ -195,7 +218,9 @@ impl Simulation {
             world.workers[worker].waits = false;
             world.running = Some(worker);
             drop(world);
-            panic!("everybody waits for somebody else: {names}");
+            assert!(self.end_stalled(), "these workers wait for each other in spite of a stop: {names}");
+            // This worker looks again whether it can go on.
+            return;
         }
         let mine = world.running == Some(worker);
         drop(world);

@@ -97,6 +97,7 @@ pub struct StageSpec {
     pub(crate) publishes: Vec<WeightsId>,
     pub(crate) subscribes: Vec<WeightsId>,
     pub(crate) window: Option<Window>,
+    pub(crate) pacing: Option<(Option<Window>, &'static str)>,
     pub(crate) knob: Option<String>,
 }
 
@@ -110,6 +111,7 @@ impl StageSpec {
             publishes: Vec::new(),
             subscribes: Vec::new(),
             window: None,
+            pacing: None,
             knob: None,
         }
     }
@@ -149,6 +151,13 @@ impl StageSpec {
     /// Sources only: each item waits for admission by `window`.
     pub fn window(self, window: Window) -> Self {
         StageSpec { window: Some(window), ..self }
+    }
+
+    /// It can take part in a loop that is paced by a window, as one of those that wait for it, count for it or raise it: by `window`, or not
+    /// (`None`). A graph in which some stages that can are paced and others are not, or by another window, is rejected. `call` is what to
+    /// add to the stage, as in `.admission(&admission)`.
+    pub fn paced_by(self, window: Option<Window>, call: &'static str) -> Self {
+        StageSpec { pacing: Some((window, call)), ..self }
     }
 
     /// What to give this stage more of when it is the bottleneck, as in "threads or slots". The report says it.

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use super::clock::{Clock, Meter, Times};
 use super::edge::Gauge;
 use super::report::{EdgeReport, Snapshot, StageReport, WorkerTime};
-use super::{Graph, Kind};
+use super::{Graph, Kind, Window};
 
 /// Reads a run from outside. Costs the run nothing but an uncontended lock per worker and reading; clones read the same run.
 #[derive(Clone, Debug, Default)]
@@ -18,6 +18,8 @@ pub(crate) struct Board {
     pub(crate) graph: Graph,
     /// By node, by worker.
     pub(crate) meters: Vec<Vec<Arc<Meter>>>,
+    /// By node.
+    pub(crate) windows: Vec<Option<Window>>,
     /// By edge.
     pub(crate) gauges: Vec<Arc<Gauge>>,
 }
@@ -26,6 +28,10 @@ impl Stats {
     /// The run as of now; `None` before it started.
     pub fn snapshot(&self) -> Option<Snapshot> {
         self.0.get().map(Board::snapshot)
+    }
+
+    pub(crate) fn board(&self) -> Option<&Board> {
+        self.0.get()
     }
 
     pub(crate) fn publish(&self, board: Board) -> &Board {

@@ -1,16 +1,26 @@
 //! The weights edge: the one feedback of the graph (law F2). Newest wins, publishing never blocks, versions only rise (law V1).
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::sync::watch;
 
 /// Joins the ends of one weights edge, so that a graph can draw it: equal for the two ends and their clones.
 #[derive(Clone, Debug)]
-pub struct WeightsId(Arc<()>);
+pub struct WeightsId {
+    edge: Arc<()>,
+    reader: Weak<()>,
+}
 
 impl PartialEq for WeightsId {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        Arc::ptr_eq(&self.edge, &other.edge)
+    }
+}
+
+impl WeightsId {
+    /// Whether any reading end exists.
+    pub(crate) fn has_readers(&self) -> bool {
+        self.reader.strong_count() > 0
     }
 }
 
@@ -40,14 +50,17 @@ pub struct WeightsTx<W> {
 pub struct WeightsRx<W> {
     slot: watch::Receiver<Slot<W>>,
     id: WeightsId,
+    /// Held by every reading end.
+    reader: Arc<()>,
 }
 
 /// A weights edge. Give the ends to the stages and name their ids in the specs ([`publishes`](super::StageSpec::publishes),
 /// [`subscribes`](super::StageSpec::subscribes)) to have the edge drawn.
 pub fn weights<W: Send + Sync + 'static>() -> (WeightsTx<W>, WeightsRx<W>) {
     let (sender, receiver) = watch::channel(None);
-    let id = WeightsId(Arc::new(()));
-    (WeightsTx { slot: sender, id: id.clone() }, WeightsRx { slot: receiver, id })
+    let reader = Arc::new(());
+    let id = WeightsId { edge: Arc::new(()), reader: Arc::downgrade(&reader) };
+    (WeightsTx { slot: sender, id: id.clone() }, WeightsRx { slot: receiver, id, reader })
 }
 
 impl<W> WeightsTx<W> {
@@ -105,6 +118,6 @@ impl<W> WeightsRx<W> {
 
 impl<W> Clone for WeightsRx<W> {
     fn clone(&self) -> Self {
-        WeightsRx { slot: self.slot.clone(), id: self.id.clone() }
+        WeightsRx { slot: self.slot.clone(), id: self.id.clone(), reader: Arc::clone(&self.reader) }
     }
 }

@@ -8,6 +8,8 @@ use serde_json::{Map, Value, json};
 use super::folder::{read_tensors, write_tensors};
 use super::keys::Keys;
 use super::{Adapter, Dtype, Lora, ModelConfig, ModelError, Weights, load_hf_for};
+use crate::util::atomic_file;
+use crate::util::reading;
 
 /// The file that makes a folder one of adapters.
 pub(super) const CONFIG: &str = "adapter_config.json";
@@ -38,7 +40,7 @@ pub fn save_adapter(dir: &Path, adapter: &Adapter) -> Result<(), ModelError> {
         let path = path.to_path_buf();
         move |source| ModelError::Io { path, source }
     };
-    std::fs::create_dir_all(dir).map_err(io(dir))?;
+    atomic_file::create_folder(dir).map_err(io(dir))?;
     let lora = &adapter.lora;
     let config = json!({
         "peft_type": "LORA",
@@ -80,20 +82,25 @@ pub fn base_of(dir: &Path) -> Option<PathBuf> {
     if holds_adapter(dir) { read_config(&dir.join(CONFIG)).ok()?.base } else { None }
 }
 
-/// The model that the adapters of `dir` name, under them; to be computed with in this format.
-pub(super) fn load_with_base(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, Weights), ModelError> {
+/// The folder of the model that the adapters of `dir` name. Fails if it is none.
+pub(super) fn named_base(dir: &Path) -> Result<PathBuf, ModelError> {
     let path = dir.join(CONFIG);
     let base = read_config(&path)?.base.unwrap_or_default();
     if base.as_os_str().is_empty() || !base.is_dir() || holds_adapter(&base) {
         return Err(ModelError::NoBase { path, base: base.display().to_string() });
     }
-    let (config, weights) = load_hf_for(&base, dtype)?;
+    Ok(base)
+}
+
+/// The model that the adapters of `dir` name, under them; to be computed with in this format.
+pub(super) fn load_with_base(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, Weights), ModelError> {
+    let (config, weights) = load_hf_for(&named_base(dir)?, dtype)?;
     let adapter = load_adapter(dir, &config)?;
     Ok((config, weights.under(adapter)))
 }
 
 fn read_config(path: &Path) -> Result<Lora, ModelError> {
-    let text = std::fs::read_to_string(path).map_err(|source| ModelError::Io { path: path.into(), source })?;
+    let text = reading::read_text(path).map_err(|source| ModelError::Io { path: path.into(), source })?;
     let json = |error: serde_json::Error| ModelError::Json { path: path.into(), reason: error.to_string() };
     let map: Map<String, Value> = serde_json::from_str(&text).map_err(json)?;
     let keys = Keys { path, map: &map, family: "LoRA" };

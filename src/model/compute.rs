@@ -69,7 +69,10 @@ impl Compute {
         };
         let found = match (count, loaded) {
             (0, Err(why)) => format!("{why}, so that only \"cpu\" is ({visible})"),
-            (0, Ok(())) => format!("libtorch finds no CUDA device ({visible})"),
+            (0, Ok(())) => match cuda::driver_problem() {
+                Some(why) => format!("{why} ({visible})"),
+                None => format!("libtorch finds no CUDA device ({visible})"),
+            },
             (count, _) => format!("libtorch finds {count} CUDA devices, the last of which is cuda:{} ({visible})", count - 1),
         };
         Err(NoDevice { wanted: self.device_name(), found })

@@ -92,6 +92,9 @@ impl Factors {
     pub const ONE: Factors = Factors { embedding: 1.0, residual: 1.0, attention: None, logits: 1.0 };
 }
 
+/// The largest product of heads and their width.
+const WIDEST_ATTENTION: usize = 1 << 22;
+
 /// The shape of a decoder. Fields are plain data; [`ModelConfig::check`] says whether they fit together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
@@ -203,6 +206,10 @@ impl ModelConfig {
         };
         if !self.heads.is_multiple_of(self.kv_heads) {
             return bad("num_key_value_heads", self.kv_heads.to_string(), "a divisor of num_attention_heads");
+        }
+        let attended = self.heads.checked_mul(self.head_dim).filter(|width| *width <= WIDEST_ATTENTION);
+        if attended.is_none() {
+            return bad("head_dim", self.head_dim.to_string(), "at most 4194304 over num_attention_heads");
         }
         if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) {
             return bad("head_dim", self.head_dim.to_string(), "a positive even number, for rotary embeddings turn pairs");

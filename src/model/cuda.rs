@@ -8,10 +8,13 @@ use std::path::{Path, PathBuf};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use tch::Cuda;
 
+use super::fused;
+
 const HALF: &str = "libtorch_cuda.so";
 
 /// Loads `libtorch_cuda.so` from beside the `libtorch_cpu.so` of this process, unless it is there: linked, or preloaded. Takes a fifth of
-/// a second or more. libtorch looks for CUDA once, at the latest when it first differentiates; what is loaded later, it doesn't see.
+/// a second or more. libtorch looks for CUDA once, at the latest when it first differentiates; what is loaded later, it doesn't see. Sets what libtorch may
+/// do there ([`fused::gpu_defaults`]).
 ///
 /// # Errors
 ///
@@ -19,6 +22,7 @@ const HALF: &str = "libtorch_cuda.so";
 pub(super) fn load() -> Result<(), String> {
     let mapped = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     if library(&mapped, HALF).is_some() {
+        fused::gpu_defaults();
         return Ok(());
     }
     let half = library(&mapped, "libtorch_cpu.so").map(|other| other.with_file_name(HALF));
@@ -27,7 +31,11 @@ pub(super) fn load() -> Result<(), String> {
     };
     // SAFETY: what its constructors do is enter operations and a device with libtorch, under libtorch's own locks. It is never unloaded.
     let library = unsafe { Library::open(Some(&half), RTLD_NOW | RTLD_GLOBAL) };
-    library.map(std::mem::forget).map_err(|error| {
+    let loaded = library.map(|library| {
+        std::mem::forget(library);
+        fused::gpu_defaults();
+    });
+    loaded.map_err(|error| {
         let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
         format!("libtorch's CUDA half does not load ({why}); `ROLLFLOW_CUDA=1 make libtorch` brings NVIDIA's libraries")
     })
@@ -66,9 +74,49 @@ pub fn gpu_memory(index: usize) -> Option<GpuMemory> {
     }
 }
 
+/// Why there is no device though CUDA's half is loaded, if that is the driver's age.
+pub(super) fn driver_problem() -> Option<String> {
+    type Version = unsafe extern "C" fn(*mut c_int) -> c_int;
+    let process = Library::this();
+    // SAFETY: these functions have had this signature in every CUDA runtime.
+    let version = |name: &[u8]| unsafe {
+        let mut version = 0;
+        let ask = process.get::<Version>(name).ok()?;
+        (ask(&mut version) == 0).then_some(version)
+    };
+    too_old(version(b"cudaDriverGetVersion\0")?, version(b"cudaRuntimeGetVersion\0")?)
+}
+
+/// CUDA's versions are 1000 · major + 10 · minor; 0 is no driver. A driver runs programs of its own major version.
+fn too_old(driver: i32, runtime: i32) -> Option<String> {
+    let text = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10);
+    let needed = match runtime / 1000 {
+        12 => ", the NVIDIA driver 525 or newer",
+        13 => ", the NVIDIA driver 580 or newer",
+        _ => "",
+    };
+    match driver {
+        0 => Some(format!("no NVIDIA driver is loaded; this libtorch is for CUDA {}{needed}", text(runtime))),
+        driver if driver / 1000 < runtime / 1000 => Some(format!(
+            "the NVIDIA driver is too old: it runs CUDA {}, and this libtorch is for CUDA {}{needed}",
+            text(driver),
+            text(runtime)
+        )),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_driver_that_is_too_old_is_named_with_what_is_needed() {
+        let text = too_old(12080, 13000).unwrap();
+        assert!(text.contains("CUDA 12.8") && text.contains("CUDA 13.0") && text.contains("580"), "{text}");
+        assert!(too_old(0, 13000).unwrap().contains("no NVIDIA driver"));
+        assert_eq!((too_old(13000, 13000), too_old(13010, 13000), too_old(12040, 12080)), (None, None, None));
+    }
 
     #[test]
     fn a_library_is_found_by_its_name_among_what_is_mapped() {

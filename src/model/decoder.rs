@@ -4,14 +4,14 @@
 
 use std::sync::Arc;
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::attention::{MaskByWindow, causal, window_mask};
 use super::family::QkNorm;
 use super::packed::Rectangle;
 use super::rope::{ByLayer, Rope, Tables};
 use super::views::Layer;
-use super::{Head, KvCache, Layout, ModelConfig, Packed, Views, Weights, fused, log_probs_and_entropy};
+use super::{Head, KvCache, Layout, ModelConfig, Packed, Views, Weights, fused, log_probs_and_entropy, wide};
 
 /// A decoder of one configuration. It holds no weights, and each thread makes its own.
 pub struct Decoder {
@@ -77,9 +77,35 @@ impl Decoder {
         self.whole(views, packed, Some(rows))
     }
 
-    /// Logits `[M, vocabulary]` of hidden rows `[M, hidden]`; with a head that scores, the scores `[M, 1]`.
+    /// The same after `embedded`, which [`Decoder::embedded`] gives, in the place of the packed tokens.
+    pub(crate) fn hidden_after(&self, views: &Views, packed: &Packed, rows: &Tensor, embedded: &Tensor) -> Tensor {
+        let pass = self.pass(packed, &views.embedding);
+        self.trunk(views, &pass, embedded.shallow_clone(), Some(rows), &mut |_, _| {})
+    }
+
+    /// The embeddings of packed tokens without a graph: with `leaf`, something that a gradient can be taken by.
+    pub(crate) fn embedded(&self, views: &Views, packed: &Packed, leaf: bool) -> Tensor {
+        let _guard = tch::no_grad_guard();
+        self.embed(views, &packed.ids).set_requires_grad(leaf)
+    }
+
+    /// Adds to a flat f32 gradient what belongs to the embeddings of `packed`, given the gradient by what [`Decoder::embedded`] gave, and that by
+    /// the head's weight. Both are summed in f32: in 16 bits a sum of 256 no longer takes increments of 1 (law N5).
+    pub(crate) fn add_embedding_and_head(&self, gradient: &Tensor, ids: &[i64], by_embedded: &Tensor, by_head: Option<&Tensor>) {
+        let _guard = tch::no_grad_guard();
+        let part = |range: std::ops::Range<usize>| gradient.narrow(0, range.start as i64, range.len() as i64);
+        let ids = Tensor::from_slice(ids).to_device(gradient.device());
+        let by_embedded = scaled(by_embedded.to_kind(Kind::Float), self.config.factors.embedding);
+        let _sum = part(self.layout.embedding()).view([-1, self.config.hidden_size as i64]).index_add_(0, &ids, &by_embedded);
+        if let Some(by_head) = by_head {
+            let head = self.layout.head().unwrap_or_else(|| self.layout.embedding());
+            let _sum = part(head).g_add_(&by_head.reshape([-1]));
+        }
+    }
+
+    /// Logits `[M, vocabulary]` of hidden rows `[M, hidden]`; with a head that scores, the scores `[M, 1]`. In f32 whatever the rows are (law N5).
     pub fn logits(&self, views: &Views, rows: &Tensor) -> Tensor {
-        rows.linear(&views.head, None::<&Tensor>)
+        wide::linear(rows, &views.head)
     }
 
     /// Log-probabilities and entropies, `[M]` each, of `targets` after `rows`, without gradients. At most `chunk_rows` rows of logits
@@ -111,7 +137,7 @@ impl Decoder {
         let last = Tensor::from_slice(&last).to_device(views.embedding.device());
         let pass = self.rectangular(packed, &views.embedding);
         let mut keep = |layer, keys_values: (&Tensor, &Tensor)| cache.fill(layer, slots, keys_values);
-        let hidden = self.trunk(views, &pass, packed, Some(&last), &mut keep);
+        let hidden = self.trunk(views, &pass, self.embed(views, &packed.ids), Some(&last), &mut keep);
         self.logits(views, &hidden)
     }
 
@@ -136,7 +162,7 @@ impl Decoder {
     }
 
     fn whole(&self, views: &Views, packed: &Packed, rows: Option<&Tensor>) -> Tensor {
-        self.trunk(views, &self.pass(packed, &views.embedding), packed, rows, &mut |_, _| {})
+        self.trunk(views, &self.pass(packed, &views.embedding), self.embed(views, &packed.ids), rows, &mut |_, _| {})
     }
 
     /// The attention that is faster for these sequences, where and as `embedding` is computed with.
@@ -156,9 +182,9 @@ impl Decoder {
         Pass::Rectangular(rectangle, tables, masks)
     }
 
-    /// Embedding, layers and final norm over whole sequences, for `rows` only where given.
-    fn trunk(&self, views: &Views, pass: &Pass, packed: &Packed, rows: Option<&Tensor>, keep: Keep) -> Tensor {
-        let mut x = self.embed(views, &packed.ids);
+    /// Layers and final norm over whole embedded sequences, for `rows` only where given.
+    fn trunk(&self, views: &Views, pass: &Pass, embedded: Tensor, rows: Option<&Tensor>, keep: Keep) -> Tensor {
+        let mut x = embedded;
         for (index, layer) in views.layers.iter().enumerate() {
             let rows = rows.filter(|_| index + 1 == views.layers.len());
             x = self.layer(layer, index, pass, x, rows, keep);

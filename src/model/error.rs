@@ -9,6 +9,9 @@ pub enum ModelError {
     /// Neither a folder nor in the hub's cache.
     #[error(transparent)]
     NotFound(#[from] crate::hub::NotFound),
+    /// A model of the hub that could not be fetched.
+    #[error(transparent)]
+    Hub(#[from] crate::hub::HubError),
     /// The file system refused.
     #[error("{}: {source}", path.display())]
     Io {
@@ -59,6 +62,14 @@ pub enum ModelError {
         /// What is supported.
         supported: &'static str,
     },
+    /// A run that would take more memory than 64 bits can count.
+    #[error("`{key}` is {value}: with it, the run takes more memory than any machine has; lower it")]
+    Uncountable {
+        /// The largest of the settings that count.
+        key: &'static str,
+        /// Its value.
+        value: usize,
+    },
     /// A safetensors file that breaks its own format.
     #[error("{}: not a readable safetensors file: {reason}", path.display())]
     Safetensors {
@@ -69,7 +80,7 @@ pub enum ModelError {
     },
     /// Something to adapt that isn't there.
     #[error(
-        "adapters can't be put on {target}; they go on {known}, one or more, or \"all-linear\" for all, with a rank of 1 or more"
+        "adapters can't be put on {target}; they go on {known}, one or more, or \"all-linear\" for all, with a rank from 1 to 65536"
     )]
     Target {
         /// What was named.
@@ -125,11 +136,16 @@ impl TensorProblems {
     }
 }
 
+/// Names of a kind that one message lists.
+const SHOWN: usize = 50;
+
 impl fmt::Display for TensorProblems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (what, names) in [("missing", &self.missing), ("unexpected", &self.unexpected), ("unusable", &self.unusable)] {
             if !names.is_empty() {
-                write!(f, "\n  {what} ({}): {}", names.len(), names.join(", "))?;
+                let shown = &names[..names.len().min(SHOWN)];
+                let more = if names.len() > SHOWN { format!(" and {} more", names.len() - SHOWN) } else { String::new() };
+                write!(f, "\n  {what} ({}): {}{more}", names.len(), shown.join(", "))?;
             }
         }
         Ok(())

@@ -13,10 +13,11 @@ use safetensors::{SafeTensorError, SafeTensors};
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
-use super::adapter_folder::{holds_adapter, load_with_base, save_adapter};
+use super::adapter_folder::{holds_adapter, load_with_base, named_base, save_adapter};
 use super::shards::{Format, Slice, save_hf_as};
 use super::{Dtype, Entry, Layout, ModelConfig, ModelError, TensorProblems, Weights};
 use crate::hub;
+use crate::util::reading;
 
 /// Bytes that are read at a time.
 const CHUNK_BYTES: usize = 8 << 20;
@@ -33,7 +34,7 @@ pub fn load_hf(dir: &Path) -> Result<(ModelConfig, Weights), ModelError> {
 /// The same to be computed with in this format: a folder in just that format is kept as it is, so that it takes no more memory than it has on
 /// disk. Any other becomes f32, from which nothing is lost.
 pub fn load_hf_for(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, Weights), ModelError> {
-    let dir = &hub::locate(dir)?;
+    let dir = &hub::open(dir)?;
     if holds_adapter(dir) {
         return load_with_base(dir, dtype);
     }
@@ -70,11 +71,46 @@ pub(super) fn read_tensors(
 ) -> Result<(Tensor, Dtype), ModelError> {
     let files = files.into_iter().map(WeightFile::open).collect::<Result<Vec<_>, _>>()?;
     let parsed = files.iter().map(|file| Ok((file, file.parse()?))).collect::<Result<Vec<_>, ModelError>>()?;
-    let mut found: BTreeMap<&str, Stored> = BTreeMap::new();
-    for (file, tensors) in &parsed {
-        found.extend(tensors.iter().map(|(name, view)| (name, Stored { file, view })));
+    let Matched { mut needed, twin, mut problems } = matched(layout, &parsed, twin);
+    if !problems.is_empty() {
+        return Err(ModelError::Tensors { path: path.into(), problems });
     }
 
+    let mut formats: Vec<Dtype> = needed.iter().map(|(.., dtype)| *dtype).collect();
+    formats.dedup();
+    let dtype = if let [only] = formats[..] { only } else { Dtype::F32 };
+    let held = if dtype == kept { kept } else { Dtype::F32 };
+    let flat = Tensor::empty([layout.total() as i64], (held.kind(), tch::Device::Cpu));
+    // In the order of the disk.
+    needed.sort_by_key(|(_, stored, _)| stored.view.data().as_ptr());
+    for (entry, stored, dtype) in &needed {
+        stored.each_chunk(*dtype, |at, chunk| {
+            flat.narrow(0, (entry.offset + at) as i64, chunk.numel() as i64).copy_(&chunk);
+            ControlFlow::Continue(())
+        })?;
+    }
+    if let Some(twin) = twin {
+        problems.unusable.extend(twin_problem(layout, &flat, &twin)?);
+    }
+    if !problems.is_empty() {
+        return Err(ModelError::Tensors { path: path.into(), problems });
+    }
+    Ok((flat, dtype))
+}
+
+/// The tensors of files that a layout needs, and what is wrong with them by their headers alone.
+struct Matched<'a> {
+    needed: Vec<(&'a Entry, Stored<'a>, Dtype)>,
+    twin: Option<Stored<'a>>,
+    problems: TensorProblems,
+}
+
+/// Matches a layout with what the files' headers say. Allocates for names only: sizes are trusted after this and not before.
+fn matched<'a>(layout: &'a Layout, parsed: &'a [(&'a WeightFile, SafeTensors<'a>)], twin: Option<&str>) -> Matched<'a> {
+    let mut found: BTreeMap<&str, Stored> = BTreeMap::new();
+    for (file, tensors) in parsed {
+        found.extend(tensors.iter().map(|(name, view)| (name, Stored { file, view })));
+    }
     let mut problems = TensorProblems::default();
     let mut needed: Vec<(&Entry, Stored, Dtype)> = Vec::new();
     for entry in layout.entries() {
@@ -88,29 +124,21 @@ pub(super) fn read_tensors(
     // Buffers that old checkpoints carry and everyone recomputes.
     found.retain(|name, _| !name.ends_with(".rotary_emb.inv_freq"));
     problems.unexpected.extend(found.keys().map(|name| name.to_string()));
+    Matched { needed, twin, problems }
+}
 
-    let mut formats: Vec<Dtype> = needed.iter().map(|(.., dtype)| *dtype).collect();
-    formats.dedup();
-    let dtype = if let [only] = formats[..] { only } else { Dtype::F32 };
-    let held = if dtype == kept { kept } else { Dtype::F32 };
-    let flat = Tensor::empty([layout.total() as i64], (held.kind(), tch::Device::Cpu));
-    if problems.is_empty() {
-        // In the order of the disk.
-        needed.sort_by_key(|(_, stored, _)| stored.view.data().as_ptr());
-        for (entry, stored, dtype) in &needed {
-            stored.each_chunk(*dtype, |at, chunk| {
-                flat.narrow(0, (entry.offset + at) as i64, chunk.numel() as i64).copy_(&chunk);
-                ControlFlow::Continue(())
-            })?;
-        }
-        if let Some(twin) = twin {
-            problems.unusable.extend(twin_problem(layout, &flat, &twin)?);
-        }
+/// Checks a folder without reading its weights: `config.json`, and that the headers of its safetensors files hold the tensors that it
+/// describes. For a folder of adapters, their configuration and the model that they name. Allocates little whatever the files say.
+pub fn check_folder(dir: &Path) -> Result<ModelConfig, ModelError> {
+    if holds_adapter(dir) {
+        return check_folder(&named_base(dir)?);
     }
-    if !problems.is_empty() {
-        return Err(ModelError::Tensors { path: path.into(), problems });
-    }
-    Ok((flat, dtype))
+    let config = ModelConfig::from_dir(dir)?;
+    let files = weight_files(dir)?.into_iter().map(WeightFile::open).collect::<Result<Vec<_>, _>>()?;
+    let parsed = files.iter().map(|file| Ok((file, file.parse()?))).collect::<Result<Vec<_>, ModelError>>()?;
+    let layout = Layout::new(&config);
+    let problems = matched(&layout, &parsed, config.shares_embedding().then_some("lm_head.weight")).problems;
+    if problems.is_empty() { Ok(config) } else { Err(ModelError::Tensors { path: dir.into(), problems }) }
 }
 
 /// Writes `config.json`, `generation_config.json` and `model.safetensors`, rounded to the configuration's [`ModelConfig::dtype`], into `dir`,
@@ -156,7 +184,7 @@ pub(super) struct WeightFile {
 impl WeightFile {
     pub(super) fn open(path: PathBuf) -> Result<Self, ModelError> {
         let failed = |source| ModelError::Io { path: path.clone(), source };
-        let file = File::open(&path).map_err(failed)?;
+        let file = reading::open(&path).map_err(failed)?;
         // SAFETY: the file is only read, and its header parsed before this function's caller returns. A file that another process cuts
         // short meanwhile is the risk everyone who maps files takes.
         let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
@@ -228,7 +256,7 @@ pub(super) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
     if !index.exists() || dir.join("model.safetensors").exists() {
         return Ok(vec![dir.join("model.safetensors")]);
     }
-    let text = std::fs::read_to_string(&index).map_err(|source| ModelError::Io { path: index.clone(), source })?;
+    let text = reading::read_text(&index).map_err(|source| ModelError::Io { path: index.clone(), source })?;
     let json = |reason: String| ModelError::Json { path: index.clone(), reason };
     let value: Value = serde_json::from_str(&text).map_err(|error| json(error.to_string()))?;
     let map = value["weight_map"].as_object().ok_or_else(|| json("it has no object `weight_map`".into()))?;

@@ -29,11 +29,12 @@ impl Keys<'_> {
         self.optional(key, expected)?.ok_or_else(|| self.missing(key))
     }
 
-    /// A size.
-    pub fn positive(&self, key: &str) -> Result<usize, ModelError> {
-        match self.required(key, "a positive integer")? {
-            0 => Err(self.bad(key, "a positive integer")),
-            size => Ok(size),
+    /// A size from 1 to `most`, so that no product of sizes overflows and nothing is allocated by a number alone.
+    pub fn size(&self, key: &str, most: usize) -> Result<usize, ModelError> {
+        let expected = || format!("a whole number from 1 to {most}");
+        match self.required(key, &expected())? {
+            size if (1..=most).contains(&size) => Ok(size),
+            _ => Err(self.bad(key, &expected())),
         }
     }
 

@@ -2,8 +2,8 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::ModelConfig;
 use super::attention::MaskByWindow;
+use super::{ModelConfig, wide};
 
 /// One tensor a layer, `[2, slots · key heads, positions, dim]`: keys, then values. Written in place.
 ///
@@ -96,7 +96,7 @@ impl KvCache {
         let longest = positions.iter().max().map_or(0, |position| position + 1);
         let masks = MaskByWindow::new(&config.windows, |window| {
             let mask = step_mask(positions, longest, window, self.kv_heads);
-            mask.map(|mask| mask.to_device(device).to_kind(self.layers[0].kind()))
+            mask.map(|mask| mask.to_device(device))
         });
         let rows = Tensor::from_slice(&rows).to_device(device);
         Step { rows, first: first as i64, slots: positions.len() as i64, longest: longest as i64, masks }
@@ -114,11 +114,14 @@ impl KvCache {
         let q = qk.narrow(1, 0, heads).reshape([step.slots * kv_heads, heads / kv_heads, dim]);
         let seen = cache.narrow(1, step.first * kv_heads, step.slots * kv_heads).narrow(2, 0, step.longest);
         let keys = seen.select(0, 0).transpose(1, 2);
-        let scores = match step.masks.get(window) {
-            Some(mask) => mask.baddbmm(&q, &keys, 1.0, self.scale),
-            None => q.bmm(&keys) * self.scale,
+        // In f32 up to the softmax, as the trainer's attention has them (law N5).
+        let scores = match (step.masks.get(window), q.kind()) {
+            (Some(mask), Kind::Float) => mask.baddbmm(&q, &keys, 1.0, self.scale),
+            (Some(mask), _) => wide::bmm(&q, &keys).g_mul_scalar_(self.scale).g_add_(mask),
+            (None, Kind::Float) => q.bmm(&keys) * self.scale,
+            (None, _) => wide::bmm(&q, &keys).g_mul_scalar_(self.scale),
         };
-        scores.softmax(-1, Kind::Float).to_kind(scores.kind()).bmm(&seen.select(0, 1)).view([step.slots, heads * dim])
+        scores.softmax(-1, Kind::Float).to_kind(q.kind()).bmm(&seen.select(0, 1)).view([step.slots, heads * dim])
     }
 }
 

@@ -7,8 +7,29 @@ use std::ops::Range;
 
 use super::{Head, ModelConfig};
 
+/// Token embeddings.
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
+/// The tensor that turns a hidden state into logits.
+const HEAD: &str = "lm_head.weight";
+
 /// The tensor that turns a hidden state into a score.
 pub(super) const SCORE_HEAD: &str = "score.weight";
+
+/// The part of a model that a tensor belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Token embeddings, which are the output head too where both are tied.
+    Embedding,
+    /// Layers and norms.
+    Body,
+    /// An output head of its own.
+    Head,
+    /// A head that gives one number.
+    ScoreHead,
+    /// An adapter's matrix.
+    Adapter,
+}
 
 /// One tensor of a Hugging Face folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +53,17 @@ impl Entry {
         self.len() == 0
     }
 
+    /// The part of the model that it belongs to, by its name.
+    pub fn role(&self) -> Role {
+        match self.name.as_str() {
+            EMBEDDING => Role::Embedding,
+            HEAD => Role::Head,
+            SCORE_HEAD => Role::ScoreHead,
+            name if name.contains(".lora_") => Role::Adapter,
+            _ => Role::Body,
+        }
+    }
+
     /// Its place in the flat buffer.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.len()
@@ -51,7 +83,7 @@ pub struct Layout {
 
 impl Layout {
     /// Of nothing yet.
-    pub(super) fn empty() -> Self {
+    pub(crate) fn empty() -> Self {
         Layout { entries: Vec::new(), units: Vec::new(), layers: Vec::new(), units_per_layer: 0 }
     }
 
@@ -60,7 +92,7 @@ impl Layout {
         let (hidden, inner, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
         let (q, kv) = (config.heads * dim, config.kv_heads * dim);
         let mut layout = Layout::empty();
-        layout.add(&["model.embed_tokens.weight"], &[config.vocab_size], Some(hidden));
+        layout.add(&[EMBEDDING], &[config.vocab_size], Some(hidden));
         for layer in 0..config.layers() {
             layout.layers.push(layout.total());
             let name = |rest: &str| format!("model.layers.{layer}.{rest}");
@@ -112,13 +144,13 @@ impl Layout {
         match config.head {
             Head::Score => layout.add(&[SCORE_HEAD], &[1], Some(hidden)),
             Head::Words if config.tied => {}
-            Head::Words => layout.add(&["lm_head.weight"], &[config.vocab_size], Some(hidden)),
+            Head::Words => layout.add(&[HEAD], &[config.vocab_size], Some(hidden)),
         }
         layout
     }
 
     /// Tensors that are computed with as one: `rows` of equal width below each other, or vectors end to end.
-    pub(super) fn add<S: ToString>(&mut self, names: &[S], rows: &[usize], columns: Option<usize>) {
+    pub(crate) fn add<S: ToString>(&mut self, names: &[S], rows: &[usize], columns: Option<usize>) {
         for (name, &rows) in names.iter().zip(rows) {
             let shape = std::iter::once(rows).chain(columns).collect();
             let offset = self.total();

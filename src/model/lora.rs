@@ -40,8 +40,10 @@ impl Lora {
     pub const JOINT: [&str; 2] = ["qkv_proj", "gate_up_proj"];
     /// All that a model has.
     pub const ALL: &str = "all-linear";
+    /// The largest rank.
+    pub const MOST_RANK: usize = 1 << 16;
 
-    /// Adapters of these projections, or of [`Lora::ALL`]. At least one of them, and at least rank 1.
+    /// Adapters of these projections, or of [`Lora::ALL`]. At least one of them, and a rank from 1 to [`Lora::MOST_RANK`].
     pub fn new<S: AsRef<str>>(rank: usize, alpha: f64, targets: &[S]) -> Result<Self, ModelError> {
         let all: Vec<&'static str> = Self::PROJECTIONS.into_iter().chain(Self::JOINT).collect();
         let refuse = |target: &str| Err(ModelError::Target { target: target.to_owned(), known: all.join(", ") });
@@ -51,7 +53,7 @@ impl Lora {
         }
         let asked = |name: &&str| targets.iter().any(|target| [Self::ALL, *name].contains(&target.as_ref()));
         let targets: Vec<_> = all.iter().copied().filter(asked).collect();
-        if targets.is_empty() || rank == 0 {
+        if targets.is_empty() || !(1..=Self::MOST_RANK).contains(&rank) {
             return refuse("nothing");
         }
         Ok(Lora { rank, alpha, targets, base: None })

@@ -64,6 +64,9 @@ impl Packed {
     }
 }
 
+/// Tokens of a rectangle, padding included, that are read of prompts in one pass: what they hold of memory grows with them.
+pub const PREFILL_CELLS: usize = 1 << 14;
+
 /// How packed rows become a rectangle `[sequences, longest]` for attention, and back. Sequences of one length already are one.
 /// Padding sits on the right, where causal attention never looks from a real position, so that no mask is needed.
 pub(super) struct Rectangle {

@@ -11,6 +11,14 @@ use super::config::LABELS;
 use super::keys::Keys;
 use super::read_rope::rope;
 use super::{Dtype, Factors, Family, Head, ModelConfig, ModelError};
+use crate::util::reading;
+
+/// The largest sizes that are read. They are far above any model's, and small enough that no product of them overflows.
+const WIDEST: usize = 1 << 20;
+const MOST_HEADS: usize = 1 << 16;
+const MOST_LAYERS: usize = 1 << 12;
+const MOST_POSITIONS: usize = 1 << 30;
+const LARGEST_VOCABULARY: usize = 1 << 24;
 
 /// `model_type` of every family.
 const KNOWN: &str = "llama, qwen2, qwen3, mistral, ministral, phi3, granite, smollm3, internlm3, olmo2, olmo3";
@@ -42,13 +50,13 @@ impl ModelConfig {
         let keys = Keys { family: family.model_type(), ..keys };
         refuse_unsupported(&keys)?;
 
-        let hidden_size = keys.positive("hidden_size")?;
-        let heads = keys.positive("num_attention_heads")?;
+        let hidden_size = keys.size("hidden_size", WIDEST)?;
+        let heads = keys.size("num_attention_heads", MOST_HEADS)?;
         let one_each = matches!(family, Family::Llama | Family::Granite | Family::Phi3 | Family::Olmo2 | Family::Olmo3);
         let kv_heads = match map.get("num_key_value_heads") {
             None if !one_each => return Err(keys.missing("num_key_value_heads")),
             None | Some(Value::Null) => heads,
-            Some(_) => keys.positive("num_key_value_heads")?,
+            Some(_) => keys.size("num_key_value_heads", MOST_HEADS)?,
         };
         let head_dim = match keys.optional::<usize>("head_dim", "a positive integer")? {
             Some(head_dim) => head_dim,
@@ -62,16 +70,16 @@ impl ModelConfig {
             _ => (flag("attention_bias")?, flag("mlp_bias")?),
         };
         let attention_bias = attention_bias.unwrap_or(false);
-        let layers = keys.positive("num_hidden_layers")?;
-        let max_positions = keys.positive("max_position_embeddings")?;
+        let layers = keys.size("num_hidden_layers", MOST_LAYERS)?;
+        let max_positions = keys.size("max_position_embeddings", MOST_POSITIONS)?;
         let (rope_theta, rope_scaling) = rope(&keys, family, max_positions)?;
         let unrotated = unrotated(&keys, family, layers)?;
         let config = ModelConfig {
             family,
             head: head(&keys)?,
-            vocab_size: keys.positive("vocab_size")?,
+            vocab_size: keys.size("vocab_size", LARGEST_VOCABULARY)?,
             hidden_size,
-            intermediate_size: keys.positive("intermediate_size")?,
+            intermediate_size: keys.size("intermediate_size", WIDEST)?,
             heads,
             kv_heads,
             head_dim,
@@ -106,7 +114,7 @@ impl ModelConfig {
 
 /// Reads a JSON object.
 fn read_object(path: &Path) -> Result<Map<String, Value>, ModelError> {
-    let text = std::fs::read_to_string(path).map_err(|source| ModelError::Io { path: path.into(), source })?;
+    let text = reading::read_text(path).map_err(|source| ModelError::Io { path: path.into(), source })?;
     serde_json::from_str(&text).map_err(|error| ModelError::Json { path: path.into(), reason: error.to_string() })
 }
 

@@ -6,7 +6,6 @@
 
 use tch::{Kind, Tensor};
 
-use super::decoder::scaled;
 use super::{Decoder, Packed, Views, Weights};
 
 /// What a forward pass keeps for the backward pass.
@@ -72,16 +71,11 @@ impl Decoder {
             return gradient;
         }
 
-        let _guard = tch::no_grad_guard();
-        let ids = Tensor::from_slice(&packed.ids).to_device(flat.device());
-        let by_embedded = scaled(by_stream, config.factors.embedding);
-        part(layout.embedding()).copy_(&views.embedding.zeros_like().index_add(0, &ids, &by_embedded).view([-1]));
-        if let Some(by_head) = by_head {
-            match layout.head() {
-                Some(range) => part(range).copy_(&by_head.reshape([-1])),
-                None => drop(part(layout.embedding()).g_add_(&by_head.reshape([-1]))),
-            }
+        drop(part(layout.embedding()).zero_());
+        if let Some(head) = layout.head() {
+            drop(part(head).zero_());
         }
+        self.add_embedding_and_head(&gradient, &packed.ids, &by_stream, by_head);
         gradient
     }
 }

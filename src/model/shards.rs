@@ -9,6 +9,7 @@ use tch::Tensor;
 
 use super::folder::write_tensors;
 use super::{Dtype, Entry, ModelConfig, ModelError, Weights};
+use crate::util::atomic_file;
 
 /// The file of a model that has one.
 pub(super) const WHOLE: &str = "model.safetensors";
@@ -58,7 +59,7 @@ fn write_json(dir: &Path, name: &str, object: &Value) -> Result<(), ModelError> 
 
 /// All of a model's folder but its weights.
 pub(super) fn write_configs(dir: &Path, config: &ModelConfig, dtype: Dtype) -> Result<(), ModelError> {
-    std::fs::create_dir_all(dir).map_err(|source| ModelError::Io { path: dir.into(), source })?;
+    atomic_file::create_folder(dir).map_err(|source| ModelError::Io { path: dir.into(), source })?;
     let json = ModelConfig { dtype, ..config.clone() }.to_json();
     let mut generation = json!({});
     for key in ["bos_token_id", "eos_token_id", "pad_token_id"] {

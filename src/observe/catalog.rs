@@ -79,12 +79,16 @@ const STAGE: Label = Label { name: "stage", values: &[] };
 const STATE: Label = Label { name: "state", values: &["busy", "starved", "blocked", "credit", "weights"] };
 const FROM: Label = Label { name: "from", values: &[] };
 const TO: Label = Label { name: "to", values: &[] };
-const FATE: Label = Label { name: "fate", values: &["trained", "masked", "filtered", "stale", "truncated", "poisoned"] };
+const FATE: Label =
+    Label { name: "fate", values: &["trained", "masked", "filtered", "stale", "truncated", "poisoned", "surplus", "lost"] };
 const BOOK: Label = Label {
     name: "fate",
-    values: &["generated", "trained", "masked", "filtered", "stale", "truncated", "poisoned", "in_flight"],
+    values: &["generated", "trained", "masked", "filtered", "stale", "truncated", "poisoned", "surplus", "lost", "in_flight"],
 };
-const PROMPT: Label = Label { name: "state", values: &["entered", "trained", "filtered", "stale", "poisoned", "open"] };
+const PROMPT: Label = Label {
+    name: "state",
+    values: &["entered", "trained", "filtered", "stale", "truncated", "poisoned", "surplus", "lost", "open"],
+};
 const WHAT: Label = Label { name: "what", values: &["tokens", "prompts"] };
 const STATUS: Label = Label { name: "status", values: &["completed", "truncated", "aborted"] };
 const REASON: Label = Label { name: "reason", values: &[] };
@@ -98,14 +102,16 @@ const STOP: Label = Label {
         "max_tokens",
         "max_tool_calls",
         "max_time",
+        "step_timeout",
         "environment_failed",
+        "engine_failed",
     ],
 };
 const ENGINE: Label = Label { name: "engine", values: &[] };
 const ENGINE_STATE: Label = Label { name: "state", values: &["serving", "behind", "lost"] };
 const FAULT: Label = Label {
     name: "kind",
-    values: &["url", "unreachable", "broke", "late", "busy", "refused", "failed", "nonsense", "unsupported"],
+    values: &["url", "tls", "unreachable", "broke", "late", "busy", "refused", "failed", "nonsense", "unsupported"],
 };
 const OUTCOME: Label = Label { name: "outcome", values: &["succeeded", "failed", "malformed"] };
 const TOKEN_LAG: Label = Label { name: "lag", values: &[] };
@@ -185,10 +191,12 @@ catalog! {
     ResponseLength: LENGTH "response_length_tokens" [] in "tokens", "Length of finished responses.";
     RolloutTurns: TURNS "rollout_turns" [] in "turns", "Turns of the model in a rollout with an environment.";
     RolloutStops: COUNT "rollout_stops_total" [STOP] in "rollouts", "Rollouts with an environment, by why they ended.";
+    EnvironmentRetries: COUNT "environment_retries_total" [] in "rollouts", "Rollouts that were played again because their environment failed.";
     RolloutForks: COUNT "rollout_forks_total" [] in "samples",
         "Samples that a rollout had to begin anew, because what the model was to read next did not go on from what it had read: the chat template rewrote that, or an environment or agent showed it something else. Each is trained as a part of its rollout.";
     ToolCalls: COUNT "tool_calls_total" [OUTCOME] in "calls", "Calls of tools by what came of them; malformed ones could not be made.";
-    GroupsDropped: COUNT "groups_dropped_total" [REASON] in "groups", "Groups that were dropped, by the filter's reason, or `poisoned` where the reward failed (law F6).";
+    SamplesDropped: COUNT "samples_dropped_total" [REASON] in "samples", "Samples that were dropped from their groups, by reason; the rest of the group stays.";
+    GroupsDropped: COUNT "groups_dropped_total" [REASON] in "groups", "Groups that were dropped, by the filter's reason, `poisoned` where the reward failed, `lost` where too many samples were lost, or `surplus`.";
 
     SparedGroups: GAUGE "spared_groups" [] in "groups",
         "Groups of the newest step that a filter had rejected and that are trained all the same, because it rejects everything.";
@@ -214,7 +222,7 @@ catalog! {
     RewardFailures: COUNT "reward_failures_total" [] in "calls",
         "Calls of the reward that panicked, erred or gave no finite number, those that a retry made good included (law F6).";
     DeadLetters: COUNT "dead_letters_total" [STAGE] in "groups", "Groups that a stage gave up and wrote to `dead_letters.jsonl` (law F6).";
-    PoisonedGroups: GAUGE "poisoned_groups" [] in "groups", "Groups that were dropped on the way to the newest step because their reward failed.";
+    PoisonedGroups: GAUGE "poisoned_groups" [] in "groups", "Groups that were dropped on the way to the newest step because their reward failed or too many of their samples were lost.";
     RewardMean: GAUGE "reward_mean" [] in "reward", "Mean reward of the newest step's samples.";
     RewardMin: GAUGE "reward_min" [] in "reward", "Smallest reward of the newest step's samples.";
     RewardMax: GAUGE "reward_max" [] in "reward", "Largest reward of the newest step's samples.";
@@ -234,6 +242,9 @@ catalog! {
         "Probability that one of k sampled answers is right, by the unbiased estimate; in rows of `metrics.jsonl`, `eval_pass_at_1` and so on.";
     EvalLength: GAUGE "eval_length_mean_tokens" [] in "tokens", "Mean length of its answers.";
     EvalTruncated: GAUGE "eval_truncated_ratio" [] in "ratio", "Share of its answers that the length limit cut off.";
+    EvalPairAccuracy: GAUGE "eval_pair_accuracy_ratio" [] in "ratio", "Share of the newest evaluation's held-out pairs whose chosen completion scored higher than the rejected one.";
+    EvalPairMargin: GAUGE "eval_pair_margin_mean" [] in "score", "Mean score of its chosen completions less that of the rejected ones.";
+    EvalLoss: GAUGE "eval_loss" [] in "loss", "Loss over its held-out pairs.";
     EvalErrors: GAUGE "eval_errors" [] in "answers", "Answers of it that have no reward, because the prompt could not be asked or the reward failed.";
 
     Loss: GAUGE "loss" [] in "nats", "Loss of the newest step.";

@@ -4,12 +4,16 @@
 
 use std::fmt::Write as _;
 
+use crate::util::untrusted::html;
+
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 340.0;
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 48.0;
+/// The largest number that is drawn either way: an axis over larger ones has no finite ticks.
+const DRAWN: f64 = 1e100;
 /// More points of a series than this are thinned, after they were smoothed.
 const POINTS_DRAWN: usize = 1000;
 /// Series that are told apart by their colours; the next one begins again with the first.
@@ -42,7 +46,7 @@ pub struct Chart {
 pub struct Series {
     /// Stands in the legend.
     pub name: String,
-    /// The points, by ascending x. Those with a non-finite part are not drawn.
+    /// The points, by ascending x. Those with a non-finite part, or one beyond 1e100 either way, are not drawn.
     pub points: Vec<(f64, f64)>,
     /// Where the line goes.
     pub line: Line,
@@ -67,7 +71,8 @@ impl Chart {
 
     /// The chart as an SVG document.
     pub fn to_svg(&self) -> String {
-        let finite = |series: &Series| series.points.iter().copied().filter(|(x, y)| x.is_finite() && y.is_finite()).collect();
+        let finite =
+            |series: &Series| series.points.iter().copied().filter(|(x, y)| x.abs() <= DRAWN && y.abs() <= DRAWN).collect();
         let points: Vec<Vec<(f64, f64)>> = self.series.iter().map(finite).collect();
         let all = || points.iter().flatten();
         let zero = (self.from_zero && all().next().is_some()).then_some(0.0);
@@ -75,7 +80,7 @@ impl Chart {
         let y_axis = Axis::over(all().map(|point| point.1).chain(zero));
         let at_x = |x: f64| LEFT + x_axis.share(x) * (WIDTH - LEFT - RIGHT);
         let at_y = |y: f64| HEIGHT - BOTTOM - y_axis.share(y) * (HEIGHT - TOP - BOTTOM);
-        let (title, x_label) = (escape(&self.title), escape(&self.x_label));
+        let (title, x_label) = (html(&self.title), html(&self.x_label));
 
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" role=\"img\">\n\
@@ -122,7 +127,7 @@ impl Chart {
     fn legend(&self, svg: &mut String) {
         let mut right = WIDTH - RIGHT;
         for (at, series) in self.series.iter().enumerate().rev() {
-            let (name, y) = (escape(&series.name), HEIGHT - 14.0);
+            let (name, y) = (html(&series.name), HEIGHT - 14.0);
             let left = right - 7.0 * series.name.chars().count() as f64 - 22.0;
             let (dash, text) = (left + 16.0, left + 20.0);
             writeln!(
@@ -171,7 +176,17 @@ pub fn median(mut values: Vec<f64>) -> f64 {
 pub fn smoothed(values: &[f64]) -> Vec<f64> {
     let reach = values.len() / 20;
     let near = |at: usize| &values[at.saturating_sub(reach)..(at + reach + 1).min(values.len())];
-    (0..values.len()).map(|at| near(at).iter().sum::<f64>() / near(at).len() as f64).collect()
+    (0..values.len()).map(|at| mean(near(at))).collect()
+}
+
+/// The mean, NaN for none. Finite for finite values, also if their sum is not.
+pub(super) fn mean(values: &[f64]) -> f64 {
+    let (sum, count) = (values.iter().sum::<f64>(), values.len() as f64);
+    if sum.is_nan() || sum.is_finite() {
+        sum / count
+    } else {
+        values.iter().map(|value| value / count).sum::<f64>().clamp(f64::MIN, f64::MAX)
+    }
 }
 
 /// One axis: a range that begins and ends at a tick.
@@ -220,10 +235,6 @@ fn round_step(least: f64) -> f64 {
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|&step| step >= least * 0.999).unwrap_or(10.0 * power)
 }
 
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -237,7 +248,7 @@ mod tests {
 
     #[test]
     fn no_finite_point_gives_an_empty_chart() {
-        let chart = Chart::curve("", "", vec![(0.0, f64::NAN), (f64::INFINITY, 1.0)]);
+        let chart = Chart::curve("", "", vec![(0.0, f64::NAN), (f64::INFINITY, 1.0), (1.0, f64::MAX), (2.0, f64::MIN)]);
         let svg = Chart { from_zero: true, ..chart }.to_svg();
         assert!(svg.contains("no data") && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
     }

@@ -2,7 +2,8 @@
 //!
 //! What the library has to say beside numbers (weights were synced, a checkpoint was saved, a step was skipped), it says as `tracing`
 //! events. Any subscriber may show them; a [`Console`] is the plain one. News go to standard output, warnings and errors to standard
-//! error. A stream that is closed loses its lines and harms nothing else.
+//! error. A stream that is closed loses its lines and harms nothing else. An event is one line: control characters in it, which may come
+//! from a service or a model, are shown as escapes.
 
 use std::fmt::{Debug, Write as _};
 use std::io::{IsTerminal, Write};
@@ -13,6 +14,8 @@ use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::subscriber::{SetGlobalDefaultError, set_global_default};
 use tracing::{Event, Level, Metadata, Subscriber, span};
+
+use crate::util::untrusted;
 
 /// Prints lines, above the progress line where there is one. Clones are the same console.
 ///
@@ -74,9 +77,9 @@ impl Subscriber for Console {
         let mut text = Text::default();
         event.record(&mut text);
         match *event.metadata().level() {
-            Level::ERROR => self.warn(&format!("error: {}", text.0)),
-            Level::WARN => self.warn(&format!("warning: {}", text.0)),
-            _ => self.print(&text.0),
+            Level::ERROR => self.warn(&format!("error: {}", untrusted::line(&text.0))),
+            Level::WARN => self.warn(&format!("warning: {}", untrusted::line(&text.0))),
+            _ => self.print(&untrusted::line(&text.0)),
         }
     }
 

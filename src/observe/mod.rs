@@ -11,6 +11,7 @@ pub mod progress;
 pub mod recorder;
 pub mod report;
 pub mod run_report;
+pub mod serve;
 pub mod server;
 pub mod stage_sampler;
 
@@ -18,5 +19,6 @@ pub use catalog::Metric;
 pub use console::Console;
 pub use logs::{MetricsLogger, StepMetrics};
 pub use recorder::{Metrics, Series};
+pub use serve::ServedMetrics;
 pub use server::MetricsServer;
 pub use stage_sampler::StageSampler;

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use super::catalog::Metric;
 use super::chart::{Chart, smoothed};
 use super::logs::{LogError, Rollout, StepMetrics, short};
+use crate::util::atomic_file;
+use crate::util::untrusted::{block, line, markdown};
 
 /// Everything the page says. Texts come ready from those who know: the flow's table and bottleneck from the flow's report.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -31,14 +33,18 @@ pub struct RunReport {
 impl RunReport {
     /// The page. What is empty is left out.
     pub fn to_markdown(&self) -> String {
-        let mut page = format!("# {}\n\n{}\n", self.name, self.outcome);
-        section(&mut page, "Summary", &table(["", ""], &self.summary));
+        let mut page = format!("# {}\n\n{}\n", markdown(&self.name), markdown(&self.outcome));
+        let summary: Vec<_> = self.summary.iter().map(|(what, value)| (markdown(what), markdown(value))).collect();
+        section(&mut page, "Summary", &table(["", ""], &summary));
         if let Some(learned) = self.learned() {
-            section(&mut page, "Learning", &format!("![{}](curve.svg)\n\n{learned}\n", self.curve.title));
+            section(&mut page, "Learning", &format!("![{}](curve.svg)\n\n{learned}\n", markdown(&self.curve.title)));
         }
-        let flow =
-            if self.flow_table.is_empty() { String::new() } else { format!("```text\n{}\n```\n", self.flow_table.trim_end()) };
-        let flow = [self.bottleneck.as_str(), flow.as_str()].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>();
+        let flow = if self.flow_table.is_empty() {
+            String::new()
+        } else {
+            format!("```text\n{}\n```\n", block(self.flow_table.trim_end()).replace("```", "'''"))
+        };
+        let flow = [markdown(&self.bottleneck), flow].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>();
         section(&mut page, "Where the time went", &flow.join("\n\n"));
         section(&mut page, "Samples", &self.samples());
         let rows: Vec<(String, String)> = self.final_metrics.iter().map(|(key, value)| (explained(key), short(*value))).collect();
@@ -50,7 +56,7 @@ impl RunReport {
     pub fn write(&self, folder: impl AsRef<Path>) -> Result<PathBuf, LogError> {
         let put = |name: &str, text: String| {
             let path = folder.as_ref().join(name);
-            match std::fs::write(&path, text) {
+            match atomic_file::write(&path, text) {
                 Ok(()) => Ok(path),
                 Err(source) => Err(LogError::Io { path, source }),
             }
@@ -91,13 +97,14 @@ fn section(page: &mut String, title: &str, text: &str) {
     }
 }
 
+/// A table of cells that are Markdown already.
 fn table(head: [&str; 2], rows: &[(String, String)]) -> String {
     if rows.is_empty() {
         return String::new();
     }
     let mut table = format!("| {} | {} |\n| --- | ---: |\n", head[0], head[1]);
     for (what, value) in rows {
-        writeln!(table, "| {} | {} |", cell(what), cell(value)).ok();
+        writeln!(table, "| {what} | {value} |").ok();
     }
     table
 }
@@ -105,24 +112,21 @@ fn table(head: [&str; 2], rows: &[(String, String)]) -> String {
 /// A key of the row, with the catalogue's sentence where it has one.
 fn explained(key: &str) -> String {
     match Metric::from_key(key) {
-        Some(metric) => format!("`{key}`: {}", metric.spec().help),
-        None => format!("`{key}`"),
+        Some(metric) => format!("`{key}`: {}", metric.spec().help.replace('|', "\\|")),
+        None => quoted(key),
     }
-}
-
-/// A bar would end the cell and a line feed the row.
-fn cell(text: &str) -> String {
-    text.replace('|', "\\|").replace('\n', " ")
 }
 
 /// Model output as code, so that no Markdown or HTML in it is rendered; long text keeps its beginning.
 fn quoted(text: &str) -> String {
     const LONGEST: usize = 160;
-    let mut shown: String = text.chars().take(LONGEST).collect::<String>().replace('`', "'").replace('\n', "⏎");
+    let mut begins: String = text.chars().take(LONGEST).collect();
     if text.chars().count() > LONGEST {
-        shown.push('…');
+        begins.push('…');
     }
-    if shown.trim().is_empty() { String::new() } else { format!("`{}`", cell(&shown)) }
+    // In code, a backslash escapes nothing but a bar of a table's.
+    let shown = line(&begins.replace('\n', "⏎")).replace('`', "'").replace('|', "\\|");
+    if shown.trim().is_empty() { String::new() } else { format!("`{shown}`") }
 }
 
 #[cfg(test)]

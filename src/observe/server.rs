@@ -12,6 +12,7 @@ use axum::{Router, routing};
 use tokio_util::sync::CancellationToken;
 
 use super::Metrics;
+use crate::net::guard;
 
 const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -53,8 +54,14 @@ pub struct MetricsServer {
 }
 
 impl MetricsServer {
-    /// Listens at `address` and serves `metrics`. When this returns, connections are accepted.
+    /// Listens at `address` and serves `metrics` to those who ask for `localhost` or for an address in
+    /// numbers. When this returns, connections are accepted.
     pub fn start(address: SocketAddr, metrics: Metrics) -> Result<Self, ServerError> {
+        MetricsServer::start_for(address, metrics, &[])
+    }
+
+    /// Listens like [`MetricsServer::start`], and answers to the host names in `allowed` too.
+    pub fn start_for(address: SocketAddr, metrics: Metrics, allowed: &[String]) -> Result<Self, ServerError> {
         let listener = TcpListener::bind(address).map_err(|source| match source.kind() {
             ErrorKind::AddrInUse => ServerError::Busy { address },
             _ => ServerError::Bind { address, source },
@@ -69,12 +76,13 @@ impl MetricsServer {
         };
         let stop = CancellationToken::new();
         let stopped = stop.clone();
+        let routes = guard(routes(metrics), allowed);
         let serve = move || {
             // Returning drops the runtime and with it every connection, however slow its client is.
             runtime.block_on(async {
                 tokio::select! {
                     () = stopped.cancelled() => {}
-                    ended = axum::serve(listener, routes(metrics)) => {
+                    ended = axum::serve(listener, routes) => {
                         if let Err(error) = ended {
                             tracing::error!(%error, "the metrics server ended");
                         }

@@ -25,6 +25,8 @@ section! {
 choices! {
     /// How prompts that are plain text are asked.
     pub enum Ask {
+        /// as `user` where the model has a chat template or `template` names one, else as `as_written`.
+        "auto" => Auto,
         /// as they are written, for models that go on with a text.
         "as_written" => AsWritten,
         /// as what a user says in a conversation, for models that were taught to answer; the completion is the assistant's turn.

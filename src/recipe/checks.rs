@@ -9,6 +9,7 @@ mod pace;
 mod rewards;
 mod sources;
 mod training;
+mod unused;
 
 use super::environment::EnvironmentKind;
 use super::error::{Place, RecipeError, RecipeErrors};
@@ -98,7 +99,7 @@ fn between(plan: &Plan, note: Note) {
     task(plan, note);
     sources::sources(plan, note);
     if let Some(sft) = &plan.sft {
-        schedule("sft", sft.steps, &sft.optimization.schedule, note);
+        schedule("sft", known(sft.steps, sft.epochs), &sft.optimization.schedule, note);
         supervised(sft, note);
     }
     if let Some(date) = &plan.chat.date
@@ -108,6 +109,8 @@ fn between(plan: &Plan, note: Note) {
     }
     evaluating::evaluation(plan, note);
     devices::devices(plan, note);
+    unused::unused(plan, note);
+    training::lr_scale(plan, note);
     match plan.pipeline {
         Pipeline::Sft => needs_sft(plan, note),
         Pipeline::SftThenGrpo => {
@@ -115,14 +118,18 @@ fn between(plan: &Plan, note: Note) {
             grpo(plan, note);
         }
         Pipeline::RewardModel => match &plan.reward_model {
-            Some(RewardModel { steps, optimization, .. }) => schedule("reward_model", *steps, &optimization.schedule, note),
+            Some(RewardModel { steps, epochs, optimization, .. }) => {
+                schedule("reward_model", known(*steps, *epochs), &optimization.schedule, note);
+            }
             None => {
                 let help = "add [reward_model] with its steps, batch and lr";
                 note("reward_model", &["pipeline"], "pipeline = \"reward_model\" has no section [reward_model]".to_owned(), help);
             }
         },
         Pipeline::Grpo => grpo(plan, note),
-        Pipeline::GrpoOffline => {
+        Pipeline::GrpoOffline | Pipeline::Dpo => {
+            mixture(plan, note);
+            training::critic(plan, note);
             training::training(&plan.train, note);
             training::minibatches(plan, note);
             held::held(plan, note);
@@ -174,6 +181,11 @@ fn task(plan: &Plan, note: Note) {
     }
 }
 
+/// Steps as far as they are known: epochs become steps when the data is read, and are checked again then.
+fn known(steps: u64, epochs: Option<f64>) -> u64 {
+    if epochs.is_some() { u64::MAX } else { steps }
+}
+
 fn schedule(section: &str, steps: u64, schedule: &Schedule, note: Note) {
     if schedule.warmup > steps {
         let message = format!("`{section}.schedule.warmup` is {}, but there are only {steps} steps", schedule.warmup);
@@ -186,11 +198,27 @@ fn schedule(section: &str, steps: u64, schedule: &Schedule, note: Note) {
     }
 }
 
-fn grpo(plan: &Plan, note: Note) {
+/// `[mix]` takes its samples from `[sft]`, which is no phase of its own without a generator.
+fn mixture(plan: &Plan, note: Note) {
     if plan.mix.is_some() && plan.sft.is_none() {
         let message = "[mix] goes on with the pairs of [sft], and there is no such section".to_owned();
         note("mix", &["sft"], message, "add [sft], whose data it says, with its steps before reinforcement");
     }
+    if plan.pipeline != Pipeline::GrpoOffline {
+        return;
+    }
+    if plan.sft.is_some() && plan.mix.is_none() {
+        let message = "[sft] is the data of [mix] for pipeline = \"grpo_offline\", and there is no section [mix]".to_owned();
+        note("sft", &["mix"], message, "add [mix], or run pipeline = \"sft\" first and name its run as model.path");
+    }
+    if plan.sft.as_ref().is_some_and(|sft| sft.sources().is_empty()) {
+        let message = "`sft.data` is missing: recorded rollouts are no pairs to imitate".to_owned();
+        note("sft.data", &["sft"], message, "name the data set that [mix] takes its samples from");
+    }
+}
+
+fn grpo(plan: &Plan, note: Note) {
+    mixture(plan, note);
     training::training(&plan.train, note);
     training::minibatches(plan, note);
     training::critic(plan, note);

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::declare::section;
+use super::defaults::CRITIC;
 use super::setting::{POSITIVE, UP_TO_ONE};
 use super::train::{BOUND, Optimization};
 
@@ -14,8 +15,9 @@ section! {
         /// A Hugging Face folder of a model with the same vocabulary, which gives one number or words; left out, the policy as it is when
         /// reinforcement begins. A head that gives one number starts at 0 where there was none.
         path: Option<PathBuf> = None;
-        /// Its peak learning rate.
-        lr: f64 = 5e-4, POSITIVE;
+        /// Peak learning rate of the critic. Left out, it follows from the model: 1e-5 for a Hugging Face model (as verl), 5e-4 for a small random
+        /// model.
+        lr: f64 = CRITIC.random, POSITIVE;
         /// A value gains nothing by moving further than this in a step.
         value_clip: f64 = 0.5, BOUND;
         /// What a reward is worth one token earlier.

@@ -14,8 +14,8 @@ const WEIGHT: Limit<Option<f64>> =
 section! {
     /// A data set: JSON lines, JSON, Parquet or text, recognised by the names of its fields (docs/data.md).
     pub struct Source {
-        /// A file, a folder of files, or the id of a data set in the local Hugging Face cache, as in "openai/gsm8k". Paths are relative to where the
-        /// command runs; nothing is downloaded.
+        /// A file, a folder of files, or the id of a data set on the Hugging Face hub, as in "openai/gsm8k" or, of one revision,
+        /// "openai/gsm8k@COMMIT", which is fetched on first use. Paths are relative to where the command runs.
         data: PathBuf = PathBuf::new();
         /// One of a data set's subsets (configurations), if it has several.
         subset: Option<String> = None;
@@ -70,6 +70,8 @@ section! {
         path: PathBuf = PathBuf::new(), super::setting::PATH_GIVEN;
         /// Records to read; without it, all.
         limit: Option<usize> = None, SOME_IF_GIVEN;
+        /// Whether `[reward]` scores the recorded completions before the run, instead of the rewards that were recorded.
+        rescore: bool = false;
     }
 }
 

@@ -73,12 +73,12 @@ macro_rules! section {
 }
 
 /// Declares a section whose `kind` says which other keys it has. The first kind is the default of a plan made in Rust; a recipe must
-/// name one.
+/// name one, or write a key that stands after `by` and so implies its kind.
 macro_rules! tagged {
     (
         $(#[doc = $doc:literal])+
         pub enum $Name:ident {
-            $($(#[doc = $kind_doc:literal])+ $word:literal => $Variant:ident($Body:ident),)+
+            $($(#[doc = $kind_doc:literal])+ $word:literal => $Variant:ident($Body:ident) $(by [$($by:ident),+])?,)+
         }
     ) => {
         $(#[doc = $doc])+
@@ -87,6 +87,12 @@ macro_rules! tagged {
         #[allow(clippy::large_enum_variant)]
         pub enum $Name {
             $($(#[doc = $kind_doc])+ $Variant($Body),)+
+        }
+
+        impl $Name {
+            /// The words of `kind`.
+            #[allow(dead_code, reason = "few messages list them")]
+            pub(crate) const KINDS: &[&str] = &[$($word),+];
         }
 
         impl Default for $Name {
@@ -100,7 +106,7 @@ macro_rules! tagged {
                 $crate::recipe::section::sentence(&[$($doc),+])
             }
             fn take(reader: &mut $crate::recipe::section::Reader<'_>) -> Self {
-                match reader.tag("kind", &[$($word),+]) {
+                match reader.tag("kind", &[$(($word, &[$($(stringify!($by)),+)?])),+]) {
                     $(Some($word) => $Name::$Variant(<$Body as $crate::recipe::section::Section>::take(reader)),)+
                     _ => Self::default(),
                 }
@@ -124,7 +130,7 @@ macro_rules! tagged {
                     path: $crate::recipe::section::join(path, "kind"),
                     expects: "a word".to_owned(),
                     default: "required".to_owned(),
-                    doc: kinds.join(" "),
+                    doc: [kinds.join(" "), $crate::recipe::section::implied(&[$(($word, &[$($(stringify!($by)),+)?])),+])].concat(),
                 });
                 $(
                     let own = keys.len();
@@ -137,7 +143,8 @@ macro_rules! tagged {
             fn shape() -> $crate::recipe::schema::Shape {
                 let mut shape = $crate::recipe::schema::Shape::default();
                 $(shape.kind(
-                    $word, $crate::recipe::section::sentence(&[$($kind_doc),+]), <$Body as $crate::recipe::section::Section>::shape(),
+                    $word, &[$($(stringify!($by)),+)?], $crate::recipe::section::sentence(&[$($kind_doc),+]),
+                    <$Body as $crate::recipe::section::Section>::shape(),
                 );)+
                 shape
             }

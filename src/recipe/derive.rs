@@ -1,9 +1,12 @@
 //! Numbers that follow from a plan, and what is allowed but probably not meant. Pure: the machine is an argument.
 
 use super::correction::Proximal;
+use super::defaults::Derived;
 use super::generate::Generate;
+use super::loss::Loss;
 use super::model::{DeviceName, ModelSource};
 use super::plan::{OnStale, Pipeline, Plan};
+use super::practice;
 use super::task::{Arithmetic, TaskData};
 use super::train::Optimization;
 use crate::stages::Pace;
@@ -17,13 +20,28 @@ const MOST_SLOTS_UNASKED: usize = 256;
 pub struct Machine {
     /// Threads that run at the same time.
     pub threads: usize,
+    /// GPUs that `nvidia-smi` lists and `CUDA_VISIBLE_DEVICES` does not hide.
+    pub gpus: usize,
 }
 
 impl Machine {
     /// This machine.
     pub fn here() -> Self {
-        Machine { threads: std::thread::available_parallelism().map_or(1, usize::from) }
+        Machine { threads: std::thread::available_parallelism().map_or(1, usize::from), gpus: gpus() }
     }
+}
+
+fn gpus() -> usize {
+    if std::env::var_os("CUDA_VISIBLE_DEVICES").is_some_and(|visible| visible.is_empty() || visible == "-1") {
+        return 0;
+    }
+    let listed = std::process::Command::new("nvidia-smi").arg("--list-gpus").stdin(std::process::Stdio::null()).output();
+    listed.map_or(0, |output| listed_gpus(&String::from_utf8_lossy(&output.stdout)))
+}
+
+/// The GPUs in the output of `nvidia-smi --list-gpus`. Parts of a GPU (MIG) are indented and not counted.
+fn listed_gpus(output: &str) -> usize {
+    output.lines().filter(|line| line.starts_with("GPU ")).count()
 }
 
 impl Plan {
@@ -32,6 +50,7 @@ impl Plan {
         match (self.pipeline, &self.sft, &self.reward_model) {
             (Pipeline::Sft, Some(sft), _) => sft.batch,
             (Pipeline::RewardModel, _, Some(of)) => of.batch.saturating_mul(2),
+            (Pipeline::Dpo, ..) => self.batch.groups.saturating_mul(2),
             _ => self.batch.groups.saturating_mul(self.generate.group_size),
         }
     }
@@ -57,7 +76,7 @@ impl Plan {
         Some(match (self.pipeline, &self.sft) {
             (Pipeline::Sft, Some(sft)) if !sft.sources().is_empty() || sft.packs() => return None,
             (Pipeline::Sft, Some(sft)) => (prompts * sft.fraction).ceil() / sft.batch as f64,
-            (Pipeline::RewardModel, _) => return None,
+            (Pipeline::RewardModel | Pipeline::Dpo, _) => return None,
             _ => prompts / self.batch.groups as f64,
         })
     }
@@ -72,6 +91,13 @@ impl Plan {
     pub fn staleness_window(&self) -> usize {
         let publishes = usize::try_from(self.flow.max_staleness).unwrap_or(usize::MAX).saturating_add(1);
         publishes.saturating_mul(self.groups_per_publish())
+    }
+
+    /// The widest window with which no group becomes older than `flow.max_staleness`. A synchronous run drops what its steps leave, so that a
+    /// round may have all that they choose from.
+    pub fn widest_window(&self) -> usize {
+        let choice = if self.flow.max_staleness == 0 { self.choice_window() } else { 0 };
+        self.staleness_window().max(choice)
     }
 
     /// Groups that a step chooses from: ⌈`batch.over_sample` × `batch.groups`⌉.
@@ -147,7 +173,7 @@ impl Plan {
         match self.pipeline {
             Pipeline::Sft => warm_up,
             Pipeline::RewardModel => self.reward_model.as_ref().map_or(0, |of| of.optimization.threads),
-            Pipeline::GrpoOffline => trainer,
+            Pipeline::GrpoOffline | Pipeline::Dpo => trainer.saturating_add(reference),
             Pipeline::Grpo | Pipeline::SftThenGrpo => warm_up
                 .max(self.generators().saturating_mul(self.generate.threads).saturating_add(trainer))
                 .saturating_add(reference)
@@ -169,7 +195,41 @@ impl Plan {
         if self.pipeline.reinforces() {
             self.grpo_warnings(&mut warnings);
         }
+        warnings.extend(self.unused_gpu(machine));
+        warnings.extend(practice::warnings(self));
         warnings
+    }
+
+    /// A tiny model is faster without a GPU.
+    fn unused_gpu(&self, machine: Machine) -> Option<String> {
+        let idle = machine.gpus > 0 && self.devices().iter().all(|(_, device)| *device == DeviceName::Cpu);
+        let has = if machine.gpus == 1 { "a GPU".to_owned() } else { format!("{} GPUs", machine.gpus) };
+        (idle && matches!(self.model.source, ModelSource::Folder(_)))
+            .then(|| format!("model.device is \"cpu\", and the machine has {has}; set model.device = \"cuda\""))
+    }
+
+    /// Values of keys that the recipe may leave out because they follow from others.
+    pub(super) fn derived(&self) -> Vec<Derived> {
+        let derived = |key: &str, value: String, reason: &str| Derived { key: key.to_owned(), value, reason: reason.to_owned() };
+        let mut all = Vec::new();
+        let ratios = self.pipeline.trains_by_train() && !matches!(self.train.loss, Loss::Dpo(_));
+        if ratios && self.train.proximal.is_none() {
+            let reason = if self.train.correction.is_some() { "train.correction weighs tokens" } else { "nothing is corrected" };
+            all.push(derived("train.proximal", format!("{:?}", self.train.centre().word()), reason));
+        }
+        if self.pipeline.reinforces() && self.flow.window.is_none() {
+            let reason = if self.over_samples() {
+                "(batch.over_sample + sync.every - 1) * batch.groups"
+            } else {
+                "(flow.max_staleness + 1) * sync.every * batch.groups"
+            };
+            all.push(derived("flow.window", self.admission_window().to_string(), reason));
+        }
+        let samples = !self.pipeline.evaluates_pairs();
+        if self.eval.as_ref().is_some_and(|eval| samples && eval.max_new_tokens.is_none()) {
+            all.push(derived("eval.max_new_tokens", self.generate.max_new_tokens.to_string(), "generate.max_new_tokens"));
+        }
+        all
     }
 
     fn grpo_warnings(&self, warnings: &mut Vec<String>) {
@@ -188,11 +248,11 @@ impl Plan {
                 ));
             }
         }
-        if self.flow.on_stale != OnStale::Wait && self.admission_window() > self.staleness_window() {
+        if self.flow.on_stale != OnStale::Wait && self.admission_window() > self.widest_window() {
             warnings.push(format!(
                 "{} groups may be under way, and more than {} become staler than flow.max_staleness allows: many will be {}",
                 self.admission_window(),
-                self.staleness_window(),
+                self.widest_window(),
                 if self.flow.on_stale == OnStale::Drop { "dropped" } else { "masked" }
             ));
         }
@@ -228,5 +288,47 @@ impl Plan {
                 self.sync.every, self.train.steps
             ));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipe::parse;
+
+    fn warnings(gpus: usize, sets: &[&str]) -> Vec<String> {
+        let recipe = "pipeline = 'grpo'\nmodel.path = 'models/mine'\ntask.data = 'x.jsonl'\nreward.kind = 'math'\n";
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        parse("recipe.toml", recipe, &sets).unwrap().warnings(Machine { threads: 8, gpus })
+    }
+
+    #[test]
+    fn a_gpu_that_nothing_computes_on_is_warned_about() {
+        assert_eq!(warnings(0, &[]), Vec::<String>::new());
+        let warned = warnings(2, &[]);
+        assert!(warned.len() == 1 && warned[0].contains("2 GPUs; set model.device = \"cuda\""), "{warned:?}");
+        assert_eq!(warnings(2, &["model.device=cuda"]), Vec::<String>::new());
+        let listed =
+            "GPU 0: NVIDIA H100 (UUID: GPU-1)\n  MIG 1g.10gb Device 0: (UUID: MIG-2)\nGPU 1: NVIDIA H100 (UUID: GPU-3)\n";
+        assert_eq!((listed_gpus(listed), listed_gpus("No devices found.\n")), (2, 0));
+    }
+
+    #[test]
+    fn values_far_from_practice_are_warned_about_with_the_reason() {
+        for (set, part) in [
+            ("train.lr=2e-4", "train.lr is 0.0002, far from what is common: full fine-tuning"),
+            ("train.loss.clip_low=0.9", "train.loss.clip_low is 0.9"),
+            ("generate.temperature=2", "generate.temperature is 2.0"),
+            ("generate.group_size=2", "mostly noise"),
+            ("train.updates=50", "most ratios are clipped"),
+            ("flow.max_staleness=99", "1 to 8 versions"),
+        ] {
+            let set = if set.contains("clip") { vec!["train.loss.kind=grpo", set] } else { vec![set] };
+            let warned = warnings(0, &set);
+            assert!(warned.iter().any(|warning| warning.contains(part)), "{set:?}: {warned:?}");
+        }
+        assert_eq!(warnings(0, &["lora.rank=8", "train.lr=2e-4"]), Vec::<String>::new(), "adapters take more");
+        let random = ["model={kind='tiny'}", "train.lr=2e-3", "sft={steps=1}"];
+        assert_eq!(warnings(0, &random), Vec::<String>::new(), "a random model takes more");
     }
 }

@@ -7,7 +7,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::error::{Place, RecipeError};
-use super::secrets::masked;
+use crate::util::{reading, secrets::masked};
 
 /// A value and where it was written.
 #[derive(Clone, Debug)]
@@ -108,7 +108,7 @@ fn bases(file: &str, include: &Node, open: &mut Vec<PathBuf>, errors: &mut Vec<R
             refuse(format!("{} includes itself", path.display()), "remove one of the includes");
             continue;
         }
-        match std::fs::read_to_string(&path) {
+        match reading::read_text(&path) {
             Err(error) => {
                 let help = "what is included is looked for from the folder of the recipe that includes it";
                 refuse(format!("cannot read {}, which it includes: {error}", path.display()), help);

@@ -10,7 +10,7 @@ section! {
     pub struct Engine {
         /// What kind of engine.
         kind: EngineKind = EngineKind::default();
-        /// Servers that run already, as `http://host:port`.
+        /// Servers that run already, as `http://host:port` or `https://host`.
         urls: Vec<String> = Vec::new();
         /// The environment variable that holds a token for all of them, sent as `Authorization: Bearer …`. The token itself stands nowhere.
         token_env: Option<String> = None;
@@ -18,6 +18,12 @@ section! {
         launch: Launch = Launch::default();
         /// How many of these.
         replicas: usize = 1, SOME;
+        /// The GPU of each of these, by its number, the first being 0. Left out: GPUs that the run itself does not compute on, one each, as far as
+        /// there are any.
+        devices: Vec<usize> = Vec::new();
+        /// The share of its GPU's memory that each takes. Left out: on a GPU that the run computes on what its plan leaves, else the server's own
+        /// default.
+        gpu_memory: Option<f64> = None, SHARE_IF_GIVEN;
         /// Port of the first of these; the others follow.
         port: usize = 8400, PORT;
         /// The command that starts one, with words before its flags; left out, that of `scripts/engines.sh` or else of the machine.
@@ -43,9 +49,9 @@ section! {
         folder: Option<PathBuf> = None;
         /// Versions that are kept there, besides those that are read.
         keep: usize = 2, SOME;
-        /// Nats by which a server's log-probabilities may differ from the trainer's on average when it was given weights. Servers that compute in
-        /// bf16 need some hundredths.
-        tolerance: f64 = 1e-3, POSITIVE;
+        /// Nats by which a server's log-probabilities may differ from the trainer's on average when it was given weights. Left out: 0.001 in f32, 0.08 in
+        /// bf16 and 0.02 in f16 (`model.dtype`). A server that computes in another format than the trainer needs its format's.
+        tolerance: Option<f64> = None, POSITIVE_IF_GIVEN;
         /// Whether servers are asked for checksums, which read all weights.
         checksums: bool = true;
         /// Tries beyond the first to give one server a version.
@@ -60,6 +66,12 @@ section! {
         patience: f64 = 120.0, NOT_NEGATIVE;
     }
 }
+
+const POSITIVE_IF_GIVEN: super::setting::Limit<Option<f64>> =
+    super::setting::Limit { text: "above 0", holds: |value| value.is_none_or(|value| value > 0.0 && value.is_finite()) };
+
+const SHARE_IF_GIVEN: super::setting::Limit<Option<f64>> =
+    super::setting::Limit { text: "above 0, below 1", holds: |value| value.is_none_or(|value| value > 0.0 && value < 1.0) };
 
 const PORT: super::setting::Limit<usize> =
     super::setting::Limit { text: "1 to 65535", holds: |port| (1..=65_535).contains(port) };

@@ -26,8 +26,10 @@ section! {
         max_tool_calls: Option<usize> = None, SOME_IF_GIVEN;
         /// Seconds after which no further turn begins.
         max_time: Option<f64> = None, POSITIVE_IF_GIVEN;
-        /// Seconds that a reset, a step or the grading may take. What takes longer is given up, with its rollout.
+        /// Seconds that a reset, a step or the grading may take. A step or a grading that takes longer ends the rollout with a grade of 0.
         step_timeout: f64 = 30.0, POSITIVE;
+        /// How often a rollout whose environment failed is played again in a fresh one, before `flow.on_lost_sample` decides.
+        replays: u32 = 2;
         /// Environments that may work at the same time.
         workers: usize = 32, SOME;
     }

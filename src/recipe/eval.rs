@@ -6,14 +6,15 @@ use super::task::Task;
 
 section! {
     /// Evaluation beside the training, pinned to published weights, and what `rollflow eval` asks. Answers are judged by `[reward]`; with
-    /// `[environment]` an answer is a rollout of several turns there. Training does not wait
+    /// `[environment]` an answer is a rollout of several turns there. The pipelines `dpo` and `reward_model` judge held-out pairs instead, and
+    /// sample nothing: of these keys they take `every`, `task`, `limit` and `threads`. Training does not wait
     /// for it, except that a synchronous run (`flow.max_staleness = 0`), one of `sft` or of `grpo_offline` writes a step down when its evaluation
     /// is done.
     pub struct Eval {
         /// Optimizer steps from one evaluation to the next, whole publishes (`sync.every`); the weights before the first step are evaluated, too,
         /// and those after `train.steps` if they are published. 0 leaves evaluation to `rollflow eval`.
         every: u64 = 50;
-        /// What is asked, as in `[task]`; left out, the run's own task.
+        /// What is asked, as in `[task]`; left out, the run's own task, or the pairs that `reward_model.held_out` holds out.
         task: Option<Task> = None;
         /// Prompts that are asked, the first ones; left out, all.
         limit: Option<usize> = None, SOME_IF_GIVEN;

@@ -93,7 +93,7 @@ section! {
     /// Drops groups that repeat themselves.
     pub struct Diversity {
         /// Least share of different answers.
-        min_unique_ratio: f64 = 0.5, UP_TO_ONE;
+        min_unique_ratio: f64 = 0.5, SHARE;
     }
 }
 

@@ -1,31 +1,39 @@
 //! From a file to a plan.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use super::chat;
 use super::checks::{placed, problems};
 use super::data::{DataTask, Source};
+use super::defaults::{self, Derived};
 use super::document::{self, Node, Value};
 use super::error::{Place, RecipeError, RecipeErrors};
 #[cfg(feature = "torch")]
 use super::model::DeviceName;
 use super::model::ModelSource;
+use super::model_folder::model_folder_from;
 use super::plan::Plan;
-use super::presets;
 use super::reference_policy::{Frozen, ReferencePolicy};
+use super::reward::RewardRule;
 use super::secrets;
 use super::section::Findings;
 use super::setting::{Problem, Setting};
 use super::task::TaskData;
 #[cfg(feature = "torch")]
 use super::{memory, model_limits};
-use crate::hub;
+use crate::data::source::DataSpec;
+use crate::hub::Hub;
 #[cfg(feature = "torch")]
 use crate::model::{Compute, Dtype};
+use crate::util::reading;
 
 /// Sections that a recipe must spell out: nobody wants to train the wrong model because a heading was forgotten.
 const REQUIRED: [(&str, &str); 3] = [
-    ("pipeline", "write pipeline = \"grpo\", \"sft\", \"sft_then_grpo\", \"grpo_offline\" or \"reward_model\" at the top"),
+    (
+        "pipeline",
+        "write pipeline = \"grpo\", \"sft\", \"sft_then_grpo\", \"grpo_offline\", \"dpo\" or \"reward_model\" at the top",
+    ),
     ("model", "write [model] with kind = \"tiny\" or \"folder\""),
     ("task", "write [task] with kind = \"arithmetic\", \"data\" or \"rollouts\""),
 ];
@@ -36,16 +44,32 @@ pub fn load(path: &Path, sets: &[String]) -> Result<Plan, RecipeErrors> {
 }
 
 /// Of environment variables those that override keys, as [`load`] takes them: `ROLLFLOW__TRAIN__LR=1e-4` is `train.lr`.
-pub fn variables(all: impl IntoIterator<Item = (String, String)>) -> Vec<String> {
-    let ours = all.into_iter().filter(|(name, _)| name.starts_with(document::VARIABLES));
-    let mut sets: Vec<String> = ours.map(|(name, value)| format!("{name}={value}")).collect();
+/// One that is not UTF-8 is an error that names it.
+pub fn variables(all: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Vec<String>, RecipeErrors> {
+    let ours = all.into_iter().filter(|(name, _)| name.as_encoded_bytes().starts_with(document::VARIABLES.as_bytes()));
+    let (mut sets, mut errors) = (Vec::new(), Vec::new());
+    for (name, value) in ours {
+        match (name.to_str(), value.to_str()) {
+            (Some(name), Some(value)) => sets.push(format!("{name}={value}")),
+            _ => {
+                let place = Place::Variable(name.to_string_lossy().into_owned());
+                let message = "the environment variable is not UTF-8".to_owned();
+                errors.push(RecipeError {
+                    place,
+                    key: String::new(),
+                    message,
+                    help: "write it in UTF-8, or unset it".to_owned(),
+                });
+            }
+        }
+    }
     sets.sort();
-    sets
+    RecipeErrors::unless_empty(errors).map(|()| sets)
 }
 
 fn read(path: &Path) -> Result<(String, String), RecipeErrors> {
     let file = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|error| {
+    let text = reading::read_text(path).map_err(|error| {
         let place = Place::File { file: file.clone(), line: 1, column: 1 };
         let message = format!("cannot read the recipe: {error}");
         RecipeErrors::of(vec![RecipeError {
@@ -75,8 +99,22 @@ impl From<Complaint> for Problem {
     }
 }
 
+/// A plan, and which of its values the recipe left out because they follow from others.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loaded {
+    /// The plan.
+    pub plan: Plan,
+    /// The values that the recipe left out, with the reason for each.
+    pub derived: Vec<Derived>,
+}
+
 /// [`load`], and what `further` finds wrong with the plan, at its place among the other errors.
 pub fn load_with(path: &Path, sets: &[String], further: impl Fn(&Plan) -> Vec<Complaint>) -> Result<Plan, RecipeErrors> {
+    load_explained(path, sets, further).map(|loaded| loaded.plan)
+}
+
+/// [`load_with`], with the reasons for values that the recipe left out.
+pub fn load_explained(path: &Path, sets: &[String], further: impl Fn(&Plan) -> Vec<Complaint>) -> Result<Loaded, RecipeErrors> {
     let (file, text) = read(path)?;
     let further =
         |plan: &Plan| [missing_files(plan), missing_means(plan), further(plan).into_iter().map(Problem::from).collect()].concat();
@@ -90,26 +128,29 @@ pub fn parse_with(
     sets: &[String],
     further: impl Fn(&Plan) -> Vec<Complaint>,
 ) -> Result<Plan, RecipeErrors> {
-    resolve(file, text, sets, |plan| further(plan).into_iter().map(Problem::from).collect())
+    resolve(file, text, sets, |plan| further(plan).into_iter().map(Problem::from).collect()).map(|loaded| loaded.plan)
 }
 
 /// [`load`] for text at hand; `file` names it in errors, and the files it names are not looked for.
 pub fn parse(file: &str, text: &str, sets: &[String]) -> Result<Plan, RecipeErrors> {
-    resolve(file, text, sets, |_| Vec::new())
+    resolve(file, text, sets, |_| Vec::new()).map(|loaded| loaded.plan)
 }
 
-fn resolve(file: &str, text: &str, sets: &[String], further: impl Fn(&Plan) -> Vec<Problem>) -> Result<Plan, RecipeErrors> {
+fn resolve(file: &str, text: &str, sets: &[String], further: impl Fn(&Plan) -> Vec<Problem>) -> Result<Loaded, RecipeErrors> {
     let mut root = document::parse(file, text, sets).map_err(RecipeErrors::of)?;
-    presets::fill(&mut root);
+    let derived = defaults::fill(&mut root);
     let mut findings = Findings::default();
     findings.note("", &root.place);
+    defaults::steps_or_epochs(&mut root, &mut findings);
     let plan = Plan::read(&root, "", &mut findings).unwrap_or_default();
     require_and_refuse_sections(&root, &plan, &mut findings);
     findings.errors.extend(secrets::errors(&root));
     let found = [problems(&plan), further(&plan)].concat();
     let later = placed(found, &findings);
     findings.errors.extend(later);
-    RecipeErrors::unless_empty(findings.errors).map(|()| plan)
+    RecipeErrors::unless_empty(findings.errors)?;
+    let derived = [derived, plan.derived()].concat();
+    Ok(Loaded { plan, derived })
 }
 
 fn require_and_refuse_sections(root: &Node, plan: &Plan, findings: &mut Findings) {
@@ -117,6 +158,20 @@ fn require_and_refuse_sections(root: &Node, plan: &Plan, findings: &mut Findings
     for (key, help) in REQUIRED {
         if !table.contains_key(key) {
             findings.error(&root.place, key, format!("the recipe has no `{key}`"), help.to_owned());
+        }
+    }
+    if plan.judges_data() && !table.contains_key("reward") {
+        let message = "the recipe has no `reward`: what a completion for a data set earns has no default".to_owned();
+        let kinds: Vec<String> = RewardRule::KINDS.iter().map(|kind| format!("\"{kind}\"")).collect();
+        let help = format!("write [reward] with a kind, one of {}; \"math\" compares final answers", kinds.join(", "));
+        findings.error(&root.place, "reward", message, help);
+    }
+    for (section, key) in plan.unused_keys() {
+        let Some(Value::Table(keys)) = table.get(section).map(|entry| &entry.node.value) else { continue };
+        if let Some(entry) = keys.get(key) {
+            let path = format!("{section}.{key}");
+            let message = format!("`{path}` means nothing to pipeline = \"{}\", which samples nothing", plan.pipeline.word());
+            findings.error(&entry.key_place, &path, message, "remove it".to_owned());
         }
     }
     for key in plan.unused_sections() {
@@ -151,6 +206,7 @@ fn missing_means(_plan: &Plan) -> Vec<Problem> {
     Vec::new()
 }
 
+/// Names that lead nowhere. Models and data sets of the hub are fetched if they are not here yet.
 fn missing_files(plan: &Plan) -> Vec<Problem> {
     let mut files: Vec<(String, &PathBuf)> = Vec::new();
     // Models may be named by an id.
@@ -185,26 +241,61 @@ fn missing_files(plan: &Plan) -> Vec<Problem> {
     if plan.pipeline.reinforces() || plan.eval.is_some() {
         models.extend(plan.reward.rule.folders().map(|(key, path)| (key, path.clone())));
     }
-    files.retain(|(_, path)| !path.as_os_str().is_empty() && !path.exists());
-    let missing = |(key, path): (String, &PathBuf)| Problem {
-        from: Vec::new(),
-        message: format!("`{key}` is {}, which does not exist", path.display()),
-        key,
-        help: "paths are relative to the folder that the command runs in".to_owned(),
+    files.extend(plan.net.ca_file.as_ref().map(|file| ("net.ca_file".to_owned(), file)));
+    let hub = Hub::of_user().ca_file(plan.net.ca_file.clone());
+    let missing = |(key, path): (String, &PathBuf)| {
+        let error = reading::regular(path).err().filter(|_| !path.as_os_str().is_empty())?;
+        let why = match error.kind() {
+            std::io::ErrorKind::NotFound => "which does not exist".to_owned(),
+            _ => format!("which can't be read: {error}"),
+        };
+        let message = format!("`{key}` is {}, {why}", path.display());
+        Some(Problem {
+            from: Vec::new(),
+            message,
+            key,
+            help: "paths are relative to the folder that the command runs in".to_owned(),
+        })
     };
     let unusable = |(key, source): (String, Source)| {
-        let error = source.spec().check().err().filter(|_| !source.data.as_os_str().is_empty())?;
+        if source.data.as_os_str().is_empty() {
+            return None;
+        }
+        let error = DataSpec { hub: hub.clone(), ..source.spec() }.fetch().err()?;
         let help = "docs/data.md says what is found, and how".to_owned();
         Some(Problem { from: Vec::new(), message: format!("`{key}`: {error}"), key, help })
     };
     let unknown = |(key, name): (String, PathBuf)| {
-        let found = hub::locate(&name).err().filter(|_| !name.as_os_str().is_empty())?;
+        let found = unusable_model(&hub, &key, &name).filter(|_| !name.as_os_str().is_empty())?;
         let message = format!("`{key}` is {found}");
-        let help = "give a folder, relative to where the command runs, or an id that is in the hub's cache (`rollflow models` lists those)";
+        let help = "give a folder, relative to where the command runs, or the id of a model on the hub (`rollflow models` lists those that are here)";
         Some(Problem { key, from: Vec::new(), message, help: help.to_owned() })
     };
-    let files = files.into_iter().map(missing).chain(sources.into_iter().filter_map(unusable));
+    let files = files.into_iter().filter_map(missing).chain(sources.into_iter().filter_map(unusable));
     models.into_iter().filter_map(unknown).chain(files).collect()
+}
+
+/// What is wrong with the model that `name` stands for, by its configuration and the headers of its files. Reads no weights.
+fn unusable_model(hub: &Hub, key: &str, name: &Path) -> Option<String> {
+    let folder = match model_folder_from(hub, name) {
+        Ok(folder) => folder,
+        Err(error) => return Some(error.to_string()),
+    };
+    #[cfg(feature = "torch")]
+    {
+        if let Err(error) = crate::model::check_folder(&folder) {
+            return Some(format!("{}, which can't be used: {error}", name.display()));
+        }
+        let tokenizer = crate::stages::tokenizer_folder(folder).join("tokenizer.json");
+        // A critic reads the policy's tokens.
+        let error = reading::regular(&tokenizer).err().filter(|_| key != "critic.path")?;
+        Some(format!("{}, whose tokenizer {} can't be read: {error}", name.display(), tokenizer.display()))
+    }
+    #[cfg(not(feature = "torch"))]
+    {
+        let _ = (key, folder);
+        None
+    }
 }
 
 fn sources_of(section: &str, of: &DataTask) -> Vec<(String, Source)> {

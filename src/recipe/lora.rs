@@ -1,8 +1,9 @@
 //! `[lora]`: training of adapters in the place of the weights.
 
 use super::declare::{choices, section};
-use super::setting::{Limit, POSITIVE, SOME};
+use super::setting::{Limit, POSITIVE};
 
+const RANK: Limit<usize> = Limit { text: "1 to 65536", holds: |rank| (1..=65536).contains(rank) };
 const TARGETS: Limit<Vec<Target>> = Limit { text: "at least one", holds: |targets| !targets.is_empty() };
 
 section! {
@@ -10,7 +11,7 @@ section! {
     /// The run's seed draws A; B is 0 at first.
     pub struct Lora {
         /// Rows of A and columns of B.
-        rank: usize = 16, SOME;
+        rank: usize = 16, RANK;
         /// Their product counts `alpha / rank` times.
         alpha: f64 = 32.0, POSITIVE;
         /// What gets adapters.

@@ -4,10 +4,8 @@ use super::correction::Level;
 use super::declare::{choices, section, tagged};
 use super::params::Custom;
 use super::section::NoKeys;
-use super::setting::{BELOW_ONE, FINITE, Limit, NOT_NEGATIVE, POSITIVE, SHARE, UP_TO_ONE};
+use super::setting::{BELOW_ONE, FINITE, Limit, NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, SHARE, UP_TO_ONE};
 
-const POSITIVE_IF_GIVEN: Limit<Option<f64>> =
-    Limit { text: "above 0", holds: |value| value.is_none_or(|number| number > 0.0 && number.is_finite()) };
 const ABOVE_ONE_IF_GIVEN: Limit<Option<f64>> =
     Limit { text: "above 1", holds: |value| value.is_none_or(|number| number > 1.0 && number.is_finite()) };
 const UP_TO_ONE_IF_GIVEN: Limit<Option<f64>> =

@@ -3,6 +3,7 @@
 //! It counts what is alive at the same time at the busiest moment of a step. What it can't know (prompts of a file that nobody has read)
 //! it assumes, and says so.
 
+mod bounds;
 mod parts;
 
 use std::fmt;
@@ -22,7 +23,7 @@ pub struct MemoryPlan {
     pub device: String,
     /// What takes how much.
     pub parts: Vec<MemoryPart>,
-    /// What the device has, if that is known.
+    /// What there is for it, if that is known: a processor's memory, and what is free of a GPU's, which other processes may use too.
     pub has: Option<u64>,
 }
 
@@ -41,12 +42,13 @@ impl MemoryPlan {
     /// What `plan` takes on each of its devices, the policy's first. Reads the model's `config.json`, and no weights.
     pub fn of(plan: &Plan) -> Result<Vec<Self>, ModelError> {
         let mut all: Vec<MemoryPlan> = Vec::new();
+        bounds::check(plan, &shape(plan)?)?;
         for (device, part) in parts::parts(plan)? {
             let word = device.word();
             if all.iter().all(|of| of.device != word) {
                 let has = match device {
                     DeviceName::Cpu => machine_memory(),
-                    DeviceName::Cuda(index) => gpu_memory(index).map(|memory| memory.total),
+                    DeviceName::Cuda(index) => gpu_memory(index).map(|memory| memory.free),
                 };
                 all.push(MemoryPlan { device: word.clone(), parts: Vec::new(), has });
             }
@@ -82,7 +84,15 @@ pub(crate) fn problems(plan: &Plan) -> Vec<Problem> {
     if !plan.model.check_memory {
         return Vec::new();
     }
-    let Ok(all) = MemoryPlan::of(plan) else { return Vec::new() };
+    let all = match MemoryPlan::of(plan) {
+        Ok(all) => all,
+        Err(error @ ModelError::Uncountable { key, .. }) => {
+            let help = "no machine has so much memory".to_owned();
+            return vec![Problem { key: key.to_owned(), from: Vec::new(), message: error.to_string(), help }];
+        }
+        // What is wrong with the model itself is reported where its folder is checked.
+        Err(_) => return Vec::new(),
+    };
     all.iter().filter(|memory| memory.exceeds()).map(|memory| problem(plan, memory)).collect()
 }
 
@@ -119,7 +129,7 @@ fn knobs(plan: &Plan, memory: &MemoryPlan) -> Vec<String> {
             optimizations(plan).for_each(|of| of.gradient_checkpointing = true);
         });
     }
-    try_out("model.dtype = \"bf16\"".to_owned(), &|plan| plan.model.dtype = Precision::Bf16);
+    try_out("model.dtype = \"bf16\"".to_owned(), &|plan| plan.model.dtype = Some(Precision::Bf16));
     if plan.pipeline != Pipeline::RewardModel && plan.lora.is_none() {
         try_out("[lora]".to_owned(), &|plan| plan.lora = Some(Default::default()));
     }
@@ -147,7 +157,9 @@ fn optimizations(plan: &mut Plan) -> impl Iterator<Item = &mut Optimization> {
 /// The last phase's section and how it trains.
 fn optimization(plan: &Plan) -> Option<(&'static str, &Optimization)> {
     match plan.pipeline {
-        Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::GrpoOffline => Some(("train", &plan.train.optimization)),
+        Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::GrpoOffline | Pipeline::Dpo => {
+            Some(("train", &plan.train.optimization))
+        }
         Pipeline::Sft => plan.sft.as_ref().map(|sft| ("sft", &sft.optimization)),
         Pipeline::RewardModel => plan.reward_model.as_ref().map(|of| ("reward_model", &of.optimization)),
     }
@@ -179,4 +191,28 @@ fn count(parameters: u64) -> String {
 fn size(bytes: u64) -> String {
     let mib = bytes as f64 / f64::from(1 << 20);
     if mib < 1000.0 { format!("{mib:.1} MiB") } else { format!("{:.2} GiB", mib / 1024.0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipe::parse;
+
+    #[test]
+    fn a_gpu_s_plan_counts_what_only_a_gpu_holds_and_compares_with_what_is_free() {
+        let text = "pipeline = 'grpo'\n[model]\nkind = 'tiny'\n[task]\nkind = 'arithmetic'\n[reward]\nkind = 'exact'\n";
+        let mut plan = parse("memory.toml", text, &[]).unwrap_or_else(|errors| panic!("{errors}"));
+        let parts = |plan: &Plan| -> Vec<&'static str> {
+            let all = MemoryPlan::of(plan).unwrap();
+            assert_eq!(all.len(), 1);
+            all[0].parts.iter().map(|part| part.what).collect()
+        };
+        let host = parts(&plan);
+        assert!(host.contains(&"program") && !host.contains(&"context") && !host.contains(&"prefill"), "{host:?}");
+        plan.model.device = DeviceName::Cuda(0);
+        let gpu = parts(&plan);
+        assert!(gpu.contains(&"context") && gpu.contains(&"prefill") && gpu.contains(&"sampling"), "{gpu:?}");
+        let has = gpu_memory(0).map(|memory| memory.free);
+        assert_eq!(MemoryPlan::of(&plan).unwrap()[0].has.is_some(), has.is_some());
+    }
 }

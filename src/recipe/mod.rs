@@ -12,6 +12,7 @@ pub mod correction;
 pub mod critic;
 pub mod data;
 mod declare;
+mod defaults;
 mod derive;
 mod document;
 pub mod engine;
@@ -26,11 +27,15 @@ pub mod loss;
 #[cfg(feature = "torch")]
 mod memory;
 pub mod model;
+mod model_folder;
 #[cfg(feature = "torch")]
 mod model_limits;
+pub mod net;
 pub mod pairs;
 mod params;
+mod pin;
 pub mod plan;
+mod practice;
 pub mod presets;
 mod reference;
 pub mod reference_policy;
@@ -45,16 +50,21 @@ pub mod timeline;
 pub mod train;
 
 pub use algorithm::create_algorithm_config;
+pub use defaults::Derived;
 pub use derive::Machine;
 pub use error::{Place, RecipeError, RecipeErrors};
-pub use load::{Complaint, load, load_with, parse, parse_with, variables};
+pub use load::{Complaint, Loaded, load, load_explained, load_with, parse, parse_with, variables};
 #[cfg(feature = "torch")]
 pub use memory::{MemoryPart, MemoryPlan};
+pub use model_folder::{FINAL, NoModel, model_folder};
 pub use params::{Custom, Params, ParamsError};
 pub use plan::{Pipeline, Plan};
 pub use reference::reference;
-pub use render::{check_text, check_text_on, facts};
+pub use render::{check_text, check_text_on, derived_text, facts};
 pub use schema::schema;
-pub use secrets::masked;
+/// `text` with … instead of every secret, for messages, logs and pages.
+pub fn masked(text: &str) -> String {
+    crate::util::secrets::masked(text)
+}
 pub use section::NoKeys;
 pub use timeline::Timeline;

@@ -1,6 +1,6 @@
 //! `[model]`: where the first weights come from, and where and in which format models compute.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use super::declare::{choices, section, tagged};
@@ -10,6 +10,7 @@ use super::section::Findings;
 use super::setting::{Limit, Setting, Written};
 
 const TINY: Limit<usize> = Limit { text: "1 to 65536", holds: |size| (1..=65536).contains(size) };
+const LAYERS: Limit<usize> = Limit { text: "1 to 4096", holds: |layers| (1..=4096).contains(layers) };
 
 section! {
     /// The policy's first weights, and how all models of the run compute: trainer, generator, reference, critic and score models.
@@ -17,8 +18,9 @@ section! {
         first source: ModelSource;
         /// Where models compute.
         device: DeviceName = DeviceName::Cpu;
-        /// The format that models compute in. Trained parameters, sums of gradients and the optimizer are f32 all the same.
-        dtype: Precision = Precision::default();
+        /// The format that models compute in. Trained parameters, sums of gradients and the optimizer are f32 all the same. Left out: `"bf16"` on a
+        /// GPU, whose f32 products take about ten times as long, and `"f32"` on a processor.
+        dtype: Option<Precision> = None;
         /// Whether a run is refused that takes more memory than the device has, by an estimate that `rollflow check` prints.
         check_memory: bool = true;
     }
@@ -33,6 +35,43 @@ choices! {
         "bf16" => Bf16,
         /// 16 bits with more precision and little range.
         "f16" => F16,
+    }
+}
+
+impl Model {
+    /// The format that models compute in.
+    pub fn precision(&self) -> Precision {
+        self.dtype.unwrap_or(self.device.precision())
+    }
+}
+
+impl Precision {
+    /// Mean difference of log-probabilities, in nats, up to which two implementations of one model agree. Each rounds in places of its own:
+    /// published differences of bf16 engines are 0.03 to 0.05.
+    pub fn agreement(self) -> f64 {
+        match self {
+            Precision::F32 | Precision::F16 => 0.02,
+            Precision::Bf16 => 0.08,
+        }
+    }
+
+    /// The same for a server that was given weights, where f32 leaves less.
+    pub fn server_agreement(self) -> f64 {
+        match self {
+            Precision::F32 => 1e-3,
+            half => half.agreement(),
+        }
+    }
+
+    /// Mean gaps between generator and trainer, in nats, above which a step warns and above which it ends the run.
+    ///
+    /// In f32 what a policy learns while its samples are under way is all of a gap, and may be large. Recipes in 16 bits are of pretrained models, whose
+    /// steps are small: there a gap like that is a mismatch.
+    pub fn gap_limits(self) -> [f64; 2] {
+        match self {
+            Precision::F32 => [1.0, 3.0],
+            Precision::Bf16 | Precision::F16 => [0.15, 1.0],
+        }
     }
 }
 
@@ -57,6 +96,14 @@ pub enum DeviceName {
 }
 
 impl DeviceName {
+    /// The format that models compute in there, where none is named.
+    pub fn precision(self) -> Precision {
+        match self {
+            DeviceName::Cpu => Precision::F32,
+            DeviceName::Cuda(_) => Precision::Bf16,
+        }
+    }
+
     /// The name that recipes use.
     pub fn word(self) -> String {
         match self {
@@ -108,7 +155,7 @@ tagged! {
         /// a small random decoder with a character tokenizer, made from the run's seed.
         "tiny" => Tiny(TinyModel),
         /// a Hugging Face folder: `config.json`, safetensors and `tokenizer.json`.
-        "folder" => Folder(ModelFolder),
+        "folder" => Folder(ModelFolder) by [path, preset],
     }
 }
 
@@ -118,7 +165,7 @@ section! {
         /// Width of the residual stream; a multiple of `heads`.
         hidden: usize = 128, TINY;
         /// Decoder layers.
-        layers: usize = 4, TINY;
+        layers: usize = 4, LAYERS;
         /// Query heads; their width, `hidden / heads`, must be even.
         heads: usize = 4, TINY;
         /// Key and value heads; divides `heads`.
@@ -133,22 +180,48 @@ section! {
 section! {
     /// A model on disk.
     pub struct ModelFolder {
-        /// The folder, relative to where the command runs, or the id of a model that is in the Hugging Face hub's local cache, such as
-        /// `Qwen/Qwen2.5-0.5B-Instruct` or, of one revision, `ORG/NAME@REVISION`. Nothing is downloaded.
+        /// The folder, relative to where the command runs, or the id of a model on the Hugging Face hub, such as `Qwen/Qwen2.5-0.5B-Instruct`,
+        /// which is fetched on first use.
         path: PathBuf = PathBuf::new();
-        /// In the place of `path`, a popular model in that cache, which also has learning rates for recipes that name none.
+        /// Instead of `path`, a popular model of the hub, which also has learning rates for recipes that name none.
         preset: Option<&'static Preset> = None;
+        /// Branch, tag or commit of a model of the hub; left out, `main`. The run's own `recipe.toml` has the commit.
+        revision: Option<String> = None;
     }
 }
 
 impl ModelFolder {
     /// What is looked for: a folder or an id.
     pub fn name(&self) -> PathBuf {
-        self.preset.map_or_else(|| self.path.clone(), |preset| preset.id.into())
+        let name = self.preset.map_or_else(|| self.path.clone(), |preset| preset.id.into());
+        match &self.revision {
+            Some(revision) => with_revision(&name, revision),
+            None => name,
+        }
     }
 }
 
+/// The id `name` with this revision instead of its own.
+pub(crate) fn with_revision(name: &Path, revision: &str) -> PathBuf {
+    let name = name.to_string_lossy();
+    format!("{}@{revision}", name.split('@').next().unwrap_or(&name)).into()
+}
+
 impl TinyModel {
+    /// The first size that is out of its range, if any: key and value. Nothing may be computed with it.
+    #[cfg(feature = "torch")]
+    pub(crate) fn out_of_range(&self) -> Option<(&'static str, usize)> {
+        let sizes = [
+            ("hidden", self.hidden, TINY),
+            ("layers", self.layers, LAYERS),
+            ("heads", self.heads, TINY),
+            ("kv_heads", self.kv_heads, TINY),
+            ("intermediate", self.intermediate, TINY),
+            ("vocab", self.vocab, TINY),
+        ];
+        sizes.into_iter().find(|(_, size, limit)| !(limit.holds)(size)).map(|(key, size, _)| (key, size))
+    }
+
     /// Trainable parameters.
     pub fn parameters(&self) -> u64 {
         let head_width = self.hidden / self.heads.max(1);

@@ -3,7 +3,7 @@
 use super::memory::{adapters, shape};
 use super::plan::Plan;
 use super::setting::Problem;
-use crate::model::{ModelConfig, ModelError};
+use crate::model::{Lora, ModelConfig, ModelError};
 
 /// All of it. What is wrong with the model itself is said where it is loaded.
 pub(super) fn problems(plan: &Plan) -> Vec<Problem> {
@@ -12,6 +12,8 @@ pub(super) fn problems(plan: &Plan) -> Vec<Problem> {
 }
 
 fn adapters_without_a_place(plan: &Plan, model: &ModelConfig) -> Option<Problem> {
+    // A rank out of its range is reported by its own key.
+    plan.lora.as_ref().filter(|of| (1..=Lora::MOST_RANK).contains(&of.rank))?;
     let Err(unknown @ ModelError::Target { .. }) = adapters(plan, model) else { return None };
     let help = "\"all-linear\" fits every model".to_owned();
     Some(Problem { key: "lora.targets".to_owned(), from: Vec::new(), message: unknown.to_string(), help })

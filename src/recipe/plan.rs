@@ -11,11 +11,12 @@ use super::eval::Eval;
 use super::generate::{Filter, Generate};
 use super::lora::{AdapterSync, Lora};
 use super::model::{Model, Precision};
+use super::net::Net;
 use super::pairs::Pairs;
 use super::reference_policy::Reference;
 use super::reward::Reward;
 use super::setting::{FROM_ONE, GIVEN, SOME, SOME_IF_GIVEN, SOME_STEPS};
-use super::task::{Mix, RewardModel, Sft, Task};
+use super::task::{Mix, RewardModel, Sft, Task, TaskData};
 use super::timeline::{Change, Ramp};
 use super::train::Train;
 
@@ -78,6 +79,8 @@ section! {
         checkpoint: Checkpointing = Checkpointing::default();
         /// What is seen of the run.
         observe: Observe = Observe::default();
+        /// Connections to servers, and to the servers of this run.
+        net: Net = Net::default();
     }
 }
 
@@ -94,11 +97,16 @@ choices! {
         "reward_model" => RewardModel,
         /// the same learning from rollouts that were recorded, without a generator.
         "grpo_offline" => GrpoOffline,
+        /// preference training on a data set of pairs, of which one completion is chosen and the other rejected (DPO and its family).
+        "dpo" => Dpo,
     }
 }
 
+/// Keys of `[eval]` that say how completions are sampled and judged: held-out pairs need neither.
+const SAMPLED_EVALUATION: [&str; 7] = ["samples", "greedy", "temperature", "top_p", "max_new_tokens", "success", "slots"];
+
 /// What means nothing where nothing is reinforced.
-const REINFORCEMENT: [&str; 16] = [
+const REINFORCEMENT: [&str; 14] = [
     "mix",
     "generate",
     "engine",
@@ -111,8 +119,6 @@ const REINFORCEMENT: [&str; 16] = [
     "batch",
     "train",
     "critic",
-    "change",
-    "ramp",
     "sync",
     "flow",
 ];
@@ -123,13 +129,37 @@ impl Plan {
         self.engine.is_remote() && self.lora.as_ref().is_some_and(|lora| lora.sync == AdapterSync::Adapter)
     }
 
+    /// Whether `[reward]` takes the place of recorded rewards.
+    pub fn rescores(&self) -> bool {
+        self.pipeline == Pipeline::GrpoOffline && matches!(&self.task.data, TaskData::Rollouts(of) if of.rescore)
+    }
+
+    /// Whether completions for a data set's prompts are judged, in training or in an evaluation.
+    pub(crate) fn judges_data(&self) -> bool {
+        let is_data = |task: &Task| matches!(task.data, TaskData::Data(_));
+        let asked = self.eval.as_ref().map(|eval| eval.task.as_ref().unwrap_or(&self.task));
+        let asked = asked.filter(|_| !self.pipeline.evaluates_pairs());
+        self.pipeline.reinforces() && is_data(&self.task) || self.rescores() || asked.is_some_and(is_data)
+    }
+
     /// Sections that mean nothing to this plan's pipeline. Where nothing is reinforced, answers are still sampled and rewarded by an evaluation.
     pub(crate) fn unused_sections(&self) -> Vec<&'static str> {
         let mut unused = self.pipeline.unused_sections();
-        if self.eval.is_some() {
+        if self.eval.is_some() && !self.pipeline.evaluates_pairs() {
             unused.retain(|section| !["generate", "reward"].contains(section));
         }
+        if self.rescores() {
+            unused.retain(|section| *section != "reward");
+        }
         unused
+    }
+}
+
+impl Plan {
+    /// Keys, each with its section, that mean nothing to this plan's pipeline.
+    pub(crate) fn unused_keys(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let keys = if self.pipeline.evaluates_pairs() { &SAMPLED_EVALUATION[..] } else { &[] };
+        keys.iter().map(|key| ("eval", *key))
     }
 }
 
@@ -138,22 +168,42 @@ impl Pipeline {
         match self {
             Pipeline::Grpo | Pipeline::SftThenGrpo => vec!["reward_model"],
             Pipeline::Sft => [&REINFORCEMENT[..], &["reward_model"]].concat(),
-            Pipeline::RewardModel => [&REINFORCEMENT[..], &["sft", "lora", "eval"]].concat(),
-            Pipeline::GrpoOffline => vec![
+            Pipeline::RewardModel => [&REINFORCEMENT[..], &["sft", "lora"]].concat(),
+            Pipeline::GrpoOffline => {
+                vec!["reward_model", "environment", "reward", "filter_fallback", "pairs", "engine", "sync", "flow"]
+            }
+            Pipeline::Dpo => vec![
                 "sft",
                 "mix",
                 "reward_model",
+                "generate",
+                "engine",
                 "environment",
                 "reward",
+                "filter",
                 "filter_fallback",
                 "pairs",
-                "engine",
-                "reference",
                 "critic",
                 "sync",
                 "flow",
             ],
         }
+    }
+
+    /// Whether `[eval]` judges held-out pairs, and samples nothing.
+    pub(crate) fn evaluates_pairs(self) -> bool {
+        matches!(self, Pipeline::Dpo | Pipeline::RewardModel)
+    }
+
+    /// The pipeline that recipes call by this word.
+    pub(crate) fn named(word: &str) -> Option<Self> {
+        let all = [Self::Grpo, Self::Sft, Self::SftThenGrpo, Self::RewardModel, Self::GrpoOffline, Self::Dpo];
+        all.into_iter().find(|pipeline| pipeline.word() == word)
+    }
+
+    /// Whether `[train]` says how it learns.
+    pub(crate) fn trains_by_train(self) -> bool {
+        !matches!(self, Pipeline::Sft | Pipeline::RewardModel)
     }
 
     /// Whether it reinforces.
@@ -178,7 +228,8 @@ section! {
         /// Groups per step.
         groups: usize = 32, SOME;
         /// Times as many groups, rounded up, are let in for a step, which takes the first to finish; the others stay for the next step. 1 takes
-        /// groups strictly in the order of their prompts.
+        /// groups strictly in the order of their prompts. A synchronous run (`flow.max_staleness = 0`) waits for all of them, takes the oldest that
+        /// the filter kept and drops the rest as *surplus*: that spares a second round where a filter drops groups, not the wait for long answers.
         over_sample: f64 = 1.0, FROM_ONE;
     }
 }
@@ -194,10 +245,14 @@ section! {
 section! {
     /// How far stages run ahead of each other.
     pub struct FlowLimits {
-        /// Most published versions that a sampled token may lag behind the weights it trains; 0 is the synchronous run.
+        /// Most published versions that a sampled token may lag behind the weights it trains; 0 is the synchronous run: the same to the bit in this
+        /// process, the same algorithm with servers.
         max_staleness: u64 = 1;
         /// What becomes of groups that would be older than that.
         on_stale: OnStale = OnStale::default();
+        /// What becomes of a group of which an engine, an environment, a sandbox or a service lost samples, after all retries. A completion that is
+        /// cut off or judged too slowly is not lost: it has a verdict.
+        on_lost_sample: OnLostSample = OnLostSample::default();
         /// Groups between admission and training; without it, as many as the staleness allows:
         /// (`max_staleness` + 1) × `sync.every` × `batch.groups`. With over-sampling no more than a step chooses from, besides those of the
         /// other steps before a publish: (`batch.over_sample` + `sync.every` − 1) × `batch.groups`.
@@ -218,6 +273,16 @@ choices! {
         "drop" => Drop,
         /// their old tokens weigh nothing in the loss.
         "mask" => Mask,
+    }
+}
+
+choices! {
+    /// What becomes of a group that lost samples.
+    pub enum OnLostSample {
+        /// they are dropped as *lost*, and the group goes on with the others; one with fewer than two others is dropped.
+        "drop_sample" => DropSample,
+        /// the whole group is dropped as *lost*.
+        "drop_group" => DropGroup,
     }
 }
 

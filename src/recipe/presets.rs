@@ -1,7 +1,6 @@
-//! Popular models by a short name: where they are, what their shape is, and rates that are sensible for them.
+//! Popular models by a short name: where they are and what their shape is.
 
-use super::document::{Entry, Node, Table, Value};
-use super::error::Place;
+use super::document::{Node, Value};
 use super::section::{Findings, nearest};
 use super::setting::{Setting, Written};
 
@@ -97,20 +96,6 @@ impl Preset {
         self.shape.parameters(self.family)
     }
 
-    /// A learning rate for imitation: full training of small models, lower for larger ones; adapters take ten times as much.
-    pub fn sft_lr(&self, lora: bool) -> f64 {
-        match (lora, self.parameters()) {
-            (true, _) => 2e-4,
-            (false, ..2_000_000_000) => 2e-5,
-            (false, _) => 1e-5,
-        }
-    }
-
-    /// A learning rate for reinforcement.
-    pub fn rl_lr(&self, lora: bool) -> f64 {
-        if lora { 1e-5 } else { 1e-6 }
-    }
-
     /// The preset of that name.
     pub fn named(name: &str) -> Option<&'static Preset> {
         PRESETS.iter().find(|preset| preset.name == name)
@@ -137,36 +122,6 @@ impl Setting for &'static Preset {
     fn write(&self) -> Written {
         self.name.to_owned().write()
     }
-}
-
-/// Lays what a preset says under what a recipe says: its kind of model, and learning rates where the recipe has none.
-pub(crate) fn fill(root: &mut Node) {
-    let Value::Table(table) = &mut root.value else { return };
-    let Some(Value::Table(model)) = table.get_mut("model").map(|entry| &mut entry.node.value) else { return };
-    let Some(Node { value: Value::Text(name), place }) = model.get("preset").map(|entry| entry.node.clone()) else { return };
-    under(model, "kind", Value::Text("folder".to_owned()), &place);
-    let Some(preset) = Preset::named(&name) else { return };
-    let lora = has_lora(table);
-    for (section, lr) in [("train", preset.rl_lr(lora)), ("sft", preset.sft_lr(lora))] {
-        let imitates_only =
-            table.get("pipeline").is_some_and(|entry| matches!(&entry.node.value, Value::Text(of) if of != "grpo"));
-        if section == "train" && !imitates_only && !table.contains_key(section) {
-            under(table, section, Value::Table(Table::new()), &place);
-        }
-        if let Some(Value::Table(section)) = table.get_mut(section).map(|entry| &mut entry.node.value) {
-            under(section, "lr", Value::Float(lr), &place);
-        }
-    }
-}
-
-fn under(table: &mut Table, key: &str, value: Value, place: &Place) {
-    let node = Node { value, place: place.clone() };
-    table.entry(key.to_owned()).or_insert_with(|| Entry { key_place: place.clone(), node });
-}
-
-/// Whether adapters are trained, wherever that is said.
-fn has_lora(table: &Table) -> bool {
-    table.iter().any(|(key, entry)| key == "lora" || matches!(&entry.node.value, Value::Table(inner) if has_lora(inner)))
 }
 
 /// One line of the table below.

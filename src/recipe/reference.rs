@@ -9,7 +9,8 @@ const OPENING: &str = "\
 
 A recipe is a TOML file that says what a run does. `rollflow check RECIPE` names everything that is wrong with it at once, with line and
 column, and the numbers that follow from it; `rollflow run RECIPE --set section.key=value` lays values over it. Paths are relative to
-where the command runs. `pipeline`, `[model]` and `[task]` must be there; everything else has a default. An unknown key is an error.
+where the command runs. `pipeline`, `[model]` and `[task]` must be there, and `[reward]` where completions for
+a data set are judged; everything else has a default. An unknown key is an error.
 
 `include = \"base.toml\"` at the top, or a list, lays the recipe over others: sections are joined key by key, except where they say another `kind`;
 lists are replaced. The folder of the recipe that includes is where they are looked for. `ROLLFLOW__TRAIN__LR=1e-4` in the environment overrides

@@ -1,7 +1,8 @@
 //! A plan back as text: the resolved recipe with every default filled in, and what `rollflow check` prints.
 
+use super::defaults::{Derived, LENGTHS};
 use super::derive::Machine;
-use super::model::ModelSource;
+use super::model::{DeviceName, ModelSource};
 use super::plan::{OnStale, Pipeline, Plan};
 use super::section::Section;
 use super::setting::Written;
@@ -13,6 +14,21 @@ impl Plan {
         let mut rows = Vec::new();
         self.rows(&mut rows);
         rows.retain(|(key, _)| !self.unused_sections().contains(&key.as_str()));
+        for (section, unused) in self.unused_keys() {
+            for (_, value) in rows.iter_mut().filter(|(key, _)| key == section) {
+                if let Written::Table(keys) = value {
+                    keys.retain(|(key, _)| key != unused);
+                }
+            }
+        }
+        // Where epochs are given, steps follow from them.
+        for (_, value) in rows.iter_mut().filter(|(key, _)| LENGTHS.contains(&key.as_str())) {
+            if let Written::Table(keys) = value
+                && keys.iter().any(|(key, value)| key == "epochs" && *value != Written::Absent)
+            {
+                keys.retain(|(key, _)| key != "steps");
+            }
+        }
         let mut text = String::new();
         for (key, value) in &rows {
             if let Written::Inline(value) = value {
@@ -75,6 +91,11 @@ pub fn check_text_on(plan: &Plan, machine: Machine) -> String {
     text
 }
 
+/// What `rollflow check` prints of values that a recipe left out: a line for each, with its reason.
+pub fn derived_text(derived: &[Derived]) -> String {
+    derived.iter().map(|Derived { key, value, reason }| format!("  {key} = {value}: {reason}\n")).collect()
+}
+
 /// The derived numbers that [`check_text`] prints: what, and how much.
 pub fn facts(plan: &Plan, machine: Machine) -> Vec<(&'static str, String)> {
     let mut facts = vec![("model", model(plan)), ("steps", plan.steps().to_string())];
@@ -95,6 +116,8 @@ pub fn facts(plan: &Plan, machine: Machine) -> Vec<(&'static str, String)> {
             ("admission window", format!("{} groups", plan.admission_window())),
         ]);
         facts.extend(worst_staleness(plan));
+    } else if plan.pipeline == Pipeline::Dpo {
+        facts.extend([("pairs a step", plan.batch.groups.to_string()), ("updates a step", updates(plan))]);
     } else if plan.pipeline == Pipeline::GrpoOffline {
         facts.extend([("groups a step", plan.batch.groups.to_string()), ("updates a step", updates(plan))]);
     } else {
@@ -104,8 +127,20 @@ pub fn facts(plan: &Plan, machine: Machine) -> Vec<(&'static str, String)> {
         }
     }
     facts.extend(epoch.map(|epoch| ("one epoch", epoch)));
+    facts.push(("computes in", computes_in(plan)));
     facts.push(("threads", format!("{} of the machine's {}", plan.threads(), machine.threads)));
     facts
+}
+
+/// The format that models compute in, and where it comes from.
+fn computes_in(plan: &Plan) -> String {
+    let (format, device) = (plan.model.precision().word(), plan.model.device.word());
+    let why = match (plan.model.dtype, plan.model.device) {
+        (Some(_), _) => "as model.dtype says",
+        (None, DeviceName::Cpu) => "model.dtype is not set, and a processor computes in f32",
+        (None, DeviceName::Cuda(_)) => "model.dtype is not set, and a GPU computes in bf16",
+    };
+    format!("{format} on {device}: {why}")
 }
 
 /// What a step of supervised training takes.
@@ -120,7 +155,8 @@ fn step_of(sft: &Sft, what: &str) -> String {
 }
 
 fn chosen_from(plan: &Plan) -> String {
-    if plan.over_samples() { format!(", the first of {}", plan.groups_chosen_from()) } else { String::new() }
+    let whose = if plan.flow.max_staleness == 0 { "the oldest kept" } else { "the first" };
+    if plan.over_samples() { format!(", {whose} of {}", plan.groups_chosen_from()) } else { String::new() }
 }
 
 fn updates(plan: &Plan) -> String {
@@ -141,6 +177,9 @@ fn worst_staleness(plan: &Plan) -> Vec<(&'static str, String)> {
     let derived = format!("{}: floor((window {window} - 1) / {groups} groups per version)", count(in_order, "version"));
     if !plan.over_samples() && in_order <= worst {
         return vec![("worst staleness", derived)];
+    }
+    if plan.flow.max_staleness == 0 && plan.over_samples() {
+        return vec![("worst staleness", "0 versions: what a round has beyond its steps is dropped".to_owned())];
     }
     let enforced = match plan.flow.on_stale {
         OnStale::Wait => "groups that finish late are waited for",

@@ -22,9 +22,10 @@ section! {
         /// Whether an answer that did not end by itself earns nothing for what it says: 0 from all kinds but `model`, whose 0 means nothing in
         /// particular, `length`, `overlong`, `repetition`, `judge`, `environment`, and `http`, which is told how it ended.
         require_end_of_text: bool = true;
-        /// How often a reward that fails is called again for the same answer, before the answer's group is given up.
+        /// How often a reward that fails is called again for the same answer, before the answer is given up.
         retries: u32 = 2;
-        /// What becomes of a group that was given up.
+        /// What becomes of a group with an answer that was given up; of answers that were lost, rather than judged wrongly, `flow.on_lost_sample`
+        /// says whether they cost their group.
         on_failure: OnFailure = OnFailure::default();
         /// Groups in a row that may be given up; one more, and the run ends, for the reward is broken.
         max_poisoned: u64 = 64;
@@ -34,9 +35,9 @@ section! {
 choices! {
     /// What becomes of a group that has an answer without a reward.
     pub enum OnFailure {
-        /// it is dropped and written to `dead_letters.jsonl`, for `rollflow replay`.
+        /// it is written to `dead_letters.jsonl`, for `rollflow replay`, and dropped, or the answers that it lost are.
         "dead_letter" => DeadLetter,
-        /// it is dropped.
+        /// it is dropped, or the answers that it lost are.
         "drop" => Drop,
         /// the answer earns 0.
         "zero" => Zero,

@@ -15,6 +15,7 @@ pub(crate) struct Shape {
 
 struct Kind {
     word: &'static str,
+    implied_by: &'static [&'static str],
     doc: String,
     shape: Shape,
 }
@@ -34,8 +35,8 @@ impl Shape {
     }
 
     /// One more kind.
-    pub(crate) fn kind(&mut self, word: &'static str, doc: String, shape: Shape) {
-        self.kinds.push(Kind { word, doc, shape });
+    pub(crate) fn kind(&mut self, word: &'static str, implied_by: &'static [&'static str], doc: String, shape: Shape) {
+        self.kinds.push(Kind { word, implied_by, doc, shape });
     }
 
     /// Another section's keys beside these.
@@ -49,12 +50,18 @@ impl Shape {
         if self.kinds.is_empty() {
             return of(&self.keys);
         }
-        let kinds = self.kinds.iter().map(|Kind { word, doc, shape }| {
+        let kinds = self.kinds.iter().map(|Kind { word, implied_by, doc, shape }| {
             let mut keys = Map::from_iter([("kind".to_owned(), json!({"const": word, "description": doc}))]);
             keys.extend(shape.keys.clone());
             keys.extend(self.keys.clone());
             let mut of = of(&keys);
-            of["required"] = json!(["kind"]);
+            match implied_by {
+                [] => of["required"] = json!(["kind"]),
+                keys => {
+                    let ways = ["kind"].iter().chain(keys.iter()).map(|key| json!({"required": [key]}));
+                    of["anyOf"] = ways.collect();
+                }
+            }
             of
         });
         json!({"oneOf": kinds.collect::<Vec<_>>()})

@@ -114,6 +114,18 @@ pub(crate) fn join(path: &str, key: &str) -> String {
     if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
 
+/// A kind's word, and the keys that imply it where `kind` is left out.
+pub(crate) type ImpliedKind = (&'static str, &'static [&'static str]);
+
+/// For the reference: which keys stand for which kind.
+pub(crate) fn implied(kinds: &[ImpliedKind]) -> String {
+    let implied = kinds.iter().filter(|(_, by)| !by.is_empty()).map(|(word, by)| {
+        let keys: Vec<String> = by.iter().map(|key| format!("`{key}`")).collect();
+        format!(" Left out where {} implies `\"{word}\"`.", keys.join(" or "))
+    });
+    implied.collect()
+}
+
 /// Takes the keys of one table and, at the end, complains about those that nobody asked for.
 pub(crate) struct Reader<'a> {
     table: &'a Table,
@@ -135,16 +147,19 @@ impl Reader<'_> {
         T::read(&entry.node, &path, self.findings)
     }
 
-    /// The word that says which keys belong here; `None` after a complaint.
-    pub(crate) fn tag(&mut self, key: &'static str, words: &[&'static str]) -> Option<&'static str> {
+    /// The word that says which keys belong here, or the one that another key implies; `None` after a complaint.
+    pub(crate) fn tag(&mut self, key: &'static str, kinds: &[ImpliedKind]) -> Option<&'static str> {
         self.known.push(key);
         let path = join(self.path, key);
-        let found = match self.table.get(key) {
-            Some(entry) => {
+        let words = &kinds.iter().map(|(word, _)| *word).collect::<Vec<_>>();
+        let implied = kinds.iter().find(|(_, by)| by.iter().any(|key| self.table.contains_key(*key)));
+        let found = match (self.table.get(key), implied) {
+            (Some(entry), _) => {
                 self.findings.note(&path, &entry.node.place);
                 read_word(&entry.node, &path, words, self.findings)
             }
-            None => {
+            (None, Some((word, _))) => Some(*word),
+            (None, None) => {
                 let message = format!("`{}` needs `{key}`", self.path);
                 self.findings.error(self.place, &path, message, format!("`{key}` is one of {}", quoted(words)));
                 None

@@ -75,6 +75,8 @@ pub(crate) const SOME: Limit<usize> = Limit { text: "at least 1", holds: |value|
 pub(crate) const SOME_STEPS: Limit<u64> = Limit { text: "at least 1", holds: |value| *value >= 1 };
 pub(crate) const SOME_IF_GIVEN: Limit<Option<usize>> = Limit { text: "at least 1", holds: |value| value.is_none_or(|n| n >= 1) };
 pub(crate) const POSITIVE: Limit<f64> = Limit { text: "above 0", holds: |value| *value > 0.0 && value.is_finite() };
+pub(crate) const POSITIVE_IF_GIVEN: Limit<Option<f64>> =
+    Limit { text: "above 0", holds: |value| value.is_none_or(|number| number > 0.0 && number.is_finite()) };
 pub(crate) const NOT_NEGATIVE: Limit<f64> = Limit { text: "0 or more", holds: |value| *value >= 0.0 && value.is_finite() };
 pub(crate) const FROM_ONE: Limit<f64> = Limit { text: "1 or more", holds: |value| *value >= 1.0 && value.is_finite() };
 pub(crate) const FINITE: Limit<f64> = Limit { text: "finite", holds: |value| value.is_finite() };

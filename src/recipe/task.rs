@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use super::data::{DataTask, RolloutsTask, Source};
 use super::declare::{choices, section, tagged};
+use super::defaults::{IMITATION, REWARD_MODEL};
 use super::error::RecipeErrors;
-use super::setting::{BELOW_ONE, Limit, NOT_NEGATIVE, POSITIVE, SHARE, SOME, SOME_IF_GIVEN, SOME_STEPS};
+use super::setting::{BELOW_ONE, Limit, NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, SHARE, SOME, SOME_IF_GIVEN, SOME_STEPS};
 use super::train::Optimization;
 
 const FEW_DIGITS: Limit<u32> = Limit { text: "1 to 9", holds: |digits| (1..=9).contains(digits) };
@@ -25,9 +26,9 @@ tagged! {
         /// sums such as `7+5=`, made on the spot.
         "arithmetic" => Arithmetic(Arithmetic),
         /// data sets on disk, in the formats and layouts that docs/data.md lists: one, or a mixture.
-        "data" => Data(DataTask),
+        "data" => Data(DataTask) by [data, sources],
         /// rollouts that were recorded, for `pipeline = "grpo_offline"`.
-        "rollouts" => Rollouts(RolloutsTask),
+        "rollouts" => Rollouts(RolloutsTask) by [path],
     }
 }
 
@@ -57,12 +58,15 @@ section! {
     pub struct Sft {
         /// Optimizer steps.
         steps: u64 = 40, SOME_STEPS;
+        /// Passes over the samples, instead of `steps`, which follow from them and are rounded up.
+        epochs: Option<f64> = None, POSITIVE_IF_GIVEN;
         /// Pairs or conversations per step; rows, where they are packed.
         batch: usize = 64, SOME;
         /// In place of `batch`: a step takes as many in turn as have no more tokens than this together, so that steps cost about the same.
         batch_tokens: Option<usize> = None, SOME_IF_GIVEN;
-        /// Peak learning rate.
-        lr: f64 = 1e-3, POSITIVE;
+        /// Peak learning rate. Left out, it follows from the model: 2e-5 for a Hugging Face model (as TRL's `SFTConfig`; half of it for presets of
+        /// 2 billion parameters or more), 2e-4 for its adapters (as TRL's `sft.py`), 1e-3 for a small random model.
+        lr: f64 = IMITATION.random, POSITIVE;
         /// Most tokens of a sample, and of a row where samples are packed; without it, as many as the model reads.
         max_length: Option<usize> = None, SOME_IF_GIVEN;
         /// What becomes of longer samples.
@@ -134,10 +138,13 @@ section! {
     pub struct RewardModel {
         /// Optimizer steps.
         steps: u64 = 200, SOME_STEPS;
+        /// Passes over the pairs that are trained on, instead of `steps`, which follow from them and are rounded up.
+        epochs: Option<f64> = None, POSITIVE_IF_GIVEN;
         /// Pairs per step.
         batch: usize = 64, SOME;
-        /// Peak learning rate.
-        lr: f64 = 1e-3, POSITIVE;
+        /// Peak learning rate. Left out, it follows from the model: 1e-5 for a Hugging Face model, 1e-4 for its adapters (as TRL's
+        /// `reward_modeling.py`), 1e-3 for a small random model.
+        lr: f64 = REWARD_MODEL.random, POSITIVE;
         /// Share of the task's prompts whose pairs are not trained but judged at the end.
         held_out: f64 = 0.1, BELOW_ONE;
         /// How strongly scores are kept around 0; 0.01 is common.

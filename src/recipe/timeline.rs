@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use super::declare::{choices, section};
 use super::error::{RecipeError, RecipeErrors};
 use super::load::parse;
-use super::plan::Plan;
+use super::plan::{Pipeline, Plan};
 use super::setting::{FINITE, GIVEN, Limit, Problem};
 
 /// Keys, and sections with all keys in them, that a step may have other values of than the step before.
-const CHANGEABLE: [&str; 17] = [
+const CHANGEABLE: [&str; 22] = [
     "train.lr",
     "train.schedule",
     "train.loss",
@@ -29,7 +29,22 @@ const CHANGEABLE: [&str; 17] = [
     "train.minibatches",
     "pairs",
     "generate.temperature",
+    "sft.lr",
+    "sft.schedule",
+    "reward_model.lr",
+    "reward_model.schedule",
+    "reward_model.center",
 ];
+
+/// Those of [`CHANGEABLE`] that the steps of a pipeline look at: a supervised part before reinforcement has steps of its own.
+fn changeable(pipeline: Pipeline) -> impl Iterator<Item = &'static str> {
+    let within = |key: &&str, section: &str| key.starts_with(section);
+    CHANGEABLE.into_iter().filter(move |key| match pipeline {
+        Pipeline::Sft => within(key, "sft."),
+        Pipeline::RewardModel => within(key, "reward_model."),
+        _ => !within(key, "sft.") && !within(key, "reward_model."),
+    })
+}
 
 const LATER: Limit<u64> = Limit { text: "2 or more", holds: |step| *step >= 2 };
 const STEP: Limit<u64> = Limit { text: "1 or more", holds: |step| *step >= 1 };
@@ -181,11 +196,11 @@ pub(super) fn problems(plan: &Plan) -> Vec<Problem> {
     let mut note = |key: String, message: String, help: String| problems.push(Problem { key, from: Vec::new(), message, help });
     for (at, change) in plan.change.iter().enumerate() {
         for set in &change.set {
-            refuse_fixed(format!("change[{at}].set"), set.split('=').next().unwrap_or_default().trim(), &mut note);
+            refuse_fixed(plan, format!("change[{at}].set"), set.split('=').next().unwrap_or_default().trim(), &mut note);
         }
     }
     for (at, ramp) in plan.ramp.iter().enumerate() {
-        refuse_fixed(format!("ramp[{at}].key"), &ramp.key, &mut note);
+        refuse_fixed(plan, format!("ramp[{at}].key"), &ramp.key, &mut note);
         if ramp.end <= ramp.begin {
             let message = format!("`ramp[{at}].end` is {}, not after its begin {}", ramp.end, ramp.begin);
             note(format!("ramp[{at}].end"), message, "a ramp takes at least one step".to_owned());
@@ -219,9 +234,10 @@ fn ends(timeline: &Timeline, at: usize, ramp: &Ramp) -> Vec<Problem> {
     [("from", ramp.from), ("to", ramp.to)].into_iter().flat_map(wrong).collect()
 }
 
-fn refuse_fixed(place: String, key: &str, note: &mut dyn FnMut(String, String, String)) {
-    if !CHANGEABLE.iter().any(|section| inside(key, section)) {
-        note(place, format!("`{key}` is the same in all steps"), format!("these may change: {}", CHANGEABLE.join(", ")));
+fn refuse_fixed(plan: &Plan, place: String, key: &str, note: &mut dyn FnMut(String, String, String)) {
+    if !changeable(plan.pipeline).any(|section| inside(key, section)) {
+        let all: Vec<&str> = changeable(plan.pipeline).collect();
+        note(place, format!("`{key}` is the same in all steps"), format!("these may change: {}", all.join(", ")));
     }
 }
 

@@ -3,11 +3,14 @@
 use super::advantage::Advantage;
 use super::correction::{Correction, Proximal, Reject};
 use super::declare::{choices, section};
+use super::defaults::POLICY;
 use super::error::RecipeErrors;
 use super::kl::{KlLoss, KlReward};
 use super::loss::Loss;
-use super::model::DeviceName;
-use super::setting::{FINITE, FINITE_IF_GIVEN, Limit, NOT_NEGATIVE, POSITIVE, SHARE, SOME, SOME_STEPS, UP_TO_ONE};
+use super::model::{DeviceName, Precision};
+use super::setting::{
+    FINITE, FINITE_IF_GIVEN, Limit, NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, SHARE, SOME, SOME_STEPS, UP_TO_ONE,
+};
 
 const BETAS: Limit<[f64; 2]> =
     Limit { text: "each 0 or more and below 1", holds: |betas| betas.iter().all(|beta| (0.0..1.0).contains(beta)) };
@@ -15,19 +18,26 @@ const BETAS: Limit<[f64; 2]> =
 /// Infinity switches a bound off.
 pub(crate) const BOUND: Limit<f64> = Limit { text: "above 0; inf is no bound", holds: |value| *value > 0.0 };
 
+const BOUND_IF_GIVEN: Limit<Option<f64>> =
+    Limit { text: "above 0; inf is no bound", holds: |value| value.is_none_or(|value| value > 0.0) };
+
 section! {
     /// One optimizer step on every batch of groups.
     pub struct Train {
         /// Steps of the run, one for every batch.
         steps: u64 = 300, SOME_STEPS;
+        /// Passes over the task's prompts, rollouts or pairs, instead of `steps`, which follow from them and are rounded up. Prompts that a
+        /// filter drops are not counted: others take their places.
+        epochs: Option<f64> = None, POSITIVE_IF_GIVEN;
         /// Ends the run sooner, once the mean reward of the last 20 steps reaches this; without it, all steps are taken.
         target_reward: Option<f64> = None;
         /// Passes over each batch, an update each, or as many as there are minibatches.
         updates: u64 = 1, SOME_STEPS;
         /// Parts that each pass is cut into, of groups drawn anew every time: an update each, with means over its own tokens.
         minibatches: usize = 1, SOME;
-        /// Peak learning rate.
-        lr: f64 = 2e-4, POSITIVE;
+        /// Peak learning rate. Left out, it follows from the model: 1e-6 for a Hugging Face model (as TRL's `GRPOConfig` and `DPOConfig`, and
+        /// verl), 1e-5 for its adapters, 3e-4 for a small random model.
+        lr: f64 = POLICY.random, POSITIVE;
         /// What the policy learns from a probability ratio and an advantage.
         loss: Loss = Loss::default();
         /// A divergence from the reference policy in the loss.
@@ -51,10 +61,11 @@ section! {
         correction: Correction = Correction::default();
         /// What is not trained on because it is too far from the policy that sampled it.
         reject: Vec<Reject> = Vec::new();
-        /// A mean gap between generator's and trainer's log-probabilities above this, in nats, is warned about.
-        gap_warn: f64 = 1.0, BOUND;
-        /// A mean gap above this ends the run before it is learned from.
-        gap_halt: f64 = 3.0, BOUND;
+        /// A mean gap between generator's and trainer's log-probabilities above this, in nats, is warned about. Left out: 1 in f32, 0.15 in 16 bits
+        /// (`model.dtype`).
+        gap_warn: Option<f64> = None, BOUND_IF_GIVEN;
+        /// A mean gap above this ends the run before it is learned from. Left out: 3 in f32, 1 in 16 bits (`model.dtype`).
+        gap_halt: Option<f64> = None, BOUND_IF_GIVEN;
         /// Whether the run refuses to start when generator and trainer disagree about the log-probabilities of a short answer.
         probe: bool = true;
         last optimization: Optimization;
@@ -88,6 +99,10 @@ section! {
         eps: f64 = 1e-8, POSITIVE;
         /// AdamW's decoupled weight decay.
         weight_decay: f64 = 0.0, NOT_NEGATIVE;
+        /// Tensors that `weight_decay` shrinks.
+        decay: Decay = Decay::default();
+        /// Factors of the learning rate for parts of the model.
+        lr_scale: LrScale = LrScale::default();
         /// Longer gradients are scaled down to this norm.
         max_grad_norm: f64 = 1.0, POSITIVE;
         /// Tokens of one forward and backward pass; the result does not depend on it, memory does.
@@ -101,6 +116,30 @@ section! {
         beside: Vec<DeviceName> = Vec::new();
         /// What happens when a loss or gradient is not finite.
         on_nonfinite: OnNonfinite = OnNonfinite::default();
+    }
+}
+
+choices! {
+    /// Tensors that weight decay shrinks.
+    pub enum Decay {
+        /// matrices alone, embeddings and adapters included; norms and biases keep their size. transformers' and TRL's trainers do the same.
+        "matrices" => Matrices,
+        /// every tensor, as `torch.optim.AdamW` does with `model.parameters()`.
+        "all" => All,
+    }
+}
+
+section! {
+    /// Factors of the learning rate for parts of the model; at 0 a part is not trained. A factor for a part that the model does not have is an error.
+    pub struct LrScale {
+        /// Of the token embeddings, and of the output head where it is tied to them.
+        embeddings: f64 = 1.0, NOT_NEGATIVE;
+        /// Of an output head of its own.
+        head: f64 = 1.0, NOT_NEGATIVE;
+        /// Of adapters (`[lora]`).
+        adapters: f64 = 1.0, NOT_NEGATIVE;
+        /// Of a score head: reward models and critics.
+        score_head: f64 = 1.0, NOT_NEGATIVE;
     }
 }
 
@@ -139,6 +178,18 @@ choices! {
 }
 
 impl Train {
+    /// Bounds on the gap between generator and trainer where they compute in `precision`: to warn, and to end the run. A bound that is left out never
+    /// contradicts one that is given.
+    pub fn gap_limits(&self, precision: Precision) -> [f64; 2] {
+        let [warn, halt] = precision.gap_limits();
+        match (self.gap_warn, self.gap_halt) {
+            (Some(own_warn), Some(own_halt)) => [own_warn, own_halt],
+            (Some(own), None) => [own, halt.max(own)],
+            (None, Some(own)) => [warn.min(own), own],
+            (None, None) => [warn, halt],
+        }
+    }
+
     /// Optimizer steps in a step.
     pub fn updates_a_step(&self) -> u64 {
         self.updates.saturating_mul(self.minibatches as u64)

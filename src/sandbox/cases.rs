@@ -7,6 +7,13 @@ use serde_json::Value;
 pub enum CodeTests {
     /// Python that fails where the code is wrong: an `assert`, or several lines.
     Asserts(Vec<String>),
+    /// Calls of one function, or of that method of a class `Solution`: arguments, and the result that each must have. Tuples count as lists.
+    Calls {
+        /// The function's name.
+        function: String,
+        /// Arguments and results.
+        calls: Vec<(Vec<Value>, Value)>,
+    },
     /// What the program reads from standard input, and what it then must print.
     Pairs(Vec<(String, String)>),
 }
@@ -15,7 +22,7 @@ pub enum CodeTests {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "these are no tests: {0}. Expected is Python with asserts, a list of such, a list of {{\"input\": …, \"output\": …}}, or \
-     {{\"inputs\": [ … ], \"outputs\": [ … ]}}"
+     {{\"inputs\": [ … ], \"outputs\": [ … ]}}, with \"fn_name\" and lists of arguments where a function is called"
 )]
 pub struct NoTests(String);
 
@@ -37,6 +44,13 @@ impl CodeTests {
             }
             Value::Object(fields) => match (fields.get("inputs"), fields.get("outputs")) {
                 (Some(Value::Array(inputs)), Some(Value::Array(outputs))) if inputs.len() == outputs.len() => {
+                    if let Some(function) = fields.get("fn_name").filter(|name| !name.is_null()) {
+                        let call = |(input, output): (&Value, &Value)| Some((input.as_array()?.clone(), output.clone()));
+                        let calls = inputs.iter().zip(outputs).map(call).collect::<Option<Vec<_>>>();
+                        let function = function.as_str().ok_or_else(refuse)?.to_owned();
+                        let calls = calls.filter(|calls| !calls.is_empty()).ok_or_else(refuse)?;
+                        return Ok(CodeTests::Calls { function, calls });
+                    }
                     CodeTests::Pairs(inputs.iter().map(text).zip(outputs.iter().map(text)).collect())
                 }
                 _ => return Err(refuse()),
@@ -50,6 +64,7 @@ impl CodeTests {
     pub fn len(&self) -> usize {
         match self {
             CodeTests::Asserts(tests) => tests.len(),
+            CodeTests::Calls { calls, .. } => calls.len(),
             CodeTests::Pairs(tests) => tests.len(),
         }
     }
@@ -111,13 +126,26 @@ mod tests {
             (json!(["assert f(1) == 2", "assert True"]), asserts(&["assert f(1) == 2", "assert True"])),
             (json!("[\"assert f(1) == 2\"]"), asserts(&["assert f(1) == 2"])),
             (json!([{ "input": "1 2\n", "output": "3" }]), pairs(&[("1 2\n", "3")])),
+            (
+                json!({ "fn_name": "f", "inputs": [[1, [2]], [3]], "outputs": [4, [5]] }),
+                CodeTests::Calls {
+                    function: "f".to_owned(),
+                    calls: vec![(vec![json!(1), json!([2])], json!(4)), (vec![json!(3)], json!([5]))],
+                },
+            ),
             (json!({ "inputs": ["1", ["2", "3"]], "outputs": [4, "5"] }), pairs(&[("1", "4"), ("2\n3", "5")])),
         ] {
             assert_eq!(CodeTests::from_json(&value), Ok(tests));
         }
-        for value in
-            [json!(null), json!([]), json!(3), json!([1]), json!({ "inputs": ["1"], "outputs": [] }), json!([{ "input": "1" }])]
-        {
+        for value in [
+            json!(null),
+            json!([]),
+            json!(3),
+            json!([1]),
+            json!({ "fn_name": "f", "inputs": ["1"], "outputs": [1] }),
+            json!({ "inputs": ["1"], "outputs": [] }),
+            json!([{ "input": "1" }]),
+        ] {
             assert!(CodeTests::from_json(&value).is_err(), "{value}");
         }
     }

@@ -1,20 +1,19 @@
 //! Runs code against tests, and remembers what came of it.
 //!
-//! Standard input and output are compared out here, where the code can't reach. Asserts run beside it, in one process: it says what they gave with a
-//! mark that it is told apart from everything else, and that is new each time. Leaving early, printing "passed" or patching `print` gains nothing;
-//! code that redefines equality can still deceive an `assert`.
+//! No verdict is made in the process that runs the code. Programs are compared here by what they print. Asserts and calls are judged by another
+//! sandboxed process, which receives plain data from the code's (`referee`).
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{CodeTests, Ended, Job, Limits, Sandbox, SandboxError};
+use super::referee::Referee;
+use super::{CodeTests, Ended, Job, Sandbox, SandboxError};
 
 /// Verdicts that are remembered; when there are so many, they are forgotten.
 const REMEMBERED: usize = 1 << 16;
-const DRIVER: &str = include_str!("driver.py");
 
 /// How code did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +44,7 @@ type Remembered = Arc<OnceLock<Option<Verdict>>>;
 /// Judges code by tests, in a [`Sandbox`]. The same code with the same tests is run once.
 pub struct CodeJudge {
     sandbox: Sandbox,
+    referee: Referee,
     verdicts: Mutex<HashMap<[u64; 2], Remembered>>,
     hashers: [RandomState; 2],
 }
@@ -52,7 +52,12 @@ pub struct CodeJudge {
 impl CodeJudge {
     /// In this sandbox, whose program must be Python. Its limits are for all asserts of a task together, and for each pair of input and output.
     pub fn new(sandbox: Sandbox) -> Self {
-        CodeJudge { sandbox, verdicts: Mutex::default(), hashers: [RandomState::new(), RandomState::new()] }
+        CodeJudge {
+            sandbox,
+            referee: Referee::default(),
+            verdicts: Mutex::default(),
+            hashers: [RandomState::new(), RandomState::new()],
+        }
     }
 
     /// Where code is run.
@@ -89,35 +94,22 @@ impl CodeJudge {
 
     fn run(&self, code: &str, tests: &CodeTests) -> Result<Verdict, SandboxError> {
         match tests {
-            CodeTests::Asserts(tests) => self.asserts(code, tests),
+            CodeTests::Asserts(tests) => self.judged(code, tests.iter().map(|test| json!(test)).collect()),
+            CodeTests::Calls { function, calls } => {
+                let tests = calls.iter().map(|(arguments, expected)| json!([function, arguments, expected]));
+                self.judged(code, tests.collect())
+            }
             CodeTests::Pairs(tests) => self.pairs(code, tests),
         }
     }
 
-    fn asserts(&self, code: &str, tests: &[String]) -> Result<Verdict, SandboxError> {
-        let limits = self.sandbox.config().limits;
-        let mark = [0, 1].map(|at| format!("{:016x}", RandomState::new().hash_one(at))).concat();
-        // One that hangs leaves time for the others.
-        let seconds = limits.wall.as_secs_f64() / (tests.len() + 2) as f64;
-        // What JSON says of texts, numbers and lists, Python reads as the same.
-        let told = json!([mark, seconds, code, tests]).to_string();
-        // Room for what the driver has to say.
-        let limits = Limits { output: limits.output + 512 * tests.len() as u64, ..limits };
-        let ran = self.sandbox.run(&Job::quick_python(DRIVER).stdin(told).limits(limits))?;
-        let printed = ran.text();
-        let mut said: Vec<Option<&str>> = vec![None; tests.len()];
-        for line in printed.lines().filter_map(|line| line.strip_prefix(&mark)?.strip_prefix(' ')) {
-            if let Some((at, what)) = line.split_once(' ')
-                && let Some(place) = at.parse().ok().and_then(|at: usize| said.get_mut(at))
-            {
-                *place = Some(what);
-            }
-        }
-        let failed = said.iter().find(|said| **said != Some("passed"));
+    fn judged(&self, code: &str, tests: Vec<Value>) -> Result<Verdict, SandboxError> {
+        let verdicts = self.referee.verdicts(&self.sandbox, code, &tests)?;
+        let failed = verdicts.iter().find(|said| said.as_deref() != Some("passed"));
         Ok(Verdict {
-            passed: said.iter().filter(|said| **said == Some("passed")).count(),
+            passed: verdicts.iter().filter(|said| said.as_deref() == Some("passed")).count(),
             total: tests.len(),
-            complaint: failed.map(|said| said.map_or_else(|| format!("no test was reached: it {ran}"), str::to_owned)),
+            complaint: failed.map(|said| said.clone().unwrap_or_else(|| "the test was not reached".to_owned())),
         })
     }
 

@@ -12,7 +12,9 @@ mod cases;
 mod config;
 mod isolation;
 mod judge;
+mod live;
 mod program;
+mod referee;
 mod run;
 mod warden;
 
@@ -111,6 +113,11 @@ impl Sandbox {
     pub fn run(&self, job: &Job) -> Result<Ran, SandboxError> {
         let _slot = self.slot();
         run::run(&self.0.config, self.0.isolation.walls, job).map(|(ran, _)| ran)
+    }
+
+    /// Starts a program that is spoken with while it runs. It counts among those that run only while the caller holds a [`Sandbox::slot`].
+    fn start(&self, job: &Job) -> Result<live::Live, SandboxError> {
+        live::Live::start(&self.0.config, self.0.isolation.walls, job)
     }
 
     fn slot(&self) -> Slot<'_> {

@@ -136,8 +136,27 @@ impl fmt::Display for Ran {
     }
 }
 
+/// A program that was started, and the socket to its warden. Dropping it ends the program.
+pub(super) struct Started {
+    pub(super) wire: UnixStream,
+    _warden: Ending,
+    _folder: Option<Folder>,
+}
+
 /// Runs it to its end. Gives the layers that stood around it, too.
 pub(super) fn run(config: &SandboxConfig, walls: Walls, job: &Job) -> Result<(Ran, Vec<String>), SandboxError> {
+    let limits = job.limits.unwrap_or(config.limits);
+    let started = start(config, walls, job, false)?;
+    let mut heard = Heard::new(limits);
+    loop {
+        if let Some(ran) = heard.frame(&started.wire)? {
+            return Ok((ran, heard.layers));
+        }
+    }
+}
+
+/// Starts a program. If `streamed`, it reads what is written to the socket afterwards instead of the job's input.
+pub(super) fn start(config: &SandboxConfig, walls: Walls, job: &Job, streamed: bool) -> Result<Started, SandboxError> {
     if let Some((name, _)) =
         job.files.iter().find(|(name, _)| name.is_empty() || name.contains(['/', '\0']) || name.starts_with('.'))
     {
@@ -149,18 +168,19 @@ pub(super) fn run(config: &SandboxConfig, walls: Walls, job: &Job) -> Result<(Ra
     let (ours, theirs) = UnixStream::pair().map_err(SandboxError::Start)?;
     let mut started = warden().map_err(SandboxError::Start)?;
     started.command.env_clear().stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::null());
-    let _warden = Ending(started.command.spawn().map_err(SandboxError::Start)?);
+    let warden = Ending(started.command.spawn().map_err(SandboxError::Start)?);
     // Else the other end of the socket would live as long as the command does.
     drop(started);
     let mut wire = &ours;
-    let told = tell(config, walls, job, &limits, folder.as_ref()).and_then(|message| wire.write_all(&message));
+    let told = tell(config, walls, job, streamed, folder.as_ref()).and_then(|message| wire.write_all(&message));
     told.and_then(|()| ours.set_read_timeout(Some(limits.wall + GRACE)))
         .map_err(|error| SandboxError::Broken(error.to_string()))?;
-    listen(wire, &limits)
+    Ok(Started { wire: ours, _warden: warden, _folder: folder })
 }
 
 /// The records that the warden reads.
-fn tell(config: &SandboxConfig, walls: Walls, job: &Job, limits: &Limits, folder: Option<&Folder>) -> io::Result<Vec<u8>> {
+fn tell(config: &SandboxConfig, walls: Walls, job: &Job, streamed: bool, folder: Option<&Folder>) -> io::Result<Vec<u8>> {
+    let limits = job.limits.unwrap_or(config.limits);
     let mut message = Vec::new();
     let mut record = |tag: u8, data: &[u8]| {
         let size = u32::try_from(data.len()).map_err(|_| io::Error::other("more than 4 GiB for one run"))?;
@@ -212,16 +232,30 @@ fn tell(config: &SandboxConfig, walls: Walls, job: &Job, limits: &Limits, folder
     let own = config.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
     own.chain(given).try_for_each(|(name, value)| record(b'e', format!("{name}={value}").as_bytes()))?;
     job.files.iter().try_for_each(|(name, content)| record(b'F', &[name.as_bytes(), b"\0", content].concat()))?;
+    if streamed {
+        record(b's', b"")?;
+    }
     record(b'i', &job.stdin)?;
     record(b'G', b"")?;
     Ok(message)
 }
 
-/// Reads frames until the end of the program.
-fn listen(mut wire: impl Read, limits: &Limits) -> Result<(Ran, Vec<String>), SandboxError> {
-    let (mut stdout, mut stderr, mut layers) = (Vec::new(), Vec::new(), Vec::new());
-    let mut refused = None;
-    loop {
+/// What a program's warden has sent so far.
+pub(super) struct Heard {
+    pub(super) stdout: Vec<u8>,
+    stderr: Vec<u8>,
+    layers: Vec<String>,
+    refused: Option<String>,
+    limits: Limits,
+}
+
+impl Heard {
+    pub(super) fn new(limits: Limits) -> Self {
+        Heard { stdout: Vec::new(), stderr: Vec::new(), layers: Vec::new(), refused: None, limits }
+    }
+
+    /// Reads one frame. Gives how the program ended, if that was it, with all output that is still here.
+    pub(super) fn frame(&mut self, mut wire: impl Read) -> Result<Option<Ran>, SandboxError> {
         let mut head = [0; 5];
         let mut read = |into: &mut [u8]| wire.read_exact(into).map_err(|error| SandboxError::Broken(error.to_string()));
         read(&mut head)?;
@@ -230,20 +264,22 @@ fn listen(mut wire: impl Read, limits: &Limits) -> Result<(Ran, Vec<String>), Sa
         read(&mut data)?;
         let text = || String::from_utf8_lossy(&data).into_owned();
         match tag {
-            b'O' => stdout.append(&mut data),
-            b'E' => stderr.append(&mut data),
-            b'L' => layers.push(text()),
-            b'X' => refused = refused.or_else(|| Some(text())),
+            b'O' => self.stdout.append(&mut data),
+            b'E' => self.stderr.append(&mut data),
+            b'L' => self.layers.push(text()),
+            b'X' => self.refused = self.refused.take().or_else(|| Some(text())),
             b'S' => {
-                if let Some(why) = refused {
+                if let Some(why) = self.refused.take() {
                     return Err(SandboxError::Setup(why));
                 }
                 let (ended, cpu, peak_memory) =
-                    end(&text(), limits).ok_or_else(|| SandboxError::Broken(format!("it said {:?}", text())))?;
-                return Ok((Ran { ended, stdout, stderr, cpu, peak_memory }, layers));
+                    end(&text(), &self.limits).ok_or_else(|| SandboxError::Broken(format!("it said {:?}", text())))?;
+                let (stdout, stderr) = (std::mem::take(&mut self.stdout), std::mem::take(&mut self.stderr));
+                return Ok(Some(Ran { ended, stdout, stderr, cpu, peak_memory }));
             }
             _ => return Err(SandboxError::Broken(format!("it sent a frame {tag}"))),
         }
+        Ok(None)
     }
 }
 

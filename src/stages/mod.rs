@@ -21,7 +21,9 @@ pub mod source;
 pub mod sync;
 pub mod train;
 
-pub use admission::{Admission, Fate, Ledger, OpenGroup, Pace, Progress, STALE, Totals};
+pub use admission::{
+    Admission, Fate, LOST, Ledger, LedgerImbalance, OpenGroup, Pace, Progress, STALE, SURPLUS, TRUNCATED, TokensMissing, Totals,
+};
 #[cfg(feature = "torch")]
 pub use policy::{Policy, PolicyError, tokenizer_folder};
 #[cfg(feature = "torch")]

@@ -50,7 +50,7 @@ impl Policy {
     /// The same, generating on this device and in this format. A folder in that very format takes no more memory than on disk; a trainer takes its
     /// own f32 copy of it.
     pub fn load_for(dir: impl AsRef<Path>, compute: Compute) -> Result<Self, PolicyError> {
-        let dir = hub::locate(dir.as_ref()).map_err(ModelError::from)?;
+        let dir = hub::open(dir.as_ref()).map_err(ModelError::from)?;
         let tokenizer = Tokenizer::from_dir(&tokenizer_folder(dir.clone()))?;
         Self::load_with(dir, tokenizer, compute)
     }

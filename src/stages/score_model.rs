@@ -62,14 +62,14 @@ pub struct ScoreModel {
 impl ScoreModel {
     /// A Hugging Face folder of a sequence classifier with one label, or such a model in the hub's local cache by its id.
     pub fn load(dir: impl AsRef<Path>) -> Result<Self, ScoreModelError> {
-        let dir = hub::locate(dir.as_ref()).map_err(ModelError::from)?;
+        let dir = hub::open(dir.as_ref()).map_err(ModelError::from)?;
         let (config, weights) = load_hf(&dir)?;
         Self::new(config, FrozenWeights::of_own(weights), Tokenizer::from_dir(&dir)?)
     }
 
     /// What training starts from: such a folder, or one of a language model, which gets a head drawn by `seed`.
     pub fn begin(dir: impl AsRef<Path>, seed: u64) -> Result<Self, ScoreModelError> {
-        let dir = hub::locate(dir.as_ref()).map_err(ModelError::from)?;
+        let dir = hub::open(dir.as_ref()).map_err(ModelError::from)?;
         let (config, weights) = load_hf(&dir)?;
         let tokenizer = Tokenizer::from_dir(&dir)?;
         match config.head {

@@ -20,7 +20,7 @@ pub struct AdamW {
     pub beta2: f64,
     /// ε: keeps the quotient finite.
     pub epsilon: f64,
-    /// λ: decay of the weights themselves.
+    /// λ: decay of the weights themselves, of those that [`ParamGroups`](super::ParamGroups) names.
     pub weight_decay: f64,
     /// Divides by the largest mean square seen rather than the current one.
     pub amsgrad: bool,

@@ -1,8 +1,8 @@
 //! Checkpoint folders: written atomically, found by number (law C1, its file part).
 //!
-//! `checkpoints/step_000123` appears by one rename, after every file in it reached the disk; `metadata.json`, written last, lists
-//! them with their sizes and checksums. A save that was killed leaves a hidden temporary folder, which is never picked up and which the next save
-//! of that step removes.
+//! `checkpoints/step_000123` appears by one rename, after every file in it reached the disk (law C3); `metadata.json`, written last, lists
+//! them with their sizes and checksums. A save that was killed leaves a hidden temporary folder, which is never picked up.
+//! [`remove_leftovers`] deletes it when the run is resumed.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -12,7 +12,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::data::Version;
+use crate::data::{Version, number};
+use crate::util::atomic_file;
 
 /// The file that makes a folder a complete checkpoint.
 pub const METADATA: &str = "metadata.json";
@@ -32,7 +33,7 @@ pub struct CheckpointMetadata {
     #[serde(default)]
     pub timestamp: u64,
     /// Numbers that the run wrote down.
-    #[serde(default)]
+    #[serde(default, with = "number::map")]
     pub metrics: BTreeMap<String, f64>,
     /// Every other file.
     #[serde(default)]
@@ -139,6 +140,11 @@ pub fn list(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> 
 
 /// Folders that are named as checkpoints, complete or not, by ascending step.
 pub fn named(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
+    numbered(checkpoints, parse_step)
+}
+
+/// The entries of a folder whose names `number` finds a step in, by ascending step.
+fn numbered(checkpoints: &Path, number: impl Fn(&str) -> Option<u64>) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
     let entries = match fs::read_dir(checkpoints) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -147,7 +153,7 @@ pub fn named(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError>
     let mut found = Vec::new();
     for entry in entries {
         let path = entry.map_err(CheckpointError::io(checkpoints))?.path();
-        let step = path.file_name().and_then(|name| name.to_str()).and_then(parse_step);
+        let step = path.file_name().and_then(|name| name.to_str()).and_then(&number);
         found.extend(step.map(|step| (step, path)));
     }
     found.sort();
@@ -168,14 +174,37 @@ pub fn write<E: From<CheckpointError>>(
     fill: impl FnOnce(&Path) -> Result<(), E>,
 ) -> Result<PathBuf, E> {
     let (target, temporary) = (checkpoints.join(step_folder(step)), checkpoints.join(format!(".{}.writing", step_folder(step))));
-    remove_folder(&temporary)?;
-    fs::create_dir_all(&temporary).map_err(CheckpointError::io(&temporary))?;
-    fill(&temporary)?;
-    seal(&temporary, metadata)?;
-    replace(&temporary, &target)?;
-    sync(checkpoints)?;
-    point_to(checkpoints, &step_folder(step))?;
+    atomic_file::remove(&temporary).map_err(CheckpointError::io(&temporary))?;
+    atomic_file::create_folder(&temporary).map_err(CheckpointError::io(&temporary))?;
+    let filled = fill(&temporary).and_then(|()| Ok(seal(&temporary, metadata)?));
+    if let Err(error) = filled {
+        // A disk that is full needs the room, and the error that counts is the first.
+        atomic_file::remove(&temporary).ok();
+        return Err(error);
+    }
+    publish(&temporary, &target)?;
     Ok(target)
+}
+
+/// Moves a whole checkpoint from `from`, on the same disk, to `target`, which becomes the newest one. Both steps are durable.
+pub fn publish(from: &Path, target: &Path) -> Result<(), CheckpointError> {
+    let checkpoints = target.parent().unwrap_or(Path::new("."));
+    atomic_file::create_folder(checkpoints).map_err(CheckpointError::io(checkpoints))?;
+    atomic_file::publish(from, target).map_err(CheckpointError::io(target))?;
+    point_to(target)
+}
+
+/// Names a checkpoint in [`LATEST`] as the newest one.
+pub fn point_to(checkpoint: &Path) -> Result<(), CheckpointError> {
+    let (pointer, name) = (checkpoint.with_file_name(LATEST), checkpoint.file_name().unwrap_or_default().to_string_lossy());
+    atomic_file::write(&pointer, format!("{name}\n")).map_err(CheckpointError::io(&pointer))
+}
+
+/// Deletes what a killed process left: half-written checkpoints, half-deleted ones, and those that an earlier resume set
+/// aside. The caller must be the only one that works on the run.
+pub fn remove_leftovers(checkpoints: &Path) -> Result<(), CheckpointError> {
+    atomic_file::remove_leftovers(checkpoints).map_err(CheckpointError::io(checkpoints))?;
+    remove_undone(checkpoints, u64::MAX)
 }
 
 /// Removes complete checkpoints older than `step` until `keep` are left, `step` included. Newer ones, of an earlier run perhaps, are not
@@ -186,8 +215,10 @@ pub fn prune(checkpoints: &Path, step: u64, keep: usize) -> Result<Vec<PathBuf>,
     let old = found.into_iter().take(superseded(&steps, step, keep)).map(|(_, path)| path).collect::<Vec<_>>();
     for path in &old {
         // Out of sight first: a removal that is killed leaves no half checkpoint under a name that counts.
-        remove_folder(&set_aside(path, "removed")?)?;
+        let aside = rename_hidden(path, "removed")?;
+        atomic_file::remove(&aside).map_err(CheckpointError::io(&aside))?;
     }
+    remove_undone(checkpoints, step)?;
     Ok(old)
 }
 
@@ -196,7 +227,7 @@ fn superseded(steps: &[u64], step: u64, keep: usize) -> usize {
     steps.iter().filter(|other| **other <= step).count().saturating_sub(keep.max(1))
 }
 
-/// Writes the metadata last and brings every file to the disk.
+/// Writes the metadata, last of all files.
 fn seal(folder: &Path, metadata: CheckpointMetadata) -> Result<(), CheckpointError> {
     let mut files = BTreeMap::new();
     mark(folder, "", &mut files)?;
@@ -204,12 +235,10 @@ fn seal(folder: &Path, metadata: CheckpointMetadata) -> Result<(), CheckpointErr
     let path = folder.join(METADATA);
     let json = serde_json::to_string_pretty(&CheckpointMetadata { timestamp, files, ..metadata });
     let json = json.map_err(|error| CheckpointError::malformed(&path, error))?;
-    fs::write(&path, json).map_err(CheckpointError::io(&path))?;
-    sync(&path)?;
-    sync(folder)
+    atomic_file::write(&path, json).map_err(CheckpointError::io(&path))
 }
 
-/// Brings everything in a folder to the disk and notes what its files are, those of folders in it by their path.
+/// Notes what the files in a folder are, those of folders in it by their path.
 fn mark(folder: &Path, prefix: &str, files: &mut BTreeMap<String, FileMark>) -> Result<(), CheckpointError> {
     for entry in fs::read_dir(folder).map_err(CheckpointError::io(folder))? {
         let entry = entry.map_err(CheckpointError::io(folder))?;
@@ -220,37 +249,34 @@ fn mark(folder: &Path, prefix: &str, files: &mut BTreeMap<String, FileMark>) -> 
         } else {
             files.insert(name, FileMark { bytes: metadata.len(), crc32: crc32(&path)? });
         }
-        sync(&path)?;
     }
     Ok(())
 }
 
-/// Renames `new` to `target`. A folder can't be renamed over one that holds files, so an older one steps aside first.
-fn replace(new: &Path, target: &Path) -> Result<(), CheckpointError> {
-    let aside = new.with_extension("replaced");
-    remove_folder(&aside)?;
-    if target.exists() {
-        fs::rename(target, &aside).map_err(CheckpointError::io(target))?;
-    }
-    fs::rename(new, target).map_err(CheckpointError::io(target))?;
-    remove_folder(&aside)
+/// Takes a checkpoint that the run will make again out of sight, as `.step_N.undone`. It is deleted when the run has saved that
+/// step again, or at the next resume.
+pub fn set_aside(path: &Path) -> Result<PathBuf, CheckpointError> {
+    rename_hidden(path, UNDONE)
 }
 
-fn point_to(checkpoints: &Path, name: &str) -> Result<(), CheckpointError> {
-    let (temporary, pointer) = (checkpoints.join(".latest.writing"), checkpoints.join(LATEST));
-    fs::write(&temporary, format!("{name}\n")).map_err(CheckpointError::io(&temporary))?;
-    sync(&temporary)?;
-    fs::rename(&temporary, &pointer).map_err(CheckpointError::io(&pointer))?;
-    sync(checkpoints)
-}
+/// What [`set_aside`] adds to a name.
+const UNDONE: &str = "undone";
 
-/// Takes a checkpoint out of sight under the name of what became of it, replacing an older one of that fate.
-pub fn set_aside(path: &Path, fate: &str) -> Result<PathBuf, CheckpointError> {
+fn rename_hidden(path: &Path, fate: &str) -> Result<PathBuf, CheckpointError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let aside = path.with_file_name(format!(".{name}.{fate}"));
-    remove_folder(&aside)?;
+    atomic_file::remove(&aside).map_err(CheckpointError::io(&aside))?;
     fs::rename(path, &aside).map_err(CheckpointError::io(path))?;
     Ok(aside)
+}
+
+/// Deletes checkpoints of steps up to `step` that were set aside.
+fn remove_undone(checkpoints: &Path, step: u64) -> Result<(), CheckpointError> {
+    let undone = |name: &str| parse_step(name.strip_prefix('.')?.strip_suffix(UNDONE)?.strip_suffix('.')?);
+    for (_, path) in numbered(checkpoints, undone)?.into_iter().filter(|(of, _)| *of <= step) {
+        atomic_file::remove(&path).map_err(CheckpointError::io(&path))?;
+    }
+    Ok(())
 }
 
 fn crc32(path: &Path) -> Result<u32, CheckpointError> {
@@ -262,17 +288,6 @@ fn crc32(path: &Path) -> Result<u32, CheckpointError> {
             read => hasher.update(&block[..read]),
         }
     }
-}
-
-fn remove_folder(path: &Path) -> Result<(), CheckpointError> {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(CheckpointError::io(path)(error)),
-        _ => Ok(()),
-    }
-}
-
-fn sync(path: &Path) -> Result<(), CheckpointError> {
-    File::open(path).and_then(|file| file.sync_all()).map_err(CheckpointError::io(path))
 }
 
 #[cfg(test)]

@@ -8,9 +8,10 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::algo::{Aggregation, ComparedToken, LogProbGap, Loss, LossError, LossInputs, LossOutput, OffPolicy};
-use crate::data::packing::cut_evenly;
+use crate::algo::{Aggregation, BatchSize, ComparedToken, LogProbGap, Loss, LossError, LossInputs, LossOutput, OffPolicy};
+use crate::data::packing::{cut_evenly, cut_rectangles};
 use crate::data::{Sample, SampleError, Version};
+use crate::flow::caught;
 use crate::train::Algorithm;
 
 /// Names a sample in errors.
@@ -114,6 +115,21 @@ pub enum CollateError {
 
 /// Shifts, gathers and weighs. A sample's first token is never a target (nothing precedes it), so its mask doesn't count.
 pub fn collate<S: Borrow<Sample>>(samples: &[S], aggregation: Aggregation) -> Result<TrainBatch, CollateError> {
+    collate_in(samples, aggregation, &BatchSize::of(&masks(samples)))
+}
+
+/// The masks of targets.
+fn masks<S: Borrow<Sample>>(samples: &[S]) -> Vec<&[f32]> {
+    samples.iter().map(|sample| sample.borrow().loss_mask.get(1..).unwrap_or(&[])).collect()
+}
+
+/// [`collate`] for a part of a batch of this size, one rank's share or a micro-batch: weights are those in the whole batch (law N1). Tokens are
+/// counted as TRL counts `num_items_in_batch`.
+pub fn collate_in<S: Borrow<Sample>>(
+    samples: &[S],
+    aggregation: Aggregation,
+    batch: &BatchSize,
+) -> Result<TrainBatch, CollateError> {
     let samples: Vec<&Sample> = samples.iter().map(Borrow::borrow).collect();
     for sample in &samples {
         sample.validate()?;
@@ -129,8 +145,7 @@ pub fn collate<S: Borrow<Sample>>(samples: &[S], aggregation: Aggregation) -> Re
             return refuse("reference log-probability", f64::from(*value));
         }
     }
-    let masks: Vec<&[f32]> = samples.iter().map(|sample| sample.loss_mask.get(1..).unwrap_or(&[])).collect();
-    let weights = aggregation.token_weights(&masks);
+    let weights = aggregation.token_weights_in(&masks(&samples), batch);
     let sequences: Vec<TrainSequence> = samples.iter().zip(weights).map(|(sample, weights)| shift(sample, &weights)).collect();
     let batch_tokens = sequences.iter().map(|sequence| sequence.rows.len()).sum();
     if batch_tokens == 0 {
@@ -147,8 +162,7 @@ pub fn collate_part<S: Borrow<Sample>>(
     samples: &[S],
     aggregation: Aggregation,
 ) -> Result<(Option<TrainBatch>, f64), CollateError> {
-    let masks: Vec<&[f32]> = samples.iter().map(|sample| sample.borrow().loss_mask.get(1..).unwrap_or(&[])).collect();
-    let mass = aggregation.mass(&masks).unwrap_or(1.0);
+    let mass = aggregation.mass(&masks(samples)).unwrap_or(1.0);
     let batch = match collate(samples, aggregation) {
         Err(CollateError::NothingToTrain { .. }) => return Ok((None, mass)),
         batch => batch?,
@@ -228,12 +242,36 @@ impl TrainBatch {
 
     /// The same with runs of about equal cost, where a sequence of so many inputs costs `cost`: attention makes long ones dearer than their tokens.
     pub fn micro_batches_by(&self, max_tokens: usize, least: usize, cost: impl Fn(usize) -> f64) -> Vec<Vec<usize>> {
-        let together = if self.pairs { 2 } else { 1 };
+        self.by_indifference().iter().flat_map(|places| self.cut(places, max_tokens, least, &cost)).collect()
+    }
+
+    /// The same for attention over rectangles, where padding is computed too: sequences of about the same length go together, the longest first, and a
+    /// run has at most `max_tokens` tokens with its padding.
+    pub fn rectangles(&self, max_tokens: usize, least: usize) -> Vec<Vec<usize>> {
+        let longest = |places: &Range<usize>| self.sequences[places.clone()].iter().map(|of| of.inputs.len()).max().unwrap_or(0);
+        let cut = |mut places: Vec<Range<usize>>| {
+            places.sort_by_key(|places| std::cmp::Reverse(longest(places)));
+            let (lengths, each): (Vec<usize>, usize) = (places.iter().map(longest).collect(), self.together());
+            let share = lengths.iter().sum::<usize>().div_ceil(least.max(1));
+            let runs = cut_rectangles(&lengths, (max_tokens / each).min(share.max(1)));
+            runs.into_iter().map(|run| places[run].iter().flat_map(Clone::clone).collect()).collect::<Vec<Vec<usize>>>()
+        };
+        self.by_indifference().into_iter().flat_map(cut).collect()
+    }
+
+    /// Sequences that are never parted: pairs.
+    fn together(&self) -> usize {
+        if self.pairs { 2 } else { 1 }
+    }
+
+    /// Places of what is trained: first those whose advantages are not all zero.
+    fn by_indifference(&self) -> [Vec<Range<usize>>; 2] {
+        let together = self.together();
         let places = (0..self.sequences.len()).step_by(together).map(|at| at..(at + together).min(self.sequences.len()));
         let trained = places.filter(|places| self.sequences[places.clone()].iter().any(|sequence| !sequence.rows.is_empty()));
         let (indifferent, others): (Vec<_>, Vec<_>) =
             trained.partition(|places| self.sequences[places.clone()].iter().all(TrainSequence::is_indifferent));
-        [others, indifferent].iter().flat_map(|places| self.cut(places, max_tokens, least, &cost)).collect()
+        [others, indifferent]
     }
 
     fn cut(&self, places: &[Range<usize>], max_tokens: usize, least: usize, cost: &dyn Fn(usize) -> f64) -> Vec<Vec<usize>> {
@@ -323,7 +361,7 @@ impl PackedColumns {
         let start = own_where_absent(&self.proximal, log_probs);
         let behaviour = own_where_absent(&self.behaviour, &start);
         let anchors = off_policy.anchors(log_probs, &start, &behaviour, &self.lags, &self.sequences);
-        let mut output = loss.evaluate(&LossInputs {
+        let inputs = LossInputs {
             log_probs,
             behaviour: Some(&behaviour),
             proximal: anchors.proximal.as_deref(),
@@ -335,7 +373,11 @@ impl PackedColumns {
             weights: &self.weights,
             sequences: &self.sequences,
             batch_tokens,
-        })?;
+        };
+        // A loss may be the user's own.
+        let panicked = |message| LossError::Panicked { loss: loss.name().to_owned(), message };
+        let output = caught(|| loss.evaluate(&inputs)).map_err(panicked)??;
+        let mut output = output.aligned(loss.name(), log_probs.len())?;
         output.metrics.correction = anchors.metrics.unwrap_or_default();
         Ok(output)
     }

@@ -6,7 +6,7 @@
 
 use tch::{Kind, Tensor};
 
-use crate::model::fused;
+use crate::model::{fused, wide};
 
 /// What scoring found.
 pub(super) struct Scored {
@@ -30,7 +30,7 @@ enum Softmax {
 pub(super) struct ByHead {
     /// By the rows.
     pub rows: Tensor,
-    /// By the head's weight, where that is trained: under adapters it stays as it is, and its gradient would be the largest of all.
+    /// By the head's weight in f32, where that is trained: under adapters it stays as it is, and its gradient would be the largest of all.
     pub weight: Option<Tensor>,
 }
 
@@ -58,17 +58,10 @@ impl Head<'_> {
         }
     }
 
-    /// A scalar with these gradients.
-    pub fn surrogate(&self, by: &ByHead) -> Tensor {
-        let (weight, rows) = match self {
-            Head::Words(Words { weight, rows, .. }) => (weight, rows),
-            Head::Score(Score { weight, rows }) => (weight, rows),
-        };
-        let surrogate = dot(rows, &by.rows);
-        match &by.weight {
-            Some(by_weight) => surrogate + dot(weight, by_weight),
-            None => surrogate,
-        }
+    /// A scalar whose gradient by the rows is this. The head's weight is left out.
+    pub fn surrogate(&self, by_rows: &Tensor) -> Tensor {
+        let (Head::Words(Words { rows, .. }) | Head::Score(Score { rows, .. })) = self;
+        rows.reshape([-1]).dot(&by_rows.reshape([-1]).to_kind(rows.kind()))
     }
 }
 
@@ -81,13 +74,13 @@ pub(super) struct Score<'a> {
 impl Score<'_> {
     fn score(&self) -> Scored {
         let _guard = tch::no_grad_guard();
-        let scores = to_host(&self.rows.linear(self.weight, None::<&Tensor>));
+        let scores = to_host(&wide::linear(self.rows, self.weight));
         Scored { entropies: vec![0.0; scores.len()], log_probs: scores, kept: None }
     }
 
     fn gradients(&self, slopes: &[f64]) -> ByHead {
         let slopes = column(slopes, self.rows.device()).to_kind(self.rows.kind());
-        let weight = self.weight.requires_grad().then(|| slopes.tr().matmul(self.rows));
+        let weight = self.weight.requires_grad().then(|| wide::mm(&slopes.tr(), self.rows));
         ByHead { rows: slopes.matmul(self.weight), weight }
     }
 }
@@ -149,7 +142,7 @@ impl Words<'_> {
         scored
     }
 
-    /// Sums over chunks are f32, whatever the products are.
+    /// Sums over rows and chunks are f32, whatever the operands are (law N5).
     fn gradients(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>) -> ByHead {
         let mut by_weight: Option<Tensor> = None;
         let mut by_rows = Vec::new();
@@ -157,7 +150,7 @@ impl Words<'_> {
             let by_logits = self.logits_gradient(scored, slopes, entropy_slopes, start, len).to_kind(self.weight.kind());
             by_rows.push(by_logits.matmul(self.weight));
             if self.weight.requires_grad() {
-                let chunk = by_logits.tr().matmul(&self.rows.narrow(0, start, len)).to_kind(Kind::Float);
+                let chunk = wide::mm(&by_logits.tr(), &self.rows.narrow(0, start, len));
                 by_weight = Some(match by_weight {
                     None => chunk,
                     Some(mut sum) => sum.g_add_(&chunk),
@@ -191,7 +184,7 @@ impl Words<'_> {
     }
 
     fn softmax(&self, start: i64, len: i64) -> Softmax {
-        let logits = self.rows.narrow(0, start, len).linear(self.weight, None::<&Tensor>).to_kind(Kind::Float);
+        let logits = wide::linear(&self.rows.narrow(0, start, len), self.weight);
         let logits = self.temperature.divides(logits, start, len);
         if fused::applies(&logits) {
             let found = fused::softmax(&logits, &self.target(start, len));
@@ -214,10 +207,6 @@ impl Words<'_> {
 fn column(values: &[f64], device: tch::Device) -> Tensor {
     let values: Vec<f32> = values.iter().map(|value| *value as f32).collect();
     Tensor::from_slice(&values).to_device(device).unsqueeze(1)
-}
-
-fn dot(a: &Tensor, b: &Tensor) -> Tensor {
-    a.reshape([-1]).dot(&b.reshape([-1]).to_kind(a.kind()))
 }
 
 fn to_host(values: &Tensor) -> Vec<f64> {

@@ -15,8 +15,8 @@ use tch::Device;
 
 use super::worker::Worker;
 use super::{
-    AdamW, Algorithm, BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainBatch,
-    TrainError, TrainFuture, TrainingBackend, Update, promise,
+    AdamW, Algorithm, BackendState, CheckpointMetadata, ForwardBackward, OptimStep, ParamGroups, SaveCheckpoint, Snapshot,
+    TrainBatch, TrainError, TrainFuture, TrainingBackend, Update, promise,
 };
 use crate::algo::{Loss, OffPolicy, Schedule};
 use crate::model::{Compute, Dtype, FrozenWeights, ModelConfig, Weights};
@@ -41,6 +41,8 @@ pub struct LocalConfig {
     pub off_policy: OffPolicy,
     /// The optimizer.
     pub adamw: AdamW,
+    /// Tensors that decay, and learning rates by group.
+    pub groups: ParamGroups,
     /// The learning rate.
     pub schedule: Schedule,
     /// Bound on the gradient's norm; `None` doesn't clip.
@@ -80,6 +82,7 @@ impl LocalConfig {
             loss: Arc::new(loss),
             off_policy: OffPolicy::default(),
             adamw: AdamW::default(),
+            groups: ParamGroups::default(),
             schedule,
             max_grad_norm: Some(1.0),
             micro_batch_tokens: 16_384,
@@ -109,7 +112,8 @@ pub struct LocalBackend {
 }
 
 impl LocalBackend {
-    /// Starts the thread `train` with a copy of `weights`. Fails when the system has no thread to give.
+    /// Starts the thread `train` with a copy of `weights`. Fails when the system has no thread to give, when a device is missing, and when
+    /// `config.groups` scales the learning rate of tensors that the model does not have.
     pub fn new(config: LocalConfig, model: ModelConfig, weights: Weights) -> std::io::Result<Self> {
         let own = Algorithm { loss: config.loss.clone(), off_policy: config.off_policy.clone() };
         let takes_parts = own.takes_parts();

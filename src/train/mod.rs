@@ -13,6 +13,8 @@ mod collate;
 mod finite;
 mod future;
 #[cfg(feature = "torch")]
+mod groups;
+#[cfg(feature = "torch")]
 mod head;
 #[cfg(feature = "torch")]
 mod local;
@@ -37,8 +39,12 @@ pub use adamw::{AdamW, Moments, Real, clip_scale, norm};
 pub use algorithm::Algorithm;
 pub use backend::{BackendState, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainError, TrainingBackend, Update};
 pub use checkpoint::{CheckpointError, CheckpointMetadata, FileMark};
-pub use collate::{CollateError, PackedColumns, SampleId, TrainBatch, TrainSequence, collate, collate_batch, collate_part};
+pub use collate::{
+    CollateError, PackedColumns, SampleId, TrainBatch, TrainSequence, collate, collate_batch, collate_in, collate_part,
+};
 pub use future::{Promise, TrainFuture, promise};
+#[cfg(feature = "torch")]
+pub use groups::{DecayScope, LrScale, NoSuchGroup, ParamGroups};
 #[cfg(feature = "torch")]
 pub use local::{LocalBackend, LocalConfig, NonFinitePolicy, companions};
 pub use objective::{Objective, ObjectiveError, compute_grpo_loss, grpo_loss, objective};

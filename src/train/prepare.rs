@@ -2,13 +2,14 @@
 
 use super::{CollateError, SampleId, TrainBatch, collate};
 use crate::algo::{AdvantageError, Aggregation, Estimator, ScoredGroup};
-use crate::data::{Batch, Sample};
+use crate::data::{Batch, REWARD_LIMIT, Sample};
+use crate::flow::caught;
 
 /// A batch that can't be learned from.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum PrepareError {
-    /// A reward that is no number (law N4), or missing.
-    #[error("{id}: its reward is {value}; score it with a finite number, or drop its group")]
+    /// A reward that is missing, NaN, infinite or too large (law N4).
+    #[error("{id}: its reward is {value}; score it with a finite number of at most {limit:e} either way, or drop its group", limit = REWARD_LIMIT)]
     Reward {
         /// The sample.
         id: SampleId,
@@ -52,7 +53,8 @@ pub fn assign_advantages_of(rewards: Vec<Vec<f64>>, batch: &mut Batch, estimator
     let lengths: Vec<Vec<f64>> = batch.groups.iter().zip(&parts).map(|(group, parts)| lengths(&group.samples, parts)).collect();
     let groups: Vec<ScoredGroup> =
         rewards.iter().zip(&lengths).map(|(rewards, lengths)| ScoredGroup { rewards, lengths }).collect();
-    let values = estimator.estimate(&groups).map_err(|error| match error {
+    let estimated = caught(|| estimator.estimate(&groups)).unwrap_or_else(|message| Err(AdvantageError::Panicked(message)));
+    let values = estimated.map_err(|error| match error {
         AdvantageError::NonFinite { group, sample, value } => {
             let at = parts[group].iter().position(|rollout| *rollout == sample).unwrap_or(sample);
             PrepareError::Reward { id: SampleId::of(&batch.groups[group].samples[at]), value }
@@ -124,7 +126,7 @@ mod tests {
                 sample
             };
             let samples = rewards.iter().enumerate().map(sample).collect();
-            Group { samples, prompt }
+            Group { samples, prompt, ..Group::default() }
         };
         Batch { groups: rewards.iter().enumerate().map(group).collect(), ..Batch::default() }
     }
@@ -169,6 +171,9 @@ mod tests {
         let short = |groups: &[ScoredGroup]| -> Result<Vec<Vec<f64>>, AdvantageError> { Ok(vec![vec![0.0]; groups.len()]) };
         let error = assign_advantages(&mut scored, &short).unwrap_err();
         assert_eq!(error.to_string(), "the estimator gave 1 advantages for a group of 2; give one per sample, group by group");
+        let panics = |_: &[ScoredGroup]| -> Result<Vec<Vec<f64>>, AdvantageError> { panic!("no idea") };
+        let error = assign_advantages(&mut scored, &panics).unwrap_err();
+        assert_eq!(error.to_string(), "the advantage function panicked: no idea");
         let none = |_: &[ScoredGroup]| -> Result<Vec<Vec<f64>>, AdvantageError> { Ok(Vec::new()) };
         let error = assign_advantages(&mut scored, &none).unwrap_err();
         assert_eq!(error.to_string(), "the estimator gave 0 advantages for 2 groups; give one per sample, group by group");
@@ -180,7 +185,7 @@ mod tests {
         let error = prepare_grpo_batch(&mut batch, &AdvantageConfig::default(), Aggregation::TokenMean).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "sample 1 of group 41: its reward is NaN; score it with a finite number, or drop its group"
+            "sample 1 of group 41: its reward is NaN; score it with a finite number of at most 1e100 either way, or drop its group"
         );
     }
 }

@@ -36,8 +36,15 @@ struct Forward {
     rows: Tensor,
     head: Tensor,
     targets: Tensor,
-    /// In the place of a graph, where layers are computed anew.
-    kept: Option<Kept>,
+    behind: Behind,
+}
+
+/// How gradients get from the rows to the parameters.
+enum Behind {
+    /// Along a graph that begins at embedded tokens: its leaves are these and the parameters.
+    Graph { embedded: Tensor, ids: Vec<i64> },
+    /// Layers are computed anew.
+    Kept(Kept),
 }
 
 impl Replica {
@@ -60,8 +67,7 @@ impl Replica {
         judged: Option<LossOutput>,
     ) -> Result<Part, LossError> {
         let columns = PackedColumns::new(batch, part);
-        let mut forward = self.forward(batch, part, &columns, self.config.gradient_checkpointing);
-        let kept = forward.kept.take();
+        let forward = self.forward(batch, part, &columns, self.config.gradient_checkpointing);
         let head = self.head(&forward, batch, part);
         let scored = head.score();
         let output = match judged {
@@ -78,19 +84,28 @@ impl Replica {
                 let scaled = |slopes: &[f64]| slopes.iter().map(|slope| slope * scale).collect::<Vec<f64>>();
                 let entropy_slopes = output.entropy_grad.as_deref().map(scaled);
                 let by_head = head.gradients(&scored, &scaled(&output.grad), entropy_slopes.as_deref());
-                let gradient = match kept {
-                    Some(kept) => self.decoder.gradient(&self.weights, kept, &by_head.rows, by_head.weight.as_ref()),
-                    None => {
-                        let surrogate = head.surrogate(&by_head);
-                        drop(by_head);
-                        Tensor::run_backward(&[surrogate], &[self.weights.trained().1], false, false).swap_remove(0).contiguous()
-                    }
+                let surrogate = head.surrogate(&by_head.rows);
+                let gradient = match forward.behind {
+                    Behind::Kept(kept) => self.decoder.gradient(&self.weights, kept, &by_head.rows, by_head.weight.as_ref()),
+                    Behind::Graph { embedded, ids } => self.along_graph(&surrogate, &embedded, &ids, by_head.weight),
                 };
-                let gradient = gradient.to_kind(Kind::Float);
                 Ok(if scale == 1.0 { gradient } else { gradient / scale })
             }
         };
         Ok(Part { columns, scored, output, gradient })
+    }
+
+    /// The flat f32 gradient of something by what is trained, the head's own share included.
+    fn along_graph(&self, of: &Tensor, embedded: &Tensor, ids: &[i64], by_head: Option<Tensor>) -> Tensor {
+        let trained = self.weights.trained().1;
+        if self.weights.adapter.is_some() {
+            return Tensor::run_backward(&[of], &[trained], false, false).swap_remove(0).contiguous().to_kind(Kind::Float);
+        }
+        let mut gradients = Tensor::run_backward(&[of], &[trained, embedded], false, false);
+        let (by_embedded, flat) = (gradients.swap_remove(1), gradients.swap_remove(0));
+        let flat = flat.contiguous().to_kind(Kind::Float);
+        self.decoder.add_embedding_and_head(&flat, ids, &by_embedded, by_head.as_ref());
+        flat
     }
 
     /// What the loss is multiplied by before it is differentiated, a power of two: in f16 the derivative by one token of thousands would
@@ -126,9 +141,11 @@ impl Replica {
         let (rows, targets, head) = (on_device(&rows), on_device(&columns.targets), views.head().shallow_clone());
         if kept {
             let (rows, kept) = self.decoder.hidden_kept(&views, packed, rows);
-            return Forward { rows, head, targets, kept: Some(kept) };
+            return Forward { rows, head, targets, behind: Behind::Kept(kept) };
         }
-        Forward { rows: self.decoder.hidden_at(&views, &packed, &rows), head, targets, kept: None }
+        let embedded = self.decoder.embedded(&views, &packed, self.weights.adapter.is_none());
+        let rows = self.decoder.hidden_after(&views, &packed, &rows, &embedded);
+        Forward { rows, head, targets, behind: Behind::Graph { embedded, ids: packed.ids } }
     }
 
     fn temperature(&self, batch: &TrainBatch, part: &[usize]) -> Temperature {

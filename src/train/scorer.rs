@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tch::Device;
+
 use super::replica::Replica;
 use super::{CollateError, LocalConfig, TrainBatch, collate};
 use crate::algo::Aggregation;
@@ -37,7 +39,12 @@ impl Scorer {
             (weights.clone(), Replica::new(&self.config, &self.model, &on_device))
         }));
         let mut scores = vec![Vec::new(); batch.sequences.len()];
-        for part in batch.micro_batches(self.config.micro_batch_tokens, 1) {
+        let parts = match self.config.compute.device {
+            Device::Cpu => batch.micro_batches(self.config.micro_batch_tokens, 1),
+            // Attention on a GPU runs over rectangles.
+            _ => batch.rectangles(self.config.micro_batch_tokens, 1),
+        };
+        for part in parts {
             replica.log_probs(batch, &part).into_iter().for_each(|(sequence, log_probs)| scores[sequence] = log_probs);
         }
         scores

@@ -86,6 +86,7 @@ impl Worker {
         for device in std::iter::once(&device).chain(&config.beside) {
             Compute { device: *device, ..config.compute }.check().map_err(std::io::Error::other)?;
         }
+        config.groups.check(weights.trained().0).map_err(std::io::Error::other)?;
         // Nothing is copied twice.
         let masters = weights.masters(device);
         let moved = masters.trained().1.data_ptr() != weights.trained().1.data_ptr();
@@ -106,7 +107,7 @@ impl Worker {
         Ok(Worker {
             replicas: SideBySide::new(each, "train", start)?,
             accumulated: Accumulated::default(),
-            optimizer: Optimizer::new(config.adamw, weights.trained().1),
+            optimizer: Optimizer::new(config.adamw, config.groups, weights.trained()),
             version: 0,
             algorithm: Arc::new(Algorithm { loss: config.loss.clone(), off_policy: config.off_policy.clone() }),
             config,
@@ -118,6 +119,10 @@ impl Worker {
     }
 
     fn micro_batches(&self, batch: &TrainBatch) -> Vec<Vec<usize>> {
+        // Attention on a GPU runs over rectangles.
+        if self.config.compute.device != Device::Cpu {
+            return batch.rectangles(self.config.micro_batch_tokens, self.replicas.len());
+        }
         batch.micro_batches_by(self.config.micro_batch_tokens, self.replicas.len(), |length| self.model.cost_of(length))
     }
 
@@ -245,8 +250,12 @@ impl Worker {
         }
         let gradient = gradient.ok_or(TrainError::NoGradient)?;
         let clip = self.config.max_grad_norm.map_or(1.0, |max| clip_scale(grad_norm, max));
-        self.optimizer.update(lr, scale * clip, self.weights.trained_mut(), &gradient);
+        self.optimizer.update(lr, scale * clip, self.weights.trained_mut(), gradient);
         self.round();
+        // So that its time is its own: a GPU would do the work in the next step's.
+        if let Device::Cuda(index) = self.config.compute.device {
+            tch::Cuda::synchronize(index as i64);
+        }
         Ok(OptimStep { step: self.optimizer.step, lr, grad_norm, grad_norm_clipped: grad_norm * clip, skipped: None })
     }
 

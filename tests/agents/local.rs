@@ -107,7 +107,7 @@ fn generate(admission: &Admission, total: u64, stop_at: Option<u64>, agent: Agen
     let prompts = flow.source("prompts", prompts);
     let answered = flow.stage("generate", prompts, generator.metrics(&metrics).admission(admission));
     flow.sink("settle", answered, move |group: Group| {
-        settling.settle(&Batch { groups: vec![group.clone()], ..Batch::default() });
+        settling.settle(&Batch { groups: vec![group.clone()], ..Batch::default() }).unwrap();
         arrived.lock().unwrap().push(group);
     });
     publisher.publish(1, Arc::new(policy.weights().freeze())).unwrap();
@@ -161,6 +161,52 @@ fn r249_an_environment_that_saves_its_state_is_restored_rather_than_played_again
     for (key, expected) in expected {
         assert_eq!((&found[&key].tokens, &found[&key].metadata), (&expected.tokens, &expected.metadata));
     }
+}
+
+/// Answers two turns, and loses its machine for some rollouts: at their second turn, and from then on for good.
+struct Doomed {
+    lives: Arc<Mutex<BTreeMap<(u64, u32), u32>>>,
+    broken: bool,
+    turns: usize,
+}
+
+impl Environment for Doomed {
+    fn reset(&mut self, episode: &Episode, _: Deadline) -> Result<Vec<ChatMessage>, EnvError> {
+        let key = (episode.prompt.ordinal, episode.index);
+        let mut lives = self.lives.lock().unwrap();
+        let life = lives.entry(key).and_modify(|life| *life += 1).or_default();
+        self.broken = (key.0 + u64::from(key.1)).is_multiple_of(3);
+        match self.broken && *life > 0 {
+            true => Err(EnvError::new("no machine is free")),
+            false => Ok(episode.conversation()),
+        }
+    }
+
+    fn step(&mut self, _: &Action, _: Deadline) -> Result<Step, EnvError> {
+        self.turns += 1;
+        match (self.turns, self.broken) {
+            (1, _) => Ok(Step::says("12")),
+            (_, true) => Err(EnvError::new("the machine is gone")),
+            (_, false) => Ok(Step::over()),
+        }
+    }
+
+    fn grade(&mut self, _: Deadline) -> Result<Grade, EnvError> {
+        Ok(Grade::correct(true))
+    }
+}
+
+#[test]
+fn d4_tokens_of_rollouts_that_lost_their_environment_are_accounted_for() {
+    let admission = Admission::new(6, 7, None);
+    let lives = Arc::default();
+    let make = move || Doomed { lives: Arc::clone(&lives), broken: false, turns: 0 };
+    let (groups, counted) = generate(&admission, 6, None, Agent::new(make).retries(1));
+    let lost = groups.iter().flat_map(|group| &group.samples).filter(|sample| sample.status == Status::Aborted);
+    assert!(lost.clone().count() > 0 && lost.clone().all(|sample| sample.generated() > 0), "their turns were sampled");
+    assert!(lost.clone().all(|sample| sample.metadata["environment_failure"] == "no machine is free"));
+    let totals = admission.totals();
+    assert_eq!((totals.imbalance(), totals.open_groups, totals.generated as f64), ((0, 0), 0, counted));
 }
 
 proptest! {

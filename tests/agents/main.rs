@@ -6,6 +6,7 @@
 mod local;
 mod speaker;
 
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -147,17 +148,85 @@ impl Environment for Faulty {
 }
 
 #[test]
-fn f6_an_environment_that_hangs_panics_or_errs_costs_its_own_rollout() {
+fn f6_an_environment_that_panics_or_errs_costs_its_own_rollout_and_one_that_hangs_in_a_step_ends_it() {
     let (tokenizer, agent) = (tokenizer(), Agent::new(Faulty::default).step_timeout(Duration::from_secs(5)).workers(1));
     let rollouts = AgentRollouts { agent: &agent, tokenizer: &tokenizer, params: &params(8), group_size: 4 };
     let groups = roll_out(&mut Speaker::new(&tokenizer, |_, _| "go".into()), vec![sum()], &rollouts).unwrap();
     let told = |index: usize, key: &str| groups[0].samples[index].metadata.get(key).cloned().unwrap_or_default();
-    for (index, why) in [(0, "longer than 5s"), (1, "the map is missing"), (2, "the server went away")] {
+    assert_eq!((told(0, "stop_reason"), told(0, "environment_reward")), (json!("step_timeout"), json!(0.0)), "that is a verdict");
+    assert_eq!(groups[0].samples[0].status, Status::Truncated);
+    for (index, why) in [(1, "the map is missing"), (2, "the server went away")] {
         assert_eq!(told(index, "stop_reason"), "environment_failed");
+        assert_eq!(groups[0].samples[index].status, Status::Aborted);
         assert!(told(index, "environment_failure").as_str().unwrap().contains(why), "{}", told(index, "environment_failure"));
         assert_eq!(told(index, "environment_reward"), json!(null), "nobody graded it");
     }
     assert_eq!((told(3, "environment_reward"), told(3, "turn_rewards")), (json!(0.75), json!([0.25])));
+}
+
+/// Takes three turns, and breaks in its own way at the given turn of its first lives.
+struct Brittle {
+    lives: Arc<AtomicU32>,
+    breaks: (u32, usize),
+    panics: bool,
+    turns: usize,
+    broken: bool,
+}
+
+impl Environment for Brittle {
+    fn reset(&mut self, episode: &Episode, _: Deadline) -> Result<Vec<ChatMessage>, EnvError> {
+        self.broken = self.lives.fetch_add(1, SeqCst) < self.breaks.0;
+        if self.broken && self.breaks.1 == 0 {
+            return Err(EnvError::new("no machine is free"));
+        }
+        Ok(episode.conversation())
+    }
+
+    fn step(&mut self, _: &Action, _: Deadline) -> Result<Step, EnvError> {
+        self.turns += 1;
+        if self.broken && self.turns == self.breaks.1 {
+            assert!(!self.panics, "the map is missing");
+            return Err(EnvError::new("the connection is gone"));
+        }
+        Ok(if self.turns == 3 { Step::over() } else { Step::says(format!("and {}?", self.turns)) }.reward(0.25))
+    }
+
+    fn grade(&mut self, _: Deadline) -> Result<Grade, EnvError> {
+        match self.broken && self.breaks.1 == 4 {
+            true => Err(EnvError::new("the connection is gone")),
+            false => Ok(Grade { reward: 0.5, ..Grade::default() }),
+        }
+    }
+}
+
+/// A rollout whose environment breaks so often at a turn (0: the reset, 4: the grading), and how many turns were sampled for it.
+fn brittle(breaks: (u32, usize), panics: bool, retries: u32) -> (Sample, usize) {
+    let (tokenizer, lives, said): (_, Arc<AtomicU32>, Arc<AtomicUsize>) = (tokenizer(), Arc::default(), Arc::default());
+    let make = move || Brittle { lives: lives.clone(), breaks, panics, turns: 0, broken: false };
+    let (agent, counted) = (Agent::new(make).retries(retries), said.clone());
+    let says = move |_: &str, _: u32| format!("turn {}", counted.fetch_add(1, SeqCst));
+    let rollouts = AgentRollouts { agent: &agent, tokenizer: &tokenizer, params: &params(12), group_size: 1 };
+    let sample = agent_rollout_to_sample(&mut Speaker::new(&tokenizer, says), sum(), &rollouts).unwrap();
+    (sample, said.load(SeqCst))
+}
+
+#[test]
+fn a_rollout_whose_environment_fails_is_played_again_in_another_and_samples_nothing_twice() {
+    let (whole, _) = brittle((0, 0), false, 0);
+    assert_eq!(whole.metadata["turns"], 3);
+    for at in 0..=4 {
+        for panics in [false, true] {
+            let (sample, said) = brittle((2, at), panics, 2);
+            assert_eq!((&sample.tokens, &sample.status, said), (&whole.tokens, &Status::Completed, 3), "it broke at {at}");
+            let of = |sample: &Sample| {
+                ["turns", "stop_reason", "environment_reward", "conversation"].map(|key| sample.metadata[key].clone())
+            };
+            assert_eq!(of(&sample), of(&whole));
+        }
+    }
+    let (lost, said) = brittle((3, 2), false, 2);
+    assert_eq!((lost.status, &lost.metadata["stop_reason"], said), (Status::Aborted, &json!("environment_failed"), 2));
+    assert_eq!(rollflow::stages::generate::why_lost(&lost), Some("the connection is gone"));
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! verl's aggregation modes, by themselves and under its value and entropy losses.
 
-use rollflow::algo::{Aggregation, entropy, value_loss};
+use rollflow::algo::{Aggregation, BatchSize, entropy, value_loss};
+use serde_json::Value;
 
-use crate::case::{Case, Tensor, tensor};
+use crate::case::{Case, Tensor, count, tensor};
 
-const BATCH: [&str; 5] = ["loss_agg_mode", "dp_size", "batch_num_tokens", "global_batch_size", "loss_scale_factor"];
+/// What verl's `agg_loss` takes beside a loss and a mask.
+pub const BATCH: [&str; 5] = ["loss_agg_mode", "dp_size", "batch_num_tokens", "global_batch_size", "loss_scale_factor"];
 
 pub fn losses(case: &Case) -> Result<(), String> {
     case.only("inputs", &[&["loss_mat", "loss_mask"][..], &BATCH].concat())?;
@@ -38,39 +40,48 @@ pub fn values(case: &Case) -> Result<(), String> {
 /// verl adds this to the counts that it divides by, but for the batch's.
 const GUARD: f64 = 1e-8;
 
-/// A case is one rank's share of a batch: the other ranks' sequences are made up, as many and as long as the case says. verl's ranks
-/// average their gradients, so each loss is multiplied by their number. A sequence without trained tokens is none to verl.
+/// A case is one rank's share of a batch, or all of it.
 fn weights(case: &Case, mask: &Tensor) -> Result<Vec<f64>, String> {
-    let setting = |name: &str| case.value["inputs"][name].as_u64().map(|number| number as usize);
+    let inputs = &case.value["inputs"];
+    let mode = inputs["loss_agg_mode"].as_str().unwrap_or("token-mean");
     let columns = mask.shape[1];
-    let mode = case.value["inputs"]["loss_agg_mode"].as_str().unwrap_or("token-mean");
+    let rows: Vec<Vec<f32>> = mask.data.chunks(columns).map(|row| row.iter().map(|&mask| mask as f32).collect()).collect();
+    // Padding keeps its place here.
+    Ok(verl_weights(mode, inputs, &rows, columns)?.concat())
+}
+
+/// Weights by verl's `agg_loss(.., loss_agg_mode, **info)`: `info` may hold `dp_size`, `batch_num_tokens`, `global_batch_size` and
+/// `loss_scale_factor`. A sequence without trained tokens is none to verl.
+pub fn verl_weights(mode: &str, info: &Value, masks: &[Vec<f32>], columns: usize) -> Result<Vec<Vec<f64>>, String> {
+    let setting = |name: &str| count(&info[name]);
     let aggregation = match mode {
         "token-mean" => Aggregation::TokenMean,
         "token-sum" => Aggregation::TokenSum,
         "seq-mean-token-sum" => Aggregation::SeqMeanTokenSum,
         "seq-mean-token-mean" => Aggregation::SeqMeanTokenMean,
-        "seq-mean-token-sum-norm" => Aggregation::DrGrpo { max_len: setting("loss_scale_factor").unwrap_or(columns) },
+        "seq-mean-token-sum-norm" => {
+            Aggregation::DrGrpo { max_len: setting("loss_scale_factor").map_or(columns, |factor| factor as usize) }
+        }
         mode => return Err(format!("loss_agg_mode {mode} is unknown")),
     };
-    let rows: Vec<Vec<f32>> = mask.data.chunks(columns).map(|row| row.iter().map(|&mask| mask as f32).collect()).collect();
     let length = |row: &[f32]| row.iter().map(|&mask| f64::from(mask)).sum::<f64>();
-    let mut masks: Vec<Vec<f32>> = rows.iter().filter(|row| length(row) > 0.0).cloned().collect();
-    let own_tokens = masks.iter().map(|row| length(row)).sum::<f64>() as usize;
-    let tokens = setting("batch_num_tokens").map_or(0, |tokens| tokens - own_tokens);
-    let sequences = setting("global_batch_size").map_or(tokens.min(1), |sequences| sequences - masks.len());
-    masks.extend((0..sequences).map(|at| vec![1.0; tokens / sequences + usize::from(at < tokens % sequences)]));
-
-    let ranks = setting("dp_size").unwrap_or(1) as f64;
-    let mut of_sequence = aggregation.token_weights(&masks).into_iter();
-    let weights = rows.iter().map(|row| {
+    let counted: Vec<&Vec<f32>> = masks.iter().filter(|row| length(row) > 0.0).collect();
+    let own = BatchSize::of(&counted);
+    let batch = BatchSize {
+        tokens: setting("batch_num_tokens").unwrap_or(own.tokens),
+        sequences: setting("global_batch_size").unwrap_or(own.sequences),
+        averaged_ranks: setting("dp_size").map_or(1, |ranks| ranks as usize),
+    };
+    let mut of_sequence = aggregation.token_weights_in(&counted, &batch).into_iter();
+    let weights = masks.iter().map(|row| {
         let length = length(row);
         let guard = if mode == "seq-mean-token-mean" { length / (length + GUARD) } else { 1.0 };
         match length > 0.0 {
-            true => of_sequence.next().unwrap().into_iter().map(|weight| weight * guard * ranks).collect(),
-            false => vec![0.0; columns],
+            true => of_sequence.next().unwrap().into_iter().map(|weight| weight * guard).collect(),
+            false => vec![0.0; row.len()],
         }
     });
-    Ok(weights.collect::<Vec<Vec<f64>>>().concat())
+    Ok(weights.collect())
 }
 
 fn total(terms: &[f64], weights: &[f64]) -> f64 {

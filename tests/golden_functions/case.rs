@@ -61,6 +61,11 @@ impl Case {
         self.input(name).ok_or_else(|| format!("input {name} is missing"))
     }
 
+    /// A count that may be a number or a tensor of one.
+    pub fn count(&self, name: &str) -> Option<f64> {
+        count(&self.value["inputs"][name])
+    }
+
     pub fn expected(&self, name: &str) -> Result<Tensor, String> {
         self.value["expected"].get(name).map(tensor).ok_or_else(|| format!("expected {name} is missing"))
     }
@@ -102,6 +107,15 @@ impl Case {
             }
         }
         Ok(())
+    }
+}
+
+/// A number, or a tensor of one.
+pub fn count(value: &Value) -> Option<f64> {
+    match value {
+        Value::Null => None,
+        Value::Object(_) => tensor(value).data.first().copied(),
+        value => Some(number(value)),
     }
 }
 

@@ -1,6 +1,8 @@
 //! TRL's GRPO-family losses: value, gradient and metrics.
 
-use rollflow::algo::{Aggregation, Clip, KlForm, Loss, LossInputs, LossMetrics, PolicyLoss, RatioLevel, Surrogate, Vespo};
+use rollflow::algo::{
+    Aggregation, BatchSize, Clip, KlForm, Loss, LossInputs, LossMetrics, PolicyLoss, RatioLevel, Surrogate, Vespo,
+};
 
 use crate::case::{Case, Tensor};
 use crate::packing::Packing;
@@ -105,9 +107,11 @@ impl Resolved<'_> {
             "luspo" => (Aggregation::SeqMeanTokenSum, own),
             "dr_grpo" => (Aggregation::DrGrpo { max_len: self.needed("max_completion_length")? as usize }, own),
             _ => {
-                let items = self.0.needed("num_items_in_batch")?.data[0].max(1.0);
-                let per_step = items * micro_batches / self.needed("steps_per_generation")?;
-                (Aggregation::TokenMean, packing.kept.len() as f64 / per_step)
+                let items = self.0.count("num_items_in_batch").ok_or("input num_items_in_batch is missing")?.max(1.0);
+                let tokens = items * micro_batches / self.needed("steps_per_generation")?;
+                let averaged_ranks = self.setting("num_processes").unwrap_or(1.0) as usize;
+                let batch = BatchSize { tokens, averaged_ranks, ..BatchSize::of(&masks) };
+                return Ok(Aggregation::TokenMean.token_weights_in(&masks, &batch).concat());
             }
         };
         Ok(aggregation.token_weights(&masks).into_iter().flatten().map(|weight| weight * share).collect())

@@ -28,7 +28,8 @@ mod warpers;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use case::Case;
+use case::{Case, tensor};
+use serde_json::{Value, json};
 
 #[test]
 fn functions_equal_the_systems_they_name() {
@@ -83,6 +84,47 @@ fn a_wrong_number_and_an_unknown_setting_fail() {
     let mut unknown = case.clone();
     unknown.value["inputs"]["moon_phase"] = 1.into();
     assert!(run(&unknown).unwrap_err().contains("moon_phase"));
+}
+
+/// Law N1: a whole batch's size that is given from outside, and ranks whose gradients are averaged, for every function that takes them.
+#[test]
+fn the_size_of_the_whole_batch_and_ranks_are_inputs() {
+    let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden"));
+    let cases = case::read_folder(&folder);
+    let scaled = |value: &mut Value, by: f64| {
+        for number in value["data"].as_array_mut().into_iter().flatten() {
+            *number = (number.as_f64().unwrap() * by).into();
+        }
+    };
+    let mut seen = 0;
+    for case in cases.iter().filter(|case| ["verl_policy_losses", "trl_sft_loss"].contains(&case.family.as_str())) {
+        let Some(run) = table::runner(case) else { continue };
+        // What verl draws at random can't be scaled, and its geo_mean looks at no other rank.
+        if run_case(run, case).is_err() || ["clip_cov", "geo_mean"].contains(&case.kind()) {
+            continue;
+        }
+        let mut of_ranks = case.clone();
+        let factor = if case.family == "trl_sft_loss" {
+            let labels = case.value["inputs"]["labels"]["data"].as_array().unwrap();
+            let columns = case.value["inputs"]["labels"]["shape"][1].as_u64().unwrap() as usize;
+            let trained = (0..labels.len()).filter(|at| at % columns != 0 && labels[*at] != -100).count();
+            of_ranks.value["inputs"]["num_items_in_batch"] = (4 * trained).into();
+            0.25
+        } else {
+            let mask = tensor(&case.value["inputs"]["response_mask"]);
+            let tokens: f64 = mask.data.iter().sum();
+            let rows = mask.data.chunks(mask.shape[1]).filter(|row| row.iter().sum::<f64>() > 0.0).count();
+            of_ranks.value["config"]["global_batch_info"] =
+                json!({"dp_size": 2, "batch_num_tokens": 4.0 * tokens, "global_batch_size": 4 * rows});
+            if case.value["config"]["loss_agg_mode"] == "token-sum" { 2.0 } else { 0.5 }
+        };
+        assert!(run_case(run, &of_ranks).is_err(), "{}: the size is not looked at", case.name);
+        scaled(&mut of_ranks.value["expected"]["loss"], factor);
+        scaled(&mut of_ranks.value["expected"]["grad_log_prob"], factor);
+        assert_eq!(run_case(run, &of_ranks), Ok(()), "{}", case.name);
+        seen += 1;
+    }
+    assert!(seen > 20, "only {seen} cases");
 }
 
 /// Every number that verl's functions gave is looked at: a case fails when the first of any of its results is another.

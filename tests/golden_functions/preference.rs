@@ -21,7 +21,9 @@ const CONFIG: &[&str] = &[
 ];
 
 pub fn dpo(case: &Case) -> Result<(), String> {
-    case.only("inputs", &["per_token_logps", "ref_per_token_logps", "completion_mask", "log_sum_sq_probs", "beta"])?;
+    // TRL takes a count of items for it and reads it nowhere.
+    let columns = ["per_token_logps", "ref_per_token_logps", "completion_mask", "log_sum_sq_probs"];
+    case.only("inputs", &[&columns[..], &["beta", "num_items_in_batch"]].concat())?;
     case.only("config", CONFIG)?;
     let loss = composed(case)?;
     // Position t scores token t + 1.
@@ -117,7 +119,7 @@ fn composed(case: &Case) -> Result<Preference, String> {
 }
 
 pub fn reward(case: &Case) -> Result<(), String> {
-    case.only("inputs", &["rewards", "margin"])?;
+    case.only("inputs", &["rewards", "margin", "num_items_in_batch"])?;
     case.only("config", &["center_rewards_coefficient"])?;
     let scores = case.needed("rewards")?.data;
     let (chosen, rejected) = scores.split_at(scores.len() / 2);

@@ -53,7 +53,8 @@ pub fn advantages(case: &Case) -> Result<(), String> {
 /// The clipped loss over answers: an answer's log-probability is the sum over its tokens, each of which moves it one to one.
 pub fn loss(case: &Case) -> Result<(), String> {
     let columns = ["per_token_logps", "completion_mask", "advantages", "old_logps", "entropies"];
-    case.only("inputs", &[&columns[..], &["epsilon_low", "epsilon_high"]].concat())?;
+    // TRL takes a count of items for it and reads it nowhere.
+    case.only("inputs", &[&columns[..], &["epsilon_low", "epsilon_high", "num_items_in_batch"]].concat())?;
     let bound = |name: &str| case.value["inputs"][name].as_f64().ok_or_else(|| format!("input {name} is missing"));
     let packing = Packing::new(&case.needed("completion_mask")?);
     let tokens = packing.pack(&case.needed("per_token_logps")?);

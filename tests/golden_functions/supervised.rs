@@ -1,10 +1,10 @@
 //! TRL's supervised loss, from logits and unshifted labels.
 
-use rollflow::algo::{Aggregation, CrossEntropy, DynamicFineTuning, Loss, entropy, smoothed_cross_entropy};
+use rollflow::algo::{Aggregation, BatchSize, CrossEntropy, DynamicFineTuning, Loss, entropy, smoothed_cross_entropy};
 use rollflow::data::Sample;
-use rollflow::train::{collate, objective};
+use rollflow::train::{collate_in, objective};
 
-use crate::case::Case;
+use crate::case::{Case, count};
 
 /// Labels of this value are not trained.
 const IGNORED: f64 = -100.0;
@@ -27,7 +27,15 @@ pub fn loss(case: &Case) -> Result<(), String> {
     };
     let samples: Vec<Sample> = labels.data.chunks(columns).map(sample).collect();
     let rows: Vec<Vec<f64>> = logits.data.chunks(columns * vocab).map(<[f64]>::to_vec).collect();
-    let batch = collate(&samples, Aggregation::TokenMean).map_err(|error| error.to_string())?;
+    // A given count of tokens, of all micro-batches and ranks, replaces the batch's own.
+    let masks: Vec<&[f32]> = samples.iter().map(|sample| &sample.loss_mask[1..]).collect();
+    let own = BatchSize::of(&masks);
+    let ranks = count(&case.value["resolved"]["num_processes"]).map_or(1, |ranks| ranks as usize);
+    let size = match case.count("num_items_in_batch") {
+        Some(tokens) => BatchSize { tokens, averaged_ranks: ranks, ..own },
+        None => own,
+    };
+    let batch = collate_in(&samples, Aggregation::TokenMean, &size).map_err(|error| error.to_string())?;
     let trained: Vec<(&[f64], f64)> = (0..labels.data.len())
         .filter(|at| at % columns != 0 && labels.data[*at] != IGNORED)
         .map(|at| (&logits.data[(at - 1) * vocab..at * vocab], labels.data[at]))
@@ -37,15 +45,13 @@ pub fn loss(case: &Case) -> Result<(), String> {
     let value = match epsilon {
         Some(epsilon) => {
             let total: f64 = trained.iter().map(|(row, label)| smoothed_cross_entropy(row, *label as usize, epsilon).0).sum();
-            total / trained.len() as f64
+            total / size.tokens * size.averaged_ranks as f64
         }
         None => {
             let loss: &dyn Loss = if dynamic { &DynamicFineTuning } else { &CrossEntropy };
             objective(&batch, &rows, vocab, loss).map_err(|error| error.to_string())?.output.loss
         }
     };
-    // A given denominator replaces the batch's own.
-    let value = value * case.input("num_items_in_batch").map_or(1.0, |items| batch.batch_tokens as f64 / items.data[0]);
     let expected = case.expected("loss")?;
     match epsilon {
         // transformers sums over the vocabulary in single precision, whatever it is given.

@@ -1,19 +1,20 @@
 //! verl's policy losses: value and gradient.
 
 use rollflow::algo::{Aggregation, BinaryDivergence, Clip, Loss, LossInputs, LossOutput, PolicyLoss, RatioLevel, Surrogate};
+use serde_json::{Map, Value};
 
+use crate::aggregation::{BATCH, verl_weights};
 use crate::case::Case;
 use crate::packing::Packing;
 
 const CONFIG: &[&str] = &[
-    "loss_agg_mode",
     "clip_ratio",
     "clip_ratio_low",
     "clip_ratio_high",
     "clip_ratio_c",
     "tau_pos",
     "tau_neg",
-    "loss_scale_factor",
+    "global_batch_info",
     "policy_loss",
 ];
 
@@ -21,8 +22,9 @@ const CONFIG: &[&str] = &[
 const GUARD: f64 = 1e-8;
 
 pub fn loss(case: &Case) -> Result<(), String> {
-    case.only("inputs", &["old_log_prob", "log_prob", "advantages", "response_mask", "rollout_is_weights"])?;
-    case.only("config", CONFIG)?;
+    let columns = ["old_log_prob", "log_prob", "advantages", "response_mask", "rollout_is_weights", "global_batch_info"];
+    case.only("inputs", &[&columns[..], &BATCH].concat())?;
+    case.only("config", &[CONFIG, &BATCH].concat())?;
     let loss = composed(case)?;
     let packing = Packing::new(&case.needed("response_mask")?);
     let output = evaluate(case, &packing, &loss, None)?;
@@ -109,34 +111,35 @@ fn evaluate(case: &Case, packing: &Packing, loss: &PolicyLoss, factor: Option<&[
     loss.evaluate(&inputs).map_err(|error| error.to_string())
 }
 
-/// verl's means are over sequences that have tokens; its `geo_mean` and `sapo` have an aggregation of their own, and `geo_mean`'s counts all.
+/// `geo_mean` and `sapo` have an aggregation of their own, and `geo_mean`'s counts all sequences and no other rank's.
 fn weights(case: &Case, packing: &Packing) -> Result<Vec<f64>, String> {
     let config = &case.value["config"];
+    let masks: Vec<Vec<f32>> = packing.sequences.iter().map(|at| vec![1.0; at.len()]).collect();
     let mode = match case.kind() {
+        "geo_mean" => return Ok(Aggregation::SeqMeanTokenMean.token_weights(&masks).concat()),
         "sapo" => "seq-mean-token-mean",
-        "geo_mean" => "all",
         _ => config["loss_agg_mode"].as_str().ok_or("loss_agg_mode is missing")?,
     };
-    let counted = packing.sequences.iter().filter(|at| mode == "all" || !at.is_empty());
-    let masks: Vec<Vec<f32>> = counted.map(|at| vec![1.0; at.len()]).collect();
-    let aggregation = match mode {
-        "token-mean" => Aggregation::TokenMean,
-        "token-sum" => Aggregation::TokenSum,
-        "seq-mean-token-sum" => Aggregation::SeqMeanTokenSum,
-        "seq-mean-token-mean" | "all" => Aggregation::SeqMeanTokenMean,
-        "seq-mean-token-sum-norm" => {
-            let width = case.needed("response_mask")?.shape[1];
-            let max_len = config["loss_scale_factor"].as_u64().map_or(width, |factor| factor as usize);
-            Aggregation::DrGrpo { max_len }
+    let width = case.needed("response_mask")?.shape[1];
+    Ok(verl_weights(mode, &batch_info(case)?, &masks, width)?.concat())
+}
+
+/// What verl passes on to `agg_loss`, `config.global_batch_info`, wherever the case holds it.
+fn batch_info(case: &Case) -> Result<Value, String> {
+    let config = &case.value["config"];
+    let mut info = Map::new();
+    for section in [&config["global_batch_info"], &case.value["inputs"]["global_batch_info"], config, &case.value["inputs"]] {
+        for (name, value) in section.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null()) {
+            if BATCH.contains(&name.as_str()) {
+                info.entry(name).or_insert_with(|| value.clone());
+            }
         }
-        mode => return Err(format!("loss_agg_mode {mode} is unknown")),
-    };
-    let guarded = |weights: Vec<f64>| {
-        let len = weights.len() as f64;
-        let guard = if mode == "seq-mean-token-mean" { len / (len + GUARD) } else { 1.0 };
-        weights.into_iter().map(move |weight| weight * guard)
-    };
-    Ok(aggregation.token_weights(&masks).into_iter().flat_map(guarded).collect())
+    }
+    let known = |section: &Value| section.as_object().into_iter().flatten().all(|(name, _)| BATCH.contains(&name.as_str()));
+    match known(&config["global_batch_info"]) && known(&case.value["inputs"]["global_batch_info"]) {
+        true => Ok(Value::Object(info)),
+        false => Err("global_batch_info holds a key that this runner doesn't know".into()),
+    }
 }
 
 fn compare(case: &Case, packing: &Packing, output: &LossOutput) -> Result<(), String> {

@@ -96,6 +96,8 @@ pub struct Case {
 
 /// A GPU where there is one (R112), else the processor.
 pub fn device() -> Device {
+    let required = std::env::var_os("ROLLFLOW_REQUIRE_GPU").is_some();
+    assert!(!required || tch::Cuda::is_available(), "ROLLFLOW_REQUIRE_GPU is set, and libtorch finds no CUDA device");
     Device::cuda_if_available()
 }
 

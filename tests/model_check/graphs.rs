@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use shuttle::thread::{JoinHandle, spawn};
 
-use crate::clock::{Clock, Meter};
+use crate::clock::{Clock, Meter, State};
 use crate::control::{Control, Signal};
+use crate::crew::{Crew, Presence};
 use crate::edge::{Capacity, Gauge, Rx, Tx, edge};
 use crate::io::{AsyncIo, Inlet, Io, Outlet, Seat};
 use crate::order::Turnstile;
+use crate::sync::thread::{current, park};
 use crate::wait::block_on;
 use crate::weights::weights;
 use crate::window::Window;
@@ -18,7 +20,7 @@ use crate::{Item, StageError, explore};
 const CAPACITY: Capacity = Capacity { items: 1, tokens: 2 };
 
 fn seat(control: &Control) -> Seat {
-    Seat { stage: "model".into(), meter: Arc::new(Meter::new(Clock::start())), control: control.clone() }
+    Seat { stage: "model".into(), meter: Arc::new(Meter::new(Clock::start(), None)), control: control.clone() }
 }
 
 fn line() -> (Tx<Item>, Rx<Item>, Arc<Gauge>) {
@@ -160,5 +162,69 @@ fn a_stop_wakes_whoever_waits_for_weights_that_never_come() {
         assert!(second.is_err(), "there never was a second version");
         // Only now does the publisher go.
         drop(publisher.join().unwrap());
+    });
+}
+
+/// Law F7: the last worker that waits is noticed, and none that was woken is overlooked.
+#[test]
+fn a_crew_is_idle_when_each_worker_waits_and_none_was_woken() {
+    explore(|| {
+        let (control, window, runner) = (Control::new(), Window::new(2), current());
+        let crew = Crew::new(move || runner.unpark());
+        let seat = || {
+            let meter = Arc::new(Meter::new(Clock::start(), Some(Presence::new(&crew))));
+            meter.begin();
+            Seat { stage: "model".into(), meter, control: control.clone() }
+        };
+        let ((tx_in, rx_in, before), (tx_out, rx_out, after)) = (line(), line());
+        let (source_seat, task_seat, sink_seat) = (seat(), seat(), seat());
+        let (admitted, asked) = (window.clone(), control.clone());
+        let source = spawn(move || {
+            let (meter, outlet) = (source_seat.meter.clone(), Outlet::new(tx_in, source_seat));
+            for number in 0..4 {
+                if !admitted.try_admit() {
+                    assert!(meter.block_on(meter.wait(State::Credit, admitted.admit(&asked))));
+                }
+                outlet.send_blocking(Item { from: 0, number, tokens: number % 3 }).unwrap();
+            }
+            drop(outlet);
+            meter.leave();
+        });
+        let task = shuttle::future::spawn(async move {
+            let meter = task_seat.meter.clone();
+            let mut io = AsyncIo::new(rx_in, tx_out, None, task_seat);
+            let body = async {
+                while let Some(item) = io.recv().await? {
+                    io.send(item).await?;
+                }
+                Ok::<(), StageError>(())
+            };
+            meter.attend(body).await.unwrap();
+            drop(io);
+            meter.leave();
+        });
+        let sink = spawn(move || {
+            let meter = sink_seat.meter.clone();
+            let mut inlet = Inlet::new(rx_out, sink_seat);
+            let taken = std::iter::from_fn(|| inlet.recv_blocking()).count();
+            drop(inlet);
+            meter.leave();
+            taken
+        });
+        for delivered in [2, 3] {
+            while !crew.is_idle() {
+                park();
+            }
+            // Idle, so all that was admitted has arrived.
+            for edge in [&before, &after] {
+                let flowed = edge.read();
+                assert_eq!((flowed.sent, flowed.received), (delivered, delivered));
+            }
+            window.raise(1);
+        }
+        source.join().unwrap();
+        block_on(task).unwrap();
+        assert_eq!(sink.join().unwrap(), 4);
+        assert!(crew.is_idle(), "all of them are gone");
     });
 }

@@ -22,6 +22,7 @@ macro_rules! engine {
 engine! {
     clock = "../../src/flow/clock.rs"
     control = "../../src/flow/control.rs"
+    crew = "../../src/flow/crew.rs"
     edge = "../../src/flow/edge.rs"
     io = "../../src/flow/io.rs"
     message = "../../src/flow/message.rs"

@@ -2,10 +2,14 @@
 //! error says what to look at, and nothing waits for ever.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../support/backend.rs"]
+#[allow(dead_code, reason = "each test binary uses its part")]
+mod backend;
 mod faults;
 mod protocols;
 mod running;
 mod server;
+mod synchronous;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -4,9 +4,10 @@ use std::sync::{Arc, Mutex};
 
 use rollflow::engine::SamplingParams;
 use rollflow::engine::remote::{
-    Attempt, Capabilities, Chunk, Client, End, Ending, Fault, InferenceEngine, OpenAiEngine, RemoteError, SglangEngine,
-    SglangWeights, Tokens, VersionSpan, VllmEngine, VllmWeights, WeightControl,
+    Attempt, Capabilities, Chunk, End, Ending, Fault, InferenceEngine, OpenAiEngine, RemoteError, SglangEngine, SglangWeights,
+    Tokens, VersionSpan, VllmEngine, VllmWeights, WeightControl,
 };
+use rollflow::net::Client;
 use serde_json::{Value, json};
 
 use super::server::{Reply, Server, vllm_page};
@@ -287,8 +288,11 @@ fn errors_name_the_engine_its_address_and_what_to_check() {
     let url = Server::new(|_, _| Reply::Reset).url.clone();
     let error = generate(&VllmEngine::new(&url).unwrap(), &attempt(SamplingParams::default())).1.unwrap_err().to_string();
     assert!(error.contains("cannot connect") && error.contains(&url), "{error}");
-    for (url, why) in [("https://host:1", "only http://"), ("host", "only http://"), ("http://a:b@host", "a name or a password")]
-    {
+    for (url, why) in [
+        ("ftp://host:1", "does not begin with http://"),
+        ("host", "does not begin with http://"),
+        ("http://a:b@host", "a name or a password"),
+    ] {
         let error = VllmEngine::new(url).err().unwrap().to_string();
         assert!(error.contains(why) && !error.contains("a:b"), "{error}");
     }
@@ -344,7 +348,7 @@ fn adapters_are_loaded_listed_and_forgotten_by_name() {
             _ => Reply::Page(404, "no".into()),
         }
     });
-    let client = |kind| Client::new(kind, &server.url, None, 1).unwrap();
+    let client = |kind| Client::new(kind, server.url.as_str()).unwrap();
     let controls: [&dyn WeightControl; 2] = [&VllmWeights::new(client("vLLM")), &SglangWeights::new(client("SGLang"))];
     for control in controls {
         run(async {

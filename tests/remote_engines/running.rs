@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rollflow::data::{POISONED, Prompt};
+use rollflow::data::Prompt;
 use rollflow::engine::remote::{
     Attempt, Chunk, End, Ending, EngineState, Fault, InferenceEngine, Pending, RemoteError, Synced, Tokens, VllmEngine,
 };
@@ -12,6 +12,7 @@ use rollflow::engine::{EngineError, SamplingParams, TokenEngine};
 use rollflow::observe::logs::{DEAD_LETTERS, DeadLetterWriter, read_dead_letters};
 use rollflow::observe::{Metric, Metrics};
 use rollflow::prelude::*;
+use rollflow::stages::LOST;
 use serde_json::{Value, json};
 
 use super::server::{Piece, Reply, Server, answer_to, next, of_each, vllm_event, vllm_page};
@@ -201,7 +202,7 @@ fn v5_prompts_are_remembered_apart_by_version_and_expired_answers_begin_anew() {
 
 /// Law F6 in a run: the prompt that a server refuses is a dead letter, the others are scored, and the book balances.
 #[test]
-fn f6_a_sample_that_is_refused_for_good_poisons_its_group_and_nothing_else() {
+fn f6_a_prompt_that_is_refused_for_good_costs_its_group_and_nothing_else() {
     let server = Server::new(|path, body| {
         vllm_page(path).unwrap_or_else(|| match body["token_ids"][0].as_u64() {
             Some(6) => Reply::Page(400, json!({ "error": { "message": "no such luck", "code": 400 } }).to_string()),
@@ -229,8 +230,8 @@ fn f6_a_sample_that_is_refused_for_good_poisons_its_group_and_nothing_else() {
     drop(publisher);
     let seen = seen.lock().unwrap();
     assert_eq!(seen.len(), 4);
-    let poisoned: Vec<&Scored> = seen.iter().filter(|scored| scored.dropped() == Some(POISONED)).collect();
-    assert_eq!(poisoned.len(), 1, "the prompt that begins with token 6");
+    let lost = seen.iter().filter(|scored| scored.dropped() == Some(LOST)).count();
+    assert_eq!(lost, 1, "the prompt that begins with token 6");
     let letter = read_dead_letters(folder.path().join(DEAD_LETTERS)).unwrap().next().unwrap().unwrap();
     let text = &letter.failures[0].text;
     assert!(letter.failures.len() == 3 && text.contains("no such luck") && text.contains(&server.url), "{text}");

@@ -58,6 +58,16 @@ for place in ["/root", "/home", "/var", "/etc/passwd", "/etc/shadow", "/run", "/
 }
 
 #[test]
+fn its_environment_is_the_one_that_the_page_lists() {
+    let code = r#"
+named = {"PATH", "HOME", "TMPDIR", "LANG", "LC_CTYPE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTHONPATH"}
+attempt("another variable", lambda: bool(set(os.environ) - named))
+attempt("another home", lambda: not os.environ["HOME"] == os.environ["TMPDIR"] == os.getcwd() == os.path.expanduser("~"))
+"#;
+    behind(code, &[], |ran, walls| assert!(ran.succeeded(), "{walls}: {ran}"));
+}
+
+#[test]
 fn it_reaches_no_network_and_no_loopback() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -74,6 +84,10 @@ attempt("netlink", lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))
 attempt("packet", lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW))
 attempt("vsock", lambda: socket.socket(40, socket.SOCK_STREAM))
 attempt("datagram pair", lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
+attempt("pair of another family", lambda: socket.socketpair(30, socket.SOCK_STREAM))
+attempt("pair of packets", lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+attempt("address for a pair", lambda: socket.socketpair()[0].bind("/work/x") or True)
+attempt("another end for a pair", lambda: socket.socketpair()[0].connect("/work/x") or True)
 attempt("io_uring", lambda: syscall(425, 8, ctypes.create_string_buffer(256)))
 attempt("names", lambda: socket.getaddrinfo("example.com", 80))
 # A pair of streams is no network: asyncio needs one.

@@ -1,11 +1,13 @@
 //! The sandbox, behind every kind of walls that this machine has, as whoever runs the tests. What untrusted code tries says `BROKE` where it
-//! succeeds, ends within its limits, and leaves nothing behind: `escapes` gets out, `limits` takes too much, `judging` cheats at its tests.
+//! succeeds, ends within its limits, and leaves nothing behind: `escapes` gets out, `limits` takes too much, `judging` and `hacks` cheat at its tests.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 
 mod escapes;
+mod hacks;
 mod judging;
 mod limits;
+mod values;
 
 use std::time::Duration;
 
@@ -25,9 +27,12 @@ fn config() -> SandboxConfig {
 
 /// Every kind of walls that can be had here, which is one at least.
 fn walls() -> Vec<Sandbox> {
+    walls_within(limits())
+}
+
+fn walls_within(limits: Limits) -> Vec<Sandbox> {
     let tried = [Walls::Namespaces, Walls::Confined].map(|walls| {
-        let behind =
-            |program| Sandbox::new(SandboxConfig { walls: Some(walls), limits: limits(), ..SandboxConfig::new(program) });
+        let behind = |program| Sandbox::new(SandboxConfig { walls: Some(walls), limits, ..SandboxConfig::new(program) });
         // Without namespaces a root's program has a user of its own, who can't read what is installed in root's home.
         let system = || Program::python("/usr/bin/python3").ok().and_then(|system| behind(system).ok());
         behind(config().program).or_else(|error| system().ok_or(error))

@@ -53,7 +53,7 @@ impl Stage for Script {
                 }
                 sample.status = Status::Completed;
             }
-            io.send(Group { samples, prompt: Arc::new(prompt) })?;
+            io.send(Group { samples, prompt: Arc::new(prompt), ..Group::default() })?;
         }
         Ok(())
     }

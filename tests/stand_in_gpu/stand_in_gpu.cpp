@@ -205,6 +205,14 @@ Tensor softmax_to_half(const Tensor& gradient, const Tensor& output, int64_t dim
   return sent(backward(at_home(gradient), at_home(output), dimension, gradient.scalar_type()).to(kind), gradient.device());
 }
 
+// Products of 16-bit numbers that are not rounded, which GPUs make and processors don't.
+template <Tensor (Tensor::*product)(const Tensor&) const>
+Tensor product_in(const Tensor& left, const Tensor& right, at::ScalarType kind) {
+  TORCH_CHECK(left.device() == right.device() && left.is_cuda(), "a product of operands on ", left.device(), " and ", right.device());
+  const Tensor wide = at_home(left).to(kind);
+  return sent((wide.*product)(at_home(right).to(kind)), left.device());
+}
+
 // Attention by its definition: the fused ones have kernels of their own for each kind of device.
 int64_t written_out(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, double, bool, std::optional<double>, bool) {
   return 0;
@@ -240,5 +248,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("_log_softmax", softmax_from_half<&at::_log_softmax>);
   library.impl("_softmax_backward_data", softmax_to_half<&at::_softmax_backward_data>);
   library.impl("_log_softmax_backward_data", softmax_to_half<&at::_log_softmax_backward_data>);
+  library.impl("mm.dtype", product_in<&Tensor::mm>);
+  library.impl("bmm.dtype", product_in<&Tensor::bmm>);
   library.impl("_fused_sdp_choice", written_out);
 }

@@ -13,8 +13,13 @@ pub struct Answer {
 
 /// Asks for `path` and reads until the server closes.
 pub fn get(address: SocketAddr, path: &str) -> Answer {
+    get_as(address, path, &address.to_string())
+}
+
+/// Asks for `path` of `host`, which need not be the address.
+pub fn get_as(address: SocketAddr, path: &str, host: &str) -> Answer {
     let mut stream = TcpStream::connect(address).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").expect("a blank line ends the head");

@@ -86,7 +86,7 @@ fn begin(prompt: Prompt, version: Version) -> Group {
         sample.push(7, -1.0, version);
         sample
     };
-    Group { samples: (0..2).map(sample).collect(), prompt: Arc::new(prompt) }
+    Group { samples: (0..2).map(sample).collect(), prompt: Arc::new(prompt), ..Group::default() }
 }
 
 fn finish(mut group: Group, version: Version) -> Group {

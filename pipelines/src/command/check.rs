@@ -1,18 +1,21 @@
 //! `rollflow check`.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use rollflow::recipe::{self, Machine, Place, Plan, RecipeErrors};
+use rollflow::data::source::Survey;
+use rollflow::recipe::{self, Derived, Loaded, Machine, Place, RecipeErrors};
 use serde_json::{Value, json};
 
-use super::plans::{RecipeArgs, show, try_load};
+use super::plans::{RecipeArgs, show, try_load_and};
 use super::{REFUSED, out};
 use crate::registry::Registry;
+use crate::survey::{self, Surveyed};
 
-/// Find everything that is wrong with a recipe, and print what follows from it.
+/// Find everything that is wrong with a recipe and its data, and print what follows from it.
 #[derive(Args)]
 #[command(after_help = "Example:\n  rollflow check mine.toml --set flow.max_staleness=2")]
 pub struct Check {
@@ -25,12 +28,22 @@ pub struct Check {
 
 impl Check {
     pub fn run(self, registry: &Registry) -> Result<ExitCode> {
-        let checked = try_load(&self.recipe, registry);
+        let surveyed = RefCell::new(Surveyed::default());
+        let checked = try_load_and(&self.recipe, registry, |plan| {
+            let found = survey::of(plan);
+            let complaints = found.complaints.clone();
+            surveyed.replace(found);
+            complaints
+        });
+        let surveyed = surveyed.into_inner();
         if self.json {
-            out::line(&as_json(&checked).to_string())?;
+            out::line(&as_json(&checked, &surveyed).to_string())?;
         } else {
             match &checked {
-                Ok(plan) => out::text(&recipe::check_text(plan))?,
+                Ok(loaded) => {
+                    let data: String = surveyed.lines.iter().map(|line| format!("  {line}\n")).collect();
+                    out::text(&(text_of(loaded) + &data))?;
+                }
                 Err(errors) => show(errors),
             }
         }
@@ -38,12 +51,30 @@ impl Check {
     }
 }
 
-fn as_json(checked: &Result<Plan, RecipeErrors>) -> Value {
+/// The derived numbers, the values that were left out, and warnings.
+pub(super) fn text_of(loaded: &Loaded) -> String {
+    format!("{}left out, and derived:\n{}", recipe::check_text(&loaded.plan), recipe::derived_text(&loaded.derived))
+}
+
+fn as_json(checked: &Result<Loaded, RecipeErrors>, surveyed: &Surveyed) -> Value {
     match checked {
-        Ok(plan) => {
+        Ok(Loaded { plan, derived }) => {
             let machine = Machine::here();
             let facts: BTreeMap<&str, String> = recipe::facts(plan, machine).into_iter().collect();
-            json!({"ok": true, "name": plan.name, "pipeline": plan.pipeline.word(), "facts": facts, "warnings": plan.warnings(machine)})
+            let source = |(key, found): &(String, Survey)| {
+                let Survey { name, files, records, exact, judged, skips } = found;
+                json!({"key": key, "name": name, "files": files, "records": records, "exact": exact, "read": judged,
+                    "skipped": skips.iter().collect::<BTreeMap<_, _>>()})
+            };
+            let data: Vec<Value> = surveyed.sources.iter().map(source).collect();
+            let derived: Vec<Value> = derived
+                .iter()
+                .map(|Derived { key, value, reason }| json!({"key": key, "value": value, "reason": reason}))
+                .collect();
+            json!({
+                "ok": true, "name": plan.name, "pipeline": plan.pipeline.word(), "facts": facts, "derived": derived, "data": data,
+                "warnings": plan.warnings(machine),
+            })
         }
         Err(errors) => {
             let error = |error: &recipe::RecipeError| {

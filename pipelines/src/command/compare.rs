@@ -10,6 +10,7 @@ use rollflow::observe::logs::MetricStats;
 use serde_json::{Value, json};
 
 use super::{REFUSED, out};
+use crate::recipe_keys::flat;
 use crate::record::Record;
 use crate::run_folder::RECIPE;
 
@@ -46,7 +47,7 @@ impl Compare {
         let no_run = self.runs.iter().filter(|run| !run.join(RECIPE).exists());
         let no_run: Vec<String> = no_run.map(|run| run.display().to_string()).collect();
         if !no_run.is_empty() {
-            eprintln!("error: no run is in {}; give folders that hold a recipe.toml", no_run.join(", "));
+            out::complain(&format!("error: no run is in {}; give folders that hold a recipe.toml", no_run.join(", ")));
             return Ok(ExitCode::from(REFUSED));
         }
         let records = self.runs.iter().map(|run| Record::read(run)).collect::<Result<Vec<_>>>()?;
@@ -128,31 +129,14 @@ fn short(value: f64) -> String {
 
 /// Keys of the recipes whose values differ, by run.
 fn differences(runs: &[PathBuf]) -> Result<BTreeMap<String, Vec<Option<String>>>> {
-    let flat = runs.iter().map(|run| flat(&run.join(RECIPE))).collect::<Result<Vec<_>>>()?;
+    let read = |run: &PathBuf| {
+        let path = run.join(RECIPE);
+        let reading = || format!("reading {}", path.display());
+        flat(&std::fs::read_to_string(&path).with_context(reading)?).with_context(reading)
+    };
+    let flat = runs.iter().map(read).collect::<Result<Vec<_>>>()?;
     let keys: BTreeSet<&String> = flat.iter().flat_map(BTreeMap::keys).collect();
     let values = |key: &String| flat.iter().map(|recipe| recipe.get(key).cloned()).collect::<Vec<_>>();
     let rows = keys.into_iter().map(|key| (key.clone(), values(key)));
     Ok(rows.filter(|(_, values)| values.iter().any(|value| *value != values[0])).collect())
-}
-
-/// Every key of a recipe, dotted, with its value as it is written.
-fn flat(path: &Path) -> Result<BTreeMap<String, String>> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-    let table: toml::Table = text.parse().with_context(|| format!("reading {}", path.display()))?;
-    let mut keys = BTreeMap::new();
-    flatten("", &toml::Value::Table(table), &mut keys);
-    Ok(keys)
-}
-
-fn flatten(path: &str, value: &toml::Value, keys: &mut BTreeMap<String, String>) {
-    let within = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
-    match value {
-        toml::Value::Table(table) => table.iter().for_each(|(key, value)| flatten(&within(key), value, keys)),
-        toml::Value::Array(items) if items.iter().any(toml::Value::is_table) => {
-            items.iter().enumerate().for_each(|(at, item)| flatten(&format!("{path}[{at}]"), item, keys));
-        }
-        value => {
-            keys.insert(path.to_owned(), value.to_string());
-        }
-    }
 }

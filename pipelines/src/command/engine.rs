@@ -13,6 +13,7 @@ use rollflow::engine::remote::{FleetHandle, InferenceEngine};
 use rollflow::prelude::Policy;
 use rollflow::recipe::Plan;
 use rollflow::recipe::engine::{Engine as Section, EngineKind, Launch as Kind};
+use rollflow::recipe::net::Net;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -117,7 +118,7 @@ impl Launch {
         let ending = Ending::listen().context("listening for Ctrl-C")?;
         let policy = policy(&plan, self.model.as_deref())?.merged();
         engines::exporter(&plan, &policy, &out)?.launch_folder(&start)?;
-        let heard = (|line: &str| eprintln!("{line}"), || ending.came());
+        let heard = (out::complain, || ending.came());
         let Some(servers) = engines::launch(&plan, &start, &out.join("logs"), heard)? else { return Ok(ExitCode::SUCCESS) };
         for url in plan.engine.launched_urls() {
             out::line(&format!("ready: {url}"))?;
@@ -159,11 +160,11 @@ impl Ending {
 
 impl Status {
     fn run(self, registry: &Registry) -> Result<ExitCode> {
-        let engine = match &self.of[..] {
-            [recipe] if !recipe.starts_with("http://") => {
+        let (engine, net) = match &self.of[..] {
+            [recipe] if !recipe.contains("://") => {
                 let args = RecipeArgs { recipe: recipe.into(), sets: self.sets };
                 let Some(plan) = load(&args, registry) else { return Ok(ExitCode::from(REFUSED)) };
-                plan.engine
+                (plan.engine, plan.net)
             }
             urls => {
                 ensure!(self.sets.is_empty(), "--set overrides keys of a recipe, and none is named");
@@ -172,13 +173,13 @@ impl Status {
                     Named::Sglang => EngineKind::Sglang,
                     Named::Openai => EngineKind::OpenAi,
                 };
-                Section { kind, urls: urls.to_vec(), ..Section::default() }
+                (Section { kind, urls: urls.to_vec(), ..Section::default() }, Net::default())
             }
         };
         ensure!(engine.is_remote(), "the recipe generates in its own process; there is no server to look at");
         let (runtime, mut well) = (engines::runtime()?, true);
         for url in engine.all_urls() {
-            let engine = engines::engine(&engine, &url)?;
+            let engine = engines::engine(&engine, &net, &url)?;
             let told = runtime.block_on(status(engine.as_ref()));
             well &= told.is_ok();
             out::line(&told.unwrap_or_else(|error| format!("{error}")))?;
@@ -213,7 +214,10 @@ impl Sync {
         let policy = if plan.syncs_adapters() { policy } else { policy.merged() };
         let out = std::path::absolute(plan.engine.folder.as_ref().unwrap_or(&self.out))?;
         let urls = plan.engine.all_urls();
-        let all = urls.iter().map(|url| engines::engine(&plan.engine, url)).collect::<Result<Vec<Arc<dyn InferenceEngine>>>>()?;
+        let all = urls
+            .iter()
+            .map(|url| engines::engine(&plan.engine, &plan.net, url))
+            .collect::<Result<Vec<Arc<dyn InferenceEngine>>>>()?;
         let update = engines::exporter(&plan, &policy, &out)?.export(self.version, &policy.frozen())?;
         let manager = WeightSyncManager::new(FleetHandle::new(all), engines::sync_config(&plan.engine));
         let report: SyncReport = engines::runtime()?.block_on(manager.sync(update))?;

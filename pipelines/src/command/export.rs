@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use rollflow::model::{self, load_hf, save_adapter, save_hf_as};
 use rollflow::train::companions;
+use rollflow::util::atomic_file;
 
 use super::policies::Format;
 use super::{Refused, out};
@@ -59,9 +60,7 @@ impl Export {
         let (config, weights) = load_hf(&from).with_context(|| format!("loading {}", from.display()))?;
         let Some(name) = self.to.file_name() else { bail!("{} names no folder", self.to.display()) };
         let folder = self.to.with_file_name(format!(".{}.writing", name.to_string_lossy()));
-        if folder.exists() {
-            std::fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
-        }
+        atomic_file::remove(&folder).with_context(|| format!("removing {}", folder.display()))?;
         match &weights.adapter {
             Some(adapter) if self.adapter => save_adapter(&folder, adapter)?,
             _ => {
@@ -82,7 +81,7 @@ impl Export {
                 std::fs::copy(&generation, folder.join("generation_config.json")).context("copying generation_config.json")?;
             }
         }
-        std::fs::rename(&folder, &self.to).with_context(|| format!("writing {}", self.to.display()))?;
+        atomic_file::publish(&folder, &self.to).with_context(|| format!("writing {}", self.to.display()))?;
         Ok(from)
     }
 }

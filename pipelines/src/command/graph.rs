@@ -12,7 +12,7 @@ use super::{REFUSED, out};
 use crate::grpo::{self, Actors};
 use crate::registry::Registry;
 use crate::run_folder::Outputs;
-use crate::{grpo_offline, parts, reward_model, sft};
+use crate::{dpo, grpo_offline, parts, reward_model, sft};
 
 /// Draw a recipe's pipeline.
 #[derive(Args)]
@@ -53,6 +53,7 @@ fn graph_of(plan: &Plan, registry: &Registry) -> Result<flow::Graph> {
             grpo::declare(plan, Actors::local(plan, registry, &parts::policy(plan)?)?, outputs, None)?
         }
         Pipeline::GrpoOffline => grpo_offline::declare(plan, registry, &parts::policy(plan)?, outputs, None)?,
+        Pipeline::Dpo => dpo::declare(plan, registry, &parts::policy(plan)?, outputs, None)?,
         Pipeline::Sft => sft::declare(plan, registry, &parts::policy(plan)?, outputs, None)?,
         Pipeline::RewardModel => reward_model::declare(plan, outputs, None)?.0,
     };

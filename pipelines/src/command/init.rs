@@ -9,14 +9,15 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use rollflow::data::Prompt;
-use rollflow::data::source::{Columns, DataSet, DataSpec, Example};
+use rollflow::data::source::{Columns, DataSet, DataSpec, Example, Layout};
 use rollflow::model::ModelConfig;
 use rollflow::prelude::Tokenizer;
-use rollflow::recipe;
 use rollflow::recipe::presets::Preset;
 use rollflow::stages::tokenizer_folder;
+use rollflow::util::atomic_file;
 
-use super::plans::show;
+use super::check::text_of;
+use super::plans::{explained, show};
 use super::{REFUSED, Refused, out};
 use crate::origin::model_folder;
 use crate::registry::Registry;
@@ -33,7 +34,8 @@ const ENOUGH: usize = 50;
 #[command(after_help = "\
 Examples:\n\
 \x20 rollflow init mine.toml\n\
-\x20 rollflow init mine.toml --yes --model qwen2.5-0.5b --task questions.jsonl")]
+\x20 rollflow init mine.toml --yes --model qwen2.5-0.5b --task questions.jsonl\n\
+\x20 rollflow init mine.toml --model qwen2.5-0.5b --task openai/gsm8k --subset main")]
 pub struct Init {
     /// The recipe's file.
     #[arg(default_value = "recipe.toml")]
@@ -47,6 +49,12 @@ pub struct Init {
     /// `arithmetic`, or a file, a folder or a hub id of a data set.
     #[arg(long)]
     task: Option<String>,
+    /// The data set's subset (configuration), if it has several.
+    #[arg(long)]
+    subset: Option<String>,
+    /// The split to train on, as in `train` or `train[:90%]`.
+    #[arg(long)]
+    split: Option<String>,
     /// The data's field with the prompt, where its name does not say so.
     #[arg(long, value_name = "FIELD")]
     prompt_key: Option<String>,
@@ -84,6 +92,8 @@ enum Kind {
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 enum AskKind {
+    /// As its user where the model has a chat template, else as they are written.
+    Auto,
     /// In the model's chat format, as its user.
     User,
     /// As they are written.
@@ -107,14 +117,14 @@ impl Init {
             return Err(Refused::because(format!("{file} is there already; name another file, or say --force")));
         }
         let text = self.recipe()?;
-        std::fs::write(&self.path, &text).with_context(|| format!("writing {file}"))?;
-        match recipe::load_with(&self.path, &[], |plan| registry.complaints(plan)) {
-            Ok(plan) => {
-                out::text(&format!("{}\nwritten to {file}; to run it: rollflow run {file}\n", recipe::check_text(&plan)))?;
+        atomic_file::write(&self.path, &text).with_context(|| format!("writing {file}"))?;
+        match explained(&self.path, &[], registry, |_| Vec::new()) {
+            Ok(loaded) => {
+                out::text(&format!("{}\nwritten to {file}; to run it: rollflow run {file}\n", text_of(&loaded)))?;
                 Ok(ExitCode::SUCCESS)
             }
             Err(errors) => {
-                eprintln!("written to {file}, which is to be completed:");
+                out::complain(&format!("written to {file}, which is to be completed:"));
                 show(&errors);
                 Ok(ExitCode::from(REFUSED))
             }
@@ -137,7 +147,7 @@ impl Init {
         let held_out = if is_data {
             let data = self.data(&asker, pipeline, &task)?;
             if has_template(&model) {
-                let how = asker.choose("How are questions asked that are plain text?", self.chat, AskKind::User)?;
+                let how = asker.choose("How are questions asked that are plain text?", self.chat, AskKind::Auto)?;
                 text += &format!("{}ask = \"{}\"\n", texts::CHAT, asker.word(how));
             }
             text += &data.section(pipeline);
@@ -150,15 +160,11 @@ impl Init {
             let said = asker.ask("How many optimizer steps?", self.steps.map(|steps| steps.to_string()), proposed)?;
             said.parse().map_err(|_| Refused::because(format!("{said:?} is no number of steps")))
         };
-        let preset = Preset::named(&model).is_some();
-        let rate = |tiny_lr: &str, lr: &str| match (tiny, preset) {
-            (true, _) => format!("lr = {tiny_lr}\n"),
-            (false, true) => String::new(),
-            (false, false) => format!("lr = {lr}\n"),
-        };
+        // A model of its own kind has rates of its own, which are derived; a tiny one learns in so few steps only with more.
+        let rate = |tiny_lr: &str| if tiny { format!("lr = {tiny_lr}\n") } else { String::new() };
         match pipeline {
-            Kind::Sft => text += &format!("{}steps = {}\nbatch = 32\n{}", texts::SFT, steps("200")?, rate("1e-3", "1e-5")),
-            Kind::SftThenGrpo => text += &format!("{}steps = 25\nbatch = 64\n{}", texts::SFT_FIRST, rate("1e-3", "1e-5")),
+            Kind::Sft => text += &format!("{}steps = {}\nbatch = 32\n{}", texts::SFT, steps("200")?, rate("1e-3")),
+            Kind::SftThenGrpo => text += &format!("{}steps = 25\nbatch = 64\n{}", texts::SFT_FIRST, rate("1e-3")),
             Kind::Grpo if tiny => text += texts::WARM_UP,
             Kind::Grpo => {}
         }
@@ -170,18 +176,25 @@ impl Init {
             text +=
                 &format!("{}group_size = 8\nmax_new_tokens = {longest}\n{}kind = \"{kind}\"\n", texts::GENERATE, texts::REWARD);
             text += &format!("{}groups = {groups}\n{}steps = {}\n", texts::FILTER, texts::TRAIN, steps("300")?);
-            text += &format!("{}{}{}{}", rate("5e-4", "1e-6"), texts::FLOW, texts::EVAL, held_out.unwrap_or_default());
+            text += &format!("{}{}{}{}", rate("5e-4"), texts::FLOW, texts::EVAL, held_out.unwrap_or_default());
         }
         Ok(text + texts::CHECKPOINT)
     }
 
-    /// What is known of the data, and which of its fields hold what, where their names don't say.
+    /// The data set's subset and split, its number of records, and its fields where their names do not say what they hold.
     fn data(&self, asker: &Asker, pipeline: Kind, name: &str) -> Result<Data> {
-        let mut data =
-            Data { name: name.to_owned(), prompt: self.prompt_key.clone(), answer: self.answer_key.clone(), records: None };
+        let mut data = Data {
+            name: name.to_owned(),
+            subset: self.subset.clone(),
+            split: self.split.clone(),
+            prompt: self.prompt_key.clone(),
+            answer: self.answer_key.clone(),
+            ..Data::default()
+        };
+        self.cut(asker, &mut data)?;
         let Err(why) = data.look(pipeline) else { return Ok(data) };
-        // What is not there yet has no fields to ask for; `check` says so.
-        if DataSpec::new(name).check().is_ok() {
+        // A data set that is not there yet has no fields to ask for; `check` reports it.
+        if data.spec().check().is_ok() {
             asker.say(&why);
             data.prompt = Some(asker.ask("Its field with the prompt?", data.prompt, "prompt")?);
             data.answer = Some(asker.ask("Its field with the answer?", data.answer, "answer")?);
@@ -190,6 +203,24 @@ impl Init {
             }
         }
         Ok(data)
+    }
+
+    /// Asks for the subset and the split, where there is a choice.
+    fn cut(&self, asker: &Asker, data: &mut Data) -> Result<()> {
+        let Ok(Layout { subsets, .. }) = data.spec().layout() else { return Ok(()) };
+        if let (None, Some(first)) = (&data.subset, subsets.first()) {
+            let question = format!("Which subset of {} ({})?", data.name, subsets.join(", "));
+            data.subset = Some(asker.ask(&question, None, first)?);
+        }
+        let Ok(Layout { splits, .. }) = data.spec().layout() else { return Ok(()) };
+        let has = |name: &str| splits.iter().any(|split| split == name);
+        if let (None, Some(first), false) = (&data.split, splits.first(), splits.len() < 2) {
+            let proposed = if has("train") { "train" } else { first };
+            let question = format!("Which split is trained on ({})?", splits.join(", "));
+            data.split = Some(asker.ask(&question, None, proposed)?).filter(|split| split != "train");
+        }
+        data.held_out = ["test", "validation", "dev"].into_iter().find(|split| has(split)).map(str::to_owned);
+        Ok(())
     }
 }
 
@@ -214,49 +245,65 @@ fn has_template(model: &str) -> bool {
 }
 
 /// A data set, and what was found in it.
+#[derive(Default)]
 struct Data {
     name: String,
+    subset: Option<String>,
+    /// The split that is trained on, unless it is `train`.
+    split: Option<String>,
+    /// The split of its own that an evaluation asks.
+    held_out: Option<String>,
     prompt: Option<String>,
     answer: Option<String>,
     records: Option<usize>,
 }
 
 impl Data {
+    fn spec(&self) -> DataSpec {
+        let columns = Columns { prompt: self.prompt.clone(), answer: self.answer.clone(), ..Columns::default() };
+        let split = self.split.as_deref().unwrap_or("train").parse().unwrap_or_default();
+        DataSpec { columns, split, subset: self.subset.clone(), ..DataSpec::new(&self.name) }
+    }
+
     /// Counts the records that can be used, or says why there are none.
     fn look(&mut self, pipeline: Kind) -> Result<(), String> {
-        let columns = Columns { prompt: self.prompt.clone(), answer: self.answer.clone(), ..Columns::default() };
-        let spec = DataSpec { columns, ..DataSpec::new(&self.name) };
         let records = match pipeline {
-            Kind::Sft => DataSet::<Example>::open(&spec).map(|data| data.len()),
-            _ => DataSet::<Prompt>::open(&spec).map(|data| data.len()),
+            Kind::Sft => DataSet::<Example>::open(&self.spec()).map(|data| data.len()),
+            _ => DataSet::<Prompt>::open(&self.spec()).map(|data| data.len()),
         };
         self.records = Some(records.map_err(|error| error.to_string())?);
         Ok(())
     }
 
+    /// Whether the end of the records that are trained on is held out: there are enough of them, and no split of its own.
     fn is_divided(&self) -> bool {
-        self.records.is_some_and(|records| records >= ENOUGH)
+        self.held_out.is_none() && self.split.is_none() && self.records.is_some_and(|records| records >= ENOUGH)
     }
 
-    fn keys(&self, split: &str) -> Vec<String> {
+    fn keys(&self, split: Option<&str>) -> Vec<String> {
         let given = [("prompt", &self.prompt), ("answer", &self.answer)];
         let columns: Vec<String> =
             given.into_iter().filter_map(|(key, field)| Some(format!("{key} = {}", quoted(field.as_ref()?)))).collect();
         let mut keys = vec!["kind = \"data\"".to_owned(), format!("data = {}", quoted(&self.name))];
-        keys.extend((!split.is_empty()).then(|| format!("split = \"{split}\"")));
+        keys.extend(self.subset.as_ref().map(|subset| format!("subset = {}", quoted(subset))));
+        keys.extend(split.map(|split| format!("split = {}", quoted(split))));
         keys.extend((!columns.is_empty()).then(|| format!("columns = {{ {} }}", columns.join(", "))));
         keys
     }
 
     fn section(&self, pipeline: Kind) -> String {
-        let split = if self.is_divided() && pipeline != Kind::Sft { "train[:90%]" } else { "" };
+        let split = if self.is_divided() && pipeline != Kind::Sft { Some("train[:90%]") } else { self.split.as_deref() };
         format!("{}{}\n", texts::DATA, self.keys(split).join("\n"))
     }
 
-    /// What of it an evaluation asks.
+    /// The prompts of an evaluation.
     fn held_out(&self) -> Option<String> {
-        let held_out = || format!("limit = 64\ntask = {{ {} }}\n", self.keys("train[90%:]").join(", "));
-        Some(if self.is_divided() { held_out() } else { "limit = 64\n".to_owned() })
+        let of = |split: &str| format!("limit = 64\ntask = {{ {} }}\n", self.keys(Some(split)).join(", "));
+        Some(match &self.held_out {
+            Some(split) => of(split),
+            None if self.is_divided() => of("train[90%:]"),
+            None => "limit = 64\n".to_owned(),
+        })
     }
 }
 

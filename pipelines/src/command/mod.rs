@@ -14,7 +14,7 @@ mod generate;
 mod graph;
 mod init;
 mod models;
-mod out;
+pub(crate) mod out;
 mod plans;
 mod policies;
 mod replay;
@@ -29,6 +29,7 @@ mod simulate;
 mod tokens;
 
 use std::ffi::OsString;
+use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -132,12 +133,29 @@ pub fn command(registry: Registry) -> ExitCode {
 /// [`command`] on other arguments, of which the first is the program's name.
 pub fn command_with<A: Into<OsString> + Clone>(registry: Registry, args: impl IntoIterator<Item = A>) -> ExitCode {
     rollflow::model::keep_freed_memory();
-    match dispatch(Cli::parse_from(args).command, &registry) {
+    let command = match Cli::try_parse_from(args) {
+        Ok(cli) => cli.command,
+        Err(error) => return said(&error),
+    };
+    match dispatch(command, &registry) {
         Ok(code) => code,
         Err(error) if out::was_closed(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            out::complain(&format!("error: {error:#}"));
             if error.is::<Refused>() { ExitCode::from(REFUSED) } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+/// Prints help, the version or what is wrong with the arguments.
+fn said(error: &clap::Error) -> ExitCode {
+    match error.print().and_then(|()| io::stdout().flush()) {
+        Ok(()) => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(REFUSED)),
+        // Who closes its end has seen enough.
+        Err(problem) if problem.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(problem) => {
+            eprintln!("error: {}", out::Unread::Failed(problem));
+            ExitCode::FAILURE
         }
     }
 }

@@ -1,6 +1,11 @@
 //! What the command prints. A reader that has seen enough and closes its end, as `head` does, is no failure.
+//!
+//! Names, errors and completions of foreign origin are in most of it. A terminal gets their control characters as escapes; a file or a
+//! pipe gets the bytes as they are.
 
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
+
+use rollflow::util::untrusted;
 
 /// Nobody reads what is printed.
 #[derive(Debug, thiserror::Error)]
@@ -13,9 +18,10 @@ pub enum Unread {
     Failed(io::Error),
 }
 
-/// Prints `text` as it is, at once.
+/// Prints `text` at once: as it is, and without control characters on a terminal.
 pub fn text(text: &str) -> Result<(), Unread> {
     let mut out = io::stdout().lock();
+    let text = if out.is_terminal() { &untrusted::block_of(text, usize::MAX) } else { text };
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| match error.kind() {
         ErrorKind::BrokenPipe => Unread::Closed,
         _ => Unread::Failed(error),
@@ -25,6 +31,11 @@ pub fn text(text: &str) -> Result<(), Unread> {
 /// Prints `line` and its end.
 pub fn line(line: &str) -> Result<(), Unread> {
     text(&format!("{line}\n"))
+}
+
+/// Prints lines to standard error, without control characters. A closed stream loses them.
+pub fn complain(lines: &str) {
+    writeln!(io::stderr(), "{}", untrusted::block(lines)).ok();
 }
 
 /// Whether a command ended because nobody reads what it prints.

@@ -4,10 +4,13 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use rollflow::recipe::{self, Place, Plan, RecipeErrors};
+use rollflow::recipe::{self, Complaint, Loaded, Place, Plan, RecipeErrors};
+use rollflow::util::{reading, untrusted};
 
+use super::out;
 use crate::registry::Registry;
 use crate::run_folder::RECIPE;
+use crate::{conversations, epochs};
 
 // A doc comment here would be shown in the place of each subcommand's own.
 #[derive(Args)]
@@ -26,24 +29,53 @@ pub fn load(args: &RecipeArgs, registry: &Registry) -> Option<Plan> {
 
 /// The plan, or all that is wrong with it.
 pub fn try_load(args: &RecipeArgs, registry: &Registry) -> Result<Plan, RecipeErrors> {
-    let sets = [recipe::variables(variables()), args.sets.clone()].concat();
-    recipe::load_with(&args.recipe, &sets, |plan| registry.complaints(plan))
+    try_load_and(args, registry, |_| Vec::new()).map(|loaded| loaded.plan)
+}
+
+/// The plan with the reasons for values that the recipe left out, or all that is wrong with it.
+/// `further` looks for more problems in a plan that is sound otherwise.
+pub fn try_load_and(
+    args: &RecipeArgs,
+    registry: &Registry,
+    further: impl Fn(&Plan) -> Vec<Complaint>,
+) -> Result<Loaded, RecipeErrors> {
+    let sets = [recipe::variables(std::env::vars_os())?, args.sets.clone()].concat();
+    explained(&args.recipe, &sets, registry, further)
+}
+
+/// [`try_load_and`] for a file with values laid over it.
+pub fn explained(
+    path: &Path,
+    sets: &[String],
+    registry: &Registry,
+    further: impl Fn(&Plan) -> Vec<Complaint>,
+) -> Result<Loaded, RecipeErrors> {
+    let complaints = |plan: &Plan| {
+        let complaints = registry.complaints(plan);
+        if complaints.is_empty() && plan.validate().is_ok() { further(plan) } else { complaints }
+    };
+    let Loaded { mut plan, mut derived } = recipe::load_explained(path, sets, complaints)?;
+    match epochs::settle(&mut plan, registry) {
+        Ok(steps) => derived.extend(steps),
+        // Loaded again, so that the error stands where the key was written.
+        Err(error) => {
+            let complaint = |plan: &Plan| vec![epochs::complaint(plan, &error)];
+            return recipe::load_explained(path, sets, complaint);
+        }
+    }
+    derived.extend(conversations::derived(&plan));
+    plan.validate().map(|()| Loaded { plan, derived })
 }
 
 /// The plan of a run. The files that it names may be gone or lie elsewhere by now, and are not looked for.
 pub fn load_of_run(run: &Path, sets: &[String], registry: &Registry) -> Option<Plan> {
     let path = run.join(RECIPE);
-    let text = std::fs::read_to_string(&path)
-        .map_err(|error| eprintln!("{}: {error}; give the folder of a run, as in runs/mine", path.display()))
+    let text = reading::read_text(&path)
+        .map_err(|error| out::complain(&format!("{}: {error}; give the folder of a run, as in runs/mine", path.display())))
         .ok()?;
     recipe::parse_with(&path.display().to_string(), &text, sets, |plan| registry.complaints(plan))
         .map_err(|errors| show(&errors))
         .ok()
-}
-
-/// Those that are text.
-fn variables() -> impl Iterator<Item = (String, String)> {
-    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
 /// Every error with the line that it is about and a mark below its place; in colours on a terminal.
@@ -56,19 +88,20 @@ fn shown(errors: &RecipeErrors, colours: bool) -> String {
     let painted = |text: &str, colour: &str| if colours { format!("\x1b[{colour}m{text}\x1b[0m") } else { text.to_owned() };
     let mut text = String::new();
     for error in errors.iter() {
-        text += &format!("{} {}\n", painted(&format!("{}:", error.place), "1"), painted(&error.message, "31"));
+        let place = untrusted::line(&format!("{}:", error.place));
+        text += &format!("{} {}\n", painted(&place, "1"), painted(&untrusted::block(&error.message), "31"));
         if let Place::File { file, line, column } = &error.place
-            && let Some(source) = std::fs::read_to_string(file).ok().as_ref().and_then(|text| text.lines().nth(line - 1))
+            && let Some(source) = reading::read_text(file.as_ref()).ok().as_ref().and_then(|text| text.lines().nth(line - 1))
             && !source.trim().is_empty()
         {
-            let (number, source) = (line.to_string(), recipe::masked(source));
+            let (number, source) = (line.to_string(), untrusted::block(&recipe::masked(source)));
             // Tabs stay tabs, so that the mark stands below its place however wide they are.
             let before: String = source.chars().take(column - 1).map(|c| if c == '\t' { c } else { ' ' }).collect();
             let (margin, mark) = (" ".repeat(number.len()), painted("^", "31"));
             text += &format!("  {number} | {source}\n  {margin} | {before}{mark}\n");
         }
         if !error.help.is_empty() {
-            text += &format!("    {} {}\n", painted("help:", "36"), error.help);
+            text += &format!("    {} {}\n", painted("help:", "36"), untrusted::block(&error.help));
         }
     }
     let count = errors.iter().count();

@@ -19,9 +19,9 @@ pub struct Computing {
     /// Where the model computes: cpu, cuda or cuda:1.
     #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = DeviceName::from_str)]
     device: DeviceName,
-    /// The format that it computes in. A folder in that format takes no more memory than on disk.
-    #[arg(long, value_enum, default_value = "f32")]
-    dtype: Format,
+    /// The format that it computes in: by default f32 on a processor and bf16 on a GPU. A folder in that format takes no more memory than on disk.
+    #[arg(long, value_enum)]
+    dtype: Option<Format>,
 }
 
 /// A format of numbers.
@@ -48,7 +48,8 @@ impl From<Format> for Dtype {
 impl Computing {
     /// What the arguments say, if there is such a device.
     pub fn compute(&self) -> Result<Compute> {
-        parts::compute_on(self.device, self.dtype.into()).context("--device")
+        let dtype = self.dtype.map_or_else(|| self.device.precision().into(), Dtype::from);
+        parts::compute_on(self.device, dtype).context("--device")
     }
 }
 

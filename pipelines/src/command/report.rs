@@ -26,7 +26,7 @@ pub struct Report {
 impl Report {
     pub fn run(self) -> Result<ExitCode> {
         if !self.run.join(RECIPE).exists() {
-            eprintln!("error: {} holds no run; give the folder of one, as in runs/mine", self.run.display());
+            out::complain(&format!("error: {} holds no run; give the folder of one, as in runs/mine", self.run.display()));
             return Ok(ExitCode::from(REFUSED));
         }
         let page = page::write(&self.run)?;

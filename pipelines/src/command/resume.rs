@@ -6,14 +6,16 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use super::REFUSED;
 use super::plans::{RecipeArgs, load};
 use super::run::execute;
+use super::{REFUSED, Refused, out};
+use crate::recipe_keys::changed_for_resume;
 use crate::registry::Registry;
+use crate::remaining::{Remaining, TooFewSteps, remaining};
 use crate::resume::rewind_to_checkpoint;
 use crate::run_folder::{RECIPE, RunFolder};
 
-/// Go on with a run that was interrupted, from its newest checkpoint.
+/// Go on with a run that was interrupted, from its newest checkpoint. Some keys may change; others, such as seed, are an error.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:\n\
@@ -37,6 +39,23 @@ impl Resume {
         let Some(plan) = load(&RecipeArgs { recipe: run.join(RECIPE), sets }, registry) else {
             return Ok(ExitCode::from(REFUSED));
         };
+        let changed = changed_for_resume(&run, &plan)?;
+        if !changed.is_empty() {
+            let why = "can't change when a run is resumed; go on with the run's own values, or begin another run";
+            return Err(Refused::because(format!("{}: {why}", changed.join("; "))));
+        }
+        match remaining(&run, &plan) {
+            Ok(Remaining::Work) => {}
+            Ok(Remaining::Nothing { key, steps }) => {
+                let shown = run.display();
+                out::text(&format!(
+                    "{shown} is complete: it has taken all of its {steps} steps. To train on: rollflow resume {shown} --set {key}=N\n"
+                ))?;
+                return Ok(ExitCode::SUCCESS);
+            }
+            Err(error) if error.is::<TooFewSteps>() => return Err(Refused::because(error.to_string())),
+            Err(error) => return Err(error),
+        }
         let folder = RunFolder::reopen(&run, &plan)?;
         let from = rewind_to_checkpoint(&run, |line| folder.say(line))?;
         execute(&plan, registry, &folder, from.as_ref())

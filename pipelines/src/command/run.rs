@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::Result;
 use clap::Args;
 use rollflow::flow::Ended;
+use rollflow::hub::Cache;
 use rollflow::observe::logs::DEAD_LETTERS;
 use rollflow::recipe::Plan;
 
@@ -14,7 +15,7 @@ use super::plans::{RecipeArgs, load};
 use super::{REFUSED, Refused, out};
 use crate::registry::Registry;
 use crate::resume::ResumePoint;
-use crate::run_folder::{RECIPE, RunFolder};
+use crate::run_folder::{RunFolder, refuse_another_run};
 
 /// Run a recipe. Ctrl-C once finishes what is in flight, twice stops.
 #[derive(Args)]
@@ -39,17 +40,15 @@ impl Run {
         recipe.sets.extend(metrics.map(|address| format!("observe.metrics={address:?}")));
         let Some(plan) = load(&recipe, registry) else { return Ok(ExitCode::from(REFUSED)) };
         let folder = out.unwrap_or_else(|| new_folder(&plan));
-        if folder.join(RECIPE).exists() {
-            let (shown, why) = (folder.display(), "choose another folder with --out, or go on with it: rollflow resume");
-            return Err(Refused::because(format!("{shown} already holds a run; {why} {shown}")));
-        }
+        refuse_another_run(&folder).map_err(|error| Refused::because(error.to_string()))?;
+        // What is fetched tomorrow by the same name may be something else.
+        let plan = plan.pinned(&Cache::of_user());
         execute(&plan, registry, &RunFolder::create(&folder, &plan)?, None)
     }
 }
 
 /// Runs a plan in its folder and says what came of it.
 pub fn execute(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<ExitCode> {
-    run.remember()?;
     run.console().install()?;
     let report = crate::run(plan, registry, run, from)?;
     let mut told = format!("{report}\n");

@@ -64,7 +64,7 @@ impl Condition {
 impl Runs {
     pub fn run(self) -> Result<ExitCode> {
         if !self.folder.is_dir() {
-            eprintln!("error: {} is no folder; give one that holds runs", self.folder.display());
+            out::complain(&format!("error: {} is no folder; give one that holds runs", self.folder.display()));
             return Ok(ExitCode::from(REFUSED));
         }
         let runs: Vec<(PathBuf, Record)> =

@@ -13,8 +13,10 @@ use rollflow::data::{ChatMessage, Conversation, Pair, Prompt, PromptText};
 use rollflow::prelude::*;
 use rollflow::recipe::chat::PLAIN;
 use rollflow::stages::tokenizer_folder;
+use rollflow::util::untrusted;
 use serde_json::{Map, Value, json};
 
+use super::out;
 use crate::origin;
 
 /// Show what a model reads of a text, a prompt or a conversation, token by token, and which tokens it would be trained on.
@@ -133,7 +135,7 @@ fn samples(args: &Tokens, tokenizer: &Tokenizer) -> Result<Vec<Shown>> {
     };
     let data = DataSet::<Record>::open(&spec)?;
     if data.skips().total() > 0 {
-        eprintln!("{}", data.describe());
+        out::complain(&data.describe());
     }
     let shown = data.iter().map(|record| match record? {
         Record::Imitated(example) => of_example(example, args.apart, tokenizer),
@@ -222,17 +224,11 @@ fn of_prompt(prompt: &Prompt, tokenizer: &Tokenizer) -> Result<Shown> {
 impl Shown {
     /// Tokens whose stretches of text are what each adds to the text of those before it.
     fn append(&mut self, tokens: &[u32], trained: bool, tokenizer: &Tokenizer) -> Result<()> {
-        let before = self.text.len();
-        let mut whole = String::new();
-        for end in 1..=tokens.len() {
-            let text = tokenizer.decode_all(&tokens[..end])?;
-            // A character of several tokens is there with the last of them.
-            let done = text.trim_end_matches('\u{fffd}');
-            let from = whole.len().min(done.len());
-            self.places.push(before + from..before + done.len());
-            whole = done.to_owned();
+        for piece in pieces(tokens, |tokens| Ok(tokenizer.decode_all(tokens)?))? {
+            let from = self.text.len();
+            self.text.push_str(&piece);
+            self.places.push(from..self.text.len());
         }
-        self.text.push_str(&whole);
         self.tokens.extend(tokens);
         self.trained.extend(std::iter::repeat_n(trained, tokens.len()));
         Ok(())
@@ -243,6 +239,29 @@ impl Shown {
         let reached = if at == 0 { 0 } else { self.places[at - 1].end };
         self.text.get(self.places[at].start.max(reached)..self.places[at].end).unwrap_or("")
     }
+}
+
+/// What each token adds to the text. A character of several tokens is there with the last of them.
+///
+/// `decode` sees a few tokens at a time: those since the text was last whole, and those before them, on which a decoder's spaces depend. So the
+/// work grows with the number of tokens, and not with its square.
+fn pieces(tokens: &[u32], decode: impl Fn(&[u32]) -> Result<String>) -> Result<Vec<String>> {
+    /// Tokens that may be wanted for one character. Bytes that are still none after these never become one.
+    const CHARACTER: usize = 16;
+    let mut pieces = Vec::with_capacity(tokens.len());
+    let (mut context, mut begin, mut told) = (0, 0, 0);
+    for end in 1..=tokens.len() {
+        let text = decode(&tokens[context..end])?;
+        let whole = !text.ends_with(char::REPLACEMENT_CHARACTER) || end - begin >= CHARACTER || end == tokens.len();
+        let done = if whole { text.len() } else { text.trim_end_matches(char::REPLACEMENT_CHARACTER).len() };
+        pieces.push(text.get(told..done).unwrap_or("").to_owned());
+        told = told.max(done);
+        if whole {
+            (context, begin) = (begin, end);
+            told = decode(&tokens[context..end])?.len();
+        }
+    }
+    Ok(pieces)
 }
 
 fn write_json(shown: &Shown, out: &mut impl Write) -> io::Result<()> {
@@ -257,7 +276,7 @@ fn write_text(number: usize, shown: &Shown, colours: bool, out: &mut impl Write)
     let mut before = false;
     for (at, &trained) in shown.trained.iter().enumerate() {
         // What ends a line is written out and ends it.
-        let piece = shown.piece(at).replace('\n', "⏎\n");
+        let piece = untrusted::block(shown.piece(at)).replace('\n', "⏎\n");
         let bar = if at > 0 && before == trained && !shown.piece(at - 1).ends_with('\n') { "│" } else { "" };
         match (colours, trained, before) {
             (true, true, _) => write!(out, "\x1b[90m{bar}\x1b[0m\x1b[32m{piece}\x1b[0m")?,
@@ -269,4 +288,45 @@ fn write_text(number: usize, shown: &Shown, colours: bool, out: &mut impl Write)
         before = trained;
     }
     writeln!(out, "{}", if before && !colours { "»" } else { "" })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// One byte a token.
+    fn bytes(tokens: &[u32]) -> String {
+        let bytes: Vec<u8> = tokens.iter().map(|token| *token as u8).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    fn tokens(text: &[u8]) -> Vec<u32> {
+        text.iter().copied().map(u32::from).collect()
+    }
+
+    #[test]
+    fn a_character_of_several_tokens_is_the_last_ones_piece() {
+        let decode = |tokens: &[u32]| Ok(bytes(tokens));
+        assert_eq!(pieces(&tokens("aé👍b".as_bytes()), decode).unwrap(), ["a", "", "é", "", "", "", "👍", "b"]);
+        assert_eq!(pieces(&[], decode).unwrap(), [""; 0]);
+        let broken = [&b"a"[..], &[0xff; 40], b"b"].concat();
+        assert_eq!(pieces(&tokens(&broken), decode).unwrap().concat(), bytes(&tokens(&broken)));
+    }
+
+    /// Quadratic work would decode 50 million tokens here.
+    #[test]
+    fn the_work_grows_with_the_number_of_tokens() {
+        let decoded = Cell::new(0);
+        let decode = |tokens: &[u32]| {
+            decoded.set(decoded.get() + tokens.len());
+            Ok(bytes(tokens))
+        };
+        for text in [tokens("Grüße, 你好! ".repeat(500).as_bytes()), vec![0xff; 10_000]] {
+            decoded.set(0);
+            assert_eq!(pieces(&text, decode).unwrap().concat(), bytes(&text));
+            assert!(decoded.get() <= 64 * text.len(), "{} tokens decoded for {}", decoded.get(), text.len());
+        }
+    }
 }

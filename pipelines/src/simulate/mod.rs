@@ -22,7 +22,9 @@ use rollflow::stages::generate::EngineSettings;
 use rollflow::stages::reference::UnscoredReference;
 use rollflow::stages::train::{Trained, staleness};
 use rollflow::train::SimulatedBackend;
+use rollflow::util::untrusted;
 
+use crate::command::out;
 use crate::grpo::{self, Actors, Publisher};
 use crate::parts;
 use crate::registry::Registry;
@@ -139,17 +141,17 @@ pub fn profile_of(plan: &Plan, registry: &Registry, path: &Path, steps: u64) -> 
     if path.exists() {
         return Profile::load(path);
     }
-    println!("recording {steps} steps of {} to {}", plan.name, path.display());
+    out::line(&format!("recording {steps} steps of {} to {}", untrusted::line(&plan.name), untrusted::path(path)))?;
     let profile = record::record(plan, registry, steps)?;
     profile.save(path)?;
     if let Some(recorded) = profile.recorded {
         let predicted = simulate(plan, registry, &profile, recorded.steps)?;
-        println!(
+        out::line(&format!(
             "{steps} steps took {:.2} s; simulated they take {:.2} s ({:+.1}%)",
             recorded.seconds,
             predicted.seconds,
             100.0 * (predicted.seconds / recorded.seconds - 1.0)
-        );
+        ))?;
     }
     Ok(profile)
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use rollflow::engine::sampling::uniform;
 use rollflow::engine::{DecodeTimes, Load};
+use rollflow::util::atomic_file;
 use serde::{Deserialize, Serialize};
 
 /// A machine and a task, in numbers. Times are in seconds.
@@ -109,7 +110,7 @@ impl Profile {
     /// To a file of JSON.
     pub fn save(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string(self)?;
-        std::fs::write(path, text).with_context(|| format!("writing the profile {}", path.display()))
+        atomic_file::write(path, text).with_context(|| format!("writing the profile {}", path.display()))
     }
 }
 

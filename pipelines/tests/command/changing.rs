@@ -98,3 +98,43 @@ fn a_change_that_cannot_be_made_is_an_error_of_the_recipe() {
         assert!(refused.err.contains(said), "{set}: {}", refused.err);
     }
 }
+
+/// Supervised runs change and ramp what they are learned by, too, and pairs that are held out are judged meanwhile.
+#[test]
+fn supervised_runs_change_their_rates_and_a_reward_model_is_evaluated_on_held_out_pairs() {
+    let folder = tempfile::tempdir().unwrap();
+    let tiny = ["model.hidden=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.intermediate=32"];
+    let run = |recipe: &str, name: &str, sets: &[&str]| -> Vec<Value> {
+        let out = folder.path().join(name);
+        let sets = tiny.iter().chain(sets).flat_map(|set| ["--set", set]);
+        let ended = rollflow(&["run", recipe, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>());
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        rows(&out)
+    };
+    let rates = |rows: &[Value]| rows.iter().map(|row| row["learning_rate"].as_f64().unwrap()).collect::<Vec<_>>();
+    let change = ["sft.steps=4", "sft.schedule={kind=\"constant\"}", "change=[{at=3,set=[\"sft.lr=1e-4\"]}]"];
+    let found = run("pipelines/recipes/sft.toml", "sft", &change);
+    assert_eq!(rates(&found), [1e-3, 1e-3, 1e-4, 1e-4]);
+    assert_eq!(found[3]["setting_changes"], 1.0);
+    let judged = [
+        "reward_model.steps=4",
+        "reward_model.schedule={kind=\"constant\"}",
+        "ramp=[{key=\"reward_model.lr\",from=1e-3,to=4e-3,end=4}]",
+        "eval={every=2,limit=32}",
+    ];
+    let found = run("pipelines/recipes/reward_model.toml", "reward_model", &judged);
+    assert!(rates(&found).iter().zip([1e-3, 2e-3, 3e-3, 4e-3]).all(|(found, said)| (found - said).abs() < 1e-9), "{found:?}");
+    let evaluated = read(&folder.path().join("reward_model/evaluations.jsonl"));
+    let steps: Vec<f64> = evaluated
+        .lines()
+        .map(|line| {
+            let row: Value = serde_json::from_str(line).unwrap();
+            assert!(row["eval_pair_accuracy_ratio"].is_number() && row["eval_loss"].is_number(), "{row}");
+            row["eval_step"].as_f64().unwrap()
+        })
+        .collect();
+    assert_eq!(steps, [0.0, 2.0, 4.0]);
+    let sets = ["--set", "change=[{at=3,set=[\"train.lr=1\"]}]"];
+    let refused = rollflow(&[&["check", "pipelines/recipes/sft.toml"][..], &sets].concat());
+    assert!(refused.err.contains("these may change: sft.lr, sft.schedule"), "{}", refused.err);
+}

@@ -1,9 +1,9 @@
 //! Laws C1 and C2: whatever kills the process, whenever, `resume` goes on; no prompt is lost, none is trained twice, and a synchronous run
 //! ends byte for byte as if nothing had happened.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rollflow::observe::logs::read_rollouts;
@@ -184,8 +184,56 @@ fn a_run_goes_on_for_as_many_steps_more_as_it_is_given() {
     let ended = rollflow(&more);
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     assert_eq!((lines(&run), steps_saved(&run)), (6, vec![4, 5, 6]));
+    assert!(ended.err.contains("step 6/6"), "the progress line counts the run's steps: {}", ended.err);
     assert!(read(&run.join("report.md")).contains("finished after 6 steps"));
     assert!(read(&run.join("recipe.toml")).contains("steps = 6"));
+}
+
+/// Every file below the folder, with its content.
+fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() { found.extend(contents(&path)) } else { drop(found.insert(path.clone(), fs::read(path).unwrap())) }
+    }
+    found
+}
+
+/// Resumes with `key=steps` and checks that it is refused with both numbers, and that nothing in the run's folder changed.
+pub fn refuses_fewer_steps(run: &Path, key: &str, steps: u64, taken: u64) {
+    let before = contents(run);
+    let ended = rollflow(&["resume", run.to_str().unwrap(), "--set", &format!("{key}={steps}")]);
+    assert_eq!(ended.code, Some(2), "{}", ended.err);
+    for part in [format!("`{key}` = {steps}"), format!("taken {taken} steps"), format!("raise `{key}` above {taken}")] {
+        assert!(ended.err.contains(&part), "{part} is missing: {}", ended.err);
+    }
+    assert!(contents(run) == before, "nothing is written or undone");
+}
+
+/// Law F7.
+#[test]
+fn a_resume_with_fewer_steps_than_were_taken_ends_and_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let (grpo, both) = (folder.path().join("grpo"), folder.path().join("both"));
+    four_steps(&grpo);
+    refuses_fewer_steps(&grpo, "train.steps", 3, 4);
+    let ended = rollflow(&run_args(GRPO, &both, &["pipeline=\"sft_then_grpo\"", "sft.steps=5", "train.steps=2"]));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    assert!(ended.err.contains("step 5/5") && ended.err.contains("step 2/2"), "each part counts its own steps: {}", ended.err);
+    refuses_fewer_steps(&both, "train.steps", 1, 2);
+    refuses_fewer_steps(&both, "sft.steps", 4, 5);
+}
+
+#[test]
+fn a_resume_of_a_complete_run_says_so_and_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    four_steps(&run);
+    let before = contents(&run);
+    let ended = rollflow(&resume(&run));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    assert!(ended.out.contains("is complete: it has taken all of its 4 steps"), "{}", ended.out);
+    assert!(contents(&run) == before);
 }
 
 #[test]
@@ -193,12 +241,13 @@ fn a_checkpoint_that_cannot_be_written_ends_the_run_with_the_path_and_leaves_the
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     four_steps(&run);
-    // Nobody can make a folder where a file stands.
-    fs::write(run.join("checkpoints/.step_000005.writing"), "").unwrap();
+    // No file can be renamed over a folder.
+    fs::remove_file(run.join("checkpoints/latest")).unwrap();
+    fs::create_dir(run.join("checkpoints/latest")).unwrap();
     let ended = rollflow(&["resume", run.to_str().unwrap(), "--set", "train.steps=6"]);
     assert_eq!(ended.code, Some(1));
-    assert!(ended.err.contains(".step_000005.writing"), "{}", ended.err);
-    assert_eq!(steps_saved(&run), [2, 3, 4]);
+    assert!(ended.err.contains("checkpoints/latest: "), "{}", ended.err);
+    assert!(steps_saved(&run).starts_with(&[2, 3, 4]), "{:?}", steps_saved(&run));
 }
 
 #[test]
@@ -210,6 +259,34 @@ fn two_processes_never_work_on_one_run() {
     let refused = rollflow(&resume(&run));
     assert_eq!(refused.code, Some(1));
     assert!(refused.err.contains("another process works on the run"), "{}", refused.err);
+}
+
+#[test]
+fn a_lock_that_is_a_symbolic_link_is_refused_and_what_it_points_to_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, other) = (folder.path().join("run"), folder.path().join("other"));
+    four_steps(&run);
+    fs::write(&other, "kept").unwrap();
+    fs::remove_file(run.join(".lock")).unwrap();
+    std::os::unix::fs::symlink(&other, run.join(".lock")).unwrap();
+    let refused = rollflow(&[&resume(&run)[..], &["--set", "train.steps=6"]].concat());
+    assert_eq!((refused.code, read(&other).as_str()), (Some(1), "kept"), "{}", refused.err);
+    assert!(refused.err.contains(".lock") && refused.err.contains("symbolic link"), "{}", refused.err);
+}
+
+#[test]
+fn a_folder_with_files_of_a_run_whose_recipe_is_gone_is_refused_and_left_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    four_steps(&run);
+    fs::remove_file(run.join("recipe.toml")).unwrap();
+    let rows = read(&run.join("metrics.jsonl"));
+    let refused = rollflow(&run_args(GRPO, &run, &["train.steps=4"]));
+    assert_eq!(refused.code, Some(2), "{}", refused.err);
+    for said in ["holds files of another run", "metrics.jsonl", "checkpoints", "--out"] {
+        assert!(refused.err.contains(said), "{said}: {}", refused.err);
+    }
+    assert_eq!((rows, run.join("recipe.toml").exists()), (read(&run.join("metrics.jsonl")), false));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::crashes::refuses_fewer_steps;
 use crate::running::{GRPO, SFT, rollflow, run_args};
 
 /// 30 sums and a line that is none, as questions; 10 more as pairs.
@@ -82,6 +83,7 @@ fn supervised_training_on_data_sets_goes_on_where_it_was() {
         rows(run).iter().map(|row| (row["source_groups_questions"].clone(), row["source_tokens_pairs"].clone())).collect()
     };
     assert_eq!((drawn(&parts), drawn(&parts).len()), (drawn(&whole), 9));
+    refuses_fewer_steps(&parts, "sft.steps", 8, 9);
     fs::write(&pairs, "[{\"prompt\": \"1+1=\", \"completion\": \"2\"}]").unwrap();
     let refused = rollflow(&["resume", parts.to_str().unwrap(), "--set", "sft.steps=12"]);
     assert!(refused.code == Some(1) && refused.err.contains("trained on other data"), "{}", refused.err);

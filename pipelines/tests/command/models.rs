@@ -21,7 +21,7 @@ fn cache_with(id: &str, of: &str) -> tempfile::TempDir {
 
 fn rollflow(cache: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rollflow"));
-    command.env("HF_HUB_CACHE", cache).args(args).output().unwrap()
+    command.env("HF_HUB_CACHE", cache).env("HF_HUB_OFFLINE", "1").args(args).output().unwrap()
 }
 
 /// R309: presets with their rates, and what of them is on this machine.

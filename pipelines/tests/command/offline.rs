@@ -10,6 +10,7 @@ use rollflow::prelude::*;
 use serde_json::{Value, json};
 
 use crate::agents::GAME;
+use crate::crashes::refuses_fewer_steps;
 use crate::running::{Ended, GRPO, rollflow, run_args};
 
 pub const OFFLINE: &str = "pipelines/recipes/grpo_offline.toml";
@@ -106,6 +107,7 @@ fn rollouts_of_a_run_are_learned_from_with_their_log_probabilities_and_groups() 
     assert_eq!(resumed.code, Some(0), "{}", resumed.err);
     let losses = |rows: Vec<Value>| rows.iter().map(|row| (row["loss"].clone(), row["reward_mean"].clone())).collect::<Vec<_>>();
     assert_eq!(losses(rows(&parts)), losses(rows_of_whole), "law C2");
+    refuses_fewer_steps(&parts, "train.steps", 7, 8);
 }
 
 /// Law D1: of rollouts of several turns, what the model sampled is learned from again, and not what its environment said.
@@ -180,6 +182,69 @@ fn rollouts_that_make_no_sense_are_counted_and_a_prompt_is_a_group() {
         assert!(ended.out.contains(said), "{said}: {}", ended.out);
     }
     assert_eq!(rows(&out)[0]["reward_mean"], 0.5);
+}
+
+/// Laws C1, C2: with a reference, a critic and supervised samples beside, a run that goes on ends as one that was never interrupted.
+#[test]
+fn recorded_rollouts_are_learned_from_with_a_reference_a_critic_and_mixed_samples() {
+    let folder = tempfile::tempdir().unwrap();
+    let pairs = folder.path().join("pairs.jsonl");
+    fs::write(&pairs, "{\"prompt\": \"1+1=\", \"completion\": \"2\"}\n{\"prompt\": \"2+2=\", \"completion\": \"4\"}\n").unwrap();
+    let sets = |steps: u64| {
+        let tiny = ["model.hidden=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.intermediate=32"];
+        let more = [
+            "batch.groups=4",
+            "checkpoint.every=2",
+            "train.schedule={kind=\"constant\"}",
+            "train.advantage={kind=\"group_mean\"}",
+            "train.proximal=recompute",
+            "reference.kind=frozen",
+            "train.kl_loss={coef=0.1}",
+            "critic={lr=1e-3}",
+            "mix={weight=0.5,every=2,batch=2}",
+            "filter=[]",
+        ];
+        let all = tiny.iter().chain(&more).map(|set| (*set).to_owned());
+        all.chain([format!("sft={{data={pairs:?}}}"), format!("train.steps={steps}")]).collect::<Vec<_>>()
+    };
+    let (whole, parts) = (folder.path().join("whole"), folder.path().join("parts"));
+    let ended = run(&whole, &sets(6));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let found = rows(&whole);
+    assert_eq!(found.iter().filter(|row| row["mixed_loss"].is_number()).count(), 3, "every second step");
+    assert!(found.iter().all(|row| row["critic_loss"].is_number()), "{found:?}");
+    assert_eq!(run(&parts, &sets(2)).code, Some(0));
+    let resumed = rollflow(&["resume", parts.to_str().unwrap(), "--set", "train.steps=6"]);
+    assert_eq!(resumed.code, Some(0), "{}", resumed.err);
+    let model = |run: &Path| fs::read(run.join("checkpoints/step_000006/model.safetensors")).unwrap();
+    assert!(model(&whole) == model(&parts), "the same weights to the bit");
+}
+
+/// `[reward]` instead of the recorded rewards: what a group earns now is what filters and advantages see.
+#[test]
+fn recorded_rollouts_are_scored_anew_where_the_recipe_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, out) = (folder.path().join("plain.jsonl"), folder.path().join("run"));
+    let record = |response: &str, reward: f64| format!("{}\n", json!({"prompt": "1+1=", "response": response, "reward": reward}));
+    let words = |response: &str| format!("{}\n", json!({"prompt": "2+2=", "response": response, "reward": 1}));
+    fs::write(&file, record("2", 0.0) + &record("x", 0.0) + &words("a") + &words("b")).unwrap();
+    let sets = [
+        "filter=[{kind=\"nonzero_std\"}]".to_owned(),
+        format!("task={{path={file:?},rescore=true}}"),
+        "reward={kind=\"regex\",pattern=\"[0-9]\"}".to_owned(),
+        "train.steps=1".to_owned(),
+        "model.hidden=16".to_owned(),
+        "batch.groups=1".to_owned(),
+        "train.schedule.warmup=0".to_owned(),
+    ];
+    let ended = run(&out, &sets);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    assert!(ended.out.contains("Rollouts: 2 in 1 groups") && ended.out.contains("Groups left out: 1 "), "{}", ended.out);
+    assert_eq!(rows(&out)[0]["reward_mean"], 0.5, "1 for a digit, 0 for none");
+    let refused = rollflow(&["check", OFFLINE, "--set", "reward.kind=exact"]);
+    assert!(refused.code == Some(2) && refused.err.contains("[reward] means nothing"), "{}", refused.err);
+    let refused = rollflow(&["check", OFFLINE, "--set", "task.rescore=true"]);
+    assert!(refused.code == Some(2) && refused.err.contains("the recipe has no `reward`"), "{}", refused.err);
 }
 
 #[test]

@@ -222,6 +222,80 @@ fn what_init_writes_is_accepted_with_a_comment_to_every_section() {
     assert!(missing.code == Some(2) && missing.err.contains("no/such/model"), "{}", missing.err);
 }
 
+/// A data set as the hub's own tools leave it, with two subsets of which one must be named, and a test split.
+#[test]
+fn init_asks_for_subset_and_split_and_evaluates_on_the_test_split() {
+    let folder = tempfile::tempdir().unwrap();
+    let (recipe, snapshot) = (folder.path().join("mine.toml"), folder.path().join("hub/datasets--openai--gsm8k/snapshots/abc"));
+    let problems = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/data/word_problems.jsonl")).unwrap();
+    for subset in ["main", "socratic"] {
+        std::fs::create_dir_all(snapshot.join(subset)).unwrap();
+        for split in ["train", "test"] {
+            std::fs::write(snapshot.join(subset).join(format!("{split}-00000-of-00001.jsonl")), &problems).unwrap();
+        }
+    }
+    let hub = folder.path().join("hub").display().to_string();
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/models/qwen2_tied");
+    let mut child = command(&["init", recipe.to_str().unwrap(), "--model", model, "--task", "openai/gsm8k"])
+        .env("HF_HUB_CACHE", &hub)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"grpo\nsocratic\n\n\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.contains("Which subset of openai/gsm8k (main, socratic)? [main] socratic"), "{said}");
+    assert!(said.contains("Which split is trained on (test, train)? [train]"), "{said}");
+    let text = std::fs::read_to_string(&recipe).unwrap();
+    let test = "task = { kind = \"data\", data = \"openai/gsm8k\", subset = \"socratic\", split = \"test\" }";
+    assert!(text.contains("subset = \"socratic\"\n") && text.contains(test), "{text}");
+    assert!(!text.contains("lr = "), "its rates follow from the model: {text}");
+}
+
+/// The smallest recipe for a model and a data set: kinds are implied, rates follow, a reward must be named.
+#[test]
+fn a_recipe_for_data_names_its_reward_and_check_says_why_each_value_is_what_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = folder.path().join("mine.toml");
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/models/qwen2_tied");
+    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/data/word_problems.jsonl");
+    let text = format!("pipeline = 'grpo'\n[model]\npath = '{model}'\n[task]\ndata = '{data}'\n");
+    std::fs::write(&recipe, &text).unwrap();
+    let check = |sets: &[&str]| {
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        rollflow(
+            &["check", recipe.to_str().unwrap(), "--set", "generate.max_new_tokens=40"]
+                .into_iter()
+                .chain(sets)
+                .collect::<Vec<_>>(),
+        )
+    };
+    let refused = check(&[]);
+    assert_eq!(refused.code, Some(2));
+    for part in ["the recipe has no `reward`", "one of \"exact\", \"numeric\"", "\"math\" compares final answers"] {
+        assert!(refused.err.contains(part), "{part}: {}", refused.err);
+    }
+    let checked = check(&["reward.kind=math", "train.epochs=2"]);
+    assert_eq!((checked.code, checked.err.as_str()), (Some(0), ""));
+    for part in [
+        "train.lr = 1e-6: a Hugging Face model, full fine-tuning\n",
+        "train.steps = 13: train.epochs = 2.0 of 200 prompts, 32 a step\n",
+        "chat.ask = \"as_written\": the model has no chat template\n",
+        "flow.window = 64: (flow.max_staleness + 1) * sync.every * batch.groups\n",
+    ] {
+        assert!(checked.out.contains(part), "{part}: {}", checked.out);
+    }
+    let warned = check(&["reward.kind=math", "train.lr=1e-3"]);
+    assert!(warned.out.contains("warning: train.lr is 0.001, far from what is common"), "{}", warned.out);
+    let adapters = check(&["reward.kind=math", "lora.rank=8", "sft={steps=2}", "critic={}"]);
+    for part in ["train.lr = 1e-5: a Hugging Face model, adapters", "sft.lr = 0.0002: ", "critic.lr = 1e-5: "] {
+        assert!(adapters.out.contains(part), "{part}: {}", adapters.out);
+    }
+}
+
 /// Lines from a pipe answer its questions, and what it writes over data whose names say nothing runs.
 #[test]
 fn init_takes_answers_from_a_pipe_and_what_it_writes_runs() {
@@ -349,7 +423,11 @@ fn a_pipeline_is_drawn_in_three_languages() {
         assert_eq!(drawn.code, Some(0), "{}", drawn.err);
         drawn.out
     };
-    assert!(draw("mermaid").starts_with("flowchart LR"));
+    let mermaid = draw("mermaid");
+    assert!(
+        mermaid.starts_with("flowchart LR") && mermaid.contains("Prompt with its partial completions<br/>"),
+        "law D7: {mermaid}"
+    );
     assert!(draw("dot").starts_with("digraph \"grpo-addition\""));
     let graph: Value = serde_json::from_str(&draw("json")).unwrap();
     let names: Vec<&str> = graph["nodes"].as_array().unwrap().iter().map(|node| node["name"].as_str().unwrap()).collect();

@@ -180,6 +180,9 @@ fn a_recipe_with_a_secret_in_it_is_refused_before_anything_is_written() {
         "engine={launch=\"vllm\",env=[\"HF_TOKEN=hunter2\"]}",
         "engine={launch=\"vllm\",flags=[\"--api-key\",\"hunter2\"]}",
         "environment={kind=\"agent\",url=\"http://me:hunter2@127.0.0.1:9/\"}",
+        "reward={kind=\"http\",url=\"http://127.0.0.1:9/hunter20a1b2c3d4e5f6a7b8/score\"}",
+        "chat.variables={api_key=\"hunter2\"}",
+        "chat={variables={deep={password=\"hunter2 and more\"}}}",
     ];
     for set in sets {
         let (key, value) = set.split_once('=').unwrap();
@@ -196,5 +199,15 @@ fn a_recipe_with_a_secret_in_it_is_refused_before_anything_is_written() {
             assert!(said.contains("token_env") && !said.contains("hunter2"), "{set}: {said}");
         }
         assert!(!out.exists(), "{set}");
+    }
+}
+
+/// A key that a recipe does not have is named without the value that was given to it.
+#[test]
+fn a_secret_for_a_key_that_is_unknown_is_not_echoed() {
+    for set in ["engine.token=hunter2", "engine={token='hunter2'}", "reward.api_key=\"hunter2\""] {
+        let refused = rollflow(&["check", GRPO, "--set", set]);
+        let said = refused.out + &refused.err;
+        assert!(refused.code == Some(2) && said.contains("--set") && !said.contains("hunter2"), "{set}: {said}");
     }
 }

@@ -10,6 +10,7 @@ use rollflow::prelude::*;
 use rollflow::stages::reward::Scorer;
 use serde_json::Value;
 
+use crate::crashes::refuses_fewer_steps;
 use crate::running::{Ended, GRPO, read, rollflow, run_args};
 
 const REWARD_MODEL: &str = "pipelines/recipes/reward_model.toml";
@@ -106,6 +107,7 @@ fn its_training_goes_on_after_an_interruption_as_if_there_was_none() {
     for file in ["metrics.jsonl", "checkpoints/step_000005/model.safetensors"] {
         assert!(fs::read(whole.join(file)).unwrap() == fs::read(cut.join(file)).unwrap(), "{file} is the same");
     }
+    refuses_fewer_steps(&cut, "reward_model.steps", 4, 5);
 }
 
 #[test]

@@ -42,7 +42,8 @@ pub struct Ended {
 /// The command with these arguments, started in the project's folder.
 pub fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rollflow"));
-    command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).args(args);
+    // No test asks the public hub.
+    command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).env("HF_HUB_OFFLINE", "1").args(args);
     command
 }
 
@@ -116,6 +117,13 @@ impl Running {
     /// Whether there is nothing left to kill.
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
+    }
+
+    /// Its resident memory, in bytes.
+    pub fn resident(&self) -> u64 {
+        let status = read(Path::new(&format!("/proc/{}/status", self.child.id())));
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
     }
 
     /// What Ctrl-C does.

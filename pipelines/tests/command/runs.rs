@@ -70,6 +70,27 @@ fn the_saved_recipe_of_a_synchronous_run_repeats_its_numbers() {
     }
 }
 
+/// Rows are in `metrics.jsonl` and nowhere else; the report reads them there.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_run_does_not_grow_with_the_rows_it_has_logged() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    // Wide rows, so that a short run logs much.
+    let parts: Vec<String> =
+        (0..400).map(|at| format!("{{name=\"part_{at:03}\",kind=\"regex\",pattern=\"zzzzzzzzz\"}}")).collect();
+    let reward = format!("reward={{kind=\"parts\",part=[{}]}}", parts.join(","));
+    let sets = ["train.steps=1000000", "batch.groups=1", "generate.group_size=2", "observe.rollouts_every=0", &reward];
+    let mut running = Running::start(&run_args(GRPO, &run, &sets));
+    let logged = || fs::metadata(run.join("metrics.jsonl")).map_or(0, |file| file.len());
+    running.until("it has warmed up", |_| logged() > 4 << 20);
+    let before = (running.resident(), logged());
+    running.until("it logged 16 MiB more", |_| logged() > before.1 + (16 << 20));
+    let grown = running.resident().saturating_sub(before.0);
+    let logged = logged() - before.1;
+    assert!(grown < logged / 2, "{grown} bytes of memory for {logged} bytes of rows");
+}
+
 /// Only groups that earn different rewards are trained: the others take no pass, and nothing is measured on them.
 const VARIED: &str = "filter=[{kind=\"nonzero_std\"}]";
 

@@ -3,8 +3,8 @@
 /// Rewards that can't be compared.
 #[derive(Clone, Debug, thiserror::Error, PartialEq)]
 pub enum AdvantageError {
-    /// NaN or infinite.
-    #[error("the reward of sample {sample} in group {group} is {value}; rewards are finite numbers")]
+    /// NaN, infinite, or beyond [`REWARD_LIMIT`](crate::data::REWARD_LIMIT).
+    #[error("the reward of sample {sample} in group {group} is {value}; rewards are finite numbers of at most {limit:e} either way", limit = crate::data::REWARD_LIMIT)]
     NonFinite {
         /// The group's place in the batch.
         group: usize,
@@ -41,6 +41,9 @@ pub enum AdvantageError {
         /// How many it gave.
         found: usize,
     },
+    /// An estimator of the user's own panicked.
+    #[error("the advantage function panicked: {0}")]
+    Panicked(String),
     /// An estimator of the user's own found its inputs unusable.
     #[error("{0}")]
     Custom(String),

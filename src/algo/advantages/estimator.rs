@@ -206,6 +206,26 @@ mod tests {
     }
 
     proptest! {
+        /// Law N4, for every number that a float can hold.
+        #[test]
+        fn each_is_finite_or_names_the_sample_whose_reward_is_no_use(
+            rewards in prop::collection::vec(prop::collection::vec(prop_oneof![
+                prop::num::f64::ANY,
+                prop::sample::select(vec![f64::MAX, f64::MIN, 1e300, -1e300, 1e100, -1e100, 5e-324, 0.0, 1.0]),
+            ], 1..5), 1..4),
+        ) {
+            let lengths: Vec<Vec<f64>> = rewards.iter().map(|group| vec![3.0; group.len()]).collect();
+            for advantage in ALL {
+                match estimate(&advantage, &rewards, &lengths) {
+                    Ok(values) => prop_assert!(values.iter().flatten().all(|value| value.is_finite()), "{advantage:?}: {values:?}"),
+                    Err(AdvantageError::NonFinite { group, sample, .. }) => {
+                        prop_assert!(!crate::data::is_reward(rewards[group][sample]), "{advantage:?} blames {}", rewards[group][sample]);
+                    }
+                    Err(error) => prop_assert!(false, "{advantage:?}: {error}"),
+                }
+            }
+        }
+
         #[test]
         fn each_is_finite_aligned_and_blind_to_all_equal_rewards(
             samples in prop::collection::vec(prop::collection::vec((-5.0f64..5.0, 0.0f64..9.0), 0..6), 0..5), same in -5.0f64..5.0,

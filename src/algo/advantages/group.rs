@@ -89,7 +89,10 @@ mod tests {
     #[test]
     fn a_nan_reward_is_refused_by_name_or_left_out() {
         let refused = advantages(&[vec![1.0, 0.0], vec![0.5, f64::NAN]], &AdvantageConfig::default()).unwrap_err();
-        assert_eq!(refused.to_string(), "the reward of sample 1 in group 1 is NaN; rewards are finite numbers");
+        assert_eq!(
+            refused.to_string(),
+            "the reward of sample 1 in group 1 is NaN; rewards are finite numbers of at most 1e100 either way"
+        );
         let config = AdvantageConfig { missing: Missing::Zero, scale: Scale::None, ..Default::default() };
         assert_eq!(advantages(&[[1.0, f64::NAN, 0.0]], &config).unwrap(), [[0.5, 0.0, -0.5]]);
         assert_eq!(advantages(&[[f64::NAN; 2]], &config).unwrap(), [[0.0; 2]]);

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::error::AdvantageError;
+use crate::data::is_reward;
 
 /// What a NaN reward means.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,10 +54,10 @@ impl Scored {
     }
 }
 
-/// Refuses rewards that are no numbers, but for those that `missing` excuses.
+/// Rejects values that can't be rewards, so that no statistic over the others overflows. `missing` says whether NaN is allowed.
 pub(super) fn check<G: AsRef<[f64]>>(groups: &[G], missing: Missing) -> Result<(), AdvantageError> {
     for (group, rewards) in groups.iter().enumerate() {
-        let refused = |r: &f64| r.is_infinite() || (r.is_nan() && missing == Missing::Refuse);
+        let refused = |r: &f64| !is_reward(*r) && (!r.is_nan() || missing == Missing::Refuse);
         if let Some(sample) = rewards.as_ref().iter().position(refused) {
             return Err(AdvantageError::NonFinite { group, sample, value: rewards.as_ref()[sample] });
         }

@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use rayon::prelude::*;
 
-use crate::data::{RewardParts, Sample};
+use crate::data::{RewardParts, Sample, is_reward};
 
 /// A reward, and the parts that it was made of.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -52,8 +52,8 @@ pub enum ScoreError {
         /// What the reward said.
         why: String,
     },
-    /// The reward gave something else than a finite number.
-    #[error("the reward of sample {sample} of group {group} is {value}; it must be a finite number")]
+    /// The reward is NaN, infinite, or beyond [`REWARD_LIMIT`](crate::data::REWARD_LIMIT).
+    #[error("the reward of sample {sample} of group {group} is {value}; it must be a finite number of at most {limit:e} either way", limit = crate::data::REWARD_LIMIT)]
     NotFinite {
         /// The group's id.
         group: u64,
@@ -64,16 +64,16 @@ pub enum ScoreError {
     },
 }
 
-/// What `reward` gives for the sample; a number that is not finite is refused.
+/// What `reward` gives for the sample; a number that can't be a reward is an error.
 pub fn compute_scalar_reward<R: Earned>(sample: &Sample, reward: impl Fn(&Sample) -> R) -> Result<f64, ScoreError> {
     let (group, index) = (sample.group_index, sample.index);
     let earned = reward(sample).earned().map_err(|why| ScoreError::Refused { group, sample: index, why })?;
     finite(sample, earned.reward)
 }
 
-/// `value`, if it is a finite number.
+/// Returns `value` if it can be a reward.
 pub(super) fn finite(sample: &Sample, value: f64) -> Result<f64, ScoreError> {
-    if value.is_finite() {
+    if is_reward(value) {
         Ok(value)
     } else {
         Err(ScoreError::NotFinite { group: sample.group_index, sample: sample.index, value })
@@ -108,7 +108,10 @@ mod tests {
         let refused = compute_scalar_reward(&sample(3), |_| Err::<f64, _>("no key")).unwrap_err();
         assert_eq!(refused.to_string(), "the reward of sample 3 of group 7 failed: no key");
         let infinite = compute_scalar_reward(&sample(3), |_| f64::INFINITY).unwrap_err();
-        assert_eq!(infinite.to_string(), "the reward of sample 3 of group 7 is inf; it must be a finite number");
+        assert_eq!(
+            infinite.to_string(),
+            "the reward of sample 3 of group 7 is inf; it must be a finite number of at most 1e100 either way"
+        );
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::aggregate::{Aggregator, aggregate_vector_rewards};
 use super::earned::{Earned, Earnings};
-use crate::data::Sample;
+use crate::data::{REWARD_LIMIT, Sample, is_reward};
 
 type Value = dyn Fn(&Sample) -> Result<f64, String> + Send + Sync;
 
@@ -69,8 +69,8 @@ impl Parts {
                 Part::Given => given.get(name.as_str()).copied().ok_or_else(|| "nobody gave its value".to_owned()),
             };
             let value = value.map_err(|why| format!("its part {name:?}: {why}"))?;
-            if !value.is_finite() {
-                return Err(format!("its part {name:?} is {value}, not a finite number"));
+            if !is_reward(value) {
+                return Err(format!("its part {name:?} is {value}, not a finite number of at most {REWARD_LIMIT:e} either way"));
             }
             values.push(value);
         }
@@ -104,6 +104,9 @@ mod tests {
         let parts = Parts::new(Aggregator::Sum).part("good", |_: &Sample| 1.0).part("bad", |_: &Sample| Err::<f64, _>("no key"));
         assert_eq!(parts.earn(&Sample::default()).unwrap_err(), "its part \"bad\": no key");
         let parts = Parts::new(Aggregator::Sum).part("wild", |_: &Sample| f64::NAN);
-        assert_eq!(parts.earn(&Sample::default()).unwrap_err(), "its part \"wild\" is NaN, not a finite number");
+        assert_eq!(
+            parts.earn(&Sample::default()).unwrap_err(),
+            "its part \"wild\" is NaN, not a finite number of at most 1e100 either way"
+        );
     }
 }

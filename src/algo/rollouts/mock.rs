@@ -15,7 +15,11 @@ pub fn mock_sample(group: u64, index: u32, seed: u64) -> Sample {
 pub fn mock_batch(groups: u64, size: u32, seed: u64) -> Batch {
     let group = |id| {
         let prompt = question(id, seed);
-        Group { samples: (0..size).map(|index| answer(&prompt, index, seed)).collect(), prompt: Arc::new(prompt) }
+        Group {
+            samples: (0..size).map(|index| answer(&prompt, index, seed)).collect(),
+            prompt: Arc::new(prompt),
+            ..Group::default()
+        }
     };
     Batch { groups: (0..groups).map(group).collect(), ..Batch::default() }
 }

@@ -30,6 +30,19 @@ pub enum ChatError {
         /// What the template says.
         message: String,
     },
+    /// The template is too large, or rendering it takes too much.
+    #[error(
+        "{file}: the chat template exceeds its limit of {limit} {of}; give another template (`template` in [chat]), or raise the limit in Rust \
+         (`ChatTemplate::limited`)"
+    )]
+    Limit {
+        /// The file, or where else the template stands.
+        file: String,
+        /// What is limited.
+        of: &'static str,
+        /// How much there may be of it.
+        limit: u64,
+    },
     /// A file that holds no usable template.
     #[error("{}: {reason}", path.display())]
     File {

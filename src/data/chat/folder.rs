@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::{ChatError, ChatTemplate};
 use crate::data::Metadata;
+use crate::util::reading;
 
 const JINJA: &str = "chat_template.jinja";
 const CONFIG: &str = "tokenizer_config.json";
@@ -65,7 +66,7 @@ pub(crate) fn special_tokens(config: &Map<String, Value>) -> Metadata {
 
 /// The file's text, if there is one.
 fn read(path: &Path) -> Result<Option<String>, ChatError> {
-    match std::fs::read_to_string(path) {
+    match reading::read_text(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(ChatError::File { path: path.to_owned(), reason: error.to_string() }),

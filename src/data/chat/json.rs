@@ -7,14 +7,19 @@ use minijinja::{Error, ErrorKind};
 use serde_json::Value as Json;
 use serde_json::ser::{CharEscape, Formatter};
 
+use super::limits;
+
 /// `value | tojson(ensure_ascii=…, indent=…, separators=…, sort_keys=…)`.
 pub(super) fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let failed = |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, format!("can't be written as JSON: {error}"));
     let indent: Option<Value> = options.get("indent")?;
     let indent = match indent.filter(|indent| !indent.is_none() && !indent.is_undefined()) {
         None => None,
-        Some(text) if text.as_str().is_some() => text.as_str().map(str::to_owned),
-        Some(count) => Some(" ".repeat(usize::try_from(count)?)),
+        Some(text) if text.as_str().is_some() => {
+            limits::width("the indentation", text.as_str().unwrap_or_default().len())?;
+            text.as_str().map(str::to_owned)
+        }
+        Some(count) => Some(" ".repeat(limits::width("the indentation", usize::try_from(count)?)?)),
     };
     let separators: Option<Serde<(String, String)>> = options.get("separators")?;
     let (item, key) = match separators {

@@ -3,10 +3,12 @@
 mod error;
 pub(crate) mod folder;
 mod json;
+mod limits;
 mod marks;
 mod template;
 mod tokens;
 
 pub use error::ChatError;
+pub use limits::TemplateLimits;
 pub use template::{ChatInput, ChatTemplate};
 pub use tokens::{TokenizedConversation, compute_loss_mask, tokenize_conversation, tokenize_last_turn};

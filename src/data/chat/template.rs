@@ -7,14 +7,16 @@ use std::sync::Arc;
 
 use jiff::civil::DateTime;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde};
-use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja::value::{Kwargs, Rest, Serde, StringInput, ValueOrKwargs};
+use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 use minijinja_contrib::pycompat;
 use serde_json::Value as Json;
 
+use super::limits::{self, Bounded, TemplateLimits};
 use super::marks::{self, VARIABLES, marks_for, unmark};
 use super::{ChatError, json};
 use crate::data::{ChatMessage, Metadata};
+use crate::util::reading;
 
 /// The template called so is for conversations without tools, and for all where it is the only one.
 const DEFAULT: &str = "default";
@@ -49,6 +51,7 @@ pub struct ChatTemplate {
     variables: Metadata,
     /// What `strftime_now` says; the clock's time unless given.
     now: Option<DateTime>,
+    limits: TemplateLimits,
     compiled: Arc<Environment<'static>>,
 }
 
@@ -56,6 +59,13 @@ impl std::fmt::Debug for ChatTemplate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ChatTemplate").field("file", &self.file).field("variables", &self.variables).finish_non_exhaustive()
     }
+}
+
+/// What a template is compiled with.
+#[derive(Clone, Copy, Default)]
+struct Setup {
+    now: Option<DateTime>,
+    limits: TemplateLimits,
 }
 
 /// What is rendered.
@@ -97,7 +107,7 @@ struct Raised(String);
 impl ChatTemplate {
     /// One template, from its text.
     pub fn new(source: impl Into<String>) -> Result<Self, ChatError> {
-        Self::compile("(chat template)".to_owned(), vec![(DEFAULT.to_owned(), source.into())], Metadata::new(), None)
+        Self::compile("(chat template)".to_owned(), vec![(DEFAULT.to_owned(), source.into())], Metadata::new(), Setup::default())
     }
 
     /// Several by name, of which `tool_use` is for conversations with tools and `default` for all others. `file` is what errors call them.
@@ -110,12 +120,12 @@ impl ChatTemplate {
             let known = sources.iter().map(|(name, _)| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
             return Err(ChatError::NoDefault { file: file.to_owned(), known });
         }
-        Self::compile(file.to_owned(), sources, variables, None)
+        Self::compile(file.to_owned(), sources, variables, Setup::default())
     }
 
     /// From a file.
     pub fn from_file(path: &Path) -> Result<Self, ChatError> {
-        let text = std::fs::read_to_string(path);
+        let text = reading::read_text(path);
         let text = text.map_err(|error| ChatError::File { path: path.to_owned(), reason: error.to_string() })?;
         Self::named(&path.display().to_string(), vec![(DEFAULT.to_owned(), text)], Metadata::new())
     }
@@ -123,7 +133,7 @@ impl ChatTemplate {
     /// `role: content`, a turn a line.
     pub fn plain() -> Self {
         let sources = vec![(DEFAULT.to_owned(), PLAIN.to_owned())];
-        Self::compile("(plain)".to_owned(), sources, Metadata::new(), None).expect("the plain template compiles")
+        Self::compile("(plain)".to_owned(), sources, Metadata::new(), Setup::default()).expect("the plain template compiles")
     }
 
     /// With one more variable, as `enable_thinking`, over one of that name that was there.
@@ -143,21 +153,37 @@ impl ChatTemplate {
     /// On that day, as `2026-01-31` or `2026-01-31T09:30`, whatever the clock says. Templates that name the day render the same again only so.
     pub fn dated(self, when: &str) -> Result<Self, ChatError> {
         let now = when.parse().map_err(|_| ChatError::Date { given: when.to_owned() })?;
-        Self::compile(self.file, self.sources, self.variables, Some(now))
+        let setup = Setup { now: Some(now), limits: self.limits };
+        Self::compile(self.file, self.sources, self.variables, setup)
     }
 
-    fn compile(
-        file: String,
-        sources: Vec<(String, String)>,
-        variables: Metadata,
-        now: Option<DateTime>,
-    ) -> Result<Self, ChatError> {
-        let mut compiled = environment(now);
-        for (name, source) in &sources {
-            let rewritten = marks::rewrite(source).into_owned();
-            compiled.add_template_owned(name.clone(), rewritten).map_err(|error| explain(&file, source, &error))?;
+    /// With other limits on the source and on each rendering.
+    pub fn limited(self, limits: TemplateLimits) -> Result<Self, ChatError> {
+        Self::compile(self.file, self.sources, self.variables, Setup { now: self.now, limits })
+    }
+
+    fn compile(file: String, sources: Vec<(String, String)>, variables: Metadata, setup: Setup) -> Result<Self, ChatError> {
+        let Setup { now, limits } = setup;
+        let bytes = sources.iter().map(|(_, source)| source.len()).max().unwrap_or(0);
+        if bytes > limits.source {
+            return Err(ChatError::Limit { file, of: "bytes of source", limit: limits.source as u64 });
         }
-        Ok(ChatTemplate { file, sources, variables, now, compiled: Arc::new(compiled) })
+        let parse = || {
+            let mut compiled = environment(now);
+            limits::limit(&mut compiled, &limits);
+            for (name, source) in &sources {
+                let rewritten = marks::rewrite(source).into_owned();
+                compiled.add_template_owned(name.clone(), rewritten).map_err(|error| explain(&file, source, &error))?;
+            }
+            Ok::<_, ChatError>(compiled)
+        };
+        let compiled = match limits::with_stack(bytes, parse) {
+            Ok(compiled) => compiled?,
+            Err(error) => {
+                return Err(ChatError::File { path: file.into(), reason: format!("the template can't be parsed: {error}") });
+            }
+        };
+        Ok(ChatTemplate { file, sources, variables, now, limits, compiled: Arc::new(compiled) })
     }
 
     /// Whether `{% generation %}` blocks of the template for such a conversation say what the assistant wrote.
@@ -235,8 +261,16 @@ impl ChatTemplate {
         context.insert("tools".to_owned(), tools);
         context.insert("add_generation_prompt".to_owned(), input.add_generation_prompt.into());
         let (name, source) = self.source_for(input.tools);
-        let rendered = self.compiled.get_template(name).and_then(|template| template.render(Serde(context)));
-        rendered.map_err(|error| explain(&self.file, source, &error))
+        let mut text = Bounded::new(self.limits.output);
+        let rendered =
+            self.compiled.get_template(name).and_then(|template| template.render_captured_to(Serde(context), &mut text));
+        let exceeded = |of, limit| ChatError::Limit { file: self.file.clone(), of, limit };
+        match rendered.map(drop) {
+            Ok(()) => Ok(String::from_utf8_lossy(&text.text).into_owned()),
+            Err(_) if text.exceeded => Err(exceeded("bytes of text", self.limits.output as u64)),
+            Err(error) if error.kind() == ErrorKind::OutOfFuel => Err(exceeded("instructions", self.limits.instructions)),
+            Err(error) => Err(explain(&self.file, source, &error)),
+        }
     }
 }
 
@@ -260,7 +294,14 @@ fn environment(now: Option<DateTime>) -> Environment<'static> {
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     environment.set_syntax(syntax.expect("the usual delimiters, and blanks around tags left out"));
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    environment.set_unknown_method_callback(pycompat::unknown_method_callback);
+    environment.set_unknown_method_callback(|state, value, method, args| {
+        if method == "format" {
+            limits::widths_in(value)?;
+        }
+        pycompat::unknown_method_callback(state, value, method, args)
+    });
+    environment.add_filter("format", format);
+    environment.add_filter("indent", indent);
     environment.add_filter("tojson", |value: Value, options: Kwargs| json::to_json(&value, options));
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
@@ -273,6 +314,26 @@ fn environment(now: Option<DateTime>) -> Environment<'static> {
         Ok(text)
     });
     environment
+}
+
+/// The built-in filter, of bounded widths.
+fn format(state: &mut State, format: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    limits::widths_in(format)?;
+    filters::format(state, format, args)
+}
+
+/// The built-in filter, of a bounded width.
+fn indent(
+    text: StringInput<'_>,
+    width: Option<usize>,
+    first: Option<bool>,
+    blank: Option<bool>,
+    more: Kwargs,
+) -> Result<Value, Error> {
+    for width in [width, more.peek::<Option<usize>>("width").ok().flatten()].into_iter().flatten() {
+        limits::width("the indentation", width)?;
+    }
+    filters::indent(text, width, first, blank, more)
 }
 
 /// The template's line and what is wrong there.

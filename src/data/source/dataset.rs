@@ -11,12 +11,13 @@ use rayon::prelude::*;
 
 use super::DataError;
 use super::columns::Columns;
-use super::locate::locate;
+use super::hub;
+use super::locate::{Format, Layout, layout, locate, names_id};
 use super::part::Part;
 use super::shape::Shape;
 use super::skips::{Skip, Skips};
 use super::split::Split;
-use crate::hub::Cache as HubCache;
+use crate::hub::{Hub, HubError};
 
 /// Records that are worth handing to another core.
 const SHARE: usize = 64;
@@ -24,7 +25,7 @@ const SHARE: usize = 64;
 /// Which data set, and which of its records.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DataSpec {
-    /// A file, a folder, or an id in the hub's local cache.
+    /// A file, a folder, or the id of a data set of the hub.
     pub data: PathBuf,
     /// One of several subsets (configurations).
     pub subset: Option<String>,
@@ -36,8 +37,8 @@ pub struct DataSpec {
     pub columns: Columns,
     /// What it is called in messages and metrics; the end of `data` unless given.
     pub name: Option<String>,
-    /// Where ids are looked for.
-    pub cache: HubCache,
+    /// Where ids are looked for, and fetched from.
+    pub hub: Hub,
 }
 
 impl DataSpec {
@@ -50,7 +51,7 @@ impl DataSpec {
             max_samples: None,
             columns: Columns::default(),
             name: None,
-            cache: HubCache::of_user(),
+            hub: Hub::of_user(),
         }
     }
 
@@ -61,9 +62,44 @@ impl DataSpec {
         self.name.clone().unwrap_or_else(end)
     }
 
+    /// The data set's subsets, and the splits of `subset`, by the names of its files.
+    pub fn layout(&self) -> Result<Layout, DataError> {
+        layout(&self.data, self.subset.as_deref(), self.hub.cache())
+    }
+
     /// Whether the files are there, without reading them.
     pub fn check(&self) -> Result<(), DataError> {
-        locate(&self.data, self.subset.as_deref(), &self.split.name, &self.cache).map(drop)
+        self.files().map(drop)
+    }
+
+    fn files(&self) -> Result<Vec<(PathBuf, Format)>, DataError> {
+        locate(&self.data, self.subset.as_deref(), &self.split.name, self.hub.cache())
+    }
+
+    /// Fetches the split's files if `data` is an id of the hub and the cache lacks them.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError::Missing`] and [`DataError::Layout`] if there is no such file, folder, subset or split,
+    /// [`DataError::Hub`] if it could not be fetched.
+    pub fn fetch(&self) -> Result<(), DataError> {
+        self.found().map(drop)
+    }
+
+    fn found(&self) -> Result<Vec<(PathBuf, Format)>, DataError> {
+        let missing = match self.files() {
+            Ok(files) => return Ok(files),
+            Err(missing) => missing,
+        };
+        if !names_id(&self.data) || self.hub.is_offline() {
+            return Err(missing);
+        }
+        match hub::fetch(&self.hub, &self.data.to_string_lossy(), self.subset.as_deref(), &self.split.name) {
+            Ok(_) => self.files(),
+            // What is here already may be all that is needed to say what is wrong.
+            Err(HubError::Remote(_)) if matches!(missing, DataError::Layout { .. }) => Err(missing),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 
@@ -88,7 +124,7 @@ impl<T: Shape> DataSet<T> {
 
     /// [`DataSet::open`] with a say in which records are used.
     pub fn open_if(spec: &DataSpec, usable: impl Fn(&T) -> Result<(), Skip> + Sync) -> Result<Self, DataError> {
-        let files = locate(&spec.data, spec.subset.as_deref(), &spec.split.name, &spec.cache)?;
+        let files = spec.found()?;
         let index = |(path, format)| Part::index(path, format, &spec.split.name);
         let mut parts = files.into_iter().map(index).collect::<Result<Vec<_>, _>>()?;
         let slice = spec.split.rows(parts.iter().map(Part::len).sum());

@@ -18,6 +18,9 @@ pub enum DataError {
         /// How to get it.
         help: String,
     },
+    /// A data set of the hub that could not be fetched.
+    #[error(transparent)]
+    Hub(#[from] crate::hub::HubError),
     /// A folder without the files that were asked for.
     #[error("{}: {problem}", .folder.display())]
     Layout {

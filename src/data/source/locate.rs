@@ -3,6 +3,7 @@
 //! In a folder, the split is told from names as Hugging Face's `datasets` does: `data/train-00000-of-00003.parquet`, `train.jsonl`,
 //! `validation/part.json`; where no name says one, all files are `train`. A subset is a folder in it, or the beginning of a file's name.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::DataError;
@@ -56,11 +57,59 @@ pub fn locate(data: &Path, subset: Option<&str>, split: &str, cache: &HubCache) 
         return in_folder(data, subset, split);
     }
     // A name that ends as files do is a file that is not there.
-    if Format::of(data).is_none() && hub::is_id(data) {
-        return in_folder(&hub::dataset(cache, &data.to_string_lossy())?, subset, split);
+    if names_id(data) {
+        let folder = hub::dataset(cache, &data.to_string_lossy())?;
+        let files = in_folder(&folder, subset, split)?;
+        return match lacks_part(&files) {
+            None => Ok(files),
+            Some(problem) => Err(DataError::Layout { folder, problem }),
+        };
     }
     let help = "Paths are relative to the folder that the command runs in".to_owned();
     Err(DataError::Missing { name: data.display().to_string(), looked: vec![data.to_owned()], help })
+}
+
+/// Whether `data` is an id of the hub, and no file or folder.
+pub(super) fn names_id(data: &Path) -> bool {
+    !data.exists() && Format::of(data).is_none() && hub::is_id(data)
+}
+
+/// Which part of a split is missing of several, `prefix-00000-of-00003`.
+fn lacks_part(files: &[(PathBuf, Format)]) -> Option<String> {
+    let stems: Vec<&str> = files.iter().filter_map(|(file, _)| file.file_stem()?.to_str()).collect();
+    stems.iter().find_map(|stem| {
+        let (name, of) = (without_shard(stem)?, stem.rsplit_once("-of-")?.1.parse::<usize>().ok()?);
+        let have = stems.iter().filter(|other| without_shard(other) == Some(name)).count();
+        (have < of).then(|| format!("holds {have} of the {of} parts of {name}"))
+    })
+}
+
+/// What a data set can be cut into by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Layout {
+    /// Its subsets (configurations), of which one must be named; empty where it has none or one.
+    pub subsets: Vec<String>,
+    /// The splits that its files name, of the subset that was asked for; empty where no name says one.
+    pub splits: Vec<String>,
+}
+
+/// The subsets of `data`, and the splits of one of them.
+pub fn layout(data: &Path, subset: Option<&str>, cache: &HubCache) -> Result<Layout, DataError> {
+    let folder = match data {
+        data if data.is_file() => return Ok(Layout::default()),
+        data if data.is_dir() => data.to_owned(),
+        id => hub::dataset(cache, &id.to_string_lossy())?,
+    };
+    let mut found = Vec::new();
+    collect(&folder, Path::new(""), &mut found)?;
+    if let Some(subset) = subset {
+        found.retain(|file| belongs(&file.inside, subset));
+    }
+    let splits: BTreeSet<String> = found.iter().filter_map(|file| file.split.clone()).collect();
+    let subsets: BTreeSet<Option<String>> = found.iter().map(subset_of).collect();
+    let divided = !splits.is_empty() && subsets.len() > 1;
+    let subsets = subsets.into_iter().flatten().filter(|_| divided).collect();
+    Ok(Layout { subsets, splits: splits.into_iter().collect() })
 }
 
 /// A data file and what its name says.
@@ -73,9 +122,28 @@ struct Found {
 }
 
 fn in_folder(folder: &Path, subset: Option<&str>, split: &str) -> Result<Vec<(PathBuf, Format)>, DataError> {
-    let refuse = |problem: String| Err(DataError::Layout { folder: folder.to_owned(), problem });
     let mut found = Vec::new();
     collect(folder, Path::new(""), &mut found)?;
+    match chosen(found, subset, split) {
+        Ok(files) => Ok(files.into_iter().map(|file| (file.path, file.format)).collect()),
+        Err(problem) => Err(DataError::Layout { folder: folder.to_owned(), problem }),
+    }
+}
+
+/// Those of a repository's files that hold this split, or what is wrong.
+pub(super) fn in_listing(files: &[String], subset: Option<&str>, split: &str) -> Result<Vec<String>, String> {
+    let hidden = |file: &Path| file.iter().any(|part| part.to_string_lossy().starts_with('.'));
+    let found = files.iter().map(PathBuf::from).filter(|file| !hidden(file)).filter_map(|file| {
+        let about = file.file_name().is_some_and(|name| ABOUT.iter().any(|known| name == *known));
+        let format = Format::of(&file).filter(|_| !about)?;
+        Some(Found { split: split_of(&file), path: file.clone(), inside: file, format })
+    });
+    let files = chosen(found.collect(), subset, split)?;
+    Ok(files.into_iter().map(|file| file.path.to_string_lossy().into_owned()).collect())
+}
+
+fn chosen(mut found: Vec<Found>, subset: Option<&str>, split: &str) -> Result<Vec<Found>, String> {
+    let refuse = Err;
     found.sort_by(|a, b| a.inside.cmp(&b.inside));
     if found.is_empty() {
         return refuse(format!("holds no data: {KNOWN}"));
@@ -108,7 +176,7 @@ fn in_folder(folder: &Path, subset: Option<&str>, split: &str) -> Result<Vec<(Pa
     if found.is_empty() {
         return refuse(format!("has no split \"{split}\"; it has: {splits}"));
     }
-    Ok(found.into_iter().map(|file| (file.path, file.format)).collect())
+    Ok(found)
 }
 
 fn collect(folder: &Path, inside: &Path, found: &mut Vec<Found>) -> Result<(), DataError> {
@@ -178,6 +246,6 @@ fn belongs(inside: &Path, subset: &str) -> bool {
 }
 
 fn names(names: impl Iterator<Item = String>) -> String {
-    let sorted: std::collections::BTreeSet<String> = names.collect();
+    let sorted: BTreeSet<String> = names.collect();
     if sorted.is_empty() { "none".to_owned() } else { sorted.into_iter().collect::<Vec<_>>().join(", ") }
 }

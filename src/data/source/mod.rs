@@ -2,7 +2,7 @@
 //!
 //! [`DataSpec`] says which files and which of their records (`locate`, `hub`, `split`), [`Shape`] what a record means (`shape`, `turns`,
 //! `columns`), [`DataSet`] is their usable records by number (`part`, `scan`, `spool`, `parquet`), and [`Mixed`] several of them as one endless
-//! stream in which [`Mixture`] says what stands where. Nothing is ever downloaded. docs/data.md is for those who have data.
+//! stream in which [`Mixture`] says what stands where. Ids of the hub are fetched on first use. docs/data.md is for those who have data.
 
 mod columns;
 mod dataset;
@@ -22,12 +22,15 @@ mod split;
 #[cfg(feature = "parquet")]
 mod spool;
 mod stream;
+mod survey;
 mod turns;
 
-pub use crate::hub::Cache as HubCache;
+pub use crate::hub::{Cache as HubCache, Hub};
 pub use columns::Columns;
 pub use dataset::{DataSet, DataSpec};
 pub use error::DataError;
+pub(crate) use hub::dataset_commit;
+pub use locate::Layout;
 pub use mixture::{Draw, Mixture, Share};
 pub use recorded::Recorded;
 pub use sft::{
@@ -38,3 +41,4 @@ pub use shape::{Example, Shape};
 pub use skips::{Skip, Skips};
 pub use split::Split;
 pub use stream::{Drawn, Mixed, PromptDataset};
+pub use survey::{Judged, Survey, survey};

@@ -9,13 +9,14 @@ use parquet::file::serialized_reader::{ReadOptionsBuilder, SerializedFileReader}
 use parquet::record::reader::RowIter;
 
 use super::DataError;
+use crate::util::reading;
 
 fn refuse(path: &Path) -> impl Fn(ParquetError) -> DataError {
     move |error| DataError::format(path, format!("not a Parquet file that can be read: {error}"))
 }
 
 fn open(path: &Path) -> Result<SerializedFileReader<File>, DataError> {
-    SerializedFileReader::new(File::open(path).map_err(DataError::file(path))?).map_err(refuse(path))
+    SerializedFileReader::new(reading::open(path).map_err(DataError::file(path))?).map_err(refuse(path))
 }
 
 /// How many rows there are, from what the file says of itself.
@@ -42,7 +43,7 @@ impl Rows {
             (passed, before) = (passed + 1, before + rows);
         }
         let options = ReadOptionsBuilder::new().with_predicate(Box::new(move |_, at| at >= passed)).build();
-        let file = File::open(path).map_err(DataError::file(path))?;
+        let file = reading::open(path).map_err(DataError::file(path))?;
         let reader = SerializedFileReader::new_with_options(file, options).map_err(refuse(path))?;
         let mut rows = RowIter::from_file_into(Box::new(reader));
         for _ in before..first {

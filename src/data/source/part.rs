@@ -4,7 +4,6 @@
 //! cache and not against this process, and a file that is cut short under a run is an error and not a crash. Rows of Parquet have no place of
 //! their own: those that are kept are unpacked into a copy, a group of rows at a time, while they are judged.
 
-use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -17,6 +16,7 @@ use super::DataError;
 use super::locate::Format;
 use super::scan::{Place, Scanner};
 use crate::data::jsonl::{parse_line, parse_object};
+use crate::util::reading;
 
 /// Read at once while lines are sought.
 const BLOCK: usize = 8 << 20;
@@ -68,6 +68,60 @@ impl Part {
             Format::Parquet => part.count_rows()?,
         }
         Ok(part)
+    }
+
+    /// Finds some records of a file of lines: those at its head, and those at so many places spread over the rest, `bytes` of each. Gives
+    /// an estimate of how many there are in all, from their mean length.
+    pub(super) fn sample(path: PathBuf, format: Format, head: u64, places: u64, bytes: u64) -> Result<(Self, f64), DataError> {
+        let mut part = Part { path, format, bytes: Bytes::File, start: Vec::new(), len: Vec::new(), row: Vec::new(), kept: 0 };
+        let failed = DataError::file(&part.path);
+        let file = reading::open(&part.path).map_err(&failed)?;
+        let size = file.metadata().map_err(&failed)?.len();
+        let (mut seen, rest) = (0, size.saturating_sub(head + bytes));
+        let spread = (1..=places).map(|at| head + rest * at / places).filter(|at| *at < size);
+        let mut read = 0;
+        for (at, wanted) in std::iter::once((0, head)).chain(spread.map(|at| (at, bytes))) {
+            // Stretches that overlap would be counted twice.
+            let at = at.max(read);
+            let mut block = vec![0; wanted.min(size - at) as usize];
+            file.read_exact_at(&mut block, at).map_err(&failed)?;
+            read = at + block.len() as u64;
+            let begin = match at {
+                0 => {
+                    if block.starts_with("\u{feff}".as_bytes()) {
+                        3
+                    } else {
+                        0
+                    }
+                }
+                // The end of a line that began before.
+                _ => memchr::memchr(b'\n', &block).map_or(block.len(), |end| end + 1),
+            };
+            let end = if read == size { block.len() } else { memchr::memrchr(b'\n', &block).map_or(0, |end| end + 1) };
+            let mut line = begin;
+            for next in memchr_iter(b'\n', &block[..end.max(begin)]).filter(|next| *next >= begin).chain([end]) {
+                if next > line {
+                    part.push_line(&block[line..next], at + line as u64)?;
+                }
+                line = next + 1;
+            }
+            seen += end.saturating_sub(begin) as u64;
+        }
+        if part.start.is_empty() {
+            // Lines longer than what was read.
+            let whole = Part::index(part.path, format, "")?;
+            let records = whole.len() as f64;
+            return Ok((whole, records));
+        }
+        let records = part.start.len() as f64 * size as f64 / seen.max(1) as f64;
+        Ok((part, records))
+    }
+
+    /// The fields of its first record.
+    pub(super) fn fields(&self) -> Vec<String> {
+        let first = self.unjudged(0..self.len().min(1), None).and_then(|mut unjudged| self.next(&mut unjudged));
+        let record = first.ok().and_then(|(_, records)| self.parse(records.first()?).ok());
+        record.map_or_else(Vec::new, |record| record.keys().cloned().collect())
     }
 
     /// How many there are, before any is kept.
@@ -144,7 +198,7 @@ impl Part {
     /// The bytes of records `from..to`, each with its own, read at once as far as they lie together.
     pub(super) fn read(&self, from: usize, to: usize) -> Result<Vec<Vec<u8>>, DataError> {
         let failed = DataError::file(&self.path);
-        let file = File::open(&self.path).map_err(&failed)?;
+        let file = reading::open(&self.path).map_err(&failed)?;
         let mut records = Vec::with_capacity(to - from);
         let mut at = from;
         while at < to {
@@ -195,7 +249,7 @@ impl Part {
         }
         let before = self.start.get(at).copied().unwrap_or(0);
         let lines = || {
-            let mut file = File::open(&self.path)?.take(before);
+            let mut file = reading::open(&self.path)?.take(before);
             let (mut block, mut lines) = (vec![0; BLOCK], 1);
             loop {
                 match file.read(&mut block)? {
@@ -216,7 +270,7 @@ impl Part {
 
     fn index_lines(&mut self) -> Result<(), DataError> {
         let failed = DataError::file(&self.path);
-        let file = File::open(&self.path).map_err(&failed)?;
+        let file = reading::open(&self.path).map_err(&failed)?;
         let size = file.metadata().map_err(&failed)?.len();
         let (mut block, mut at) = (vec![0; BLOCK], 0);
         while at < size {

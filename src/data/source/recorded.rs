@@ -19,7 +19,7 @@ use super::columns::{Columns, take_first};
 use super::shape::Shape;
 use super::skips::Skip;
 use super::turns;
-use crate::data::{Metadata, Prompt, PromptText, Sample, Spans, Status, Tokenizer, number};
+use crate::data::{Metadata, Prompt, PromptText, Sample, Spans, Status, Tokenizer, is_reward, number};
 
 /// One of them.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,7 +72,10 @@ impl Shape for Recorded {
         let response = response.unwrap_or_default();
         let fields =
             Fields::deserialize(Value::Object(record)).map_err(|error| format!("with a field that makes no sense ({error})"))?;
-        let reward = fields.reward.filter(|reward| reward.is_finite()).ok_or("without a reward that is a number")?;
+        let reward = fields
+            .reward
+            .filter(|reward| is_reward(*reward))
+            .ok_or("without a reward that is a number of at most 1e100 either way")?;
         if !said {
             return Err("without a response".into());
         }

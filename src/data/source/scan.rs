@@ -11,6 +11,7 @@ use std::path::Path;
 use memchr::{memchr_iter, memchr2};
 
 use super::DataError;
+use crate::util::reading;
 
 /// Read at once.
 const BLOCK: usize = 1 << 20;
@@ -37,7 +38,7 @@ pub(super) struct Scanner<'a> {
 impl<'a> Scanner<'a> {
     /// Behind the byte-order mark, if there is one.
     pub fn open(path: &'a Path) -> Result<Self, DataError> {
-        let file = BufReader::with_capacity(BLOCK, File::open(path).map_err(DataError::file(path))?);
+        let file = BufReader::with_capacity(BLOCK, reading::open(path).map_err(DataError::file(path))?);
         let mut scanner = Scanner { path, file, at: 0, line: 1 };
         if scanner.buffer()?.starts_with("\u{feff}".as_bytes()) {
             scanner.pass(3);

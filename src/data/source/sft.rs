@@ -10,6 +10,7 @@ use super::shape::Example;
 use super::skips::Skips;
 use crate::data::chat::{ChatError, ChatInput, tokenize_conversation, tokenize_last_turn};
 use crate::data::{ChatMessage, Conversation, Pair, PromptText, Sample, Tokenizer};
+use crate::util::atomic_file;
 
 /// Why examples did not become samples.
 #[derive(Debug, thiserror::Error)]
@@ -116,11 +117,12 @@ pub fn too_long(max_length: usize) -> super::Skip {
 /// [`DataSpec`].
 pub fn export_conversations<'a>(file: &Path, samples: impl IntoIterator<Item = &'a Sample>) -> std::io::Result<()> {
     use std::io::Write;
-    let mut out = std::io::BufWriter::new(std::fs::File::create(file)?);
-    for sample in samples {
-        let messages: Vec<ChatMessage> = sample.conversation();
-        serde_json::to_writer(&mut out, &serde_json::json!({ "messages": messages }))?;
-        out.write_all(b"\n")?;
-    }
-    out.flush()
+    atomic_file::write_with(file, |out| {
+        for sample in samples {
+            let messages: Vec<ChatMessage> = sample.conversation();
+            serde_json::to_writer(&mut *out, &serde_json::json!({ "messages": messages }))?;
+            out.write_all(b"\n")?;
+        }
+        Ok(())
+    })
 }

@@ -7,6 +7,7 @@
 //! | `completion`, `response`, `output`, `solution`, `answer` | what is to be answered |
 //! | `answer`, `ground_truth`, `target`, `reward_model.ground_truth` | the ground truth; without, what is to be answered |
 //! | `text` | text without question and answer |
+//! | `chosen`, `rejected` | a better and a worse completion, after the `prompt` or after what both begin with |
 //!
 //! In this order: a record with `messages` is a conversation, whatever else it has. What is not used goes to a prompt's metadata.
 
@@ -161,15 +162,51 @@ impl Shape for Prompt {
     }
 }
 
-/// `chosen` and `rejected`, or what the columns name in their place, beside the prompt: each text, or messages of which the last is the answer.
+/// `chosen` and `rejected`, or what the columns name instead, beside the prompt: each text, or messages of which the last is the completion. Without
+/// a prompt, what both begin with is the prompt, as in TRL.
 impl Shape for RankedPair {
     fn read(mut record: Map<String, Value>, columns: &Columns) -> Result<Self, Skip> {
-        let prompt = prompt(&mut record, columns)?.ok_or("without a prompt")?;
-        let mut answer = |named: &Option<String>, usual: &str| {
+        let explicit = prompt(&mut record, columns)?;
+        let mut take = |named: &Option<String>, usual: &str| {
             let name = named.as_deref().unwrap_or(usual);
-            turns::completion(take(&mut record, name).ok_or_else(|| format!("without `{name}`"))?)
+            take(&mut record, name).ok_or_else(|| Skip::from(format!("without `{name}`")))
         };
-        let (chosen, rejected) = (answer(&columns.chosen, "chosen")?, answer(&columns.rejected, "rejected")?);
-        if chosen == rejected { Err("whose answers are the same".into()) } else { Ok(RankedPair { prompt, chosen, rejected }) }
+        let (chosen, rejected) = (take(&columns.chosen, "chosen")?, take(&columns.rejected, "rejected")?);
+        let pair = match explicit {
+            Some(prompt) => RankedPair { prompt, chosen: turns::completion(chosen)?, rejected: turns::completion(rejected)? },
+            None => shared_prompt(chosen, rejected)?,
+        };
+        if pair.chosen == pair.rejected { Err("whose answers are the same".into()) } else { Ok(pair) }
+    }
+}
+
+/// Divides two texts, or two conversations, into the prompt that both begin with and the completions. A space before completions is theirs.
+fn shared_prompt(chosen: Value, rejected: Value) -> Result<RankedPair, Skip> {
+    match (chosen, rejected) {
+        (Value::String(chosen), Value::String(rejected)) => {
+            let shared = chosen.char_indices().zip(rejected.chars()).find(|((_, one), other)| one != other);
+            let at = shared.map_or(chosen.len().min(rejected.len()), |((at, _), _)| at);
+            let prompt = chosen[..at].strip_suffix(' ').unwrap_or(&chosen[..at]);
+            if prompt.trim().is_empty() {
+                return Err("without a prompt".into());
+            }
+            let (chosen, rejected) = (chosen[prompt.len()..].to_owned(), rejected[prompt.len()..].to_owned());
+            Ok(RankedPair { prompt: PromptText::Text(prompt.to_owned()), chosen, rejected })
+        }
+        (chosen @ Value::Array(_), rejected @ Value::Array(_)) => {
+            let (mut chosen, mut rejected) = (turns::read(chosen)?, turns::read(rejected)?);
+            let shared = chosen.iter().zip(&rejected).take_while(|(one, other)| one == other).count();
+            let (chosen_end, rejected_end) = (chosen.split_off(shared), rejected.split_off(shared));
+            match (&chosen_end[..], &rejected_end[..]) {
+                _ if chosen.is_empty() => Err("without a prompt".into()),
+                ([one], [other]) if one.role == "assistant" && other.role == "assistant" => Ok(RankedPair {
+                    prompt: PromptText::Chat(chosen),
+                    chosen: one.content.clone(),
+                    rejected: other.content.clone(),
+                }),
+                _ => Err("whose conversations differ in more than the assistant's last turn".into()),
+            }
+        }
+        _ => Err("whose completions are neither two texts nor two conversations".into()),
     }
 }

@@ -1,7 +1,7 @@
 //! From a step's logits to one token a row.
 //!
-//! Rows go to the host and are drawn there, except plain sampling (temperature only, or greedy) from a large vocabulary, where the
-//! passes over it are tensor operations. Which way a row goes depends on the row alone, never on its batch (law N2).
+//! Rows go to the host and are drawn there, except from a large vocabulary: plain sampling (temperature only, or greedy) and, on a GPU, all other
+//! sampling is tensor operations there. Which way a row goes depends on the row alone, never on its batch (law N2, to the bit on CPUs alone).
 
 use tch::{Kind, Tensor};
 
@@ -15,7 +15,9 @@ const LARGE_VOCABULARY: i64 = 8192;
 pub fn draw(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Option<Choice>> {
     let logits = &logits.to_kind(Kind::Float);
     let large = logits.size()[1] > LARGE_VOCABULARY;
-    let by_tensor = |(params, _): &(&SamplingParams, f64)| large && params.keeps_all();
+    // On the way to the host a vocabulary is slower than its sorting there, on a processor faster.
+    let on_gpu = logits.device() != tch::Device::Cpu;
+    let by_tensor = |(params, _): &(&SamplingParams, f64)| large && (on_gpu || params.keeps_all());
     let (tensor, host): (Vec<usize>, Vec<usize>) = (0..rows.len()).partition(|&row| by_tensor(&rows[row]));
     if tensor.is_empty() {
         return draw_on_host(logits, rows);
@@ -43,19 +45,57 @@ fn draw_on_host(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Option<
 fn draw_by_tensor(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Option<Choice>> {
     let column = |values: Vec<f64>| Tensor::from_slice(&values).unsqueeze(1).to_device(logits.device());
     let temperatures = rows.iter().map(|(params, _)| if params.greedy() { 1.0 } else { f64::from(params.temperature) });
-    let log_probs = (logits / column(temperatures.collect()).to_kind(Kind::Float)).log_softmax(-1, Kind::Float);
+    let scores = logits / column(temperatures.collect()).to_kind(Kind::Float);
+    let cuts = rows.iter().any(|(params, _)| !params.greedy() && !params.keeps_all());
+    let scores = if cuts { warp_by_tensor(&scores, rows) } else { scores };
+    let log_probs = scores.log_softmax(-1, Kind::Float);
     let cumulative = log_probs.exp().cumsum(-1, Kind::Float);
     let total = cumulative.narrow(1, -1, 1);
     let uniforms = &total * column(rows.iter().map(|(_, uniform)| *uniform).collect());
     // The first token whose cumulative share exceeds the uniform number; it has a share of its own, so it can be drawn.
     let drawn = uniforms.to_kind(Kind::Float).searchsorted(&cumulative, false, true, "right", None::<&Tensor>);
     let greedy = column(rows.iter().map(|(params, _)| f64::from(u8::from(params.greedy()))).collect());
-    let drawn = log_probs.argmax(-1, true).where_self(&greedy.gt(0.5), &drawn.clamp_max(logits.size()[1] - 1));
+    let drawn = drawn.clamp_max(logits.size()[1] - 1);
+    // Where the number rounds to the whole, the last token is not one that was dropped.
+    let dropped = log_probs.gather(1, &drawn, false).isneginf();
+    let drawn = log_probs.argmax(-1, true).where_self(&greedy.gt(0.5).logical_or(&dropped), &drawn);
     let chosen = Vec::<f32>::try_from(log_probs.gather(1, &drawn, false).view([-1]).to_device(tch::Device::Cpu));
     let drawn = Vec::<i64>::try_from(drawn.view([-1]).to_device(tch::Device::Cpu));
     let (Ok(chosen), Ok(drawn)) = (chosen, drawn) else { unreachable!("one f32 and one i64 a row") };
     let choice = |(token, log_prob): (i64, f32)| log_prob.is_finite().then_some(Choice { token: token as u32, log_prob });
     drawn.into_iter().zip(chosen).map(choice).collect()
+}
+
+/// What [`warp`](crate::engine::sampling::warp) does after the temperature: top-k, top-p and min-p, each over what the former left. Greedy rows are left
+/// as they are.
+fn warp_by_tensor(scores: &Tensor, rows: &[(&SamplingParams, f64)]) -> Tensor {
+    let device = scores.device();
+    let vocabulary = scores.size()[1];
+    let column = |value: &dyn Fn(&SamplingParams) -> f64, off: f64| {
+        let values: Vec<f64> = rows.iter().map(|(params, _)| if params.greedy() { off } else { value(params) }).collect();
+        Tensor::from_slice(&values).unsqueeze(1).to_device(device)
+    };
+    // Of equal scores the later token is the likelier here, as on the host.
+    let (sorted, order) = scores.flip([1]).sort_stable(true, -1, true);
+    let order = -order + (vocabulary - 1);
+    let kth = column(
+        &|params| if params.top_k == 0 { vocabulary as f64 } else { (params.top_k as f64).min(vocabulary as f64) },
+        vocabulary as f64,
+    );
+    let least = sorted.gather(1, &(kth - 1.0).to_kind(Kind::Int64), false);
+    let none = f64::NEG_INFINITY;
+    // Ties with the k-th stay.
+    let sorted = sorted.masked_fill(&sorted.less_tensor(&least), none);
+    let shares = sorted.softmax(-1, Kind::Double);
+    let before = shares.cumsum(-1, Kind::Double) - &shares;
+    let top_p = column(&|params| f64::from(params.top_p), 1.0);
+    let outside = before.greater_equal_tensor(&top_p).logical_and(&top_p.less(1.0));
+    let first = Tensor::arange(vocabulary, (Kind::Int64, device)).eq(0).unsqueeze(0);
+    let sorted = sorted.masked_fill(&outside.logical_and(&first.logical_not()), none);
+    let min_p = column(&|params| f64::from(params.min_p.ln()), none).to_kind(Kind::Float);
+    let least = sorted.narrow(1, 0, 1) + min_p;
+    let sorted = sorted.masked_fill(&sorted.less_tensor(&least), none);
+    scores.zeros_like().scatter_(1, &order, &sorted)
 }
 
 #[cfg(test)]
@@ -79,5 +119,28 @@ mod tests {
             assert!((choice.log_prob - expected.log_prob).abs() < 2e-2 || choice.token != expected.token);
         }
         assert_eq!(draw(&(logits * f64::NAN), &rows), vec![None; 3]);
+    }
+
+    #[test]
+    fn a_device_keeps_the_tokens_that_the_host_keeps() {
+        let columns = 500;
+        // Many of them are equal.
+        let numbers: Vec<f32> = (0..6 * columns).map(|at| ((at * 7919 % 101) as f32 / 10.0) - 5.0).collect();
+        let of = |top_k, top_p, min_p| SamplingParams { top_k, top_p, min_p, ..Default::default() };
+        let all = [of(5, 1.0, 0.0), of(0, 0.9, 0.0), of(0, 1.0, 0.05), of(40, 0.5, 0.1), of(0, 1.0, 0.0), of(1000, 0.01, 0.0)];
+        let rows: Vec<(&SamplingParams, f64)> = all.iter().map(|params| (params, 0.3)).collect();
+        let warped = warp_by_tensor(&Tensor::from_slice(&numbers).view([6, -1]), &rows);
+        for (row, params) in all.iter().enumerate() {
+            let mut expected = numbers[row * columns..(row + 1) * columns].to_vec();
+            crate::engine::sampling::warp(&mut expected, params);
+            let found = Vec::<f32>::try_from(warped.get(row as i64)).unwrap();
+            assert_eq!(found, expected, "{params:?}");
+        }
+        let choices = draw_by_tensor(&Tensor::from_slice(&numbers).view([6, -1]), &rows);
+        for (row, (params, uniform)) in rows.into_iter().enumerate() {
+            let expected = choose(&mut numbers[row * columns..(row + 1) * columns].to_vec(), params, uniform).unwrap();
+            let found = choices[row].unwrap();
+            assert!(found.token == expected.token && (found.log_prob - expected.log_prob).abs() < 1e-4, "{params:?}");
+        }
     }
 }

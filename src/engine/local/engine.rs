@@ -8,7 +8,7 @@
 //! Memory: 2 · layers · slots · key heads · longest sequence · head width · 4 bytes (2 in bf16 and f16) for the cache, which grows with what
 //! is asked.
 
-use std::borrow::Cow;
+use std::borrow::{Borrow, Cow};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,12 +17,13 @@ use tch::Tensor;
 
 use super::draw::draw;
 use super::sequence::{Computing, Sequence, Served};
+use crate::data::packing::cut_rectangles;
 use crate::data::{Answer, SampledToken, Status, Tokenizer, Version};
 use crate::engine::scheduler::{Admission, Move};
 use crate::engine::slots::Slots;
 use crate::engine::waiting::Waiting;
 use crate::engine::{EngineError, Finished, Load, OnNewWeights, Request, TokenEngine};
-use crate::model::{Compute, Decoder, FrozenWeights, KvCache, Packed, Weights};
+use crate::model::{Compute, Decoder, FrozenWeights, KvCache, PREFILL_CELLS, Packed, Weights};
 
 /// Generates with weights in this process.
 pub struct LocalEngine {
@@ -224,9 +225,8 @@ impl LocalEngine {
             let shelf = |group: &Admission<_>| group.more.then_some(shelf_slot);
             let slots: Vec<Vec<usize>> =
                 groups.iter().map(|group| group.slots.iter().copied().chain(shelf(group)).collect()).collect();
-            let packed = Packed::new(tokens.iter().map(|tokens| &**tokens));
             self.load.add(0, tokens.iter().map(|tokens| tokens.len()).sum());
-            let new = self.decoder.prefill(&weights.views, &packed, &mut self.cache, &slots);
+            let new = self.read(&weights, &tokens, &slots);
             if groups.last().is_some_and(|group| group.more) {
                 self.shelf = Some(new.narrow(0, -1, 1));
             }
@@ -307,9 +307,19 @@ impl LocalEngine {
             })
             .unzip();
         if !slots.is_empty() {
-            let packed = Packed::new(tokens.iter().map(Vec::as_slice));
-            let _logits = self.decoder.prefill(&weights.views, &packed, &mut self.cache, &slots);
+            let _logits = self.read(weights, &tokens, &slots);
         }
+    }
+
+    /// Reads whole sequences into their slots, a bounded number of tokens at a time, and gives the logits after each.
+    fn read<T: Borrow<[u32]>>(&mut self, weights: &Served, tokens: &[T], slots: &[Vec<usize>]) -> Tensor {
+        let lengths: Vec<usize> = tokens.iter().map(|tokens| tokens.borrow().len()).collect();
+        let parts = cut_rectangles(&lengths, PREFILL_CELLS).into_iter().map(|part| {
+            let packed = Packed::new(tokens[part.clone()].iter().map(Borrow::borrow));
+            self.decoder.prefill(&weights.views, &packed, &mut self.cache, &slots[part])
+        });
+        let mut logits: Vec<Tensor> = parts.collect();
+        if logits.len() == 1 { logits.swap_remove(0) } else { Tensor::cat(&logits, 0) }
     }
 }
 

@@ -49,7 +49,7 @@ pub(super) async fn run(engine: Arc<dyn InferenceEngine>, attempt: Attempt, boun
         async { news.await.is_ok() }
     })
     .await;
-    let ended = ended.map_err(|error| error.of_attempt(attempt.id()));
+    let ended = ended.map_err(|error| error.of_sample(&attempt.id()));
     // Whoever does not listen any more does not need it.
     drop(to.send_async(said(Said::Ended(ended))).await);
 }

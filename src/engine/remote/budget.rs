@@ -2,11 +2,18 @@
 
 use std::time::{Duration, Instant};
 
+use crate::net::backoff;
+
 /// After so many seconds without a retry as many may be made at once as there can be samples.
 const SECONDS: f64 = 10.0;
 
-/// No pause is longer.
+/// Longest pause between two tries of a sample.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// Pause before the `nth` try again of sample `key`, from 1.
+pub(super) fn pause(first: Duration, key: u64, nth: u32) -> Duration {
+    backoff(first, LONGEST_PAUSE, key, nth)
+}
 
 /// Retries that may be made now: as many as there can be samples, as when an engine dies with all its work, and then so many a second that a failing
 /// fleet is asked now and then and never flooded.
@@ -38,25 +45,6 @@ impl Budget {
     }
 }
 
-/// Before the `nth` try again of sample `key`, from 1: between half of a doubling pause and the whole, so that what failed together does not come
-/// back together.
-pub(super) fn pause(first: Duration, key: u64, nth: u32) -> Duration {
-    let longest = first.saturating_mul(1_u32.checked_shl(nth.saturating_sub(1)).unwrap_or(u32::MAX)).min(LONGEST_PAUSE);
-    longest.mul_f64(0.5 + 0.5 * chance(key, nth))
-}
-
-/// In [0, 1), the same for the same arguments (splitmix64).
-fn chance(key: u64, nth: u32) -> f64 {
-    (mix(key.wrapping_add(u64::from(nth).wrapping_mul(0x9e37_79b9_7f4a_7c15))) >> 11) as f64 / (1_u64 << 53) as f64
-}
-
-/// Bits that depend on all bits given.
-pub(super) fn mix(mut bits: u64) -> u64 {
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,15 +61,5 @@ mod tests {
         assert_eq!(budget.spend(now), now);
         let later = now + Duration::from_secs(60);
         assert_eq!(budget.spend(later), later);
-    }
-
-    #[test]
-    fn pauses_double_up_to_a_bound_and_spread() {
-        for nth in [1, 2, 5, 40, u32::MAX] {
-            let longest = (0.25 * f64::from(2_u32.checked_pow(nth - 1).unwrap_or(u32::MAX))).min(10.0);
-            let pauses: Vec<f64> = (0..200).map(|key| pause(Duration::from_millis(250), key, nth).as_secs_f64()).collect();
-            assert!(pauses.iter().all(|pause| (longest / 2.0..=longest).contains(pause)), "{nth}: {pauses:?}");
-            assert!(pauses.iter().any(|pause| *pause < 0.6 * longest) && pauses.iter().any(|pause| *pause > 0.9 * longest));
-        }
     }
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Client, Fault, RemoteError, WeightControl};
+use super::{Fault, RemoteError, WeightControl};
+use crate::net::Client;
 
 /// SHA-256 of nothing: what a server says of a matrix that it keeps elsewhere, in a form of its own.
 const OF_NOTHING: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
@@ -99,7 +100,7 @@ mod tests {
 
     #[test]
     fn r260_success_false_is_an_error_whatever_the_status_says() {
-        let client = Client::new("SGLang", "http://127.0.0.1:9", None, 1).unwrap();
+        let client = Client::new("SGLang", "http://127.0.0.1:9").unwrap();
         assert!(succeeded(&client, "/x", &json!({"success": true})).is_ok());
         let told = succeeded(&client, "/x", &json!({"success": false, "message": "no such tensor"})).unwrap_err().to_string();
         assert!(told.contains("SGLang http://127.0.0.1:9") && told.contains("no such tensor"), "{told}");

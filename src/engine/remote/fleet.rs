@@ -26,7 +26,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::attempt::{self, Bounds, News, Said, Threads};
-use super::budget::{Budget, mix, pause};
+use super::budget::{Budget, pause};
 use super::router::{Seat, choose};
 use super::slip::{Running, Slip, Stage, versions};
 pub use config::FleetConfig;
@@ -34,6 +34,7 @@ pub use config::FleetConfig;
 use super::{Attempt, Chunk, End, Ending, EngineState, Fault, FleetHandle, RemoteError};
 use crate::data::{SampledToken, Status, Tokenizer, Version};
 use crate::engine::{EngineError, FinishReason, Finished, Load, TokenEngine};
+use crate::util::noise::mix;
 
 /// Failures in a row after which an engine is taken for lost.
 const FAILURES: u32 = 3;
@@ -285,7 +286,7 @@ impl Fleet {
                 self.withdraw(key);
                 let error = self.nonsense(place, why);
                 self.handle.failed(place, &error);
-                tracing::warn!("{}", error.of_attempt(id(key)));
+                tracing::warn!("{}", error.of_sample(&id(key)));
                 return Ok(());
             }
         }
@@ -304,7 +305,7 @@ impl Fleet {
         };
         if count == 0 {
             let error = self.nonsense(place, "an answer without a token".into());
-            return self.fail(key, place, error.of_attempt(id(key)), now);
+            return self.fail(key, place, error.of_sample(&id(key)), now);
         }
         self.seats[place].ended();
         self.budget.earn();
@@ -331,7 +332,11 @@ impl Fleet {
                 slip.wait(now + pause(self.config.pause, mix(key.0 ^ u64::from(key.1)), slip.turned_away.min(4)));
                 return Ok(());
             }
-            // Nobody gets anything there with this token, or at this path.
+            // No sample gets anything there with this token, at this path, or by this certificate.
+            Fault::Certificates { .. } | Fault::Untrusted { .. } => {
+                slip.failures += 1;
+                seat.failures = FAILURES;
+            }
             Fault::Refused { status: 401 | 403 | 404 | 405, .. } => {
                 slip.failures += 1;
                 seat.failures = FAILURES;

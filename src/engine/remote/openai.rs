@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
 use super::server::{ServerConfig, follow};
-use super::{Attempt, Capabilities, Client, Ending, InferenceEngine, Pending, RemoteError, Scored, Tokens, completions};
+use super::{Attempt, Capabilities, Ending, InferenceEngine, Pending, RemoteError, Scored, Tokens, completions};
+use crate::net::Client;
 
 /// A server like OpenAI's.
 #[derive(Clone)]

@@ -29,16 +29,6 @@ pub(super) fn chunk(tokens: Vec<u32>, log_probs: Vec<Option<f64>>) -> Result<Chu
     Ok(Chunk { tokens, log_probs })
 }
 
-/// What an error in a reply says: the words in it that are meant for people, or all of it.
-pub(super) fn message(error: &Value) -> String {
-    let inner = [error.pointer("/error/message"), error.get("message"), error.get("error"), error.get("detail")];
-    match inner.into_iter().flatten().next() {
-        Some(Value::String(text)) => text.clone(),
-        Some(other) => other.to_string(),
-        None => error.to_string(),
-    }
-}
-
 /// The status that an error in a reply stands for; 500 unless it says so.
 pub(super) fn status(error: &Value) -> u16 {
     let code = [error.pointer("/error/code"), error.get("code"), error.get("status_code")].into_iter().flatten().next();

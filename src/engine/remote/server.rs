@@ -5,20 +5,17 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::reply::{message, status};
-use super::{Chunk, Client, End, Ending, Fault, RemoteError, Token, Tokens};
+use super::reply::status;
+use super::{Chunk, End, Ending, Fault, RemoteError, Tokens};
+use crate::net::{Client, Endpoint, message};
 
 /// Where a server is, and how patiently it is asked.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// `http://host:port`.
-    pub url: String,
-    /// What it knows its callers by.
-    pub token: Option<Token>,
+    /// Its address, token and certificates.
+    pub endpoint: Endpoint,
     /// The model to ask for; the first that it serves unless told otherwise.
     pub model: Option<String>,
-    /// Connections that are kept open while nothing is asked.
-    pub connections: usize,
     /// Longest time to the first token and from each to the next. A server that is paused says nothing, either.
     pub silence: Duration,
     /// Longest time for a question whose answer is known, such as what model it serves.
@@ -26,13 +23,11 @@ pub struct ServerConfig {
 }
 
 impl ServerConfig {
-    /// With 256 connections, two minutes to a token and 20 seconds for the rest.
+    /// With 256 idle connections, two minutes to a token and 20 seconds for the rest.
     pub fn new(url: impl Into<String>) -> Self {
         ServerConfig {
-            url: url.into(),
-            token: None,
+            endpoint: Endpoint { idle_connections: 256, ..Endpoint::new(url) },
             model: None,
-            connections: 256,
             silence: Duration::from_secs(120),
             call: Duration::from_secs(20),
         }
@@ -40,7 +35,7 @@ impl ServerConfig {
 
     /// Its client, called by this kind in errors.
     pub(super) fn client(&self, kind: &str) -> Result<Client, RemoteError> {
-        Client::with_token(kind, &self.url, self.token.clone(), self.connections)
+        Client::new(kind, self.endpoint.clone())
     }
 }
 

@@ -11,9 +11,8 @@ use tokio::sync::OnceCell;
 
 use super::reply::{WireSpan, chunk, spans};
 use super::server::{Said, ServerConfig, Wrong, follow};
-use super::{
-    Attempt, Capabilities, Client, End, Ending, Fault, InferenceEngine, Pending, RemoteError, Scored, Tokens, WeightControl,
-};
+use super::{Attempt, Capabilities, End, Ending, Fault, InferenceEngine, Pending, RemoteError, Scored, Tokens, WeightControl};
+use crate::net::Client;
 
 const GENERATE: &str = "/generate";
 

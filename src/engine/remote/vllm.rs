@@ -17,9 +17,9 @@ use super::reply::{WireSpan, chunk, spans};
 use super::server::{Said, ServerConfig, Wrong, follow, listen};
 use super::together::{Group, Meeting};
 use super::{
-    Attempt, Capabilities, Client, End, Ending, Fault, InferenceEngine, Pending, RemoteError, Scored, Tokens, WeightControl,
-    completions,
+    Attempt, Capabilities, End, Ending, Fault, InferenceEngine, Pending, RemoteError, Scored, Tokens, WeightControl, completions,
 };
+use crate::net::Client;
 
 /// Its own route, which `--enable-scale-out` turns on.
 const GENERATE: &str = "/inference/v1/generate";

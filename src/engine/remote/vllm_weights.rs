@@ -7,7 +7,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::control_reply::{self as reply, Checksums};
-use super::{Client, Fault, PauseMode, Pending, RemoteError, WeightControl};
+use super::{Fault, PauseMode, Pending, RemoteError, WeightControl};
+use crate::net::Client;
 
 /// Longest that one request may take. A sync has limits of its own, which are shorter.
 const LIMIT: Duration = Duration::from_secs(3600);

@@ -11,8 +11,8 @@ use tokio::runtime::Runtime;
 use tokio::task::AbortHandle;
 
 use super::Event;
-use crate::engine::remote::Client;
 use crate::env::{EnvError, Episode};
+use crate::net::{Client, Endpoint};
 
 /// No rollout takes longer: its own limits end it before.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
@@ -37,9 +37,9 @@ pub enum Launched {
 }
 
 impl Launch {
-    /// An agent that listens at `http://host:port/path`.
-    pub fn post(url: &str) -> Result<Self, EnvError> {
-        Ok(Launch::Post(Client::new("agent", url, None, 64).map_err(EnvError::new)?))
+    /// An agent that listens at this address, `http://host:port/path` or `https://…`.
+    pub fn post(endpoint: impl Into<Endpoint>) -> Result<Self, EnvError> {
+        Ok(Launch::Post(Client::new("agent", endpoint).map_err(EnvError::new)?))
     }
 
     pub(super) fn begin(

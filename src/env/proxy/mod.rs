@@ -24,7 +24,8 @@ use super::{
     Action, Called, Deadline, EnvError, Environment, Episode, Grade, MakeEnvironment, Step, ToolFormat, ToolParser, ToolSpec,
     extract_tool_calls,
 };
-use crate::data::ChatMessage;
+use crate::data::{ChatMessage, is_reward};
+use crate::net::guard;
 use conversation::{Conversation, Follows};
 pub use launch::Launch;
 use launch::Launched;
@@ -44,13 +45,21 @@ pub struct ProxyConfig {
     pub model: String,
     /// How the model writes calls of tools; the agent gets them as OpenAI has them.
     pub parser: Arc<dyn ToolParser>,
+    /// Host names that it answers to, besides `localhost` and addresses in numbers.
+    pub allowed_hosts: Vec<String>,
 }
 
 impl ProxyConfig {
     /// On a free port of the loopback, for a model `policy` that writes calls as Hermes does.
     pub fn new(launch: Launch) -> Self {
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
-        ProxyConfig { address, launch, model: "policy".to_owned(), parser: Arc::new(ToolFormat::Hermes) }
+        ProxyConfig {
+            address,
+            launch,
+            model: "policy".to_owned(),
+            parser: Arc::new(ToolFormat::Hermes),
+            allowed_hosts: Vec::new(),
+        }
     }
 }
 
@@ -97,7 +106,7 @@ impl AgentProxy {
         let runtime =
             Builder::new_multi_thread().worker_threads(1).thread_name("agent-proxy").enable_all().build().map_err(at)?;
         let rollouts = Arc::new(Rollouts::default());
-        let routes = server::routes(rollouts.clone(), config.model.clone());
+        let routes = guard(server::routes(rollouts.clone(), config.model.clone()), &config.allowed_hosts);
         let listener = {
             let _context = runtime.enter();
             tokio::net::TcpListener::from_std(listener).map_err(at)?
@@ -167,7 +176,7 @@ impl Elsewhere {
     fn next(&mut self, deadline: Deadline) -> Result<Event, EnvError> {
         let events = self.events.as_ref().ok_or_else(|| EnvError::new("the agent was not started"))?;
         events.recv_timeout(deadline.left()).map_err(|error| match error {
-            RecvTimeoutError::Timeout => EnvError::new(
+            RecvTimeoutError::Timeout => EnvError::late(
                 "the agent neither asked the model nor ended in time; look what it waits for, or raise step_timeout",
             ),
             RecvTimeoutError::Disconnected => EnvError::new("the agent is gone"),
@@ -284,7 +293,7 @@ impl Environment for Elsewhere {
         }
         let mut grade = match &self.ended {
             Some(Ok(Value::Object(said))) => Grade {
-                reward: said.get("reward").and_then(Value::as_f64).filter(|reward| reward.is_finite()).unwrap_or(0.0),
+                reward: said.get("reward").and_then(Value::as_f64).filter(|reward| is_reward(*reward)).unwrap_or(0.0),
                 correct: said.get("correct").and_then(Value::as_bool),
                 metadata: said.get("metadata").and_then(Value::as_object).cloned().unwrap_or_default(),
             },

@@ -1,9 +1,7 @@
 //! The routes, and what waits behind them.
 
 use std::convert::Infallible;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Path};
@@ -11,9 +9,9 @@ use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use axum::{Router, routing};
-use hyper::body::Frame;
+use futures_util::stream::poll_fn;
 use serde_json::Value;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 
 use super::protocol::{self, Ask, Chunks, Form, Said};
@@ -93,7 +91,9 @@ async fn answered(rollouts: &Rollouts, id: &str, model: &str, asked: Asked) -> R
         Some(all) => tell(&events, chunks.end(&all)),
         None => drop(tokio::spawn(stream(said, heard, chunks, events))),
     }
-    let body = Body::new(Events(body));
+    let mut body = body;
+    let pieces = poll_fn(move |context| body.poll_recv(context).map(|piece| piece.map(Ok::<Bytes, Infallible>)));
+    let body = Body::from_stream(pieces);
     Ok(([(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")], body).into_response())
 }
 
@@ -142,16 +142,4 @@ fn page(status: StatusCode, page: &Value) -> Response {
 
 fn refused(status: StatusCode, kind: &str, why: &str) -> Response {
     page(status, &protocol::error(kind, why))
-}
-
-/// A body whose pieces come as they are said.
-struct Events(UnboundedReceiver<Bytes>);
-
-impl hyper::body::Body for Events {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        self.get_mut().0.poll_recv(context).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
-    }
 }

@@ -487,6 +487,22 @@ Tensor softmax_gradient(const Tensor& logits, const Tensor& targets, const Tenso
   return gradient;
 }
 
+std::vector<Tensor> list(Tensor** tensors, int64_t count) {
+  std::vector<Tensor> out;
+  for (int64_t i = 0; i < count; i++) out.push_back(*tensors[i]);
+  return out;
+}
+
+template <typename F>
+char* guarded(F&& f) {
+  try {
+    f();
+    return nullptr;
+  } catch (const std::exception& e) {
+    return strdup(e.what());
+  }
+}
+
 template <typename F>
 char* guarded(Tensor** out, F&& f) {
   try {
@@ -521,6 +537,29 @@ char* rollflow_attention(Tensor** out, Tensor* qkv, Tensor* cos, Tensor* sin, co
                          int64_t kv_heads, int64_t window, double scale) {
   return guarded(out, [&] {
     return Attention::apply(*qkv, *cos, *sin, at::IntArrayRef(sequences, 4 * count), heads, kv_heads, window, scale);
+  });
+}
+
+// What libtorch should do on a GPU. cuDNN's attention builds a plan for every new shape, for 0.1 to 1 s each, and shapes of rollouts are new nearly every time;
+// sums of bf16 products that are split between blocks would be rounded to bf16. Gives back what is set then.
+char* rollflow_gpu_defaults(bool* cudnn_attention, bool* rounded_sums) {
+  return guarded([&] {
+    auto& context = at::globalContext();
+    context.setSDPUseCuDNN(false);
+    context.setAllowBF16ReductionCuBLAS(false);
+    *cudnn_attention = context.userEnabledCuDNNSDP();
+    *rounded_sums = context.allowBF16ReductionCuBLAS() == at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK;
+  });
+}
+
+// One update of `count` tensors. `maxima` is null without amsgrad, `divisor` where gradients are taken as they are.
+char* rollflow_adamw(Tensor** params, Tensor** grads, Tensor** means, Tensor** squares, Tensor** maxima, int64_t count, Tensor* step,
+                     Tensor* divisor, double lr, double beta1, double beta2, double weight_decay, double eps) {
+  return guarded([&] {
+    const std::vector<Tensor> steps(count, *step);
+    at::_fused_adamw_(list(params, count), list(grads, count), list(means, count), list(squares, count),
+                      maxima ? list(maxima, count) : std::vector<Tensor>{}, steps, lr, beta1, beta2, weight_decay, eps, maxima != nullptr,
+                      false, divisor ? std::optional<Tensor>(*divisor) : std::nullopt);
   });
 }
 }

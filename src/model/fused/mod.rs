@@ -36,6 +36,23 @@ unsafe extern "C" {
         window: i64,
         scale: f64,
     ) -> *mut c_char;
+    fn rollflow_gpu_defaults(cudnn_attention: *mut bool, rounded_sums: *mut bool) -> *mut c_char;
+    #[allow(clippy::too_many_arguments)]
+    fn rollflow_adamw(
+        params: *const *mut C_tensor,
+        grads: *const *mut C_tensor,
+        means: *const *mut C_tensor,
+        squares: *const *mut C_tensor,
+        maxima: *const *mut C_tensor,
+        count: i64,
+        step: *mut C_tensor,
+        divisor: *mut C_tensor,
+        lr: f64,
+        beta1: f64,
+        beta2: f64,
+        weight_decay: f64,
+        epsilon: f64,
+    ) -> *mut c_char;
 }
 
 /// Sequences of at most this many tokens go through the fused attention. Its backward keeps two squares of that size a head in memory and
@@ -127,6 +144,64 @@ fn sequences(packed: &Packed) -> Vec<[i64; 4]> {
     (0..starts.len()).map(sequence).collect()
 }
 
+/// What libtorch may do on a GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GpuSettings {
+    /// Attention by cuDNN, which builds a plan for every new shape.
+    pub cudnn_attention: bool,
+    /// Sums of bf16 products that are rounded to bf16 on the way (law N5).
+    pub rounded_sums: bool,
+}
+
+/// Forbids both for the whole process, and gives what is set then.
+pub fn gpu_defaults() -> GpuSettings {
+    let mut set = GpuSettings::default();
+    check(unsafe { rollflow_gpu_defaults(&mut set.cudnn_attention, &mut set.rounded_sums) });
+    set
+}
+
+/// Tensors that AdamW updates with the same settings: as many of each.
+pub struct AdamWColumns {
+    /// What is updated, f32.
+    pub params: Vec<Tensor>,
+    /// Used up.
+    pub grads: Vec<Tensor>,
+    /// First moments, second moments and, with amsgrad, the largest second moments.
+    pub moments: Vec<Vec<Tensor>>,
+}
+
+/// Those settings.
+#[derive(Clone, Copy, Debug)]
+pub struct AdamWSettings {
+    /// The learning rate.
+    pub lr: f64,
+    /// β₁.
+    pub beta1: f64,
+    /// β₂.
+    pub beta2: f64,
+    /// λ.
+    pub weight_decay: f64,
+    /// ε.
+    pub epsilon: f64,
+}
+
+/// Update number `step` (`[1]`, f32) in place, without temporaries; gradients are divided by `divisor` (`[1]`, f32). Call it without gradients.
+pub fn adamw(columns: AdamWColumns, step: &Tensor, divisor: Option<&Tensor>, of: AdamWSettings) {
+    let AdamWColumns { params, grads, moments } = &columns;
+    assert!(moments.len() >= 2 && moments.iter().all(|moment| moment.len() == params.len()) && grads.len() == params.len());
+    let pointers = |of: &[Tensor]| of.iter().map(raw).collect::<Vec<_>>();
+    let (params, grads, moments) = (pointers(params), pointers(grads), moments.iter().map(|of| pointers(of)).collect::<Vec<_>>());
+    let maxima = moments.get(2).map_or(std::ptr::null(), |maxima| maxima.as_ptr());
+    let AdamWSettings { lr, beta1, beta2, weight_decay, epsilon } = of;
+    // SAFETY: as many tensors in each list, all alive in `columns`.
+    check(unsafe {
+        let (count, divisor) = (params.len() as i64, divisor.map_or(std::ptr::null_mut(), raw));
+        let (means, squares) = (moments[0].as_ptr(), moments[1].as_ptr());
+        let (params, grads, step) = (params.as_ptr(), grads.as_ptr(), raw(step));
+        rollflow_adamw(params, grads, means, squares, maxima, count, step, divisor, lr, beta1, beta2, weight_decay, epsilon)
+    });
+}
+
 fn raw(tensor: &Tensor) -> *mut C_tensor {
     tensor.as_ptr().cast_mut()
 }
@@ -134,13 +209,17 @@ fn raw(tensor: &Tensor) -> *mut C_tensor {
 /// Runs one entry of `fused.cpp`. Panics with libtorch's own message, as tch's operations do.
 fn call(entry: impl FnOnce(*mut *mut C_tensor) -> *mut c_char) -> Tensor {
     let mut out = std::ptr::null_mut();
-    let error = entry(&mut out);
+    check(entry(&mut out));
+    unsafe { Tensor::from_ptr(out) }
+}
+
+/// Panics with an entry's message, if there is one.
+fn check(error: *mut c_char) {
     if !error.is_null() {
         let text = unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned();
         unsafe { libc_free(error.cast()) };
         panic!("libtorch: {text}");
     }
-    unsafe { Tensor::from_ptr(out) }
 }
 
 unsafe extern "C" {
@@ -172,6 +251,11 @@ mod tests {
         for (i, (a, b)) in of(&y).iter().zip(&of(&z)).enumerate() {
             close(&format!("{what}, gradient {i}"), a, b);
         }
+    }
+
+    #[test]
+    fn a_gpu_neither_plans_attention_nor_rounds_sums() {
+        assert_eq!(gpu_defaults(), GpuSettings { cudnn_attention: false, rounded_sums: false });
     }
 
     #[test]

@@ -57,6 +57,11 @@ impl AnswerWriter {
     pub fn write(&mut self, answer: &JudgedAnswer) -> Result<(), LogError> {
         self.0.write(serde_json::to_string(answer).expect("an answer has string keys and finite or named numbers"))
     }
+
+    /// Asks the machine to put everything on the disk.
+    pub fn finish(&mut self) -> Result<(), LogError> {
+        self.0.sync()
+    }
 }
 
 /// Reads judged answers line by line. A line that a crash tore is an error of its own.

@@ -1,7 +1,8 @@
 //! `dead_letters.jsonl`: the items that poisoned a stage, with all that is needed to try them again (law F6).
 //!
 //! A letter is one line and one write, and is on the disk when [`DeadLetterWriter::write`] returns: neither a killed process nor a crash
-//! of the machine takes one that was written. The file appears with the first letter, and nothing ever removes a line of it.
+//! of the machine takes one that was written. The file appears with the first letter. Only a resume removes lines: those written after the
+//! checkpoint that it goes on from, whose groups are made again.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::LogError;
 use super::lines::{LineFile, read_lines};
-use crate::data::{Group, Prompt, Sample};
+use crate::data::{Group, Prompt, REWARD_LIMIT, Sample, number};
 
 /// The file's name in a run's folder.
 pub const DEAD_LETTERS: &str = "dead_letters.jsonl";
@@ -21,6 +22,7 @@ pub const DEAD_LETTERS: &str = "dead_letters.jsonl";
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeadLetter {
     /// When it was given up, in seconds since the beginning of 1970 (UTC).
+    #[serde(with = "number::one")]
     pub time: f64,
     /// The stage that gave up, by its name in the graph.
     pub stage: String,
@@ -56,6 +58,18 @@ pub enum FailureKind {
     Refused,
     /// It gave NaN or an infinity.
     NotFinite,
+    /// It gave a finite number beyond [`REWARD_LIMIT`].
+    TooLarge,
+    /// An engine or an environment lost the sample before it could be judged.
+    Lost,
+}
+
+impl FailureKind {
+    /// Returns true if nothing is wrong with the sample itself: an engine, an environment, a sandbox
+    /// or a service failed. A panic or a number that cannot be trained is a defect of the reward.
+    pub fn is_loss(self) -> bool {
+        matches!(self, FailureKind::Refused | FailureKind::Lost)
+    }
 }
 
 impl fmt::Display for Failure {
@@ -63,7 +77,9 @@ impl fmt::Display for Failure {
         match self.kind {
             FailureKind::Panicked => write!(f, "it panicked: {}", self.text),
             FailureKind::Refused => write!(f, "it refused: {}", self.text),
+            FailureKind::Lost => write!(f, "it was lost: {}", self.text),
             FailureKind::NotFinite => write!(f, "it gave {}, not a finite number", self.text),
+            FailureKind::TooLarge => write!(f, "it gave {}, and a reward is at most {REWARD_LIMIT:e} either way", self.text),
         }?;
         write!(f, " ({} {})", self.attempts, if self.attempts == 1 { "attempt" } else { "attempts" })
     }
@@ -72,7 +88,7 @@ impl fmt::Display for Failure {
 impl DeadLetter {
     /// The group, to be tried again.
     pub fn group(self) -> Group {
-        Group { prompt: Arc::new(self.prompt), samples: self.samples }
+        Group { prompt: Arc::new(self.prompt), samples: self.samples, ..Group::default() }
     }
 }
 

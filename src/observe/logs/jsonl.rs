@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::lines::LineFile;
+use super::lines::{LineFile, read_lines};
 use super::{LogError, MetricsLogger, StepMetrics};
 use crate::data::number;
 
@@ -50,19 +50,19 @@ pub fn jsonl_row(step: u64, metrics: &StepMetrics) -> String {
     serde_json::Value::Object(row).to_string()
 }
 
-/// Reads a `metrics.jsonl`: each step's number and row. Empty lines are skipped.
+/// Reads a `metrics.jsonl` as the iterator goes, so that its length does not matter: each step's number and row. Empty lines are
+/// skipped.
+pub fn metrics_rows(path: impl AsRef<Path>) -> Result<impl Iterator<Item = Result<(u64, StepMetrics), LogError>>, LogError> {
+    let rows = read_lines::<BTreeMap<String, number::Number>>(path.as_ref().to_owned())?;
+    Ok(rows.map(|row| {
+        let mut row: StepMetrics = row?.into_iter().map(|(key, number)| (key, number.0)).collect();
+        Ok((row.remove("step").unwrap_or_default() as u64, row))
+    }))
+}
+
+/// All of [`metrics_rows`], in memory: about 3 KB a step.
 pub fn read_metrics(path: impl AsRef<Path>) -> Result<Vec<(u64, StepMetrics)>, LogError> {
-    let path = path.as_ref();
-    let text = std::fs::read_to_string(path).map_err(|source| LogError::Io { path: path.to_owned(), source })?;
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    lines
-        .map(|(at, line)| {
-            let row: BTreeMap<String, number::Number> =
-                serde_json::from_str(line).map_err(|source| LogError::Line { path: path.to_owned(), line: at + 1, source })?;
-            let mut row: StepMetrics = row.into_iter().map(|(key, number)| (key, number.0)).collect();
-            Ok((row.remove("step").unwrap_or_default() as u64, row))
-        })
-        .collect()
+    metrics_rows(path)?.collect()
 }
 
 #[cfg(test)]

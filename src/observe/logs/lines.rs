@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 
 use super::LogError;
+use crate::util::atomic_file;
 
 /// An append-only file of lines. Each line is one write to the operating system, so a killed process loses none that was returned from.
 #[derive(Debug)]
@@ -20,12 +21,16 @@ impl LineFile {
     /// since the next line would otherwise be glued to it.
     pub(super) fn append(path: PathBuf) -> Result<Self, LogError> {
         let open = || {
-            if let Some(folder) = path.parent() {
-                std::fs::create_dir_all(folder)?;
-            }
+            atomic_file::create_folder(path.parent().unwrap_or(Path::new("")))?;
+            let is_new = !path.exists();
             let mut file = File::options().create(true).truncate(false).read(true).write(true).open(&path)?;
+            if is_new {
+                atomic_file::sync_entry(&path)?;
+            }
             let whole = end_of_last_line(&mut file)?;
-            file.set_len(whole)?;
+            if whole < file.metadata()?.len() {
+                file.set_len(whole)?;
+            }
             file.seek(SeekFrom::End(0))?;
             Ok(file)
         };
@@ -45,7 +50,12 @@ impl LineFile {
     /// Appends `line` and its end.
     pub(super) fn write(&mut self, mut line: String) -> Result<(), LogError> {
         line.push('\n');
-        self.file.write_all(line.as_bytes()).map_err(|source| self.error(source))
+        self.file.write_all(line.as_bytes()).map_err(|source| {
+            // On a disk that is full, half a line would hide the whole ones before it from readers. The error that counts is the first.
+            let undone = end_of_last_line(&mut self.file).and_then(|whole| self.file.set_len(whole));
+            undone.and_then(|()| self.file.seek(SeekFrom::End(0))).ok();
+            self.error(source)
+        })
     }
 
     /// Asks the machine to put everything on the disk.

@@ -7,6 +7,8 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::LogError;
+use super::tensorboard;
+use crate::util::atomic_file;
 
 #[derive(Deserialize)]
 struct Stepped {
@@ -23,8 +25,10 @@ pub fn last_step(path: &Path) -> Result<u64, LogError> {
     Ok(last)
 }
 
-/// Removes what stands in a line file after `step`, and a torn last line. Steps ascend in such files. A file that is not there is well.
-pub fn rewind(path: &Path, step: u64) -> Result<(), LogError> {
+/// Removes the lines of steps after `step` from a line file, and a torn last line. Steps ascend in such files. `None` stands for
+/// before the run's first row, which may be of step 0: the file is deleted. A file that does not exist is left as it is.
+pub fn rewind(path: &Path, step: Option<u64>) -> Result<(), LogError> {
+    let Some(step) = step else { return atomic_file::remove(path).map_err(io(path)) };
     let mut keep = 0;
     each_line(path, |end, found| {
         let kept = found <= step;
@@ -33,7 +37,61 @@ pub fn rewind(path: &Path, step: u64) -> Result<(), LogError> {
         }
         kept
     })?;
-    let cut = || File::options().write(true).open(path).and_then(|file| file.set_len(keep).and_then(|()| file.sync_all()));
+    cut(path, keep)
+}
+
+/// Whole lines of a file; 0 without it.
+pub fn count_lines(path: &Path) -> Result<u64, LogError> {
+    end_of_line(path, u64::MAX).map(|(lines, _)| lines)
+}
+
+/// Removes all but the first `lines` lines of a file whose lines have no step, and a torn last line. A file without any line left is
+/// deleted. A file that does not exist is left as it is.
+pub fn rewind_to_lines(path: &Path, lines: u64) -> Result<(), LogError> {
+    match end_of_line(path, lines)? {
+        (0, _) => atomic_file::remove(path).map_err(io(path)),
+        (_, end) => cut(path, end),
+    }
+}
+
+/// How many whole lines a file has, up to `most`, and where the last of these ends.
+fn end_of_line(path: &Path, most: u64) -> Result<(u64, u64), LogError> {
+    let mut file = match File::open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok((0, 0)),
+        opened => BufReader::new(opened.map_err(io(path))?),
+    };
+    let (mut lines, mut end, mut line) = (0, 0, Vec::new());
+    while lines < most {
+        line.clear();
+        let read = file.read_until(b'\n', &mut line).map_err(io(path))?;
+        if line.last() != Some(&b'\n') {
+            break;
+        }
+        lines += 1;
+        end += read as u64;
+    }
+    Ok((lines, end))
+}
+
+/// Removes the events of steps after `step` from the TensorBoard files of a run, and torn ones. Files without any step left are deleted.
+pub fn rewind_events(folder: &Path, step: Option<u64>) -> Result<(), LogError> {
+    for path in tensorboard::event_files(folder).map_err(io(folder))? {
+        match tensorboard::end_of_step(&path, step).map_err(io(&path))? {
+            Some(keep) => cut(&path, keep)?,
+            None => atomic_file::remove(&path).map_err(io(&path))?,
+        }
+    }
+    Ok(())
+}
+
+fn cut(path: &Path, keep: u64) -> Result<(), LogError> {
+    let cut = || {
+        let file = File::options().write(true).open(path)?;
+        if file.metadata()?.len() > keep {
+            file.set_len(keep)?;
+        }
+        file.sync_all()
+    };
     match cut() {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(io(path)(error)),
         _ => Ok(()),
@@ -71,6 +129,7 @@ fn io(path: &Path) -> impl FnOnce(std::io::Error) -> LogError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::logs::{MetricsLogger, StepMetrics, TensorBoardLogger};
 
     #[test]
     fn what_came_after_the_step_goes_with_the_torn_end() {
@@ -79,11 +138,46 @@ mod tests {
         let whole = "{\"step\":1,\"loss\":0.5}\n{\"step\":2}\n{\"step\":2}\n";
         std::fs::write(&path, format!("{whole}{{\"step\":3}}\n{{\"ste")).unwrap();
         assert_eq!(last_step(&path).unwrap(), 3);
-        rewind(&path, 2).unwrap();
+        rewind(&path, Some(2)).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), whole);
-        rewind(&path, 0).unwrap();
+        rewind(&path, Some(0)).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
-        rewind(&folder.path().join("absent"), 3).unwrap();
+        rewind(&path, None).unwrap();
+        assert!(!path.exists(), "nothing comes before the first row");
+        rewind(&folder.path().join("absent"), Some(3)).unwrap();
+    }
+
+    #[test]
+    fn events_after_the_step_go_with_the_torn_end_and_with_files_that_hold_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let row = StepMetrics::from([("loss".to_owned(), 0.5)]);
+        let mut logger = TensorBoardLogger::new(folder.path()).unwrap();
+        logger.log(1, &row).unwrap();
+        let whole = std::fs::metadata(logger.path()).unwrap().len();
+        logger.log(2, &row).unwrap();
+        let path = logger.path().to_owned();
+        let torn = std::fs::metadata(&path).unwrap().len() - 3;
+        File::options().write(true).open(&path).unwrap().set_len(torn).unwrap();
+        rewind_events(folder.path(), Some(2)).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), whole, "the event of step 2 was torn");
+        rewind_events(folder.path(), Some(1)).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), whole);
+        rewind_events(folder.path(), Some(0)).unwrap();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn lines_without_a_step_are_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("dead_letters.jsonl");
+        assert_eq!(count_lines(&path).unwrap(), 0);
+        rewind_to_lines(&path, 3).unwrap();
+        std::fs::write(&path, "{}\n{}\n{}\n{tor").unwrap();
+        assert_eq!(count_lines(&path).unwrap(), 3);
+        rewind_to_lines(&path, 2).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "{}\n{}\n");
+        rewind_to_lines(&path, 0).unwrap();
+        assert!(!path.exists());
     }
 
     #[test]

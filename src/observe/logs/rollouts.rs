@@ -31,7 +31,7 @@ pub struct Rollout {
     #[serde(with = "number::optional")]
     pub reward: Option<f64>,
     /// What the parts of its reward were, if it has any.
-    #[serde(skip_serializing_if = "RewardParts::is_empty")]
+    #[serde(with = "number::map", skip_serializing_if = "RewardParts::is_empty")]
     pub reward_parts: RewardParts,
     /// What the learner made of it.
     #[serde(with = "number::optional")]

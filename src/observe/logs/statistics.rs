@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::{LogError, StepMetrics, read_metrics};
-use crate::observe::chart::smoothed;
+use super::{LogError, StepMetrics, metrics_rows};
+use crate::data::{REWARD_LIMIT, number};
+use crate::observe::chart::{mean, smoothed};
 
 /// What a metric did over a run. Values that are not finite are left out.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -12,22 +13,31 @@ pub struct MetricStats {
     /// Steps that have it.
     pub count: usize,
     /// Its first value.
+    #[serde(with = "number::one")]
     pub first: f64,
     /// Its last.
+    #[serde(with = "number::one")]
     pub last: f64,
     /// Mean over the last tenth of its steps: what the run ended at, less what a single step is lucky by.
+    #[serde(with = "number::one")]
     pub last_tenth: f64,
     /// Mean over all steps.
+    #[serde(with = "number::one")]
     pub mean: f64,
     /// Standard deviation over all steps (population).
+    #[serde(with = "number::one")]
     pub std: f64,
     /// The smallest value.
+    #[serde(with = "number::one")]
     pub min: f64,
     /// The largest.
+    #[serde(with = "number::one")]
     pub max: f64,
     /// The smallest value of its smoothed curve.
+    #[serde(with = "number::one")]
     pub best_low: f64,
     /// The largest value of its smoothed curve.
+    #[serde(with = "number::one")]
     pub best_high: f64,
 }
 
@@ -36,8 +46,7 @@ impl MetricStats {
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
         let (first, last) = (*values.first()?, *values.last()?);
-        let mean_of = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
-        let mean = mean_of(&values);
+        let (mean, mean_of) = (mean(&values), mean);
         let extreme = |values: &[f64], pick: fn(f64, f64) -> f64| values.iter().copied().fold(values[0], pick);
         let curve = smoothed(&values);
         Some(MetricStats {
@@ -46,7 +55,7 @@ impl MetricStats {
             last,
             last_tenth: mean_of(&values[values.len() - values.len().div_ceil(10)..]),
             mean,
-            std: (values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / values.len() as f64).sqrt(),
+            std: deviation(&values, mean),
             min: extreme(&values, f64::min),
             max: extreme(&values, f64::max),
             best_low: extreme(&curve, f64::min),
@@ -55,16 +64,45 @@ impl MetricStats {
     }
 }
 
-/// By metric, of rows in the order of steps.
-pub fn compute_stats(rows: &[(u64, StepMetrics)]) -> BTreeMap<String, MetricStats> {
-    let mut values: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-    rows.iter().flat_map(|(_, row)| row).for_each(|(name, value)| values.entry(name).or_default().push(*value));
-    values.into_iter().filter_map(|(name, values)| Some((name.to_owned(), MetricStats::of(values)?))).collect()
+/// The population's standard deviation from `mean`. Finite for finite values: large ones are scaled down before they are squared.
+fn deviation(values: &[f64], mean: f64) -> f64 {
+    let largest = values.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
+    let scale = if largest > REWARD_LIMIT { largest } else { 1.0 };
+    let squares = values.iter().map(|value| (value / scale - mean / scale).powi(2)).sum::<f64>();
+    (squares / values.len() as f64).sqrt() * scale
 }
 
-/// By metric, of a `metrics.jsonl`.
+/// By metric, of rows in the order of steps.
+pub fn compute_stats(rows: &[(u64, StepMetrics)]) -> BTreeMap<String, MetricStats> {
+    let mut columns = Columns::default();
+    rows.iter().for_each(|(_, row)| columns.add(row));
+    columns.stats()
+}
+
+/// By metric, of a `metrics.jsonl`. Memory: 8 bytes a number.
 pub fn compute_stats_from_jsonl(path: impl AsRef<Path>) -> Result<BTreeMap<String, MetricStats>, LogError> {
-    Ok(compute_stats(&read_metrics(path)?))
+    let mut columns = Columns::default();
+    metrics_rows(path)?.try_for_each(|row| row.map(|(_, row)| columns.add(&row)))?;
+    Ok(columns.stats())
+}
+
+/// The values of each metric.
+#[derive(Default)]
+struct Columns(BTreeMap<String, Vec<f64>>);
+
+impl Columns {
+    fn add(&mut self, row: &StepMetrics) {
+        for (name, value) in row {
+            match self.0.get_mut(name) {
+                Some(values) => values.push(*value),
+                None => drop(self.0.insert(name.clone(), vec![*value])),
+            }
+        }
+    }
+
+    fn stats(self) -> BTreeMap<String, MetricStats> {
+        self.0.into_iter().filter_map(|(name, values)| Some((name, MetricStats::of(values)?))).collect()
+    }
 }
 
 #[cfg(test)]
@@ -85,5 +123,14 @@ mod tests {
         assert_eq!((loss.count, loss.first, loss.last, loss.min, loss.max, loss.mean), (20, 1.0, 20.0, 1.0, 20.0, 10.5));
         assert_eq!(loss.last_tenth, 19.5);
         assert!(loss.best_high <= 20.0 && loss.best_low >= 1.0 && loss.best_low < loss.best_high);
+    }
+
+    #[test]
+    fn statistics_of_the_largest_numbers_are_finite() {
+        let stats = MetricStats::of([f64::MAX, f64::MIN, f64::MAX, f64::MAX]).unwrap();
+        assert_eq!((stats.mean, stats.max, stats.last_tenth), (f64::MAX / 2.0, f64::MAX, f64::MAX));
+        assert!((stats.std / f64::MAX - 0.75_f64.sqrt()).abs() < 1e-9, "{stats:?}");
+        let same = MetricStats::of([f64::MAX; 3]).unwrap();
+        assert!(same.std <= f64::MAX * 1e-9 && same.best_high.is_finite(), "{same:?}");
     }
 }

@@ -5,11 +5,12 @@
 //! event, and its masked CRC-32C. Each event is one write, so that a crash tears the last one only, which TensorBoard skips.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::{LogError, MetricsLogger, StepMetrics};
+use crate::util::atomic_file;
 
 /// Writes `events.out.tfevents.<seconds>.<process>.rollflow` into a folder that TensorBoard is pointed at.
 #[derive(Debug)]
@@ -25,7 +26,7 @@ impl TensorBoardLogger {
         let now = seconds_now();
         let path = folder.join(format!("events.out.tfevents.{:.0}.{}.rollflow", now.floor(), std::process::id()));
         let open = || {
-            std::fs::create_dir_all(folder)?;
+            atomic_file::create_folder(folder)?;
             let mut file = File::options().create(true).append(true).open(&path)?;
             file.write_all(&frame(&version_event(now)))?;
             Ok(file)
@@ -51,6 +52,73 @@ impl MetricsLogger for TensorBoardLogger {
     fn finish(&mut self) -> Result<(), LogError> {
         self.file.sync_all().map_err(|source| LogError::Io { path: self.path.clone(), source })
     }
+}
+
+/// The event files that runs of this program wrote into a folder. A folder that does not exist holds none.
+pub(super) fn event_files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let paths = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?;
+    let ours = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("events.out.tfevents.") && name.ends_with(".rollflow")
+    };
+    Ok(paths.into_iter().filter(ours).collect())
+}
+
+/// Where the last whole event of a step up to `step` ends in an event file, `None` where there is none. Steps ascend in such files.
+pub(super) fn end_of_step(path: &Path, step: Option<u64>) -> std::io::Result<Option<u64>> {
+    let mut file = BufReader::new(File::open(path)?);
+    let (mut at, mut end) = (0, None);
+    while let Some(event) = read_frame(&mut file)? {
+        at += event.len() as u64 + 16;
+        match step_of(&event) {
+            None => {}
+            Some(of) if step.is_some_and(|step| of <= step) => end = Some(at),
+            Some(_) => break,
+        }
+    }
+    Ok(end)
+}
+
+/// The next event, unless the file ends or is torn before the event's end.
+fn read_frame(file: &mut impl Read) -> std::io::Result<Option<Vec<u8>>> {
+    let mut head = [0; 12];
+    match file.read_exact(&mut head) {
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
+        read => read?,
+    }
+    let (length, check) = head.split_at(8);
+    let length: [u8; 8] = length.try_into().unwrap_or_default();
+    if masked_crc(&length).to_le_bytes() != check {
+        return Ok(None);
+    }
+    let mut event = Vec::new();
+    let whole = u64::from_le_bytes(length) + 4;
+    file.take(whole).read_to_end(&mut event)?;
+    if (event.len() as u64) < whole {
+        return Ok(None);
+    }
+    event.truncate(event.len() - 4);
+    Ok(Some(event))
+}
+
+/// The step of an event as [`step_event`] writes it: wall time, then step. The first event of a file has none.
+fn step_of(event: &[u8]) -> Option<u64> {
+    let (&tag, digits) = event.get(9..)?.split_first()?;
+    if tag != 2 << 3 {
+        return None;
+    }
+    let mut step = 0;
+    for (at, byte) in digits.iter().enumerate().take(10) {
+        step |= u64::from(byte & 0x7f) << (7 * at);
+        if byte & 0x80 == 0 {
+            return Some(step);
+        }
+    }
+    None
 }
 
 fn seconds_now() -> f64 {

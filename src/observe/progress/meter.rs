@@ -15,6 +15,9 @@ const CURVE: usize = 160;
 #[derive(Debug, Default)]
 pub struct Meter {
     total: Option<u64>,
+    /// Steps that the run had taken when this process began, and steps that were counted by then.
+    began: f64,
+    counted: f64,
     window: VecDeque<Totals>,
     rewards: VecDeque<f64>,
     loss: Option<f64>,
@@ -35,16 +38,22 @@ impl Meter {
         Meter { total, ..Meter::default() }
     }
 
+    /// The run has taken `steps` steps as of now: those of earlier processes are counted, and those that `metrics` counted for another run
+    /// are not.
+    pub fn after(self, steps: u64, metrics: &Metrics) -> Self {
+        Meter { began: steps as f64, counted: metrics.newest(Metric::Steps, &[]).unwrap_or(0.0), ..self }
+    }
+
     /// Takes the newest values after the run has lasted `at`.
     pub fn record(&mut self, at: Duration, metrics: &Metrics) {
         let count = |metric, labels: &[&str]| metrics.newest(metric, labels).unwrap_or(0.0);
         let totals = Totals {
             at,
-            steps: count(Metric::Steps, &[]),
+            steps: self.began + count(Metric::Steps, &[]) - self.counted,
             generated: count(Metric::GeneratedTokens, &[]),
             trained: count(Metric::Tokens, &["trained"]),
         };
-        let steps_before = self.window.back().map_or(0.0, |before| before.steps);
+        let steps_before = self.window.back().map_or(self.began, |before| before.steps);
         if totals.steps > steps_before
             && let Some(reward) = metrics.newest(Metric::RewardMean, &[])
         {
@@ -111,6 +120,22 @@ mod tests {
         assert_eq!((snapshot.generated_per_second, snapshot.trained_per_second), (Some(1000.0), Some(500.0)));
         assert_eq!(snapshot.eta, Some(Duration::from_secs(29)));
         assert_eq!((snapshot.reward, snapshot.reward_curve.len()), (Some(80.0), 21));
+    }
+
+    #[test]
+    fn steps_are_the_runs_after_a_resume_and_none_of_an_earlier_part() {
+        let metrics = Metrics::new();
+        // Forty steps of another part, and a hundred that an earlier process took.
+        metrics.add(Metric::Steps, &[], 40.0);
+        let mut meter = Meter::new(Some(130)).after(100, &metrics);
+        meter.record(Duration::ZERO, &metrics);
+        assert_eq!(meter.snapshot(None).step, 100);
+        for second in 1..=10 {
+            metrics.add(Metric::Steps, &[], 1.0);
+            meter.record(Duration::from_secs(second), &metrics);
+        }
+        let snapshot = meter.snapshot(None);
+        assert_eq!((snapshot.step, snapshot.total, snapshot.eta), (110, Some(130), Some(Duration::from_secs(20))));
     }
 
     #[test]

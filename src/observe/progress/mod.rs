@@ -52,6 +52,11 @@ impl Progress {
         Progress { started: Instant::now(), shown: None, meter: Meter::new(total), screen, columns }
     }
 
+    /// Of a run that has taken `steps` steps as of now, whatever `metrics` counted so far ([`Meter::after`]).
+    pub fn after(self, steps: u64, metrics: &Metrics) -> Self {
+        Progress { meter: self.meter.after(steps, metrics), ..self }
+    }
+
     /// Shows the newest numbers, if the last time was long enough ago. `bottleneck` is a few words.
     pub fn update(&mut self, metrics: &Metrics, bottleneck: Option<&str>) {
         let interval = if self.is_terminal() { REDRAW } else { PLAIN_INTERVAL };

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::Metric;
 use super::chart::smoothed;
 use super::logs::{Rollout, StepMetrics};
-use crate::data::Status;
+use crate::data::{Status, number};
 
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
@@ -76,7 +76,7 @@ pub struct StageShares {
     /// Its workers.
     pub workers: usize,
     /// By state, from 0 to 1.
-    #[serde(flatten)]
+    #[serde(flatten, with = "number::map")]
     pub shares: BTreeMap<String, f64>,
 }
 
@@ -109,15 +109,19 @@ impl HtmlReport {
     }
 
     /// Every metric of these rows as a curve.
-    pub fn curves(rows: &[(u64, StepMetrics)]) -> BTreeMap<String, Curve> {
-        let mut points: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
+    pub fn curves(rows: impl IntoIterator<Item = (u64, StepMetrics)>) -> BTreeMap<String, Curve> {
+        let mut points: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
         for (step, row) in rows {
-            for (name, value) in row.iter().filter(|(_, value)| value.is_finite()) {
-                points.entry(name).or_default().push((*step as f64, *value));
+            for (name, value) in row.into_iter().filter(|(_, value)| value.is_finite()) {
+                points.entry(name).or_default().push((step as f64, value));
             }
         }
         let help = |name: &str| Metric::from_key(name).map_or("", |metric| metric.spec().help).to_owned();
-        points.into_iter().map(|(name, points)| (name.to_owned(), Curve { help: help(name), points: banded(&points) })).collect()
+        let curve = |(name, points): (String, Vec<(f64, f64)>)| {
+            let curve = Curve { help: help(&name), points: banded(&points) };
+            (name, curve)
+        };
+        points.into_iter().map(curve).collect()
     }
 
     /// Takes samples in, evenly chosen among all if they are more than the page holds.
@@ -222,7 +226,7 @@ mod tests {
         assert!(steps.windows(2).all(|pair| pair[1] - pair[0] == steps[1] - steps[0]), "{steps:?}");
         let rows: Vec<(u64, StepMetrics)> =
             (1..=1000).map(|step| (step, StepMetrics::from([("loss".to_owned(), step as f64)]))).collect();
-        let curve = &HtmlReport::curves(&rows)["loss"];
+        let curve = &HtmlReport::curves(rows)["loss"];
         assert!(curve.points.len() <= POINTS + 1 && !curve.help.is_empty());
         assert_eq!((curve.points[0][0], curve.points[curve.points.len() - 1][0]), (1.0, 1000.0));
         assert!(curve.points.iter().all(|[_, line, low, high]| low <= line && line <= high));

@@ -1,8 +1,10 @@
 //! What must hold in `[engine]`, and between it and the rest.
 
 use super::Note;
+use crate::net::check_url;
 use crate::recipe::engine::{Cache, Engine, EngineKind, Launch, Pause};
 use crate::recipe::plan::Plan;
+use crate::util::secrets::masked;
 
 pub(super) fn engines(plan: &Plan, note: Note) {
     let engine = &plan.engine;
@@ -22,14 +24,17 @@ pub(super) fn engines(plan: &Plan, note: Note) {
         let message = format!("`engine.kind` is \"{kind}\", and there is no server");
         note("engine.urls", &["engine.kind"], message, "name servers, such as [\"http://127.0.0.1:8000\"], or set engine.launch");
     }
-    for (at, url) in engine.urls.iter().enumerate().filter(|(_, url)| !url.starts_with("http://")) {
-        let message = format!("`engine.urls[{at}]` is {url:?}");
-        note(&format!("engine.urls[{at}]"), &[], message, "write it as http://host:port; for https, put a proxy before it");
+    for (at, url) in engine.urls.iter().enumerate() {
+        if let Err(why) = check_url(url) {
+            let message = format!("`engine.urls[{at}]` is {:?}: {why}", masked(url));
+            note(&format!("engine.urls[{at}]"), &[], message, "write it as http://host:port or https://host");
+        }
     }
     if engine.port + engine.replicas > 65_536 {
         let message = format!("`engine.replicas` is {}, more than there are ports from {} on", engine.replicas, engine.port);
         note("engine.replicas", &["engine.port"], message, "lower engine.port");
     }
+    launched(engine, note);
     for (at, pair) in engine.env.iter().enumerate().filter(|(_, pair)| !pair.contains('=')) {
         note(&format!("engine.env[{at}]"), &[], format!("`engine.env[{at}]` is {pair:?}"), "write it as NAME=value");
     }
@@ -37,11 +42,6 @@ pub(super) fn engines(plan: &Plan, note: Note) {
     if engine.kind() == EngineKind::OpenAi && plan.pipeline.reinforces() {
         let message = "`engine.kind` is \"openai\": such a server can't be given weights, so what it samples would be ever older";
         note("engine.kind", &["pipeline"], message.to_owned(), "use \"vllm\" or \"sglang\"");
-    }
-    if plan.flow.max_staleness == 0 {
-        let message =
-            "`flow.max_staleness` is 0, but what servers compute together depends on timing: no run is the same to the bit";
-        note("flow.max_staleness", &["engine.kind"], message.to_owned(), "make it 1 or more");
     }
     if plan.syncs_adapters() {
         adapters(engine, note);
@@ -61,6 +61,33 @@ fn adapters(engine: &Engine, note: Note) {
             engine.cache.word()
         );
         note("engine.cache", &["lora.sync"], message, "leave it out");
+    }
+}
+
+/// Each server that is started has a GPU of its own.
+fn launched(engine: &Engine, note: Note) {
+    let devices = &engine.devices;
+    if engine.launch == Launch::None {
+        for (key, given) in [("engine.devices", !devices.is_empty()), ("engine.gpu_memory", engine.gpu_memory.is_some())] {
+            if given {
+                let message = format!("`{key}` is set, but the run starts no server");
+                note(key, &["engine.launch"], message, "set engine.launch, or start your servers with it");
+            }
+        }
+        return;
+    }
+    if !devices.is_empty() && devices.len() != engine.replicas {
+        let message = format!("`engine.devices` names {} GPUs for {} of `engine.replicas`", devices.len(), engine.replicas);
+        note("engine.devices", &["engine.replicas"], message, "name one for each");
+    }
+    if let Some(twice) = devices.iter().enumerate().find(|(at, device)| devices[..*at].contains(device)) {
+        let message = format!("`engine.devices` names GPU {} twice: each server takes most of its GPU's memory", twice.1);
+        note("engine.devices", &[], message, "name a GPU for each, or start one server");
+    }
+    let fixed = engine.env.iter().any(|pair| pair.starts_with("CUDA_VISIBLE_DEVICES="));
+    if fixed && !devices.is_empty() {
+        let message = "`engine.devices` is set beside a CUDA_VISIBLE_DEVICES in `engine.env`".to_owned();
+        note("engine.devices", &["engine.env"], message, "leave one of them out");
     }
 }
 

@@ -1,10 +1,11 @@
 //! What is held to a reference policy, and what is held against each other.
 
 use super::Note;
+use crate::recipe::advantage::Advantage;
 use crate::recipe::lora::AdapterSync;
 use crate::recipe::loss::{Dpo, Loss, PairLoss};
-use crate::recipe::plan::{FilterFallback, OnStale, Plan};
-use crate::recipe::reference_policy::ReferencePolicy;
+use crate::recipe::plan::{FilterFallback, OnStale, Pipeline, Plan};
+use crate::recipe::reference_policy::{Reference, ReferencePolicy};
 use crate::recipe::train::{Aggregation, Train};
 
 /// Distances and pairs need their sections, and the sections their use.
@@ -26,6 +27,15 @@ pub(super) fn held(plan: &Plan, note: Note) {
         let message = "`lora.sync` is \"adapter\", but a reference that follows the policy keeps whole weights".to_owned();
         note("lora.sync", &["reference"], message, "leave it out, or make the reference \"frozen\"");
     }
+    let moves = |reference: &Reference| !matches!(reference.policy, ReferencePolicy::Frozen(_));
+    if !plan.pipeline.reinforces() && plan.reference.as_ref().is_some_and(moves) {
+        let message =
+            format!("`reference.kind` follows published weights, and pipeline = \"{}\" publishes none", plan.pipeline.word());
+        note("reference.kind", &["pipeline"], message, "set it to \"frozen\"");
+    }
+    if plan.pipeline == Pipeline::Dpo {
+        return offline(plan, note);
+    }
     match (loss, &plan.pairs) {
         (Loss::Dpo(_), None) => {
             let message = "`train.loss.kind` is \"dpo\", which learns from pairs, and there is no section [pairs]".to_owned();
@@ -37,6 +47,26 @@ pub(super) fn held(plan: &Plan, note: Note) {
             note("pairs", &["train.loss"], message, "set train.loss = { kind = \"dpo\" }, or remove [pairs]");
         }
         (_, None) => {}
+    }
+}
+
+/// Pairs of a data set: nothing is published while they are learned from, and no completion has a reward.
+fn offline(plan: &Plan, note: Note) {
+    match &plan.train.loss {
+        Loss::Dpo(of) => pairs(plan, of, note),
+        _ => {
+            let message =
+                "`train.loss.kind` is none that learns from pairs, which are all that pipeline = \"dpo\" has".to_owned();
+            note("train.loss.kind", &["pipeline"], message, "set it to \"dpo\", and choose train.loss.pair_loss");
+        }
+    }
+    let without_use = [
+        ("train.advantage", plan.train.advantage != Advantage::default()),
+        ("train.target_reward", plan.train.target_reward.is_some()),
+    ];
+    for (key, _) in without_use.iter().filter(|(_, set)| *set) {
+        let message = format!("`{key}` is set, but the completions of pipeline = \"dpo\" have no rewards");
+        note(key, &["pipeline"], message, "leave it out");
     }
 }
 

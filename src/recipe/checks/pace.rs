@@ -6,7 +6,7 @@ use crate::recipe::plan::{OnStale, Plan};
 pub(super) fn pace(plan: &Plan, note: Note) {
     window(plan, note);
     over_sampling(plan, note);
-    if plan.generate.slots == 0 && plan.flow.max_staleness == 0 {
+    if plan.generate.slots == 0 && plan.flow.max_staleness == 0 && !plan.engine.is_remote() {
         let message =
             "`generate.slots` is 0, which follows measured speeds, but a synchronous run depends on no timing".to_owned();
         note("generate.slots", &["flow.max_staleness"], message, "say how many, or raise flow.max_staleness");
@@ -16,7 +16,7 @@ pub(super) fn pace(plan: &Plan, note: Note) {
 fn window(plan: &Plan, note: Note) {
     let Some(window) = plan.flow.window else { return };
     let from = ["flow.max_staleness", "sync.every", "batch.groups"];
-    let (least, most) = (plan.groups_per_publish(), plan.staleness_window());
+    let (least, most) = (plan.groups_per_publish(), plan.widest_window());
     if window < least {
         let message = format!(
             "`flow.window` is {window}, but {least} groups are trained from one publish to the next: it would wait for ever"
@@ -39,15 +39,9 @@ fn over_sampling(plan: &Plan, note: Note) {
         return;
     }
     let (factor, chosen_from) = (plan.batch.over_sample, plan.groups_chosen_from());
-    let (needed, most) = (plan.choice_window(), plan.staleness_window());
+    let (needed, most) = (plan.choice_window(), plan.widest_window());
     let from = ["flow.max_staleness", "sync.every", "batch.groups", "flow.window"];
-    if plan.flow.max_staleness == 0 {
-        let message = format!(
-            "`batch.over_sample` is {factor}, but with flow.max_staleness = 0 every group is trained by the version that it entered \
-             under: none can stay for the next step"
-        );
-        note("batch.over_sample", &from, message, "make it 1, or raise flow.max_staleness");
-    } else if needed > most && plan.flow.on_stale == OnStale::Wait {
+    if needed > most && plan.flow.on_stale == OnStale::Wait {
         let message = format!(
             "`batch.over_sample` is {factor}: with {chosen_from} groups for a step, {needed} would be under way, and above {most} they \
              would become staler than flow.max_staleness allows"

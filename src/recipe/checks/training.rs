@@ -1,19 +1,44 @@
 //! What must hold between the keys of `[train]`, and of `[critic]` beside it.
 
-use super::{Note, schedule};
+use super::{Note, known, schedule};
 use crate::recipe::advantage::Advantage;
 use crate::recipe::correction::{Divergence, Over, Proximal};
 use crate::recipe::critic::Critic;
 use crate::recipe::loss::Loss;
-use crate::recipe::plan::Plan;
-use crate::recipe::train::Train;
+use crate::recipe::plan::{Pipeline, Plan};
+use crate::recipe::train::{LrScale, Train};
 
 pub(super) fn training(train: &Train, note: Note) {
-    let Train { steps, optimization, .. } = train;
-    schedule("train", *steps, &optimization.schedule, note);
+    let Train { steps, epochs, optimization, .. } = train;
+    schedule("train", known(*steps, *epochs), &optimization.schedule, note);
     loss(train, note);
     corrections(train, note);
     rejections(train, note);
+}
+
+/// Factors for parts that no trainer of this section has. What only the model's folder says is checked when it is trained.
+pub(super) fn lr_scale(plan: &Plan, note: Note) {
+    let (mut all, lora) = (vec![("train", &plan.train.optimization, false)], plan.lora.is_some());
+    all.extend(plan.sft.as_ref().map(|of| ("sft", &of.optimization, false)));
+    all.extend(plan.critic.as_ref().map(|of| ("critic", &of.optimization, true)));
+    all.extend(plan.reward_model.as_ref().map(|of| ("reward_model", &of.optimization, true)));
+    for (section, optimization, scores) in all {
+        let LrScale { embeddings, head, adapters, score_head } = optimization.lr_scale;
+        let frozen = "with [lora] adapters alone are trained";
+        let factors = [
+            ("embeddings", embeddings, (lora && !scores).then_some(frozen)),
+            ("head", head, if scores { Some("its head gives one number: use score_head") } else { lora.then_some(frozen) }),
+            ("adapters", adapters, (!lora).then_some("there is no [lora]")),
+            ("score_head", score_head, (!scores).then_some("a language model has no score head")),
+        ];
+        for (key, factor, why) in factors {
+            if let Some(why) = why.filter(|_| factor != 1.0) {
+                let key = format!("{section}.lr_scale.{key}");
+                let message = format!("`{key}` is {factor}, but it would change nothing: {why}");
+                note(&key, &["lora"], message, "remove it");
+            }
+        }
+    }
 }
 
 pub(super) fn minibatches(plan: &Plan, note: Note) {
@@ -22,7 +47,7 @@ pub(super) fn minibatches(plan: &Plan, note: Note) {
         let message = format!("`train.minibatches` is {count}, but a step has {groups} groups: some would be empty");
         note("train.minibatches", &["batch.groups"], message, "lower it; groups stay together");
     }
-    if count > 1 && plan.pairs.is_some() {
+    if count > 1 && (plan.pairs.is_some() || plan.pipeline == Pipeline::Dpo) {
         let message = format!("`train.minibatches` is {count}, but pairs are laid out over a whole batch");
         note("train.minibatches", &["pairs"], message, "leave it out, or lower batch.groups");
     }
@@ -30,7 +55,7 @@ pub(super) fn minibatches(plan: &Plan, note: Note) {
 
 pub(super) fn critic(plan: &Plan, note: Note) {
     let Some(Critic { warmup_steps, optimization, .. }) = &plan.critic else { return };
-    let steps = plan.train.steps;
+    let steps = known(plan.train.steps, plan.train.epochs);
     if plan.train.advantage != Advantage::default() {
         let message =
             "`train.advantage` compares whole answers, but with [critic] advantages are against its values, token by token";
@@ -91,11 +116,10 @@ fn corrections(train: &Train, note: Note) {
         let message = format!("`train.correction.{low}` is {min}, above its {high} of {max}: no ratio is between them");
         note(&format!("train.correction.{low}"), &["train.correction"], message, "exchange them");
     }
-    if train.gap_warn > train.gap_halt {
-        let message = format!(
-            "`train.gap_warn` is {}, above train.gap_halt of {}: the run would end unwarned",
-            train.gap_warn, train.gap_halt
-        );
+    if let (Some(warn), Some(halt)) = (train.gap_warn, train.gap_halt)
+        && warn > halt
+    {
+        let message = format!("`train.gap_warn` is {warn}, above train.gap_halt of {halt}: the run would end unwarned");
         note("train.gap_warn", &["train.gap_halt"], message, "make it smaller than train.gap_halt");
     }
 }

@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use super::{MemoryPart, count, optimization};
-use crate::hub;
-use crate::model::{Head, Layout, Lora, ModelConfig, ModelError, QkNorm, fused};
+use crate::model::{Head, Layout, Lora, ModelConfig, ModelError, PREFILL_CELLS, QkNorm, fused};
 use crate::recipe::generate::OnNewWeights;
 use crate::recipe::lora::AdapterSync;
 use crate::recipe::model::{DeviceName, ModelSource, Precision};
+use crate::recipe::model_folder::{NoModel, model_folder};
 use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::reference_policy::ReferencePolicy;
 use crate::recipe::task::{Arithmetic, TaskData};
@@ -21,6 +21,10 @@ const LOGITS_CHUNK: u64 = 1 << 25;
 const SIDE_BY_SIDE: u64 = 1 << 24;
 /// Of what a warm-up frees the allocator keeps no more: larger pieces go back to the system.
 const KEPT_OF_WARM_UP: u64 = 64 << 20;
+/// What a process holds of a GPU before it computes: CUDA's context, kernels, and the libraries' working memory.
+const GPU_CONTEXT: u64 = 700 << 20;
+/// Bytes a logit while a token is drawn from a GPU's: f32 logits, divided, their log-probabilities, shares and sums.
+const DRAWN_ON_GPU: u64 = 20;
 /// Tokens that a prompt is assumed to have where nobody has read the data.
 const PROMPT_ASSUMED: u64 = 256;
 
@@ -79,9 +83,17 @@ impl Parts<'_> {
         let f32s = |copies: u64| 4 * copies * parameters;
         if on_host {
             self.add("program", PROGRAM, "code, libtorch, threads".to_owned());
-            let (bytes, format) = if self.keeps_format() { (self.bytes(), plan.model.dtype.word()) } else { (4, "f32") };
+            let (bytes, format) = if self.keeps_format() { (self.bytes(), plan.model.precision().word()) } else { (4, "f32") };
             self.add("first weights", bytes * parameters, format!("{} in {format}", count(parameters)));
         }
+        let mut gpus: Vec<DeviceName> = plan.devices().into_iter().map(|(_, device)| device).collect();
+        gpus.sort_unstable_by_key(|device| device.word());
+        gpus.dedup();
+        for device in gpus.into_iter().filter(|device| *device != DeviceName::Cpu) {
+            self.at = device;
+            self.add("context", GPU_CONTEXT, "CUDA's own, and its libraries' working memory".to_owned());
+        }
+        self.at = plan.model.device;
         let longest = self.prompt() + self.answer();
         let sequences = plan.samples_per_step() as u64;
         let shared = match plan.pipeline {
@@ -96,6 +108,10 @@ impl Parts<'_> {
             );
         }
         if !plan.pipeline.reinforces() {
+            if plan.pipeline.trains_by_train() {
+                self.critic(&model, (sequences, longest, shared))?;
+                self.reference(parameters)?;
+            }
             return Ok(());
         }
         if let Some(sft) = plan.sft.as_ref().filter(|_| on_host) {
@@ -105,15 +121,7 @@ impl Parts<'_> {
             let kept = self.passes(&work).bytes.min(KEPT_OF_WARM_UP);
             self.add("warm-up", kept, "what its trainer freed, which the next does not reuse for certain".to_owned());
         }
-        if let Some(critic) = &plan.critic {
-            let model = match &critic.path {
-                Some(path) => ModelConfig::from_dir(&hub::locate(path)?)?.scoring(),
-                None => model.scoring(),
-            };
-            let names = ["critic weights", "its gradients", "its optimizer", "its activations", "its scores"];
-            let work = Work { model: &model, of: &critic.optimization, sequences, longest, shared, adapters: None };
-            self.trainer(names, &work);
-        }
+        self.critic(&model, (sequences, longest, shared))?;
         let held = if plan.generate.on_new_weights == OnNewWeights::Finish { 3 } else { 2 };
         match plan.lora.as_ref().map(|lora| lora.sync) {
             Some(AdapterSync::Adapter) => {
@@ -131,14 +139,28 @@ impl Parts<'_> {
         Ok(())
     }
 
+    fn critic(&mut self, model: &ModelConfig, (sequences, longest, shared): (u64, u64, (u64, u64))) -> Result<(), ModelError> {
+        let plan = self.plan;
+        if let Some(critic) = &plan.critic {
+            let model = match &critic.path {
+                Some(path) => config_of(path)?.scoring(),
+                None => model.scoring(),
+            };
+            let names = ["critic weights", "its gradients", "its optimizer", "its activations", "its scores"];
+            let work = Work { model: &model, of: &critic.optimization, sequences, longest, shared, adapters: None };
+            self.trainer(names, &work);
+        }
+        Ok(())
+    }
+
     /// Bytes of a number that is computed with.
     fn bytes(&self) -> u64 {
-        if self.plan.model.dtype == Precision::F32 { 4 } else { 2 }
+        if self.plan.model.precision() == Precision::F32 { 4 } else { 2 }
     }
 
     /// Whether the model's folder is in the format that is computed with, so that its weights are kept in that.
     fn keeps_format(&self) -> bool {
-        self.model.dtype.bytes() == 2 && self.model.dtype == self.plan.model.dtype.into()
+        self.model.dtype.bytes() == 2 && self.model.dtype == self.plan.model.precision().into()
     }
 
     fn prompt(&self) -> u64 {
@@ -181,7 +203,7 @@ impl Parts<'_> {
         for device in &of.beside {
             self.at = *device;
             let below = if work.adapters.is_some() && *device != first { bytes * whole } else { 0 };
-            let why = format!("a copy of the trainer's, {} in {}", count(parameters), self.plan.model.dtype.word());
+            let why = format!("a copy of the trainer's, {} in {}", count(parameters), self.plan.model.precision().word());
             self.add(weights, bytes * parameters + below, why);
             self.pass([gradients, activations, logits], parameters, work);
         }
@@ -223,6 +245,9 @@ impl Parts<'_> {
             // The last to be computed and the first to be differentiated: two layers' worth is on its way.
             false => ((layers + 2) * layer, "every layer's"),
         };
+        // Queries and keys are rotated in f32: as they are, turned, and the sum.
+        let rotated = if on_host { 0 } else { 4 * 3 * ((model.heads + model.kv_heads) * model.head_dim) as u64 };
+        let held = held + rotated;
         let why = format!("{at_once} × {tokens} tokens × {:.1} KiB: {why}", held as f64 / 1024.0);
         Passes { at_once, tokens, several: pieces > 1 || batch_tokens > most, bytes: at_once * tokens * held, why }
     }
@@ -246,7 +271,7 @@ impl Parts<'_> {
             let evaluated = evaluated.map_or(0, |eval| eval.slots as u64 + 1);
             self.at = device;
             if self.bytes() != 4 || device != policy {
-                let why = format!("{here} × the generator's copy in {}", plan.model.dtype.word());
+                let why = format!("{here} × the generator's copy in {}", plan.model.precision().word());
                 self.add("served", here * self.bytes() * parameters, why);
             }
             let slots = (plan.most_slots() as u64 * here).div_ceil(engines as u64) + here + evaluated;
@@ -263,7 +288,16 @@ impl Parts<'_> {
         let why = format!("{slots} slots × {positions} tokens × {layers} layers × {} numbers{assumed}", 2 * width);
         self.add("kv cache", slots * positions * layers * 2 * width * self.bytes(), why);
         let vocab = self.model.vocab_size as u64;
-        self.add("sampling", slots * vocab * 16, format!("{slots} rows × {vocab} × 4 in f32"));
+        let on_gpu = self.at != DeviceName::Cpu;
+        let numbers = if on_gpu { DRAWN_ON_GPU / 4 } else { 4 };
+        self.add("sampling", slots * vocab * 4 * numbers, format!("{slots} rows × {vocab} × {numbers} in f32"));
+        if on_gpu {
+            // Padding of a rectangle is computed too; a prompt that is longer than a chunk is read alone.
+            let cells = (PREFILL_CELLS as u64).max(positions).min(slots * positions);
+            let layer = per_token_of_layer(&self.model, false) * self.bytes();
+            let why = format!("{cells} tokens × {:.1} KiB: one layer's, of prompts that are read at once", layer as f64 / 1024.0);
+            self.add("prefill", cells * layer, why);
+        }
     }
 
     fn reference(&mut self, parameters: u64) -> Result<(), ModelError> {
@@ -311,7 +345,13 @@ fn parameters(model: &ModelConfig) -> u64 {
 }
 
 fn parameters_of(folder: &Path) -> Result<u64, ModelError> {
-    Ok(parameters(&ModelConfig::from_dir(&hub::locate(folder)?)?))
+    Ok(parameters(&config_of(folder)?))
+}
+
+/// The shape of a model by its name in a recipe. A name that stands for no model is reported where the recipe's files are checked.
+fn config_of(name: &Path) -> Result<ModelConfig, ModelError> {
+    let io = |error: NoModel| ModelError::Io { path: name.into(), source: std::io::Error::other(error.to_string()) };
+    ModelConfig::from_dir(&model_folder(name).map_err(io)?)
 }
 
 /// How many parameters the adapters of `[lora]` have. Refuses targets that the model hasn't.
@@ -324,9 +364,13 @@ pub(in crate::recipe) fn adapters(plan: &Plan, model: &ModelConfig) -> Result<Op
 /// The shape of the recipe's model.
 pub(in crate::recipe) fn shape(plan: &Plan) -> Result<ModelConfig, ModelError> {
     let tiny = match &plan.model.source {
-        ModelSource::Folder(folder) => return ModelConfig::from_dir(&hub::locate(&folder.name())?),
+        ModelSource::Folder(folder) => return config_of(&folder.name()),
         ModelSource::Tiny(tiny) => tiny,
     };
+    if let Some((key, value)) = tiny.out_of_range() {
+        let expected = "a size in its range".to_owned();
+        return Err(ModelError::BadKey { path: "[model]".into(), key: key.to_owned(), found: value.to_string(), expected });
+    }
     Ok(ModelConfig {
         intermediate_size: tiny.intermediate,
         heads: tiny.heads,

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use crate::algo::rewards::{FormatTags, keywords};
+use crate::net::check_url;
 use crate::recipe::declare::{choices, section};
 use crate::recipe::setting::{GIVEN, Limit, NOT_NEGATIVE, PATH_GIVEN, POSITIVE, SOME};
-use crate::stages::reward::service::{PROMPT, SCORE, Service, ServiceConfig};
+use crate::stages::reward::service::{PROMPT, SCORE};
 
 const PATTERN: Limit<String> = Limit {
     text: "a regular expression in the syntax of Rust's regex crate (no look-around, no back-references)",
@@ -18,8 +19,8 @@ const TAGS: Limit<Vec<String>> = Limit {
 const WORDS: Limit<Vec<String>> =
     Limit { text: "words, at least one and none empty", holds: |words| keywords(words.iter().cloned()).is_ok() };
 pub(in crate::recipe) const URL: Limit<String> = Limit {
-    text: "an address, as in http://127.0.0.1:9000/score, without TLS, and without a password (`token_env` names a token)",
-    holds: |url| Service::new(ServiceConfig::new(url)).is_ok(),
+    text: "an address, as in http://127.0.0.1:9000/score or https://judge.example.com/score, without a password (`token_env` names a token)",
+    holds: |url| check_url(url).is_ok(),
 };
 const SCORE_PATTERN: Limit<String> = Limit {
     text: "a regular expression with a group, in round brackets",

@@ -84,6 +84,7 @@ static void receive(struct config *config) {
     case 'a': keep(config->argv, &config->args, data); break;
     case 'e': keep(config->env, &config->envs, data); break;
     case 'i': config->input = (struct blob){"stdin", data, size}; break;
+    case 's': config->stream = 1; break;
     case 'F': {
       size_t name = strlen(data) + 1;
       if (name > size || config->files >= MOST) _exit(72);
@@ -126,15 +127,17 @@ static void become(const struct config *config, struct guest *guest, int input, 
 }
 
 /* The init, or whoever stands in for it: returns never. */
-static void serve(const struct config *config, struct guest *guest, int go, int out, int err) {
+static void serve(const struct config *config, struct guest *guest, int go, int in, int out, int err) {
   char one;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   whole(go, &one, 1); /* or its end, where the outermost is gone */
   int work = AT_FDCWD;
-  int input = memfd_create("stdin", MFD_CLOEXEC);
-  if (input < 0 || write(input, config->input.data ? config->input.data : "", config->input.size) != (ssize_t)config->input.size)
-    fail("standard input");
-  lseek(input, 0, SEEK_SET);
+  int input = config->stream ? in : memfd_create("stdin", MFD_CLOEXEC);
+  if (!config->stream) {
+    if (input < 0 || write(input, config->input.data ? config->input.data : "", config->input.size) != (ssize_t)config->input.size)
+      fail("standard input");
+    lseek(input, 0, SEEK_SET);
+  }
   if (config->mode == NAMESPACES) {
     build_root(config, guest);
   } else {
@@ -230,7 +233,7 @@ static void end_children(void) {
 int main(void) {
   static struct config config;
   struct guest guest = {0};
-  int pipes[2], out[2], err[2], go[2];
+  int pipes[2], in[2], out[2], err[2], go[2];
   syscall(SYS_close_range, 3u, ~0u, 0u);
   control = fcntl(0, F_DUPFD_CLOEXEC, 10);
   if (control < 0) return 73;
@@ -240,7 +243,7 @@ int main(void) {
   umask(022);
   receive(&config);
   if (!config.args || !config.mode) return 72;
-  if (pipe2(pipes, O_CLOEXEC) || pipe2(out, O_CLOEXEC) || pipe2(err, O_CLOEXEC) || pipe2(go, O_CLOEXEC)) return 73;
+  if (pipe2(pipes, O_CLOEXEC) || pipe2(in, O_CLOEXEC) || pipe2(out, O_CLOEXEC) || pipe2(err, O_CLOEXEC) || pipe2(go, O_CLOEXEC)) return 73;
   notes = pipes[1];
   prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
   int adjust = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC); /* if memory runs out, then we go first */
@@ -255,12 +258,12 @@ int main(void) {
     if (config.mode == WALLS && geteuid() == 0) guest.own_uid = 1, guest.uid = 1900000000u + (uid_t)getpid();
     init = fork();
     if (init == 0) {
-      close(pipes[0]), close(out[0]), close(err[0]), close(go[1]), close(control);
-      serve(&config, &guest, go[0], out[1], err[1]);
+      close(pipes[0]), close(in[1]), close(out[0]), close(err[0]), close(go[1]), close(control);
+      serve(&config, &guest, go[0], in[0], out[1], err[1]);
     }
     if (init < 0) tell('X', errno, "fork");
   }
-  close(out[1]), close(err[1]), close(go[0]), close(pipes[1]);
+  close(in[0]), close(out[1]), close(err[1]), close(go[0]), close(pipes[1]);
   if (init > 0 && write(go[1], "g", 1) != 1) return 73;
 
   const long deadline = now_ms() + config.wall_ms;
@@ -268,12 +271,29 @@ int main(void) {
   const char *reason = "-";
   struct note end = {0};
   int going = init > 0, ended = 0, watched = 0;
-  struct pollfd fds[] = {{control, POLLIN | POLLRDHUP, 0}, {pipes[0], POLLIN, 0}, {out[0], POLLIN, 0}, {err[0], POLLIN, 0}};
-  static char buffer[65536];
+  struct pollfd fds[] = {{control, POLLIN | POLLRDHUP, 0}, {pipes[0], POLLIN, 0}, {out[0], POLLIN, 0}, {err[0], POLLIN, 0}, {-1, POLLOUT, 0}};
+  static char buffer[65536], given[65536]; /* `given`: what the program has not read yet; nothing more is taken from control before that */
+  ssize_t given_size = 0, given_done = 0;
+  signal(SIGPIPE, SIG_IGN);
+  fcntl(in[1], F_SETFL, O_NONBLOCK);
   while (fds[1].fd >= 0 || fds[2].fd >= 0 || fds[3].fd >= 0) {
-    int ready = poll(fds, 4, going ? 10 : 0);
+    if (config.stream) {
+      const int waiting = given_done < given_size;
+      fds[0].events = (short)(waiting ? POLLRDHUP : POLLIN | POLLRDHUP);
+      fds[4].fd = going && waiting ? in[1] : -1;
+    }
+    int ready = poll(fds, 5, going ? 10 : 0);
     if (ready < 0 && errno != EINTR) break;
-    if (fds[0].revents) break; /* nobody listens any more */
+    if (fds[0].revents & (config.stream ? ~POLLIN : ~0)) break; /* nobody listens any more */
+    if (fds[0].revents) {
+      given_done = 0, given_size = read(control, given, sizeof given);
+      if (given_size <= 0) break;
+    }
+    if (fds[4].fd >= 0 && fds[4].revents) {
+      ssize_t n = write(in[1], given + given_done, (size_t)(given_size - given_done));
+      if (n > 0) given_done += n;
+      else if (errno != EAGAIN && errno != EINTR) given_done = given_size; /* it reads nothing any more */
+    }
     if (fds[1].fd >= 0 && fds[1].revents) {
       struct note note;
       ssize_t n = read(fds[1].fd, &note, sizeof note);

@@ -135,6 +135,15 @@ static void except(int number, int argument, uint32_t value, int error) {
   load(offsetof(struct seccomp_data, nr));
 }
 
+/* `number` where argument != value */
+static void unless(int number, int argument, uint32_t value, int error) {
+  step(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)number, 0, 4);
+  load_argument(argument);
+  step(BPF_JMP | BPF_JEQ | BPF_K, value, 1, 0);
+  give(REFUSE(error));
+  load(offsetof(struct seccomp_data, nr));
+}
+
 static const int refused[] = {
     /* the network, and what can make a socket in another way */
     __NR_socket, __NR_connect, __NR_bind, __NR_listen, __NR_accept, __NR_accept4, 425, 426, 427 /* io_uring */,
@@ -167,7 +176,9 @@ static int filter(const struct config *config, const struct guest *guest) {
 #endif
   for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) refuse(refused[i], EPERM);
   refuse(435 /* clone3, whose flags can't be read here */, ENOSYS);
-  /* A pair of datagram sockets could send to any address. */
+  /* A pair of Unix stream sockets is connected with itself for good; asyncio needs one. A pair of datagram sockets could send to any address, and
+     other families reach a network. */
+  unless(__NR_socketpair, 0, AF_UNIX, EPERM);
   only(__NR_socketpair, 1, 0xf, SOCK_STREAM, EPERM);
   const int alone = config->mode == WALLS || !guest->watched;
   if (alone) {

@@ -19,6 +19,7 @@ struct config {
   size_t args, envs, readables, files;
   struct blob file[MOST], input;
   char *work;
+  int stream; /* standard input is what comes after the configuration, not `input` */
 };
 
 /* What the inner processes say to the outermost: 'L' a layer that stands, 'X' what failed (value: errno), 'W' that the new /proc is there, 'S' the program's

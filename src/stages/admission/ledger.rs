@@ -8,10 +8,20 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::data::{Answer, Batch, Dropped, POISONED, Prompt, Sample, Status, Version};
+use super::TokensMissing;
+use crate::data::{Answer, Batch, Dropped, DroppedSample, POISONED, Partial, Prompt, Sample, Status, Version};
 
 /// Why a group was dropped whose tokens were too old.
 pub const STALE: &str = "stale";
+
+/// The reason for dropping a sample that was cut off before anything could be learned from it.
+pub const TRUNCATED: &str = "truncated";
+
+/// The reason for dropping a group that a run in rounds over-sampled and no step needed.
+pub const SURPLUS: &str = "surplus";
+
+/// The reason for dropping a sample that an engine, an environment, a sandbox or a service lost.
+pub const LOST: &str = "lost";
 
 /// How a token, or a prompt with all its samples, ended. Tokens that have no fate yet are in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -29,17 +39,31 @@ pub enum Fate {
     Truncated,
     /// In a group whose reward failed.
     Poisoned,
+    /// In a group that a run in rounds over-sampled and no step needed.
+    Surplus,
+    /// In a sample that an engine, an environment, a sandbox or a service lost.
+    Lost,
 }
 
 impl Fate {
     /// All of them.
-    pub const ALL: [Fate; 6] = [Fate::Trained, Fate::Masked, Fate::Filtered, Fate::Stale, Fate::Truncated, Fate::Poisoned];
+    pub const ALL: [Fate; 8] =
+        [Fate::Trained, Fate::Masked, Fate::Filtered, Fate::Stale, Fate::Truncated, Fate::Poisoned, Fate::Surplus, Fate::Lost];
 
     /// Of a dropped group, by the reason.
     pub fn of(dropped: &Dropped) -> Self {
-        match dropped.reason.as_str() {
+        Fate::of_reason(&dropped.reason)
+    }
+
+    /// The fate of what was dropped for `reason`: `poisoned`, `stale`, `truncated`, `surplus` and
+    /// `lost` name theirs, any other reason is a filter's.
+    pub fn of_reason(reason: &str) -> Self {
+        match reason {
             POISONED => Fate::Poisoned,
             STALE => Fate::Stale,
+            TRUNCATED => Fate::Truncated,
+            SURPLUS => Fate::Surplus,
+            LOST => Fate::Lost,
             _ => Fate::Filtered,
         }
     }
@@ -53,6 +77,8 @@ impl Fate {
             Fate::Stale => "stale",
             Fate::Truncated => "truncated",
             Fate::Poisoned => "poisoned",
+            Fate::Surplus => "surplus",
+            Fate::Lost => "lost",
         }
     }
 }
@@ -60,7 +86,7 @@ impl Fate {
 /// A prompt whose group is not settled, and what was sampled for it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OpenGroup {
-    /// What was asked.
+    /// What was asked, without partial completions: they are in `answers` and `states`.
     pub prompt: Prompt,
     /// The newest version when it entered: none of its tokens is older.
     pub entered_under: Version,
@@ -72,6 +98,12 @@ pub struct OpenGroup {
 }
 
 impl OpenGroup {
+    /// The prompt as it re-enters: with its partial completions (law D7).
+    pub fn reentering(&self) -> Prompt {
+        let partial = Partial { completions: self.answers.values().cloned().collect(), environments: self.states.clone() };
+        Prompt { partial, ..self.prompt.clone() }
+    }
+
     fn tokens(&self) -> u64 {
         self.answers.values().map(|answer| answer.versions.generated() as u64).sum()
     }
@@ -95,8 +127,8 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Sampled tokens and entered prompts that are accounted for by nobody, or twice: `(tokens, prompts)`, both 0 unless the engine is
-    /// broken.
+    /// Sampled tokens and entered prompts that are accounted for by nobody, or twice: `(tokens, prompts)`. The run ends with
+    /// [`LedgerImbalance`](super::LedgerImbalance) where they are not both 0.
     pub fn imbalance(&self) -> (i64, i64) {
         let sum = |fates: &BTreeMap<Fate, u64>| fates.values().sum::<u64>();
         let off = |all: u64, known: u64| all as i64 - known as i64;
@@ -135,23 +167,26 @@ impl Ledger {
         self.open.values()
     }
 
-    /// A prompt enters, or enters again after an interruption, and then keeps what it has.
+    /// A prompt enters, or re-enters after an interruption: then its group is open already, and
+    /// keeps its answers. One whose group is not open may carry partial completions of another run:
+    /// their tokens count as sampled by this one.
     pub fn enter(&mut self, prompt: &Prompt, version: Version) {
         self.next = self.next.max(prompt.ordinal + 1);
-        self.open.entry(prompt.ordinal).or_insert_with(|| {
-            self.entered += 1;
-            OpenGroup { prompt: prompt.clone(), entered_under: version, ..OpenGroup::default() }
-        });
+        if self.open.contains_key(&prompt.ordinal) {
+            return;
+        }
+        let mut prompt = prompt.clone();
+        let Partial { completions, environments: states } = std::mem::take(&mut prompt.partial);
+        let answers = completions.into_iter().map(|answer| (answer.index, answer)).collect();
+        let group = OpenGroup { prompt, entered_under: version, answers, states };
+        self.entered += 1;
+        self.generated += group.tokens();
+        self.open.insert(group.prompt.ordinal, group);
     }
 
     /// The newest version when an open group's prompt entered for the first time.
     pub fn entered_under(&self, ordinal: u64) -> Option<Version> {
         self.open.get(&ordinal).map(|group| group.entered_under)
-    }
-
-    /// What is there of a group's answers already.
-    pub fn answers(&self, ordinal: u64) -> Vec<Answer> {
-        self.open.get(&ordinal).map(|group| group.answers.values().cloned().collect()).unwrap_or_default()
     }
 
     /// Groups that are trained before this one, if groups are trained in the order of their entry: those that were, and those that are open.
@@ -179,12 +214,7 @@ impl Ledger {
         }
     }
 
-    /// What a rollout's environment saved of it.
-    pub fn state(&self, ordinal: u64, index: u32) -> Option<Value> {
-        self.open.get(&ordinal).and_then(|group| group.states.get(&index)).cloned()
-    }
-
-    /// Keeps that.
+    /// Keeps the state that a rollout's environment saved.
     pub fn remember(&mut self, ordinal: u64, index: u32, state: Value) {
         if let Some(group) = self.open.get_mut(&ordinal) {
             group.states.insert(index, state);
@@ -209,16 +239,32 @@ impl Ledger {
         tokens
     }
 
+    /// Whether the batch's groups hold every token that was sampled for them. Groups whose generator
+    /// writes nothing down are taken at their word.
+    pub fn verify(&self, batch: &Batch) -> Result<(), TokensMissing> {
+        let kept = batch.groups.iter().map(|group| (group.id(), group.generated(), &group.dropped));
+        let dropped = batch.dropped.iter().map(|dropped| (dropped.id, dropped.generated(), &dropped.samples));
+        for (group, generated, before) in kept.chain(dropped) {
+            let Some(open) = self.open.get(&group).filter(|open| !open.answers.is_empty()) else { continue };
+            let found = (generated + before.iter().map(|sample| sample.generated).sum::<usize>()) as u64;
+            if found != open.tokens() {
+                return Err(TokensMissing { group, sampled: open.tokens(), found });
+            }
+        }
+        Ok(())
+    }
+
     /// A batch was trained: the groups in it, and those that were dropped while it was collected, are settled.
     pub fn settle(&mut self, batch: &Batch) {
         for group in &batch.groups {
             let generated = group.generated() as u64;
             let trained = group.samples.iter().map(Sample::learned).sum::<usize>() as u64;
-            self.close(group.id(), generated, Fate::Trained, &[(Fate::Trained, trained), (Fate::Masked, generated - trained)]);
+            let tokens = [(Fate::Trained, trained), (Fate::Masked, generated - trained)];
+            self.close(group.id(), Fate::Trained, &tokens, &group.dropped);
         }
         for dropped in &batch.dropped {
-            let (fate, generated) = (Fate::of(dropped), dropped.generated() as u64);
-            self.close(dropped.id, generated, fate, &[(fate, generated)]);
+            let fate = Fate::of(dropped);
+            self.close(dropped.id, fate, &[(fate, dropped.generated() as u64)], &dropped.samples);
         }
     }
 
@@ -234,14 +280,17 @@ impl Ledger {
         }
     }
 
-    fn close(&mut self, id: u64, generated: u64, fate: Fate, tokens: &[(Fate, u64)]) {
+    /// Settles an open group: `tokens` are those of its samples by fate, `dropped` the samples that left it before.
+    fn close(&mut self, id: u64, fate: Fate, tokens: &[(Fate, u64)], dropped: &[DroppedSample]) {
         let Some(group) = self.open.remove(&id) else { return };
+        let before = dropped.iter().map(|sample| (Fate::of_reason(&sample.reason), sample.generated as u64));
+        let tokens: Vec<(Fate, u64)> = tokens.iter().copied().chain(before).collect();
         if group.answers.is_empty() {
             // Its generator reports whole groups only.
-            self.generated += generated;
+            self.generated += tokens.iter().map(|(_, tokens)| tokens).sum::<u64>();
         }
         *self.groups.entry(fate).or_default() += 1;
-        for &(fate, tokens) in tokens {
+        for (fate, tokens) in tokens {
             self.count(fate, tokens);
         }
     }
@@ -250,5 +299,80 @@ impl Ledger {
         if tokens > 0 {
             *self.tokens.entry(fate).or_default() += tokens;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::data::{Group, Scored};
+
+    /// A group of four samples of `index + 1` tokens, entered and written down.
+    fn sampled(ledger: &mut Ledger, ordinal: u64) -> Group {
+        let prompt = Prompt { ordinal, ..Prompt::default() };
+        ledger.enter(&prompt, 1);
+        let sample = |index: u32| {
+            let mut sample = Sample::begin(&prompt, index, &[5]);
+            (0..=index).for_each(|_| sample.push(7, -1.0, 1));
+            sample.reward = Some(f64::from(index));
+            sample
+        };
+        let samples: Vec<Sample> = (0..4).map(sample).collect();
+        for sample in &samples {
+            (0..=sample.index).for_each(|_| ledger.sampled(ordinal, sample.index, 7, -1.0, 1));
+        }
+        Group { samples, prompt: Arc::new(prompt), ..Group::default() }
+    }
+
+    #[test]
+    fn d4_tokens_of_dropped_samples_have_the_fate_that_their_reason_names() {
+        let mut ledger = Ledger::default();
+        let (mut trained, mut rejected) = (sampled(&mut ledger, 0), sampled(&mut ledger, 1));
+        assert_eq!(trained.drop_samples(POISONED, |sample| sample.index == 3), 1);
+        assert_eq!(trained.drop_samples("duplicate", |sample| sample.index == 1), 1);
+        rejected.drop_samples(TRUNCATED, |sample| sample.index == 0);
+        let rejected = *Scored::new(rejected).unwrap().drop_for("zero_std".into()).settle().unwrap_err();
+        let batch = Batch { groups: vec![trained], dropped: vec![rejected], ..Batch::default() };
+        ledger.settle(&batch);
+        let totals = ledger.totals();
+        let tokens = [(Fate::Trained, 1 + 3), (Fate::Filtered, 2 + 9), (Fate::Truncated, 1), (Fate::Poisoned, 4)];
+        assert_eq!((totals.tokens.clone(), totals.imbalance()), (BTreeMap::from(tokens), (0, 0)));
+        assert_eq!(batch.dropped_samples().count(), 3);
+    }
+
+    #[test]
+    fn d4_samples_that_disappear_and_sums_that_disagree_are_errors_with_the_numbers() {
+        let mut ledger = Ledger::default();
+        let whole = sampled(&mut ledger, 0);
+        let mut torn = whole.clone();
+        torn.samples.pop();
+        let batch = |group: Group| Batch { groups: vec![group], ..Batch::default() };
+        assert_eq!(ledger.verify(&batch(whole.clone())), Ok(()));
+        let missing = TokensMissing { group: 0, sampled: 10, found: 6 };
+        assert_eq!(ledger.verify(&batch(torn)), Err(missing));
+        assert!(missing.to_string().contains("group 0") && missing.to_string().contains("drop_samples"), "{missing}");
+        ledger.generated += 3;
+        ledger.settle(&batch(whole));
+        let error = ledger.totals().balanced().unwrap_err();
+        assert_eq!((error.tokens, error.prompts), (3, 0));
+        assert!(error.to_string().contains("3 of 13 sampled tokens"), "{error}");
+    }
+
+    #[test]
+    fn a_group_that_lost_all_samples_is_dropped_for_the_same_reason() {
+        let mut ledger = Ledger::default();
+        let mut group = sampled(&mut ledger, 0);
+        group.drop_samples("odd", |sample| sample.index < 3);
+        let mut scored = Scored::new(group).unwrap();
+        assert_eq!(scored.dropped(), None);
+        assert_eq!(scored.drop_samples(STALE, |_| true), 1);
+        assert_eq!(scored.dropped(), Some(STALE));
+        let dropped = *scored.settle().unwrap_err();
+        ledger.settle(&Batch { dropped: vec![dropped], ..Batch::default() });
+        let totals = ledger.totals();
+        assert_eq!((totals.groups, totals.open_tokens), (BTreeMap::from([(Fate::Stale, 1)]), 0));
+        assert_eq!(totals.tokens, BTreeMap::from([(Fate::Filtered, 6), (Fate::Stale, 4)]));
     }
 }

@@ -3,6 +3,7 @@
 //! The source enters prompts, the generator writes down what it samples, the batcher judges groups, the trainer settles them, and the sync
 //! reports versions. Laws held: V2 and V4 by [`Pace`], D4 and C1's partial cache by [`Ledger`]. Cost: a lock and a few map look-ups a token.
 
+mod balance;
 mod ledger;
 mod pace;
 
@@ -11,11 +12,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-pub use ledger::{Fate, Ledger, OpenGroup, STALE, Totals};
+pub use balance::{LedgerImbalance, TokensMissing};
+pub use ledger::{Fate, LOST, Ledger, OpenGroup, STALE, SURPLUS, TRUNCATED, Totals};
 pub use pace::Pace;
 
-use crate::data::{Answer, Batch, BufferState, Group, Prompt, SampledToken, Status, Version};
-use crate::flow::Window;
+use crate::data::{Answer, Batch, BufferState, Group, Partial, Prompt, SampledToken, Status, Version};
+use crate::flow::{StageSpec, Window};
+
+/// For the error of a run whose prompts wait in vain.
+const RAISED_BY: &str = "`Admission::published` after each publish, called by the stage that publishes weights, and `Admission::judged` for \
+                         dropped groups, called by the batcher";
 
 /// Shared by the stages of one loop. Clones are the same.
 #[derive(Clone, Debug)]
@@ -66,7 +72,7 @@ impl Admission {
     /// under each version, and `total` in the whole run. Admits nothing until a version was published (law V4).
     pub fn new(groups_per_version: u64, in_flight: u64, total: Option<u64>) -> Self {
         let pace = Pace { groups_per_version, in_flight, total };
-        Admission { window: Window::new(0), pace, max_staleness: None, rounds: false, state: Arc::default() }
+        Admission { window: Window::new(0).raised_by(RAISED_BY), pace, max_staleness: None, rounds: false, state: Arc::default() }
     }
 
     /// Paces prompts so that no sample is more than `versions` behind the weights it trains, `groups` being trained under each version; 0
@@ -80,6 +86,11 @@ impl Admission {
     /// V3): it works in rounds, in which the prompts that enter together depend on nothing but which groups were dropped before.
     pub fn bounded(self, versions: u64) -> Self {
         Admission { max_staleness: Some(versions), rounds: versions == 0, ..self }
+    }
+
+    /// How a stage takes part in the loop that `admission` paces, or that it could and does not; `call` gives it one.
+    pub(crate) fn pace_stage(admission: Option<&Admission>, spec: StageSpec, call: &'static str) -> StageSpec {
+        spec.paced_by(admission.map(Admission::window), call)
     }
 
     /// What the source waits on.
@@ -114,9 +125,22 @@ impl Admission {
         let mut state = self.state();
         state.judged += kept + dropped;
         state.dropped += dropped;
-        if !self.rounds || state.judged >= self.window.limit() {
+        // A round that has enough groups for its version needs no more: the next begins with the next version.
+        let short = || state.judged - state.dropped < self.pace.trained_by_the_end_of(state.version);
+        if !self.rounds || (state.judged >= self.window.limit() && short()) {
             self.window.limit_to(self.pace.limit(state.version, state.dropped));
         }
+    }
+
+    /// Returns true if every group that may enter under the present version was judged.
+    pub(crate) fn round_is_judged(&self) -> bool {
+        self.state().judged >= self.window.limit()
+    }
+
+    /// Counts groups of a round that no step of its version needed. Their places come back with the
+    /// next version: a prompt that entered in their place now would be too old when it is trained.
+    pub(crate) fn surplus(&self, groups: u64) {
+        self.state().dropped += groups;
     }
 
     /// These groups left the batcher for the trainer, or were dropped.
@@ -149,22 +173,20 @@ impl Admission {
         self.state().ledger.entered_under(ordinal)
     }
 
-    /// What is there of a prompt's answers when a generator that holds `version` takes it up, again or for the first time: to be
-    /// continued. Answers that are not `usable` are discarded, and so are those that would be too old when trained (law V2).
+    /// Takes the partial completions off a prompt that a generator with `version` takes up, and
+    /// returns those to be continued (law D7). Completions that are not `usable` are discarded and
+    /// counted as truncated, and so are those that would be too old when they are trained (law V2).
     ///
-    /// In rounds nothing is there: what an interrupted run began is begun anew and gives the same tokens, since only what is computed
-    /// together in the same way is the same to the bit (law V3).
-    pub fn resume(&self, ordinal: u64, version: Version, usable: impl Fn(&Answer) -> bool) -> Vec<Answer> {
+    /// A run in rounds continues none: it samples them again and gets the same tokens, because only
+    /// work that is computed together in the same way is the same to the bit (law V3).
+    pub fn resume(&self, prompt: &mut Prompt, version: Version, usable: impl Fn(&Answer) -> bool) -> Partial {
+        let (ordinal, mut partial) = (prompt.ordinal, std::mem::take(&mut prompt.partial));
         let mut state = self.state();
-        let mut answers = state.ledger.answers(ordinal);
-        answers.retain(|answer| {
-            let kept = !self.rounds && usable(answer) && !self.expired(&state, ordinal, answer, version);
-            if !kept {
-                state.ledger.discard(ordinal, answer.index);
-            }
-            kept
-        });
-        answers
+        let continues = |answer: &Answer| !self.rounds && usable(answer) && !self.expired(&state, ordinal, answer, version);
+        for index in partial.retain(continues) {
+            state.ledger.discard(ordinal, index);
+        }
+        partial
     }
 
     /// Whether an answer's oldest token would be behind by more than the bound when its group is trained, `version` being the newest. Groups
@@ -200,11 +222,6 @@ impl Admission {
         }
     }
 
-    /// What the environment of a rollout saved.
-    pub(crate) fn saved(&self, ordinal: u64, index: u32) -> Option<serde_json::Value> {
-        self.state().ledger.state(ordinal, index)
-    }
-
     /// Forgets an answer, to begin it anew; its tokens are counted as truncated. Tells how many.
     pub fn discard(&self, ordinal: u64, index: u32) -> u64 {
         self.state().ledger.discard(ordinal, index)
@@ -217,14 +234,19 @@ impl Admission {
         self.window.limit_to(self.pace.limit(state.version, state.dropped));
     }
 
-    /// A batch was trained.
-    pub fn settle(&self, batch: &Batch) -> Totals {
+    /// Verifies, before the batch is trained, that its groups hold every token that was sampled for them.
+    pub fn verify(&self, batch: &Batch) -> Result<(), TokensMissing> {
+        self.state().ledger.verify(batch)
+    }
+
+    /// A batch was trained. Fails where the ledger does not balance then (law D4).
+    pub fn settle(&self, batch: &Batch) -> Result<Totals, LedgerImbalance> {
         let mut state = self.state();
         state.ledger.settle(batch);
         for id in batch.groups.iter().map(Group::id).chain(batch.dropped.iter().map(|dropped| dropped.id)) {
             state.batched.remove(&id);
         }
-        state.ledger.totals()
+        state.ledger.totals().balanced()
     }
 
     /// Sums as of now.
@@ -237,10 +259,11 @@ impl Admission {
         self.state().interrupted.clone()
     }
 
-    /// The prompts to enter again after an interruption, oldest first, and where the stream goes on.
+    /// The prompts that re-enter after an interruption, oldest first, each with its partial completions (law D7), and where the
+    /// stream goes on.
     pub(crate) fn interrupted(&self) -> (Vec<Prompt>, Option<BufferState>) {
         let state = self.state();
-        (state.ledger.open().map(|group| group.prompt.clone()).collect(), state.data.clone())
+        (state.ledger.open().map(OpenGroup::reentering).collect(), state.data.clone())
     }
 
     /// Where the stream of prompts began, or goes on: remembered for checkpoints.
@@ -315,10 +338,31 @@ mod tests {
             let status = if index == 2 { Status::Completed } else { Status::Pending };
             admission.sampled([SampledToken { ordinal: 0, index, token: 7, log_prob: -0.5, version: 1, status }]);
         }
-        let kept: Vec<_> = admission.resume(0, 1, |answer| answer.index != 1).into_iter().map(|answer| answer.index).collect();
-        assert_eq!(kept, [0, 2]);
-        assert!(admission.resume(0, 3, |_| true).is_empty(), "two versions later both are too old, the one that has ended too");
+        let reentering = || admission.interrupted().0.remove(0);
+        let resumed = |version, usable: fn(&Answer) -> bool| {
+            let mut prompt = reentering();
+            let kept = admission.resume(&mut prompt, version, usable);
+            assert!(prompt.partial.is_empty(), "they are off the prompt");
+            kept.completions.into_iter().map(|answer| answer.index).collect::<Vec<_>>()
+        };
+        assert_eq!(resumed(1, |answer| answer.index != 1), [0, 2]);
+        assert!(resumed(3, |_| true).is_empty(), "two versions later both are too old, the one that has ended too");
         let totals = admission.totals();
         assert_eq!((totals.tokens[&Fate::Truncated], totals.open_tokens, totals.imbalance()), (3, 0, (0, 0)));
+    }
+
+    #[test]
+    fn d7_partial_completions_that_a_prompt_brings_from_elsewhere_are_in_the_ledger_from_its_entry() {
+        let admission = Admission::max_staleness(1, 2);
+        admission.published(2);
+        let partial = Partial { completions: vec![answer(2)], ..Partial::default() };
+        let mut prompt = Prompt { ordinal: 0, partial, ..Prompt::default() };
+        admission.enter(&prompt);
+        let totals = admission.totals();
+        assert_eq!((totals.generated, totals.open_tokens, totals.imbalance()), (1, 1, (0, 0)), "law D4");
+        assert_eq!(admission.interrupted().0, [prompt.clone()], "a checkpoint has them");
+        admission.enter(&prompt);
+        assert_eq!(admission.totals(), totals, "a prompt that re-enters is counted once");
+        assert_eq!(admission.resume(&mut prompt, 2, |_| true).completions, [answer(2)]);
     }
 }

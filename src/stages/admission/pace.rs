@@ -8,6 +8,10 @@
 //! `v + S`. There is room for all of them if the oldest go first: by version `v` at most `(v − 1) · P + W` groups had entered, which for
 //! `W ≤ (S + 1) · P` is no more than the `(v + S) · P` that are trained until then. A batch that takes younger ones must leave that much
 //! room to those it passes over: a schedule by earliest deadline.
+//!
+//! A run in rounds (`S` = 0) may over-sample: its window is wider than `P`. Every group that enters under a version is judged before that
+//! version's last step, and what the steps do not need is dropped then, so that nothing enters under one version and is trained under the
+//! next. The dropped groups' places come back with the next publish.
 
 use crate::data::Version;
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::data::{Batch, Dropped, Group, Scored, Version};
 use crate::stages::admission::Due;
 use crate::stages::train::{OnStale, staleness};
-use crate::stages::{Admission, Fate, STALE};
+use crate::stages::{Admission, Fate, STALE, SURPLUS};
 
 /// The ids in the order of their entry.
 struct Turns {
@@ -56,6 +56,8 @@ pub(super) struct Draft {
     part: Option<usize>,
     /// Groups of the present batch that were.
     sent: usize,
+    /// If true, rounds have more groups than their steps train, and the rest of each is dropped.
+    over_samples_rounds: bool,
     batch: Batch,
 }
 
@@ -65,6 +67,10 @@ impl Draft {
         let (again, next) = admission.as_ref().map(Admission::interrupted_groups).unwrap_or_default();
         let trained = |admission: &Admission| admission.totals().groups.get(&Fate::Trained).copied();
         let turns = Turns { again: again.into(), next };
+        let in_rounds = admission.as_ref().is_some_and(Admission::in_rounds);
+        let over_samples_rounds = in_rounds && choice.is_some_and(|choice| choice > size);
+        // What a step takes of a round must not depend on what finishes first (law V3): it is the oldest groups.
+        let choice = if over_samples_rounds { Some(size) } else { choice };
         Draft {
             size,
             choice: choice.map(|size| Choice { turns, size, ids: BTreeSet::new() }),
@@ -76,6 +82,7 @@ impl Draft {
             spared: BTreeSet::new(),
             part: None,
             sent: 0,
+            over_samples_rounds,
             batch: Batch::default(),
         }
     }
@@ -84,7 +91,8 @@ impl Draft {
     /// takes all that it chooses from and nothing expires; elsewhere batches stay whole.
     pub fn in_parts(mut self, least: usize) -> Self {
         let certain = self.choice.as_ref().is_some_and(|choice| choice.size == self.size) && self.on_stale == OnStale::Wait;
-        self.part = certain.then_some(least.max(1));
+        // The last part of an over-sampled round could be empty.
+        self.part = (certain && !self.over_samples_rounds).then_some(least.max(1));
         self
     }
 
@@ -104,7 +112,9 @@ impl Draft {
     pub fn close(&mut self) -> Option<Batch> {
         self.expire();
         let missing = self.size - self.sent;
-        let more = self.ready.len() < missing || self.must_wait();
+        let round = self.ending_round();
+        let more = self.ready.len() < missing || self.must_wait() || round.is_some_and(|round| !round.round_is_judged());
+        let ends_round = round.is_some() && !more;
         if more && self.part.is_none_or(|least| self.ready.len() < least) {
             return None;
         }
@@ -119,6 +129,9 @@ impl Draft {
         let id = self.batch.id + u64::from(!more);
         if !more {
             self.taken += std::mem::take(&mut self.sent) as u64;
+        }
+        if ends_round {
+            self.drop_surplus();
         }
         let following = Batch { id, ..Batch::default() };
         let spared = groups.iter().map(Group::id).filter(|id| self.spared.remove(id)).collect();
@@ -146,10 +159,36 @@ impl Draft {
                 Ok(group) => drop(self.ready.insert(group.id(), group)),
                 Err(dropped) => {
                     self.leave(dropped.id);
-                    self.batch.dropped.push(dropped);
+                    self.batch.dropped.push(*dropped);
                 }
             }
         }
+    }
+
+    /// The admission of an over-sampled round if the present batch is the last that its version trains.
+    fn ending_round(&self) -> Option<&Admission> {
+        let admission = self.admission.as_ref().filter(|_| self.over_samples_rounds)?;
+        let taken = self.taken + self.size as u64;
+        taken.is_multiple_of(admission.pace().groups_per_version.max(1)).then_some(admission)
+    }
+
+    /// Drops what is left of a round, all of which is here: under the next version it would be too old (law V2).
+    fn drop_surplus(&mut self) {
+        let mut surplus = Vec::new();
+        self.admit();
+        while !self.ready.is_empty() {
+            for group in std::mem::take(&mut self.ready).into_values() {
+                self.spared.remove(&group.id());
+                self.leave(group.id());
+                surplus.push(Dropped::new(&group, SURPLUS));
+            }
+            self.admit();
+        }
+        if let Some(admission) = &self.admission {
+            admission.surplus(surplus.len() as u64);
+            admission.batched(surplus.iter().map(|dropped| dropped.id));
+        }
+        self.batch.dropped.extend(surplus);
     }
 
     fn leave(&mut self, id: u64) {

@@ -59,7 +59,7 @@ impl Answering {
                 engine.submit(Request::new(ordinal, tokens.clone(), samples, Arc::new(params)))?;
                 open.open(prompt, tokens, samples, temperature);
             }
-            Answering::Rollouts(all) => all.admit(prompt, samples, params, Vec::new()),
+            Answering::Rollouts(all) => all.admit(prompt, samples, params),
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::answering::Answering;
 use super::summary::Summary;
 use crate::data::chat::ChatError;
-use crate::data::{Group, Prompt, Sample, Tokenizer, TokenizerError, Version};
+use crate::data::{Group, Prompt, Sample, Tokenizer, TokenizerError, Version, is_reward};
 use crate::engine::{EngineError, SamplingParams, TokenEngine};
 use crate::flow::StageError;
 use crate::observe::logs::{Failure, JudgedAnswer};
@@ -166,7 +166,7 @@ impl Evaluation {
                 index: sample.index,
                 prompt: sample.prompt.clone(),
                 response: sample.response.clone(),
-                reward: sample.reward.filter(|reward| reward.is_finite()),
+                reward: sample.reward.filter(|reward| is_reward(*reward)),
                 status: sample.status,
                 tokens: parts.iter().map(Sample::generated).sum(),
                 error: failures.iter().find(|failure| failure.sample == sample.index).map(Failure::to_string),

@@ -17,7 +17,7 @@ use super::evaluation::{Evaluation, Exam};
 use crate::data::{Tokenizer, Version};
 use crate::engine::{OnNewWeights, TokenEngine};
 use crate::flow::{Io, Signal, Stage, StageError, StageSpec, TryRecv};
-use crate::observe::logs::{AnswerWriter, JsonlLogger, LogError, MetricsLogger};
+use crate::observe::logs::{AnswerWriter, JsonlLogger, LogError, MetricsLogger, last_step};
 use crate::observe::{Metric, Metrics, StepMetrics};
 use crate::stages::generate::EngineSettings;
 use crate::stages::train::Trained;
@@ -42,13 +42,20 @@ pub struct Evaluator<E: TokenEngine> {
 pub struct AnswerLog {
     rows: JsonlLogger,
     folder: PathBuf,
+    /// The last step that has a row of an earlier part of the run.
+    evaluated: u64,
 }
 
 impl AnswerLog {
     /// In the folder of a run.
     pub fn new(run: impl AsRef<Path>) -> Result<Self, LogError> {
         let rows = JsonlLogger::at(run.as_ref().join("evaluations.jsonl"))?;
-        Ok(AnswerLog { rows, folder: run.as_ref().join("evaluations") })
+        let evaluated = last_step(rows.path())?;
+        Ok(AnswerLog { rows, folder: run.as_ref().join("evaluations"), evaluated })
+    }
+
+    pub(super) fn row(&mut self, step: u64, row: &StepMetrics) -> Result<(), LogError> {
+        self.rows.log(step, row)
     }
 
     fn answers(&self, step: u64) -> Result<AnswerWriter, LogError> {
@@ -142,10 +149,11 @@ struct Sitting {
 impl<E: TokenEngine> Evaluator<E> {
     /// Takes a step in, and gives the one before free.
     fn take(&mut self, desk: &mut Desk<E>, trained: Trained<E::Weights>) -> Result<Option<Trained<E::Weights>>, StageError> {
-        // The first message brings the weights that the run begins or goes on with; of the latter it was asked already.
+        // The first message brings the weights that the run begins or goes on with. The latter are evaluated already, unless the run was
+        // killed while an evaluation ran alongside its steps.
         let first = trained.step == 0;
         let step = if first { self.before } else { trained.step };
-        let known = first && self.before > 0;
+        let known = first && self.before > 0 && self.log.as_ref().is_none_or(|log| log.evaluated >= step);
         if let Some(publish) = trained.publish.as_ref().filter(|_| self.is_due(step) && !known)
             && let Some((left_out, _)) = desk.next.replace((step, publish.clone()))
         {
@@ -174,9 +182,11 @@ impl<E: TokenEngine> Evaluator<E> {
         for judged in evaluation.advance(&mut desk.engine)? {
             answers.as_mut().map_or(Ok(()), |answers| answers.write(&judged))?;
         }
-        let Some(Sitting { step, version, evaluation, .. }) = desk.sitting.take_if(|sitting| sitting.evaluation.is_done()) else {
+        let Some(Sitting { step, version, evaluation, answers }) = desk.sitting.take_if(|sitting| sitting.evaluation.is_done())
+        else {
             return Ok(());
         };
+        answers.map_or(Ok(()), |mut answers| answers.finish())?;
         let summary = evaluation.summary();
         desk.found = summary.row();
         desk.found.insert(Metric::EvalStep.key().to_owned(), step as f64);
@@ -185,7 +195,7 @@ impl<E: TokenEngine> Evaluator<E> {
             summary.publish(metrics);
         }
         if let Some(log) = &mut self.log {
-            log.rows.log(step, &desk.found)?;
+            log.row(step, &desk.found)?;
         }
         let shown = |what: &str, value: Option<f64>| value.map_or(String::new(), |value| format!(" {what}={value:.4}"));
         let (greedy, sampled) = (shown("greedy", summary.greedy_accuracy), shown("sampled", summary.accuracy));

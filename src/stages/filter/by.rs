@@ -6,7 +6,7 @@ use std::fmt;
 
 use crate::algo::filters::{GroupFilter, Verdict};
 use crate::data::Scored;
-use crate::flow::{Io, Stage, StageError};
+use crate::flow::{Io, Stage, StageError, caught};
 
 /// A dropped group is marked with its reason and travels on to the batcher, which gives its place back, so that exactly as many prompts
 /// enter again, and tells the log of it (law D4).
@@ -36,6 +36,16 @@ pub struct Exhausted {
     pub dropped: u64,
     /// Of these, how many for which reason.
     pub reasons: BTreeMap<String, u64>,
+}
+
+/// A filter that panicked.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+#[error("the filter panicked on group {group}: {message}")]
+pub struct FilterPanicked {
+    /// The group's id.
+    pub group: u64,
+    /// The panic's message.
+    pub message: String,
 }
 
 fn by_reason(reasons: &BTreeMap<String, u64>) -> String {
@@ -70,7 +80,9 @@ impl Stage for Filter {
         while let Some(scored) = io.recv()? {
             // Dropped before: not this filter's to judge, for not every sample of a poisoned group has a reward; but it counts as rejected.
             let before = scored.dropped().map(|reason| Cow::Owned(reason.to_owned()));
-            let verdict = before.clone().map_or_else(|| (self.filter)(scored.group()), Verdict::Drop);
+            let group = scored.group();
+            let judge = || caught(|| (self.filter)(group)).map_err(|message| FilterPanicked { group: group.id(), message });
+            let verdict = before.clone().map_or_else(judge, |reason| Ok(Verdict::Drop(reason)))?;
             let Verdict::Drop(reason) = verdict else {
                 (in_a_row, sparing) = (Exhausted::default(), false);
                 io.send(scored)?;

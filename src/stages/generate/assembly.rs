@@ -3,11 +3,21 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::data::{Group, Prompt, Sample, Tokenizer, TokenizerError};
+use crate::data::{Group, Prompt, Sample, Status, Tokenizer, TokenizerError};
 use crate::engine::Finished;
 
 /// Where the metadata of a sample that an engine refused say why.
 pub const REFUSED: &str = "refused";
+
+/// Where the metadata of a rollout whose environment failed say why.
+pub const ENVIRONMENT_FAILURE: &str = "environment_failure";
+
+/// Why an engine or an environment lost a sample, if one did: the sample is not whole and earns nothing.
+pub fn why_lost(sample: &Sample) -> Option<&str> {
+    let said = |key| sample.metadata.get(key).and_then(|why| why.as_str());
+    let engine = said(REFUSED).filter(|_| sample.status == Status::Aborted);
+    engine.or_else(|| said(ENVIRONMENT_FAILURE))
+}
 
 /// Groups of which some answers are missing.
 #[derive(Debug)]
@@ -54,7 +64,7 @@ impl Assembly {
             return Ok(None);
         }
         let Some(Open { prompt, samples, .. }) = self.open.remove(&ordinal) else { return Ok(None) };
-        Ok(Some(Group { prompt, samples: samples.into_iter().flatten().collect() }))
+        Ok(Some(Group { prompt, samples: samples.into_iter().flatten().collect(), ..Group::default() }))
     }
 }
 

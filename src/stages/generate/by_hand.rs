@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::assembly::Assembly;
-use crate::data::{Group, Prompt, Tokenizer};
+use crate::data::{Group, Partial, Prompt, Tokenizer};
 use crate::engine::{EngineError, Request, SamplingParams, TokenEngine};
 
 /// Answers each prompt `group_size` times and gives the groups in the order of the prompts, when the last answer has ended.
@@ -16,9 +16,10 @@ pub(super) fn answer<E: TokenEngine>(
 ) -> Result<Vec<Group>, EngineError> {
     let (samples, params) = (group_size as u32, Arc::new(params.clone()));
     let mut open = Assembly::new(false);
-    for prompt in prompts {
+    for mut prompt in prompts {
         let (ordinal, tokens): (_, Arc<[u32]>) = (prompt.ordinal, tokenizer.encode_prompt(&prompt)?.into());
-        engine.submit(Request::new(ordinal, tokens.clone(), samples, params.clone()))?;
+        let Partial { completions: answers, .. } = std::mem::take(&mut prompt.partial);
+        engine.submit(Request { answers, ..Request::new(ordinal, tokens.clone(), samples, params.clone()) })?;
         open.open(prompt, tokens, samples, params.temperature);
     }
     let mut groups = Vec::new();

@@ -4,13 +4,13 @@
 //! waits only when there is nothing to generate.
 //!
 //! Every token is written down in the [`Admission`]'s ledger with the step that sampled it, so that whatever ends the run loses none
-//! (laws C1, D4), and what a prompt has there when it comes is continued. Answers too old to be trained are begun anew (law V2).
+//! (laws C1, D4). Partial completions that a prompt carries are continued (law D7). Answers too old to be trained are begun anew (law V2).
 
 use std::sync::Arc;
 
 use super::agent::{Agent, Setup};
 use super::assembly::Assembly;
-use crate::data::{Answer, Group, Prompt, Sample, Status, Tokenizer, Version};
+use crate::data::{Answer, Group, Partial, Prompt, Sample, Status, Tokenizer, Version};
 use crate::engine::{Concurrency, Load, OnNewWeights, Request, SamplingParams, TokenEngine};
 use crate::flow::{Io, Signal, Stage, StageError, StageSpec, TryRecv, WeightsRx};
 use crate::observe::{Metric, Metrics};
@@ -156,7 +156,8 @@ impl<E: TokenEngine> Generator<E> {
         Generator { metrics: Some(metrics.clone()), ..self }
     }
 
-    /// Writes down there what it samples (law D4), and continues what is written there already. Where that admits prompts in rounds, it
+    /// Writes down there what it samples (law D4), and discards the partial completions of prompts that would be too old (law V2). Where
+    /// that admits prompts in rounds, it continues none, and it
     /// generates in rounds: a round begins when all of its prompts have come, so that what is computed together depends on no timing
     /// (law V3).
     pub fn admission(self, admission: &Admission) -> Self {
@@ -173,17 +174,34 @@ impl<E: TokenEngine> Generator<E> {
         if in_rounds { 1 } else { self.workers }
     }
 
-    fn submit(&self, engine: &mut E, groups: &mut Assembly, prompt: Prompt) -> Result<(), StageError> {
+    fn submit(&self, engine: &mut E, groups: &mut Assembly, mut prompt: Prompt) -> Result<(), StageError> {
         let tokens: Arc<[u32]> = self.tokenizer.encode_prompt(&prompt)?.into();
         let (ordinal, samples) = (prompt.ordinal, self.group_size);
-        let answers = match (&self.admission, engine.version()) {
-            (Some(admission), Some(version)) => admission.resume(ordinal, version, |answer| self.continues(answer, version)),
-            _ => Vec::new(),
-        };
+        let Partial { completions: answers, .. } =
+            self.resume(&mut prompt, engine.version(), &|answer, version| self.continues(answer, version));
         let params = self.params_of(ordinal, engine.version());
         groups.open(prompt, tokens.clone(), samples, params.temperature);
         engine.submit(Request { answers, ..Request::new(ordinal, tokens, samples, Arc::new(params)) })?;
         Ok(())
+    }
+
+    /// Takes the partial completions off a prompt and returns those to be continued (law D7): without an admission all that are
+    /// `usable`.
+    pub(super) fn resume(
+        &self,
+        prompt: &mut Prompt,
+        version: Option<Version>,
+        usable: &dyn Fn(&Answer, Version) -> bool,
+    ) -> Partial {
+        let version = version.unwrap_or_default();
+        match &self.admission {
+            Some(admission) => admission.resume(prompt, version, |answer| usable(answer, version)),
+            None => {
+                let mut partial = std::mem::take(&mut prompt.partial);
+                let _unusable = partial.retain(|answer| usable(answer, version));
+                partial
+            }
+        }
     }
 
     /// How a prompt's answers are sampled that comes to an engine of `version`.
@@ -351,7 +369,8 @@ impl<E: TokenEngine> Stage for Generator<E> {
 
     fn spec(&self) -> StageSpec {
         let spec = StageSpec::thread().workers(self.engines()).threads(self.settings.threads);
-        spec.subscribes(self.weights.id()).knob("threads, workers or slots")
+        let spec = spec.subscribes(self.weights.id()).knob("threads, workers or slots");
+        Admission::pace_stage(self.admission.as_ref(), spec, ".admission(&admission)")
     }
 
     fn replica(&self) -> Option<Self> {

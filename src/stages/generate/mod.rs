@@ -9,6 +9,6 @@ mod generator;
 mod local;
 mod remote;
 
-pub use assembly::REFUSED;
+pub use assembly::{ENVIRONMENT_FAILURE, REFUSED, why_lost};
 pub use batches::{Transform, apply_sample_transforms, rollout_batches};
 pub use generator::{EngineSettings, Generator};

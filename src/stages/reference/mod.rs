@@ -1,11 +1,13 @@
 //! The policy that the trained one is held to, beside the trainer.
 
+mod batches;
 #[cfg(feature = "torch")]
 mod local;
 mod model;
 mod moving;
 mod scored;
 
+pub use batches::BatchReference;
 #[cfg(feature = "torch")]
 pub use local::LocalReference;
 pub use model::{ReferenceError, ReferenceModel, UnscoredReference};

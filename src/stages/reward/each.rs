@@ -1,8 +1,8 @@
 //! A reward for each sample by itself, computed apart from the runtime and the tensor threads: on rayon's threads where that takes longer than
 //! to wake them, else on the stage's own.
 //!
-//! Law F6: a sample whose reward fails is tried again at once, and then its whole group (law D2) is a dead letter, dropped and counted,
-//! and the run goes on. Only a reward that fails on one group after the other ends it.
+//! Law F6: a sample whose reward fails is tried again at once, and then its group is a dead letter, and the run goes on: without the sample
+//! where that was lost, without the whole group where the reward has a defect. Only a reward that fails on one group after the other ends it.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use crate::observe::Metrics;
 use crate::observe::logs::DeadLetterWriter;
 
 use super::score::{Scorers, score};
-use super::settle::{OnFailure, Settling};
+use super::settle::{OnFailure, OnLostSample, Settling};
 
 type RewardFn = dyn Fn(&Sample) -> Result<Earnings, String> + Send + Sync;
 type AheadFn = dyn Fn(&Group) + Send + Sync;
@@ -59,6 +59,12 @@ impl Reward {
     /// What to do when no retry helps.
     pub fn on_failure(self, on_failure: OnFailure) -> Self {
         Reward { settling: Settling { on_failure, ..self.settling }, ..self }
+    }
+
+    /// What becomes of a group whose samples an engine, an environment, a sandbox or a service lost; the sample is dropped by default. A reward
+    /// that returns an error has lost its sample, too; one that panics or gives no finite number has a defect, and its group is poisoned.
+    pub fn on_lost_sample(self, on_lost_sample: OnLostSample) -> Self {
+        Reward { settling: Settling { on_lost_sample, ..self.settling }, ..self }
     }
 
     /// Ends the run with [`RewardBroken`](super::RewardBroken) when it fails on more than this many groups in a row, whatever becomes of them: 64

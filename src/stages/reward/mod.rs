@@ -18,4 +18,4 @@ pub use score::{Scorers, Scoring, score};
 #[cfg(feature = "torch")]
 pub use scorer::{Scorer, ScoringError};
 pub use served::{Served, ServedReward};
-pub use settle::{OnFailure, RewardBroken, RewardError};
+pub use settle::{OnFailure, OnLostSample, RewardBroken, RewardError};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 use crate::algo::rewards::{Earned, Earnings};
-use crate::data::{Group, RewardParts, Sample};
+use crate::data::{Group, RewardParts, Sample, is_reward};
 use crate::flow::panic_message;
 use crate::observe::logs::{Failure, FailureKind};
 
@@ -38,8 +38,8 @@ impl Scorers {
     }
 }
 
-/// Gives every sample of `group` its reward, or none where `reward` fails `retries` + 1 times. A panic, an error and a number that is not
-/// finite are failures. Of a rollout that has several parts the last is judged, and the others earn the same. Costs one call a rollout and one a
+/// Gives every sample of `group` its reward, or none where `reward` fails `retries` + 1 times. A panic, an error and a number that
+/// can't be a reward are failures. Of a rollout that has several parts the last is judged, and the others earn the same. Costs one call a rollout and one a
 /// retry; returns when all are done.
 pub fn score<R: Earned>(group: &mut Group, reward: impl Fn(&Sample) -> R + Sync, retries: u32, scorers: Scorers) -> Scoring {
     let earlier = group.set_earlier_parts_aside();
@@ -80,8 +80,9 @@ pub fn score<R: Earned>(group: &mut Group, reward: impl Fn(&Sample) -> R + Sync,
 fn call<R: Earned>(reward: impl Fn(&Sample) -> R, sample: &Sample) -> Result<Earnings, (FailureKind, String)> {
     match catch_unwind(AssertUnwindSafe(|| reward(sample).earned())) {
         Ok(Ok(earned)) => {
-            match std::iter::once(earned.reward).chain(earned.parts.values().copied()).find(|value| !value.is_finite()) {
+            match std::iter::once(earned.reward).chain(earned.parts.values().copied()).find(|value| !is_reward(*value)) {
                 None => Ok(earned),
+                Some(value) if value.is_finite() => Err((FailureKind::TooLarge, format!("{value:e}"))),
                 Some(value) => Err((FailureKind::NotFinite, value.to_string())),
             }
         }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::score::{Scorers, Scoring, score};
 use super::service::Service;
-use super::settle::{OnFailure, Settling};
+use super::settle::{OnFailure, OnLostSample, Settling};
 use crate::algo::rewards::{Earnings, Parts};
 use crate::data::{Group, Sample, Scored};
 use crate::flow::{AsyncIo, AsyncStage, StageError, StageSpec};
@@ -148,6 +148,11 @@ impl ServedReward {
     /// As [`Reward::on_failure`](super::Reward::on_failure).
     pub fn on_failure(self, on_failure: OnFailure) -> Self {
         self.settling(|settling| settling.on_failure = on_failure)
+    }
+
+    /// As [`Reward::on_lost_sample`](super::Reward::on_lost_sample).
+    pub fn on_lost_sample(self, on_lost_sample: OnLostSample) -> Self {
+        self.settling(|settling| settling.on_lost_sample = on_lost_sample)
     }
 
     /// As [`Reward::max_poisoned`](super::Reward::max_poisoned).

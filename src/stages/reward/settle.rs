@@ -1,24 +1,46 @@
-//! What becomes of a scored group: it goes on, or is given up by the policy for rewards that fail (law F6).
+//! What becomes of a scored group: it goes on, perhaps without the samples that were lost, or is given up by the policy for rewards that
+//! fail (law F6).
+//!
+//! A sample is *lost* where an engine, an environment, a sandbox or a service failed on it, again and again: that says nothing of the
+//! completion, and costs the sample alone. A completion that is cut off, or that takes too long to judge, is none of these: it has a
+//! verdict. Samples that disappear for being slow would bias training towards short completions.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::data::{Group, Prompt, Scored, Status};
+use crate::data::{Group, Prompt, Scored};
 use crate::flow::StageError;
 use crate::observe::logs::{DeadLetter, DeadLetterWriter, Failure, FailureKind};
 use crate::observe::{Metric, Metrics};
 
 use super::score::Scoring;
-use crate::stages::generate::REFUSED;
+use crate::stages::LOST;
+use crate::stages::generate::why_lost;
+
+/// What becomes of a group that lost samples to a failure of an engine, an environment, a sandbox or a service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnLostSample {
+    /// The samples are dropped as [`LOST`](crate::stages::LOST), and the group goes on with the others. One with fewer than two others is
+    /// dropped: nothing is left to compare.
+    #[default]
+    DropSample,
+    /// The whole group is dropped as [`LOST`](crate::stages::LOST).
+    DropGroup,
+}
+
+/// Fewest rollouts that a group goes on with when it lost some.
+const FEWEST: usize = 2;
 
 /// What becomes of a group when no retry could save the reward of one of its samples (law F6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnFailure {
-    /// It is dropped as [`POISONED`](crate::data::POISONED) and written to the dead letters, to be tried again later.
+    /// It is dropped as [`POISONED`](crate::data::POISONED) and written to the dead letters, to be tried again later. Where samples were
+    /// lost, [`OnLostSample`] says what is dropped; the letter has the whole group.
     #[default]
     DeadLetter,
-    /// It is dropped as [`POISONED`](crate::data::POISONED).
+    /// The same without a letter.
     Drop,
     /// The sample earns 0, the others what they earned.
     Zero,
@@ -53,6 +75,7 @@ fn kept(dead_letters: &Option<PathBuf>) -> String {
 /// The policy, where it writes to, and how many groups failed since the last that did not.
 pub(super) struct Settling {
     pub(super) on_failure: OnFailure,
+    pub(super) on_lost_sample: OnLostSample,
     pub(super) max_poisoned: u64,
     pub(super) dead_letters: Option<DeadLetterWriter>,
     pub(super) metrics: Option<Metrics>,
@@ -61,7 +84,14 @@ pub(super) struct Settling {
 
 impl Default for Settling {
     fn default() -> Self {
-        Settling { on_failure: OnFailure::default(), max_poisoned: 64, dead_letters: None, metrics: None, in_a_row: 0 }
+        Settling {
+            on_failure: OnFailure::default(),
+            on_lost_sample: OnLostSample::default(),
+            max_poisoned: 64,
+            dead_letters: None,
+            metrics: None,
+            in_a_row: 0,
+        }
     }
 }
 
@@ -69,14 +99,15 @@ impl Settling {
     /// The group as the next stage gets it, or why the run ends. May wait for a disk.
     pub(super) fn settle(&mut self, stage: &str, mut group: Group, scoring: Scoring) -> Result<Scored, StageError> {
         let Scoring { mut failures, failed_calls, .. } = scoring;
-        // There is no answer that could earn anything.
-        for sample in group.samples.iter_mut().filter(|sample| sample.status == Status::Aborted) {
-            if let Some(text) = sample.metadata.get(REFUSED).and_then(|why| why.as_str()).map(str::to_owned) {
-                sample.reward = None;
+        // There is no whole answer that could earn anything.
+        for sample in &mut group.samples {
+            if let Some(text) = why_lost(sample).map(str::to_owned) {
+                (sample.reward, sample.reward_parts) = Default::default();
                 failures.retain(|failure| failure.sample != sample.index);
-                failures.push(Failure { sample: sample.index, attempts: 1, kind: FailureKind::Refused, text });
+                failures.push(Failure { sample: sample.index, attempts: 1, kind: FailureKind::Lost, text });
             }
         }
+        failures.sort_by_key(|failure| failure.sample);
         let scored = match failures.first().map(|first| RewardError::new(&group, first)) {
             None => {
                 self.in_a_row = 0;
@@ -85,6 +116,9 @@ impl Settling {
             Some(error) => {
                 self.in_a_row += 1;
                 let scored = self.give_up(stage, group, failures, &error)?;
+                if self.on_failure != OnFailure::Zero && scored.dropped().is_none() {
+                    self.in_a_row = 0;
+                }
                 if self.in_a_row > self.max_poisoned {
                     return Err(self.broken(error).into());
                 }
@@ -101,6 +135,20 @@ impl Settling {
             _ => None,
         };
         RewardBroken { in_a_row: self.in_a_row, max_poisoned: self.max_poisoned, dead_letters, last }
+    }
+
+    /// The group without what it lost, or as much of it as the policy drops.
+    fn without_lost(&self, mut group: Group, failures: &[Failure]) -> Result<Scored, StageError> {
+        if !failures.iter().all(|failure| failure.kind.is_loss()) {
+            return Ok(Scored::poisoned(group));
+        }
+        let lost: BTreeSet<u32> = failures.iter().map(|failure| failure.sample).collect();
+        let left: BTreeSet<u32> = group.samples.iter().map(|sample| sample.index).filter(|index| !lost.contains(index)).collect();
+        if self.on_lost_sample == OnLostSample::DropGroup || left.len() < FEWEST {
+            return Ok(Scored::poisoned(group).drop_for(LOST.into()));
+        }
+        group.drop_samples(LOST, |sample| lost.contains(&sample.index));
+        Ok(Scored::new(group)?)
     }
 
     /// What becomes of a group with at least one failure.
@@ -124,14 +172,14 @@ impl Settling {
                 }
                 match &mut self.dead_letters {
                     Some(writer) => {
-                        writer.write(&letter(stage, &group, failures))?;
+                        writer.write(&letter(stage, &group, failures.clone()))?;
                         tracing::warn!(stage, "{error}; its group is in {}", writer.path().display());
                     }
                     None => tracing::error!(stage, "{error}; its group is lost, since there is no file for dead letters"),
                 }
             }
         }
-        Ok(Scored::poisoned(group))
+        self.without_lost(group, &failures)
     }
 
     fn count(&self, scored: &Scored, failed_calls: u64) {

@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn long_answers_that_were_dropped_show_in_the_ratio() {
-        let group = |samples| Group { prompt: Arc::default(), samples };
+        let group = |samples| Group { prompt: Arc::default(), samples, ..Group::default() };
         let mut batch = Batch { groups: vec![group(vec![sample(2), sample(4)])], ..Batch::default() };
         let mut bias = LengthBias::default();
         assert_eq!(bias.add(&batch), Some(1.0));

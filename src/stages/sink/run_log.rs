@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::flow::{Sink, StageError};
 use crate::observe::logs::RolloutWriter;
 use crate::observe::{Metric, Metrics, MetricsLogger};
-use crate::stages::train::{Trained, staleness};
+use crate::stages::train::{CheckpointGate, Trained, staleness};
 
 use super::lengths::LengthBias;
 use super::step_row;
@@ -17,6 +17,7 @@ pub struct RunLog<W> {
     loggers: Vec<Box<dyn MetricsLogger>>,
     rollouts: Option<(RolloutWriter, u64)>,
     look: Vec<Look<W>>,
+    gate: Option<CheckpointGate>,
     steps_since_publish: u64,
     length_bias: LengthBias,
 }
@@ -31,6 +32,7 @@ impl<W> RunLog<W> {
             loggers: Vec::new(),
             rollouts: None,
             look: Vec::new(),
+            gate: None,
             steps_since_publish: 0,
             length_bias: LengthBias::default(),
         }
@@ -51,6 +53,11 @@ impl<W> RunLog<W> {
     pub fn each(mut self, look: impl FnMut(&Trained<W>) + Send + 'static) -> Self {
         self.look.push(Box::new(look));
         self
+    }
+
+    /// Lets the trainer that has the same gate publish the checkpoint of a step when all of the step is written.
+    pub fn gate(self, gate: &CheckpointGate) -> Self {
+        RunLog { gate: Some(gate.clone()), ..self }
     }
 
     fn count(&mut self, trained: &Trained<W>) {
@@ -77,6 +84,10 @@ impl<W> RunLog<W> {
         for dropped in &trained.batch.dropped {
             metrics.add(Metric::GroupsDropped, &[&dropped.reason], 1.0);
             metrics.add(Metric::Tokens, &[Fate::of(dropped).label()], dropped.generated() as f64);
+        }
+        for sample in trained.batch.dropped_samples() {
+            metrics.add(Metric::SamplesDropped, &[&sample.reason], 1.0);
+            metrics.add(Metric::Tokens, &[Fate::of_reason(&sample.reason).label()], sample.generated as f64);
         }
         match &trained.totals {
             Some(totals) => publish(metrics, totals),
@@ -108,7 +119,7 @@ impl<W: Send + Sync + 'static> Sink for RunLog<W> {
         if let Some(ratio) = bias {
             self.metrics.set(Metric::LengthBias, &[], ratio);
         }
-        // Before the row: a step whose row is there is whole, wherever the process is killed, and a resume may go on after it (law C2).
+        // Before the row: a step whose row is there is whole, wherever the process is killed (law C2).
         if let Some((writer, every)) = &mut self.rollouts
             && (trained.step.is_multiple_of(*every) || trained.step == 1)
         {
@@ -118,6 +129,7 @@ impl<W: Send + Sync + 'static> Sink for RunLog<W> {
         for logger in &mut self.loggers {
             logger.log(trained.step, &row)?;
         }
+        self.gate.as_ref().map_or(Ok(()), |gate| gate.logged(trained.step))?;
         Ok(())
     }
 
@@ -138,7 +150,7 @@ fn publish(metrics: &Metrics, totals: &Totals) {
     for fate in Fate::ALL {
         metrics.set(Metric::LedgerTokens, &[fate.label()], of(&totals.tokens, fate));
     }
-    for fate in [Fate::Trained, Fate::Filtered, Fate::Stale, Fate::Poisoned] {
+    for fate in Fate::ALL.into_iter().filter(|fate| *fate != Fate::Masked) {
         metrics.set(Metric::LedgerPrompts, &[fate.label()], of(&totals.groups, fate));
     }
     metrics.set(Metric::LedgerTokens, &["generated"], totals.generated as f64);

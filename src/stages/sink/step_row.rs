@@ -4,6 +4,7 @@ use super::lengths::Lengths;
 use crate::algo::perplexity;
 use crate::data::{Group, POISONED};
 use crate::observe::{Metric, StepMetrics};
+use crate::stages::LOST;
 use crate::stages::train::{Trained, staleness};
 
 /// The row of a step for logs and gauges, by the catalogue's names. Rewards are left out where nothing was scored (supervised training).
@@ -38,6 +39,7 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
     };
     let rewards: Vec<f64> = trained.batch.rewards().collect();
     if rewards.is_empty() {
+        row.extend(trained.settings.clone());
         row.extend(trained.evaluated.clone());
         return row;
     }
@@ -48,7 +50,10 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
     put(Metric::RewardMax, rewards.iter().copied().fold(f64::NEG_INFINITY, f64::max));
     put(Metric::RewardStd, variance.sqrt());
     let kept = trained.batch.groups.iter().map(Group::rewards);
-    let (poisoned, dropped): (Vec<_>, Vec<_>) = trained.batch.dropped.iter().partition(|dropped| dropped.reason == POISONED);
+    let (poisoned, dropped): (Vec<_>, Vec<_>) = trained.batch.dropped.iter().partition(|dropped| {
+        // Not every sample of theirs has a reward.
+        [POISONED, LOST].contains(&dropped.reason.as_str())
+    });
     put(Metric::PoisonedGroups, poisoned.len() as f64);
     let groups: Vec<Vec<f64>> = kept.chain(dropped.into_iter().map(|dropped| dropped.rewards.clone())).collect();
     let passed = groups.iter().filter(|rewards| rewards.iter().any(|&reward| reward > 0.0)).count();
@@ -134,7 +139,8 @@ mod tests {
             sample.push(2, -0.5, version);
             Sample { reward: Some(reward), reward_parts: [("form".to_owned(), reward - 0.5)].into(), ..sample }
         };
-        let group = Group { samples: vec![sample(0, 3, 1.0), sample(1, 4, 0.0)], prompt: Arc::new(prompt.clone()) };
+        let group =
+            Group { samples: vec![sample(0, 3, 1.0), sample(1, 4, 0.0)], prompt: Arc::new(prompt.clone()), ..Group::default() };
         let mut gap = LogProbGap::default();
         let token = |lag, trainer| ComparedToken { lag, trainer, behaviour: -0.5, ..ComparedToken::default() };
         gap.add_sequence(&[token(2, -0.25)]);
@@ -144,8 +150,22 @@ mod tests {
         let metrics = LossMetrics { correction, ..LossMetrics::default() };
         let part = |value| [("form".to_owned(), value)].into();
         let parts = vec![part(1.0), part(1.0)];
-        let dropped = Dropped { id: 9, reason: "zero_std".into(), rewards: vec![0.0, 0.0], parts, lengths: vec![1, 1] };
-        let poisoned = Dropped { id: 10, reason: POISONED.into(), rewards: Vec::new(), parts: Vec::new(), lengths: vec![1, 1] };
+        let dropped = Dropped {
+            id: 9,
+            reason: "zero_std".into(),
+            rewards: vec![0.0, 0.0],
+            parts,
+            lengths: vec![1, 1],
+            samples: Vec::new(),
+        };
+        let poisoned = Dropped {
+            id: 10,
+            reason: POISONED.into(),
+            rewards: Vec::new(),
+            parts: Vec::new(),
+            lengths: vec![1, 1],
+            samples: Vec::new(),
+        };
         Trained {
             step: 1,
             version: 5,

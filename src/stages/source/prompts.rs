@@ -135,6 +135,7 @@ impl Source for Prompts {
 
     fn spec(&self) -> StageSpec {
         let spec = StageSpec::thread();
+        let spec = Admission::pace_stage(self.admission.as_ref(), spec, ".admitted_by(&admission)");
         match &self.admission {
             Some(admission) => spec.window(admission.window()),
             None => spec,

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::Supervised;
 use super::supervised::SupervisedError;
 use crate::algo::filters::{GroupFilter, Verdict};
-use crate::data::source::{DataError, DataSet, DataSpec, Mixture, Recorded, Share, Skips};
-use crate::data::{BufferState, Group, Prompt, Sample, Tokenizer};
+use crate::data::source::{DataError, DataSet, DataSpec, Mixture, Recorded, Share, Skip, Skips};
+use crate::data::{BufferState, Group, Prompt, RewardParts, Sample, Tokenizer};
 use crate::flow::StageError;
 use crate::observe::{Metric, Metrics};
 
@@ -20,7 +20,9 @@ pub struct RecordedGroups {
     groups: Vec<Vec<u32>>,
     mixture: Mixture,
     seed: u64,
-    /// Groups that a filter rejects.
+    /// What the samples of each group earn, where that is not what was recorded.
+    rewards: Vec<Vec<(f64, RewardParts)>>,
+    /// Groups that a filter rejects, or that could not be scored.
     rejected: Skips,
     /// Rollouts that are learned from, and those of them whose policy said how likely their tokens were.
     rollouts: (usize, usize),
@@ -30,6 +32,18 @@ impl RecordedGroups {
     /// Reads all rollouts once. Those that make no sense are left out and counted; so are groups that `filter` rejects. A record without a group
     /// belongs to those with the same prompt in the same file.
     pub fn open(spec: &DataSpec, tokenizer: &Arc<Tokenizer>, filter: &impl GroupFilter, seed: u64) -> Result<Self, StageError> {
+        Self::open_scored(spec, tokenizer, None, filter, seed)
+    }
+
+    /// The same with rewards of one's own, if `score` gives any: what each sample of a group earns, or why the group is left out. A group is scored
+    /// once, before the run, and filtered by what it earned.
+    pub fn open_scored(
+        spec: &DataSpec,
+        tokenizer: &Arc<Tokenizer>,
+        score: Option<GroupScorer<'_>>,
+        filter: &impl GroupFilter,
+        seed: u64,
+    ) -> Result<Self, StageError> {
         let usable = |recorded: &Recorded| recorded.sample(tokenizer).map(drop);
         let data = DataSet::<Recorded>::open_if(spec, usable)?;
         let mut places: HashMap<(usize, Result<u64, String>), usize> = HashMap::new();
@@ -46,11 +60,21 @@ impl RecordedGroups {
                 }
             }
         }
-        let (mut groups, mut rejected, mut rollouts) = (Vec::new(), Skips::default(), (0, 0));
+        let (mut groups, mut rewards, mut rejected, mut rollouts) = (Vec::new(), Vec::new(), Skips::default(), (0, 0));
         for records in all {
-            let (group, with_log_probs) = read(&data, tokenizer, &records)?;
+            let (mut group, with_log_probs) = read(&data, tokenizer, &records)?;
+            let scored = score.map(|score| score(group.clone())).transpose()?;
+            match &scored {
+                Some(Err(skip)) => {
+                    rejected.count(skip.clone());
+                    continue;
+                }
+                Some(Ok(earned)) => earn(&mut group, earned),
+                None => {}
+            }
             match filter(&group) {
                 Verdict::Keep => {
+                    rewards.extend(scored.and_then(Result::ok));
                     rollouts = (rollouts.0 + records.len(), rollouts.1 + with_log_probs);
                     groups.push(records);
                 }
@@ -64,7 +88,7 @@ impl RecordedGroups {
             );
         }
         let mixture = Mixture::new(&[(groups.len(), Share::Repeat(1))], seed, true)?;
-        Ok(RecordedGroups { data, tokenizer: tokenizer.clone(), groups, mixture, seed, rejected, rollouts })
+        Ok(RecordedGroups { data, tokenizer: tokenizer.clone(), groups, mixture, seed, rewards, rejected, rollouts })
     }
 
     /// Groups that are learned from.
@@ -85,6 +109,15 @@ impl RecordedGroups {
     }
 }
 
+/// What each sample of a group earns, with the parts of that, or why the group is left out.
+pub type GroupScorer<'a> = &'a dyn Fn(Group) -> Result<Result<Vec<(f64, RewardParts)>, Skip>, StageError>;
+
+fn earn(group: &mut Group, earned: &[(f64, RewardParts)]) {
+    for (sample, (reward, parts)) in group.samples.iter_mut().zip(earned) {
+        (sample.reward, sample.reward_parts) = (Some(*reward), parts.clone());
+    }
+}
+
 /// A group, and how many of its rollouts say how likely their tokens were.
 fn read(data: &DataSet<Recorded>, tokenizer: &Tokenizer, records: &[u32]) -> Result<(Group, usize), StageError> {
     let mut with_log_probs = 0;
@@ -98,7 +131,7 @@ fn read(data: &DataSet<Recorded>, tokenizer: &Tokenizer, records: &[u32]) -> Res
     }
     place(&mut samples, &places);
     let source = data.name().to_owned();
-    Ok((Group { prompt: Arc::new(Prompt { source, ..Prompt::default() }), samples }, with_log_probs))
+    Ok((Group { prompt: Arc::new(Prompt { source, ..Prompt::default() }), samples, ..Group::default() }, with_log_probs))
 }
 
 /// Puts samples in the order of their places, so that the parts of a rollout stand together. Where those were not recorded, or make no sense
@@ -119,7 +152,10 @@ fn place(samples: &mut [Sample], places: &[(u32, u32)]) {
 impl super::supervised::Draw for RecordedGroups {
     fn draw(&mut self, number: u64) -> Result<Group, StageError> {
         let place = self.mixture.draw(number);
-        let (group, _) = read(&self.data, &self.tokenizer, &self.groups[place.record])?;
+        let (mut group, _) = read(&self.data, &self.tokenizer, &self.groups[place.record])?;
+        if let Some(earned) = self.rewards.get(place.record) {
+            earn(&mut group, earned);
+        }
         let prompt = Prompt { epoch: place.epoch, ..Prompt::clone(&group.prompt) };
         Ok(Group { prompt: Arc::new(prompt), ..group })
     }

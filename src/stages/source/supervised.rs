@@ -62,7 +62,11 @@ impl<T: Shape, F: FnMut(T) -> Result<Vec<Sample>, StageError> + Send> Draw for D
     fn draw(&mut self, number: u64) -> Result<Group, StageError> {
         let Drawn { item, source, epoch } = self.data.get(number)?;
         let samples = (self.group)(item)?;
-        Ok(Group { prompt: Arc::new(Prompt { epoch, source: source.to_string(), ..Prompt::default() }), samples })
+        Ok(Group {
+            prompt: Arc::new(Prompt { epoch, source: source.to_string(), ..Prompt::default() }),
+            samples,
+            ..Group::default()
+        })
     }
 
     fn len(&self) -> usize {
@@ -200,16 +204,24 @@ impl Supervised {
     }
 
     fn group(&mut self, ordinal: u64) -> Result<Group, StageError> {
-        let Group { prompt, mut samples } = match &mut self.groups {
+        let Group { prompt, mut samples, .. } = match &mut self.groups {
             Groups::Given(groups) => {
                 let samples = groups[(ordinal % groups.len() as u64) as usize].clone();
-                Group { prompt: Arc::default(), samples }
+                Group { prompt: Arc::default(), samples, ..Group::default() }
             }
             Groups::Drawn(data) => data.draw(ordinal)?,
         };
         samples.iter_mut().for_each(|sample| sample.group_index = ordinal);
         let text = samples.first().map(|sample| sample.prompt.clone()).unwrap_or_default();
-        Ok(Group { prompt: Arc::new(Prompt { ordinal, text, ..Prompt::clone(&prompt) }), samples })
+        Ok(Group { prompt: Arc::new(Prompt { ordinal, text, ..Prompt::clone(&prompt) }), samples, ..Group::default() })
+    }
+
+    /// Batches in which each group comes once, a last one in part.
+    pub fn batches_per_epoch(&self) -> f64 {
+        match &self.size {
+            Size::Groups(size) => self.groups.len() as f64 / *size as f64,
+            Size::Tokens(_, runs) => runs.len() as f64,
+        }
     }
 
     /// Goes on after so many batches.

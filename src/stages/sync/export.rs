@@ -11,6 +11,7 @@ use crate::data::{TokenizerError, Version};
 use crate::engine::remote::sync::{Probe, Release, Releases, Update};
 use crate::model::{Compute, Delta, Dtype, FrozenWeights, ModelConfig, ModelError, Packed, Weights, save_adapter, save_hf_after};
 use crate::stages::Policy;
+use crate::util::atomic_file;
 
 /// Weights that can't be handed over.
 #[derive(Debug, thiserror::Error)]
@@ -74,14 +75,9 @@ impl Exporter {
     /// started from.
     pub fn launch_folder(&self, folder: &Path) -> Result<(), ExportError> {
         let writing = folder.with_extension("writing");
-        if writing.exists() {
-            std::fs::remove_dir_all(&writing)?;
-        }
+        atomic_file::remove(&writing)?;
         self.save(&writing, &self.policy.weights().without_adapter(), None)?;
-        if folder.exists() {
-            std::fs::remove_dir_all(folder)?;
-        }
-        Ok(std::fs::rename(&writing, folder)?)
+        Ok(atomic_file::publish(&writing, folder)?)
     }
 
     fn save(&self, folder: &Path, weights: &Weights, before: Option<&Path>) -> Result<Delta, ExportError> {

@@ -83,6 +83,6 @@ impl<W: Send + Sync + 'static> Stage for WeightSync<W> {
     }
 
     fn spec(&self) -> StageSpec {
-        StageSpec::thread().publishes(self.id())
+        Admission::pace_stage(self.admission.as_ref(), StageSpec::thread().publishes(self.id()), ".admission(&admission)")
     }
 }

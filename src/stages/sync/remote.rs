@@ -16,6 +16,7 @@ use crate::data::Version;
 use crate::engine::remote::Synced;
 use crate::engine::remote::sync::{SyncError, SyncReport, Update, WeightSyncManager};
 use crate::flow::{AsyncIo, AsyncStage, Signal, StageError, StageSpec, WeightsId, WeightsTx};
+use crate::net::{Outcome, RetryPolicy, Retryable, deadline};
 use crate::observe::{Metric, Metrics};
 use crate::stages::Admission;
 use crate::stages::train::Trained;
@@ -24,8 +25,13 @@ use crate::train::Snapshot;
 /// How often engines that wait for weights are looked for.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Waits between tries of a version that no engine took.
-const WAIT: Duration = Duration::from_secs(1);
+/// Tries of a version that no engine took, for as long as engines that are away are waited for.
+const TRIES: RetryPolicy = RetryPolicy {
+    retries: u32::MAX,
+    pause: Duration::from_secs(1),
+    max_pause: Duration::from_secs(4),
+    busy_timeout: Duration::ZERO,
+};
 
 type AnyError = Box<dyn Error + Send + Sync>;
 type Export<W> = Arc<dyn Fn(Version, &Arc<W>) -> Result<Update, AnyError> + Send + Sync>;
@@ -110,21 +116,9 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
                 Ok(update) => update?,
                 Err(error) => std::panic::resume_unwind(error.into_panic()),
             };
-            loop {
-                match manager.sync(update.clone()).await {
-                    Ok(mut report) => {
-                        report.time = started.elapsed();
-                        return Ok(report);
-                    }
-                    // An engine that holds wrong weights will do so again, and one that is away may come back.
-                    Err(SyncError::NoneHolds { failures, .. })
-                        if started.elapsed() < patience && failures.iter().any(|failure| failure.is_away()) =>
-                    {
-                        tokio::time::sleep(WAIT).await;
-                    }
-                    Err(error) => return Err(error.into()),
-                }
-            }
+            let mut report = TRIES.run(step, deadline(patience), || manager.sync(update.clone())).await?;
+            report.time = started.elapsed();
+            Ok(report)
         });
         Work::Giving(job, step, weights)
     }
@@ -147,6 +141,16 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
             tracing::info!("Synced weights to {} engines (version {version})", report.held());
         }
         Ok(())
+    }
+}
+
+impl Retryable for SyncError {
+    /// An engine that is away may come back; one that holds wrong weights will do so again.
+    fn outcome(&self) -> Outcome {
+        match self {
+            SyncError::NoneHolds { failures, .. } if failures.iter().any(|failure| failure.is_away()) => Outcome::Failed,
+            _ => Outcome::Final,
+        }
     }
 }
 
@@ -247,10 +251,12 @@ impl<W: Send + Sync + 'static> AsyncStage for RemoteSync<W> {
     }
 
     fn spec(&self) -> StageSpec {
-        let spec = StageSpec::task().publishes(self.id());
+        let spec =
+            Admission::pace_stage(self.admission.as_ref(), StageSpec::task().publishes(self.id()), ".admission(&admission)");
         match &self.also {
-            Some(also) => spec.publishes(also.id()),
-            None => spec,
+            // Nobody needs to read it.
+            Some(also) if also.readers() > 0 => spec.publishes(also.id()),
+            _ => spec,
         }
     }
 }

@@ -79,7 +79,7 @@ mod tests {
             Sample { reward: Some(1.0 - f64::from(index)), ..sample }
         };
         let samples = vec![sample(0, 2), sample(1, 4)];
-        Batch { groups: vec![Group { samples, prompt }], ..Batch::default() }
+        Batch { groups: vec![Group { samples, prompt, ..Group::default() }], ..Batch::default() }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Where weights are made.
 
 mod critic;
+mod gate;
 mod kl_reward;
 mod lesson;
 mod saving;
@@ -10,8 +11,9 @@ mod trainer;
 mod updates;
 
 pub use critic::{Critic, CriticStep};
+pub use gate::CheckpointGate;
 pub use kl_reward::{KlCost, NoReference, RewardKl};
 pub use lesson::{Lesson, LessonError, Minibatches};
 pub use saving::Resumed;
 pub use stale::{OnStale, StaleSample, staleness, within_bound};
-pub use trainer::{Trained, Trainer};
+pub use trainer::{FewerSteps, Trained, Trainer};

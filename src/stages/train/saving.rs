@@ -1,7 +1,7 @@
 //! A trainer's checkpoints: what it remembers of its past, where that is written, and what is pruned. Law C1's model part.
 //!
-//! The backend writes weights and optimizer; the trainer adds one file with all the rest, and the critic's folder where there is one. The place of
-//! a checkpoint is said as a `tracing` event.
+//! The backend writes weights and optimizer; the trainer adds one file with all the rest, and the critic's folder where there is one. The
+//! checkpoint is written in a hidden folder first, and `gate.rs` decides when it is published.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -9,10 +9,13 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::critic::{self, Critic};
+use super::gate::{CheckpointGate, Held};
 use super::trainer::{Trained, mean};
+use crate::data::number;
 use crate::flow::StageError;
+use crate::observe::logs::{DEAD_LETTERS, count_lines};
 use crate::stages::{Admission, Progress};
-use crate::train::checkpoint::{self, CHECKPOINTS};
+use crate::train::checkpoint::{self, CHECKPOINTS, step_folder};
 use crate::train::{CheckpointError, SaveCheckpoint, TrainingBackend};
 
 /// What a trainer remembers of its past, in a checkpoint.
@@ -21,12 +24,17 @@ pub struct Resumed {
     /// Optimizer steps that the run has taken.
     pub step: u64,
     /// Mean rewards of the newest steps, for the target.
+    #[serde(with = "number::many")]
     pub recent: VecDeque<f64>,
     /// What distance from the reference policy costs in the next step's rewards, where it costs anything.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "number::optional", skip_serializing_if = "Option::is_none")]
     pub kl_coef: Option<f64>,
     /// Prompts and tokens.
     pub progress: Progress,
+    /// Lines of the run's `dead_letters.jsonl`, which have no step to tell by whether they come after the cut. `None` in checkpoints of
+    /// earlier versions.
+    #[serde(default)]
+    pub dead_letters: Option<u64>,
 }
 
 /// The file in a checkpoint that holds [`Resumed`].
@@ -66,15 +74,30 @@ pub(super) struct Saving {
     run_folder: PathBuf,
     every: Option<u64>,
     keep: usize,
+    gate: Option<CheckpointGate>,
 }
 
 impl Saving {
     pub(super) fn below(run_folder: PathBuf, every: Option<u64>) -> Self {
-        Saving { run_folder, every, keep: usize::MAX }
+        Saving { run_folder, every, keep: usize::MAX, gate: None }
+    }
+
+    pub(super) fn gate(self, gate: &CheckpointGate) -> Self {
+        Saving { gate: Some(gate.clone()), ..self }
     }
 
     pub(super) fn keep(self, n: usize) -> Self {
         Saving { keep: n, ..self }
+    }
+
+    /// Removes checkpoints before `step` that are too many: the process may have been killed after it published that one.
+    pub(super) fn prune(&self, step: u64) -> Result<(), CheckpointError> {
+        checkpoint::prune(&self.run_folder.join(CHECKPOINTS), step, self.kept()).map(drop)
+    }
+
+    /// Two at least: should the newest be damaged, a resume falls back on the one before.
+    fn kept(&self) -> usize {
+        self.keep.max(2)
     }
 
     pub(super) fn is_due(&self, step: u64) -> bool {
@@ -91,15 +114,23 @@ impl Saving {
     ) -> Result<(), StageError> {
         let Unsaved { step, metrics, recent, kl_coef } = last;
         let progress = admission.map(Admission::progress).unwrap_or_default();
+        // After the progress: a group that is settled there has its letter by then.
+        let dead_letters = Some(count_lines(&self.run_folder.join(DEAD_LETTERS))?);
         let mut files = beside.map_or(Ok(BTreeMap::new()), |files| files()).map_err(StageError::new)?;
-        files.insert(PROGRESS.to_owned(), serde_json::to_vec(&Resumed { step, recent, kl_coef, progress })?);
+        files.insert(PROGRESS.to_owned(), serde_json::to_vec(&Resumed { step, recent, kl_coef, progress, dead_letters })?);
         let folders = critic.map(|critic| critic.save(&self.run_folder, step)).transpose()?.into_iter().collect();
-        let request = SaveCheckpoint { run_folder: self.run_folder.clone(), step, metrics, files, folders };
-        let saved = backend.save_checkpoint(request).wait()?;
+        let checkpoints = self.run_folder.join(CHECKPOINTS);
+        // Hidden; a resume deletes one that was never published.
+        let staging = checkpoints.join(format!(".{}.unpublished.writing", step_folder(step)));
+        let request = SaveCheckpoint { run_folder: staging.clone(), step, metrics, files, folders };
+        let written = backend.save_checkpoint(request).wait()?;
         critic.map_or(Ok(()), |_| critic::clear(&self.run_folder))?;
-        tracing::info!("Saved checkpoint to {}", saved.display());
-        // One more than is used: should this step's row not reach the log, a resume falls back on the one before.
-        checkpoint::prune(&self.run_folder.join(CHECKPOINTS), step, self.keep.max(2))?;
+        let target = checkpoints.join(step_folder(step));
+        let held = Held { written, staging, target, keep: self.kept() };
+        match &self.gate {
+            Some(gate) => gate.saved(step, held)?,
+            None => held.publish(step)?,
+        }
         Ok(())
     }
 }

@@ -90,7 +90,7 @@ mod tests {
             let prompt = Prompt { ordinal, ..Prompt::default() };
             let mut sample = Sample::begin(&prompt, 0, &[1]);
             versions.iter().for_each(|version| sample.push(2, -0.5, *version));
-            Group { samples: vec![Sample { reward: Some(1.0), ..sample }], prompt: Arc::new(prompt) }
+            Group { samples: vec![Sample { reward: Some(1.0), ..sample }], prompt: Arc::new(prompt), ..Group::default() }
         };
         Batch { groups: vec![group(0, &[3, 5]), group(1, &[5])], ..Batch::default() }
     }

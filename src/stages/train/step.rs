@@ -77,11 +77,11 @@ impl<B: TrainingBackend> Trainer<B> {
         }
     }
 
-    /// The batch as law V2 lets it be trained.
+    /// The batch as laws D4 and V2 let it be trained.
     fn fresh(&self, batch: Batch) -> Result<Batch, StageError> {
-        let Some((admission, bound)) = self.admission.as_ref().and_then(|admission| Some((admission, admission.bound()?))) else {
-            return Ok(batch);
-        };
+        let Some(admission) = &self.admission else { return Ok(batch) };
+        admission.verify(&batch)?;
+        let Some(bound) = admission.bound() else { return Ok(batch) };
         let (batch, given_up) = within_bound(batch, self.backend.state().weight_version, bound, self.on_stale)?;
         if given_up > 0 {
             admission.gave_up(given_up);
@@ -143,8 +143,8 @@ impl<B: TrainingBackend> Trainer<B> {
         let optim = optim.wait()?;
         let publish = publish.map(|snapshot| snapshot.wait()).transpose()?;
         let update_seconds = passed.elapsed().as_secs_f64();
-        let totals = self.admission.as_ref().map(|admission| admission.settle(&batch));
-        debug_assert!(totals.as_ref().is_none_or(|totals| totals.imbalance() == (0, 0)), "law D4: {totals:?}");
+        // Law D4: a step that leaves the ledger unbalanced ends the run, and is not saved.
+        let totals = self.admission.as_ref().map(|admission| admission.settle(&batch)).transpose()?;
         let seconds = (worked + started.elapsed()).as_secs_f64();
         let evaluated = BTreeMap::new();
         Ok(Trained {

@@ -2,7 +2,8 @@
 //!
 //! Law V1: the trainer alone makes versions. Law V4: the first thing it sends is the untrained weights, before any batch came.
 //! Law C1: checkpoints are taken between steps, and the last step is saved however the run ends, unless it was the trainer that
-//! failed. They are written after the step was sent on, so that generators get their weights first (`saving.rs` says how). Law N3: where
+//! failed. They are written after the step was sent on, so that generators get their weights first (`saving.rs` says how), and published when
+//! the rows of the step are in the logs (`gate.rs`). Law N3: where
 //! trainer and generator disagree by more than [`GapLimits::halt`], the run ends before the update is made.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -11,6 +12,7 @@ use std::sync::Arc;
 
 use super::OnStale;
 use super::critic::{Critic, CriticStep};
+use super::gate::CheckpointGate;
 use super::kl_reward::{KlCost, RewardKl};
 use super::lesson::{Lesson, LessonError, Lessons, Minibatches};
 use super::saving::{Beside, Resumed, Saving, Unsaved};
@@ -18,7 +20,7 @@ use crate::algo::{AdvantageConfig, Aggregation, Estimator, GapDiagnosis, GapLimi
 use crate::data::{Batch, Version};
 use crate::flow::{Io, Message, Stage, StageError, StageSpec};
 use crate::stages::pairs::Pairing;
-use crate::stages::{Admission, Totals};
+use crate::stages::{Admission, TokensMissing, Totals};
 use crate::train::{ForwardBackward, OptimStep, Snapshot, TrainError, TrainingBackend};
 
 /// A batch after its step. The first message of a run has step 0 and an empty batch, and brings the first weights.
@@ -74,6 +76,18 @@ pub struct Trainer<B> {
     pub(super) on_stale: OnStale,
     resumed: Option<Resumed>,
     threads: usize,
+}
+
+/// A run that resumes from a checkpoint with more steps than the run is to take. Nothing was trained.
+#[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
+#[error(
+    "the run is to take {steps} steps, and its checkpoint has taken {taken} already: raise the number of steps (train.steps) above {taken}"
+)]
+pub struct FewerSteps {
+    /// Steps that the checkpoint has taken.
+    pub taken: u64,
+    /// Steps that the run is to take.
+    pub steps: u64,
 }
 
 /// Steps over which a target reward must hold: fewer would stop at a lucky batch.
@@ -200,6 +214,11 @@ impl<B: TrainingBackend> Trainer<B> {
         Trainer { save: self.save.map(|saving| saving.keep(n)), ..self }
     }
 
+    /// Publishes a checkpoint only when the log that has the same gate has written the rows of its step.
+    pub fn gate(self, gate: &CheckpointGate) -> Self {
+        Trainer { save: self.save.map(|saving| saving.gate(gate)), ..self }
+    }
+
     /// Puts these files into every checkpoint too, by name: what other stages must go on from.
     pub fn checkpoint_files(
         self,
@@ -219,9 +238,11 @@ impl<B: TrainingBackend> Trainer<B> {
     }
 
     /// Goes on after a checkpoint that [`Trainer`] wrote: loads it, counts steps on, and announces its weights under the version they had.
+    /// Say first where checkpoints go and how many are kept.
     pub fn resume(self, checkpoint: &Path, resumed: Resumed) -> Result<Self, TrainError> {
         self.backend.load_checkpoint(checkpoint).wait()?;
         self.critic.as_ref().map_or(Ok(()), |critic| critic.load(checkpoint))?;
+        self.save.as_ref().map_or(Ok(()), |saving| saving.prune(resumed.step))?;
         Ok(Trainer { resumed: Some(resumed), ..self })
     }
 
@@ -253,7 +274,7 @@ impl<B: TrainingBackend> Trainer<B> {
     /// Steps until there is nothing more to train on, leaving in `unsaved` what no checkpoint holds.
     fn train(&self, io: &mut Io<Batch, Trained<B::Weights>>, unsaved: &mut Option<Unsaved>) -> Result<(), StageError> {
         let Resumed { mut step, mut recent, mut kl_coef, .. } = self.resumed.clone().unwrap_or_default();
-        while self.steps != Some(step) && !self.has_reached_target(&recent) {
+        while self.steps.is_none_or(|steps| step < steps) && !self.has_reached_target(&recent) {
             let Some(gathered) = self.gather(step + 1, io)? else { break };
             step += 1;
             let trained = self.step(gathered, kl_coef)?;
@@ -287,6 +308,10 @@ impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
     type Out = Trained<B::Weights>;
 
     fn run(&mut self, io: &mut Io<Batch, Trained<B::Weights>>) -> Result<(), StageError> {
+        let taken = self.resumed.as_ref().map_or(0, |resumed| resumed.step);
+        if let Some(steps) = self.steps.filter(|steps| *steps < taken) {
+            return Err(FewerSteps { taken, steps }.into());
+        }
         let first = match &self.resumed {
             Some(_) => self.backend.current().wait()?,
             None => self.backend.snapshot().wait()?,
@@ -308,8 +333,8 @@ impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
         })?;
         let mut unsaved = None;
         let ended = self.train(io, &mut unsaved);
-        // A batch that is refused for its gap leaves the weights as the last step left them.
-        let whole = |error: &StageError| error.is_closed() || error.is::<GapDiagnosis>();
+        // A batch that is refused leaves the weights as the last step left them.
+        let whole = |error: &StageError| error.is_closed() || error.is::<GapDiagnosis>() || error.is::<TokensMissing>();
         if let Some(last) = unsaved
             && ended.as_ref().err().is_none_or(whole)
         {
@@ -319,6 +344,7 @@ impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
     }
 
     fn spec(&self) -> StageSpec {
-        StageSpec::thread().threads(self.threads).knob("threads, or smaller batches")
+        let spec = StageSpec::thread().threads(self.threads).knob("threads, or smaller batches");
+        Admission::pace_stage(self.admission.as_ref(), spec, ".admission(&admission)")
     }
 }

@@ -75,7 +75,7 @@ fn a_sample_that_no_reference_scored_leaves_no_half_column() {
         let seen = std::sync::Mutex::new(None);
         let look = |inputs: &LossInputs| {
             *seen.lock().unwrap() = Some(inputs.reference.map(<[f64]>::to_vec));
-            Ok(LossOutput::default())
+            Ok(LossOutput { grad: vec![0.0; inputs.log_probs.len()], ..LossOutput::default() })
         };
         let zeros = vec![0.0; columns.targets.len()];
         columns.evaluate(&look, &OffPolicy::default(), &zeros, &zeros, 4).unwrap();
@@ -135,7 +135,7 @@ fn tokens_that_nobody_sampled_are_on_policy_and_not_in_the_gap() {
     assert_eq!(packed.gap(&[-9.0, -1.0, -0.25]).max(), 0.5);
     let seen = |inputs: &LossInputs| {
         assert_eq!(inputs.behaviour, Some(&[-9.0, -0.5, -0.25][..]));
-        Ok(LossOutput::default())
+        Ok(LossOutput { grad: vec![0.0; inputs.log_probs.len()], ..LossOutput::default() })
     };
     packed.evaluate(&seen, &OffPolicy::default(), &[-9.0, -1.0, -0.25], &[0.0; 3], 3).unwrap();
 }
@@ -179,4 +179,41 @@ fn a_token_lags_behind_the_version_that_is_trained() {
     assert_eq!(gap.by_lag.iter().map(|(lag, of)| (*lag, of.tokens)).collect::<Vec<_>>(), [(2, 1), (4, 2)]);
     let worst = gap.worst.unwrap();
     assert_eq!((worst.group, worst.sample, worst.position, worst.token, worst.gap()), (7, 2, 4, 14, 2.0));
+}
+
+/// Padding is computed too: an answer of 400 tokens among 15 of 30 makes a rectangle of 6,400 of them, but not here.
+#[test]
+fn rectangles_count_padding_and_keep_alike_lengths_together() {
+    let sample = |length: usize| Sample::supervised(&[1], &vec![2; length]);
+    let lengths = (0..16).map(|at| if at == 7 { 400 } else { 30 });
+    let batch = collate(&lengths.map(sample).collect::<Vec<_>>(), Aggregation::TokenMean).unwrap();
+    let parts = batch.rectangles(450, 1);
+    let mut seen: Vec<usize> = parts.concat();
+    seen.sort_unstable();
+    assert_eq!(seen, (0..16).collect::<Vec<_>>(), "law N1: every sequence once");
+    assert_eq!(parts[0], [7], "the long one by itself");
+    let cells = |part: &Vec<usize>| part.len() * part.iter().map(|at| batch.sequences[*at].inputs.len()).max().unwrap();
+    assert!(parts.iter().all(|part| cells(part) <= 450) && parts.len() == 2, "{parts:?}");
+    assert_eq!(batch.rectangles(10_000, 4).len(), 4, "as many as compute at the same time");
+}
+
+#[test]
+fn a_loss_that_gives_other_derivatives_than_one_a_token_or_panics_is_refused_by_name() {
+    let batch = collate(&[rollout()], Aggregation::TokenMean).unwrap();
+    let columns = PackedColumns::new(&batch, &[0]);
+    let refused = |grad: usize, entropy_grad: Option<usize>| {
+        let loss = move |inputs: &LossInputs| {
+            assert!(grad < 9, "out of ideas at {} tokens", inputs.log_probs.len());
+            let entropy_grad = entropy_grad.map(|entries| vec![0.0; entries]);
+            Ok(LossOutput { grad: vec![0.0; grad], entropy_grad, ..LossOutput::default() })
+        };
+        columns.evaluate(&loss, &OffPolicy::default(), &[-1.0; 2], &[0.0; 2], 2).map(drop).map_err(|error| error.to_string())
+    };
+    let text = |column: &str, found| {
+        Err(format!("the loss `custom` gave {found} entries in `{column}` for 2 tokens; give one entry per token"))
+    };
+    assert_eq!((refused(2, None), refused(2, Some(2))), (Ok(()), Ok(())));
+    assert_eq!((refused(1, None), refused(3, None)), (text("grad", 1), text("grad", 3)));
+    assert_eq!(refused(2, Some(5)), text("entropy_grad", 5));
+    assert_eq!(refused(9, None), Err("the loss `custom` panicked: out of ideas at 2 tokens".to_owned()));
 }

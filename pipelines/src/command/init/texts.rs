@@ -14,7 +14,7 @@ pub(super) const MODEL: &str = "
 kind = \"folder\"
 ";
 pub(super) const CHAT: &str = "
-# Questions that are plain text are asked as the model's user, in its chat format (user), or go on as they stand (as_written). `system` says what comes first.
+# Prompts that are plain text become a turn of the model's user where it has a chat template (auto). `system` adds a system turn.
 [chat]
 ";
 pub(super) const ARITHMETIC: &str = "

@@ -9,13 +9,19 @@ use tokio::time::timeout;
 use super::course::{Course, Failure, Next};
 use super::verdict::{Sums, moved};
 use super::{CachePolicy, Phase, SyncConfig, Update, WrongWeights};
-use crate::engine::remote::{Fault, FleetHandle, InferenceEngine, PauseMode, RemoteError, WeightControl};
+use crate::engine::remote::{FleetHandle, InferenceEngine, PauseMode, RemoteError, WeightControl};
+use crate::net::{RetryPolicy, deadline};
 
 /// Longest that an engine which failed is asked to stand still.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// Waits between tries, doubled each time.
-const FIRST_WAIT: Duration = Duration::from_millis(100);
+/// Pauses between tries; how many there are is the course's to say.
+const TRIES: RetryPolicy = RetryPolicy {
+    retries: u32::MAX,
+    pause: Duration::from_millis(100),
+    max_pause: Duration::from_secs(10),
+    busy_timeout: Duration::from_secs(3600),
+};
 
 /// Why a step failed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -131,8 +137,8 @@ pub(super) async fn drive(
                             fleet.doubt(place);
                         }
                         if matches!(course.next(), Next::Do(_)) {
-                            tokio::time::sleep(FIRST_WAIT * 2u32.saturating_pow(held.retries.min(6))).await;
                             held.retries += 1;
+                            tokio::time::sleep(TRIES.pause(place as u64, held.retries)).await;
                         }
                     }
                 }
@@ -196,12 +202,8 @@ async fn step(
 
 /// Log-probabilities of a text. A server that has just gone on may still send one away.
 async fn score(engine: &dyn InferenceEngine, text: &[u32], adapter: Option<&str>) -> Result<Vec<f32>, RemoteError> {
-    loop {
-        match engine.score(text, adapter).await {
-            Err(RemoteError { fault: Fault::Busy { retry_after, .. }, .. }) => {
-                tokio::time::sleep(retry_after.unwrap_or(Duration::from_millis(50))).await;
-            }
-            scored => return scored.map(|scored| scored.log_probs),
-        }
-    }
+    // The step's own timeout ends it before.
+    let policy = RetryPolicy { retries: 0, pause: Duration::from_millis(50), max_pause: Duration::from_millis(500), ..TRIES };
+    let scored = policy.run(text.len() as u64, deadline(policy.busy_timeout), || engine.score(text, adapter)).await;
+    scored.map(|scored| scored.log_probs)
 }

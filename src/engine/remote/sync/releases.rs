@@ -1,5 +1,7 @@
 //! The folders that weights are handed over in: `v0000000042`, one a version, each there whole or not at all.
 //!
+//! Nothing here outlives the run, so that nothing is brought to the disk: a run that is resumed writes its weights again (law C3 is not asked).
+//!
 //! A [`Release`] is a lease: as long as one is held, its folder stays. Of the others the newest are kept, up to a hard cap.
 
 use std::io;

@@ -68,7 +68,7 @@ pub fn roll_out<E: TokenEngine>(
         metrics: None,
     });
     let size = (*group_size).max(1) as u32;
-    prompts.into_iter().for_each(|prompt| all.admit(prompt, size, (*params).clone(), Vec::new()));
+    prompts.into_iter().for_each(|prompt| all.admit(prompt, size, (*params).clone()));
     let mut groups = Vec::new();
     while all.under_way() > 0 {
         all.submit(engine, true)?;

@@ -6,11 +6,13 @@ mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
 
 use super::rollout::{Ahead, Rollout, Saved, Stepped, of_slot, slot};
 use super::{Agent, StopReason};
-use crate::data::{Answer, Group, Prompt, Sample, Tokenizer, Version};
+use crate::data::{Answer, Group, Partial, Prompt, Sample, Tokenizer, Version};
 use crate::engine::SamplingParams;
 use crate::env::{Action, Deadline, EnvError, Environment, Episode, Grade, Pool, PoolError, Step, ToolSpec};
 use crate::flow::StageError;
@@ -19,6 +21,11 @@ use crate::stages::{Admission, Fate};
 
 /// A rollout: the prompt's ordinal, and its place in the group.
 type Key = (u64, u32);
+
+/// The pause before a rollout whose environment failed is played again; each further one is twice as long.
+const PAUSE: Duration = Duration::from_millis(250);
+/// No such pause is longer.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// What an environment gave, and the environment itself.
 struct Came {
@@ -58,6 +65,10 @@ pub struct Conversations {
     rollouts: BTreeMap<Key, Rollout>,
     /// Those that the engine is to be asked for.
     ready: BTreeSet<Key>,
+    /// How often the environments of rollouts failed.
+    failures: BTreeMap<Key, u32>,
+    /// When those whose environment failed are played again.
+    paused: BTreeMap<Key, Instant>,
     groups: Vec<Group>,
     /// The newest weights.
     version: Version,
@@ -74,6 +85,8 @@ impl Conversations {
             open: BTreeMap::new(),
             rollouts: BTreeMap::new(),
             ready: BTreeSet::new(),
+            failures: BTreeMap::new(),
+            paused: BTreeMap::new(),
             groups: Vec::new(),
             version: 0,
         }
@@ -89,11 +102,12 @@ impl Conversations {
         std::mem::take(&mut self.groups)
     }
 
-    /// A prompt enters, for a group of so many rollouts, with what an interrupted run has of them.
-    pub fn admit(&mut self, prompt: Prompt, size: u32, params: SamplingParams, recorded: Vec<Answer>) {
+    /// A prompt enters, for a group of so many rollouts. Its partial completions are continued (law D7).
+    pub fn admit(&mut self, mut prompt: Prompt, size: u32, params: SamplingParams) {
         let ordinal = prompt.ordinal;
+        let Partial { completions, mut environments } = std::mem::take(&mut prompt.partial);
         let mut by_rollout: BTreeMap<u32, BTreeMap<usize, Answer>> = BTreeMap::new();
-        for answer in recorded {
+        for answer in completions {
             let (index, part) = of_slot(answer.index);
             by_rollout.entry(index).or_default().insert(part, answer);
         }
@@ -106,22 +120,26 @@ impl Conversations {
             if !whole {
                 parts.keys().for_each(|part| self.discard(ordinal, slot(index, *part)));
             }
-            let recorded = if whole { parts.into_values().collect() } else { Vec::new() };
-            self.begin((ordinal, index), recorded);
+            let recorded: Vec<Answer> = if whole { parts.into_values().collect() } else { Vec::new() };
+            let saved = environments.remove(&index).filter(|_| !recorded.is_empty());
+            self.begin((ordinal, index), recorded, saved);
         }
         for (index, parts) in by_rollout {
             parts.keys().for_each(|part| self.discard(ordinal, slot(index, *part)));
         }
     }
 
-    fn begin(&mut self, key: Key, recorded: Vec<Answer>) {
-        let Some(open) = self.open.get(&key.0) else { return };
-        let episode = Episode { prompt: (*open.prompt).clone(), seed: self.setup.agent.seed, index: key.1 };
-        let saved =
-            self.setup.admission.as_ref().filter(|_| !recorded.is_empty()).and_then(|admission| admission.saved(key.0, key.1));
+    fn begin(&mut self, key: Key, recorded: Vec<Answer>, saved: Option<Value>) {
         let saved: Option<Saved> = saved.and_then(|saved| serde_json::from_value(saved).ok());
-        let state = saved.as_ref().map(|saved| saved.environment.clone());
         self.rollouts.insert(key, Rollout::new(key.1, recorded, saved));
+        self.reset(key);
+    }
+
+    /// Gives a rollout its environment.
+    fn reset(&mut self, key: Key) {
+        let (Some(open), Some(rollout)) = (self.open.get(&key.0), self.rollouts.get(&key)) else { return };
+        let episode = Episode { prompt: (*open.prompt).clone(), seed: self.setup.agent.seed, index: key.1 };
+        let state = rollout.saved().map(|saved| saved.environment.clone());
         let environment = (self.setup.agent.make)();
         self.job(key, environment, move |environment, deadline| {
             let opening = environment.reset(&episode, deadline)?;
@@ -135,7 +153,36 @@ impl Conversations {
     fn begin_anew(&mut self, key: Key) {
         if let Some(rollout) = self.rollouts.remove(&key) {
             rollout.slots().collect::<Vec<_>>().into_iter().for_each(|slot| self.discard(key.0, slot));
-            self.begin(key, Vec::new());
+            self.begin(key, Vec::new(), None);
+        }
+    }
+
+    /// An environment failed: its rollout is played again in another one, or lost.
+    fn lost(&mut self, key: Key, why: String) -> Result<(), StageError> {
+        let failures = self.failures.get(&key).copied().unwrap_or(0) + 1;
+        self.failures.insert(key, failures);
+        let Some(rollout) = self.rollouts.get_mut(&key) else { return Ok(()) };
+        if failures > self.setup.agent.retries {
+            rollout.failed(why);
+            return self.over(key);
+        }
+        let pause = PAUSE.saturating_mul(1_u32.checked_shl(failures - 1).unwrap_or(u32::MAX)).min(LONGEST_PAUSE);
+        tracing::debug!("rollout {} of group {}: {why}; it is played again in {pause:?}", key.1, key.0);
+        // What was saved before it began is still as good; later, all turns are played again.
+        let saved = if rollout.has_begun() { None } else { rollout.saved().cloned() };
+        *rollout = Rollout::new(key.1, rollout.to_record(), saved);
+        self.paused.insert(key, Instant::now() + pause);
+        self.count(Metric::EnvironmentRetries, &[], 1.0);
+        Ok(())
+    }
+
+    /// Plays again what has paused for long enough.
+    fn play_again(&mut self) {
+        let now = Instant::now();
+        let due: Vec<Key> = self.paused.iter().filter(|(_, at)| **at <= now).map(|(key, _)| *key).collect();
+        for key in due {
+            self.paused.remove(&key);
+            self.reset(key);
         }
     }
 
@@ -167,6 +214,12 @@ impl Conversations {
     /// Takes what environments gave, waiting for the first as long as told.
     pub fn environments(&mut self, wait: Duration) -> Result<(), StageError> {
         let mut wait = wait;
+        self.play_again();
+        if self.pool.pending() == 0
+            && let Some(next) = self.paused.values().min()
+        {
+            std::thread::sleep(wait.min(next.saturating_duration_since(Instant::now())));
+        }
         while self.pool.pending() > 0 {
             let Some((job, outcome)) = self.pool.next(wait) else { return Ok(()) };
             wait = Duration::ZERO;
@@ -177,9 +230,9 @@ impl Conversations {
         Ok(())
     }
 
-    /// Whether some environment is at work.
+    /// Whether some environment is at work, or will be.
     pub fn wait_for_environments(&self) -> bool {
-        self.pool.pending() > 0
+        self.pool.pending() > 0 || !self.paused.is_empty()
     }
 
     fn came(&mut self, key: Key, outcome: Result<Came, PoolError>) -> Result<(), StageError> {
@@ -188,15 +241,18 @@ impl Conversations {
         let what = match outcome {
             Ok(Came { environment, what }) => {
                 rollout.environment = Some(environment);
-                what.map_err(|error| error.to_string())
+                what.map_err(|error| (error.is_late(), error.to_string()))
             }
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err((matches!(error, PoolError::Overdue(_)), error.to_string())),
         };
         let ahead = match what {
-            Err(why) => {
-                rollout.failed(why);
+            // How long a step takes depends on what the model said: dropping what takes long would favour short completions.
+            Err((true, why)) if rollout.has_begun() => {
+                tracing::debug!("rollout {} of group {}: {why}", key.1, key.0);
+                rollout.overran();
                 return self.over(key);
             }
+            Err((_, why)) => return self.lost(key, why),
             Ok(What::Graded(grade)) => {
                 rollout.graded(grade);
                 return self.over(key);
@@ -266,6 +322,7 @@ impl Conversations {
     fn over(&mut self, key: Key) -> Result<(), StageError> {
         let (ordinal, index) = key;
         let (Some(rollout), Some(open)) = (self.rollouts.remove(&key), self.open.get_mut(&ordinal)) else { return Ok(()) };
+        self.failures.remove(&key);
         let (turns, reason, used) = (rollout.turns(), rollout.stopped(), rollout.used().clone());
         let samples = rollout.samples(&open.prompt, open.params.temperature, self.setup.mask_older, &self.setup.tokenizer)?;
         open.samples.insert(index, samples);
@@ -273,7 +330,7 @@ impl Conversations {
         if open.missing == 0
             && let Some(Open { prompt, samples, .. }) = self.open.remove(&ordinal)
         {
-            self.groups.push(Group { prompt, samples: samples.into_values().flatten().collect() });
+            self.groups.push(Group { prompt, samples: samples.into_values().flatten().collect(), ..Group::default() });
         }
         self.count(Metric::RolloutStops, &[reason.map_or("", StopReason::label)], 1.0);
         let outcomes = [("succeeded", used.succeeded), ("failed", used.failed), ("malformed", used.malformed)];

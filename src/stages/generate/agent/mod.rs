@@ -36,6 +36,7 @@ pub struct Agent {
     max_tool_calls: Option<u64>,
     max_time: Option<Duration>,
     step_timeout: Duration,
+    retries: u32,
     workers: usize,
     seed: u64,
     stop: Option<StopCondition>,
@@ -81,6 +82,7 @@ impl Agent {
             max_tool_calls: None,
             max_time: None,
             step_timeout: Duration::from_secs(30),
+            retries: 2,
             workers: 32,
             seed: 0,
             stop: None,
@@ -120,9 +122,17 @@ impl Agent {
         Agent { max_time: Some(time), ..self }
     }
 
-    /// How long a reset, a step or the grading may take. What takes longer is given up, with its rollout.
+    /// How long a reset, a step or the grading may take; 30 seconds by default. A step or a grading that takes longer ends its rollout as
+    /// truncated, with a grade of 0: how long it takes depends on what the model said. A reset that takes longer is a failure of the
+    /// environment.
     pub fn step_timeout(self, time: Duration) -> Self {
         Agent { step_timeout: time, ..self }
+    }
+
+    /// How often a rollout whose environment failed (it erred, panicked or lost its connection) is played again in a fresh one, after a pause
+    /// that doubles from a quarter of a second up to ten; 2 by default. Its completions are not sampled again. Then the rollout is lost.
+    pub fn retries(self, retries: u32) -> Self {
+        Agent { retries, ..self }
     }
 
     /// Environments that may work at the same time.
@@ -164,8 +174,12 @@ pub enum StopReason {
     MaxToolCalls,
     /// It took too long.
     MaxTime,
-    /// The environment failed, or did not answer in time: its rollout has no grade.
+    /// The environment did not answer a turn, or grade the rollout, in time: its grade is 0.
+    StepTimeout,
+    /// The environment failed, again and again: its rollout has no grade.
     EnvironmentFailed,
+    /// The engine did not make a turn: its rollout has no grade.
+    EngineFailed,
 }
 
 impl StopReason {
@@ -179,7 +193,9 @@ impl StopReason {
             StopReason::MaxTokens => "max_tokens",
             StopReason::MaxToolCalls => "max_tool_calls",
             StopReason::MaxTime => "max_time",
+            StopReason::StepTimeout => "step_timeout",
             StopReason::EnvironmentFailed => "environment_failed",
+            StopReason::EngineFailed => "engine_failed",
         }
     }
 

@@ -136,6 +136,11 @@ impl Rollout {
         self.done.len() + 1
     }
 
+    /// What was saved of it, until its environment has begun.
+    pub fn saved(&self) -> Option<&Saved> {
+        self.saved.as_ref()
+    }
+
     pub fn stopped(&self) -> Option<StopReason> {
         self.stop
     }
@@ -305,9 +310,50 @@ impl Rollout {
         self.grade = Some(grade);
     }
 
-    /// The environment failed.
+    /// The environment failed too often.
     pub fn failed(&mut self, why: String) {
+        self.take_over_record();
         (self.stop, self.failure) = (Some(StopReason::EnvironmentFailed), Some(why));
+    }
+
+    /// The engine gave up the turn that it made, of which the part has `answer`.
+    pub fn refused(&mut self, answer: Answer, why: String) {
+        self.part.answer = answer;
+        (self.stop, self.failure) = (Some(StopReason::EngineFailed), Some(why));
+    }
+
+    /// The environment did not answer a turn, or the grading, in time: that is the rollout's verdict.
+    pub fn overran(&mut self) {
+        (self.stop, self.grade) = (Some(StopReason::StepTimeout), Some(Grade::default()));
+    }
+
+    /// Returns true once its environment opened the conversation.
+    pub fn has_begun(&self) -> bool {
+        self.dialogue.is_some()
+    }
+
+    /// All of it as a record, to be played again in another environment.
+    pub fn to_record(&self) -> Vec<Answer> {
+        let mut parts: Vec<Answer> = Vec::new();
+        let mut present = self.part.clone();
+        let mut later = self.recorded.iter().cloned();
+        if let Some(recorded) = later.next() {
+            // It is being played: the record has more of the present part than was played.
+            present.answer = recorded;
+        }
+        for Part { context, answer } in self.done.iter().cloned().chain([present]) {
+            let index = slot(self.index, parts.len());
+            // What a later part reads at its beginning stands in its record.
+            let mut whole = Answer { index, ..Answer::default() };
+            if !parts.is_empty() {
+                whole.give(&context);
+            }
+            whole.extend(&answer);
+            parts.push(whole);
+        }
+        parts.extend(later);
+        parts.retain(|part| !part.tokens.is_empty());
+        parts
     }
 }
 

@@ -77,13 +77,10 @@ impl<E: TokenEngine> Generator<E> {
         }
     }
 
-    fn enter(&self, engine: &E, all: &mut Conversations, prompt: Prompt) {
+    fn enter(&self, engine: &E, all: &mut Conversations, mut prompt: Prompt) {
         let params = self.params_of(prompt.ordinal, engine.version());
-        let recorded = match (&self.admission, engine.version()) {
-            (Some(admission), Some(version)) => admission.resume(prompt.ordinal, version, |_| true),
-            _ => Vec::new(),
-        };
-        all.admit(prompt, self.group_size, params, recorded);
+        prompt.partial = self.resume(&mut prompt, engine.version(), &|_, _| true);
+        all.admit(prompt, self.group_size, params);
     }
 
     /// Lets prompts in while slots are free. False when none will come any more.

@@ -1,40 +1,13 @@
 //! Why a reward service gave no rewards, and what to do about it.
 
+use crate::net::{Fault, Outcome, RemoteError, Retryable};
+
 /// Why a reward service gave no rewards.
 #[derive(Clone, Debug, thiserror::Error, PartialEq)]
 pub enum ServiceError {
-    /// Not an address that can be asked.
-    #[error("{url:?} is no address of a reward service: {why}; write it as http://host:port/path")]
-    Url {
-        /// What was given.
-        url: String,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// Nobody listens there.
-    #[error("cannot connect to {url}: {why}; check that the reward service runs and listens there")]
-    Unreachable {
-        /// The service.
-        url: String,
-        /// What the machine said.
-        why: String,
-    },
-    /// The connection ended before the answer did.
-    #[error("the connection to {url} broke: {why}; look for a crash in the reward service's log")]
-    Broke {
-        /// The service.
-        url: String,
-        /// What happened.
-        why: String,
-    },
-    /// It took too long.
-    #[error("{url} did not answer within {seconds} s; look whether the reward service hangs, or raise its timeout")]
-    Late {
-        /// The service.
-        url: String,
-        /// The limit.
-        seconds: f64,
-    },
+    /// The request failed.
+    #[error("{0}")]
+    Http(#[from] RemoteError),
     /// It was busy for longer than it is waited for.
     #[error(
         "{url} said {status} for {seconds:.1} s; give the reward service more workers, ask it less at once (concurrency), or raise patience"
@@ -46,16 +19,6 @@ pub enum ServiceError {
         status: u16,
         /// How long it was waited for.
         seconds: f64,
-    },
-    /// It answered with an error.
-    #[error("{url} answered with status {status}: {begins:?}; {}", advice(*.status))]
-    Status {
-        /// The service.
-        url: String,
-        /// What it said.
-        status: u16,
-        /// How its page begins.
-        begins: String,
     },
     /// It answered with something else than rewards.
     #[error(
@@ -79,23 +42,28 @@ pub enum ServiceError {
     },
 }
 
-fn advice(status: u16) -> &'static str {
-    match status {
-        300..=399 => "redirects are not followed: give the address where the service itself is",
-        404 | 405 => "check the path, and that the service takes POST there",
-        401 | 403 => "check the token that token_env names",
-        400..=499 => "the service refuses such requests: look into its log",
-        _ => "look into the service's log",
+impl ServiceError {
+    /// Returns true if another request may succeed although this one failed: the service answered
+    /// it, or failed on what it was asked.
+    pub(super) fn is_about_one(&self) -> bool {
+        match self {
+            ServiceError::Http(error) => match error.fault {
+                Fault::Broke { .. } | Fault::Failed { .. } | Fault::Nonsense { .. } => true,
+                Fault::Refused { status, .. } => status == 408,
+                _ => false,
+            },
+            ServiceError::Answer { .. } => true,
+            ServiceError::Busy { .. } | ServiceError::Question { .. } => false,
+        }
     }
 }
 
-impl ServiceError {
-    /// Whether the same request may well succeed later.
-    pub(super) fn may_pass(&self) -> bool {
+impl Retryable for ServiceError {
+    fn outcome(&self) -> Outcome {
         match self {
-            ServiceError::Url { .. } | ServiceError::Question { .. } | ServiceError::Busy { .. } => false,
-            ServiceError::Status { status, .. } => *status >= 500 || *status == 408,
-            _ => true,
+            ServiceError::Http(error) => error.outcome(),
+            ServiceError::Question { .. } | ServiceError::Busy { .. } => Outcome::Final,
+            ServiceError::Answer { .. } => Outcome::Failed,
         }
     }
 }

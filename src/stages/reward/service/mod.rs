@@ -6,55 +6,38 @@
 //! most, and one more `timeout`.
 
 mod error;
-mod exchange;
 mod judge;
 mod protocol;
 mod verdicts;
 
-use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use hyper::{StatusCode, Uri};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use crate::algo::rewards::Earnings;
 use crate::data::Group;
-pub use crate::engine::remote::Token;
+use crate::net::{Client, Endpoint, Fault, Outcome, RemoteError, RetryPolicy, Retryable, deadline};
 use crate::observe::logs::{Failure, FailureKind};
 pub use error::ServiceError;
-use exchange::{Reply, post};
-use hyper::body::Bytes;
 pub use judge::{Judge, JudgeConfig, JudgeError, PROMPT, SCORE};
 
-/// No pause is longer, unless the service asks for it.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-
-/// Where a reward is served, and how patiently it is asked.
+/// The address of a reward service, and how it is retried.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServiceConfig {
-    /// `http://host:port/path`.
-    pub url: String,
-    /// Longest time for one request, from connecting to the last byte of the answer.
+    /// The address that a group's samples are posted to, its token and certificates.
+    pub endpoint: Endpoint,
+    /// Longest time for one request, from connecting to the last byte of the answer. Default: 30 seconds.
     pub timeout: Duration,
-    /// The pause before the first retry; each further one is twice as long, 30 seconds at most, less up to half of it by chance.
-    pub pause: Duration,
-    /// How long a service that says it is busy is waited for, in one attempt.
-    pub patience: Duration,
-    /// What the service knows its callers by.
-    pub token: Option<Token>,
+    /// Pauses between attempts, and how long a busy service is waited for in one of them. How many
+    /// attempts a sample gets is the reward stage's setting.
+    pub retry: RetryPolicy,
 }
 
 impl ServiceConfig {
-    /// With 30 seconds for a request, pauses from half a second on and five minutes of patience.
+    /// A service at `url` with the defaults.
     pub fn new(url: impl Into<String>) -> Self {
-        ServiceConfig {
-            url: url.into(),
-            timeout: Duration::from_secs(30),
-            pause: Duration::from_millis(500),
-            patience: Duration::from_secs(300),
-            token: None,
-        }
+        ServiceConfig { endpoint: Endpoint::new(url), timeout: Duration::from_secs(30), retry: RetryPolicy::default() }
     }
 }
 
@@ -62,7 +45,7 @@ impl ServiceConfig {
 #[derive(Clone, Debug)]
 pub struct Service {
     config: ServiceConfig,
-    uri: Uri,
+    client: Client,
     /// Without one, the service speaks the protocol of docs/reward_service.md.
     judge: Option<Arc<Judge>>,
 }
@@ -79,22 +62,14 @@ pub struct Answers {
 impl Service {
     /// Looks at the address; asks nothing yet.
     pub fn new(config: ServiceConfig) -> Result<Self, ServiceError> {
-        let refuse = |why: String| ServiceError::Url { url: config.url.clone(), why };
-        let uri = Uri::from_str(&config.url).map_err(|error| refuse(error.to_string()))?;
-        match (uri.scheme_str(), uri.host()) {
-            // It would stand in recipes, logs and reports.
-            (Some("http"), Some(_)) if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) => {
-                let why =
-                    "it has a name or a password in it; put a token into an environment variable, and name that as token_env";
-                let url = config.url.split_once('@').map_or_else(String::new, |(_, rest)| format!("http://…@{rest}"));
-                return Err(ServiceError::Url { url, why: why.to_owned() });
-            }
-            (Some("http"), Some(host)) if !host.is_empty() => {}
-            (Some("https"), _) => return Err(refuse("it asks for TLS, which a proxy on this machine can add".to_owned())),
-            (Some("http"), _) => return Err(refuse("it has no host".to_owned())),
-            _ => return Err(refuse("it does not begin with http://".to_owned())),
+        let mut endpoint = config.endpoint.clone();
+        if !endpoint.url.starts_with("https:") {
+            // A service that closes an idle connection would look like one that broke, and next to a
+            // reward that is worth a process of its own a connection costs nothing.
+            endpoint.idle_connections = 0;
         }
-        Ok(Service { config, uri, judge: None })
+        let client = Client::new("reward service", endpoint)?;
+        Ok(Service { config, client, judge: None })
     }
 
     /// A language model grades each answer by itself; the address is that of its chat completions.
@@ -112,7 +87,7 @@ impl Service {
                 break;
             }
             if attempt > 1 {
-                sleep(self.pause(group.id(), attempt - 1)).await;
+                sleep(self.config.retry.pause(group.id(), attempt - 1)).await;
             }
             match self.ask(group, &missing).await {
                 Ok(given) => {
@@ -126,7 +101,7 @@ impl Service {
                     for place in missing {
                         answers.samples[place] = Err(failure(group.samples[place].index, attempt, error.to_string()));
                     }
-                    if !error.may_pass() {
+                    if error.outcome() == Outcome::Final {
                         break;
                     }
                 }
@@ -137,10 +112,10 @@ impl Service {
 
     /// What the samples at `places` earned.
     async fn ask(&self, group: &Group, places: &[usize]) -> Result<Vec<Result<Earnings, String>>, ServiceError> {
-        let url = &self.config.url;
+        let url = self.client.name();
         let Some(judge) = &self.judge else {
             let question = protocol::question(group, places)
-                .map_err(|error| ServiceError::Question { url: url.clone(), why: error.to_string() })?;
+                .map_err(|error| ServiceError::Question { url: url.to_owned(), why: error.to_string() })?;
             return protocol::answers(url, &self.tell(group.id(), question).await?, places.len());
         };
         // Answers that are compared are compared with all others, whichever of them still lack a grade.
@@ -149,7 +124,11 @@ impl Service {
         let mut grades: Vec<Result<Earnings, String>> = Vec::with_capacity(group.samples.len());
         for asked in questions {
             let said = match judge.question(asked) {
-                Ok(question) => self.verdict(judge, group.id(), question, asked.len()).await?,
+                Ok(question) => match self.verdict(judge, group.id(), question, asked.len()).await {
+                    // The others may be answered all the same.
+                    Err(error) if error.is_about_one() => Err(error.to_string()),
+                    said => said?,
+                },
                 Err(why) => Err(why),
             };
             match said.and_then(|said| judge.grades(&said, asked.len())) {
@@ -172,7 +151,7 @@ impl Service {
             return Ok(Ok(said));
         }
         let body = self.tell(group, question.clone().into_bytes()).await?;
-        let said = judge.reply(&self.config.url, &body);
+        let said = judge.reply(self.client.name(), &body);
         if let Ok(said) = &said
             && judge.grades(said, answers).is_ok()
             && let Err(error) = judge.verdicts().keep(question, said)
@@ -182,86 +161,21 @@ impl Service {
         Ok(said)
     }
 
-    /// One answer to one question, however often the service says that it is busy.
-    async fn tell(&self, group: u64, question: Vec<u8>) -> Result<Bytes, ServiceError> {
-        let url = &self.config.url;
-        let mut busy_since = None;
-        for turned_away in 1.. {
-            let Reply { status, retry_after, body } =
-                post(&self.uri, self.config.token.as_ref(), question.clone(), self.config.timeout).await?;
-            match status {
-                StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-                    let waited = busy_since.get_or_insert_with(Instant::now).elapsed();
-                    // No shorter than its own, lest a service that asks for none be asked without end.
-                    let pause = self.pause(group, turned_away).max(retry_after.unwrap_or_default());
-                    if waited + pause > self.config.patience {
-                        let (status, seconds) = (status.as_u16(), waited.as_secs_f64());
-                        return Err(ServiceError::Busy { url: url.clone(), status, seconds });
-                    }
-                    sleep(pause).await;
-                }
-                status if status.is_success() => return Ok(body),
-                status => {
-                    let (status, begins) = (status.as_u16(), protocol::begins(&body));
-                    return Err(ServiceError::Status { url: url.clone(), status, begins });
-                }
+    /// One answer to one question, after waiting for a busy service. Failures are not retried here,
+    /// since the samples that a next attempt needs are fewer.
+    async fn tell(&self, group: u64, question: Vec<u8>) -> Result<Vec<u8>, ServiceError> {
+        let policy = RetryPolicy { retries: 0, ..self.config.retry };
+        let (started, deadline) = (Instant::now(), deadline(policy.busy_timeout.saturating_add(self.config.timeout)));
+        let asked = policy.run(group, deadline, || self.client.post_bytes("", question.clone(), self.config.timeout));
+        asked.await.map_err(|error| match error {
+            RemoteError { server, fault: Fault::Busy { status, .. }, .. } => {
+                ServiceError::Busy { url: server, status, seconds: started.elapsed().as_secs_f64() }
             }
-        }
-        unreachable!("patience ends")
+            error => error.into(),
+        })
     }
-
-    /// Before the `nth` retry, from 1: between half of a doubling pause and the whole, by the group, so that groups which failed together
-    /// do not come back together.
-    fn pause(&self, group: u64, nth: u32) -> Duration {
-        let longest = self.config.pause.saturating_mul(1_u32.checked_shl(nth - 1).unwrap_or(u32::MAX)).min(LONGEST_PAUSE);
-        longest.mul_f64(0.5 + 0.5 * chance(group, nth))
-    }
-}
-
-/// In [0, 1), the same for the same arguments (splitmix64).
-fn chance(group: u64, nth: u32) -> f64 {
-    let mut bits = group.wrapping_add(u64::from(nth).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    ((bits ^ (bits >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
 }
 
 fn failure(sample: u32, attempts: u32, text: String) -> Failure {
     Failure { sample, attempts, kind: FailureKind::Refused, text }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_address_is_http_with_a_host_or_refused_with_the_reason() {
-        for url in ["http://127.0.0.1:9000/score", "http://judge", "http://[::1]:80/a?b=c"] {
-            Service::new(ServiceConfig::new(url)).unwrap();
-        }
-        for (url, why) in [
-            ("https://judge/score", "TLS"),
-            ("judge:9000/score", "invalid"),
-            ("/score", "does not begin with http://"),
-            ("ftp://judge", "does not begin with http://"),
-            ("", "empty"),
-        ] {
-            let error = Service::new(ServiceConfig::new(url)).unwrap_err().to_string();
-            assert!(error.contains(why) && error.contains("write it as http://host:port/path"), "{error}");
-        }
-    }
-
-    #[test]
-    fn pauses_double_up_to_a_bound_and_groups_spread_over_half_of_them() {
-        let service =
-            Service::new(ServiceConfig { pause: Duration::from_secs(1), ..ServiceConfig::new("http://judge") }).unwrap();
-        for nth in [1, 2, 5, 6, 40, u32::MAX] {
-            let longest = f64::from(2_u32.checked_pow(nth - 1).unwrap_or(u32::MAX)).min(30.0);
-            let pauses: Vec<f64> = (0..200).map(|group| service.pause(group, nth).as_secs_f64()).collect();
-            assert!(pauses.iter().all(|pause| (longest / 2.0..=longest).contains(pause)), "{nth}: {pauses:?}");
-            let spread =
-                |low: f64| pauses.iter().filter(|pause| **pause >= low * longest && **pause < (low + 0.1) * longest).count();
-            assert!([0.5, 0.6, 0.7, 0.8, 0.9].into_iter().all(|low| spread(low) > 20), "{nth}: {pauses:?}");
-        }
-    }
 }

@@ -108,7 +108,7 @@ mod tests {
         let mut prompt = Prompt { ordinal: 7, ..Prompt::from("3+4=") };
         prompt.metadata.insert("answer".into(), "7".into());
         let sample = |index| Sample { response: format!("{index}"), ..Sample::begin(&prompt, index, &[1]) };
-        Group { samples: (0..3).map(sample).collect(), prompt: Arc::new(prompt) }
+        Group { samples: (0..3).map(sample).collect(), prompt: Arc::new(prompt), ..Group::default() }
     }
 
     #[test]

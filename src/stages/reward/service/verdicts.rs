@@ -1,10 +1,12 @@
 //! What a judge said, by what it was asked: in memory, and in a file if there is one, a JSON object a line.
+//!
+//! Memory: up to 64 MiB of questions and replies. Beyond that the oldest are forgotten, and asked again if they come again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
@@ -17,21 +19,50 @@ struct Verdict {
 
 /// Replies that need not be asked for again.
 pub(super) struct Verdicts {
-    known: Mutex<(HashMap<String, String>, Option<File>)>,
+    known: Mutex<(Known, Option<File>)>,
+}
+
+/// Bytes of questions and replies that are remembered.
+const REMEMBERED: usize = 64 << 20;
+
+/// Replies by question, up to a number of bytes.
+#[derive(Default)]
+struct Known {
+    replies: HashMap<Arc<str>, String>,
+    /// Oldest first.
+    order: VecDeque<Arc<str>>,
+    bytes: usize,
+}
+
+impl Known {
+    fn insert(&mut self, question: String, reply: String, most: usize) {
+        let question: Arc<str> = question.into();
+        self.bytes += question.len() + reply.len();
+        match self.replies.insert(question.clone(), reply) {
+            Some(before) => self.bytes -= question.len() + before.len(),
+            None => self.order.push_back(question),
+        }
+        while self.bytes > most
+            && let Some(oldest) = self.order.pop_front()
+        {
+            let reply = self.replies.remove(&oldest).unwrap_or_default();
+            self.bytes -= oldest.len() + reply.len();
+        }
+    }
 }
 
 impl Verdicts {
     /// Reads what `path` holds, if it is there. A last line that was cut off by a crash is asked for again.
     pub(super) fn open(path: Option<&Path>) -> Result<Self, String> {
         let Some(path) = path else { return Ok(Verdicts { known: Mutex::default() }) };
-        let mut known = HashMap::new();
+        let mut known = Known::default();
         let mut whole = 0;
         match std::fs::read_to_string(path) {
             Ok(text) => {
                 for (at, line) in text.split_inclusive('\n').filter(|line| line.ends_with('\n')).enumerate() {
                     let verdict: Verdict =
                         serde_json::from_str(line).map_err(|error| format!("line {}: {error}; mend or delete it", at + 1))?;
-                    known.insert(verdict.question, verdict.reply);
+                    known.insert(verdict.question, verdict.reply, REMEMBERED);
                     whole += line.len();
                 }
             }
@@ -44,7 +75,7 @@ impl Verdicts {
     }
 
     pub(super) fn find(&self, question: &str) -> Option<String> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).0.get(question).cloned()
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).0.replies.get(question).cloned()
     }
 
     /// Remembers a reply; in the file it is whole or not at all after a crash.
@@ -56,7 +87,7 @@ impl Verdicts {
             line.push('\n');
             file.write_all(line.as_bytes())?;
         }
-        replies.insert(question, reply.to_owned());
+        replies.insert(question, reply.to_owned(), REMEMBERED);
         Ok(())
     }
 }
@@ -64,6 +95,17 @@ impl Verdicts {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_oldest_are_forgotten_where_there_are_too_many() {
+        let mut known = Known::default();
+        for (question, reply) in [("a", "1234"), ("b", "1234"), ("a", "12"), ("c", "1234")] {
+            known.insert(question.into(), reply.into(), 10);
+        }
+        let mut left: Vec<_> = known.replies.iter().map(|(question, reply)| (&**question, reply.as_str())).collect();
+        left.sort_unstable();
+        assert_eq!((left, known.order.len(), known.bytes), (vec![("b", "1234"), ("c", "1234")], 2, 10));
+    }
 
     #[test]
     fn replies_are_remembered_over_runs_and_a_torn_line_is_forgotten() {

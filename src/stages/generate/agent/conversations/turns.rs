@@ -54,8 +54,12 @@ impl Conversations {
             self.begin_anew(key);
             return Ok(());
         }
-        let Finished { index, tokens, log_probs, versions, finish, .. } = finished;
+        let Finished { index, tokens, log_probs, versions, finish, refused, .. } = finished;
         let answer = Answer { index, tokens, log_probs, versions, status: finish.into() };
+        if let Some(why) = refused {
+            rollout.refused(answer, why);
+            return self.over(key);
+        }
         let ahead = rollout.sampled(answer, finish == FinishReason::Length, &self.setup.agent, &self.setup.tokenizer)?;
         self.go(key, ahead)
     }

@@ -4,9 +4,10 @@ use serde_json::{Value, json};
 
 use super::{Part, Rollout};
 use crate::data::chat::ChatError;
-use crate::data::{Metadata, Prompt, Sample, Status, Tokenizer};
+use crate::data::{Metadata, Prompt, Sample, Status, Tokenizer, number};
 use crate::env::Grade;
 use crate::stages::generate::agent::StopReason;
+use crate::stages::generate::assembly::{ENVIRONMENT_FAILURE, REFUSED};
 
 impl Rollout {
     /// Its samples, one a part, with all that is known of it in their metadata.
@@ -18,6 +19,7 @@ impl Rollout {
         tokenizer: &Tokenizer,
     ) -> Result<Vec<Sample>, ChatError> {
         let complete = self.stop.is_some_and(StopReason::is_complete);
+        let lost = self.failure.is_some();
         let metadata = self.metadata();
         let parts = self.done.into_iter().chain([self.part]);
         let sample = |(at, part): (usize, Part)| {
@@ -26,7 +28,11 @@ impl Rollout {
             let mut sample = Sample::begin(prompt, self.index, &context);
             sample.part = at as u32;
             sample.response = tokenizer.decode(&part.answer.tokens)?;
-            sample.status = if complete { Status::Completed } else { Status::Truncated };
+            sample.status = match complete {
+                _ if lost => Status::Aborted,
+                true => Status::Completed,
+                false => Status::Truncated,
+            };
             sample.temperature = Some(temperature).filter(|temperature| *temperature > 0.0);
             sample.answered(&part.answer.tokens, &part.answer.log_probs, &part.answer.versions);
             sample.metadata.extend(metadata.clone());
@@ -44,16 +50,17 @@ impl Rollout {
         set("turns", self.turns.into());
         set("stop_reason", self.stop.map(StopReason::label).into());
         set("tool_calls", self.used.to_json());
-        set("turn_rewards", json!(self.rewards));
+        set("turn_rewards", self.rewards.iter().map(|reward| number::to_json(*reward)).collect());
         if let Some(dialogue) = &self.dialogue {
             set("conversation", json!(dialogue.messages()));
         }
         if let Some(failure) = &self.failure {
-            set("environment_failure", failure.as_str().into());
+            let key = if self.stop == Some(StopReason::EngineFailed) { REFUSED } else { ENVIRONMENT_FAILURE };
+            set(key, failure.as_str().into());
         }
         if let Some(Grade { reward, correct, metadata: more }) = &self.grade {
-            set("environment_reward", json!(reward + self.rewards.iter().sum::<f64>()));
-            set("grade", json!(reward));
+            set("environment_reward", number::to_json(reward + self.rewards.iter().sum::<f64>()));
+            set("grade", number::to_json(*reward));
             if let Some(correct) = correct {
                 set("correct", (*correct).into());
             }

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{Part, Rollout};
 use crate::data::chat::ChatError;
-use crate::data::{Answer, ChatMessage, Status, Tokenizer, Version};
+use crate::data::{Answer, ChatMessage, Status, Tokenizer, Version, number};
 use crate::env::ToolUse;
 use crate::stages::generate::agent::dialogue::Dialogue;
 
@@ -21,6 +21,7 @@ pub struct Saved {
     messages: Vec<ChatMessage>,
     turns: usize,
     used: ToolUse,
+    #[serde(with = "number::many")]
     rewards: Vec<f64>,
 }
 
@@ -37,12 +38,8 @@ pub(super) enum Known {
 impl Rollout {
     /// From where it was saved, which is where its newest turn begins.
     pub(super) fn go_on(&mut self, saved: Saved, tokenizer: &Tokenizer) -> Result<(), ChatError> {
-        for (at, answer) in std::mem::take(&mut self.recorded).into_iter().enumerate() {
-            // A part that was begun anew has what it reads at its beginning.
-            let read = if at == 0 { 0 } else { answer.versions.per_token().take_while(Option::is_none).count() };
-            let context = if at == 0 { self.part.context.clone() } else { answer.tokens[..read].into() };
-            self.done.push(Part { context, answer: piece(&answer, read..answer.tokens.len()) });
-        }
+        let record = std::mem::take(&mut self.recorded);
+        self.done = self.parts_of(record.into());
         if let Some(Part { context, answer }) = self.done.pop() {
             let given = piece(&answer, 0..answer.tokens.len() - answer.turn());
             self.part = Part { context, answer: Answer { status: Status::Pending, ..given } };
@@ -52,6 +49,30 @@ impl Rollout {
         self.dialogue = Some(dialogue);
         (self.turns, self.used, self.rewards) = (saved.turns, saved.used, saved.rewards);
         Ok(())
+    }
+
+    /// Takes over all that a record has, played or not: what was sampled counts, even if no environment answers it any more.
+    pub(super) fn take_over_record(&mut self) {
+        if self.recorded.is_empty() {
+            return;
+        }
+        let mut parts = self.parts_of(self.to_record());
+        if let Some(last) = parts.pop() {
+            (self.done, self.part) = (parts, last);
+        }
+        self.recorded.clear();
+    }
+
+    /// A record by its parts. The first reads what the first of this rollout does.
+    fn parts_of(&self, record: Vec<Answer>) -> Vec<Part> {
+        let first = self.done.first().unwrap_or(&self.part).context.clone();
+        let part = |(at, answer): (usize, Answer)| {
+            // A part that was begun anew has what it reads at its beginning.
+            let read = if at == 0 { 0 } else { answer.versions.per_token().take_while(Option::is_none).count() };
+            let context = if at == 0 { first.clone() } else { answer.tokens[..read].into() };
+            Part { context, answer: piece(&answer, read..answer.tokens.len()) }
+        };
+        record.into_iter().enumerate().map(part).collect()
     }
 
     /// What is to be kept of it now, if its environment can be restored.

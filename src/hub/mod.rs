@@ -1,7 +1,90 @@
-//! What the Hugging Face hub's own tools have downloaded to this machine, found by its id. Nothing here ever downloads.
+//! Models and data sets by their ids: from the local cache of the Hugging Face hub, or fetched into it on first use.
+//!
+//! [`Cache`] only looks; [`Hub`] fetches what the cache lacks, unless `HF_HUB_OFFLINE` is set.
+
+mod fetch;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+
+use crate::net::RemoteError;
+use crate::util::reading;
+pub(crate) use fetch::shown;
+pub use fetch::{Hub, Listing, RepoKind};
+
+/// Why something could not be fetched from the hub.
+#[derive(Debug, thiserror::Error)]
+pub enum HubError {
+    /// The name is neither a folder nor an id.
+    #[error("{0}")]
+    NotFound(NotFound),
+    /// It is not in the cache, and nothing may be fetched.
+    #[error("{0}; it is not fetched, since HF_HUB_OFFLINE is set")]
+    Offline(NotFound),
+    /// The hub has no such repository, or does not show it to this user.
+    #[error(
+        "{id} is neither here nor on {hub}{}; check the name",
+        if *has_token { ", for the token in use" } else { "; a private one needs a token in HF_TOKEN" }
+    )]
+    NoRepository {
+        /// What was asked for.
+        id: String,
+        /// The hub's address.
+        hub: String,
+        /// Whether a token was sent.
+        has_token: bool,
+    },
+    /// The repository has no such revision.
+    #[error("{id} has no revision {revision:?}; name a branch, a tag or a commit of it")]
+    NoRevision {
+        /// The repository.
+        id: String,
+        /// What was asked for.
+        revision: String,
+    },
+    /// The repository's owners ask for an agreement first.
+    #[error(
+        "{id} is gated: accept its terms at {hub}/{id}, then {}",
+        if *has_token { "use a token of that account in HF_TOKEN" } else { "set HF_TOKEN to a token of that account" }
+    )]
+    Gated {
+        /// The repository.
+        id: String,
+        /// The hub's address.
+        hub: String,
+        /// Whether a token was sent.
+        has_token: bool,
+    },
+    /// The repository does not hold what was asked of it.
+    #[error("{id} {problem}")]
+    Lacks {
+        /// The repository.
+        id: String,
+        /// What is missing, and what is there.
+        problem: String,
+    },
+    /// What arrived is not what the hub announced.
+    #[error("{file} of {id} arrived damaged: its checksum is another than the hub's; try again")]
+    Damaged {
+        /// The repository.
+        id: String,
+        /// The file.
+        file: String,
+    },
+    /// The hub could not be asked.
+    #[error("{0}; or set HF_HUB_OFFLINE=1 to use only what is here, or HF_ENDPOINT to another hub")]
+    Remote(#[from] RemoteError),
+    /// The cache can't be written.
+    #[error("writing {}: {source}; HF_HOME names another folder for the cache", .path.display())]
+    Io {
+        /// Which file or folder.
+        path: PathBuf,
+        /// What the machine said.
+        source: std::io::Error,
+    },
+}
 
 /// The hub's local cache: `models--ORG--NAME/snapshots/COMMIT` and `datasets--ORG--NAME/snapshots/COMMIT` below a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,8 +120,8 @@ impl fmt::Display for NotFound {
         write!(f, "{name}, {looked}")?;
         match name.split_once('@') {
             _ if !is_id => Ok(()),
-            Some((id, revision)) => write!(f, "; nothing is downloaded unasked: hf download {id} --revision {revision}"),
-            None => write!(f, "; nothing is downloaded unasked: hf download {name}"),
+            Some((id, revision)) => write!(f, "; to fetch it: hf download {id} --revision {revision}"),
+            None => write!(f, "; to fetch it: hf download {name}"),
         }
     }
 }
@@ -50,9 +133,7 @@ impl Cache {
     }
 
     fn by(variable: impl Fn(&str) -> Option<PathBuf>) -> Self {
-        let caches = || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache"))).unwrap_or_default();
-        let home = || variable("HF_HOME").unwrap_or_else(|| caches().join("huggingface"));
-        Cache { root: variable("HF_HUB_CACHE").unwrap_or_else(|| home().join("hub")) }
+        Cache { root: variable("HF_HUB_CACHE").unwrap_or_else(|| home(&variable).join("hub")) }
     }
 
     /// The cache in that folder.
@@ -100,7 +181,31 @@ impl Cache {
     }
 }
 
-/// The folder that `name` means: itself where it is one, else the hub's cached model of that id.
+/// The folder of the hub's tools: `$HF_HOME`, else `huggingface` in `$XDG_CACHE_HOME` or `~/.cache`.
+fn home(variable: &impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
+    let caches = || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache"))).unwrap_or_default();
+    variable("HF_HOME").unwrap_or_else(|| caches().join("huggingface"))
+}
+
+/// The folder that `name` means: itself if it is one, else the model of that id, from the cache or fetched now.
+///
+/// # Errors
+///
+/// [`HubError`] says whether the name, the network or the hub's permission is missing.
+pub fn open(name: &Path) -> Result<PathBuf, HubError> {
+    open_from(&Hub::of_user(), name)
+}
+
+/// [`open`] with a hub of one's own.
+pub fn open_from(hub: &Hub, name: &Path) -> Result<PathBuf, HubError> {
+    match locate_in(hub.cache(), name) {
+        Ok(folder) => Ok(folder),
+        Err(NotFound { name, is_id: true, .. }) => hub.model(&name),
+        Err(missing) => Err(HubError::NotFound(missing)),
+    }
+}
+
+/// The folder that `name` means: itself if it is one, else the hub's cached model of that id. Fetches nothing.
 pub fn locate(name: &Path) -> Result<PathBuf, NotFound> {
     locate_in(&Cache::of_user(), name)
 }
@@ -157,7 +262,7 @@ fn missing(folder: &Path) -> Option<String> {
     if folder.join("model.safetensors").exists() {
         return None;
     }
-    let Ok(index) = std::fs::read_to_string(folder.join("model.safetensors.index.json")) else {
+    let Ok(index) = reading::read_text(&folder.join("model.safetensors.index.json")) else {
         return Some("model.safetensors".to_owned());
     };
     let index: serde_json::Value = serde_json::from_str(&index).unwrap_or_default();
@@ -168,7 +273,7 @@ fn missing(folder: &Path) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
+mod cache_tests {
     use super::*;
     use std::fs;
 

@@ -1,0 +1,53 @@
+//! Direct preference optimization (Rafailov et al., 2023) and its family, on a data set of pairs: no generator, no reward, no weights that go back.
+//!
+//! A frozen reference scores the pairs of later steps while the trainer learns from those of this one. [`grpo`](crate::grpo) with `[pairs]` is the
+//! same on completions that the policy samples (online DPO).
+
+use anyhow::{Context, Result};
+use rollflow::flow::{Ended, Flow, Report, Until};
+use rollflow::prelude::*;
+use rollflow::recipe::Plan;
+use rollflow::stages::reference::BatchReference;
+
+use crate::registry::Registry;
+use crate::resume::ResumePoint;
+use crate::run_folder::{Outputs, RunFolder};
+use crate::{data, evaluation, origin, preferences, references, trainers};
+
+/// The pipeline `dpo`.
+pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
+    let mut flow = declare(plan, registry, &origin::policy(plan, run.path())?, run.outputs(plan)?, from)?;
+    let report = run.watch(&mut flow, plan.train.steps, |flow| flow.run(Until::finished()))?;
+    if report.ended == Ended::Finished {
+        tracing::info!("Preference training complete!");
+    }
+    Ok(report)
+}
+
+/// The graph, from pairs to checkpoints. `policy` is the one that the run begins with, and its reference.
+pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outputs, from: Option<&ResumePoint>) -> Result<Flow> {
+    let (pairs, state) = preferences::batches(plan, &policy.into())?;
+    let reference = references::frozen(plan, policy, references::scoring(plan)?)?;
+    let backend = trainers::backend(plan, registry, policy).context("starting the trainer")?;
+    let trainer = trainers::trainer(plan, registry, backend, None, None, outputs.checkpoints)?;
+    let trainer = evaluation::published(trainer, plan);
+    let trainer = match from {
+        Some(from) => {
+            data::check(&from.checkpoint, state.as_ref())?;
+            trainer.resume(&from.checkpoint, from.trainer.clone())?
+        }
+        None => trainer,
+    };
+
+    let mut flow = Flow::new(&plan.name);
+    let done = from.map_or(0, |from| from.trainer.step);
+    let mut batches = flow.source("pairs", pairs.after(done).metrics(&outputs.metrics));
+    if let Some((model, weights)) = reference {
+        let threads = plan.reference.as_ref().map_or(1, |reference| reference.threads);
+        batches = flow.stage("reference", batches, BatchReference::new(model, weights).threads(threads));
+    }
+    let trained = flow.stage("train", batches, data::remembered(trainer, state));
+    let trained = preferences::evaluated(&mut flow, plan, registry, policy, trained, (&outputs.metrics, outputs.answers, done))?;
+    flow.sink("log", trained, outputs.log);
+    Ok(flow)
+}

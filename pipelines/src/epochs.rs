@@ -1,0 +1,85 @@
+//! `train.epochs`, `sft.epochs` and `reward_model.epochs` as steps, which follow from the data.
+//!
+//! The plan of a run holds the steps, and so does its `recipe.toml`: a resumed run has the same ones, with the same schedule (law C2).
+
+use anyhow::{Error, Result, ensure};
+use rollflow::recipe::task::TaskData;
+use rollflow::recipe::{Complaint, Derived, Pipeline, Plan};
+
+use crate::parts::{self, Reader};
+use crate::registry::Registry;
+use crate::{conversations, data, grpo_offline, preferences};
+
+/// One pass over the data.
+struct Epoch {
+    /// What it holds, such as `7473 prompts, 32 a step`.
+    what: String,
+    /// Its length. A last step may be in part of the next epoch.
+    steps: f64,
+}
+
+impl Epoch {
+    fn of(count: usize, what: &str, each: usize) -> Self {
+        Epoch { what: format!("{count} {what}, {each} a step"), steps: count as f64 / each as f64 }
+    }
+}
+
+/// Replaces the epochs of a plan by steps. Reads the data to count it; a plan without epochs is left as it is. Returns the steps with the reason
+/// for each.
+pub fn settle(plan: &mut Plan, registry: &Registry) -> Result<Vec<Derived>> {
+    let mut derived = Vec::new();
+    let mut steps = |section: &str, epochs: f64, Epoch { what, steps }: Epoch| {
+        // A product that is a whole number but for rounding is that number.
+        let steps = (epochs * steps - 1e-9).ceil().max(1.0) as u64;
+        let reason = format!("{section}.epochs = {epochs:?} of {what}");
+        derived.push(Derived { key: format!("{section}.steps"), value: steps.to_string(), reason });
+        steps
+    };
+    if let Some((sft, epochs)) = plan.sft.as_ref().and_then(|sft| Some((sft, sft.epochs?))) {
+        let (batches, _) = conversations::batches(plan, sft, &Reader::of(plan)?)?;
+        let length = batches.batches_per_epoch();
+        let steps = steps("sft", epochs, Epoch { what: format!("{length} steps"), steps: length });
+        plan.sft.iter_mut().for_each(|sft| (sft.steps, sft.epochs) = (steps, None));
+    }
+    if let Some((of, epochs)) = plan.reward_model.as_ref().and_then(|of| Some((of, of.epochs?))) {
+        let (pairs, _) = parts::ranked_pairs(plan, of)?;
+        let steps = steps("reward_model", epochs, Epoch::of(pairs.len(), "pairs", of.batch));
+        plan.reward_model.iter_mut().for_each(|of| (of.steps, of.epochs) = (steps, None));
+    }
+    if let Some(epochs) = plan.train.epochs {
+        plan.train.steps = steps("train", epochs, epoch(plan, registry)?);
+        plan.train.epochs = None;
+    }
+    Ok(derived)
+}
+
+/// What `[train]` passes over.
+fn epoch(plan: &Plan, registry: &Registry) -> Result<Epoch> {
+    let each = plan.batch.groups;
+    if plan.pipeline == Pipeline::Dpo {
+        let steps = preferences::batches(plan, &Reader::of(plan)?)?.0.batches_per_epoch();
+        return Ok(Epoch { what: format!("{} pairs, {each} a step", (steps * each as f64).round()), steps });
+    }
+    Ok(match &plan.task.data {
+        TaskData::Arithmetic(task) => Epoch::of(parts::sums(task, plan.seed).len(), "prompts", each),
+        TaskData::Data(task) => {
+            let sources = task.sources();
+            let weighted = sources.iter().any(|source| source.weight.is_some());
+            ensure!(!weighted, "sources with weights have epochs of their own; give repeats instead, or set train.steps");
+            Epoch::of(data::prompt_dataset(plan, &sources, Some(&Reader::of(plan)?))?.len(), "prompts", each)
+        }
+        TaskData::Rollouts(_) => {
+            Epoch::of(grpo_offline::groups(plan, registry, &Reader::of(plan)?.tokenizer)?.len(), "recorded groups", each)
+        }
+    })
+}
+
+/// What is wrong with a plan whose epochs could not become steps.
+pub fn complaint(plan: &Plan, error: &Error) -> Complaint {
+    let of = |section: &str, given: bool| given.then(|| format!("{section}.epochs"));
+    let sft = of("sft", plan.sft.as_ref().is_some_and(|sft| sft.epochs.is_some()));
+    let reward_model = of("reward_model", plan.reward_model.as_ref().is_some_and(|of| of.epochs.is_some()));
+    let key = sft.or(reward_model).unwrap_or_else(|| "train.epochs".to_owned());
+    let message = format!("`{key}` can't become steps: {error:#}");
+    Complaint { key, message, help: "mend the data, or set a number of steps".to_owned() }
+}

@@ -1,0 +1,99 @@
+//! A task's pairs of completions as steps of preference training, and the held-out pairs of its `[eval]`.
+
+use anyhow::{Context, Result, bail};
+use rollflow::data::chat::ChatError;
+use rollflow::data::source::{Mixed, prepare_pair, too_long};
+use rollflow::data::{BufferState, Pair, RankedPair, arithmetic};
+use rollflow::model::FrozenWeights;
+use rollflow::prelude::*;
+use rollflow::recipe::Plan;
+use rollflow::recipe::chat::Chat;
+use rollflow::recipe::task::{Task, TaskData};
+use rollflow::stages::evaluate::{AnswerLog, LocalPairJudge, PairEvaluator};
+
+use crate::parts::{Reader, sums};
+use crate::registry::Registry;
+use crate::{conversations, data, references};
+
+/// Wrong completions to each sum of an arithmetic task.
+const WRONG: usize = 64;
+
+/// The pairs of `[task]`, `batch.groups` a step, and the name of their data for checkpoints. Those that the model can't read to the end are left
+/// out and counted.
+pub fn batches(plan: &Plan, reader: &Reader) -> Result<(Supervised, Option<BufferState>)> {
+    let (chat, tokenizer) = (conversations::chat(plan), reader.tokenizer.clone());
+    let (size, steps) = (plan.batch.groups, plan.train.steps);
+    let pairs = match &plan.task.data {
+        TaskData::Data(task) => {
+            let fits = fits(&chat, reader);
+            let data = Mixed::<RankedPair>::open_if(&data::specs(&task.sources()), plan.seed, plan.task.shuffle, fits)?;
+            let state = data.state(0);
+            let group = move |pair: RankedPair| Ok(samples(&chat, &pair, &tokenizer)?.to_vec());
+            return Ok((Supervised::drawn("DPO", data, size, steps, group)?.called("Pairs"), Some(state)));
+        }
+        TaskData::Arithmetic(task) => arithmetic::ranked(&sums(task, plan.seed), WRONG, plan.seed),
+        TaskData::Rollouts(_) => bail!("recorded rollouts are no pairs of completions"),
+    };
+    let groups = pairs.iter().map(|pair| Ok(samples(&chat, pair, &tokenizer)?.to_vec())).collect::<Result<Vec<_>>>()?;
+    Ok((Supervised::grouped("DPO", groups, size, steps)?.called("Pairs"), None))
+}
+
+/// The chosen completion and the rejected one, each after the prompt as `[chat]` has it asked.
+fn samples(chat: &Chat, pair: &RankedPair, tokenizer: &Tokenizer) -> Result<[Sample; 2], ChatError> {
+    let prompt = conversations::asked(chat, pair.prompt.clone());
+    let sample = |completion: &str| prepare_pair(&Pair { prompt: prompt.clone(), completion: completion.to_owned() }, tokenizer);
+    Ok([sample(&pair.chosen)?, Sample { index: 1, ..sample(&pair.rejected)? }])
+}
+
+/// Whether the model reads both completions to the end.
+fn fits(chat: &Chat, reader: &Reader) -> impl Fn(&RankedPair) -> Result<(), rollflow::data::source::Skip> + Sync + use<> {
+    let (chat, Reader { tokenizer, config }) = (chat.clone(), reader.clone());
+    move |pair| match samples(&chat, pair, &tokenizer) {
+        Ok(samples) if samples.iter().any(|sample| sample.tokens.len() > config.max_positions) => {
+            Err(too_long(config.max_positions))
+        }
+        Ok(_) => Ok(()),
+        Err(_) => Err("that the tokenizer or the chat template refuses".into()),
+    }
+}
+
+/// The trained steps, with what evaluations on held-out pairs found, if the recipe has any.
+pub fn evaluated(
+    flow: &mut Flow,
+    plan: &Plan,
+    registry: &Registry,
+    policy: &Policy,
+    trained: Port<Trained<FrozenWeights>>,
+    (metrics, log, after): (&Metrics, Option<AnswerLog>, u64),
+) -> Result<Port<Trained<FrozenWeights>>> {
+    let Some(eval) = plan.eval.as_ref().filter(|eval| eval.every > 0) else { return Ok(trained) };
+    let (chat, reader) = (conversations::chat(plan), Reader::from(policy));
+    let mut pairs = held_out(plan, eval.task.as_ref().unwrap_or(&plan.task))?;
+    let fits = fits(&chat, &reader);
+    pairs.retain(|pair| fits(pair).is_ok());
+    pairs.truncate(eval.limit.unwrap_or(usize::MAX));
+    let samples = pairs.iter().map(|pair| samples(&chat, pair, &reader.tokenizer)).collect::<Result<Vec<_>, _>>();
+    let samples = samples.context("preparing the evaluation")?.concat();
+    let config = LocalConfig { threads: Some(eval.threads), ..references::scoring(plan)? };
+    let loss = registry.loss_of(&plan.train)?;
+    let judge = LocalPairJudge::new(config.clone(), policy.config().clone(), loss, samples);
+    let judge = match references::frozen(plan, policy, config)? {
+        Some((model, weights)) => judge.reference(model, weights),
+        None => judge,
+    };
+    let evaluator = PairEvaluator::new(judge, eval.every).last(plan.steps()).after(after).metrics(metrics).log(log);
+    Ok(flow.stage("evaluate", trained, evaluator))
+}
+
+/// The pairs of an evaluation: all that a data set has, or one for each sum.
+pub fn held_out(plan: &Plan, task: &Task) -> Result<Vec<RankedPair>> {
+    let chat = conversations::chat(plan);
+    let asked = |pair: RankedPair| RankedPair { prompt: conversations::asked(&chat, pair.prompt), ..pair };
+    let pairs: Vec<RankedPair> = match &task.data {
+        // Other wrong completions than those that are trained on.
+        TaskData::Arithmetic(task) => arithmetic::ranked(&sums(task, plan.seed), 1, !plan.seed),
+        TaskData::Data(task) => data::all(&task.sources())?,
+        TaskData::Rollouts(_) => bail!("recorded rollouts are no pairs of completions"),
+    };
+    Ok(pairs.into_iter().map(asked).collect())
+}

@@ -1,0 +1,179 @@
+//! Recipes as dotted keys and values, to be compared; and which keys of a run may change when it is resumed.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use rollflow::recipe::Plan;
+
+use crate::record::Record;
+use crate::run_folder::RECIPE;
+
+/// Keys that may have another value when a run is resumed; a name ending in a dot stands for all keys below it. The other keys are part
+/// of what the checkpoint holds (draws, groups in flight, optimizer, data position), so that another value would have no effect or a wrong
+/// one. docs/command.md lists them.
+const MAY_CHANGE: &[&str] = &[
+    // How long the run is, and what is seen and saved of it.
+    "name",
+    "train.steps",
+    "train.target_reward",
+    "sft.steps",
+    "reward_model.steps",
+    "observe.",
+    "checkpoint.",
+    "eval.",
+    // How the optimizer goes on.
+    "train.lr",
+    "train.schedule.",
+    "train.max_grad_norm",
+    "train.gap_warn",
+    "train.gap_halt",
+    "sft.lr",
+    "sft.schedule.",
+    "reward_model.lr",
+    "reward_model.schedule.",
+    "critic.lr",
+    "critic.schedule.",
+    "change",
+    "ramp",
+    // Where files lie. What is in data is checked by its fingerprint.
+    "model.path",
+    "model.preset",
+    "critic.path",
+    "reference.path",
+    "reward.path",
+    "task.path",
+    "task.data",
+    "task.sources",
+    "sft.data",
+    "sft.sources",
+    // What computes, and how much at a time.
+    "model.device",
+    "model.check_memory",
+    "train.threads",
+    "train.beside",
+    "train.micro_batch_tokens",
+    "train.gradient_checkpointing",
+    "sft.threads",
+    "sft.beside",
+    "sft.micro_batch_tokens",
+    "sft.gradient_checkpointing",
+    "critic.threads",
+    "critic.beside",
+    "critic.micro_batch_tokens",
+    "critic.gradient_checkpointing",
+    "reference.threads",
+    "generate.slots",
+    "generate.threads",
+    "generate.workers",
+    "generate.devices",
+    "flow.edge_",
+    // Services elsewhere.
+    "engine.",
+    "environment.",
+    "reward.",
+];
+
+/// Every key of a recipe, dotted, with its value as it is written.
+pub fn flat(text: &str) -> Result<BTreeMap<String, String>> {
+    let table: toml::Table = text.parse()?;
+    let mut keys = BTreeMap::new();
+    flatten("", &toml::Value::Table(table), &mut keys);
+    Ok(keys)
+}
+
+fn flatten(path: &str, value: &toml::Value, keys: &mut BTreeMap<String, String>) {
+    let within = |key: &str| if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+    match value {
+        toml::Value::Table(table) => table.iter().for_each(|(key, value)| flatten(&within(key), value, keys)),
+        toml::Value::Array(items) if items.iter().any(toml::Value::is_table) => {
+            items.iter().enumerate().for_each(|(at, item)| flatten(&format!("{path}[{at}]"), item, keys));
+        }
+        value => {
+            keys.insert(path.to_owned(), value.to_string());
+        }
+    }
+}
+
+/// What is wrong with resuming the run in `run` by `plan`: a line for each key that has another value than the run was begun with, and may
+/// not. Edits of the run's `recipe.toml` are seen, too.
+pub fn changed_for_resume(run: &Path, plan: &Plan) -> Result<Vec<String>> {
+    let recorded = Record::read(run)?.recipe;
+    let path = run.join(RECIPE);
+    let before = match recorded.is_empty() {
+        // A run of an earlier version.
+        true => std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?,
+        false => recorded,
+    };
+    let before = flat(&before).with_context(|| format!("the recipe that {} was begun with", run.display()))?;
+    let now = flat(&plan.to_toml()).context("the recipe as TOML")?;
+    let sections: Vec<&str> = before.keys().map(|key| section(key)).collect();
+    let keys = before.keys().chain(now.keys().filter(|key| !before.contains_key(*key)));
+    let line = |key: &String| match (before.get(key), now.get(key)) {
+        (Some(before), Some(now)) if before == now => None,
+        // A key that the version which began the run did not know.
+        (None, Some(_)) if sections.contains(&section(key)) => None,
+        (before, now) => {
+            let shown = |value: Option<&String>| value.map_or("absent", String::as_str).to_owned();
+            Some(format!("`{key}` is {} in the run, and {} now", shown(before), shown(now)))
+        }
+    };
+    Ok(keys.filter(|key| !may_change(key)).filter_map(line).collect())
+}
+
+/// Whether a key may have another value when a run is resumed.
+fn may_change(key: &str) -> bool {
+    MAY_CHANGE.iter().any(|may| match may.ends_with(['.', '_']) {
+        true => key.starts_with(may) && !FIXED.contains(&key),
+        false => key == *may || key.strip_prefix(may).is_some_and(|rest| rest.starts_with(['[', '.'])),
+    })
+}
+
+/// Keys below those of [`MAY_CHANGE`] that may not.
+const FIXED: [&str; 6] = [
+    "engine.kind",
+    "environment.kind",
+    "environment.max_turns",
+    "environment.max_tokens",
+    "environment.max_tool_calls",
+    "reward.kind",
+];
+
+fn section(key: &str) -> &str {
+    key.split(['.', '[']).next().unwrap_or(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(sets: &[&str]) -> Plan {
+        let text = "pipeline = 'grpo'\nmodel.kind = 'tiny'\ntask.kind = 'arithmetic'\n";
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        rollflow::recipe::parse("r.toml", text, &sets).unwrap_or_else(|errors| panic!("{errors}"))
+    }
+
+    #[test]
+    fn a_resume_names_each_key_that_can_not_change_with_both_values() {
+        let run = tempfile::tempdir().unwrap();
+        let begun = plan(&[]);
+        std::fs::write(run.path().join(RECIPE), begun.to_toml()).unwrap();
+        let changed = |sets: &[&str]| changed_for_resume(run.path(), &plan(sets)).unwrap();
+        let unchanged: [&str; 0] = [];
+        assert_eq!(changed(&[]), unchanged);
+        assert_eq!(changed(&["train.steps=7", "train.lr=1e-4", "observe.log_every=3", "generate.slots=8"]), unchanged);
+        assert_eq!(
+            changed(&["seed=5", "generate.group_size=4", "flow.max_staleness=2"]),
+            [
+                "`flow.max_staleness` is 1 in the run, and 2 now",
+                "`generate.group_size` is 8 in the run, and 4 now",
+                "`seed` is 0 in the run, and 5 now",
+            ]
+        );
+        assert!(changed(&["lora={rank=4}"]).iter().any(|line| line == "`lora.rank` is absent in the run, and 4 now"));
+        // An edit of the run's own recipe does not hide what it was begun with.
+        Record::begin(run.path(), &begun).unwrap();
+        std::fs::write(run.path().join(RECIPE), plan(&["seed=5"]).to_toml()).unwrap();
+        assert_eq!(changed(&["seed=5"]), ["`seed` is 0 in the run, and 5 now"]);
+    }
+}

@@ -1,0 +1,74 @@
+//! Whether a run that is to be resumed has steps left to take. Only reads: a run that has none, or whose recipe asks for fewer than were
+//! taken, is left as it is.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use rollflow::recipe::{Pipeline, Plan};
+use rollflow::stages::train::FewerSteps;
+use rollflow::train::checkpoint::{self, CHECKPOINTS};
+
+use crate::record::{Record, State};
+use crate::run_folder::RECIPE;
+use crate::sft_then_grpo::SFT;
+
+/// A resumed run whose recipe asks for fewer steps than its checkpoint has taken.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{}: `{key}` = {}, and the newest checkpoint has taken {} steps already; raise `{key}` above {}, or begin a new run",
+    folder.display(), of.steps, of.taken, of.taken
+)]
+pub struct TooFewSteps {
+    /// The folder of the run, or of its supervised part.
+    pub folder: PathBuf,
+    /// The key to raise.
+    pub key: &'static str,
+    /// Both numbers.
+    pub of: FewerSteps,
+}
+
+/// What a resumed run has left to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remaining {
+    /// Steps, or the end of the last one: a report, a record.
+    Work,
+    /// Nothing: it took all of its steps and ended, and its recipe is what it was.
+    Nothing {
+        /// The key that would have it train on.
+        key: &'static str,
+        /// The steps that it took.
+        steps: u64,
+    },
+}
+
+/// What the run in `folder` has left to do by `plan`. Fails with [`TooFewSteps`] where it has taken more steps than the plan asks for.
+pub fn remaining(folder: &Path, plan: &Plan) -> Result<Remaining> {
+    if let (Pipeline::SftThenGrpo, Some(sft)) = (plan.pipeline, &plan.sft) {
+        taken(&folder.join(SFT), "sft.steps", sft.steps)?;
+    }
+    let key = match plan.pipeline {
+        Pipeline::Sft => "sft.steps",
+        Pipeline::RewardModel => "reward_model.steps",
+        Pipeline::Grpo | Pipeline::GrpoOffline | Pipeline::Dpo | Pipeline::SftThenGrpo => "train.steps",
+    };
+    let steps = plan.steps();
+    // A recipe that was changed may be refused by what it changes, which only the run finds out.
+    let unchanged = || std::fs::read_to_string(folder.join(RECIPE)).is_ok_and(|recipe| recipe == plan.to_toml());
+    let done = taken(folder, key, steps)? == Some(steps) && Record::read(folder)?.state == State::Finished && unchanged();
+    Ok(if done { Remaining::Nothing { key, steps } } else { Remaining::Work })
+}
+
+/// Steps of the newest checkpoint, if there is one. Where that decides something, every file of it is verified.
+fn taken(folder: &Path, key: &'static str, steps: u64) -> Result<Option<u64>> {
+    let checkpoints = folder.join(CHECKPOINTS);
+    let newest = match checkpoint::list(&checkpoints)?.last() {
+        Some((step, _)) if *step >= steps => checkpoint::intact(&checkpoints)?.find_map(Result::ok).map(|(step, _)| step),
+        newest => newest.map(|(step, _)| *step),
+    };
+    match newest {
+        Some(taken) if taken > steps => {
+            Err(TooFewSteps { folder: folder.to_owned(), key, of: FewerSteps { taken, steps } }.into())
+        }
+        newest => Ok(newest),
+    }
+}

@@ -1,0 +1,172 @@
+//! Hostile recipes, folders and data: each is named in an error before anything large is allocated, and none of it commands a terminal.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use crate::running::{GRPO, command, rollflow, rollflow_after, run_args};
+use crate::terminal::on_terminal;
+
+/// More address space than `check` takes, and far less than the sizes below would.
+const SMALL: &str = "ulimit -v 8000000";
+
+#[test]
+fn sizes_that_no_machine_has_are_errors_of_check() {
+    for (set, named) in [
+        ("model.vocab=0", "`model.vocab` is 0"),
+        ("model.layers=9223372036854775807", "`model.layers` is 9223372036854775807"),
+        ("model.layers=4294967296", "`model.layers` is 4294967296"),
+        ("model.layers=1000000", "`model.layers` is 1000000"),
+        ("model.hidden=4294967296", "`model.hidden` is 4294967296"),
+        ("generate.slots=9223372036854775807", "`generate.slots` is 9223372036854775807"),
+        ("generate.group_size=9223372036854775807", "`generate.group_size` is 9223372036854775807"),
+        ("generate.max_new_tokens=9223372036854775807", "`generate.max_new_tokens` is 9223372036854775807"),
+        ("train.micro_batch_tokens=9223372036854775807", "`train.micro_batch_tokens` is 9223372036854775807"),
+        ("lora={rank=9223372036854775807}", "`lora.rank` is 9223372036854775807"),
+    ] {
+        let ended = rollflow_after(SMALL, &["check", GRPO, "--set", set]);
+        assert_eq!(ended.code, Some(2), "{set}: {}", ended.err);
+        assert!(ended.err.contains(named), "{set}: {}", ended.err);
+    }
+}
+
+fn fifo(path: &Path) {
+    rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+}
+
+#[test]
+fn what_is_no_model_and_what_is_no_file_is_named_and_never_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |args: &[&str], named: &[&str]| {
+        let ended = rollflow(args);
+        assert_eq!(ended.code, Some(2), "{args:?}: {}", ended.err);
+        assert!(named.iter().all(|part| ended.err.contains(part)), "{args:?}: {}", ended.err);
+    };
+    let folder_model = |path: &Path| format!("model={{kind=\"folder\",path={:?}}}", path.display().to_string());
+    refused(&["check", GRPO, "--set", &folder_model(Path::new("/etc"))], &["`model.path`", "no config.json"]);
+    refused(&["check", GRPO, "--set", &folder_model(Path::new("/dev/null"))], &["`model.path`"]);
+
+    let recipe = folder.path().join("recipe.toml");
+    fifo(&recipe);
+    refused(&["check", recipe.to_str().unwrap()], &["it is a FIFO"]);
+    let data = folder.path().join("train.jsonl");
+    fifo(&data);
+    let task = format!("task={{kind=\"data\",data={:?}}}", folder.path().display().to_string());
+    refused(&["check", GRPO, "--set", &task, "--set", "reward={kind=\"exact\"}"], &["train.jsonl", "it is a FIFO"]);
+    let model = folder.path().join("model");
+    fs::create_dir(&model).unwrap();
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(Path::new("../tests/golden/models/qwen2_tied").join(name), model.join(name)).unwrap();
+    }
+    fifo(&model.join("model.safetensors"));
+    refused(&["check", GRPO, "--set", &folder_model(&model)], &["model.safetensors", "it is a FIFO"]);
+}
+
+#[test]
+fn check_reads_the_data_and_names_each_bad_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("sums.jsonl");
+    let line = |n: usize| format!("{{\"question\": \"{n}+1=\", \"answer\": {}}}\n", n + 1);
+    let task = format!("task={{kind=\"data\",data={:?}}}", data.display().to_string());
+    let check = || rollflow(&["check", GRPO, "--set", &task, "--set", "reward={kind=\"exact\"}", "--set", "batch.groups=4"]);
+
+    fs::write(&data, (0..30).map(line).collect::<String>() + "{\"other\": 1}\n").unwrap();
+    let good = check();
+    assert_eq!(good.code, Some(0), "{}", good.err);
+    let said = "task.data: sums, 30 records in 1 file; skipped: 1 of no known shape; 7.5 steps per epoch";
+    assert!(good.out.contains(said), "{}", good.out);
+
+    fs::write(&data, (0..30).map(line).collect::<String>() + "{\"question\": \"1+\n").unwrap();
+    let bad = check();
+    assert_eq!(bad.code, Some(2), "{}", bad.out);
+    assert!(bad.err.contains("sums.jsonl:31: not JSON"), "{}", bad.err);
+
+    fs::write(&data, "{\"question\": \"1+1=\"}\n").unwrap();
+    let unanswered = check();
+    assert!(unanswered.err.contains("no record that was read has one"), "{}", unanswered.err);
+
+    // Larger than what is read whole: the count is an estimate, and the far end is looked at as well.
+    let many: String = (1_000_000..2_300_000).map(line).collect();
+    fs::write(&data, &many).unwrap();
+    let large = check();
+    assert_eq!(large.code, Some(0), "{}", large.err);
+    assert!(
+        large.out.contains("task.data: sums, about 1300000 records") && large.out.contains("estimated from"),
+        "{}",
+        large.out
+    );
+    fs::write(&data, many + "nonsense\n").unwrap();
+    let bad = check();
+    assert!(bad.err.contains("sums.jsonl:1300001: not JSON"), "{}", bad.err);
+}
+
+#[test]
+fn a_variable_that_is_not_utf_8_is_named() {
+    let output = command(&["check", GRPO]).env("ROLLFLOW__TRAIN__LR", OsStr::from_bytes(b"1e-4\xff")).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("$ROLLFLOW__TRAIN__LR: the environment variable is not UTF-8"), "{said}");
+}
+
+#[test]
+fn a_resume_with_other_draws_or_groups_is_refused_and_leaves_the_run_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    assert_eq!(rollflow(&run_args(GRPO, &run, &["train.steps=1"])).code, Some(0));
+    let before = fs::read(run.join("recipe.toml")).unwrap();
+    let path = run.to_str().unwrap();
+    let refused = rollflow(&["resume", path, "--set", "seed=9", "--set", "generate.group_size=2", "--set", "train.steps=2"]);
+    assert_eq!(refused.code, Some(2), "{}", refused.err);
+    for part in ["`generate.group_size` is 4 in the run, and 2 now", "`seed` is 0 in the run, and 9 now"] {
+        assert!(refused.err.contains(part), "{}", refused.err);
+    }
+    assert_eq!(fs::read(run.join("recipe.toml")).unwrap(), before);
+    // An edit of the run's recipe is no way around it.
+    fs::write(run.join("recipe.toml"), String::from_utf8(before).unwrap().replace("seed = 0", "seed = 9")).unwrap();
+    let refused = rollflow(&["resume", path]);
+    assert!(refused.err.contains("`seed` is 0 in the run, and 9 now"), "{}", refused.err);
+    let resumed = rollflow(&["resume", path, "--set", "seed=0", "--set", "train.steps=2"]);
+    assert_eq!(resumed.code, Some(0), "{}", resumed.err);
+}
+
+#[test]
+fn a_range_that_the_run_would_refuse_is_refused_by_check() {
+    for (set, named) in [
+        ("filter=[{kind=\"diversity\",min_unique_ratio=0.0}]", "`filter[0].min_unique_ratio` is 0"),
+        ("generate.stop=[\"\"]", "[generate]"),
+        ("generate.temperature=1e300", "[generate]"),
+    ] {
+        let ended = rollflow(&["check", GRPO, "--set", set]);
+        assert_eq!(ended.code, Some(2), "{set}: {}", ended.out);
+        assert!(ended.err.contains(named), "{set}: {}", ended.err);
+    }
+}
+
+/// Clears the screen, sets the title, writes over lines.
+const COMMANDS: &str = "\u{1b}[2J\u{1b}]0;gotcha\u{7}\u{9b}1A";
+
+#[test]
+fn nothing_of_foreign_origin_commands_a_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("sums.jsonl");
+    let record = serde_json::json!({ COMMANDS: 1 });
+    fs::write(&data, format!("{record}\n")).unwrap();
+    let task = format!("task={{kind=\"data\",data={:?}}}", data.display().to_string());
+    let model =
+        format!("model={{kind=\"folder\",path=\"/tmp/{COMMANDS}\"}}").replace('\u{1b}', "\\u001b").replace('\u{7}', "\\u0007");
+    let name = "name=\"\\u001b[2Jx\"";
+    for args in [
+        vec!["check", GRPO, "--set", task.as_str(), "--set", "reward={kind=\"exact\"}"],
+        vec!["check", GRPO, "--set", model.as_str()],
+        vec!["check", GRPO, "--set", name],
+    ] {
+        // Where a control character were left, the emulated terminal would obey it and the escape would not be seen.
+        let (_, lines) = on_terminal(&args);
+        let screen = lines.concat();
+        assert!(screen.contains("\\u{1b}[2J"), "{args:?}: {screen}");
+        assert!(!screen.chars().any(char::is_control), "{args:?}: {screen:?}");
+        let plain = rollflow(&args);
+        assert!(!plain.err.contains('\u{1b}'), "{args:?}: {:?}", plain.err);
+    }
+}

@@ -1,0 +1,41 @@
+//! Products of 16-bit numbers that stay in f32 (law N5).
+//!
+//! Libraries add such products up in f32 and round the sum to 16 bits at the end. Attention scores and logits must not be rounded: with scores in the hundreds,
+//! a unit in the last place of bf16 is 1 nat. On CUDA the product is written in f32 at no cost; on a CPU, operands are widened first. f32 operands are
+//! multiplied as ever. None of it is differentiated in 16 bits.
+
+use tch::{Device, Kind, Tensor};
+
+/// Rows of a weight that are widened at a time on a CPU.
+const WIDENED_ROWS: i64 = 8192;
+
+/// `a · b` of matrices in batches, `[batch, n, k]` and `[batch, k, m]`, in f32.
+pub(super) fn bmm(a: &Tensor, b: &Tensor) -> Tensor {
+    match (a.kind(), a.device()) {
+        (Kind::Float, _) => a.bmm(b),
+        (_, Device::Cuda(_)) => a.bmm_dtype(b, Kind::Float),
+        _ => a.to_kind(Kind::Float).bmm(&b.to_kind(Kind::Float)),
+    }
+}
+
+/// `a · b` of matrices, in f32.
+pub fn mm(a: &Tensor, b: &Tensor) -> Tensor {
+    match (a.kind(), a.device()) {
+        (Kind::Float, _) => a.mm(b),
+        (_, Device::Cuda(_)) => a.mm_dtype(b, Kind::Float),
+        _ => a.to_kind(Kind::Float).mm(&b.to_kind(Kind::Float)),
+    }
+}
+
+/// `x · weightᵀ` in f32: `[n, k]` and `[m, k]` → `[n, m]`.
+pub fn linear(x: &Tensor, weight: &Tensor) -> Tensor {
+    match (x.kind(), x.device()) {
+        (Kind::Float, _) => x.linear(weight, None::<&Tensor>),
+        (_, Device::Cuda(_)) => mm(x, &weight.tr()),
+        _ => {
+            let x = x.to_kind(Kind::Float);
+            let rows = |rows: &Tensor| x.linear(&rows.to_kind(Kind::Float), None::<&Tensor>);
+            Tensor::cat(&weight.split(WIDENED_ROWS, 0).iter().map(rows).collect::<Vec<_>>(), 1)
+        }
+    }
+}

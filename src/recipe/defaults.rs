@@ -1,0 +1,202 @@
+//! Defaults that follow from the kind of model, each with the reason that `rollflow check` prints.
+//!
+//! A rate is written into the document before it is read, so that the resolved recipe of a run spells it out.
+
+use std::cmp::Ordering;
+
+use super::document::{Entry, Node, Table, Value};
+use super::error::Place;
+use super::plan::Pipeline;
+use super::presets::{PRESETS, Preset};
+use super::section::Findings;
+
+/// A value that a recipe left out and that follows from other keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Derived {
+    /// The key, dotted from the top.
+    pub key: String,
+    /// The value, as TOML.
+    pub value: String,
+    /// Why it has this value.
+    pub reason: String,
+}
+
+/// Learning rates by kind of model.
+pub(crate) struct Rates {
+    /// A small random model.
+    pub(crate) random: f64,
+    /// A Hugging Face model, all weights.
+    pub(crate) full: f64,
+    /// A Hugging Face model, adapters.
+    pub(crate) adapters: f64,
+}
+
+/// Reinforcement and preferences. TRL (`GRPOConfig`, `DPOConfig`) and verl (`actor.optim.lr`) take 1e-6 for all weights. Adapters take ten times
+/// as much. The arithmetic recipes learn with 3e-4.
+pub(crate) const POLICY: Rates = Rates { random: 3e-4, full: 1e-6, adapters: 1e-5 };
+/// Imitation. TRL takes 2e-5 (`SFTConfig`) and 2e-4 for adapters (its script `sft.py`).
+pub(crate) const IMITATION: Rates = Rates { random: 1e-3, full: 2e-5, adapters: 2e-4 };
+/// Reward models. TRL's script `reward_modeling.py` takes 1e-5, and 1e-4 for adapters.
+pub(crate) const REWARD_MODEL: Rates = Rates { random: 1e-3, full: 1e-5, adapters: 1e-4 };
+/// Critics. verl (`critic.optim.lr`) takes 1e-5. They are trained as a whole beside adapters, too.
+pub(crate) const CRITIC: Rates = Rates { random: 5e-4, full: 1e-5, adapters: 1e-5 };
+
+/// From so many parameters on, imitation of a popular model takes half the rate.
+const LARGE: u64 = 2_000_000_000;
+
+/// Writes the rates into `root` that the recipe leaves out. A recipe without a readable model gets none.
+pub(crate) fn fill(root: &mut Node) -> Vec<Derived> {
+    let Value::Table(table) = &mut root.value else { return Vec::new() };
+    let Some(model) = Model::of(table) else { return Vec::new() };
+    let trains = table.get("pipeline").is_none_or(
+        |entry| matches!(&entry.node.value, Value::Text(of) if Pipeline::named(of).is_none_or(Pipeline::trains_by_train)),
+    );
+    if trains && !table.contains_key("train") {
+        table.insert("train".to_owned(), entry(Value::Table(Table::new()), &root.place));
+    }
+    let mut derived = if is_dpo(table) { preferences(table, &root.place) } else { Vec::new() };
+    let sections = [("train", &POLICY), ("sft", &IMITATION), ("reward_model", &REWARD_MODEL), ("critic", &CRITIC)];
+    for (name, rates) in sections {
+        let Some(Node { value: Value::Table(section), place }) = table.get_mut(name).map(|entry| &mut entry.node) else {
+            continue;
+        };
+        if section.contains_key("lr") {
+            continue;
+        }
+        let lr = model.rate(name, rates);
+        section.insert("lr".to_owned(), entry(Value::Float(lr), place));
+        derived.push(Derived { key: format!("{name}.lr"), value: format!("{lr:?}"), reason: model.reason(name) });
+    }
+    derived
+}
+
+fn is_dpo(table: &Table) -> bool {
+    matches!(table.get("pipeline").map(|entry| &entry.node.value), Some(Value::Text(of)) if of == Pipeline::Dpo.word())
+}
+
+/// The loss and the reference of `pipeline = "dpo"`.
+fn preferences(table: &mut Table, place: &Place) -> Vec<Derived> {
+    let mut derived = Vec::new();
+    let mut kind = |of: &mut Table, section: &str, word: &str, reason: &str| {
+        if !of.contains_key("kind") {
+            of.insert("kind".to_owned(), entry(Value::Text(word.to_owned()), place));
+            derived.push(Derived { key: format!("{section}.kind"), value: format!("{word:?}"), reason: reason.to_owned() });
+        }
+    };
+    let mut needs_reference = true;
+    if let Some(Value::Table(train)) = table.get_mut("train").map(|entry| &mut entry.node.value) {
+        let loss = train.entry("loss".to_owned()).or_insert_with(|| entry(Value::Table(Table::new()), place));
+        if let Value::Table(loss) = &mut loss.node.value {
+            kind(loss, "train.loss", "dpo", "pipeline = \"dpo\"");
+            let says = |key: &str, is: fn(&Value) -> bool| loss.get(key).is_some_and(|entry| is(&entry.node.value));
+            needs_reference = !says("reference_free", |value| matches!(value, Value::Flag(true)))
+                && !says("pair_loss", |value| matches!(value, Value::Text(of) if of == "sft"));
+        }
+    }
+    if needs_reference {
+        let reference = table.entry("reference".to_owned()).or_insert_with(|| entry(Value::Table(Table::new()), place));
+        if let Value::Table(reference) = &mut reference.node.value {
+            kind(reference, "reference", "frozen", "pairs are compared with the policy as it begins");
+        }
+    }
+    derived
+}
+
+fn entry(value: Value, place: &Place) -> Entry {
+    Entry { key_place: place.clone(), node: Node { value, place: place.clone() } }
+}
+
+/// Sections with a length, in steps or in epochs.
+pub(crate) const LENGTHS: [&str; 3] = ["train", "sft", "reward_model"];
+
+/// Where a section has both `steps` and `epochs`, the one that was laid over the other stays: an including recipe over an included one, a variable
+/// over a file, `--set` over both. Two in one place contradict each other.
+pub(crate) fn steps_or_epochs(root: &mut Node, findings: &mut Findings) {
+    let rank = |place: &Place| match (place, &root.place) {
+        (Place::Set(_), _) => 3,
+        (Place::Variable(_), _) => 2,
+        (Place::File { file, .. }, Place::File { file: own, .. }) if file != own => 0,
+        _ => 1,
+    };
+    let Value::Table(table) = &mut root.value else { return };
+    for section in LENGTHS {
+        let Some(Value::Table(keys)) = table.get_mut(section).map(|entry| &mut entry.node.value) else { continue };
+        let (Some(steps), Some(epochs)) = (keys.get("steps"), keys.get("epochs")) else { continue };
+        match rank(&steps.key_place).cmp(&rank(&epochs.key_place)) {
+            Ordering::Less => drop(keys.remove("steps")),
+            Ordering::Greater => drop(keys.remove("epochs")),
+            Ordering::Equal => {
+                let message = format!("there are both `{section}.steps` and `{section}.epochs`");
+                let place = epochs.key_place.clone();
+                findings.error(&place, &format!("{section}.epochs"), message, "leave one of them out".to_owned());
+            }
+        }
+    }
+}
+
+/// What rates depend on.
+struct Model {
+    /// Whether it is a Hugging Face model, and not a small random one.
+    pretrained: bool,
+    preset: Option<&'static Preset>,
+    adapters: bool,
+}
+
+impl Model {
+    /// `None` where the recipe does not say which model.
+    fn of(table: &Table) -> Option<Self> {
+        let Value::Table(model) = &table.get("model")?.node.value else { return None };
+        let text = |key: &str| match model.get(key).map(|entry| &entry.node.value) {
+            Some(Value::Text(text)) => Some(text.as_str()),
+            _ => None,
+        };
+        let pretrained = match text("kind") {
+            Some("tiny") => false,
+            Some("folder") => true,
+            Some(_) => return None,
+            None => ["path", "preset"].iter().any(|key| model.contains_key(*key)),
+        };
+        let named = |preset: &&Preset| text("preset") == Some(preset.name) || text("path") == Some(preset.id);
+        let adapters = table.contains_key("lora");
+        (pretrained || text("kind").is_some()).then(|| Model { pretrained, preset: PRESETS.iter().find(named), adapters })
+    }
+
+    fn rate(&self, section: &str, rates: &Rates) -> f64 {
+        match (self.pretrained, self.adapters) {
+            (false, _) => rates.random,
+            (true, true) => rates.adapters,
+            (true, false) if section == "sft" && self.is_large() => rates.full / 2.0,
+            (true, false) => rates.full,
+        }
+    }
+
+    fn is_large(&self) -> bool {
+        self.preset.is_some_and(|preset| preset.parameters() >= LARGE)
+    }
+
+    fn reason(&self, section: &str) -> String {
+        if !self.pretrained {
+            return "a small random model".to_owned();
+        }
+        let what = match (section, self.adapters) {
+            ("critic", _) => "a critic",
+            (_, true) => "adapters",
+            ("sft", false) if self.is_large() => "full fine-tuning of 2 billion parameters or more",
+            (_, false) => "full fine-tuning",
+        };
+        format!("a Hugging Face model, {what}")
+    }
+}
+
+impl Preset {
+    /// The default learning rate of supervised training.
+    pub fn sft_lr(&self, lora: bool) -> f64 {
+        Model { pretrained: true, preset: PRESETS.iter().find(|preset| preset.name == self.name), adapters: lora }
+            .rate("sft", &IMITATION)
+    }
+
+    /// The default learning rate of reinforcement.
+    pub fn rl_lr(&self, lora: bool) -> f64 {
+        if lora { POLICY.adapters } else { POLICY.full }
+    }
+}

@@ -1,0 +1,51 @@
+//! A bound above every product that the memory plan computes, in floating point, so that the plan's whole numbers never overflow.
+
+use crate::model::{Layout, ModelConfig, ModelError};
+use crate::recipe::plan::Plan;
+
+/// A part of so many bytes or more is not counted: 256 PiB, more than any machine has. Some tens of parts still have a sum in 64 bits.
+const COUNTABLE: f64 = (1_u64 << 58) as f64;
+/// Above the tokens of a prompt and the bytes of a number, each with what goes along with it.
+const PROMPT: f64 = 1024.0;
+const BYTES: f64 = 32.0;
+
+/// Rejects a plan whose memory can't be counted in 64 bits, and names its largest setting.
+pub(super) fn check(plan: &Plan, model: &ModelConfig) -> Result<(), ModelError> {
+    let (sft, pairs, critic) = (plan.sft.as_ref(), plan.reward_model.as_ref(), plan.critic.as_ref());
+    let trainers = [Some(&plan.train.optimization), sft.map(|of| &of.optimization), pairs.map(|of| &of.optimization)];
+    let trainers = || trainers.into_iter().chain([critic.map(|of| &of.optimization)]).flatten();
+    let settings = [
+        ("batch.groups", plan.batch.groups),
+        ("generate.group_size", plan.generate.group_size),
+        ("generate.max_new_tokens", plan.generate.max_new_tokens),
+        ("environment.max_turns", plan.environment.as_ref().map_or(1, |environment| environment.max_turns)),
+        ("generate.slots", plan.most_slots()),
+        ("generate.workers", plan.generate.workers),
+        ("eval.slots", plan.eval.as_ref().map_or(1, |eval| eval.slots)),
+        ("sft.batch", sft.map_or(1, |sft| sft.batch)),
+        ("reward_model.batch", pairs.map_or(1, |of| of.batch)),
+        ("train.micro_batch_tokens", trainers().map(|of| of.micro_batch_tokens).max().unwrap_or(1)),
+        ("train.threads", trainers().map(|of| of.threads).max().unwrap_or(1)),
+    ];
+    let [groups, group_size, new_tokens, turns, slots, workers, exam, sft, pairs, micro, threads] =
+        settings.map(|(_, value)| value as f64);
+    let longest = PROMPT + new_tokens * turns;
+    let tokens = (groups * group_size + sft + 2.0 * pairs) * longest + threads * (micro + longest);
+    let (q, kv) = ((model.heads * model.head_dim) as f64, (model.kv_heads * model.head_dim) as f64);
+    let layer = 8.0 * (model.hidden_size as f64 + model.intermediate_size as f64 + q + kv);
+    let (layers, vocabulary) = (model.layers() as f64 + 4.0, model.vocab_size as f64);
+    let rows = slots + workers + exam + 2.0;
+    let copies = threads + workers + plan.devices().len() as f64 + 8.0;
+    let products = [
+        tokens * layers * layer * BYTES,
+        tokens * group_size * longest,
+        rows * longest * layers * kv * BYTES,
+        (rows + threads) * vocabulary * BYTES + threads * (1_u64 << 25) as f64 * BYTES,
+        copies * Layout::new(model).total() as f64 * BYTES,
+    ];
+    if products.into_iter().all(|product| product < COUNTABLE) {
+        return Ok(());
+    }
+    let (key, value) = settings.into_iter().max_by_key(|(_, value)| *value).unwrap_or_default();
+    Err(ModelError::Uncountable { key, value })
+}

@@ -1,0 +1,139 @@
+//! Runs tests against code that lives in another process.
+//!
+//! Two sandboxed processes take part, and this one passes lines between them. The *answer* runs the code that is judged, and carries out single
+//! requests: call this function with these arguments. The *tests* run the test programs, hold the expected values, and give the verdicts. Only
+//! plain data goes from the answer to the tests, so code can make claims about values and nothing else.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::live::{Event, Live};
+use super::{Job, Limits, Sandbox, SandboxError};
+
+const ANSWER: &str = include_str!("answer.py");
+const TESTS: &str = concat!(include_str!("values.py"), include_str!("tests.py"));
+/// Bytes that all results of an answer may have together.
+const RESULTS: u64 = 8 << 20;
+/// How long a process for tests is used. Each job gets a fork of it where the walls let processes be started.
+const AGE: Duration = Duration::from_secs(600);
+/// How often it is asked, while an answer computes, whether its tests still wait.
+const LOOK: Duration = Duration::from_millis(20);
+/// How long the tests may take beyond the answer's time.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Processes for tests that wait for a job.
+#[derive(Default)]
+pub(super) struct Referee {
+    idle: Mutex<Vec<Tests>>,
+}
+
+/// A process for tests. Its jobs begin with a word that no answer knows: a reply that comes too late is none.
+struct Tests {
+    process: Live,
+    secret: String,
+}
+
+impl Referee {
+    /// What each of the tests came to: `passed`, why it failed, or nothing where it was not reached.
+    pub(super) fn verdicts(&self, sandbox: &Sandbox, code: &str, tests: &[Value]) -> Result<Vec<Option<String>>, SandboxError> {
+        let _slot = sandbox.slot();
+        if let Some(waiting) = self.take()
+            && let Some(verdicts) = self.game(sandbox, waiting, code, tests)?
+        {
+            return Ok(verdicts);
+        }
+        // The one that waited had ended: it does so after some time without a job.
+        let limits = sandbox.config().limits;
+        // Its own time is that of all its jobs.
+        let time = AGE + limits.wall + GRACE * 2;
+        let limits = Limits { wall: time, cpu: time, output: i64::MAX as u64, ..limits };
+        let process = sandbox.start(&Job::quick_python(TESTS).limits(limits))?;
+        let secret = [0, 1].map(|at| format!("{:016x}", RandomState::new().hash_one(at))).concat();
+        process.send(secret.as_bytes());
+        let verdicts = self.game(sandbox, Tests { process, secret }, code, tests)?;
+        verdicts.ok_or_else(|| SandboxError::Broken("the process for tests did not begin".to_owned()))
+    }
+
+    fn take(&self) -> Option<Tests> {
+        let mut idle = self.idle();
+        idle.retain(|tests| tests.process.age() < AGE);
+        idle.pop()
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Tests>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// None where the process for tests ended before it said anything.
+    fn game(
+        &self,
+        sandbox: &Sandbox,
+        tests: Tests,
+        code: &str,
+        programs: &[Value],
+    ) -> Result<Option<Vec<Option<String>>>, SandboxError> {
+        let limits = sandbox.config().limits;
+        let answer = Job::quick_python(ANSWER).limits(Limits { output: limits.output.saturating_add(RESULTS), ..limits });
+        let answer = sandbox.start(&answer)?;
+        // One test that hangs leaves time for the others.
+        let seconds = limits.wall.as_secs_f64() / (programs.len() + 2) as f64;
+        tests.process.send(format!("{}{}", tests.secret, json!([seconds, code, programs])).as_bytes());
+        let deadline = Instant::now() + limits.wall + GRACE;
+        let mut verdicts = vec![None; programs.len()];
+        let (mut begun, mut next) = (false, None);
+        loop {
+            let event = next.take().unwrap_or_else(|| tests.process.next(deadline));
+            match event {
+                Event::Line(line) => match line.split_first() {
+                    Some((b'c', request)) => {
+                        begun = true;
+                        answer.send(request);
+                        match reply(&answer, &tests.process, deadline) {
+                            Ok(reply) => tests.process.send(&reply?),
+                            // A test that waits no longer says something else.
+                            Err(event) => next = Some(event),
+                        }
+                    }
+                    Some((b'v', verdict)) => {
+                        let verdict = String::from_utf8_lossy(verdict);
+                        if let Some((at, said)) = verdict.split_once(' ')
+                            && let Some(place) = at.parse().ok().and_then(|at: usize| verdicts.get_mut(at))
+                        {
+                            *place = Some(said.to_owned());
+                        }
+                    }
+                    // Its job is done, and it waits for another.
+                    _ => {
+                        let mut idle = self.idle();
+                        if idle.len() < sandbox.config().concurrency {
+                            idle.push(tests);
+                        }
+                        return Ok(Some(verdicts));
+                    }
+                },
+                Event::Ended(_) if !begun => return Ok(None),
+                Event::Ended(Err(error)) => return Err(error),
+                // Where processes can't fork, the end of one is the end of its job. One that hangs ends with this.
+                Event::Ended(Ok(_)) | Event::Nothing => return Ok(Some(verdicts)),
+            }
+        }
+    }
+}
+
+/// The answer's next line, or what the tests did instead of waiting for it.
+fn reply(answer: &Live, tests: &Live, deadline: Instant) -> Result<Result<Vec<u8>, SandboxError>, Event> {
+    loop {
+        match answer.next(deadline.min(Instant::now() + LOOK)) {
+            Event::Line(line) => return Ok(Ok(line)),
+            Event::Ended(Ok(ran)) => return Ok(Ok(format!("!it {ran}").replace('\n', " ").into_bytes())),
+            Event::Ended(Err(error)) => return Ok(Err(error)),
+            Event::Nothing => match tests.next(Instant::now()) {
+                Event::Nothing if Instant::now() < deadline => {}
+                event => return Err(event),
+            },
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Parameter groups: which tensors decay, and which learn at a rate of their own.
+//!
+//! Groups are stretches of the one flat buffer, found by the tensors' names and shapes. An update stays one pass over it.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::{Layout, Role};
+
+/// Tensors that weight decay shrinks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DecayScope {
+    /// Matrices alone, embeddings and adapters included. Norms and biases keep their size, as in transformers' and TRL's trainers.
+    #[default]
+    Matrices,
+    /// Every tensor, as `torch.optim.AdamW(model.parameters())` does.
+    All,
+}
+
+/// Factors of the learning rate for parts of a model; 1 is the rate itself.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LrScale {
+    /// Of the token embeddings, and of the output head where it is tied to them.
+    pub embeddings: f64,
+    /// Of an output head of its own.
+    pub head: f64,
+    /// Of adapters (LoRA).
+    pub adapters: f64,
+    /// Of a score head: reward models and critics.
+    pub score_head: f64,
+}
+
+impl Default for LrScale {
+    fn default() -> Self {
+        LrScale { embeddings: 1.0, head: 1.0, adapters: 1.0, score_head: 1.0 }
+    }
+}
+
+impl LrScale {
+    fn of(&self, role: Role) -> f64 {
+        match role {
+            Role::Embedding => self.embeddings,
+            Role::Body => 1.0,
+            Role::Head => self.head,
+            Role::ScoreHead => self.score_head,
+            Role::Adapter => self.adapters,
+        }
+    }
+}
+
+/// How the optimizer treats the tensors of a model differently.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ParamGroups {
+    /// Tensors that weight decay shrinks.
+    pub decay: DecayScope,
+    /// Factors of the learning rate.
+    pub lr_scale: LrScale,
+}
+
+/// A factor of the learning rate that applies to no tensor.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("lr_scale.{key} applies to no trained tensor of this model: {why}; remove it")]
+pub struct NoSuchGroup {
+    /// The factor.
+    pub key: &'static str,
+    /// What the model has instead.
+    pub why: &'static str,
+}
+
+/// A stretch of the flat buffer that is updated with the same settings.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Slice {
+    pub range: Range<usize>,
+    pub weight_decay: f64,
+    pub lr_scale: f64,
+}
+
+impl ParamGroups {
+    /// Rejects a factor other than 1 that would be ignored.
+    pub(super) fn check(&self, layout: &Layout) -> Result<(), NoSuchGroup> {
+        let LrScale { embeddings, head, adapters, score_head } = self.lr_scale;
+        let has = |role| layout.entries().iter().any(|entry| entry.role() == role);
+        let without = if has(Role::Adapter) { "only its adapters are trained" } else { "it has none" };
+        let tied = if has(Role::Embedding) { "its head is the embeddings, or a score head" } else { without };
+        let factors = [
+            ("embeddings", embeddings, Role::Embedding, without),
+            ("head", head, Role::Head, tied),
+            ("adapters", adapters, Role::Adapter, "it is trained without adapters"),
+            ("score_head", score_head, Role::ScoreHead, without),
+        ];
+        match factors.into_iter().find(|(_, factor, role, _)| *factor != 1.0 && !has(*role)) {
+            Some((key, _, _, why)) => Err(NoSuchGroup { key, why }),
+            None => Ok(()),
+        }
+    }
+
+    /// The buffer's stretches in order, as few as there can be.
+    pub(super) fn slices(&self, weight_decay: f64, layout: &Layout) -> Vec<Slice> {
+        let mut slices: Vec<Slice> = Vec::new();
+        for entry in layout.entries() {
+            let decays = self.decay == DecayScope::All || entry.shape.len() > 1;
+            let weight_decay = if decays { weight_decay } else { 0.0 };
+            let lr_scale = self.lr_scale.of(entry.role());
+            match slices.last_mut() {
+                Some(last) if (last.weight_decay, last.lr_scale) == (weight_decay, lr_scale) => {
+                    last.range.end = entry.range().end
+                }
+                _ => slices.push(Slice { range: entry.range(), weight_decay, lr_scale }),
+            }
+        }
+        slices
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Family, Lora, ModelConfig};
+
+    /// The patterns by which transformers' `Trainer.get_decay_parameter_names` (5.23.0) leaves tensors out.
+    fn transformers_leaves_out(name: &str) -> bool {
+        let name = name.to_lowercase();
+        let patterns = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"];
+        patterns.iter().any(|pattern| regex::Regex::new(pattern).unwrap().is_match(&name))
+    }
+
+    fn config(family: Family) -> ModelConfig {
+        ModelConfig { family, qkv_bias: true, output_bias: true, tied: false, ..ModelConfig::small_of(32, 16, 2) }
+    }
+
+    #[test]
+    fn what_decays_is_what_transformers_decays_in_every_family() {
+        for family in Family::ALL {
+            let config = config(family);
+            let scoring = config.scoring();
+            let adapters = Lora::new(2, 4.0, &[Lora::ALL]).unwrap().layout(&config);
+            for layout in [Layout::new(&config), Layout::new(&scoring), adapters] {
+                let slices = ParamGroups::default().slices(0.1, &layout);
+                for entry in layout.entries() {
+                    let slice = slices.iter().find(|slice| slice.range.contains(&entry.offset)).unwrap();
+                    let name = &entry.name;
+                    assert_eq!(slice.weight_decay == 0.0, transformers_leaves_out(name), "{family:?}: {name}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn without_decay_and_factors_the_buffer_is_one_slice() {
+        let layout = Layout::new(&config(Family::ALL[0]));
+        let slices = ParamGroups::default().slices(0.0, &layout);
+        assert_eq!(slices, [Slice { range: 0..layout.total(), weight_decay: 0.0, lr_scale: 1.0 }]);
+    }
+
+    #[test]
+    fn a_factor_that_no_tensor_would_see_is_an_error_that_names_it() {
+        let with = |lr_scale| ParamGroups { lr_scale, ..ParamGroups::default() };
+        let (head, adapters) = (LrScale { head: 2.0, ..LrScale::default() }, LrScale { adapters: 2.0, ..LrScale::default() });
+        let untied = config(Family::ALL[0]);
+        let tied = ModelConfig { tied: true, ..untied.clone() };
+        assert_eq!(with(head).check(&Layout::new(&untied)), Ok(()));
+        assert_eq!(with(head).check(&Layout::new(&tied)).unwrap_err().key, "head");
+        assert_eq!(with(adapters).check(&Layout::new(&untied)).unwrap_err().key, "adapters");
+        let low_rank = Lora::new(2, 4.0, &["q_proj"]).unwrap().layout(&untied);
+        assert_eq!(with(adapters).check(&low_rank), Ok(()));
+        let error = with(head).check(&low_rank).unwrap_err().to_string();
+        assert!(error.contains("only its adapters are trained"), "{error}");
+    }
+}

@@ -1,0 +1,226 @@
+//! Files and folders that outlive a run (law C3): whole under their name, or not there.
+//!
+//! [`write()`] puts the content into a temporary file in the same folder, brings it to the disk, renames it and brings the
+//! folder to the disk. [`publish`] does the same with a folder or a file that is written already. A reader never sees a half of
+//! either, and what was there before stays until then.
+//!
+//! A temporary file is created exclusively under a random name: no symbolic link is followed, and two writers of one file
+//! do not meet. A process that is killed leaves at most a hidden `.NAME….writing` or `.NAME.replaced` in the folder.
+//! [`remove_leftovers`] deletes those; the owner of a folder calls it when it starts.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+/// How the names of leftovers end. All of them begin with a dot.
+const LEFTOVERS: [&str; 3] = [".writing", ".replaced", ".removed"];
+
+/// Replaces the file at `path` by `content`, atomically and durably. The folder must exist.
+///
+/// # Errors
+/// Those of the file system. The file that was there before is then still there, unchanged.
+pub fn write(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
+    write_with(path, |file| file.write_all(content.as_ref()))
+}
+
+/// As [`write()`], with content that `fill` writes piece by piece.
+///
+/// # Errors
+/// Those of the file system and of `fill`. The file that was there before is then still there, unchanged.
+pub fn write_with(path: &Path, fill: impl FnOnce(&mut BufWriter<&mut File>) -> io::Result<()>) -> io::Result<()> {
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let prefix = format!(".{}.", name.to_string_lossy());
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(&prefix).suffix(".writing");
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // As any other new file: the umask decides.
+        builder.permissions(fs::Permissions::from_mode(0o666));
+    }
+    let mut temporary = builder.tempfile_in(parent(path))?;
+    let mut out = BufWriter::new(temporary.as_file_mut());
+    fill(&mut out)?;
+    out.flush()?;
+    drop(out);
+    let (file, temporary) = temporary.into_parts();
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    // It has another name now, and must not be deleted under this one.
+    temporary.keep().map_err(|error| error.error)?;
+    sync_entry(path)
+}
+
+/// Moves the finished folder or file `from` to `to`, which is in a folder on the same disk, atomically and durably.
+///
+/// A folder that is at `to` is replaced. It is renamed to `.NAME.replaced` first, since a folder cannot be renamed over one
+/// that holds files, and deleted at the end.
+///
+/// # Errors
+/// Those of the file system. A folder that was at `to` is put back where that is possible.
+pub fn publish(from: &Path, to: &Path) -> io::Result<()> {
+    let is_folder = from.is_dir();
+    if is_folder { sync_all(from) } else { sync(from) }?;
+    let name = to.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let aside = to.with_file_name(format!(".{}.replaced", name.to_string_lossy()));
+    remove(&aside)?;
+    let replaces = is_folder && to.symlink_metadata().is_ok();
+    if replaces {
+        fs::rename(to, &aside)?;
+    }
+    if let Err(error) = fs::rename(from, to) {
+        if replaces {
+            // The error that counts is the first.
+            fs::rename(&aside, to).ok();
+        }
+        return Err(error);
+    }
+    sync_entry(to)?;
+    remove(&aside)
+}
+
+/// Makes `path` and the folders above it, durably. A folder that exists is left as it is.
+///
+/// # Errors
+/// Those of the file system.
+pub fn create_folder(path: &Path) -> io::Result<()> {
+    if path.as_os_str().is_empty() || path.is_dir() {
+        return Ok(());
+    }
+    create_folder(parent(path))?;
+    match fs::create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        made => made.and_then(|()| sync_entry(path)),
+    }
+}
+
+/// Deletes what a killed process left half written in `folder`. The caller must be the only one that writes there.
+///
+/// # Errors
+/// Those of the file system. A folder that does not exist holds no leftovers.
+pub fn remove_leftovers(folder: &Path) -> io::Result<()> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with('.') && LEFTOVERS.iter().any(|ending| name.ends_with(ending)) {
+            remove(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Deletes a file, a link or a folder with all that is in it. One that does not exist is no error.
+///
+/// # Errors
+/// Those of the file system.
+pub fn remove(path: &Path) -> io::Result<()> {
+    let removed = match path.symlink_metadata() {
+        Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(error) => Err(error),
+    };
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+/// Brings a file, or the entries of a folder, to the disk.
+///
+/// # Errors
+/// Those of the file system.
+pub fn sync(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+/// Brings the name of `path` to the disk, which is an entry of the folder that it is in.
+///
+/// # Errors
+/// Those of the file system.
+pub fn sync_entry(path: &Path) -> io::Result<()> {
+    sync(parent(path))
+}
+
+/// Brings a folder and everything in it to the disk.
+fn sync_all(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            sync_all(&entry.path())?;
+        } else if kind.is_file() {
+            sync(&entry.path())?;
+        }
+    }
+    sync(folder)
+}
+
+/// The folder that `path` is in.
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<String> =
+            fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_file_is_replaced_whole_and_nothing_else_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        write(&path, "one").unwrap();
+        write(&path, "two").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "two");
+        let failed = write_with(&path, |file| {
+            file.write_all(b"half")?;
+            Err(io::Error::other("the disk is full"))
+        });
+        assert_eq!(failed.unwrap_err().to_string(), "the disk is full");
+        assert_eq!((fs::read_to_string(&path).unwrap().as_str(), names(folder.path())), ("two", vec!["file".to_owned()]));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn no_symbolic_link_is_followed_and_the_umask_decides_who_may_read() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let folder = tempfile::tempdir().unwrap();
+        let (outside, path) = (folder.path().join("outside"), folder.path().join("link"));
+        fs::write(&outside, "kept").unwrap();
+        symlink(&outside, &path).unwrap();
+        write(&path, "new").unwrap();
+        assert_eq!((fs::read_to_string(&outside).unwrap(), fs::read_to_string(&path).unwrap()), ("kept".into(), "new".into()));
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+        assert_eq!(mode(&path), mode(&outside), "as a file that anything else makes");
+    }
+
+    #[test]
+    fn a_folder_is_replaced_whole_and_leftovers_are_deleted() {
+        let root = tempfile::tempdir().unwrap();
+        let (from, to) = (root.path().join(".model.writing"), root.path().join("model"));
+        for content in ["one", "two"] {
+            create_folder(&from.join("deep/er")).unwrap();
+            fs::write(from.join("deep/er/file"), content).unwrap();
+            publish(&from, &to).unwrap();
+            assert_eq!(fs::read_to_string(to.join("deep/er/file")).unwrap(), content);
+        }
+        assert_eq!(names(root.path()), ["model"]);
+        fs::create_dir(root.path().join(".step_000003.removed")).unwrap();
+        fs::write(root.path().join(".run.json.a1b2c3.writing"), "").unwrap();
+        fs::write(root.path().join("notes.writing"), "").unwrap();
+        remove_leftovers(root.path()).unwrap();
+        assert_eq!(names(root.path()), ["model", "notes.writing"], "what is not hidden is somebody's");
+        remove_leftovers(&root.path().join("absent")).unwrap();
+    }
+}
