@@ -12,19 +12,20 @@ use rollflow::train::{assign_advantages, collate};
 const SEED: u64 = 0;
 const STEPS: u64 = 20;
 
-fn main() -> anyhow::Result<()> {
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
     let tokenizer = Tokenizer::characters("0123456789+=", 16)?;
     let policy = Policy::random(ModelConfig::small(&tokenizer, 64, 2), tokenizer, SEED)?;
     let backend = policy.backend(LocalConfig::new(Grpo::default(), Schedule::constant(2e-3)))?;
-    let mut engine = policy.engine(64, SEED);
+    let (publisher, published) = weights();
+    let generator = Generator::local(&policy, published).group_size(8).max_new_tokens(3).seed(SEED).start()?;
     let mut prompts = DataBuffer::new(arithmetic::addition(1).iter().map(Prompt::from), SEED)?.shuffled();
-    let params = SamplingParams { max_new_tokens: 3, ..SamplingParams::default() };
 
     for step in 1..=STEPS {
-        // Generate: eight answers to each of sixteen prompts, token by token, with the weights of the last step.
-        let snapshot = backend.snapshot().wait()?;
-        engine.set_weights(snapshot.version, &snapshot.weights.read());
-        let mut groups = engine.answer(prompts.get_prompts(16), 8, &params)?;
+        // Generate eight completions for each of sixteen prompts, with the weights of the last step. Another call may overlap what follows.
+        let snapshot = backend.snapshot().await?;
+        publisher.publish(snapshot.version, snapshot.weights)?;
+        let mut groups = generator.generate_batch(&prompts.get_prompts(16)).await?;
 
         // Score: half for a number, all for the right one.
         for sample in groups.iter_mut().flat_map(|group| &mut group.samples) {
@@ -37,8 +38,8 @@ fn main() -> anyhow::Result<()> {
 
         // Learn: loss and gradient over all tokens, then one update.
         let samples: Vec<&Sample> = batch.samples().collect();
-        let forward = backend.forward_backward(Arc::new(collate(&samples, Aggregation::TokenMean)?)).wait()?;
-        let update = backend.optim_step().wait()?;
+        let forward = backend.forward_backward(Arc::new(collate(&samples, Aggregation::TokenMean)?)).await?;
+        let update = backend.optim_step().await?;
 
         let mean = batch.rewards().sum::<f64>() / samples.len() as f64;
         if step % 2 == 0 {

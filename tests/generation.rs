@@ -5,6 +5,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod generating;
+#[path = "generating/pulled.rs"]
+mod pulled;
 
 use std::sync::Arc;
 

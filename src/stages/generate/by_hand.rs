@@ -1,5 +1,6 @@
 //! Generation by hand, without a graph: prompts in, groups out, on any engine.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::assembly::Assembly;
@@ -16,6 +17,12 @@ pub(super) fn answer<E: TokenEngine>(
 ) -> Result<Vec<Group>, EngineError> {
     let (samples, params) = (group_size as u32, Arc::new(params.clone()));
     let mut open = Assembly::new(false);
+    let mut places = BTreeMap::new();
+    if let Some((_, twice)) = prompts.iter().enumerate().find(|(place, prompt)| places.insert(prompt.ordinal, *place).is_some()) {
+        let problem =
+            "another prompt has the same ordinal: take prompts from a `DataBuffer`, or set `Prompt::ordinal`".to_owned();
+        return Err(EngineError::Prompt { ordinal: twice.ordinal, problem });
+    }
     for mut prompt in prompts {
         let (ordinal, tokens): (_, Arc<[u32]>) = (prompt.ordinal, tokenizer.encode_prompt(&prompt)?.into());
         let Partial { completions: answers, .. } = std::mem::take(&mut prompt.partial);
@@ -28,6 +35,6 @@ pub(super) fn answer<E: TokenEngine>(
             groups.extend(open.add(finished, tokenizer)?);
         }
     }
-    groups.sort_by_key(Group::id);
+    groups.sort_by_key(|group: &Group| places.get(&group.id()).copied());
     Ok(groups)
 }
