@@ -144,6 +144,32 @@ fn masters_keep_what_half_precision_would_lose() {
 
 /// Whatever the checkpoint's own format, training goes on from the f32 parameters.
 #[test]
+fn rounded_publishing_gives_the_masters_in_the_format_that_is_computed_with() {
+    for (dtype, merge) in [(Dtype::Bf16, true), (Dtype::F16, true), (Dtype::F32, true), (Dtype::Bf16, false)] {
+        for lora in [None, Some(Lora::new(4, 8.0, &[Lora::ALL]).unwrap())] {
+            let (model, weights) = golden("llama_tied");
+            let weights = lora.iter().fold(weights, |weights, lora| weights.adapted(&model, lora.clone(), 7));
+            let published = |publish_rounded| {
+                let config = LocalConfig { publish_rounded, merge, ..config(dtype) };
+                let backend = LocalBackend::new(config, model.clone(), weights.share()).unwrap();
+                for _ in 0..3 {
+                    backend.forward_backward(batch(model.vocab_size));
+                    backend.optim_step().wait().unwrap();
+                }
+                backend.snapshot().wait().unwrap().weights.read()
+            };
+            let (rounded, exact) = (published(true), published(false));
+            let of_own = lora.is_none() || merge;
+            assert_eq!(rounded.flat.kind() == dtype.kind(), of_own || dtype == Dtype::F32, "{dtype:?}");
+            let compute = Compute::cpu(dtype);
+            for (rounded, exact) in [(rounded.on(compute), exact.on(compute))] {
+                assert!(rounded.flat.equal(&exact.flat), "{dtype:?}: generators compute with the same numbers");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_resumed_run_is_the_uninterrupted_one_in_every_format() {
     let (model, weights) = golden("qwen2_tied");
     for (dtype, save_dtype) in

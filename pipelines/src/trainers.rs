@@ -26,7 +26,8 @@ pub fn backend(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<Loca
         local_config(plan, registry.loss_of(train)?, &train.optimization, train.lr, own_steps(plan), train.updates_a_step())?;
     let merge = plan.lora.as_ref().is_none_or(|lora| lora.sync == AdapterSync::Merged);
     let temperature = plan.generate.temperature;
-    Ok(policy.backend(LocalConfig { temperature, merge, off_policy: off_policy(train), ..config })?)
+    let publish_rounded = plan.publishes_rounded();
+    Ok(policy.backend(LocalConfig { temperature, merge, publish_rounded, off_policy: off_policy(train), ..config })?)
 }
 
 /// Steps in which the policy learns: a critic's warm-up is none of them.

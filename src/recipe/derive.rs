@@ -7,6 +7,7 @@ use super::loss::Loss;
 use super::model::{DeviceName, ModelSource};
 use super::plan::{OnStale, Pipeline, Plan};
 use super::practice;
+use super::reference_policy::ReferencePolicy;
 use super::task::{Arithmetic, TaskData};
 use super::train::Optimization;
 use crate::stages::Pace;
@@ -153,6 +154,13 @@ impl Plan {
     /// Engines beside each other: one where a run is to be the same to the bit.
     pub fn generators(&self) -> usize {
         if self.flow.max_staleness == 0 { 1 } else { self.generate.workers }
+    }
+
+    /// Whether weights are published in the format that is computed with: all that read them compute in it. Servers read a folder in the model's own
+    /// format, and a reference that moves is a mean of masters.
+    pub fn publishes_rounded(&self) -> bool {
+        let moves = |policy: &ReferencePolicy| !matches!(policy, ReferencePolicy::Frozen(_));
+        !self.engine.is_remote() && self.reference.as_ref().is_none_or(|reference| !moves(&reference.policy))
     }
 
     /// Sequences decoded at the same time, at most: as many as can be under way, and no more than the largest cache that is made unasked.

@@ -71,6 +71,9 @@ pub struct LocalConfig {
     pub save_dtype: Option<Dtype>,
     /// Whether adapters are merged into the weights that are published, which costs a copy of the model and spares generators their products.
     pub merge: bool,
+    /// If true, published weights are in the format of `compute`, which spares a copy in f32. For readers that compute in that format. Default: false.
+    /// Adapters that are not merged are f32 in any case.
+    pub publish_rounded: bool,
     /// Files put into every checkpoint as they are (tokenizer, chat template), by name.
     pub companions: Vec<(String, Vec<u8>)>,
 }
@@ -95,6 +98,7 @@ impl LocalConfig {
             gradient_checkpointing: false,
             save_dtype: None,
             merge: true,
+            publish_rounded: false,
             companions: Vec::new(),
         }
     }

@@ -276,8 +276,11 @@ impl Worker {
     }
 
     pub fn current(&self) -> Snapshot<FrozenWeights> {
-        let weights = match self.config.merge && self.weights.adapter.is_some() {
+        let (rounded, adapted) = (self.config.publish_rounded, self.weights.adapter.is_some());
+        let weights = match adapted && self.config.merge {
+            true if rounded => FrozenWeights::of_own(self.weights.merged().on(self.config.compute)),
             true => FrozenWeights::of_own(self.weights.merged()),
+            false if rounded && !adapted => self.computed.freeze(),
             false => self.weights.freeze(),
         };
         Snapshot { version: self.version, step: self.optimizer.step, weights: Arc::new(weights) }

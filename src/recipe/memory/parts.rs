@@ -80,7 +80,6 @@ impl Parts<'_> {
     fn collect(&mut self) -> Result<(), ModelError> {
         let (plan, model) = (self.plan, self.model.clone());
         let (parameters, on_host) = (parameters(&model), plan.model.device == DeviceName::Cpu);
-        let f32s = |copies: u64| 4 * copies * parameters;
         if on_host {
             self.add("program", PROGRAM, "code, libtorch, threads".to_owned());
             let (bytes, format) = if self.keeps_format() { (self.bytes(), plan.model.precision().word()) } else { (4, "f32") };
@@ -128,7 +127,10 @@ impl Parts<'_> {
                 let bytes = 4 * held * adapters(plan, &model)?.unwrap_or(0);
                 self.add("published", bytes, format!("{held} copies of the adapters in f32: served, and on the way"));
             }
-            _ => self.add("published", f32s(held), format!("{held} copies in f32: served, and on the way")),
+            _ => {
+                let (bytes, format) = self.published();
+                self.add("published", held * bytes * parameters, format!("{held} copies in {format}: served, and on the way"));
+            }
         }
         self.generators(parameters, longest);
         self.reference(parameters)?;
@@ -252,6 +254,11 @@ impl Parts<'_> {
         Passes { at_once, tokens, several: pieces > 1 || batch_tokens > most, bytes: at_once * tokens * held, why }
     }
 
+    /// Bytes of a published weight, and its format.
+    fn published(&self) -> (u64, &'static str) {
+        if self.plan.publishes_rounded() { (self.bytes(), self.plan.model.precision().word()) } else { (4, "f32") }
+    }
+
     /// Engines and their caches, each device's; they share the slots. What evaluates lies on the policy's device.
     fn generators(&mut self, parameters: u64, longest: u64) {
         let (plan, policy) = (self.plan, self.plan.model.device);
@@ -270,7 +277,7 @@ impl Parts<'_> {
             let evaluated = plan.eval.as_ref().filter(|eval| eval.every > 0 && device == policy);
             let evaluated = evaluated.map_or(0, |eval| eval.slots as u64 + 1);
             self.at = device;
-            if self.bytes() != 4 || device != policy {
+            if self.bytes() != self.published().0 || device != policy {
                 let why = format!("{here} × the generator's copy in {}", plan.model.precision().word());
                 self.add("served", here * self.bytes() * parameters, why);
             }
