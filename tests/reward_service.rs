@@ -31,6 +31,7 @@ enum Act {
     Hang,
     Reset,
     Fails,
+    Rejects,
     Busy,
     Text(&'static str),
     /// Promises more than it sends.
@@ -128,6 +129,7 @@ fn answer(stream: &mut TcpStream, act: Act, question: &Value) -> std::io::Result
         }
         Act::Reset => Ok(()),
         Act::Fails => send("500 Internal Server Error", "out of memory", 13),
+        Act::Rejects => send("400 Bad Request", "too long", 8),
         Act::Busy => send("503 Service Unavailable\r\nRetry-After: 0", "", 0),
         Act::Text(text) => send("200 OK", text, text.len()),
         Act::Cut => send("200 OK", &body[..body.len() / 2], body.len()),
@@ -229,7 +231,7 @@ fn every_way_to_fail_is_named_with_the_service_the_sample_and_what_to_look_at() 
         (Act::Cut, "look for a crash in the server's log"),
         (Act::Fails, "was answered with status 500: \"out of memory\""),
         (Act::Text("<html>Welcome</html>"), "answered with no JSON"),
-        (Act::Text("{\"rewards\": [1, 2]}"), "answered with 2 rewards for 3 samples"),
+        (Act::Text("{\"rewards\": [1, 2]}"), "answered with 2 rewards for"),
         (Act::Text("{\"rewards\": [1, NaN, 2]}"), "answered with no JSON"),
     ] {
         let judge = Judge::new(move |_, _| act);
@@ -294,6 +296,24 @@ fn a_sample_that_stays_refused_costs_itself_and_the_others_keep_theirs() {
     assert_eq!(rewards, [Some(0.0), None, Some(2.0)]);
 }
 
+/// A service that crashes on one sample answers for the whole request.
+#[test]
+fn a_sample_on_which_the_service_fails_costs_no_other_sample_its_reward() {
+    for fails in [Act::Fails, Act::Reset, Act::Rejects] {
+        let judge = Judge::new(move |question, _| {
+            let samples = question["samples"].as_array().unwrap();
+            if samples.iter().any(|sample| sample["index"] == 1) { fails } else { Act::Right }
+        });
+        let folder = tempfile::tempdir().unwrap();
+        let reward = ServedReward::new(judge.served().retries(2)).dead_letters(DeadLetterWriter::new(folder.path()));
+        let (result, scores) = score(1, reward);
+        result.unwrap();
+        assert_eq!(scores[&0], (None, vec![0.0, 2.0]), "{fails:?}");
+        let failed: Vec<u32> = letters(folder.path()).remove(0).failures.iter().map(|failure| failure.sample).collect();
+        assert_eq!(failed, [1], "{fails:?}");
+    }
+}
+
 #[test]
 fn parts_that_are_served_and_parts_that_are_computed_make_one_reward() {
     let judges = [Judge::new(|_, _| Act::Right), Judge::new(|_, _| Act::Text("{\"rewards\": [0.5, 0.5, {\"reward\": 0.25}]}"))];
@@ -341,7 +361,7 @@ proptest! {
     fn whatever_a_service_does_every_group_comes_out_right_or_named(seed in any::<u64>(), concurrency in 1_usize..9, retries in 0_u32..4) {
         const ACTS: [Act; 12] = [
             Act::Right, Act::Right, Act::Right, Act::Slow, Act::Hang, Act::Reset, Act::Fails, Act::Busy, Act::Cut,
-            Act::Text("<html></html>"), Act::Text("{\"rewards\": [1]}"), Act::Text("{\"rewards\": [0, {\"error\": \"no\"}, null]}"),
+            Act::Text("<html></html>"), Act::Text("{\"rewards\": [1, 1, 1, 1]}"), Act::Text("{\"rewards\": [0, {\"error\": \"no\"}, null]}"),
         ];
         let judge = Judge::new(move |_, before| {
             let mixed = (seed ^ before as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -1,7 +1,8 @@
 //! A reward that another process computes and serves over HTTP.
 //!
 //! A group's samples go as one request; to a [`Judge`] that does not compare them they go one by one. What breaks, comes too late or makes no sense
-//! is asked again after a pause that doubles each time; samples that have their reward are not asked for again. An answer of 429 or 503 says that
+//! is asked again after a pause that doubles each time; samples that have their reward are not asked for again. The last retry asks for each sample
+//! by itself, so that a sample on which the service fails costs no other its reward. An answer of 429 or 503 says that
 //! the service is busy, not that it failed: it is waited for, up to a bound. Every call ends: an attempt takes a pause, `timeout` and `patience` at
 //! most, and one more `timeout`.
 
@@ -13,6 +14,7 @@ mod verdicts;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use tokio::time::sleep;
 
 use crate::algo::rewards::Earnings;
@@ -78,31 +80,43 @@ impl Service {
     }
 
     /// Asks for all samples of `group`, again up to `retries` times for those that have no reward yet.
+    ///
+    /// A sample on which the service fails must not cost its group the rewards. So a retry asks for each sample by itself if it is the
+    /// last one, or if the service rejected the request for good.
     pub async fn score(&self, group: &Group, retries: u32) -> Answers {
         let mut answers = Answers { samples: Vec::with_capacity(group.samples.len()), failed_calls: 0 };
         answers.samples.extend(group.samples.iter().map(|sample| Err(failure(sample.index, 0, String::new()))));
-        for attempt in 1..=retries.saturating_add(1) {
-            let missing: Vec<usize> = (0..answers.samples.len()).filter(|place| answers.samples[*place].is_err()).collect();
+        let (attempts, mut rejects) = (retries.saturating_add(1), false);
+        let mut rejected = vec![false; group.samples.len()];
+        for attempt in 1..=attempts {
+            let missing: Vec<usize> =
+                (0..answers.samples.len()).filter(|place| answers.samples[*place].is_err() && !rejected[*place]).collect();
             if missing.is_empty() {
                 break;
             }
             if attempt > 1 {
                 sleep(self.config.retry.pause(group.id(), attempt - 1)).await;
             }
-            match self.ask(group, &missing).await {
-                Ok(given) => {
-                    for (place, earned) in missing.into_iter().zip(given) {
-                        answers.failed_calls += u64::from(earned.is_err());
-                        answers.samples[place] = earned.map_err(|why| failure(group.samples[place].index, attempt, why));
+            // A judge gets one sample a request already, or compares all of them.
+            let alone = self.judge.is_none() && attempt > 1 && (attempt == attempts || rejects);
+            let requests: Vec<&[usize]> = if alone { missing.chunks(1).collect() } else { vec![&missing] };
+            let said = join_all(requests.iter().map(|places| self.ask(group, places))).await;
+            for (places, said) in requests.into_iter().zip(said) {
+                match said {
+                    Ok(given) => {
+                        for (&place, earned) in places.iter().zip(given) {
+                            answers.failed_calls += u64::from(earned.is_err());
+                            answers.samples[place] = earned.map_err(|why| failure(group.samples[place].index, attempt, why));
+                        }
                     }
-                }
-                Err(error) => {
-                    answers.failed_calls += 1;
-                    for place in missing {
-                        answers.samples[place] = Err(failure(group.samples[place].index, attempt, error.to_string()));
-                    }
-                    if error.outcome() == Outcome::Final {
-                        break;
+                    Err(error) => {
+                        answers.failed_calls += 1;
+                        let is_final = error.outcome() == Outcome::Final;
+                        rejects |= is_final;
+                        for &place in places {
+                            answers.samples[place] = Err(failure(group.samples[place].index, attempt, error.to_string()));
+                            rejected[place] = is_final && (alone || self.judge.is_some());
+                        }
                     }
                 }
             }
