@@ -20,9 +20,9 @@ use rollflow::stages::reward::service::{Judge as Grader, JudgeConfig, Service, S
 use rollflow::stages::reward::{CodeReward, CodeScore, OnLostSample, Scorer, Scorers, Served, ServedReward, score};
 use tracing::info;
 
-use crate::parts;
 use crate::registry::Registry;
 use crate::secrets;
+use crate::{origin, parts};
 
 /// A reward of whole samples.
 type Rule = Box<dyn Fn(&Sample) -> Result<Earnings, String> + Send + Sync>;
@@ -236,7 +236,8 @@ fn value(plan: &Plan, registry: &Registry, rule: &PartRule, asked: &mut Asked) -
             said(must_end, move |sample| math(sample).map_err(str::to_owned))
         }
         PartRule::Model(of) => {
-            let model = ScoreModel::load(&of.path).with_context(|| format!("loading the reward model {}", of.path.display()))?;
+            let model = ScoreModel::load(origin::model_folder(&of.path)?)
+                .with_context(|| format!("loading the reward model {}", of.path.display()))?;
             let scorer = Arc::new(Scorer::new(&model.computing(parts::compute(plan)?), of.threads)?);
             asked.push(scorer.clone());
             // Scores are told apart by their differences: 0 may be the best of all, and is no answer to one that was cut off.

@@ -6,6 +6,7 @@ use super::data::{DataTask, Source};
 use super::model::{ModelSource, with_revision};
 use super::plan::Plan;
 use super::reference_policy::{Frozen, ReferencePolicy};
+use super::reward::RewardRule;
 use super::task::TaskData;
 use crate::data::source::dataset_commit;
 use crate::hub::{self, Cache};
@@ -42,6 +43,12 @@ impl Plan {
             pin_task(task);
         }
         plan.critic.iter_mut().filter_map(|critic| critic.path.as_mut()).for_each(pin_model);
+        let scorers = match &mut plan.reward.rule {
+            RewardRule::Model(of) => vec![of],
+            RewardRule::Parts(of) => of.part.iter_mut().filter_map(|part| part.rule.model_mut()).collect(),
+            _ => Vec::new(),
+        };
+        scorers.into_iter().map(|of| &mut of.path).for_each(pin_model);
         if let Some(ReferencePolicy::Frozen(Frozen { path: Some(path) })) =
             plan.reference.as_mut().map(|reference| &mut reference.policy)
         {
@@ -91,7 +98,7 @@ mod tests {
         }
         let text = "pipeline = 'grpo'\n[model]\nkind = 'folder'\npath = 'org/thing'\n[task]\nkind = 'data'\n\
                     sources = [{ data = 'org/thing' }, { data = 'src' }, { data = 'org/other' }]\n\
-                    [reward]\nkind = 'math'\n[generate]\nmax_new_tokens = 4";
+                    [reward]\nkind = 'parts'\npart = [{ kind = 'math' }, { kind = 'model', path = 'org/thing' }]\n[generate]\nmax_new_tokens = 4";
         let plan = parse("run.toml", text, &[]).unwrap();
         let pinned = plan.pinned(&Cache::at(root.path()));
         let ModelSource::Folder(model) = &pinned.model.source else { panic!("{:?}", pinned.model) };
@@ -100,6 +107,8 @@ mod tests {
         let TaskData::Data(task) = &pinned.task.data else { panic!("{:?}", pinned.task) };
         let named: Vec<_> = task.sources.iter().map(|source| source.data.to_str().unwrap().to_owned()).collect();
         assert_eq!(named, [format!("org/thing@{COMMIT}"), "src".to_owned(), "org/other".to_owned()]);
+        let scorers: Vec<_> = pinned.reward.rule.folders().map(|(_, path)| path.clone()).collect();
+        assert_eq!(scorers, [Path::new("org/thing").with_file_name(format!("thing@{COMMIT}"))]);
         let written = pinned.to_toml();
         assert!(written.contains(&format!("revision = \"{COMMIT}\"")), "{written}");
         // A pinned plan is the same when it is pinned again, and can be read.

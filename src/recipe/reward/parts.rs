@@ -115,6 +115,14 @@ impl PartRule {
         }
     }
 
+    /// The reward model that it asks, if any.
+    pub(in crate::recipe) fn model_mut(&mut self) -> Option<&mut ModelRule> {
+        match self {
+            PartRule::Model(of) => Some(of),
+            _ => None,
+        }
+    }
+
     /// Where it is asked for, if another process answers.
     pub fn served(&self) -> Option<&HttpRule> {
         match self {
