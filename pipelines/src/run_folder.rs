@@ -214,11 +214,11 @@ impl RunFolder {
             Ok(report) => {
                 // A run that was stopped dropped the rows of its last step.
                 lock(&self.gate).take().map_or(Ok(()), |gate| gate.open())?;
-                self.report(report)?;
+                self.report(report, taken)?;
             }
             // A full disk may have ended the run and take no report either: the error is what the run died of.
             Err(error) => {
-                let written = error.report().map_or(Ok(()), |report| self.report(report));
+                let written = error.report().map_or(Ok(()), |report| self.report(report, taken));
                 written.unwrap_or_else(|error| self.say(&format!("{error:#}")));
             }
         }
@@ -238,7 +238,8 @@ impl RunFolder {
         result
     }
 
-    fn report(&self, report: &Report) -> Result<()> {
+    /// Writes `report.md`. `taken`: steps that earlier processes of the run took; rates count what this process did.
+    fn report(&self, report: &Report, taken: u64) -> Result<()> {
         self.draw(report);
         let outcome = match report.ended {
             Ended::Finished => "finished",
@@ -252,10 +253,14 @@ impl RunFolder {
         let (title, points) = if rewards.is_empty() { ("loss", losses) } else { ("mean reward", rewards) };
         let total = |metric, labels: &[&str]| self.metrics.newest(metric, labels).unwrap_or(0.0);
         let rate = |tokens: f64| format!("{tokens:.0} ({:.0} a second)", tokens / time.as_secs_f64());
+        let since = if taken > 0 { format!(" after step {taken}") } else { String::new() };
         let mut summary = vec![
-            ("steps".into(), format!("{last_step} ({:.1} a second)", last_step as f64 / time.as_secs_f64())),
-            ("tokens generated".into(), rate(total(Metric::GeneratedTokens, &[]))),
-            ("tokens trained".into(), rate(total(Metric::Tokens, &["trained"]))),
+            (
+                "steps".into(),
+                format!("{last_step} ({:.1} a second)", last_step.saturating_sub(taken) as f64 / time.as_secs_f64()),
+            ),
+            (format!("tokens generated{since}"), rate(total(Metric::GeneratedTokens, &[]))),
+            (format!("tokens trained{since}"), rate(total(Metric::Tokens, &["trained"]))),
             ("token ledger".into(), self.ledger(Metric::LedgerTokens, "generated")),
             ("prompt ledger".into(), self.ledger(Metric::LedgerPrompts, "entered")),
             ("checkpoint".into(), self.newest_checkpoint()?),
@@ -273,7 +278,10 @@ impl RunFolder {
         }
         let page = RunReport {
             name: self.name.clone(),
-            outcome: format!("The run {outcome} after {last_step} steps in {}.", duration(time)),
+            outcome: match taken {
+                0 => format!("The run {outcome} after {last_step} steps in {}.", duration(time)),
+                _ => format!("The run {outcome} after {last_step} steps. The steps after step {taken} took {}.", duration(time)),
+            },
             summary,
             curve: Chart::curve(title, "step", points),
             bottleneck: report.bottleneck.clone(),
