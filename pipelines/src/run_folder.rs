@@ -274,7 +274,7 @@ impl RunFolder {
         summary
             .extend(dropped.iter().filter(|(_, count)| *count > 0.0).map(|(what, count)| ((*what).into(), format!("{count}"))));
         if dead > 0.0 {
-            summary.push(("dead letters".into(), format!("{dead} in `{DEAD_LETTERS}`; `rollflow replay` tries them again")));
+            summary.push(("dead letters".into(), format!("{dead} in {DEAD_LETTERS}; rollflow replay tries them again")));
         }
         let page = RunReport {
             name: self.name.clone(),
@@ -328,7 +328,7 @@ impl RunFolder {
     fn newest_checkpoint(&self) -> Result<String> {
         let newest = checkpoint::latest(&self.path.join(CHECKPOINTS))?;
         let shown = newest.as_ref().map(|path| path.strip_prefix(&self.path).unwrap_or(path));
-        Ok(shown.map_or("none".to_owned(), |path| format!("`{}`", path.display())))
+        Ok(shown.map_or("none".to_owned(), |path| path.display().to_string()))
     }
 
     fn last_rollouts(&self, n: usize) -> Vec<rollflow::observe::logs::Rollout> {

@@ -49,7 +49,7 @@ fn a_run_leaves_its_recipe_metrics_rollouts_report_curve_and_checkpoints() {
     assert_eq!(checkpoints(&run), [4, 5], "the newest two are kept");
     assert_loads(&run, 5);
     let page = read(&run.join("report.md"));
-    assert!(page.contains("finished after 5 steps") && page.contains("checkpoints/step_000005"), "{page}");
+    assert!(page.contains("finished after 5 steps") && page.contains("checkpoints/step\\_000005"), "{page}");
     assert!(read(&run.join("curve.svg")).starts_with("<svg"));
     let resolved = rollflow(&["check", run.join("recipe.toml").to_str().unwrap()]);
     assert_eq!(resolved.code, Some(0), "{}", resolved.err);
