@@ -8,8 +8,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use rollflow::algo::{
-    Aggregation, Correction, CrossEntropy, Decay, Grpo, Importance, Level, Loss, LossInputs, LossOutput, OffPolicy, Proximal,
-    Schedule,
+    Aggregation, Correction, CrossEntropy, Decay, Grpo, Importance, Level, Loss, LossError, LossInputs, LossOutput, OffPolicy,
+    Proximal, Schedule,
 };
 use rollflow::data::Sample;
 use rollflow::model::Weights;
@@ -153,6 +153,40 @@ fn a_custom_loss_trains() {
     };
     let losses: Vec<f64> = (0..5).map(step).collect();
     assert!(losses[4] < losses[0]);
+}
+
+/// Notes the advantages that it sees, and pulls at each token by its own.
+struct Noting(Arc<Mutex<Vec<Vec<f64>>>>);
+
+impl Loss for Noting {
+    fn whole_batch(&self) -> bool {
+        true
+    }
+
+    fn evaluate(&self, inputs: &LossInputs) -> Result<LossOutput, LossError> {
+        self.0.lock().unwrap().push(inputs.advantages.to_vec());
+        Ok(LossOutput { grad: inputs.advantages.to_vec(), ..LossOutput::default() })
+    }
+}
+
+/// Such a loss may compare neighbours, as pairs are. Sequences without an advantage are computed last.
+#[test]
+fn a_loss_over_the_whole_batch_sees_the_batch_s_own_order_however_it_is_cut() {
+    let mut samples = tiny::rollouts(&[(2, 3), (1, 5), (4, 2), (3, 3)], 3);
+    for (at, sample) in samples.iter_mut().enumerate() {
+        sample.advantage = Some(if at % 3 == 1 { 0.0 } else { 1.0 + at as f64 });
+    }
+    let batch = Arc::new(collate(&samples, Aggregation::SeqMeanTokenMean).unwrap());
+    let own: Vec<f64> = batch.sequences.iter().flat_map(|sequence| sequence.advantages.clone()).collect();
+    let norm = |micro_batch_tokens: usize| {
+        let seen = Arc::default();
+        let backend = backend(LocalConfig { loss: Arc::new(Noting(Arc::clone(&seen))), micro_batch_tokens, ..sft() });
+        let passed = backend.forward_backward(batch.clone()).wait().unwrap();
+        assert_eq!(*seen.lock().unwrap(), [own.clone()], "{} parts", passed.micro_batches);
+        (passed.micro_batches, passed.grad_norm)
+    };
+    let ((_, whole), (parts, cut)) = (norm(1000), norm(8));
+    assert!(parts > 3 && (whole - cut).abs() < 1e-5 * whole, "{parts} parts: {cut}, {whole}");
 }
 
 #[test]

@@ -254,7 +254,12 @@ impl TrainBatch {
             let (lengths, each): (Vec<usize>, usize) = (places.iter().map(longest).collect(), self.together());
             let share = lengths.iter().sum::<usize>().div_ceil(least.max(1));
             let runs = cut_rectangles(&lengths, (max_tokens / each).min(share.max(1)));
-            runs.into_iter().map(|run| places[run].iter().flat_map(Clone::clone).collect()).collect::<Vec<Vec<usize>>>()
+            // A run keeps the batch's order: a loss may compare neighbours.
+            let in_order = |run: Range<usize>| {
+                places[run.clone()].sort_by_key(|places| places.start);
+                places[run].iter().flat_map(Clone::clone).collect()
+            };
+            runs.into_iter().map(in_order).collect::<Vec<Vec<usize>>>()
         };
         self.by_indifference().into_iter().flat_map(cut).collect()
     }

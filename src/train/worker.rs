@@ -1,7 +1,7 @@
 //! The tensors of a local backend and the commands on them. Lives on one thread and never leaves it.
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -218,16 +218,35 @@ impl Worker {
             entropies.extend(scored.entropies);
             ControlFlow::Continue(())
         });
-        let columns = PackedColumns::new(batch, &parts.concat());
+        // The loss sees the batch's own order, whatever the order of the parts.
+        let computed = parts.concat();
+        let mut own = computed.clone();
+        own.sort_unstable();
+        let reordered = |column: &[f64], from: &[usize], to: &[usize]| -> Vec<f64> {
+            let mut next = 0;
+            let mut place = |&at: &usize| {
+                let start = next;
+                next += batch.sequences[at].rows.len();
+                (at, start..next)
+            };
+            let places: BTreeMap<usize, Range<usize>> = from.iter().map(&mut place).collect();
+            to.iter().flat_map(|at| &column[places[at].clone()]).copied().collect()
+        };
+        let (log_probs, entropies) = (reordered(&log_probs, &computed, &own), reordered(&entropies, &computed, &own));
+        let columns = PackedColumns::new(batch, &own);
         let Algorithm { loss, off_policy } = algorithm;
         let mut whole = columns.evaluate(loss.as_ref(), off_policy, &log_probs, &entropies, batch.batch_tokens)?;
-        let tokens = |part: &Vec<usize>| part.iter().map(|&at| batch.sequences[at].rows.len()).sum::<usize>();
-        let take = |part| LossOutput {
-            grad: whole.grad.drain(..tokens(part)).collect(),
-            entropy_grad: whole.entropy_grad.as_mut().map(|grad| grad.drain(..tokens(part)).collect()),
-            // Value and counts go with the first piece, so that the sum over pieces is the whole.
-            loss: std::mem::take(&mut whole.loss),
-            metrics: std::mem::take(&mut whole.metrics),
+        let mut grad = reordered(&whole.grad, &own, &computed).into_iter();
+        let mut entropy_grad = whole.entropy_grad.as_deref().map(|grad| reordered(grad, &own, &computed).into_iter());
+        let take = |part: &Vec<usize>| {
+            let tokens = part.iter().map(|&at| batch.sequences[at].rows.len()).sum();
+            LossOutput {
+                grad: grad.by_ref().take(tokens).collect(),
+                entropy_grad: entropy_grad.as_mut().map(|grad| grad.by_ref().take(tokens).collect()),
+                // Value and counts go with the first piece, so that the sum over pieces is the whole.
+                loss: std::mem::take(&mut whole.loss),
+                metrics: std::mem::take(&mut whole.metrics),
+            }
         };
         Ok(parts.iter().map(take).collect())
     }

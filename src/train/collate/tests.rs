@@ -195,6 +195,9 @@ fn rectangles_count_padding_and_keep_alike_lengths_together() {
     let cells = |part: &Vec<usize>| part.len() * part.iter().map(|at| batch.sequences[*at].inputs.len()).max().unwrap();
     assert!(parts.iter().all(|part| cells(part) <= 450) && parts.len() == 2, "{parts:?}");
     assert_eq!(batch.rectangles(10_000, 4).len(), 4, "as many as compute at the same time");
+    let mixed = [3, 9, 1, 5, 2].map(sample);
+    let mixed = collate(&mixed, Aggregation::TokenMean).unwrap();
+    assert_eq!(mixed.rectangles(1000, 1), [vec![1, 3], vec![0, 2, 4]], "in the batch's order: a loss may compare neighbours");
 }
 
 #[test]
