@@ -71,6 +71,14 @@ check "$work/merged"
 rollflow export "$work/lora" "$work/adapter" --adapter
 check "$work/adapter"
 
+# A reward model's adapters and head.
+train reward_model judge --set reward_model.steps=20 --set "lora={rank=8,alpha=16}"
+rollflow export "$work/judge" "$work/judge-whole"
+python classify "$work/judge/checkpoints/step_000020" "$work/judge-whole"
+python adapt "$work/judge/base" "$work/their-judge"
+rollflow export "$work/their-judge" "$work/their-judge-whole"
+python classify "$work/their-judge" "$work/their-judge-whole"
+
 # A family that holds several projections as one tensor. A random model earns nothing: it imitates.
 phi3=$PWD/tests/golden/models/phi3
 train sft phi3 --set sft.steps=20 --set "model={kind='folder',path='$phi3'}" --set "lora={rank=8,alpha=16}"

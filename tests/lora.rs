@@ -10,13 +10,16 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use proptest::sample::subsequence;
-use rollflow::algo::{Aggregation, CrossEntropy, Grpo, Schedule};
+use rollflow::algo::{Aggregation, BradleyTerry, CrossEntropy, Grpo, Schedule};
+use rollflow::data::Sample;
 use rollflow::model::{
-    Adapter, Compute, Decoder, Dtype, Format, Layout, Lora, ModelConfig, Packed, Weights, load_hf, save_adapter, save_hf,
-    save_hf_as,
+    Adapter, Compute, Decoder, Dtype, Format, Head, Layout, Lora, ModelConfig, Packed, Weights, check_folder, load_hf,
+    save_adapter, save_hf, save_hf_as,
 };
 use rollflow::recipe::load;
-use rollflow::train::{LocalBackend, LocalConfig, SaveCheckpoint, SftConfig, TrainingBackend, collate, run_sft_training};
+use rollflow::train::{
+    LocalBackend, LocalConfig, SaveCheckpoint, SftConfig, TrainBatch, TrainingBackend, collate, run_sft_training,
+};
 use tch::{Device, Kind, Tensor};
 
 fn config() -> LocalConfig {
@@ -141,6 +144,114 @@ fn adapters_learn_the_same_with_layers_computed_anew_and_in_half_precision() {
         assert!((half.0 - plain.0).abs() < 0.05 * plain.0, "{targets:?}: {} {}", half.0, plain.0);
         assert!(half == again && half.1.kind() == Kind::Float, "{targets:?}");
     }
+}
+
+/// A reward model under fresh adapters, over a language model.
+fn judge() -> Weights {
+    let config = tiny::model();
+    tiny::weights(1).scoring(&config, Some(3)).adapted(&config.scoring(), lora(4, &[Lora::ALL]), 7)
+}
+
+/// Pairs of which the one that ends higher is better.
+fn pairs() -> Arc<TrainBatch> {
+    let asking = |of: &[u32], index| {
+        let tokens = [of, &[0]].concat();
+        let loss_mask = [vec![0.0; of.len()], vec![1.0]].concat();
+        Sample { tokens, loss_mask, group_index: u64::from(of[0]), index, ..Sample::default() }
+    };
+    let samples: Vec<Sample> = (2..8).flat_map(|n| [asking(&[n, 5, n + 6], 0), asking(&[n, 5, n - 1], 1)]).collect();
+    Arc::new(collate(&samples, Aggregation::TokenMean).unwrap().in_pairs())
+}
+
+fn of_judge(config: LocalConfig, weights: &Weights) -> LocalBackend {
+    LocalBackend::new(config, tiny::model().scoring(), weights.share()).unwrap()
+}
+
+fn judging() -> LocalConfig {
+    LocalConfig { threads: Some(1), merge: false, ..LocalConfig::new(BradleyTerry::default(), Schedule::constant(0.02)) }
+}
+
+#[test]
+fn a_reward_model_learns_by_adapters_and_its_head_and_its_trunk_stays_as_it_is() {
+    let learned = |gradient_checkpointing| {
+        let (weights, batch) = (judge(), pairs());
+        let base = weights.flat.copy();
+        let backend = of_judge(LocalConfig { gradient_checkpointing, ..judging() }, &weights);
+        let mut losses = Vec::new();
+        for _ in 0..30 {
+            losses.push(backend.forward_backward(batch.clone()).wait().unwrap().loss);
+            backend.optim_step().wait().unwrap();
+        }
+        assert!(losses[29] < 0.3 * losses[0], "{losses:?}");
+        let after = backend.current().wait().unwrap().weights.read();
+        assert!(after.flat == base, "the trunk stays as it was, to the bit");
+        let (before, after) = (weights.adapter.unwrap(), after.adapter.unwrap());
+        for entry in before.layout.entries() {
+            let of = |adapter: &Adapter| matrix(&adapter.flat, &adapter.layout, &entry.name);
+            assert!(of(&before) != of(&after), "{} does not learn", entry.name);
+        }
+        after.flat
+    };
+    assert!(learned(false) == learned(true), "with layers computed anew");
+}
+
+/// Adapters that add nothing yet leave the hidden states as they are.
+#[test]
+fn a_head_beside_adapters_gets_the_gradient_of_a_head_that_is_trained_with_all_weights() {
+    let (adapted, batch) = (judge(), pairs());
+    let config = || LocalConfig {
+        adamw: rollflow::train::AdamW { beta1: 0.0, beta2: 0.0, epsilon: 1e6, ..Default::default() },
+        max_grad_norm: None,
+        schedule: Schedule::constant(1e6),
+        ..judging()
+    };
+    let moved = |weights: &Weights, name: &str| {
+        let backend = of_judge(config(), weights);
+        backend.forward_backward(batch.clone()).wait().unwrap();
+        backend.optim_step().wait().unwrap();
+        let after = backend.current().wait().unwrap().weights.read();
+        let of = |weights: &Weights| matrix(weights.trained().1, weights.trained().0, name).copy();
+        of(&after) - of(weights)
+    };
+    let whole = moved(&adapted.merged(), "score.weight");
+    assert!(whole.abs().max().double_value(&[]) > 1e-4);
+    assert!(moved(&adapted, "base_model.model.score.weight") == whole);
+}
+
+#[test]
+fn adapters_of_a_reward_model_are_written_as_peft_writes_those_of_a_classifier_and_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (base, saved, config) = (folder.path().join("base"), folder.path().join("saved"), tiny::model());
+    save_hf(&base, &config, &tiny::weights(1)).unwrap();
+    let backend = of_judge(judging(), &{
+        let lora = lora(4, &[Lora::ALL]).of_model(Some(base.clone()));
+        tiny::weights(1).scoring(&config, Some(3)).adapted(&config.scoring(), lora, 7)
+    });
+    backend.forward_backward(pairs()).wait().unwrap();
+    backend.optim_step().wait().unwrap();
+    let learned = backend.current().wait().unwrap().weights.read();
+    save_hf(&saved, &config.scoring(), &learned).unwrap();
+    let written: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(saved.join("adapter_config.json")).unwrap()).unwrap();
+    assert_eq!((&written["task_type"], &written["modules_to_save"][1]), (&"SEQ_CLS".into(), &"score".into()));
+
+    // Of a language model they make a classifier.
+    let (read, weights) = load_hf(&saved).unwrap();
+    assert_eq!((read.head, check_folder(&saved).unwrap().head), (Head::Score, Head::Score));
+    assert!(weights.adapter.as_ref().unwrap().flat == learned.adapter.as_ref().unwrap().flat);
+    assert!(weights.merged().flat == learned.merged().flat);
+
+    // Without their head they are not those of a classifier.
+    let without = |key: &str, value: serde_json::Value| {
+        let mut config = written.clone();
+        config[key] = value;
+        std::fs::write(saved.join("adapter_config.json"), config.to_string()).unwrap();
+        load_hf(&saved).unwrap_err().to_string()
+    };
+    for error in [without("modules_to_save", serde_json::Value::Null), without("task_type", "CAUSAL_LM".into())] {
+        assert!(error.contains("modules_to_save"), "{error}");
+    }
+    assert!(without("modules_to_save", serde_json::json!(["score", "embed_tokens"])).contains("embed_tokens"));
 }
 
 /// What is published, merged or not, makes the same policy.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use rollflow::model::{Dtype, Lora, ModelConfig, save_hf};
+use rollflow::model::{Dtype, Lora, ModelConfig, Weights, save_hf};
 use rollflow::prelude::*;
 use rollflow::recipe::model::ModelSource;
 use rollflow::recipe::{self, Pipeline, Plan};
@@ -25,6 +25,24 @@ pub fn policy(plan: &Plan, run: &Path) -> Result<Policy> {
     let base = parts::base(begun(plan, run)?.as_ref())?;
     let Some(lora) = &plan.lora else { return Ok(base.merged()) };
     let base = if base.folder().is_some() { base } else { kept(base, run).context("keeping what the adapters adapt")? };
+    Ok(base.adapted(adapters(lora)?, plan.seed)?)
+}
+
+/// The reward model of a run in the folder `run`, under adapters if the recipe says so.
+pub fn score_model(plan: &Plan, run: &Path) -> Result<ScoreModel> {
+    let base = parts::score_base(begun(plan, run)?.as_ref())?;
+    let Some(lora) = &plan.lora else { return Ok(base.merged()) };
+    let base = match base.folder() {
+        Some(_) => base,
+        None => {
+            let folder = run.join(BASE);
+            if !folder.exists() {
+                let model = (base.config(), &base.weights(), base.tokenizer().as_ref());
+                write(model, run, BASE).context("keeping what the adapters adapt")?;
+            }
+            base.found_in(folder)
+        }
+    };
     Ok(base.adapted(adapters(lora)?, plan.seed)?)
 }
 
@@ -68,11 +86,15 @@ fn kept(base: Policy, run: &Path) -> Result<Policy> {
 
 /// Writes a policy into the folder `name` of a run's, replacing what is there.
 pub fn keep(policy: &Policy, run: &Path, name: &str) -> Result<()> {
+    write((policy.config(), &policy.weights(), policy.tokenizer()), run, name)
+}
+
+fn write((config, weights, tokenizer): (&ModelConfig, &Weights, &Tokenizer), run: &Path, name: &str) -> Result<()> {
     let (folder, writing) = (run.join(name), run.join(format!(".{name}.writing")));
     // What training made is not rounded to what the folder was.
-    let config = ModelConfig { dtype: Dtype::F32, ..policy.config().clone() };
-    save_hf(&writing, &config, &policy.weights())?;
-    for (file, content) in policy.tokenizer().files() {
+    let config = ModelConfig { dtype: Dtype::F32, ..config.clone() };
+    save_hf(&writing, &config, weights)?;
+    for (file, content) in tokenizer.files() {
         let path = writing.join(file);
         std::fs::write(&path, content).with_context(|| format!("writing {}", path.display()))?;
     }

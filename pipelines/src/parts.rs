@@ -95,11 +95,7 @@ impl Reader {
         let tokenizer = tokenizer(plan)?;
         let config = match &plan.model.source {
             ModelSource::Tiny(tiny) => tiny_config(tiny, &tokenizer),
-            ModelSource::Folder(folder) => {
-                let folder = origin::model_folder(&folder.name())?;
-                // Adapters have the shape of the model that they name.
-                ModelConfig::from_dir(&folder).or_else(|_| ModelConfig::from_dir(&tokenizer_folder(folder)))?
-            }
+            ModelSource::Folder(folder) => rollflow::model::folder_config(&origin::model_folder(&folder.name())?)?,
         };
         Ok(Reader { tokenizer: Arc::new(tokenizer), config })
     }
@@ -145,13 +141,23 @@ pub(crate) fn sums(task: &Arithmetic, seed: u64) -> Vec<Pair> {
     }
 }
 
-/// The model that a reward model starts from: the recipe's, with a head drawn by the seed unless it has one.
+/// The reward model that a run trains, away from any run: for graphs.
 pub fn score_model(plan: &Plan) -> Result<ScoreModel> {
+    let base = score_base(plan)?;
+    Ok(match &plan.lora {
+        Some(lora) => base.adapted(origin::adapters(lora)?, plan.seed)?,
+        None => base.merged(),
+    })
+}
+
+/// The model that a reward model starts from: the recipe's, with a head drawn by the seed unless it has one.
+pub fn score_base(plan: &Plan) -> Result<ScoreModel> {
     Ok(match &plan.model.source {
         ModelSource::Folder(folder) => {
-            ScoreModel::begin(origin::model_folder(&folder.name())?, plan.seed)?.computing(compute(plan)?)
+            let folder = origin::model_folder(&folder.name())?;
+            ScoreModel::begin_with(folder, tokenizer(plan)?, plan.seed)?.computing(compute(plan)?)
         }
-        ModelSource::Tiny(_) => ScoreModel::from_policy(&policy(plan)?, Some(plan.seed)),
+        ModelSource::Tiny(_) => ScoreModel::from_policy(&base(plan)?, Some(plan.seed)),
     })
 }
 

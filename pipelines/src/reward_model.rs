@@ -1,7 +1,8 @@
 //! Training of a reward model: of two answers to one prompt, the better one learns to score higher (Bradley and Terry's loss, as in Ouyang et
 //! al., InstructGPT, 2022).
 //!
-//! The run's last checkpoint is a Hugging Face folder of a sequence classifier, for `reward.kind = "model"`.
+//! The run's last checkpoint is a Hugging Face folder of a sequence classifier, or with `[lora]` one of adapters and a head, for
+//! `reward.kind = "model"`.
 
 use std::sync::Arc;
 
@@ -20,11 +21,12 @@ use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
 use crate::resume::ResumePoint;
 use crate::run_folder::{Outputs, RunFolder};
-use crate::{evaluation, parts, preferences, trainers};
+use crate::{evaluation, origin, parts, preferences, trainers};
 
 /// The pipeline `reward_model`: trains, and judges what was saved by the pairs that were held out.
 pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
-    let (mut flow, held_out) = declare(plan, run.outputs(plan)?, from)?;
+    let model = origin::score_model(plan, run.path())?;
+    let (mut flow, held_out) = declare(plan, &model, run.outputs(plan)?, from)?;
     let report = run.watch(&mut flow, plan.steps(), |flow| flow.run(Until::finished()))?;
     let trained = checkpoint::latest(&run.path().join(CHECKPOINTS))?;
     if report.ended != Ended::Finished {
@@ -40,14 +42,13 @@ pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<R
 }
 
 /// The graph, from pairs to checkpoints, and the pairs that it leaves out.
-pub fn declare(plan: &Plan, outputs: Outputs, from: Option<&ResumePoint>) -> Result<(Flow, Vec<RankedPair>)> {
+pub fn declare(plan: &Plan, model: &ScoreModel, outputs: Outputs, from: Option<&ResumePoint>) -> Result<(Flow, Vec<RankedPair>)> {
     let of = plan.reward_model.as_ref().context("the pipeline reward_model needs a section [reward_model]")?;
-    let model = parts::score_model(plan)?;
     let (pairs, held_out) = parts::ranked_pairs(plan, of)?;
     let reader = model.reader();
     let pairs = pairs.iter().enumerate().map(|(at, pair)| reader.pair(pair).with_context(|| format!("pair {at}")));
     let pairs = pairs.collect::<Result<Vec<_>>>()?;
-    let backend = trainers::reward_model_backend(plan, of, &model).context("starting the trainer")?;
+    let backend = trainers::reward_model_backend(plan, of, model).context("starting the trainer")?;
     let trainer = Trainer::new(backend).steps(of.steps).threads(of.optimization.threads);
     let trainer = trainers::changing(evaluation::published(trainer, plan), plan, lesson)?;
     let mut trainer = trainers::checkpointed(trainer, plan, outputs.checkpoints);
@@ -59,7 +60,7 @@ pub fn declare(plan: &Plan, outputs: Outputs, from: Option<&ResumePoint>) -> Res
     let done = from.map_or(0, |from| from.trainer.step);
     let batches = flow.source("pairs", Supervised::grouped("reward model", pairs, of.batch, of.steps)?.after(done));
     let trained = flow.stage("train", batches, trainer);
-    let trained = evaluated(&mut flow, plan, (&model, &held_out), trained, (&outputs.metrics, outputs.answers, done))?;
+    let trained = evaluated(&mut flow, plan, (model, &held_out), trained, (&outputs.metrics, outputs.answers, done))?;
     flow.sink("log", trained, outputs.log);
     Ok((flow, held_out))
 }

@@ -66,7 +66,9 @@ pub fn supervised_backend(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<Loc
 /// The trainer of `[reward_model]`.
 pub fn reward_model_backend(plan: &Plan, of: &RewardModel, model: &ScoreModel) -> Result<LocalBackend> {
     let loss = Arc::new(BradleyTerry { center: of.center });
-    Ok(model.backend(local_config(plan, loss, &of.optimization, of.lr, of.steps, 1)?)?)
+    let config = local_config(plan, loss, &of.optimization, of.lr, of.steps, 1)?;
+    // Evaluations judge by adapters as they are.
+    Ok(model.backend(LocalConfig { merge: false, ..config })?)
 }
 
 /// `steps` of so many updates each; schedules count updates.

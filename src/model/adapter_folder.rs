@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::folder::{read_tensors, write_tensors};
 use super::keys::Keys;
-use super::{Adapter, Dtype, Lora, ModelConfig, ModelError, Weights, load_hf_for};
+use super::{Adapter, Dtype, Head, Lora, ModelConfig, ModelError, Weights, load_hf_for};
 use crate::util::atomic_file;
 use crate::util::reading;
 
@@ -16,12 +16,11 @@ pub(super) const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
 
 /// Keys of PEFT that change what adapters compute, in ways that nothing here follows, with the values that change nothing.
-const NEUTRAL: [&str; 15] = [
+const NEUTRAL: [&str; 14] = [
     "use_dora",
     "use_rslora",
     "use_qalora",
     "fan_in_fan_out",
-    "modules_to_save",
     "layers_to_transform",
     "layers_pattern",
     "rank_pattern",
@@ -34,6 +33,9 @@ const NEUTRAL: [&str; 15] = [
     "alora_invocation_tokens",
 ];
 
+/// Modules that PEFT trains whole beside the adapters of a sequence classifier: its head, by the names that it may have.
+const SCORE_HEADS: [&str; 2] = ["classifier", "score"];
+
 /// Writes adapters into `dir`, which is made if need be, as PEFT does. Not atomic: write into a temporary folder and rename it.
 pub fn save_adapter(dir: &Path, adapter: &Adapter) -> Result<(), ModelError> {
     let io = |path: &Path| {
@@ -42,9 +44,10 @@ pub fn save_adapter(dir: &Path, adapter: &Adapter) -> Result<(), ModelError> {
     };
     atomic_file::create_folder(dir).map_err(io(dir))?;
     let lora = &adapter.lora;
+    let (task, whole) = if adapter.scores() { ("SEQ_CLS", Some(SCORE_HEADS)) } else { ("CAUSAL_LM", None) };
     let config = json!({
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": task,
         "base_model_name_or_path": lora.base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
@@ -52,7 +55,7 @@ pub fn save_adapter(dir: &Path, adapter: &Adapter) -> Result<(), ModelError> {
         "target_modules": lora.targets(),
         "bias": "none",
         "fan_in_fan_out": false,
-        "modules_to_save": null,
+        "modules_to_save": whole,
         "use_rslora": false,
         "use_dora": false,
         "init_lora_weights": true,
@@ -65,7 +68,7 @@ pub fn save_adapter(dir: &Path, adapter: &Adapter) -> Result<(), ModelError> {
 
 /// The adapters in `dir`, of a model of this shape. They name its folder as [`Lora::base`].
 pub fn load_adapter(dir: &Path, config: &ModelConfig) -> Result<Adapter, ModelError> {
-    let lora = read_config(&dir.join(CONFIG))?.on_model(config)?;
+    let lora = read_config(&dir.join(CONFIG))?.lora.on_model(config)?;
     let layout = lora.layout(config);
     let path = dir.join(WEIGHTS);
     let (flat, _) = read_tensors(&layout, &path, vec![path.clone()], (None, Dtype::F32))?;
@@ -79,27 +82,58 @@ pub(super) fn holds_adapter(dir: &Path) -> bool {
 
 /// The folder of the model that the adapters of `dir` belong to, if it holds some and they say so.
 pub fn base_of(dir: &Path) -> Option<PathBuf> {
-    if holds_adapter(dir) { read_config(&dir.join(CONFIG)).ok()?.base } else { None }
+    if holds_adapter(dir) { read_config(&dir.join(CONFIG)).ok()?.lora.base } else { None }
 }
 
-/// The folder of the model that the adapters of `dir` name. Fails if it is none.
-pub(super) fn named_base(dir: &Path) -> Result<PathBuf, ModelError> {
+/// The shape of the model in `dir`, or of the one that the adapters there make of the model that they name. Reads no weights.
+pub fn folder_config(dir: &Path) -> Result<ModelConfig, ModelError> {
+    if !holds_adapter(dir) {
+        return ModelConfig::from_dir(dir);
+    }
+    let Named { base, scores } = named_base(dir)?;
+    let config = ModelConfig::from_dir(&base)?;
+    Ok(if scores { config.scoring() } else { config })
+}
+
+/// What adapters say of the model that they adapt.
+pub(super) struct Named {
+    /// Its folder.
+    pub base: PathBuf,
+    /// Whether they give it a head that scores.
+    scores: bool,
+}
+
+/// The model that the adapters of `dir` name. Fails if it is none.
+pub(super) fn named_base(dir: &Path) -> Result<Named, ModelError> {
     let path = dir.join(CONFIG);
-    let base = read_config(&path)?.base.unwrap_or_default();
+    let Read { lora, scores } = read_config(&path)?;
+    let base = lora.base.unwrap_or_default();
     if base.as_os_str().is_empty() || !base.is_dir() || holds_adapter(&base) {
         return Err(ModelError::NoBase { path, base: base.display().to_string() });
     }
-    Ok(base)
+    Ok(Named { base, scores })
 }
 
-/// The model that the adapters of `dir` name, under them; to be computed with in this format.
+/// The model that the adapters of `dir` name, under them; to be computed with in this format. A language model gets the head that they have.
 pub(super) fn load_with_base(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, Weights), ModelError> {
-    let (config, weights) = load_hf_for(&named_base(dir)?, dtype)?;
+    let Named { base, scores } = named_base(dir)?;
+    let (config, weights) = load_hf_for(&base, dtype)?;
+    let (config, weights) = match scores && config.head == Head::Words {
+        true => (config.scoring(), weights.scoring(&config, None)),
+        false => (config, weights),
+    };
     let adapter = load_adapter(dir, &config)?;
     Ok((config, weights.under(adapter)))
 }
 
-fn read_config(path: &Path) -> Result<Lora, ModelError> {
+/// An adapter's configuration.
+struct Read {
+    lora: Lora,
+    /// Whether a head that scores is trained beside them.
+    scores: bool,
+}
+
+fn read_config(path: &Path) -> Result<Read, ModelError> {
     let text = reading::read_text(path).map_err(|source| ModelError::Io { path: path.into(), source })?;
     let json = |error: serde_json::Error| ModelError::Json { path: path.into(), reason: error.to_string() };
     let map: Map<String, Value> = serde_json::from_str(&text).map_err(json)?;
@@ -119,6 +153,17 @@ fn read_config(path: &Path) -> Result<Lora, ModelError> {
     if let Some(key) = NEUTRAL.into_iter().find(|key| map.get(*key).is_some_and(|value| !is_neutral(value))) {
         return Err(keys.unsupported(key, "null, false or empty: plain LoRA"));
     }
+    let whole: Vec<&str> = match map.get("modules_to_save") {
+        Some(Value::Array(names)) => names.iter().map(|name| name.as_str().unwrap_or_default()).collect(),
+        Some(value) if !is_neutral(value) => return Err(keys.unsupported("modules_to_save", "null, or a list")),
+        _ => Vec::new(),
+    };
+    let scores = map.get("task_type").and_then(Value::as_str) == Some("SEQ_CLS");
+    if scores != whole.contains(&"score") || !whole.iter().all(|name| SCORE_HEADS.contains(name)) {
+        return Err(
+            keys.unsupported("modules_to_save", "null or empty, and [\"classifier\", \"score\"] with \"task_type\": \"SEQ_CLS\"")
+        );
+    }
     let targets = match &map.get("target_modules") {
         Some(Value::String(all)) => vec![all.clone()],
         _ => keys.required("target_modules", "a list of projections, or \"all-linear\"")?,
@@ -130,5 +175,6 @@ fn read_config(path: &Path) -> Result<Lora, ModelError> {
             "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, qkv_proj, gate_up_proj",
         )
     })?;
-    Ok(lora.of_model(keys.optional::<PathBuf>("base_model_name_or_path", "a string")?))
+    let lora = lora.of_model(keys.optional::<PathBuf>("base_model_name_or_path", "a string")?);
+    Ok(Read { lora, scores })
 }

@@ -13,7 +13,7 @@ use safetensors::{SafeTensorError, SafeTensors};
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
-use super::adapter_folder::{holds_adapter, load_with_base, named_base, save_adapter};
+use super::adapter_folder::{folder_config, holds_adapter, load_with_base, named_base, save_adapter};
 use super::shards::{Format, Slice, save_hf_as};
 use super::{Dtype, Entry, Layout, ModelConfig, ModelError, TensorProblems, Weights};
 use crate::hub;
@@ -131,7 +131,8 @@ fn matched<'a>(layout: &'a Layout, parsed: &'a [(&'a WeightFile, SafeTensors<'a>
 /// describes. For a folder of adapters, their configuration and the model that they name. Allocates little whatever the files say.
 pub fn check_folder(dir: &Path) -> Result<ModelConfig, ModelError> {
     if holds_adapter(dir) {
-        return check_folder(&named_base(dir)?);
+        check_folder(&named_base(dir)?.base)?;
+        return folder_config(dir);
     }
     let config = ModelConfig::from_dir(dir)?;
     let files = weight_files(dir)?.into_iter().map(WeightFile::open).collect::<Result<Vec<_>, _>>()?;

@@ -58,7 +58,8 @@ impl Entry {
         match self.name.as_str() {
             EMBEDDING => Role::Embedding,
             HEAD => Role::Head,
-            SCORE_HEAD => Role::ScoreHead,
+            // That beside adapters has PEFT's prefix.
+            name if name.ends_with(SCORE_HEAD) => Role::ScoreHead,
             name if name.contains(".lora_") => Role::Adapter,
             _ => Role::Body,
         }

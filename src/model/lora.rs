@@ -4,6 +4,9 @@
 //! What is trained is then a few megabytes: gradient, moments and publishes are of that size. A forward pass never makes `B·A`, and a backward
 //! pass never a gradient of `W`: the projections that read one input share a first thin product `x·Aᵀ`, and a second adds `·Bᵀ` to what `W`
 //! gave. B is 0 at first, so that an adapted model begins as the model it adapts, to the bit.
+//!
+//! A head that scores is trained whole beside the adapters: it is small, and new where the model was a language model. Its copy is the last tensor
+//! of theirs, as PEFT's `modules_to_save` has it.
 
 use std::fmt;
 use std::ops::Range;
@@ -14,8 +17,9 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use tch::{Device, Kind, Tensor};
 
+use super::layout::{Role, SCORE_HEAD};
 use super::views::split;
-use super::{Compute, Entry, Layout, ModelConfig, ModelError, Weights};
+use super::{Compute, Entry, Head, Layout, ModelConfig, ModelError, Weights};
 
 /// What PEFT puts before the name of every tensor.
 const PREFIX: &str = "base_model.model";
@@ -93,7 +97,7 @@ impl Lora {
         Err(ModelError::OtherAdapter { path: dir.into(), found: self.to_string(), asked: asked.to_string() })
     }
 
-    /// Where the adapters of a model lie. Pure.
+    /// Where the adapters of a model lie, and behind them its head if that scores. Pure.
     pub fn layout(&self, config: &ModelConfig) -> Layout {
         let mut layout = Layout::empty();
         for layer in 0..config.layers() {
@@ -108,6 +112,9 @@ impl Lora {
                     layout.add(&[name(projection, 'B')], &[rows], Some(self.rank));
                 }
             }
+        }
+        if config.head == Head::Score {
+            layout.add(&[format!("{PREFIX}.{SCORE_HEAD}")], &[1], Some(config.hidden_size));
         }
         layout
     }
@@ -172,7 +179,7 @@ pub struct Adapter {
 
 impl Adapter {
     /// Adapters that change nothing yet: each A drawn as PEFT draws it, from a random stream of its own, each B zero. What the model doesn't have
-    /// gets none ([`Lora::on_model`] refuses it).
+    /// gets none ([`Lora::on_model`] refuses it). A head that scores is zero: [`Weights::adapted`] copies the model's own.
     pub fn fresh(config: &ModelConfig, lora: Lora, seed: u64) -> Self {
         let lora = lora.of_those(&projections(config));
         let layout = lora.layout(config);
@@ -199,24 +206,48 @@ impl Adapter {
         self.lora.alpha / self.lora.rank as f64
     }
 
-    /// For each layer its four groups' products, those of [`groups`]; `None` where a group is not adapted. Made by one split of the flat tensor,
-    /// as [`Views`](super::Views) are, so that a gradient arrives flat.
-    pub(super) fn low_ranks(&self, config: &ModelConfig) -> Vec<[Option<LowRank>; 4]> {
+    /// For each layer its four groups' products, those of [`groups`]; `None` where a group is not adapted. And the head, if they have one. Made by one
+    /// split of the flat tensor, as [`Views`](super::Views) are, so that a gradient arrives flat.
+    pub(super) fn views(&self, config: &ModelConfig) -> (Vec<[Option<LowRank>; 4]>, Option<Tensor>) {
         let mut parts = split(&self.flat, self.layout.units());
         let mut next = || parts.next().expect("views follow the layout");
-        (0..config.layers()).map(|_| self.take(config, &mut next)).collect()
+        let low_ranks = (0..config.layers()).map(|_| self.take(config, &mut next)).collect();
+        (low_ranks, self.head().map(|_| next()))
+    }
+
+    /// Whether a head that scores is trained beside them.
+    pub fn scores(&self) -> bool {
+        self.head().is_some()
+    }
+
+    /// The head's place, if they have one.
+    pub(super) fn head(&self) -> Option<Range<usize>> {
+        score_head(&self.layout)
+    }
+
+    /// Writes what the head's weight gets into a flat f32 gradient.
+    pub(crate) fn set_head_gradient(&self, gradient: &Tensor, by_head: Option<&Tensor>) {
+        let _guard = tch::no_grad_guard();
+        if let Some(head) = self.head() {
+            let mut part = gradient.narrow(0, head.start as i64, head.len() as i64);
+            match by_head {
+                Some(by_head) => part.copy_(&by_head.reshape([-1])),
+                None => drop(part.zero_()),
+            }
+        }
     }
 
     /// Where the numbers of one layer lie: the same number for all.
     pub(super) fn layer(&self, config: &ModelConfig, index: usize) -> Range<usize> {
-        let each = self.layout.total() / config.layers();
+        let each = self.head().map_or(self.layout.total(), |head| head.start) / config.layers();
         index * each..(index + 1) * each
     }
 
     /// Of one layer's own part of the numbers.
     pub(super) fn low_ranks_of_layer(&self, config: &ModelConfig, part: &Tensor) -> [Option<LowRank>; 4] {
         let units = self.layout.units();
-        let mut parts = split(part, &units[..units.len() / config.layers()]);
+        let of_layers = units.len() - usize::from(self.scores());
+        let mut parts = split(part, &units[..of_layers / config.layers()]);
         self.take(config, &mut || parts.next().expect("views follow the layout"))
     }
 
@@ -248,7 +279,8 @@ impl Adapter {
         Tensor::cat(&rows.into_iter().map(row).collect::<Vec<_>>(), 0)
     }
 
-    /// Adds `alpha/rank · B·A` to each adapted matrix of `flat`, which has the `layout` of the model that these adapt.
+    /// Adds `alpha/rank · B·A` to each adapted matrix of `flat`, which has the `layout` of the model that these adapt, and replaces its head by theirs,
+    /// if they have one.
     fn add_to(&self, layout: &Layout, flat: &Tensor) {
         let _guard = tch::no_grad_guard();
         let part = |of: &Tensor, entry: &Entry| {
@@ -263,6 +295,21 @@ impl Adapter {
             let delta = (part(&self.flat, up) * self.scale()).matmul(&part(&self.flat, down));
             let _sum = part(flat, projection).g_add_(&delta);
         }
+        copy_head((&self.layout, &self.flat), (layout, flat));
+    }
+}
+
+/// The place of a head that scores: the last tensor, of a model as of adapters.
+fn score_head(layout: &Layout) -> Option<Range<usize>> {
+    layout.entries().last().filter(|entry| entry.role() == Role::ScoreHead).map(Entry::range)
+}
+
+/// Copies the head that scores from one flat tensor to another. Does nothing where one of them has none.
+fn copy_head((from_layout, from): (&Layout, &Tensor), (to_layout, to): (&Layout, &Tensor)) {
+    let _guard = tch::no_grad_guard();
+    if let Some((from_head, to_head)) = score_head(from_layout).zip(score_head(to_layout)) {
+        let part = |of: &Tensor, range: &Range<usize>| of.narrow(0, range.start as i64, range.len() as i64);
+        part(to, &to_head).copy_(&part(from, &from_head));
     }
 }
 
@@ -282,11 +329,12 @@ impl LowRank {
 }
 
 impl Weights {
-    /// These weights under fresh adapters, which are what is trained from now on. The weights themselves are shared, not copied. Adapters that they
-    /// had are merged first.
+    /// These weights under fresh adapters, which are what is trained from now on, with a copy of the head if it scores. The weights themselves are
+    /// shared, not copied. Adapters that they had are merged first.
     pub fn adapted(&self, config: &ModelConfig, lora: Lora, seed: u64) -> Self {
-        let adapter = Adapter::fresh(config, lora, seed);
-        self.merged().under(adapter)
+        let (base, adapter) = (self.merged(), Adapter::fresh(config, lora, seed));
+        copy_head((&base.layout, &base.flat), (&adapter.layout, &adapter.flat));
+        base.under(adapter)
     }
 
     /// These weights, shared, under an adapter of their shape.

@@ -36,7 +36,7 @@ mod weights;
 pub(crate) mod wide;
 mod write_config;
 
-pub use adapter_folder::{base_of, load_adapter, save_adapter};
+pub use adapter_folder::{base_of, folder_config, load_adapter, save_adapter};
 pub use compute::{Compute, NoDevice};
 pub use config::{Factors, Head, ModelConfig, RopeScaling};
 pub use cuda::{GpuMemory, gpu_memory};

@@ -33,7 +33,7 @@ impl Decoder {
     }
 
     /// The gradient by what is trained of `weights`, flat and in f32, of something whose gradients by the hidden states and by the head's weight
-    /// are these; adapters leave the head alone.
+    /// are these; adapters leave a head of words alone.
     pub fn gradient(&self, weights: &Weights, kept: Kept, by_hidden: &Tensor, by_head: Option<&Tensor>) -> Tensor {
         let Kept { packed, rows, mut streams } = kept;
         let mut views = self.views(&weights.flat.detach());
@@ -67,7 +67,8 @@ impl Decoder {
             part(range).copy_(&by_own);
             by_stream = by_input;
         }
-        if weights.adapter.is_some() {
+        if let Some(adapter) = &weights.adapter {
+            adapter.set_head_gradient(&gradient, by_head);
             return gradient;
         }
 

@@ -61,12 +61,13 @@ impl Views {
         Views { embedding, layers, norm, head }
     }
 
-    /// With what `adapter` adds to some of the projections.
+    /// With what `adapter` adds to some of the projections, and its head if it has one.
     pub(super) fn adapted(mut self, config: &ModelConfig, adapter: &Adapter) -> Self {
-        for (layer, low_ranks) in self.layers.iter_mut().zip(adapter.low_ranks(config)) {
+        let (low_ranks, head) = adapter.views(config);
+        for (layer, low_ranks) in self.layers.iter_mut().zip(low_ranks) {
             layer.adapt(low_ranks);
         }
-        self
+        Views { head: head.unwrap_or(self.head), ..self }
     }
 }
 

@@ -8,7 +8,8 @@ const TARGETS: Limit<Vec<Target>> = Limit { text: "at least one", holds: |target
 
 section! {
     /// Low-rank adapters: `W + alpha / rank · B·A`, of which A and B alone are trained. Gradient, optimizer and checkpoints shrink to their size.
-    /// The run's seed draws A; B is 0 at first.
+    /// The run's seed draws A; B is 0 at first. A reward model's head is trained beside
+    /// them as a whole.
     pub struct Lora {
         /// Rows of A and columns of B.
         rank: usize = 16, RANK;

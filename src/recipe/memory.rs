@@ -130,7 +130,7 @@ fn knobs(plan: &Plan, memory: &MemoryPlan) -> Vec<String> {
         });
     }
     try_out("model.dtype = \"bf16\"".to_owned(), &|plan| plan.model.dtype = Some(Precision::Bf16));
-    if plan.pipeline != Pipeline::RewardModel && plan.lora.is_none() {
+    if plan.lora.is_none() {
         try_out("[lora]".to_owned(), &|plan| plan.lora = Some(Default::default()));
     }
     if plan.pipeline.reinforces() {

@@ -168,7 +168,7 @@ impl Pipeline {
         match self {
             Pipeline::Grpo | Pipeline::SftThenGrpo => vec!["reward_model"],
             Pipeline::Sft => [&REINFORCEMENT[..], &["reward_model"]].concat(),
-            Pipeline::RewardModel => [&REINFORCEMENT[..], &["sft", "lora"]].concat(),
+            Pipeline::RewardModel => [&REINFORCEMENT[..], &["sft"]].concat(),
             Pipeline::GrpoOffline => {
                 vec!["reward_model", "environment", "reward", "filter_fallback", "pairs", "engine", "sync", "flow"]
             }

@@ -103,14 +103,7 @@ impl Policy {
     /// The same under adapters, which are all that is trained then; the weights under them are shared. Adapters that it has already are kept if they
     /// are of this kind, and refused otherwise. Fresh ones are drawn by `seed` and change nothing yet.
     pub fn adapted(&self, lora: Lora, seed: u64) -> Result<Self, PolicyError> {
-        let lora = lora.on_model(&self.config)?;
-        let weights = self.weights();
-        if let Some(adapter) = &weights.adapter {
-            adapter.lora.check_is(&lora, self.folder.as_deref().unwrap_or(Path::new("the policy")))?;
-            return Ok(self.clone());
-        }
-        let base = self.folder.as_ref().map(|folder| std::path::absolute(folder).unwrap_or_else(|_| folder.clone()));
-        let weights = weights.adapted(&self.config, lora.of_model(base), seed);
+        let weights = adapted(&self.config, self.weights(), self.folder.as_deref(), lora, seed)?;
         Ok(self.with_weights(Arc::new(FrozenWeights::of_own(weights))))
     }
 
@@ -185,6 +178,24 @@ impl Policy {
     pub fn decoder(&self) -> Decoder {
         Decoder::new(&self.config, self.weights().layout)
     }
+}
+
+/// Weights of the model in `folder` under adapters: those that they have if they are of this kind, or else fresh ones, drawn by `seed`. Adapters of
+/// another kind are refused.
+pub(super) fn adapted(
+    config: &ModelConfig,
+    weights: Weights,
+    folder: Option<&Path>,
+    lora: Lora,
+    seed: u64,
+) -> Result<Weights, ModelError> {
+    let lora = lora.on_model(config)?;
+    if let Some(adapter) = &weights.adapter {
+        adapter.lora.check_is(&lora, folder.unwrap_or(Path::new("the model")))?;
+        return Ok(weights);
+    }
+    let base = folder.map(|folder| std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned()));
+    Ok(weights.adapted(config, lora.of_model(base), seed))
 }
 
 /// Where the tokenizer of a model in `dir` is: there, or, of adapters that have none, in the folder of the model that they name.

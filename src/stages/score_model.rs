@@ -1,13 +1,14 @@
 //! A model that gives a text one number: a reward model, or a critic before it learns.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::Policy;
+use super::policy::adapted;
+use super::{Policy, tokenizer_folder};
 use crate::data::chat::{ChatError, ChatInput};
 use crate::data::{ChatMessage, PromptText, RankedPair, Sample, Status, Tokenizer, TokenizerError};
 use crate::hub;
-use crate::model::{Compute, FrozenWeights, Head, ModelConfig, ModelError, Weights, load_hf};
+use crate::model::{Compute, FrozenWeights, Head, Lora, ModelConfig, ModelError, Weights, load_hf};
 use crate::train::{LocalBackend, LocalConfig};
 
 /// A score model that can't be used.
@@ -57,32 +58,48 @@ pub struct ScoreModel {
     tokenizer: Arc<Tokenizer>,
     weights: Arc<FrozenWeights>,
     compute: Compute,
+    /// The model's folder, if it has one.
+    folder: Option<PathBuf>,
 }
 
 impl ScoreModel {
-    /// A Hugging Face folder of a sequence classifier with one label, or such a model in the hub's local cache by its id.
+    /// A Hugging Face folder of a sequence classifier with one label, or such a model in the hub's local cache by its id. Or a folder of adapters of
+    /// one, which names the model that they adapt.
     pub fn load(dir: impl AsRef<Path>) -> Result<Self, ScoreModelError> {
         let dir = hub::open(dir.as_ref()).map_err(ModelError::from)?;
         let (config, weights) = load_hf(&dir)?;
-        Self::new(config, FrozenWeights::of_own(weights), Tokenizer::from_dir(&dir)?)
+        let folder = base_folder(&weights, &dir);
+        let tokenizer = Tokenizer::from_dir(&tokenizer_folder(dir))?;
+        Ok(Self::new(config, FrozenWeights::of_own(weights), tokenizer)?.found_in(folder))
     }
 
     /// What training starts from: such a folder, or one of a language model, which gets a head drawn by `seed`.
     pub fn begin(dir: impl AsRef<Path>, seed: u64) -> Result<Self, ScoreModelError> {
         let dir = hub::open(dir.as_ref()).map_err(ModelError::from)?;
-        let (config, weights) = load_hf(&dir)?;
-        let tokenizer = Tokenizer::from_dir(&dir)?;
-        match config.head {
-            Head::Score => Self::new(config, FrozenWeights::of_own(weights), tokenizer),
-            Head::Words => Self::new(config.scoring(), FrozenWeights::of_own(weights.scoring(&config, Some(seed))), tokenizer),
-        }
+        let tokenizer = Tokenizer::from_dir(&tokenizer_folder(dir.clone()))?;
+        Self::begin_with(dir, tokenizer, seed)
+    }
+
+    /// The same with this tokenizer, such as the model's own with another chat template.
+    pub fn begin_with(dir: impl AsRef<Path>, tokenizer: Tokenizer, seed: u64) -> Result<Self, ScoreModelError> {
+        let (config, weights) = load_hf(dir.as_ref())?;
+        let folder = match (&weights.adapter, config.head) {
+            // They are merged, so that what is under the head lies in no folder.
+            (Some(_), Head::Words) => None,
+            _ => Some(base_folder(&weights, dir.as_ref())),
+        };
+        let (config, weights) = match config.head {
+            Head::Score => (config, weights),
+            Head::Words => (config.scoring(), weights.scoring(&config, Some(seed))),
+        };
+        Ok(ScoreModel { folder, ..Self::new(config, FrozenWeights::of_own(weights), tokenizer)? })
     }
 
     /// A language model's body and tokenizer under a new head: zero, so that every score is 0 at first, or drawn by a seed.
     pub fn from_policy(policy: &Policy, seed: Option<u64>) -> Self {
         let weights = Arc::new(policy.weights().scoring(policy.config(), seed).freeze());
         let compute = policy.compute();
-        ScoreModel { config: policy.config().scoring(), tokenizer: policy.tokenizer().clone(), weights, compute }
+        ScoreModel { config: policy.config().scoring(), tokenizer: policy.tokenizer().clone(), weights, compute, folder: None }
     }
 
     /// Scores on this device and in this format; in f32 on the CPU unless told otherwise. A trainer is told by its
@@ -102,7 +119,33 @@ impl ScoreModel {
         if config.head != Head::Score {
             return Err(ScoreModelError::NoScore);
         }
-        Ok(ScoreModel { config, tokenizer: Arc::new(tokenizer), weights: Arc::new(weights), compute: Compute::default() })
+        let (tokenizer, weights) = (Arc::new(tokenizer), Arc::new(weights));
+        Ok(ScoreModel { config, tokenizer, weights, compute: Compute::default(), folder: None })
+    }
+
+    /// The same, whose weights lie in this folder too, or all but the head: adapters that are trained over them name it.
+    pub fn found_in(self, dir: impl Into<PathBuf>) -> Self {
+        ScoreModel { folder: Some(dir.into()), ..self }
+    }
+
+    /// The folder that it was found in, that of the model under adapters.
+    pub fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
+    /// The same under adapters, which are all that is trained then beside the head. Adapters that it has already are kept if they are of this kind,
+    /// and refused otherwise. Fresh ones are drawn by `seed` and change nothing yet.
+    pub fn adapted(&self, lora: Lora, seed: u64) -> Result<Self, ScoreModelError> {
+        let weights = adapted(&self.config, self.weights(), self.folder(), lora, seed)?;
+        Ok(ScoreModel { weights: Arc::new(FrozenWeights::of_own(weights)), ..self.clone() })
+    }
+
+    /// The same with its adapters merged into the weights, so that all of them are trained.
+    pub fn merged(&self) -> Self {
+        match self.weights().adapter {
+            Some(_) => ScoreModel { weights: Arc::new(FrozenWeights::of_own(self.weights().merged())), ..self.clone() },
+            None => self.clone(),
+        }
     }
 
     /// The model's shape.
@@ -130,8 +173,13 @@ impl ScoreModel {
 
     /// How it reads texts, without its weights.
     pub fn reader(&self) -> TextReader {
-        TextReader { tokenizer: self.tokenizer.clone(), pad: self.config.pad_token_id, most: self.config.max_positions }
+        TextReader::new(self.tokenizer.clone(), &self.config)
     }
+}
+
+/// The folder of what adapters adapt, or of a model without them.
+fn base_folder(weights: &Weights, dir: &Path) -> PathBuf {
+    weights.adapter.as_ref().and_then(|adapter| adapter.lora.base.clone()).unwrap_or_else(|| dir.to_owned())
 }
 
 /// Turns texts into what a score model reads.
@@ -144,6 +192,11 @@ pub struct TextReader {
 }
 
 impl TextReader {
+    /// For a model of this shape, whatever its head.
+    pub fn new(tokenizer: Arc<Tokenizer>, config: &ModelConfig) -> Self {
+        TextReader { tokenizer, pad: config.pad_token_id, most: config.max_positions }
+    }
+
     /// The sample whose one trained row gives the text's score: that of its last token, as transformers reads it. The text is the prompt, the
     /// answer and the end-of-text token, or a conversation with the answer as its last turn as this model's chat template writes it; in this model's
     /// own tokens, whatever the policy's are. A padding token at its end does not count.

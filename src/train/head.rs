@@ -30,7 +30,7 @@ enum Softmax {
 pub(super) struct ByHead {
     /// By the rows.
     pub rows: Tensor,
-    /// By the head's weight in f32, where that is trained: under adapters it stays as it is, and its gradient would be the largest of all.
+    /// By the head's weight in f32, where that is trained: under adapters one of words stays as it is, and its gradient would be the largest of all.
     pub weight: Option<Tensor>,
 }
 

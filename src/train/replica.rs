@@ -98,8 +98,10 @@ impl Replica {
     /// The flat f32 gradient of something by what is trained, the head's own share included.
     fn along_graph(&self, of: &Tensor, embedded: &Tensor, ids: &[i64], by_head: Option<Tensor>) -> Tensor {
         let trained = self.weights.trained().1;
-        if self.weights.adapter.is_some() {
-            return Tensor::run_backward(&[of], &[trained], false, false).swap_remove(0).contiguous().to_kind(Kind::Float);
+        if let Some(adapter) = &self.weights.adapter {
+            let flat = Tensor::run_backward(&[of], &[trained], false, false).swap_remove(0).contiguous().to_kind(Kind::Float);
+            adapter.set_head_gradient(&flat, by_head.as_ref());
+            return flat;
         }
         let mut gradients = Tensor::run_backward(&[of], &[trained, embedded], false, false);
         let (by_embedded, flat) = (gradients.swap_remove(1), gradients.swap_remove(0));

@@ -32,11 +32,15 @@ pub fn run_killed(run: &Path, sets: &[&str], kills: u64, seed: u64) -> u64 {
 }
 
 /// The same, with a look at what each kill left.
-pub fn run_killed_and_seen(run: &Path, sets: &[&str], (kills, seed): (u64, u64), mut see: impl FnMut()) -> u64 {
-    let first = run_args(GRPO, run, sets);
+pub fn run_killed_and_seen(run: &Path, sets: &[&str], often: (u64, u64), see: impl FnMut()) -> u64 {
+    killed(run, &run_args(GRPO, run, sets), often, see)
+}
+
+/// The same of a run that `first` begins.
+pub fn killed(run: &Path, first: &[&str], (kills, seed): (u64, u64), mut see: impl FnMut()) -> u64 {
     let mut killed = 0;
     for kill in 0..kills {
-        let args = if run.join("recipe.toml").exists() { resume(run).to_vec() } else { first.clone() };
+        let args = if run.join("recipe.toml").exists() { resume(run).to_vec() } else { first.to_vec() };
         let (mut running, before) = (Running::start(&args), lines(run));
         let steps = draw(seed + 2 * kill, 4);
         while steps > 0 && lines(run) < before + steps && !running.has_ended() {

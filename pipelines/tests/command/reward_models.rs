@@ -10,17 +10,20 @@ use rollflow::prelude::*;
 use rollflow::stages::reward::Scorer;
 use serde_json::Value;
 
-use crate::crashes::refuses_fewer_steps;
+use crate::crashes::{self, refuses_fewer_steps};
 use crate::running::{Ended, GRPO, read, rollflow, run_args};
 
 const REWARD_MODEL: &str = "pipelines/recipes/reward_model.toml";
 
 /// Trains a small reward model in `out`.
 fn train(out: &Path, sets: &[&str]) -> Ended {
+    rollflow(&training(out, sets))
+}
+
+fn training<'a>(out: &'a Path, sets: &'a [&'a str]) -> Vec<&'a str> {
     let tiny = ["model.hidden=64", "model.layers=2", "model.intermediate=128", "reward_model.batch=48"];
-    let sets = tiny.iter().chain(sets).flat_map(|set| ["--set", set]);
-    let args: Vec<&str> = ["run", REWARD_MODEL, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect();
-    rollflow(&args)
+    let sets = tiny.into_iter().chain(sets.iter().copied()).flat_map(|set| ["--set", set]);
+    ["run", REWARD_MODEL, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect()
 }
 
 fn rows(run: &Path) -> Vec<Value> {
@@ -108,6 +111,95 @@ fn its_training_goes_on_after_an_interruption_as_if_there_was_none() {
         assert!(fs::read(whole.join(file)).unwrap() == fs::read(cut.join(file)).unwrap(), "{file} is the same");
     }
     refuses_fewer_steps(&cut, "reward_model.steps", 4, 5);
+}
+
+/// Laws C1 and C2.
+#[test]
+fn a_reward_model_of_adapters_that_was_killed_is_the_one_that_was_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, killed) = (folder.path().join("whole"), folder.path().join("killed"));
+    let sets =
+        ["lora={rank=4,alpha=8}", "reward_model.steps=30", "checkpoint.every=1", "model.layers=1", "eval={every=10,limit=8}"];
+    let ended = train(&whole, &sets);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    assert!(crashes::killed(&killed, &training(&killed, &sets), (6, 21), || ()) >= 3);
+    for file in ["adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors"] {
+        let at = |run: &Path| read(&checkpoint(run, 30).join("metadata.json")).contains(file);
+        assert!(at(&whole) && at(&killed), "{file} is part of the checkpoint");
+    }
+    for file in ["adapter_model.safetensors", "optimizer.safetensors"] {
+        crashes::same_bytes(&checkpoint(&whole, 30).join(file), &checkpoint(&killed, 30).join(file));
+    }
+    for file in ["metrics.jsonl", "evaluations.jsonl", "base/model.safetensors"] {
+        crashes::same_bytes(&whole.join(file), &killed.join(file));
+    }
+}
+
+#[test]
+fn a_reward_model_of_adapters_is_exported_asked_and_gone_on_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let sets = ["lora={rank=8,alpha=16}", "reward_model.steps=120", "reward_model.lr=3e-3"];
+    let judge = path("judge");
+    let trained = train(&judge, &sets);
+    assert_eq!(trained.code, Some(0), "{}", trained.err);
+    let loss = |run: &Path, at: usize| rows(run)[at]["loss"].as_f64().unwrap();
+    // The trunk is random and stays so.
+    let learned = (110..120).map(|at| loss(&judge, at)).sum::<f64>() / 10.0;
+    assert!(learned < 0.92 * loss(&judge, 0), "{} {learned}", loss(&judge, 0));
+    let adapters = checkpoint(&judge, 120);
+    assert!(adapters.join("adapter_model.safetensors").is_file() && !adapters.join("model.safetensors").exists());
+
+    // The model that they are merged into scores as they do over their base, and so do they when they are exported.
+    let (merged, apart) = (path("merged"), path("apart"));
+    for (to, further) in [(&merged, None), (&apart, Some("--adapter"))] {
+        let args = ["export", judge.to_str().unwrap(), to.to_str().unwrap()];
+        let ended = rollflow(&args.into_iter().chain(further).collect::<Vec<_>>());
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+    }
+    let config: Value = serde_json::from_str(&read(&merged.join("config.json"))).unwrap();
+    assert_eq!(config["architectures"][0], "LlamaForSequenceClassification");
+    let scores = [&adapters, &merged, &apart].map(|of| {
+        let scorer = scorer(of);
+        ["7", "95", "12"].map(|answer| scorer.score(&"3+4=".into(), answer).unwrap())
+    });
+    for others in &scores[1..] {
+        assert!(others.iter().zip(&scores[0]).all(|(a, b)| (a - b).abs() < 1e-4), "{scores:?}");
+    }
+
+    let path_of = format!("reward.path={}", adapters.display());
+    let rewarded = rollflow(&run_args(GRPO, &path("grpo"), &["reward={kind=\"model\"}", &path_of]));
+    assert_eq!(rewarded.code, Some(0), "{}", rewarded.err);
+
+    // A language model is adapted where it lies, and adapters of the same kind go on being trained.
+    let model = format!("model={{kind=\"folder\",path={:?}}}", path("grpo").join("checkpoints/step_000003"));
+    let again = |name: &str, model: &str, sets: &[&str]| {
+        let sets = [&["reward_model.steps=3", model][..], sets].concat();
+        let out = path(name);
+        let args = ["run", REWARD_MODEL, "--out", out.to_str().unwrap()].into_iter();
+        rollflow(&args.chain(sets.iter().flat_map(|set| ["--set", set])).collect::<Vec<_>>())
+    };
+    let words = again("words", &model, &sets[..1]);
+    assert_eq!(words.code, Some(0), "{}", words.err);
+    assert!(!path("words").join("base").exists() && checkpoint(&path("words"), 3).join("adapter_model.safetensors").is_file());
+    assert!(scorer(&checkpoint(&path("words"), 3)).score(&"3+4=".into(), "7").unwrap().is_finite());
+    let model = format!("model={{kind=\"folder\",path={adapters:?}}}");
+    let on = again("on", &model, &sets[..1]);
+    assert_eq!(on.code, Some(0), "{}", on.err);
+    assert!(loss(&path("on"), 0) < 0.92 * loss(&judge, 0), "it goes on from where it was");
+    let refused = again("refused", &model, &["lora={rank=3}"]);
+    assert!(refused.code == Some(1) && refused.err.contains("rank 8") && refused.err.contains("rank 3"), "{}", refused.err);
+    let full = again("full", &model, &[]);
+    assert_eq!(full.code, Some(0), "{}", full.err);
+    assert!(checkpoint(&path("full"), 3).join("model.safetensors").is_file());
+}
+
+#[test]
+fn check_shows_the_adapters_of_a_reward_model_with_their_rate_and_memory() {
+    let checked = rollflow(&["check", REWARD_MODEL, "--set", "lora={rank=4}"]);
+    assert!(checked.code == Some(0) && checked.out.contains("the trainer's adapters: "), "{}{}", checked.out, checked.err);
+    let unread = rollflow(&["check", REWARD_MODEL, "--set", "lora={sync=\"adapter\"}"]);
+    assert!(unread.code == Some(2) && unread.err.contains("`lora.sync` has no effect"), "{}", unread.err);
 }
 
 #[test]

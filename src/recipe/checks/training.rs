@@ -18,17 +18,20 @@ pub(super) fn training(train: &Train, note: Note) {
 
 /// Factors for parts that no trainer of this section has. What only the model's folder says is checked when it is trained.
 pub(super) fn lr_scale(plan: &Plan, note: Note) {
-    let (mut all, lora) = (vec![("train", &plan.train.optimization, false)], plan.lora.is_some());
-    all.extend(plan.sft.as_ref().map(|of| ("sft", &of.optimization, false)));
-    all.extend(plan.critic.as_ref().map(|of| ("critic", &of.optimization, true)));
-    all.extend(plan.reward_model.as_ref().map(|of| ("reward_model", &of.optimization, true)));
-    for (section, optimization, scores) in all {
+    // A critic is trained whole beside adapters.
+    let adapted = plan.lora.is_some();
+    let mut all = vec![("train", &plan.train.optimization, false, adapted)];
+    all.extend(plan.sft.as_ref().map(|of| ("sft", &of.optimization, false, adapted)));
+    all.extend(plan.critic.as_ref().map(|of| ("critic", &of.optimization, true, false)));
+    all.extend(plan.reward_model.as_ref().map(|of| ("reward_model", &of.optimization, true, adapted)));
+    for (section, optimization, scores, lora) in all {
         let LrScale { embeddings, head, adapters, score_head } = optimization.lr_scale;
-        let frozen = "with [lora] adapters alone are trained";
+        let frozen = "with [lora] adapters alone are trained, and a score head";
+        let whole = if adapted { "a critic is trained without adapters" } else { "there is no [lora]" };
         let factors = [
-            ("embeddings", embeddings, (lora && !scores).then_some(frozen)),
+            ("embeddings", embeddings, lora.then_some(frozen)),
             ("head", head, if scores { Some("its head gives one number: use score_head") } else { lora.then_some(frozen) }),
-            ("adapters", adapters, (!lora).then_some("there is no [lora]")),
+            ("adapters", adapters, (!lora).then_some(whole)),
             ("score_head", score_head, (!scores).then_some("a language model has no score head")),
         ];
         for (key, factor, why) in factors {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{MemoryPart, count, optimization};
-use crate::model::{Head, Layout, Lora, ModelConfig, ModelError, PREFILL_CELLS, QkNorm, fused};
+use crate::model::{Head, Layout, Lora, ModelConfig, ModelError, PREFILL_CELLS, QkNorm, folder_config, fused};
 use crate::recipe::generate::OnNewWeights;
 use crate::recipe::lora::AdapterSync;
 use crate::recipe::model::{DeviceName, ModelSource, Precision};
@@ -358,7 +358,7 @@ fn parameters_of(folder: &Path) -> Result<u64, ModelError> {
 /// The shape of a model by its name in a recipe. A name that stands for no model is reported where the recipe's files are checked.
 fn config_of(name: &Path) -> Result<ModelConfig, ModelError> {
     let io = |error: NoModel| ModelError::Io { path: name.into(), source: std::io::Error::other(error.to_string()) };
-    ModelConfig::from_dir(&model_folder(name).map_err(io)?)
+    folder_config(&model_folder(name).map_err(io)?)
 }
 
 /// How many parameters the adapters of `[lora]` have. Refuses targets that the model hasn't.
