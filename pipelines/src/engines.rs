@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use rollflow::data::Version;
 use rollflow::engine::remote::sync::{CachePolicy, Deadlines, Releases, SyncConfig, WeightSyncManager};
 use rollflow::engine::remote::{
     Fleet, FleetConfig, FleetHandle, InferenceEngine, OpenAiEngine, PauseMode, ServerConfig, SglangEngine, SglangWeights, Synced,
@@ -62,14 +63,35 @@ impl Engines {
         Ok(Some(engines))
     }
 
-    /// Who answers.
-    pub fn generator(&self, plan: &Plan, policy: &Policy, weights: WeightsRx<Synced>) -> Generator<Fleet> {
-        let config = FleetConfig {
+    /// Which there are, and how they stand.
+    pub fn handle(&self) -> &FleetHandle {
+        &self.handle
+    }
+
+    /// How they are asked.
+    pub fn fleet_config(&self, plan: &Plan, policy: &Policy) -> FleetConfig {
+        FleetConfig {
             cache_by_version: plan.engine.cache == Cache::Namespaced,
             vocabulary: policy.config().vocab_size,
             ..FleetConfig::default()
-        };
-        Generator::remote(&self.handle, config, policy.tokenizer(), weights)
+        }
+    }
+
+    /// Who answers.
+    pub fn generator(&self, plan: &Plan, policy: &Policy, weights: WeightsRx<Synced>) -> Generator<Fleet> {
+        Generator::remote(&self.handle, self.fleet_config(plan, policy), policy.tokenizer(), weights)
+    }
+
+    /// Gives them the policy's weights and verifies that they serve them; those that do not are asked nothing.
+    pub fn give(&self, plan: &Plan, policy: &Policy, version: Version) -> Result<()> {
+        let update = self.exporter.export(version, &policy.frozen())?;
+        let manager = WeightSyncManager::new(self.handle.clone(), sync_config(&plan.engine));
+        let report = runtime()?.block_on(manager.sync(update))?;
+        for isolated in report.engines.iter().filter_map(|result| result.as_ref().err()) {
+            tracing::warn!("{isolated}");
+        }
+        tracing::info!("Synced weights to {} engines (version {version})", report.held());
+        Ok(())
     }
 
     /// What gives them weights.

@@ -5,8 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use rollflow::data::Prompt;
-use rollflow::engine::{LocalEngine, SamplingParams};
+use rollflow::data::{Prompt, Version};
+use rollflow::engine::remote::{Fleet, Synced};
+use rollflow::engine::{LocalEngine, SamplingParams, TokenEngine};
 use rollflow::model::FrozenWeights;
 use rollflow::observe::logs::{AnswerWriter, JudgedAnswer, read_answers};
 use rollflow::prelude::{Flow, Metrics, Policy, Port, Trained, Trainer, TrainingBackend};
@@ -14,9 +15,11 @@ use rollflow::recipe::Plan;
 use rollflow::recipe::eval::Eval;
 use rollflow::recipe::task::{Task, TaskData};
 use rollflow::stages::evaluate::{AnswerLog, Evaluation, Evaluator, Exam, Summary};
+use rollflow::stages::sync::EvaluationHold;
 use rollflow::util::atomic_file;
 use serde_json::{Value, json};
 
+use crate::engines::Engines;
 use crate::registry::Registry;
 use crate::rewards::Scoring;
 use crate::{conversations, data, environments, parts};
@@ -84,42 +87,97 @@ pub fn beside(
     })
 }
 
-/// The stage that evaluates during a run, if the recipe has one.
+/// The stage that evaluates during a run in this process, if the recipe has one.
 pub fn evaluator(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<Option<Evaluator<LocalEngine>>> {
-    let Some(eval) = plan.eval.as_ref().filter(|eval| eval.every > 0) else { return Ok(None) };
-    let exam = exam(plan, eval, registry, policy.config().max_positions);
-    let evaluator = Evaluator::local(policy, exam.context("preparing the evaluation")?, eval.every)
-        .slots(eval.slots)
-        .threads(eval.threads)
-        .seed(plan.seed)
-        .last(plan.steps())
-        .in_order(plan.flow.max_staleness == 0);
-    Ok(Some(evaluator))
+    let Some(eval) = during(plan) else { return Ok(None) };
+    let exam = prepared(plan, eval, registry, policy)?;
+    Ok(Some(configured(Evaluator::local(policy, exam, eval.every), plan, eval)))
 }
 
-/// Evaluates a model. What `out` holds of the same evaluation is not asked again; `see` is shown every answer as it is judged.
+/// The stage that evaluates during a run on the servers that it trains with, which `hold` keeps at the version that is evaluated.
+pub fn evaluator_of_servers(
+    plan: &Plan,
+    registry: &Registry,
+    policy: &Policy,
+    (engines, hold): (&Engines, &EvaluationHold),
+) -> Result<Option<Evaluator<Fleet, FrozenWeights>>> {
+    let Some(eval) = during(plan) else { return Ok(None) };
+    let exam = prepared(plan, eval, registry, policy)?;
+    let (handle, config) = (engines.handle(), engines.fleet_config(plan, policy));
+    Ok(Some(configured(Evaluator::remote(handle, config, policy.tokenizer(), (exam, eval.every), hold), plan, eval)))
+}
+
+/// What servers are kept at one version for: the steps that [`evaluator_of_servers`] evaluates.
+pub fn hold(plan: &Plan) -> Option<EvaluationHold> {
+    let (every, last) = (during(plan)?.every, plan.steps());
+    Some(EvaluationHold::new(move |step| step.is_multiple_of(every) || step == last))
+}
+
+fn during(plan: &Plan) -> Option<&Eval> {
+    plan.eval.as_ref().filter(|eval| eval.every > 0)
+}
+
+fn prepared(plan: &Plan, eval: &Eval, registry: &Registry, policy: &Policy) -> Result<Exam> {
+    exam(plan, eval, registry, policy.config().max_positions).context("preparing the evaluation")
+}
+
+fn configured<E: TokenEngine, W: Send + Sync + 'static>(of: Evaluator<E, W>, plan: &Plan, eval: &Eval) -> Evaluator<E, W> {
+    of.slots(eval.slots).threads(eval.threads).seed(plan.seed).last(plan.steps()).in_order(plan.flow.max_staleness == 0)
+}
+
+/// Evaluates a model. What `out` holds of the same evaluation is not asked again; `see` is shown every answer as it is judged, and
+/// may end it.
 pub fn evaluate(
     plan: &Plan,
     registry: &Registry,
     (model, policy): (&Path, &Policy),
     out: &Path,
-    mut see: impl FnMut(usize, usize),
+    see: impl FnMut(usize, usize) -> Result<()>,
+) -> Result<Summary> {
+    let eval = plan.eval.clone().unwrap_or_default();
+    ask(plan, registry, (model, policy), out, (policy.engine(eval.slots, plan.seed), 0), see)
+}
+
+/// The same by servers: they are given the model, verified, and asked.
+pub fn evaluate_by_servers(
+    plan: &Plan,
+    registry: &Registry,
+    (model, policy): (&Path, &Policy),
+    out: &Path,
+    engines: &Engines,
+    see: impl FnMut(usize, usize) -> Result<()>,
+) -> Result<Summary> {
+    const VERSION: Version = 1;
+    let eval = plan.eval.clone().unwrap_or_default();
+    engines.give(plan, policy, VERSION)?;
+    let config = engines.fleet_config(plan, policy);
+    let mut fleet = Fleet::new(engines.handle(), config, policy.tokenizer(), (eval.slots, plan.seed));
+    fleet.set_weights(VERSION, &Synced { version: VERSION });
+    ask(plan, registry, (model, policy), out, (fleet, VERSION), see)
+}
+
+fn ask<E: TokenEngine>(
+    plan: &Plan,
+    registry: &Registry,
+    (model, policy): (&Path, &Policy),
+    out: &Path,
+    (mut engine, version): (E, Version),
+    mut see: impl FnMut(usize, usize) -> Result<()>,
 ) -> Result<Summary> {
     let eval = plan.eval.clone().unwrap_or_default();
     let exam = Arc::new(exam(plan, &eval, registry, policy.config().max_positions)?);
     let asked = asked(plan, &eval, model);
     let answered = go_on(out, &asked)?;
-    let mut evaluation = Evaluation::begin(&exam, policy.tokenizer(), 0, answered);
+    let mut evaluation = Evaluation::begin(&exam, policy.tokenizer(), version, answered);
     // Without those of prompts that are asked again.
     let mut answers = AnswerWriter::create(out.join(ANSWERS), evaluation.answers())?;
     write_evaluation(out, &asked, None)?;
-    let mut engine = policy.engine(eval.slots, plan.seed);
     let each = eval.samples as usize + usize::from(eval.greedy);
     while !evaluation.is_done() {
         for judged in evaluation.advance(&mut engine)? {
             answers.write(&judged)?;
         }
-        see(evaluation.answers().len(), exam.prompts.len() * each);
+        see(evaluation.answers().len(), exam.prompts.len() * each)?;
     }
     let summary = evaluation.summary();
     write_evaluation(out, &asked, Some(&summary))?;
@@ -135,12 +193,16 @@ fn asked(plan: &Plan, eval: &Eval, model: &Path) -> Value {
     };
     let about: Vec<&str> = text.split("\n\n").filter(matters).collect();
     let model = std::fs::canonicalize(model).unwrap_or_else(|_| model.to_owned());
-    json!({
+    let mut asked = json!({
         "model": model,
         "seed": plan.seed,
         "max_new_tokens": eval.max_new_tokens.unwrap_or(plan.generate.max_new_tokens),
         "asked": about.join("\n\n"),
-    })
+    });
+    if plan.engine.is_remote() {
+        asked["engine"] = plan.engine.kind().word().into();
+    }
+    asked
 }
 
 /// The answers that an interrupted evaluation of the same left there.

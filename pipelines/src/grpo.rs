@@ -71,7 +71,7 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
 
 fn reinforce<E: TokenEngine>(
     plan: &Plan,
-    actors: Actors<E, LocalBackend, LocalEngine>,
+    actors: Actors<E, LocalBackend>,
     (run, policy): (&RunFolder, &Policy),
     from: Option<&ResumePoint>,
     interrupts: &Interrupts,
@@ -120,8 +120,8 @@ impl<W: Send + Sync + 'static> Publisher<W> {
     }
 }
 
-/// Who does the work: `E` generates, `B` learns, `V` asks what was learned. A simulation has others for the same graph.
-pub struct Actors<E: TokenEngine, B: TrainingBackend, V: TokenEngine = E> {
+/// Who does the work: `E` generates and is asked what was learned, `B` learns. A simulation has others for the same graph.
+pub struct Actors<E: TokenEngine, B: TrainingBackend> {
     /// What is asked.
     pub prompts: Prompts,
     /// Answers prompts with the weights of `publisher`.
@@ -139,7 +139,7 @@ pub struct Actors<E: TokenEngine, B: TrainingBackend, V: TokenEngine = E> {
     /// What its steps are mixed with, if anything.
     pub mixture: Option<Mixture>,
     /// Asks published weights what they know, if anything does.
-    pub evaluator: Option<Evaluator<V>>,
+    pub evaluator: Option<Evaluator<E, B::Weights>>,
     /// Parts of the user's own.
     pub registry: Registry,
 }
@@ -155,27 +155,36 @@ impl Actors<LocalEngine, LocalBackend> {
         let (publisher, published) = weights();
         let reference = references::reference(plan, start, &published)?;
         let generator = parts::generator(plan, policy, published)?;
-        Actors::around((generator, Publisher::Here(publisher)), reference, plan, registry, (policy, start))
+        let evaluator = evaluation::evaluator(plan, registry, policy)?;
+        Actors::around((generator, Publisher::Here(publisher), evaluator), reference, plan, registry, (policy, start))
     }
 }
 
-impl Actors<Fleet, LocalBackend, LocalEngine> {
-    /// Those of this process but for the generator, which is on servers; of a run that has come to `policy` and began as `start`.
+impl Actors<Fleet, LocalBackend> {
+    /// Those of this process but for what generates and answers evaluations, which is on servers; of a run that has come to `policy` and began as
+    /// `start`.
     pub fn elsewhere(plan: &Plan, registry: &Registry, (policy, start): (&Policy, &Policy), engines: &Engines) -> Result<Self> {
         let (publisher, published) = weights();
         let (also, read) = weights();
         let generator = parts::generator_by(plan, engines.generator(plan, policy, published))?;
         let generator = parts::in_environment(plan, policy, generator)?;
-        let publisher = Publisher::There(Box::new(engines.sync(plan, publisher)?.also(also)));
+        let (mut sync, mut evaluator) = (engines.sync(plan, publisher)?.also(also), None);
+        if let Some(hold) = evaluation::hold(plan) {
+            sync = sync.hold(&hold);
+            evaluator = evaluation::evaluator_of_servers(plan, registry, policy, (engines, &hold))?;
+        }
         let reference = references::reference(plan, start, &read)?;
-        Actors::around((generator, publisher), reference, plan, registry, (policy, start))
+        let publisher = Publisher::There(Box::new(sync));
+        Actors::around((generator, publisher, evaluator), reference, plan, registry, (policy, start))
     }
 }
 
-impl<E: TokenEngine> Actors<E, LocalBackend, LocalEngine> {
+type Evaluating<E> = Option<Evaluator<E, FrozenWeights>>;
+
+impl<E: TokenEngine> Actors<E, LocalBackend> {
     /// All others, who are of this process wherever answers come from.
     fn around(
-        (generator, publisher): (Generator<E>, Publisher<FrozenWeights>),
+        (generator, publisher, evaluator): (Generator<E>, Publisher<FrozenWeights>, Evaluating<E>),
         reference: Option<Reference<FrozenWeights>>,
         plan: &Plan,
         registry: &Registry,
@@ -190,16 +199,16 @@ impl<E: TokenEngine> Actors<E, LocalBackend, LocalEngine> {
             backend: trainers::backend(plan, registry, policy).context("starting the trainer")?,
             critic: trainers::critic(plan, start).context("starting the critic")?,
             mixture: Mixture::of(plan, policy)?,
-            evaluator: evaluation::evaluator(plan, registry, policy)?,
+            evaluator,
             registry: registry.clone(),
         })
     }
 }
 
 /// The graph, from prompts to weights.
-pub fn declare<E: TokenEngine, B: TrainingBackend + 'static, V: TokenEngine<Weights = B::Weights>>(
+pub fn declare<E: TokenEngine, B: TrainingBackend + 'static>(
     plan: &Plan,
-    actors: Actors<E, B, V>,
+    actors: Actors<E, B>,
     outputs: Outputs<B::Weights>,
     from: Option<&ResumePoint>,
 ) -> Result<Flow> {

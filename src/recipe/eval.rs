@@ -9,7 +9,7 @@ section! {
     /// `[environment]` an answer is a rollout of several turns there. The pipelines `dpo` and `reward_model` judge held-out pairs instead, and
     /// sample nothing: of these keys they take `every`, `task`, `limit` and `threads`. Training does not wait
     /// for it, except that a synchronous run (`flow.max_staleness = 0`), one of `sft` or of `grpo_offline` writes a step down when its evaluation
-    /// is done.
+    /// is done. With `[engine]` the run's servers answer, and are given no newer weights meanwhile.
     pub struct Eval {
         /// Optimizer steps from one evaluation to the next, whole publishes (`sync.every`); the weights before the first step are evaluated, too,
         /// and those after `train.steps` if they are published. 0 leaves evaluation to `rollflow eval`.

@@ -5,6 +5,7 @@
 #[path = "../support/backend.rs"]
 #[allow(dead_code, reason = "each test binary uses its part")]
 mod backend;
+mod evaluating;
 mod faults;
 mod protocols;
 mod running;

@@ -10,8 +10,10 @@ use std::sync::{Arc, Mutex};
 
 use rollflow::engine::remote::sync::{Probe, Release, SyncConfig, Update, WeightSyncManager};
 use rollflow::engine::remote::{
-    Attempt, Chunk, End, Ending, Fault, InferenceEngine, PauseMode, Pending, RemoteError, Tokens, VersionSpan, WeightControl,
+    Attempt, Chunk, End, Ending, Fault, InferenceEngine, PauseMode, Pending, RemoteError, Synced, Tokens, VersionSpan,
+    WeightControl,
 };
+use rollflow::flow::WeightsTx;
 use rollflow::prelude::*;
 use rollflow::stages::sync::RemoteSync;
 use rollflow::stages::{Fate, LOST, SURPLUS, Totals};
@@ -27,7 +29,7 @@ fn draw(key: &[u64], below: u64) -> u64 {
 }
 
 /// An engine that breaks off, fails and, once, starts again without its weights.
-struct Unsteady {
+pub struct Unsteady {
     seed: u64,
     state: Mutex<State>,
 }
@@ -42,7 +44,7 @@ struct State {
 }
 
 impl Unsteady {
-    fn new(seed: u64) -> Arc<Self> {
+    pub fn new(seed: u64) -> Arc<Self> {
         Arc::new(Unsteady { seed, state: Mutex::default() })
     }
 
@@ -59,7 +61,7 @@ impl Unsteady {
 }
 
 /// Whether no engine makes this sample.
-fn is_lost(seed: u64, ordinal: u64, index: u32) -> bool {
+pub fn is_lost(seed: u64, ordinal: u64, index: u32) -> bool {
     draw(&[seed, 99, ordinal, u64::from(index)], 12) == 0
 }
 
@@ -179,6 +181,16 @@ impl WeightControl for Unsteady {
     }
 }
 
+/// Gives the engines of `handle` versions, of which they know nothing but the number.
+pub fn sync(handle: &FleetHandle, to: WeightsTx<Synced>) -> RemoteSync<u64> {
+    let export = |version, _: &Arc<u64>| {
+        let (release, probe) = (Release::of(version, "/nowhere"), Probe::default());
+        Ok::<_, std::io::Error>(Update { release, changed: true, probe, adapter: false })
+    };
+    let config = SyncConfig { checksums: false, retries: 5, ..SyncConfig::default() };
+    RemoteSync::new(WeightSyncManager::new(handle.clone(), config), export, to)
+}
+
 const GROUPS: usize = 3;
 const SAMPLES: usize = 4;
 const STEPS: u64 = 4;
@@ -191,15 +203,6 @@ fn train(seed: u64, round: u64, sync_every: u64) -> (Vec<(u64, Batch)>, Totals) 
     let window = per_version - GROUPS as u64 + round;
     let admission = Admission::new(per_version, window, Some(STEPS * GROUPS as u64)).bounded(0);
     let (publisher, published) = weights();
-    let export = |version, _: &Arc<u64>| {
-        Ok::<_, std::io::Error>(Update {
-            release: Release::of(version, "/nowhere"),
-            changed: true,
-            probe: Probe::default(),
-            adapter: false,
-        })
-    };
-    let manager = WeightSyncManager::new(handle.clone(), SyncConfig { checksums: false, retries: 5, ..SyncConfig::default() });
     let config = FleetConfig { patience: GUARD, ..hasty() };
     let generator = Generator::remote(&handle, config, &tokenizer(), published).group_size(SAMPLES).max_new_tokens(12);
     let seen: Arc<Mutex<Vec<(u64, Batch)>>> = Arc::default();
@@ -216,7 +219,7 @@ fn train(seed: u64, round: u64, sync_every: u64) -> (Vec<(u64, Batch)>, Totals) 
     let trainer = Trainer::new(Counting::default()).group_relative(AdvantageConfig::default());
     let trainer = trainer.sync_every(sync_every).steps(STEPS).admission(&admission);
     let trained = flow.stage("train", batches, trainer);
-    let synced = flow.stage("sync", trained, RemoteSync::new(manager, export, publisher).admission(&admission));
+    let synced = flow.stage("sync", trained, sync(&handle, publisher).admission(&admission));
     flow.sink("note", synced, move |step: Trained<u64>| {
         if step.step > 0 {
             noted.lock().unwrap().push((step.version, step.batch.clone()));

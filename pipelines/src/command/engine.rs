@@ -134,13 +134,13 @@ impl Launch {
 }
 
 /// Ctrl-C, or SIGTERM.
-struct Ending {
+pub(super) struct Ending {
     came: Arc<AtomicBool>,
     _listens: Runtime,
 }
 
 impl Ending {
-    fn listen() -> Result<Self> {
+    pub fn listen() -> Result<Self> {
         let (runtime, came) = (engines::runtime()?, Arc::<AtomicBool>::default());
         for kind in [SignalKind::interrupt(), SignalKind::terminate()] {
             let mut heard = runtime.block_on(async { signal(kind) })?;
@@ -153,7 +153,7 @@ impl Ending {
         Ok(Ending { came, _listens: runtime })
     }
 
-    fn came(&self) -> bool {
+    pub fn came(&self) -> bool {
         self.came.load(Ordering::Relaxed)
     }
 }

@@ -3,24 +3,27 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use rollflow::observe::StepMetrics;
 use rollflow::prelude::Policy;
 use rollflow::recipe::Plan;
 use serde_json::json;
 
+use super::engine::Ending;
 use super::plans::{RecipeArgs, load, load_of_run};
 use super::policies::{model_folder, policy_of};
 use super::{REFUSED, out};
-use crate::evaluation::{ANSWERS, evaluate};
+use crate::engines::Engines;
+use crate::evaluation::{ANSWERS, evaluate, evaluate_by_servers};
 use crate::parts;
 use crate::registry::Registry;
 use crate::run_folder::RECIPE;
 
 /// Ask a model the prompts of a recipe's [eval] and judge its answers: pass@k, greedy and sampled accuracy, reward.
 ///
-/// Answers are written as they are judged; what was interrupted goes on when it is called again.
+/// Answers are written as they are judged; what was interrupted goes on when it is called again. With [engine] the recipe's servers are given the
+/// model's weights, which are verified, and answer.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:\n\
@@ -59,13 +62,34 @@ impl Eval {
         });
         let shows = !self.json && std::io::IsTerminal::is_terminal(&std::io::stderr());
         let mut shown = 0;
-        let summary = evaluate(&plan, registry, (&model, &policy), &folder, |judged, of| {
+        let mut see = |judged: usize, of: usize| {
             // Now and then is enough for the eye.
             if shows && (judged * 50 / of.max(1) > shown || judged == of) {
                 shown = judged * 50 / of.max(1);
                 eprint!("\r{judged} of {of} answers{}", if judged == of { "\n" } else { "" });
             }
-        })?;
+        };
+        let summary = match plan.engine.is_remote() {
+            false => evaluate(&plan, registry, (&model, &policy), &folder, |judged, of| {
+                see(judged, of);
+                Ok(())
+            })?,
+            true => {
+                // Servers that take adapters were started with what is under them.
+                let policy = if plan.syncs_adapters() { policy } else { policy.merged() };
+                // From here on, so that servers that are started don't outlive it.
+                let ending = Ending::listen().context("listening for Ctrl-C")?;
+                let heard = (out::complain, || ending.came());
+                let Some(engines) = Engines::begin(&plan, &policy, &folder.join("engine"), heard)? else {
+                    return Ok(ExitCode::SUCCESS);
+                };
+                evaluate_by_servers(&plan, registry, (&model, &policy), &folder, &engines, |judged, of| {
+                    see(judged, of);
+                    ensure!(!ending.came(), "interrupted; what is answered is in {}: call it again to go on", folder.display());
+                    Ok(())
+                })?
+            }
+        };
         let (rows, answers) = (summary.row(), folder.join(ANSWERS));
         if self.json {
             out::line(&json!({"model": model, "answers": answers, "metrics": rows}).to_string())?;

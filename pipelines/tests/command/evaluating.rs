@@ -6,6 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::asking::tiny_run;
+use crate::model_server::ModelServer;
 use crate::offline::OFFLINE;
 use crate::running::{GRPO, SFT, TINY, read, rollflow, run_args};
 
@@ -44,6 +45,53 @@ fn a_synchronous_run_evaluates_every_version_that_is_due_and_repeats_its_numbers
     for file in ["metrics.jsonl", "evaluations.jsonl", "recipe.toml"] {
         assert_eq!(fs::read(run.join(file)).unwrap(), fs::read(again.join(file)).unwrap(), "law V3: {file}");
     }
+}
+
+/// Laws V2 and V4: the servers of a run answer its evaluations, by the version that is due and verified, and `eval` asks them of its own.
+#[test]
+fn a_run_with_servers_is_evaluated_by_them_and_so_is_its_checkpoint() {
+    let (folder, server) = (tempfile::tempdir().unwrap(), ModelServer::new());
+    let run = folder.path().join("run");
+    let engine = format!("engine={{kind=\"vllm\",urls=[{:?}]}}", server.url);
+    let sets = [EVAL, &engine, "train.steps=5", "flow.max_staleness=1", "sft.steps=20"];
+    let ended = rollflow(&run_args(GRPO, &run, &sets));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let evaluations = rows(&run.join("evaluations.jsonl"));
+    let pinned: Vec<[u64; 2]> =
+        evaluations.iter().map(|row| ["eval_step", "eval_version"].map(|key| row[key].as_f64().unwrap() as u64)).collect();
+    assert_eq!(pinned, [[0, 1], [2, 3], [4, 5], [5, 6]], "before the first step, every second, and the last");
+    // Evaluations alone are greedy.
+    let mut greedy: Vec<String> =
+        server.asked().into_iter().filter(|asked| asked.temperature == 0.0).map(|asked| asked.label).collect();
+    assert_eq!(greedy.len(), 4 * 6);
+    greedy.dedup();
+    assert_eq!(greedy, ["1", "3", "5", "6"]);
+    let answers = rows(&run.join("evaluations/step_000005.jsonl"));
+    assert!(answers.len() == 6 * 5 && answers.iter().all(|answer| answer["version"] == 6), "{answers:?}");
+
+    let evaluate = |name: &str, sets: &[&str]| {
+        let out = folder.path().join(name);
+        let args = ["eval", run.to_str().unwrap(), "--out", out.to_str().unwrap()].into_iter();
+        let ended = rollflow(&args.chain(sets.iter().flat_map(|set| ["--set", set])).collect::<Vec<_>>());
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        rows(&out.join("answers.jsonl"))
+    };
+    let before = server.asked().len();
+    let served = evaluate("served", &[]);
+    assert!(server.asked().len() > before);
+    let greedy = |rows: &[Value]| {
+        let mut said: Vec<(u64, String)> = rows
+            .iter()
+            .filter(|row| row["greedy"] == true)
+            .map(|row| (row["question"].as_u64().unwrap(), row["response"].to_string()))
+            .collect();
+        said.sort();
+        said
+    };
+    assert_eq!(greedy(&served), greedy(&answers), "the run's last weights, and its newest checkpoint's");
+    let before = server.asked().len();
+    let here = evaluate("here", &["engine={kind=\"local\"}"]);
+    assert!(server.asked().len() == before && greedy(&here) == greedy(&served));
 }
 
 #[test]

@@ -16,6 +16,7 @@ mod evaluating;
 mod file_faults;
 mod hostile;
 mod lineage;
+mod model_server;
 mod models;
 mod network;
 mod offline;

@@ -15,6 +15,7 @@ use crate::engine::{EngineError, SamplingParams, TokenEngine};
 use crate::flow::StageError;
 use crate::observe::logs::{Failure, JudgedAnswer};
 use crate::stages::generate::agent::Agent;
+use crate::stages::generate::why_lost;
 
 /// Scores the answers to one prompt; tells which of them it could not score.
 pub type ExamJudge = Arc<dyn Fn(Group) -> Result<(Group, Vec<Failure>), Box<dyn std::error::Error + Send + Sync>> + Send + Sync>;
@@ -53,6 +54,18 @@ pub enum EvaluationError {
     /// The reward, which can't be asked at all.
     #[error("judging answers: {0}")]
     Judge(Box<dyn std::error::Error + Send + Sync>),
+    /// An answer that other weights than those that are evaluated had a part in.
+    #[error(
+        "an answer to prompt {question} is of version {found}, and version {version} is evaluated: the engine changed its weights meanwhile"
+    )]
+    OtherWeights {
+        /// The prompt's place.
+        question: usize,
+        /// The version of one of its tokens.
+        found: Version,
+        /// The version that is evaluated.
+        version: Version,
+    },
     /// The engine, the chat template or the tokenizer, in rollouts of several turns.
     #[error("{0}")]
     Rollouts(Box<dyn std::error::Error + Send + Sync>),
@@ -155,10 +168,16 @@ impl Evaluation {
 
     fn judge(&self, group: Group) -> Result<Vec<JudgedAnswer>, EvaluationError> {
         let (question, greedy) = ((group.id() / 2) as usize, group.id() % 2 == 1);
+        let mut versions = group.samples.iter().flat_map(|of| [of.versions.oldest(), of.versions.newest()]).flatten();
+        if let Some(found) = versions.find(|found| *found != self.version) {
+            return Err(EvaluationError::OtherWeights { question, found, version: self.version });
+        }
         let (group, failures) = (self.exam.judge)(group).map_err(EvaluationError::Judge)?;
         // A rollout of several parts is one answer, and ends with the last of them.
         let judged = group.samples.chunk_by(|one, next| one.index == next.index).filter_map(|parts| {
             let sample = parts.last()?;
+            // What an engine or an environment lost is no wrong answer.
+            let lost = parts.iter().find_map(why_lost).map(|why| format!("it was lost: {why}"));
             Some(JudgedAnswer {
                 version: self.version,
                 question,
@@ -166,10 +185,10 @@ impl Evaluation {
                 index: sample.index,
                 prompt: sample.prompt.clone(),
                 response: sample.response.clone(),
-                reward: sample.reward.filter(|reward| is_reward(*reward)),
+                reward: sample.reward.filter(|reward| lost.is_none() && is_reward(*reward)),
                 status: sample.status,
                 tokens: parts.iter().map(Sample::generated).sum(),
-                error: failures.iter().find(|failure| failure.sample == sample.index).map(Failure::to_string),
+                error: lost.or_else(|| failures.iter().find(|failure| failure.sample == sample.index).map(Failure::to_string)),
             })
         });
         Ok(judged.collect())

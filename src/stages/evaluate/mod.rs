@@ -10,6 +10,7 @@ mod local;
 #[cfg(feature = "torch")]
 mod local_pairs;
 mod pairs;
+mod remote;
 mod stage;
 mod summary;
 

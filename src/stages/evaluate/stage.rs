@@ -6,7 +6,8 @@
 //!
 //! Two evaluations are never under way. Of those that become due meanwhile the newest is held next, and the others are left out, with a word.
 //! A synchronous run leaves none out, and its steps pass when their own evaluation is done: the same numbers stand in the same rows each time
-//! (law V3), while the trainer goes on as far as edges let it.
+//! (law V3), while the trainer goes on as far as edges let it. So do the steps of a run whose evaluations ask the engines that it trains with, which
+//! are given no other weights meanwhile ([`EvaluationHold`]).
 //!
 //! Memory: the weights of the version asked, of the one that is next, and a KV cache.
 
@@ -20,12 +21,14 @@ use crate::flow::{Io, Signal, Stage, StageError, StageSpec, TryRecv};
 use crate::observe::logs::{AnswerWriter, JsonlLogger, LogError, MetricsLogger, last_step};
 use crate::observe::{Metric, Metrics, StepMetrics};
 use crate::stages::generate::EngineSettings;
+use crate::stages::sync::EvaluationHold;
 use crate::stages::train::Trained;
 use crate::train::Snapshot;
 
 /// Evaluates published weights now and then.
-pub struct Evaluator<E: TokenEngine> {
+pub struct Evaluator<E: TokenEngine, W = <E as TokenEngine>::Weights> {
     make: Box<dyn Fn(&EngineSettings) -> E + Send>,
+    give: Give<E, W>,
     tokenizer: Arc<Tokenizer>,
     settings: EngineSettings,
     exam: Arc<Exam>,
@@ -34,9 +37,13 @@ pub struct Evaluator<E: TokenEngine> {
     /// Steps that an earlier part of the run took.
     before: u64,
     in_order: bool,
+    hold: Option<EvaluationHold>,
     metrics: Option<Metrics>,
     log: Option<AnswerLog>,
 }
+
+/// How published weights get to the engine.
+type Give<E, W> = Box<dyn Fn(&mut E, Version, &W) + Send>;
 
 /// Where evaluations of a run are written down: `evaluations.jsonl` with a row each, and `evaluations/step_000100.jsonl` with the answers.
 pub struct AnswerLog {
@@ -66,8 +73,21 @@ impl AnswerLog {
 impl<E: TokenEngine> Evaluator<E> {
     /// Holds `exam` on weights of every `every`-th step, by the engine that `make` gives on this stage's thread.
     pub fn by(make: impl Fn(&EngineSettings) -> E + Send + 'static, tokenizer: &Arc<Tokenizer>, exam: Exam, every: u64) -> Self {
+        Evaluator::with((make, E::set_weights), tokenizer, exam, every)
+    }
+}
+
+impl<E: TokenEngine, W> Evaluator<E, W> {
+    /// By the engine that the first of both makes and the second gives weights.
+    pub(super) fn with(
+        (make, give): (impl Fn(&EngineSettings) -> E + Send + 'static, impl Fn(&mut E, Version, &W) + Send + 'static),
+        tokenizer: &Arc<Tokenizer>,
+        exam: Exam,
+        every: u64,
+    ) -> Self {
         Evaluator {
             make: Box::new(make),
+            give: Box::new(give),
             tokenizer: tokenizer.clone(),
             settings: EngineSettings { slots: 64, seed: 0, threads: 1, on_new_weights: OnNewWeights::default() },
             exam: Arc::new(exam),
@@ -75,6 +95,7 @@ impl<E: TokenEngine> Evaluator<E> {
             last: None,
             before: 0,
             in_order: false,
+            hold: None,
             metrics: None,
             log: None,
         }
@@ -110,7 +131,12 @@ impl<E: TokenEngine> Evaluator<E> {
 
     /// Every step passes when its own evaluation is done.
     pub fn in_order(self, in_order: bool) -> Self {
-        Evaluator { in_order, ..self }
+        Evaluator { in_order: in_order || self.hold.is_some(), ..self }
+    }
+
+    /// The engine serves a version for as long as its evaluation lasts, and every step passes when its own is done.
+    pub(super) fn hold(self, hold: &EvaluationHold) -> Self {
+        Evaluator { hold: Some(hold.clone()), in_order: true, ..self }
     }
 
     /// Shows what it finds there.
@@ -129,11 +155,11 @@ impl<E: TokenEngine> Evaluator<E> {
 }
 
 /// What the stage is in the middle of.
-struct Desk<E: TokenEngine> {
+struct Desk<E, W> {
     engine: E,
-    held: Option<Trained<E::Weights>>,
+    held: Option<Trained<W>>,
     sitting: Option<Sitting>,
-    next: Option<(u64, Snapshot<E::Weights>)>,
+    next: Option<(u64, Snapshot<W>)>,
     /// What the newest evaluation came to, until a step takes it along.
     found: StepMetrics,
 }
@@ -146,9 +172,9 @@ struct Sitting {
     answers: Option<AnswerWriter>,
 }
 
-impl<E: TokenEngine> Evaluator<E> {
+impl<E: TokenEngine, W: Send + Sync + 'static> Evaluator<E, W> {
     /// Takes a step in, and gives the one before free.
-    fn take(&mut self, desk: &mut Desk<E>, trained: Trained<E::Weights>) -> Result<Option<Trained<E::Weights>>, StageError> {
+    fn take(&mut self, desk: &mut Desk<E, W>, trained: Trained<W>) -> Result<Option<Trained<W>>, StageError> {
         // The first message brings the weights that the run begins or goes on with. The latter are evaluated already, unless the run was
         // killed while an evaluation ran alongside its steps.
         let first = trained.step == 0;
@@ -164,11 +190,11 @@ impl<E: TokenEngine> Evaluator<E> {
         Ok(before)
     }
 
-    fn begin_next(&self, desk: &mut Desk<E>) -> Result<(), StageError> {
+    fn begin_next(&self, desk: &mut Desk<E, W>) -> Result<(), StageError> {
         if desk.sitting.is_none()
             && let Some((step, Snapshot { version, weights, .. })) = desk.next.take()
         {
-            desk.engine.set_weights(version, &weights);
+            (self.give)(&mut desk.engine, version, &weights);
             let answers = self.log.as_ref().map(|log| log.answers(step)).transpose()?;
             let evaluation = Evaluation::begin(&self.exam, &self.tokenizer, version, Vec::new());
             desk.sitting = Some(Sitting { step, version, evaluation, answers });
@@ -177,7 +203,7 @@ impl<E: TokenEngine> Evaluator<E> {
     }
 
     /// One token of every answer under way; at the end of an evaluation, what it comes to.
-    fn advance(&mut self, desk: &mut Desk<E>) -> Result<(), StageError> {
+    fn advance(&mut self, desk: &mut Desk<E, W>) -> Result<(), StageError> {
         let Some(Sitting { evaluation, answers, .. }) = &mut desk.sitting else { return Ok(()) };
         for judged in evaluation.advance(&mut desk.engine)? {
             answers.as_mut().map_or(Ok(()), |answers| answers.write(&judged))?;
@@ -211,12 +237,18 @@ fn with<W>(trained: Trained<W>, found: &mut StepMetrics) -> Trained<W> {
     if trained.step == 0 { trained } else { Trained { evaluated: std::mem::take(found), ..trained } }
 }
 
-impl<E: TokenEngine> Stage for Evaluator<E>
-where
-    E::Weights: Send + Sync,
-{
-    type In = Trained<E::Weights>;
-    type Out = Trained<E::Weights>;
+impl<E: TokenEngine, W: Send + Sync + 'static> Evaluator<E, W> {
+    /// A step goes on, with what was found by now.
+    fn pass(&self, io: &mut Io<Trained<W>, Trained<W>>, desk: &mut Desk<E, W>, step: Trained<W>) -> Result<(), StageError> {
+        io.send(with(step, &mut desk.found))?;
+        self.hold.iter().for_each(EvaluationHold::pass);
+        Ok(())
+    }
+}
+
+impl<E: TokenEngine, W: Send + Sync + 'static> Stage for Evaluator<E, W> {
+    type In = Trained<W>;
+    type Out = Trained<W>;
 
     fn run(&mut self, io: &mut Io<Self::In, Self::Out>) -> Result<(), StageError> {
         let engine = (self.make)(&self.settings);
@@ -242,17 +274,17 @@ where
             if let Some(trained) = arrived
                 && let Some(before) = self.take(&mut desk, trained)?
             {
-                io.send(with(before, &mut desk.found))?;
+                self.pass(io, &mut desk, before)?;
             }
             self.advance(&mut desk)?;
             if desk.sitting.is_none()
                 && let Some(held) = desk.held.take()
             {
-                io.send(with(held, &mut desk.found))?;
+                self.pass(io, &mut desk, held)?;
             }
         }
         match desk.held.take() {
-            Some(held) => io.send(with(held, &mut desk.found)),
+            Some(held) => self.pass(io, &mut desk, held),
             None => Ok(()),
         }
     }

@@ -19,6 +19,7 @@ use crate::flow::{AsyncIo, AsyncStage, Signal, StageError, StageSpec, WeightsId,
 use crate::net::{Outcome, RetryPolicy, Retryable, deadline};
 use crate::observe::{Metric, Metrics};
 use crate::stages::Admission;
+use crate::stages::sync::EvaluationHold;
 use crate::stages::train::Trained;
 use crate::train::Snapshot;
 
@@ -43,6 +44,7 @@ pub struct RemoteSync<W> {
     to: WeightsTx<Synced>,
     /// For stages of this process that read the weights themselves.
     also: Option<WeightsTx<W>>,
+    hold: Option<EvaluationHold>,
     patience: Duration,
     metrics: Option<Metrics>,
     admission: Option<Admission>,
@@ -67,6 +69,7 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
             export: Arc::new(move |version, weights| export(version, weights).map_err(Into::into)),
             to,
             also: None,
+            hold: None,
             patience: Duration::from_secs(120),
             metrics: None,
             admission: None,
@@ -78,6 +81,11 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
     /// Announces the weights themselves on this edge too, at the same time.
     pub fn also(self, also: WeightsTx<W>) -> Self {
         RemoteSync { also: Some(also), ..self }
+    }
+
+    /// Keeps the version of a step that is evaluated on the same engines until that was done.
+    pub fn hold(self, hold: &EvaluationHold) -> Self {
+        RemoteSync { hold: Some(hold.clone()), ..self }
     }
 
     /// How long a version is tried again that no engine takes, since all are away: two minutes unless told otherwise. Then the stage fails.
@@ -121,6 +129,25 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
             Ok(report)
         });
         Work::Giving(job, step, weights)
+    }
+
+    /// Gives what is to be given, unless the run stops.
+    async fn give(
+        &mut self,
+        io: &AsyncIo<Trained<W>, Trained<W>>,
+        work: &mut Work<W>,
+        next: &mut Option<(u64, Snapshot<W>)>,
+    ) -> Result<(), StageError> {
+        while io.signal() != Signal::Stop && (next.is_some() || matches!(work, Work::Giving(..))) {
+            if let Some((step, snapshot)) = next.take_if(|_| matches!(work, Work::Idle(_))) {
+                *work = self.begin(step, snapshot);
+            }
+            tokio::select! {
+                () = io.stopped() => break,
+                ended = work.ended(self) => ended?,
+            }
+        }
+        Ok(())
     }
 
     fn announce(&mut self, step: u64, report: &SyncReport, weights: &Arc<W>) -> Result<(), StageError> {
@@ -218,6 +245,8 @@ impl<W: Send + Sync + 'static> AsyncStage for RemoteSync<W> {
 
     async fn run(&mut self, io: &mut AsyncIo<Trained<W>, Trained<W>>) -> Result<(), StageError> {
         let (mut work, mut next) = (Work::idle(), None);
+        let hold = self.hold.clone();
+        let mut sent = 0;
         loop {
             let trained = {
                 let mut arrival = std::pin::pin!(io.recv());
@@ -235,19 +264,23 @@ impl<W: Send + Sync + 'static> AsyncStage for RemoteSync<W> {
             if let Some(snapshot) = &trained.publish {
                 next = Some((trained.step, snapshot.clone()));
             }
+            let held = hold.as_ref().filter(|hold| trained.publish.is_some() && hold.is_due(trained.step));
+            if held.is_some() {
+                self.give(io, &mut work, &mut next).await?;
+            }
             io.send(trained).await?;
+            sent += 1;
+            // Engines that come back meanwhile are brought to this version.
+            while let Some(hold) = held {
+                tokio::select! {
+                    () = hold.passed(sent) => break,
+                    () = io.stopped() => break,
+                    ended = work.ended(self) => ended?,
+                }
+            }
         }
         // What was trained last is given, too, unless the run stops.
-        while io.signal() != Signal::Stop && (next.is_some() || matches!(work, Work::Giving(..))) {
-            if let Some((step, snapshot)) = next.take_if(|_| matches!(work, Work::Idle(_))) {
-                work = self.begin(step, snapshot);
-            }
-            tokio::select! {
-                () = io.stopped() => break,
-                ended = work.ended(self) => ended?,
-            }
-        }
-        Ok(())
+        self.give(io, &mut work, &mut next).await
     }
 
     fn spec(&self) -> StageSpec {
