@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use proptest::prelude::*;
 use rollflow::prelude::*;
 use rollflow::stages::Fate;
+use rollflow::stages::filter::FilterPanicked;
 use support::rehearsal::{Rehearsal, assert_sound};
 
 const STALENESS: u64 = 1;
@@ -86,6 +87,24 @@ fn a_filter_that_rejects_everything_is_passed_over_until_it_passes_one_again() {
     assert_eq!(trained, [4, 5, 6, 7, 8, 9, 10, 11, 12, 17, 18, 19]);
     let spared: Vec<u64> = seen.iter().flat_map(|step| step.spared.clone()).collect();
     assert_eq!(spared, [4, 5, 6, 7, 8, 9, 10, 11, 17, 18, 19]);
+}
+
+/// Law F3: the group is named, and nothing after it is trained.
+#[test]
+fn a_filter_that_panics_ends_the_run_with_its_group_and_message() {
+    let trained = Arc::new(AtomicU64::new(0));
+    let seen = trained.clone();
+    let verdict = move |group: &Group| {
+        assert!(group.id() != 5, "odd lengths: {:?}", group.rewards());
+        seen.fetch_max(group.id(), Ordering::Relaxed);
+        Verdict::Keep
+    };
+    let whole = Rehearsal { groups: 2, over_sample: 1.0, window: 4, max_staleness: 1, steps: 6, ..Rehearsal::default() };
+    let error = Rehearsal { verdict: Arc::new(verdict), ..whole }.run().unwrap_err();
+    assert_eq!(trained.load(Ordering::Relaxed), 4, "no group after it is judged");
+    let panicked = FilterPanicked { group: 5, message: "odd lengths: [0.0, 1.0]".to_owned() };
+    let said = error.to_string();
+    assert!(said.contains("stage \"filter\"") && said.contains(&panicked.to_string()), "{said}");
 }
 
 #[test]

@@ -72,6 +72,32 @@ proptest! {
         prop_assert_eq!((admission.totals().imbalance(), admission.totals().open_groups), ((0, 0), 0));
     }
 
+    /// Law D4: a sample that a stage dropped has its fate before and after the resume, and once.
+    #[test]
+    fn a_resumed_run_accounts_for_the_samples_that_were_dropped_before_and_after_it(
+        rehearsal in any_rehearsal(), at in 0.0..1.0_f64, unwanted in prop::collection::vec(any::<bool>(), 1..6),
+    ) {
+        let period = unwanted.len() as u64;
+        let drops = unwanted.clone();
+        let drops = move |sample: &Sample| sample.index == 1 && drops[(sample.group_index % period) as usize];
+        let rehearsal = Rehearsal { unwanted: Arc::new(drops), ..rehearsal };
+        let from = 1 + (at * (rehearsal.steps - 1) as f64) as u64;
+        let (mut seen, admission) = rehearsal.run_on(Progress::default(), 0, from).unwrap();
+        // As a checkpoint holds it.
+        let saved = serde_json::to_string(&admission.progress()).unwrap();
+        let (rest, admission) = rehearsal.run_on(serde_json::from_str(&saved).unwrap(), from, rehearsal.steps).unwrap();
+        seen.extend(rest);
+        assert_sound(&rehearsal, &seen);
+        let totals = admission.totals();
+        prop_assert_eq!((totals.imbalance(), totals.open_groups), ((0, 0), 0));
+        // Two tokens were sampled for each.
+        let trained: Vec<u64> = seen.iter().flat_map(|step| step.ids.clone()).collect();
+        let dropped = trained.iter().filter(|id| unwanted[(**id % period) as usize]).count() as u64;
+        let of = |fate| totals.tokens.get(&fate).copied().unwrap_or(0);
+        prop_assert_eq!(of(Fate::Trained), 2 * (2 * trained.len() as u64 - dropped));
+        prop_assert!(of(Fate::Filtered) >= 2 * dropped, "{:?}", totals);
+    }
+
     /// Whatever the window lets in, and however late it comes.
     #[test]
     fn dropping_and_masking_keep_the_bound_too(

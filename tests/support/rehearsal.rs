@@ -110,6 +110,8 @@ pub struct Rehearsal {
     pub fallback: Fallback,
     /// Groups whose reward fails.
     pub broken: Arc<dyn Fn(u64) -> bool + Send + Sync>,
+    /// Samples that a stage of one's own drops.
+    pub unwanted: Arc<dyn Fn(&Sample) -> bool + Send + Sync>,
 }
 
 /// One step of it.
@@ -147,6 +149,7 @@ impl Default for Rehearsal {
             patience: u64::MAX,
             fallback: Fallback::Error,
             broken: Arc::new(|_| false),
+            unwanted: Arc::new(|_| false),
         }
     }
 }
@@ -177,7 +180,7 @@ impl Rehearsal {
             received: admission.window().admitted(),
             pace: Arc::clone(&self.pace),
         };
-        let (broken, verdict) = (Arc::clone(&self.broken), Arc::clone(&self.verdict));
+        let (broken, verdict, unwanted) = (Arc::clone(&self.broken), Arc::clone(&self.verdict), Arc::clone(&self.unwanted));
         let reward = move |sample: &Sample| {
             assert!(!broken(sample.group_index), "broken");
             f64::from(sample.index)
@@ -193,6 +196,11 @@ impl Rehearsal {
         let prompts = flow.source("prompts", Prompts::addition(1, 0).unwrap().admitted_by(&admission));
         let groups = flow.stage("generate", prompts, generator);
         let scored = flow.stage("reward", groups, Reward::each(reward).on_failure(OnFailure::Drop).max_poisoned(u64::MAX));
+        let chosen = map(move |mut scored: Scored| {
+            scored.drop_samples("unwanted", |sample| unwanted(sample));
+            scored
+        });
+        let scored = flow.stage("choose", scored, chosen);
         let kept = flow.stage("filter", scored, filter);
         let batches = flow.stage("batch", kept, batcher.admission(&admission));
         let trained = flow.stage("train", batches, trainer);
@@ -220,7 +228,8 @@ impl Rehearsal {
 fn look(step: &Trained<u64>) -> Seen {
     let weighed = step.batch.samples().flat_map(|sample| sample.versions.per_token().zip(&sample.loss_mask));
     let lags = weighed.filter(|(_, mask)| **mask > 0.0).filter_map(|(version, _)| Some(step.version - version?));
-    assert!(step.batch.groups.iter().all(|group| group.samples.len() == 2), "law D2: groups are whole");
+    let whole = |group: &Group| group.samples.len() + group.dropped.len() == 2;
+    assert!(step.batch.groups.iter().all(whole), "law D2: groups are whole, but for what was dropped with a reason");
     assert!(step.batch.samples().all(|sample| staleness(sample, step.version).is_some()));
     Seen {
         ids: step.batch.groups.iter().map(Group::id).collect(),
