@@ -54,7 +54,7 @@ pub fn first_prompts(plan: &Plan, sources: &[DataSource], few: usize, reader: &R
 
 /// Whether a prompt, as it is asked, and the longest answer are no more than the policy reads. One that the chat template refuses is left to
 /// the run, which says why.
-fn fits(plan: &Plan, reader: Option<&Reader>) -> impl Fn(&Prompt) -> Result<(), Skip> + Sync {
+pub fn fits(plan: &Plan, reader: Option<&Reader>) -> impl Fn(&Prompt) -> Result<(), Skip> + Sync + use<> {
     /// More than a chat template adds to a turn. No token is shorter than a byte, so that most prompts need not be tokenised to be seen to fit.
     const AROUND_A_TURN: usize = 512;
     let chat = conversations::chat(plan);

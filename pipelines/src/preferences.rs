@@ -46,7 +46,7 @@ fn samples(chat: &Chat, pair: &RankedPair, tokenizer: &Tokenizer) -> Result<[Sam
 }
 
 /// Whether the model reads both completions to the end.
-fn fits(chat: &Chat, reader: &Reader) -> impl Fn(&RankedPair) -> Result<(), rollflow::data::source::Skip> + Sync + use<> {
+pub fn fits(chat: &Chat, reader: &Reader) -> impl Fn(&RankedPair) -> Result<(), rollflow::data::source::Skip> + Sync + use<> {
     let (chat, Reader { tokenizer, config }) = (chat.clone(), reader.clone());
     move |pair| match samples(&chat, pair, &tokenizer) {
         Ok(samples) if samples.iter().any(|sample| sample.tokens.len() > config.max_positions) => {

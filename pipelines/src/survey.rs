@@ -3,16 +3,18 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rollflow::data::source::{DataError, DataSpec, Example, Judged, Recorded, Shape, Survey, survey};
-use rollflow::data::{RankedPair, Tokenizer};
+use rollflow::data::RankedPair;
+use rollflow::data::source::{DataError, DataSpec, Example, Judged, Recorded, Shape, Skip, Survey, survey, too_long};
 use rollflow::prelude::*;
 use rollflow::recipe::data::Source;
-use rollflow::recipe::task::{Sft, TaskData};
+use rollflow::recipe::task::{Sft, Task, TaskData, TooLong};
 use rollflow::recipe::{Complaint, Pipeline, Plan};
+use rollflow::stages::TextReader;
 
-use crate::{conversations, environments, parts};
+use crate::parts::Reader;
+use crate::{conversations, data, environments, parts, preferences};
 
-/// Examples of supervised training that are made into tokens: a second's work.
+/// Records of a source that are made into tokens: a second's work.
 const TOKENIZED: usize = 500;
 
 /// What was found in a recipe's data.
@@ -29,43 +31,52 @@ pub struct Surveyed {
 /// Looks at every source that the plan's pipeline reads. Files that are not there are left to the recipe's own checks.
 pub fn of(plan: &Plan) -> Surveyed {
     let mut all = Surveyed::default();
-    let groups = plan.batch.groups;
-    match (&plan.task.data, plan.pipeline) {
-        (TaskData::Rollouts(task), _) => {
-            let spec = DataSpec { max_samples: task.limit, ..DataSpec::new(&task.path) };
-            all.look::<Recorded>("task.path", &spec, 1, None, |_| Ok(Ok(())));
+    let reader = &match Reader::of(plan) {
+        Ok(reader) => Some(reader),
+        Err(error) => {
+            // What is wrong with the model's own files is found where they are checked.
+            let without = Plan { chat: Default::default(), ..plan.clone() };
+            if parts::tokenizer(&without).is_ok() {
+                let help = "docs/chat.md says what templates may contain".to_owned();
+                all.complaints.push(Complaint { key: "chat".to_owned(), message: format!("`[chat]`: {error:#}"), help });
+            }
+            None
         }
-        (TaskData::Data(task), Pipeline::RewardModel) => {
+    };
+    if let TaskData::Rollouts(task) = &plan.task.data {
+        let spec = DataSpec { max_samples: task.limit, ..DataSpec::new(&task.path) };
+        all.look::<Recorded>(("task.path", ""), &spec, 1, None, |_| Ok(Ok(())));
+    }
+    match plan.pipeline {
+        Pipeline::Sft => {}
+        Pipeline::RewardModel => {
             let batch = plan.reward_model.as_ref().map(|of| of.batch);
-            all.look_at::<RankedPair>("task", &task.sources(), batch, |_| Ok(Ok(())));
+            all.look_at::<RankedPair>("task", "", sources(&plan.task), batch, scored(plan, reader));
         }
-        (TaskData::Data(task), Pipeline::Sft) => {
-            if let Some(sft) = plan.sft.as_ref().filter(|sft| sft.sources().is_empty() && !environments::demonstrates(plan)) {
-                all.look_at::<Example>("task", &task.sources(), batch_of(sft), imitated(plan, sft));
-            }
+        Pipeline::Dpo => {
+            all.look_at::<RankedPair>("task", "", sources(&plan.task), Some(plan.batch.groups), preferred(plan, reader));
         }
-        (TaskData::Data(task), _) => {
-            let answered = AtomicUsize::new(0);
-            let judge = |prompt: &Prompt| {
-                answered.fetch_add(usize::from(prompt.answer().is_some()), Ordering::Relaxed);
-                Ok(Ok(()))
-            };
-            let looked = all.look_at::<Prompt>("task", &task.sources(), Some(groups), judge);
-            if looked && answered.into_inner() == 0 && plan.reward.rule.compares() {
-                let message = "the reward compares answers with a ground truth, and no record that was read has one".to_owned();
-                let help = "name its field, as in columns = { answer = \"target\" }".to_owned();
-                all.complaints.push(Complaint { key: "task".to_owned(), message, help });
-            }
-        }
-        (TaskData::Arithmetic(_), _) => {}
+        Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::GrpoOffline => all.prompts(plan, reader),
     }
-    if let Some(sft) = plan.sft.as_ref().filter(|sft| !sft.sources().is_empty()) {
-        all.look_at::<Example>("sft", &sft.sources(), batch_of(sft), imitated(plan, sft));
+    if let Some(sft) = &plan.sft {
+        all.imitated(plan, sft, reader);
     }
-    if let Some(TaskData::Data(task)) = plan.eval.as_ref().and_then(|eval| eval.task.as_ref()).map(|task| &task.data) {
-        all.look_at::<Prompt>("eval.task", &task.sources(), None, |_| Ok(Ok(())));
+    if let Some(eval) = &plan.eval {
+        let (section, purpose, task) = eval.task.as_ref().map_or(("task", " (eval)", &plan.task), |task| ("eval.task", "", task));
+        match plan.pipeline {
+            // The same records that are trained on, judged above.
+            Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::RewardModel | Pipeline::Dpo if section == "task" => {}
+            Pipeline::RewardModel => drop(all.look_at(section, purpose, sources(task), None, scored(plan, reader))),
+            Pipeline::Dpo => drop(all.look_at(section, purpose, sources(task), None, preferred(plan, reader))),
+            _ => drop(all.look_at(section, purpose, sources(task), None, asked(plan, reader, |_| Ok(())))),
+        }
     }
     all
+}
+
+/// The data sets of a task; none where it makes its prompts.
+fn sources(task: &Task) -> Vec<Source> {
+    if let TaskData::Data(task) = &task.data { task.sources() } else { Vec::new() }
 }
 
 /// Records of a step, unless packing decides that.
@@ -73,23 +84,107 @@ fn batch_of(sft: &Sft) -> Option<usize> {
     Some(sft.batch).filter(|_| !sft.packs())
 }
 
-/// Judges examples by making the first few into tokens.
-fn imitated<'a>(plan: &'a Plan, sft: &'a Sft) -> impl Fn(&Example) -> Judged + Sync + 'a {
-    let (tokenizer, done): (Option<Tokenizer>, _) = (parts::tokenizer(plan).ok(), AtomicUsize::new(0));
-    move |example| {
-        if let Some(tokenizer) = tokenizer.as_ref().filter(|_| done.fetch_add(1, Ordering::Relaxed) < TOKENIZED) {
-            conversations::prepare(&plan.chat, sft, example, tokenizer).map_err(|error| error.to_string())?;
-        }
-        Ok(Ok(()))
+/// Judges by `judge` as many records as make a second's work; those after them are usable.
+fn first<'a, T>(
+    reader: &'a Option<Reader>,
+    judge: impl Fn(&T, &Reader) -> Judged + Sync + 'a,
+) -> impl Fn(&T) -> Judged + Sync + 'a {
+    let done = AtomicUsize::new(0);
+    move |record| match reader.as_ref().filter(|_| done.fetch_add(1, Ordering::Relaxed) < TOKENIZED) {
+        Some(reader) => judge(record, reader),
+        None => Ok(Ok(())),
     }
 }
 
+/// Judges prompts: what `fits` leaves out, and whether the chat template and the tokenizer take what is asked.
+fn asked<'a>(
+    plan: &Plan,
+    reader: &'a Option<Reader>,
+    fits: impl Fn(&Prompt) -> Result<(), Skip> + Sync + 'a,
+) -> impl Fn(&Prompt) -> Judged + Sync + 'a {
+    let chat = conversations::chat(plan);
+    let rendered = first(reader, move |prompt: &Prompt, reader| {
+        let text = conversations::asked(&chat, prompt.text.clone());
+        let tokens = reader.tokenizer.encode_prompt(&Prompt { text, ..prompt.clone() });
+        tokens.map(|_| Ok(())).map_err(|error| error.to_string())
+    });
+    move |prompt| match fits(prompt) {
+        Ok(()) => rendered(prompt),
+        Err(skip) => Ok(Err(skip)),
+    }
+}
+
+/// Judges examples as they are made into samples.
+fn prepared<'a>(plan: &'a Plan, sft: &'a Sft, reader: &'a Option<Reader>) -> impl Fn(&Example) -> Judged + Sync + 'a {
+    let (chat, drops) = (conversations::chat(plan), sft.too_long == TooLong::Drop);
+    first(reader, move |example: &Example, reader| {
+        if environments::demonstrates(plan) && sft.sources().is_empty() {
+            let Example::Pair(pair) = example else { return Ok(Ok(())) };
+            let shown = environments::demonstrations(plan, std::slice::from_ref(pair), &reader.tokenizer);
+            return shown.map(|_| Ok(())).map_err(|error| format!("{error:#}"));
+        }
+        let most = sft.max_length.unwrap_or(reader.config.max_positions);
+        match conversations::prepare(&chat, sft, example, &reader.tokenizer) {
+            Ok(samples) if drops && samples.iter().any(|sample| sample.tokens.len() > most) => Ok(Err(too_long(most))),
+            Ok(_) => Ok(Ok(())),
+            // Those that are drawn one by one are left out, as `data::supervised` does.
+            Err(_) if drops && !sft.packs() => Ok(Err("that the tokenizer or the chat template refuses".into())),
+            Err(error) => Err(error.to_string()),
+        }
+    })
+}
+
+/// Judges pairs as preferences are learned from them.
+fn preferred<'a>(plan: &Plan, reader: &'a Option<Reader>) -> impl Fn(&RankedPair) -> Judged + Sync + 'a {
+    let chat = conversations::chat(plan);
+    first(reader, move |pair: &RankedPair, reader| Ok(preferences::fits(&chat, reader)(pair)))
+}
+
+/// Judges pairs as a reward model learns from them.
+fn scored<'a>(plan: &Plan, reader: &'a Option<Reader>) -> impl Fn(&RankedPair) -> Judged + Sync + 'a {
+    let chat = conversations::chat(plan);
+    first(reader, move |pair: &RankedPair, Reader { tokenizer, config }| {
+        let pair = RankedPair { prompt: conversations::asked(&chat, pair.prompt.clone()), ..pair.clone() };
+        let read = TextReader::new(tokenizer.clone(), config).pair(&pair);
+        read.map(|_| Ok(())).map_err(|error| error.to_string())
+    })
+}
+
 impl Surveyed {
+    /// Looks at the prompts of `[task]`.
+    fn prompts(&mut self, plan: &Plan, reader: &Option<Reader>) {
+        let (answered, fits) = (AtomicUsize::new(0), data::fits(plan, reader.as_ref()));
+        let judge = asked(plan, reader, fits);
+        let judge = |prompt: &Prompt| {
+            answered.fetch_add(usize::from(prompt.answer().is_some()), Ordering::Relaxed);
+            judge(prompt)
+        };
+        let sources = sources(&plan.task);
+        let some = !sources.is_empty();
+        let looked = self.look_at::<Prompt>("task", "", sources, Some(plan.batch.groups), judge);
+        if some && looked && answered.into_inner() == 0 && plan.reward.rule.compares() {
+            let message = "the reward compares answers with a ground truth, and no record that was read has one".to_owned();
+            let help = "name its field, as in columns = { answer = \"target\" }".to_owned();
+            self.complaints.push(Complaint { key: "task".to_owned(), message, help });
+        }
+    }
+
+    /// Looks at what `[sft]` imitates: its own data sets, or the task's.
+    fn imitated(&mut self, plan: &Plan, sft: &Sft, reader: &Option<Reader>) {
+        let (section, purpose, sources) = match (sft.sources(), plan.pipeline) {
+            (own, _) if !own.is_empty() => ("sft", "", own),
+            (_, Pipeline::Sft) => ("task", "", sources(&plan.task)),
+            _ => ("task", " (sft)", sources(&plan.task)),
+        };
+        self.look_at::<Example>(section, purpose, sources, batch_of(sft), prepared(plan, sft, reader));
+    }
+
     /// Looks at the sources of a section. Gives whether all of them could be read.
     fn look_at<T: Shape>(
         &mut self,
         section: &str,
-        sources: &[Source],
+        purpose: &str,
+        sources: Vec<Source>,
         batch: Option<usize>,
         judge: impl Fn(&T) -> Judged + Sync,
     ) -> bool {
@@ -98,7 +193,7 @@ impl Surveyed {
             .enumerate()
             .map(|(at, source)| {
                 let key = if sources.len() == 1 { format!("{section}.data") } else { format!("{section}.sources[{at}].data") };
-                self.look::<T>(&key, &source.spec(), source.repeat, batch.filter(|_| sources.len() == 1), &judge)
+                self.look::<T>((&key, purpose), &source.spec(), source.repeat, batch.filter(|_| sources.len() == 1), &judge)
             })
             .collect();
         looked.into_iter().all(|looked| looked)
@@ -106,7 +201,7 @@ impl Surveyed {
 
     fn look<T: Shape>(
         &mut self,
-        key: &str,
+        (key, purpose): (&str, &str),
         spec: &DataSpec,
         repeat: u64,
         batch: Option<usize>,
@@ -114,7 +209,7 @@ impl Surveyed {
     ) -> bool {
         match survey::<T>(spec, judge) {
             Ok(found) => {
-                self.lines.push(told(key, &found, repeat, batch));
+                self.lines.push(told(&format!("{key}{purpose}"), &found, repeat, batch));
                 self.sources.push((key.to_owned(), found));
                 true
             }

@@ -107,6 +107,48 @@ fn a_recipe_with_data_that_is_not_there_or_contradicts_itself_is_refused_with_al
     }
 }
 
+/// What a record is to the chat template and the tokenizer, as a prompt, as what is imitated, and as a pair.
+#[test]
+fn check_finds_the_records_that_the_run_would_end_with_by_file_and_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let refuses = "{% for m in messages %}{% if 'bad' in m.content %}{{ raise_exception('no bad words') }}{% endif %}{{ m.content }}{% endfor %}";
+    let chat = format!("chat={{template={:?},ask=\"user\"}}", path("chat.jinja", refuses));
+    let pair =
+        |prompt: &str, completion: &str| serde_json::json!({"prompt": prompt, "completion": completion}).to_string() + "\n";
+    let prompts = path("prompts.jsonl", &[pair("1+1=", "2"), pair("a bad sum", "2"), pair("2+2=", "4")].concat());
+    let imitated = path("imitated.jsonl", &[pair("1+1=", "2"), pair("2+2=", "4"), pair("3+3=", "a bad one")].concat());
+    let ranked = |chosen: &str| serde_json::json!({"prompt": "1+1=", "chosen": chosen, "rejected": "3"}).to_string() + "\n";
+    let ranked = path("ranked.jsonl", &[ranked("2"), ranked(&"9".repeat(3000))].concat());
+    let task = |data: &str| format!("task={{kind=\"data\",data={data:?}}}");
+    let judge = "pipelines/recipes/reward_model.toml";
+    let (warm, exact) = ("sft={steps=2,batch=2}", "reward={kind=\"exact\"}");
+    for (recipe, sets, told) in [
+        (GRPO, vec![&*chat, &*task(&prompts), exact], ["prompts.jsonl:2", "no bad words"]),
+        (GRPO, vec![&*chat, &*task(&imitated), warm, exact], ["imitated.jsonl:3", "no bad words"]),
+        (SFT, vec![&*chat, &*task(&imitated)], ["imitated.jsonl:3", "no bad words"]),
+        (judge, vec![&*task(&ranked), "reward_model.held_out=0"], ["ranked.jsonl:2", "reads at most"]),
+    ] {
+        let all: Vec<&str> = sets.iter().flat_map(|set| ["--set", *set]).collect();
+        let checked = rollflow(&[&["check", recipe][..], &all].concat());
+        assert_eq!(checked.code, Some(2), "{recipe} {sets:?}: {}", checked.out);
+        assert!(told.iter().all(|part| checked.err.contains(part)), "{told:?}: {}", checked.err);
+        let out = folder.path().join(format!("{}-{}", recipe.len(), told[0]));
+        let ran = rollflow(&[&["run", recipe, "--out", out.to_str().unwrap()][..], &all].concat());
+        assert!(ran.code == Some(1) && ran.err.contains(told[1]), "{told:?}: {}", ran.err);
+    }
+    // Pairs that the model can't read to the end are left out of preference training, and counted before.
+    let sets = [task(&ranked), "batch.groups=1".to_owned()];
+    let sets = sets.iter().flat_map(|set| ["--set", set.as_str()]);
+    let checked = rollflow(&["check", "pipelines/recipes/dpo_pairs.toml"].into_iter().chain(sets).collect::<Vec<_>>());
+    assert_eq!(checked.code, Some(0), "{}", checked.err);
+    assert!(checked.out.contains("1 records in 1 file; skipped: 1 longer than"), "{}", checked.out);
+}
+
 #[test]
 fn a_bad_line_ends_the_run_before_it_begins_and_is_named() {
     let folder = tempfile::tempdir().unwrap();
