@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use rollflow::recipe::Plan;
+use rollflow::recipe::{Pipeline, Plan};
+use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
+use crate::origin::Lineage;
 use crate::record::Record;
 use crate::run_folder::RECIPE;
 
@@ -58,6 +60,10 @@ const MAY_CHANGE: &[&str] = &[
     "sft.beside",
     "sft.micro_batch_tokens",
     "sft.gradient_checkpointing",
+    "reward_model.threads",
+    "reward_model.beside",
+    "reward_model.micro_batch_tokens",
+    "reward_model.gradient_checkpointing",
     "critic.threads",
     "critic.beside",
     "critic.micro_batch_tokens",
@@ -118,7 +124,25 @@ pub fn changed_for_resume(run: &Path, plan: &Plan) -> Result<Vec<String>> {
             Some(format!("`{key}` is {} in the run, and {} now", shown(before), shown(now)))
         }
     };
-    Ok(keys.filter(|key| !may_change(key)).filter_map(line).collect())
+    let over = supervised_part_is_over(run, plan)?;
+    // [mix] goes on reading its data, which may have moved.
+    let data = |key: &str| plan.mix.is_some() && ["sft.data", "sft.sources"].iter().any(|data| key.starts_with(data));
+    let of_sft = |key: &str| section(key) == "sft" && !data(key);
+    let told = |key: &String| match over && of_sft(key) {
+        true => line(key).map(|line| line + ", and the supervised part has ended"),
+        false => line(key).filter(|_| !may_change(key)),
+    };
+    Ok(keys.filter_map(told).collect())
+}
+
+/// Whether nothing is left to do for `[sft]` but to give `[mix]` its data: reinforcement has begun.
+fn supervised_part_is_over(run: &Path, plan: &Plan) -> Result<bool> {
+    Ok(match plan.pipeline {
+        Pipeline::Sft => false,
+        // It is written when the supervised part has ended.
+        Pipeline::SftThenGrpo => Lineage::read(run)?.is_some(),
+        _ => !checkpoint::list(&run.join(CHECKPOINTS))?.is_empty(),
+    })
 }
 
 /// Whether a key may have another value when a run is resumed.

@@ -54,6 +54,35 @@ fn a_run_of_both_parts_that_was_killed_is_the_run_that_was_not() {
     }
 }
 
+/// A key that nothing reads any more is an error, and not ignored.
+#[test]
+fn supervised_steps_can_be_raised_until_the_supervised_part_has_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    for (pipeline, name) in [(BOTH, "both"), ("pipeline=\"grpo\"", "grpo")] {
+        let out = folder.path().join(name);
+        run(&out, &[pipeline, "sft.steps=3", "train.steps=2", "checkpoint.every=1"]);
+        let resume = |sets: &[&str]| {
+            let sets = sets.iter().flat_map(|set| ["--set", set]);
+            rollflow(&["resume", out.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>())
+        };
+        for (key, now) in [("sft.steps", "9"), ("sft.lr", "0.5")] {
+            let refused = resume(&[&format!("{key}={now}"), "train.steps=3"]);
+            assert_eq!(refused.code, Some(2), "{}{}", refused.out, refused.err);
+            let told = format!("`{key}` is ");
+            assert!(refused.err.contains(&told) && refused.err.contains("the supervised part has ended"), "{}", refused.err);
+        }
+        assert_eq!(resume(&["train.steps=3"]).code, Some(0));
+        assert_eq!(read(&out.join("metrics.jsonl")).lines().count(), 3);
+    }
+    // As a run is left that is interrupted before its supervised part has ended.
+    let both = folder.path().join("both");
+    fs::remove_file(both.join("lineage.json")).unwrap();
+    fs::remove_dir_all(both.join("checkpoints")).unwrap();
+    let resumed = rollflow(&["resume", both.to_str().unwrap(), "--set", "sft.steps=5"]);
+    assert_eq!(resumed.code, Some(0), "{}", resumed.err);
+    assert_eq!(Lineage::read(&both).unwrap().unwrap().step, 5);
+}
+
 #[test]
 fn r108_a_resume_with_a_model_of_another_shape_is_refused_by_its_key() {
     let folder = tempfile::tempdir().unwrap();
