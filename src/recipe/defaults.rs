@@ -54,9 +54,11 @@ pub(crate) fn fill(root: &mut Node) -> Vec<Derived> {
     if trains && !table.contains_key("train") {
         table.insert("train".to_owned(), entry(Value::Table(Table::new()), &root.place));
     }
-    let mut derived = if is_dpo(table) { preferences(table, &root.place) } else { Vec::new() };
+    let mut derived = if is(table, Pipeline::Dpo) { preferences(table, &root.place) } else { Vec::new() };
     let sections = [("train", &POLICY), ("sft", &IMITATION), ("reward_model", &REWARD_MODEL), ("critic", &CRITIC)];
-    for (name, rates) in sections {
+    // There [sft] is the data of [mix], and has no phase of its own.
+    let mixed = is(table, Pipeline::GrpoOffline);
+    for (name, rates) in sections.into_iter().filter(|(name, _)| *name != "sft" || !mixed) {
         let Some(Node { value: Value::Table(section), place }) = table.get_mut(name).map(|entry| &mut entry.node) else {
             continue;
         };
@@ -70,8 +72,8 @@ pub(crate) fn fill(root: &mut Node) -> Vec<Derived> {
     derived
 }
 
-fn is_dpo(table: &Table) -> bool {
-    matches!(table.get("pipeline").map(|entry| &entry.node.value), Some(Value::Text(of)) if of == Pipeline::Dpo.word())
+fn is(table: &Table, pipeline: Pipeline) -> bool {
+    matches!(table.get("pipeline").map(|entry| &entry.node.value), Some(Value::Text(of)) if of == pipeline.word())
 }
 
 /// The loss and the reference of `pipeline = "dpo"`.

@@ -31,7 +31,7 @@ section! {
         on_new_weights: OnNewWeights = OnNewWeights::default();
         /// Whether only what the newest of an answer's weights sampled is trained.
         mask_older: bool = false;
-        /// Engines beside each other, which share the slots. A synchronous run (`flow.max_staleness = 0`) keeps to one, whatever stands here.
+        /// Engines beside each other, which share the slots. A synchronous run (`flow.max_staleness = 0`) takes one.
         workers: usize = 1, SOME;
         /// Threads of each of them.
         threads: usize = 1, SOME;

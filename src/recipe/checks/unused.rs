@@ -3,7 +3,9 @@
 use super::Note;
 use crate::recipe::engine::Launch;
 use crate::recipe::plan::{Pipeline, Plan};
+use crate::recipe::reward::OnFailure;
 use crate::recipe::section::{Section, join};
+use crate::recipe::task::{Sft, Task, TaskData, TooLong, Turns};
 
 /// Which keys of a section have no effect, and why.
 struct Unused {
@@ -21,6 +23,12 @@ struct Unused {
 
 /// What local engines do with their slots, threads and caches.
 const OF_ENGINES: &[&str] = &["slots", "on_new_weights", "mask_older", "workers", "threads", "devices"];
+/// What evaluations are sampled by instead: `[eval]`.
+const OF_SAMPLING: &[&str] = &["group_size", "temperature", "top_p", "top_k", "min_p", "ignore_eos"];
+/// The same of recorded rollouts, whose temperature the trainer divides by.
+const OF_SAMPLING_ANEW: &[&str] = &["top_p", "top_k", "min_p", "ignore_eos"];
+/// What `[mix]` takes of `[sft]`.
+const OF_MIXED: &[&str] = &["data", "sources", "max_length", "too_long", "packing", "turns", "fraction"];
 const OF_LAUNCHED: &[&str] = &["replicas", "port", "program", "flags", "env", "start_timeout", "restarts"];
 
 pub(super) fn unused(plan: &Plan, note: Note) {
@@ -40,9 +48,36 @@ pub(super) fn unused(plan: &Plan, note: Note) {
         }
     } else {
         unused("generate", changed(generate), Some(OF_ENGINES), &[], "pipeline", "this pipeline generates for evaluations only");
+        // What policies publish is evaluated; a supervised run's adapters as they are.
+        let published = plan.pipeline.trains_by_train() && plan.eval.is_some();
+        if let Some(lora) = plan.lora.as_ref().filter(|_| !published) {
+            unused(
+                "lora",
+                changed(lora),
+                Some(&["sync"]),
+                &[],
+                "pipeline",
+                "no generator is given adapters during this training",
+            );
+        }
     }
-    if plan.pipeline == Pipeline::GrpoOffline {
-        unused("batch", changed(batch), Some(&["over_sample"]), &[], "pipeline", "recorded groups are there from the start");
+    let by_eval = "evaluations are sampled as [eval] says";
+    match plan.pipeline {
+        Pipeline::Sft => unused("generate", changed(generate), Some(OF_SAMPLING), &[], "pipeline", by_eval),
+        Pipeline::GrpoOffline => {
+            unused("generate", changed(generate), Some(OF_SAMPLING_ANEW), &[], "pipeline", by_eval);
+            if let Some(sft) = &plan.sft {
+                let why = "[sft] is the data of [mix] alone, since there is no supervised phase";
+                unused("sft", changed(sft), None, OF_MIXED, "pipeline", why);
+            }
+        }
+        _ => {}
+    }
+    if matches!(plan.pipeline, Pipeline::GrpoOffline | Pipeline::Dpo) {
+        unused("batch", changed(batch), Some(&["over_sample"]), &[], "pipeline", "the groups are there from the start");
+        let why = "no generator samples what the trainer learns from";
+        let keys: &[&str] = if plan.pipeline == Pipeline::Dpo { &["probe", "gap_warn", "gap_halt"] } else { &["probe"] };
+        unused("train", changed(&plan.train), Some(keys), &[], "pipeline", why);
     }
     for Unused { section, changed, only, but, from, why } in all {
         let without_effect = |key: &&String| only.is_none_or(|only| only.contains(&key.as_str())) && !but.contains(&key.as_str());
@@ -51,6 +86,64 @@ pub(super) fn unused(plan: &Plan, note: Note) {
             note(&key, &[from], format!("`{key}` has no effect: {why}"), "leave it out");
         }
     }
+    for (key, _, from, why) in singles(plan).into_iter().filter(|(_, set, ..)| *set) {
+        note(key, &[from], format!("`{key}` has no effect: {why}"), "leave it out");
+    }
+}
+
+/// Single keys: whether they are set and have no effect, the key that this follows from, and why.
+fn singles(plan: &Plan) -> Vec<(&'static str, bool, &'static str, &'static str)> {
+    let (pipeline, reward, remote) = (plan.pipeline, &plan.reward, plan.engine.is_remote() && plan.pipeline.reinforces());
+    let data = matches!(plan.task.data, TaskData::Data(_));
+    let drawn = match pipeline {
+        Pipeline::Grpo | Pipeline::SftThenGrpo => false,
+        Pipeline::Dpo => !data,
+        Pipeline::Sft | Pipeline::RewardModel | Pipeline::GrpoOffline => true,
+    };
+    let sft = |is: fn(&Sft) -> bool| plan.sft.as_ref().is_some_and(is);
+    let eval = plan.eval.as_ref();
+    let asked = eval.and_then(|eval| eval.task.as_ref());
+    let weighted = |task: &Task| match &task.data {
+        TaskData::Data(of) => of.sources().iter().any(|source| source.weight.is_some()),
+        _ => false,
+    };
+    let laid_out = sft(|sft| sft.packs() || sft.too_long == TooLong::Split);
+    let own = sft(|sft| !sft.sources().is_empty());
+    let several = plan.generate.workers > 1 && plan.flow.max_staleness == 0 && pipeline.reinforces() && !remote;
+    let in_rows = "rows are laid out from every record; give repeats in the place of weights";
+    vec![
+        ("task.shuffle", !plan.task.shuffle && drawn, "pipeline", "the order is drawn by the seed"),
+        ("eval.task.shuffle", asked.is_some_and(|task| !task.shuffle), "eval.task", "prompts are asked in their order"),
+        ("eval.task.sources", asked.is_some_and(weighted), "eval.task", "every record is asked; weights draw from none"),
+        (
+            "eval.threads",
+            remote && eval.is_some_and(|eval| eval.threads != 1),
+            "engine.kind",
+            "servers answer, which have their own threads",
+        ),
+        (
+            "reward.on_failure",
+            reward.on_failure != OnFailure::default() && !pipeline.reinforces() && !plan.rescores(),
+            "pipeline",
+            "an answer of an evaluation that has no reward is counted",
+        ),
+        (
+            "reward.max_poisoned",
+            reward.max_poisoned != 64 && !pipeline.reinforces(),
+            "pipeline",
+            "no group is dropped for its reward here",
+        ),
+        (
+            "sft.batch",
+            sft(|sft| sft.batch_tokens.is_some() && sft.batch != Sft::default().batch),
+            "sft.batch_tokens",
+            "a step takes as many as sft.batch_tokens says",
+        ),
+        ("sft.turns", sft(|sft| sft.turns == Turns::Apart) && !own && !data, "task.kind", "sums are no conversations"),
+        ("sft.sources", laid_out && sft(|sft| sft.sources.iter().any(|source| source.weight.is_some())), "sft.packing", in_rows),
+        ("task.sources", laid_out && pipeline == Pipeline::Sft && !own && weighted(&plan.task), "sft.packing", in_rows),
+        ("generate.workers", several, "flow.max_staleness", "a synchronous run keeps to one engine"),
+    ]
 }
 
 /// The keys of a section whose values differ from their defaults.
@@ -90,5 +183,8 @@ mod tests {
         assert_eq!(errors("grpo_offline", &["batch.over_sample=1.5"]), ["batch.over_sample"]);
         assert_eq!(errors("grpo_offline", &["generate.workers=2"]), ["generate.workers"]);
         assert_eq!(errors("grpo_offline", &["batch.groups=3"]), [""; 0]);
+        let mixed = ["mix={}", "sft={data=\"b.jsonl\",turns=\"apart\"}"];
+        assert_eq!(errors("grpo_offline", &mixed), [""; 0]);
+        assert_eq!(errors("grpo_offline", &[&mixed[..], &["sft.steps=3", "sft.lr=1e-4"]].concat()), ["sft.lr", "sft.steps"]);
     }
 }
