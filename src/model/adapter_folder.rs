@@ -62,7 +62,7 @@ pub fn save_adapter(dir: &Path, adapter: &Adapter) -> Result<(), ModelError> {
         "inference_mode": true,
     });
     let path = dir.join(CONFIG);
-    std::fs::write(&path, format!("{config:#}\n")).map_err(io(&path))?;
+    atomic_file::write_unsynced(&path, format!("{config:#}\n")).map_err(io(&path))?;
     write_tensors(&dir.join(WEIGHTS), adapter.layout.entries(), &adapter.flat, Dtype::F32)
 }
 

@@ -13,6 +13,7 @@ use serde_json::Map;
 use super::folder::{WeightFile, weight_files, write_tensors};
 use super::shards::{Slice, WHOLE, shard_name, write_configs, write_index};
 use super::{Dtype, Entry, ModelConfig, ModelError, Weights};
+use crate::util::atomic_file;
 
 /// What became of the tensors of a folder, by their number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,8 +44,11 @@ pub fn save_hf_after(
 
     // What is shared comes first, since it may turn out that it can't be.
     let mut shared: Vec<&Earlier> = Vec::new();
+    let link = |at: usize| dir.join(format!(".shared-{at}.writing"));
     for file in earlier.iter().filter(|file| file.is_unchanged()) {
-        if std::fs::hard_link(&file.path, dir.join(format!(".shared-{}", shared.len()))).is_ok() {
+        let link = link(shared.len());
+        let made = atomic_file::remove(&link).and_then(|()| std::fs::hard_link(&file.path, &link));
+        if made.is_ok() {
             shared.push(file);
         }
     }
@@ -62,8 +66,8 @@ pub fn save_hf_after(
     let (files, mut map) = (shared.len() + written.len(), Map::new());
     let name = |at: usize| if files == 1 { WHOLE.to_owned() } else { shard_name(at, files) };
     for (at, file) in shared.iter().enumerate() {
-        let (from, to) = (dir.join(format!(".shared-{at}")), dir.join(name(at)));
-        std::fs::rename(&from, &to).map_err(|source| ModelError::Io { path: to, source })?;
+        let to = dir.join(name(at));
+        atomic_file::replace(&link(at), &to).map_err(|source| ModelError::Io { path: to, source })?;
         map.extend(file.tensors.keys().map(|tensor| (tensor.clone(), name(at).into())));
     }
     for (at, entries) in (shared.len()..).zip(&written) {

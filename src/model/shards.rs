@@ -54,7 +54,7 @@ pub(super) fn write_index(dir: &Path, parameters: usize, dtype: Dtype, map: Map<
 
 fn write_json(dir: &Path, name: &str, object: &Value) -> Result<(), ModelError> {
     let path = dir.join(name);
-    std::fs::write(&path, format!("{object:#}\n")).map_err(|source| ModelError::Io { path, source })
+    atomic_file::write_unsynced(&path, format!("{object:#}\n")).map_err(|source| ModelError::Io { path, source })
 }
 
 /// All of a model's folder but its weights.

@@ -28,6 +28,24 @@ pub fn write(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
 /// # Errors
 /// Those of the file system and of `fill`. The file that was there before is then still there, unchanged.
 pub fn write_with(path: &Path, fill: impl FnOnce(&mut BufWriter<&mut File>) -> io::Result<()>) -> io::Result<()> {
+    put_file(path, fill, File::sync_all)?;
+    sync_entry(path)
+}
+
+/// As [`write()`], but brings nothing to the disk: for a file in a folder that is [published](publish) as a whole, or
+/// [replaced](replace).
+///
+/// # Errors
+/// Those of the file system. The file that was there before is then still there, unchanged.
+pub fn write_unsynced(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
+    put_file(path, |file| file.write_all(content.as_ref()), |_| Ok(()))
+}
+
+fn put_file(
+    path: &Path,
+    fill: impl FnOnce(&mut BufWriter<&mut File>) -> io::Result<()>,
+    settle: impl FnOnce(&File) -> io::Result<()>,
+) -> io::Result<()> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let prefix = format!(".{}.", name.to_string_lossy());
     let mut builder = tempfile::Builder::new();
@@ -44,10 +62,27 @@ pub fn write_with(path: &Path, fill: impl FnOnce(&mut BufWriter<&mut File>) -> i
     out.flush()?;
     drop(out);
     let (file, temporary) = temporary.into_parts();
-    file.sync_all()?;
+    settle(&file)?;
     fs::rename(&temporary, path)?;
     // It has another name now, and must not be deleted under this one.
     temporary.keep().map_err(|error| error.error)?;
+    Ok(())
+}
+
+/// Replaces the file or link at `path` by a symbolic link to `target`, atomically and durably. The folder must exist.
+///
+/// # Errors
+/// Those of the file system. The file that was there before is then still there, unchanged.
+#[cfg(unix)]
+pub fn link(path: &Path, target: &Path) -> io::Result<()> {
+    let mut builder = tempfile::Builder::new();
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let prefix = format!(".{}.", name.to_string_lossy());
+    builder.prefix(&prefix).suffix(".writing");
+    let temporary = builder.make_in(parent(path), |path| std::os::unix::fs::symlink(target, path))?;
+    fs::rename(temporary.path(), path)?;
+    // It has another name now, and must not be deleted under this one.
+    temporary.into_temp_path().keep().map_err(|error| error.error)?;
     sync_entry(path)
 }
 
@@ -59,12 +94,24 @@ pub fn write_with(path: &Path, fill: impl FnOnce(&mut BufWriter<&mut File>) -> i
 /// # Errors
 /// Those of the file system. A folder that was at `to` is put back where that is possible.
 pub fn publish(from: &Path, to: &Path) -> io::Result<()> {
-    let is_folder = from.is_dir();
-    if is_folder { sync_all(from) } else { sync(from) }?;
+    if from.is_dir() { sync_all(from) } else { sync(from) }?;
+    put(from, to, sync_entry)
+}
+
+/// Moves `from` to `to` as [`publish`] does, atomically, but brings nothing to the disk: for files that a run hands to
+/// other processes and writes again after a crash.
+///
+/// # Errors
+/// Those of the file system. A folder that was at `to` is put back where that is possible.
+pub fn replace(from: &Path, to: &Path) -> io::Result<()> {
+    put(from, to, |_| Ok(()))
+}
+
+fn put(from: &Path, to: &Path, settle: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     let name = to.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let aside = to.with_file_name(format!(".{}.replaced", name.to_string_lossy()));
     remove(&aside)?;
-    let replaces = is_folder && to.symlink_metadata().is_ok();
+    let replaces = from.is_dir() && to.symlink_metadata().is_ok();
     if replaces {
         fs::rename(to, &aside)?;
     }
@@ -75,7 +122,7 @@ pub fn publish(from: &Path, to: &Path) -> io::Result<()> {
         }
         return Err(error);
     }
-    sync_entry(to)?;
+    settle(to)?;
     remove(&aside)
 }
 
@@ -181,7 +228,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         write(&path, "one").unwrap();
-        write(&path, "two").unwrap();
+        write_unsynced(&path, "two").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "two");
         let failed = write_with(&path, |file| {
             file.write_all(b"half")?;
@@ -205,14 +252,27 @@ mod tests {
         assert_eq!(mode(&path), mode(&outside), "as a file that anything else makes");
     }
 
+    #[cfg(unix)]
+    #[test]
+    fn a_link_replaces_a_file_or_a_link_and_nothing_else_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        write(&path, "a file").unwrap();
+        for target in ["../one", "../two"] {
+            link(&path, Path::new(target)).unwrap();
+            assert_eq!(fs::read_link(&path).unwrap(), Path::new(target));
+        }
+        assert_eq!(names(folder.path()), ["file"]);
+    }
+
     #[test]
     fn a_folder_is_replaced_whole_and_leftovers_are_deleted() {
         let root = tempfile::tempdir().unwrap();
         let (from, to) = (root.path().join(".model.writing"), root.path().join("model"));
-        for content in ["one", "two"] {
+        for (content, put) in [("one", publish as fn(&Path, &Path) -> io::Result<()>), ("two", publish), ("three", replace)] {
             create_folder(&from.join("deep/er")).unwrap();
             fs::write(from.join("deep/er/file"), content).unwrap();
-            publish(&from, &to).unwrap();
+            put(&from, &to).unwrap();
             assert_eq!(fs::read_to_string(to.join("deep/er/file")).unwrap(), content);
         }
         assert_eq!(names(root.path()), ["model"]);

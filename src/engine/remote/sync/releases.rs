@@ -1,6 +1,6 @@
 //! The folders that weights are handed over in: `v0000000042`, one a version, each there whole or not at all.
 //!
-//! Nothing here outlives the run, so that nothing is brought to the disk: a run that is resumed writes its weights again (law C3 is not asked).
+//! Folders appear by [`atomic_file::replace`], which brings nothing to the disk: a run that is resumed writes its weights again.
 //!
 //! A [`Release`] is a lease: as long as one is held, its folder stays. Of the others the newest are kept, up to a hard cap.
 
@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::data::Version;
+use crate::util::atomic_file;
 
 /// A folder that holds one version, and stays while this is held. Cloning is cheap.
 #[derive(Clone, Debug)]
@@ -51,15 +52,15 @@ impl Releases {
     /// In `dir`, which is made if need be. At most `keep` folders, at least one, besides those that are held. What an earlier process left there is
     /// counted among them; what it left half is removed.
     pub fn open(dir: impl AsRef<Path>, keep: usize) -> io::Result<Self> {
-        std::fs::create_dir_all(dir.as_ref())?;
+        atomic_file::create_folder(dir.as_ref())?;
         let dir = dir.as_ref().canonicalize()?;
+        atomic_file::remove_leftovers(&dir)?;
         let mut kept = Vec::new();
         for entry in std::fs::read_dir(&dir)? {
             let entry = entry?;
             let called = entry.file_name().to_string_lossy().into_owned();
             match called.strip_prefix('v').and_then(|digits| digits.parse().ok()) {
                 Some(version) if called == name(version) => kept.push(Release::of(version, entry.path())),
-                _ if called.starts_with('.') && called.ends_with(".writing") => std::fs::remove_dir_all(entry.path())?,
                 _ => {}
             }
         }
@@ -85,20 +86,15 @@ impl Releases {
         write: impl FnOnce(&Path) -> Result<(), E>,
     ) -> Result<Release, E> {
         let (path, writing) = (self.dir.join(name(version)), self.dir.join(format!(".{}.writing", name(version))));
-        if writing.exists() {
-            std::fs::remove_dir_all(&writing)?;
-        }
-        std::fs::create_dir_all(&writing)?;
+        atomic_file::remove(&writing)?;
+        std::fs::create_dir(&writing)?;
         if let Err(error) = write(&writing) {
             // The error that counts is the one before.
-            std::fs::remove_dir_all(&writing).ok();
+            atomic_file::remove(&writing).ok();
             return Err(error);
         }
-        if path.exists() {
-            std::fs::remove_dir_all(&path)?;
-            self.kept.retain(|release| release.version != version);
-        }
-        std::fs::rename(&writing, &path)?;
+        atomic_file::replace(&writing, &path)?;
+        self.kept.retain(|release| release.version != version);
         let release = Release::of(version, path);
         let at = self.kept.partition_point(|other| other.version < version);
         self.kept.insert(at, release.clone());
@@ -115,13 +111,7 @@ impl Releases {
                 return true;
             }
             too_many -= 1;
-            match std::fs::remove_dir_all(release.path()) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    removed = Err(error);
-                    true
-                }
-                _ => false,
-            }
+            atomic_file::remove(release.path()).map_err(|error| removed = Err(error)).is_err()
         });
         removed
     }
@@ -158,10 +148,13 @@ mod tests {
             Err::<(), _>(io::Error::other("the disk is full"))
         });
         assert!(failed.is_err() && std::fs::read_dir(dir.path()).unwrap().next().is_none());
-        std::fs::create_dir(dir.path().join(".v0000000004.writing")).unwrap();
+        for leftover in [".v0000000004.writing", ".v0000000002.replaced"] {
+            std::fs::create_dir(dir.path().join(leftover)).unwrap();
+        }
+        drop(put(&mut releases, 2));
         drop(put(&mut releases, 2));
         let reopened = Releases::open(dir.path(), 2).unwrap();
         assert_eq!(reopened.versions(), [2]);
-        assert!(!dir.path().join(".v0000000004.writing").exists());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "leftovers are deleted");
     }
 }
