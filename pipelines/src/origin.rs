@@ -65,7 +65,7 @@ fn begun<'a>(plan: &'a Plan, run: &Path) -> Result<Cow<'a, Plan>> {
     };
     let mut plan = plan.clone();
     if let ModelSource::Folder(folder) = &mut plan.model.source {
-        (folder.path, folder.preset) = (path, None);
+        (folder.path, folder.preset, folder.revision) = (path, None, None);
     }
     Ok(Cow::Owned(plan))
 }

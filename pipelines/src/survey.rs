@@ -214,7 +214,9 @@ impl Surveyed {
                 true
             }
             // The recipe's own checks say so.
-            Err(DataError::Missing { .. } | DataError::Layout { .. } | DataError::Split { .. }) => false,
+            Err(DataError::NoFile { .. } | DataError::Missing { .. } | DataError::Layout { .. } | DataError::Split { .. }) => {
+                false
+            }
             Err(error) => {
                 let help = "docs/data.md says what is read, and how".to_owned();
                 self.complaints.push(Complaint { key: key.to_owned(), message: format!("`{key}`: {error}"), help });

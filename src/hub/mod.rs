@@ -1,191 +1,36 @@
 //! Models and data sets by their ids: from the local cache of the Hugging Face hub, or fetched into it on first use.
 //!
-//! [`Cache`] only looks; [`Hub`] fetches what the cache lacks, unless `HF_HUB_OFFLINE` is set.
+//! [`Cache`] only looks; [`Hub`] fetches files that the cache lacks, unless `HF_HUB_OFFLINE` is set.
+//!
+//! Fetching is written on [`net`](crate::net) instead of the crate hf-hub, whose version 1.1 was read for these points:
+//! - It sends `HEAD` requests through a reqwest client of its own (`no_redirect_client`), also if it is given one. The
+//!   certificates of `net.ca_file` do not reach that client. Here all requests share one client, one TLS and proxy
+//!   configuration, one retry policy with `Retry-After`, and one kind of error.
+//! - It reads none of `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME` and `HF_HUB_OFFLINE`, and its default cache is relative to the
+//!   working directory.
+//! - It downloads an interrupted file again from its first byte, and compares no checksum. Here a download is resumed,
+//!   and compared with the hub's SHA-256.
+//! - It writes `refs/REVISION` in place, and a process that waits for a lock names no holder.
+//!
+//! Both pin a revision to its commit when it is first resolved.
 
+mod access;
+mod cache;
+mod download;
+mod error;
 mod fetch;
+mod store;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 
-use crate::net::RemoteError;
-use crate::util::reading;
+pub use access::Hub;
+pub(crate) use cache::snapshot;
+pub use cache::{Cache, CachedModel, RepoKind};
+pub use error::{HubError, NotFound};
+pub use fetch::Listing;
 pub(crate) use fetch::shown;
-pub use fetch::{Hub, Listing, RepoKind};
-
-/// Why something could not be fetched from the hub.
-#[derive(Debug, thiserror::Error)]
-pub enum HubError {
-    /// The name is neither a folder nor an id.
-    #[error("{0}")]
-    NotFound(NotFound),
-    /// It is not in the cache, and nothing may be fetched.
-    #[error("{0}; it is not fetched, since HF_HUB_OFFLINE is set")]
-    Offline(NotFound),
-    /// The hub has no such repository, or does not show it to this user.
-    #[error(
-        "{id} is neither here nor on {hub}{}; check the name",
-        if *has_token { ", for the token in use" } else { "; a private one needs a token in HF_TOKEN" }
-    )]
-    NoRepository {
-        /// What was asked for.
-        id: String,
-        /// The hub's address.
-        hub: String,
-        /// Whether a token was sent.
-        has_token: bool,
-    },
-    /// The repository has no such revision.
-    #[error("{id} has no revision {revision:?}; name a branch, a tag or a commit of it")]
-    NoRevision {
-        /// The repository.
-        id: String,
-        /// What was asked for.
-        revision: String,
-    },
-    /// The repository's owners ask for an agreement first.
-    #[error(
-        "{id} is gated: accept its terms at {hub}/{id}, then {}",
-        if *has_token { "use a token of that account in HF_TOKEN" } else { "set HF_TOKEN to a token of that account" }
-    )]
-    Gated {
-        /// The repository.
-        id: String,
-        /// The hub's address.
-        hub: String,
-        /// Whether a token was sent.
-        has_token: bool,
-    },
-    /// The repository does not hold what was asked of it.
-    #[error("{id} {problem}")]
-    Lacks {
-        /// The repository.
-        id: String,
-        /// What is missing, and what is there.
-        problem: String,
-    },
-    /// What arrived is not what the hub announced.
-    #[error("{file} of {id} arrived damaged: its checksum is another than the hub's; try again")]
-    Damaged {
-        /// The repository.
-        id: String,
-        /// The file.
-        file: String,
-    },
-    /// The hub could not be asked.
-    #[error("{0}; or set HF_HUB_OFFLINE=1 to use only what is here, or HF_ENDPOINT to another hub")]
-    Remote(#[from] RemoteError),
-    /// The cache can't be written.
-    #[error("writing {}: {source}; HF_HOME names another folder for the cache", .path.display())]
-    Io {
-        /// Which file or folder.
-        path: PathBuf,
-        /// What the machine said.
-        source: std::io::Error,
-    },
-}
-
-/// The hub's local cache: `models--ORG--NAME/snapshots/COMMIT` and `datasets--ORG--NAME/snapshots/COMMIT` below a folder.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cache {
-    root: PathBuf,
-}
-
-/// A model in the cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CachedModel {
-    /// `ORG/NAME`.
-    pub id: String,
-    /// The folder of its files, of revision `main` or else of the one that is there.
-    pub folder: PathBuf,
-    /// What is not there of it, if anything.
-    pub missing: Option<String>,
-}
-
-/// A model that is neither a folder nor in the cache.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub struct NotFound {
-    /// What was asked for.
-    pub name: String,
-    /// Where it was looked for, in words.
-    pub looked: String,
-    /// Whether the hub may have it.
-    pub is_id: bool,
-}
-
-impl fmt::Display for NotFound {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let NotFound { name, looked, is_id } = self;
-        write!(f, "{name}, {looked}")?;
-        match name.split_once('@') {
-            _ if !is_id => Ok(()),
-            Some((id, revision)) => write!(f, "; to fetch it: hf download {id} --revision {revision}"),
-            None => write!(f, "; to fetch it: hf download {name}"),
-        }
-    }
-}
-
-impl Cache {
-    /// The cache of this user: `$HF_HUB_CACHE`, else `hub` in `$HF_HOME`, else in `huggingface` in `$XDG_CACHE_HOME` or `~/.cache`.
-    pub fn of_user() -> Self {
-        Self::by(|name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))
-    }
-
-    fn by(variable: impl Fn(&str) -> Option<PathBuf>) -> Self {
-        Cache { root: variable("HF_HUB_CACHE").unwrap_or_else(|| home(&variable).join("hub")) }
-    }
-
-    /// The cache in that folder.
-    pub fn at(root: impl Into<PathBuf>) -> Self {
-        Cache { root: root.into() }
-    }
-
-    /// Where it is.
-    pub fn root(&self) -> &Path {
-        &self.root
-    }
-
-    /// The folder of a model by its id, `ORG/NAME` or `ORG/NAME@REVISION`, with all of its weights in it.
-    pub fn model(&self, id: &str) -> Result<PathBuf, NotFound> {
-        let refused = |looked: String| NotFound { name: id.to_owned(), looked, is_id: true };
-        let (name, revision) = id.split_once('@').map_or((id, None), |(name, revision)| (name, Some(revision)));
-        let home = self.root.join(format!("models--{}", name.replace('/', "--")));
-        if !home.is_dir() {
-            return Err(refused(format!("which does not exist here, nor in the hub's cache (looked for {})", home.display())));
-        }
-        let folder = snapshot(&home, revision).ok_or_else(|| {
-            let revision = revision.unwrap_or("main");
-            refused(format!("which is in the hub's cache, but not its revision {revision:?} (looked in {})", home.display()))
-        })?;
-        match missing(&folder) {
-            None => Ok(folder),
-            Some(what) => {
-                Err(refused(format!("which is in the hub's cache only in part: {what} is missing in {}", folder.display())))
-            }
-        }
-    }
-
-    /// Every model in it, by id.
-    pub fn models(&self) -> Vec<CachedModel> {
-        let entries = std::fs::read_dir(&self.root).into_iter().flatten().flatten();
-        let model = |entry: std::fs::DirEntry| {
-            let name = entry.file_name().into_string().ok()?;
-            let id = name.strip_prefix("models--")?.replacen("--", "/", 1);
-            let folder = snapshot(&entry.path(), None)?;
-            Some(CachedModel { id, missing: missing(&folder), folder })
-        };
-        let mut models: Vec<CachedModel> = entries.filter_map(model).collect();
-        models.sort_by(|a, b| a.id.cmp(&b.id));
-        models
-    }
-}
-
-/// The folder of the hub's tools: `$HF_HOME`, else `huggingface` in `$XDG_CACHE_HOME` or `~/.cache`.
-fn home(variable: &impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
-    let caches = || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache"))).unwrap_or_default();
-    variable("HF_HOME").unwrap_or_else(|| caches().join("huggingface"))
-}
 
 /// The folder that `name` means: itself if it is one, else the model of that id, from the cache or fetched now.
 ///
@@ -232,108 +77,4 @@ fn is_id(name: &str) -> bool {
     };
     let parts: Vec<&str> = name.split('/').collect();
     parts.len() == 2 && parts.iter().all(|part| word(part)) && revision.split('/').all(word)
-}
-
-/// The files of a revision: what its reference names, or the commit itself; without one, `main` or the only one there is.
-pub(crate) fn snapshot(home: &Path, revision: Option<&str>) -> Option<PathBuf> {
-    let snapshots = home.join("snapshots");
-    let named = |revision: &str| {
-        let commit = std::fs::read_to_string(home.join("refs").join(revision)).ok()?;
-        Some(snapshots.join(commit.trim())).filter(|folder| folder.is_dir())
-    };
-    let folders = || std::fs::read_dir(&snapshots).into_iter().flatten().flatten().map(|entry| entry.path());
-    let commit = |revision: &str| {
-        let whole = Some(snapshots.join(revision)).filter(|folder| folder.is_dir());
-        let begins = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(revision));
-        whole.or_else(|| folders().find(|path| revision.len() >= 7 && begins(path)))
-    };
-    match revision {
-        Some(revision) => named(revision).or_else(|| commit(revision)),
-        None => named("main").or_else(|| folders().next().filter(|_| folders().count() == 1)),
-    }
-}
-
-/// What a model's folder needs and doesn't have.
-fn missing(folder: &Path) -> Option<String> {
-    let lacks = |name: &&str| !folder.join(name).exists();
-    if let Some(name) = ["config.json", "tokenizer.json"].into_iter().find(lacks) {
-        return Some(name.to_owned());
-    }
-    if folder.join("model.safetensors").exists() {
-        return None;
-    }
-    let Ok(index) = reading::read_text(&folder.join("model.safetensors.index.json")) else {
-        return Some("model.safetensors".to_owned());
-    };
-    let index: serde_json::Value = serde_json::from_str(&index).unwrap_or_default();
-    let mut shards: Vec<&str> =
-        index["weight_map"].as_object().into_iter().flatten().filter_map(|(_, file)| file.as_str()).collect();
-    shards.sort_unstable();
-    shards.into_iter().find(lacks).map(str::to_owned)
-}
-
-#[cfg(test)]
-mod cache_tests {
-    use super::*;
-    use std::fs;
-
-    /// A cache with one model in the hub's layout.
-    fn cached(id: &str, files: &[&str]) -> (tempfile::TempDir, Cache) {
-        let root = tempfile::tempdir().unwrap();
-        let home = root.path().join(format!("models--{}", id.replace('/', "--")));
-        let folder = home.join("snapshots/0123456789abcdef");
-        fs::create_dir_all(&folder).unwrap();
-        fs::create_dir_all(home.join("refs/pr")).unwrap();
-        fs::write(home.join("refs/main"), "0123456789abcdef").unwrap();
-        fs::write(home.join("refs/pr/7"), "0123456789abcdef\n").unwrap();
-        files.iter().for_each(|file| fs::write(folder.join(file), "{}").unwrap());
-        let cache = Cache::at(root.path());
-        (root, cache)
-    }
-
-    #[test]
-    fn an_id_is_the_snapshot_that_its_revision_names() {
-        let (root, cache) = cached("Org/some-model_1.5", &["config.json", "tokenizer.json", "model.safetensors"]);
-        let folder = root.path().join("models--Org--some-model_1.5/snapshots/0123456789abcdef");
-        for id in ["Org/some-model_1.5", "Org/some-model_1.5@main", "Org/some-model_1.5@pr/7", "Org/some-model_1.5@0123456"] {
-            assert_eq!(locate_in(&cache, Path::new(id)).unwrap(), folder, "{id}");
-        }
-        let error = cache.model("Org/some-model_1.5@v2").unwrap_err().to_string();
-        assert!(error.contains("revision \"v2\"") && error.contains("--revision v2"), "{error}");
-        assert_eq!(cache.models(), [CachedModel { id: "Org/some-model_1.5".into(), folder, missing: None }]);
-    }
-
-    #[test]
-    fn what_is_not_there_says_where_it_was_looked_for_and_how_to_fetch_it() {
-        let (root, cache) = cached("a/b", &["config.json", "tokenizer.json"]);
-        let error = locate_in(&cache, Path::new("a/c")).unwrap_err().to_string();
-        assert!(error.contains(&root.path().join("models--a--c").display().to_string()), "{error}");
-        assert!(error.ends_with("hf download a/c"), "{error}");
-        let error = cache.model("a/b").unwrap_err().to_string();
-        assert!(error.contains("only in part: model.safetensors is missing"), "{error}");
-        let error = locate_in(&cache, Path::new("./a/c")).unwrap_err().to_string();
-        assert!(!error.contains("hf download"), "{error}");
-    }
-
-    #[test]
-    fn shards_that_the_index_names_must_be_there() {
-        let (root, cache) = cached("a/b", &["config.json", "tokenizer.json", "one.safetensors"]);
-        let folder = root.path().join("models--a--b/snapshots/0123456789abcdef");
-        let index = r#"{"weight_map": {"x": "one.safetensors", "y": "two.safetensors"}}"#;
-        fs::write(folder.join("model.safetensors.index.json"), index).unwrap();
-        assert!(cache.model("a/b").unwrap_err().to_string().contains("two.safetensors is missing"));
-        fs::write(folder.join("two.safetensors"), "").unwrap();
-        assert_eq!(cache.model("a/b").unwrap(), folder);
-    }
-
-    #[test]
-    fn the_users_cache_is_where_the_hubs_tools_put_it() {
-        let by = |set: &[(&str, &str)]| {
-            Cache::by(|name| set.iter().find(|(known, _)| *known == name).map(|(_, value)| PathBuf::from(value))).root
-        };
-        assert_eq!(by(&[("HOME", "/h")]), Path::new("/h/.cache/huggingface/hub"));
-        assert_eq!(by(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")]), Path::new("/x/huggingface/hub"));
-        assert_eq!(by(&[("HOME", "/h"), ("HF_HOME", "/f")]), Path::new("/f/hub"));
-        assert_eq!(by(&[("HF_HOME", "/f"), ("HF_HUB_CACHE", "/c")]), Path::new("/c"));
-    }
 }

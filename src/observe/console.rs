@@ -30,9 +30,20 @@ use crate::util::untrusted;
 pub struct Console {
     /// The progress line, while a terminal shows one.
     bar: Arc<Mutex<Option<ProgressBar>>>,
+    /// If true, events below `WARN` are not shown.
+    quiet: bool,
 }
 
 impl Console {
+    /// A console that shows warnings and errors only.
+    pub fn quiet() -> Self {
+        Console { quiet: true, ..Console::default() }
+    }
+
+    fn most(&self) -> Level {
+        if self.quiet { Level::WARN } else { Level::INFO }
+    }
+
     /// Shows the events of this process from now on, those of the library at level `INFO` or above, one line each. A program has one
     /// subscriber; the second is refused.
     pub fn install(&self) -> Result<(), SetGlobalDefaultError> {
@@ -66,11 +77,11 @@ impl Console {
 /// Spans are not shown.
 impl Subscriber for Console {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event() && *metadata.level() <= Level::INFO && metadata.target().starts_with("rollflow")
+        metadata.is_event() && *metadata.level() <= self.most() && metadata.target().starts_with("rollflow")
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(LevelFilter::INFO)
+        Some(self.most().into())
     }
 
     fn event(&self, event: &Event<'_>) {

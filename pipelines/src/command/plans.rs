@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use rollflow::observe::Console;
 use rollflow::recipe::{self, Complaint, Loaded, Place, Plan, RecipeErrors};
 use rollflow::util::{reading, untrusted};
 
@@ -43,8 +44,17 @@ pub fn try_load_and(
     explained(&args.recipe, &sets, registry, further)
 }
 
-/// [`try_load_and`] for a file with values laid over it.
+/// [`try_load_and`] for a file with values laid over it. Warnings go to standard error: no run has a console yet.
 pub fn explained(
+    path: &Path,
+    sets: &[String],
+    registry: &Registry,
+    further: impl Fn(&Plan) -> Vec<Complaint>,
+) -> Result<Loaded, RecipeErrors> {
+    tracing::subscriber::with_default(Console::quiet(), || settled(path, sets, registry, further))
+}
+
+fn settled(
     path: &Path,
     sets: &[String],
     registry: &Registry,

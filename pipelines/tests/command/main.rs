@@ -15,6 +15,7 @@ mod disks;
 mod evaluating;
 mod file_faults;
 mod hostile;
+mod hub;
 mod lineage;
 mod model_server;
 mod models;

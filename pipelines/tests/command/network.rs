@@ -1,15 +1,9 @@
-//! The command and the network: TLS, proxies, the hub, and outputs that take nothing.
+//! The command and the network: TLS, proxies, and outputs that take nothing.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::path::Path;
+use std::fs::File;
 use std::process::{Command, Output, Stdio};
-use std::sync::Arc;
 
-use axum::extract::Path as In;
-use axum::http::StatusCode;
-use axum::http::header::ETAG;
-use axum::response::IntoResponse;
 use axum::{Router, routing};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
@@ -22,9 +16,8 @@ mod tls;
 use tls::{Authority, proxy, serve};
 
 const RECIPE: &str = "pipelines/recipes/grpo_vllm.toml";
-const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-fn rollflow(args: &[&str], variables: &[(&str, &str)]) -> Output {
+pub fn rollflow(args: &[&str], variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rollflow"));
     for name in
         ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR"]
@@ -34,7 +27,7 @@ fn rollflow(args: &[&str], variables: &[(&str, &str)]) -> Output {
     command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).args(args).envs(variables.iter().copied()).output().unwrap()
 }
 
-fn said(output: &Output) -> String {
+pub fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
@@ -91,52 +84,6 @@ fn a_proxy_of_the_environment_is_asked_for_a_tunnel_unless_no_proxy_names_the_ho
     let direct = rollflow(&["engine", "status", "--kind", "vllm", "https://models.test"], &exempt);
     assert!(direct.status.code() == Some(1) && said(&direct).contains("cannot connect"), "{}", said(&direct));
     assert!(asked.lock().unwrap().is_empty());
-}
-
-/// A hub with the golden model `of` as `org/tiny`.
-fn hub(runtime: &Runtime, of: &str) -> String {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models").join(of);
-    let files = fs::read_dir(golden).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file());
-    let files = files.map(|path| (path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read(&path).unwrap()));
-    let files: Arc<BTreeMap<String, Vec<u8>>> = Arc::new(files.collect());
-    let listed: Vec<_> = files.keys().map(|name| json!({ "rfilename": name })).collect();
-    let info = json!({ "sha": COMMIT, "siblings": listed }).to_string();
-    let file = move |In((_, name)): In<(String, String)>| async move {
-        match files.get(&name) {
-            Some(bytes) => ([(ETAG, format!("\"{:x}-{}\"", bytes.len(), name.replace('.', "_")))], bytes.clone()).into_response(),
-            None => StatusCode::NOT_FOUND.into_response(),
-        }
-    };
-    let routes = Router::new()
-        .route("/api/models/org/tiny/revision/{revision}", routing::get(move || async move { info }))
-        .route("/org/tiny/resolve/{commit}/{file}", routing::get(file));
-    runtime.block_on(async {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        tokio::spawn(async move { axum::serve(listener, routes).await });
-        url
-    })
-}
-
-#[test]
-fn a_model_that_a_recipe_names_by_its_id_is_fetched_when_it_is_first_used() {
-    let (runtime, folder) = (Runtime::new().unwrap(), tempfile::tempdir().unwrap());
-    let url = hub(&runtime, "qwen2_tied");
-    let recipe = folder.path().join("run.toml");
-    let text = "pipeline = 'grpo'\n[model]\nkind = 'folder'\npath = 'org/tiny'\n[task]\nkind = 'arithmetic'\n[generate]\nmax_new_tokens = 4\n";
-    fs::write(&recipe, text).unwrap();
-    let home = folder.path().join("hf");
-    let check = |variables: &[(&str, &str)]| {
-        let all = [&[("HF_HOME", home.to_str().unwrap()), ("HF_ENDPOINT", url.as_str())], variables].concat();
-        rollflow(&["check", recipe.to_str().unwrap()], &all)
-    };
-    let offline = check(&[("HF_HUB_OFFLINE", "1")]);
-    assert!(offline.status.code() == Some(2) && said(&offline).contains("HF_HUB_OFFLINE is set"), "{}", said(&offline));
-    let fetched = check(&[]);
-    assert!(fetched.status.success(), "{}", said(&fetched));
-    assert!(home.join("hub/models--org--tiny/snapshots").join(COMMIT).join("model.safetensors").exists());
-    let again = check(&[("HF_HUB_OFFLINE", "1")]);
-    assert!(again.status.success(), "{}", said(&again));
 }
 
 #[test]

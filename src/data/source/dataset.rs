@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use super::DataError;
 use super::columns::Columns;
 use super::hub;
-use super::locate::{Format, Layout, layout, locate, names_id};
+use super::locate::{Format, Layout, layout_of_folder, locate, names_id};
 use super::part::Part;
 use super::shape::Shape;
 use super::skips::{Skip, Skips};
@@ -62,9 +62,15 @@ impl DataSpec {
         self.name.clone().unwrap_or_else(end)
     }
 
-    /// The data set's subsets, and the splits of `subset`, by the names of its files.
+    /// The data set's subsets, and the splits of `subset`, by the names of its files. Of an id they come from the hub,
+    /// or from the cache if nothing may be fetched; no data is.
     pub fn layout(&self) -> Result<Layout, DataError> {
-        layout(&self.data, self.subset.as_deref(), self.hub.cache())
+        match &self.data {
+            file if file.is_file() => Ok(Layout::default()),
+            folder if folder.is_dir() => layout_of_folder(folder, self.subset.as_deref()),
+            id if names_id(id) => hub::layout(&self.hub, &id.to_string_lossy(), self.subset.as_deref()),
+            _ => self.check().map(|()| Layout::default()),
+        }
     }
 
     /// Whether the files are there, without reading them.
@@ -80,24 +86,28 @@ impl DataSpec {
     ///
     /// # Errors
     ///
-    /// [`DataError::Missing`] and [`DataError::Layout`] if there is no such file, folder, subset or split,
-    /// [`DataError::Hub`] if it could not be fetched.
+    /// [`DataError::NoFile`], [`DataError::Missing`] and [`DataError::Layout`] if there is no such file, folder, subset or
+    /// split, [`DataError::Hub`] if it could not be fetched.
     pub fn fetch(&self) -> Result<(), DataError> {
         self.found().map(drop)
     }
 
     fn found(&self) -> Result<Vec<(PathBuf, Format)>, DataError> {
+        let name = self.data.to_string_lossy();
+        if self.subset.is_none() && hub::may_be_asked_for(&self.data) {
+            hub::list_if_unknown(&self.hub, &name);
+        }
         let missing = match self.files() {
             Ok(files) => return Ok(files),
             Err(missing) => missing,
         };
-        if !names_id(&self.data) || self.hub.is_offline() {
+        if !hub::may_be_asked_for(&self.data) || self.hub.is_offline() {
             return Err(missing);
         }
-        match hub::fetch(&self.hub, &self.data.to_string_lossy(), self.subset.as_deref(), &self.split.name) {
+        match hub::fetch(&self.hub, &name, self.subset.as_deref(), &self.split.name) {
             Ok(_) => self.files(),
             // What is here already may be all that is needed to say what is wrong.
-            Err(HubError::Remote(_)) if matches!(missing, DataError::Layout { .. }) => Err(missing),
+            Err(HubError::Remote(_)) if matches!(missing, DataError::Layout { .. } | DataError::Hub(_)) => Err(missing),
             Err(error) => Err(error.into()),
         }
     }

@@ -8,7 +8,7 @@ use super::skips::Skips;
 /// A data set that can't be found, read or used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// Nothing of that name is here.
+    /// A data set of the hub that is not in the cache.
     #[error("there is no data set `{name}` here; looked for {}. {help}", list(.looked))]
     Missing {
         /// What was asked for.
@@ -17,6 +17,14 @@ pub enum DataError {
         looked: Vec<PathBuf>,
         /// How to get it.
         help: String,
+    },
+    /// No file or folder has that name, and it is no id of the hub.
+    #[error("file not found: {}; {help}", .name.display())]
+    NoFile {
+        /// What was asked for.
+        name: PathBuf,
+        /// What to do.
+        help: &'static str,
     },
     /// A data set of the hub that could not be fetched.
     #[error(transparent)]

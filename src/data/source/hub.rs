@@ -1,40 +1,115 @@
 //! Data sets by their ids: from the local cache of the Hugging Face hub, or fetched into it on first use.
+//!
+//! The cache holds the files that were fetched, which may be one subset of several. So the names of all files of a
+//! revision are kept there too, and subsets and splits are chosen from those.
 
 use std::path::{Path, PathBuf};
 
 use super::DataError;
-use super::locate::{in_listing, names_id};
+use super::locate::{Format, Layout, in_folder, in_listing, lacks_part, layout_of_folder, layout_of_listing, names_id};
 use crate::hub::{Cache, Hub, HubError, RepoKind, shown, snapshot};
 
+const KIND: RepoKind = RepoKind::Dataset;
+
 /// The folder of a data set in the cache: of its newest known state, or of the revision after an `@`.
-pub(super) fn dataset(cache: &Cache, name: &str) -> Result<PathBuf, DataError> {
+fn folder(cache: &Cache, name: &str) -> Result<PathBuf, DataError> {
     let (id, revision) = name.split_once('@').map_or((name, None), |(id, revision)| (id, Some(revision)));
-    let home = RepoKind::Dataset.home(cache, id);
+    let home = KIND.home(cache, id);
     let of = revision.map_or(String::new(), |revision| format!(" --revision {revision}"));
-    snapshot(&home, revision).ok_or_else(|| DataError::Missing {
-        name: name.to_owned(),
-        looked: vec![PathBuf::from(name), home],
-        help: format!("To fetch it: `hf download --repo-type dataset {id}{of}`; or name a file or folder"),
+    snapshot(&home, revision).ok_or_else(|| match id.contains('/') {
+        true => DataError::Missing {
+            name: name.to_owned(),
+            looked: vec![PathBuf::from(name), home],
+            help: format!("To fetch it: `hf download --repo-type dataset {id}{of}`; or name a file or folder"),
+        },
+        false => DataError::NoFile {
+            name: PathBuf::from(name),
+            help: "paths are relative to the folder that the command runs in, and a data set of the hub is named \
+                   ORGANIZATION/NAME",
+        },
     })
+}
+
+/// The files of one split in the cache.
+pub(super) fn in_cache(
+    cache: &Cache,
+    name: &str,
+    subset: Option<&str>,
+    split: &str,
+) -> Result<Vec<(PathBuf, Format)>, DataError> {
+    let folder = folder(cache, name)?;
+    let Some(listed) = cache.listing(KIND, name) else {
+        let files = in_folder(&folder, subset, split)?;
+        return match lacks_part(&files) {
+            None => Ok(files),
+            Some(problem) => Err(DataError::Layout { folder, problem }),
+        };
+    };
+    let chosen = in_listing(&listed, subset, split).map_err(|problem| lacks(name, problem, &listed))?;
+    let files: Vec<(PathBuf, Format)> = chosen.into_iter().map(|(file, format)| (folder.join(file), format)).collect();
+    match files.iter().find(|(file, _)| !file.exists()) {
+        None => Ok(files),
+        Some((missing, _)) => {
+            let name = missing.strip_prefix(&folder).unwrap_or(missing).display();
+            let problem = format!("split \"{split}\" is here only in part: {name} is missing");
+            Err(DataError::Layout { folder, problem })
+        }
+    }
+}
+
+fn lacks(name: &str, mut problem: String, listed: &[String]) -> HubError {
+    if problem.starts_with("holds no data") {
+        problem += &format!(", and it holds {}; the hub's own conversion is {name}@refs/convert/parquet", shown(listed));
+    }
+    HubError::Lacks { id: name.to_owned(), problem }
 }
 
 /// Fetches the files of one split of a data set into the cache.
 pub(super) fn fetch(hub: &Hub, name: &str, subset: Option<&str>, split: &str) -> Result<PathBuf, HubError> {
-    hub.fetch(RepoKind::Dataset, name, |listing| {
-        in_listing(&listing.files, subset, split).map_err(|problem| {
-            let mut problem = problem;
-            if problem.starts_with("holds no data") {
-                problem +=
-                    &format!(", and it holds {}; the hub's own conversion is {name}@refs/convert/parquet", shown(&listing.files));
-            }
-            HubError::Lacks { id: name.to_owned(), problem }
-        })
+    hub.fetch(KIND, name, |listing| {
+        let chosen = in_listing(&listing.files, subset, split).map_err(|problem| lacks(name, problem, &listing.files))?;
+        Ok(chosen.into_iter().map(|(file, _)| file).collect())
     })
+}
+
+/// Asks the hub for the subsets of a data set that is in the cache without a list of its files, as Python's tools leave it.
+/// Without an answer the cached files must do.
+pub(super) fn list_if_unknown(hub: &Hub, name: &str) {
+    let cache = hub.cache();
+    let Ok(folder) = folder(cache, name) else { return };
+    let commit = folder.file_name().and_then(|commit| commit.to_str());
+    let (Some(commit), None) = (commit.filter(|_| !hub.is_offline()), cache.listing(KIND, name)) else { return };
+    let id = name.split('@').next().unwrap_or(name);
+    if let Err(error) = hub.list_once(KIND, &format!("{id}@{commit}")) {
+        tracing::warn!("{name} may have subsets beside those in the cache, of which none is named: {error}");
+    }
+}
+
+/// The subsets and splits of a data set: from the hub, or from the cache if nothing may be fetched.
+pub(super) fn layout(hub: &Hub, name: &str, subset: Option<&str>) -> Result<Layout, DataError> {
+    if !hub.is_offline() && may_be_asked_for(Path::new(name)) {
+        match hub.list(KIND, name) {
+            Ok(listing) => return Ok(layout_of_listing(&listing.files, subset)),
+            Err(error) if folder(hub.cache(), name).is_err() => return Err(error.into()),
+            // What is here will do.
+            Err(_) => {}
+        }
+    }
+    let folder = folder(hub.cache(), name)?;
+    match hub.cache().listing(KIND, name) {
+        Some(listed) => Ok(layout_of_listing(&listed, subset)),
+        None => layout_of_folder(&folder, subset),
+    }
+}
+
+/// Whether the hub is asked for `data`: an id has an organization, so that a mistyped file name is none.
+pub(super) fn may_be_asked_for(data: &Path) -> bool {
+    names_id(data) && data.to_str().and_then(|name| name.split('@').next()).is_some_and(|id| id.contains('/'))
 }
 
 /// The commit of a data set in the cache that `data` names by its id.
 pub(crate) fn dataset_commit(data: &Path, cache: &Cache) -> Option<String> {
-    let folder = dataset(cache, data.to_str().filter(|_| names_id(data))?).ok()?;
+    let folder = folder(cache, data.to_str().filter(|_| names_id(data))?).ok()?;
     Some(folder.file_name()?.to_str()?.to_owned())
 }
 
@@ -45,7 +120,17 @@ pub(super) fn is_id(name: &Path) -> bool {
     let word = |part: &str| {
         !part.is_empty() && !part.starts_with('.') && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
     };
-    id.split('/').count() <= 2 && id.split('/').all(word)
+    id.split('/').count() <= 2 && id.split('/').all(word) && !ends_as_file(id)
+}
+
+/// Whether a name ends as files of data do, also those that are not read.
+fn ends_as_file(name: &str) -> bool {
+    const ENDINGS: [&str; 16] = [
+        "jsonl", "ndjson", "json", "parquet", "txt", "text", "csv", "tsv", "arrow", "feather", "orc", "gz", "zst", "zip", "xz",
+        "tar",
+    ];
+    let ending = name.rsplit_once('.').map(|(_, ending)| ending.to_ascii_lowercase());
+    ending.is_some_and(|ending| ENDINGS.contains(&ending.as_str()))
 }
 
 #[cfg(test)]
@@ -57,8 +142,10 @@ mod tests {
         for id in ["gsm8k", "openai/gsm8k", "a-b/c_d.e@refs-1"] {
             assert!(is_id(Path::new(id)), "{id}");
         }
-        for path in ["./data", "/data/x", "a/b/c", "../x", ""] {
+        for path in ["./data", "/data/x", "a/b/c", "../x", "", "trian.jsonl", "data/trian.csv", "data/train.jsonl.gz"] {
             assert!(!is_id(Path::new(path)), "{path}");
         }
+        assert!(may_be_asked_for(Path::new("openai/gsm8k")) && may_be_asked_for(Path::new("a/b@refs/convert/parquet")));
+        assert!(!may_be_asked_for(Path::new("trian")) && !may_be_asked_for(Path::new("trian@refs/convert/parquet")));
     }
 }

@@ -10,6 +10,7 @@ use super::DataError;
 use super::hub;
 use super::split::TRAIN;
 use crate::hub::Cache as HubCache;
+use crate::util::reading;
 
 /// How a file holds its records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,26 +57,23 @@ pub fn locate(data: &Path, subset: Option<&str>, split: &str, cache: &HubCache) 
     if data.is_dir() {
         return in_folder(data, subset, split);
     }
-    // A name that ends as files do is a file that is not there.
     if names_id(data) {
-        let folder = hub::dataset(cache, &data.to_string_lossy())?;
-        let files = in_folder(&folder, subset, split)?;
-        return match lacks_part(&files) {
-            None => Ok(files),
-            Some(problem) => Err(DataError::Layout { folder, problem }),
-        };
+        return hub::in_cache(cache, &data.to_string_lossy(), subset, split);
     }
-    let help = "Paths are relative to the folder that the command runs in".to_owned();
-    Err(DataError::Missing { name: data.display().to_string(), looked: vec![data.to_owned()], help })
+    if data.exists() {
+        reading::regular(data).map_err(DataError::file(data))?;
+    }
+    let help = "paths are relative to the folder that the command runs in";
+    Err(DataError::NoFile { name: data.to_owned(), help })
 }
 
 /// Whether `data` is an id of the hub, and no file or folder.
 pub(super) fn names_id(data: &Path) -> bool {
-    !data.exists() && Format::of(data).is_none() && hub::is_id(data)
+    !data.exists() && hub::is_id(data)
 }
 
 /// Which part of a split is missing of several, `prefix-00000-of-00003`.
-fn lacks_part(files: &[(PathBuf, Format)]) -> Option<String> {
+pub(super) fn lacks_part(files: &[(PathBuf, Format)]) -> Option<String> {
     let stems: Vec<&str> = files.iter().filter_map(|(file, _)| file.file_stem()?.to_str()).collect();
     stems.iter().find_map(|stem| {
         let (name, of) = (without_shard(stem)?, stem.rsplit_once("-of-")?.1.parse::<usize>().ok()?);
@@ -93,15 +91,19 @@ pub struct Layout {
     pub splits: Vec<String>,
 }
 
-/// The subsets of `data`, and the splits of one of them.
-pub fn layout(data: &Path, subset: Option<&str>, cache: &HubCache) -> Result<Layout, DataError> {
-    let folder = match data {
-        data if data.is_file() => return Ok(Layout::default()),
-        data if data.is_dir() => data.to_owned(),
-        id => hub::dataset(cache, &id.to_string_lossy())?,
-    };
+/// The subsets of a folder, and the splits of one of them.
+pub(super) fn layout_of_folder(folder: &Path, subset: Option<&str>) -> Result<Layout, DataError> {
     let mut found = Vec::new();
-    collect(&folder, Path::new(""), &mut found)?;
+    collect(folder, Path::new(""), &mut found)?;
+    Ok(layout(found, subset))
+}
+
+/// The subsets of a repository with these files, and the splits of one of them.
+pub(super) fn layout_of_listing(files: &[String], subset: Option<&str>) -> Layout {
+    layout(listed(files).collect(), subset)
+}
+
+fn layout(mut found: Vec<Found>, subset: Option<&str>) -> Layout {
     if let Some(subset) = subset {
         found.retain(|file| belongs(&file.inside, subset));
     }
@@ -109,7 +111,7 @@ pub fn layout(data: &Path, subset: Option<&str>, cache: &HubCache) -> Result<Lay
     let subsets: BTreeSet<Option<String>> = found.iter().map(subset_of).collect();
     let divided = !splits.is_empty() && subsets.len() > 1;
     let subsets = subsets.into_iter().flatten().filter(|_| divided).collect();
-    Ok(Layout { subsets, splits: splits.into_iter().collect() })
+    Layout { subsets, splits: splits.into_iter().collect() }
 }
 
 /// A data file and what its name says.
@@ -121,7 +123,7 @@ struct Found {
     split: Option<String>,
 }
 
-fn in_folder(folder: &Path, subset: Option<&str>, split: &str) -> Result<Vec<(PathBuf, Format)>, DataError> {
+pub(super) fn in_folder(folder: &Path, subset: Option<&str>, split: &str) -> Result<Vec<(PathBuf, Format)>, DataError> {
     let mut found = Vec::new();
     collect(folder, Path::new(""), &mut found)?;
     match chosen(found, subset, split) {
@@ -131,15 +133,19 @@ fn in_folder(folder: &Path, subset: Option<&str>, split: &str) -> Result<Vec<(Pa
 }
 
 /// Those of a repository's files that hold this split, or what is wrong.
-pub(super) fn in_listing(files: &[String], subset: Option<&str>, split: &str) -> Result<Vec<String>, String> {
+pub(super) fn in_listing(files: &[String], subset: Option<&str>, split: &str) -> Result<Vec<(String, Format)>, String> {
+    let files = chosen(listed(files).collect(), subset, split)?;
+    Ok(files.into_iter().map(|file| (file.path.to_string_lossy().into_owned(), file.format)).collect())
+}
+
+/// The data files among those of a repository.
+fn listed(files: &[String]) -> impl Iterator<Item = Found> + '_ {
     let hidden = |file: &Path| file.iter().any(|part| part.to_string_lossy().starts_with('.'));
-    let found = files.iter().map(PathBuf::from).filter(|file| !hidden(file)).filter_map(|file| {
+    files.iter().map(PathBuf::from).filter(move |file| !hidden(file)).filter_map(|file| {
         let about = file.file_name().is_some_and(|name| ABOUT.iter().any(|known| name == *known));
         let format = Format::of(&file).filter(|_| !about)?;
         Some(Found { split: split_of(&file), path: file.clone(), inside: file, format })
-    });
-    let files = chosen(found.collect(), subset, split)?;
-    Ok(files.into_iter().map(|file| file.path.to_string_lossy().into_owned()).collect())
+    })
 }
 
 fn chosen(mut found: Vec<Found>, subset: Option<&str>, split: &str) -> Result<Vec<Found>, String> {
