@@ -28,8 +28,9 @@ const ENOUGH: usize = 50;
 
 /// Write a recipe with comments, after a few questions.
 ///
-/// Answers come from the terminal or, a line each, from a pipe; an empty one, or none, takes what is proposed, as --yes does for all. What is given
-/// as an argument is not asked.
+/// Answers come from the terminal or, a line each, from a pipe; an empty one, or none, takes the proposal, as --yes does for all. What is given
+/// as an argument is not asked. A data set's subset has no proposal: with --yes, name it with --subset. Subsets and splits of a hub id are those that
+/// the hub lists.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:\n\
@@ -49,7 +50,7 @@ pub struct Init {
     /// `arithmetic`, or a file, a folder or a hub id of a data set.
     #[arg(long)]
     task: Option<String>,
-    /// The data set's subset (configuration), if it has several.
+    /// The data set's subset (configuration); required with --yes if it has several.
     #[arg(long)]
     subset: Option<String>,
     /// The split to train on, as in `train` or `train[:90%]`.
@@ -208,9 +209,8 @@ impl Init {
     /// Asks for the subset and the split, where there is a choice.
     fn cut(&self, asker: &Asker, data: &mut Data) -> Result<()> {
         let Ok(Layout { subsets, .. }) = data.spec().layout() else { return Ok(()) };
-        if let (None, Some(first)) = (&data.subset, subsets.first()) {
-            let question = format!("Which subset of {} ({})?", data.name, subsets.join(", "));
-            data.subset = Some(asker.ask(&question, None, first)?);
+        if data.subset.is_none() && !subsets.is_empty() {
+            data.subset = Some(asker.pick(&format!("Which subset of {}", data.name), "--subset", &subsets)?);
         }
         let Ok(Layout { splits, .. }) = data.spec().layout() else { return Ok(()) };
         let has = |name: &str| splits.iter().any(|split| split == name);

@@ -23,19 +23,39 @@ impl Asker {
         if let Some(given) = given {
             return Ok(given);
         }
+        Ok(self.hear(question, proposed)?.unwrap_or_else(|| proposed.to_owned()))
+    }
+
+    /// One of `choices`, of which none is right without an answer: with `--yes`, or if no line comes, it must be given by
+    /// `flag`. An empty line takes the first.
+    pub(super) fn pick(&self, question: &str, flag: &str, choices: &[String]) -> Result<String> {
+        let listed = choices.join(", ");
+        let proposed = choices.first().map_or("", String::as_str);
+        loop {
+            match self.hear(&format!("{question} ({listed})?"), proposed)? {
+                Some(said) if choices.contains(&said) => return Ok(said),
+                Some(_) if self.terminal => eprintln!("one of {listed}, please"),
+                Some(said) => return Err(Refused::because(format!("{said:?} is none of {listed}"))),
+                None => return Err(Refused::because(format!("{question}? Name one with {flag}: {listed}"))),
+            }
+        }
+    }
+
+    /// The line that answers a question, or the proposal for an empty one; `None` if no line comes.
+    fn hear(&self, question: &str, proposed: &str) -> Result<Option<String>> {
         if !self.asks {
-            return Ok(proposed.to_owned());
+            return Ok(None);
         }
         eprint!("{question} [{proposed}] ");
         std::io::stderr().flush().ok();
         let mut said = String::new();
-        std::io::stdin().lock().read_line(&mut said).context("reading an answer")?;
+        let read = std::io::stdin().lock().read_line(&mut said).context("reading an answer")?;
         let said = if said.trim().is_empty() { proposed } else { said.trim() };
         if !self.terminal {
             // As it would stand there had somebody typed it.
             eprintln!("{said}");
         }
-        Ok(said.to_owned())
+        Ok((read > 0).then(|| said.to_owned()))
     }
 
     /// One of a few words. At a terminal it is asked again until it is.
