@@ -13,7 +13,7 @@ use rollflow::engine::remote::{
 };
 use rollflow::flow::{WeightsRx, WeightsTx};
 use rollflow::model::FrozenWeights;
-use rollflow::net::Endpoint;
+use rollflow::net::{Endpoint, Tasks};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::recipe::engine::{Cache, Engine, EngineKind, Launch, Pause};
@@ -138,11 +138,11 @@ pub fn launch(
         say(&format!("starting {} at {}; its log is in {}", recipe.kind.word(), recipe.url(), logs.display()));
     }
     let limit = Duration::from_secs_f64(plan.engine.start_timeout);
-    let runtime = runtime()?;
+    let tasks = tasks()?;
     let well = |url: &str| {
         let Ok(engine) = engine(&plan.engine, &plan.net, url) else { return false };
         let limit = Duration::from_secs(2);
-        runtime.block_on(async { tokio::time::timeout(limit, engine.healthy(limit)).await.is_ok_and(|well| well.is_ok()) })
+        tasks.block_on(async { tokio::time::timeout(limit, engine.healthy(limit)).await.is_ok_and(|well| well.is_ok()) })
     };
     Servers::start(&recipes, logs, (limit, plan.engine.restarts), well, interrupted)
 }
@@ -195,9 +195,9 @@ pub fn sync_config(of: &Engine) -> SyncConfig {
 
 /// Refuses servers that can't be trained with, before anything runs.
 fn check(handle: &FleetHandle, adapters: bool) -> Result<()> {
-    let runtime = runtime()?;
+    let tasks = tasks()?;
     for engine in handle.engines() {
-        let found = runtime.block_on(engine.probe())?;
+        let found = tasks.block_on(engine.probe())?;
         if !found.weights {
             bail!("{} can't be given weights: {}", engine.name(), found.lacks.join("; "));
         }
@@ -213,8 +213,8 @@ fn check(handle: &FleetHandle, adapters: bool) -> Result<()> {
 }
 
 /// For questions outside of a run.
-pub fn runtime() -> Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().context("starting a runtime")
+pub fn tasks() -> Result<Tasks> {
+    Tasks::new().context("starting the threads for requests")
 }
 
 #[cfg(test)]
@@ -236,7 +236,7 @@ mod tests {
         let of = Engine { kind: EngineKind::Vllm, token_env: Some("HOME".to_owned()), ..Engine::default() };
         let engine = engine(&of, &Net::default(), &url).unwrap();
         // It hangs up without an answer.
-        let _unwell = runtime().unwrap().block_on(engine.healthy(Duration::from_secs(5)));
+        let _unwell = tasks().unwrap().block_on(engine.healthy(Duration::from_secs(5)));
         let token = format!("authorization: Bearer {}", std::env::var("HOME").unwrap());
         assert!(heard.join().unwrap().contains(&token));
     }

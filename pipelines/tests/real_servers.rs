@@ -78,7 +78,7 @@ impl Started {
 fn every_pause_mode_takes_versions_that_are_verified() {
     let Some(kind) = kind() else { return };
     let started = Started::new(&kind, 22010, &[]);
-    engines::runtime().unwrap().block_on(async {
+    engines::tasks().unwrap().block_on(async {
         let modes = started.engine.weights().unwrap().pause_modes();
         for (version, mode) in (1..).zip(modes) {
             let update = started.exporter.export(version, &started.weights(version)).unwrap();
@@ -98,7 +98,7 @@ fn a_shared_head_is_exact_or_caught_by_name() {
     let Some(kind) = kind() else { return };
     let started = Started::new(&kind, 22011, &["engine.untie=false"]);
     assert!(started.policy.config().tied);
-    engines::runtime().unwrap().block_on(async {
+    engines::tasks().unwrap().block_on(async {
         let update = started.exporter.export(1, &started.weights(1)).unwrap();
         match started.manager(PauseMode::Keep).sync(update).await {
             Ok(report) => assert_eq!((kind.as_str(), report.held()), ("sglang", 1)),
@@ -120,7 +120,7 @@ fn a_shared_head_is_exact_or_caught_by_name() {
 fn adapters_are_given_as_adapters_and_answer_by_name() {
     let Some(kind) = kind().filter(|kind| kind == "vllm") else { return };
     let started = Started::new(&kind, 22014, &["lora.rank=8", "lora.sync=adapter"]);
-    let (runtime, manager) = (engines::runtime().unwrap(), started.manager(PauseMode::Keep));
+    let (runtime, manager) = (engines::tasks().unwrap(), started.manager(PauseMode::Keep));
     let control = started.engine.weights().unwrap();
     for version in 1..=4 {
         let update = started.exporter.export(version, &started.adapted(version)).unwrap();

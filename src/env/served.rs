@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::{Action, Deadline, EnvError, Environment, Episode, Grade, MakeEnvironment, Step, ToolResult, ToolSpec};
 use crate::data::{ChatMessage, REWARD_LIMIT, is_reward};
-use crate::net::{Client, Endpoint, Fault, RemoteError, RetryPolicy};
+use crate::net::{Client, Endpoint, Fault, RemoteError, RetryPolicy, Tasks};
 
 /// How long a server may take to hear that a rollout was given up.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -51,7 +50,7 @@ struct Server {
     client: Client,
     config: ServedConfig,
     room: Semaphore,
-    runtime: Runtime,
+    tasks: Tasks,
 }
 
 /// What a server says to everything.
@@ -85,9 +84,8 @@ impl ServedEnvironment {
     pub fn maker(config: ServedConfig) -> Result<MakeEnvironment, EnvError> {
         let endpoint = Endpoint { idle_connections: config.concurrency, ..config.endpoint.clone() };
         let client = Client::new("environment", endpoint).map_err(EnvError::new)?;
-        let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("environments").enable_all().build();
-        let runtime = runtime.map_err(|error| EnvError::new(format!("no thread for requests of environments: {error}")))?;
-        let server = Arc::new(Server { client, room: Semaphore::new(config.concurrency.max(1)), config, runtime });
+        let tasks = Tasks::new().map_err(|error| EnvError::new(format!("no threads for requests of environments: {error}")))?;
+        let server = Arc::new(Server { client, room: Semaphore::new(config.concurrency.max(1)), config, tasks });
         Ok(Arc::new(move || {
             let episode = [0, 1].map(|half| format!("{:016x}", RandomState::new().hash_one(half))).concat();
             let server = server.clone();
@@ -100,7 +98,7 @@ impl ServedEnvironment {
         if let (Value::Object(question), Value::Object(more)) = (&mut question, more) {
             question.extend(more);
         }
-        let reply = self.server.runtime.block_on(self.server.ask(what, &self.episode, &question, deadline))?;
+        let reply = self.server.tasks.block_on(self.server.ask(what, &self.episode, &question, deadline))?;
         if let Some(why) = reply.error {
             return Err(EnvError::new(format!("{} said to {what}: {why}", self.server.client.name())));
         }
@@ -203,7 +201,7 @@ impl Drop for ServedEnvironment {
                     tracing::debug!("{error}");
                 }
             };
-            drop(self.server.runtime.spawn(farewell));
+            self.server.tasks.spawn(farewell);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::HubError;
 use super::cache::{Cache, RepoKind, home};
 use super::fetch::{Fetch, Listing};
-use crate::net::{Endpoint, Token};
+use crate::net::{Endpoint, Tasks, Token};
 
 /// The public hub.
 const PUBLIC: &str = "https://huggingface.co";
@@ -106,8 +106,7 @@ impl Hub {
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("hub".into()).spawn_scoped(scope, || {
                 let _subscriber = tracing::dispatcher::set_default(&subscriber);
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
-                runtime.block_on(work())
+                Tasks::new().map_err(failed)?.block_on(work())
             });
             match thread.map_err(failed)?.join() {
                 Ok(done) => done,

@@ -13,6 +13,7 @@ use tokio::time::timeout;
 
 use super::endpoint::{Endpoint, Token, is_loopback, parse};
 use super::error::{Fault, RemoteError, error_chain};
+use super::tasks::SharedRuntime;
 use super::{Events, tls};
 use crate::util::secrets::masked;
 
@@ -36,6 +37,7 @@ pub struct Client {
     url: Url,
     token: Option<Token>,
     http: reqwest::Client,
+    runtime: SharedRuntime,
 }
 
 impl Client {
@@ -43,7 +45,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Fault::Url`] if the address is invalid, [`Fault::Certificates`] if certificates cannot be read.
+    /// [`Fault::Url`] if the address is invalid, [`Fault::Certificates`] if certificates cannot be read,
+    /// [`Fault::Threads`] if the machine gives no threads.
     pub fn new(kind: &str, endpoint: impl Into<Endpoint>) -> Result<Self, RemoteError> {
         let Endpoint { url, token, ca_file, idle_connections } = endpoint.into();
         let refuse = |server: &str, fault| RemoteError::new(server, fault);
@@ -68,7 +71,9 @@ impl Client {
             http = http.no_proxy();
         }
         let http = http.build().map_err(|error| refuse(&name, Fault::Certificates { why: error_chain(&error) }))?;
-        Ok(Client { name, base, url: parsed, token, http })
+        let threads = |error: std::io::Error| Fault::Threads { why: error.to_string() };
+        let runtime = SharedRuntime::get().map_err(|error| refuse(&name, threads(error)))?;
+        Ok(Client { name, base, url: parsed, token, http, runtime })
     }
 
     /// The name that errors use: kind and address, without secrets.
@@ -164,7 +169,10 @@ impl Client {
             request.headers_mut().insert(CONTENT_TYPE, reqwest::header::HeaderValue::from_static("application/json"));
             *request.body_mut() = Some(Body::from(body));
         }
-        self.http.execute(request).await.map_err(|error| self.broken(error))
+        // Connections belong to the runtime that they were opened on, and must outlive the caller's.
+        let http = self.http.clone();
+        let sent = self.runtime.run(async move { http.execute(request).await });
+        sent.await.map_err(|error| self.broken(error))
     }
 
     /// The fault of a request that has no answer.

@@ -57,6 +57,12 @@ pub enum Fault {
         /// What to set.
         advice: String,
     },
+    /// The machine gives no threads for requests.
+    #[error("no threads for requests: {why}; look at the limits of this user (ulimit -u)")]
+    Threads {
+        /// The machine's own message.
+        why: String,
+    },
     /// No server accepts connections there.
     #[error("cannot connect: {why}; check that the server runs and listens there")]
     Unreachable {
@@ -131,6 +137,7 @@ impl Fault {
         match self {
             Fault::Url { .. } => "url",
             Fault::Certificates { .. } | Fault::Untrusted { .. } => "tls",
+            Fault::Threads { .. } => "threads",
             Fault::Unreachable { .. } => "unreachable",
             Fault::Broke { .. } => "broke",
             Fault::Late { .. } => "late",

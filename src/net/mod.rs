@@ -3,6 +3,9 @@
 //! [`Client`] is one server, on reqwest: HTTP/1.1 and 2, TLS by rustls, pooled connections, JSON and
 //! server-sent events. [`RetryPolicy`] is exponential backoff with jitter, within a budget and a deadline.
 //!
+//! [`Tasks`] are the tasks of the process's one tokio runtime for HTTP. A client sends on it, whatever thread or runtime
+//! asks; the servers of this process listen on it.
+//!
 //! Proxies come from `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`, except for loopback addresses, which
 //! are always reached directly. Servers are trusted by the system's certificates, those of
 //! `SSL_CERT_FILE`, and those of [`Endpoint::ca_file`].
@@ -13,6 +16,8 @@ mod error;
 mod events;
 mod host;
 mod retry;
+mod serve;
+mod tasks;
 mod tls;
 
 #[cfg(test)]
@@ -23,6 +28,8 @@ pub use endpoint::{Endpoint, Token, check_url};
 pub use error::{Fault, RemoteError};
 pub use events::Events;
 pub use retry::{Outcome, Retries, RetryPolicy, Retryable, backoff, deadline};
+pub use tasks::Tasks;
 
 pub(crate) use client::message;
 pub(crate) use host::guard;
+pub(crate) use serve::Server;

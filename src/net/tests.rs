@@ -124,3 +124,29 @@ async fn names_of_servers_show_no_secrets_of_their_addresses() {
     );
     assert!(!error.contains("0a1b2c") && !error.contains("hunter2"), "{error}");
 }
+
+#[test]
+fn a_connection_outlives_the_runtime_that_asked_for_it() {
+    let opened = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let (counts, listener) = (opened.clone(), std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        use std::io::{Read, Write};
+        for stream in listener.incoming() {
+            let (mut stream, counts) = (stream.unwrap(), counts.clone());
+            std::thread::spawn(move || {
+                counts.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                let mut read = [0; 4096];
+                while stream.read(&mut read).is_ok_and(|size| size > 0) {
+                    stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").unwrap();
+                }
+            });
+        }
+    });
+    let client = Client::new("test", url.as_str()).unwrap();
+    for _ in 0..3 {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        assert_eq!(runtime.block_on(client.get("/x", GUARD)).unwrap(), json!({}));
+    }
+    assert_eq!(opened.load(std::sync::atomic::Ordering::SeqCst), 1);
+}

@@ -1,18 +1,16 @@
 //! Serves a run's metrics over HTTP: `/metrics` for Prometheus, `/healthz` for whoever asks whether the process answers.
 //!
-//! The server owns one named thread with its own small tokio runtime, so that a scrape is answered while every worker computes. It ends
-//! when its owner drops it: connections are cut, the port is free and the thread is joined (law F3). A scrape costs one rendering.
+//! The server listens on the process's runtime for HTTP, so that a scrape is answered while every worker computes. It ends when its
+//! owner drops it: connections are cut and the port is free (law F3). A scrape costs one rendering.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
-use std::thread::JoinHandle;
 
 use axum::http::header::CONTENT_TYPE;
 use axum::{Router, routing};
-use tokio_util::sync::CancellationToken;
 
 use super::Metrics;
-use crate::net::guard;
+use crate::net::{Server, guard};
 
 const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -47,11 +45,7 @@ pub enum ServerError {
 
 /// A running server; dropping it ends it.
 #[derive(Debug)]
-pub struct MetricsServer {
-    address: SocketAddr,
-    stop: CancellationToken,
-    thread: Option<JoinHandle<()>>,
-}
+pub struct MetricsServer(Server);
 
 impl MetricsServer {
     /// Listens at `address` and serves `metrics` to those who ask for `localhost` or for an address in
@@ -66,45 +60,13 @@ impl MetricsServer {
             ErrorKind::AddrInUse => ServerError::Busy { address },
             _ => ServerError::Bind { address, source },
         })?;
-        let cannot_start = |source| ServerError::Start { address, source };
-        let bound = listener.local_addr().map_err(cannot_start)?;
-        listener.set_nonblocking(true).map_err(cannot_start)?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot_start)?;
-        let listener = {
-            let _context = runtime.enter();
-            tokio::net::TcpListener::from_std(listener).map_err(cannot_start)?
-        };
-        let stop = CancellationToken::new();
-        let stopped = stop.clone();
-        let routes = guard(routes(metrics), allowed);
-        let serve = move || {
-            // Returning drops the runtime and with it every connection, however slow its client is.
-            runtime.block_on(async {
-                tokio::select! {
-                    () = stopped.cancelled() => {}
-                    ended = axum::serve(listener, routes) => {
-                        if let Err(error) = ended {
-                            tracing::error!(%error, "the metrics server ended");
-                        }
-                    }
-                }
-            });
-        };
-        let thread = std::thread::Builder::new().name("metrics-server".into()).spawn(serve).map_err(cannot_start)?;
-        Ok(MetricsServer { address: bound, stop, thread: Some(thread) })
+        let server = Server::start(listener, guard(routes(metrics), allowed));
+        server.map(MetricsServer).map_err(|source| ServerError::Start { address, source })
     }
 
     /// Where it listens; with port 0 asked for, the port it got.
     pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-}
-
-impl Drop for MetricsServer {
-    fn drop(&mut self) {
-        self.stop.cancel();
-        // A panic of the server's thread was already printed, and a destructor has nobody to report it to.
-        self.thread.take().map(JoinHandle::join);
+        self.0.address()
     }
 }
 

@@ -10,11 +10,11 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 use rollflow::engine::remote::sync::{SyncReport, WeightSyncManager};
 use rollflow::engine::remote::{FleetHandle, InferenceEngine};
+use rollflow::net::Tasks;
 use rollflow::prelude::Policy;
 use rollflow::recipe::Plan;
 use rollflow::recipe::engine::{Engine as Section, EngineKind, Launch as Kind};
 use rollflow::recipe::net::Net;
-use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::plans::{RecipeArgs, load};
@@ -136,21 +136,21 @@ impl Launch {
 /// Ctrl-C, or SIGTERM.
 pub(super) struct Ending {
     came: Arc<AtomicBool>,
-    _listens: Runtime,
+    _listens: Tasks,
 }
 
 impl Ending {
     pub fn listen() -> Result<Self> {
-        let (runtime, came) = (engines::runtime()?, Arc::<AtomicBool>::default());
+        let (tasks, came) = (engines::tasks()?, Arc::<AtomicBool>::default());
         for kind in [SignalKind::interrupt(), SignalKind::terminate()] {
-            let mut heard = runtime.block_on(async { signal(kind) })?;
+            let mut heard = tasks.block_on(async { signal(kind) })?;
             let came = came.clone();
-            runtime.spawn(async move {
+            tasks.spawn(async move {
                 heard.recv().await;
                 came.store(true, Ordering::Relaxed);
             });
         }
-        Ok(Ending { came, _listens: runtime })
+        Ok(Ending { came, _listens: tasks })
     }
 
     pub fn came(&self) -> bool {
@@ -177,10 +177,10 @@ impl Status {
             }
         };
         ensure!(engine.is_remote(), "the recipe generates in its own process; there is no server to look at");
-        let (runtime, mut well) = (engines::runtime()?, true);
+        let (tasks, mut well) = (engines::tasks()?, true);
         for url in engine.all_urls() {
             let engine = engines::engine(&engine, &net, &url)?;
-            let told = runtime.block_on(status(engine.as_ref()));
+            let told = tasks.block_on(status(engine.as_ref()));
             well &= told.is_ok();
             out::line(&told.unwrap_or_else(|error| format!("{error}")))?;
         }
@@ -220,7 +220,7 @@ impl Sync {
             .collect::<Result<Vec<Arc<dyn InferenceEngine>>>>()?;
         let update = engines::exporter(&plan, &policy, &out)?.export(self.version, &policy.frozen())?;
         let manager = WeightSyncManager::new(FleetHandle::new(all), engines::sync_config(&plan.engine));
-        let report: SyncReport = engines::runtime()?.block_on(manager.sync(update))?;
+        let report: SyncReport = engines::tasks()?.block_on(manager.sync(update))?;
         for (url, result) in urls.iter().zip(&report.engines) {
             out::line(&match result {
                 Ok(held) => {

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::time::{Instant, sleep_until};
 
 use super::{Attempt, Chunk, Ending, Fault, InferenceEngine, RemoteError, Tokens};
@@ -133,31 +132,4 @@ fn check(
     };
     let begins = format!("tokens {:?}", &chunk.tokens[..chunk.tokens.len().min(8)]);
     Err(RemoteError::new(engine.name(), Fault::Nonsense { what: "the request".into(), why: wrong, begins }))
-}
-
-/// Threads for what waits. Dropping them ends all that they do, and waits for nothing.
-#[derive(Debug)]
-pub(super) struct Threads {
-    handle: Handle,
-    runtime: Option<Runtime>,
-}
-
-impl Threads {
-    pub(super) fn new() -> std::io::Result<Self> {
-        let runtime = Builder::new_multi_thread().worker_threads(2).thread_name("engines").enable_all().build()?;
-        Ok(Threads { handle: runtime.handle().clone(), runtime: Some(runtime) })
-    }
-
-    pub(super) fn handle(&self) -> &Handle {
-        &self.handle
-    }
-}
-
-impl Drop for Threads {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            // Also where waiting is not allowed.
-            runtime.shutdown_background();
-        }
-    }
 }

@@ -21,11 +21,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::AbortHandle;
 
-use super::attempt::{self, Bounds, News, Said, Threads};
+use super::attempt::{self, Bounds, News, Said};
 use super::budget::{Budget, pause};
 use super::router::{Seat, choose};
 use super::slip::{Running, Slip, Stage, versions};
@@ -34,6 +33,7 @@ pub use config::FleetConfig;
 use super::{Attempt, Chunk, End, Ending, EngineState, Fault, FleetHandle, RemoteError};
 use crate::data::{SampledToken, Status, Tokenizer, Version};
 use crate::engine::{EngineError, FinishReason, Finished, Load, TokenEngine};
+use crate::net::Tasks;
 use crate::util::noise::mix;
 
 /// Failures in a row after which an engine is taken for lost.
@@ -62,7 +62,7 @@ pub struct Fleet {
     version: Option<Version>,
     seats: Vec<Seat>,
     /// Looks at the health of lost engines.
-    looks: Vec<Option<JoinHandle<()>>>,
+    looks: Vec<Option<AbortHandle>>,
     samples: BTreeMap<(u64, u32), Slip>,
     budget: Budget,
     /// When a token was last made, or there was nothing to do.
@@ -76,7 +76,7 @@ pub struct Fleet {
     to: flume::Sender<News>,
     from: flume::Receiver<News>,
     /// Started with the first work.
-    threads: Option<Threads>,
+    tasks: Option<Arc<Tasks>>,
 }
 
 impl Fleet {
@@ -106,15 +106,15 @@ impl Fleet {
             load: Load::default(),
             to,
             from,
-            threads: None,
+            tasks: None,
             config,
         }
     }
 
-    fn threads(&mut self) -> Result<Handle, EngineError> {
-        match &self.threads {
-            Some(threads) => Ok(threads.handle().clone()),
-            None => Ok(self.threads.insert(Threads::new()?).handle().clone()),
+    fn tasks(&mut self) -> Result<Arc<Tasks>, EngineError> {
+        match &self.tasks {
+            Some(tasks) => Ok(tasks.clone()),
+            None => Ok(self.tasks.insert(Arc::new(Tasks::new()?)).clone()),
         }
     }
 
@@ -184,7 +184,7 @@ impl Fleet {
     }
 
     fn begin(&mut self, key: (u64, u32), place: usize, together: usize, now: Instant) -> Result<(), EngineError> {
-        let threads = self.threads()?;
+        let tasks = self.tasks()?;
         let Some(slip) = self.samples.get_mut(&key) else { return Ok(()) };
         let adapter = self.handle.adapter(place);
         let served = adapter.as_ref().map(|adapter| adapter.release.version()).or_else(|| self.handle.served(place));
@@ -206,13 +206,12 @@ impl Fleet {
         self.load.prefill += attempt.tokens.len();
         let FleetConfig { silence, whole, vocabulary, .. } = self.config;
         let engine = self.handle.engines()[place].clone();
-        let task = threads.spawn(attempt::run(engine, attempt, Bounds { silence, whole, vocabulary }, self.to.clone()));
+        let task = tasks.spawn(attempt::run(engine, attempt, Bounds { silence, whole, vocabulary }, self.to.clone()));
         self.seats[place].in_flight += 1;
         if let Some(meter) = self.handle.meter() {
             meter.request(place);
         }
-        slip.stage =
-            Stage::Running(Running { place, floor, known: served.is_some(), before, adapter, task: task.abort_handle() });
+        slip.stage = Stage::Running(Running { place, floor, known: served.is_some(), before, adapter, task });
         slip.since = now;
         Ok(())
     }

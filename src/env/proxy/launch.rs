@@ -7,12 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::runtime::Runtime;
 use tokio::task::AbortHandle;
 
 use super::Event;
 use crate::env::{EnvError, Episode};
-use crate::net::{Client, Endpoint};
+use crate::net::{Client, Endpoint, Tasks};
 
 /// No rollout takes longer: its own limits end it before.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
@@ -42,13 +41,7 @@ impl Launch {
         Ok(Launch::Post(Client::new("agent", endpoint).map_err(EnvError::new)?))
     }
 
-    pub(super) fn begin(
-        &self,
-        episode: &Episode,
-        base: &str,
-        runtime: &Runtime,
-        tell: Sender<Event>,
-    ) -> Result<Launched, EnvError> {
+    pub(super) fn begin(&self, episode: &Episode, base: &str, tasks: &Tasks, tell: Sender<Event>) -> Result<Launched, EnvError> {
         let task = json!({
             "base_url": base, "prompt": episode.prompt.text, "metadata": episode.prompt.metadata,
             "ordinal": episode.prompt.ordinal, "index": episode.index, "seed": episode.seed,
@@ -57,12 +50,12 @@ impl Launch {
             Launch::Command(command) => start(command, base, task.to_string(), tell),
             Launch::Post(client) => {
                 let client = client.clone();
-                let posted = runtime.spawn(async move {
+                let posted = tasks.spawn(async move {
                     let answer = client.post("", &task, LONGEST).await.map_err(|error| error.to_string());
                     // Who has stopped listening needs no answer.
                     drop(tell.send(Event::Ended(answer)));
                 });
-                Ok(Launched::Request(posted.abort_handle()))
+                Ok(Launched::Request(posted))
             }
         }
     }

@@ -18,14 +18,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::runtime::{Builder, Runtime};
 
 use super::{
     Action, Called, Deadline, EnvError, Environment, Episode, Grade, MakeEnvironment, Step, ToolFormat, ToolParser, ToolSpec,
     extract_tool_calls,
 };
 use crate::data::{ChatMessage, is_reward};
-use crate::net::guard;
+use crate::net::{Server, guard};
 use conversation::{Conversation, Follows};
 pub use launch::Launch;
 use launch::Launched;
@@ -78,10 +77,9 @@ pub struct ProxyError {
 pub struct AgentProxy(Arc<Proxy>);
 
 struct Proxy {
-    address: SocketAddr,
     config: ProxyConfig,
     rollouts: Arc<Rollouts>,
-    runtime: Option<Runtime>,
+    server: Server,
 }
 
 /// Who waits for which rollout's agent.
@@ -101,27 +99,15 @@ impl AgentProxy {
     pub fn start(config: ProxyConfig) -> Result<Self, ProxyError> {
         let at = |source| ProxyError { address: config.address, source };
         let listener = TcpListener::bind(config.address).map_err(at)?;
-        listener.set_nonblocking(true).map_err(at)?;
-        let address = listener.local_addr().map_err(at)?;
-        let runtime =
-            Builder::new_multi_thread().worker_threads(1).thread_name("agent-proxy").enable_all().build().map_err(at)?;
         let rollouts = Arc::new(Rollouts::default());
         let routes = guard(server::routes(rollouts.clone(), config.model.clone()), &config.allowed_hosts);
-        let listener = {
-            let _context = runtime.enter();
-            tokio::net::TcpListener::from_std(listener).map_err(at)?
-        };
-        runtime.spawn(async move {
-            if let Err(error) = axum::serve(listener, routes).await {
-                tracing::error!(%error, "the server of agents ended");
-            }
-        });
-        Ok(AgentProxy(Arc::new(Proxy { address, config, rollouts, runtime: Some(runtime) })))
+        let server = Server::start(listener, routes).map_err(at)?;
+        Ok(AgentProxy(Arc::new(Proxy { config, rollouts, server })))
     }
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
-        self.0.address
+        self.0.server.address()
     }
 
     /// A fresh agent for every rollout.
@@ -134,15 +120,6 @@ impl AgentProxy {
 /// Calls are the agent's to make: the loop that drives environments must not look for any.
 pub fn no_calls(_: &str, _: &[ToolSpec]) -> Vec<Called> {
     Vec::new()
-}
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        // Whoever drops it may be anywhere, also on the runtime's own thread.
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
-    }
 }
 
 impl Rollouts {
@@ -217,9 +194,9 @@ impl Environment for Elsewhere {
         self.id = format!("p{:012}-s{:04}-{nonce:016x}", episode.prompt.ordinal, episode.index);
         self.events = Some(events);
         self.proxy.0.rollouts.all().insert(self.id.clone(), sender.clone());
-        let base = format!("http://{}/r/{}/v1", self.proxy.0.address, self.id);
-        let Some(runtime) = &self.proxy.0.runtime else { return Err(EnvError::new("the proxy has ended")) };
-        self.agent = Some(self.proxy.0.config.launch.begin(episode, &base, runtime, sender)?);
+        let base = format!("http://{}/r/{}/v1", self.proxy.address(), self.id);
+        let Proxy { config, server, .. } = &*self.proxy.0;
+        self.agent = Some(config.launch.begin(episode, &base, server.tasks(), sender)?);
         match self.ask(deadline)? {
             Some(ask) => {
                 let messages = self.conversation.begin(&ask);

@@ -12,6 +12,7 @@ use super::settle::{OnFailure, OnLostSample, Settling};
 use crate::algo::rewards::{Earnings, Parts};
 use crate::data::{Group, Sample, Scored};
 use crate::flow::{AsyncIo, AsyncStage, StageError, StageSpec};
+use crate::net::Tasks;
 use crate::observe::Metrics;
 use crate::observe::logs::{DeadLetterWriter, Failure};
 
@@ -65,8 +66,7 @@ impl Served {
 
     /// The same, from a thread that waits; not for a task.
     pub fn score_now(self: &Arc<Self>, group: Group) -> std::io::Result<(Group, Scoring)> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(runtime.block_on(self.score(group)))
+        Ok(Tasks::new()?.block_on(self.score(group)))
     }
 
     async fn ask(&self, group: &mut Group) -> Asked {

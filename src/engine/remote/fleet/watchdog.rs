@@ -21,7 +21,7 @@ impl Fleet {
                 // The oftener it was lost without making a token in between, the later one looks.
                 let nth = self.seats[place].failures.saturating_sub(FAILURES) + 1;
                 self.seats[place].failures = self.seats[place].failures.saturating_add(1);
-                self.looks[place] = Some(self.threads()?.spawn(look(handle, place, first, nth)));
+                self.looks[place] = Some(self.tasks()?.spawn(look(handle, place, first, nth)));
             }
         }
         let busy = self.active() > 0;

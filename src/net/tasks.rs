@@ -1,0 +1,227 @@
+//! The process's one tokio runtime for HTTP, and groups of tasks on it that end with their owner.
+//!
+//! Clients send on it and servers listen on it; both wait, so two threads carry them. Code that computes or blocks runs
+//! elsewhere: on the thread that calls [`Tasks::block_on`], or on tokio's pool for blocking work. A task that a run declares
+//! as a stage runs on a runtime of that run (law F3), because a stage may hold its thread up.
+//!
+//! The runtime starts with its first user and is shut down with its last. The one static of the library is the weak
+//! reference by which users find it; it holds no state that one run could see of another.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio_util::sync::CancellationToken;
+
+/// Threads of the runtime.
+const THREADS: usize = 2;
+
+/// Longest wait for tasks that were told to end, and for threads in a call that cannot be interrupted, such as a lookup of a
+/// host's name.
+const ENDING: Duration = Duration::from_secs(2);
+
+static SHARED: Mutex<Weak<Shared>> = Mutex::new(Weak::new());
+
+/// The runtime. Clones are the same one.
+#[derive(Clone, Debug)]
+pub(super) struct SharedRuntime(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    handle: Handle,
+    /// Taken when the last user is gone.
+    runtime: Option<Runtime>,
+}
+
+impl SharedRuntime {
+    /// The process's runtime, which is started if nothing uses it yet.
+    pub(super) fn get() -> io::Result<Self> {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(shared) = shared.upgrade() {
+            return Ok(SharedRuntime(shared));
+        }
+        let runtime = Builder::new_multi_thread().worker_threads(THREADS).thread_name("net").enable_all().build()?;
+        let started = Arc::new(Shared { handle: runtime.handle().clone(), runtime: Some(runtime) });
+        *shared = Arc::downgrade(&started);
+        Ok(SharedRuntime(started))
+    }
+
+    fn handle(&self) -> &Handle {
+        &self.0.handle
+    }
+
+    /// Runs `future` on the runtime, whatever runtime the caller is on, until it is done or the caller drops this.
+    pub(super) async fn run<F: Future<Output: Send> + Send + 'static>(&self, future: F) -> F::Output {
+        // A task of it saves a hop to another thread.
+        if Handle::try_current().is_ok_and(|current| current.id() == self.handle().id()) {
+            return future.await;
+        }
+        match Aborting(self.handle().spawn(future)).await {
+            Ok(done) => done,
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let Some(runtime) = self.runtime.take() else { return };
+        match Handle::try_current() {
+            Ok(_) => runtime.shutdown_background(),
+            Err(_) => runtime.shutdown_timeout(ENDING),
+        }
+    }
+}
+
+/// A task that ends when this is dropped.
+struct Aborting<T>(JoinHandle<T>);
+
+impl<T> Future for Aborting<T> {
+    type Output = Result<T, tokio::task::JoinError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(context)
+    }
+}
+
+impl<T> Drop for Aborting<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Tasks on the process's one runtime for HTTP. Dropping the group ends them all, and waits until they have ended unless it is
+/// dropped in a task. The tasks must not block.
+pub struct Tasks {
+    lease: Lease,
+    ended: Mutex<Receiver<()>>,
+    runtime: SharedRuntime,
+}
+
+/// What each task of a group holds: when to stop, and an end of a channel that closes with the last of them.
+#[derive(Clone)]
+pub(super) struct Lease {
+    pub(super) stop: CancellationToken,
+    _running: Sender<()>,
+}
+
+impl Tasks {
+    /// An empty group.
+    ///
+    /// # Errors
+    /// That of the machine, if it gives the runtime no threads.
+    pub fn new() -> io::Result<Self> {
+        let (running, ended) = channel();
+        let lease = Lease { stop: CancellationToken::new(), _running: running };
+        Ok(Tasks { lease, ended: Mutex::new(ended), runtime: SharedRuntime::get()? })
+    }
+
+    /// Starts `future` as a task of the group. The handle ends it alone.
+    pub fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+        let lease = self.lease();
+        let task = async move {
+            // All of it, and dropped after the future.
+            let lease = lease;
+            tokio::select! {
+                biased;
+                () = lease.stop.cancelled() => {}
+                () = future => {}
+            }
+        };
+        self.runtime.handle().spawn(task).abort_handle()
+    }
+
+    /// Runs `future` on the calling thread, which may block, with the runtime's timers and sockets.
+    ///
+    /// # Panics
+    /// In a task, which must not wait.
+    pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        self.runtime.handle().block_on(future)
+    }
+
+    /// A share in the group, for what ends with it besides its tasks.
+    pub(super) fn lease(&self) -> Lease {
+        self.lease.clone()
+    }
+
+    /// The runtime's context, for making sockets and timers of it.
+    pub(super) fn enter(&self) -> tokio::runtime::EnterGuard<'_> {
+        self.runtime.handle().enter()
+    }
+}
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        self.lease.stop.cancel();
+        // The group's own end of the channel.
+        self.lease = Lease { stop: CancellationToken::new(), _running: channel().0 };
+        if Handle::try_current().is_err() {
+            // Nothing is sent: it ends with the last task.
+            let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+            ended.recv_timeout(ENDING).ok();
+        }
+    }
+}
+
+impl fmt::Debug for Tasks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tasks").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn all_groups_share_one_runtime() {
+        let (one, other) = (Tasks::new().unwrap(), Tasks::new().unwrap());
+        assert!(Arc::ptr_eq(&one.runtime.0, &other.runtime.0));
+    }
+
+    #[test]
+    fn a_group_ends_its_tasks_before_its_drop_returns_and_no_others() {
+        struct Ends(Arc<AtomicBool>);
+        impl Drop for Ends {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::SeqCst);
+            }
+        }
+        let start = |tasks: &Tasks| {
+            let (ended, (begun, begins)) = (Arc::new(AtomicBool::new(false)), channel());
+            let ends = Ends(ended.clone());
+            tasks.spawn(async move {
+                let _ends = ends;
+                begun.send(()).unwrap();
+                std::future::pending().await
+            });
+            begins.recv().unwrap();
+            ended
+        };
+        let (one, other) = (Tasks::new().unwrap(), Tasks::new().unwrap());
+        let (first, second, kept) = (start(&one), start(&one), start(&other));
+        drop(one);
+        let ended = [first, second, kept].map(|ended| ended.load(Ordering::SeqCst));
+        assert_eq!(ended, [true, true, false]);
+    }
+
+    #[test]
+    fn the_last_user_may_be_dropped_in_a_task() {
+        let tasks = Tasks::new().unwrap();
+        let inner = Tasks::new().unwrap();
+        let (done, ends) = channel::<()>();
+        tasks.block_on(async move { drop(inner) });
+        let inner = Tasks::new().unwrap();
+        inner.spawn(async move { drop(done) });
+        assert!(ends.recv_timeout(ENDING).is_err_and(|error| error == std::sync::mpsc::RecvTimeoutError::Disconnected));
+    }
+}
