@@ -41,8 +41,7 @@ pub fn agent(plan: &Plan, positions: usize) -> Result<Option<Agent>> {
         EnvironmentKind::Http(served) => {
             let mut config = ServedConfig::new(&served.url);
             config.endpoint = secrets::endpoint(&served.url, served.token_env.as_ref(), &plan.net)?;
-            config.retry.retries = served.retries;
-            config.retry.pause = Duration::try_from_secs_f64(served.pause)?;
+            config.retry = served.retry.policy(served.retries)?;
             config.concurrency = served.concurrency;
             ServedEnvironment::maker(config)?
         }

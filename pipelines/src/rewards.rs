@@ -9,7 +9,6 @@ use rollflow::algo::rewards::{
     Aggregator, Earned, Earnings, Parts, exact_match, format, keywords, length, math, numeric_match, overlong, repetition,
 };
 use rollflow::data::number;
-use rollflow::net::RetryPolicy;
 use rollflow::observe::logs::{DeadLetterWriter, Failure};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
@@ -178,11 +177,11 @@ impl Judge {
 /// What is asked for by `rule`, which is served.
 fn service(rule: &PartRule, net: &Net) -> Result<Service> {
     let of = rule.served().context("this reward is computed here")?;
-    let seconds = Duration::try_from_secs_f64;
     let service = Service::new(ServiceConfig {
         endpoint: secrets::endpoint(&of.url, of.token_env.as_ref(), net)?,
-        timeout: seconds(of.timeout)?,
-        retry: RetryPolicy { pause: seconds(of.pause)?, busy_timeout: seconds(of.patience)?, ..RetryPolicy::default() },
+        timeout: Duration::try_from_secs_f64(of.timeout)?,
+        // The reward stage counts the attempts.
+        retry: of.retry.policy(0)?,
     })?;
     Ok(match rule {
         PartRule::Judge(of) => service.judge(Grader::new(JudgeConfig {

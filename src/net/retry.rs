@@ -23,12 +23,7 @@ pub struct RetryPolicy {
 
 impl Default for RetryPolicy {
     fn default() -> Self {
-        RetryPolicy {
-            retries: 2,
-            pause: Duration::from_millis(500),
-            max_pause: Duration::from_secs(30),
-            busy_timeout: Duration::from_secs(300),
-        }
+        RetryPolicy::DEFAULT
     }
 }
 
@@ -66,6 +61,14 @@ pub fn deadline(limit: Duration) -> Instant {
 }
 
 impl RetryPolicy {
+    /// The defaults, also those of recipes.
+    pub const DEFAULT: RetryPolicy = RetryPolicy {
+        retries: 2,
+        pause: Duration::from_millis(500),
+        max_pause: Duration::from_secs(30),
+        busy_timeout: Duration::from_secs(300),
+    };
+
     /// Pause before the `nth` retry, from 1, of what `key` names.
     pub fn pause(&self, key: u64, nth: u32) -> Duration {
         backoff(self.pause, self.max_pause, key, nth)

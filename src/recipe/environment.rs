@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 
 use super::declare::{choices, section, tagged};
+use super::net::RetryPauses;
 use super::reward::{SandboxRule, URL};
 use super::section::NoKeys;
-use super::setting::{GIVEN, Limit, NOT_NEGATIVE, PATH_GIVEN, POSITIVE, SOME, SOME_IF_GIVEN};
+use super::setting::{GIVEN, Limit, PATH_GIVEN, POSITIVE, SOME, SOME_IF_GIVEN};
+use crate::net::RetryPolicy;
 
 const A_CHOICE: Limit<u64> = Limit { text: "at least 2", holds: |value| *value >= 2 };
 const POSITIVE_IF_GIVEN: Limit<Option<f64>> =
@@ -60,12 +62,11 @@ section! {
         url: String = String::new(), URL;
         /// The environment variable that holds a token, sent as `Authorization: Bearer …`. The token itself stands nowhere.
         token_env: Option<String> = None;
-        /// How often a request that failed is made again, within `step_timeout`.
-        retries: u32 = 2;
-        /// Seconds before that, less up to half by chance; they double each time, up to 30.
-        pause: f64 = 0.5, NOT_NEGATIVE;
+        /// Most retries of a failed request, within `step_timeout`.
+        retries: u32 = RetryPolicy::DEFAULT.retries;
         /// Most requests at the same time.
         concurrency: usize = 64, SOME;
+        last retry: RetryPauses;
     }
 }
 

@@ -1,8 +1,11 @@
-//! `[net]`: how a run reaches servers, and who reaches its own.
+//! `[net]`: how a run reaches servers, and who reaches its own; and the retry keys of sections that ask servers.
 
 use std::path::PathBuf;
+use std::time::{Duration, TryFromFloatSecsError};
 
 use super::declare::section;
+use super::setting::NOT_NEGATIVE;
+use crate::net::RetryPolicy;
 
 section! {
     /// Connections to servers, and to the servers of this run.
@@ -13,5 +16,29 @@ section! {
         /// Host names under which this run's own servers (metrics, agents) may be asked, besides `localhost` and addresses in numbers. Other names
         /// are refused, so that no web page can read them by a name of its own.
         allowed_hosts: Vec<String> = Vec::new();
+    }
+}
+
+section! {
+    /// Pauses before a failed request is retried.
+    pub struct RetryPauses {
+        /// Seconds before the first retry of a failed request, less up to half by chance. Each further pause is twice as long.
+        pause: f64 = RetryPolicy::DEFAULT.pause.as_secs_f64(), NOT_NEGATIVE;
+        /// Most seconds of such a pause, unless the server asks for more by `Retry-After`.
+        max_pause: f64 = RetryPolicy::DEFAULT.max_pause.as_secs_f64(), NOT_NEGATIVE;
+        /// Most seconds that a busy server (status 429 or 503) is waited for, in one attempt. Waiting for it costs no retry.
+        patience: f64 = RetryPolicy::DEFAULT.busy_timeout.as_secs_f64(), NOT_NEGATIVE;
+    }
+}
+
+impl RetryPauses {
+    /// The policy with these pauses.
+    ///
+    /// # Errors
+    /// If a number of seconds is too large for a clock.
+    pub fn policy(&self, retries: u32) -> Result<RetryPolicy, TryFromFloatSecsError> {
+        let seconds = Duration::try_from_secs_f64;
+        let (pause, max_pause, busy_timeout) = (seconds(self.pause)?, seconds(self.max_pause)?, seconds(self.patience)?);
+        Ok(RetryPolicy { retries, pause, max_pause, busy_timeout })
     }
 }

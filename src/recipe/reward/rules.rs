@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use crate::algo::rewards::{FormatTags, keywords};
 use crate::net::check_url;
 use crate::recipe::declare::{choices, section};
+use crate::recipe::net::RetryPauses;
 use crate::recipe::setting::{GIVEN, Limit, NOT_NEGATIVE, PATH_GIVEN, POSITIVE, SOME};
 use crate::stages::reward::service::{PROMPT, SCORE};
 
@@ -61,10 +62,7 @@ section! {
         timeout: f64 = 30.0, POSITIVE;
         /// Most groups that are asked for at the same time; of several services the smallest counts.
         concurrency: usize = 8, SOME;
-        /// Seconds before a request that failed is made again, less up to half by chance; they double each time, up to 30.
-        pause: f64 = 0.5, NOT_NEGATIVE;
-        /// Seconds that a service which says it is busy (429, 503) is waited for, in one attempt.
-        patience: f64 = 300.0, NOT_NEGATIVE;
+        last retry: RetryPauses;
     }
 }
 
