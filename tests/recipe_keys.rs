@@ -314,7 +314,7 @@ fn every_key_is_read_by_a_pipeline_or_rejected_there_by_name() {
     };
     let contexts: Vec<Context> = PIPELINES.into_iter().flat_map(in_all).filter(|context| context.whole).collect();
     let (keys, next, wrong) = (Vec::from_iter(keys.into_values()), AtomicUsize::new(0), Mutex::new(Vec::new()));
-    let work = || {
+    let work = &|| {
         while let Some(key) = keys.get(next.fetch_add(1, Ordering::Relaxed)) {
             let (accepted, unnamed) = judge(key, &contexts);
             let line = READ.iter().filter(|(read, ..)| key.path == *read || read.ends_with('.') && key.path.starts_with(read));
@@ -330,7 +330,7 @@ fn every_key_is_read_by_a_pipeline_or_rejected_there_by_name() {
         }
     };
     std::thread::scope(|scope| {
-        (0..std::thread::available_parallelism().map_or(1, usize::from)).for_each(|_| drop(scope.spawn(&work)))
+        (0..std::thread::available_parallelism().map_or(1, usize::from)).for_each(|_| drop(scope.spawn(work)))
     });
     let mut wrong = wrong.into_inner().unwrap();
     wrong.sort();

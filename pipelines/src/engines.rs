@@ -86,7 +86,7 @@ impl Engines {
     pub fn give(&self, plan: &Plan, policy: &Policy, version: Version) -> Result<()> {
         let update = self.exporter.export(version, &policy.frozen())?;
         let manager = WeightSyncManager::new(self.handle.clone(), sync_config(&plan.engine));
-        let report = runtime()?.block_on(manager.sync(update))?;
+        let report = tasks()?.block_on(manager.sync(update))?;
         for isolated in report.engines.iter().filter_map(|result| result.as_ref().err()) {
             tracing::warn!("{isolated}");
         }

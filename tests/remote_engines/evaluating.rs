@@ -68,8 +68,7 @@ fn train(seed: u64, folder: &std::path::Path) -> Found {
     let (done, ended) = mpsc::channel();
     std::thread::spawn(move || drop(done.send(flow.run(Until::finished()))));
     ended.recv_timeout(GUARD).expect("the run never ended").unwrap();
-    let found = (judged.lock().unwrap().clone(), seen.lock().unwrap().clone());
-    found
+    (judged.lock().unwrap().clone(), seen.lock().unwrap().clone())
 }
 
 #[test]
