@@ -98,7 +98,7 @@ mod tests {
         }
         let text = "pipeline = 'grpo'\n[model]\nkind = 'folder'\npath = 'org/thing'\n[task]\nkind = 'data'\n\
                     sources = [{ data = 'org/thing' }, { data = 'src' }, { data = 'org/other' }]\n\
-                    [reward]\nkind = 'parts'\npart = [{ kind = 'math' }, { kind = 'model', path = 'org/thing' }]\n[generate]\nmax_new_tokens = 4";
+                    [reward]\nkind = 'parts'\npart = [{ name = 'right', kind = 'math' }, { name = 'liked', kind = 'model', path = 'org/thing' }]\n[generate]\nmax_new_tokens = 4";
         let plan = parse("run.toml", text, &[]).unwrap();
         let pinned = plan.pinned(&Cache::at(root.path()));
         let ModelSource::Folder(model) = &pinned.model.source else { panic!("{:?}", pinned.model) };

@@ -108,6 +108,8 @@ fn a_run_that_cannot_fit_is_refused_with_what_would_help() {
     for part in ["memory on cpu", "weights", "gradients", "optimizer", "activations", "kv cache", "published"] {
         assert!(small.contains(part), "{part} in {small}");
     }
+    let served = text(check(&["engine={kind=\"vllm\",urls=[\"http://127.0.0.1:1\"]}", "flow.max_staleness=1"]).stdout);
+    assert!(served.contains("memory on cpu") && !served.contains("kv cache"), "servers have memory of their own: {served}");
     let large = ["batch.groups=1000000", "generate.max_new_tokens=2000", "train.micro_batch_tokens=1000000000"];
     let refused = check(&large);
     let error = text(refused.stderr);

@@ -132,7 +132,10 @@ impl Parts<'_> {
                 self.add("published", held * bytes * parameters, format!("{held} copies in {format}: served, and on the way"));
             }
         }
-        self.generators(parameters, longest);
+        // Servers have memory of their own.
+        if !plan.engine.is_remote() {
+            self.generators(parameters, longest);
+        }
         self.reference(parameters)?;
         for path in plan.reward.rule.folders().map(|(_, path)| path.clone()).collect::<Vec<_>>() {
             let scorer = parameters_of(&path)?;
