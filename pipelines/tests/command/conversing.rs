@@ -37,7 +37,12 @@ fn data(folder: &Path) -> PathBuf {
 }
 
 fn run(recipe: &str, out: &Path, sets: &[String]) -> crate::running::Ended {
-    let means = |set: &&&str| if recipe == SFT { set.starts_with("sft.") } else { !set.starts_with("model.") };
+    // Rows are counted, or tokens are.
+    let tokens = sets.iter().any(|set| set.starts_with("sft.batch_tokens="));
+    let means = |set: &&&str| match recipe == SFT {
+        true => set.starts_with("sft.") && !(tokens && set.starts_with("sft.batch=")),
+        false => !set.starts_with("model."),
+    };
     let sizes = TINY.iter().filter(means).chain(&["sft.schedule.warmup=0"]).map(|set| set.to_string());
     let sets: Vec<String> = sizes.chain(sets.iter().cloned()).flat_map(|set| ["--set".to_owned(), set]).collect();
     let args = ["run", recipe, "--out", out.to_str().unwrap()].into_iter().chain(sets.iter().map(String::as_str));

@@ -205,11 +205,16 @@ fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 
 /// Resumes with `key=steps` and checks that it is refused with both numbers, and that nothing in the run's folder changed.
 pub fn refuses_fewer_steps(run: &Path, key: &str, steps: u64, taken: u64) {
+    let parts = [format!("`{key}` = {steps}"), format!("taken {taken} steps"), format!("raise `{key}` above {taken}")];
+    refuses_to_resume(run, &format!("{key}={steps}"), &parts);
+}
+
+fn refuses_to_resume(run: &Path, set: &str, parts: &[String]) {
     let before = contents(run);
-    let ended = rollflow(&["resume", run.to_str().unwrap(), "--set", &format!("{key}={steps}")]);
+    let ended = rollflow(&["resume", run.to_str().unwrap(), "--set", set]);
     assert_eq!(ended.code, Some(2), "{}", ended.err);
-    for part in [format!("`{key}` = {steps}"), format!("taken {taken} steps"), format!("raise `{key}` above {taken}")] {
-        assert!(ended.err.contains(&part), "{part} is missing: {}", ended.err);
+    for part in parts {
+        assert!(ended.err.contains(part), "{part} is missing: {}", ended.err);
     }
     assert!(contents(run) == before, "nothing is written or undone");
 }
@@ -225,7 +230,11 @@ fn a_resume_with_fewer_steps_than_were_taken_ends_and_says_why() {
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     assert!(ended.err.contains("step 5/5") && ended.err.contains("step 2/2"), "each part counts its own steps: {}", ended.err);
     refuses_fewer_steps(&both, "train.steps", 1, 2);
-    refuses_fewer_steps(&both, "sft.steps", 4, 5);
+    refuses_to_resume(
+        &both,
+        "sft.steps=4",
+        &["`sft.steps` is 5 in the run, and 4 now, and the supervised part has ended".to_owned()],
+    );
 }
 
 #[test]

@@ -86,11 +86,14 @@ fn small(text: &str) -> Vec<String> {
         ("path = \"runs/", "task.path=pipelines/data/rollouts_addition.jsonl"),
     ];
     // What was recorded has its rewards.
-    let recorded = text.contains("kind = \"rollouts\"");
+    let recorded = text.contains("pipeline = \"grpo_offline\"");
     // Code is run as it is.
     let code = text.contains("kind = \"code\"");
+    // Pairs are compared, and nothing is sampled.
+    let pairs = text.contains("pipeline = \"dpo\"");
     let means = |set: &str| {
-        !(recorded && (set.starts_with("reward=") || set.starts_with("generate."))) && !(code && set.starts_with("reward="))
+        let samples = set.starts_with("reward=") || set.starts_with("generate.");
+        !((recorded || pairs) && samples) && !(code && set.starts_with("reward="))
     };
     let sets = all.iter().filter(|(found, set)| text.contains(found) && means(set)).map(|(_, set)| (*set).to_owned());
     // None of what a random model writes passes a test, and all groups would be dropped.
@@ -199,7 +202,7 @@ fn values_come_from_bases_the_recipe_the_environment_and_arguments_in_this_order
     write("base.toml", "pipeline = \"grpo\"\n[model]\nkind = \"tiny\"\n[task]\nkind = \"arithmetic\"\ndigits = 2\n");
     write("mine.toml", "include = \"base.toml\"\n[task]\nkind = \"data\"\ndata = \"no.jsonl\"\n");
     let (_, text) = checked(&[], none);
-    assert!(text.contains("no data set `no.jsonl`") && !text.contains("digits"), "{text}");
+    assert!(text.contains("file not found: no.jsonl") && !text.contains("digits"), "{text}");
 }
 
 /// What is included, taken from the environment and set becomes one recipe that says all of it (R319).

@@ -174,7 +174,8 @@ fn a_reward_model_of_adapters_is_exported_asked_and_gone_on_with() {
     // A language model is adapted where it lies, and adapters of the same kind go on being trained.
     let model = format!("model={{kind=\"folder\",path={:?}}}", path("grpo").join("checkpoints/step_000003"));
     let again = |name: &str, model: &str, sets: &[&str]| {
-        let sets = [&["reward_model.steps=3", "reward_model.schedule.warmup=0", model][..], sets].concat();
+        // The folder has a chat template, and the tiny model was trained on plain text.
+        let sets = [&["reward_model.steps=3", "reward_model.schedule.warmup=0", "chat.ask=as_written", model][..], sets].concat();
         let out = path(name);
         let args = ["run", REWARD_MODEL, "--out", out.to_str().unwrap()].into_iter();
         rollflow(&args.chain(sets.iter().flat_map(|set| ["--set", set])).collect::<Vec<_>>())
