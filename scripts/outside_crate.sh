@@ -31,3 +31,14 @@ export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$root/target}
 cargo build --config profile.dev.opt-level=1
 "$CARGO_TARGET_DIR/debug/mine"
 echo "a crate outside the workspace builds and runs"
+
+# A message without `impl Message` is a compile error that says what to write.
+cp "$root/tests/compile_fail/no_message.rs" src/main.rs
+if cargo build --config profile.dev.opt-level=1 2> errors.txt; then
+    echo "outside_crate.sh: a type without \`impl Message\` compiles as a message" >&2
+    exit 1
+fi
+for part in "\`Word\` can't travel over an edge: it is not a \`Message\`" "impl rollflow::flow::Message for Word {}"; do
+    grep -qF "$part" errors.txt || { cat errors.txt >&2; echo "outside_crate.sh: the error does not say: $part" >&2; exit 1; }
+done
+echo "a type without impl Message is rejected with what to write"

@@ -10,5 +10,4 @@ fn wrong_wiring_does_not_compile() {
     cases.compile_fail("tests/compile_fail/wrong_item.rs");
     cases.compile_fail("tests/compile_fail/port_used_twice.rs");
     cases.compile_fail("tests/compile_fail/filter_before_reward.rs");
-    cases.compile_fail("tests/compile_fail/no_message.rs");
 }

@@ -19,7 +19,7 @@ pub enum NoModel {
     Hub(#[from] HubError),
     /// A folder without a model.
     #[error(
-        "{} is no model: it has no config.json, no adapter_config.json and no complete checkpoint; give a model folder, a checkpoint, or a run",
+        "{}, which is no model: it has no config.json, no adapter_config.json and no complete checkpoint; give a model folder, a checkpoint, or a run",
         path.display()
     )]
     Empty {
