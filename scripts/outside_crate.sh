@@ -25,8 +25,12 @@ cp Cargo.lock "$folder/mine/"
 ./scripts/libtorch.sh "$folder/mine"
 
 cd "$folder/mine"
-# Found by .cargo/config.toml and the link alone, and started without a path to libraries.
-unset LIBTORCH LIBTORCH_USE_PYTORCH LD_LIBRARY_PATH
+# The workspace itself is built by the same settings. Its folder for the same libtorch keeps what is compiled already.
+diff <(grep -v '^#' "$root/.cargo/config.toml") .cargo/config.toml
+[ "$(readlink -f .libtorch)" = "$(readlink -f "$root/.libtorch")" ] || { echo "outside_crate.sh: another libtorch was linked" >&2; exit 1; }
+export LIBTORCH=$root/.libtorch
+# Started without a path to libraries.
+unset LIBTORCH_USE_PYTORCH LD_LIBRARY_PATH
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$root/target}
 cargo build --config profile.dev.opt-level=1
 "$CARGO_TARGET_DIR/debug/mine"
