@@ -1,5 +1,7 @@
 //! `[chat]`, and the samples, rows and steps of `[sft]`.
 
+use std::path::Path;
+
 use anyhow::{Context, Result};
 use rollflow::data::chat::{ChatError, ChatTemplate};
 use rollflow::data::packing::{self, PackedRows, pack};
@@ -12,8 +14,10 @@ use rollflow::recipe::model::ModelSource;
 use rollflow::recipe::task::{Packing, Sft, TaskData, TooLong, Turns};
 use rollflow::recipe::{Derived, Plan};
 use rollflow::stages::tokenizer_folder;
+use rollflow::util::reading;
 
 use crate::parts::{Reader, sums};
+use crate::run_folder::RECIPE;
 use crate::{data, environments, origin};
 
 /// The tokenizer with the recipe's chat template, and with what the recipe tells it.
@@ -35,21 +39,40 @@ pub fn tokenizer(plan: &Plan, tokenizer: Tokenizer) -> Result<Tokenizer> {
     }))
 }
 
-/// `[chat]`, with `ask = "auto"` decided by the model: a user's turn where there is a chat template.
+/// `[chat]`, with `ask = "auto"` decided by the model: as the run asked that made it, or a user's turn where there is a chat template.
 pub fn chat(plan: &Plan) -> Chat {
     let ask = match plan.chat.ask {
-        Ask::Auto if plan.chat.template.is_some() || has_template(&plan.model.source) => Ask::User,
-        Ask::Auto => Ask::AsWritten,
+        Ask::Auto if plan.chat.template.is_some() => Ask::User,
+        Ask::Auto => of_model(&plan.model.source).0,
         ask => ask,
     };
     Chat { ask, ..plan.chat.clone() }
 }
 
-/// Whether the model's folder has a chat template. A template that can't be read counts: using it reports why.
-fn has_template(model: &ModelSource) -> bool {
-    let ModelSource::Folder(folder) = model else { return false };
-    origin::model_folder(&folder.name())
-        .is_ok_and(|folder| !matches!(ChatTemplate::from_dir(&tokenizer_folder(folder)), Ok(None)))
+/// How the model is asked, and why. A template that can't be read counts as one: using it reports why.
+fn of_model(model: &ModelSource) -> (Ask, &'static str) {
+    let folder = match model {
+        ModelSource::Folder(folder) => origin::model_folder(&folder.name()).ok(),
+        ModelSource::Tiny(_) => None,
+    };
+    match folder {
+        Some(folder) => match asked_by_run(&folder) {
+            Some(ask) => (ask, "so did the run that trained the model"),
+            None if matches!(ChatTemplate::from_dir(&tokenizer_folder(folder)), Ok(None)) => NO_TEMPLATE,
+            None => (Ask::User, "the model has a chat template"),
+        },
+        None => NO_TEMPLATE,
+    }
+}
+
+const NO_TEMPLATE: (Ask, &str) = (Ask::AsWritten, "the model has no chat template");
+
+/// What the run decided that saved this checkpoint: its `chat.ask`. `None` if no run did, or if its recipe decides nothing.
+fn asked_by_run(checkpoint: &Path) -> Option<Ask> {
+    let recipe = reading::read_text(&origin::run_of(checkpoint)?.join(RECIPE)).ok()?;
+    let recipe: toml::Table = recipe.parse().ok()?;
+    let word = recipe.get("chat")?.get("ask")?.as_str()?;
+    [Ask::AsWritten, Ask::User].into_iter().find(|ask| ask.word() == word)
 }
 
 /// How `ask = "auto"` was decided, and why, for plans that ask for text of a data set.
@@ -58,11 +81,9 @@ pub fn derived(plan: &Plan) -> Option<Derived> {
     if plan.chat.ask != Ask::Auto || !data {
         return None;
     }
-    let ask = chat(plan).ask;
-    let reason = match ask {
-        Ask::User if plan.chat.template.is_some() => "chat.template names a chat template",
-        Ask::User => "the model has a chat template",
-        _ => "the model has no chat template",
+    let (ask, reason) = match &plan.chat.template {
+        Some(_) => (Ask::User, "chat.template names a chat template"),
+        None => of_model(&plan.model.source),
     };
     Some(Derived { key: "chat.ask".to_owned(), value: format!("{:?}", ask.word()), reason: reason.to_owned() })
 }

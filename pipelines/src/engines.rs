@@ -21,6 +21,7 @@ use rollflow::recipe::net::Net;
 use rollflow::recipe::task::TaskData;
 use rollflow::stages::sync::{Exporter, RemoteSync, probe_texts};
 
+use crate::parts::Reader;
 use crate::servers::{Recipe, Servers};
 use crate::{data, parts, secrets};
 
@@ -34,6 +35,8 @@ const START: &str = "start";
 pub struct Engines {
     handle: FleetHandle,
     exporter: Arc<Exporter>,
+    /// The fewest tokens that any of them reads, where they say so.
+    context: Option<usize>,
     _servers: Option<Servers>,
 }
 
@@ -58,14 +61,21 @@ impl Engines {
         };
         let engines =
             plan.engine.all_urls().iter().map(|url| engine(&plan.engine, &plan.net, url)).collect::<Result<Vec<_>>>()?;
-        let engines = Engines { handle: FleetHandle::new(engines), exporter, _servers: servers };
-        check(&engines.handle, plan.syncs_adapters())?;
-        Ok(Some(engines))
+        let handle = FleetHandle::new(engines);
+        let context = check(plan, &handle)?;
+        Ok(Some(Engines { handle, exporter, context, _servers: servers }))
     }
 
     /// Which there are, and how they stand.
     pub fn handle(&self) -> &FleetHandle {
         &self.handle
+    }
+
+    /// The policy's reader for what they can answer: a server may have been started with a shorter context than the model's.
+    pub fn reader(&self, policy: &Policy) -> Reader {
+        let mut reader = Reader::from(policy);
+        reader.config.max_positions = self.context.unwrap_or(usize::MAX).min(reader.config.max_positions);
+        reader
     }
 
     /// How they are asked.
@@ -116,7 +126,7 @@ pub fn exporter(plan: &Plan, policy: &Policy, folder: &Path) -> Result<Exporter>
 fn first_prompts(plan: &Plan, policy: &Policy) -> Result<Vec<Vec<u32>>> {
     let mut prompts = match &plan.task.data {
         TaskData::Data(task) => data::first_prompts(plan, &task.sources(), PROBES as usize, &policy.into())?,
-        _ => parts::prompts(plan, Some(policy))?,
+        _ => parts::prompts(plan, Some(&policy.into()))?,
     }
     .limited(PROBES);
     let mut texts = Vec::new();
@@ -193,23 +203,35 @@ pub fn sync_config(of: &Engine) -> SyncConfig {
     }
 }
 
-/// Refuses servers that can't be trained with, before anything runs.
-fn check(handle: &FleetHandle, adapters: bool) -> Result<()> {
-    let tasks = tasks()?;
+/// Refuses servers that can't be trained with, before anything runs. Returns the shortest context of those that state one.
+fn check(plan: &Plan, handle: &FleetHandle) -> Result<Option<usize>> {
+    let (tasks, answer) = (tasks()?, plan.generate.max_new_tokens);
+    let mut shortest = None;
     for engine in handle.engines() {
         let found = tasks.block_on(engine.probe())?;
         if !found.weights {
             bail!("{} can't be given weights: {}", engine.name(), found.lacks.join("; "));
         }
-        if adapters && !found.adapters {
+        if plan.syncs_adapters() && !found.adapters {
             bail!(
                 "{} takes no adapters: start it with --enable-lora (vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, too), or leave lora.sync out",
                 engine.name()
             );
         }
+        if let Some(context) = found.context {
+            if context <= answer {
+                bail!(
+                    "{} reads {context} tokens, prompt and answer together, which is no room for a prompt and generate.max_new_tokens = {answer}: \
+                     lower that, or start the server with a larger {}",
+                    engine.name(),
+                    if plan.engine.kind() == EngineKind::Sglang { "--context-length" } else { "--max-model-len" }
+                );
+            }
+            shortest = Some(shortest.map_or(context, |shortest: usize| shortest.min(context)));
+        }
         tracing::info!("{}: {}, model {}", engine.name(), found.server, found.model);
     }
-    Ok(())
+    Ok(shortest)
 }
 
 /// For questions outside of a run.

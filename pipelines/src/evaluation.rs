@@ -20,6 +20,7 @@ use rollflow::util::atomic_file;
 use serde_json::{Value, json};
 
 use crate::engines::Engines;
+use crate::parts::Reader;
 use crate::registry::Registry;
 use crate::rewards::Scoring;
 use crate::{conversations, data, environments, parts};
@@ -90,7 +91,7 @@ pub fn beside(
 /// The stage that evaluates during a run in this process, if the recipe has one.
 pub fn evaluator(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<Option<Evaluator<LocalEngine>>> {
     let Some(eval) = during(plan) else { return Ok(None) };
-    let exam = prepared(plan, eval, registry, policy)?;
+    let exam = prepared(plan, eval, registry, &policy.into())?;
     Ok(Some(configured(Evaluator::local(policy, exam, eval.every), plan, eval)))
 }
 
@@ -102,7 +103,7 @@ pub fn evaluator_of_servers(
     (engines, hold): (&Engines, &EvaluationHold),
 ) -> Result<Option<Evaluator<Fleet, FrozenWeights>>> {
     let Some(eval) = during(plan) else { return Ok(None) };
-    let exam = prepared(plan, eval, registry, policy)?;
+    let exam = prepared(plan, eval, registry, &engines.reader(policy))?;
     let (handle, config) = (engines.handle(), engines.fleet_config(plan, policy));
     Ok(Some(configured(Evaluator::remote(handle, config, policy.tokenizer(), (exam, eval.every), hold), plan, eval)))
 }
@@ -117,8 +118,8 @@ fn during(plan: &Plan) -> Option<&Eval> {
     plan.eval.as_ref().filter(|eval| eval.every > 0)
 }
 
-fn prepared(plan: &Plan, eval: &Eval, registry: &Registry, policy: &Policy) -> Result<Exam> {
-    exam(plan, eval, registry, policy.config().max_positions).context("preparing the evaluation")
+fn prepared(plan: &Plan, eval: &Eval, registry: &Registry, reader: &Reader) -> Result<Exam> {
+    exam(plan, eval, registry, reader.config.max_positions).context("preparing the evaluation")
 }
 
 fn configured<E: TokenEngine, W: Send + Sync + 'static>(of: Evaluator<E, W>, plan: &Plan, eval: &Eval) -> Evaluator<E, W> {
@@ -135,7 +136,7 @@ pub fn evaluate(
     see: impl FnMut(usize, usize) -> Result<()>,
 ) -> Result<Summary> {
     let eval = plan.eval.clone().unwrap_or_default();
-    ask(plan, registry, (model, policy), out, (policy.engine(eval.slots, plan.seed), 0), see)
+    ask(plan, registry, (model, &policy.into()), out, (policy.engine(eval.slots, plan.seed), 0), see)
 }
 
 /// The same by servers: they are given the model, verified, and asked.
@@ -153,22 +154,22 @@ pub fn evaluate_by_servers(
     let config = engines.fleet_config(plan, policy);
     let mut fleet = Fleet::new(engines.handle(), config, policy.tokenizer(), (eval.slots, plan.seed));
     fleet.set_weights(VERSION, &Synced { version: VERSION });
-    ask(plan, registry, (model, policy), out, (fleet, VERSION), see)
+    ask(plan, registry, (model, &engines.reader(policy)), out, (fleet, VERSION), see)
 }
 
 fn ask<E: TokenEngine>(
     plan: &Plan,
     registry: &Registry,
-    (model, policy): (&Path, &Policy),
+    (model, reader): (&Path, &Reader),
     out: &Path,
     (mut engine, version): (E, Version),
     mut see: impl FnMut(usize, usize) -> Result<()>,
 ) -> Result<Summary> {
     let eval = plan.eval.clone().unwrap_or_default();
-    let exam = Arc::new(exam(plan, &eval, registry, policy.config().max_positions)?);
+    let exam = Arc::new(exam(plan, &eval, registry, reader.config.max_positions)?);
     let asked = asked(plan, &eval, model);
     let answered = go_on(out, &asked)?;
-    let mut evaluation = Evaluation::begin(&exam, policy.tokenizer(), version, answered);
+    let mut evaluation = Evaluation::begin(&exam, &reader.tokenizer, version, answered);
     // Without those of prompts that are asked again.
     let mut answers = AnswerWriter::create(out.join(ANSWERS), evaluation.answers())?;
     write_evaluation(out, &asked, None)?;

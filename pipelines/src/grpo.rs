@@ -156,7 +156,8 @@ impl Actors<LocalEngine, LocalBackend> {
         let reference = references::reference(plan, start, &published)?;
         let generator = parts::generator(plan, policy, published)?;
         let evaluator = evaluation::evaluator(plan, registry, policy)?;
-        Actors::around((generator, Publisher::Here(publisher), evaluator), reference, plan, registry, (policy, start))
+        let prompts = parts::prompts(plan, Some(&policy.into()))?;
+        Actors::around((prompts, generator, Publisher::Here(publisher), evaluator), reference, plan, registry, (policy, start))
     }
 }
 
@@ -167,7 +168,8 @@ impl Actors<Fleet, LocalBackend> {
         let (publisher, published) = weights();
         let (also, read) = weights();
         let generator = parts::generator_by(plan, engines.generator(plan, policy, published))?;
-        let generator = parts::in_environment(plan, policy, generator)?;
+        let reader = engines.reader(policy);
+        let generator = parts::in_environment(plan, &reader, generator)?;
         let (mut sync, mut evaluator) = (engines.sync(plan, publisher)?.also(also), None);
         if let Some(hold) = evaluation::hold(plan) {
             sync = sync.hold(&hold);
@@ -175,7 +177,8 @@ impl Actors<Fleet, LocalBackend> {
         }
         let reference = references::reference(plan, start, &read)?;
         let publisher = Publisher::There(Box::new(sync));
-        Actors::around((generator, publisher, evaluator), reference, plan, registry, (policy, start))
+        let prompts = parts::prompts(plan, Some(&reader))?;
+        Actors::around((prompts, generator, publisher, evaluator), reference, plan, registry, (policy, start))
     }
 }
 
@@ -184,14 +187,14 @@ type Evaluating<E> = Option<Evaluator<E, FrozenWeights>>;
 impl<E: TokenEngine> Actors<E, LocalBackend> {
     /// All others, who are of this process wherever answers come from.
     fn around(
-        (generator, publisher, evaluator): (Generator<E>, Publisher<FrozenWeights>, Evaluating<E>),
+        (prompts, generator, publisher, evaluator): (Prompts, Generator<E>, Publisher<FrozenWeights>, Evaluating<E>),
         reference: Option<Reference<FrozenWeights>>,
         plan: &Plan,
         registry: &Registry,
         (policy, start): (&Policy, &Policy),
     ) -> Result<Self> {
         Ok(Actors {
-            prompts: parts::prompts(plan, Some(policy))?,
+            prompts,
             generator,
             publisher,
             reward: parts::reward(plan, registry)?,

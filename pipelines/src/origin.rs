@@ -9,7 +9,7 @@ use rollflow::prelude::*;
 use rollflow::recipe::model::ModelSource;
 use rollflow::recipe::{self, Pipeline, Plan};
 use rollflow::train::CheckpointMetadata;
-use rollflow::train::checkpoint::{self, FileMark};
+use rollflow::train::checkpoint::{self, CHECKPOINTS, FileMark};
 use rollflow::util::atomic_file;
 use serde::{Deserialize, Serialize};
 
@@ -104,6 +104,11 @@ fn write((config, weights, tokenizer): (&ModelConfig, &Weights, &Tokenizer), run
 /// The model folder that `path` stands for, as `check` finds it.
 pub fn model_folder(path: &Path) -> Result<PathBuf> {
     Ok(recipe::model_folder(path)?)
+}
+
+/// The folder of the run that saved `checkpoint`, if it still lies there.
+pub fn run_of(checkpoint: &Path) -> Option<&Path> {
+    checkpoint.parent().filter(|folder| folder.ends_with(CHECKPOINTS))?.parent()
 }
 
 /// Which checkpoint a run began from.

@@ -121,12 +121,12 @@ pub fn capacity(plan: &Plan) -> Capacity {
     Capacity::items(plan.flow.edge_items).tokens(plan.flow.edge_tokens)
 }
 
-/// What is asked, as `[chat]` has it; of data, only what `policy` can read, where it is known.
-pub fn prompts(plan: &Plan, policy: Option<&Policy>) -> Result<Prompts> {
+/// What is asked, as `[chat]` has it; of data, only what `reader` can read, where it is known.
+pub fn prompts(plan: &Plan, reader: Option<&Reader>) -> Result<Prompts> {
     let chat = conversations::chat(plan);
     let asked = move |prompt: Prompt| Prompt { text: conversations::asked(&chat, prompt.text), ..prompt };
     let buffer = match &plan.task.data {
-        TaskData::Data(task) => return Ok(data::prompts(plan, &task.sources(), policy.map(Reader::from).as_ref())?.map(asked)),
+        TaskData::Data(task) => return Ok(data::prompts(plan, &task.sources(), reader)?.map(asked)),
         TaskData::Rollouts(_) => bail!("rollouts that were recorded are answered already: there is nothing to ask"),
         TaskData::Arithmetic(task) => DataBuffer::new(sums(task, plan.seed).iter().map(Prompt::from), plan.seed)?,
     };
@@ -204,12 +204,12 @@ pub fn generator(plan: &Plan, policy: &Policy, weights: WeightsRx<FrozenWeights>
             Generator::local_on(policy, weights, computes.iter().map(|compute| compute.device))
         }
     };
-    in_environment(plan, policy, generator_by(plan, generator)?)
+    in_environment(plan, &policy.into(), generator_by(plan, generator)?)
 }
 
 /// With the recipe's environment, if it has one.
-pub fn in_environment<E: TokenEngine>(plan: &Plan, policy: &Policy, generator: Generator<E>) -> Result<Generator<E>> {
-    Ok(match environments::agent(plan, policy.config().max_positions)? {
+pub fn in_environment<E: TokenEngine>(plan: &Plan, reader: &Reader, generator: Generator<E>) -> Result<Generator<E>> {
+    Ok(match environments::agent(plan, reader.config.max_positions)? {
         Some(agent) => generator.environment(agent),
         None => generator,
     })
@@ -309,7 +309,7 @@ pub fn probe(plan: &Plan, policy: &Policy, backend: &LocalBackend) -> Result<()>
     params.max_new_tokens = params.max_new_tokens.min(TOKENS);
     let mut prompts = match &plan.task.data {
         TaskData::Data(task) => data::first_prompts(plan, &task.sources(), ANSWERS as usize, &policy.into())?,
-        _ => prompts(plan, Some(policy))?,
+        _ => prompts(plan, Some(&policy.into()))?,
     }
     .limited(ANSWERS);
     let mut samples = Vec::new();

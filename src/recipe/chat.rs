@@ -25,7 +25,7 @@ section! {
 choices! {
     /// How prompts that are plain text are asked.
     pub enum Ask {
-        /// as `user` where the model has a chat template or `template` names one, else as `as_written`.
+        /// as the run asked that made the model; of any other model as `user` where it has a chat template or `template` names one, else as `as_written`.
         "auto" => Auto,
         /// as they are written, for models that go on with a text.
         "as_written" => AsWritten,

@@ -13,6 +13,7 @@ use rollflow::recipe::Plan;
 
 use super::plans::{RecipeArgs, load};
 use super::{REFUSED, Refused, out};
+use crate::conversations;
 use crate::registry::Registry;
 use crate::resume::ResumePoint;
 use crate::run_folder::{RunFolder, refuse_another_run};
@@ -41,8 +42,8 @@ impl Run {
         let Some(plan) = load(&recipe, registry) else { return Ok(ExitCode::from(REFUSED)) };
         let folder = out.unwrap_or_else(|| new_folder(&plan));
         refuse_another_run(&folder).map_err(|error| Refused::because(error.to_string()))?;
-        // What is fetched tomorrow by the same name may be something else.
-        let plan = plan.pinned(&Cache::of_user());
+        // What is fetched tomorrow by the same name may be something else. How the model was asked is also for runs that go on from this one.
+        let plan = Plan { chat: conversations::chat(&plan), ..plan.pinned(&Cache::of_user()) };
         execute(&plan, registry, &RunFolder::create(&folder, &plan)?, None)
     }
 }

@@ -13,6 +13,7 @@ use rollflow::train::checkpoint;
 use serde_json::Value;
 
 use crate::crashes::{run_killed_and_seen, same_bytes};
+use crate::model_server::ModelServer;
 use crate::running::{GRPO, read, rollflow, run_args};
 
 const CALCULATOR: &str = "pipelines/recipes/calculator_agent.toml";
@@ -24,6 +25,9 @@ pub const GAME: [&str; 4] = [
     "generate.max_new_tokens=24",
     "generate.stop=[\"0\",\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\",\"8\",\"9\",\"a\",\"e\",\"i\",\"n\",\"o\",\"r\",\"s\",\"t\",\"x\"]",
 ];
+
+/// Tokens that the server reads, in which few of the game's conversations end.
+const CONTEXT: usize = 80;
 
 fn rows(path: &Path) -> Vec<Value> {
     read(path).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -147,4 +151,33 @@ fn conversations_of_an_asynchronous_run_that_was_killed_go_on_from_their_turn() 
     let anew = totals.tokens.get(&Fate::Truncated).copied().unwrap_or(0);
     assert!(gone_on > 0 && (anew > 0 || gone_on == begun.len()), "{gone_on} of {} went on: {totals:?}", begun.len());
     assert!(fs::exists(run.join("report.md")).unwrap());
+}
+
+/// A conversation that has outgrown its server is truncated like one that has outgrown the model: it is no request that fails (law F6).
+#[test]
+fn a_server_with_a_shorter_context_than_the_model_s_truncates_conversations_and_loses_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let (out, server) = (folder.path().join("run"), ModelServer::reading(CONTEXT));
+    let engine = format!("engine={{kind=\"vllm\",urls=[{:?}]}}", server.url);
+    let sets = [&GAME[..], &[&engine, "train.steps=2", "observe.rollouts_every=1"]].concat();
+    let ended = rollflow(&run_args(GRPO, &out, &sets));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    assert!(!ended.err.contains("given up"), "{}", ended.err);
+    let rows = rows(&out.join("rollouts.jsonl"));
+    let cut: Vec<&Value> = rows.iter().filter(|row| row["metadata"]["stop_reason"] == "max_tokens").collect();
+    assert!(!cut.is_empty() && cut.iter().all(|row| row["status"] == "truncated"), "{rows:?}");
+
+    let [none, longer] = ["none", "longer"].map(|name| folder.path().join(name));
+    let ended = rollflow(&run_args(GRPO, &none, &[&sets[..], &["generate.max_new_tokens=80"]].concat()));
+    assert!(
+        ended.code == Some(1) && ended.err.contains("lower that, or start the server with a larger --max-model-len"),
+        "{}",
+        ended.err
+    );
+    let whole = ModelServer::reading(2048);
+    let engine = format!("engine={{kind=\"vllm\",urls=[{:?}]}}", whole.url);
+    let ended = rollflow(&run_args(GRPO, &longer, &[&sets[..], &[&engine]].concat()));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let reasons = read(&longer.join("rollouts.jsonl"));
+    assert!(!reasons.contains("\"max_tokens\""), "the server's context, and nothing else, ended them");
 }

@@ -36,10 +36,15 @@ pub struct ModelServer {
 
 impl ModelServer {
     pub fn new() -> Self {
+        ModelServer::reading(64)
+    }
+
+    /// One whose prompts and answers have so many tokens together at most.
+    pub fn reading(context: usize) -> Self {
         let (runtime, served) = (Runtime::new().unwrap(), Arc::<Mutex<Served>>::default());
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let routes = routes(&served);
+        let routes = routes(&served, context);
         runtime.spawn(async move { axum::serve(listener, routes).await });
         ModelServer { url, served, _runtime: runtime }
     }
@@ -49,7 +54,7 @@ impl ModelServer {
     }
 }
 
-fn routes(served: &Arc<Mutex<Served>>) -> Router {
+fn routes(served: &Arc<Mutex<Served>>, context: usize) -> Router {
     let known = ["/inference/v1/generate", "/pause", "/collective_rpc"].map(|path| (path.to_owned(), json!({})));
     let page = |page: Value| routing::get(move || async move { page.to_string() });
     let post = |answer: fn(&Mutex<Served>, &Value) -> String| {
@@ -64,7 +69,7 @@ fn routes(served: &Arc<Mutex<Served>>) -> Router {
     Router::new()
         .route("/health", routing::get(|| async {}))
         .route("/version", page(json!({ "version": "0.33.0" })))
-        .route("/v1/models", page(json!({ "data": [{ "id": "policy", "max_model_len": 64 }] })))
+        .route("/v1/models", page(json!({ "data": [{ "id": "policy", "max_model_len": context }] })))
         .route("/openapi.json", page(json!({ "paths": serde_json::Map::from_iter(known) })))
         .route("/weight_info", info)
         .route("/pause", post(|_, _| "{}".to_owned()))
@@ -102,6 +107,7 @@ fn generate(served: &Mutex<Served>, body: &Value) -> String {
     let params = SamplingParams {
         temperature: body["sampling_params"]["temperature"].as_f64().unwrap() as f32,
         max_new_tokens: number("max_tokens") as usize,
+        stop: serde_json::from_value(body["sampling_params"]["stop"].clone()).unwrap_or_default(),
         ..SamplingParams::default()
     };
     let mut engine = policy.engine(number("n") as usize, number("seed"));

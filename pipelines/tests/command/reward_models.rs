@@ -174,14 +174,15 @@ fn a_reward_model_of_adapters_is_exported_asked_and_gone_on_with() {
     // A language model is adapted where it lies, and adapters of the same kind go on being trained.
     let model = format!("model={{kind=\"folder\",path={:?}}}", path("grpo").join("checkpoints/step_000003"));
     let again = |name: &str, model: &str, sets: &[&str]| {
-        // The folder has a chat template, and the tiny model was trained on plain text.
-        let sets = [&["reward_model.steps=3", "reward_model.schedule.warmup=0", "chat.ask=as_written", model][..], sets].concat();
+        let sets = [&["reward_model.steps=3", "reward_model.schedule.warmup=0", model][..], sets].concat();
         let out = path(name);
         let args = ["run", REWARD_MODEL, "--out", out.to_str().unwrap()].into_iter();
         rollflow(&args.chain(sets.iter().flat_map(|set| ["--set", set])).collect::<Vec<_>>())
     };
     let words = again("words", &model, &sets[..1]);
     assert_eq!(words.code, Some(0), "{}", words.err);
+    let recipe = read(&path("words").join("recipe.toml"));
+    assert!(recipe.contains("ask = \"as_written\""), "the folder has a chat template, and its run read plain text: {recipe}");
     assert!(!path("words").join("base").exists() && checkpoint(&path("words"), 3).join("adapter_model.safetensors").is_file());
     assert!(scorer(&checkpoint(&path("words"), 3)).score(&"3+4=".into(), "7").unwrap().is_finite());
     let model = format!("model={{kind=\"folder\",path={adapters:?}}}");

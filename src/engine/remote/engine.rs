@@ -184,6 +184,9 @@ pub struct Scored {
 /// assert_eq!(groups[0].samples[1].response, "777");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// Its methods run on the few threads that all HTTP of the process shares ([`Tasks`](crate::net::Tasks)): work that computes or blocks belongs on a
+/// thread of its own, as `tokio::task::spawn_blocking` gives one.
 pub trait InferenceEngine: Send + Sync + 'static {
     /// What it is called in errors, logs and metrics: its kind and where it is.
     fn name(&self) -> String;

@@ -63,9 +63,12 @@ pub fn console_line(step: u64, metrics: &StepMetrics) -> String {
 }
 
 /// About four digits: `0.0214`, `12.35`, `2e-5`.
-pub(in crate::observe) fn short(value: f64) -> String {
+pub(crate) fn short(value: f64) -> String {
     let size = value.abs();
-    if !value.is_finite() || value == 0.0 {
+    if value == 0.0 {
+        // Of either sign.
+        "0".to_owned()
+    } else if !value.is_finite() {
         format!("{value}")
     } else if (0.001..10_000.0).contains(&size) {
         let decimals = (3 - size.log10().floor() as i32).clamp(0, 4) as usize;
@@ -96,7 +99,7 @@ mod tests {
             [("loss", 0.02139), ("reward_mean", 0.43), ("learning_rate", 2e-5), ("grad_norm", 12.345), ("entropy_nats", 1.0)];
         assert_eq!(line(12, &row), "Step 12: reward=0.43 loss=0.0214 grad_norm=12.35 lr=2e-5");
         assert_eq!(line(0, &[("loss", f64::NAN), ("grad_norm", 123_456.0)]), "Step 0: loss=NaN grad_norm=1.23e5");
-        assert_eq!(line(0, &[("loss", -1200.0), ("learning_rate", 0.0)]), "Step 0: loss=-1200 lr=0");
+        assert_eq!(line(0, &[("loss", -1200.0), ("learning_rate", -0.0)]), "Step 0: loss=-1200 lr=0");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 pub use answers::{AnswerWriter, JudgedAnswer, read_answers};
-pub(super) use console::short;
+pub(crate) use console::short;
 pub use console::{ConsoleLogger, announce_training, console_line};
 pub use dead_letters::{DEAD_LETTERS, DeadLetter, DeadLetterWriter, Failure, FailureKind, read_dead_letters};
 pub use jsonl::{JsonlLogger, jsonl_row, metrics_rows, read_metrics};

@@ -21,6 +21,8 @@ pub struct Meter {
     window: VecDeque<Totals>,
     rewards: VecDeque<f64>,
     loss: Option<f64>,
+    /// Whether the run has sampled anything: no other shows how fast it does.
+    generates: bool,
     staleness: Option<f64>,
 }
 
@@ -63,6 +65,7 @@ impl Meter {
             }
         }
         self.loss = metrics.newest(Metric::Loss, &[]);
+        self.generates = totals.generated > 0.0;
         self.staleness = metrics.newest(Metric::StalenessMax, &[]);
         self.window.push_back(totals);
         // The oldest entry stays outside the window, so that the window is full.
@@ -82,7 +85,7 @@ impl Meter {
             reward: self.rewards.back().copied(),
             reward_curve: self.rewards.iter().copied().collect(),
             loss: self.loss,
-            generated_per_second: self.rate(|totals| totals.generated),
+            generated_per_second: self.rate(|totals| totals.generated).filter(|_| self.generates),
             trained_per_second: self.rate(|totals| totals.trained),
             staleness: self.staleness,
             bottleneck: bottleneck.map(str::to_owned),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::stage::AnswerLog;
 use crate::algo::PairMetrics;
 use crate::flow::{Io, Stage, StageError, StageSpec};
+use crate::observe::logs::short;
 use crate::observe::{Metric, Metrics, StepMetrics};
 use crate::stages::train::Trained;
 
@@ -101,10 +102,11 @@ impl<W: Send + Sync + 'static> PairEvaluator<W> {
         }
         let (step, JudgedPairs { pairs, loss }) = (trained.step, judged);
         tracing::info!(
-            "Evaluated step {step}: {} pairs accuracy={:.4} margin={:.4} loss={loss:.4}",
+            "Evaluated step {step}: {} pairs accuracy={} margin={} loss={}",
             pairs.pairs,
-            pairs.accuracy(),
-            pairs.margin()
+            short(pairs.accuracy()),
+            short(pairs.margin()),
+            short(loss)
         );
         Ok(Some(found))
     }
