@@ -14,16 +14,15 @@ use crate::run_folder::RECIPE;
 /// The page's file in a run's folder.
 pub const PAGE: &str = "report.html";
 
-/// Writes the page; gives its path.
-pub fn write(folder: &Path) -> Result<PathBuf> {
+/// Writes the page of the run with this record; returns the page's path.
+pub fn write(folder: &Path, record: &Record) -> Result<PathBuf> {
     let path = folder.join(PAGE);
-    atomic_file::write(&path, page(folder)?.to_html()).with_context(|| format!("writing {}", path.display()))?;
+    atomic_file::write(&path, page(folder, record)?.to_html()).with_context(|| format!("writing {}", path.display()))?;
     Ok(path)
 }
 
-/// What the page shows.
-pub fn page(folder: &Path) -> Result<HtmlReport> {
-    let record = Record::read(folder)?;
+/// The page's content.
+pub fn page(folder: &Path, record: &Record) -> Result<HtmlReport> {
     let (mut failed, evaluations) = (None, folder.join("evaluations.jsonl"));
     let evaluations = if evaluations.exists() { read_metrics(evaluations)? } else { Vec::new() };
     // A row at a time: a long run has more of them than memory is for.
@@ -33,8 +32,8 @@ pub fn page(folder: &Path) -> Result<HtmlReport> {
     let report = HtmlReport {
         name: record.name.clone(),
         state: record.state.word().to_owned(),
-        outcome: outcome(&record),
-        tiles: tiles(&record),
+        outcome: outcome(record),
+        tiles: tiles(record),
         curves: HtmlReport::curves(steps),
         pass_at: evaluations
             .iter()
@@ -46,7 +45,7 @@ pub fn page(folder: &Path) -> Result<HtmlReport> {
         bottleneck: record.drawn.bottleneck.clone(),
         staleness: record.drawn.staleness.clone(),
         graph: record.drawn.graph.clone(),
-        facts: facts(&record),
+        facts: facts(record),
         recipe: std::fs::read_to_string(folder.join(RECIPE)).unwrap_or_default(),
         ..HtmlReport::default()
     };

@@ -151,8 +151,8 @@ impl Record {
         record.write(folder)
     }
 
-    /// Notes how this process's work ended, and what the report draws of it.
-    pub fn end(folder: &Path, result: &Result<Report>, drawn: Drawn) -> Result<()> {
+    /// The record of the run in `folder` after this process's work ended so, with what the report draws of it. Not written yet.
+    pub fn ended(folder: &Path, result: &Result<Report>, drawn: Drawn) -> Result<Self> {
         let mut record = Record::read(folder)?;
         let (state, error) = match result {
             Ok(report) => match report.ended {
@@ -169,7 +169,7 @@ impl Record {
         }
         record.take_metrics(folder);
         record.drawn = drawn;
-        record.write(folder)
+        Ok(record)
     }
 
     /// When the run began, UTC.
@@ -189,7 +189,8 @@ impl Record {
         self.steps = rollflow::observe::logs::last_step(&path).unwrap_or(0);
     }
 
-    fn write(&self, folder: &Path) -> Result<()> {
+    /// Writes it into the run's folder, atomically.
+    pub fn write(&self, folder: &Path) -> Result<()> {
         let path = folder.join(RECORD);
         let text = serde_json::to_string_pretty(self).context("a record is JSON")?;
         atomic_file::write(&path, text + "\n").with_context(|| format!("writing {}", path.display()))

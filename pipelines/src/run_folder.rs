@@ -225,17 +225,26 @@ impl RunFolder {
         Ok(result?)
     }
 
-    /// Writes down how the run ended, and its page. What can't be written is an error, unless the run has failed already: then it is said, and
-    /// the error is what the run died of.
+    /// Writes the run's page, then its record with how the run ended. The record comes last, because a resume leaves a finished run as it is: a run
+    /// that was killed before it has its page written by the resume. A failed write is the run's error, or a warning if the run failed already.
     pub fn end(&self, result: Result<Report>) -> Result<Report> {
         let drawn = Drawn { staleness: lock(&self.staleness).clone().into_iter().collect(), ..lock(&self.drawn).clone() };
-        let written = Record::end(&self.path, &result, drawn).and_then(|()| page::write(&self.path));
-        match (written, &result) {
-            (Err(error), Ok(_)) => return Err(error),
-            (Err(error), Err(_)) => self.say(&format!("warning: {error:#}")),
-            (Ok(_), _) => {}
+        let ended = |result: &Result<Report>| Record::ended(&self.path, result, drawn.clone());
+        let page = ended(&result).and_then(|record| page::write(&self.path, &record));
+        let result = self.unless_failed(result, page.map(drop));
+        let record = ended(&result).and_then(|record| record.write(&self.path));
+        self.unless_failed(result, record)
+    }
+
+    fn unless_failed(&self, result: Result<Report>, written: Result<()>) -> Result<Report> {
+        match (written, result) {
+            (Err(error), Ok(_)) => Err(error),
+            (Err(error), failed) => {
+                self.say(&format!("warning: {error:#}"));
+                failed
+            }
+            (Ok(()), result) => result,
         }
-        result
     }
 
     /// Writes `report.md`. `taken`: steps that earlier processes of the run took; rates count what this process did.

@@ -29,9 +29,10 @@ impl Report {
             out::complain(&format!("error: {} holds no run; give the folder of one, as in runs/mine", self.run.display()));
             return Ok(ExitCode::from(REFUSED));
         }
-        let page = page::write(&self.run)?;
+        let record = Record::read(&self.run)?;
+        let page = page::write(&self.run, &record)?;
         let line = match self.json {
-            true => json!({"page": page, "run": Record::read(&self.run)?}).to_string(),
+            true => json!({"page": page, "run": record}).to_string(),
             false => page.display().to_string(),
         };
         out::line(&line)?;

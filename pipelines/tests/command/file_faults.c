@@ -10,8 +10,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +20,9 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-static atomic_long count;
+static long count;
+/* Operations of several threads are numbered in the order of their lines. */
+static pthread_mutex_t counting = PTHREAD_MUTEX_INITIALIZER;
 
 static void die(void) {
     syscall(SYS_kill, getpid(), 9);
@@ -51,6 +53,7 @@ static const char *path_of(int fd, const char *name, char *buffer) {
 /* Whether this operation fails: 0 if not, the errno if so, -1 if it is torn. */
 static int fails(const char *operation, const char *path) {
     if (!is_below(path)) return 0;
+    pthread_mutex_lock(&counting);
     long number = ++count;
     const char *log = getenv("FAULT_LOG"), *at = getenv("FAULT_AT"), *kind = getenv("FAULT_KIND");
     if (log) {
@@ -62,8 +65,10 @@ static int fails(const char *operation, const char *path) {
             syscall(SYS_close, file);
         }
     }
-    if (!at || number != atol(at) || !kind) return 0;
-    if (!strcmp(kind, "kill")) die();
+    int here = at && kind && number == atol(at);
+    if (here && !strcmp(kind, "kill")) die();
+    pthread_mutex_unlock(&counting);
+    if (!here) return 0;
     if (!strcmp(kind, "tear")) return -1;
     return atoi(kind);
 }
