@@ -65,6 +65,9 @@ pub enum SandboxError {
     FileName(String),
 }
 
+/// The warden's words where the user that it changed to may not read the program.
+const UNREACHABLE: &str = "starting the program: Permission denied";
+
 impl Sandbox {
     /// Tries the walls out, strongest first, by running the program behind them once. Fails where the essential ones can't be had and the
     /// configuration does not ask for [`SandboxConfig::unsandboxed`].
@@ -87,6 +90,11 @@ impl Sandbox {
                     return Ok(Sandbox(Arc::new(inner)));
                 }
                 Ok((ran, _)) => missing.push(format!("{walls}: {} {ran}", config.program.path.display())),
+                Err(SandboxError::Setup(why)) if why == UNREACHABLE => missing.push(format!(
+                    "{walls}: {why}; as root the sandbox runs programs as a user without rights, who may not read {}: install the program where all \
+                     users may read it, such as /usr/bin",
+                    config.program.path.display()
+                )),
                 Err(SandboxError::Setup(why)) => missing.push(format!("{walls}: {why}")),
                 Err(other) => return Err(other),
             }

@@ -3,6 +3,8 @@
 use std::net::TcpListener;
 use std::process::{Child, Command};
 
+use rollflow::sandbox::{Program, Sandbox, SandboxConfig, Walls};
+
 use crate::{all_held, behind};
 
 /// A process of ours, which must survive.
@@ -181,4 +183,16 @@ attempt("all of proc", lambda: len([pid for pid in os.listdir("/proc") if pid.is
 attempt("memory map", lambda: open("/proc/kcore", "rb").read(1))
 "#;
     all_held(code, &[]);
+}
+
+/// Root has another user run programs, who may not read root's own folders. An ordinary user's programs run as that user.
+#[test]
+fn a_program_that_the_sandbox_s_user_may_not_read_is_named_with_what_to_do() {
+    let private = tempfile::tempdir().unwrap();
+    let path = private.path().join("true");
+    std::fs::copy("/bin/true", &path).unwrap();
+    let config = SandboxConfig { walls: Some(Walls::Confined), ..SandboxConfig::new(Program::at(&path, &[])) };
+    let error = Sandbox::new(config).err().map_or_else(String::new, |error| error.to_string());
+    let told = error.contains(path.to_str().unwrap()) && error.contains("install the program where all users may read it");
+    assert_eq!(told, rustix::process::geteuid().is_root(), "{error}");
 }

@@ -60,7 +60,8 @@ impl<'a> Trial<'a> {
         let folder = tempfile::tempdir().unwrap();
         let library = folder.path().join("libfile_faults.so");
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/command/file_faults.c");
-        let built = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).args([source, "-ldl", "-lpthread"]).output();
+        let built =
+            Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).args([source, "-ldl", "-lpthread"]).output();
         let built = built.expect("a C compiler, which the sandbox needs too");
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
         Trial { recipe, sets, folder, library }
