@@ -1,6 +1,7 @@
 //! Ways out: our files, variables and descriptors, the network, other processes, the file system outside, the kernel.
 
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command};
 
 use rollflow::sandbox::{Program, Sandbox, SandboxConfig, Walls};
@@ -191,6 +192,7 @@ fn a_program_that_the_sandbox_s_user_may_not_read_is_named_with_what_to_do() {
     let private = tempfile::tempdir().unwrap();
     let path = private.path().join("true");
     std::fs::copy("/bin/true", &path).unwrap();
+    std::fs::set_permissions(private.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
     let config = SandboxConfig { walls: Some(Walls::Confined), ..SandboxConfig::new(Program::at(&path, &[])) };
     let error = Sandbox::new(config).err().map_or_else(String::new, |error| error.to_string());
     let told = error.contains(path.to_str().unwrap()) && error.contains("install the program where all users may read it");
