@@ -83,7 +83,8 @@ fn now() -> Timestamp {
 /// The repository around the folder that the command runs in, if there is one and git is.
 fn git() -> Option<Git> {
     let ask = |args: &[&str]| {
-        let output = Command::new("git").args(args).output().ok().filter(|output| output.status.success())?;
+        // Its index is not locked: the user may be at work with git.
+        let output = Command::new("git").arg("--no-optional-locks").args(args).output().ok().filter(|output| output.status.success())?;
         Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
     Some(Git {
