@@ -28,7 +28,7 @@ test: libtorch
 
 # What takes minutes and gigabytes: ten million rows, folders of 3 GB, a larger trainer. TMPDIR must be on a disk, with 7 GB free.
 test-large: libtorch
-	cargo test --workspace --test large_data --test memory -- --ignored --nocapture --test-threads 1
+	cargo test --workspace --test data --test models -- --ignored --nocapture --test-threads 1
 
 # Installs real inference servers (3 GB and about two minutes each, once) and drives them on this machine.
 ENGINES ?= vllm sglang

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/data/*.parquet as Hugging Face's `datasets` does, for tests/data_sources.rs."""
+"""Writes tests/golden/data/*.parquet as Hugging Face's `datasets` does, for tests/data/data_sources.rs."""
 
 import pathlib
 

@@ -17,7 +17,7 @@ if [ $# = 0 ]; then
     cd "$(dirname "$0")/.."
     folder=$(mktemp -d)
     trap 'rm -rf "$folder"' EXIT
-    ROLLFLOW_SCRAPE=$folder/every_metric cargo test --quiet --workspace --test metrics a_scrape_shows_every_recorded_metric
+    ROLLFLOW_SCRAPE=$folder/every_metric cargo test --quiet --workspace --test recipes a_scrape_shows_every_recorded_metric
     ROLLFLOW_SCRAPE=$folder/live_run cargo test --quiet --workspace --test command a_live_run_is_scraped
     set -- "$folder/every_metric" "$folder/live_run"
 fi

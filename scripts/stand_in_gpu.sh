@@ -17,7 +17,8 @@ fi
 
 export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="env LD_PRELOAD=$library"
 export ROLLFLOW_REQUIRE_GPU=1
-cargo test --workspace --test precision --test devices --test golden_models
+cargo test --workspace --test golden_models
+cargo test --workspace --test models -- precision:: devices::
 # All recipes on it, whatever they say themselves. What they expect is of f32, which a GPU is not given by itself.
 ROLLFLOW__MODEL__DEVICE=cuda ROLLFLOW__MODEL__DTYPE=f32 cargo test --workspace --test command -- \
   asking:: devices:: references:: reward_models:: recipes::every_shipped evaluating::runs_without \

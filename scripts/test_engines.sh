@@ -20,10 +20,10 @@ for kind in "${@:-vllm}"; do
   until grep -q ready: "$work/ready"; do kill -0 "$server" || exit 1; sleep 1; done
   "${CARGO_TARGET_DIR:-target}/debug/rollflow" engine status "http://127.0.0.1:$port" --kind "$kind"
   ROLLFLOW_ENGINE=$kind ROLLFLOW_ENGINE_URL=http://127.0.0.1:$port ROLLFLOW_ENGINE_MODEL=$work/$kind/start \
-    cargo test --workspace --test real_engines -- --ignored --test-threads 1
+    cargo test --workspace --test generation -- real_engines:: --ignored --test-threads 1
   kill "$server"
   wait "$server"
   server=
-  ROLLFLOW_ENGINE=$kind cargo test --workspace --test real_servers -- --ignored --test-threads 1 --nocapture
+  ROLLFLOW_ENGINE=$kind cargo test --workspace --test command -- real_servers:: --ignored --test-threads 1 --nocapture
   echo "$kind: installed in $((installed - began)) s, tested in $((SECONDS - installed)) s"
 done

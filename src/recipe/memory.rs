@@ -1,4 +1,4 @@
-//! What a run takes of memory, before it runs: a formula a part, held to measured peaks by `tests/memory.rs`.
+//! What a run takes of memory, before it runs: a formula a part, held to measured peaks by `tests/models/memory.rs`.
 //!
 //! It counts what is alive at the same time at the busiest moment of a step. What it can't know (prompts of a file that nobody has read)
 //! it assumes, and says so.

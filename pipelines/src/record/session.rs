@@ -84,7 +84,8 @@ fn now() -> Timestamp {
 fn git() -> Option<Git> {
     let ask = |args: &[&str]| {
         // Its index is not locked: the user may be at work with git.
-        let output = Command::new("git").arg("--no-optional-locks").args(args).output().ok().filter(|output| output.status.success())?;
+        let output =
+            Command::new("git").arg("--no-optional-locks").args(args).output().ok().filter(|output| output.status.success())?;
         Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
     Some(Git {

@@ -148,6 +148,6 @@ mod tests {
         meter.record(Duration::ZERO, &Metrics::new());
         meter.record(Duration::from_secs(1), &Metrics::new());
         let snapshot = meter.snapshot(None);
-        assert_eq!((snapshot.eta, snapshot.reward, snapshot.generated_per_second), (None, None, Some(0.0)));
+        assert_eq!((snapshot.eta, snapshot.reward, snapshot.generated_per_second), (None, None, None));
     }
 }

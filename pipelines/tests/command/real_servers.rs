@@ -1,0 +1,281 @@
+//! Real servers on this machine, started, given weights, killed and ended as a run does it. Laws C1, D3, D4, V4; R261, R266 to R268.
+//!
+//! Most run where `ROLLFLOW_ENGINE` says `vllm` or `sglang` and scripts/engines.sh has installed it: `make test-engines`.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rollflow::engine::remote::sync::{StepError, SyncConfig, SyncError, WeightSyncManager, WrongWeights};
+use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle, InferenceEngine, PauseMode};
+use rollflow::model::{Adapter, Dtype, ModelConfig, Weights};
+use rollflow::prelude::*;
+use rollflow::recipe::Plan;
+use rollflow_pipelines::servers::Servers;
+use rollflow_pipelines::{engines, parts};
+
+/// Which servers this is about, if any.
+fn kind() -> Option<String> {
+    std::env::var("ROLLFLOW_ENGINE").ok().filter(|kind| !kind.is_empty())
+}
+
+fn recipe(kind: &str) -> String {
+    format!("{}/recipes/grpo_{kind}.toml", env!("CARGO_MANIFEST_DIR"))
+}
+
+fn plan(kind: &str, port: usize, sets: &[&str]) -> Plan {
+    let sets: Vec<String> = sets.iter().map(|set| set.to_string()).chain([format!("engine.port={port}")]).collect();
+    rollflow::recipe::load(Path::new(&recipe(kind)), &sets).unwrap()
+}
+
+/// A server that was started with the recipe's model, which others' weights can be given to.
+struct Started {
+    plan: Plan,
+    policy: Policy,
+    exporter: rollflow::stages::sync::Exporter,
+    engine: Arc<dyn InferenceEngine>,
+    _servers: Servers,
+    _dir: tempfile::TempDir,
+}
+
+impl Started {
+    fn new(kind: &str, port: usize, sets: &[&str]) -> Self {
+        let (dir, plan) = (tempfile::tempdir().unwrap(), plan(kind, port, sets));
+        let policy = parts::policy(&plan).unwrap();
+        let exporter = engines::exporter(&plan, &policy, dir.path()).unwrap();
+        let start = dir.path().join("start");
+        exporter.launch_folder(&start).unwrap();
+        let servers = engines::launch(&plan, &start, &dir.path().join("logs"), (|line: &str| println!("{line}"), || false));
+        let servers = servers.unwrap().unwrap();
+        let engine = engines::engine(&plan.engine, &plan.net, &plan.engine.launched_urls()[0]).unwrap();
+        Started { plan, policy, exporter, engine, _servers: servers, _dir: dir }
+    }
+
+    fn manager(&self, pause: PauseMode) -> WeightSyncManager {
+        let config = SyncConfig { pause, ..engines::sync_config(&self.plan.engine) };
+        WeightSyncManager::new(FleetHandle::new(vec![self.engine.clone()]), config)
+    }
+
+    fn weights(&self, seed: u64) -> rollflow::model::FrozenWeights {
+        let config = ModelConfig { dtype: Dtype::F32, initializer_range: 0.1, ..self.policy.config().clone() };
+        Weights::random(&config, seed).freeze()
+    }
+
+    /// The policy's weights under adapters that have learned something.
+    fn adapted(&self, seed: u64) -> rollflow::model::FrozenWeights {
+        let weights = self.policy.weights();
+        let Adapter { flat, layout, lora } = weights.adapter.as_ref().unwrap();
+        tch::manual_seed(seed as i64);
+        let flat = flat + tch::Tensor::randn(flat.size(), (tch::Kind::Float, tch::Device::Cpu)) * 0.05;
+        weights.under(Adapter { flat, layout: layout.clone(), lora: lora.clone() }).freeze()
+    }
+}
+
+#[test]
+#[ignore = "needs a real server"]
+fn every_pause_mode_takes_versions_that_are_verified() {
+    let Some(kind) = kind() else { return };
+    let started = Started::new(&kind, 22010, &[]);
+    engines::tasks().unwrap().block_on(async {
+        let modes = started.engine.weights().unwrap().pause_modes();
+        for (version, mode) in (1..).zip(modes) {
+            let update = started.exporter.export(version, &started.weights(version)).unwrap();
+            let report = started.manager(*mode).sync(update).await.unwrap();
+            let held = report.engines[0].as_ref().unwrap();
+            assert_eq!(held.retries, 0, "{mode:?}");
+            println!("{mode:?}: {:?}", held.times);
+            assert_eq!(started.engine.weights().unwrap().served().await.unwrap(), Some(version.to_string()));
+        }
+    });
+}
+
+/// The tiny model's head is its embedding. vLLM keeps the old head when it reloads, and says that all went well.
+#[test]
+#[ignore = "needs a real server"]
+fn a_shared_head_is_exact_or_caught_by_name() {
+    let Some(kind) = kind() else { return };
+    let started = Started::new(&kind, 22011, &["engine.untie=false"]);
+    assert!(started.policy.config().tied);
+    engines::tasks().unwrap().block_on(async {
+        let update = started.exporter.export(1, &started.weights(1)).unwrap();
+        match started.manager(PauseMode::Keep).sync(update).await {
+            Ok(report) => assert_eq!((kind.as_str(), report.held()), ("sglang", 1)),
+            Err(SyncError::NoneHolds { failures, .. }) => {
+                println!("{}", failures[0]);
+                assert_eq!(kind, "vllm");
+                let old_head = |error: &StepError| matches!(error, StepError::Wrong(wrong) if matches!(**wrong, WrongWeights::OldHead { .. }));
+                assert!(old_head(&failures[0].error), "{}", failures[0]);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    });
+}
+
+/// Beside each other, each found right by the probe that whole weights are held to; the server answers by name as this process does. SGLang 0.5.23
+/// can't start so without a GPU: it pins memory for its adapters.
+#[test]
+#[ignore = "needs a real server"]
+fn adapters_are_given_as_adapters_and_answer_by_name() {
+    let Some(kind) = kind().filter(|kind| kind == "vllm") else { return };
+    let started = Started::new(&kind, 22014, &["lora.rank=8", "lora.sync=adapter"]);
+    let (runtime, manager) = (engines::tasks().unwrap(), started.manager(PauseMode::Keep));
+    let control = started.engine.weights().unwrap();
+    for version in 1..=4 {
+        let update = started.exporter.export(version, &started.adapted(version)).unwrap();
+        let report = runtime.block_on(manager.sync(update)).unwrap();
+        let held = report.engines[0].as_ref().unwrap();
+        println!("adapter {version}: {:?}", held.times);
+        assert_eq!((held.retries, manager.fleet().adapter(0).unwrap().release.version()), (0, version));
+    }
+    let until = Instant::now() + Duration::from_secs(60);
+    while runtime.block_on(control.adapters()).unwrap() != ["adapter-4"] {
+        assert!(Instant::now() < until, "{:?}: those that nobody names are forgotten", runtime.block_on(control.adapters()));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let params = SamplingParams { temperature: 0.0, max_new_tokens: 16, ignore_eos: true, ..SamplingParams::default() };
+    let prompts = || (0..8).map(|ordinal| Prompt { ordinal, ..Prompt::from(format!("{ordinal}+{}=", 9 - ordinal)) }).collect();
+    let config = FleetConfig { vocabulary: 64, ..FleetConfig::default() };
+    let mut there = Fleet::new(manager.fleet(), config, started.policy.tokenizer(), (16, 7));
+    let mut here = started.policy.with_weights(Arc::new(started.adapted(4))).engine(16, 7);
+    let (there, here) = (there.answer(prompts(), 1, &params).unwrap(), here.answer(prompts(), 1, &params).unwrap());
+    for (there, here) in there.iter().zip(&here) {
+        let (there, here) = (&there.samples[0], &here.samples[0]);
+        assert_eq!((&there.tokens, there.versions.oldest(), there.generated()), (&here.tokens, Some(4), 16));
+        assert!(there.log_probs.iter().zip(&here.log_probs).all(|(there, here)| (there - here).abs() < 1e-4));
+    }
+}
+
+/// A run that waits for its server, which never comes up and needs nothing installed.
+struct Waiting {
+    run: std::process::Child,
+    /// Holds the number of the server's process group.
+    told: std::path::PathBuf,
+    group: String,
+    _dir: tempfile::TempDir,
+}
+
+impl Waiting {
+    fn new() -> Self {
+        use std::os::unix::fs::PermissionsExt;
+        let (dir, port) =
+            (tempfile::tempdir().unwrap(), std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port());
+        let (program, out) = (dir.path().join("serve"), dir.path().join("run"));
+        std::fs::write(&program, "#!/bin/sh\nsleep 600 &\nexec sleep 600\n").unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let mut run = Command::new(env!("CARGO_BIN_EXE_rollflow"))
+            .args([
+                "run",
+                &recipe("vllm"),
+                "--out",
+                out.to_str().unwrap(),
+                "--set",
+                "sft.steps=1",
+                "--set",
+                "observe.progress=false",
+            ])
+            .args(["--set", &format!("engine.program={}", program.display()), "--set", &format!("engine.port={port}")])
+            .spawn()
+            .unwrap();
+        let (told, until) = (out.join(format!("engine/logs/vllm-{port}.pid")), Instant::now() + Duration::from_secs(120));
+        let group = loop {
+            assert!(Instant::now() < until && run.try_wait().unwrap().is_none(), "it must come to start its server");
+            match std::fs::read_to_string(&told) {
+                Ok(group) if group.ends_with('\n') => break group.trim().to_owned(),
+                _ => std::thread::sleep(Duration::from_millis(20)),
+            }
+        };
+        Waiting { run, told, group, _dir: dir }
+    }
+
+    fn hears(&self, signal: &str) {
+        assert!(Command::new("kill").args([signal, &self.run.id().to_string()]).status().unwrap().success());
+    }
+
+    /// Nothing is left of its server but what nobody has buried, soon.
+    fn loses_its_server(&self) {
+        let alive = |stat: String| {
+            let (_, fields) = stat.rsplit_once(") ")?;
+            let mut fields = fields.split(' ');
+            Some(fields.next()? != "Z" && fields.nth(1)? == self.group)
+        };
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            let processes = std::fs::read_dir("/proc").unwrap().filter_map(|entry| Some(entry.ok()?.path().join("stat")));
+            if !processes.filter_map(|stat| alive(std::fs::read_to_string(stat).ok()?)).any(|alive| alive) {
+                return;
+            }
+            assert!(Instant::now() < until, "the server must end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// What is pressed while a server starts is heard then: the run ends, and the server with it.
+#[test]
+fn an_interrupt_while_a_server_starts_ends_both() {
+    let mut waiting = Waiting::new();
+    waiting.hears("-INT");
+    assert!(waiting.run.wait().unwrap().success(), "an interrupted run is no failed one");
+    assert!(!waiting.told.exists());
+    waiting.loses_its_server();
+}
+
+/// A run that is killed can end nothing any more, and leaves no server behind all the same.
+#[test]
+fn the_server_of_a_run_that_is_killed_ends_too() {
+    let mut waiting = Waiting::new();
+    waiting.hears("-KILL");
+    waiting.run.wait().unwrap();
+    waiting.loses_its_server();
+}
+
+/// R267: nothing is left of a server when its owner goes, and one that can't start is told at once with the end of its log.
+#[test]
+#[ignore = "needs a real server"]
+fn a_server_that_cannot_start_is_told_with_its_log() {
+    let Some(kind) = kind() else { return };
+    let (dir, plan) = (tempfile::tempdir().unwrap(), plan(&kind, 22012, &["engine.flags=[\"--no-such-flag\"]"]));
+    let heard = (|_: &str| {}, || false);
+    let told = format!("{:#}", engines::launch(&plan, dir.path(), &dir.path().join("logs"), heard).err().unwrap());
+    assert!(told.contains("ended while it started") && told.contains("no-such-flag"), "{told}");
+}
+
+/// The whole loop through the recipe, whose server is killed on the way and comes back.
+#[test]
+#[ignore = "needs a real server"]
+fn a_run_outlives_its_server() {
+    let Some(kind) = kind() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("run");
+    let mut run = Command::new(env!("CARGO_BIN_EXE_rollflow"))
+        .args(["run", &recipe(&kind), "--out", out.to_str().unwrap()])
+        .args(["--set", "train.steps=40", "--set", "observe.progress=false", "--set", "observe.log_every=1"])
+        .args(["--set", "engine.port=22013", "--set", "train.target_reward=2.0"])
+        .spawn()
+        .unwrap();
+    let until = Instant::now() + Duration::from_secs(400);
+    let steps = || std::fs::read_to_string(out.join("metrics.jsonl")).unwrap_or_default().lines().count();
+    while steps() < 10 {
+        assert!(Instant::now() < until && run.try_wait().unwrap().is_none(), "it must come to its tenth step");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let pid = std::fs::read_to_string(out.join(format!("engine/logs/{kind}-22013.pid"))).unwrap();
+    let killed = Command::new("kill").args(["-KILL", "--", &format!("-{}", pid.trim())]).status().unwrap();
+    assert!(killed.success());
+    while run.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < until, "it must go on once its server is back");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(run.wait().unwrap().success());
+    assert_eq!(steps(), 40);
+    let report = std::fs::read_to_string(out.join("report.md")).unwrap();
+    for ledger in ["token ledger", "prompt ledger"] {
+        let line = report.lines().find(|line| line.contains(ledger)).unwrap();
+        println!("{line}");
+        let (sum, parts) = line.split_once('=').unwrap();
+        let numbers = |text: &str| -> f64 { text.split_whitespace().filter_map(|word| word.parse::<f64>().ok()).sum() };
+        assert_eq!(numbers(sum), numbers(parts), "{line}");
+    }
+    assert!(!out.join(format!("engine/logs/{kind}-22013.pid")).exists(), "its server is gone");
+}

@@ -1,0 +1,225 @@
+//! What a sample is made of doesn't depend on what is generated beside it.
+//!
+//! Laws: N2 (keyed randomness), D3 (each token has its log-probability and version), V4, V5.
+
+use std::sync::Arc;
+
+use crate::generating::*;
+use rollflow::data::{Group, Prompt, Status};
+use rollflow::engine::{EngineError, FinishReason, LocalEngine, OnNewWeights, Request, SamplingParams, batch_generate, generate};
+use rollflow::model::{Family, Weights};
+
+#[test]
+fn n2_a_sample_is_the_same_alone_and_in_any_batch_slot_and_order() {
+    for config in families() {
+        let params = params(20);
+        let mut alone = ByKey::new();
+        for ordinal in 0..6 {
+            let mut engine = engine(&config, 1);
+            engine.submit(request(ordinal, 3, &params)).unwrap();
+            alone.extend(by_key(engine.run().unwrap()));
+        }
+        assert!(alone.values().any(|finished| finished.finish == FinishReason::Stop), "some samples end early");
+        for (slots, order) in [(18, [0, 1, 2, 3, 4, 5]), (5, [5, 3, 1, 0, 2, 4]), (2, [4, 5, 0, 1, 3, 2])] {
+            let mut engine = engine(&config, slots);
+            for ordinal in order {
+                engine.submit(request(ordinal, 3, &params)).unwrap();
+            }
+            assert_same(&format!("{:?}, {slots} slots", config.family), &by_key(engine.run().unwrap()), &alone);
+        }
+    }
+}
+
+#[test]
+fn d3_log_probs_equal_a_teacher_forced_rescore() {
+    for config in families() {
+        let weights = Weights::random(&config, 5);
+        for (temperature, top_k) in [(1.0, 0), (0.7, 0), (1.0, 64), (0.0, 0)] {
+            let params = SamplingParams { temperature, top_k, ..params(12) };
+            let mut engine = engine(&config, 4);
+            for ordinal in 0..5 {
+                engine.submit(request(ordinal, 2, &params)).unwrap();
+            }
+            for finished in engine.run().unwrap() {
+                let prompt = request(finished.ordinal, 1, &params).tokens;
+                let scored_at = if temperature == 0.0 { 1.0 } else { f64::from(temperature) };
+                let expected = rescored(&config, &weights, &prompt, &finished.tokens, scored_at);
+                for (found, expected) in finished.log_probs.iter().zip(&expected) {
+                    assert!(
+                        (found - expected).abs() < 1e-4,
+                        "{:?} at {temperature}: {found}, rescored {expected}",
+                        config.family
+                    );
+                }
+                assert_eq!(finished.versions.len(), finished.tokens.len());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_finished_samples_slot_takes_the_next_one_at_once() {
+    let config = config(Family::Qwen2, None);
+    let mut engine = engine(&config, 2);
+    let long = SamplingParams { ignore_eos: true, ..params(6) };
+    let short = SamplingParams { ignore_eos: true, ..params(2) };
+    engine.submit(request(0, 1, &long)).unwrap();
+    for ordinal in 1..4 {
+        engine.submit(request(ordinal, 1, &short)).unwrap();
+    }
+    // A step gives a sample that enters two tokens: one from its prompt, one by decoding.
+    let ends: Vec<Vec<u64>> = (0..5).map(|_| engine.step().unwrap().iter().map(|finished| finished.ordinal).collect()).collect();
+    assert_eq!(ends, [vec![1], vec![2], vec![3], vec![], vec![0]], "two slots never wait for each other");
+    assert!(engine.is_idle() && engine.free_slots() == 2);
+}
+
+#[test]
+fn a_prompt_computed_once_for_its_group_gives_what_separate_prompts_give() {
+    for config in families() {
+        let params = params(10);
+        // In 3 slots a group of 8 enters in parts, between others.
+        let [shared, parted] = [32, 3].map(|slots| {
+            let mut engine = engine(&config, slots);
+            (0..4).for_each(|ordinal| engine.submit(request(ordinal, 8, &params)).unwrap());
+            by_key(engine.run().unwrap())
+        });
+        assert_same("parted group", &parted, &shared);
+        let mut single = engine(&config, 1);
+        single.submit(request(2, 8, &params)).unwrap();
+        let single = by_key(single.run().unwrap());
+        let of_group = shared.into_iter().filter(|((ordinal, _), _)| *ordinal == 2).collect();
+        assert_same("one slot", &single, &of_group);
+    }
+}
+
+#[test]
+fn weights_swapped_between_two_tokens_show_in_the_spans() {
+    let config = config(Family::Qwen3, None);
+    let [old, new] = [5, 6].map(|seed| Weights::random(&config, seed));
+    let params = SamplingParams { temperature: 0.0, ignore_eos: true, ..params(9) };
+    let answers = [OnNewWeights::Swap, OnNewWeights::Recompute].map(|policy| {
+        let mut engine = LocalEngine::new(decoder(&config), tokenizer(), 2, 11).on_new_weights(policy);
+        engine.set_weights(3, &old);
+        engine.submit(request(4, 1, &params)).unwrap();
+        let _none_ended = [engine.step().unwrap(), engine.step().unwrap()];
+        engine.set_weights(8, &new);
+        engine.run().unwrap().remove(0)
+    });
+    for answer in &answers {
+        assert_eq!(serde_json::to_string(&answer.versions).unwrap(), "[[3,3],[8,6]]");
+        assert_eq!(answer.tokens[..3], answers[0].tokens[..3]);
+    }
+    // Recomputed, the rest is what the new weights say after those tokens, as if they had been the prompt.
+    let mut engine = LocalEngine::new(decoder(&config), tokenizer(), 1, 11);
+    engine.set_weights(8, &new);
+    let Request { tokens, .. } = request(4, 1, &params);
+    let tokens = [&tokens, &answers[1].tokens[..3]].concat();
+    let rest = SamplingParams { max_new_tokens: 6, ..params };
+    engine.submit(Request::new(4, tokens, 1, Arc::new(rest))).unwrap();
+    assert_eq!(engine.run().unwrap()[0].tokens, answers[1].tokens[3..]);
+}
+
+#[test]
+fn a_group_that_entered_in_part_starts_from_the_weights_of_its_samples() {
+    let config = config(Family::Qwen2, None);
+    let params = SamplingParams { ignore_eos: true, ..params(4) };
+    let mut engine = engine(&config, 1);
+    engine.submit(request(3, 2, &params)).unwrap();
+    let mut ended = engine.step().unwrap();
+    engine.set_weights(2, &Weights::random(&config, 6));
+    ended.extend(engine.run().unwrap());
+    let mut fresh = LocalEngine::new(decoder(&config), tokenizer(), 2, 11);
+    fresh.set_weights(2, &Weights::random(&config, 6));
+    fresh.submit(request(3, 2, &params)).unwrap();
+    assert_eq!(by_key(ended)[&(3, 1)].tokens, by_key(fresh.run().unwrap())[&(3, 1)].tokens);
+}
+
+#[test]
+fn stop_strings_and_stop_tokens_end_an_answer_and_stay_in_its_tokens() {
+    let config = config(Family::Qwen2, None);
+    let free = SamplingParams { ignore_eos: true, ..params(40) };
+    let mut all = engine(&config, 1);
+    let whole = generate(&mut all, "1+2=", &free, 0).unwrap();
+    assert_eq!((whole.tokens.len(), whole.finish), (40, FinishReason::Length));
+    let characters: Vec<char> = tokenizer().decode_all(&whole.tokens).unwrap().chars().collect();
+    let plain = |window: &[char]| window.iter().all(|character| character.is_ascii_alphanumeric());
+    let texts: Vec<String> = characters.windows(2).filter(|pair| plain(pair)).map(|pair| pair.iter().collect()).collect();
+    let stop = texts.first().expect("two letters in a row").clone();
+
+    let stopped =
+        generate(&mut all, "1+2=", &SamplingParams { stop: vec!["none".into(), stop.clone()], ..free.clone() }, 0).unwrap();
+    assert_eq!(stopped.finish, FinishReason::Stop);
+    assert_eq!(stopped.tokens, whole.tokens[..stopped.tokens.len()]);
+    assert!(tokenizer().decode(&stopped.tokens).unwrap().ends_with(&stop) && !stopped.text.contains(&stop));
+
+    let token = whole.tokens[4];
+    let by_token = generate(&mut all, "1+2=", &SamplingParams { stop_token_ids: vec![token], ..free }, 0).unwrap();
+    let first = whole.tokens.iter().position(|&other| other == token).unwrap();
+    assert_eq!((by_token.tokens.as_slice(), by_token.finish), (&whole.tokens[..=first], FinishReason::Stop));
+}
+
+#[test]
+fn a_batch_of_prompts_gives_what_each_gives_alone_in_the_order_asked() {
+    let config = config(Family::Qwen2, None);
+    let prompts = ["1+2=", "a", "12*(3-4)=", "hello", "7+7="];
+    for temperature in [0.0, 1.0] {
+        let params = SamplingParams { temperature, ..params(16) };
+        let together = batch_generate(&mut engine(&config, 3), &prompts, &params).unwrap();
+        assert_eq!(together.len(), prompts.len());
+        for (ordinal, (prompt, together)) in prompts.into_iter().zip(&together).enumerate() {
+            let alone = generate(&mut engine(&config, 1), prompt, &params, ordinal as u64).unwrap();
+            assert_eq!((&alone.text, &alone.tokens, alone.finish), (&together.text, &together.tokens, together.finish));
+            assert_eq!(alone.tokens.len(), alone.log_probs.len());
+        }
+    }
+}
+
+#[test]
+fn d2_answers_by_hand_are_whole_groups_in_the_order_of_their_prompts() {
+    let config = config(Family::Qwen2, None);
+    // So few slots that groups end in another order.
+    let mut engine = engine(&config, 4);
+    let prompt = |(ordinal, text): (u64, &str)| Prompt { ordinal, text: text.into(), ..Prompt::default() };
+    let prompts: Vec<Prompt> = (7..).zip(["1+1=", "2", "3+(4)="]).map(prompt).collect();
+    let groups = engine.answer(prompts.clone(), 3, &params(12)).unwrap();
+    assert_eq!(groups.iter().map(Group::id).collect::<Vec<_>>(), [7, 8, 9]);
+    for (group, prompt) in groups.iter().zip(&prompts) {
+        assert_eq!((&*group.prompt, group.samples.len()), (prompt, 3));
+        for sample in &group.samples {
+            assert_eq!(
+                engine.tokenizer().decode(&sample.tokens[sample.tokens.len() - sample.generated()..]).unwrap(),
+                sample.response
+            );
+            assert!(sample.status == Status::Completed || sample.generated() == 12, "{sample:?}");
+        }
+    }
+}
+
+#[test]
+fn requests_without_meaning_are_refused_by_name() {
+    let config = config(Family::Qwen2, None);
+    let mut engine = engine(&config, 1);
+    let refused = |engine: &mut LocalEngine, request| engine.submit(request).unwrap_err().to_string();
+    let bad = SamplingParams { top_p: 0.0, ..Default::default() };
+    assert!(refused(&mut engine, request(0, 1, &bad)).contains("`top_p` is 0"));
+    let long = params(1000);
+    assert!(refused(&mut engine, request(7, 1, &long)).contains("prompt 7: 1 tokens and max_new_tokens 1000 exceed"));
+    let empty = Request { tokens: [].into(), ..request(2, 1, &params(4)) };
+    assert!(refused(&mut engine, empty).contains("prompt 2: it has no token"));
+    let strange = Request { tokens: [64].into(), ..request(2, 1, &params(4)) };
+    assert!(refused(&mut engine, strange).contains("token 64 is beyond"));
+    assert!(engine.is_idle(), "nothing was taken in");
+}
+
+#[test]
+fn v4_no_step_without_weights_and_n4_logits_that_are_not_finite_name_the_sample() {
+    let config = config(Family::Qwen2, None);
+    let mut engine = LocalEngine::new(decoder(&config), tokenizer(), 1, 11);
+    engine.submit(request(9, 1, &params(4))).unwrap();
+    assert!(matches!(engine.step(), Err(EngineError::NoWeights)));
+    let broken = Weights::random(&config, 5);
+    let _filled = broken.flat.shallow_clone().fill_(f64::NAN);
+    engine.set_weights(4, &broken);
+    let error = engine.step().unwrap_err();
+    assert!(matches!(error, EngineError::NonFinite { ordinal: 9, index: 0, position: 0, version: 4 }), "{error}");
+}

@@ -1,0 +1,439 @@
+//! Weights for engines elsewhere, against engines that load real folders and make the mistakes that servers make. Laws V2 and V4; R260, R262, R265,
+//! R266.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rollflow::data::Tokenizer;
+use rollflow::engine::remote::sync::{
+    CachePolicy, Deadlines, Phase, Releases, StepError, SyncConfig, SyncError, WeightSyncManager, WrongWeights,
+    sync_weights_to_engines,
+};
+use rollflow::engine::remote::{
+    Attempt, Ending, EngineState, Fault, FleetHandle, InferenceEngine, PauseMode, Pending, RemoteError, Scored, Tokens,
+    WeightControl,
+};
+use rollflow::model::{Adapter, Decoder, FrozenWeights, Lora, ModelConfig, Packed, Weights, load_adapter, load_hf};
+use rollflow::stages::Policy;
+use rollflow::stages::sync::{Exporter, probe_texts};
+use tch::{Kind, Tensor};
+
+/// What is wrong with an engine.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fails {
+    No,
+    /// It reloads the embedding and leaves the head that shares it, as vLLM does.
+    KeepsHead,
+    /// It says that it loaded, and did not.
+    LoadsNothing,
+    /// Each load is refused.
+    Refuses,
+    /// Each load hangs.
+    Hangs,
+}
+
+/// An engine that serves a model folder.
+struct FolderEngine {
+    name: String,
+    state: Mutex<State>,
+}
+
+struct State {
+    fails: Fails,
+    config: ModelConfig,
+    weights: FrozenWeights,
+    head: Option<Tensor>,
+    label: Option<String>,
+    adapters: BTreeMap<String, FrozenWeights>,
+    paused: bool,
+    said: Vec<String>,
+}
+
+// SAFETY: its tensors are only touched under the mutex.
+unsafe impl Sync for FolderEngine {}
+
+impl FolderEngine {
+    fn new(name: &str, folder: &Path, fails: Fails) -> Arc<Self> {
+        let (config, weights) = load_hf(folder).unwrap();
+        let head = (fails == Fails::KeepsHead && config.shares_embedding()).then(|| embedding(&weights));
+        let weights = weights.freeze();
+        let (label, adapters) = (None, BTreeMap::new());
+        let state = State { fails, config, weights, head, label, adapters, paused: false, said: Vec::new() };
+        Arc::new(FolderEngine { name: name.to_owned(), state: Mutex::new(state) })
+    }
+
+    fn heal(&self) {
+        self.state.lock().unwrap().fails = Fails::No;
+    }
+
+    fn said(&self) -> Vec<String> {
+        self.state.lock().unwrap().said.clone()
+    }
+
+    fn note(&self, what: &str) {
+        self.state.lock().unwrap().said.push(what.to_owned());
+    }
+}
+
+fn embedding(weights: &Weights) -> Tensor {
+    let entry = weights.layout.find("model.embed_tokens.weight").unwrap();
+    weights.flat.narrow(0, entry.offset as i64, entry.len() as i64).copy()
+}
+
+impl InferenceEngine for FolderEngine {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn generate<'a>(&'a self, _: &'a Attempt, _: &'a Tokens) -> Pending<'a, Ending> {
+        Box::pin(async { Err(RemoteError::new(&self.name, Fault::Unsupported { what: "generating" })) })
+    }
+
+    fn score<'a>(&'a self, tokens: &'a [u32], adapter: Option<&'a str>) -> Pending<'a, Scored> {
+        Box::pin(async move {
+            let state = self.state.lock().unwrap();
+            if state.paused {
+                return Err(RemoteError::new(&self.name, Fault::Busy { status: 503, retry_after: None }));
+            }
+            let adapted = adapter.map(|name| state.adapters.get(name).expect("it was asked for one that it was given"));
+            let (weights, _guard) = (adapted.unwrap_or(&state.weights).read(), tch::no_grad_guard());
+            let decoder = Decoder::new(&state.config, weights.layout.clone());
+            let views = decoder.views_of(&weights);
+            let hidden = decoder.hidden(&views, &Packed::new([tokens]));
+            let head = state.head.as_ref().map_or_else(|| views.head().shallow_clone(), |head| head.view_as(views.head()));
+            let logits = hidden.narrow(0, 0, tokens.len() as i64 - 1).linear(&head, None::<&Tensor>);
+            let targets: Vec<i64> = tokens[1..].iter().map(|&id| i64::from(id)).collect();
+            let chosen = logits.log_softmax(-1, Kind::Float).gather(-1, &Tensor::from_slice(&targets).unsqueeze(-1), false);
+            Ok(Scored { log_probs: Vec::try_from(chosen.squeeze_dim(-1)).unwrap() })
+        })
+    }
+
+    fn weights(&self) -> Option<&dyn WeightControl> {
+        Some(self)
+    }
+}
+
+impl WeightControl for FolderEngine {
+    fn pause_modes(&self) -> &'static [PauseMode] {
+        &[PauseMode::Keep, PauseMode::Abort]
+    }
+
+    fn pause(&self, mode: PauseMode) -> Pending<'_, ()> {
+        Box::pin(async move {
+            self.note(if mode == PauseMode::Abort { "pause abort" } else { "pause" });
+            self.state.lock().unwrap().paused = true;
+            Ok(())
+        })
+    }
+
+    fn load<'a>(&'a self, folder: &'a Path, _: &'a str) -> Pending<'a, ()> {
+        Box::pin(async move {
+            self.note("load");
+            let fails = self.state.lock().unwrap().fails;
+            match fails {
+                Fails::Refuses => {
+                    let fault =
+                        Fault::Failed { what: "load (success: false)".into(), status: 200, begins: "no such tensor".into() };
+                    return Err(RemoteError::new(&self.name, fault));
+                }
+                Fails::Hangs => std::future::pending().await,
+                Fails::LoadsNothing => {}
+                Fails::No | Fails::KeepsHead => self.state.lock().unwrap().weights = load_hf(folder).unwrap().1.freeze(),
+            }
+            Ok(())
+        })
+    }
+
+    fn load_adapter<'a>(&'a self, name: &'a str, folder: &'a Path) -> Pending<'a, ()> {
+        Box::pin(async move {
+            self.note("load");
+            let mut state = self.state.lock().unwrap();
+            let base = state.weights.read();
+            let adapted = match state.fails {
+                Fails::LoadsNothing => base,
+                _ => base.under(load_adapter(folder, &state.config).unwrap()),
+            };
+            state.adapters.insert(name.to_owned(), adapted.freeze());
+            Ok(())
+        })
+    }
+
+    fn unload_adapter<'a>(&'a self, name: &'a str) -> Pending<'a, ()> {
+        Box::pin(async move {
+            self.state.lock().unwrap().adapters.remove(name);
+            Ok(())
+        })
+    }
+
+    fn adapters(&self) -> Pending<'_, Vec<String>> {
+        Box::pin(async { Ok(self.state.lock().unwrap().adapters.keys().cloned().collect()) })
+    }
+
+    fn label<'a>(&'a self, label: &'a str) -> Pending<'a, ()> {
+        Box::pin(async move {
+            self.note("label");
+            self.state.lock().unwrap().label = Some(label.to_owned());
+            Ok(())
+        })
+    }
+
+    fn served(&self) -> Pending<'_, Option<String>> {
+        Box::pin(async { Ok(self.state.lock().unwrap().label.clone()) })
+    }
+
+    fn checksums(&self) -> Pending<'_, Option<BTreeMap<String, String>>> {
+        Box::pin(async {
+            let weights = self.state.lock().unwrap().weights.read();
+            let sum = weights.flat.to_kind(Kind::Double).sum(Kind::Double).double_value(&[]);
+            Ok(Some(BTreeMap::from([("all".to_owned(), sum.to_string())])))
+        })
+    }
+
+    fn flush_cache(&self) -> Pending<'_, ()> {
+        Box::pin(async {
+            self.note("flush");
+            Ok(())
+        })
+    }
+
+    fn resume(&self) -> Pending<'_, ()> {
+        Box::pin(async {
+            self.note("resume");
+            self.state.lock().unwrap().paused = false;
+            Ok(())
+        })
+    }
+}
+
+/// A policy and what exports its versions, in a folder of its own.
+struct Run {
+    dir: tempfile::TempDir,
+    exporter: Exporter,
+}
+
+impl Run {
+    fn new(untie: bool) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let tokenizer = Tokenizer::characters("abcdefgh", crate::tiny::VOCAB as usize).unwrap();
+        let policy = Policy::new(crate::tiny::model(), crate::tiny::weights(0).freeze(), tokenizer).unwrap();
+        let texts = probe_texts(&[vec![2, 3, 4], vec![5]], crate::tiny::VOCAB as usize);
+        let releases = Releases::open(dir.path().join("versions"), 2).unwrap();
+        let exporter = Exporter::new(&policy, releases, texts, 1e-3).untie(untie);
+        exporter.launch_folder(&dir.path().join("launch")).unwrap();
+        Run { dir, exporter }
+    }
+
+    fn launch(&self) -> PathBuf {
+        self.dir.path().join("launch")
+    }
+
+    fn engine(&self, name: &str, fails: Fails) -> Arc<FolderEngine> {
+        FolderEngine::new(name, &self.launch(), fails)
+    }
+}
+
+fn config() -> SyncConfig {
+    let limit = Duration::from_millis(300);
+    SyncConfig { retries: 1, deadlines: Deadlines { load: limit, ..Deadlines::default() }, ..SyncConfig::default() }
+}
+
+fn manager(engines: &[Arc<FolderEngine>], config: SyncConfig) -> WeightSyncManager {
+    let engines = engines.iter().map(|engine| engine.clone() as Arc<dyn InferenceEngine>).collect();
+    WeightSyncManager::new(FleetHandle::new(engines), config)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_is_loaded_named_checked_and_probed_in_this_order() {
+    let run = Run::new(false);
+    let engine = run.engine("one", Fails::No);
+    let manager = manager(std::slice::from_ref(&engine), SyncConfig { cache: CachePolicy::Flush, ..config() });
+    for version in 1..=3 {
+        let weights = crate::tiny::weights(version).freeze();
+        let report = manager.sync(run.exporter.export(version, &weights).unwrap()).await.unwrap();
+        assert_eq!((report.version, report.held()), (version, 1));
+        assert_eq!(manager.fleet().served(0), Some(version));
+    }
+    assert_eq!(engine.said()[..5], ["pause", "load", "label", "flush", "resume"]);
+    let kept = std::fs::read_dir(run.dir.path().join("versions")).unwrap().count();
+    assert_eq!(kept, 2, "of three versions two are kept");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_keeps_the_old_head_is_caught_by_name_and_an_untied_export_is_exact() {
+    let run = Run::new(false);
+    let engine = run.engine("vLLM", Fails::KeepsHead);
+    let manager_of_tied = manager(std::slice::from_ref(&engine), config());
+    let update = run.exporter.export(1, &crate::tiny::weights(1).freeze()).unwrap();
+    let Err(SyncError::NoneHolds { failures, .. }) = manager_of_tied.sync(update).await else { panic!("it must be caught") };
+    assert!(
+        matches!(&failures[0].error, StepError::Wrong(wrong) if matches!(**wrong, WrongWeights::OldHead { .. })),
+        "{}",
+        failures[0]
+    );
+    assert_eq!(failures[0].phase, Phase::Probe);
+    assert!(failures[0].to_string().contains("engine.untie = true"));
+    assert_eq!(engine.said().last().map(String::as_str), Some("pause abort"), "what it has under way does not go on");
+    assert_eq!(manager_of_tied.fleet().state(0), EngineState::Behind);
+
+    let run = Run::new(true);
+    let (config_there, _) = load_hf(&run.launch()).unwrap();
+    assert!(!config_there.tied);
+    let engine = run.engine("vLLM", Fails::KeepsHead);
+    let update = run.exporter.export(1, &crate::tiny::weights(1).freeze()).unwrap();
+    assert_eq!(manager(&[engine], config()).sync(update).await.unwrap().held(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_failure_isolates_one_engine_and_it_comes_back_by_a_later_sync() {
+    let run = Run::new(false);
+    let kinds = [Fails::Refuses, Fails::No, Fails::Hangs, Fails::LoadsNothing];
+    let engines: Vec<_> = kinds.iter().enumerate().map(|(at, fails)| run.engine(&format!("engine {at}"), *fails)).collect();
+    let manager = manager(&engines, config());
+    let first = crate::tiny::weights(1).freeze();
+    let report = manager.sync(run.exporter.export(1, &first).unwrap()).await.unwrap();
+    assert_eq!(report.engines.iter().map(Result::is_ok).collect::<Vec<_>>(), [false, true, false, false], "in their order");
+    let told: Vec<String> = report.isolated().map(ToString::to_string).collect();
+    assert!(told[0].contains("engine 0 failed to load") && told[0].contains("no such tensor"), "{told:?}");
+    assert!(told[1].contains("engine 2 failed to load") && told[1].contains("0.3 s"), "{told:?}");
+    assert!(told[2].contains("engine 3 failed to probe"), "{told:?}");
+    let states: Vec<EngineState> = (0..4).map(|place| manager.fleet().state(place)).collect();
+    assert_eq!(states, [EngineState::Behind, EngineState::Serving, EngineState::Behind, EngineState::Behind]);
+
+    engines.iter().for_each(|engine| engine.heal());
+    let report = manager.catch_up().await.unwrap();
+    assert_eq!((report.held(), report.engines.len()), (3, 3));
+    assert!((0..4).all(|place| manager.fleet().served(place) == Some(1)));
+    assert!(manager.catch_up().await.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_was_started_anew_is_found_and_brought_back() {
+    let run = Run::new(false);
+    let engine = run.engine("one", Fails::No);
+    let manager = manager(std::slice::from_ref(&engine), config());
+    let weights = crate::tiny::weights(1).freeze();
+    let update = run.exporter.export(1, &weights).unwrap();
+    manager.sync(update).await.unwrap();
+    {
+        let mut state = engine.state.lock().unwrap();
+        (state.weights, state.label) = (load_hf(&run.launch()).unwrap().1.freeze(), None);
+    }
+    assert_eq!(manager.catch_up().await.unwrap().held(), 1);
+    assert_eq!(manager.fleet().state(0), EngineState::Serving);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r262_by_hand_results_stand_in_engine_order_and_one_must_hold() {
+    let run = Run::new(false);
+    let release = run.exporter.export(7, &crate::tiny::weights(7).freeze()).unwrap().release;
+    let engines = |kinds: &[Fails]| -> Vec<Arc<dyn InferenceEngine>> {
+        kinds.iter().map(|fails| run.engine(&format!("{fails:?}"), *fails) as Arc<dyn InferenceEngine>).collect()
+    };
+    let some = engines(&[Fails::Refuses, Fails::No]);
+    let results = sync_weights_to_engines(&some, release.path(), &config()).await.unwrap();
+    assert!(results[0].as_ref().is_err_and(|isolated| isolated.engine == "Refuses") && results[1].is_ok());
+    assert_eq!(some[1].weights().unwrap().served().await.unwrap().as_deref(), Some("7"));
+    let told = sync_weights_to_engines(&engines(&[Fails::Refuses]), release.path(), &config()).await.unwrap_err().to_string();
+    assert!(told.contains("no engine holds version 7") && told.contains("Refuses failed to load"), "{told}");
+    assert!(matches!(sync_weights_to_engines(&[], release.path(), &config()).await, Err(SyncError::NoEngines)));
+}
+
+/// Adapters of queries and values that have learned something.
+fn adapted(seed: u64) -> FrozenWeights {
+    let lora = Lora::new(2, 4.0, &["q_proj", "v_proj"]).unwrap();
+    let weights = crate::tiny::weights(0).adapted(&crate::tiny::model(), lora, 7);
+    let Adapter { flat, layout, lora } = weights.adapter.as_ref().unwrap();
+    let flat = flat + crate::tiny::noise(flat, seed) * 0.5;
+    weights.under(Adapter { flat, layout: layout.clone(), lora: lora.clone() }).freeze()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn adapters_are_given_beside_each_other_without_a_pause_and_forgotten_when_nobody_names_them() {
+    let run = Run::new(false);
+    let engine = run.engine("one", Fails::No);
+    let manager = manager(std::slice::from_ref(&engine), config());
+    let mut named_by_a_request = None;
+    for version in 1..=4 {
+        let report = manager.sync(run.exporter.export(version, &adapted(version)).unwrap()).await.unwrap();
+        assert_eq!((report.held(), manager.fleet().served(0)), (1, Some(version)), "{:?}", report.engines);
+        let adapter = manager.fleet().adapter(0).unwrap();
+        assert_eq!(adapter.name, format!("adapter-{version}"));
+        if version == 2 {
+            named_by_a_request = Some(adapter);
+        }
+    }
+    let has = async |names: &[&str]| {
+        manager.catch_up().await;
+        let until = std::time::Instant::now() + Duration::from_secs(30);
+        while engine.adapters().await.unwrap() != names {
+            assert!(std::time::Instant::now() < until, "{:?} in the place of {names:?}", engine.adapters().await);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    has(&["adapter-2", "adapter-4"]).await;
+    assert!(named_by_a_request.as_ref().unwrap().release.path().exists(), "who loads it once more must find it");
+    drop(named_by_a_request);
+    has(&["adapter-4"]).await;
+    assert_eq!(engine.said(), ["load"; 4], "no pause, no label");
+    // One that was started anew has none.
+    engine.state.lock().unwrap().adapters.clear();
+    assert_eq!(manager.catch_up().await.unwrap().held(), 1);
+    has(&["adapter-4"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_answers_without_its_adapter_is_caught_and_not_disturbed() {
+    let run = Run::new(false);
+    let engine = run.engine("one", Fails::LoadsNothing);
+    let manager = manager(std::slice::from_ref(&engine), config());
+    let Err(SyncError::NoneHolds { failures, .. }) = manager.sync(run.exporter.export(1, &adapted(1)).unwrap()).await else {
+        panic!("it must be caught")
+    };
+    assert!(
+        matches!(&failures[0].error, StepError::Wrong(wrong) if matches!(**wrong, WrongWeights::Differs(_))),
+        "{}",
+        failures[0]
+    );
+    assert_eq!((failures[0].phase, engine.said()), (Phase::Probe, vec!["load".to_owned(); 2]), "tried twice, and never paused");
+    assert!(manager.fleet().adapter(0).is_none());
+}
+
+/// What changed is written; the rest is the file of the version before.
+#[test]
+fn a_version_shares_the_tensors_that_did_not_change_with_the_one_before_to_the_bit() {
+    use std::os::unix::fs::MetadataExt;
+    let run = Run::new(false);
+    let files = |folder: &Path| -> BTreeMap<u64, u64> {
+        let listed = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+        let weights = listed.filter(|entry| entry.path().extension().is_some_and(|ends| ends == "safetensors"));
+        weights.map(|entry| entry.metadata().unwrap()).map(|file| (file.ino(), file.len())).collect()
+    };
+    let mut before: BTreeMap<u64, u64> = BTreeMap::new();
+    for version in 1..=4 {
+        let merged = adapted(version).read().merged();
+        let update = run.exporter.export(version, &merged.freeze()).unwrap();
+        assert_eq!(update.changed, version > 1);
+        let folder = update.release.path();
+        let (_, found) = load_hf(folder).unwrap();
+        assert!(found.flat == merged.flat, "version {version} is whole");
+        let now = files(folder);
+        let shared: u64 = now.iter().filter(|(file, _)| before.contains_key(file)).map(|(_, len)| len).sum();
+        let all: u64 = now.values().sum();
+        match version {
+            1 => assert_eq!(now.len(), 1, "all in one file"),
+            // What stays is told from what changes, and written once more.
+            2 => assert_eq!((now.len(), shared), (2, 0)),
+            _ => assert!(now.len() == 2 && 2 * shared > all, "queries and values are {} of {all} bytes", all - shared),
+        }
+        before = now;
+    }
+    // Everything changes: one file again. And nothing: the same one.
+    let Weights { layout, flat, .. } = crate::tiny::weights(9);
+    let whole = Weights::new(layout, flat + 0.5).freeze();
+    let release = run.exporter.export(5, &whole).unwrap().release;
+    let again = run.exporter.export(6, &whole).unwrap();
+    assert_eq!((files(release.path()).len(), again.changed), (1, false));
+    assert_eq!(files(release.path()), files(again.release.path()));
+}

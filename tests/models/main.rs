@@ -1,0 +1,15 @@
+//! Models: folders, adapters, formats, devices and memory.
+#![cfg(feature = "torch")]
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+mod devices;
+mod lora;
+#[cfg(target_os = "linux")]
+mod memory;
+mod model_folders;
+mod packed_rows;
+mod parts;
+mod precision;
+mod score_models;
+#[path = "../tiny/mod.rs"]
+mod tiny;

@@ -1,0 +1,330 @@
+//! A folder that can't be loaded says which key, which tensor, and all of them at once.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use rollflow::model::{self, Decoder, ModelConfig, ModelError, Packed, RopeScaling, Weights, load_hf, load_hf_for, save_hf};
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::{Value, json};
+use tch::{Kind, Tensor};
+
+/// A copy of a small model, to be damaged.
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn copy_of(model: &str) -> Folder {
+        // Tests run side by side, and teams of threads on the same cores spin against each other.
+        tch::set_num_threads(1);
+        let folder = Folder(tempfile::tempdir().unwrap());
+        for entry in fs::read_dir(Path::new("tests/golden/models").join(model)).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_file() {
+                fs::write(folder.0.path().join(path.file_name().unwrap()), fs::read(&path).unwrap()).unwrap();
+            }
+        }
+        folder
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn config(&self) -> Value {
+        serde_json::from_str(&fs::read_to_string(self.path("config.json")).unwrap()).unwrap()
+    }
+
+    /// Sets a key of `config.json`, or removes it.
+    fn set(&self, key: &str, value: Option<Value>) -> &Self {
+        let mut config = self.config();
+        let object = config.as_object_mut().unwrap();
+        match value {
+            Some(value) => object.insert(key.into(), value),
+            None => object.remove(key),
+        };
+        fs::write(self.path("config.json"), config.to_string()).unwrap();
+        self
+    }
+
+    /// Rewrites `model.safetensors` as `change` leaves it.
+    fn tensors(&self, change: impl FnOnce(&mut HashMap<String, (Dtype, Vec<usize>, Vec<u8>)>)) {
+        let bytes = fs::read(self.path("model.safetensors")).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let mut tensors: HashMap<_, _> = file
+            .iter()
+            .map(|(name, view)| (name.to_owned(), (view.dtype(), view.shape().to_vec(), view.data().to_vec())))
+            .collect();
+        change(&mut tensors);
+        let views =
+            tensors.iter().map(|(name, (dtype, shape, data))| (name, TensorView::new(*dtype, shape.clone(), data).unwrap()));
+        fs::write(self.path("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+    }
+
+    fn load(&self) -> Result<(ModelConfig, Weights), ModelError> {
+        load_hf(self.0.path())
+    }
+
+    fn error(&self) -> String {
+        self.load().expect_err("the folder is refused").to_string()
+    }
+}
+
+#[track_caller]
+fn assert_names(error: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(error.contains(part), "{error:?} doesn't say {part:?}");
+    }
+}
+
+#[test]
+fn a_key_that_is_missing_mistyped_or_unsupported_is_named_with_its_file() {
+    for (key, value, parts) in [
+        ("model_type", Some(json!("gpt2")), &["`model_type` = \"gpt2\" is not supported", "llama, qwen2, qwen3, mistral"][..]),
+        ("model_type", None, &["`model_type` is missing"]),
+        ("hidden_size", None, &["`hidden_size` is missing", "llama"]),
+        ("hidden_size", Some(json!("64")), &["`hidden_size` is \"64\"; expected a whole number from 1 to 1048576"]),
+        ("num_hidden_layers", Some(json!(0)), &["`num_hidden_layers` is 0"]),
+        ("num_attention_heads", Some(json!(3)), &["`num_key_value_heads` is 2; expected a divisor"]),
+        ("head_dim", Some(json!(31)), &["`head_dim` is 31"]),
+        ("hidden_act", Some(json!("gelu")), &["`hidden_act` = \"gelu\" is not supported"]),
+        ("eos_token_id", Some(json!(384)), &["`eos_token_id` is 384; expected an id below vocab_size"]),
+        ("eos_token_id", Some(json!(["a"])), &["`eos_token_id` is [\"a\"]"]),
+        (
+            "rope_parameters",
+            Some(json!({"rope_type": "longrope", "factor": 4})),
+            &["`rope_type` = \"longrope\" is not supported"],
+        ),
+        ("partial_rotary_factor", Some(json!(0.75)), &["`partial_rotary_factor` = 0.75 is not supported"]),
+        ("rope_parameters", Some(json!({"rope_type": "linear"})), &["`factor` is missing"]),
+        ("quantization_config", Some(json!({"bits": 4})), &["`quantization_config`", "unquantised"]),
+    ] {
+        let folder = Folder::copy_of("llama_tied");
+        folder.set(key, value);
+        assert_names(&folder.error(), parts);
+        assert_names(&folder.error(), &["config.json"]);
+    }
+}
+
+#[test]
+fn windows_that_contradict_the_configuration_are_refused() {
+    let folder = Folder::copy_of("qwen2_tied");
+    folder.set("layer_types", Some(json!(["full_attention"])));
+    assert_names(&folder.error(), &["`layer_types`", "one entry for each"]);
+    folder.set("layer_types", Some(json!(vec!["sliding_attention"; 3])));
+    assert_names(&folder.error(), &["`layer_types`", "use_sliding_window"]);
+    folder.set("use_sliding_window", Some(json!(true))).set("sliding_window", Some(json!(4)));
+    assert_eq!(folder.load().unwrap().0.windows, [Some(4); 3]);
+    folder.set("layer_types", None).set("max_window_layers", Some(json!(2)));
+    assert_eq!(folder.load().unwrap().0.windows, [None, None, Some(4)], "the first max_window_layers see everything");
+}
+
+#[test]
+fn missing_unexpected_and_misshapen_tensors_are_all_listed_at_once() {
+    let folder = Folder::copy_of("qwen3_tied");
+    folder.tensors(|tensors| {
+        tensors.remove("model.norm.weight");
+        let moved = tensors.remove("model.layers.1.mlp.up_proj.weight").unwrap();
+        tensors.insert("model.layers.7.mlp.up_proj.weight".into(), moved);
+        tensors.get_mut("model.layers.0.self_attn.q_proj.weight").unwrap().1 = vec![64, 128];
+        tensors.get_mut("model.layers.0.self_attn.k_norm.weight").unwrap().0 = Dtype::I32;
+        tensors.insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), (Dtype::F32, vec![1], vec![0; 4]));
+    });
+    let Err(ModelError::Tensors { problems, .. }) = folder.load() else { panic!("tensors are refused") };
+    assert_eq!(problems.missing, ["model.layers.1.mlp.up_proj.weight", "model.norm.weight"]);
+    assert_eq!(problems.unexpected, ["model.layers.7.mlp.up_proj.weight"], "a buffer that is always recomputed is no surprise");
+    let [shape, dtype] = problems.unusable.as_slice() else { panic!("{:?}", problems.unusable) };
+    assert_names(shape, &["model.layers.0.self_attn.q_proj.weight", "[64, 128]", "[128, 64]"]);
+    assert_names(dtype, &["model.layers.0.self_attn.k_norm.weight", "I32"]);
+    assert_names(&folder.error(), &["missing (2)", "unexpected (1)", "unusable (2)"]);
+}
+
+#[test]
+fn a_tied_head_may_be_there_if_it_is_the_embedding() {
+    let folder = Folder::copy_of("llama_tied");
+    folder.tensors(|tensors| {
+        let embedding = tensors["model.embed_tokens.weight"].clone();
+        tensors.insert("lm_head.weight".into(), embedding);
+    });
+    folder.load().unwrap();
+    folder.tensors(|tensors| tensors.get_mut("lm_head.weight").unwrap().2[0] ^= 1);
+    assert_names(&folder.error(), &["lm_head.weight", "tie_word_embeddings"]);
+}
+
+#[test]
+fn a_shard_that_is_absent_or_damaged_is_named() {
+    let folder = Folder::copy_of("qwen2_untied_sharded");
+    folder.load().unwrap();
+    let shard = folder.path("model-00003-of-00007.safetensors");
+    let bytes = fs::read(&shard).unwrap();
+    fs::write(&shard, &bytes[..bytes.len() - 1]).unwrap();
+    assert_names(&folder.error(), &["model-00003-of-00007.safetensors", "not a readable safetensors file"]);
+    fs::remove_file(&shard).unwrap();
+    assert_names(&folder.error(), &["model-00003-of-00007.safetensors", "No such file"]);
+}
+
+#[test]
+fn half_precision_weights_are_read_as_they_are() {
+    let original = Folder::copy_of("mistral_swa").load().unwrap().1.flat;
+    let exact: Vec<f32> = Vec::try_from(&original).unwrap();
+    for (dtype, kind) in [(Dtype::F16, Kind::Half), (Dtype::BF16, Kind::BFloat16)] {
+        let folder = Folder::copy_of("mistral_swa");
+        folder.tensors(|tensors| {
+            for (to, _, data) in tensors.values_mut() {
+                let numbers = data.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
+                *data = match dtype {
+                    Dtype::F16 => numbers.flat_map(|number| f16::from_f32(number).to_le_bytes()).collect(),
+                    _ => numbers.flat_map(|number| bf16::from_f32(number).to_le_bytes()).collect(),
+                };
+                *to = dtype;
+            }
+        });
+        let expected = Tensor::from_slice(&exact).to_kind(kind);
+        let loaded = folder.load().unwrap().1;
+        assert!(loaded.flat.kind() == Kind::Float && loaded.flat == expected.to_kind(Kind::Float), "{dtype:?}");
+        // To be computed with in its own format it is kept; in another, nothing of it may be lost.
+        let ours = if dtype == Dtype::F16 { model::Dtype::F16 } else { model::Dtype::Bf16 };
+        for computed in model::Dtype::ALL {
+            let kept = if computed == ours { kind } else { Kind::Float };
+            let (config, weights) = load_hf_for(folder.0.path(), computed).unwrap();
+            assert!(config.dtype == ours && weights.flat.kind() == kept, "{dtype:?} for {computed:?}");
+            assert!(weights.flat.to_kind(Kind::Float) == loaded.flat, "{dtype:?} for {computed:?}");
+        }
+    }
+}
+
+/// Of a folder in half precision no number is lost or gained by loading and saving it, whatever its parameters are computed in.
+#[test]
+fn a_folder_is_saved_in_its_own_precision() {
+    for dtype in [model::Dtype::F16, model::Dtype::Bf16] {
+        let (config, weights) = Folder::copy_of("mistral_swa").load().unwrap();
+        let (half, again) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        save_hf(half.path(), &ModelConfig { dtype, ..config }, &weights).unwrap();
+        let (config, rounded) = load_hf(half.path()).unwrap();
+        assert_eq!(config.dtype, dtype);
+        assert!(rounded.flat == weights.flat.to_kind(dtype.kind()).to_kind(tch::Kind::Float) && rounded.flat != weights.flat);
+        save_hf(again.path(), &config, &rounded).unwrap();
+        for file in ["model.safetensors", "config.json"] {
+            assert_eq!(fs::read(half.path().join(file)).unwrap(), fs::read(again.path().join(file)).unwrap(), "{file}");
+        }
+    }
+}
+
+#[test]
+fn older_and_newer_rope_keys_say_the_same() {
+    let llama3 = json!({"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64});
+    let with = |more: Value| {
+        let mut object = llama3.clone();
+        object.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        Some(object)
+    };
+    let newer = Folder::copy_of("llama_tied");
+    newer.set("rope_parameters", with(json!({"rope_type": "llama3", "rope_theta": 500000.0})));
+    let older = Folder::copy_of("llama_tied");
+    older
+        .set("rope_parameters", None)
+        .set("rope_theta", Some(json!(500000.0)))
+        .set("rope_scaling", with(json!({"rope_type": "llama3"})));
+    let (config, weights) = newer.load().unwrap();
+    assert_eq!(older.load().unwrap().0, config);
+    assert_eq!(config.rope_scaling, RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 64.0 });
+
+    // What was written is what was read, and the scaling reaches the numbers.
+    let dir = tempfile::tempdir().unwrap();
+    save_hf(dir.path(), &config, &weights).unwrap();
+    assert_eq!(ModelConfig::from_dir(dir.path()).unwrap().rope_scaling, config.rope_scaling);
+    let hidden = |config: &ModelConfig| {
+        let decoder = Decoder::new(config, weights.layout.clone());
+        let ids: Vec<u32> = (0..40).collect();
+        decoder.hidden(&decoder.views(&weights.flat), &Packed::new([ids.as_slice()]))
+    };
+    let plain = ModelConfig { rope_scaling: RopeScaling::Default, ..config.clone() };
+    assert!(hidden(&config) != hidden(&plain));
+}
+
+#[test]
+fn ids_of_the_end_may_be_one_or_many_and_generation_config_wins() {
+    let folder = Folder::copy_of("llama_tied");
+    folder.set("eos_token_id", Some(json!([5, 6])));
+    assert_eq!(folder.load().unwrap().0.eos_token_ids, [5, 6]);
+    fs::write(folder.path("generation_config.json"), r#"{"eos_token_id": [7, 8], "pad_token_id": 9}"#).unwrap();
+    let (config, weights) = folder.load().unwrap();
+    assert_eq!((config.eos_token_ids.as_slice(), config.pad_token_id), (&[7, 8][..], Some(9)));
+    let dir = tempfile::tempdir().unwrap();
+    save_hf(dir.path(), &config, &weights).unwrap();
+    assert_eq!(ModelConfig::from_dir(dir.path()).unwrap(), config);
+}
+
+#[test]
+fn fresh_weights_depend_on_the_seed_alone() {
+    let config = Folder::copy_of("qwen2_untied_sharded").load().unwrap().0;
+    let [first, again, other] = [1, 1, 2].map(|seed| Weights::random(&config, seed));
+    assert!(first.flat == again.flat && first.flat != other.flat);
+    for entry in first.layout.entries() {
+        let part = first.flat.narrow(0, entry.offset as i64, entry.len() as i64);
+        let (mean, deviation) = (part.mean(None).double_value(&[]), part.std(false).double_value(&[]));
+        let expected = match entry.name.as_str() {
+            name if name.ends_with("norm.weight") => (1.0, 0.0),
+            name if name.ends_with(".bias") => (0.0, 0.0),
+            _ => (0.0, config.initializer_range),
+        };
+        assert!(
+            (mean - expected.0).abs() < 0.02 && (deviation - expected.1).abs() < 0.02,
+            "{}: {mean} ± {deviation}",
+            entry.name
+        );
+    }
+}
+
+/// Numbers of all kinds where a size belongs.
+fn hostile_number() -> impl proptest::strategy::Strategy<Value = Option<Value>> {
+    use proptest::prelude::*;
+    let sizes = [0, 1, 2, 7, 1 << 16, (1 << 20) + 1, 1_000_000, 1_000_000_000, 1 << 31, 1 << 32, (1 << 63) - 1, u64::MAX];
+    let odd = [json!(-1), json!(1.5), json!(1e300), json!("64"), json!([]), json!({}), json!(true), Value::Null];
+    prop_oneof![
+        prop::sample::select(sizes.map(|size: u64| Some(json!(size))).to_vec()),
+        prop::sample::select(odd.map(Some).to_vec()),
+        Just(None),
+        any::<u64>().prop_map(|size| Some(json!(size))),
+    ]
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(200))]
+
+    /// What the headers of its files do not confirm is an error before anything of that size is allocated.
+    #[test]
+    fn no_number_in_a_configuration_panics_or_is_trusted(
+        key in proptest::sample::select(vec![
+            "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+            "head_dim", "max_position_embeddings", "sliding_window", "max_window_layers", "rope_theta", "rms_norm_eps", "eos_token_id",
+        ]),
+        number in hostile_number(),
+    ) {
+        let folder = Folder::copy_of("qwen2_tied");
+        let before = folder.config()[key].clone();
+        folder.set(key, number.clone());
+        let checked = model::check_folder(folder.0.path());
+        let sizes = !["max_position_embeddings", "sliding_window", "max_window_layers", "rope_theta", "rms_norm_eps", "eos_token_id"].contains(&key);
+        let changed = number.unwrap_or(Value::Null) != before;
+        let may_be_derived = ["head_dim", "num_attention_heads", "num_key_value_heads"].contains(&key);
+        if let Ok(config) = checked {
+            proptest::prop_assert!(!(sizes && changed) || may_be_derived, "{key} was trusted: {config:?}");
+        }
+        // Loading says the same, and no more of it.
+        let loaded = load_hf(folder.0.path());
+        proptest::prop_assert_eq!(loaded.is_ok(), model::check_folder(folder.0.path()).is_ok());
+    }
+}
+
+#[test]
+fn a_header_that_is_longer_than_its_file_is_an_error() {
+    let folder = Folder::copy_of("qwen2_tied");
+    for header in [u64::MAX, 1 << 40, 100_000_001] {
+        let mut bytes = fs::read(folder.path("model.safetensors")).unwrap();
+        bytes[..8].copy_from_slice(&header.to_le_bytes());
+        fs::write(folder.path("model.safetensors"), bytes).unwrap();
+        let error = model::check_folder(folder.0.path()).unwrap_err();
+        assert!(matches!(error, ModelError::Safetensors { .. }), "{error}");
+    }
+}

@@ -1,0 +1,292 @@
+//! What Prometheus sees of a run, read over a socket and by a parser that shares no code with the exporter.
+//!
+//! Holds F4 (time by state reaches Prometheus whole, also while a stage is in it), the catalogue (one declaration a metric, `docs/metrics.md`
+//! generated from it) and F3 for the server (nothing outlives it).
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use crate::support::{
+    exposition::Exposition,
+    http::{get, get_as},
+};
+use rollflow::flow::{self, Flow, State, Until};
+use rollflow::observe::catalog::{self, Kind, Label};
+use rollflow::observe::logs::{MetricsLogger, StepMetrics};
+use rollflow::observe::server::ServerError;
+use rollflow::observe::{Metric, Metrics, MetricsServer, StageSampler};
+
+const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+
+/// Label values for one series of `metric`: the label's first value, or a name where the run decides.
+fn some_labels(metric: Metric) -> Vec<&'static str> {
+    metric.spec().labels.iter().map(|label: &Label| label.values.first().copied().unwrap_or("generate")).collect()
+}
+
+/// One value into every metric there is.
+fn record_everything(metrics: &Metrics) {
+    for &metric in Metric::ALL {
+        let labels = some_labels(metric);
+        match metric.spec().kind {
+            Kind::Counter { .. } => metrics.add(metric, &labels, 3.5),
+            Kind::Gauge => metrics.set(metric, &labels, -0.25),
+            Kind::Histogram(bounds) => {
+                [bounds[0], bounds[1], 1e9].into_iter().for_each(|value| metrics.observe(metric, &labels, value))
+            }
+        }
+    }
+}
+
+#[test]
+fn docs_list_the_catalogue() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md");
+    let generated = catalog::markdown();
+    if std::env::var_os("ROLLFLOW_WRITE_DOCS").is_some() {
+        std::fs::write(path, &generated).unwrap();
+    }
+    let written = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        written == generated,
+        "docs/metrics.md is not the catalogue's; write it anew with\n  ROLLFLOW_WRITE_DOCS=1 cargo test --test recipes"
+    );
+}
+
+#[test]
+fn a_scrape_shows_every_recorded_metric_with_its_kind_and_help() {
+    let metrics = Metrics::new();
+    record_everything(&metrics);
+    let server = MetricsServer::start(ANY_PORT, metrics).unwrap();
+    let answer = get(server.address(), "/metrics");
+    assert_eq!((answer.status, answer.content_type.as_str()), (200, "text/plain; version=0.0.4; charset=utf-8"));
+    if let Some(path) = std::env::var_os("ROLLFLOW_SCRAPE") {
+        std::fs::write(path, &answer.body).unwrap();
+    }
+
+    let scrape = Exposition::parse(&answer.body).unwrap();
+    for &metric in Metric::ALL {
+        let spec = metric.spec();
+        let family = scrape.family(spec.name).unwrap_or_else(|| panic!("{} is missing", spec.name));
+        assert_eq!((family.kind.as_str(), family.help.as_str()), (spec.kind.word(), spec.help), "{}", spec.name);
+        let labels: Vec<(&str, &str)> = spec.labels.iter().map(|label| label.name).zip(some_labels(metric)).collect();
+        match spec.kind {
+            Kind::Counter { fractional: true } => assert_eq!(family.value(spec.name, &labels), Some(3.5), "{}", spec.name),
+            Kind::Counter { fractional: false } => assert_eq!(family.value(spec.name, &labels), Some(3.0), "{}", spec.name),
+            Kind::Gauge => assert_eq!(family.value(spec.name, &labels), Some(-0.25), "{}", spec.name),
+            Kind::Histogram(bounds) => {
+                let buckets = family.buckets(spec.name);
+                let bucket_bounds: Vec<f64> = buckets.iter().map(|bucket| bucket.0).collect();
+                assert_eq!(bucket_bounds, [bounds, &[f64::INFINITY]].concat(), "{}", spec.name);
+                assert!(
+                    buckets.windows(2).all(|pair| pair[0].1 <= pair[1].1),
+                    "{}: buckets are cumulative: {buckets:?}",
+                    spec.name
+                );
+                assert_eq!((buckets[0].1, buckets[1].1), (1.0, 2.0), "{}: a bound belongs to its bucket", spec.name);
+                let count = family.value(&format!("{}_count", spec.name), &labels);
+                assert_eq!((buckets.last().map(|bucket| bucket.1), count), (Some(3.0), Some(3.0)), "{}", spec.name);
+                assert_eq!(
+                    family.value(&format!("{}_sum", spec.name), &labels),
+                    Some(bounds[0] + bounds[1] + 1e9),
+                    "{}",
+                    spec.name
+                );
+            }
+        }
+    }
+    let known: BTreeSet<&str> = Metric::ALL.iter().map(|metric| metric.name()).collect();
+    assert!(
+        scrape.families.iter().all(|family| known.contains(family.name.as_str())),
+        "a scrape shows the catalogue and nothing else"
+    );
+}
+
+#[test]
+fn values_that_numbers_and_labels_make_awkward_survive_the_scrape() {
+    let metrics = Metrics::new();
+    metrics.set(Metric::Loss, &[], f64::NAN);
+    metrics.set(Metric::RewardMax, &[], f64::INFINITY);
+    metrics.set(Metric::EdgeItems, &["a \"b\" \\c\nd→e", ""], 7.0);
+    let scrape = Exposition::parse(&metrics.render()).unwrap();
+    let value = |metric: Metric, labels: &[(&str, &str)]| {
+        scrape.family(metric.name()).and_then(|family| family.value(metric.name(), labels))
+    };
+    assert!(value(Metric::Loss, &[]).unwrap().is_nan());
+    assert_eq!(value(Metric::RewardMax, &[]), Some(f64::INFINITY));
+    assert_eq!(value(Metric::EdgeItems, &[("from", "a \"b\" \\c\nd→e"), ("to", "")]), Some(7.0));
+}
+
+#[test]
+fn counters_stand_at_zero_before_anything_happened_and_gauges_are_absent() {
+    let scrape = Exposition::parse(&Metrics::new().render()).unwrap();
+    let tokens = scrape.family(Metric::Tokens.name()).unwrap();
+    assert_eq!(tokens.value(Metric::Tokens.name(), &[("fate", "poisoned")]), Some(0.0));
+    assert!(scrape.family(Metric::Loss.name()).is_none());
+}
+
+#[test]
+fn counters_only_grow_and_take_totals_counted_elsewhere() {
+    let metrics = Metrics::new();
+    let busy = ["train", "busy"];
+    for total in [1.25, 3.75, 2.0, f64::NAN] {
+        metrics.absolute(Metric::StageTime, &busy, total);
+    }
+    metrics.add(Metric::StageTime, &busy, -1.0);
+    metrics.add(Metric::StageTime, &busy, f64::INFINITY);
+    assert_eq!(metrics.newest(Metric::StageTime, &busy), Some(3.75));
+    // Halves of a whole counter are not lost on the way.
+    (0..4).for_each(|_| metrics.add(Metric::Steps, &[], 0.5));
+    let scrape = Exposition::parse(&metrics.render()).unwrap();
+    assert_eq!(scrape.family(Metric::Steps.name()).unwrap().value(Metric::Steps.name(), &[]), Some(2.0));
+}
+
+#[test]
+fn threads_lose_no_count() {
+    const EACH: usize = 50_000;
+    let metrics = Metrics::new();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..EACH {
+                    metrics.add(Metric::GeneratedTokens, &[], 1.0);
+                    metrics.add(Metric::StageTime, &["reward", "busy"], 0.5);
+                    metrics.observe(Metric::ResponseLength, &[], 3.0);
+                }
+            });
+        }
+        // Scrapes take observations out while others come in.
+        scope.spawn(|| (0..100).for_each(|_| drop(metrics.render())));
+    });
+    let scrape = Exposition::parse(&metrics.render()).unwrap();
+    let value = |metric: Metric, name: &str, labels: &[(&str, &str)]| scrape.family(metric.name()).unwrap().value(name, labels);
+    let all = (4 * EACH) as f64;
+    assert_eq!(value(Metric::GeneratedTokens, Metric::GeneratedTokens.name(), &[]), Some(all));
+    assert_eq!(value(Metric::StageTime, Metric::StageTime.name(), &[("stage", "reward"), ("state", "busy")]), Some(all / 2.0));
+    assert_eq!(value(Metric::ResponseLength, &format!("{}_count", Metric::ResponseLength.name()), &[]), Some(all));
+}
+
+#[test]
+fn runs_in_one_process_do_not_see_each_other() {
+    let (one, other) = (Metrics::new(), Metrics::new());
+    one.set(Metric::Loss, &[], 1.0);
+    assert_eq!((one.newest(Metric::Loss, &[]), other.newest(Metric::Loss, &[])), (Some(1.0), None));
+    assert!(!other.render().contains(Metric::Loss.name()));
+}
+
+#[test]
+fn a_logged_row_reaches_the_gauges_of_the_same_keys() {
+    let mut metrics = Metrics::new();
+    let row: StepMetrics = [(Metric::Loss.key(), 0.5), ("my_own", 2.0), (Metric::Steps.key(), 9.0)]
+        .map(|(key, value)| (key.to_owned(), value))
+        .into();
+    MetricsLogger::log(&mut metrics, 4, &row).unwrap();
+    assert_eq!((metrics.newest(Metric::Loss, &[]), metrics.newest(Metric::Steps, &[])), (Some(0.5), Some(0.0)));
+}
+
+#[test]
+#[should_panic(expected = "add was called on rollflow_loss, which is a gauge")]
+fn a_call_that_does_not_fit_the_kind_names_both() {
+    Metrics::new().add(Metric::Loss, &[], 1.0);
+}
+
+#[test]
+#[should_panic(expected = "\"traned\" is no value of the label fate")]
+fn a_misspelt_label_value_is_named() {
+    Metrics::new().add(Metric::Tokens, &["traned"], 1.0);
+}
+
+#[test]
+fn a_busy_port_is_an_error_that_names_the_address() {
+    let holder = TcpListener::bind(ANY_PORT).unwrap();
+    let address = holder.local_addr().unwrap();
+    let error = MetricsServer::start(address, Metrics::new()).unwrap_err();
+    assert!(matches!(error, ServerError::Busy { address: named } if named == address), "{error:?}");
+    assert!(error.to_string().contains(&address.to_string()) && error.to_string().contains("--metrics"), "{error}");
+}
+
+#[test]
+fn health_is_answered_and_other_paths_are_not_found() {
+    let server = MetricsServer::start(ANY_PORT, Metrics::new()).unwrap();
+    assert_eq!((get(server.address(), "/healthz").status, get(server.address(), "/nothing").status), (200, 404));
+}
+
+/// No web page can read the metrics by a name of its own that points here (DNS rebinding).
+#[test]
+fn only_known_hosts_are_answered() {
+    let server = MetricsServer::start_for(ANY_PORT, Metrics::new(), &["trainer.lan".to_owned()]).unwrap();
+    let (address, port) = (server.address(), server.address().port());
+    let asked = |host: &str| get_as(address, "/metrics", host);
+    for host in [format!("127.0.0.1:{port}"), format!("localhost:{port}"), "trainer.lan".to_owned(), format!("[::1]:{port}")] {
+        assert_eq!(asked(&host).status, 200, "{host}");
+    }
+    let refused = asked(&format!("evil.example:{port}"));
+    assert_eq!(refused.status, 403);
+    assert!(refused.body.contains("evil.example") && refused.body.contains("net.allowed_hosts"), "{}", refused.body);
+    assert_eq!(get_as(address, "/nothing", "evil.example").status, 403);
+}
+
+#[test]
+fn dropping_the_server_frees_the_port_and_cuts_connections() {
+    let server = MetricsServer::start(ANY_PORT, Metrics::new()).unwrap();
+    let address = server.address();
+    assert_eq!(get(address, "/healthz").status, 200);
+    // A client that connected and never asks must not hold the run up.
+    let mut silent = TcpStream::connect(address).unwrap();
+    drop(server);
+    let refused = TcpStream::connect(address).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+    let ended = std::io::Read::read(&mut silent, &mut [0]);
+    assert!(matches!(ended, Ok(0) | Err(_)), "the silent connection was cut: {ended:?}");
+}
+
+#[test]
+fn a_live_run_is_scraped_and_its_last_numbers_are_the_reports() {
+    let metrics = Metrics::new();
+    let server = MetricsServer::start(ANY_PORT, metrics.clone()).unwrap();
+    let (address, deadline) = (server.address(), Instant::now() + Duration::from_secs(60));
+
+    let mut flow = Flow::new("watched");
+    let numbers = flow.source("numbers", flow::from_iter(0..20_u64));
+    // The first item holds its stage until Prometheus has seen it there, busy: the state is exported before it is left.
+    let seen = flow.stage(
+        "watched",
+        numbers,
+        flow::map(move |number: u64| {
+            let busy = || {
+                let scrape = Exposition::parse(&get(address, "/metrics").body).unwrap();
+                let time = Metric::StageTime.name();
+                scrape.family(time)?.value(time, &[("stage", "watched"), ("state", "busy")])
+            };
+            while number == 0 && busy().is_none_or(|seconds| seconds == 0.0) {
+                assert!(Instant::now() < deadline, "the stage's time never reached Prometheus");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            number
+        }),
+    );
+    flow.sink("count", seen, |_: u64| {});
+    let sampler = StageSampler::start(flow.stats(), metrics.clone(), None).unwrap();
+    let report = flow.run(Until::finished()).unwrap();
+    drop(sampler);
+
+    let scrape = Exposition::parse(&get(address, "/metrics").body).unwrap();
+    let value = |metric: Metric, labels: &[(&str, &str)]| {
+        scrape.family(metric.name()).and_then(|family| family.value(metric.name(), labels))
+    };
+    for stage in &report.stages {
+        let seconds =
+            State::ALL.map(|state| value(Metric::StageTime, &[("stage", &stage.name), ("state", state.name())]).unwrap());
+        let wall = stage.workers.iter().map(|worker| worker.wall).sum::<u64>() as f64 / 1e9;
+        assert!((seconds.iter().sum::<f64>() - wall).abs() < 1e-6, "{}: {seconds:?} do not sum to {wall}", stage.name);
+        assert_eq!(value(Metric::StageItemsIn, &[("stage", &stage.name)]), Some(stage.items_in as f64));
+        assert_eq!(value(Metric::StageItemsOut, &[("stage", &stage.name)]), Some(stage.items_out as f64));
+    }
+    for edge in &report.edges {
+        let ends = [("from", edge.from.as_str()), ("to", edge.to.as_str())];
+        assert_eq!(value(Metric::EdgeItems, &ends), Some(0.0));
+        assert_eq!(value(Metric::EdgeCapacityItems, &ends), Some(edge.capacity.items as f64));
+        assert_eq!(value(Metric::EdgeCapacityTokens, &ends), Some(edge.capacity.tokens as f64));
+    }
+    assert_eq!(report.edges.len(), 2);
+}

@@ -1,0 +1,37 @@
+//! R352 and law F3: no globals. State that outlives a run would let two runs of one process see each other.
+//!
+//! The one exception is the weak reference to the process's runtime for HTTP: it lives as long as its users.
+
+use std::path::{Path, PathBuf};
+
+const RUNTIME: &str = "static SHARED: Mutex<Weak<Shared>> = Mutex::new(Weak::new());";
+
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn the_library_has_no_mutable_state_of_its_own() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    sources(&root.join("src"), &mut files);
+    sources(&root.join("pipelines/src"), &mut files);
+    assert!(files.len() > 100, "the sources were found");
+    let declares_state = |line: &&str| {
+        let line = line.trim_start().trim_start_matches("pub ").trim_start_matches("pub(crate) ");
+        line.starts_with("static ") || line.starts_with("thread_local!") || line.starts_with("lazy_static!")
+    };
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let runtime = |line: &&str| file.ends_with("src/net/tasks.rs") && *line == RUNTIME;
+        let found: Vec<&str> = text.lines().filter(declares_state).filter(|line| !runtime(line)).collect();
+        assert!(found.is_empty(), "{}: {found:?}; pass it as a parameter instead", file.display());
+    }
+}

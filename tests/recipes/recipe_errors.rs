@@ -1,0 +1,319 @@
+//! Recipes that are wrong: everything is named at once, with line and column and what to do.
+
+use proptest::prelude::*;
+use rollflow::recipe::{RecipeErrors, check_text, load, parse};
+
+fn errors(text: &str, sets: &[&str]) -> RecipeErrors {
+    let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+    parse("run.toml", text, &sets).expect_err("the recipe is wrong")
+}
+
+/// A sound beginning, so that a test shows only what it is about.
+const SOUND: &str = "pipeline = \"grpo\"\nmodel = { kind = \"tiny\" }\ntask = { kind = \"arithmetic\" }\n";
+
+fn also(text: &str) -> String {
+    errors(&format!("{SOUND}{text}"), &[]).to_string()
+}
+
+#[test]
+fn all_problems_come_at_once_in_the_order_of_the_file() {
+    let text = r#"
+pipeline = "gpro"
+sede = 1
+micro_batch_tokens = 1
+
+[model]
+kind = "tiny"
+hiden = 128
+heads = 3
+
+[task]
+kind = "arithmetics"
+digits = 1
+
+[generate]
+group_size = "eight"
+max_new_tokens = 0
+temprature = 1.0
+top_p = 1.5
+
+[reward]
+kind = "regex"
+pattern = "(unclosed"
+
+[[filter]]
+kind = "nonzero_std"
+
+[[filter]]
+kind = "min_reward"
+treshold = 0.5
+
+[[filter]]
+threshold = 1
+
+[train]
+learning_rate = 1e-4
+lr = -1
+aggregation = "mean"
+betas = [0.9]
+schedule = { kind = "cosine", warmup = 1000 }
+
+[flow]
+window = 8
+
+[observe]
+metrics = "localhost"
+"#;
+    insta::assert_snapshot!(errors(text, &[]));
+}
+
+#[test]
+fn syntax_errors_come_all_at_once() {
+    insta::assert_snapshot!(errors("pipeline = \nseed = 01\n[model\nname = \"a\"\nname = \"b\"", &[]));
+}
+
+#[test]
+fn an_empty_recipe_says_what_must_be_there() {
+    insta::assert_snapshot!(errors("", &[]));
+}
+
+#[test]
+fn overrides_are_named_as_they_were_typed() {
+    let sets = ["train.lr=fast", "train.lrr=1", "generate.group_size=1", "nonsense", "pipeline.x=1", "stop=[", "=1"];
+    let refused = errors(SOUND, &sets).to_string();
+    let read = errors(SOUND, &sets[..3]).to_string();
+    insta::assert_snapshot!(format!("{refused}\n\n{read}"));
+}
+
+#[test]
+fn an_unreadable_key_is_not_reported_twice() {
+    let errors = errors(&format!("{SOUND}[batch]\ngroups = 'many'\n[flow]\nwindow = 1"), &[]);
+    assert_eq!(errors.iter().map(|error| error.key.as_str()).collect::<Vec<_>>(), ["batch.groups"]);
+}
+
+#[test]
+fn keys_that_contradict_each_other_are_errors() {
+    let cases = [
+        "generate.group_size = 1\n[[filter]]\nkind = 'nonzero_std'",
+        "generate.temperature = 0",
+        "filter = [{ kind = 'length', min = 9, max = 3 }, { kind = 'length', min = 500 }]",
+        "flow.window = 31",
+        "flow = { window = 65 }",
+        "batch.over_sample = 0.5",
+        "batch.over_sample = 2.1",
+        "batch.over_sample = 1.5\nflow = { max_staleness = 0, window = 49 }",
+        "batch.over_sample = 1.5\nflow.window = 40",
+        "generate.slots = 0\nflow.max_staleness = 0",
+        "sft = { steps = 5, schedule = { warmup = 6 } }",
+        "train.proximal = 'behaviour'\ntrain.correction = { kind = 'truncated_is', min = 3, max = 2 }\ntrain.gap_warn = 4\ntrain.gap_halt = 3",
+        "[[train.reject]]\ndivergence = 'k1'\nover = 'max'\nmin = 3\nmax = 2\n[[train.reject]]\nmin = 0.5\n[[train.reject]]\ndivergence = 'k1'",
+        "train.correction = { level = 'token' }",
+        "train.correction = { kind = 'ice_pop' }\ntrain.gap_halt = 0",
+        "train = { top_entropy = 0.5, off_policy_threshold = 1, loss = { kind = 'geo_mean' } }",
+        "train.loss = { kind = 'clip_cov', min = 2, max = 1, share = 0 }",
+        "train.loss = { kind = 'gpg', clip_low = 0.2 }",
+        "train.advantage = { kind = 'constant', std = 'group' }",
+        "generate.group_size = 1\ntrain.advantage = { kind = 'constant', baseline = 0 }\n[[filter]]\nkind = 'nonzero_std'",
+    ];
+    insta::assert_snapshot!(cases.map(also).join("\n\n"));
+}
+
+#[test]
+fn engines_that_can_not_be_or_can_not_do_what_is_asked_are_errors() {
+    let cases = [
+        ("engine.urls = ['http://127.0.0.1:8000']", "names servers, but `engine.kind` is \"local\""),
+        ("engine.kind = 'vllm'", "there is no server"),
+        ("engine = { launch = 'vllm', pause = 'recompute' }", "which vllm has no way of"),
+        ("engine = { launch = 'sglang', pause = 'finish' }", "which sglang has no way of"),
+        ("engine = { kind = 'openai', urls = ['http://127.0.0.1:8000'] }", "can't be given weights"),
+        ("engine = { kind = 'vllm', urls = ['ftp://example.com'] }", "write it as http://host:port"),
+        ("engine = { kind = 'vllm', launch = 'sglang' }", "`engine.launch` is \"sglang\", but `engine.kind` is \"vllm\""),
+        ("engine = { launch = 'vllm', cache = 'flush' }", "still use what would be forgotten"),
+        ("engine = { launch = 'vllm', port = 65535, replicas = 3 }", "more than there are ports"),
+        ("engine = { launch = 'vllm', env = ['HOME'] }", "write it as NAME=value"),
+        ("engine = { launch = 'vllm' }\nflow = { max_staleness = 0, window = 33 }", "groups would lag"),
+        ("engine = { launch = 'vllm', devices = [0, 1] }", "names 2 GPUs for 1 of `engine.replicas`"),
+        ("engine = { launch = 'vllm', replicas = 2, devices = [1, 1] }", "names GPU 1 twice"),
+        ("engine = { launch = 'vllm', devices = [1], env = ['CUDA_VISIBLE_DEVICES=0'] }", "leave one of them out"),
+        ("engine = { kind = 'vllm', urls = ['http://127.0.0.1:8000'], gpu_memory = 0.5 }", "the run starts no server"),
+        ("engine = { launch = 'vllm', gpu_memory = 1.0 }", "above 0, below 1"),
+        ("engine = { launch = 'vllm', pause = 'abort' }\nlora = { sync = 'adapter' }", "no server is paused"),
+        ("engine = { launch = 'vllm', cache = 'keep' }\nlora = { sync = 'adapter' }", "each adapter has a cache of its own"),
+    ];
+    for (case, told) in cases {
+        let all = also(case);
+        assert!(all.contains(told), "{case}: {all}");
+    }
+}
+
+#[test]
+fn a_learning_rate_of_a_part_that_is_not_trained_is_an_error_that_names_it() {
+    let cases = [
+        ("train.lr_scale = { adapters = 2 }", "there is no [lora]"),
+        ("train.lr_scale = { score_head = 2 }", "a language model has no score head"),
+        ("train.lr_scale = { embeddings = 2 }\nlora = {}", "adapters alone are trained"),
+        ("critic.lr_scale = { head = 2 }", "use score_head"),
+        ("train.lr_scale = { embeddings = -1 }", "0 or more"),
+        ("train.decay = 'norms'", "matrices"),
+    ];
+    for (case, told) in cases {
+        let all = also(case);
+        assert!(all.contains(told), "{case}: {all}");
+    }
+}
+
+#[test]
+fn a_critic_beside_what_it_replaces_or_that_leaves_the_policy_no_step_is_an_error() {
+    let cases = [
+        "critic = { lr = 1e-3 }\ntrain.advantage = { kind = 'leave_one_out' }\ngenerate.group_size = 1",
+        "train.steps = 10\ncritic = { warmup_steps = 10, schedule = { warmup = 11 } }",
+        "critic = { value_clip = 0, gamma = 1.5, lambda = -1, advantage = 'gae' }",
+        "generate.group_size = 1\n[critic]\n[[filter]]\nkind = 'nonzero_std'",
+        "batch.groups = 4\ntrain.minibatches = 5",
+        "train.kl_reward = { coef = 0.1 }\n[critic]",
+    ];
+    insta::assert_snapshot!(cases.map(also).join("\n\n"));
+}
+
+#[test]
+fn parts_of_a_reward_that_make_no_sense_are_errors() {
+    let cases = [
+        "reward = { kind = 'parts' }",
+        "[reward]\nkind = 'parts'\n[[reward.part]]\nkind = 'maths'\n[[reward.part]]\nname = 'a b'\nkind = 'exact'\nweigth = 2",
+        "[reward]\nkind = 'parts'\n[[reward.part]]\nname = 'a'\nkind = 'exact'\n[[reward.part]]\nname = 'a'\nkind = 'overlong'\nbuffer = 999",
+        "[reward]\nkind = 'parts'\ncombine = 'min'\n[[reward.part]]\nname = 'a'\nkind = 'length'\nmin = 9\nmax = 3\nweight = 2",
+        "[reward]\nkind = 'parts'\n[[reward.part]]\nname = 'a'\nkind = 'format'\ntags = ['<a>']\n[[reward.part]]\nname = 'b'\nkind = 'keywords'",
+        "[reward]\nkind = 'parts'\ncombine = 'lexicographic'\nlevels = 100000000\npart = [{ name = 'a', kind = 'math' }, { name = 'b', kind = 'math' }, { name = 'c', kind = 'math' }]",
+        "reward = { kind = 'math', part = [] }",
+    ];
+    insta::assert_snapshot!(cases.map(also).join("\n\n"));
+}
+
+#[test]
+fn services_and_parts_of_ones_own_that_make_no_sense_are_errors() {
+    let cases = [
+        "[reward]\nkind = 'http'\nurl = 'ftp://judge/score'\ntimeout = 0\nconcurrency = 0\nretry = 3",
+        "reward = { kind = 'http' }",
+        "reward = { kind = 'parts', combine = 'custom', part = [{ name = 'a', kind = 'custom', params = 3 }] }",
+        "reward = { kind = 'parts', aggregator = 'mine', part = [{ name = 'a', kind = 'math' }] }",
+        "train = { entropy_coef = 0.1, top_entropy = 0.5, loss = { kind = 'custom', name = 'mine' } }",
+        "train.loss = { kind = 'custom', name = 'mine', clip_low = 0.1 }",
+    ];
+    insta::assert_snapshot!(cases.map(also).join("\n\n"));
+}
+
+#[test]
+fn sections_that_mean_nothing_to_the_pipeline_are_errors() {
+    let text = "pipeline = 'sft'\n[model]\nkind = 'tiny'\nhidden = 30\nkv_heads = 3\n[task]\nkind = 'arithmetic'\ndigits = 6\n[train]\nlr = 1";
+    insta::assert_snapshot!(errors(text, &[]));
+}
+
+#[test]
+fn a_task_of_data_needs_some_and_has_no_share_of_its_own_pairs() {
+    let text = "pipeline = 'grpo'\n[model]\nkind = 'folder'\n[task]\nkind = 'data'\nmax_samples = 0\n[sft]\nfraction = 0.5\n\
+                [eval.task]\nkind = 'data'\nsplit = 'test'";
+    insta::assert_snapshot!(errors(text, &[]));
+}
+
+#[test]
+fn whole_numbers_too_large_and_dates_are_refused_not_wrapped() {
+    let text = "seed = 99999999999999999999\n[generate]\ntop_k = -1\nslots = 2.0\nstop = 'x'\n[checkpoint]\nkeep = 1979-05-27\nevery = inf";
+    insta::assert_snapshot!(also(text));
+}
+
+#[test]
+fn files_that_do_not_exist_are_named_where_they_are_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("run.toml");
+    std::fs::write(
+        &file,
+        "pipeline = 'sft'\n[model]\nkind = 'folder'\npath = 'no/such/model'\n[task]\nkind = 'data'\ndata = 'no.jsonl'\n[sft]\n",
+    )
+    .expect("written");
+    let errors = load(&file, &["sft.data=nowhere.jsonl".to_owned()]).expect_err("nothing is there").to_string();
+    insta::assert_snapshot!(errors.replace(&folder.path().display().to_string(), ""));
+    let missing = load("no/such.toml".as_ref(), &[]).expect_err("it is not there").to_string();
+    assert!(missing.starts_with("no/such.toml:1:1: cannot read the recipe:"), "{missing}");
+}
+
+#[test]
+fn columns_count_characters() {
+    let errors = errors("name = \"é\" # ü\n'ключ' = 1", &[]);
+    let places: Vec<String> = errors.iter().map(|error| error.place.to_string()).collect();
+    assert!(places.contains(&"run.toml:2:1".to_owned()), "{places:?}");
+    let inline =
+        parse("run.toml", &format!("{SOUND}generate = {{ stop = ['éé'], top_p = 2 }}"), &[]).expect_err("top_p is wrong");
+    assert_eq!(inline.iter().next().map(|error| error.place.to_string()), Some("run.toml:4:37".to_owned()));
+}
+
+proptest! {
+    /// Whatever is typed, the answer is a plan or a list of problems, never a panic.
+    #[test]
+    fn a_damaged_recipe_never_panics(
+        cut in 0_usize..900, take in 0_usize..20, insert in "[\\PC\n]{0,6}", set in "[a-z.]{0,9}=?\\PC{0,5}", huge in any::<bool>(),
+    ) {
+        let shipped = include_str!("../../pipelines/recipes/grpo.toml");
+        let mut text: Vec<char> = shipped.chars().collect();
+        let start = cut.min(text.len());
+        let end = (start + take).min(text.len());
+        text.splice(start..end, insert.chars());
+        let text: String = text.into_iter().collect();
+        let text = if huge { text.replace("= 1", "= 18446744073709551615") } else { text };
+        for sets in [vec![], vec![set]] {
+            if let Ok(plan) = parse("run.toml", &text, &sets) {
+                prop_assert!(!check_text(&plan).is_empty());
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_held_to_a_reference_needs_one() {
+    for key in ["kl_loss", "kl_reward"] {
+        let found = also(&format!("[train.{key}]\ncoef = 0.1\n"));
+        assert!(found.contains(&format!("`train.{key}`")) && found.contains("[reference]"), "{found}");
+    }
+    let found = also("[train.kl_loss]\ncoef = 0\nestimator = \"k4\"\n[reference]\nkind = \"ema\"\ndecay = 1\n");
+    assert!(
+        ["train.kl_loss.coef", "train.kl_loss.estimator", "reference.decay"].iter().all(|key| found.contains(key)),
+        "{found}"
+    );
+}
+
+#[test]
+fn pairs_and_a_loss_of_pairs_go_together() {
+    let found = also("[train.loss]\nkind = \"dpo\"\n");
+    assert!(found.contains("no section [pairs]") && found.contains("no section [reference]"), "{found}");
+    let found = also("[pairs]\nselect = \"all\"\n");
+    assert!(found.contains("does not learn from pairs"), "{found}");
+    let sound = "[pairs]\nselect = \"all\"\n[reference]\nkind = \"frozen\"\n[train.loss]\nkind = \"dpo\"\n";
+    assert!(parse("run.toml", &format!("{SOUND}{sound}"), &[]).is_ok());
+    assert!(also(&format!("{sound}pair_loss = \"exo_pair\"\n")).contains("`exo_pair` takes the logarithm"));
+    let sets = ["train.kl_loss.coef=0.1", "train.entropy_coef=0.1", "train.aggregation=token_sum", "generate.mask_older=true"];
+    let found = errors(&format!("{SOUND}{sound}"), &sets).to_string();
+    assert!(["kl_loss", "entropy_coef", "aggregation", "mask_older"].iter().all(|key| found.contains(key)), "{found}");
+    let free = sound.replace("[reference]\nkind = \"frozen\"\n", "") + "reference_free = true\n";
+    assert!(parse("run.toml", &format!("{SOUND}{free}"), &[]).is_ok());
+}
+
+#[test]
+fn rows_and_conversations_that_lack_what_they_need_are_errors() {
+    let conversing = "[chat]\ndate = \"31 January\"\n";
+    let packed = "[sft]\npacking = \"wrapped\"\ntoo_long = \"drop\"\n";
+    insta::assert_snapshot!([conversing, packed].map(also).join("\n"));
+}
+
+#[test]
+fn an_environment_and_what_would_make_no_sense_with_it_are_errors() {
+    let found = also(
+        "[environment]\nkind = \"calculator\"\nmax_tokens = 200\n[generate]\nmax_new_tokens = 200\non_new_weights = \"finish\"\n[eval]\nmax_new_tokens = 250\n",
+    );
+    for part in
+        ["`generate.max_new_tokens`: none would begin", "`eval.max_new_tokens`: none", "`generate.on_new_weights` is \"finish\""]
+    {
+        assert!(found.contains(part), "{part} is missing:\n{found}");
+    }
+    let found = also("[reward]\nkind = \"environment\"\n");
+    assert!(found.contains("there is no section [environment]"), "{found}");
+    assert!(also("[environment]\nkind = \"search\"\n").contains("corpus"));
+}

@@ -1,0 +1,100 @@
+//! Evaluation on the engines that a run trains with: they serve the version that is evaluated as long as it lasts, whatever else they do.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rollflow::data::Version;
+use rollflow::prelude::*;
+use rollflow::stages::evaluate::{AnswerLog, Evaluator, Exam};
+use rollflow::stages::sync::EvaluationHold;
+
+use super::synchronous::{Unsteady, is_lost, sync};
+use super::*;
+use crate::support::backend::Counting;
+
+const STEPS: u64 = 7;
+const EVERY: u64 = 3;
+const PROMPTS: usize = 5;
+const SAMPLES: u32 = 3;
+
+/// The versions of the answers that each evaluation judged, and the steps that came through with what it found.
+type Found = (Vec<Version>, BTreeMap<u64, f64>);
+
+/// An asynchronous run that publishes every step and evaluates on its own engines, slowly.
+fn train(seed: u64, folder: &std::path::Path) -> Found {
+    let engines = [2 * seed, 2 * seed + 1].map(|seed| Unsteady::new(seed) as Arc<dyn InferenceEngine>);
+    let handle = handle(engines);
+    let admission = Admission::new(2, 4, Some(STEPS * 2)).bounded(1);
+    let (publisher, published) = weights();
+    let config = FleetConfig { patience: GUARD, ..hasty() };
+    let judged: Arc<Mutex<Vec<Version>>> = Arc::default();
+    let noted = judged.clone();
+    let exam = Exam {
+        prompts: (0..PROMPTS).map(|at| Prompt::from(format!("{at}+1="))).collect(),
+        samples: SAMPLES,
+        sampling: SamplingParams { max_new_tokens: 12, ..SamplingParams::default() },
+        agent: None,
+        greedy: true,
+        success: 1.0,
+        judge: Arc::new(move |mut group| {
+            // Long enough for the trainer to publish what it may.
+            std::thread::sleep(Duration::from_millis(15));
+            for sample in &mut group.samples {
+                noted.lock().unwrap().extend(sample.versions.per_token().flatten());
+                sample.reward = Some(1.0);
+            }
+            Ok((group, Vec::new()))
+        }),
+    };
+    let hold = EvaluationHold::new(|step| step.is_multiple_of(EVERY) || step == STEPS);
+    let evaluator = Evaluator::remote(&handle, config.clone(), &tokenizer(), (exam, EVERY), &hold).last(STEPS);
+    let generator = Generator::remote(&handle, config, &tokenizer(), published).group_size(4).max_new_tokens(12);
+    let seen: Arc<Mutex<BTreeMap<u64, f64>>> = Arc::default();
+    let steps = seen.clone();
+    let mut flow = Flow::new("evaluating");
+    let prompts = flow.source("prompts", Prompts::addition(1, seed).unwrap().admitted_by(&admission));
+    let groups = flow.stage("generate", prompts, generator.admission(&admission));
+    let scored = flow.stage("reward", groups, Reward::each(|sample: &Sample| f64::from(sample.index)).max_poisoned(u64::MAX));
+    let batches = flow.stage("batch", scored, Batcher::groups(2).admission(&admission));
+    let trainer = Trainer::new(Counting::default()).group_relative(AdvantageConfig::default());
+    let trained = flow.stage("train", batches, trainer.sync_every(1).steps(STEPS).admission(&admission));
+    let synced = flow.stage("sync", trained, sync(&handle, publisher).hold(&hold).admission(&admission));
+    let evaluated = flow.stage("evaluate", synced, evaluator.log(Some(AnswerLog::new(folder).unwrap())));
+    flow.sink("note", evaluated, move |step: Trained<u64>| {
+        steps.lock().unwrap().extend(step.evaluated.get("eval_step").map(|of| (step.step, *of)));
+    });
+    let (done, ended) = mpsc::channel();
+    std::thread::spawn(move || drop(done.send(flow.run(Until::finished()))));
+    ended.recv_timeout(GUARD).expect("the run never ended").unwrap();
+    (judged.lock().unwrap().clone(), seen.lock().unwrap().clone())
+}
+
+#[test]
+fn v2_servers_answer_an_evaluation_by_the_version_that_is_evaluated_and_by_no_other_while_training_goes_on() {
+    let mut lost = 0;
+    for seed in 0..4 {
+        let folder = tempfile::tempdir().unwrap();
+        let (versions, steps) = train(seed, folder.path());
+        // The first weights, steps 3 and 6, and the last.
+        let mut evaluated = versions.clone();
+        evaluated.dedup();
+        assert_eq!(evaluated.len(), 4, "seed {seed}: versions {evaluated:?} answered four evaluations");
+        assert!(evaluated.is_sorted());
+        let found: Vec<[u64; 2]> = steps.iter().map(|(step, of)| [*step, *of as u64]).collect();
+        assert_eq!(found, [[1, 0], [3, 3], [6, 6], [STEPS, STEPS]], "each in the row of its own step");
+        let answers = std::fs::read_to_string(folder.path().join("evaluations/step_000003.jsonl")).unwrap();
+        let rows: Vec<serde_json::Value> = answers.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(rows.len(), PROMPTS * (SAMPLES as usize + 1));
+        for row in &rows {
+            let number = |key: &str| row[key].as_u64().unwrap();
+            let ordinal = 2 * number("question") + u64::from(row["greedy"] == true);
+            let gone = is_lost(seed, ordinal, number("index") as u32);
+            assert_eq!(row["reward"].is_null(), gone, "a sample that no server makes is no wrong answer: {row}");
+            assert_eq!(row["error"].as_str().is_some_and(|error| error.contains("lost")), gone);
+            lost += usize::from(gone);
+        }
+    }
+    assert!(lost > 0, "the script must lose answers");
+}

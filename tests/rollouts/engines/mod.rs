@@ -1,0 +1,70 @@
+//! Engines elsewhere (laws D1, D3, D4, V4, V5, F6): what servers say is read as they mean it, whatever they do every sample comes back once or the
+//! error says what to look at, and nothing waits for ever.
+
+mod evaluating;
+mod faults;
+mod protocols;
+mod running;
+mod server;
+mod synchronous;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rollflow::data::Tokenizer;
+use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle, InferenceEngine};
+use rollflow::engine::{EngineError, Finished, Request, SamplingParams, TokenEngine};
+
+/// How long a test may hang before it is told so.
+const GUARD: Duration = Duration::from_secs(60);
+
+fn tokenizer() -> Arc<Tokenizer> {
+    Arc::new(Tokenizer::characters("0123456789+-=", 16).unwrap())
+}
+
+/// Short limits, so that what waits for ever does not wait long.
+fn hasty() -> FleetConfig {
+    FleetConfig {
+        per_engine: 16,
+        silence: Duration::from_millis(100),
+        whole: Duration::from_secs(5),
+        patience: Duration::from_secs(2),
+        retries: 12,
+        pause: Duration::from_millis(1),
+        max_refused: 1000,
+        step: Duration::from_millis(5),
+        vocabulary: 16,
+        ..FleetConfig::default()
+    }
+}
+
+fn fleet(handle: &FleetHandle, config: FleetConfig) -> Fleet {
+    Fleet::new(handle, config, &tokenizer(), (64, 7))
+}
+
+fn handle(engines: impl IntoIterator<Item = Arc<dyn InferenceEngine>>) -> FleetHandle {
+    FleetHandle::new(engines.into_iter().collect())
+}
+
+fn prompt(ordinal: u64) -> Vec<u32> {
+    vec![3 + (ordinal % 13) as u32, 2 + (ordinal / 13 % 13) as u32, 5]
+}
+
+fn request(ordinal: u64, samples: u32, params: &SamplingParams) -> Request {
+    Request::new(ordinal, prompt(ordinal), samples, Arc::new(params.clone()))
+}
+
+/// Steps to the end, looking at each step; panics if that never comes.
+fn finish(fleet: &mut Fleet, mut look: impl FnMut(&Fleet)) -> Result<BTreeMap<(u64, u32), Finished>, EngineError> {
+    let (started, mut all) = (Instant::now(), BTreeMap::new());
+    while !fleet.is_idle() {
+        let ended = fleet.step()?;
+        look(fleet);
+        for finished in ended {
+            assert!(all.insert((finished.ordinal, finished.index), finished).is_none(), "a sample that ended twice");
+        }
+        assert!(started.elapsed() < GUARD, "it never ended: {fleet:?}");
+    }
+    Ok(all)
+}

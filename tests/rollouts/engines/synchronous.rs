@@ -1,0 +1,264 @@
+//! The synchronous algorithm with engines elsewhere: `max_staleness = 0`, with and without over-sampling, under faults drawn by a seed.
+//!
+//! Laws V2 (no token of an older version is trained), V4 (an engine without verified weights gets no work), D4 (the ledger balances) and F6 (a
+//! sample that no engine makes costs itself).
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+
+use rollflow::engine::remote::sync::{Probe, Release, SyncConfig, Update, WeightSyncManager};
+use rollflow::engine::remote::{
+    Attempt, Chunk, End, Ending, Fault, InferenceEngine, PauseMode, Pending, RemoteError, Synced, Tokens, VersionSpan,
+    WeightControl,
+};
+use rollflow::flow::WeightsTx;
+use rollflow::prelude::*;
+use rollflow::stages::sync::RemoteSync;
+use rollflow::stages::{Fate, LOST, SURPLUS, Totals};
+
+use super::server::next;
+use super::*;
+use crate::support::backend::Counting;
+
+/// A number below `below`.
+fn draw(key: &[u64], below: u64) -> u64 {
+    let mix = |hash: u64, word: &u64| (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(23);
+    (key.iter().fold(0x1234_5678_9ABC_DEF1, mix).wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 33) % below.max(1)
+}
+
+/// An engine that breaks off, fails and, once, starts again without its weights.
+pub struct Unsteady {
+    seed: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    asked: u64,
+    label: Option<String>,
+    paused: bool,
+    /// The label under which each attempt began.
+    began: Vec<Option<String>>,
+}
+
+impl Unsteady {
+    pub fn new(seed: u64) -> Arc<Self> {
+        Arc::new(Unsteady { seed, state: Mutex::default() })
+    }
+
+    fn error<T>(&self, fault: Fault) -> Result<T, RemoteError> {
+        Err(RemoteError::new(self.name(), fault))
+    }
+
+    /// The next draw of this engine.
+    fn nth(&self) -> u64 {
+        let mut state = self.state.lock().unwrap();
+        state.asked += 1;
+        state.asked
+    }
+}
+
+/// Whether no engine makes this sample.
+pub fn is_lost(seed: u64, ordinal: u64, index: u32) -> bool {
+    draw(&[seed, 99, ordinal, u64::from(index)], 12) == 0
+}
+
+impl InferenceEngine for Unsteady {
+    fn name(&self) -> String {
+        format!("engine {}", self.seed)
+    }
+
+    fn generate<'a>(&'a self, attempt: &'a Attempt, tokens: &'a Tokens) -> Pending<'a, Ending> {
+        Box::pin(async move {
+            let nth = self.nth();
+            let (label, paused) = {
+                let mut state = self.state.lock().unwrap();
+                if nth == 9 && self.seed % 2 == 1 {
+                    state.label = None;
+                }
+                let label = state.label.clone();
+                state.began.push(label.clone());
+                (label, state.paused)
+            };
+            if paused {
+                return self.error(Fault::Busy { status: 503, retry_after: None });
+            }
+            if nth == 9 && self.seed % 2 == 1 {
+                return self.error(Fault::Unreachable { why: "it starts again".into() });
+            }
+            if is_lost(self.seed / 2, attempt.ordinal, attempt.index) {
+                let (what, begins, advice) = ("the request".into(), "no".into(), "give up".into());
+                return self.error(Fault::Refused { what, status: 400, begins, advice });
+            }
+            let (mut read, mut made) = (attempt.tokens.to_vec(), 0);
+            let breaks = (draw(&[self.seed, nth, 1], 6) == 0).then(|| draw(&[self.seed, nth, 2], 4) as usize);
+            let end = loop {
+                if breaks == Some(made) {
+                    return self.error(Fault::Broke { why: "by the script".into() });
+                }
+                let (token, log_prob) = next(&read);
+                read.push(token);
+                made += 1;
+                if !tokens.tell(Chunk { tokens: vec![token], log_probs: vec![log_prob] }).await {
+                    break End::Aborted;
+                }
+                match token {
+                    1 => break End::Stop,
+                    _ if made >= attempt.rest() => break End::Length,
+                    _ => tokio::task::yield_now().await,
+                }
+            };
+            let label = label.unwrap_or_else(|| "default".to_owned());
+            Ok(Ending { end, spans: Some(vec![VersionSpan { label, start: 0, end: made }]) })
+        })
+    }
+
+    fn weights(&self) -> Option<&dyn WeightControl> {
+        Some(self)
+    }
+}
+
+impl WeightControl for Unsteady {
+    fn pause_modes(&self) -> &'static [PauseMode] {
+        &[PauseMode::Keep, PauseMode::Abort]
+    }
+
+    fn pause(&self, _: PauseMode) -> Pending<'_, ()> {
+        Box::pin(async {
+            self.state.lock().unwrap().paused = true;
+            Ok(())
+        })
+    }
+
+    fn load<'a>(&'a self, _: &'a Path, _: &'a str) -> Pending<'a, ()> {
+        Box::pin(async {
+            let nth = self.nth();
+            match draw(&[self.seed, nth, 3], 4) {
+                0 => self.error(Fault::Broke { why: "while it loaded".into() }),
+                _ => Ok(()),
+            }
+        })
+    }
+
+    fn load_adapter<'a>(&'a self, _: &'a str, _: &'a Path) -> Pending<'a, ()> {
+        Box::pin(async { self.error(Fault::Unsupported { what: "adapters" }) })
+    }
+
+    fn unload_adapter<'a>(&'a self, _: &'a str) -> Pending<'a, ()> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn adapters(&self) -> Pending<'_, Vec<String>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+
+    fn label<'a>(&'a self, label: &'a str) -> Pending<'a, ()> {
+        Box::pin(async move {
+            self.state.lock().unwrap().label = Some(label.to_owned());
+            Ok(())
+        })
+    }
+
+    fn served(&self) -> Pending<'_, Option<String>> {
+        Box::pin(async { Ok(self.state.lock().unwrap().label.clone()) })
+    }
+
+    fn checksums(&self) -> Pending<'_, Option<BTreeMap<String, String>>> {
+        Box::pin(async { Ok(None) })
+    }
+
+    fn flush_cache(&self) -> Pending<'_, ()> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn resume(&self) -> Pending<'_, ()> {
+        Box::pin(async {
+            self.state.lock().unwrap().paused = false;
+            Ok(())
+        })
+    }
+}
+
+/// Gives the engines of `handle` versions, of which they know nothing but the number.
+pub fn sync(handle: &FleetHandle, to: WeightsTx<Synced>) -> RemoteSync<u64> {
+    let export = |version, _: &Arc<u64>| {
+        let (release, probe) = (Release::of(version, "/nowhere"), Probe::default());
+        Ok::<_, std::io::Error>(Update { release, changed: true, probe, adapter: false })
+    };
+    let config = SyncConfig { checksums: false, retries: 5, ..SyncConfig::default() };
+    RemoteSync::new(WeightSyncManager::new(handle.clone(), config), export, to)
+}
+
+const GROUPS: usize = 3;
+const SAMPLES: usize = 4;
+const STEPS: u64 = 4;
+
+/// The steps of a synchronous run on two engines, and the book.
+fn train(seed: u64, round: u64, sync_every: u64) -> (Vec<(u64, Batch)>, Totals) {
+    let engines = [2 * seed, 2 * seed + 1].map(|seed| Unsteady::new(seed) as Arc<dyn InferenceEngine>);
+    let handle = handle(engines);
+    let per_version = GROUPS as u64 * sync_every;
+    let window = per_version - GROUPS as u64 + round;
+    let admission = Admission::new(per_version, window, Some(STEPS * GROUPS as u64)).bounded(0);
+    let (publisher, published) = weights();
+    let config = FleetConfig { patience: GUARD, ..hasty() };
+    let generator = Generator::remote(&handle, config, &tokenizer(), published).group_size(SAMPLES).max_new_tokens(12);
+    let seen: Arc<Mutex<Vec<(u64, Batch)>>> = Arc::default();
+    let noted = seen.clone();
+    let mut flow = Flow::new("synchronous");
+    let prompts = flow.source("prompts", Prompts::addition(1, seed).unwrap().admitted_by(&admission));
+    let groups = flow.stage("generate", prompts, generator.admission(&admission));
+    let reward = move |sample: &Sample| draw(&[seed, 7, sample.group_index, u64::from(sample.index)], 3) as f64;
+    let scored = flow.stage("reward", groups, Reward::each(reward).on_failure(OnFailure::Drop).max_poisoned(u64::MAX));
+    let filter = move |group: &Group| Verdict::keep_if(draw(&[seed, 8, group.id()], 4) > 0, "unlucky");
+    let kept = flow.stage("filter", scored, Filter::by(filter));
+    let batcher = Batcher::groups(GROUPS).over_sample(round as f64 / GROUPS as f64).admission(&admission);
+    let batches = flow.stage("batch", kept, batcher);
+    let trainer = Trainer::new(Counting::default()).group_relative(AdvantageConfig::default());
+    let trainer = trainer.sync_every(sync_every).steps(STEPS).admission(&admission);
+    let trained = flow.stage("train", batches, trainer);
+    let synced = flow.stage("sync", trained, sync(&handle, publisher).admission(&admission));
+    flow.sink("note", synced, move |step: Trained<u64>| {
+        if step.step > 0 {
+            noted.lock().unwrap().push((step.version, step.batch.clone()));
+        }
+    });
+    let (done, ended) = mpsc::channel();
+    std::thread::spawn(move || drop(done.send(flow.run(Until::finished()))));
+    ended.recv_timeout(GUARD).expect("the run never ended").unwrap();
+    let seen = std::mem::take(&mut *seen.lock().unwrap());
+    (seen, admission.totals())
+}
+
+#[test]
+fn v2_with_servers_a_synchronous_run_trains_no_token_of_an_older_version_whatever_they_do() {
+    let (mut lost, mut surplus) = (0, 0);
+    for seed in 0..6 {
+        let (round, sync_every) = (GROUPS as u64 + [0, 2, 5][seed as usize % 3], 1 + seed % 2);
+        let (steps, totals) = train(seed, round, sync_every);
+        assert_eq!(steps.len() as u64, STEPS, "seed {seed}");
+        for (version, batch) in &steps {
+            assert_eq!(batch.groups.len(), GROUPS);
+            for sample in batch.samples() {
+                let versions: Vec<_> = sample.versions.per_token().flatten().collect();
+                assert!(versions.iter().all(|made| made == version), "seed {seed}: {versions:?} in a step of version {version}");
+            }
+            for group in &batch.groups {
+                assert!(group.samples.len() >= 2 && group.samples.len() + group.dropped.len() == SAMPLES);
+                for gone in &group.dropped {
+                    assert!(gone.reason == LOST && is_lost(seed, group.id(), gone.index));
+                }
+                let advantages: f64 = group.samples.iter().map(|sample| sample.advantage.unwrap()).sum();
+                assert!(advantages.abs() < 1e-6, "compared among those that are left");
+                lost += group.dropped.len();
+            }
+        }
+        assert_eq!((totals.imbalance(), totals.open_groups), ((0, 0), 0), "law D4, seed {seed}: {totals:?}");
+        surplus += totals.groups.get(&Fate::Surplus).copied().unwrap_or(0);
+        let told = steps.iter().flat_map(|(_, batch)| &batch.dropped).filter(|dropped| dropped.reason == SURPLUS).count();
+        assert_eq!(told as u64, totals.groups.get(&Fate::Surplus).copied().unwrap_or(0));
+    }
+    assert!(lost > 0 && surplus > 0, "the script must lose samples and leave groups over: {lost}, {surplus}");
+}

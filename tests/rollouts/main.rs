@@ -1,0 +1,10 @@
+//! Engines on servers, and rollouts of several turns.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+mod agents;
+#[cfg(unix)]
+mod agents_elsewhere;
+mod engines;
+mod speaker;
+#[path = "../support/mod.rs"]
+mod support;

@@ -1,0 +1,174 @@
+//! Law N1: loss and gradient do not depend on how a batch is cut, ordered, packed or chunked, for every aggregation, trust region and
+//! correction.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use rollflow::algo::{
+    Aggregation, Clip, Correction, CrossEntropy, Divergence, Grpo, Importance, Level, Loss, OffPolicy, Over, PolicyLoss,
+    Proximal, RatioLevel, Rejection, Schedule, Surrogate, Vespo,
+};
+use rollflow::data::Sample;
+use rollflow::model::{Decoder, Packed};
+use rollflow::train::{AdamW, LocalBackend, LocalConfig, TrainBatch, TrainingBackend, collate, objective};
+use tch::{Device, Kind, Tensor};
+
+fn losses() -> Vec<Arc<dyn Loss>> {
+    vec![
+        Arc::new(CrossEntropy),
+        Arc::new(Grpo::default()),
+        Arc::new(Grpo { top_entropy: 0.6, entropy_coef: 0.1, off_policy_threshold: Some(0.5), ..Grpo::default() }),
+        Arc::new(PolicyLoss { level: RatioLevel::Geometric, ..PolicyLoss::default() }),
+        Arc::new(PolicyLoss::from(Surrogate::GeoMean { low: 0.4, high: 0.4 })),
+        Arc::new(PolicyLoss::from(Surrogate::Vespo(Vespo::default()))),
+        Arc::new(PolicyLoss::from(Surrogate::ClipCov { clip: Clip::default(), share: 0.2, min: -10.0, max: 10.0 })),
+        Arc::new(PolicyLoss::from(Surrogate::KlCov { share: 0.2, coef: 0.5 })),
+    ]
+}
+
+/// Losses, and GRPO with tokens of another policy corrected in every way that looks beyond a token.
+fn objectives() -> Vec<(Arc<dyn Loss>, OffPolicy)> {
+    let off_policy = |proximal, weigh, reject| OffPolicy { proximal, correction: Correction { weigh: Some(weigh), reject } };
+    let worst = Rejection { divergence: Divergence::K2, over: Over::Max, min: None, max: 1.0 };
+    let normalized = Importance { normalize: true, ..Importance::masked(Level::Token, 0.2, 4.0) };
+    let corrected = [
+        off_policy(Proximal::Recompute, Importance::truncated(Level::Sequence, 2.0), vec![worst]),
+        off_policy(Proximal::LogLinear, normalized, Vec::new()),
+        off_policy(
+            Proximal::Recompute,
+            Importance { normalize: true, ..Importance::truncated(Level::Geometric, 2.0) },
+            Vec::new(),
+        ),
+    ];
+    let plain = losses().into_iter().map(|loss| (loss, OffPolicy::default()));
+    plain.chain(corrected.map(|off_policy| (Arc::new(Grpo::default()) as Arc<dyn Loss>, off_policy))).collect()
+}
+
+fn config(loss: Arc<dyn Loss>) -> LocalConfig {
+    // With β₁ = β₂ = 0, huge ε and no clipping, an update is −lr · gradient / ε: the flat gradient, read off the weights.
+    let adamw = AdamW { beta1: 0.0, beta2: 0.0, epsilon: 1e6, ..AdamW::default() };
+    LocalConfig { loss, adamw, max_grad_norm: None, threads: Some(1), ..LocalConfig::new(CrossEntropy, Schedule::constant(1e6)) }
+}
+
+/// The loss, the gradient's norm and the flat gradient of a batch.
+fn learn(config: LocalConfig, batch: TrainBatch) -> (f64, f64, Tensor) {
+    let before = crate::tiny::weights(5);
+    let backend = LocalBackend::new(config, crate::tiny::model(), before.copy()).unwrap();
+    let seen = backend.forward_backward(Arc::new(batch)).wait().unwrap();
+    backend.optim_step().wait().unwrap();
+    let after = backend.snapshot().wait().unwrap().weights.read();
+    (seen.loss, seen.grad_norm, before.flat - after.flat)
+}
+
+fn distance(a: &Tensor, b: &Tensor) -> f64 {
+    let norm = |x: &Tensor| x.to_kind(Kind::Double).norm().double_value(&[]);
+    norm(&(a - b)) / norm(b).max(1e-12)
+}
+
+prop_compose! {
+    fn batches()(shapes in prop::collection::vec((1usize..6, 0usize..7), 2..9), seed in any::<u64>(), order in any::<u64>())
+        -> (Vec<Sample>, Vec<Sample>) {
+        let samples = crate::tiny::rollouts(&shapes, seed);
+        let mut reordered = samples.clone();
+        let n = reordered.len();
+        for i in (1..n).rev() {
+            reordered.swap(i, (order >> i) as usize % (i + 1));
+        }
+        (samples, reordered)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn loss_and_gradient_ignore_cuts_order_and_chunks(
+        (samples, reordered) in batches(), micro_batch_tokens in 1usize..40, logits_chunk in 1usize..200, threads in 1usize..4,
+        copies in 0usize..3
+    ) {
+        prop_assume!(samples.iter().any(|sample| sample.response_length() > 0));
+        let modes = [
+            Aggregation::TokenMean, Aggregation::SeqMeanTokenMean, Aggregation::SeqMeanTokenSum, Aggregation::DrGrpo { max_len: 7 },
+        ];
+        for (loss, off_policy) in objectives() {
+            for aggregation in modes {
+                let config = || LocalConfig { off_policy: off_policy.clone(), ..config(loss.clone()) };
+                // The rollouts are version 1's, so that they lag by 3.
+                let batch = |samples: &[Sample]| collate(samples, aggregation).unwrap().at_version(4);
+                let whole = learn(config(), batch(&samples));
+                let beside = vec![Device::Cpu; copies];
+                let cut = LocalConfig { micro_batch_tokens, logits_chunk, threads: Some(threads), beside, ..config() };
+                let parts = learn(cut, batch(&reordered));
+                prop_assert!((whole.0 - parts.0).abs() <= 1e-5 * (1.0 + whole.0.abs()), "{} {:?} {:?}: loss {} {}", loss.name(), aggregation, off_policy, whole.0, parts.0);
+                prop_assert!((whole.1 - parts.1).abs() <= 2e-5 * (1e-3 + whole.1), "{} {:?} {:?}: norm {} {}", loss.name(), aggregation, off_policy, whole.1, parts.1);
+                prop_assert!(whole.1 < 1e-6 || distance(&parts.2, &whole.2) < 1e-4, "{} {:?} {:?}: gradient {}", loss.name(), aggregation, off_policy, distance(&parts.2, &whole.2));
+            }
+        }
+    }
+}
+
+#[test]
+fn threads_never_make_a_gradient_depend_on_who_was_faster() {
+    let batch =
+        collate(&crate::tiny::rollouts(&[(2, 3), (1, 5), (4, 1), (3, 3), (2, 6), (1, 4)], 1), Aggregation::TokenMean).unwrap();
+    let side_by_side = || LocalConfig { threads: Some(3), micro_batch_tokens: 5, ..config(Arc::new(Grpo::default())) };
+    let first = learn(side_by_side(), batch.clone());
+    for _ in 0..20 {
+        let again = learn(side_by_side(), batch.clone());
+        assert_eq!((again.0, again.1), (first.0, first.1));
+        assert!(again.2.equal(&first.2), "bit for bit");
+    }
+}
+
+#[test]
+fn a_prompt_that_a_group_shares_is_computed_once_and_gives_the_same_gradient() {
+    let prompt = [3, 1, 4, 1, 5];
+    let mut samples = crate::tiny::rollouts(&[(5, 3), (5, 1), (5, 6), (5, 2), (5, 4), (5, 5)], 2);
+    for (at, sample) in samples.iter_mut().enumerate() {
+        sample.tokens[..5].copy_from_slice(&prompt);
+        (sample.group_index, sample.index) = (at as u64 / 3, at as u32 % 3);
+    }
+    let mut apart = samples.clone();
+    apart.iter_mut().enumerate().for_each(|(at, sample)| sample.group_index = at as u64);
+    for loss in losses() {
+        let gradient = |samples: &[Sample]| learn(config(loss.clone()), collate(samples, Aggregation::TokenMean).unwrap());
+        let (shared, single) = (gradient(&samples), gradient(&apart));
+        assert!((shared.0 - single.0).abs() < 1e-6 && distance(&shared.2, &single.2) < 1e-5, "{}", loss.name());
+    }
+}
+
+#[test]
+fn several_commands_accumulate_to_the_gradient_of_one() {
+    let batch = collate(&crate::tiny::rollouts(&[(2, 3), (1, 5), (4, 1), (3, 3)], 1), Aggregation::TokenMean).unwrap();
+    let whole = learn(config(Arc::new(Grpo::default())), batch.clone());
+    let before = crate::tiny::weights(5);
+    let backend = LocalBackend::new(config(Arc::new(Grpo::default())), crate::tiny::model(), before.copy()).unwrap();
+    let part = |sequence: &_| TrainBatch { sequences: vec![Clone::clone(sequence)], ..batch.clone() };
+    let losses: Vec<f64> =
+        batch.sequences.iter().map(|sequence| backend.forward_backward(Arc::new(part(sequence))).wait().unwrap().loss).collect();
+    assert!((losses.iter().sum::<f64>() - whole.0).abs() < 1e-5);
+    backend.optim_step().wait().unwrap();
+    let after = backend.snapshot().wait().unwrap().weights.read();
+    assert!(distance(&(before.flat - after.flat), &whole.2) < 1e-4);
+}
+
+#[test]
+fn the_backend_computes_the_reference_objective() {
+    let samples = crate::tiny::rollouts(&[(2, 3), (1, 5), (4, 1)], 9);
+    let weights = crate::tiny::weights(5);
+    let decoder = Decoder::new(&crate::tiny::model(), weights.layout.clone());
+    let logits: Vec<Vec<f64>> = samples
+        .iter()
+        .map(|sample| {
+            let packed = Packed::new([&sample.tokens[..]]);
+            let views = decoder.views(&weights.flat);
+            let logits = decoder.logits(&views, &decoder.hidden(&views, &packed)).to_kind(Kind::Double).reshape([-1]);
+            Vec::try_from(logits).unwrap()
+        })
+        .collect();
+    for loss in losses() {
+        let batch = collate(&samples, Aggregation::SeqMeanTokenMean).unwrap();
+        let expected = objective(&batch, &logits, crate::tiny::VOCAB as usize, loss.as_ref()).unwrap().output;
+        let (found, ..) = learn(config(loss.clone()), batch);
+        assert!((found - expected.loss).abs() < 1e-5, "{}: {found} {}", loss.name(), expected.loss);
+    }
+}

@@ -1,0 +1,18 @@
+//! The local trainer: steps, losses, reference policies, critics and reward models.
+#![cfg(feature = "torch")]
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+mod backend;
+mod invariance;
+mod learning;
+mod packing;
+mod pairs;
+mod ppo;
+mod reference;
+mod reward_models;
+#[path = "../support/mod.rs"]
+mod support;
+mod synchronous;
+#[path = "../tiny/mod.rs"]
+mod tiny;
+mod zero_advantage;

@@ -1,0 +1,164 @@
+//! The reference policy as a stage: what it scores with, and that it is the trainer's own arithmetic.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use rollflow::model::{FrozenWeights, Weights};
+use rollflow::prelude::*;
+use rollflow::stages::reference::{ReferenceError, ema, periodic};
+use rollflow::train::{Scorer, collate};
+
+const GROUPS: usize = 3;
+const TEMPERATURE: f64 = 0.7;
+
+fn policy() -> Policy {
+    let tokenizer = Tokenizer::characters("0123456789+=", 16).unwrap();
+    Policy::random(ModelConfig::small(&tokenizer, 32, 2), tokenizer, 5).unwrap()
+}
+
+fn config() -> LocalConfig {
+    let loss = LocalConfig::new(Grpo::default(), Schedule::constant(1e-2));
+    LocalConfig { threads: Some(1), temperature: TEMPERATURE, ..loss }
+}
+
+/// What a run saw: the groups of each step with the version that was trained, and every version that was published.
+#[derive(Default)]
+struct Seen {
+    steps: Vec<(u64, Vec<Group>)>,
+    published: BTreeMap<u64, Arc<FrozenWeights>>,
+}
+
+/// A synchronous run of `steps` steps with a reference that `make` makes of the policy and the weights edge.
+fn run(steps: u64, make: impl FnOnce(&Policy, rollflow::flow::WeightsRx<FrozenWeights>) -> Reference<FrozenWeights>) -> Seen {
+    let policy = policy();
+    let (publisher, published) = weights();
+    let admission = Admission::max_staleness(0, GROUPS);
+    let reference = make(&policy, published.clone());
+    let generator = Generator::local(&policy, published)
+        .group_size(4)
+        .max_new_tokens(4)
+        .sampling(SamplingParams { temperature: TEMPERATURE as f32, max_new_tokens: 4, ..SamplingParams::default() })
+        .slots(64)
+        .seed(1)
+        .admission(&admission);
+    let trainer =
+        Trainer::new(policy.backend(config()).unwrap()).admission(&admission).group_relative(AdvantageConfig::default());
+    let seen: Arc<Mutex<Seen>> = Arc::default();
+    let look = seen.clone();
+    let mut flow = Flow::new("reference");
+    let prompts = flow.source("prompts", Prompts::addition(1, 1).unwrap().admitted_by(&admission));
+    let groups = flow.stage("generate", prompts, generator);
+    // Something to learn from in every group.
+    let reward = |sample: &Sample| f64::from(sample.index);
+    let scored = flow.stage("reward", groups, Reward::each(reward));
+    let scored = flow.stage("reference", scored, reference);
+    let batches = flow.stage("batch", scored, Batcher::groups(GROUPS).in_order().admission(&admission));
+    let trained = flow.stage("train", batches, trainer.steps(steps));
+    let synced = flow.stage("sync", trained, WeightSync::to(publisher).admission(&admission));
+    flow.sink("look", synced, move |step: Trained<FrozenWeights>| {
+        let mut seen = look.lock().unwrap();
+        if step.step > 0 {
+            seen.steps.push((step.version, step.batch.groups));
+        }
+        seen.published.extend(step.publish.map(|publish| (publish.version, publish.weights)));
+    });
+    flow.run(Until::finished()).unwrap();
+    std::mem::take(&mut *seen.lock().unwrap())
+}
+
+/// The samples as these weights score them.
+fn scored_by(weights: &Arc<FrozenWeights>, group: &Group) -> Vec<Vec<f32>> {
+    let mut samples = group.samples.clone();
+    Scorer::new(config(), policy().config().clone()).annotate(weights, &mut samples).unwrap();
+    samples.into_iter().map(|sample| sample.ref_log_probs).collect()
+}
+
+fn recorded(group: &Group) -> Vec<Vec<f32>> {
+    group.samples.iter().map(|sample| sample.ref_log_probs.clone()).collect()
+}
+
+#[test]
+fn r206_right_after_creation_it_finds_every_token_as_likely_as_the_trainer_does() {
+    let seen = run(1, |policy, _| Reference::local(policy, config()));
+    let groups = &seen.steps[0].1;
+    let backend = policy().backend(config()).unwrap();
+    let score = |samples: &[Sample]| {
+        let batch = Arc::new(collate(samples, Aggregation::TokenMean).unwrap());
+        (backend.score(batch.clone()).wait().unwrap(), batch)
+    };
+    for group in groups {
+        let (scores, batch) = score(&group.samples);
+        for (sequence, scores) in batch.sequences.iter().zip(scores) {
+            assert!(sequence.reference.iter().flatten().zip(scores).all(|(own, trainer)| *own as f32 == trainer as f32));
+        }
+        for sample in &group.samples {
+            sample.validate().unwrap();
+            let gap = |at: usize| (sample.ref_log_probs[at] - sample.log_probs[at]).abs();
+            assert!((0..sample.tokens.len()).all(|at| gap(at) < 1e-4), "the generator's too, and 0 for the prompt");
+        }
+    }
+    // Cut otherwise, sums round otherwise.
+    let all: Vec<Sample> = groups.iter().flat_map(|group| group.samples.clone()).collect();
+    let (scores, batch) = score(&all);
+    for (sequence, scores) in batch.sequences.iter().zip(scores) {
+        assert!(sequence.reference.iter().flatten().zip(scores).all(|(own, trainer)| (own - trainer).abs() < 1e-4));
+    }
+}
+
+#[test]
+fn r204_training_leaves_a_frozen_reference_as_it_was_to_the_bit() {
+    let seen = run(4, |policy, _| Reference::local(policy, config()));
+    let first = &seen.published[&1];
+    assert!(seen.published[&4].read().flat != first.read().flat);
+    for (_, groups) in &seen.steps {
+        groups.iter().for_each(|group| assert_eq!(recorded(group), scored_by(first, group)));
+    }
+}
+
+/// Law V3: what a group is scored with is a function of its version.
+#[test]
+fn v3_a_moving_average_has_seen_all_versions_up_to_the_one_that_sampled() {
+    const DECAY: f64 = 0.6;
+    let seen = run(4, |policy, published| Reference::local_following(policy, config(), published, ema(DECAY)));
+    let mut average = seen.published[&1].clone();
+    for (version, groups) in &seen.steps {
+        if *version > 1 {
+            let (old, new) = (average.read(), seen.published[version].read());
+            let flat = old.flat.lerp(&new.flat, 1.0 - DECAY);
+            average = Arc::new(Weights::new(old.layout, flat).freeze());
+        }
+        groups.iter().for_each(|group| assert_eq!(recorded(group), scored_by(&average, group), "version {version}"));
+    }
+}
+
+#[test]
+fn r209_a_periodic_reference_is_the_version_that_was_copied_last() {
+    let seen = run(5, |policy, published| Reference::local_following(policy, config(), published, periodic(2)));
+    for (version, groups) in &seen.steps {
+        let copied = &seen.published[&(version - (version - 1) % 2)];
+        groups.iter().for_each(|group| assert_eq!(recorded(group), scored_by(copied, group), "version {version}"));
+    }
+}
+
+/// Laws C1, C2: what a checkpoint holds is what the run goes on with.
+#[test]
+fn c1_a_moving_reference_goes_on_from_its_checkpoint_to_the_bit() -> Result<(), ReferenceError> {
+    let folder = tempfile::tempdir()?;
+    let seen = run(3, |policy, published| Reference::local_following(policy, config(), published, ema(0.5)));
+    let (_, published) = weights::<FrozenWeights>();
+    let make = || Reference::local_following(&policy(), config(), published.clone(), ema(0.5)).state().unwrap();
+    let (state, resumed) = (make(), make());
+    state.restore(rollflow::stages::reference::Held { seen: 7, weights: seen.published[&2].clone() });
+    for (name, content) in state.files()? {
+        std::fs::write(folder.path().join(name), content)?;
+    }
+    resumed.resume(&policy(), folder.path())?;
+    let held = resumed.held().unwrap();
+    assert_eq!(held.seen, 7);
+    assert!(held.weights.read().flat == seen.published[&2].read().flat);
+    // A checkpoint of a run without one is where it begins.
+    let fresh = make();
+    fresh.resume(&policy(), tempfile::tempdir()?.path())?;
+    assert!(fresh.held().is_none());
+    Ok(())
+}
