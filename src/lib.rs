@@ -18,6 +18,7 @@ pub mod observe;
 pub mod recipe;
 #[cfg(unix)]
 pub mod sandbox;
+mod settings;
 pub mod stages;
 pub mod train;
 pub mod util;

@@ -1,9 +1,9 @@
 //! `[train.advantage]`: what rewards are compared with.
 
-use super::declare::{choices, section, tagged};
-use super::params::Custom;
-use super::section::NoKeys;
-use super::setting::{FINITE, POSITIVE};
+use crate::settings::declare::{choices, section, tagged};
+use crate::settings::params::Custom;
+use crate::settings::section::NoKeys;
+use crate::settings::setting::{FINITE, POSITIVE};
 
 tagged! {
     /// What a reward is compared with: how much better an answer was than expected.

@@ -1,12 +1,13 @@
 //! An algorithm by its name and a few values, for code that has no recipe.
 
 use super::checks::{placed, problems_of_training};
-use super::document::{Entry, Node, Value};
-use super::error::{Place, RecipeErrors};
-use super::params::Params;
-use super::section::{Findings, Section};
-use super::setting::Setting;
+use super::reference::sections_with;
 use super::train::Train;
+use crate::settings::document::{Entry, Node, Value};
+use crate::settings::error::{Place, RecipeErrors};
+use crate::settings::params::Params;
+use crate::settings::section::{Findings, Section};
+use crate::settings::setting::Setting;
 
 /// `[train]` with the loss of that name and the given values: keys of `[train]`, or of the loss. A name or a key that does not exist, and a
 /// value out of range, is an error that says which there are.
@@ -26,11 +27,12 @@ pub fn create_algorithm_config(name: &str, params: &Params) -> Result<Train, Rec
     let mut keys = Vec::new();
     Train::describe_rows("", &mut keys);
     let of_training = |name: &str| keys.iter().any(|key| key.path.split(['.', '[']).next() == Some(name));
-    let (mut train, mut loss): (super::document::Table, _) = params.nodes().into_iter().partition(|(name, _)| of_training(name));
+    let (mut train, mut loss): (crate::settings::document::Table, _) =
+        params.nodes().into_iter().partition(|(name, _)| of_training(name));
     let entry = |value| Entry { key_place: Place::Code, node: Node { value, place: Place::Code } };
     loss.insert("kind".to_owned(), entry(Value::Text(name.to_owned())));
     train.insert("loss".to_owned(), entry(Value::Table(loss)));
-    let mut findings = Findings::default();
+    let mut findings = Findings::of(sections_with);
     let train = Train::read(&entry(Value::Table(train)).node, "train", &mut findings).unwrap_or_default();
     let later = placed(problems_of_training(&train), &findings);
     findings.errors.extend(later);

@@ -1,7 +1,7 @@
 //! `[chat]`: how conversations become what the model reads.
 
-use super::declare::{choices, section};
-use super::params::Params;
+use crate::settings::declare::{choices, section};
+use crate::settings::params::Params;
 
 /// In place of a file: each turn a line.
 pub const PLAIN: &str = "plain";

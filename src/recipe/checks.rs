@@ -12,17 +12,17 @@ mod training;
 mod unused;
 
 use super::environment::EnvironmentKind;
-use super::error::{Place, RecipeError, RecipeErrors};
 use super::generate::OnNewWeights;
 use super::model::{ModelSource, TinyModel};
 use super::plan::{Pipeline, Plan};
 use super::reward::RewardRule;
-use super::section::Findings;
-use super::setting::{Problem, Setting};
 use super::task::{Arithmetic, Packing, RewardModel, Sft, TaskData, TooLong};
 use super::timeline;
 use super::train::{Schedule, Train};
 use crate::data::chat::ChatTemplate;
+use crate::settings::error::{Place, RecipeError, RecipeErrors};
+use crate::settings::section::Findings;
+use crate::settings::setting::{Problem, Setting};
 
 /// All pairs of longer numbers would not fit a machine's memory.
 const MOST_DIGITS_LISTED: u32 = 3;

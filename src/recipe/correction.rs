@@ -1,8 +1,8 @@
 //! `[train.correction]` and `[[train.reject]]`: what is done about tokens that another policy sampled.
 
-use super::declare::{choices, section, tagged};
-use super::section::NoKeys;
-use super::setting::{Limit, NOT_NEGATIVE, POSITIVE};
+use crate::settings::declare::{choices, section, tagged};
+use crate::settings::section::NoKeys;
+use crate::settings::setting::{Limit, NOT_NEGATIVE, POSITIVE};
 
 const POSITIVE_IF_GIVEN: Limit<Option<f64>> =
     Limit { text: "above 0", holds: |value| value.is_none_or(|number| number > 0.0 && number.is_finite()) };

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use super::declare::section;
 use super::defaults::CRITIC;
-use super::setting::{POSITIVE, UP_TO_ONE};
 use super::train::{BOUND, Optimization};
+use crate::settings::declare::section;
+use crate::settings::setting::{POSITIVE, UP_TO_ONE};
 
 section! {
     /// A second model that learns what is still to be earned after each token. With it, advantages are PPO's: token by token against its

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::declare::section;
-use super::setting::{Limit, SOME_IF_GIVEN, SOME_STEPS};
 use crate::data::source::{Columns, DataSpec, Share, Split};
+use crate::settings::declare::section;
+use crate::settings::setting::{Limit, SOME_IF_GIVEN, SOME_STEPS};
 
 const SPLIT: Limit<String> =
     Limit { text: "a split, as in \"train\", \"train[:10%]\" or \"test[100:200]\"", holds: |text| text.parse::<Split>().is_ok() };
@@ -67,7 +67,7 @@ section! {
     /// Rollouts that were recorded.
     pub struct RolloutsTask {
         /// A `rollouts.jsonl`, or records with `prompt`, `response` and `reward`: a file or a folder of files, relative to where the command runs.
-        path: PathBuf = PathBuf::new(), super::setting::PATH_GIVEN;
+        path: PathBuf = PathBuf::new(), crate::settings::setting::PATH_GIVEN;
         /// Records to read; without it, all.
         limit: Option<usize> = None, SOME_IF_GIVEN;
         /// Whether `[reward]` scores the recorded completions before the run, instead of the rewards that were recorded.

@@ -4,11 +4,11 @@
 
 use std::cmp::Ordering;
 
-use super::document::{Entry, Node, Table, Value};
-use super::error::Place;
 use super::plan::Pipeline;
 use super::presets::{PRESETS, Preset};
-use super::section::Findings;
+use crate::settings::document::{Entry, Node, Table, Value};
+use crate::settings::error::Place;
+use crate::settings::section::Findings;
 
 /// A value that a recipe left out and that follows from other keys.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::declare::{choices, section};
-use super::setting::{NOT_NEGATIVE, POSITIVE, SOME};
+use crate::settings::declare::{choices, section};
+use crate::settings::setting::{NOT_NEGATIVE, POSITIVE, SOME};
 
 section! {
     /// Who generates: this process, or servers over HTTP, which are given the trained weights through a folder that they can read.
@@ -67,14 +67,18 @@ section! {
     }
 }
 
-const POSITIVE_IF_GIVEN: super::setting::Limit<Option<f64>> =
-    super::setting::Limit { text: "above 0", holds: |value| value.is_none_or(|value| value > 0.0 && value.is_finite()) };
+const POSITIVE_IF_GIVEN: crate::settings::setting::Limit<Option<f64>> = crate::settings::setting::Limit {
+    text: "above 0",
+    holds: |value| value.is_none_or(|value| value > 0.0 && value.is_finite()),
+};
 
-const SHARE_IF_GIVEN: super::setting::Limit<Option<f64>> =
-    super::setting::Limit { text: "above 0, below 1", holds: |value| value.is_none_or(|value| value > 0.0 && value < 1.0) };
+const SHARE_IF_GIVEN: crate::settings::setting::Limit<Option<f64>> = crate::settings::setting::Limit {
+    text: "above 0, below 1",
+    holds: |value| value.is_none_or(|value| value > 0.0 && value < 1.0),
+};
 
-const PORT: super::setting::Limit<usize> =
-    super::setting::Limit { text: "1 to 65535", holds: |port| (1..=65_535).contains(port) };
+const PORT: crate::settings::setting::Limit<usize> =
+    crate::settings::setting::Limit { text: "1 to 65535", holds: |port| (1..=65_535).contains(port) };
 
 choices! {
     /// Kinds of engines.

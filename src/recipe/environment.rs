@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use super::declare::{choices, section, tagged};
 use super::net::RetryPauses;
 use super::reward::{SandboxRule, URL};
-use super::section::NoKeys;
-use super::setting::{GIVEN, Limit, PATH_GIVEN, POSITIVE, SOME, SOME_IF_GIVEN};
 use crate::net::RetryPolicy;
+use crate::settings::declare::{choices, section, tagged};
+use crate::settings::section::NoKeys;
+use crate::settings::setting::{GIVEN, Limit, PATH_GIVEN, POSITIVE, SOME, SOME_IF_GIVEN};
 
 const A_CHOICE: Limit<u64> = Limit { text: "at least 2", holds: |value| *value >= 2 };
 const POSITIVE_IF_GIVEN: Limit<Option<f64>> =

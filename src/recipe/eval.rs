@@ -1,8 +1,8 @@
 //! `[eval]`: what weights are asked beside the training, and by `rollflow eval`.
 
-use super::declare::section;
-use super::setting::{FINITE, POSITIVE, SHARE, SOME, SOME_IF_GIVEN};
 use super::task::Task;
+use crate::settings::declare::section;
+use crate::settings::setting::{FINITE, POSITIVE, SHARE, SOME, SOME_IF_GIVEN};
 
 section! {
     /// Evaluation beside the training, pinned to published weights, and what `rollflow eval` asks. Answers are judged by `[reward]`; with

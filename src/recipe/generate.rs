@@ -1,10 +1,10 @@
 //! `[generate]` and `[filter]`: how prompts become groups worth training on.
 
-use super::declare::{choices, section, tagged};
 use super::model::DeviceName;
-use super::params::Custom;
-use super::section::NoKeys;
-use super::setting::{FINITE, NOT_NEGATIVE, SHARE, SOME, UP_TO_ONE};
+use crate::settings::declare::{choices, section, tagged};
+use crate::settings::params::Custom;
+use crate::settings::section::NoKeys;
+use crate::settings::setting::{FINITE, NOT_NEGATIVE, SHARE, SOME, UP_TO_ONE};
 
 section! {
     /// How answers are sampled.

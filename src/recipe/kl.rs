@@ -1,7 +1,7 @@
 //! `train.kl_loss` and `train.kl_reward`: what distance from the reference policy costs.
 
-use super::declare::{choices, section};
-use super::setting::{Limit, NOT_NEGATIVE, POSITIVE, UP_TO_ONE};
+use crate::settings::declare::{choices, section};
+use crate::settings::setting::{Limit, NOT_NEGATIVE, POSITIVE, UP_TO_ONE};
 
 const POSITIVE_IF_GIVEN: Limit<Option<f64>> =
     Limit { text: "above 0", holds: |value| value.is_none_or(|number| number > 0.0 && number.is_finite()) };

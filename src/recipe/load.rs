@@ -7,18 +7,15 @@ use super::chat;
 use super::checks::{placed, problems};
 use super::data::{DataTask, Source};
 use super::defaults::{self, Derived};
-use super::document::{self, Node, Value};
-use super::error::{Place, RecipeError, RecipeErrors};
 #[cfg(feature = "torch")]
 use super::model::DeviceName;
 use super::model::ModelSource;
 use super::model_folder::model_folder_from;
 use super::plan::Plan;
+use super::reference::sections_with;
 use super::reference_policy::{Frozen, ReferencePolicy};
 use super::reward::RewardRule;
 use super::secrets;
-use super::section::Findings;
-use super::setting::{Problem, Setting};
 use super::task::TaskData;
 #[cfg(feature = "torch")]
 use super::{memory, model_limits};
@@ -26,6 +23,10 @@ use crate::data::source::DataSpec;
 use crate::hub::Hub;
 #[cfg(feature = "torch")]
 use crate::model::{Compute, Dtype};
+use crate::settings::document::{self, Node, Value};
+use crate::settings::error::{Place, RecipeError, RecipeErrors};
+use crate::settings::section::Findings;
+use crate::settings::setting::{Problem, Setting};
 use crate::util::reading;
 
 /// Sections that a recipe must spell out: nobody wants to train the wrong model because a heading was forgotten.
@@ -139,7 +140,7 @@ pub fn parse(file: &str, text: &str, sets: &[String]) -> Result<Plan, RecipeErro
 fn resolve(file: &str, text: &str, sets: &[String], further: impl Fn(&Plan) -> Vec<Problem>) -> Result<Loaded, RecipeErrors> {
     let mut root = document::parse(file, text, sets).map_err(RecipeErrors::of)?;
     let derived = defaults::fill(&mut root);
-    let mut findings = Findings::default();
+    let mut findings = Findings::of(sections_with);
     findings.note("", &root.place);
     defaults::steps_or_epochs(&mut root, &mut findings);
     let plan = Plan::read(&root, "", &mut findings).unwrap_or_default();

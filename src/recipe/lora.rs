@@ -1,7 +1,7 @@
 //! `[lora]`: training of adapters in the place of the weights.
 
-use super::declare::{choices, section};
-use super::setting::{Limit, POSITIVE};
+use crate::settings::declare::{choices, section};
+use crate::settings::setting::{Limit, POSITIVE};
 
 const RANK: Limit<usize> = Limit { text: "1 to 65536", holds: |rank| (1..=65536).contains(rank) };
 const TARGETS: Limit<Vec<Target>> = Limit { text: "at least one", holds: |targets| !targets.is_empty() };

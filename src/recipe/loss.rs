@@ -1,10 +1,10 @@
 //! `[train.loss]`: what is made of probability ratios and advantages.
 
 use super::correction::Level;
-use super::declare::{choices, section, tagged};
-use super::params::Custom;
-use super::section::NoKeys;
-use super::setting::{BELOW_ONE, FINITE, Limit, NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, SHARE, UP_TO_ONE};
+use crate::settings::declare::{choices, section, tagged};
+use crate::settings::params::Custom;
+use crate::settings::section::NoKeys;
+use crate::settings::setting::{BELOW_ONE, FINITE, Limit, NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, SHARE, UP_TO_ONE};
 
 const ABOVE_ONE_IF_GIVEN: Limit<Option<f64>> =
     Limit { text: "above 1", holds: |value| value.is_none_or(|number| number > 1.0 && number.is_finite()) };

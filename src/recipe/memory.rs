@@ -11,9 +11,9 @@ use std::path::Path;
 
 use super::model::{DeviceName, Precision};
 use super::plan::{Pipeline, Plan};
-use super::setting::Problem;
 use super::train::Optimization;
 use crate::model::{ModelError, gpu_memory};
+use crate::settings::setting::Problem;
 pub(super) use parts::{adapters, shape};
 
 /// What a run takes on a device, part by part, and what there is.

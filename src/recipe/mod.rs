@@ -11,13 +11,10 @@ mod checks;
 pub mod correction;
 pub mod critic;
 pub mod data;
-mod declare;
 mod defaults;
 mod derive;
-mod document;
 pub mod engine;
 pub mod environment;
-mod error;
 pub mod eval;
 pub mod generate;
 pub mod kl;
@@ -32,7 +29,6 @@ mod model_folder;
 mod model_limits;
 pub mod net;
 pub mod pairs;
-mod params;
 mod pin;
 pub mod plan;
 mod practice;
@@ -43,8 +39,6 @@ mod render;
 pub mod reward;
 mod schema;
 mod secrets;
-mod section;
-mod setting;
 pub mod task;
 pub mod timeline;
 pub mod train;
@@ -52,12 +46,10 @@ pub mod train;
 pub use algorithm::create_algorithm_config;
 pub use defaults::Derived;
 pub use derive::Machine;
-pub use error::{Place, RecipeError, RecipeErrors};
 pub use load::{Complaint, Loaded, load, load_explained, load_with, parse, parse_with, variables};
 #[cfg(feature = "torch")]
 pub use memory::{MemoryPart, MemoryPlan};
 pub use model_folder::{FINAL, NoModel, model_folder};
-pub use params::{Custom, Params, ParamsError};
 pub use plan::{Pipeline, Plan};
 pub use reference::reference;
 pub use render::{check_text, check_text_on, derived_text, facts};
@@ -66,5 +58,6 @@ pub use schema::schema;
 pub fn masked(text: &str) -> String {
     crate::util::secrets::masked(text)
 }
-pub use section::NoKeys;
 pub use timeline::Timeline;
+
+pub use crate::settings::{Custom, NoKeys, Params, ParamsError, Place, RecipeError, RecipeErrors};

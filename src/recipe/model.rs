@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use super::declare::{choices, section, tagged};
-use super::document::{Node, Value};
 use super::presets::Preset;
-use super::section::Findings;
-use super::setting::{Limit, Setting, Written};
+use crate::settings::declare::{choices, section, tagged};
+use crate::settings::document::{Node, Value};
+use crate::settings::section::Findings;
+use crate::settings::setting::{Limit, Setting, Written};
 
 const TINY: Limit<usize> = Limit { text: "1 to 65536", holds: |size| (1..=65536).contains(size) };
 const LAYERS: Limit<usize> = Limit { text: "1 to 4096", holds: |layers| (1..=4096).contains(layers) };

@@ -2,8 +2,8 @@
 
 use super::memory::{adapters, shape};
 use super::plan::Plan;
-use super::setting::Problem;
 use crate::model::{Lora, ModelConfig, ModelError};
+use crate::settings::setting::Problem;
 
 /// All of it. What is wrong with the model itself is said where it is loaded.
 pub(super) fn problems(plan: &Plan) -> Vec<Problem> {

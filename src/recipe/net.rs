@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::{Duration, TryFromFloatSecsError};
 
-use super::declare::section;
-use super::setting::NOT_NEGATIVE;
 use crate::net::RetryPolicy;
+use crate::settings::declare::section;
+use crate::settings::setting::NOT_NEGATIVE;
 
 section! {
     /// Connections to servers, and to the servers of this run.

@@ -1,6 +1,6 @@
 //! `[pairs]`: which answers are held against each other.
 
-use super::declare::{choices, section};
+use crate::settings::declare::{choices, section};
 
 section! {
     /// Pairs of a group's answers, of which one earned more, for `train.loss.kind = "dpo"`. Groups without any are dropped.

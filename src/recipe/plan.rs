@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 
 use super::chat::Chat;
 use super::critic::Critic;
-use super::declare::{choices, section};
 use super::engine::Engine;
 use super::environment::Environment;
 use super::eval::Eval;
@@ -15,10 +14,11 @@ use super::net::Net;
 use super::pairs::Pairs;
 use super::reference_policy::Reference;
 use super::reward::Reward;
-use super::setting::{FROM_ONE, GIVEN, SOME, SOME_IF_GIVEN, SOME_STEPS};
 use super::task::{Mix, RewardModel, Sft, Task, TaskData};
 use super::timeline::{Change, Ramp};
 use super::train::Train;
+use crate::settings::declare::{choices, section};
+use crate::settings::setting::{FROM_ONE, GIVEN, SOME, SOME_IF_GIVEN, SOME_STEPS};
 
 section! {
     /// The run as a whole.

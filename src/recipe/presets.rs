@@ -1,8 +1,8 @@
 //! Popular models by a short name: where they are and what their shape is.
 
-use super::document::{Node, Value};
-use super::section::{Findings, nearest};
-use super::setting::{Setting, Written};
+use crate::settings::document::{Node, Value};
+use crate::settings::section::{Findings, nearest};
+use crate::settings::setting::{Setting, Written};
 
 /// A popular model.
 #[derive(Debug, PartialEq)]

@@ -1,8 +1,8 @@
 //! The reference of all keys, docs/recipes.md, from the declarations themselves.
 
 use super::plan::Plan;
-use super::section::Section;
-use super::setting::KeyDoc;
+use crate::settings::section::Section;
+use crate::settings::setting::KeyDoc;
 
 const OPENING: &str = "\
 # Recipes

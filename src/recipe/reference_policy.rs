@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::declare::{section, tagged};
-use super::setting::{BELOW_ONE, SOME, SOME_STEPS};
+use crate::settings::declare::{section, tagged};
+use crate::settings::setting::{BELOW_ONE, SOME, SOME_STEPS};
 
 section! {
     /// A policy that the trained one is held to, by `train.kl_loss`, `train.kl_reward` or a loss of pairs. Its stage scores what the filter

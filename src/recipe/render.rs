@@ -4,9 +4,9 @@ use super::defaults::{Derived, LENGTHS};
 use super::derive::Machine;
 use super::model::{DeviceName, ModelSource};
 use super::plan::{OnStale, Pipeline, Plan};
-use super::section::Section;
-use super::setting::Written;
 use super::task::{Packing, Sft};
+use crate::settings::section::Section;
+use crate::settings::setting::Written;
 
 impl Plan {
     /// The resolved recipe: every value that matters to the pipeline, defaults included. It loads again to an equal plan.

@@ -5,9 +5,9 @@ mod rules;
 
 use std::path::PathBuf;
 
-use super::declare::{choices, section, tagged};
-use super::params::Custom;
-use super::section::NoKeys;
+use crate::settings::declare::{choices, section, tagged};
+use crate::settings::params::Custom;
+use crate::settings::section::NoKeys;
 pub use parts::{Combine, Composition, CustomPart, PartRule, RewardPart};
 pub(super) use rules::URL;
 pub use rules::{

@@ -1,8 +1,8 @@
 //! Secrets in a recipe: rejected, since a recipe is written into its run's folder and shown on the run's page.
 
-use super::document::{Node, Value};
-use super::error::RecipeError;
-use super::section::join;
+use crate::settings::document::{Node, Value};
+use crate::settings::error::RecipeError;
+use crate::settings::section::join;
 use crate::util::secrets::{find, is_secret_name};
 
 const HELP: &str = "a recipe is written down with its run, for everybody to read. Put this into an environment variable: programs that a run starts \
@@ -57,7 +57,7 @@ fn look(node: &Node, path: &str, errors: &mut Vec<RecipeError>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recipe::document;
+    use crate::settings::document;
 
     const KEY: &str = "hf_abcdefghijklmnopqrstuvwxyzABCDEFGH";
 

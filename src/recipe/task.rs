@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 
 use super::data::{DataTask, RolloutsTask, Source};
-use super::declare::{choices, section, tagged};
 use super::defaults::{IMITATION, REWARD_MODEL};
-use super::error::RecipeErrors;
-use super::setting::{BELOW_ONE, Limit, NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, SHARE, SOME, SOME_IF_GIVEN, SOME_STEPS};
 use super::train::Optimization;
+use crate::settings::declare::{choices, section, tagged};
+use crate::settings::error::RecipeErrors;
+use crate::settings::setting::{
+    BELOW_ONE, Limit, NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, SHARE, SOME, SOME_IF_GIVEN, SOME_STEPS,
+};
 
 const FEW_DIGITS: Limit<u32> = Limit { text: "1 to 9", holds: |digits| (1..=9).contains(digits) };
 

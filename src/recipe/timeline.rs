@@ -4,11 +4,11 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use super::declare::{choices, section};
-use super::error::{RecipeError, RecipeErrors};
 use super::load::parse;
 use super::plan::{Pipeline, Plan};
-use super::setting::{FINITE, GIVEN, Limit, Problem};
+use crate::settings::declare::{choices, section};
+use crate::settings::error::{RecipeError, RecipeErrors};
+use crate::settings::setting::{FINITE, GIVEN, Limit, Problem};
 
 /// Keys, and sections with all keys in them, that a step may have other values of than the step before.
 const CHANGEABLE: [&str; 22] = [

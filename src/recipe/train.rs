@@ -2,13 +2,13 @@
 
 use super::advantage::Advantage;
 use super::correction::{Correction, Proximal, Reject};
-use super::declare::{choices, section};
 use super::defaults::POLICY;
-use super::error::RecipeErrors;
 use super::kl::{KlLoss, KlReward};
 use super::loss::Loss;
 use super::model::{DeviceName, Precision};
-use super::setting::{
+use crate::settings::declare::{choices, section};
+use crate::settings::error::RecipeErrors;
+use crate::settings::setting::{
     FINITE, FINITE_IF_GIVEN, Limit, NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, SHARE, SOME, SOME_STEPS, UP_TO_ONE,
 };
 

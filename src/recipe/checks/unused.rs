@@ -4,8 +4,8 @@ use super::Note;
 use crate::recipe::engine::Launch;
 use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::reward::OnFailure;
-use crate::recipe::section::{Section, join};
 use crate::recipe::task::{Sft, Task, TaskData, TooLong, Turns};
+use crate::settings::section::{Section, join};
 
 /// Which keys of a section have no effect, and why.
 struct Unused {

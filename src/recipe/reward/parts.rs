@@ -4,10 +4,10 @@ use super::rules::{
     CodeRule, FormatRule, HttpRule, JudgeRule, KeywordsRule, LengthRule, ModelRule, Numeric, OverlongRule, RegexRule,
     RepetitionRule,
 };
-use crate::recipe::declare::{choices, section, tagged};
-use crate::recipe::params::Params;
-use crate::recipe::section::NoKeys;
-use crate::recipe::setting::{FINITE, FINITE_IF_GIVEN, GIVEN, Limit};
+use crate::settings::declare::{choices, section, tagged};
+use crate::settings::params::Params;
+use crate::settings::section::NoKeys;
+use crate::settings::setting::{FINITE, FINITE_IF_GIVEN, GIVEN, Limit};
 
 const NAME: Limit<String> = Limit {
     text: "letters, digits and `_`",

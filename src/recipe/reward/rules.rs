@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use crate::algo::rewards::{FormatTags, keywords};
 use crate::net::check_url;
-use crate::recipe::declare::{choices, section};
 use crate::recipe::net::RetryPauses;
-use crate::recipe::setting::{GIVEN, Limit, NOT_NEGATIVE, PATH_GIVEN, POSITIVE, SOME};
+use crate::settings::declare::{choices, section};
+use crate::settings::setting::{GIVEN, Limit, NOT_NEGATIVE, PATH_GIVEN, POSITIVE, SOME};
 use crate::stages::reward::service::{PROMPT, SCORE};
 
 const PATTERN: Limit<String> = Limit {

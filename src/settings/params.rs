@@ -11,8 +11,8 @@ use super::declare::section;
 use super::document::{Entry, Node, Value};
 use super::error::Place;
 use super::section::Findings;
+use super::section::nearest;
 use super::setting::{GIVEN, Setting, Written};
-use crate::recipe::section::nearest;
 
 section! {
     /// A part of the user's own, by the name that it was registered under.
@@ -88,7 +88,7 @@ impl Params {
     }
 
     /// As a recipe has them.
-    pub(super) fn nodes(&self) -> BTreeMap<String, Entry> {
+    pub(crate) fn nodes(&self) -> BTreeMap<String, Entry> {
         self.0.iter().map(|(name, value)| (name.clone(), Entry { key_place: Place::Code, node: node(value) })).collect()
     }
 }

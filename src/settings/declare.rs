@@ -26,46 +26,46 @@ macro_rules! section {
             }
         }
 
-        impl $crate::recipe::section::Section for $Name {
+        impl $crate::settings::section::Section for $Name {
             fn doc() -> String {
-                $crate::recipe::section::sentence(&[$($doc),+])
+                $crate::settings::section::sentence(&[$($doc),+])
             }
-            fn take(reader: &mut $crate::recipe::section::Reader<'_>) -> Self {
+            fn take(reader: &mut $crate::settings::section::Reader<'_>) -> Self {
                 let default = Self::default();
                 $Name {
-                    $($head: <$Head as $crate::recipe::section::Section>::take(reader),)*
+                    $($head: <$Head as $crate::settings::section::Section>::take(reader),)*
                     $($key: reader.key(stringify!($key)).unwrap_or(default.$key),)*
-                    $($tail: <$Tail as $crate::recipe::section::Section>::take(reader),)*
+                    $($tail: <$Tail as $crate::settings::section::Section>::take(reader),)*
                 }
             }
-            fn rows(&self, rows: &mut Vec<(String, $crate::recipe::setting::Written)>) {
+            fn rows(&self, rows: &mut Vec<(String, $crate::settings::setting::Written)>) {
                 $(self.$head.rows(rows);)*
-                $(rows.push((stringify!($key).to_owned(), $crate::recipe::setting::Setting::write(&self.$key)));)*
+                $(rows.push((stringify!($key).to_owned(), $crate::settings::setting::Setting::write(&self.$key)));)*
                 $(self.$tail.rows(rows);)*
             }
-            fn check_rows(&self, path: &str, problems: &mut Vec<$crate::recipe::setting::Problem>) {
+            fn check_rows(&self, path: &str, problems: &mut Vec<$crate::settings::setting::Problem>) {
                 $(self.$head.check_rows(path, problems);)*
                 $(
-                    let key = $crate::recipe::section::join(path, stringify!($key));
-                    $crate::recipe::setting::Setting::check(&self.$key, &key, problems);
-                    $($crate::recipe::section::check_limit(&self.$key, &$limit, key, problems);)?
+                    let key = $crate::settings::section::join(path, stringify!($key));
+                    $crate::settings::setting::Setting::check(&self.$key, &key, problems);
+                    $($crate::settings::section::check_limit(&self.$key, &$limit, key, problems);)?
                 )*
                 $(self.$tail.check_rows(path, problems);)*
             }
-            fn describe_rows(path: &str, keys: &mut Vec<$crate::recipe::setting::KeyDoc>) {
+            fn describe_rows(path: &str, keys: &mut Vec<$crate::settings::setting::KeyDoc>) {
                 let default = Self::default();
-                $(<$Head as $crate::recipe::section::Section>::describe_rows(path, keys);)*
-                $($crate::recipe::section::describe_key(
-                    $crate::recipe::section::join(path, stringify!($key)), &default.$key, &[$($limit.text)?], &[$($key_doc),+], keys,
+                $(<$Head as $crate::settings::section::Section>::describe_rows(path, keys);)*
+                $($crate::settings::section::describe_key(
+                    $crate::settings::section::join(path, stringify!($key)), &default.$key, &[$($limit.text)?], &[$($key_doc),+], keys,
                 );)*
-                $(<$Tail as $crate::recipe::section::Section>::describe_rows(path, keys);)*
+                $(<$Tail as $crate::settings::section::Section>::describe_rows(path, keys);)*
             }
-            fn shape() -> $crate::recipe::schema::Shape {
+            fn shape() -> $crate::settings::shape::Shape {
                 let default = Self::default();
-                let mut shape = $crate::recipe::schema::Shape::default();
-                $(shape.join(<$Head as $crate::recipe::section::Section>::shape());)*
+                let mut shape = $crate::settings::shape::Shape::default();
+                $(shape.join(<$Head as $crate::settings::section::Section>::shape());)*
                 $(shape.key(stringify!($key), &default.$key, &[$($limit.text)?], &[$($key_doc),+]);)*
-                $(shape.join(<$Tail as $crate::recipe::section::Section>::shape());)*
+                $(shape.join(<$Tail as $crate::settings::section::Section>::shape());)*
                 shape
             }
         }
@@ -101,50 +101,50 @@ macro_rules! tagged {
             }
         }
 
-        impl $crate::recipe::section::Section for $Name {
+        impl $crate::settings::section::Section for $Name {
             fn doc() -> String {
-                $crate::recipe::section::sentence(&[$($doc),+])
+                $crate::settings::section::sentence(&[$($doc),+])
             }
-            fn take(reader: &mut $crate::recipe::section::Reader<'_>) -> Self {
+            fn take(reader: &mut $crate::settings::section::Reader<'_>) -> Self {
                 match reader.tag("kind", &[$(($word, &[$($(stringify!($by)),+)?])),+]) {
-                    $(Some($word) => $Name::$Variant(<$Body as $crate::recipe::section::Section>::take(reader)),)+
+                    $(Some($word) => $Name::$Variant(<$Body as $crate::settings::section::Section>::take(reader)),)+
                     _ => Self::default(),
                 }
             }
-            fn rows(&self, rows: &mut Vec<(String, $crate::recipe::setting::Written)>) {
+            fn rows(&self, rows: &mut Vec<(String, $crate::settings::setting::Written)>) {
                 match self {
                     $($Name::$Variant(body) => {
-                        rows.push(("kind".to_owned(), $crate::recipe::setting::Setting::write(&$word.to_owned())));
+                        rows.push(("kind".to_owned(), $crate::settings::setting::Setting::write(&$word.to_owned())));
                         body.rows(rows);
                     })+
                 }
             }
-            fn check_rows(&self, path: &str, problems: &mut Vec<$crate::recipe::setting::Problem>) {
+            fn check_rows(&self, path: &str, problems: &mut Vec<$crate::settings::setting::Problem>) {
                 match self {
                     $($Name::$Variant(body) => body.check_rows(path, problems),)+
                 }
             }
-            fn describe_rows(path: &str, keys: &mut Vec<$crate::recipe::setting::KeyDoc>) {
-                let kinds = [$(format!("`\"{}\"`: {}", $word, $crate::recipe::section::sentence(&[$($kind_doc),+]))),+];
-                keys.push($crate::recipe::setting::KeyDoc {
-                    path: $crate::recipe::section::join(path, "kind"),
+            fn describe_rows(path: &str, keys: &mut Vec<$crate::settings::setting::KeyDoc>) {
+                let kinds = [$(format!("`\"{}\"`: {}", $word, $crate::settings::section::sentence(&[$($kind_doc),+]))),+];
+                keys.push($crate::settings::setting::KeyDoc {
+                    path: $crate::settings::section::join(path, "kind"),
                     expects: "a word".to_owned(),
                     default: "required".to_owned(),
-                    doc: [kinds.join(" "), $crate::recipe::section::implied(&[$(($word, &[$($(stringify!($by)),+)?])),+])].concat(),
+                    doc: [kinds.join(" "), $crate::settings::section::implied(&[$(($word, &[$($(stringify!($by)),+)?])),+])].concat(),
                 });
                 $(
                     let own = keys.len();
-                    <$Body as $crate::recipe::section::Section>::describe_rows(path, keys);
+                    <$Body as $crate::settings::section::Section>::describe_rows(path, keys);
                     for key in &mut keys[own..] {
                         key.doc = format!("With `kind = \"{}\"`: {}", $word, key.doc);
                     }
                 )+
             }
-            fn shape() -> $crate::recipe::schema::Shape {
-                let mut shape = $crate::recipe::schema::Shape::default();
+            fn shape() -> $crate::settings::shape::Shape {
+                let mut shape = $crate::settings::shape::Shape::default();
                 $(shape.kind(
-                    $word, &[$($(stringify!($by)),+)?], $crate::recipe::section::sentence(&[$($kind_doc),+]),
-                    <$Body as $crate::recipe::section::Section>::shape(),
+                    $word, &[$($(stringify!($by)),+)?], $crate::settings::section::sentence(&[$($kind_doc),+]),
+                    <$Body as $crate::settings::section::Section>::shape(),
                 );)+
                 shape
             }
@@ -181,25 +181,25 @@ macro_rules! choices {
             }
         }
 
-        impl $crate::recipe::setting::Setting for $Name {
+        impl $crate::settings::setting::Setting for $Name {
             fn expects() -> String {
-                let words = [$(format!("`\"{}\"`: {}", $word, $crate::recipe::section::sentence(&[$($word_doc),+]))),+];
+                let words = [$(format!("`\"{}\"`: {}", $word, $crate::settings::section::sentence(&[$($word_doc),+]))),+];
                 format!("a word. {}", words.join(" "))
             }
             fn schema() -> serde_json::Value {
                 let words = [$(serde_json::json!({
-                    "const": $word, "description": $crate::recipe::section::sentence(&[$($word_doc),+]),
+                    "const": $word, "description": $crate::settings::section::sentence(&[$($word_doc),+]),
                 })),+];
                 serde_json::json!({"oneOf": words})
             }
             fn read(
-                node: &$crate::recipe::document::Node, path: &str, findings: &mut $crate::recipe::section::Findings,
+                node: &$crate::settings::document::Node, path: &str, findings: &mut $crate::settings::section::Findings,
             ) -> Option<Self> {
-                let word = $crate::recipe::section::read_word(node, path, &[$($word),+], findings)?;
+                let word = $crate::settings::section::read_word(node, path, &[$($word),+], findings)?;
                 [$($Name::$Variant),+].into_iter().find(|choice| choice.word() == word)
             }
-            fn write(&self) -> $crate::recipe::setting::Written {
-                $crate::recipe::setting::Setting::write(&self.word().to_owned())
+            fn write(&self) -> $crate::settings::setting::Written {
+                $crate::settings::setting::Setting::write(&self.word().to_owned())
             }
         }
     };

@@ -4,19 +4,25 @@ use std::collections::BTreeMap;
 
 use super::document::{Node, Table, Value};
 use super::error::{Place, RecipeError};
-use super::reference::sections_with;
-use super::schema::Shape;
 use super::setting::{KeyDoc, Problem, Setting, Written};
+use super::shape::Shape;
 
-/// What reading a recipe brings to light.
+/// Errors and places of keys, collected while a document is read.
 #[derive(Default)]
 pub(crate) struct Findings {
     pub(crate) errors: Vec<RecipeError>,
+    /// Names the sections of the whole document that have a key of this name, for messages about unknown keys.
+    sections_with: Option<fn(&str) -> Vec<String>>,
     /// Where each key that was read stands.
     places: BTreeMap<String, Place>,
 }
 
 impl Findings {
+    /// Empty, of a document whose sections are looked up by this for messages.
+    pub(crate) fn of(sections_with: fn(&str) -> Vec<String>) -> Self {
+        Findings { sections_with: Some(sections_with), ..Findings::default() }
+    }
+
     pub(crate) fn error(&mut self, place: &Place, key: &str, message: String, help: String) {
         self.errors.push(RecipeError { place: place.clone(), key: key.to_owned(), message, help });
     }
@@ -180,7 +186,7 @@ impl Reader<'_> {
                 section => format!("in [{section}]"),
             };
             let known = format!("known keys here: {}", self.known.join(", "));
-            let mut elsewhere = sections_with(key);
+            let mut elsewhere = self.findings.sections_with.map_or_else(Vec::new, |sections_with| sections_with(key));
             elsewhere.retain(|section| *section != format!("[{}]", self.path));
             let help = match nearest(key, &self.known) {
                 _ if SHARDING.iter().any(|word| key.contains(word)) => format!(
