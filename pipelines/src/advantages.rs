@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use rollflow::algo::{Advantage, AdvantageConfig, Estimator, Scale};
-use rollflow::recipe::advantage::{Advantage as Choice, AdvantageStd};
+use rollflow::algo::{Advantage, AdvantageConfig, Estimator};
+use rollflow::recipe::advantage::Advantage as Choice;
 use rollflow::recipe::train::Train;
 
 use crate::registry::Registry;
@@ -24,12 +24,7 @@ fn advantage(of: &Choice) -> Option<Advantage> {
     const OVER_GROUP: f64 = 1e-6;
     Some(match of {
         Choice::GroupMean(of) => {
-            let scale = match of.std {
-                AdvantageStd::Group => Scale::Group,
-                AdvantageStd::Batch => Scale::Batch,
-                AdvantageStd::None => Scale::None,
-            };
-            Advantage::GroupMean(AdvantageConfig { scale, epsilon: of.epsilon, ..AdvantageConfig::default() })
+            Advantage::GroupMean(AdvantageConfig { scale: of.std, epsilon: of.epsilon, ..AdvantageConfig::default() })
         }
         Choice::LeaveOneOut(of) => Advantage::LeaveOneOut { normalize: of.normalize.then_some(OVER_BATCH) },
         Choice::ReinforcePlusPlus(_) => Advantage::ReinforcePlusPlus,

@@ -4,14 +4,14 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use rollflow::data::chat::{ChatError, ChatTemplate};
-use rollflow::data::packing::{self, PackedRows, pack};
+use rollflow::data::packing::{PackedRows, Packing, TooLong, pack};
 use rollflow::data::source::{Example, prepare_pair, prepare_sft_sample, prepare_sft_turns};
 use rollflow::data::{BufferState, ChatMessage, Metadata, Pair, PromptText, arithmetic};
 use rollflow::prelude::*;
 use rollflow::recipe::chat::{Ask, Chat, PLAIN};
 use rollflow::recipe::data::Source;
 use rollflow::recipe::model::ModelSource;
-use rollflow::recipe::task::{Packing, Sft, TaskData, TooLong, Turns};
+use rollflow::recipe::task::{Sft, TaskData, Turns};
 use rollflow::recipe::{Derived, Plan};
 use rollflow::stages::tokenizer_folder;
 use rollflow::util::reading;
@@ -146,17 +146,7 @@ pub fn prepare(chat: &Chat, sft: &Sft, example: &Example, tokenizer: &Tokenizer)
 
 /// Samples as they fit into `sft.max_length`.
 pub fn fit(sft: &Sft, samples: Vec<Sample>) -> PackedRows {
-    let packing = match sft.packing {
-        Packing::None => packing::Packing::Apart,
-        Packing::BestFit => packing::Packing::BestFit,
-        Packing::Wrapped => packing::Packing::Wrapped,
-    };
-    let too_long = match sft.too_long {
-        TooLong::Truncate => packing::TooLong::Truncate,
-        TooLong::Drop => packing::TooLong::Drop,
-        TooLong::Split => packing::TooLong::Split,
-    };
-    pack(samples, sft.max_length.unwrap_or(usize::MAX), packing, too_long).teaching()
+    pack(samples, sft.max_length.unwrap_or(usize::MAX), sft.packing, sft.too_long).teaching()
 }
 
 /// All samples at once.
@@ -198,7 +188,7 @@ fn rows(plan: &Plan, sft: &Sft, reader: &Reader, samples: Vec<Sample>) -> Result
         Some(tokens) => Supervised::by_tokens("SFT", rows, tokens, |length| reader.config.cost_of(length), sft.steps)?,
         None => Supervised::grouped("SFT", rows, sft.batch, sft.steps)?,
     };
-    Ok(if sft.packing == Packing::None { batches } else { batches.called("Rows") })
+    Ok(if sft.packing == Packing::Apart { batches } else { batches.called("Rows") })
 }
 
 /// What is not as it was in the data.
@@ -218,7 +208,7 @@ fn say(sft: &Sft, samples: usize, packed: &PackedRows) {
     if *lost_tokens > 0 {
         tracing::warn!("{lost_tokens} tokens are not trained on, {left_out} samples or pieces among them as a whole");
     }
-    if sft.packing != Packing::None {
+    if sft.packing != Packing::Apart {
         let tokens: usize = rows.iter().flatten().map(|sample| sample.tokens.len()).sum();
         let full = 100.0 * tokens as f64 / (rows.len() * room).max(1) as f64;
         tracing::info!("Packed {samples} samples into {} rows of at most {room} tokens, {full:.1}% full", rows.len());

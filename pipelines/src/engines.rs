@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use rollflow::data::Version;
 use rollflow::engine::remote::sync::{CachePolicy, Deadlines, Releases, SyncConfig, WeightSyncManager};
 use rollflow::engine::remote::{
-    Fleet, FleetConfig, FleetHandle, InferenceEngine, OpenAiEngine, PauseMode, ServerConfig, SglangEngine, SglangWeights, Synced,
+    Fleet, FleetConfig, FleetHandle, InferenceEngine, OpenAiEngine, ServerConfig, SglangEngine, SglangWeights, Synced,
     VllmEngine, VllmWeights,
 };
 use rollflow::flow::{WeightsRx, WeightsTx};
@@ -16,7 +16,7 @@ use rollflow::model::FrozenWeights;
 use rollflow::net::{Endpoint, Tasks};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
-use rollflow::recipe::engine::{Cache, Engine, EngineKind, Launch, Pause};
+use rollflow::recipe::engine::{Engine, EngineKind, Launch};
 use rollflow::recipe::net::Net;
 use rollflow::recipe::task::TaskData;
 use rollflow::stages::sync::{Exporter, RemoteSync, probe_texts};
@@ -81,7 +81,7 @@ impl Engines {
     /// How they are asked.
     pub fn fleet_config(&self, plan: &Plan, policy: &Policy) -> FleetConfig {
         FleetConfig {
-            cache_by_version: plan.engine.cache == Cache::Namespaced,
+            cache_by_version: plan.engine.cache == CachePolicy::Namespaced,
             vocabulary: policy.config().vocab_size,
             ..FleetConfig::default()
         }
@@ -182,17 +182,8 @@ pub fn engine(of: &Engine, net: &Net, url: &str) -> Result<Arc<dyn InferenceEngi
 pub fn sync_config(of: &Engine) -> SyncConfig {
     let seconds = Duration::from_secs_f64;
     SyncConfig {
-        pause: match of.pause {
-            Pause::Keep => PauseMode::Keep,
-            Pause::Recompute => PauseMode::Recompute,
-            Pause::Abort => PauseMode::Abort,
-            Pause::Finish => PauseMode::Finish,
-        },
-        cache: match of.cache {
-            Cache::Namespaced => CachePolicy::Namespaced,
-            Cache::Flush => CachePolicy::Flush,
-            Cache::Keep => CachePolicy::Keep,
-        },
+        pause: of.pause,
+        cache: of.cache,
         deadlines: Deadlines {
             pause: seconds(of.pause_timeout),
             load: seconds(of.load_timeout),

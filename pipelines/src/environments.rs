@@ -9,11 +9,11 @@ use rollflow::data::{ChatMessage, Pair};
 use rollflow::env::proxy::{AgentProxy, Launch, ProxyConfig, no_calls};
 use rollflow::env::{
     CalculatorEnvironment, Corpus, Environment, GuessEnvironment, MakeEnvironment, PythonEnvironment, SearchEnvironment,
-    ServedConfig, ServedEnvironment, ToolCall, ToolFormat, ToolResult, ToolSpec, calculate,
+    ServedConfig, ServedEnvironment, ToolCall, ToolResult, ToolSpec, calculate,
 };
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
-use rollflow::recipe::environment::{EnvironmentKind, Parser};
+use rollflow::recipe::environment::EnvironmentKind;
 use rollflow::sandbox::CodeJudge;
 use rollflow::stages::generate::agent::Agent;
 use tracing::info;
@@ -50,7 +50,7 @@ pub fn agent(plan: &Plan, positions: usize) -> Result<Option<Agent>> {
                 Some(url) => Launch::post(secrets::endpoint(url, None, &plan.net)?)?,
                 None => Launch::Command(elsewhere.command.clone()),
             };
-            let parser = Arc::new(format(of.parser));
+            let parser = Arc::new(of.parser);
             let allowed_hosts = plan.net.allowed_hosts.clone();
             let model = elsewhere.model.clone();
             let proxy = AgentProxy::start(ProxyConfig { parser, model, allowed_hosts, ..ProxyConfig::new(launch) })?;
@@ -61,7 +61,7 @@ pub fn agent(plan: &Plan, positions: usize) -> Result<Option<Agent>> {
     let agent = match &of.kind {
         // The proxy reads calls, and hands them to whom they are for.
         EnvironmentKind::Agent(_) => Agent::by(make).parser(no_calls),
-        _ => Agent::by(make).parser(format(of.parser)),
+        _ => Agent::by(make).parser(of.parser),
     };
     let agent = agent
         .max_turns(of.max_turns)
@@ -80,16 +80,6 @@ pub fn agent(plan: &Plan, positions: usize) -> Result<Option<Agent>> {
     }))
 }
 
-fn format(of: Parser) -> ToolFormat {
-    match of {
-        Parser::Hermes => ToolFormat::Hermes,
-        Parser::Xml => ToolFormat::Xml,
-        Parser::Llama => ToolFormat::Llama,
-        Parser::Qwen => ToolFormat::Qwen,
-        Parser::FunctionCall => ToolFormat::FunctionCall,
-    }
-}
-
 /// Whether its environment shows how a task of its is done.
 pub fn demonstrates(plan: &Plan) -> bool {
     plan.environment.as_ref().is_some_and(|of| matches!(of.kind, EnvironmentKind::Calculator(_)))
@@ -106,7 +96,7 @@ pub fn demonstrations(plan: &Plan, pairs: &[Pair], tokenizer: &Tokenizer) -> Res
         let call =
             |tool: &str, key: &str, value: &str| ToolCall::new(tool, [(key.to_owned(), value.into())].into_iter().collect());
         let calculation = call("calculator", "expression", expression);
-        let says = |call: &ToolCall| ChatMessage::new("assistant", format(of.parser).write(call));
+        let says = |call: &ToolCall| ChatMessage::new("assistant", of.parser.write(call));
         let result = ToolResult::of(&calculation, &*value).message();
         let answer = call("complete_task", "answer", &value);
         let turns = [ChatMessage::new("user", asked.clone()), says(&calculation), result, says(&answer)];

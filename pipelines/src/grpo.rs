@@ -240,7 +240,7 @@ pub fn declare<E: TokenEngine, B: TrainingBackend + 'static>(
     let groups = flow.stage("generate", prompts, generator.metrics(&metrics).admission(&admission));
     let scored = reward.metrics(&metrics).stage(&mut flow, "reward", groups);
     let filter =
-        Filter::by(parts::filter(plan, &registry)?).patience(PATIENCE * plan.batch.groups as u64).fallback(parts::fallback(plan));
+        Filter::by(parts::filter(plan, &registry)?).patience(PATIENCE * plan.batch.groups as u64).fallback(plan.filter_fallback);
     let mut kept = flow.stage("filter", scored, filter);
     if let Some(pairing) = losses::pairing(plan).filter(|_| !plan.changes("pairs")) {
         kept = flow.stage("pairs", kept, Pairs::of(&pairing));
@@ -248,7 +248,7 @@ pub fn declare<E: TokenEngine, B: TrainingBackend + 'static>(
     if let Some(reference) = reference {
         kept = flow.stage("reference", kept, reference);
     }
-    let batcher = Batcher::groups(plan.batch.groups).over_sample(plan.batch.over_sample).on_stale(parts::on_stale(plan));
+    let batcher = Batcher::groups(plan.batch.groups).over_sample(plan.batch.over_sample).on_stale(plan.flow.on_stale);
     // A synchronous run is the same to the bit each time, and so are its passes; any other begins to learn before a batch is whole.
     let batcher = if plan.flow.max_staleness == 0 { batcher } else { batcher.in_parts(plan.batch.groups.div_ceil(PARTS)) };
     let batches = flow.stage("batch", kept, batcher.admission(&admission));

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use rollflow::algo::{
-    self, AdaptiveKl, BinaryDivergence, Bound, Clip, Correction, Divergence, Importance, Kl, KlForm, Level, LossError, OffPolicy,
-    Over, PairLoss, PairwiseLoss, PolicyLoss, Preference, Proximal, RatioLevel, Rejection, Surrogate, Vespo, all_pairs,
-    best_against_worst, first_against_second, random_pair,
+    self, AdaptiveKl, Bound, Clip, Correction, Importance, Kl, KlForm, Level, LossError, OffPolicy, PairLoss, PairwiseLoss,
+    PolicyLoss, Preference, RatioLevel, Rejection, Surrogate, Vespo, all_pairs, best_against_worst, first_against_second,
+    random_pair,
 };
 use rollflow::recipe::correction::{self, Reject};
-use rollflow::recipe::kl::{Estimator, KlLimits, KlReward};
-use rollflow::recipe::loss::{self, Dpo, Loss, Moved};
+use rollflow::recipe::kl::{KlLimits, KlReward};
+use rollflow::recipe::loss::{self, Dpo, Loss};
 use rollflow::recipe::pairs::Select;
 use rollflow::recipe::train::Train;
 use rollflow::recipe::{Pipeline, Plan};
@@ -85,10 +85,7 @@ fn policy_loss(train: &Train) -> Option<PolicyLoss> {
         Loss::Gpg(_) => (Surrogate::Gpg, RatioLevel::Token),
         Loss::Dro(of) => (Surrogate::Dro { beta: of.beta }, RatioLevel::Token),
         Loss::Dppo(of) => {
-            let divergence = match of.divergence {
-                Moved::TotalVariation => BinaryDivergence::TotalVariation,
-                Moved::Kl => BinaryDivergence::Kl,
-            };
+            let divergence = of.divergence;
             (Surrogate::Dppo { divergence, low: of.clip_low, high: of.clip_high, max_ratio: of.max_ratio }, RatioLevel::Token)
         }
         Loss::Vespo(of) => {
@@ -131,24 +128,12 @@ pub fn reward_kl(of: &KlReward) -> RewardKl {
     }
 }
 
-fn divergence(estimator: Estimator, limits: &KlLimits) -> Kl {
-    let form = match estimator {
-        Estimator::K1 => KlForm::K1,
-        Estimator::K2 => KlForm::K2,
-        Estimator::K3 => KlForm::K3,
-        Estimator::Abs => KlForm::Abs,
-        Estimator::LowVariance => KlForm::LowVariance,
-    };
+fn divergence(form: KlForm, limits: &KlLimits) -> Kl {
     Kl { truncate: limits.truncate, confidence: limits.confidence, ..form.into() }
 }
 
 /// What is done about tokens of another policy.
 pub fn off_policy(train: &Train) -> OffPolicy {
-    let proximal = match train.centre() {
-        correction::Proximal::Behaviour => Proximal::Behaviour,
-        correction::Proximal::Recompute => Proximal::Recompute,
-        correction::Proximal::LogLinear => Proximal::LogLinear,
-    };
     let level = |level| match level {
         correction::Level::Token => Level::Token,
         correction::Level::Sequence => Level::Sequence,
@@ -166,22 +151,11 @@ pub fn off_policy(train: &Train) -> OffPolicy {
         correction::Correction::IcePop(of) => Some(Importance::icepop(of.alpha, of.beta)),
     };
     let reject = train.reject.iter().map(rejection).collect();
-    OffPolicy { proximal, correction: Correction { weigh, reject } }
+    OffPolicy { proximal: train.centre(), correction: Correction { weigh, reject } }
 }
 
 fn rejection(reject: &Reject) -> Rejection {
-    let divergence = match reject.divergence {
-        correction::Divergence::K1 => Divergence::K1,
-        correction::Divergence::K2 => Divergence::K2,
-        correction::Divergence::K3 => Divergence::K3,
-    };
-    let over = match reject.over {
-        correction::Over::Token => Over::Token,
-        correction::Over::Sum => Over::Sum,
-        correction::Over::Mean => Over::Mean,
-        correction::Over::Max => Over::Max,
-    };
-    Rejection { divergence, over, min: reject.min, max: reject.max }
+    Rejection { divergence: reject.divergence, over: reject.over, min: reject.min, max: reject.max }
 }
 
 #[cfg(test)]

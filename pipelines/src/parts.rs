@@ -11,7 +11,6 @@ use rollflow::prelude::*;
 use rollflow::recipe::model::{DeviceName, ModelSource, TinyModel};
 use rollflow::recipe::task::{Arithmetic, RewardModel, TaskData};
 use rollflow::recipe::{self, Plan, Timeline};
-use rollflow::stages::reward::OnLostSample;
 use rollflow::stages::tokenizer_folder;
 use rollflow::train::{self};
 
@@ -218,14 +217,8 @@ pub fn in_environment<E: TokenEngine>(plan: &Plan, reader: &Reader, generator: G
 /// Who answers, by whatever engine.
 pub fn generator_by<E: TokenEngine>(plan: &Plan, generator: Generator<E>) -> Result<Generator<E>> {
     let generate = &plan.generate;
-    let on_new_weights = match generate.on_new_weights {
-        recipe::generate::OnNewWeights::Swap => OnNewWeights::Swap,
-        recipe::generate::OnNewWeights::Recompute => OnNewWeights::Recompute,
-        recipe::generate::OnNewWeights::Finish => OnNewWeights::Finish,
-        recipe::generate::OnNewWeights::Abort => OnNewWeights::Abort,
-    };
     let generator = generator
-        .on_new_weights(on_new_weights)
+        .on_new_weights(generate.on_new_weights)
         .mask_older(generate.mask_older)
         .group_size(generate.group_size)
         .sampling(sampling(plan))
@@ -245,17 +238,8 @@ pub fn generator_by<E: TokenEngine>(plan: &Plan, generator: Generator<E>) -> Res
 
 /// The stage that scores.
 pub fn reward(plan: &Plan, registry: &Registry) -> Result<Judge> {
-    let on_failure = match plan.reward.on_failure {
-        recipe::reward::OnFailure::DeadLetter => OnFailure::DeadLetter,
-        recipe::reward::OnFailure::Drop => OnFailure::Drop,
-        recipe::reward::OnFailure::Zero => OnFailure::Zero,
-        recipe::reward::OnFailure::Fail => OnFailure::Fail,
-    };
-    let on_lost_sample = match plan.flow.on_lost_sample {
-        recipe::plan::OnLostSample::DropSample => OnLostSample::DropSample,
-        recipe::plan::OnLostSample::DropGroup => OnLostSample::DropGroup,
-    };
-    let judge = Scoring::of(plan, registry)?.judge(plan).on_failure(on_failure).on_lost_sample(on_lost_sample);
+    let judge = Scoring::of(plan, registry)?.judge(plan);
+    let judge = judge.on_failure(plan.reward.on_failure).on_lost_sample(plan.flow.on_lost_sample);
     Ok(judge.max_poisoned(plan.reward.max_poisoned))
 }
 
@@ -281,23 +265,6 @@ pub fn filter(plan: &Plan, registry: &Registry) -> Result<impl GroupFilter> {
         all.push(Box::new(pairing.filter()));
     }
     Ok(move |group: &Group| all.iter().map(|condition| condition(group)).find(|verdict| !verdict.kept()).unwrap_or(Verdict::Keep))
-}
-
-/// What becomes of tokens that are too old.
-pub fn on_stale(plan: &Plan) -> OnStale {
-    match plan.flow.on_stale {
-        recipe::plan::OnStale::Wait => OnStale::Wait,
-        recipe::plan::OnStale::Drop => OnStale::Drop,
-        recipe::plan::OnStale::Mask => OnStale::Mask,
-    }
-}
-
-/// What happens when nothing passes the filter.
-pub fn fallback(plan: &Plan) -> Fallback {
-    match plan.filter_fallback {
-        recipe::plan::FilterFallback::Error => Fallback::Error,
-        recipe::plan::FilterFallback::Keep => Fallback::Keep,
-    }
 }
 
 /// Refuses to begin when the trainer finds the tokens of a few short answers more or less likely than the generator that sampled them. Both hold the

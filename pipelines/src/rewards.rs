@@ -13,10 +13,10 @@ use rollflow::observe::logs::{DeadLetterWriter, Failure};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::recipe::net::Net;
-use rollflow::recipe::reward::{CodeRule, CodeScore as Score, Combine, Composition, PartRule, SandboxRule};
+use rollflow::recipe::reward::{CodeRule, Combine, Composition, PartRule, SandboxRule};
 use rollflow::sandbox::{Limits, Program, Sandbox, SandboxConfig};
 use rollflow::stages::reward::service::{Judge as Grader, JudgeConfig, Service, ServiceConfig};
-use rollflow::stages::reward::{CodeReward, CodeScore, OnLostSample, Scorer, Scorers, Served, ServedReward, score};
+use rollflow::stages::reward::{CodeReward, OnLostSample, Scorer, Scorers, Served, ServedReward, score};
 use tracing::info;
 
 use crate::registry::Registry;
@@ -269,11 +269,7 @@ fn value(plan: &Plan, registry: &Registry, rule: &PartRule, asked: &mut Asked) -
 
 /// Tests in a sandbox.
 fn code(of: &CodeRule) -> Result<CodeReward> {
-    let score = match of.score {
-        Score::Share => CodeScore::Share,
-        Score::All => CodeScore::All,
-    };
-    Ok(CodeReward::new(sandbox(&of.sandbox)?).score(score).tests(&of.sandbox.tests).template(&of.template))
+    Ok(CodeReward::new(sandbox(&of.sandbox)?).score(of.score).tests(&of.sandbox.tests).template(&of.template))
 }
 
 /// Where code runs. It is tried out here: a machine without walls refuses before anything is sampled.

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use rollflow::algo::{BradleyTerry, Decay, GapLimits, ValueLoss};
+use rollflow::algo::{BradleyTerry, GapLimits, ValueLoss};
 use rollflow::model::{Head, load_hf};
 use rollflow::prelude::*;
 use rollflow::recipe::lora::AdapterSync;
 use rollflow::recipe::task::{RewardModel, Sft};
-use rollflow::recipe::train::{OnNonfinite, Optimization, ScheduleKind};
+use rollflow::recipe::train::Optimization;
 use rollflow::recipe::{self, Plan, Timeline};
 use rollflow::stages::train::{Critic, Lesson};
-use rollflow::train::{AdamW, DecayScope, LrScale, NonFinitePolicy, ParamGroups};
+use rollflow::train::{AdamW, LrScale, ParamGroups};
 
 use crate::lessons::Mixture;
 use crate::losses::off_policy;
@@ -85,10 +85,7 @@ fn local_config(plan: &Plan, loss: Arc<dyn Loss>, of: &Optimization, lr: f64, st
         groups: groups(of),
         max_grad_norm: Some(of.max_grad_norm),
         micro_batch_tokens: of.micro_batch_tokens,
-        non_finite: match of.on_nonfinite {
-            OnNonfinite::Stop => NonFinitePolicy::Stop,
-            OnNonfinite::Skip => NonFinitePolicy::Skip,
-        },
+        non_finite: of.on_nonfinite,
         threads: Some(of.threads),
         compute: parts::compute(plan)?,
         beside: parts::computes(plan, "beside", &of.beside)?.iter().map(|compute| compute.device).collect(),
@@ -101,23 +98,14 @@ fn local_config(plan: &Plan, loss: Arc<dyn Loss>, of: &Optimization, lr: f64, st
 
 /// What decays, and which parts learn at a rate of their own.
 fn groups(of: &Optimization) -> ParamGroups {
-    let decay = match of.decay {
-        recipe::train::Decay::Matrices => DecayScope::Matrices,
-        recipe::train::Decay::All => DecayScope::All,
-    };
     let recipe::train::LrScale { embeddings, head, adapters, score_head } = of.lr_scale;
-    ParamGroups { decay, lr_scale: LrScale { embeddings, head, adapters, score_head } }
+    ParamGroups { decay: of.decay, lr_scale: LrScale { embeddings, head, adapters, score_head } }
 }
 
 /// The learning rate over updates, of which every step makes so many.
 pub fn schedule(of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<Schedule> {
-    let decay = match of.schedule.kind {
-        ScheduleKind::Constant => Decay::Constant,
-        ScheduleKind::Linear => Decay::Linear,
-        ScheduleKind::Cosine => Decay::Cosine,
-    };
     let (warmup_steps, total_steps) = (of.schedule.warmup.saturating_mul(updates), steps.saturating_mul(updates));
-    let schedule = Schedule { lr, decay, warmup_steps, total_steps, floor: of.schedule.floor };
+    let schedule = Schedule { lr, decay: of.schedule.kind, warmup_steps, total_steps, floor: of.schedule.floor };
     schedule.validate()?;
     Ok(schedule)
 }
@@ -154,7 +142,7 @@ pub fn trainer<B: TrainingBackend>(
         .steps(plan.train.steps)
         .sync_every(plan.sync.every)
         .gap_limits(GapLimits { warn, halt })
-        .on_stale(parts::on_stale(plan))
+        .on_stale(plan.flow.on_stale)
         .threads(plan.train.optimization.threads);
     let trainer = match plan.critic.as_ref().zip(critic) {
         Some((of, critic)) => {

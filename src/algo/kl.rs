@@ -1,24 +1,24 @@
 //! The divergence from a reference policy, token by token, as a value and its derivative.
 
+use crate::settings::declare::choices;
 use serde::{Deserialize, Serialize};
 
 use super::masked::masked_mean;
 
-/// Which estimate, with `d = θ − ref` (Schulman, Approximating KL Divergence, 2020).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum KlForm {
-    /// `d`: unbiased, of either sign (verl's `kl`, `k1`). As a loss its expected gradient is 0 on policy.
-    K1,
-    /// `|d|` (verl's `abs`).
-    Abs,
-    /// `d² / 2`: of least variance near the reference; its gradient is the divergence's own (verl's `mse`, `k2`).
-    K2,
-    /// `e^−d − 1 + d`: unbiased and never negative (TRL's per-token divergence).
-    #[default]
-    K3,
-    /// k3 with `−d` cut to ±20 and the value to ±10 (verl's `low_var_kl`, `k3`). No gradient where it is cut.
-    LowVariance,
+choices! {
+    /// Estimator of a token's divergence from `d`, its log-probability less the reference's (Schulman, Approximating KL Divergence, 2020).
+    pub enum KlForm {
+        /// `e^−d − 1 + d`: unbiased and never negative (TRL's per-token divergence).
+        "k3" => K3,
+        /// `d`: unbiased, of either sign (verl's `kl`, `k1`). As a loss its expected gradient is 0 on policy.
+        "k1" => K1,
+        /// `d² / 2`: of least variance near the reference; its gradient is that of the divergence (verl's `mse`, `k2`).
+        "k2" => K2,
+        /// `|d|` (verl's `abs`).
+        "abs" => Abs,
+        /// k3 with `−d` cut to ±20 and the value to ±10 (verl's `low_var_kl`, `k3`). No gradient where it is cut.
+        "low_variance" => LowVariance,
+    }
 }
 
 /// A per-token divergence and its derivative with respect to θ. Finite for every pair of finite log-probabilities, but for [`KlForm::K3`],

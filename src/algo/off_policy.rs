@@ -4,25 +4,23 @@
 //! between it and the one that sampled is an importance weight, exp(proximal − behaviour), bounded by a [`Correction`]. Both are
 //! constants for the gradient.
 
+use crate::settings::declare::choices;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
 use super::correction::{Correction, CorrectionMetrics};
 
-/// The policy that ratios are taken against.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Proximal {
-    /// The one that sampled (PPO, GRPO). The ratio is the importance weight then, so that weights of a correction are 1.
-    #[default]
-    Behaviour,
-    /// The trainer's at the first update on the batch. Costs nothing where a batch gets one update, whose own forward pass it is; a
-    /// batch that gets several is scored once before (`TrainBatch::with_proximal`).
-    Recompute,
-    /// Between the one that sampled and the current one, in log-space: `b + (1 − 1/lag)(θ − b)`, and `b` at lags 0 and 1 (A-3PO; AReaL's
-    /// `loglinear`). Needs no forward pass of its own.
-    LogLinear,
+choices! {
+    /// Policy that probability ratios are taken against.
+    pub enum Proximal {
+        /// the policy that sampled (PPO, GRPO).
+        "behaviour" => Behaviour,
+        /// the trainer's policy at the first update on the batch (decoupled PPO). Batches with several updates are scored once before.
+        "recompute" => Recompute,
+        /// between the policy that sampled, `b`, and the current one, θ, by token lag: `b + (1 − 1/lag)(θ − b)`, and `b` at lags 0 and 1 (A-3PO; AReaL's `loglinear`).
+        "loglinear" => LogLinear,
+    }
 }
 
 /// A trust region's centre and a correction.

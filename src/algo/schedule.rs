@@ -1,18 +1,18 @@
 //! Learning-rate schedules, in closed form: the rate is a pure function of the step, so nothing needs saving.
 
+use crate::settings::declare::choices;
 use serde::{Deserialize, Serialize};
 
-/// How the rate falls after the warm-up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Decay {
-    /// It stays.
-    #[default]
-    Constant,
-    /// A straight line to the floor at the last step.
-    Linear,
-    /// Half a cosine to the floor at the last step.
-    Cosine,
+choices! {
+    /// Course of the learning rate after the warm-up.
+    pub enum Decay {
+        /// stays at the peak.
+        "constant" => Constant,
+        /// falls in a straight line to the floor at the last step.
+        "linear" => Linear,
+        /// falls along half a cosine to the floor at the last step.
+        "cosine" => Cosine,
+    }
 }
 
 /// A learning rate over the steps of a run.

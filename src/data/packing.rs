@@ -4,33 +4,34 @@
 //! wrapped row is one sequence, cut from all samples written end to end, so that its tokens see whatever comes before them, as in pretraining on
 //! raw text.
 
+use crate::settings::declare::choices;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use super::Sample;
 
-/// What becomes of samples that are longer than a row.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TooLong {
-    /// They are left out.
-    Drop,
-    /// They keep their beginning.
-    #[default]
-    Truncate,
-    /// They are cut into pieces, each a sample.
-    Split,
+choices! {
+    /// Policy for samples longer than `max_length`.
+    pub enum TooLong {
+        /// samples keep their beginning.
+        "truncate" => Truncate,
+        /// samples are dropped.
+        "drop" => Drop,
+        /// samples are cut into pieces, each a sample.
+        "split" => Split,
+    }
 }
 
-/// How samples share rows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Packing {
-    /// Each has its own.
-    #[default]
-    Apart,
-    /// The longest first, each into the row where it leaves least room (best fit decreasing). Rows begin with the longest samples: shuffle them.
-    BestFit,
-    /// All end to end, cut into rows that are full but for the last.
-    Wrapped,
+choices! {
+    /// Sequence packing: how samples share rows.
+    pub enum Packing {
+        /// each sample has its own row.
+        "none" => Apart,
+        /// the longest samples first, each into the row where it leaves least room; no sample attends to another.
+        "best_fit" => BestFit,
+        /// all samples end to end, cut into full rows regardless of where samples end, for raw text.
+        "wrapped" => Wrapped,
+    }
 }
 
 /// Rows, and what it took to make them.

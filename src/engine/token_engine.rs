@@ -1,27 +1,23 @@
 //! What a generator drives: an engine that makes tokens step by step on the caller's thread.
 
+use crate::settings::declare::choices;
 use std::time::Duration;
 
 use super::{EngineError, Finished, Request};
 use crate::data::{Answer, SampledToken, Version};
 
-/// What becomes of samples under way, and of the keys and values computed for them, when new weights arrive (law V5). Whatever it is, the
-/// version that sampled each token stands in its spans (law D3).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnNewWeights {
-    /// They go on under the new weights with the keys and values of the old: nothing is computed twice, and what the next tokens are
-    /// conditioned on is slightly off the new weights.
-    #[default]
-    Swap,
-    /// They go on under the new weights, and their keys and values are computed anew: one prefill of all that is there.
-    Recompute,
-    /// They end under the weights they began with, and new ones start under the new: no sample mixes versions. Until then each version
-    /// in use costs a pass of its own at every token, and the memory of its weights. There are as many as a sample outlives: no more than
-    /// `max_staleness` + 1 where admission bounds that (law V2).
-    Finish,
-    /// They stop at once and enter again before all that wait, the oldest first, under the new weights: one prefill of all that is
-    /// there, as for [`OnNewWeights::Recompute`]. It is what an engine must do that can't change weights under a running sample.
-    Abort,
+choices! {
+    /// Policy for samples in flight, and their keys and values, when new weights arrive (law V5). Each token keeps the version that sampled it (law D3).
+    pub enum OnNewWeights {
+        /// samples continue under the new weights with the KV cache of the old.
+        "swap" => Swap,
+        /// samples continue under the new weights after one prefill that recomputes their KV cache.
+        "recompute" => Recompute,
+        /// samples end under the weights they began with, alongside new ones. Each version in use costs a pass at every token and the memory of its weights; `max_staleness` + 1 versions at most.
+        "finish" => Finish,
+        /// samples stop, and continue from their tokens under the new weights before any other sample.
+        "abort" => Abort,
+    }
 }
 
 /// What a step computed, and how long that took.

@@ -1,6 +1,7 @@
 //! `[train.advantage]`: what rewards are compared with.
 
-use crate::settings::declare::{choices, section, tagged};
+pub use crate::algo::Scale;
+use crate::settings::declare::{section, tagged};
 use crate::settings::params::Custom;
 use crate::settings::section::NoKeys;
 use crate::settings::setting::{FINITE, POSITIVE};
@@ -37,21 +38,9 @@ section! {
     /// Against the group's mean.
     pub struct GroupMean {
         /// What the distance is divided by.
-        std: AdvantageStd = AdvantageStd::default();
+        std: Scale = Scale::default();
         /// Added to that.
         epsilon: f64 = 1e-4, POSITIVE;
-    }
-}
-
-choices! {
-    /// What advantages are divided by.
-    pub enum AdvantageStd {
-        /// the standard deviation of the group.
-        "group" => Group,
-        /// the standard deviation of the batch.
-        "batch" => Batch,
-        /// nothing (Dr. GRPO).
-        "none" => None,
     }
 }
 

@@ -146,7 +146,7 @@ fn needs_sft(plan: &Plan, note: Note) {
 
 /// What is packed needs a length; what is cut has the model's own.
 fn supervised(sft: &Sft, note: Note) {
-    if sft.max_length.is_none() && sft.packing != Packing::None {
+    if sft.max_length.is_none() && sft.packing != Packing::Apart {
         let message = "`sft.packing` fills rows of `sft.max_length` tokens, which is missing".to_owned();
         note("sft.max_length", &["sft.packing"], message, "set sft.max_length, for example to 2048");
     }

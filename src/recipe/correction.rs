@@ -1,23 +1,14 @@
 //! `[train.correction]` and `[[train.reject]]`: what is done about tokens that another policy sampled.
 
+pub use crate::algo::Proximal;
+pub use crate::algo::correction::Divergence;
+pub use crate::algo::correction::Over;
 use crate::settings::declare::{choices, section, tagged};
 use crate::settings::section::NoKeys;
 use crate::settings::setting::{Limit, NOT_NEGATIVE, POSITIVE};
 
 const POSITIVE_IF_GIVEN: Limit<Option<f64>> =
     Limit { text: "above 0", holds: |value| value.is_none_or(|number| number > 0.0 && number.is_finite()) };
-
-choices! {
-    /// What probability ratios are taken against.
-    pub enum Proximal {
-        /// the policy that sampled.
-        "behaviour" => Behaviour,
-        /// the trainer at the first update on the batch (decoupled PPO).
-        "recompute" => Recompute,
-        /// between the one that sampled and the current one, by token lag (A-3PO); at lags 0 and 1 the one that sampled.
-        "loglinear" => LogLinear,
-    }
-}
 
 tagged! {
     /// Importance weights exp(proximal − behaviour) of tokens, constants for the gradient.
@@ -80,32 +71,6 @@ section! {
         alpha: f64 = 0.5, POSITIVE;
         /// Largest ratio that counts.
         beta: f64 = 5.0, POSITIVE;
-    }
-}
-
-choices! {
-    /// How far a token's log-ratio `log r` (trainer − behaviour) is off.
-    pub enum Divergence {
-        /// `r − 1 − log r`.
-        "k3" => K3,
-        /// `(log r)² / 2`.
-        "k2" => K2,
-        /// `−log r`, bounded on both sides.
-        "k1" => K1,
-    }
-}
-
-choices! {
-    /// What is judged.
-    pub enum Over {
-        /// a sequence by the mean over its tokens.
-        "mean" => Mean,
-        /// a sequence by the sum.
-        "sum" => Sum,
-        /// a sequence by its worst token.
-        "max" => Max,
-        /// each token by itself.
-        "token" => Token,
     }
 }
 

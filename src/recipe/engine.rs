@@ -1,5 +1,7 @@
 //! `[engine]`: who generates, and how servers are given weights.
 
+pub use crate::engine::remote::PauseMode;
+pub use crate::engine::remote::sync::CachePolicy;
 use std::path::PathBuf;
 
 use crate::settings::declare::{choices, section};
@@ -39,9 +41,9 @@ section! {
         /// The model to ask a server for; left out, the first that it serves.
         model: Option<String> = None;
         /// What becomes of a server's work while it is given weights.
-        pause: Pause = Pause::default();
+        pause: PauseMode = PauseMode::default();
         /// What becomes of keys and values that it remembers of prompts.
-        cache: Cache = Cache::default();
+        cache: CachePolicy = CachePolicy::default();
         /// Whether a model whose output head is its embedding is handed over with a head of its own; the servers must have been started so. Left
         /// out: yes for vLLM, which reloads the one without the other, and no for others.
         untie: Option<bool> = None;
@@ -103,32 +105,6 @@ choices! {
         "vllm" => Vllm,
         /// SGLang.
         "sglang" => Sglang,
-    }
-}
-
-choices! {
-    /// What becomes of a server's work while its weights change.
-    pub enum Pause {
-        /// it stands still and goes on with the keys and values that it has.
-        "keep" => Keep,
-        /// it stands still, and reads its tokens anew under the new weights (SGLang alone).
-        "recompute" => Recompute,
-        /// it ends, and goes on as new requests.
-        "abort" => Abort,
-        /// it is finished first (vLLM alone).
-        "finish" => Finish,
-    }
-}
-
-choices! {
-    /// What becomes of keys and values that servers remember of prompts when weights change.
-    pub enum Cache {
-        /// they are kept apart by version.
-        "namespaced" => Namespaced,
-        /// they are forgotten.
-        "flush" => Flush,
-        /// they are used whatever weights made them.
-        "keep" => Keep,
     }
 }
 

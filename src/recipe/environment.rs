@@ -1,11 +1,12 @@
 //! `[environment]`: what answers the model, where a rollout has several turns.
 
+pub use crate::env::ToolFormat;
 use std::path::PathBuf;
 
 use super::net::RetryPauses;
 use super::reward::{SandboxRule, URL};
 use crate::net::RetryPolicy;
-use crate::settings::declare::{choices, section, tagged};
+use crate::settings::declare::{section, tagged};
 use crate::settings::section::NoKeys;
 use crate::settings::setting::{GIVEN, Limit, PATH_GIVEN, POSITIVE, SOME, SOME_IF_GIVEN};
 
@@ -19,7 +20,7 @@ section! {
     pub struct Environment {
         first kind: EnvironmentKind;
         /// How the model writes calls of tools.
-        parser: Parser = Parser::default();
+        parser: ToolFormat = ToolFormat::default();
         /// Most turns of the model.
         max_turns: usize = 8, SOME;
         /// Longest conversation in tokens, prompt and observations included; without it, what the model has positions for.
@@ -97,21 +98,5 @@ section! {
         corpus: PathBuf = PathBuf::new(), PATH_GIVEN;
         /// Texts that a search shows.
         results: usize = 3, SOME;
-    }
-}
-
-choices! {
-    /// How calls are written.
-    pub enum Parser {
-        /// `<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen2.5, Qwen3.
-        "hermes" => Hermes,
-        /// `<name>…</name>` for every tool, around its arguments.
-        "xml" => Xml,
-        /// `{"name": …, "parameters": {…}}`: Llama 3.
-        "llama" => Llama,
-        /// `<tool_call><function=name><parameter=key>…`: Qwen3-Coder.
-        "qwen" => Qwen,
-        /// `{"function_call": {"name": …, "arguments": …}}`.
-        "function_call" => FunctionCall,
     }
 }

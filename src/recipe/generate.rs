@@ -1,7 +1,8 @@
 //! `[generate]` and `[filter]`: how prompts become groups worth training on.
 
 use super::model::DeviceName;
-use crate::settings::declare::{choices, section, tagged};
+pub use crate::engine::OnNewWeights;
+use crate::settings::declare::{section, tagged};
 use crate::settings::params::Custom;
 use crate::settings::section::NoKeys;
 use crate::settings::setting::{FINITE, NOT_NEGATIVE, SHARE, SOME, UP_TO_ONE};
@@ -37,21 +38,6 @@ section! {
         threads: usize = 1, SOME;
         /// Devices that they compute on, in turn. None: `model.device`.
         devices: Vec<DeviceName> = Vec::new();
-    }
-}
-
-choices! {
-    /// What becomes of answers under way when new weights arrive. The generator never waits longer than for a token and, where they are
-    /// computed anew, one prefill.
-    pub enum OnNewWeights {
-        /// they go on under the new weights with the KV cache of the old.
-        "swap" => Swap,
-        /// they go on under the new weights, and their KV cache is computed anew.
-        "recompute" => Recompute,
-        /// they end under the weights they began with, beside new ones.
-        "finish" => Finish,
-        /// they stop, and are continued from their tokens under the new weights before anything else.
-        "abort" => Abort,
     }
 }
 

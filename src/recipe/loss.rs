@@ -1,6 +1,7 @@
 //! `[train.loss]`: what is made of probability ratios and advantages.
 
 use super::correction::Level;
+pub use crate::algo::BinaryDivergence;
 use crate::settings::declare::{choices, section, tagged};
 use crate::settings::params::Custom;
 use crate::settings::section::NoKeys;
@@ -115,21 +116,11 @@ section! {
     }
 }
 
-choices! {
-    /// How far a token's probability has moved, all other tokens taken as one.
-    pub enum Moved {
-        /// the difference of both probabilities.
-        "tv" => TotalVariation,
-        /// the Kullback-Leibler divergence.
-        "kl" => Kl,
-    }
-}
-
 section! {
     /// Masks what has moved too far.
     pub struct Dppo {
         /// How far a token has moved.
-        divergence: Moved = Moved::default();
+        divergence: BinaryDivergence = BinaryDivergence::default();
         /// Farthest down, for tokens whose advantage is not positive.
         clip_low: f64 = 0.2, NOT_NEGATIVE;
         /// Farthest up, for tokens of positive advantage.

@@ -1,5 +1,8 @@
 //! A whole recipe as plain data: what every part of a run needs to know, with all defaults filled in.
 
+pub use crate::stages::filter::Fallback;
+pub use crate::stages::reward::OnLostSample;
+pub use crate::stages::train::OnStale;
 use std::net::SocketAddr;
 
 use super::chat::Chat;
@@ -30,7 +33,7 @@ section! {
         /// Every random draw of the run follows from it.
         seed: u64 = 0;
         /// What happens when `filter` has rejected 64 batches' worth of groups in a row.
-        filter_fallback: FilterFallback = FilterFallback::default();
+        filter_fallback: Fallback = Fallback::default();
         /// Where the policy's first weights come from, and how models compute.
         model: Model = Model::default();
         /// Adapters, which are trained in the place of the weights.
@@ -212,16 +215,6 @@ impl Pipeline {
     }
 }
 
-choices! {
-    /// What happens when filters reject everything.
-    pub enum FilterFallback {
-        /// the run ends and says for which reasons.
-        "error" => Error,
-        /// rejected groups are trained on and counted, until one passes again.
-        "keep" => Keep,
-    }
-}
-
 section! {
     /// What one optimizer step trains on.
     pub struct Batching {
@@ -261,28 +254,6 @@ section! {
         edge_items: usize = 64, SOME;
         /// Most tokens waiting between two stages; a single larger message still passes.
         edge_tokens: usize = 262_144, SOME;
-    }
-}
-
-choices! {
-    /// What becomes of groups that are older than `max_staleness`.
-    pub enum OnStale {
-        /// there are none: whoever comes too late otherwise is waited for.
-        "wait" => Wait,
-        /// they are dropped and counted, and as many new prompts enter; long answers are lost more often than short ones.
-        "drop" => Drop,
-        /// their old tokens weigh nothing in the loss.
-        "mask" => Mask,
-    }
-}
-
-choices! {
-    /// What becomes of a group that lost samples.
-    pub enum OnLostSample {
-        /// they are dropped as *lost*, and the group goes on with the others; one with fewer than two others is dropped.
-        "drop_sample" => DropSample,
-        /// the whole group is dropped as *lost*.
-        "drop_group" => DropGroup,
     }
 }
 

@@ -145,7 +145,7 @@ fn computes_in(plan: &Plan) -> String {
 
 /// What a step of supervised training takes.
 fn step_of(sft: &Sft, what: &str) -> String {
-    let row = sft.max_length.filter(|_| sft.packing != Packing::None);
+    let row = sft.max_length.filter(|_| sft.packing != Packing::Apart);
     match (sft.batch_tokens, row) {
         (Some(tokens), None) => format!("at most {tokens} tokens"),
         (Some(tokens), Some(row)) => format!("at most {tokens} tokens, in rows of at most {row}"),

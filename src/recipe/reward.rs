@@ -3,9 +3,10 @@
 mod parts;
 mod rules;
 
+pub use crate::stages::reward::OnFailure;
 use std::path::PathBuf;
 
-use crate::settings::declare::{choices, section, tagged};
+use crate::settings::declare::{section, tagged};
 use crate::settings::params::Custom;
 use crate::settings::section::NoKeys;
 pub use parts::{Combine, Composition, CustomPart, PartRule, RewardPart};
@@ -29,20 +30,6 @@ section! {
         on_failure: OnFailure = OnFailure::default();
         /// Groups in a row that may be given up; one more, and the run ends, for the reward is broken.
         max_poisoned: u64 = 64;
-    }
-}
-
-choices! {
-    /// What becomes of a group that has an answer without a reward.
-    pub enum OnFailure {
-        /// it is written to `dead_letters.jsonl`, for `rollflow replay`, and dropped, or the answers that it lost are.
-        "dead_letter" => DeadLetter,
-        /// it is dropped, or the answers that it lost are.
-        "drop" => Drop,
-        /// the answer earns 0.
-        "zero" => Zero,
-        /// the run ends.
-        "fail" => Fail,
     }
 }
 

@@ -1,5 +1,7 @@
 //! `[task]`: what is asked. `[sft]`: what is imitated before.
 
+pub use crate::data::packing::Packing;
+pub use crate::data::packing::TooLong;
 use std::path::PathBuf;
 
 use super::data::{DataTask, RolloutsTask, Source};
@@ -98,30 +100,6 @@ choices! {
     }
 }
 
-choices! {
-    /// What becomes of samples longer than `max_length`.
-    pub enum TooLong {
-        /// they keep their beginning.
-        "truncate" => Truncate,
-        /// they are left out.
-        "drop" => Drop,
-        /// they are cut into pieces, each a sample of its own.
-        "split" => Split,
-    }
-}
-
-choices! {
-    /// How samples share rows.
-    pub enum Packing {
-        /// not at all.
-        "none" => None,
-        /// each into the row where it leaves least room, the longest first; none sees another.
-        "best_fit" => BestFit,
-        /// all end to end, cut into full rows without regard to where samples end, for raw text.
-        "wrapped" => Wrapped,
-    }
-}
-
 section! {
     /// Supervised training that goes on beside reinforcement, with the pairs of `[sft]`: its gradient is added to that of the step.
     pub struct Mix {
@@ -163,7 +141,7 @@ impl Sft {
 
     /// Whether a step takes something else than so many samples.
     pub fn packs(&self) -> bool {
-        self.batch_tokens.is_some() || self.packing != Packing::None
+        self.batch_tokens.is_some() || self.packing != Packing::Apart
     }
 
     /// Supervised training with defaults for all but the essentials, checked.

@@ -6,11 +6,14 @@ use super::defaults::POLICY;
 use super::kl::{KlLoss, KlReward};
 use super::loss::Loss;
 use super::model::{DeviceName, Precision};
+pub use crate::algo::Decay;
 use crate::settings::declare::{choices, section};
 use crate::settings::error::RecipeErrors;
 use crate::settings::setting::{
     FINITE, FINITE_IF_GIVEN, Limit, NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, SHARE, SOME, SOME_STEPS, UP_TO_ONE,
 };
+pub use crate::train::DecayScope;
+pub use crate::train::NonFinitePolicy;
 
 const BETAS: Limit<[f64; 2]> =
     Limit { text: "each 0 or more and below 1", holds: |betas| betas.iter().all(|beta| (0.0..1.0).contains(beta)) };
@@ -100,7 +103,7 @@ section! {
         /// AdamW's decoupled weight decay.
         weight_decay: f64 = 0.0, NOT_NEGATIVE;
         /// Tensors that `weight_decay` shrinks.
-        decay: Decay = Decay::default();
+        decay: DecayScope = DecayScope::default();
         /// Factors of the learning rate for parts of the model.
         lr_scale: LrScale = LrScale::default();
         /// Longer gradients are scaled down to this norm.
@@ -115,17 +118,7 @@ section! {
         /// Devices that take parts of each batch beside `model.device`, each with a copy of the model. The result does not depend on them, but for rounding.
         beside: Vec<DeviceName> = Vec::new();
         /// What happens when a loss or gradient is not finite.
-        on_nonfinite: OnNonfinite = OnNonfinite::default();
-    }
-}
-
-choices! {
-    /// Tensors that weight decay shrinks.
-    pub enum Decay {
-        /// matrices alone, embeddings and adapters included; norms and biases keep their size. transformers' and TRL's trainers do the same.
-        "matrices" => Matrices,
-        /// every tensor, as `torch.optim.AdamW` does with `model.parameters()`.
-        "all" => All,
+        on_nonfinite: NonFinitePolicy = NonFinitePolicy::default();
     }
 }
 
@@ -147,33 +140,11 @@ section! {
     /// The learning rate over the steps.
     pub struct Schedule {
         /// Its shape after the warm-up.
-        kind: ScheduleKind = ScheduleKind::default();
+        kind: Decay = Decay::default();
         /// Steps of linear rise from 0 to the peak.
         warmup: u64 = 0;
         /// Where it ends, as a share of the peak.
         floor: f64 = 0.0, UP_TO_ONE;
-    }
-}
-
-choices! {
-    /// The shape of a schedule.
-    pub enum ScheduleKind {
-        /// stays at the peak.
-        "constant" => Constant,
-        /// falls in a straight line to the floor.
-        "linear" => Linear,
-        /// falls along half a cosine to the floor.
-        "cosine" => Cosine,
-    }
-}
-
-choices! {
-    /// What happens when a loss or gradient is not finite.
-    pub enum OnNonfinite {
-        /// the run ends and names the sample.
-        "stop" => Stop,
-        /// the step is left out and counted.
-        "skip" => Skip,
     }
 }
 

@@ -181,6 +181,20 @@ macro_rules! choices {
             }
         }
 
+        impl serde::Serialize for $Name {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(self.word())
+            }
+        }
+
+        impl<'de> serde::Deserialize<'de> for $Name {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let word = <std::borrow::Cow<'de, str> as serde::Deserialize>::deserialize(deserializer)?;
+                let found = [$($Name::$Variant),+].into_iter().find(|choice| choice.word() == word);
+                found.ok_or_else(|| serde::de::Error::unknown_variant(&word, &[$($word),+]))
+            }
+        }
+
         impl $crate::settings::setting::Setting for $Name {
             fn expects() -> String {
                 let words = [$(format!("`\"{}\"`: {}", $word, $crate::settings::section::sentence(&[$($word_doc),+]))),+];

@@ -5,6 +5,7 @@
 //! ([`Adapter`](crate::model::Adapter)), once more in the format that is computed with if that is another, activations of one micro-batch, and one
 //! chunk of logits.
 
+use crate::settings::declare::choices;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,15 +22,14 @@ use super::{
 use crate::algo::{Loss, OffPolicy, Schedule};
 use crate::model::{Compute, Dtype, FrozenWeights, ModelConfig, Weights};
 
-/// What becomes of a step whose loss or gradient is not finite (law N4).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum NonFinitePolicy {
-    /// The command fails, with samples or tensors named, and the backend is poisoned.
-    #[default]
-    Stop,
-    /// The gradient is thrown away, the weights stay, and the answers say so.
-    Skip,
+choices! {
+    /// Policy for a step whose loss or gradient is not finite (law N4).
+    pub enum NonFinitePolicy {
+        /// the run ends and names the sample or tensor.
+        "stop" => Stop,
+        /// the step is skipped and counted.
+        "skip" => Skip,
+    }
 }
 
 /// How to train.

@@ -14,11 +14,11 @@ use rollflow::recipe::kl::{KlLoss, KlReward};
 use rollflow::recipe::loss::{self, Dpo, Gspo, KlCov, Loss, PairLoss};
 use rollflow::recipe::model::{ModelFolder, ModelSource};
 use rollflow::recipe::pairs::{Pairs, Select};
-use rollflow::recipe::plan::{FilterFallback, OnStale};
+use rollflow::recipe::plan::{Fallback, OnStale};
 use rollflow::recipe::reference_policy::{Ema, Reference, ReferencePolicy};
 use rollflow::recipe::reward::{Combine, Composition, ModelRule, PartRule, RegexRule, RewardPart, RewardRule};
 use rollflow::recipe::task::{RewardModel, Sft, TaskData};
-use rollflow::recipe::train::{Aggregation, OnNonfinite, ScheduleKind, Train};
+use rollflow::recipe::train::{Aggregation, Decay, NonFinitePolicy, Train};
 use rollflow::recipe::{Custom, Machine, Params, Pipeline, Plan, check_text_on, load, parse, reference};
 use serde_json::Value as Json;
 
@@ -220,7 +220,7 @@ fn an_override_wins_over_the_file_and_needs_no_quotes() {
         ["train.lr=1e-5", "name=other", "task.digits=2", "filter=[]", "train.schedule.kind=cosine", "observe.progress=false"];
     let plan = load(&grpo(), &sets.map(str::to_owned)).unwrap();
     assert_eq!((plan.train.lr, plan.name.as_str(), plan.filter.len()), (1e-5, "other", 0));
-    assert_eq!((plan.train.optimization.schedule.kind, plan.observe.progress), (ScheduleKind::Cosine, false));
+    assert_eq!((plan.train.optimization.schedule.kind, plan.observe.progress), (Decay::Cosine, false));
     assert!(matches!(plan.task.data, TaskData::Arithmetic(sums) if sums.digits == 2));
 }
 
@@ -365,7 +365,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         plan.generate.temperature = real;
         plan.generate.min_p = share;
         plan.batch.over_sample = 1.0 + share / 2.0;
-        plan.filter_fallback = if flag { FilterFallback::Keep } else { FilterFallback::Error };
+        plan.filter_fallback = if flag { Fallback::Keep } else { Fallback::Error };
         if regex_is_valid(&pattern) {
             plan.reward.rule = RewardRule::Regex(RegexRule { pattern: pattern.clone() });
         } else if choice > 1 {
@@ -416,14 +416,14 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             plan.critic = Some(Critic { path: flag.then(|| "a \"b\"".into()), warmup_steps: seed % steps, ..critic });
         }
         plan.train.gap_halt = Some(f64::INFINITY);
-        plan.train.optimization.on_nonfinite = OnNonfinite::Skip;
+        plan.train.optimization.on_nonfinite = NonFinitePolicy::Skip;
         plan.train.optimization.betas = [0.0, share / 2.0];
         if choice == 2 && !flag {
             let dpo =
                 Dpo { pair_loss: PairLoss::Robust, label_smoothing: share / 3.0, tail_weight: Some(share), ..Dpo::default() };
             plan.pairs = Some(Pairs { select: Select::All });
             plan.train = Train { loss: Loss::Dpo(dpo), lr: real, ..Train::default() };
-            plan.filter_fallback = FilterFallback::Error;
+            plan.filter_fallback = Fallback::Error;
         }
         plan.observe.metrics = port.map(|port| ([127, 0, 0, 1], port).into());
         plan

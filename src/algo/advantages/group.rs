@@ -1,22 +1,22 @@
 //! Rewards against the mean of their group (GRPO, Dr. GRPO).
 
+use crate::settings::declare::choices;
 use serde::{Deserialize, Serialize};
 
 use super::error::AdvantageError;
 use super::rules::{Lone, Missing, over_scored, zero_missing};
 use super::statistics::{constant, mean, std};
 
-/// What differences from the group's mean are divided by.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Scale {
-    /// The group's own standard deviation (GRPO).
-    #[default]
-    Group,
-    /// The standard deviation over all rewards of the batch.
-    Batch,
-    /// Nothing (Dr. GRPO).
-    None,
+choices! {
+    /// Divisor of differences from the group's mean.
+    pub enum Scale {
+        /// the standard deviation of the group (GRPO).
+        "group" => Group,
+        /// the standard deviation of the batch.
+        "batch" => Batch,
+        /// no divisor (Dr. GRPO).
+        "none" => None,
+    }
 }
 
 /// Settings of [`advantages`].

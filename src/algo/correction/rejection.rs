@@ -1,5 +1,6 @@
 //! Which tokens or sequences are too far from the policy that sampled them to be trained on.
 
+use crate::settings::declare::choices;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -7,17 +8,16 @@ use serde::{Deserialize, Serialize};
 use super::spread::{Observed, mean};
 use super::{Spread, safe, spread_over};
 
-/// A token's divergence, from its log-ratio `log r` (trainer − behaviour).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Divergence {
-    /// `−log r`: signed, and bounded on both sides.
-    K1,
-    /// `(log r)² / 2`.
-    K2,
-    /// `r − 1 − log r`.
-    #[default]
-    K3,
+choices! {
+    /// Divergence of a token by its log-ratio `log r` (trainer − behaviour).
+    pub enum Divergence {
+        /// `r − 1 − log r`.
+        "k3" => K3,
+        /// `(log r)² / 2`.
+        "k2" => K2,
+        /// `−log r`, bounded on both sides.
+        "k1" => K1,
+    }
 }
 
 impl Divergence {
@@ -31,19 +31,18 @@ impl Divergence {
     }
 }
 
-/// What is judged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Over {
-    /// Each token by its own divergence.
-    Token,
-    /// Each sequence by the sum over its tokens.
-    Sum,
-    /// Each sequence by the mean over its tokens.
-    #[default]
-    Mean,
-    /// Each sequence by its worst token.
-    Max,
+choices! {
+    /// Unit that a rejection judges.
+    pub enum Over {
+        /// a sequence by the mean over its tokens.
+        "mean" => Mean,
+        /// a sequence by the sum over its tokens.
+        "sum" => Sum,
+        /// a sequence by its worst token.
+        "max" => Max,
+        /// each token by itself.
+        "token" => Token,
+    }
 }
 
 /// Rejects what diverges too far (verl's `rollout_rs`: `token_k1` … `seq_max_k3`).

@@ -1,5 +1,6 @@
 //! What a policy loss makes of a ratio and an advantage: the choice that gives a method its name.
 
+use crate::settings::declare::choices;
 use serde::{Deserialize, Serialize};
 
 /// A token's term of the loss, by its ratio ρ, its log-probability θ and its advantage A. `sg` is a constant for the gradient.
@@ -93,15 +94,14 @@ impl Default for Clip {
     }
 }
 
-/// How far apart two probabilities of a token are, all other tokens taken together as one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BinaryDivergence {
-    /// Total variation: |π_θ − π_anchor|.
-    #[default]
-    TotalVariation,
-    /// KL(anchor ‖ θ).
-    Kl,
+choices! {
+    /// Distance between two probabilities of a token, with all other tokens taken as one.
+    pub enum BinaryDivergence {
+        /// total variation: |π_θ − π_anchor|.
+        "tv" => TotalVariation,
+        /// the divergence KL(anchor ‖ θ).
+        "kl" => Kl,
+    }
 }
 
 /// VESPO's weight of a sequence, `φ(w) = e^λ wᵏ e^−λw`, which is 1 at w = 1; k and λ for advantages of 0 and more, and for negative ones.

@@ -1,22 +1,23 @@
 //! What a weight sync needs of an engine.
 
+use crate::settings::declare::choices;
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::Pending;
 
-/// What becomes of an engine's work while its weights change.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PauseMode {
-    /// It stands still and goes on, with the keys and values that it has (vLLM `keep`, SGLang `in_place`).
-    #[default]
-    Keep,
-    /// It stands still, forgets keys and values, and reads them anew under the new weights (SGLang `retract`).
-    Recompute,
-    /// It ends all that is under way, which goes on as new attempts (`abort`).
-    Abort,
-    /// It finishes what is under way and takes nothing new (vLLM `wait`).
-    Finish,
+choices! {
+    /// Policy for an engine's work while its weights change.
+    pub enum PauseMode {
+        /// the engine pauses and continues with its keys and values (vLLM `keep`, SGLang `in_place`).
+        "keep" => Keep,
+        /// the engine pauses and recomputes keys and values under the new weights (SGLang `retract`).
+        "recompute" => Recompute,
+        /// the engine aborts what is in flight, which continues as new requests.
+        "abort" => Abort,
+        /// the engine finishes what is in flight first and takes nothing new (vLLM `wait`).
+        "finish" => Finish,
+    }
 }
 
 /// The steps of a sync, one engine at a time. Labels are decimal version numbers.

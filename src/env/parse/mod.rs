@@ -8,6 +8,7 @@ mod qwen;
 mod tagged;
 mod xml;
 
+use crate::settings::declare::choices;
 use serde::{Deserialize, Serialize};
 
 use super::{ToolCall, ToolSpec, check_arguments};
@@ -59,20 +60,20 @@ impl<F: Fn(&str, &[ToolSpec]) -> Vec<Called> + Send + Sync> ToolParser for F {
     }
 }
 
-/// The ways in which models write calls.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum ToolFormat {
-    /// `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Hermes, Qwen2.5 and Qwen3 do.
-    #[default]
-    Hermes,
-    /// `<name>…</name>` for every known tool, around a JSON object, an element for every argument, or the only argument as it is.
-    Xml,
-    /// `{"name": …, "parameters": {…}}` as the whole turn, several separated by `;`, as Llama 3 does.
-    Llama,
-    /// `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`, as Qwen3-Coder does.
-    Qwen,
-    /// `{"function_call": {"name": …, "arguments": "…"}}`, arguments as JSON or as JSON in a text.
-    FunctionCall,
+choices! {
+    /// Format of tool calls in a completion.
+    pub enum ToolFormat {
+        /// `<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen2.5, Qwen3.
+        "hermes" => Hermes,
+        /// `<name>…</name>` for every tool, around a JSON object, an element for each argument, or the only argument.
+        "xml" => Xml,
+        /// `{"name": …, "parameters": {…}}` as the whole turn, several separated by `;`: Llama 3.
+        "llama" => Llama,
+        /// `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3-Coder.
+        "qwen" => Qwen,
+        /// `{"function_call": {"name": …, "arguments": …}}`, arguments as JSON or as JSON in a text.
+        "function_call" => FunctionCall,
+    }
 }
 
 impl ToolFormat {

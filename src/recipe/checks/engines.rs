@@ -2,7 +2,7 @@
 
 use super::Note;
 use crate::net::check_url;
-use crate::recipe::engine::{Cache, Engine, EngineKind, Launch, Pause};
+use crate::recipe::engine::{CachePolicy, Engine, EngineKind, Launch, PauseMode};
 use crate::recipe::plan::Plan;
 use crate::util::secrets::masked;
 
@@ -50,12 +50,12 @@ pub(super) fn engines(plan: &Plan, note: Note) {
 
 /// An adapter is loaded beside the others, and its name keeps apart what is remembered under it.
 fn adapters(engine: &Engine, note: Note) {
-    if engine.pause != Pause::default() {
+    if engine.pause != PauseMode::default() {
         let message =
             format!("`engine.pause` is \"{}\", but with lora.sync = \"adapter\" no server is paused", engine.pause.word());
         note("engine.pause", &["lora.sync"], message, "leave it out: answers end under the adapter that they began with");
     }
-    if engine.cache != Cache::default() {
+    if engine.cache != CachePolicy::default() {
         let message = format!(
             "`engine.cache` is \"{}\", but with lora.sync = \"adapter\" each adapter has a cache of its own",
             engine.cache.word()
@@ -93,11 +93,11 @@ fn launched(engine: &Engine, note: Note) {
 
 fn policies(engine: &Engine, note: Note) {
     let (kind, pause) = (engine.kind(), engine.pause);
-    if matches!((kind, pause), (EngineKind::Vllm, Pause::Recompute) | (EngineKind::Sglang, Pause::Finish)) {
+    if matches!((kind, pause), (EngineKind::Vllm, PauseMode::Recompute) | (EngineKind::Sglang, PauseMode::Finish)) {
         let message = format!("`engine.pause` is \"{}\", which {} has no way of", pause.word(), kind.word());
         note("engine.pause", &["engine.kind"], message, "use \"keep\" or \"abort\"");
     }
-    if engine.cache == Cache::Flush && pause == Pause::Keep {
+    if engine.cache == CachePolicy::Flush && pause == PauseMode::Keep {
         let message = "`engine.cache` is \"flush\", but with engine.pause = \"keep\" requests still use what would be forgotten";
         note("engine.cache", &["engine.pause"], message.to_owned(), "use \"namespaced\", or another engine.pause");
     }

@@ -4,7 +4,7 @@ use super::Note;
 use crate::recipe::advantage::Advantage;
 use crate::recipe::lora::AdapterSync;
 use crate::recipe::loss::{Dpo, Loss, PairLoss};
-use crate::recipe::plan::{FilterFallback, OnStale, Pipeline, Plan};
+use crate::recipe::plan::{Fallback, OnStale, Pipeline, Plan};
 use crate::recipe::reference_policy::{Reference, ReferencePolicy};
 use crate::recipe::train::{Aggregation, Train};
 
@@ -94,7 +94,7 @@ fn pairs(plan: &Plan, of: &Dpo, note: Note) {
         ("train.aggregation", *aggregation != Aggregation::default(), "all pairs of a step count alike"),
         ("flow.on_stale", plan.flow.on_stale == OnStale::Mask, whole),
         ("generate.mask_older", plan.generate.mask_older, whole),
-        ("filter_fallback", plan.filter_fallback == FilterFallback::Keep, "a group without a pair teaches nothing"),
+        ("filter_fallback", plan.filter_fallback == Fallback::Keep, "a group without a pair teaches nothing"),
     ];
     for (key, _, why) in without_use.iter().filter(|(_, set, _)| *set) {
         let message = format!("`{key}` is set to what `train.loss.kind = \"dpo\"` can't use: {why}");

@@ -1,11 +1,12 @@
 //! What each kind of reward is told: the keys that stand beside its `kind`, alone or in a part.
 
+pub use crate::stages::reward::CodeScore;
 use std::path::PathBuf;
 
 use crate::algo::rewards::{FormatTags, keywords};
 use crate::net::check_url;
 use crate::recipe::net::RetryPauses;
-use crate::settings::declare::{choices, section};
+use crate::settings::declare::section;
 use crate::settings::setting::{GIVEN, Limit, NOT_NEGATIVE, PATH_GIVEN, POSITIVE, SOME};
 use crate::stages::reward::service::{PROMPT, SCORE};
 
@@ -114,16 +115,6 @@ section! {
         processes: usize = 16, SOME;
         /// Whether code may be run without walls on a machine that has none: it could do all that this run can.
         unsandboxed: bool = false;
-    }
-}
-
-choices! {
-    /// What passing some tests is worth.
-    pub enum CodeScore {
-        /// their share of all.
-        "share" => Share,
-        /// nothing, unless it is all of them.
-        "all" => All,
     }
 }
 

@@ -1,5 +1,6 @@
 //! Keeps or drops whole groups (law D2) by a function of the group.
 
+use crate::settings::declare::choices;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,15 +17,14 @@ pub struct Filter {
     fallback: Fallback,
 }
 
-/// What happens when patience ends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Fallback {
-    /// The run ends with [`Exhausted`].
-    #[default]
-    Error,
-    /// What the filter rejects is trained on all the same and counted, until a group passes again. Groups that were dropped before the filter
-    /// saw them can't be trained on; as many of those in a row end the run all the same.
-    Keep,
+choices! {
+    /// Policy for a filter that rejects everything.
+    pub enum Fallback {
+        /// the run ends with an error that lists the reasons.
+        "error" => Error,
+        /// rejected groups are trained on and counted, until one passes again. Groups dropped before the filter cannot be trained on; as many of those in a row still end the run.
+        "keep" => Keep,
+    }
 }
 
 /// Nothing passes any more, so that the trainer would wait for ever.

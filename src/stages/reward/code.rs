@@ -1,18 +1,19 @@
 //! A reward for code: the share of its tests that it passes, or 1 only for all of them.
 
+use crate::settings::declare::choices;
 use std::sync::Arc;
 
 use crate::data::Sample;
 use crate::sandbox::{CodeJudge, CodeTests, Sandbox, extract_code};
 
-/// What passing some of the tests is worth.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CodeScore {
-    /// Their share of all.
-    #[default]
-    Share,
-    /// Nothing, unless it is all of them.
-    All,
+choices! {
+    /// Reward for passing some of the tests.
+    pub enum CodeScore {
+        /// the share of tests that pass.
+        "share" => Share,
+        /// 1 if all tests pass, else 0.
+        "all" => All,
+    }
 }
 
 /// Rewards code by the tests in its prompt's metadata, in a sandbox. The same code is run once for the same tests.

@@ -5,6 +5,7 @@
 //! completion, and costs the sample alone. A completion that is cut off, or that takes too long to judge, is none of these: it has a
 //! verdict. Samples that disappear for being slow would bias training towards short completions.
 
+use crate::settings::declare::choices;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
@@ -19,33 +20,31 @@ use super::score::Scoring;
 use crate::stages::LOST;
 use crate::stages::generate::why_lost;
 
-/// What becomes of a group that lost samples to a failure of an engine, an environment, a sandbox or a service.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnLostSample {
-    /// The samples are dropped as [`LOST`](crate::stages::LOST), and the group goes on with the others. One with fewer than two others is
-    /// dropped: nothing is left to compare.
-    #[default]
-    DropSample,
-    /// The whole group is dropped as [`LOST`](crate::stages::LOST).
-    DropGroup,
+choices! {
+    /// Policy for a group that lost samples to an engine, an environment, a sandbox or a service.
+    pub enum OnLostSample {
+        /// the lost samples are dropped as *lost*, and the group continues without them; a group with fewer than two others is dropped.
+        "drop_sample" => DropSample,
+        /// the whole group is dropped as *lost*.
+        "drop_group" => DropGroup,
+    }
 }
 
 /// Fewest rollouts that a group goes on with when it lost some.
 const FEWEST: usize = 2;
 
-/// What becomes of a group when no retry could save the reward of one of its samples (law F6).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnFailure {
-    /// It is dropped as [`POISONED`](crate::data::POISONED) and written to the dead letters, to be tried again later. Where samples were
-    /// lost, [`OnLostSample`] says what is dropped; the letter has the whole group.
-    #[default]
-    DeadLetter,
-    /// The same without a letter.
-    Drop,
-    /// The sample earns 0, the others what they earned.
-    Zero,
-    /// The run ends with a [`RewardError`].
-    Fail,
+choices! {
+    /// Policy for a group whose reward still fails after all retries (law F6).
+    pub enum OnFailure {
+        /// the group is written to `dead_letters.jsonl`, for `rollflow replay`, and dropped; of lost samples, as `on_lost_sample` says.
+        "dead_letter" => DeadLetter,
+        /// the group is dropped, or the samples that it lost are.
+        "drop" => Drop,
+        /// the sample earns 0.
+        "zero" => Zero,
+        /// the run ends.
+        "fail" => Fail,
+    }
 }
 
 /// A reward that failed.

@@ -1,18 +1,19 @@
 //! Law V2 where it counts: what the trainer is about to learn from, held against the bound on staleness. Pure.
 
 use crate::data::{Batch, Dropped, Group, Sample, Version};
+use crate::settings::declare::choices;
 use crate::stages::STALE;
 
-/// What becomes of tokens that are older than the bound allows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnStale {
-    /// There are none: admission made everybody wait. One that comes all the same is an error that ends the run.
-    #[default]
-    Wait,
-    /// Its whole group is dropped and counted (law D2). Long answers are dropped more often than short ones: watch the lengths.
-    Drop,
-    /// It stays, with a weight of zero in the loss; a group without any other is dropped.
-    Mask,
+choices! {
+    /// Policy for tokens older than `max_staleness`.
+    pub enum OnStale {
+        /// there are none, because admission holds prompts back. A stale token ends the run with an error.
+        "wait" => Wait,
+        /// the whole group is dropped and counted, and another prompt enters. Long completions are dropped more often than short ones.
+        "drop" => Drop,
+        /// stale tokens weigh nothing in the loss; a group without any other token is dropped.
+        "mask" => Mask,
+    }
 }
 
 /// A token that no policy allows.

@@ -12,6 +12,7 @@ mod manager;
 mod releases;
 mod verdict;
 
+use crate::settings::declare::choices;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -24,26 +25,15 @@ pub use manager::{SyncReport, WeightSyncManager};
 pub use releases::{Release, Releases};
 pub use verdict::{Probe, Sums, WrongWeights};
 
-/// What becomes of the keys and values that engines remember of prompts when weights change.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CachePolicy {
-    /// They are kept apart by version: no prompt meets those of another.
-    #[default]
-    Namespaced,
-    /// They are forgotten with every update.
-    Flush,
-    /// They are used whatever weights made them: fastest, and prompts are read as older weights would.
-    Keep,
-}
-
-impl CachePolicy {
-    /// What it is called.
-    pub fn word(self) -> &'static str {
-        match self {
-            CachePolicy::Namespaced => "namespaced",
-            CachePolicy::Flush => "flush",
-            CachePolicy::Keep => "keep",
-        }
+choices! {
+    /// Policy for cached prompts when weights change (law V5).
+    pub enum CachePolicy {
+        /// keys and values are kept apart by version.
+        "namespaced" => Namespaced,
+        /// keys and values are discarded with every update.
+        "flush" => Flush,
+        /// keys and values are reused whatever weights made them.
+        "keep" => Keep,
     }
 }
 
