@@ -7,29 +7,34 @@ use crate::settings::params::Params;
 pub const PLAIN: &str = "plain";
 
 section! {
-    /// How conversations become what the model reads. Prompts and data that are plain text know nothing of it, unless `ask` makes them conversations.
+    /// Conversion of conversations into tokens. It does not concern prompts and data that are plain
+    /// text, unless `ask` makes them conversations.
     pub struct Chat {
-        /// How prompts that are plain text are asked, and pairs of prompt and completion imitated.
+        /// How plain-text prompts, and pairs of prompt and completion, are presented.
         ask: Ask = Ask::default();
-        /// What the system says first, in conversations in which it says nothing.
+        /// System turn of conversations that have none.
         system: Option<String> = None;
-        /// A file with a chat template, relative to where the command runs, or `"plain"` for `role: content` lines; without it, the model's own.
+        /// A file with a chat template, relative to where the command runs, or `"plain"` for `role:
+        /// content` lines. Left out: the model's own.
         template: Option<String> = None;
-        /// What the template is told besides, such as `{ enable_thinking = false }`.
+        /// Further variables of the template, such as `{ enable_thinking = false }`.
         variables: Params = Params::default();
-        /// The day that a template writes which asks for it, as `"2026-01-31"`; without it, the day of the run, which then can't be repeated exactly.
+        /// Date for templates that write one, as `"2026-01-31"`. Left out: the day of the run,
+        /// which then cannot be repeated exactly.
         date: Option<String> = None;
     }
 }
 
 choices! {
-    /// How prompts that are plain text are asked.
+    /// How plain-text prompts are presented.
     pub enum Ask {
-        /// as the run asked that made the model; of any other model as `user` where it has a chat template or `template` names one, else as `as_written`.
+        /// as in the run that trained the model. Any other model: `user` if it has a chat template
+        /// or `template` names one, else `as_written`.
         "auto" => Auto,
-        /// as they are written, for models that go on with a text.
+        /// unchanged, for models that continue a text.
         "as_written" => AsWritten,
-        /// as what a user says in a conversation, for models that were taught to answer; the completion is the assistant's turn.
+        /// as a user's turn of a conversation, for instruction models; the completion is the
+        /// assistant's turn.
         "user" => User,
     }
 }

@@ -8,63 +8,70 @@ use crate::settings::declare::{choices, section};
 use crate::settings::setting::{NOT_NEGATIVE, POSITIVE, SOME};
 
 section! {
-    /// Who generates: this process, or servers over HTTP, which are given the trained weights through a folder that they can read.
+    /// Engine that generates: this process, or servers over HTTP, which load the trained weights
+    /// from a folder.
     pub struct Engine {
-        /// What kind of engine.
+        /// Kind of engine.
         kind: EngineKind = EngineKind::default();
-        /// Servers that run already, as `http://host:port` or `https://host`.
+        /// Running servers, as `http://host:port` or `https://host`.
         urls: Vec<String> = Vec::new();
-        /// The environment variable that holds a token for all of them, sent as `Authorization: Bearer …`. The token itself stands nowhere.
+        /// Environment variable with a token for all servers, sent as `Authorization: Bearer …`.
+        /// The token itself is never written.
         token_env: Option<String> = None;
-        /// What is started for as long as the run lasts, on this machine, besides.
+        /// Servers to start on this machine for the duration of the run, in addition to `urls`.
         launch: Launch = Launch::default();
-        /// How many of these.
+        /// Number of servers to start.
         replicas: usize = 1, SOME;
-        /// The GPU of each of these, by its number, the first being 0. Left out: GPUs that the run itself does not compute on, one each, as far as
-        /// there are any.
+        /// GPU of each started server, by its number from 0. Left out: one GPU each, of those that
+        /// the run does not compute on, as far as there are any.
         devices: Vec<usize> = Vec::new();
-        /// The share of its GPU's memory that each takes. Left out: on a GPU that the run computes on what its plan leaves, else the server's own
-        /// default.
+        /// Share of its GPU's memory that each started server takes. Left out: on a GPU that the
+        /// run computes on, what the memory plan leaves; elsewhere the server's own default.
         gpu_memory: Option<f64> = None, SHARE_IF_GIVEN;
-        /// Port of the first of these; the others follow.
+        /// Port of the first started server; the others follow.
         port: usize = 8400, PORT;
-        /// The command that starts one, with words before its flags; left out, that of `scripts/engines.sh` or else of the machine.
+        /// Command that starts a server, before its flags. Left out: that of `scripts/engines.sh`,
+        /// else of the machine.
         program: Option<String> = None;
-        /// More flags for it, one a word.
+        /// Further flags, one word each.
         flags: Vec<String> = Vec::new();
-        /// More of its environment, each as `NAME=value`.
+        /// Further environment variables, each as `NAME=value`.
         env: Vec<String> = Vec::new();
-        /// Seconds until one must be ready.
+        /// Seconds until a started server must be ready.
         start_timeout: f64 = 600.0, POSITIVE;
-        /// Times that one which ended is started anew.
+        /// Number of times that a started server is restarted after it ended.
         restarts: u32 = 3;
-        /// The model to ask a server for; left out, the first that it serves.
+        /// Model name in requests. Left out: the first that the server lists.
         model: Option<String> = None;
-        /// What becomes of a server's work while it is given weights.
+        /// Policy for a server's work in flight during a weight sync.
         pause: PauseMode = PauseMode::default();
-        /// What becomes of keys and values that it remembers of prompts.
+        /// Policy for cached prompts when weights change.
         cache: CachePolicy = CachePolicy::default();
-        /// Whether a model whose output head is its embedding is handed over with a head of its own; the servers must have been started so. Left
-        /// out: yes for vLLM, which reloads the one without the other, and no for others.
+        /// If true, a model whose output head is tied to its embedding is exported with a head of
+        /// its own; the servers must have been started so. Left out: true for vLLM, which reloads
+        /// one without the other, else false.
         untie: Option<bool> = None;
-        /// Where versions are written for servers, a folder that they can read; left out, `engine` in the run's.
+        /// Folder for weight versions, which the servers can read. Left out: `engine` in the run
+        /// folder.
         folder: Option<PathBuf> = None;
-        /// Versions that are kept there, besides those that are read.
+        /// Versions that are kept there, in addition to those being read.
         keep: usize = 2, SOME;
-        /// Nats by which a server's log-probabilities may differ from the trainer's on average when it was given weights. Left out: 0.001 in f32, 0.08 in
-        /// bf16 and 0.02 in f16 (`model.dtype`). A server that computes in another format than the trainer needs its format's.
+        /// Mean difference, in nats, that a server's log-probabilities may have from the trainer's
+        /// after a sync. Left out: 0.001 in f32, 0.08 in bf16 and 0.02 in f16 (`model.dtype`). For
+        /// a server that computes in another format than the trainer, give the value of that
+        /// format.
         tolerance: Option<f64> = None, POSITIVE_IF_GIVEN;
-        /// Whether servers are asked for checksums, which read all weights.
+        /// If true, servers are asked for checksums, which read all weights.
         checksums: bool = true;
-        /// Tries beyond the first to give one server a version.
+        /// Retries of a sync to one server.
         retries: u32 = 2;
-        /// Seconds for a pause.
+        /// Timeout of a pause, in seconds.
         pause_timeout: f64 = 60.0, POSITIVE;
-        /// Seconds for a load.
+        /// Timeout of a load, in seconds.
         load_timeout: f64 = 600.0, POSITIVE;
-        /// Seconds for any other step of a sync.
+        /// Timeout of any other step of a sync, in seconds.
         step_timeout: f64 = 60.0, POSITIVE;
-        /// Seconds for which a run waits when all servers are away.
+        /// Seconds that a run waits when all servers are lost.
         patience: f64 = 120.0, NOT_NEGATIVE;
     }
 }
@@ -83,15 +90,16 @@ const PORT: crate::settings::setting::Limit<usize> =
     crate::settings::setting::Limit { text: "1 to 65535", holds: |port| (1..=65_535).contains(port) };
 
 choices! {
-    /// Kinds of engines.
+    /// Kind of engine.
     pub enum EngineKind {
-        /// in this process.
+        /// this process.
         "local" => Local,
         /// vLLM servers.
         "vllm" => Vllm,
         /// SGLang servers.
         "sglang" => Sglang,
-        /// servers that speak as OpenAI's do, and can't be given weights: to generate with, not to train.
+        /// servers with OpenAI's API, which cannot be given weights: for generation without
+        /// training.
         "openai" => OpenAi,
     }
 }

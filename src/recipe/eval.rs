@@ -5,34 +5,39 @@ use crate::settings::declare::section;
 use crate::settings::setting::{FINITE, POSITIVE, SHARE, SOME, SOME_IF_GIVEN};
 
 section! {
-    /// Evaluation beside the training, pinned to published weights, and what `rollflow eval` asks. Answers are judged by `[reward]`; with
-    /// `[environment]` an answer is a rollout of several turns there. The pipelines `dpo` and `reward_model` judge held-out pairs instead, and
-    /// sample nothing: of these keys they take `every`, `task`, `limit` and `threads`. Training does not wait
-    /// for it, except that a synchronous run (`flow.max_staleness = 0`), one of `sft` or of `grpo_offline` writes a step down when its evaluation
-    /// is done. With `[engine]` the run's servers answer, and are given no newer weights meanwhile.
+    /// Evaluation during the training, pinned to published weights, and the questions of `rollflow
+    /// eval`. `[reward]` judges completions; with `[environment]` each is a multi-turn rollout. The
+    /// pipelines `dpo` and `reward_model` judge held-out pairs instead and sample nothing: they
+    /// take `every`, `task`, `limit` and `threads` alone. Training does not wait for an evaluation,
+    /// except in a synchronous run (`flow.max_staleness = 0`), in `sft` and in `grpo_offline`,
+    /// which log a step after its evaluation. With `[engine]` the servers of the run answer, and
+    /// get no newer weights during an evaluation.
     pub struct Eval {
-        /// Optimizer steps from one evaluation to the next, whole publishes (`sync.every`); the weights before the first step are evaluated, too,
-        /// and those after `train.steps` if they are published. 0 leaves evaluation to `rollflow eval`.
+        /// Optimizer steps between evaluations, a multiple of `sync.every`. The weights before the
+        /// first step are evaluated too, and those after the last if they are published. 0 leaves
+        /// evaluation to `rollflow eval`.
         every: u64 = 50;
-        /// What is asked, as in `[task]`; left out, the run's own task, or the pairs that `reward_model.held_out` holds out.
+        /// Prompts, as in `[task]`. Left out: the run's own task, or the pairs that
+        /// `reward_model.held_out` holds out.
         task: Option<Task> = None;
-        /// Prompts that are asked, the first ones; left out, all.
+        /// Number of prompts, from the start. Left out: all.
         limit: Option<usize> = None, SOME_IF_GIVEN;
-        /// Answers sampled to each prompt, for pass@1 up to pass@`samples`; 0 samples none.
+        /// Completions sampled per prompt, for pass@1 up to pass@`samples`; 0 samples none.
         samples: u32 = 4;
-        /// Whether each prompt is answered greedily, too.
+        /// If true, each prompt also gets one greedy completion.
         greedy: bool = true;
-        /// Divides the logits of sampled answers.
+        /// Divisor of the logits of sampled completions.
         temperature: f64 = 1.0, POSITIVE;
-        /// Keeps the likeliest tokens up to this total probability; 1 keeps all.
+        /// Total probability of the likeliest tokens that are kept; 1 keeps all.
         top_p: f64 = 1.0, SHARE;
-        /// Longest answer, or turn of one, in tokens; left out, `generate.max_new_tokens`.
+        /// Longest completion, or turn of a rollout, in tokens. Left out:
+        /// `generate.max_new_tokens`.
         max_new_tokens: Option<usize> = None, SOME_IF_GIVEN;
-        /// An answer is right that earns at least this.
+        /// Smallest reward of a right completion.
         success: f64 = 1.0, FINITE;
-        /// Answers that are generated at the same time.
+        /// Completions generated at the same time.
         slots: usize = 64, SOME;
-        /// Threads that generate them, now and then: no core of the machine is set aside for them.
+        /// Threads that generate them. No core is reserved for them.
         threads: usize = 1, SOME;
     }
 }

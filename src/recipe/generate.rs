@@ -8,59 +8,62 @@ use crate::settings::section::NoKeys;
 use crate::settings::setting::{FINITE, NOT_NEGATIVE, SHARE, SOME, UP_TO_ONE};
 
 section! {
-    /// How answers are sampled.
+    /// Sampling of completions.
     pub struct Generate {
-        /// Answers per prompt: the group whose rewards are compared.
+        /// Completions per prompt: the group whose rewards are compared.
         group_size: usize = 8, SOME;
-        /// Longest answer, in tokens, end of text included.
+        /// Longest completion, in tokens, the end-of-text token included.
         max_new_tokens: usize = 256, SOME;
-        /// Divides the logits; 0 takes the likeliest token.
+        /// Divisor of the logits; 0 takes the likeliest token.
         temperature: f64 = 1.0, NOT_NEGATIVE;
-        /// Keeps the likeliest tokens up to this total probability; 1 keeps all.
+        /// Total probability of the likeliest tokens that are kept; 1 keeps all.
         top_p: f64 = 1.0, SHARE;
-        /// Keeps this many likeliest tokens; 0 keeps all.
+        /// Number of likeliest tokens that are kept; 0 keeps all.
         top_k: usize = 0;
-        /// Keeps tokens at least this likely relative to the likeliest; 0 keeps all.
+        /// Smallest probability that is kept, relative to the likeliest token; 0 keeps all.
         min_p: f64 = 0.0, UP_TO_ONE;
-        /// Texts that end an answer, besides end of text.
+        /// Strings that end a completion, in addition to the end-of-text token.
         stop: Vec<String> = Vec::new();
-        /// Whether end of text is a token like any other, so that every answer has all its tokens: for measurements.
+        /// If true, the end-of-text token does not end a completion, so that every completion has
+        /// `max_new_tokens`: for measurements.
         ignore_eos: bool = false;
-        /// Sequences decoded at the same time; 0 finds out by measuring how many are worth it.
+        /// Sequences decoded at the same time; 0 chooses by measuring.
         slots: usize = 64;
-        /// What becomes of answers under way when new weights arrive.
+        /// Policy for completions in flight when new weights arrive.
         on_new_weights: OnNewWeights = OnNewWeights::default();
-        /// Whether only what the newest of an answer's weights sampled is trained.
+        /// If true, only tokens sampled by the newest weights of a completion are trained on.
         mask_older: bool = false;
-        /// Engines beside each other, which share the slots. A synchronous run (`flow.max_staleness = 0`) takes one.
+        /// Engines that generate in parallel and share the slots. A synchronous run
+        /// (`flow.max_staleness = 0`) takes one.
         workers: usize = 1, SOME;
-        /// Threads of each of them.
+        /// Threads of each engine.
         threads: usize = 1, SOME;
-        /// Devices that they compute on, in turn. None: `model.device`.
+        /// Devices of the engines, assigned in turn. Left out: `model.device`.
         devices: Vec<DeviceName> = Vec::new();
     }
 }
 
 tagged! {
-    /// A condition that a group must meet to be trained on; `[[filter]]` may stand several times, and all must hold.
+    /// Condition that a group must meet to be trained on. `[[filter]]` may be repeated; all
+    /// conditions must hold.
     pub enum Filter {
         /// the rewards of the group differ.
         "nonzero_std" => NonzeroStd(NonzeroStd),
         /// some reward is above a threshold.
         "min_reward" => MinReward(MinReward),
-        /// enough of the answers are different texts.
+        /// enough of the completions are different texts.
         "diversity" => Diversity(Diversity),
-        /// every answer's length is within bounds.
+        /// every completion's length is within bounds.
         "length" => Length(LengthFilter),
-        /// some answer ended by itself.
+        /// some completion ended by itself.
         "any_success" => AnySuccess(NoKeys),
-        /// a filter keeps it that was registered by a name.
+        /// a filter that was registered by a name keeps it.
         "custom" => Custom(Custom),
     }
 }
 
 section! {
-    /// Drops groups that teach nothing because their rewards are equal.
+    /// Group filter (dynamic sampling): drops groups whose rewards are equal.
     pub struct NonzeroStd {
         /// The standard deviation must be above this.
         threshold: f64 = 0.0, NOT_NEGATIVE;
@@ -76,19 +79,19 @@ section! {
 }
 
 section! {
-    /// Drops groups that repeat themselves.
+    /// Drops groups whose completions repeat each other.
     pub struct Diversity {
-        /// Least share of different answers.
+        /// Least share of different completions.
         min_unique_ratio: f64 = 0.5, SHARE;
     }
 }
 
 section! {
-    /// Drops groups with answers that are too short or too long.
+    /// Drops groups with completions that are too short or too long.
     pub struct LengthFilter {
-        /// Shortest answer, in tokens.
+        /// Shortest completion, in tokens.
         min: usize = 10;
-        /// Longest answer, in tokens.
+        /// Longest completion, in tokens.
         max: usize = 2048, SOME;
     }
 }

@@ -7,23 +7,23 @@ const RANK: Limit<usize> = Limit { text: "1 to 65536", holds: |rank| (1..=65536)
 const TARGETS: Limit<Vec<Target>> = Limit { text: "at least one", holds: |targets| !targets.is_empty() };
 
 section! {
-    /// Low-rank adapters: `W + alpha / rank · B·A`, of which A and B alone are trained. Gradient, optimizer and checkpoints shrink to their size.
-    /// The run's seed draws A; B is 0 at first. A reward model's head is trained beside
-    /// them as a whole.
+    /// Low-rank adapters (LoRA): `W + alpha / rank · B·A`, of which only A and B are trained.
+    /// Gradient, optimizer and checkpoints shrink to their size. The run's seed draws A; B starts
+    /// at 0. A reward model's score head is trained in full alongside them.
     pub struct Lora {
-        /// Rows of A and columns of B.
+        /// Rank: rows of A and columns of B.
         rank: usize = 16, RANK;
-        /// Their product counts `alpha / rank` times.
+        /// Numerator of the scale `alpha / rank`.
         alpha: f64 = 32.0, POSITIVE;
-        /// What gets adapters.
+        /// Projections that get adapters.
         targets: Vec<Target> = vec![Target::AllLinear], TARGETS;
-        /// How they reach the generator.
+        /// How adapters reach the generator.
         sync: AdapterSync = AdapterSync::default();
     }
 }
 
 choices! {
-    /// A projection, by the name that transformers and PEFT give it.
+    /// A projection, by its name in transformers and PEFT.
     pub enum Target {
         /// all of them.
         "all-linear" => AllLinear,
@@ -33,17 +33,17 @@ choices! {
         "k_proj" => K,
         /// values.
         "v_proj" => V,
-        /// attention's output.
+        /// the attention's output.
         "o_proj" => O,
         /// the feed-forward layer's gate.
         "gate_proj" => Gate,
-        /// what it gates.
+        /// the feed-forward layer's up projection.
         "up_proj" => Up,
-        /// its output.
+        /// the feed-forward layer's down projection.
         "down_proj" => Down,
-        /// queries, keys and values, in models that hold them as one: `phi3`.
+        /// queries, keys and values, in models that store them as one: `phi3`.
         "qkv_proj" => Qkv,
-        /// gate and what it gates, in the same models.
+        /// gate and up projection, in the same models.
         "gate_up_proj" => GateUp,
     }
 }
@@ -51,10 +51,11 @@ choices! {
 choices! {
     /// How adapters reach the generator.
     pub enum AdapterSync {
-        /// in a copy of the weights that they are merged into: generates as fast as without adapters, and takes that copy's memory.
+        /// merged into a copy of the weights: as fast as without adapters, for that copy's memory.
         "merged" => Merged,
-        /// by themselves, over the weights that the trainer has: a publish copies adapters only, and every token is computed with two more thin
-        /// products for each group of projections. Servers are given adapters beside those that they have, and requests name theirs.
+        /// as adapters over the trainer's weights: a publish copies adapters only, and every token
+        /// costs two more thin products per group of projections. Servers load each version as a
+        /// new adapter, and requests name it.
         "adapter" => Adapter,
     }
 }

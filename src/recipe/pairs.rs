@@ -3,21 +3,22 @@
 use crate::settings::declare::{choices, section};
 
 section! {
-    /// Pairs of a group's answers, of which one earned more, for `train.loss.kind = "dpo"`. Groups without any are dropped.
+    /// Pairs of a group's completions with different rewards, for `train.loss.kind = "dpo"`. Groups
+    /// without any are dropped.
     pub struct Pairs {
-        /// Which.
+        /// Selection of pairs.
         select: Select = Select::default();
     }
 }
 
 choices! {
-    /// Which answers are held against each other.
+    /// Selection of pairs.
     pub enum Select {
         /// the best against the worst.
         "best_worst" => BestWorst,
         /// one pair, drawn by the seed.
         "random" => Random,
-        /// every answer against every worse one.
+        /// every completion against every worse one.
         "all" => All,
     }
 }

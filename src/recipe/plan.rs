@@ -24,49 +24,49 @@ use crate::settings::declare::{choices, section};
 use crate::settings::setting::{FROM_ONE, GIVEN, SOME, SOME_IF_GIVEN, SOME_STEPS};
 
 section! {
-    /// The run as a whole.
+    /// A run: every section of a recipe, with all defaults filled in.
     pub struct Plan {
-        /// Which prebuilt pipeline runs.
+        /// Prebuilt pipeline to run.
         pipeline: Pipeline = Pipeline::default();
-        /// Names the run in its folder and reports.
+        /// Name of the run, in its folder and reports.
         name: String = "run".to_owned(), GIVEN;
-        /// Every random draw of the run follows from it.
+        /// Seed of every random draw of the run.
         seed: u64 = 0;
-        /// What happens when `filter` has rejected 64 batches' worth of groups in a row.
+        /// Policy for 64 batches' worth of groups in a row that `filter` rejects.
         filter_fallback: Fallback = Fallback::default();
-        /// Where the policy's first weights come from, and how models compute.
+        /// Source of the policy's first weights, and how models compute.
         model: Model = Model::default();
-        /// Adapters, which are trained in the place of the weights.
+        /// Adapters that are trained instead of the weights.
         lora: Option<Lora> = None;
-        /// How conversations become what the model reads.
+        /// Conversion of conversations into tokens.
         chat: Chat = Chat::default();
-        /// What is asked.
+        /// Prompts.
         task: Task = Task::default();
         /// Supervised training.
         sft: Option<Sft> = None;
-        /// Supervised training beside reinforcement.
+        /// Supervised training alongside reinforcement.
         mix: Option<Mix> = None;
         /// Training of a reward model.
         reward_model: Option<RewardModel> = None;
-        /// How answers are sampled.
+        /// Sampling of completions.
         generate: Generate = Generate::default();
-        /// Who generates, and how servers are given weights.
+        /// Engine that generates, and how servers get weights.
         engine: Engine = Engine::default();
-        /// What answers the model, where a rollout has several turns.
+        /// Environment of multi-turn rollouts.
         environment: Option<Environment> = None;
-        /// What an answer earns.
+        /// Reward of a completion.
         reward: Reward = Reward::default();
         /// Conditions that a group must meet to be trained on.
         filter: Vec<Filter> = Vec::new();
-        /// Which of a group's answers are held against each other.
+        /// Selection of pairs among a group's completions.
         pairs: Option<Pairs> = None;
-        /// The policy that the trained one is held to.
+        /// Reference policy, which KL terms and losses of pairs are taken against.
         reference: Option<Reference> = None;
-        /// What one optimizer step trains on.
+        /// Groups of one optimizer step.
         batch: Batching = Batching::default();
         /// The policy-gradient loss and the optimizer.
         train: Train = Train::default();
-        /// What is expected of answers, token by token (PPO).
+        /// Critic: expected return of each token (PPO).
         critic: Option<Critic> = None;
         /// Keys that have other values from some step on; may stand several times.
         change: Vec<Change> = Vec::new();
@@ -216,72 +216,81 @@ impl Pipeline {
 }
 
 section! {
-    /// What one optimizer step trains on.
+    /// Groups of one optimizer step.
     pub struct Batching {
         /// Groups per step.
         groups: usize = 32, SOME;
-        /// Times as many groups, rounded up, are let in for a step, which takes the first to finish; the others stay for the next step. 1 takes
-        /// groups strictly in the order of their prompts. A synchronous run (`flow.max_staleness = 0`) waits for all of them, takes the oldest that
-        /// the filter kept and drops the rest as *surplus*: that spares a second round where a filter drops groups, not the wait for long answers.
+        /// Over-sampling factor: this many times `groups`, rounded up, are in flight for a step,
+        /// which takes the first that finish; the others stay for the next step. 1 takes groups
+        /// strictly in the order of their prompts. A synchronous run (`flow.max_staleness = 0`)
+        /// waits for all of them, takes the oldest that the filter kept and drops the rest as
+        /// *surplus*. That saves a second round when a filter drops groups, and no time for long
+        /// completions.
         over_sample: f64 = 1.0, FROM_ONE;
     }
 }
 
 section! {
-    /// How new weights reach the generator.
+    /// Weight sync.
     pub struct Syncing {
-        /// Optimizer steps from one publish to the next.
+        /// Optimizer steps between publishes.
         every: u64 = 1, SOME_STEPS;
     }
 }
 
 section! {
-    /// How far stages run ahead of each other.
+    /// Staleness, and limits of what is in flight.
     pub struct FlowLimits {
-        /// Most published versions that a sampled token may lag behind the weights it trains; 0 is the synchronous run: the same to the bit in this
-        /// process, the same algorithm with servers.
+        /// Largest lag, in published versions, between the weights that sampled a token and those
+        /// that train on it. 0 is the synchronous run: bit for bit repeatable on the local engine,
+        /// and the same algorithm with servers.
         max_staleness: u64 = 1;
-        /// What becomes of groups that would be older than that.
+        /// Policy for groups that would be older than `max_staleness`.
         on_stale: OnStale = OnStale::default();
-        /// What becomes of a group of which an engine, an environment, a sandbox or a service lost samples, after all retries. A completion that is
-        /// cut off or judged too slowly is not lost: it has a verdict.
+        /// Policy for a group that lost samples to an engine, an environment, a sandbox or a
+        /// service, after all retries. A completion that is truncated or judged too slowly is not
+        /// lost, because it has a verdict.
         on_lost_sample: OnLostSample = OnLostSample::default();
-        /// Groups between admission and training; without it, as many as the staleness allows:
-        /// (`max_staleness` + 1) × `sync.every` × `batch.groups`. With over-sampling no more than a step chooses from, besides those of the
-        /// other steps before a publish: (`batch.over_sample` + `sync.every` − 1) × `batch.groups`.
+        /// Groups between admission and training. Left out: as many as the staleness allows,
+        /// (`max_staleness` + 1) × `sync.every` × `batch.groups`; with over-sampling
+        /// (`batch.over_sample` + `sync.every` − 1) × `batch.groups`.
         window: Option<usize> = None, SOME_IF_GIVEN;
-        /// Most messages waiting between two stages.
+        /// Most messages that wait between two stages.
         edge_items: usize = 64, SOME;
-        /// Most tokens waiting between two stages; a single larger message still passes.
+        /// Most tokens that wait between two stages. A single larger message still passes.
         edge_tokens: usize = 262_144, SOME;
     }
 }
 
 section! {
-    /// What is saved of the run. The end is always saved.
+    /// Checkpoints. The last step is always saved.
     pub struct Checkpointing {
-        /// Optimizer steps from one checkpoint to the next; 0 saves only the end.
+        /// Optimizer steps between checkpoints; 0 saves only the last step.
         every: u64 = 100;
-        /// Newest checkpoints that are kept, two at least: a resume may need the one before the newest.
+        /// Newest checkpoints that are kept, at least two: a resume may need the second newest.
         keep: usize = 3, SOME;
-        /// The format of the weights in checkpoints; left out, that of the model's folder. Where it is not f32, the f32 parameters that a resumed
-        /// run needs are saved beside the optimizer's state.
+        /// Format of the weights in checkpoints. Left out: that of the model's folder. If it is not
+        /// f32, the f32 parameters that a resume needs are saved with the optimizer's state.
         dtype: Option<Precision> = None;
     }
 }
 
 section! {
-    /// What is seen of the run.
+    /// Metrics, logs and progress.
     pub struct Observe {
-        /// Where Prometheus finds the metrics; port 0 takes any free one. Left out, they are not served.
+        /// Address of the Prometheus endpoint; port 0 takes a free port. Left out, metrics are not
+        /// served.
         metrics: Option<SocketAddr> = None;
-        /// Optimizer steps between steps whose rollouts are written to `rollouts.jsonl`; 0 writes none.
+        /// Optimizer steps between steps whose rollouts are written to `rollouts.jsonl`; 0 writes
+        /// none.
         rollouts_every: u64 = 10;
-        /// Whether the metrics are written as TensorBoard events too.
+        /// If true, metrics are also written as TensorBoard events.
         tensorboard: bool = false;
-        /// Optimizer steps between printed lines such as `Step 20: reward=0.43 loss=0.0214 grad_norm=0.81 lr=2e-4`.
+        /// Optimizer steps between printed lines such as `Step 20: reward=0.43 loss=0.0214
+        /// grad_norm=0.81 lr=2e-4`.
         log_every: u64 = 10, SOME_STEPS;
-        /// Whether a progress line is shown: redrawn on a terminal, a plain line every few seconds elsewhere.
+        /// If true, a progress line is shown: redrawn on a terminal, a plain line every few seconds
+        /// elsewhere.
         progress: bool = true;
     }
 }

@@ -6,8 +6,8 @@ use crate::settings::declare::{section, tagged};
 use crate::settings::setting::{BELOW_ONE, SOME, SOME_STEPS};
 
 section! {
-    /// A policy that the trained one is held to, by `train.kl_loss`, `train.kl_reward` or a loss of pairs. Its stage scores what the filter
-    /// lets through, beside generator and trainer.
+    /// Reference policy of `train.kl_loss`, `train.kl_reward` or a loss of pairs. Its stage scores
+    /// the groups that the filter keeps, in parallel with generator and trainer.
     pub struct Reference {
         first policy: ReferencePolicy;
         /// Threads of its stage.
@@ -16,19 +16,19 @@ section! {
 }
 
 tagged! {
-    /// What it is made of.
+    /// Source of the reference policy.
     pub enum ReferencePolicy {
         /// the policy at the run's start, after the warm-up, or a folder's.
         "frozen" => Frozen(Frozen),
         /// a moving average of the published weights.
         "ema" => Ema(Ema),
-        /// a copy of the published weights, now and then.
+        /// a copy of the published weights, renewed from time to time.
         "periodic" => Periodic(Periodic),
     }
 }
 
 section! {
-    /// Stays as it is.
+    /// A reference policy that never changes.
     pub struct Frozen {
         /// A Hugging Face folder of a model with the same vocabulary; left out, the policy as it is when reinforcement begins.
         path: Option<PathBuf> = None;
@@ -36,17 +36,18 @@ section! {
 }
 
 section! {
-    /// Follows slowly.
+    /// A reference policy that follows the published weights slowly.
     pub struct Ema {
-        /// What it keeps of itself at every published version; of versions that it does not get to see it takes the newest for all.
+        /// Share of the old average that is kept at every published version. If versions are
+        /// missed, the newest counts for all of them.
         decay: f64 = 0.99, BELOW_ONE;
     }
 }
 
 section! {
-    /// Follows in leaps.
+    /// A reference policy that is replaced at intervals.
     pub struct Periodic {
-        /// Published versions from one copy to the next.
+        /// Published versions between copies.
         every: u64 = 10, SOME_STEPS;
     }
 }

@@ -16,22 +16,22 @@ use crate::settings::setting::{
 const FEW_DIGITS: Limit<u32> = Limit { text: "1 to 9", holds: |digits| (1..=9).contains(digits) };
 
 section! {
-    /// The prompts, and the order they come in.
+    /// Prompts and their order.
     pub struct Task {
         first data: TaskData;
-        /// Whether the first epoch is shuffled too; later ones always are.
+        /// If true, the first epoch is shuffled too; later ones always are.
         shuffle: bool = true;
     }
 }
 
 tagged! {
-    /// Where the prompts come from.
+    /// Source of the prompts.
     pub enum TaskData {
-        /// sums such as `7+5=`, made on the spot.
+        /// generated sums such as `7+5=`.
         "arithmetic" => Arithmetic(Arithmetic),
-        /// data sets on disk, in the formats and layouts that docs/data.md lists: one, or a mixture.
+        /// data sets, in the formats and layouts of docs/data.md: one, or a mixture.
         "data" => Data(DataTask) by [data, sources],
-        /// rollouts that were recorded, for `pipeline = "grpo_offline"`.
+        /// recorded rollouts, for `pipeline = "grpo_offline"`.
         "rollouts" => Rollouts(RolloutsTask) by [path],
     }
 }
@@ -41,7 +41,8 @@ section! {
     pub struct Arithmetic {
         /// Most digits of each number.
         digits: u32 = 1, FEW_DIGITS;
-        /// How many sums to draw by the seed; without it, every one: 100 for one digit, 10000 for two.
+        /// Number of sums, drawn by the seed. Left out: every sum, 100 for one digit, 10000 for
+        /// two.
         count: Option<usize> = None, SOME_IF_GIVEN;
     }
 }
@@ -58,76 +59,82 @@ impl Task {
 }
 
 section! {
-    /// Supervised training: all of the `sft` pipeline, the warm-up of `grpo`. Left out, `grpo` starts with the model as it is.
+    /// Supervised training: all of the `sft` pipeline, and the warm-up of `grpo`. Left out, `grpo`
+    /// starts from the model unchanged.
     pub struct Sft {
         /// Optimizer steps.
         steps: u64 = 40, SOME_STEPS;
-        /// Passes over the samples, instead of `steps`, which follow from them and are rounded up.
+        /// Passes over the samples, instead of `steps`, which follow from them, rounded up.
         epochs: Option<f64> = None, POSITIVE_IF_GIVEN;
-        /// Pairs or conversations per step; rows, where they are packed.
+        /// Pairs or conversations per step; rows if they are packed.
         batch: usize = 64, SOME;
-        /// In place of `batch`: a step takes as many in turn as have no more tokens than this together, so that steps cost about the same.
+        /// Most tokens per step, instead of `batch`: a step takes samples in turn up to this many
+        /// tokens, so that steps cost about the same.
         batch_tokens: Option<usize> = None, SOME_IF_GIVEN;
         /// Peak learning rate. Left out, it follows from the model: 2e-5 for a Hugging Face model (as TRL's `SFTConfig`; half of it for presets of
         /// 2 billion parameters or more), 2e-4 for its adapters (as TRL's `sft.py`), 1e-3 for a small random model.
         lr: f64 = IMITATION.random, POSITIVE;
-        /// Most tokens of a sample, and of a row where samples are packed; without it, as many as the model reads.
+        /// Sequence length: most tokens of a sample, and of a row if samples are packed. Left out:
+        /// what the model reads.
         max_length: Option<usize> = None, SOME_IF_GIVEN;
-        /// What becomes of longer samples.
+        /// Policy for samples longer than `max_length`.
         too_long: TooLong = TooLong::default();
-        /// How samples share rows of `max_length` tokens.
+        /// Sequence packing: how samples share rows of `max_length` tokens.
         packing: Packing = Packing::default();
-        /// Share of the sums of an `arithmetic` task that may be seen, chosen by the seed.
+        /// Share of the sums of an `arithmetic` task that are trained on, chosen by the seed.
         fraction: f64 = 1.0, SHARE;
-        /// What is imitated: a data set of pairs, conversations or texts, as `data` of a source; without it and `sources`, the task's own prompts and
-        /// answers.
+        /// Data set of pairs, conversations or texts, as `data` of a source. Without it and
+        /// `sources`: the task's own prompts and reference answers.
         data: Option<PathBuf> = None;
-        /// Several data sets in the place of one, or one with more to say of it.
+        /// Several data sets instead of one, or one with more settings.
         sources: Vec<Source> = Vec::new();
-        /// How a conversation of several turns is learned from.
+        /// How a conversation of several turns becomes samples.
         turns: Turns = Turns::default();
         last optimization: Optimization;
     }
 }
 
 choices! {
-    /// How a conversation of several turns is learned from.
+    /// How a conversation of several turns becomes samples.
     pub enum Turns {
-        /// in one sample, in which each turn of the assistant is trained.
+        /// one sample, in which each turn of the assistant is trained on.
         "together" => Together,
-        /// in a sample for each turn of the assistant, with what came before as the model would be shown it.
+        /// a sample for each turn of the assistant, with the previous turns as the model would be
+        /// shown them.
         "apart" => Apart,
     }
 }
 
 section! {
-    /// Supervised training that goes on beside reinforcement, with the pairs of `[sft]`: its gradient is added to that of the step.
+    /// Supervised training alongside reinforcement, on the pairs of `[sft]`: its gradient is added
+    /// to that of the step.
     pub struct Mix {
-        /// What its loss, the mean over its tokens, counts beside the policy's.
+        /// Weight of its loss, the mean over its tokens, relative to the policy's.
         weight: f64 = 0.1, POSITIVE;
-        /// Only every so many steps; 1 is all of them.
+        /// Interval in steps; 1 mixes into every step.
         every: u64 = 1, SOME_STEPS;
-        /// Pairs of each.
+        /// Pairs per mixed step.
         batch: usize = 16, SOME;
     }
 }
 
 section! {
-    /// Training of a reward model on pairs of answers: all of the `reward_model` pipeline. Pairs are the records of a `data` task, with
-    /// the fields `chosen` and `rejected` or those that its `columns` name, or sums of the `arithmetic` task against wrong ones, 64 for each.
+    /// Training of a reward model on pairs of completions: all of the `reward_model` pipeline.
+    /// Pairs are the records of a `data` task, with the fields `chosen` and `rejected` or those
+    /// that its `columns` name, or sums of the `arithmetic` task against wrong ones, 64 for each.
     pub struct RewardModel {
         /// Optimizer steps.
         steps: u64 = 200, SOME_STEPS;
-        /// Passes over the pairs that are trained on, instead of `steps`, which follow from them and are rounded up.
+        /// Passes over the training pairs, instead of `steps`, which follow from them, rounded up.
         epochs: Option<f64> = None, POSITIVE_IF_GIVEN;
         /// Pairs per step.
         batch: usize = 64, SOME;
         /// Peak learning rate. Left out, it follows from the model: 1e-5 for a Hugging Face model, 1e-4 for its adapters (as TRL's
         /// `reward_modeling.py`), 1e-3 for a small random model.
         lr: f64 = REWARD_MODEL.random, POSITIVE;
-        /// Share of the task's prompts whose pairs are not trained but judged at the end.
+        /// Share of the task's prompts whose pairs are held out, and judged at the end.
         held_out: f64 = 0.1, BELOW_ONE;
-        /// How strongly scores are kept around 0; 0.01 is common.
+        /// Coefficient that keeps scores near 0; 0.01 is common.
         center: f64 = 0.0, NOT_NEGATIVE;
         last optimization: Optimization;
     }

@@ -25,66 +25,71 @@ const BOUND_IF_GIVEN: Limit<Option<f64>> =
     Limit { text: "above 0; inf is no bound", holds: |value| value.is_none_or(|value| value > 0.0) };
 
 section! {
-    /// One optimizer step on every batch of groups.
+    /// Policy-gradient loss and optimizer.
     pub struct Train {
-        /// Steps of the run, one for every batch.
+        /// Optimizer steps of the run, one per batch.
         steps: u64 = 300, SOME_STEPS;
-        /// Passes over the task's prompts, rollouts or pairs, instead of `steps`, which follow from them and are rounded up. Prompts that a
-        /// filter drops are not counted: others take their places.
+        /// Passes over the prompts, rollouts or pairs of the task, instead of `steps`, which follow
+        /// from them, rounded up. Prompts that a filter drops are not counted: others replace them.
         epochs: Option<f64> = None, POSITIVE_IF_GIVEN;
-        /// Ends the run sooner, once the mean reward of the last 20 steps reaches this; without it, all steps are taken.
+        /// Mean reward of the last 20 steps that ends the run early. Left out: all steps are taken.
         target_reward: Option<f64> = None;
-        /// Passes over each batch, an update each, or as many as there are minibatches.
+        /// PPO epochs: passes over each batch, with an optimizer step per minibatch.
         updates: u64 = 1, SOME_STEPS;
-        /// Parts that each pass is cut into, of groups drawn anew every time: an update each, with means over its own tokens.
+        /// Minibatches of each pass, of groups drawn anew for every pass. Each is an optimizer
+        /// step, with means over its own tokens.
         minibatches: usize = 1, SOME;
         /// Peak learning rate. Left out, it follows from the model: 1e-6 for a Hugging Face model (as TRL's `GRPOConfig` and `DPOConfig`, and
         /// verl), 1e-5 for its adapters, 3e-4 for a small random model.
         lr: f64 = POLICY.random, POSITIVE;
-        /// What the policy learns from a probability ratio and an advantage.
+        /// Policy loss.
         loss: Loss = Loss::default();
-        /// A divergence from the reference policy in the loss.
+        /// KL divergence from the reference policy, in the loss.
         kl_loss: Option<KlLoss> = None;
-        /// A divergence from the reference policy in the reward.
+        /// KL divergence from the reference policy, in the reward.
         kl_reward: Option<KlReward> = None;
-        /// Weight of an entropy bonus, the mean over the step's trained tokens.
+        /// Coefficient of the entropy bonus, the mean over the step's trained tokens.
         entropy_coef: f64 = 0.0, FINITE;
-        /// Share of the step's tokens that are trained, those of highest entropy; below 1 it costs a second forward pass where the batch is cut into
-        /// parts.
+        /// Share of the step's tokens that are trained on, those of highest entropy. Below 1 it
+        /// costs a second forward pass if the batch is cut into micro-batches.
         top_entropy: f64 = 1.0, SHARE;
-        /// Answers of negative advantage are not trained on where their log-probabilities have fallen by more than this in the mean.
+        /// Completions of negative advantage are not trained on if their mean log-probability has
+        /// fallen by more than this, in nats.
         off_policy_threshold: Option<f64> = None, FINITE_IF_GIVEN;
-        /// What rewards are compared with.
+        /// Advantage estimator.
         advantage: Advantage = Advantage::default();
-        /// How tokens weigh in the loss.
+        /// Weights of tokens in the loss.
         aggregation: Aggregation = Aggregation::default();
-        /// What probability ratios are taken against. Left out: `recompute` where `correction` weighs tokens, else `behaviour`.
+        /// Policy that probability ratios are taken against. Left out: `recompute` if `correction`
+        /// weighs tokens, else `behaviour`.
         proximal: Option<Proximal> = None;
-        /// Importance weights for tokens of another policy.
+        /// Importance weights for off-policy tokens.
         correction: Correction = Correction::default();
-        /// What is not trained on because it is too far from the policy that sampled it.
+        /// Conditions under which off-policy tokens or sequences are not trained on.
         reject: Vec<Reject> = Vec::new();
-        /// A mean gap between generator's and trainer's log-probabilities above this, in nats, is warned about. Left out: 1 in f32, 0.15 in 16 bits
-        /// (`model.dtype`).
+        /// Mean gap between the generator's and the trainer's log-probabilities, in nats, above
+        /// which a step warns. Left out: 1 in f32, 0.15 in 16 bits (`model.dtype`).
         gap_warn: Option<f64> = None, BOUND_IF_GIVEN;
-        /// A mean gap above this ends the run before it is learned from. Left out: 3 in f32, 1 in 16 bits (`model.dtype`).
+        /// Mean gap above which the run ends before it trains on the step. Left out: 3 in f32, 1 in
+        /// 16 bits (`model.dtype`).
         gap_halt: Option<f64> = None, BOUND_IF_GIVEN;
-        /// Whether the run refuses to start when generator and trainer disagree about the log-probabilities of a short answer.
+        /// If true, the run does not start when generator and trainer disagree about the
+        /// log-probabilities of short completions.
         probe: bool = true;
         last optimization: Optimization;
     }
 }
 
 choices! {
-    /// How tokens weigh in the loss.
+    /// Weights of tokens in the loss.
     pub enum Aggregation {
-        /// all trained tokens of the step weigh the same.
+        /// every trained token of the step weighs the same.
         "token_mean" => TokenMean,
-        /// all answers weigh the same, and the tokens within one.
+        /// every completion weighs the same, and every token within it.
         "seq_mean_token_mean" => SeqMeanTokenMean,
-        /// an answer weighs by its length: each token 1 / answers.
+        /// a completion weighs by its length: each token 1 / completions.
         "seq_mean_token_sum" => SeqMeanTokenSum,
-        /// each token weighs 1 / (answers × `max_new_tokens`).
+        /// each token weighs 1 / (completions × `max_new_tokens`).
         "dr_grpo" => DrGrpo,
         /// each token weighs 1; the step's size grows with its tokens.
         "token_sum" => TokenSum,
@@ -92,13 +97,13 @@ choices! {
 }
 
 section! {
-    /// How gradients become new weights: AdamW, and what surrounds it.
+    /// AdamW and the settings of an optimizer step.
     pub struct Optimization {
-        /// How the learning rate moves over the steps.
+        /// Learning rate over the steps.
         schedule: Schedule = Schedule::default();
         /// AdamW's decay rates of the first and second moment.
         betas: [f64; 2] = [0.9, 0.95], BETAS;
-        /// AdamW's guard against division by zero.
+        /// AdamW's ε, against division by zero.
         eps: f64 = 1e-8, POSITIVE;
         /// AdamW's decoupled weight decay.
         weight_decay: f64 = 0.0, NOT_NEGATIVE;
@@ -106,44 +111,46 @@ section! {
         decay: DecayScope = DecayScope::default();
         /// Factors of the learning rate for parts of the model.
         lr_scale: LrScale = LrScale::default();
-        /// Longer gradients are scaled down to this norm.
+        /// Largest norm of the gradient; longer ones are scaled down.
         max_grad_norm: f64 = 1.0, POSITIVE;
-        /// Tokens of one forward and backward pass; the result does not depend on it, memory does.
+        /// Tokens of one forward and backward pass. The result does not depend on it; memory does.
         micro_batch_tokens: usize = 8192, SOME;
-        /// Whether each layer is computed once more in the backward pass, so that activations of one layer are held rather than of all. The
-        /// result is the same.
+        /// If true, each layer is computed again in the backward pass, so that activations of one
+        /// layer are held instead of all. The result is the same.
         gradient_checkpointing: bool = false;
         /// Threads of the trainer.
         threads: usize = 1, SOME;
-        /// Devices that take parts of each batch beside `model.device`, each with a copy of the model. The result does not depend on them, but for rounding.
+        /// Replica devices: further devices that take parts of each batch, each with a copy of the
+        /// model. The result does not depend on them, up to rounding.
         beside: Vec<DeviceName> = Vec::new();
-        /// What happens when a loss or gradient is not finite.
+        /// Policy for a loss or gradient that is not finite.
         on_nonfinite: NonFinitePolicy = NonFinitePolicy::default();
     }
 }
 
 section! {
-    /// Factors of the learning rate for parts of the model; at 0 a part is not trained. A factor for a part that the model does not have is an error.
+    /// Factors of the learning rate for parts of the model; a part with factor 0 is not trained. A
+    /// factor for a part that the model does not have is an error.
     pub struct LrScale {
-        /// Of the token embeddings, and of the output head where it is tied to them.
+        /// Token embeddings, and the output head if it is tied to them.
         embeddings: f64 = 1.0, NOT_NEGATIVE;
-        /// Of an output head of its own.
+        /// Output head that is not tied.
         head: f64 = 1.0, NOT_NEGATIVE;
-        /// Of adapters (`[lora]`).
+        /// Adapters (`[lora]`).
         adapters: f64 = 1.0, NOT_NEGATIVE;
-        /// Of a score head: reward models and critics.
+        /// Score head: reward models and critics.
         score_head: f64 = 1.0, NOT_NEGATIVE;
     }
 }
 
 section! {
-    /// The learning rate over the steps.
+    /// Learning rate over the steps.
     pub struct Schedule {
-        /// Its shape after the warm-up.
+        /// Shape after the warm-up.
         kind: Decay = Decay::default();
         /// Steps of linear rise from 0 to the peak.
         warmup: u64 = 0;
-        /// Where it ends, as a share of the peak.
+        /// Last value, as a share of the peak.
         floor: f64 = 0.0, UP_TO_ONE;
     }
 }

@@ -2,22 +2,12 @@
 //!
 //! Groups are stretches of the one flat buffer, found by the tensors' names and shapes. An update stays one pass over it.
 
-use crate::settings::declare::choices;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use super::DecayScope;
 use crate::model::{Layout, Role};
-
-choices! {
-    /// Tensors that weight decay shrinks.
-    pub enum DecayScope {
-        /// matrices alone, embeddings and adapters included; norms and biases keep their size. transformers' and TRL's trainers do the same.
-        "matrices" => Matrices,
-        /// every tensor, as `torch.optim.AdamW` does with `model.parameters()`.
-        "all" => All,
-    }
-}
 
 /// Factors of the learning rate for parts of a model; 1 is the rate itself.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

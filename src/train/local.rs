@@ -5,7 +5,6 @@
 //! ([`Adapter`](crate::model::Adapter)), once more in the format that is computed with if that is another, activations of one micro-batch, and one
 //! chunk of logits.
 
-use crate::settings::declare::choices;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,21 +15,11 @@ use tch::Device;
 
 use super::worker::Worker;
 use super::{
-    AdamW, Algorithm, BackendState, CheckpointMetadata, ForwardBackward, OptimStep, ParamGroups, SaveCheckpoint, Snapshot,
-    TrainBatch, TrainError, TrainFuture, TrainingBackend, Update, promise,
+    AdamW, Algorithm, BackendState, CheckpointMetadata, ForwardBackward, NonFinitePolicy, OptimStep, ParamGroups, SaveCheckpoint,
+    Snapshot, TrainBatch, TrainError, TrainFuture, TrainingBackend, Update, promise,
 };
 use crate::algo::{Loss, OffPolicy, Schedule};
 use crate::model::{Compute, Dtype, FrozenWeights, ModelConfig, Weights};
-
-choices! {
-    /// Policy for a step whose loss or gradient is not finite (law N4).
-    pub enum NonFinitePolicy {
-        /// the run ends and names the sample or tensor.
-        "stop" => Stop,
-        /// the step is skipped and counted.
-        "skip" => Skip,
-    }
-}
 
 /// How to train.
 #[derive(Clone)]

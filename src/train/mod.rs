@@ -8,6 +8,7 @@ mod adamw;
 mod algorithm;
 mod backend;
 pub mod checkpoint;
+mod choices;
 mod collate;
 #[cfg(feature = "torch")]
 mod finite;
@@ -39,14 +40,15 @@ pub use adamw::{AdamW, Moments, Real, clip_scale, norm};
 pub use algorithm::Algorithm;
 pub use backend::{BackendState, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainError, TrainingBackend, Update};
 pub use checkpoint::{CheckpointError, CheckpointMetadata, FileMark};
+pub use choices::{DecayScope, NonFinitePolicy};
 pub use collate::{
     CollateError, PackedColumns, SampleId, TrainBatch, TrainSequence, collate, collate_batch, collate_in, collate_part,
 };
 pub use future::{Promise, TrainFuture, promise};
 #[cfg(feature = "torch")]
-pub use groups::{DecayScope, LrScale, NoSuchGroup, ParamGroups};
+pub use groups::{LrScale, NoSuchGroup, ParamGroups};
 #[cfg(feature = "torch")]
-pub use local::{LocalBackend, LocalConfig, NonFinitePolicy, companions};
+pub use local::{LocalBackend, LocalConfig, companions};
 pub use objective::{Objective, ObjectiveError, compute_grpo_loss, grpo_loss, objective};
 pub use ppo::{TokenColumn, compute_ppo_advantages, token_advantages, token_rewards};
 pub use prepare::{PrepareError, assign_advantages, assign_advantages_of, prepare_grpo_batch, prepare_sft_batch};
