@@ -7,7 +7,7 @@ use crate::settings::section::NoKeys;
 use crate::settings::setting::{FINITE, POSITIVE};
 
 tagged! {
-    /// What a reward is compared with: how much better an answer was than expected.
+    /// Advantage estimator: what a reward is compared with.
     pub enum Advantage {
         /// the mean of its group (GRPO).
         "group_mean" => GroupMean(GroupMean),
@@ -17,11 +17,11 @@ tagged! {
         "reinforce_plus_plus" => ReinforcePlusPlus(NoKeys),
         /// the mean of its group, in units of the standard deviation over the batch's tokens (REINFORCE++-baseline).
         "reinforce_plus_plus_baseline" => ReinforcePlusPlusBaseline(NoKeys),
-        /// the mean of its group, where longer answers weigh more (OPO).
+        /// the mean of its group, weighted by length (OPO).
         "optimal_baseline" => OptimalBaseline(NoKeys),
-        /// the mean of its group, stretched by the share of the batch's rewards that are not 0 (GPG).
+        /// the mean of its group, scaled by the share of the batch's rewards that are not 0 (GPG).
         "gpg" => Gpg(NoKeys),
-        /// the second best of its group, for the best; all others are 0 (pass@k).
+        /// the second best of its group, for the best; all others get 0 (pass@k).
         "best_of_group" => BestOfGroup(BestOfGroup),
         /// the others of its group by rank, from -1 to 1.
         "rank" => Rank(NoKeys),
@@ -35,33 +35,33 @@ tagged! {
 }
 
 section! {
-    /// Against the group's mean.
+    /// Difference from the group's mean.
     pub struct GroupMean {
-        /// What the distance is divided by.
+        /// Divisor of the difference.
         std: Scale = Scale::default();
-        /// Added to that.
+        /// ε added to the divisor.
         epsilon: f64 = 1e-4, POSITIVE;
     }
 }
 
 section! {
-    /// Against the mean of the others.
+    /// Difference from the mean of the others.
     pub struct LeaveOneOut {
-        /// Whether advantages are put in units of their standard deviation over the batch.
+        /// If true, advantages are divided by their standard deviation over the batch.
         normalize: bool = false;
     }
 }
 
 section! {
-    /// Best against second best.
+    /// Difference between best and second best.
     pub struct BestOfGroup {
-        /// Whether the distance is put in units of the group's standard deviation.
+        /// If true, it is divided by the group's standard deviation.
         scale: bool = true;
     }
 }
 
 section! {
-    /// Against a constant.
+    /// Difference from a constant.
     pub struct Constant {
         /// The constant.
         baseline: f64 = 0.0, FINITE;

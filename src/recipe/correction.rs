@@ -15,57 +15,59 @@ tagged! {
     pub enum Correction {
         /// no weights.
         "none" => None(NoKeys),
-        /// weights are cut to a bound.
+        /// weights are truncated at a bound.
         "truncated_is" => TruncatedIs(TruncatedIs),
         /// ratios out of bounds get weight 0.
         "masked_is" => MaskedIs(MaskedIs),
-        /// a token's ratio inside [alpha, beta], 0 outside.
+        /// a token's ratio inside [alpha, beta], 0 outside (IcePop).
         "icepop" => IcePop(IcePop),
     }
 }
 
 choices! {
-    /// What shares one importance weight.
+    /// Level of an importance weight or ratio.
     pub enum Level {
         /// each token has its own.
         "token" => Token,
-        /// the product over a sequence.
+        /// the product of the sequence's token ratios.
         "sequence" => Sequence,
-        /// the geometric mean over a sequence.
+        /// the geometric mean of the sequence's token ratios.
         "geometric" => Geometric,
     }
 }
 
 section! {
-    /// Cuts weights.
+    /// Truncates weights.
     pub struct TruncatedIs {
-        /// What shares one weight.
+        /// Level of the weights.
         level: Level = Level::default();
-        /// Smallest weight; left out, small ratios stay as they are.
+        /// Smallest weight. Left out: small ratios are kept.
         min: Option<f64> = None, POSITIVE_IF_GIVEN;
         /// Largest weight.
         max: f64 = 2.0, POSITIVE;
-        /// Whether weights are divided by their mean over the batch; costs a second forward pass where the batch is cut into parts.
+        /// If true, weights are divided by their mean over the batch. Costs a second forward pass
+        /// if the batch is cut into micro-batches.
         normalize: bool = false;
     }
 }
 
 section! {
-    /// Masks by ratio.
+    /// Masks ratios out of bounds.
     pub struct MaskedIs {
-        /// What shares one weight.
+        /// Level of the weights.
         level: Level = Level::default();
-        /// Smallest ratio that counts; 0 lets all small ones count.
+        /// Smallest ratio that counts; 0 is no bound.
         min: f64 = 0.5, NOT_NEGATIVE;
         /// Largest ratio that counts.
         max: f64 = 2.0, POSITIVE;
-        /// Whether weights are divided by their mean over the batch; costs a second forward pass where the batch is cut into parts.
+        /// If true, weights are divided by their mean over the batch. Costs a second forward pass
+        /// if the batch is cut into micro-batches.
         normalize: bool = false;
     }
 }
 
 section! {
-    /// Masks tokens, as IcePop does.
+    /// Masks tokens by their ratio (IcePop).
     pub struct IcePop {
         /// Smallest ratio that counts.
         alpha: f64 = 0.5, POSITIVE;
@@ -75,13 +77,14 @@ section! {
 }
 
 section! {
-    /// Takes tokens or sequences out of the policy term that are too far from the policy that sampled them.
+    /// Rejection of tokens or sequences that are too far from the behaviour policy: they do not
+    /// count in the policy loss.
     pub struct Reject {
-        /// How far a token is off.
+        /// Divergence of a token.
         divergence: Divergence = Divergence::default();
-        /// What is judged.
+        /// Unit that is judged.
         over: Over = Over::default();
-        /// Smallest ratio of `k1`; left out, 1 / `max`.
+        /// Smallest ratio of `k1`. Left out: 1 / `max`.
         min: Option<f64> = None, POSITIVE_IF_GIVEN;
         /// Largest divergence, in nats; of `k1`, the largest ratio.
         max: f64 = 0.1, POSITIVE;

@@ -12,44 +12,48 @@ const WEIGHT: Limit<Option<f64>> =
     Limit { text: "above 0", holds: |weight| weight.is_none_or(|weight| weight > 0.0 && weight.is_finite()) };
 
 section! {
-    /// A data set: JSON lines, JSON, Parquet or text, recognised by the names of its fields (docs/data.md).
+    /// A data set: JSON lines, JSON, Parquet or text, recognised by the names of its fields
+    /// (docs/data.md).
     pub struct Source {
-        /// A file, a folder of files, or the id of a data set on the Hugging Face hub, as in "openai/gsm8k" or, of one revision,
-        /// "openai/gsm8k@COMMIT", which is fetched on first use. Paths are relative to where the command runs.
+        /// A file, a folder of files, or the id of a data set on the Hugging Face hub, such as
+        /// "openai/gsm8k", or "openai/gsm8k@COMMIT" for one revision; ids are fetched on first use.
+        /// Paths are relative to where the command runs.
         data: PathBuf = PathBuf::new();
-        /// One of a data set's subsets (configurations), if it has several.
+        /// Subset (configuration) of a data set that has several.
         subset: Option<String> = None;
-        /// The split, and which of its records, as in `train[:10%]` or `test[100:200]`.
+        /// Split, optionally with a range of records, such as `train[:10%]` or `test[100:200]`.
         split: String = "train".to_owned(), SPLIT;
-        /// The first usable records, at most so many; without it, all.
+        /// Most usable records, from the start. Left out: all.
         max_samples: Option<usize> = None, SOME_IF_GIVEN;
-        /// How often each record comes in an epoch.
+        /// Repetitions of each record per epoch.
         repeat: u64 = 1, SOME_STEPS;
-        /// Share of the stream in proportion to the other sources' weights, in the place of `repeat`: all sources have a weight, or none.
+        /// Share of the stream relative to the other sources' weights, instead of `repeat`: all
+        /// sources have a weight, or none.
         weight: Option<f64> = None, WEIGHT;
-        /// What it is called in metrics; without it, the end of `data`.
+        /// Name in metrics. Left out: the end of `data`.
         name: Option<String> = None;
-        /// Fields by what they hold, where that is not to be seen from their names.
+        /// Names of fields, where they are not recognised.
         columns: Option<SourceColumns> = None;
     }
 }
 
 section! {
-    /// Names of fields; a dot leads into an object, as in "reward_model.ground_truth". What is left out is recognised.
+    /// Names of fields; a dot leads into an object, such as "reward_model.ground_truth". Fields
+    /// that are left out are recognised.
     pub struct SourceColumns {
-        /// What is asked: text or a list of messages.
+        /// Prompt: text, or a list of messages.
         prompt: Option<String> = None;
-        /// What is to be answered.
+        /// Completion to imitate.
         completion: Option<String> = None;
-        /// The ground truth.
+        /// Reference answer.
         answer: Option<String> = None;
-        /// A whole conversation.
+        /// Whole conversation.
         messages: Option<String> = None;
-        /// Text without question and answer.
+        /// Raw text.
         text: Option<String> = None;
-        /// Of a pair of answers, the better one.
+        /// Chosen completion of a pair.
         chosen: Option<String> = None;
-        /// Of a pair of answers, the worse one.
+        /// Rejected completion of a pair.
         rejected: Option<String> = None;
     }
 }
@@ -58,19 +62,21 @@ section! {
     /// Data sets, mixed.
     pub struct DataTask {
         first only: Source;
-        /// Several data sets in the place of one; each has the keys that one has.
+        /// Several data sets instead of one, each with the same keys.
         sources: Vec<Source> = Vec::new();
     }
 }
 
 section! {
-    /// Rollouts that were recorded.
+    /// Recorded rollouts.
     pub struct RolloutsTask {
-        /// A `rollouts.jsonl`, or records with `prompt`, `response` and `reward`: a file or a folder of files, relative to where the command runs.
+        /// A `rollouts.jsonl`, or records with `prompt`, `response` and `reward`: a file or a
+        /// folder of files, relative to where the command runs.
         path: PathBuf = PathBuf::new(), crate::settings::setting::PATH_GIVEN;
-        /// Records to read; without it, all.
+        /// Records to read. Left out: all.
         limit: Option<usize> = None, SOME_IF_GIVEN;
-        /// Whether `[reward]` scores the recorded completions before the run, instead of the rewards that were recorded.
+        /// If true, `[reward]` scores the recorded completions before the run, instead of the
+        /// recorded rewards.
         rescore: bool = false;
     }
 }

@@ -15,57 +15,66 @@ const POSITIVE_IF_GIVEN: Limit<Option<f64>> =
     Limit { text: "above 0", holds: |value| value.is_none_or(|value| value > 0.0 && value.is_finite()) };
 
 section! {
-    /// Rollouts of several turns: the model answers, its environment answers what it said, until the task is done. Left out, an answer is all.
-    /// `generate.max_new_tokens` is the longest turn. `reward.kind = "environment"` takes the environment's grade.
+    /// Multi-turn rollouts: the model and its environment take turns until the task is done. Left
+    /// out, rollouts have one turn. `generate.max_new_tokens` limits each turn. `reward.kind =
+    /// "environment"` takes the grade of the environment.
     pub struct Environment {
         first kind: EnvironmentKind;
-        /// How the model writes calls of tools.
+        /// Format of tool calls.
         parser: ToolFormat = ToolFormat::default();
         /// Most turns of the model.
         max_turns: usize = 8, SOME;
-        /// Longest conversation in tokens, prompt and observations included; without it, what the model has positions for.
+        /// Longest rollout in tokens, prompt and observations included. Left out: what the model
+        /// and its server read.
         max_tokens: Option<usize> = None, SOME_IF_GIVEN;
-        /// Most calls of tools, after which no further turn begins.
+        /// Number of tool calls after which no further turn begins.
         max_tool_calls: Option<usize> = None, SOME_IF_GIVEN;
         /// Seconds after which no further turn begins.
         max_time: Option<f64> = None, POSITIVE_IF_GIVEN;
-        /// Seconds that a reset, a step or the grading may take. A step or a grading that takes longer ends the rollout with a grade of 0.
+        /// Timeout of a reset, a step or the grading, in seconds. A step or a grading that exceeds
+        /// it ends the rollout with a grade of 0.
         step_timeout: f64 = 30.0, POSITIVE;
-        /// How often a rollout whose environment failed is played again in a fresh one, before `flow.on_lost_sample` decides.
+        /// Retries of a rollout whose environment failed, each in a fresh environment, before
+        /// `flow.on_lost_sample` decides.
         replays: u32 = 2;
-        /// Environments that may work at the same time.
+        /// Environments that work in parallel.
         workers: usize = 32, SOME;
     }
 }
 
 tagged! {
-    /// The environment.
+    /// Environment.
     pub enum EnvironmentKind {
-        /// a question, a tool `calculator`, and a tool `complete_task` for the answer, which must be the ground truth.
+        /// a question, a tool `calculator`, and a tool `complete_task` for the answer, which must
+        /// equal the reference answer.
         "calculator" => Calculator(NoKeys),
-        /// a text game: a number is to be found, and every guess is told to be too low or too high.
+        /// a text game: guess a number, and learn after each guess that it is too low or too high.
         "game" => Game(Game),
-        /// a question, a tool `search` over texts of a file, and a tool `complete_task` for the answer, which must be the ground truth.
+        /// a question, a tool `search` over the texts of a file, and a tool `complete_task` for the
+        /// answer, which must equal the reference answer.
         "search" => Search(Search),
-        /// code is to be written: a tool `python` runs it in a sandbox, and the last turn must pass the tests of its prompt.
+        /// a programming task: a tool `python` runs code in a sandbox, and the last turn must pass
+        /// the tests of its prompt.
         "python" => Python(SandboxRule),
-        /// what another process serves; docs/agents_elsewhere.md has the protocol.
+        /// an environment of another process; docs/agents_elsewhere.md has the protocol.
         "http" => Http(Served),
-        /// an agent that lives elsewhere, and asks this run as it would any OpenAI-compatible server (docs/agents_elsewhere.md).
+        /// an agent of another process, which uses this run as an OpenAI-compatible server
+        /// (docs/agents_elsewhere.md).
         "agent" => Agent(Elsewhere),
     }
 }
 
 section! {
-    /// Environments behind a URL.
+    /// Environments with a URL.
     pub struct Served {
-        /// Where everything is posted.
+        /// Address that every request is posted to.
         url: String = String::new(), URL;
-        /// The environment variable that holds a token, sent as `Authorization: Bearer …`. The token itself stands nowhere.
+        /// Environment variable with a token, sent as `Authorization: Bearer …`. The token itself
+        /// is never written.
         token_env: Option<String> = None;
         /// Most retries of a failed request, within `step_timeout`.
         retries: u32 = RetryPolicy::DEFAULT.retries;
-        /// Most requests at the same time.
+        /// Most requests in flight.
         concurrency: usize = 64, SOME;
         last retry: RetryPauses;
     }
@@ -74,29 +83,29 @@ section! {
 section! {
     /// A command, or an agent that listens.
     pub struct Elsewhere {
-        /// A program and its arguments, started for every rollout.
+        /// Program and arguments, started for every rollout.
         command: Vec<String> = Vec::new();
-        /// In its place: where every rollout's task is posted.
+        /// Address that every rollout's task is posted to, instead of `command`.
         url: Option<String> = None;
-        /// The model's name, as the agent sees it.
+        /// Model name that the agent uses.
         model: String = "policy".to_owned(), GIVEN;
     }
 }
 
 section! {
-    /// A number is to be found. Fewer guesses earn more.
+    /// A guessing game. Fewer guesses earn more.
     pub struct Game {
-        /// The largest number that it may be; the smallest is 1.
+        /// Largest number; the smallest is 1.
         highest: u64 = 100, A_CHOICE;
     }
 }
 
 section! {
-    /// Texts are ranked by BM25.
+    /// Texts ranked by BM25.
     pub struct Search {
-        /// A file in which every line is a text, relative to where the command runs.
+        /// File with a text per line, relative to where the command runs.
         corpus: PathBuf = PathBuf::new(), PATH_GIVEN;
-        /// Texts that a search shows.
+        /// Texts per search result.
         results: usize = 3, SOME;
     }
 }

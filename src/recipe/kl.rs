@@ -8,41 +8,45 @@ const POSITIVE_IF_GIVEN: Limit<Option<f64>> =
     Limit { text: "above 0", holds: |value| value.is_none_or(|number| number > 0.0 && number.is_finite()) };
 
 section! {
-    /// A divergence from the reference policy in the loss.
+    /// KL loss: divergence from the reference policy, added to the loss.
     pub struct KlLoss {
-        /// Its weight.
+        /// KL coefficient β.
         coef: f64 = 0.001, POSITIVE;
-        /// How it is estimated, from the trained policy's log-probabilities.
+        /// Estimator of the divergence, from the trained policy's log-probabilities.
         estimator: KlForm = KlForm::K3;
-        /// Whether it pulls as k2 does, whatever its value.
+        /// If true, its gradient is that of k2, whatever the estimator.
         straight_through: bool = false;
-        /// Whether it is multiplied by the probability ratio, which makes its gradient unbiased for tokens of another policy.
+        /// If true, it is multiplied by the probability ratio, which makes its gradient unbiased
+        /// for off-policy tokens.
         unbiased: bool = true;
         last limits: KlLimits;
     }
 }
 
 section! {
-    /// A divergence from the reference policy in the reward: its sum over an answer's tokens is taken off before rewards are compared.
+    /// KL in reward: divergence from the reference policy, summed over a completion's tokens and
+    /// subtracted from its reward before advantages.
     pub struct KlReward {
-        /// Its weight; with a `target`, where it begins.
+        /// KL coefficient β; with a `target`, its first value.
         coef: f64 = 0.001, NOT_NEGATIVE;
-        /// How it is estimated, from the log-probabilities that tokens were sampled with.
+        /// Estimator of the divergence, from the behaviour log-probabilities.
         estimator: KlForm = KlForm::K1;
-        /// Moves the weight so that the mean per token stays near this; left out, the weight stays.
+        /// Mean divergence per token, in nats, that the coefficient is adapted to. Left out: the
+        /// coefficient is constant.
         target: Option<f64> = None, POSITIVE_IF_GIVEN;
-        /// Answers over which the weight moves by at most a fifth.
+        /// Completions over which the coefficient changes by at most a fifth.
         horizon: f64 = 10_000.0, POSITIVE;
         last limits: KlLimits;
     }
 }
 
 section! {
-    /// How far a token's divergence counts.
+    /// Limits of a token's divergence.
     pub struct KlLimits {
-        /// A token counts no further than this.
+        /// Largest absolute value of a token's divergence.
         truncate: Option<f64> = None, POSITIVE_IF_GIVEN;
-        /// A token counts in full where the reference gives it at least this probability, and in proportion below; 0 counts all in full.
+        /// Reference probability from which a token counts in full; tokens below count in
+        /// proportion. 0 counts all in full.
         confidence: f64 = 0.0, UP_TO_ONE;
     }
 }

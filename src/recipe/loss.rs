@@ -13,117 +13,121 @@ const UP_TO_ONE_IF_GIVEN: Limit<Option<f64>> =
     Limit { text: "0 to 1", holds: |value| value.is_none_or(|number| (0.0..=1.0).contains(&number)) };
 
 tagged! {
-    /// What the policy learns from a probability ratio ρ and an advantage A, or from pairs.
+    /// Policy loss, by the probability ratio ρ and the advantage A of a token, or by pairs.
     pub enum Loss {
         /// ρA, clipped to a trust region (GRPO, PPO).
         "grpo" => Grpo(Grpo),
-        /// the same with a wider region above (DAPO's clip-higher).
+        /// `grpo` with a higher upper clip (DAPO's clip-higher).
         "dapo" => Dapo(Dapo),
-        /// the same with one ratio for a whole answer, the geometric mean of its tokens' (GSPO).
+        /// `grpo` with one ratio per completion, the geometric mean of its tokens' ratios (GSPO).
         "gspo" => Gspo(Gspo),
-        /// A log-probability, weighed by a bounded ratio: no token loses its gradient (CISPO).
+        /// a log-probability weighted by a bounded ratio: no token loses its gradient (CISPO).
         "cispo" => Cispo(Cispo),
         /// ρA through a gate that closes smoothly (SAPO).
         "sapo" => Sapo(Sapo),
-        /// A log-probability, without a ratio (REINFORCE, GPG).
+        /// a log-probability, without a ratio (REINFORCE, GPG).
         "gpg" => Gpg(NoKeys),
-        /// A log-probability, and half the squared log-ratio against it (direct reward optimization).
+        /// a log-probability with a penalty of half the squared log-ratio (direct reward
+        /// optimization).
         "dro" => Dro(Dro),
-        /// A log-probability, weighed by the ratio, unless the token has moved too far already (DPPO).
+        /// a log-probability weighted by the ratio, unless the token has moved too far already
+        /// (DPPO).
         "dppo" => Dppo(Dppo),
-        /// A log-probability, weighed by a function of the whole answer's ratio (VESPO).
+        /// a log-probability weighted by a function of the completion's ratio (VESPO).
         "vespo" => Vespo(Vespo),
         /// the geometric mean of ratios, each bounded (GMPO).
         "geo_mean" => GeoMean(GeoMean),
-        /// as `grpo`, and tokens that would lose entropy fastest are left out (Clip-Cov).
+        /// `grpo` without the tokens that would lose entropy fastest (Clip-Cov).
         "clip_cov" => ClipCov(ClipCov),
-        /// ρA, and tokens that would lose entropy fastest are held back (KL-Cov).
+        /// ρA with a penalty on the tokens that would lose entropy fastest (KL-Cov).
         "kl_cov" => KlCov(KlCov),
-        /// pairs of answers by `[pairs]`, of which one earned more (DPO and its family).
+        /// pairs of completions by `[pairs]`, of which one earned more (DPO and its family).
         "dpo" => Dpo(Dpo),
-        /// One that was registered by a name.
+        /// a loss that was registered by a name.
         "custom" => Custom(Custom),
     }
 }
 
 section! {
-    /// Clips to a trust region.
+    /// Clips ratios to a trust region.
     pub struct Grpo {
-        /// The ratio counts no further below 1 than this.
+        /// Lower clip ε: ratios are clipped at 1 − `clip_low`.
         clip_low: f64 = 0.2, BELOW_ONE;
-        /// The ratio counts no further above 1 than this.
+        /// Upper clip ε: ratios are clipped at 1 + `clip_high`.
         clip_high: f64 = 0.2, NOT_NEGATIVE;
-        /// Largest ratio, also where the advantage is negative.
+        /// Largest ratio, for negative advantages too (two-sided clipping).
         delta: Option<f64> = None, POSITIVE_IF_GIVEN;
-        /// Most that a token of negative advantage costs, as a multiple of it (dual clip).
+        /// Dual clip c: largest loss of a token of negative advantage, as a multiple of its
+        /// advantage.
         dual_clip: Option<f64> = None, ABOVE_ONE_IF_GIVEN;
-        /// What shares a ratio.
+        /// Level of the probability ratio.
         level: Level = Level::default();
     }
 }
 
 section! {
-    /// Clips to a trust region that is wider above.
+    /// Clips ratios to a trust region with a higher upper clip.
     pub struct Dapo {
-        /// The ratio counts no further below 1 than this.
+        /// Lower clip ε: ratios are clipped at 1 − `clip_low`.
         clip_low: f64 = 0.2, BELOW_ONE;
-        /// The ratio counts no further above 1 than this.
+        /// Upper clip ε: ratios are clipped at 1 + `clip_high`.
         clip_high: f64 = 0.28, NOT_NEGATIVE;
     }
 }
 
 section! {
-    /// Clips whole answers.
+    /// Clips the ratios of whole completions.
     pub struct Gspo {
-        /// An answer's ratio counts no further below 1 than this.
+        /// Lower clip ε: a completion's ratio is clipped at 1 − `clip_low`.
         clip_low: f64 = 3e-4, BELOW_ONE;
-        /// An answer's ratio counts no further above 1 than this.
+        /// Upper clip ε: a completion's ratio is clipped at 1 + `clip_high`.
         clip_high: f64 = 4e-4, NOT_NEGATIVE;
-        /// Whether a token moves its answer's ratio as if it were its own, which advantages that differ by token ask for (GSPO-token).
+        /// If true, each token has its own gradient (GSPO-token), which advantages that differ by
+        /// token need.
         by_token: bool = false;
     }
 }
 
 section! {
-    /// Bounds weights.
+    /// Bounds the weights of log-probabilities.
     pub struct Cispo {
-        /// The ratio weighs no further below 1 than this; 1 is no bound.
+        /// Lower clip ε: weights are bounded at 1 − `clip_low`; 1 is no bound.
         clip_low: f64 = 1.0, UP_TO_ONE;
-        /// The ratio weighs no further above 1 than this.
+        /// Upper clip ε: weights are bounded at 1 + `clip_high`.
         clip_high: f64 = 4.0, NOT_NEGATIVE;
-        /// What shares a ratio.
+        /// Level of the probability ratio.
         level: Level = Level::default();
     }
 }
 
 section! {
-    /// Gates smoothly.
+    /// Gates ratios smoothly.
     pub struct Sapo {
-        /// How soon the gate closes for positive advantages.
+        /// Temperature of the gate for positive advantages.
         tau_pos: f64 = 1.0, POSITIVE;
-        /// How soon the gate closes for all others.
+        /// Temperature of the gate for all other advantages.
         tau_neg: f64 = 1.05, POSITIVE;
-        /// What shares a ratio.
+        /// Level of the probability ratio.
         level: Level = Level::default();
     }
 }
 
 section! {
-    /// Pulls back.
+    /// Penalises squared log-ratios.
     pub struct Dro {
-        /// How strongly the squared log-ratio pulls back.
+        /// Coefficient of the squared log-ratio.
         beta: f64 = 0.1, POSITIVE;
     }
 }
 
 section! {
-    /// Masks what has moved too far.
+    /// Masks tokens that have moved too far.
     pub struct Dppo {
-        /// How far a token has moved.
+        /// Distance that a token has moved.
         divergence: BinaryDivergence = BinaryDivergence::default();
-        /// Farthest down, for tokens whose advantage is not positive.
+        /// Largest distance downward, for tokens whose advantage is not positive.
         clip_low: f64 = 0.2, NOT_NEGATIVE;
-        /// Farthest up, for tokens of positive advantage.
+        /// Largest distance upward, for tokens of positive advantage.
         clip_high: f64 = 0.2, NOT_NEGATIVE;
         /// Largest weight.
         max_ratio: f64 = 20.0, POSITIVE;
@@ -131,15 +135,15 @@ section! {
 }
 
 section! {
-    /// Weighs an answer of ratio w by `e^lambda w^k e^(−lambda w)`.
+    /// Weights a completion of ratio w by `e^lambda w^k e^(−lambda w)`.
     pub struct Vespo {
-        /// k of advantages of 0 and more.
+        /// k for advantages of 0 and more.
         k_pos: f64 = 2.0, FINITE;
-        /// lambda of advantages of 0 and more.
+        /// lambda for advantages of 0 and more.
         lambda_pos: f64 = 3.0, POSITIVE;
-        /// k of negative advantages.
+        /// k for negative advantages.
         k_neg: f64 = 3.0, FINITE;
-        /// lambda of negative advantages.
+        /// lambda for negative advantages.
         lambda_neg: f64 = 2.0, POSITIVE;
     }
 }
@@ -147,41 +151,44 @@ section! {
 section! {
     /// Bounds log-ratios.
     pub struct GeoMean {
-        /// A token's log-ratio counts no further below 0 than this.
+        /// Lower bound: log-ratios are clipped at −`clip_low`.
         clip_low: f64 = 0.4, NOT_NEGATIVE;
-        /// A token's log-ratio counts no further above 0 than this.
+        /// Upper bound: log-ratios are clipped at `clip_high`.
         clip_high: f64 = 0.4, NOT_NEGATIVE;
     }
 }
 
 section! {
-    /// Clips, and leaves some tokens out.
+    /// Clips ratios, and leaves some tokens out.
     pub struct ClipCov {
-        /// The ratio counts no further below 1 than this.
+        /// Lower clip ε: ratios are clipped at 1 − `clip_low`.
         clip_low: f64 = 0.2, BELOW_ONE;
-        /// The ratio counts no further above 1 than this.
+        /// Upper clip ε: ratios are clipped at 1 + `clip_high`.
         clip_high: f64 = 0.2, NOT_NEGATIVE;
-        /// Share of the step's tokens that are left out, at least one.
+        /// Share of the step's tokens that are left out, at least one token.
         share: f64 = 2e-4, SHARE;
-        /// Those whose advantage and log-probability have a covariance above this.
+        /// Lower bound of the covariance between advantage and log-probability of tokens that may
+        /// be left out.
         min: f64 = 1.0, FINITE;
-        /// Those whose covariance is below this.
+        /// Upper bound of that covariance.
         max: f64 = 5.0, FINITE;
     }
 }
 
 section! {
-    /// Holds some tokens back.
+    /// Penalises some tokens.
     pub struct KlCov {
-        /// Share of the step's tokens that are held back, those of largest covariance between advantage and log-probability, at least one.
+        /// Share of the step's tokens that are penalised, those of largest covariance between
+        /// advantage and log-probability; at least one token.
         share: f64 = 2e-4, SHARE;
-        /// Weight of their log-ratio's size.
+        /// Coefficient of the penalty, the absolute log-ratio.
         coef: f64 = 0.1, NOT_NEGATIVE;
     }
 }
 
 choices! {
-    /// What is made of a pair's log-ratios, policy over reference: `c` of the chosen answer, `r` of the rejected one, Δ = c − r.
+    /// Loss of a pair by its log-ratios, policy over reference: `c` of the chosen completion, `r`
+    /// of the rejected one, Δ = c − r.
     pub enum PairLoss {
         /// `−log σ(βΔ)` (DPO).
         "sigmoid" => Sigmoid,
@@ -193,7 +200,7 @@ choices! {
         "exo_pair" => ExoPair,
         /// noise-contrastive (NCA).
         "nca_pair" => NcaPair,
-        /// unbiased where a share `label_smoothing` of pairs is the wrong way round.
+        /// unbiased if a share `label_smoothing` of pairs is labelled wrongly.
         "robust" => Robust,
         /// `−log σ(βc) − log σ(−βr)` (BCO).
         "bco_pair" => BcoPair,
@@ -203,13 +210,13 @@ choices! {
         "aot" => Aot,
         /// chosen against rejected, sorted over the step.
         "aot_unpaired" => AotUnpaired,
-        /// `1 − σ(βc) + σ(βr)` (APO, for answers better than the model's own).
+        /// `1 − σ(βc) + σ(βr)` (APO, for completions better than the model's own).
         "apo_zero" => ApoZero,
-        /// `σ(βc) + 1 − σ(β(c − r))` (APO, for answers worse than the model's own).
+        /// `σ(βc) + 1 − σ(β(c − r))` (APO, for completions worse than the model's own).
         "apo_down" => ApoDown,
         /// logistic and exponential, mixed by `σ(βΔ/tau)` (DiscoPOP).
         "discopop" => Discopop,
-        /// cross-entropy of the chosen answers; looks at no reference.
+        /// cross-entropy of the chosen completions, without a reference.
         "sft" => Sft,
         /// `−log σ(βΔ)`, per token.
         "sigmoid_norm" => SigmoidNorm,
@@ -217,19 +224,20 @@ choices! {
 }
 
 section! {
-    /// Prefers.
+    /// A loss of pairs.
     pub struct Dpo {
-        /// What is made of a pair.
+        /// Loss of a pair.
         pair_loss: PairLoss = PairLoss::default();
-        /// How strongly the policy is held to the reference.
+        /// Coefficient β: how strongly the policy is kept near the reference.
         beta: f64 = 0.1, POSITIVE;
-        /// How often a pair is taken to be the wrong way round, by the losses that allow for it.
+        /// Share of pairs that are assumed to be labelled wrongly, in the losses that have it.
         label_smoothing: f64 = 0.0, BELOW_ONE;
-        /// Mixture of `discopop`.
+        /// Temperature of the mixture in `discopop`.
         tau: f64 = 0.05, POSITIVE;
-        /// Weight of tokens beyond the shorter answer's length; left out, all weigh alike.
+        /// Weight of tokens beyond the shorter completion's length. Left out: all tokens weigh the
+        /// same.
         tail_weight: Option<f64> = None, UP_TO_ONE_IF_GIVEN;
-        /// Whether answers are scored by their log-probabilities alone, without a reference.
+        /// If true, completions are scored by their log-probabilities alone, without a reference.
         reference_free: bool = false;
     }
 }

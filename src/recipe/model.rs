@@ -13,27 +13,30 @@ const TINY: Limit<usize> = Limit { text: "1 to 65536", holds: |size| (1..=65536)
 const LAYERS: Limit<usize> = Limit { text: "1 to 4096", holds: |layers| (1..=4096).contains(layers) };
 
 section! {
-    /// The policy's first weights, and how all models of the run compute: trainer, generator, reference, critic and score models.
+    /// Source of the policy's first weights, and how all models of the run compute: trainer,
+    /// generator, reference, critic and reward models.
     pub struct Model {
         first source: ModelSource;
-        /// Where models compute.
+        /// Device: `"cpu"`, `"cuda"` or `"cuda:1"`.
         device: DeviceName = DeviceName::Cpu;
-        /// The format that models compute in. Trained parameters, sums of gradients and the optimizer are f32 all the same. Left out: `"bf16"` on a
-        /// GPU, whose f32 products take about ten times as long, and `"f32"` on a processor.
+        /// Format that models compute in. Trained parameters, gradient sums and the optimizer are
+        /// f32 in any case. Left out: `"bf16"` on a GPU, where f32 takes about ten times as long,
+        /// and `"f32"` on a CPU.
         dtype: Option<Precision> = None;
-        /// Whether a run is refused that takes more memory than the device has, by an estimate that `rollflow check` prints.
+        /// If true, a run that needs more memory than the device has is rejected, by an estimate
+        /// that `rollflow check` prints.
         check_memory: bool = true;
     }
 }
 
 choices! {
-    /// A format of numbers.
+    /// Number format.
     pub enum Precision {
         /// 32 bits.
         "f32" => F32,
         /// 16 bits with the range of 32.
         "bf16" => Bf16,
-        /// 16 bits with more precision and little range.
+        /// 16 bits with more precision and a small range.
         "f16" => F16,
     }
 }
@@ -150,9 +153,9 @@ impl Setting for DeviceName {
 }
 
 tagged! {
-    /// Where the policy's first weights come from.
+    /// Source of the policy's first weights.
     pub enum ModelSource {
-        /// a small random decoder with a character tokenizer, made from the run's seed.
+        /// a small random decoder with a character tokenizer, drawn by the run's seed.
         "tiny" => Tiny(TinyModel),
         /// a Hugging Face folder: `config.json`, safetensors and `tokenizer.json`.
         "folder" => Folder(ModelFolder) by [path, preset],
@@ -160,7 +163,7 @@ tagged! {
 }
 
 section! {
-    /// A small decoder for experiments that take minutes: Llama's shape with a tied head.
+    /// A small decoder for experiments that take minutes: Llama's architecture with a tied head.
     pub struct TinyModel {
         /// Width of the residual stream; a multiple of `heads`.
         hidden: usize = 128, TINY;
@@ -178,14 +181,15 @@ section! {
 }
 
 section! {
-    /// A model on disk.
+    /// A model in a folder or on the hub.
     pub struct ModelFolder {
-        /// The folder, relative to where the command runs, or the id of a model on the Hugging Face hub, such as `Qwen/Qwen2.5-0.5B-Instruct`,
-        /// which is fetched on first use.
+        /// Folder, relative to where the command runs, or id of a model on the Hugging Face hub,
+        /// such as `Qwen/Qwen2.5-0.5B-Instruct`, which is fetched on first use.
         path: PathBuf = PathBuf::new();
-        /// Instead of `path`, a popular model of the hub, which also has learning rates for recipes that name none.
+        /// A popular model of the hub, instead of `path`, with its own default learning rates.
         preset: Option<&'static Preset> = None;
-        /// Branch, tag or commit of a model of the hub; left out, `main`. The run's own `recipe.toml` has the commit.
+        /// Branch, tag or commit of a model of the hub. Left out: `main`. The run's `recipe.toml`
+        /// records the commit.
         revision: Option<String> = None;
     }
 }

@@ -8,25 +8,29 @@ use crate::settings::declare::section;
 use crate::settings::setting::NOT_NEGATIVE;
 
 section! {
-    /// Connections to servers, and to the servers of this run.
+    /// Connections to servers, and the servers of this run.
     pub struct Net {
-        /// A PEM file of certificate authorities that are trusted in addition to the system's, by every `https://` address of the recipe and by
-        /// downloads. The environment variable SSL_CERT_FILE replaces the system's.
+        /// PEM file of certificate authorities that are trusted in addition to the system's, for
+        /// every `https://` address of the recipe and for downloads. The environment variable
+        /// SSL_CERT_FILE replaces the system's.
         ca_file: Option<PathBuf> = None;
-        /// Host names under which this run's own servers (metrics, agents) may be asked, besides `localhost` and addresses in numbers. Other names
-        /// are refused, so that no web page can read them by a name of its own.
+        /// Host names for this run's own servers (metrics, agents), in addition to `localhost` and
+        /// numeric addresses. Requests with other host names are rejected, so that no web page can
+        /// read them by a name of its own.
         allowed_hosts: Vec<String> = Vec::new();
     }
 }
 
 section! {
-    /// Pauses before a failed request is retried.
+    /// Backoff between retries of a request.
     pub struct RetryPauses {
-        /// Seconds before the first retry of a failed request, less up to half by chance. Each further pause is twice as long.
+        /// First pause, in seconds, reduced by up to half at random. Each further pause is twice as
+        /// long.
         pause: f64 = RetryPolicy::DEFAULT.pause.as_secs_f64(), NOT_NEGATIVE;
-        /// Most seconds of such a pause, unless the server asks for more by `Retry-After`.
+        /// Longest pause, in seconds, unless the server asks for more with `Retry-After`.
         max_pause: f64 = RetryPolicy::DEFAULT.max_pause.as_secs_f64(), NOT_NEGATIVE;
-        /// Most seconds that a busy server (status 429 or 503) is waited for, in one attempt. Waiting for it costs no retry.
+        /// Longest wait for a busy server (status 429 or 503), in seconds per attempt. Waiting
+        /// costs no retry.
         patience: f64 = RetryPolicy::DEFAULT.busy_timeout.as_secs_f64(), NOT_NEGATIVE;
     }
 }

@@ -68,27 +68,27 @@ section! {
         train: Train = Train::default();
         /// Critic: expected return of each token (PPO).
         critic: Option<Critic> = None;
-        /// Keys that have other values from some step on; may stand several times.
+        /// Phases: keys with other values from a step on; may be repeated.
         change: Vec<Change> = Vec::new();
-        /// A number that moves over the steps; may stand several times.
+        /// Schedules of other numbers; may be repeated.
         ramp: Vec<Ramp> = Vec::new();
-        /// How new weights reach the generator.
+        /// Weight sync.
         sync: Syncing = Syncing::default();
-        /// How far stages run ahead of each other.
+        /// Staleness, and limits of what is in flight.
         flow: FlowLimits = FlowLimits::default();
-        /// What weights are asked beside the training.
+        /// Evaluation during the training.
         eval: Option<Eval> = None;
-        /// What is saved of the run.
+        /// Checkpoints.
         checkpoint: Checkpointing = Checkpointing::default();
-        /// What is seen of the run.
+        /// Metrics, logs and progress.
         observe: Observe = Observe::default();
-        /// Connections to servers, and to the servers of this run.
+        /// Connections to servers, and the servers of this run.
         net: Net = Net::default();
     }
 }
 
 choices! {
-    /// The prebuilt pipelines.
+    /// Prebuilt pipeline.
     pub enum Pipeline {
         /// group-relative policy optimization, after a supervised warm-up if there is a section `[sft]`.
         "grpo" => Grpo,
@@ -96,9 +96,9 @@ choices! {
         "sft" => Sft,
         /// supervised training as a run of its own, then `grpo` from its newest checkpoint.
         "sft_then_grpo" => SftThenGrpo,
-        /// training of a reward model on pairs of answers.
+        /// training of a reward model on pairs of completions.
         "reward_model" => RewardModel,
-        /// the same learning from rollouts that were recorded, without a generator.
+        /// `grpo` on recorded rollouts, without a generator.
         "grpo_offline" => GrpoOffline,
         /// preference training on a data set of pairs, of which one completion is chosen and the other rejected (DPO and its family).
         "dpo" => Dpo,

@@ -7,16 +7,16 @@ use crate::settings::setting::KeyDoc;
 const OPENING: &str = "\
 # Recipes
 
-A recipe is a TOML file that says what a run does. `rollflow check RECIPE` names everything that is wrong with it at once, with line and
-column, and the numbers that follow from it; `rollflow run RECIPE --set section.key=value` lays values over it. Paths are relative to
-where the command runs. `pipeline`, `[model]` and `[task]` must be there, and `[reward]` where completions for
-a data set are judged; everything else has a default. An unknown key is an error.
+A recipe is a TOML file that configures a run. `rollflow check RECIPE` reports every error at once, with line and column, and the derived
+values. `rollflow run RECIPE --set section.key=value` overrides single keys. Paths are relative to where the command runs. `pipeline`,
+`[model]` and `[task]` are required, and `[reward]` if completions for a data set are judged; every other key has a default. An
+unknown key is an error.
 
-`include = \"base.toml\"` at the top, or a list, lays the recipe over others: sections are joined key by key, except where they say another `kind`;
-lists are replaced. The folder of the recipe that includes is where they are looked for. `ROLLFLOW__TRAIN__LR=1e-4` in the environment overrides
-`train.lr`; `--set` overrides both. `recipe.schema.json` beside this page tells editors all of it: `rollflow schema` prints it.
+`include = \"base.toml\"` at the top, or a list of files, merges the recipe over others: sections are merged key by key, unless they have
+another `kind`; lists are replaced. Included files are searched in the folder of the recipe. The environment variable
+`ROLLFLOW__TRAIN__LR=1e-4` overrides `train.lr`, and `--set` overrides both. Editors read `recipe.schema.json`; `rollflow schema` prints it.
 
-This page is generated from the declarations in `src/recipe/`; a test holds them equal. To write it anew:
+This page is generated from the declarations of the sections, and a test compares them. To generate it again:
 `ROLLFLOW_WRITE_DOCS=1 cargo test --test recipes`.
 ";
 
@@ -60,7 +60,8 @@ fn heading(section: &str) -> String {
 
 fn section_doc(section: &str) -> String {
     use super::{
-        chat, critic, environment, eval, generate, lora, model, pairs, plan, reference_policy, reward, task, timeline, train,
+        chat, critic, engine, environment, eval, generate, lora, model, net, pairs, plan, reference_policy, reward, task,
+        timeline, train,
     };
     match section.trim_end_matches("[]") {
         "model" => model::Model::doc(),
@@ -71,6 +72,7 @@ fn section_doc(section: &str) -> String {
         "mix" => task::Mix::doc(),
         "reward_model" => task::RewardModel::doc(),
         "generate" => generate::Generate::doc(),
+        "engine" => engine::Engine::doc(),
         "environment" => environment::Environment::doc(),
         "reward" => reward::Reward::doc(),
         "filter" => generate::Filter::doc(),
@@ -86,6 +88,7 @@ fn section_doc(section: &str) -> String {
         "eval" => eval::Eval::doc(),
         "checkpoint" => plan::Checkpointing::doc(),
         "observe" => plan::Observe::doc(),
+        "net" => net::Net::doc(),
         _ => Plan::doc(),
     }
 }

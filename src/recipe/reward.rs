@@ -17,47 +17,51 @@ pub use rules::{
 };
 
 section! {
-    /// What an answer earns: 1 if it is right, else 0; or what its parts make together.
+    /// Reward of a completion: 1 if it is right, else 0; or a combination of parts.
     pub struct Reward {
         first rule: RewardRule;
-        /// Whether an answer that did not end by itself earns nothing for what it says: 0 from all kinds but `model`, whose 0 means nothing in
-        /// particular, `length`, `overlong`, `repetition`, `judge`, `environment`, and `http`, which is told how it ended.
+        /// If true, a completion that did not end by itself earns 0, whatever it says. The kinds
+        /// `model`, `length`, `overlong`, `repetition`, `judge`, `environment` and `http` ignore
+        /// this key: their 0 has no special meaning, or they are told how the completion ended.
         require_end_of_text: bool = true;
-        /// How often a reward that fails is called again for the same answer, before the answer is given up.
+        /// Retries of a failed reward for the same completion.
         retries: u32 = 2;
-        /// What becomes of a group with an answer that was given up; of answers that were lost, rather than judged wrongly, `flow.on_lost_sample`
-        /// says whether they cost their group.
+        /// Policy for a group with a completion whose reward failed after all retries. For
+        /// completions that were lost, `flow.on_lost_sample` decides whether they cost their group.
         on_failure: OnFailure = OnFailure::default();
-        /// Groups in a row that may be given up; one more, and the run ends, for the reward is broken.
+        /// Largest number of groups in a row whose rewards fail. One more ends the run, because the
+        /// reward is broken.
         max_poisoned: u64 = 64;
     }
 }
 
 tagged! {
-    /// When an answer is right.
+    /// Kind of reward: when a completion is right.
     pub enum RewardRule {
-        /// it is the ground truth, letter by letter.
+        /// the completion equals the reference answer, character by character.
         "exact" => Exact(NoKeys),
-        /// its last number is the ground truth's.
+        /// the completion's last number equals that of the reference answer.
         "numeric" => Numeric(Numeric),
-        /// it matches a pattern, and the pattern's first group, if it has one, is the ground truth.
+        /// the completion matches a pattern, and the pattern's first group, if it has one, equals
+        /// the reference answer.
         "regex" => Regex(RegexRule),
-        /// its final answer (after `####`, in `\boxed{}`, announced, or its last number) says the same as the ground truth: as a number, fraction,
-        /// percentage, formula, list, interval or word.
+        /// the completion's final answer (after `####`, in `\boxed{}`, announced, or its last
+        /// number) means the same as the reference answer: as a number, fraction, percentage,
+        /// formula, list, interval or word.
         "math" => Math(NoKeys),
-        /// what a reward model says: its score, which is any number.
+        /// the score of a reward model, which is any number.
         "model" => Model(ModelRule),
-        /// what another process answers; docs/reward_service.md has the protocol.
+        /// the reward of a service; docs/reward_service.md has the protocol.
         "http" => Http(HttpRule),
-        /// what a language model behind a URL says of it, as a grade from 0 to 1.
+        /// a grade from 0 to 1 by a language model with a URL (judge).
         "judge" => Judge(JudgeRule),
-        /// what the environment of `[environment]` makes of the rollout: its grade, and what the turns earned.
+        /// the environment's grade of the rollout, and the rewards of its turns.
         "environment" => Environment(NoKeys),
-        /// its code passes the tests of its prompt, in a sandbox (docs/sandbox.md).
+        /// the completion's code passes the tests of its prompt, in a sandbox (docs/sandbox.md).
         "code" => Code(CodeRule),
-        /// what a function gives that was registered by a name.
+        /// a function that was registered by a name.
         "custom" => Custom(Custom),
-        /// several of these and others, each a `[[reward.part]]`, together.
+        /// a combination of parts, each a `[[reward.part]]`.
         "parts" => Parts(Composition),
     }
 }

@@ -52,39 +52,40 @@ const SETS: Limit<Vec<String>> =
     Limit { text: "at least one KEY=VALUE", holds: |sets| !sets.is_empty() && sets.iter().all(|set| set.contains('=')) };
 
 section! {
-    /// Keys that have other values from some step on.
+    /// A phase: keys with other values from a step on.
     pub struct Change {
-        /// The first step under them.
+        /// First step of the phase.
         at: u64 = 0, LATER;
-        /// Keys and values, as after `--set` on the command line: `"train.loss={ kind = 'dapo' }"`. What earlier changes said goes on.
+        /// Keys and values, as after `--set` on the command line: `"train.loss={ kind = 'dapo' }"`.
+        /// Earlier phases stay in effect.
         set: Vec<String> = Vec::new(), SETS;
     }
 }
 
 section! {
-    /// A number that moves over the steps.
+    /// A number that changes over the steps.
     pub struct Ramp {
-        /// Which, as in `train.entropy_coef`.
+        /// Key of the number, such as `train.entropy_coef`.
         key: String = String::new(), GIVEN;
-        /// Its value at `begin` and before.
+        /// Value up to step `begin`.
         from: f64 = 0.0, FINITE;
-        /// Its value at `end` and after.
+        /// Value from step `end`.
         to: f64 = 0.0, FINITE;
-        /// The step that it moves from.
+        /// Step at which the change begins.
         begin: u64 = 1, STEP;
-        /// The step that it has arrived at.
+        /// Step at which the change ends.
         end: u64 = 0, LATER;
-        /// How it moves.
+        /// Course of the change.
         shape: Shape = Shape::default();
     }
 }
 
 choices! {
-    /// How a number moves from one value to another.
+    /// Course of a number from one value to another.
     pub enum Shape {
         /// in a straight line.
         "linear" => Linear,
-        /// along half a cosine: slowly, fast, slowly.
+        /// along half a cosine: slow, fast, slow.
         "cosine" => Cosine,
         /// by the same factor at every step; both ends must be above 0.
         "geometric" => Geometric,

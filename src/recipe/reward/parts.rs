@@ -16,33 +16,34 @@ const NAME: Limit<String> = Limit {
 const LEVELS: Limit<u32> = Limit { text: "at least 2", holds: |levels| *levels >= 2 };
 
 section! {
-    /// Several parts, and how they become one reward. Each part's mean is written down as `reward_part_` and its name.
+    /// A combination of parts. Each part's mean is logged as `reward_part_` and its name.
     pub struct Composition {
-        /// How the parts become one reward.
+        /// Combination of the parts.
         combine: Combine = Combine::default();
-        /// With `combine = "custom"`: the name that the aggregator was registered under.
+        /// With `combine = "custom"`: name of a registered aggregator.
         aggregator: Option<String> = None;
-        /// What it is made with.
+        /// The aggregator's parameters.
         aggregator_params: Params = Params::default();
-        /// Values of a part that `combine = "lexicographic"` tells apart.
+        /// Number of values of a part that `combine = "lexicographic"` distinguishes.
         levels: u32 = 101, LEVELS;
-        /// One part of the reward; may stand several times.
+        /// One part of the reward; may be repeated.
         part: Vec<RewardPart> = Vec::new();
     }
 }
 
 choices! {
-    /// How the parts of a reward become one.
+    /// Combination of the parts of a reward.
     pub enum Combine {
-        /// their sum, each times its weight.
+        /// the sum of the parts, each times its weight.
         "sum" => Sum,
-        /// the smallest.
+        /// the smallest part.
         "min" => Min,
-        /// their product.
+        /// the product of the parts.
         "product" => Product,
-        /// the first decides, the next only among equals; parts from 0 to 1, and so is the reward.
+        /// the first part decides, the next one only among equals; parts and reward are from 0 to
+        /// 1.
         "lexicographic" => Lexicographic,
-        /// what an aggregator makes of them that was registered by a name.
+        /// an aggregator that was registered by a name.
         "custom" => Custom,
     }
 }
@@ -51,53 +52,56 @@ section! {
     /// One part of a reward.
     pub struct RewardPart {
         first rule: PartRule;
-        /// Its name in metrics.
+        /// Name in metrics.
         name: String = String::new(), NAME;
-        /// What it is multiplied by in a sum.
+        /// Weight in a sum.
         weight: f64 = 1.0, FINITE;
-        /// The whole reward is 0 where this part is below.
+        /// Threshold: the whole reward is 0 if this part is below.
         at_least: Option<f64> = None, FINITE_IF_GIVEN;
     }
 }
 
 tagged! {
-    /// What a part looks at.
+    /// Kind of a part.
     pub enum PartRule {
-        /// 1 if the answer is the ground truth, letter by letter.
+        /// 1 if the completion equals the reference answer, character by character.
         "exact" => Exact(NoKeys),
-        /// 1 if its last number is the ground truth's.
+        /// 1 if the completion's last number equals that of the reference answer.
         "numeric" => Numeric(Numeric),
-        /// 1 if it matches a pattern, and the pattern's first group, if it has one, is the ground truth.
+        /// 1 if the completion matches a pattern, and the pattern's first group, if it has one,
+        /// equals the reference answer.
         "regex" => Regex(RegexRule),
-        /// 1 if its final answer says the same as the ground truth.
+        /// 1 if the completion's final answer means the same as the reference answer.
         "math" => Math(NoKeys),
-        /// what a reward model says: its score, which is any number.
+        /// the score of a reward model, which is any number.
         "model" => Model(ModelRule),
-        /// 1 if it is one tagged section after the other, each once, and nothing else.
+        /// 1 if the completion is the tagged sections in order, each once, and nothing else.
         "format" => Format(FormatRule),
-        /// the share of words that it contains, whatever their case.
+        /// the share of words that the completion contains, in any case.
         "keywords" => Keywords(KeywordsRule),
-        /// 1 if it has so many tokens.
+        /// 1 if the completion has between `min` and `max` tokens.
         "length" => Length(LengthRule),
-        /// DAPO's penalty: 0, from `buffer` tokens before `generate.max_new_tokens` on falling to −1.
+        /// DAPO's penalty: 0, falling to −1 over the last `buffer` tokens before
+        /// `generate.max_new_tokens`.
         "overlong" => Overlong(OverlongRule),
-        /// the share of distinct runs of `n` tokens less 1: 0 without repetition, near −1 where all is one.
+        /// the share of distinct runs of `n` tokens, minus 1: 0 without repetition, near −1 if all
+        /// runs are equal.
         "repetition" => Repetition(RepetitionRule),
-        /// what another process answers.
+        /// the reward of a service.
         "http" => Http(HttpRule),
-        /// what a language model behind a URL says of it, as a grade from 0 to 1.
+        /// a grade from 0 to 1 by a language model with a URL (judge).
         "judge" => Judge(JudgeRule),
-        /// what the environment makes of the rollout.
+        /// the environment's grade of the rollout.
         "environment" => Environment(NoKeys),
-        /// what its code earns by the tests of its prompt, in a sandbox.
+        /// the reward for passing the tests of its prompt, in a sandbox.
         "code" => Code(CodeRule),
-        /// what a function gives that was registered by a name.
+        /// a function that was registered by a name.
         "custom" => Custom(CustomPart),
     }
 }
 
 section! {
-    /// A function of the user's own.
+    /// A registered function.
     pub struct CustomPart {
         /// The name that it was registered under.
         function: String = String::new(), GIVEN;

@@ -37,7 +37,7 @@ const SCALE: Limit<[f64; 2]> =
     Limit { text: "two different numbers", holds: |[low, high]| low.is_finite() && high.is_finite() && low != high };
 
 section! {
-    /// Numbers are compared, not their spelling.
+    /// Compares numbers, whatever their spelling.
     pub struct Numeric {
         /// Largest difference that still counts as equal.
         tolerance: f64 = 0.0, NOT_NEGATIVE;
@@ -45,85 +45,93 @@ section! {
 }
 
 section! {
-    /// A pattern is searched.
+    /// Searches a pattern.
     pub struct RegexRule {
-        /// What to search for.
+        /// Pattern to search for.
         pattern: String = String::new(), PATTERN;
     }
 }
 
 section! {
-    /// A reward that another process serves.
+    /// Reward of a service.
     pub struct HttpRule {
-        /// Where it takes a group's answers by POST.
+        /// Address that takes a group's completions by POST.
         url: String = String::new(), URL;
-        /// The environment variable that holds a token, sent as `Authorization: Bearer …`. The token itself stands nowhere.
+        /// Environment variable with a token, sent as `Authorization: Bearer …`. The token itself
+        /// is never written.
         token_env: Option<String> = None;
-        /// Most seconds for one request, from connecting to the end of its answer.
+        /// Timeout of one request, in seconds, from connecting to the end of the response.
         timeout: f64 = 30.0, POSITIVE;
-        /// Most groups that are asked for at the same time; of several services the smallest counts.
+        /// Most groups in flight to the service. With several services the smallest number counts.
         concurrency: usize = 8, SOME;
         last retry: RetryPauses;
     }
 }
 
 section! {
-    /// A language model grades each answer by itself, or those to the same prompt against each other. Replies are remembered: the same
-    /// answer to the same prompt is graded once. `url` is that of its chat completions, as in http://127.0.0.1:8000/v1/chat/completions.
+    /// A language model grades each completion alone, or the completions of a prompt against each
+    /// other. Grades are cached: the same completion of the same prompt is graded once. `url` is
+    /// its chat completions endpoint, such as http://127.0.0.1:8000/v1/chat/completions.
     pub struct JudgeRule {
         first http: HttpRule;
-        /// The model's name, as its server knows it.
+        /// Model name in requests.
         model: String = String::new(), GIVEN;
-        /// What it is asked, with `{prompt}`, `{response}` and `{answer}`, the ground truth, in their places. With `{responses}` instead of
-        /// `{response}` it is shown all answers to a prompt at once, numbered, and compares them.
+        /// Question with the placeholders `{prompt}`, `{response}` and `{answer}`, the reference
+        /// answer. With `{responses}` instead of `{response}` the judge is shown all completions of
+        /// a prompt, numbered, and compares them.
         prompt: String = PROMPT.to_owned(), JUDGED;
-        /// Finds the score in its reply: the first group of the last match; where answers are compared, of as many last ones as there are
-        /// answers.
+        /// Pattern that finds the score in the reply: the first group of the last match. If
+        /// completions are compared, the last matches count, one for each completion.
         score: String = SCORE.to_owned(), SCORE_PATTERN;
-        /// The scores that stand for 0 and for 1; the judge must not leave them.
+        /// Scores that stand for 0 and for 1. A score outside is an error.
         scale: [f64; 2] = [0.0, 10.0], SCALE;
         /// Longest reply, in tokens.
         max_tokens: usize = 512, SOME;
-        /// A file that remembers replies over runs, relative to where the command runs; without it one run's memory does.
+        /// A file that keeps grades across runs, relative to where the command runs. Left out:
+        /// grades are cached for one run.
         cache: Option<PathBuf> = None;
     }
 }
 
 section! {
-    /// Python code, run against tests: the answer's last block of it, or the whole answer. The tests are asserts or pairs of input and output.
+    /// Runs Python code against tests: the completion's last code block, or the whole completion.
+    /// Tests are asserts, or pairs of input and output.
     pub struct CodeRule {
         first sandbox: SandboxRule;
-        /// What passing some tests is worth.
+        /// Reward for passing some of the tests.
         score: CodeScore = CodeScore::default();
-        /// The program that is run, with `{code}`, and `{prompt}` where code goes on from its prompt, in their places.
+        /// Program that is run, with the placeholders `{code}` and `{prompt}`; the latter is for
+        /// code that continues its prompt.
         template: String = "{code}".to_owned(), TEMPLATE;
     }
 }
 
 section! {
-    /// Python with tests, in a sandbox.
+    /// Python in a sandbox, with tests.
     pub struct SandboxRule {
         /// Field of the task's records with the tests.
         tests: String = "tests".to_owned(), GIVEN;
-        /// The interpreter, by its path or by a name that is looked for in `PATH`.
+        /// Interpreter: a path, or a name that is searched in `PATH`.
         python: String = "python3".to_owned(), GIVEN;
-        /// Most seconds of a program.
+        /// Time limit of a program, in seconds.
         timeout: f64 = 10.0, POSITIVE;
-        /// Most memory of a program, in MiB.
+        /// Memory limit of a program, in MiB.
         memory: usize = 512, SOME;
         /// Most processes and threads of a program.
         processes: usize = 16, SOME;
-        /// Whether code may be run without walls on a machine that has none: it could do all that this run can.
+        /// If true, code may run without a sandbox on a machine that has none. It can then do
+        /// everything that this run can.
         unsandboxed: bool = false;
     }
 }
 
 section! {
-    /// A reward model scores prompt and answer, in its own tokens. How the answer ended is no part of the text.
+    /// A reward model scores prompt and completion, in its own tokens. How the completion ended is
+    /// not part of the text.
     pub struct ModelRule {
         /// A Hugging Face folder of a sequence classifier with one label, relative to where the command runs.
         path: PathBuf = PathBuf::new(), PATH_GIVEN;
-        /// Taken from the score of an answer that did not end by itself.
+        /// Penalty on the score of a completion that did not end by itself.
         missing_end_penalty: f64 = 0.0, NOT_NEGATIVE;
         /// Threads that score.
         threads: usize = 1, SOME;
@@ -131,15 +139,15 @@ section! {
 }
 
 section! {
-    /// Tagged sections.
+    /// Requires tagged sections.
     pub struct FormatRule {
-        /// The tags' names, in order.
+        /// Names of the tags, in order.
         tags: Vec<String> = vec!["think".to_owned(), "answer".to_owned()], TAGS;
     }
 }
 
 section! {
-    /// Words that are looked for.
+    /// Looks for words.
     pub struct KeywordsRule {
         /// The words.
         words: Vec<String> = Vec::new(), WORDS;
@@ -147,17 +155,17 @@ section! {
 }
 
 section! {
-    /// Bounds of an answer's length.
+    /// Bounds a completion's length.
     pub struct LengthRule {
-        /// Shortest answer, in tokens.
+        /// Shortest completion, in tokens.
         min: usize = 1;
-        /// Longest answer, in tokens.
+        /// Longest completion, in tokens.
         max: usize = 2048, SOME;
     }
 }
 
 section! {
-    /// A penalty for answers that come close to the limit.
+    /// Penalises completions near the length limit (DAPO).
     pub struct OverlongRule {
         /// Tokens before the limit over which the penalty grows.
         buffer: usize = 64, SOME;
@@ -165,9 +173,9 @@ section! {
 }
 
 section! {
-    /// A penalty for answers that repeat themselves.
+    /// Penalises repetition.
     pub struct RepetitionRule {
-        /// Tokens of a run.
+        /// Length of a repeated run, in tokens.
         n: usize = 4, SOME;
     }
 }
