@@ -1,7 +1,8 @@
 //! Weights change while tokens are being made, runs end while samples are under way, and no token is lost or sampled twice.
 //!
 //! Laws: N2 and C1 (what was interrupted goes on as if it had not been), D2, D3, D4 (the ledger balances), D7 (a prompt that re-enters
-//! carries its partial completions), V2 (what is too old begins anew), V5 (what becomes of samples under way is said).
+//! carries its partial completions), V2 (samples that would be too old start again), V5 (the policy for samples in flight is explicit).
+//! Longer than most files, because every test stops and resumes runs through the same helpers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
