@@ -1,8 +1,9 @@
 //! What each step of a recipe is learned by, `[[change]]` and `[[ramp]]` included.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
+use parking_lot::Mutex;
 use rollflow::data::Version;
 use rollflow::prelude::*;
 use rollflow::recipe::task::Sft;
@@ -57,7 +58,7 @@ impl Mixture {
         if !step.is_multiple_of(self.every) {
             return Ok(None);
         }
-        let mut samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut samples = self.samples.lock();
         let batch = samples.batch(step / self.every - 1).map_err(|error| anyhow!("{error}"))?;
         let samples: Vec<_> = batch.samples().collect();
         let batch = collate(&samples, Aggregation::TokenMean)?;

@@ -7,9 +7,10 @@
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use parking_lot::Mutex;
 use rollflow::data::POISONED;
 use rollflow::flow::{Ended, Flow, Report, RunError, StageReport, State};
 use rollflow::model::FrozenWeights;
@@ -173,7 +174,7 @@ impl RunFolder {
     /// Where the pipeline's stages write.
     pub fn outputs(&self, plan: &Plan) -> Result<Outputs> {
         let gate = CheckpointGate::new(LOGS.map(|name| self.path.join(name)));
-        *lock(&self.gate) = Some(gate.clone());
+        *self.gate.lock() = Some(gate.clone());
         Ok(Outputs {
             metrics: self.metrics.clone(),
             log: self.log(plan)?.gate(&gate),
@@ -187,7 +188,7 @@ impl RunFolder {
         let console = ConsoleLogger::events(plan.observe.log_every);
         let staleness = self.staleness.clone();
         let lags = move |trained: &Trained<FrozenWeights>| {
-            let mut seen = lock(&staleness);
+            let mut seen = staleness.lock();
             for lag in trained.batch.samples().filter_map(|sample| train::staleness(sample, trained.version)) {
                 *seen.entry(lag).or_default() += 1;
             }
@@ -204,7 +205,7 @@ impl RunFolder {
 
     /// Runs a flow of `steps` steps with its progress on show, and writes the report, also of a run that failed.
     pub fn watch(&self, flow: &mut Flow, steps: u64, run: impl FnOnce(&mut Flow) -> Result<Report, RunError>) -> Result<Report> {
-        lock(&self.drawn).graph = serde_json::from_str(&flow.graph().to_json()).context("the graph as JSON")?;
+        self.drawn.lock().graph = serde_json::from_str(&flow.graph().to_json()).context("the graph as JSON")?;
         let taken = last_step(&self.path.join("metrics.jsonl"))?;
         let progress = self.progress.then(|| Progress::new(&self.console, Some(steps)).after(taken, &self.metrics));
         let sampler = StageSampler::start(flow.stats(), self.metrics.clone(), progress)?;
@@ -213,7 +214,7 @@ impl RunFolder {
         match &result {
             Ok(report) => {
                 // A run that was stopped dropped the rows of its last step.
-                lock(&self.gate).take().map_or(Ok(()), |gate| gate.open())?;
+                self.gate.lock().take().map_or(Ok(()), |gate| gate.open())?;
                 self.report(report, taken)?;
             }
             // A full disk may have ended the run and take no report either: the error is what the run died of.
@@ -228,7 +229,7 @@ impl RunFolder {
     /// Writes the run's page, then its record with how the run ended. The record comes last, because a resume leaves a finished run as it is: a run
     /// that was killed before it has its page written by the resume. A failed write is the run's error, or a warning if the run failed already.
     pub fn end(&self, result: Result<Report>) -> Result<Report> {
-        let drawn = Drawn { staleness: lock(&self.staleness).clone().into_iter().collect(), ..lock(&self.drawn).clone() };
+        let drawn = Drawn { staleness: self.staleness.lock().clone().into_iter().collect(), ..self.drawn.lock().clone() };
         let ended = |result: &Result<Report>| Record::ended(&self.path, result, drawn.clone());
         let page = ended(&result).and_then(|record| page::write(&self.path, &record));
         let result = self.unless_failed(result, page.map(drop));
@@ -322,7 +323,7 @@ impl RunFolder {
             workers: stage.workers.len(),
             shares: State::ALL.iter().map(|&state| (state.name().to_owned(), stage.share(state))).collect(),
         };
-        let mut drawn = lock(&self.drawn);
+        let mut drawn = self.drawn.lock();
         (drawn.stages, drawn.bottleneck) = (report.stages.iter().map(shares).collect(), report.bottleneck.clone());
     }
 
@@ -376,8 +377,4 @@ fn lock_run(path: &Path) -> Result<File> {
         Err(TryLockError::WouldBlock) => bail!("another process works on the run in {}; wait for it or stop it", path.display()),
         Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("locking {}", file.display())),
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -9,12 +9,13 @@ use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use parking_lot::Mutex;
 use rollflow::model::{Dtype, GpuMemory, gpu_memory};
 use rollflow::recipe::engine::{Engine, Launch};
 use rollflow::recipe::lora::Target;
@@ -380,7 +381,7 @@ impl Servers {
     pub fn ended(&self) -> Option<String> {
         let given_up = |at: usize| self.keepers.get(at).is_none_or(JoinHandle::is_finished);
         self.processes.iter().enumerate().filter(|(at, _)| given_up(*at)).find_map(|(_, process)| {
-            let mut process = process.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut process = process.lock();
             let status = process.exited()?;
             Some(format!("a server ended ({status}). The end of its log, {}:\n{}", process.log.display(), process.tail()))
         })
@@ -388,7 +389,7 @@ impl Servers {
 
     /// The process groups that they lead.
     pub fn groups(&self) -> Vec<u32> {
-        self.processes.iter().map(|process| process.lock().unwrap_or_else(PoisonError::into_inner).child.id()).collect()
+        self.processes.iter().map(|process| process.lock().child.id()).collect()
     }
 }
 
@@ -397,7 +398,7 @@ fn keep(recipe: &Recipe, process: &Mutex<Process>, over: &AtomicBool, restarts: 
     let mut left = restarts;
     while !over.load(Ordering::Relaxed) {
         std::thread::sleep(LOOK);
-        let mut process = process.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut process = process.lock();
         let Some(status) = process.exited() else { continue };
         if left == 0 || over.load(Ordering::Relaxed) {
             return;
@@ -427,7 +428,7 @@ impl Drop for Servers {
         self.keepers.drain(..).for_each(|keeper| drop(keeper.join()));
         // All at once, so that they end beside each other.
         for process in &self.processes {
-            process.lock().unwrap_or_else(PoisonError::into_inner).terminate();
+            process.lock().terminate();
         }
     }
 }

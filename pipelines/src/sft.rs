@@ -1,8 +1,9 @@
 //! Supervised fine-tuning: the model learns to continue prompts as the data does.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use parking_lot::Mutex;
 use rollflow::flow::{Ended, Flow, Report, Until};
 use rollflow::model::FrozenWeights;
 use rollflow::observe::MetricsLogger;
@@ -85,7 +86,7 @@ pub fn warm_up(plan: &Plan, sft: &Sft, policy: &Policy, interrupts: &Interrupts)
             console.log(step.step, &step_row(&step))?;
         }
         if let Some(publish) = step.publish {
-            *seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(publish.weights);
+            *seen.lock() = Some(publish.weights);
         }
         Ok(())
     });
@@ -94,7 +95,7 @@ pub fn warm_up(plan: &Plan, sft: &Sft, policy: &Policy, interrupts: &Interrupts)
         return Ok(WarmUp::Interrupted(report));
     }
     say_complete(&report);
-    let weights = learned.lock().unwrap_or_else(PoisonError::into_inner).take().context("the warm-up published no weights")?;
+    let weights = learned.lock().take().context("the warm-up published no weights")?;
     Ok(WarmUp::Learned(policy.with_weights(weights)))
 }
 

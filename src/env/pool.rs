@@ -7,10 +7,11 @@
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::Deadline;
 
@@ -114,7 +115,7 @@ impl<T: Send + 'static> Pool<T> {
 
 impl<T> Shared<T> {
     fn state(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn tell(&self, key: u64, outcome: Result<T, PoolError>) {
@@ -146,7 +147,7 @@ impl<T: Send + 'static> Shared<T> {
                     return;
                 }
                 state.idle += 1;
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                self.changed.wait(&mut state);
                 state.idle -= 1;
                 continue;
             };
@@ -182,10 +183,12 @@ impl<T: Send + 'static> Shared<T> {
                 self.staff(&mut state);
             }
             let next = state.running.values().map(|running| running.deadline.left()).min().unwrap_or(Duration::MAX);
-            state = match next {
-                Duration::MAX => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-                next => self.changed.wait_timeout(state, next).unwrap_or_else(PoisonError::into_inner).0,
-            };
+            match next {
+                Duration::MAX => self.changed.wait(&mut state),
+                next => {
+                    self.changed.wait_for(&mut state, next);
+                }
+            }
         }
     }
 }
@@ -200,7 +203,7 @@ impl<T> Drop for Pool<T> {
         self.shared.changed.notify_all();
         while !state.running.is_empty() && Instant::now() < until {
             let left = until.saturating_duration_since(Instant::now());
-            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.shared.changed.wait_for(&mut state, left);
         }
     }
 }

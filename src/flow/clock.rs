@@ -3,10 +3,11 @@
 //! A [`Meter`] is always in one [`State`]. Changing it reads the clock once and books the time since the last change, so the
 //! states' sum is the wall-clock to the nanosecond, by construction. An item that is there without waiting costs no clock read.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 
 use super::Simulation;
@@ -278,7 +279,7 @@ impl Meter {
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
         // Nothing panics while the lock is held.
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ledger.lock()
     }
 }
 

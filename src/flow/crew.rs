@@ -12,9 +12,11 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Wake, Waker};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::sync::point;
 
@@ -163,8 +165,8 @@ impl Presence {
         sleeper.into_iter().for_each(Waker::wake);
     }
 
-    fn sleeper(&self) -> std::sync::MutexGuard<'_, Option<Waker>> {
-        self.sleeper.lock().unwrap_or_else(PoisonError::into_inner)
+    fn sleeper(&self) -> MutexGuard<'_, Option<Waker>> {
+        self.sleeper.lock()
     }
 }
 

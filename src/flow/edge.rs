@@ -6,8 +6,9 @@
 //!
 //! The queue is a flume channel, which serves async tasks and OS threads alike; nothing outside this file and `sync` knows.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde::Serialize;
 
 use super::Message;
@@ -195,7 +196,7 @@ impl<T: Message> Tx<T> {
 
     fn show(&self, item: &T) {
         let Some(taps) = &self.taps else { return };
-        for tap in taps.lock().unwrap_or_else(PoisonError::into_inner).iter_mut() {
+        for tap in taps.lock().iter_mut() {
             if tap.seen.is_multiple_of(tap.every) {
                 (tap.look)(item);
             }

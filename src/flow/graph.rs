@@ -4,7 +4,7 @@
 //! edges exist.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::edge::{Gauge, Tap};
@@ -150,7 +150,7 @@ impl Flow {
     /// state *busy*: copy what is needed and return.
     pub fn tap<T: Message>(&mut self, port: &Port<T>, every_n: u64, look: impl FnMut(&T) + Send + 'static) -> &mut Self {
         let tap = Tap { every: every_n.max(1), seen: 0, look: Box::new(look) };
-        port.slot.taps.lock().unwrap_or_else(PoisonError::into_inner).push(tap);
+        port.slot.taps.lock().push(tap);
         self
     }
 

@@ -1,6 +1,8 @@
 //! A typed handle on an output, and the place where its edge's ends wait until the run builds them.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::edge::{Gauge, Rx, Tap, Tx, edge};
 use super::{Capacity, Message};
@@ -26,20 +28,20 @@ impl<T: Message> Slot<T> {
     }
 
     pub(crate) fn build(&self, capacity: Capacity) -> Arc<Gauge> {
-        let taps = std::mem::take(&mut *self.taps.lock().unwrap_or_else(PoisonError::into_inner));
+        let taps = std::mem::take(&mut *self.taps.lock());
         let (tx, rx, gauge) = edge(capacity, taps);
-        *self.ends.lock().unwrap_or_else(PoisonError::into_inner) = Some((tx, rx));
+        *self.ends.lock() = Some((tx, rx));
         gauge
     }
 
     pub(crate) fn tx(&self) -> Tx<T> {
-        let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        let ends = self.ends.lock();
         ends.as_ref().expect("edges are built before jobs, and their producers come first").0.clone()
     }
 
     /// Leaves nothing behind, or the edge would never be seen to close.
     pub(crate) fn rx(&self) -> Rx<T> {
-        let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let ends = self.ends.lock().take();
         ends.expect("edges are built before jobs, and have one consumer").1
     }
 }

@@ -12,10 +12,14 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::fmt;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::util::rng;
 
 /// Simulated time, and whose turn it is. Clones are the same machine; it serves one run.
 #[derive(Clone)]
@@ -77,7 +81,7 @@ impl Simulation {
 
     /// Lets the stage of that name take so long for every item that it receives, by the item's tokens.
     pub fn takes(&self, stage: &str, latency: impl Fn(usize) -> Duration + Send + Sync + 'static) -> &Self {
-        let mut latencies = self.0.latencies.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut latencies = self.0.latencies.lock();
         latencies.insert(stage.to_owned(), Arc::new(latency));
         self
     }
@@ -109,7 +113,7 @@ impl Simulation {
     /// comes early by less than that, and no thread is woken for a microsecond.
     pub(crate) fn work(&self, stage: &str, tokens: impl FnOnce() -> usize) {
         const WORTH_A_SWITCH: u64 = 1_000_000;
-        let latency = self.0.latencies.lock().unwrap_or_else(PoisonError::into_inner).get(stage).cloned();
+        let latency = self.0.latencies.lock().get(stage).cloned();
         let Some(latency) = latency else { return };
         let time = nanos(latency(tokens()));
         let mut world = self.world();
@@ -141,7 +145,7 @@ impl Simulation {
 
     /// What ends the run where no worker can go on: it must let one of them.
     pub(crate) fn on_stall(&self, end: impl FnOnce() + Send + 'static) {
-        *self.0.stalled.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(end));
+        *self.0.stalled.lock() = Some(Box::new(end));
     }
 
     /// Begins: the first worker goes.
@@ -175,7 +179,7 @@ impl Simulation {
 
     /// Ends the run in which no worker can go on; false if that was done before.
     fn end_stalled(&self) -> bool {
-        let end = self.0.stalled.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let end = self.0.stalled.lock().take();
         end.map(|end| end()).is_some()
     }
 
@@ -237,7 +241,7 @@ impl Simulation {
     }
 
     fn world(&self) -> MutexGuard<'_, World> {
-        self.0.world.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.world.lock()
     }
 }
 
@@ -266,10 +270,8 @@ impl World {
 
     /// A number below `below`.
     fn draw(&mut self, below: usize) -> usize {
-        self.draws = self.draws.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.draws ^ (self.draws >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((mixed ^ (mixed >> 31)) % below.max(1) as u64) as usize
+        self.draws = rng::state(self.draws, 1);
+        (rng::mix(self.draws) % below.max(1) as u64) as usize
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::util::noise::unit;
+use crate::util::rng::unit;
 
 /// How often and for how long a failed request is retried.
 ///

@@ -12,10 +12,11 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio_util::sync::CancellationToken;
@@ -43,7 +44,7 @@ struct Shared {
 impl SharedRuntime {
     /// The process's runtime, which is started if nothing uses it yet.
     pub(super) fn get() -> io::Result<Self> {
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = SHARED.lock();
         if let Some(shared) = shared.upgrade() {
             return Ok(SharedRuntime(shared));
         }
@@ -164,7 +165,7 @@ impl Drop for Tasks {
         self.lease = Lease { stop: CancellationToken::new(), _running: channel().0 };
         if Handle::try_current().is_err() {
             // Nothing is sent: it ends with the last task.
-            let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let ended = self.ended.get_mut();
             ended.recv_timeout(ENDING).ok();
         }
     }

@@ -7,9 +7,10 @@
 
 use std::fmt::{Debug, Write as _};
 use std::io::{IsTerminal, Write};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use indicatif::ProgressBar;
+use parking_lot::{Mutex, MutexGuard};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::subscriber::{SetGlobalDefaultError, set_global_default};
@@ -70,7 +71,7 @@ impl Console {
 
     /// What lines are printed above. Whoever holds it may write to the terminal.
     pub(super) fn bar(&self) -> MutexGuard<'_, Option<ProgressBar>> {
-        self.bar.lock().unwrap_or_else(PoisonError::into_inner)
+        self.bar.lock()
     }
 }
 

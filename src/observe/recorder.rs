@@ -4,11 +4,12 @@
 //! [`Series`]. The newest value of each series stays readable, for the progress line. Memory is bounded: observations that no scrape has
 //! folded into buckets yet are folded after every 8192 of them, whether a server runs or not.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, PoisonError, RwLock};
 
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, SharedString};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use parking_lot::RwLock;
 
 use super::catalog::{Kind, Metric, Spec};
 
@@ -39,17 +40,17 @@ struct Fold {
 
 impl Fold {
     fn observe(&self, histogram: &Histogram, value: f64) {
-        let observing = self.observing.read().unwrap_or_else(PoisonError::into_inner);
+        let observing = self.observing.read();
         histogram.record(value);
         drop(observing);
         if self.observations.fetch_add(1, Relaxed) % OBSERVATIONS_PER_UPKEEP == OBSERVATIONS_PER_UPKEEP - 1 {
-            let _alone = self.observing.write().unwrap_or_else(PoisonError::into_inner);
+            let _alone = self.observing.write();
             self.handle.run_upkeep();
         }
     }
 
     fn render(&self) -> String {
-        let _alone = self.observing.write().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.observing.write();
         self.handle.render()
     }
 }
@@ -152,7 +153,7 @@ impl Metrics {
 
     /// The newest value: a counter's total, a gauge's value, a histogram's last observation. `None` where nothing was recorded.
     pub fn newest(&self, metric: Metric, labels: &[&str]) -> Option<f64> {
-        let family = self.family(metric).read().unwrap_or_else(PoisonError::into_inner);
+        let family = self.family(metric).read();
         let at = position(&family, labels).ok()?;
         Some(family[at].1.newest())
     }
@@ -164,12 +165,12 @@ impl Metrics {
     pub fn series(&self, metric: Metric, labels: &[&str]) -> Series {
         let family = self.family(metric);
         {
-            let known = family.read().unwrap_or_else(PoisonError::into_inner);
+            let known = family.read();
             if let Ok(at) = position(&known, labels) {
                 return known[at].1.clone();
             }
         }
-        let mut known = family.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = family.write();
         match position(&known, labels) {
             Ok(at) => known[at].1.clone(),
             Err(at) => {

@@ -5,8 +5,9 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 
 use super::referee::Referee;
@@ -89,7 +90,7 @@ impl CodeJudge {
     }
 
     fn verdicts(&self) -> MutexGuard<'_, HashMap<[u64; 2], Remembered>> {
-        self.verdicts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.verdicts.lock()
     }
 
     fn run(&self, code: &str, tests: &CodeTests) -> Result<Verdict, SandboxError> {

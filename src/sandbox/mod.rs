@@ -19,7 +19,9 @@ mod run;
 mod warden;
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 pub use cases::{CodeTests, NoTests, extract_code};
 pub use config::{Limits, SandboxConfig, Walls};
@@ -132,7 +134,7 @@ impl Sandbox {
         let most = self.0.config.concurrency.max(1);
         let mut taken = self.0.taken();
         while *taken >= most {
-            taken = self.0.freed.wait(taken).unwrap_or_else(PoisonError::into_inner);
+            self.0.freed.wait(&mut taken);
         }
         *taken += 1;
         Slot(&self.0)
@@ -141,7 +143,7 @@ impl Sandbox {
 
 impl Inner {
     fn taken(&self) -> MutexGuard<'_, usize> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots.lock()
     }
 }
 

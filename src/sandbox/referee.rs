@@ -5,9 +5,9 @@
 //! plain data goes from the answer to the tests, so code can make claims about values and nothing else.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 
 use super::live::{Event, Live};
@@ -64,7 +64,7 @@ impl Referee {
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Tests>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        self.idle.lock()
     }
 
     /// None where the process for tests ended before it said anything.

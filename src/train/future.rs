@@ -2,8 +2,10 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::TrainError;
 
@@ -26,7 +28,7 @@ enum State<T> {
 impl<T> Slot<T> {
     /// A panic elsewhere leaves either state whole.
     fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -79,7 +81,7 @@ impl<T: Clone> TrainFuture<T> {
         loop {
             match &*state {
                 State::Done(answer) => return answer.clone(),
-                State::Pending(_) => state = self.0.answered.wait(state).unwrap_or_else(PoisonError::into_inner),
+                State::Pending(_) => self.0.answered.wait(&mut state),
             }
         }
     }

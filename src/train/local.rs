@@ -7,10 +7,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crossbeam_channel::Sender;
+use parking_lot::Mutex;
 use tch::Device;
 
 use super::worker::Worker;
@@ -135,12 +136,12 @@ impl LocalBackend {
     ) -> TrainFuture<T> {
         let state = self.state.clone();
         self.submit(move |worker| {
-            if let Some(cause) = lock(&state).poisoned.clone() {
+            if let Some(cause) = state.lock().poisoned.clone() {
                 return Err(TrainError::Poisoned { cause: Arc::new(cause) });
             }
             let answer = guarded(worker, command);
             let poisoned = answer.as_ref().err().cloned();
-            *lock(&state) = BackendState { poisoned, ..worker.state() };
+            *state.lock() = BackendState { poisoned, ..worker.state() };
             answer
         })
     }
@@ -163,10 +164,6 @@ fn guarded<T>(worker: &mut Worker, command: impl FnOnce(&mut Worker) -> Result<T
         let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
         Err(TrainError::Tensor(text.unwrap_or("no message").to_owned()))
     })
-}
-
-fn lock(state: &Mutex<BackendState>) -> std::sync::MutexGuard<'_, BackendState> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl TrainingBackend for LocalBackend {
@@ -210,7 +207,7 @@ impl TrainingBackend for LocalBackend {
     }
 
     fn state(&self) -> BackendState {
-        lock(&self.state).clone()
+        self.state.lock().clone()
     }
 }
 

@@ -3,7 +3,8 @@
 pub mod atomic_file;
 #[cfg(unix)]
 pub mod lock_file;
-pub(crate) mod noise;
+
 pub mod reading;
+pub(crate) mod rng;
 pub(crate) mod secrets;
 pub mod untrusted;

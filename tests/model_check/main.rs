@@ -27,11 +27,15 @@ engine! {
     io = "../../src/flow/io.rs"
     message = "../../src/flow/message.rs"
     order = "../../src/flow/order.rs"
+    rng = "../../src/util/rng.rs"
     simulation = "../../src/flow/simulation.rs"
     stage = "../../src/flow/stage.rs"
     wait = "../../src/flow/wait.rs"
     weights = "../../src/flow/weights.rs"
     window = "../../src/flow/window.rs"
+}
+mod util {
+    pub(crate) use crate::rng;
 }
 use io::{AsyncIo, Io};
 use message::Message;

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result, ensure};
+use parking_lot::Mutex;
 use rollflow::flow::{Ended, Snapshot, State, Stats};
 use rollflow::prelude::*;
 use rollflow::recipe::{self, Plan};
@@ -76,7 +77,7 @@ impl Learner {
         let (kept, watched, book) = (rows.clone(), stats.clone(), metrics.clone());
         let log = RunLog::new(&metrics).logger(move |_: u64, step: &StepMetrics| {
             let snapshot = watched.get().and_then(Stats::snapshot);
-            kept.lock().unwrap_or_else(PoisonError::into_inner).extend(snapshot.map(|now| row(&now, step, &book)));
+            kept.lock().extend(snapshot.map(|now| row(&now, step, &book)));
         });
         let outputs = Outputs { metrics: metrics.clone(), log, dead_letters: None, answers: None, checkpoints: None };
         let mut flow = grpo::declare(plan, Actors::local(plan, &Registry::default(), policy)?, outputs, None)?;
@@ -84,7 +85,7 @@ impl Learner {
         stats.get_or_init(|| flow.stats());
         let report = flow.run(Until::finished())?;
         ensure!(report.ended == Ended::Finished, "interrupted");
-        let rows = std::mem::take(&mut *rows.lock().unwrap_or_else(PoisonError::into_inner));
+        let rows = std::mem::take(&mut *rows.lock());
         ensure!(!rows.is_empty(), "{} took no step", plan.name);
         Ok(Run { rows, staleness: buckets(&metrics.render(), Metric::SampleStaleness) })
     }

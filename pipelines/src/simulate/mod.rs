@@ -11,9 +11,10 @@ pub mod record;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use parking_lot::Mutex;
 use rollflow::engine::SimulatedEngine;
 use rollflow::flow::{Simulation, Until, weights};
 use rollflow::prelude::*;
@@ -101,7 +102,7 @@ pub fn simulate(plan: &Plan, registry: &Registry, profile: &Profile, steps: u64)
     let looked = seen.clone();
     let mut outputs = Outputs::in_memory();
     outputs.log = outputs.log.each(move |step: &Trained<()>| {
-        let mut forecast = looked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut forecast = looked.lock();
         for lag in step.batch.samples().filter_map(|sample| staleness(sample, step.version)) {
             *forecast.staleness.entry(lag).or_default() += 1;
         }
@@ -118,7 +119,7 @@ pub fn simulate(plan: &Plan, registry: &Registry, profile: &Profile, steps: u64)
     }
     let report = flow.simulate(&simulation, Until::finished())?;
     let busy = |name| report.stage(name).map_or(0.0, |stage| stage.share(rollflow::flow::State::Busy));
-    let mut forecast = seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let mut forecast = seen.lock().clone();
     forecast.steps = steps;
     forecast.seconds = report.wall as f64 / 1e9;
     forecast.busy = [busy("generate"), busy("train")];

@@ -1,8 +1,9 @@
 //! Records a profile: the recipe runs for some steps on this machine, and everything is timed.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use parking_lot::Mutex;
 use rollflow::flow::{Ended, Until};
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
@@ -23,11 +24,11 @@ const OTHERS: [&str; 7] = ["reward", "filter", "pairs", "reference", "batch", "s
 type Shared<T> = Arc<Mutex<Vec<T>>>;
 
 fn take<T>(shared: &Shared<T>) -> Vec<T> {
-    std::mem::take(&mut *shared.lock().unwrap_or_else(PoisonError::into_inner))
+    std::mem::take(&mut *shared.lock())
 }
 
 fn add<T>(shared: &Shared<T>, what: T) {
-    shared.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+    shared.lock().push(what);
 }
 
 /// Runs `steps` steps of the recipe, after its warm-up if it has one. Leaves no files.

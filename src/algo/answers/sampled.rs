@@ -9,6 +9,7 @@ use num_traits::ToPrimitive;
 use super::exact::exact;
 use super::expression::{Expr, Function};
 use super::work::{Unreadable, Work};
+use crate::util::rng;
 
 /// Points at which formulas are compared. At the first, all variables are positive.
 const POINTS: u64 = 4;
@@ -142,14 +143,11 @@ impl Sampler<'_> {
             "∞" => return None,
             _ => {}
         }
-        // FNV-1a, then splitmix64's last steps.
+        // FNV-1a of the name is the key.
         let hash =
             name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
-        let mut bits = hash ^ (self.point + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^= bits >> 31;
-        let size = 0.3 + 2.0 * (bits >> 11) as f64 / (1_u64 << 53) as f64;
+        let bits = rng::mix(hash ^ rng::offset(self.point + 1));
+        let size = 0.3 + 2.0 * rng::to_unit(bits);
         let negative = self.point > 0 && bits & 1 == 1;
         Some(Complex64::from(if negative { -size } else { size }))
     }

@@ -7,6 +7,7 @@ use std::cmp::Ordering;
 use super::surrogate::{Clip, Surrogate};
 use crate::algo::LossInputs;
 use crate::algo::correction::mean;
+use crate::util::rng;
 
 /// Which tokens a surrogate treats apart; empty where it treats none so.
 pub(super) fn singled_out(surrogate: &Surrogate, inputs: &LossInputs) -> Vec<bool> {
@@ -61,15 +62,9 @@ fn drawn(clip: &Clip, share: f64, range: std::ops::Range<f64>, inputs: &LossInpu
 /// A token's place in the draw: its position, and the recorded log-probabilities of itself and of its sequence's first token, mixed.
 fn lot(inputs: &LossInputs, first: usize, t: usize) -> u64 {
     let recorded = inputs.behaviour.unwrap_or(inputs.anchor());
-    [recorded[first].to_bits(), recorded[t].to_bits(), (t - first) as u64].into_iter().fold(0, |state, word| mix(state ^ word))
-}
-
-/// SplitMix64's finaliser.
-fn mix(word: u64) -> u64 {
-    let mut z = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    [recorded[first].to_bits(), recorded[t].to_bits(), (t - first) as u64]
+        .into_iter()
+        .fold(0, |key, word| rng::mix(rng::state(key ^ word, 1)))
 }
 
 fn mark(order: &[usize], most: usize, tokens: usize) -> Vec<bool> {

@@ -10,6 +10,7 @@
 use super::DataError;
 use crate::data::permutation;
 use crate::data::shuffle::Draws;
+use crate::util::rng;
 
 /// Numbers after which shares are exact.
 const BLOCK: u64 = 1024;
@@ -126,7 +127,7 @@ impl Mixture {
                 let count = at * quotas[set] + nth;
                 let (epoch, place) = (count / sizes[set] as u64, (count % sizes[set] as u64) as usize);
                 // Sets of one size must not go in step.
-                let own = seed.wrapping_add((set as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+                let own = rng::state(*seed, set as u64 + 1);
                 Draw { set, record: orders[set].at((sizes[set], own, *shuffled), epoch, place), epoch }
             }
         }

@@ -34,7 +34,7 @@ use super::{Attempt, Chunk, End, Ending, EngineState, Fault, FleetHandle, Remote
 use crate::data::{SampledToken, Status, Tokenizer, Version};
 use crate::engine::{EngineError, FinishReason, Finished, Load, TokenEngine};
 use crate::net::Tasks;
-use crate::util::noise::mix;
+use crate::util::rng::mix;
 
 /// Failures in a row after which an engine is taken for lost.
 const FAILURES: u32 = 3;

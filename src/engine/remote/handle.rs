@@ -7,8 +7,9 @@
 //! An engine that goes on under new weights is *on trial* until they were verified. If they are refuted, whatever it made meanwhile is worth nothing.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use super::meter::Meter;
@@ -227,7 +228,7 @@ impl FleetHandle {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.state.lock()
     }
 }
 

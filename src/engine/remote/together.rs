@@ -3,9 +3,10 @@
 //! Those that begin together are told so ([`Attempt::together`]); the last that arrives sends the question for all. Whoever is given up leaves the others
 //! alone; when all are, the connection closes.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -69,7 +70,7 @@ impl Meeting {
 
     /// The whole group, if this is the last of it.
     fn enter(&self, member: Member) -> Option<Group> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock();
         waiting.retain(|group| !group.members.iter().all(|member| member.tokens.is_unwanted()));
         let whole = member.attempt.together as usize;
         let at = waiting.iter().position(|group| group.is_at(&member.attempt)).unwrap_or_else(|| {
@@ -82,7 +83,7 @@ impl Meeting {
 
     /// Those that wait with this one; nobody where they have gone already.
     fn take(&self, attempt: &Attempt) -> Option<Group> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock();
         let at = waiting.iter().position(|group| group.members.iter().any(|member| member.attempt == *attempt))?;
         Some(waiting.swap_remove(at))
     }

@@ -2,10 +2,11 @@
 
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::task::AbortHandle;
 
@@ -87,7 +88,7 @@ fn start(command: &[String], base: &str, task: String, tell: Sender<Event>) -> R
         let complaint = complaint.join().unwrap_or_default();
         let status = loop {
             // Not held while it runs on: who ends it needs the process, too.
-            let status = waited.lock().unwrap_or_else(PoisonError::into_inner).try_wait();
+            let status = waited.lock().try_wait();
             match status {
                 Ok(None) => std::thread::sleep(Duration::from_millis(5)),
                 Ok(Some(status)) => break Ok(status),
@@ -123,7 +124,7 @@ impl Drop for Launched {
         match self {
             Launched::Request(request) => request.abort(),
             Launched::Process(process) => {
-                let mut process = process.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut process = process.lock();
                 // Its number is its own as long as nobody has waited for it.
                 if let Ok(None) = process.try_wait() {
                     end_group(process.id());

@@ -13,10 +13,11 @@ mod server;
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 
 use super::{
@@ -124,7 +125,7 @@ pub fn no_calls(_: &str, _: &[ToolSpec]) -> Vec<Called> {
 
 impl Rollouts {
     fn all(&self) -> MutexGuard<'_, HashMap<String, Sender<Event>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

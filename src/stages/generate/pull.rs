@@ -1,9 +1,10 @@
 //! Generation that a hand-written loop asks for: a [`Generator`] on threads of its own, and groups by `await`.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Generator;
@@ -53,12 +54,12 @@ impl<E: TokenEngine> Generator<E> {
         let asked = flow.stage("prompts", start, AskedPrompts { asked, calls: Arc::clone(&calls) });
         let groups = flow.stage("generate", asked, self);
         let delivers = Arc::clone(&calls);
-        flow.sink("deliver", groups, move |group: Group| lock(&delivers).deliver(group));
+        flow.sink("deliver", groups, move |group: Group| delivers.lock().deliver(group));
         flow.check()?;
         let (control, ends) = (flow.handle(), Arc::clone(&calls));
         let run = move || {
             let ended = flow.run(Until::finished());
-            lock(&ends).end(ended.err().map(Arc::new));
+            ends.lock().end(ended.err().map(Arc::new));
         };
         let thread = std::thread::Builder::new().name("generate".into()).spawn(run).map_err(RunError::Start)?;
         Ok(RunningGenerator { prompts, calls, control, thread: Some(thread) })
@@ -77,7 +78,7 @@ impl RunningGenerator {
             return Ok(Vec::new());
         }
         let (reply, groups) = oneshot::channel();
-        let call = Call { id: lock(&self.calls).open(prompts, reply)?, calls: &self.calls };
+        let call = Call { id: self.calls.lock().open(prompts, reply)?, calls: &self.calls };
         for prompt in prompts {
             if self.prompts.send((call.id, prompt.clone())).await.is_err() {
                 break;
@@ -85,7 +86,7 @@ impl RunningGenerator {
         }
         let groups = groups.await;
         drop(call);
-        groups.map_err(|_| lock(&self.calls).why_ended())
+        groups.map_err(|_| self.calls.lock().why_ended())
     }
 }
 
@@ -105,7 +106,7 @@ struct Call<'a> {
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        lock(self.calls).close(self.id);
+        self.calls.lock().close(self.id);
     }
 }
 
@@ -185,11 +186,6 @@ impl Calls {
     }
 }
 
-/// No code panics while it holds the lock.
-fn lock(calls: &Mutex<Calls>) -> MutexGuard<'_, Calls> {
-    calls.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Passes on the prompts that calls ask for.
 struct AskedPrompts {
     asked: mpsc::Receiver<(u64, Prompt)>,
@@ -207,7 +203,7 @@ impl AsyncStage for AskedPrompts {
                 () = io.stopped() => None,
             };
             let Some((call, prompt)) = asked else { return Ok(()) };
-            let wanted = lock(&self.calls).submit(call, &prompt);
+            let wanted = self.calls.lock().submit(call, &prompt);
             if wanted {
                 io.send(prompt).await?;
             }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::model::{ReferenceError, ReferenceModel};
 use crate::data::Version;
@@ -104,7 +106,7 @@ impl<W> MovingReference<W> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Held<W>>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held.lock()
     }
 }
 

@@ -4,7 +4,9 @@
 //! announced first, in one batch, and fetched one by one as the reward of each is put together.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::algo::{Aggregation, BradleyTerry, Schedule};
 use crate::data::{Group, PromptText, Sample};
@@ -48,7 +50,7 @@ impl Scorer {
     /// The score of one text: a function of its prompt and answer alone. Announced with others it is computed beside them, which changes no
     /// more of it than float rounding.
     pub fn score(&self, prompt: &PromptText, answer: &str) -> Result<f64, ScoringError> {
-        let announced = lock(&self.announced).get(&(prompt.clone(), answer.to_owned())).cloned();
+        let announced = self.announced.lock().get(&(prompt.clone(), answer.to_owned())).cloned();
         let (at, scores) = match announced {
             Some(announced) => announced,
             None => (0, self.submit(&[self.reader.asking(prompt, answer)?])?),
@@ -87,14 +89,10 @@ impl Scorer {
             Ok(scores) => asked.into_iter().map(|(text, at)| (text, (at, scores.clone()))).collect(),
             Err(_) => Announced::new(),
         };
-        *lock(&self.announced) = announced;
+        *self.announced.lock() = announced;
     }
 
     fn submit(&self, samples: &[Sample]) -> Result<TrainFuture<Vec<Vec<f64>>>, CollateError> {
         Ok(self.backend.score(Arc::new(collate(samples, Aggregation::TokenMean)?)))
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,7 +4,9 @@
 //! runtime's threads alone. A stop ends the wait at once. Law F6 holds as for rewards that are computed here.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::score::{Scorers, Scoring, score};
 use super::service::Service;
@@ -171,14 +173,14 @@ impl ServedReward {
     }
 
     fn settling(self, change: impl FnOnce(&mut Settling)) -> Self {
-        change(&mut self.settling.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.settling.lock());
         self
     }
 
     async fn judge(&self, stage: &str, group: Group) -> Result<Scored, StageError> {
         let (group, scoring) = self.served.score(group).await;
         let (settling, stage) = (Arc::clone(&self.settling), stage.to_owned());
-        let settle = move || settling.lock().unwrap_or_else(PoisonError::into_inner).settle(&stage, group, scoring);
+        let settle = move || settling.lock().settle(&stage, group, scoring);
         match tokio::task::spawn_blocking(settle).await {
             Ok(scored) => scored,
             Err(error) => std::panic::resume_unwind(error.into_panic()),

@@ -2,8 +2,9 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tch::{Kind, Tensor};
 
 use crate::algo::Disagreement;
@@ -94,12 +95,12 @@ impl Exporter {
     /// texts.
     pub fn export(&self, version: Version, weights: &FrozenWeights) -> Result<Update, ExportError> {
         let weights = weights.read();
-        let mut releases = self.releases.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut releases = self.releases.lock();
         if let Some(adapter) = &weights.adapter {
             let release = releases.write(version, |folder| save_adapter(folder, adapter).map_err(ExportError::from))?;
             return Ok(Update { release, changed: true, probe: self.probe(&weights), adapter: true });
         }
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock();
         let (before, mut delta) = (last.take(), Delta::default());
         let release = releases.write(version, |folder| {
             delta = self.save(folder, &weights, before.as_ref().map(Release::path))?;

@@ -8,7 +8,9 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::train::CheckpointError;
 use crate::train::checkpoint;
@@ -70,7 +72,7 @@ impl CheckpointGate {
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) -> Result<(), CheckpointError> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         change(&mut state);
         let State { logs, logged, held } = &mut *state;
         while let Some(entry) = held.first_entry().filter(|entry| entry.key() <= logged) {

@@ -1,8 +1,9 @@
 //! The engines of a run, version by version.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -280,6 +281,6 @@ impl Shared {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }

@@ -6,8 +6,9 @@ use std::collections::{HashMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 /// A line of the file.
@@ -75,12 +76,12 @@ impl Verdicts {
     }
 
     pub(super) fn find(&self, question: &str) -> Option<String> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).0.replies.get(question).cloned()
+        self.known.lock().0.replies.get(question).cloned()
     }
 
     /// Remembers a reply; in the file it is whole or not at all after a crash.
     pub(super) fn keep(&self, question: String, reply: &str) -> std::io::Result<()> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock();
         let (replies, file) = &mut *known;
         if let Some(file) = file {
             let mut line = serde_json::to_string(&Verdict { question: question.clone(), reply: reply.to_owned() })?;
