@@ -16,6 +16,7 @@ pub mod model;
 pub mod net;
 pub mod observe;
 pub mod recipe;
+pub mod rollout;
 #[cfg(unix)]
 pub mod sandbox;
 mod settings;
@@ -37,7 +38,7 @@ pub mod prelude {
     pub use crate::model::ModelConfig;
     pub use crate::observe::logs::ConsoleLogger;
     pub use crate::observe::{Console, Metric, Metrics, StepMetrics};
-    pub use crate::stages::Admission;
+    pub use crate::rollout::Admission;
     pub use crate::stages::batch::Batcher;
     pub use crate::stages::filter::{Fallback, Filter};
     pub use crate::stages::generate::Generator;

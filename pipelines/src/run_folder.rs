@@ -25,7 +25,7 @@ use rollflow::observe::run_report::RunReport;
 use rollflow::observe::stage_sampler::StageSampler;
 use rollflow::observe::{Console, Metric, Metrics, MetricsServer, StepMetrics};
 use rollflow::recipe::Plan;
-use rollflow::stages::LOST;
+use rollflow::rollout::LOST;
 use rollflow::stages::evaluate::AnswerLog;
 use rollflow::stages::sink::RunLog;
 use rollflow::stages::train::{self, CheckpointGate, Trained};

@@ -10,7 +10,7 @@ use super::practice;
 use super::reference_policy::ReferencePolicy;
 use super::task::{Arithmetic, TaskData};
 use super::train::Optimization;
-use crate::stages::Pace;
+use crate::rollout::Pace;
 use crate::stages::batch::over_sampled;
 
 /// A cache has room for the longest sequence in every slot.

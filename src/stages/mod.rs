@@ -2,9 +2,8 @@
 //! `train`.
 //!
 //! In the order of a pipeline: [`source`] → [`generate`] → [`reward`] → [`filter`] → [`pairs`] → [`reference`](mod@reference) → [`batch`]
-//! → [`train`] → [`sync`] → [`evaluate`] → [`sink`], with [`Admission`] deciding when a prompt may enter.
+//! → [`train`] → [`sync`] → [`evaluate`] → [`sink`], with [`Admission`](crate::rollout::Admission) deciding when a prompt may enter.
 
-mod admission;
 pub mod batch;
 pub mod evaluate;
 pub mod filter;
@@ -21,9 +20,6 @@ pub mod source;
 pub mod sync;
 pub mod train;
 
-pub use admission::{
-    Admission, Fate, LOST, Ledger, LedgerImbalance, OpenGroup, Pace, Progress, STALE, SURPLUS, TRUNCATED, TokensMissing, Totals,
-};
 #[cfg(feature = "torch")]
 pub use policy::{Policy, PolicyError, tokenizer_folder};
 #[cfg(feature = "torch")]

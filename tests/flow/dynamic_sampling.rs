@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::support::rehearsal::{Rehearsal, assert_sound};
 use proptest::prelude::*;
 use rollflow::prelude::*;
-use rollflow::stages::Fate;
+use rollflow::rollout::Fate;
 use rollflow::stages::filter::FilterPanicked;
 
 const STALENESS: u64 = 1;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rollflow::engine::{DecodeTimes, OnNewWeights, SimulatedEngine};
 use rollflow::flow::{Ended, GraphError, GraphErrors, RunError, Simulation, WaitsFor, WeightsTx};
 use rollflow::prelude::*;
-use rollflow::stages::Fate;
+use rollflow::rollout::Fate;
 use rollflow::stages::generate::EngineSettings;
 use rollflow::stages::train::staleness;
 use rollflow::train::{

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::support::rehearsal::{Pace, Rehearsal, assert_sound};
 use proptest::prelude::*;
 use rollflow::prelude::*;
-use rollflow::stages::{Fate, Progress};
+use rollflow::rollout::{Fate, Progress};
 
 /// A number that depends on nothing but these two.
 fn hash(seed: u64, id: u64) -> u64 {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 use rollflow::flow::RunError;
 use rollflow::prelude::*;
-use rollflow::stages::Totals;
+use rollflow::rollout::Totals;
 use rollflow::stages::train::{OnStale, staleness};
 use rollflow::train::{BackendState, ForwardBackward};
 
@@ -192,14 +192,14 @@ fn stale_groups_are_dropped_and_counted_if_that_is_the_policy() {
     let seen = too_wide(OnStale::Drop).run().unwrap();
     assert!(seen.stale > 0 && seen.lags.iter().all(|lag| *lag <= 1), "{seen:?}");
     assert_eq!(seen.totals.last().unwrap().imbalance(), (0, 0));
-    assert_eq!(seen.totals.last().unwrap().groups.get(&rollflow::stages::Fate::Stale), Some(&seen.stale));
+    assert_eq!(seen.totals.last().unwrap().groups.get(&rollflow::rollout::Fate::Stale), Some(&seen.stale));
 }
 
 #[test]
 fn stale_tokens_are_masked_and_counted_if_that_is_the_policy() {
     // The generator is the slow one, so that weights change within a group and only a part of it gets too old.
     let seen = Case { bound: 0, slow: [400, 0, 400], ..too_wide(OnStale::Mask) }.run().unwrap();
-    let masked = seen.totals.last().unwrap().tokens.get(&rollflow::stages::Fate::Masked).copied();
+    let masked = seen.totals.last().unwrap().tokens.get(&rollflow::rollout::Fate::Masked).copied();
     assert!(masked.is_some_and(|tokens| tokens > 0), "{seen:?}");
 }
 
@@ -219,7 +219,7 @@ fn samples_that_disappear_end_the_run_before_they_are_trained_and_the_error_says
 fn dropped_samples_are_counted_and_advantages_are_computed_over_the_rest() {
     let seen = Case { tampers: Tampers::Drops, ..Case::default() }.run().unwrap();
     let last = seen.totals.last().unwrap();
-    assert!(last.imbalance() == (0, 0) && last.tokens[&rollflow::stages::Fate::Filtered] > 0, "law D4: {last:?}");
+    assert!(last.imbalance() == (0, 0) && last.tokens[&rollflow::rollout::Fate::Filtered] > 0, "law D4: {last:?}");
     assert!(seen.advantages[..5].iter().all(|group| group.len() == 2 && group[0] != Some(0.0)));
     assert!(seen.advantages[5..].iter().all(|group| group[..] == [Some(0.0)]), "{:?}", seen.advantages);
 }

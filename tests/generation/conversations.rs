@@ -11,8 +11,8 @@ use rollflow::data::{Answer, ChatMessage};
 use rollflow::engine::{LocalEngine, Request};
 use rollflow::env::{Action, Deadline, EnvError, Environment, Episode, Grade, Step};
 use rollflow::prelude::*;
+use rollflow::rollout::{Fate, Progress};
 use rollflow::stages::generate::agent::Agent;
-use rollflow::stages::{Fate, Progress};
 use serde_json::Value;
 
 const GROUP: usize = 3;

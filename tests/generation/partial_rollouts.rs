@@ -15,7 +15,7 @@ use rollflow::data::{Answer, Version};
 use rollflow::engine::{FinishReason, Finished, LocalEngine, OnNewWeights, Request, SamplingParams};
 use rollflow::model::{Family, KvCache, Packed, Weights};
 use rollflow::prelude::*;
-use rollflow::stages::{Fate, OpenGroup, Progress, Totals};
+use rollflow::rollout::{Fate, OpenGroup, Progress, Totals};
 
 /// What a checkpoint keeps of a run: through text and back.
 fn saved(admission: &Admission) -> Progress {

@@ -11,7 +11,7 @@ use rollflow::data::POISONED;
 use rollflow::flow::{Report, RunError};
 use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, DeadLetterWriter, Failure, FailureKind, read_dead_letters};
 use rollflow::prelude::*;
-use rollflow::stages::LOST;
+use rollflow::rollout::LOST;
 use rollflow::stages::reward::{Earnings, OnLostSample, Scorers, Scoring};
 
 fn group(id: u64) -> Group {

@@ -14,7 +14,7 @@ use rollflow::flow::{Ended, Report, RunError};
 use rollflow::net::RetryPolicy;
 use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, DeadLetterWriter, read_dead_letters};
 use rollflow::prelude::*;
-use rollflow::stages::LOST;
+use rollflow::rollout::LOST;
 use rollflow::stages::reward::service::{Service, ServiceConfig};
 use rollflow::stages::reward::{Served, ServedReward};
 use serde_json::{Value, json};

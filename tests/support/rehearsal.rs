@@ -9,8 +9,8 @@ use std::time::Duration;
 use rollflow::data::Version;
 use rollflow::flow::{RunError, Signal, WeightsRx, Window};
 use rollflow::prelude::*;
+use rollflow::rollout::{Admission, Progress, Totals};
 use rollflow::stages::train::{Resumed, staleness};
-use rollflow::stages::{Admission, Progress, Totals};
 
 use super::backend::Counting;
 

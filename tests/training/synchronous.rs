@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use rollflow::data::{Dropped, Spans};
 use rollflow::engine::{Finished, LocalEngine, Request};
 use rollflow::prelude::*;
-use rollflow::stages::SURPLUS;
+use rollflow::rollout::SURPLUS;
 use rollflow::stages::batch::over_sampled;
 use rollflow::stages::sink::step_row;
 use rollflow::train::{assign_advantages, collate};

@@ -108,7 +108,7 @@ pub fn simulate(plan: &Plan, registry: &Registry, profile: &Profile, steps: u64)
         }
         if let Some(totals) = &step.totals {
             forecast.generated = totals.generated;
-            forecast.trained = totals.tokens.get(&rollflow::stages::Fate::Trained).copied().unwrap_or(0);
+            forecast.trained = totals.tokens.get(&rollflow::rollout::Fate::Trained).copied().unwrap_or(0);
         }
     });
     let mut flow = grpo::declare(&plan, actors(&plan, registry, profile, &simulation)?, outputs, None)?;

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rollflow::data::Status;
 use rollflow::observe::logs::read_rollouts;
-use rollflow::stages::Fate;
+use rollflow::rollout::Fate;
 use rollflow::stages::train::Resumed;
 use rollflow::train::checkpoint;
 use serde_json::Value;

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::data::{Batch, Dropped, Group, Scored, Version};
-use crate::stages::admission::Due;
+use crate::rollout::Due;
+use crate::rollout::{Admission, Fate, STALE, SURPLUS};
 use crate::stages::train::{OnStale, staleness};
-use crate::stages::{Admission, Fate, STALE, SURPLUS};
 
 /// The ids in the order of their entry.
 struct Turns {

@@ -3,7 +3,7 @@
 //! With over-sampling a batch takes the groups that finish first among the oldest few, and what it leaves keeps its turn for the next: late
 //! groups, which are those with long answers, hold nobody up and are not lost. The bound on staleness limits for how long: a batch that would
 //! leave more of them behind than can be trained in time waits for them, or lets them expire, as [`OnStale`] says. It can't wait for ever,
-//! since admission lets in no more groups than the versions until then train ([`Pace`](crate::stages::Pace)).
+//! since admission lets in no more groups than the versions until then train ([`Pace`](crate::rollout::Pace)).
 //!
 //! In a synchronous run nothing can stay for the next version. There over-sampling widens the round: once all its groups were judged, steps
 //! take the oldest kept ones, whichever finished first (law V3), and the rest is dropped with the reason *surplus*. That spares a second
@@ -11,7 +11,7 @@
 
 use crate::data::{Batch, Scored};
 use crate::flow::{Io, Stage, StageError, StageSpec};
-use crate::stages::Admission;
+use crate::rollout::Admission;
 use crate::stages::train::OnStale;
 
 use super::draft::Draft;
@@ -35,7 +35,7 @@ impl Batcher {
 
     /// The first to finish among the oldest [`over_sampled`] groups that are in no batch yet; the others stay for the next batch, oldest first.
     /// It takes a source whose ordinals are the groups' ids, and an admission that lets that many in. In a synchronous run the oldest kept
-    /// groups of a round are taken when all of it was judged, and the others are dropped as [`SURPLUS`](crate::stages::SURPLUS).
+    /// groups of a round are taken when all of it was judged, and the others are dropped as [`SURPLUS`](crate::rollout::SURPLUS).
     pub fn over_sample(self, factor: f64) -> Self {
         Batcher { choice: Some(over_sampled(self.size, factor)), ..self }
     }

@@ -14,7 +14,7 @@ use crate::data::{Answer, Group, Partial, Prompt, Sample, Status, Tokenizer, Ver
 use crate::engine::{Concurrency, Load, OnNewWeights, Request, SamplingParams, TokenEngine};
 use crate::flow::{Io, Signal, Stage, StageError, StageSpec, TryRecv, WeightsRx};
 use crate::observe::{Metric, Metrics};
-use crate::stages::{Admission, Fate};
+use crate::rollout::{Admission, Fate};
 
 /// What a generator's engine is to be made with.
 #[derive(Clone, Debug)]

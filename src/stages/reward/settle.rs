@@ -17,7 +17,7 @@ use crate::observe::logs::{DeadLetter, DeadLetterWriter, Failure, FailureKind};
 use crate::observe::{Metric, Metrics};
 
 use super::score::Scoring;
-use crate::stages::LOST;
+use crate::rollout::LOST;
 use crate::stages::generate::why_lost;
 
 choices! {

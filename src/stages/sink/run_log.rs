@@ -9,7 +9,7 @@ use crate::stages::train::{CheckpointGate, Trained, staleness};
 
 use super::lengths::LengthBias;
 use super::step_row;
-use crate::stages::{Fate, Totals};
+use crate::rollout::{Fate, Totals};
 
 /// The end of the line: takes trained steps and writes down what they were.
 pub struct RunLog<W> {

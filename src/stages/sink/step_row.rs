@@ -4,7 +4,7 @@ use super::lengths::Lengths;
 use crate::algo::perplexity;
 use crate::data::{Group, POISONED};
 use crate::observe::{Metric, StepMetrics};
-use crate::stages::LOST;
+use crate::rollout::LOST;
 use crate::stages::train::{Trained, staleness};
 
 /// The row of a step for logs and gauges, by the catalogue's names. Rewards are left out where nothing was scored (supervised training).

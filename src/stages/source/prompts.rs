@@ -8,7 +8,7 @@ use crate::data::source::PromptDataset;
 use crate::data::{BufferError, DataBuffer, Prompt, arithmetic, jsonl};
 use crate::flow::{Source, StageError, StageSpec};
 use crate::observe::Metrics;
-use crate::stages::Admission;
+use crate::rollout::Admission;
 
 /// Prompts that could not be loaded.
 #[derive(Debug, thiserror::Error)]

@@ -8,7 +8,7 @@ use std::time::Instant;
 use crate::data::Version;
 use crate::flow::{Io, Stage, StageError, StageSpec, WeightsId, WeightsTx};
 use crate::observe::{Metric, Metrics};
-use crate::stages::Admission;
+use crate::rollout::Admission;
 use crate::stages::train::Trained;
 
 /// Publishes the weights that a training step brings along and passes the step on.

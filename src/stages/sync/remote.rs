@@ -18,7 +18,7 @@ use crate::engine::remote::sync::{SyncError, SyncReport, Update, WeightSyncManag
 use crate::flow::{AsyncIo, AsyncStage, Signal, StageError, StageSpec, WeightsId, WeightsTx};
 use crate::net::{Outcome, RetryPolicy, Retryable, deadline};
 use crate::observe::{Metric, Metrics};
-use crate::stages::Admission;
+use crate::rollout::Admission;
 use crate::stages::sync::EvaluationHold;
 use crate::stages::train::Trained;
 use crate::train::Snapshot;

@@ -14,7 +14,7 @@ use super::trainer::{Trained, mean};
 use crate::data::number;
 use crate::flow::StageError;
 use crate::observe::logs::{DEAD_LETTERS, count_lines};
-use crate::stages::{Admission, Progress};
+use crate::rollout::{Admission, Progress};
 use crate::train::checkpoint::{self, CHECKPOINTS, step_folder};
 use crate::train::{CheckpointError, SaveCheckpoint, TrainingBackend};
 

@@ -1,8 +1,8 @@
 //! Law V2 where it counts: what the trainer is about to learn from, held against the bound on staleness. Pure.
 
 use crate::data::{Batch, Dropped, Group, Sample, Version};
+use crate::rollout::STALE;
 use crate::settings::declare::choices;
-use crate::stages::STALE;
 
 choices! {
     /// Policy for tokens older than `max_staleness`.

@@ -19,8 +19,8 @@ use super::saving::{Beside, Resumed, Saving, Unsaved};
 use crate::algo::{AdvantageConfig, Aggregation, Estimator, GapDiagnosis, GapLimits};
 use crate::data::{Batch, Version};
 use crate::flow::{Io, Message, Stage, StageError, StageSpec};
+use crate::rollout::{Admission, TokensMissing, Totals};
 use crate::stages::pairs::Pairing;
-use crate::stages::{Admission, TokensMissing, Totals};
 use crate::train::{ForwardBackward, OptimStep, Snapshot, TrainError, TrainingBackend};
 
 /// A batch after its step. The first message of a run has step 0 and an empty batch, and brings the first weights.

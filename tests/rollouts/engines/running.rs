@@ -12,7 +12,7 @@ use rollflow::engine::{EngineError, SamplingParams, TokenEngine};
 use rollflow::observe::logs::{DEAD_LETTERS, DeadLetterWriter, read_dead_letters};
 use rollflow::observe::{Metric, Metrics};
 use rollflow::prelude::*;
-use rollflow::stages::LOST;
+use rollflow::rollout::LOST;
 use serde_json::{Value, json};
 
 use super::server::{Piece, Reply, Server, answer_to, next, of_each, vllm_event, vllm_page};

@@ -15,8 +15,8 @@ use rollflow::engine::remote::{
 };
 use rollflow::flow::WeightsTx;
 use rollflow::prelude::*;
+use rollflow::rollout::{Fate, LOST, SURPLUS, Totals};
 use rollflow::stages::sync::RemoteSync;
-use rollflow::stages::{Fate, LOST, SURPLUS, Totals};
 
 use super::server::next;
 use super::*;

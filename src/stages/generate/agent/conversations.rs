@@ -17,7 +17,7 @@ use crate::engine::SamplingParams;
 use crate::env::{Action, Deadline, EnvError, Environment, Episode, Grade, Pool, PoolError, Step, ToolSpec};
 use crate::flow::StageError;
 use crate::observe::{Metric, Metrics};
-use crate::stages::{Admission, Fate};
+use crate::rollout::{Admission, Fate};
 
 /// A rollout: the prompt's ordinal, and its place in the group.
 type Key = (u64, u32);

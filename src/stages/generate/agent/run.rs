@@ -7,7 +7,7 @@ use crate::data::{Group, Prompt, Version};
 use crate::engine::TokenEngine;
 use crate::flow::{Io, Signal, StageError, TryRecv};
 use crate::observe::Metric;
-use crate::stages::Admission;
+use crate::rollout::Admission;
 use crate::stages::generate::Generator;
 
 /// How often a thread with nothing to compute looks for prompts, weights and signals while it waits for environments.
