@@ -40,10 +40,12 @@ lint: libtorch
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy --package rollflow --no-default-features --all-targets -- -D warnings
 
+# The book of docs/ as target/book/index.html, and the documentation of the crates as target/doc.
 docs: libtorch
+	@./scripts/book.sh
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
-# Measures what docs/asynchrony.md says, on a machine that does nothing else.
+# Measures what docs/explain/asynchrony.md says, on a machine that does nothing else.
 asynchrony: libtorch
 	cargo bench --workspace --bench asynchrony -- $(ARGS)
 

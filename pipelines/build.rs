@@ -1,4 +1,4 @@
-//! Lets every binary, test and example of this package find libtorch without `LD_LIBRARY_PATH`, as docs/use_as_a_library.md says.
+//! Lets every binary, test and example of this package find libtorch without `LD_LIBRARY_PATH`, as docs/how_to/library.md says.
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     if let Ok(libtorch) = std::env::var("DEP_ROLLFLOW_LIBTORCH_LIB") {

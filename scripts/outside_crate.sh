@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds and runs a crate outside the workspace from the files that docs/use_as_a_library.md shows, as a reader would. Reuses what CARGO_TARGET_DIR
+# Builds and runs a crate outside the workspace from the files that docs/how_to/library.md shows, as a reader would. Reuses what CARGO_TARGET_DIR
 # holds (target/ by default): dependencies are not compiled again, as long as versions and profile are the workspace's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,9 +14,9 @@ awk -v to="$folder/mine/" '
   /^```/ && open { close(file); open = 0; file = ""; next }
   /^```/ && file { file = to file; folder = file; sub(/[^\/]*$/, "", folder); system("mkdir -p " folder); open = 1; next }
   open { print > file }
-' docs/use_as_a_library.md
+' docs/how_to/library.md
 for file in Cargo.toml build.rs src/main.rs .cargo/config.toml; do
-    [ -s "$folder/mine/$file" ] || { echo "outside_crate.sh: docs/use_as_a_library.md does not show $file" >&2; exit 1; }
+    [ -s "$folder/mine/$file" ] || { echo "outside_crate.sh: docs/how_to/library.md does not show $file" >&2; exit 1; }
 done
 
 # The clone next to it is this one. The same versions, so that no registry has to be asked.

@@ -1,4 +1,4 @@
-"""Runs the importers of docs/trackers.md on a run, offline, and holds what the trackers' own readers find against its metrics.jsonl.
+"""Runs the importers of docs/how_to/monitoring.md on a run, offline, and holds what the trackers' own readers find against its metrics.jsonl.
 
     python3 scripts/read_trackers.py runs/mine      # with `pip install wandb trackio`; scripts/trackers.sh does it all
 """
@@ -15,11 +15,11 @@ from pathlib import Path
 
 
 def importer(tracker):
-    """The program that docs/trackers.md shows."""
-    page = (Path(__file__).parent.parent / "docs/trackers.md").read_text()
+    """The program that docs/how_to/monitoring.md shows."""
+    page = (Path(__file__).parent.parent / "docs/how_to/monitoring.md").read_text()
     programs = re.findall(r'^python3 -c "(.*)" runs/mine$', page, re.MULTILINE)
     found = [program for program in programs if f"import json,sys,{tracker};" in program]
-    assert len(found) == 1, f"{len(found)} importers for {tracker} in docs/trackers.md"
+    assert len(found) == 1, f"{len(found)} importers for {tracker} in docs/how_to/monitoring.md"
     return found[0]
 
 

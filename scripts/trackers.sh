@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A short run, brought into Weights & Biases and trackio by the lines that docs/trackers.md shows, and read back. Nothing leaves the machine; both are
+# A short run, brought into Weights & Biases and trackio by the lines that docs/how_to/monitoring.md shows, and read back. Nothing leaves the machine; both are
 # fetched into a folder of their own.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -62,55 +62,55 @@ pub struct Readme;
 
 /// How a crate of one's own uses this one, likewise.
 #[cfg(all(doctest, feature = "torch"))]
-#[doc = include_str!("../docs/use_as_a_library.md")]
+#[doc = include_str!("../docs/how_to/library.md")]
 pub struct UseAsALibrary;
 /// How a pipeline is declared, likewise.
 #[cfg(doctest)]
-#[doc = include_str!("../docs/declaring.md")]
+#[doc = include_str!("../docs/rust/pipeline.md")]
 pub struct Declaring;
 /// Reward models, likewise.
 #[cfg(all(doctest, feature = "torch"))]
-#[doc = include_str!("../docs/reward_models.md")]
+#[doc = include_str!("../docs/how_to/reward_models.md")]
 pub struct RewardModels;
 /// Data, likewise.
 #[cfg(doctest)]
-#[doc = include_str!("../docs/data.md")]
+#[doc = include_str!("../docs/how_to/data.md")]
 pub struct Data;
 
 /// Conversations, likewise.
 #[cfg(doctest)]
-#[doc = include_str!("../docs/chat.md")]
+#[doc = include_str!("../docs/how_to/chat.md")]
 pub struct Chats;
 /// Environments, likewise.
 #[cfg(doctest)]
-#[doc = include_str!("../docs/environments.md")]
+#[doc = include_str!("../docs/how_to/environments.md")]
 pub struct Environments;
 /// Adapters, likewise.
 #[cfg(all(doctest, feature = "torch"))]
-#[doc = include_str!("../docs/lora.md")]
+#[doc = include_str!("../docs/how_to/lora.md")]
 pub struct Lora;
 
 /// Generation on servers, likewise.
 #[cfg(doctest)]
-#[doc = include_str!("../docs/engines.md")]
+#[doc = include_str!("../docs/how_to/servers.md")]
 pub struct Engines;
 
 /// How a run changes its mind, likewise.
 #[cfg(doctest)]
-#[doc = include_str!("../docs/changing.md")]
+#[doc = include_str!("../docs/how_to/phases.md")]
 pub struct Changing;
 
 /// The map of names, whose three ways to work run with the doc tests.
 #[cfg(all(doctest, feature = "torch"))]
-#[doc = include_str!("../docs/api_map.md")]
+#[doc = include_str!("../docs/rust/by_hand.md")]
 pub struct ApiMap;
 
 /// The sandbox, likewise.
 #[cfg(all(doctest, unix))]
-#[doc = include_str!("../docs/sandbox.md")]
+#[doc = include_str!("../docs/how_to/sandbox.md")]
 pub struct Sandboxed;
 
 /// Agents and environments in other processes, likewise.
 #[cfg(all(doctest, unix))]
-#[doc = include_str!("../docs/agents_elsewhere.md")]
+#[doc = include_str!("../docs/how_to/agents.md")]
 pub struct AgentsElsewhere;

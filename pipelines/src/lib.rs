@@ -68,5 +68,5 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
 
 /// The code in the tutorial is compiled.
 #[cfg(doctest)]
-#[doc = include_str!("../../docs/tutorial.md")]
+#[doc = include_str!("../../docs/start/first_run.md")]
 pub struct Tutorial;

@@ -13,7 +13,7 @@ use crate::run_folder::RECIPE;
 
 /// Keys that may have another value when a run is resumed; a name ending in a dot stands for all keys below it. The other keys are part
 /// of what the checkpoint holds (draws, groups in flight, optimizer, data position), so that another value would have no effect or a wrong
-/// one. docs/command.md lists them.
+/// one. docs/reference/command.md lists them.
 const MAY_CHANGE: &[&str] = &[
     // How long the run is, and what is seen and saved of it.
     "name",

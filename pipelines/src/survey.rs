@@ -37,7 +37,7 @@ pub fn of(plan: &Plan) -> Surveyed {
             // What is wrong with the model's own files is found where they are checked.
             let without = Plan { chat: Default::default(), ..plan.clone() };
             if parts::tokenizer(&without).is_ok() {
-                let help = "docs/chat.md says what templates may contain".to_owned();
+                let help = "docs/how_to/chat.md says what templates may contain".to_owned();
                 all.complaints.push(Complaint { key: "chat".to_owned(), message: format!("`[chat]`: {error:#}"), help });
             }
             None
@@ -218,7 +218,7 @@ impl Surveyed {
                 false
             }
             Err(error) => {
-                let help = "docs/data.md says what is read, and how".to_owned();
+                let help = "docs/how_to/data.md says what is read, and how".to_owned();
                 self.complaints.push(Complaint { key: key.to_owned(), message: format!("`{key}`: {error}"), help });
                 false
             }

@@ -1,6 +1,6 @@
 //! Every metric there is, declared once: name, unit, kind, labels and one sentence.
 //!
-//! No metric name is written anywhere else: `docs/metrics.md` is generated from this table, Prometheus gets [`Spec::name`], and the
+//! No metric name is written anywhere else: `docs/reference/metrics.md` is generated from this table, Prometheus gets [`Spec::name`], and the
 //! rows of `metrics.jsonl` use [`Metric::key`]. Names follow the Prometheus conventions (prefix, base units, `_total` on counters).
 
 use std::fmt::Write as _;
@@ -120,7 +120,7 @@ const PASS_AT: Label = Label { name: "k", values: &[] };
 const SOURCE: Label = Label { name: "source", values: &[] };
 const ROLE: Label = Label { name: "role", values: &["trainer", "generator"] };
 
-/// One row a metric; the sentence is its documentation here, its help text in Prometheus and its line in `docs/metrics.md`.
+/// One row a metric; the sentence is its documentation here, its help text in Prometheus and its line in `docs/reference/metrics.md`.
 macro_rules! catalog {
     ($($variant:ident: $kind:ident $name:literal [$($label:ident),*] in $unit:literal, $help:literal;)*) => {
         /// Every metric of a run.
@@ -313,7 +313,7 @@ impl Metric {
     }
 }
 
-/// The whole catalogue as `docs/metrics.md`.
+/// The whole catalogue as `docs/reference/metrics.md`.
 pub fn markdown() -> String {
     let mut page = String::from(
         "# Metrics\n\n\

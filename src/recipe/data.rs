@@ -13,7 +13,7 @@ const WEIGHT: Limit<Option<f64>> =
 
 section! {
     /// A data set: JSON lines, JSON, Parquet or text, recognised by the names of its fields
-    /// (docs/data.md).
+    /// (docs/how_to/data.md).
     pub struct Source {
         /// A file, a folder of files, or the id of a data set on the Hugging Face hub, such as
         /// "openai/gsm8k", or "openai/gsm8k@COMMIT" for one revision; ids are fetched on first use.

@@ -263,7 +263,7 @@ fn missing_files(plan: &Plan) -> Vec<Problem> {
             return None;
         }
         let error = DataSpec { hub: hub.clone(), ..source.spec() }.fetch().err()?;
-        let help = "docs/data.md says what is found, and how".to_owned();
+        let help = "docs/how_to/data.md says what is found, and how".to_owned();
         Some(Problem { from: Vec::new(), message: format!("`{key}`: {error}"), key, help })
     };
     let unknown = |(key, name): (String, PathBuf)| {

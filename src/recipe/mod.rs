@@ -2,7 +2,7 @@
 //!
 //! [`load`] finds everything that is wrong at once: unknown keys (with the nearest name), wrong types, values out of range and keys
 //! that contradict each other, each with file, line and column and what to do. Every key is declared once, in [`plan`] and its
-//! sections; the reader, the resolved recipe and docs/recipes.md follow from the declaration.
+//! sections; the reader, the resolved recipe and docs/reference/recipe follow from the declaration.
 
 pub mod advantage;
 mod algorithm;
@@ -51,7 +51,7 @@ pub use load::{Complaint, Loaded, load, load_explained, load_with, parse, parse_
 pub use memory::{MemoryPart, MemoryPlan};
 pub use model_folder::{FINAL, NoModel, model_folder};
 pub use plan::{Pipeline, Plan};
-pub use reference::reference;
+pub use reference::pages;
 pub use render::{check_text, check_text_on, derived_text, facts};
 pub use schema::schema;
 /// `text` with … instead of every secret, for messages, logs and pages.

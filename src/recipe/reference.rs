@@ -1,61 +1,118 @@
-//! The reference of all keys, docs/recipes.md, from the declarations themselves.
+//! Reference of all recipe keys, `docs/reference/recipe/`: one page per section, generated from the declarations.
+
+use std::collections::BTreeMap;
 
 use super::plan::Plan;
 use crate::settings::section::Section;
 use crate::settings::setting::KeyDoc;
 
 const OPENING: &str = "\
-# Recipes
+# Recipe reference
 
-A recipe is a TOML file that configures a run. `rollflow check RECIPE` reports every error at once, with line and column, and the derived
-values. `rollflow run RECIPE --set section.key=value` overrides single keys. Paths are relative to where the command runs. `pipeline`,
-`[model]` and `[task]` are required, and `[reward]` if completions for a data set are judged; every other key has a default. An
-unknown key is an error.
+A recipe is a TOML file that configures a run. Paths are relative to where the command runs. `pipeline`, `[model]` and `[task]` are
+required, and `[reward]` if completions for a data set are judged. Every other key has a default. An unknown key is an error.
 
-`include = \"base.toml\"` at the top, or a list of files, merges the recipe over others: sections are merged key by key, unless they have
-another `kind`; lists are replaced. Included files are searched in the folder of the recipe. The environment variable
-`ROLLFLOW__TRAIN__LR=1e-4` overrides `train.lr`, and `--set` overrides both. Editors read `recipe.schema.json`; `rollflow schema` prints it.
+| order | values come from |
+| --- | --- |
+| 1 | `include = \"base.toml\"` at the top, or a list of files, relative to the recipe. Sections are merged key by key; a section of another `kind` and lists are replaced |
+| 2 | the recipe |
+| 3 | the environment: `ROLLFLOW__TRAIN__LR=1e-4` sets `train.lr` |
+| 4 | `--set train.lr=1e-4` |
 
-This page is generated from the declarations of the sections, and a test compares them. To generate it again:
+`rollflow check RECIPE` reports every error at once, with line and column, and the derived values. Editors read
+`docs/recipe.schema.json`, which `rollflow schema` prints.
+
+Each page names the keys that most recipes set, then lists all keys. The pages are generated from the declarations of the sections:
 `ROLLFLOW_WRITE_DOCS=1 cargo test --test recipes`.
+
+| page | section |
+| --- | --- |
 ";
 
-/// The text of docs/recipes.md: every section and key, with type, range, default and meaning.
-pub fn reference() -> String {
+/// Keys that most recipes set, by section.
+const FIRST: [(&str, &[&str]); 20] = [
+    ("", &["pipeline", "name", "seed"]),
+    ("model", &["path", "device", "dtype"]),
+    ("lora", &["rank", "alpha", "targets"]),
+    ("chat", &["ask", "system", "template"]),
+    ("task", &["data", "subset", "split", "columns.prompt", "columns.answer"]),
+    ("sft", &["data", "steps", "epochs", "batch", "lr", "max_length"]),
+    ("reward_model", &["epochs", "batch", "lr", "held_out"]),
+    ("generate", &["group_size", "max_new_tokens", "temperature"]),
+    ("engine", &["kind", "urls", "launch", "replicas", "folder"]),
+    ("environment", &["kind", "parser", "max_turns", "max_tokens"]),
+    ("reward", &["kind", "require_end_of_text", "retries", "on_failure"]),
+    ("filter[]", &["kind", "threshold"]),
+    ("reference", &["kind", "path"]),
+    ("batch", &["groups"]),
+    ("train", &["steps", "epochs", "lr", "loss.kind", "advantage.kind", "micro_batch_tokens"]),
+    ("critic", &["lr", "gamma", "lambda", "warmup_steps"]),
+    ("flow", &["max_staleness", "on_lost_sample"]),
+    ("eval", &["every", "limit", "samples", "task.data", "task.split"]),
+    ("checkpoint", &["every", "keep"]),
+    ("observe", &["metrics", "log_every", "rollouts_every", "tensorboard"]),
+];
+
+/// Pages of the reference by file name: `index.md`, then a page per section with type, range, default and meaning of its keys.
+pub fn pages() -> BTreeMap<String, String> {
+    let mut sections: Vec<(String, Vec<(String, KeyDoc)>)> = Vec::new();
+    for key in keys() {
+        let (section, name) = key.path.split_once('.').unwrap_or(("", &key.path));
+        let (section, name) = (section.to_owned(), name.to_owned());
+        if sections.last().is_none_or(|(last, _)| *last != section) {
+            sections.push((section, Vec::new()));
+        }
+        if let Some((_, keys)) = sections.last_mut() {
+            keys.push((name, key));
+        }
+    }
+    let mut index = OPENING.to_owned();
+    let mut pages = BTreeMap::new();
+    for (section, keys) in &sections {
+        index += &format!("| [{}]({}) | {} |\n", title(section), file(section), section_doc(section));
+        pages.insert(file(section), page(section, keys));
+    }
+    pages.insert("index.md".to_owned(), index);
+    pages
+}
+
+fn keys() -> Vec<KeyDoc> {
     let mut keys = Vec::new();
     Plan::describe_rows("", &mut keys);
-    let mut text = OPENING.to_owned();
-    let mut section = None;
-    for key in &keys {
-        let (of, name) = key.path.split_once('.').unwrap_or(("", &key.path));
-        if section != Some(of) {
-            section = Some(of);
-            text += &heading(of);
-        }
-        text += &row(name, key);
+    keys
+}
+
+fn page(section: &str, keys: &[(String, KeyDoc)]) -> String {
+    let mut text = format!("# {}\n\n{}\n", title(section), section_doc(section));
+    if let Some((_, first)) = FIRST.iter().find(|(of, _)| *of == section) {
+        let names: Vec<String> = first.iter().map(|name| format!("`{name}`")).collect();
+        text += &format!("\nMost recipes set {}.\n", names.join(", "));
     }
+    text += "\n| key | takes | default | meaning |\n| --- | --- | --- | --- |\n";
+    text.extend(keys.iter().map(|(name, key)| row(name, key)));
     text
 }
 
-/// Sections that have a key of this name, for those who put it elsewhere.
+fn file(section: &str) -> String {
+    let name = section.trim_end_matches("[]");
+    format!("{}.md", if name.is_empty() { "top" } else { name })
+}
+
+/// Sections that have a key of this name, for errors about a key in another section.
 pub(crate) fn sections_with(name: &str) -> Vec<String> {
-    let mut keys = Vec::new();
-    Plan::describe_rows("", &mut keys);
     let within =
         |key: &KeyDoc| key.path.rsplit_once('.').filter(|(_, last)| *last == name).map(|(section, _)| format!("[{section}]"));
-    let mut sections: Vec<String> = keys.iter().filter_map(within).collect();
+    let mut sections: Vec<String> = keys().iter().filter_map(within).collect();
     sections.dedup();
     sections
 }
 
-fn heading(section: &str) -> String {
-    let title = match section.strip_suffix("[]") {
-        _ if section.is_empty() => "At the top".to_owned(),
+fn title(section: &str) -> String {
+    match section.strip_suffix("[]") {
+        _ if section.is_empty() => "Top level".to_owned(),
         Some(list) => format!("`[[{list}]]`"),
         None => format!("`[{section}]`"),
-    };
-    let doc = section_doc(section);
-    format!("\n## {title}\n\n{doc}\n\n| key | takes | default | meaning |\n| --- | --- | --- | --- |\n")
+    }
 }
 
 fn section_doc(section: &str) -> String {
@@ -99,4 +156,20 @@ fn row(name: &str, KeyDoc { expects, default, doc, .. }: &KeyDoc) -> String {
         value => format!("`{value}`"),
     };
     format!("| `{name}` | {expects} | {default} | {doc} |\n").replace('\n', " ").trim_end().to_owned() + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_keys_that_most_recipes_set_are_keys() {
+        let keys: Vec<String> = keys().into_iter().map(|key| key.path).collect();
+        for (section, names) in FIRST {
+            for name in names {
+                let path = if section.is_empty() { (*name).to_owned() } else { format!("{section}.{name}") };
+                assert!(keys.contains(&path), "{path}");
+            }
+        }
+    }
 }

@@ -51,13 +51,13 @@ tagged! {
         "math" => Math(NoKeys),
         /// the score of a reward model, which is any number.
         "model" => Model(ModelRule),
-        /// the reward of a service; docs/reward_service.md has the protocol.
+        /// the reward of a service; docs/reference/protocols.md has the protocol.
         "http" => Http(HttpRule),
         /// a grade from 0 to 1 by a language model with a URL (judge).
         "judge" => Judge(JudgeRule),
         /// the environment's grade of the rollout, and the rewards of its turns.
         "environment" => Environment(NoKeys),
-        /// the completion's code passes the tests of its prompt, in a sandbox (docs/sandbox.md).
+        /// the completion's code passes the tests of its prompt, in a sandbox (docs/how_to/sandbox.md).
         "code" => Code(CodeRule),
         /// a function that was registered by a name.
         "custom" => Custom(Custom),

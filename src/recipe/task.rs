@@ -29,7 +29,7 @@ tagged! {
     pub enum TaskData {
         /// generated sums such as `7+5=`.
         "arithmetic" => Arithmetic(Arithmetic),
-        /// data sets, in the formats and layouts of docs/data.md: one, or a mixture.
+        /// data sets, in the formats and layouts of docs/how_to/data.md: one, or a mixture.
         "data" => Data(DataTask) by [data, sources],
         /// recorded rollouts, for `pipeline = "grpo_offline"`.
         "rollouts" => Rollouts(RolloutsTask) by [path],

@@ -2,7 +2,7 @@
 //!
 //! A [`Sandbox`] has found out what this machine's kernel offers, and refuses to exist where that is not enough. Each run is a process of its
 //! own behind those walls, with an empty environment, no network, a file system of its own, and limits on everything. It ends by itself or is
-//! ended, with all that it started, and leaves nothing behind. [docs/sandbox.md](../../../docs/sandbox.md) says what each wall holds off, and what
+//! ended, with all that it started, and leaves nothing behind. [docs/how_to/sandbox.md](../../../docs/how_to/sandbox.md) says what each wall holds off, and what
 //! none does.
 //!
 //! All of that happens in another program, the warden (`src/sandbox/warden`), which this crate carries with it and executes from memory.

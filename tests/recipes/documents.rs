@@ -1,4 +1,4 @@
-//! What stands in the documents is true of the code: Rust in them is compiled, recipes in them are read, links lead somewhere.
+//! Holds the documents to the code: their Rust is compiled, their recipes are read, their links and paths lead somewhere.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,11 +10,21 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Every page, by its path from the root.
+const TOP: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"];
+
+/// Every page of the book and of the top folder, by its path from the root.
 fn pages() -> Vec<(PathBuf, String)> {
-    let docs = fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
-    let top = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(|name| root().join(name));
-    let mut paths: Vec<PathBuf> = docs.filter(|path| path.extension().is_some_and(|end| end == "md")).chain(top).collect();
+    let mut paths = TOP.map(|name| root().join(name)).to_vec();
+    let mut folders = vec![root().join("docs")];
+    while let Some(folder) = folders.pop() {
+        for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|end| end == "md") {
+                paths.push(path);
+            }
+        }
+    }
     paths.sort();
     paths.into_iter().map(|path| (path.strip_prefix(root()).unwrap().to_owned(), fs::read_to_string(&path).unwrap())).collect()
 }
@@ -75,36 +85,64 @@ fn every_recipe_in_the_documents_is_read_without_an_error() {
     assert!(read > 10, "{read} recipes");
 }
 
-/// As GitHub names a heading.
+/// Anchor of a heading on GitHub and in the book.
 fn anchor(heading: &str) -> String {
     let kept = heading.trim().to_lowercase().chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c)).collect::<String>();
     kept.replace(' ', "-")
 }
 
-#[test]
-fn every_link_leads_to_a_file_and_a_heading_that_are_there() {
+/// Targets of a page's links within the repository.
+fn links(page: &str) -> Vec<String> {
     let link = regex::Regex::new(r"\]\(([^)\s]+)\)").unwrap();
     let code = regex::Regex::new(r"(?s)```.*?\n```|`[^`\n]*`").unwrap();
+    let page = code.replace_all(page, "code");
+    link.captures_iter(&page).map(|found| found[1].to_owned()).filter(|target| !target.contains("://")).collect()
+}
+
+/// Pages of the book stay within it, because the built book holds nothing else.
+#[test]
+fn every_link_leads_to_a_file_and_a_heading_that_are_there() {
     let headings = |page: &str| -> Vec<String> {
         page.lines().filter(|line| line.starts_with('#')).map(|line| anchor(line.trim_start_matches('#'))).collect()
     };
     let mut broken = Vec::new();
     for (path, page) in pages() {
-        for found in link.captures_iter(&code.replace_all(&page, "")) {
-            let target = &found[1];
-            if target.contains("://") {
-                continue;
-            }
-            let (file, heading) = target.split_once('#').unwrap_or((target, ""));
+        for target in links(&page) {
+            let (file, heading) = target.split_once('#').unwrap_or((&target, ""));
             let to = if file.is_empty() { root().join(&path) } else { root().join(&path).with_file_name(file) };
+            let inside = !path.starts_with("docs")
+                || to.canonicalize().is_ok_and(|to| to.starts_with(root().join("docs").canonicalize().unwrap()));
             let there =
                 to.exists() && (heading.is_empty() || headings(&fs::read_to_string(&to).unwrap()).iter().any(|of| of == heading));
-            if !there {
+            if !there || !inside {
                 broken.push(format!("{}: {target}", path.display()));
             }
         }
     }
     assert_eq!(broken, Vec::<String>::new());
+}
+
+#[test]
+fn the_table_of_contents_lists_every_page_of_the_book_once() {
+    let summary = fs::read_to_string(root().join("docs/SUMMARY.md")).unwrap();
+    let mut listed: Vec<PathBuf> = links(&summary).iter().map(|target| Path::new("docs").join(target)).collect();
+    listed.sort();
+    let there: Vec<PathBuf> = pages().into_iter().map(|(path, _)| path).filter(|path| path.starts_with("docs")).collect();
+    let there: Vec<PathBuf> = there.into_iter().filter(|path| !path.ends_with("SUMMARY.md")).collect();
+    assert_eq!(listed, there);
+}
+
+/// Paths of sources, tests and examples in code font. `src/main.rs` is the reader's own.
+#[test]
+fn every_path_that_a_page_names_is_there() {
+    let named = regex::Regex::new(r"`((?:src|tests|pipelines|examples|scripts|benches|docs)/[A-Za-z0-9_./-]+)`").unwrap();
+    let mut missing = Vec::new();
+    for (path, page) in pages() {
+        for found in named.captures_iter(&page).filter(|found| &found[1] != "src/main.rs" && !root().join(&found[1]).exists()) {
+            missing.push(format!("{}: {}", path.display(), &found[1]));
+        }
+    }
+    assert_eq!(missing, Vec::<String>::new());
 }
 
 #[test]
@@ -121,7 +159,7 @@ fn the_smallest_recipe_for_a_model_and_a_data_set_has_three_sections_and_six_key
 
 /// A claim without its test is worth nothing.
 #[test]
-fn every_test_that_the_page_of_capabilities_names_is_there() {
+fn every_test_that_the_page_of_claims_names_is_there() {
     let mut programs: BTreeMap<String, String> = BTreeMap::new();
     for tests in ["tests", "pipelines/tests"].map(|folder| root().join(folder)) {
         for program in
@@ -133,7 +171,7 @@ fn every_test_that_the_page_of_capabilities_names_is_there() {
     }
     let named = regex::Regex::new(r"`([a-z_]+)::((?:[a-z_0-9]+::)*)([a-z_0-9]+)`").unwrap();
     let (mut missing, mut seen) = (Vec::new(), 0);
-    let page = fs::read_to_string(root().join("docs/capabilities.md")).unwrap();
+    let page = fs::read_to_string(root().join("docs/develop/claims.md")).unwrap();
     for found in named.captures_iter(&page) {
         let Some(source) = programs.get(&found[1]) else { continue };
         seen += 1;

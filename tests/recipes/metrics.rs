@@ -1,6 +1,6 @@
 //! What Prometheus sees of a run, read over a socket and by a parser that shares no code with the exporter.
 //!
-//! Holds F4 (time by state reaches Prometheus whole, also while a stage is in it), the catalogue (one declaration a metric, `docs/metrics.md`
+//! Holds F4 (time by state reaches Prometheus whole, also while a stage is in it), the catalogue (one declaration a metric, `docs/reference/metrics.md`
 //! generated from it) and F3 for the server (nothing outlives it).
 
 use std::collections::BTreeSet;
@@ -41,7 +41,7 @@ fn record_everything(metrics: &Metrics) {
 
 #[test]
 fn docs_list_the_catalogue() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/reference/metrics.md");
     let generated = catalog::markdown();
     if std::env::var_os("ROLLFLOW_WRITE_DOCS").is_some() {
         std::fs::write(path, &generated).unwrap();
@@ -49,7 +49,7 @@ fn docs_list_the_catalogue() {
     let written = std::fs::read_to_string(path).unwrap_or_default();
     assert!(
         written == generated,
-        "docs/metrics.md is not the catalogue's; write it anew with\n  ROLLFLOW_WRITE_DOCS=1 cargo test --test recipes"
+        "docs/reference/metrics.md is not the catalogue's; write it anew with\n  ROLLFLOW_WRITE_DOCS=1 cargo test --test recipes"
     );
 }
 

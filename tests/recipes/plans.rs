@@ -1,5 +1,6 @@
 //! Recipes that are right: the shipped ones load, a resolved one loads again to the same plan, and the reference is up to date.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -19,7 +20,7 @@ use rollflow::recipe::reference_policy::{Ema, Reference, ReferencePolicy};
 use rollflow::recipe::reward::{Combine, Composition, ModelRule, PartRule, RegexRule, RewardPart, RewardRule};
 use rollflow::recipe::task::{RewardModel, Sft, TaskData};
 use rollflow::recipe::train::{Aggregation, Decay, NonFinitePolicy, Train};
-use rollflow::recipe::{Custom, Machine, Params, Pipeline, Plan, check_text_on, load, parse, reference};
+use rollflow::recipe::{Custom, Machine, Params, Pipeline, Plan, check_text_on, load, pages, parse};
 use serde_json::Value as Json;
 
 const MACHINE: Machine = Machine { threads: 2, gpus: 0 };
@@ -318,14 +319,17 @@ fn a_synchronous_run_may_over_sample_and_may_generate_on_servers() {
 
 #[test]
 fn the_reference_is_up_to_date() {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/recipes.md");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/recipe");
+    let pages = pages();
     if std::env::var_os("ROLLFLOW_WRITE_DOCS").is_some() {
-        fs::write(&file, reference()).unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+        fs::create_dir(&folder).unwrap();
+        pages.iter().for_each(|(name, text)| fs::write(folder.join(name), text).unwrap());
     }
-    let written = fs::read_to_string(&file).unwrap_or_default();
+    let read = |name: &String| (name.clone(), fs::read_to_string(folder.join(name)).unwrap_or_default());
     assert!(
-        written == reference(),
-        "docs/recipes.md is not what the schema says; run ROLLFLOW_WRITE_DOCS=1 cargo test --test recipes"
+        pages.keys().map(read).collect::<BTreeMap<_, _>>() == pages && fs::read_dir(&folder).unwrap().count() == pages.len(),
+        "docs/reference/recipe differs from the declarations; run ROLLFLOW_WRITE_DOCS=1 cargo test --test recipes"
     );
 }
 

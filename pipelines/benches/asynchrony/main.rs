@@ -1,4 +1,4 @@
-//! Measures what asynchrony is worth, and writes the numbers into `docs/asynchrony.md`.
+//! Measures what asynchrony is worth, and writes the numbers into `docs/explain/asynchrony.md`.
 //!
 //! `cargo bench --package rollflow-pipelines --bench asynchrony`, on a machine that does nothing else. `-- PART …` measures some parts only
 //! and leaves the others as they stand. `-- --quick` tries everything in two minutes, and writes what it finds, which is worth nothing,
@@ -53,7 +53,7 @@ fn main() -> Result<()> {
 }
 
 fn docs() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/explain")
 }
 
 fn copy_below_target() -> Result<PathBuf> {

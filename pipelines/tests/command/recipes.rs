@@ -408,7 +408,7 @@ fn shells_and_man_know_every_subcommand() {
     let commands: Vec<&str> =
         help.lines().skip_while(|line| *line != "Commands:").skip(1).map_while(|line| line.split_whitespace().next()).collect();
     assert!(commands.len() > 14 && commands.contains(&"compare"), "{commands:?}");
-    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/command.md")).unwrap();
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/command.md")).unwrap();
     let man = rollflow(&["man"]).out;
     let completions = ["bash", "zsh", "fish"].map(|shell| rollflow(&["completions", shell]).out);
     for name in commands.iter().filter(|name| **name != "help") {

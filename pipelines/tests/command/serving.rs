@@ -1,4 +1,4 @@
-//! Rewards behind a URL, by the very server that docs/reward_service.md shows, run by `python3`.
+//! Rewards behind a URL, by the very server that docs/reference/protocols.md shows, run by `python3`.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -79,7 +79,7 @@ impl Guarded {
 
 /// The page's only Python.
 fn shown() -> String {
-    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reward_service.md")).unwrap();
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/protocols.md")).unwrap();
     let (_, code) = page.split_once("```python\n").unwrap();
     code.split_once("```").unwrap().0.to_owned()
 }

@@ -2,7 +2,7 @@
 //!
 //! [`DataSpec`] says which files and which of their records (`locate`, `hub`, `split`), [`Shape`] what a record means (`shape`, `turns`,
 //! `columns`), [`DataSet`] is their usable records by number (`part`, `scan`, `spool`, `parquet`), and [`Mixed`] several of them as one endless
-//! stream in which [`Mixture`] says what stands where. Ids of the hub are fetched on first use. docs/data.md is for those who have data.
+//! stream in which [`Mixture`] says what stands where. Ids of the hub are fetched on first use. docs/how_to/data.md is for those who have data.
 
 mod columns;
 mod dataset;

@@ -1,7 +1,7 @@
 //! The pieces of the recipe that `init` writes.
 
 pub(super) const OPENING: &str = "\
-# A recipe of rollflow. docs/recipes.md has every key; what is left out has its default. To look at it before it runs: rollflow check
+# A recipe of rollflow. docs/reference/recipe has every key; what is left out has its default. To look at it before it runs: rollflow check
 ";
 pub(super) const TINY: &str = "
 # A small random decoder with a character tokenizer, for experiments that take minutes.
@@ -24,7 +24,7 @@ kind = \"arithmetic\"
 digits = 1
 ";
 pub(super) const DATA: &str = "
-# Fields are recognised by their names (docs/data.md); `columns` says which hold what where they are not.
+# Fields are recognised by their names (docs/how_to/data.md); `columns` says which hold what where they are not.
 [task]
 ";
 pub(super) const SFT: &str = "

@@ -48,7 +48,7 @@ impl ServiceConfig {
 pub struct Service {
     config: ServiceConfig,
     client: Client,
-    /// Without one, the service speaks the protocol of docs/reward_service.md.
+    /// Without one, the service speaks the protocol of docs/reference/protocols.md.
     judge: Option<Arc<Judge>>,
 }
 

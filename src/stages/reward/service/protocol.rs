@@ -1,4 +1,4 @@
-//! What a reward service is asked and answers, as JSON; docs/reward_service.md says the same to whoever writes one. Pure.
+//! What a reward service is asked and answers, as JSON; docs/reference/protocols.md says the same to whoever writes one. Pure.
 
 use serde::Serialize;
 use serde_json::Value;
