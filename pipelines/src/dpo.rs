@@ -9,10 +9,10 @@ use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::stages::reference::BatchReference;
 
+use crate::assemble::{data, evaluation, origin, preferences, references, trainers};
 use crate::registry::Registry;
-use crate::resume::ResumePoint;
-use crate::run_folder::{Outputs, RunFolder};
-use crate::{data, evaluation, origin, preferences, references, trainers};
+use crate::run::folder::{Outputs, RunFolder};
+use crate::run::resume::ResumePoint;
 
 /// The pipeline `dpo`.
 pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {

@@ -6,9 +6,10 @@ use anyhow::{Error, Result, ensure};
 use rollflow::recipe::task::TaskData;
 use rollflow::recipe::{Complaint, Derived, Pipeline, Plan};
 
-use crate::parts::{self, Reader};
+use crate::assemble::parts::{self, Reader};
+use crate::assemble::{conversations, data, preferences};
+use crate::grpo_offline;
 use crate::registry::Registry;
-use crate::{conversations, data, grpo_offline, preferences};
 
 /// One pass over the data.
 struct Epoch {

@@ -19,14 +19,15 @@ use rollflow::stages::pairs::Pairs;
 use rollflow::stages::sync::RemoteSync;
 use rollflow::stages::train::Trained;
 
-use crate::engines::Engines;
-use crate::lessons::Mixture;
+use crate::assemble::engines::Engines;
+use crate::assemble::lessons::Mixture;
+use crate::assemble::rewards::Judge;
+use crate::assemble::{evaluation, losses, origin, parts, references, trainers};
 use crate::registry::Registry;
-use crate::resume::ResumePoint;
-use crate::rewards::Judge;
-use crate::run_folder::{Outputs, RunFolder};
+use crate::run::folder::{Outputs, RunFolder};
+use crate::run::resume::ResumePoint;
 use crate::sft::WarmUp;
-use crate::{evaluation, losses, origin, parts, references, sft, sft_then_grpo, trainers};
+use crate::{sft, sft_then_grpo};
 
 /// Batches' worth of groups that the filter may drop in a row before the run ends with an error or trains on what it rejects.
 const PATIENCE: u64 = 64;

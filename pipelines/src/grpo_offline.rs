@@ -17,12 +17,12 @@ use rollflow::recipe::task::TaskData;
 use rollflow::stages::reference::BatchReference;
 use rollflow::stages::source::{GroupScorer, RecordedGroups};
 
-use crate::lessons::Mixture;
+use crate::assemble::lessons::Mixture;
+use crate::assemble::rewards::Scoring;
+use crate::assemble::{data, evaluation, origin, parts, references, trainers};
 use crate::registry::Registry;
-use crate::resume::ResumePoint;
-use crate::rewards::Scoring;
-use crate::run_folder::{Outputs, RunFolder};
-use crate::{data, evaluation, origin, parts, references, trainers};
+use crate::run::folder::{Outputs, RunFolder};
+use crate::run::resume::ResumePoint;
 
 /// The pipeline `grpo_offline`.
 pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {

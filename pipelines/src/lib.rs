@@ -7,40 +7,20 @@
 //! a run leaves behind, [`record`] and [`page`] what it was, [`replay`] tries again what a run gave up, [`evaluation`] asks weights what they know,
 //! [`engines`] and [`servers`] are what generates elsewhere, and [`simulate`] tells what a recipe would do.
 
-mod advantages;
+pub mod assemble;
 mod command;
-pub mod conversations;
-pub mod data;
-pub mod dpo;
-pub mod engines;
-pub mod environments;
-pub mod epochs;
-pub mod evaluation;
+mod dpo;
+mod epochs;
 pub mod grpo;
-pub mod grpo_offline;
-pub mod lessons;
-pub mod losses;
-pub mod origin;
-pub mod page;
-pub mod parts;
-pub mod preferences;
-mod recipe_keys;
-pub mod record;
-mod references;
+mod grpo_offline;
 pub mod registry;
-pub mod remaining;
-pub mod replay;
-pub mod resume;
-pub mod reward_model;
-pub mod rewards;
-pub mod run_folder;
-mod secrets;
-pub mod servers;
+mod replay;
+mod reward_model;
+pub mod run;
 pub mod sft;
-pub mod sft_then_grpo;
-pub mod simulate;
-pub mod survey;
-pub mod trainers;
+mod sft_then_grpo;
+mod simulate;
+mod survey;
 
 use anyhow::Result;
 use rollflow::flow::Report;
@@ -48,11 +28,11 @@ use rollflow::recipe::{Pipeline, Plan};
 
 pub use crate::command::{command, command_with};
 pub use crate::registry::Registry;
-use crate::resume::ResumePoint;
-use crate::run_folder::RunFolder;
+use crate::run::folder::RunFolder;
+use crate::run::resume::ResumePoint;
 
 /// Runs the pipeline that the plan names, from its beginning or from where it was interrupted, and writes its report.
-pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
+pub fn run_plan(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
     let mut plan = plan.clone();
     epochs::settle(&mut plan, registry)?;
     let plan = &plan;

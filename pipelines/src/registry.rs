@@ -19,7 +19,7 @@ use rollflow::recipe::train::Train;
 use rollflow::recipe::{Complaint, Custom, Params, Pipeline, Plan, Timeline};
 use serde::de::DeserializeOwned;
 
-use crate::{lessons, losses, parts};
+use crate::assemble::{lessons, losses, parts};
 
 /// A reward of samples.
 pub type RewardFn = Arc<dyn Fn(&Sample) -> Result<Earnings, String> + Send + Sync>;

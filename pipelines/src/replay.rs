@@ -13,8 +13,8 @@ use rollflow::recipe::Plan;
 use rollflow::stages::generate::why_lost;
 use rollflow::util::{atomic_file, untrusted};
 
+use crate::assemble::rewards::Scoring;
 use crate::registry::Registry;
-use crate::rewards::Scoring;
 
 /// The file in the run's folder that gets what earns now.
 pub const REPLAYED: &str = "replayed.jsonl";

@@ -19,9 +19,9 @@ use rollflow::stages::train::Lesson;
 use rollflow::train::Algorithm;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
-use crate::resume::ResumePoint;
-use crate::run_folder::{Outputs, RunFolder};
-use crate::{evaluation, origin, parts, preferences, trainers};
+use crate::assemble::{evaluation, origin, parts, preferences, trainers};
+use crate::run::folder::{Outputs, RunFolder};
+use crate::run::resume::ResumePoint;
 
 /// The pipeline `reward_model`: trains, and judges what was saved by the pairs that were held out.
 pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {

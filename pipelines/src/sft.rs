@@ -13,10 +13,10 @@ use rollflow::recipe::task::Sft;
 use rollflow::stages::sink::step_row;
 use rollflow::stages::train::Lesson;
 
+use crate::assemble::{conversations, data, evaluation, origin, trainers};
 use crate::registry::Registry;
-use crate::resume::ResumePoint;
-use crate::run_folder::{Outputs, RunFolder};
-use crate::{conversations, data, evaluation, origin, trainers};
+use crate::run::folder::{Outputs, RunFolder};
+use crate::run::resume::ResumePoint;
 
 /// The pipeline `sft`.
 pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {

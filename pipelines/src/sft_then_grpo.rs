@@ -10,10 +10,10 @@ use rollflow::prelude::*;
 use rollflow::recipe::plan::Observe;
 use rollflow::recipe::{Pipeline, Plan};
 
-use crate::origin::{Lineage, model_folder};
+use crate::assemble::origin::{Lineage, model_folder};
 use crate::registry::Registry;
-use crate::resume::rewind_to_checkpoint;
-use crate::run_folder::RunFolder;
+use crate::run::folder::RunFolder;
+use crate::run::resume::rewind_to_checkpoint;
 use crate::sft::{self, WarmUp};
 
 /// The supervised part's folder.

@@ -11,8 +11,8 @@ use rollflow::recipe::task::{Sft, Task, TaskData, TooLong};
 use rollflow::recipe::{Complaint, Pipeline, Plan};
 use rollflow::stages::TextReader;
 
-use crate::parts::Reader;
-use crate::{conversations, data, environments, parts, preferences};
+use crate::assemble::parts::Reader;
+use crate::assemble::{conversations, data, environments, parts, preferences};
 
 /// Records of a source that are made into tokens: a second's work.
 const TOKENIZED: usize = 500;

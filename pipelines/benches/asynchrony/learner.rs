@@ -9,10 +9,11 @@ use parking_lot::Mutex;
 use rollflow::flow::{Ended, Snapshot, State, Stats};
 use rollflow::prelude::*;
 use rollflow::recipe::{self, Plan};
+use rollflow_pipelines::Registry;
+use rollflow_pipelines::assemble::parts;
 use rollflow_pipelines::grpo::{self, Actors};
-use rollflow_pipelines::run_folder::Outputs;
+use rollflow_pipelines::run::folder::Outputs;
 use rollflow_pipelines::sft::{self, WarmUp};
-use rollflow_pipelines::{Registry, parts};
 
 /// Runs recipes, one after the other.
 pub struct Learner {

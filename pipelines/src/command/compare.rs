@@ -10,9 +10,9 @@ use rollflow::observe::logs::MetricStats;
 use serde_json::{Value, json};
 
 use super::{REFUSED, out};
-use crate::recipe_keys::flat;
-use crate::record::Record;
-use crate::run_folder::RECIPE;
+use crate::run::folder::RECIPE;
+use crate::run::recipe_keys::flat;
+use crate::run::record::Record;
 
 /// Metrics that tell most, which are compared unless others are asked for.
 const TELLING: [&str; 9] = [

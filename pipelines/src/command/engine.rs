@@ -19,8 +19,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::plans::{RecipeArgs, load};
 use super::{REFUSED, out};
+use crate::assemble::{engines, origin};
 use crate::registry::Registry;
-use crate::{engines, origin};
 
 /// Start inference servers, look at them, or give them weights.
 #[derive(Args)]
@@ -97,7 +97,7 @@ impl Engine {
 
 /// The model at `path`, with any adapters that it has, or else the recipe's.
 fn policy(plan: &Plan, path: Option<&Path>) -> Result<Policy> {
-    let Some(path) = path else { return crate::parts::policy(plan) };
+    let Some(path) = path else { return crate::assemble::parts::policy(plan) };
     let folder = origin::model_folder(path)?;
     Policy::load(&folder).with_context(|| format!("loading {}", folder.display()))
 }

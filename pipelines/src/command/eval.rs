@@ -14,11 +14,11 @@ use super::engine::Ending;
 use super::plans::{RecipeArgs, load, load_of_run};
 use super::policies::{model_folder, policy_of};
 use super::{REFUSED, out};
-use crate::engines::Engines;
-use crate::evaluation::{ANSWERS, evaluate, evaluate_by_servers};
-use crate::parts;
+use crate::assemble::engines::Engines;
+use crate::assemble::evaluation::{ANSWERS, evaluate, evaluate_by_servers};
+use crate::assemble::parts;
 use crate::registry::Registry;
-use crate::run_folder::RECIPE;
+use crate::run::folder::RECIPE;
 
 /// Ask a model the prompts of a recipe's [eval] and judge its answers: pass@k, greedy and sampled accuracy, reward.
 ///

@@ -9,10 +9,11 @@ use rollflow::recipe::{Pipeline, Plan};
 
 use super::plans::{RecipeArgs, load};
 use super::{REFUSED, out};
+use crate::assemble::parts;
 use crate::grpo::{self, Actors};
 use crate::registry::Registry;
-use crate::run_folder::Outputs;
-use crate::{dpo, grpo_offline, parts, reward_model, sft};
+use crate::run::folder::Outputs;
+use crate::{dpo, grpo_offline, reward_model, sft};
 
 /// Draw a recipe's pipeline.
 #[derive(Args)]

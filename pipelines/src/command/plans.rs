@@ -9,9 +9,10 @@ use rollflow::recipe::{self, Complaint, Loaded, Place, Plan, RecipeErrors};
 use rollflow::util::{reading, untrusted};
 
 use super::out;
+use crate::assemble::conversations;
+use crate::epochs;
 use crate::registry::Registry;
-use crate::run_folder::RECIPE;
-use crate::{conversations, epochs};
+use crate::run::folder::RECIPE;
 
 // A doc comment here would be shown in the place of each subcommand's own.
 #[derive(Args)]

@@ -10,8 +10,8 @@ use rollflow::prelude::Policy;
 use rollflow::recipe::model::DeviceName;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
-use crate::run_folder::RECIPE;
-use crate::{origin, parts};
+use crate::assemble::{origin, parts};
+use crate::run::folder::RECIPE;
 
 /// Where a command's model computes, and in which format.
 #[derive(Args)]

@@ -8,9 +8,9 @@ use clap::Args;
 use serde_json::json;
 
 use super::{REFUSED, out};
-use crate::page;
-use crate::record::Record;
-use crate::run_folder::RECIPE;
+use crate::run::folder::RECIPE;
+use crate::run::page;
+use crate::run::record::Record;
 
 /// Write a run's page anew, also of one that still runs: `report.html` in its folder, which needs nothing but a browser.
 #[derive(Args)]

@@ -9,11 +9,11 @@ use clap::Args;
 use super::plans::{RecipeArgs, load};
 use super::run::execute;
 use super::{REFUSED, Refused, out};
-use crate::recipe_keys::changed_for_resume;
 use crate::registry::Registry;
-use crate::remaining::{Remaining, TooFewSteps, remaining};
-use crate::resume::rewind_to_checkpoint;
-use crate::run_folder::{RECIPE, RunFolder};
+use crate::run::folder::{RECIPE, RunFolder};
+use crate::run::recipe_keys::changed_for_resume;
+use crate::run::remaining::{Remaining, TooFewSteps, remaining};
+use crate::run::resume::rewind_to_checkpoint;
 
 /// Go on with a run that was interrupted, from its newest checkpoint. Some keys may change; others, such as seed, are an error.
 #[derive(Args)]

@@ -13,10 +13,10 @@ use rollflow::recipe::Plan;
 
 use super::plans::{RecipeArgs, load};
 use super::{REFUSED, Refused, out};
-use crate::conversations;
+use crate::assemble::conversations;
 use crate::registry::Registry;
-use crate::resume::ResumePoint;
-use crate::run_folder::{RunFolder, refuse_another_run};
+use crate::run::folder::{RunFolder, refuse_another_run};
+use crate::run::resume::ResumePoint;
 
 /// Run a recipe. Ctrl-C once finishes what is in flight, twice stops.
 #[derive(Args)]
@@ -51,7 +51,7 @@ impl Run {
 /// Runs a plan in its folder and says what came of it.
 pub fn execute(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<ExitCode> {
     run.console().install()?;
-    let report = crate::run(plan, registry, run, from)?;
+    let report = crate::run_plan(plan, registry, run, from)?;
     let mut told = format!("{report}\n");
     let page = run.path().join("report.md");
     if page.exists() {

@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::{REFUSED, out};
-use crate::record::{Record, State, runs_below};
+use crate::run::record::{Record, State, runs_below};
 
 /// List the runs in a folder, the newest first, or those that fit all conditions.
 #[derive(Args)]

@@ -17,7 +17,7 @@ use rollflow::util::untrusted;
 use serde_json::{Map, Value, json};
 
 use super::out;
-use crate::origin;
+use crate::assemble::origin;
 
 /// Show what a model reads of a text, a prompt or a conversation, token by token, and which tokens it would be trained on.
 #[derive(Args)]

@@ -25,12 +25,12 @@ use rollflow::stages::train::{Trained, staleness};
 use rollflow::train::SimulatedBackend;
 use rollflow::util::untrusted;
 
+use crate::assemble::parts;
+use crate::assemble::rewards::Judge;
 use crate::command::out;
 use crate::grpo::{self, Actors, Publisher};
-use crate::parts;
 use crate::registry::Registry;
-use crate::rewards::Judge;
-use crate::run_folder::Outputs;
+use crate::run::folder::Outputs;
 use profile::Profile;
 
 /// The stage whose times are the backend's: of an update, and of each token that a pass goes over.

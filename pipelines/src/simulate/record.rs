@@ -11,11 +11,12 @@ use rollflow::recipe::Plan;
 use rollflow::stages::train::Trained;
 
 use super::profile::{Answers, ItemTimes, Profile, Recorded, fit_decode};
+use crate::assemble::parts;
 use crate::grpo::{self, Actors};
 use crate::registry::Registry;
-use crate::run_folder::Outputs;
+use crate::run::folder::Outputs;
+use crate::sft;
 use crate::sft::WarmUp;
-use crate::{parts, sft};
 
 /// The stages that take a message at a time and are timed as a whole.
 const OTHERS: [&str; 7] = ["reward", "filter", "pairs", "reference", "batch", "sync", "log"];

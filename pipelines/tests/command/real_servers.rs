@@ -12,8 +12,8 @@ use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle, InferenceEngine,
 use rollflow::model::{Adapter, Dtype, ModelConfig, Weights};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
-use rollflow_pipelines::servers::Servers;
-use rollflow_pipelines::{engines, parts};
+use rollflow_pipelines::assemble::servers::Servers;
+use rollflow_pipelines::assemble::{engines, parts};
 
 /// Which servers this is about, if any.
 fn kind() -> Option<String> {

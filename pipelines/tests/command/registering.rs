@@ -7,7 +7,7 @@ use rollflow::prelude::*;
 use rollflow::recipe::{Plan, RecipeErrors, parse_with};
 use rollflow_pipelines::Registry;
 use rollflow_pipelines::grpo::{Actors, declare};
-use rollflow_pipelines::run_folder::Outputs;
+use rollflow_pipelines::run::folder::Outputs;
 
 use crate::running::{Ended, GRPO, TINY, rollflow};
 
@@ -92,7 +92,7 @@ fn everything_that_can_be_registered_is_found_by_a_recipe_and_trains() {
             { name = 'digits', kind = 'custom', function = 'digits' }, { name = 'one', kind = 'length', max = 4 } ] }";
     let text = format!("pipeline = 'grpo'\ntask.kind = 'arithmetic'\n{text}");
     let plan = parse_with("own.toml", &text, &[], |plan| registry().complaints(plan)).unwrap_or_else(|errors| panic!("{errors}"));
-    let policy = rollflow_pipelines::parts::policy(&plan).unwrap();
+    let policy = rollflow_pipelines::assemble::parts::policy(&plan).unwrap();
     let mut outputs = Outputs::in_memory();
     let seen = std::sync::Arc::<std::sync::Mutex<Vec<Sample>>>::default();
     let kept = seen.clone();

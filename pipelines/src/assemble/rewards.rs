@@ -19,9 +19,9 @@ use rollflow::stages::reward::service::{Judge as Grader, JudgeConfig, Service, S
 use rollflow::stages::reward::{CodeReward, OnLostSample, Scorer, Scorers, Served, ServedReward, score};
 use tracing::info;
 
+use crate::assemble::secrets;
+use crate::assemble::{origin, parts};
 use crate::registry::Registry;
-use crate::secrets;
-use crate::{origin, parts};
 
 /// A reward of whole samples.
 type Rule = Box<dyn Fn(&Sample) -> Result<Earnings, String> + Send + Sync>;

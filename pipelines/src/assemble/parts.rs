@@ -14,12 +14,12 @@ use rollflow::recipe::{self, Plan, Timeline};
 use rollflow::stages::tokenizer_folder;
 use rollflow::train::{self};
 
-use crate::conversations;
-use crate::losses::{self};
-use crate::origin;
+use crate::assemble::conversations;
+use crate::assemble::losses::{self};
+use crate::assemble::origin;
+use crate::assemble::rewards::{Judge, Scoring};
+use crate::assemble::{data, environments, lessons};
 use crate::registry::Registry;
-use crate::rewards::{Judge, Scoring};
-use crate::{data, environments, lessons};
 
 /// What a tiny model can spell.
 const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n_";

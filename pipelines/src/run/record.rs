@@ -19,8 +19,8 @@ use rollflow::util::{atomic_file, lock_file};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::run_folder::{LOCK, RECIPE};
-pub use session::{Git, Machine, Session};
+use crate::run::folder::{LOCK, RECIPE};
+pub use session::Session;
 
 /// The record's file in a run's folder.
 pub const RECORD: &str = "run.json";

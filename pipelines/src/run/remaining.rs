@@ -8,8 +8,8 @@ use rollflow::recipe::{Pipeline, Plan};
 use rollflow::stages::train::FewerSteps;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
-use crate::record::{Record, State};
-use crate::run_folder::RECIPE;
+use crate::run::folder::RECIPE;
+use crate::run::record::{Record, State};
 use crate::sft_then_grpo::SFT;
 
 /// A resumed run whose recipe asks for fewer steps than its checkpoint has taken.

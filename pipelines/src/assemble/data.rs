@@ -12,8 +12,8 @@ use rollflow::recipe::Plan;
 use rollflow::recipe::data::Source as DataSource;
 use rollflow::recipe::task::{Sft, TooLong};
 
-use crate::conversations;
-use crate::parts::Reader;
+use crate::assemble::conversations;
+use crate::assemble::parts::Reader;
 
 /// The file in a checkpoint that says which data a run draws from that has no admission to say so.
 const DATA: &str = "data.json";

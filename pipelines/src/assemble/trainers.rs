@@ -13,11 +13,11 @@ use rollflow::recipe::{self, Plan, Timeline};
 use rollflow::stages::train::{Critic, Lesson};
 use rollflow::train::{AdamW, LrScale, ParamGroups};
 
-use crate::lessons::Mixture;
-use crate::losses::off_policy;
+use crate::assemble::lessons::Mixture;
+use crate::assemble::losses::off_policy;
+use crate::assemble::{lessons, origin, parts};
 use crate::registry::Registry;
-use crate::run_folder::Checkpoints;
-use crate::{lessons, origin, parts};
+use crate::run::folder::Checkpoints;
 
 /// The trainer of `[train]`.
 pub fn backend(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<LocalBackend> {

@@ -18,7 +18,7 @@ use rollflow::sandbox::CodeJudge;
 use rollflow::stages::generate::agent::Agent;
 use tracing::info;
 
-use crate::{conversations, rewards, secrets};
+use crate::assemble::{conversations, rewards, secrets};
 
 /// The environment and its limits, for a model that reads at most `positions` tokens.
 pub fn agent(plan: &Plan, positions: usize) -> Result<Option<Agent>> {

@@ -8,8 +8,8 @@ use rollflow::observe::progress::duration;
 use rollflow::observe::report::HtmlReport;
 use rollflow::util::atomic_file;
 
-use crate::record::{Record, State};
-use crate::run_folder::RECIPE;
+use crate::run::folder::RECIPE;
+use crate::run::record::{Record, State};
 
 /// The page's file in a run's folder.
 pub const PAGE: &str = "report.html";

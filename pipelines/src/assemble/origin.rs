@@ -13,7 +13,7 @@ use rollflow::train::checkpoint::{self, CHECKPOINTS, FileMark};
 use rollflow::util::atomic_file;
 use serde::{Deserialize, Serialize};
 
-use crate::parts;
+use crate::assemble::parts;
 
 /// The folder in a run's own that keeps what its adapters adapt, where no other folder has it.
 const BASE: &str = "base";

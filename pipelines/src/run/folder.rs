@@ -32,8 +32,9 @@ use rollflow::stages::train::{self, CheckpointGate, Trained};
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 use rollflow::util::{atomic_file, lock_file, untrusted};
 
-use crate::record::{self, Drawn, Record};
-use crate::{origin, page};
+use crate::assemble::origin;
+use crate::run::page;
+use crate::run::record::{self, Drawn, Record};
 
 /// Where the stages of a pipeline write. `W`: what its trainer publishes.
 pub struct Outputs<W = FrozenWeights> {

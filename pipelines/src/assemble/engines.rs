@@ -21,9 +21,9 @@ use rollflow::recipe::net::Net;
 use rollflow::recipe::task::TaskData;
 use rollflow::stages::sync::{Exporter, RemoteSync, probe_texts};
 
-use crate::parts::Reader;
-use crate::servers::{Recipe, Servers};
-use crate::{data, parts, secrets};
+use crate::assemble::parts::Reader;
+use crate::assemble::servers::{Recipe, Servers};
+use crate::assemble::{data, parts, secrets};
 
 /// Prompts whose beginnings probe a sync.
 const PROBES: u64 = 4;

@@ -11,7 +11,7 @@ use rollflow::recipe::reference_policy::ReferencePolicy;
 use rollflow::recipe::{Pipeline, Plan};
 use rollflow::stages::reference::{LocalReference, ema, periodic};
 
-use crate::{origin, parts};
+use crate::assemble::{origin, parts};
 
 /// The folder in the run's own that keeps the policy as it was after the warm-up.
 const KEPT: &str = "reference";

@@ -7,9 +7,9 @@ use anyhow::{Context, Result};
 use rollflow::recipe::{Pipeline, Plan};
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
-use crate::origin::Lineage;
-use crate::record::Record;
-use crate::run_folder::RECIPE;
+use crate::assemble::origin::Lineage;
+use crate::run::folder::RECIPE;
+use crate::run::record::Record;
 
 /// Keys that may have another value when a run is resumed; a name ending in a dot stands for all keys below it. The other keys are part
 /// of what the checkpoint holds (draws, groups in flight, optimizer, data position), so that another value would have no effect or a wrong

@@ -11,9 +11,9 @@ use rollflow::recipe::chat::Chat;
 use rollflow::recipe::task::{Task, TaskData};
 use rollflow::stages::evaluate::{AnswerLog, LocalPairJudge, PairEvaluator};
 
-use crate::parts::{Reader, sums};
+use crate::assemble::parts::{Reader, sums};
+use crate::assemble::{conversations, data, references};
 use crate::registry::Registry;
-use crate::{conversations, data, references};
 
 /// Wrong completions to each sum of an arithmetic task.
 const WRONG: usize = 64;

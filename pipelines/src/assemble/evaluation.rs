@@ -19,11 +19,11 @@ use rollflow::stages::sync::EvaluationHold;
 use rollflow::util::atomic_file;
 use serde_json::{Value, json};
 
-use crate::engines::Engines;
-use crate::parts::Reader;
+use crate::assemble::engines::Engines;
+use crate::assemble::parts::Reader;
+use crate::assemble::rewards::Scoring;
+use crate::assemble::{conversations, data, environments, parts};
 use crate::registry::Registry;
-use crate::rewards::Scoring;
-use crate::{conversations, data, environments, parts};
 
 /// The answers, a line each.
 pub const ANSWERS: &str = "answers.jsonl";

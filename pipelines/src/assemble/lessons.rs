@@ -11,8 +11,8 @@ use rollflow::recipe::{Pipeline, Plan, Timeline, correction};
 use rollflow::stages::train::{Lesson, Minibatches};
 use rollflow::train::{Algorithm, TrainBatch, collate};
 
+use crate::assemble::{advantages, conversations, losses, trainers};
 use crate::registry::Registry;
-use crate::{advantages, conversations, losses, trainers};
 
 /// What every step of a plan that never changes is learned by.
 pub fn lesson(plan: &Plan, registry: &Registry) -> Result<Lesson> {

@@ -16,9 +16,9 @@ use rollflow::recipe::{Derived, Plan};
 use rollflow::stages::tokenizer_folder;
 use rollflow::util::reading;
 
-use crate::parts::{Reader, sums};
-use crate::run_folder::RECIPE;
-use crate::{data, environments, origin};
+use crate::assemble::parts::{Reader, sums};
+use crate::assemble::{data, environments, origin};
+use crate::run::folder::RECIPE;
 
 /// The tokenizer with the recipe's chat template, and with what the recipe tells it.
 pub fn tokenizer(plan: &Plan, tokenizer: Tokenizer) -> Result<Tokenizer> {

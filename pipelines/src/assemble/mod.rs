@@ -1,0 +1,18 @@
+//! A recipe's sections as the library's parts: one file for each, in which a function receives the sections it reads.
+
+pub(crate) mod advantages;
+pub(crate) mod conversations;
+pub(crate) mod data;
+pub mod engines;
+pub(crate) mod environments;
+pub(crate) mod evaluation;
+pub(crate) mod lessons;
+pub(crate) mod losses;
+pub mod origin;
+pub mod parts;
+pub(crate) mod preferences;
+pub(crate) mod references;
+pub(crate) mod rewards;
+pub(crate) mod secrets;
+pub mod servers;
+pub(crate) mod trainers;
