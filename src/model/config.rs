@@ -167,8 +167,8 @@ impl ModelConfig {
     }
 
     /// How many numbers queries are normed over, and how many keys; none where they aren't.
-    pub(super) fn qk_norm_sizes(&self) -> Option<(usize, usize)> {
-        match self.family.qk_norm() {
+    pub(crate) fn qk_norm_sizes(&self) -> Option<(usize, usize)> {
+        match self.family.layer().qk_norm {
             QkNorm::None => None,
             QkNorm::Heads => Some((self.head_dim, self.head_dim)),
             QkNorm::Tokens => Some((self.heads * self.head_dim, self.kv_heads * self.head_dim)),
@@ -182,21 +182,14 @@ impl ModelConfig {
 
     /// How a layer's frequencies are stretched; `None` where it rotates nothing.
     pub(super) fn rope_of(&self, layer: usize) -> Option<RopeScaling> {
-        match (self.family, self.windows[layer]) {
-            _ if self.unrotated.contains(&layer) => None,
-            (Family::Olmo3, Some(_)) => Some(RopeScaling::Default),
-            _ => Some(self.rope_scaling),
-        }
+        let plain = self.family.layer().plain_rope_in_windows && self.windows[layer].is_some();
+        let scaling = if plain { RopeScaling::Default } else { self.rope_scaling };
+        (!self.unrotated.contains(&layer)).then_some(scaling)
     }
 
     /// What a pass over a sequence of so many tokens costs, in tokens that attend to none: matrices and attention, about.
     pub fn cost_of(&self, length: usize) -> f64 {
         packing::cost_of(length, 12.0 * self.hidden_size as f64)
-    }
-
-    /// Columns of the fused query, key and value projection.
-    pub fn qkv_size(&self) -> usize {
-        (self.heads + 2 * self.kv_heads) * self.head_dim
     }
 
     /// Whether the numbers fit together; `path` is named in errors.

@@ -246,12 +246,12 @@ impl Decoder {
 
     /// What a branch gets of the residual stream.
     fn enter(&self, x: &Tensor, norm: &Tensor) -> Tensor {
-        if self.config.family.norms_after() { x.shallow_clone() } else { self.norm(x, norm) }
+        if self.config.family.layer().norms_output { x.shallow_clone() } else { self.norm(x, norm) }
     }
 
     /// What a branch adds to it.
     fn leave(&self, y: Tensor, norm: &Tensor) -> Tensor {
-        let y = if self.config.family.norms_after() { self.norm(&y, norm) } else { y };
+        let y = if self.config.family.layer().norms_output { self.norm(&y, norm) } else { y };
         scaled(y, self.config.factors.residual)
     }
 
@@ -268,7 +268,7 @@ impl Decoder {
         let Some((q_norm, k_norm)) = &layer.qk_norm else { return qkv.shallow_clone() };
         let (heads, kv_heads, dim) = (self.config.heads as i64, self.config.kv_heads as i64, self.config.head_dim as i64);
         let columns = [heads, kv_heads, kv_heads];
-        let (split, parts) = match self.config.family.qk_norm() {
+        let (split, parts) = match self.config.family.layer().qk_norm {
             QkNorm::Tokens => (qkv.shallow_clone(), columns.map(|heads| heads * dim)),
             _ => (qkv.view([-1, heads + 2 * kv_heads, dim]), columns),
         };

@@ -60,7 +60,7 @@ pub enum ModelError {
         /// Its value, as JSON.
         found: String,
         /// What is supported.
-        supported: &'static str,
+        supported: String,
     },
     /// A run that would take more memory than 64 bits can count.
     #[error("`{key}` is {value}: with it, the run takes more memory than any machine has; lower it")]

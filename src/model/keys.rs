@@ -29,6 +29,11 @@ impl Keys<'_> {
         self.optional(key, expected)?.ok_or_else(|| self.missing(key))
     }
 
+    /// The value of a switch.
+    pub fn flag(&self, key: &str) -> Result<Option<bool>, ModelError> {
+        self.optional(key, "true or false")
+    }
+
     /// A size from 1 to `most`, so that no product of sizes overflows and nothing is allocated by a number alone.
     pub fn size(&self, key: &str, most: usize) -> Result<usize, ModelError> {
         let expected = || format!("a whole number from 1 to {most}");
@@ -55,7 +60,8 @@ impl Keys<'_> {
         ModelError::BadKey { path: self.path.into(), key: key.into(), found: self.found(key), expected: expected.into() }
     }
 
-    pub fn unsupported(&self, key: &str, supported: &'static str) -> ModelError {
+    pub fn unsupported(&self, key: &str, supported: impl Into<String>) -> ModelError {
+        let supported = supported.into();
         ModelError::Unsupported { path: self.path.into(), key: key.into(), found: self.found(key), supported }
     }
 

@@ -96,47 +96,34 @@ impl Layout {
         layout.add(&[EMBEDDING], &[config.vocab_size], Some(hidden));
         for layer in 0..config.layers() {
             layout.layers.push(layout.total());
-            let name = |rest: &str| format!("model.layers.{layer}.{rest}");
-            let mut add = |names: &[&str], rows: &[usize], columns| {
-                let names: Vec<String> = names.iter().map(|rest| name(rest)).collect();
-                layout.add(&names, rows, columns);
+            let mut add = |module: &str, names: &[&str], kind: &str, rows: &[usize], columns| {
+                let name = |name: &&str| format!("model.layers.{layer}.{module}{name}.{kind}");
+                layout.add(&names.iter().map(name).collect::<Vec<_>>(), rows, columns);
             };
-            let qkv = [q, kv, kv];
-            let [attention_norm, mlp_norm] = match config.family.norms_after() {
-                true => ["post_attention_layernorm.weight", "post_feedforward_layernorm.weight"],
-                false => ["input_layernorm.weight", "post_attention_layernorm.weight"],
-            };
-            let joint = config.family.stores_joint_projections();
-            add(&[attention_norm], &[hidden], None);
-            match joint {
-                true => add(&["self_attn.qkv_proj.weight"], &[q + 2 * kv], Some(hidden)),
-                false => {
-                    let names = ["self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"];
-                    add(&names, &qkv, Some(hidden));
-                }
-            }
+            let definition = config.family.layer();
+            let ([attention_norm, mlp_norm], qkv) = (definition.norms, [q, kv, kv]);
+            let (attention, mlp) = ("self_attn.", "mlp.");
+            add("", &[attention_norm], "weight", &[hidden], None);
+            add(attention, definition.qkv, "weight", &definition.rows(&qkv), Some(hidden));
             if config.qkv_bias {
-                add(&["self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"], &qkv, None);
+                add(attention, definition.qkv, "bias", &definition.rows(&qkv), None);
             }
             if let Some((q, k)) = config.qk_norm_sizes() {
-                add(&["self_attn.q_norm.weight"], &[q], None);
-                add(&["self_attn.k_norm.weight"], &[k], None);
+                add(attention, &["q_norm"], "weight", &[q], None);
+                add(attention, &["k_norm"], "weight", &[k], None);
             }
-            add(&["self_attn.o_proj.weight"], &[hidden], Some(q));
+            add(attention, &["o_proj"], "weight", &[hidden], Some(q));
             if config.output_bias {
-                add(&["self_attn.o_proj.bias"], &[hidden], None);
+                add(attention, &["o_proj"], "bias", &[hidden], None);
             }
-            add(&[mlp_norm], &[hidden], None);
-            match joint {
-                true => add(&["mlp.gate_up_proj.weight"], &[2 * inner], Some(hidden)),
-                false => add(&["mlp.gate_proj.weight", "mlp.up_proj.weight"], &[inner, inner], Some(hidden)),
-            }
+            add("", &[mlp_norm], "weight", &[hidden], None);
+            add(mlp, definition.gate_up, "weight", &definition.rows(&[inner, inner]), Some(hidden));
             if config.mlp_bias {
-                add(&["mlp.gate_proj.bias", "mlp.up_proj.bias"], &[inner, inner], None);
+                add(mlp, definition.gate_up, "bias", &definition.rows(&[inner, inner]), None);
             }
-            add(&["mlp.down_proj.weight"], &[hidden], Some(inner));
+            add(mlp, &["down_proj"], "weight", &[hidden], Some(inner));
             if config.mlp_bias {
-                add(&["mlp.down_proj.bias"], &[hidden], None);
+                add(mlp, &["down_proj"], "bias", &[hidden], None);
             }
         }
         layout.layers.push(layout.total());

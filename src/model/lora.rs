@@ -154,14 +154,12 @@ pub(super) fn groups(config: &ModelConfig) -> [Group; 4] {
     let (hidden, inner, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
     let (q, kv) = (config.heads * dim, config.kv_heads * dim);
     let group = |module, input, projections| Group { module, input, projections };
-    let (qkv, gate_up) = match config.family.stores_joint_projections() {
-        true => (vec![("qkv_proj", q + 2 * kv)], vec![("gate_up_proj", 2 * inner)]),
-        false => (vec![("q_proj", q), ("k_proj", kv), ("v_proj", kv)], vec![("gate_proj", inner), ("up_proj", inner)]),
-    };
+    let layer = config.family.layer();
+    let named = |names: &'static [&'static str], rows: &[usize]| names.iter().copied().zip(layer.rows(rows)).collect();
     [
-        group("self_attn", hidden, qkv),
+        group("self_attn", hidden, named(layer.qkv, &[q, kv, kv])),
         group("self_attn", q, vec![("o_proj", hidden)]),
-        group("mlp", hidden, gate_up),
+        group("mlp", hidden, named(layer.gate_up, &[inner, inner])),
         group("mlp", inner, vec![("down_proj", hidden)]),
     ]
 }

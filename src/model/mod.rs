@@ -44,7 +44,7 @@ pub use decoder::Decoder;
 pub use delta::{Delta, save_hf_after};
 pub use dtype::Dtype;
 pub use error::{ModelError, TensorProblems};
-pub use family::{Family, QkNorm};
+pub use family::Family;
 pub use folder::{check_folder, load_hf, load_hf_for, load_like, load_weights, save_hf, weights_to_bytes};
 pub use kv_cache::KvCache;
 pub use layout::{Entry, Layout, Role};

@@ -1,70 +1,64 @@
-//! Reading how a Hugging Face `config.json` turns positions into angles.
+//! Rotary keys of a Hugging Face `config.json`.
 
-use serde_json::{Map, Value};
-
+use super::family::Defaults;
 use super::keys::Keys;
-use super::{Family, ModelError, RopeScaling};
+use super::{ModelError, RopeScaling};
 
-/// Theta and scaling, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
-pub(super) fn rope(keys: &Keys, family: Family, max_positions: usize) -> Result<(f64, RopeScaling), ModelError> {
-    let default_theta = match family {
-        Family::SmolLm3 => 2_000_000.0,
-        Family::Olmo3 => 500_000.0,
-        _ => 10_000.0,
-    };
+/// Base of the rotary frequencies, and their stretching.
+pub(super) struct RopeSettings {
+    pub theta: f64,
+    pub scaling: RopeScaling,
+}
+
+/// Reads `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before).
+pub(super) fn rope(keys: &Keys, defaults: &Defaults, max_positions: usize) -> Result<RopeSettings, ModelError> {
     let outer_theta = keys.optional::<f64>("rope_theta", "a number")?;
-    if keys.optional::<f64>("partial_rotary_factor", "a number")?.is_some_and(|part| part != 1.0) {
-        return Err(keys.unsupported("partial_rotary_factor", "1.0"));
-    }
+    whole_rotation(keys)?;
+    let Some(rope) = (defaults.rope_keys)(keys)? else {
+        return Ok(RopeSettings { theta: outer_theta.unwrap_or(defaults.rope_theta), scaling: RopeScaling::Default });
+    };
+    let theta = rope.optional("rope_theta", "a number")?.or(outer_theta).unwrap_or(defaults.rope_theta);
+    whole_rotation(&rope)?;
+    Ok(RopeSettings { theta, scaling: scaling(keys, &rope, max_positions)? })
+}
+
+/// Name of the key that holds the rotary keys, if the configuration has one.
+pub(super) fn rope_key(keys: &Keys) -> Option<&'static str> {
     let given = |name: &&str| keys.map.get(*name).is_some_and(|value| !value.is_null());
-    let Some(name) = ["rope_parameters", "rope_scaling"].into_iter().find(given) else {
-        return Ok((outer_theta.unwrap_or(default_theta), RopeScaling::Default));
-    };
+    ["rope_parameters", "rope_scaling"].into_iter().find(given)
+}
+
+/// The object with the rotary keys, the same for all layers.
+pub(super) fn rope_keys<'a>(keys: &Keys<'a>) -> Result<Option<Keys<'a>>, ModelError> {
+    let Some(name) = rope_key(keys) else { return Ok(None) };
     let map = keys.map[name].as_object().ok_or_else(|| keys.bad(name, "an object"))?;
-    let map = match by_layer_type(keys, family, name, map)? {
-        Some(full) => full,
-        None => map,
-    };
-    let rope = Keys { map, ..*keys };
-    let theta = rope.optional("rope_theta", "a number")?.or(outer_theta).unwrap_or(default_theta);
-    if rope.optional::<f64>("partial_rotary_factor", "a number")?.is_some_and(|part| part != 1.0) {
-        return Err(rope.unsupported("partial_rotary_factor", "1.0"));
-    }
-    Ok((theta, scaling(keys, &rope, family, max_positions)?))
+    Ok(Some(Keys { map, ..*keys }))
 }
 
-/// OLMo 3 says it for each kind of layer; windowed layers are never stretched.
-fn by_layer_type<'a>(
-    keys: &Keys,
-    family: Family,
-    name: &str,
-    map: &'a Map<String, Value>,
-) -> Result<Option<&'a Map<String, Value>>, ModelError> {
-    let Some(full) = map.get("full_attention").and_then(Value::as_object).filter(|_| family == Family::Olmo3) else {
-        return Ok(None);
-    };
-    let windowed = map.get("sliding_attention").and_then(Value::as_object);
-    let same = |key: &str| windowed.and_then(|map| map.get(key)).is_none_or(|theirs| full.get(key) == Some(theirs));
-    let plain = windowed.and_then(|map| map.get("rope_type")).is_none_or(|kind| kind == "default");
-    if plain && same("rope_theta") {
-        Ok(Some(full))
-    } else {
-        Err(keys.bad(name, "sliding_attention with rope_type default and the rope_theta of full_attention"))
+/// Key of the type of stretching.
+pub(super) fn type_key(rope: &Keys) -> &'static str {
+    if rope.map.contains_key("rope_type") { "rope_type" } else { "type" }
+}
+
+/// Rejects models that rotate only some columns of a head.
+fn whole_rotation(keys: &Keys) -> Result<(), ModelError> {
+    match keys.optional::<f64>("partial_rotary_factor", "a number")? {
+        Some(part) if part != 1.0 => Err(keys.unsupported("partial_rotary_factor", "1.0")),
+        _ => Ok(()),
     }
 }
 
-fn scaling(keys: &Keys, rope: &Keys, family: Family, max_positions: usize) -> Result<RopeScaling, ModelError> {
+fn scaling(keys: &Keys, rope: &Keys, max_positions: usize) -> Result<RopeScaling, ModelError> {
     let number = |key: &str| rope.required::<f64>(key, "a number");
     let given = |key: &str| rope.optional::<f64>(key, "a number");
-    // Phi-3's configurations say it outside.
+    // Phi-3's configurations have this key outside of the object.
     let original = match keys.optional("original_max_position_embeddings", "a number")? {
         Some(outside) => outside,
         None => given("original_max_position_embeddings")?.unwrap_or(max_positions as f64),
     };
-    let type_key = if rope.map.contains_key("rope_type") { "rope_type" } else { "type" };
+    let type_key = type_key(rope);
     Ok(match rope.optional::<String>(type_key, "a string")?.as_deref() {
         None | Some("default") => RopeScaling::Default,
-        Some(_) if family == Family::Phi3 => return Err(rope.unsupported(type_key, "default, in a phi3 model")),
         Some("linear") => RopeScaling::Linear { factor: number("factor")? },
         Some("dynamic") => RopeScaling::Dynamic { factor: number("factor")? },
         Some("llama3") => RopeScaling::Llama3 {

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Family, Head, ModelConfig, RopeScaling};
+use super::{Head, ModelConfig, RopeScaling};
 
 impl RopeScaling {
     /// As `rope_parameters` says it, without the base.
@@ -28,17 +28,12 @@ impl ModelConfig {
         let mut rope = self.rope_scaling.to_json();
         let rope_scaling = if self.rope_scaling == RopeScaling::Default { Value::Null } else { rope.clone() };
         rope["rope_theta"] = self.rope_theta.into();
-        if self.family == Family::Olmo3 {
-            let plain = json!({"rope_type": "default", "rope_theta": self.rope_theta});
-            rope = json!({"full_attention": rope, "sliding_attention": plain});
-        }
-        let window = self.windows.iter().flatten().next();
         let eos = match self.eos_token_ids.as_slice() {
             [] => Value::Null,
             [id] => json!(id),
             ids => json!(ids),
         };
-        let mut keys = json!({
+        let keys = json!({
             "architectures": [self.family.architecture(self.head)],
             "model_type": self.family.model_type(),
             "vocab_size": self.vocab_size,
@@ -61,42 +56,12 @@ impl ModelConfig {
             "dtype": self.dtype.name(),
             "torch_dtype": self.dtype.name(),
         });
-        let kind = |window: &Option<usize>| if window.is_some() { "sliding_attention" } else { "full_attention" };
-        if self.family.has_layer_types() {
-            keys["layer_types"] = self.windows.iter().map(kind).collect();
-        }
-        match self.family {
-            Family::Llama | Family::Granite | Family::Olmo2 => {}
-            Family::Mistral | Family::Ministral | Family::Phi3 | Family::Olmo3 => keys["sliding_window"] = json!(window),
-            Family::Qwen2 | Family::Qwen3 | Family::SmolLm3 => {
-                keys["sliding_window"] = json!(window);
-                keys["use_sliding_window"] = window.is_some().into();
-            }
-            Family::InternLm3 => {
-                keys["qkv_bias"] = self.qkv_bias.into();
-                keys["bias"] = self.mlp_bias.into();
-            }
-        }
-        if self.family.biases_output() {
-            keys["attention_bias"] = self.qkv_bias.into();
-        }
-        if self.family.may_bias_mlp() {
-            keys["mlp_bias"] = self.mlp_bias.into();
-        }
-        if self.family == Family::SmolLm3 {
-            keys["no_rope_layers"] = (0..self.layers()).map(|layer| u8::from(!self.unrotated.contains(&layer))).collect();
-        }
-        if self.family == Family::Granite {
-            keys["embedding_multiplier"] = self.factors.embedding.into();
-            keys["residual_multiplier"] = self.factors.residual.into();
-            keys["attention_multiplier"] = self.attention_scale().into();
-            keys["logits_scaling"] = self.factors.logits.into();
-        }
-        if self.head == Head::Score {
-            keys["id2label"] = json!({"0": "LABEL_0"});
-            keys["label2id"] = json!({"LABEL_0": 0});
-        }
         let Value::Object(mut keys) = keys else { unreachable!("json! of braces is an object") };
+        (self.family.definition().write)(self, &mut keys);
+        if self.head == Head::Score {
+            keys.insert("id2label".into(), json!({"0": "LABEL_0"}));
+            keys.insert("label2id".into(), json!({"LABEL_0": 0}));
+        }
         keys.extend(self.other.clone());
         keys
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{MemoryPart, count, optimization};
-use crate::model::{Head, Layout, Lora, ModelConfig, ModelError, PREFILL_CELLS, QkNorm, folder_config, fused};
+use crate::model::{Head, Layout, Lora, ModelConfig, ModelError, PREFILL_CELLS, folder_config, fused};
 use crate::recipe::generate::OnNewWeights;
 use crate::recipe::lora::AdapterSync;
 use crate::recipe::model::{DeviceName, ModelSource, Precision};
@@ -344,7 +344,7 @@ fn per_token_of_layer(model: &ModelConfig, fused: bool) -> u64 {
     let (q, k) = ((model.heads * model.head_dim) as u64, (model.kv_heads * model.head_dim) as u64);
     // Norms keep what they get, projections too, attention its input and output, the gate both halves and its product.
     let plain = 4 * hidden + (q + 2 * k) + q + 3 * inner;
-    let normed = if model.family.qk_norm() == QkNorm::None { 0 } else { 2 * q + 3 * k };
+    let normed = model.qk_norm_sizes().map_or(0, |_| 2 * q + 3 * k);
     // Rotated queries and keys, keys and values for every query head, the output once more; the gate's own result.
     let apart = if fused { 0 } else { (q + k) + 2 * q + q + 2 * inner };
     plain + normed + apart

@@ -1,0 +1,40 @@
+//! Llama, the architecture that all families start from.
+
+use serde_json::{Map, Value};
+
+use super::{Defaults, Definition, LayerDefinition, QkNorm};
+use crate::model::{ModelConfig, read_rope};
+
+pub(super) const DEFINITION: Definition = Definition {
+    model_type: "llama",
+    class: "Llama",
+    defaults: Defaults {
+        kv_heads_optional: true,
+        head_dim: None,
+        rms_norm_eps: 1e-6,
+        rope_theta: 10_000.0,
+        tied: false,
+        rope_keys: read_rope::rope_keys,
+    },
+    layer: LayerDefinition {
+        norms: ["input_layernorm", "post_attention_layernorm"],
+        norms_output: false,
+        qk_norm: QkNorm::None,
+        qkv: &["q_proj", "k_proj", "v_proj"],
+        gate_up: &["gate_proj", "up_proj"],
+        plain_rope_in_windows: false,
+    },
+    read: |_, config| Ok(config),
+    write: write_biases,
+};
+
+/// Adds the keys of all biases.
+pub(super) fn write_biases(config: &ModelConfig, keys: &mut Map<String, Value>) {
+    write_attention_bias(config, keys);
+    keys.insert("mlp_bias".into(), config.mlp_bias.into());
+}
+
+/// Adds the key of the attention's biases.
+pub(super) fn write_attention_bias(config: &ModelConfig, keys: &mut Map<String, Value>) {
+    keys.insert("attention_bias".into(), config.qkv_bias.into());
+}

@@ -1,0 +1,153 @@
+//! Model families, one file each: configuration keys, layer, and tensor names in a folder.
+//!
+//! A family's file holds one [`Definition`], which starts from Llama's and replaces what differs. The
+//! computation is shared: [`Decoder`](super::Decoder) reads [`ModelConfig`] and [`LayerDefinition`].
+//! A new dense family is a new file here, its `mod` line and its line in `families!`.
+
+mod granite;
+mod internlm3;
+mod llama;
+mod ministral;
+mod mistral;
+mod olmo2;
+mod olmo3;
+mod phi3;
+mod qwen2;
+mod qwen3;
+mod smollm3;
+mod windows;
+
+use serde_json::{Map, Value};
+
+use super::keys::Keys;
+use super::{Head, ModelConfig, ModelError};
+
+macro_rules! families {
+    ($($(#[$doc:meta])* $name:ident => $module:ident),+ $(,)?) => {
+        /// Families of dense decoders.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Family {
+            $($(#[$doc])* $name),+
+        }
+
+        impl Family {
+            /// All families.
+            pub const ALL: [Family; [$(Family::$name),+].len()] = [$(Family::$name),+];
+
+            pub(super) fn definition(self) -> &'static Definition {
+                match self {
+                    $(Family::$name => &$module::DEFINITION),+
+                }
+            }
+        }
+    };
+}
+
+families! {
+    /// Llama 1 to 3, and models of that architecture: Yi, SmolLM 1 and 2, DeepSeek's distilled ones.
+    Llama => llama,
+    /// Qwen2 and Qwen2.5.
+    Qwen2 => qwen2,
+    /// Qwen3, dense.
+    Qwen3 => qwen3,
+    /// Mistral.
+    Mistral => mistral,
+    /// Ministral: Mistral with full attention in some layers.
+    Ministral => ministral,
+    /// Phi-3: Llama with joint projections.
+    Phi3 => phi3,
+    /// Granite 3 and later, dense: Llama with four constant factors.
+    Granite => granite,
+    /// SmolLM3: Llama without rotary embeddings in every fourth layer.
+    SmolLm3 => smollm3,
+    /// InternLM3: Llama with other keys for biases.
+    InternLm3 => internlm3,
+    /// OLMo 2: norms after each branch, and over all heads of queries and keys.
+    Olmo2 => olmo2,
+    /// OLMo 3: OLMo 2 with sliding windows.
+    Olmo3 => olmo3,
+}
+
+/// Properties of one family.
+pub(super) struct Definition {
+    /// `model_type` of its configurations.
+    pub model_type: &'static str,
+    /// Prefix of its classes in transformers: `Qwen2` of `Qwen2ForCausalLM`.
+    pub class: &'static str,
+    /// Values of keys that a configuration leaves out.
+    pub defaults: Defaults,
+    /// Its decoder layer.
+    pub layer: LayerDefinition,
+    /// Completes a configuration, read as Llama's, by the family's own keys.
+    pub read: fn(&Keys, ModelConfig) -> Result<ModelConfig, ModelError>,
+    /// Adds the family's own keys to a `config.json`.
+    pub write: fn(&ModelConfig, &mut Map<String, Value>),
+}
+
+/// Defaults of transformers' configuration class.
+pub(super) struct Defaults {
+    /// If true, `num_key_value_heads` may be absent; it is `num_attention_heads` then.
+    pub kv_heads_optional: bool,
+    /// `head_dim`; `None`: `hidden_size / num_attention_heads`.
+    pub head_dim: Option<usize>,
+    pub rms_norm_eps: f64,
+    pub rope_theta: f64,
+    pub tied: bool,
+    /// Finds the object with the rotary keys; `None` if the configuration has none.
+    pub rope_keys: for<'a> fn(&Keys<'a>) -> Result<Option<Keys<'a>>, ModelError>,
+}
+
+/// Parts of a decoder layer in which families differ, and their tensor names.
+pub(super) struct LayerDefinition {
+    /// Names of the attention's and the feed-forward branch's norm.
+    pub norms: [&'static str; 2],
+    /// If true, norms apply to a branch's output instead of its input.
+    pub norms_output: bool,
+    /// Normalisation of queries and keys before rotation.
+    pub qk_norm: QkNorm,
+    /// Projections of the attention's input: query, key and value, or one joint projection.
+    pub qkv: &'static [&'static str],
+    /// Projections of the feed-forward input: gate and up, or one joint projection.
+    pub gate_up: &'static [&'static str],
+    /// If true, layers with a window ignore `rope_scaling`.
+    pub plain_rope_in_windows: bool,
+}
+
+/// Extent of the RMS norm of queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum QkNorm {
+    /// No norm.
+    None,
+    /// Each head separately.
+    Heads,
+    /// All heads of a token together.
+    Tokens,
+}
+
+impl Family {
+    /// `model_type` of its configurations.
+    pub fn model_type(self) -> &'static str {
+        self.definition().model_type
+    }
+
+    /// The family of a `model_type`.
+    pub(super) fn named(model_type: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|family| family.model_type() == model_type)
+    }
+
+    /// Its class in transformers.
+    pub(super) fn architecture(self, head: Head) -> String {
+        self.definition().class.to_owned() + head.architecture()
+    }
+
+    pub(super) fn layer(self) -> &'static LayerDefinition {
+        &self.definition().layer
+    }
+}
+
+impl LayerDefinition {
+    /// Rows of each projection of a group: one sum if the projections are joint.
+    pub fn rows(&self, rows: &[usize]) -> Vec<usize> {
+        if self.qkv.len() == 1 { vec![rows.iter().sum()] } else { rows.to_vec() }
+    }
+}
