@@ -12,7 +12,7 @@ use rollflow::recipe::{Complaint, Pipeline, Plan};
 use rollflow::stages::TextReader;
 
 use crate::assemble::parts::Reader;
-use crate::assemble::{conversations, data, environments, parts, preferences};
+use crate::assemble::{conversations, data, parts, preferences};
 
 /// Records of a source that are made into tokens: a second's work.
 const TOKENIZED: usize = 500;
@@ -118,9 +118,9 @@ fn asked<'a>(
 fn prepared<'a>(plan: &'a Plan, sft: &'a Sft, reader: &'a Option<Reader>) -> impl Fn(&Example) -> Judged + Sync + 'a {
     let (chat, drops) = (conversations::chat(plan), sft.too_long == TooLong::Drop);
     first(reader, move |example: &Example, reader| {
-        if environments::demonstrates(plan) && sft.sources().is_empty() {
+        if conversations::demonstrates(plan) && sft.sources().is_empty() {
             let Example::Pair(pair) = example else { return Ok(Ok(())) };
-            let shown = environments::demonstrations(plan, std::slice::from_ref(pair), &reader.tokenizer);
+            let shown = conversations::demonstrations(plan, std::slice::from_ref(pair), &reader.tokenizer);
             return shown.map(|_| Ok(())).map_err(|error| format!("{error:#}"));
         }
         let most = sft.max_length.unwrap_or(reader.config.max_positions);

@@ -31,7 +31,7 @@ pub use partial::Partial;
 pub use prompt::{ChatMessage, Pair, Prompt, PromptText, RankedPair};
 pub use sample::{Sample, SampleError, Status};
 pub use scored::{Dropped, POISONED, REWARD_LIMIT, Scored, Unscored, is_reward};
-pub(crate) use shuffle::permutation;
+pub use shuffle::permutation;
 pub use spans::{Span, Spans};
 pub use tokenizer::{Tokenizer, TokenizerError};
 

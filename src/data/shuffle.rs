@@ -33,8 +33,8 @@ impl Draws {
     }
 }
 
-/// `0..len` in the order of (`seed`, `stream`).
-pub(crate) fn permutation(len: usize, seed: u64, stream: u64) -> Vec<usize> {
+/// Returns a permutation of `0..len`, drawn by (`seed`, `stream`).
+pub fn permutation(len: usize, seed: u64, stream: u64) -> Vec<usize> {
     let mut draws = Draws::new(seed, stream);
     let mut order: Vec<usize> = (0..len).collect();
     for last in (1..len).rev() {

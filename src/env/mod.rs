@@ -3,10 +3,8 @@
 //! An [`Environment`] is a task; [`CalculatorEnvironment`], [`GuessEnvironment`], [`SearchEnvironment`] and [`Toolbox`] are some. The loop that
 //! drives them is [`Generator::environment`](crate::stages::generate::Generator::environment).
 
-mod calculator;
 mod environment;
 mod execute;
-mod guess;
 mod parse;
 mod pool;
 #[cfg(unix)]
@@ -14,23 +12,19 @@ pub mod proxy;
 #[cfg(unix)]
 mod python;
 mod schema;
-mod search;
 mod served;
 mod tool;
 mod toolbox;
 
-pub use calculator::{CalculatorEnvironment, calculate};
 pub use environment::{Action, Deadline, EnvError, Environment, Episode, Grade, MakeEnvironment, Step, TEXT};
 pub use execute::{
     Functions, ToolExecutor, ToolTracker, ToolUse, count_tools, execute_and_track_tools, execute_tools, track_tool_calls,
 };
-pub use guess::GuessEnvironment;
 pub use parse::{Called, Malformed, ToolFormat, ToolParser, extract_tool_calls};
 pub use pool::{MOST_STUCK, Outcome, Pool, PoolError};
 #[cfg(unix)]
 pub use python::PythonEnvironment;
 pub use schema::check_arguments;
-pub use search::{Corpus, SearchEnvironment};
 pub use served::{ServedConfig, ServedEnvironment};
 pub use tool::{ToolCall, ToolResult, ToolSpec};
 pub use toolbox::Toolbox;

@@ -5,12 +5,11 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::environments::CalculatorEnvironment;
 use crate::speaker::Speaker;
 use rollflow::data::chat::ChatTemplate;
 use rollflow::data::{ChatMessage, Spans};
-use rollflow::env::{
-    Action, CalculatorEnvironment, Deadline, EnvError, Environment, Episode, Functions, Grade, Step, ToolFormat, ToolSpec,
-};
+use rollflow::env::{Action, Deadline, EnvError, Environment, Episode, Functions, Grade, Step, ToolFormat, ToolSpec};
 use rollflow::prelude::*;
 use rollflow::stages::generate::agent::{
     Agent, AgentRollouts, agent_rollout_to_sample, create_multiturn_rollout, generate_conversation_turn, roll_out,
@@ -36,7 +35,7 @@ fn sum() -> Prompt {
 }
 
 fn calculator() -> Agent {
-    Agent::new(CalculatorEnvironment::new).parser(ToolFormat::Xml)
+    Agent::new(CalculatorEnvironment::default).parser(ToolFormat::Xml)
 }
 
 /// Uses the calculator, and then says what it gave.

@@ -4,7 +4,10 @@
 mod agents;
 #[cfg(unix)]
 mod agents_elsewhere;
+mod demonstrations;
 mod engines;
+#[path = "../../examples/environments/mod.rs"]
+mod environments;
 mod speaker;
 #[path = "../support/mod.rs"]
 mod support;

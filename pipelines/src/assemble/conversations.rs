@@ -3,21 +3,24 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use rollflow::data::chat::{ChatError, ChatTemplate};
+use rollflow::data::chat::{ChatError, ChatInput, ChatTemplate, tokenize_conversation};
 use rollflow::data::packing::{PackedRows, Packing, TooLong, pack};
 use rollflow::data::source::{Example, prepare_pair, prepare_sft_sample, prepare_sft_turns};
 use rollflow::data::{BufferState, ChatMessage, Metadata, Pair, PromptText, arithmetic};
+use rollflow::env::{Environment, ToolCall, ToolResult, ToolSpec};
 use rollflow::prelude::*;
 use rollflow::recipe::chat::{Ask, Chat, PLAIN};
 use rollflow::recipe::data::Source;
+use rollflow::recipe::environment::EnvironmentKind;
 use rollflow::recipe::model::ModelSource;
 use rollflow::recipe::task::{Sft, TaskData, Turns};
 use rollflow::recipe::{Derived, Plan};
 use rollflow::stages::tokenizer_folder;
 use rollflow::util::reading;
 
+use crate::assemble::environments::demonstrations::{CalculatorEnvironment, calculate};
 use crate::assemble::parts::{Reader, sums};
-use crate::assemble::{data, environments, origin};
+use crate::assemble::{data, origin};
 use crate::run::folder::RECIPE;
 
 /// The tokenizer with the recipe's chat template, and with what the recipe tells it.
@@ -122,7 +125,7 @@ pub fn batches(plan: &Plan, sft: &Sft, reader: &Reader) -> Result<(Supervised, O
     let sources = match &plan.task.data {
         _ if !sft.sources().is_empty() => sft.sources(),
         // What an environment shows is made of pairs, all at once.
-        TaskData::Data(task) if !environments::demonstrates(plan) => task.sources(),
+        TaskData::Data(task) if !demonstrates(plan) => task.sources(),
         _ => Vec::new(),
     };
     // Where none is said, the longest sample is the longest that the model reads.
@@ -163,7 +166,7 @@ fn samples(plan: &Plan, sft: &Sft, sources: &[Source], reader: &Reader) -> Resul
         TaskData::Rollouts(_) => Vec::new(),
     };
     let pairs = arithmetic::share(&pairs, sft.fraction, plan.seed);
-    match environments::demonstrations(plan, &pairs, &reader.tokenizer)? {
+    match demonstrations(plan, &pairs, &reader.tokenizer)? {
         Some(samples) => Ok(samples),
         None => {
             let chat = chat(plan);
@@ -213,4 +216,32 @@ fn say(sft: &Sft, samples: usize, packed: &PackedRows) {
         let full = 100.0 * tokens as f64 / (rows.len() * room).max(1) as f64;
         tracing::info!("Packed {samples} samples into {} rows of at most {room} tokens, {full:.1}% full", rows.len());
     }
+}
+
+/// Returns true if the environment can generate demonstrations of its task.
+pub fn demonstrates(plan: &Plan) -> bool {
+    plan.environment.as_ref().is_some_and(|of| matches!(of.kind, EnvironmentKind::Calculator(_)))
+}
+
+/// Generates the conversations that `[sft]` trains on for `environment.kind = "calculator"`: each
+/// sum is computed with the tool, then submitted.
+pub fn demonstrations(plan: &Plan, pairs: &[Pair], tokenizer: &Tokenizer) -> Result<Option<Vec<Sample>>> {
+    let Some(of) = plan.environment.as_ref().filter(|_| demonstrates(plan)) else { return Ok(None) };
+    let tools: Vec<_> = CalculatorEnvironment::default().tools().iter().map(ToolSpec::to_json).collect();
+    let sample = |pair: &Pair| -> Result<Sample> {
+        let asked = pair.prompt.render();
+        let expression = asked.trim_end_matches('=');
+        let value = calculate(expression).map_err(|problem| anyhow::anyhow!("{expression}: {problem}"))?;
+        let call =
+            |tool: &str, key: &str, value: &str| ToolCall::new(tool, [(key.to_owned(), value.into())].into_iter().collect());
+        let calculation = call("calculator", "expression", expression);
+        let says = |call: &ToolCall| ChatMessage::new("assistant", of.parser.write(call));
+        let result = ToolResult::of(&calculation, &*value).message();
+        let answer = call("complete_task", "answer", &value);
+        let turns = [ChatMessage::new("user", asked.clone()), says(&calculation), result, says(&answer)];
+        let turns = opened(&plan.chat, turns.into());
+        let tokens = tokenize_conversation(&ChatInput::new(&turns).tools(&tools), tokenizer)?;
+        Ok(tokens.sample(&turns))
+    };
+    pairs.iter().map(sample).collect::<Result<_>>().map(Some)
 }

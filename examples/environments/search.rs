@@ -1,33 +1,32 @@
-//! Questions that are answered from a collection of texts, which the model searches.
+//! Questions whose answers the model finds by searching a collection of texts.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 
+use rollflow::data::ChatMessage;
+use rollflow::env::{Action, Deadline, EnvError, Environment, Episode, Grade, Step, ToolCall, ToolResult, ToolSpec};
 use serde_json::{Value, json};
 
-use super::{Action, Deadline, EnvError, Environment, Episode, Grade, Step, ToolCall, ToolResult, ToolSpec};
-use crate::data::ChatMessage;
-
-/// How soon further mentions of a word count for less, and how much a long text must have more of them (BM25's k1 and b).
+/// BM25's k1: saturation of repeated words.
 const SATURATION: f64 = 1.2;
+/// BM25's b: penalty on long texts.
 const LENGTH: f64 = 0.75;
-/// Most of a text that a result shows, in characters.
+/// Longest part of a text in a search result, in characters.
 const SHOWN: usize = 400;
 
-/// Texts that can be searched by words, ranked by BM25. Built once, shared by all rollouts.
+/// Texts searched by words and ranked by BM25; all rollouts share one.
 #[derive(Debug, Default)]
 pub struct Corpus {
     texts: Vec<String>,
-    /// In words.
+    /// Length of each text in words.
     lengths: Vec<f64>,
     mean_length: f64,
-    /// Which texts have a word, and how often.
+    /// Each word with the texts that contain it and its count there.
     postings: BTreeMap<String, Vec<(usize, f64)>>,
 }
 
 impl Corpus {
-    /// Of these texts. O(words).
+    /// Indexes these texts, in time linear in their words.
     pub fn new(texts: impl IntoIterator<Item = impl Into<String>>) -> Self {
         let texts: Vec<String> = texts.into_iter().map(Into::into).collect();
         let mut postings: BTreeMap<String, Vec<(usize, f64)>> = BTreeMap::new();
@@ -42,23 +41,8 @@ impl Corpus {
         Corpus { texts, lengths, mean_length, postings }
     }
 
-    /// Of a file in which each line that is not blank is a text.
-    pub fn lines(path: &Path) -> std::io::Result<Self> {
-        let text = std::fs::read_to_string(path)?;
-        Ok(Corpus::new(text.lines().map(str::trim).filter(|line| !line.is_empty())))
-    }
-
-    /// How many texts there are.
-    pub fn len(&self) -> usize {
-        self.texts.len()
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.texts.is_empty()
-    }
-
-    /// The `most` texts that fit the query best, the best first; among equals in their own order. Texts without any of its words are none.
+    /// Returns the `most` texts with the highest scores, best first; ties keep the file's order.
+    /// Texts without a word of the query have no score.
     pub fn search(&self, query: &str, most: usize) -> Vec<&str> {
         let mut scores: BTreeMap<usize, f64> = BTreeMap::new();
         for word in words(query) {
@@ -80,8 +64,11 @@ fn words(text: &str) -> impl Iterator<Item = String> + '_ {
     text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()).map(str::to_lowercase)
 }
 
-/// The model calls `search` with a query and reads what was found, and says its answer with `complete_task`. It is right if the answer is the
-/// prompt's ground truth, however it is written: case, blanks, articles and punctuation don't count.
+/// A task with the tools `search`, which returns texts for a query, and `complete_task`, which
+/// submits the answer and ends the episode.
+///
+/// The answer is compared with the prompt's reference answer without case, blanks, articles and
+/// punctuation.
 #[derive(Clone, Debug)]
 pub struct SearchEnvironment {
     corpus: Arc<Corpus>,
@@ -91,7 +78,7 @@ pub struct SearchEnvironment {
 }
 
 impl SearchEnvironment {
-    /// Before its reset; a search shows that many texts.
+    /// Creates the task; a search returns at most `results` texts.
     pub fn new(corpus: Arc<Corpus>, results: usize) -> Self {
         SearchEnvironment { corpus, results: results.max(1), truth: None, answer: None }
     }
@@ -142,41 +129,5 @@ impl Environment for SearchEnvironment {
             return Err(EnvError::new("the prompt has no ground truth, metadata[\"answer\"], to grade by"));
         };
         Ok(Grade::correct(self.answer.as_ref().is_some_and(|answer| plain(answer) == plain(truth))))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-    use crate::data::Prompt;
-
-    #[test]
-    fn rare_words_decide_and_short_texts_come_before_long_ones() {
-        let corpus =
-            Corpus::new(["the cat sat", "the dog sat on the mat", "the cat and the dog and the long, long walk home", "fish"]);
-        assert_eq!(corpus.search("cat", 2), ["the cat sat", "the cat and the dog and the long, long walk home"]);
-        assert_eq!(corpus.search("THE mat?", 1), ["the dog sat on the mat"]);
-        assert!(corpus.search("bird", 3).is_empty() && Corpus::new([""; 0]).search("x", 1).is_empty());
-    }
-
-    #[test]
-    fn an_answer_is_graded_however_it_is_written() {
-        let later = Deadline::within(Duration::from_secs(9));
-        let corpus = Arc::new(Corpus::new(["The Aare flows through Bern.", "The Limmat flows through Zurich."]));
-        let mut prompt = Prompt::from("Which river flows through Bern?");
-        prompt.metadata.insert("answer".into(), "the Aare".into());
-        let mut search = SearchEnvironment::new(corpus, 1);
-        search.reset(&Episode { prompt, ..Episode::default() }, later).unwrap();
-        let call = |name: &str, key: &str, value: &str| Action {
-            calls: vec![ToolCall::new(name, [(key.to_owned(), value.into())].into_iter().collect())],
-            ..Action::default()
-        };
-        let found = search.step(&call("search", "query", "river Bern"), later).unwrap();
-        assert_eq!((found.results[0].content.as_str(), found.done), ("1. The Aare flows through Bern.", false));
-        assert_eq!(search.grade(later).unwrap(), Grade::correct(false));
-        assert!(search.step(&call("complete_task", "answer", " aare. "), later).unwrap().done);
-        assert_eq!(search.grade(later).unwrap(), Grade::correct(true));
     }
 }

@@ -1,15 +1,17 @@
-//! A question, a calculator, and a way to say the answer.
+//! A question with two tools: a calculator, and one that submits the answer.
 
+use rollflow::data::ChatMessage;
+use rollflow::env::{Action, Deadline, EnvError, Environment, Episode, Grade, Step, ToolCall, ToolResult, ToolSpec};
 use serde_json::{Value, json};
 
-use super::{Action, Deadline, EnvError, Environment, Episode, Grade, Step, ToolCall, ToolResult, ToolSpec};
-use crate::data::ChatMessage;
-
-/// Deepest nesting of brackets and signs that is followed.
+/// Deepest nesting of brackets and signs that is evaluated.
 const DEPTH: usize = 64;
 
-/// The model may call `calculator` with an expression as often as it likes, and says its answer with `complete_task`, which ends the episode.
-/// It is right if the answer is the prompt's ground truth, as a number or else as text.
+/// A task with the tools `calculator` and `complete_task`.
+///
+/// The model may call `calculator` any number of times. `complete_task` submits the answer and ends
+/// the episode. The answer is compared with the prompt's reference answer as a number, or else as
+/// text.
 #[derive(Clone, Debug, Default)]
 pub struct CalculatorEnvironment {
     truth: Option<String>,
@@ -18,11 +20,6 @@ pub struct CalculatorEnvironment {
 }
 
 impl CalculatorEnvironment {
-    /// Before its reset.
-    pub fn new() -> Self {
-        CalculatorEnvironment::default()
-    }
-
     fn call(&mut self, call: &ToolCall) -> ToolResult {
         match call.name.as_str() {
             "calculator" => {
@@ -55,7 +52,7 @@ impl Environment for CalculatorEnvironment {
         ]
     }
 
-    /// Calls after the answer are not run.
+    /// Runs the calls up to the answer; later ones are ignored.
     fn step(&mut self, action: &Action, _: Deadline) -> Result<Step, EnvError> {
         let mut results = Vec::new();
         for call in &action.calls {
@@ -85,15 +82,7 @@ impl Environment for CalculatorEnvironment {
     }
 }
 
-/// The value of an expression of numbers, `+ - * /` and brackets, or what is wrong with it.
-///
-/// ```
-/// use rollflow::env::calculate;
-///
-/// assert_eq!(calculate("2*(3 + 4)/-7").as_deref(), Ok("-2"));
-/// assert_eq!(calculate("1/3").as_deref(), Ok("0.333333"));
-/// assert_eq!(calculate("1/(2-2)").unwrap_err(), "division by zero");
-/// ```
+/// Evaluates an expression of numbers, `+ - * /` and brackets, or returns the error.
 pub fn calculate(expression: &str) -> Result<String, String> {
     let symbols: Vec<char> = expression.chars().filter(|c| !c.is_whitespace()).collect();
     let mut reader = Reader { symbols: &symbols, at: 0 };
@@ -164,59 +153,6 @@ impl Reader<'_> {
             (Ok(value), _) => Ok(value),
             (Err(_), None) => Err("a number is missing at the end".to_owned()),
             (Err(_), Some(symbol)) => Err(format!("a number was expected before {symbol:?}")),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::data::Prompt;
-    use crate::env::{ToolFormat, extract_tool_calls};
-
-    fn said(environment: &mut CalculatorEnvironment, text: &str) -> Step {
-        let calls = extract_tool_calls(text, &ToolFormat::Xml, &environment.tools());
-        let action = Action { text: text.to_owned(), calls: calls.into_iter().flatten().collect(), ..Action::default() };
-        environment.step(&action, Deadline::within(Duration::from_secs(9))).unwrap()
-    }
-
-    #[test]
-    fn a_task_is_calculated_completed_and_graded() {
-        let later = Deadline::within(Duration::from_secs(9));
-        let mut prompt = Prompt::from("7/2=");
-        prompt.metadata.insert("answer".into(), "3.50".into());
-        let mut environment = CalculatorEnvironment::new();
-        let episode = Episode { prompt, ..Episode::default() };
-        assert_eq!(environment.reset(&episode, later).unwrap()[0].content, "7/2=");
-        let step = said(&mut environment, "<calculator>7/0</calculator><calculator>7/2</calculator>");
-        let results: Vec<_> = step.results.iter().map(|result| (result.content.as_str(), result.success)).collect();
-        assert_eq!((results, step.done), (vec![("error: division by zero", false), ("3.5", true)], false));
-        assert_eq!(environment.grade(later).unwrap().correct, Some(false), "nothing was answered");
-        let step = said(&mut environment, "<complete_task>3.5</complete_task><calculator>1</calculator>");
-        assert!(step.done && step.results.len() == 1);
-        assert_eq!(environment.grade(later).unwrap(), Grade::correct(true));
-        environment.reset(&episode, later).unwrap();
-        assert_eq!(environment.observe(), json!({ "calculated": 0, "answer": null }), "a reset leaves nothing behind");
-    }
-
-    #[test]
-    fn what_is_wrong_with_an_expression_is_said() {
-        for (expression, problem) in
-            [("", "missing"), ("1+", "missing"), ("(1", "bracket"), ("1)", "')'"), ("a", "'a'"), ("1e9", "'e'")]
-        {
-            assert!(calculate(expression).unwrap_err().contains(problem), "{expression}");
-        }
-        assert!(calculate(&"(".repeat(10_000)).is_err() && calculate(&"9".repeat(400)).is_err());
-    }
-
-    proptest! {
-        #[test]
-        fn no_expression_makes_it_panic(expression in "[0-9+*/(). -]{0,40}") {
-            drop(calculate(&expression));
         }
     }
 }
