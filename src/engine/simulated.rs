@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::scheduler::Admission;
-use super::slots::{Slots, UnderWay};
+use super::slots::{ActiveSample, Slots};
 use super::waiting::Waiting;
 use super::{EngineError, FinishReason, Finished, Load, OnNewWeights, Request, TokenEngine};
 use crate::data::{Answer, SampledToken, Status, Version};
@@ -73,7 +73,7 @@ impl SimulatedEngine {
         }
     }
 
-    /// With this treatment of samples under way when weights change.
+    /// State this treatment of samples under way when weights change.
     pub fn on_new_weights(self, on_new_weights: OnNewWeights) -> Self {
         SimulatedEngine { on_new_weights, ..self }
     }
@@ -88,7 +88,7 @@ impl SimulatedEngine {
             self.shelf = more.then_some(request.ordinal);
             for (index, slot) in samples.zip(places) {
                 let answer = begun.clone().unwrap_or_else(|| Answer::new(index));
-                self.slots.put(slot, UnderWay { request: request.clone(), answer, with: version });
+                self.slots.put(slot, ActiveSample { request: request.clone(), answer, state: version });
                 slots.push_back(slot);
             }
         }
@@ -99,7 +99,7 @@ impl SimulatedEngine {
     }
 
     fn take_token(&mut self, slot: usize) {
-        let Some(UnderWay { request, answer, with: version }) = self.slots.get_mut(slot) else { return };
+        let Some(ActiveSample { request, answer, state: version }) = self.slots.get_mut(slot) else { return };
         let (ordinal, index, version, log_prob) = (request.ordinal, answer.index, *version, -1.0);
         answer.push(0, log_prob, version);
         let made = answer.turn();
@@ -130,11 +130,11 @@ impl TokenEngine for SimulatedEngine {
         self.version = Some(version);
         self.shelf = None;
         match self.on_new_weights {
-            OnNewWeights::Swap => self.slots.iter_mut().for_each(|sequence| sequence.with = version),
+            OnNewWeights::Swap => self.slots.iter_mut().for_each(|sequence| sequence.state = version),
             OnNewWeights::Recompute => {
                 let mut load = Load::default();
                 for sequence in self.slots.iter_mut() {
-                    sequence.with = version;
+                    sequence.state = version;
                     load.prefill += sequence.request.tokens.len() + sequence.answer.tokens.len() - 1;
                     load.passes = 1;
                 }
@@ -145,8 +145,8 @@ impl TokenEngine for SimulatedEngine {
         }
     }
 
-    fn begin_anew(&mut self, expired: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
-        self.slots.begin_anew(expired)
+    fn restart_expired(&mut self, expired: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
+        self.slots.restart_expired(expired)
     }
 
     fn version(&self) -> Option<Version> {
@@ -185,7 +185,7 @@ impl TokenEngine for SimulatedEngine {
         let moves = self.slots.scheduler.compact();
         self.slots.apply(moves, |_, _| ());
         let active = self.slots.scheduler.active();
-        let versions: Vec<Version> = self.slots.iter().map(|(_, sequence)| sequence.with).collect();
+        let versions: Vec<Version> = self.slots.iter().map(|(_, sequence)| sequence.state).collect();
         for alike in versions.chunk_by(|one, next| one == next) {
             self.load.add(alike.len(), 0);
         }

@@ -54,7 +54,7 @@ pub trait TokenEngine: 'static {
 
     /// Forgets what is there of answers that have `expired`, under way or waiting, and begins them anew before all that wait. Tells which
     /// they were, by ordinal and index.
-    fn begin_anew(&mut self, expired: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)>;
+    fn restart_expired(&mut self, expired: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)>;
 
     /// The newest version in use.
     fn version(&self) -> Option<Version>;

@@ -51,7 +51,7 @@ impl TokenEngine for Speaker {
         self.version = version;
     }
 
-    fn begin_anew(&mut self, _: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
+    fn restart_expired(&mut self, _: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
         Vec::new()
     }
 

@@ -102,7 +102,7 @@ impl Bench {
                 trained += engine.step()?.iter().map(|finished| finished.tokens.len()).sum::<usize>();
             }
             if !cached {
-                engine.begin_anew(|_, _| true);
+                engine.restart_expired(|_, _| true);
             }
             engine.set_weights(version, &weights[version as usize % 2]);
         }

@@ -16,7 +16,7 @@ use std::time::Instant;
 use tch::Tensor;
 
 use super::draw::draw;
-use super::sequence::{Computing, Sequence, Served};
+use super::sequence::{Sequence, SequenceState, ServedWeights};
 use crate::data::packing::cut_rectangles;
 use crate::data::{Answer, SampledToken, Status, Tokenizer, Version};
 use crate::engine::scheduler::{Admission, Move};
@@ -33,8 +33,8 @@ pub struct LocalEngine {
     run_seed: u64,
     on_new_weights: OnNewWeights,
     /// The newest. Samples that began under older ones hold theirs.
-    weights: Option<Rc<Served>>,
-    slots: Slots<Computing>,
+    weights: Option<Rc<ServedWeights>>,
+    slots: Slots<SequenceState>,
     /// One slot more than there are sequences: the shelf, for the prompt of a group that has entered in part.
     cache: KvCache,
     /// Logits after the prompt on the shelf, which is that of the samples that wait first.
@@ -75,7 +75,7 @@ impl LocalEngine {
         self
     }
 
-    /// With this treatment of samples under way when weights change.
+    /// State this treatment of samples under way when weights change.
     pub fn on_new_weights(mut self, on_new_weights: OnNewWeights) -> Self {
         self.on_new_weights = on_new_weights;
         self
@@ -109,7 +109,7 @@ impl LocalEngine {
     /// write to them while they are in use. Costs nothing then but what [`OnNewWeights`] says.
     pub fn set_weights(&mut self, version: Version, weights: &Weights) {
         let _guard = tch::no_grad_guard();
-        let served = Rc::new(Served { version, views: self.decoder.views_of(&weights.on(self.compute)) });
+        let served = Rc::new(ServedWeights { version, views: self.decoder.views_of(&weights.on(self.compute)) });
         self.weights = Some(served.clone());
         // The rest of that group must not start from what the old weights made of its prompt.
         self.shelf = None;
@@ -126,8 +126,8 @@ impl LocalEngine {
 
     /// Forgets what is there of answers that have `expired`, under way or waiting, and begins them anew before all that wait. Tells which
     /// they were, by ordinal and index.
-    pub fn begin_anew(&mut self, expired: impl Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
-        let anew = self.slots.begin_anew(expired);
+    pub fn restart_expired(&mut self, expired: impl Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
+        let anew = self.slots.restart_expired(expired);
         if !anew.is_empty() {
             // The prompt on the shelf may no longer be that of those who wait first.
             self.shelf = None;
@@ -250,9 +250,9 @@ impl LocalEngine {
     fn advance(&mut self) -> Result<(), EngineError> {
         let active = self.slots.scheduler.active();
         let mut first = 0;
-        while let Some(weights) = (first < active).then(|| self.slots.get(first)).flatten().map(|head| head.with.weights.clone())
+        while let Some(weights) = (first < active).then(|| self.slots.get(first)).flatten().map(|head| head.state.weights.clone())
         {
-            let alike = |sequence: &&Sequence| Rc::ptr_eq(&sequence.with.weights, &weights);
+            let alike = |sequence: &&Sequence| Rc::ptr_eq(&sequence.state.weights, &weights);
             let neighbours = (first..active).filter_map(|slot| self.slots.get(slot)).take_while(alike);
             let (tokens, positions): (Vec<i64>, Vec<usize>) = neighbours.map(Sequence::newest).unzip();
             let logits = self.decoder.decode(&weights.views, first, &tokens, &positions, &mut self.cache);
@@ -271,7 +271,7 @@ impl LocalEngine {
         let choices = draw(logits, &rows);
         for (&slot, choice) in slots.iter().zip(choices) {
             let Some(sequence) = self.slots.get_mut(slot) else { continue };
-            let (ordinal, index, version) = (sequence.request.ordinal, sequence.answer.index, sequence.with.weights.version);
+            let (ordinal, index, version) = (sequence.request.ordinal, sequence.answer.index, sequence.state.weights.version);
             let Some(choice) = choice else {
                 return Err(EngineError::NonFinite { ordinal, index, position: sequence.answer.tokens.len(), version });
             };
@@ -292,12 +292,12 @@ impl LocalEngine {
     }
 
     /// Samples under way go on with these weights.
-    fn move_to(&mut self, weights: &Rc<Served>) {
-        self.slots.iter_mut().for_each(|sequence| sequence.with.weights = weights.clone());
+    fn move_to(&mut self, weights: &Rc<ServedWeights>) {
+        self.slots.iter_mut().for_each(|sequence| sequence.state.weights = weights.clone());
     }
 
     /// Computes the cache of all samples under way anew. Their newest token is not in it yet: the next step reads that.
-    fn recompute(&mut self, weights: &Served) {
+    fn recompute(&mut self, weights: &ServedWeights) {
         let (slots, tokens): (Vec<Vec<usize>>, Vec<Vec<u32>>) = self
             .slots
             .iter()
@@ -312,7 +312,7 @@ impl LocalEngine {
     }
 
     /// Reads whole sequences into their slots, a bounded number of tokens at a time, and gives the logits after each.
-    fn read<T: Borrow<[u32]>>(&mut self, weights: &Served, tokens: &[T], slots: &[Vec<usize>]) -> Tensor {
+    fn read<T: Borrow<[u32]>>(&mut self, weights: &ServedWeights, tokens: &[T], slots: &[Vec<usize>]) -> Tensor {
         let lengths: Vec<usize> = tokens.iter().map(|tokens| tokens.borrow().len()).collect();
         let parts = cut_rectangles(&lengths, PREFILL_CELLS).into_iter().map(|part| {
             let packed = Packed::new(tokens[part.clone()].iter().map(Borrow::borrow));
@@ -334,8 +334,8 @@ impl TokenEngine for LocalEngine {
         LocalEngine::set_weights(self, version, &weights.read());
     }
 
-    fn begin_anew(&mut self, expired: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
-        LocalEngine::begin_anew(self, expired)
+    fn restart_expired(&mut self, expired: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
+        LocalEngine::restart_expired(self, expired)
     }
 
     fn version(&self) -> Option<Version> {

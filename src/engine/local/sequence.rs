@@ -5,30 +5,30 @@ use std::rc::Rc;
 
 use crate::data::{Answer, Tokenizer, Version};
 use crate::engine::sampling::{Choice, uniform};
-use crate::engine::slots::UnderWay;
+use crate::engine::slots::ActiveSample;
 use crate::engine::stop::StopWatch;
 use crate::engine::waiting::Waiting;
 use crate::engine::{EngineError, FinishReason, Finished};
 use crate::model::Views;
 
 /// A version of the weights as it is computed with. It lives as long as a sample needs it.
-pub struct Served {
+pub struct ServedWeights {
     pub version: Version,
     pub views: Views,
 }
 
 /// What a sample's next token is computed with.
-pub struct Computing {
-    pub weights: Rc<Served>,
+pub struct SequenceState {
+    pub weights: Rc<ServedWeights>,
     watch: Option<StopWatch>,
 }
 
 /// A sample in a slot.
-pub type Sequence = UnderWay<Computing>;
+pub type Sequence = ActiveSample<SequenceState>;
 
 impl Sequence {
     /// Sample `index` of what waited, as it stands. Costs a decoding of its tokens where there are stop strings.
-    pub fn begin(waiting: &Waiting, index: u32, weights: &Rc<Served>, tokenizer: &Tokenizer) -> Result<Self, EngineError> {
+    pub fn begin(waiting: &Waiting, index: u32, weights: &Rc<ServedWeights>, tokenizer: &Tokenizer) -> Result<Self, EngineError> {
         let Waiting { request, begun } = waiting.clone();
         let answer = begun.unwrap_or_else(|| Answer::new(index));
         let mut watch = (!request.params.stop.is_empty()).then(StopWatch::default);
@@ -39,7 +39,7 @@ impl Sequence {
                 let _none = watch.feed(tokenizer, &turn[..len], &request.params.stop)?;
             }
         }
-        Ok(Sequence { request, answer, with: Computing { weights: weights.clone(), watch } })
+        Ok(Sequence { request, answer, state: SequenceState { weights: weights.clone(), watch } })
     }
 
     /// What a step reads: the newest token, and where it stands.
@@ -67,11 +67,11 @@ impl Sequence {
     /// Takes its next token; tells whether that ended it. An end takes precedence over the length limit.
     pub fn take(&mut self, choice: Choice, tokenizer: &Tokenizer) -> Result<Option<FinishReason>, EngineError> {
         let Choice { token, log_prob } = choice;
-        self.answer.push(token, log_prob, self.with.weights.version);
+        self.answer.push(token, log_prob, self.state.weights.version);
         let (params, made) = (&self.request.params, self.answer.turn());
         let turn = &self.answer.tokens[self.answer.tokens.len() - made..];
         let ends = (!params.ignore_eos && tokenizer.eos_token_ids().contains(&token)) || params.stop_token_ids.contains(&token);
-        let stops = match &mut self.with.watch {
+        let stops = match &mut self.state.watch {
             Some(watch) if !ends => watch.feed(tokenizer, turn, &params.stop)?.is_some(),
             _ => false,
         };

@@ -12,16 +12,16 @@ use super::{Attempt, Chunk, Ending, Fault, InferenceEngine, RemoteError, Tokens}
 
 /// What is heard of an attempt.
 #[derive(Debug)]
-pub(super) struct News {
+pub(super) struct AttemptEvent {
     /// The prompt's ordinal and the sample's index.
     pub(super) key: (u64, u32),
     /// Which attempt.
     pub(super) number: u32,
-    pub(super) said: Said,
+    pub(super) update: AttemptUpdate,
 }
 
 #[derive(Debug)]
-pub(super) enum Said {
+pub(super) enum AttemptUpdate {
     /// It made these tokens.
     Tokens(Chunk),
     /// It is over.
@@ -32,25 +32,25 @@ pub(super) enum Said {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     /// Longest time without a token.
-    pub(super) silence: Duration,
+    pub(super) stall_timeout: Duration,
     /// Longest time in all.
-    pub(super) whole: Duration,
+    pub(super) attempt_timeout: Duration,
     /// Ids below this are tokens.
     pub(super) vocabulary: usize,
 }
 
 /// Runs it to its end, which is told in any case.
-pub(super) async fn run(engine: Arc<dyn InferenceEngine>, attempt: Attempt, bounds: Bounds, to: flume::Sender<News>) {
+pub(super) async fn run(engine: Arc<dyn InferenceEngine>, attempt: Attempt, bounds: Bounds, to: flume::Sender<AttemptEvent>) {
     let (key, number) = ((attempt.ordinal, attempt.index), attempt.number);
-    let said = |said| News { key, number, said };
+    let update = |update| AttemptEvent { key, number, update };
     let ended = follow(&*engine, &attempt, bounds, |chunk| {
-        let news = to.send_async(said(Said::Tokens(chunk)));
-        async { news.await.is_ok() }
+        let event = to.send_async(update(AttemptUpdate::Tokens(chunk)));
+        async { event.await.is_ok() }
     })
     .await;
     let ended = ended.map_err(|error| error.of_sample(&attempt.id()));
     // Whoever does not listen any more does not need it.
-    drop(to.send_async(said(Said::Ended(ended))).await);
+    drop(to.send_async(update(AttemptUpdate::Ended(ended))).await);
 }
 
 async fn follow<F: Future<Output = bool>>(
@@ -61,7 +61,7 @@ async fn follow<F: Future<Output = bool>>(
 ) -> Result<Ending, RemoteError> {
     let (tokens, mut chunks) = Tokens::channel(8);
     let mut generate = engine.generate(attempt, &tokens);
-    let whole = Instant::now() + bounds.whole;
+    let whole = Instant::now() + bounds.attempt_timeout;
     let (mut made, mut heard) = (0, Instant::now());
     let gone = || RemoteError::new(engine.name(), Fault::Broke { why: "nobody listens any more".into() });
     let ending = loop {
@@ -77,11 +77,11 @@ async fn follow<F: Future<Output = bool>>(
                 continue;
             }
             ended = unpanicked(&mut generate) => ended,
-            () = sleep_until(whole.min(heard + bounds.silence)) => {
+            () = sleep_until(whole.min(heard + bounds.stall_timeout)) => {
                 let (what, seconds) = if Instant::now() >= whole {
-                    ("the whole sample".to_owned(), bounds.whole.as_secs_f64())
+                    ("the whole sample".to_owned(), bounds.attempt_timeout.as_secs_f64())
                 } else {
-                    (format!("the request for token {}", attempt.answered + made), bounds.silence.as_secs_f64())
+                    (format!("the request for token {}", attempt.answered + made), bounds.stall_timeout.as_secs_f64())
                 };
                 return Err(RemoteError::new(engine.name(), Fault::Late { what, seconds }));
             }

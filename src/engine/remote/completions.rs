@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::reply::{WireSpan, chunk, spans};
-use super::server::{Said, Wrong};
+use super::server::{EventError, StreamDelta};
 use super::{Attempt, End, Ending};
 
 /// The route.
@@ -67,9 +67,9 @@ struct LogProbs {
 
 impl Event {
     /// What it says.
-    pub(super) fn said(self) -> Result<Said, Wrong> {
+    pub(super) fn delta(self) -> Result<StreamDelta, EventError> {
         let Some(Choice { token_ids, logprobs, finish_reason, weight_versions }) = self.choices.into_iter().next() else {
-            return Ok(Said::default());
+            return Ok(StreamDelta::default());
         };
         let LogProbs { tokens, token_logprobs } = logprobs.unwrap_or_default();
         let ids = match token_ids {
@@ -78,7 +78,7 @@ impl Event {
         };
         let chunk = chunk(ids, token_logprobs)?;
         let end = finish_reason.as_deref().map(end).transpose()?;
-        Ok(Said { chunk, ending: end.map(|end| Ending { end, spans: spans(weight_versions) }), ..Said::default() })
+        Ok(StreamDelta { chunk, ending: end.map(|end| Ending { end, spans: spans(weight_versions) }), ..StreamDelta::default() })
     }
 }
 
@@ -89,13 +89,13 @@ fn id(token: &str) -> Result<u32, String> {
 }
 
 /// What the words of vLLM and of OpenAI mean.
-pub(super) fn end(reason: &str) -> Result<End, Wrong> {
+pub(super) fn end(reason: &str) -> Result<End, EventError> {
     match reason {
         // The last is vLLM's, for an answer that goes round in circles: it has ended by itself.
         "stop" | "repetition" => Ok(End::Stop),
         "length" => Ok(End::Length),
         "abort" => Ok(End::Aborted),
-        "error" => Err(Wrong::Refused { status: 500, told: "it ended with finish_reason \"error\"".into() }),
-        other => Err(Wrong::Nonsense(format!("finish_reason {other:?}, which is unknown here"))),
+        "error" => Err(EventError::Refused { status: 500, told: "it ended with finish_reason \"error\"".into() }),
+        other => Err(EventError::Nonsense(format!("finish_reason {other:?}, which is unknown here"))),
     }
 }

@@ -105,17 +105,17 @@ impl Tokens {
     }
 
     /// Tells some. False when nobody wants them any more.
-    pub async fn tell(&self, chunk: Chunk) -> bool {
+    pub async fn send(&self, chunk: Chunk) -> bool {
         self.to.send(chunk).await.is_ok()
     }
 
     /// Whether nobody wants them any more.
-    pub(super) fn is_unwanted(&self) -> bool {
+    pub(super) fn is_closed(&self) -> bool {
         self.to.is_closed()
     }
 
     /// Returns when nobody wants them any more.
-    pub(super) async fn unwanted(&self) {
+    pub(super) async fn closed(&self) {
         self.to.closed().await;
     }
 }
@@ -169,7 +169,7 @@ pub struct Scored {
 ///     fn generate<'a>(&'a self, attempt: &'a Attempt, tokens: &'a Tokens) -> Pending<'a, Ending> {
 ///         Box::pin(async move {
 ///             for _ in 0..attempt.rest() {
-///                 tokens.tell(Chunk { tokens: vec![11], log_probs: vec![0.0] }).await;
+///                 tokens.send(Chunk { tokens: vec![11], log_probs: vec![0.0] }).await;
 ///             }
 ///             Ok(Ending { end: End::Length, spans: None })
 ///         })

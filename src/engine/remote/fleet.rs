@@ -12,7 +12,7 @@
 //! that is what the finished sample carries (law D3).
 
 mod config;
-mod drive;
+mod token_engine;
 mod trials;
 mod watchdog;
 
@@ -24,10 +24,10 @@ use std::time::Instant;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use super::attempt::{self, Bounds, News, Said};
+use super::attempt::{self, AttemptEvent, AttemptUpdate, Bounds};
 use super::budget::{Budget, pause};
-use super::router::{Seat, choose};
-use super::slip::{Running, Slip, Stage, versions};
+use super::in_flight::{InFlightSample, Running, Stage, versions};
+use super::router::{EngineSlot, choose};
 pub use config::FleetConfig;
 
 use super::{Attempt, Chunk, End, Ending, EngineState, Fault, FleetHandle, RemoteError};
@@ -60,10 +60,10 @@ pub struct Fleet {
     slots: usize,
     limit: usize,
     version: Option<Version>,
-    seats: Vec<Seat>,
+    engine_slots: Vec<EngineSlot>,
     /// Looks at the health of lost engines.
     looks: Vec<Option<AbortHandle>>,
-    samples: BTreeMap<(u64, u32), Slip>,
+    samples: BTreeMap<(u64, u32), InFlightSample>,
     budget: Budget,
     /// When a token was last made, or there was nothing to do.
     progress: Instant,
@@ -73,8 +73,8 @@ pub struct Fleet {
     sampled: Vec<SampledToken>,
     discarded: Vec<(u64, u32)>,
     load: Load,
-    to: flume::Sender<News>,
-    from: flume::Receiver<News>,
+    to: flume::Sender<AttemptEvent>,
+    from: flume::Receiver<AttemptEvent>,
     /// Started with the first work.
     tasks: Option<Arc<Tasks>>,
 }
@@ -93,7 +93,7 @@ impl Fleet {
             slots: slots.max(1),
             limit: slots.max(1),
             version: None,
-            seats: vec![Seat::new(config.per_engine); engines],
+            engine_slots: vec![EngineSlot::new(config.per_engine); engines],
             looks: (0..engines).map(|_| None).collect(),
             samples: BTreeMap::new(),
             budget: Budget::new(now, slots),
@@ -139,15 +139,15 @@ impl Fleet {
 
     /// Gives waiting samples to engines with room, the oldest first.
     fn dispatch(&mut self, now: Instant) -> Result<(), EngineError> {
-        let due = |slip: &Slip| matches!(slip.stage, Stage::Waiting(at) if at <= now);
-        let waiting: Vec<(u64, u32)> = self.samples.iter().filter(|(_, slip)| due(slip)).map(|(key, _)| *key).collect();
+        let due = |sample: &InFlightSample| matches!(sample.stage, Stage::Waiting(at) if at <= now);
+        let waiting: Vec<(u64, u32)> = self.samples.iter().filter(|(_, sample)| due(sample)).map(|(key, _)| *key).collect();
         let mut room = self.limit.saturating_sub(self.active());
         let mut waiting = waiting.as_slice();
         while let Some((first, _)) = waiting.split_first() {
             let together = self.together(waiting);
             let group = self.samples.range((first.0, 0)..=(first.0, u32::MAX));
-            let home = group.filter_map(|(_, slip)| slip.running()).map(|running| running.place).next();
-            let place = choose(&self.seats, home, together, |place| self.serves(place), now);
+            let home = group.filter_map(|(_, sample)| sample.running()).map(|running| running.place).next();
+            let place = choose(&self.engine_slots, home, together, |place| self.serves(place), now);
             let Some(place) = place.filter(|_| together <= room) else { break };
             let (begun, rest) = waiting.split_at(together);
             for key in begun {
@@ -156,10 +156,10 @@ impl Fleet {
             (waiting, room) = (rest, room - together);
         }
         let next = if waiting.is_empty() { 0 } else { self.together(waiting) };
-        for (place, seat) in self.seats.iter_mut().enumerate() {
-            seat.look(next, now);
+        for (place, slot) in self.engine_slots.iter_mut().enumerate() {
+            slot.look(next, now);
             if let Some(meter) = self.handle.meter() {
-                meter.room(place, seat.in_flight, seat.limit());
+                meter.room(place, slot.in_flight, slot.limit());
             }
         }
         Ok(())
@@ -174,22 +174,22 @@ impl Fleet {
     fn together(&self, waiting: &[(u64, u32)]) -> usize {
         let (ordinal, first) = waiting[0];
         let untouched = |key: &&(u64, u32)| {
-            let slip = self.samples.get(key).filter(|slip| slip.number == 0 && slip.answer.tokens.is_empty());
-            key.0 == ordinal && slip.is_some_and(|slip| slip.request.first == first)
+            let sample = self.samples.get(key).filter(|sample| sample.number == 0 && sample.answer.tokens.is_empty());
+            key.0 == ordinal && sample.is_some_and(|sample| sample.request.first == first)
         };
         let all = waiting.iter().take_while(untouched).count();
-        let serving = (0..self.seats.len()).filter(|place| self.serves(*place));
-        let most = serving.map(|place| self.seats[place].limit()).max().unwrap_or(0).min(self.limit);
+        let serving = (0..self.engine_slots.len()).filter(|place| self.serves(*place));
+        let most = serving.map(|place| self.engine_slots[place].limit()).max().unwrap_or(0).min(self.limit);
         if all > 1 && IDLE_ONE_IN * all <= most { all } else { 1 }
     }
 
     fn begin(&mut self, key: (u64, u32), place: usize, together: usize, now: Instant) -> Result<(), EngineError> {
         let tasks = self.tasks()?;
-        let Some(slip) = self.samples.get_mut(&key) else { return Ok(()) };
+        let Some(sample) = self.samples.get_mut(&key) else { return Ok(()) };
         let adapter = self.handle.adapter(place);
         let served = adapter.as_ref().map(|adapter| adapter.release.version()).or_else(|| self.handle.served(place));
         let Some(floor) = served.or(self.version) else { return Err(EngineError::NoWeights) };
-        let Slip { request, answer, number, .. } = &*slip;
+        let InFlightSample { request, answer, number, .. } = &*sample;
         let before = answer.tokens.len();
         let attempt = Attempt {
             ordinal: key.0,
@@ -204,26 +204,27 @@ impl Fleet {
             together: together as u32,
         };
         self.load.prefill += attempt.tokens.len();
-        let FleetConfig { silence, whole, vocabulary, .. } = self.config;
+        let FleetConfig { stall_timeout, attempt_timeout, vocabulary, .. } = self.config;
         let engine = self.handle.engines()[place].clone();
-        let task = tasks.spawn(attempt::run(engine, attempt, Bounds { silence, whole, vocabulary }, self.to.clone()));
-        self.seats[place].in_flight += 1;
+        let task =
+            tasks.spawn(attempt::run(engine, attempt, Bounds { stall_timeout, attempt_timeout, vocabulary }, self.to.clone()));
+        self.engine_slots[place].in_flight += 1;
         if let Some(meter) = self.handle.meter() {
             meter.request(place);
         }
-        slip.stage = Stage::Running(Running { place, floor, known: served.is_some(), before, adapter, task });
-        slip.since = now;
+        sample.stage = Stage::Running(Running { place, floor, known: served.is_some(), before, adapter, task });
+        sample.since = now;
         Ok(())
     }
 
-    fn hear(&mut self, News { key, number, said }: News, now: Instant) -> Result<(), EngineError> {
+    fn hear(&mut self, AttemptEvent { key, number, update }: AttemptEvent, now: Instant) -> Result<(), EngineError> {
         // What was begun anew, or is done, is nobody's any more.
-        let current = self.samples.get(&key).filter(|slip| slip.number == number).and_then(Slip::running);
+        let current = self.samples.get(&key).filter(|sample| sample.number == number).and_then(InFlightSample::running);
         let Some(place) = current.map(|running| running.place) else { return Ok(()) };
-        match said {
-            Said::Tokens(chunk) => self.take(key, place, chunk, now),
-            Said::Ended(ended) => {
-                self.seats[place].in_flight = self.seats[place].in_flight.saturating_sub(1);
+        match update {
+            AttemptUpdate::Tokens(chunk) => self.take(key, place, chunk, now),
+            AttemptUpdate::Ended(ended) => {
+                self.engine_slots[place].in_flight = self.engine_slots[place].in_flight.saturating_sub(1);
                 match ended {
                     Ok(ending) => self.end(key, place, ending, now),
                     Err(error) => self.fail(key, place, error, now),
@@ -233,27 +234,27 @@ impl Fleet {
     }
 
     fn take(&mut self, key: (u64, u32), place: usize, chunk: Chunk, now: Instant) -> Result<(), EngineError> {
-        let Some(slip) = self.samples.get_mut(&key) else { return Ok(()) };
-        let Some((floor, before)) = slip.running().map(|running| (running.floor, running.before)) else { return Ok(()) };
-        if self.handle.on_trial(place) && slip.unproven.iter().all(|(other, _)| *other != place) {
-            slip.unproven.push((place, self.handle.refuted(place)));
+        let Some(sample) = self.samples.get_mut(&key) else { return Ok(()) };
+        let Some((floor, before)) = sample.running().map(|running| (running.floor, running.before)) else { return Ok(()) };
+        if self.handle.on_trial(place) && sample.unproven.iter().all(|(other, _)| *other != place) {
+            sample.unproven.push((place, self.handle.refutations(place)));
         }
-        let waited = now.saturating_duration_since(slip.since);
-        (slip.since, slip.failures, slip.turned_away) = (now, 0, 0);
+        let waited = now.saturating_duration_since(sample.since);
+        (sample.since, sample.failures, sample.turned_away) = (now, 0, 0);
         self.progress = now;
-        self.seats[place].works(chunk.tokens.len());
+        self.engine_slots[place].works(chunk.tokens.len());
         self.load.rows += chunk.tokens.len();
         if let Some(meter) = self.handle.meter() {
-            meter.tokens(place, chunk.tokens.len(), (slip.answer.tokens.len() == before).then_some(waited));
+            meter.tokens(place, chunk.tokens.len(), (sample.answer.tokens.len() == before).then_some(waited));
         }
         for (token, log_prob) in chunk.tokens.into_iter().zip(chunk.log_probs) {
-            let held = slip.held.replace((token, log_prob, floor));
+            let held = sample.held.replace((token, log_prob, floor));
             self.sampled.extend(held.map(|held| sampled(key, held, Status::Pending)));
-            slip.answer.push(token, log_prob, floor);
+            sample.answer.push(token, log_prob, floor);
             // Its engine sees all of the rest by itself.
-            let continues = before > 0 && !slip.request.params.stop.is_empty();
-            if continues && let Some(finish) = slip.ends(&self.tokenizer)? {
-                self.seats[place].in_flight = self.seats[place].in_flight.saturating_sub(1);
+            let continues = before > 0 && !sample.request.params.stop.is_empty();
+            if continues && let Some(finish) = sample.ends(&self.tokenizer)? {
+                self.engine_slots[place].in_flight = self.engine_slots[place].in_flight.saturating_sub(1);
                 return self.finish(key, finish);
             }
         }
@@ -262,29 +263,29 @@ impl Fleet {
 
     fn end(&mut self, key: (u64, u32), place: usize, ending: Ending, now: Instant) -> Result<(), EngineError> {
         let newest = self.handle.newest().max(self.version).unwrap_or(0) + 1;
-        let Some(slip) = self.samples.get_mut(&key) else { return Ok(()) };
-        let Some(Running { floor, known, before, adapter, .. }) = slip.running() else { return Ok(()) };
+        let Some(sample) = self.samples.get_mut(&key) else { return Ok(()) };
+        let Some(Running { floor, known, before, adapter, .. }) = sample.running() else { return Ok(()) };
         let (floor, known, before) = (*floor, *known, *before);
         // What an engine calls its weights says nothing of the adapter over them, which is the same for all tokens.
         let spans = ending.spans.as_deref().filter(|_| adapter.is_none());
-        let count = slip.answer.tokens.len() - before;
+        let count = sample.answer.tokens.len() - before;
         match versions(spans, count, (floor, newest.max(floor), known)) {
             Ok(spans) => {
-                slip.answer.versions.truncate(before);
-                spans.iter().for_each(|span| slip.answer.versions.extend(span.version, span.len));
-                if let (Some(held), Some(version)) = (&mut slip.held, slip.answer.versions.per_token().last().flatten()) {
+                sample.answer.versions.truncate(before);
+                spans.iter().for_each(|span| sample.answer.versions.extend(span.version, span.len));
+                if let (Some(held), Some(version)) = (&mut sample.held, sample.answer.versions.per_token().last().flatten()) {
                     held.2 = version;
                 }
             }
             Err(why) => {
                 // Nobody knows which weights made these tokens: they are no use, and the engine may have others than it should.
                 if known {
-                    self.handle.doubt(place);
+                    self.handle.mark_doubtful(place);
                 }
-                slip.begin_anew(now + pause(self.config.pause, key.0, 1));
+                sample.restart(now + pause(self.config.pause, key.0, 1));
                 self.withdraw(key);
                 let error = self.nonsense(place, why);
-                self.handle.failed(place, &error);
+                self.handle.count_failure(place, &error);
                 tracing::warn!("{}", error.of_sample(&id(key)));
                 return Ok(());
             }
@@ -292,12 +293,12 @@ impl Fleet {
         let finish = match ending.end {
             End::Stop => FinishReason::Stop,
             End::Length => FinishReason::Length,
-            End::Aborted => match slip.ends(&self.tokenizer)? {
+            End::Aborted => match sample.ends(&self.tokenizer)? {
                 Some(finish) => finish,
                 None => {
-                    slip.turned_away += u32::from(count == 0);
-                    let at = if count == 0 { now + pause(self.config.pause, key.0, slip.turned_away.min(5)) } else { now };
-                    slip.wait(at);
+                    sample.turned_away += u32::from(count == 0);
+                    let at = if count == 0 { now + pause(self.config.pause, key.0, sample.turned_away.min(5)) } else { now };
+                    sample.wait(at);
                     return Ok(());
                 }
             },
@@ -306,7 +307,7 @@ impl Fleet {
             let error = self.nonsense(place, "an answer without a token".into());
             return self.fail(key, place, error.of_sample(&id(key)), now);
         }
-        self.seats[place].ended();
+        self.engine_slots[place].ended();
         self.budget.earn();
         self.finish(key, finish)
     }
@@ -317,45 +318,45 @@ impl Fleet {
     }
 
     fn fail(&mut self, key: (u64, u32), place: usize, error: RemoteError, now: Instant) -> Result<(), EngineError> {
-        let Some(slip) = self.samples.get_mut(&key) else { return Ok(()) };
+        let Some(sample) = self.samples.get_mut(&key) else { return Ok(()) };
         // A connection that breaks behind the last token has lost nothing.
-        if let Some(finish) = slip.ends(&self.tokenizer)? {
+        if let Some(finish) = sample.ends(&self.tokenizer)? {
             return self.finish(key, finish);
         }
-        self.handle.failed(place, &error);
-        let seat = &mut self.seats[place];
+        self.handle.count_failure(place, &error);
+        let slot = &mut self.engine_slots[place];
         match &error.fault {
             Fault::Busy { status, retry_after } => {
-                seat.busy(place, *status, *retry_after, now);
-                slip.turned_away += 1;
-                slip.wait(now + pause(self.config.pause, mix(key.0 ^ u64::from(key.1)), slip.turned_away.min(4)));
+                slot.busy(place, *status, *retry_after, now);
+                sample.turned_away += 1;
+                sample.wait(now + pause(self.config.pause, mix(key.0 ^ u64::from(key.1)), sample.turned_away.min(4)));
                 return Ok(());
             }
             // No sample gets anything there with this token, at this path, or by this certificate.
             Fault::Certificates { .. } | Fault::Untrusted { .. } => {
-                slip.failures += 1;
-                seat.failures = FAILURES;
+                sample.failures += 1;
+                slot.failures = FAILURES;
             }
             Fault::Refused { status: 401 | 403 | 404 | 405, .. } => {
-                slip.failures += 1;
-                seat.failures = FAILURES;
+                sample.failures += 1;
+                slot.failures = FAILURES;
             }
             Fault::Refused { .. } | Fault::Unsupported { .. } | Fault::Url { .. } => return self.give_up(key, error),
-            Fault::Unreachable { .. } => seat.failures = FAILURES,
+            Fault::Unreachable { .. } => slot.failures = FAILURES,
             _ => {
-                slip.failures += 1;
-                seat.failures += 1;
+                sample.failures += 1;
+                slot.failures += 1;
             }
         }
-        if slip.failures > self.config.retries {
+        if sample.failures > self.config.retries {
             return self.give_up(key, error);
         }
         tracing::debug!("{error}; trying again");
-        let at = self.budget.spend(now) + pause(self.config.pause, mix(key.0 ^ u64::from(key.1)), slip.failures.max(1));
-        slip.wait(at);
-        if self.seats[place].failures >= FAILURES && self.handle.state(place) != EngineState::Lost {
+        let at = self.budget.spend(now) + pause(self.config.pause, mix(key.0 ^ u64::from(key.1)), sample.failures.max(1));
+        sample.wait(at);
+        if self.engine_slots[place].failures >= FAILURES && self.handle.state(place) != EngineState::Lost {
             tracing::warn!("{error}; it gets no work until it is well again");
-            self.handle.lost(place, error);
+            self.handle.mark_lost(place, error);
         }
         Ok(())
     }
@@ -367,22 +368,22 @@ impl Fleet {
             return Err(EngineError::Refused { in_a_row: self.refused, last: Box::new(error) });
         }
         tracing::warn!("{error}; the sample is given up");
-        if let Some(slip) = self.samples.remove(&key) {
-            self.sampled.extend(slip.held.map(|held| sampled(key, held, Status::Pending)));
-            self.finished.push(Finished::refused(key.0, slip.answer, error.to_string()));
+        if let Some(sample) = self.samples.remove(&key) {
+            self.sampled.extend(sample.held.map(|held| sampled(key, held, Status::Pending)));
+            self.finished.push(Finished::refused(key.0, sample.answer, error.to_string()));
         }
         Ok(())
     }
 
     fn finish(&mut self, key: (u64, u32), finish: FinishReason) -> Result<(), EngineError> {
         self.refused = 0;
-        if let Some(slip) = self.samples.get_mut(&key).filter(|slip| !slip.unproven.is_empty()) {
-            slip.stage = Stage::Ended(finish);
+        if let Some(sample) = self.samples.get_mut(&key).filter(|sample| !sample.unproven.is_empty()) {
+            sample.stage = Stage::Ended(finish);
             return Ok(());
         }
-        if let Some(slip) = self.samples.remove(&key) {
-            self.sampled.extend(slip.held.map(|held| sampled(key, held, finish.into())));
-            self.finished.push(Finished::new(key.0, slip.answer, finish));
+        if let Some(sample) = self.samples.remove(&key) {
+            self.sampled.extend(sample.held.map(|held| sampled(key, held, finish.into())));
+            self.finished.push(Finished::new(key.0, sample.answer, finish));
         }
         Ok(())
     }

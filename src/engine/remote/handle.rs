@@ -1,7 +1,7 @@
 //! Which engines there are and how they stand: shared by whoever gives them work and whoever gives them weights.
 //!
 //! An engine is *serving* and gets work, *behind* and waits for weights, or *lost* and waits to be reached again. Whoever gives it weights says
-//! [`FleetHandle::serves`] once that was verified. One that was lost may have been started anew, and with whatever weights its folder has: if it was
+//! [`FleetHandle::mark_serving`] once that was verified. One that was lost may have been started anew, and with whatever weights its folder has: if it was
 //! ever given any, it is behind when it comes back. Engines of which nobody ever said what they serve are taken to serve what they should.
 //!
 //! An engine that goes on under new weights is *on trial* until they were verified. If they are refuted, whatever it made meanwhile is worth nothing.
@@ -66,7 +66,7 @@ struct Standing {
     /// What it was last verified to serve.
     served: Option<Version>,
     /// Where that is an adapter: the one that requests name.
-    adapter: Option<Arc<Loaded>>,
+    adapter: Option<Arc<LoadedAdapter>>,
     /// Whether it may have lost that since.
     doubtful: bool,
     /// Whether it samples under weights that nobody has verified yet.
@@ -78,7 +78,7 @@ struct Standing {
 
 /// An adapter that one engine has loaded. It stays there, and its folder stays, while this is held.
 #[derive(Debug)]
-pub struct Loaded {
+pub struct LoadedAdapter {
     /// What requests call it.
     pub name: String,
     /// Where it was loaded from.
@@ -97,7 +97,7 @@ impl FleetHandle {
     pub fn observe(&self, metrics: &Metrics) {
         let names = self.engines().iter().map(|engine| engine.name());
         if self.shared.meter.set(Meter::new(metrics, names)).is_ok() {
-            self.tell();
+            self.notify();
         }
     }
 
@@ -111,7 +111,7 @@ impl FleetHandle {
     }
 
     /// A request to it failed, which is counted.
-    pub(super) fn failed(&self, place: usize, error: &RemoteError) {
+    pub(super) fn count_failure(&self, place: usize, error: &RemoteError) {
         if let Some(meter) = self.meter() {
             meter.error(place, &error.fault);
         }
@@ -134,27 +134,27 @@ impl FleetHandle {
     }
 
     /// The adapter that requests to it name, if it serves one.
-    pub fn adapter(&self, place: usize) -> Option<Arc<Loaded>> {
+    pub fn adapter(&self, place: usize) -> Option<Arc<LoadedAdapter>> {
         self.lock().standings.get(place).and_then(|standing| standing.adapter.clone())
     }
 
     /// It was verified to serve this version.
-    pub fn serves(&self, place: usize, version: Version) {
+    pub fn mark_serving(&self, place: usize, version: Version) {
         self.change(place, |standing| standing.verified(version, None));
     }
 
     /// It was verified to serve this adapter to requests that name it.
-    pub fn serves_adapter(&self, place: usize, adapter: Arc<Loaded>) {
+    pub fn mark_serving_adapter(&self, place: usize, adapter: Arc<LoadedAdapter>) {
         self.change(place, |standing| standing.verified(adapter.release.version(), Some(adapter)));
     }
 
-    /// It may not serve what it should: it gets no work until [`FleetHandle::serves`].
-    pub fn doubt(&self, place: usize) {
-        self.change(place, Standing::doubt);
+    /// It may not serve what it should: it gets no work until [`FleetHandle::mark_serving`].
+    pub fn mark_doubtful(&self, place: usize) {
+        self.change(place, Standing::mark_doubtful);
     }
 
     /// It is about to go on under weights that nobody has verified yet.
-    pub fn tries(&self, place: usize) {
+    pub fn start_trial(&self, place: usize) {
         self.change(place, |standing| standing.on_trial = true);
     }
 
@@ -163,18 +163,18 @@ impl FleetHandle {
         self.lock().standings.get(place).is_some_and(|standing| standing.on_trial)
     }
 
-    /// How often the weights that it went on under turned out to be wrong, which [`FleetHandle::doubt`] says of one on trial.
-    pub fn refuted(&self, place: usize) -> u64 {
+    /// How often the weights that it went on under turned out to be wrong, which [`FleetHandle::mark_doubtful`] says of one on trial.
+    pub fn refutations(&self, place: usize) -> u64 {
         self.lock().standings.get(place).map_or(0, |standing| standing.refuted)
     }
 
     /// Engines known to serve an older version get no work any more.
     pub fn require(&self, version: Version) {
         self.lock().required = Some(version);
-        self.tell();
+        self.notify();
     }
 
-    /// Engines are being given this version: they may sample with it before [`FleetHandle::serves`] says that it was verified. Versions between it
+    /// Engines are being given this version: they may sample with it before [`FleetHandle::mark_serving`] says that it was verified. Versions between it
     /// and the one before may never be given at all.
     pub fn offer(&self, version: Version) {
         let mut state = self.lock();
@@ -188,12 +188,12 @@ impl FleetHandle {
     }
 
     /// It can't be reached.
-    pub fn lost(&self, place: usize, error: RemoteError) {
+    pub fn mark_lost(&self, place: usize, error: RemoteError) {
         self.change(place, |standing| standing.lost = Some(error));
     }
 
     /// It was reached again. If it was ever given weights it is behind now.
-    pub fn found(&self, place: usize) {
+    pub fn mark_found(&self, place: usize) {
         self.change(place, |standing| {
             if standing.lost.take().is_some() {
                 standing.doubtful |= standing.served.is_some();
@@ -217,10 +217,10 @@ impl FleetHandle {
         if let Some(standing) = self.lock().standings.get_mut(place) {
             change(standing);
         }
-        self.tell();
+        self.notify();
     }
 
-    fn tell(&self) {
+    fn notify(&self) {
         if let Some(meter) = self.meter() {
             (0..self.engines().len()).for_each(|place| meter.stands(place, self.state(place), self.served(place)));
         }
@@ -233,11 +233,11 @@ impl FleetHandle {
 }
 
 impl Standing {
-    fn verified(&mut self, version: Version, adapter: Option<Arc<Loaded>>) {
+    fn verified(&mut self, version: Version, adapter: Option<Arc<LoadedAdapter>>) {
         (self.served, self.adapter, self.doubtful, self.on_trial) = (Some(version), adapter, false, false);
     }
 
-    fn doubt(&mut self) {
+    fn mark_doubtful(&mut self) {
         self.doubtful = true;
         self.refuted += u64::from(std::mem::take(&mut self.on_trial));
     }
@@ -284,33 +284,33 @@ mod tests {
     fn v4_an_engine_that_comes_back_gets_no_work_before_it_has_the_weights() {
         let fleet = two();
         let error = RemoteError::new("nobody", Fault::Unreachable { why: "gone".into() });
-        (0..2).for_each(|place| fleet.serves(place, 3));
-        fleet.lost(1, error);
+        (0..2).for_each(|place| fleet.mark_serving(place, 3));
+        fleet.mark_lost(1, error);
         assert_eq!((fleet.state(0), fleet.state(1)), (EngineState::Serving, EngineState::Lost));
-        fleet.found(1);
-        fleet.found(0);
+        fleet.mark_found(1);
+        fleet.mark_found(0);
         assert_eq!((fleet.behind(), fleet.state(0)), (vec![1], EngineState::Serving));
-        fleet.serves(1, 3);
+        fleet.mark_serving(1, 3);
         assert_eq!(fleet.state(1), EngineState::Serving);
     }
 
     #[test]
     fn weights_are_refuted_where_an_engine_is_doubted_before_they_were_verified() {
         let fleet = two();
-        fleet.tries(0);
+        fleet.start_trial(0);
         assert!(fleet.on_trial(0) && !fleet.on_trial(1));
-        fleet.serves(0, 1);
-        fleet.doubt(0);
-        assert_eq!((fleet.on_trial(0), fleet.refuted(0)), (false, 0), "they were verified before");
-        fleet.tries(0);
-        (0..2).for_each(|_| fleet.doubt(0));
-        assert_eq!((fleet.on_trial(0), fleet.refuted(0)), (false, 1));
+        fleet.mark_serving(0, 1);
+        fleet.mark_doubtful(0);
+        assert_eq!((fleet.on_trial(0), fleet.refutations(0)), (false, 0), "they were verified before");
+        fleet.start_trial(0);
+        (0..2).for_each(|_| fleet.mark_doubtful(0));
+        assert_eq!((fleet.on_trial(0), fleet.refutations(0)), (false, 1));
     }
 
     #[test]
     fn engines_that_serve_an_older_version_than_required_are_behind_and_unknown_ones_are_not() {
         let fleet = two();
-        fleet.serves(0, 3);
+        fleet.mark_serving(0, 3);
         fleet.require(4);
         assert_eq!((fleet.behind(), fleet.state(1), fleet.newest()), (vec![0], EngineState::Serving, Some(4)));
         fleet.offer(7);

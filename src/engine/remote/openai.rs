@@ -53,8 +53,8 @@ impl InferenceEngine for OpenAiEngine {
     fn generate<'a>(&'a self, attempt: &'a Attempt, tokens: &'a Tokens) -> Pending<'a, Ending> {
         Box::pin(async move {
             let question = completions::question(attempt, self.model().await?);
-            let asked = (completions::PATH, &question, self.config.silence);
-            follow(&self.client, asked, tokens, completions::Event::said).await
+            let asked = (completions::PATH, &question, self.config.stall_timeout);
+            follow(&self.client, asked, tokens, completions::Event::delta).await
         })
     }
 
@@ -75,7 +75,7 @@ impl InferenceEngine for OpenAiEngine {
             let question = json!({
                 "model": adapter.unwrap_or(model), "prompt": tokens, "max_tokens": 1, "temperature": 0.0, "echo": true, "logprobs": 1,
             });
-            let reply = self.client.post(completions::PATH, &question, self.config.silence).await?;
+            let reply = self.client.post(completions::PATH, &question, self.config.stall_timeout).await?;
             let listed = reply.pointer("/choices/0/logprobs/token_logprobs").and_then(Value::as_array);
             let listed =
                 listed.map(|listed| listed.iter().take(tokens.len()).skip(1).map(|entry| entry.as_f64().map(|p| p as f32)));

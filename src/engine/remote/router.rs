@@ -14,7 +14,7 @@ const FIRST: Duration = Duration::from_millis(100);
 
 /// What is known of one engine's room.
 #[derive(Clone, Debug)]
-pub(super) struct Seat {
+pub(super) struct EngineSlot {
     most: usize,
     /// Samples that it takes at a time before it says that it is busy.
     limit: f64,
@@ -30,11 +30,11 @@ pub(super) struct Seat {
     pub(super) refuted: u64,
 }
 
-impl Seat {
+impl EngineSlot {
     pub(super) fn new(most: usize) -> Self {
         let most = most.max(1);
         let (limit, throughput) = (most as f64, Throughput::new(most));
-        Seat { most, limit, throughput, in_flight: 0, closed_until: None, refusals: 0, failures: 0, refuted: 0 }
+        EngineSlot { most, limit, throughput, in_flight: 0, closed_until: None, refusals: 0, failures: 0, refuted: 0 }
     }
 
     /// Samples that it may have at a time.
@@ -81,16 +81,16 @@ impl Seat {
 
 /// The engine for so many samples of a group that is at `home`, if there is one with room for them that `serves`.
 pub(super) fn choose(
-    seats: &[Seat],
+    engine_slots: &[EngineSlot],
     home: Option<usize>,
     count: usize,
     serves: impl Fn(usize) -> bool,
     now: Instant,
 ) -> Option<usize> {
-    let has_room = |place: &usize| seats.get(*place).is_some_and(|seat| seat.has_room(count, now)) && serves(*place);
+    let has_room = |place: &usize| engine_slots.get(*place).is_some_and(|slot| slot.has_room(count, now)) && serves(*place);
     home.filter(has_room).or_else(|| {
-        let taken = |place: &usize| seats[*place].in_flight as f64 / seats[*place].limit() as f64;
-        (0..seats.len()).filter(has_room).min_by(|a, b| taken(a).total_cmp(&taken(b)))
+        let taken = |place: &usize| engine_slots[*place].in_flight as f64 / engine_slots[*place].limit() as f64;
+        (0..engine_slots.len()).filter(has_room).min_by(|a, b| taken(a).total_cmp(&taken(b)))
     })
 }
 
@@ -101,33 +101,33 @@ mod tests {
     #[test]
     fn a_group_stays_together_while_there_is_room_and_others_go_where_the_least_is_taken() {
         let now = Instant::now();
-        let mut seats = vec![Seat::new(4), Seat::new(4), Seat::new(8)];
-        (seats[0].in_flight, seats[1].in_flight, seats[2].in_flight) = (3, 1, 1);
-        assert_eq!(choose(&seats, Some(0), 1, |_| true, now), Some(0));
-        assert_eq!(choose(&seats, None, 1, |_| true, now), Some(2), "an eighth of its room is taken");
-        assert_eq!(choose(&seats, Some(0), 2, |place| place < 2, now), Some(1), "where all of them have room");
-        assert_eq!(choose(&seats, None, 8, |_| true, now), None);
-        assert_eq!(choose(&seats, Some(0), 1, |place| place == 1, now), Some(1), "who does not serve gets nothing");
-        seats[0].in_flight = 4;
-        assert_eq!(choose(&seats, Some(0), 1, |_| true, now), Some(2), "rather elsewhere than not at all");
-        assert_eq!(choose(&seats, None, 1, |_| false, now), None);
+        let mut engine_slots = vec![EngineSlot::new(4), EngineSlot::new(4), EngineSlot::new(8)];
+        (engine_slots[0].in_flight, engine_slots[1].in_flight, engine_slots[2].in_flight) = (3, 1, 1);
+        assert_eq!(choose(&engine_slots, Some(0), 1, |_| true, now), Some(0));
+        assert_eq!(choose(&engine_slots, None, 1, |_| true, now), Some(2), "an eighth of its room is taken");
+        assert_eq!(choose(&engine_slots, Some(0), 2, |place| place < 2, now), Some(1), "where all of them have room");
+        assert_eq!(choose(&engine_slots, None, 8, |_| true, now), None);
+        assert_eq!(choose(&engine_slots, Some(0), 1, |place| place == 1, now), Some(1), "who does not serve gets nothing");
+        engine_slots[0].in_flight = 4;
+        assert_eq!(choose(&engine_slots, Some(0), 1, |_| true, now), Some(2), "rather elsewhere than not at all");
+        assert_eq!(choose(&engine_slots, None, 1, |_| false, now), None);
     }
 
     #[test]
     fn a_busy_engine_gets_fewer_and_more_again_and_a_paused_one_is_left_alone() {
         let now = Instant::now();
-        let mut seat = Seat::new(64);
+        let mut slot = EngineSlot::new(64);
         for _ in 0..3 {
-            seat.busy(0, 429, None, now);
+            slot.busy(0, 429, None, now);
         }
-        assert_eq!(seat.limit(), 48, "turned away together, counted once");
-        assert_eq!(choose(&[seat.clone()], Some(0), 1, |_| true, now), None);
-        assert_eq!(choose(&[seat.clone()], None, 1, |_| true, now + Duration::from_secs(1)), Some(0));
+        assert_eq!(slot.limit(), 48, "turned away together, counted once");
+        assert_eq!(choose(&[slot.clone()], Some(0), 1, |_| true, now), None);
+        assert_eq!(choose(&[slot.clone()], None, 1, |_| true, now + Duration::from_secs(1)), Some(0));
         for _ in 0..2000 {
-            seat.ended();
+            slot.ended();
         }
-        assert_eq!(seat.limit(), 64);
-        let mut paused = Seat::new(8);
+        assert_eq!(slot.limit(), 64);
+        let mut paused = EngineSlot::new(8);
         paused.busy(0, 503, Some(Duration::from_secs(7)), now);
         assert_eq!(paused.limit(), 8);
         assert_eq!(choose(&[paused.clone()], None, 1, |_| true, now + Duration::from_secs(6)), None, "as long as it asked for");

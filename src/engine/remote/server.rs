@@ -17,7 +17,7 @@ pub struct ServerConfig {
     /// The model to ask for; the first that it serves unless told otherwise.
     pub model: Option<String>,
     /// Longest time to the first token and from each to the next. A server that is paused says nothing, either.
-    pub silence: Duration,
+    pub stall_timeout: Duration,
     /// Longest time for a question whose answer is known, such as what model it serves.
     pub call: Duration,
 }
@@ -28,7 +28,7 @@ impl ServerConfig {
         ServerConfig {
             endpoint: Endpoint { idle_connections: 256, ..Endpoint::new(url) },
             model: None,
-            silence: Duration::from_secs(120),
+            stall_timeout: Duration::from_secs(120),
             call: Duration::from_secs(20),
         }
     }
@@ -41,7 +41,7 @@ impl ServerConfig {
 
 /// What one event of a stream says.
 #[derive(Debug, Default)]
-pub(super) struct Said {
+pub(super) struct StreamDelta {
     /// Which of the answers it is about.
     pub(super) choice: usize,
     pub(super) chunk: Chunk,
@@ -53,9 +53,9 @@ pub(super) struct Said {
 /// Whoever a stream tells.
 pub(super) trait Listener {
     /// Hears of an event: whether it wants more, or why that can't be.
-    fn hear(&mut self, said: Said) -> impl Future<Output = Result<bool, String>> + Send;
+    fn hear(&mut self, delta: StreamDelta) -> impl Future<Output = Result<bool, String>> + Send;
 
-    /// Whether all was said.
+    /// Whether all was delta.
     fn is_done(&self) -> bool;
 }
 
@@ -66,8 +66,8 @@ struct Reader<'a> {
 }
 
 impl Listener for Reader<'_> {
-    async fn hear(&mut self, Said { chunk, ending, over, .. }: Said) -> Result<bool, String> {
-        if !chunk.tokens.is_empty() && !self.tokens.tell(chunk).await {
+    async fn hear(&mut self, StreamDelta { chunk, ending, over, .. }: StreamDelta) -> Result<bool, String> {
+        if !chunk.tokens.is_empty() && !self.tokens.send(chunk).await {
             self.ending = Some(Ending { end: End::Aborted, spans: None });
             return Ok(false);
         }
@@ -85,7 +85,7 @@ pub(super) async fn follow<E: DeserializeOwned>(
     client: &Client,
     question: (&str, &Value, Duration),
     tokens: &Tokens,
-    read: impl FnMut(E) -> Result<Said, Wrong>,
+    read: impl FnMut(E) -> Result<StreamDelta, EventError>,
 ) -> Result<Ending, RemoteError> {
     let mut reader = Reader { tokens, ending: None };
     listen(client, question, &mut reader, read).await?;
@@ -96,17 +96,17 @@ pub(super) async fn follow<E: DeserializeOwned>(
 /// Reads a stream to its end and tells `listener`.
 pub(super) async fn listen<E: DeserializeOwned>(
     client: &Client,
-    (path, body, silence): (&str, &Value, Duration),
+    (path, body, stall_timeout): (&str, &Value, Duration),
     listener: &mut impl Listener,
-    mut read: impl FnMut(E) -> Result<Said, Wrong>,
+    mut read: impl FnMut(E) -> Result<StreamDelta, EventError>,
 ) -> Result<(), RemoteError> {
     let what = format!("POST {path}");
-    let mut events = client.events(path, body, silence).await?;
+    let mut events = client.events(path, body, stall_timeout).await?;
     loop {
         let data = match events.next().await {
             Ok(Some(data)) => data,
             Ok(None) => return Ok(()),
-            // All was said; how the connection ends changes nothing.
+            // All was delta; how the connection ends changes nothing.
             Err(_) if listener.is_done() => return Ok(()),
             Err(error) => return Err(error),
         };
@@ -118,11 +118,11 @@ pub(super) async fn listen<E: DeserializeOwned>(
         }
         let event = serde_json::from_str(&data)
             .map_err(|error| client.nonsense(&what, format!("an event that is not as expected ({error})"), &data))?;
-        let said = read(event).map_err(|wrong| match wrong {
-            Wrong::Nonsense(why) => client.nonsense(&what, why, &data),
-            Wrong::Refused { status, told } => client.refusal(&what, status, &told),
+        let delta = read(event).map_err(|wrong| match wrong {
+            EventError::Nonsense(why) => client.nonsense(&what, why, &data),
+            EventError::Refused { status, told } => client.refusal(&what, status, &told),
         })?;
-        let more = listener.hear(said).await.map_err(|why| client.nonsense(&what, why, &data))?;
+        let more = listener.hear(delta).await.map_err(|why| client.nonsense(&what, why, &data))?;
         if !more {
             return Ok(());
         }
@@ -131,7 +131,7 @@ pub(super) async fn listen<E: DeserializeOwned>(
 
 /// What is wrong with an event.
 #[derive(Debug)]
-pub(super) enum Wrong {
+pub(super) enum EventError {
     /// It contradicts itself, or the protocol.
     Nonsense(String),
     /// It says that the request failed.
@@ -143,8 +143,8 @@ pub(super) enum Wrong {
     },
 }
 
-impl From<String> for Wrong {
+impl From<String> for EventError {
     fn from(why: String) -> Self {
-        Wrong::Nonsense(why)
+        EventError::Nonsense(why)
     }
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
 use super::reply::{WireSpan, chunk, spans};
-use super::server::{Said, ServerConfig, Wrong, follow};
+use super::server::{EventError, ServerConfig, StreamDelta, follow};
 use super::{Attempt, Capabilities, End, Ending, Fault, InferenceEngine, Pending, RemoteError, Scored, Tokens, WeightControl};
 use crate::net::Client;
 
@@ -169,7 +169,7 @@ struct Reader {
 }
 
 impl Reader {
-    fn said(&mut self, event: Event) -> Result<Said, Wrong> {
+    fn delta(&mut self, event: Event) -> Result<StreamDelta, EventError> {
         let Event { mut output_ids, meta_info: meta } = event;
         let mut log_probs = meta.output_token_logprobs;
         // Either column may be the whole answer or its newest part, and ends where the count says; what is there beyond has come since, and comes
@@ -178,31 +178,36 @@ impl Reader {
         newest(&mut output_ids, self.told, all);
         newest(&mut log_probs, self.told, all);
         if let Some(((_, id, _), token)) = log_probs.iter().zip(&output_ids).find(|((_, id, _), token)| id != *token) {
-            return Err(Wrong::Nonsense(format!("a log-probability of token {id} for token {token}")));
+            return Err(EventError::Nonsense(format!("a log-probability of token {id} for token {token}")));
         }
         let chunk = chunk(output_ids, log_probs.into_iter().map(|(log_prob, ..)| log_prob).collect())?;
         self.told += chunk.tokens.len();
         if self.told != all {
-            return Err(Wrong::Nonsense(format!("{} tokens, of which it counts {all}", self.told)));
+            return Err(EventError::Nonsense(format!("{} tokens, of which it counts {all}", self.told)));
         }
         if let Some(stop) = chunk.tokens.iter().position(|token| self.stops.contains(token)) {
             let mut chunk = chunk;
             chunk.tokens.truncate(stop + 1);
             chunk.log_probs.truncate(stop + 1);
-            return Ok(Said { chunk, ending: Some(Ending { end: End::Stop, spans: None }), over: true, ..Said::default() });
+            return Ok(StreamDelta {
+                chunk,
+                ending: Some(Ending { end: End::Stop, spans: None }),
+                over: true,
+                ..StreamDelta::default()
+            });
         }
-        let Some(finish) = meta.finish_reason else { return Ok(Said { chunk, ..Said::default() }) };
+        let Some(finish) = meta.finish_reason else { return Ok(StreamDelta { chunk, ..StreamDelta::default() }) };
         let end = match (finish.kind.as_str(), finish.status_code) {
             ("stop", _) => End::Stop,
             ("length", _) => End::Length,
             ("abort", Some(status)) if status >= 400 => {
-                return Err(Wrong::Refused { status, told: finish.message.unwrap_or_default() });
+                return Err(EventError::Refused { status, told: finish.message.unwrap_or_default() });
             }
             ("abort", _) => End::Aborted,
-            (other, _) => return Err(Wrong::Nonsense(format!("finish_reason {other:?}, which is unknown here"))),
+            (other, _) => return Err(EventError::Nonsense(format!("finish_reason {other:?}, which is unknown here"))),
         };
         // Its `weight_version` alone is the newest, and no token's for certain.
-        Ok(Said { chunk, ending: Some(Ending { end, spans: spans(meta.weight_versions) }), ..Said::default() })
+        Ok(StreamDelta { chunk, ending: Some(Ending { end, spans: spans(meta.weight_versions) }), ..StreamDelta::default() })
     }
 }
 
@@ -218,7 +223,7 @@ impl InferenceEngine for SglangEngine {
             let mut reader = Reader { told: 0, stops };
             let question = question(attempt);
             let ended =
-                follow(&self.client, (GENERATE, &question, self.config.silence), tokens, |event| reader.said(event)).await;
+                follow(&self.client, (GENERATE, &question, self.config.stall_timeout), tokens, |event| reader.delta(event)).await;
             ended.map_err(|error| without_adapter(error, attempt))
         })
     }
@@ -246,7 +251,7 @@ impl InferenceEngine for SglangEngine {
                 "input_ids": tokens, "sampling_params": { "max_new_tokens": 1, "temperature": 0.0 }, "return_logprob": true,
                 "logprob_start_len": 0, "stream": false, "lora_path": adapter,
             });
-            let reply = self.client.post(GENERATE, &question, self.config.silence).await?;
+            let reply = self.client.post(GENERATE, &question, self.config.stall_timeout).await?;
             let listed = reply.pointer("/meta_info/input_token_logprobs").and_then(Value::as_array);
             // The first token follows nothing; it may be listed without a number, or not at all.
             // It writes the vocabulary's last token, and what is beyond, as 0 here; the number is the token's own.

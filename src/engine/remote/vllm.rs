@@ -13,9 +13,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
+use super::group_request::{GroupRequest, GroupRequests};
 use super::reply::{WireSpan, chunk, spans};
-use super::server::{Said, ServerConfig, Wrong, follow, listen};
-use super::together::{Group, Meeting};
+use super::server::{EventError, ServerConfig, StreamDelta, follow, listen};
 use super::{
     Attempt, Capabilities, End, Ending, Fault, InferenceEngine, Pending, RemoteError, Scored, Tokens, WeightControl, completions,
 };
@@ -34,7 +34,7 @@ pub struct VllmEngine {
     client: Client,
     config: ServerConfig,
     probed: Arc<OnceCell<Probed>>,
-    meeting: Meeting,
+    groups: GroupRequests,
     control: Option<Arc<dyn WeightControl>>,
 }
 
@@ -56,7 +56,7 @@ impl VllmEngine {
     /// The same, asked as this says.
     pub fn with(config: ServerConfig) -> Result<Self, RemoteError> {
         let client = config.client("vLLM")?;
-        Ok(VllmEngine { client, config, probed: Arc::default(), meeting: Meeting::default(), control: None })
+        Ok(VllmEngine { client, config, probed: Arc::default(), groups: GroupRequests::default(), control: None })
     }
 
     /// Given weights by this.
@@ -130,15 +130,15 @@ impl VllmEngine {
     }
 
     /// Answers a group as one question.
-    async fn answer(self, mut group: Group, model: String) {
+    async fn answer(self, mut group: GroupRequest, model: String) {
         let (first, samples) = group.first();
         let question = question(first, samples, &model);
         let channels = group.channels();
-        let asked = (GENERATE, &question, self.config.silence);
+        let asked = (GENERATE, &question, self.config.stall_timeout);
         tokio::select! {
-            answered = listen(&self.client, asked, &mut group, said) => group.end(answered, self.client.name()),
+            answered = listen(&self.client, asked, &mut group, delta) => group.end(answered, self.client.name()),
             // Its connection closes, and the server stops.
-            () = Group::deserted(channels) => {}
+            () = GroupRequest::deserted(channels) => {}
         }
     }
 
@@ -219,19 +219,24 @@ struct Entry {
     logprob: Option<f64>,
 }
 
-fn said(event: Event) -> Result<Said, Wrong> {
+fn delta(event: Event) -> Result<StreamDelta, EventError> {
     let Some(Choice { index, token_ids, logprobs, finish_reason, weight_versions }) = event.choices.into_iter().next() else {
-        return Ok(Said::default());
+        return Ok(StreamDelta::default());
     };
     let entries = logprobs.map(|log_probs| log_probs.content).unwrap_or_default();
     if let Some((entry, token)) =
         entries.iter().zip(&token_ids).find(|(entry, token)| entry.token_id.is_some_and(|id| id != **token))
     {
-        return Err(Wrong::Nonsense(format!("a log-probability of token {:?} for token {token}", entry.token_id)));
+        return Err(EventError::Nonsense(format!("a log-probability of token {:?} for token {token}", entry.token_id)));
     }
     let chunk = chunk(token_ids, entries.into_iter().map(|entry| entry.logprob).collect())?;
     let end = finish_reason.as_deref().map(completions::end).transpose()?;
-    Ok(Said { choice: index, chunk, ending: end.map(|end: End| Ending { end, spans: spans(weight_versions) }), over: false })
+    Ok(StreamDelta {
+        choice: index,
+        chunk,
+        ending: end.map(|end: End| Ending { end, spans: spans(weight_versions) }),
+        over: false,
+    })
 }
 
 impl InferenceEngine for VllmEngine {
@@ -243,18 +248,19 @@ impl InferenceEngine for VllmEngine {
         Box::pin(async move {
             let probed = self.ask().await?;
             self.check(attempt, probed)?;
-            let (model, silence) = (&probed.capabilities.model, self.config.silence);
+            let (model, stall_timeout) = (&probed.capabilities.model, self.config.stall_timeout);
             if !probed.generates {
                 let question = completions::question(attempt, model);
-                return follow(&self.client, (completions::PATH, &question, silence), tokens, completions::Event::said).await;
+                return follow(&self.client, (completions::PATH, &question, stall_timeout), tokens, completions::Event::delta)
+                    .await;
             }
             let ask = |group| self.clone().answer(group, model.clone());
             if attempt.together > 1
-                && let Some(ended) = self.meeting.join(attempt, tokens, ask).await
+                && let Some(ended) = self.groups.join(attempt, tokens, ask).await
             {
                 return ended;
             }
-            follow(&self.client, (GENERATE, &question(attempt, 1, model), silence), tokens, said).await
+            follow(&self.client, (GENERATE, &question(attempt, 1, model), stall_timeout), tokens, delta).await
         })
     }
 
@@ -274,7 +280,7 @@ impl InferenceEngine for VllmEngine {
                 "model": model, "prompt": tokens, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0,
                 "return_token_ids": true,
             });
-            let reply = self.client.post(completions::PATH, &question, self.config.silence).await?;
+            let reply = self.client.post(completions::PATH, &question, self.config.stall_timeout).await?;
             let listed = reply.pointer("/choices/0/prompt_logprobs").and_then(Value::as_array);
             let of = |(entry, token): (&Value, &u32)| entry.pointer(&format!("/{token}/logprob"))?.as_f64();
             let log_probs: Option<Vec<f32>> =

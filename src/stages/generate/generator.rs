@@ -260,7 +260,7 @@ impl<E: TokenEngine> Generator<E> {
 
     fn swap(&self, engine: &mut E, (version, weights): (Version, Arc<E::Weights>)) {
         let truncated = self.admission.as_ref().map_or(0, |admission| {
-            let expired = engine.begin_anew(&|ordinal, answer| admission.expires(ordinal, answer, version));
+            let expired = engine.restart_expired(&|ordinal, answer| admission.expires(ordinal, answer, version));
             expired.into_iter().map(|(ordinal, index)| admission.discard(ordinal, index)).sum()
         });
         engine.set_weights(version, &weights);

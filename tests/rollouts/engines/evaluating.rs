@@ -28,7 +28,7 @@ fn train(seed: u64, folder: &std::path::Path) -> Found {
     let handle = handle(engines);
     let admission = Admission::new(2, 4, Some(STEPS * 2)).bounded(1);
     let (publisher, published) = weights();
-    let config = FleetConfig { patience: GUARD, ..hasty() };
+    let config = FleetConfig { fleet_timeout: GUARD, ..hasty() };
     let judged: Arc<Mutex<Vec<Version>>> = Arc::default();
     let noted = judged.clone();
     let exam = Exam {

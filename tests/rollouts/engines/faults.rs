@@ -155,7 +155,7 @@ fn play(seed: u64) -> bool {
         Arc::new(VllmEngine::new(&servers[1].url).unwrap())
     };
     let handle = handle([first, second]);
-    (0..2).for_each(|place| handle.serves(place, 1));
+    (0..2).for_each(|place| handle.mark_serving(place, 1));
     // With room for it, samples of a prompt are asked for together.
     let per_engine = if seed % 4 < 2 { 16 } else { 64 };
     let mut fleet = fleet(&handle, FleetConfig { per_engine, ..hasty() });
@@ -167,7 +167,7 @@ fn play(seed: u64) -> bool {
     let mut book: BTreeMap<(u64, u32), (Vec<u32>, Status)> = BTreeMap::new();
     let ended = finish(&mut fleet, |fleet| {
         // The sync that a run has: whoever comes back has its weights looked at.
-        handle.behind().into_iter().for_each(|place| handle.serves(place, 1));
+        handle.behind().into_iter().for_each(|place| handle.mark_serving(place, 1));
         for key in fleet.discarded() {
             book.remove(key);
         }

@@ -27,9 +27,9 @@ fn tokenizer() -> Arc<Tokenizer> {
 fn hasty() -> FleetConfig {
     FleetConfig {
         per_engine: 16,
-        silence: Duration::from_millis(100),
-        whole: Duration::from_secs(5),
-        patience: Duration::from_secs(2),
+        stall_timeout: Duration::from_millis(100),
+        attempt_timeout: Duration::from_secs(5),
+        fleet_timeout: Duration::from_secs(2),
         retries: 12,
         pause: Duration::from_millis(1),
         max_refused: 1000,

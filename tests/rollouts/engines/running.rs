@@ -49,7 +49,7 @@ fn a_dead_engines_work_moves_with_all_its_tokens_and_it_comes_back_when_it_has_t
     let (dies, stays) = (Server::new(serve), Server::new(serve));
     let port = dies.port();
     let handle = handle([vllm(&dies.url), vllm(&stays.url)]);
-    (0..2).for_each(|place| handle.serves(place, 3));
+    (0..2).for_each(|place| handle.mark_serving(place, 3));
     let mut fleet = fleet(&handle, hasty());
     fleet.set_weights(3, &Synced { version: 3 });
     (0..8).for_each(|ordinal| fleet.submit(request(ordinal, 4, &params())).unwrap());
@@ -85,7 +85,7 @@ fn a_dead_engines_work_moves_with_all_its_tokens_and_it_comes_back_when_it_has_t
     (8..10).for_each(|ordinal| fleet.submit(request(ordinal, 4, &params())).unwrap());
     finish(&mut fleet, |_| {}).unwrap();
     assert_eq!((handle.behind(), asked.load(SeqCst)), (vec![0], 0));
-    handle.serves(0, 3);
+    handle.mark_serving(0, 3);
     (10..30).for_each(|ordinal| fleet.submit(request(ordinal, 4, &params())).unwrap());
     finish(&mut fleet, |_| {}).unwrap();
     assert!(asked.load(SeqCst) > 0 && handle.state(0) == EngineState::Serving);
@@ -95,7 +95,7 @@ fn a_dead_engines_work_moves_with_all_its_tokens_and_it_comes_back_when_it_has_t
 fn when_no_engine_is_left_the_error_says_what_waits_and_why() {
     let url = Server::new(|_, _| Reply::Reset).url.clone();
     let handle = handle([vllm(&url)]);
-    let config = FleetConfig { patience: Duration::from_millis(300), ..hasty() };
+    let config = FleetConfig { fleet_timeout: Duration::from_millis(300), ..hasty() };
     let mut fleet = fleet(&handle, config);
     fleet.set_weights(1, &Synced { version: 1 });
     fleet.submit(request(4, 2, &params())).unwrap();
@@ -125,7 +125,7 @@ fn a_paused_server_is_waited_for_and_that_is_no_failure() {
         })
     });
     let handle = handle([vllm(&server.url)]);
-    let mut fleet = fleet(&handle, FleetConfig { retries: 0, patience: GUARD, ..hasty() });
+    let mut fleet = fleet(&handle, FleetConfig { retries: 0, fleet_timeout: GUARD, ..hasty() });
     fleet.set_weights(1, &Synced { version: 1 });
     fleet.submit(request(0, 1, &params())).unwrap();
     let ended = finish(&mut fleet, |_| {}).unwrap();
@@ -150,7 +150,7 @@ impl InferenceEngine for Odd {
                 3 => Ok(Ending { end: End::Stop, spans: None }),
                 _ => {
                     let (token, log_prob) = next(&attempt.tokens);
-                    tokens.tell(Chunk { tokens: vec![token], log_probs: vec![log_prob] }).await;
+                    tokens.send(Chunk { tokens: vec![token], log_probs: vec![log_prob] }).await;
                     let end = if token == 1 { End::Stop } else { End::Aborted };
                     Ok(Ending { end, spans: None })
                 }
@@ -191,8 +191,8 @@ fn v5_prompts_are_remembered_apart_by_version_and_expired_answers_begin_anew() {
     while fleet.sampled().is_empty() {
         fleet.step().unwrap();
     }
-    assert_eq!(fleet.begin_anew(&|_, answer| answer.versions.oldest() == Some(1)), [(ordinal, 0)]);
-    handle.serves(0, 2);
+    assert_eq!(fleet.restart_expired(&|_, answer| answer.versions.oldest() == Some(1)), [(ordinal, 0)]);
+    handle.mark_serving(0, 2);
     fleet.set_weights(2, &Synced { version: 2 });
     let ended = finish(&mut fleet, |_| {}).unwrap();
     let finished = &ended[&(ordinal, 0)];
@@ -210,7 +210,7 @@ fn f6_a_prompt_that_is_refused_for_good_costs_its_group_and_nothing_else() {
         })
     });
     let handle = handle([vllm(&server.url)]);
-    handle.serves(0, 1);
+    handle.mark_serving(0, 1);
     let folder = tempfile::tempdir().unwrap();
     let admission = Admission::new(8, 8, None);
     let (publisher, published) = weights();
@@ -265,11 +265,11 @@ fn v4_what_was_made_under_weights_on_trial_is_given_back_when_they_are_right_and
     let server = Server::new(|path, body| vllm_page(path).unwrap_or_else(|| right(body, "1", 2)));
     for wrong in [false, true] {
         let handle = handle([vllm(&server.url)]);
-        handle.serves(0, 1);
-        let mut fleet = fleet(&handle, FleetConfig { patience: GUARD, ..hasty() });
+        handle.mark_serving(0, 1);
+        let mut fleet = fleet(&handle, FleetConfig { fleet_timeout: GUARD, ..hasty() });
         fleet.set_weights(1, &Synced { version: 1 });
         (0..4).for_each(|ordinal| fleet.submit(request(ordinal, 2, &params())).unwrap());
-        handle.tries(0);
+        handle.start_trial(0);
         let (mut told, mut withdrawn) = (0, Vec::new());
         let started = Instant::now();
         while told < (0..4).map(|ordinal| 2 * answer_to(&prompt(ordinal), 12).len()).sum::<usize>() - 8 {
@@ -279,16 +279,16 @@ fn v4_what_was_made_under_weights_on_trial_is_given_back_when_they_are_right_and
         }
         // The verdict.
         if wrong {
-            handle.doubt(0)
+            handle.mark_doubtful(0)
         } else {
-            handle.serves(0, 1)
+            handle.mark_serving(0, 1)
         }
         let mut anew = 0;
         let ended = finish(&mut fleet, |fleet| {
             withdrawn.extend(fleet.discarded().to_vec());
             anew += fleet.sampled().len();
             if wrong && !withdrawn.is_empty() {
-                handle.serves(0, 1);
+                handle.mark_serving(0, 1);
             }
         })
         .unwrap();
@@ -331,7 +331,7 @@ fn samples_of_a_prompt_are_asked_for_together_and_go_on_by_themselves_when_that_
             })
         });
         let handle = handle([vllm(&server.url)]);
-        handle.serves(0, 1);
+        handle.mark_serving(0, 1);
         let mut fleet = fleet(&handle, FleetConfig { per_engine: 64, ..hasty() });
         fleet.set_weights(1, &Synced { version: 1 });
         fleet.submit(request(0, 4, &params())).unwrap();
@@ -361,7 +361,7 @@ fn a_group_of_which_all_are_given_up_leaves_no_question_open() {
         })
     });
     let handle = handle([vllm(&server.url)]);
-    let patient = FleetConfig { per_engine: 64, patience: GUARD, silence: GUARD, whole: GUARD, ..hasty() };
+    let patient = FleetConfig { per_engine: 64, fleet_timeout: GUARD, stall_timeout: GUARD, attempt_timeout: GUARD, ..hasty() };
     let mut fleet = fleet(&handle, patient);
     fleet.set_weights(1, &Synced { version: 1 });
     let ordinal = (0..).find(|ordinal| answer_to(&prompt(*ordinal), 12).len() > 6).unwrap();
@@ -371,7 +371,7 @@ fn a_group_of_which_all_are_given_up_leaves_no_question_open() {
     while begun.len() < 4 {
         fleet.step().unwrap();
         assert_eq!(server.left.load(SeqCst), 0, "some are still waited for");
-        begun.extend(fleet.begin_anew(&|_, _| true));
+        begun.extend(fleet.restart_expired(&|_, _| true));
         assert!(started.elapsed() < GUARD, "{begun:?}");
     }
     let ended = finish(&mut fleet, |_| {}).unwrap();
@@ -388,7 +388,7 @@ fn each_engine_is_measured_by_itself() {
     let ill = Server::new(|path, _| vllm_page(path).unwrap_or(Reply::Page(500, "out of memory".into())));
     let (handle, metrics) = (handle([vllm(&well.url), vllm(&ill.url)]), Metrics::new());
     handle.observe(&metrics);
-    (0..2).for_each(|place| handle.serves(place, 1));
+    (0..2).for_each(|place| handle.mark_serving(place, 1));
     let mut fleet = fleet(&handle, hasty());
     fleet.set_weights(1, &Synced { version: 1 });
     (0..8).for_each(|ordinal| fleet.submit(request(ordinal, 4, &params())).unwrap());

@@ -101,7 +101,7 @@ impl InferenceEngine for Unsteady {
                 let (token, log_prob) = next(&read);
                 read.push(token);
                 made += 1;
-                if !tokens.tell(Chunk { tokens: vec![token], log_probs: vec![log_prob] }).await {
+                if !tokens.send(Chunk { tokens: vec![token], log_probs: vec![log_prob] }).await {
                     break End::Aborted;
                 }
                 match token {
@@ -203,7 +203,7 @@ fn train(seed: u64, round: u64, sync_every: u64) -> (Vec<(u64, Batch)>, Totals) 
     let window = per_version - GROUPS as u64 + round;
     let admission = Admission::new(per_version, window, Some(STEPS * GROUPS as u64)).bounded(0);
     let (publisher, published) = weights();
-    let config = FleetConfig { patience: GUARD, ..hasty() };
+    let config = FleetConfig { fleet_timeout: GUARD, ..hasty() };
     let generator = Generator::remote(&handle, config, &tokenizer(), published).group_size(SAMPLES).max_new_tokens(12);
     let seen: Arc<Mutex<Vec<(u64, Batch)>>> = Arc::default();
     let noted = seen.clone();

@@ -8,11 +8,11 @@ pub struct FleetConfig {
     /// Most samples at a time on one engine; it gets fewer where it says that it is busy.
     pub per_engine: usize,
     /// Longest time without a token of a sample; of an engine that does not stream, without the whole of it.
-    pub silence: Duration,
+    pub stall_timeout: Duration,
     /// Longest time for one attempt.
-    pub whole: Duration,
-    /// Longest time without any token of any engine, beyond `silence` where one is at work.
-    pub patience: Duration,
+    pub attempt_timeout: Duration,
+    /// Longest time without any token of any engine, beyond `stall_timeout` where one is at work.
+    pub fleet_timeout: Duration,
     /// Failed attempts in a row, without any token, after which a sample is given up.
     pub retries: u32,
     /// The pause before the first retry; each further one is twice as long, ten seconds at most, less up to half of it by chance.
@@ -33,9 +33,9 @@ impl Default for FleetConfig {
     fn default() -> Self {
         FleetConfig {
             per_engine: 256,
-            silence: Duration::from_secs(120),
-            whole: Duration::from_secs(3600),
-            patience: Duration::from_secs(300),
+            stall_timeout: Duration::from_secs(120),
+            attempt_timeout: Duration::from_secs(3600),
+            fleet_timeout: Duration::from_secs(300),
             retries: 5,
             pause: Duration::from_millis(250),
             max_refused: 64,

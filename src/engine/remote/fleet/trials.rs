@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use super::Fleet;
 use crate::engine::EngineError;
-use crate::engine::remote::router::Seat;
-use crate::engine::remote::slip::{Slip, Stage};
+use crate::engine::remote::in_flight::{InFlightSample, Stage};
+use crate::engine::remote::router::EngineSlot;
 
 impl Fleet {
     /// Does it, if there are any.
@@ -21,9 +21,9 @@ impl Fleet {
 
     /// They may go on after a sync: whom they turned away need not wait any longer.
     fn reopen(&mut self, now: Instant) {
-        self.seats.iter_mut().for_each(Seat::reopen);
-        for slip in self.samples.values_mut().filter(|slip| slip.turned_away > 0) {
-            if let Stage::Waiting(at) = &mut slip.stage {
+        self.engine_slots.iter_mut().for_each(EngineSlot::reopen);
+        for sample in self.samples.values_mut().filter(|sample| sample.turned_away > 0) {
+            if let Stage::Waiting(at) = &mut sample.stage {
                 *at = now;
             }
         }
@@ -31,17 +31,19 @@ impl Fleet {
 
     /// Begins anew what engines made, or are making, under weights that turned out to be wrong.
     fn refute(&mut self, now: Instant) {
-        let refuted: Vec<u64> = (0..self.seats.len()).map(|place| self.handle.refuted(place)).collect();
-        let at_work =
-            |slip: &Slip| slip.running().is_some_and(|running| refuted[running.place] > self.seats[running.place].refuted);
-        let worthless = |slip: &Slip| at_work(slip) || slip.unproven.iter().any(|(place, before)| refuted[*place] > *before);
-        let keys: Vec<(u64, u32)> = self.samples.iter().filter(|(_, slip)| worthless(slip)).map(|(key, _)| *key).collect();
+        let refuted: Vec<u64> = (0..self.engine_slots.len()).map(|place| self.handle.refutations(place)).collect();
+        let at_work = |sample: &InFlightSample| {
+            sample.running().is_some_and(|running| refuted[running.place] > self.engine_slots[running.place].refuted)
+        };
+        let worthless =
+            |sample: &InFlightSample| at_work(sample) || sample.unproven.iter().any(|(place, before)| refuted[*place] > *before);
+        let keys: Vec<(u64, u32)> = self.samples.iter().filter(|(_, sample)| worthless(sample)).map(|(key, _)| *key).collect();
         for key in &keys {
-            let Some(slip) = self.samples.get_mut(key) else { continue };
-            if let Some(place) = slip.running().map(|running| running.place) {
-                self.seats[place].in_flight = self.seats[place].in_flight.saturating_sub(1);
+            let Some(sample) = self.samples.get_mut(key) else { continue };
+            if let Some(place) = sample.running().map(|running| running.place) {
+                self.engine_slots[place].in_flight = self.engine_slots[place].in_flight.saturating_sub(1);
             }
-            slip.begin_anew(now);
+            sample.restart(now);
             self.withdraw(*key);
         }
         if !keys.is_empty() {
@@ -50,15 +52,15 @@ impl Fleet {
                 keys.len()
             );
         }
-        self.seats.iter_mut().zip(refuted).for_each(|(seat, refuted)| seat.refuted = refuted);
+        self.engine_slots.iter_mut().zip(refuted).for_each(|(slot, refuted)| slot.refuted = refuted);
     }
 
     /// Gives back what has ended and is no longer in doubt.
     fn prove(&mut self) -> Result<(), EngineError> {
         let mut ended = Vec::new();
-        for (key, slip) in &mut self.samples {
-            slip.unproven.retain(|(place, _)| self.handle.on_trial(*place));
-            if let (Stage::Ended(finish), true) = (&slip.stage, slip.unproven.is_empty()) {
+        for (key, sample) in &mut self.samples {
+            sample.unproven.retain(|(place, _)| self.handle.on_trial(*place));
+            if let (Stage::Ended(finish), true) = (&sample.stage, sample.unproven.is_empty()) {
                 ended.push((*key, *finish));
             }
         }

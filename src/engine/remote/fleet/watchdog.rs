@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{FAILURES, Fleet, id};
 use crate::engine::remote::budget::pause;
-use crate::engine::remote::slip::Slip;
+use crate::engine::remote::in_flight::InFlightSample;
 use crate::engine::remote::{EngineState, FleetHandle};
 use crate::engine::{EngineError, TokenEngine};
 
@@ -14,18 +14,18 @@ const LOOK: Duration = Duration::from_secs(10);
 impl Fleet {
     /// Looks after lost engines, and at what takes too long.
     pub(super) fn watch(&mut self, now: Instant) -> Result<(), EngineError> {
-        for place in 0..self.seats.len() {
+        for place in 0..self.engine_slots.len() {
             let looking = self.looks[place].as_ref().is_some_and(|look| !look.is_finished());
             if !looking && self.handle.state(place) == EngineState::Lost {
                 let (handle, first) = (self.handle.clone(), self.config.pause);
                 // The oftener it was lost without making a token in between, the later one looks.
-                let nth = self.seats[place].failures.saturating_sub(FAILURES) + 1;
-                self.seats[place].failures = self.seats[place].failures.saturating_add(1);
+                let nth = self.engine_slots[place].failures.saturating_sub(FAILURES) + 1;
+                self.engine_slots[place].failures = self.engine_slots[place].failures.saturating_add(1);
                 self.looks[place] = Some(self.tasks()?.spawn(look(handle, place, first, nth)));
             }
         }
         let busy = self.active() > 0;
-        let bound = if busy { self.config.patience + self.config.silence } else { self.config.patience };
+        let bound = if busy { self.config.fleet_timeout + self.config.stall_timeout } else { self.config.fleet_timeout };
         let still = now.saturating_duration_since(self.progress);
         if still > bound {
             return Err(EngineError::Stuck { seconds: still.as_secs_f64(), report: self.report(now) });
@@ -34,13 +34,13 @@ impl Fleet {
             self.warned = now;
             tracing::warn!("no engine made a token for {:.0} s; {}", still.as_secs_f64(), self.report(now));
         }
-        let longest = self.samples.iter().filter(|(_, slip)| slip.running().is_some()).min_by_key(|(_, slip)| slip.since);
-        if let Some((key, slip)) = longest
-            && now.saturating_duration_since(slip.since) > self.config.warn
+        let longest = self.samples.iter().filter(|(_, sample)| sample.running().is_some()).min_by_key(|(_, sample)| sample.since);
+        if let Some((key, sample)) = longest
+            && now.saturating_duration_since(sample.since) > self.config.warn
             && now.saturating_duration_since(self.warned) > self.config.warn
         {
             self.warned = now;
-            tracing::warn!("{}", self.describe(*key, slip, now));
+            tracing::warn!("{}", self.describe(*key, sample, now));
         }
         Ok(())
     }
@@ -48,8 +48,8 @@ impl Fleet {
     /// What waits, where and since when, and how the engines stand.
     fn report(&self, now: Instant) -> String {
         let mut samples: Vec<_> = self.samples.iter().collect();
-        samples.sort_by_key(|(_, slip)| slip.since);
-        let shown = samples.iter().take(3).map(|(key, slip)| self.describe(**key, slip, now));
+        samples.sort_by_key(|(_, sample)| sample.since);
+        let shown = samples.iter().take(3).map(|(key, sample)| self.describe(**key, sample, now));
         let engines = self.handle.engines().iter().enumerate().map(|(place, engine)| match self.handle.state(place) {
             EngineState::Serving => format!("{} serves", engine.name()),
             EngineState::Behind => format!("{} waits for weights", engine.name()),
@@ -64,10 +64,10 @@ impl Fleet {
         format!("waiting: {shown}{more}; engines: {engines}")
     }
 
-    fn describe(&self, key: (u64, u32), slip: &Slip, now: Instant) -> String {
-        let at = slip.running().map_or("no engine".to_owned(), |running| self.handle.engines()[running.place].name());
-        let (made, silent) = (slip.answer.tokens.len(), now.saturating_duration_since(slip.since).as_secs_f64());
-        format!("sample {} on {at} with {made} tokens, nothing new for {silent:.0} s (attempt {})", id(key), slip.number)
+    fn describe(&self, key: (u64, u32), sample: &InFlightSample, now: Instant) -> String {
+        let at = sample.running().map_or("no engine".to_owned(), |running| self.handle.engines()[running.place].name());
+        let (made, silent) = (sample.answer.tokens.len(), now.saturating_duration_since(sample.since).as_secs_f64());
+        format!("sample {} on {at} with {made} tokens, nothing new for {silent:.0} s (attempt {})", id(key), sample.number)
     }
 }
 
@@ -78,7 +78,7 @@ async fn look(handle: FleetHandle, place: usize, first: Duration, nth: u32) {
         let engine = &handle.engines()[place];
         if matches!(tokio::time::timeout(LOOK, engine.healthy(LOOK)).await, Ok(Ok(()))) {
             tracing::info!("{} is back", engine.name());
-            return handle.found(place);
+            return handle.mark_found(place);
         }
     }
 }

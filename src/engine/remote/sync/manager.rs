@@ -7,11 +7,11 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::drive::drive;
-use super::verdict::{Sums, unlike};
-use super::{Held, Isolated, Phase, StepError, SyncConfig, SyncError, Update, WrongWeights};
+use super::engine_sync::sync_engine;
+use super::verify::{Checksums, outliers};
+use super::{IsolatedEngine, Phase, StepError, SyncConfig, SyncError, SyncedEngine, Update, WrongWeights};
 use crate::data::Version;
-use crate::engine::remote::{FleetHandle, Loaded};
+use crate::engine::remote::{FleetHandle, LoadedAdapter};
 
 /// Longest that an engine may take to say what it serves.
 const LOOK: Duration = Duration::from_secs(1);
@@ -27,7 +27,7 @@ pub struct SyncReport {
     /// How long it took.
     pub time: Duration,
     /// In the order of the engines.
-    pub engines: Vec<Result<Held, Isolated>>,
+    pub engines: Vec<Result<SyncedEngine, IsolatedEngine>>,
 }
 
 impl SyncReport {
@@ -37,7 +37,7 @@ impl SyncReport {
     }
 
     /// Those that don't.
-    pub fn isolated(&self) -> impl Iterator<Item = &Isolated> {
+    pub fn isolated(&self) -> impl Iterator<Item = &IsolatedEngine> {
         self.engines.iter().filter_map(|engine| engine.as_ref().err())
     }
 }
@@ -57,17 +57,17 @@ struct State {
     /// The newest that was given.
     update: Option<Arc<Update>>,
     /// What each engine said of its tensors last.
-    sums: Vec<Option<Sums>>,
+    sums: Vec<Option<Checksums>>,
     /// Those that are being given something.
     busy: Vec<bool>,
     /// What was said of each engine's failure: it is not said again while it goes on.
     said: Vec<Option<String>>,
     /// The adapters that each engine has, oldest first.
-    adapters: Vec<Vec<Arc<Loaded>>>,
+    adapters: Vec<Vec<Arc<LoadedAdapter>>>,
 }
 
 /// What came of one engine, by its place among those asked.
-type Told = (usize, Result<Held, Isolated>);
+type Told = (usize, Result<SyncedEngine, IsolatedEngine>);
 
 impl WeightSyncManager {
     /// Of these engines.
@@ -158,7 +158,7 @@ impl WeightSyncManager {
             if let Ok(Some(false)) = serves.await
                 && !busy
             {
-                self.shared.fleet.doubt(place);
+                self.shared.fleet.mark_doubtful(place);
             }
         }
     }
@@ -170,7 +170,7 @@ impl WeightSyncManager {
             self.shared.clone().start(*place, update.clone(), at, tell.clone());
         }
         drop(tell);
-        let mut came: Vec<Option<Result<Held, Isolated>>> = places.iter().map(|_| None).collect();
+        let mut came: Vec<Option<Result<SyncedEngine, IsolatedEngine>>> = places.iter().map(|_| None).collect();
         let mut until = None;
         loop {
             let next = match until {
@@ -183,11 +183,11 @@ impl WeightSyncManager {
             }
             came[at] = Some(result);
         }
-        let sums: Vec<Option<Sums>> =
+        let sums: Vec<Option<Checksums>> =
             came.iter().map(|came| came.as_ref().and_then(|came| came.as_ref().ok()?.sums.clone())).collect();
-        for (at, tensor) in unlike(&sums) {
+        for (at, tensor) in outliers(&sums) {
             let error = StepError::from(WrongWeights::Unlike { tensor });
-            came[at] = Some(Err(Isolated { engine: self.shared.name(places[at]), phase: Phase::Check, error }));
+            came[at] = Some(Err(IsolatedEngine { engine: self.shared.name(places[at]), phase: Phase::Check, error }));
         }
         let mut engines = Vec::new();
         for (place, came) in places.into_iter().zip(came) {
@@ -198,7 +198,7 @@ impl WeightSyncManager {
                 }
                 None => {
                     let error = StepError::Late { seconds: started.elapsed().as_secs_f64() };
-                    Err(Isolated { engine: self.shared.name(place), phase: Phase::Load, error })
+                    Err(IsolatedEngine { engine: self.shared.name(place), phase: Phase::Load, error })
                 }
             });
         }
@@ -214,12 +214,14 @@ impl Shared {
         let before = self.state().sums[place].clone();
         tokio::spawn(async move {
             let (fleet, given, config) = (self.fleet.clone(), update.clone(), self.config);
-            let driven = tokio::spawn(async move { drive((&fleet, place), &given, &config, before.as_ref()).await }).await;
+            let driven = tokio::spawn(async move { sync_engine((&fleet, place), &given, &config, before.as_ref()).await }).await;
             let result = match driven {
                 Ok(result) => result,
-                Err(error) => {
-                    Err(Isolated { engine: self.name(place), phase: Phase::Load, error: StepError::Broke(error.to_string()) })
-                }
+                Err(error) => Err(IsolatedEngine {
+                    engine: self.name(place),
+                    phase: Phase::Load,
+                    error: StepError::Broke(error.to_string()),
+                }),
             };
             self.state().busy[place] = false;
             if let Err(unheard) = tell.send((at, result)) {
@@ -228,24 +230,24 @@ impl Shared {
         });
     }
 
-    fn record(&self, place: usize, update: &Update, result: &Result<Held, Isolated>) {
+    fn record(&self, place: usize, update: &Update, result: &Result<SyncedEngine, IsolatedEngine>) {
         self.state().sums[place] = result.as_ref().ok().and_then(|held| held.sums.clone());
         match result {
             Ok(_) => {
                 self.state().said[place] = None;
-                self.fleet.found(place);
+                self.fleet.mark_found(place);
                 if !update.adapter {
-                    return self.fleet.serves(place, update.release.version());
+                    return self.fleet.mark_serving(place, update.release.version());
                 }
-                let adapter = Arc::new(Loaded { name: update.label(), release: update.release.clone() });
+                let adapter = Arc::new(LoadedAdapter { name: update.label(), release: update.release.clone() });
                 let mut state = self.state();
                 // It may have lost it since, and was given it once more.
                 state.adapters[place].retain(|other| other.name != adapter.name);
                 state.adapters[place].push(adapter.clone());
-                self.fleet.serves_adapter(place, adapter);
+                self.fleet.mark_serving_adapter(place, adapter);
             }
             Err(isolated) => {
-                self.fleet.doubt(place);
+                self.fleet.mark_doubtful(place);
                 let why = isolated.to_string();
                 let before = self.state().said[place].replace(why.clone());
                 if before.as_ref() != Some(&why) {

@@ -1,16 +1,16 @@
 //! Giving weights to engines elsewhere, and making sure that they serve them.
 //!
-//! A version goes through a folder that the engines can read ([`Releases`]). Each engine walks its own [`Course`]: engines work beside each other,
+//! A version goes through a folder that the engines can read ([`Releases`]). Each engine walks its own [`WeightSyncState`]: engines work beside each other,
 //! one that fails is left alone, and a version counts where its log-probabilities were found to be the trainer's ([`Probe`]). [`WeightSyncManager`]
 //! does this for the engines of a run, version by version; [`sync_weights_to_engines`] once, by hand.
 //!
 //! Laws: V4 (no work before weights were verified), V5 (what becomes of caches is said, see [`CachePolicy`]).
 
-mod course;
-mod drive;
+mod engine_sync;
 mod manager;
 mod releases;
-mod verdict;
+mod state;
+mod verify;
 
 use crate::settings::declare::choices;
 use std::path::Path;
@@ -19,11 +19,11 @@ use std::sync::Arc;
 use super::{FleetHandle, InferenceEngine, PauseMode};
 use crate::data::Version;
 
-pub use course::{Course, Deadlines, Failure, Next, Phase};
-pub use drive::{Held, Isolated, StepError};
+pub use engine_sync::{IsolatedEngine, StepError, SyncedEngine};
 pub use manager::{SyncReport, WeightSyncManager};
 pub use releases::{Release, Releases};
-pub use verdict::{Probe, Sums, WrongWeights};
+pub use state::{Deadlines, Failure, Next, Phase, WeightSyncState};
+pub use verify::{Checksums, Probe, WrongWeights};
 
 choices! {
     /// Policy for cached prompts when weights change (law V5).
@@ -97,7 +97,7 @@ pub enum SyncError {
         /// The version.
         version: Version,
         /// Why, in the order of the engines.
-        failures: Vec<Isolated>,
+        failures: Vec<IsolatedEngine>,
     },
 }
 
@@ -108,7 +108,7 @@ pub async fn sync_weights_to_engines(
     engines: &[Arc<dyn InferenceEngine>],
     folder: &Path,
     config: &SyncConfig,
-) -> Result<Vec<Result<Held, Isolated>>, SyncError> {
+) -> Result<Vec<Result<SyncedEngine, IsolatedEngine>>, SyncError> {
     let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     let name = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let version = name.strip_prefix('v').and_then(|digits| digits.parse().ok()).unwrap_or(0);

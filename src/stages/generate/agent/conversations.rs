@@ -150,7 +150,7 @@ impl Conversations {
         });
     }
 
-    fn begin_anew(&mut self, key: Key) {
+    fn restart_expired(&mut self, key: Key) {
         if let Some(rollout) = self.rollouts.remove(&key) {
             rollout.slots().collect::<Vec<_>>().into_iter().for_each(|slot| self.discard(key.0, slot));
             self.begin(key, Vec::new(), None);
@@ -285,7 +285,7 @@ impl Conversations {
         let room = open.params.max_new_tokens;
         let oldest = rollout.oldest();
         if self.setup.admission.as_ref().is_some_and(|admission| admission.expires(key.0, &oldest, self.version)) {
-            self.begin_anew(key);
+            self.restart_expired(key);
             return Ok(());
         }
         let ahead = rollout.ask(&self.setup.agent, room, tokenizer.eos_token_ids(), tokenizer)?;
@@ -295,7 +295,7 @@ impl Conversations {
     fn go(&mut self, key: Key, ahead: Ahead) -> Result<(), StageError> {
         match ahead {
             Ahead::Turn => drop(self.ready.insert(key)),
-            Ahead::Diverged => self.begin_anew(key),
+            Ahead::Diverged => self.restart_expired(key),
             Ahead::Step(action) => {
                 if let Some(environment) = self.rollouts.get_mut(&key).and_then(|rollout| rollout.environment.take()) {
                     self.job(key, environment, move |environment, deadline| {

@@ -51,7 +51,7 @@ impl Conversations {
         let key = (finished.ordinal, finished.index);
         let Some(rollout) = self.rollouts.get_mut(&key) else { return Ok(()) };
         if rollout.expired {
-            self.begin_anew(key);
+            self.restart_expired(key);
             return Ok(());
         }
         let Finished { index, tokens, log_probs, versions, finish, refused, .. } = finished;
@@ -84,7 +84,7 @@ impl Conversations {
     pub fn expire<E: TokenEngine>(&mut self, engine: &mut E, version: Version) {
         self.version = version;
         let Some(admission) = self.setup.admission.clone() else { return };
-        let expired = engine.begin_anew(&|ordinal, answer| {
+        let expired = engine.restart_expired(&|ordinal, answer| {
             self.rollouts
                 .get(&(ordinal, answer.index))
                 .is_some_and(|rollout| admission.expires(ordinal, &rollout.oldest(), version))

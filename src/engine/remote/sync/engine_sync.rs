@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use futures_util::future::try_join_all;
 use tokio::time::timeout;
 
-use super::course::{Course, Failure, Next};
-use super::verdict::{Sums, moved};
+use super::state::{Failure, Next, WeightSyncState};
+use super::verify::{Checksums, check_changed};
 use super::{CachePolicy, Phase, SyncConfig, Update, WrongWeights};
 use crate::engine::remote::{FleetHandle, InferenceEngine, PauseMode, RemoteError, WeightControl};
 use crate::net::{RetryPolicy, deadline};
@@ -15,7 +15,7 @@ use crate::net::{RetryPolicy, deadline};
 /// Longest that an engine which failed is asked to stand still.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// Pauses between tries; how many there are is the course's to say.
+/// Pauses between tries; how many there are is the state's to say.
 const TRIES: RetryPolicy = RetryPolicy {
     retries: u32::MAX,
     pause: Duration::from_millis(100),
@@ -49,7 +49,7 @@ pub enum StepError {
 /// An engine that does not hold what it was given, and where it failed. It is left standing still where it could be reached.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{engine} failed to {}: {error}", phase.word())]
-pub struct Isolated {
+pub struct IsolatedEngine {
     /// What it is called.
     pub engine: String,
     /// The step.
@@ -60,16 +60,16 @@ pub struct Isolated {
 
 /// An engine that holds what it was given.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Held {
+pub struct SyncedEngine {
     /// How long each step took; tries that failed included.
     pub times: Vec<(Phase, Duration)>,
     /// Its checksums, where it has any.
-    pub sums: Option<Sums>,
+    pub sums: Option<Checksums>,
     /// Tries beyond the first.
     pub retries: u32,
 }
 
-impl Isolated {
+impl IsolatedEngine {
     /// Whether it may just be away, or slow.
     pub fn is_away(&self) -> bool {
         self.error.failure() == Failure::Passing
@@ -96,23 +96,23 @@ impl StepError {
 }
 
 /// Brings the engine at `place` to the weights of `update`, or leaves it alone.
-pub(super) async fn drive(
+pub(super) async fn sync_engine(
     (fleet, place): (&FleetHandle, usize),
     update: &Update,
     config: &SyncConfig,
-    before: Option<&Sums>,
-) -> Result<Held, Isolated> {
+    before: Option<&Checksums>,
+) -> Result<SyncedEngine, IsolatedEngine> {
     let engine = fleet.engines()[place].as_ref();
-    let isolated = |phase, error| Isolated { engine: engine.name(), phase, error };
+    let isolated = |phase, error| IsolatedEngine { engine: engine.name(), phase, error };
     let Some(control) = engine.weights() else { return Err(isolated(Phase::Load, StepError::Fixed)) };
-    let (mut last, mut held) = (None, Held::default());
-    let mut course = match update.adapter {
-        true => Course::of_adapter(config.retries),
-        false => Course::new(config.cache == CachePolicy::Flush, config.retries),
+    let (mut last, mut held) = (None, SyncedEngine::default());
+    let mut state = match update.adapter {
+        true => WeightSyncState::of_adapter(config.retries),
+        false => WeightSyncState::new(config.cache == CachePolicy::Flush, config.retries),
     };
     loop {
-        match course.next() {
-            Next::Held => return Ok(held),
+        match state.next() {
+            Next::Done => return Ok(held),
             Next::Isolated(phase) => {
                 // Whatever it has under way is not to go on under weights that nobody knows; an adapter that nobody asks for changes nothing.
                 if !update.adapter {
@@ -122,21 +122,21 @@ pub(super) async fn drive(
             }
             Next::Do(phase) => {
                 if phase == Phase::Resume {
-                    fleet.tries(place);
+                    fleet.start_trial(place);
                 }
                 let (limit, started) = (config.deadlines.of(phase), Instant::now());
                 let done = within(limit, step(engine, control, phase, update, config, before, &mut held.sums)).await;
                 held.times.push((phase, started.elapsed()));
                 match done {
-                    Ok(()) => course.passed(),
+                    Ok(()) => state.passed(),
                     Err(error) => {
-                        course.failed(error.failure());
+                        state.failed(error.failure());
                         last = Some(error);
                         // Before it ends what it has under way, so that this is known when that ends.
-                        if !matches!(course.next(), Next::Do(Phase::Resume | Phase::Probe)) && fleet.on_trial(place) {
-                            fleet.doubt(place);
+                        if !matches!(state.next(), Next::Do(Phase::Resume | Phase::Probe)) && fleet.on_trial(place) {
+                            fleet.mark_doubtful(place);
                         }
-                        if matches!(course.next(), Next::Do(_)) {
+                        if matches!(state.next(), Next::Do(_)) {
                             held.retries += 1;
                             tokio::time::sleep(TRIES.pause(place as u64, held.retries)).await;
                         }
@@ -157,8 +157,8 @@ async fn step(
     phase: Phase,
     update: &Update,
     config: &SyncConfig,
-    before: Option<&Sums>,
-    sums: &mut Option<Sums>,
+    before: Option<&Checksums>,
+    sums: &mut Option<Checksums>,
 ) -> Result<(), StepError> {
     let label = update.label();
     match phase {
@@ -179,7 +179,7 @@ async fn step(
             }
             if config.checksums {
                 *sums = control.checksums().await?;
-                moved(before, sums.as_ref(), update.changed)?;
+                check_changed(before, sums.as_ref(), update.changed)?;
             }
         }
         Phase::Flush => control.flush_cache().await?,

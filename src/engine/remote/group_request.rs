@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::server::{Listener, Said};
+use super::server::{Listener, StreamDelta};
 use super::{Attempt, End, Ending, Fault, RemoteError, Tokens};
 
 /// How long those that are missing are waited for. They are begun at the same time, so that none is, unless it was given up at once.
@@ -18,8 +18,8 @@ const MISSING: Duration = Duration::from_millis(50);
 
 /// Attempts that wait for others at the same prompt.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Meeting {
-    waiting: Arc<Mutex<Vec<Group>>>,
+pub(super) struct GroupRequests {
+    waiting: Arc<Mutex<Vec<GroupRequest>>>,
 }
 
 /// What a member hears in the end; `None` where it is to ask by itself.
@@ -27,7 +27,7 @@ type Ended = Option<Result<Ending, RemoteError>>;
 
 /// Attempts at one prompt, answered by one stream.
 #[derive(Debug, Default)]
-pub(super) struct Group {
+pub(super) struct GroupRequest {
     members: Vec<Member>,
 }
 
@@ -41,10 +41,10 @@ struct Member {
     ended: Option<oneshot::Sender<Ended>>,
 }
 
-impl Meeting {
+impl GroupRequests {
     /// Joins the others at this prompt, and is answered with them: `ask` is called by one of them, for the whole group. `None` where nobody else came, or
     /// the server would not answer a group.
-    pub(super) async fn join<F>(&self, attempt: &Attempt, tokens: &Tokens, ask: impl FnOnce(Group) -> F) -> Ended
+    pub(super) async fn join<F>(&self, attempt: &Attempt, tokens: &Tokens, ask: impl FnOnce(GroupRequest) -> F) -> Ended
     where
         F: Future<Output = ()> + Send + 'static,
     {
@@ -58,7 +58,7 @@ impl Meeting {
             },
         };
         if let Some(mut group) = group {
-            group.members.retain(|member| !member.tokens.is_unwanted());
+            group.members.retain(|member| !member.tokens.is_closed());
             if group.members.len() < 2 {
                 return None;
             }
@@ -69,12 +69,12 @@ impl Meeting {
     }
 
     /// The whole group, if this is the last of it.
-    fn enter(&self, member: Member) -> Option<Group> {
+    fn enter(&self, member: Member) -> Option<GroupRequest> {
         let mut waiting = self.waiting.lock();
-        waiting.retain(|group| !group.members.iter().all(|member| member.tokens.is_unwanted()));
+        waiting.retain(|group| !group.members.iter().all(|member| member.tokens.is_closed()));
         let whole = member.attempt.together as usize;
         let at = waiting.iter().position(|group| group.is_at(&member.attempt)).unwrap_or_else(|| {
-            waiting.push(Group::default());
+            waiting.push(GroupRequest::default());
             waiting.len() - 1
         });
         waiting[at].members.push(member);
@@ -82,14 +82,14 @@ impl Meeting {
     }
 
     /// Those that wait with this one; nobody where they have gone already.
-    fn take(&self, attempt: &Attempt) -> Option<Group> {
+    fn take(&self, attempt: &Attempt) -> Option<GroupRequest> {
         let mut waiting = self.waiting.lock();
         let at = waiting.iter().position(|group| group.members.iter().any(|member| member.attempt == *attempt))?;
         Some(waiting.swap_remove(at))
     }
 }
 
-impl Group {
+impl GroupRequest {
     /// Whether this attempt can be one of it: it differs in its place in the group and its randomness alone.
     fn is_at(&self, attempt: &Attempt) -> bool {
         self.members.first().is_some_and(|Member { attempt: first, .. }| {
@@ -106,7 +106,7 @@ impl Group {
     /// Returns when nobody is left who wants anything.
     pub(super) async fn deserted(channels: Vec<Tokens>) {
         for tokens in channels {
-            tokens.unwanted().await;
+            tokens.closed().await;
         }
     }
 
@@ -135,7 +135,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for GroupRequest {
     /// Whoever still waits goes on elsewhere.
     fn drop(&mut self) {
         for ended in self.members.iter_mut().filter_map(|member| member.ended.take()) {
@@ -144,8 +144,8 @@ impl Drop for Group {
     }
 }
 
-impl Listener for Group {
-    async fn hear(&mut self, Said { choice, chunk, ending, .. }: Said) -> Result<bool, String> {
+impl Listener for GroupRequest {
+    async fn hear(&mut self, StreamDelta { choice, chunk, ending, .. }: StreamDelta) -> Result<bool, String> {
         let count = self.members.len();
         let member = self.members.get_mut(choice).ok_or_else(|| format!("answer {choice} of {count}"))?;
         if member.ended.is_none() && !chunk.tokens.is_empty() {
@@ -154,7 +154,7 @@ impl Listener for Group {
         if !chunk.tokens.is_empty() {
             member.begun = true;
             // Whoever is gone does without.
-            let _wanted = member.tokens.tell(chunk).await;
+            let _wanted = member.tokens.send(chunk).await;
         }
         if let Some(ending) = ending
             && let Some(ended) = member.ended.take()

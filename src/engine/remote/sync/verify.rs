@@ -112,10 +112,10 @@ impl Probe {
 }
 
 /// What an engine says of its tensors.
-pub type Sums = BTreeMap<String, String>;
+pub type Checksums = BTreeMap<String, String>;
 
 /// Whether checksums moved as the weights did.
-pub(super) fn moved(before: Option<&Sums>, after: Option<&Sums>, changed: bool) -> Result<(), WrongWeights> {
+pub(super) fn check_changed(before: Option<&Checksums>, after: Option<&Checksums>, changed: bool) -> Result<(), WrongWeights> {
     match (before, after) {
         (Some(before), Some(after)) if changed && before == after => Err(WrongWeights::Unchanged),
         _ => Ok(()),
@@ -124,8 +124,8 @@ pub(super) fn moved(before: Option<&Sums>, after: Option<&Sums>, changed: bool) 
 
 /// The engines whose checksums are not those of most that name their tensors alike, by place, with a tensor that differs. Where as many say one
 /// thing as another, the first are believed.
-pub(super) fn unlike(sums: &[Option<Sums>]) -> Vec<(usize, String)> {
-    let alike = |a: &Sums, b: &Sums| a.keys().eq(b.keys());
+pub(super) fn outliers(sums: &[Option<Checksums>]) -> Vec<(usize, String)> {
+    let alike = |a: &Checksums, b: &Checksums| a.keys().eq(b.keys());
     let of = |place: usize| sums[place].as_ref();
     let agreeing = |place: usize| of(place).map_or(0, |mine| sums.iter().flatten().filter(|other| *other == mine).count());
     let mut odd = Vec::new();
@@ -162,23 +162,23 @@ mod tests {
         assert_eq!(probe().judge(&[vec![-1.0], vec![-2.0, -3.0]]), Err(WrongWeights::Misaligned { tokens: 3, scored: 3 }));
     }
 
-    fn sums(of: &[(&str, &str)]) -> Option<Sums> {
+    fn sums(of: &[(&str, &str)]) -> Option<Checksums> {
         Some(of.iter().map(|(tensor, sum)| (tensor.to_string(), sum.to_string())).collect())
     }
 
     #[test]
     fn the_one_that_differs_from_most_is_told_and_other_kinds_are_not_compared() {
         let (a, b) = (sums(&[("w", "1"), ("v", "2")]), sums(&[("w", "1"), ("v", "9")]));
-        assert_eq!(unlike(&[a.clone(), b.clone(), a.clone()]), [(1, "v".to_owned())]);
-        assert_eq!(unlike(&[b.clone(), a.clone(), a.clone()]), [(0, "v".to_owned())]);
-        assert_eq!(unlike(&[a.clone(), b.clone()]), [(1, "v".to_owned())], "the first is believed");
-        assert_eq!(unlike(&[a.clone(), None, sums(&[("other", "7")]), a.clone()]), []);
+        assert_eq!(outliers(&[a.clone(), b.clone(), a.clone()]), [(1, "v".to_owned())]);
+        assert_eq!(outliers(&[b.clone(), a.clone(), a.clone()]), [(0, "v".to_owned())]);
+        assert_eq!(outliers(&[a.clone(), b.clone()]), [(1, "v".to_owned())], "the first is believed");
+        assert_eq!(outliers(&[a.clone(), None, sums(&[("other", "7")]), a.clone()]), []);
     }
 
     #[test]
     fn checksums_must_move_when_weights_do() {
         let a = sums(&[("w", "1")]);
-        assert_eq!(moved(a.as_ref(), a.as_ref(), true), Err(WrongWeights::Unchanged));
-        assert_eq!((moved(a.as_ref(), a.as_ref(), false), moved(None, a.as_ref(), true)), (Ok(()), Ok(())));
+        assert_eq!(check_changed(a.as_ref(), a.as_ref(), true), Err(WrongWeights::Unchanged));
+        assert_eq!((check_changed(a.as_ref(), a.as_ref(), false), check_changed(None, a.as_ref(), true)), (Ok(()), Ok(())));
     }
 }

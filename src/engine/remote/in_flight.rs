@@ -5,14 +5,14 @@ use std::time::Instant;
 
 use tokio::task::AbortHandle;
 
-use super::{Loaded, VersionSpan};
+use super::{LoadedAdapter, VersionSpan};
 use crate::data::{Answer, Spans, Tokenizer, TokenizerError, Version};
 use crate::engine::stop::StopWatch;
 use crate::engine::{FinishReason, Request};
 
 /// A sample that has not ended.
 #[derive(Debug)]
-pub(super) struct Slip {
+pub(super) struct InFlightSample {
     pub(super) request: Arc<Request>,
     pub(super) answer: Answer,
     /// Its next attempt, or that under way.
@@ -53,7 +53,7 @@ pub(super) struct Running {
     /// Tokens that were there before.
     pub(super) before: usize,
     /// The adapter that it names, which is kept there as long.
-    pub(super) adapter: Option<Arc<Loaded>>,
+    pub(super) adapter: Option<Arc<LoadedAdapter>>,
     pub(super) task: AbortHandle,
 }
 
@@ -64,9 +64,9 @@ impl Drop for Running {
     }
 }
 
-impl Slip {
+impl InFlightSample {
     pub(super) fn new(request: &Arc<Request>, answer: Answer, now: Instant) -> Self {
-        Slip {
+        InFlightSample {
             request: request.clone(),
             answer,
             number: 0,
@@ -88,7 +88,7 @@ impl Slip {
     }
 
     /// Everything again from its prompt.
-    pub(super) fn begin_anew(&mut self, now: Instant) {
+    pub(super) fn restart(&mut self, now: Instant) {
         self.answer = Answer::new(self.answer.index);
         (self.held, self.watch) = (None, None);
         self.unproven.clear();

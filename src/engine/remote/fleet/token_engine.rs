@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{Fleet, Synced};
 use crate::data::{Answer, SampledToken, Version};
-use crate::engine::remote::slip::Slip;
+use crate::engine::remote::in_flight::InFlightSample;
 use crate::engine::waiting::finish_of;
 use crate::engine::{EngineError, Finished, Load, Request, TokenEngine};
 
@@ -33,7 +33,7 @@ impl TokenEngine for Fleet {
             match finish_of(&answer, request.params.max_new_tokens) {
                 Some(finish) => self.finished.push(Finished::new(ordinal, answer, finish)),
                 None => {
-                    self.samples.insert((ordinal, index), Slip::new(&request, answer, now));
+                    self.samples.insert((ordinal, index), InFlightSample::new(&request, answer, now));
                 }
             }
         }
@@ -45,16 +45,16 @@ impl TokenEngine for Fleet {
         self.handle.require(weights.version);
     }
 
-    fn begin_anew(&mut self, expired: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
+    fn restart_expired(&mut self, expired: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
         let (mut anew, now) = (Vec::new(), Instant::now());
-        for (key, slip) in &mut self.samples {
-            if slip.answer.tokens.is_empty() || !expired(key.0, &slip.answer) {
+        for (key, sample) in &mut self.samples {
+            if sample.answer.tokens.is_empty() || !expired(key.0, &sample.answer) {
                 continue;
             }
-            if let Some(place) = slip.running().map(|running| running.place) {
-                self.seats[place].in_flight = self.seats[place].in_flight.saturating_sub(1);
+            if let Some(place) = sample.running().map(|running| running.place) {
+                self.engine_slots[place].in_flight = self.engine_slots[place].in_flight.saturating_sub(1);
             }
-            slip.begin_anew(now);
+            sample.restart(now);
             anew.push(*key);
         }
         anew
@@ -73,7 +73,7 @@ impl TokenEngine for Fleet {
     }
 
     fn active(&self) -> usize {
-        self.samples.values().filter(|slip| slip.running().is_some()).count()
+        self.samples.values().filter(|sample| sample.running().is_some()).count()
     }
 
     fn limit_slots(&mut self, limit: usize) {
@@ -90,13 +90,13 @@ impl TokenEngine for Fleet {
             self.dispatch(started)?;
             // What has ended already is not to wait for what has not.
             let wait = if self.finished.is_empty() { self.config.step } else { Duration::ZERO };
-            if let Ok(news) = self.from.recv_timeout(wait) {
+            if let Ok(event) = self.from.recv_timeout(wait) {
                 let now = Instant::now();
                 // An engine that is refuted ends its work, and it must be known why.
                 self.look_at_changes(now)?;
-                self.hear(news, now)?;
-                for news in self.from.drain().collect::<Vec<_>>() {
-                    self.hear(news, now)?;
+                self.hear(event, now)?;
+                for event in self.from.drain().collect::<Vec<_>>() {
+                    self.hear(event, now)?;
                 }
             }
             self.watch(Instant::now())?;

@@ -91,21 +91,21 @@ pub enum Next {
     /// This step.
     Do(Phase),
     /// It holds the weights.
-    Held,
+    Done,
     /// It is left alone, standing still if it can be reached: its weights are not known.
     Isolated(Phase),
 }
 
 /// The way of one engine through a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Course {
+pub struct WeightSyncState {
     /// All steps, in their order.
     steps: &'static [Phase],
     next: Next,
     retries: u32,
 }
 
-impl Course {
+impl WeightSyncState {
     /// Of whole weights, from the beginning. `retries` counts over all steps.
     pub fn new(flushes: bool, retries: u32) -> Self {
         use Phase::{Check, Flush, Label, Load, Pause, Probe, Resume};
@@ -113,12 +113,12 @@ impl Course {
             true => &[Pause, Load, Label, Check, Flush, Resume, Probe],
             false => &[Pause, Load, Label, Check, Resume, Probe],
         };
-        Course { steps, next: Next::Do(Phase::Pause), retries }
+        WeightSyncState { steps, next: Next::Do(Phase::Pause), retries }
     }
 
     /// Of an adapter.
     pub fn of_adapter(retries: u32) -> Self {
-        Course { steps: &[Phase::Load, Phase::Check, Phase::Probe], next: Next::Do(Phase::Load), retries }
+        WeightSyncState { steps: &[Phase::Load, Phase::Check, Phase::Probe], next: Next::Do(Phase::Load), retries }
     }
 
     /// What comes next.
@@ -130,7 +130,7 @@ impl Course {
     pub fn passed(&mut self) {
         let Next::Do(phase) = self.next else { return };
         let behind = self.steps.iter().skip_while(|step| **step != phase).nth(1);
-        self.next = behind.map_or(Next::Held, |step| Next::Do(*step));
+        self.next = behind.map_or(Next::Done, |step| Next::Do(*step));
     }
 
     /// The step failed.
@@ -151,24 +151,27 @@ mod tests {
 
     use super::*;
 
-    fn walk(mut course: Course, mut fails: impl FnMut(Phase) -> Option<Failure>) -> (Vec<Phase>, Next) {
+    fn walk(mut state: WeightSyncState, mut fails: impl FnMut(Phase) -> Option<Failure>) -> (Vec<Phase>, Next) {
         let mut done = Vec::new();
-        while let Next::Do(phase) = course.next() {
+        while let Next::Do(phase) = state.next() {
             done.push(phase);
             match fails(phase) {
-                None => course.passed(),
-                Some(how) => course.failed(how),
+                None => state.passed(),
+                Some(how) => state.failed(how),
             }
         }
-        (done, course.next())
+        (done, state.next())
     }
 
     #[test]
     fn nothing_goes_on_before_its_weights_are_loaded_and_named_and_nothing_is_held_before_a_probe() {
         use Phase::*;
-        assert_eq!(walk(Course::new(false, 0), |_| None), (vec![Pause, Load, Label, Check, Resume, Probe], Next::Held));
-        assert_eq!(walk(Course::new(true, 0), |_| None), (vec![Pause, Load, Label, Check, Flush, Resume, Probe], Next::Held));
-        assert_eq!(walk(Course::of_adapter(0), |_| None), (vec![Load, Check, Probe], Next::Held));
+        assert_eq!(walk(WeightSyncState::new(false, 0), |_| None), (vec![Pause, Load, Label, Check, Resume, Probe], Next::Done));
+        assert_eq!(
+            walk(WeightSyncState::new(true, 0), |_| None),
+            (vec![Pause, Load, Label, Check, Flush, Resume, Probe], Next::Done)
+        );
+        assert_eq!(walk(WeightSyncState::of_adapter(0), |_| None), (vec![Load, Check, Probe], Next::Done));
     }
 
     #[test]
@@ -178,25 +181,25 @@ mod tests {
             let mut left = 1;
             move |phase: Phase| (phase == at && std::mem::take(&mut left) > 0).then_some(how)
         };
-        let (done, end) = walk(Course::new(false, 1), once(Probe, Failure::WrongWeights));
-        assert_eq!((&done[5..7], end), (&[Probe, Pause][..], Next::Held));
-        let (done, end) = walk(Course::new(false, 1), once(Load, Failure::Passing));
-        assert_eq!((&done[..4], end), (&[Pause, Load, Load, Label][..], Next::Held));
-        assert_eq!(walk(Course::new(false, 9), once(Load, Failure::Lasting)), (vec![Pause, Load], Next::Isolated(Load)));
+        let (done, end) = walk(WeightSyncState::new(false, 1), once(Probe, Failure::WrongWeights));
+        assert_eq!((&done[5..7], end), (&[Probe, Pause][..], Next::Done));
+        let (done, end) = walk(WeightSyncState::new(false, 1), once(Load, Failure::Passing));
+        assert_eq!((&done[..4], end), (&[Pause, Load, Load, Label][..], Next::Done));
+        assert_eq!(walk(WeightSyncState::new(false, 9), once(Load, Failure::Lasting)), (vec![Pause, Load], Next::Isolated(Load)));
     }
 
     proptest! {
         #[test]
         fn every_course_ends(draws in proptest::collection::vec(0u8..5, 200), retries in 0u32..6, flushes: bool) {
             let mut draws = draws.into_iter();
-            let (done, end) = walk(Course::new(flushes, retries), |_| match draws.next() {
+            let (done, end) = walk(WeightSyncState::new(flushes, retries), |_| match draws.next() {
                 Some(0) => Some(Failure::Passing),
                 Some(1) => Some(Failure::WrongWeights),
                 Some(2) => Some(Failure::Lasting),
                 _ => None,
             });
             prop_assert!(done.len() <= 7 * (retries as usize + 1));
-            prop_assert_eq!(end == Next::Held, done.last() == Some(&Phase::Probe) && !matches!(end, Next::Isolated(_)));
+            prop_assert_eq!(end == Next::Done, done.last() == Some(&Phase::Probe) && !matches!(end, Next::Isolated(_)));
         }
     }
 }
