@@ -48,18 +48,14 @@ fn grpo(policy: &Policy, steps: u64) -> Result<()> {
         policy.backend(LocalConfig { threads: Some(2), ..LocalConfig::new(Grpo::default(), Schedule::constant(1e-4)) })?;
     let clock = Clock::default();
 
-    let mut flow = Flow::new("grpo");
-    let prompts = flow.source("prompts", Prompts::addition(1, 0)?.admitted_by(&admission));
-    let groups = flow.stage(
-        "generate",
-        prompts,
-        Generator::local(policy, published).group_size(8).max_new_tokens(16).admission(&admission),
-    );
+    let mut flow = Flow::new("grpo").admission(&admission);
+    let prompts = flow.source("prompts", Prompts::addition(1, 0)?);
+    let groups = flow.stage("generate", prompts, Generator::local(policy, published).group_size(8).max_new_tokens(16));
     let scored = flow.stage("reward", groups, Reward::each(first_digit));
-    let batches = flow.stage("batch", scored, Batcher::groups(8).in_order().admission(&admission));
+    let batches = flow.stage("batch", scored, Batcher::groups(8).in_order());
     let trainer = Trainer::new(backend).group_relative(AdvantageConfig::default()).aggregation(Aggregation::SeqMeanTokenMean);
-    let trained = flow.stage("train", batches, trainer.steps(steps).admission(&admission));
-    let synced = flow.stage("sync", trained, WeightSync::to(publisher).admission(&admission));
+    let trained = flow.stage("train", batches, trainer.steps(steps));
+    let synced = flow.stage("sync", trained, WeightSync::to(publisher));
     flow.sink("time", synced, clock.sink());
     let report = flow.run(Until::finished())?;
     clock.print("grpo", steps, &report);

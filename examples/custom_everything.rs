@@ -55,24 +55,23 @@ fn main() -> anyhow::Result<()> {
     let backend = policy.backend(LocalConfig::new(reinforce, Schedule::constant(3e-3)))?;
 
     let (publisher, published) = weights();
-    let admission = Admission::max_staleness(1, GROUPS_PER_STEP);
     let log = RunLog::new(&Metrics::new()).logger(|step: u64, row: &StepMetrics| {
         if step.is_multiple_of(5) {
             println!("step {step}: reward {:.3}", row.get("reward_mean").copied().unwrap_or(f64::NAN));
         }
     });
 
-    let mut flow = Flow::new("custom");
-    let prompts = flow.source("prompts", prompts.admitted_by(&admission));
-    let generator = Generator::local(&policy, published).group_size(8).max_new_tokens(8).admission(&admission);
+    let mut flow = Flow::new("custom").max_staleness(1);
+    let prompts = flow.source("prompts", prompts);
+    let generator = Generator::local(&policy, published).group_size(8).max_new_tokens(8);
     let groups = flow.stage("generate", prompts, generator);
     let parts = reward();
     let scored = flow.stage("reward", groups, Reward::each(move |sample: &Sample| parts.earn(sample)));
     let kept = flow.stage("filter", scored, Filter::by(worth_it.and(filters::any_reward)));
-    let batches = flow.stage("batch", kept, Batcher::groups(GROUPS_PER_STEP).in_order().admission(&admission));
+    let batches = flow.stage("batch", kept, Batcher::groups(GROUPS_PER_STEP).in_order());
     let trainer = Trainer::new(backend).advantages(above_median).aggregation(Aggregation::TokenMean).steps(20);
-    let trained = flow.stage("train", batches, trainer.admission(&admission));
-    let synced = flow.stage("sync", trained, WeightSync::to(publisher).admission(&admission));
+    let trained = flow.stage("train", batches, trainer);
+    let synced = flow.stage("sync", trained, WeightSync::to(publisher));
     flow.sink("log", synced, log);
 
     let report = flow.run(Until::finished())?;

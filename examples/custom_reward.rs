@@ -23,24 +23,23 @@ fn main() -> anyhow::Result<()> {
     let prompts = Prompts::new(DataBuffer::new(["a number:", "my phone:", "pi:", "the year:"], SEED)?);
 
     let (publisher, published) = weights();
-    let admission = Admission::max_staleness(1, GROUPS_PER_STEP);
     let backend = policy.backend(LocalConfig::new(Grpo::default(), Schedule::constant(3e-3)))?;
     let log = RunLog::new(&Metrics::new()).logger(ConsoleLogger::stdout(5));
 
-    let mut flow = Flow::new("digits");
-    let prompts = flow.source("prompts", prompts.admitted_by(&admission));
+    let mut flow = Flow::new("digits").max_staleness(1);
+    let prompts = flow.source("prompts", prompts);
     let generator = Generator::local(&policy, published).group_size(8).max_new_tokens(12);
-    let groups = flow.stage("generate", prompts, generator.admission(&admission));
+    let groups = flow.stage("generate", prompts, generator);
     let scored = flow.stage("reward", groups, Reward::each(digits).on_failure(OnFailure::Zero));
-    let batches = flow.stage("batch", scored, Batcher::groups(GROUPS_PER_STEP).in_order().admission(&admission));
+    let batches = flow.stage("batch", scored, Batcher::groups(GROUPS_PER_STEP).in_order());
     flow.tap(&batches, 10, |batch: &Batch| {
         for sample in batch.samples().take(2) {
             println!("  {:?} → {:?}", sample.prompt.render(), sample.response);
         }
     });
     let trainer = Trainer::new(backend).group_relative(AdvantageConfig::default()).steps(40);
-    let trained = flow.stage("train", batches, trainer.admission(&admission));
-    let synced = flow.stage("sync", trained, WeightSync::to(publisher).admission(&admission));
+    let trained = flow.stage("train", batches, trainer);
+    let synced = flow.stage("sync", trained, WeightSync::to(publisher));
     flow.sink("log", synced, log);
 
     let report = flow.run(Until::finished())?;

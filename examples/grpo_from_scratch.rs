@@ -20,20 +20,19 @@ fn main() -> anyhow::Result<()> {
 
     // Weights flow back on an edge of their own; admission bounds how old they may get before a sample is trained.
     let (publisher, published) = weights();
-    let admission = Admission::max_staleness(1, GROUPS_PER_STEP);
     let backend = policy.backend(LocalConfig::new(Grpo::default(), Schedule::constant(5e-4)))?;
     let log = RunLog::new(&Metrics::new()).logger(ConsoleLogger::events(10));
 
-    let mut flow = Flow::new("grpo");
-    let prompts = flow.source("prompts", Prompts::addition(1, SEED)?.admitted_by(&admission));
+    let mut flow = Flow::new("grpo").max_staleness(1);
+    let prompts = flow.source("prompts", Prompts::addition(1, SEED)?);
     let generator = Generator::local(&policy, published).group_size(8).max_new_tokens(3);
-    let groups = flow.stage("generate", prompts, generator.admission(&admission));
+    let groups = flow.stage("generate", prompts, generator);
     let scored = flow.stage("reward", groups, Reward::each(right));
     let kept = flow.stage("filter", scored, Filter::by(filters::nonzero_std));
-    let batches = flow.stage("batch", kept, Batcher::groups(GROUPS_PER_STEP).in_order().admission(&admission));
+    let batches = flow.stage("batch", kept, Batcher::groups(GROUPS_PER_STEP).in_order());
     let trainer = Trainer::new(backend).group_relative(AdvantageConfig::default()).steps(STEPS);
-    let trained = flow.stage("train", batches, trainer.admission(&admission));
-    let synced = flow.stage("sync", trained, WeightSync::to(publisher).admission(&admission).log_every(10));
+    let trained = flow.stage("train", batches, trainer);
+    let synced = flow.stage("sync", trained, WeightSync::to(publisher).log_every(10));
     flow.sink("log", synced, log);
 
     let report = flow.run(Until::finished())?;

@@ -71,19 +71,18 @@ fn main() -> anyhow::Result<()> {
     let policy = Policy::random(ModelConfig::small(&tokenizer, 32, 2), tokenizer, SEED)?;
     let backend = policy.backend(LocalConfig::new(Grpo::default(), Schedule::constant(3e-3)))?;
     let (publisher, published) = weights();
-    let admission = Admission::max_staleness(1, GROUPS_PER_STEP);
     let agent = Agent::new(Safe::default).parser(presses).max_turns(4);
 
-    let mut flow = Flow::new("tools");
+    let mut flow = Flow::new("tools").max_staleness(1);
     let prompts = Prompts::new(DataBuffer::new(["the safe:"], SEED)?);
-    let prompts = flow.source("prompts", prompts.admitted_by(&admission));
+    let prompts = flow.source("prompts", prompts);
     let generator = Generator::local(&policy, published).group_size(8).sampling(sampling).environment(agent);
-    let groups = flow.stage("generate", prompts, generator.admission(&admission));
+    let groups = flow.stage("generate", prompts, generator);
     let scored = flow.stage("reward", groups, Reward::each(earned));
-    let batches = flow.stage("batch", scored, Batcher::groups(GROUPS_PER_STEP).in_order().admission(&admission));
+    let batches = flow.stage("batch", scored, Batcher::groups(GROUPS_PER_STEP).in_order());
     let trainer = Trainer::new(backend).group_relative(AdvantageConfig::default()).steps(STEPS);
-    let trained = flow.stage("train", batches, trainer.admission(&admission));
-    let synced = flow.stage("sync", trained, WeightSync::to(publisher).admission(&admission));
+    let trained = flow.stage("train", batches, trainer);
+    let synced = flow.stage("sync", trained, WeightSync::to(publisher));
     let log = RunLog::new(&Metrics::new()).logger(ConsoleLogger::stdout(10)).each(|step: &Trained<_>| {
         if let Some(sample) = step.batch.samples().next().filter(|_| step.step.is_multiple_of(10)) {
             println!("  {:?} in {} turns", sample.response, sample.metadata["turns"]);

@@ -38,7 +38,7 @@ pub mod prelude {
     pub use crate::model::ModelConfig;
     pub use crate::observe::logs::ConsoleLogger;
     pub use crate::observe::{Console, Metric, Metrics, StepMetrics};
-    pub use crate::rollout::Admission;
+    pub use crate::rollout::{Admission, TrainingFlow};
     pub use crate::stages::batch::Batcher;
     pub use crate::stages::filter::{Fallback, Filter};
     pub use crate::stages::generate::Generator;

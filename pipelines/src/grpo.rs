@@ -10,7 +10,6 @@ use rollflow::engine::remote::Fleet;
 use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::flow::{Ended, Flow, Port, Report, Until, WeightsTx, weights};
 use rollflow::model::FrozenWeights;
-use rollflow::observe::Metrics;
 use rollflow::observe::logs::announce_training;
 use rollflow::prelude::*;
 use rollflow::recipe::{Pipeline, Plan};
@@ -28,9 +27,6 @@ use crate::run::folder::{Outputs, RunFolder};
 use crate::run::resume::ResumePoint;
 use crate::sft::WarmUp;
 use crate::{sft, sft_then_grpo};
-
-/// Batches' worth of groups that the filter may drop in a row before the run ends with an error or trains on what it rejects.
-const PATIENCE: u64 = 64;
 
 /// Most parts of a batch: more would cost more passes than waiting for a few groups costs time.
 const PARTS: usize = 8;
@@ -103,20 +99,13 @@ pub enum Publisher<W> {
 }
 
 impl<W: Send + Sync + 'static> Publisher<W> {
-    fn stage(
-        self,
-        flow: &mut Flow,
-        trained: Port<Trained<W>>,
-        (metrics, admission, log_every): (&Metrics, &Admission, u64),
-    ) -> Port<Trained<W>> {
+    fn stage(self, flow: &mut Flow, trained: Port<Trained<W>>, log_every: u64) -> Port<Trained<W>> {
         match self {
             Publisher::Here(to) => {
-                let sync = WeightSync::to(to).metrics(metrics).admission(admission).log_every(log_every);
+                let sync = WeightSync::to(to).log_every(log_every);
                 flow.stage("sync", trained, sync)
             }
-            Publisher::There(sync) => {
-                flow.stage("sync", trained, sync.metrics(metrics).admission(admission).log_every(log_every))
-            }
+            Publisher::There(sync) => flow.stage("sync", trained, sync.log_every(log_every)),
         }
     }
 }
@@ -222,7 +211,7 @@ pub fn declare<E: TokenEngine, B: TrainingBackend + 'static>(
     let all_groups = plan.train.steps * plan.batch.groups as u64;
     let admission =
         Admission::new(groups_per_version, plan.admission_window() as u64, Some(all_groups)).bounded(plan.flow.max_staleness);
-    let mut trainer = trainers::trainer(plan, &registry, backend, critic, mixture, checkpoints)?.admission(&admission);
+    let mut trainer = trainers::trainer(plan, &registry, backend, critic, mixture, checkpoints)?;
     if let Some(from) = from {
         admission.restore(from.trainer.progress.clone());
         trainer = trainer.resume(&from.checkpoint, from.trainer.clone())?;
@@ -234,14 +223,13 @@ pub fn declare<E: TokenEngine, B: TrainingBackend + 'static>(
         reward = reward.dead_letters(writer);
     }
 
-    let mut flow = Flow::new(&plan.name);
+    let mut flow = Flow::new(&plan.name).admission(&admission).metrics(&metrics);
     flow.capacity(parts::capacity(plan));
 
-    let prompts = flow.source("prompts", prompts.metrics(&metrics).admitted_by(&admission));
-    let groups = flow.stage("generate", prompts, generator.metrics(&metrics).admission(&admission));
-    let scored = reward.metrics(&metrics).stage(&mut flow, "reward", groups);
-    let filter =
-        Filter::by(parts::filter(plan, &registry)?).patience(PATIENCE * plan.batch.groups as u64).fallback(plan.filter_fallback);
+    let prompts = flow.source("prompts", prompts);
+    let groups = flow.stage("generate", prompts, generator);
+    let scored = reward.stage(&mut flow, "reward", groups);
+    let filter = Filter::by(parts::filter(plan, &registry)?).fallback(plan.filter_fallback);
     let mut kept = flow.stage("filter", scored, filter);
     if let Some(pairing) = losses::pairing(plan).filter(|_| !plan.changes("pairs")) {
         kept = flow.stage("pairs", kept, Pairs::of(&pairing));
@@ -252,12 +240,12 @@ pub fn declare<E: TokenEngine, B: TrainingBackend + 'static>(
     let batcher = Batcher::groups(plan.batch.groups).over_sample(plan.batch.over_sample).on_stale(plan.flow.on_stale);
     // A synchronous run is the same to the bit each time, and so are its passes; any other begins to learn before a batch is whole.
     let batcher = if plan.flow.max_staleness == 0 { batcher } else { batcher.in_parts(plan.batch.groups.div_ceil(PARTS)) };
-    let batches = flow.stage("batch", kept, batcher.admission(&admission));
+    let batches = flow.stage("batch", kept, batcher);
     let trained = flow.stage("train", batches, trainer);
-    let mut synced = publisher.stage(&mut flow, trained, (&metrics, &admission, plan.observe.log_every));
+    let mut synced = publisher.stage(&mut flow, trained, plan.observe.log_every);
     if let Some(evaluator) = evaluator {
         let evaluator = evaluator.after(from.map_or(0, |from| from.trainer.step));
-        synced = flow.stage("evaluate", synced, evaluator.metrics(&metrics).log(answers));
+        synced = flow.stage("evaluate", synced, evaluator.log(answers));
     }
     flow.sink("log", synced, log);
     Ok(flow)

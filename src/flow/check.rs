@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::{Graph, Kind, Pacing};
+use super::{Graph, Kind};
 
 /// Something that keeps a graph from running.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -87,24 +87,18 @@ pub enum GraphError {
         /// The stage.
         stage: String,
     },
-    /// A loop of which one part would never hear of the others.
-    #[error("{stage:?} takes no part in pacing, and {paced:?} does: add {call} to {stage:?}, with the same window as there")]
-    NotPaced {
-        /// The stage.
+    /// A source that waits for admission which nothing can release.
+    #[error("{stage:?} waits for admission that no stage of the graph releases; it is released by {by}")]
+    NeverReleased {
+        /// The source.
         stage: String,
-        /// One that is paced.
-        paced: String,
-        /// What to add.
-        call: &'static str,
+        /// What releases it.
+        by: &'static str,
     },
-    /// Two parts of one loop that do not know each other.
-    #[error("{stage:?} and {other:?} are paced by different windows: give both the same, by {call}")]
-    DifferentWindows {
-        /// The stage.
-        stage: String,
-        /// The first that is paced by another window.
-        other: String,
-        /// How to give it.
+    /// A setting of the run context that came after stages which it would have concerned.
+    #[error("a setting that stages share was set after a stage was put on the graph (`Flow::{call}`): set it first")]
+    LateContext {
+        /// The method.
         call: &'static str,
     },
     /// Weights that go nowhere.
@@ -168,7 +162,6 @@ impl Graph {
         errors.extend(names(self));
         errors.extend(nodes(self));
         errors.extend(edges(self));
-        errors.extend(pacing(self));
         errors.extend(cycles(self).into_iter().map(|chain| GraphError::Cycle { chain }));
         (errors, thread_budget(self, cores).into_iter().collect())
     }
@@ -226,40 +219,6 @@ fn edges(graph: &Graph) -> Vec<GraphError> {
         }
     }
     errors
-}
-
-/// In each connected part of the graph, what can be paced is paced by one window, or by none.
-fn pacing(graph: &Graph) -> Vec<GraphError> {
-    let mut errors = Vec::new();
-    for part in connected(graph) {
-        let can_be: Vec<(&str, &Pacing)> =
-            part.iter().filter_map(|&node| Some((graph.name(node), graph.nodes[node].pacing.as_ref()?))).collect();
-        // That of most of them, of the first where two are as common: the error names those that differ.
-        let common = |window: usize| can_be.iter().filter(|(_, pacing)| pacing.window == Some(window)).count();
-        let paced = can_be.iter().filter_map(|(stage, pacing)| Some((*stage, pacing.window?)));
-        let Some((paced, window)) = paced.rev().max_by_key(|(_, window)| common(*window)) else { continue };
-        errors.extend(can_be.iter().filter_map(|(stage, pacing)| match pacing.window {
-            None => Some(GraphError::NotPaced { stage: (*stage).into(), paced: paced.into(), call: pacing.call }),
-            Some(own) if own != window => {
-                Some(GraphError::DifferentWindows { stage: (*stage).into(), other: paced.into(), call: pacing.call })
-            }
-            Some(_) => None,
-        }));
-    }
-    errors
-}
-
-/// The nodes of each part of the graph that edges of data or weights hold together, in the order of declaration.
-fn connected(graph: &Graph) -> Vec<Vec<usize>> {
-    let mut part: Vec<usize> = (0..graph.nodes.len()).collect();
-    let data = graph.edges.iter().filter_map(|edge| Some((edge.from, edge.to?)));
-    for (a, b) in data.chain(graph.weights.iter().map(|edge| (edge.from, edge.to))) {
-        let (from, to) = (part[a], part[b]);
-        part.iter_mut().filter(|part| **part == from).for_each(|part| *part = to);
-    }
-    let mut parts: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-    part.iter().enumerate().for_each(|(node, part)| parts.entry(*part).or_default().push(node));
-    parts.into_values().collect()
 }
 
 /// One chain of names for every edge that closes a circle, found depth first.

@@ -3,7 +3,9 @@
 //! Ports carry the types, so wrong wiring does not compile; inside, a node is plain data and a closure that makes its jobs once the
 //! edges exist.
 
+use std::any::Any;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,8 +16,8 @@ use super::port::Slot;
 use super::runner::Declared;
 use super::until::Goal;
 use super::{
-    Capacity, Control, EdgePlan, Graph, GraphError, GraphErrors, GraphWarning, Interrupts, Kind, Message, NodePlan, Pacing, Port,
-    Report, RunError, Simulation, Source, StageSpec, Stats, Until, WeightsId, WeightsPlan, Window, runner,
+    Capacity, Control, EdgePlan, Graph, GraphError, GraphErrors, GraphWarning, Interrupts, Kind, Message, NodePlan, Port, Report,
+    RunContext, RunError, Simulation, Source, StageSpec, Stats, Until, WeightsId, WeightsPlan, Window, runner,
 };
 
 pub(crate) type BuildEdge = Box<dyn FnOnce(Capacity) -> Arc<Gauge> + Send>;
@@ -27,6 +29,7 @@ pub(crate) struct Node {
     publishes: Vec<WeightsId>,
     subscribes: Vec<WeightsId>,
     window: Option<Window>,
+    raises: Option<Window>,
 }
 
 /// A graph under declaration, and its run.
@@ -38,8 +41,7 @@ pub struct Flow {
     capacities: Vec<Option<Capacity>>,
     default_capacity: Capacity,
     misuse: Vec<GraphError>,
-    /// What paces stages, each window once.
-    windows: Vec<Window>,
+    context: RunContext,
     identity: Arc<()>,
     control: Control,
     interrupts: Option<Interrupts>,
@@ -60,7 +62,7 @@ impl Flow {
             capacities: Vec::new(),
             default_capacity: Capacity::default(),
             misuse: Vec::new(),
-            windows: Vec::new(),
+            context: RunContext::default(),
             identity: Arc::new(()),
             control: Control::new(),
             interrupts: None,
@@ -69,8 +71,34 @@ impl Flow {
         }
     }
 
+    /// Sets the seed of the run's randomness. Call it before the stages are put on the graph.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.context_for("seed").set_seed(seed);
+        self
+    }
+
+    /// Sets the folder that the run writes to. Call it before the stages are put on the graph.
+    pub fn run_folder(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.context_for("run_folder").set_folder(folder.into());
+        self
+    }
+
+    /// Shares `value` with the stages ([`RunContext::get`]). Call it before the stages are put on the graph.
+    pub fn share<T: Any + Send + Sync>(mut self, value: T) -> Self {
+        self.context_for("share").insert(value);
+        self
+    }
+
+    fn context_for(&mut self, call: &'static str) -> &mut RunContext {
+        if !self.nodes.is_empty() {
+            self.misuse.push(GraphError::LateContext { call });
+        }
+        &mut self.context
+    }
+
     /// Adds a source.
-    pub fn source<S: Source>(&mut self, name: &str, source: S) -> Port<S::Out> {
+    pub fn source<S: Source>(&mut self, name: &str, mut source: S) -> Port<S::Out> {
+        source.attach(&mut self.context);
         let spec = source.spec();
         let node = self.node(name, Kind::Source, &spec, false);
         let (port, slot) = self.output(node);
@@ -93,7 +121,7 @@ impl Flow {
         O: Message,
         S: IntoStage<I, O, Place>,
     {
-        let stage = stage.into_node();
+        let stage = stage.into_node(&mut self.context);
         let kind = if stage.task { Kind::Task } else { Kind::Stage };
         let node = self.node(name, kind, &stage.spec, stage.replicable);
         self.connect(node, &input);
@@ -104,7 +132,7 @@ impl Flow {
 
     /// Adds a sink behind `input`: any [`Sink`](super::Sink), or a closure.
     pub fn sink<T: Message, S: IntoSink<T, By>, By>(&mut self, name: &str, input: Port<T>, sink: S) {
-        let sink = sink.into_node();
+        let sink = sink.into_node(&mut self.context);
         let node = self.node(name, Kind::Sink, &sink.spec, false);
         self.connect(node, &input);
         self.jobs(node, move |until| vec![(sink.job)(input.slot.rx(), until.clone())]);
@@ -239,6 +267,7 @@ impl Flow {
         let (mut errors, warnings) = graph.check(cores);
         errors.extend(self.misuse.iter().cloned());
         errors.extend(self.unread_weights());
+        errors.extend(self.unreleased());
         if let Goal::Items(sink, _) = &until.0 {
             let sinks: Vec<String> =
                 graph.nodes.iter().filter(|node| node.kind == Kind::Sink).map(|node| node.name.clone()).collect();
@@ -257,20 +286,17 @@ impl Flow {
         stages.map(|(plan, _)| GraphError::UnreadWeights { stage: plan.name.clone() })
     }
 
-    /// The number of a window that paces.
-    fn window(&mut self, window: &Window) -> usize {
-        let known = self.windows.iter().position(|known| known.is_same(window));
-        known.unwrap_or_else(|| {
-            self.windows.push(window.clone());
-            self.windows.len() - 1
+    /// Sources whose window only stages raise, and none of the graph does.
+    fn unreleased(&self) -> impl Iterator<Item = GraphError> {
+        let raised = |window: &Window| self.nodes.iter().any(|node| node.raises.as_ref().is_some_and(|own| own.is_same(window)));
+        let stages = self.graph.nodes.iter().zip(&self.nodes);
+        stages.filter_map(move |(plan, node)| {
+            let by = node.window.as_ref().filter(|window| window.only_stages_raise() && !raised(window))?.who_raises();
+            Some(GraphError::NeverReleased { stage: plan.name.clone(), by: by.unwrap_or("a stage of the graph") })
         })
     }
 
     fn node(&mut self, name: &str, kind: Kind, spec: &StageSpec, replicable: bool) -> usize {
-        let pacing = spec.pacing.as_ref().map(|(window, call)| {
-            let window = window.as_ref().map(|window| self.window(window));
-            Pacing { window, call }
-        });
         self.graph.nodes.push(NodePlan {
             name: name.to_owned(),
             kind,
@@ -280,13 +306,13 @@ impl Flow {
             threads: spec.threads,
             window: spec.window.is_some(),
             knob: spec.knob.clone(),
-            pacing,
         });
         self.nodes.push(Node {
             jobs: None,
             publishes: spec.publishes.clone(),
             subscribes: spec.subscribes.clone(),
             window: spec.window.clone(),
+            raises: spec.raises.clone(),
         });
         self.nodes.len() - 1
     }

@@ -27,6 +27,7 @@
 mod check;
 mod clock;
 mod closures;
+mod context;
 mod control;
 mod crew;
 mod edge;
@@ -58,6 +59,7 @@ pub use clock::{State, Times};
 pub use closures::{
     Batched, PerItem, PerItemAsync, Series, batch, filter, filter_map, flat_map, from_iter, map, map_async, try_map,
 };
+pub use context::RunContext;
 pub use control::{Control, Signal};
 pub use edge::Capacity;
 pub use graph::Flow;
@@ -65,8 +67,8 @@ pub use interrupts::Interrupts;
 pub use io::{AsyncIo, Io, TryRecv};
 pub(crate) use launch::{caught, panic_message};
 pub use message::Message;
-pub use nodes::{IntoSink, IntoStage, SinkResult};
-pub use plan::{EdgePlan, Graph, Kind, NodePlan, Pacing, WeightsPlan};
+pub use nodes::{BoxedStage, IntoSink, IntoStage, SinkResult};
+pub use plan::{EdgePlan, Graph, Kind, NodePlan, WeightsPlan};
 pub use port::Port;
 pub use report::{EdgeReport, Ended, Report, Snapshot, StageReport, WorkerTime};
 pub use runner::{Cause, RunError, StageFailure};

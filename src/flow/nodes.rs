@@ -10,7 +10,7 @@ use super::edge::{Rx, Tx};
 use super::io::{AsyncIo, Inlet, Io, Outlet, Seat};
 use super::launch::{Job, Post, catch};
 use super::order::Turnstile;
-use super::{AsyncStage, Message, Sink, Source, Stage, StageError, StageSpec, Until};
+use super::{AsyncStage, Message, RunContext, Sink, Source, Stage, StageError, StageSpec, Until};
 
 /// A stage ready to be wired.
 pub struct StageNode<In, Out> {
@@ -39,11 +39,12 @@ pub struct ByClosure;
 pub trait IntoStage<In, Out, Place> {
     /// Makes it ready to be wired.
     #[doc(hidden)]
-    fn into_node(self) -> StageNode<In, Out>;
+    fn into_node(self, context: &mut RunContext) -> StageNode<In, Out>;
 }
 
 impl<S: Stage> IntoStage<S::In, S::Out, OnThread> for S {
-    fn into_node(self) -> StageNode<S::In, S::Out> {
+    fn into_node(mut self, context: &mut RunContext) -> StageNode<S::In, S::Out> {
+        self.attach(context);
         let spec = self.spec();
         let (workers, order) = (spec.workers, turnstile(&spec));
         let job = |mut stage: S, rx, tx, order| {
@@ -63,7 +64,8 @@ impl<S: Stage> IntoStage<S::In, S::Out, OnThread> for S {
 }
 
 impl<S: AsyncStage> IntoStage<S::In, S::Out, OnTokio> for S {
-    fn into_node(self) -> StageNode<S::In, S::Out> {
+    fn into_node(mut self, context: &mut RunContext) -> StageNode<S::In, S::Out> {
+        self.attach(context);
         let spec = self.spec();
         let (workers, order) = (spec.workers, turnstile(&spec));
         let job = |mut stage: S, rx, tx, order| {
@@ -79,6 +81,25 @@ impl<S: AsyncStage> IntoStage<S::In, S::Out, OnTokio> for S {
             copies.into_iter().chain([self]).map(|stage| job(stage, rx.clone(), tx.clone(), order.clone())).collect()
         });
         StageNode { spec, task: true, replicable, jobs }
+    }
+}
+
+/// A stage of any type that takes `In` and makes `Out`, for choices that are made while the program runs.
+pub struct BoxedStage<In, Out>(Box<dyn FnOnce(&mut RunContext) -> StageNode<In, Out> + Send>);
+
+impl<In, Out> BoxedStage<In, Out> {
+    /// Boxes any [`Stage`] or [`AsyncStage`].
+    pub fn new<Place>(stage: impl IntoStage<In, Out, Place> + Send + 'static) -> Self {
+        BoxedStage(Box::new(move |context| stage.into_node(context)))
+    }
+}
+
+/// Marks a [`BoxedStage`].
+pub struct Boxed;
+
+impl<In: Message, Out: Message> IntoStage<In, Out, Boxed> for BoxedStage<In, Out> {
+    fn into_node(self, context: &mut RunContext) -> StageNode<In, Out> {
+        (self.0)(context)
     }
 }
 
@@ -122,11 +143,12 @@ pub struct SinkNode<T> {
 pub trait IntoSink<T, By> {
     /// Makes it ready to be wired.
     #[doc(hidden)]
-    fn into_node(self) -> SinkNode<T>;
+    fn into_node(self, context: &mut RunContext) -> SinkNode<T>;
 }
 
 impl<S: Sink> IntoSink<S::In, OnThread> for S {
-    fn into_node(mut self) -> SinkNode<S::In> {
+    fn into_node(mut self, context: &mut RunContext) -> SinkNode<S::In> {
+        self.attach(context);
         let spec = self.spec();
         let job = |rx, until: Until| {
             Job::thread(move |post| {
@@ -150,8 +172,8 @@ impl<S: Sink> IntoSink<S::In, OnThread> for S {
 }
 
 impl<T: Message, R: SinkResult, F: FnMut(T) -> R + Send + 'static> IntoSink<T, ByClosure> for F {
-    fn into_node(self) -> SinkNode<T> {
-        Each { take: self, _types: PhantomData }.into_node()
+    fn into_node(self, context: &mut RunContext) -> SinkNode<T> {
+        Each { take: self, _types: PhantomData }.into_node(context)
     }
 }
 

@@ -54,18 +54,6 @@ pub struct NodePlan {
     pub window: bool,
     /// What to give it more of when it is the bottleneck.
     pub knob: Option<String>,
-    /// Its part in a paced loop, if it can have one.
-    #[serde(skip)]
-    pub pacing: Option<Pacing>,
-}
-
-/// A stage's part in a loop that is paced by a window.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pacing {
-    /// Which window of the graph, by its number; `None`: it takes no part.
-    pub window: Option<usize>,
-    /// What to add to the stage to have it take part.
-    pub call: &'static str,
 }
 
 /// One edge.

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-use super::{AsyncIo, Io, Message, WeightsId, Window};
+use super::{AsyncIo, Io, Message, RunContext, WeightsId, Window};
 
 /// Makes items. Runs on a named OS thread.
 pub trait Source: Send + 'static {
@@ -13,6 +13,9 @@ pub trait Source: Send + 'static {
     /// The next item, or `None` when there is none left (*end*, law F5). Between two calls the runner looks for drain and stop, so
     /// return from time to time. An error ends the run (law F3).
     fn next(&mut self) -> Result<Option<Self::Out>, StageError>;
+
+    /// Takes what the stages of the flow share. Called once, when the source is put on the graph, before `spec`.
+    fn attach(&mut self, _context: &mut RunContext) {}
 
     /// How it wants to be run. A source has one worker.
     fn spec(&self) -> StageSpec {
@@ -30,6 +33,9 @@ pub trait Stage: Send + 'static {
     /// Receives until [`Io::recv`] gives `None`, then returns. An error ends the run (law F3), but [`StageError::closed`] doesn't: `?`
     /// on every send. Returning before the input ended is fine too: it drains the run.
     fn run(&mut self, io: &mut Io<Self::In, Self::Out>) -> Result<(), StageError>;
+
+    /// Takes what the stages of the flow share. Called once, when the stage is put on the graph, before `spec` and `replica`.
+    fn attach(&mut self, _context: &mut RunContext) {}
 
     /// How it wants to be run.
     fn spec(&self) -> StageSpec {
@@ -55,6 +61,9 @@ pub trait AsyncStage: Send + 'static {
     /// As [`Stage::run`]; write it as an `async fn`.
     fn run(&mut self, io: &mut AsyncIo<Self::In, Self::Out>) -> impl Future<Output = Result<(), StageError>> + Send;
 
+    /// As [`Stage::attach`].
+    fn attach(&mut self, _context: &mut RunContext) {}
+
     /// How it wants to be run.
     fn spec(&self) -> StageSpec {
         StageSpec::task()
@@ -77,6 +86,9 @@ pub trait Sink: Send + 'static {
     /// Takes one item. An error ends the run (law F3).
     fn accept(&mut self, item: Self::In) -> Result<(), StageError>;
 
+    /// Takes what the stages of the flow share. Called once, when the sink is put on the graph, before `spec`.
+    fn attach(&mut self, _context: &mut RunContext) {}
+
     /// Called once after the last item, also when the run was drained or stopped or another stage failed: the place to flush.
     fn finish(&mut self) -> Result<(), StageError> {
         Ok(())
@@ -97,7 +109,7 @@ pub struct StageSpec {
     pub(crate) publishes: Vec<WeightsId>,
     pub(crate) subscribes: Vec<WeightsId>,
     pub(crate) window: Option<Window>,
-    pub(crate) pacing: Option<(Option<Window>, &'static str)>,
+    pub(crate) raises: Option<Window>,
     pub(crate) knob: Option<String>,
 }
 
@@ -111,7 +123,7 @@ impl StageSpec {
             publishes: Vec::new(),
             subscribes: Vec::new(),
             window: None,
-            pacing: None,
+            raises: None,
             knob: None,
         }
     }
@@ -153,11 +165,10 @@ impl StageSpec {
         StageSpec { window: Some(window), ..self }
     }
 
-    /// It can take part in a loop that is paced by a window, as one of those that wait for it, count for it or raise it: by `window`, or not
-    /// (`None`). A graph in which some stages that can are paced and others are not, or by another window, is rejected. `call` is what to
-    /// add to the stage, as in `.admission(&admission)`.
-    pub fn paced_by(self, window: Option<Window>, call: &'static str) -> Self {
-        StageSpec { pacing: Some((window, call)), ..self }
+    /// The stage raises `window` while it runs. A graph in which a source waits for a window that only stages raise, and none does, is
+    /// rejected ([`Window::raised_by_stages`]).
+    pub fn raises(self, window: Window) -> Self {
+        StageSpec { raises: Some(window), ..self }
     }
 
     /// What to give this stage more of when it is the bottleneck, as in "threads or slots". The report says it.

@@ -12,6 +12,7 @@ use super::sync::watch;
 pub struct Window {
     count: Arc<watch::Sender<Count>>,
     raised_by: Option<&'static str>,
+    only_stages: bool,
 }
 
 #[derive(Debug)]
@@ -23,12 +24,21 @@ struct Count {
 impl Window {
     /// A window that admits `limit` items until it is raised.
     pub fn new(limit: u64) -> Self {
-        Window { count: Arc::new(watch::Sender::new(Count { admitted: 0, limit })), raised_by: None }
+        Window { count: Arc::new(watch::Sender::new(Count { admitted: 0, limit })), raised_by: None, only_stages: false }
     }
 
     /// Says who raises the window, for the error of a run that waits for that in vain.
     pub fn raised_by(self, who: &'static str) -> Self {
         Window { raised_by: Some(who), ..self }
+    }
+
+    /// Declares that only stages of the graph raise the window: a graph without such a stage is rejected.
+    pub fn raised_by_stages(self) -> Self {
+        Window { only_stages: true, ..self }
+    }
+
+    pub(crate) fn only_stages_raise(&self) -> bool {
+        self.only_stages
     }
 
     pub(crate) fn who_raises(&self) -> Option<&'static str> {

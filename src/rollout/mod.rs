@@ -5,4 +5,5 @@ mod admission;
 pub(crate) use admission::Due;
 pub use admission::{
     Admission, Fate, LOST, Ledger, LedgerImbalance, OpenGroup, Pace, Progress, STALE, SURPLUS, TRUNCATED, TokensMissing, Totals,
+    TrainingFlow,
 };

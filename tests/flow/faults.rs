@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rollflow::engine::{DecodeTimes, OnNewWeights, SimulatedEngine};
-use rollflow::flow::{Ended, GraphError, GraphErrors, RunError, Simulation, WaitsFor, WeightsTx};
+use rollflow::flow::{Ended, RunError, Simulation, WaitsFor, WeightsTx};
 use rollflow::prelude::*;
 use rollflow::rollout::Fate;
 use rollflow::stages::generate::EngineSettings;
@@ -142,7 +142,7 @@ impl Scenario {
         let tokenizer = Arc::new(Tokenizer::characters("0123456789+=", 16).unwrap());
         let generator =
             Generator::by(engine, &tokenizer, published).group_size(group_size).slots(self.slots).workers(self.workers);
-        let generator = generator.max_new_tokens(48).on_new_weights(self.on_new_weights).admission(&admission);
+        let generator = generator.max_new_tokens(48).on_new_weights(self.on_new_weights);
         let reward = move |sample: &Sample| {
             let key = 1_000_000 + 8 * sample.group_index + u64::from(sample.index);
             assert!(fault != Fault::Reward || draws.at(key, 9) > 0, "the reward is poisoned");
@@ -151,7 +151,7 @@ impl Scenario {
                 false => Ok(f64::from(draws.at(key, 2) as u32)),
             }
         };
-        let mut flow = Flow::new("faults");
+        let mut flow = Flow::new("faults").admission(&admission);
         flow.capacity(Capacity::items(self.capacity));
         let (control, clock) = (flow.handle(), simulation.clone());
         let verdict = move |group: &Group| {
@@ -164,15 +164,15 @@ impl Scenario {
             }
             Verdict::keep_if(draws.at(2_000_000 + group.id(), 5) > 0, "unlucky")
         };
-        let batcher = Batcher::groups(self.groups).over_sample(self.over_sample).on_stale(self.on_stale).admission(&admission);
+        let batcher = Batcher::groups(self.groups).over_sample(self.over_sample).on_stale(self.on_stale);
         let batcher = self.parts.map_or(batcher.clone(), |least| batcher.in_parts(least));
         let trainer = Trainer::new(Failing { inner: SimulatedBackend::default(), fault }).sync_every(self.sync_every);
-        let trainer = trainer.steps(self.steps).on_stale(self.on_stale).admission(&admission);
+        let trainer = trainer.steps(self.steps).on_stale(self.on_stale);
         let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
         let noted = seen.clone();
         let log = RunLog::new(&Metrics::new()).each(move |step: &Trained<()>| noted.lock().unwrap().push(Seen::of(step)));
 
-        let prompts = flow.source("prompts", Prompts::addition(1, seed).unwrap().admitted_by(&admission));
+        let prompts = flow.source("prompts", Prompts::addition(1, seed).unwrap());
         let groups = flow.stage("generate", prompts, generator);
         let scored =
             flow.stage("reward", groups, Reward::each(reward).retries(0).on_failure(OnFailure::Drop).max_poisoned(u64::MAX));
@@ -184,7 +184,7 @@ impl Scenario {
                 let (to, admission) = (publisher, admission.clone());
                 flow.stage("sync", trained, Forgetful { to, admission, from })
             }
-            _ => flow.stage("sync", trained, WeightSync::to(publisher).admission(&admission)),
+            _ => flow.stage("sync", trained, WeightSync::to(publisher)),
         };
         flow.sink("log", synced, log);
         let ended = flow.simulate(&simulation, Until::finished());
@@ -346,74 +346,4 @@ fn whatever_fails_the_run_ends_with_its_cause_and_its_books_balanced() {
         let checked = std::panic::catch_unwind(|| check(&scenario));
         assert!(checked.is_ok(), "{scenario:?}");
     }
-}
-
-/// A loop whose stages are all paced by `admission`, but for the one named, which is paced by `other` or by nothing.
-fn wired(odd: &str, other: Option<&Admission>) -> Result<(), GraphErrors> {
-    let admission = Admission::max_staleness(1, 2);
-    let of = |stage: &str| if stage == odd { other } else { Some(&admission) };
-    let (publisher, published) = weights();
-    let simulation = Simulation::new(0);
-    let times = DecodeTimes { pass: 1e-3, row: 1e-4, prefill: 1e-4 };
-    let engine = move |settings: &EngineSettings| SimulatedEngine::new(&simulation, settings.slots, times, |_, _| 3);
-    let tokenizer = Arc::new(Tokenizer::characters("0123456789+=", 16).unwrap());
-    let mut prompts = Prompts::addition(1, 0).unwrap();
-    let mut generator = Generator::by(engine, &tokenizer, published);
-    let mut batcher = Batcher::groups(2);
-    let mut trainer = Trainer::new(SimulatedBackend::default());
-    let mut sync = WeightSync::to(publisher);
-    if let Some(admission) = of("prompts") {
-        prompts = prompts.admitted_by(admission);
-    }
-    if let Some(admission) = of("generate") {
-        generator = generator.admission(admission);
-    }
-    if let Some(admission) = of("batch") {
-        batcher = batcher.admission(admission);
-    }
-    if let Some(admission) = of("train") {
-        trainer = trainer.admission(admission);
-    }
-    if let Some(admission) = of("sync") {
-        sync = sync.admission(admission);
-    }
-    let mut flow = Flow::new("wired");
-    let prompts = flow.source("prompts", prompts);
-    let groups = flow.stage("generate", prompts, generator);
-    let scored = flow.stage("reward", groups, Reward::each(|_: &Sample| 1.0));
-    let batches = flow.stage("batch", scored, batcher);
-    let trained = flow.stage("train", batches, trainer);
-    let synced = flow.stage("sync", trained, sync);
-    flow.sink("end", synced, |_: Trained<()>| {});
-    flow.check().map(drop)
-}
-
-/// Law F7: what could never make progress, or would train without a bound, does not start.
-#[test]
-fn a_loop_of_which_one_stage_was_not_given_the_admission_is_rejected_with_the_call_to_add() {
-    assert_eq!(wired("none", None), Ok(()));
-    let other = Admission::max_staleness(1, 2);
-    for odd in ["prompts", "generate", "batch", "train", "sync"] {
-        let call = if odd == "prompts" { ".admitted_by(&admission)" } else { ".admission(&admission)" };
-        let missing = wired(odd, None).unwrap_err();
-        let paced = if odd == "prompts" { "generate" } else { "prompts" };
-        assert_eq!(missing.0, [GraphError::NotPaced { stage: odd.into(), paced: paced.into(), call }], "{missing}");
-        assert!(missing.to_string().contains(&format!("add {call} to {odd:?}")), "{missing}");
-        let different = wired(odd, Some(&other)).unwrap_err();
-        let expected = GraphError::DifferentWindows { stage: odd.into(), other: paced.into(), call };
-        assert_eq!(different.0, [expected], "{different}");
-    }
-}
-
-#[test]
-fn weights_that_nothing_can_read_are_rejected() {
-    let (publisher, published) = weights();
-    let mut flow = Flow::new("unread");
-    let batches = flow.source("samples", from_iter([Batch::default()]));
-    let trained = flow.stage("train", batches, Trainer::new(SimulatedBackend::default()));
-    let synced = flow.stage("sync", trained, WeightSync::to(publisher));
-    flow.sink("end", synced, |_: Trained<()>| {});
-    assert!(flow.check().is_ok(), "someone outside may read them");
-    drop(published);
-    assert_eq!(flow.check().unwrap_err().0, [GraphError::UnreadWeights { stage: "sync".into() }]);
 }

@@ -110,7 +110,6 @@ fn plain(names: &[&str], edges: &[(usize, usize)]) -> Graph {
         threads: 0,
         window: false,
         knob: None,
-        pacing: None,
     };
     let edge =
         |&(from, to): &(usize, usize)| EdgePlan { from, to: Some(to), carries: "u64".into(), capacity: Capacity::items(1) };

@@ -141,9 +141,9 @@ impl Loop {
         let (publisher, published) = weights();
         let (generated, rewarded, synced_on) = (self.diary.clone(), self.diary.clone(), self.diary.clone());
         let broken = self.broken_group;
-        let prompts = Prompts::addition(1, 0).unwrap().limited(self.prompts).admitted_by(&admission);
+        let prompts = Prompts::addition(1, 0).unwrap().limited(self.prompts);
 
-        let mut flow = Flow::new("rl");
+        let mut flow = Flow::new("rl").admission(&admission);
         let prompts = flow.source("prompts", prompts);
         let answer = move |prompt: Prompt| {
             let version = published.version();
@@ -164,10 +164,10 @@ impl Loop {
             f64::from(sample.index)
         };
         let scored = flow.stage("reward", groups, Reward::each(reward).on_failure(self.on_failure));
-        let batches = flow.stage("batch", scored, Batcher::groups(GROUPS as usize).admission(&admission));
-        let trainer = self.trainer(&folder).group_relative(AdvantageConfig::default()).admission(&admission);
+        let batches = flow.stage("batch", scored, Batcher::groups(GROUPS as usize));
+        let trainer = self.trainer(&folder).group_relative(AdvantageConfig::default());
         let trained = flow.stage("train", batches, trainer);
-        let synced = flow.stage("sync", trained, WeightSync::to(publisher).admission(&admission));
+        let synced = flow.stage("sync", trained, WeightSync::to(publisher));
         let noted = move |step: Trained<u64>| {
             step.publish.iter().for_each(|publish| synced_on.note(Synced(publish.version)));
             step

@@ -12,6 +12,7 @@ mod loop_order;
 mod loops;
 mod ordering;
 mod over_sampling;
+mod progress;
 mod random_graphs;
 #[path = "../scripted/mod.rs"]
 mod scripted;

@@ -108,7 +108,7 @@ impl Case {
         }
         let folder = tempfile::tempdir().unwrap();
         let trainer = Trainer::new(backend).group_relative(AdvantageConfig::default());
-        let trainer = trainer.steps(self.steps).sync_every(sync_every).admission(&admission).on_stale(self.on_stale);
+        let trainer = trainer.steps(self.steps).sync_every(sync_every).on_stale(self.on_stale);
         let trainer = trainer.checkpoints(folder.path(), None);
         let score = move |sample: &Sample| {
             pause(draw(&[seed, sample.group_index, 3], reward));
@@ -133,16 +133,16 @@ impl Case {
             scored
         };
 
-        let mut flow = Flow::new("staleness");
+        let mut flow = Flow::new("staleness").admission(&admission);
         flow.capacity(Capacity::items(self.capacity));
-        let prompts = flow.source("prompts", Prompts::addition(1, seed).unwrap().admitted_by(&admission));
+        let prompts = flow.source("prompts", Prompts::addition(1, seed).unwrap());
         let answered = flow.stage("generate", prompts, script);
         let scored = flow.stage("reward", answered, Reward::each(score));
         let scored = flow.stage("tamper", scored, map(tamper));
         let kept = flow.stage("filter", scored, Filter::by(keep));
-        let batches = flow.stage("batch", kept, Batcher::groups(groups as usize).in_order().admission(&admission));
+        let batches = flow.stage("batch", kept, Batcher::groups(groups as usize).in_order());
         let trained = flow.stage("train", batches, trainer);
-        let synced = flow.stage("sync", trained, WeightSync::to(publisher).admission(&admission));
+        let synced = flow.stage("sync", trained, WeightSync::to(publisher));
         flow.sink("note", synced, move |step: Trained<u64>| {
             let mut note = note.lock().unwrap();
             let counted = |sample: &&Sample| sample.loss_mask.iter().any(|mask| *mask > 0.0);

@@ -56,13 +56,13 @@ fn a_run_with_adaptive_slots_finds_its_number_between_one_and_the_most() {
     let seen: Arc<Mutex<Vec<f64>>> = Arc::default();
     let (slots, shown) = (Arc::clone(&seen), metrics.clone());
 
-    let mut flow = Flow::new("adaptive");
-    let prompts = flow.source("prompts", Prompts::addition(1, 0).unwrap().admitted_by(&admission));
-    let groups = flow.stage("generate", prompts, generator.metrics(&metrics).admission(&admission));
+    let mut flow = Flow::new("adaptive").admission(&admission).metrics(&metrics);
+    let prompts = flow.source("prompts", Prompts::addition(1, 0).unwrap());
+    let groups = flow.stage("generate", prompts, generator);
     let scored = flow.stage("reward", groups, Reward::each(|sample: &Sample| sample.response.len() as f64));
-    let batches = flow.stage("batch", scored, Batcher::groups(4).in_order().admission(&admission));
-    let trained = flow.stage("train", batches, trainer.admission(&admission));
-    let synced = flow.stage("sync", trained, WeightSync::to(publisher).admission(&admission));
+    let batches = flow.stage("batch", scored, Batcher::groups(4).in_order());
+    let trained = flow.stage("train", batches, trainer);
+    let synced = flow.stage("sync", trained, WeightSync::to(publisher));
     let log = RunLog::new(&metrics).logger(move |_: u64, _: &StepMetrics| {
         slots.lock().unwrap().extend(shown.newest(Metric::GeneratorSlots, &[]));
     });

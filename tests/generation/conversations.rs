@@ -98,14 +98,14 @@ fn generate(admission: &Admission, total: u64, stop_at: Option<u64>, agent: Agen
     let (publisher, published) = weights();
     let again = admission.totals().open_groups;
     let new = total - admission.totals().entered;
-    let prompts = Prompts::addition(1, 0).unwrap().limited(again + new).admitted_by(admission);
+    let prompts = Prompts::addition(1, 0).unwrap().limited(again + new);
     let generator = Generator::local(&policy, published).group_size(GROUP).max_new_tokens(24).slots(4).seed(5).environment(agent);
     let groups: Arc<Mutex<Vec<Group>>> = Arc::default();
     let (arrived, settling) = (Arc::clone(&groups), admission.clone());
-    let mut flow = Flow::new("generate");
+    let mut flow = Flow::new("generate").admission(admission).metrics(&metrics);
     flow.capacity(Capacity::items(2));
     let prompts = flow.source("prompts", prompts);
-    let answered = flow.stage("generate", prompts, generator.metrics(&metrics).admission(admission));
+    let answered = flow.stage("generate", prompts, generator);
     flow.sink("settle", answered, move |group: Group| {
         settling.settle(&Batch { groups: vec![group.clone()], ..Batch::default() }).unwrap();
         arrived.lock().unwrap().push(group);

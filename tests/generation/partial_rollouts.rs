@@ -13,6 +13,7 @@ use crate::generating::*;
 use proptest::prelude::*;
 use rollflow::data::{Answer, Version};
 use rollflow::engine::{FinishReason, Finished, LocalEngine, OnNewWeights, Request, SamplingParams};
+use rollflow::flow::RunContext;
 use rollflow::model::{Family, KvCache, Packed, Weights};
 use rollflow::prelude::*;
 use rollflow::rollout::{Fate, OpenGroup, Progress, Totals};
@@ -24,7 +25,10 @@ fn saved(admission: &Admission) -> Progress {
 
 /// The first so many prompts as they leave their source: new ones, or those that re-enter.
 fn entering(admission: &Admission, count: u64) -> Vec<Prompt> {
-    let mut source = Prompts::addition(1, 0).unwrap().admitted_by(admission);
+    let mut source = Prompts::addition(1, 0).unwrap();
+    let mut context = RunContext::default();
+    context.insert(admission.clone());
+    source.attach(&mut context);
     (0..count).map(|_| source.next().unwrap().unwrap()).collect()
 }
 
@@ -323,16 +327,16 @@ fn generate(
     let (publisher, published) = weights();
     let again = admission.totals().open_groups;
     let new = total - admission.totals().entered;
-    let prompts = Prompts::addition(1, 0).unwrap().limited(again + new).admitted_by(admission);
+    let prompts = Prompts::addition(1, 0).unwrap().limited(again + new);
     let answering = Generator::local(&policy, published).group_size(GROUP).max_new_tokens(24).slots(4).seed(5);
     let groups: Arc<Mutex<Vec<Group>>> = Arc::default();
     let (arrived, settling) = (Arc::clone(&groups), admission.clone());
 
-    let mut flow = Flow::new("generate");
+    let mut flow = Flow::new("generate").admission(admission).metrics(&metrics);
     let handle = flow.handle();
     flow.capacity(Capacity::items(2));
     let prompts = flow.source("prompts", prompts);
-    let answered = flow.stage("generate", prompts, generator(answering).metrics(&metrics).admission(admission));
+    let answered = flow.stage("generate", prompts, generator(answering));
     flow.sink("settle", answered, move |group: Group| {
         settling.settle(&Batch { groups: vec![group.clone()], ..Batch::default() }).unwrap();
         arrived.lock().unwrap().push(group);
@@ -506,9 +510,9 @@ fn d7_a_generator_without_the_ledger_continues_what_a_prompt_carries() {
     let generator = Generator::local(&policy, published).group_size(GROUP).max_new_tokens(24).slots(4).seed(5);
     let groups: Arc<Mutex<Vec<Group>>> = Arc::default();
     let arrived = Arc::clone(&groups);
-    let mut flow = Flow::new("continue");
+    let mut flow = Flow::new("continue").metrics(&metrics);
     let prompts = flow.source("prompts", from_iter(reentering.clone()));
-    let answered = flow.stage("generate", prompts, generator.metrics(&metrics));
+    let answered = flow.stage("generate", prompts, generator);
     flow.sink("groups", answered, move |group: Group| arrived.lock().unwrap().push(group));
     assert!(flow.graph().edges[0].carries.contains("partial completions"), "a drawing says so: {:?}", flow.graph().edges[0]);
     publisher.publish(1, Arc::new(policy.weights().freeze())).unwrap();

@@ -21,6 +21,7 @@ macro_rules! engine {
 }
 engine! {
     clock = "../../src/flow/clock.rs"
+    context = "../../src/flow/context.rs"
     control = "../../src/flow/control.rs"
     crew = "../../src/flow/crew.rs"
     edge = "../../src/flow/edge.rs"
@@ -37,6 +38,7 @@ engine! {
 mod util {
     pub(crate) use crate::rng;
 }
+use context::RunContext;
 use io::{AsyncIo, Io};
 use message::Message;
 use simulation::Simulation;

@@ -322,12 +322,12 @@ fn a_group_that_earns_starts_the_count_anew() {
 fn a_dropped_group_gives_its_place_back_so_that_the_batch_still_fills() {
     let admission = Admission::max_staleness(0, 4);
     admission.published(1);
-    let mut flow = Flow::new("places");
-    let prompts = flow.source("prompts", Prompts::addition(1, 0).unwrap().admitted_by(&admission));
+    let mut flow = Flow::new("places").admission(&admission);
+    let prompts = flow.source("prompts", Prompts::addition(1, 0).unwrap());
     let groups = flow.stage("generate", prompts, map(|prompt: Prompt| group(prompt.ordinal)));
     let reward = |sample: &Sample| if sample.group_index.is_multiple_of(3) { f64::NAN } else { 1.0 };
     let scored = flow.stage("reward", groups, Reward::each(reward));
-    let batches = flow.stage("batch", scored, Batcher::groups(4).admission(&admission));
+    let batches = flow.stage("batch", scored, Batcher::groups(4));
     let batch = Arc::new(Mutex::new(Batch::default()));
     let seen = Arc::clone(&batch);
     flow.sink("seen", batches, move |batch: Batch| *seen.lock().unwrap() = batch);

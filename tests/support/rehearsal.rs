@@ -188,12 +188,12 @@ impl Rehearsal {
         let filter = Filter::by(move |group: &Group| verdict(group)).patience(self.patience).fallback(self.fallback);
         let batcher = Batcher::groups(self.groups).over_sample(self.over_sample).on_stale(self.on_stale);
         let trainer = Trainer::new(backend).group_relative(AdvantageConfig::default()).sync_every(self.sync_every).steps(to);
-        let trainer = trainer.on_stale(self.on_stale).admission(&admission);
+        let trainer = trainer.on_stale(self.on_stale);
         let trainer =
             if from > 0 { trainer.resume(Path::new(""), Resumed { step: from, ..Resumed::default() }).unwrap() } else { trainer };
 
-        let mut flow = Flow::new("rehearsal");
-        let prompts = flow.source("prompts", Prompts::addition(1, 0).unwrap().admitted_by(&admission));
+        let mut flow = Flow::new("rehearsal").admission(&admission);
+        let prompts = flow.source("prompts", Prompts::addition(1, 0).unwrap());
         let groups = flow.stage("generate", prompts, generator);
         let scored = flow.stage("reward", groups, Reward::each(reward).on_failure(OnFailure::Drop).max_poisoned(u64::MAX));
         let chosen = map(move |mut scored: Scored| {
@@ -202,9 +202,9 @@ impl Rehearsal {
         });
         let scored = flow.stage("choose", scored, chosen);
         let kept = flow.stage("filter", scored, filter);
-        let batches = flow.stage("batch", kept, batcher.admission(&admission));
+        let batches = flow.stage("batch", kept, batcher);
         let trained = flow.stage("train", batches, trainer);
-        let synced = flow.stage("sync", trained, WeightSync::to(publisher).admission(&admission));
+        let synced = flow.stage("sync", trained, WeightSync::to(publisher));
         let synced = flow.stage(
             "look",
             synced,

@@ -37,9 +37,8 @@ impl Task {
             .group_size(if self.critic { 1 } else { 8 })
             .max_new_tokens(self.new_tokens)
             .slots(256)
-            .seed(SEED)
-            .admission(&admission);
-        let trainer = Trainer::new(self.policy.backend(config).unwrap()).admission(&admission).steps(self.steps);
+            .seed(SEED);
+        let trainer = Trainer::new(self.policy.backend(config).unwrap()).steps(self.steps);
         let trainer = if self.critic {
             let value = LocalConfig::new(ValueLoss { clip: Some(0.2) }, Schedule::constant(2.0 * self.lr));
             let critic = self.policy.critic(LocalConfig { threads: Some(1), ..value }).unwrap();
@@ -50,14 +49,14 @@ impl Task {
         let curve: Arc<Mutex<Vec<f64>>> = Arc::default();
         let seen = Arc::clone(&curve);
 
-        let mut flow = Flow::new("learning");
-        let prompts = flow.source("prompts", self.prompts.admitted_by(&admission));
+        let mut flow = Flow::new("learning").admission(&admission);
+        let prompts = flow.source("prompts", self.prompts);
         let groups = flow.stage("generate", prompts, generator);
         let scored = flow.stage("reward", groups, Reward::each(self.reward));
-        let batches = flow.stage("batch", scored, Batcher::groups(self.groups).in_order().admission(&admission));
+        let batches = flow.stage("batch", scored, Batcher::groups(self.groups).in_order());
         let batches = flow.stage("deal", batches, map(move |batch| if self.shuffled { deal_anew(batch) } else { batch }));
         let trained = flow.stage("train", batches, trainer);
-        let synced = flow.stage("sync", trained, WeightSync::to(publisher).admission(&admission));
+        let synced = flow.stage("sync", trained, WeightSync::to(publisher));
         let log = RunLog::new(&Metrics::new())
             .logger(move |_: u64, row: &StepMetrics| seen.lock().unwrap().push(row[Metric::RewardMean.key()]));
         flow.sink("log", synced, log);

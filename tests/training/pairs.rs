@@ -37,22 +37,22 @@ fn learn(loss: PairwiseLoss, select: fn(&Group) -> Vec<PairOf>, steps: u64) -> S
     // Small parts, so that pairs would be torn if they could be.
     let config = LocalConfig { threads: Some(1), micro_batch_tokens: 256, ..LocalConfig::new(loss, Schedule::constant(5e-4)) };
     let generator = Generator::local(&policy, published).group_size(8).max_new_tokens(3).slots(256).seed(SEED);
-    let trainer = Trainer::new(policy.backend(config.clone()).unwrap()).admission(&admission).pairs(&pairing).steps(steps);
+    let trainer = Trainer::new(policy.backend(config.clone()).unwrap()).pairs(&pairing).steps(steps);
     let reward = |sample: &Sample| match sample.status {
         Status::Completed => exact_match(&sample.response, sample.answer().unwrap()),
         _ => 0.0,
     };
     let seen: Arc<Mutex<Seen>> = Arc::default();
     let look = seen.clone();
-    let mut flow = Flow::new("pairs");
-    let prompts = flow.source("prompts", Prompts::addition(1, SEED).unwrap().admitted_by(&admission));
-    let groups = flow.stage("generate", prompts, generator.admission(&admission));
+    let mut flow = Flow::new("pairs").admission(&admission);
+    let prompts = flow.source("prompts", Prompts::addition(1, SEED).unwrap());
+    let groups = flow.stage("generate", prompts, generator);
     let scored = flow.stage("reward", groups, Reward::each(reward));
     let paired = flow.stage("pairs", scored, Pairs::of(&pairing));
     let scored = flow.stage("reference", paired, Reference::local(&policy, config));
-    let batches = flow.stage("batch", scored, Batcher::groups(GROUPS).in_order().admission(&admission));
+    let batches = flow.stage("batch", scored, Batcher::groups(GROUPS).in_order());
     let trained = flow.stage("train", batches, trainer);
-    let synced = flow.stage("sync", trained, WeightSync::to(publisher).admission(&admission));
+    let synced = flow.stage("sync", trained, WeightSync::to(publisher));
     flow.sink("look", synced, move |step: Trained<FrozenWeights>| {
         if step.step > 0 {
             assert_eq!(step.totals.as_ref().unwrap().imbalance(), (0, 0), "law D4");

@@ -39,22 +39,20 @@ fn run(steps: u64, make: impl FnOnce(&Policy, rollflow::flow::WeightsRx<FrozenWe
         .max_new_tokens(4)
         .sampling(SamplingParams { temperature: TEMPERATURE as f32, max_new_tokens: 4, ..SamplingParams::default() })
         .slots(64)
-        .seed(1)
-        .admission(&admission);
-    let trainer =
-        Trainer::new(policy.backend(config()).unwrap()).admission(&admission).group_relative(AdvantageConfig::default());
+        .seed(1);
+    let trainer = Trainer::new(policy.backend(config()).unwrap()).group_relative(AdvantageConfig::default());
     let seen: Arc<Mutex<Seen>> = Arc::default();
     let look = seen.clone();
-    let mut flow = Flow::new("reference");
-    let prompts = flow.source("prompts", Prompts::addition(1, 1).unwrap().admitted_by(&admission));
+    let mut flow = Flow::new("reference").admission(&admission);
+    let prompts = flow.source("prompts", Prompts::addition(1, 1).unwrap());
     let groups = flow.stage("generate", prompts, generator);
     // Something to learn from in every group.
     let reward = |sample: &Sample| f64::from(sample.index);
     let scored = flow.stage("reward", groups, Reward::each(reward));
     let scored = flow.stage("reference", scored, reference);
-    let batches = flow.stage("batch", scored, Batcher::groups(GROUPS).in_order().admission(&admission));
+    let batches = flow.stage("batch", scored, Batcher::groups(GROUPS).in_order());
     let trained = flow.stage("train", batches, trainer.steps(steps));
-    let synced = flow.stage("sync", trained, WeightSync::to(publisher).admission(&admission));
+    let synced = flow.stage("sync", trained, WeightSync::to(publisher));
     flow.sink("look", synced, move |step: Trained<FrozenWeights>| {
         let mut seen = look.lock().unwrap();
         if step.step > 0 {

@@ -66,19 +66,19 @@ fn pipeline(capacity: usize, slots: usize, workers: usize, over_sample: f64) -> 
     let admission = Admission::new(GROUPS as u64, over_sampled(GROUPS, over_sample) as u64, None).bounded(0);
     let generator = Generator::local(&policy, published).group_size(SAMPLES as usize).sampling(params()).slots(slots).seed(SEED);
     let generator = generator.workers(workers);
-    let trainer = Trainer::new(backend(&policy)).group_relative(AdvantageConfig::default()).steps(STEPS).admission(&admission);
+    let trainer = Trainer::new(backend(&policy)).group_relative(AdvantageConfig::default()).steps(STEPS);
     let outcome: Arc<Mutex<Outcome>> = Arc::default();
     let seen = outcome.clone();
 
-    let mut flow = Flow::new("synchronous");
+    let mut flow = Flow::new("synchronous").admission(&admission);
     flow.capacity(Capacity::items(capacity));
-    let prompts = flow.source("prompts", Prompts::addition(1, SEED).unwrap().admitted_by(&admission));
-    let groups = flow.stage("generate", prompts, generator.admission(&admission));
+    let prompts = flow.source("prompts", Prompts::addition(1, SEED).unwrap());
+    let groups = flow.stage("generate", prompts, generator);
     let scored = flow.stage("reward", groups, Reward::each(reward));
     let kept = flow.stage("filter", scored, Filter::by(filters::nonzero_std));
-    let batches = flow.stage("batch", kept, Batcher::groups(GROUPS).over_sample(over_sample).admission(&admission));
+    let batches = flow.stage("batch", kept, Batcher::groups(GROUPS).over_sample(over_sample));
     let trained = flow.stage("train", batches, trainer);
-    let synced = flow.stage("sync", trained, WeightSync::to(publisher).admission(&admission));
+    let synced = flow.stage("sync", trained, WeightSync::to(publisher));
     flow.sink("note", synced, move |step: Trained<_>| {
         if step.step > 0 {
             seen.lock().unwrap().note(&step);

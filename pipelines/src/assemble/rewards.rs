@@ -157,14 +157,6 @@ impl Judge {
         }
     }
 
-    /// Where it counts.
-    pub fn metrics(self, metrics: &Metrics) -> Self {
-        match self {
-            Judge::Here(reward) => Judge::Here(reward.metrics(metrics)),
-            Judge::Served(reward) => Judge::Served(reward.metrics(metrics)),
-        }
-    }
-
     /// Puts it behind `groups`.
     pub fn stage(self, flow: &mut Flow, name: &str, groups: Port<Group>) -> Port<Scored> {
         match self {

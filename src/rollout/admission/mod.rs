@@ -6,6 +6,7 @@
 mod balance;
 mod ledger;
 mod pace;
+mod training_flow;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 pub use balance::{LedgerImbalance, TokensMissing};
 pub use ledger::{Fate, LOST, Ledger, OpenGroup, STALE, SURPLUS, TRUNCATED, Totals};
 pub use pace::Pace;
+pub use training_flow::TrainingFlow;
 
 use crate::data::{Answer, Batch, BufferState, Group, Partial, Prompt, SampledToken, Status, Version};
 use crate::flow::{StageSpec, Window};
@@ -28,7 +30,6 @@ const RAISED_BY: &str = "`Admission::published` after each publish, called by th
 #[derive(Clone, Debug)]
 pub struct Admission {
     window: Window,
-    pace: Pace,
     /// The bound that the trainer asserts.
     max_staleness: Option<u64>,
     /// Whether places of dropped groups come back only when every group that entered was judged.
@@ -43,8 +44,13 @@ pub(crate) struct Due {
     pub last: Version,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
+    pace: Pace,
+    /// Set if the stages of a flow determine the pace.
+    by_stages: Option<PaceByStages>,
+    /// Groups of a batch, once a batcher was attached.
+    groups_per_batch: Option<u64>,
     version: Version,
     /// Groups that were settled before this process began.
     start: u64,
@@ -57,6 +63,40 @@ struct State {
     interrupted: (Vec<u64>, u64),
     ledger: Ledger,
     data: Option<BufferState>,
+}
+
+/// Settings of a flow's batcher and trainer that determine the pace.
+#[derive(Clone, Copy, Debug, Default)]
+struct PaceByStages {
+    groups: u64,
+    candidates: u64,
+    steps_per_version: u64,
+    steps: Option<u64>,
+}
+
+impl PaceByStages {
+    fn pace(&self, max_staleness: u64) -> Pace {
+        let groups_per_version = self.groups.saturating_mul(self.steps_per_version);
+        let bound = max_staleness.saturating_add(1).saturating_mul(groups_per_version);
+        let over_sampled = self.candidates.saturating_sub(self.groups);
+        let in_flight = match (over_sampled, max_staleness) {
+            (0, _) => bound,
+            // A round drops what its steps leave, so it may be wider than the bound.
+            (_, 0) => groups_per_version.saturating_add(over_sampled),
+            _ => groups_per_version.saturating_add(over_sampled).min(bound),
+        };
+        let total = self.steps.map(|steps| steps.saturating_mul(self.groups));
+        Pace { groups_per_version, in_flight, total }
+    }
+}
+
+impl State {
+    fn set_pace(&mut self, max_staleness: Option<u64>, change: impl FnOnce(&mut PaceByStages)) {
+        if let Some(stages) = &mut self.by_stages {
+            change(stages);
+            self.pace = stages.pace(max_staleness.unwrap_or_default());
+        }
+    }
 }
 
 /// The part of a checkpoint that is neither model nor optimizer.
@@ -72,8 +112,49 @@ impl Admission {
     /// At most `in_flight` groups between their prompt and the publish that follows their training, `groups_per_version` of them trained
     /// under each version, and `total` in the whole run. Admits nothing until a version was published (law V4).
     pub fn new(groups_per_version: u64, in_flight: u64, total: Option<u64>) -> Self {
-        let pace = Pace { groups_per_version, in_flight, total };
-        Admission { window: Window::new(0).raised_by(RAISED_BY), pace, max_staleness: None, rounds: false, state: Arc::default() }
+        Admission::paced(Pace { groups_per_version, in_flight, total }, None)
+    }
+
+    /// Admission whose pace follows from the batcher and the trainer that take it from their flow. Admits nothing without them.
+    pub(crate) fn paced_by_stages(max_staleness: u64) -> Self {
+        let pace = Pace { groups_per_version: 0, in_flight: 0, total: None };
+        let admission = Admission::paced(pace, Some(PaceByStages::default())).bounded(max_staleness);
+        Admission { window: admission.window.clone().raised_by_stages(), ..admission }
+    }
+
+    fn paced(pace: Pace, by_stages: Option<PaceByStages>) -> Self {
+        let state = State {
+            pace,
+            by_stages,
+            groups_per_batch: None,
+            version: 0,
+            start: 0,
+            judged: 0,
+            dropped: 0,
+            batched: BTreeSet::new(),
+            interrupted: (Vec::new(), 0),
+            ledger: Ledger::default(),
+            data: None,
+        };
+        let window = Window::new(0).raised_by(RAISED_BY);
+        Admission { window, max_staleness: None, rounds: false, state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// Declares that batches have `groups` groups, each batch chosen from up to `candidates` groups.
+    pub fn batches_of(&self, groups: u64, candidates: u64) {
+        let mut state = self.state();
+        state.groups_per_batch = Some(groups);
+        state.set_pace(self.max_staleness, |stages| (stages.groups, stages.candidates) = (groups, candidates));
+    }
+
+    /// Declares that weights are published after every `steps_per_version` batches, and how many steps the run takes.
+    pub(crate) fn versions_of(&self, steps_per_version: u64, steps: Option<u64>) {
+        self.state().set_pace(self.max_staleness, |stages| (stages.steps_per_version, stages.steps) = (steps_per_version, steps));
+    }
+
+    /// Groups of a batch, if a batcher takes part.
+    pub(crate) fn groups_per_batch(&self) -> Option<u64> {
+        self.state().groups_per_batch
     }
 
     /// Paces prompts so that no sample is more than `versions` behind the weights it trains, `groups` being trained under each version; 0
@@ -89,9 +170,12 @@ impl Admission {
         Admission { max_staleness: Some(versions), rounds: versions == 0, ..self }
     }
 
-    /// How a stage takes part in the loop that `admission` paces, or that it could and does not; `call` gives it one.
-    pub(crate) fn pace_stage(admission: Option<&Admission>, spec: StageSpec, call: &'static str) -> StageSpec {
-        spec.paced_by(admission.map(Admission::window), call)
+    /// The spec of a stage that publishes versions: it releases the prompts that wait, unless nothing determines how many.
+    pub(crate) fn released_by(admission: Option<&Admission>, spec: StageSpec) -> StageSpec {
+        match admission.filter(|admission| admission.pace().in_flight > 0) {
+            Some(admission) => spec.raises(admission.window()),
+            None => spec,
+        }
     }
 
     /// What the source waits on.
@@ -106,7 +190,7 @@ impl Admission {
 
     /// The arithmetic behind it.
     pub fn pace(&self) -> Pace {
-        self.pace
+        self.state().pace
     }
 
     /// Whether prompts enter in rounds.
@@ -118,7 +202,7 @@ impl Admission {
     pub fn published(&self, version: Version) {
         let mut state = self.state();
         state.version = version;
-        self.window.limit_to(self.pace.limit(state.version, state.dropped));
+        self.window.limit_to(state.pace.limit(state.version, state.dropped));
     }
 
     /// Groups came to the batcher: `kept` of them to be trained, `dropped` never.
@@ -127,9 +211,9 @@ impl Admission {
         state.judged += kept + dropped;
         state.dropped += dropped;
         // A round that has enough groups for its version needs no more: the next begins with the next version.
-        let short = || state.judged - state.dropped < self.pace.trained_by_the_end_of(state.version);
+        let short = || state.judged - state.dropped < state.pace.trained_by_the_end_of(state.version);
         if !self.rounds || (state.judged >= self.window.limit() && short()) {
-            self.window.limit_to(self.pace.limit(state.version, state.dropped));
+            self.window.limit_to(state.pace.limit(state.version, state.dropped));
         }
     }
 
@@ -199,7 +283,7 @@ impl Admission {
     fn expired(&self, state: &State, ordinal: u64, answer: &Answer, version: Version) -> bool {
         let (Some(bound), Some(oldest)) = (self.max_staleness, answer.versions.oldest()) else { return false };
         let dropped = state.dropped.saturating_sub(state.ledger.dropped());
-        let trained_under = self.pace.trained_under(state.ledger.before(ordinal).saturating_sub(dropped));
+        let trained_under = state.pace.trained_under(state.ledger.before(ordinal).saturating_sub(dropped));
         trained_under.max(version).saturating_sub(oldest) > bound
     }
 
@@ -232,7 +316,7 @@ impl Admission {
     pub fn gave_up(&self, groups: u64) {
         let mut state = self.state();
         state.dropped += groups;
-        self.window.limit_to(self.pace.limit(state.version, state.dropped));
+        self.window.limit_to(state.pace.limit(state.version, state.dropped));
     }
 
     /// Verifies, before the batch is trained, that its groups hold every token that was sampled for them.
@@ -285,6 +369,9 @@ impl Admission {
         let totals = progress.ledger.totals();
         let settled = totals.entered - totals.open_groups;
         *state = State {
+            pace: state.pace,
+            by_stages: state.by_stages,
+            groups_per_batch: state.groups_per_batch,
             version: 0,
             start: settled,
             judged: settled,
@@ -305,6 +392,26 @@ impl Admission {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Laws V2, V3: the window is the bound's, or as wide as an over-sampled step chooses from.
+    #[test]
+    fn the_batcher_and_the_trainer_of_a_flow_determine_the_pace() {
+        let pace = |max_staleness, candidates| {
+            let admission = Admission::paced_by_stages(max_staleness);
+            assert_eq!(admission.pace().in_flight, 0, "nothing enters before both are known");
+            admission.batches_of(8, candidates);
+            admission.versions_of(2, Some(10));
+            let Pace { groups_per_version, in_flight, total } = admission.pace();
+            assert_eq!((groups_per_version, total), (16, Some(80)));
+            in_flight
+        };
+        assert_eq!((pace(1, 8), pace(0, 8)), (32, 16));
+        assert_eq!((pace(1, 12), pace(0, 12)), (20, 20));
+        assert_eq!((pace(1, 40), pace(0, 40)), (32, 48), "no more than the bound allows, unless a round drops the rest");
+        let own = Admission::new(3, 6, None);
+        own.batches_of(8, 8);
+        assert_eq!((own.pace().groups_per_version, own.groups_per_batch()), (3, Some(8)), "an explicit pace stays");
+    }
 
     /// Groups 0 to 5 under way, two of them trained under each version, none of whose tokens may be more than one version behind.
     fn open() -> Admission {

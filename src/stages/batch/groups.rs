@@ -10,7 +10,7 @@
 //! round where a filter drops groups; it does not spare waiting for long completions.
 
 use crate::data::{Batch, Scored};
-use crate::flow::{Io, Stage, StageError, StageSpec};
+use crate::flow::{Io, RunContext, Stage, StageError};
 use crate::rollout::Admission;
 use crate::stages::train::OnStale;
 
@@ -52,11 +52,6 @@ impl Batcher {
         Batcher { part: Some(groups), ..self }
     }
 
-    /// Gives the places of dropped groups back, keeps its bound on staleness, and goes on where an interrupted run stood.
-    pub fn admission(self, admission: &Admission) -> Self {
-        Batcher { admission: Some(admission.clone()), ..self }
-    }
-
     /// What becomes of groups that would be older than that bound: they are waited for in time, or expire with the reason *stale* and give
     /// their places back; to mask old tokens is the trainer's part. Tell the trainer the same.
     pub fn on_stale(self, on_stale: OnStale) -> Self {
@@ -77,8 +72,11 @@ impl Stage for Batcher {
     type In = Scored;
     type Out = Batch;
 
-    fn spec(&self) -> StageSpec {
-        Admission::pace_stage(self.admission.as_ref(), StageSpec::thread(), ".admission(&admission)")
+    fn attach(&mut self, context: &mut RunContext) {
+        context.fill(&mut self.admission);
+        if let Some(admission) = &self.admission {
+            admission.batches_of(self.size as u64, self.choice.unwrap_or(self.size) as u64);
+        }
     }
 
     fn run(&mut self, io: &mut Io<Scored, Batch>) -> Result<(), StageError> {

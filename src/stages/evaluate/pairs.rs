@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::stage::AnswerLog;
 use crate::algo::PairMetrics;
-use crate::flow::{Io, Stage, StageError, StageSpec};
+use crate::flow::{Io, RunContext, Stage, StageError, StageSpec};
 use crate::observe::logs::short;
 use crate::observe::{Metric, Metrics, StepMetrics};
 use crate::stages::train::Trained;
@@ -115,6 +115,10 @@ impl<W: Send + Sync + 'static> PairEvaluator<W> {
 impl<W: Send + Sync + 'static> Stage for PairEvaluator<W> {
     type In = Trained<W>;
     type Out = Trained<W>;
+
+    fn attach(&mut self, context: &mut RunContext) {
+        context.fill(&mut self.metrics);
+    }
 
     fn run(&mut self, io: &mut Io<Self::In, Self::Out>) -> Result<(), StageError> {
         self.judge.start()?;

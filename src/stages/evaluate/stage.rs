@@ -17,7 +17,7 @@ use std::sync::Arc;
 use super::evaluation::{Evaluation, Exam};
 use crate::data::{Tokenizer, Version};
 use crate::engine::{OnNewWeights, TokenEngine};
-use crate::flow::{Io, Signal, Stage, StageError, StageSpec, TryRecv};
+use crate::flow::{Io, RunContext, Signal, Stage, StageError, StageSpec, TryRecv};
 use crate::observe::logs::{AnswerWriter, JsonlLogger, LogError, MetricsLogger, last_step};
 use crate::observe::{Metric, Metrics, StepMetrics};
 use crate::stages::generate::EngineSettings;
@@ -249,6 +249,10 @@ impl<E: TokenEngine, W: Send + Sync + 'static> Evaluator<E, W> {
 impl<E: TokenEngine, W: Send + Sync + 'static> Stage for Evaluator<E, W> {
     type In = Trained<W>;
     type Out = Trained<W>;
+
+    fn attach(&mut self, context: &mut RunContext) {
+        context.fill(&mut self.metrics);
+    }
 
     fn run(&mut self, io: &mut Io<Self::In, Self::Out>) -> Result<(), StageError> {
         let engine = (self.make)(&self.settings);

@@ -7,7 +7,8 @@ use std::fmt;
 
 use crate::algo::filters::{GroupFilter, Verdict};
 use crate::data::Scored;
-use crate::flow::{Io, Stage, StageError, caught};
+use crate::flow::{Io, RunContext, Stage, StageError, caught};
+use crate::rollout::Admission;
 
 /// A dropped group is marked with its reason and travels on to the batcher, which gives its place back, so that exactly as many prompts
 /// enter again, and tells the log of it (law D4).
@@ -15,7 +16,13 @@ pub struct Filter {
     filter: Box<dyn Fn(&crate::data::Group) -> Verdict + Send>,
     patience: Option<u64>,
     fallback: Fallback,
+    admission: Option<Admission>,
 }
+
+/// Default patience, in batches of the flow's batcher.
+const PATIENCE_BATCHES: u64 = 64;
+/// Default patience in groups, in a flow without admission.
+const PATIENCE_GROUPS: u64 = 2048;
 
 choices! {
     /// Policy for a filter that rejects everything.
@@ -55,11 +62,11 @@ fn by_reason(reasons: &BTreeMap<String, u64>) -> String {
 impl Filter {
     /// Keeps what `filter` keeps; see [`crate::algo::filters`] for ready ones and how to combine them.
     pub fn by(filter: impl GroupFilter) -> Self {
-        Filter { filter: Box::new(filter), patience: None, fallback: Fallback::default() }
+        Filter { filter: Box::new(filter), patience: None, fallback: Fallback::default(), admission: None }
     }
 
-    /// Ends the run with [`Exhausted`] after so many dropped groups in a row, at least one, those that were dropped before it included.
-    /// Without, it waits for a group to keep as long as it takes.
+    /// Ends the run with [`Exhausted`] after `groups` dropped groups in a row (at least 1), those that earlier stages dropped included.
+    /// Default: 64 batches of the flow's batcher, or 2,048 groups in a flow without admission.
     pub fn patience(self, groups: u64) -> Self {
         Filter { patience: Some(groups.max(1)), ..self }
     }
@@ -74,7 +81,14 @@ impl Stage for Filter {
     type In = Scored;
     type Out = Scored;
 
+    fn attach(&mut self, context: &mut RunContext) {
+        context.fill(&mut self.admission);
+    }
+
     fn run(&mut self, io: &mut Io<Scored, Scored>) -> Result<(), StageError> {
+        let per_batch = self.admission.as_ref().and_then(Admission::groups_per_batch);
+        let default = per_batch.map_or(PATIENCE_GROUPS, |groups| PATIENCE_BATCHES.saturating_mul(groups));
+        let patience = self.patience.unwrap_or(default);
         let mut in_a_row = Exhausted::default();
         let mut sparing = false;
         while let Some(scored) = io.recv()? {
@@ -95,7 +109,7 @@ impl Stage for Filter {
             }
             in_a_row.dropped += 1;
             *in_a_row.reasons.entry(reason.to_string()).or_default() += 1;
-            if self.patience.is_some_and(|patience| in_a_row.dropped >= patience) {
+            if in_a_row.dropped >= patience {
                 if sparing || self.fallback == Fallback::Error {
                     return Err(in_a_row.into());
                 }

@@ -12,7 +12,7 @@ use super::agent::{Agent, Setup};
 use super::assembly::Assembly;
 use crate::data::{Answer, Group, Partial, Prompt, Sample, Status, Tokenizer, Version};
 use crate::engine::{Concurrency, Load, OnNewWeights, Request, SamplingParams, TokenEngine};
-use crate::flow::{Io, Signal, Stage, StageError, StageSpec, TryRecv, WeightsRx};
+use crate::flow::{Io, RunContext, Signal, Stage, StageError, StageSpec, TryRecv, WeightsRx};
 use crate::observe::{Metric, Metrics};
 use crate::rollout::{Admission, Fate};
 
@@ -149,19 +149,6 @@ impl<E: TokenEngine> Generator<E> {
     /// Shows this closure what every step of the engine computed and how long it took.
     pub fn each_step(self, look: impl Fn(Load) + Send + Sync + 'static) -> Self {
         Generator { look: Some(Arc::new(look)), ..self }
-    }
-
-    /// Counts what it makes there.
-    pub fn metrics(self, metrics: &Metrics) -> Self {
-        Generator { metrics: Some(metrics.clone()), ..self }
-    }
-
-    /// Writes down there what it samples (law D4), and discards the partial completions of prompts that would be too old (law V2). Where
-    /// that admits prompts in rounds, it continues none, and it
-    /// generates in rounds: a round begins when all of its prompts have come, so that what is computed together depends on no timing
-    /// (law V3).
-    pub fn admission(self, admission: &Admission) -> Self {
-        Generator { admission: Some(admission.clone()), ..self }
     }
 
     /// Answers in several turns, in an environment: what leaves are whole rollouts, of which only what was sampled is trained.
@@ -367,10 +354,14 @@ impl<E: TokenEngine> Stage for Generator<E> {
         Ok(())
     }
 
+    fn attach(&mut self, context: &mut RunContext) {
+        context.fill(&mut self.admission);
+        context.fill(&mut self.metrics);
+    }
+
     fn spec(&self) -> StageSpec {
         let spec = StageSpec::thread().workers(self.engines()).threads(self.settings.threads);
-        let spec = spec.subscribes(self.weights.id()).knob("threads, workers or slots");
-        Admission::pace_stage(self.admission.as_ref(), spec, ".admission(&admission)")
+        spec.subscribes(self.weights.id()).knob("threads, workers or slots")
     }
 
     fn replica(&self) -> Option<Self> {

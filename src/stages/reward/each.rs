@@ -8,7 +8,7 @@ use std::fmt;
 
 use crate::algo::rewards::{Earned, Earnings};
 use crate::data::{Group, Sample, Scored};
-use crate::flow::{Io, Stage, StageError, StageSpec};
+use crate::flow::{Io, RunContext, Stage, StageError, StageSpec};
 use crate::observe::Metrics;
 use crate::observe::logs::DeadLetterWriter;
 
@@ -87,6 +87,10 @@ impl Reward {
 impl Stage for Reward {
     type In = Group;
     type Out = Scored;
+
+    fn attach(&mut self, context: &mut RunContext) {
+        context.fill(&mut self.settling.metrics);
+    }
 
     fn run(&mut self, io: &mut Io<Group, Scored>) -> Result<(), StageError> {
         let mut scorers = Scorers::Threads;

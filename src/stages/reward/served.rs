@@ -13,7 +13,7 @@ use super::service::Service;
 use super::settle::{OnFailure, OnLostSample, Settling};
 use crate::algo::rewards::{Earnings, Parts};
 use crate::data::{Group, Sample, Scored};
-use crate::flow::{AsyncIo, AsyncStage, StageError, StageSpec};
+use crate::flow::{AsyncIo, AsyncStage, RunContext, StageError, StageSpec};
 use crate::net::Tasks;
 use crate::observe::Metrics;
 use crate::observe::logs::{DeadLetterWriter, Failure};
@@ -191,6 +191,10 @@ impl ServedReward {
 impl AsyncStage for ServedReward {
     type In = Group;
     type Out = Scored;
+
+    fn attach(&mut self, context: &mut RunContext) {
+        context.fill(&mut self.settling.lock().unwrap_or_else(PoisonError::into_inner).metrics);
+    }
 
     async fn run(&mut self, io: &mut AsyncIo<Group, Scored>) -> Result<(), StageError> {
         while let Some(group) = io.recv().await? {

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::feed::Feed;
 use crate::data::source::PromptDataset;
 use crate::data::{BufferError, DataBuffer, Prompt, arithmetic, jsonl};
-use crate::flow::{Source, StageError, StageSpec};
+use crate::flow::{RunContext, Source, StageError, StageSpec};
 use crate::observe::Metrics;
 use crate::rollout::Admission;
 
@@ -21,7 +21,9 @@ pub enum PromptsError {
     Buffer(#[from] BufferError),
 }
 
-/// An endless stream of prompts unless it was limited; ordinals run over the whole stream.
+/// Endless stream of prompts, unless it is limited. Ordinals run over the whole stream.
+///
+/// In a flow with admission each prompt waits in the state *credit*, and a resumed run begins with the prompts that were in flight.
 pub struct Prompts {
     feed: Feed,
     metrics: Option<Metrics>,
@@ -54,11 +56,6 @@ impl Prompts {
         Prompts { feed, metrics: None, left: None, map: None, admission: None, again: None }
     }
 
-    /// Counts there what data sets hold, and what was left out.
-    pub fn metrics(self, metrics: &Metrics) -> Self {
-        Prompts { metrics: Some(metrics.clone()), ..self }
-    }
-
     /// From a file with a `prompt` and an `answer` on each line; what else stands there goes to the metadata. Later epochs are shuffled
     /// by `seed`.
     pub fn jsonl(path: impl AsRef<Path>, seed: u64) -> Result<Self, PromptsError> {
@@ -84,12 +81,6 @@ impl Prompts {
     /// Ends after `n` prompts.
     pub fn limited(self, n: u64) -> Self {
         Prompts { left: Some(n), ..self }
-    }
-
-    /// Each prompt waits to be admitted, in the state *credit*. A run that was resumed goes on where it was interrupted, with the prompts
-    /// that were under way first.
-    pub fn admitted_by(self, admission: &Admission) -> Self {
-        Prompts { admission: Some(admission.clone()), ..self }
     }
 
     /// What was under way, once; from then on the buffer goes on where the interrupted run stood.
@@ -133,9 +124,13 @@ impl Source for Prompts {
         Ok(prompt)
     }
 
+    fn attach(&mut self, context: &mut RunContext) {
+        context.fill(&mut self.admission);
+        context.fill(&mut self.metrics);
+    }
+
     fn spec(&self) -> StageSpec {
         let spec = StageSpec::thread();
-        let spec = Admission::pace_stage(self.admission.as_ref(), spec, ".admitted_by(&admission)");
         match &self.admission {
             Some(admission) => spec.window(admission.window()),
             None => spec,

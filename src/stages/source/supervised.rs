@@ -8,7 +8,7 @@ use super::announce_data;
 use crate::data::packing::cut_evenly;
 use crate::data::source::{Drawn, Mixed, Shape};
 use crate::data::{Batch, Group, Prompt, Sample};
-use crate::flow::{Source, StageError};
+use crate::flow::{RunContext, Source, StageError};
 use crate::observe::Metrics;
 use crate::observe::logs::announce_training;
 
@@ -241,6 +241,10 @@ impl Supervised {
 
 impl Source for Supervised {
     type Out = Batch;
+
+    fn attach(&mut self, context: &mut RunContext) {
+        context.fill(&mut self.metrics);
+    }
 
     fn next(&mut self) -> Result<Option<Batch>, StageError> {
         if !std::mem::replace(&mut self.announced, true) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::data::Version;
-use crate::flow::{Io, Stage, StageError, StageSpec, WeightsId, WeightsTx};
+use crate::flow::{Io, RunContext, Stage, StageError, StageSpec, WeightsId, WeightsTx};
 use crate::observe::{Metric, Metrics};
 use crate::rollout::Admission;
 use crate::stages::train::Trained;
@@ -27,16 +27,6 @@ impl<W: Send + Sync + 'static> WeightSync<W> {
     /// Publishes on this edge.
     pub fn to(to: WeightsTx<W>) -> Self {
         WeightSync { to, metrics: None, admission: None, log_every: 1, said: None, engines: 0 }
-    }
-
-    /// Reports the trainer's version and the time a publish takes.
-    pub fn metrics(self, metrics: &Metrics) -> Self {
-        WeightSync { metrics: Some(metrics.clone()), ..self }
-    }
-
-    /// Admits the prompts that the new version allows.
-    pub fn admission(self, admission: &Admission) -> Self {
-        WeightSync { admission: Some(admission.clone()), ..self }
     }
 
     /// Says that weights were synced at most once in `n` steps, for runs that sync at every step.
@@ -82,7 +72,12 @@ impl<W: Send + Sync + 'static> Stage for WeightSync<W> {
         Ok(())
     }
 
+    fn attach(&mut self, context: &mut RunContext) {
+        context.fill(&mut self.admission);
+        context.fill(&mut self.metrics);
+    }
+
     fn spec(&self) -> StageSpec {
-        Admission::pace_stage(self.admission.as_ref(), StageSpec::thread().publishes(self.id()), ".admission(&admission)")
+        Admission::released_by(self.admission.as_ref(), StageSpec::thread().publishes(self.id()))
     }
 }

@@ -15,7 +15,7 @@ use tokio::task::{JoinError, JoinHandle};
 use crate::data::Version;
 use crate::engine::remote::Synced;
 use crate::engine::remote::sync::{SyncError, SyncReport, Update, WeightSyncManager};
-use crate::flow::{AsyncIo, AsyncStage, Signal, StageError, StageSpec, WeightsId, WeightsTx};
+use crate::flow::{AsyncIo, AsyncStage, RunContext, Signal, StageError, StageSpec, WeightsId, WeightsTx};
 use crate::net::{Outcome, RetryPolicy, Retryable, deadline};
 use crate::observe::{Metric, Metrics};
 use crate::rollout::Admission;
@@ -91,17 +91,6 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
     /// How long a version is tried again that no engine takes, since all are away: two minutes unless told otherwise. Then the stage fails.
     pub fn patience(self, patience: Duration) -> Self {
         RemoteSync { patience, ..self }
-    }
-
-    /// Reports the trainer's version, the time a sync takes, and how each engine does.
-    pub fn metrics(self, metrics: &Metrics) -> Self {
-        self.manager.fleet().observe(metrics);
-        RemoteSync { metrics: Some(metrics.clone()), ..self }
-    }
-
-    /// Admits the prompts that the new version allows.
-    pub fn admission(self, admission: &Admission) -> Self {
-        RemoteSync { admission: Some(admission.clone()), ..self }
     }
 
     /// Says that weights were synced at most once in `n` steps, for runs that sync at every step.
@@ -283,9 +272,16 @@ impl<W: Send + Sync + 'static> AsyncStage for RemoteSync<W> {
         self.give(io, &mut work, &mut next).await
     }
 
+    fn attach(&mut self, context: &mut RunContext) {
+        context.fill(&mut self.admission);
+        context.fill(&mut self.metrics);
+        if let Some(metrics) = &self.metrics {
+            self.manager.fleet().observe(metrics);
+        }
+    }
+
     fn spec(&self) -> StageSpec {
-        let spec =
-            Admission::pace_stage(self.admission.as_ref(), StageSpec::task().publishes(self.id()), ".admission(&admission)");
+        let spec = Admission::released_by(self.admission.as_ref(), StageSpec::task().publishes(self.id()));
         match &self.also {
             // Nobody needs to read it.
             Some(also) if also.readers() > 0 => spec.publishes(also.id()),

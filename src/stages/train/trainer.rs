@@ -18,7 +18,7 @@ use super::lesson::{Lesson, LessonError, Lessons, Minibatches};
 use super::saving::{Beside, Resumed, Saving, Unsaved};
 use crate::algo::{AdvantageConfig, Aggregation, Estimator, GapDiagnosis, GapLimits};
 use crate::data::{Batch, Version};
-use crate::flow::{Io, Message, Stage, StageError, StageSpec};
+use crate::flow::{Io, Message, RunContext, Stage, StageError, StageSpec};
 use crate::rollout::{Admission, TokensMissing, Totals};
 use crate::stages::pairs::Pairing;
 use crate::train::{ForwardBackward, OptimStep, Snapshot, TrainError, TrainingBackend};
@@ -227,11 +227,6 @@ impl<B: TrainingBackend> Trainer<B> {
         Trainer { beside: Some(Box::new(files)), ..self }
     }
 
-    /// Settles trained groups there, asserts its bound on staleness for every token (law V2), and puts it into checkpoints.
-    pub fn admission(self, admission: &Admission) -> Self {
-        Trainer { admission: Some(admission.clone()), ..self }
-    }
-
     /// What becomes of tokens older than that bound.
     pub fn on_stale(self, on_stale: OnStale) -> Self {
         Trainer { on_stale, ..self }
@@ -343,8 +338,14 @@ impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
         ended
     }
 
+    fn attach(&mut self, context: &mut RunContext) {
+        context.fill(&mut self.admission);
+        if let Some(admission) = &self.admission {
+            admission.versions_of(self.sync_every, self.steps);
+        }
+    }
+
     fn spec(&self) -> StageSpec {
-        let spec = StageSpec::thread().threads(self.threads).knob("threads, or smaller batches");
-        Admission::pace_stage(self.admission.as_ref(), spec, ".admission(&admission)")
+        StageSpec::thread().threads(self.threads).knob("threads, or smaller batches")
     }
 }

@@ -53,14 +53,14 @@ fn train(seed: u64, folder: &std::path::Path) -> Found {
     let generator = Generator::remote(&handle, config, &tokenizer(), published).group_size(4).max_new_tokens(12);
     let seen: Arc<Mutex<BTreeMap<u64, f64>>> = Arc::default();
     let steps = seen.clone();
-    let mut flow = Flow::new("evaluating");
-    let prompts = flow.source("prompts", Prompts::addition(1, seed).unwrap().admitted_by(&admission));
-    let groups = flow.stage("generate", prompts, generator.admission(&admission));
+    let mut flow = Flow::new("evaluating").admission(&admission);
+    let prompts = flow.source("prompts", Prompts::addition(1, seed).unwrap());
+    let groups = flow.stage("generate", prompts, generator);
     let scored = flow.stage("reward", groups, Reward::each(|sample: &Sample| f64::from(sample.index)).max_poisoned(u64::MAX));
-    let batches = flow.stage("batch", scored, Batcher::groups(2).admission(&admission));
+    let batches = flow.stage("batch", scored, Batcher::groups(2));
     let trainer = Trainer::new(Counting::default()).group_relative(AdvantageConfig::default());
-    let trained = flow.stage("train", batches, trainer.sync_every(1).steps(STEPS).admission(&admission));
-    let synced = flow.stage("sync", trained, sync(&handle, publisher).hold(&hold).admission(&admission));
+    let trained = flow.stage("train", batches, trainer.sync_every(1).steps(STEPS));
+    let synced = flow.stage("sync", trained, sync(&handle, publisher).hold(&hold));
     let evaluated = flow.stage("evaluate", synced, evaluator.log(Some(AnswerLog::new(folder).unwrap())));
     flow.sink("note", evaluated, move |step: Trained<u64>| {
         steps.lock().unwrap().extend(step.evaluated.get("eval_step").map(|of| (step.step, *of)));

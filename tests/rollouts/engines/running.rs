@@ -218,11 +218,11 @@ fn f6_a_prompt_that_is_refused_for_good_costs_its_group_and_nothing_else() {
     admission.published(1);
     let seen: Arc<Mutex<Vec<Scored>>> = Arc::default();
     let sink = seen.clone();
-    let mut flow = Flow::new("remote");
+    let mut flow = Flow::new("remote").admission(&admission);
     let buffer = DataBuffer::new(["1+", "2+", "3+", "4+"], 0).unwrap();
-    let prompts = flow.source("prompts", Prompts::new(buffer).limited(4).admitted_by(&admission));
+    let prompts = flow.source("prompts", Prompts::new(buffer).limited(4));
     let generator = Generator::remote(&handle, hasty(), &tokenizer(), published).group_size(3).max_new_tokens(12);
-    let groups = flow.stage("generate", prompts, generator.admission(&admission));
+    let groups = flow.stage("generate", prompts, generator);
     let reward = Reward::each(|_: &Sample| 1.0).dead_letters(DeadLetterWriter::new(folder.path()));
     let scored = flow.stage("reward", groups, reward);
     flow.sink("seen", scored, move |scored: Scored| sink.lock().unwrap().push(scored));

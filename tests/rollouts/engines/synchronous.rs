@@ -207,19 +207,19 @@ fn train(seed: u64, round: u64, sync_every: u64) -> (Vec<(u64, Batch)>, Totals) 
     let generator = Generator::remote(&handle, config, &tokenizer(), published).group_size(SAMPLES).max_new_tokens(12);
     let seen: Arc<Mutex<Vec<(u64, Batch)>>> = Arc::default();
     let noted = seen.clone();
-    let mut flow = Flow::new("synchronous");
-    let prompts = flow.source("prompts", Prompts::addition(1, seed).unwrap().admitted_by(&admission));
-    let groups = flow.stage("generate", prompts, generator.admission(&admission));
+    let mut flow = Flow::new("synchronous").admission(&admission);
+    let prompts = flow.source("prompts", Prompts::addition(1, seed).unwrap());
+    let groups = flow.stage("generate", prompts, generator);
     let reward = move |sample: &Sample| draw(&[seed, 7, sample.group_index, u64::from(sample.index)], 3) as f64;
     let scored = flow.stage("reward", groups, Reward::each(reward).on_failure(OnFailure::Drop).max_poisoned(u64::MAX));
     let filter = move |group: &Group| Verdict::keep_if(draw(&[seed, 8, group.id()], 4) > 0, "unlucky");
     let kept = flow.stage("filter", scored, Filter::by(filter));
-    let batcher = Batcher::groups(GROUPS).over_sample(round as f64 / GROUPS as f64).admission(&admission);
+    let batcher = Batcher::groups(GROUPS).over_sample(round as f64 / GROUPS as f64);
     let batches = flow.stage("batch", kept, batcher);
     let trainer = Trainer::new(Counting::default()).group_relative(AdvantageConfig::default());
-    let trainer = trainer.sync_every(sync_every).steps(STEPS).admission(&admission);
+    let trainer = trainer.sync_every(sync_every).steps(STEPS);
     let trained = flow.stage("train", batches, trainer);
-    let synced = flow.stage("sync", trained, sync(&handle, publisher).admission(&admission));
+    let synced = flow.stage("sync", trained, sync(&handle, publisher));
     flow.sink("note", synced, move |step: Trained<u64>| {
         if step.step > 0 {
             noted.lock().unwrap().push((step.version, step.batch.clone()));

@@ -1,0 +1,33 @@
+//! Settings of a training loop on its [`Flow`]: what the loop's stages share.
+
+use super::Admission;
+use crate::flow::Flow;
+use crate::observe::Metrics;
+
+/// Settings of a training loop, which its stages take from the flow. Call them before the stages are put on the graph.
+pub trait TrainingFlow {
+    /// Paces prompts so that no trained token is more than `versions` behind. 0 is the synchronous run, bit for bit on CPUs.
+    ///
+    /// The batcher and the trainer of the flow determine how many groups each version trains.
+    fn max_staleness(self, versions: u64) -> Self;
+
+    /// Paces prompts by this admission.
+    fn admission(self, admission: &Admission) -> Self;
+
+    /// Reports to these metrics.
+    fn metrics(self, metrics: &Metrics) -> Self;
+}
+
+impl TrainingFlow for Flow {
+    fn max_staleness(self, versions: u64) -> Self {
+        self.share(Admission::paced_by_stages(versions))
+    }
+
+    fn admission(self, admission: &Admission) -> Self {
+        self.share(admission.clone())
+    }
+
+    fn metrics(self, metrics: &Metrics) -> Self {
+        self.share(metrics.clone())
+    }
+}

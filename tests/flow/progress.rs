@@ -1,0 +1,77 @@
+//! Law F7: a graph that could never make progress is rejected before it starts, with the name of the stage.
+
+use std::sync::Arc;
+
+use rollflow::engine::{DecodeTimes, SimulatedEngine};
+use rollflow::flow::{GraphError, GraphErrors, Simulation};
+use rollflow::prelude::*;
+use rollflow::stages::generate::EngineSettings;
+use rollflow::train::SimulatedBackend;
+
+/// Stages that a loop is declared with.
+#[derive(Clone, Copy, PartialEq)]
+enum Loop {
+    Whole,
+    WithoutBatcher,
+    WithoutSync,
+}
+
+fn check(flow: Flow, which: Loop) -> Result<(), GraphErrors> {
+    let mut flow = flow;
+    let (publisher, published) = weights();
+    let simulation = Simulation::new(0);
+    let times = DecodeTimes { pass: 1e-3, row: 1e-4, prefill: 1e-4 };
+    let engine = move |settings: &EngineSettings| SimulatedEngine::new(&simulation, settings.slots, times, |_, _| 3);
+    let tokenizer = Arc::new(Tokenizer::characters("0123456789+=", 16).unwrap());
+    let prompts = flow.source("prompts", Prompts::addition(1, 0).unwrap());
+    let groups = flow.stage("generate", prompts, Generator::by(engine, &tokenizer, published));
+    let scored = flow.stage("reward", groups, Reward::each(|_: &Sample| 1.0));
+    let batches = match which {
+        Loop::WithoutBatcher => flow.stage("batch", scored, map(|_: Scored| Batch::default())),
+        _ => flow.stage("batch", scored, Batcher::groups(2)),
+    };
+    let trained = flow.stage("train", batches, Trainer::new(SimulatedBackend::default()));
+    if which == Loop::WithoutSync {
+        flow.sink("end", trained, |_: Trained<()>| {});
+    } else {
+        let synced = flow.stage("sync", trained, WeightSync::to(publisher));
+        flow.sink("end", synced, |_: Trained<()>| {});
+    }
+    flow.check().map(drop)
+}
+
+#[test]
+fn admission_that_no_stage_releases_is_rejected_with_the_stage_that_would_wait() {
+    assert_eq!(check(Flow::new("whole").max_staleness(1), Loop::Whole), Ok(()));
+    for which in [Loop::WithoutBatcher, Loop::WithoutSync] {
+        let rejected = check(Flow::new("unreleased").max_staleness(1), which).unwrap_err();
+        assert!(matches!(&rejected.0[..], [GraphError::NeverReleased { stage, .. }] if stage == "prompts"), "{rejected}");
+        let text = rejected.to_string();
+        assert!(text.contains("\"prompts\" waits for admission") && text.contains("Admission::published"), "{text}");
+    }
+    // Code outside the graph holds this admission, and may release it.
+    let outside = Admission::max_staleness(1, 2);
+    assert_eq!(check(Flow::new("outside").admission(&outside), Loop::WithoutSync), Ok(()));
+}
+
+#[test]
+fn a_bound_that_comes_after_the_stages_it_concerns_is_rejected() {
+    let mut flow = Flow::new("late");
+    let prompts = flow.source("prompts", Prompts::addition(1, 0).unwrap());
+    let mut flow = flow.max_staleness(1);
+    flow.sink("end", prompts, |_: Prompt| {});
+    assert_eq!(flow.check().unwrap_err().0, [GraphError::LateContext { call: "share" }]);
+}
+
+#[test]
+fn weights_that_nothing_can_read_are_rejected() {
+    let (publisher, published) = weights();
+    let mut flow = Flow::new("unread");
+    let batches = flow.source("samples", from_iter([Batch::default()]));
+    let trained = flow.stage("train", batches, Trainer::new(SimulatedBackend::default()));
+    let synced = flow.stage("sync", trained, WeightSync::to(publisher));
+    flow.sink("end", synced, |_: Trained<()>| {});
+    assert!(flow.check().is_ok(), "someone outside may read them");
+    drop(published);
+    assert_eq!(flow.check().unwrap_err().0, [GraphError::UnreadWeights { stage: "sync".into() }]);
+}
