@@ -193,7 +193,7 @@ impl AsyncStage for ServedReward {
     type Out = Scored;
 
     fn attach(&mut self, context: &mut RunContext) {
-        context.fill(&mut self.settling.lock().unwrap_or_else(PoisonError::into_inner).metrics);
+        context.fill(&mut self.settling.lock().metrics);
     }
 
     async fn run(&mut self, io: &mut AsyncIo<Group, Scored>) -> Result<(), StageError> {
