@@ -9,7 +9,12 @@ use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::stages::reference::BatchReference;
 
-use crate::assemble::{data, evaluation, origin, preferences, references, trainers};
+use crate::assemble::data;
+use crate::assemble::evaluation;
+use crate::assemble::origin;
+use crate::assemble::preferences;
+use crate::assemble::references;
+use crate::assemble::trainers;
 use crate::registry::Registry;
 use crate::run::folder::{Outputs, RunFolder};
 use crate::run::resume::ResumePoint;

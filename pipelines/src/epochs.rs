@@ -6,8 +6,10 @@ use anyhow::{Error, Result, ensure};
 use rollflow::recipe::task::TaskData;
 use rollflow::recipe::{Complaint, Derived, Pipeline, Plan};
 
-use crate::assemble::parts::{self, Reader};
-use crate::assemble::{conversations, data, preferences};
+use crate::assemble::data;
+use crate::assemble::policy::Reader;
+use crate::assemble::preferences;
+use crate::assemble::supervised;
 use crate::grpo_offline;
 use crate::registry::Registry;
 
@@ -37,13 +39,13 @@ pub fn settle(plan: &mut Plan, registry: &Registry) -> Result<Vec<Derived>> {
         steps
     };
     if let Some((sft, epochs)) = plan.sft.as_ref().and_then(|sft| Some((sft, sft.epochs?))) {
-        let (batches, _) = conversations::batches(plan, sft, &Reader::of(plan)?)?;
+        let (batches, _) = supervised::batches(plan, sft, &Reader::of(plan)?)?;
         let length = batches.batches_per_epoch();
         let steps = steps("sft", epochs, Epoch { what: format!("{length} steps"), steps: length });
         plan.sft.iter_mut().for_each(|sft| (sft.steps, sft.epochs) = (steps, None));
     }
     if let Some((of, epochs)) = plan.reward_model.as_ref().and_then(|of| Some((of, of.epochs?))) {
-        let (pairs, _) = parts::ranked_pairs(plan, of)?;
+        let (pairs, _) = data::ranked_pairs(plan, of)?;
         let steps = steps("reward_model", epochs, Epoch::of(pairs.len(), "pairs", of.batch));
         plan.reward_model.iter_mut().for_each(|of| (of.steps, of.epochs) = (steps, None));
     }
@@ -62,7 +64,7 @@ fn epoch(plan: &Plan, registry: &Registry) -> Result<Epoch> {
         return Ok(Epoch { what: format!("{} pairs, {each} a step", (steps * each as f64).round()), steps });
     }
     Ok(match &plan.task.data {
-        TaskData::Arithmetic(task) => Epoch::of(parts::sums(task, plan.seed).len(), "prompts", each),
+        TaskData::Arithmetic(task) => Epoch::of(data::sums(task, plan.seed).len(), "prompts", each),
         TaskData::Data(task) => {
             let sources = task.sources();
             let weighted = sources.iter().any(|source| source.weight.is_some());

@@ -18,10 +18,17 @@ use rollflow::stages::pairs::Pairs;
 use rollflow::stages::sync::RemoteSync;
 use rollflow::stages::train::Trained;
 
+use crate::assemble::data;
 use crate::assemble::engines::Engines;
+use crate::assemble::evaluation;
 use crate::assemble::lessons::Mixture;
+use crate::assemble::losses;
+use crate::assemble::origin;
+use crate::assemble::references;
+use crate::assemble::rewards;
 use crate::assemble::rewards::Judge;
-use crate::assemble::{evaluation, losses, origin, parts, references, trainers};
+use crate::assemble::rollout;
+use crate::assemble::trainers;
 use crate::registry::Registry;
 use crate::run::folder::{Outputs, RunFolder};
 use crate::run::resume::ResumePoint;
@@ -77,7 +84,7 @@ fn reinforce<E: TokenEngine>(
         state.resume(policy, &from.checkpoint).context("going on with the reference policy")?;
     }
     if plan.train.probe && from.is_none() {
-        parts::probe(plan, policy, &actors.backend)?;
+        rollout::probe(plan, policy, &actors.backend)?;
     }
     let mut flow = declare(plan, actors, run.outputs(plan)?, from)?;
     let groups = format!("{} groups of {}", plan.batch.groups, plan.generate.group_size);
@@ -144,9 +151,9 @@ impl Actors<LocalEngine, LocalBackend> {
     pub fn held_to(plan: &Plan, registry: &Registry, policy: &Policy, start: &Policy) -> Result<Self> {
         let (publisher, published) = weights();
         let reference = references::reference(plan, start, &published)?;
-        let generator = parts::generator(plan, policy, published)?;
+        let generator = rollout::generator(plan, policy, published)?;
         let evaluator = evaluation::evaluator(plan, registry, policy)?;
-        let prompts = parts::prompts(plan, Some(&policy.into()))?;
+        let prompts = data::prompts(plan, Some(&policy.into()))?;
         Actors::around((prompts, generator, Publisher::Here(publisher), evaluator), reference, plan, registry, (policy, start))
     }
 }
@@ -157,9 +164,9 @@ impl Actors<Fleet, LocalBackend> {
     pub fn elsewhere(plan: &Plan, registry: &Registry, (policy, start): (&Policy, &Policy), engines: &Engines) -> Result<Self> {
         let (publisher, published) = weights();
         let (also, read) = weights();
-        let generator = parts::generator_by(plan, engines.generator(plan, policy, published))?;
+        let generator = rollout::generator_by(plan, engines.generator(plan, policy, published))?;
         let reader = engines.reader(policy);
-        let generator = parts::in_environment(plan, &reader, generator)?;
+        let generator = rollout::in_environment(plan, &reader, generator)?;
         let (mut sync, mut evaluator) = (engines.sync(plan, publisher)?.also(also), None);
         if let Some(hold) = evaluation::hold(plan) {
             sync = sync.hold(&hold);
@@ -167,7 +174,7 @@ impl Actors<Fleet, LocalBackend> {
         }
         let reference = references::reference(plan, start, &read)?;
         let publisher = Publisher::There(Box::new(sync));
-        let prompts = parts::prompts(plan, Some(&reader))?;
+        let prompts = data::prompts(plan, Some(&reader))?;
         Actors::around((prompts, generator, publisher, evaluator), reference, plan, registry, (policy, start))
     }
 }
@@ -187,7 +194,7 @@ impl<E: TokenEngine> Actors<E, LocalBackend> {
             prompts,
             generator,
             publisher,
-            reward: parts::reward(plan, registry)?,
+            reward: rewards::reward(plan, registry)?,
             reference,
             backend: trainers::backend(plan, registry, policy).context("starting the trainer")?,
             critic: trainers::critic(plan, start).context("starting the critic")?,
@@ -224,12 +231,12 @@ pub fn declare<E: TokenEngine, B: TrainingBackend + 'static>(
     }
 
     let mut flow = Flow::new(&plan.name).admission(&admission).metrics(&metrics);
-    flow.capacity(parts::capacity(plan));
+    flow.capacity(Capacity::items(plan.flow.edge_items).tokens(plan.flow.edge_tokens));
 
     let prompts = flow.source("prompts", prompts);
     let groups = flow.stage("generate", prompts, generator);
     let scored = reward.stage(&mut flow, "reward", groups);
-    let filter = Filter::by(parts::filter(plan, &registry)?).fallback(plan.filter_fallback);
+    let filter = Filter::by(rollout::filter(plan, &registry)?).fallback(plan.filter_fallback);
     let mut kept = flow.stage("filter", scored, filter);
     if let Some(pairing) = losses::pairing(plan).filter(|_| !plan.changes("pairs")) {
         kept = flow.stage("pairs", kept, Pairs::of(&pairing));

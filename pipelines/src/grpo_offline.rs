@@ -17,9 +17,14 @@ use rollflow::recipe::task::TaskData;
 use rollflow::stages::reference::BatchReference;
 use rollflow::stages::source::{GroupScorer, RecordedGroups};
 
+use crate::assemble::data;
+use crate::assemble::evaluation;
 use crate::assemble::lessons::Mixture;
+use crate::assemble::origin;
+use crate::assemble::references;
 use crate::assemble::rewards::Scoring;
-use crate::assemble::{data, evaluation, origin, parts, references, trainers};
+use crate::assemble::rollout;
+use crate::assemble::trainers;
 use crate::registry::Registry;
 use crate::run::folder::{Outputs, RunFolder};
 use crate::run::resume::ResumePoint;
@@ -38,7 +43,7 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
 pub fn groups(plan: &Plan, registry: &Registry, tokenizer: &Arc<Tokenizer>) -> Result<RecordedGroups> {
     let TaskData::Rollouts(task) = &plan.task.data else { bail!("the pipeline grpo_offline needs a task of kind \"rollouts\"") };
     let spec = DataSpec { max_samples: task.limit, ..DataSpec::new(&task.path) };
-    let filter = parts::filter(plan, registry)?;
+    let filter = rollout::filter(plan, registry)?;
     let scoring = plan.rescores().then(|| Scoring::of(plan, registry)).transpose()?;
     let score = |group: Group| match &scoring {
         Some(scoring) => rescored(scoring, plan, group),

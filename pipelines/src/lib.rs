@@ -21,6 +21,7 @@ pub mod sft;
 mod sft_then_grpo;
 mod simulate;
 mod survey;
+mod validate;
 
 use anyhow::Result;
 use rollflow::flow::Report;
@@ -30,6 +31,7 @@ pub use crate::command::{command, command_with};
 pub use crate::registry::Registry;
 use crate::run::folder::RunFolder;
 use crate::run::resume::ResumePoint;
+pub use crate::validate::complaints;
 
 /// Runs the pipeline that the plan names, from its beginning or from where it was interrupted, and writes its report.
 pub fn run_plan(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {

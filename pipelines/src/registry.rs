@@ -11,15 +11,13 @@ use anyhow::{Context, Result};
 use rollflow::algo::Estimator;
 use rollflow::algo::rewards::{Aggregator, Earned, Earnings};
 use rollflow::prelude::*;
-use rollflow::recipe::advantage::Advantage as AdvantageChoice;
-use rollflow::recipe::generate::Filter as FilterChoice;
 use rollflow::recipe::loss::Loss as LossChoice;
-use rollflow::recipe::reward::{Combine, Composition, PartRule};
+use rollflow::recipe::reward::Composition;
 use rollflow::recipe::train::Train;
-use rollflow::recipe::{Complaint, Custom, Params, Pipeline, Plan, Timeline};
+use rollflow::recipe::{Custom, Params};
 use serde::de::DeserializeOwned;
 
-use crate::assemble::{lessons, losses, parts};
+use crate::assemble::losses;
 
 /// A reward of samples.
 pub type RewardFn = Arc<dyn Fn(&Sample) -> Result<Earnings, String> + Send + Sync>;
@@ -72,10 +70,10 @@ impl<T> Default for Named<T> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}: {help}")]
 pub struct RegistryError {
-    /// Whether it is the name, rather than its parameters.
-    name: bool,
-    message: String,
-    help: String,
+    /// If true, the name is wrong; otherwise its parameters.
+    pub(crate) name: bool,
+    pub(crate) message: String,
+    pub(crate) help: String,
 }
 
 /// For parts that take no parameters.
@@ -213,9 +211,13 @@ impl Registry {
     /// The loss that `[train]` asks for, the library's or a registered one. Call its `evaluate` to compute a loss by its name.
     pub fn loss_of(&self, train: &Train) -> Result<Arc<dyn Loss>> {
         if let LossChoice::Custom(of) = &train.loss {
-            return Ok(self.losses.make("loss", &of.name, &of.params)?);
+            return Ok(self.own_loss_of(of)?);
         }
         Ok(losses::loss(train).context("a loss that is not registered is one of the library's")??)
+    }
+
+    pub(crate) fn own_loss_of(&self, of: &Custom) -> Result<Arc<dyn Loss>, RegistryError> {
+        self.losses.make("loss", &of.name, &of.params)
     }
 
     pub(crate) fn estimator_of(&self, of: &Custom) -> Result<Arc<dyn Estimator>, RegistryError> {
@@ -233,76 +235,6 @@ impl Registry {
     pub(crate) fn filter_of(&self, name: &str, params: &Params) -> Result<FilterFn, RegistryError> {
         self.filters.make("filter", name, params)
     }
-
-    /// Everything in a plan, and in what its changes make of it, that is not registered, or whose parameters are not what it takes. For
-    /// [`recipe::load_with`](rollflow::recipe::load_with).
-    pub fn complaints(&self, plan: &Plan) -> Vec<Complaint> {
-        let own = self.complaints_now(plan);
-        let Ok(timeline) = Timeline::of(plan) else { return own };
-        let later = timeline.plans().skip(1).flat_map(|plan| self.complaints_now(plan));
-        let later: Vec<Complaint> = later.map(|complaint| Complaint { key: "change".to_owned(), ..complaint }).collect();
-        let own = if own.is_empty() { later } else { own };
-        if own.is_empty() && plan.validate().is_ok() { unmakeable(self, plan) } else { own }
-    }
-
-    fn complaints_now(&self, plan: &Plan) -> Vec<Complaint> {
-        let mut all = Vec::new();
-        let mut note = |name: String, params: String, made: Result<(), RegistryError>| {
-            if let Err(RegistryError { name: unknown, message, help }) = made {
-                all.push(Complaint { key: if unknown { name } else { params }, message, help });
-            }
-        };
-        let keys = |section: &str| (format!("{section}.name"), format!("{section}.params"));
-        if let LossChoice::Custom(of) = &plan.train.loss {
-            let (name, params) = keys("train.loss");
-            note(name, params, self.losses.make("loss", &of.name, &of.params).map(drop));
-        }
-        if let AdvantageChoice::Custom(of) = &plan.train.advantage {
-            let (name, params) = keys("train.advantage");
-            note(name, params, self.estimator_of(of).map(drop));
-        }
-        match plan.reward.rule.alone() {
-            Ok(PartRule::Custom(of)) => {
-                let (name, params) = keys("reward");
-                note(name, params, self.reward_of(&of.function, &of.params).map(drop));
-            }
-            Ok(_) => {}
-            Err(parts) => {
-                if parts.combine == Combine::Custom && parts.aggregator.is_some() {
-                    let key = |of: &str| format!("reward.aggregator{of}");
-                    note(key(""), key("_params"), self.aggregator_of(parts).map(drop));
-                }
-                for (at, part) in parts.part.iter().enumerate() {
-                    if let PartRule::Custom(of) = &part.rule {
-                        let key = |of: &str| format!("reward.part[{at}].{of}");
-                        note(key("function"), key("params"), self.reward_of(&of.function, &of.params).map(drop));
-                    }
-                }
-            }
-        }
-        for (at, filter) in plan.filter.iter().enumerate() {
-            if let FilterChoice::Custom(of) = filter {
-                let (name, params) = keys(&format!("filter[{at}]"));
-                note(name, params, self.filter_of(&of.name, &of.params).map(drop));
-            }
-        }
-        all
-    }
-}
-
-/// Parts of a plan that can't be made although every key is in its range, as the run would find out.
-fn unmakeable(registry: &Registry, plan: &Plan) -> Vec<Complaint> {
-    let learns = plan.pipeline.reinforces() || plan.pipeline == Pipeline::GrpoOffline;
-    let made = [
-        ("generate", parts::sampling(plan).check().map_err(anyhow::Error::from)),
-        ("filter", if learns { parts::filter(plan, registry).map(drop) } else { Ok(()) }),
-        ("train", if learns { lessons::lesson(plan, registry).map(drop) } else { Ok(()) }),
-    ];
-    let complaint = |(key, made): (&str, Result<()>)| {
-        let message = format!("[{key}] can't be used: {:#}", made.err()?);
-        Some(Complaint { key: key.to_owned(), message, help: "give it another value".to_owned() })
-    };
-    made.into_iter().filter_map(complaint).collect()
 }
 
 impl fmt::Debug for Registry {

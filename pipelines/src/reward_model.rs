@@ -19,7 +19,13 @@ use rollflow::stages::train::Lesson;
 use rollflow::train::Algorithm;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
-use crate::assemble::{evaluation, origin, parts, preferences, trainers};
+use crate::assemble::data;
+use crate::assemble::evaluation;
+use crate::assemble::lessons;
+use crate::assemble::origin;
+use crate::assemble::policy;
+use crate::assemble::preferences;
+use crate::assemble::trainers;
 use crate::run::folder::{Outputs, RunFolder};
 use crate::run::resume::ResumePoint;
 
@@ -34,7 +40,7 @@ pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<R
     }
     if let (Some(folder), false) = (trained, held_out.is_empty()) {
         let judged =
-            judge(&Scorer::new(&ScoreModel::load(&folder)?.computing(parts::compute(plan)?), plan.threads())?, &held_out)?;
+            judge(&Scorer::new(&ScoreModel::load(&folder)?.computing(policy::compute(plan)?), plan.threads())?, &held_out)?;
         tracing::info!("Held-out pairs: {} accuracy={:.4} margin={:.4}", judged.pairs, judged.accuracy(), judged.margin());
     }
     tracing::info!("Training complete!");
@@ -44,7 +50,7 @@ pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<R
 /// The graph, from pairs to checkpoints, and the pairs that it leaves out.
 pub fn declare(plan: &Plan, model: &ScoreModel, outputs: Outputs, from: Option<&ResumePoint>) -> Result<(Flow, Vec<RankedPair>)> {
     let of = plan.reward_model.as_ref().context("the pipeline reward_model needs a section [reward_model]")?;
-    let (pairs, held_out) = parts::ranked_pairs(plan, of)?;
+    let (pairs, held_out) = data::ranked_pairs(plan, of)?;
     let reader = model.reader();
     let pairs = pairs.iter().enumerate().map(|(at, pair)| reader.pair(pair).with_context(|| format!("pair {at}")));
     let pairs = pairs.collect::<Result<Vec<_>>>()?;
@@ -68,7 +74,7 @@ pub fn declare(plan: &Plan, model: &ScoreModel, outputs: Outputs, from: Option<&
 /// What the steps of a plan are learned by, where they differ.
 fn lesson(plan: &Plan) -> Result<Lesson> {
     let of = plan.reward_model.as_ref().context("the pipeline reward_model needs a section [reward_model]")?;
-    let schedule = trainers::schedule(&of.optimization, of.lr, of.steps, 1)?;
+    let schedule = lessons::schedule(&of.optimization, of.lr, of.steps, 1)?;
     let algorithm = Algorithm::new(BradleyTerry { center: of.center });
     Ok(Lesson { schedule: Some(schedule), algorithm: Some(Arc::new(algorithm)), ..Lesson::default() })
 }
@@ -96,7 +102,7 @@ fn evaluated(
     let config = LocalConfig {
         threads: Some(eval.threads),
         micro_batch_tokens: of.optimization.micro_batch_tokens,
-        compute: parts::compute(plan)?,
+        compute: policy::compute(plan)?,
         ..LocalConfig::new(CrossEntropy, Schedule::constant(0.0))
     };
     let loss = Arc::new(BradleyTerry { center: of.center });

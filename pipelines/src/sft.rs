@@ -13,7 +13,12 @@ use rollflow::recipe::task::Sft;
 use rollflow::stages::sink::step_row;
 use rollflow::stages::train::Lesson;
 
-use crate::assemble::{conversations, data, evaluation, origin, trainers};
+use crate::assemble::data;
+use crate::assemble::evaluation;
+use crate::assemble::lessons;
+use crate::assemble::origin;
+use crate::assemble::supervised;
+use crate::assemble::trainers;
 use crate::registry::Registry;
 use crate::run::folder::{Outputs, RunFolder};
 use crate::run::resume::ResumePoint;
@@ -45,7 +50,7 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let sft = plan.sft.as_ref().context("the pipeline sft needs a section [sft]")?;
     let mut flow = Flow::new(&plan.name);
     let done = from.map_or(0, |from| from.trainer.step);
-    let (samples, data) = conversations::batches(plan, sft, &policy.into())?;
+    let (samples, data) = supervised::batches(plan, sft, &policy.into())?;
     let samples = samples.after(done).metrics(&outputs.metrics);
     let trained = train(&mut flow, plan, sft, samples, policy, |trainer| {
         let trainer = trainers::changing(trainer, plan, lesson)?;
@@ -78,7 +83,7 @@ pub fn warm_up(plan: &Plan, sft: &Sft, policy: &Policy, interrupts: &Interrupts)
     let learned: Arc<Mutex<Option<Arc<FrozenWeights>>>> = Arc::default();
     let mut flow = Flow::new("warm-up");
     flow.interrupted_by(interrupts);
-    let (samples, _) = conversations::batches(plan, sft, &policy.into())?;
+    let (samples, _) = supervised::batches(plan, sft, &policy.into())?;
     let trained = train(&mut flow, plan, sft, samples, policy, |trainer| Ok(trainer.sync_every(sft.steps)))?;
     let (seen, mut console) = (learned.clone(), ConsoleLogger::events(plan.observe.log_every));
     flow.sink("learned", trained, move |step: Trained<FrozenWeights>| -> Result<(), StageError> {
@@ -102,7 +107,7 @@ pub fn warm_up(plan: &Plan, sft: &Sft, policy: &Policy, interrupts: &Interrupts)
 /// What the steps of a plan are learned by, where they differ.
 fn lesson(plan: &Plan) -> Result<Lesson> {
     let sft = plan.sft.as_ref().context("the pipeline sft needs a section [sft]")?;
-    Ok(Lesson { schedule: Some(trainers::schedule(&sft.optimization, sft.lr, sft.steps, 1)?), ..Lesson::default() })
+    Ok(Lesson { schedule: Some(lessons::schedule(&sft.optimization, sft.lr, sft.steps, 1)?), ..Lesson::default() })
 }
 
 fn say_complete(report: &Report) {

@@ -10,14 +10,13 @@ use rollflow::prelude::*;
 use rollflow::recipe::plan::Observe;
 use rollflow::recipe::{Pipeline, Plan};
 
-use crate::assemble::origin::{Lineage, model_folder};
+use crate::assemble::models::Lineage;
+use crate::assemble::models::model_folder;
 use crate::registry::Registry;
+use crate::run::files::SFT;
 use crate::run::folder::RunFolder;
 use crate::run::resume::rewind_to_checkpoint;
 use crate::sft::{self, WarmUp};
-
-/// The supervised part's folder.
-pub const SFT: &str = "sft";
 
 /// The policy that reinforcement begins with: that of the checkpoint which the run wrote down, or else of the newest that the supervised part leaves.
 pub fn learned(

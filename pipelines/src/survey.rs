@@ -11,8 +11,12 @@ use rollflow::recipe::task::{Sft, Task, TaskData, TooLong};
 use rollflow::recipe::{Complaint, Pipeline, Plan};
 use rollflow::stages::TextReader;
 
-use crate::assemble::parts::Reader;
-use crate::assemble::{conversations, data, parts, preferences};
+use crate::assemble::conversations;
+use crate::assemble::data;
+use crate::assemble::policy;
+use crate::assemble::policy::Reader;
+use crate::assemble::preferences;
+use crate::assemble::supervised;
 
 /// Records of a source that are made into tokens: a second's work.
 const TOKENIZED: usize = 500;
@@ -36,7 +40,7 @@ pub fn of(plan: &Plan) -> Surveyed {
         Err(error) => {
             // What is wrong with the model's own files is found where they are checked.
             let without = Plan { chat: Default::default(), ..plan.clone() };
-            if parts::tokenizer(&without).is_ok() {
+            if policy::tokenizer(&without).is_ok() {
                 let help = "docs/how_to/chat.md says what templates may contain".to_owned();
                 all.complaints.push(Complaint { key: "chat".to_owned(), message: format!("`[chat]`: {error:#}"), help });
             }
@@ -118,13 +122,13 @@ fn asked<'a>(
 fn prepared<'a>(plan: &'a Plan, sft: &'a Sft, reader: &'a Option<Reader>) -> impl Fn(&Example) -> Judged + Sync + 'a {
     let (chat, drops) = (conversations::chat(plan), sft.too_long == TooLong::Drop);
     first(reader, move |example: &Example, reader| {
-        if conversations::demonstrates(plan) && sft.sources().is_empty() {
+        if supervised::demonstrates(plan) && sft.sources().is_empty() {
             let Example::Pair(pair) = example else { return Ok(Ok(())) };
-            let shown = conversations::demonstrations(plan, std::slice::from_ref(pair), &reader.tokenizer);
+            let shown = supervised::demonstrations(plan, std::slice::from_ref(pair), &reader.tokenizer);
             return shown.map(|_| Ok(())).map_err(|error| format!("{error:#}"));
         }
         let most = sft.max_length.unwrap_or(reader.config.max_positions);
-        match conversations::prepare(&chat, sft, example, &reader.tokenizer) {
+        match supervised::prepare(&chat, sft, example, &reader.tokenizer) {
             Ok(samples) if drops && samples.iter().any(|sample| sample.tokens.len() > most) => Ok(Err(too_long(most))),
             Ok(_) => Ok(Ok(())),
             // Those that are drawn one by one are left out, as `data::supervised` does.

@@ -10,7 +10,7 @@ use rollflow::flow::{Ended, Snapshot, State, Stats};
 use rollflow::prelude::*;
 use rollflow::recipe::{self, Plan};
 use rollflow_pipelines::Registry;
-use rollflow_pipelines::assemble::parts;
+use rollflow_pipelines::assemble::policy;
 use rollflow_pipelines::grpo::{self, Actors};
 use rollflow_pipelines::run::folder::Outputs;
 use rollflow_pipelines::sft::{self, WarmUp};
@@ -63,7 +63,7 @@ impl Learner {
 
     /// What reinforcement begins with: made once, for all runs of a seed.
     pub fn policy(&self, plan: &Plan) -> Result<Policy> {
-        let policy = parts::policy(plan)?;
+        let policy = policy::policy(plan)?;
         let Some(warm_up) = &plan.sft else { return Ok(policy) };
         match sft::warm_up(plan, warm_up, &policy, &self.interrupts)? {
             WarmUp::Learned(policy) => Ok(policy),

@@ -4,26 +4,21 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, Result, ensure};
-use rollflow::data::source::{DataSet, Example, Mixed, PromptDataset, Shape, Share, Skip, too_long};
-use rollflow::data::{BufferState, Pair, PromptText};
+use anyhow::{Context, Result, bail, ensure};
+use rollflow::data::source::{DataSet, Example, PromptDataset, Shape, Share, Skip};
+use rollflow::data::{BufferState, DataBuffer, Pair, PromptText, RankedPair, arithmetic};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::recipe::data::Source as DataSource;
-use rollflow::recipe::task::{Sft, TooLong};
+use rollflow::recipe::task::{Arithmetic, RewardModel, TaskData};
 
 use crate::assemble::conversations;
-use crate::assemble::parts::Reader;
+use crate::assemble::policy::Reader;
 
 /// The file in a checkpoint that says which data a run draws from that has no admission to say so.
 const DATA: &str = "data.json";
 
 /// What is asked, without what `reader` can't read to the end. Refused where the reward compares answers with a ground truth that no record has.
-pub fn prompts(plan: &Plan, sources: &[DataSource], reader: Option<&Reader>) -> Result<Prompts> {
-    prompt_dataset(plan, sources, reader).map(Prompts::dataset)
-}
-
-/// The data set of [`prompts`].
 pub fn prompt_dataset(plan: &Plan, sources: &[DataSource], reader: Option<&Reader>) -> Result<PromptDataset> {
     let (answered, fits) = (AtomicBool::new(false), fits(plan, reader));
     let note = |prompt: &Prompt| {
@@ -99,27 +94,6 @@ pub fn pairs(sources: &[DataSource]) -> Result<Vec<Pair>> {
     Ok(all(sources)?.into_iter().filter_map(pair).collect())
 }
 
-/// What is imitated, and the name of its data for checkpoints. Always shuffled: neighbours in a file are alike.
-pub fn supervised(plan: &Plan, sft: &Sft, sources: &[DataSource], reader: &Reader) -> Result<(Supervised, Option<BufferState>)> {
-    let (tokenizer, chat) = (reader.tokenizer.clone(), &conversations::chat(plan));
-    let bound = sft.max_length.filter(|_| sft.too_long == TooLong::Drop);
-    let fits = |example: &Example| match bound {
-        None => Ok(()),
-        Some(max) => match conversations::prepare(chat, sft, example, &tokenizer) {
-            Ok(samples) if samples.iter().any(|sample| sample.tokens.len() > max) => Err(too_long(max)),
-            Ok(_) => Ok(()),
-            Err(_) => Err("that the tokenizer or the chat template refuses".into()),
-        },
-    };
-    let data = Mixed::<Example>::open_if(&specs(sources), plan.seed, true, fits)?;
-    let state = data.state(0);
-    let (tokenizer, chat, of) = (reader.tokenizer.clone(), chat.clone(), sft.clone());
-    let group = move |example: Example| {
-        Ok(conversations::fit(&of, conversations::prepare(&chat, &of, &example, &tokenizer)?).rows.concat())
-    };
-    Ok((Supervised::drawn("SFT", data, sft.batch, sft.steps, group)?, Some(state)))
-}
-
 /// The sources, and how much of each is drawn.
 pub fn specs(sources: &[DataSource]) -> Vec<(rollflow::data::source::DataSpec, Share)> {
     sources.iter().map(|source| (source.spec(), source.share())).collect()
@@ -146,4 +120,43 @@ pub fn check(checkpoint: &Path, data: Option<&BufferState>) -> Result<()> {
         data.fingerprint
     );
     Ok(())
+}
+
+/// What is asked, as `[chat]` has it; of data, only what `reader` can read, where it is known.
+pub fn prompts(plan: &Plan, reader: Option<&Reader>) -> Result<Prompts> {
+    let chat = conversations::chat(plan);
+    let asked = move |prompt: Prompt| Prompt { text: conversations::asked(&chat, prompt.text), ..prompt };
+    let buffer = match &plan.task.data {
+        TaskData::Data(task) => return Ok(Prompts::dataset(prompt_dataset(plan, &task.sources(), reader)?).map(asked)),
+        TaskData::Rollouts(_) => bail!("rollouts that were recorded are answered already: there is nothing to ask"),
+        TaskData::Arithmetic(task) => DataBuffer::new(sums(task, plan.seed).iter().map(Prompt::from), plan.seed)?,
+    };
+    Ok(Prompts::new(if plan.task.shuffle { buffer.shuffled() } else { buffer }).map(asked))
+}
+
+/// The sums of an arithmetic task.
+pub(crate) fn sums(task: &Arithmetic, seed: u64) -> Vec<Pair> {
+    match task.count {
+        Some(count) => arithmetic::drawn_addition(task.digits, count, seed),
+        None => arithmetic::addition(task.digits),
+    }
+}
+
+/// Pairs of answers to train a reward model on, and those it is judged by in the end.
+pub fn ranked_pairs(plan: &Plan, of: &RewardModel) -> Result<(Vec<RankedPair>, Vec<RankedPair>)> {
+    const WRONG: usize = 64;
+    let (trained, chat) = (1.0 - of.held_out, conversations::chat(plan));
+    let asked = |pairs: Vec<RankedPair>| -> Vec<RankedPair> {
+        let asked = |pair: RankedPair| RankedPair { prompt: conversations::asked(&chat, pair.prompt), ..pair };
+        pairs.into_iter().map(asked).collect()
+    };
+    let (trained, held_out) = match &plan.task.data {
+        TaskData::Arithmetic(task) => {
+            let (trained, held_out) = arithmetic::split(&sums(task, plan.seed), trained, plan.seed);
+            (arithmetic::ranked(&trained, WRONG, plan.seed), arithmetic::ranked(&held_out, WRONG, plan.seed))
+        }
+        TaskData::Data(task) => arithmetic::split(&all(&task.sources())?, trained, plan.seed),
+        TaskData::Rollouts(_) => bail!("recorded rollouts are no pairs of answers"),
+    };
+    Ok((asked(trained), asked(held_out)))
 }

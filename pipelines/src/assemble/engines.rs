@@ -21,9 +21,11 @@ use rollflow::recipe::net::Net;
 use rollflow::recipe::task::TaskData;
 use rollflow::stages::sync::{Exporter, RemoteSync, probe_texts};
 
-use crate::assemble::parts::Reader;
-use crate::assemble::servers::{Recipe, Servers};
-use crate::assemble::{data, parts, secrets};
+use crate::assemble::data;
+use crate::assemble::policy::Reader;
+use crate::assemble::secrets;
+use crate::assemble::servers::Recipe;
+use crate::assemble::servers::Servers;
 
 /// Prompts whose beginnings probe a sync.
 const PROBES: u64 = 4;
@@ -126,7 +128,7 @@ pub fn exporter(plan: &Plan, policy: &Policy, folder: &Path) -> Result<Exporter>
 fn first_prompts(plan: &Plan, policy: &Policy) -> Result<Vec<Vec<u32>>> {
     let mut prompts = match &plan.task.data {
         TaskData::Data(task) => data::first_prompts(plan, &task.sources(), PROBES as usize, &policy.into())?,
-        _ => parts::prompts(plan, Some(&policy.into()))?,
+        _ => data::prompts(plan, Some(&policy.into()))?,
     }
     .limited(PROBES);
     let mut texts = Vec::new();

@@ -12,7 +12,8 @@ use rollflow::sandbox::CodeJudge;
 use rollflow::stages::generate::agent::Agent;
 use tracing::info;
 
-use crate::assemble::{rewards, secrets};
+use crate::assemble::rewards;
+use crate::assemble::secrets;
 
 #[path = "../../../examples/environments/mod.rs"]
 pub(crate) mod demonstrations;

@@ -19,10 +19,12 @@ use rollflow::stages::sync::EvaluationHold;
 use rollflow::util::atomic_file;
 use serde_json::{Value, json};
 
+use crate::assemble::conversations;
+use crate::assemble::data;
 use crate::assemble::engines::Engines;
-use crate::assemble::parts::Reader;
+use crate::assemble::environments;
+use crate::assemble::policy::Reader;
 use crate::assemble::rewards::Scoring;
-use crate::assemble::{conversations, data, environments, parts};
 use crate::registry::Registry;
 
 /// The answers, a line each.
@@ -58,7 +60,7 @@ pub fn exam(plan: &Plan, eval: &Eval, registry: &Registry, positions: usize) -> 
 
 fn prompts(task: &Task, seed: u64) -> Result<Vec<Prompt>> {
     Ok(match &task.data {
-        TaskData::Arithmetic(task) => parts::sums(task, seed).iter().map(Prompt::from).collect(),
+        TaskData::Arithmetic(task) => data::sums(task, seed).iter().map(Prompt::from).collect(),
         TaskData::Data(task) => data::all(&task.sources())?,
         TaskData::Rollouts(_) => bail!("rollouts that were recorded are answered already; name a task of its own in [eval.task]"),
     })

@@ -7,11 +7,14 @@ use parking_lot::Mutex;
 use rollflow::data::Version;
 use rollflow::prelude::*;
 use rollflow::recipe::task::Sft;
-use rollflow::recipe::{Pipeline, Plan, Timeline, correction};
+use rollflow::recipe::train::Optimization;
+use rollflow::recipe::{self, Pipeline, Plan, Timeline, correction};
 use rollflow::stages::train::{Lesson, Minibatches};
 use rollflow::train::{Algorithm, TrainBatch, collate};
 
-use crate::assemble::{advantages, conversations, losses, trainers};
+use crate::assemble::advantages;
+use crate::assemble::losses;
+use crate::assemble::supervised;
 use crate::registry::Registry;
 
 /// What every step of a plan that never changes is learned by.
@@ -24,9 +27,9 @@ pub fn lesson(plan: &Plan, registry: &Registry) -> Result<Lesson> {
         advantages: rewarded.then(|| advantages::estimator(train, registry)).transpose()?,
         reward_kl: train.kl_reward.as_ref().map(|of| Arc::new(losses::reward_kl(of))),
         pairs: losses::pairing(plan),
-        aggregation: trainers::aggregation(plan),
+        aggregation: aggregation(plan),
         algorithm: Some(Arc::new(Algorithm { loss, off_policy })),
-        schedule: Some(trainers::schedule(&train.optimization, train.lr, trainers::own_steps(plan), train.updates_a_step())?),
+        schedule: Some(schedule(&train.optimization, train.lr, own_steps(plan), train.updates_a_step())?),
         updates: train.updates,
         minibatches: Minibatches { count: train.minibatches, seed: plan.seed },
         score_first: train.centre() == correction::Proximal::Recompute,
@@ -48,7 +51,7 @@ impl Mixture {
     pub fn of(plan: &Plan, policy: &Policy) -> Result<Option<Self>> {
         let Some((mix, sft)) = plan.mix.as_ref().zip(plan.sft.as_ref()) else { return Ok(None) };
         let endless = Sft { batch: mix.batch, batch_tokens: None, steps: u64::MAX, ..sft.clone() };
-        let (samples, _) = conversations::batches(plan, &endless, &policy.into())?;
+        let (samples, _) = supervised::batches(plan, &endless, &policy.into())?;
         let algorithm = Arc::new(Algorithm::new(CrossEntropy));
         Ok(Some(Mixture { samples: Mutex::new(samples), algorithm, weight: mix.weight, every: mix.every }))
     }
@@ -84,4 +87,28 @@ pub fn temperature(timeline: &Timeline, sync_every: u64, version: Version) -> f3
     let step = version.saturating_sub(1) * sync_every + 1;
     // A plan that can't be put together ends the run at the trainer, which says why.
     timeline.at(step).map_or(1.0, |plan| plan.generate.temperature as f32)
+}
+
+/// Steps in which the policy learns: a critic's warm-up is none of them.
+pub fn own_steps(plan: &Plan) -> u64 {
+    plan.train.steps.saturating_sub(plan.critic.as_ref().map_or(0, |critic| critic.warmup_steps))
+}
+
+/// The learning rate over updates, of which every step makes so many.
+pub fn schedule(of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<Schedule> {
+    let (warmup_steps, total_steps) = (of.schedule.warmup.saturating_mul(updates), steps.saturating_mul(updates));
+    let schedule = Schedule { lr, decay: of.schedule.kind, warmup_steps, total_steps, floor: of.schedule.floor };
+    schedule.validate()?;
+    Ok(schedule)
+}
+
+/// How tokens weigh in the loss.
+pub fn aggregation(plan: &Plan) -> Aggregation {
+    match plan.train.aggregation {
+        recipe::train::Aggregation::TokenMean => Aggregation::TokenMean,
+        recipe::train::Aggregation::SeqMeanTokenMean => Aggregation::SeqMeanTokenMean,
+        recipe::train::Aggregation::SeqMeanTokenSum => Aggregation::SeqMeanTokenSum,
+        recipe::train::Aggregation::TokenSum => Aggregation::TokenSum,
+        recipe::train::Aggregation::DrGrpo => Aggregation::DrGrpo { max_len: plan.generate.max_new_tokens },
+    }
 }

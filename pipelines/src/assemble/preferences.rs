@@ -11,8 +11,11 @@ use rollflow::recipe::chat::Chat;
 use rollflow::recipe::task::{Task, TaskData};
 use rollflow::stages::evaluate::{AnswerLog, LocalPairJudge, PairEvaluator};
 
-use crate::assemble::parts::{Reader, sums};
-use crate::assemble::{conversations, data, references};
+use crate::assemble::conversations;
+use crate::assemble::data;
+use crate::assemble::data::sums;
+use crate::assemble::policy::Reader;
+use crate::assemble::references;
 use crate::registry::Registry;
 
 /// Wrong completions to each sum of an arithmetic task.

@@ -11,7 +11,9 @@ use rollflow::recipe::reference_policy::ReferencePolicy;
 use rollflow::recipe::{Pipeline, Plan};
 use rollflow::stages::reference::{LocalReference, ema, periodic};
 
-use crate::assemble::{origin, parts};
+use crate::assemble::models;
+use crate::assemble::origin;
+use crate::assemble::policy;
 
 /// The folder in the run's own that keeps the policy as it was after the warm-up.
 const KEPT: &str = "reference";
@@ -22,7 +24,7 @@ pub fn scoring(plan: &Plan) -> Result<LocalConfig> {
         temperature: plan.generate.temperature,
         micro_batch_tokens: plan.train.optimization.micro_batch_tokens,
         threads: plan.reference.as_ref().map(|of| of.threads),
-        compute: parts::compute(plan)?,
+        compute: policy::compute(plan)?,
         ..LocalConfig::new(CrossEntropy, Schedule::constant(0.0))
     })
 }
@@ -51,7 +53,7 @@ pub fn reference(plan: &Plan, policy: &Policy, published: &WeightsRx<FrozenWeigh
 }
 
 fn other(path: &Path, policy: &Policy) -> Result<Policy> {
-    let reference = Policy::load_for(origin::model_folder(path)?, policy.compute())
+    let reference = Policy::load_for(models::model_folder(path)?, policy.compute())
         .with_context(|| format!("loading the reference policy from {}", path.display()))?;
     let (theirs, ours) = (reference.config().vocab_size, policy.config().vocab_size);
     ensure!(

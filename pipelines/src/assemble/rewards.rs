@@ -19,8 +19,9 @@ use rollflow::stages::reward::service::{Judge as Grader, JudgeConfig, Service, S
 use rollflow::stages::reward::{CodeReward, OnLostSample, Scorer, Scorers, Served, ServedReward, score};
 use tracing::info;
 
+use crate::assemble::models;
+use crate::assemble::policy;
 use crate::assemble::secrets;
-use crate::assemble::{origin, parts};
 use crate::registry::Registry;
 
 /// A reward of whole samples.
@@ -227,9 +228,9 @@ fn value(plan: &Plan, registry: &Registry, rule: &PartRule, asked: &mut Asked) -
             said(must_end, move |sample| math(sample).map_err(str::to_owned))
         }
         PartRule::Model(of) => {
-            let model = ScoreModel::load(origin::model_folder(&of.path)?)
+            let model = ScoreModel::load(models::model_folder(&of.path)?)
                 .with_context(|| format!("loading the reward model {}", of.path.display()))?;
-            let scorer = Arc::new(Scorer::new(&model.computing(parts::compute(plan)?), of.threads)?);
+            let scorer = Arc::new(Scorer::new(&model.computing(policy::compute(plan)?), of.threads)?);
             asked.push(scorer.clone());
             // Scores are told apart by their differences: 0 may be the best of all, and is no answer to one that was cut off.
             let penalty = of.missing_end_penalty;
@@ -300,4 +301,11 @@ fn counted(value: impl Fn(&Sample) -> f64 + Send + Sync + 'static) -> Value {
 
 fn truth(sample: &Sample) -> Result<&str, String> {
     sample.answer().ok_or_else(|| "the prompt has no ground truth, metadata[\"answer\"]".to_owned())
+}
+
+/// The stage that scores.
+pub fn reward(plan: &Plan, registry: &Registry) -> Result<Judge> {
+    let judge = Scoring::of(plan, registry)?.judge(plan);
+    let judge = judge.on_failure(plan.reward.on_failure).on_lost_sample(plan.flow.on_lost_sample);
+    Ok(judge.max_poisoned(plan.reward.max_poisoned))
 }

@@ -13,26 +13,29 @@ use rollflow::recipe::{self, Plan, Timeline};
 use rollflow::stages::train::{Critic, Lesson};
 use rollflow::train::{AdamW, LrScale, ParamGroups};
 
+use crate::assemble::lessons;
 use crate::assemble::lessons::Mixture;
 use crate::assemble::losses::off_policy;
-use crate::assemble::{lessons, origin, parts};
+use crate::assemble::models;
+use crate::assemble::policy;
 use crate::registry::Registry;
 use crate::run::folder::Checkpoints;
 
 /// The trainer of `[train]`.
 pub fn backend(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<LocalBackend> {
     let train = &plan.train;
-    let config =
-        local_config(plan, registry.loss_of(train)?, &train.optimization, train.lr, own_steps(plan), train.updates_a_step())?;
+    let config = local_config(
+        plan,
+        registry.loss_of(train)?,
+        &train.optimization,
+        train.lr,
+        lessons::own_steps(plan),
+        train.updates_a_step(),
+    )?;
     let merge = plan.lora.as_ref().is_none_or(|lora| lora.sync == AdapterSync::Merged);
     let temperature = plan.generate.temperature;
     let publish_rounded = plan.publishes_rounded();
     Ok(policy.backend(LocalConfig { temperature, merge, publish_rounded, off_policy: off_policy(train), ..config })?)
-}
-
-/// Steps in which the policy learns: a critic's warm-up is none of them.
-pub fn own_steps(plan: &Plan) -> u64 {
-    plan.train.steps.saturating_sub(plan.critic.as_ref().map_or(0, |critic| critic.warmup_steps))
 }
 
 /// The trainer of `[critic]`, of a run that begins as `policy`.
@@ -43,7 +46,7 @@ pub fn critic(plan: &Plan, policy: &Policy) -> Result<Option<LocalBackend>> {
         local_config(plan, Arc::new(loss), &critic.optimization, critic.lr, plan.train.steps, plan.train.updates_a_step())?;
     let Some(path) = &critic.path else { return Ok(Some(policy.critic(config)?)) };
     let (model, weights) =
-        load_hf(&origin::model_folder(path)?).with_context(|| format!("loading the critic from {}", path.display()))?;
+        load_hf(&models::model_folder(path)?).with_context(|| format!("loading the critic from {}", path.display()))?;
     let (theirs, ours) = (model.vocab_size, policy.config().vocab_size);
     ensure!(
         theirs == ours,
@@ -73,7 +76,7 @@ pub fn reward_model_backend(plan: &Plan, of: &RewardModel, model: &ScoreModel) -
 
 /// `steps` of so many updates each; schedules count updates.
 fn local_config(plan: &Plan, loss: Arc<dyn Loss>, of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<LocalConfig> {
-    let schedule = schedule(of, lr, steps, updates)?;
+    let schedule = lessons::schedule(of, lr, steps, updates)?;
     Ok(LocalConfig {
         adamw: AdamW {
             beta1: of.betas[0],
@@ -87,8 +90,8 @@ fn local_config(plan: &Plan, loss: Arc<dyn Loss>, of: &Optimization, lr: f64, st
         micro_batch_tokens: of.micro_batch_tokens,
         non_finite: of.on_nonfinite,
         threads: Some(of.threads),
-        compute: parts::compute(plan)?,
-        beside: parts::computes(plan, "beside", &of.beside)?.iter().map(|compute| compute.device).collect(),
+        compute: policy::compute(plan)?,
+        beside: policy::computes(plan, "beside", &of.beside)?.iter().map(|compute| compute.device).collect(),
         gradient_checkpointing: of.gradient_checkpointing,
         save_dtype: plan.checkpoint.dtype.map(Into::into),
         loss,
@@ -100,25 +103,6 @@ fn local_config(plan: &Plan, loss: Arc<dyn Loss>, of: &Optimization, lr: f64, st
 fn groups(of: &Optimization) -> ParamGroups {
     let recipe::train::LrScale { embeddings, head, adapters, score_head } = of.lr_scale;
     ParamGroups { decay: of.decay, lr_scale: LrScale { embeddings, head, adapters, score_head } }
-}
-
-/// The learning rate over updates, of which every step makes so many.
-pub fn schedule(of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<Schedule> {
-    let (warmup_steps, total_steps) = (of.schedule.warmup.saturating_mul(updates), steps.saturating_mul(updates));
-    let schedule = Schedule { lr, decay: of.schedule.kind, warmup_steps, total_steps, floor: of.schedule.floor };
-    schedule.validate()?;
-    Ok(schedule)
-}
-
-/// How tokens weigh in the loss.
-pub fn aggregation(plan: &Plan) -> Aggregation {
-    match plan.train.aggregation {
-        recipe::train::Aggregation::TokenMean => Aggregation::TokenMean,
-        recipe::train::Aggregation::SeqMeanTokenMean => Aggregation::SeqMeanTokenMean,
-        recipe::train::Aggregation::SeqMeanTokenSum => Aggregation::SeqMeanTokenSum,
-        recipe::train::Aggregation::TokenSum => Aggregation::TokenSum,
-        recipe::train::Aggregation::DrGrpo => Aggregation::DrGrpo { max_len: plan.generate.max_new_tokens },
-    }
 }
 
 /// The training stage of `grpo`.

@@ -10,7 +10,7 @@ use rollflow::observe::logs::MetricStats;
 use serde_json::{Value, json};
 
 use super::{REFUSED, out};
-use crate::run::folder::RECIPE;
+use crate::run::files::RECIPE;
 use crate::run::recipe_keys::flat;
 use crate::run::record::Record;
 

@@ -19,7 +19,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::plans::{RecipeArgs, load};
 use super::{REFUSED, out};
-use crate::assemble::{engines, origin};
+use crate::assemble::engines;
+use crate::assemble::models;
 use crate::registry::Registry;
 
 /// Start inference servers, look at them, or give them weights.
@@ -97,8 +98,8 @@ impl Engine {
 
 /// The model at `path`, with any adapters that it has, or else the recipe's.
 fn policy(plan: &Plan, path: Option<&Path>) -> Result<Policy> {
-    let Some(path) = path else { return crate::assemble::parts::policy(plan) };
-    let folder = origin::model_folder(path)?;
+    let Some(path) = path else { return crate::assemble::policy::policy(plan) };
+    let folder = models::model_folder(path)?;
     Policy::load(&folder).with_context(|| format!("loading {}", folder.display()))
 }
 

@@ -15,10 +15,12 @@ use super::plans::{RecipeArgs, load, load_of_run};
 use super::policies::{model_folder, policy_of};
 use super::{REFUSED, out};
 use crate::assemble::engines::Engines;
-use crate::assemble::evaluation::{ANSWERS, evaluate, evaluate_by_servers};
-use crate::assemble::parts;
+use crate::assemble::evaluation::ANSWERS;
+use crate::assemble::evaluation::evaluate;
+use crate::assemble::evaluation::evaluate_by_servers;
+use crate::assemble::policy;
 use crate::registry::Registry;
-use crate::run::folder::RECIPE;
+use crate::run::files::RECIPE;
 
 /// Ask a model the prompts of a recipe's [eval] and judge its answers: pass@k, greedy and sampled accuracy, reward.
 ///
@@ -101,9 +103,9 @@ impl Eval {
 
     fn model(&self, plan: &Plan, is_run: bool) -> Result<(PathBuf, Policy)> {
         Ok(match (&self.model, is_run) {
-            (Some(model), _) => (model_folder(model)?, policy_of(model, parts::compute(plan)?)?),
-            (None, true) => (model_folder(&self.what)?, policy_of(&self.what, parts::compute(plan)?)?),
-            (None, false) => (PathBuf::from(&plan.name), parts::policy(plan)?),
+            (Some(model), _) => (model_folder(model)?, policy_of(model, policy::compute(plan)?)?),
+            (None, true) => (model_folder(&self.what)?, policy_of(&self.what, policy::compute(plan)?)?),
+            (None, false) => (PathBuf::from(&plan.name), policy::policy(plan)?),
         })
     }
 }

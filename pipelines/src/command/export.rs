@@ -11,7 +11,7 @@ use rollflow::util::atomic_file;
 
 use super::policies::Format;
 use super::{Refused, out};
-use crate::assemble::origin::model_folder;
+use crate::assemble::models::model_folder;
 
 /// Write a trained model as a folder that transformers, PEFT and servers load: adapters merged, cast, in shards.
 #[derive(Args)]

@@ -9,7 +9,7 @@ use rollflow::recipe::{Pipeline, Plan};
 
 use super::plans::{RecipeArgs, load};
 use super::{REFUSED, out};
-use crate::assemble::parts;
+use crate::assemble::policy;
 use crate::grpo::{self, Actors};
 use crate::registry::Registry;
 use crate::run::folder::Outputs;
@@ -51,12 +51,12 @@ fn graph_of(plan: &Plan, registry: &Registry) -> Result<flow::Graph> {
     let outputs = Outputs::in_memory();
     let flow = match plan.pipeline {
         Pipeline::Grpo | Pipeline::SftThenGrpo => {
-            grpo::declare(plan, Actors::local(plan, registry, &parts::policy(plan)?)?, outputs, None)?
+            grpo::declare(plan, Actors::local(plan, registry, &policy::policy(plan)?)?, outputs, None)?
         }
-        Pipeline::GrpoOffline => grpo_offline::declare(plan, registry, &parts::policy(plan)?, outputs, None)?,
-        Pipeline::Dpo => dpo::declare(plan, registry, &parts::policy(plan)?, outputs, None)?,
-        Pipeline::Sft => sft::declare(plan, registry, &parts::policy(plan)?, outputs, None)?,
-        Pipeline::RewardModel => reward_model::declare(plan, &parts::score_model(plan)?, outputs, None)?.0,
+        Pipeline::GrpoOffline => grpo_offline::declare(plan, registry, &policy::policy(plan)?, outputs, None)?,
+        Pipeline::Dpo => dpo::declare(plan, registry, &policy::policy(plan)?, outputs, None)?,
+        Pipeline::Sft => sft::declare(plan, registry, &policy::policy(plan)?, outputs, None)?,
+        Pipeline::RewardModel => reward_model::declare(plan, &policy::score_model(plan)?, outputs, None)?.0,
     };
     Ok(flow.graph())
 }

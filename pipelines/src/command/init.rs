@@ -19,7 +19,7 @@ use rollflow::util::atomic_file;
 use super::check::text_of;
 use super::plans::{explained, show};
 use super::{REFUSED, Refused, out};
-use crate::assemble::origin::model_folder;
+use crate::assemble::models::model_folder;
 use crate::registry::Registry;
 use ask::Asker;
 

@@ -12,7 +12,8 @@ use super::out;
 use crate::assemble::conversations;
 use crate::epochs;
 use crate::registry::Registry;
-use crate::run::folder::RECIPE;
+use crate::run::files::RECIPE;
+use crate::validate::complaints;
 
 // A doc comment here would be shown in the place of each subcommand's own.
 #[derive(Args)]
@@ -62,7 +63,7 @@ fn settled(
     further: impl Fn(&Plan) -> Vec<Complaint>,
 ) -> Result<Loaded, RecipeErrors> {
     let complaints = |plan: &Plan| {
-        let complaints = registry.complaints(plan);
+        let complaints = complaints(registry, plan);
         if complaints.is_empty() && plan.validate().is_ok() { further(plan) } else { complaints }
     };
     let Loaded { mut plan, mut derived } = recipe::load_explained(path, sets, complaints)?;
@@ -84,7 +85,7 @@ pub fn load_of_run(run: &Path, sets: &[String], registry: &Registry) -> Option<P
     let text = reading::read_text(&path)
         .map_err(|error| out::complain(&format!("{}: {error}; give the folder of a run, as in runs/mine", path.display())))
         .ok()?;
-    recipe::parse_with(&path.display().to_string(), &text, sets, |plan| registry.complaints(plan))
+    recipe::parse_with(&path.display().to_string(), &text, sets, |plan| complaints(registry, plan))
         .map_err(|errors| show(&errors))
         .ok()
 }

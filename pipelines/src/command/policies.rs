@@ -10,8 +10,9 @@ use rollflow::prelude::Policy;
 use rollflow::recipe::model::DeviceName;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
-use crate::assemble::{origin, parts};
-use crate::run::folder::RECIPE;
+use crate::assemble::models;
+use crate::assemble::policy;
+use crate::run::files::RECIPE;
 
 /// Where a command's model computes, and in which format.
 #[derive(Args)]
@@ -49,7 +50,7 @@ impl Computing {
     /// What the arguments say, if there is such a device.
     pub fn compute(&self) -> Result<Compute> {
         let dtype = self.dtype.map_or_else(|| self.device.precision().into(), Dtype::from);
-        parts::compute_on(self.device, dtype).context("--device")
+        policy::compute_on(self.device, dtype).context("--device")
     }
 }
 
@@ -70,7 +71,7 @@ pub fn model_folder(path: &Path) -> Result<PathBuf> {
             None => bail!("the run in {} has no checkpoint yet; wait for one, or set checkpoint.every", path.display()),
         };
     }
-    origin::model_folder(path).with_context(|| {
+    models::model_folder(path).with_context(|| {
         format!(
             "{} is neither a model (a folder with config.json, model.safetensors and tokenizer.json, or a hub id) nor a run (a folder with recipe.toml)",
             path.display()

@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::{REFUSED, out};
-use crate::run::folder::RECIPE;
+use crate::run::files::RECIPE;
 use crate::run::page;
 use crate::run::record::Record;
 

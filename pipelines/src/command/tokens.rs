@@ -17,7 +17,7 @@ use rollflow::util::untrusted;
 use serde_json::{Map, Value, json};
 
 use super::out;
-use crate::assemble::origin;
+use crate::assemble::models;
 
 /// Show what a model reads of a text, a prompt or a conversation, token by token, and which tokens it would be trained on.
 #[derive(Args)]
@@ -146,7 +146,7 @@ fn samples(args: &Tokens, tokenizer: &Tokenizer) -> Result<Vec<Shown>> {
 
 /// Where the tokenizer is: in a folder that holds nothing else, or beside a model.
 fn tokenizer_of(model: &Path) -> Result<PathBuf> {
-    if model.join("tokenizer.json").is_file() { Ok(model.to_owned()) } else { Ok(tokenizer_folder(origin::model_folder(model)?)) }
+    if model.join("tokenizer.json").is_file() { Ok(model.to_owned()) } else { Ok(tokenizer_folder(models::model_folder(model)?)) }
 }
 
 /// `what=field`, as the keys of a source's `columns`.

@@ -32,9 +32,9 @@ use rollflow::stages::train::{self, CheckpointGate, Trained};
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 use rollflow::util::{atomic_file, lock_file, untrusted};
 
-use crate::assemble::origin;
+use crate::run::files::{LINEAGE, LOCK, LOGS, PAGE, RECIPE, RECORD};
 use crate::run::page;
-use crate::run::record::{self, Drawn, Record};
+use crate::run::record::{Drawn, Record};
 
 /// Where the stages of a pipeline write. `W`: what its trainer publishes.
 pub struct Outputs<W = FrozenWeights> {
@@ -83,14 +83,8 @@ pub struct RunFolder {
     _lock: File,
 }
 
-/// The resolved recipe's file.
-pub const RECIPE: &str = "recipe.toml";
-/// Held by the process that works on the run.
-pub const LOCK: &str = ".lock";
-/// The files that grow by lines of ascending steps.
-pub const LOGS: [&str; 3] = ["metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"];
 /// What else a run leaves that another one would mix its own with.
-const OTHERS: [&str; 7] = [record::RECORD, origin::LINEAGE, DEAD_LETTERS, CHECKPOINTS, "evaluations", "report.md", page::PAGE];
+const OTHERS: [&str; 7] = [RECORD, LINEAGE, DEAD_LETTERS, CHECKPOINTS, "evaluations", "report.md", PAGE];
 
 /// Refuses a folder that holds a run, or files of one whose recipe is gone: nothing is overwritten, and no run is mixed with another.
 pub fn refuse_another_run(path: &Path) -> Result<()> {

@@ -8,11 +8,8 @@ use rollflow::observe::progress::duration;
 use rollflow::observe::report::HtmlReport;
 use rollflow::util::atomic_file;
 
-use crate::run::folder::RECIPE;
+use crate::run::files::{PAGE, RECIPE};
 use crate::run::record::{Record, State};
-
-/// The page's file in a run's folder.
-pub const PAGE: &str = "report.html";
 
 /// Writes the page of the run with this record; returns the page's path.
 pub fn write(folder: &Path, record: &Record) -> Result<PathBuf> {

@@ -7,8 +7,8 @@ use anyhow::{Context, Result};
 use rollflow::recipe::{Pipeline, Plan};
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
-use crate::assemble::origin::Lineage;
-use crate::run::folder::RECIPE;
+use crate::assemble::models::Lineage;
+use crate::run::files::RECIPE;
 use crate::run::record::Record;
 
 /// Keys that may have another value when a run is resumed; a name ending in a dot stands for all keys below it. The other keys are part

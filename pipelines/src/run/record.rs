@@ -19,11 +19,8 @@ use rollflow::util::{atomic_file, lock_file};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::run::folder::{LOCK, RECIPE};
+use crate::run::files::{LOCK, RECIPE, RECORD};
 pub use session::Session;
-
-/// The record's file in a run's folder.
-pub const RECORD: &str = "run.json";
 
 /// How a run stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]

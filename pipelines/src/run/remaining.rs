@@ -8,9 +8,9 @@ use rollflow::recipe::{Pipeline, Plan};
 use rollflow::stages::train::FewerSteps;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
-use crate::run::folder::RECIPE;
+use crate::run::files::RECIPE;
+use crate::run::files::SFT;
 use crate::run::record::{Record, State};
-use crate::sft_then_grpo::SFT;
 
 /// A resumed run whose recipe asks for fewer steps than its checkpoint has taken.
 #[derive(Debug, thiserror::Error)]

@@ -25,8 +25,10 @@ use rollflow::stages::train::{Trained, staleness};
 use rollflow::train::SimulatedBackend;
 use rollflow::util::untrusted;
 
-use crate::assemble::parts;
+use crate::assemble::data;
+use crate::assemble::policy;
 use crate::assemble::rewards::Judge;
+use crate::assemble::rollout;
 use crate::command::out;
 use crate::grpo::{self, Actors, Publisher};
 use crate::registry::Registry;
@@ -164,7 +166,7 @@ fn actors(
     profile: &Profile,
     simulation: &Simulation,
 ) -> Result<Actors<SimulatedEngine, SimulatedBackend>> {
-    let tokenizer = Arc::new(parts::tokenizer(plan).context("the tokenizer, which tells how long prompts are")?);
+    let tokenizer = Arc::new(policy::tokenizer(plan).context("the tokenizer, which tells how long prompts are")?);
     let (publisher, published) = weights();
     let (machine, times, answers, seed) = (simulation.clone(), profile.decode, profile.answers.clone(), plan.seed);
     let lengths = answers.clone();
@@ -176,8 +178,8 @@ fn actors(
     let trainer = profile.stages.get(TRAINER).copied().unwrap_or_default();
     let reward = move |sample: &Sample| answers.of(seed, sample.group_index, sample.index).1;
     Ok(Actors {
-        prompts: parts::prompts(plan, None)?,
-        generator: parts::generator_by(plan, Generator::by(make, &tokenizer, published))?,
+        prompts: data::prompts(plan, None)?,
+        generator: rollout::generator_by(plan, Generator::by(make, &tokenizer, published))?,
         publisher: Publisher::Here(publisher),
         reward: Judge::Here(Reward::each(reward)),
         reference: plan.reference.as_ref().map(|_| Reference::frozen(UnscoredReference, Arc::new(()))),

@@ -11,7 +11,7 @@ use rollflow::recipe::Plan;
 use rollflow::stages::train::Trained;
 
 use super::profile::{Answers, ItemTimes, Profile, Recorded, fit_decode};
-use crate::assemble::parts;
+use crate::assemble::policy;
 use crate::grpo::{self, Actors};
 use crate::registry::Registry;
 use crate::run::folder::Outputs;
@@ -36,7 +36,7 @@ fn add<T>(shared: &Shared<T>, what: T) {
 pub fn record(plan: &Plan, registry: &Registry, steps: u64) -> Result<Profile> {
     let mut plan = plan.clone();
     (plan.train.steps, plan.train.target_reward) = (steps, None);
-    let mut policy = parts::policy(&plan)?;
+    let mut policy = policy::policy(&plan)?;
     let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
     if let Some(warm_up) = &plan.sft {
         policy = match sft::warm_up(&plan, warm_up, &policy, &interrupts)? {

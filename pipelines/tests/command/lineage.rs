@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use rollflow_pipelines::assemble::origin::Lineage;
+use rollflow_pipelines::assemble::models::Lineage;
 use serde_json::Value;
 
 use crate::crashes::{run_killed, same_bytes};

@@ -12,8 +12,9 @@ use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle, InferenceEngine,
 use rollflow::model::{Adapter, Dtype, ModelConfig, Weights};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
+use rollflow_pipelines::assemble::engines;
+use rollflow_pipelines::assemble::policy;
 use rollflow_pipelines::assemble::servers::Servers;
-use rollflow_pipelines::assemble::{engines, parts};
 
 /// Which servers this is about, if any.
 fn kind() -> Option<String> {
@@ -42,7 +43,7 @@ struct Started {
 impl Started {
     fn new(kind: &str, port: usize, sets: &[&str]) -> Self {
         let (dir, plan) = (tempfile::tempdir().unwrap(), plan(kind, port, sets));
-        let policy = parts::policy(&plan).unwrap();
+        let policy = policy::policy(&plan).unwrap();
         let exporter = engines::exporter(&plan, &policy, dir.path()).unwrap();
         let start = dir.path().join("start");
         exporter.launch_folder(&start).unwrap();

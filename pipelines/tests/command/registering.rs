@@ -5,9 +5,9 @@ use std::process::Command;
 
 use rollflow::prelude::*;
 use rollflow::recipe::{Plan, RecipeErrors, parse_with};
-use rollflow_pipelines::Registry;
 use rollflow_pipelines::grpo::{Actors, declare};
 use rollflow_pipelines::run::folder::Outputs;
+use rollflow_pipelines::{Registry, complaints};
 
 use crate::running::{Ended, GRPO, TINY, rollflow};
 
@@ -77,7 +77,7 @@ fn registry() -> Registry {
 
 fn plan(text: &str) -> Result<Plan, RecipeErrors> {
     let text = format!("pipeline = 'grpo'\nmodel.kind = 'tiny'\ntask.kind = 'arithmetic'\n{text}");
-    parse_with("own.toml", &text, &[], |plan| registry().complaints(plan))
+    parse_with("own.toml", &text, &[], |plan| complaints(&registry(), plan))
 }
 
 #[test]
@@ -91,8 +91,9 @@ fn everything_that_can_be_registered_is_found_by_a_recipe_and_trains() {
         reward = { kind = 'parts', require_end_of_text = false, combine = 'custom', aggregator = 'power', aggregator_params = { power = 2.0 }, part = [
             { name = 'digits', kind = 'custom', function = 'digits' }, { name = 'one', kind = 'length', max = 4 } ] }";
     let text = format!("pipeline = 'grpo'\ntask.kind = 'arithmetic'\n{text}");
-    let plan = parse_with("own.toml", &text, &[], |plan| registry().complaints(plan)).unwrap_or_else(|errors| panic!("{errors}"));
-    let policy = rollflow_pipelines::assemble::parts::policy(&plan).unwrap();
+    let plan =
+        parse_with("own.toml", &text, &[], |plan| complaints(&registry(), plan)).unwrap_or_else(|errors| panic!("{errors}"));
+    let policy = rollflow_pipelines::assemble::policy::policy(&plan).unwrap();
     let mut outputs = Outputs::in_memory();
     let seen = std::sync::Arc::<std::sync::Mutex<Vec<Sample>>>::default();
     let kept = seen.clone();

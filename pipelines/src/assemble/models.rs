@@ -1,0 +1,72 @@
+//! Model folders that a recipe names, and the checkpoint that a run started from.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use rollflow::recipe;
+use rollflow::train::CheckpointMetadata;
+use rollflow::train::checkpoint::{self, CHECKPOINTS, FileMark};
+use rollflow::util::atomic_file;
+use serde::{Deserialize, Serialize};
+
+use crate::run::files::LINEAGE;
+
+/// The model folder that `path` stands for, as `check` finds it.
+pub fn model_folder(path: &Path) -> Result<PathBuf> {
+    Ok(recipe::model_folder(path)?)
+}
+
+/// The folder of the run that saved `checkpoint`, if it still lies there.
+pub fn run_of(checkpoint: &Path) -> Option<&Path> {
+    checkpoint.parent().filter(|folder| folder.ends_with(CHECKPOINTS))?.parent()
+}
+
+/// Which checkpoint a run began from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Lineage {
+    /// The checkpoint's folder; relative to the run's where it lies inside.
+    pub checkpoint: PathBuf,
+    /// The step it was saved after.
+    pub step: u64,
+    /// The file of its weights, so that one knows them again.
+    pub weights: FileMark,
+}
+
+impl Lineage {
+    /// Of the run in `run`, which begins from `checkpoint`. `None` if that is a model folder that no run has left.
+    pub fn of(run: &Path, checkpoint: &Path) -> Option<Self> {
+        let CheckpointMetadata { step, files, .. } = checkpoint::read_metadata(checkpoint).ok()?;
+        let weights = *["model.safetensors", "adapter_model.safetensors"].iter().find_map(|name| files.get(*name))?;
+        let inside = checkpoint.strip_prefix(run).map(Path::to_owned);
+        let checkpoint = inside.or_else(|_| std::path::absolute(checkpoint)).ok()?;
+        Some(Lineage { checkpoint, step, weights })
+    }
+
+    /// The checkpoint's folder, with what the run in `run` began from in it.
+    pub fn found(&self, run: &Path) -> Result<PathBuf> {
+        let folder = run.join(&self.checkpoint);
+        ensure!(
+            Lineage::of(run, &folder).as_ref() == Some(self),
+            "{} does not hold the checkpoint any more that the run began from; bring back what was there",
+            folder.display()
+        );
+        Ok(folder)
+    }
+
+    /// What the run in `run` wrote down. `None` if it never began from a checkpoint, or has not begun yet.
+    pub fn read(run: &Path) -> Result<Option<Self>> {
+        let path = run.join(LINEAGE);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let text = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        serde_json::from_str(&text).map(Some).with_context(|| format!("reading {}", path.display()))
+    }
+
+    /// Writes it down, atomically.
+    pub fn write(&self, run: &Path) -> Result<()> {
+        let path = run.join(LINEAGE);
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        atomic_file::write(&path, text).with_context(|| format!("writing {}", path.display()))
+    }
+}

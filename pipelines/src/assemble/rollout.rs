@@ -1,0 +1,118 @@
+//! `[generate]` and `[[filter]]`: how prompts are sampled, and which groups are trained on.
+
+use anyhow::{Result, anyhow};
+use rollflow::engine::{LocalEngine, TokenEngine};
+use rollflow::flow::WeightsRx;
+use rollflow::model::FrozenWeights;
+use rollflow::prelude::*;
+use rollflow::recipe::task::TaskData;
+use rollflow::recipe::{self, Plan, Timeline};
+use rollflow::train;
+
+use crate::assemble::data;
+use crate::assemble::environments;
+use crate::assemble::lessons;
+use crate::assemble::losses;
+use crate::assemble::policy::{self, Reader};
+use crate::registry::Registry;
+
+/// How tokens are chosen.
+pub fn sampling(plan: &Plan) -> SamplingParams {
+    let generate = &plan.generate;
+    SamplingParams {
+        temperature: generate.temperature as f32,
+        top_p: generate.top_p as f32,
+        top_k: generate.top_k,
+        min_p: generate.min_p as f32,
+        max_new_tokens: generate.max_new_tokens,
+        stop: generate.stop.clone(),
+        ignore_eos: generate.ignore_eos,
+        ..SamplingParams::default()
+    }
+}
+
+/// Who answers: an engine in this process.
+pub fn generator(plan: &Plan, policy: &Policy, weights: WeightsRx<FrozenWeights>) -> Result<Generator<LocalEngine>> {
+    let generator = match &plan.generate.devices[..] {
+        [] => Generator::local(policy, weights),
+        names => {
+            let computes = policy::computes(plan, "generate.devices", names)?;
+            Generator::local_on(policy, weights, computes.iter().map(|compute| compute.device))
+        }
+    };
+    in_environment(plan, &policy.into(), generator_by(plan, generator)?)
+}
+
+/// With the recipe's environment, if it has one.
+pub fn in_environment<E: TokenEngine>(plan: &Plan, reader: &Reader, generator: Generator<E>) -> Result<Generator<E>> {
+    Ok(match environments::agent(plan, reader.config.max_positions)? {
+        Some(agent) => generator.environment(agent),
+        None => generator,
+    })
+}
+
+/// Who answers, by whatever engine.
+pub fn generator_by<E: TokenEngine>(plan: &Plan, generator: Generator<E>) -> Result<Generator<E>> {
+    let generate = &plan.generate;
+    let generator = generator
+        .on_new_weights(generate.on_new_weights)
+        .mask_older(generate.mask_older)
+        .group_size(generate.group_size)
+        .sampling(sampling(plan))
+        .workers(generate.workers)
+        .threads(generate.threads)
+        .seed(plan.seed);
+    let generator = match generate.slots {
+        0 => generator.adaptive_slots(plan.most_slots()),
+        slots => generator.slots(slots),
+    };
+    let (timeline, every) = (Timeline::of(plan)?, plan.sync.every);
+    Ok(match timeline.is_constant() {
+        true => generator,
+        false => generator.temperature_by(move |version| lessons::temperature(&timeline, every, version)),
+    })
+}
+
+/// Which groups are trained on: all conditions hold.
+pub fn filter(plan: &Plan, registry: &Registry) -> Result<impl GroupFilter> {
+    type Condition = Box<dyn Fn(&Group) -> Verdict + Send + Sync>;
+    let mut all: Vec<Condition> = Vec::new();
+    for filter in &plan.filter {
+        all.push(match filter {
+            recipe::generate::Filter::NonzeroStd(of) => Box::new(filters::std_above(of.threshold.max(filters::NONZERO_STD))),
+            recipe::generate::Filter::MinReward(of) => Box::new(filters::min_reward(of.threshold)?),
+            recipe::generate::Filter::Diversity(of) => Box::new(filters::diversity(of.min_unique_ratio)?),
+            recipe::generate::Filter::Length(of) => Box::new(filters::length(of.min, of.max)?),
+            recipe::generate::Filter::AnySuccess(_) => Box::new(filters::any_completed),
+            recipe::generate::Filter::Custom(of) => {
+                let filter = registry.filter_of(&of.name, &of.params)?;
+                Box::new(move |group| filter(group))
+            }
+        });
+    }
+    // A run that comes to pairs later drops groups without one before, too: answers that all earned the same teach no group-relative loss either.
+    if let Some(pairing) = Timeline::of(plan)?.plans().find_map(losses::pairing) {
+        all.push(Box::new(pairing.filter()));
+    }
+    Ok(move |group: &Group| all.iter().map(|condition| condition(group)).find(|verdict| !verdict.kept()).unwrap_or(Verdict::Keep))
+}
+
+/// Refuses to begin when the trainer finds the tokens of a few short answers more or less likely than the generator that sampled them. Both hold the
+/// same weights then; by how much they may differ depends on the format that they compute in.
+pub fn probe(plan: &Plan, policy: &Policy, backend: &LocalBackend) -> Result<()> {
+    const ANSWERS: u64 = 4;
+    const TOKENS: usize = 16;
+    let mut params = sampling(plan);
+    params.max_new_tokens = params.max_new_tokens.min(TOKENS);
+    let mut prompts = match &plan.task.data {
+        TaskData::Data(task) => data::first_prompts(plan, &task.sources(), ANSWERS as usize, &policy.into())?,
+        _ => data::prompts(plan, Some(&policy.into()))?,
+    }
+    .limited(ANSWERS);
+    let mut samples = Vec::new();
+    while let Some(prompt) = prompts.next().map_err(|error| anyhow!("{error}"))? {
+        samples.push(policy.sample(prompt, params.clone(), plan.seed)?);
+    }
+    train::probe(backend, &samples, plan.model.precision().agreement())
+        .map_err(|error| anyhow!("{error}. (train.probe = false starts the run all the same.)"))
+}

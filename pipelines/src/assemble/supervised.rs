@@ -1,0 +1,177 @@
+//! `[sft]`: data sets or the task's own pairs as the steps of supervised training.
+
+use anyhow::Result;
+use rollflow::data::chat::{ChatError, ChatInput, tokenize_conversation};
+use rollflow::data::packing::{PackedRows, Packing, TooLong, pack};
+use rollflow::data::source::{Example, Mixed, prepare_pair, prepare_sft_sample, prepare_sft_turns, too_long};
+use rollflow::data::{BufferState, ChatMessage, Pair, arithmetic};
+use rollflow::env::{Environment, ToolCall, ToolResult, ToolSpec};
+use rollflow::prelude::*;
+use rollflow::recipe::Plan;
+use rollflow::recipe::chat::Chat;
+use rollflow::recipe::data::Source;
+use rollflow::recipe::environment::EnvironmentKind;
+use rollflow::recipe::task::{Sft, TaskData, Turns};
+
+use crate::assemble::conversations::asked;
+use crate::assemble::conversations::chat;
+use crate::assemble::conversations::opened;
+use crate::assemble::data;
+use crate::assemble::data::sums;
+use crate::assemble::environments::demonstrations::{CalculatorEnvironment, calculate};
+use crate::assemble::policy::Reader;
+
+/// What is imitated, the data sets of `[sft]` or the task's own pairs, as steps; and the name of its data for checkpoints, where it is read as it is
+/// drawn.
+pub fn batches(plan: &Plan, sft: &Sft, reader: &Reader) -> Result<(Supervised, Option<BufferState>)> {
+    let sources = match &plan.task.data {
+        _ if !sft.sources().is_empty() => sft.sources(),
+        // What an environment shows is made of pairs, all at once.
+        TaskData::Data(task) if !demonstrates(plan) => task.sources(),
+        _ => Vec::new(),
+    };
+    // Where none is said, the longest sample is the longest that the model reads.
+    let sft = &Sft { max_length: sft.max_length.or(Some(reader.config.max_positions)), ..sft.clone() };
+    // Rows and steps by tokens are laid out before the run.
+    let ahead = sft.packs() || sft.too_long == TooLong::Split;
+    if !sources.is_empty() && !ahead {
+        return drawn(plan, sft, &sources, reader);
+    }
+    Ok((rows(plan, sft, reader, samples(plan, sft, &sources, reader)?)?, None))
+}
+
+/// An example likewise. Raw text is no conversation.
+fn imitated(chat: &Chat, example: &Example) -> Example {
+    match example.clone() {
+        Example::Pair(pair) => Example::Pair(Pair { prompt: asked(chat, pair.prompt), ..pair }),
+        Example::Chat { turns, tools } => Example::Chat { turns: opened(chat, turns), tools },
+        text @ Example::Text(_) => text,
+    }
+}
+
+/// An example as samples, none longer than `sft.max_length`.
+pub fn prepare(chat: &Chat, sft: &Sft, example: &Example, tokenizer: &Tokenizer) -> Result<Vec<Sample>, ChatError> {
+    let example = imitated(chat, example);
+    Ok(match sft.turns {
+        Turns::Together => vec![prepare_sft_sample(&example, tokenizer)?],
+        Turns::Apart => prepare_sft_turns(&example, tokenizer)?,
+    })
+}
+
+/// Samples as they fit into `sft.max_length`.
+pub fn fit(sft: &Sft, samples: Vec<Sample>) -> PackedRows {
+    pack(samples, sft.max_length.unwrap_or(usize::MAX), sft.packing, sft.too_long).teaching()
+}
+
+/// All samples at once.
+fn samples(plan: &Plan, sft: &Sft, sources: &[Source], reader: &Reader) -> Result<Vec<Sample>> {
+    if !sources.is_empty() {
+        let examples: Vec<Example> = data::all(sources)?;
+        let chat = chat(plan);
+        let samples = examples.iter().map(|example| prepare(&chat, sft, example, &reader.tokenizer));
+        return Ok(samples.collect::<Result<Vec<_>, _>>()?.concat());
+    }
+    let pairs = match &plan.task.data {
+        TaskData::Arithmetic(task) => sums(task, plan.seed),
+        TaskData::Data(task) => data::pairs(&task.sources())?,
+        TaskData::Rollouts(_) => Vec::new(),
+    };
+    let pairs = arithmetic::share(&pairs, sft.fraction, plan.seed);
+    match demonstrations(plan, &pairs, &reader.tokenizer)? {
+        Some(samples) => Ok(samples),
+        None => {
+            let chat = chat(plan);
+            let asked = |pair: &Pair| Pair { prompt: asked(&chat, pair.prompt.clone()), ..pair.clone() };
+            let samples = pairs.iter().map(|pair| prepare_pair(&asked(pair), &reader.tokenizer));
+            Ok(samples.collect::<Result<_, _>>()?)
+        }
+    }
+}
+
+/// Steps over the samples, in rows if they are packed.
+fn rows(plan: &Plan, sft: &Sft, reader: &Reader, samples: Vec<Sample>) -> Result<Supervised> {
+    let count = samples.len();
+    let packed = fit(sft, samples);
+    say(sft, count, &packed);
+    let rows = match sft.packing {
+        // Best fit begins with the longest.
+        Packing::BestFit => arithmetic::split(&packed.rows, 1.0, plan.seed).0,
+        _ => packed.rows,
+    };
+    let batches = match sft.batch_tokens {
+        Some(tokens) => Supervised::by_tokens("SFT", rows, tokens, |length| reader.config.cost_of(length), sft.steps)?,
+        None => Supervised::grouped("SFT", rows, sft.batch, sft.steps)?,
+    };
+    Ok(if sft.packing == Packing::Apart { batches } else { batches.called("Rows") })
+}
+
+/// What is not as it was in the data.
+fn say(sft: &Sft, samples: usize, packed: &PackedRows) {
+    let PackedRows { rows, too_long, left_out, lost_tokens } = packed;
+    let room = sft.max_length.unwrap_or_default();
+    if *too_long > 0 && sft.packing != Packing::Wrapped {
+        tracing::warn!(
+            "{too_long} of {samples} samples are longer than {room} tokens (sft.max_length, or what the model reads): {}",
+            match sft.too_long {
+                TooLong::Truncate => "they keep their beginning",
+                TooLong::Drop => "they are left out",
+                TooLong::Split => "they are cut into pieces",
+            }
+        );
+    }
+    if *lost_tokens > 0 {
+        tracing::warn!("{lost_tokens} tokens are not trained on, {left_out} samples or pieces among them as a whole");
+    }
+    if sft.packing != Packing::Apart {
+        let tokens: usize = rows.iter().flatten().map(|sample| sample.tokens.len()).sum();
+        let full = 100.0 * tokens as f64 / (rows.len() * room).max(1) as f64;
+        tracing::info!("Packed {samples} samples into {} rows of at most {room} tokens, {full:.1}% full", rows.len());
+    }
+}
+
+/// What is imitated, and the name of its data for checkpoints. Always shuffled: neighbours in a file are alike.
+fn drawn(plan: &Plan, sft: &Sft, sources: &[Source], reader: &Reader) -> Result<(Supervised, Option<BufferState>)> {
+    let (tokenizer, chat) = (reader.tokenizer.clone(), &chat(plan));
+    let bound = sft.max_length.filter(|_| sft.too_long == TooLong::Drop);
+    let fits = |example: &Example| match bound {
+        None => Ok(()),
+        Some(max) => match prepare(chat, sft, example, &tokenizer) {
+            Ok(samples) if samples.iter().any(|sample| sample.tokens.len() > max) => Err(too_long(max)),
+            Ok(_) => Ok(()),
+            Err(_) => Err("that the tokenizer or the chat template refuses".into()),
+        },
+    };
+    let data = Mixed::<Example>::open_if(&data::specs(sources), plan.seed, true, fits)?;
+    let state = data.state(0);
+    let (tokenizer, chat, of) = (reader.tokenizer.clone(), chat.clone(), sft.clone());
+    let group = move |example: Example| Ok(fit(&of, prepare(&chat, &of, &example, &tokenizer)?).rows.concat());
+    Ok((Supervised::drawn("SFT", data, sft.batch, sft.steps, group)?, Some(state)))
+}
+
+/// Returns true if the environment can generate demonstrations of its task.
+pub fn demonstrates(plan: &Plan) -> bool {
+    plan.environment.as_ref().is_some_and(|of| matches!(of.kind, EnvironmentKind::Calculator(_)))
+}
+
+/// Generates the conversations that `[sft]` trains on for `environment.kind = "calculator"`: each
+/// sum is computed with the tool, then submitted.
+pub fn demonstrations(plan: &Plan, pairs: &[Pair], tokenizer: &Tokenizer) -> Result<Option<Vec<Sample>>> {
+    let Some(of) = plan.environment.as_ref().filter(|_| demonstrates(plan)) else { return Ok(None) };
+    let tools: Vec<_> = CalculatorEnvironment::default().tools().iter().map(ToolSpec::to_json).collect();
+    let sample = |pair: &Pair| -> Result<Sample> {
+        let asked = pair.prompt.render();
+        let expression = asked.trim_end_matches('=');
+        let value = calculate(expression).map_err(|problem| anyhow::anyhow!("{expression}: {problem}"))?;
+        let call =
+            |tool: &str, key: &str, value: &str| ToolCall::new(tool, [(key.to_owned(), value.into())].into_iter().collect());
+        let calculation = call("calculator", "expression", expression);
+        let says = |call: &ToolCall| ChatMessage::new("assistant", of.parser.write(call));
+        let result = ToolResult::of(&calculation, &*value).message();
+        let answer = call("complete_task", "answer", &value);
+        let turns = [ChatMessage::new("user", asked.clone()), says(&calculation), result, says(&answer)];
+        let turns = opened(&plan.chat, turns.into());
+        let tokens = tokenize_conversation(&ChatInput::new(&turns).tools(&tools), tokenizer)?;
+        Ok(tokens.sample(&turns))
+    };
+    pairs.iter().map(sample).collect::<Result<_>>().map(Some)
+}

@@ -1,0 +1,82 @@
+//! Validation of what a recipe leaves to the registry: custom parts by name, and parts that cannot be built from valid keys.
+
+use anyhow::Result;
+use rollflow::recipe::advantage::Advantage as AdvantageChoice;
+use rollflow::recipe::generate::Filter as FilterChoice;
+use rollflow::recipe::loss::Loss as LossChoice;
+use rollflow::recipe::reward::{Combine, PartRule};
+use rollflow::recipe::{Complaint, Pipeline, Plan, Timeline};
+
+use crate::assemble::lessons;
+use crate::assemble::rollout;
+use crate::registry::{Registry, RegistryError};
+
+/// Everything in a plan, and in what its changes make of it, that is not registered, or whose parameters are not what it takes. For
+/// [`recipe::load_with`](rollflow::recipe::load_with).
+pub fn complaints(registry: &Registry, plan: &Plan) -> Vec<Complaint> {
+    let own = complaints_now(registry, plan);
+    let Ok(timeline) = Timeline::of(plan) else { return own };
+    let later = timeline.plans().skip(1).flat_map(|plan| complaints_now(registry, plan));
+    let later: Vec<Complaint> = later.map(|complaint| Complaint { key: "change".to_owned(), ..complaint }).collect();
+    let own = if own.is_empty() { later } else { own };
+    if own.is_empty() && plan.validate().is_ok() { unmakeable(registry, plan) } else { own }
+}
+
+fn complaints_now(registry: &Registry, plan: &Plan) -> Vec<Complaint> {
+    let mut all = Vec::new();
+    let mut note = |name: String, params: String, made: Result<(), RegistryError>| {
+        if let Err(RegistryError { name: unknown, message, help }) = made {
+            all.push(Complaint { key: if unknown { name } else { params }, message, help });
+        }
+    };
+    let keys = |section: &str| (format!("{section}.name"), format!("{section}.params"));
+    if let LossChoice::Custom(of) = &plan.train.loss {
+        let (name, params) = keys("train.loss");
+        note(name, params, registry.own_loss_of(of).map(drop));
+    }
+    if let AdvantageChoice::Custom(of) = &plan.train.advantage {
+        let (name, params) = keys("train.advantage");
+        note(name, params, registry.estimator_of(of).map(drop));
+    }
+    match plan.reward.rule.alone() {
+        Ok(PartRule::Custom(of)) => {
+            let (name, params) = keys("reward");
+            note(name, params, registry.reward_of(&of.function, &of.params).map(drop));
+        }
+        Ok(_) => {}
+        Err(parts) => {
+            if parts.combine == Combine::Custom && parts.aggregator.is_some() {
+                let key = |of: &str| format!("reward.aggregator{of}");
+                note(key(""), key("_params"), registry.aggregator_of(parts).map(drop));
+            }
+            for (at, part) in parts.part.iter().enumerate() {
+                if let PartRule::Custom(of) = &part.rule {
+                    let key = |of: &str| format!("reward.part[{at}].{of}");
+                    note(key("function"), key("params"), registry.reward_of(&of.function, &of.params).map(drop));
+                }
+            }
+        }
+    }
+    for (at, filter) in plan.filter.iter().enumerate() {
+        if let FilterChoice::Custom(of) = filter {
+            let (name, params) = keys(&format!("filter[{at}]"));
+            note(name, params, registry.filter_of(&of.name, &of.params).map(drop));
+        }
+    }
+    all
+}
+
+/// Parts of a plan that can't be made although every key is in its range, as the run would find out.
+fn unmakeable(registry: &Registry, plan: &Plan) -> Vec<Complaint> {
+    let learns = plan.pipeline.reinforces() || plan.pipeline == Pipeline::GrpoOffline;
+    let made = [
+        ("generate", rollout::sampling(plan).check().map_err(anyhow::Error::from)),
+        ("filter", if learns { rollout::filter(plan, registry).map(drop) } else { Ok(()) }),
+        ("train", if learns { lessons::lesson(plan, registry).map(drop) } else { Ok(()) }),
+    ];
+    let complaint = |(key, made): (&str, Result<()>)| {
+        let message = format!("[{key}] can't be used: {:#}", made.err()?);
+        Some(Complaint { key: key.to_owned(), message, help: "give it another value".to_owned() })
+    };
+    made.into_iter().filter_map(complaint).collect()
+}
