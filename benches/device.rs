@@ -10,7 +10,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use rollflow::algo::{Aggregation, Grpo, Schedule};
 use rollflow::data::{Prompt, Sample, Tokenizer};
-use rollflow::engine::{Finished, LocalEngine, Request, SamplingParams};
+use rollflow::engine::{Finished, LocalEngine, Request, SamplingParams, TokenEngine};
 use rollflow::model::{Compute, Decoder, Dtype, ModelConfig, Weights, gpu_memory};
 use rollflow::recipe::model::DeviceName;
 use rollflow::train::{LocalBackend, LocalConfig, TrainingBackend, collate};

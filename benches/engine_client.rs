@@ -85,7 +85,7 @@ fn prompt(ordinal: u64) -> Vec<u32> {
 fn fleet(url: &str) -> Result<Fleet> {
     let tokenizer = Arc::new(Tokenizer::characters("0123456789+-=", 64)?);
     let config = FleetConfig { per_engine: MOST, vocabulary: 64, ..FleetConfig::default() };
-    let mut fleet = Fleet::new(&FleetHandle::new(vec![Arc::new(VllmEngine::new(url)?)]), config, &tokenizer, (MOST, 7));
+    let mut fleet = Fleet::new(&FleetHandle::new(vec![Arc::new(VllmEngine::new(url)?)]), config, &tokenizer, MOST, 7);
     fleet.set_weights(0, &Synced { version: 0 });
     Ok(fleet)
 }

@@ -41,7 +41,7 @@ impl Fetch<'_> {
         let mut retries = RETRY.begin(have, Instant::now() + WHOLE);
         while remote.size.is_none_or(|size| have < size) {
             let before = have;
-            match self.pieces(commit, remote, (&mut file, &part), &mut have, bar).await {
+            match self.pieces(commit, remote, &mut file, &part, &mut have, bar).await {
                 Ok(()) if remote.size.is_none_or(|size| have >= size) => break,
                 Ok(()) => {}
                 Err(HubError::Remote(error)) => {
@@ -70,7 +70,8 @@ impl Fetch<'_> {
         &self,
         commit: &str,
         remote: &Remote,
-        (file, part): (&mut File, &Path),
+        file: &mut File,
+        part: &Path,
         have: &mut u64,
         bar: &ProgressBar,
     ) -> Result<(), HubError> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use rollflow::engine::{LocalEngine, Request};
+use rollflow::engine::{LocalEngine, Request, TokenEngine};
 use rollflow::prelude::*;
 
 fn policy() -> Policy {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use rollflow::data::{Answer, ChatMessage};
-use rollflow::engine::{LocalEngine, Request};
+use rollflow::engine::{LocalEngine, Request, TokenEngine};
 use rollflow::env::{Action, Deadline, EnvError, Environment, Episode, Grade, Step};
 use rollflow::prelude::*;
 use rollflow::rollout::{Fate, Progress};

@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::generating::*;
 use proptest::prelude::*;
 use rollflow::data::{Answer, Version};
-use rollflow::engine::{FinishReason, Finished, LocalEngine, OnNewWeights, Request, SamplingParams};
+use rollflow::engine::{FinishReason, Finished, LocalEngine, OnNewWeights, Request, SamplingParams, TokenEngine};
 use rollflow::flow::RunContext;
 use rollflow::model::{Family, KvCache, Packed, Weights};
 use rollflow::prelude::*;
@@ -279,7 +279,7 @@ fn v2_what_has_expired_is_begun_anew_under_the_new_weights() {
         begun.push(7, -0.5, 1);
         engine.submit(Request { answers: vec![begun], ..request(2, 1, &params) }).unwrap();
         let _none_ended = engine.step().unwrap();
-        let mut anew = engine.restart_expired(|ordinal, answer| ordinal != 1 && answer.versions.oldest() == Some(1));
+        let mut anew = engine.restart_expired(&|ordinal, answer| ordinal != 1 && answer.versions.oldest() == Some(1));
         anew.sort();
         assert_eq!(anew, [(0, 0), (0, 1), (2, 0)]);
         engine.set_weights(3, &version_of(&config, 3));

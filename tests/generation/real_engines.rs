@@ -34,7 +34,7 @@ fn engine() -> Arc<dyn InferenceEngine> {
 
 fn fleet(policy: &Policy, slots: usize) -> Fleet {
     let config = FleetConfig { per_engine: slots, ..FleetConfig::default() };
-    let mut fleet = Fleet::new(&FleetHandle::new(vec![engine()]), config, policy.tokenizer(), (slots, 7));
+    let mut fleet = Fleet::new(&FleetHandle::new(vec![engine()]), config, policy.tokenizer(), slots, 7);
     fleet.set_weights(0, &Synced { version: 0 });
     fleet
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use crate::generating::*;
 use rollflow::data::{Group, Prompt, Status};
-use rollflow::engine::{EngineError, FinishReason, LocalEngine, OnNewWeights, Request, SamplingParams, batch_generate, generate};
+use rollflow::engine::{
+    EngineError, FinishReason, LocalEngine, OnNewWeights, Request, SamplingParams, TokenEngine, batch_generate, generate,
+};
 use rollflow::model::{Family, Weights};
 
 #[test]

@@ -14,7 +14,7 @@ use case::{AdamW, Case, Padded, assert_close, assert_close_but, assert_near, dev
 
 use rollflow::data::Tokenizer;
 use rollflow::data::chat::{ChatInput, ChatTemplate};
-use rollflow::engine::{LocalEngine, Request, SamplingParams};
+use rollflow::engine::{LocalEngine, Request, SamplingParams, TokenEngine};
 use rollflow::model::{Decoder, ModelConfig, load_hf, log_probs_and_entropy, save_hf};
 use tch::{Device, Tensor};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rollflow::algo::{Aggregation, CrossEntropy, Grpo, Schedule};
 use rollflow::data::{Sample, Tokenizer};
-use rollflow::engine::{LocalEngine, Request, SamplingParams};
+use rollflow::engine::{LocalEngine, Request, SamplingParams, TokenEngine};
 use rollflow::model::{Compute, Decoder, Dtype, Lora, ModelConfig, Packed, Weights, load_hf};
 use rollflow::train::{AdamW, LocalBackend, LocalConfig, SaveCheckpoint, TrainBatch, TrainingBackend, collate};
 use tch::{Device, Kind, Tensor};

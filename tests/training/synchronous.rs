@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use rollflow::data::{Dropped, Spans};
-use rollflow::engine::{Finished, LocalEngine, Request};
+use rollflow::engine::{Finished, LocalEngine, Request, TokenEngine};
 use rollflow::prelude::*;
 use rollflow::rollout::SURPLUS;
 use rollflow::stages::batch::over_sampled;

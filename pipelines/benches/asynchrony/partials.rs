@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rollflow::data::Tokenizer;
 use rollflow::engine::sampling::uniform;
-use rollflow::engine::{LocalEngine, OnNewWeights, Request, SamplingParams};
+use rollflow::engine::{LocalEngine, OnNewWeights, Request, SamplingParams, TokenEngine};
 use rollflow::model::{Decoder, ModelConfig, Weights};
 
 use crate::learner::Learner;
@@ -102,7 +102,7 @@ impl Bench {
                 trained += engine.step()?.iter().map(|finished| finished.tokens.len()).sum::<usize>();
             }
             if !cached {
-                engine.restart_expired(|_, _| true);
+                engine.restart_expired(&|_, _| true);
             }
             engine.set_weights(version, &weights[version as usize % 2]);
         }

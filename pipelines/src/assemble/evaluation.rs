@@ -154,7 +154,7 @@ pub fn evaluate_by_servers(
     let eval = plan.eval.clone().unwrap_or_default();
     engines.give(plan, policy, VERSION)?;
     let config = engines.fleet_config(plan, policy);
-    let mut fleet = Fleet::new(engines.handle(), config, policy.tokenizer(), (eval.slots, plan.seed));
+    let mut fleet = Fleet::new(engines.handle(), config, policy.tokenizer(), eval.slots, plan.seed);
     fleet.set_weights(VERSION, &Synced { version: VERSION });
     ask(plan, registry, (model, &engines.reader(policy)), out, (fleet, VERSION), see)
 }

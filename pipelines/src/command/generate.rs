@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use rollflow::data::{ChatMessage, Prompt, PromptText};
-use rollflow::engine::{FinishReason, Request, SamplingParams};
+use rollflow::engine::{FinishReason, Request, SamplingParams, TokenEngine};
 use rollflow::prelude::Policy;
 use serde_json::json;
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use axum::body::Bytes;
 use axum::{Router, routing};
 use rollflow::algo::Aggregation;
-use rollflow::engine::{FinishReason, Request};
+use rollflow::engine::{FinishReason, Request, TokenEngine};
 use rollflow::prelude::*;
 use rollflow::train::{Scorer, collate};
 use serde_json::{Value, json};

@@ -137,7 +137,7 @@ fn adapters_are_given_as_adapters_and_answer_by_name() {
     let params = SamplingParams { temperature: 0.0, max_new_tokens: 16, ignore_eos: true, ..SamplingParams::default() };
     let prompts = || (0..8).map(|ordinal| Prompt { ordinal, ..Prompt::from(format!("{ordinal}+{}=", 9 - ordinal)) }).collect();
     let config = FleetConfig { vocabulary: 64, ..FleetConfig::default() };
-    let mut there = Fleet::new(manager.fleet(), config, started.policy.tokenizer(), (16, 7));
+    let mut there = Fleet::new(manager.fleet(), config, started.policy.tokenizer(), 16, 7);
     let mut here = started.policy.with_weights(Arc::new(started.adapted(4))).engine(16, 7);
     let (there, here) = (there.answer(prompts(), 1, &params).unwrap(), here.answer(prompts(), 1, &params).unwrap());
     for (there, here) in there.iter().zip(&here) {

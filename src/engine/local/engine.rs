@@ -81,30 +81,6 @@ impl LocalEngine {
         self
     }
 
-    /// Lets a prompt wait for slots. Answers that it brings along and that have ended are given back by the next step.
-    pub fn submit(&mut self, request: Request) -> Result<(), EngineError> {
-        request.params.check()?;
-        let config = self.decoder.config();
-        let (ordinal, needed) = (request.ordinal, request.longest());
-        let refuse = |problem: String| Err(EngineError::Prompt { ordinal, problem });
-        if request.tokens.is_empty() {
-            return refuse("it has no token; a model needs at least one to continue".into());
-        }
-        if let Some(token) = request.tokens.iter().find(|token| **token as usize >= config.vocab_size) {
-            return refuse(format!("token {token} is beyond the model's vocabulary of {}", config.vocab_size));
-        }
-        if needed > config.max_positions {
-            let (new, most) = (request.params.max_new_tokens, config.max_positions);
-            let prompt = needed - new;
-            return refuse(format!(
-                "{prompt} tokens and max_new_tokens {new} exceed the model's {most} positions; shorten one of them"
-            ));
-        }
-        request.check_answers(config.vocab_size)?;
-        self.finished.extend(self.slots.scheduler.take_in(request));
-        Ok(())
-    }
-
     /// New weights from the next token on. Where they are on the engine's device in its format already, they are read, not copied: nobody may
     /// write to them while they are in use. Costs nothing then but what [`OnNewWeights`] says.
     pub fn set_weights(&mut self, version: Version, weights: &Weights) {
@@ -124,75 +100,9 @@ impl LocalEngine {
         }
     }
 
-    /// Forgets what is there of answers that have `expired`, under way or waiting, and begins them anew before all that wait. Tells which
-    /// they were, by ordinal and index.
-    pub fn restart_expired(&mut self, expired: impl Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
-        let anew = self.slots.restart_expired(expired);
-        if !anew.is_empty() {
-            // The prompt on the shelf may no longer be that of those who wait first.
-            self.shelf = None;
-        }
-        anew
-    }
-
-    /// The newest version in use.
-    pub fn version(&self) -> Option<Version> {
-        self.weights.as_ref().map(|weights| weights.version)
-    }
-
     /// The tokenizer whose end-of-text tokens end an answer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
-    }
-
-    /// Whether nothing is under way or waiting.
-    pub fn is_idle(&self) -> bool {
-        self.slots.is_idle() && self.finished.is_empty()
-    }
-
-    /// Slots that no sample uses or waits for.
-    pub fn free_slots(&self) -> usize {
-        self.slots.scheduler.free()
-    }
-
-    /// Samples under way.
-    pub fn active(&self) -> usize {
-        self.slots.scheduler.active()
-    }
-
-    /// Uses at most that many slots from the next step on, at least one; what is under way goes on.
-    pub fn limit_slots(&mut self, limit: usize) {
-        self.slots.scheduler.limit_to(limit);
-    }
-
-    /// One more token for every sample under way, after letting waiting ones in. Returns the samples that ended.
-    pub fn step(&mut self) -> Result<Vec<Finished>, EngineError> {
-        let _guard = tch::no_grad_guard();
-        let started = Instant::now();
-        self.sampled.clear();
-        self.load = Load::default();
-        if self.weights.is_none() && !self.is_idle() {
-            return Err(EngineError::NoWeights);
-        }
-        let moves = self.slots.scheduler.close_ranks();
-        self.apply(moves);
-        loop {
-            let admitted = self.slots.scheduler.admit();
-            if admitted.is_empty() {
-                break;
-            }
-            self.begin(admitted)?;
-        }
-        let moves = self.slots.scheduler.compact();
-        self.apply(moves);
-        self.advance()?;
-        self.load.time = started.elapsed();
-        Ok(std::mem::take(&mut self.finished))
-    }
-
-    /// The tokens that the newest step sampled, those of finished samples included.
-    pub fn sampled(&self) -> &[SampledToken] {
-        &self.sampled
     }
 
     /// Steps until nothing is left to do. Answers come in the order in which they end.
@@ -327,7 +237,26 @@ impl TokenEngine for LocalEngine {
     type Weights = FrozenWeights;
 
     fn submit(&mut self, request: Request) -> Result<(), EngineError> {
-        LocalEngine::submit(self, request)
+        request.params.check()?;
+        let config = self.decoder.config();
+        let (ordinal, needed) = (request.ordinal, request.longest());
+        let refuse = |problem: String| Err(EngineError::Prompt { ordinal, problem });
+        if request.tokens.is_empty() {
+            return refuse("it has no token; a model needs at least one to continue".into());
+        }
+        if let Some(token) = request.tokens.iter().find(|token| **token as usize >= config.vocab_size) {
+            return refuse(format!("token {token} is beyond the model's vocabulary of {}", config.vocab_size));
+        }
+        if needed > config.max_positions {
+            let (new, most) = (request.params.max_new_tokens, config.max_positions);
+            let prompt = needed - new;
+            return refuse(format!(
+                "{prompt} tokens and max_new_tokens {new} exceed the model's {most} positions; shorten one of them"
+            ));
+        }
+        request.check_answers(config.vocab_size)?;
+        self.finished.extend(self.slots.scheduler.take_in(request));
+        Ok(())
     }
 
     fn set_weights(&mut self, version: Version, weights: &FrozenWeights) {
@@ -335,35 +264,60 @@ impl TokenEngine for LocalEngine {
     }
 
     fn restart_expired(&mut self, expired: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
-        LocalEngine::restart_expired(self, expired)
+        let anew = self.slots.restart_expired(expired);
+        if !anew.is_empty() {
+            // The prompt on the shelf may no longer be that of those who wait first.
+            self.shelf = None;
+        }
+        anew
     }
 
     fn version(&self) -> Option<Version> {
-        LocalEngine::version(self)
+        self.weights.as_ref().map(|weights| weights.version)
     }
 
     fn is_idle(&self) -> bool {
-        LocalEngine::is_idle(self)
+        self.slots.is_idle() && self.finished.is_empty()
     }
 
     fn free_slots(&self) -> usize {
-        LocalEngine::free_slots(self)
+        self.slots.scheduler.free()
     }
 
     fn active(&self) -> usize {
-        LocalEngine::active(self)
+        self.slots.scheduler.active()
     }
 
     fn limit_slots(&mut self, limit: usize) {
-        LocalEngine::limit_slots(self, limit);
+        self.slots.scheduler.limit_to(limit);
     }
 
     fn step(&mut self) -> Result<Vec<Finished>, EngineError> {
-        LocalEngine::step(self)
+        let _guard = tch::no_grad_guard();
+        let started = Instant::now();
+        self.sampled.clear();
+        self.load = Load::default();
+        if self.weights.is_none() && !self.is_idle() {
+            return Err(EngineError::NoWeights);
+        }
+        let moves = self.slots.scheduler.close_ranks();
+        self.apply(moves);
+        loop {
+            let admitted = self.slots.scheduler.admit();
+            if admitted.is_empty() {
+                break;
+            }
+            self.begin(admitted)?;
+        }
+        let moves = self.slots.scheduler.compact();
+        self.apply(moves);
+        self.advance()?;
+        self.load.time = started.elapsed();
+        Ok(std::mem::take(&mut self.finished))
     }
 
     fn sampled(&self) -> &[SampledToken] {
-        LocalEngine::sampled(self)
+        &self.sampled
     }
 
     fn load(&self) -> Load {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::LocalEngine;
-use crate::engine::{EngineError, FinishReason, Finished, Request, SamplingParams};
+use crate::engine::{EngineError, FinishReason, Finished, Request, SamplingParams, TokenEngine};
 
 /// One answer as text and as it was sampled.
 #[derive(Clone, Debug, PartialEq)]

@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
+use super::in_flight::SampleKey;
 use super::{Attempt, Chunk, Ending, Fault, InferenceEngine, RemoteError, Tokens};
 
 /// What is heard of an attempt.
 #[derive(Debug)]
 pub(super) struct AttemptEvent {
     /// The prompt's ordinal and the sample's index.
-    pub(super) key: (u64, u32),
+    pub(super) key: SampleKey,
     /// Which attempt.
     pub(super) number: u32,
     pub(super) update: AttemptUpdate,

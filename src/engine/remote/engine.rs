@@ -178,7 +178,7 @@ pub struct Scored {
 ///
 /// let tokenizer = Arc::new(Tokenizer::characters("0123456789", 16)?);
 /// let engines = FleetHandle::new(vec![Arc::new(Sevens)]);
-/// let mut fleet = Fleet::new(&engines, FleetConfig::default(), &tokenizer, (8, 0));
+/// let mut fleet = Fleet::new(&engines, FleetConfig::default(), &tokenizer, 8, 0);
 /// let params = SamplingParams { max_new_tokens: 3, ..SamplingParams::default() };
 /// let groups = fleet.answer(vec![Prompt::from("1")], 2, &params)?;
 /// assert_eq!(groups[0].samples[1].response, "777");

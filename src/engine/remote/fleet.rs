@@ -26,7 +26,7 @@ use tokio::task::AbortHandle;
 
 use super::attempt::{self, AttemptEvent, AttemptUpdate, Bounds};
 use super::budget::{Budget, pause};
-use super::in_flight::{InFlightSample, Running, Stage, versions};
+use super::in_flight::{InFlightSample, Running, SampleKey, ServedVersions, Stage, versions};
 use super::router::{EngineSlot, choose};
 pub use config::FleetConfig;
 
@@ -63,7 +63,7 @@ pub struct Fleet {
     engine_slots: Vec<EngineSlot>,
     /// Looks at the health of lost engines.
     looks: Vec<Option<AbortHandle>>,
-    samples: BTreeMap<(u64, u32), InFlightSample>,
+    samples: BTreeMap<SampleKey, InFlightSample>,
     budget: Budget,
     /// When a token was last made, or there was nothing to do.
     progress: Instant,
@@ -71,7 +71,7 @@ pub struct Fleet {
     refused: usize,
     finished: Vec<Finished>,
     sampled: Vec<SampledToken>,
-    discarded: Vec<(u64, u32)>,
+    discarded: Vec<SampleKey>,
     load: Load,
     to: flume::Sender<AttemptEvent>,
     from: flume::Receiver<AttemptEvent>,
@@ -81,7 +81,7 @@ pub struct Fleet {
 
 impl Fleet {
     /// The engines of `handle`, for up to `slots` samples at a time, whose answers this tokenizer reads. `seed` keys their randomness.
-    pub fn new(handle: &FleetHandle, config: FleetConfig, tokenizer: &Arc<Tokenizer>, (slots, seed): (usize, u64)) -> Self {
+    pub fn new(handle: &FleetHandle, config: FleetConfig, tokenizer: &Arc<Tokenizer>, slots: usize, seed: u64) -> Self {
         let (to, from) = flume::bounded(1024);
         let now = Instant::now();
         let engines = handle.engines().len();
@@ -140,7 +140,7 @@ impl Fleet {
     /// Gives waiting samples to engines with room, the oldest first.
     fn dispatch(&mut self, now: Instant) -> Result<(), EngineError> {
         let due = |sample: &InFlightSample| matches!(sample.stage, Stage::Waiting(at) if at <= now);
-        let waiting: Vec<(u64, u32)> = self.samples.iter().filter(|(_, sample)| due(sample)).map(|(key, _)| *key).collect();
+        let waiting: Vec<SampleKey> = self.samples.iter().filter(|(_, sample)| due(sample)).map(|(key, _)| *key).collect();
         let mut room = self.limit.saturating_sub(self.active());
         let mut waiting = waiting.as_slice();
         while let Some((first, _)) = waiting.split_first() {
@@ -171,9 +171,9 @@ impl Fleet {
 
     /// How many of those that wait are begun at once: all samples of a prompt of which nothing is there yet, where waiting for room for them leaves
     /// little of it empty.
-    fn together(&self, waiting: &[(u64, u32)]) -> usize {
+    fn together(&self, waiting: &[SampleKey]) -> usize {
         let (ordinal, first) = waiting[0];
-        let untouched = |key: &&(u64, u32)| {
+        let untouched = |key: &&SampleKey| {
             let sample = self.samples.get(key).filter(|sample| sample.number == 0 && sample.answer.tokens.is_empty());
             key.0 == ordinal && sample.is_some_and(|sample| sample.request.first == first)
         };
@@ -183,7 +183,7 @@ impl Fleet {
         if all > 1 && IDLE_ONE_IN * all <= most { all } else { 1 }
     }
 
-    fn begin(&mut self, key: (u64, u32), place: usize, together: usize, now: Instant) -> Result<(), EngineError> {
+    fn begin(&mut self, key: SampleKey, place: usize, together: usize, now: Instant) -> Result<(), EngineError> {
         let tasks = self.tasks()?;
         let Some(sample) = self.samples.get_mut(&key) else { return Ok(()) };
         let adapter = self.handle.adapter(place);
@@ -233,7 +233,7 @@ impl Fleet {
         }
     }
 
-    fn take(&mut self, key: (u64, u32), place: usize, chunk: Chunk, now: Instant) -> Result<(), EngineError> {
+    fn take(&mut self, key: SampleKey, place: usize, chunk: Chunk, now: Instant) -> Result<(), EngineError> {
         let Some(sample) = self.samples.get_mut(&key) else { return Ok(()) };
         let Some((floor, before)) = sample.running().map(|running| (running.floor, running.before)) else { return Ok(()) };
         if self.handle.on_trial(place) && sample.unproven.iter().all(|(other, _)| *other != place) {
@@ -248,8 +248,9 @@ impl Fleet {
             meter.tokens(place, chunk.tokens.len(), (sample.answer.tokens.len() == before).then_some(waited));
         }
         for (token, log_prob) in chunk.tokens.into_iter().zip(chunk.log_probs) {
-            let held = sample.held.replace((token, log_prob, floor));
-            self.sampled.extend(held.map(|held| sampled(key, held, Status::Pending)));
+            let (ordinal, index) = key;
+            let newest = SampledToken { ordinal, index, token, log_prob, version: floor, status: Status::Pending };
+            self.sampled.extend(sample.held.replace(newest));
             sample.answer.push(token, log_prob, floor);
             // Its engine sees all of the rest by itself.
             let continues = before > 0 && !sample.request.params.stop.is_empty();
@@ -261,25 +262,25 @@ impl Fleet {
         Ok(())
     }
 
-    fn end(&mut self, key: (u64, u32), place: usize, ending: Ending, now: Instant) -> Result<(), EngineError> {
+    fn end(&mut self, key: SampleKey, place: usize, ending: Ending, now: Instant) -> Result<(), EngineError> {
         let newest = self.handle.newest().max(self.version).unwrap_or(0) + 1;
         let Some(sample) = self.samples.get_mut(&key) else { return Ok(()) };
         let Some(Running { floor, known, before, adapter, .. }) = sample.running() else { return Ok(()) };
-        let (floor, known, before) = (*floor, *known, *before);
+        let (served, before) = (ServedVersions { floor: *floor, newest: newest.max(*floor), known: *known }, *before);
         // What an engine calls its weights says nothing of the adapter over them, which is the same for all tokens.
         let spans = ending.spans.as_deref().filter(|_| adapter.is_none());
         let count = sample.answer.tokens.len() - before;
-        match versions(spans, count, (floor, newest.max(floor), known)) {
+        match versions(spans, count, served) {
             Ok(spans) => {
                 sample.answer.versions.truncate(before);
                 spans.iter().for_each(|span| sample.answer.versions.extend(span.version, span.len));
                 if let (Some(held), Some(version)) = (&mut sample.held, sample.answer.versions.per_token().last().flatten()) {
-                    held.2 = version;
+                    held.version = version;
                 }
             }
             Err(why) => {
                 // Nobody knows which weights made these tokens: they are no use, and the engine may have others than it should.
-                if known {
+                if served.known {
                     self.handle.mark_doubtful(place);
                 }
                 sample.restart(now + pause(self.config.pause, key.0, 1));
@@ -317,7 +318,7 @@ impl Fleet {
         RemoteError::new(self.handle.engines()[place].name(), Fault::Nonsense { what, why, begins: String::new() })
     }
 
-    fn fail(&mut self, key: (u64, u32), place: usize, error: RemoteError, now: Instant) -> Result<(), EngineError> {
+    fn fail(&mut self, key: SampleKey, place: usize, error: RemoteError, now: Instant) -> Result<(), EngineError> {
         let Some(sample) = self.samples.get_mut(&key) else { return Ok(()) };
         // A connection that breaks behind the last token has lost nothing.
         if let Some(finish) = sample.ends(&self.tokenizer)? {
@@ -362,27 +363,27 @@ impl Fleet {
     }
 
     /// The sample will not be made (law F6): the run goes on, unless that happens to one after the other.
-    fn give_up(&mut self, key: (u64, u32), error: RemoteError) -> Result<(), EngineError> {
+    fn give_up(&mut self, key: SampleKey, error: RemoteError) -> Result<(), EngineError> {
         self.refused += 1;
         if self.refused > self.config.max_refused {
             return Err(EngineError::Refused { in_a_row: self.refused, last: Box::new(error) });
         }
         tracing::warn!("{error}; the sample is given up");
         if let Some(sample) = self.samples.remove(&key) {
-            self.sampled.extend(sample.held.map(|held| sampled(key, held, Status::Pending)));
+            self.sampled.extend(sample.held);
             self.finished.push(Finished::refused(key.0, sample.answer, error.to_string()));
         }
         Ok(())
     }
 
-    fn finish(&mut self, key: (u64, u32), finish: FinishReason) -> Result<(), EngineError> {
+    fn finish(&mut self, key: SampleKey, finish: FinishReason) -> Result<(), EngineError> {
         self.refused = 0;
         if let Some(sample) = self.samples.get_mut(&key).filter(|sample| !sample.unproven.is_empty()) {
             sample.stage = Stage::Ended(finish);
             return Ok(());
         }
         if let Some(sample) = self.samples.remove(&key) {
-            self.sampled.extend(sample.held.map(|held| sampled(key, held, finish.into())));
+            self.sampled.extend(sample.held.map(|held| SampledToken { status: finish.into(), ..held }));
             self.finished.push(Finished::new(key.0, sample.answer, finish));
         }
         Ok(())
@@ -395,10 +396,6 @@ impl fmt::Debug for Fleet {
     }
 }
 
-fn id((ordinal, index): (u64, u32)) -> String {
-    format!("p{ordinal}-s{index}")
-}
-
-fn sampled((ordinal, index): (u64, u32), (token, log_prob, version): (u32, f32, Version), status: Status) -> SampledToken {
-    SampledToken { ordinal, index, token, log_prob, version, status }
+fn id(key: SampleKey) -> String {
+    format!("p{}-s{}", key.0, key.1)
 }

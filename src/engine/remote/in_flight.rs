@@ -6,9 +6,21 @@ use std::time::Instant;
 use tokio::task::AbortHandle;
 
 use super::{LoadedAdapter, VersionSpan};
-use crate::data::{Answer, Spans, Tokenizer, TokenizerError, Version};
+use crate::data::{Answer, SampledToken, Spans, Tokenizer, TokenizerError, Version};
 use crate::engine::stop::StopWatch;
 use crate::engine::{FinishReason, Request};
+
+/// Prompt ordinal and sample index.
+pub(super) type SampleKey = (u64, u32);
+
+/// Policy versions that an engine can have served during an attempt.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ServedVersions {
+    pub(super) floor: Version,
+    pub(super) newest: Version,
+    /// If true, the engine was verified to serve versions by name, and any other label is an error.
+    pub(super) known: bool,
+}
 
 /// A sample that has not ended.
 #[derive(Debug)]
@@ -19,7 +31,7 @@ pub(super) struct InFlightSample {
     pub(super) number: u32,
     pub(super) stage: Stage,
     /// The newest token with its version, which is not written down yet: it may turn out to be the last.
-    pub(super) held: Option<(u32, f32, Version)>,
+    pub(super) held: Option<SampledToken>,
     /// Attempts since the last token that failed.
     pub(super) failures: u32,
     /// Attempts since the last token that were turned away or aborted.
@@ -141,11 +153,8 @@ impl InFlightSample {
 
 /// Which versions sampled an attempt's `count` tokens. `floor` is the oldest that could, `newest` the newest; `known` says whether the engine was
 /// verified to serve versions with names, so that anything else is wrong.
-pub(super) fn versions(
-    spans: Option<&[VersionSpan]>,
-    count: usize,
-    (floor, newest, known): (Version, Version, bool),
-) -> Result<Spans, String> {
+pub(super) fn versions(spans: Option<&[VersionSpan]>, count: usize, served: ServedVersions) -> Result<Spans, String> {
+    let ServedVersions { floor, newest, known } = served;
     let mut all = Spans::default();
     let unknown = || {
         let mut all = Spans::default();
@@ -184,14 +193,17 @@ mod tests {
     }
 
     fn of(spans: &[VersionSpan], known: bool) -> Result<Vec<Version>, String> {
-        versions(Some(spans), 4, (3, 5, known)).map(|spans| spans.per_token().flatten().collect())
+        versions(Some(spans), 4, ServedVersions { floor: 3, newest: 5, known }).map(|spans| spans.per_token().flatten().collect())
     }
 
     #[test]
     fn d3_tokens_have_the_version_that_the_engine_says_and_else_the_oldest_that_they_can_have() {
         assert_eq!(of(&[span("3", 0, 1), span("4", 1, 4)], true), Ok(vec![3, 4, 4, 4]));
         assert_eq!(of(&[span("default", 0, 4)], false), Ok(vec![3; 4]));
-        assert_eq!(versions(None, 2, (7, 9, true)).unwrap().per_token().collect::<Vec<_>>(), [Some(7); 2]);
+        assert_eq!(
+            versions(None, 2, ServedVersions { floor: 7, newest: 9, known: true }).unwrap().per_token().collect::<Vec<_>>(),
+            [Some(7); 2]
+        );
     }
 
     #[test]

@@ -53,8 +53,8 @@ impl InferenceEngine for OpenAiEngine {
     fn generate<'a>(&'a self, attempt: &'a Attempt, tokens: &'a Tokens) -> Pending<'a, Ending> {
         Box::pin(async move {
             let question = completions::question(attempt, self.model().await?);
-            let asked = (completions::PATH, &question, self.config.stall_timeout);
-            follow(&self.client, asked, tokens, completions::Event::delta).await
+            let request = self.config.stream(completions::PATH, &question);
+            follow(&self.client, request, tokens, completions::Event::delta).await
         })
     }
 

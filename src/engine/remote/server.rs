@@ -33,6 +33,11 @@ impl ServerConfig {
         }
     }
 
+    /// Streaming request to the server.
+    pub(super) fn stream<'a>(&self, path: &'a str, body: &'a Value) -> StreamRequest<'a> {
+        StreamRequest { path, body, stall_timeout: self.stall_timeout }
+    }
+
     /// Its client, called by this kind in errors.
     pub(super) fn client(&self, kind: &str) -> Result<Client, RemoteError> {
         Client::new(kind, self.endpoint.clone())
@@ -80,23 +85,32 @@ impl Listener for Reader<'_> {
     }
 }
 
+/// A request whose reply is a stream of events.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StreamRequest<'a> {
+    pub(super) path: &'a str,
+    pub(super) body: &'a Value,
+    /// Longest time to the first event, and between two events.
+    pub(super) stall_timeout: Duration,
+}
+
 /// Reads the stream of one answer to its end and tells its tokens. `read` makes sense of one event, or says why there is none.
 pub(super) async fn follow<E: DeserializeOwned>(
     client: &Client,
-    question: (&str, &Value, Duration),
+    request: StreamRequest<'_>,
     tokens: &Tokens,
     read: impl FnMut(E) -> Result<StreamDelta, EventError>,
 ) -> Result<Ending, RemoteError> {
     let mut reader = Reader { tokens, ending: None };
-    listen(client, question, &mut reader, read).await?;
-    let unsaid = || client.fault(Fault::Broke { why: format!("POST {} ended without saying why", question.0) });
+    listen(client, request, &mut reader, read).await?;
+    let unsaid = || client.fault(Fault::Broke { why: format!("POST {} ended without saying why", request.path) });
     reader.ending.ok_or_else(unsaid)
 }
 
 /// Reads a stream to its end and tells `listener`.
 pub(super) async fn listen<E: DeserializeOwned>(
     client: &Client,
-    (path, body, stall_timeout): (&str, &Value, Duration),
+    StreamRequest { path, body, stall_timeout }: StreamRequest<'_>,
     listener: &mut impl Listener,
     mut read: impl FnMut(E) -> Result<StreamDelta, EventError>,
 ) -> Result<(), RemoteError> {

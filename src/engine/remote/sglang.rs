@@ -222,8 +222,7 @@ impl InferenceEngine for SglangEngine {
             let stops = if attempt.params.ignore_eos { attempt.params.stop_token_ids.clone() } else { Vec::new() };
             let mut reader = Reader { told: 0, stops };
             let question = question(attempt);
-            let ended =
-                follow(&self.client, (GENERATE, &question, self.config.stall_timeout), tokens, |event| reader.delta(event)).await;
+            let ended = follow(&self.client, self.config.stream(GENERATE, &question), tokens, |event| reader.delta(event)).await;
             ended.map_err(|error| without_adapter(error, attempt))
         })
     }

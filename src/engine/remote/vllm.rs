@@ -134,9 +134,9 @@ impl VllmEngine {
         let (first, samples) = group.first();
         let question = question(first, samples, &model);
         let channels = group.channels();
-        let asked = (GENERATE, &question, self.config.stall_timeout);
+        let request = self.config.stream(GENERATE, &question);
         tokio::select! {
-            answered = listen(&self.client, asked, &mut group, delta) => group.end(answered, self.client.name()),
+            answered = listen(&self.client, request, &mut group, delta) => group.end(answered, self.client.name()),
             // Its connection closes, and the server stops.
             () = GroupRequest::deserted(channels) => {}
         }
@@ -248,10 +248,10 @@ impl InferenceEngine for VllmEngine {
         Box::pin(async move {
             let probed = self.ask().await?;
             self.check(attempt, probed)?;
-            let (model, stall_timeout) = (&probed.capabilities.model, self.config.stall_timeout);
+            let model = &probed.capabilities.model;
             if !probed.generates {
                 let question = completions::question(attempt, model);
-                return follow(&self.client, (completions::PATH, &question, stall_timeout), tokens, completions::Event::delta)
+                return follow(&self.client, self.config.stream(completions::PATH, &question), tokens, completions::Event::delta)
                     .await;
             }
             let ask = |group| self.clone().answer(group, model.clone());
@@ -260,7 +260,7 @@ impl InferenceEngine for VllmEngine {
             {
                 return ended;
             }
-            follow(&self.client, (GENERATE, &question(attempt, 1, model), stall_timeout), tokens, delta).await
+            follow(&self.client, self.config.stream(GENERATE, &question(attempt, 1, model)), tokens, delta).await
         })
     }
 

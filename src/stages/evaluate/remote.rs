@@ -21,7 +21,7 @@ impl<W: Send + Sync + 'static> Evaluator<Fleet, W> {
         hold: &EvaluationHold,
     ) -> Self {
         let (handle, reads) = (handle.clone(), tokenizer.clone());
-        let make = move |settings: &EngineSettings| Fleet::new(&handle, config.clone(), &reads, (settings.slots, settings.seed));
+        let make = move |settings: &EngineSettings| Fleet::new(&handle, config.clone(), &reads, settings.slots, settings.seed);
         let give = |fleet: &mut Fleet, version, _: &W| fleet.set_weights(version, &Synced { version });
         Evaluator::with((make, give), tokenizer, exam, every).hold(hold)
     }

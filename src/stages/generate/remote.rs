@@ -14,7 +14,7 @@ impl Generator<Fleet> {
     /// nothing.
     pub fn remote(handle: &FleetHandle, config: FleetConfig, tokenizer: &Arc<Tokenizer>, weights: WeightsRx<Synced>) -> Self {
         let (handle, reads) = (handle.clone(), tokenizer.clone());
-        let make = move |settings: &EngineSettings| Fleet::new(&handle, config.clone(), &reads, (settings.slots, settings.seed));
+        let make = move |settings: &EngineSettings| Fleet::new(&handle, config.clone(), &reads, settings.slots, settings.seed);
         Generator::by(make, tokenizer, weights)
     }
 }

@@ -40,7 +40,7 @@ fn hasty() -> FleetConfig {
 }
 
 fn fleet(handle: &FleetHandle, config: FleetConfig) -> Fleet {
-    Fleet::new(handle, config, &tokenizer(), (64, 7))
+    Fleet::new(handle, config, &tokenizer(), 64, 7)
 }
 
 fn handle(engines: impl IntoIterator<Item = Arc<dyn InferenceEngine>>) -> FleetHandle {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::Fleet;
 use crate::engine::EngineError;
-use crate::engine::remote::in_flight::{InFlightSample, Stage};
+use crate::engine::remote::in_flight::{InFlightSample, SampleKey, Stage};
 use crate::engine::remote::router::EngineSlot;
 
 impl Fleet {
@@ -37,7 +37,7 @@ impl Fleet {
         };
         let worthless =
             |sample: &InFlightSample| at_work(sample) || sample.unproven.iter().any(|(place, before)| refuted[*place] > *before);
-        let keys: Vec<(u64, u32)> = self.samples.iter().filter(|(_, sample)| worthless(sample)).map(|(key, _)| *key).collect();
+        let keys: Vec<SampleKey> = self.samples.iter().filter(|(_, sample)| worthless(sample)).map(|(key, _)| *key).collect();
         for key in &keys {
             let Some(sample) = self.samples.get_mut(key) else { continue };
             if let Some(place) = sample.running().map(|running| running.place) {
@@ -68,7 +68,7 @@ impl Fleet {
     }
 
     /// What was told of it is to be forgotten.
-    pub(super) fn withdraw(&mut self, key: (u64, u32)) {
+    pub(super) fn withdraw(&mut self, key: SampleKey) {
         self.sampled.retain(|token| (token.ordinal, token.index) != key);
         self.discarded.push(key);
     }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{FAILURES, Fleet, id};
 use crate::engine::remote::budget::pause;
-use crate::engine::remote::in_flight::InFlightSample;
+use crate::engine::remote::in_flight::{InFlightSample, SampleKey};
 use crate::engine::remote::{EngineState, FleetHandle};
 use crate::engine::{EngineError, TokenEngine};
 
@@ -64,7 +64,7 @@ impl Fleet {
         format!("waiting: {shown}{more}; engines: {engines}")
     }
 
-    fn describe(&self, key: (u64, u32), sample: &InFlightSample, now: Instant) -> String {
+    fn describe(&self, key: SampleKey, sample: &InFlightSample, now: Instant) -> String {
         let at = sample.running().map_or("no engine".to_owned(), |running| self.handle.engines()[running.place].name());
         let (made, silent) = (sample.answer.tokens.len(), now.saturating_duration_since(sample.since).as_secs_f64());
         format!("sample {} on {at} with {made} tokens, nothing new for {silent:.0} s (attempt {})", id(key), sample.number)

@@ -97,7 +97,8 @@ impl StepError {
 
 /// Brings the engine at `place` to the weights of `update`, or leaves it alone.
 pub(super) async fn sync_engine(
-    (fleet, place): (&FleetHandle, usize),
+    fleet: &FleetHandle,
+    place: usize,
     update: &Update,
     config: &SyncConfig,
     before: Option<&Checksums>,

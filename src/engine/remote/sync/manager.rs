@@ -214,7 +214,7 @@ impl Shared {
         let before = self.state().sums[place].clone();
         tokio::spawn(async move {
             let (fleet, given, config) = (self.fleet.clone(), update.clone(), self.config);
-            let driven = tokio::spawn(async move { sync_engine((&fleet, place), &given, &config, before.as_ref()).await }).await;
+            let driven = tokio::spawn(async move { sync_engine(&fleet, place, &given, &config, before.as_ref()).await }).await;
             let result = match driven {
                 Ok(result) => result,
                 Err(error) => Err(IsolatedEngine {
