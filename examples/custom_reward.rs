@@ -37,7 +37,7 @@ fn main() -> anyhow::Result<()> {
             println!("  {:?} → {:?}", sample.prompt.render(), sample.response);
         }
     });
-    let trainer = Trainer::new(backend).group_relative(AdvantageConfig::default()).steps(40);
+    let trainer = Trainer::new(backend).advantages(AdvantageConfig::default()).steps(40);
     let trained = flow.stage("train", batches, trainer);
     let synced = flow.stage("sync", trained, WeightSync::to(publisher));
     flow.sink("log", synced, log);

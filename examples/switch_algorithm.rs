@@ -1,6 +1,6 @@
 //! Another algorithm from a step on: GRPO first, then DAPO's wider upper clip and token mean at a lower learning rate.
 //!
-//! `Trainer::lessons` takes a function of the step's number. Nothing else in the graph changes, and nothing stops for it: completions that are in
+//! `Trainer::per_step` takes a function of the step's number. Nothing else in the graph changes, and nothing stops for it: completions that are in
 //! flight are trained by the algorithm of the step that takes them. A resumed run does the same, since the step's number decides.
 //!
 //!     cargo run --release --example switch_algorithm
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use rollflow::algo::{Clip, PolicyLoss, Surrogate};
 use rollflow::prelude::*;
-use rollflow::stages::train::Lesson;
+use rollflow::stages::train::StepConfig;
 use rollflow::train::Algorithm;
 
 const SEED: u64 = 7;
@@ -18,18 +18,18 @@ const DAPO_FROM: u64 = 16;
 const GROUPS_PER_STEP: usize = 8;
 
 /// How this step is trained.
-fn algorithm(step: u64) -> Lesson {
+fn algorithm(step: u64) -> StepConfig {
     let dapo = step >= DAPO_FROM;
     let high = if dapo { 0.28 } else { 0.2 };
     let loss = PolicyLoss::from(Surrogate::Clip(Clip { high, ..Clip::default() }));
-    Lesson {
+    StepConfig {
         advantages: Some(Arc::new(Advantage::default())),
         algorithm: Some(Arc::new(Algorithm::new(loss))),
         aggregation: if dapo { Aggregation::TokenMean } else { Aggregation::SeqMeanTokenMean },
         schedule: Some(Schedule::constant(if dapo { 2e-3 } else { 4e-3 })),
         // Written down with what was measured.
         settings: [("setting_clip_high".to_owned(), high)].into(),
-        ..Lesson::default()
+        ..StepConfig::default()
     }
 }
 
@@ -53,7 +53,7 @@ fn main() -> anyhow::Result<()> {
     let scored = flow.stage("reward", groups, Reward::each(digits));
     let kept = flow.stage("filter", scored, Filter::by(filters::nonzero_std));
     let batches = flow.stage("batch", kept, Batcher::groups(GROUPS_PER_STEP).in_order());
-    let trainer = Trainer::new(backend).lessons(|step| Ok(algorithm(step))).steps(STEPS);
+    let trainer = Trainer::new(backend).per_step(|step| Ok(algorithm(step))).steps(STEPS);
     let trained = flow.stage("train", batches, trainer);
     let synced = flow.stage("sync", trained, WeightSync::to(publisher));
 

@@ -13,6 +13,12 @@ pub mod flow;
 pub mod hub;
 #[cfg(feature = "torch")]
 pub mod model;
+/// Number formats of models; models themselves need the feature `torch`.
+#[cfg(not(feature = "torch"))]
+pub mod model {
+    mod dtype;
+    pub use dtype::Dtype;
+}
 pub mod net;
 pub mod observe;
 pub mod recipe;

@@ -15,7 +15,7 @@ use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::stages::evaluate::{AnswerLog, LocalPairJudge, PairEvaluator};
 use rollflow::stages::reward::Scorer;
-use rollflow::stages::train::Lesson;
+use rollflow::stages::train::StepConfig;
 use rollflow::train::Algorithm;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
@@ -72,11 +72,11 @@ pub fn declare(plan: &Plan, model: &ScoreModel, outputs: Outputs, from: Option<&
 }
 
 /// What the steps of a plan are learned by, where they differ.
-fn lesson(plan: &Plan) -> Result<Lesson> {
+fn lesson(plan: &Plan) -> Result<StepConfig> {
     let of = plan.reward_model.as_ref().context("the pipeline reward_model needs a section [reward_model]")?;
     let schedule = lessons::schedule(&of.optimization, of.lr, of.steps, 1)?;
     let algorithm = Algorithm::new(BradleyTerry { center: of.center });
-    Ok(Lesson { schedule: Some(schedule), algorithm: Some(Arc::new(algorithm)), ..Lesson::default() })
+    Ok(StepConfig { schedule: Some(schedule), algorithm: Some(Arc::new(algorithm)), ..StepConfig::default() })
 }
 
 /// The trained steps, with what evaluations found on the pairs of `[eval]`, or else on those that the run holds out.

@@ -11,7 +11,7 @@ use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::recipe::task::Sft;
 use rollflow::stages::sink::step_row;
-use rollflow::stages::train::Lesson;
+use rollflow::stages::train::StepConfig;
 
 use crate::assemble::data;
 use crate::assemble::evaluation;
@@ -105,9 +105,9 @@ pub fn warm_up(plan: &Plan, sft: &Sft, policy: &Policy, interrupts: &Interrupts)
 }
 
 /// What the steps of a plan are learned by, where they differ.
-fn lesson(plan: &Plan) -> Result<Lesson> {
+fn lesson(plan: &Plan) -> Result<StepConfig> {
     let sft = plan.sft.as_ref().context("the pipeline sft needs a section [sft]")?;
-    Ok(Lesson { schedule: Some(lessons::schedule(&sft.optimization, sft.lr, sft.steps, 1)?), ..Lesson::default() })
+    Ok(StepConfig { schedule: Some(lessons::schedule(&sft.optimization, sft.lr, sft.steps, 1)?), ..StepConfig::default() })
 }
 
 fn say_complete(report: &Report) {

@@ -118,7 +118,7 @@ pub(super) fn named_base(dir: &Path) -> Result<Named, ModelError> {
 pub(super) fn load_with_base(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, Weights), ModelError> {
     let Named { base, scores } = named_base(dir)?;
     let (config, weights) = load_hf_for(&base, dtype)?;
-    let (config, weights) = match scores && config.head == Head::Words {
+    let (config, weights) = match scores && config.head == Head::LanguageModel {
         true => (config.scoring(), weights.scoring(&config, None)),
         false => (config, weights),
     };

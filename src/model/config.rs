@@ -13,7 +13,7 @@ use crate::data::packing;
 pub enum Head {
     /// How likely each next token is: a language model.
     #[default]
-    Words,
+    LanguageModel,
     /// One number, from `score.weight`: a reward model or a critic, in transformers a sequence classifier with one label.
     Score,
 }
@@ -22,7 +22,7 @@ impl Head {
     /// How the names of its classes in transformers end.
     pub(super) fn architecture(self) -> &'static str {
         match self {
-            Head::Words => "ForCausalLM",
+            Head::LanguageModel => "ForCausalLM",
             Head::Score => "ForSequenceClassification",
         }
     }
@@ -156,7 +156,7 @@ impl ModelConfig {
 
     /// Whether the head has no weights of its own.
     pub fn shares_embedding(&self) -> bool {
-        self.tied && self.head == Head::Words
+        self.tied && self.head == Head::LanguageModel
     }
 
     /// The same body under a head that gives one number.

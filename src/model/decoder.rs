@@ -208,7 +208,7 @@ impl Decoder {
         let normed = self.norm(x, norm);
         match (self.config.head, self.config.factors.logits) {
             (Head::Score, _) | (_, 1.0) => normed,
-            (Head::Words, divisor) => normed / divisor,
+            (Head::LanguageModel, divisor) => normed / divisor,
         }
     }
 

@@ -131,8 +131,8 @@ impl Layout {
         layout.add(&["model.norm.weight"], &[hidden], None);
         match config.head {
             Head::Score => layout.add(&[SCORE_HEAD], &[1], Some(hidden)),
-            Head::Words if config.tied => {}
-            Head::Words => layout.add(&[HEAD], &[config.vocab_size], Some(hidden)),
+            Head::LanguageModel if config.tied => {}
+            Head::LanguageModel => layout.add(&[HEAD], &[config.vocab_size], Some(hidden)),
         }
         layout
     }

@@ -30,6 +30,7 @@ mod recompute;
 mod rope;
 mod shards;
 mod small;
+mod tensor_types;
 mod untied;
 mod views;
 mod weights;

@@ -130,7 +130,7 @@ fn refuse_unsupported(keys: &Keys) -> Result<(), ModelError> {
 fn head(keys: &Keys) -> Result<Head, ModelError> {
     let architectures = keys.optional::<Vec<String>>("architectures", "a list of strings")?.unwrap_or_default();
     if !architectures.iter().any(|name| name.ends_with(Head::Score.architecture())) {
-        return Ok(Head::Words);
+        return Ok(Head::LanguageModel);
     }
     let labels = keys.optional::<Map<String, Value>>("id2label", "an object")?.map(|labels| labels.len());
     let (key, labels) = match (labels, keys.optional::<usize>("num_labels", "a positive integer")?) {

@@ -18,7 +18,7 @@ impl ModelConfig {
     pub(crate) fn small_of(vocab_size: usize, hidden: usize, layers: usize) -> Self {
         ModelConfig {
             family: Family::Llama,
-            head: Head::Words,
+            head: Head::LanguageModel,
             vocab_size,
             hidden_size: hidden,
             intermediate_size: 3 * hidden,

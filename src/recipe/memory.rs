@@ -9,9 +9,10 @@ mod parts;
 use std::fmt;
 use std::path::Path;
 
-use super::model::{DeviceName, Precision};
+use super::model::DeviceName;
 use super::plan::{Pipeline, Plan};
 use super::train::Optimization;
+use crate::model::Dtype;
 use crate::model::{ModelError, gpu_memory};
 use crate::settings::setting::Problem;
 pub(super) use parts::{adapters, shape};
@@ -129,7 +130,7 @@ fn knobs(plan: &Plan, memory: &MemoryPlan) -> Vec<String> {
             optimizations(plan).for_each(|of| of.gradient_checkpointing = true);
         });
     }
-    try_out("model.dtype = \"bf16\"".to_owned(), &|plan| plan.model.dtype = Some(Precision::Bf16));
+    try_out("model.dtype = \"bf16\"".to_owned(), &|plan| plan.model.dtype = Some(Dtype::Bf16));
     if plan.lora.is_none() {
         try_out("[lora]".to_owned(), &|plan| plan.lora = Some(Default::default()));
     }

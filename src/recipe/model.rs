@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use super::presets::Preset;
-use crate::settings::declare::{choices, section, tagged};
+use crate::model::Dtype;
+use crate::settings::declare::{section, tagged};
 use crate::settings::document::{Node, Value};
 use crate::settings::section::Findings;
 use crate::settings::setting::{Limit, Setting, Written};
@@ -22,70 +23,17 @@ section! {
         /// Format that models compute in. Trained parameters, gradient sums and the optimizer are
         /// f32 in any case. Left out: `"bf16"` on a GPU, where f32 takes about ten times as long,
         /// and `"f32"` on a CPU.
-        dtype: Option<Precision> = None;
+        dtype: Option<Dtype> = None;
         /// If true, a run that needs more memory than the device has is rejected, by an estimate
         /// that `rollflow check` prints.
         check_memory: bool = true;
     }
 }
 
-choices! {
-    /// Number format.
-    pub enum Precision {
-        /// 32 bits.
-        "f32" => F32,
-        /// 16 bits with the range of 32.
-        "bf16" => Bf16,
-        /// 16 bits with more precision and a small range.
-        "f16" => F16,
-    }
-}
-
 impl Model {
     /// The format that models compute in.
-    pub fn precision(&self) -> Precision {
+    pub fn precision(&self) -> Dtype {
         self.dtype.unwrap_or(self.device.precision())
-    }
-}
-
-impl Precision {
-    /// Mean difference of log-probabilities, in nats, up to which two implementations of one model agree. Each rounds in places of its own:
-    /// published differences of bf16 engines are 0.03 to 0.05.
-    pub fn agreement(self) -> f64 {
-        match self {
-            Precision::F32 | Precision::F16 => 0.02,
-            Precision::Bf16 => 0.08,
-        }
-    }
-
-    /// The same for a server that was given weights, where f32 leaves less.
-    pub fn server_agreement(self) -> f64 {
-        match self {
-            Precision::F32 => 1e-3,
-            half => half.agreement(),
-        }
-    }
-
-    /// Mean gaps between generator and trainer, in nats, above which a step warns and above which it ends the run.
-    ///
-    /// In f32 what a policy learns while its samples are under way is all of a gap, and may be large. Recipes in 16 bits are of pretrained models, whose
-    /// steps are small: there a gap like that is a mismatch.
-    pub fn gap_limits(self) -> [f64; 2] {
-        match self {
-            Precision::F32 => [1.0, 3.0],
-            Precision::Bf16 | Precision::F16 => [0.15, 1.0],
-        }
-    }
-}
-
-#[cfg(feature = "torch")]
-impl From<Precision> for crate::model::Dtype {
-    fn from(precision: Precision) -> Self {
-        match precision {
-            Precision::F32 => Self::F32,
-            Precision::Bf16 => Self::Bf16,
-            Precision::F16 => Self::F16,
-        }
     }
 }
 
@@ -100,10 +48,10 @@ pub enum DeviceName {
 
 impl DeviceName {
     /// The format that models compute in there, where none is named.
-    pub fn precision(self) -> Precision {
+    pub fn precision(self) -> Dtype {
         match self {
-            DeviceName::Cpu => Precision::F32,
-            DeviceName::Cuda(_) => Precision::Bf16,
+            DeviceName::Cpu => Dtype::F32,
+            DeviceName::Cuda(_) => Dtype::Bf16,
         }
     }
 

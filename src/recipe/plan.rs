@@ -12,7 +12,7 @@ use super::environment::Environment;
 use super::eval::Eval;
 use super::generate::{Filter, Generate};
 use super::lora::{AdapterSync, Lora};
-use super::model::{Model, Precision};
+use super::model::Model;
 use super::net::Net;
 use super::pairs::Pairs;
 use super::reference_policy::Reference;
@@ -20,6 +20,7 @@ use super::reward::Reward;
 use super::task::{Mix, RewardModel, Sft, Task, TaskData};
 use super::timeline::{Change, Ramp};
 use super::train::Train;
+use crate::model::Dtype;
 use crate::settings::declare::{choices, section};
 use crate::settings::setting::{FROM_ONE, GIVEN, SOME, SOME_IF_GIVEN, SOME_STEPS};
 
@@ -271,7 +272,7 @@ section! {
         keep: usize = 3, SOME;
         /// Format of the weights in checkpoints. Left out: that of the model's folder. If it is not
         /// f32, the f32 parameters that a resume needs are saved with the optimizer's state.
-        dtype: Option<Precision> = None;
+        dtype: Option<Dtype> = None;
     }
 }
 

@@ -5,15 +5,15 @@ use super::correction::{Correction, Proximal, Reject};
 use super::defaults::POLICY;
 use super::kl::{KlLoss, KlReward};
 use super::loss::Loss;
-use super::model::{DeviceName, Precision};
+use super::model::DeviceName;
 pub use crate::algo::Decay;
+use crate::model::Dtype;
 use crate::settings::declare::{choices, section};
 use crate::settings::error::RecipeErrors;
 use crate::settings::setting::{
     FINITE, FINITE_IF_GIVEN, Limit, NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, SHARE, SOME, SOME_STEPS, UP_TO_ONE,
 };
-pub use crate::train::DecayScope;
-pub use crate::train::NonFinitePolicy;
+pub use crate::train::{DecayScope, LrScale, NonFinitePolicy};
 
 const BETAS: Limit<[f64; 2]> =
     Limit { text: "each 0 or more and below 1", holds: |betas| betas.iter().all(|beta| (0.0..1.0).contains(beta)) };
@@ -129,21 +129,6 @@ section! {
 }
 
 section! {
-    /// Factors of the learning rate for parts of the model; a part with factor 0 is not trained. A
-    /// factor for a part that the model does not have is an error.
-    pub struct LrScale {
-        /// Token embeddings, and the output head if it is tied to them.
-        embeddings: f64 = 1.0, NOT_NEGATIVE;
-        /// Output head that is not tied.
-        head: f64 = 1.0, NOT_NEGATIVE;
-        /// Adapters (`[lora]`).
-        adapters: f64 = 1.0, NOT_NEGATIVE;
-        /// Score head: reward models and critics.
-        score_head: f64 = 1.0, NOT_NEGATIVE;
-    }
-}
-
-section! {
     /// Learning rate over the steps.
     pub struct Schedule {
         /// Shape after the warm-up.
@@ -158,7 +143,7 @@ section! {
 impl Train {
     /// Bounds on the gap between generator and trainer where they compute in `precision`: to warn, and to end the run. A bound that is left out never
     /// contradicts one that is given.
-    pub fn gap_limits(&self, precision: Precision) -> [f64; 2] {
+    pub fn gap_limits(&self, precision: Dtype) -> [f64; 2] {
         let [warn, halt] = precision.gap_limits();
         match (self.gap_warn, self.gap_halt) {
             (Some(own_warn), Some(own_halt)) => [own_warn, own_halt],

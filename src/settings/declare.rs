@@ -6,6 +6,7 @@
 macro_rules! section {
     (
         $(#[doc = $doc:literal])+
+        $(#[derive($($Derived:path),+)])?
         pub struct $Name:ident {
             $(first $head:ident: $Head:ty;)*
             $($(#[doc = $key_doc:literal])+ $key:ident: $Type:ty = $default:expr $(, $limit:expr)?;)*
@@ -13,7 +14,7 @@ macro_rules! section {
         }
     ) => {
         $(#[doc = $doc])+
-        #[derive(Clone, Debug, PartialEq)]
+        #[derive(Clone, Debug, PartialEq $(, $($Derived),+)?)]
         pub struct $Name {
             $(#[doc = concat!("Keys that stand beside these: [`", stringify!($Head), "`].")] pub $head: $Head,)*
             $($(#[doc = $key_doc])+ pub $key: $Type,)*

@@ -26,7 +26,7 @@ pub enum PolicyError {
         "this model gives one number and no words (it is a sequence classifier), so that it can't be a policy; name the folder of a \
          language model"
     )]
-    NoWords,
+    NotALanguageModel,
 }
 
 /// What trainer and generator start from. Cloning shares the weights, which nobody writes to: the trainer copies them first.
@@ -73,8 +73,8 @@ impl Policy {
     /// From parts that belong together.
     pub fn new(config: ModelConfig, weights: FrozenWeights, tokenizer: Tokenizer) -> Result<Self, PolicyError> {
         tokenizer.check_model(config.vocab_size)?;
-        if config.head != Head::Words {
-            return Err(PolicyError::NoWords);
+        if config.head != Head::LanguageModel {
+            return Err(PolicyError::NotALanguageModel);
         }
         let weights = Arc::new(weights);
         Ok(Policy { config, tokenizer: Arc::new(tokenizer), weights, compute: Compute::default(), folder: None })

@@ -85,12 +85,12 @@ impl ScoreModel {
         let (config, weights) = load_hf(dir.as_ref())?;
         let folder = match (&weights.adapter, config.head) {
             // They are merged, so that what is under the head lies in no folder.
-            (Some(_), Head::Words) => None,
+            (Some(_), Head::LanguageModel) => None,
             _ => Some(base_folder(&weights, dir.as_ref())),
         };
         let (config, weights) = match config.head {
             Head::Score => (config, weights),
-            Head::Words => (config.scoring(), weights.scoring(&config, Some(seed))),
+            Head::LanguageModel => (config.scoring(), weights.scoring(&config, Some(seed))),
         };
         Ok(ScoreModel { folder, ..Self::new(config, FrozenWeights::of_own(weights), tokenizer)? })
     }

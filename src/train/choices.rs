@@ -1,6 +1,9 @@
-//! Choices of the local trainer that recipes name, also where it is not built.
+//! Settings of the local trainer that recipes name, also without the feature `torch`.
 
-use crate::settings::declare::choices;
+use serde::{Deserialize, Serialize};
+
+use crate::settings::declare::{choices, section};
+use crate::settings::setting::NOT_NEGATIVE;
 
 choices! {
     /// Tensors that weight decay shrinks.
@@ -19,5 +22,21 @@ choices! {
         "stop" => Stop,
         /// the step is skipped and counted.
         "skip" => Skip,
+    }
+}
+
+section! {
+    /// Factors of the learning rate for parts of the model; a part with factor 0 is not trained. A
+    /// factor for a part that the model does not have is an error.
+    #[derive(Copy, Serialize, Deserialize)]
+    pub struct LrScale {
+        /// Token embeddings, and the output head if it is tied to them.
+        embeddings: f64 = 1.0, NOT_NEGATIVE;
+        /// Output head that is not tied.
+        head: f64 = 1.0, NOT_NEGATIVE;
+        /// Adapters (`[lora]`).
+        adapters: f64 = 1.0, NOT_NEGATIVE;
+        /// Score head: reward models and critics.
+        score_head: f64 = 1.0, NOT_NEGATIVE;
     }
 }

@@ -155,23 +155,23 @@ pub fn collate_in<S: Borrow<Sample>>(
     Ok(TrainBatch { sequences, batch_tokens, version, ..TrainBatch::default() })
 }
 
-/// A part of a batch whose other parts are not known yet, and its mass: weights are those of [`collate`] times the mass, so that
+/// A part of a batch whose other parts are not known yet, and its weight_sum: weights are those of [`collate`] times the weight_sum, so that
 /// gradients of parts add up to the whole's times the sum of all masses ([`Aggregation::mass`], law N1). `None` where nothing of it is trained, which
-/// must not be an error of a part; its mass counts all the same.
+/// must not be an error of a part; its weight_sum counts all the same.
 pub fn collate_part<S: Borrow<Sample>>(
     samples: &[S],
     aggregation: Aggregation,
 ) -> Result<(Option<TrainBatch>, f64), CollateError> {
-    let mass = aggregation.mass(&masks(samples)).unwrap_or(1.0);
+    let weight_sum = aggregation.mass(&masks(samples)).unwrap_or(1.0);
     let batch = match collate(samples, aggregation) {
-        Err(CollateError::NothingToTrain { .. }) => return Ok((None, mass)),
+        Err(CollateError::NothingToTrain { .. }) => return Ok((None, weight_sum)),
         batch => batch?,
     };
     let scaled = |sequence: TrainSequence| {
-        let weights = sequence.weights.iter().map(|weight| weight * mass).collect();
+        let weights = sequence.weights.iter().map(|weight| weight * weight_sum).collect();
         TrainSequence { weights, ..sequence }
     };
-    Ok((Some(TrainBatch { sequences: batch.sequences.into_iter().map(scaled).collect(), ..batch }), mass))
+    Ok((Some(TrainBatch { sequences: batch.sequences.into_iter().map(scaled).collect(), ..batch }), weight_sum))
 }
 
 /// The one shift: row `t` reads token `t` and predicts token `t + 1`, whose mask, weight and log-probability it takes.

@@ -20,7 +20,7 @@ pub(super) fn bad_samples(
         return None;
     }
     let given = match head {
-        Head::Words => "log-probabilities",
+        Head::LanguageModel => "log-probabilities",
         Head::Score => "scores",
     };
     let mut names = Vec::new();

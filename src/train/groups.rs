@@ -6,27 +6,8 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::DecayScope;
+use super::{DecayScope, LrScale};
 use crate::model::{Layout, Role};
-
-/// Factors of the learning rate for parts of a model; 1 is the rate itself.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LrScale {
-    /// Of the token embeddings, and of the output head where it is tied to them.
-    pub embeddings: f64,
-    /// Of an output head of its own.
-    pub head: f64,
-    /// Of adapters (LoRA).
-    pub adapters: f64,
-    /// Of a score head: reward models and critics.
-    pub score_head: f64,
-}
-
-impl Default for LrScale {
-    fn default() -> Self {
-        LrScale { embeddings: 1.0, head: 1.0, adapters: 1.0, score_head: 1.0 }
-    }
-}
 
 impl LrScale {
     fn of(&self, role: Role) -> f64 {

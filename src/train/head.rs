@@ -35,17 +35,17 @@ pub(super) struct ByHead {
 }
 
 /// A head over the rows of trained tokens.
-pub(super) enum Head<'a> {
-    Words(Words<'a>),
-    Score(Score<'a>),
+pub(super) enum OutputHead<'a> {
+    Language(LanguageHead<'a>),
+    Score(ScoreHead<'a>),
 }
 
-impl Head<'_> {
+impl OutputHead<'_> {
     /// What it says, without gradients.
     pub fn score(&self) -> Scored {
         match self {
-            Head::Words(words) => words.score(),
-            Head::Score(score) => score.score(),
+            OutputHead::Language(words) => words.score(),
+            OutputHead::Score(score) => score.score(),
         }
     }
 
@@ -53,25 +53,25 @@ impl Head<'_> {
     pub fn gradients(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>) -> ByHead {
         let _guard = tch::no_grad_guard();
         match self {
-            Head::Words(words) => words.gradients(scored, slopes, entropy_slopes),
-            Head::Score(score) => score.gradients(slopes),
+            OutputHead::Language(words) => words.gradients(scored, slopes, entropy_slopes),
+            OutputHead::Score(score) => score.gradients(slopes),
         }
     }
 
     /// A scalar whose gradient by the rows is this. The head's weight is left out.
     pub fn surrogate(&self, by_rows: &Tensor) -> Tensor {
-        let (Head::Words(Words { rows, .. }) | Head::Score(Score { rows, .. })) = self;
+        let (OutputHead::Language(LanguageHead { rows, .. }) | OutputHead::Score(ScoreHead { rows, .. })) = self;
         rows.reshape([-1]).dot(&by_rows.reshape([-1]).to_kind(rows.kind()))
     }
 }
 
 /// A head `[1, hidden]` over rows `[M, hidden]`.
-pub(super) struct Score<'a> {
+pub(super) struct ScoreHead<'a> {
     pub weight: &'a Tensor,
     pub rows: &'a Tensor,
 }
 
-impl Score<'_> {
+impl ScoreHead<'_> {
     fn score(&self) -> Scored {
         let _guard = tch::no_grad_guard();
         let scores = to_host(&wide::linear(self.rows, self.weight));
@@ -112,7 +112,7 @@ impl Temperature {
 }
 
 /// A head `[vocabulary, hidden]` over rows `[M, hidden]` and their targets `[M]`.
-pub(super) struct Words<'a> {
+pub(super) struct LanguageHead<'a> {
     pub weight: &'a Tensor,
     pub rows: &'a Tensor,
     pub targets: &'a Tensor,
@@ -120,7 +120,7 @@ pub(super) struct Words<'a> {
     pub chunk_rows: i64,
 }
 
-impl Words<'_> {
+impl LanguageHead<'_> {
     fn score(&self) -> Scored {
         let _guard = tch::no_grad_guard();
         let mut scored = Scored { log_probs: Vec::new(), entropies: Vec::new(), kept: None };

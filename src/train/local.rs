@@ -53,7 +53,7 @@ pub struct LocalConfig {
     /// Devices that take micro-batches of the same step beside that one, each with a copy of the model in the format that is computed with. Gradients are
     /// summed, and parameters and moments held, on `compute`'s device; copies are brought up to date after each step. The step is the same (law N1), but
     /// for the order in which its gradients are summed where a batch is cut into more pieces. Cost: a copy each, and its way after every step.
-    pub beside: Vec<Device>,
+    pub replica_devices: Vec<Device>,
     /// Computes each layer's activations once more in the backward pass rather than keep them all. The gradient is the same.
     pub gradient_checkpointing: bool,
     /// The format of the weights in checkpoints; `None`: that of the model's folder. Where it is not f32, a checkpoint holds the f32 parameters
@@ -84,7 +84,7 @@ impl LocalConfig {
             non_finite: NonFinitePolicy::Stop,
             threads: None,
             compute: Compute::default(),
-            beside: Vec::new(),
+            replica_devices: Vec::new(),
             gradient_checkpointing: false,
             save_dtype: None,
             merge: true,

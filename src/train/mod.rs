@@ -19,7 +19,6 @@ mod groups;
 mod head;
 #[cfg(feature = "torch")]
 mod local;
-mod objective;
 #[cfg(feature = "torch")]
 mod optimizer;
 mod ppo;
@@ -40,18 +39,18 @@ pub use adamw::{AdamW, Moments, Real, clip_scale, norm};
 pub use algorithm::Algorithm;
 pub use backend::{BackendState, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainError, TrainingBackend, Update};
 pub use checkpoint::{CheckpointError, CheckpointMetadata, FileMark};
-pub use choices::{DecayScope, NonFinitePolicy};
+pub use choices::{DecayScope, LrScale, NonFinitePolicy};
 pub use collate::{
     CollateError, PackedColumns, SampleId, TrainBatch, TrainSequence, collate, collate_batch, collate_in, collate_part,
 };
 pub use future::{Promise, TrainFuture, promise};
 #[cfg(feature = "torch")]
-pub use groups::{LrScale, NoSuchGroup, ParamGroups};
+pub use groups::ParamGroups;
 #[cfg(feature = "torch")]
 pub use local::{LocalBackend, LocalConfig, companions};
-pub use objective::{Objective, ObjectiveError, compute_grpo_loss, grpo_loss, objective};
-pub use ppo::{TokenColumn, compute_ppo_advantages, token_advantages, token_rewards};
-pub use prepare::{PrepareError, assign_advantages, assign_advantages_of, prepare_grpo_batch, prepare_sft_batch};
+pub(crate) use ppo::{TokenColumn, token_advantages, token_rewards};
+pub(crate) use prepare::assign_advantages_of;
+pub use prepare::{PrepareError, assign_advantages};
 pub use probe::{ProbeError, probe};
 #[cfg(feature = "torch")]
 pub use scorer::Scorer;

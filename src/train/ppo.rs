@@ -1,6 +1,5 @@
 //! Advantages token by token from a critic's values (PPO).
 
-use std::borrow::Borrow;
 use std::ops::Range;
 
 use super::{PrepareError, SampleId};
@@ -9,36 +8,6 @@ use crate::data::Sample;
 
 /// One list a sequence, one entry per trained token.
 pub type TokenColumn = Vec<Vec<f64>>;
-
-/// Advantages and returns by generalised advantage estimation ([`gae`]), not whitened: what a token earned and what is expected from the
-/// next trained token on, less what was expected. λ = γ = 1 gives the answer's reward less the value.
-///
-/// An answer earns its reward at its last trained token, and nothing is expected after it, also where it was cut off for its length: as
-/// in verl, what might have come then is not guessed at. `value_fn` gives the value before each of a sample's trained tokens.
-///
-/// ```
-/// use rollflow::data::{Prompt, Sample};
-/// use rollflow::train::compute_ppo_advantages;
-///
-/// let mut sample = Sample::begin(&Prompt::default(), 0, &[1, 2]);
-/// (0..3).for_each(|_| sample.push(3, -1.0, 1));
-/// sample.reward = Some(1.0);
-/// let (advantages, returns) = compute_ppo_advantages(&[sample], |_| vec![0.2, 0.4, 0.7], 1.0, 1.0)?;
-/// assert_eq!(returns, [[1.0; 3]]);
-/// assert!(advantages[0].iter().zip([0.8, 0.6, 0.3]).all(|(found, expected)| (found - expected).abs() < 1e-12));
-/// # Ok::<(), rollflow::train::PrepareError>(())
-/// ```
-pub fn compute_ppo_advantages<S: Borrow<Sample>>(
-    samples: &[S],
-    mut value_fn: impl FnMut(&Sample) -> Vec<f64>,
-    gamma: f64,
-    gae_lambda: f64,
-) -> Result<(TokenColumn, TokenColumn), PrepareError> {
-    let samples = || samples.iter().map(Borrow::borrow);
-    let rewards = token_rewards(samples())?;
-    let values: TokenColumn = samples().map(&mut value_fn).collect();
-    token_advantages(&rewards, &values, gamma, gae_lambda).map_err(PrepareError::Advantage)
-}
 
 /// What each trained token earned: the last one the answer's reward, the others nothing.
 pub fn token_rewards<'a>(samples: impl Iterator<Item = &'a Sample>) -> Result<TokenColumn, PrepareError> {

@@ -1,7 +1,7 @@
 //! From what pipelines carry to what backends read.
 
-use super::{CollateError, SampleId, TrainBatch, collate};
-use crate::algo::{AdvantageError, Aggregation, Estimator, ScoredGroup};
+use super::SampleId;
+use crate::algo::{AdvantageError, Estimator, ScoredGroup};
 use crate::data::{Batch, REWARD_LIMIT, Sample};
 use crate::flow::caught;
 
@@ -19,25 +19,6 @@ pub enum PrepareError {
     /// Advantages couldn't be computed otherwise.
     #[error(transparent)]
     Advantage(AdvantageError),
-    /// The samples couldn't be collated.
-    #[error(transparent)]
-    Collate(#[from] CollateError),
-}
-
-/// Supervised samples, every trained token counting alike. Ragged; samples never see each other.
-pub fn prepare_sft_batch(samples: &[Sample]) -> Result<TrainBatch, CollateError> {
-    collate(samples, Aggregation::TokenMean)
-}
-
-/// Compares the samples of each group, writes down their advantages, and collates all groups.
-pub fn prepare_grpo_batch(
-    batch: &mut Batch,
-    estimator: &dyn Estimator,
-    aggregation: Aggregation,
-) -> Result<TrainBatch, PrepareError> {
-    assign_advantages(batch, estimator)?;
-    let samples: Vec<&Sample> = batch.samples().collect();
-    Ok(collate(&samples, aggregation)?)
 }
 
 /// Sets every sample's advantage from the batch's rewards.
@@ -132,13 +113,12 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_compared_among_themselves_and_collated_ragged() {
+    fn groups_are_compared_among_themselves() {
         let mut batch = batch(&[&[Some(1.0), Some(0.0)], &[Some(0.5), Some(0.5)]]);
         let config = AdvantageConfig { scale: Scale::None, ..AdvantageConfig::default() };
-        let prepared = prepare_grpo_batch(&mut batch, &config, Aggregation::TokenMean).unwrap();
-        let advantages: Vec<&[f64]> = prepared.sequences.iter().map(|sequence| &sequence.advantages[..]).collect();
-        assert_eq!(advantages, [&[0.5][..], &[-0.5, -0.5], &[0.0], &[0.0, 0.0]]);
-        assert_eq!(batch.groups[0].samples[1].advantage, Some(-0.5));
+        assign_advantages(&mut batch, &config).unwrap();
+        let advantages: Vec<Option<f64>> = batch.samples().map(|sample| sample.advantage).collect();
+        assert_eq!(advantages, [0.5, -0.5, 0.0, 0.0].map(Some));
     }
 
     #[test]
@@ -182,7 +162,7 @@ mod tests {
     #[test]
     fn a_sample_that_was_not_scored_is_named() {
         let mut batch = batch(&[&[Some(1.0), Some(0.0)], &[Some(0.5), None]]);
-        let error = prepare_grpo_batch(&mut batch, &AdvantageConfig::default(), Aggregation::TokenMean).unwrap_err();
+        let error = assign_advantages(&mut batch, &AdvantageConfig::default()).unwrap_err();
         assert_eq!(
             error.to_string(),
             "sample 1 of group 41: its reward is NaN; score it with a finite number of at most 1e100 either way, or drop its group"

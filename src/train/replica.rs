@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tch::{Kind, Tensor};
 
 use super::finite::bad_samples;
-use super::head::{Head, Score, Scored, Temperature, Words};
+use super::head::{LanguageHead, OutputHead, ScoreHead, Scored, Temperature};
 use super::{Algorithm, LocalConfig, PackedColumns, TrainBatch, TrainSequence};
 use crate::algo::{LossError, LossOutput};
 use crate::model::{self, Compute, Decoder, Dtype, Kept, ModelConfig, Packed, Weights, fused};
@@ -157,14 +157,20 @@ impl Replica {
         Temperature::of(&rows.collect::<Vec<f64>>(), self.compute.device)
     }
 
-    fn head<'a>(&self, forward: &'a Forward, batch: &TrainBatch, part: &[usize]) -> Head<'a> {
+    fn head<'a>(&self, forward: &'a Forward, batch: &TrainBatch, part: &[usize]) -> OutputHead<'a> {
         let Forward { rows, head: weight, targets, .. } = forward;
         let model = self.decoder.config();
         match model.head {
-            model::Head::Score => Head::Score(Score { weight, rows }),
-            model::Head::Words => {
+            model::Head::Score => OutputHead::Score(ScoreHead { weight, rows }),
+            model::Head::LanguageModel => {
                 let chunk_rows = (self.config.logits_chunk / model.vocab_size).max(1) as i64;
-                Head::Words(Words { weight, rows, targets, temperature: self.temperature(batch, part), chunk_rows })
+                OutputHead::Language(LanguageHead {
+                    weight,
+                    rows,
+                    targets,
+                    temperature: self.temperature(batch, part),
+                    chunk_rows,
+                })
             }
         }
     }

@@ -83,7 +83,7 @@ impl Worker {
     pub fn new(config: LocalConfig, model: ModelConfig, weights: Weights) -> std::io::Result<Self> {
         let config = Arc::new(config);
         let device = config.compute.device;
-        for device in std::iter::once(&device).chain(&config.beside) {
+        for device in std::iter::once(&device).chain(&config.replica_devices) {
             Compute { device: *device, ..config.compute }.check().map_err(std::io::Error::other)?;
         }
         config.groups.check(weights.trained().0).map_err(std::io::Error::other)?;
@@ -96,7 +96,7 @@ impl Worker {
             true => computed.copy(),
             false => computed.on(Compute { device: *there, ..config.compute }),
         };
-        let copies: Vec<Weights> = config.beside.iter().map(copy).collect();
+        let copies: Vec<Weights> = config.replica_devices.iter().map(copy).collect();
         let small = device == Device::Cpu && weights.layout.total() <= SIDE_BY_SIDE;
         let here = if small && copies.is_empty() { config.threads.unwrap_or(1).max(1) } else { 1 };
         let each = std::iter::repeat_n(&computed, here).chain(&copies);
@@ -150,7 +150,7 @@ impl Worker {
         let mut ended = Ok(());
         let (accumulated, policy) = (&mut self.accumulated, self.config.non_finite);
         // A score is no log-probability, and what sampled the tokens gave none to compare it with.
-        let words = self.model.head == Head::Words;
+        let words = self.model.head == Head::LanguageModel;
         let device = self.config.compute.device;
         let work =
             |replica: &mut Replica, at: usize| replica.differentiate(&algorithm, batch, &parts[at], judged.get(at).cloned());

@@ -116,7 +116,7 @@ impl Loop {
         };
         let backend = Counting { forward: self.forward(), hears: Box::new(hears), ..Counting::default() };
         let trainer = Trainer::new(backend).steps(self.steps).sync_every(self.sync_every);
-        let trainer = trainer.updates(self.updates).score_first(true);
+        let trainer = trainer.ppo_epochs(self.updates).score_first(true);
         let trainer = trainer.checkpoints(folder.path(), self.save_every);
         match self.target_reward {
             Some(reward) => trainer.target_reward(reward),
@@ -165,7 +165,7 @@ impl Loop {
         };
         let scored = flow.stage("reward", groups, Reward::each(reward).on_failure(self.on_failure));
         let batches = flow.stage("batch", scored, Batcher::groups(GROUPS as usize));
-        let trainer = self.trainer(&folder).group_relative(AdvantageConfig::default());
+        let trainer = self.trainer(&folder).advantages(AdvantageConfig::default());
         let trained = flow.stage("train", batches, trainer);
         let synced = flow.stage("sync", trained, WeightSync::to(publisher));
         let noted = move |step: Trained<u64>| {

@@ -13,7 +13,7 @@ use tch::Tensor;
 pub fn config(family: Family, window: Option<usize>) -> ModelConfig {
     ModelConfig {
         family,
-        head: Head::Words,
+        head: Head::LanguageModel,
         vocab_size: 64,
         hidden_size: 32,
         intermediate_size: 48,

@@ -12,6 +12,8 @@ mod corrections;
 mod divergence;
 mod grpo;
 mod masked;
+#[path = "../support/objective.rs"]
+mod objective;
 mod optimizers;
 mod packed;
 mod packing;

@@ -2,9 +2,10 @@
 
 use rollflow::algo::{Aggregation, BatchSize, CrossEntropy, DynamicFineTuning, Loss, entropy, smoothed_cross_entropy};
 use rollflow::data::Sample;
-use rollflow::train::{collate_in, objective};
+use rollflow::train::collate_in;
 
 use crate::case::{Case, count};
+use crate::objective::objective;
 
 /// Labels of this value are not trained.
 const IGNORED: f64 = -100.0;
@@ -49,7 +50,7 @@ pub fn loss(case: &Case) -> Result<(), String> {
         }
         None => {
             let loss: &dyn Loss = if dynamic { &DynamicFineTuning } else { &CrossEntropy };
-            objective(&batch, &rows, vocab, loss).map_err(|error| error.to_string())?.output.loss
+            objective(&batch, &rows, vocab, loss).map_err(|error| error.to_string())?.0.loss
         }
     };
     let expected = case.expected("loss")?;

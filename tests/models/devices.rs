@@ -1,4 +1,4 @@
-//! Several devices (R127): copies of the model beside each other learn what one learns (law N1), whatever is trained and in which format. A machine's
+//! Several devices (R127): copies of the model on several devices learn what one learns (law N1), whatever is trained and in which format. A machine's
 //! processor may be named more than once, each time with a copy of its own; where GPUs are, they are.
 
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use rollflow::train::{LocalBackend, LocalConfig, SaveCheckpoint, TrainBatch, Tra
 use tch::{Cuda, Device, Kind, Tensor};
 
 /// One more device of each kind that is there, and the processor once more.
-fn beside() -> Vec<Device> {
+fn replica_devices() -> Vec<Device> {
     let gpus = (1..Cuda::device_count().max(0) as usize).map(Device::Cuda);
     if Cuda::device_count() > 1 { gpus.collect() } else { vec![Device::Cpu; 2] }
 }
@@ -20,9 +20,10 @@ fn first() -> Device {
     if Cuda::device_count() > 1 { Device::Cuda(0) } else { Device::Cpu }
 }
 
-fn backend(weights: &Weights, dtype: Dtype, beside: Vec<Device>) -> LocalBackend {
+fn backend(weights: &Weights, dtype: Dtype, replica_devices: Vec<Device>) -> LocalBackend {
     let compute = Compute { device: first(), dtype };
-    let config = LocalConfig { threads: Some(1), compute, beside, ..LocalConfig::new(CrossEntropy, Schedule::constant(5e-3)) };
+    let config =
+        LocalConfig { threads: Some(1), compute, replica_devices, ..LocalConfig::new(CrossEntropy, Schedule::constant(5e-3)) };
     LocalBackend::new(config, crate::tiny::model(), weights.copy()).unwrap()
 }
 
@@ -54,7 +55,7 @@ fn n1_devices_beside_each_other_learn_what_one_does() {
         ("adapters", &adapters, Dtype::F32, 1e-4),
     ] {
         let alone = learn(&backend(weights, dtype, Vec::new()), 30);
-        let together = learn(&backend(weights, dtype, beside()), 30);
+        let together = learn(&backend(weights, dtype, replica_devices()), 30);
         let gap = largest_gap(&alone, &together);
         assert!(gap < tolerance, "{what}: {gap}");
         assert!(
@@ -69,19 +70,20 @@ fn n1_devices_beside_each_other_learn_what_one_does() {
 #[test]
 fn copies_follow_a_checkpoint_that_is_loaded() {
     let folder = tempfile::tempdir().unwrap();
-    let long = backend(&crate::tiny::weights(3), Dtype::F32, beside());
+    let long = backend(&crate::tiny::weights(3), Dtype::F32, replica_devices());
     learn(&long, 10);
     let saved = SaveCheckpoint { run_folder: folder.path().to_owned(), step: 10, ..Default::default() };
     let path = long.save_checkpoint(saved).wait().unwrap();
     let expected = learn(&long, 5);
-    let resumed = backend(&crate::tiny::weights(8), Dtype::F32, beside());
+    let resumed = backend(&crate::tiny::weights(8), Dtype::F32, replica_devices());
     resumed.load_checkpoint(&path).wait().unwrap();
     assert_eq!(learn(&resumed, 5), expected);
 }
 
 #[test]
 fn a_device_that_is_not_there_is_told_by_its_name() {
-    let config = LocalConfig { beside: vec![Device::Cuda(63)], ..LocalConfig::new(CrossEntropy, Schedule::constant(1e-3)) };
+    let config =
+        LocalConfig { replica_devices: vec![Device::Cuda(63)], ..LocalConfig::new(CrossEntropy, Schedule::constant(1e-3)) };
     let error = LocalBackend::new(config, crate::tiny::model(), crate::tiny::weights(1)).map(drop).unwrap_err().to_string();
     assert!(error.contains("cuda:63 is not there"), "{error}");
 }

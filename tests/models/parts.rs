@@ -139,7 +139,7 @@ proptest! {
         for aggregation in [Aggregation::TokenMean, Aggregation::SeqMeanTokenMean, Aggregation::DrGrpo { max_len: 6 }] {
             let steps = |cuts: &[usize]| {
                 train(batches(shapes, seed.into(), cuts), true, Grpo::default(), |trainer| {
-                    trainer.aggregation(aggregation).group_relative(AdvantageConfig::default())
+                    trainer.aggregation(aggregation).advantages(AdvantageConfig::default())
                 })
             };
             let (parts, whole) = (steps(&cuts), steps(&[]));
@@ -157,7 +157,7 @@ fn what_needs_the_whole_batch_waits_for_it() {
     let bonus = Grpo { entropy_coef: 0.1, ..Grpo::default() };
     let of = |cuts: &[usize], loss: PolicyLoss, advantage: Advantage, aggregation, updates| {
         train(batches(&shapes, 3, cuts), false, loss, |trainer| {
-            trainer.advantages(advantage).aggregation(aggregation).updates(updates)
+            trainer.advantages(advantage).aggregation(aggregation).ppo_epochs(updates)
         })
     };
     let (mean, by_group) = (Aggregation::TokenMean, Advantage::default());
@@ -188,7 +188,7 @@ fn a_part_without_a_trained_token_counts_and_takes_no_pass() {
             sample.loss_mask.fill(0.0);
         }
         train(sent, false, Grpo::default(), |trainer| {
-            trainer.aggregation(Aggregation::SeqMeanTokenMean).group_relative(AdvantageConfig::default())
+            trainer.aggregation(Aggregation::SeqMeanTokenMean).advantages(AdvantageConfig::default())
         })
     };
     assert_same(&masked(&[1]), &masked(&[]));

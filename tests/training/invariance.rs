@@ -10,8 +10,10 @@ use rollflow::algo::{
 };
 use rollflow::data::Sample;
 use rollflow::model::{Decoder, Packed};
-use rollflow::train::{AdamW, LocalBackend, LocalConfig, TrainBatch, TrainingBackend, collate, objective};
+use rollflow::train::{AdamW, LocalBackend, LocalConfig, TrainBatch, TrainingBackend, collate};
 use tch::{Device, Kind, Tensor};
+
+use crate::objective::objective;
 
 fn losses() -> Vec<Arc<dyn Loss>> {
     vec![
@@ -95,8 +97,8 @@ proptest! {
                 // The rollouts are version 1's, so that they lag by 3.
                 let batch = |samples: &[Sample]| collate(samples, aggregation).unwrap().at_version(4);
                 let whole = learn(config(), batch(&samples));
-                let beside = vec![Device::Cpu; copies];
-                let cut = LocalConfig { micro_batch_tokens, logits_chunk, threads: Some(threads), beside, ..config() };
+                let replica_devices = vec![Device::Cpu; copies];
+                let cut = LocalConfig { micro_batch_tokens, logits_chunk, threads: Some(threads), replica_devices, ..config() };
                 let parts = learn(cut, batch(&reordered));
                 prop_assert!((whole.0 - parts.0).abs() <= 1e-5 * (1.0 + whole.0.abs()), "{} {:?} {:?}: loss {} {}", loss.name(), aggregation, off_policy, whole.0, parts.0);
                 prop_assert!((whole.1 - parts.1).abs() <= 2e-5 * (1e-3 + whole.1), "{} {:?} {:?}: norm {} {}", loss.name(), aggregation, off_policy, whole.1, parts.1);
@@ -167,7 +169,7 @@ fn the_backend_computes_the_reference_objective() {
         .collect();
     for loss in losses() {
         let batch = collate(&samples, Aggregation::SeqMeanTokenMean).unwrap();
-        let expected = objective(&batch, &logits, crate::tiny::VOCAB as usize, loss.as_ref()).unwrap().output;
+        let expected = objective(&batch, &logits, crate::tiny::VOCAB as usize, loss.as_ref()).unwrap().0;
         let (found, ..) = learn(config(loss.clone()), batch);
         assert!((found - expected.loss).abs() < 1e-5, "{}: {found} {}", loss.name(), expected.loss);
     }

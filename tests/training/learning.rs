@@ -42,9 +42,9 @@ impl Task {
         let trainer = if self.critic {
             let value = LocalConfig::new(ValueLoss { clip: Some(0.2) }, Schedule::constant(2.0 * self.lr));
             let critic = self.policy.critic(LocalConfig { threads: Some(1), ..value }).unwrap();
-            trainer.critic(Critic::new(critic).warm_up(3)).updates(2).minibatches(2, SEED)
+            trainer.critic(Critic::new(critic).warm_up(3)).ppo_epochs(2).minibatches(2, SEED)
         } else {
-            trainer.group_relative(AdvantageConfig::default())
+            trainer.advantages(AdvantageConfig::default())
         };
         let curve: Arc<Mutex<Vec<f64>>> = Arc::default();
         let seen = Arc::clone(&curve);

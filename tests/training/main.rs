@@ -5,6 +5,9 @@
 mod backend;
 mod invariance;
 mod learning;
+#[path = "../support/objective.rs"]
+mod objective;
+mod objectives;
 mod packing;
 mod pairs;
 mod ppo;

@@ -149,7 +149,7 @@ proptest! {
         let sent = batch(&shapes, seed);
         let (_, whole, _) = learn(sent.clone(), |critic| critic, |trainer| trainer);
         let of = |batch: &TrainBatch| batch.sequences.iter().map(|sequence| (sequence.id, sequence.advantages.clone())).collect::<Vec<_>>();
-        let run = || learn(sent.clone(), |critic| critic, |trainer| trainer.updates(passes).minibatches(cut, seed).score_first(true));
+        let run = || learn(sent.clone(), |critic| critic, |trainer| trainer.ppo_epochs(passes).minibatches(cut, seed).score_first(true));
         let (step, policy, critic) = run();
         let count = cut.min(sent.groups.len());
         prop_assert_eq!((policy.len(), critic.len()), (passes as usize * count, passes as usize * count));
@@ -208,7 +208,7 @@ fn local(warm_up: u64) -> Trainer<LocalBackend> {
     let (model, weights) = (crate::tiny::model().scoring(), crate::tiny::weights(5).scoring(&crate::tiny::model(), None));
     let critic = LocalBackend::new(on(Arc::new(ValueLoss { clip: Some(0.2) })), model, weights).unwrap();
     let kl = RewardKl::new(0.1, Kl::from(KlForm::K1)).adaptive(AdaptiveKl { target: 0.05, horizon: 20.0 });
-    Trainer::new(policy).critic(Critic::new(critic).gae(1.0, 0.95).warm_up(warm_up)).reward_kl(kl).updates(2).minibatches(2, 7)
+    Trainer::new(policy).critic(Critic::new(critic).gae(1.0, 0.95).warm_up(warm_up)).reward_kl(kl).ppo_epochs(2).minibatches(2, 7)
 }
 
 fn sent(steps: std::ops::Range<u64>) -> Vec<Batch> {

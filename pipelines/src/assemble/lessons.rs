@@ -9,7 +9,7 @@ use rollflow::prelude::*;
 use rollflow::recipe::task::Sft;
 use rollflow::recipe::train::Optimization;
 use rollflow::recipe::{self, Pipeline, Plan, Timeline, correction};
-use rollflow::stages::train::{Lesson, Minibatches};
+use rollflow::stages::train::{Minibatches, StepConfig};
 use rollflow::train::{Algorithm, TrainBatch, collate};
 
 use crate::assemble::advantages;
@@ -18,19 +18,19 @@ use crate::assemble::supervised;
 use crate::registry::Registry;
 
 /// What every step of a plan that never changes is learned by.
-pub fn lesson(plan: &Plan, registry: &Registry) -> Result<Lesson> {
+pub fn lesson(plan: &Plan, registry: &Registry) -> Result<StepConfig> {
     let train = &plan.train;
     let (loss, off_policy) = (registry.loss_of(train)?, losses::off_policy(train));
     // Pairs of a data set have no rewards to compare.
     let rewarded = plan.pipeline != Pipeline::Dpo;
-    Ok(Lesson {
+    Ok(StepConfig {
         advantages: rewarded.then(|| advantages::estimator(train, registry)).transpose()?,
         reward_kl: train.kl_reward.as_ref().map(|of| Arc::new(losses::reward_kl(of))),
         pairs: losses::pairing(plan),
         aggregation: aggregation(plan),
         algorithm: Some(Arc::new(Algorithm { loss, off_policy })),
         schedule: Some(schedule(&train.optimization, train.lr, own_steps(plan), train.updates_a_step())?),
-        updates: train.updates,
+        ppo_epochs: train.updates,
         minibatches: Minibatches { count: train.minibatches, seed: plan.seed },
         score_first: train.centre() == correction::Proximal::Recompute,
         mixed: None,
@@ -70,16 +70,16 @@ impl Mixture {
 }
 
 /// The lesson of a step, which says so where it begins something new.
-pub fn by_step(timeline: &Timeline, registry: &Registry, step: u64) -> Result<Lesson> {
+pub fn by_step(timeline: &Timeline, registry: &Registry, step: u64) -> Result<StepConfig> {
     of_step(timeline, step, |plan| lesson(plan, registry))
 }
 
 /// The same, by what a plan's steps are learned by.
-pub fn of_step(timeline: &Timeline, step: u64, lesson: impl Fn(&Plan) -> Result<Lesson>) -> Result<Lesson> {
+pub fn of_step(timeline: &Timeline, step: u64, lesson: impl Fn(&Plan) -> Result<StepConfig>) -> Result<StepConfig> {
     if let Some(set) = timeline.begins(step) {
         tracing::info!("From step {step} on: {}", set.join(", "));
     }
-    Ok(Lesson { settings: timeline.settings(step), ..lesson(timeline.at(step)?.as_ref())? })
+    Ok(StepConfig { settings: timeline.settings(step), ..lesson(timeline.at(step)?.as_ref())? })
 }
 
 /// The temperature of prompts that enter under a version: that of the first step which trains it.

@@ -17,7 +17,7 @@ const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzAB
 
 /// Where and in which format all models of the run compute.
 pub fn compute(plan: &Plan) -> Result<Compute> {
-    compute_on(plan.model.device, plan.model.precision().into())
+    compute_on(plan.model.device, plan.model.precision())
         .with_context(|| format!("model.device = {:?}", plan.model.device.word()))
 }
 
@@ -33,9 +33,8 @@ pub fn compute_on(device: DeviceName, dtype: Dtype) -> Result<Compute> {
 
 /// On each of the devices that `key` names, which must be there.
 pub fn computes(plan: &Plan, key: &str, names: &[DeviceName]) -> Result<Vec<Compute>> {
-    let compute = |name: &DeviceName| {
-        compute_on(*name, plan.model.precision().into()).with_context(|| format!("{key} names {:?}", name.word()))
-    };
+    let compute =
+        |name: &DeviceName| compute_on(*name, plan.model.precision()).with_context(|| format!("{key} names {:?}", name.word()));
     names.iter().map(compute).collect()
 }
 

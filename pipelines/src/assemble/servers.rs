@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use rollflow::model::{Dtype, GpuMemory, gpu_memory};
 use rollflow::recipe::engine::{Engine, Launch};
 use rollflow::recipe::lora::Target;
-use rollflow::recipe::model::{DeviceName, Precision};
+use rollflow::recipe::model::DeviceName;
 use rollflow::recipe::{MemoryPlan, Plan};
 use rollflow::util::atomic_file;
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -205,9 +205,9 @@ fn program(engine: &Engine) -> Result<Vec<String>> {
     Ok(words)
 }
 
-fn flags(kind: Launch, folder: &Path, port: u16, dtype: Precision) -> Vec<String> {
+fn flags(kind: Launch, folder: &Path, port: u16, dtype: Dtype) -> Vec<String> {
     let (folder, port) = (folder.to_string_lossy().into_owned(), port.to_string());
-    let dtype = Dtype::from(dtype).name();
+    let dtype = dtype.name();
     let common = ["--served-model-name", "policy", "--host", "127.0.0.1", "--port", &port, "--dtype", dtype].map(str::to_owned);
     let own: Vec<String> = match kind {
         Launch::Sglang => vec!["--model-path".to_owned(), folder, "--skip-server-warmup".to_owned()],

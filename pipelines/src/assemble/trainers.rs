@@ -9,9 +9,9 @@ use rollflow::prelude::*;
 use rollflow::recipe::lora::AdapterSync;
 use rollflow::recipe::task::{RewardModel, Sft};
 use rollflow::recipe::train::Optimization;
-use rollflow::recipe::{self, Plan, Timeline};
-use rollflow::stages::train::{Critic, Lesson};
-use rollflow::train::{AdamW, LrScale, ParamGroups};
+use rollflow::recipe::{Plan, Timeline};
+use rollflow::stages::train::{Critic, StepConfig};
+use rollflow::train::{AdamW, ParamGroups};
 
 use crate::assemble::lessons;
 use crate::assemble::lessons::Mixture;
@@ -55,7 +55,7 @@ pub fn critic(plan: &Plan, policy: &Policy) -> Result<Option<LocalBackend>> {
     );
     Ok(Some(match model.head {
         Head::Score => LocalBackend::new(config, model, weights)?,
-        Head::Words => LocalBackend::new(config, model.scoring(), weights.scoring(&model, None))?,
+        Head::LanguageModel => LocalBackend::new(config, model.scoring(), weights.scoring(&model, None))?,
     }))
 }
 
@@ -85,24 +85,18 @@ fn local_config(plan: &Plan, loss: Arc<dyn Loss>, of: &Optimization, lr: f64, st
             weight_decay: of.weight_decay,
             ..AdamW::default()
         },
-        groups: groups(of),
+        groups: ParamGroups { decay: of.decay, lr_scale: of.lr_scale },
         max_grad_norm: Some(of.max_grad_norm),
         micro_batch_tokens: of.micro_batch_tokens,
         non_finite: of.on_nonfinite,
         threads: Some(of.threads),
         compute: policy::compute(plan)?,
-        beside: policy::computes(plan, "beside", &of.beside)?.iter().map(|compute| compute.device).collect(),
+        replica_devices: policy::computes(plan, "beside", &of.beside)?.iter().map(|compute| compute.device).collect(),
         gradient_checkpointing: of.gradient_checkpointing,
-        save_dtype: plan.checkpoint.dtype.map(Into::into),
+        save_dtype: plan.checkpoint.dtype,
         loss,
         ..LocalConfig::new(CrossEntropy, schedule)
     })
-}
-
-/// What decays, and which parts learn at a rate of their own.
-fn groups(of: &Optimization) -> ParamGroups {
-    let recipe::train::LrScale { embeddings, head, adapters, score_head } = of.lr_scale;
-    ParamGroups { decay: of.decay, lr_scale: LrScale { embeddings, head, adapters, score_head } }
 }
 
 /// The training stage of `grpo`.
@@ -117,12 +111,12 @@ pub fn trainer<B: TrainingBackend>(
     let (timeline, always) = (Timeline::of(plan)?, lessons::lesson(plan, registry)?);
     let [warn, halt] = plan.train.gap_limits(plan.model.precision());
     let registry = registry.clone();
-    let lesson = move |step| -> Result<Lesson> {
+    let lesson = move |step| -> Result<StepConfig> {
         let lesson = if timeline.is_constant() { always.clone() } else { lessons::by_step(&timeline, &registry, step)? };
-        Ok(Lesson { mixed: mixture.as_ref().map_or(Ok(None), |mixture| mixture.at(step))?, ..lesson })
+        Ok(StepConfig { mixed: mixture.as_ref().map_or(Ok(None), |mixture| mixture.at(step))?, ..lesson })
     };
     let trainer = Trainer::new(backend)
-        .lessons(move |step| lesson(step).map_err(Into::into))
+        .per_step(move |step| lesson(step).map_err(Into::into))
         .steps(plan.train.steps)
         .sync_every(plan.sync.every)
         .gap_limits(GapLimits { warn, halt })
@@ -146,13 +140,13 @@ pub fn trainer<B: TrainingBackend>(
 pub fn changing<B: TrainingBackend>(
     trainer: Trainer<B>,
     plan: &Plan,
-    lesson: impl Fn(&Plan) -> Result<Lesson> + Send + 'static,
+    lesson: impl Fn(&Plan) -> Result<StepConfig> + Send + 'static,
 ) -> Result<Trainer<B>> {
     let timeline = Timeline::of(plan)?;
     if timeline.is_constant() {
         return Ok(trainer);
     }
-    Ok(trainer.lessons(move |step| Ok(lessons::of_step(&timeline, step, &lesson)?)))
+    Ok(trainer.per_step(move |step| Ok(lessons::of_step(&timeline, step, &lesson)?)))
 }
 
 /// With the recipe's checkpoints, if there is a folder for them. The end is always saved.

@@ -49,7 +49,7 @@ impl From<Format> for Dtype {
 impl Computing {
     /// What the arguments say, if there is such a device.
     pub fn compute(&self) -> Result<Compute> {
-        let dtype = self.dtype.map_or_else(|| self.device.precision().into(), Dtype::from);
+        let dtype = self.dtype.map_or_else(|| self.device.precision(), Dtype::from);
         policy::compute_on(self.device, dtype).context("--device")
     }
 }

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use super::{MemoryPart, count, optimization};
-use crate::model::{Head, Layout, Lora, ModelConfig, ModelError, PREFILL_CELLS, folder_config, fused};
+use crate::model::{Dtype, Head, Layout, Lora, ModelConfig, ModelError, PREFILL_CELLS, folder_config, fused};
 use crate::recipe::generate::OnNewWeights;
 use crate::recipe::lora::AdapterSync;
-use crate::recipe::model::{DeviceName, ModelSource, Precision};
+use crate::recipe::model::{DeviceName, ModelSource};
 use crate::recipe::model_folder::{NoModel, model_folder};
 use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::reference_policy::ReferencePolicy;
@@ -160,12 +160,12 @@ impl Parts<'_> {
 
     /// Bytes of a number that is computed with.
     fn bytes(&self) -> u64 {
-        if self.plan.model.precision() == Precision::F32 { 4 } else { 2 }
+        if self.plan.model.precision() == Dtype::F32 { 4 } else { 2 }
     }
 
     /// Whether the model's folder is in the format that is computed with, so that its weights are kept in that.
     fn keeps_format(&self) -> bool {
-        self.model.dtype.bytes() == 2 && self.model.dtype == self.plan.model.precision().into()
+        self.model.dtype.bytes() == 2 && self.model.dtype == self.plan.model.precision()
     }
 
     fn prompt(&self) -> u64 {
@@ -225,7 +225,7 @@ impl Parts<'_> {
         let why = format!("{at_once} at a time, {pass} bytes a parameter, and their sum");
         self.add(gradients, of_pass + sum * parameters, why);
         self.add(activations, held, of_passes);
-        if model.head == Head::Words {
+        if model.head == Head::LanguageModel {
             let rows = tokens.min((LOGITS_CHUNK / model.vocab_size as u64).max(1));
             let why = format!("{rows} rows × {} × 4 in f32, less the gradients that come after them", model.vocab_size);
             // A pass has its logits before it has any gradient, and lets go of them as the first arise.

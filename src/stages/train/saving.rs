@@ -67,7 +67,7 @@ impl Unsaved {
 }
 
 /// What else belongs into a checkpoint, by file name.
-pub(super) type Beside = Box<dyn Fn() -> Result<BTreeMap<String, Vec<u8>>, Box<dyn std::error::Error + Send + Sync>> + Send>;
+pub(super) type ExtraFiles = Box<dyn Fn() -> Result<BTreeMap<String, Vec<u8>>, Box<dyn std::error::Error + Send + Sync>> + Send>;
 
 /// Where checkpoints go, and how many of them.
 pub(super) struct Saving {
@@ -109,14 +109,14 @@ impl Saving {
         backend: &B,
         critic: Option<&Critic<B>>,
         admission: Option<&Admission>,
-        beside: Option<&Beside>,
+        extra_files: Option<&ExtraFiles>,
         last: Unsaved,
     ) -> Result<(), StageError> {
         let Unsaved { step, metrics, recent, kl_coef } = last;
         let progress = admission.map(Admission::progress).unwrap_or_default();
         // After the progress: a group that is settled there has its letter by then.
         let dead_letters = Some(count_lines(&self.run_folder.join(DEAD_LETTERS))?);
-        let mut files = beside.map_or(Ok(BTreeMap::new()), |files| files()).map_err(StageError::new)?;
+        let mut files = extra_files.map_or(Ok(BTreeMap::new()), |files| files()).map_err(StageError::new)?;
         files.insert(PROGRESS.to_owned(), serde_json::to_vec(&Resumed { step, recent, kl_coef, progress, dead_letters })?);
         let folders = critic.map(|critic| critic.save(&self.run_folder, step)).transpose()?.into_iter().collect();
         let checkpoints = self.run_folder.join(CHECKPOINTS);

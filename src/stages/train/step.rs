@@ -1,7 +1,7 @@
 //! One optimizer step: a batch's advantages, gradient, judgement and update.
 //!
 //! A batch that comes in parts is learned from as it comes: whatever is there when the trainer is free takes a pass, and the update is made when
-//! the last part had its. Law N1 makes that the same step, whatever the parts. Where the lesson doesn't allow that, parts are gathered first.
+//! the last part had its. Law N1 makes that the same step, whatever the parts. Where the config doesn't allow that, parts are gathered first.
 //! `updates.rs` makes the updates of a whole batch.
 
 use std::collections::BTreeMap;
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use super::critic::CriticStep;
 use super::kl_reward::KlCost;
-use super::lesson::Lesson;
 use super::stale::within_bound;
+use super::step_config::StepConfig;
 use super::trainer::{Trained, Trainer};
 use super::updates::Updated;
 use crate::algo::{Aggregation, GapVerdict};
@@ -26,7 +26,7 @@ use crate::train::{
 /// A whole batch, and the passes that were made over all but its last part.
 pub(super) struct Gathered {
     step: u64,
-    lesson: Lesson,
+    config: StepConfig,
     /// Learned from.
     done: Batch,
     /// Still to be learned from.
@@ -39,7 +39,7 @@ pub(super) struct Gathered {
 #[derive(Default)]
 struct Passes {
     seen: ForwardBackward,
-    mass: f64,
+    weight_sum: f64,
 }
 
 /// A batch that was learned from.
@@ -57,8 +57,8 @@ struct Learned {
 impl<B: TrainingBackend> Trainer<B> {
     /// Receives the batch of a step, which has groups to be trained on. `None` at the end; a batch whose rest never comes is left as it is.
     pub(super) fn gather(&self, step: u64, io: &mut Io<Batch, Trained<B::Weights>>) -> Result<Option<Gathered>, StageError> {
-        let (lesson, worked) = (self.lessons.of(step).map_err(StageError::new)?, Duration::ZERO);
-        let mut gathered = Gathered { step, lesson, done: Batch::default(), rest: Batch::default(), passes: None, worked };
+        let (config, worked) = (self.step_configs.of(step).map_err(StageError::new)?, Duration::ZERO);
+        let mut gathered = Gathered { step, config, done: Batch::default(), rest: Batch::default(), passes: None, worked };
         loop {
             let Some(part) = io.recv()? else { return Ok(None) };
             gathered.rest.append(part);
@@ -90,9 +90,9 @@ impl<B: TrainingBackend> Trainer<B> {
     }
 
     /// Compares rewards, where no critic does. `coef`: what distance from the reference cost in the next step, as the last one left it.
-    fn compare(&self, lesson: &Lesson, batch: &mut Batch, coef: Option<f64>) -> Result<Option<KlCost>, StageError> {
-        let Some(advantages) = lesson.advantages.as_deref().filter(|_| self.critic.is_none()) else { return Ok(None) };
-        let Some(kl) = &lesson.reward_kl else {
+    fn compare(&self, config: &StepConfig, batch: &mut Batch, coef: Option<f64>) -> Result<Option<KlCost>, StageError> {
+        let Some(advantages) = config.advantages.as_deref().filter(|_| self.critic.is_none()) else { return Ok(None) };
+        let Some(kl) = &config.reward_kl else {
             assign_advantages(batch, advantages)?;
             return Ok(None);
         };
@@ -102,7 +102,7 @@ impl<B: TrainingBackend> Trainer<B> {
     }
 
     fn learn_ahead(&self, gathered: &mut Gathered) -> Result<(), StageError> {
-        if self.critic.is_none() && gathered.lesson.takes_parts(self.backend.takes_parts()) {
+        if self.critic.is_none() && gathered.config.takes_parts(self.backend.takes_parts()) {
             let started = Instant::now();
             self.learn_rest(gathered)?;
             gathered.worked += started.elapsed();
@@ -112,14 +112,14 @@ impl<B: TrainingBackend> Trainer<B> {
 
     /// A pass over what none was made over.
     fn learn_rest(&self, gathered: &mut Gathered) -> Result<(), StageError> {
-        let (mut part, lesson) = (std::mem::take(&mut gathered.rest), &gathered.lesson);
-        self.compare(lesson, &mut part, None)?;
+        let (mut part, config) = (std::mem::take(&mut gathered.rest), &gathered.config);
+        self.compare(config, &mut part, None)?;
         let samples: Vec<&Sample> = part.samples().collect();
-        let (batch, mass) = collate_part(&samples, lesson.aggregation)?;
+        let (batch, weight_sum) = collate_part(&samples, config.aggregation)?;
         let passes = gathered.passes.get_or_insert_default();
-        passes.mass += mass;
+        passes.weight_sum += weight_sum;
         if let Some(batch) = batch {
-            let batch = batch.at_version(self.backend.state().weight_version).by(lesson.algorithm.clone());
+            let batch = batch.at_version(self.backend.state().weight_version).by(config.algorithm.clone());
             let batch = Arc::new(batch);
             passes.seen.merge(self.backend.forward_backward(batch).wait()?);
         }
@@ -130,7 +130,7 @@ impl<B: TrainingBackend> Trainer<B> {
     /// Learns from the batch, or from what is left of it, and updates the weights.
     pub(super) fn step(&self, gathered: Gathered, kl_coef: Option<f64>) -> Result<Trained<B::Weights>, StageError> {
         let started = Instant::now();
-        let (step, worked, mut settings) = (gathered.step, gathered.worked, gathered.lesson.settings.clone());
+        let (step, worked, mut settings) = (gathered.step, gathered.worked, gathered.config.settings.clone());
         let version = self.backend.state().weight_version;
         let Learned { batch, kl_cost, critic, forward, mixed, optim } = match gathered.passes {
             Some(_) => self.learn_parts(gathered)?,
@@ -167,51 +167,51 @@ impl<B: TrainingBackend> Trainer<B> {
     /// The last part's pass, and the update.
     fn learn_parts(&self, mut gathered: Gathered) -> Result<Learned, StageError> {
         self.learn_rest(&mut gathered)?;
-        let Gathered { step, lesson, done: mut batch, passes, .. } = gathered;
-        let Passes { seen, mass } = passes.unwrap_or_default();
+        let Gathered { step, config, done: mut batch, passes, .. } = gathered;
+        let Passes { seen, weight_sum } = passes.unwrap_or_default();
         if seen.tokens + seen.saved_tokens == 0 {
             return Err(CollateError::NothingToTrain { samples: batch.len() }.into());
         }
         batch.sort();
-        let forward = seen.scaled(1.0 / mass);
+        let forward = seen.scaled(1.0 / weight_sum);
         self.judge(step, &forward)?;
         // It is scaled with the others.
-        let mixed = self.mix_in(&lesson, mass)?;
-        let optim = self.backend.update(Update { scale: 1.0 / mass, schedule: lesson.schedule });
+        let mixed = self.mix_in(&config, weight_sum)?;
+        let optim = self.backend.update(Update { scale: 1.0 / weight_sum, schedule: config.schedule });
         Ok(Learned { batch, kl_cost: None, critic: None, forward, mixed, optim })
     }
 
     /// All passes and updates over a batch.
     fn learn_whole(&self, gathered: Gathered, kl_coef: Option<f64>) -> Result<Learned, StageError> {
-        let Gathered { step, lesson, rest: mut batch, .. } = gathered;
+        let Gathered { step, config, rest: mut batch, .. } = gathered;
         batch.sort();
-        let mut kl_cost = self.compare(&lesson, &mut batch, kl_coef)?;
-        lesson.pairs.iter().for_each(|pairing| pairing.mask_others(&mut batch));
-        let prepared = match &lesson.pairs {
+        let mut kl_cost = self.compare(&config, &mut batch, kl_coef)?;
+        config.pairs.iter().for_each(|pairing| pairing.mask_others(&mut batch));
+        let prepared = match &config.pairs {
             Some(pairing) => collate(&pairing.laid_out(&batch.groups), Aggregation::SeqMeanTokenMean)?.in_pairs(),
-            None => collate(&batch.samples().collect::<Vec<_>>(), lesson.aggregation)?,
+            None => collate(&batch.samples().collect::<Vec<_>>(), config.aggregation)?,
         };
-        let mut prepared = prepared.at_version(self.backend.state().weight_version).by(lesson.algorithm.clone());
+        let mut prepared = prepared.at_version(self.backend.state().weight_version).by(config.algorithm.clone());
         let mut valued = None;
         if let Some(critic) = &self.critic {
-            let mut found = critic.value(&mut batch, prepared, lesson.reward_kl.as_deref(), kl_coef)?;
+            let mut found = critic.value(&mut batch, prepared, config.reward_kl.as_deref(), kl_coef)?;
             (prepared, kl_cost) = (std::mem::take(&mut found.policy), found.kl_cost);
             valued = Some(found);
         }
-        if lesson.score_first && lesson.updates_a_step() > 1 {
+        if config.score_first && config.optimizer_steps() > 1 {
             let scores = self.backend.score(Arc::new(prepared.clone())).wait()?;
             prepared = prepared.with_proximal(scores);
         }
-        let Updated { forward, mixed, optim } = self.update((step, &lesson), &batch, prepared, valued.as_mut())?;
+        let Updated { forward, mixed, optim } = self.update((step, &config), &batch, prepared, valued.as_mut())?;
         Ok(Learned { batch, kl_cost, critic: valued.map(|valued| valued.step), forward, mixed, optim })
     }
 
-    /// Adds the gradient of what the lesson mixes in, `mass` times, to that of the update to come. Gives its loss.
-    pub(super) fn mix_in(&self, lesson: &Lesson, mass: f64) -> Result<Option<f64>, StageError> {
-        let Some(mixed) = &lesson.mixed else { return Ok(None) };
-        let batch = if mass == 1.0 { mixed.clone() } else { Arc::new(TrainBatch::clone(mixed).scaled(mass)) };
+    /// Adds the gradient of what the config mixes in, `weight_sum` times, to that of the update to come. Gives its loss.
+    pub(super) fn mix_in(&self, config: &StepConfig, weight_sum: f64) -> Result<Option<f64>, StageError> {
+        let Some(mixed) = &config.mixed else { return Ok(None) };
+        let batch = if weight_sum == 1.0 { mixed.clone() } else { Arc::new(TrainBatch::clone(mixed).scaled(weight_sum)) };
         let seen = self.backend.forward_backward(batch).wait()?;
-        Ok(Some(seen.loss / mass))
+        Ok(Some(seen.loss / weight_sum))
     }
 
     /// Law N3. What a batch that is skipped anyway measured is not whole.

@@ -14,9 +14,9 @@ use super::OnStale;
 use super::critic::{Critic, CriticStep};
 use super::gate::CheckpointGate;
 use super::kl_reward::{KlCost, RewardKl};
-use super::lesson::{Lesson, LessonError, Lessons, Minibatches};
-use super::saving::{Beside, Resumed, Saving, Unsaved};
-use crate::algo::{AdvantageConfig, Aggregation, Estimator, GapDiagnosis, GapLimits};
+use super::saving::{ExtraFiles, Resumed, Saving, Unsaved};
+use super::step_config::{Minibatches, StepConfig, StepConfigError, StepConfigs};
+use crate::algo::{Aggregation, Estimator, GapDiagnosis, GapLimits};
 use crate::data::{Batch, Version};
 use crate::flow::{Io, Message, RunContext, Stage, StageError, StageSpec};
 use crate::rollout::{Admission, TokensMissing, Totals};
@@ -38,7 +38,7 @@ pub struct Trained<W> {
     pub optim: OptimStep,
     /// What distance from the reference policy cost in the rewards, where it costs anything.
     pub kl_cost: Option<KlCost>,
-    /// Numbers of this step's lesson.
+    /// Numbers of this step's config.
     pub settings: BTreeMap<String, f64>,
     /// How the critic did, where there is one.
     pub critic: Option<CriticStep>,
@@ -63,7 +63,7 @@ impl<W: Send + Sync + 'static> Message for Trained<W> {
 /// Turns batches into optimizer steps on any [`TrainingBackend`].
 pub struct Trainer<B> {
     pub(super) backend: B,
-    pub(super) lessons: Lessons,
+    pub(super) step_configs: StepConfigs,
     pub(super) critic: Option<Critic<B>>,
     pub(super) steps: Option<u64>,
     target_reward: Option<f64>,
@@ -71,7 +71,7 @@ pub struct Trainer<B> {
     pub(super) sync_last: bool,
     pub(super) gap_limits: GapLimits,
     save: Option<Saving>,
-    beside: Option<Beside>,
+    extra_files: Option<ExtraFiles>,
     pub(super) admission: Option<Admission>,
     pub(super) on_stale: OnStale,
     resumed: Option<Resumed>,
@@ -98,7 +98,7 @@ impl<B: TrainingBackend> Trainer<B> {
     pub fn new(backend: B) -> Self {
         Trainer {
             backend,
-            lessons: Lessons::Same(Box::default()),
+            step_configs: StepConfigs::Same(Box::default()),
             critic: None,
             steps: None,
             target_reward: None,
@@ -106,7 +106,7 @@ impl<B: TrainingBackend> Trainer<B> {
             sync_last: false,
             gap_limits: GapLimits::default(),
             save: None,
-            beside: None,
+            extra_files: None,
             admission: None,
             on_stale: OnStale::default(),
             resumed: None,
@@ -115,40 +115,35 @@ impl<B: TrainingBackend> Trainer<B> {
     }
 
     /// Learns every step, which count from 1, as this closure says. It is asked once a step, and again by a run that was resumed: what it says must
-    /// follow from the step alone. It takes the place of all that was said of lessons before.
-    pub fn lessons(self, by_step: impl Fn(u64) -> Result<Lesson, LessonError> + Send + 'static) -> Self {
-        Trainer { lessons: Lessons::ByStep(Box::new(by_step)), ..self }
+    /// follow from the step alone. It takes the place of all that was said of step_configs before.
+    pub fn per_step(self, by_step: impl Fn(u64) -> Result<StepConfig, StepConfigError> + Send + 'static) -> Self {
+        Trainer { step_configs: StepConfigs::ByStep(Box::new(by_step)), ..self }
     }
 
-    /// Changes the lesson that all steps have.
-    fn lesson(self, change: impl FnOnce(&mut Lesson)) -> Self {
-        let mut lesson = match self.lessons {
-            Lessons::Same(lesson) => lesson,
-            Lessons::ByStep(_) => Box::default(),
+    /// Changes the config that all steps have.
+    fn change(self, change: impl FnOnce(&mut StepConfig)) -> Self {
+        let mut config = match self.step_configs {
+            StepConfigs::Same(config) => config,
+            StepConfigs::ByStep(_) => Box::default(),
         };
-        change(&mut lesson);
-        Trainer { lessons: Lessons::Same(lesson), ..self }
+        change(&mut config);
+        Trainer { step_configs: StepConfigs::Same(config), ..self }
     }
 
     /// Compares rewards first, in this way: one of [`Advantage`](crate::algo::Advantage), or a closure.
     pub fn advantages(self, estimator: impl Estimator + 'static) -> Self {
-        self.lesson(|lesson| lesson.advantages = Some(Arc::new(estimator)))
-    }
-
-    /// Compares rewards with the mean of their group (GRPO).
-    pub fn group_relative(self, config: AdvantageConfig) -> Self {
-        self.advantages(config)
+        self.change(|config| config.advantages = Some(Arc::new(estimator)))
     }
 
     /// Takes what distance from the reference policy costs off the rewards before they are compared.
     pub fn reward_kl(self, kl: RewardKl) -> Self {
-        self.lesson(|lesson| lesson.reward_kl = Some(Arc::new(kl)))
+        self.change(|config| config.reward_kl = Some(Arc::new(kl)))
     }
 
     /// Trains on pairs, chosen and rejected one behind the other, for a loss that reads them so
     /// ([`PairwiseLoss`](crate::algo::PairwiseLoss)); all pairs of a step count alike, whatever the aggregation.
     pub fn pairs(self, pairing: &Pairing) -> Self {
-        self.lesson(|lesson| lesson.pairs = Some(pairing.clone()))
+        self.change(|config| config.pairs = Some(pairing.clone()))
     }
 
     /// Compares every token with what a critic expected, in the place of [`Trainer::advantages`], and trains the critic beside the policy (PPO). What
@@ -159,7 +154,7 @@ impl<B: TrainingBackend> Trainer<B> {
 
     /// How tokens weigh against each other.
     pub fn aggregation(self, aggregation: Aggregation) -> Self {
-        self.lesson(|lesson| lesson.aggregation = aggregation)
+        self.change(|config| config.aggregation = aggregation)
     }
 
     /// Ends the run after so many steps.
@@ -184,19 +179,19 @@ impl<B: TrainingBackend> Trainer<B> {
     }
 
     /// Passes over each batch (PPO's epochs, μ in GRPO), an update each, or as many as there are minibatches; 1 unless told otherwise.
-    pub fn updates(self, n: u64) -> Self {
-        self.lesson(|lesson| lesson.updates = n)
+    pub fn ppo_epochs(self, n: u64) -> Self {
+        self.change(|config| config.ppo_epochs = n)
     }
 
     /// Cuts each pass into so many minibatches, an update each, of groups that `seed` draws anew every time.
     pub fn minibatches(self, count: usize, seed: u64) -> Self {
-        self.lesson(|lesson| lesson.minibatches = Minibatches { count, seed })
+        self.change(|config| config.minibatches = Minibatches { count, seed })
     }
 
     /// Scores each batch before the first of several updates, for a loss whose trust region is centred there (`Proximal::Recompute`). A
     /// single update's own forward pass is that score already.
     pub fn score_first(self, scores: bool) -> Self {
-        self.lesson(|lesson| lesson.score_first = scores)
+        self.change(|config| config.score_first = scores)
     }
 
     /// How far trainer and generator may be apart (law N3).
@@ -224,7 +219,7 @@ impl<B: TrainingBackend> Trainer<B> {
         self,
         files: impl Fn() -> Result<BTreeMap<String, Vec<u8>>, Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
     ) -> Self {
-        Trainer { beside: Some(Box::new(files)), ..self }
+        Trainer { extra_files: Some(Box::new(files)), ..self }
     }
 
     /// What becomes of tokens older than that bound.
@@ -262,7 +257,7 @@ impl<B: TrainingBackend> Trainer<B> {
 
     fn save(&self, last: Unsaved) -> Result<(), StageError> {
         self.save.as_ref().map_or(Ok(()), |saving| {
-            saving.write(&self.backend, self.critic.as_ref(), self.admission.as_ref(), self.beside.as_ref(), last)
+            saving.write(&self.backend, self.critic.as_ref(), self.admission.as_ref(), self.extra_files.as_ref(), last)
         })
     }
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::critic::Valued;
-use super::lesson::{Lesson, Minibatches};
+use super::step_config::{Minibatches, StepConfig};
 use super::trainer::Trainer;
 use crate::algo::Aggregation;
 use crate::data::{Batch, Sample, permutation};
@@ -81,7 +81,7 @@ impl<B: TrainingBackend> Trainer<B> {
     /// with the loss's counts of all, and the last update, asked for.
     pub(super) fn update(
         &self,
-        (step, lesson): (u64, &Lesson),
+        (step, config): (u64, &StepConfig),
         batch: &Batch,
         policy: TrainBatch,
         valued: Option<&mut Valued>,
@@ -96,13 +96,13 @@ impl<B: TrainingBackend> Trainer<B> {
             let whole = Arc::new(std::mem::take(&mut valued.critic));
             (critic, whole, &mut valued.step)
         });
-        let (passes, schedule) = (lesson.updates.max(1), lesson.schedule);
+        let (passes, schedule) = (config.ppo_epochs.max(1), config.schedule);
         // Pairs are laid out over the batch, and are not cut.
-        let minibatches = if lesson.pairs.is_some() { Minibatches::default() } else { lesson.minibatches };
+        let minibatches = if config.pairs.is_some() { Minibatches::default() } else { config.minibatches };
         for pass in 0..passes {
             let stream = step.wrapping_mul(passes).wrapping_add(pass);
             for places in minibatches.draw(batch.groups.iter().map(|group| group.samples.len()), stream) {
-                let part = |whole: &Arc<TrainBatch>| minibatch(whole, &samples, &places, lesson.aggregation);
+                let part = |whole: &Arc<TrainBatch>| minibatch(whole, &samples, &places, config.aggregation);
                 if !rests && let Some(part) = part(&policy)? {
                     let seen = self.backend.forward_backward(part).wait()?;
                     match &mut forward {
@@ -115,7 +115,7 @@ impl<B: TrainingBackend> Trainer<B> {
                             forward.skipped = forward.skipped.take().or(seen.skipped);
                         }
                     }
-                    mixed = self.mix_in(lesson, 1.0)?;
+                    mixed = self.mix_in(config, 1.0)?;
                     optim = Some(self.backend.update(Update { schedule, ..Update::default() }));
                 }
                 if let Some((critic, whole, step)) = &mut critic

@@ -56,7 +56,8 @@ fn scores_and_gradients_equal_autograd_however_the_rows_are_chunked() {
 
         for chunk_rows in [1, 2, 3, 7, 100] {
             let temperature = Temperature::of(&temperatures, Device::Cpu);
-            let head = Head::Words(Words { weight: &weight, rows: &rows, targets: &targets, temperature, chunk_rows });
+            let head =
+                OutputHead::Language(LanguageHead { weight: &weight, rows: &rows, targets: &targets, temperature, chunk_rows });
             let scored = head.score();
             assert!(close(&tensor(&scored.log_probs), &chosen) && close(&tensor(&scored.entropies), &entropy));
             let closed = head.gradients(&scored, &slopes, Some(&entropy_slopes));

@@ -11,7 +11,7 @@ use crate::train::{Algorithm, TrainBatch};
 
 /// How a batch becomes an update, or several. What is left out is the backend's own.
 #[derive(Clone, Default)]
-pub struct Lesson {
+pub struct StepConfig {
     /// What rewards are compared with; samples keep the advantages they have without.
     pub advantages: Option<Arc<dyn Estimator>>,
     /// What distance from the reference policy costs in the reward.
@@ -26,7 +26,7 @@ pub struct Lesson {
     /// The learning rate over updates.
     pub schedule: Option<Schedule>,
     /// Passes over the batch, an update each, or as many as there are minibatches; 0 is taken for 1.
-    pub updates: u64,
+    pub ppo_epochs: u64,
     /// How each pass is cut.
     pub minibatches: Minibatches,
     /// Whether it is scored before the first of several.
@@ -37,7 +37,7 @@ pub struct Lesson {
     pub settings: BTreeMap<String, f64>,
 }
 
-impl Lesson {
+impl StepConfig {
     /// Whether a part of a batch may be learned from before the rest is there, `backend` telling it of the backend's own loss: whether its gradient
     /// is the same with and without the others.
     pub fn takes_parts(&self, backend: bool) -> bool {
@@ -47,12 +47,12 @@ impl Lesson {
             && self.pairs.is_none()
             && self.advantages.as_ref().is_none_or(|advantages| advantages.is_by_group());
         let loss = self.algorithm.as_ref().map_or(backend, |algorithm| algorithm.takes_parts());
-        self.updates_a_step() == 1 && has_denominator && by_group && loss
+        self.optimizer_steps() == 1 && has_denominator && by_group && loss
     }
 
     /// Optimizer steps in a step, at most.
-    pub fn updates_a_step(&self) -> u64 {
-        self.updates.max(1).saturating_mul(self.minibatches.count.max(1) as u64)
+    pub fn optimizer_steps(&self) -> u64 {
+        self.ppo_epochs.max(1).saturating_mul(self.minibatches.count.max(1) as u64)
     }
 }
 
@@ -65,21 +65,21 @@ pub struct Minibatches {
     pub seed: u64,
 }
 
-/// Why a step has no lesson.
-pub type LessonError = Box<dyn std::error::Error + Send + Sync>;
+/// Why a step has no config.
+pub type StepConfigError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The lesson of every step.
-pub(super) enum Lessons {
-    Same(Box<Lesson>),
-    ByStep(Box<dyn Fn(u64) -> Result<Lesson, LessonError> + Send>),
+/// The config of every step.
+pub(super) enum StepConfigs {
+    Same(Box<StepConfig>),
+    ByStep(Box<dyn Fn(u64) -> Result<StepConfig, StepConfigError> + Send>),
 }
 
-impl Lessons {
+impl StepConfigs {
     /// That of a step, which counts from 1.
-    pub fn of(&self, step: u64) -> Result<Lesson, LessonError> {
+    pub fn of(&self, step: u64) -> Result<StepConfig, StepConfigError> {
         match self {
-            Lessons::Same(lesson) => Ok(Lesson::clone(lesson)),
-            Lessons::ByStep(lesson) => lesson(step),
+            StepConfigs::Same(config) => Ok(StepConfig::clone(config)),
+            StepConfigs::ByStep(config) => config(step),
         }
     }
 }

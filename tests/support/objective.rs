@@ -1,0 +1,38 @@
+//! Reference objective: a batch's loss from its logits, in doubles and without tensors. Backends are
+//! tested against it.
+
+use rollflow::algo::{Loss, LossError, LossOutput, OffPolicy, entropy, log_softmax_at};
+use rollflow::train::{PackedColumns, TrainBatch};
+
+/// Returns the loss of a whole batch and ∂loss/∂logits, shaped as the logits. `logits` holds, per sequence, one row of `vocab` numbers for each position (row `t` predicts token
+/// `t + 1`; rows past the last trained token may be there or not).
+pub fn objective(
+    batch: &TrainBatch,
+    logits: &[Vec<f64>],
+    vocab: usize,
+    loss: &dyn Loss,
+) -> Result<(LossOutput, Vec<Vec<f64>>), LossError> {
+    let all: Vec<usize> = (0..batch.sequences.len()).collect();
+    let columns = PackedColumns::new(batch, &all);
+    let places: Vec<(usize, usize)> =
+        all.iter().flat_map(|&at| batch.sequences[at].rows.iter().map(move |row| (at, row * vocab))).collect();
+    let row = |&(sequence, start): &(usize, usize)| &logits[sequence][start..start + vocab];
+    let targets = || columns.targets.iter().map(|&target| target as usize);
+    let log_probs: Vec<f64> = places.iter().zip(targets()).map(|(place, target)| log_softmax_at(row(place), target)).collect();
+    let entropies: Vec<f64> = places.iter().map(|place| entropy(row(place))).collect();
+    let output = columns.evaluate(loss, &OffPolicy::default(), &log_probs, &entropies, batch.batch_tokens)?;
+
+    let mut logits_grad: Vec<Vec<f64>> = logits.iter().map(|rows| vec![0.0; rows.len()]).collect();
+    for (t, (place, target)) in places.iter().zip(targets()).enumerate() {
+        for token in 0..vocab {
+            let log_p = log_softmax_at(row(place), token);
+            let p = log_p.exp();
+            let mut slope = output.grad[t] * (f64::from(token == target) - p);
+            if let Some(entropy_grad) = output.entropy_grad.as_ref().filter(|_| p > 0.0) {
+                slope -= entropy_grad[t] * p * (log_p + entropies[t]);
+            }
+            logits_grad[place.0][place.1 + token] = slope;
+        }
+    }
+    Ok((output, logits_grad))
+}
