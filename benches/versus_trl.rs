@@ -42,7 +42,6 @@ fn main() -> Result<()> {
 
 /// Generation overlaps training: one thread generates, two train, and the system shares the cores among them.
 fn grpo(policy: &Policy, steps: u64) -> Result<()> {
-    let (publisher, published) = weights();
     let admission = Admission::new(8, 16, Some(8 * steps)).bounded(1);
     let backend =
         policy.backend(LocalConfig { threads: Some(2), ..LocalConfig::new(Grpo::default(), Schedule::constant(1e-4)) })?;
@@ -50,12 +49,12 @@ fn grpo(policy: &Policy, steps: u64) -> Result<()> {
 
     let mut flow = Flow::new("grpo").admission(&admission);
     let prompts = flow.source("prompts", Prompts::addition(1, 0)?);
-    let groups = flow.stage("generate", prompts, Generator::local(policy, published).group_size(8).max_new_tokens(16));
+    let groups = flow.stage("generate", prompts, Generator::local(policy).group_size(8).max_new_tokens(16));
     let scored = flow.stage("reward", groups, Reward::each(first_digit));
     let batches = flow.stage("batch", scored, Batcher::groups(8).in_order());
     let trainer = Trainer::new(backend).advantages(AdvantageConfig::default()).aggregation(Aggregation::SeqMeanTokenMean);
     let trained = flow.stage("train", batches, trainer.steps(steps));
-    let synced = flow.stage("sync", trained, WeightSync::to(publisher));
+    let synced = flow.stage("sync", trained, WeightSync::default());
     flow.sink("time", synced, clock.sink());
     let report = flow.run(Until::finished())?;
     clock.print("grpo", steps, &report);

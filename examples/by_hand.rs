@@ -18,7 +18,7 @@ async fn main() -> anyhow::Result<()> {
     let policy = Policy::random(ModelConfig::small(&tokenizer, 64, 2), tokenizer, SEED)?;
     let backend = policy.backend(LocalConfig::new(Grpo::default(), Schedule::constant(2e-3)))?;
     let (publisher, published) = weights();
-    let generator = Generator::local(&policy, published).group_size(8).max_new_tokens(3).seed(SEED).start()?;
+    let generator = Generator::local(&policy).weights(published).group_size(8).max_new_tokens(3).seed(SEED).start()?;
     let mut prompts = DataBuffer::new(arithmetic::addition(1).iter().map(Prompt::from), SEED)?.shuffled();
 
     for step in 1..=STEPS {

@@ -54,7 +54,6 @@ fn main() -> anyhow::Result<()> {
     let prompts = Prompts::new(DataBuffer::new(["a number:", "my phone:", "pi:", "the year:"], SEED)?);
     let backend = policy.backend(LocalConfig::new(reinforce, Schedule::constant(3e-3)))?;
 
-    let (publisher, published) = weights();
     let log = RunLog::new(&Metrics::new()).logger(|step: u64, row: &StepMetrics| {
         if step.is_multiple_of(5) {
             println!("step {step}: reward {:.3}", row.get("reward_mean").copied().unwrap_or(f64::NAN));
@@ -63,7 +62,7 @@ fn main() -> anyhow::Result<()> {
 
     let mut flow = Flow::new("custom").max_staleness(1);
     let prompts = flow.source("prompts", prompts);
-    let generator = Generator::local(&policy, published).group_size(8).max_new_tokens(8);
+    let generator = Generator::local(&policy).group_size(8).max_new_tokens(8);
     let groups = flow.stage("generate", prompts, generator);
     let parts = reward();
     let scored = flow.stage("reward", groups, Reward::each(move |sample: &Sample| parts.earn(sample)));
@@ -71,7 +70,7 @@ fn main() -> anyhow::Result<()> {
     let batches = flow.stage("batch", kept, Batcher::groups(GROUPS_PER_STEP).in_order());
     let trainer = Trainer::new(backend).advantages(above_median).aggregation(Aggregation::TokenMean).steps(20);
     let trained = flow.stage("train", batches, trainer);
-    let synced = flow.stage("sync", trained, WeightSync::to(publisher));
+    let synced = flow.stage("sync", trained, WeightSync::default());
     flow.sink("log", synced, log);
 
     let report = flow.run(Until::finished())?;

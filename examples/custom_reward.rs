@@ -22,13 +22,12 @@ fn main() -> anyhow::Result<()> {
     let policy = Policy::random(ModelConfig::small(&tokenizer, 32, 2), tokenizer, SEED)?;
     let prompts = Prompts::new(DataBuffer::new(["a number:", "my phone:", "pi:", "the year:"], SEED)?);
 
-    let (publisher, published) = weights();
     let backend = policy.backend(LocalConfig::new(Grpo::default(), Schedule::constant(3e-3)))?;
     let log = RunLog::new(&Metrics::new()).logger(ConsoleLogger::stdout(5));
 
     let mut flow = Flow::new("digits").max_staleness(1);
     let prompts = flow.source("prompts", prompts);
-    let generator = Generator::local(&policy, published).group_size(8).max_new_tokens(12);
+    let generator = Generator::local(&policy).group_size(8).max_new_tokens(12);
     let groups = flow.stage("generate", prompts, generator);
     let scored = flow.stage("reward", groups, Reward::each(digits).on_failure(OnFailure::Zero));
     let batches = flow.stage("batch", scored, Batcher::groups(GROUPS_PER_STEP).in_order());
@@ -39,7 +38,7 @@ fn main() -> anyhow::Result<()> {
     });
     let trainer = Trainer::new(backend).advantages(AdvantageConfig::default()).steps(40);
     let trained = flow.stage("train", batches, trainer);
-    let synced = flow.stage("sync", trained, WeightSync::to(publisher));
+    let synced = flow.stage("sync", trained, WeightSync::default());
     flow.sink("log", synced, log);
 
     let report = flow.run(Until::finished())?;

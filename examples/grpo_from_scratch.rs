@@ -18,21 +18,20 @@ fn main() -> anyhow::Result<()> {
     let untrained = Policy::random(ModelConfig::small(&tokenizer, 128, 2), tokenizer, SEED)?;
     let policy = warm_up(&untrained)?;
 
-    // Weights flow back on an edge of their own; admission bounds how old they may get before a sample is trained.
-    let (publisher, published) = weights();
     let backend = policy.backend(LocalConfig::new(Grpo::default(), Schedule::constant(5e-4)))?;
     let log = RunLog::new(&Metrics::new()).logger(ConsoleLogger::events(10));
 
+    // Samples are trained at most one weight version after they were sampled.
     let mut flow = Flow::new("grpo").max_staleness(1);
     let prompts = flow.source("prompts", Prompts::addition(1, SEED)?);
-    let generator = Generator::local(&policy, published).group_size(8).max_new_tokens(3);
+    let generator = Generator::local(&policy).group_size(8).max_new_tokens(3);
     let groups = flow.stage("generate", prompts, generator);
     let scored = flow.stage("reward", groups, Reward::each(right));
     let kept = flow.stage("filter", scored, Filter::by(filters::nonzero_std));
     let batches = flow.stage("batch", kept, Batcher::groups(GROUPS_PER_STEP).in_order());
     let trainer = Trainer::new(backend).advantages(AdvantageConfig::default()).steps(STEPS);
     let trained = flow.stage("train", batches, trainer);
-    let synced = flow.stage("sync", trained, WeightSync::to(publisher).log_every(10));
+    let synced = flow.stage("sync", trained, WeightSync::default().log_every(10));
     flow.sink("log", synced, log);
 
     let report = flow.run(Until::finished())?;

@@ -27,19 +27,18 @@ fn train(beta: f64) -> anyhow::Result<()> {
     let backend = policy.backend(LocalConfig::new(loss, Schedule::constant(3e-3)))?;
     // It scores as the trainer does, and trains nothing.
     let reference = Reference::local(&policy, LocalConfig::new(CrossEntropy, Schedule::constant(0.0)));
-    let (publisher, published) = weights();
 
     let mut flow = Flow::new("kl").max_staleness(1);
     let prompts = Prompts::new(DataBuffer::new(["a number:", "my phone:", "pi:", "the year:"], SEED)?);
     let prompts = flow.source("prompts", prompts);
-    let generator = Generator::local(&policy, published).group_size(8).max_new_tokens(12);
+    let generator = Generator::local(&policy).group_size(8).max_new_tokens(12);
     let groups = flow.stage("generate", prompts, generator);
     let scored = flow.stage("reward", groups, Reward::each(digits));
     let referenced = flow.stage("reference", scored, reference);
     let batches = flow.stage("batch", referenced, Batcher::groups(GROUPS_PER_STEP).in_order());
     let trainer = Trainer::new(backend).advantages(AdvantageConfig::default()).steps(STEPS);
     let trained = flow.stage("train", batches, trainer);
-    let synced = flow.stage("sync", trained, WeightSync::to(publisher));
+    let synced = flow.stage("sync", trained, WeightSync::default());
     let log = RunLog::new(&Metrics::new()).each(|step: &Trained<_>| {
         if step.step.is_multiple_of(5) {
             let rewards: Vec<f64> = step.batch.rewards().collect();

@@ -43,19 +43,18 @@ fn main() -> anyhow::Result<()> {
     let tokenizer = Tokenizer::characters("0123456789 abcdefghijklmnopqrstuvwxyz:", 42)?;
     let policy = Policy::random(ModelConfig::small(&tokenizer, 32, 2), tokenizer, SEED)?;
     let backend = policy.backend(LocalConfig::new(Grpo::default(), Schedule::constant(0.0)))?;
-    let (publisher, published) = weights();
 
     let mut flow = Flow::new("switch").max_staleness(1);
     let prompts = Prompts::new(DataBuffer::new(["a number:", "my phone:", "pi:", "the year:"], SEED)?);
     let prompts = flow.source("prompts", prompts);
-    let generator = Generator::local(&policy, published).group_size(8).max_new_tokens(12);
+    let generator = Generator::local(&policy).group_size(8).max_new_tokens(12);
     let groups = flow.stage("generate", prompts, generator);
     let scored = flow.stage("reward", groups, Reward::each(digits));
     let kept = flow.stage("filter", scored, Filter::by(filters::nonzero_std));
     let batches = flow.stage("batch", kept, Batcher::groups(GROUPS_PER_STEP).in_order());
     let trainer = Trainer::new(backend).per_step(|step| Ok(algorithm(step))).steps(STEPS);
     let trained = flow.stage("train", batches, trainer);
-    let synced = flow.stage("sync", trained, WeightSync::to(publisher));
+    let synced = flow.stage("sync", trained, WeightSync::default());
 
     let metrics = Metrics::new();
     let served = metrics.serve("127.0.0.1:0", &flow)?;

@@ -70,19 +70,18 @@ fn main() -> anyhow::Result<()> {
     let sampling = SamplingParams { max_new_tokens: 8, stop_token_ids: digits, ..SamplingParams::default() };
     let policy = Policy::random(ModelConfig::small(&tokenizer, 32, 2), tokenizer, SEED)?;
     let backend = policy.backend(LocalConfig::new(Grpo::default(), Schedule::constant(3e-3)))?;
-    let (publisher, published) = weights();
     let agent = Agent::new(Safe::default).parser(presses).max_turns(4);
 
     let mut flow = Flow::new("tools").max_staleness(1);
     let prompts = Prompts::new(DataBuffer::new(["the safe:"], SEED)?);
     let prompts = flow.source("prompts", prompts);
-    let generator = Generator::local(&policy, published).group_size(8).sampling(sampling).environment(agent);
+    let generator = Generator::local(&policy).group_size(8).sampling(sampling).environment(agent);
     let groups = flow.stage("generate", prompts, generator);
     let scored = flow.stage("reward", groups, Reward::each(earned));
     let batches = flow.stage("batch", scored, Batcher::groups(GROUPS_PER_STEP).in_order());
     let trainer = Trainer::new(backend).advantages(AdvantageConfig::default()).steps(STEPS);
     let trained = flow.stage("train", batches, trainer);
-    let synced = flow.stage("sync", trained, WeightSync::to(publisher));
+    let synced = flow.stage("sync", trained, WeightSync::default());
     let log = RunLog::new(&Metrics::new()).logger(ConsoleLogger::stdout(10)).each(|step: &Trained<_>| {
         if let Some(sample) = step.batch.samples().next().filter(|_| step.step.is_multiple_of(10)) {
             println!("  {:?} in {} turns", sample.response, sample.metadata["turns"]);

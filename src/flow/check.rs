@@ -109,6 +109,12 @@ pub enum GraphError {
         /// The publisher.
         stage: String,
     },
+    /// A stage would wait for weights for ever.
+    #[error("{stage:?} reads weights that nothing publishes: add a stage that publishes them, or keep their publishing end")]
+    UnpublishedWeights {
+        /// The reader.
+        stage: String,
+    },
     /// The run would never reach its goal.
     #[error("the run is to end at the sink {name:?}, which does not exist; sinks: {}", sinks.join(", "))]
     UnknownSink {

@@ -4,22 +4,31 @@ use std::any::{Any, TypeId, type_name};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+
+use super::weights::flow_weights;
+use super::{WeightsRx, WeightsTx};
 
 /// Settings that the stages of one flow share: the seed, the run folder, and one value of each other type.
 ///
 /// A stage takes what it needs from here in its `attach`, when it is put on the graph.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub struct RunContext {
     seed: Option<u64>,
     folder: Option<PathBuf>,
     values: BTreeMap<TypeId, Value>,
+    /// Weights edges by the type of their weights, each a [`WeightsEdge`].
+    edges: BTreeMap<TypeId, Box<dyn Any + Send>>,
 }
 
-#[derive(Clone)]
+/// A weights edge of the flow. The publishing end is taken by one stage.
+struct WeightsEdge<W> {
+    to: Option<WeightsTx<W>>,
+    from: WeightsRx<W>,
+}
+
 struct Value {
     name: &'static str,
-    value: Arc<dyn Any + Send + Sync>,
+    value: Box<dyn Any + Send>,
 }
 
 impl RunContext {
@@ -46,9 +55,29 @@ impl RunContext {
     }
 
     /// Shares `value` with the stages that are put on the graph afterwards. Replaces the value of the same type.
-    pub fn insert<T: Any + Send + Sync>(&mut self, value: T) {
-        let value = Value { name: type_name::<T>(), value: Arc::new(value) };
+    pub fn insert<T: Any + Send>(&mut self, value: T) {
+        let value = Value { name: type_name::<T>(), value: Box::new(value) };
         self.values.insert(TypeId::of::<T>(), value);
+    }
+
+    /// Has `reader` read the flow's edge for weights of this type, unless it reads another edge already.
+    pub fn subscribe<W: Send + Sync + 'static>(&mut self, reader: &mut WeightsRx<W>) {
+        if !reader.id().has_weights_or_publisher() {
+            *reader = self.edge().from.clone();
+        }
+    }
+
+    /// Publishing end of the flow's edge for weights of this type. It belongs to the first stage that asks.
+    pub fn publisher<W: Send + Sync + 'static>(&mut self) -> Option<WeightsTx<W>> {
+        self.edge().to.take()
+    }
+
+    fn edge<W: Send + Sync + 'static>(&mut self) -> &mut WeightsEdge<W> {
+        let edge = self.edges.entry(TypeId::of::<W>()).or_insert_with(|| {
+            let (to, from) = flow_weights::<W>();
+            Box::new(WeightsEdge { to: Some(to), from })
+        });
+        edge.downcast_mut().expect("edges are stored by the type of their weights")
     }
 
     pub(super) fn set_seed(&mut self, seed: u64) {

@@ -84,7 +84,7 @@ impl Flow {
     }
 
     /// Shares `value` with the stages ([`RunContext::get`]). Call it before the stages are put on the graph.
-    pub fn share<T: Any + Send + Sync>(mut self, value: T) -> Self {
+    pub fn share<T: Any + Send>(mut self, value: T) -> Self {
         self.context_for("share").insert(value);
         self
     }
@@ -255,6 +255,8 @@ impl Flow {
         let nodes = std::mem::take(&mut self.nodes).into_iter();
         let (jobs, windows) = nodes.map(|node| (node.jobs, node.window)).unzip();
         let edges = std::mem::take(&mut self.edges);
+        // The edges' ends are the stages' alone.
+        self.context = RunContext::default();
         self.graph = Graph { name: graph.name.clone(), ..Graph::default() };
         self.capacities.clear();
         let declared = Declared { graph, edges, jobs, windows, stall_timeout: self.stall_timeout, warnings };
@@ -267,6 +269,7 @@ impl Flow {
         let (mut errors, warnings) = graph.check(cores);
         errors.extend(self.misuse.iter().cloned());
         errors.extend(self.unread_weights());
+        errors.extend(self.unpublished_weights());
         errors.extend(self.unreleased());
         if let Goal::Items(sink, _) = &until.0 {
             let sinks: Vec<String> =
@@ -284,6 +287,14 @@ impl Flow {
         let unread = move |node: &Node| node.publishes.iter().any(|id| !id.has_readers() && !subscribed(id));
         let stages = self.graph.nodes.iter().zip(&self.nodes).filter(move |(_, node)| unread(node));
         stages.map(|(plan, _)| GraphError::UnreadWeights { stage: plan.name.clone() })
+    }
+
+    /// Stages that read weights which nothing published or may publish.
+    fn unpublished_weights(&self) -> impl Iterator<Item = GraphError> {
+        let published = |id: &WeightsId| self.nodes.iter().any(|node| node.publishes.contains(id));
+        let waits = move |node: &Node| node.subscribes.iter().any(|id| !id.has_weights_or_publisher() && !published(id));
+        let stages = self.graph.nodes.iter().zip(&self.nodes).filter(move |(_, node)| waits(node));
+        stages.map(|(plan, _)| GraphError::UnpublishedWeights { stage: plan.name.clone() })
     }
 
     /// Sources whose window only stages raise, and none of the graph does.

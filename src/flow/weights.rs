@@ -1,14 +1,16 @@
 //! The weights edge: the one feedback of the graph (law F2). Newest wins, publishing never blocks, versions only rise (law V1).
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use super::sync::watch;
 
 /// Joins the ends of one weights edge, so that a graph can draw it: equal for the two ends and their clones.
 #[derive(Clone, Debug)]
 pub struct WeightsId {
-    edge: Arc<()>,
+    /// Set once weights were published.
+    edge: Arc<OnceLock<()>>,
     reader: Weak<()>,
+    publisher: Weak<()>,
 }
 
 impl PartialEq for WeightsId {
@@ -21,6 +23,11 @@ impl WeightsId {
     /// Whether any reading end exists.
     pub(crate) fn has_readers(&self) -> bool {
         self.reader.strong_count() > 0
+    }
+
+    /// Whether readers have weights, or a publisher that may give them some.
+    pub(crate) fn has_weights_or_publisher(&self) -> bool {
+        self.edge.get().is_some() || self.publisher.strong_count() > 0
     }
 }
 
@@ -43,6 +50,8 @@ type Slot<W> = Option<(u64, Arc<W>)>;
 pub struct WeightsTx<W> {
     slot: watch::Sender<Slot<W>>,
     id: WeightsId,
+    /// Held by the publishing end.
+    _publisher: Arc<()>,
 }
 
 /// A reader's end; clone it for every reader.
@@ -58,9 +67,22 @@ pub struct WeightsRx<W> {
 /// [`subscribes`](super::StageSpec::subscribes)) to have the edge drawn.
 pub fn weights<W: Send + Sync + 'static>() -> (WeightsTx<W>, WeightsRx<W>) {
     let (sender, receiver) = watch::channel(None);
-    let reader = Arc::new(());
-    let id = WeightsId { edge: Arc::new(()), reader: Arc::downgrade(&reader) };
-    (WeightsTx { slot: sender, id: id.clone() }, WeightsRx { slot: receiver, id, reader })
+    let (reader, publisher) = (Arc::new(()), Arc::new(()));
+    let id = WeightsId { edge: Arc::default(), reader: Arc::downgrade(&reader), publisher: Arc::downgrade(&publisher) };
+    (WeightsTx { slot: sender, id: id.clone(), _publisher: publisher }, WeightsRx { slot: receiver, id, reader })
+}
+
+/// A weights edge whose ends only stages of one flow hold: it has a reader or a publisher if a stage declares so.
+pub(super) fn flow_weights<W: Send + Sync + 'static>() -> (WeightsTx<W>, WeightsRx<W>) {
+    let (to, from) = weights();
+    (WeightsTx { _publisher: Arc::default(), ..to }, WeightsRx { reader: Arc::default(), ..from })
+}
+
+/// An end without a publisher. [`RunContext::subscribe`](super::RunContext::subscribe) replaces it with the flow's edge.
+impl<W: Send + Sync + 'static> Default for WeightsRx<W> {
+    fn default() -> Self {
+        weights().1
+    }
 }
 
 impl<W> WeightsTx<W> {
@@ -74,6 +96,7 @@ impl<W> WeightsTx<W> {
             }
             outdated.is_none()
         });
+        self.id.edge.get_or_init(|| ());
         outdated.map_or(Ok(()), |current| Err(OutdatedVersion { offered: version, current }))
     }
 

@@ -141,7 +141,7 @@ impl Scenario {
         };
         let tokenizer = Arc::new(Tokenizer::characters("0123456789+=", 16).unwrap());
         let generator =
-            Generator::by(engine, &tokenizer, published).group_size(group_size).slots(self.slots).workers(self.workers);
+            Generator::by(engine, &tokenizer).weights(published).group_size(group_size).slots(self.slots).workers(self.workers);
         let generator = generator.max_new_tokens(48).on_new_weights(self.on_new_weights);
         let reward = move |sample: &Sample| {
             let key = 1_000_000 + 8 * sample.group_index + u64::from(sample.index);

@@ -16,15 +16,13 @@ enum Loop {
     WithoutSync,
 }
 
-fn check(flow: Flow, which: Loop) -> Result<(), GraphErrors> {
-    let mut flow = flow;
-    let (publisher, published) = weights();
+fn check(mut flow: Flow, which: Loop) -> Result<(), GraphErrors> {
     let simulation = Simulation::new(0);
     let times = DecodeTimes { pass: 1e-3, row: 1e-4, prefill: 1e-4 };
     let engine = move |settings: &EngineSettings| SimulatedEngine::new(&simulation, settings.slots, times, |_, _| 3);
     let tokenizer = Arc::new(Tokenizer::characters("0123456789+=", 16).unwrap());
     let prompts = flow.source("prompts", Prompts::addition(1, 0).unwrap());
-    let groups = flow.stage("generate", prompts, Generator::by(engine, &tokenizer, published));
+    let groups = flow.stage("generate", prompts, Generator::by(engine, &tokenizer));
     let scored = flow.stage("reward", groups, Reward::each(|_: &Sample| 1.0));
     let batches = match which {
         Loop::WithoutBatcher => flow.stage("batch", scored, map(|_: Scored| Batch::default())),
@@ -34,7 +32,7 @@ fn check(flow: Flow, which: Loop) -> Result<(), GraphErrors> {
     if which == Loop::WithoutSync {
         flow.sink("end", trained, |_: Trained<()>| {});
     } else {
-        let synced = flow.stage("sync", trained, WeightSync::to(publisher));
+        let synced = flow.stage("sync", trained, WeightSync::default());
         flow.sink("end", synced, |_: Trained<()>| {});
     }
     flow.check().map(drop)
@@ -45,13 +43,15 @@ fn admission_that_no_stage_releases_is_rejected_with_the_stage_that_would_wait()
     assert_eq!(check(Flow::new("whole").max_staleness(1), Loop::Whole), Ok(()));
     for which in [Loop::WithoutBatcher, Loop::WithoutSync] {
         let rejected = check(Flow::new("unreleased").max_staleness(1), which).unwrap_err();
-        assert!(matches!(&rejected.0[..], [GraphError::NeverReleased { stage, .. }] if stage == "prompts"), "{rejected}");
+        let waits = |error: &GraphError| matches!(error, GraphError::NeverReleased { stage, .. } if stage == "prompts");
+        assert!(rejected.0.iter().any(waits), "{rejected}");
         let text = rejected.to_string();
         assert!(text.contains("\"prompts\" waits for admission") && text.contains("Admission::published"), "{text}");
     }
     // Code outside the graph holds this admission, and may release it.
     let outside = Admission::max_staleness(1, 2);
-    assert_eq!(check(Flow::new("outside").admission(&outside), Loop::WithoutSync), Ok(()));
+    let unpublished = GraphError::UnpublishedWeights { stage: "generate".into() };
+    assert_eq!(check(Flow::new("outside").admission(&outside), Loop::WithoutSync).unwrap_err().0, [unpublished]);
 }
 
 #[test]
@@ -61,6 +61,42 @@ fn a_bound_that_comes_after_the_stages_it_concerns_is_rejected() {
     let mut flow = flow.max_staleness(1);
     flow.sink("end", prompts, |_: Prompt| {});
     assert_eq!(flow.check().unwrap_err().0, [GraphError::LateContext { call: "share" }]);
+}
+
+#[test]
+fn weights_that_nothing_can_publish_are_rejected_with_the_stage_that_would_wait() {
+    let declare = |published| {
+        let simulation = Simulation::new(0);
+        let times = DecodeTimes { pass: 1e-3, row: 1e-4, prefill: 1e-4 };
+        let engine = move |settings: &EngineSettings| SimulatedEngine::new(&simulation, settings.slots, times, |_, _| 3);
+        let tokenizer = Arc::new(Tokenizer::characters("0123456789+=", 16).unwrap());
+        let mut flow = Flow::new("unpublished");
+        let prompts = flow.source("prompts", Prompts::addition(1, 0).unwrap());
+        let groups = flow.stage("generate", prompts, Generator::by(engine, &tokenizer).weights(published));
+        flow.sink("end", groups, |_: Group| {});
+        flow
+    };
+    let (publisher, published) = weights();
+    let flow = declare(published);
+    assert!(flow.check().is_ok(), "someone outside may publish them");
+    drop(publisher);
+    assert_eq!(flow.check().unwrap_err().0, [GraphError::UnpublishedWeights { stage: "generate".into() }]);
+    let (publisher, published) = weights();
+    publisher.publish(1, Arc::new(())).unwrap();
+    drop(publisher);
+    assert!(declare(published).check().is_ok(), "they are there already");
+}
+
+#[test]
+fn weights_that_two_stages_publish_are_rejected_with_the_second() {
+    let mut flow = Flow::new("twice");
+    let batches = flow.source("samples", from_iter([Batch::default()]));
+    let trained = flow.stage("train", batches, Trainer::new(SimulatedBackend::default()));
+    let synced = flow.stage("sync", trained, WeightSync::default());
+    let again = flow.stage("again", synced, WeightSync::default());
+    flow.sink("end", again, |_: Trained<()>| {});
+    let unread = |stage: &str| GraphError::UnreadWeights { stage: stage.into() };
+    assert_eq!(flow.check().unwrap_err().0, [unread("sync"), unread("again")]);
 }
 
 #[test]

@@ -99,7 +99,8 @@ fn generate(admission: &Admission, total: u64, stop_at: Option<u64>, agent: Agen
     let again = admission.totals().open_groups;
     let new = total - admission.totals().entered;
     let prompts = Prompts::addition(1, 0).unwrap().limited(again + new);
-    let generator = Generator::local(&policy, published).group_size(GROUP).max_new_tokens(24).slots(4).seed(5).environment(agent);
+    let generator =
+        Generator::local(&policy).weights(published).group_size(GROUP).max_new_tokens(24).slots(4).seed(5).environment(agent);
     let groups: Arc<Mutex<Vec<Group>>> = Arc::default();
     let (arrived, settling) = (Arc::clone(&groups), admission.clone());
     let mut flow = Flow::new("generate").admission(admission).metrics(&metrics);

@@ -328,7 +328,7 @@ fn generate(
     let again = admission.totals().open_groups;
     let new = total - admission.totals().entered;
     let prompts = Prompts::addition(1, 0).unwrap().limited(again + new);
-    let answering = Generator::local(&policy, published).group_size(GROUP).max_new_tokens(24).slots(4).seed(5);
+    let answering = Generator::local(&policy).weights(published).group_size(GROUP).max_new_tokens(24).slots(4).seed(5);
     let groups: Arc<Mutex<Vec<Group>>> = Arc::default();
     let (arrived, settling) = (Arc::clone(&groups), admission.clone());
 
@@ -507,7 +507,7 @@ fn d7_a_generator_without_the_ledger_continues_what_a_prompt_carries() {
     let begun: usize = reentering.iter().map(Message::tokens).sum();
     let (policy, metrics) = (policy(), Metrics::new());
     let (publisher, published) = weights();
-    let generator = Generator::local(&policy, published).group_size(GROUP).max_new_tokens(24).slots(4).seed(5);
+    let generator = Generator::local(&policy).weights(published).group_size(GROUP).max_new_tokens(24).slots(4).seed(5);
     let groups: Arc<Mutex<Vec<Group>>> = Arc::default();
     let arrived = Arc::clone(&groups);
     let mut flow = Flow::new("continue").metrics(&metrics);

@@ -25,7 +25,7 @@ fn policy() -> Policy {
 fn generator(policy: &Policy) -> (WeightsTx<FrozenWeights>, Generator<LocalEngine>) {
     let (publisher, weights) = weights();
     publisher.publish(1, policy.frozen()).unwrap();
-    (publisher, Generator::local(policy, weights).group_size(3).slots(4).seed(11).sampling(params(12)))
+    (publisher, Generator::local(policy).weights(weights).group_size(3).slots(4).seed(11).sampling(params(12)))
 }
 
 fn running(policy: &Policy) -> (WeightsTx<FrozenWeights>, RunningGenerator) {
@@ -92,7 +92,8 @@ async fn an_ordinal_in_flight_is_not_taken_twice() {
 async fn a_dropped_call_leaves_the_others_whole() {
     let policy = policy();
     let (publisher, waiting) = weights();
-    let generator = Generator::local(&policy, waiting).group_size(3).slots(4).seed(11).sampling(params(12)).start().unwrap();
+    let generator =
+        Generator::local(&policy).weights(waiting).group_size(3).slots(4).seed(11).sampling(params(12)).start().unwrap();
     let (given_up, kept) = (prompts(0..6), prompts(10..16));
     {
         // No weights yet: the call can't have ended.
@@ -123,7 +124,7 @@ async fn a_failure_reaches_every_call_and_names_its_sample() {
 fn a_generator_without_weights_or_work_ends_when_it_is_dropped() {
     let policy = policy();
     let (publisher, waiting) = weights::<FrozenWeights>();
-    drop(Generator::local(&policy, waiting).start().unwrap());
+    drop(Generator::local(&policy).weights(waiting).start().unwrap());
     drop(publisher);
     drop(running(&policy));
 }

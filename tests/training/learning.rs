@@ -33,7 +33,8 @@ impl Task {
         // A policy that is sure of itself too early has no siblings to correct it.
         let loss = Grpo { entropy_coef: if self.critic { 0.02 } else { 0.0 }, ..Grpo::default() };
         let config = LocalConfig { threads: Some(1), ..LocalConfig::new(loss, Schedule::constant(self.lr)) };
-        let generator = Generator::local(&self.policy, published)
+        let generator = Generator::local(&self.policy)
+            .weights(published)
             .group_size(if self.critic { 1 } else { 8 })
             .max_new_tokens(self.new_tokens)
             .slots(256)

@@ -36,7 +36,7 @@ fn learn(loss: PairwiseLoss, select: fn(&Group) -> Vec<PairOf>, steps: u64) -> S
     let admission = Admission::max_staleness(0, GROUPS);
     // Small parts, so that pairs would be torn if they could be.
     let config = LocalConfig { threads: Some(1), micro_batch_tokens: 256, ..LocalConfig::new(loss, Schedule::constant(5e-4)) };
-    let generator = Generator::local(&policy, published).group_size(8).max_new_tokens(3).slots(256).seed(SEED);
+    let generator = Generator::local(&policy).weights(published).group_size(8).max_new_tokens(3).slots(256).seed(SEED);
     let trainer = Trainer::new(policy.backend(config.clone()).unwrap()).pairs(&pairing).steps(steps);
     let reward = |sample: &Sample| match sample.status {
         Status::Completed => exact_match(&sample.response, sample.answer().unwrap()),

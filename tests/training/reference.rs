@@ -34,7 +34,8 @@ fn run(steps: u64, make: impl FnOnce(&Policy, rollflow::flow::WeightsRx<FrozenWe
     let (publisher, published) = weights();
     let admission = Admission::max_staleness(0, GROUPS);
     let reference = make(&policy, published.clone());
-    let generator = Generator::local(&policy, published)
+    let generator = Generator::local(&policy)
+        .weights(published)
         .group_size(4)
         .max_new_tokens(4)
         .sampling(SamplingParams { temperature: TEMPERATURE as f32, max_new_tokens: 4, ..SamplingParams::default() })

@@ -64,7 +64,8 @@ fn pipeline(capacity: usize, slots: usize, workers: usize, over_sample: f64) -> 
     let policy = policy();
     let (publisher, published) = weights();
     let admission = Admission::new(GROUPS as u64, over_sampled(GROUPS, over_sample) as u64, None).bounded(0);
-    let generator = Generator::local(&policy, published).group_size(SAMPLES as usize).sampling(params()).slots(slots).seed(SEED);
+    let generator =
+        Generator::local(&policy).weights(published).group_size(SAMPLES as usize).sampling(params()).slots(slots).seed(SEED);
     let generator = generator.workers(workers);
     let trainer = Trainer::new(backend(&policy)).advantages(AdvantageConfig::default()).steps(STEPS);
     let outcome: Arc<Mutex<Outcome>> = Arc::default();

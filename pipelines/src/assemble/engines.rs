@@ -91,7 +91,7 @@ impl Engines {
 
     /// Who answers.
     pub fn generator(&self, plan: &Plan, policy: &Policy, weights: WeightsRx<Synced>) -> Generator<Fleet> {
-        Generator::remote(&self.handle, self.fleet_config(plan, policy), policy.tokenizer(), weights)
+        Generator::remote(&self.handle, self.fleet_config(plan, policy), policy.tokenizer()).weights(weights)
     }
 
     /// Gives them the policy's weights and verifies that they serve them; those that do not are asked nothing.

@@ -34,13 +34,13 @@ pub fn sampling(plan: &Plan) -> SamplingParams {
 /// Who answers: an engine in this process.
 pub fn generator(plan: &Plan, policy: &Policy, weights: WeightsRx<FrozenWeights>) -> Result<Generator<LocalEngine>> {
     let generator = match &plan.generate.devices[..] {
-        [] => Generator::local(policy, weights),
+        [] => Generator::local(policy),
         names => {
             let computes = policy::computes(plan, "generate.devices", names)?;
-            Generator::local_on(policy, weights, computes.iter().map(|compute| compute.device))
+            Generator::local_on(policy, computes.iter().map(|compute| compute.device))
         }
     };
-    in_environment(plan, &policy.into(), generator_by(plan, generator)?)
+    in_environment(plan, &policy.into(), generator_by(plan, generator.weights(weights))?)
 }
 
 /// With the recipe's environment, if it has one.

@@ -179,7 +179,7 @@ fn actors(
     let reward = move |sample: &Sample| answers.of(seed, sample.group_index, sample.index).1;
     Ok(Actors {
         prompts: data::prompts(plan, None)?,
-        generator: rollout::generator_by(plan, Generator::by(make, &tokenizer, published))?,
+        generator: rollout::generator_by(plan, Generator::by(make, &tokenizer).weights(published))?,
         publisher: Publisher::Here(publisher),
         reward: Judge::Here(Reward::each(reward)),
         reference: plan.reference.as_ref().map(|_| Reference::frozen(UnscoredReference, Arc::new(()))),

@@ -57,16 +57,12 @@ type LookAtStep = Arc<dyn Fn(Load) + Send + Sync>;
 type TemperatureByVersion = Arc<dyn Fn(Version) -> f32 + Send + Sync>;
 
 impl<E: TokenEngine> Generator<E> {
-    /// Generates with the newest of `weights`, by the engine that `make` gives; it starts when the first arrive (law V4).
-    pub fn by(
-        make: impl Fn(&EngineSettings) -> E + Send + Sync + 'static,
-        tokenizer: &Arc<Tokenizer>,
-        weights: WeightsRx<E::Weights>,
-    ) -> Self {
+    /// Generates with the engine that `make` returns, under the newest weights of the flow. It starts with the first version (law V4).
+    pub fn by(make: impl Fn(&EngineSettings) -> E + Send + Sync + 'static, tokenizer: &Arc<Tokenizer>) -> Self {
         Generator {
             make: Arc::new(make),
             tokenizer: tokenizer.clone(),
-            weights,
+            weights: WeightsRx::default(),
             settings: EngineSettings { slots: 64, seed: 0, threads: 1, on_new_weights: OnNewWeights::default() },
             params: SamplingParams::default(),
             temperature: None,
@@ -79,6 +75,11 @@ impl<E: TokenEngine> Generator<E> {
             admission: None,
             agent: None,
         }
+    }
+
+    /// Reads the weights of this edge instead of the flow's.
+    pub fn weights(self, weights: WeightsRx<E::Weights>) -> Self {
+        Generator { weights, ..self }
     }
 
     /// Samples for each prompt; 8 unless told otherwise.
@@ -357,6 +358,7 @@ impl<E: TokenEngine> Stage for Generator<E> {
     fn attach(&mut self, context: &mut RunContext) {
         context.fill(&mut self.admission);
         context.fill(&mut self.metrics);
+        context.subscribe(&mut self.weights);
     }
 
     fn spec(&self) -> StageSpec {

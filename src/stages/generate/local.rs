@@ -8,19 +8,18 @@ use super::by_hand::answer;
 use super::generator::{EngineSettings, Generator};
 use crate::data::{Group, Prompt, Sample};
 use crate::engine::{EngineError, LocalEngine, SamplingParams};
-use crate::flow::WeightsRx;
-use crate::model::{Compute, FrozenWeights};
+use crate::model::Compute;
 use crate::stages::Policy;
 
 impl Generator<LocalEngine> {
-    /// Generates in this process with the newest of `weights`; it starts when the first arrive (law V4).
-    pub fn local(policy: &Policy, weights: WeightsRx<FrozenWeights>) -> Self {
-        Generator::local_on(policy, weights, [policy.compute().device])
+    /// Generates in this process, under the newest weights of the flow. It starts with the first version (law V4).
+    pub fn local(policy: &Policy) -> Self {
+        Generator::local_on(policy, [policy.compute().device])
     }
 
     /// The same on these devices: its workers ([`Generator::workers`]) take them in turn, as they start. What comes of a prompt does not depend on which
     /// of them answers it, up to rounding.
-    pub fn local_on(policy: &Policy, weights: WeightsRx<FrozenWeights>, devices: impl IntoIterator<Item = Device>) -> Self {
+    pub fn local_on(policy: &Policy, devices: impl IntoIterator<Item = Device>) -> Self {
         let tokenizer = policy.tokenizer().clone();
         let policy = policy.clone();
         let (devices, started) = (devices.into_iter().collect::<Vec<_>>(), AtomicUsize::new(0));
@@ -32,7 +31,7 @@ impl Generator<LocalEngine> {
             let device = devices.get(turn).copied().unwrap_or(compute.device);
             engine.computing(Compute { device, ..compute }).on_new_weights(settings.on_new_weights)
         };
-        Generator::by(make, &tokenizer, weights)
+        Generator::by(make, &tokenizer)
     }
 }
 

@@ -7,15 +7,13 @@ use super::generator::{EngineSettings, Generator};
 use crate::data::{Group, Prompt, Tokenizer};
 use crate::engine::remote::{Fleet, FleetConfig, FleetHandle, Synced};
 use crate::engine::{EngineError, SamplingParams, TokenEngine};
-use crate::flow::WeightsRx;
 
 impl Generator<Fleet> {
-    /// Generates on the engines of `handle`; it starts when they have the first of `weights` (law V4). One worker is enough: it waits, and computes
-    /// nothing.
-    pub fn remote(handle: &FleetHandle, config: FleetConfig, tokenizer: &Arc<Tokenizer>, weights: WeightsRx<Synced>) -> Self {
+    /// Generates on the engines of `handle`, from the first synced version of the flow (law V4). One worker is enough: it computes nothing.
+    pub fn remote(handle: &FleetHandle, config: FleetConfig, tokenizer: &Arc<Tokenizer>) -> Self {
         let (handle, reads) = (handle.clone(), tokenizer.clone());
         let make = move |settings: &EngineSettings| Fleet::new(&handle, config.clone(), &reads, settings.slots, settings.seed);
-        Generator::by(make, tokenizer, weights)
+        Generator::by(make, tokenizer)
     }
 }
 

@@ -50,7 +50,7 @@ fn train(seed: u64, folder: &std::path::Path) -> Found {
     };
     let hold = EvaluationHold::new(|step| step.is_multiple_of(EVERY) || step == STEPS);
     let evaluator = Evaluator::remote(&handle, config.clone(), &tokenizer(), (exam, EVERY), &hold).last(STEPS);
-    let generator = Generator::remote(&handle, config, &tokenizer(), published).group_size(4).max_new_tokens(12);
+    let generator = Generator::remote(&handle, config, &tokenizer()).weights(published).group_size(4).max_new_tokens(12);
     let seen: Arc<Mutex<BTreeMap<u64, f64>>> = Arc::default();
     let steps = seen.clone();
     let mut flow = Flow::new("evaluating").admission(&admission);

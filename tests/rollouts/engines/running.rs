@@ -221,7 +221,7 @@ fn f6_a_prompt_that_is_refused_for_good_costs_its_group_and_nothing_else() {
     let mut flow = Flow::new("remote").admission(&admission);
     let buffer = DataBuffer::new(["1+", "2+", "3+", "4+"], 0).unwrap();
     let prompts = flow.source("prompts", Prompts::new(buffer).limited(4));
-    let generator = Generator::remote(&handle, hasty(), &tokenizer(), published).group_size(3).max_new_tokens(12);
+    let generator = Generator::remote(&handle, hasty(), &tokenizer()).weights(published).group_size(3).max_new_tokens(12);
     let groups = flow.stage("generate", prompts, generator);
     let reward = Reward::each(|_: &Sample| 1.0).dead_letters(DeadLetterWriter::new(folder.path()));
     let scored = flow.stage("reward", groups, reward);

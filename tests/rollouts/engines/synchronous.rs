@@ -204,7 +204,7 @@ fn train(seed: u64, round: u64, sync_every: u64) -> (Vec<(u64, Batch)>, Totals) 
     let admission = Admission::new(per_version, window, Some(STEPS * GROUPS as u64)).bounded(0);
     let (publisher, published) = weights();
     let config = FleetConfig { fleet_timeout: GUARD, ..hasty() };
-    let generator = Generator::remote(&handle, config, &tokenizer(), published).group_size(SAMPLES).max_new_tokens(12);
+    let generator = Generator::remote(&handle, config, &tokenizer()).weights(published).group_size(SAMPLES).max_new_tokens(12);
     let seen: Arc<Mutex<Vec<(u64, Batch)>>> = Arc::default();
     let noted = seen.clone();
     let mut flow = Flow::new("synchronous").admission(&admission);
