@@ -61,62 +61,72 @@ pub mod prelude {
     pub use crate::train::{SftConfig, TrainFuture, TrainingBackend, run_sft_training};
 }
 
-/// The README, so that its Rust code is compiled with the doc tests.
+/// Compiles the Rust code of `README.md` with the doc tests.
 #[cfg(all(doctest, feature = "torch"))]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
 
-/// How a crate of one's own uses this one, likewise.
+/// Compiles the Rust code of `docs/how_to/library.md` with the doc tests.
 #[cfg(all(doctest, feature = "torch"))]
 #[doc = include_str!("../docs/how_to/library.md")]
-pub struct UseAsALibrary;
-/// How a pipeline is declared, likewise.
-#[cfg(doctest)]
-#[doc = include_str!("../docs/rust/pipeline.md")]
-pub struct Declaring;
-/// Reward models, likewise.
-#[cfg(all(doctest, feature = "torch"))]
-#[doc = include_str!("../docs/how_to/reward_models.md")]
-pub struct RewardModels;
-/// Data, likewise.
+pub struct Library;
+
+/// Compiles the Rust code of `docs/how_to/data.md` with the doc tests.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/how_to/data.md")]
 pub struct Data;
 
-/// Conversations, likewise.
+/// Compiles the Rust code of `docs/how_to/chat.md` with the doc tests.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/how_to/chat.md")]
-pub struct Chats;
-/// Environments, likewise.
-#[cfg(doctest)]
-#[doc = include_str!("../docs/how_to/environments.md")]
-pub struct Environments;
-/// Adapters, likewise.
+pub struct Chat;
+
+/// Compiles the Rust code of `docs/how_to/lora.md` with the doc tests.
 #[cfg(all(doctest, feature = "torch"))]
 #[doc = include_str!("../docs/how_to/lora.md")]
 pub struct Lora;
 
-/// Generation on servers, likewise.
-#[cfg(doctest)]
-#[doc = include_str!("../docs/how_to/servers.md")]
-pub struct Engines;
-
-/// How a run changes its mind, likewise.
+/// Compiles the Rust code of `docs/how_to/phases.md` with the doc tests.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/how_to/phases.md")]
-pub struct Changing;
+pub struct Phases;
 
-/// The map of names, whose three ways to work run with the doc tests.
+/// Compiles the Rust code of `docs/how_to/reward_models.md` with the doc tests.
 #[cfg(all(doctest, feature = "torch"))]
-#[doc = include_str!("../docs/rust/by_hand.md")]
-pub struct ApiMap;
+#[doc = include_str!("../docs/how_to/reward_models.md")]
+pub struct RewardModels;
 
-/// The sandbox, likewise.
+/// Compiles the Rust code of `docs/how_to/sandbox.md` with the doc tests.
 #[cfg(all(doctest, unix))]
 #[doc = include_str!("../docs/how_to/sandbox.md")]
 pub struct Sandboxed;
 
-/// Agents and environments in other processes, likewise.
+/// Compiles the Rust code of `docs/how_to/environments.md` with the doc tests.
 #[cfg(all(doctest, unix))]
-#[doc = include_str!("../docs/how_to/agents.md")]
-pub struct AgentsElsewhere;
+#[doc = include_str!("../docs/how_to/environments.md")]
+pub struct Environments;
+
+/// Compiles the Rust code of `docs/rust/pipeline.md` with the doc tests.
+#[cfg(all(doctest, feature = "torch"))]
+#[doc = include_str!("../docs/rust/pipeline.md")]
+pub struct Pipelines;
+
+/// Compiles the Rust code of `docs/rust/stage.md` with the doc tests.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/rust/stage.md")]
+pub struct Stages;
+
+/// Compiles the Rust code of `docs/rust/loss.md` with the doc tests.
+#[cfg(all(doctest, feature = "torch"))]
+#[doc = include_str!("../docs/rust/loss.md")]
+pub struct Losses;
+
+/// Compiles the Rust code of `docs/rust/engine.md` with the doc tests.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/rust/engine.md")]
+pub struct Engines;
+
+/// Compiles the Rust code of `docs/rust/by_hand.md` with the doc tests.
+#[cfg(all(doctest, feature = "torch"))]
+#[doc = include_str!("../docs/rust/by_hand.md")]
+pub struct ByHand;

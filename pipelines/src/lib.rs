@@ -48,7 +48,7 @@ pub fn run_plan(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<
     run.end(result)
 }
 
-/// The code in the tutorial is compiled.
+/// Compiles the Rust code of `docs/start/first_run.md` with the doc tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/start/first_run.md")]
 pub struct Tutorial;

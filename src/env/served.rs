@@ -1,4 +1,4 @@
-//! Environments that another process serves over HTTP, in any language: docs/how_to/agents.md has the protocol.
+//! Environments that another process serves over HTTP, in any language: docs/reference/protocols.md has the protocol.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;

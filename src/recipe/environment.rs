@@ -56,10 +56,10 @@ tagged! {
         /// a programming task: a tool `python` runs code in a sandbox, and the last turn must pass
         /// the tests of its prompt.
         "python" => Python(SandboxRule),
-        /// an environment of another process; docs/how_to/agents.md has the protocol.
+        /// an environment of another process; docs/reference/protocols.md has the protocol.
         "http" => Http(Served),
         /// an agent of another process, which uses this run as an OpenAI-compatible server
-        /// (docs/how_to/agents.md).
+        /// (docs/reference/protocols.md).
         "agent" => Agent(Elsewhere),
     }
 }

@@ -19,7 +19,7 @@ required, and `[reward]` if completions for a data set are judged. Every other k
 | 3 | the environment: `ROLLFLOW__TRAIN__LR=1e-4` sets `train.lr` |
 | 4 | `--set train.lr=1e-4` |
 
-`rollflow check RECIPE` reports every error at once, with line and column, and the derived values. Editors read
+`rollflow check RECIPE` reports every error, with line and column, and the derived values. Editors read
 `docs/recipe.schema.json`, which `rollflow schema` prints.
 
 Each page names the keys that most recipes set, then lists all keys. The pages are generated from the declarations of the sections:

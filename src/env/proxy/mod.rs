@@ -4,7 +4,7 @@
 //! What the agent asks there is what the model reads; what the model says is what the agent gets. So an agent is an [`Environment`] like any
 //! other, turned inside out, and all that holds for those holds for it: tokens are kept as they were sampled (law D1), limits end it, an interrupted
 //! run plays it again. A request that goes on from what was read and said extends the sample; any other begins a new one (R248).
-//! docs/how_to/agents.md has the details.
+//! docs/reference/protocols.md has the details.
 
 mod conversation;
 mod launch;
