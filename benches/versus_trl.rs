@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use rollflow::data::packing::{Packing, TooLong, pack};
+use rollflow::data::packing::{OverlongPolicy, Packing, pack};
 use rollflow::data::{Tokenizer, arithmetic};
 use rollflow::model::{FrozenWeights, ModelConfig};
 use rollflow::prelude::*;
@@ -78,7 +78,7 @@ fn sft(policy: &Policy, folder: Option<&String>, steps: u64, (rows, length): (us
         None => drawn(policy.config().vocab_size as u64, length as u64),
     };
     let samples = sequences.into_iter().map(|tokens| Sample::supervised(&tokens[..1], &tokens[1..]));
-    let packed = pack(samples.collect(), length, Packing::BestFit, TooLong::Truncate).teaching();
+    let packed = pack(samples.collect(), length, Packing::BestFit, OverlongPolicy::Truncate).teaching();
     let packed = arithmetic::split(&packed.rows, 1.0, 0).0;
     let backend = policy.backend(LocalConfig { threads: Some(2), ..LocalConfig::new(CrossEntropy, Schedule::constant(1e-3)) })?;
     let clock = Clock::default();

@@ -244,7 +244,7 @@ pub fn declare<E: TokenEngine, B: TrainingBackend + 'static>(
     if let Some(reference) = reference {
         kept = flow.stage("reference", kept, reference);
     }
-    let batcher = Batcher::groups(plan.batch.groups).over_sample(plan.batch.over_sample).on_stale(plan.flow.on_stale);
+    let batcher = Batcher::groups(plan.batch.groups).over_sample(plan.batch.oversampling_factor).on_stale(plan.flow.on_stale);
     // A synchronous run is the same to the bit each time, and so are its passes; any other begins to learn before a batch is whole.
     let batcher = if plan.flow.max_staleness == 0 { batcher } else { batcher.in_parts(plan.batch.groups.div_ceil(PARTS)) };
     let batches = flow.stage("batch", kept, batcher);

@@ -7,7 +7,7 @@ use rollflow::data::RankedPair;
 use rollflow::data::source::{DataError, DataSpec, Example, Judged, Recorded, Shape, Skip, Survey, survey, too_long};
 use rollflow::prelude::*;
 use rollflow::recipe::data::Source;
-use rollflow::recipe::task::{Sft, Task, TaskData, TooLong};
+use rollflow::recipe::task::{OverlongPolicy, Sft, Task, TaskData};
 use rollflow::recipe::{Complaint, Pipeline, Plan};
 use rollflow::stages::TextReader;
 
@@ -120,7 +120,7 @@ fn asked<'a>(
 
 /// Judges examples as they are made into samples.
 fn prepared<'a>(plan: &'a Plan, sft: &'a Sft, reader: &'a Option<Reader>) -> impl Fn(&Example) -> Judged + Sync + 'a {
-    let (chat, drops) = (conversations::chat(plan), sft.too_long == TooLong::Drop);
+    let (chat, drops) = (conversations::chat(plan), sft.on_overlong == OverlongPolicy::Drop);
     first(reader, move |example: &Example, reader| {
         if supervised::demonstrates(plan) && sft.sources().is_empty() {
             let Example::Pair(pair) = example else { return Ok(Ok(())) };

@@ -8,7 +8,7 @@ use super::LogProbGap;
 ///
 /// Two implementations of one model differ by 1e-6 in single precision and by hundredths in half. A policy that moved on adds what it
 /// learned: the shipped addition recipe, at a high rate and one version of staleness, peaks at 0.43 (`log_prob_gap_mean_nats` in the
-/// `metrics.jsonl` of `rollflow run pipelines/recipes/grpo.toml`), and at 0.70 with `flow.max_staleness=4` and `train.updates=2`. The
+/// `metrics.jsonl` of `rollflow run pipelines/recipes/grpo.toml`), and at 0.70 with `flow.max_staleness=4` and `train.ppo_epochs=2`. The
 /// defaults, 1 and 3, lie above: with a mean gap of 3 nats a typical importance ratio is 20 or 1/20, and whatever the cause, such tokens
 /// are hardly evidence of the policy that is trained. Smaller mismatches are the start-up probe's to find.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -12,7 +12,7 @@ use super::Sample;
 
 choices! {
     /// Policy for samples longer than `max_length`.
-    pub enum TooLong {
+    pub enum OverlongPolicy {
         /// samples keep their beginning.
         "truncate" => Truncate,
         /// samples are dropped.
@@ -85,7 +85,7 @@ pub fn best_fit_decreasing(lengths: &[usize], room: usize) -> Vec<Vec<usize>> {
 }
 
 /// Rows of at most `room` tokens from supervised samples. `too_long` means nothing to wrapped rows, which cut everywhere.
-pub fn pack(samples: Vec<Sample>, room: usize, packing: Packing, too_long: TooLong) -> PackedRows {
+pub fn pack(samples: Vec<Sample>, room: usize, packing: Packing, too_long: OverlongPolicy) -> PackedRows {
     let room = room.max(1);
     let mut packed =
         PackedRows { too_long: samples.iter().filter(|sample| sample.tokens.len() > room).count(), ..Default::default() };
@@ -126,20 +126,20 @@ fn tokens_of(row: &[Sample]) -> usize {
 }
 
 /// The sample as it fits into a row.
-fn fit(sample: Sample, room: usize, too_long: TooLong, packed: &mut PackedRows) -> Vec<Sample> {
+fn fit(sample: Sample, room: usize, too_long: OverlongPolicy, packed: &mut PackedRows) -> Vec<Sample> {
     let length = sample.tokens.len();
     match too_long {
         _ if length <= room => vec![sample],
-        TooLong::Drop => {
+        OverlongPolicy::Drop => {
             packed.left_out += 1;
             packed.lost_tokens += length;
             Vec::new()
         }
-        TooLong::Truncate => {
+        OverlongPolicy::Truncate => {
             packed.lost_tokens += length - room;
             vec![piece(&sample, 0..room)]
         }
-        TooLong::Split => (0..length).step_by(room).map(|at| piece(&sample, at..length.min(at + room))).collect(),
+        OverlongPolicy::Split => (0..length).step_by(room).map(|at| piece(&sample, at..length.min(at + room))).collect(),
     }
 }
 
@@ -274,7 +274,7 @@ mod tests {
             lengths in prop::collection::vec(1usize..20, 1..12), room in 1usize..12, way in 0usize..3, long in 0usize..3,
         ) {
             let way = [Packing::Apart, Packing::BestFit, Packing::Wrapped][way];
-            let long = [TooLong::Drop, TooLong::Truncate, TooLong::Split][long];
+            let long = [OverlongPolicy::Drop, OverlongPolicy::Truncate, OverlongPolicy::Split][long];
             let samples = lengths.iter().map(|&length| Sample::supervised(&[7], &vec![8; length])).collect();
             let packed = pack(samples, room, way, long).teaching();
             let kept: usize = packed.rows.iter().map(|row| tokens_of(row)).sum();

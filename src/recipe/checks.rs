@@ -16,7 +16,7 @@ use super::generate::OnNewWeights;
 use super::model::{ModelSource, TinyModel};
 use super::plan::{Pipeline, Plan};
 use super::reward::RewardRule;
-use super::task::{Arithmetic, Packing, RewardModel, Sft, TaskData, TooLong};
+use super::task::{Arithmetic, OverlongPolicy, Packing, RewardModel, Sft, TaskData};
 use super::timeline;
 use super::train::{Schedule, Train};
 use crate::data::chat::ChatTemplate;
@@ -150,9 +150,10 @@ fn supervised(sft: &Sft, note: Note) {
         let message = "`sft.packing` fills rows of `sft.max_length` tokens, which is missing".to_owned();
         note("sft.max_length", &["sft.packing"], message, "set sft.max_length, for example to 2048");
     }
-    if sft.packing == Packing::Wrapped && sft.too_long != TooLong::default() {
-        let message = format!("`sft.too_long` is \"{}\", but wrapped rows are cut wherever they are full", sft.too_long.word());
-        note("sft.too_long", &["sft.packing"], message, "remove it, or pack with \"best_fit\"");
+    if sft.packing == Packing::Wrapped && sft.on_overlong != OverlongPolicy::default() {
+        let message =
+            format!("`sft.on_overlong` is \"{}\", but wrapped rows are cut wherever they are full", sft.on_overlong.word());
+        note("sft.on_overlong", &["sft.packing"], message, "remove it, or pack with \"best_fit\"");
     }
 }
 
@@ -246,7 +247,7 @@ fn environment(plan: &Plan, note: Note) {
             "generate.on_new_weights",
             &["environment"],
             message,
-            "choose another, and generate.mask_older = true if no trained sample may mix versions",
+            "choose another, and generate.mask_older_versions = true if no trained sample may mix versions",
         );
     }
     if let EnvironmentKind::Agent(agent) = &of.kind

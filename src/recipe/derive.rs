@@ -101,9 +101,9 @@ impl Plan {
         self.staleness_window().max(choice)
     }
 
-    /// Groups that a step chooses from: ⌈`batch.over_sample` × `batch.groups`⌉.
+    /// Groups that a step chooses from: ⌈`batch.oversampling_factor` × `batch.groups`⌉.
     pub fn groups_chosen_from(&self) -> usize {
-        over_sampled(self.batch.groups, self.batch.over_sample)
+        over_sampled(self.batch.groups, self.batch.oversampling_factor)
     }
 
     /// Whether steps take groups out of order.
@@ -138,15 +138,15 @@ impl Plan {
     /// All devices that models compute on, with the keys that name them; the policy's first.
     pub fn devices(&self) -> Vec<(&'static str, DeviceName)> {
         let beside = |key, of: Option<&Optimization>| {
-            let devices = of.map_or(&[][..], |of| &of.beside);
+            let devices = of.map_or(&[][..], |of| &of.replica_devices);
             devices.iter().map(move |device| (key, *device)).collect::<Vec<_>>()
         };
         let (sft, reward_model, critic) = (self.sft.as_ref(), self.reward_model.as_ref(), self.critic.as_ref());
         let mut all = vec![("model.device", self.model.device)];
-        all.extend(beside("train.beside", Some(&self.train.optimization)));
-        all.extend(beside("sft.beside", sft.map(|of| &of.optimization)));
-        all.extend(beside("reward_model.beside", reward_model.map(|of| &of.optimization)));
-        all.extend(beside("critic.beside", critic.map(|of| &of.optimization)));
+        all.extend(beside("train.replica_devices", Some(&self.train.optimization)));
+        all.extend(beside("sft.replica_devices", sft.map(|of| &of.optimization)));
+        all.extend(beside("reward_model.replica_devices", reward_model.map(|of| &of.optimization)));
+        all.extend(beside("critic.replica_devices", critic.map(|of| &of.optimization)));
         all.extend(self.generate.devices.iter().map(|device| ("generate.devices", *device)));
         all
     }
@@ -165,7 +165,7 @@ impl Plan {
 
     /// Sequences decoded at the same time, at most: as many as can be under way, and no more than the largest cache that is made unasked.
     pub fn most_slots(&self) -> usize {
-        match self.generate.slots {
+        match self.generate.max_num_seqs {
             0 => self.admission_window().saturating_mul(self.generate.group_size).min(MOST_SLOTS_UNASKED),
             slots => slots,
         }
@@ -227,7 +227,7 @@ impl Plan {
         }
         if self.pipeline.reinforces() && self.flow.window.is_none() {
             let reason = if self.over_samples() {
-                "(batch.over_sample + sync.every - 1) * batch.groups"
+                "(batch.oversampling_factor + sync.every - 1) * batch.groups"
             } else {
                 "(flow.max_staleness + 1) * sync.every * batch.groups"
             };
@@ -325,10 +325,10 @@ mod tests {
     fn values_far_from_practice_are_warned_about_with_the_reason() {
         for (set, part) in [
             ("train.lr=2e-4", "train.lr is 0.0002, far from what is common: full fine-tuning"),
-            ("train.loss.clip_low=0.9", "train.loss.clip_low is 0.9"),
+            ("train.loss.epsilon=0.9", "train.loss.epsilon is 0.9"),
             ("generate.temperature=2", "generate.temperature is 2.0"),
             ("generate.group_size=2", "mostly noise"),
-            ("train.updates=50", "most ratios are clipped"),
+            ("train.ppo_epochs=50", "most ratios are clipped"),
             ("flow.max_staleness=99", "1 to 8 versions"),
         ] {
             let set = if set.contains("clip") { vec!["train.loss.kind=grpo", set] } else { vec![set] };

@@ -72,7 +72,8 @@ section! {
         /// Timeout of any other step of a sync, in seconds.
         step_timeout: f64 = 60.0, POSITIVE;
         /// Seconds that a run waits when all servers are lost.
-        patience: f64 = 120.0, NOT_NEGATIVE;
+        #[formerly(patience)]
+        lost_timeout: f64 = 120.0, NOT_NEGATIVE;
     }
 }
 

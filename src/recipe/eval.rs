@@ -36,7 +36,8 @@ section! {
         /// Smallest reward of a right completion.
         success: f64 = 1.0, FINITE;
         /// Completions generated at the same time.
-        slots: usize = 64, SOME;
+        #[formerly(slots)]
+        max_num_seqs: usize = 64, SOME;
         /// Threads that generate them. No core is reserved for them.
         threads: usize = 1, SOME;
     }

@@ -28,11 +28,13 @@ section! {
         /// `max_new_tokens`: for measurements.
         ignore_eos: bool = false;
         /// Sequences decoded at the same time; 0 chooses by measuring.
-        slots: usize = 64;
+        #[formerly(slots)]
+        max_num_seqs: usize = 64;
         /// Policy for completions in flight when new weights arrive.
         on_new_weights: OnNewWeights = OnNewWeights::default();
         /// If true, only tokens sampled by the newest weights of a completion are trained on.
-        mask_older: bool = false;
+        #[formerly(mask_older)]
+        mask_older_versions: bool = false;
         /// Engines that generate in parallel and share the slots. A synchronous run
         /// (`flow.max_staleness = 0`) takes one.
         workers: usize = 1, SOME;

@@ -11,7 +11,8 @@ section! {
     /// KL loss: divergence from the reference policy, added to the loss.
     pub struct KlLoss {
         /// KL coefficient β.
-        coef: f64 = 0.001, POSITIVE;
+        #[formerly(coef)]
+        beta: f64 = 0.001, POSITIVE;
         /// Estimator of the divergence, from the trained policy's log-probabilities.
         estimator: KlForm = KlForm::K3;
         /// If true, its gradient is that of k2, whatever the estimator.
@@ -28,7 +29,8 @@ section! {
     /// subtracted from its reward before advantages.
     pub struct KlReward {
         /// KL coefficient β; with a `target`, its first value.
-        coef: f64 = 0.001, NOT_NEGATIVE;
+        #[formerly(coef)]
+        beta: f64 = 0.001, NOT_NEGATIVE;
         /// Estimator of the divergence, from the behaviour log-probabilities.
         estimator: KlForm = KlForm::K1;
         /// Mean divergence per token, in nats, that the coefficient is adapted to. Left out: the

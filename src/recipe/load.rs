@@ -1,5 +1,6 @@
 //! From a file to a plan.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -15,16 +16,17 @@ use super::plan::Plan;
 use super::reference::sections_with;
 use super::reference_policy::{Frozen, ReferencePolicy};
 use super::reward::RewardRule;
-use super::secrets;
 use super::task::TaskData;
 #[cfg(feature = "torch")]
 use super::{memory, model_limits};
+use super::{secrets, timeline};
 use crate::data::source::DataSpec;
 use crate::hub::Hub;
 #[cfg(feature = "torch")]
 use crate::model::{Compute, Dtype};
 use crate::settings::document::{self, Node, Value};
 use crate::settings::error::{Place, RecipeError, RecipeErrors};
+use crate::settings::renames::Renames;
 use crate::settings::section::Findings;
 use crate::settings::setting::{Problem, Setting};
 use crate::util::reading;
@@ -137,13 +139,21 @@ pub fn parse(file: &str, text: &str, sets: &[String]) -> Result<Plan, RecipeErro
     resolve(file, text, sets, |_| Vec::new()).map(|loaded| loaded.plan)
 }
 
+/// Gives dotted keys of a recipe, as an earlier version wrote them, their current names.
+pub fn with_current_names<V>(keys: BTreeMap<String, V>) -> BTreeMap<String, V> {
+    let renames = Renames::of::<Plan>();
+    keys.into_iter().map(|(key, value)| (renames.path(&key), value)).collect()
+}
+
 fn resolve(file: &str, text: &str, sets: &[String], further: impl Fn(&Plan) -> Vec<Problem>) -> Result<Loaded, RecipeErrors> {
-    let mut root = document::parse(file, text, sets).map_err(RecipeErrors::of)?;
+    let renames = Renames::of::<Plan>();
+    let mut root = document::parse(file, text, sets, &renames).map_err(RecipeErrors::of)?;
     let derived = defaults::fill(&mut root);
     let mut findings = Findings::of(sections_with);
     findings.note("", &root.place);
     defaults::steps_or_epochs(&mut root, &mut findings);
-    let plan = Plan::read(&root, "", &mut findings).unwrap_or_default();
+    let mut plan = Plan::read(&root, "", &mut findings).unwrap_or_default();
+    timeline::rename_keys(&mut plan, &renames);
     require_and_refuse_sections(&root, &plan, &mut findings);
     findings.errors.extend(secrets::errors(&root));
     let found = [problems(&plan), further(&plan)].concat();

@@ -51,10 +51,12 @@ tagged! {
 section! {
     /// Clips ratios to a trust region.
     pub struct Grpo {
-        /// Lower clip ε: ratios are clipped at 1 − `clip_low`.
-        clip_low: f64 = 0.2, BELOW_ONE;
-        /// Upper clip ε: ratios are clipped at 1 + `clip_high`.
-        clip_high: f64 = 0.2, NOT_NEGATIVE;
+        /// Lower clip ε: ratios are clipped at 1 − `epsilon`.
+        #[formerly(clip_low)]
+        epsilon: f64 = 0.2, BELOW_ONE;
+        /// Upper clip ε: ratios are clipped at 1 + `epsilon_high`.
+        #[formerly(clip_high)]
+        epsilon_high: f64 = 0.2, NOT_NEGATIVE;
         /// Largest ratio, for negative advantages too (two-sided clipping).
         delta: Option<f64> = None, POSITIVE_IF_GIVEN;
         /// Dual clip c: largest loss of a token of negative advantage, as a multiple of its
@@ -68,20 +70,24 @@ section! {
 section! {
     /// Clips ratios to a trust region with a higher upper clip.
     pub struct Dapo {
-        /// Lower clip ε: ratios are clipped at 1 − `clip_low`.
-        clip_low: f64 = 0.2, BELOW_ONE;
-        /// Upper clip ε: ratios are clipped at 1 + `clip_high`.
-        clip_high: f64 = 0.28, NOT_NEGATIVE;
+        /// Lower clip ε: ratios are clipped at 1 − `epsilon`.
+        #[formerly(clip_low)]
+        epsilon: f64 = 0.2, BELOW_ONE;
+        /// Upper clip ε: ratios are clipped at 1 + `epsilon_high`.
+        #[formerly(clip_high)]
+        epsilon_high: f64 = 0.28, NOT_NEGATIVE;
     }
 }
 
 section! {
     /// Clips the ratios of whole completions.
     pub struct Gspo {
-        /// Lower clip ε: a completion's ratio is clipped at 1 − `clip_low`.
-        clip_low: f64 = 3e-4, BELOW_ONE;
-        /// Upper clip ε: a completion's ratio is clipped at 1 + `clip_high`.
-        clip_high: f64 = 4e-4, NOT_NEGATIVE;
+        /// Lower clip ε: a completion's ratio is clipped at 1 − `epsilon`.
+        #[formerly(clip_low)]
+        epsilon: f64 = 3e-4, BELOW_ONE;
+        /// Upper clip ε: a completion's ratio is clipped at 1 + `epsilon_high`.
+        #[formerly(clip_high)]
+        epsilon_high: f64 = 4e-4, NOT_NEGATIVE;
         /// If true, each token has its own gradient (GSPO-token), which advantages that differ by
         /// token need.
         by_token: bool = false;
@@ -91,10 +97,12 @@ section! {
 section! {
     /// Bounds the weights of log-probabilities.
     pub struct Cispo {
-        /// Lower clip ε: weights are bounded at 1 − `clip_low`; 1 is no bound.
-        clip_low: f64 = 1.0, UP_TO_ONE;
-        /// Upper clip ε: weights are bounded at 1 + `clip_high`.
-        clip_high: f64 = 4.0, NOT_NEGATIVE;
+        /// Lower clip ε: weights are bounded at 1 − `epsilon`; 1 is no bound.
+        #[formerly(clip_low)]
+        epsilon: f64 = 1.0, UP_TO_ONE;
+        /// Upper clip ε: weights are bounded at 1 + `epsilon_high`.
+        #[formerly(clip_high)]
+        epsilon_high: f64 = 4.0, NOT_NEGATIVE;
         /// Level of the probability ratio.
         level: Level = Level::default();
     }
@@ -126,9 +134,11 @@ section! {
         /// Distance that a token has moved.
         divergence: BinaryDivergence = BinaryDivergence::default();
         /// Largest distance downward, for tokens whose advantage is not positive.
-        clip_low: f64 = 0.2, NOT_NEGATIVE;
+        #[formerly(clip_low)]
+        epsilon: f64 = 0.2, NOT_NEGATIVE;
         /// Largest distance upward, for tokens of positive advantage.
-        clip_high: f64 = 0.2, NOT_NEGATIVE;
+        #[formerly(clip_high)]
+        epsilon_high: f64 = 0.2, NOT_NEGATIVE;
         /// Largest weight.
         max_ratio: f64 = 20.0, POSITIVE;
     }
@@ -151,20 +161,24 @@ section! {
 section! {
     /// Bounds log-ratios.
     pub struct GeoMean {
-        /// Lower bound: log-ratios are clipped at −`clip_low`.
-        clip_low: f64 = 0.4, NOT_NEGATIVE;
-        /// Upper bound: log-ratios are clipped at `clip_high`.
-        clip_high: f64 = 0.4, NOT_NEGATIVE;
+        /// Lower bound: log-ratios are clipped at −`epsilon`.
+        #[formerly(clip_low)]
+        epsilon: f64 = 0.4, NOT_NEGATIVE;
+        /// Upper bound: log-ratios are clipped at `epsilon_high`.
+        #[formerly(clip_high)]
+        epsilon_high: f64 = 0.4, NOT_NEGATIVE;
     }
 }
 
 section! {
     /// Clips ratios, and leaves some tokens out.
     pub struct ClipCov {
-        /// Lower clip ε: ratios are clipped at 1 − `clip_low`.
-        clip_low: f64 = 0.2, BELOW_ONE;
-        /// Upper clip ε: ratios are clipped at 1 + `clip_high`.
-        clip_high: f64 = 0.2, NOT_NEGATIVE;
+        /// Lower clip ε: ratios are clipped at 1 − `epsilon`.
+        #[formerly(clip_low)]
+        epsilon: f64 = 0.2, BELOW_ONE;
+        /// Upper clip ε: ratios are clipped at 1 + `epsilon_high`.
+        #[formerly(clip_high)]
+        epsilon_high: f64 = 0.2, NOT_NEGATIVE;
         /// Share of the step's tokens that are left out, at least one token.
         share: f64 = 2e-4, SHARE;
         /// Lower bound of the covariance between advantage and log-probability of tokens that may

@@ -136,7 +136,7 @@ fn knobs(plan: &Plan, memory: &MemoryPlan) -> Vec<String> {
     }
     if plan.pipeline.reinforces() {
         let fewer = (plan.most_slots() / 4).max(1);
-        try_out(format!("generate.slots = {fewer}"), &move |plan| plan.generate.slots = fewer);
+        try_out(format!("generate.max_num_seqs = {fewer}"), &move |plan| plan.generate.max_num_seqs = fewer);
     }
     let worth = |(text, changed): (String, Plan)| {
         let all = MemoryPlan::of(&changed).ok()?;

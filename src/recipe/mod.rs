@@ -46,7 +46,7 @@ pub mod train;
 pub use algorithm::create_algorithm_config;
 pub use defaults::Derived;
 pub use derive::Machine;
-pub use load::{Complaint, Loaded, load, load_explained, load_with, parse, parse_with, variables};
+pub use load::{Complaint, Loaded, load, load_explained, load_with, parse, parse_with, variables, with_current_names};
 #[cfg(feature = "torch")]
 pub use memory::{MemoryPart, MemoryPlan};
 pub use model_folder::{FINAL, NoModel, model_folder};

@@ -31,7 +31,8 @@ section! {
         max_pause: f64 = RetryPolicy::DEFAULT.max_pause.as_secs_f64(), NOT_NEGATIVE;
         /// Longest wait for a busy server (status 429 or 503), in seconds per attempt. Waiting
         /// costs no retry.
-        patience: f64 = RetryPolicy::DEFAULT.busy_timeout.as_secs_f64(), NOT_NEGATIVE;
+        #[formerly(patience)]
+        busy_timeout: f64 = RetryPolicy::DEFAULT.busy_timeout.as_secs_f64(), NOT_NEGATIVE;
     }
 }
 
@@ -42,7 +43,7 @@ impl RetryPauses {
     /// If a number of seconds is too large for a clock.
     pub fn policy(&self, retries: u32) -> Result<RetryPolicy, TryFromFloatSecsError> {
         let seconds = Duration::try_from_secs_f64;
-        let (pause, max_pause, busy_timeout) = (seconds(self.pause)?, seconds(self.max_pause)?, seconds(self.patience)?);
+        let (pause, max_pause, busy_timeout) = (seconds(self.pause)?, seconds(self.max_pause)?, seconds(self.busy_timeout)?);
         Ok(RetryPolicy { retries, pause, max_pause, busy_timeout })
     }
 }

@@ -107,7 +107,7 @@ choices! {
 }
 
 /// Keys of `[eval]` that say how completions are sampled and judged: held-out pairs need neither.
-const SAMPLED_EVALUATION: [&str; 7] = ["samples", "greedy", "temperature", "top_p", "max_new_tokens", "success", "slots"];
+const SAMPLED_EVALUATION: [&str; 7] = ["samples", "greedy", "temperature", "top_p", "max_new_tokens", "success", "max_num_seqs"];
 
 /// What means nothing where nothing is reinforced.
 const REINFORCEMENT: [&str; 14] = [
@@ -227,7 +227,8 @@ section! {
         /// waits for all of them, takes the oldest that the filter kept and drops the rest as
         /// *surplus*. That saves a second round when a filter drops groups, and no time for long
         /// completions.
-        over_sample: f64 = 1.0, FROM_ONE;
+        #[formerly(over_sample)]
+        oversampling_factor: f64 = 1.0, FROM_ONE;
     }
 }
 
@@ -254,7 +255,7 @@ section! {
         on_lost_sample: OnLostSample = OnLostSample::default();
         /// Groups between admission and training. Left out: as many as the staleness allows,
         /// (`max_staleness` + 1) × `sync.every` × `batch.groups`; with over-sampling
-        /// (`batch.over_sample` + `sync.every` − 1) × `batch.groups`.
+        /// (`batch.oversampling_factor` + `sync.every` − 1) × `batch.groups`.
         window: Option<usize> = None, SOME_IF_GIVEN;
         /// Most messages that wait between two stages.
         edge_items: usize = 64, SOME;

@@ -40,20 +40,20 @@ const PRACTICES: [Practice; 16] = [
         why: "supervised training of adapters takes about 2e-4",
     },
     Practice {
-        key: "train.loss.clip_low",
+        key: "train.loss.epsilon",
         value: |plan| clips(plan).map(|clips| clips[0]),
         usual: [0.05, 0.5],
         why: "ratios of single tokens are clipped at 0.2 as a rule (PPO, GRPO, DAPO)",
     },
     Practice {
-        key: "train.loss.clip_high",
+        key: "train.loss.epsilon_high",
         value: |plan| clips(plan).map(|clips| clips[1]),
         usual: [0.05, 1.0],
         why: "ratios of single tokens are clipped at 0.2 to 0.28 as a rule (PPO, GRPO, DAPO)",
     },
     Practice {
-        key: "train.loss.clip_high",
-        value: |plan| if let Loss::Gspo(of) = policy_loss(plan)? { Some(of.clip_high) } else { None },
+        key: "train.loss.epsilon_high",
+        value: |plan| if let Loss::Gspo(of) = policy_loss(plan)? { Some(of.epsilon_high) } else { None },
         usual: [1e-5, 1e-2],
         why: "GSPO clips ratios of whole completions, at about 4e-4",
     },
@@ -64,14 +64,14 @@ const PRACTICES: [Practice; 16] = [
         why: "losses of pairs take 0.1 as a rule, and 0.01 to 2.5 in papers",
     },
     Practice {
-        key: "train.kl_loss.coef",
-        value: |plan| trains(plan).then_some(plan.train.kl_loss.as_ref()?.coef),
+        key: "train.kl_loss.beta",
+        value: |plan| trains(plan).then_some(plan.train.kl_loss.as_ref()?.beta),
         usual: [0.0, 0.2],
         why: "0.001 (verl) to 0.04 (DeepSeekMath) are common; far above, the policy stays where it is",
     },
     Practice {
-        key: "train.kl_reward.coef",
-        value: |plan| trains(plan).then_some(plan.train.kl_reward.as_ref()?.coef),
+        key: "train.kl_reward.beta",
+        value: |plan| trains(plan).then_some(plan.train.kl_reward.as_ref()?.beta),
         usual: [0.0, 0.5],
         why: "0.001 to 0.2 are common; far above, the penalty outweighs the reward",
     },
@@ -88,8 +88,8 @@ const PRACTICES: [Practice; 16] = [
         why: "0.1 to 1 are common",
     },
     Practice {
-        key: "train.updates",
-        value: |plan| trains(plan).then_some(plan.train.updates as f64),
+        key: "train.ppo_epochs",
+        value: |plan| trains(plan).then_some(plan.train.ppo_epochs as f64),
         usual: [1.0, 10.0],
         why: "1 to 4 passes over a batch are common; with more, most ratios are clipped",
     },
@@ -136,9 +136,9 @@ fn policy_loss(plan: &Plan) -> Option<&Loss> {
 /// Both bounds of a ratio of single tokens.
 fn clips(plan: &Plan) -> Option<[f64; 2]> {
     match policy_loss(plan)? {
-        Loss::Grpo(of) if of.level == Level::Token => Some([of.clip_low, of.clip_high]),
-        Loss::Dapo(of) => Some([of.clip_low, of.clip_high]),
-        Loss::ClipCov(of) => Some([of.clip_low, of.clip_high]),
+        Loss::Grpo(of) if of.level == Level::Token => Some([of.epsilon, of.epsilon_high]),
+        Loss::Dapo(of) => Some([of.epsilon, of.epsilon_high]),
+        Loss::ClipCov(of) => Some([of.epsilon, of.epsilon_high]),
         _ => None,
     }
 }

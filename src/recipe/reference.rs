@@ -150,12 +150,13 @@ fn section_doc(section: &str) -> String {
     }
 }
 
-fn row(name: &str, KeyDoc { expects, default, doc, .. }: &KeyDoc) -> String {
+fn row(name: &str, KeyDoc { expects, default, formerly, doc, .. }: &KeyDoc) -> String {
     let default = match default.as_str() {
         "required" | "none" => default.clone(),
         value => format!("`{value}`"),
     };
-    format!("| `{name}` | {expects} | {default} | {doc} |\n").replace('\n', " ").trim_end().to_owned() + "\n"
+    let formerly = formerly.map(|old| format!(" (formerly `{old}`)")).unwrap_or_default();
+    format!("| `{name}`{formerly} | {expects} | {default} | {doc} |\n").replace('\n', " ").trim_end().to_owned() + "\n"
 }
 
 #[cfg(test)]

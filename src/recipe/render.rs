@@ -160,7 +160,7 @@ fn chosen_from(plan: &Plan) -> String {
 }
 
 fn updates(plan: &Plan) -> String {
-    let (passes, minibatches) = (plan.train.updates, plan.train.minibatches);
+    let (passes, minibatches) = (plan.train.ppo_epochs, plan.train.minibatches);
     let of = match (passes, minibatches) {
         (1, 1) => String::new(),
         (passes, 1) => format!(" ({passes} passes)"),

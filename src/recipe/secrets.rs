@@ -58,6 +58,7 @@ fn look(node: &Node, path: &str, errors: &mut Vec<RecipeError>) {
 mod tests {
     use super::*;
     use crate::settings::document;
+    use crate::settings::renames::Renames;
 
     const KEY: &str = "hf_abcdefghijklmnopqrstuvwxyzABCDEFGH";
 
@@ -69,7 +70,7 @@ mod tests {
              [environment]\ncommand = ['agent', '--token=hunter2', '{KEY}']\nurl = 'http://host/hunter2a1b2c3d4e5f6a7b8/x'\n\
              [chat]\nvariables = {{ api_key = 'hunter2', bos_token = '<s>', deep = {{ token = 'hunter2' }} }}"
         );
-        let root = document::parse("r.toml", &text, &[]).expect("it is TOML");
+        let root = document::parse("r.toml", &text, &[], &Renames::default()).expect("it is TOML");
         let errors = errors(&root);
         let mut found: Vec<&str> = errors.iter().map(|error| error.key.as_str()).collect();
         found.sort_unstable();

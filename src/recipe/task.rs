@@ -1,7 +1,7 @@
 //! `[task]`: what is asked. `[sft]`: what is imitated before.
 
+pub use crate::data::packing::OverlongPolicy;
 pub use crate::data::packing::Packing;
-pub use crate::data::packing::TooLong;
 use std::path::PathBuf;
 
 use super::data::{DataTask, RolloutsTask, Source};
@@ -78,7 +78,8 @@ section! {
         /// what the model reads.
         max_length: Option<usize> = None, SOME_IF_GIVEN;
         /// Policy for samples longer than `max_length`.
-        too_long: TooLong = TooLong::default();
+        #[formerly(too_long)]
+        on_overlong: OverlongPolicy = OverlongPolicy::default();
         /// Sequence packing: how samples share rows of `max_length` tokens.
         packing: Packing = Packing::default();
         /// Share of the sums of an `arithmetic` task that are trained on, chosen by the seed.

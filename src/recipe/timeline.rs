@@ -8,6 +8,7 @@ use super::load::parse;
 use super::plan::{Pipeline, Plan};
 use crate::settings::declare::{choices, section};
 use crate::settings::error::{RecipeError, RecipeErrors};
+use crate::settings::renames::{self, Renames};
 use crate::settings::setting::{FINITE, GIVEN, Limit, Problem};
 
 /// Keys, and sections with all keys in them, that a step may have other values of than the step before.
@@ -21,11 +22,11 @@ const CHANGEABLE: [&str; 22] = [
     "train.kl_loss",
     "train.kl_reward",
     "train.advantage",
-    "train.aggregation",
+    "train.loss_aggregation",
     "train.proximal",
     "train.correction",
     "train.reject",
-    "train.updates",
+    "train.ppo_epochs",
     "train.minibatches",
     "pairs",
     "generate.temperature",
@@ -188,6 +189,27 @@ impl Timeline {
     fn phase_of(&self, step: u64) -> &Phase {
         let later = self.phases.partition_point(|phase| phase.at <= step);
         &self.phases[later.max(1) - 1]
+    }
+}
+
+/// Gives the keys of `[[change]]` and `[[ramp]]` their current names. Keys inside a value are renamed when the value is read.
+pub(super) fn rename_keys(plan: &mut Plan, renames: &Renames) {
+    let current = |place: String, key: &str| {
+        let current = renames.path(key);
+        if current != key {
+            renames::warn(&place, key, &current);
+        }
+        current
+    };
+    for (at, change) in plan.change.iter_mut().enumerate() {
+        for set in &mut change.set {
+            if let Some((key, value)) = set.split_once('=') {
+                *set = format!("{}={value}", current(format!("change[{at}].set"), key.trim()));
+            }
+        }
+    }
+    for (at, ramp) in plan.ramp.iter_mut().enumerate() {
+        ramp.key = current(format!("ramp[{at}].key"), &ramp.key);
     }
 }
 

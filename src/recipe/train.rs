@@ -35,7 +35,8 @@ section! {
         /// Mean reward of the last 20 steps that ends the run early. Left out: all steps are taken.
         target_reward: Option<f64> = None;
         /// PPO epochs: passes over each batch, with an optimizer step per minibatch.
-        updates: u64 = 1, SOME_STEPS;
+        #[formerly(updates)]
+        ppo_epochs: u64 = 1, SOME_STEPS;
         /// Minibatches of each pass, of groups drawn anew for every pass. Each is an optimizer
         /// step, with means over its own tokens.
         minibatches: usize = 1, SOME;
@@ -59,7 +60,8 @@ section! {
         /// Advantage estimator.
         advantage: Advantage = Advantage::default();
         /// Weights of tokens in the loss.
-        aggregation: Aggregation = Aggregation::default();
+        #[formerly(aggregation)]
+        loss_aggregation: Aggregation = Aggregation::default();
         /// Policy that probability ratios are taken against. Left out: `recompute` if `correction`
         /// weighs tokens, else `behaviour`.
         proximal: Option<Proximal> = None;
@@ -122,7 +124,8 @@ section! {
         threads: usize = 1, SOME;
         /// Replica devices: further devices that take parts of each batch, each with a copy of the
         /// model. The result does not depend on them, up to rounding.
-        beside: Vec<DeviceName> = Vec::new();
+        #[formerly(beside)]
+        replica_devices: Vec<DeviceName> = Vec::new();
         /// Policy for a loss or gradient that is not finite.
         on_nonfinite: NonFinitePolicy = NonFinitePolicy::default();
     }
@@ -136,7 +139,8 @@ section! {
         /// Steps of linear rise from 0 to the peak.
         warmup: u64 = 0;
         /// Last value, as a share of the peak.
-        floor: f64 = 0.0, UP_TO_ONE;
+        #[formerly(floor)]
+        min_lr_ratio: f64 = 0.0, UP_TO_ONE;
     }
 }
 
@@ -155,7 +159,7 @@ impl Train {
 
     /// Optimizer steps in a step.
     pub fn updates_a_step(&self) -> u64 {
-        self.updates.saturating_mul(self.minibatches as u64)
+        self.ppo_epochs.saturating_mul(self.minibatches as u64)
     }
 
     /// What ratios are taken against, by default or by choice.

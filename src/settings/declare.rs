@@ -1,15 +1,15 @@
 //! Declares a section once: the same lines are the Rust struct, the reader, the writer, the range checks and the reference, so that
 //! none can drift from the others. The macros are for the modules beside this one.
 
-/// Declares a section: `key: Type = default, limit;`. `first name: Section;` and `last name: Section;` put another section's keys
-/// beside its own.
+/// Declares a section: `key: Type = default, limit;`. `#[formerly(old)]` above a key accepts its old name
+/// with a warning. `first name: Section;` and `last name: Section;` include the keys of another section.
 macro_rules! section {
     (
         $(#[doc = $doc:literal])+
         $(#[derive($($Derived:path),+)])?
         pub struct $Name:ident {
             $(first $head:ident: $Head:ty;)*
-            $($(#[doc = $key_doc:literal])+ $key:ident: $Type:ty = $default:expr $(, $limit:expr)?;)*
+            $($(#[doc = $key_doc:literal])+ $(#[formerly($old:ident)])? $key:ident: $Type:ty = $default:expr $(, $limit:expr)?;)*
             $(last $tail:ident: $Tail:ty;)*
         }
     ) => {
@@ -57,15 +57,27 @@ macro_rules! section {
                 let default = Self::default();
                 $(<$Head as $crate::settings::section::Section>::describe_rows(path, keys);)*
                 $($crate::settings::section::describe_key(
-                    $crate::settings::section::join(path, stringify!($key)), &default.$key, &[$($limit.text)?], &[$($key_doc),+], keys,
+                    $crate::settings::section::join(path, stringify!($key)), &default.$key, &[$($limit.text)?], &[$(stringify!($old))?], &[$($key_doc),+], keys,
                 );)*
                 $(<$Tail as $crate::settings::section::Section>::describe_rows(path, keys);)*
+            }
+            fn rename_rows(path: &str, renames: &mut $crate::settings::renames::Renames) {
+                $(<$Head as $crate::settings::section::Section>::rename_rows(path, renames);)*
+                $(
+                    $(renames.add(path, stringify!($old), stringify!($key));)?
+                    <$Type as $crate::settings::setting::Setting>::renames(
+                        &$crate::settings::section::join(path, stringify!($key)), renames,
+                    );
+                )*
+                $(<$Tail as $crate::settings::section::Section>::rename_rows(path, renames);)*
             }
             fn shape() -> $crate::settings::shape::Shape {
                 let default = Self::default();
                 let mut shape = $crate::settings::shape::Shape::default();
                 $(shape.join(<$Head as $crate::settings::section::Section>::shape());)*
-                $(shape.key(stringify!($key), &default.$key, &[$($limit.text)?], &[$($key_doc),+]);)*
+                $(shape.key(
+                    stringify!($key), &default.$key, &[$($limit.text)?], &[$(stringify!($old))?], &[$($key_doc),+],
+                );)*
                 $(shape.join(<$Tail as $crate::settings::section::Section>::shape());)*
                 shape
             }
@@ -131,6 +143,7 @@ macro_rules! tagged {
                     path: $crate::settings::section::join(path, "kind"),
                     expects: "a word".to_owned(),
                     default: "required".to_owned(),
+                    formerly: None,
                     doc: [kinds.join(" "), $crate::settings::section::implied(&[$(($word, &[$($(stringify!($by)),+)?])),+])].concat(),
                 });
                 $(
@@ -140,6 +153,9 @@ macro_rules! tagged {
                         key.doc = format!("With `kind = \"{}\"`: {}", $word, key.doc);
                     }
                 )+
+            }
+            fn rename_rows(path: &str, renames: &mut $crate::settings::renames::Renames) {
+                $(<$Body as $crate::settings::section::Section>::rename_rows(path, renames);)+
             }
             fn shape() -> $crate::settings::shape::Shape {
                 let mut shape = $crate::settings::shape::Shape::default();

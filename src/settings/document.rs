@@ -7,6 +7,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::error::{Place, RecipeError};
+use super::renames::{Renames, warn};
 use crate::util::{reading, secrets::masked};
 
 /// A value and where it was written.
@@ -56,18 +57,18 @@ impl Value {
 /// What the names of environment variables begin with that override keys.
 pub(crate) const VARIABLES: &str = "ROLLFLOW__";
 
-/// Parses a recipe with what it includes and lays the `--set` arguments over it. Syntax errors come all at once.
-pub(crate) fn parse(file: &str, text: &str, sets: &[String]) -> Result<Node, Vec<RecipeError>> {
+/// Parses a recipe with its includes and applies the `--set` arguments, all under current names. Reports every syntax error.
+pub(crate) fn parse(file: &str, text: &str, sets: &[String], renames: &Renames) -> Result<Node, Vec<RecipeError>> {
     let mut errors = Vec::new();
-    let mut root = document(file, text, &mut vec![PathBuf::from(file)], &mut errors);
+    let mut root = document(file, text, renames, &mut vec![PathBuf::from(file)], &mut errors);
     for argument in sets {
-        errors.extend(set(&mut root, argument).err());
+        set(&mut root, argument, renames, &mut errors);
     }
     if errors.is_empty() { Ok(root) } else { Err(errors) }
 }
 
 /// One file over those that it includes. `open`: the files that are being read, each included by the one before.
-fn document(file: &str, text: &str, open: &mut Vec<PathBuf>, errors: &mut Vec<RecipeError>) -> Node {
+fn document(file: &str, text: &str, renames: &Renames, open: &mut Vec<PathBuf>, errors: &mut Vec<RecipeError>) -> Node {
     let place_at = |offset: usize| {
         let before = &text[..text.floor_char_boundary(offset)];
         let line_start = before.rfind('\n').map_or(0, |at| at + 1);
@@ -77,16 +78,17 @@ fn document(file: &str, text: &str, open: &mut Vec<PathBuf>, errors: &mut Vec<Re
     let (document, syntax) = DeTable::parse_recoverable(text);
     errors.extend(syntax.iter().map(|error| syntax_error(place_at(error.span().map_or(0, |span| span.start)), error.message())));
     let mut keys = table(document.get_ref(), &place_at);
+    renames.apply_to_table("", &mut keys, errors);
     let included = keys.remove("include");
     let root = Node { place: place_at(0), value: Value::Table(keys) };
     match included {
         None => root,
-        Some(entry) => bases(file, &entry.node, open, errors).into_iter().rev().fold(root, over),
+        Some(entry) => bases(file, &entry.node, renames, open, errors).into_iter().rev().fold(root, over),
     }
 }
 
 /// The documents that `include` names, in its order.
-fn bases(file: &str, include: &Node, open: &mut Vec<PathBuf>, errors: &mut Vec<RecipeError>) -> Vec<Node> {
+fn bases(file: &str, include: &Node, renames: &Renames, open: &mut Vec<PathBuf>, errors: &mut Vec<RecipeError>) -> Vec<Node> {
     let items = match &include.value {
         Value::List(items) => items.iter().collect(),
         _ => vec![include],
@@ -115,7 +117,7 @@ fn bases(file: &str, include: &Node, open: &mut Vec<PathBuf>, errors: &mut Vec<R
             }
             Ok(text) => {
                 open.push(path.clone());
-                found.push(document(&path.display().to_string(), &text, open, errors));
+                found.push(document(&path.display().to_string(), &text, renames, open, errors));
                 open.pop();
             }
         }
@@ -175,8 +177,8 @@ fn node(source: &Spanned<DeValue<'_>>, place_at: &dyn Fn(usize) -> Place) -> Nod
     Node { value, place: place_at(source.span().start) }
 }
 
-/// Lays `section.key=value` over the document, or `ROLLFLOW__SECTION__KEY=value`, as environment variables are named.
-fn set(root: &mut Node, argument: &str) -> Result<(), RecipeError> {
+/// Applies `section.key=value` to the document, or `ROLLFLOW__SECTION__KEY=value`, as environment variables are named.
+fn set(root: &mut Node, argument: &str, renames: &Renames, errors: &mut Vec<RecipeError>) {
     let variable = argument.strip_prefix(VARIABLES).and_then(|rest| rest.split_once('='));
     let place = match variable {
         Some((name, _)) => Place::Variable(format!("{VARIABLES}{name}")),
@@ -184,36 +186,41 @@ fn set(root: &mut Node, argument: &str) -> Result<(), RecipeError> {
     };
     let renamed = variable.map(|(name, value)| format!("{}={value}", name.to_lowercase().replace("__", ".")));
     let argument = renamed.as_deref().unwrap_or(argument);
-    let refuse = |key: &str, message: String, help: &str| {
-        Err(RecipeError { place: place.clone(), key: key.to_owned(), message, help: help.to_owned() })
+    let mut refuse = |key: &str, message: String, help: &str| {
+        errors.push(RecipeError { place: place.clone(), key: key.to_owned(), message, help: help.to_owned() });
     };
     let form = "write --set section.key=value, for example --set train.lr=1e-4";
     let Some((path, text)) = argument.split_once('=') else {
         return refuse("", "there is no `=`".to_owned(), form);
     };
-    let path = path.trim();
-    let keys: Vec<&str> = path.split('.').collect();
-    if keys.iter().any(|key| key.is_empty()) {
-        return refuse("", format!("`{path}` is not a key"), form);
+    let given = path.trim();
+    if given.split('.').any(str::is_empty) {
+        return refuse("", format!("`{given}` is not a key"), form);
     }
-    let value = match override_value(text.trim(), &place) {
+    let path = renames.path(given);
+    if path != given {
+        warn(&place.to_string(), given, &path);
+    }
+    let mut value = match override_value(text.trim(), &place) {
         Ok(value) => value,
-        Err(message) => return refuse(path, message, "quote texts that are not a single word"),
+        Err(message) => return refuse(&path, message, "quote texts that are not a single word"),
     };
+    renames.apply(&path, &mut value, errors);
+    let keys: Vec<&str> = path.split('.').collect();
     let mut node = root;
     for (depth, key) in keys.iter().enumerate() {
         let Value::Table(table) = &mut node.value else {
-            return refuse(path, format!("`{}` is not a section", keys[..depth].join(".")), form);
+            let message = format!("`{}` is not a section", keys[..depth].join("."));
+            return errors.push(RecipeError { place, key: path.clone(), message, help: form.to_owned() });
         };
         let empty = || Node { value: Value::Table(Table::new()), place: place.clone() };
         let entry = table.entry((*key).to_owned()).or_insert_with(|| Entry { key_place: place.clone(), node: empty() });
         if depth + 1 == keys.len() {
             *entry = Entry { key_place: place.clone(), node: value };
-            return Ok(());
+            return;
         }
         node = &mut entry.node;
     }
-    Ok(())
 }
 
 /// The value of an override: TOML, or else bare text, so that a shell user need not quote twice.

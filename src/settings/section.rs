@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::document::{Node, Table, Value};
 use super::error::{Place, RecipeError};
+use super::renames::Renames;
 use super::setting::{KeyDoc, Problem, Setting, Written};
 use super::shape::Shape;
 
@@ -56,6 +57,8 @@ pub(crate) trait Section: Default {
     fn check_rows(&self, path: &str, problems: &mut Vec<Problem>);
     /// Its keys, for the reference.
     fn describe_rows(path: &str, keys: &mut Vec<KeyDoc>);
+    /// Collects the old names of its keys.
+    fn rename_rows(path: &str, renames: &mut Renames);
     /// Its keys, for editors.
     fn shape() -> Shape;
 }
@@ -74,6 +77,7 @@ impl Section for NoKeys {
     fn rows(&self, _rows: &mut Vec<(String, Written)>) {}
     fn check_rows(&self, _path: &str, _problems: &mut Vec<Problem>) {}
     fn describe_rows(_path: &str, _keys: &mut Vec<KeyDoc>) {}
+    fn rename_rows(_path: &str, _renames: &mut Renames) {}
     fn shape() -> Shape {
         Shape::default()
     }
@@ -112,6 +116,10 @@ impl<T: Section> Setting for T {
 
     fn describe(path: &str, keys: &mut Vec<KeyDoc>) {
         T::describe_rows(path, keys);
+    }
+
+    fn renames(path: &str, renames: &mut Renames) {
+        T::rename_rows(path, renames);
     }
 }
 
@@ -190,7 +198,7 @@ impl Reader<'_> {
             elsewhere.retain(|section| *section != format!("[{}]", self.path));
             let help = match nearest(key, &self.known) {
                 _ if SHARDING.iter().any(|word| key.contains(word)) => format!(
-                    "a model is held whole on each device that computes with it, which `train.beside` and `generate.devices` name; {known}"
+                    "a model is held whole on each device that computes with it, which `train.replica_devices` and `generate.devices` name; {known}"
                 ),
                 Some(name) => format!("did you mean `{name}`? {known}"),
                 None if !elsewhere.is_empty() => format!("`{key}` is a key of {}; {known}", elsewhere.join(" and ")),
@@ -242,11 +250,18 @@ pub(crate) fn check_limit<T: Setting>(value: &T, limit: &super::setting::Limit<T
     problems.push(Problem { key, from: Vec::new(), message, help });
 }
 
-/// Adds a key and what is inside it to the reference.
-pub(crate) fn describe_key<T: Setting>(path: String, default: &T, limit: &[&str], doc: &[&str], keys: &mut Vec<KeyDoc>) {
-    let before = keys.len();
+/// Adds a key and the keys inside it to the reference. A section has a row of its own only if it was renamed.
+pub(crate) fn describe_key<T: Setting>(
+    path: String,
+    default: &T,
+    limit: &[&str],
+    formerly: &[&'static str],
+    doc: &[&str],
+    keys: &mut Vec<KeyDoc>,
+) {
+    let (before, formerly) = (keys.len(), formerly.first().copied());
     T::describe(&path, keys);
-    if keys.len() > before {
+    if keys.len() > before && formerly.is_none() {
         return;
     }
     let default = match default.write() {
@@ -255,7 +270,7 @@ pub(crate) fn describe_key<T: Setting>(path: String, default: &T, limit: &[&str]
         _ => "none".to_owned(),
     };
     let expects = [&[T::expects().as_str()], limit].concat().join(", ");
-    keys.push(KeyDoc { path, expects, default, doc: sentence(doc) });
+    keys.insert(before, KeyDoc { path, expects, default, formerly, doc: sentence(doc) });
 }
 
 /// Doc lines as one line.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde_json::{Value as Json, json};
 
 use super::document::{Node, Value};
+use super::renames::Renames;
 use super::section::Findings;
 
 /// A type that a key may have.
@@ -29,6 +30,9 @@ pub(crate) trait Setting: Sized {
 
     /// Adds the keys inside to the reference.
     fn describe(_path: &str, _keys: &mut Vec<KeyDoc>) {}
+
+    /// Collects the old names of the keys inside.
+    fn renames(_path: &str, _renames: &mut Renames) {}
 }
 
 /// A value in TOML.
@@ -61,6 +65,8 @@ pub(crate) struct KeyDoc {
     pub(crate) path: String,
     pub(crate) expects: String,
     pub(crate) default: String,
+    /// Old name, still accepted with a warning.
+    pub(crate) formerly: Option<&'static str>,
     pub(crate) doc: String,
 }
 
@@ -192,6 +198,10 @@ impl<T: Setting> Setting for Option<T> {
     fn describe(path: &str, keys: &mut Vec<KeyDoc>) {
         T::describe(path, keys);
     }
+
+    fn renames(path: &str, renames: &mut Renames) {
+        T::renames(path, renames);
+    }
 }
 
 impl<T: Setting> Setting for Vec<T> {
@@ -240,5 +250,9 @@ impl<T: Setting> Setting for Vec<T> {
 
     fn describe(path: &str, keys: &mut Vec<KeyDoc>) {
         T::describe(&format!("{path}[]"), keys);
+    }
+
+    fn renames(path: &str, renames: &mut Renames) {
+        T::renames(&format!("{path}[]"), renames);
     }
 }

@@ -20,8 +20,8 @@ struct Kind {
 }
 
 impl Shape {
-    /// One more key.
-    pub(crate) fn key<T: Setting>(&mut self, name: &str, default: &T, limit: &[&str], doc: &[&str]) {
+    /// Adds a key, and its old name as deprecated.
+    pub(crate) fn key<T: Setting>(&mut self, name: &str, default: &T, limit: &[&str], formerly: &[&str], doc: &[&str]) {
         let mut schema = T::schema();
         if let Some(schema) = schema.as_object_mut() {
             let limit: String = limit.iter().map(|limit| format!(" Takes {limit}.")).collect();
@@ -29,6 +29,12 @@ impl Shape {
             if let Some(default) = written(default) {
                 schema.insert("default".to_owned(), default);
             }
+        }
+        for old in formerly {
+            let mut deprecated = T::schema();
+            deprecated["deprecated"] = true.into();
+            deprecated["description"] = format!("Old name of `{name}`.").into();
+            self.keys.insert((*old).to_owned(), deprecated);
         }
         self.keys.insert(name.to_owned(), schema);
     }

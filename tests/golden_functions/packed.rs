@@ -1,7 +1,7 @@
 //! TRL's packing of supervised samples into rows.
 
 use rollflow::data::Sample;
-use rollflow::data::packing::{Packing, TooLong, pack};
+use rollflow::data::packing::{OverlongPolicy, Packing, pack};
 use serde_json::Value;
 
 use crate::case::Case;
@@ -11,9 +11,9 @@ pub fn rows(case: &Case) -> Result<(), String> {
     case.only("expected", &["input_ids", "seq_lengths"])?;
     let inputs = &case.value["inputs"];
     let (packing, too_long) = match inputs["strategy"].as_str() {
-        Some("bfd") => (Packing::BestFit, TooLong::Truncate),
-        Some("bfd_split") => (Packing::BestFit, TooLong::Split),
-        Some("wrapped") => (Packing::Wrapped, TooLong::default()),
+        Some("bfd") => (Packing::BestFit, OverlongPolicy::Truncate),
+        Some("bfd_split") => (Packing::BestFit, OverlongPolicy::Split),
+        Some("wrapped") => (Packing::Wrapped, OverlongPolicy::default()),
         other => return Err(format!("strategy {other:?} is unknown")),
     };
     let sequences: Vec<Vec<u32>> = serde_json::from_value(inputs["sequences"].clone()).map_err(|error| error.to_string())?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use rollflow::algo::{Aggregation, CrossEntropy, Schedule};
 use rollflow::data::Sample;
-use rollflow::data::packing::{Packing, TooLong, pack};
+use rollflow::data::packing::{OverlongPolicy, Packing, pack};
 use rollflow::flow::Source;
 use rollflow::stages::source::Supervised;
 use rollflow::train::{AdamW, LocalBackend, LocalConfig, TrainingBackend, collate};
@@ -51,7 +51,7 @@ proptest! {
         samples in samples(), room in 22usize..60, tokens in 20usize..100, micro_batch_tokens in 1usize..100, threads in 1usize..3,
     ) {
         let count = samples.len();
-        let packed = pack(samples.clone(), room, Packing::BestFit, TooLong::Drop);
+        let packed = pack(samples.clone(), room, Packing::BestFit, OverlongPolicy::Drop);
         prop_assert_eq!(packed.rows.iter().map(Vec::len).sum::<usize>(), count, "no sample is longer than a row");
         let rows = packed.rows.len();
         // One round through all of them: steps are complete when as many groups have come as there are rows.
@@ -86,7 +86,7 @@ fn tokens_of_a_wrapped_row_see_the_sample_before_theirs() {
         let batch = collate(samples, Aggregation::TokenMean).unwrap();
         backend(100, 1).score(Arc::new(batch)).wait().unwrap().concat()
     };
-    let row = pack(samples.clone(), 8, Packing::Wrapped, TooLong::default()).rows.concat();
+    let row = pack(samples.clone(), 8, Packing::Wrapped, OverlongPolicy::default()).rows.concat();
     let (wrapped, apart) = (scores(&row), scores(&samples));
     assert_eq!((row.len(), wrapped.len()), (1, 4));
     assert!((wrapped[0] - apart[0]).abs() < 1e-5 && (wrapped[2] - apart[2]).abs() > 1e-3, "{wrapped:?} {apart:?}");

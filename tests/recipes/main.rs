@@ -1,6 +1,7 @@
 //! Recipes, documents, logs and metrics.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
+mod aliases;
 mod documents;
 mod logs;
 mod metrics;

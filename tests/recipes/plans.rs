@@ -205,7 +205,7 @@ fn check_prints_derived_numbers_and_warnings() {
     odd.train.optimization.micro_batch_tokens = 1;
     odd.sync.every = 1000;
     odd.flow.max_staleness = 0;
-    let mut over_sampled = load(&grpo(), &["batch.over_sample=1.5".to_owned()]).unwrap();
+    let mut over_sampled = load(&grpo(), &["batch.oversampling_factor=1.5".to_owned()]).unwrap();
     over_sampled.flow.max_staleness = 3;
     let mut dropping = over_sampled.clone();
     (dropping.flow.on_stale, dropping.flow.window) = (OnStale::Drop, Some(200));
@@ -287,15 +287,15 @@ fn worst_staleness_is_what_an_adversary_reaches() {
 #[test]
 fn over_sampling_lets_in_what_a_step_chooses_from_within_the_staleness() {
     let mut plan = Plan::default();
-    (plan.flow.max_staleness, plan.batch.groups, plan.batch.over_sample) = (1, 32, 1.5);
+    (plan.flow.max_staleness, plan.batch.groups, plan.batch.oversampling_factor) = (1, 32, 1.5);
     assert_eq!((plan.groups_chosen_from(), plan.admission_window(), plan.worst_staleness()), (48, 48, 1));
     assert!(plan.validate().is_ok());
     plan.sync.every = 3;
     assert_eq!((plan.admission_window(), plan.worst_lag_in_turn()), (112, 1), "two steps before, and what the last chooses from");
     plan.sync.every = 1;
-    plan.batch.over_sample = 2.0;
+    plan.batch.oversampling_factor = 2.0;
     assert!(plan.validate().is_ok(), "all that the bound allows");
-    plan.batch.over_sample = 2.01;
+    plan.batch.oversampling_factor = 2.01;
     assert!(plan.validate().is_err());
     plan.flow.on_stale = OnStale::Mask;
     assert!(plan.validate().is_ok(), "older tokens do not count then");
@@ -304,7 +304,7 @@ fn over_sampling_lets_in_what_a_step_chooses_from_within_the_staleness() {
 /// Laws V2 and V3: a synchronous round has all that its steps choose from, in this process and on servers.
 #[test]
 fn a_synchronous_run_may_over_sample_and_may_generate_on_servers() {
-    let sets = ["flow.max_staleness=0", "batch.groups=32", "batch.over_sample=1.5"].map(str::to_owned);
+    let sets = ["flow.max_staleness=0", "batch.groups=32", "batch.oversampling_factor=1.5"].map(str::to_owned);
     let mut plan = load(&grpo(), &sets).unwrap();
     assert_eq!((plan.groups_chosen_from(), plan.admission_window(), plan.worst_staleness()), (48, 48, 0));
     let text = check_text_on(&plan, MACHINE);
@@ -312,7 +312,7 @@ fn a_synchronous_run_may_over_sample_and_may_generate_on_servers() {
     plan.sync.every = 2;
     assert_eq!((plan.admission_window(), plan.validate().is_ok()), (80, true));
     let mut servers = vec!["engine.kind=vllm".to_owned(), "engine.urls=[\"http://127.0.0.1:8000\"]".to_owned()];
-    servers.push("generate.slots=0".to_owned());
+    servers.push("generate.max_num_seqs=0".to_owned());
     let plan = load(&grpo(), &[&sets[..], &servers].concat()).unwrap();
     assert!(plan.engine.is_remote() && plan.flow.max_staleness == 0);
 }
@@ -368,7 +368,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         plan.generate.stop = stop.clone();
         plan.generate.temperature = real;
         plan.generate.min_p = share;
-        plan.batch.over_sample = 1.0 + share / 2.0;
+        plan.batch.oversampling_factor = 1.0 + share / 2.0;
         plan.filter_fallback = if flag { Fallback::Keep } else { Fallback::Error };
         if regex_is_valid(&pattern) {
             plan.reward.rule = RewardRule::Regex(RegexRule { pattern: pattern.clone() });
@@ -386,10 +386,10 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             let params = Params::default().with(&pattern, nested).with("few", few as i64).with("flag", flag);
             plan.filter.push(Filter::Custom(Custom { name: pattern.clone(), params }));
         }
-        plan.train.aggregation = [Aggregation::TokenMean, Aggregation::SeqMeanTokenMean, Aggregation::DrGrpo][choice];
+        plan.train.loss_aggregation = [Aggregation::TokenMean, Aggregation::SeqMeanTokenMean, Aggregation::DrGrpo][choice];
         plan.train.entropy_coef = real;
         plan.train.loss = [
-            Loss::Gspo(Gspo { clip_low: share / 2.0, clip_high: real, by_token: flag }),
+            Loss::Gspo(Gspo { epsilon: share / 2.0, epsilon_high: real, by_token: flag }),
             Loss::Grpo(loss::Grpo { dual_clip: flag.then_some(3.0), level: Level::Geometric, ..loss::Grpo::default() }),
             Loss::KlCov(KlCov { coef: real, ..KlCov::default() }),
         ][choice]
@@ -403,7 +403,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             .clone()
             .map(|policy| Reference { policy, threads: few });
         if plan.reference.is_some() {
-            plan.train.kl_loss = flag.then(|| KlLoss { coef: real, ..KlLoss::default() });
+            plan.train.kl_loss = flag.then(|| KlLoss { beta: real, ..KlLoss::default() });
             plan.train.kl_reward = Some(KlReward { target: flag.then_some(real), ..KlReward::default() });
         }
         plan.train.proximal = [None, Some(Proximal::Recompute), Some(Proximal::LogLinear)][choice];
@@ -413,7 +413,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             _ => Correction::MaskedIs(MaskedIs { level: Level::Geometric, min: share, ..MaskedIs::default() }),
         };
         plan.train.reject = vec![Reject { min: None, ..Reject::default() }; choice];
-        plan.train.updates = steps;
+        plan.train.ppo_epochs = steps;
         plan.train.minibatches = few;
         if choice == 0 {
             let critic = Critic { lr: real, value_clip: f64::INFINITY, lambda: share, whiten: flag, ..Critic::default() };

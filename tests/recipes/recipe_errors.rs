@@ -99,11 +99,11 @@ fn keys_that_contradict_each_other_are_errors() {
         "filter = [{ kind = 'length', min = 9, max = 3 }, { kind = 'length', min = 500 }]",
         "flow.window = 31",
         "flow = { window = 65 }",
-        "batch.over_sample = 0.5",
-        "batch.over_sample = 2.1",
-        "batch.over_sample = 1.5\nflow = { max_staleness = 0, window = 49 }",
-        "batch.over_sample = 1.5\nflow.window = 40",
-        "generate.slots = 0\nflow.max_staleness = 0",
+        "batch.oversampling_factor = 0.5",
+        "batch.oversampling_factor = 2.1",
+        "batch.oversampling_factor = 1.5\nflow = { max_staleness = 0, window = 49 }",
+        "batch.oversampling_factor = 1.5\nflow.window = 40",
+        "generate.max_num_seqs = 0\nflow.max_staleness = 0",
         "sft = { steps = 5, schedule = { warmup = 6 } }",
         "train.proximal = 'behaviour'\ntrain.correction = { kind = 'truncated_is', min = 3, max = 2 }\ntrain.gap_warn = 4\ntrain.gap_halt = 3",
         "[[train.reject]]\ndivergence = 'k1'\nover = 'max'\nmin = 3\nmax = 2\n[[train.reject]]\nmin = 0.5\n[[train.reject]]\ndivergence = 'k1'",
@@ -111,7 +111,7 @@ fn keys_that_contradict_each_other_are_errors() {
         "train.correction = { kind = 'ice_pop' }\ntrain.gap_halt = 0",
         "train = { top_entropy = 0.5, off_policy_threshold = 1, loss = { kind = 'geo_mean' } }",
         "train.loss = { kind = 'clip_cov', min = 2, max = 1, share = 0 }",
-        "train.loss = { kind = 'gpg', clip_low = 0.2 }",
+        "train.loss = { kind = 'gpg', epsilon = 0.2 }",
         "train.advantage = { kind = 'constant', std = 'group' }",
         "generate.group_size = 1\ntrain.advantage = { kind = 'constant', baseline = 0 }\n[[filter]]\nkind = 'nonzero_std'",
     ];
@@ -170,7 +170,7 @@ fn a_critic_beside_what_it_replaces_or_that_leaves_the_policy_no_step_is_an_erro
         "critic = { value_clip = 0, gamma = 1.5, lambda = -1, advantage = 'gae' }",
         "generate.group_size = 1\n[critic]\n[[filter]]\nkind = 'nonzero_std'",
         "batch.groups = 4\ntrain.minibatches = 5",
-        "train.kl_reward = { coef = 0.1 }\n[critic]",
+        "train.kl_reward = { beta = 0.1 }\n[critic]",
     ];
     insta::assert_snapshot!(cases.map(also).join("\n\n"));
 }
@@ -197,7 +197,7 @@ fn services_and_parts_of_ones_own_that_make_no_sense_are_errors() {
         "reward = { kind = 'parts', combine = 'custom', part = [{ name = 'a', kind = 'custom', params = 3 }] }",
         "reward = { kind = 'parts', aggregator = 'mine', part = [{ name = 'a', kind = 'math' }] }",
         "train = { entropy_coef = 0.1, top_entropy = 0.5, loss = { kind = 'custom', name = 'mine' } }",
-        "train.loss = { kind = 'custom', name = 'mine', clip_low = 0.1 }",
+        "train.loss = { kind = 'custom', name = 'mine', epsilon = 0.1 }",
     ];
     insta::assert_snapshot!(cases.map(also).join("\n\n"));
 }
@@ -273,9 +273,9 @@ fn what_is_held_to_a_reference_needs_one() {
         let found = also(&format!("[train.{key}]\ncoef = 0.1\n"));
         assert!(found.contains(&format!("`train.{key}`")) && found.contains("[reference]"), "{found}");
     }
-    let found = also("[train.kl_loss]\ncoef = 0\nestimator = \"k4\"\n[reference]\nkind = \"ema\"\ndecay = 1\n");
+    let found = also("[train.kl_loss]\nbeta = 0\nestimator = \"k4\"\n[reference]\nkind = \"ema\"\ndecay = 1\n");
     assert!(
-        ["train.kl_loss.coef", "train.kl_loss.estimator", "reference.decay"].iter().all(|key| found.contains(key)),
+        ["train.kl_loss.beta", "train.kl_loss.estimator", "reference.decay"].iter().all(|key| found.contains(key)),
         "{found}"
     );
 }
@@ -289,9 +289,17 @@ fn pairs_and_a_loss_of_pairs_go_together() {
     let sound = "[pairs]\nselect = \"all\"\n[reference]\nkind = \"frozen\"\n[train.loss]\nkind = \"dpo\"\n";
     assert!(parse("run.toml", &format!("{SOUND}{sound}"), &[]).is_ok());
     assert!(also(&format!("{sound}pair_loss = \"exo_pair\"\n")).contains("`exo_pair` takes the logarithm"));
-    let sets = ["train.kl_loss.coef=0.1", "train.entropy_coef=0.1", "train.aggregation=token_sum", "generate.mask_older=true"];
+    let sets = [
+        "train.kl_loss.beta=0.1",
+        "train.entropy_coef=0.1",
+        "train.loss_aggregation=token_sum",
+        "generate.mask_older_versions=true",
+    ];
     let found = errors(&format!("{SOUND}{sound}"), &sets).to_string();
-    assert!(["kl_loss", "entropy_coef", "aggregation", "mask_older"].iter().all(|key| found.contains(key)), "{found}");
+    assert!(
+        ["kl_loss", "entropy_coef", "loss_aggregation", "mask_older_versions"].iter().all(|key| found.contains(key)),
+        "{found}"
+    );
     let free = sound.replace("[reference]\nkind = \"frozen\"\n", "") + "reference_free = true\n";
     assert!(parse("run.toml", &format!("{SOUND}{free}"), &[]).is_ok());
 }
@@ -299,7 +307,7 @@ fn pairs_and_a_loss_of_pairs_go_together() {
 #[test]
 fn rows_and_conversations_that_lack_what_they_need_are_errors() {
     let conversing = "[chat]\ndate = \"31 January\"\n";
-    let packed = "[sft]\npacking = \"wrapped\"\ntoo_long = \"drop\"\n";
+    let packed = "[sft]\npacking = \"wrapped\"\non_overlong = \"drop\"\n";
     insta::assert_snapshot!([conversing, packed].map(also).join("\n"));
 }
 

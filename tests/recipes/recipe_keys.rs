@@ -47,7 +47,7 @@ const READ: &[(&str, &str, &str)] = &[
     ("sft.data", SAMPLED, "conversations::batches, of [mix] too"),
     ("sft.sources", SAMPLED, "conversations::batches, of [mix] too"),
     ("sft.max_length", SAMPLED, "conversations::batches, of [mix] too"),
-    ("sft.too_long", SAMPLED, "conversations::batches, of [mix] too"),
+    ("sft.on_overlong", SAMPLED, "conversations::batches, of [mix] too"),
     ("sft.packing", SAMPLED, "conversations::batches, of [mix] too"),
     ("sft.turns", SAMPLED, "conversations::prepare, of [mix] too"),
     ("sft.lr_scale.score_head", "", "a language model has none"),
@@ -70,7 +70,7 @@ const READ: &[(&str, &str, &str)] = &[
     ("reference.decay", GENERATED, "references: follows what is published"),
     ("reference.every", GENERATED, "references: follows what is published"),
     ("batch.groups", POLICY, "Batcher, RecordedGroups::batches, preferences::batches"),
-    ("batch.over_sample", GENERATED, "Batcher::over_sample"),
+    ("batch.oversampling_factor", GENERATED, "Batcher::over_sample"),
     ("train.", POLICY, "trainers::trainer, trainers::backend, lessons::lesson"),
     ("train.probe", GENERATED, "grpo::reinforce"),
     ("train.gap_warn", REINFORCED, "Trainer::gap_limits; pairs of a data set were sampled by nobody"),
@@ -78,7 +78,7 @@ const READ: &[(&str, &str, &str)] = &[
     ("train.target_reward", REINFORCED, "Trainer::target_reward; pairs have no reward"),
     ("train.minibatches", REINFORCED, "lessons::lesson; pairs are laid out over a whole batch"),
     ("train.advantage.", REINFORCED, "advantages::estimator; pairs have no reward"),
-    ("train.aggregation", REINFORCED, "trainers::aggregation; all pairs of a step count alike"),
+    ("train.loss_aggregation", REINFORCED, "trainers::aggregation; all pairs of a step count alike"),
     ("train.kl_loss.", REINFORCED, "losses; a loss of pairs has its own beta"),
     ("train.kl_reward.", REINFORCED, "losses; pairs have no reward"),
     ("train.correction.", REINFORCED, "losses::off_policy; a loss of pairs has no ratio"),
@@ -140,10 +140,10 @@ const CONTEXTS: [&[&str]; 32] = [
     &["engine={kind='vllm',urls=['http://a:1']}"],
     &["engine={launch='vllm'}"],
     &["engine={launch='vllm',replicas=2}"],
-    &["reference={kind='frozen'}", "train.kl_loss={coef=0.1}"],
-    &["reference={kind='frozen'}", "train.kl_reward={coef=0.1}"],
-    &["reference={kind='ema'}", "train.kl_loss={coef=0.1}"],
-    &["reference={kind='periodic'}", "train.kl_loss={coef=0.1}"],
+    &["reference={kind='frozen'}", "train.kl_loss={beta=0.1}"],
+    &["reference={kind='frozen'}", "train.kl_reward={beta=0.1}"],
+    &["reference={kind='ema'}", "train.kl_loss={beta=0.1}"],
+    &["reference={kind='periodic'}", "train.kl_loss={beta=0.1}"],
     &["pairs={select='all'}", "train.loss={kind='dpo'}", "reference={kind='frozen'}"],
     &["environment={kind='calculator'}", "reward={kind='environment'}"],
     &["task={kind='data',data='a.jsonl'}", "reward={kind='exact'}"],
@@ -240,8 +240,8 @@ fn values(path: &str, schema: &Value) -> Vec<String> {
 fn collect(schema: &Value, path: &str, before: &[String], all: &mut BTreeMap<String, Key>) {
     for (key, of) in schema["properties"].as_object().into_iter().flatten() {
         let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-        // Which kind and which pipeline it is decides what other keys mean.
-        if path == "include" || path == "pipeline" || key == "kind" && !of["const"].is_null() {
+        // A kind and a pipeline decide about other keys; `aliases.rs` tests old names.
+        if of["deprecated"] == true || path == "include" || path == "pipeline" || key == "kind" && !of["const"].is_null() {
             continue;
         }
         if let Some(kinds) = of["oneOf"].as_array().filter(|kinds| kinds[0]["properties"].is_object()) {

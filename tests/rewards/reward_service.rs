@@ -218,7 +218,7 @@ fn a_busy_service_is_waited_for_and_that_is_no_failure() {
     let reward = ServedReward::new(Served::by(Service::new(busy).unwrap())).dead_letters(DeadLetterWriter::new(folder.path()));
     score(1, reward).0.unwrap();
     let text = &letters(folder.path())[0].failures[0].text;
-    assert!(text.contains("said 503 for") && text.contains("raise patience"), "{text}");
+    assert!(text.contains("said 503 for") && text.contains("raise busy_timeout"), "{text}");
 }
 
 #[test]

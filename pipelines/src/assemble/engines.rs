@@ -110,7 +110,7 @@ impl Engines {
     pub fn sync(&self, plan: &Plan, to: WeightsTx<Synced>) -> Result<RemoteSync<FrozenWeights>> {
         let (exporter, manager) = (self.exporter.clone(), WeightSyncManager::new(self.handle.clone(), sync_config(&plan.engine)));
         let export = move |version, weights: &Arc<FrozenWeights>| exporter.export(version, weights);
-        Ok(RemoteSync::new(manager, export, to).patience(Duration::from_secs_f64(plan.engine.patience)))
+        Ok(RemoteSync::new(manager, export, to).patience(Duration::from_secs_f64(plan.engine.lost_timeout)))
     }
 }
 

@@ -125,7 +125,7 @@ fn prepared(plan: &Plan, eval: &Eval, registry: &Registry, reader: &Reader) -> R
 }
 
 fn configured<E: TokenEngine, W: Send + Sync + 'static>(of: Evaluator<E, W>, plan: &Plan, eval: &Eval) -> Evaluator<E, W> {
-    of.slots(eval.slots).threads(eval.threads).seed(plan.seed).last(plan.steps()).in_order(plan.flow.max_staleness == 0)
+    of.slots(eval.max_num_seqs).threads(eval.threads).seed(plan.seed).last(plan.steps()).in_order(plan.flow.max_staleness == 0)
 }
 
 /// Evaluates a model. What `out` holds of the same evaluation is not asked again; `see` is shown every answer as it is judged, and
@@ -138,7 +138,7 @@ pub fn evaluate(
     see: impl FnMut(usize, usize) -> Result<()>,
 ) -> Result<Summary> {
     let eval = plan.eval.clone().unwrap_or_default();
-    ask(plan, registry, (model, &policy.into()), out, (policy.engine(eval.slots, plan.seed), 0), see)
+    ask(plan, registry, (model, &policy.into()), out, (policy.engine(eval.max_num_seqs, plan.seed), 0), see)
 }
 
 /// The same by servers: they are given the model, verified, and asked.
@@ -154,7 +154,7 @@ pub fn evaluate_by_servers(
     let eval = plan.eval.clone().unwrap_or_default();
     engines.give(plan, policy, VERSION)?;
     let config = engines.fleet_config(plan, policy);
-    let mut fleet = Fleet::new(engines.handle(), config, policy.tokenizer(), eval.slots, plan.seed);
+    let mut fleet = Fleet::new(engines.handle(), config, policy.tokenizer(), eval.max_num_seqs, plan.seed);
     fleet.set_weights(VERSION, &Synced { version: VERSION });
     ask(plan, registry, (model, &engines.reader(policy)), out, (fleet, VERSION), see)
 }

@@ -30,7 +30,7 @@ pub fn lesson(plan: &Plan, registry: &Registry) -> Result<StepConfig> {
         aggregation: aggregation(plan),
         algorithm: Some(Arc::new(Algorithm { loss, off_policy })),
         schedule: Some(schedule(&train.optimization, train.lr, own_steps(plan), train.updates_a_step())?),
-        ppo_epochs: train.updates,
+        ppo_epochs: train.ppo_epochs,
         minibatches: Minibatches { count: train.minibatches, seed: plan.seed },
         score_first: train.centre() == correction::Proximal::Recompute,
         mixed: None,
@@ -97,14 +97,14 @@ pub fn own_steps(plan: &Plan) -> u64 {
 /// The learning rate over updates, of which every step makes so many.
 pub fn schedule(of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<Schedule> {
     let (warmup_steps, total_steps) = (of.schedule.warmup.saturating_mul(updates), steps.saturating_mul(updates));
-    let schedule = Schedule { lr, decay: of.schedule.kind, warmup_steps, total_steps, floor: of.schedule.floor };
+    let schedule = Schedule { lr, decay: of.schedule.kind, warmup_steps, total_steps, floor: of.schedule.min_lr_ratio };
     schedule.validate()?;
     Ok(schedule)
 }
 
 /// How tokens weigh in the loss.
 pub fn aggregation(plan: &Plan) -> Aggregation {
-    match plan.train.aggregation {
+    match plan.train.loss_aggregation {
         recipe::train::Aggregation::TokenMean => Aggregation::TokenMean,
         recipe::train::Aggregation::SeqMeanTokenMean => Aggregation::SeqMeanTokenMean,
         recipe::train::Aggregation::SeqMeanTokenSum => Aggregation::SeqMeanTokenSum,

@@ -72,29 +72,29 @@ fn policy_loss(train: &Train) -> Option<PolicyLoss> {
     let (surrogate, level) = match &train.loss {
         Loss::Dpo(_) | Loss::Custom(_) => return None,
         Loss::Grpo(of) => {
-            let clip = Clip { delta: of.delta, dual: of.dual_clip, ..clip(of.clip_low, of.clip_high) };
+            let clip = Clip { delta: of.delta, dual: of.dual_clip, ..clip(of.epsilon, of.epsilon_high) };
             (Surrogate::Clip(clip), ratio(of.level))
         }
-        Loss::Dapo(of) => (Surrogate::Clip(clip(of.clip_low, of.clip_high)), RatioLevel::Token),
+        Loss::Dapo(of) => (Surrogate::Clip(clip(of.epsilon, of.epsilon_high)), RatioLevel::Token),
         Loss::Gspo(of) => {
             let level = if of.by_token { RatioLevel::GeometricToken } else { RatioLevel::Geometric };
-            (Surrogate::Clip(clip(of.clip_low, of.clip_high)), level)
+            (Surrogate::Clip(clip(of.epsilon, of.epsilon_high)), level)
         }
-        Loss::Cispo(of) => (Surrogate::Cispo { low: of.clip_low, high: of.clip_high }, ratio(of.level)),
+        Loss::Cispo(of) => (Surrogate::Cispo { low: of.epsilon, high: of.epsilon_high }, ratio(of.level)),
         Loss::Sapo(of) => (Surrogate::Sapo { tau_pos: of.tau_pos, tau_neg: of.tau_neg }, ratio(of.level)),
         Loss::Gpg(_) => (Surrogate::Gpg, RatioLevel::Token),
         Loss::Dro(of) => (Surrogate::Dro { beta: of.beta }, RatioLevel::Token),
         Loss::Dppo(of) => {
             let divergence = of.divergence;
-            (Surrogate::Dppo { divergence, low: of.clip_low, high: of.clip_high, max_ratio: of.max_ratio }, RatioLevel::Token)
+            (Surrogate::Dppo { divergence, low: of.epsilon, high: of.epsilon_high, max_ratio: of.max_ratio }, RatioLevel::Token)
         }
         Loss::Vespo(of) => {
             let loss::Vespo { k_pos, lambda_pos, k_neg, lambda_neg } = *of;
             (Surrogate::Vespo(Vespo { k_pos, lambda_pos, k_neg, lambda_neg }), RatioLevel::Token)
         }
-        Loss::GeoMean(of) => (Surrogate::GeoMean { low: of.clip_low, high: of.clip_high }, RatioLevel::Geometric),
+        Loss::GeoMean(of) => (Surrogate::GeoMean { low: of.epsilon, high: of.epsilon_high }, RatioLevel::Geometric),
         Loss::ClipCov(of) => {
-            let clip = clip(of.clip_low, of.clip_high);
+            let clip = clip(of.epsilon, of.epsilon_high);
             (Surrogate::ClipCov { clip, share: of.share, min: of.min, max: of.max }, RatioLevel::Token)
         }
         Loss::KlCov(of) => (Surrogate::KlCov { share: of.share, coef: of.coef }, RatioLevel::Token),
@@ -102,7 +102,7 @@ fn policy_loss(train: &Train) -> Option<PolicyLoss> {
     let (beta, kl, unbiased_kl) = match &train.kl_loss {
         Some(of) => {
             let kl = Kl { straight_through: of.straight_through, ..divergence(of.estimator, &of.limits) };
-            (of.coef, kl, of.unbiased)
+            (of.beta, kl, of.unbiased)
         }
         None => (0.0, Kl::default(), true),
     };
@@ -121,7 +121,7 @@ fn policy_loss(train: &Train) -> Option<PolicyLoss> {
 
 /// What `train.kl_reward` takes off rewards.
 pub fn reward_kl(of: &KlReward) -> RewardKl {
-    let kl = RewardKl::new(of.coef, divergence(of.estimator, &of.limits));
+    let kl = RewardKl::new(of.beta, divergence(of.estimator, &of.limits));
     match of.target {
         Some(target) => kl.adaptive(AdaptiveKl { target, horizon: of.horizon }),
         None => kl,
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn a_divergence_weighs_as_the_recipe_says_and_its_loss_looks_at_every_token() {
         let held =
-            plan("reference.kind = 'ema'\ntrain.kl_loss = { coef = 0.2, estimator = 'k2', unbiased = false, truncate = 3 }");
+            plan("reference.kind = 'ema'\ntrain.kl_loss = { beta = 0.2, estimator = 'k2', unbiased = false, truncate = 3 }");
         let found = super::policy_loss(&held.train).unwrap();
         assert_eq!((found.beta, found.unbiased_kl, found.kl.truncate), (0.2, false, Some(3.0)));
         assert_eq!(found.kl.form, rollflow::algo::KlForm::K2);

@@ -56,13 +56,13 @@ pub fn generator_by<E: TokenEngine>(plan: &Plan, generator: Generator<E>) -> Res
     let generate = &plan.generate;
     let generator = generator
         .on_new_weights(generate.on_new_weights)
-        .mask_older(generate.mask_older)
+        .mask_older(generate.mask_older_versions)
         .group_size(generate.group_size)
         .sampling(sampling(plan))
         .workers(generate.workers)
         .threads(generate.threads)
         .seed(plan.seed);
-    let generator = match generate.slots {
+    let generator = match generate.max_num_seqs {
         0 => generator.adaptive_slots(plan.most_slots()),
         slots => generator.slots(slots),
     };

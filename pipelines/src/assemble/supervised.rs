@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use rollflow::data::chat::{ChatError, ChatInput, tokenize_conversation};
-use rollflow::data::packing::{PackedRows, Packing, TooLong, pack};
+use rollflow::data::packing::{OverlongPolicy, PackedRows, Packing, pack};
 use rollflow::data::source::{Example, Mixed, prepare_pair, prepare_sft_sample, prepare_sft_turns, too_long};
 use rollflow::data::{BufferState, ChatMessage, Pair, arithmetic};
 use rollflow::env::{Environment, ToolCall, ToolResult, ToolSpec};
@@ -33,7 +33,7 @@ pub fn batches(plan: &Plan, sft: &Sft, reader: &Reader) -> Result<(Supervised, O
     // Where none is said, the longest sample is the longest that the model reads.
     let sft = &Sft { max_length: sft.max_length.or(Some(reader.config.max_positions)), ..sft.clone() };
     // Rows and steps by tokens are laid out before the run.
-    let ahead = sft.packs() || sft.too_long == TooLong::Split;
+    let ahead = sft.packs() || sft.on_overlong == OverlongPolicy::Split;
     if !sources.is_empty() && !ahead {
         return drawn(plan, sft, &sources, reader);
     }
@@ -60,7 +60,7 @@ pub fn prepare(chat: &Chat, sft: &Sft, example: &Example, tokenizer: &Tokenizer)
 
 /// Samples as they fit into `sft.max_length`.
 pub fn fit(sft: &Sft, samples: Vec<Sample>) -> PackedRows {
-    pack(samples, sft.max_length.unwrap_or(usize::MAX), sft.packing, sft.too_long).teaching()
+    pack(samples, sft.max_length.unwrap_or(usize::MAX), sft.packing, sft.on_overlong).teaching()
 }
 
 /// All samples at once.
@@ -112,10 +112,10 @@ fn say(sft: &Sft, samples: usize, packed: &PackedRows) {
     if *too_long > 0 && sft.packing != Packing::Wrapped {
         tracing::warn!(
             "{too_long} of {samples} samples are longer than {room} tokens (sft.max_length, or what the model reads): {}",
-            match sft.too_long {
-                TooLong::Truncate => "they keep their beginning",
-                TooLong::Drop => "they are left out",
-                TooLong::Split => "they are cut into pieces",
+            match sft.on_overlong {
+                OverlongPolicy::Truncate => "they keep their beginning",
+                OverlongPolicy::Drop => "they are left out",
+                OverlongPolicy::Split => "they are cut into pieces",
             }
         );
     }
@@ -132,7 +132,7 @@ fn say(sft: &Sft, samples: usize, packed: &PackedRows) {
 /// What is imitated, and the name of its data for checkpoints. Always shuffled: neighbours in a file are alike.
 fn drawn(plan: &Plan, sft: &Sft, sources: &[Source], reader: &Reader) -> Result<(Supervised, Option<BufferState>)> {
     let (tokenizer, chat) = (reader.tokenizer.clone(), &chat(plan));
-    let bound = sft.max_length.filter(|_| sft.too_long == TooLong::Drop);
+    let bound = sft.max_length.filter(|_| sft.on_overlong == OverlongPolicy::Drop);
     let fits = |example: &Example| match bound {
         None => Ok(()),
         Some(max) => match prepare(chat, sft, example, &tokenizer) {

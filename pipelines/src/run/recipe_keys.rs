@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use rollflow::recipe::{Pipeline, Plan};
+use rollflow::recipe::{Pipeline, Plan, with_current_names};
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
 use crate::assemble::models::Lineage;
@@ -53,23 +53,23 @@ const MAY_CHANGE: &[&str] = &[
     "model.device",
     "model.check_memory",
     "train.threads",
-    "train.beside",
+    "train.replica_devices",
     "train.micro_batch_tokens",
     "train.gradient_checkpointing",
     "sft.threads",
-    "sft.beside",
+    "sft.replica_devices",
     "sft.micro_batch_tokens",
     "sft.gradient_checkpointing",
     "reward_model.threads",
-    "reward_model.beside",
+    "reward_model.replica_devices",
     "reward_model.micro_batch_tokens",
     "reward_model.gradient_checkpointing",
     "critic.threads",
-    "critic.beside",
+    "critic.replica_devices",
     "critic.micro_batch_tokens",
     "critic.gradient_checkpointing",
     "reference.threads",
-    "generate.slots",
+    "generate.max_num_seqs",
     "generate.threads",
     "generate.workers",
     "generate.devices",
@@ -80,12 +80,12 @@ const MAY_CHANGE: &[&str] = &[
     "reward.",
 ];
 
-/// Every key of a recipe, dotted, with its value as it is written.
+/// Every key of a recipe, dotted and by its current name, with its value as it is written.
 pub fn flat(text: &str) -> Result<BTreeMap<String, String>> {
     let table: toml::Table = text.parse()?;
     let mut keys = BTreeMap::new();
     flatten("", &toml::Value::Table(table), &mut keys);
-    Ok(keys)
+    Ok(with_current_names(keys))
 }
 
 fn flatten(path: &str, value: &toml::Value, keys: &mut BTreeMap<String, String>) {
@@ -185,7 +185,7 @@ mod tests {
         let changed = |sets: &[&str]| changed_for_resume(run.path(), &plan(sets)).unwrap();
         let unchanged: [&str; 0] = [];
         assert_eq!(changed(&[]), unchanged);
-        assert_eq!(changed(&["train.steps=7", "train.lr=1e-4", "observe.log_every=3", "generate.slots=8"]), unchanged);
+        assert_eq!(changed(&["train.steps=7", "train.lr=1e-4", "observe.log_every=3", "generate.max_num_seqs=8"]), unchanged);
         assert_eq!(
             changed(&["seed=5", "generate.group_size=4", "flow.max_staleness=2"]),
             [

@@ -36,7 +36,7 @@ fn a_run_of_adapters_that_was_killed_is_the_run_that_was_not() {
     for sync in ["merged", "adapter"] {
         let (whole, killed) = (folder.path().join("whole"), folder.path().join("killed"));
         let sync = format!("lora.sync={sync}");
-        let held = ["reference={kind=\"frozen\"}", "train.kl_loss={coef=0.1}"];
+        let held = ["reference={kind=\"frozen\"}", "train.kl_loss={beta=0.1}"];
         let sets = [&[LORA, &sync, "train.steps=40", "checkpoint.every=1", "train.lr=1e-2"][..], &held].concat();
         run(&whole, &sets);
         assert!(run_killed(&killed, &sets, 6, 11) >= 4);
@@ -77,7 +77,7 @@ fn an_unknown_target_is_refused_with_what_there_is() {
 fn adapters_by_themselves_are_no_reference_that_follows() {
     let check = |kind: &str| {
         let reference = format!("reference.kind={kind}");
-        let sets = ["lora.sync=adapter", "train.kl_loss={coef=0.1}", reference.as_str()];
+        let sets = ["lora.sync=adapter", "train.kl_loss={beta=0.1}", reference.as_str()];
         rollflow(&["check", GRPO].into_iter().chain(sets.into_iter().flat_map(|set| ["--set", set])).collect::<Vec<_>>())
     };
     let refused = check("ema");

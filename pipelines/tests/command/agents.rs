@@ -70,7 +70,7 @@ fn the_environments_grade_is_the_reward_and_every_turn_can_be_read() {
 fn a_model_that_works_in_an_environment_is_evaluated_there() {
     let folder = tempfile::tempdir().unwrap();
     let [run, again, asked] = ["run", "again", "asked"].map(|name| folder.path().join(name));
-    let sets = [&GAME[..], &["train.steps=4", "eval={every=2,samples=2,limit=5,slots=6}"]].concat();
+    let sets = [&GAME[..], &["train.steps=4", "eval={every=2,samples=2,limit=5,max_num_seqs=6}"]].concat();
     let ended = rollflow(&run_args(GRPO, &run, &sets));
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     let evaluations = rows(&run.join("evaluations.jsonl"));

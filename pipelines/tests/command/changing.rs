@@ -15,7 +15,7 @@ const CHANGES: [&str; 5] = [
     "train.schedule.kind=constant",
     "change=[{at=5,set=[\"train.loss={ kind = 'dapo' }\",\"train.advantage={ kind = 'leave_one_out' }\",\
      \"train.correction={ kind = 'truncated_is' }\"]},{at=9,set=[\"train.loss={ kind = 'gspo' }\",\"train.correction={ kind = 'none' }\",\
-     \"train.lr=1e-5\",\"train.updates=2\"]}]",
+     \"train.lr=1e-5\",\"train.ppo_epochs=2\"]}]",
     "ramp=[{key=\"generate.temperature\",from=1.3,to=0.7,begin=2,end=12},{key=\"train.entropy_coef\",from=0.01,to=0.0,end=10}]",
 ];
 

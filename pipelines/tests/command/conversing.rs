@@ -126,7 +126,8 @@ fn conversations_are_imitated_in_rows_and_asked_by_the_folders_template() {
         format!("task={{kind=\"data\",data={:?},columns={{prompt=\"ask\"}}}}", data.display().to_string()),
         format!("sft.sources=[{{data={:?},columns={{messages=\"messages\"}}}}]", data.display().to_string()),
     ];
-    let packed = ["sft.max_length=160", "sft.packing=best_fit", "sft.batch_tokens=400", "sft.too_long=drop"].map(str::to_owned);
+    let packed =
+        ["sft.max_length=160", "sft.packing=best_fit", "sft.batch_tokens=400", "sft.on_overlong=drop"].map(str::to_owned);
     let ended = run(SFT, &out, &[&shared[..], &packed].concat());
     assert_eq!(ended.code, Some(0), "{}\n{}", ended.out, ended.err);
     for line in ["Packed 12 samples into", "Rows: ", "Batch tokens: 400"] {

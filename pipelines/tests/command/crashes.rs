@@ -79,7 +79,7 @@ fn a_run_with_a_critic_that_was_killed_is_the_run_that_was_not() {
     let folder = tempfile::tempdir().unwrap();
     let (whole, killed) = (folder.path().join("whole"), folder.path().join("killed"));
     let critic = "critic={lr=1e-3,warmup_steps=2,lambda=0.9}";
-    let sets = ["train.steps=40", "checkpoint.every=1", "train.updates=2", "train.minibatches=2", critic];
+    let sets = ["train.steps=40", "checkpoint.every=1", "train.ppo_epochs=2", "train.minibatches=2", critic];
     let ended = rollflow(&run_args(GRPO, &whole, &sets));
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     assert!(run_killed(&killed, &sets, 8, 3) >= 6);
@@ -94,11 +94,11 @@ fn a_run_with_a_critic_that_was_killed_is_the_run_that_was_not() {
 #[test]
 fn a_run_that_was_killed_is_held_to_the_reference_of_the_run_that_was_not() {
     let folder = tempfile::tempdir().unwrap();
-    let cost = "train.kl_reward={coef=0.1,target=0.01,horizon=100}";
+    let cost = "train.kl_reward={beta=0.1,target=0.01,horizon=100}";
     for reference in ["{kind=\"ema\",decay=0.8}", "{kind=\"periodic\",every=7}", "{kind=\"frozen\"}"] {
         let (whole, killed) = (folder.path().join("whole"), folder.path().join("killed"));
         let reference = format!("reference={reference}");
-        let sets = ["train.steps=40", "checkpoint.every=1", "train.lr=1e-2", "train.kl_loss={coef=0.1}", cost, &reference];
+        let sets = ["train.steps=40", "checkpoint.every=1", "train.lr=1e-2", "train.kl_loss={beta=0.1}", cost, &reference];
         let ended = rollflow(&run_args(GRPO, &whole, &sets));
         assert_eq!(ended.code, Some(0), "{}", ended.err);
         assert!(run_killed(&killed, &sets, 8, 5) >= 4);

@@ -26,7 +26,7 @@ fn losses(folder: &std::path::Path, name: &str, sets: &[&str]) -> Vec<f64> {
 fn n1_supervised_steps_on_several_devices_are_those_on_one() {
     let folder = tempfile::tempdir().unwrap();
     let alone = losses(folder.path(), "alone", &[]);
-    let together = losses(folder.path(), "together", &[&more("sft.beside")]);
+    let together = losses(folder.path(), "together", &[&more("sft.replica_devices")]);
     assert_eq!(alone.len(), 12);
     for (alone, together) in alone.iter().zip(&together) {
         assert!((alone - together).abs() < 1e-4, "{alone} {together}");
@@ -37,7 +37,7 @@ fn n1_supervised_steps_on_several_devices_are_those_on_one() {
 fn a_run_generates_and_trains_on_several_devices() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
-    let (generators, beside) = (more("generate.devices"), more("train.beside"));
+    let (generators, beside) = (more("generate.devices"), more("train.replica_devices"));
     let sets = [&generators, "generate.workers=2", &beside, "flow.max_staleness=2"];
     let ended = rollflow(&run_args(GRPO, &run, &[&sets[..], &["train.steps=6"]].concat()));
     assert_eq!(ended.code, Some(0), "{}", ended.err);
@@ -55,8 +55,11 @@ fn check_tells_of_devices_that_nobody_uses_or_that_are_not_there() {
     };
     let told = check(&["generate.devices=[\"cpu\",\"cpu\"]"]);
     assert!(told.contains("names 2 devices for 1 of `generate.workers`"), "{told}");
-    let told = check(&["model.device=cuda:1", "train.beside=[\"cuda:2\",\"cuda:1\",\"cuda:2\"]"]);
+    let told = check(&["model.device=cuda:1", "train.replica_devices=[\"cuda:2\",\"cuda:1\",\"cuda:2\"]"]);
     assert_eq!(told.matches("which is in use there already").count(), 2, "{told}");
-    let told = check(&["train.beside=[\"cuda:63\"]", "generate.devices=[\"cuda:62\"]"]);
-    assert!(told.contains("`train.beside` is \"cuda:63\"") && told.contains("`generate.devices` is \"cuda:62\""), "{told}");
+    let told = check(&["train.replica_devices=[\"cuda:63\"]", "generate.devices=[\"cuda:62\"]"]);
+    assert!(
+        told.contains("`train.replica_devices` is \"cuda:63\"") && told.contains("`generate.devices` is \"cuda:62\""),
+        "{told}"
+    );
 }

@@ -10,7 +10,7 @@ use crate::model_server::ModelServer;
 use crate::offline::OFFLINE;
 use crate::running::{GRPO, SFT, TINY, read, rollflow, run_args};
 
-const EVAL: &str = "eval={every=2,samples=4,limit=6,slots=8}";
+const EVAL: &str = "eval={every=2,samples=4,limit=6,max_num_seqs=8}";
 
 fn rows(path: &Path) -> Vec<Value> {
     read(path).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -113,14 +113,14 @@ fn runs_without_a_generator_are_evaluated_too() {
         "sft.batch=4",
         "sft.schedule.warmup=0",
         "generate.max_new_tokens=4",
-        "eval={every=2,samples=2,limit=6,slots=8}",
+        "eval={every=2,samples=2,limit=6,max_num_seqs=8}",
     ];
     let recorded = [
         "batch.groups=2",
         "train.steps=5",
         "train.schedule.warmup=0",
         "generate.max_new_tokens=4",
-        "eval={every=2,samples=2,limit=6,slots=8,task={kind=\"arithmetic\",digits=1}}",
+        "eval={every=2,samples=2,limit=6,max_num_seqs=8,task={kind=\"arithmetic\",digits=1}}",
     ];
     for (recipe, sets) in [(SFT, supervised), (OFFLINE, recorded)] {
         let run = |name: &str, sets: &[&str]| {

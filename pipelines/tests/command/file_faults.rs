@@ -232,7 +232,7 @@ const SMALL: [&str; 7] = [
     "observe.tensorboard=true",
     "observe.progress=false",
     "generate.max_new_tokens=4",
-    "eval={every=2,samples=1,limit=1,slots=4}",
+    "eval={every=2,samples=1,limit=1,max_num_seqs=4}",
 ];
 
 #[test]
@@ -253,7 +253,7 @@ fn a_reinforced_run_survives_a_fault_at_any_file_operation() {
         "batch.groups=2",
         "generate.group_size=2",
         "train.steps=3",
-        "train.kl_loss={coef=0.1}",
+        "train.kl_loss={beta=0.1}",
         "reference={kind=\"frozen\"}",
     ];
     survives(GRPO, [&TINY[..], &SMALL[..], &sets[..]].concat());

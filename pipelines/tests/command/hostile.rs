@@ -19,7 +19,7 @@ fn sizes_that_no_machine_has_are_errors_of_check() {
         ("model.layers=4294967296", "`model.layers` is 4294967296"),
         ("model.layers=1000000", "`model.layers` is 1000000"),
         ("model.hidden=4294967296", "`model.hidden` is 4294967296"),
-        ("generate.slots=9223372036854775807", "`generate.slots` is 9223372036854775807"),
+        ("generate.max_num_seqs=9223372036854775807", "`generate.max_num_seqs` is 9223372036854775807"),
         ("generate.group_size=9223372036854775807", "`generate.group_size` is 9223372036854775807"),
         ("generate.max_new_tokens=9223372036854775807", "`generate.max_new_tokens` is 9223372036854775807"),
         ("train.micro_batch_tokens=9223372036854775807", "`train.micro_batch_tokens` is 9223372036854775807"),

@@ -38,7 +38,7 @@ fn a_run_of_both_parts_that_was_killed_is_the_run_that_was_not() {
     let folder = tempfile::tempdir().unwrap();
     for (lora, weights) in [("lora.rank=2", "adapter_model.safetensors"), ("seed=3", "model.safetensors")] {
         let (whole, killed) = (folder.path().join("whole"), folder.path().join("killed"));
-        let held = ["reference={kind=\"frozen\"}", "train.kl_loss={coef=0.1}"];
+        let held = ["reference={kind=\"frozen\"}", "train.kl_loss={beta=0.1}"];
         let sets = [&[BOTH, lora, "sft.steps=40", "train.steps=30", "checkpoint.every=1", "train.lr=1e-2"][..], &held].concat();
         run(&whole, &sets);
         assert!(run_killed(&killed, &sets, 10, 21) >= 6);

@@ -199,7 +199,7 @@ fn recorded_rollouts_are_learned_from_with_a_reference_a_critic_and_mixed_sample
             "train.advantage={kind=\"group_mean\"}",
             "train.proximal=recompute",
             "reference.kind=frozen",
-            "train.kl_loss={coef=0.1}",
+            "train.kl_loss={beta=0.1}",
             "critic={lr=1e-3}",
             "mix={weight=0.5,every=2,batch=2}",
             "filter=[]",

@@ -77,7 +77,7 @@ fn small(text: &str) -> Vec<String> {
         ("[train]", "reward={kind=\"regex\",pattern=\"[0-9]\",require_end_of_text=false}"),
         ("[train]", "batch.groups=4"),
         ("[train]", "generate.group_size=4"),
-        ("[train]", "generate.slots=8"),
+        ("[train]", "generate.max_num_seqs=8"),
         ("[critic]", "critic.warmup_steps=1"),
         ("max_new_tokens = 256", "generate.max_new_tokens=4"),
         // A tiny model has no chat template.
@@ -359,7 +359,7 @@ fn init_takes_answers_from_a_pipe_and_what_it_writes_runs() {
     let more = [
         "sft.batch=4",
         "batch.groups=4",
-        "generate.slots=8",
+        "generate.max_num_seqs=8",
         "filter=[]",
         "reward={kind=\"regex\",pattern=\"[0-9]\"}",
         "generate.max_new_tokens=4",
@@ -430,7 +430,7 @@ fn a_recipe_that_is_not_there_is_named() {
 #[test]
 fn a_reference_that_follows_the_policy_is_drawn_on_the_weights_edge() {
     for (reference, follows) in [("{kind=\"ema\"}", true), ("{kind=\"periodic\"}", true), ("{kind=\"frozen\"}", false)] {
-        let sets = [format!("reference={reference}"), "train.kl_loss={coef=0.1}".to_owned(), "model.hidden=16".to_owned()];
+        let sets = [format!("reference={reference}"), "train.kl_loss={beta=0.1}".to_owned(), "model.hidden=16".to_owned()];
         let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
         let drawn = rollflow(&[&["graph", GRPO, "--format", "json"][..], &sets].concat());
         assert_eq!(drawn.code, Some(0), "{}", drawn.err);

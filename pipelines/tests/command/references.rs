@@ -32,9 +32,9 @@ fn the_dearer_distance_is_the_less_a_policy_moves_away() {
         fs::remove_dir_all(&run).unwrap();
         rows[80..].iter().map(|row| row[key].as_f64().unwrap()).sum::<f64>() / 20.0
     };
-    let [free, held] = ["1e-9", "1"].map(|coef| far(&format!("train.kl_loss={{coef={coef}}}"), "kl_loss_mean_nats"));
+    let [free, held] = ["1e-9", "1"].map(|coef| far(&format!("train.kl_loss={{beta={coef}}}"), "kl_loss_mean_nats"));
     assert!((0.0..0.4 * free).contains(&held), "{held} {free}");
-    let cost = |coef| far(&format!("train.kl_reward={{coef={coef},estimator=\"k3\"}}"), "kl_reward_mean_nats");
+    let cost = |coef| far(&format!("train.kl_reward={{beta={coef},estimator=\"k3\"}}"), "kl_reward_mean_nats");
     let [free, held] = ["0", "1"].map(cost);
     assert!((0.0..0.6 * free).contains(&held), "{held} {free}");
 }
@@ -47,10 +47,10 @@ fn a_folder_is_a_reference_too_if_it_speaks_of_the_same_tokens() {
     let model = first.join("checkpoints/step_000002");
     let reference = format!("reference={{kind=\"frozen\",path={:?}}}", model.to_str().unwrap());
     // Without a warm-up it begins elsewhere than that folder stands.
-    let row = last(&second, &[&reference, "train.kl_loss={coef=0.1}", "sft={steps=1}", "train.steps=1"]);
+    let row = last(&second, &[&reference, "train.kl_loss={beta=0.1}", "sft={steps=1}", "train.steps=1"]);
     assert!(row["kl_loss_mean_nats"].as_f64().unwrap() > 0.0, "{row}");
     assert!(!second.join("reference").exists(), "it is found where it was");
-    let sets = [&reference, "train.kl_loss={coef=0.1}", "model.vocab=80"];
+    let sets = [&reference, "train.kl_loss={beta=0.1}", "model.vocab=80"];
     let refused = rollflow(&run_args(GRPO, &other, &sets));
     assert_eq!(refused.code, Some(1));
     assert!(refused.err.contains("vocabulary of 64 tokens") && refused.err.contains("80"), "{}", refused.err);

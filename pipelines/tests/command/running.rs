@@ -22,7 +22,7 @@ pub const TINY: [&str; 14] = [
     "train.steps=3",
     "batch.groups=4",
     "generate.group_size=4",
-    "generate.slots=8",
+    "generate.max_num_seqs=8",
     "reward={kind=\"regex\",pattern=\"[0-9]\"}",
     "filter=[]",
     "flow.max_staleness=0",

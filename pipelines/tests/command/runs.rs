@@ -119,7 +119,7 @@ fn a_run_measures_its_gap_and_corrects_for_it_as_told() {
     }
     // Nothing has a ratio above 1.001 and below 1.002, so that nothing is learned from.
     let narrow = "train.correction={kind=\"masked_is\",min=1.001,max=1.002}";
-    let nothing = run("nothing", &[narrow, "flow.max_staleness=0", "train.updates=2"]);
+    let nothing = run("nothing", &[narrow, "flow.max_staleness=0", "train.ppo_epochs=2"]);
     assert!(nothing.iter().all(|row| row[Metric::CorrectionDropped.key()] == 1.0 && row["grad_norm"] == 0.0), "{nothing:?}");
     let rejected = run("rejected", &["train.reject=[{divergence=\"k3\",over=\"mean\",max=1e-30}]", "train.proximal=loglinear"]);
     assert!(rejected.iter().any(|row| row[Metric::CorrectionSequences.key()].as_f64().unwrap() > 0.0), "{rejected:?}");

@@ -40,7 +40,7 @@ fn a_profile_is_recorded_once_and_the_same_what_if_has_the_same_answer() {
     assert!(!lines[1].contains("2: "), "law V2: {}", lines[1]);
 
     // The number of slots is then found by measuring, but simulated time.
-    let adaptive = ["--set", "generate.slots=0", "--set", "flow.max_staleness=1", "--steps", "200"];
+    let adaptive = ["--set", "generate.max_num_seqs=0", "--set", "flow.max_staleness=1", "--steps", "200"];
     let (once, again) = (simulate(&profile, &adaptive), simulate(&profile, &adaptive));
     assert_eq!((once.code, &once.out), (Some(0), &again.out), "{}", once.err);
 }
@@ -63,7 +63,7 @@ fn what_a_long_tail_costs_and_over_sampling_gives_back_is_seen_ahead() {
     fs::write(&tailed, drawn(1.2).to_string()).unwrap();
     // As many groups under way in both cases: twice a batch.
     let sets = ["--set", "generate.max_new_tokens=400", "--set", "flow.max_staleness=2", "--set", "flow.window=8"];
-    let args: Vec<&str> = sets.into_iter().chain(["--steps", "300", "--vary", "batch.over_sample=1,2"]).collect();
+    let args: Vec<&str> = sets.into_iter().chain(["--steps", "300", "--vary", "batch.oversampling_factor=1,2"]).collect();
     let rates = |profile| {
         let ended = simulate(profile, &args);
         assert_eq!(ended.code, Some(0), "{}", ended.err);

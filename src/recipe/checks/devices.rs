@@ -9,7 +9,7 @@ pub(super) fn devices(plan: &Plan, note: Note) {
     let all = plan.devices();
     for (at, (key, device)) in all.iter().enumerate().filter(|(_, (_, device))| matches!(device, DeviceName::Cuda(_))) {
         // What stands beside the policy's device is another; a generator may share it.
-        let of_policy = key.ends_with(".beside").then_some(plan.model.device);
+        let of_policy = key.ends_with(".replica_devices").then_some(plan.model.device);
         let before = all[..at].iter().filter(|(other, _)| other == key).map(|(_, device)| *device);
         if before.chain(of_policy).any(|other| other == *device) {
             let message = format!("`{key}` names {:?}, which is in use there already", device.word());

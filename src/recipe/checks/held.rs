@@ -79,7 +79,7 @@ fn pairs(plan: &Plan, of: &Dpo, note: Note) {
         let message = format!("`train.loss.label_smoothing` is {}: `robust` has nothing left to learn", of.label_smoothing);
         note("train.loss.label_smoothing", &["train.loss"], message, "make it below 0.5");
     }
-    let Train { kl_loss, kl_reward, entropy_coef, top_entropy, off_policy_threshold, aggregation, .. } = &plan.train;
+    let Train { kl_loss, kl_reward, entropy_coef, top_entropy, off_policy_threshold, loss_aggregation, .. } = &plan.train;
     let no_ratio = "a loss of pairs has no ratio to the policy that sampled";
     let whole = "a loss of pairs judges whole answers";
     let without_use = [
@@ -91,9 +91,9 @@ fn pairs(plan: &Plan, of: &Dpo, note: Note) {
         ("train.correction", plan.train.correction.is_some(), no_ratio),
         ("train.reject", !plan.train.reject.is_empty(), no_ratio),
         ("train.proximal", plan.train.proximal.is_some(), no_ratio),
-        ("train.aggregation", *aggregation != Aggregation::default(), "all pairs of a step count alike"),
+        ("train.loss_aggregation", *loss_aggregation != Aggregation::default(), "all pairs of a step count alike"),
         ("flow.on_stale", plan.flow.on_stale == OnStale::Mask, whole),
-        ("generate.mask_older", plan.generate.mask_older, whole),
+        ("generate.mask_older_versions", plan.generate.mask_older_versions, whole),
         ("filter_fallback", plan.filter_fallback == Fallback::Keep, "a group without a pair teaches nothing"),
     ];
     for (key, _, why) in without_use.iter().filter(|(_, set, _)| *set) {

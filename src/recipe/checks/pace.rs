@@ -6,10 +6,10 @@ use crate::recipe::plan::{OnStale, Plan};
 pub(super) fn pace(plan: &Plan, note: Note) {
     window(plan, note);
     over_sampling(plan, note);
-    if plan.generate.slots == 0 && plan.flow.max_staleness == 0 && !plan.engine.is_remote() {
+    if plan.generate.max_num_seqs == 0 && plan.flow.max_staleness == 0 && !plan.engine.is_remote() {
         let message =
-            "`generate.slots` is 0, which follows measured speeds, but a synchronous run depends on no timing".to_owned();
-        note("generate.slots", &["flow.max_staleness"], message, "say how many, or raise flow.max_staleness");
+            "`generate.max_num_seqs` is 0, which follows measured speeds, but a synchronous run depends on no timing".to_owned();
+        note("generate.max_num_seqs", &["flow.max_staleness"], message, "say how many, or raise flow.max_staleness");
     }
 }
 
@@ -38,20 +38,20 @@ fn over_sampling(plan: &Plan, note: Note) {
     if !plan.over_samples() || plan.batch.groups == 0 {
         return;
     }
-    let (factor, chosen_from) = (plan.batch.over_sample, plan.groups_chosen_from());
+    let (factor, chosen_from) = (plan.batch.oversampling_factor, plan.groups_chosen_from());
     let (needed, most) = (plan.choice_window(), plan.widest_window());
     let from = ["flow.max_staleness", "sync.every", "batch.groups", "flow.window"];
     if needed > most && plan.flow.on_stale == OnStale::Wait {
         let message = format!(
-            "`batch.over_sample` is {factor}: with {chosen_from} groups for a step, {needed} would be under way, and above {most} they \
+            "`batch.oversampling_factor` is {factor}: with {chosen_from} groups for a step, {needed} would be under way, and above {most} they \
              would become staler than flow.max_staleness allows"
         );
-        note("batch.over_sample", &from, message, "lower it, raise flow.max_staleness, or choose flow.on_stale");
+        note("batch.oversampling_factor", &from, message, "lower it, raise flow.max_staleness, or choose flow.on_stale");
     } else if plan.flow.window.is_some_and(|window| window < needed) {
         let message = format!(
-            "`batch.over_sample` is {factor}: a step chooses from {chosen_from} groups, for which {needed} must be under way, and \
+            "`batch.oversampling_factor` is {factor}: a step chooses from {chosen_from} groups, for which {needed} must be under way, and \
              flow.window lets in fewer"
         );
-        note("batch.over_sample", &from, message, "widen flow.window, or leave it out");
+        note("batch.oversampling_factor", &from, message, "widen flow.window, or leave it out");
     }
 }

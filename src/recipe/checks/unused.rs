@@ -4,7 +4,7 @@ use super::Note;
 use crate::recipe::engine::Launch;
 use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::reward::OnFailure;
-use crate::recipe::task::{Sft, Task, TaskData, TooLong, Turns};
+use crate::recipe::task::{OverlongPolicy, Sft, Task, TaskData, Turns};
 use crate::settings::section::{Section, join};
 
 /// Which keys of a section have no effect, and why.
@@ -22,13 +22,13 @@ struct Unused {
 }
 
 /// What local engines do with their slots, threads and caches.
-const OF_ENGINES: &[&str] = &["slots", "on_new_weights", "mask_older", "workers", "threads", "devices"];
+const OF_ENGINES: &[&str] = &["max_num_seqs", "on_new_weights", "mask_older_versions", "workers", "threads", "devices"];
 /// What evaluations are sampled by instead: `[eval]`.
 const OF_SAMPLING: &[&str] = &["group_size", "temperature", "top_p", "top_k", "min_p", "ignore_eos"];
 /// The same of recorded rollouts, whose temperature the trainer divides by.
 const OF_SAMPLING_ANEW: &[&str] = &["top_p", "top_k", "min_p", "ignore_eos"];
 /// What `[mix]` takes of `[sft]`.
-const OF_MIXED: &[&str] = &["data", "sources", "max_length", "too_long", "packing", "turns", "fraction"];
+const OF_MIXED: &[&str] = &["data", "sources", "max_length", "on_overlong", "packing", "turns", "fraction"];
 const OF_LAUNCHED: &[&str] = &["replicas", "port", "program", "flags", "env", "start_timeout", "restarts"];
 
 pub(super) fn unused(plan: &Plan, note: Note) {
@@ -74,7 +74,7 @@ pub(super) fn unused(plan: &Plan, note: Note) {
         _ => {}
     }
     if matches!(plan.pipeline, Pipeline::GrpoOffline | Pipeline::Dpo) {
-        unused("batch", changed(batch), Some(&["over_sample"]), &[], "pipeline", "the groups are there from the start");
+        unused("batch", changed(batch), Some(&["oversampling_factor"]), &[], "pipeline", "the groups are there from the start");
         let why = "no generator samples what the trainer learns from";
         let keys: &[&str] = if plan.pipeline == Pipeline::Dpo { &["probe", "gap_warn", "gap_halt"] } else { &["probe"] };
         unused("train", changed(&plan.train), Some(keys), &[], "pipeline", why);
@@ -107,7 +107,7 @@ fn singles(plan: &Plan) -> Vec<(&'static str, bool, &'static str, &'static str)>
         TaskData::Data(of) => of.sources().iter().any(|source| source.weight.is_some()),
         _ => false,
     };
-    let laid_out = sft(|sft| sft.packs() || sft.too_long == TooLong::Split);
+    let laid_out = sft(|sft| sft.packs() || sft.on_overlong == OverlongPolicy::Split);
     let own = sft(|sft| !sft.sources().is_empty());
     let several = plan.generate.workers > 1 && plan.flow.max_staleness == 0 && pipeline.reinforces() && !remote;
     let in_rows = "rows are laid out from every record; give repeats in the place of weights";
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(errors("grpo", &[servers]), ["engine.replicas"]);
         assert_eq!(errors("grpo", &["generate.on_new_weights=abort", "generate.threads=2"]), [""; 0]);
         assert_eq!(errors("grpo", &["engine.pause=abort"]), ["engine.pause"]);
-        assert_eq!(errors("grpo_offline", &["batch.over_sample=1.5"]), ["batch.over_sample"]);
+        assert_eq!(errors("grpo_offline", &["batch.oversampling_factor=1.5"]), ["batch.oversampling_factor"]);
         assert_eq!(errors("grpo_offline", &["generate.workers=2"]), ["generate.workers"]);
         assert_eq!(errors("grpo_offline", &["batch.groups=3"]), [""; 0]);
         let mixed = ["mix={}", "sft={data=\"b.jsonl\",turns=\"apart\"}"];

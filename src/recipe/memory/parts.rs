@@ -205,7 +205,7 @@ impl Parts<'_> {
         self.add(weights, (4 + copy) * parameters + computed, format!("the trainer's {what}{} in f32{also}", count(parameters)));
         self.add(optimizer, 8 * parameters, "two moments in f32".to_owned());
         self.pass([gradients, activations, logits], parameters, work);
-        for device in &of.beside {
+        for device in &of.replica_devices {
             self.at = *device;
             let below = if work.adapters.is_some() && *device != first { bytes * whole } else { 0 };
             let why = format!("a copy of the trainer's, {} in {}", count(parameters), self.plan.model.precision().word());
@@ -236,10 +236,10 @@ impl Parts<'_> {
     fn passes(&self, work: &Work) -> Passes {
         let (model, of, bytes) = (work.model, work.of, self.bytes());
         let on_host = self.at == DeviceName::Cpu;
-        let small = on_host && of.beside.is_empty() && parameters(model) <= SIDE_BY_SIDE;
+        let small = on_host && of.replica_devices.is_empty() && parameters(model) <= SIDE_BY_SIDE;
         // A batch is cut into as many micro-batches as are computed at once, or more.
         let at_once = if small { of.threads as u64 } else { 1 }.clamp(1, work.sequences.max(1));
-        let pieces = (at_once + of.beside.len() as u64).min(work.sequences.max(1));
+        let pieces = (at_once + of.replica_devices.len() as u64).min(work.sequences.max(1));
         let (batch_tokens, most) = (work.sequences * work.longest, (of.micro_batch_tokens as u64).max(work.longest));
         let fused = bytes == 4 && on_host && work.longest as usize <= fused::LONGEST_FUSED_SEQUENCE;
         let tokens = work.computed(batch_tokens.div_ceil(pieces).min(most), fused);
@@ -278,7 +278,7 @@ impl Parts<'_> {
         for device in devices {
             let here = on.iter().filter(|on| **on == device).count() as u64;
             let evaluated = plan.eval.as_ref().filter(|eval| eval.every > 0 && device == policy);
-            let evaluated = evaluated.map_or(0, |eval| eval.slots as u64 + 1);
+            let evaluated = evaluated.map_or(0, |eval| eval.max_num_seqs as u64 + 1);
             self.at = device;
             if self.bytes() != self.published().0 || device != policy {
                 let why = format!("{here} × the generator's copy in {}", plan.model.precision().word());

@@ -10,7 +10,7 @@ pub enum ServiceError {
     Http(#[from] RemoteError),
     /// It was busy for longer than it is waited for.
     #[error(
-        "{url} said {status} for {seconds:.1} s; give the reward service more workers, ask it less at once (concurrency), or raise patience"
+        "{url} said {status} for {seconds:.1} s; give the reward service more workers, ask it less at once (concurrency), or raise busy_timeout"
     )]
     Busy {
         /// The service.

@@ -3,7 +3,7 @@
 //! A group's samples go as one request; to a [`Judge`] that does not compare them they go one by one. What breaks, comes too late or makes no sense
 //! is asked again after a pause that doubles each time; samples that have their reward are not asked for again. The last retry asks for each sample
 //! by itself, so that a sample on which the service fails costs no other its reward. An answer of 429 or 503 says that
-//! the service is busy, not that it failed: it is waited for, up to a bound. Every call ends: an attempt takes a pause, `timeout` and `patience` at
+//! the service is busy, not that it failed: it is waited for, up to a bound. Every call ends: an attempt takes a pause, `timeout` and `busy_timeout` at
 //! most, and one more `timeout`.
 
 mod error;
