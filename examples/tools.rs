@@ -8,7 +8,7 @@
 use rollflow::data::ChatMessage;
 use rollflow::env::{Action, Called, Deadline, EnvError, Environment, Episode, Grade, Step, ToolCall, ToolResult, ToolSpec};
 use rollflow::prelude::*;
-use rollflow::stages::generate::agent::Agent;
+use rollflow::rollout::Agent;
 use serde_json::json;
 
 const SEED: u64 = 3;

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use rollflow::data::Group;
 use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, Failure, FailureKind, RolloutWriter, read_dead_letters};
 use rollflow::recipe::Plan;
-use rollflow::stages::generate::why_lost;
+use rollflow::rollout::why_lost;
 use rollflow::util::{atomic_file, untrusted};
 
 use crate::assemble::rewards::Scoring;

@@ -1,9 +1,130 @@
-//! Rollouts: when a prompt may enter, and the fate of every token that was sampled for it.
+//! Rollouts: admission of prompts, the ledger of their tokens, sampling in one turn or several, and
+//! evaluation.
+//!
+//! [`Rollouts`] is the interface between rollouts in flight and the loop that drives an engine. The
+//! [`Generator`](crate::stages::generate::Generator), an [`Evaluation`] and the calls by hand
+//! ([`complete`], [`roll_out`]) share its two implementations: [`SingleTurn`] and [`MultiTurn`].
 
 mod admission;
+mod agent;
+mod by_hand;
+mod eval_summary;
+mod evaluation;
+mod lost;
+mod multi_turn;
+mod single_turn;
+
+use std::sync::Arc;
+use std::time::Duration;
 
 pub(crate) use admission::Due;
 pub use admission::{
     Admission, Fate, LOST, Ledger, LedgerImbalance, OpenGroup, Pace, Progress, STALE, SURPLUS, TRUNCATED, TokensMissing, Totals,
     TrainingFlow,
 };
+pub use agent::{Agent, Turn};
+pub use by_hand::{
+    AgentRollouts, agent_rollout_to_sample, complete, create_multiturn_rollout, generate_conversation_turn, roll_out,
+};
+pub use eval_summary::EvalSummary;
+pub use evaluation::{EvalJudge, EvalSpec, Evaluation, EvaluationError};
+pub use lost::{ENVIRONMENT_FAILURE, REFUSED, why_lost};
+use multi_turn::MultiTurn;
+use single_turn::SingleTurn;
+
+use crate::data::{Group, Prompt, Tokenizer, Version};
+use crate::engine::{EngineError, Finished, SamplingParams, TokenEngine};
+use crate::observe::{Metric, Metrics};
+
+/// Longest wait for environments when the engine is idle. A loop reads its signals that often.
+pub(crate) const POLL: Duration = Duration::from_millis(10);
+
+/// Rollouts in flight on an engine: they submit requests to it and assemble its completions into
+/// groups (law D2).
+pub(crate) trait Rollouts<E: TokenEngine> {
+    /// Admits a prompt for a group of `size` rollouts, and continues its partial completions (law D7).
+    fn admit(&mut self, engine: &mut E, prompt: Prompt, size: u32, params: SamplingParams) -> Result<(), EngineError>;
+
+    /// Returns true if no rollout is in flight.
+    fn is_idle(&self, engine: &E) -> bool;
+
+    /// Number of rollouts that may be admitted now. A single group may exceed it.
+    fn room(&self, engine: &E) -> usize;
+
+    /// Restarts the samples that would be too old when they are trained after `version` (law V2).
+    /// Called before the engine gets these weights.
+    fn expire(&mut self, engine: &mut E, version: Version);
+
+    /// Submits the turns that are ready.
+    fn submit(&mut self, _: &mut E) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    /// Returns true if an environment works or waits for a retry.
+    fn awaits_environments(&self) -> bool {
+        false
+    }
+
+    /// Processes what environments returned. Waits for the first at most `wait`.
+    fn poll(&mut self, _wait: Duration) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    /// Records the engine's newest step in the ledger, and takes the samples that ended with it.
+    fn record(&mut self, engine: &E, finished: Vec<Finished>) -> Result<(), EngineError>;
+
+    /// Takes the groups whose rollouts have all ended.
+    fn take_groups(&mut self) -> Vec<Group>;
+}
+
+/// Dependencies and settings that all rollouts of one loop share.
+#[derive(Clone)]
+pub(crate) struct RolloutContext {
+    /// Tokenizer of the model.
+    pub tokenizer: Arc<Tokenizer>,
+    /// If true, only tokens of the newest version in a sample are trained.
+    pub mask_older: bool,
+    /// If true, turns are computed together once all environments have returned (law V3).
+    pub lockstep: bool,
+    /// Ledger of sampled tokens; none outside a training loop.
+    pub admission: Option<Admission>,
+    /// Metrics of the run.
+    pub metrics: Option<Metrics>,
+}
+
+impl RolloutContext {
+    /// Context outside a training loop: in lockstep, without ledger and metrics.
+    pub fn detached(tokenizer: &Arc<Tokenizer>) -> Self {
+        RolloutContext { tokenizer: tokenizer.clone(), mask_older: false, lockstep: true, admission: None, metrics: None }
+    }
+
+    /// Rollouts on `engine`: with several turns if there is an `agent`.
+    pub fn rollouts<E: TokenEngine>(self, agent: Option<&Agent>, engine: &E) -> Box<dyn Rollouts<E>> {
+        match agent {
+            None => Box::new(SingleTurn::new(self)),
+            Some(agent) => Box::new(MultiTurn::new(self, agent.clone(), engine.free_slots())),
+        }
+    }
+
+    /// Discards a completion from the ledger; its tokens count as truncated.
+    fn discard(&self, ordinal: u64, index: u32) {
+        let tokens = self.admission.as_ref().map_or(0, |admission| admission.discard(ordinal, index));
+        self.count(Metric::Tokens, &[Fate::Truncated.label()], tokens as f64);
+    }
+
+    fn count(&self, metric: Metric, labels: &[&str], value: f64) {
+        if let Some(metrics) = self.metrics.as_ref().filter(|_| value > 0.0) {
+            metrics.add(metric, labels, value);
+        }
+    }
+}
+
+/// Computes one token of every sample in flight, or polls environments if the engine is idle.
+pub(crate) fn advance<E: TokenEngine>(rollouts: &mut dyn Rollouts<E>, engine: &mut E) -> Result<(), EngineError> {
+    rollouts.submit(engine)?;
+    if engine.is_idle() {
+        return rollouts.poll(POLL);
+    }
+    let finished = engine.step()?;
+    rollouts.record(engine, finished)
+}

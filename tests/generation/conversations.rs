@@ -11,8 +11,8 @@ use rollflow::data::{Answer, ChatMessage};
 use rollflow::engine::{LocalEngine, Request, TokenEngine};
 use rollflow::env::{Action, Deadline, EnvError, Environment, Episode, Grade, Step};
 use rollflow::prelude::*;
+use rollflow::rollout::Agent;
 use rollflow::rollout::{Fate, Progress};
-use rollflow::stages::generate::agent::Agent;
 use serde_json::Value;
 
 const GROUP: usize = 3;

@@ -11,7 +11,7 @@ use rollflow::data::chat::ChatTemplate;
 use rollflow::data::{ChatMessage, Spans};
 use rollflow::env::{Action, Deadline, EnvError, Environment, Episode, Functions, Grade, Step, ToolFormat, ToolSpec};
 use rollflow::prelude::*;
-use rollflow::stages::generate::agent::{
+use rollflow::rollout::{
     Agent, AgentRollouts, agent_rollout_to_sample, create_multiturn_rollout, generate_conversation_turn, roll_out,
 };
 use rollflow::stages::reward::{Scorers, score};
@@ -220,7 +220,7 @@ fn a_rollout_whose_environment_fails_is_played_again_in_another_and_samples_noth
     }
     let (lost, said) = brittle((3, 2), false, 2);
     assert_eq!((lost.status, &lost.metadata["stop_reason"], said), (Status::Aborted, &json!("environment_failed"), 2));
-    assert_eq!(rollflow::stages::generate::why_lost(&lost), Some("the connection is gone"));
+    assert_eq!(rollflow::rollout::why_lost(&lost), Some("the connection is gone"));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::speaker::Speaker;
 use rollflow::env::proxy::{AgentProxy, Launch, ProxyConfig};
 use rollflow::env::{ServedConfig, ServedEnvironment, ToolFormat};
 use rollflow::prelude::*;
-use rollflow::stages::generate::agent::{Agent, AgentRollouts, roll_out};
+use rollflow::rollout::{Agent, AgentRollouts, roll_out};
 use serde_json::{Value, json};
 
 const LETTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n_";
@@ -52,7 +52,7 @@ fn python(code: &str) -> Launch {
 
 fn proxied(launch: Launch) -> Agent {
     let config = ProxyConfig { parser: Arc::new(ToolFormat::Xml), ..ProxyConfig::new(launch) };
-    Agent::elsewhere(&AgentProxy::start(config).unwrap()).step_timeout(Duration::from_secs(60))
+    Agent::remote(&AgentProxy::start(config).unwrap()).step_timeout(Duration::from_secs(60))
 }
 
 /// What most agents of these tests begin with.

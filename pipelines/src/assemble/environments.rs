@@ -8,8 +8,8 @@ use rollflow::env::proxy::{AgentProxy, Launch, ProxyConfig, no_calls};
 use rollflow::env::{MakeEnvironment, PythonEnvironment, ServedConfig, ServedEnvironment};
 use rollflow::recipe::Plan;
 use rollflow::recipe::environment::EnvironmentKind;
+use rollflow::rollout::Agent;
 use rollflow::sandbox::CodeJudge;
-use rollflow::stages::generate::agent::Agent;
 use tracing::info;
 
 use crate::assemble::rewards;

@@ -14,7 +14,8 @@ use rollflow::prelude::{Flow, Metrics, Policy, Port, Trained, Trainer, TrainingB
 use rollflow::recipe::Plan;
 use rollflow::recipe::eval::Eval;
 use rollflow::recipe::task::{Task, TaskData};
-use rollflow::stages::evaluate::{AnswerLog, Evaluation, Evaluator, Exam, Summary};
+use rollflow::rollout::{EvalSpec, EvalSummary, Evaluation};
+use rollflow::stages::evaluate::{AnswerLog, Evaluator};
 use rollflow::stages::sync::EvaluationHold;
 use rollflow::util::atomic_file;
 use serde_json::{Value, json};
@@ -33,7 +34,7 @@ pub const ANSWERS: &str = "answers.jsonl";
 pub const EVALUATION: &str = "evaluation.json";
 
 /// What a model that reads at most `positions` tokens is asked.
-pub fn exam(plan: &Plan, eval: &Eval, registry: &Registry, positions: usize) -> Result<Exam> {
+pub fn eval_spec(plan: &Plan, eval: &Eval, registry: &Registry, positions: usize) -> Result<EvalSpec> {
     let mut prompts = prompts(eval.task.as_ref().unwrap_or(&plan.task), plan.seed)?;
     prompts.truncate(eval.limit.unwrap_or(usize::MAX));
     let chat = conversations::chat(plan);
@@ -41,7 +42,7 @@ pub fn exam(plan: &Plan, eval: &Eval, registry: &Registry, positions: usize) -> 
         prompt.text = conversations::asked(&chat, std::mem::take(&mut prompt.text));
     }
     let (scoring, retries) = (Scoring::of(plan, registry)?, plan.reward.retries);
-    Ok(Exam {
+    Ok(EvalSpec {
         prompts,
         samples: eval.samples,
         sampling: SamplingParams {
@@ -93,8 +94,8 @@ pub fn beside(
 /// The stage that evaluates during a run in this process, if the recipe has one.
 pub fn evaluator(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<Option<Evaluator<LocalEngine>>> {
     let Some(eval) = during(plan) else { return Ok(None) };
-    let exam = prepared(plan, eval, registry, &policy.into())?;
-    Ok(Some(configured(Evaluator::local(policy, exam, eval.every), plan, eval)))
+    let spec = prepared(plan, eval, registry, &policy.into())?;
+    Ok(Some(configured(Evaluator::local(policy, spec, eval.every), plan, eval)))
 }
 
 /// The stage that evaluates during a run on the servers that it trains with, which `hold` keeps at the version that is evaluated.
@@ -105,9 +106,9 @@ pub fn evaluator_of_servers(
     (engines, hold): (&Engines, &EvaluationHold),
 ) -> Result<Option<Evaluator<Fleet, FrozenWeights>>> {
     let Some(eval) = during(plan) else { return Ok(None) };
-    let exam = prepared(plan, eval, registry, &engines.reader(policy))?;
+    let spec = prepared(plan, eval, registry, &engines.reader(policy))?;
     let (handle, config) = (engines.handle(), engines.fleet_config(plan, policy));
-    Ok(Some(configured(Evaluator::remote(handle, config, policy.tokenizer(), (exam, eval.every), hold), plan, eval)))
+    Ok(Some(configured(Evaluator::remote(handle, config, policy.tokenizer(), spec, eval.every, hold), plan, eval)))
 }
 
 /// What servers are kept at one version for: the steps that [`evaluator_of_servers`] evaluates.
@@ -120,8 +121,8 @@ fn during(plan: &Plan) -> Option<&Eval> {
     plan.eval.as_ref().filter(|eval| eval.every > 0)
 }
 
-fn prepared(plan: &Plan, eval: &Eval, registry: &Registry, reader: &Reader) -> Result<Exam> {
-    exam(plan, eval, registry, reader.config.max_positions).context("preparing the evaluation")
+fn prepared(plan: &Plan, eval: &Eval, registry: &Registry, reader: &Reader) -> Result<EvalSpec> {
+    eval_spec(plan, eval, registry, reader.config.max_positions).context("preparing the evaluation")
 }
 
 fn configured<E: TokenEngine, W: Send + Sync + 'static>(of: Evaluator<E, W>, plan: &Plan, eval: &Eval) -> Evaluator<E, W> {
@@ -136,7 +137,7 @@ pub fn evaluate(
     (model, policy): (&Path, &Policy),
     out: &Path,
     see: impl FnMut(usize, usize) -> Result<()>,
-) -> Result<Summary> {
+) -> Result<EvalSummary> {
     let eval = plan.eval.clone().unwrap_or_default();
     ask(plan, registry, (model, &policy.into()), out, (policy.engine(eval.max_num_seqs, plan.seed), 0), see)
 }
@@ -149,7 +150,7 @@ pub fn evaluate_by_servers(
     out: &Path,
     engines: &Engines,
     see: impl FnMut(usize, usize) -> Result<()>,
-) -> Result<Summary> {
+) -> Result<EvalSummary> {
     const VERSION: Version = 1;
     let eval = plan.eval.clone().unwrap_or_default();
     engines.give(plan, policy, VERSION)?;
@@ -166,12 +167,12 @@ fn ask<E: TokenEngine>(
     out: &Path,
     (mut engine, version): (E, Version),
     mut see: impl FnMut(usize, usize) -> Result<()>,
-) -> Result<Summary> {
+) -> Result<EvalSummary> {
     let eval = plan.eval.clone().unwrap_or_default();
-    let exam = Arc::new(exam(plan, &eval, registry, reader.config.max_positions)?);
+    let spec = Arc::new(eval_spec(plan, &eval, registry, reader.config.max_positions)?);
     let asked = asked(plan, &eval, model);
     let answered = go_on(out, &asked)?;
-    let mut evaluation = Evaluation::begin(&exam, &reader.tokenizer, version, answered);
+    let mut evaluation = Evaluation::begin(&spec, &reader.tokenizer, &engine, version, answered);
     // Without those of prompts that are asked again.
     let mut answers = AnswerWriter::create(out.join(ANSWERS), evaluation.answers())?;
     write_evaluation(out, &asked, None)?;
@@ -180,7 +181,7 @@ fn ask<E: TokenEngine>(
         for judged in evaluation.advance(&mut engine)? {
             answers.write(&judged)?;
         }
-        see(evaluation.answers().len(), exam.prompts.len() * each)?;
+        see(evaluation.answers().len(), spec.prompts.len() * each)?;
     }
     let summary = evaluation.summary();
     write_evaluation(out, &asked, Some(&summary))?;
@@ -226,7 +227,7 @@ fn go_on(out: &Path, asked: &Value) -> Result<Vec<JudgedAnswer>> {
     }
 }
 
-fn write_evaluation(out: &Path, asked: &Value, summary: Option<&Summary>) -> Result<()> {
+fn write_evaluation(out: &Path, asked: &Value, summary: Option<&EvalSummary>) -> Result<()> {
     atomic_file::create_folder(out).with_context(|| format!("making {}", out.display()))?;
     let mut page = asked.clone();
     if let (Some(page), Some(summary)) = (page.as_object_mut(), summary) {

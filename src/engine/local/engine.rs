@@ -101,7 +101,7 @@ impl LocalEngine {
     }
 
     /// The tokenizer whose end-of-text tokens end an answer.
-    pub fn tokenizer(&self) -> &Tokenizer {
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
     }
 

@@ -4,21 +4,22 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use tch::Device;
 
-use super::by_hand::answer;
 use super::generator::{EngineSettings, Generator};
 use crate::data::{Group, Prompt, Sample};
 use crate::engine::{EngineError, LocalEngine, SamplingParams};
 use crate::model::Compute;
+use crate::rollout::complete;
 use crate::stages::Policy;
 
 impl Generator<LocalEngine> {
-    /// Generates in this process, under the newest weights of the flow. It starts with the first version (law V4).
+    /// Generates in this process, under the newest weights of the flow. It starts with the first version
+    /// (law V4).
     pub fn local(policy: &Policy) -> Self {
         Generator::local_on(policy, [policy.compute().device])
     }
 
-    /// The same on these devices: its workers ([`Generator::workers`]) take them in turn, as they start. What comes of a prompt does not depend on which
-    /// of them answers it, up to rounding.
+    /// Generates on these devices, which the workers ([`Generator::workers`]) take in turn. Completions
+    /// do not depend on the device, up to rounding.
     pub fn local_on(policy: &Policy, devices: impl IntoIterator<Item = Device>) -> Self {
         let tokenizer = policy.tokenizer().clone();
         let policy = policy.clone();
@@ -36,8 +37,7 @@ impl Generator<LocalEngine> {
 }
 
 impl LocalEngine {
-    /// Answers each prompt `group_size` times and gives the groups in the order of the prompts: generation by hand, without a graph. It
-    /// returns when the last answer has ended.
+    /// Samples `group_size` completions for each prompt, without a graph ([`complete`]).
     pub fn answer(
         &mut self,
         prompts: Vec<Prompt>,
@@ -45,13 +45,13 @@ impl LocalEngine {
         params: &SamplingParams,
     ) -> Result<Vec<Group>, EngineError> {
         let tokenizer = self.tokenizer().clone();
-        answer(self, &tokenizer, prompts, group_size, params)
+        complete(self, &tokenizer, prompts, group_size, params)
     }
 }
 
 impl Policy {
-    /// An engine for up to `slots` samples at a time, with the weights that the policy starts from as version 0. It lives on the thread that
-    /// made it.
+    /// Engine with `slots` slots and the policy's initial weights as version 0. It is bound to the
+    /// calling thread.
     pub fn engine(&self, slots: usize, seed: u64) -> LocalEngine {
         let engine = LocalEngine::new(self.decoder(), self.tokenizer().clone(), slots, seed);
         let mut engine = engine.computing(self.compute());
@@ -59,10 +59,9 @@ impl Policy {
         engine
     }
 
-    /// One answer to `prompt` under the weights that it starts from: for a look before a run.
+    /// One completion of `prompt` under the initial weights.
     pub fn sample(&self, prompt: Prompt, params: SamplingParams, seed: u64) -> Result<Sample, EngineError> {
         let group = self.engine(1, seed).answer(vec![prompt], 1, &params)?.pop();
-        // It was asked for one answer, and ends with one unless it has no weights.
         group.and_then(|mut group| group.samples.pop()).ok_or(EngineError::NoWeights)
     }
 }

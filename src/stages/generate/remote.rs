@@ -1,15 +1,16 @@
-//! Generation on engines elsewhere.
+//! Generation on servers.
 
 use std::sync::Arc;
 
-use super::by_hand::answer;
 use super::generator::{EngineSettings, Generator};
 use crate::data::{Group, Prompt, Tokenizer};
 use crate::engine::remote::{Fleet, FleetConfig, FleetHandle, Synced};
 use crate::engine::{EngineError, SamplingParams, TokenEngine};
+use crate::rollout::complete;
 
 impl Generator<Fleet> {
-    /// Generates on the engines of `handle`, from the first synced version of the flow (law V4). One worker is enough: it computes nothing.
+    /// Generates on the engines of `handle`, from the first synced version of the flow (law V4). One
+    /// worker is enough: it computes nothing.
     pub fn remote(handle: &FleetHandle, config: FleetConfig, tokenizer: &Arc<Tokenizer>) -> Self {
         let (handle, reads) = (handle.clone(), tokenizer.clone());
         let make = move |settings: &EngineSettings| Fleet::new(&handle, config.clone(), &reads, settings.slots, settings.seed);
@@ -18,8 +19,8 @@ impl Generator<Fleet> {
 }
 
 impl Fleet {
-    /// Answers each prompt `group_size` times and gives the groups in the order of the prompts: generation by hand, without a graph. It returns
-    /// when the last answer has ended. What the engines serve is version 0 unless they were given weights.
+    /// Samples `group_size` completions for each prompt, without a graph ([`complete`]). The served
+    /// weights are version 0 unless others were set.
     pub fn answer(
         &mut self,
         prompts: Vec<Prompt>,
@@ -30,6 +31,6 @@ impl Fleet {
             self.set_weights(0, &Synced { version: 0 });
         }
         let tokenizer = self.tokenizer().clone();
-        answer(self, &tokenizer, prompts, group_size, params)
+        complete(self, &tokenizer, prompts, group_size, params)
     }
 }

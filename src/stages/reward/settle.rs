@@ -18,7 +18,7 @@ use crate::observe::{Metric, Metrics};
 
 use super::score::Scoring;
 use crate::rollout::LOST;
-use crate::stages::generate::why_lost;
+use crate::rollout::why_lost;
 
 choices! {
     /// Policy for a group that lost samples to an engine, an environment, a sandbox or a service.

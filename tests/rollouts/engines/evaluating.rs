@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use rollflow::data::Version;
 use rollflow::prelude::*;
-use rollflow::stages::evaluate::{AnswerLog, Evaluator, Exam};
+use rollflow::rollout::EvalSpec;
+use rollflow::stages::evaluate::{AnswerLog, Evaluator};
 use rollflow::stages::sync::EvaluationHold;
 
 use super::synchronous::{Unsteady, is_lost, sync};
@@ -31,7 +32,7 @@ fn train(seed: u64, folder: &std::path::Path) -> Found {
     let config = FleetConfig { fleet_timeout: GUARD, ..hasty() };
     let judged: Arc<Mutex<Vec<Version>>> = Arc::default();
     let noted = judged.clone();
-    let exam = Exam {
+    let spec = EvalSpec {
         prompts: (0..PROMPTS).map(|at| Prompt::from(format!("{at}+1="))).collect(),
         samples: SAMPLES,
         sampling: SamplingParams { max_new_tokens: 12, ..SamplingParams::default() },
@@ -49,7 +50,7 @@ fn train(seed: u64, folder: &std::path::Path) -> Found {
         }),
     };
     let hold = EvaluationHold::new(|step| step.is_multiple_of(EVERY) || step == STEPS);
-    let evaluator = Evaluator::remote(&handle, config.clone(), &tokenizer(), (exam, EVERY), &hold).last(STEPS);
+    let evaluator = Evaluator::remote(&handle, config.clone(), &tokenizer(), spec, EVERY, &hold).last(STEPS);
     let generator = Generator::remote(&handle, config, &tokenizer()).weights(published).group_size(4).max_new_tokens(12);
     let seen: Arc<Mutex<BTreeMap<u64, f64>>> = Arc::default();
     let steps = seen.clone();

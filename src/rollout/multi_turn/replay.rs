@@ -1,43 +1,44 @@
-//! A rollout that an interrupted run has begun: what is kept of it between two turns, and how it comes back to where it was.
+//! Resumption of interrupted rollouts.
 //!
-//! Where its environment can be restored it goes on from its newest turn. Otherwise its recorded turns are played again, and what the environment
-//! says is held against what it said then.
+//! If its environment can be restored, a rollout resumes at its newest turn. Otherwise its recorded
+//! turns are replayed, and the environment's responses are compared with the recorded ones.
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Part, Rollout};
+use super::dialogue::Dialogue;
+use super::rollout::{Part, Rollout};
 use crate::data::chat::ChatError;
 use crate::data::{Answer, ChatMessage, Status, Tokenizer, Version, number};
 use crate::env::ToolUse;
-use crate::stages::generate::agent::dialogue::Dialogue;
 
-/// A rollout between two turns, besides its tokens: what an environment that can be restored spares from being played again.
+/// State of a rollout between two turns, without its tokens.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Saved {
+pub struct SavedRollout {
     pub environment: Value,
     messages: Vec<ChatMessage>,
     turns: usize,
-    used: ToolUse,
+    #[serde(rename = "used")]
+    tool_calls: ToolUse,
     #[serde(with = "number::many")]
     rewards: Vec<f64>,
 }
 
-/// What is on record of what an environment says.
-pub(super) enum Known {
-    /// Nothing: the record ends before.
-    New,
-    /// The same.
+/// Comparison of an environment's response with the record.
+pub(super) enum RecordMatch {
+    /// The record ends before the response.
+    None,
+    /// The recorded response is the same.
     Same,
-    /// Something else.
-    Other,
+    /// The recorded response is another.
+    Differs,
 }
 
 impl Rollout {
-    /// From where it was saved, which is where its newest turn begins.
-    pub(super) fn go_on(&mut self, saved: Saved, tokenizer: &Tokenizer) -> Result<(), ChatError> {
+    /// Restores the rollout at the beginning of its newest turn.
+    pub(super) fn restore(&mut self, saved: SavedRollout, tokenizer: &Tokenizer) -> Result<(), ChatError> {
         let record = std::mem::take(&mut self.recorded);
         self.done = self.parts_of(record.into());
         if let Some(Part { context, answer }) = self.done.pop() {
@@ -47,11 +48,12 @@ impl Rollout {
         }
         let (dialogue, _) = Dialogue::begin(saved.messages, &self.tools, tokenizer)?;
         self.dialogue = Some(dialogue);
-        (self.turns, self.used, self.rewards) = (saved.turns, saved.used, saved.rewards);
+        (self.turns, self.tool_calls, self.rewards) = (saved.turns, saved.tool_calls, saved.rewards);
         Ok(())
     }
 
-    /// Takes over all that a record has, played or not: what was sampled counts, even if no environment answers it any more.
+    /// Takes over the record, replayed or not: its sampled tokens count although no environment responds
+    /// to them.
     pub(super) fn take_over_record(&mut self) {
         if self.recorded.is_empty() {
             return;
@@ -63,11 +65,11 @@ impl Rollout {
         self.recorded.clear();
     }
 
-    /// A record by its parts. The first reads what the first of this rollout does.
+    /// Splits a record into parts. The first part has the context of this rollout's first part.
     fn parts_of(&self, record: Vec<Answer>) -> Vec<Part> {
         let first = self.done.first().unwrap_or(&self.part).context.clone();
         let part = |(at, answer): (usize, Answer)| {
-            // A part that was begun anew has what it reads at its beginning.
+            // The record of a later part begins with its context.
             let read = if at == 0 { 0 } else { answer.versions.per_token().take_while(Option::is_none).count() };
             let context = if at == 0 { first.clone() } else { answer.tokens[..read].into() };
             Part { context, answer: piece(&answer, read..answer.tokens.len()) }
@@ -75,17 +77,18 @@ impl Rollout {
         record.into_iter().enumerate().map(part).collect()
     }
 
-    /// What is to be kept of it now, if its environment can be restored.
+    /// State to be kept for a resume; none if the environment cannot be restored.
     pub fn save(&self) -> Option<Value> {
         let environment = self.environment.as_ref()?.save()?;
         let messages = self.dialogue.as_ref()?.messages().to_vec();
-        let saved = Saved { environment, messages, turns: self.turns, used: self.used.clone(), rewards: self.rewards.clone() };
+        let (turns, tool_calls, rewards) = (self.turns, self.tool_calls.clone(), self.rewards.clone());
+        let saved = SavedRollout { environment, messages, turns, tool_calls, rewards };
         serde_json::to_value(saved).ok()
     }
 
-    /// Plays the next turn that is on record. Gives whether it was cut off by its length, of which there may be `room`; none if the engine has to
-    /// make the turn, from its beginning or from where the record ends.
-    pub(super) fn recorded_turn(&mut self, room: usize, eos: &[u32]) -> Option<bool> {
+    /// Replays the next recorded turn, of at most `room` tokens. Returns whether it was cut off by its
+    /// length; none if the engine has to compute the turn or its rest.
+    pub(super) fn replay_turn(&mut self, room: usize, eos: &[u32]) -> Option<bool> {
         let at = self.part.answer.tokens.len();
         let Some(recorded) = self.recorded.front().filter(|recorded| recorded.tokens.len() > at) else {
             self.recorded.clear();
@@ -105,26 +108,26 @@ impl Rollout {
         Some(if last { recorded.status == Status::Truncated } else { !by_itself && sampled >= room })
     }
 
-    /// Holds what the environment says now, from `at` on in the present part, against the record. A part that was `rewritten` has all that it reads
-    /// in there.
-    pub(super) fn known(&mut self, tokens: &[u32], at: usize, rewritten: bool) -> Known {
+    /// Compares the environment's response, which begins at `at` in the present part, with the record.
+    /// The record of a `rewritten` part begins with its context.
+    pub(super) fn match_record(&mut self, tokens: &[u32], at: usize, rewritten: bool) -> RecordMatch {
         let parts = self.recorded.len();
-        let Some(recorded) = self.recorded.front_mut() else { return Known::New };
+        let Some(recorded) = self.recorded.front_mut() else { return RecordMatch::None };
         if recorded.tokens.len() == at && parts == 1 {
             self.recorded.clear();
-            return Known::New;
+            return RecordMatch::None;
         }
         if recorded.tokens.get(at..at + tokens.len()) != Some(tokens) {
-            return Known::Other;
+            return RecordMatch::Differs;
         }
         if rewritten {
             *recorded = piece(recorded, tokens.len()..recorded.tokens.len());
         }
-        Known::Same
+        RecordMatch::Same
     }
 }
 
-/// These tokens of an answer, and how it stands.
+/// The tokens of `range`, with the status of the whole.
 fn piece(of: &Answer, range: Range<usize>) -> Answer {
     let mut piece = Answer::new(of.index);
     for (at, version) in of.versions.per_token().enumerate().skip(range.start).take(range.len()) {

@@ -1,31 +1,26 @@
-//! What a rollout leaves: a sample for each of its parts, with all that is known of it in their metadata.
+//! Samples of a rollout that has ended: one for each part, with the rollout's metadata.
 
 use serde_json::{Value, json};
 
-use super::{Part, Rollout};
+use super::rollout::{Part, Rollout};
 use crate::data::chat::ChatError;
-use crate::data::{Metadata, Prompt, Sample, Status, Tokenizer, number};
+use crate::data::{Metadata, Prompt, Sample, Status, number};
 use crate::env::Grade;
-use crate::stages::generate::agent::StopReason;
-use crate::stages::generate::assembly::{ENVIRONMENT_FAILURE, REFUSED};
+use crate::rollout::agent::StopReason;
+use crate::rollout::{ENVIRONMENT_FAILURE, REFUSED, RolloutContext};
 
 impl Rollout {
-    /// Its samples, one a part, with all that is known of it in their metadata.
-    pub fn samples(
-        self,
-        prompt: &Prompt,
-        temperature: f32,
-        mask_older: bool,
-        tokenizer: &Tokenizer,
-    ) -> Result<Vec<Sample>, ChatError> {
+    /// Samples in the order of the parts. Greedy samples (`temperature` 0) carry no temperature.
+    pub fn into_samples(self, prompt: &Prompt, temperature: f32, context: &RolloutContext) -> Result<Vec<Sample>, ChatError> {
+        let tokenizer = &context.tokenizer;
         let complete = self.stop.is_some_and(StopReason::is_complete);
         let lost = self.failure.is_some();
         let metadata = self.metadata();
         let parts = self.done.into_iter().chain([self.part]);
         let sample = |(at, part): (usize, Part)| {
-            // One whose environment could not even begin has its prompt all the same.
-            let context = if part.context.is_empty() { tokenizer.encode_prompt(prompt)?.into() } else { part.context };
-            let mut sample = Sample::begin(prompt, self.index, &context);
+            // The context is empty if the environment never opened the conversation.
+            let tokens = if part.context.is_empty() { tokenizer.encode_prompt(prompt)?.into() } else { part.context };
+            let mut sample = Sample::begin(prompt, self.index, &tokens);
             sample.part = at as u32;
             sample.response = tokenizer.decode(&part.answer.tokens)?;
             sample.status = match complete {
@@ -36,7 +31,7 @@ impl Rollout {
             sample.temperature = Some(temperature).filter(|temperature| *temperature > 0.0);
             sample.answered(&part.answer.tokens, &part.answer.log_probs, &part.answer.versions);
             sample.metadata.extend(metadata.clone());
-            if mask_older {
+            if context.mask_older {
                 sample.mask_older();
             }
             Ok(sample)
@@ -49,7 +44,7 @@ impl Rollout {
         let mut set = |key: &str, value: Value| drop(metadata.insert(key.to_owned(), value));
         set("turns", self.turns.into());
         set("stop_reason", self.stop.map(StopReason::label).into());
-        set("tool_calls", self.used.to_json());
+        set("tool_calls", self.tool_calls.to_json());
         set("turn_rewards", self.rewards.iter().map(|reward| number::to_json(*reward)).collect());
         if let Some(dialogue) = &self.dialogue {
             set("conversation", json!(dialogue.messages()));

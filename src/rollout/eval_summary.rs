@@ -1,4 +1,4 @@
-//! What answers of an evaluation come to. Pure.
+//! Metrics of an evaluation's answers. Pure.
 
 use std::collections::BTreeMap;
 
@@ -7,31 +7,33 @@ use crate::data::Status;
 use crate::observe::logs::JudgedAnswer;
 use crate::observe::{Metric, Metrics, StepMetrics};
 
-/// An evaluation in numbers. What nothing is known of is left out: pass@k where fewer than k answers were judged.
+/// Metrics of an evaluation. A metric without data is `None`; pass@k needs k judged answers to a
+/// prompt.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Summary {
-    /// Share of prompts whose greedy answer is right.
+pub struct EvalSummary {
+    /// Share of prompts whose greedy completion is correct.
     pub greedy_accuracy: Option<f64>,
-    /// Mean reward of greedy answers.
+    /// Mean reward of greedy completions.
     pub greedy_reward: Option<f64>,
-    /// Share of sampled answers that are right, mean over prompts.
+    /// Share of correct samples, mean over prompts.
     pub accuracy: Option<f64>,
-    /// Mean reward of sampled answers.
+    /// Mean reward of samples.
     pub reward: Option<f64>,
-    /// By k: the probability that one of k sampled answers is right, mean over prompts.
+    /// pass@k by k: probability that one of k samples is correct, mean over prompts.
     pub pass_at: BTreeMap<usize, f64>,
-    /// Mean length of all answers, in tokens.
+    /// Mean length of all completions, in tokens.
     pub length: Option<f64>,
-    /// Share of all answers that the length limit cut off.
+    /// Share of completions that the length limit cut off.
     pub truncated: Option<f64>,
-    /// Answers without a reward.
+    /// Number of completions without a reward.
     pub errors: usize,
-    /// All of them.
+    /// Number of completions.
     pub answers: usize,
 }
 
-impl Summary {
-    /// Of these answers, of which those are right that earn at least `success`. An answer without a reward counts among the errors alone.
+impl EvalSummary {
+    /// Metrics of these answers; those with a reward of at least `success` are correct. An answer without
+    /// a reward only counts as an error.
     pub fn of(answers: &[JudgedAnswer], success: f64) -> Self {
         let judged = |greedy: bool| {
             answers.iter().filter(move |answer| answer.greedy == greedy).filter_map(|answer| Some((answer, answer.reward?)))
@@ -47,7 +49,7 @@ impl Summary {
         let most = by_question.values().map(|(all, _)| *all).max().unwrap_or(0);
         let powers = std::iter::successors(Some(1), |k| Some(k * 2)).take_while(|k| *k < most);
         let asked = || answers.iter().filter(|answer| answer.tokens > 0);
-        Summary {
+        EvalSummary {
             greedy_accuracy: mean(judged(true).map(|(_, reward)| right(reward))),
             greedy_reward: mean(judged(true).map(|(_, reward)| reward)),
             accuracy: pass_at(1),
@@ -60,7 +62,7 @@ impl Summary {
         }
     }
 
-    /// The numbers by the catalogue's names, as a row of `metrics.jsonl` has them.
+    /// Row of `metrics.jsonl`, keyed by the metric catalogue's names.
     pub fn row(&self) -> StepMetrics {
         let known = [
             (Metric::EvalGreedyAccuracy, self.greedy_accuracy),
@@ -75,7 +77,7 @@ impl Summary {
         named.chain(self.pass_at.iter().map(|(k, value)| (format!("eval_pass_at_{k}"), *value))).collect()
     }
 
-    /// What a row can't give to gauges: those with a label.
+    /// Sets the gauges that have a label and are therefore no part of the row.
     pub fn publish(&self, metrics: &Metrics) {
         self.pass_at.iter().for_each(|(k, value)| metrics.set(Metric::EvalPassAt, &[&k.to_string()], *value));
     }
@@ -95,13 +97,13 @@ mod tests {
     }
 
     #[test]
-    fn passes_are_estimated_by_prompt_and_greedy_answers_stand_alone() {
+    fn pass_at_k_is_estimated_by_prompt_and_apart_from_greedy_answers() {
         let sampled = [(0, 1.0), (0, 0.0), (0, 0.0), (0, 1.0), (1, 0.0), (1, 0.0), (1, 0.0), (1, 0.5)];
         let mut answers: Vec<_> = sampled.iter().map(|&(question, reward)| answer(question, false, Some(reward))).collect();
         answers.extend([answer(0, true, Some(1.0)), answer(1, true, None)]);
-        let summary = Summary::of(&answers, 1.0);
+        let summary = EvalSummary::of(&answers, 1.0);
         assert_eq!((summary.accuracy, summary.reward), (Some(0.25), Some(2.5 / 8.0)));
-        // Of question 0: one minus the chance to draw two of the two wrong among four.
+        // Question 0: one minus the probability of drawing the two wrong ones among four.
         let expected = [(1, 0.25), (2, (1.0 - 1.0 / 6.0) / 2.0), (4, 0.5)];
         assert_eq!(summary.pass_at.len(), expected.len());
         assert!(expected.iter().all(|(k, value)| (summary.pass_at[k] - value).abs() < 1e-12), "{:?}", summary.pass_at);
@@ -110,9 +112,9 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_of_what_was_not_asked() {
-        let greedy = Summary::of(&[answer(0, true, Some(0.0))], 1.0);
+    fn a_metric_without_data_is_none() {
+        let greedy = EvalSummary::of(&[answer(0, true, Some(0.0))], 1.0);
         assert_eq!((greedy.accuracy, greedy.reward, greedy.pass_at.len()), (None, None, 0));
-        assert_eq!(Summary::of(&[], 1.0), Summary::default());
+        assert_eq!(EvalSummary::of(&[], 1.0), EvalSummary::default());
     }
 }

@@ -1,0 +1,132 @@
+//! Rollouts without a graph, on any engine: the calling thread drives it until all have ended.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{Agent, RolloutContext, Rollouts, advance, multi_turn};
+use crate::data::{ChatMessage, Group, Prompt, Sample, Tokenizer};
+use crate::engine::{EngineError, SamplingParams, TokenEngine};
+use crate::env::{ToolExecutor, ToolParser, ToolSpec, Toolbox};
+
+/// Samples `group_size` completions for each prompt and returns the groups in the order of the
+/// prompts. Their ordinals, which key the randomness (law N2), must differ.
+pub fn complete<E: TokenEngine>(
+    engine: &mut E,
+    tokenizer: &Arc<Tokenizer>,
+    prompts: Vec<Prompt>,
+    group_size: usize,
+    params: &SamplingParams,
+) -> Result<Vec<Group>, EngineError> {
+    let mut rollouts = RolloutContext::detached(tokenizer).rollouts(None, engine);
+    run(&mut *rollouts, engine, prompts, group_size, params)
+}
+
+/// Settings of [`roll_out`].
+pub struct AgentRollouts<'a> {
+    /// Environment and limits.
+    pub agent: &'a Agent,
+    /// Tokenizer of the engine's model.
+    pub tokenizer: &'a Arc<Tokenizer>,
+    /// Sampling of turns; `max_new_tokens` is the longest turn.
+    pub params: &'a SamplingParams,
+    /// Number of rollouts for each prompt, at least 1.
+    pub group_size: usize,
+}
+
+/// Runs multi-turn rollouts of all prompts and returns the groups in the order of the prompts. Their
+/// ordinals must differ.
+pub fn roll_out<E: TokenEngine>(
+    engine: &mut E,
+    prompts: Vec<Prompt>,
+    rollouts: &AgentRollouts,
+) -> Result<Vec<Group>, EngineError> {
+    let AgentRollouts { agent, tokenizer, params, group_size } = *rollouts;
+    let mut rollouts = RolloutContext::detached(tokenizer).rollouts(Some(agent), engine);
+    run(&mut *rollouts, engine, prompts, group_size.max(1), params)
+}
+
+fn run<E: TokenEngine>(
+    rollouts: &mut dyn Rollouts<E>,
+    engine: &mut E,
+    prompts: Vec<Prompt>,
+    group_size: usize,
+    params: &SamplingParams,
+) -> Result<Vec<Group>, EngineError> {
+    let mut places = BTreeMap::new();
+    if let Some((_, twice)) = prompts.iter().enumerate().find(|(place, prompt)| places.insert(prompt.ordinal, *place).is_some()) {
+        let problem =
+            "another prompt has the same ordinal: take prompts from a `DataBuffer`, or set `Prompt::ordinal`".to_owned();
+        return Err(EngineError::Prompt { ordinal: twice.ordinal, problem });
+    }
+    for prompt in prompts {
+        rollouts.admit(engine, prompt, group_size as u32, params.clone())?;
+    }
+    let mut groups = Vec::new();
+    while !rollouts.is_idle(engine) {
+        advance(rollouts, engine)?;
+        groups.extend(rollouts.take_groups());
+    }
+    groups.sort_by_key(|group: &Group| places.get(&group.id()).copied());
+    Ok(groups)
+}
+
+/// Runs one multi-turn rollout and returns its last sample: a chat template that rewrites earlier
+/// turns makes several of one rollout.
+pub fn agent_rollout_to_sample<E: TokenEngine>(
+    engine: &mut E,
+    prompt: Prompt,
+    rollouts: &AgentRollouts,
+) -> Result<Sample, EngineError> {
+    let ordinal = prompt.ordinal;
+    let group = roll_out(engine, vec![prompt], &AgentRollouts { group_size: 1, ..*rollouts })?.pop();
+    let sample = group.and_then(|mut group| group.samples.pop());
+    sample.ok_or_else(|| EngineError::Prompt { ordinal, problem: "the rollout ended without a sample".to_owned() })
+}
+
+/// Runs one multi-turn rollout of `conversation` with tools, and scores it with `reward`. It ends
+/// after `turns` turns, after a turn without calls, or before a turn if `stop_condition` holds.
+#[expect(clippy::too_many_arguments, reason = "each is a decision of the caller without a default")]
+pub fn create_multiturn_rollout<E, X>(
+    engine: &mut E,
+    tokenizer: &Arc<Tokenizer>,
+    conversation: Vec<ChatMessage>,
+    turns: usize,
+    params: &SamplingParams,
+    tools: Vec<ToolSpec>,
+    parser: impl ToolParser + 'static,
+    executor: X,
+    stop_condition: impl Fn(&[ChatMessage]) -> bool + Send + Sync + 'static,
+    reward: impl Fn(&Sample) -> f64,
+) -> Result<Sample, EngineError>
+where
+    E: TokenEngine,
+    X: ToolExecutor + Clone + 'static,
+{
+    let make = move || Toolbox::new(tools.clone(), executor.clone());
+    let agent = Agent::new(make).parser(parser).max_turns(turns).stop_condition(stop_condition);
+    let rollouts = AgentRollouts { agent: &agent, tokenizer, params, group_size: 1 };
+    let mut sample = agent_rollout_to_sample(engine, Prompt::from(conversation), &rollouts)?;
+    sample.reward = Some(reward(&sample));
+    Ok(sample)
+}
+
+/// Samples one turn of the assistant. Returns the conversation with it, and the turn as a sample.
+/// `ordinal` keys the randomness together with the engine's seed (law N2).
+pub fn generate_conversation_turn<E: TokenEngine>(
+    engine: &mut E,
+    tokenizer: &Arc<Tokenizer>,
+    conversation: &[ChatMessage],
+    tools: &[ToolSpec],
+    params: &SamplingParams,
+    ordinal: u64,
+) -> Result<(Vec<ChatMessage>, Sample), EngineError> {
+    let mut prompt = Prompt { ordinal, ..Prompt::from(conversation.to_vec()) };
+    if !tools.is_empty() {
+        prompt.metadata.insert("tools".to_owned(), tools.iter().map(ToolSpec::to_json).collect());
+    }
+    let group = complete(engine, tokenizer, vec![prompt], 1, params)?.pop();
+    let mut sample = group.and_then(|mut group| group.samples.pop()).ok_or(EngineError::NoWeights)?;
+    sample.response = multi_turn::text_of(&sample.tokens[sample.tokens.len() - sample.generated()..], tokenizer)?;
+    let turn = ChatMessage::new("assistant", sample.response.clone());
+    Ok((conversation.iter().cloned().chain([turn]).collect(), sample))
+}
