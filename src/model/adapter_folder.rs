@@ -1,4 +1,4 @@
-//! Adapters from and to folders as PEFT has them: `adapter_config.json` and `adapter_model.safetensors`.
+//! PEFT adapter folders, in and out: `adapter_config.json` and `adapter_model.safetensors`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::util::reading;
 pub(super) const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
 
-/// Keys of PEFT that change what adapters compute, in ways that nothing here follows, with the values that change nothing.
+/// PEFT keys that change the computation in unsupported ways. Only neutral values are accepted.
 const NEUTRAL: [&str; 14] = [
     "use_dora",
     "use_rslora",
@@ -33,10 +33,11 @@ const NEUTRAL: [&str; 14] = [
     "alora_invocation_tokens",
 ];
 
-/// Modules that PEFT trains whole beside the adapters of a sequence classifier: its head, by the names that it may have.
+/// Modules that PEFT trains in full for a sequence classifier: possible names of its head.
 const SCORE_HEADS: [&str; 2] = ["classifier", "score"];
 
-/// Writes adapters into `dir`, which is made if need be, as PEFT does. Not atomic: write into a temporary folder and rename it.
+/// Writes adapters into `dir`, in PEFT's format, and creates the folder if it is missing. Not
+/// atomic: write into a temporary folder and rename it.
 pub fn save_adapter(dir: &Path, adapter: &Adapter) -> Result<(), ModelError> {
     let io = |path: &Path| {
         let path = path.to_path_buf();
@@ -75,17 +76,18 @@ pub fn load_adapter(dir: &Path, config: &ModelConfig) -> Result<Adapter, ModelEr
     Ok(Adapter { lora: Arc::new(lora), layout: Arc::new(layout), flat })
 }
 
-/// Whether `dir` holds adapters and no model of its own.
+/// Returns true if `dir` holds adapters and no model.
 pub(super) fn holds_adapter(dir: &Path) -> bool {
     dir.join(CONFIG).is_file() && !dir.join("config.json").exists()
 }
 
-/// The folder of the model that the adapters of `dir` belong to, if it holds some and they say so.
+/// Returns the base model's folder of the adapters in `dir`, if they name one.
 pub fn base_of(dir: &Path) -> Option<PathBuf> {
     if holds_adapter(dir) { read_config(&dir.join(CONFIG)).ok()?.lora.base } else { None }
 }
 
-/// The shape of the model in `dir`, or of the one that the adapters there make of the model that they name. Reads no weights.
+/// Reads the configuration of the model in `dir`; for adapters, the base model's, adapted. Reads no
+/// weights.
 pub fn folder_config(dir: &Path) -> Result<ModelConfig, ModelError> {
     if !holds_adapter(dir) {
         return ModelConfig::from_dir(dir);
@@ -95,11 +97,11 @@ pub fn folder_config(dir: &Path) -> Result<ModelConfig, ModelError> {
     Ok(if scores { config.scoring() } else { config })
 }
 
-/// What adapters say of the model that they adapt.
+/// Base model of a folder of adapters.
 pub(super) struct Named {
-    /// Its folder.
+    /// Base model's folder.
     pub base: PathBuf,
-    /// Whether they give it a head that scores.
+    /// If true, the adapters include a score head.
     scores: bool,
 }
 
@@ -114,7 +116,8 @@ pub(super) fn named_base(dir: &Path) -> Result<Named, ModelError> {
     Ok(Named { base, scores })
 }
 
-/// The model that the adapters of `dir` name, under them; to be computed with in this format. A language model gets the head that they have.
+/// Loads adapters with their base model in the format `dtype`. If the adapters include a score
+/// head, it replaces a language model's head.
 pub(super) fn load_with_base(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, Weights), ModelError> {
     let Named { base, scores } = named_base(dir)?;
     let (config, weights) = load_hf_for(&base, dtype)?;
@@ -129,7 +132,7 @@ pub(super) fn load_with_base(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, W
 /// An adapter's configuration.
 struct Read {
     lora: Lora,
-    /// Whether a head that scores is trained beside them.
+    /// If true, a score head is trained alongside the adapters.
     scores: bool,
 }
 

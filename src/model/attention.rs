@@ -2,7 +2,7 @@
 
 use tch::{Device, Kind, Tensor};
 
-/// One mask for each distinct window among a model's layers, made once for all of them; none where no mask is needed.
+/// Attention masks, one per distinct window of a model's layers; `None` if causality is enough.
 pub(super) struct MaskByWindow(Vec<(Option<usize>, Option<Tensor>)>);
 
 impl MaskByWindow {
@@ -18,14 +18,15 @@ impl MaskByWindow {
     }
 }
 
-/// Which positions a layer of a given window sees in sequences of `len` tokens: nothing to say where causality is all there is.
+/// Mask of a layer with this window over sequences of `len` tokens; `None` if causality is enough.
 pub(super) fn window_mask(len: i64, window: Option<usize>, device: Device) -> Option<Tensor> {
     let window = window.map(|window| window as i64).filter(|&window| window < len)?;
     Some(Tensor::ones([len, len], (Kind::Bool, device)).tril(0).triu(1 - window))
 }
 
-/// Causal attention within each row of a rectangle. `q` is `[rows, columns, heads, dim]`, `k` and `v` have the key heads instead;
-/// the result is `[rows · columns, heads · dim]`. Products are multiplied by `scale`.
+/// Causal attention within each row of a rectangle. `q` is `[rows, columns, heads, dim]`; `k` and
+/// `v` have the key heads instead. Returns `[rows · columns, heads · dim]`. Products are multiplied
+/// by `scale`.
 pub(super) fn causal(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, scale: f64) -> Tensor {
     let [q, k, v] = [q, k, v].map(|x| x.transpose(1, 2));
     let grouped = q.size()[1] != k.size()[1];

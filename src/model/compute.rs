@@ -1,16 +1,16 @@
-//! Where a model is computed, and in which format.
+//! Device and number format of a model's computation.
 
 use tch::{Cuda, Device, Kind};
 
 use super::{Dtype, cuda};
 
-/// A device and the format of the numbers that layers compute with there. Parameters that are trained, their gradients' sums and their
-/// moments are f32 whatever stands here.
+/// Device, and number format of the layers. Trained parameters, gradient sums and moments are f32
+/// in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compute {
-    /// Where.
+    /// Device.
     pub device: Device,
-    /// In which format.
+    /// Number format.
     pub dtype: Dtype,
 }
 
@@ -24,9 +24,9 @@ impl Default for Compute {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{wanted} is not there: {found}")]
 pub struct NoDevice {
-    /// What was asked for.
+    /// Requested device.
     pub wanted: String,
-    /// What there is.
+    /// Devices that exist.
     pub found: String,
 }
 
@@ -36,12 +36,12 @@ impl Compute {
         Compute { device: Device::Cpu, dtype }
     }
 
-    /// On a GPU of NVIDIA's, the first of which is 0.
+    /// An NVIDIA GPU; indices start at 0.
     pub fn cuda(index: usize, dtype: Dtype) -> Self {
         Compute { device: Device::Cuda(index), dtype }
     }
 
-    /// What tensors are made with.
+    /// Type and device of new tensors.
     pub fn options(self) -> (Kind, Device) {
         (self.dtype.kind(), self.device)
     }
@@ -54,8 +54,8 @@ impl Compute {
         }
     }
 
-    /// Whether the device is there. The first question after a GPU loads libtorch's CUDA half: to be asked before anything is differentiated, for libtorch
-    /// looks for devices once.
+    /// Checks that the device exists. The first check of a GPU loads libtorch's CUDA library. Call
+    /// it before the first backward pass, because libtorch looks for devices once.
     pub fn check(self) -> Result<(), NoDevice> {
         let Device::Cuda(index) = self.device else { return Ok(()) };
         let loaded = cuda::load();

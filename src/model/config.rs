@@ -1,4 +1,4 @@
-//! The shape of a decoder, and the Hugging Face `config.json` that tells it.
+//! Architecture of a decoder, as in a Hugging Face `config.json`.
 
 use std::path::{Path, PathBuf};
 
@@ -8,18 +8,19 @@ use super::family::QkNorm;
 use super::{Dtype, Family, ModelError};
 use crate::data::packing;
 
-/// What a model says after a token.
+/// Output head of a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Head {
-    /// How likely each next token is: a language model.
+    /// Logits of the next token: a language model.
     #[default]
     LanguageModel,
-    /// One number, from `score.weight`: a reward model or a critic, in transformers a sequence classifier with one label.
+    /// One number per token, from `score.weight`: a reward model or critic. In transformers, a
+    /// sequence classifier with one label.
     Score,
 }
 
 impl Head {
-    /// How the names of its classes in transformers end.
+    /// Suffix of the class name in transformers.
     pub(super) fn architecture(self) -> &'static str {
         match self {
             Head::LanguageModel => "ForCausalLM",
@@ -28,13 +29,13 @@ impl Head {
     }
 }
 
-/// Keys that name a classifier's labels. A folder's own are kept as they are.
+/// Keys of a classifier's labels. A folder's own labels are kept.
 pub(super) const LABELS: [&str; 3] = ["id2label", "label2id", "num_labels"];
 
-/// How rotary frequencies are stretched for long contexts.
+/// Stretching of rotary frequencies for long contexts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No stretching.
     Default,
     /// All frequencies divided by one factor.
     Linear {
@@ -52,12 +53,14 @@ pub enum RopeScaling {
         /// Context length of the pre-training.
         original: f64,
     },
-    /// NTK by need: nothing changes up to `max_position_embeddings`, beyond which this library doesn't go.
+    /// Dynamic NTK. Frequencies change only beyond `max_position_embeddings`, a length this library
+    /// rejects.
     Dynamic {
-        /// How many times longer it could become.
+        /// Factor of the longest context.
         factor: f64,
     },
-    /// YaRN (Peng et al., 2023): a ramp by how often a frequency turns in the context of the pre-training, and longer queries and keys.
+    /// YaRN (Peng et al., 2023): a ramp over frequencies, and longer queries and keys. The ramp
+    /// depends on each frequency's turns within the pre-training context.
     Yarn {
         /// Divisor of frequencies that turn rarely.
         factor: f64,
@@ -69,36 +72,36 @@ pub enum RopeScaling {
         slow: f64,
         /// Factor of rotated queries and keys.
         amplitude: f64,
-        /// Whether the ramp begins and ends at whole columns.
+        /// If true, the ramp starts and ends at whole columns.
         truncate: bool,
     },
 }
 
-/// Constant factors of Granite's; in all other families they change nothing.
+/// Constant factors of Granite; neutral in other families.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Factors {
-    /// Of embeddings.
+    /// Factor of the embeddings.
     pub embedding: f64,
-    /// Of what a branch adds to the residual stream.
+    /// Factor of a branch's output.
     pub residual: f64,
-    /// Of products of queries and keys; `None`: 1/√(head width).
+    /// Factor of query-key products; `None`: 1/√`head_dim`.
     pub attention: Option<f64>,
-    /// What logits are divided by.
+    /// Divisor of the logits.
     pub logits: f64,
 }
 
 impl Factors {
-    /// Those that change nothing.
+    /// Neutral factors.
     pub const ONE: Factors = Factors { embedding: 1.0, residual: 1.0, attention: None, logits: 1.0 };
 }
 
 /// The largest product of heads and their width.
 const WIDEST_ATTENTION: usize = 1 << 22;
 
-/// The shape of a decoder. Fields are plain data; [`ModelConfig::check`] says whether they fit together.
+/// Architecture of a decoder, as plain data. [`ModelConfig::check`] rejects inconsistent values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// Which family.
+    /// Model family.
     pub family: Family,
     /// Words or a score.
     pub head: Head,
@@ -124,7 +127,7 @@ pub struct ModelConfig {
     pub rope_scaling: RopeScaling,
     /// One entry a layer: how many positions back it sees, itself included; `None`: all.
     pub windows: Vec<Option<usize>>,
-    /// Layers that know no positions: queries and keys are not rotated there.
+    /// Layers without rotary embeddings.
     pub unrotated: Vec<usize>,
     /// Constant factors.
     pub factors: Factors,
@@ -134,39 +137,39 @@ pub struct ModelConfig {
     pub output_bias: bool,
     /// Biases in the feed-forward layer.
     pub mlp_bias: bool,
-    /// Whether the head that says words is the embedding.
+    /// If true, a language model's head shares the embedding.
     pub tied: bool,
     /// Standard deviation of fresh weights.
     pub initializer_range: f64,
-    /// What the folder's tensors are, and what is saved unless it is told otherwise.
+    /// Format of the folder's tensors, and default format of saved weights.
     pub dtype: Dtype,
     /// Tokens that end a text.
     pub eos_token_ids: Vec<u32>,
     /// Padding token.
     pub pad_token_id: Option<u32>,
-    /// Keys of the file that say nothing about the computation; written back as they were.
+    /// Keys of the file without effect on the computation; written back unchanged.
     pub other: Map<String, Value>,
 }
 
 impl ModelConfig {
-    /// How many transformer layers.
+    /// Number of transformer layers.
     pub fn layers(&self) -> usize {
         self.windows.len()
     }
 
-    /// Whether the head has no weights of its own.
+    /// Returns true if the head has no weights of its own.
     pub fn shares_embedding(&self) -> bool {
         self.tied && self.head == Head::LanguageModel
     }
 
-    /// The same body under a head that gives one number.
+    /// The same architecture with a score head.
     pub fn scoring(&self) -> Self {
         let mut other = self.other.clone();
         LABELS.iter().for_each(|key| drop(other.remove(*key)));
         ModelConfig { head: Head::Score, other, ..self.clone() }
     }
 
-    /// How many numbers queries are normed over, and how many keys; none where they aren't.
+    /// Sizes of the query and the key norm; `None` if the family has no such norms.
     pub(crate) fn qk_norm_sizes(&self) -> Option<(usize, usize)> {
         match self.family.layer().qk_norm {
             QkNorm::None => None,
@@ -175,24 +178,24 @@ impl ModelConfig {
         }
     }
 
-    /// What products of queries and keys are multiplied by.
+    /// Factor of query-key products.
     pub fn attention_scale(&self) -> f64 {
         self.factors.attention.unwrap_or_else(|| 1.0 / (self.head_dim as f64).sqrt())
     }
 
-    /// How a layer's frequencies are stretched; `None` where it rotates nothing.
+    /// A layer's frequency stretching; `None` without rotary embeddings.
     pub(super) fn rope_of(&self, layer: usize) -> Option<RopeScaling> {
         let plain = self.family.layer().plain_rope_in_windows && self.windows[layer].is_some();
         let scaling = if plain { RopeScaling::Default } else { self.rope_scaling };
         (!self.unrotated.contains(&layer)).then_some(scaling)
     }
 
-    /// What a pass over a sequence of so many tokens costs, in tokens that attend to none: matrices and attention, about.
+    /// Approximate cost of a pass over `length` tokens, in tokens without attention.
     pub fn cost_of(&self, length: usize) -> f64 {
         packing::cost_of(length, 12.0 * self.hidden_size as f64)
     }
 
-    /// Whether the numbers fit together; `path` is named in errors.
+    /// Rejects inconsistent values; errors name `path`.
     pub fn check(&self, path: &Path) -> Result<(), ModelError> {
         let bad = |key: &str, found: String, expected: &str| {
             Err(ModelError::BadKey { path: PathBuf::from(path), key: key.into(), found, expected: expected.into() })

@@ -1,5 +1,5 @@
-//! The half of libtorch that knows NVIDIA's GPUs, brought when somebody asks for one: a program is linked to the other half alone, so that the same one
-//! runs where there is no GPU and starts no slower there.
+//! libtorch's CUDA library, loaded on first use. Programs link to the CPU library alone, so that
+//! one program runs with and without a GPU, and starts as fast without.
 
 use std::error::Error as _;
 use std::ffi::c_int;
@@ -12,13 +12,13 @@ use super::fused;
 
 const HALF: &str = "libtorch_cuda.so";
 
-/// Loads `libtorch_cuda.so` from beside the `libtorch_cpu.so` of this process, unless it is there: linked, or preloaded. Takes a fifth of
-/// a second or more. libtorch looks for CUDA once, at the latest when it first differentiates; what is loaded later, it doesn't see. Sets what libtorch may
-/// do there ([`fused::gpu_defaults`]).
+/// Loads `libtorch_cuda.so` from the folder of this process's `libtorch_cpu.so`, unless it is
+/// already linked or preloaded. Takes 0.2 s or more. libtorch looks for CUDA once, no later than
+/// the first backward pass, and ignores a library that is loaded afterwards. Also sets libtorch's
+/// options ([`fused::gpu_defaults`]).
 ///
 /// # Errors
-///
-/// Why it can't be: there is none, or what it needs of NVIDIA's libraries is missing.
+/// A message if the library or one of NVIDIA's libraries is missing.
 pub(super) fn load() -> Result<(), String> {
     let mapped = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     if library(&mapped, HALF).is_some() {
@@ -29,7 +29,8 @@ pub(super) fn load() -> Result<(), String> {
     let Some(half) = half.filter(|half| half.exists()) else {
         return Err("libtorch came without its CUDA half".to_owned());
     };
-    // SAFETY: what its constructors do is enter operations and a device with libtorch, under libtorch's own locks. It is never unloaded.
+    // SAFETY: its constructors register operations and a device with libtorch, under libtorch's own
+    // locks. The library is never unloaded.
     let library = unsafe { Library::open(Some(&half), RTLD_NOW | RTLD_GLOBAL) };
     let loaded = library.map(|library| {
         std::mem::forget(library);
@@ -41,7 +42,7 @@ pub(super) fn load() -> Result<(), String> {
     })
 }
 
-/// Where a file of this name is mapped from, in the words of `/proc/self/maps`.
+/// Path of a mapped file of this name, from the text of `/proc/self/maps`.
 fn library(mapped: &str, name: &str) -> Option<PathBuf> {
     let paths = mapped.lines().filter_map(|line| Some(Path::new(&line[line.find('/')?..])));
     paths.filter(|path| path.file_name().is_some_and(|file| file == name)).map(Path::to_owned).next()
@@ -52,11 +53,11 @@ fn library(mapped: &str, name: &str) -> Option<PathBuf> {
 pub struct GpuMemory {
     /// All of it.
     pub total: u64,
-    /// What no process holds. libtorch gives back nothing that it took.
+    /// Memory that no process holds. libtorch never returns memory to the system.
     pub free: u64,
 }
 
-/// Asked of the CUDA runtime that came with libtorch; `None` where there is no such device, or no runtime.
+/// Memory of a GPU, from the CUDA runtime; `None` without such a device or runtime.
 pub fn gpu_memory(index: usize) -> Option<GpuMemory> {
     type SetDevice = unsafe extern "C" fn(c_int) -> c_int;
     type MemGetInfo = unsafe extern "C" fn(*mut usize, *mut usize) -> c_int;
@@ -64,7 +65,8 @@ pub fn gpu_memory(index: usize) -> Option<GpuMemory> {
         return None;
     }
     let process = Library::this();
-    // SAFETY: these two functions have had these signatures in every CUDA runtime, which stays loaded.
+    // SAFETY: these functions have had these signatures in every CUDA runtime. The runtime is never
+    // unloaded.
     unsafe {
         let set = process.get::<SetDevice>(b"cudaSetDevice").ok()?;
         let info = process.get::<MemGetInfo>(b"cudaMemGetInfo").ok()?;
@@ -74,7 +76,7 @@ pub fn gpu_memory(index: usize) -> Option<GpuMemory> {
     }
 }
 
-/// Why there is no device though CUDA's half is loaded, if that is the driver's age.
+/// Error message if the driver is too old for the loaded CUDA library.
 pub(super) fn driver_problem() -> Option<String> {
     type Version = unsafe extern "C" fn(*mut c_int) -> c_int;
     let process = Library::this();
@@ -87,7 +89,8 @@ pub(super) fn driver_problem() -> Option<String> {
     too_old(version(b"cudaDriverGetVersion\0")?, version(b"cudaRuntimeGetVersion\0")?)
 }
 
-/// CUDA's versions are 1000 · major + 10 · minor; 0 is no driver. A driver runs programs of its own major version.
+/// CUDA versions are 1000 · major + 10 · minor; 0 means no driver. A driver runs programs of its
+/// own major version.
 fn too_old(driver: i32, runtime: i32) -> Option<String> {
     let text = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10);
     let needed = match runtime / 1000 {

@@ -1,6 +1,7 @@
 //! The transformer: pure functions over [`Views`].
 //!
-//! Cost: one fused projection for q, k, v and one for gate and up; no token of padding is computed outside attention.
+//! Cost: one fused projection for q, k, v and one for gate and up. Padding is computed only in
+//! attention.
 
 use std::sync::Arc;
 
@@ -13,14 +14,14 @@ use super::rope::{ByLayer, Rope, Tables};
 use super::views::Layer;
 use super::{Head, KvCache, Layout, ModelConfig, Packed, Views, Weights, fused, log_probs_and_entropy, wide};
 
-/// A decoder of one configuration. It holds no weights, and each thread makes its own.
+/// Decoder of one configuration. It holds no weights; each thread creates its own.
 pub struct Decoder {
     config: ModelConfig,
     layout: Arc<Layout>,
     rope: Rope,
 }
 
-/// What all layers of one pass over whole sequences share.
+/// Data that all layers of one pass over whole sequences share.
 pub(super) enum Pass<'a> {
     /// The fused attention, with each layer's cosines and sines.
     Fused(&'a Packed, ByLayer<(Tensor, Tensor)>),
@@ -28,21 +29,21 @@ pub(super) enum Pass<'a> {
     Rectangular(Rectangle, ByLayer<Tables>, MaskByWindow),
 }
 
-/// Gets each layer's keys and values, `[sequences, longest, key heads, dim]` each.
+/// Receives each layer's keys and values, `[sequences, longest, key heads, dim]` each.
 type Keep<'a> = &'a mut dyn FnMut(usize, (&Tensor, &Tensor));
 
 impl Decoder {
-    /// A decoder for weights of this layout, which must be the configuration's.
+    /// Creates a decoder for weights of `layout`, which must match `config`.
     pub fn new(config: &ModelConfig, layout: Arc<Layout>) -> Self {
         Decoder { config: config.clone(), layout, rope: Rope::new(config) }
     }
 
-    /// Its configuration.
+    /// Model configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// Where its parameters lie.
+    /// Layout of the parameters.
     pub(super) fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -66,31 +67,33 @@ impl Decoder {
         }
     }
 
-    /// Final hidden states `[tokens, hidden]` of whole sequences, normed: what [`Decoder::logits`] takes.
+    /// Final hidden states `[tokens, hidden]` of whole sequences, normed: input of
+    /// [`Decoder::logits`].
     pub fn hidden(&self, views: &Views, packed: &Packed) -> Tensor {
         self.whole(views, packed, None)
     }
 
-    /// The same for packed rows `rows` alone, `[rows, hidden]`, in that order. Cheaper than choosing afterwards: the last layer
-    /// computes nothing else beyond its attention.
+    /// Final hidden states `[rows, hidden]` of the packed rows `rows` only, in that order. Faster
+    /// than a later selection: the last layer computes other rows only in attention.
     pub fn hidden_at(&self, views: &Views, packed: &Packed, rows: &Tensor) -> Tensor {
         self.whole(views, packed, Some(rows))
     }
 
-    /// The same after `embedded`, which [`Decoder::embedded`] gives, in the place of the packed tokens.
+    /// [`Decoder::hidden_at`] from embeddings (see [`Decoder::embedded`]) instead of token ids.
     pub(crate) fn hidden_after(&self, views: &Views, packed: &Packed, rows: &Tensor, embedded: &Tensor) -> Tensor {
         let pass = self.pass(packed, &views.embedding);
         self.trunk(views, &pass, embedded.shallow_clone(), Some(rows), &mut |_, _| {})
     }
 
-    /// The embeddings of packed tokens without a graph: with `leaf`, something that a gradient can be taken by.
+    /// Embeddings of packed tokens, detached; with `leaf`, a leaf that accumulates a gradient.
     pub(crate) fn embedded(&self, views: &Views, packed: &Packed, leaf: bool) -> Tensor {
         let _guard = tch::no_grad_guard();
         self.embed(views, &packed.ids).set_requires_grad(leaf)
     }
 
-    /// Adds to a flat f32 gradient what belongs to the embeddings of `packed`, given the gradient by what [`Decoder::embedded`] gave, and that by
-    /// the head's weight. Both are summed in f32: in 16 bits a sum of 256 no longer takes increments of 1 (law N5).
+    /// Adds the gradient of the embeddings of `ids`, and of the head's weight, to a flat f32
+    /// gradient. `by_embedded` is the gradient by the result of [`Decoder::embedded`]. Sums are in
+    /// f32 (law N5): in 16 bits, adding 1 to 256 changes nothing.
     pub(crate) fn add_embedding_and_head(&self, gradient: &Tensor, ids: &[i64], by_embedded: &Tensor, by_head: Option<&Tensor>) {
         let _guard = tch::no_grad_guard();
         let part = |range: std::ops::Range<usize>| gradient.narrow(0, range.start as i64, range.len() as i64);
@@ -103,13 +106,14 @@ impl Decoder {
         }
     }
 
-    /// Logits `[M, vocabulary]` of hidden rows `[M, hidden]`; with a head that scores, the scores `[M, 1]`. In f32 whatever the rows are (law N5).
+    /// Logits `[M, vocabulary]` of hidden rows `[M, hidden]`; with a score head, scores `[M, 1]`.
+    /// Always in f32 (law N5).
     pub fn logits(&self, views: &Views, rows: &Tensor) -> Tensor {
         wide::linear(rows, &views.head)
     }
 
-    /// Log-probabilities and entropies, `[M]` each, of `targets` after `rows`, without gradients. At most `chunk_rows` rows of logits
-    /// exist at a time.
+    /// Log-probabilities and entropies, `[M]` each, of `targets` after `rows`, without gradients.
+    /// At most `chunk_rows` rows of logits exist at a time.
     pub fn token_log_probs(
         &self,
         views: &Views,
@@ -129,8 +133,9 @@ impl Decoder {
         (Tensor::cat(&log_probs, 0), Tensor::cat(&entropies, 0))
     }
 
-    /// Runs whole prompts, writes keys and values of prompt `i` into each slot of `slots[i]` from position 0, and returns the logits
-    /// after each prompt, `[prompts, vocabulary]`. Without gradients.
+    /// Computes whole prompts and returns the logits after each, `[prompts, vocabulary]`. Writes
+    /// keys and values of prompt `i` into every slot of `slots[i]`, from position 0. Without
+    /// gradients.
     pub fn prefill(&self, views: &Views, packed: &Packed, cache: &mut KvCache, slots: &[Vec<usize>]) -> Tensor {
         let _guard = tch::no_grad_guard();
         let last: Vec<i64> = packed.starts().zip(&packed.lens).map(|(start, len)| (start + len - 1) as i64).collect();
@@ -141,8 +146,8 @@ impl Decoder {
         self.logits(views, &hidden)
     }
 
-    /// One token further in each of the slots `first`, `first + 1`, …: token `i` stands at `positions[i]` of slot `first + i`. Returns
-    /// the logits after it, `[slots, vocabulary]`. Without gradients.
+    /// Decodes one token in each slot from `first` on: token `i` has position `positions[i]` in
+    /// slot `first + i`. Returns the logits after it, `[slots, vocabulary]`. Without gradients.
     pub fn decode(&self, views: &Views, first: usize, tokens: &[i64], positions: &[usize], cache: &mut KvCache) -> Tensor {
         let _guard = tch::no_grad_guard();
         let device = views.embedding.device();
@@ -203,7 +208,7 @@ impl Decoder {
         self.block(layer, x, rows, |qkv| self.attend(layer, index, pass, qkv, keep))
     }
 
-    /// What [`Decoder::logits`] takes, from the last layer's output.
+    /// Norms the last layer's output: input of [`Decoder::logits`].
     pub(super) fn finish(&self, norm: &Tensor, x: &Tensor) -> Tensor {
         let normed = self.norm(x, norm);
         match (self.config.head, self.config.factors.logits) {
@@ -212,7 +217,7 @@ impl Decoder {
         }
     }
 
-    /// The rows of a layer's fused projections become the rows attention gives back.
+    /// Attention of one layer, from its fused projections.
     fn attend(&self, layer: &Layer, index: usize, pass: &Pass, qkv: &Tensor, keep: Keep) -> Tensor {
         let (config, window) = (&self.config, self.config.windows[index]);
         match pass {
@@ -232,7 +237,7 @@ impl Decoder {
         }
     }
 
-    /// One layer. With `rows`, nothing after attention is computed for other rows.
+    /// One layer. With `rows`, only those rows are computed after attention.
     fn block(&self, layer: &Layer, x: Tensor, rows: Option<&Tensor>, attend: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
         let attended = attend(&layer.qkv.forward(&self.enter(&x, &layer.input_norm)));
         let chosen = |all: Tensor| match rows {
@@ -244,18 +249,19 @@ impl Decoder {
         x + self.leave(layer.down.forward(&inner), &layer.post_norm)
     }
 
-    /// What a branch gets of the residual stream.
+    /// Input of a branch, from the residual stream.
     fn enter(&self, x: &Tensor, norm: &Tensor) -> Tensor {
         if self.config.family.layer().norms_output { x.shallow_clone() } else { self.norm(x, norm) }
     }
 
-    /// What a branch adds to it.
+    /// Contribution of a branch to the residual stream.
     fn leave(&self, y: Tensor, norm: &Tensor) -> Tensor {
         let y = if self.config.family.layer().norms_output { self.norm(&y, norm) } else { y };
         scaled(y, self.config.factors.residual)
     }
 
-    /// Splits fused projections into heads: rotated queries and keys `[…shape, heads + key heads, dim]`, and values.
+    /// Splits fused projections into rotated queries and keys, `[…shape, heads + key heads, dim]`,
+    /// and values.
     fn heads(&self, layer: &Layer, qkv: &Tensor, shape: &[i64], tables: &Tables) -> (Tensor, Tensor) {
         let (heads, kv_heads, dim) = (self.config.heads as i64, self.config.kv_heads as i64, self.config.head_dim as i64);
         let qkv = self.normed_heads(layer, qkv).view([shape, &[heads + 2 * kv_heads, dim]].concat().as_slice());
@@ -263,7 +269,8 @@ impl Decoder {
         (tables.rotate(&qk), v)
     }
 
-    /// Fused projections whose queries and keys are normed, in families that do so; of the same shape, `[rows, columns]`.
+    /// Norms queries and keys within fused projections `[rows, columns]`, if the family has such
+    /// norms.
     fn normed_heads(&self, layer: &Layer, qkv: &Tensor) -> Tensor {
         let Some((q_norm, k_norm)) = &layer.qk_norm else { return qkv.shallow_clone() };
         let (heads, kv_heads, dim) = (self.config.heads as i64, self.config.kv_heads as i64, self.config.head_dim as i64);
@@ -291,7 +298,8 @@ pub(super) fn scaled(x: Tensor, factor: f64) -> Tensor {
     if factor == 1.0 { x } else { x * factor }
 }
 
-/// Two neighbouring parts of a dimension. One split, for the backward of two slices is two zero-filled copies and their sum.
+/// Splits a dimension in two. One split is cheaper than two slices, whose backward pass is two
+/// zero-filled copies and a sum.
 fn parts(x: &Tensor, dim: i64, sizes: [i64; 2]) -> [Tensor; 2] {
     let mut parts = x.split_with_sizes(sizes, dim).into_iter();
     [(); 2].map(|()| parts.next().expect("as many parts as sizes"))

@@ -1,8 +1,9 @@
-//! A model's folder beside an earlier one of the same model, with which it shares what did not change.
+//! Model folders that share unchanged tensors with an earlier folder of the same model.
 //!
-//! A tensor whose bytes are those of the earlier folder is not written again: its file there gets a second name here, if all of its tensors are such.
-//! Tensors that changed are written to a file of their own, so that the next folder can share the others. With adapters on some projections, or
-//! weights that are rounded to fewer bits than a step moves them, that is most of a model; where everything changes it is one file, as ever.
+//! A file whose tensors are all unchanged is hard-linked. Changed tensors are written to a separate
+//! file, so that the next folder can share the others. With adapters on a few projections, or
+//! weights rounded to 16 bits, most of a model is shared. If everything changes, the folder has one
+//! file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -15,20 +16,21 @@ use super::shards::{Slice, WHOLE, shard_name, write_configs, write_index};
 use super::{Dtype, Entry, ModelConfig, ModelError, Weights};
 use crate::util::atomic_file;
 
-/// What became of the tensors of a folder, by their number.
+/// Tensors of a written folder, counted by how they were stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delta {
-    /// They are others than in the earlier folder, or there was none.
+    /// Tensors that differ from the earlier folder, or have no earlier version.
     pub changed: usize,
-    /// They are written again, since they shared a file with one that changed.
+    /// Unchanged tensors that are written again, because their file also holds a changed one.
     pub moved: usize,
-    /// They are in a file that both folders share.
+    /// Tensors in a file that both folders share.
     pub shared: usize,
 }
 
-/// Writes a complete model folder, but for the tokenizer, as [`save_hf_as`](super::save_hf_as) does, and shares with the folder `before` what is
-/// there to the bit. A folder that can't be read, is of another model or lies on another disk shares nothing. The files of neither may be changed
-/// afterwards. Cost: the earlier folder is read, each tensor as far as it is the same.
+/// Writes a complete model folder without tokenizer, like [`save_hf_as`](super::save_hf_as), and
+/// shares unchanged files with the folder `before`. Nothing is shared with a folder that is
+/// unreadable, of another model or on another disk. The files of both folders must not be modified
+/// afterwards. Cost: reads the earlier folder, each tensor up to its first difference.
 pub fn save_hf_after(
     dir: &Path,
     config: &ModelConfig,
@@ -42,7 +44,7 @@ pub fn save_hf_after(
     let all = earlier.iter().flat_map(|file| &file.tensors);
     let unchanged: BTreeSet<&str> = all.filter(|(_, same)| **same).map(|(name, _)| name.as_str()).collect();
 
-    // What is shared comes first, since it may turn out that it can't be.
+    // Links come first, because linking may fail.
     let mut shared: Vec<&Earlier> = Vec::new();
     let link = |at: usize| dir.join(format!(".shared-{at}.writing"));
     for file in earlier.iter().filter(|file| file.is_unchanged()) {
@@ -83,7 +85,7 @@ pub fn save_hf_after(
 /// A file of the earlier folder.
 struct Earlier {
     path: PathBuf,
-    /// Whether each of its tensors is as it was.
+    /// Tensors by name; true: unchanged.
     tensors: BTreeMap<String, bool>,
 }
 

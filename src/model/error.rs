@@ -1,4 +1,4 @@
-//! What can be wrong with a model folder, said so that one can mend it.
+//! Errors of model folders.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ pub enum ModelError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What it said.
+        /// Cause.
         source: std::io::Error,
     },
     /// A file that is no JSON object.
@@ -25,7 +25,7 @@ pub enum ModelError {
     Json {
         /// The file.
         path: PathBuf,
-        /// What the parser said.
+        /// The parser's message.
         reason: String,
     },
     /// A key that the family needs.
@@ -45,9 +45,9 @@ pub enum ModelError {
         path: PathBuf,
         /// The key.
         key: String,
-        /// Its value, as JSON.
+        /// Value, as JSON.
         found: String,
-        /// What would be right.
+        /// Expected values.
         expected: String,
     },
     /// A value that transformers understands and this library does not.
@@ -57,9 +57,9 @@ pub enum ModelError {
         path: PathBuf,
         /// The key.
         key: String,
-        /// Its value, as JSON.
+        /// Value, as JSON.
         found: String,
-        /// What is supported.
+        /// Supported values.
         supported: String,
     },
     /// A run that would take more memory than 64 bits can count.
@@ -67,15 +67,15 @@ pub enum ModelError {
     Uncountable {
         /// The largest of the settings that count.
         key: &'static str,
-        /// Its value.
+        /// Value of the setting.
         value: usize,
     },
-    /// A safetensors file that breaks its own format.
+    /// A file that is not valid safetensors.
     #[error("{}: not a readable safetensors file: {reason}", path.display())]
     Safetensors {
         /// The file.
         path: PathBuf,
-        /// What the parser said.
+        /// The parser's message.
         reason: String,
     },
     /// Something to adapt that isn't there.
@@ -83,19 +83,19 @@ pub enum ModelError {
         "adapters can't be put on {target}; they go on {known}, one or more, or \"all-linear\" for all, with a rank from 1 to 65536"
     )]
     Target {
-        /// What was named.
+        /// Requested target.
         target: String,
-        /// What there is.
+        /// Valid targets.
         known: String,
     },
-    /// Adapters without what they adapt.
+    /// Adapters without their base model.
     #[error(
         "{}: its adapters belong to the model {base:?}, which is no folder here; put it there, or name its folder as base_model_name_or_path", path.display()
     )]
     NoBase {
         /// The adapters' configuration.
         path: PathBuf,
-        /// What it names.
+        /// Base model that the configuration names.
         base: String,
     },
     /// Adapters of another kind than those that are to be trained.
@@ -103,9 +103,9 @@ pub enum ModelError {
     OtherAdapter {
         /// The folder.
         path: PathBuf,
-        /// What is there.
+        /// Adapters in the folder.
         found: String,
-        /// What is asked for.
+        /// Requested adapters.
         asked: String,
     },
     /// Tensors that don't make up the model of `config.json`: everything that is wrong, at once.
@@ -125,12 +125,12 @@ pub struct TensorProblems {
     pub missing: Vec<String>,
     /// There, not needed.
     pub unexpected: Vec<String>,
-    /// Right name, unusable content: `name: what is wrong`.
+    /// Unusable tensors, each as `name: reason`.
     pub unusable: Vec<String>,
 }
 
 impl TensorProblems {
-    /// Whether nothing is wrong.
+    /// Returns true if there are no problems.
     pub fn is_empty(&self) -> bool {
         self.missing.is_empty() && self.unexpected.is_empty() && self.unusable.is_empty()
     }

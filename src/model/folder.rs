@@ -22,17 +22,19 @@ use crate::util::reading;
 /// Bytes that are read at a time.
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// Loads a folder, or a model in the hub's cache by its id: `config.json` and the weights beside it, `model.safetensors` or the shards of
-/// `model.safetensors.index.json`, as f32; [`ModelConfig::dtype`] says what they are in the folder. Everything that is wrong with the tensors is
-/// reported at once. A folder of adapters gives the model that they name, under them.
+/// Loads a model from a folder, or from the hub's cache by its id, as f32.
 ///
-/// Memory: 4 bytes a parameter, which is what an f32 folder has on disk and twice what a bf16 or f16 folder has, and a few megabytes.
+/// Reads `config.json` and `model.safetensors`, or the shards of `model.safetensors.index.json`.
+/// [`ModelConfig::dtype`] is the folder's format. All problems of the tensors are reported at once.
+/// For a folder of adapters, loads the base model with the adapters.
+///
+/// Memory: 4 bytes per parameter and a few megabytes.
 pub fn load_hf(dir: &Path) -> Result<(ModelConfig, Weights), ModelError> {
     load_hf_for(dir, Dtype::F32)
 }
 
-/// The same to be computed with in this format: a folder in just that format is kept as it is, so that it takes no more memory than it has on
-/// disk. Any other becomes f32, from which nothing is lost.
+/// Loads a model for computation in the format `dtype`. A folder in that format is kept as it is
+/// and takes no more memory than disk; any other becomes f32.
 pub fn load_hf_for(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, Weights), ModelError> {
     let dir = &hub::open(dir)?;
     if holds_adapter(dir) {
@@ -43,7 +45,8 @@ pub fn load_hf_for(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, Weights), M
     Ok((ModelConfig { dtype, ..config }, weights))
 }
 
-/// The weights in `dir` for a model of this shape, whatever the configuration there says: tensors of another shape are all named.
+/// Loads the weights in `dir` for the configuration `config`, ignoring the folder's own. The error
+/// names every tensor of another shape.
 pub fn load_like(dir: &Path, config: &ModelConfig) -> Result<Weights, ModelError> {
     Ok(read_weights(config, dir, weight_files(dir)?, Dtype::F32)?.0)
 }
@@ -53,7 +56,8 @@ pub fn load_weights(config: &ModelConfig, file: &Path) -> Result<Weights, ModelE
     Ok(read_weights(config, file, vec![file.to_owned()], Dtype::F32)?.0)
 }
 
-/// From `files`, and the narrowest format that holds all of them, which they keep if it is `kept`; `path` names them in errors.
+/// Reads weights from `files`, and their narrowest common format. Weights stay in that format if it
+/// is `kept`. Errors name `path`.
 fn read_weights(config: &ModelConfig, path: &Path, files: Vec<PathBuf>, kept: Dtype) -> Result<(Weights, Dtype), ModelError> {
     let layout = Layout::new(config);
     let twin = config.shares_embedding().then_some("lm_head.weight");
@@ -61,8 +65,9 @@ fn read_weights(config: &ModelConfig, path: &Path, files: Vec<PathBuf>, kept: Dt
     Ok((Weights::new(Arc::new(layout), flat), dtype))
 }
 
-/// The tensors of a layout, from `files`, and the narrowest format that holds all of them: as that if it is `kept`, else as f32. `path` names
-/// them in errors. `twin` may be there too and must then be the first tensor once more.
+/// Reads the tensors of a layout from `files`, and their narrowest common format. The result is in
+/// that format if it is `kept`, else in f32. Errors name `path`. A tensor named `twin` is optional
+/// and must equal the first tensor.
 pub(super) fn read_tensors(
     layout: &Layout,
     path: &Path,
@@ -81,7 +86,7 @@ pub(super) fn read_tensors(
     let dtype = if let [only] = formats[..] { only } else { Dtype::F32 };
     let held = if dtype == kept { kept } else { Dtype::F32 };
     let flat = Tensor::empty([layout.total() as i64], (held.kind(), tch::Device::Cpu));
-    // In the order of the disk.
+    // In disk order.
     needed.sort_by_key(|(_, stored, _)| stored.view.data().as_ptr());
     for (entry, stored, dtype) in &needed {
         stored.each_chunk(*dtype, |at, chunk| {
@@ -98,14 +103,15 @@ pub(super) fn read_tensors(
     Ok((flat, dtype))
 }
 
-/// The tensors of files that a layout needs, and what is wrong with them by their headers alone.
+/// Tensors that a layout needs, and problems that the files' headers show.
 struct Matched<'a> {
     needed: Vec<(&'a Entry, Stored<'a>, Dtype)>,
     twin: Option<Stored<'a>>,
     problems: TensorProblems,
 }
 
-/// Matches a layout with what the files' headers say. Allocates for names only: sizes are trusted after this and not before.
+/// Matches a layout with the files' headers. Allocates for names only: sizes are unverified until
+/// this returns.
 fn matched<'a>(layout: &'a Layout, parsed: &'a [(&'a WeightFile, SafeTensors<'a>)], twin: Option<&str>) -> Matched<'a> {
     let mut found: BTreeMap<&str, Stored> = BTreeMap::new();
     for (file, tensors) in parsed {
@@ -121,14 +127,15 @@ fn matched<'a>(layout: &'a Layout, parsed: &'a [(&'a WeightFile, SafeTensors<'a>
         }
     }
     let twin = twin.and_then(|name| found.remove(name));
-    // Buffers that old checkpoints carry and everyone recomputes.
+    // Buffers of old checkpoints that are recomputed.
     found.retain(|name, _| !name.ends_with(".rotary_emb.inv_freq"));
     problems.unexpected.extend(found.keys().map(|name| name.to_string()));
     Matched { needed, twin, problems }
 }
 
-/// Checks a folder without reading its weights: `config.json`, and that the headers of its safetensors files hold the tensors that it
-/// describes. For a folder of adapters, their configuration and the model that they name. Allocates little whatever the files say.
+/// Checks a folder without reading its weights: `config.json`, and the headers of its safetensors
+/// files. For a folder of adapters, checks their configuration and the base model. Allocates
+/// little, whatever the headers claim.
 pub fn check_folder(dir: &Path) -> Result<ModelConfig, ModelError> {
     if holds_adapter(dir) {
         check_folder(&named_base(dir)?.base)?;
@@ -142,9 +149,12 @@ pub fn check_folder(dir: &Path) -> Result<ModelConfig, ModelError> {
     if problems.is_empty() { Ok(config) } else { Err(ModelError::Tensors { path: dir.into(), problems }) }
 }
 
-/// Writes `config.json`, `generation_config.json` and `model.safetensors`, rounded to the configuration's [`ModelConfig::dtype`], into `dir`,
-/// which is made if need be; weights under adapters leave the adapters alone there, as PEFT writes them. A tokenizer's files are written by the
-/// tokenizer. Not atomic: write into a temporary folder and rename it.
+/// Writes `config.json`, `generation_config.json` and `model.safetensors` into `dir`, and creates
+/// the folder if it is missing.
+///
+/// Weights are rounded to [`ModelConfig::dtype`]. With adapters, writes the adapters alone, in
+/// PEFT's format. The tokenizer's files are not written. Not atomic: write into a temporary folder
+/// and rename it.
 pub fn save_hf(dir: &Path, config: &ModelConfig, weights: &Weights) -> Result<(), ModelError> {
     match &weights.adapter {
         Some(adapter) => save_adapter(dir, adapter),
@@ -174,8 +184,8 @@ fn metadata() -> HashMap<String, String> {
     HashMap::from([("format".to_owned(), "pt".to_owned())])
 }
 
-/// The weights of one file. Mapped for its header alone: pages of a mapping that were touched count as the process's memory, so that a
-/// whole model read through one would take its size twice.
+/// File of weights. The header is memory-mapped, and tensors are read by offset: touched pages of a
+/// mapping count as the process's memory, which would double a model's size.
 pub(super) struct WeightFile {
     pub(super) path: PathBuf,
     file: File,
@@ -186,8 +196,8 @@ impl WeightFile {
     pub(super) fn open(path: PathBuf) -> Result<Self, ModelError> {
         let failed = |source| ModelError::Io { path: path.clone(), source };
         let file = reading::open(&path).map_err(failed)?;
-        // SAFETY: the file is only read, and its header parsed before this function's caller returns. A file that another process cuts
-        // short meanwhile is the risk everyone who maps files takes.
+        // SAFETY: the file is only read, and its header is parsed before this function's caller
+        // returns. Another process could truncate the file meanwhile, as with any mapped file.
         let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
         Ok(WeightFile { path, file, map })
     }
@@ -197,7 +207,7 @@ impl WeightFile {
         SafeTensors::deserialize(&self.map).map_err(failed)
     }
 
-    /// Whether one of its tensors is these bytes.
+    /// Returns true if a tensor has exactly these bytes.
     pub(super) fn holds(&self, tensor: &TensorView, bytes: &[u8]) -> Result<bool, ModelError> {
         let begin = tensor.data().as_ptr() as usize - self.map.as_ptr() as usize;
         if tensor.data().len() != bytes.len() {
@@ -219,12 +229,12 @@ impl WeightFile {
 /// A tensor on disk.
 struct Stored<'a> {
     file: &'a WeightFile,
-    /// Where its bytes are; they are not looked at through it.
+    /// Position of its bytes; they are read from the file instead.
     view: TensorView<'a>,
 }
 
 impl Stored<'_> {
-    /// Its format, or why it can't be `entry`.
+    /// Format of the tensor, or the reason why it does not fit `entry`.
     fn dtype_for(&self, entry: &Entry) -> Result<Dtype, String> {
         let (name, shape, stored) = (&entry.name, self.view.shape(), self.view.dtype());
         if shape != entry.shape {
@@ -233,7 +243,7 @@ impl Stored<'_> {
         Dtype::of_stored(stored).ok_or_else(|| format!("{name}: dtype {stored:?}, expected F32, F16 or BF16"))
     }
 
-    /// Its numbers piece by piece, each with the place of its first.
+    /// Passes the tensor's numbers to `take` in chunks, each with the index of its first.
     fn each_chunk(&self, dtype: Dtype, mut take: impl FnMut(usize, Tensor) -> ControlFlow<()>) -> Result<(), ModelError> {
         let data = self.view.data();
         let begin = data.as_ptr() as usize - self.file.map.as_ptr() as usize;
@@ -271,7 +281,7 @@ pub(super) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
     Ok(names.into_iter().map(|name| dir.join(name)).collect())
 }
 
-/// A head beside a tied embedding must be that embedding; anything else would be dropped silently.
+/// Reports an `lm_head.weight` that differs from a tied embedding.
 fn twin_problem(layout: &Layout, flat: &Tensor, stored: &Stored) -> Result<Option<String>, ModelError> {
     let Some(embedding) = layout.entries().first() else { return Ok(None) };
     let dtype = match stored.dtype_for(&Entry { name: "lm_head.weight".into(), ..embedding.clone() }) {
@@ -287,7 +297,8 @@ fn twin_problem(layout: &Layout, flat: &Tensor, stored: &Stored) -> Result<Optio
     Ok((!same).then(|| "lm_head.weight: differs from the embedding although tie_word_embeddings is true".into()))
 }
 
-/// The writer makes a private temporary file and renames it; a checkpoint is for other users and servers, too.
+/// safetensors writes files readable by their owner only; other users and servers need checkpoints,
+/// too.
 fn readable_by_all(path: &Path) -> std::io::Result<()> {
     #[cfg(unix)]
     {

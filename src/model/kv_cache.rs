@@ -5,10 +5,11 @@ use tch::{Device, Kind, Tensor};
 use super::attention::MaskByWindow;
 use super::{ModelConfig, wide};
 
-/// One tensor a layer, `[2, slots · key heads, positions, dim]`: keys, then values. Written in place.
+/// Keys and values of sequences in progress. One tensor per layer, `[2, slots · key heads,
+/// positions, dim]`: keys, then values. Written in place.
 ///
-/// Sequences that a step computes occupy neighbouring slots (moving one is cheaper than gathering all at every step), so that it
-/// reads a plain slice.
+/// Active sequences occupy adjacent slots, so that a step reads a plain slice. Moving one is
+/// cheaper than gathering all in each step.
 pub struct KvCache {
     layers: Vec<Tensor>,
     slots: usize,
@@ -18,13 +19,13 @@ pub struct KvCache {
     scale: f64,
 }
 
-/// What all layers of one decoding step share.
+/// Data that all layers of one decoding step share.
 pub(super) struct Step {
     /// Rows of `[2 · slots · key heads · positions, dim]` that the step writes, keys then values.
     rows: Tensor,
     /// The slot of its first sequence.
     first: i64,
-    /// How many sequences.
+    /// Number of sequences.
     slots: i64,
     /// Longest sequence, the new token included.
     longest: i64,
@@ -33,7 +34,8 @@ pub(super) struct Step {
 }
 
 impl KvCache {
-    /// Room for `slots` sequences of `positions` tokens, on a device in the format that the model computes in.
+    /// Allocates `slots` sequences of `positions` tokens, in the format and on the device of the
+    /// model.
     pub fn new(config: &ModelConfig, slots: usize, positions: usize, (kind, device): (Kind, Device)) -> Self {
         let shape = [2, slots * config.kv_heads, positions, config.head_dim].map(|size| size as i64);
         let layers = (0..config.layers()).map(|_| Tensor::zeros(shape, (kind, device))).collect();
@@ -41,7 +43,7 @@ impl KvCache {
         KvCache { layers, slots, positions, kv_heads, dim, scale }
     }
 
-    /// Makes room for `positions` tokens a slot, keeping what is there.
+    /// Grows to `positions` tokens per slot and keeps the contents.
     pub fn grow(&mut self, positions: usize) {
         if positions <= self.positions {
             return;
@@ -68,8 +70,9 @@ impl KvCache {
         layer.view([2, self.slots as i64, self.kv_heads as i64, self.positions as i64, self.dim as i64])
     }
 
-    /// Writes whole sequences, `[sequences, longest, key heads, dim]` each of keys and values, sequence `i` into every slot of
-    /// `slots[i]`. What a shorter one has beyond its end is overwritten before it is ever seen.
+    /// Writes whole sequences: keys and values are `[sequences, longest, key heads, dim]` each.
+    /// Sequence `i` goes into every slot of `slots[i]`. Padding of shorter sequences is overwritten
+    /// before it is read.
     pub(super) fn fill(&mut self, layer: usize, slots: &[Vec<usize>], (keys, values): (&Tensor, &Tensor)) {
         let (targets, sources): (Vec<i64>, Vec<i64>) = slots
             .iter()
@@ -83,7 +86,7 @@ impl KvCache {
         }
     }
 
-    /// Prepares a step in which slot `first + i` gets its token at `positions[i]`.
+    /// Prepares a step in which slot `first + i` receives the token at `positions[i]`.
     pub(super) fn begin_step(&self, first: usize, positions: &[usize], config: &ModelConfig) -> Step {
         let device = self.layers[0].device();
         let mut rows = Vec::with_capacity(2 * positions.len() * self.kv_heads);
@@ -102,8 +105,9 @@ impl KvCache {
         Step { rows, first: first as i64, slots: positions.len() as i64, longest: longest as i64, masks }
     }
 
-    /// Writes a layer's new keys and values and attends over everything up to them. `qk` is `[slots, heads + key heads, dim]`, `v`
-    /// `[slots, key heads, dim]`; returns `[slots, heads · dim]`.
+    /// Writes a layer's new keys and values, and attends over all positions up to them. `qk` is
+    /// `[slots, heads + key heads, dim]`, `v` `[slots, key heads, dim]`. Returns `[slots, heads ·
+    /// dim]`.
     pub(super) fn attend(&mut self, step: &Step, layer: usize, qk: &Tensor, v: &Tensor, window: Option<usize>) -> Tensor {
         let (kv_heads, dim) = (self.kv_heads as i64, self.dim as i64);
         let heads = qk.size()[1] - kv_heads;
@@ -114,7 +118,7 @@ impl KvCache {
         let q = qk.narrow(1, 0, heads).reshape([step.slots * kv_heads, heads / kv_heads, dim]);
         let seen = cache.narrow(1, step.first * kv_heads, step.slots * kv_heads).narrow(2, 0, step.longest);
         let keys = seen.select(0, 0).transpose(1, 2);
-        // In f32 up to the softmax, as the trainer's attention has them (law N5).
+        // f32 up to the softmax, as in the trainer's attention (law N5).
         let scores = match (step.masks.get(window), q.kind()) {
             (Some(mask), Kind::Float) => mask.baddbmm(&q, &keys, 1.0, self.scale),
             (Some(mask), _) => wide::bmm(&q, &keys).g_mul_scalar_(self.scale).g_add_(mask),

@@ -1,7 +1,7 @@
-//! Where each tensor of a model lies in the one flat buffer that holds all of them.
+//! Positions of a model's tensors in its flat buffer.
 //!
-//! Projections that read the same input lie next to each other (q, k, v; gate, up), so that each group is one matrix and one
-//! multiplication, while a folder's separate tensors stay slices of it.
+//! Projections of the same input are adjacent (q, k, v; gate, up), so that each group is one matrix
+//! and one multiplication. The separate tensors of a folder are slices of it.
 
 use std::ops::Range;
 
@@ -19,13 +19,13 @@ pub(super) const SCORE_HEAD: &str = "score.weight";
 /// The part of a model that a tensor belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Token embeddings, which are the output head too where both are tied.
+    /// Token embeddings; also the output head if both are tied.
     Embedding,
     /// Layers and norms.
     Body,
-    /// An output head of its own.
+    /// Untied output head.
     Head,
-    /// A head that gives one number.
+    /// Score head.
     ScoreHead,
     /// An adapter's matrix.
     Adapter,
@@ -34,21 +34,21 @@ pub enum Role {
 /// One tensor of a Hugging Face folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its name there.
+    /// Name in the folder.
     pub name: String,
-    /// Its shape there.
+    /// Shape in the folder.
     pub shape: Vec<usize>,
-    /// Where it starts in the flat buffer.
+    /// Index of its first number in the flat buffer.
     pub offset: usize,
 }
 
 impl Entry {
-    /// How many numbers.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Never, for a checked configuration.
+    /// Returns true if it has no elements; false for a checked configuration.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -58,14 +58,14 @@ impl Entry {
         match self.name.as_str() {
             EMBEDDING => Role::Embedding,
             HEAD => Role::Head,
-            // That beside adapters has PEFT's prefix.
+            // Alongside adapters it has PEFT's prefix.
             name if name.ends_with(SCORE_HEAD) => Role::ScoreHead,
             name if name.contains(".lora_") => Role::Adapter,
             _ => Role::Body,
         }
     }
 
-    /// Its place in the flat buffer.
+    /// Range in the flat buffer.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.len()
     }
@@ -76,14 +76,14 @@ impl Entry {
 pub struct Layout {
     entries: Vec<Entry>,
     units: Vec<Vec<i64>>,
-    /// Where each layer begins, and where the last one ends.
+    /// Start of each layer, and end of the last.
     layers: Vec<usize>,
-    /// How many units a layer has.
+    /// Number of units per layer.
     units_per_layer: usize,
 }
 
 impl Layout {
-    /// Of nothing yet.
+    /// Empty layout.
     pub(crate) fn empty() -> Self {
         Layout { entries: Vec::new(), units: Vec::new(), layers: Vec::new(), units_per_layer: 0 }
     }
@@ -137,7 +137,8 @@ impl Layout {
         layout
     }
 
-    /// Tensors that are computed with as one: `rows` of equal width below each other, or vectors end to end.
+    /// Appends tensors that form one unit of computation: `rows` of equal width stacked, or vectors
+    /// end to end.
     pub(crate) fn add<S: ToString>(&mut self, names: &[S], rows: &[usize], columns: Option<usize>) {
         for (name, &rows) in names.iter().zip(rows) {
             let shape = std::iter::once(rows).chain(columns).collect();
@@ -179,13 +180,13 @@ impl Layout {
         self.entries.iter().map(Entry::range).find(|range| range.start == begin).unwrap_or(begin..begin)
     }
 
-    /// The head's place, where it has one of its own.
+    /// Range of the head, if it is not tied.
     pub(super) fn head(&self) -> Option<Range<usize>> {
         let begin = self.norm().end;
         (begin < self.total()).then(|| begin..self.total())
     }
 
-    /// Shapes of what one layer computes with, in buffer order: the same for all.
+    /// Shapes of one layer's units, in buffer order; the same for all layers.
     pub(super) fn units_of_layer(&self) -> &[Vec<i64>] {
         &self.units[1..1 + self.units_per_layer]
     }

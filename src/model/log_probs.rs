@@ -2,8 +2,8 @@
 
 use tch::{Kind, Tensor};
 
-/// From logits `[M, V]` and targets `[M]`: the targets' log-probabilities and the distributions' entropies, both `[M]` in f32, after
-/// division by `temperature`. The log-probabilities carry gradients; the entropies don't.
+/// Log-probabilities of targets `[M]`, and entropies, from logits `[M, V]` divided by
+/// `temperature`. Both results are `[M]` in f32. Only log-probabilities carry gradients.
 pub fn log_probs_and_entropy(logits: &Tensor, targets: &Tensor, temperature: f64) -> (Tensor, Tensor) {
     let logits = logits.to_kind(Kind::Float);
     let log_probs = if temperature == 1.0 { logits } else { logits / temperature };

@@ -1,12 +1,13 @@
-//! Low-rank adapters (Hu et al., LoRA, 2021): `W + alpha/rank · B·A` in the place of some projections `W`, which stay as they are.
+//! Low-rank adapters (Hu et al., LoRA, 2021): `W + alpha/rank · B·A` instead of some projections
+//! `W`, which stay fixed.
 //!
-//! The numbers of all adapters of a model are one flat tensor with a [`Layout`] of its own, as the model's are, and named as PEFT names them.
-//! What is trained is then a few megabytes: gradient, moments and publishes are of that size. A forward pass never makes `B·A`, and a backward
-//! pass never a gradient of `W`: the projections that read one input share a first thin product `x·Aᵀ`, and a second adds `·Bᵀ` to what `W`
-//! gave. B is 0 at first, so that an adapted model begins as the model it adapts, to the bit.
+//! The adapters of a model are one flat tensor with a [`Layout`] and PEFT's names. Gradient,
+//! moments and publishes have its size, a few megabytes. `B·A` is never computed in a forward pass,
+//! nor a gradient of `W`: projections of one input share a thin product `x·Aᵀ`, and a second one
+//! adds `·Bᵀ`. B starts at 0, so that an adapted model equals its base bit for bit.
 //!
-//! A head that scores is trained whole beside the adapters: it is small, and new where the model was a language model. Its copy is the last tensor
-//! of theirs, as PEFT's `modules_to_save` has it.
+//! A score head is trained in full alongside the adapters. Its copy is the last of their tensors,
+//! as in PEFT's `modules_to_save`.
 
 use std::fmt;
 use std::ops::Range;
@@ -21,33 +22,35 @@ use super::layout::{Role, SCORE_HEAD};
 use super::views::split;
 use super::{Compute, Entry, Head, Layout, ModelConfig, ModelError, Weights};
 
-/// What PEFT puts before the name of every tensor.
+/// PEFT's prefix of tensor names.
 const PREFIX: &str = "base_model.model";
 
-/// Which projections are adapted, and by how much.
+/// Settings of adapters: projections, rank and scale.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lora {
     /// Rows of each A, columns of each B.
     pub rank: usize,
     /// `B·A` is multiplied by `alpha / rank`.
     pub alpha: f64,
-    /// Of [`Lora::PROJECTIONS`] and [`Lora::JOINT`], in that order.
+    /// Subset of [`Lora::PROJECTIONS`] and [`Lora::JOINT`], in that order.
     targets: Vec<&'static str>,
-    /// The folder of the model that is adapted, for whoever loads the adapters without it.
+    /// Folder of the base model, written into a folder of adapters.
     pub base: Option<PathBuf>,
 }
 
 impl Lora {
-    /// What can be adapted, by the names that transformers gives them.
+    /// Names of projections in transformers.
     pub const PROJECTIONS: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
-    /// What takes the place of some of them in families that hold several projections as one tensor: Phi-3.
+    /// Names of joint projections, in families that store several projections as one tensor
+    /// (Phi-3).
     pub const JOINT: [&str; 2] = ["qkv_proj", "gate_up_proj"];
     /// All that a model has.
     pub const ALL: &str = "all-linear";
     /// The largest rank.
     pub const MOST_RANK: usize = 1 << 16;
 
-    /// Adapters of these projections, or of [`Lora::ALL`]. At least one of them, and a rank from 1 to [`Lora::MOST_RANK`].
+    /// Creates adapters of these projections, or of [`Lora::ALL`]. Needs at least one projection,
+    /// and a rank from 1 to [`Lora::MOST_RANK`].
     pub fn new<S: AsRef<str>>(rank: usize, alpha: f64, targets: &[S]) -> Result<Self, ModelError> {
         let all: Vec<&'static str> = Self::PROJECTIONS.into_iter().chain(Self::JOINT).collect();
         let refuse = |target: &str| Err(ModelError::Target { target: target.to_owned(), known: all.join(", ") });
@@ -63,17 +66,18 @@ impl Lora {
         Ok(Lora { rank, alpha, targets, base: None })
     }
 
-    /// The same, of the model in this folder.
+    /// Sets the base model's folder.
     pub fn of_model(self, base: Option<PathBuf>) -> Self {
         Lora { base, ..self }
     }
 
-    /// What is adapted.
+    /// Adapted projections.
     pub fn targets(&self) -> &[&'static str] {
         &self.targets
     }
 
-    /// The same on a model of this shape: of all projections those that it has. Refuses one by name that it hasn't.
+    /// Restricts the projections to those of a model. Rejects an explicitly named projection that
+    /// the model lacks.
     pub fn on_model(&self, config: &ModelConfig) -> Result<Self, ModelError> {
         let known = projections(config);
         let is_all = self.targets.len() == Self::PROJECTIONS.len() + Self::JOINT.len();
@@ -89,7 +93,8 @@ impl Lora {
         Lora { targets, ..self }
     }
 
-    /// Refuses adapters that were found in `dir` and are others than those `asked` for: they would make something else of the same numbers.
+    /// Rejects adapters in `dir` that differ from the requested ones: the same numbers would mean
+    /// another model.
     pub fn check_is(&self, asked: &Lora, dir: &Path) -> Result<(), ModelError> {
         if (self.rank, self.alpha, &self.targets) == (asked.rank, asked.alpha, &asked.targets) {
             return Ok(());
@@ -97,7 +102,7 @@ impl Lora {
         Err(ModelError::OtherAdapter { path: dir.into(), found: self.to_string(), asked: asked.to_string() })
     }
 
-    /// Where the adapters of a model lie, and behind them its head if that scores. Pure.
+    /// Layout of a model's adapters, followed by its score head if it has one.
     pub fn layout(&self, config: &ModelConfig) -> Layout {
         let mut layout = Layout::empty();
         for layer in 0..config.layers() {
@@ -130,7 +135,7 @@ impl fmt::Display for Lora {
 pub(super) struct Group {
     module: &'static str,
     input: usize,
-    /// Their names and rows, in the order that they lie in.
+    /// Names and rows, in buffer order.
     projections: Vec<(&'static str, usize)>,
 }
 
@@ -144,12 +149,12 @@ impl Group {
     }
 }
 
-/// What can be adapted in a model of this shape.
+/// Projections of a model that can be adapted.
 fn projections(config: &ModelConfig) -> Vec<&'static str> {
     groups(config).iter().flat_map(|group| &group.projections).map(|(name, _)| *name).collect()
 }
 
-/// Those of each layer, in the order of [`Layout::new`].
+/// Groups of projections of each layer, in the order of [`Layout::new`].
 pub(super) fn groups(config: &ModelConfig) -> [Group; 4] {
     let (hidden, inner, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
     let (q, kv) = (config.heads * dim, config.kv_heads * dim);
@@ -167,17 +172,18 @@ pub(super) fn groups(config: &ModelConfig) -> [Group; 4] {
 /// The numbers of all adapters of a model.
 #[derive(Debug)]
 pub struct Adapter {
-    /// What they adapt.
+    /// Adapter settings.
     pub lora: Arc<Lora>,
-    /// Which slice is which tensor of PEFT's.
+    /// Tensors, with PEFT's names.
     pub layout: Arc<Layout>,
     /// 1-D, f32, `layout.total()` long.
     pub flat: Tensor,
 }
 
 impl Adapter {
-    /// Adapters that change nothing yet: each A drawn as PEFT draws it, from a random stream of its own, each B zero. What the model doesn't have
-    /// gets none ([`Lora::on_model`] refuses it). A head that scores is zero: [`Weights::adapted`] copies the model's own.
+    /// New adapters: A is drawn like PEFT's, from a random stream per tensor, and B is zero.
+    /// Projections that the model lacks are skipped ([`Lora::on_model`] rejects them). A score head
+    /// is zero; [`Weights::adapted`] copies the model's.
     pub fn fresh(config: &ModelConfig, lora: Lora, seed: u64) -> Self {
         let lora = lora.of_those(&projections(config));
         let layout = lora.layout(config);
@@ -195,7 +201,7 @@ impl Adapter {
         Adapter { lora: Arc::new(lora), layout: Arc::new(layout), flat: Tensor::from_slice(&flat) }
     }
 
-    /// The same with other numbers.
+    /// The same adapters with the numbers `flat`.
     pub(super) fn with(&self, flat: Tensor) -> Self {
         Adapter { lora: self.lora.clone(), layout: self.layout.clone(), flat }
     }
@@ -204,8 +210,9 @@ impl Adapter {
         self.lora.alpha / self.lora.rank as f64
     }
 
-    /// For each layer its four groups' products, those of [`groups`]; `None` where a group is not adapted. And the head, if they have one. Made by one
-    /// split of the flat tensor, as [`Views`](super::Views) are, so that a gradient arrives flat.
+    /// Low-rank products of each layer's four groups (`None`: not adapted), and the score head if
+    /// there is one. Uses one split of the flat tensor, as [`Views`](super::Views) do, so that
+    /// gradients are flat.
     pub(super) fn views(&self, config: &ModelConfig) -> (Vec<[Option<LowRank>; 4]>, Option<Tensor>) {
         let mut parts = split(&self.flat, self.layout.units());
         let mut next = || parts.next().expect("views follow the layout");
@@ -213,7 +220,7 @@ impl Adapter {
         (low_ranks, self.head().map(|_| next()))
     }
 
-    /// Whether a head that scores is trained beside them.
+    /// Returns true if a score head is trained alongside the adapters.
     pub fn scores(&self) -> bool {
         self.head().is_some()
     }
@@ -223,7 +230,7 @@ impl Adapter {
         score_head(&self.layout)
     }
 
-    /// Writes what the head's weight gets into a flat f32 gradient.
+    /// Writes the gradient of the score head into a flat f32 gradient.
     pub(crate) fn set_head_gradient(&self, gradient: &Tensor, by_head: Option<&Tensor>) {
         let _guard = tch::no_grad_guard();
         if let Some(head) = self.head() {
@@ -235,13 +242,13 @@ impl Adapter {
         }
     }
 
-    /// Where the numbers of one layer lie: the same number for all.
+    /// Range of one layer's numbers; all layers have the same size.
     pub(super) fn layer(&self, config: &ModelConfig, index: usize) -> Range<usize> {
         let each = self.head().map_or(self.layout.total(), |head| head.start) / config.layers();
         index * each..(index + 1) * each
     }
 
-    /// Of one layer's own part of the numbers.
+    /// Low-rank products of one layer, from its part of the numbers.
     pub(super) fn low_ranks_of_layer(&self, config: &ModelConfig, part: &Tensor) -> [Option<LowRank>; 4] {
         let units = self.layout.units();
         let of_layers = units.len() - usize::from(self.scores());
@@ -263,7 +270,8 @@ impl Adapter {
         })
     }
 
-    /// `[rows of all, count · rank]`: each B beside zeros, so that it meets its own A alone; zeros where a projection has none.
+    /// Block matrix `[rows of all, count · rank]` of the B matrices, zero outside the blocks and
+    /// for projections without adapter.
     fn block(&self, rows: Vec<(usize, Option<(usize, &Tensor)>)>, count: usize) -> Tensor {
         let rank = self.lora.rank as i64;
         if let [(_, Some((_, up)))] = rows[..] {
@@ -277,8 +285,8 @@ impl Adapter {
         Tensor::cat(&rows.into_iter().map(row).collect::<Vec<_>>(), 0)
     }
 
-    /// Adds `alpha/rank · B·A` to each adapted matrix of `flat`, which has the `layout` of the model that these adapt, and replaces its head by theirs,
-    /// if they have one.
+    /// Adds `alpha/rank · B·A` to each adapted matrix of `flat`, a model's weights in `layout`, and
+    /// replaces its score head.
     fn add_to(&self, layout: &Layout, flat: &Tensor) {
         let _guard = tch::no_grad_guard();
         let part = |of: &Tensor, entry: &Entry| {
@@ -302,7 +310,7 @@ fn score_head(layout: &Layout) -> Option<Range<usize>> {
     layout.entries().last().filter(|entry| entry.role() == Role::ScoreHead).map(Entry::range)
 }
 
-/// Copies the head that scores from one flat tensor to another. Does nothing where one of them has none.
+/// Copies the score head from one flat tensor to another, if both have one.
 fn copy_head((from_layout, from): (&Layout, &Tensor), (to_layout, to): (&Layout, &Tensor)) {
     let _guard = tch::no_grad_guard();
     if let Some((from_head, to_head)) = score_head(from_layout).zip(score_head(to_layout)) {
@@ -311,7 +319,7 @@ fn copy_head((from_layout, from): (&Layout, &Tensor), (to_layout, to): (&Layout,
     }
 }
 
-/// What a group of projections gets added: `x·downᵀ·upᵀ`.
+/// Low-rank addition of a group of projections: `x·downᵀ·upᵀ`.
 pub(super) struct LowRank {
     /// `[projections · rank, input]`.
     down: Tensor,
@@ -327,26 +335,27 @@ impl LowRank {
 }
 
 impl Weights {
-    /// These weights under fresh adapters, which are what is trained from now on, with a copy of the head if it scores. The weights themselves are
-    /// shared, not copied. Adapters that they had are merged first.
+    /// Adds new adapters, which replace the weights as what is trained, and copies a score head
+    /// into them. The base is shared, not copied. Existing adapters are merged first.
     pub fn adapted(&self, config: &ModelConfig, lora: Lora, seed: u64) -> Self {
         let (base, adapter) = (self.merged(), Adapter::fresh(config, lora, seed));
         copy_head((&base.layout, &base.flat), (&adapter.layout, &adapter.flat));
         base.under(adapter)
     }
 
-    /// These weights, shared, under an adapter of their shape.
+    /// Adds an adapter of matching layout. The base is shared.
     pub fn under(&self, adapter: Adapter) -> Self {
         let adapter = adapter.with(adapter.flat.to_device(self.flat.device()));
         Weights { adapter: Some(adapter), ..self.without_adapter() }
     }
 
-    /// What is under the adapters, shared.
+    /// The base weights, shared.
     pub fn without_adapter(&self) -> Self {
         Weights { layout: self.layout.clone(), flat: self.flat.shallow_clone(), adapter: None }
     }
 
-    /// Weights that compute the same without adapters: base plus `alpha/rank · B·A`, rounded once. Without adapters the weights themselves, shared.
+    /// Merges adapters into a copy of the weights: base plus `alpha/rank · B·A`, rounded once.
+    /// Without adapters, returns the weights, shared.
     pub fn merged(&self) -> Self {
         let Some(adapter) = &self.adapter else { return self.share() };
         let flat = self.flat.detach().copy();
@@ -354,7 +363,7 @@ impl Weights {
         Weights { layout: self.layout.clone(), flat, adapter: None }
     }
 
-    /// What training changes: the adapters where there are any, else everything.
+    /// Trained parameters: the adapters if there are any, else all weights.
     pub fn trained(&self) -> (&Arc<Layout>, &Tensor) {
         match &self.adapter {
             Some(adapter) => (&adapter.layout, &adapter.flat),
@@ -362,7 +371,7 @@ impl Weights {
         }
     }
 
-    /// The same, to be written to.
+    /// Trained parameters, mutable.
     pub fn trained_mut(&mut self) -> &mut Tensor {
         match &mut self.adapter {
             Some(adapter) => &mut adapter.flat,
@@ -370,21 +379,22 @@ impl Weights {
         }
     }
 
-    /// The same numbers on a device and in a format, detached from any graph; copied only if they lie on another or are in another.
+    /// Moves the weights to a device and format, detached. Copies only if either differs.
     pub fn on(&self, compute: Compute) -> Self {
         let Compute { device, dtype } = compute;
         let moved = |flat: &Tensor| flat.detach().to_device(device).to_kind(dtype.kind());
         self.map(moved, moved)
     }
 
-    /// What a trainer begins with: the numbers that it changes in f32, what lies under adapters as it is; copied only where that takes it.
+    /// Weights as a trainer starts with: trained parameters in f32, base weights unchanged. Copies
+    /// only if needed.
     pub fn masters(&self, device: Device) -> Self {
         let there = |flat: &Tensor| flat.detach().to_device(device);
         let exact = |flat: &Tensor| there(flat).to_kind(Kind::Float);
         if self.adapter.is_some() { self.map(there, exact) } else { self.map(exact, exact) }
     }
 
-    /// With other numbers: `base` those of the model, `own` what lies above it.
+    /// Applies `base` to the model's numbers and `own` to the adapters'.
     pub(super) fn map(&self, base: impl Fn(&Tensor) -> Tensor, own: impl Fn(&Tensor) -> Tensor) -> Self {
         let adapter = self.adapter.as_ref().map(|adapter| adapter.with(own(&adapter.flat)));
         Weights { layout: self.layout.clone(), flat: base(&self.flat), adapter }

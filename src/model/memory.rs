@@ -1,9 +1,11 @@
-//! How freed memory is kept for the next step.
+//! Reuse of freed memory.
 
-/// Tells the C allocator to keep freed memory rather than hand it back to the system. Call it first in `main`.
+/// Configures the C allocator to keep freed memory instead of returning it to the system. Call it
+/// first in `main`.
 ///
-/// A training step frees and asks for the same hundreds of megabytes again; handing them back costs a page fault for every 4 KiB,
-/// which took a quarter of a small model's step. The price: the process keeps its peak. Does nothing where the C library is not glibc.
+/// A training step frees and allocates the same hundreds of megabytes again. Page faults of
+/// returned memory took a quarter of a small model's step. The process keeps its peak memory. Does
+/// nothing without glibc.
 pub fn keep_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
@@ -11,7 +13,7 @@ pub fn keep_freed_memory() {
         unsafe extern "C" {
             fn mallopt(parameter: c_int, value: c_int) -> c_int;
         }
-        // From malloc.h. The largest value that glibc takes for the first is 32 MiB; threads' heaps are 64 MiB.
+        // From malloc.h. glibc accepts at most 32 MiB for the first; thread heaps are 64 MiB.
         const TRIM_THRESHOLD: c_int = -1;
         const TOP_PAD: c_int = -2;
         const MMAP_THRESHOLD: c_int = -3;

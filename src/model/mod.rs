@@ -1,9 +1,9 @@
-//! Decoders of Llama's kind on libtorch ([`Family`] lists them): Hugging Face folders in and out, packed forward passes for training, and
-//! incremental ones over a KV cache for generation.
+//! Decoders on libtorch, of the families in [`Family`]: Hugging Face folders in and out, packed
+//! forward passes for training, and incremental ones over a KV cache for generation.
 //!
-//! All parameters are slices of one flat tensor ([`Weights`], [`Layout`]); a [`Decoder`] holds none and is a set of pure functions
-//! over them. [`Adapter`]s lie beside such a tensor and are then what is trained. Tensors stay on the thread that made them; [`FrozenWeights`] is
-//! the one thing that crosses.
+//! All parameters are slices of one flat tensor ([`Weights`], [`Layout`]). A [`Decoder`] is a set
+//! of pure functions over them. With [`Adapter`]s, only the adapters are trained. Tensors stay on
+//! the thread that created them; only [`FrozenWeights`] cross threads.
 
 mod adapter_folder;
 mod attention;

@@ -2,15 +2,16 @@
 
 use tch::{Device, Tensor};
 
-/// Sequences laid end to end. No token attends to another sequence than its own and the one that it continues, and positions count from 0
-/// in each, or from where its prefix ends.
+/// Sequences laid end to end. A token attends only to its own sequence and to its prefix. Positions
+/// count from 0, or from the end of the prefix.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Packed {
     /// Token ids of all sequences.
     pub ids: Vec<i64>,
     /// Length of each sequence, at least 1; they sum to `ids.len()`.
     pub lens: Vec<usize>,
-    /// Which earlier sequence each continues, one that continues none itself. A prompt that many answers share is computed once.
+    /// Earlier sequence that each one continues. A prefix has no prefix itself. A prompt that many
+    /// completions share is computed once.
     pub prefixes: Vec<Option<usize>>,
 }
 
@@ -24,7 +25,8 @@ impl Packed {
         packed
     }
 
-    /// Appends a sequence and gives its first row. Those that continue a prefix follow it, with nothing but others of that prefix between.
+    /// Appends a sequence and returns its first row. Sequences with a prefix follow it directly, or
+    /// after others of the same prefix.
     pub fn push(&mut self, ids: impl IntoIterator<Item = i64>, prefix: Option<usize>) -> usize {
         let first = self.ids.len();
         self.ids.extend(ids);
@@ -33,17 +35,17 @@ impl Packed {
         first
     }
 
-    /// Whether any sequence continues another.
+    /// Returns true if a sequence has a prefix.
     pub fn shares(&self) -> bool {
         self.prefixes.iter().any(Option::is_some)
     }
 
-    /// How many tokens.
+    /// Number of tokens.
     pub fn len(&self) -> usize {
         self.ids.len()
     }
 
-    /// Whether there is no token.
+    /// Returns true if there are no tokens.
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty()
     }
@@ -64,17 +66,19 @@ impl Packed {
     }
 }
 
-/// Tokens of a rectangle, padding included, that are read of prompts in one pass: what they hold of memory grows with them.
+/// Largest number of prompt tokens, padding included, in one prefill pass. Memory grows with them.
 pub const PREFILL_CELLS: usize = 1 << 14;
 
-/// How packed rows become a rectangle `[sequences, longest]` for attention, and back. Sequences of one length already are one.
-/// Padding sits on the right, where causal attention never looks from a real position, so that no mask is needed.
+/// Mapping between packed rows and a rectangle `[sequences, longest]` for attention. Trivial for
+/// sequences of equal length. Padding is on the right, beyond the reach of causal attention, so
+/// that no mask is needed.
 pub(super) struct Rectangle {
     /// Sequences.
     pub rows: i64,
     /// Length of the longest.
     pub columns: i64,
-    /// Packed row of every cell (padding repeats the sequence's first row), and cell of every packed row.
+    /// Packed row of every cell, and cell of every packed row. Padding repeats the sequence's first
+    /// row.
     indices: Option<(Tensor, Tensor)>,
 }
 

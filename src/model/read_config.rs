@@ -1,7 +1,7 @@
-//! Reading a Hugging Face `config.json`.
+//! Reads a Hugging Face `config.json`.
 //!
-//! Refuses whatever this library would compute differently from transformers, and names the key. The defaults are those of
-//! transformers' own configuration classes, for keys that a family's older folders leave out.
+//! Rejects settings that this library would compute differently from transformers, and names the
+//! key. Defaults are those of transformers' configuration classes.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use super::read_rope::rope;
 use super::{Dtype, Factors, Family, Head, ModelConfig, ModelError};
 use crate::util::reading;
 
-/// The largest sizes that are read. They are far above any model's, and small enough that no product of them overflows.
+/// Largest sizes accepted: far above any model's, and small enough that no product overflows.
 const WIDEST: usize = 1 << 20;
 const MOST_HEADS: usize = 1 << 16;
 const MOST_LAYERS: usize = 1 << 12;
@@ -21,7 +21,8 @@ const MOST_POSITIONS: usize = 1 << 30;
 const LARGEST_VOCABULARY: usize = 1 << 24;
 
 impl ModelConfig {
-    /// Reads `config.json` of `dir`, and the ids in its `generation_config.json`, which win, as they do in transformers.
+    /// Reads `config.json` of `dir`. Token ids in `generation_config.json` take precedence, as in
+    /// transformers.
     pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
         let mut config = Self::from_json(&path, &read_object(&path)?)?;
@@ -107,7 +108,7 @@ fn read_object(path: &Path) -> Result<Map<String, Value>, ModelError> {
     serde_json::from_str(&text).map_err(|error| ModelError::Json { path: path.into(), reason: error.to_string() })
 }
 
-/// Keys that change what transformers computes, in ways that nothing here follows.
+/// Rejects keys that change the computation in ways that are not implemented.
 fn refuse_unsupported(keys: &Keys) -> Result<(), ModelError> {
     if keys.optional::<String>("hidden_act", "a string")?.is_some_and(|name| name != "silu") {
         return Err(keys.unsupported("hidden_act", "silu"));
@@ -126,7 +127,7 @@ fn refuse_unsupported(keys: &Keys) -> Result<(), ModelError> {
     }
 }
 
-/// Words, unless the architecture is a classifier's, which must have one label.
+/// Head of the model: a language model's, unless the architecture is a classifier with one label.
 fn head(keys: &Keys) -> Result<Head, ModelError> {
     let architectures = keys.optional::<Vec<String>>("architectures", "a list of strings")?.unwrap_or_default();
     if !architectures.iter().any(|name| name.ends_with(Head::Score.architecture())) {
@@ -145,7 +146,8 @@ fn head(keys: &Keys) -> Result<Head, ModelError> {
     }
 }
 
-/// What the tensors are said to be. A folder that is loaded says it by its tensors.
+/// Format named by the configuration. [`load_hf`](super::load_hf) takes it from the tensors
+/// instead.
 fn dtype(keys: &Keys) -> Result<Dtype, ModelError> {
     let said = keys.optional::<String>("dtype", "a string")?.or(keys.optional("torch_dtype", "a string")?);
     Ok(said.and_then(|name| Dtype::named(&name)).unwrap_or_default())

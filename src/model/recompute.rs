@@ -1,14 +1,14 @@
-//! Gradients without the activations between layers: a forward pass keeps each layer's input alone, and the backward pass computes each
-//! layer once more before it differentiates it, the last first (Chen et al., 2016).
+//! Gradient checkpointing (Chen et al., 2016): the forward pass keeps only each layer's input, and
+//! the backward pass computes each layer again, the last first.
 //!
-//! Memory: `layers · tokens · hidden` numbers and one layer's activations, rather than all layers' activations. Time: one forward pass
-//! more. The gradient is that of autograd over the whole model, to the bit: the same operations in the same order.
+//! Memory: `layers · tokens · hidden` numbers and one layer's activations. Time: one more forward
+//! pass. The gradient equals autograd's bit for bit: same operations, same order.
 
 use tch::{Kind, Tensor};
 
 use super::{Decoder, Packed, Views, Weights};
 
-/// What a forward pass keeps for the backward pass.
+/// Layer inputs that a forward pass keeps for the backward pass.
 pub struct Kept {
     packed: Packed,
     rows: Tensor,
@@ -17,7 +17,8 @@ pub struct Kept {
 }
 
 impl Decoder {
-    /// [`Decoder::hidden_at`] without a graph, and what [`Decoder::gradient`] needs of it.
+    /// Computes [`Decoder::hidden_at`] without a graph, and returns the input of
+    /// [`Decoder::gradient`].
     pub fn hidden_kept(&self, views: &Views, packed: Packed, rows: Tensor) -> (Tensor, Kept) {
         let _guard = tch::no_grad_guard();
         let pass = self.pass(&packed, &views.embedding);
@@ -32,8 +33,9 @@ impl Decoder {
         (hidden, Kept { packed, rows, streams })
     }
 
-    /// The gradient by what is trained of `weights`, flat and in f32, of something whose gradients by the hidden states and by the head's weight
-    /// are these; adapters leave a head of words alone.
+    /// Gradient by the trained parameters of `weights`, flat and in f32, from the gradients by the
+    /// hidden states and by the head's weight. With adapters, a language model's head has no
+    /// gradient.
     pub fn gradient(&self, weights: &Weights, kept: Kept, by_hidden: &Tensor, by_head: Option<&Tensor>) -> Tensor {
         let Kept { packed, rows, mut streams } = kept;
         let mut views = self.views(&weights.flat.detach());

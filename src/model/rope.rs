@@ -44,8 +44,8 @@ pub(super) fn frequencies(config: &ModelConfig, scaling: RopeScaling) -> Vec<f64
     }
 }
 
-/// Cosines and sines by position, `[positions, 1, head_dim]` each. The sine of the first half is negated, so that a rotation is
-/// `x · cos + swap_halves(x) · sin`.
+/// Cosines and sines by position, `[positions, 1, head_dim]` each. The sine of the first half is
+/// negated: a rotation is `x · cos + swap_halves(x) · sin`.
 pub(super) struct Tables {
     pub cos: Tensor,
     pub sin: Tensor,
@@ -81,7 +81,7 @@ impl Tables {
         (part(&self.cos, 0), part(&self.sin, half))
     }
 
-    /// Rotates `[…, positions, heads, head_dim]`, in f32 whatever it comes in and goes out as.
+    /// Rotates `[…, positions, heads, head_dim]` in f32; the result has the type of `x`.
     pub fn rotate(&self, x: &Tensor) -> Tensor {
         let wide = x.to_kind(Kind::Float);
         let swapped = wide.roll([wide.size()[wide.dim() - 1] / 2], [-1]);
@@ -121,7 +121,7 @@ impl<T> ByLayer<T> {
     }
 }
 
-/// Tables that grow with the longest sequence seen, for a model's full context may be far longer than what is trained.
+/// Tables that grow with the longest sequence so far: a model's full context may be far longer.
 pub(super) struct Rope {
     kinds: Vec<(Angles, RefCell<Tables>)>,
     of_layer: Arc<[usize]>,
@@ -146,7 +146,7 @@ impl Rope {
         Rope { kinds: distinct.iter().map(made).collect(), of_layer }
     }
 
-    /// What `make` takes of tables that cover `positions`, for each layer.
+    /// Applies `make` to each layer's tables, which cover at least `positions`.
     pub fn by_layer<T>(&self, positions: usize, device: Device, make: impl Fn(&Tables) -> T) -> ByLayer<T> {
         let of_kind = |(angles, tables): &(Angles, RefCell<Tables>)| {
             let held = tables.borrow().cos.size()[0] as usize;

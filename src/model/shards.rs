@@ -1,4 +1,4 @@
-//! A model's folder in other precisions and in several files.
+//! Model folders in other formats and in several files.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -14,17 +14,20 @@ use crate::util::atomic_file;
 /// The file of a model that has one.
 pub(super) const WHOLE: &str = "model.safetensors";
 
-/// How a model is stored.
+/// Storage format of a model folder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Format {
-    /// The format of its numbers; others are rounded to the nearest.
+    /// Number format; others are rounded to nearest.
     pub dtype: Dtype,
     /// Bytes that no file exceeds, unless a single tensor does; `None` writes one file.
     pub max_shard: Option<u64>,
 }
 
-/// Writes a complete model folder, but for the tokenizer: `config.json`, `generation_config.json`, and the weights, adapters merged, as
-/// `model.safetensors` or as shards with `model.safetensors.index.json`. Not atomic: write into a temporary folder and rename it.
+/// Writes a complete model folder without tokenizer: `config.json`, `generation_config.json` and
+/// weights.
+///
+/// Adapters are merged. Weights are `model.safetensors`, or shards with
+/// `model.safetensors.index.json`. Not atomic: write into a temporary folder and rename it.
 pub fn save_hf_as(dir: &Path, config: &ModelConfig, weights: &Weights, format: &Format) -> Result<(), ModelError> {
     write_configs(dir, config, format.dtype)?;
     let (weights, dtype) = (weights.merged(), format.dtype);
@@ -41,12 +44,12 @@ pub fn save_hf_as(dir: &Path, config: &ModelConfig, weights: &Weights, format: &
     write_index(dir, weights.layout.total(), dtype, map)
 }
 
-/// What a shard is called.
+/// File name of a shard.
 pub(super) fn shard_name(at: usize, of: usize) -> String {
     format!("model-{:05}-of-{of:05}.safetensors", at + 1)
 }
 
-/// Which tensor is in which shard.
+/// Writes the index, which maps tensors to shards.
 pub(super) fn write_index(dir: &Path, parameters: usize, dtype: Dtype, map: Map<String, Value>) -> Result<(), ModelError> {
     let metadata = json!({ "total_parameters": parameters, "total_size": parameters * dtype.bytes() });
     write_json(dir, "model.safetensors.index.json", &json!({ "metadata": metadata, "weight_map": map }))
@@ -86,7 +89,7 @@ fn shards<'a>(entries: &'a [Entry], format: &Format) -> Vec<&'a [Entry]> {
     shards
 }
 
-/// One tensor of the flat buffer, as the writer wants it.
+/// One tensor of the flat buffer, in the form that safetensors writes.
 pub(super) struct Slice<'a> {
     entry: &'a Entry,
     flat: &'a Tensor,

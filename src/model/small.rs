@@ -4,8 +4,8 @@ use super::{Dtype, Factors, Family, Head, ModelConfig, RopeScaling};
 use crate::data::Tokenizer;
 
 impl ModelConfig {
-    /// A small decoder of Llama's kind for `tokenizer`, for experiments that need no pretrained one: tied, four heads that share two
-    /// for keys and values, feed-forward layers three times as wide. `hidden` is a multiple of 8.
+    /// A small Llama for `tokenizer`, for experiments: tied, four query heads, two key heads,
+    /// feed-forward layers of three times the width. `hidden` must be a multiple of 8.
     pub fn small(tokenizer: &Tokenizer, hidden: usize, layers: usize) -> Self {
         ModelConfig {
             eos_token_ids: tokenizer.eos_token_ids().to_vec(),
@@ -14,7 +14,7 @@ impl ModelConfig {
         }
     }
 
-    /// The same for so many tokens of which none ends a text.
+    /// A small Llama with `vocab_size` tokens and no end token.
     pub(crate) fn small_of(vocab_size: usize, hidden: usize, layers: usize) -> Self {
         ModelConfig {
             family: Family::Llama,

@@ -5,8 +5,8 @@ use tch::Tensor;
 use super::lora::LowRank;
 use super::{Adapter, Layout, ModelConfig};
 
-/// Every matrix and vector that the decoder computes with. Made by one split of the flat tensor, whose backward is one
-/// concatenation: a gradient arrives flat.
+/// Matrices and vectors of a model. One split of the flat tensor creates them, and its backward
+/// pass is one concatenation, so that gradients are flat.
 pub struct Views {
     pub(super) embedding: Tensor,
     pub(super) layers: Vec<Layer>,
@@ -16,12 +16,12 @@ pub struct Views {
 
 /// One transformer layer.
 pub(super) struct Layer {
-    /// Of the attention's input, or of its output in families that norm there.
+    /// Norm of the attention's input, or of its output, depending on the family.
     pub input_norm: Tensor,
     pub qkv: Linear,
     pub qk_norm: Option<(Tensor, Tensor)>,
     pub output: Linear,
-    /// Likewise of the feed-forward part.
+    /// Norm of the feed-forward layer, likewise.
     pub post_norm: Tensor,
     pub gate_up: Linear,
     pub down: Linear,
@@ -45,7 +45,8 @@ impl Linear {
 }
 
 impl Views {
-    /// The output head: `[vocabulary, hidden]`, the embedding where they are tied, or `[1, hidden]` of a score.
+    /// Output head: `[vocabulary, hidden]`, or `[1, hidden]` of a score head. The embedding if both
+    /// are tied.
     pub fn head(&self) -> &Tensor {
         &self.head
     }
@@ -61,7 +62,7 @@ impl Views {
         Views { embedding, layers, norm, head }
     }
 
-    /// With what `adapter` adds to some of the projections, and its head if it has one.
+    /// Adds the low-rank products of `adapter`, and its score head if there is one.
     pub(super) fn adapted(mut self, config: &ModelConfig, adapter: &Adapter) -> Self {
         let (low_ranks, head) = adapter.views(config);
         for (layer, low_ranks) in self.layers.iter_mut().zip(low_ranks) {
@@ -72,13 +73,13 @@ impl Views {
 }
 
 impl Layer {
-    /// Of one layer's own part of the parameters.
+    /// Views of one layer, from its part of the parameters.
     pub fn new(config: &ModelConfig, layout: &Layout, part: &Tensor) -> Self {
         let mut parts = split(part, layout.units_of_layer());
         Layer::take(config, &mut || parts.next().expect("views follow the layout"))
     }
 
-    /// Gives its projections what is added to them, group by group.
+    /// Sets the low-rank products of its four groups.
     pub fn adapt(&mut self, [qkv, output, gate_up, down]: [Option<LowRank>; 4]) {
         (self.qkv.low_rank, self.output.low_rank) = (qkv, output);
         (self.gate_up.low_rank, self.down.low_rank) = (gate_up, down);

@@ -9,25 +9,26 @@ use tch::Tensor;
 use super::layout::SCORE_HEAD;
 use super::{Adapter, Layout, ModelConfig};
 
-/// Parameters and where each lies. Cloning is explicit: [`Weights::share`] or [`Weights::copy`].
+/// Parameters and their layout. Cloning is explicit: [`Weights::share`] or [`Weights::copy`].
 #[derive(Debug)]
 pub struct Weights {
-    /// Which slice is which tensor.
+    /// Ranges of the tensors.
     pub layout: Arc<Layout>,
-    /// 1-D, `layout.total()` long, f32; of a folder in another format, which nothing has trained yet, that ([`load_hf_for`](super::load_hf_for)).
+    /// 1-D, `layout.total()` long. f32, or the folder's format in
+    /// [`load_hf_for`](super::load_hf_for).
     pub flat: Tensor,
-    /// What is added to some of its matrices. Where it is there, it alone is trained, and nobody writes to `flat`.
+    /// Adapters. If there are any, only they are trained, and `flat` is never written.
     pub adapter: Option<Adapter>,
 }
 
 impl Weights {
-    /// Without adapters.
+    /// Weights without adapters.
     pub fn new(layout: Arc<Layout>, flat: Tensor) -> Self {
         Weights { layout, flat, adapter: None }
     }
 
-    /// Fresh weights: normal with the configuration's deviation, norms one, biases zero. Each tensor draws from a random stream of
-    /// its own, so that the numbers depend on nothing but `seed` and the tensor's place.
+    /// Random weights: normal with the configuration's deviation, norms one, biases zero. Each
+    /// tensor has its own random stream, which depends only on `seed` and the tensor's index.
     pub fn random(config: &ModelConfig, seed: u64) -> Self {
         let layout = Layout::new(config);
         let mut flat = vec![0f32; layout.total()];
@@ -46,8 +47,9 @@ impl Weights {
         Weights::new(Arc::new(layout), Tensor::from_slice(&flat))
     }
 
-    /// These weights' body under a head that gives one number, for a critic or a reward model: zero, so that every score is 0 at first, or
-    /// drawn by a seed as [`Weights::random`] draws. `config` is these weights'; [`ModelConfig::scoring`] is the result's.
+    /// Replaces the head of weights of `config` by a score head, for a critic or reward model. The
+    /// head is zero, or drawn by `seed` like [`Weights::random`]. The result belongs to
+    /// [`ModelConfig::scoring`].
     pub fn scoring(&self, config: &ModelConfig, seed: Option<u64>) -> Self {
         let scoring = config.scoring();
         let _guard = tch::no_grad_guard();
@@ -59,19 +61,20 @@ impl Weights {
                 Weights::new(Arc::new(layout), flat)
             }
         };
-        // Heads come last, so that the bodies lie alike.
+        // Heads come last, so that bodies have equal layouts.
         let whole = self.merged();
         let body = scored.layout.find(SCORE_HEAD).map_or(0, |head| head.offset as i64);
         scored.flat.narrow(0, 0, body).copy_(&whole.flat.detach().narrow(0, 0, body));
         scored
     }
 
-    /// The same numbers, not copied: a write through one is seen through the other.
+    /// Shares the numbers: a write through one is visible in the other.
     pub fn share(&self) -> Self {
         self.map(Tensor::shallow_clone, Tensor::shallow_clone)
     }
 
-    /// A copy of the numbers that are trained, detached from any graph. What lies under adapters is shared: nobody writes to it.
+    /// Copies the trained numbers, detached. The base of adapters is shared, because it is never
+    /// written.
     pub fn copy(&self) -> Self {
         let copy = |flat: &Tensor| flat.detach().copy();
         match self.adapter {
@@ -86,22 +89,22 @@ impl Weights {
     }
 }
 
-/// Weights that nobody writes to any more: what the trainer publishes and generators read.
+/// Read-only weights: published by the trainer, read by generators.
 #[derive(Debug)]
 pub struct FrozenWeights(Weights);
 
-// SAFETY: libtorch counts references atomically and reading a tensor's storage changes nothing. The tensors are private, were copied
-// when they were frozen, were their giver's own or lie under adapters, where nobody writes, and are handed out by `read` alone, whose contract
-// forbids writing.
+// SAFETY: libtorch counts references atomically, and reading a tensor's storage changes nothing.
+// The tensors are private. They were copied when frozen, were exclusively owned, or are the base of
+// adapters, which is never written. Only `read` returns them, and its contract forbids writing.
 unsafe impl Sync for FrozenWeights {}
 
 impl FrozenWeights {
-    /// Without a copy, of weights that were just made and share their memory with nobody.
+    /// Freezes exclusively owned weights without a copy.
     pub(crate) fn of_own(weights: Weights) -> Self {
         FrozenWeights(weights.map(Tensor::detach, Tensor::detach))
     }
 
-    /// The weights, for reading: shared with every other reader, so an in-place operation on them is a bug.
+    /// Returns the weights for reading. They are shared: an in-place operation on them is a bug.
     pub fn read(&self) -> Weights {
         self.0.share()
     }

@@ -1,8 +1,9 @@
-//! Products of 16-bit numbers that stay in f32 (law N5).
+//! Products of 16-bit numbers with f32 results (law N5).
 //!
-//! Libraries add such products up in f32 and round the sum to 16 bits at the end. Attention scores and logits must not be rounded: with scores in the hundreds,
-//! a unit in the last place of bf16 is 1 nat. On CUDA the product is written in f32 at no cost; on a CPU, operands are widened first. f32 operands are
-//! multiplied as ever. None of it is differentiated in 16 bits.
+//! Libraries accumulate in f32 and round the sum to 16 bits. Attention scores and logits must not
+//! be rounded: for scores in the hundreds, the last place of bf16 is 1 nat. On CUDA the product is
+//! written in f32 at no cost; on a CPU, operands are widened first. None of these products is
+//! differentiated in 16 bits.
 
 use tch::{Device, Kind, Tensor};
 

@@ -1,8 +1,10 @@
-//! Fused operations of a decoder layer, with gradients (`fused.cpp`), and the choice between them and libtorch's own.
+//! Fused operations of a decoder layer, with gradients (`fused.cpp`), and the choice between them
+//! and libtorch's.
 //!
-//! On one CPU core a layer of a small model spends as long in norms, gates and rotations as in its matrix products, because each
-//! is a chain of passes over memory. Fused, that took about a third off a training step of the tiny recipe's model. Elsewhere (other devices, other
-//! types, long sequences) every function here is the plain composition of libtorch's operations, which the tests hold it equal to.
+//! On one CPU core a small model spends as long in norms, gates and rotations as in matrix
+//! products, because each is a chain of passes over memory. Fusing saves about a third of a
+//! training step of the tiny recipe. Other devices, types and long sequences use libtorch's
+//! operations, and tests compare both.
 
 use std::ffi::{CStr, c_char};
 
@@ -55,16 +57,18 @@ unsafe extern "C" {
     ) -> *mut c_char;
 }
 
-/// Sequences of at most this many tokens go through the fused attention. Its backward keeps two squares of that size a head in memory and
-/// does not block its loops, so long sequences are left to libtorch. A bound by memory (half a megabyte), not by measurement.
+/// Longest sequence, in tokens, of the fused attention. Its backward pass keeps two squares of that
+/// size per head, and its loops are not blocked. Bounded by memory (half a megabyte), not by
+/// measurement.
 pub const LONGEST_FUSED_SEQUENCE: usize = 256;
 
-/// Whether the fused operations take this tensor: f32, on the CPU, contiguous.
+/// Returns true if the fused operations accept this tensor: f32, on the CPU, contiguous.
 pub fn applies(x: &Tensor) -> bool {
     x.device() == Device::Cpu && x.kind() == Kind::Float && x.is_contiguous()
 }
 
-/// `x / sqrt(mean(x²) + eps) · weight` over the last dimension (Zhang and Sennrich, 2019). `x` is `[.., H]`, `weight` `[H]`.
+/// RMS norm over the last dimension (Zhang and Sennrich, 2019): `x / sqrt(mean(x²) + eps) ·
+/// weight`. `x` is `[.., H]`, `weight` `[H]`.
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Tensor {
     if !applies(x) || !applies(weight) {
         return x.rms_norm([weight.size()[0]], Some(weight), eps);
@@ -81,13 +85,14 @@ pub fn swiglu(gate_up: &Tensor) -> Tensor {
     call(|out| unsafe { rollflow_swiglu(out, raw(gate_up)) })
 }
 
-/// What a loss asks of logits `[N, V]` with targets `[N]`, where [`applies`] says so of them: `[N, 3]`, of each row the target's log-probability, the
-/// entropy, and the logarithm of the sum of e^logit. Without gradients.
+/// Log-probability of the target, entropy and log-sum-exp of each row of logits: `[N, 3]` from
+/// logits `[N, V]` and targets `[N]`. Requires [`applies`]. Without gradients.
 pub fn softmax(logits: &Tensor, targets: &Tensor) -> Tensor {
     call(|out| unsafe { rollflow_softmax(out, raw(logits), raw(targets)) })
 }
 
-/// The gradient by the logits of a loss with these derivatives by log-probabilities and entropies, `[N]` each; `found` is [`softmax`]'s.
+/// Gradient by the logits, from a loss's derivatives by log-probabilities and entropies, `[N]`
+/// each. `found` is the result of [`softmax`].
 pub fn softmax_gradient(
     logits: &Tensor,
     targets: &Tensor,
@@ -99,12 +104,13 @@ pub fn softmax_gradient(
     call(|out| unsafe { rollflow_softmax_gradient(out, raw(logits), raw(targets), raw(found), raw(slopes), by_entropy) })
 }
 
-/// Whether [`attention`] serves sequences of at most `longest` tokens of this type on this device.
+/// Returns true if [`attention`] supports sequences of up to `longest` tokens, of this type and on
+/// this device.
 pub fn attends(longest: usize, (kind, device): (Kind, Device)) -> bool {
     device == Device::Cpu && kind == Kind::Float && longest <= LONGEST_FUSED_SEQUENCE
 }
 
-/// How many heads ask and how many answer, and what their products are multiplied by.
+/// Numbers of heads, and factor of their products.
 #[derive(Clone, Copy, Debug)]
 pub struct Heads {
     /// Query heads, a multiple of `keys`.
@@ -115,10 +121,11 @@ pub struct Heads {
     pub scale: f64,
 }
 
-/// Rotary causal attention over sequences packed end to end, where [`attends`] says so: f32 on the CPU.
+/// Rotary causal attention over packed sequences. Requires [`attends`].
 ///
-/// `qkv` is `[N, (queries + 2·keys)·d]`, a row a token of `packed`; the rotation's cosines and sines `[positions, d/2]` each, by position;
-/// `window` is how far back a query sees, itself included. → `[N, queries·d]`.
+/// `qkv` is `[N, (queries + 2·keys)·d]`, one row per token of `packed`. Cosines and sines are
+/// `[positions, d/2]` each, by position. `window` is the number of visible positions, the query's
+/// own included. Returns `[N, queries·d]`.
 pub fn attention(qkv: &Tensor, rotation: (&Tensor, &Tensor), packed: &Packed, heads: Heads, window: Option<usize>) -> Tensor {
     let (cos, sin) = rotation;
     let qkv = qkv.contiguous();
@@ -134,7 +141,7 @@ pub fn attention(qkv: &Tensor, rotation: (&Tensor, &Tensor), packed: &Packed, he
     })
 }
 
-/// First row and length of each sequence, and of its prefix: what `Sequence` is in `fused.cpp`.
+/// First row and length of each sequence, and of its prefix: `Sequence` in `fused.cpp`.
 fn sequences(packed: &Packed) -> Vec<[i64; 4]> {
     let starts: Vec<usize> = packed.starts().collect();
     let sequence = |at: usize| {
@@ -144,16 +151,16 @@ fn sequences(packed: &Packed) -> Vec<[i64; 4]> {
     (0..starts.len()).map(sequence).collect()
 }
 
-/// What libtorch may do on a GPU.
+/// libtorch's settings for GPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuSettings {
-    /// Attention by cuDNN, which builds a plan for every new shape.
+    /// Attention by cuDNN, which compiles a plan per shape.
     pub cudnn_attention: bool,
     /// Sums of bf16 products that are rounded to bf16 on the way (law N5).
     pub rounded_sums: bool,
 }
 
-/// Forbids both for the whole process, and gives what is set then.
+/// Disables both for the whole process, and returns the resulting settings.
 pub fn gpu_defaults() -> GpuSettings {
     let mut set = GpuSettings::default();
     check(unsafe { rollflow_gpu_defaults(&mut set.cudnn_attention, &mut set.rounded_sums) });
@@ -162,7 +169,7 @@ pub fn gpu_defaults() -> GpuSettings {
 
 /// Tensors that AdamW updates with the same settings: as many of each.
 pub struct AdamWColumns {
-    /// What is updated, f32.
+    /// Parameters, f32.
     pub params: Vec<Tensor>,
     /// Used up.
     pub grads: Vec<Tensor>,
@@ -170,7 +177,7 @@ pub struct AdamWColumns {
     pub moments: Vec<Vec<Tensor>>,
 }
 
-/// Those settings.
+/// AdamW's settings.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamWSettings {
     /// The learning rate.
@@ -185,7 +192,8 @@ pub struct AdamWSettings {
     pub epsilon: f64,
 }
 
-/// Update number `step` (`[1]`, f32) in place, without temporaries; gradients are divided by `divisor` (`[1]`, f32). Call it without gradients.
+/// Applies update number `step` (`[1]`, f32) in place, without temporaries. Gradients are divided
+/// by `divisor` (`[1]`, f32). Call it without gradient tracking.
 pub fn adamw(columns: AdamWColumns, step: &Tensor, divisor: Option<&Tensor>, of: AdamWSettings) {
     let AdamWColumns { params, grads, moments } = &columns;
     assert!(moments.len() >= 2 && moments.iter().all(|moment| moment.len() == params.len()) && grads.len() == params.len());
@@ -206,7 +214,7 @@ fn raw(tensor: &Tensor) -> *mut C_tensor {
     tensor.as_ptr().cast_mut()
 }
 
-/// Runs one entry of `fused.cpp`. Panics with libtorch's own message, as tch's operations do.
+/// Runs one entry of `fused.cpp`. Panics with libtorch's message, like tch's operations.
 fn call(entry: impl FnOnce(*mut *mut C_tensor) -> *mut c_char) -> Tensor {
     let mut out = std::ptr::null_mut();
     check(entry(&mut out));
@@ -328,7 +336,8 @@ mod tests {
     fn a_shared_prefix_is_as_if_every_sequence_had_its_own() {
         tch::manual_seed(4);
         for (heads, kv, d, window) in [(4, 2, 8, None), (4, 1, 32, Some(6)), (2, 2, 64, None)] {
-            // Two families, 9 rows followed by 3 and 20, 4 rows followed by 1, and a sequence by itself.
+            // Two prefixes with continuations (9 rows, then 3 and 20; 4 rows, then 1), and a
+            // separate sequence.
             let mut packed = Packed::default();
             for (len, prefix) in [(9, None), (3, Some(0)), (20, Some(0)), (4, None), (1, Some(3)), (5, None)] {
                 packed.push(vec![0; len], prefix);
@@ -338,7 +347,7 @@ mod tests {
             let whole = |at: usize| packed.prefixes[at].into_iter().flat_map(rows).chain(rows(at)).collect::<Vec<i64>>();
             let apart: Vec<Vec<i64>> = (0..starts.len()).map(whole).collect();
             let lens: Vec<i64> = apart.iter().map(|rows| rows.len() as i64).collect();
-            // Of each sequence written out with its prefix, the last rows are its own.
+            // The last rows of each sequence, written out with its prefix, belong to the sequence.
             let mut end = 0;
             let own: Vec<i64> = (0..starts.len())
                 .flat_map(|at| {
