@@ -1,7 +1,7 @@
-//! AdamW and global-norm clipping as one pass over plain slices.
+//! AdamW and global-norm clipping in one pass over plain slices.
 //!
-//! The trainer's parameters, gradients and moments are each one flat buffer, so an update is a single fused loop: four streams read,
-//! three written, nothing allocated. It works in the precision it is given (`f32` in training, `f64` against references).
+//! Parameters, gradients and moments are one flat buffer each. An update is a single fused loop:
+//! four streams read, three written, nothing allocated. Training uses `f32`; references use `f64`.
 
 use std::ops::{Add, Div, Mul, Sub};
 
@@ -108,7 +108,7 @@ impl AdamW {
     }
 }
 
-/// What one update computes once.
+/// Constants of one update.
 struct Constants<T> {
     scale: T,
     beta1: T,
@@ -138,7 +138,7 @@ impl<T: Real> Constants<T> {
 
 /// Euclidean norm, summed in doubles block by block; NaN or infinite when an entry is.
 pub fn norm<T: Real>(values: &[T]) -> f64 {
-    // Independent lanes let the compiler use vector registers; blocks keep single-precision sums short.
+    // Independent lanes allow vector registers; blocks keep single-precision sums short.
     const LANES: usize = 16;
     let mut total = 0.0;
     for block in values.chunks(4096) {
@@ -153,7 +153,8 @@ pub fn norm<T: Real>(values: &[T]) -> f64 {
     total.sqrt()
 }
 
-/// The factor that brings a gradient of norm `norm` down to `max_norm`, never above 1 (`torch.nn.utils.clip_grad_norm_`).
+/// Factor that scales a gradient of norm `norm` down to `max_norm`, at most 1
+/// (`torch.nn.utils.clip_grad_norm_`).
 pub fn clip_scale(norm: f64, max_norm: f64) -> f64 {
     (max_norm / (norm + 1e-6)).min(1.0)
 }

@@ -1,17 +1,18 @@
-//! What a batch is learned by, where it is not the backend's own.
+//! Algorithm of a batch: loss and off-policy correction.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::algo::{Loss, OffPolicy};
 
-/// A loss, and what it does about tokens of another policy. A batch that carries one ([`TrainBatch::algorithm`](super::TrainBatch)) is learned by
-/// it, so that a run may change its mind from step to step, and a backend keeps no state of it.
+/// A loss with its correction for off-policy tokens. A batch may carry one
+/// ([`TrainBatch::algorithm`](super::TrainBatch)) instead of the backend's, so that algorithms can
+/// change from step to step.
 #[derive(Clone)]
 pub struct Algorithm {
-    /// What is minimised.
+    /// Loss function.
     pub loss: Arc<dyn Loss>,
-    /// Where its trust region is centred, and how tokens of another policy are corrected.
+    /// Centre of the trust region, and correction of off-policy tokens.
     pub off_policy: OffPolicy,
 }
 
@@ -21,17 +22,18 @@ impl Algorithm {
         Algorithm { loss: Arc::new(loss), off_policy: OffPolicy::default() }
     }
 
-    /// Whether it must see the whole optimizer batch at once.
+    /// Returns true if it needs the whole optimizer batch at once.
     pub fn whole_batch(&self) -> bool {
         self.loss.whole_batch() || self.off_policy.whole_batch()
     }
 
-    /// Whether a batch may be given in parts as it is gathered ([`Loss::is_sum`]).
+    /// Returns true if a batch may arrive in parts ([`Loss::is_sum`]).
     pub fn takes_parts(&self) -> bool {
         self.loss.is_sum() && !self.off_policy.whole_batch()
     }
 
-    /// Whether sequences whose advantages are all zero may be left out: a mean over the whole batch is also over those that have nothing to teach.
+    /// Returns true if sequences with zero advantage may be skipped. A mean over the whole batch
+    /// includes them.
     pub fn ignores_zero_advantage(&self) -> bool {
         self.loss.ignores_zero_advantage() && !self.off_policy.whole_batch()
     }
@@ -43,7 +45,7 @@ impl fmt::Debug for Algorithm {
     }
 }
 
-/// The same loss, not an equal one: closures can't be compared.
+/// Equality means the same loss object: closures cannot be compared.
 impl PartialEq for Algorithm {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.loss, &other.loss) && self.off_policy == other.off_policy

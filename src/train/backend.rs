@@ -1,8 +1,8 @@
-//! What a training backend is: commands are submitted, answers awaited.
+//! Training backends: commands are submitted, results awaited.
 //!
-//! Submission order is execution order. Gradients accumulate over `forward_backward` until `optim_step`. A failed command poisons
-//! the backend: what follows is refused with the first cause, so that no half-done step is built upon. Saving and scoring read only, and
-//! their failure poisons nothing.
+//! Commands run in submission order. Gradients accumulate over `forward_backward` until
+//! `optim_step`. A failed command poisons the backend: later ones fail with the first cause. Saving
+//! and scoring are read-only, and their failure poisons nothing.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,16 +12,16 @@ use super::{CheckpointError, CheckpointMetadata, TrainBatch, TrainFuture};
 use crate::algo::{LogProbGap, LossError, LossMetrics, Schedule};
 use crate::data::Version;
 
-/// Trains one model. `Weights` is what it publishes: whatever its generators read.
+/// Trains one model. `Weights` is the type that it publishes and generators read.
 pub trait TrainingBackend: Send + Sync {
     /// A published copy of the weights.
     type Weights: Send + Sync + 'static;
 
-    /// Adds the batch's gradient to what has accumulated.
+    /// Accumulates the batch's gradient.
     fn forward_backward(&self, batch: Arc<TrainBatch>) -> TrainFuture<ForwardBackward>;
 
-    /// Log-probabilities of the batch's trained tokens under the weights as they are, one list per sequence; of a model whose head gives
-    /// one number, the scores at the rows that predict those tokens. Changes nothing.
+    /// Log-probabilities of the batch's trained tokens under the current weights, one list per
+    /// sequence. With a score head, the scores at the rows that predict those tokens. Read-only.
     fn score(&self, batch: Arc<TrainBatch>) -> TrainFuture<Vec<Vec<f64>>>;
 
     /// Updates the weights by the accumulated gradient and clears it.
@@ -29,35 +29,38 @@ pub trait TrainingBackend: Send + Sync {
         self.update(Update::default())
     }
 
-    /// The same in another way than its own.
+    /// [`TrainingBackend::optim_step`] with other settings than the backend's own.
     fn update(&self, update: Update) -> TrainFuture<OptimStep>;
 
-    /// Whether its loss may be given a batch in parts as they come ([`Loss::is_sum`](crate::algo::Loss::is_sum)).
+    /// Returns true if its loss accepts a batch in parts
+    /// ([`Loss::is_sum`](crate::algo::Loss::is_sum)).
     fn takes_parts(&self) -> bool {
         false
     }
 
-    /// Copies the weights for generators and counts one publish (law V1): versions run 1, 2, … and are never reused.
+    /// Copies the weights for generators and increments the version (law V1): 1, 2, …, never
+    /// reused.
     fn snapshot(&self) -> TrainFuture<Snapshot<Self::Weights>>;
 
-    /// The weights as they are under the version they were published last, to be announced again after a resume.
+    /// Current weights under the version last published, for the first publish after a resume.
     fn current(&self) -> TrainFuture<Snapshot<Self::Weights>>;
 
     /// Replaces the weights; optimizer, step and version stay.
     fn load_weights(&self, weights: Arc<Self::Weights>) -> TrainFuture<()>;
 
-    /// Writes everything that training needs to continue. The folder exists and is complete when this answers.
+    /// Writes a complete checkpoint. The folder is durable when the future resolves.
     fn save_checkpoint(&self, request: SaveCheckpoint) -> TrainFuture<PathBuf>;
 
     /// Restores weights, optimizer, step and version from a folder that `save_checkpoint` wrote.
     fn load_checkpoint(&self, folder: &Path) -> TrainFuture<CheckpointMetadata>;
 
-    /// How things stand, without waiting.
+    /// Current state, without waiting.
     fn state(&self) -> BackendState;
 }
 
-/// What `forward_backward` saw. Sequences that took no pass, because their advantages are all zero and the loss has no other term, count in
-/// `saved_tokens` alone: entropy, gap and counts are over what was computed. Loss and gradient are the same to the bit either way.
+/// Result of `forward_backward`. Sequences that were skipped for zero advantage count in
+/// `saved_tokens` only; entropy, gap and counts cover the computed ones. Loss and gradient are bit
+/// for bit the same either way.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ForwardBackward {
     /// The batch's share of the optimizer batch's loss.
@@ -76,14 +79,15 @@ pub struct ForwardBackward {
     pub entropy: f64,
     /// Trainer against generator (law N3), over the tokens that a policy sampled.
     pub gap: LogProbGap,
-    /// What the loss counted.
+    /// Counts of the loss.
     pub metrics: LossMetrics,
-    /// Why the batch will not be learned from, where the policy is to skip (law N4).
+    /// Reason to skip the step, if the policy is to skip (law N4).
     pub skipped: Option<String>,
 }
 
 impl ForwardBackward {
-    /// Adds what another part of the same optimizer batch saw; the later part has seen the gradient of both.
+    /// Adds the result of a later part of the same optimizer batch, whose gradient norm covers
+    /// both.
     pub fn merge(&mut self, other: ForwardBackward) {
         let tokens = self.tokens + other.tokens;
         let entropy = self.entropy * self.tokens as f64 + other.entropy * other.tokens as f64;
@@ -99,7 +103,7 @@ impl ForwardBackward {
         self.skipped = self.skipped.take().or(other.skipped);
     }
 
-    /// With `scale` times the loss and its gradient.
+    /// Multiplies the loss and its gradient by `scale`.
     pub fn scaled(mut self, scale: f64) -> Self {
         self.loss *= scale;
         self.grad_norm *= scale;
@@ -109,13 +113,14 @@ impl ForwardBackward {
     }
 }
 
-/// How an update is made, where it is not as the backend would make it.
+/// Settings of one update that replace the backend's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Update {
-    /// What the gradient is multiplied by first: 1, unless it was accumulated before its denominator was known
-    /// ([`collate_part`](super::collate_part)). Norms are those of the scaled gradient.
+    /// Factor of the gradient, default 1. Not 1 if the gradient was accumulated before its
+    /// denominator was known ([`collate_part`](super::collate_part)). Norms are of the scaled
+    /// gradient.
     pub scale: f64,
-    /// Where its learning rate is taken from.
+    /// Learning-rate schedule; `None`: the backend's.
     pub schedule: Option<Schedule>,
 }
 
@@ -125,7 +130,7 @@ impl Default for Update {
     }
 }
 
-/// What `optim_step` did.
+/// Result of `optim_step`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OptimStep {
     /// Updates so far: 1 after the first.
@@ -136,14 +141,15 @@ pub struct OptimStep {
     pub grad_norm: f64,
     /// Norm after clipping.
     pub grad_norm_clipped: f64,
-    /// Why no update was made, where the policy is to skip (law N4). `step` then stands still.
+    /// Reason for which no update was made, if the policy is to skip (law N4). `step` is unchanged
+    /// then.
     pub skipped: Option<String>,
 }
 
 /// A published copy of the weights.
 #[derive(Debug)]
 pub struct Snapshot<W> {
-    /// Which publish this is.
+    /// Number of this publish.
     pub version: Version,
     /// Updates that these weights have seen.
     pub step: u64,
@@ -157,7 +163,7 @@ impl<W> Clone for Snapshot<W> {
     }
 }
 
-/// Where to save, and what to write down beside the weights.
+/// Request for a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SaveCheckpoint {
     /// The run's folder; the checkpoint becomes `checkpoints/step_000123` in it.
@@ -168,11 +174,12 @@ pub struct SaveCheckpoint {
     pub metrics: BTreeMap<String, f64>,
     /// Further files, by name.
     pub files: BTreeMap<String, Vec<u8>>,
-    /// Folders that lie beside the run's on one disk and are moved into the checkpoint, by the name that they get there.
+    /// Folders to move into the checkpoint, by their name there. They must be on the run folder's
+    /// disk.
     pub folders: BTreeMap<String, PathBuf>,
 }
 
-/// How a backend stands.
+/// State of a backend.
 #[derive(Clone, Debug, Default)]
 pub struct BackendState {
     /// Updates made.
@@ -185,9 +192,9 @@ pub struct BackendState {
     pub parameters: usize,
     /// Precision of the weights, as `float32`.
     pub dtype: &'static str,
-    /// Where they live, as `cpu` or `cuda:0`.
+    /// Device, as `cpu` or `cuda:0`.
     pub device: String,
-    /// The first failure, after which nothing but saving is done.
+    /// First failure. Afterwards only saving works.
     pub poisoned: Option<TrainError>,
 }
 
@@ -203,7 +210,7 @@ pub enum TrainError {
     /// NaN or infinity where a number must be (law N4).
     #[error("{what} is not finite; it comes from {}", names.join(", "))]
     NonFinite {
-        /// Which quantity.
+        /// Quantity.
         what: &'static str,
         /// Samples or tensors.
         names: Vec<String>,

@@ -1,8 +1,9 @@
 //! Checkpoint folders: written atomically, found by number (law C1, its file part).
 //!
-//! `checkpoints/step_000123` appears by one rename, after every file in it reached the disk (law C3); `metadata.json`, written last, lists
-//! them with their sizes and checksums. A save that was killed leaves a hidden temporary folder, which is never picked up.
-//! [`remove_leftovers`] deletes it when the run is resumed.
+//! `checkpoints/step_000123` appears by one rename, after all its files are durable (law C3).
+//! `metadata.json`, written last, lists them with sizes and checksums. A killed save leaves a
+//! hidden temporary folder, which is never read; [`remove_leftovers`] deletes it at the next
+//! resume.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -35,15 +36,15 @@ pub struct CheckpointMetadata {
     /// Numbers that the run wrote down.
     #[serde(default, with = "number::map")]
     pub metrics: BTreeMap<String, f64>,
-    /// Every other file.
+    /// All other files.
     #[serde(default)]
     pub files: BTreeMap<String, FileMark>,
 }
 
-/// What a file was when it was written.
+/// Size and checksum of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileMark {
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
     /// CRC-32 of its content, against disks and copies that change a bit; not against people.
     pub crc32: u32,
@@ -57,15 +58,15 @@ pub enum CheckpointError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What it said.
+        /// Cause.
         source: io::Error,
     },
-    /// A file that doesn't hold what its name says.
+    /// A file with invalid contents.
     #[error("{}: {reason}", path.display())]
     Malformed {
         /// The file or folder.
         path: PathBuf,
-        /// What is wrong.
+        /// Problem.
         reason: String,
     },
 }
@@ -111,7 +112,7 @@ pub fn read_metadata(folder: &Path) -> Result<CheckpointMetadata, CheckpointErro
     Ok(metadata)
 }
 
-/// The same, and reads every file to see that it is what was written.
+/// Reads the metadata, and compares every file with it.
 pub fn verify(folder: &Path) -> Result<CheckpointMetadata, CheckpointError> {
     let metadata = read_metadata(folder)?;
     for (name, mark) in &metadata.files {
@@ -126,14 +127,14 @@ pub fn verify(folder: &Path) -> Result<CheckpointMetadata, CheckpointError> {
     Ok(metadata)
 }
 
-/// The intact checkpoints to choose from, newest first, and what is wrong with those that are not. Reads them as they are asked for.
+/// Intact checkpoints, newest first, and the problems of damaged ones. Verified lazily.
 pub fn intact(checkpoints: &Path) -> Result<impl Iterator<Item = Result<(u64, PathBuf), CheckpointError>>, CheckpointError> {
     let mut found = named(checkpoints)?;
     found.reverse();
     Ok(found.into_iter().map(|(step, path)| verify(&path).map(|_| (step, path))))
 }
 
-/// The complete checkpoints in `checkpoints`, by ascending step. A folder that doesn't exist holds none.
+/// Complete checkpoints in `checkpoints`, by ascending step. Empty if the folder does not exist.
 pub fn list(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
     Ok(named(checkpoints)?.into_iter().filter(|(_, path)| read_metadata(path).is_ok()).collect())
 }
@@ -165,8 +166,9 @@ pub fn latest(checkpoints: &Path) -> Result<Option<PathBuf>, CheckpointError> {
     Ok(list(checkpoints)?.pop().map(|(_, path)| path))
 }
 
-/// Writes `checkpoints/step_<step>` atomically: `fill` puts the files into an empty folder, which then gets its metadata, reaches the
-/// disk, and takes its name. A checkpoint of the same step is replaced. Gives the folder's path.
+/// Writes `checkpoints/step_<step>` atomically, and returns its path. `fill` puts the files into an
+/// empty folder, which then gets its metadata, is synced, and is renamed. Replaces a checkpoint of
+/// the same step.
 pub fn write<E: From<CheckpointError>>(
     checkpoints: &Path,
     step: u64,
@@ -186,7 +188,8 @@ pub fn write<E: From<CheckpointError>>(
     Ok(target)
 }
 
-/// Moves a whole checkpoint from `from`, on the same disk, to `target`, which becomes the newest one. Both steps are durable.
+/// Moves a complete checkpoint from `from`, on the same disk, to `target`, and marks it as the
+/// latest. Both steps are durable.
 pub fn publish(from: &Path, target: &Path) -> Result<(), CheckpointError> {
     let checkpoints = target.parent().unwrap_or(Path::new("."));
     atomic_file::create_folder(checkpoints).map_err(CheckpointError::io(checkpoints))?;
@@ -200,21 +203,21 @@ pub fn point_to(checkpoint: &Path) -> Result<(), CheckpointError> {
     atomic_file::write(&pointer, format!("{name}\n")).map_err(CheckpointError::io(&pointer))
 }
 
-/// Deletes what a killed process left: half-written checkpoints, half-deleted ones, and those that an earlier resume set
-/// aside. The caller must be the only one that works on the run.
+/// Deletes what a killed process left: incomplete checkpoints, and those that an earlier resume set
+/// aside. The caller must be the run's only process.
 pub fn remove_leftovers(checkpoints: &Path) -> Result<(), CheckpointError> {
     atomic_file::remove_leftovers(checkpoints).map_err(CheckpointError::io(checkpoints))?;
     remove_undone(checkpoints, u64::MAX)
 }
 
-/// Removes complete checkpoints older than `step` until `keep` are left, `step` included. Newer ones, of an earlier run perhaps, are not
-/// touched. Gives what was removed.
+/// Removes complete checkpoints older than `step` until `keep` are left, `step` included. Newer
+/// ones stay. Returns the removed folders.
 pub fn prune(checkpoints: &Path, step: u64, keep: usize) -> Result<Vec<PathBuf>, CheckpointError> {
     let found = list(checkpoints)?;
     let steps: Vec<u64> = found.iter().map(|(step, _)| *step).collect();
     let old = found.into_iter().take(superseded(&steps, step, keep)).map(|(_, path)| path).collect::<Vec<_>>();
     for path in &old {
-        // Out of sight first: a removal that is killed leaves no half checkpoint under a name that counts.
+        // Hidden first: a killed removal leaves no incomplete checkpoint under a valid name.
         let aside = rename_hidden(path, "removed")?;
         atomic_file::remove(&aside).map_err(CheckpointError::io(&aside))?;
     }
@@ -222,7 +225,8 @@ pub fn prune(checkpoints: &Path, step: u64, keep: usize) -> Result<Vec<PathBuf>,
     Ok(old)
 }
 
-/// How many of the ascending `steps` make place when the newest `keep` up to `step` stay; the one of `step` always does.
+/// Number of the ascending `steps` to remove so that the newest `keep` up to `step` stay; `step`
+/// itself always stays.
 fn superseded(steps: &[u64], step: u64, keep: usize) -> usize {
     steps.iter().filter(|other| **other <= step).count().saturating_sub(keep.max(1))
 }
@@ -238,7 +242,7 @@ fn seal(folder: &Path, metadata: CheckpointMetadata) -> Result<(), CheckpointErr
     atomic_file::write(&path, json).map_err(CheckpointError::io(&path))
 }
 
-/// Notes what the files in a folder are, those of folders in it by their path.
+/// Records size and checksum of a folder's files, recursively, by relative path.
 fn mark(folder: &Path, prefix: &str, files: &mut BTreeMap<String, FileMark>) -> Result<(), CheckpointError> {
     for entry in fs::read_dir(folder).map_err(CheckpointError::io(folder))? {
         let entry = entry.map_err(CheckpointError::io(folder))?;
@@ -253,13 +257,13 @@ fn mark(folder: &Path, prefix: &str, files: &mut BTreeMap<String, FileMark>) -> 
     Ok(())
 }
 
-/// Takes a checkpoint that the run will make again out of sight, as `.step_N.undone`. It is deleted when the run has saved that
-/// step again, or at the next resume.
+/// Hides a checkpoint that the run will write again, as `.step_N.undone`. It is deleted after that
+/// step is saved again, or at the next resume.
 pub fn set_aside(path: &Path) -> Result<PathBuf, CheckpointError> {
     rename_hidden(path, UNDONE)
 }
 
-/// What [`set_aside`] adds to a name.
+/// Suffix of [`set_aside`].
 const UNDONE: &str = "undone";
 
 fn rename_hidden(path: &Path, fate: &str) -> Result<PathBuf, CheckpointError> {

@@ -1,7 +1,8 @@
-//! Samples become what a trainer reads: inputs, targets and weights.
+//! Collates samples into training batches: inputs, targets and weights.
 //!
-//! Laws held here: D5 (labels are shifted once: input `x[:-1]`, target `x[1:]`; nobody else shifts) and N1 (weights get their
-//! denominators from the whole optimizer batch before anything is split). Ragged: sequences keep their own length, nothing is padded.
+//! Law D5: labels are shifted here and nowhere else: input `x[:-1]`, target `x[1:]`. Law N1: the
+//! denominators of weights come from the whole optimizer batch, before any split. Sequences keep
+//! their own length, without padding.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -19,7 +20,7 @@ use crate::train::Algorithm;
 pub struct SampleId {
     /// The group's id.
     pub group: u64,
-    /// Its place in the group.
+    /// Index in the group.
     pub index: u32,
 }
 
@@ -39,27 +40,28 @@ impl fmt::Display for SampleId {
 /// One sequence. `rows`, `targets` and every column after them have one entry per trained token.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TrainSequence {
-    /// Where it came from.
+    /// Source sample.
     pub id: SampleId,
-    /// What the model reads, up to the last position that predicts a trained token.
+    /// Input tokens, up to the last position that predicts a trained token.
     pub inputs: Vec<i64>,
     /// Input positions whose next token is trained.
     pub rows: Vec<usize>,
-    /// Those next tokens.
+    /// Target token of each row.
     pub targets: Vec<i64>,
     /// Aggregation weights, over the whole optimizer batch's denominator.
     pub weights: Vec<f64>,
     /// Behaviour log-probabilities; `None` where nothing was sampled.
     pub behaviour: Option<Vec<f64>>,
-    /// The weights that sampled each; `None` for tokens that nobody sampled.
+    /// Version that sampled each target; `None` for tokens that no policy sampled.
     pub versions: Vec<Option<Version>>,
-    /// The trainer's log-probabilities before the first update on this batch; `None` where the next update is the first.
+    /// The trainer's log-probabilities before the first update on this batch; `None` before the
+    /// first update.
     pub proximal: Option<Vec<f64>>,
     /// Log-probabilities under the reference policy; `None` where none scored the sample.
     pub reference: Option<Vec<f64>>,
-    /// Advantages; NaN where the sample has none, which a loss that reads them turns into a named error.
+    /// Advantages. NaN if the sample has none: a loss that reads them reports the sample.
     pub advantages: Vec<f64>,
-    /// What its logits are divided by; as the backend does by itself unless given.
+    /// Divisor of the logits; `None`: the backend's.
     pub temperature: Option<f64>,
 }
 
@@ -70,16 +72,16 @@ pub struct TrainBatch {
     pub sequences: Vec<TrainSequence>,
     /// Trained tokens in the whole optimizer batch.
     pub batch_tokens: usize,
-    /// The version that is trained, from which tokens lag; the newest that sampled any of them unless told otherwise.
+    /// Version being trained, which token lags refer to. Default: the newest that sampled a token.
     pub version: Version,
-    /// What it is learned by; the backend's own unless given.
+    /// Algorithm; `None`: the backend's.
     pub algorithm: Option<Arc<Algorithm>>,
-    /// Whether sequences 2i and 2i + 1 are judged together.
+    /// If true, sequences 2i and 2i + 1 form a pair.
     pub pairs: bool,
 }
 
 impl TrainBatch {
-    /// With `factor` times the loss and its gradient.
+    /// Multiplies the loss and its gradient by `factor`.
     pub fn scaled(mut self, factor: f64) -> Self {
         let weights = self.sequences.iter_mut().flat_map(|sequence| &mut sequence.weights);
         weights.for_each(|weight| *weight *= factor);
@@ -90,7 +92,7 @@ impl TrainBatch {
 /// Samples that can't be trained on.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum CollateError {
-    /// A sample's columns contradict each other.
+    /// Columns of a sample are inconsistent.
     #[error(transparent)]
     Sample(#[from] SampleError),
     /// A number that a loss would choke on (law N4).
@@ -98,9 +100,9 @@ pub enum CollateError {
     NonFinite {
         /// The sample.
         id: SampleId,
-        /// Which number.
+        /// Quantity.
         what: &'static str,
-        /// Its value.
+        /// Value.
         value: f64,
     },
     /// No token has a mask above zero.
@@ -108,12 +110,13 @@ pub enum CollateError {
         "none of {samples} samples has a token to train on; a loss mask above 0 marks them, and the first token never counts"
     )]
     NothingToTrain {
-        /// How many samples there were.
+        /// Number of samples.
         samples: usize,
     },
 }
 
-/// Shifts, gathers and weighs. A sample's first token is never a target (nothing precedes it), so its mask doesn't count.
+/// Collates a whole optimizer batch. A sample's first token is never a target, so that its mask is
+/// ignored.
 pub fn collate<S: Borrow<Sample>>(samples: &[S], aggregation: Aggregation) -> Result<TrainBatch, CollateError> {
     collate_in(samples, aggregation, &BatchSize::of(&masks(samples)))
 }
@@ -123,8 +126,8 @@ fn masks<S: Borrow<Sample>>(samples: &[S]) -> Vec<&[f32]> {
     samples.iter().map(|sample| sample.borrow().loss_mask.get(1..).unwrap_or(&[])).collect()
 }
 
-/// [`collate`] for a part of a batch of this size, one rank's share or a micro-batch: weights are those in the whole batch (law N1). Tokens are
-/// counted as TRL counts `num_items_in_batch`.
+/// Collates a part of a batch of size `batch`, such as a micro-batch or a rank's share. Weights are
+/// those in the whole batch (law N1). Tokens are counted like TRL's `num_items_in_batch`.
 pub fn collate_in<S: Borrow<Sample>>(
     samples: &[S],
     aggregation: Aggregation,
@@ -155,9 +158,11 @@ pub fn collate_in<S: Borrow<Sample>>(
     Ok(TrainBatch { sequences, batch_tokens, version, ..TrainBatch::default() })
 }
 
-/// A part of a batch whose other parts are not known yet, and its weight_sum: weights are those of [`collate`] times the weight_sum, so that
-/// gradients of parts add up to the whole's times the sum of all masses ([`Aggregation::mass`], law N1). `None` where nothing of it is trained, which
-/// must not be an error of a part; its weight_sum counts all the same.
+/// Collates a part of a batch whose other parts are still unknown, and returns its sum of weights.
+///
+/// Weights are [`collate`]'s times that sum, so that gradients of parts add up to the batch's
+/// gradient times the total of the sums ([`Aggregation::mass`], law N1). `None` if the part has no
+/// trained token; its sum of weights counts nevertheless.
 pub fn collate_part<S: Borrow<Sample>>(
     samples: &[S],
     aggregation: Aggregation,
@@ -174,7 +179,8 @@ pub fn collate_part<S: Borrow<Sample>>(
     Ok((Some(TrainBatch { sequences: batch.sequences.into_iter().map(scaled).collect(), ..batch }), weight_sum))
 }
 
-/// The one shift: row `t` reads token `t` and predicts token `t + 1`, whose mask, weight and log-probability it takes.
+/// Shifts labels: row `t` reads token `t` and predicts token `t + 1`, with the mask, weight and
+/// log-probability of that token.
 fn shift(sample: &Sample, weights: &[f64]) -> TrainSequence {
     let rows: Vec<usize> = (0..weights.len()).filter(|&row| sample.loss_mask[row + 1] > 0.0).collect();
     let read = rows.last().map_or(0, |last| last + 1);
@@ -199,7 +205,7 @@ fn shift(sample: &Sample, weights: &[f64]) -> TrainSequence {
 }
 
 impl TrainSequence {
-    /// Whether it has tokens to train and all their advantages are zero.
+    /// Returns true if it has trained tokens and all their advantages are zero.
     pub fn is_indifferent(&self) -> bool {
         !self.rows.is_empty() && self.advantages.iter().all(|advantage| *advantage == 0.0)
     }
@@ -211,7 +217,7 @@ impl TrainBatch {
         TrainBatch { version, ..self }
     }
 
-    /// The batch to be learned from in this way.
+    /// Sets the algorithm.
     pub fn by(self, algorithm: Option<Arc<Algorithm>>) -> Self {
         TrainBatch { algorithm, ..self }
     }
@@ -221,32 +227,34 @@ impl TrainBatch {
         TrainBatch { pairs: true, ..self }
     }
 
-    /// The batch with the trainer's log-probabilities from before its first update, as [`TrainingBackend::score`] gives them: one list
-    /// per sequence, one entry per trained token. For batches that get several updates.
-    ///
-    /// [`TrainingBackend::score`]: super::TrainingBackend::score
+    /// Sets the trainer's log-probabilities from before the first update on this batch, the result
+    /// of [`TrainingBackend::score`](super::TrainingBackend::score). For batches with several
+    /// updates.
     pub fn with_proximal(mut self, log_probs: Vec<Vec<f64>>) -> Self {
         self.sequences.iter_mut().zip(log_probs).for_each(|(sequence, scored)| sequence.proximal = Some(scored));
         self
     }
 
-    /// Cuts into runs of whole sequences with at most `max_tokens` inputs each, and into `least` runs of about equal size where there are
-    /// that many sequences, as few as that takes and each of about the same size; a longer sequence stands alone, and sequences without trained
-    /// tokens are left out. Pairs are cut as if they were one sequence.
+    /// Cuts the batch into micro-batches of whole sequences, with at most `max_tokens` inputs each.
     ///
-    /// Sequences whose advantages are all zero come last, in runs of their own, so that the runs of all others, and with them the rounding of
-    /// their gradients, are the same with and without them.
+    /// There are at least `least` of them if there are as many sequences, and otherwise as few as
+    /// possible, of similar size. A longer sequence gets its own micro-batch. Sequences without
+    /// trained tokens are skipped. A pair counts as one sequence.
+    ///
+    /// Sequences with zero advantage come last, in micro-batches of their own. The others, and the
+    /// rounding of their gradients, are therefore the same with and without them.
     pub fn micro_batches(&self, max_tokens: usize, least: usize) -> Vec<Vec<usize>> {
         self.micro_batches_by(max_tokens, least, |length| length as f64)
     }
 
-    /// The same with runs of about equal cost, where a sequence of so many inputs costs `cost`: attention makes long ones dearer than their tokens.
+    /// [`TrainBatch::micro_batches`] of similar cost, where a sequence of `n` inputs costs
+    /// `cost(n)`: attention makes long sequences more expensive per token.
     pub fn micro_batches_by(&self, max_tokens: usize, least: usize, cost: impl Fn(usize) -> f64) -> Vec<Vec<usize>> {
         self.by_indifference().iter().flat_map(|places| self.cut(places, max_tokens, least, &cost)).collect()
     }
 
-    /// The same for attention over rectangles, where padding is computed too: sequences of about the same length go together, the longest first, and a
-    /// run has at most `max_tokens` tokens with its padding.
+    /// [`TrainBatch::micro_batches`] for attention over rectangles, which computes padding, too.
+    /// Sequences of similar length go together, the longest first. `max_tokens` includes padding.
     pub fn rectangles(&self, max_tokens: usize, least: usize) -> Vec<Vec<usize>> {
         let longest = |places: &Range<usize>| self.sequences[places.clone()].iter().map(|of| of.inputs.len()).max().unwrap_or(0);
         let cut = |mut places: Vec<Range<usize>>| {
@@ -269,7 +277,7 @@ impl TrainBatch {
         if self.pairs { 2 } else { 1 }
     }
 
-    /// Places of what is trained: first those whose advantages are not all zero.
+    /// Indices of trained sequences: first those with a nonzero advantage.
     fn by_indifference(&self) -> [Vec<Range<usize>>; 2] {
         let together = self.together();
         let places = (0..self.sequences.len()).step_by(together).map(|at| at..(at + together).min(self.sequences.len()));
@@ -291,7 +299,7 @@ impl TrainBatch {
 /// The columns of some sequences' trained tokens, packed end to end as losses read them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PackedColumns {
-    /// Where each sequence lies.
+    /// Range of each sequence.
     pub sequences: Vec<Range<usize>>,
     /// Each sequence's sample.
     pub ids: Vec<SampleId>,
@@ -301,11 +309,11 @@ pub struct PackedColumns {
     pub targets: Vec<i64>,
     /// Aggregation weights.
     pub weights: Vec<f64>,
-    /// Behaviour log-probabilities; NaN for tokens that nobody sampled.
+    /// Behaviour log-probabilities; NaN for tokens that no policy sampled.
     pub behaviour: Vec<f64>,
-    /// The version trained less the version that sampled; 0 for tokens that nobody sampled.
+    /// Token lag; 0 for tokens that no policy sampled.
     pub lags: Vec<u64>,
-    /// Log-probabilities before the first update on the batch; NaN where the next update is the first.
+    /// Log-probabilities before the first update on the batch; NaN before the first update.
     pub proximal: Vec<f64>,
     /// Log-probabilities under the reference policy; NaN where none scored the sample.
     pub reference: Vec<f64>,
@@ -353,8 +361,8 @@ impl PackedColumns {
         gap
     }
 
-    /// Asks the loss, with its trust region and correction where `off_policy` puts them. Tokens that nobody sampled count as on policy:
-    /// their behaviour is the trainer's own log-probability, whatever else they are packed with.
+    /// Evaluates the loss with its trust region and correction. Tokens that no policy sampled count
+    /// as on-policy: their behaviour log-probability is the trainer's.
     pub fn evaluate(
         &self,
         loss: &dyn Loss,
@@ -370,7 +378,7 @@ impl PackedColumns {
             log_probs,
             behaviour: Some(&behaviour),
             proximal: anchors.proximal.as_deref(),
-            // Of all tokens or of none: a loss must not take half a batch for the whole.
+            // All tokens or none, so that no loss mistakes a part for the whole.
             reference: self.reference.iter().all(|value| !value.is_nan()).then_some(&self.reference),
             importance: anchors.importance.as_deref(),
             entropies,
@@ -379,7 +387,7 @@ impl PackedColumns {
             sequences: &self.sequences,
             batch_tokens,
         };
-        // A loss may be the user's own.
+        // User-defined losses may panic.
         let panicked = |message| LossError::Panicked { loss: loss.name().to_owned(), message };
         let output = caught(|| loss.evaluate(&inputs)).map_err(panicked)??;
         let mut output = output.aligned(loss.name(), log_probs.len())?;
@@ -400,8 +408,7 @@ fn own_where_absent(column: &[f64], own: &[f64]) -> Vec<f64> {
     column.iter().zip(own).map(|(value, own)| if value.is_nan() { *own } else { *value }).collect()
 }
 
-/// The batch of step `step`: `batch_size` samples in order, starting over at the end, also when there are fewer samples than that.
-/// Empty only when `samples` is.
+/// Batch of step `step`: `batch_size` samples in order, cyclically. Empty only if `samples` is.
 pub fn collate_batch<T>(samples: &[T], batch_size: usize, step: u64) -> Vec<&T> {
     let start = (step as u128 * batch_size as u128 % samples.len().max(1) as u128) as usize;
     samples.iter().cycle().skip(start).take(if samples.is_empty() { 0 } else { batch_size }).collect()

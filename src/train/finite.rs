@@ -1,4 +1,4 @@
-//! Who is to blame when a number is not finite (law N4).
+//! Sources of non-finite numbers (law N4).
 
 use super::{PackedColumns, TrainBatch};
 use crate::algo::LossOutput;
@@ -7,7 +7,8 @@ use crate::model::Head;
 /// Names listed in one error; the rest is counted.
 const NAMED: usize = 5;
 
-/// The samples whose part of a loss is not finite, with the number it starts from, given by `head`; `None` when all is well.
+/// Samples whose part of a loss is not finite, with the first such number, which `head` names;
+/// `None` if all are finite.
 pub(super) fn bad_samples(
     head: Head,
     batch: &TrainBatch,

@@ -9,10 +9,10 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::TrainError;
 
-/// What a backend will answer. Cheap to clone; every wait, by any clone and however often, gives the same answer.
+/// Result of a backend's command. Clones are cheap and share the result.
 pub struct TrainFuture<T>(Arc<Slot<T>>);
 
-/// The other end: fulfilled once. Dropped unfulfilled, it answers that the backend ended.
+/// Sender of the result. If it is dropped unfulfilled, the future resolves to an error.
 pub struct Promise<T>(Arc<Slot<T>>);
 
 struct Slot<T> {
@@ -39,7 +39,7 @@ pub fn promise<T>() -> (Promise<T>, TrainFuture<T>) {
 }
 
 impl<T> Promise<T> {
-    /// Delivers the answer and wakes everyone who waits.
+    /// Delivers the result and wakes all waiters.
     pub fn fulfil(self, answer: Result<T, TrainError>) {
         self.answer(answer);
     }
@@ -68,7 +68,7 @@ impl<T> TrainFuture<T> {
         TrainFuture(Arc::new(Slot { state: Mutex::new(State::Done(answer)), answered: Condvar::new() }))
     }
 
-    /// Whether the answer is there.
+    /// Returns true if the result is there.
     pub fn done(&self) -> bool {
         matches!(&*self.0.lock(), State::Done(_))
     }

@@ -1,6 +1,7 @@
-//! Parameter groups: which tensors decay, and which learn at a rate of their own.
+//! Parameter groups: weight decay and learning-rate scales by tensor.
 //!
-//! Groups are stretches of the one flat buffer, found by the tensors' names and shapes. An update stays one pass over it.
+//! Groups are ranges of the flat buffer, chosen by tensor names and shapes. An update stays one
+//! pass over the buffer.
 
 use std::ops::Range;
 
@@ -21,7 +22,7 @@ impl LrScale {
     }
 }
 
-/// How the optimizer treats the tensors of a model differently.
+/// Optimizer settings that depend on the tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ParamGroups {
     /// Tensors that weight decay shrinks.
@@ -36,7 +37,7 @@ pub struct ParamGroups {
 pub struct NoSuchGroup {
     /// The factor.
     pub key: &'static str,
-    /// What the model has instead.
+    /// Reason.
     pub why: &'static str,
 }
 
@@ -49,7 +50,7 @@ pub(super) struct Slice {
 }
 
 impl ParamGroups {
-    /// Rejects a factor other than 1 that would be ignored.
+    /// Rejects a factor other than 1 that has no effect.
     pub(super) fn check(&self, layout: &Layout) -> Result<(), NoSuchGroup> {
         let LrScale { embeddings, head, adapters, score_head } = self.lr_scale;
         let has = |role| layout.entries().iter().any(|entry| entry.role() == role);
@@ -90,7 +91,8 @@ mod tests {
     use super::*;
     use crate::model::{Family, Lora, ModelConfig};
 
-    /// The patterns by which transformers' `Trainer.get_decay_parameter_names` (5.23.0) leaves tensors out.
+    /// Patterns of tensors without decay in transformers' `Trainer.get_decay_parameter_names`
+    /// (5.23.0).
     fn transformers_leaves_out(name: &str) -> bool {
         let name = name.to_lowercase();
         let patterns = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"];

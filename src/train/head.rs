@@ -1,14 +1,14 @@
-//! What a model says at the rows of trained tokens, and the gradient of a loss given its derivatives by that: log-probabilities and
-//! entropies in closed form, or the one number of a head that scores.
+//! Output heads at the rows of trained tokens: values, and gradients in closed form.
 //!
-//! Cost of words: at most `chunk_rows` rows of vocabulary-sized numbers exist at a time, and only for trained tokens. A batch that fits in
-//! one chunk keeps its softmax from scoring to gradient; a longer one computes it twice. Autograd never sees a logit.
+//! A language-model head gives log-probabilities and entropies, a score head one number per row. At
+//! most `chunk_rows` rows of logits exist at a time, for trained tokens only. A batch of one chunk
+//! keeps its softmax for the gradient; a longer one computes it twice. Autograd never holds logits.
 
 use tch::{Kind, Tensor};
 
 use crate::model::{fused, wide};
 
-/// What scoring found.
+/// Values at the rows, before the loss.
 pub(super) struct Scored {
     /// θ of every target, or every row's score.
     pub log_probs: Vec<f64>,
@@ -20,17 +20,18 @@ pub(super) struct Scored {
 
 /// A chunk's softmax, as its gradient is computed from.
 enum Softmax {
-    /// Logits and what [`fused::softmax`] found in them.
+    /// Logits and the result of [`fused::softmax`].
     Fused { logits: Tensor, found: Tensor },
     /// Logarithms of probabilities.
     Plain(Tensor),
 }
 
-/// A loss's gradients by what a head reads.
+/// Gradients of a loss by a head's inputs.
 pub(super) struct ByHead {
-    /// By the rows.
+    /// Gradient by the rows.
     pub rows: Tensor,
-    /// By the head's weight in f32, where that is trained: under adapters one of words stays as it is, and its gradient would be the largest of all.
+    /// Gradient by the head's weight, in f32, if it is trained. With adapters, a language-model
+    /// head is fixed, and its gradient would be the largest tensor.
     pub weight: Option<Tensor>,
 }
 
@@ -41,7 +42,7 @@ pub(super) enum OutputHead<'a> {
 }
 
 impl OutputHead<'_> {
-    /// What it says, without gradients.
+    /// Computes the values, without gradients.
     pub fn score(&self) -> Scored {
         match self {
             OutputHead::Language(words) => words.score(),
@@ -49,7 +50,8 @@ impl OutputHead<'_> {
         }
     }
 
-    /// The loss's gradients by the rows and by the head's weight: `slopes` are ∂loss/∂log_prob, or by the scores, `entropy_slopes` ∂loss/∂entropy.
+    /// Gradients of the loss by the rows and by the head's weight. `slopes` are ∂loss/∂log_prob, or
+    /// by the scores; `entropy_slopes` are ∂loss/∂entropy.
     pub fn gradients(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>) -> ByHead {
         let _guard = tch::no_grad_guard();
         match self {
@@ -85,16 +87,16 @@ impl ScoreHead<'_> {
     }
 }
 
-/// What logits are divided by.
+/// Divisor of the logits.
 pub(super) enum Temperature {
-    /// The same for all rows.
+    /// One value for all rows.
     Same(f64),
-    /// `[M, 1]`: each row's own.
+    /// `[M, 1]`: one value per row.
     Each(Tensor),
 }
 
 impl Temperature {
-    /// Of rows that each have one.
+    /// Temperatures of rows.
     pub fn of(rows: &[f64], device: tch::Device) -> Self {
         match rows {
             [first, rest @ ..] if rest.iter().any(|other| other != first) => Temperature::Each(column(rows, device)),
@@ -142,7 +144,7 @@ impl LanguageHead<'_> {
         scored
     }
 
-    /// Sums over rows and chunks are f32, whatever the operands are (law N5).
+    /// Sums over rows and chunks are in f32 for all operand types (law N5).
     fn gradients(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>) -> ByHead {
         let mut by_weight: Option<Tensor> = None;
         let mut by_rows = Vec::new();
@@ -160,7 +162,8 @@ impl LanguageHead<'_> {
         ByHead { rows: Tensor::cat(&by_rows, 0), weight: by_weight }
     }
 
-    /// ∂loss/∂logits of a chunk: `slope · (1[target] − p) − entropy_slope · p · (log p + H)`, over the temperature.
+    /// ∂loss/∂logits of a chunk: `slope · (1[target] − p) − entropy_slope · p · (log p + H)`,
+    /// divided by the temperature.
     fn logits_gradient(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>, start: i64, len: i64) -> Tensor {
         let column = |values: &[f64]| column(&values[start as usize..(start + len) as usize], self.rows.device());
         let recomputed = scored.kept.is_none().then(|| self.softmax(start, len));

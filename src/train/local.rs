@@ -1,9 +1,11 @@
 //! Training in this process, on libtorch: one thread with a queue of commands.
 //!
-//! Dropping the backend finishes what was submitted and joins the thread. The queue is as long as callers let it grow: they bound
-//! it by waiting for answers. Cost: the model's parameters four times in fp32 (weights, gradient, two moments), or once and its adapters four times
-//! ([`Adapter`](crate::model::Adapter)), once more in the format that is computed with if that is another, activations of one micro-batch, and one
-//! chunk of logits.
+//! Dropping the backend completes submitted commands and joins the thread. The queue is unbounded;
+//! callers bound it by waiting for results.
+//!
+//! Memory: parameters, gradient and two moments in f32, or the parameters once and these four for
+//! adapters ([`Adapter`](crate::model::Adapter)). In addition, a copy in the format of computation
+//! if that is not f32, the activations of one micro-batch, and one chunk of logits.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -22,12 +24,12 @@ use super::{
 use crate::algo::{Loss, OffPolicy, Schedule};
 use crate::model::{Compute, Dtype, FrozenWeights, ModelConfig, Weights};
 
-/// How to train.
+/// Settings of a [`LocalBackend`].
 #[derive(Clone)]
 pub struct LocalConfig {
-    /// What is minimised. The only difference between supervised and reinforcement learning.
+    /// Loss function: the only difference between supervised and reinforcement learning.
     pub loss: Arc<dyn Loss>,
-    /// Where its trust region is centred, and how tokens of another policy are corrected.
+    /// Centre of the trust region, and correction of off-policy tokens.
     pub off_policy: OffPolicy,
     /// The optimizer.
     pub adamw: AdamW,
@@ -41,28 +43,36 @@ pub struct LocalConfig {
     pub micro_batch_tokens: usize,
     /// Most logits in memory at a time, in numbers.
     pub logits_chunk: usize,
-    /// Divides logits, as the sampler does: log-probabilities are those of the distribution sampled from. Scores are not divided.
+    /// Divisor of the logits, as in the sampler: log-probabilities are those of the sampled
+    /// distribution. Scores are not divided.
     pub temperature: f64,
-    /// What to do about NaN.
+    /// Policy for a loss or gradient that is not finite.
     pub non_finite: NonFinitePolicy,
-    /// Threads to compute with; `None` leaves the library's choice. Up to 16 million parameters they take micro-batches side by side, each
-    /// with a gradient of its own; a larger model's work inside one operation.
+    /// Threads; `None`: libtorch's choice. Models of up to 16 million parameters compute one
+    /// micro-batch per thread, each with a gradient of its own. For larger models, threads share
+    /// each operation.
     pub threads: Option<usize>,
-    /// Where to train, and in which format. Parameters, moments and sums of gradients are f32 all the same.
+    /// Device and number format of the layers. Parameters, moments and gradient sums are f32 in any
+    /// case.
     pub compute: Compute,
-    /// Devices that take micro-batches of the same step beside that one, each with a copy of the model in the format that is computed with. Gradients are
-    /// summed, and parameters and moments held, on `compute`'s device; copies are brought up to date after each step. The step is the same (law N1), but
-    /// for the order in which its gradients are summed where a batch is cut into more pieces. Cost: a copy each, and its way after every step.
+    /// Further devices that compute micro-batches of the same step, each with a copy of the model.
+    ///
+    /// Gradients are summed, and parameters and moments held, on the device of `compute`; copies
+    /// are updated after each step. The result is the same (law N1) up to the order of sums, if
+    /// there are more micro-batches. Cost: one copy per device, transferred after every step.
     pub replica_devices: Vec<Device>,
-    /// Computes each layer's activations once more in the backward pass rather than keep them all. The gradient is the same.
+    /// If true, the backward pass computes each layer's activations again instead of keeping all.
+    /// The gradient is the same.
     pub gradient_checkpointing: bool,
-    /// The format of the weights in checkpoints; `None`: that of the model's folder. Where it is not f32, a checkpoint holds the f32 parameters
-    /// beside the moments, so that a resumed run goes on exactly. Adapters are f32 in any case.
+    /// Format of the weights in checkpoints; `None`: that of the model's folder. If it is not f32,
+    /// the f32 parameters are saved with the moments, so that a resume is exact. Adapters are
+    /// always f32.
     pub save_dtype: Option<Dtype>,
-    /// Whether adapters are merged into the weights that are published, which costs a copy of the model and spares generators their products.
+    /// If true, published weights have adapters merged. This costs a copy of the model and saves
+    /// generators the low-rank products.
     pub merge: bool,
-    /// If true, published weights are in the format of `compute`, which spares a copy in f32. For readers that compute in that format. Default: false.
-    /// Adapters that are not merged are f32 in any case.
+    /// If true, published weights are in the format of `compute`, without a copy in f32, for
+    /// readers that compute in that format. Default: false. Unmerged adapters are always f32.
     pub publish_rounded: bool,
     /// Files put into every checkpoint as they are (tokenizer, chat template), by name.
     pub companions: Vec<(String, Vec<u8>)>,
@@ -96,8 +106,9 @@ impl LocalConfig {
 
 type Command = Box<dyn FnOnce(&mut Worker) + Send>;
 
-/// A backend on a thread of its own, of a language model or of one whose head gives one number per trained row ([`Head`](crate::model::Head)).
-/// Shared by reference or `Arc`; every method may be called from anywhere.
+/// Training backend on its own thread, for a language model or a model with a score head
+/// ([`Head`](crate::model::Head)). Shared by reference or `Arc`; methods may be called from any
+/// thread.
 pub struct LocalBackend {
     commands: Option<Sender<Command>>,
     state: Arc<Mutex<BackendState>>,
@@ -106,8 +117,10 @@ pub struct LocalBackend {
 }
 
 impl LocalBackend {
-    /// Starts the thread `train` with a copy of `weights`. Fails when the system has no thread to give, when a device is missing, and when
-    /// `config.groups` scales the learning rate of tensors that the model does not have.
+    /// Starts the thread `train` with a copy of `weights`.
+    ///
+    /// Fails if the thread cannot start, if a device is missing, or if `config.groups` scales the
+    /// learning rate of tensors that the model does not have.
     pub fn new(config: LocalConfig, model: ModelConfig, weights: Weights) -> std::io::Result<Self> {
         let own = Algorithm { loss: config.loss.clone(), off_policy: config.off_policy.clone() };
         let takes_parts = own.takes_parts();
@@ -129,7 +142,8 @@ impl LocalBackend {
         Ok(LocalBackend { commands: Some(commands), state: Arc::new(Mutex::new(state)), thread: Some(thread), takes_parts })
     }
 
-    /// Queues a command that changes something: refused after a failure, and its own failure poisons the backend.
+    /// Queues a command with effects. It fails after an earlier failure, and its own failure
+    /// poisons the backend.
     fn change<T: Clone + Send + 'static>(
         &self,
         command: impl FnOnce(&mut Worker) -> Result<T, TrainError> + Send + 'static,
@@ -152,7 +166,7 @@ impl LocalBackend {
     ) -> TrainFuture<T> {
         let (promise, future) = promise();
         let command: Command = Box::new(move |worker| promise.fulfil(command(worker)));
-        // A thread that is gone drops the command, and with it the promise, which then answers `Ended`.
+        // A terminated thread drops the command and its promise, which resolves to `Ended`.
         self.commands.as_ref().map(|commands| commands.send(command).ok());
         future
     }
@@ -221,7 +235,8 @@ impl Drop for LocalBackend {
     }
 }
 
-/// The files beside a model that make it usable elsewhere: for [`LocalConfig::companions`]. Missing ones are left out.
+/// Files of a model folder other than weights and configuration, for [`LocalConfig::companions`].
+/// Missing ones are skipped.
 pub fn companions(model_folder: &Path) -> std::io::Result<Vec<(String, Vec<u8>)>> {
     let names = [
         "tokenizer.json",

@@ -1,8 +1,8 @@
-//! Training: samples collated into batches, backends that learn from them, checkpoints.
+//! Training: collation of samples, training backends, optimizer, checkpoints.
 //!
-//! [`TrainingBackend`] is the seam: commands go in, [`TrainFuture`]s come out, and supervised and reinforcement learning use the same
-//! backend with different losses. `LocalBackend` trains in this process on libtorch; everything else here is plain data and builds
-//! without it.
+//! A [`TrainingBackend`] takes commands and returns [`TrainFuture`]s. Supervised and reinforcement
+//! learning use the same backend with different losses. `LocalBackend` trains in this process on
+//! libtorch; everything else builds without it.
 
 mod adamw;
 mod algorithm;

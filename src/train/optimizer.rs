@@ -1,7 +1,7 @@
 //! AdamW over one flat tensor: state, clipping, and its file.
 //!
-//! On a CPU an update is the fused loop of [`AdamW::update`] over raw slices; elsewhere it is libtorch's fused AdamW. Both update each
-//! group of parameters ([`ParamGroups`]) with settings of its own.
+//! On a CPU an update is the fused loop of [`AdamW::update`] over slices; elsewhere it is
+//! libtorch's fused AdamW. Both apply the settings of each parameter group ([`ParamGroups`]).
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -21,10 +21,10 @@ use crate::model::{Layout, fused};
 /// The optimizer's file in a checkpoint.
 pub(super) const FILE: &str = "optimizer.safetensors";
 
-/// The f32 parameters in it, where the model's own file has them rounded.
+/// The f32 parameters, if the model's file has them rounded.
 const MASTERS: &str = "master";
 
-/// The key of the file's header under which a [`Saved`] stands. One key, since several would be written in random order.
+/// Key of [`Saved`] in the file's header. Several keys would be written in random order.
 const STATE: &str = "optimizer";
 
 /// The part of the optimizer that is not tensors.
@@ -47,7 +47,7 @@ pub(super) struct Optimizer {
 }
 
 impl Optimizer {
-    /// Fresh moments for parameters in this layout. They take no memory before the first update, for backends that only score.
+    /// Zero moments. They take no memory before the first update, for backends that only score.
     pub fn new(config: AdamW, groups: ParamGroups, (layout, params): (&Arc<Layout>, &Tensor)) -> Self {
         let names = ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
         let zeros = |name| (name, Tensor::zeros([1], (Kind::Float, params.device())).expand(params.size(), false));
@@ -55,7 +55,8 @@ impl Optimizer {
         Optimizer { config, groups, slices: groups.slices(config.weight_decay, layout), step: 0, moments }
     }
 
-    /// One update of `params` in place, every gradient multiplied by `scale` first. On a device the gradient is used up.
+    /// Updates `params` in place, with gradients multiplied by `scale`. On a device the gradient is
+    /// consumed.
     pub fn update(&mut self, lr: f64, scale: f64, params: &mut Tensor, grad: Tensor) {
         self.step += 1;
         self.settle();
@@ -66,7 +67,7 @@ impl Optimizer {
         }
     }
 
-    /// Gives every number of the moments a place of its own.
+    /// Allocates the moments.
     fn settle(&mut self) {
         self.moments.iter_mut().for_each(|(_, moment)| *moment = moment.contiguous());
     }
@@ -99,7 +100,7 @@ impl Optimizer {
         let _guard = tch::no_grad_guard();
         let options = (Kind::Float, params.device());
         let step = Tensor::full([1], self.step as f64, options);
-        // It divides.
+        // libtorch divides by it.
         let divisor = (scale != 1.0).then(|| Tensor::full([1], scale.recip(), options));
         let mut done = vec![false; self.slices.len()];
         while let Some(next) = done.iter().position(|done| !done) {
@@ -123,7 +124,8 @@ impl Optimizer {
         }
     }
 
-    /// Writes the moments and the count of updates, and the parameters themselves where they are saved rounded elsewhere.
+    /// Writes the moments and the number of updates, and `masters`, the parameters, if they are
+    /// saved rounded elsewhere.
     pub fn save(&self, folder: &Path, masters: Option<&Tensor>) -> Result<(), CheckpointError> {
         let path = folder.join(FILE);
         let state = serde_json::to_string(&Saved { step: self.step, groups: self.groups });
@@ -137,7 +139,8 @@ impl Optimizer {
         })
     }
 
-    /// Reads what [`Optimizer::save`] wrote, for parameters like ours, and gives those that it wrote. Nothing changes when it fails.
+    /// Reads a file of [`Optimizer::save`] and returns its parameters, if any. Leaves the optimizer
+    /// unchanged on failure.
     pub fn load(&mut self, folder: &Path) -> Result<Option<Tensor>, CheckpointError> {
         let path = folder.join(FILE);
         let bytes = std::fs::read(&path).map_err(CheckpointError::io(&path))?;
@@ -150,7 +153,7 @@ impl Optimizer {
                 self.check_groups(&state.groups, &malformed)?;
                 Some(state.step)
             }
-            // A file of a version without groups, which decayed every tensor.
+            // Older files have no groups; every tensor decayed.
             None => {
                 if self.config.weight_decay > 0.0 && self.groups.decay != DecayScope::All {
                     tracing::warn!(
@@ -177,7 +180,7 @@ impl Optimizer {
         Ok(masters)
     }
 
-    /// Whether the groups are those that the file was written with: others would continue another optimizer.
+    /// Rejects groups other than the file's: they would continue another optimizer.
     fn check_groups(
         &self,
         theirs: &ParamGroups,
@@ -195,7 +198,7 @@ impl Optimizer {
     }
 }
 
-/// Numbers for which a further thread is worth its start.
+/// Smallest number of elements per additional thread.
 const LEAST: usize = 1 << 20;
 
 /// A stretch of parameters with their gradients and moments.
@@ -225,7 +228,8 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// An update of stretches of all columns on so many threads. Each number is updated by itself, so that the result is the same.
+/// Updates ranges of all columns on `threads` threads. Elements are independent, so that the result
+/// is the same.
 fn side_by_side(threads: usize, columns: Columns, update: &(impl Fn(Columns) + Sync)) {
     if threads <= 1 {
         return update(columns);
@@ -260,14 +264,15 @@ fn norm_by_tensor(grad: &Tensor) -> f64 {
 /// A CPU tensor's numbers.
 fn slice(tensor: &Tensor) -> &[f32] {
     assert!(plain(tensor));
-    // SAFETY: contiguous f32 in host memory, alive as long as the borrow; nobody writes while it lasts.
+    // SAFETY: contiguous f32 in host memory, alive as long as the borrow, and not written
+    // meanwhile.
     unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast(), tensor.numel()) }
 }
 
-/// A CPU tensor's numbers, for writing behind autograd's back: no graph over it may be alive.
+/// Elements of a CPU tensor, mutable without autograd's knowledge: no graph over it may exist.
 fn slice_mut(tensor: &mut Tensor) -> &mut [f32] {
     assert!(plain(tensor));
-    // SAFETY: as in `slice`, and the borrow is exclusive on this thread, the only one that holds the tensor.
+    // SAFETY: as in `slice`; the borrow is exclusive on this thread, the only one with the tensor.
     unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast(), tensor.numel()) }
 }
 
@@ -275,7 +280,7 @@ fn plain(tensor: &Tensor) -> bool {
     tensor.kind() == Kind::Float && tensor.device() == Device::Cpu && tensor.is_contiguous() && tensor.numel() > 0
 }
 
-/// A flat tensor as the writer wants it.
+/// A flat tensor in the form that safetensors writes.
 struct Flat<'a> {
     tensor: &'a Tensor,
     shape: [usize; 1],
@@ -304,7 +309,7 @@ impl View for Flat<'_> {
 mod tests {
     use super::*;
 
-    /// Of parameters that are one matrix.
+    /// Optimizer of parameters that form one matrix.
     fn optimizer(config: AdamW, params: &Tensor) -> Optimizer {
         let mut layout = Layout::empty();
         layout.add(&["weight"], &[params.numel()], Some(1));
@@ -345,7 +350,7 @@ mod tests {
 
     #[test]
     fn a_norm_keeps_a_million_small_numbers_beside_a_large_one() {
-        // In one sum of f32 most would vanish: it is 6e-4 too small.
+        // A single f32 sum would be 6e-4 too small.
         let grad = Tensor::ones([1 << 20], (Kind::Float, Device::Cpu));
         let _filled = grad.narrow(0, 0, 1).fill_(1e4);
         let exact = (1e8 + (1 << 20) as f64 - 1.0).sqrt();
@@ -373,7 +378,8 @@ mod tests {
         }
     }
 
-    /// Each way of an update against three steps of `torch.optim.AdamW` with parameter groups (`scripts/golden_optim.py`).
+    /// Both implementations of an update against three steps of `torch.optim.AdamW` with parameter
+    /// groups (`scripts/golden_optim.py`).
     #[test]
     fn parameter_groups_are_updated_as_torch_updates_them_on_the_host_and_on_a_device() {
         let golden: serde_json::Value = serde_json::from_str(include_str!("../../tests/golden/optim/param_groups.json")).unwrap();
@@ -426,7 +432,7 @@ mod tests {
         other.groups.decay = DecayScope::All;
         let error = other.load(folder.path()).unwrap_err().to_string();
         assert!(error.contains("matrices") && error.contains("all") && error.contains("lr_scale"), "{error}");
-        // As versions without groups wrote it.
+        // The format of versions without groups.
         let path = folder.path().join(FILE);
         let metadata = HashMap::from([("step".to_owned(), "0".to_owned())]);
         let tensors = saved.moments.iter().map(|(name, tensor)| (*name, Flat { tensor, shape: [tensor.numel()] }));

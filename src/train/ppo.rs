@@ -9,7 +9,7 @@ use crate::data::Sample;
 /// One list a sequence, one entry per trained token.
 pub type TokenColumn = Vec<Vec<f64>>;
 
-/// What each trained token earned: the last one the answer's reward, the others nothing.
+/// Rewards by trained token: the sample's reward at the last one, else 0.
 pub fn token_rewards<'a>(samples: impl Iterator<Item = &'a Sample>) -> Result<TokenColumn, PrepareError> {
     samples
         .map(|sample| {
@@ -17,7 +17,7 @@ pub fn token_rewards<'a>(samples: impl Iterator<Item = &'a Sample>) -> Result<To
             if !value.is_finite() {
                 return Err(PrepareError::Reward { id: SampleId::of(sample), value });
             }
-            // A sample's first token is never a target, whatever its mask.
+            // A sample's first token is never a target.
             let trained = sample.loss_mask.iter().skip(1).filter(|mask| **mask > 0.0).count();
             let mut earned = vec![0.0; trained];
             if let Some(last) = earned.last_mut() {

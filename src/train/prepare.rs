@@ -1,11 +1,11 @@
-//! From what pipelines carry to what backends read.
+//! Advantages of a batch's samples.
 
 use super::SampleId;
 use crate::algo::{AdvantageError, Estimator, ScoredGroup};
 use crate::data::{Batch, REWARD_LIMIT, Sample};
 use crate::flow::caught;
 
-/// A batch that can't be learned from.
+/// A batch without usable advantages.
 #[derive(Debug, thiserror::Error, PartialEq)]
 pub enum PrepareError {
     /// A reward that is missing, NaN, infinite or too large (law N4).
@@ -27,7 +27,7 @@ pub fn assign_advantages(batch: &mut Batch, estimator: &dyn Estimator) -> Result
     assign_advantages_of(rewards, batch, estimator)
 }
 
-/// The same from other rewards than the samples' own: one list a group, one reward a sample.
+/// Sets every sample's advantage from `rewards`: one list per group, one reward per sample.
 pub fn assign_advantages_of(rewards: Vec<Vec<f64>>, batch: &mut Batch, estimator: &dyn Estimator) -> Result<(), PrepareError> {
     let parts: Vec<Vec<usize>> = batch.groups.iter().map(|group| rollouts_of(&group.samples)).collect();
     let rewards: Vec<Vec<f64>> = rewards.iter().zip(&parts).map(|(rewards, parts)| firsts(rewards, parts)).collect();
@@ -49,8 +49,8 @@ pub fn assign_advantages_of(rewards: Vec<Vec<f64>>, batch: &mut Batch, estimator
     Ok(())
 }
 
-/// Which rollout of its group each sample is a part of: rollouts are compared, however many parts they have, and parts share what comes of
-/// that.
+/// Rollout index of each sample within its group. Rollouts are compared as wholes, and the parts of
+/// one share its advantage.
 fn rollouts_of(samples: &[Sample]) -> Vec<usize> {
     let mut rollouts = 0;
     let of = samples.iter().map(|sample| {
@@ -60,7 +60,7 @@ fn rollouts_of(samples: &[Sample]) -> Vec<usize> {
     of.collect()
 }
 
-/// What each rollout's first part earned.
+/// Reward of each rollout's first part.
 fn firsts(rewards: &[f64], parts: &[usize]) -> Vec<f64> {
     let mut firsts: Vec<f64> = Vec::new();
     for (reward, rollout) in rewards.iter().zip(parts) {
@@ -77,7 +77,7 @@ fn lengths(samples: &[Sample], parts: &[usize]) -> Vec<f64> {
     lengths
 }
 
-/// Refuses what an estimator of the user's own gave, unless it is one value per reward.
+/// Rejects the result of a user-defined estimator unless it has one value per reward.
 fn one_each(rewards: &[Vec<f64>], values: &[Vec<f64>]) -> Result<(), PrepareError> {
     let count = |what: String, found| Err(PrepareError::Advantage(AdvantageError::Count { what, found }));
     if values.len() != rewards.len() {

@@ -1,4 +1,4 @@
-//! A look before the run: what the generator sampled, scored by the trainer.
+//! Check before a run that trainer and generator agree about log-probabilities.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ pub enum ProbeError {
     Disagreement(#[from] Disagreement),
 }
 
-/// Whether `backend`, under its present weights, finds the tokens of `samples` as likely as the generator did, within a mean of `tolerance`
-/// nats. They must come from the same weights. One forward pass; nothing changes.
+/// Checks that `backend` assigns the tokens of `samples` the generator's log-probabilities, within
+/// a mean of `tolerance` nats. Both must have the same weights. One forward pass; read-only.
 pub fn probe<B: TrainingBackend>(backend: &B, samples: &[Sample], tolerance: f64) -> Result<(), ProbeError> {
     let batch = collate(samples, Aggregation::TokenMean)?;
     let generator: Vec<f64> = batch.sequences.iter().filter_map(|sequence| sequence.behaviour.clone()).flatten().collect();

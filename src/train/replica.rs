@@ -1,7 +1,7 @@
 //! One micro-batch: forward pass, loss, gradient.
 //!
-//! A replica shares its device's parameters and owns the graph over them, so that several differentiate side by side on threads of
-//! their own. Nobody writes to the parameters meanwhile.
+//! A replica shares its device's parameters and owns the graph over them, so that several replicas
+//! differentiate in parallel. Parameters are not written meanwhile.
 
 use std::sync::Arc;
 
@@ -15,23 +15,23 @@ use crate::model::{self, Compute, Decoder, Dtype, Kept, ModelConfig, Packed, Wei
 
 pub(super) struct Replica {
     config: Arc<LocalConfig>,
-    /// Its device may be another than the trainer's.
+    /// May be another device than the trainer's.
     compute: Compute,
     decoder: Decoder,
-    /// What is trained is the leaf that gradients are taken by.
+    /// Trained parameters are a leaf for autograd.
     weights: Weights,
 }
 
-/// What one micro-batch gave.
+/// Result of one micro-batch.
 pub(super) struct Part {
     pub columns: PackedColumns,
     pub scored: Scored,
     pub output: LossOutput,
-    /// By the flat tensor of what is trained; or the names of samples whose numbers are not finite.
+    /// Gradient by the flat trained parameters, or the names of samples with non-finite numbers.
     pub gradient: Result<Tensor, Vec<String>>,
 }
 
-/// What a forward pass leaves for the backward pass.
+/// Result of a forward pass, as the backward pass needs it.
 struct Forward {
     rows: Tensor,
     head: Tensor,
@@ -39,16 +39,16 @@ struct Forward {
     behind: Behind,
 }
 
-/// How gradients get from the rows to the parameters.
+/// Path of gradients from the rows to the parameters.
 enum Behind {
     /// Along a graph that begins at embedded tokens: its leaves are these and the parameters.
     Graph { embedded: Tensor, ids: Vec<i64> },
-    /// Layers are computed anew.
+    /// Recomputed layers.
     Kept(Kept),
 }
 
 impl Replica {
-    /// Over the memory of `weights`, which are on a device in the format that is computed with.
+    /// Creates a replica over `weights`, which are on its device in the format of computation.
     pub fn new(config: &Arc<LocalConfig>, model: &ModelConfig, weights: &Weights) -> Self {
         let compute = Compute { device: weights.trained().1.device(), ..config.compute };
         let mut weights = weights.share();
@@ -57,8 +57,8 @@ impl Replica {
         Replica { config: config.clone(), compute, decoder, weights }
     }
 
-    /// The sequences at `part` and their share of the gradient. `judged` is their part of the loss, where it was computed over the whole
-    /// batch before.
+    /// Computes the sequences at `part` and their gradient. `judged` is their part of a loss that
+    /// was computed over the whole batch.
     pub fn differentiate(
         &self,
         algorithm: &Algorithm,
@@ -95,7 +95,7 @@ impl Replica {
         Ok(Part { columns, scored, output, gradient })
     }
 
-    /// The flat f32 gradient of something by what is trained, the head's own share included.
+    /// Flat f32 gradient of `of` by the trained parameters, the head's included.
     fn along_graph(&self, of: &Tensor, embedded: &Tensor, ids: &[i64], by_head: Option<Tensor>) -> Tensor {
         let trained = self.weights.trained().1;
         if let Some(adapter) = &self.weights.adapter {
@@ -110,8 +110,8 @@ impl Replica {
         flat
     }
 
-    /// What the loss is multiplied by before it is differentiated, a power of two: in f16 the derivative by one token of thousands would
-    /// round to nothing, so that the largest is brought near 1.
+    /// Loss scale, a power of two, which brings the largest derivative near 1. In f16 the
+    /// derivative by one of thousands of tokens would round to 0.
     fn loss_scale(&self, output: &LossOutput) -> f64 {
         if self.compute.dtype != Dtype::F16 {
             return 1.0;
@@ -176,8 +176,9 @@ impl Replica {
     }
 }
 
-/// The sequences at `part` end to end, and the packed rows that predict their trained tokens. With `share`, what neighbours of one group have
-/// in common at their beginning, the prompt above all, is packed and computed once; their gradients meet there.
+/// Packs the sequences at `part`, and returns the rows that predict their trained tokens. With
+/// `share`, the common prefix of neighbours in one group is computed once, and their gradients are
+/// summed there.
 fn pack(batch: &TrainBatch, part: &[usize], share: bool) -> (Packed, Vec<i64>) {
     let sequences: Vec<&TrainSequence> = part.iter().map(|&at| &batch.sequences[at]).collect();
     let (mut packed, mut rows) = (Packed::default(), Vec::new());
@@ -198,7 +199,7 @@ fn pack(batch: &TrainBatch, part: &[usize], share: bool) -> (Packed, Vec<i64>) {
     (packed, rows)
 }
 
-/// How many tokens all sequences of a group begin with.
+/// Number of tokens that all sequences of a group start with.
 fn common_prefix(group: &[&TrainSequence]) -> usize {
     let first = &group[0].inputs;
     let common = |other: &&TrainSequence| first.iter().zip(&other.inputs).take_while(|(a, b)| a == b).count();

@@ -10,17 +10,17 @@ use crate::algo::Aggregation;
 use crate::data::Sample;
 use crate::model::{FrozenWeights, ModelConfig};
 
-/// Scores samples. Nothing of `LocalConfig` counts but what a forward pass reads: temperature, device and format, micro-batches, threads. Weights on
-/// its device in its format are shared, not copied.
+/// Scores samples. Of `LocalConfig` only temperature, device, format, micro-batches and threads
+/// matter. Weights already on its device and in its format are shared.
 pub struct Scorer {
     config: Arc<LocalConfig>,
     model: ModelConfig,
-    /// Over the newest weights that were asked for.
+    /// Replica of the weights last used.
     replica: Option<(Arc<FrozenWeights>, Replica)>,
 }
 
 impl Scorer {
-    /// Of a model of this shape.
+    /// Creates a scorer for a model.
     pub fn new(config: LocalConfig, model: ModelConfig) -> Self {
         Scorer { config: Arc::new(config), model, replica: None }
     }
@@ -30,8 +30,9 @@ impl Scorer {
         &self.model
     }
 
-    /// Log-probabilities of the batch's trained tokens under `weights`, one list per sequence: what `TrainingBackend::score` gives for the
-    /// same weights, to the bit where it cuts the batch in the same way.
+    /// Log-probabilities of the batch's trained tokens under `weights`, one list per sequence.
+    /// Equals `TrainingBackend::score` with the same weights, bit for bit if micro-batches are
+    /// equal.
     pub fn score(&mut self, weights: &Arc<FrozenWeights>, batch: &TrainBatch) -> Vec<Vec<f64>> {
         let known = self.replica.take().filter(|(of, _)| Arc::ptr_eq(of, weights));
         let (_, replica) = self.replica.insert(known.unwrap_or_else(|| {

@@ -1,7 +1,7 @@
-//! Numbered pieces of work over a few workers, answers taken in order.
+//! Runs numbered tasks on several workers and returns results in order.
 //!
-//! Workers take the next piece as they get free, so that one whose core is shared holds nobody up; answers are taken by number, so
-//! that sums over them do not depend on who was faster.
+//! A worker takes the next task when it is free, so that a slow one delays no other. Results are
+//! taken by number, so that sums over them do not depend on timing.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -16,7 +16,8 @@ pub(super) struct SideBySide<W> {
 }
 
 impl<W: Send> SideBySide<W> {
-    /// `start` runs first on every thread, which are called `name` and a number. Fails when the system has no thread to give.
+    /// Starts one thread per worker, called `name` and a number; `start` runs first on each. Fails
+    /// if a thread cannot start.
     pub fn new(workers: Vec<W>, name: &'static str, start: impl Fn() + Send + Sync + 'static) -> std::io::Result<Self> {
         let threads = ThreadPoolBuilder::new()
             .num_threads(workers.len())
@@ -26,13 +27,14 @@ impl<W: Send> SideBySide<W> {
         Ok(SideBySide { workers, pool })
     }
 
-    /// How many.
+    /// Number of workers.
     pub fn len(&self) -> usize {
         self.workers.len()
     }
 
-    /// Runs pieces `0..count` and hands each answer to `take` on the caller's thread in ascending order. A break starts no further piece;
-    /// answers of those under way are thrown away. A panic of a worker is passed on.
+    /// Runs tasks `0..count` and passes each result to `take` on the calling thread, in ascending
+    /// order. After a break no further task starts, and results of running ones are dropped. A
+    /// worker's panic is propagated.
     pub fn run<T: Send>(
         &mut self,
         count: usize,

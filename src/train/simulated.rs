@@ -1,5 +1,5 @@
-//! A backend that trains nothing, for runs on a simulated machine and for tests: it counts as a real one does, and takes as long as it is told
-//! to.
+//! Backend without a model, for simulated runs and tests: counts like a real one and takes a
+//! configured time.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +13,8 @@ use super::{
 };
 use crate::flow::Simulation;
 
-/// Weights without a number in them. Saves nothing, and finds every token as likely as its generator did.
+/// Backend with empty weights. Saves nothing, and scores each token with the generator's
+/// log-probability.
 #[derive(Debug, Default)]
 pub struct SimulatedBackend {
     state: Mutex<BackendState>,

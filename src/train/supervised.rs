@@ -1,4 +1,5 @@
-//! Supervised fine-tuning as a plain loop over a backend, for those who want no graph. What it says on the way are `tracing` events.
+//! Supervised fine-tuning as a plain loop over a backend, without a graph. Progress is reported as
+//! `tracing` events.
 
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -10,14 +11,14 @@ use crate::data::Sample;
 use crate::observe::logs::{announce_training, console_line};
 use crate::observe::{Metric, StepMetrics};
 
-/// How long, how wide, and where checkpoints go.
+/// Settings of the loop.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SftConfig {
     /// Optimizer steps.
     pub num_steps: u64,
     /// Samples per step, taken cyclically.
     pub batch_size: usize,
-    /// Says a line after the first step and after every so many; 0 says none.
+    /// Steps between log lines, starting at the first step; 0: none.
     pub log_every: u64,
     /// Saves after every so many steps, and at the end; 0 never saves.
     pub checkpoint_every: u64,
@@ -70,7 +71,8 @@ pub enum SftError {
     Train(#[from] TrainError),
 }
 
-/// Trains `num_steps` steps on cyclic batches and gives one entry per step; `observe` sees each as it comes, with its number from 1.
+/// Trains `num_steps` steps on cyclic batches and returns one entry per step. `observe` is called
+/// after each, with its number from 1.
 ///
 /// The next batch is collated while the current one trains.
 pub fn run_sft_training<B: TrainingBackend + ?Sized>(

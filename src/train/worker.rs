@@ -19,8 +19,8 @@ use crate::algo::LossOutput;
 use crate::data::Version;
 use crate::model::{Compute, Dtype, FrozenWeights, Head, ModelConfig, ModelError, Weights, load_adapter, load_hf, save_hf};
 
-/// Models of at most this many parameters train micro-batches side by side, a gradient each (64 MB at most); for larger ones all threads
-/// work inside one operation, whose matrices are large enough to share.
+/// Largest number of parameters for parallel micro-batches with separate gradients (64 MB each).
+/// Larger models have matrices large enough for threads to share.
 const SIDE_BY_SIDE: usize = 1 << 24;
 
 pub(super) struct Worker {
@@ -30,9 +30,9 @@ pub(super) struct Worker {
     model: ModelConfig,
     /// The masters, in f32.
     weights: Weights,
-    /// What is computed with: the masters themselves, or a copy in another format.
+    /// Weights of the computation: the masters themselves, or a copy in another format.
     computed: Weights,
-    /// The same on further devices.
+    /// Copies on further devices.
     copies: Vec<Weights>,
     replicas: SideBySide<Replica>,
     accumulated: Accumulated,
@@ -40,12 +40,12 @@ pub(super) struct Worker {
     version: Version,
 }
 
-/// What the next optimizer step will apply.
+/// Accumulated gradient of the next optimizer step.
 #[derive(Default)]
 struct Accumulated {
     gradient: Option<Tensor>,
     norm: f64,
-    /// Why it will be thrown away.
+    /// Reason to skip the step.
     skip: Option<String>,
 }
 
@@ -79,7 +79,7 @@ impl Accumulated {
 }
 
 impl Worker {
-    /// Fails when the system has no thread to give.
+    /// Fails if a thread cannot start or a device is missing.
     pub fn new(config: LocalConfig, model: ModelConfig, weights: Weights) -> std::io::Result<Self> {
         let config = Arc::new(config);
         let device = config.compute.device;
@@ -149,7 +149,7 @@ impl Worker {
         let mut seen = ForwardBackward { micro_batches: parts.len(), saved_tokens, ..Default::default() };
         let mut ended = Ok(());
         let (accumulated, policy) = (&mut self.accumulated, self.config.non_finite);
-        // A score is no log-probability, and what sampled the tokens gave none to compare it with.
+        // A score head has no log-probabilities to compare with the generator's.
         let words = self.model.head == Head::LanguageModel;
         let device = self.config.compute.device;
         let work =
@@ -172,7 +172,7 @@ impl Worker {
         });
         ended?;
         if parts.is_empty() {
-            // What their passes would have given.
+            // The zero gradient that their passes would have given.
             self.accumulated.add(self.weights.trained().1.zeros_like());
         }
         seen.entropy /= seen.tokens.max(1) as f64;
@@ -200,8 +200,8 @@ impl Worker {
         scores
     }
 
-    /// Outputs per part for a loss or a correction that must see all tokens at once: every log-probability first, then the loss, then its pieces.
-    /// Empty for other losses, and for one part, which is the whole batch anyway.
+    /// Loss of each part for algorithms that need the whole batch at once: all log-probabilities
+    /// first, then the loss, then its split. Empty for other algorithms, and if there is one part.
     fn judge_whole_batch(
         &mut self,
         algorithm: &Algorithm,
@@ -218,7 +218,7 @@ impl Worker {
             entropies.extend(scored.entropies);
             ControlFlow::Continue(())
         });
-        // The loss sees the batch's own order, whatever the order of the parts.
+        // The loss takes sequences in batch order.
         let computed = parts.concat();
         let mut own = computed.clone();
         own.sort_unstable();
@@ -243,7 +243,8 @@ impl Worker {
             LossOutput {
                 grad: grad.by_ref().take(tokens).collect(),
                 entropy_grad: entropy_grad.as_mut().map(|grad| grad.by_ref().take(tokens).collect()),
-                // Value and counts go with the first piece, so that the sum over pieces is the whole.
+                // Value and counts belong to the first part, so that the sum over parts is the
+                // whole.
                 loss: std::mem::take(&mut whole.loss),
                 metrics: std::mem::take(&mut whole.metrics),
             }
@@ -271,14 +272,14 @@ impl Worker {
         let clip = self.config.max_grad_norm.map_or(1.0, |max| clip_scale(grad_norm, max));
         self.optimizer.update(lr, scale * clip, self.weights.trained_mut(), gradient);
         self.round();
-        // So that its time is its own: a GPU would do the work in the next step's.
+        // Otherwise a GPU would do the work within the next step's time.
         if let Device::Cuda(index) = self.config.compute.device {
             tch::Cuda::synchronize(index as i64);
         }
         Ok(OptimStep { step: self.optimizer.step, lr, grad_norm, grad_norm_clipped: grad_norm * clip, skipped: None })
     }
 
-    /// Brings what is computed with up to date with the masters.
+    /// Copies the masters to the weights of the computation.
     fn round(&mut self) {
         let _guard = tch::no_grad_guard();
         if self.config.compute.dtype != Dtype::F32 {
@@ -372,7 +373,7 @@ impl Worker {
     }
 }
 
-/// What is wrong with a model folder that is a checkpoint.
+/// Converts a model folder's error to a checkpoint's.
 fn of_checkpoint(folder: &Path) -> impl FnOnce(ModelError) -> CheckpointError {
     move |error| match error {
         ModelError::Io { path, source } => CheckpointError::Io { path, source },
@@ -380,7 +381,7 @@ fn of_checkpoint(folder: &Path) -> impl FnOnce(ModelError) -> CheckpointError {
     }
 }
 
-/// Keeps the parts that have something to teach. Gives the inputs of the others.
+/// Removes parts with zero advantage, and returns their number of input tokens.
 fn leave_out(batch: &TrainBatch, parts: &mut Vec<Vec<usize>>) -> usize {
     let indifferent = |part: &Vec<usize>| part.iter().all(|&at| batch.sequences[at].is_indifferent());
     let saved = parts.split_off(parts.partition_point(|part| !indifferent(part)));

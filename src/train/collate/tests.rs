@@ -86,7 +86,7 @@ fn a_sample_that_no_reference_scored_leaves_no_half_column() {
     assert!(collate(&[bad], Aggregation::TokenMean).unwrap_err().to_string().contains("reference log-probability is NaN"));
 }
 
-/// So that they can be left out without a change to the rounding of the others.
+/// Skipping them must not change the rounding of the others.
 #[test]
 fn sequences_without_advantage_share_no_micro_batch_with_others() {
     let advantages = [0.0, 1.0, -0.0, f64::NAN, -1.0];
@@ -148,8 +148,8 @@ fn batches_are_cyclic_and_always_full() {
     assert_eq!(collate_batch::<u8>(&[], 5, 1), [&0u8; 0]);
 }
 
-/// A correction is a constant for the gradient: with the trust region at the trainer itself the ratio is 1, and the slope is the policy
-/// gradient's times the weight, which is 0 for what is rejected.
+/// A correction is a constant for the gradient. With the trust region at the trainer itself the
+/// ratio is 1. The slope is the policy gradient's times the weight, which is 0 for rejected tokens.
 #[test]
 fn corrections_scale_the_slope_and_have_none_of_their_own() {
     use crate::algo::{Correction, Divergence, Grpo, Importance, Level, Over, Proximal, Rejection};
@@ -158,7 +158,7 @@ fn corrections_scale_the_slope_and_have_none_of_their_own() {
     let weigh = Some(Importance::truncated(Level::Token, 1.2));
     let reject = vec![Rejection { divergence: Divergence::K2, over: Over::Token, min: None, max: 0.4 }];
     let off_policy = OffPolicy { proximal: Proximal::Recompute, correction: Correction { weigh, reject } };
-    // Ratios exp(0.1), exp(-1) and, for the token that nobody sampled, 1.
+    // Ratios exp(0.1), exp(-1) and, for the token that no policy sampled, 1.
     let output = columns.evaluate(&Grpo::default(), &off_policy, &[-0.4, -1.25, -7.0], &[0.0; 3], 3).unwrap();
     let expected = [0.1f64.exp(), 0.0, 1.0].map(|weight| -2.0 / 3.0 * weight);
     for (found, expected) in output.grad.iter().zip(expected) {
@@ -181,7 +181,8 @@ fn a_token_lags_behind_the_version_that_is_trained() {
     assert_eq!((worst.group, worst.sample, worst.position, worst.token, worst.gap()), (7, 2, 4, 14, 2.0));
 }
 
-/// Padding is computed too: an answer of 400 tokens among 15 of 30 makes a rectangle of 6,400 of them, but not here.
+/// Padding is computed, too: a completion of 400 tokens among 15 of 30 would make a rectangle of
+/// 6,400 tokens.
 #[test]
 fn rectangles_count_padding_and_keep_alike_lengths_together() {
     let sample = |length: usize| Sample::supervised(&[1], &vec![2; length]);

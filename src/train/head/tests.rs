@@ -15,7 +15,8 @@ fn close(a: &Tensor, b: &Tensor) -> bool {
     a.allclose(b, 1e-4, 1e-6, false)
 }
 
-/// On a CPU words go through the fused softmax; elsewhere through libtorch's, which both are held to here, forbidden tokens and sure rows among them.
+/// On a CPU a language-model head uses the fused softmax, elsewhere libtorch's. Both are compared,
+/// with forbidden tokens and certain rows among the cases.
 #[test]
 fn the_fused_softmax_equals_libtorchs_also_where_a_token_is_forbidden_or_sure() {
     tch::manual_seed(5);
