@@ -19,12 +19,7 @@ use crate::run::resume::rewind_to_checkpoint;
 use crate::sft::{self, WarmUp};
 
 /// The policy that reinforcement begins with: that of the checkpoint which the run wrote down, or else of the newest that the supervised part leaves.
-pub fn learned(
-    (plan, registry): (&Plan, &Registry),
-    run: &RunFolder,
-    policy: &Policy,
-    interrupts: &Interrupts,
-) -> Result<WarmUp> {
+pub fn learned(plan: &Plan, registry: &Registry, run: &RunFolder, policy: &Policy, interrupts: &Interrupts) -> Result<WarmUp> {
     let lineage = match Lineage::read(run.path())? {
         Some(lineage) => lineage,
         None => {

@@ -10,8 +10,9 @@ use rollflow::flow::{Ended, Snapshot, State, Stats};
 use rollflow::prelude::*;
 use rollflow::recipe::{self, Plan};
 use rollflow_pipelines::Registry;
+use rollflow_pipelines::assemble::components::Components;
 use rollflow_pipelines::assemble::policy;
-use rollflow_pipelines::grpo::{self, Actors};
+use rollflow_pipelines::grpo;
 use rollflow_pipelines::run::folder::Outputs;
 use rollflow_pipelines::sft::{self, WarmUp};
 
@@ -81,7 +82,7 @@ impl Learner {
             kept.lock().extend(snapshot.map(|now| row(&now, step, &book)));
         });
         let outputs = Outputs { metrics: metrics.clone(), log, dead_letters: None, answers: None, checkpoints: None };
-        let mut flow = grpo::declare(plan, Actors::local(plan, &Registry::default(), policy)?, outputs, None)?;
+        let mut flow = grpo::declare(plan, Components::local(plan, &Registry::default(), policy, policy)?, outputs, None)?;
         flow.interrupted_by(&self.interrupts);
         stats.get_or_init(|| flow.stats());
         let report = flow.run(Until::finished())?;

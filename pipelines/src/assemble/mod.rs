@@ -1,6 +1,7 @@
 //! A recipe's sections as the library's parts: one file for each, in which a function receives the sections it reads.
 
 pub(crate) mod advantages;
+pub mod components;
 pub(crate) mod conversations;
 pub(crate) mod data;
 pub mod engines;

@@ -73,18 +73,15 @@ fn is_made_by_the_run(plan: &Plan) -> bool {
         && plan.reference.as_ref().is_some_and(|reference| of_start(&reference.policy))
 }
 
-/// Keeps the policy in the run's folder if the reference could not be found again otherwise.
-pub fn keep(plan: &Plan, policy: &Policy, run: &Path) -> Result<()> {
-    if !is_made_by_the_run(plan) {
-        return Ok(());
-    }
-    origin::keep(policy, run, KEPT).context("keeping the reference policy")
-}
-
-/// The policy that an interrupted run began as, where its reference is that.
-pub fn kept(plan: &Plan, policy: &Policy, run: &Path) -> Result<Policy> {
+/// Returns the policy that the run starts from, whatever `policy` has learned since. A new run keeps it in the run folder if nothing else
+/// could restore it; a resumed run reads it from there.
+pub fn start(plan: &Plan, policy: &Policy, run: &Path, resumed: bool) -> Result<Policy> {
     if !is_made_by_the_run(plan) {
         return Ok(policy.clone());
     }
-    policy.with_weights_of(&run.join(KEPT)).context("the reference policy, which the run kept when it began")
+    if resumed {
+        return policy.with_weights_of(&run.join(KEPT)).context("loading the reference policy that the run kept at its start");
+    }
+    origin::keep(policy, run, KEPT).context("keeping the reference policy")?;
+    Ok(policy.clone())
 }

@@ -150,19 +150,13 @@ impl Judge {
         }
     }
 
-    /// Where letters go.
-    pub fn dead_letters(self, writer: DeadLetterWriter) -> Self {
-        match self {
-            Judge::Here(reward) => Judge::Here(reward.dead_letters(writer)),
-            Judge::Served(reward) => Judge::Served(reward.dead_letters(writer)),
-        }
-    }
-
-    /// Puts it behind `groups`.
-    pub fn stage(self, flow: &mut Flow, name: &str, groups: Port<Group>) -> Port<Scored> {
-        match self {
-            Judge::Here(reward) => flow.stage(name, groups, reward),
-            Judge::Served(reward) => flow.stage(name, groups, reward),
+    /// Puts the stage on the graph, after `groups`.
+    pub fn stage(self, flow: &mut Flow, name: &str, groups: Port<Group>, letters: Option<DeadLetterWriter>) -> Port<Scored> {
+        match (self, letters) {
+            (Judge::Here(reward), None) => flow.stage(name, groups, reward),
+            (Judge::Here(reward), Some(letters)) => flow.stage(name, groups, reward.dead_letters(letters)),
+            (Judge::Served(reward), None) => flow.stage(name, groups, reward),
+            (Judge::Served(reward), Some(letters)) => flow.stage(name, groups, reward.dead_letters(letters)),
         }
     }
 }

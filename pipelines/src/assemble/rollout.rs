@@ -16,6 +16,14 @@ use crate::assemble::losses;
 use crate::assemble::policy::{self, Reader};
 use crate::registry::Registry;
 
+/// Admission of the run: as many prompts as its steps train, within the staleness window.
+pub fn admission(plan: &Plan) -> Admission {
+    let groups_per_version = plan.groups_per_publish() as u64;
+    let all_groups = plan.train.steps * plan.batch.groups as u64;
+    let window = plan.admission_window() as u64;
+    Admission::new(groups_per_version, window, Some(all_groups)).bounded(plan.flow.max_staleness)
+}
+
 /// How tokens are chosen.
 pub fn sampling(plan: &Plan) -> SamplingParams {
     let generate = &plan.generate;

@@ -9,8 +9,9 @@ use rollflow::recipe::{Pipeline, Plan};
 
 use super::plans::{RecipeArgs, load};
 use super::{REFUSED, out};
+use crate::assemble::components::Components;
 use crate::assemble::policy;
-use crate::grpo::{self, Actors};
+use crate::grpo;
 use crate::registry::Registry;
 use crate::run::folder::Outputs;
 use crate::{dpo, grpo_offline, reward_model, sft};
@@ -51,7 +52,8 @@ fn graph_of(plan: &Plan, registry: &Registry) -> Result<flow::Graph> {
     let outputs = Outputs::in_memory();
     let flow = match plan.pipeline {
         Pipeline::Grpo | Pipeline::SftThenGrpo => {
-            grpo::declare(plan, Actors::local(plan, registry, &policy::policy(plan)?)?, outputs, None)?
+            let policy = policy::policy(plan)?;
+            grpo::declare(plan, Components::local(plan, registry, &policy, &policy)?, outputs, None)?
         }
         Pipeline::GrpoOffline => grpo_offline::declare(plan, registry, &policy::policy(plan)?, outputs, None)?,
         Pipeline::Dpo => dpo::declare(plan, registry, &policy::policy(plan)?, outputs, None)?,

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
 use rollflow::engine::SimulatedEngine;
-use rollflow::flow::{Simulation, Until, weights};
+use rollflow::flow::{BoxedStage, Simulation, Until, weights};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::stages::generate::EngineSettings;
@@ -25,12 +25,13 @@ use rollflow::stages::train::{Trained, staleness};
 use rollflow::train::SimulatedBackend;
 use rollflow::util::untrusted;
 
+use crate::assemble::components::Components;
 use crate::assemble::data;
 use crate::assemble::policy;
 use crate::assemble::rewards::Judge;
 use crate::assemble::rollout;
 use crate::command::out;
-use crate::grpo::{self, Actors, Publisher};
+use crate::grpo;
 use crate::registry::Registry;
 use crate::run::folder::Outputs;
 use profile::Profile;
@@ -113,7 +114,7 @@ pub fn simulate(plan: &Plan, registry: &Registry, profile: &Profile, steps: u64)
             forecast.trained = totals.tokens.get(&rollflow::rollout::Fate::Trained).copied().unwrap_or(0);
         }
     });
-    let mut flow = grpo::declare(&plan, actors(&plan, registry, profile, &simulation)?, outputs, None)?;
+    let mut flow = grpo::declare(&plan, components(&plan, registry, profile, &simulation)?, outputs, None)?;
     let graph = flow.graph();
     if let Some(stage) = profile.stages.keys().find(|stage| graph.nodes.iter().all(|node| node.name != **stage)) {
         let known: Vec<&str> = graph.nodes.iter().map(|node| node.name.as_str()).collect();
@@ -159,13 +160,13 @@ pub fn profile_of(plan: &Plan, registry: &Registry, path: &Path, steps: u64) -> 
     Ok(profile)
 }
 
-/// Those who only take time.
-fn actors(
+/// Components that only take time.
+fn components(
     plan: &Plan,
     registry: &Registry,
     profile: &Profile,
     simulation: &Simulation,
-) -> Result<Actors<SimulatedEngine, SimulatedBackend>> {
+) -> Result<Components<SimulatedBackend>> {
     let tokenizer = Arc::new(policy::tokenizer(plan).context("the tokenizer, which tells how long prompts are")?);
     let (publisher, published) = weights();
     let (machine, times, answers, seed) = (simulation.clone(), profile.decode, profile.answers.clone(), plan.seed);
@@ -177,10 +178,10 @@ fn actors(
     };
     let trainer = profile.stages.get(TRAINER).copied().unwrap_or_default();
     let reward = move |sample: &Sample| answers.of(seed, sample.group_index, sample.index).1;
-    Ok(Actors {
+    Ok(Components {
         prompts: data::prompts(plan, None)?,
-        generator: rollout::generator_by(plan, Generator::by(make, &tokenizer).weights(published))?,
-        publisher: Publisher::Here(publisher),
+        generator: BoxedStage::new(rollout::generator_by(plan, Generator::by(make, &tokenizer).weights(published))?),
+        sync: BoxedStage::new(WeightSync::to(publisher).log_every(plan.observe.log_every)),
         reward: Judge::Here(Reward::each(reward)),
         reference: plan.reference.as_ref().map(|_| Reference::frozen(UnscoredReference, Arc::new(()))),
         // Its time is within that of the stage.

@@ -11,8 +11,9 @@ use rollflow::recipe::Plan;
 use rollflow::stages::train::Trained;
 
 use super::profile::{Answers, ItemTimes, Profile, Recorded, fit_decode};
+use crate::assemble::components::Components;
 use crate::assemble::policy;
-use crate::grpo::{self, Actors};
+use crate::grpo;
 use crate::registry::Registry;
 use crate::run::folder::Outputs;
 use crate::sft;
@@ -45,9 +46,10 @@ pub fn record(plan: &Plan, registry: &Registry, steps: u64) -> Result<Profile> {
         };
     }
     let (decoded, trained, answers) = (Shared::default(), Shared::default(), Shared::default());
-    let mut actors = Actors::local(&plan, registry, &policy)?;
     let steps_of_engine = decoded.clone();
-    actors.generator = actors.generator.each_step(move |load| add(&steps_of_engine, load));
+    let components = Components::observed(&plan, registry, &policy, &policy, |generator| {
+        generator.each_step(move |load| add(&steps_of_engine, load))
+    })?;
     let mut outputs = Outputs::in_memory();
     let (times, groups) = (trained.clone(), answers.clone());
     outputs.log = outputs.log.each(move |step: &Trained<FrozenWeights>| {
@@ -63,7 +65,7 @@ pub fn record(plan: &Plan, registry: &Registry, steps: u64) -> Result<Profile> {
             add(&groups, (dropped.id, dropped.lengths.iter().copied().zip(rewards).collect::<Vec<_>>()));
         }
     });
-    let mut flow = grpo::declare(&plan, actors, outputs, None)?;
+    let mut flow = grpo::declare(&plan, components, outputs, None)?;
     flow.interrupted_by(&interrupts);
     let report = flow.run(Until::finished())?;
     if report.ended != Ended::Finished {

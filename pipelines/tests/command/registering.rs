@@ -5,7 +5,8 @@ use std::process::Command;
 
 use rollflow::prelude::*;
 use rollflow::recipe::{Plan, RecipeErrors, parse_with};
-use rollflow_pipelines::grpo::{Actors, declare};
+use rollflow_pipelines::assemble::components::Components;
+use rollflow_pipelines::grpo::declare;
 use rollflow_pipelines::run::folder::Outputs;
 use rollflow_pipelines::{Registry, complaints};
 
@@ -98,7 +99,7 @@ fn everything_that_can_be_registered_is_found_by_a_recipe_and_trains() {
     let seen = std::sync::Arc::<std::sync::Mutex<Vec<Sample>>>::default();
     let kept = seen.clone();
     outputs.log = outputs.log.each(move |step: &Trained<_>| kept.lock().unwrap().extend(step.batch.samples().cloned()));
-    let mut flow = declare(&plan, Actors::local(&plan, &registry(), &policy).unwrap(), outputs, None).unwrap();
+    let mut flow = declare(&plan, Components::local(&plan, &registry(), &policy, &policy).unwrap(), outputs, None).unwrap();
     flow.run(Until::finished()).unwrap();
     let seen = seen.lock().unwrap();
     assert_eq!(seen.len(), 2 * 2 * 4);
