@@ -55,9 +55,9 @@ pub mod prelude {
     pub use crate::stages::sync::WeightSync;
     pub use crate::stages::train::{OnStale, Trained, Trainer};
     #[cfg(feature = "torch")]
-    pub use crate::stages::{Policy, ScoreModel};
-    #[cfg(feature = "torch")]
     pub use crate::train::{LocalBackend, LocalConfig};
+    #[cfg(feature = "torch")]
+    pub use crate::train::{Policy, ScoreModel};
     pub use crate::train::{SftConfig, TrainFuture, TrainingBackend, run_sft_training};
 }
 

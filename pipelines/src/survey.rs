@@ -9,7 +9,7 @@ use rollflow::prelude::*;
 use rollflow::recipe::data::Source;
 use rollflow::recipe::task::{OverlongPolicy, Sft, Task, TaskData};
 use rollflow::recipe::{Complaint, Pipeline, Plan};
-use rollflow::stages::TextReader;
+use rollflow::train::TextReader;
 
 use crate::assemble::conversations;
 use crate::assemble::data;

@@ -297,7 +297,7 @@ fn unusable_model(hub: &Hub, key: &str, name: &Path) -> Option<String> {
         if let Err(error) = crate::model::check_folder(&folder) {
             return Some(format!("{}, which can't be used: {error}", name.display()));
         }
-        let tokenizer = crate::stages::tokenizer_folder(folder).join("tokenizer.json");
+        let tokenizer = crate::train::tokenizer_folder(folder).join("tokenizer.json");
         // A critic reads the policy's tokens.
         let error = reading::regular(&tokenizer).err().filter(|_| key != "critic.path")?;
         Some(format!("{}, whose tokenizer {} can't be read: {error}", name.display(), tokenizer.display()))

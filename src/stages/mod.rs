@@ -9,18 +9,9 @@ pub mod evaluate;
 pub mod filter;
 pub mod generate;
 pub mod pairs;
-#[cfg(feature = "torch")]
-mod policy;
 pub mod reference;
 pub mod reward;
-#[cfg(feature = "torch")]
-mod score_model;
 pub mod sink;
 pub mod source;
 pub mod sync;
 pub mod train;
-
-#[cfg(feature = "torch")]
-pub use policy::{Policy, PolicyError, tokenizer_folder};
-#[cfg(feature = "torch")]
-pub use score_model::{ScoreModel, ScoreModelError, TextError, TextReader};

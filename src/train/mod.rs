@@ -21,11 +21,15 @@ mod head;
 mod local;
 #[cfg(feature = "torch")]
 mod optimizer;
+#[cfg(feature = "torch")]
+mod policy;
 mod ppo;
 mod prepare;
 mod probe;
 #[cfg(feature = "torch")]
 mod replica;
+#[cfg(feature = "torch")]
+mod score_model;
 #[cfg(feature = "torch")]
 mod scorer;
 #[cfg(feature = "torch")]
@@ -48,10 +52,14 @@ pub use future::{Promise, TrainFuture, promise};
 pub use groups::ParamGroups;
 #[cfg(feature = "torch")]
 pub use local::{LocalBackend, LocalConfig, companions};
+#[cfg(feature = "torch")]
+pub use policy::{Policy, PolicyError, tokenizer_folder};
 pub(crate) use ppo::{TokenColumn, token_advantages, token_rewards};
 pub(crate) use prepare::assign_advantages_of;
 pub use prepare::{PrepareError, assign_advantages};
 pub use probe::{ProbeError, probe};
+#[cfg(feature = "torch")]
+pub use score_model::{ScoreModel, ScoreModelError, TextError, TextReader};
 #[cfg(feature = "torch")]
 pub use scorer::Scorer;
 pub use simulated::SimulatedBackend;

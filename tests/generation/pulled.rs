@@ -8,8 +8,8 @@ use rollflow::data::{Group, Prompt};
 use rollflow::engine::LocalEngine;
 use rollflow::flow::{WeightsTx, weights};
 use rollflow::model::{Family, FrozenWeights, Weights};
-use rollflow::stages::Policy;
 use rollflow::stages::generate::{GenerateError, Generator, RunningGenerator};
+use rollflow::train::Policy;
 
 use crate::generating::*;
 

@@ -16,8 +16,8 @@ use rollflow::engine::remote::{
     WeightControl,
 };
 use rollflow::model::{Adapter, Decoder, FrozenWeights, Lora, ModelConfig, Packed, Weights, load_adapter, load_hf};
-use rollflow::stages::Policy;
 use rollflow::stages::sync::{Exporter, probe_texts};
+use rollflow::train::Policy;
 use tch::{Kind, Tensor};
 
 /// What is wrong with an engine.

@@ -6,8 +6,8 @@ use rollflow::algo::{BradleyTerry, PairMetrics};
 use rollflow::data::{PromptText, RankedPair};
 use rollflow::model::Weights;
 use rollflow::prelude::*;
-use rollflow::stages::ScoreModelError;
 use rollflow::stages::reward::Scorer;
+use rollflow::train::ScoreModelError;
 
 fn tokenizer() -> Tokenizer {
     Tokenizer::characters("0123456789+=", 16).unwrap()

@@ -10,7 +10,7 @@ use rollflow::recipe::chat::{Ask, Chat, PLAIN};
 use rollflow::recipe::model::ModelSource;
 use rollflow::recipe::task::TaskData;
 use rollflow::recipe::{Derived, Plan};
-use rollflow::stages::tokenizer_folder;
+use rollflow::train::tokenizer_folder;
 use rollflow::util::reading;
 
 use crate::assemble::models;

@@ -7,7 +7,7 @@ use rollflow::model::{Compute, Dtype, Lora};
 use rollflow::prelude::*;
 use rollflow::recipe::model::{DeviceName, ModelSource, TinyModel};
 use rollflow::recipe::{self, Plan};
-use rollflow::stages::tokenizer_folder;
+use rollflow::train::tokenizer_folder;
 
 use crate::assemble::conversations;
 use crate::assemble::models;

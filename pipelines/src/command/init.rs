@@ -13,7 +13,7 @@ use rollflow::data::source::{Columns, DataSet, DataSpec, Example, Layout};
 use rollflow::model::ModelConfig;
 use rollflow::prelude::Tokenizer;
 use rollflow::recipe::presets::Preset;
-use rollflow::stages::tokenizer_folder;
+use rollflow::train::tokenizer_folder;
 use rollflow::util::atomic_file;
 
 use super::check::text_of;

@@ -12,7 +12,7 @@ use rollflow::data::source::{Columns, DataSet, DataSpec, Example, Shape, Skip, p
 use rollflow::data::{ChatMessage, Conversation, Pair, Prompt, PromptText};
 use rollflow::prelude::*;
 use rollflow::recipe::chat::PLAIN;
-use rollflow::stages::tokenizer_folder;
+use rollflow::train::tokenizer_folder;
 use rollflow::util::untrusted;
 use serde_json::{Map, Value, json};
 

@@ -3,8 +3,8 @@
 use super::stage::Evaluator;
 use crate::engine::LocalEngine;
 use crate::rollout::EvalSpec;
-use crate::stages::Policy;
 use crate::stages::generate::EngineSettings;
+use crate::train::Policy;
 
 impl Evaluator<LocalEngine> {
     /// Evaluates in this process, on the stage's thread.

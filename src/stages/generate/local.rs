@@ -9,7 +9,7 @@ use crate::data::{Group, Prompt, Sample};
 use crate::engine::{EngineError, LocalEngine, SamplingParams};
 use crate::model::Compute;
 use crate::rollout::complete;
-use crate::stages::Policy;
+use crate::train::Policy;
 
 impl Generator<LocalEngine> {
     /// Generates in this process, under the newest weights of the flow. It starts with the first version

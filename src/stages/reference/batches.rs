@@ -1,4 +1,4 @@
-//! A frozen reference policy for batches that nobody samples: of pairs, or of recorded rollouts.
+//! Frozen reference policy for batches of pairs or of recorded rollouts.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,8 +7,8 @@ use super::model::ReferenceModel;
 use crate::data::Batch;
 use crate::flow::{Io, Stage, StageError, StageSpec};
 
-/// The stage between a source of batches and the trainer that writes the reference policy's log-probabilities into their samples, while the trainer
-/// works on other batches. The weights stay the same, to the bit.
+/// Stage between a source of batches and the trainer. Writes the reference policy's
+/// log-probabilities into samples, in parallel with training. The weights never change.
 pub struct BatchReference<W> {
     model: Box<dyn ReferenceModel<Weights = W>>,
     weights: Arc<W>,
@@ -16,12 +16,12 @@ pub struct BatchReference<W> {
 }
 
 impl<W: Send + Sync + 'static> BatchReference<W> {
-    /// Scores with `weights`.
+    /// Creates a stage that scores with `weights`.
     pub fn new(model: impl ReferenceModel<Weights = W>, weights: Arc<W>) -> Self {
         BatchReference { model: Box::new(model), weights, threads: 1 }
     }
 
-    /// Cores that it computes with, for the thread budget.
+    /// Sets the number of cores, for the thread budget.
     pub fn threads(self, threads: usize) -> Self {
         BatchReference { threads, ..self }
     }

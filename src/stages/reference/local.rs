@@ -1,4 +1,4 @@
-//! A reference in this process.
+//! Reference policies in this process.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,17 +11,18 @@ use super::scored::Reference;
 use crate::data::{Sample, Version};
 use crate::flow::WeightsRx;
 use crate::model::{FrozenWeights, ModelError, Weights, load_weights, weights_to_bytes};
-use crate::stages::Policy;
+use crate::train::Policy;
 use crate::train::{CheckpointError, LocalConfig, Scorer};
 
-/// Scores with the forward pass of the local trainer.
+/// Scores with the local trainer's forward pass.
 pub struct LocalReference {
     scorer: Scorer,
     threads: Option<usize>,
 }
 
 impl LocalReference {
-    /// A model of the policy's shape. Of `config` counts what a forward pass reads; let it be the trainer's, above all its temperature.
+    /// Creates a reference of the policy's architecture. `config` should be the trainer's; only
+    /// settings of the forward pass matter, such as the temperature.
     pub fn new(policy: &Policy, config: LocalConfig) -> Self {
         LocalReference { threads: config.threads, scorer: Scorer::new(config, policy.config().clone()) }
     }
@@ -41,10 +42,11 @@ impl ReferenceModel for LocalReference {
     }
 
     fn blend(&self, old: &FrozenWeights, new: &FrozenWeights, share: f64) -> FrozenWeights {
-        // A mean of products is no product of means.
+        // The mean of products is not the product of means.
         let whole = |weights: &FrozenWeights| weights.read().merged();
         let (old, new) = (whole(old), whole(new));
-        // The first weights may be in a folder's narrower format, and what a checkpoint held lies on the host.
+        // The first weights may be in a folder's 16-bit format, and weights from a checkpoint are
+        // on the host.
         let flat = |weights: &Weights| weights.flat.to_device(new.flat.device()).to_kind(Kind::Float);
         let mean = flat(&old).lerp(&flat(&new), share);
         FrozenWeights::of_own(Weights::new(old.layout, mean))
@@ -56,13 +58,13 @@ impl ReferenceModel for LocalReference {
 }
 
 impl Reference<FrozenWeights> {
-    /// Held to the policy's own weights, which are shared, not copied.
+    /// Scores with the policy's initial weights, shared.
     pub fn local(policy: &Policy, config: LocalConfig) -> Self {
         let threads = config.threads.unwrap_or(1);
         Reference::frozen(LocalReference::new(policy, config), policy.frozen()).threads(threads)
     }
 
-    /// Follows the weights that are `published` of a model of the policy's shape.
+    /// Follows the `published` weights of a model of the policy's architecture.
     pub fn local_following(
         policy: &Policy,
         config: LocalConfig,
@@ -75,8 +77,9 @@ impl Reference<FrozenWeights> {
 }
 
 impl MovingReference<FrozenWeights> {
-    /// Goes on where a checkpoint stood of a run of this policy. One that holds no reference was written before it had seen any weights, or
-    /// by a run without one: it begins with the weights that are announced first.
+    /// Continues from a checkpoint of this policy's run. A checkpoint without a reference was
+    /// written before the first weights, or by a run without one: the reference then starts with
+    /// the first published weights.
     pub fn resume(&self, policy: &Policy, checkpoint: &Path) -> Result<(), CheckpointError> {
         let (file, version) = (checkpoint.join(Self::WEIGHTS), checkpoint.join(Self::VERSION));
         if !file.exists() {

@@ -1,4 +1,4 @@
-//! The policy that the trained one is held to, beside the trainer.
+//! Reference policy: scores samples in parallel with generator and trainer.
 
 mod batches;
 #[cfg(feature = "torch")]

@@ -1,18 +1,18 @@
-//! What a reference policy is asked for.
+//! Interface of reference models.
 
 use std::sync::Arc;
 
 use crate::data::Sample;
 
-/// Why a reference policy failed.
+/// Error of a reference model.
 pub type ReferenceError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Scores tokens under weights that it is given, and makes weights out of others.
+/// Scores tokens under given weights, and blends weights.
 pub trait ReferenceModel: Send + 'static {
-    /// What the trainer publishes.
+    /// Weights that the trainer publishes.
     type Weights: Send + Sync + 'static;
 
-    /// Called once on the thread that scores, before anything is scored.
+    /// Called once on the scoring thread before the first score.
     fn start(&mut self) {}
 
     /// Writes `ref_log_probs` into the samples of one group.
@@ -21,13 +21,13 @@ pub trait ReferenceModel: Send + 'static {
     /// `(1 − share) · old + share · new`.
     fn blend(&self, old: &Self::Weights, new: &Self::Weights, share: f64) -> Self::Weights;
 
-    /// The weights as one file of a checkpoint.
+    /// Encodes weights as one file of a checkpoint.
     fn encode(weights: &Self::Weights) -> Result<Vec<u8>, ReferenceError>
     where
         Self: Sized;
 }
 
-/// A reference that finds every token certain, for runs on a simulated machine, whose weights hold nothing.
+/// Reference model with log-probability 0 for every token and empty weights, for simulated runs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UnscoredReference;
 

@@ -1,4 +1,4 @@
-//! A reference that follows the policy: how much of each new version it takes, and what a checkpoint remembers of it (laws C1, C2).
+//! Moving reference policies: shares of new versions, and their state in checkpoints (laws C1, C2).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,28 +9,28 @@ use parking_lot::{Mutex, MutexGuard};
 use super::model::{ReferenceError, ReferenceModel};
 use crate::data::Version;
 
-/// How much of the weights of a version the reference takes that has seen all up to another: `(seen, version) -> share`, 0 nothing, 1 all.
-/// Any closure is one.
+/// Share of a new version in the reference: `(last version included, new version) -> share`, from 0
+/// (nothing) to 1 (all).
 pub type Share = Box<dyn Fn(Version, Version) -> f64 + Send>;
 
-/// `θref ← d·θref + (1 − d)·θ` at every version. Of versions that it did not get to see it takes the newest for all: `d` to the power of
-/// how many they are.
+/// Exponential moving average: `θref ← d·θref + (1 − d)·θ` at every version. If versions are
+/// skipped, the newest counts for all: `d` to the power of their number.
 pub fn ema(decay: f64) -> impl Fn(Version, Version) -> f64 + Send {
     move |seen, version| 1.0 - decay.powf(version.saturating_sub(seen) as f64)
 }
 
-/// A copy of versions 1, n + 1, 2n + 1 and so on, or of the first seen after one of them.
+/// Copies versions 1, n + 1, 2n + 1 and so on, or the first version seen after one of them.
 pub fn periodic(every: u64) -> impl Fn(Version, Version) -> f64 + Send {
     let period = move |version: Version| version.saturating_sub(1) / every.max(1);
     move |seen, version| if period(version) > period(seen) { 1.0 } else { 0.0 }
 }
 
-/// The weights that it holds, and the newest version that is in them.
+/// Weights of the reference, and the newest version included.
 #[derive(Debug)]
 pub struct Held<W> {
-    /// The newest version it has seen.
+    /// Newest version included.
     pub seen: Version,
-    /// The weights.
+    /// Weights.
     pub weights: Arc<W>,
 }
 
@@ -40,7 +40,8 @@ impl<W> Clone for Held<W> {
     }
 }
 
-/// The state of a reference that follows the policy, shared with the trainer, whose checkpoints hold it. Clones are the same.
+/// State of a moving reference, shared with the trainer, which saves it in checkpoints. Clones
+/// share the state.
 pub struct MovingReference<W> {
     held: Arc<Mutex<Option<Held<W>>>>,
     encode: fn(&W) -> Result<Vec<u8>, ReferenceError>,
@@ -59,27 +60,27 @@ impl<W> fmt::Debug for MovingReference<W> {
 }
 
 impl<W> MovingReference<W> {
-    /// The file in a checkpoint that holds the weights.
+    /// File of the weights in a checkpoint.
     pub const WEIGHTS: &str = "reference.safetensors";
-    /// The file in a checkpoint that holds the version, as text.
+    /// File of the version in a checkpoint, as text.
     pub const VERSION: &str = "reference.version";
 
-    /// One that has seen nothing: the first version that it sees is what it begins with.
+    /// Empty state: the first version becomes the reference.
     pub fn new<M: ReferenceModel<Weights = W>>() -> Self {
         MovingReference { held: Arc::default(), encode: M::encode }
     }
 
-    /// Goes on from a checkpoint, before the run.
+    /// Continues from a checkpoint, before the run.
     pub fn restore(&self, held: Held<W>) {
         *self.lock() = Some(held);
     }
 
-    /// What it holds now.
+    /// Current state.
     pub fn held(&self) -> Option<Held<W>> {
         self.lock().clone()
     }
 
-    /// Takes its share of `version`, unless it has seen it, and tells what it holds then.
+    /// Blends in `version` unless it is already included, and returns the new state.
     pub(super) fn see(&self, (version, new): (Version, Arc<W>), share: &Share, blend: impl FnOnce(&W, &W, f64) -> W) -> Held<W> {
         let next = match self.held() {
             Some(held) if held.seen >= version => return held,
@@ -98,7 +99,7 @@ impl<W> MovingReference<W> {
         next
     }
 
-    /// The files of a checkpoint.
+    /// Files for a checkpoint.
     pub fn files(&self) -> Result<BTreeMap<String, Vec<u8>>, ReferenceError> {
         let Some(held) = self.held() else { return Ok(BTreeMap::new()) };
         let weights = (self.encode)(&held.weights)?;

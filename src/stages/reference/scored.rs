@@ -1,7 +1,9 @@
-//! Writes the reference policy's log-probabilities into groups on their way to the batcher, while generators and trainer work on others.
+//! Writes the reference policy's log-probabilities into groups on their way to the batcher, in
+//! parallel with generators and trainer.
 //!
-//! Law V3: in a synchronous run the version that sampled a group is the newest until the group is trained, so that a reference which follows
-//! the policy is a function of that version too. Dropped groups pass unscored.
+//! Law V3: in a synchronous run the version that sampled a group stays the newest until the group
+//! is trained. A moving reference is therefore a function of that version, too. Dropped groups pass
+//! unscored.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +13,7 @@ use super::moving::{MovingReference, Share};
 use crate::data::{Sample, Scored};
 use crate::flow::{Io, Stage, StageError, StageSpec, WeightsRx};
 
-/// The stage between filter and batcher that scores samples under a reference policy.
+/// Stage between filter and batcher that scores samples under a reference policy.
 pub struct Reference<W> {
     model: Box<dyn ReferenceModel<Weights = W>>,
     weights: Source<W>,
@@ -24,16 +26,14 @@ enum Source<W> {
 }
 
 impl<W: Send + Sync + 'static> Reference<W> {
-    /// Always the same weights. Training leaves them as they are to the bit.
+    /// Scores with fixed weights.
     pub fn frozen(model: impl ReferenceModel<Weights = W>, weights: Arc<W>) -> Self {
         Reference { model: Box::new(model), weights: Source::Frozen(weights), threads: 1 }
     }
 
-    /// Begins as the first version on the weights edge and takes its share of every other that it gets to see: [`ema`], [`periodic`], or a
-    /// closure of the newest version that it has seen and the one it sees.
-    ///
-    /// [`ema`]: super::ema
-    /// [`periodic`]: super::periodic
+    /// Starts as the first published version and blends in later ones by `share`:
+    /// [`ema`](super::ema), [`periodic`](super::periodic), or a closure of the newest version
+    /// included and the new one.
     pub fn following<M: ReferenceModel<Weights = W>>(
         model: M,
         published: WeightsRx<W>,
@@ -43,12 +43,12 @@ impl<W: Send + Sync + 'static> Reference<W> {
         Reference { model: Box::new(model), weights, threads: 1 }
     }
 
-    /// Cores that it computes with, for the thread budget.
+    /// Sets the number of cores, for the thread budget.
     pub fn threads(self, threads: usize) -> Self {
         Reference { threads, ..self }
     }
 
-    /// What its checkpoints hold, of one that follows the policy: give it to the trainer.
+    /// State of a moving reference, to be passed to the trainer for its checkpoints.
     pub fn state(&self) -> Option<MovingReference<W>> {
         match &self.weights {
             Source::Frozen(_) => None,
@@ -56,7 +56,7 @@ impl<W: Send + Sync + 'static> Reference<W> {
         }
     }
 
-    /// The weights to score `samples` with.
+    /// Weights to score `samples` with.
     fn weights(&mut self, io: &mut Io<Scored, Scored>, samples: &[Sample]) -> Result<Arc<W>, StageError> {
         match &mut self.weights {
             Source::Frozen(weights) => Ok(weights.clone()),

@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 
 use crate::algo::{Aggregation, BradleyTerry, Schedule};
 use crate::data::{Group, PromptText, Sample};
-use crate::stages::score_model::{ScoreModel, TextError, TextReader};
 use crate::train::{CollateError, LocalBackend, LocalConfig, TrainError, TrainFuture, TrainingBackend, collate};
+use crate::train::{ScoreModel, TextError, TextReader};
 
 /// A text that could not be scored.
 #[derive(Debug, thiserror::Error)]

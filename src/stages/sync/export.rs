@@ -11,7 +11,7 @@ use crate::algo::Disagreement;
 use crate::data::{TokenizerError, Version};
 use crate::engine::remote::sync::{Probe, Release, Releases, Update};
 use crate::model::{Compute, Delta, Dtype, FrozenWeights, ModelConfig, ModelError, Packed, Weights, save_adapter, save_hf_after};
-use crate::stages::Policy;
+use crate::train::Policy;
 use crate::util::atomic_file;
 
 /// Weights that can't be handed over.

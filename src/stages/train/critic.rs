@@ -1,10 +1,13 @@
-//! A critic beside the policy (PPO, Schulman et al., 2017): a second backend, whose model gives one number per token.
+//! Critic of PPO (Schulman et al., 2017): a second backend, whose model has a score head.
 //!
-//! `V(s_t)`, the value before token `t`, is its score at the row that predicts `t`, so that policy and critic read one collated batch. A
-//! token earns what [`RewardKl`] costs it, the last one the answer's reward besides, as in verl's `apply_kl_penalty`; generalised advantage
-//! estimation makes advantages and returns of that, and advantages are whitened over the whole batch (law N1). Nothing is expected after
-//! an answer that was cut off, as in verl. The critic then learns the returns in the same minibatches as the policy; they take
-//! turns, so that they never need more cores than the larger of the two.
+//! `V(s_t)`, the value before token `t`, is the score at the row that predicts `t`, so that policy
+//! and critic share one collated batch. A token's reward is its [`RewardKl`] penalty, plus the
+//! completion's reward at the last token, as in verl's `apply_kl_penalty`.
+//!
+//! Generalised advantage estimation gives advantages and returns, and advantages are whitened over
+//! the whole batch (law N1). The value after a truncated completion is 0, as in verl. The critic
+//! learns the returns in the policy's minibatches, in turn with it, so that both never need more
+//! cores than the larger one.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,12 +21,12 @@ use crate::train::{
     token_advantages, token_rewards,
 };
 
-/// Its folder in a checkpoint.
+/// Folder in a checkpoint.
 const FOLDER: &str = "critic";
-/// Where that is written before the checkpoint takes it in, in the run's folder.
+/// Folder in the run folder before the checkpoint includes it.
 const STAGING: &str = ".critic.writing";
 
-/// What is expected of answers, and how advantages follow from it.
+/// Critic, and settings of advantage estimation.
 pub struct Critic<B> {
     backend: B,
     gamma: f64,
@@ -32,54 +35,56 @@ pub struct Critic<B> {
     warm_up: u64,
 }
 
-/// How a critic did in a step.
+/// Metrics of a critic's step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CriticStep {
     /// Mean value of the step's trained tokens, before the first update.
     pub value: f64,
-    /// Mean of what they turned out to be worth.
+    /// Mean return.
     pub returns: f64,
-    /// `1 − Var(returns − values) / Var(returns)`: 1 foresees everything, 0 is no better than a constant. `None` where all returns are equal.
+    /// Explained variance, `1 − Var(returns − values) / Var(returns)`: at most 1; a constant has 0.
+    /// `None` if all returns are equal.
     pub explained: Option<f64>,
     /// Mean loss over the step's updates.
     pub loss: f64,
-    /// What the loss counted in them.
+    /// Counts of the loss over these updates.
     pub metrics: LossMetrics,
-    /// What the last update did.
+    /// Result of the last update.
     pub optim: OptimStep,
-    /// How many were made.
+    /// Number of updates.
     pub updates: u32,
 }
 
 /// A batch with values.
 pub(super) struct Valued {
-    /// With advantages, for the policy.
+    /// Batch with advantages, for the policy.
     pub policy: TrainBatch,
-    /// With returns in their place and values to be anchored at, for the critic.
+    /// Batch with returns as advantages, and the values before the update, for the critic.
     pub critic: TrainBatch,
-    /// What distance from the reference cost.
+    /// KL penalty in the rewards.
     pub kl_cost: Option<KlCost>,
     pub step: CriticStep,
 }
 
 impl<B: TrainingBackend> Critic<B> {
-    /// A backend of a model that scores and minimises [`ValueLoss`](crate::algo::ValueLoss). γ = λ = 1, advantages are whitened, and there is no
-    /// warm-up unless told otherwise.
+    /// Creates a critic from a backend with a score head and [`ValueLoss`](crate::algo::ValueLoss).
+    /// Defaults: γ = λ = 1, whitened advantages, no warm-up.
     pub fn new(backend: B) -> Self {
         Critic { backend, gamma: 1.0, lambda: 1.0, whiten: true, warm_up: 0 }
     }
 
-    /// What a reward is worth a token earlier, and how far advantages look ahead: 0 sees the next token, 1 the answer's end.
+    /// Sets the discount factor γ per token, and GAE's λ: 0 looks one token ahead, 1 to the end.
     pub fn gae(self, gamma: f64, lambda: f64) -> Self {
         Critic { gamma, lambda, ..self }
     }
 
-    /// Whether advantages get mean 0 and deviation 1 over the batch's tokens.
+    /// If true, advantages are normalised to mean 0 and deviation 1 over the batch's tokens.
     pub fn whiten(self, whiten: bool) -> Self {
         Critic { whiten, ..self }
     }
 
-    /// Learns alone in the first `steps` steps: the policy stays to the bit, and is published as usual.
+    /// Trains only the critic in the first `steps` steps. The policy stays unchanged and is
+    /// published as usual.
     pub fn warm_up(self, steps: u64) -> Self {
         Critic { warm_up: steps, ..self }
     }
@@ -88,7 +93,8 @@ impl<B: TrainingBackend> Critic<B> {
         step <= self.warm_up
     }
 
-    /// Values, advantages and returns. A sample's own advantage becomes the mean over its tokens, for whoever looks at it.
+    /// Computes values, advantages and returns. A sample's advantage becomes the mean over its
+    /// tokens, for logs.
     pub(super) fn value(
         &self,
         batch: &mut Batch,
@@ -111,10 +117,10 @@ impl<B: TrainingBackend> Critic<B> {
         samples.zip(&advantages).for_each(|(sample, advantages)| sample.advantage = mean(advantages));
         let step = CriticStep::before(&values.concat(), &returns.concat());
         let critic = with_columns(&collated, returns, |sequence, at| {
-            // Whatever the backend's loss is anchored at.
+            // Losses clip around behaviour or proximal values.
             (sequence.behaviour, sequence.proximal) = (Some(values[at].clone()), Some(values[at].clone()));
         });
-        // Its loss is its own.
+        // The critic has its own loss.
         let critic = critic.by(None);
         Ok(Valued { policy: with_columns(&collated, advantages, |_, _| {}), critic, kl_cost, step })
     }
@@ -131,19 +137,20 @@ impl<B: TrainingBackend> Critic<B> {
         Ok(())
     }
 
-    /// Writes everything that it needs to continue, to be taken into a checkpoint of `step` under the name that is given with the folder.
+    /// Saves the critic's state in the run folder, and returns its name in the checkpoint of `step`
+    /// and its path.
     pub(super) fn save(&self, run_folder: &Path, step: u64) -> Result<(String, std::path::PathBuf), TrainError> {
         let request = SaveCheckpoint { run_folder: run_folder.join(STAGING), step, ..SaveCheckpoint::default() };
         Ok((FOLDER.to_owned(), self.backend.save_checkpoint(request).wait()?))
     }
 
-    /// Restores what a checkpoint holds of it.
+    /// Restores the critic from a checkpoint.
     pub(super) fn load(&self, checkpoint: &Path) -> Result<(), TrainError> {
         self.backend.load_checkpoint(&checkpoint.join(FOLDER)).wait().map(drop)
     }
 }
 
-/// Removes what [`Critic::save`] needed beside the checkpoint.
+/// Removes the folder that [`Critic::save`] wrote.
 pub(super) fn clear(run_folder: &Path) -> Result<(), checkpoint::CheckpointError> {
     let staging = run_folder.join(STAGING);
     match std::fs::remove_dir_all(&staging) {
@@ -152,7 +159,7 @@ pub(super) fn clear(run_folder: &Path) -> Result<(), checkpoint::CheckpointError
     }
 }
 
-/// Takes off every token's reward what its divergence from the reference costs.
+/// Subtracts the KL penalty of every token from its reward.
 fn charge(rewards: &mut TokenColumn, kl: &RewardKl, batch: &Batch, coef: Option<f64>) -> Result<KlCost, StageError> {
     let (costs, cost) = kl.costs(batch, coef)?;
     for (reward, kl) in rewards.iter_mut().flatten().zip(costs.iter().flatten()) {
@@ -171,7 +178,7 @@ fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-/// The batch with other advantages, and what else `change` does to a sequence at its place.
+/// Replaces the advantages, and applies `change` to each sequence and its index.
 fn with_columns(batch: &TrainBatch, column: TokenColumn, change: impl Fn(&mut TrainSequence, usize)) -> TrainBatch {
     let mut batch = batch.clone();
     for (at, (sequence, advantages)) in batch.sequences.iter_mut().zip(column).enumerate() {
@@ -182,7 +189,7 @@ fn with_columns(batch: &TrainBatch, column: TokenColumn, change: impl Fn(&mut Tr
 }
 
 impl CriticStep {
-    /// Of values before the first update.
+    /// Metrics of values before the first update.
     fn before(values: &[f64], returns: &[f64]) -> Self {
         let all = vec![1.0; values.len()];
         let variance = |of: &[f64]| masked_variance(of, &all, false);

@@ -1,10 +1,11 @@
-//! The order between a checkpoint and the log rows of its steps (laws C1, C2).
+//! Order of a checkpoint and the log rows of its steps (laws C1, C2).
 //!
-//! A checkpoint is published, by one rename, when the rows of its step and of all steps before are on the disk. So the
-//! newest published checkpoint is a consistent cut: a resume removes the rows after it and nothing is missing before it.
+//! A checkpoint is published by one rename after the rows of its step and of all earlier steps are
+//! durable. The newest published checkpoint is therefore a consistent cut: a resume removes later
+//! rows, and no earlier row is missing.
 //!
-//! The trainer saves a checkpoint into a hidden folder, and the log sink writes the rows. Whichever comes second publishes;
-//! neither waits for the other.
+//! The trainer saves a checkpoint into a hidden folder, and the log sink writes the rows. The
+//! second of them publishes; neither waits for the other.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,10 +17,10 @@ use crate::train::CheckpointError;
 use crate::train::checkpoint;
 use crate::util::atomic_file;
 
-/// Holds checkpoints back until the rows of their steps are in the logs.
+/// Delays checkpoints until the rows of their steps are logged.
 ///
-/// Give one to [`Trainer::gate`](super::Trainer::gate) and to [`RunLog::gate`](crate::stages::sink::RunLog::gate). Clones
-/// are the same gate.
+/// Pass one to [`Trainer::gate`](super::Trainer::gate) and to
+/// [`RunLog::gate`](crate::stages::sink::RunLog::gate). Clones share the state.
 #[derive(Clone, Debug)]
 pub struct CheckpointGate(Arc<Mutex<State>>);
 
@@ -35,28 +36,29 @@ struct State {
 /// A checkpoint that is whole but not published.
 #[derive(Debug)]
 pub(super) struct Held {
-    /// Where the backend wrote it.
+    /// Folder that the backend wrote.
     pub written: PathBuf,
     /// The hidden folder around it, deleted when it is published.
     pub staging: PathBuf,
-    /// Where it belongs.
+    /// Final folder.
     pub target: PathBuf,
-    /// How many checkpoints stay.
+    /// Number of checkpoints to keep.
     pub keep: usize,
 }
 
 impl CheckpointGate {
-    /// A gate before a run's first step. `logs`: the files whose rows must be on the disk before a checkpoint is published.
+    /// Creates the gate of a new run. The rows in `logs` must be durable before a checkpoint is
+    /// published.
     pub fn new(logs: impl IntoIterator<Item = PathBuf>) -> Self {
         let logs = logs.into_iter().collect();
         CheckpointGate(Arc::new(Mutex::new(State { logs, logged: 0, held: BTreeMap::new() })))
     }
 
-    /// Publishes what is held back although rows of its last steps are missing: at the end of a run that was stopped, where
-    /// the rows were dropped with what was in flight.
+    /// Publishes checkpoints whose rows are missing. For the end of a stopped run, which dropped
+    /// the last rows with what was in flight.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// File-system errors.
     pub fn open(&self) -> Result<(), CheckpointError> {
         self.change(|state| state.logged = u64::MAX)
     }
@@ -87,7 +89,8 @@ impl CheckpointGate {
 }
 
 impl Held {
-    /// Puts it in its place and removes older ones that are too many. The place is announced as a `tracing` event.
+    /// Moves the checkpoint to its final folder, and removes excess older ones. Logs the path as a
+    /// `tracing` event.
     pub fn publish(&self, step: u64) -> Result<(), CheckpointError> {
         let Held { written, staging, target, keep } = self;
         // A backend of another kind may save elsewhere.

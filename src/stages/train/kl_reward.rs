@@ -1,25 +1,26 @@
-//! What distance from the reference policy costs in the reward, where advantages see it.
+//! KL penalty in the reward.
 
 use crate::algo::{AdaptiveKl, KlFunction, token_kl};
 use crate::data::{Batch, Group};
 use crate::train::SampleId;
 
-/// `r − coef · Σ_t kl_t` of every answer, between the policy that sampled it and the reference; the samples keep their own rewards. Equals
-/// verl's `apply_kl_penalty` for rewards of whole answers, and TRL's `RLOOTrainer` with `beta` above 0.
+/// Penalty `coef · Σ_t kl_t` of every completion, between the sampling policy and the reference.
+/// Samples keep their rewards. Equals verl's `apply_kl_penalty` for rewards of completions, and
+/// TRL's `RLOOTrainer` with `beta` above 0.
 pub struct RewardKl {
     coef: f64,
     kl: Box<dyn KlFunction>,
     control: Option<AdaptiveKl>,
 }
 
-/// What a batch's answers diverged by, and what that cost.
+/// KL divergence of a batch, and its coefficient.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KlCost {
     /// The mean over answers of the mean over tokens.
     pub mean: f64,
     /// The coefficient of this step.
     pub coef: f64,
-    /// That of the next.
+    /// Coefficient of the next step.
     pub next: f64,
 }
 
@@ -31,7 +32,8 @@ pub struct KlCost {
 pub struct NoReference(pub SampleId);
 
 impl RewardKl {
-    /// By [`Kl`](crate::algo::Kl), or a closure `Fn(log_prob, reference) -> (value, derivative)`.
+    /// Creates a penalty from a [`Kl`](crate::algo::Kl), or a closure `Fn(log_prob, reference) ->
+    /// (value, derivative)`.
     pub fn new(coef: f64, kl: impl KlFunction + 'static) -> Self {
         RewardKl { coef, kl: Box::new(kl), control: None }
     }
@@ -41,7 +43,8 @@ impl RewardKl {
         RewardKl { control: Some(control), ..self }
     }
 
-    /// The rewards that are left, one list a group. `coef`: where an earlier step left one that moves.
+    /// Rewards after the penalty, one list per group. `coef` is the adaptive coefficient after the
+    /// previous step.
     pub(super) fn charge(&self, batch: &Batch, coef: Option<f64>) -> Result<(Vec<Vec<f64>>, KlCost), NoReference> {
         let (costs, cost) = self.costs(batch, coef)?;
         let mut costs = costs.iter().map(|tokens| cost.coef * tokens.iter().sum::<f64>());
@@ -49,7 +52,7 @@ impl RewardKl {
         Ok((batch.groups.iter().map(left).collect(), cost))
     }
 
-    /// What each trained token diverges by, one list a sample, not yet times the coefficient.
+    /// KL of each trained token without the coefficient, one list per sample.
     pub(super) fn costs(&self, batch: &Batch, coef: Option<f64>) -> Result<(Vec<Vec<f64>>, KlCost), NoReference> {
         let coef = coef.filter(|_| self.control.is_some()).unwrap_or(self.coef);
         let of = |sample| token_kl(sample, self.kl.as_ref()).ok_or(NoReference(SampleId::of(sample)));

@@ -1,4 +1,4 @@
-//! Where weights are made.
+//! Training stage.
 
 mod critic;
 mod gate;

@@ -1,7 +1,7 @@
-//! A trainer's checkpoints: what it remembers of its past, where that is written, and what is pruned. Law C1's model part.
+//! Checkpoints of the training stage (law C1, its model part).
 //!
-//! The backend writes weights and optimizer; the trainer adds one file with all the rest, and the critic's folder where there is one. The
-//! checkpoint is written in a hidden folder first, and `gate.rs` decides when it is published.
+//! The backend writes weights and optimizer. The stage adds one file with its own state, and the
+//! critic's folder. A checkpoint is written to a hidden folder first, and `gate.rs` publishes it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::rollout::{Admission, Progress};
 use crate::train::checkpoint::{self, CHECKPOINTS, step_folder};
 use crate::train::{CheckpointError, SaveCheckpoint, TrainingBackend};
 
-/// What a trainer remembers of its past, in a checkpoint.
+/// State of the training stage in a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Resumed {
     /// Optimizer steps that the run has taken.
@@ -26,13 +26,13 @@ pub struct Resumed {
     /// Mean rewards of the newest steps, for the target.
     #[serde(with = "number::many")]
     pub recent: VecDeque<f64>,
-    /// What distance from the reference policy costs in the next step's rewards, where it costs anything.
+    /// Adaptive coefficient of the next step's KL penalty, if there is one.
     #[serde(default, with = "number::optional", skip_serializing_if = "Option::is_none")]
     pub kl_coef: Option<f64>,
     /// Prompts and tokens.
     pub progress: Progress,
-    /// Lines of the run's `dead_letters.jsonl`, which have no step to tell by whether they come after the cut. `None` in checkpoints of
-    /// earlier versions.
+    /// Number of lines in the run's `dead_letters.jsonl`, which are not tied to steps. `None` in
+    /// checkpoints of earlier versions.
     #[serde(default)]
     pub dead_letters: Option<u64>,
 }
@@ -41,7 +41,7 @@ pub struct Resumed {
 const PROGRESS: &str = "progress.json";
 
 impl Resumed {
-    /// Of a checkpoint that a [`Trainer`](super::Trainer) wrote.
+    /// Reads the state from a checkpoint of a [`Trainer`](super::Trainer).
     pub fn read(checkpoint: &Path) -> Result<Self, CheckpointError> {
         let path = checkpoint.join(PROGRESS);
         let text = std::fs::read(&path).map_err(CheckpointError::io(&path))?;
@@ -66,10 +66,10 @@ impl Unsaved {
     }
 }
 
-/// What else belongs into a checkpoint, by file name.
+/// Additional files of a checkpoint, by name.
 pub(super) type ExtraFiles = Box<dyn Fn() -> Result<BTreeMap<String, Vec<u8>>, Box<dyn std::error::Error + Send + Sync>> + Send>;
 
-/// Where checkpoints go, and how many of them.
+/// Settings of checkpoints.
 pub(super) struct Saving {
     run_folder: PathBuf,
     every: Option<u64>,
@@ -90,7 +90,8 @@ impl Saving {
         Saving { keep: n, ..self }
     }
 
-    /// Removes checkpoints before `step` that are too many: the process may have been killed after it published that one.
+    /// Removes excess checkpoints before `step`: the process may have been killed between
+    /// publishing that one and pruning.
     pub(super) fn prune(&self, step: u64) -> Result<(), CheckpointError> {
         checkpoint::prune(&self.run_folder.join(CHECKPOINTS), step, self.kept()).map(drop)
     }

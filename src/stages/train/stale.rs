@@ -1,4 +1,4 @@
-//! Law V2 where it counts: what the trainer is about to learn from, held against the bound on staleness. Pure.
+//! Bound on staleness, checked before training (law V2). Pure.
 
 use crate::data::{Batch, Dropped, Group, Sample, Version};
 use crate::rollout::STALE;
@@ -7,9 +7,11 @@ use crate::settings::declare::choices;
 choices! {
     /// Policy for tokens older than `max_staleness`.
     pub enum OnStale {
-        /// there are none, because admission holds prompts back. A stale token ends the run with an error.
+        /// no tokens are stale, because admission holds prompts back. A stale token ends the run
+        /// with an error.
         "wait" => Wait,
-        /// the whole group is dropped and counted, and another prompt enters. Long completions are dropped more often than short ones.
+        /// the whole group is dropped and counted, and another prompt enters. Long completions are
+        /// dropped more often than short ones.
         "drop" => Drop,
         /// stale tokens weigh nothing in the loss; a group without any other token is dropped.
         "mask" => Mask,
@@ -35,7 +37,8 @@ pub struct StaleSample {
     pub bound: u64,
 }
 
-/// `sample_staleness`: the version trained less the oldest that sampled a token; `None` where nothing was sampled.
+/// `sample_staleness`: version trained − oldest version that sampled a token; `None` if no token
+/// was sampled.
 pub fn staleness(sample: &Sample, trained: Version) -> Option<u64> {
     sample.versions.oldest().map(|oldest| trained.saturating_sub(oldest))
 }

@@ -1,8 +1,9 @@
-//! One optimizer step: a batch's advantages, gradient, judgement and update.
+//! One optimizer step: advantages, gradient, gap check and update.
 //!
-//! A batch that comes in parts is learned from as it comes: whatever is there when the trainer is free takes a pass, and the update is made when
-//! the last part had its. Law N1 makes that the same step, whatever the parts. Where the config doesn't allow that, parts are gathered first.
-//! `updates.rs` makes the updates of a whole batch.
+//! If a batch arrives in parts, the trainer computes the gradient of the parts that are there
+//! whenever it is free, and updates after the last part. Law N1: the step is the same. If the
+//! step's settings do not allow this, parts are collected first. `updates.rs` makes the updates of
+//! a whole batch.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,9 +28,9 @@ use crate::train::{
 pub(super) struct Gathered {
     step: u64,
     config: StepConfig,
-    /// Learned from.
+    /// Parts already trained on.
     done: Batch,
-    /// Still to be learned from.
+    /// Parts not yet trained on.
     rest: Batch,
     passes: Option<Passes>,
     worked: Duration,
@@ -42,20 +43,21 @@ struct Passes {
     weight_sum: f64,
 }
 
-/// A batch that was learned from.
+/// A batch after its passes.
 struct Learned {
     batch: Batch,
     kl_cost: Option<KlCost>,
     critic: Option<CriticStep>,
     forward: ForwardBackward,
-    /// The loss of what was mixed in.
+    /// Loss of the mixed-in samples.
     mixed: Option<f64>,
-    /// The update, asked for.
+    /// The last update, in progress.
     optim: TrainFuture<OptimStep>,
 }
 
 impl<B: TrainingBackend> Trainer<B> {
-    /// Receives the batch of a step, which has groups to be trained on. `None` at the end; a batch whose rest never comes is left as it is.
+    /// Receives the next batch with trainable groups. `None` at the end of the input; an incomplete
+    /// batch is dropped then.
     pub(super) fn gather(&self, step: u64, io: &mut Io<Batch, Trained<B::Weights>>) -> Result<Option<Gathered>, StageError> {
         let (config, worked) = (self.step_configs.of(step).map_err(StageError::new)?, Duration::ZERO);
         let mut gathered = Gathered { step, config, done: Batch::default(), rest: Batch::default(), passes: None, worked };
@@ -89,7 +91,8 @@ impl<B: TrainingBackend> Trainer<B> {
         Ok(batch)
     }
 
-    /// Compares rewards, where no critic does. `coef`: what distance from the reference cost in the next step, as the last one left it.
+    /// Estimates advantages, unless a critic does. `coef`: adaptive KL coefficient after the
+    /// previous step.
     fn compare(&self, config: &StepConfig, batch: &mut Batch, coef: Option<f64>) -> Result<Option<KlCost>, StageError> {
         let Some(advantages) = config.advantages.as_deref().filter(|_| self.critic.is_none()) else { return Ok(None) };
         let Some(kl) = &config.reward_kl else {
@@ -110,7 +113,7 @@ impl<B: TrainingBackend> Trainer<B> {
         Ok(())
     }
 
-    /// A pass over what none was made over.
+    /// Trains on the parts that are not yet trained on.
     fn learn_rest(&self, gathered: &mut Gathered) -> Result<(), StageError> {
         let (mut part, config) = (std::mem::take(&mut gathered.rest), &gathered.config);
         self.compare(config, &mut part, None)?;
@@ -127,7 +130,7 @@ impl<B: TrainingBackend> Trainer<B> {
         Ok(())
     }
 
-    /// Learns from the batch, or from what is left of it, and updates the weights.
+    /// Trains on the batch, or its rest, and updates the weights.
     pub(super) fn step(&self, gathered: Gathered, kl_coef: Option<f64>) -> Result<Trained<B::Weights>, StageError> {
         let started = Instant::now();
         let (step, worked, mut settings) = (gathered.step, gathered.worked, gathered.config.settings.clone());
@@ -175,7 +178,7 @@ impl<B: TrainingBackend> Trainer<B> {
         batch.sort();
         let forward = seen.scaled(1.0 / weight_sum);
         self.judge(step, &forward)?;
-        // It is scaled with the others.
+        // The final scale divides it again.
         let mixed = self.mix_in(&config, weight_sum)?;
         let optim = self.backend.update(Update { scale: 1.0 / weight_sum, schedule: config.schedule });
         Ok(Learned { batch, kl_cost: None, critic: None, forward, mixed, optim })
@@ -206,7 +209,8 @@ impl<B: TrainingBackend> Trainer<B> {
         Ok(Learned { batch, kl_cost, critic: valued.map(|valued| valued.step), forward, mixed, optim })
     }
 
-    /// Adds the gradient of what the config mixes in, `weight_sum` times, to that of the update to come. Gives its loss.
+    /// Adds the gradient of the mixed-in samples, times `weight_sum`, to the next update. Returns
+    /// their loss.
     pub(super) fn mix_in(&self, config: &StepConfig, weight_sum: f64) -> Result<Option<f64>, StageError> {
         let Some(mixed) = &config.mixed else { return Ok(None) };
         let batch = if weight_sum == 1.0 { mixed.clone() } else { Arc::new(TrainBatch::clone(mixed).scaled(weight_sum)) };
@@ -214,7 +218,7 @@ impl<B: TrainingBackend> Trainer<B> {
         Ok(Some(seen.loss / weight_sum))
     }
 
-    /// Law N3. What a batch that is skipped anyway measured is not whole.
+    /// Law N3. The measurement of a skipped batch is incomplete.
     pub(super) fn judge(&self, step: u64, forward: &ForwardBackward) -> Result<(), StageError> {
         if forward.skipped.is_some() {
             return Ok(());

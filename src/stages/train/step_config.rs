@@ -1,5 +1,5 @@
-//! What a step is learned by. Plain data and pure functions, so that a run may change it from step to step, and a resumed run knows it from the
-//! number of the step alone (law C2).
+//! Settings of one step. Plain data and pure functions of the step's number, so that a run may
+//! change them from step to step and a resumed run repeats them (law C2).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use crate::algo::{Aggregation, Estimator, Schedule};
 use crate::stages::pairs::Pairing;
 use crate::train::{Algorithm, TrainBatch};
 
-/// How a batch becomes an update, or several. What is left out is the backend's own.
+/// Settings of one step: from a batch to one or more updates. `None` means the backend's own.
 #[derive(Clone, Default)]
 pub struct StepConfig {
-    /// What rewards are compared with; samples keep the advantages they have without.
+    /// Advantage estimator; `None`: samples keep their advantages.
     pub advantages: Option<Arc<dyn Estimator>>,
-    /// What distance from the reference policy costs in the reward.
+    /// KL penalty in the reward.
     pub reward_kl: Option<Arc<RewardKl>>,
-    /// What is laid out as pairs, chosen and rejected one behind the other, for a loss that reads them so; all pairs of a step count alike, whatever
-    /// the aggregation.
+    /// Pairing of samples: chosen and rejected alternate, for a pairwise loss. Each pair weighs the
+    /// same, and `aggregation` is ignored.
     pub pairs: Option<Pairing>,
-    /// How tokens weigh against each other.
+    /// Weights of tokens in the loss.
     pub aggregation: Aggregation,
     /// The loss.
     pub algorithm: Option<Arc<Algorithm>>,
@@ -27,21 +27,22 @@ pub struct StepConfig {
     pub schedule: Option<Schedule>,
     /// Passes over the batch, an update each, or as many as there are minibatches; 0 is taken for 1.
     pub ppo_epochs: u64,
-    /// How each pass is cut.
+    /// Minibatches of each pass.
     pub minibatches: Minibatches,
-    /// Whether it is scored before the first of several.
+    /// If true, and there are several updates, the batch is scored before the first.
     pub score_first: bool,
-    /// Samples of another kind whose gradient is added to that of every update, by a loss that they bring: supervised ones beside reinforced ones.
+    /// Samples with a loss of their own whose gradient is added to every update, such as supervised
+    /// ones.
     pub mixed: Option<Arc<TrainBatch>>,
-    /// Numbers of this step to be written down beside what was measured, by name.
+    /// Values of this step's changing settings, for its log row.
     pub settings: BTreeMap<String, f64>,
 }
 
 impl StepConfig {
-    /// Whether a part of a batch may be learned from before the rest is there, `backend` telling it of the backend's own loss: whether its gradient
-    /// is the same with and without the others.
+    /// Returns true if parts of a batch may be trained on as they arrive, with the same gradient.
+    /// `backend`: the same property of the backend's own loss.
     pub fn takes_parts(&self, backend: bool) -> bool {
-        // A sum knows no denominator that could come later.
+        // A plain sum has no denominator.
         let has_denominator = self.aggregation != Aggregation::TokenSum;
         let by_group = self.reward_kl.is_none()
             && self.pairs.is_none()
@@ -56,16 +57,16 @@ impl StepConfig {
     }
 }
 
-/// How a pass over a batch is cut: an update for every minibatch.
+/// Division of a pass into minibatches, with one update each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Minibatches {
-    /// How many; 0 is taken for 1.
+    /// Number of minibatches; 0 means 1.
     pub count: usize,
-    /// Draws which groups meet.
+    /// Seed of the draw of groups.
     pub seed: u64,
 }
 
-/// Why a step has no config.
+/// Error of a step's settings.
 pub type StepConfigError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The config of every step.
@@ -75,7 +76,7 @@ pub(super) enum StepConfigs {
 }
 
 impl StepConfigs {
-    /// That of a step, which counts from 1.
+    /// Settings of a step; steps start at 1.
     pub fn of(&self, step: u64) -> Result<StepConfig, StepConfigError> {
         match self {
             StepConfigs::Same(config) => Ok(StepConfig::clone(config)),

@@ -1,10 +1,10 @@
-//! One optimizer step a batch (`step.rs` says how).
+//! Training stage: one optimizer step per batch.
 //!
-//! Law V1: the trainer alone makes versions. Law V4: the first thing it sends is the untrained weights, before any batch came.
-//! Law C1: checkpoints are taken between steps, and the last step is saved however the run ends, unless it was the trainer that
-//! failed. They are written after the step was sent on, so that generators get their weights first (`saving.rs` says how), and published when
-//! the rows of the step are in the logs (`gate.rs`). Law N3: where
-//! trainer and generator disagree by more than [`GapLimits::halt`], the run ends before the update is made.
+//! Law V1: only the trainer creates versions. Law V4: it publishes the initial weights before the
+//! first batch. Law C1: checkpoints are taken between steps, after the step was sent on, so that
+//! generators get their weights first. The last step is saved however the run ends, unless the
+//! trainer failed. Law N3: a gap between trainer and generator above [`GapLimits::halt`] ends the
+//! run before the update.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -23,34 +23,36 @@ use crate::rollout::{Admission, TokensMissing, Totals};
 use crate::stages::pairs::Pairing;
 use crate::train::{ForwardBackward, OptimStep, Snapshot, TrainError, TrainingBackend};
 
-/// A batch after its step. The first message of a run has step 0 and an empty batch, and brings the first weights.
+/// A batch after its step. A run's first message has step 0, an empty batch and the initial
+/// weights.
 #[derive(Debug)]
 pub struct Trained<W> {
     /// Steps taken in this run, this one included.
     pub step: u64,
     /// The version whose weights were trained: the newest published before the step.
     pub version: Version,
-    /// What was trained, with rewards and advantages.
+    /// The trained batch, with rewards and advantages.
     pub batch: Batch,
-    /// What the forward pass saw: of several updates the first, with the loss's counts of all.
+    /// Result of the forward pass. With several updates: the first pass, with the loss's counts of
+    /// all.
     pub forward: ForwardBackward,
-    /// What the update did, of several the last.
+    /// Result of the last update.
     pub optim: OptimStep,
-    /// What distance from the reference policy cost in the rewards, where it costs anything.
+    /// KL penalty in the rewards, if there is one.
     pub kl_cost: Option<KlCost>,
     /// Numbers of this step's config.
     pub settings: BTreeMap<String, f64>,
-    /// How the critic did, where there is one.
+    /// Metrics of the critic, if there is one.
     pub critic: Option<CriticStep>,
-    /// What became of every prompt and token so far (law D4), where the trainer was given the admission.
+    /// Fates of all prompts and tokens so far (law D4), if the trainer has an admission.
     pub totals: Option<Totals>,
     /// New weights, on steps that publish.
     pub publish: Option<Snapshot<W>>,
-    /// What an evaluation found that ended by now, of these weights or of earlier ones.
+    /// Results of evaluations that have ended since the last step.
     pub evaluated: BTreeMap<String, f64>,
-    /// How long the step's work took, in seconds; waiting for parts of its batch is none.
+    /// Duration of the step in seconds, without waiting for parts of its batch.
     pub seconds: f64,
-    /// Of these, those after the last pass: the update, and the copy that is published.
+    /// Part of `seconds` after the last pass: update and copy for the publish.
     pub update_seconds: f64,
 }
 
@@ -78,7 +80,7 @@ pub struct Trainer<B> {
     threads: usize,
 }
 
-/// A run that resumes from a checkpoint with more steps than the run is to take. Nothing was trained.
+/// Checkpoint with more steps than the run is to take. Nothing was trained.
 #[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "the run is to take {steps} steps, and its checkpoint has taken {taken} already: raise the number of steps (train.steps) above {taken}"
@@ -90,7 +92,7 @@ pub struct FewerSteps {
     pub steps: u64,
 }
 
-/// Steps over which a target reward must hold: fewer would stop at a lucky batch.
+/// Steps over which the mean reward must reach its target. Fewer would stop at a lucky batch.
 const TARGET_STEPS: usize = 20;
 
 impl<B: TrainingBackend> Trainer<B> {
@@ -114,8 +116,9 @@ impl<B: TrainingBackend> Trainer<B> {
         }
     }
 
-    /// Learns every step, which count from 1, as this closure says. It is asked once a step, and again by a run that was resumed: what it says must
-    /// follow from the step alone. It takes the place of all that was said of step_configs before.
+    /// Sets each step's settings by a closure of the step's number, from 1. Replaces the settings
+    /// made before. The result must depend on the number only, because a resumed run calls the
+    /// closure again.
     pub fn per_step(self, by_step: impl Fn(u64) -> Result<StepConfig, StepConfigError> + Send + 'static) -> Self {
         Trainer { step_configs: StepConfigs::ByStep(Box::new(by_step)), ..self }
     }
@@ -130,29 +133,31 @@ impl<B: TrainingBackend> Trainer<B> {
         Trainer { step_configs: StepConfigs::Same(config), ..self }
     }
 
-    /// Compares rewards first, in this way: one of [`Advantage`](crate::algo::Advantage), or a closure.
+    /// Sets the advantage estimator: an [`Advantage`](crate::algo::Advantage), or a closure.
     pub fn advantages(self, estimator: impl Estimator + 'static) -> Self {
         self.change(|config| config.advantages = Some(Arc::new(estimator)))
     }
 
-    /// Takes what distance from the reference policy costs off the rewards before they are compared.
+    /// Subtracts a KL penalty from rewards before advantages are estimated.
     pub fn reward_kl(self, kl: RewardKl) -> Self {
         self.change(|config| config.reward_kl = Some(Arc::new(kl)))
     }
 
-    /// Trains on pairs, chosen and rejected one behind the other, for a loss that reads them so
-    /// ([`PairwiseLoss`](crate::algo::PairwiseLoss)); all pairs of a step count alike, whatever the aggregation.
+    /// Trains on pairs, chosen and rejected alternating, with a
+    /// [`PairwiseLoss`](crate::algo::PairwiseLoss). Each pair weighs the same, and the aggregation
+    /// is ignored.
     pub fn pairs(self, pairing: &Pairing) -> Self {
         self.change(|config| config.pairs = Some(pairing.clone()))
     }
 
-    /// Compares every token with what a critic expected, in the place of [`Trainer::advantages`], and trains the critic beside the policy (PPO). What
-    /// [`Trainer::reward_kl`] costs is then paid token by token.
+    /// Trains a critic in turn with the policy, and uses its advantages instead of
+    /// [`Trainer::advantages`] (PPO). The penalty of [`Trainer::reward_kl`] then applies token by
+    /// token.
     pub fn critic(self, critic: Critic<B>) -> Self {
         Trainer { critic: Some(critic), ..self }
     }
 
-    /// How tokens weigh against each other.
+    /// Sets the weights of tokens in the loss.
     pub fn aggregation(self, aggregation: Aggregation) -> Self {
         self.change(|config| config.aggregation = aggregation)
     }
@@ -162,7 +167,8 @@ impl<B: TrainingBackend> Trainer<B> {
         Trainer { steps: Some(steps), ..self }
     }
 
-    /// Ends the run sooner, once the mean reward of the last 20 steps (over all that was scored, dropped groups included) reaches this.
+    /// Ends the run early, once the mean reward of the last 20 steps reaches `reward`. Dropped
+    /// groups count.
     pub fn target_reward(self, reward: f64) -> Self {
         Trainer { target_reward: Some(reward), ..self }
     }
@@ -172,29 +178,31 @@ impl<B: TrainingBackend> Trainer<B> {
         Trainer { sync_every: n.max(1), ..self }
     }
 
-    /// Publishes those of the last step as well. A run that is given more steps later then counts one publish more than one that had them from
-    /// the start.
+    /// Also publishes the weights of the last step. If such a run is continued with more steps, it
+    /// has one version more than an uninterrupted run.
     pub fn sync_last(self) -> Self {
         Trainer { sync_last: true, ..self }
     }
 
-    /// Passes over each batch (PPO's epochs, μ in GRPO), an update each, or as many as there are minibatches; 1 unless told otherwise.
+    /// Sets the PPO epochs (μ in GRPO): passes over each batch, with one update per minibatch.
+    /// Default: 1.
     pub fn ppo_epochs(self, n: u64) -> Self {
         self.change(|config| config.ppo_epochs = n)
     }
 
-    /// Cuts each pass into so many minibatches, an update each, of groups that `seed` draws anew every time.
+    /// Splits each pass into `count` minibatches of groups, drawn by `seed` for every pass.
     pub fn minibatches(self, count: usize, seed: u64) -> Self {
         self.change(|config| config.minibatches = Minibatches { count, seed })
     }
 
-    /// Scores each batch before the first of several updates, for a loss whose trust region is centred there (`Proximal::Recompute`). A
-    /// single update's own forward pass is that score already.
+    /// If true, batches with several updates are scored before the first, for a loss whose trust
+    /// region is centred there (`Proximal::Recompute`). With a single update, its forward pass is
+    /// that score.
     pub fn score_first(self, scores: bool) -> Self {
         self.change(|config| config.score_first = scores)
     }
 
-    /// How far trainer and generator may be apart (law N3).
+    /// Sets the largest gap between trainer and generator (law N3).
     pub fn gap_limits(self, limits: GapLimits) -> Self {
         Trainer { gap_limits: limits, ..self }
     }
@@ -204,17 +212,18 @@ impl<B: TrainingBackend> Trainer<B> {
         Trainer { save: Some(Saving::below(run_folder.into(), every)), ..self }
     }
 
-    /// Of those checkpoints, keeps the newest `n`, at least two. All are kept unless told otherwise.
+    /// Keeps the newest `n` checkpoints, at least two. Default: all.
     pub fn keep(self, n: usize) -> Self {
         Trainer { save: self.save.map(|saving| saving.keep(n)), ..self }
     }
 
-    /// Publishes a checkpoint only when the log that has the same gate has written the rows of its step.
+    /// Publishes a checkpoint only after the log with the same gate has written the rows of its
+    /// step.
     pub fn gate(self, gate: &CheckpointGate) -> Self {
         Trainer { save: self.save.map(|saving| saving.gate(gate)), ..self }
     }
 
-    /// Puts these files into every checkpoint too, by name: what other stages must go on from.
+    /// Adds files to every checkpoint, by name, such as the state of other stages.
     pub fn checkpoint_files(
         self,
         files: impl Fn() -> Result<BTreeMap<String, Vec<u8>>, Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
@@ -222,13 +231,13 @@ impl<B: TrainingBackend> Trainer<B> {
         Trainer { extra_files: Some(Box::new(files)), ..self }
     }
 
-    /// What becomes of tokens older than that bound.
+    /// Sets the policy for tokens older than that bound.
     pub fn on_stale(self, on_stale: OnStale) -> Self {
         Trainer { on_stale, ..self }
     }
 
-    /// Goes on after a checkpoint that [`Trainer`] wrote: loads it, counts steps on, and announces its weights under the version they had.
-    /// Say first where checkpoints go and how many are kept.
+    /// Continues from a checkpoint that a [`Trainer`] wrote, and publishes its weights under their
+    /// version. Call [`Trainer::checkpoints`] and [`Trainer::keep`] first.
     pub fn resume(self, checkpoint: &Path, resumed: Resumed) -> Result<Self, TrainError> {
         self.backend.load_checkpoint(checkpoint).wait()?;
         self.critic.as_ref().map_or(Ok(()), |critic| critic.load(checkpoint))?;
@@ -250,7 +259,7 @@ impl<B: TrainingBackend> Trainer<B> {
         self.target_reward.is_some_and(reached)
     }
 
-    /// Whether a checkpoint is due after `step`.
+    /// Returns true if a checkpoint is due after `step`.
     fn saves_at(&self, step: u64) -> bool {
         self.steps == Some(step) || self.save.as_ref().is_some_and(|saving| saving.is_due(step))
     }
@@ -261,7 +270,7 @@ impl<B: TrainingBackend> Trainer<B> {
         })
     }
 
-    /// Steps until there is nothing more to train on, leaving in `unsaved` what no checkpoint holds.
+    /// Steps until the input ends. `unsaved` holds the last step without a checkpoint.
     fn train(&self, io: &mut Io<Batch, Trained<B::Weights>>, unsaved: &mut Option<Unsaved>) -> Result<(), StageError> {
         let Resumed { mut step, mut recent, mut kl_coef, .. } = self.resumed.clone().unwrap_or_default();
         while self.steps.is_none_or(|steps| step < steps) && !self.has_reached_target(&recent) {
@@ -274,7 +283,7 @@ impl<B: TrainingBackend> Trainer<B> {
                 recent.pop_front();
             }
             *unsaved = Some(Unsaved::after(&trained, &recent));
-            // A synchronous run is cut before the generators go on, so that there is nothing under way to be made again.
+            // A synchronous run saves before generators continue, so that nothing is in flight.
             if self.is_synchronous() && self.saves_at(step) {
                 unsaved.take().map_or(Ok(()), |last| self.save(last))?;
             }

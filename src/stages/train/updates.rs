@@ -1,8 +1,9 @@
-//! The updates that are made from a batch: so many passes over it, each cut into minibatches (PPO's epochs and minibatches).
+//! Updates of a whole batch: PPO epochs, each cut into minibatches.
 //!
-//! Every minibatch is an optimizer step with denominators of its own, as in verl. What is compared over a batch was compared before, over all of
-//! it: advantages, values, and the log-probabilities that ratios are centred at. Groups stay together (law D2); which of them meet is drawn by
-//! (seed, step, pass), so that a resumed run meets the same ones (law C2). One minibatch is the batch as it is.
+//! A minibatch is an optimizer step with denominators of its own, as in verl. Advantages, values
+//! and proximal log-probabilities come from the whole batch. Groups stay together (law D2), and
+//! (seed, step, pass) draws them, so that a resumed run repeats the draw (law C2). A single
+//! minibatch is the whole batch, in order.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,7 +23,8 @@ use crate::train::{
 const DOMAIN: u64 = 0x6d69_6e69_6261_7463;
 
 impl Minibatches {
-    /// Of groups with so many samples each, the samples' places in every minibatch. `stream` tells passes apart.
+    /// Draws minibatches of groups with these numbers of samples, and returns the samples' indices.
+    /// `stream` differs between passes.
     fn draw(self, groups: impl Iterator<Item = usize>, stream: u64) -> Vec<Vec<usize>> {
         let mut samples = 0;
         let place = |size: usize| {
@@ -35,7 +37,7 @@ impl Minibatches {
         if count > 1 {
             order = permutation(groups.len(), self.seed ^ DOMAIN, stream);
         }
-        // As even as it goes; where there are fewer groups than minibatches, some would be empty.
+        // As even as possible; with fewer groups than minibatches, some are empty.
         let cut = |at: usize| at * order.len() / count;
         let minibatch = |at: usize| {
             let mut chosen = order[cut(at)..cut(at + 1)].to_vec();
@@ -46,17 +48,18 @@ impl Minibatches {
     }
 }
 
-/// What the updates of a step came to.
+/// Result of a step's updates.
 pub(super) struct Updated {
     /// The first pass, with the loss's counts of all.
     pub forward: ForwardBackward,
-    /// The loss of what was mixed into the last.
+    /// Loss of the samples mixed into the last update.
     pub mixed: Option<f64>,
-    /// The last update, asked for.
+    /// The last update, in progress.
     pub optim: TrainFuture<OptimStep>,
 }
 
-/// The sequences at `places` with a minibatch's own denominators; `None` where nothing of them is trained.
+/// Sequences at `places` with the minibatch's own denominators; `None` if none of their tokens is
+/// trained.
 fn minibatch(
     whole: &Arc<TrainBatch>,
     samples: &[&Sample],
@@ -77,8 +80,8 @@ fn minibatch(
 }
 
 impl<B: TrainingBackend> Trainer<B> {
-    /// All updates of a step, of the critic's too. The policy's first pass is judged before anything is changed (law N3); what it saw is given back
-    /// with the loss's counts of all, and the last update, asked for.
+    /// Makes all updates of a step, the critic's included. The policy's first pass is checked
+    /// before any weight changes (law N3).
     pub(super) fn update(
         &self,
         (step, config): (u64, &StepConfig),
@@ -130,7 +133,7 @@ impl<B: TrainingBackend> Trainer<B> {
         Ok(Updated { forward, mixed, optim })
     }
 
-    /// The gap of a batch that the policy does not learn from.
+    /// Measures the gap of a batch that the policy is not trained on.
     fn look(&self, step: u64, batch: &Arc<TrainBatch>) -> Result<ForwardBackward, StageError> {
         let scores = self.backend.score(batch.clone()).wait()?;
         let all: Vec<usize> = (0..batch.sequences.len()).collect();

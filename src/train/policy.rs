@@ -1,8 +1,9 @@
-//! A language model that is to be trained: its configuration, its tokenizer and the weights it starts from.
+//! Policies: a language model with its tokenizer and initial weights.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::{LocalBackend, LocalConfig};
 use crate::data::chat::ChatError;
 use crate::data::source::prepare_pair;
 use crate::data::{Pair, Sample, Tokenizer, TokenizerError};
@@ -10,18 +11,17 @@ use crate::hub;
 use crate::model::{
     Compute, Decoder, FrozenWeights, Head, Lora, ModelConfig, ModelError, Weights, base_of, load_adapter, load_hf_for, load_like,
 };
-use crate::train::{LocalBackend, LocalConfig};
 
-/// A model or tokenizer that can't be used.
+/// A model or tokenizer that cannot be a policy.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
-    /// The model's folder.
+    /// Error of the model's folder.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The tokenizer, or that it does not fit the model.
+    /// Error of the tokenizer, or a tokenizer that does not fit the model.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// A reward model or a critic.
+    /// A reward model or critic.
     #[error(
         "this model gives one number and no words (it is a sequence classifier), so that it can't be a policy; name the folder of a \
          language model"
@@ -29,33 +29,35 @@ pub enum PolicyError {
     NotALanguageModel,
 }
 
-/// What trainer and generator start from. Cloning shares the weights, which nobody writes to: the trainer copies them first.
+/// Language model that trainer and generator start from. Clones share the weights, which are
+/// read-only: the trainer copies them.
 #[derive(Clone)]
 pub struct Policy {
     config: ModelConfig,
     tokenizer: Arc<Tokenizer>,
     weights: Arc<FrozenWeights>,
     compute: Compute,
-    /// The model's folder, if it has one.
+    /// The model's folder, if it was loaded from one.
     folder: Option<PathBuf>,
 }
 
 impl Policy {
-    /// A Hugging Face folder (`config.json`, safetensors, `tokenizer.json`), or a model in the hub's local cache by its id. Or a folder of adapters,
-    /// which names such a one; its tokenizer is taken where it has none of its own.
+    /// Loads a Hugging Face folder (`config.json`, safetensors, `tokenizer.json`), or a model in
+    /// the hub's local cache by its id. A folder of adapters loads its base model with them, and
+    /// the base's tokenizer if it has none.
     pub fn load(dir: impl AsRef<Path>) -> Result<Self, PolicyError> {
         Self::load_for(dir, Compute::default())
     }
 
-    /// The same, generating on this device and in this format. A folder in that very format takes no more memory than on disk; a trainer takes its
-    /// own f32 copy of it.
+    /// Loads a model that generates on this device and in this format. A folder in that format
+    /// takes no more memory than on disk. A trainer creates an f32 copy.
     pub fn load_for(dir: impl AsRef<Path>, compute: Compute) -> Result<Self, PolicyError> {
         let dir = hub::open(dir.as_ref()).map_err(ModelError::from)?;
         let tokenizer = Tokenizer::from_dir(&tokenizer_folder(dir.clone()))?;
         Self::load_with(dir, tokenizer, compute)
     }
 
-    /// The model of such a folder with this tokenizer, such as its own with another chat template.
+    /// Loads a folder's model with another tokenizer, such as one with a custom chat template.
     pub fn load_with(dir: impl AsRef<Path>, tokenizer: Tokenizer, compute: Compute) -> Result<Self, PolicyError> {
         let dir = dir.as_ref();
         let (config, weights) = load_hf_for(dir, compute.dtype)?;
@@ -64,13 +66,13 @@ impl Policy {
         Ok(policy.found_in(base.as_deref().unwrap_or(dir)).computing(compute))
     }
 
-    /// A fresh model with random weights.
+    /// Creates a model with random weights.
     pub fn random(config: ModelConfig, tokenizer: Tokenizer, seed: u64) -> Result<Self, PolicyError> {
         let weights = FrozenWeights::of_own(Weights::random(&config, seed));
         Self::new(config, weights, tokenizer)
     }
 
-    /// From parts that belong together.
+    /// Creates a policy from its parts.
     pub fn new(config: ModelConfig, weights: FrozenWeights, tokenizer: Tokenizer) -> Result<Self, PolicyError> {
         tokenizer.check_model(config.vocab_size)?;
         if config.head != Head::LanguageModel {
@@ -80,34 +82,36 @@ impl Policy {
         Ok(Policy { config, tokenizer: Arc::new(tokenizer), weights, compute: Compute::default(), folder: None })
     }
 
-    /// Generates on this device and in this format; in f32 on the CPU unless told otherwise. A trainer is told by its [`LocalConfig::compute`].
+    /// Sets device and format of generation; default: f32 on the CPU. Training uses
+    /// [`LocalConfig::compute`].
     pub fn computing(self, compute: Compute) -> Self {
         Policy { compute, ..self }
     }
 
-    /// Where and in which format it generates.
+    /// Device and format of generation.
     pub fn compute(&self) -> Compute {
         self.compute
     }
 
-    /// The same model with other weights.
+    /// Replaces the weights.
     pub fn with_weights(&self, weights: Arc<FrozenWeights>) -> Self {
         Policy { weights, ..self.clone() }
     }
 
-    /// The same, whose weights lie in this folder too: adapters that are trained over them name it.
+    /// Sets the folder that holds these weights. Adapters trained over them name it.
     pub fn found_in(&self, dir: impl Into<PathBuf>) -> Self {
         Policy { folder: Some(dir.into()), ..self.clone() }
     }
 
-    /// The same under adapters, which are all that is trained then; the weights under them are shared. Adapters that it has already are kept if they
-    /// are of this kind, and refused otherwise. Fresh ones are drawn by `seed` and change nothing yet.
+    /// Adds adapters, which are then the only trained parameters; the base is shared. Existing
+    /// adapters are kept if their settings are equal, and rejected otherwise. New ones are drawn by
+    /// `seed` and change no output.
     pub fn adapted(&self, lora: Lora, seed: u64) -> Result<Self, PolicyError> {
         let weights = adapted(&self.config, self.weights(), self.folder.as_deref(), lora, seed)?;
         Ok(self.with_weights(Arc::new(FrozenWeights::of_own(weights))))
     }
 
-    /// The same with its adapters merged into the weights, so that all of them are trained.
+    /// Merges adapters into the weights, so that all weights are trained.
     pub fn merged(&self) -> Self {
         match self.weights().adapter {
             Some(_) => self.with_weights(Arc::new(FrozenWeights::of_own(self.weights().merged()))),
@@ -115,13 +119,13 @@ impl Policy {
         }
     }
 
-    /// The folder that it was found in, that of the model under adapters.
+    /// Folder that it was loaded from; with adapters, the base model's.
     pub fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
 
-    /// The same with the weights of a checkpoint of it in `dir`: adapters over the weights that it has, or all of them. Every tensor of another shape
-    /// is named.
+    /// Loads the weights of one of its checkpoints: adapters over the same base, or all weights.
+    /// The error names every tensor of another shape.
     pub fn with_weights_of(&self, dir: &Path) -> Result<Self, PolicyError> {
         let weights = match &self.weights().adapter {
             Some(ours) => {
@@ -134,54 +138,54 @@ impl Policy {
         Ok(self.with_weights(Arc::new(FrozenWeights::of_own(weights))))
     }
 
-    /// The model's shape.
+    /// Model configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// Text to tokens and back.
+    /// Tokenizer.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
     }
 
-    /// The weights themselves, not copied.
+    /// Initial weights, shared.
     pub fn frozen(&self) -> Arc<FrozenWeights> {
         self.weights.clone()
     }
 
-    /// The weights, for reading.
+    /// Initial weights, for reading.
     pub fn weights(&self) -> Weights {
         self.weights.read()
     }
 
-    /// Starts a trainer in this process on a copy of the weights. Its checkpoints hold the tokenizer's files too, so that they load as
-    /// policies.
+    /// Starts a trainer in this process on a copy of the weights. Its checkpoints include the
+    /// tokenizer's files and load as policies.
     pub fn backend(&self, mut config: LocalConfig) -> std::io::Result<LocalBackend> {
         let files = self.tokenizer.files().iter().map(|(name, content)| (name.to_string(), content.clone()));
         config.companions.extend(files);
         LocalBackend::new(config, self.config.clone(), self.weights())
     }
 
-    /// Starts a critic in this process, as [`Policy::backend`] starts a trainer: a copy of this model under a head that gives one number, 0 at first.
-    /// `config` holds its loss, [`ValueLoss`](crate::algo::ValueLoss).
+    /// Starts a critic in this process: a copy of this model with a zero score head. `config` holds
+    /// its loss, [`ValueLoss`](crate::algo::ValueLoss).
     pub fn critic(&self, config: LocalConfig) -> std::io::Result<LocalBackend> {
         LocalBackend::new(config, self.config.scoring(), self.weights().scoring(&self.config, None))
     }
 
-    /// What supervised training imitates: each completion behind its prompt, ended by the end-of-text token. Where the prompt is a conversation, the
-    /// completion is its next turn.
+    /// Converts pairs to supervised samples: prompt, completion and end-of-text token. If the
+    /// prompt is a conversation, the completion is its next turn.
     pub fn supervised(&self, pairs: &[Pair]) -> Result<Vec<Sample>, ChatError> {
         pairs.iter().map(|pair| prepare_pair(pair, &self.tokenizer)).collect()
     }
 
-    /// A decoder of this model for the calling thread.
+    /// Creates a decoder for the calling thread.
     pub fn decoder(&self) -> Decoder {
         Decoder::new(&self.config, self.weights().layout)
     }
 }
 
-/// Weights of the model in `folder` under adapters: those that they have if they are of this kind, or else fresh ones, drawn by `seed`. Adapters of
-/// another kind are refused.
+/// Adds adapters to the weights of the model in `folder`. Existing adapters are kept if their
+/// settings are equal, and rejected otherwise. New ones are drawn by `seed`.
 pub(super) fn adapted(
     config: &ModelConfig,
     weights: Weights,
@@ -198,7 +202,8 @@ pub(super) fn adapted(
     Ok(weights.adapted(config, lora.of_model(base), seed))
 }
 
-/// Where the tokenizer of a model in `dir` is: there, or, of adapters that have none, in the folder of the model that they name.
+/// Folder of the tokenizer of a model in `dir`: the same, or the base model's for adapters without
+/// one.
 pub fn tokenizer_folder(dir: PathBuf) -> PathBuf {
     if dir.join("tokenizer.json").exists() {
         return dir;

@@ -1,23 +1,22 @@
-//! A model that gives a text one number: a reward model, or a critic before it learns.
+//! Score models: reward models, and critics before training.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::policy::adapted;
-use super::{Policy, tokenizer_folder};
+use super::{LocalBackend, LocalConfig, Policy, tokenizer_folder};
 use crate::data::chat::{ChatError, ChatInput};
 use crate::data::{ChatMessage, PromptText, RankedPair, Sample, Status, Tokenizer, TokenizerError};
 use crate::hub;
 use crate::model::{Compute, FrozenWeights, Head, Lora, ModelConfig, ModelError, Weights, load_hf};
-use crate::train::{LocalBackend, LocalConfig};
 
-/// A score model that can't be used.
+/// A model that cannot score.
 #[derive(Debug, thiserror::Error)]
 pub enum ScoreModelError {
-    /// The model's folder.
+    /// Error of the model's folder.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The tokenizer, or that it does not fit the model.
+    /// Error of the tokenizer, or a tokenizer that does not fit the model.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
     /// A language model.
@@ -27,44 +26,45 @@ pub enum ScoreModelError {
     NoScore,
 }
 
-/// A text that has no score.
+/// A text without a score.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
-    /// It can't be tokenized.
+    /// Tokenization failed.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// The model's chat template can't write it.
+    /// The model's chat template failed.
     #[error(transparent)]
     Chat(#[from] ChatError),
-    /// It is longer than the model reads.
+    /// The text is longer than the model's context.
     #[error(
         "prompt and answer are {tokens} tokens to the model that scores, which reads at most {most} (max_position_embeddings)"
     )]
     TooLong {
-        /// Its tokens.
+        /// Number of tokens.
         tokens: usize,
-        /// The model's positions.
+        /// Largest number of tokens.
         most: usize,
     },
-    /// There is nothing to score.
+    /// The text is empty.
     #[error("prompt and answer have no token to the model that scores")]
     Empty,
 }
 
-/// What scores are computed with. Cloning shares the weights, which nobody writes to: whoever trains them copies them first.
+/// Model with a score head, and its tokenizer. Clones share the weights, which are read-only: the
+/// trainer copies them.
 #[derive(Clone)]
 pub struct ScoreModel {
     config: ModelConfig,
     tokenizer: Arc<Tokenizer>,
     weights: Arc<FrozenWeights>,
     compute: Compute,
-    /// The model's folder, if it has one.
+    /// The model's folder, if it was loaded from one.
     folder: Option<PathBuf>,
 }
 
 impl ScoreModel {
-    /// A Hugging Face folder of a sequence classifier with one label, or such a model in the hub's local cache by its id. Or a folder of adapters of
-    /// one, which names the model that they adapt.
+    /// Loads a Hugging Face folder of a sequence classifier with one label, or such a model in the
+    /// hub's local cache by its id. A folder of adapters loads its base model with them.
     pub fn load(dir: impl AsRef<Path>) -> Result<Self, ScoreModelError> {
         let dir = hub::open(dir.as_ref()).map_err(ModelError::from)?;
         let (config, weights) = load_hf(&dir)?;
@@ -73,18 +73,19 @@ impl ScoreModel {
         Ok(Self::new(config, FrozenWeights::of_own(weights), tokenizer)?.found_in(folder))
     }
 
-    /// What training starts from: such a folder, or one of a language model, which gets a head drawn by `seed`.
+    /// Loads the initial model of a training: a score model, or a language model, whose new score
+    /// head is drawn by `seed`.
     pub fn begin(dir: impl AsRef<Path>, seed: u64) -> Result<Self, ScoreModelError> {
         let dir = hub::open(dir.as_ref()).map_err(ModelError::from)?;
         let tokenizer = Tokenizer::from_dir(&tokenizer_folder(dir.clone()))?;
         Self::begin_with(dir, tokenizer, seed)
     }
 
-    /// The same with this tokenizer, such as the model's own with another chat template.
+    /// [`ScoreModel::begin`] with another tokenizer, such as one with a custom chat template.
     pub fn begin_with(dir: impl AsRef<Path>, tokenizer: Tokenizer, seed: u64) -> Result<Self, ScoreModelError> {
         let (config, weights) = load_hf(dir.as_ref())?;
         let folder = match (&weights.adapter, config.head) {
-            // They are merged, so that what is under the head lies in no folder.
+            // Merged adapters: no folder holds the weights.
             (Some(_), Head::LanguageModel) => None,
             _ => Some(base_folder(&weights, dir.as_ref())),
         };
@@ -95,25 +96,25 @@ impl ScoreModel {
         Ok(ScoreModel { folder, ..Self::new(config, FrozenWeights::of_own(weights), tokenizer)? })
     }
 
-    /// A language model's body and tokenizer under a new head: zero, so that every score is 0 at first, or drawn by a seed.
+    /// Replaces a language model's head by a score head: zero, or drawn by `seed`.
     pub fn from_policy(policy: &Policy, seed: Option<u64>) -> Self {
         let weights = Arc::new(policy.weights().scoring(policy.config(), seed).freeze());
         let compute = policy.compute();
         ScoreModel { config: policy.config().scoring(), tokenizer: policy.tokenizer().clone(), weights, compute, folder: None }
     }
 
-    /// Scores on this device and in this format; in f32 on the CPU unless told otherwise. A trainer is told by its
+    /// Sets device and format of scoring; default: f32 on the CPU. Training uses
     /// [`LocalConfig::compute`].
     pub fn computing(self, compute: Compute) -> Self {
         ScoreModel { compute, ..self }
     }
 
-    /// Where and in which format it scores.
+    /// Device and format of scoring.
     pub fn compute(&self) -> Compute {
         self.compute
     }
 
-    /// From parts that belong together, however they were loaded.
+    /// Creates a score model from its parts.
     pub fn new(config: ModelConfig, weights: FrozenWeights, tokenizer: Tokenizer) -> Result<Self, ScoreModelError> {
         tokenizer.check_model(config.vocab_size)?;
         if config.head != Head::Score {
@@ -123,24 +124,26 @@ impl ScoreModel {
         Ok(ScoreModel { config, tokenizer, weights, compute: Compute::default(), folder: None })
     }
 
-    /// The same, whose weights lie in this folder too, or all but the head: adapters that are trained over them name it.
+    /// Sets the folder that holds these weights, with or without the head. Adapters trained over
+    /// them name it.
     pub fn found_in(self, dir: impl Into<PathBuf>) -> Self {
         ScoreModel { folder: Some(dir.into()), ..self }
     }
 
-    /// The folder that it was found in, that of the model under adapters.
+    /// Folder that it was loaded from; with adapters, the base model's.
     pub fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
 
-    /// The same under adapters, which are all that is trained then beside the head. Adapters that it has already are kept if they are of this kind,
-    /// and refused otherwise. Fresh ones are drawn by `seed` and change nothing yet.
+    /// Adds adapters, which are then trained with the head only. Existing adapters are kept if
+    /// their settings are equal, and rejected otherwise. New ones are drawn by `seed` and change no
+    /// score.
     pub fn adapted(&self, lora: Lora, seed: u64) -> Result<Self, ScoreModelError> {
         let weights = adapted(&self.config, self.weights(), self.folder(), lora, seed)?;
         Ok(ScoreModel { weights: Arc::new(FrozenWeights::of_own(weights)), ..self.clone() })
     }
 
-    /// The same with its adapters merged into the weights, so that all of them are trained.
+    /// Merges adapters into the weights, so that all weights are trained.
     pub fn merged(&self) -> Self {
         match self.weights().adapter {
             Some(_) => ScoreModel { weights: Arc::new(FrozenWeights::of_own(self.weights().merged())), ..self.clone() },
@@ -148,58 +151,61 @@ impl ScoreModel {
         }
     }
 
-    /// The model's shape.
+    /// Model configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// Text to tokens.
+    /// Tokenizer.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
     }
 
-    /// The weights, for reading.
+    /// Weights, for reading.
     pub fn weights(&self) -> Weights {
         self.weights.read()
     }
 
-    /// Starts a trainer in this process on a copy of the weights. Its checkpoints hold the tokenizer's files too, so that they load as
-    /// score models.
+    /// Starts a trainer in this process on a copy of the weights. Its checkpoints include the
+    /// tokenizer's files and load as score models.
     pub fn backend(&self, mut config: LocalConfig) -> std::io::Result<LocalBackend> {
         let files = self.tokenizer.files().iter().map(|(name, content)| (name.to_string(), content.clone()));
         config.companions.extend(files);
         LocalBackend::new(config, self.config.clone(), self.weights())
     }
 
-    /// How it reads texts, without its weights.
+    /// Conversion of texts to samples, without the weights.
     pub fn reader(&self) -> TextReader {
         TextReader::new(self.tokenizer.clone(), &self.config)
     }
 }
 
-/// The folder of what adapters adapt, or of a model without them.
+/// Folder of the base model, or of a model without adapters.
 fn base_folder(weights: &Weights, dir: &Path) -> PathBuf {
     weights.adapter.as_ref().and_then(|adapter| adapter.lora.base.clone()).unwrap_or_else(|| dir.to_owned())
 }
 
-/// Turns texts into what a score model reads.
+/// Converts texts to samples that a score model reads.
 #[derive(Clone)]
 pub struct TextReader {
     tokenizer: Arc<Tokenizer>,
     pad: Option<u32>,
-    /// The model's positions.
+    /// Largest number of tokens.
     most: usize,
 }
 
 impl TextReader {
-    /// For a model of this shape, whatever its head.
+    /// Creates a reader for a model with any head.
     pub fn new(tokenizer: Arc<Tokenizer>, config: &ModelConfig) -> Self {
         TextReader { tokenizer, pad: config.pad_token_id, most: config.max_positions }
     }
 
-    /// The sample whose one trained row gives the text's score: that of its last token, as transformers reads it. The text is the prompt, the
-    /// answer and the end-of-text token, or a conversation with the answer as its last turn as this model's chat template writes it; in this model's
-    /// own tokens, whatever the policy's are. A padding token at its end does not count.
+    /// Sample with one trained row, the last token's, whose score is the text's, as in
+    /// transformers.
+    ///
+    /// The text is prompt, completion and end-of-text token, or the conversation with the
+    /// completion as its last turn. It is tokenized by this model's tokenizer and chat template.
+    /// Padding tokens at the end are removed.
     pub fn asking(&self, prompt: &PromptText, answer: &str) -> Result<Sample, TextError> {
         let mut tokens = match prompt {
             PromptText::Text(text) => {
@@ -222,14 +228,14 @@ impl TextReader {
             _ => {}
         }
         let mut loss_mask = vec![0.0; tokens.len()];
-        // A row is named by the token after it. Which one that is, nobody reads.
+        // The loss mask refers to the token after a row; its value is never read.
         tokens.push(0);
         loss_mask.push(1.0);
         let (prompt, response) = (prompt.clone(), answer.to_owned());
         Ok(Sample { prompt, response, tokens, loss_mask, status: Status::Completed, ..Sample::default() })
     }
 
-    /// A pair as its loss takes it: the chosen answer, then the rejected.
+    /// Samples of a pair, as its loss expects them: the chosen completion, then the rejected one.
     pub fn pair(&self, pair: &RankedPair) -> Result<Vec<Sample>, TextError> {
         let rejected = self.asking(&pair.prompt, &pair.rejected)?;
         Ok(vec![self.asking(&pair.prompt, &pair.chosen)?, Sample { index: 1, ..rejected }])
