@@ -1,51 +1,57 @@
-//! How many samples to generate at the same time: found by measuring, not by a setting. A state machine without clock or tensors.
+//! Number of samples to generate at a time, found by measurement: a state machine without clock or
+//! tensors.
 //!
-//! More samples at a time give more tokens a second until the machine is full; from there on each of them only gets slower, and what is under
-//! way gets older. The knee lies where the elasticity of the throughput, d ln(rate) / d ln(slots), falls below [`WORTH`]. From one slot on the
-//! number doubles while that is worth it. Then two neighbouring numbers are compared again and again: up by a quarter if those slots were
-//! worth it, else down by a quarter. So it stays around the knee, follows it where it moves, as when answers get longer, and takes a step that
-//! noise made back at the next comparison.
+//! More samples at a time give more tokens a second until the machine is saturated; beyond that,
+//! each sample only gets slower and staler. The knee lies where the elasticity of the throughput, d
+//! ln(rate) / d ln(slots), falls below [`WORTH`].
 //!
-//! It measures only steps in which all slots are in use: where prompts are short, more slots would not help. Cost: a division a step.
+//! The number starts at one and doubles while that pays off. Then two neighbouring numbers are
+//! compared again and again: up by a quarter if the additional slots paid off, else down by a
+//! quarter. So the number stays near the knee, follows it when it moves, and corrects a step that
+//! noise caused.
+//!
+//! Only steps with all slots in use are measured. Cost: one division a step.
 
-/// The share of additional slots that must come back as additional tokens a second. A rate that saturates smoothly is within about this share
-/// of its limit there.
+/// Least share of additional slots that must come back as additional tokens a second. A smoothly
+/// saturating rate is within about this share of its limit there.
 const WORTH: f64 = 0.1;
 
-/// Steps of one measurement. Its rate is their median, so that one that was held up, or computed prompts, does not count.
+/// Steps of one measurement. Their median is the rate, so that delayed steps and prefills do not
+/// count.
 const STEPS: usize = 32;
 
-/// The number of slots and what was measured of it.
+/// Number of slots in use and the measurements that led to it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Concurrency {
     most: usize,
-    /// The lower of the two numbers that are compared.
+    /// Lower of the two numbers that are compared.
     low: usize,
-    /// Its rate, while the higher one is measured.
+    /// Rate of the lower number while the higher one is measured.
     low_rate: Option<f64>,
-    /// Rates of the measurement under way, in tokens a second.
+    /// Rates of the current measurement, in tokens a second.
     rates: Vec<f64>,
     starting: bool,
 }
 
 impl Concurrency {
-    /// Starts with one slot and never takes more than `most`, at least one.
+    /// Starts with one slot; the maximum is `most`, at least one.
     pub fn new(most: usize) -> Self {
         Concurrency { most: most.max(1), low: 1, low_rate: None, rates: Vec::with_capacity(STEPS), starting: true }
     }
 
-    /// Starts a step below `most`, where that was found to be in use: for what needs no looking for its beginning.
+    /// Starts one step below `most`, for an engine that was found to use all of it.
     pub fn below(most: usize) -> Self {
         let low = most.max(1) - quarter(most.max(1)).min(most.max(1) - 1);
         Concurrency { low, starting: false, ..Concurrency::new(most) }
     }
 
-    /// Samples that may be under way now.
+    /// Number of samples that may be in flight now.
     pub fn slots(&self) -> usize {
         if self.low_rate.is_some() { self.high() } else { self.low }
     }
 
-    /// A step computed `tokens` tokens for `in_use` samples in `seconds`. Gives the number of slots from now on.
+    /// Records a step of `tokens` tokens for `in_use` samples in `seconds`. Returns the new number
+    /// of slots.
     pub fn step(&mut self, in_use: usize, tokens: usize, seconds: f64) -> usize {
         let rate = tokens as f64 / seconds;
         if in_use == self.slots() && rate.is_finite() && rate > 0.0 {
@@ -65,7 +71,7 @@ impl Concurrency {
     fn compare(&mut self, low_rate: f64, high_rate: f64) {
         let elasticity = (high_rate / low_rate).ln() / (self.high() as f64 / self.low as f64).ln();
         if elasticity > WORTH {
-            // There must be a higher number left to compare with.
+            // A higher number must remain to compare with.
             self.low = self.high().min(self.most - quarter(self.most)).max(1);
         } else {
             self.low = if self.starting { self.low } else { self.low.saturating_sub(quarter(self.low)).max(1) };
@@ -79,7 +85,7 @@ impl Concurrency {
     }
 }
 
-/// Fine enough to find a knee, and coarse enough to be seen through noise.
+/// Step width: fine enough to find a knee, coarse enough to exceed noise.
 fn quarter(slots: usize) -> usize {
     (slots / 4).max(1)
 }
@@ -95,8 +101,8 @@ mod tests {
 
     use super::*;
 
-    /// Steps until the machine has compared `comparisons` times, on a machine with this throughput curve and this much noise. Gives the slots
-    /// of the last half of them.
+    /// Slots used in the second half of `comparisons` comparisons, on a machine with this
+    /// throughput curve and noise.
     fn slots(most: usize, curve: impl Fn(f64) -> f64, noise: f64, mut seed: u64, comparisons: usize) -> Vec<usize> {
         let mut draw = move || {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -106,7 +112,7 @@ mod tests {
         let mut used = Vec::new();
         for _ in 0..comparisons * 2 * STEPS {
             let slots = concurrency.slots();
-            // One step in twenty is held up by something else.
+            // One step in twenty is delayed.
             let held_up = if noise > 0.0 && draw() < 0.05 { 5.0 } else { 1.0 };
             let rate = curve(slots as f64) * (1.0 + noise * (2.0 * draw() - 1.0));
             concurrency.step(slots, slots, held_up * slots as f64 / rate);
@@ -122,7 +128,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
-        /// A rate that rises in proportion to the slots up to a knee, and not beyond.
+        /// The rate rises in proportion to the slots up to a knee, and not beyond.
         #[test]
         fn it_settles_at_the_knee_and_stays_there_under_noise(knee in 1_usize..200, noise in 0.0..0.15_f64, seed: u64) {
             let rate = |slots: f64| 1000.0 * slots.min(knee as f64);
@@ -132,12 +138,12 @@ mod tests {
             prop_assert!(most_of_the_time < 2.0 * knee as f64 + 3.0, "{most_of_the_time} slots for a knee at {knee}");
         }
 
-        /// Whatever it measures, nonsense included.
+        /// The bounds hold for any measurement.
         #[test]
         fn it_never_leaves_its_bounds(most in 0_usize..40, steps in prop::collection::vec((0_usize..50, 0_usize..90, -1.0..2.0_f64), 0..3000)) {
             let mut concurrency = Concurrency::new(most);
             for (in_use, tokens, seconds) in steps {
-                // Mostly full, so that it moves.
+                // Mostly full, so that the number changes.
                 let in_use = if in_use % 8 == 0 { in_use } else { concurrency.slots() };
                 let slots = concurrency.step(in_use, tokens, seconds);
                 prop_assert!((1..=most.max(1)).contains(&slots), "{slots} of {most}");

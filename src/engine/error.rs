@@ -1,70 +1,70 @@
-//! Why generation failed.
+//! Errors of generation.
 
 use super::remote::RemoteError;
 use crate::data::TokenizerError;
 use crate::data::chat::ChatError;
 
-/// A request that can't be served, or a model that answers nonsense.
+/// Error of a request or of an engine.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// A sampling parameter out of range.
     #[error("sampling parameter `{field}` is {found}; expected {expected}")]
     Params {
-        /// Which.
+        /// Name of the parameter.
         field: &'static str,
-        /// Its value.
+        /// Value of the parameter.
         found: String,
-        /// What would be right.
+        /// Accepted values.
         expected: &'static str,
     },
     /// A prompt that no model can continue.
     #[error("prompt {ordinal}: {problem}")]
     Prompt {
-        /// Its place in the stream.
+        /// Ordinal of the prompt.
         ordinal: u64,
-        /// What is wrong with it.
+        /// Reason.
         problem: String,
     },
-    /// A step before any weights came (law V4).
+    /// Step before any weights arrived (law V4).
     #[error("no weights yet: publish a version to the engine before the first step")]
     NoWeights,
-    /// A model whose logits are no numbers (law N4).
+    /// Logits of a model that are not finite (law N4).
     #[error(
         "sample {index} of prompt {ordinal}: the model's logits for token {position} are not finite under weights version {version}"
     )]
     NonFinite {
-        /// The prompt's place in the stream.
+        /// Ordinal of the prompt.
         ordinal: u64,
-        /// The sample's place in its group.
+        /// Index of the sample in its group.
         index: u32,
-        /// Which generated token, from 0.
+        /// Index of the generated token, from 0.
         position: usize,
-        /// The weights that computed them.
+        /// Policy version of the logits.
         version: u64,
     },
-    /// Engines elsewhere refuse one sample after the other: it is not the samples.
+    /// Refusal of many samples in a row by remote engines.
     #[error("engines refused {in_a_row} samples in a row; the last: {last}")]
     Refused {
-        /// How many.
+        /// Number of refused samples.
         in_a_row: usize,
-        /// The last refusal.
+        /// Last refusal.
         last: Box<RemoteError>,
     },
-    /// No engine elsewhere makes any token.
+    /// No token from any remote engine for too long (law F7).
     #[error("no engine made a token for {seconds:.0} s; {report}; `rollflow engine status` asks every server")]
     Stuck {
-        /// For how long.
+        /// Seconds without a token.
         seconds: f64,
-        /// What waits, where and since when, and how the engines stand.
+        /// Waiting samples, where and since when, and the state of each engine.
         report: String,
     },
-    /// Work for engines elsewhere can't be started.
+    /// No threads for requests to remote engines.
     #[error("the machine gives no threads to talk to engines: {0}")]
     Threads(#[from] std::io::Error),
-    /// The tokenizer failed, at a stop string or at the text around the tokens.
+    /// Error of the tokenizer.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// The model's chat template can't write the prompt.
+    /// Error of the chat template.
     #[error(transparent)]
     Chat(#[from] ChatError),
 }

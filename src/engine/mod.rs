@@ -1,9 +1,9 @@
-//! Generation: what is asked for, how a token is chosen, and the engine that runs in this process.
+//! Engines that generate: requests, sampling, and the engines of this process and of servers.
 //!
-//! Laws held here: D1 and D3 (tokens in, tokens out, each with its log-probability and version), N2 (randomness is keyed, never
-//! drawn from a shared stream), V5 (what happens to a cache when weights change is said, see [`OnNewWeights`]).
+//! Laws: D1 and D3 (tokens in, tokens out, each with its log-probability and version), N2 (keyed
+//! randomness), V5 (an explicit policy for caches under new weights, [`OnNewWeights`]).
 //!
-//! The request types, the choice of a token and that of how many samples to compute at a time ([`Concurrency`]) build without libtorch.
+//! Everything but [`local`] builds without libtorch.
 
 mod concurrency;
 mod error;

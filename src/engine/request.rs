@@ -1,4 +1,4 @@
-//! What is asked of an engine and what it answers.
+//! Requests to engines and their results.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,25 +8,27 @@ use serde::{Deserialize, Serialize};
 use super::EngineError;
 use crate::data::{Answer, Spans, Status};
 
-/// How tokens are chosen and when a text ends.
+/// Sampling parameters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SamplingParams {
-    /// Divides the logits; 0 takes the likeliest token always.
+    /// Divisor of the logits; 0 always takes the likeliest token. Default: 1.
     pub temperature: f32,
-    /// Keeps the likeliest tokens whose probabilities sum to this; 1 keeps all.
+    /// Nucleus: keeps the likeliest tokens whose probabilities sum to this; 1 keeps all. Default:
+    /// 1.
     pub top_p: f32,
-    /// Keeps that many of the likeliest tokens; 0 keeps all.
+    /// Number of likeliest tokens that are kept; 0 keeps all. Default: 0.
     pub top_k: usize,
-    /// Drops tokens less likely than this share of the likeliest one's probability; 0 drops none.
+    /// Drops tokens less likely than this share of the likeliest token's probability; 0 drops none.
+    /// Default: 0.
     pub min_p: f32,
-    /// Longest answer, or turn of one, in tokens.
+    /// Longest completion, or turn of one, in tokens. Default: 128.
     pub max_new_tokens: usize,
-    /// Tokens that end the text, besides the tokenizer's own. The token stays in the answer.
+    /// Tokens that end the completion, in addition to the tokenizer's. The token is kept.
     pub stop_token_ids: Vec<u32>,
-    /// Strings that end the text. The tokens that complete one stay in the answer.
+    /// Strings that end the completion. The tokens that complete one are kept.
     pub stop: Vec<String>,
-    /// Whether the tokenizer's end-of-text tokens are tokens like any other.
+    /// If true, the tokenizer's end-of-text tokens are ordinary tokens. Default: false.
     pub ignore_eos: bool,
 }
 
@@ -46,17 +48,17 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    /// Whether every token keeps its chance: the distribution is the model's own, at the temperature.
+    /// Returns true if no token is dropped.
     pub fn keeps_all(&self) -> bool {
         self.top_k == 0 && self.top_p >= 1.0 && self.min_p <= 0.0
     }
 
-    /// Whether the likeliest token is taken always.
+    /// Returns true if the likeliest token is always taken.
     pub fn greedy(&self) -> bool {
         self.temperature == 0.0
     }
 
-    /// Refuses values without meaning.
+    /// Rejects values out of range.
     pub fn check(&self) -> Result<(), EngineError> {
         let refuse = |field, found: String, expected| Err(EngineError::Params { field, found, expected });
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
@@ -78,40 +80,41 @@ impl SamplingParams {
     }
 }
 
-/// A prompt to be answered by samples `first` to `samples` of its group.
+/// Request for samples `first` to `samples` of a prompt's group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// The prompt's place in the stream: it keys the randomness (law N2) and comes back with the answers.
+    /// Ordinal of the prompt, which keys the randomness (law N2).
     pub ordinal: u64,
-    /// The prompt's tokens.
+    /// Tokens of the prompt.
     pub tokens: Arc<[u32]>,
-    /// The first sample that is asked for. It is 0 unless what comes before it was asked for already: the next turn of one conversation.
+    /// First requested sample. Above 0 only for the next turn of one conversation.
     pub first: u32,
-    /// What is added to the positions that key the randomness (law N2): where an earlier request of the same conversation ended.
+    /// Offset of the positions that key the randomness (law N2): the end of the conversation's
+    /// previous request.
     pub offset: usize,
-    /// How many answers the group has; those from `first` on are asked for.
+    /// Size of the group.
     pub samples: u32,
-    /// How they are sampled.
+    /// Sampling parameters.
     pub params: Arc<SamplingParams>,
-    /// What is there of them already, in any order: an answer that has ended comes back as it is, one that has not is continued. Tokens in
-    /// it that were given, such as what a tool said, are those whose span has no version; what was sampled since the last of them counts
-    /// towards `max_new_tokens`, and one that ends with a given token begins its next turn.
+    /// Partial completions, in any order. One that has ended is returned unchanged, any other is
+    /// continued. Given tokens, such as a tool's output, have spans without a version. Tokens
+    /// sampled after the last given one count towards `max_new_tokens`.
     pub answers: Vec<Answer>,
 }
 
 impl Request {
-    /// All of a prompt's answers, from their beginning.
+    /// Request for a whole group, without partial completions.
     pub fn new(ordinal: u64, tokens: impl Into<Arc<[u32]>>, samples: u32, params: Arc<SamplingParams>) -> Self {
         Request { ordinal, tokens: tokens.into(), first: 0, offset: 0, samples, params, answers: Vec::new() }
     }
 
-    /// Most tokens that a sample can come to: all that is there, and a whole turn.
+    /// Largest number of tokens that a sample can reach: all present tokens and a whole turn.
     pub fn longest(&self) -> usize {
         let begun = self.answers.iter().map(|answer| answer.tokens.len() - answer.turn().min(answer.tokens.len())).max();
         self.tokens.len() + begun.unwrap_or(0) + self.params.max_new_tokens
     }
 
-    /// Says what is wrong with the answers that it brings along, for a model of `vocabulary` tokens.
+    /// Validates the partial completions, for a model of `vocabulary` tokens.
     pub fn check_answers(&self, vocabulary: usize) -> Result<(), EngineError> {
         let mut seen = BTreeSet::new();
         for answer in &self.answers {
@@ -138,15 +141,15 @@ impl Request {
     }
 }
 
-/// Why an answer ended.
+/// Reason for the end of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FinishReason {
     /// An end-of-text token, a stop token or a stop string.
     Stop,
-    /// `max_new_tokens`.
+    /// Limit of `max_new_tokens`.
     Length,
-    /// It didn't: the engine would not make it, or not to its end.
+    /// Refusal of the engine.
     Refused,
 }
 
@@ -160,34 +163,34 @@ impl From<FinishReason> for Status {
     }
 }
 
-/// One answer, complete.
+/// Finished completion.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finished {
-    /// The prompt's place in the stream.
+    /// Ordinal of the prompt.
     pub ordinal: u64,
-    /// The answer's place in its group.
+    /// Index of the sample in its group.
     pub index: u32,
-    /// What was sampled, the token that ended it included.
+    /// Sampled tokens, including the one that ended the completion.
     pub tokens: Vec<u32>,
-    /// Log-probability of each under the distribution it was drawn from, after temperature and truncation; for greedy choices, of
-    /// the model's own distribution.
+    /// Log-probability of each token under the distribution that it was drawn from, after
+    /// temperature and truncation; for greedy choices, under the model's own distribution.
     pub log_probs: Vec<f32>,
-    /// The weights that sampled each.
+    /// Policy version of each token.
     pub versions: Spans,
-    /// Why it ended.
+    /// Reason for the end.
     pub finish: FinishReason,
-    /// Of a refused one: why.
+    /// Reason of a refusal.
     pub refused: Option<String>,
 }
 
 impl Finished {
-    /// An answer to prompt `ordinal` that has ended.
+    /// Completion of prompt `ordinal` that has ended.
     pub fn new(ordinal: u64, answer: Answer, finish: FinishReason) -> Self {
         let Answer { index, tokens, log_probs, versions, .. } = answer;
         Finished { ordinal, index, tokens, log_probs, versions, finish, refused: None }
     }
 
-    /// An answer to prompt `ordinal` that will not be made, as far as it is.
+    /// Completion of prompt `ordinal` that the engine refused to finish.
     pub fn refused(ordinal: u64, answer: Answer, why: String) -> Self {
         Finished { refused: Some(why), ..Finished::new(ordinal, answer, FinishReason::Refused) }
     }

@@ -1,39 +1,40 @@
-//! Choosing a token from scores: pure functions on slices.
+//! Chooses a token from scores: pure functions on slices.
 //!
-//! Randomness is counter-based (law N2): one uniform number from (run seed, prompt, sample, position), turned into a token by the
-//! inverse of the cumulative distribution. The same scores give the same token whatever else is in the batch. On CPUs the scores are the same, too; a GPU
-//! picks its kernels by the size of a batch, so that scores differ in their last bits and law N2 holds up to rounding.
+//! Randomness is counter-based (law N2): one uniform number keyed by (run seed, prompt, sample,
+//! position) becomes a token by the inverse of the cumulative distribution. The batch has no
+//! influence. On CPUs the scores are equal too; GPU kernels depend on the batch size, so there law
+//! N2 holds up to rounding.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use super::SamplingParams;
 
-/// A token and the log-probability it was drawn with.
+/// Sampled token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
-    /// The token.
+    /// Token id.
     pub token: u32,
-    /// Its log-probability under the distribution that was sampled: after temperature and truncation. A greedy choice has no such
-    /// distribution; it carries the model's own log-probability, at temperature 1.
+    /// Log-probability under the sampled distribution, after temperature and truncation. For a
+    /// greedy choice: under the model's own distribution, at temperature 1.
     pub log_prob: f32,
 }
 
-/// The uniform number in [0, 1) that decides token `position` of sample `index` of prompt `ordinal`.
+/// Uniform number in [0, 1) for token `position` of sample `index` of prompt `ordinal`.
 pub fn uniform(run_seed: u64, ordinal: u64, index: u32, position: usize) -> f64 {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&run_seed.to_le_bytes());
     key[8..16].copy_from_slice(&ordinal.to_le_bytes());
     key[16..20].copy_from_slice(&index.to_le_bytes());
-    // Keeps these streams apart from others keyed by the same seed.
+    // Separates these streams from others with the same seed.
     key[24..].copy_from_slice(b"sampling");
     let mut rng = ChaCha8Rng::from_seed(key);
     rng.set_stream(position as u64);
     (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// Applies temperature, top-k, top-p and min-p to scores, in this order, as transformers does: dropped tokens get minus infinity.
-/// At temperature 0 the scores stay undivided.
+/// Applies temperature, top-k, top-p and min-p to scores, in this order, as transformers does.
+/// Dropped tokens get minus infinity. At temperature 0 the scores stay undivided.
 pub fn warp(scores: &mut [f32], params: &SamplingParams) {
     if !params.greedy() && params.temperature != 1.0 {
         scores.iter_mut().for_each(|score| *score /= params.temperature);
@@ -45,14 +46,14 @@ pub fn warp(scores: &mut [f32], params: &SamplingParams) {
         keep_top_p(scores, f64::from(params.top_p));
     }
     if params.min_p > 0.0 {
-        // Against probabilities, p < min_p · max p; in scores that is a difference.
+        // p < min_p · max p, as a difference of scores.
         let least = largest(scores) + params.min_p.ln();
         drop_if(scores, |score| score < least);
     }
 }
 
-/// Chooses a token from logits, which are used as scratch space. `None` where they are not finite (a NaN, or nothing above minus
-/// infinity).
+/// Chooses a token from logits, which are overwritten. Returns `None` if they are not finite (a
+/// NaN, or nothing above minus infinity).
 pub fn choose(logits: &mut [f32], params: &SamplingParams, uniform: f64) -> Option<Choice> {
     if params.greedy() {
         let token = (0..logits.len()).reduce(|best, token| if logits[token] > logits[best] { token } else { best })?;
@@ -89,7 +90,7 @@ fn drop_if(scores: &mut [f32], dropped: impl Fn(f32) -> bool) {
     scores.iter_mut().filter(|score| dropped(**score)).for_each(|score| *score = f32::NEG_INFINITY);
 }
 
-/// Ties with the k-th score stay, as in transformers.
+/// Keeps the `k` highest scores and ties with the last, as transformers does.
 fn keep_top_k(scores: &mut [f32], k: usize) {
     let mut sorted = scores.to_vec();
     let (_, kth, _) = sorted.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
@@ -97,8 +98,8 @@ fn keep_top_k(scores: &mut [f32], k: usize) {
     drop_if(scores, |score| score < kth);
 }
 
-/// The likeliest tokens until their probabilities sum to `top_p`, the one that reaches it included. Of equal scores the later
-/// token goes first, as in the stable ascending sort of the reference.
+/// Keeps the likeliest tokens until their probabilities reach `top_p`. Of equal scores the later
+/// token goes first, as in the stable ascending sort of transformers.
 fn keep_top_p(scores: &mut [f32], top_p: f64) {
     let largest = largest(scores);
     let share = |score: f32| f64::from((score - largest).exp());

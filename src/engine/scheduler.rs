@@ -1,84 +1,85 @@
-//! Which sample is in which slot. A state machine without tensors.
+//! Assignment of samples to slots: a state machine without tensors.
 //!
-//! Slots in use are 0, 1, … without a gap whenever a step computes: a slot that comes free takes the next sample at once, and where
-//! none waits the last sample in use moves into it. Samples that must be computed apart, because they keep older weights, occupy
-//! the lowest slots, the oldest first ([`Scheduler::divide`]): what enters comes behind them.
+//! During a step, slots 0, 1, … are in use without a gap. A free slot takes the next waiting
+//! sample; if none waits, the last sample in use moves into it. Samples that keep older weights
+//! occupy the lowest slots, oldest first ([`Scheduler::divide`]); new samples follow.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Samples of one request that enter together.
+/// Samples of one request that are admitted together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admission<R> {
-    /// Which request.
+    /// Request of the samples.
     pub request: R,
-    /// Which of its samples.
+    /// Indices of the samples.
     pub samples: Range<u32>,
-    /// Their slots, one each.
+    /// Slot of each sample.
     pub slots: Vec<usize>,
-    /// Whether samples of this request still wait.
+    /// If true, more samples of this request wait.
     pub more: bool,
 }
 
-/// A sample that changes slots.
+/// Move of a sample to another slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// The slot it leaves.
+    /// Old slot.
     pub from: usize,
-    /// The slot it takes.
+    /// New slot.
     pub to: usize,
 }
 
-/// The samples that wait, oldest request first, and the slots that are free.
+/// Waiting samples, oldest request first, and free slots.
 #[derive(Debug)]
 pub struct Scheduler<R> {
     waiting: VecDeque<(R, Range<u32>)>,
     /// Free slots below `end`, highest first.
     holes: Vec<usize>,
-    /// Slots from here on were never in use, or were given back.
+    /// Slots from here on are free.
     end: usize,
-    /// Where each older part of the slots ends, in rising order. The newest part ends at `end`.
+    /// End of each older part of the slots, ascending. The newest part ends at `end`.
     borders: Vec<usize>,
     slots: usize,
-    /// Slots that may be used now.
+    /// Number of slots that may be used now.
     limit: usize,
 }
 
 impl<R: Clone> Scheduler<R> {
-    /// A scheduler of that many slots, all free.
+    /// Creates a scheduler with this number of free slots.
     pub fn new(slots: usize) -> Self {
         Scheduler { waiting: VecDeque::new(), holes: Vec::new(), end: 0, borders: Vec::new(), slots, limit: slots }
     }
 
-    /// Uses at most `limit` slots, at least one, from now on. Samples under way stay where more are in use.
+    /// Limits the slots in use to `limit`, at least one. Samples in flight beyond it stay.
     pub fn limit_to(&mut self, limit: usize) {
         self.limit = limit.clamp(1, self.slots);
     }
 
-    /// Lets samples of a request wait.
+    /// Queues samples of a request.
     pub fn submit(&mut self, request: R, samples: Range<u32>) {
         if !samples.is_empty() {
             self.waiting.push_back((request, samples));
         }
     }
 
-    /// Lets one sample of a request enter before all that wait.
+    /// Queues one sample of a request before all that wait.
     pub fn submit_first(&mut self, request: R, sample: u32) {
         self.waiting.push_front((request, sample..sample + 1));
     }
 
-    /// The requests of samples that wait.
+    /// Requests of waiting samples.
     pub fn waiting_mut(&mut self) -> impl Iterator<Item = &mut R> {
         self.waiting.iter_mut().map(|(request, _)| request)
     }
 
-    /// From now on samples enter behind those in use, never between them.
+    /// Separates samples in use from later ones: new samples get slots after them, never between
+    /// them.
     pub fn divide(&mut self) {
         self.borders.push(self.end);
     }
 
-    /// Lets samples of older parts close ranks, so that all free slots lie behind them. Call before [`Scheduler::admit`]; apply the
-    /// moves in order. Costs a move a gap and border.
+    /// Moves samples of older parts together, so that all free slots follow them. Call it before
+    /// [`Scheduler::admit`], and apply the moves in order.
     pub fn close_ranks(&mut self) -> Vec<Move> {
         let mut moves = Vec::new();
         let mut start = 0;
@@ -93,12 +94,12 @@ impl<R: Clone> Scheduler<R> {
                 }
             }
         }
-        // A part without samples is none.
+        // Drops parts without samples.
         self.borders.retain(|border| std::mem::replace(&mut start, *border) < *border);
         moves
     }
 
-    /// Fills free slots with waiting samples, in order.
+    /// Admits waiting samples to free slots, in order.
     pub fn admit(&mut self) -> Vec<Admission<R>> {
         let mut admitted = Vec::new();
         while let Some((request, waiting)) = self.waiting.front_mut() {
@@ -131,7 +132,7 @@ impl<R: Clone> Scheduler<R> {
         self.holes.insert(at, slot);
     }
 
-    /// Closes the gaps that nothing waits to fill, moving as few samples as there are gaps. Apply the moves in order.
+    /// Closes gaps with as few moves as there are gaps. Apply the moves in order.
     pub fn compact(&mut self) -> Vec<Move> {
         let mut moves = Vec::new();
         while let Some(&highest) = self.holes.first() {
@@ -145,17 +146,17 @@ impl<R: Clone> Scheduler<R> {
         moves
     }
 
-    /// Slots in use.
+    /// Number of slots in use.
     pub fn active(&self) -> usize {
         self.end - self.holes.len()
     }
 
-    /// Samples that wait.
+    /// Number of waiting samples.
     pub fn waiting(&self) -> usize {
         self.waiting.iter().map(|(_, samples)| samples.len()).sum()
     }
 
-    /// Slots that no sample uses or waits for.
+    /// Number of slots that no sample uses or waits for.
     pub fn free(&self) -> usize {
         self.limit.saturating_sub(self.active() + self.waiting())
     }
@@ -232,7 +233,7 @@ mod tests {
             }
             let (mut held, mut served, mut part) = (BTreeMap::new(), Vec::new(), 0);
             for bits in ends.iter().cycle().take(2000) {
-                // Now and then samples begin to enter apart from those in use.
+                // Sometimes samples are separated from those in use.
                 if bits % divides == 0 {
                     scheduler.divide();
                     part += 1;

@@ -1,4 +1,5 @@
-//! An engine that only takes time: on a simulated machine it schedules as [`LocalEngine`](super::LocalEngine) does, and computes nothing.
+//! Engine in simulated time: it schedules as [`LocalEngine`](super::LocalEngine) does and computes
+//! nothing.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,30 +14,31 @@ use super::{EngineError, FinishReason, Finished, Load, OnNewWeights, Request, To
 use crate::data::{Answer, SampledToken, Status, Version};
 use crate::flow::Simulation;
 
-/// How long an engine's steps take, in seconds. They grow linearly with what is computed.
+/// Duration of an engine's steps, in seconds: linear in the work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DecodeTimes {
-    /// For every pass through the model.
+    /// Seconds for each pass through the model.
     pub pass: f64,
-    /// For every token that is made.
+    /// Seconds for each generated token.
     pub row: f64,
-    /// For every token of a prompt, or of an answer that goes on.
+    /// Seconds for each prefilled token.
     pub prefill: f64,
 }
 
 impl DecodeTimes {
-    /// Of one step.
+    /// Duration of one step.
     pub fn step(&self, load: Load) -> Duration {
         let seconds = self.pass * load.passes as f64 + self.row * load.rows as f64 + self.prefill * load.prefill as f64;
         Duration::try_from_secs_f64(seconds).unwrap_or_default()
     }
 }
 
-/// How long the answer of a prompt's ordinal and a sample's index is, in tokens. At most the request's limit is made of it.
+/// Length of a completion in tokens, by prompt ordinal and sample index. The request's limit
+/// applies.
 type Length = Arc<dyn Fn(u64, u32) -> usize + Send + Sync>;
 
-/// Makes answers of given lengths, of token 0 throughout, in simulated time.
+/// Engine that generates token 0 for given lengths in simulated time.
 pub struct SimulatedEngine {
     simulation: Simulation,
     times: DecodeTimes,
@@ -44,7 +46,7 @@ pub struct SimulatedEngine {
     on_new_weights: OnNewWeights,
     version: Option<Version>,
     slots: Slots<Version>,
-    /// The prompt of a group that has entered in part is not read again for the rest of it.
+    /// Prompt that is in the cache for the rest of its group.
     shelf: Option<u64>,
     finished: Vec<Finished>,
     sampled: Vec<SampledToken>,
@@ -52,7 +54,7 @@ pub struct SimulatedEngine {
 }
 
 impl SimulatedEngine {
-    /// An engine for up to `slots` samples at a time, without weights yet.
+    /// Creates an engine for up to `slots` samples at a time, without weights.
     pub fn new(
         simulation: &Simulation,
         slots: usize,
@@ -73,7 +75,7 @@ impl SimulatedEngine {
         }
     }
 
-    /// State this treatment of samples under way when weights change.
+    /// Sets the policy for samples in flight when weights change.
     pub fn on_new_weights(self, on_new_weights: OnNewWeights) -> Self {
         SimulatedEngine { on_new_weights, ..self }
     }

@@ -1,6 +1,4 @@
-//! Who is in which slot of an engine that computes many samples together, and who waits for one.
-//!
-//! What an engine computes a sample's next token with, and what it costs to move, is its own business.
+//! Slots of an engine that computes many samples together, and the queue for them.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -10,74 +8,74 @@ use super::scheduler::{Move, Scheduler};
 use super::waiting::Waiting;
 use crate::data::Answer;
 
-/// A sample in a slot.
+/// Sample in a slot.
 pub struct ActiveSample<State> {
-    /// What was asked.
+    /// Request of the sample.
     pub request: Arc<Request>,
-    /// What is there of it.
+    /// Completion so far.
     pub answer: Answer,
-    /// What its next token is computed with.
+    /// Engine's state for the next token.
     pub state: State,
 }
 
-/// Samples in slots, and those that wait.
+/// Samples in slots, and waiting samples.
 pub struct Slots<State> {
-    /// Says which slots are in use.
+    /// Assignment of slots.
     pub scheduler: Scheduler<Waiting>,
     places: Vec<Option<ActiveSample<State>>>,
 }
 
 impl<State> Slots<State> {
-    /// That many slots, at least one, all free.
+    /// Creates this number of free slots, at least one.
     pub fn new(slots: usize) -> Self {
         let slots = slots.max(1);
         Slots { scheduler: Scheduler::new(slots), places: (0..slots).map(|_| None).collect() }
     }
 
-    /// How many there are, used or not.
+    /// Number of slots.
     #[cfg(feature = "torch")]
     pub fn len(&self) -> usize {
         self.places.len()
     }
 
-    /// Whether nobody is under way or waits.
+    /// Returns true if no sample is in flight or waiting.
     pub fn is_idle(&self) -> bool {
         self.scheduler.active() == 0 && self.scheduler.waiting() == 0
     }
 
-    /// Puts a sample into the slot that the scheduler has given it.
+    /// Puts a sample into the slot that the scheduler assigned.
     pub fn put(&mut self, slot: usize, sample: ActiveSample<State>) {
         self.places[slot] = Some(sample);
     }
 
-    /// Who is there.
+    /// Sample in a slot.
     #[cfg(feature = "torch")]
     pub fn get(&self, slot: usize) -> Option<&ActiveSample<State>> {
         self.places[slot].as_ref()
     }
 
-    /// The same, to be changed.
+    /// Sample in a slot, mutable.
     pub fn get_mut(&mut self, slot: usize) -> Option<&mut ActiveSample<State>> {
         self.places[slot].as_mut()
     }
 
-    /// All samples under way, by slot.
+    /// Samples in flight, by slot.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &ActiveSample<State>)> {
         self.places.iter().enumerate().filter_map(|(slot, place)| Some((slot, place.as_ref()?)))
     }
 
-    /// The same, to be changed.
+    /// Samples in flight, mutable.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut ActiveSample<State>> {
         self.places.iter_mut().flatten()
     }
 
-    /// Frees the slot of a sample that has ended.
+    /// Frees the slot of a finished sample.
     pub fn finish(&mut self, slot: usize) -> Option<ActiveSample<State>> {
         self.scheduler.finish(slot);
         self.places[slot].take()
     }
 
-    /// Samples change slots, in this order; `moved` takes along what the engine keeps of them.
+    /// Applies moves in order; `moved` moves the engine's state of a sample.
     pub fn apply(&mut self, moves: Vec<Move>, mut moved: impl FnMut(Move, &ActiveSample<State>)) {
         for change in moves {
             let sample = self.places[change.from].take();
@@ -88,7 +86,7 @@ impl<State> Slots<State> {
         }
     }
 
-    /// All samples under way wait again, each as far as it is, before all that waited.
+    /// Queues all samples in flight again, with their tokens, before all waiting ones.
     pub fn interrupt(&mut self) {
         for sample in self.take_out(|_| true) {
             let index = sample.answer.index;
@@ -96,8 +94,8 @@ impl<State> Slots<State> {
         }
     }
 
-    /// Forgets what is there of answers that have `expired`, under way or waiting; those under way begin anew before all that wait. Tells
-    /// which they were, by ordinal and index.
+    /// Clears completions that are `expired`, in flight or waiting, and restarts those in flight
+    /// before all that wait. Returns their ordinals and indices.
     pub fn restart_expired(&mut self, expired: impl Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
         let mut anew = Vec::new();
         for Waiting { request, begun } in self.scheduler.waiting_mut() {
@@ -111,7 +109,7 @@ impl<State> Slots<State> {
         anew
     }
 
-    /// Takes samples out of their slots, the youngest first.
+    /// Removes samples from their slots, the youngest first.
     fn take_out(&mut self, which: impl Fn(&ActiveSample<State>) -> bool) -> Vec<ActiveSample<State>> {
         let mut out = Vec::new();
         for (slot, place) in self.places.iter_mut().enumerate() {

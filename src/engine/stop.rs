@@ -1,23 +1,26 @@
-//! Watching for stop strings while tokens arrive.
+//! Detection of stop strings during generation.
 
 use crate::data::{Tokenizer, TokenizerError};
 
-/// Decodes a growing answer piece by piece, at a cost that doesn't grow with its length, and looks for stop strings in what is new.
+/// Incremental decoder that searches new text for stop strings, at a cost independent of the
+/// completion's length.
 #[derive(Debug, Default)]
 pub struct StopWatch {
     text: String,
-    /// Tokens from here to `read` are decoded again with every new one, for a token's text may depend on its neighbours.
+    /// Tokens from here to `read` are decoded again with every new one, because text may depend on
+    /// neighbours.
     context: usize,
-    /// Tokens before this are in `text`.
+    /// Number of tokens decoded into `text`.
     read: usize,
 }
 
 impl StopWatch {
-    /// Takes the answer so far, which only ever grows. Returns where in the text the earliest of `stop` begins, once one is there.
+    /// Reads the completion so far, which only grows. Returns the position in the text of the
+    /// earliest of `stop`, if found.
     pub fn feed(&mut self, tokenizer: &Tokenizer, tokens: &[u32], stop: &[String]) -> Result<Option<usize>, TokenizerError> {
         let before = tokenizer.decode(&tokens[self.context..self.read])?;
         let after = tokenizer.decode(&tokens[self.context..])?;
-        // A replacement character at the end is half of a character whose rest is still to come.
+        // A trailing replacement character is an incomplete character.
         if after.len() <= before.len() || after.ends_with('\u{FFFD}') {
             return Ok(None);
         }

@@ -1,4 +1,4 @@
-//! What a generator drives: an engine that makes tokens step by step on the caller's thread.
+//! Interface of engines that generate step by step on the caller's thread.
 
 use crate::settings::declare::choices;
 use std::time::Duration;
@@ -7,7 +7,8 @@ use super::{EngineError, Finished, Request};
 use crate::data::{Answer, SampledToken, Version};
 
 choices! {
-    /// Policy for samples in flight, and their keys and values, when new weights arrive (law V5). Each token keeps the version that sampled it (law D3).
+    /// Policy for samples in flight, and their keys and values, when new weights arrive (law V5).
+    /// Each token keeps the version that sampled it (law D3).
     pub enum OnNewWeights {
         /// samples continue under the new weights with the KV cache of the old.
         "swap" => Swap,
@@ -20,69 +21,70 @@ choices! {
     }
 }
 
-/// What a step computed, and how long that took.
+/// Work and duration of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
     /// Passes through the model.
     pub passes: usize,
-    /// Samples that got a token from the one before.
+    /// Samples that got a token.
     pub rows: usize,
-    /// Tokens of prompts, and of answers that go on, that were read.
+    /// Prefilled tokens, of prompts and of completions that continue.
     pub prefill: usize,
-    /// All of it, on whatever machine the engine runs.
+    /// Duration of the step.
     pub time: Duration,
 }
 
 impl Load {
-    /// One more pass.
+    /// Adds one pass.
     pub fn add(&mut self, rows: usize, prefill: usize) {
         *self = Load { passes: self.passes + 1, rows: self.rows + rows, prefill: self.prefill + prefill, ..*self };
     }
 }
 
-/// Continuous batching: every step makes one token for every sample under way, and a slot that comes free takes the next one that waits. It
-/// lives on one thread.
+/// Continuous batching: every step generates one token for every sample in flight, and a free slot
+/// takes the next waiting sample. An engine stays on one thread.
 pub trait TokenEngine: 'static {
-    /// What it reads weights from.
+    /// Source of weights.
     type Weights: Send + Sync + 'static;
 
-    /// Lets a prompt wait for slots. Answers that it brings along and that have ended are given back by the next step.
+    /// Queues a request. The next step returns partial completions that have ended already.
     fn submit(&mut self, request: Request) -> Result<(), EngineError>;
 
-    /// New weights from the next token on.
+    /// Uses these weights from the next token on.
     fn set_weights(&mut self, version: Version, weights: &Self::Weights);
 
-    /// Forgets what is there of answers that have `expired`, under way or waiting, and begins them anew before all that wait. Tells which
-    /// they were, by ordinal and index.
+    /// Clears completions that are `expired`, in flight or waiting, and restarts them before all
+    /// that wait. Returns their ordinals and indices.
     fn restart_expired(&mut self, expired: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)>;
 
-    /// The newest version in use.
+    /// Newest policy version in use.
     fn version(&self) -> Option<Version>;
 
-    /// Whether nothing is under way or waiting.
+    /// Returns true if no sample is in flight or waiting.
     fn is_idle(&self) -> bool;
 
-    /// Slots that no sample uses or waits for.
+    /// Number of slots that no sample uses or waits for.
     fn free_slots(&self) -> usize;
 
-    /// Samples under way.
+    /// Number of samples in flight.
     fn active(&self) -> usize;
 
-    /// Uses at most that many slots from the next step on, at least one; what is under way goes on.
+    /// Limits the slots in use from the next step on, at least one; samples in flight continue.
     fn limit_slots(&mut self, limit: usize);
 
-    /// One more token for every sample under way, after letting waiting ones in. Returns the samples that ended.
+    /// Admits waiting samples, then generates one token for every sample in flight. Returns
+    /// finished completions.
     fn step(&mut self) -> Result<Vec<Finished>, EngineError>;
 
-    /// The tokens that the newest step sampled, those of finished samples included.
+    /// Tokens of the newest step, including those of finished samples.
     fn sampled(&self) -> &[SampledToken];
 
-    /// Answers, by ordinal and index, of which the newest step forgot what earlier ones sampled, because it turned out to be worthless; they begin
-    /// anew.
+    /// Samples, by ordinal and index, whose earlier tokens the newest step discarded as invalid.
+    /// They restart.
     fn discarded(&self) -> &[(u64, u32)] {
         &[]
     }
 
-    /// What the newest step computed.
+    /// Work of the newest step.
     fn load(&self) -> Load;
 }

@@ -1,4 +1,4 @@
-//! Samples that wait for a slot. One that was interrupted waits with what is there of it.
+//! Samples that wait for a slot, with partial completions after an interruption.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -7,16 +7,16 @@ use super::scheduler::Scheduler;
 use super::{FinishReason, Finished, Request};
 use crate::data::{Answer, Status};
 
-/// A sample that waits for a slot.
+/// Sample that waits for a slot.
 #[derive(Clone)]
 pub struct Waiting {
     pub request: Arc<Request>,
-    /// What is there of it, if it was interrupted; it has not ended.
+    /// Partial completion, which has not ended.
     pub begun: Option<Answer>,
 }
 
 impl Waiting {
-    /// What is computed before its next token is drawn.
+    /// Tokens to prefill before the next token is drawn.
     pub fn tokens(&self) -> Cow<'_, [u32]> {
         let prompt = &self.request.tokens;
         self.begun.as_ref().map_or(Cow::Borrowed(prompt), |answer| Cow::Owned([prompt, answer.tokens.as_slice()].concat()))
@@ -24,7 +24,7 @@ impl Waiting {
 }
 
 impl Waiting {
-    /// Most tokens that it can come to by the end of its turn.
+    /// Largest number of tokens at the end of the sample's turn.
     #[cfg(feature = "torch")]
     pub fn longest(&self) -> usize {
         let given = self.begun.as_ref().map_or(0, |answer| answer.tokens.len() - answer.turn());
@@ -33,7 +33,7 @@ impl Waiting {
 }
 
 impl Scheduler<Waiting> {
-    /// Lets a request's samples wait, each as far as it is. Gives back those that it brought along and that have ended.
+    /// Queues a request's samples. Returns partial completions that have ended already.
     pub fn take_in(&mut self, mut request: Request) -> Vec<Finished> {
         let Request { ordinal, first, samples, params, answers, .. } = &mut request;
         let (ordinal, first, samples, max_new_tokens) = (*ordinal, *first, *samples, params.max_new_tokens);
@@ -55,7 +55,7 @@ impl Scheduler<Waiting> {
     }
 }
 
-/// How an answer that is brought along has ended, if it has: one without room for a token has, whatever its status says.
+/// Reason for the end of a partial completion, if it has ended. One without room for a token has.
 pub(super) fn finish_of(answer: &Answer, max_new_tokens: usize) -> Option<FinishReason> {
     match answer.status {
         Status::Completed => Some(FinishReason::Stop),

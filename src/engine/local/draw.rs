@@ -1,21 +1,24 @@
-//! From a step's logits to one token a row.
+//! Draws one token a row from a step's logits.
 //!
-//! Rows go to the host and are drawn there, except from a large vocabulary: plain sampling (temperature only, or greedy) and, on a GPU, all other
-//! sampling is tensor operations there. Which way a row goes depends on the row alone, never on its batch (law N2, to the bit on CPUs alone).
+//! Rows are drawn on the host, except from a large vocabulary: there plain sampling (temperature
+//! only, or greedy) and, on a GPU, all other sampling are tensor operations. The choice depends on
+//! the row alone, never on its batch (law N2, to the bit on CPUs only).
 
 use tch::{Kind, Tensor};
 
 use crate::engine::SamplingParams;
 use crate::engine::sampling::{Choice, choose};
 
-/// Above this, copying and scanning a row on the host costs more than a few tensor operations.
+/// Vocabulary above which copying and scanning a row on the host costs more than a few tensor
+/// operations.
 const LARGE_VOCABULARY: i64 = 8192;
 
-/// Draws row `i` of `logits` `[rows, vocabulary]` with parameters and uniform number `i`; `None` where a row is not finite.
+/// Draws row `i` of `logits` `[rows, vocabulary]` with parameters and uniform number `i`. Returns
+/// `None` for a row that is not finite.
 pub fn draw(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Option<Choice>> {
     let logits = &logits.to_kind(Kind::Float);
     let large = logits.size()[1] > LARGE_VOCABULARY;
-    // On the way to the host a vocabulary is slower than its sorting there, on a processor faster.
+    // Copying a vocabulary from a GPU is slower than sorting it there; on a CPU it is faster.
     let on_gpu = logits.device() != tch::Device::Cpu;
     let by_tensor = |(params, _): &(&SamplingParams, f64)| large && (on_gpu || params.keeps_all());
     let (tensor, host): (Vec<usize>, Vec<usize>) = (0..rows.len()).partition(|&row| by_tensor(&rows[row]));
@@ -52,11 +55,11 @@ fn draw_by_tensor(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Optio
     let cumulative = log_probs.exp().cumsum(-1, Kind::Float);
     let total = cumulative.narrow(1, -1, 1);
     let uniforms = &total * column(rows.iter().map(|(_, uniform)| *uniform).collect());
-    // The first token whose cumulative share exceeds the uniform number; it has a share of its own, so it can be drawn.
+    // The first token whose cumulative share exceeds the uniform number has a share of its own.
     let drawn = uniforms.to_kind(Kind::Float).searchsorted(&cumulative, false, true, "right", None::<&Tensor>);
     let greedy = column(rows.iter().map(|(params, _)| f64::from(u8::from(params.greedy()))).collect());
     let drawn = drawn.clamp_max(logits.size()[1] - 1);
-    // Where the number rounds to the whole, the last token is not one that was dropped.
+    // If rounding reaches the total, the last token must not be a dropped one.
     let dropped = log_probs.gather(1, &drawn, false).isneginf();
     let drawn = log_probs.argmax(-1, true).where_self(&greedy.gt(0.5).logical_or(&dropped), &drawn);
     let chosen = Vec::<f32>::try_from(log_probs.gather(1, &drawn, false).view([-1]).to_device(tch::Device::Cpu));
@@ -66,8 +69,8 @@ fn draw_by_tensor(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Optio
     drawn.into_iter().zip(chosen).map(choice).collect()
 }
 
-/// What [`warp`](crate::engine::sampling::warp) does after the temperature: top-k, top-p and min-p, each over what the former left. Greedy rows are left
-/// as they are.
+/// Applies top-k, top-p and min-p as [`warp`](crate::engine::sampling::warp) does after the
+/// temperature. Greedy rows are unchanged.
 fn warp_by_tensor(scores: &Tensor, rows: &[(&SamplingParams, f64)]) -> Tensor {
     let device = scores.device();
     let vocabulary = scores.size()[1];
@@ -75,7 +78,7 @@ fn warp_by_tensor(scores: &Tensor, rows: &[(&SamplingParams, f64)]) -> Tensor {
         let values: Vec<f64> = rows.iter().map(|(params, _)| if params.greedy() { off } else { value(params) }).collect();
         Tensor::from_slice(&values).unsqueeze(1).to_device(device)
     };
-    // Of equal scores the later token is the likelier here, as on the host.
+    // Of equal scores the later token ranks first, as on the host.
     let (sorted, order) = scores.flip([1]).sort_stable(true, -1, true);
     let order = -order + (vocabulary - 1);
     let kth = column(
@@ -124,7 +127,7 @@ mod tests {
     #[test]
     fn a_device_keeps_the_tokens_that_the_host_keeps() {
         let columns = 500;
-        // Many of them are equal.
+        // Many scores are equal.
         let numbers: Vec<f32> = (0..6 * columns).map(|at| ((at * 7919 % 101) as f32 / 10.0) - 5.0).collect();
         let of = |top_k, top_p, min_p| SamplingParams { top_k, top_p, min_p, ..Default::default() };
         let all = [of(5, 1.0, 0.0), of(0, 0.9, 0.0), of(0, 1.0, 0.05), of(40, 0.5, 0.1), of(0, 1.0, 0.0), of(1000, 0.01, 0.0)];

@@ -1,12 +1,12 @@
-//! Continuous batching: every step computes one token for every sample under way.
+//! Continuous batching: every step computes one token for every sample in flight.
 //!
-//! All work happens on the caller's thread, inside [`LocalEngine::step`]. A prompt is computed once for all samples of its group. A
-//! finished sample's slot takes the next one in the same step, and no step computes for a sample that has ended. Weights change
-//! between two steps, that is between two tokens, and [`OnNewWeights`] says what becomes of samples under way (law V5). Samples that were
-//! interrupted, here or in another process, go on from their tokens as if nothing had happened.
+//! All work happens on the caller's thread, in [`TokenEngine::step`]. A prompt is computed once for
+//! all samples of its group. A finished sample's slot takes the next sample in the same step.
+//! Weights change between two tokens; [`OnNewWeights`] decides what happens to samples in flight
+//! (law V5). Interrupted samples, of this process or another, continue from their tokens.
 //!
-//! Memory: 2 · layers · slots · key heads · longest sequence · head width · 4 bytes (2 in bf16 and f16) for the cache, which grows with what
-//! is asked.
+//! Cache memory: 2 · layers · slots · key heads · longest sequence · head width · 4 bytes (2 in
+//! bf16 and f16).
 
 use std::borrow::{Borrow, Cow};
 use std::rc::Rc;
@@ -25,29 +25,31 @@ use crate::engine::waiting::Waiting;
 use crate::engine::{EngineError, Finished, Load, OnNewWeights, Request, TokenEngine};
 use crate::model::{Compute, Decoder, FrozenWeights, KvCache, PREFILL_CELLS, Packed, Weights};
 
-/// Generates with weights in this process.
+/// Engine that generates with weights in this process.
 pub struct LocalEngine {
     decoder: Decoder,
     compute: Compute,
     tokenizer: Arc<Tokenizer>,
     run_seed: u64,
     on_new_weights: OnNewWeights,
-    /// The newest. Samples that began under older ones hold theirs.
+    /// Newest weights. Samples that began under older ones hold theirs.
     weights: Option<Rc<ServedWeights>>,
     slots: Slots<SequenceState>,
-    /// One slot more than there are sequences: the shelf, for the prompt of a group that has entered in part.
+    /// KV cache with one more slot than there are sequences: the shelf, for the prompt of a group
+    /// that was admitted in part.
     cache: KvCache,
-    /// Logits after the prompt on the shelf, which is that of the samples that wait first.
+    /// Logits after the prompt on the shelf, which is the prompt of the first waiting samples.
     shelf: Option<Tensor>,
     finished: Vec<Finished>,
     /// Tokens of the newest step.
     sampled: Vec<SampledToken>,
-    /// What the newest step computed.
+    /// Work of the newest step.
     load: Load,
 }
 
 impl LocalEngine {
-    /// An engine for up to `slots` samples at a time, without weights yet. It lives on the thread that made it.
+    /// Creates an engine for up to `slots` samples at a time, without weights. It must stay on this
+    /// thread.
     pub fn new(decoder: Decoder, tokenizer: Arc<Tokenizer>, slots: usize, run_seed: u64) -> Self {
         let slots = Slots::new(slots);
         let compute = Compute::default();
@@ -68,26 +70,26 @@ impl LocalEngine {
         }
     }
 
-    /// On this device and in this format, in f32 on the CPU unless told otherwise. For an engine that has not begun yet.
+    /// Sets device and format, before the first step. Default: f32 on the CPU.
     pub fn computing(mut self, compute: Compute) -> Self {
         self.cache = KvCache::new(self.decoder.config(), self.slots.len() + 1, 0, compute.options());
         self.compute = compute;
         self
     }
 
-    /// State this treatment of samples under way when weights change.
+    /// Sets the policy for samples in flight when weights change.
     pub fn on_new_weights(mut self, on_new_weights: OnNewWeights) -> Self {
         self.on_new_weights = on_new_weights;
         self
     }
 
-    /// New weights from the next token on. Where they are on the engine's device in its format already, they are read, not copied: nobody may
-    /// write to them while they are in use. Costs nothing then but what [`OnNewWeights`] says.
+    /// Uses these weights from the next token on. Weights that are on the engine's device in its
+    /// format are read in place, not copied: do not write to them while they are in use.
     pub fn set_weights(&mut self, version: Version, weights: &Weights) {
         let _guard = tch::no_grad_guard();
         let served = Rc::new(ServedWeights { version, views: self.decoder.views_of(&weights.on(self.compute)) });
         self.weights = Some(served.clone());
-        // The rest of that group must not start from what the old weights made of its prompt.
+        // The rest of that group must not start from logits of the old weights.
         self.shelf = None;
         match self.on_new_weights {
             OnNewWeights::Swap => self.move_to(&served),
@@ -100,12 +102,12 @@ impl LocalEngine {
         }
     }
 
-    /// The tokenizer whose end-of-text tokens end an answer.
+    /// Tokenizer whose end-of-text tokens end a completion.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
     }
 
-    /// Steps until nothing is left to do. Answers come in the order in which they end.
+    /// Steps until all requests are finished. Returns completions in the order in which they end.
     pub fn run(&mut self) -> Result<Vec<Finished>, EngineError> {
         let mut all = Vec::new();
         while !self.is_idle() {
@@ -114,7 +116,7 @@ impl LocalEngine {
         Ok(all)
     }
 
-    /// Computes what is there of samples that enter, each prompt once, and draws their next tokens.
+    /// Computes the tokens of admitted samples, each prompt once, and draws their next tokens.
     fn begin(&mut self, admitted: Vec<Admission<Waiting>>) -> Result<(), EngineError> {
         let Some(weights) = self.weights.clone() else { return Err(EngineError::NoWeights) };
         let longest = admitted.iter().map(|group| group.request.longest()).max();
@@ -156,7 +158,8 @@ impl LocalEngine {
         self.take_tokens(&slots, &logits.index_select(0, &rows))
     }
 
-    /// One decoding step over the slots in use, which are 0, 1, …: one pass for each version of the weights.
+    /// Decodes one token for the slots in use, which are 0, 1, …: one pass for each version of the
+    /// weights.
     fn advance(&mut self) -> Result<(), EngineError> {
         let active = self.slots.scheduler.active();
         let mut first = 0;
@@ -174,7 +177,8 @@ impl LocalEngine {
         Ok(())
     }
 
-    /// Draws a token for each of `slots` from its row of logits, and ends the samples that it completes.
+    /// Draws a token for each of `slots` from its row of logits, and ends the samples that it
+    /// completes.
     fn take_tokens(&mut self, slots: &[usize], logits: &Tensor) -> Result<(), EngineError> {
         let sequences = || slots.iter().filter_map(|&slot| self.slots.get(slot));
         let rows: Vec<_> = sequences().map(|sequence| (&*sequence.request.params, sequence.uniform(self.run_seed))).collect();
@@ -195,18 +199,19 @@ impl LocalEngine {
         Ok(())
     }
 
-    /// Samples change slots, and their part of the cache with them.
+    /// Moves samples and their part of the cache to other slots.
     fn apply(&mut self, moves: Vec<Move>) {
         let cache = &mut self.cache;
         self.slots.apply(moves, |Move { from, to }, sequence| cache.copy_slot(from, &[to], sequence.computed()));
     }
 
-    /// Samples under way go on with these weights.
+    /// Continues all samples in flight with these weights.
     fn move_to(&mut self, weights: &Rc<ServedWeights>) {
         self.slots.iter_mut().for_each(|sequence| sequence.state.weights = weights.clone());
     }
 
-    /// Computes the cache of all samples under way anew. Their newest token is not in it yet: the next step reads that.
+    /// Recomputes the cache of all samples in flight, except their newest token, which the next
+    /// step reads.
     fn recompute(&mut self, weights: &ServedWeights) {
         let (slots, tokens): (Vec<Vec<usize>>, Vec<Vec<u32>>) = self
             .slots
@@ -221,7 +226,8 @@ impl LocalEngine {
         }
     }
 
-    /// Reads whole sequences into their slots, a bounded number of tokens at a time, and gives the logits after each.
+    /// Prefills whole sequences into their slots, a bounded number of tokens at a time. Returns the
+    /// logits after each.
     fn read<T: Borrow<[u32]>>(&mut self, weights: &ServedWeights, tokens: &[T], slots: &[Vec<usize>]) -> Tensor {
         let lengths: Vec<usize> = tokens.iter().map(|tokens| tokens.borrow().len()).collect();
         let parts = cut_rectangles(&lengths, PREFILL_CELLS).into_iter().map(|part| {
@@ -266,7 +272,7 @@ impl TokenEngine for LocalEngine {
     fn restart_expired(&mut self, expired: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
         let anew = self.slots.restart_expired(expired);
         if !anew.is_empty() {
-            // The prompt on the shelf may no longer be that of those who wait first.
+            // The prompt on the shelf may no longer be the next one.
             self.shelf = None;
         }
         anew

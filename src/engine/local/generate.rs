@@ -1,24 +1,25 @@
-//! Text in, text out: what one calls to look at a model.
+//! Generation from text to text, for inspecting a model.
 
 use std::sync::Arc;
 
 use super::LocalEngine;
 use crate::engine::{EngineError, FinishReason, Finished, Request, SamplingParams, TokenEngine};
 
-/// One answer as text and as it was sampled.
+/// One completion as text and as sampled tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generation {
-    /// The answer up to the stop string or end-of-text token, without it.
+    /// Text up to the stop string or end-of-text token, without it.
     pub text: String,
-    /// What was sampled, the tokens that ended it included.
+    /// Sampled tokens, including those that ended the completion.
     pub tokens: Vec<u32>,
-    /// Log-probability of each token under the distribution it was drawn from.
+    /// Log-probability of each token under the distribution that it was drawn from.
     pub log_probs: Vec<f32>,
-    /// Why it ended.
+    /// Reason for the end.
     pub finish: FinishReason,
 }
 
-/// Continues a prompt once. The answer is a function of weights, prompt, parameters, the engine's seed and `ordinal`.
+/// Continues a prompt once. The completion is a function of weights, prompt, parameters, the
+/// engine's seed and `ordinal`.
 pub fn generate(
     engine: &mut LocalEngine,
     prompt: &str,
@@ -29,8 +30,8 @@ pub fn generate(
     answers.pop().ok_or(EngineError::NoWeights)
 }
 
-/// Continues every prompt once, as many at a time as the engine has slots, in the order given. Answer `i` is what [`generate`] gives
-/// with ordinal `i`.
+/// Continues every prompt once, in the order given, as many at a time as the engine has slots.
+/// Completion `i` equals that of [`generate`] with ordinal `i`.
 pub fn batch_generate(
     engine: &mut LocalEngine,
     prompts: &[&str],

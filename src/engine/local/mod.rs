@@ -1,4 +1,4 @@
-//! The engine in this process: continuous batching over the slots of a KV cache.
+//! Engine in this process: continuous batching over the slots of a KV cache.
 
 mod draw;
 mod engine;

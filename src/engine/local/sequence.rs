@@ -1,5 +1,5 @@
-//! One sample under way. What it knows besides its tokens (which random number comes next, the
-//! text that stop strings are sought in) follows from its tokens, so that nothing but tokens has to be kept (laws C1, N2).
+//! State of one sample in flight. Everything besides its tokens (random numbers, text for stop
+//! strings) follows from its tokens, so only tokens are saved (laws C1, N2).
 
 use std::rc::Rc;
 
@@ -11,23 +11,24 @@ use crate::engine::waiting::Waiting;
 use crate::engine::{EngineError, FinishReason, Finished};
 use crate::model::Views;
 
-/// A version of the weights as it is computed with. It lives as long as a sample needs it.
+/// One version of the weights, kept while a sample uses it.
 pub struct ServedWeights {
     pub version: Version,
     pub views: Views,
 }
 
-/// What a sample's next token is computed with.
+/// State for computing a sample's next token.
 pub struct SequenceState {
     pub weights: Rc<ServedWeights>,
     watch: Option<StopWatch>,
 }
 
-/// A sample in a slot.
+/// Sample in a slot.
 pub type Sequence = ActiveSample<SequenceState>;
 
 impl Sequence {
-    /// Sample `index` of what waited, as it stands. Costs a decoding of its tokens where there are stop strings.
+    /// Starts sample `index` of a waiting request from its present tokens. With stop strings, this
+    /// decodes its tokens.
     pub fn begin(waiting: &Waiting, index: u32, weights: &Rc<ServedWeights>, tokenizer: &Tokenizer) -> Result<Self, EngineError> {
         let Waiting { request, begun } = waiting.clone();
         let answer = begun.unwrap_or_else(|| Answer::new(index));
@@ -35,25 +36,25 @@ impl Sequence {
         if let Some(watch) = &mut watch {
             let turn = &answer.tokens[answer.tokens.len() - answer.turn()..];
             for len in 1..=turn.len() {
-                // Had it found a stop string, the answer would have ended.
+                // A completion with a stop string would have ended.
                 let _none = watch.feed(tokenizer, &turn[..len], &request.params.stop)?;
             }
         }
         Ok(Sequence { request, answer, state: SequenceState { weights: weights.clone(), watch } })
     }
 
-    /// What a step reads: the newest token, and where it stands.
+    /// Newest token and its position, the input of a step.
     pub fn newest(&self) -> (i64, usize) {
         let token = self.answer.tokens.last().map_or(0, |&token| i64::from(token));
         (token, self.computed())
     }
 
-    /// Tokens whose keys and values are in the cache: all but the newest.
+    /// Number of tokens in the cache: all but the newest.
     pub fn computed(&self) -> usize {
         self.request.tokens.len() + self.answer.tokens.len() - 1
     }
 
-    /// The number that decides its next token.
+    /// Uniform number that decides the next token.
     pub fn uniform(&self, run_seed: u64) -> f64 {
         let Answer { index, tokens, .. } = &self.answer;
         // A greedy choice needs none, and a key costs more than an argmax of a small vocabulary.
@@ -64,7 +65,8 @@ impl Sequence {
         }
     }
 
-    /// Takes its next token; tells whether that ended it. An end takes precedence over the length limit.
+    /// Appends a token. Returns how that ended the sample, if so. An end token takes precedence
+    /// over the length limit.
     pub fn take(&mut self, choice: Choice, tokenizer: &Tokenizer) -> Result<Option<FinishReason>, EngineError> {
         let Choice { token, log_prob } = choice;
         self.answer.push(token, log_prob, self.state.weights.version);
