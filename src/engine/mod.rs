@@ -13,6 +13,7 @@ pub mod remote;
 mod request;
 pub mod sampling;
 mod scheduler;
+pub mod settings;
 mod simulated;
 mod slots;
 mod stop;

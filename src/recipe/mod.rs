@@ -13,7 +13,6 @@ pub mod critic;
 pub mod data;
 mod defaults;
 mod derive;
-pub mod engine;
 pub mod environment;
 pub mod eval;
 pub mod generate;

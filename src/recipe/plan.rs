@@ -1,5 +1,6 @@
 //! A whole recipe as plain data: what every part of a run needs to know, with all defaults filled in.
 
+use crate::engine::settings::Engine;
 pub use crate::stages::filter::Fallback;
 pub use crate::stages::reward::OnLostSample;
 pub use crate::stages::train::OnStale;
@@ -7,7 +8,6 @@ use std::net::SocketAddr;
 
 use super::chat::Chat;
 use super::critic::Critic;
-use super::engine::Engine;
 use super::environment::Environment;
 use super::eval::Eval;
 use super::generate::{Filter, Generate};

@@ -116,9 +116,10 @@ fn title(section: &str) -> String {
 }
 
 fn section_doc(section: &str) -> String {
+    use crate::engine::settings as engine;
+
     use super::{
-        chat, critic, engine, environment, eval, generate, lora, model, net, pairs, plan, reference_policy, reward, task,
-        timeline, train,
+        chat, critic, environment, eval, generate, lora, model, net, pairs, plan, reference_policy, reward, task, timeline, train,
     };
     match section.trim_end_matches("[]") {
         "model" => model::Model::doc(),

@@ -8,12 +8,10 @@ use std::time::Duration;
 
 use rollflow::data::Tokenizer;
 use rollflow::engine::remote::sync::{
-    CachePolicy, Deadlines, Phase, Releases, StepError, SyncConfig, SyncError, WeightSyncManager, WrongWeights,
-    sync_weights_to_engines,
+    CachePolicy, Phase, Releases, StepError, SyncConfig, SyncError, WeightSyncManager, WrongWeights, sync_weights_to_engines,
 };
 use rollflow::engine::remote::{
-    Attempt, Ending, EngineState, Fault, FleetHandle, InferenceEngine, PauseMode, Pending, RemoteError, Scored, Tokens,
-    WeightControl,
+    Attempt, Ending, EngineState, Fault, FleetHandle, InferenceEngine, PauseMode, Pending, RemoteError, Tokens, WeightControl,
 };
 use rollflow::model::{Adapter, Decoder, FrozenWeights, Lora, ModelConfig, Packed, Weights, load_adapter, load_hf};
 use rollflow::stages::sync::{Exporter, probe_texts};
@@ -91,7 +89,7 @@ impl InferenceEngine for FolderEngine {
         Box::pin(async { Err(RemoteError::new(&self.name, Fault::Unsupported { what: "generating" })) })
     }
 
-    fn score<'a>(&'a self, tokens: &'a [u32], adapter: Option<&'a str>) -> Pending<'a, Scored> {
+    fn score<'a>(&'a self, tokens: &'a [u32], adapter: Option<&'a str>) -> Pending<'a, Vec<f32>> {
         Box::pin(async move {
             let state = self.state.lock().unwrap();
             if state.paused {
@@ -106,7 +104,7 @@ impl InferenceEngine for FolderEngine {
             let logits = hidden.narrow(0, 0, tokens.len() as i64 - 1).linear(&head, None::<&Tensor>);
             let targets: Vec<i64> = tokens[1..].iter().map(|&id| i64::from(id)).collect();
             let chosen = logits.log_softmax(-1, Kind::Float).gather(-1, &Tensor::from_slice(&targets).unsqueeze(-1), false);
-            Ok(Scored { log_probs: Vec::try_from(chosen.squeeze_dim(-1)).unwrap() })
+            Ok(Vec::try_from(chosen.squeeze_dim(-1)).unwrap())
         })
     }
 
@@ -235,8 +233,7 @@ impl Run {
 }
 
 fn config() -> SyncConfig {
-    let limit = Duration::from_millis(300);
-    SyncConfig { retries: 1, deadlines: Deadlines { load: limit, ..Deadlines::default() }, ..SyncConfig::default() }
+    SyncConfig { retries: 1, load_timeout: 0.3, ..SyncConfig::default() }
 }
 
 fn manager(engines: &[Arc<FolderEngine>], config: SyncConfig) -> WeightSyncManager {

@@ -6,17 +6,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use rollflow::data::Version;
-use rollflow::engine::remote::sync::{CachePolicy, Deadlines, Releases, SyncConfig, WeightSyncManager};
+use rollflow::engine::remote::sync::{CachePolicy, Releases, WeightSyncManager};
 use rollflow::engine::remote::{
-    Fleet, FleetConfig, FleetHandle, InferenceEngine, OpenAiEngine, ServerConfig, SglangEngine, SglangWeights, Synced,
-    VllmEngine, VllmWeights,
+    Fleet, FleetConfig, FleetHandle, InferenceEngine, OpenAiEngine, ServerConfig, SglangEngine, Synced, VllmEngine,
 };
+use rollflow::engine::settings::{Engine, EngineKind, Launch};
 use rollflow::flow::{WeightsRx, WeightsTx};
 use rollflow::model::FrozenWeights;
 use rollflow::net::{Endpoint, Tasks};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
-use rollflow::recipe::engine::{Engine, EngineKind, Launch};
 use rollflow::recipe::net::Net;
 use rollflow::recipe::task::TaskData;
 use rollflow::stages::sync::{Exporter, RemoteSync, probe_texts};
@@ -83,7 +82,7 @@ impl Engines {
     /// How they are asked.
     pub fn fleet_config(&self, plan: &Plan, policy: &Policy) -> FleetConfig {
         FleetConfig {
-            cache_by_version: plan.engine.cache == CachePolicy::Namespaced,
+            cache_by_version: plan.engine.sync.cache == CachePolicy::Namespaced,
             vocabulary: policy.config().vocab_size,
             ..FleetConfig::default()
         }
@@ -97,7 +96,7 @@ impl Engines {
     /// Gives them the policy's weights and verifies that they serve them; those that do not are asked nothing.
     pub fn give(&self, plan: &Plan, policy: &Policy, version: Version) -> Result<()> {
         let update = self.exporter.export(version, &policy.frozen())?;
-        let manager = WeightSyncManager::new(self.handle.clone(), sync_config(&plan.engine));
+        let manager = WeightSyncManager::new(self.handle.clone(), plan.engine.sync.clone());
         let report = tasks()?.block_on(manager.sync(update))?;
         for isolated in report.engines.iter().filter_map(|result| result.as_ref().err()) {
             tracing::warn!("{isolated}");
@@ -108,7 +107,7 @@ impl Engines {
 
     /// What gives them weights.
     pub fn sync(&self, plan: &Plan, to: WeightsTx<Synced>) -> Result<RemoteSync<FrozenWeights>> {
-        let (exporter, manager) = (self.exporter.clone(), WeightSyncManager::new(self.handle.clone(), sync_config(&plan.engine)));
+        let (exporter, manager) = (self.exporter.clone(), WeightSyncManager::new(self.handle.clone(), plan.engine.sync.clone()));
         let export = move |version, weights: &Arc<FrozenWeights>| exporter.export(version, weights);
         Ok(RemoteSync::new(manager, export, to).patience(Duration::from_secs_f64(plan.engine.lost_timeout)))
     }
@@ -165,35 +164,11 @@ pub fn engine(of: &Engine, net: &Net, url: &str) -> Result<Arc<dyn InferenceEngi
     let idle_connections = config.endpoint.idle_connections;
     config.endpoint = Endpoint { idle_connections, ..secrets::endpoint(url, of.token_env.as_ref(), net)? };
     Ok(match of.kind() {
-        EngineKind::Vllm => {
-            let engine = VllmEngine::with(config)?;
-            let weights = VllmWeights::new(engine.client().clone());
-            Arc::new(engine.controlled(weights))
-        }
-        EngineKind::Sglang => {
-            let engine = SglangEngine::with(config)?;
-            let weights = SglangWeights::new(engine.client().clone());
-            Arc::new(engine.controlled(weights))
-        }
+        EngineKind::Vllm => Arc::new(VllmEngine::with(config)?),
+        EngineKind::Sglang => Arc::new(SglangEngine::with(config)?),
         EngineKind::OpenAi => Arc::new(OpenAiEngine::with(config)?),
         EngineKind::Local => bail!("an engine in this process has no URL"),
     })
-}
-
-/// How servers are given weights.
-pub fn sync_config(of: &Engine) -> SyncConfig {
-    let seconds = Duration::from_secs_f64;
-    SyncConfig {
-        pause: of.pause,
-        cache: of.cache,
-        deadlines: Deadlines {
-            pause: seconds(of.pause_timeout),
-            load: seconds(of.load_timeout),
-            other: seconds(of.step_timeout),
-        },
-        retries: of.retries,
-        checksums: of.checksums,
-    }
 }
 
 /// Refuses servers that can't be trained with, before anything runs. Returns the shortest context of those that state one.

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
+use rollflow::engine::settings::{Engine, Launch};
 use rollflow::model::{Dtype, GpuMemory, gpu_memory};
-use rollflow::recipe::engine::{Engine, Launch};
 use rollflow::recipe::lora::Target;
 use rollflow::recipe::model::DeviceName;
 use rollflow::recipe::{MemoryPlan, Plan};

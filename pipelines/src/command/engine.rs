@@ -10,10 +10,10 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 use rollflow::engine::remote::sync::{SyncReport, WeightSyncManager};
 use rollflow::engine::remote::{FleetHandle, InferenceEngine};
+use rollflow::engine::settings::{Engine as Section, EngineKind, Launch as Kind};
 use rollflow::net::Tasks;
 use rollflow::prelude::Policy;
 use rollflow::recipe::Plan;
-use rollflow::recipe::engine::{Engine as Section, EngineKind, Launch as Kind};
 use rollflow::recipe::net::Net;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -220,7 +220,7 @@ impl Sync {
             .map(|url| engines::engine(&plan.engine, &plan.net, url))
             .collect::<Result<Vec<Arc<dyn InferenceEngine>>>>()?;
         let update = engines::exporter(&plan, &policy, &out)?.export(self.version, &policy.frozen())?;
-        let manager = WeightSyncManager::new(FleetHandle::new(all), engines::sync_config(&plan.engine));
+        let manager = WeightSyncManager::new(FleetHandle::new(all), plan.engine.sync.clone());
         let report: SyncReport = engines::tasks()?.block_on(manager.sync(update))?;
         for (url, result) in urls.iter().zip(&report.engines) {
             out::line(&match result {

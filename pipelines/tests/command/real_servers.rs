@@ -54,7 +54,7 @@ impl Started {
     }
 
     fn manager(&self, pause: PauseMode) -> WeightSyncManager {
-        let config = SyncConfig { pause, ..engines::sync_config(&self.plan.engine) };
+        let config = SyncConfig { pause, ..self.plan.engine.sync.clone() };
         WeightSyncManager::new(FleetHandle::new(vec![self.engine.clone()]), config)
     }
 

@@ -145,13 +145,6 @@ pub struct Capabilities {
     pub lacks: Vec<String>,
 }
 
-/// Log-probabilities of given tokens under the engine's weights.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Scored {
-    /// One a token but the first, of the model's own distribution.
-    pub log_probs: Vec<f32>,
-}
-
 /// Makes tokens. Only [`InferenceEngine::generate`] must be written, and a name:
 ///
 /// ```
@@ -207,7 +200,7 @@ pub trait InferenceEngine: Send + Sync + 'static {
     }
 
     /// How likely it finds given tokens, under its own weights or this adapter: what a probe looks at.
-    fn score<'a>(&'a self, tokens: &'a [u32], adapter: Option<&'a str>) -> Pending<'a, Scored> {
+    fn score<'a>(&'a self, tokens: &'a [u32], adapter: Option<&'a str>) -> Pending<'a, Vec<f32>> {
         let _ = (tokens, adapter);
         Box::pin(async { Err(RemoteError::new(self.name(), Fault::Unsupported { what: "scoring given tokens" })) })
     }

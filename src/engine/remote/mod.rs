@@ -5,7 +5,7 @@
 mod attempt;
 mod budget;
 mod completions;
-mod control_reply;
+mod control_client;
 mod engine;
 mod fleet;
 mod group_request;
@@ -25,13 +25,12 @@ mod vllm_weights;
 mod weights;
 
 pub use crate::net::{Fault, RemoteError};
-pub use engine::{Attempt, Capabilities, Chunk, End, Ending, InferenceEngine, Pending, Scored, Tokens, VersionSpan};
+pub use engine::{Attempt, Capabilities, Chunk, End, Ending, InferenceEngine, Pending, Tokens, VersionSpan};
 pub use fleet::{Fleet, FleetConfig, Synced};
-pub use handle::{EngineState, FleetHandle, LoadedAdapter};
+pub(crate) use handle::LoadedAdapter;
+pub use handle::{EngineState, FleetHandle};
 pub use openai::OpenAiEngine;
 pub use server::ServerConfig;
 pub use sglang::SglangEngine;
-pub use sglang_weights::SglangWeights;
 pub use vllm::VllmEngine;
-pub use vllm_weights::VllmWeights;
 pub use weights::{PauseMode, WeightControl};

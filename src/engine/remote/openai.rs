@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
 use super::server::{ServerConfig, follow};
-use super::{Attempt, Capabilities, Ending, InferenceEngine, Pending, RemoteError, Scored, Tokens, completions};
+use super::{Attempt, Capabilities, Ending, InferenceEngine, Pending, RemoteError, Tokens, completions};
 use crate::net::Client;
 
 /// A server like OpenAI's.
@@ -69,7 +69,7 @@ impl InferenceEngine for OpenAiEngine {
         Box::pin(async move { self.client.get("/v1/models", limit).await.map(drop) })
     }
 
-    fn score<'a>(&'a self, tokens: &'a [u32], adapter: Option<&'a str>) -> Pending<'a, Scored> {
+    fn score<'a>(&'a self, tokens: &'a [u32], adapter: Option<&'a str>) -> Pending<'a, Vec<f32>> {
         Box::pin(async move {
             let model = self.model().await?;
             let question = json!({
@@ -80,7 +80,7 @@ impl InferenceEngine for OpenAiEngine {
             let listed =
                 listed.map(|listed| listed.iter().take(tokens.len()).skip(1).map(|entry| entry.as_f64().map(|p| p as f32)));
             match listed.and_then(Iterator::collect::<Option<Vec<f32>>>) {
-                Some(log_probs) if log_probs.len() + 1 == tokens.len() => Ok(Scored { log_probs }),
+                Some(log_probs) if log_probs.len() + 1 == tokens.len() => Ok(log_probs),
                 _ => {
                     let what = format!("POST {}", completions::PATH);
                     Err(self.client.nonsense(&what, "no log-probability for each token (echo)".into(), &reply.to_string()))

@@ -11,7 +11,8 @@ use tokio::sync::OnceCell;
 
 use super::reply::{WireSpan, chunk, spans};
 use super::server::{EventError, ServerConfig, StreamDelta, follow};
-use super::{Attempt, Capabilities, End, Ending, Fault, InferenceEngine, Pending, RemoteError, Scored, Tokens, WeightControl};
+use super::sglang_weights::SglangWeights;
+use super::{Attempt, Capabilities, End, Ending, Fault, InferenceEngine, Pending, RemoteError, Tokens, WeightControl};
 use crate::net::Client;
 
 const GENERATE: &str = "/generate";
@@ -22,7 +23,7 @@ pub struct SglangEngine {
     client: Client,
     config: ServerConfig,
     probed: Arc<OnceCell<Capabilities>>,
-    control: Option<Arc<dyn WeightControl>>,
+    control: SglangWeights,
 }
 
 impl SglangEngine {
@@ -34,17 +35,8 @@ impl SglangEngine {
     /// The same, asked as this says.
     pub fn with(config: ServerConfig) -> Result<Self, RemoteError> {
         let client = config.client("SGLang")?;
-        Ok(SglangEngine { client, config, probed: Arc::default(), control: None })
-    }
-
-    /// Given weights by this.
-    pub fn controlled(self, control: impl WeightControl + 'static) -> Self {
-        SglangEngine { control: Some(Arc::new(control)), ..self }
-    }
-
-    /// Its connections.
-    pub fn client(&self) -> &Client {
-        &self.client
+        let control = SglangWeights::new(&client);
+        Ok(SglangEngine { client, config, probed: Arc::default(), control })
     }
 
     async fn ask(&self) -> Result<&Capabilities, RemoteError> {
@@ -244,7 +236,7 @@ impl InferenceEngine for SglangEngine {
         })
     }
 
-    fn score<'a>(&'a self, tokens: &'a [u32], adapter: Option<&'a str>) -> Pending<'a, Scored> {
+    fn score<'a>(&'a self, tokens: &'a [u32], adapter: Option<&'a str>) -> Pending<'a, Vec<f32>> {
         Box::pin(async move {
             let question = json!({
                 "input_ids": tokens, "sampling_params": { "max_new_tokens": 1, "temperature": 0.0 }, "return_logprob": true,
@@ -263,13 +255,13 @@ impl InferenceEngine for SglangEngine {
                 listed[from..].iter().zip(&tokens[1..]).map(of).collect::<Option<Vec<f32>>>()
             });
             let what = "POST /generate";
-            log_probs.map(|log_probs| Scored { log_probs }).ok_or_else(|| {
+            log_probs.ok_or_else(|| {
                 self.client.nonsense(what, "no log-probability for each token of the prompt".into(), &reply.to_string())
             })
         })
     }
 
     fn weights(&self) -> Option<&dyn WeightControl> {
-        self.control.as_deref()
+        Some(&self.control)
     }
 }

@@ -16,8 +16,9 @@ use tokio::sync::OnceCell;
 use super::group_request::{GroupRequest, GroupRequests};
 use super::reply::{WireSpan, chunk, spans};
 use super::server::{EventError, ServerConfig, StreamDelta, follow, listen};
+use super::vllm_weights::VllmWeights;
 use super::{
-    Attempt, Capabilities, End, Ending, Fault, InferenceEngine, Pending, RemoteError, Scored, Tokens, WeightControl, completions,
+    Attempt, Capabilities, End, Ending, Fault, InferenceEngine, Pending, RemoteError, Tokens, WeightControl, completions,
 };
 use crate::net::Client;
 
@@ -35,7 +36,7 @@ pub struct VllmEngine {
     config: ServerConfig,
     probed: Arc<OnceCell<Probed>>,
     groups: GroupRequests,
-    control: Option<Arc<dyn WeightControl>>,
+    control: VllmWeights,
 }
 
 #[derive(Clone, Debug)]
@@ -56,17 +57,8 @@ impl VllmEngine {
     /// The same, asked as this says.
     pub fn with(config: ServerConfig) -> Result<Self, RemoteError> {
         let client = config.client("vLLM")?;
-        Ok(VllmEngine { client, config, probed: Arc::default(), groups: GroupRequests::default(), control: None })
-    }
-
-    /// Given weights by this.
-    pub fn controlled(self, control: impl WeightControl + 'static) -> Self {
-        VllmEngine { control: Some(Arc::new(control)), ..self }
-    }
-
-    /// Its connections.
-    pub fn client(&self) -> &Client {
-        &self.client
+        let control = VllmWeights::new(&client);
+        Ok(VllmEngine { client, config, probed: Arc::default(), groups: GroupRequests::default(), control })
     }
 
     async fn ask(&self) -> Result<&Probed, RemoteError> {
@@ -272,7 +264,7 @@ impl InferenceEngine for VllmEngine {
         Box::pin(async move { self.client.get("/health", limit).await.map(drop) })
     }
 
-    fn score<'a>(&'a self, tokens: &'a [u32], adapter: Option<&'a str>) -> Pending<'a, Scored> {
+    fn score<'a>(&'a self, tokens: &'a [u32], adapter: Option<&'a str>) -> Pending<'a, Vec<f32>> {
         Box::pin(async move {
             let model = adapter.unwrap_or(&self.ask().await?.capabilities.model);
             let what = format!("POST {}", completions::PATH);
@@ -286,7 +278,7 @@ impl InferenceEngine for VllmEngine {
             let log_probs: Option<Vec<f32>> =
                 listed.and_then(|listed| listed.iter().zip(tokens).skip(1).map(|pair| of(pair).map(|p| p as f32)).collect());
             match log_probs {
-                Some(log_probs) if log_probs.len() + 1 == tokens.len() => Ok(Scored { log_probs }),
+                Some(log_probs) if log_probs.len() + 1 == tokens.len() => Ok(log_probs),
                 _ => {
                     Err(self.client.nonsense(&what, "no log-probability for each token of the prompt".into(), &reply.to_string()))
                 }
@@ -295,6 +287,6 @@ impl InferenceEngine for VllmEngine {
     }
 
     fn weights(&self) -> Option<&dyn WeightControl> {
-        self.control.as_deref()
+        Some(&self.control)
     }
 }

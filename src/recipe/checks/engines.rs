@@ -1,8 +1,10 @@
 //! What must hold in `[engine]`, and between it and the rest.
 
 use super::Note;
+use crate::engine::remote::PauseMode;
+use crate::engine::remote::sync::CachePolicy;
+use crate::engine::settings::{Engine, EngineKind, Launch};
 use crate::net::check_url;
-use crate::recipe::engine::{CachePolicy, Engine, EngineKind, Launch, PauseMode};
 use crate::recipe::plan::Plan;
 use crate::util::secrets::masked;
 
@@ -50,15 +52,15 @@ pub(super) fn engines(plan: &Plan, note: Note) {
 
 /// An adapter is loaded beside the others, and its name keeps apart what is remembered under it.
 fn adapters(engine: &Engine, note: Note) {
-    if engine.pause != PauseMode::default() {
+    if engine.sync.pause != PauseMode::default() {
         let message =
-            format!("`engine.pause` is \"{}\", but with lora.sync = \"adapter\" no server is paused", engine.pause.word());
+            format!("`engine.pause` is \"{}\", but with lora.sync = \"adapter\" no server is paused", engine.sync.pause.word());
         note("engine.pause", &["lora.sync"], message, "leave it out: answers end under the adapter that they began with");
     }
-    if engine.cache != CachePolicy::default() {
+    if engine.sync.cache != CachePolicy::default() {
         let message = format!(
             "`engine.cache` is \"{}\", but with lora.sync = \"adapter\" each adapter has a cache of its own",
-            engine.cache.word()
+            engine.sync.cache.word()
         );
         note("engine.cache", &["lora.sync"], message, "leave it out");
     }
@@ -92,13 +94,14 @@ fn launched(engine: &Engine, note: Note) {
 }
 
 fn policies(engine: &Engine, note: Note) {
-    let (kind, pause) = (engine.kind(), engine.pause);
+    let (kind, pause) = (engine.kind(), engine.sync.pause);
     if matches!((kind, pause), (EngineKind::Vllm, PauseMode::Recompute) | (EngineKind::Sglang, PauseMode::Finish)) {
         let message = format!("`engine.pause` is \"{}\", which {} has no way of", pause.word(), kind.word());
         note("engine.pause", &["engine.kind"], message, "use \"keep\" or \"abort\"");
     }
-    if engine.cache == CachePolicy::Flush && pause == PauseMode::Keep {
-        let message = "`engine.cache` is \"flush\", but with engine.pause = \"keep\" requests still use what would be forgotten";
+    if engine.sync.cache == CachePolicy::Flush && pause == PauseMode::Keep {
+        let message =
+            "`engine.cache` is \"flush\", but with engine.sync.pause = \"keep\" requests still use what would be forgotten";
         note("engine.cache", &["engine.pause"], message.to_owned(), "use \"namespaced\", or another engine.pause");
     }
 }

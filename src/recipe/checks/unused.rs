@@ -1,7 +1,7 @@
 //! Keys that the rest of the recipe leaves without effect: setting one to another value than its default is an error.
 
 use super::Note;
-use crate::recipe::engine::Launch;
+use crate::engine::settings::Launch;
 use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::reward::OnFailure;
 use crate::recipe::task::{OverlongPolicy, Sft, Task, TaskData, Turns};

@@ -4,10 +4,9 @@ use std::sync::{Arc, Mutex};
 
 use rollflow::engine::SamplingParams;
 use rollflow::engine::remote::{
-    Attempt, Capabilities, Chunk, End, Ending, Fault, InferenceEngine, OpenAiEngine, RemoteError, SglangEngine, SglangWeights,
-    Tokens, VersionSpan, VllmEngine, VllmWeights, WeightControl,
+    Attempt, Capabilities, Chunk, End, Ending, Fault, InferenceEngine, OpenAiEngine, RemoteError, SglangEngine, Tokens,
+    VersionSpan, VllmEngine,
 };
-use rollflow::net::Client;
 use serde_json::{Value, json};
 
 use super::server::{Reply, Server, vllm_page};
@@ -231,11 +230,11 @@ fn sglangs_aborts_are_interruptions_unless_they_are_refusals() {
 fn prompts_are_scored_by_their_own_log_probabilities() {
     let scored = json!({ "meta_info": { "input_token_logprobs": [[null, 5, null], [-7.5, 6, null], [-4.5, 7, null]] } });
     let (server, _) = scripted(sglang_page, "/generate", Reply::json(scored));
-    assert_eq!(run(SglangEngine::new(&server.url).unwrap().score(&[5, 6, 7], None)).unwrap().log_probs, [-7.5, -4.5]);
+    assert_eq!(run(SglangEngine::new(&server.url).unwrap().score(&[5, 6, 7], None)).unwrap(), [-7.5, -4.5]);
     let scored = json!({ "choices": [{ "prompt_logprobs": [null, { "6": { "logprob": -7.5, "rank": 280 } },
         { "7": { "logprob": -4.5, "rank": 32 }, "9": { "logprob": -0.5, "rank": 1 } }] }] });
     let (server, _) = scripted(vllm_page, "/v1/completions", Reply::json(scored));
-    assert_eq!(run(VllmEngine::new(&server.url).unwrap().score(&[5, 6, 7], None)).unwrap().log_probs, [-7.5, -4.5]);
+    assert_eq!(run(VllmEngine::new(&server.url).unwrap().score(&[5, 6, 7], None)).unwrap(), [-7.5, -4.5]);
     assert!(
         run(VllmEngine::new(&server.url).unwrap().score(&[5, 6, 8], None))
             .unwrap_err()
@@ -348,9 +347,10 @@ fn adapters_are_loaded_listed_and_forgotten_by_name() {
             _ => Reply::Page(404, "no".into()),
         }
     });
-    let client = |kind| Client::new(kind, server.url.as_str()).unwrap();
-    let controls: [&dyn WeightControl; 2] = [&VllmWeights::new(client("vLLM")), &SglangWeights::new(client("SGLang"))];
-    for control in controls {
+    let engines: [Box<dyn InferenceEngine>; 2] =
+        [Box::new(VllmEngine::new(&server.url).unwrap()), Box::new(SglangEngine::new(&server.url).unwrap())];
+    for engine in &engines {
+        let control = engine.weights().unwrap();
         run(async {
             for name in ["adapter-1", "adapter-2", "adapter-1"] {
                 control.load_adapter(name, std::path::Path::new("/there")).await.unwrap();

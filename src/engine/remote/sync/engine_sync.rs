@@ -125,7 +125,7 @@ pub(super) async fn sync_engine(
                 if phase == Phase::Resume {
                     fleet.start_trial(place);
                 }
-                let (limit, started) = (config.deadlines.of(phase), Instant::now());
+                let (limit, started) = (config.timeout(phase), Instant::now());
                 let done = within(limit, step(engine, control, phase, update, config, before, &mut held.sums)).await;
                 held.times.push((phase, started.elapsed()));
                 match done {
@@ -205,6 +205,5 @@ async fn step(
 async fn score(engine: &dyn InferenceEngine, text: &[u32], adapter: Option<&str>) -> Result<Vec<f32>, RemoteError> {
     // The step's own timeout ends it before.
     let policy = RetryPolicy { retries: 0, pause: Duration::from_millis(50), max_pause: Duration::from_millis(500), ..TRIES };
-    let scored = policy.run(text.len() as u64, deadline(policy.busy_timeout), || engine.score(text, adapter)).await;
-    scored.map(|scored| scored.log_probs)
+    policy.run(text.len() as u64, deadline(policy.busy_timeout), || engine.score(text, adapter)).await
 }

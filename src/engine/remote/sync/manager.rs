@@ -213,7 +213,7 @@ impl Shared {
         self.state().busy[place] = true;
         let before = self.state().sums[place].clone();
         tokio::spawn(async move {
-            let (fleet, given, config) = (self.fleet.clone(), update.clone(), self.config);
+            let (fleet, given, config) = (self.fleet.clone(), update.clone(), self.config.clone());
             let driven = tokio::spawn(async move { sync_engine(&fleet, place, &given, &config, before.as_ref()).await }).await;
             let result = match driven {
                 Ok(result) => result,

@@ -12,17 +12,19 @@ mod releases;
 mod state;
 mod verify;
 
-use crate::settings::declare::choices;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{FleetHandle, InferenceEngine, PauseMode};
 use crate::data::Version;
+use crate::settings::declare::{choices, section};
+use crate::settings::setting::POSITIVE;
 
 pub use engine_sync::{IsolatedEngine, StepError, SyncedEngine};
 pub use manager::{SyncReport, WeightSyncManager};
 pub use releases::{Release, Releases};
-pub use state::{Deadlines, Failure, Next, Phase, WeightSyncState};
+pub use state::Phase;
 pub use verify::{Checksums, Probe, WrongWeights};
 
 choices! {
@@ -37,30 +39,34 @@ choices! {
     }
 }
 
-/// How engines are given weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SyncConfig {
-    /// What becomes of their work.
-    pub pause: PauseMode,
-    /// What becomes of what they remember.
-    pub cache: CachePolicy,
-    /// How long each step may take.
-    pub deadlines: Deadlines,
-    /// Tries beyond the first, for each engine, over all steps.
-    pub retries: u32,
-    /// Whether they are asked for checksums.
-    pub checksums: bool,
+section! {
+    /// Weight sync to servers.
+    pub struct SyncConfig {
+        /// Policy for a server's work in flight during a weight sync.
+        pause: PauseMode = PauseMode::default();
+        /// Policy for cached prompts when weights change.
+        cache: CachePolicy = CachePolicy::default();
+        /// If true, servers are asked for checksums, which read all weights.
+        checksums: bool = true;
+        /// Retries of a sync to one server.
+        retries: u32 = 2;
+        /// Timeout of a pause, in seconds.
+        pause_timeout: f64 = 60.0, POSITIVE;
+        /// Timeout of a load, in seconds.
+        load_timeout: f64 = 600.0, POSITIVE;
+        /// Timeout of any other step of a sync, in seconds.
+        step_timeout: f64 = 60.0, POSITIVE;
+    }
 }
 
-impl Default for SyncConfig {
-    fn default() -> Self {
-        SyncConfig {
-            pause: PauseMode::default(),
-            cache: CachePolicy::default(),
-            deadlines: Deadlines::default(),
-            retries: 2,
-            checksums: true,
-        }
+impl SyncConfig {
+    /// Timeout of one phase.
+    fn timeout(&self, phase: Phase) -> Duration {
+        Duration::from_secs_f64(match phase {
+            Phase::Pause => self.pause_timeout,
+            Phase::Load => self.load_timeout,
+            _ => self.step_timeout,
+        })
     }
 }
 
@@ -114,6 +120,6 @@ pub async fn sync_weights_to_engines(
     let version = name.strip_prefix('v').and_then(|digits| digits.parse().ok()).unwrap_or(0);
     let adapter = folder.join("adapter_config.json").is_file() && !folder.join("config.json").exists();
     let update = Update { release: Release::of(version, folder), changed: false, probe: Probe::default(), adapter };
-    let manager = WeightSyncManager::new(FleetHandle::new(engines.to_vec()), *config);
+    let manager = WeightSyncManager::new(FleetHandle::new(engines.to_vec()), config.clone());
     Ok(manager.sync(update).await?.engines)
 }

@@ -10,8 +10,6 @@
 //!
 //! An adapter needs no pause, since nobody asks for it before it was found right: load → check → probe → held.
 
-use std::time::Duration;
-
 /// A step of a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
@@ -46,37 +44,9 @@ impl Phase {
     }
 }
 
-/// How long each step may take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Deadlines {
-    /// Where it is [`Finish`](crate::engine::remote::PauseMode::Finish), as long as the longest answer.
-    pub pause: Duration,
-    /// Reading a model from disk.
-    pub load: Duration,
-    /// Anything else.
-    pub other: Duration,
-}
-
-impl Default for Deadlines {
-    fn default() -> Self {
-        Deadlines { pause: Duration::from_secs(60), load: Duration::from_secs(600), other: Duration::from_secs(60) }
-    }
-}
-
-impl Deadlines {
-    /// How long this step may take.
-    pub fn of(&self, phase: Phase) -> Duration {
-        match phase {
-            Phase::Pause => self.pause,
-            Phase::Load => self.load,
-            _ => self.other,
-        }
-    }
-}
-
 /// How a step failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub(super) enum Failure {
     /// It may work when it is tried again.
     Passing,
     /// It answered, and holds other weights than it should.
@@ -87,7 +57,7 @@ pub enum Failure {
 
 /// What comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub(super) enum Next {
     /// This step.
     Do(Phase),
     /// It holds the weights.
@@ -98,7 +68,7 @@ pub enum Next {
 
 /// The way of one engine through a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WeightSyncState {
+pub(super) struct WeightSyncState {
     /// All steps, in their order.
     steps: &'static [Phase],
     next: Next,

@@ -1,11 +1,10 @@
-//! `[engine]`: who generates, and how servers are given weights.
+//! `[engine]`: the engine of a run, its servers and their weight sync.
 
-pub use crate::engine::remote::PauseMode;
-pub use crate::engine::remote::sync::CachePolicy;
 use std::path::PathBuf;
 
+use super::remote::sync::SyncConfig;
 use crate::settings::declare::{choices, section};
-use crate::settings::setting::{NOT_NEGATIVE, POSITIVE, SOME};
+use crate::settings::setting::{Limit, NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, SOME};
 
 section! {
     /// Engine that generates: this process, or servers over HTTP, which load the trained weights
@@ -43,10 +42,6 @@ section! {
         restarts: u32 = 3;
         /// Model name in requests. Left out: the first that the server lists.
         model: Option<String> = None;
-        /// Policy for a server's work in flight during a weight sync.
-        pause: PauseMode = PauseMode::default();
-        /// Policy for cached prompts when weights change.
-        cache: CachePolicy = CachePolicy::default();
         /// If true, a model whose output head is tied to its embedding is exported with a head of
         /// its own; the servers must have been started so. Left out: true for vLLM, which reloads
         /// one without the other, else false.
@@ -61,34 +56,17 @@ section! {
         /// a server that computes in another format than the trainer, give the value of that
         /// format.
         tolerance: Option<f64> = None, POSITIVE_IF_GIVEN;
-        /// If true, servers are asked for checksums, which read all weights.
-        checksums: bool = true;
-        /// Retries of a sync to one server.
-        retries: u32 = 2;
-        /// Timeout of a pause, in seconds.
-        pause_timeout: f64 = 60.0, POSITIVE;
-        /// Timeout of a load, in seconds.
-        load_timeout: f64 = 600.0, POSITIVE;
-        /// Timeout of any other step of a sync, in seconds.
-        step_timeout: f64 = 60.0, POSITIVE;
         /// Seconds that a run waits when all servers are lost.
         #[formerly(patience)]
         lost_timeout: f64 = 120.0, NOT_NEGATIVE;
+        last sync: SyncConfig;
     }
 }
 
-const POSITIVE_IF_GIVEN: crate::settings::setting::Limit<Option<f64>> = crate::settings::setting::Limit {
-    text: "above 0",
-    holds: |value| value.is_none_or(|value| value > 0.0 && value.is_finite()),
-};
+const SHARE_IF_GIVEN: Limit<Option<f64>> =
+    Limit { text: "above 0, below 1", holds: |value| value.is_none_or(|value| value > 0.0 && value < 1.0) };
 
-const SHARE_IF_GIVEN: crate::settings::setting::Limit<Option<f64>> = crate::settings::setting::Limit {
-    text: "above 0, below 1",
-    holds: |value| value.is_none_or(|value| value > 0.0 && value < 1.0),
-};
-
-const PORT: crate::settings::setting::Limit<usize> =
-    crate::settings::setting::Limit { text: "1 to 65535", holds: |port| (1..=65_535).contains(port) };
+const PORT: Limit<usize> = Limit { text: "1 to 65535", holds: |port| (1..=65_535).contains(port) };
 
 choices! {
     /// Kind of engine.
@@ -118,7 +96,7 @@ choices! {
 }
 
 impl Engine {
-    /// The kind, which `launch` implies.
+    /// Kind of engine, which `launch` implies.
     pub fn kind(&self) -> EngineKind {
         match (self.kind, self.launch) {
             (EngineKind::Local, Launch::Vllm) => EngineKind::Vllm,
@@ -127,23 +105,23 @@ impl Engine {
         }
     }
 
-    /// Whether generation happens elsewhere.
+    /// Returns true if servers generate.
     pub fn is_remote(&self) -> bool {
         self.kind() != EngineKind::Local
     }
 
-    /// Whether a shared head is handed over as one of its own.
+    /// Returns true if a tied output head is exported as a head of its own.
     pub fn unties(&self) -> bool {
         self.untie.unwrap_or(self.kind() == EngineKind::Vllm)
     }
 
-    /// Where the servers are that a run starts.
+    /// Addresses of the servers that the run starts.
     pub fn launched_urls(&self) -> Vec<String> {
         let of = |at: usize| format!("http://127.0.0.1:{}", self.port + at);
         if self.launch == Launch::None { Vec::new() } else { (0..self.replicas).map(of).collect() }
     }
 
-    /// All servers.
+    /// Addresses of all servers.
     pub fn all_urls(&self) -> Vec<String> {
         [self.urls.clone(), self.launched_urls()].concat()
     }
