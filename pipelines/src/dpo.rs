@@ -35,7 +35,7 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let reference = references::frozen(plan, policy, references::scoring(plan)?)?;
     let backend = trainers::backend(plan, registry, policy).context("starting the trainer")?;
     let trainer = trainers::trainer(plan, registry, backend, None, None, outputs.checkpoints)?;
-    let trainer = evaluation::published(trainer, plan);
+    let trainer = evaluation::publish_for_evaluation(trainer, plan);
     let trainer = match from {
         Some(from) => {
             data::check(&from.checkpoint, state.as_ref())?;

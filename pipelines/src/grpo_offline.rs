@@ -18,7 +18,7 @@ use rollflow::stages::reference::BatchReference;
 use rollflow::stages::source::{GroupScorer, RecordedGroups};
 
 use crate::assemble::data;
-use crate::assemble::evaluation;
+use crate::assemble::evaluation::{self, EvalReports};
 use crate::assemble::lessons::Mixture;
 use crate::assemble::origin;
 use crate::assemble::references;
@@ -75,7 +75,7 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let mixture = Mixture::of(plan, policy)?;
     let reference = references::frozen(plan, policy, references::scoring(plan)?)?;
     let trainer = trainers::trainer(plan, registry, backend, critic, mixture, outputs.checkpoints)?;
-    let trainer = evaluation::published(trainer, plan);
+    let trainer = evaluation::publish_for_evaluation(trainer, plan);
     let trainer = match from {
         Some(from) => {
             data::check(&from.checkpoint, Some(&state))?;
@@ -93,7 +93,8 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
         batches = flow.stage("reference", batches, BatchReference::new(model, weights).threads(threads));
     }
     let trained = flow.stage("train", batches, data::remembered(trainer, Some(state)));
-    let trained = evaluation::beside(&mut flow, plan, registry, policy, trained, (&outputs.metrics, outputs.answers, done))?;
+    let reports = EvalReports { metrics: &outputs.metrics, answers: outputs.answers, resumed_at: done };
+    let trained = evaluation::evaluate_in_order(&mut flow, plan, registry, policy, trained, reports)?;
     flow.sink("log", trained, outputs.log);
     Ok(flow)
 }

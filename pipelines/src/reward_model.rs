@@ -56,7 +56,7 @@ pub fn declare(plan: &Plan, model: &ScoreModel, outputs: Outputs, from: Option<&
     let pairs = pairs.collect::<Result<Vec<_>>>()?;
     let backend = trainers::reward_model_backend(plan, of, model).context("starting the trainer")?;
     let trainer = Trainer::new(backend).steps(of.steps).threads(of.optimization.threads);
-    let trainer = trainers::changing(evaluation::published(trainer, plan), plan, lesson)?;
+    let trainer = trainers::changing(evaluation::publish_for_evaluation(trainer, plan), plan, lesson)?;
     let mut trainer = trainers::checkpointed(trainer, plan, outputs.checkpoints);
     if let Some(from) = from {
         trainer = trainer.resume(&from.checkpoint, from.trainer.clone())?;

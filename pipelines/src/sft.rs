@@ -14,7 +14,7 @@ use rollflow::stages::sink::step_row;
 use rollflow::stages::train::StepConfig;
 
 use crate::assemble::data;
-use crate::assemble::evaluation;
+use crate::assemble::evaluation::{self, EvalReports};
 use crate::assemble::lessons;
 use crate::assemble::origin;
 use crate::assemble::supervised;
@@ -54,7 +54,7 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let samples = samples.after(done).metrics(&outputs.metrics);
     let trained = train(&mut flow, plan, sft, samples, policy, |trainer| {
         let trainer = trainers::changing(trainer, plan, lesson)?;
-        let trainer = evaluation::published(trainers::checkpointed(trainer, plan, outputs.checkpoints), plan);
+        let trainer = evaluation::publish_for_evaluation(trainers::checkpointed(trainer, plan, outputs.checkpoints), plan);
         let trainer = match from {
             Some(from) => {
                 data::check(&from.checkpoint, data.as_ref())?;
@@ -64,7 +64,8 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
         };
         Ok(data::remembered(trainer, data))
     })?;
-    let trained = evaluation::beside(&mut flow, plan, registry, policy, trained, (&outputs.metrics, outputs.answers, done))?;
+    let reports = EvalReports { metrics: &outputs.metrics, answers: outputs.answers, resumed_at: done };
+    let trained = evaluation::evaluate_in_order(&mut flow, plan, registry, policy, trained, reports)?;
     flow.sink("log", trained, outputs.log);
     Ok(flow)
 }

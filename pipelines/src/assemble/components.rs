@@ -98,7 +98,7 @@ impl Components<LocalBackend> {
         let (mut sync, mut evaluator) = (engines.sync(plan, publish)?.also(also), None);
         if let Some(hold) = evaluation::hold(plan) {
             sync = sync.hold(&hold);
-            evaluator = evaluation::evaluator_of_servers(plan, registry, policy, (engines, &hold))?;
+            evaluator = evaluation::evaluator_of_servers(plan, registry, policy, engines, &hold)?;
         }
         let reference = references::reference(plan, start, &read)?;
         let sync = BoxedStage::new(sync.log_every(plan.observe.log_every));

@@ -13,11 +13,9 @@ use serde_json::json;
 use super::engine::Ending;
 use super::plans::{RecipeArgs, load, load_of_run};
 use super::policies::{model_folder, policy_of};
+use super::standalone_eval::{ANSWERS, StandaloneEval};
 use super::{REFUSED, out};
 use crate::assemble::engines::Engines;
-use crate::assemble::evaluation::ANSWERS;
-use crate::assemble::evaluation::evaluate;
-use crate::assemble::evaluation::evaluate_by_servers;
 use crate::assemble::policy;
 use crate::registry::Registry;
 use crate::run::files::RECIPE;
@@ -64,16 +62,16 @@ impl Eval {
         });
         let shows = !self.json && std::io::IsTerminal::is_terminal(&std::io::stderr());
         let mut shown = 0;
-        let mut see = |judged: usize, of: usize| {
-            // Now and then is enough for the eye.
+        let mut show = |judged: usize, of: usize| {
             if shows && (judged * 50 / of.max(1) > shown || judged == of) {
                 shown = judged * 50 / of.max(1);
                 eprint!("\r{judged} of {of} answers{}", if judged == of { "\n" } else { "" });
             }
         };
+        let evaluation = |policy| StandaloneEval { plan: &plan, registry, model: &model, policy, out: &folder };
         let summary = match plan.engine.is_remote() {
-            false => evaluate(&plan, registry, (&model, &policy), &folder, |judged, of| {
-                see(judged, of);
+            false => evaluation(&policy).run(|judged, of| {
+                show(judged, of);
                 Ok(())
             })?,
             true => {
@@ -85,8 +83,8 @@ impl Eval {
                 let Some(engines) = Engines::begin(&plan, &policy, &folder.join("engine"), heard)? else {
                     return Ok(ExitCode::SUCCESS);
                 };
-                evaluate_by_servers(&plan, registry, (&model, &policy), &folder, &engines, |judged, of| {
-                    see(judged, of);
+                evaluation(&policy).run_on_servers(&engines, |judged, of| {
+                    show(judged, of);
                     ensure!(!ending.came(), "interrupted; what is answered is in {}: call it again to go on", folder.display());
                     Ok(())
                 })?

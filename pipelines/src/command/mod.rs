@@ -26,6 +26,7 @@ mod schema;
 mod score;
 mod shell;
 mod simulate;
+mod standalone_eval;
 mod tokens;
 
 use std::ffi::OsString;
