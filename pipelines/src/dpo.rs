@@ -10,7 +10,7 @@ use rollflow::recipe::Plan;
 use rollflow::stages::reference::BatchReference;
 
 use crate::assemble::data;
-use crate::assemble::evaluation;
+use crate::assemble::evaluation::{self, EvalReports};
 use crate::assemble::origin;
 use crate::assemble::preferences;
 use crate::assemble::references;
@@ -52,7 +52,8 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
         batches = flow.stage("reference", batches, BatchReference::new(model, weights).threads(threads));
     }
     let trained = flow.stage("train", batches, data::remembered(trainer, state));
-    let trained = preferences::evaluated(&mut flow, plan, registry, policy, trained, (&outputs.metrics, outputs.answers, done))?;
+    let reports = EvalReports { metrics: &outputs.metrics, answers: outputs.answers, resumed_at: done };
+    let trained = preferences::evaluated(&mut flow, plan, registry, policy, trained, reports)?;
     flow.sink("log", trained, outputs.log);
     Ok(flow)
 }

@@ -13,14 +13,14 @@ use rollflow::flow::{Ended, Flow, Report, Until};
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
-use rollflow::stages::evaluate::{AnswerLog, LocalPairJudge, PairEvaluator};
+use rollflow::stages::evaluate::PairEvaluator;
 use rollflow::stages::reward::Scorer;
 use rollflow::stages::train::StepConfig;
 use rollflow::train::Algorithm;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
 use crate::assemble::data;
-use crate::assemble::evaluation;
+use crate::assemble::evaluation::{self, EvalReports};
 use crate::assemble::lessons;
 use crate::assemble::origin;
 use crate::assemble::policy;
@@ -66,7 +66,8 @@ pub fn declare(plan: &Plan, model: &ScoreModel, outputs: Outputs, from: Option<&
     let done = from.map_or(0, |from| from.trainer.step);
     let batches = flow.source("pairs", Supervised::grouped("reward model", pairs, of.batch, of.steps)?.after(done));
     let trained = flow.stage("train", batches, trainer);
-    let trained = evaluated(&mut flow, plan, (model, &held_out), trained, (&outputs.metrics, outputs.answers, done))?;
+    let reports = EvalReports { metrics: &outputs.metrics, answers: outputs.answers, resumed_at: done };
+    let trained = evaluated(&mut flow, plan, model, &held_out, trained, reports)?;
     flow.sink("log", trained, outputs.log);
     Ok((flow, held_out))
 }
@@ -79,13 +80,14 @@ fn lesson(plan: &Plan) -> Result<StepConfig> {
     Ok(StepConfig { schedule: Some(schedule), algorithm: Some(Arc::new(algorithm)), ..StepConfig::default() })
 }
 
-/// The trained steps, with what evaluations found on the pairs of `[eval]`, or else on those that the run holds out.
+/// Adds the evaluation on the pairs of `[eval]`, or on those that the run holds out.
 fn evaluated(
     flow: &mut Flow,
     plan: &Plan,
-    (model, held_out): (&ScoreModel, &[RankedPair]),
+    model: &ScoreModel,
+    held_out: &[RankedPair],
     trained: Port<Trained<FrozenWeights>>,
-    (metrics, log, after): (&Metrics, Option<AnswerLog>, u64),
+    reports: EvalReports,
 ) -> Result<Port<Trained<FrozenWeights>>> {
     let Some((eval, of)) = plan.eval.as_ref().filter(|eval| eval.every > 0).zip(plan.reward_model.as_ref()) else {
         return Ok(trained);
@@ -106,9 +108,8 @@ fn evaluated(
         ..LocalConfig::new(CrossEntropy, Schedule::constant(0.0))
     };
     let loss = Arc::new(BradleyTerry { center: of.center });
-    let judge = LocalPairJudge::new(config, model.config().clone(), loss, samples);
-    let evaluator = PairEvaluator::new(judge, eval.every).last(plan.steps()).after(after).metrics(metrics).log(log);
-    Ok(flow.stage("evaluate", trained, evaluator))
+    let evaluator = PairEvaluator::new(config, model.config().clone(), loss, samples, eval.every);
+    Ok(flow.stage("evaluate", trained, reports.of_pairs(evaluator, plan)))
 }
 
 /// How often, and by how much, chosen answers score higher.

@@ -12,7 +12,7 @@ use rollflow::recipe::Plan;
 use rollflow::recipe::eval::Eval;
 use rollflow::recipe::task::{Task, TaskData};
 use rollflow::rollout::EvalSpec;
-use rollflow::stages::evaluate::{AnswerLog, Evaluator};
+use rollflow::stages::evaluate::{AnswerLog, Evaluator, PairEvaluator};
 use rollflow::stages::sync::EvaluationHold;
 
 use crate::assemble::conversations;
@@ -71,6 +71,13 @@ pub struct EvalReports<'a> {
     pub answers: Option<AnswerLog>,
     /// Step that the run is resumed at; 0 for a new run.
     pub resumed_at: u64,
+}
+
+impl EvalReports<'_> {
+    /// Reports the evaluations of held-out pairs.
+    pub fn of_pairs(self, evaluator: PairEvaluator, plan: &Plan) -> PairEvaluator {
+        evaluator.last(plan.steps()).after(self.resumed_at).metrics(self.metrics).log(self.answers)
+    }
 }
 
 /// Adds the recipe's evaluation, if any, after a trainer without a generator. Each step is logged

@@ -9,11 +9,12 @@ use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::recipe::chat::Chat;
 use rollflow::recipe::task::{Task, TaskData};
-use rollflow::stages::evaluate::{AnswerLog, LocalPairJudge, PairEvaluator};
+use rollflow::stages::evaluate::PairEvaluator;
 
 use crate::assemble::conversations;
 use crate::assemble::data;
 use crate::assemble::data::sums;
+use crate::assemble::evaluation::EvalReports;
 use crate::assemble::policy::Reader;
 use crate::assemble::references;
 use crate::registry::Registry;
@@ -67,7 +68,7 @@ pub fn evaluated(
     registry: &Registry,
     policy: &Policy,
     trained: Port<Trained<FrozenWeights>>,
-    (metrics, log, after): (&Metrics, Option<AnswerLog>, u64),
+    reports: EvalReports,
 ) -> Result<Port<Trained<FrozenWeights>>> {
     let Some(eval) = plan.eval.as_ref().filter(|eval| eval.every > 0) else { return Ok(trained) };
     let (chat, reader) = (conversations::chat(plan), Reader::from(policy));
@@ -79,13 +80,12 @@ pub fn evaluated(
     let samples = samples.context("preparing the evaluation")?.concat();
     let config = LocalConfig { threads: Some(eval.threads), ..references::scoring(plan)? };
     let loss = registry.loss_of(&plan.train)?;
-    let judge = LocalPairJudge::new(config.clone(), policy.config().clone(), loss, samples);
-    let judge = match references::frozen(plan, policy, config)? {
-        Some((model, weights)) => judge.reference(model, weights),
-        None => judge,
+    let evaluator = PairEvaluator::new(config.clone(), policy.config().clone(), loss, samples, eval.every);
+    let evaluator = match references::frozen(plan, policy, config)? {
+        Some((model, weights)) => evaluator.reference(model, weights),
+        None => evaluator,
     };
-    let evaluator = PairEvaluator::new(judge, eval.every).last(plan.steps()).after(after).metrics(metrics).log(log);
-    Ok(flow.stage("evaluate", trained, evaluator))
+    Ok(flow.stage("evaluate", trained, reports.of_pairs(evaluator, plan)))
 }
 
 /// The pairs of an evaluation: all that a data set has, or one for each sum.

@@ -1,106 +1,124 @@
-//! The stage that judges held-out pairs while a run trains on others: how often, and by how much, the chosen completion comes out ahead.
+//! Stage that evaluates published weights on held-out pairs during training: accuracy, margin and loss.
 //!
-//! Trained steps pass through it in order, each when its own evaluation is done. Nothing is sampled, so that the numbers are the same each time.
+//! Steps pass through in order, each after its own evaluation. Nothing is sampled, so that the same
+//! weights give the same metrics.
 
-use std::fmt;
 use std::sync::Arc;
 
 use super::stage::AnswerLog;
-use crate::algo::PairMetrics;
+use crate::algo::{Aggregation, Loss, OffPolicy, PairMetrics};
+use crate::data::Sample;
 use crate::flow::{Io, RunContext, Stage, StageError, StageSpec};
+use crate::model::{FrozenWeights, ModelConfig};
 use crate::observe::logs::short;
 use crate::observe::{Metric, Metrics, StepMetrics};
+use crate::stages::reference::{LocalReference, ReferenceModel};
 use crate::stages::train::Trained;
+use crate::train::{LocalConfig, PackedColumns, Scorer, collate};
 
-/// What held-out pairs came to under some weights.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct JudgedPairs {
-    /// Counts and margins. Scores are those of the loss: β times log-ratios, or a reward model's.
-    pub pairs: PairMetrics,
-    /// The loss over all of them.
-    pub loss: f64,
-}
-
-impl JudgedPairs {
-    /// The numbers by the catalogue's names.
-    pub fn row(&self) -> StepMetrics {
-        let row = [
-            (Metric::EvalPairAccuracy, self.pairs.accuracy()),
-            (Metric::EvalPairMargin, self.pairs.margin()),
-            (Metric::EvalLoss, self.loss),
-        ];
-        row.into_iter().map(|(metric, value)| (metric.key().to_owned(), value)).collect()
-    }
-}
-
-/// Judges weights by held-out pairs.
-pub trait PairJudge<W>: Send + 'static {
-    /// Called once on the thread that judges, before anything is judged.
-    fn start(&mut self) -> Result<(), StageError> {
-        Ok(())
-    }
-
-    /// What the pairs come to under these weights.
-    fn judge(&mut self, weights: &Arc<W>) -> Result<JudgedPairs, StageError>;
-}
-
-/// Evaluates published weights on held-out pairs now and then.
-pub struct PairEvaluator<W> {
-    judge: Box<dyn PairJudge<W>>,
+/// Stage that evaluates weights by the loss of held-out pairs: a preference loss, or a reward
+/// model's. It computes in this process.
+pub struct PairEvaluator {
+    scorer: Scorer,
+    threads: Option<usize>,
+    loss: Arc<dyn Loss>,
+    /// Chosen and rejected completions, pair after pair.
+    samples: Vec<Sample>,
+    reference: Option<(LocalReference, Arc<FrozenWeights>)>,
     every: u64,
     last: Option<u64>,
-    before: u64,
+    resumed_at: u64,
     log: Option<AnswerLog>,
     metrics: Option<Metrics>,
 }
 
-impl<W: Send + Sync + 'static> PairEvaluator<W> {
-    /// Judges the weights of every `every`-th step.
-    pub fn new(judge: impl PairJudge<W>, every: u64) -> Self {
-        PairEvaluator { judge: Box::new(judge), every: every.max(1), last: None, before: 0, log: None, metrics: None }
+impl PairEvaluator {
+    /// Evaluates the weights of every `every`-th step of a model of this shape. `samples` holds the
+    /// chosen and the rejected completion of each pair in turn.
+    pub fn new(config: LocalConfig, model: ModelConfig, loss: Arc<dyn Loss>, samples: Vec<Sample>, every: u64) -> Self {
+        PairEvaluator {
+            threads: config.threads,
+            scorer: Scorer::new(config, model),
+            loss,
+            samples,
+            reference: None,
+            every: every.max(1),
+            last: None,
+            resumed_at: 0,
+            log: None,
+            metrics: None,
+        }
     }
 
-    /// The weights of this step are evaluated too: the run's last.
+    /// Adds a frozen reference policy, which scores the pairs once.
+    pub fn reference(self, model: LocalReference, weights: Arc<FrozenWeights>) -> Self {
+        PairEvaluator { reference: Some((model, weights)), ..self }
+    }
+
+    /// Last step of the run, whose weights are evaluated too.
     pub fn last(self, step: u64) -> Self {
         PairEvaluator { last: Some(step), ..self }
     }
 
-    /// The run goes on after this step, whose weights were evaluated already.
+    /// Step that the run is resumed at. Its weights are evaluated already.
     pub fn after(self, step: u64) -> Self {
-        PairEvaluator { before: step, ..self }
+        PairEvaluator { resumed_at: step, ..self }
     }
 
-    /// Writes a row of each evaluation to `evaluations.jsonl`.
+    /// Writes a row of each evaluation to this log.
     pub fn log(self, log: Option<AnswerLog>) -> Self {
         PairEvaluator { log, ..self }
     }
 
-    /// Sets the gauges of the newest evaluation there.
+    /// Metrics to report to, instead of the flow's.
     pub fn metrics(self, metrics: &Metrics) -> Self {
         PairEvaluator { metrics: Some(metrics.clone()), ..self }
     }
 
-    fn is_due(&self, trained: &Trained<W>) -> bool {
-        // The first message brings the weights that a run begins with, or goes on with.
-        let (first, step) = (trained.step == 0, trained.step);
-        if first { self.before == 0 } else { step.is_multiple_of(self.every) || self.last == Some(step) }
+    fn start(&mut self) -> Result<(), StageError> {
+        if let Some(threads) = self.threads {
+            tch::set_num_threads(threads as i32);
+        }
+        if let Some((mut model, weights)) = self.reference.take() {
+            for pair in self.samples.chunks_mut(2) {
+                model.score(&weights, pair).map_err(StageError::new)?;
+            }
+        }
+        Ok(())
     }
 
-    fn evaluate(&mut self, trained: &Trained<W>) -> Result<Option<StepMetrics>, StageError> {
-        let Some(publish) = trained.publish.as_ref().filter(|_| self.is_due(trained)) else { return Ok(None) };
-        let judged = self.judge.judge(&publish.weights)?;
-        let mut found = judged.row();
-        found.insert(Metric::EvalStep.key().to_owned(), trained.step as f64);
-        found.insert(Metric::EvalVersion.key().to_owned(), publish.version as f64);
+    fn is_due(&self, step: u64) -> bool {
+        // The first message carries the initial weights.
+        if step == 0 { self.resumed_at == 0 } else { step.is_multiple_of(self.every) || self.last == Some(step) }
+    }
+
+    /// Metrics of the pairs under these weights, and the loss over all of them.
+    fn judge(&mut self, weights: &Arc<FrozenWeights>) -> Result<(PairMetrics, f64), StageError> {
+        let batch = collate(&self.samples.iter().collect::<Vec<_>>(), Aggregation::SeqMeanTokenMean)?.in_pairs();
+        let log_probs = self.scorer.score(weights, &batch).concat();
+        let columns = PackedColumns::new(&batch, &(0..batch.sequences.len()).collect::<Vec<_>>());
+        // Losses of pairs do not use entropies.
+        let entropies = vec![0.0; log_probs.len()];
+        let output = columns
+            .evaluate(&*self.loss, &OffPolicy::default(), &log_probs, &entropies, batch.batch_tokens)
+            .map_err(StageError::new)?;
+        Ok((output.metrics.pairs, output.loss))
+    }
+
+    fn evaluate(&mut self, trained: &Trained<FrozenWeights>) -> Result<Option<StepMetrics>, StageError> {
+        let step = trained.step;
+        let Some(publish) = trained.publish.as_ref().filter(|_| self.is_due(step)) else { return Ok(None) };
+        let (pairs, loss) = self.judge(&publish.weights)?;
+        let gauges =
+            [(Metric::EvalPairAccuracy, pairs.accuracy()), (Metric::EvalPairMargin, pairs.margin()), (Metric::EvalLoss, loss)];
+        let position = [(Metric::EvalStep, step as f64), (Metric::EvalVersion, publish.version as f64)];
+        let row = gauges.into_iter().chain(position).map(|(metric, value)| (metric.key().to_owned(), value)).collect();
         if let Some(log) = &mut self.log {
-            log.row(trained.step, &found)?;
+            log.row(step, &row)?;
         }
         if let Some(metrics) = &self.metrics {
-            metrics.set(Metric::EvalPairAccuracy, &[], judged.pairs.accuracy());
-            metrics.set(Metric::EvalPairMargin, &[], judged.pairs.margin());
-            metrics.set(Metric::EvalLoss, &[], judged.loss);
+            gauges.into_iter().for_each(|(metric, value)| metrics.set(metric, &[], value));
         }
-        let (step, JudgedPairs { pairs, loss }) = (trained.step, judged);
         tracing::info!(
             "Evaluated step {step}: {} pairs accuracy={} margin={} loss={}",
             pairs.pairs,
@@ -108,21 +126,21 @@ impl<W: Send + Sync + 'static> PairEvaluator<W> {
             short(pairs.margin()),
             short(loss)
         );
-        Ok(Some(found))
+        Ok(Some(row))
     }
 }
 
-impl<W: Send + Sync + 'static> Stage for PairEvaluator<W> {
-    type In = Trained<W>;
-    type Out = Trained<W>;
+impl Stage for PairEvaluator {
+    type In = Trained<FrozenWeights>;
+    type Out = Trained<FrozenWeights>;
 
     fn attach(&mut self, context: &mut RunContext) {
         context.fill(&mut self.metrics);
     }
 
     fn run(&mut self, io: &mut Io<Self::In, Self::Out>) -> Result<(), StageError> {
-        self.judge.start()?;
-        // What the first weights come to goes with the first step, since nobody writes the first message down.
+        self.start()?;
+        // The first message is not logged: its metrics travel with the first step.
         let mut found = StepMetrics::new();
         while let Some(trained) = io.recv()? {
             found = self.evaluate(&trained)?.unwrap_or(found);
@@ -133,13 +151,7 @@ impl<W: Send + Sync + 'static> Stage for PairEvaluator<W> {
     }
 
     fn spec(&self) -> StageSpec {
-        // It computes now and then, and no core is set aside for it.
+        // No core is reserved for it: it computes now and then.
         StageSpec::thread().knob("eval.threads, or a rarer eval.every")
-    }
-}
-
-impl<W> fmt::Debug for PairEvaluator<W> {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.debug_struct("PairEvaluator").field("every", &self.every).finish_non_exhaustive()
     }
 }

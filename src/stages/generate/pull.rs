@@ -1,4 +1,4 @@
-//! Generation that a hand-written loop asks for: a [`Generator`] on threads of its own, and groups by `await`.
+//! Generation for a hand-written loop: a [`Generator`] on separate threads, whose groups are awaited.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,15 +12,16 @@ use crate::data::{Group, Prompt};
 use crate::engine::TokenEngine;
 use crate::flow::{AsyncIo, AsyncStage, Control, Flow, RunError, StageError, Until, from_iter};
 
-/// Why a batch was not generated.
+/// Error of [`RunningGenerator::generate_batch`].
 #[derive(Debug, thiserror::Error)]
 pub enum GenerateError {
-    /// Two prompts in flight have one ordinal. It keys their randomness (law N2) and names their group.
+    /// Two prompts in flight have the same ordinal, which keys their randomness (law N2) and identifies
+    /// their group.
     #[error(
         "two prompts in flight have the ordinal {ordinal}: take prompts from a `DataBuffer`, which numbers them, or set `Prompt::ordinal`"
     )]
     SameOrdinal {
-        /// Which.
+        /// The ordinal.
         ordinal: u64,
     },
     /// The generator failed, now or in an earlier call.
@@ -31,9 +32,10 @@ pub enum GenerateError {
     Ended,
 }
 
-/// A generator that runs until it is dropped. [`Generator::start`] makes it.
+/// Generator that runs until it is dropped, made by [`Generator::start`].
 ///
-/// It generates with the newest weights of its edge. Dropping it stops the generation of what is in flight and joins its threads.
+/// It generates under the newest weights of its edge. Dropping it stops all samples in flight and joins
+/// its threads.
 #[derive(Debug)]
 pub struct RunningGenerator {
     prompts: mpsc::Sender<(u64, Prompt)>,
@@ -43,16 +45,16 @@ pub struct RunningGenerator {
 }
 
 impl<E: TokenEngine> Generator<E> {
-    /// Starts the generator on threads of its own, without a graph: [`RunningGenerator::generate_batch`] asks it.
+    /// Starts the generator on separate threads, without a graph.
     ///
-    /// Errors: settings that a graph would refuse, or a machine without threads.
+    /// Errors: settings that a graph would reject, or no thread to run on.
     pub fn start(self) -> Result<RunningGenerator, RunError> {
         let calls = Arc::new(Mutex::new(Calls::default()));
-        let (prompts, asked) = mpsc::channel(1);
+        let (prompts, requested) = mpsc::channel(1);
         let mut flow = Flow::new("generate");
         let start = flow.source("start", from_iter([()]));
-        let asked = flow.stage("prompts", start, AskedPrompts { asked, calls: Arc::clone(&calls) });
-        let groups = flow.stage("generate", asked, self);
+        let requested = flow.stage("prompts", start, RequestedPrompts { requested, calls: Arc::clone(&calls) });
+        let groups = flow.stage("generate", requested, self);
         let delivers = Arc::clone(&calls);
         flow.sink("deliver", groups, move |group: Group| delivers.lock().deliver(group));
         flow.check()?;
@@ -67,10 +69,10 @@ impl<E: TokenEngine> Generator<E> {
 }
 
 impl RunningGenerator {
-    /// Samples a group of completions for each prompt and returns the groups in the order of `prompts`, when the last completion has ended.
+    /// Samples a group of rollouts for each prompt, and returns the groups in the order of `prompts`.
     ///
-    /// Calls may overlap: their completions share the engine's slots. A prompt's completions depend on the seed, the weights and the
-    /// prompt's ordinal (law N2). So the same ordinal asked again under the same weights gives the same completions.
+    /// Calls may overlap and then share the engine's slots. The seed, the weights and a prompt's ordinal
+    /// determine its completions (law N2).
     ///
     /// Cancel-safe: a dropped call submits no further prompts, and its groups are discarded when they end.
     pub async fn generate_batch(&self, prompts: &[Prompt]) -> Result<Vec<Group>, GenerateError> {
@@ -93,12 +95,12 @@ impl RunningGenerator {
 impl Drop for RunningGenerator {
     fn drop(&mut self) {
         self.control.stop();
-        // It ends without a panic of its own: the flow catches those of its stages.
+        // The thread does not panic: the flow catches panics of its stages.
         self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
     }
 }
 
-/// One call of `generate_batch`, which its future's end closes.
+/// One call of `generate_batch`, closed when its future is dropped.
 struct Call<'a> {
     id: u64,
     calls: &'a Mutex<Calls>,
@@ -110,13 +112,13 @@ impl Drop for Call<'_> {
     }
 }
 
-/// The calls that wait for groups.
+/// Calls that wait for groups.
 #[derive(Debug, Default)]
 struct Calls {
     opened: u64,
     open: HashMap<u64, Waiting>,
-    /// By ordinal.
-    asked: HashMap<u64, Asked>,
+    /// Requested prompts by ordinal.
+    requested: HashMap<u64, Requested>,
     ended: Option<Option<Arc<RunError>>>,
 }
 
@@ -126,12 +128,13 @@ struct Waiting {
     reply: oneshot::Sender<Vec<Group>>,
 }
 
-/// A prompt that a call asked for.
+/// A prompt of a call.
 #[derive(Debug)]
-struct Asked {
+struct Requested {
     call: u64,
     place: usize,
-    /// Whether the generator has it. Then its ordinal is taken until its group ends, even if the call is dropped.
+    /// If true, the generator has the prompt. Its ordinal is then taken until its group ends, even if
+    /// the call is dropped.
     in_flight: bool,
 }
 
@@ -144,11 +147,11 @@ impl Calls {
         let id = self.opened;
         for (place, prompt) in prompts.iter().enumerate() {
             let ordinal = prompt.ordinal;
-            if self.asked.contains_key(&ordinal) {
+            if self.requested.contains_key(&ordinal) {
                 self.close(id);
                 return Err(GenerateError::SameOrdinal { ordinal });
             }
-            self.asked.insert(ordinal, Asked { call: id, place, in_flight: false });
+            self.requested.insert(ordinal, Requested { call: id, place, in_flight: false });
         }
         self.open.insert(id, Waiting { groups: prompts.iter().map(|_| None).collect(), reply });
         Ok(id)
@@ -156,23 +159,23 @@ impl Calls {
 
     fn close(&mut self, id: u64) {
         self.open.remove(&id);
-        self.asked.retain(|_, asked| asked.call != id || asked.in_flight);
+        self.requested.retain(|_, requested| requested.call != id || requested.in_flight);
     }
 
-    /// Marks a prompt as submitted. False if its call was dropped.
+    /// Marks a prompt as submitted. Returns false if its call was dropped.
     fn submit(&mut self, call: u64, prompt: &Prompt) -> bool {
-        let asked = self.asked.get_mut(&prompt.ordinal).filter(|asked| asked.call == call);
-        asked.map(|asked| asked.in_flight = true).is_some()
+        let requested = self.requested.get_mut(&prompt.ordinal).filter(|requested| requested.call == call);
+        requested.map(|requested| requested.in_flight = true).is_some()
     }
 
     fn deliver(&mut self, group: Group) {
-        let Some(asked) = self.asked.remove(&group.id()) else { return };
-        let Some(call) = self.open.get_mut(&asked.call) else { return };
-        call.groups[asked.place] = Some(group);
+        let Some(requested) = self.requested.remove(&group.id()) else { return };
+        let Some(call) = self.open.get_mut(&requested.call) else { return };
+        call.groups[requested.place] = Some(group);
         if call.groups.iter().all(Option::is_some)
-            && let Some(call) = self.open.remove(&asked.call)
+            && let Some(call) = self.open.remove(&requested.call)
         {
-            // A call that was dropped in between has no receiver.
+            // A dropped call has no receiver.
             drop(call.reply.send(call.groups.into_iter().flatten().collect()));
         }
     }
@@ -186,23 +189,23 @@ impl Calls {
     }
 }
 
-/// Passes on the prompts that calls ask for.
-struct AskedPrompts {
-    asked: mpsc::Receiver<(u64, Prompt)>,
+/// Stage that passes on the prompts of calls.
+struct RequestedPrompts {
+    requested: mpsc::Receiver<(u64, Prompt)>,
     calls: Arc<Mutex<Calls>>,
 }
 
-impl AsyncStage for AskedPrompts {
+impl AsyncStage for RequestedPrompts {
     type In = ();
     type Out = Prompt;
 
     async fn run(&mut self, io: &mut AsyncIo<(), Prompt>) -> Result<(), StageError> {
         loop {
-            let asked = tokio::select! {
-                asked = self.asked.recv() => asked,
+            let requested = tokio::select! {
+                requested = self.requested.recv() => requested,
                 () = io.stopped() => None,
             };
-            let Some((call, prompt)) = asked else { return Ok(()) };
+            let Some((call, prompt)) = requested else { return Ok(()) };
             let wanted = self.calls.lock().submit(call, &prompt);
             if wanted {
                 io.send(prompt).await?;
