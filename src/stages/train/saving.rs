@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::critic::{self, Critic};
 use super::gate::{CheckpointGate, Held};
-use super::trainer::{Trained, mean};
+use super::trained::Trained;
+use super::trainer::mean;
 use crate::data::number;
 use crate::flow::StageError;
 use crate::observe::logs::{DEAD_LETTERS, count_lines};

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::kl_reward::RewardKl;
+use super::minibatches::Minibatches;
 use crate::algo::{Aggregation, Estimator, Schedule};
 use crate::stages::pairs::Pairing;
 use crate::train::{Algorithm, TrainBatch};
@@ -21,11 +22,11 @@ pub struct StepConfig {
     pub pairs: Option<Pairing>,
     /// Weights of tokens in the loss.
     pub aggregation: Aggregation,
-    /// The loss.
+    /// Loss and off-policy correction.
     pub algorithm: Option<Arc<Algorithm>>,
-    /// The learning rate over updates.
+    /// Learning rate over updates.
     pub schedule: Option<Schedule>,
-    /// Passes over the batch, an update each, or as many as there are minibatches; 0 is taken for 1.
+    /// PPO epochs: passes over the batch, with an update per minibatch. 0 means 1.
     pub ppo_epochs: u64,
     /// Minibatches of each pass.
     pub minibatches: Minibatches,
@@ -51,25 +52,16 @@ impl StepConfig {
         self.optimizer_steps() == 1 && has_denominator && by_group && loss
     }
 
-    /// Optimizer steps in a step, at most.
+    /// Largest number of optimizer steps.
     pub fn optimizer_steps(&self) -> u64 {
         self.ppo_epochs.max(1).saturating_mul(self.minibatches.count.max(1) as u64)
     }
 }
 
-/// Division of a pass into minibatches, with one update each.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Minibatches {
-    /// Number of minibatches; 0 means 1.
-    pub count: usize,
-    /// Seed of the draw of groups.
-    pub seed: u64,
-}
-
 /// Error of a step's settings.
 pub type StepConfigError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The config of every step.
+/// Settings of all steps.
 pub(super) enum StepConfigs {
     Same(Box<StepConfig>),
     ByStep(Box<dyn Fn(u64) -> Result<StepConfig, StepConfigError> + Send>),

@@ -9,73 +9,37 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
-use super::OnStale;
-use super::critic::{Critic, CriticStep};
+use super::critic::Critic;
 use super::gate::CheckpointGate;
-use super::kl_reward::{KlCost, RewardKl};
+use super::kl_reward::RewardKl;
+use super::learner::{Learned, Learner, StepBatch};
+use super::minibatches::Minibatches;
 use super::saving::{ExtraFiles, Resumed, Saving, Unsaved};
-use super::step_config::{Minibatches, StepConfig, StepConfigError, StepConfigs};
+use super::stale::{OnStale, within_bound};
+use super::step_config::{StepConfig, StepConfigError, StepConfigs};
+use super::trained::Trained;
 use crate::algo::{Aggregation, Estimator, GapDiagnosis, GapLimits};
-use crate::data::{Batch, Version};
-use crate::flow::{Io, Message, RunContext, Stage, StageError, StageSpec};
-use crate::rollout::{Admission, TokensMissing, Totals};
+use crate::data::Batch;
+use crate::flow::{Io, RunContext, Stage, StageError, StageSpec, TryRecv};
+use crate::observe::Metric;
+use crate::rollout::{Admission, TokensMissing};
 use crate::stages::pairs::Pairing;
-use crate::train::{ForwardBackward, OptimStep, Snapshot, TrainError, TrainingBackend};
-
-/// A batch after its step. A run's first message has step 0, an empty batch and the initial
-/// weights.
-#[derive(Debug)]
-pub struct Trained<W> {
-    /// Steps taken in this run, this one included.
-    pub step: u64,
-    /// The version whose weights were trained: the newest published before the step.
-    pub version: Version,
-    /// The trained batch, with rewards and advantages.
-    pub batch: Batch,
-    /// Result of the forward pass. With several updates: the first pass, with the loss's counts of
-    /// all.
-    pub forward: ForwardBackward,
-    /// Result of the last update.
-    pub optim: OptimStep,
-    /// KL penalty in the rewards, if there is one.
-    pub kl_cost: Option<KlCost>,
-    /// Numbers of this step's config.
-    pub settings: BTreeMap<String, f64>,
-    /// Metrics of the critic, if there is one.
-    pub critic: Option<CriticStep>,
-    /// Fates of all prompts and tokens so far (law D4), if the trainer has an admission.
-    pub totals: Option<Totals>,
-    /// New weights, on steps that publish.
-    pub publish: Option<Snapshot<W>>,
-    /// Results of evaluations that have ended since the last step.
-    pub evaluated: BTreeMap<String, f64>,
-    /// Duration of the step in seconds, without waiting for parts of its batch.
-    pub seconds: f64,
-    /// Part of `seconds` after the last pass: update and copy for the publish.
-    pub update_seconds: f64,
-}
-
-impl<W: Send + Sync + 'static> Message for Trained<W> {
-    fn tokens(&self) -> usize {
-        self.batch.tokens()
-    }
-}
+use crate::train::{ForwardBackward, OptimStep, TrainError, TrainingBackend};
 
 /// Turns batches into optimizer steps on any [`TrainingBackend`].
 pub struct Trainer<B> {
-    pub(super) backend: B,
-    pub(super) step_configs: StepConfigs,
-    pub(super) critic: Option<Critic<B>>,
-    pub(super) steps: Option<u64>,
+    learner: Learner<B>,
+    step_configs: StepConfigs,
+    steps: Option<u64>,
     target_reward: Option<f64>,
-    pub(super) sync_every: u64,
-    pub(super) sync_last: bool,
-    pub(super) gap_limits: GapLimits,
+    sync_every: u64,
+    sync_last: bool,
     save: Option<Saving>,
     extra_files: Option<ExtraFiles>,
-    pub(super) admission: Option<Admission>,
-    pub(super) on_stale: OnStale,
+    admission: Option<Admission>,
+    on_stale: OnStale,
     resumed: Option<Resumed>,
     threads: usize,
 }
@@ -99,14 +63,12 @@ impl<B: TrainingBackend> Trainer<B> {
     /// Trains on the samples as they are, every token alike, and publishes after every step.
     pub fn new(backend: B) -> Self {
         Trainer {
-            backend,
+            learner: Learner { backend, critic: None, gap_limits: GapLimits::default() },
             step_configs: StepConfigs::Same(Box::default()),
-            critic: None,
             steps: None,
             target_reward: None,
             sync_every: 1,
             sync_last: false,
-            gap_limits: GapLimits::default(),
             save: None,
             extra_files: None,
             admission: None,
@@ -123,7 +85,7 @@ impl<B: TrainingBackend> Trainer<B> {
         Trainer { step_configs: StepConfigs::ByStep(Box::new(by_step)), ..self }
     }
 
-    /// Changes the config that all steps have.
+    /// Changes the settings of all steps.
     fn change(self, change: impl FnOnce(&mut StepConfig)) -> Self {
         let mut config = match self.step_configs {
             StepConfigs::Same(config) => config,
@@ -154,7 +116,7 @@ impl<B: TrainingBackend> Trainer<B> {
     /// [`Trainer::advantages`] (PPO). The penalty of [`Trainer::reward_kl`] then applies token by
     /// token.
     pub fn critic(self, critic: Critic<B>) -> Self {
-        Trainer { critic: Some(critic), ..self }
+        Trainer { learner: Learner { critic: Some(critic), ..self.learner }, ..self }
     }
 
     /// Sets the weights of tokens in the loss.
@@ -204,7 +166,7 @@ impl<B: TrainingBackend> Trainer<B> {
 
     /// Sets the largest gap between trainer and generator (law N3).
     pub fn gap_limits(self, limits: GapLimits) -> Self {
-        Trainer { gap_limits: limits, ..self }
+        Trainer { learner: Learner { gap_limits: limits, ..self.learner }, ..self }
     }
 
     /// Saves a checkpoint below `run_folder` after the last step, and after every `every` steps.
@@ -239,8 +201,8 @@ impl<B: TrainingBackend> Trainer<B> {
     /// Continues from a checkpoint that a [`Trainer`] wrote, and publishes its weights under their
     /// version. Call [`Trainer::checkpoints`] and [`Trainer::keep`] first.
     pub fn resume(self, checkpoint: &Path, resumed: Resumed) -> Result<Self, TrainError> {
-        self.backend.load_checkpoint(checkpoint).wait()?;
-        self.critic.as_ref().map_or(Ok(()), |critic| critic.load(checkpoint))?;
+        self.learner.backend.load_checkpoint(checkpoint).wait()?;
+        self.learner.critic.as_ref().map_or(Ok(()), |critic| critic.load(checkpoint))?;
         self.save.as_ref().map_or(Ok(()), |saving| saving.prune(resumed.step))?;
         Ok(Trainer { resumed: Some(resumed), ..self })
     }
@@ -266,7 +228,80 @@ impl<B: TrainingBackend> Trainer<B> {
 
     fn save(&self, last: Unsaved) -> Result<(), StageError> {
         self.save.as_ref().map_or(Ok(()), |saving| {
-            saving.write(&self.backend, self.critic.as_ref(), self.admission.as_ref(), self.extra_files.as_ref(), last)
+            saving.write(
+                &self.learner.backend,
+                self.learner.critic.as_ref(),
+                self.admission.as_ref(),
+                self.extra_files.as_ref(),
+                last,
+            )
+        })
+    }
+
+    /// Receives the next batch with trainable groups. `None` at the end of the input; an incomplete
+    /// batch is dropped then.
+    fn gather(&self, step: u64, io: &mut Io<Batch, Trained<B::Weights>>) -> Result<Option<StepBatch>, StageError> {
+        let mut batch = StepBatch::new(step, self.step_configs.of(step).map_err(StageError::new)?);
+        loop {
+            let Some(part) = io.recv()? else { return Ok(None) };
+            batch.rest.append(part);
+            while batch.rest.more
+                && let TryRecv::Item(part) = io.try_recv()?
+            {
+                batch.rest.append(part);
+            }
+            batch.rest = self.admitted(std::mem::take(&mut batch.rest))?;
+            if batch.rest.more {
+                self.learner.train_early(&mut batch)?;
+            } else if !batch.is_empty() {
+                return Ok(Some(batch));
+            }
+        }
+    }
+
+    /// Checks the ledger (law D4), and applies the bound on staleness (law V2).
+    fn admitted(&self, batch: Batch) -> Result<Batch, StageError> {
+        let Some(admission) = &self.admission else { return Ok(batch) };
+        admission.verify(&batch)?;
+        let Some(bound) = admission.bound() else { return Ok(batch) };
+        let (batch, given_up) = within_bound(batch, self.learner.version(), bound, self.on_stale)?;
+        if given_up > 0 {
+            admission.gave_up(given_up);
+        }
+        Ok(batch)
+    }
+
+    /// Trains on a batch, and publishes if the step is due.
+    fn step(&self, batch: StepBatch, kl_coef: Option<f64>) -> Result<Trained<B::Weights>, StageError> {
+        let started = Instant::now();
+        let (step, worked, mut settings) = (batch.step, batch.worked, batch.config.settings.clone());
+        let version = self.learner.version();
+        let Learned { batch, kl_cost, critic, forward, mixed, optim } = self.learner.train(batch, kl_coef)?;
+        let passed = Instant::now();
+        settings.extend(mixed.map(|loss| (Metric::MixedLoss.key().to_owned(), loss)));
+        let last = self.sync_last && self.steps == Some(step);
+        let publish = (last || step.is_multiple_of(self.sync_every)).then(|| self.learner.backend.snapshot());
+        let optim = optim.wait()?;
+        let publish = publish.map(|snapshot| snapshot.wait()).transpose()?;
+        let update_seconds = passed.elapsed().as_secs_f64();
+        // Law D4: a step that leaves the ledger unbalanced ends the run, and is not saved.
+        let totals = self.admission.as_ref().map(|admission| admission.settle(&batch)).transpose()?;
+        let seconds = (worked + started.elapsed()).as_secs_f64();
+        let evaluated = BTreeMap::new();
+        Ok(Trained {
+            step,
+            version,
+            batch,
+            forward,
+            optim,
+            kl_cost,
+            critic,
+            settings,
+            totals,
+            publish,
+            evaluated,
+            seconds,
+            update_seconds,
         })
     }
 
@@ -274,9 +309,9 @@ impl<B: TrainingBackend> Trainer<B> {
     fn train(&self, io: &mut Io<Batch, Trained<B::Weights>>, unsaved: &mut Option<Unsaved>) -> Result<(), StageError> {
         let Resumed { mut step, mut recent, mut kl_coef, .. } = self.resumed.clone().unwrap_or_default();
         while self.steps.is_none_or(|steps| step < steps) && !self.has_reached_target(&recent) {
-            let Some(gathered) = self.gather(step + 1, io)? else { break };
+            let Some(batch) = self.gather(step + 1, io)? else { break };
             step += 1;
-            let trained = self.step(gathered, kl_coef)?;
+            let trained = self.step(batch, kl_coef)?;
             kl_coef = trained.kl_cost.map(|cost| cost.next);
             recent.extend(mean(trained.batch.rewards()));
             if recent.len() > TARGET_STEPS {
@@ -296,7 +331,7 @@ impl<B: TrainingBackend> Trainer<B> {
     }
 }
 
-/// `None` of nothing.
+/// Mean; `None` if there are no values.
 pub(super) fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     let (count, sum) = values.fold((0, 0.0), |(count, sum), value| (count + 1, sum + value));
     (count > 0).then(|| sum / f64::from(count))
@@ -312,8 +347,8 @@ impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
             return Err(FewerSteps { taken, steps }.into());
         }
         let first = match &self.resumed {
-            Some(_) => self.backend.current().wait()?,
-            None => self.backend.snapshot().wait()?,
+            Some(_) => self.learner.backend.current().wait()?,
+            None => self.learner.backend.snapshot().wait()?,
         };
         io.send(Trained {
             step: 0,
@@ -332,7 +367,7 @@ impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
         })?;
         let mut unsaved = None;
         let ended = self.train(io, &mut unsaved);
-        // A batch that is refused leaves the weights as the last step left them.
+        // A rejected batch leaves the weights of the last step unchanged.
         let whole = |error: &StageError| error.is_closed() || error.is::<GapDiagnosis>() || error.is::<TokensMissing>();
         if let Some(last) = unsaved
             && ended.as_ref().err().is_none_or(whole)

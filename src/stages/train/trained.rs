@@ -1,0 +1,49 @@
+//! Message after a step.
+
+use std::collections::BTreeMap;
+
+use super::critic::CriticStep;
+use super::kl_reward::KlCost;
+use crate::data::{Batch, Version};
+use crate::flow::Message;
+use crate::rollout::Totals;
+use crate::train::{ForwardBackward, OptimStep, Snapshot};
+
+/// A batch after its step. A run's first message has step 0, an empty batch and the initial
+/// weights.
+#[derive(Debug)]
+pub struct Trained<W> {
+    /// Steps taken in this run, this one included.
+    pub step: u64,
+    /// The version whose weights were trained: the newest published before the step.
+    pub version: Version,
+    /// The trained batch, with rewards and advantages.
+    pub batch: Batch,
+    /// Result of the forward pass. With several updates: the first pass, with the loss's counts of
+    /// all.
+    pub forward: ForwardBackward,
+    /// Result of the last update.
+    pub optim: OptimStep,
+    /// KL penalty in the rewards, if there is one.
+    pub kl_cost: Option<KlCost>,
+    /// Changing settings of this step, by metric.
+    pub settings: BTreeMap<String, f64>,
+    /// Metrics of the critic, if there is one.
+    pub critic: Option<CriticStep>,
+    /// Fates of all prompts and tokens so far (law D4), if the trainer has an admission.
+    pub totals: Option<Totals>,
+    /// New weights, on steps that publish.
+    pub publish: Option<Snapshot<W>>,
+    /// Results of evaluations that have ended since the last step.
+    pub evaluated: BTreeMap<String, f64>,
+    /// Duration of the step in seconds, without waiting for parts of its batch.
+    pub seconds: f64,
+    /// Part of `seconds` after the last pass: update and copy for the publish.
+    pub update_seconds: f64,
+}
+
+impl<W: Send + Sync + 'static> Message for Trained<W> {
+    fn tokens(&self) -> usize {
+        self.batch.tokens()
+    }
+}
