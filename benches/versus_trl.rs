@@ -52,7 +52,7 @@ fn grpo(policy: &Policy, steps: u64) -> Result<()> {
     let groups = flow.stage("generate", prompts, Generator::local(policy).group_size(8).max_new_tokens(16));
     let scored = flow.stage("reward", groups, Reward::each(first_digit));
     let batches = flow.stage("batch", scored, Batcher::groups(8).in_order());
-    let trainer = Trainer::new(backend).advantages(AdvantageConfig::default()).aggregation(Aggregation::SeqMeanTokenMean);
+    let trainer = Trainer::new(backend).advantages(GroupMean::default()).aggregation(Aggregation::SeqMeanTokenMean);
     let trained = flow.stage("train", batches, trainer.steps(steps));
     let synced = flow.stage("sync", trained, WeightSync::default());
     flow.sink("time", synced, clock.sink());

@@ -34,7 +34,7 @@ async fn main() -> anyhow::Result<()> {
 
         // Compare the answers to the same prompt.
         let mut batch = Batch { groups, ..Batch::default() };
-        assign_advantages(&mut batch, &AdvantageConfig::default())?;
+        assign_advantages(&mut batch, &GroupMean::default())?;
 
         // Learn: loss and gradient over all tokens, then one update.
         let samples: Vec<&Sample> = batch.samples().collect();

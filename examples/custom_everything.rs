@@ -66,7 +66,7 @@ fn main() -> anyhow::Result<()> {
     let groups = flow.stage("generate", prompts, generator);
     let parts = reward();
     let scored = flow.stage("reward", groups, Reward::each(move |sample: &Sample| parts.earn(sample)));
-    let kept = flow.stage("filter", scored, Filter::by(worth_it.and(filters::any_reward)));
+    let kept = flow.stage("filter", scored, Filter::by(worth_it.and(filters::min_reward(0.0)?)));
     let batches = flow.stage("batch", kept, Batcher::groups(GROUPS_PER_STEP).in_order());
     let trainer = Trainer::new(backend).advantages(above_median).aggregation(Aggregation::TokenMean).steps(20);
     let trained = flow.stage("train", batches, trainer);

@@ -36,7 +36,7 @@ fn main() -> anyhow::Result<()> {
             println!("  {:?} → {:?}", sample.prompt.render(), sample.response);
         }
     });
-    let trainer = Trainer::new(backend).advantages(AdvantageConfig::default()).steps(40);
+    let trainer = Trainer::new(backend).advantages(GroupMean::default()).steps(40);
     let trained = flow.stage("train", batches, trainer);
     let synced = flow.stage("sync", trained, WeightSync::default());
     flow.sink("log", synced, log);

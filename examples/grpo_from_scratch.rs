@@ -29,7 +29,7 @@ fn main() -> anyhow::Result<()> {
     let scored = flow.stage("reward", groups, Reward::each(right));
     let kept = flow.stage("filter", scored, Filter::by(filters::nonzero_std));
     let batches = flow.stage("batch", kept, Batcher::groups(GROUPS_PER_STEP).in_order());
-    let trainer = Trainer::new(backend).advantages(AdvantageConfig::default()).steps(STEPS);
+    let trainer = Trainer::new(backend).advantages(GroupMean::default()).steps(STEPS);
     let trained = flow.stage("train", batches, trainer);
     let synced = flow.stage("sync", trained, WeightSync::default().log_every(10));
     flow.sink("log", synced, log);

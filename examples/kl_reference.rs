@@ -36,7 +36,7 @@ fn train(beta: f64) -> anyhow::Result<()> {
     let scored = flow.stage("reward", groups, Reward::each(digits));
     let referenced = flow.stage("reference", scored, reference);
     let batches = flow.stage("batch", referenced, Batcher::groups(GROUPS_PER_STEP).in_order());
-    let trainer = Trainer::new(backend).advantages(AdvantageConfig::default()).steps(STEPS);
+    let trainer = Trainer::new(backend).advantages(GroupMean::default()).steps(STEPS);
     let trained = flow.stage("train", batches, trainer);
     let synced = flow.stage("sync", trained, WeightSync::default());
     let log = RunLog::new(&Metrics::new()).each(|step: &Trained<_>| {

@@ -7,7 +7,6 @@
 
 use std::sync::Arc;
 
-use rollflow::algo::{Clip, PolicyLoss, Surrogate};
 use rollflow::prelude::*;
 use rollflow::stages::train::StepConfig;
 use rollflow::train::Algorithm;
@@ -21,7 +20,7 @@ const GROUPS_PER_STEP: usize = 8;
 fn algorithm(step: u64) -> StepConfig {
     let dapo = step >= DAPO_FROM;
     let high = if dapo { 0.28 } else { 0.2 };
-    let loss = PolicyLoss::from(Surrogate::Clip(Clip { high, ..Clip::default() }));
+    let loss = Grpo { epsilon_high: high, ..Grpo::default() };
     StepConfig {
         advantages: Some(Arc::new(Advantage::default())),
         algorithm: Some(Arc::new(Algorithm::new(loss))),

@@ -79,7 +79,7 @@ fn main() -> anyhow::Result<()> {
     let groups = flow.stage("generate", prompts, generator);
     let scored = flow.stage("reward", groups, Reward::each(earned));
     let batches = flow.stage("batch", scored, Batcher::groups(GROUPS_PER_STEP).in_order());
-    let trainer = Trainer::new(backend).advantages(AdvantageConfig::default()).steps(STEPS);
+    let trainer = Trainer::new(backend).advantages(GroupMean::default()).steps(STEPS);
     let trained = flow.stage("train", batches, trainer);
     let synced = flow.stage("sync", trained, WeightSync::default());
     let log = RunLog::new(&Metrics::new()).logger(ConsoleLogger::stdout(10)).each(|step: &Trained<_>| {

@@ -33,7 +33,7 @@ pub mod util;
 /// What a program that declares a pipeline needs.
 pub mod prelude {
     pub use crate::algo::filters::{self, GroupFilter, Verdict};
-    pub use crate::algo::{Advantage, AdvantageConfig, Aggregation, CrossEntropy, Grpo, Loss, Schedule, is_correct};
+    pub use crate::algo::{Advantage, Aggregation, CrossEntropy, GroupMean, Grpo, Loss, Schedule, is_correct};
     pub use crate::data::{Batch, DataBuffer, Group, Prompt, Sample, Scored, Status, Tokenizer, arithmetic};
     pub use crate::engine::{OnNewWeights, SamplingParams};
     pub use crate::flow::{

@@ -9,10 +9,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use rollflow::algo::{Advantage, Correction, Divergence, Importance, Level, OffPolicy, Over, Proximal, Rejection};
+use rollflow::algo::{
+    Advantage, BestOfGroup, Constant, Correction, Divergence, Importance, LeaveOneOut, Level, Normalized, OffPolicy, Over,
+    Proximal, Rejection,
+};
 use rollflow::data::Tokenizer;
 use rollflow::prelude::*;
-use rollflow::recipe::{Params, create_algorithm_config};
+use rollflow::recipe::{NoKeys, parse};
 use rollflow::train::{PackedColumns, TrainBatch, assign_advantages, collate};
 use rollflow_pipelines::Registry;
 
@@ -95,7 +98,8 @@ fn measure(name: &str, mut batch: Batch) -> Result<f64> {
         println!("  {what:<38} {:>9.1} µs, with all else {:>9.1} µs: {:>6.3}%{over}", 1e6 * own, 1e6 * all, 100.0 * share);
     };
     for kind in LOSSES {
-        let loss = Registry::default().loss_of(&create_algorithm_config(kind, &Params::default())?)?;
+        let recipe = format!("pipeline = 'grpo'\nmodel.kind = 'tiny'\ntask.kind = 'arithmetic'\ntrain.loss.kind = '{kind}'");
+        let loss = Registry::default().loss_of(&parse("bench.toml", &recipe, &[])?.train)?;
         let own = evaluated(loss.as_ref(), &OffPolicy::default())?;
         row(&format!("loss {kind}"), own, own + estimating + collating + packing);
     }
@@ -122,19 +126,19 @@ fn measure(name: &str, mut batch: Batch) -> Result<f64> {
     let evaluating = evaluated(&loss, &OffPolicy::default())?;
     for estimator in [
         Advantage::default(),
-        Advantage::LeaveOneOut { normalize: Some(1e-4) },
-        Advantage::ReinforcePlusPlus,
-        Advantage::ReinforcePlusPlusBaseline,
-        Advantage::OptimalBaseline,
-        Advantage::Gpg,
-        Advantage::BestOfGroup { scale: Some(1e-6) },
-        Advantage::Rank,
-        Advantage::Normalized { epsilon: 1e-4 },
-        Advantage::Constant { baseline: 0.5 },
+        Advantage::LeaveOneOut(LeaveOneOut { normalize: true, ..LeaveOneOut::default() }),
+        Advantage::ReinforcePlusPlus(NoKeys),
+        Advantage::ReinforcePlusPlusBaseline(NoKeys),
+        Advantage::OptimalBaseline(NoKeys),
+        Advantage::Gpg(NoKeys),
+        Advantage::BestOfGroup(BestOfGroup::default()),
+        Advantage::Rank(NoKeys),
+        Advantage::Normalized(Normalized::default()),
+        Advantage::Constant(Constant { baseline: 0.5 }),
     ] {
         let own = median(|| assign_advantages(black_box(&mut scratch), &estimator))?;
-        let kind = serde_json::to_value(estimator)?["kind"].as_str().unwrap_or_default().to_owned();
-        row(&format!("advantage {kind}"), own, own + evaluating + collating + packing);
+        let kind = format!("{estimator:?}");
+        row(&format!("advantage {}", kind.split('(').next().unwrap_or_default()), own, own + evaluating + collating + packing);
     }
     Ok(worst)
 }

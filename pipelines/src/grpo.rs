@@ -13,7 +13,7 @@ use rollflow::stages::pairs::Pairs;
 
 use crate::assemble::components::Components;
 use crate::assemble::engines::Engines;
-use crate::assemble::{losses, origin, references, rollout, trainers};
+use crate::assemble::{origin, references, rollout, trainers};
 use crate::registry::Registry;
 use crate::run::folder::{Outputs, RunFolder};
 use crate::run::resume::ResumePoint;
@@ -104,7 +104,7 @@ pub fn declare<B: TrainingBackend + 'static>(
     let groups = flow.stage("generate", prompts, generator);
     let scored = reward.stage(&mut flow, "reward", groups, outputs.dead_letters);
     let mut kept = flow.stage("filter", scored, filter);
-    if let Some(pairing) = losses::pairing(plan).filter(|_| !plan.changes("pairs")) {
+    if let Some(pairing) = plan.pairing().filter(|_| !plan.changes("pairs")) {
         kept = flow.stage("pairs", kept, Pairs::of(&pairing));
     }
     if let Some(reference) = reference {

@@ -8,16 +8,13 @@ use std::fmt::{self, Display};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use rollflow::algo::Estimator;
 use rollflow::algo::rewards::{Aggregator, Earned, Earnings};
+use rollflow::algo::{Estimator, LossChoice};
 use rollflow::prelude::*;
-use rollflow::recipe::loss::Loss as LossChoice;
 use rollflow::recipe::reward::Composition;
 use rollflow::recipe::train::Train;
 use rollflow::recipe::{Custom, Params};
 use serde::de::DeserializeOwned;
-
-use crate::assemble::losses;
 
 /// A reward of samples.
 pub type RewardFn = Arc<dyn Fn(&Sample) -> Result<Earnings, String> + Send + Sync>;
@@ -213,15 +210,18 @@ impl Registry {
         if let LossChoice::Custom(of) = &train.loss {
             return Ok(self.own_loss_of(of)?);
         }
-        Ok(losses::loss(train).context("a loss that is not registered is one of the library's")??)
+        Ok(train.library_loss().context("a loss that is not registered is one of the library's")??)
     }
 
     pub(crate) fn own_loss_of(&self, of: &Custom) -> Result<Arc<dyn Loss>, RegistryError> {
         self.losses.make("loss", &of.name, &of.params)
     }
 
-    pub(crate) fn estimator_of(&self, of: &Custom) -> Result<Arc<dyn Estimator>, RegistryError> {
-        self.advantages.make("advantage", &of.name, &of.params)
+    pub(crate) fn estimator_of(&self, of: &Advantage) -> Result<Arc<dyn Estimator>, RegistryError> {
+        match of {
+            Advantage::Custom(of) => self.advantages.make("advantage", &of.name, &of.params),
+            own => Ok(Arc::new(own.clone())),
+        }
     }
 
     pub(crate) fn reward_of(&self, name: &str, params: &Params) -> Result<RewardFn, RegistryError> {

@@ -1,9 +1,8 @@
 //! Validation of what a recipe leaves to the registry: custom parts by name, and parts that cannot be built from valid keys.
 
 use anyhow::Result;
-use rollflow::recipe::advantage::Advantage as AdvantageChoice;
+use rollflow::algo::LossChoice;
 use rollflow::recipe::generate::Filter as FilterChoice;
-use rollflow::recipe::loss::Loss as LossChoice;
 use rollflow::recipe::reward::{Combine, PartRule};
 use rollflow::recipe::{Complaint, Pipeline, Plan, Timeline};
 
@@ -34,10 +33,8 @@ fn complaints_now(registry: &Registry, plan: &Plan) -> Vec<Complaint> {
         let (name, params) = keys("train.loss");
         note(name, params, registry.own_loss_of(of).map(drop));
     }
-    if let AdvantageChoice::Custom(of) = &plan.train.advantage {
-        let (name, params) = keys("train.advantage");
-        note(name, params, registry.estimator_of(of).map(drop));
-    }
+    let (name, params) = keys("train.advantage");
+    note(name, params, registry.estimator_of(&plan.train.advantage).map(drop));
     match plan.reward.rule.alone() {
         Ok(PartRule::Custom(of)) => {
             let (name, params) = keys("reward");

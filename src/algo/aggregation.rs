@@ -1,69 +1,76 @@
-//! How per-token terms become one number: the only place that knows a denominator (law N1).
+//! Aggregation of token terms into one loss, `Σ weight · term`: the only place with a denominator (law N1).
+//!
+//! | here | weight of a token with mask `m` | TRL | verl |
+//! | --- | --- | --- | --- |
+//! | `TokenMean` | `m / Σ m` over the batch | `dapo`, `bnpo` | `token-mean` |
+//! | `SeqMeanTokenMean` | `m / Σ_seq m / sequences` | `grpo` | `seq-mean-token-mean` |
+//! | `SeqMeanTokenSum` | `m / sequences` | | `seq-mean-token-sum` |
+//! | `DrGrpo` | `m / (sequences · max_len)` | `dr_grpo` | `seq-mean-token-sum-norm` with `loss_scale_factor` |
+//! | `TokenSum` | `m` | | `token-sum` |
 
-use serde::{Deserialize, Serialize};
+use crate::settings::declare::choices;
 
-/// Turns the masks of *all* sequences of an optimizer batch into one weight per token. The loss is then `Σ weight · term`, however
-/// the batch is split, packed or spread over ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Aggregation {
-    /// `m / Σ m` over the whole batch: every trained token counts alike (DAPO; TRL's `dapo` and `bnpo`; verl's `token-mean`).
-    #[default]
-    TokenMean,
-    /// `m`: a plain sum, whose size grows with the batch (verl's `token-sum`).
-    TokenSum,
-    /// `m / Σ_seq m / sequences`: every sequence counts alike (GRPO; TRL's `grpo`; verl's `seq-mean-token-mean`).
-    SeqMeanTokenMean,
-    /// `m / sequences`: a sequence counts by its length (verl's `seq-mean-token-sum`).
-    SeqMeanTokenSum,
-    /// `m / (sequences · max_len)`: a constant, free of length bias (Dr. GRPO; TRL's `dr_grpo`; verl's `seq-mean-token-sum-norm`, whose
-    /// `loss_scale_factor` is `max_len`).
-    DrGrpo {
-        /// The longest completion that could have been sampled, in tokens.
-        max_len: usize,
-    },
+choices! {
+    /// Weights of tokens in the loss.
+    pub enum Aggregation {
+        /// every trained token of the step weighs the same.
+        "token_mean" => TokenMean,
+        /// every completion weighs the same, and every token within it.
+        "seq_mean_token_mean" => SeqMeanTokenMean,
+        /// a completion weighs by its length: each token 1 / completions.
+        "seq_mean_token_sum" => SeqMeanTokenSum,
+        /// each token weighs 1 / (completions × `max_new_tokens`).
+        "dr_grpo" => DrGrpo {
+            /// Largest length of a completion, in tokens. A recipe takes `generate.max_new_tokens`.
+            max_len: usize = 0
+        },
+        /// each token weighs 1; the step's size grows with its tokens.
+        "token_sum" => TokenSum,
+    }
 }
 
-/// The size of a whole optimizer batch, for a caller that holds a part of it: a micro-batch, or one rank's share (law N1).
+/// Size of a whole optimizer batch, for a caller that holds a micro-batch or one rank's share of it (law N1).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BatchSize {
     /// Trained tokens, the sum over all masks: transformers' and TRL's `num_items_in_batch`, verl's `batch_num_tokens`.
     pub tokens: f64,
     /// Sequences: verl's `global_batch_size`.
     pub sequences: f64,
-    /// Ranks whose gradients are averaged, not summed: verl's `dp_size`, transformers' `num_processes`. Weights are multiplied by it. 1 where
-    /// gradients are summed.
+    /// Number of ranks whose gradients are averaged, a factor of the weights: verl's `dp_size`, transformers'
+    /// `num_processes`. 1 if gradients are summed.
     pub averaged_ranks: usize,
 }
 
 impl BatchSize {
-    /// The size of a batch with these masks.
+    /// Size of a batch with these masks.
     pub fn of<M: AsRef<[f32]>>(masks: &[M]) -> Self {
-        let tokens = masks.iter().map(|mask| mass(mask.as_ref())).sum();
+        let tokens = masks.iter().map(|mask| mask_sum(mask.as_ref())).sum();
         BatchSize { tokens, sequences: masks.len() as f64, averaged_ranks: 1 }
     }
 }
 
-/// Trained tokens of a sequence.
-fn mass(mask: &[f32]) -> f64 {
+/// Sum of a sequence's mask.
+fn mask_sum(mask: &[f32]) -> f64 {
     mask.iter().map(|&m| f64::from(m)).sum()
 }
 
 impl Aggregation {
-    /// Weights aligned with `masks` (sequences × their own length). A sequence without trained tokens gets zeros but still counts
-    /// as a sequence, as in TRL. verl does not count it: for its number, leave such masks out.
+    /// Weights aligned with `masks` (sequences × their own length).
+    ///
+    /// A sequence without trained tokens gets zeros and counts as a sequence, as in TRL. verl does not count it:
+    /// for its number, leave such masks out.
     pub fn token_weights<M: AsRef<[f32]>>(&self, masks: &[M]) -> Vec<Vec<f64>> {
         self.token_weights_in(masks, &BatchSize::of(masks))
     }
 
-    /// Weights of a part of a batch of this size: those that its tokens have in the whole batch.
+    /// Weights of a part of a batch of this size, equal to those in the whole batch.
     pub fn token_weights_in<M: AsRef<[f32]>>(&self, masks: &[M], batch: &BatchSize) -> Vec<Vec<f64>> {
         let BatchSize { tokens, sequences, averaged_ranks } = *batch;
         let ranks = averaged_ranks as f64;
         let denominator = |mask: &[f32]| match self {
             Aggregation::TokenMean => tokens,
             Aggregation::TokenSum => 1.0,
-            Aggregation::SeqMeanTokenMean => mass(mask) * sequences,
+            Aggregation::SeqMeanTokenMean => mask_sum(mask) * sequences,
             Aggregation::SeqMeanTokenSum => sequences,
             Aggregation::DrGrpo { max_len } => sequences * *max_len as f64,
         };
@@ -74,9 +81,9 @@ impl Aggregation {
         masks.iter().map(|mask| weights(mask.as_ref())).collect()
     }
 
-    /// What a part of a batch counts against the other parts: the weights that its tokens have in the whole are those that they have in the part,
-    /// times the part's share of the sum over all parts. `None` where a weight does not depend on the rest ([`Aggregation::TokenSum`]).
-    pub fn mass<M: AsRef<[f32]>>(&self, masks: &[M]) -> Option<f64> {
+    /// Denominator of a part of a batch. A token's weight in the whole batch is its weight in the part, times the
+    /// part's share of the sum over all parts. `None` for [`Aggregation::TokenSum`], which has no denominator.
+    pub fn weight_sum<M: AsRef<[f32]>>(&self, masks: &[M]) -> Option<f64> {
         match self {
             Aggregation::TokenMean => Some(masks.iter().flat_map(|mask| mask.as_ref()).map(|&m| f64::from(m)).sum()),
             Aggregation::TokenSum => None,
@@ -107,13 +114,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn n1_parts_weigh_by_their_mass_what_they_weigh_in_the_whole(
+        fn n1_parts_weigh_by_their_weight_sum_what_they_weigh_in_the_whole(
             masks in prop::collection::vec(prop::collection::vec(0.0f32..2.0, 1..9), 2..9), cut in 1usize..8
         ) {
             let parts = masks.split_at(cut.min(masks.len() - 1));
             let dr_grpo = Aggregation::DrGrpo { max_len: 9 };
             for aggregation in [Aggregation::TokenMean, Aggregation::SeqMeanTokenMean, Aggregation::SeqMeanTokenSum, dr_grpo] {
-                let (first, second) = (aggregation.mass(parts.0).unwrap(), aggregation.mass(parts.1).unwrap());
+                let (first, second) = (aggregation.weight_sum(parts.0).unwrap(), aggregation.weight_sum(parts.1).unwrap());
                 prop_assume!(first > 0.0 && second > 0.0);
                 let scaled = |part: &[Vec<f32>], mass: f64| {
                     let weights = aggregation.token_weights(part).into_iter().flatten();

@@ -106,11 +106,6 @@ pub fn diversity(min_ratio: f64) -> Result<impl GroupFilter + Clone, FilterError
     })
 }
 
-/// [`nonzero_std`] and [`diversity`].
-pub fn quality_and_diversity(min_ratio: f64) -> Result<impl GroupFilter, FilterError> {
-    Ok(nonzero_std.and(diversity(min_ratio)?))
-}
-
 /// Keeps a group whose every response has between `min` and `max` trained tokens, both included.
 pub fn length(min: usize, max: usize) -> Result<impl GroupFilter + Clone, FilterError> {
     if max == 0 || min > max {
@@ -125,11 +120,6 @@ pub fn length(min: usize, max: usize) -> Result<impl GroupFilter + Clone, Filter
 /// Keeps a group in which some sample ended by itself.
 pub fn any_completed(group: &Group) -> Verdict {
     Verdict::keep_if(group.samples.iter().any(|sample| sample.status == Status::Completed), "none_completed")
-}
-
-/// Keeps a group in which some reward is above zero.
-pub fn any_reward(group: &Group) -> Verdict {
-    Verdict::keep_if(group.rewards().iter().any(|reward| *reward > 0.0), "no_reward")
 }
 
 #[cfg(test)]
@@ -173,8 +163,8 @@ mod tests {
     fn diversity_counts_distinct_responses_and_includes_its_bound() {
         assert!(diversity(0.5).unwrap()(&group(&[1.0; 4])).kept());
         assert_eq!(reason(diversity(0.51).unwrap()(&group(&[1.0; 4]))), "low_diversity");
-        assert_eq!(reason(quality_and_diversity(0.1).unwrap()(&group(&[1.0; 4]))), "zero_std");
-        assert_eq!(reason(quality_and_diversity(0.9).unwrap()(&group(&[1.0, 0.0, 1.0]))), "low_diversity");
+        assert_eq!(reason(nonzero_std.and(diversity(0.1).unwrap())(&group(&[1.0; 4]))), "zero_std");
+        assert_eq!(reason(nonzero_std.and(diversity(0.9).unwrap())(&group(&[1.0, 0.0, 1.0]))), "low_diversity");
     }
 
     #[test]
@@ -183,8 +173,9 @@ mod tests {
         assert_eq!(reason(length(3, 9).unwrap()(&group(&[1.0]))), "length");
         assert!(any_completed(&group(&[0.0, 0.0])).kept());
         assert_eq!(reason(any_completed(&group(&[]))), "none_completed");
+        let any_reward = min_reward(0.0).unwrap();
         assert!(any_reward(&group(&[0.0, 0.1])).kept());
-        assert_eq!(reason(any_reward(&group(&[0.0]))), "no_reward");
+        assert_eq!(reason(any_reward(&group(&[0.0]))), "low_reward");
     }
 
     #[test]

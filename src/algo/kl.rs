@@ -1,9 +1,8 @@
 //! The divergence from a reference policy, token by token, as a value and its derivative.
 
-use crate::settings::declare::choices;
-use serde::{Deserialize, Serialize};
-
 use super::masked::masked_mean;
+use crate::settings::declare::{choices, section};
+use crate::settings::setting::{POSITIVE, POSITIVE_IF_GIVEN, UP_TO_ONE};
 
 choices! {
     /// Estimator of a token's divergence from `d`, its log-probability less the reference's (Schulman, Approximating KL Divergence, 2020).
@@ -23,8 +22,7 @@ choices! {
 
 /// A per-token divergence and its derivative with respect to θ. Finite for every pair of finite log-probabilities, but for [`KlForm::K3`],
 /// which overflows beyond d = −709.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Kl {
     /// The estimate.
     pub form: KlForm,
@@ -36,6 +34,48 @@ pub struct Kl {
     /// Counts in full where the reference gives the token at least this probability, and in proportion below: a reference that
     /// hardly knows the token has little to say. 0 counts all in full.
     pub confidence: f64,
+}
+
+section! {
+    /// KL loss: divergence from the reference policy, added to the loss.
+    pub struct KlLoss {
+        /// KL coefficient β.
+        #[formerly(coef)]
+        beta: f64 = 0.001, POSITIVE;
+        /// Estimator of the divergence, from the trained policy's log-probabilities.
+        estimator: KlForm = KlForm::K3;
+        /// If true, its gradient is that of k2, whatever the estimator.
+        straight_through: bool = false;
+        /// If true, it is multiplied by the probability ratio, which makes its gradient unbiased
+        /// for off-policy tokens.
+        unbiased: bool = true;
+        last limits: KlLimits;
+    }
+}
+
+section! {
+    /// Limits of a token's divergence.
+    pub struct KlLimits {
+        /// Largest absolute value of a token's divergence.
+        truncate: Option<f64> = None, POSITIVE_IF_GIVEN;
+        /// Reference probability from which a token counts in full; tokens below count in
+        /// proportion. 0 counts all in full.
+        confidence: f64 = 0.0, UP_TO_ONE;
+    }
+}
+
+impl KlLoss {
+    /// Divergence that the coefficient multiplies.
+    pub fn kl(&self) -> Kl {
+        Kl { straight_through: self.straight_through, ..self.limits.of(self.estimator) }
+    }
+}
+
+impl KlLimits {
+    /// Divergence by an estimator, within these limits.
+    pub fn of(&self, form: KlForm) -> Kl {
+        Kl { truncate: self.truncate, confidence: self.confidence, ..form.into() }
+    }
 }
 
 /// A divergence per token of some tokens.

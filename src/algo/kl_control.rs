@@ -1,19 +1,45 @@
-//! A coefficient that holds the divergence near a target.
+//! KL in reward, and a coefficient that is adapted to a target divergence.
 
-use serde::{Deserialize, Serialize};
+use super::kl::{KlForm, KlLimits};
+use crate::settings::declare::section;
+use crate::settings::setting::{NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN};
+
+section! {
+    /// KL in reward: divergence from the reference policy, summed over a completion's tokens and
+    /// subtracted from its reward before advantages.
+    pub struct KlReward {
+        /// KL coefficient β; with a `target`, its first value.
+        #[formerly(coef)]
+        beta: f64 = 0.001, NOT_NEGATIVE;
+        /// Estimator of the divergence, from the behaviour log-probabilities.
+        estimator: KlForm = KlForm::K1;
+        /// Mean divergence per token, in nats, that the coefficient is adapted to. Left out: the
+        /// coefficient is constant.
+        target: Option<f64> = None, POSITIVE_IF_GIVEN;
+        /// Completions over which the coefficient changes by at most a fifth.
+        horizon: f64 = 10_000.0, POSITIVE;
+        last limits: KlLimits;
+    }
+}
+
+impl KlReward {
+    /// Controller of the coefficient, if it has a target.
+    pub fn control(&self) -> Option<AdaptiveKl> {
+        self.target.map(|target| AdaptiveKl { target, horizon: self.horizon })
+    }
+}
 
 /// `coef · (1 + clip(kl / target − 1, ±0.2) · samples / horizon)` (Ziegler et al., Fine-Tuning Language Models from Human Preferences,
 /// 2019). Equals verl 0.9's `AdaptiveKLController`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdaptiveKl {
-    /// The divergence that is aimed at.
+    /// Target of the mean divergence per token, in nats.
     pub target: f64,
-    /// Over how many samples the coefficient answers: it changes by at most a fifth in so many.
+    /// Samples over which the coefficient changes by at most a fifth.
     pub horizon: f64,
 }
 
-/// A controller that can't control.
+/// Target or horizon out of range.
 #[derive(Clone, Debug, thiserror::Error, PartialEq)]
 #[error("the adaptive KL coefficient's {what} is {value}; it must be a finite number above 0")]
 pub struct KlControlError {
@@ -22,7 +48,7 @@ pub struct KlControlError {
 }
 
 impl AdaptiveKl {
-    /// Refuses a target or horizon that is not above 0.
+    /// Returns an error for a target or horizon that is not above 0.
     pub fn validate(&self) -> Result<(), KlControlError> {
         let refused = [("target", self.target), ("horizon", self.horizon)].into_iter().find(|(_, value)| {
             let usable = value.is_finite() && *value > 0.0;
@@ -31,7 +57,7 @@ impl AdaptiveKl {
         refused.map_or(Ok(()), |(what, value)| Err(KlControlError { what, value }))
     }
 
-    /// The coefficient after `samples` at which the divergence was `kl`.
+    /// Next coefficient, after `samples` with a mean divergence of `kl`.
     pub fn next(&self, coef: f64, kl: f64, samples: u64) -> f64 {
         let error = (kl / self.target - 1.0).clamp(-0.2, 0.2);
         coef * (1.0 + error * samples as f64 / self.horizon)

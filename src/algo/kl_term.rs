@@ -1,11 +1,11 @@
-//! A divergence from the reference policy beside any loss, and what samples cost by it.
+//! KL penalty as a term of any loss, and the divergence of samples.
 
 use super::kl::{KlFunction, kl_per_token};
 use super::{Loss, LossError, LossInputs, LossOutput};
 use crate::data::Sample;
 
-/// `loss + coef · Σ w · kl(θ, ref)`: for divergences of one's own, and for losses that have none. [`PolicyLoss`](super::PolicyLoss) has a
-/// term of its own, which can be taken against the policy that sampled.
+/// `loss + coef · Σ w · kl(θ, ref)`, for own divergences and for losses without a KL penalty. A
+/// [`PolicyLoss`](super::PolicyLoss) has one, which can be unbiased for off-policy tokens.
 ///
 /// ```
 /// use rollflow::algo::{CrossEntropy, Loss, WithKl};
@@ -50,28 +50,7 @@ impl<L: Loss> Loss for WithKl<L> {
     }
 }
 
-/// The divergence of the policy that sampled from the reference, over an answer.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct SampleKl {
-    /// Its sum over the trained tokens: of k1, an estimate of the whole answer's.
-    pub sum: f64,
-    /// How many they are.
-    pub tokens: usize,
-}
-
-impl SampleKl {
-    /// The mean over its tokens; 0 of none.
-    pub fn mean(&self) -> f64 {
-        self.sum / self.tokens.max(1) as f64
-    }
-}
-
-/// What an answer's trained tokens diverge by, in all; `None` where either policy did not score it.
-pub fn sample_kl(sample: &Sample, kl: &dyn KlFunction) -> Option<SampleKl> {
-    token_kl(sample, kl).map(|tokens| SampleKl { sum: tokens.iter().sum(), tokens: tokens.len() })
-}
-
-/// What each of an answer's trained tokens diverges by; `None` where either policy did not score it.
+/// Divergence of each trained token from the reference; `None` if a policy did not score the sample.
 pub fn token_kl(sample: &Sample, kl: &dyn KlFunction) -> Option<Vec<f64>> {
     let len = sample.tokens.len();
     if len == 0 || [&sample.log_probs, &sample.ref_log_probs, &sample.loss_mask].iter().any(|column| column.len() != len) {
@@ -127,7 +106,7 @@ mod tests {
             ..Sample::default()
         };
         let k1 = Kl::from(KlForm::K1);
-        assert_eq!(sample_kl(&sample, &k1), Some(SampleKl { sum: 1.5, tokens: 2 }));
-        assert_eq!(sample_kl(&Sample { ref_log_probs: Vec::new(), ..sample }, &k1), None);
+        assert_eq!(token_kl(&sample, &k1), Some(vec![1.0, 0.5]));
+        assert_eq!(token_kl(&Sample { ref_log_probs: Vec::new(), ..sample }, &k1), None);
     }
 }

@@ -175,9 +175,9 @@ pub enum LossError {
         /// The loss.
         loss: &'static str,
         /// The setting to change.
-        setting: &'static str,
-        /// What is wrong with it.
-        why: &'static str,
+        setting: String,
+        /// The reason.
+        why: String,
     },
     /// A part of an optimizer batch, for a loss that must see it whole.
     #[error("{loss} compares tokens of the whole optimizer batch, and these are {seen} of {of}; give it all in one command")]

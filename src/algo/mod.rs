@@ -20,7 +20,6 @@ mod masked;
 mod off_policy;
 mod pairs;
 mod policy_loss;
-mod ppo;
 pub mod preference;
 mod probe;
 mod reward_model;
@@ -30,32 +29,38 @@ mod schedule;
 mod sequence_gap;
 mod sft;
 mod value_loss;
+mod zoo;
 
 pub use advantages::{
-    Advantage, AdvantageConfig, AdvantageError, Estimator, Lone, Missing, Returns, Rules, Scale, ScoredGroup, advantages,
-    best_of_group, combine_rewards, gae, gpg, leave_one_out, normalize_then_sum, normalized, optimal_baseline, pass_at_k,
-    rank_based, reinforce_plus_plus, reinforce_plus_plus_baseline, reinforce_plus_plus_outcome, remax, rewards_to_go,
-    subtract_baseline,
+    Advantage, AdvantageError, Constant, Estimator, GroupMean, LeaveOneOut, Lone, Missing, Returns, Rules, Scale, ScoredGroup,
+    gae, group_mean, leave_one_out, pass_at_k, reinforce_plus_plus, reinforce_plus_plus_baseline, reinforce_plus_plus_outcome,
+    remax, rewards_to_go,
 };
 pub use aggregation::{Aggregation, BatchSize};
 pub use answers::{extract_answer, is_correct, parse_number};
-pub use correction::{Bound, Correction, CorrectionMetrics, Divergence, Importance, Level, Over, Rejection};
+pub use correction::{
+    Bound, Correction, CorrectionMetrics, Divergence, IcePop, Importance, ImportanceChoice, Level, MaskedIs, Over, Rejection,
+    TruncatedIs,
+};
 pub use gap::{ComparedToken, LagGap, LogProbGap};
 pub use gap_limits::{GapDiagnosis, GapLimits, GapVerdict};
-pub use kl::{Kl, KlForm, KlFunction, KlTerms, kl_per_token, mean_kl, rewards_less_kl};
-pub use kl_control::{AdaptiveKl, KlControlError};
-pub use kl_term::{SampleKl, WithKl, sample_kl, token_kl};
+pub use kl::{Kl, KlForm, KlFunction, KlLimits, KlLoss, KlTerms, kl_per_token, mean_kl, rewards_less_kl};
+pub use kl_control::{AdaptiveKl, KlControlError, KlReward};
+pub use kl_term::{WithKl, token_kl};
 pub use logits::{entropy, log_softmax_at};
 pub use loss::{Loss, LossError, LossInputs, LossMetrics, LossOutput, PairMetrics};
 pub use masked::{masked_mean, masked_sum, masked_variance, whiten};
 pub use off_policy::{Anchors, OffPolicy, Proximal};
-pub use pairs::{PairOf, PairSelector, all_pairs, best_against_worst, compute_dapo_pairs, first_against_second, random_pair};
-pub use policy_loss::{BinaryDivergence, Clip, Grpo, PolicyGradient, PolicyLoss, RatioLevel, Surrogate, Vespo};
-pub use ppo::{PpoLoss, PpoTokens, compute_ppo_loss};
-pub use preference::{PairInputs, PairLoss, PairOutput, PairwiseLoss, Preference, ScoreDivergence, compute_dapo_loss};
+pub use pairs::{PairOf, PairSelector, Pairs, Select, all_pairs, best_against_worst, first_against_second, random_pair};
+pub use policy_loss::{Cispo, Dapo, Grpo, Gspo, LossChoice, PolicyLoss};
+pub use preference::{Dpo, PairInputs, PairLoss, PairOutput, PairwiseLoss, Preference, ScoreDivergence};
 pub use probe::{Disagreement, Evidence, compare as compare_log_probs};
 pub use reward_model::{BradleyTerry, PairwiseReward, pairwise_reward};
 pub use schedule::{Decay, Schedule, ScheduleError};
 pub use sequence_gap::SequenceGap;
 pub use sft::{CrossEntropy, DynamicFineTuning, perplexity, smoothed_cross_entropy};
 pub use value_loss::{ValueLoss, ValueOutput, value_loss};
+pub use zoo::{
+    BestOfGroup, BinaryDivergence, ClipCov, Dppo, Dro, GeoMean, KlCov, Normalized, Sapo, Vespo, best_of_group, combine_rewards,
+    gpg, normalize_then_sum, normalized, optimal_baseline, rank_based, subtract_baseline,
+};

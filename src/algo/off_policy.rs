@@ -4,12 +4,10 @@
 //! between it and the one that sampled is an importance weight, exp(proximal − behaviour), bounded by a [`Correction`]. Both are
 //! constants for the gradient.
 
-use crate::settings::declare::choices;
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
-
 use super::correction::{Correction, CorrectionMetrics};
+use crate::settings::declare::choices;
 
 choices! {
     /// Policy that probability ratios are taken against.
@@ -24,8 +22,7 @@ choices! {
 }
 
 /// A trust region's centre and a correction.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct OffPolicy {
     /// What ratios are taken against.
     pub proximal: Proximal,

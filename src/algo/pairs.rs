@@ -2,8 +2,30 @@
 //!
 //! A selector is any `Fn(&Group) -> Vec<PairOf>`: it must give the same pairs whenever it is asked about the same group.
 
+use crate::data::Group;
 use crate::data::shuffle::Draws;
-use crate::data::{Batch, Group};
+use crate::settings::declare::{choices, section};
+
+section! {
+    /// Pairs of a group's completions with different rewards, for `train.loss.kind = "dpo"`. Groups
+    /// without any are dropped.
+    pub struct Pairs {
+        /// Selection of pairs.
+        select: Select = Select::default();
+    }
+}
+
+choices! {
+    /// Selection of pairs.
+    pub enum Select {
+        /// the best against the worst.
+        "best_worst" => BestWorst,
+        /// one pair, drawn by the seed.
+        "random" => Random,
+        /// every completion against every worse one.
+        "all" => All,
+    }
+}
 
 /// Two samples of a group, by their places in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,11 +80,6 @@ pub fn random_pair(seed: u64) -> impl PairSelector {
     }
 }
 
-/// The pairs of every group of a batch, in its order.
-pub fn compute_dapo_pairs(batch: &Batch, selector: &dyn Fn(&Group) -> Vec<PairOf>) -> Vec<Vec<PairOf>> {
-    batch.groups.iter().map(selector).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -85,9 +102,6 @@ mod tests {
         let differing = group(1, &[0.0, 1.0, 0.5, 1.0, 0.0]);
         assert_eq!(best_against_worst(&differing), [PairOf { chosen: 1, rejected: 0 }]);
         assert_eq!(all_pairs(&differing).len(), 8, "6 of a 1 against less, 2 of the 0.5");
-        let batch = Batch { groups: vec![tied, differing], ..Batch::default() };
-        let counts: Vec<usize> = compute_dapo_pairs(&batch, &all_pairs).iter().map(Vec::len).collect();
-        assert_eq!(counts, [0, 8]);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::plan::{Pipeline, Plan};
 use super::reward::RewardRule;
 use super::task::{Arithmetic, OverlongPolicy, Packing, RewardModel, Sft, TaskData};
 use super::timeline;
-use super::train::{Schedule, Train};
+use super::train::Schedule;
 use crate::data::chat::ChatTemplate;
 use crate::settings::error::{Place, RecipeError, RecipeErrors};
 use crate::settings::section::Findings;
@@ -50,16 +50,6 @@ pub(crate) fn problems(plan: &Plan) -> Vec<Problem> {
     });
     // What later steps do is judged on a plan that is sound in itself.
     if problems.is_empty() { timeline::problems(plan) } else { problems }
-}
-
-/// Everything that is wrong with `[train]` by itself.
-pub(crate) fn problems_of_training(train: &Train) -> Vec<Problem> {
-    let mut problems = Vec::new();
-    train.check("train", &mut problems);
-    training::training(train, &mut |key, from, message, help| {
-        problems.push(Problem { key: key.to_owned(), from: from.to_vec(), message, help: help.to_owned() });
-    });
-    problems
 }
 
 /// Puts problems where their keys were written, and leaves out those that only echo an unreadable key.

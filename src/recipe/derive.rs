@@ -1,15 +1,14 @@
 //! Numbers that follow from a plan, and what is allowed but probably not meant. Pure: the machine is an argument.
 
-use super::correction::Proximal;
 use super::defaults::Derived;
 use super::generate::Generate;
-use super::loss::Loss;
 use super::model::{DeviceName, ModelSource};
 use super::plan::{OnStale, Pipeline, Plan};
 use super::practice;
 use super::reference_policy::ReferencePolicy;
 use super::task::{Arithmetic, TaskData};
 use super::train::Optimization;
+use crate::algo::{LossChoice, Proximal};
 use crate::rollout::Pace;
 use crate::stages::batch::over_sampled;
 
@@ -220,7 +219,7 @@ impl Plan {
     pub(super) fn derived(&self) -> Vec<Derived> {
         let derived = |key: &str, value: String, reason: &str| Derived { key: key.to_owned(), value, reason: reason.to_owned() };
         let mut all = Vec::new();
-        let ratios = self.pipeline.trains_by_train() && !matches!(self.train.loss, Loss::Dpo(_));
+        let ratios = self.pipeline.trains_by_train() && !matches!(self.train.loss, LossChoice::Dpo(_));
         if ratios && self.train.proximal.is_none() {
             let reason = if self.train.correction.is_some() { "train.correction weighs tokens" } else { "nothing is corrected" };
             all.push(derived("train.proximal", format!("{:?}", self.train.centre().word()), reason));

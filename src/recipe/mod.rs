@@ -4,11 +4,8 @@
 //! that contradict each other, each with file, line and column and what to do. Every key is declared once, in [`plan`] and its
 //! sections; the reader, the resolved recipe and docs/reference/recipe follow from the declaration.
 
-pub mod advantage;
-mod algorithm;
 pub mod chat;
 mod checks;
-pub mod correction;
 pub mod critic;
 pub mod data;
 mod defaults;
@@ -16,10 +13,9 @@ mod derive;
 pub mod environment;
 pub mod eval;
 pub mod generate;
-pub mod kl;
 mod load;
 pub mod lora;
-pub mod loss;
+mod loss;
 #[cfg(feature = "torch")]
 mod memory;
 pub mod model;
@@ -27,7 +23,6 @@ mod model_folder;
 #[cfg(feature = "torch")]
 mod model_limits;
 pub mod net;
-pub mod pairs;
 mod pin;
 pub mod plan;
 mod practice;
@@ -42,7 +37,6 @@ pub mod task;
 pub mod timeline;
 pub mod train;
 
-pub use algorithm::create_algorithm_config;
 pub use defaults::Derived;
 pub use derive::Machine;
 pub use load::{Complaint, Loaded, load, load_explained, load_with, parse, parse_with, variables, with_current_names};

@@ -1,10 +1,8 @@
 //! Values that are far from the field's practice: allowed, but probably a slip. Each bound stands here with its reason.
 
-use super::advantage::Advantage;
-use super::correction::Level;
-use super::loss::Loss;
 use super::model::ModelSource;
 use super::plan::{Pipeline, Plan};
+use crate::algo::{Advantage, Level, LossChoice};
 
 /// A key, the value that a plan gives it (`None` where it does not matter), and the range that published runs stay in.
 struct Practice {
@@ -53,13 +51,13 @@ const PRACTICES: [Practice; 16] = [
     },
     Practice {
         key: "train.loss.epsilon_high",
-        value: |plan| if let Loss::Gspo(of) = policy_loss(plan)? { Some(of.epsilon_high) } else { None },
+        value: |plan| if let LossChoice::Gspo(of) = policy_loss(plan)? { Some(of.epsilon_high) } else { None },
         usual: [1e-5, 1e-2],
         why: "GSPO clips ratios of whole completions, at about 4e-4",
     },
     Practice {
         key: "train.loss.beta",
-        value: |plan| if let Loss::Dpo(of) = policy_loss(plan)? { Some(of.beta) } else { None },
+        value: |plan| if let LossChoice::Dpo(of) = policy_loss(plan)? { Some(of.beta) } else { None },
         usual: [0.005, 5.0],
         why: "losses of pairs take 0.1 as a rule, and 0.01 to 2.5 in papers",
     },
@@ -129,16 +127,16 @@ fn sft_lr(plan: &Plan, adapters: bool) -> Option<f64> {
     plan.sft.as_ref().filter(|_| adapts(plan, adapters)).map(|sft| sft.lr)
 }
 
-fn policy_loss(plan: &Plan) -> Option<&Loss> {
+fn policy_loss(plan: &Plan) -> Option<&LossChoice> {
     trains(plan).then_some(&plan.train.loss)
 }
 
 /// Both bounds of a ratio of single tokens.
 fn clips(plan: &Plan) -> Option<[f64; 2]> {
     match policy_loss(plan)? {
-        Loss::Grpo(of) if of.level == Level::Token => Some([of.epsilon, of.epsilon_high]),
-        Loss::Dapo(of) => Some([of.epsilon, of.epsilon_high]),
-        Loss::ClipCov(of) => Some([of.epsilon, of.epsilon_high]),
+        LossChoice::Grpo(of) if of.level == Level::Token => Some([of.epsilon, of.epsilon_high]),
+        LossChoice::Dapo(of) => Some([of.epsilon, of.epsilon_high]),
+        LossChoice::ClipCov(of) => Some([of.epsilon, of.epsilon_high]),
         _ => None,
     }
 }
@@ -146,7 +144,7 @@ fn clips(plan: &Plan) -> Option<[f64; 2]> {
 /// Whether advantages are against the mean of a group, of more than one completion.
 fn compares_siblings(plan: &Plan) -> bool {
     let of_group = matches!(plan.train.advantage, Advantage::GroupMean(_));
-    let pairs = matches!(plan.train.loss, Loss::Dpo(_));
+    let pairs = matches!(plan.train.loss, LossChoice::Dpo(_));
     plan.pipeline == Pipeline::Grpo && plan.critic.is_none() && of_group && !pairs && plan.generate.group_size > 1
 }
 

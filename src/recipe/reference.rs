@@ -119,7 +119,7 @@ fn section_doc(section: &str) -> String {
     use crate::engine::settings as engine;
 
     use super::{
-        chat, critic, environment, eval, generate, lora, model, net, pairs, plan, reference_policy, reward, task, timeline, train,
+        chat, critic, environment, eval, generate, lora, model, net, plan, reference_policy, reward, task, timeline, train,
     };
     match section.trim_end_matches("[]") {
         "model" => model::Model::doc(),
@@ -134,7 +134,7 @@ fn section_doc(section: &str) -> String {
         "environment" => environment::Environment::doc(),
         "reward" => reward::Reward::doc(),
         "filter" => generate::Filter::doc(),
-        "pairs" => pairs::Pairs::doc(),
+        "pairs" => crate::algo::Pairs::doc(),
         "reference" => reference_policy::Reference::doc(),
         "batch" => plan::Batching::doc(),
         "train" => train::Train::doc(),

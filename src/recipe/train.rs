@@ -1,14 +1,11 @@
 //! `[train]`: the policy-gradient loss and the optimizer.
 
-use super::advantage::Advantage;
-use super::correction::{Correction, Proximal, Reject};
 use super::defaults::POLICY;
-use super::kl::{KlLoss, KlReward};
-use super::loss::Loss;
 use super::model::DeviceName;
 pub use crate::algo::Decay;
+use crate::algo::{Advantage, Aggregation, ImportanceChoice, KlLoss, KlReward, LossChoice, Proximal, Rejection};
 use crate::model::Dtype;
-use crate::settings::declare::{choices, section};
+use crate::settings::declare::section;
 use crate::settings::error::RecipeErrors;
 use crate::settings::setting::{
     FINITE, FINITE_IF_GIVEN, Limit, NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, SHARE, SOME, SOME_STEPS, UP_TO_ONE,
@@ -44,7 +41,7 @@ section! {
         /// verl), 1e-5 for its adapters, 3e-4 for a small random model.
         lr: f64 = POLICY.random, POSITIVE;
         /// Policy loss.
-        loss: Loss = Loss::default();
+        loss: LossChoice = LossChoice::default();
         /// KL divergence from the reference policy, in the loss.
         kl_loss: Option<KlLoss> = None;
         /// KL divergence from the reference policy, in the reward.
@@ -66,9 +63,9 @@ section! {
         /// weighs tokens, else `behaviour`.
         proximal: Option<Proximal> = None;
         /// Importance weights for off-policy tokens.
-        correction: Correction = Correction::default();
+        correction: ImportanceChoice = ImportanceChoice::default();
         /// Conditions under which off-policy tokens or sequences are not trained on.
-        reject: Vec<Reject> = Vec::new();
+        reject: Vec<Rejection> = Vec::new();
         /// Mean gap between the generator's and the trainer's log-probabilities, in nats, above
         /// which a step warns. Left out: 1 in f32, 0.15 in 16 bits (`model.dtype`).
         gap_warn: Option<f64> = None, BOUND_IF_GIVEN;
@@ -79,22 +76,6 @@ section! {
         /// log-probabilities of short completions.
         probe: bool = true;
         last optimization: Optimization;
-    }
-}
-
-choices! {
-    /// Weights of tokens in the loss.
-    pub enum Aggregation {
-        /// every trained token of the step weighs the same.
-        "token_mean" => TokenMean,
-        /// every completion weighs the same, and every token within it.
-        "seq_mean_token_mean" => SeqMeanTokenMean,
-        /// a completion weighs by its length: each token 1 / completions.
-        "seq_mean_token_sum" => SeqMeanTokenSum,
-        /// each token weighs 1 / (completions × `max_new_tokens`).
-        "dr_grpo" => DrGrpo,
-        /// each token weighs 1; the step's size grows with its tokens.
-        "token_sum" => TokenSum,
     }
 }
 
@@ -170,7 +151,7 @@ impl Train {
 
     /// Whether anything looks at a reference policy.
     pub fn uses_reference(&self) -> bool {
-        let pairs = matches!(&self.loss, Loss::Dpo(of) if of.needs_reference());
+        let pairs = matches!(&self.loss, LossChoice::Dpo(of) if of.needs_reference());
         pairs || self.kl_loss.is_some() || self.kl_reward.is_some()
     }
 

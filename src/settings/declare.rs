@@ -169,32 +169,36 @@ macro_rules! tagged {
     };
 }
 
-/// Declares a value that is one of a few words; the first is the default.
+/// Declares a value that is one of a few words; the first is the default. A word may stand for a variant with a field, which
+/// recipes leave at its default.
 macro_rules! choices {
     (
         $(#[doc = $doc:literal])+
         pub enum $Name:ident {
-            $($(#[doc = $word_doc:literal])+ $word:literal => $Variant:ident,)+
+            $(
+                $(#[doc = $word_doc:literal])+
+                $word:literal => $Variant:ident $({ $(#[doc = $field_doc:literal])+ $field:ident: $Type:ty = $default:expr })?,
+            )+
         }
     ) => {
         $(#[doc = $doc])+
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum $Name {
-            $($(#[doc = $word_doc])+ $Variant,)+
+            $($(#[doc = $word_doc])+ $Variant $({ $(#[doc = $field_doc])+ $field: $Type })?,)+
         }
 
         impl $Name {
             /// The word that recipes use.
             pub fn word(self) -> &'static str {
                 match self {
-                    $($Name::$Variant => $word,)+
+                    $($Name::$Variant { .. } => $word,)+
                 }
             }
         }
 
         impl Default for $Name {
             fn default() -> Self {
-                [$($Name::$Variant),+][0]
+                [$($Name::$Variant $({ $field: $default })?),+][0]
             }
         }
 
@@ -207,7 +211,7 @@ macro_rules! choices {
         impl<'de> serde::Deserialize<'de> for $Name {
             fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let word = <std::borrow::Cow<'de, str> as serde::Deserialize>::deserialize(deserializer)?;
-                let found = [$($Name::$Variant),+].into_iter().find(|choice| choice.word() == word);
+                let found = [$($Name::$Variant $({ $field: $default })?),+].into_iter().find(|choice| choice.word() == word);
                 found.ok_or_else(|| serde::de::Error::unknown_variant(&word, &[$($word),+]))
             }
         }
@@ -227,7 +231,7 @@ macro_rules! choices {
                 node: &$crate::settings::document::Node, path: &str, findings: &mut $crate::settings::section::Findings,
             ) -> Option<Self> {
                 let word = $crate::settings::section::read_word(node, path, &[$($word),+], findings)?;
-                [$($Name::$Variant),+].into_iter().find(|choice| choice.word() == word)
+                [$($Name::$Variant $({ $field: $default })?),+].into_iter().find(|choice| choice.word() == word)
             }
             fn write(&self) -> $crate::settings::setting::Written {
                 $crate::settings::setting::Setting::write(&self.word().to_owned())

@@ -1,6 +1,5 @@
 //! Free-form parameters of a part that a user registered: whatever its author asks for, read as the author's own type.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Deserialize;
@@ -8,8 +7,7 @@ use serde::de::{DeserializeOwned, Deserializer, Error, Visitor};
 use toml::{Table, Value as Toml};
 
 use super::declare::section;
-use super::document::{Entry, Node, Value};
-use super::error::Place;
+use super::document::{Node, Value};
 use super::section::Findings;
 use super::section::nearest;
 use super::setting::{GIVEN, Setting, Written};
@@ -86,37 +84,12 @@ impl Params {
             ParamsError(text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(", "))
         })
     }
-
-    /// As a recipe has them.
-    pub(crate) fn nodes(&self) -> BTreeMap<String, Entry> {
-        self.0.iter().map(|(name, value)| (name.clone(), Entry { key_place: Place::Code, node: node(value) })).collect()
-    }
 }
 
 impl From<Table> for Params {
     fn from(table: Table) -> Self {
         Params(table)
     }
-}
-
-fn node(value: &Toml) -> Node {
-    let value = match value {
-        Toml::String(text) => Value::Text(text.clone()),
-        Toml::Integer(number) => Value::Integer(i128::from(*number)),
-        Toml::Float(number) => Value::Float(*number),
-        Toml::Boolean(flag) => Value::Flag(*flag),
-        Toml::Datetime(date) => Value::Date(date.to_string()),
-        Toml::Array(items) => Value::List(items.iter().map(node).collect()),
-        Toml::Table(_) => Value::Table(
-            value
-                .as_table()
-                .into_iter()
-                .flatten()
-                .map(|(name, value)| (name.clone(), Entry { key_place: Place::Code, node: node(value) }))
-                .collect(),
-        ),
-    };
-    Node { value, place: Place::Code }
 }
 
 /// What a recipe says, without its places; numbers that TOML itself can't hold become the nearest that it can.

@@ -167,7 +167,7 @@ pub fn collate_part<S: Borrow<Sample>>(
     samples: &[S],
     aggregation: Aggregation,
 ) -> Result<(Option<TrainBatch>, f64), CollateError> {
-    let weight_sum = aggregation.mass(&masks(samples)).unwrap_or(1.0);
+    let weight_sum = aggregation.weight_sum(&masks(samples)).unwrap_or(1.0);
     let batch = match collate(samples, aggregation) {
         Err(CollateError::NothingToTrain { .. }) => return Ok((None, weight_sum)),
         batch => batch?,

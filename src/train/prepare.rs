@@ -94,8 +94,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::algo::{Advantage, AdvantageConfig, Scale};
+    use crate::algo::{Advantage, Constant, GroupMean, Scale};
     use crate::data::{Group, Prompt};
+    use crate::settings::NoKeys;
 
     fn batch(rewards: &[&[Option<f64>]]) -> Batch {
         let group = |(ordinal, rewards): (usize, &&[Option<f64>])| {
@@ -115,7 +116,7 @@ mod tests {
     #[test]
     fn groups_are_compared_among_themselves() {
         let mut batch = batch(&[&[Some(1.0), Some(0.0)], &[Some(0.5), Some(0.5)]]);
-        let config = AdvantageConfig { scale: Scale::None, ..AdvantageConfig::default() };
+        let config = GroupMean { std: Scale::None, ..GroupMean::default() };
         assign_advantages(&mut batch, &config).unwrap();
         let advantages: Vec<Option<f64>> = batch.samples().map(|sample| sample.advantage).collect();
         assert_eq!(advantages, [0.5, -0.5, 0.0, 0.0].map(Some));
@@ -123,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_constant_baseline_knows_no_groups() {
-        let constant = Advantage::Constant { baseline: 0.25 };
+        let constant = Advantage::Constant(Constant { baseline: 0.25 });
         let mut scored = batch(&[&[Some(1.0), Some(1.0)], &[Some(0.0)]]);
         assign_advantages(&mut scored, &constant).unwrap();
         let advantages: Vec<Option<f64>> = scored.samples().map(|sample| sample.advantage).collect();
@@ -136,7 +137,7 @@ mod tests {
     fn answers_weigh_by_their_trained_tokens() {
         // Samples have one and two tokens.
         let mut scored = batch(&[&[Some(1.0), Some(0.25)]]);
-        assign_advantages(&mut scored, &Advantage::OptimalBaseline).unwrap();
+        assign_advantages(&mut scored, &Advantage::OptimalBaseline(NoKeys)).unwrap();
         assert_eq!(scored.groups[0].samples[0].advantage, Some(0.5));
     }
 
@@ -162,7 +163,7 @@ mod tests {
     #[test]
     fn a_sample_that_was_not_scored_is_named() {
         let mut batch = batch(&[&[Some(1.0), Some(0.0)], &[Some(0.5), None]]);
-        let error = assign_advantages(&mut batch, &AdvantageConfig::default()).unwrap_err();
+        let error = assign_advantages(&mut batch, &GroupMean::default()).unwrap_err();
         assert_eq!(
             error.to_string(),
             "sample 1 of group 41: its reward is NaN; score it with a finite number of at most 1e100 either way, or drop its group"

@@ -165,7 +165,7 @@ impl Loop {
         };
         let scored = flow.stage("reward", groups, Reward::each(reward).on_failure(self.on_failure));
         let batches = flow.stage("batch", scored, Batcher::groups(GROUPS as usize));
-        let trainer = self.trainer(&folder).advantages(AdvantageConfig::default());
+        let trainer = self.trainer(&folder).advantages(GroupMean::default());
         let trained = flow.stage("train", batches, trainer);
         let synced = flow.stage("sync", trained, WeightSync::to(publisher));
         let noted = move |step: Trained<u64>| {

@@ -107,7 +107,7 @@ impl Case {
             admission.restore(serde_json::from_value(progress).unwrap());
         }
         let folder = tempfile::tempdir().unwrap();
-        let trainer = Trainer::new(backend).advantages(AdvantageConfig::default());
+        let trainer = Trainer::new(backend).advantages(GroupMean::default());
         let trainer = trainer.steps(self.steps).sync_every(sync_every).on_stale(self.on_stale);
         let trainer = trainer.checkpoints(folder.path(), None);
         let score = move |sample: &Sample| {

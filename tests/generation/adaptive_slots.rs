@@ -52,7 +52,7 @@ fn a_run_with_adaptive_slots_finds_its_number_between_one_and_the_most() {
     let (publisher, published) = weights();
     let config = LocalConfig { threads: Some(1), ..LocalConfig::new(Grpo::default(), Schedule::constant(1e-4)) };
     let generator = Generator::local(&policy).weights(published).group_size(4).max_new_tokens(12).adaptive_slots(16);
-    let trainer = Trainer::new(policy.backend(config).unwrap()).advantages(AdvantageConfig::default()).steps(12);
+    let trainer = Trainer::new(policy.backend(config).unwrap()).advantages(GroupMean::default()).steps(12);
     let seen: Arc<Mutex<Vec<f64>>> = Arc::default();
     let (slots, shown) = (Arc::clone(&seen), metrics.clone());
 

@@ -1,7 +1,7 @@
 //! verl's advantage estimators.
 
 use rollflow::algo::{
-    AdvantageConfig, KlForm, Lone, Missing, Returns, Rules, Scale, advantages, best_of_group, gae, gpg, leave_one_out,
+    GroupMean, KlForm, Lone, Missing, Returns, Rules, Scale, best_of_group, gae, gpg, group_mean, leave_one_out,
     optimal_baseline, reinforce_plus_plus, reinforce_plus_plus_baseline, remax, rewards_less_kl, whiten,
 };
 use serde_json::Value;
@@ -82,17 +82,12 @@ pub fn by_group(case: &Case) -> Result<(), String> {
     let rewards = grouped(&|row| rows.rewards.data[rows.sequences[row].clone()].iter().sum());
     let lengths = grouped(&|row| rows.mask[rows.sequences[row].clone()].iter().map(|&mask| f64::from(mask)).sum());
 
-    let config = AdvantageConfig {
-        scale: if by_std { Scale::Group } else { Scale::None },
-        epsilon,
-        lone: VERL.lone,
-        ..AdvantageConfig::default()
-    };
+    let config = GroupMean { std: if by_std { Scale::Group } else { Scale::None }, epsilon };
     let lone = |row: usize| members.iter().any(|(_, rows)| *rows == [row]);
     let (values, in_single): (_, &dyn Fn(usize) -> bool) = match called(case)? {
         // The deviation of a lone sample is a single-precision 1.
-        "compute_grpo_outcome_advantage" => (advantages(&rewards, &config), &lone),
-        "compute_grpo_vectorized_outcome_advantage" => (advantages(&rewards, &config), &|_| true),
+        "compute_grpo_outcome_advantage" => (group_mean(&rewards, &config, VERL), &lone),
+        "compute_grpo_vectorized_outcome_advantage" => (group_mean(&rewards, &config, VERL), &|_| true),
         "compute_rloo_outcome_advantage" => (leave_one_out(&rewards, VERL, None), &|_| false),
         "compute_rloo_vectorized_outcome_advantage" => (leave_one_out(&rewards, Rules::default(), None), &|_| false),
         "compute_reinforce_plus_plus_baseline_outcome_advantage" => {

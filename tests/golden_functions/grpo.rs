@@ -1,7 +1,7 @@
 //! TRL's GRPO-family losses: value, gradient and metrics.
 
 use rollflow::algo::{
-    Aggregation, BatchSize, Clip, KlForm, Loss, LossInputs, LossMetrics, PolicyLoss, RatioLevel, Surrogate, Vespo,
+    Aggregation, BatchSize, Cispo, Grpo, KlLoss, Level, Loss, LossChoice, LossInputs, LossMetrics, PolicyLoss, Sapo, Vespo,
 };
 
 use crate::case::{Case, Tensor};
@@ -59,8 +59,8 @@ impl Resolved<'_> {
 
     fn loss(&self) -> Result<PolicyLoss, String> {
         let level = match self.word("importance_sampling_level")? {
-            "token" => RatioLevel::Token,
-            "sequence" => RatioLevel::Geometric,
+            "token" => Level::Token,
+            "sequence" => Level::Geometric,
             level => return Err(format!("importance_sampling_level {level} is unknown")),
         };
         let (low, high) = (self.needed("epsilon_low")?, self.needed("epsilon_high")?);
@@ -68,12 +68,17 @@ impl Resolved<'_> {
         let single = |name: &str| self.needed(name).map(|value| f64::from(value as f32));
         let surrogate = match self.word("loss_type")? {
             "grpo" | "bnpo" | "dr_grpo" | "dapo" | "luspo" => {
-                Surrogate::Clip(Clip { low, high, delta: self.setting("delta"), dual: None })
+                let delta = self.setting("delta");
+                LossChoice::Grpo(Grpo { epsilon: low, epsilon_high: high, delta, dual_clip: None, level })
             }
             // TRL bounds from above alone, and its epsilon is the bound itself.
-            "cispo" => Surrogate::Cispo { low: 1.0, high: high - 1.0 },
-            "sapo" => Surrogate::Sapo { tau_pos: single("sapo_temperature_pos")?, tau_neg: single("sapo_temperature_neg")? },
-            "vespo" => Surrogate::Vespo(Vespo {
+            "cispo" => LossChoice::Cispo(Cispo { epsilon: 1.0, epsilon_high: high - 1.0, level }),
+            "sapo" => LossChoice::Sapo(Sapo {
+                tau_pos: single("sapo_temperature_pos")?,
+                tau_neg: single("sapo_temperature_neg")?,
+                level,
+            }),
+            "vespo" => LossChoice::Vespo(Vespo {
                 k_pos: single("vespo_k_pos")?,
                 lambda_pos: single("vespo_lambda_pos")?,
                 k_neg: single("vespo_k_neg")?,
@@ -81,13 +86,12 @@ impl Resolved<'_> {
             }),
             loss_type => return Err(format!("loss_type {loss_type} is unknown")),
         };
+        let beta = self.needed("beta")?;
+        let unbiased = self.0.value["resolved"]["use_bias_correction_kl"] == true;
         Ok(PolicyLoss {
-            level,
             surrogate,
             log_ratio_limits: [f64::NEG_INFINITY, f64::INFINITY],
-            beta: self.needed("beta")?,
-            kl: KlForm::K3.into(),
-            unbiased_kl: self.0.value["resolved"]["use_bias_correction_kl"] == true,
+            kl_loss: (beta != 0.0).then(|| KlLoss { beta, unbiased, ..KlLoss::default() }),
             top_entropy: self.needed("top_entropy_quantile")?,
             off_policy_threshold: self.setting("off_policy_mask_threshold"),
             // TRL's bonus is a mean over each micro-batch, of which one case is one.
@@ -153,7 +157,7 @@ pub fn loss(case: &Case) -> Result<(), String> {
 
     let (tokens, metrics) = (packing.kept.len() as f64, &output.metrics);
     // One ratio and one advantage for a sequence: TRL counts sequences then, not tokens.
-    let by_sequence = loss.level == RatioLevel::Geometric && case.needed("advantages")?.shape.len() == 1;
+    let by_sequence = resolved.word("importance_sampling_level")? == "sequence" && case.needed("advantages")?.shape.len() == 1;
     let clipped = |count: fn(&LossMetrics) -> usize| match by_sequence {
         false => count(metrics) as f64 / tokens,
         true => {
@@ -196,7 +200,7 @@ pub fn loss(case: &Case) -> Result<(), String> {
 /// VESPO multiplies a sequence's weights: one that is given for the whole must count once, and TRL's product runs over padding too.
 fn importance(loss: &PolicyLoss, packing: &Packing, ratios: &Tensor) -> Vec<f64> {
     let mut importance = packing.pack(ratios);
-    if matches!(loss.surrogate, Surrogate::Vespo(_)) {
+    if matches!(loss.surrogate, LossChoice::Vespo(_)) {
         let columns = ratios.shape[1];
         for (row, at) in packing.sequences.iter().enumerate().filter(|(_, at)| !at.is_empty()) {
             importance[at.clone()].fill(1.0);

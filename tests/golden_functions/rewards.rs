@@ -1,8 +1,6 @@
 //! TRL's group-relative advantages, with several reward functions, unscored samples and truncated completions.
 
-use rollflow::algo::{
-    AdvantageConfig, Aggregation, Missing, Scale, advantages as group_advantages, combine_rewards, normalize_then_sum,
-};
+use rollflow::algo::{Aggregation, GroupMean, Missing, Rules, Scale, combine_rewards, group_mean, normalize_then_sum};
 
 use crate::case::Case;
 
@@ -26,16 +24,17 @@ pub fn advantages(case: &Case) -> Result<(), String> {
         "none" => Scale::None,
         other => return Err(format!("scale_rewards is {other}")),
     };
-    let settings = AdvantageConfig { scale, missing: Missing::Zero, ..AdvantageConfig::default() };
+    let (settings, rules) =
+        (GroupMean { std: scale, ..GroupMean::default() }, Rules { missing: Missing::Zero, ..Rules::default() });
     let values = match config["multi_objective_aggregation"].as_str().unwrap_or("sum_then_normalize") {
         "sum_then_normalize" => {
             let rewards = combine_rewards(&samples, &weights).map_err(|error| error.to_string())?;
             let groups: Vec<&[f64]> = rewards.chunks(group_size).collect();
-            group_advantages(&groups, &settings)
+            group_mean(&groups, &settings, rules)
         }
         "normalize_then_sum" => {
             let groups: Vec<Vec<Vec<f64>>> = samples.chunks(group_size).map(<[Vec<f64>]>::to_vec).collect();
-            normalize_then_sum(&groups, &weights, &settings)
+            normalize_then_sum(&groups, &weights, settings.epsilon, rules)
         }
         other => return Err(format!("multi_objective_aggregation is {other}")),
     };

@@ -73,7 +73,7 @@ pub fn loss(case: &Case) -> Result<(), String> {
         sequences: &(0..answers.len()).map(|at| at..at + 1).collect::<Vec<_>>(),
         batch_tokens: answers.len(),
     };
-    let clipped = Grpo { clip_low: bound("epsilon_low")?, clip_high: bound("epsilon_high")?, ..Grpo::default() };
+    let clipped = Grpo { epsilon: bound("epsilon_low")?, epsilon_high: bound("epsilon_high")?, ..Grpo::default() };
     let output = clipped.evaluate(&inputs).map_err(|error| error.to_string())?;
     case.close("loss", &[output.loss], &case.expected("loss")?)?;
     let of_token: Vec<f64> = packing.sequences.iter().zip(&output.grad).flat_map(|(at, &grad)| vec![grad; at.len()]).collect();

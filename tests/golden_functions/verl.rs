@@ -1,6 +1,10 @@
 //! verl's policy losses: value and gradient.
 
-use rollflow::algo::{Aggregation, BinaryDivergence, Clip, Loss, LossInputs, LossOutput, PolicyLoss, RatioLevel, Surrogate};
+use rollflow::algo::{
+    Aggregation, BinaryDivergence, Cispo, ClipCov, Dppo, Dro, GeoMean, Grpo, Gspo, KlCov, Loss, LossChoice, LossInputs,
+    LossOutput, PolicyLoss, Sapo,
+};
+use rollflow::recipe::NoKeys;
 use serde_json::{Map, Value};
 
 use crate::aggregation::{BATCH, verl_weights};
@@ -50,29 +54,40 @@ fn composed(case: &Case) -> Result<PolicyLoss, String> {
     let config = &case.value["config"];
     let number = |name: &str| config[name].as_f64();
     let clip_ratio = number("clip_ratio").ok_or("clip_ratio is missing")?;
-    let (low, high) = (number("clip_ratio_low").unwrap_or(clip_ratio), number("clip_ratio_high").unwrap_or(clip_ratio));
-    let clip = Clip { low, high, delta: None, dual: None };
+    let epsilon = number("clip_ratio_low").unwrap_or(clip_ratio);
+    let epsilon_high = number("clip_ratio_high").unwrap_or(clip_ratio);
     let of_loss = |name: &str| config["policy_loss"][name].as_f64();
-    let dppo = |divergence| Surrogate::Dppo { divergence, low, high, max_ratio: number("clip_ratio_c").unwrap_or(20.0) };
+    let dppo = |divergence| {
+        LossChoice::Dppo(Dppo { divergence, epsilon, epsilon_high, max_ratio: number("clip_ratio_c").unwrap_or(20.0) })
+    };
     let surrogate = match case.kind() {
-        "vanilla" => Surrogate::Clip(Clip { dual: Some(number("clip_ratio_c").unwrap_or(3.0)), ..clip }),
-        "gspo" => Surrogate::Clip(clip),
-        "sapo" => Surrogate::Sapo { tau_pos: number("tau_pos").unwrap_or(1.0), tau_neg: number("tau_neg").unwrap_or(1.05) },
-        "gpg" => Surrogate::Gpg,
-        "cispo" => Surrogate::Cispo { low, high },
-        "geo_mean" => Surrogate::GeoMean { low, high },
+        "vanilla" => {
+            let dual_clip = Some(number("clip_ratio_c").unwrap_or(3.0));
+            LossChoice::Grpo(Grpo { epsilon, epsilon_high, dual_clip, ..Grpo::default() })
+        }
+        "gspo" => LossChoice::Gspo(Gspo { epsilon, epsilon_high, by_token: true }),
+        "sapo" => LossChoice::Sapo(Sapo {
+            tau_pos: number("tau_pos").unwrap_or(1.0),
+            tau_neg: number("tau_neg").unwrap_or(1.05),
+            ..Sapo::default()
+        }),
+        "gpg" => LossChoice::Gpg(NoKeys),
+        "cispo" => LossChoice::Cispo(Cispo { epsilon, epsilon_high, ..Cispo::default() }),
+        "geo_mean" => LossChoice::GeoMean(GeoMean { epsilon, epsilon_high }),
         "dppo_tv" => dppo(BinaryDivergence::TotalVariation),
         "dppo_kl" => dppo(BinaryDivergence::Kl),
-        "clip_cov" => Surrogate::ClipCov {
-            clip,
+        "clip_cov" => LossChoice::ClipCov(ClipCov {
+            epsilon,
+            epsilon_high,
             share: of_loss("clip_cov_ratio").unwrap_or(0.0002),
             min: of_loss("clip_cov_lb").unwrap_or(1.0),
             max: of_loss("clip_cov_ub").unwrap_or(5.0),
-        },
-        "kl_cov" => {
-            Surrogate::KlCov { share: of_loss("kl_cov_ratio").unwrap_or(0.0002), coef: of_loss("ppo_kl_coef").unwrap_or(1.0) }
-        }
-        "dro" => Surrogate::Dro { beta: of_loss("dro_beta").ok_or("dro_beta is missing")? },
+        }),
+        "kl_cov" => LossChoice::KlCov(KlCov {
+            share: of_loss("kl_cov_ratio").unwrap_or(0.0002),
+            coef: of_loss("ppo_kl_coef").unwrap_or(1.0),
+        }),
+        "dro" => LossChoice::Dro(Dro { beta: of_loss("dro_beta").ok_or("dro_beta is missing")? }),
         kind => return Err(format!("{kind} is unknown")),
     };
     // Some of verl's functions bound the exponent, others don't.
@@ -81,8 +96,7 @@ fn composed(case: &Case) -> Result<PolicyLoss, String> {
         "geo_mean" | "clip_cov" | "kl_cov" | "dro" => [f64::NEG_INFINITY, f64::INFINITY],
         _ => [-20.0, 20.0],
     };
-    let level = if case.kind() == "gspo" { RatioLevel::GeometricToken } else { PolicyLoss::from(surrogate).level };
-    Ok(PolicyLoss { level, log_ratio_limits, ..surrogate.into() })
+    Ok(PolicyLoss { log_ratio_limits, ..surrogate.into() })
 }
 
 /// `factor` multiplies importance weights.
@@ -150,8 +164,9 @@ fn compare(case: &Case, packing: &Packing, output: &LossOutput) -> Result<(), St
 /// verl draws tokens at random, so that its draw is not ours. What can be held: with verl's own draw, which its gradient shows, loss and gradient are
 /// verl's; our draw is as large; and both are from the same tokens, those that all would come from if as many were drawn as there are.
 fn drawn(case: &Case, packing: &Packing, loss: &PolicyLoss, output: &LossOutput) -> Result<(), String> {
-    let Surrogate::ClipCov { clip, min, max, .. } = loss.surrogate else { return Err("clip_cov is another surrogate".into()) };
-    let plain = PolicyLoss { surrogate: Surrogate::Clip(clip), ..*loss };
+    let LossChoice::ClipCov(of) = &loss.surrogate else { return Err("clip_cov is another surrogate".into()) };
+    let clip = Grpo { epsilon: of.epsilon, epsilon_high: of.epsilon_high, ..Grpo::default() };
+    let plain = PolicyLoss { surrogate: LossChoice::Grpo(clip), ..loss.clone() };
     let before = evaluate(case, packing, &plain, None)?;
     let theirs = packing.pack(&case.expected("grad_log_prob")?);
     let silenced =
@@ -164,7 +179,7 @@ fn drawn(case: &Case, packing: &Packing, loss: &PolicyLoss, output: &LossOutput)
     if count(&ours) != count(&theirs) {
         return Err(format!("{} tokens were drawn, {} by verl", count(&ours), count(&theirs)));
     }
-    let greedy = PolicyLoss { surrogate: Surrogate::ClipCov { clip, share: 1.0, min, max }, ..*loss };
+    let greedy = PolicyLoss { surrogate: LossChoice::ClipCov(ClipCov { share: 1.0, ..of.clone() }), ..loss.clone() };
     let eligible = silenced(&evaluate(case, packing, &greedy, None)?.grad);
     let strays = |out: &[bool]| out.iter().zip(&eligible).any(|(out, may)| *out && !may);
     if strays(&ours) || strays(&theirs) {

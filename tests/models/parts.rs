@@ -139,7 +139,7 @@ proptest! {
         for aggregation in [Aggregation::TokenMean, Aggregation::SeqMeanTokenMean, Aggregation::DrGrpo { max_len: 6 }] {
             let steps = |cuts: &[usize]| {
                 train(batches(shapes, seed.into(), cuts), true, Grpo::default(), |trainer| {
-                    trainer.aggregation(aggregation).advantages(AdvantageConfig::default())
+                    trainer.aggregation(aggregation).advantages(GroupMean::default())
                 })
             };
             let (parts, whole) = (steps(&cuts), steps(&[]));
@@ -153,22 +153,23 @@ proptest! {
 #[test]
 fn what_needs_the_whole_batch_waits_for_it() {
     let shapes = [(2, 3), (3, 1), (1, 4), (2, 2), (3, 5), (1, 1)];
-    let by_batch = AdvantageConfig { scale: Scale::Batch, ..AdvantageConfig::default() };
-    let bonus = Grpo { entropy_coef: 0.1, ..Grpo::default() };
+    let by_batch = GroupMean { std: Scale::Batch, ..GroupMean::default() };
+    let bonus = PolicyLoss { entropy_coef: 0.1, ..PolicyLoss::default() };
     let of = |cuts: &[usize], loss: PolicyLoss, advantage: Advantage, aggregation, updates| {
         train(batches(&shapes, 3, cuts), false, loss, |trainer| {
-            trainer.advantages(advantage).aggregation(aggregation).ppo_epochs(updates)
+            trainer.advantages(advantage.clone()).aggregation(aggregation).ppo_epochs(updates)
         })
     };
-    let (mean, by_group) = (Aggregation::TokenMean, Advantage::default());
+    let (mean, by_group) = (Aggregation::TokenMean, Advantage::default);
     for (loss, advantage, aggregation, updates) in [
-        (bonus.into(), by_group, mean, 1),
-        (PolicyLoss { top_entropy: 0.5, ..PolicyLoss::default() }, by_group, mean, 1),
+        (bonus, by_group(), mean, 1),
+        (PolicyLoss { top_entropy: 0.5, ..PolicyLoss::default() }, by_group(), mean, 1),
         (PolicyLoss::default(), Advantage::GroupMean(by_batch), mean, 1),
-        (PolicyLoss::default(), by_group, Aggregation::TokenSum, 1),
-        (PolicyLoss::default(), by_group, mean, 2),
+        (PolicyLoss::default(), by_group(), Aggregation::TokenSum, 1),
+        (PolicyLoss::default(), by_group(), mean, 2),
     ] {
-        let (parts, whole) = (of(&[1, 1], loss, advantage, aggregation, updates), of(&[], loss, advantage, aggregation, updates));
+        let parts = of(&[1, 1], loss.clone(), advantage.clone(), aggregation, updates);
+        let whole = of(&[], loss, advantage, aggregation, updates);
         assert_same(&parts, &whole);
         assert!(parts.iter().zip(&whole).all(|(parts, whole)| parts.forward.micro_batches == whole.forward.micro_batches));
     }
@@ -188,7 +189,7 @@ fn a_part_without_a_trained_token_counts_and_takes_no_pass() {
             sample.loss_mask.fill(0.0);
         }
         train(sent, false, Grpo::default(), |trainer| {
-            trainer.aggregation(Aggregation::SeqMeanTokenMean).advantages(AdvantageConfig::default())
+            trainer.aggregation(Aggregation::SeqMeanTokenMean).advantages(GroupMean::default())
         })
     };
     assert_same(&masked(&[1]), &masked(&[]));

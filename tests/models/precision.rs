@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use rollflow::algo::{Aggregation, CrossEntropy, Grpo, Schedule};
+use rollflow::algo::{Aggregation, CrossEntropy, PolicyLoss, Schedule};
 use rollflow::data::{Sample, Tokenizer};
 use rollflow::engine::{LocalEngine, Request, SamplingParams, TokenEngine};
 use rollflow::model::{Compute, Decoder, Dtype, Lora, ModelConfig, Packed, Weights, load_hf};
@@ -342,7 +342,7 @@ fn layers_computed_anew_change_nothing_under_shared_prompts_scores_and_halves() 
     let untied = ModelConfig { tied: false, ..crate::tiny::model() };
     for (model, dtype) in [(crate::tiny::model(), Dtype::F32), (untied, Dtype::F32), (crate::tiny::model(), Dtype::Bf16)] {
         let step = |gradient_checkpointing| {
-            let loss = Arc::new(Grpo { entropy_coef: 0.1, ..Grpo::default() });
+            let loss = Arc::new(PolicyLoss { entropy_coef: 0.1, ..PolicyLoss::default() });
             let config = LocalConfig { gradient_checkpointing, loss, ..config(dtype) };
             let backend = LocalBackend::new(config, model.clone(), Weights::random(&model, 3)).unwrap();
             backend.forward_backward(batch.clone()).wait().unwrap();

@@ -6,20 +6,19 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use proptest::prelude::*;
-use rollflow::recipe::advantage::{Advantage, Constant, LeaveOneOut};
-use rollflow::recipe::correction::{Correction, Level, MaskedIs, Proximal, Reject, TruncatedIs};
+use rollflow::algo::{
+    Advantage, Aggregation, Constant, Dpo, Grpo, Gspo, ImportanceChoice, KlCov, KlLoss, KlReward, LeaveOneOut, Level, LossChoice,
+    MaskedIs, PairLoss, Pairs, Proximal, Rejection, Select, TruncatedIs,
+};
 use rollflow::recipe::critic::Critic;
 use rollflow::recipe::data::{DataTask, Source, SourceColumns};
 use rollflow::recipe::generate::{Filter, LengthFilter, MinReward};
-use rollflow::recipe::kl::{KlLoss, KlReward};
-use rollflow::recipe::loss::{self, Dpo, Gspo, KlCov, Loss, PairLoss};
 use rollflow::recipe::model::{ModelFolder, ModelSource};
-use rollflow::recipe::pairs::{Pairs, Select};
 use rollflow::recipe::plan::{Fallback, OnStale};
 use rollflow::recipe::reference_policy::{Ema, Reference, ReferencePolicy};
 use rollflow::recipe::reward::{Combine, Composition, ModelRule, PartRule, RegexRule, RewardPart, RewardRule};
 use rollflow::recipe::task::{RewardModel, Sft, TaskData};
-use rollflow::recipe::train::{Aggregation, Decay, NonFinitePolicy, Train};
+use rollflow::recipe::train::{Decay, NonFinitePolicy, Train};
 use rollflow::recipe::{Custom, Machine, Params, Pipeline, Plan, check_text_on, load, pages, parse};
 use serde_json::Value as Json;
 
@@ -386,17 +385,18 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             let params = Params::default().with(&pattern, nested).with("few", few as i64).with("flag", flag);
             plan.filter.push(Filter::Custom(Custom { name: pattern.clone(), params }));
         }
-        plan.train.loss_aggregation = [Aggregation::TokenMean, Aggregation::SeqMeanTokenMean, Aggregation::DrGrpo][choice];
+        plan.train.loss_aggregation =
+            [Aggregation::TokenMean, Aggregation::SeqMeanTokenMean, Aggregation::DrGrpo { max_len: 0 }][choice];
         plan.train.entropy_coef = real;
         plan.train.loss = [
-            Loss::Gspo(Gspo { epsilon: share / 2.0, epsilon_high: real, by_token: flag }),
-            Loss::Grpo(loss::Grpo { dual_clip: flag.then_some(3.0), level: Level::Geometric, ..loss::Grpo::default() }),
-            Loss::KlCov(KlCov { coef: real, ..KlCov::default() }),
+            LossChoice::Gspo(Gspo { epsilon: share / 2.0, epsilon_high: real, by_token: flag }),
+            LossChoice::Grpo(Grpo { dual_clip: flag.then_some(3.0), level: Level::Geometric, ..Grpo::default() }),
+            LossChoice::KlCov(KlCov { coef: real, ..KlCov::default() }),
         ][choice]
             .clone();
         plan.train.advantage = match choice {
             0 => Advantage::default(),
-            1 => Advantage::LeaveOneOut(LeaveOneOut { normalize: flag }),
+            1 => Advantage::LeaveOneOut(LeaveOneOut { normalize: flag, ..LeaveOneOut::default() }),
             _ => Advantage::Constant(Constant { baseline: -real }),
         };
         plan.reference = [None, Some(ReferencePolicy::Ema(Ema { decay: share / 2.0 })), Some(ReferencePolicy::default())][choice]
@@ -408,11 +408,13 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         }
         plan.train.proximal = [None, Some(Proximal::Recompute), Some(Proximal::LogLinear)][choice];
         plan.train.correction = match choice {
-            0 => Correction::default(),
-            1 => Correction::TruncatedIs(TruncatedIs { min: flag.then_some(0.5), normalize: flag, ..TruncatedIs::default() }),
-            _ => Correction::MaskedIs(MaskedIs { level: Level::Geometric, min: share, ..MaskedIs::default() }),
+            0 => ImportanceChoice::default(),
+            1 => {
+                ImportanceChoice::TruncatedIs(TruncatedIs { min: flag.then_some(0.5), normalize: flag, ..TruncatedIs::default() })
+            }
+            _ => ImportanceChoice::MaskedIs(MaskedIs { level: Level::Geometric, min: share, ..MaskedIs::default() }),
         };
-        plan.train.reject = vec![Reject { min: None, ..Reject::default() }; choice];
+        plan.train.reject = vec![Rejection { min: None, ..Rejection::default() }; choice];
         plan.train.ppo_epochs = steps;
         plan.train.minibatches = few;
         if choice == 0 {
@@ -426,7 +428,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             let dpo =
                 Dpo { pair_loss: PairLoss::Robust, label_smoothing: share / 3.0, tail_weight: Some(share), ..Dpo::default() };
             plan.pairs = Some(Pairs { select: Select::All });
-            plan.train = Train { loss: Loss::Dpo(dpo), lr: real, ..Train::default() };
+            plan.train = Train { loss: LossChoice::Dpo(dpo), lr: real, ..Train::default() };
             plan.filter_fallback = Fallback::Error;
         }
         plan.observe.metrics = port.map(|port| ([127, 0, 0, 1], port).into());

@@ -132,7 +132,7 @@ fn a_lost_sample_costs_itself_and_its_group_goes_on_with_the_others() {
     let dropped: Vec<_> = lessened.dropped.iter().map(|lost| (lost.index, lost.reason.as_str(), lost.generated)).collect();
     assert_eq!(dropped, [(1, LOST, 1)], "law D4: its tokens have a fate of their own");
     let mut batch = Batch { groups: vec![lessened.clone()], ..Batch::default() };
-    rollflow::train::assign_advantages(&mut batch, &AdvantageConfig::default()).unwrap();
+    rollflow::train::assign_advantages(&mut batch, &GroupMean::default()).unwrap();
     let advantages: Vec<f64> = batch.samples().map(|sample| sample.advantage.unwrap()).collect();
     assert!(advantages.iter().sum::<f64>().abs() < 1e-9 && advantages[2] > 0.0, "compared among themselves: {advantages:?}");
 

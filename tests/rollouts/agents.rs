@@ -253,7 +253,7 @@ fn d2_r248_where_a_template_rewrites_turns_each_part_is_trained_and_the_rollout_
     assert_eq!(score(&mut batch.groups[0], judge, 0, Scorers::Caller).failures, []);
     let earned: Vec<_> = batch.samples().map(|sample| (sample.index, sample.part, sample.reward)).collect();
     assert_eq!(earned, [(0, 0, Some(0.0)), (1, 0, Some(1.0)), (1, 1, Some(1.0))]);
-    assign_advantages(&mut batch, &AdvantageConfig::default()).unwrap();
+    assign_advantages(&mut batch, &GroupMean::default()).unwrap();
     let advantages: Vec<f64> = batch.samples().map(|sample| sample.advantage.unwrap()).collect();
     assert!((advantages[0] + advantages[1]).abs() < 1e-9, "two rollouts are compared, not three samples: {advantages:?}");
     assert_eq!(advantages[1], advantages[2], "parts of a rollout share what comes of that");

@@ -187,7 +187,7 @@ impl Rehearsal {
         };
         let filter = Filter::by(move |group: &Group| verdict(group)).patience(self.patience).fallback(self.fallback);
         let batcher = Batcher::groups(self.groups).over_sample(self.over_sample).on_stale(self.on_stale);
-        let trainer = Trainer::new(backend).advantages(AdvantageConfig::default()).sync_every(self.sync_every).steps(to);
+        let trainer = Trainer::new(backend).advantages(GroupMean::default()).sync_every(self.sync_every).steps(to);
         let trainer = trainer.on_stale(self.on_stale);
         let trainer =
             if from > 0 { trainer.resume(Path::new(""), Resumed { step: from, ..Resumed::default() }).unwrap() } else { trainer };

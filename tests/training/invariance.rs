@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use rollflow::algo::{
-    Aggregation, Clip, Correction, CrossEntropy, Divergence, Grpo, Importance, Level, Loss, OffPolicy, Over, PolicyLoss,
-    Proximal, RatioLevel, Rejection, Schedule, Surrogate, Vespo,
+    Aggregation, ClipCov, Correction, CrossEntropy, Divergence, GeoMean, Grpo, Importance, KlCov, Level, Loss, OffPolicy, Over,
+    PolicyLoss, Proximal, Rejection, Schedule, Vespo,
 };
 use rollflow::data::Sample;
 use rollflow::model::{Decoder, Packed};
@@ -19,12 +19,12 @@ fn losses() -> Vec<Arc<dyn Loss>> {
     vec![
         Arc::new(CrossEntropy),
         Arc::new(Grpo::default()),
-        Arc::new(Grpo { top_entropy: 0.6, entropy_coef: 0.1, off_policy_threshold: Some(0.5), ..Grpo::default() }),
-        Arc::new(PolicyLoss { level: RatioLevel::Geometric, ..PolicyLoss::default() }),
-        Arc::new(PolicyLoss::from(Surrogate::GeoMean { low: 0.4, high: 0.4 })),
-        Arc::new(PolicyLoss::from(Surrogate::Vespo(Vespo::default()))),
-        Arc::new(PolicyLoss::from(Surrogate::ClipCov { clip: Clip::default(), share: 0.2, min: -10.0, max: 10.0 })),
-        Arc::new(PolicyLoss::from(Surrogate::KlCov { share: 0.2, coef: 0.5 })),
+        Arc::new(PolicyLoss { top_entropy: 0.6, entropy_coef: 0.1, off_policy_threshold: Some(0.5), ..PolicyLoss::default() }),
+        Arc::new(Grpo { level: Level::Geometric, ..Grpo::default() }),
+        Arc::new(PolicyLoss::from(GeoMean::default())),
+        Arc::new(PolicyLoss::from(Vespo::default())),
+        Arc::new(PolicyLoss::from(ClipCov { share: 0.2, min: -10.0, max: 10.0, ..ClipCov::default() })),
+        Arc::new(PolicyLoss::from(KlCov { share: 0.2, coef: 0.5 })),
     ]
 }
 

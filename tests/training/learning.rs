@@ -4,8 +4,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use rollflow::algo::ValueLoss;
 use rollflow::algo::rewards::exact_match;
+use rollflow::algo::{PolicyLoss, ValueLoss};
 use rollflow::prelude::*;
 use rollflow::stages::train::Critic;
 
@@ -31,7 +31,7 @@ impl Task {
         let (publisher, published) = weights();
         let admission = Admission::max_staleness(0, self.groups);
         // A policy that is sure of itself too early has no siblings to correct it.
-        let loss = Grpo { entropy_coef: if self.critic { 0.02 } else { 0.0 }, ..Grpo::default() };
+        let loss = PolicyLoss { entropy_coef: if self.critic { 0.02 } else { 0.0 }, ..PolicyLoss::default() };
         let config = LocalConfig { threads: Some(1), ..LocalConfig::new(loss, Schedule::constant(self.lr)) };
         let generator = Generator::local(&self.policy)
             .weights(published)
@@ -45,7 +45,7 @@ impl Task {
             let critic = self.policy.critic(LocalConfig { threads: Some(1), ..value }).unwrap();
             trainer.critic(Critic::new(critic).warm_up(3)).ppo_epochs(2).minibatches(2, SEED)
         } else {
-            trainer.advantages(AdvantageConfig::default())
+            trainer.advantages(GroupMean::default())
         };
         let curve: Arc<Mutex<Vec<f64>>> = Arc::default();
         let seen = Arc::clone(&curve);

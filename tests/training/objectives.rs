@@ -1,8 +1,9 @@
 //! The reference objective against hand-computed values and finite differences.
 
 use proptest::prelude::*;
-use rollflow::algo::{Aggregation, CrossEntropy, Grpo, Loss, PolicyGradient};
+use rollflow::algo::{Aggregation, CrossEntropy, Loss, LossChoice, PolicyLoss};
 use rollflow::data::Sample;
+use rollflow::recipe::NoKeys;
 use rollflow::train::collate;
 
 use crate::objective::objective;
@@ -20,7 +21,7 @@ fn the_grpo_loss_equals_the_hand_computed_one() {
     };
     let samples = [sample([2, 2, 0, 1], [0.0, 0.0, 1.0, 1.0], 2.0), sample([1, 0, 0, 0], [0.0, 1.0, 0.0, 0.0], -1.0)];
     let batch = collate(&samples, Aggregation::SeqMeanTokenMean).unwrap();
-    let (output, logits_grad) = objective(&batch, &logits, 3, &PolicyGradient).unwrap();
+    let (output, logits_grad) = objective(&batch, &logits, 3, &PolicyLoss::from(LossChoice::Gpg(NoKeys))).unwrap();
     let first = (0.5f64.ln() + 0.25f64.ln()) / 2.0 * 2.0;
     let second = -(0.5f64.ln());
     assert!((output.loss + (first + second) / 2.0).abs() < 1e-15);
@@ -42,8 +43,9 @@ proptest! {
             ..Sample::default()
         };
         // On policy GRPO's ratio is one by definition and its value stands still; without advantage its bonus alone remains.
-        let bonus = Grpo { entropy_coef: 0.5, ..Grpo::default() };
-        for (loss, advantage) in [(&PolicyGradient as &dyn Loss, advantage), (&CrossEntropy, advantage), (&bonus, 0.0)] {
+        let bonus = PolicyLoss { entropy_coef: 0.5, ..PolicyLoss::default() };
+        let plain = PolicyLoss::from(LossChoice::Gpg(NoKeys));
+        for (loss, advantage) in [(&plain as &dyn Loss, advantage), (&CrossEntropy, advantage), (&bonus, 0.0)] {
             let batch = collate(&[sample(advantage)], Aggregation::TokenMean).unwrap();
             let value = |at: usize, by: f64| {
                 let mut logits = logits.clone();

@@ -41,7 +41,7 @@ fn run(steps: u64, make: impl FnOnce(&Policy, rollflow::flow::WeightsRx<FrozenWe
         .sampling(SamplingParams { temperature: TEMPERATURE as f32, max_new_tokens: 4, ..SamplingParams::default() })
         .slots(64)
         .seed(1);
-    let trainer = Trainer::new(policy.backend(config()).unwrap()).advantages(AdvantageConfig::default());
+    let trainer = Trainer::new(policy.backend(config()).unwrap()).advantages(GroupMean::default());
     let seen: Arc<Mutex<Seen>> = Arc::default();
     let look = seen.clone();
     let mut flow = Flow::new("reference").admission(&admission);

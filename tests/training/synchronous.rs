@@ -67,7 +67,7 @@ fn pipeline(capacity: usize, slots: usize, workers: usize, over_sample: f64) -> 
     let generator =
         Generator::local(&policy).weights(published).group_size(SAMPLES as usize).sampling(params()).slots(slots).seed(SEED);
     let generator = generator.workers(workers);
-    let trainer = Trainer::new(backend(&policy)).advantages(AdvantageConfig::default()).steps(STEPS);
+    let trainer = Trainer::new(backend(&policy)).advantages(GroupMean::default()).steps(STEPS);
     let outcome: Arc<Mutex<Outcome>> = Arc::default();
     let seen = outcome.clone();
 
@@ -117,7 +117,7 @@ fn plain_loop(slots: usize, over_sample: f64) -> Outcome {
         let surplus = batch.groups.split_off(GROUPS);
         batch.dropped.extend(surplus.iter().map(|group| Dropped::new(group, SURPLUS)));
         batch.dropped.sort_by_key(|dropped| dropped.id);
-        assign_advantages(&mut batch, &AdvantageConfig::default()).unwrap();
+        assign_advantages(&mut batch, &GroupMean::default()).unwrap();
         let samples: Vec<&Sample> = batch.samples().collect();
         let forward = backend.forward_backward(Arc::new(collate(&samples, Aggregation::default()).unwrap())).wait().unwrap();
         let optim = backend.optim_step().wait().unwrap();

@@ -8,10 +8,11 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use rollflow::algo::{
-    Aggregation, Correction, CrossEntropy, Grpo, Importance, Level, Loss, LossError, LossInputs, LossOutput, OffPolicy,
-    PolicyGradient, PolicyLoss, Proximal, RatioLevel, Schedule, Surrogate, Vespo,
+    Aggregation, Correction, CrossEntropy, GeoMean, Grpo, Importance, KlLoss, Level, Loss, LossChoice, LossError, LossInputs,
+    LossOutput, OffPolicy, PolicyLoss, Proximal, Schedule, Vespo,
 };
 use rollflow::data::Sample;
+use rollflow::recipe::NoKeys;
 use rollflow::train::{ForwardBackward, LocalBackend, LocalConfig, TrainingBackend, collate};
 
 /// The same loss, but computed for everything.
@@ -24,11 +25,12 @@ impl Loss for Thorough {
 }
 
 fn losses() -> [Arc<dyn Loss>; 6] {
-    let careful = Grpo { delta: Some(2.0), off_policy_threshold: Some(0.5), ..Grpo::default() };
-    let gspo = PolicyLoss { level: RatioLevel::Geometric, ..PolicyLoss::default() };
-    let vespo = PolicyLoss::from(Surrogate::Vespo(Vespo::default()));
-    let geo_mean = PolicyLoss::from(Surrogate::GeoMean { low: 0.4, high: 0.4 });
-    [Arc::new(Grpo::default()), Arc::new(careful), Arc::new(PolicyGradient), Arc::new(gspo), Arc::new(vespo), Arc::new(geo_mean)]
+    let clip = Grpo { delta: Some(2.0), ..Grpo::default() };
+    let careful = PolicyLoss { off_policy_threshold: Some(0.5), ..clip.into() };
+    let gspo = Grpo { level: Level::Geometric, ..Grpo::default() };
+    let reinforce = PolicyLoss::from(LossChoice::Gpg(NoKeys));
+    let (vespo, geo_mean) = (PolicyLoss::from(Vespo::default()), PolicyLoss::from(GeoMean::default()));
+    [Arc::new(Grpo::default()), Arc::new(careful), Arc::new(reinforce), Arc::new(gspo), Arc::new(vespo), Arc::new(geo_mean)]
 }
 
 /// A few steps on the same samples: what was seen, and the weights' bits after each.
@@ -95,10 +97,11 @@ fn a_step_without_any_advantage_takes_no_pass_and_is_a_step_all_the_same() {
 #[test]
 fn a_loss_with_another_term_computes_everything() {
     let samples = samples(&[(2, 3), (1, 5), (4, 2)], 3, true);
-    let bonus = Grpo { entropy_coef: 0.1, ..Grpo::default() };
-    let (seen, _) = learn(Arc::new(bonus), &samples, 8192, 1).remove(0);
+    let bonus = PolicyLoss { entropy_coef: 0.1, ..PolicyLoss::default() };
+    let (seen, _) = learn(Arc::new(bonus.clone()), &samples, 8192, 1).remove(0);
     assert!(seen.grad_norm > 0.0 && seen.saved_tokens == 0 && seen.tokens == 10);
-    let other_terms = [bonus, Grpo { beta: 0.1, ..Grpo::default() }, Grpo { top_entropy: 0.5, ..Grpo::default() }];
+    let penalty = PolicyLoss { kl_loss: Some(KlLoss::default()), ..PolicyLoss::default() };
+    let other_terms = [bonus, penalty, PolicyLoss { top_entropy: 0.5, ..PolicyLoss::default() }];
     assert!(other_terms.iter().all(|loss| !loss.ignores_zero_advantage()) && !CrossEntropy.ignores_zero_advantage());
 }
 

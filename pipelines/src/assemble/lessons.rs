@@ -4,35 +4,34 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
 use parking_lot::Mutex;
+use rollflow::algo::Proximal;
 use rollflow::data::Version;
 use rollflow::prelude::*;
 use rollflow::recipe::task::Sft;
 use rollflow::recipe::train::Optimization;
-use rollflow::recipe::{self, Pipeline, Plan, Timeline, correction};
+use rollflow::recipe::{Pipeline, Plan, Timeline};
 use rollflow::stages::train::{Minibatches, StepConfig};
 use rollflow::train::{Algorithm, TrainBatch, collate};
 
-use crate::assemble::advantages;
-use crate::assemble::losses;
 use crate::assemble::supervised;
 use crate::registry::Registry;
 
 /// What every step of a plan that never changes is learned by.
 pub fn lesson(plan: &Plan, registry: &Registry) -> Result<StepConfig> {
     let train = &plan.train;
-    let (loss, off_policy) = (registry.loss_of(train)?, losses::off_policy(train));
+    let (loss, off_policy) = (registry.loss_of(train)?, train.off_policy());
     // Pairs of a data set have no rewards to compare.
     let rewarded = plan.pipeline != Pipeline::Dpo;
     Ok(StepConfig {
-        advantages: rewarded.then(|| advantages::estimator(train, registry)).transpose()?,
-        reward_kl: train.kl_reward.as_ref().map(|of| Arc::new(losses::reward_kl(of))),
-        pairs: losses::pairing(plan),
-        aggregation: aggregation(plan),
+        advantages: rewarded.then(|| registry.estimator_of(&train.advantage)).transpose()?,
+        reward_kl: train.reward_kl().map(Arc::new),
+        pairs: plan.pairing(),
+        aggregation: plan.aggregation(),
         algorithm: Some(Arc::new(Algorithm { loss, off_policy })),
         schedule: Some(schedule(&train.optimization, train.lr, own_steps(plan), train.updates_a_step())?),
         ppo_epochs: train.ppo_epochs,
         minibatches: Minibatches { count: train.minibatches, seed: plan.seed },
-        score_first: train.centre() == correction::Proximal::Recompute,
+        score_first: train.centre() == Proximal::Recompute,
         mixed: None,
         settings: Default::default(),
     })
@@ -100,15 +99,4 @@ pub fn schedule(of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<
     let schedule = Schedule { lr, decay: of.schedule.kind, warmup_steps, total_steps, floor: of.schedule.min_lr_ratio };
     schedule.validate()?;
     Ok(schedule)
-}
-
-/// How tokens weigh in the loss.
-pub fn aggregation(plan: &Plan) -> Aggregation {
-    match plan.train.loss_aggregation {
-        recipe::train::Aggregation::TokenMean => Aggregation::TokenMean,
-        recipe::train::Aggregation::SeqMeanTokenMean => Aggregation::SeqMeanTokenMean,
-        recipe::train::Aggregation::SeqMeanTokenSum => Aggregation::SeqMeanTokenSum,
-        recipe::train::Aggregation::TokenSum => Aggregation::TokenSum,
-        recipe::train::Aggregation::DrGrpo => Aggregation::DrGrpo { max_len: plan.generate.max_new_tokens },
-    }
 }

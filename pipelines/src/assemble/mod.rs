@@ -1,6 +1,5 @@
 //! A recipe's sections as the library's parts: one file for each, in which a function receives the sections it reads.
 
-pub(crate) mod advantages;
 pub mod components;
 pub(crate) mod conversations;
 pub(crate) mod data;
@@ -8,7 +7,6 @@ pub mod engines;
 pub(crate) mod environments;
 pub(crate) mod evaluation;
 pub(crate) mod lessons;
-pub(crate) mod losses;
 pub mod models;
 pub(crate) mod origin;
 pub mod policy;

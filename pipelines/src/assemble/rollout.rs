@@ -12,7 +12,6 @@ use rollflow::train;
 use crate::assemble::data;
 use crate::assemble::environments;
 use crate::assemble::lessons;
-use crate::assemble::losses;
 use crate::assemble::policy::{self, Reader};
 use crate::registry::Registry;
 
@@ -99,7 +98,7 @@ pub fn filter(plan: &Plan, registry: &Registry) -> Result<impl GroupFilter> {
         });
     }
     // A run that comes to pairs later drops groups without one before, too: answers that all earned the same teach no group-relative loss either.
-    if let Some(pairing) = Timeline::of(plan)?.plans().find_map(losses::pairing) {
+    if let Some(pairing) = Timeline::of(plan)?.plans().find_map(Plan::pairing) {
         all.push(Box::new(pairing.filter()));
     }
     Ok(move |group: &Group| all.iter().map(|condition| condition(group)).find(|verdict| !verdict.kept()).unwrap_or(Verdict::Keep))

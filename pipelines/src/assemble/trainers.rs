@@ -15,7 +15,6 @@ use rollflow::train::{AdamW, ParamGroups};
 
 use crate::assemble::lessons;
 use crate::assemble::lessons::Mixture;
-use crate::assemble::losses::off_policy;
 use crate::assemble::models;
 use crate::assemble::policy;
 use crate::registry::Registry;
@@ -35,7 +34,7 @@ pub fn backend(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<Loca
     let merge = plan.lora.as_ref().is_none_or(|lora| lora.sync == AdapterSync::Merged);
     let temperature = plan.generate.temperature;
     let publish_rounded = plan.publishes_rounded();
-    Ok(policy.backend(LocalConfig { temperature, merge, publish_rounded, off_policy: off_policy(train), ..config })?)
+    Ok(policy.backend(LocalConfig { temperature, merge, publish_rounded, off_policy: train.off_policy(), ..config })?)
 }
 
 /// The trainer of `[critic]`, of a run that begins as `policy`.

@@ -1,6 +1,6 @@
-//! What advantages can't be computed from.
+//! Errors of advantages.
 
-/// Rewards that can't be compared.
+/// Rewards that have no advantages.
 #[derive(Clone, Debug, thiserror::Error, PartialEq)]
 pub enum AdvantageError {
     /// NaN, infinite, or beyond [`REWARD_LIMIT`](crate::data::REWARD_LIMIT).
@@ -13,7 +13,7 @@ pub enum AdvantageError {
         /// The reward.
         value: f64,
     },
-    /// Reward functions and weights don't match up.
+    /// Numbers of reward functions and weights differ.
     #[error("sample {sample} has {found} rewards for {weights} weights; give one weight per reward function")]
     Weights {
         /// The sample's place.
@@ -23,33 +23,42 @@ pub enum AdvantageError {
         /// Weights given.
         weights: usize,
     },
-    /// Columns that belong together have different lengths.
+    /// Aligned columns have different lengths.
     #[error("{column} has {found} entries where {expected} are needed; columns are aligned")]
     Length {
         /// The column.
         column: &'static str,
         /// Its length.
         found: usize,
-        /// The length of what it belongs to.
+        /// The length of the aligned column.
         expected: usize,
     },
-    /// An estimator of the user's own gave advantages for other samples than it was shown.
+    /// An estimator of the user's own returned advantages for other samples than the batch has.
     #[error("the estimator gave {found} advantages for {what}; give one per sample, group by group")]
     Count {
-        /// What it was shown.
+        /// Samples and groups of the batch.
         what: String,
-        /// How many it gave.
+        /// Number of advantages returned.
         found: usize,
     },
+    /// A registered estimator, which is looked up by its name and not part of the library.
+    #[error("the estimator `{0}` is registered by its name; take it from the registry")]
+    Unregistered(String),
     /// An estimator of the user's own panicked.
     #[error("the advantage function panicked: {0}")]
     Panicked(String),
-    /// An estimator of the user's own found its inputs unusable.
+    /// Error of an estimator of the user's own.
     #[error("{0}")]
     Custom(String),
 }
 
-/// Refuses a column that is not as long as what it belongs to.
+/// Returns an error for a column of another length than expected.
 pub(in crate::algo) fn aligned(column: &'static str, found: usize, expected: usize) -> Result<(), AdvantageError> {
     if found == expected { Ok(()) } else { Err(AdvantageError::Length { column, found, expected }) }
+}
+
+/// Returns an error for lengths that are not aligned with the rewards.
+pub(in crate::algo) fn same_shape<G: AsRef<[f64]>, L: AsRef<[f64]>>(groups: &[G], lengths: &[L]) -> Result<(), AdvantageError> {
+    aligned("lengths", lengths.len(), groups.len())?;
+    groups.iter().zip(lengths).try_for_each(|(group, lengths)| aligned("lengths", lengths.as_ref().len(), group.as_ref().len()))
 }

@@ -1,11 +1,11 @@
-//! Rewards against the mean of their group (GRPO, Dr. GRPO).
-
-use crate::settings::declare::choices;
-use serde::{Deserialize, Serialize};
+//! Difference of a reward from its group's mean (GRPO, Dr. GRPO).
 
 use super::error::AdvantageError;
-use super::rules::{Lone, Missing, over_scored, zero_missing};
+use super::estimator::{Estimator, ScoredGroup};
+use super::rules::{Lone, Rules, over_scored, zero_missing};
 use super::statistics::{constant, mean, std};
+use crate::settings::declare::{choices, section};
+use crate::settings::setting::POSITIVE;
 
 choices! {
     /// Divisor of differences from the group's mean.
@@ -19,37 +19,28 @@ choices! {
     }
 }
 
-/// Settings of [`advantages`].
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct AdvantageConfig {
-    /// The divisor.
-    pub scale: Scale,
-    /// Added to the standard deviation, so that near-equal rewards don't explode. TRL takes 1e-4, verl 1e-6.
-    pub epsilon: f64,
-    /// What to do about NaN.
-    pub missing: Missing,
-    /// What a group of one is compared with.
-    pub lone: Lone,
-}
-
-impl Default for AdvantageConfig {
-    fn default() -> Self {
-        AdvantageConfig { scale: Scale::Group, epsilon: 1e-4, missing: Missing::Refuse, lone: Lone::Itself }
+section! {
+    /// Difference from the group's mean.
+    pub struct GroupMean {
+        /// Divisor of the difference.
+        std: Scale = Scale::default();
+        /// ε added to the divisor.
+        epsilon: f64 = 1e-4, POSITIVE;
     }
 }
 
 /// `A = (r − mean_group) / (std + ε)`, with the unbiased (n − 1) standard deviation of the group or of the batch.
 ///
-/// Shapes: groups × samples in, the same out. A group whose rewards are all equal gets exact zeros, and so does a group of one, unless
-/// `lone` says otherwise. Equals TRL 1.16's `GRPOTrainer` (`scale_rewards` group, batch, none); with ε = 1e-6 and [`Lone::Nothing`],
-/// verl 0.9's `grpo` and `grpo_vectorized` (`norm_adv_by_std_in_grpo` on: `Scale::Group`, off: `Scale::None`).
-pub fn advantages<G: AsRef<[f64]>>(groups: &[G], config: &AdvantageConfig) -> Result<Vec<Vec<f64>>, AdvantageError> {
+/// Shapes: groups × samples in, the same out. A group with equal rewards gets exact zeros, and so does a
+/// group of one with [`Lone::Itself`]. Equals TRL 1.16's `GRPOTrainer` (`scale_rewards` group, batch, none).
+/// With ε = 1e-6 and [`Lone::Nothing`] it equals verl 0.9's `grpo` and `grpo_vectorized`, whose
+/// `norm_adv_by_std_in_grpo` is `Scale::Group` if on and `Scale::None` if off.
+pub fn group_mean<G: AsRef<[f64]>>(groups: &[G], config: &GroupMean, rules: Rules) -> Result<Vec<Vec<f64>>, AdvantageError> {
     let batch: Vec<f64> = groups.iter().flat_map(|rewards| rewards.as_ref()).copied().collect();
     let batch_std = std(&batch);
-    let values = over_scored(groups, config.missing, |_, group| {
-        let alone = group.rewards.len() == 1 && config.lone == Lone::Nothing;
-        let divisor = match config.scale {
+    let values = over_scored(groups, rules.missing, |_, group| {
+        let alone = group.rewards.len() == 1 && rules.lone == Lone::Nothing;
+        let divisor = match config.std {
             Scale::Group if alone => 1.0 + config.epsilon,
             Scale::Group => std(&group.rewards) + config.epsilon,
             Scale::Batch => batch_std + config.epsilon,
@@ -58,19 +49,33 @@ pub fn advantages<G: AsRef<[f64]>>(groups: &[G], config: &AdvantageConfig) -> Re
         if !alone && constant(&group.rewards) {
             return vec![0.0; group.rewards.len()];
         }
-        let mean = group.or_lone(config.lone, mean);
+        let mean = group.or_lone(rules.lone, mean);
         group.rewards.iter().map(|reward| (reward - mean) / divisor).collect()
     })?;
     Ok(zero_missing(values))
 }
 
+impl Estimator for GroupMean {
+    fn estimate(&self, groups: &[ScoredGroup]) -> Result<Vec<Vec<f64>>, AdvantageError> {
+        group_mean(groups, self, Rules::default())
+    }
+
+    fn is_by_group(&self) -> bool {
+        self.std != Scale::Batch
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
 
+    use super::super::Missing;
+    use super::*;
+
+    const PLAIN: GroupMean = GroupMean { std: Scale::None, epsilon: 1e-4 };
+
     fn of(rewards: &[f64]) -> Vec<f64> {
-        advantages(&[rewards], &AdvantageConfig::default()).unwrap().remove(0)
+        group_mean(&[rewards], &GroupMean::default(), Rules::default()).unwrap().remove(0)
     }
 
     #[test]
@@ -82,21 +87,22 @@ mod tests {
 
     #[test]
     fn a_lone_sample_may_count_by_its_reward() {
-        let config = AdvantageConfig { lone: Lone::Nothing, scale: Scale::None, ..Default::default() };
-        assert_eq!(advantages(&[vec![3.0], vec![1.0, 0.0]], &config).unwrap(), [vec![3.0], vec![0.5, -0.5]]);
+        let rules = Rules { lone: Lone::Nothing, ..Rules::default() };
+        assert_eq!(group_mean(&[vec![3.0], vec![1.0, 0.0]], &PLAIN, rules).unwrap(), [vec![3.0], vec![0.5, -0.5]]);
     }
 
     #[test]
     fn a_nan_reward_is_refused_by_name_or_left_out() {
-        let refused = advantages(&[vec![1.0, 0.0], vec![0.5, f64::NAN]], &AdvantageConfig::default()).unwrap_err();
+        let groups = [&[1.0, 0.0][..], &[0.5, f64::NAN]].map(|rewards| ScoredGroup { rewards, lengths: &[] });
+        let refused = GroupMean::default().estimate(&groups).unwrap_err();
         assert_eq!(
             refused.to_string(),
             "the reward of sample 1 in group 1 is NaN; rewards are finite numbers of at most 1e100 either way"
         );
-        let config = AdvantageConfig { missing: Missing::Zero, scale: Scale::None, ..Default::default() };
-        assert_eq!(advantages(&[[1.0, f64::NAN, 0.0]], &config).unwrap(), [[0.5, 0.0, -0.5]]);
-        assert_eq!(advantages(&[[f64::NAN; 2]], &config).unwrap(), [[0.0; 2]]);
-        assert!(advantages(&[[f64::INFINITY, 0.0]], &config).is_err());
+        let rules = Rules { missing: Missing::Zero, ..Rules::default() };
+        assert_eq!(group_mean(&[[1.0, f64::NAN, 0.0]], &PLAIN, rules).unwrap(), [[0.5, 0.0, -0.5]]);
+        assert_eq!(group_mean(&[[f64::NAN; 2]], &PLAIN, rules).unwrap(), [[0.0; 2]]);
+        assert!(group_mean(&[[f64::INFINITY, 0.0]], &PLAIN, rules).is_err());
     }
 
     proptest! {

@@ -1,15 +1,27 @@
-//! Rewards against the mean of the others of their group (RLOO).
+//! Difference of a reward from the mean of the others of its group (RLOO).
 
 use super::error::AdvantageError;
 use super::rules::{Lone, Rules, over_scored, zero_missing};
 use super::statistics::standardized;
+use crate::settings::declare::section;
+use crate::settings::setting::POSITIVE;
 
-/// `A_i = r_i − mean_{j ≠ i} r_j`: the others' mean does not depend on the sample, so the gradient stays unbiased (Ahmadian et al.,
-/// Back to Basics, 2024). With `normalize = Some(ε)`, `(A − mean_batch A) / (std_batch A + ε)` over the whole batch.
+section! {
+    /// Difference from the mean of the others.
+    pub struct LeaveOneOut {
+        /// If true, advantages are divided by their standard deviation over the batch.
+        normalize: bool = false;
+        /// ε added to that standard deviation.
+        epsilon: f64 = 1e-4, POSITIVE;
+    }
+}
+
+/// `A_i = r_i − mean_{j ≠ i} r_j`, an unbiased baseline (Ahmadian et al., Back to Basics, 2024). With
+/// `normalize = Some(ε)`, `(A − mean_batch A) / (std_batch A + ε)` over the whole batch.
 ///
-/// Shapes: groups × samples in, the same out. Equals TRL 1.16's `RLOOTrainer` (which takes ε = 1e-4 where it normalises; its penalty
-/// for divergence from the reference is [`rewards_less_kl`](crate::algo::rewards_less_kl), summed over a sequence), verl 0.9's `rloo`
-/// with [`Lone::Nothing`], and its `rloo_vectorized` with [`Lone::Itself`].
+/// Shapes: groups × samples in, the same out. Equals TRL 1.16's `RLOOTrainer`, whose ε is 1e-4 and whose KL
+/// penalty is [`rewards_less_kl`](crate::algo::rewards_less_kl), summed over a sequence. Equals verl 0.9's
+/// `rloo` with [`Lone::Nothing`], and its `rloo_vectorized` with [`Lone::Itself`].
 pub fn leave_one_out<G: AsRef<[f64]>>(
     groups: &[G],
     rules: Rules,
@@ -19,7 +31,7 @@ pub fn leave_one_out<G: AsRef<[f64]>>(
         let (sum, count) = (group.rewards.iter().sum::<f64>(), group.rewards.len());
         match (count, rules.lone) {
             (1, Lone::Nothing) => group.rewards.clone(),
-            // Without siblings there is no estimate, so none that a batch's statistics should count.
+            // Without siblings there is no estimate, and the batch's statistics leave it out.
             (1, Lone::Itself) => vec![f64::NAN],
             _ => group.rewards.iter().map(|reward| reward - (sum - reward) / (count - 1) as f64).collect(),
         }

@@ -1,50 +1,45 @@
-//! What is settled before rewards are compared: samples without a reward, and samples without siblings.
-
-use serde::{Deserialize, Serialize};
+//! Rules for samples without a reward, and for samples without siblings.
 
 use super::error::AdvantageError;
 use crate::data::is_reward;
 
-/// What a NaN reward means.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+/// Meaning of a NaN reward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Missing {
     /// An error that names the sample (law N4).
     #[default]
     Refuse,
-    /// "Not scored": left out of means and deviations, advantage 0 (TRL).
+    /// Not scored: left out of means and deviations, advantage 0 (TRL).
     Zero,
 }
 
-/// What the only scored sample of a group is compared with.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+/// Baseline of the only scored sample of a group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Lone {
-    /// Itself: its advantage is 0, it teaches nothing (TRL).
+    /// Its own reward: its advantage is 0 (TRL).
     #[default]
     Itself,
-    /// Nothing: mean 0 and deviation 1, as if its reward were an advantage already (verl).
+    /// Mean 0 and deviation 1: its advantage is its reward (verl).
     Nothing,
 }
 
-/// What becomes of samples that can't be compared with siblings.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+/// Rules for samples that can't be compared with siblings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
     /// Samples whose reward is NaN.
     pub missing: Missing,
-    /// Samples that are alone.
+    /// Only scored samples of their groups.
     pub lone: Lone,
 }
 
-/// A group's scored samples: their places, and their rewards.
-pub(super) struct Scored {
+/// Places and rewards of a group's scored samples.
+pub(in crate::algo) struct Scored {
     pub places: Vec<usize>,
     pub rewards: Vec<f64>,
 }
 
 impl Scored {
-    /// What a lone sample's reward is measured from.
+    /// `baseline` of the rewards, or that of a lone sample.
     pub fn or_lone(&self, lone: Lone, baseline: impl Fn(&[f64]) -> f64) -> f64 {
         match (self.rewards.as_slice(), lone) {
             ([reward], Lone::Itself) => *reward,
@@ -54,7 +49,7 @@ impl Scored {
     }
 }
 
-/// Rejects values that can't be rewards, so that no statistic over the others overflows. `missing` says whether NaN is allowed.
+/// Returns an error for values that can't be rewards, so that no statistic over the others overflows.
 pub(super) fn check<G: AsRef<[f64]>>(groups: &[G], missing: Missing) -> Result<(), AdvantageError> {
     for (group, rewards) in groups.iter().enumerate() {
         let refused = |r: &f64| !is_reward(*r) && (!r.is_nan() || missing == Missing::Refuse);
@@ -65,8 +60,8 @@ pub(super) fn check<G: AsRef<[f64]>>(groups: &[G], missing: Missing) -> Result<(
     Ok(())
 }
 
-/// `of` each group's scored samples, one value for each of them; NaN for the others.
-pub(super) fn over_scored<G: AsRef<[f64]>>(
+/// Applies `of` to each group's scored samples: one value for each of them, NaN for the others.
+pub(in crate::algo) fn over_scored<G: AsRef<[f64]>>(
     groups: &[G],
     missing: Missing,
     of: impl Fn(usize, &Scored) -> Vec<f64>,
@@ -83,8 +78,8 @@ pub(super) fn over_scored<G: AsRef<[f64]>>(
     Ok(groups.iter().enumerate().map(of_group).collect())
 }
 
-/// Samples that were left out get advantage 0.
-pub(super) fn zero_missing(mut groups: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
+/// Replaces NaN, the value of samples that were left out, by 0.
+pub(in crate::algo) fn zero_missing(mut groups: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
     groups.iter_mut().flatten().filter(|value| value.is_nan()).for_each(|value| *value = 0.0);
     groups
 }

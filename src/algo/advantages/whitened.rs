@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use super::centred::same_shape;
-use super::error::AdvantageError;
+use super::error::{AdvantageError, same_shape};
 use super::returns::{Returns, rewards_to_go};
 use super::rules::{Rules, over_scored, zero_missing};
 use super::statistics::mean;

@@ -7,17 +7,19 @@
 //!
 //! Pure, in doubles, O(tokens). Equal to TRL 1.16 (`vllm_importance_sampling_mode`) and verl 0.9 (`rollout_corr_helper.py`).
 
+mod choice;
 mod rejection;
 mod spread;
 
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
-
+pub use choice::{IcePop, ImportanceChoice, MaskedIs, TruncatedIs};
 pub use rejection::{Divergence, Over, Rejection};
 use spread::Observed;
 pub use spread::Spread;
 pub(super) use spread::{guarded, mean};
+
+use crate::settings::declare::choices;
 
 /// Log-ratios are cut to ±20 before `exp`, as in verl: e²⁰ is beyond every threshold, and sums of e²⁰ stay finite.
 const SAFE: f64 = 20.0;
@@ -26,22 +28,20 @@ pub(super) fn safe(log_ratio: f64) -> f64 {
     log_ratio.clamp(-SAFE, SAFE)
 }
 
-/// What shares one importance weight.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Level {
-    /// A token: biased by what came before it, and of low variance.
-    #[default]
-    Token,
-    /// A sequence: the product of its tokens' ratios. Unbiased, and of a variance that grows with length.
-    Sequence,
-    /// A sequence: the geometric mean of its tokens' ratios, which does not grow with length.
-    Geometric,
+choices! {
+    /// Level of an importance weight or ratio.
+    pub enum Level {
+        /// each token has its own.
+        "token" => Token,
+        /// the product of the sequence's token ratios.
+        "sequence" => Sequence,
+        /// the geometric mean of the sequence's token ratios.
+        "geometric" => Geometric,
+    }
 }
 
 /// What becomes of ratios out of bounds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bound {
     /// Cut to the bounds (TIS; TRL's `*_truncate`, verl with one threshold).
     Truncate {
@@ -76,8 +76,7 @@ impl Bound {
 }
 
 /// Importance weights.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Importance {
     /// What shares a weight.
     pub level: Level,
@@ -85,7 +84,6 @@ pub struct Importance {
     pub bound: Bound,
     /// Divides by the mean weight of the optimizer batch, so that the correction leaves the step's size alone (verl's
     /// `rollout_is_batch_normalize`). It costs a second forward pass where the batch is cut into parts.
-    #[serde(default)]
     pub normalize: bool,
 }
 
@@ -145,8 +143,7 @@ impl Importance {
 }
 
 /// What is done about tokens that another policy sampled. The default does nothing.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Correction {
     /// Weighs tokens by how likely the proximal policy finds them, relative to the one that sampled.
     pub weigh: Option<Importance>,

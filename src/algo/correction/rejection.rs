@@ -1,12 +1,11 @@
-//! Which tokens or sequences are too far from the policy that sampled them to be trained on.
+//! Rejection of tokens or sequences that are too far from the behaviour policy (verl's `rollout_rs`).
 
-use crate::settings::declare::choices;
 use std::ops::Range;
-
-use serde::{Deserialize, Serialize};
 
 use super::spread::{Observed, mean};
 use super::{Spread, safe, spread_over};
+use crate::settings::declare::{choices, section};
+use crate::settings::setting::{POSITIVE, POSITIVE_IF_GIVEN};
 
 choices! {
     /// Divergence of a token by its log-ratio `log r` (trainer − behaviour).
@@ -45,23 +44,23 @@ choices! {
     }
 }
 
-/// Rejects what diverges too far (verl's `rollout_rs`: `token_k1` … `seq_max_k3`).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Rejection {
-    /// How far a token is off.
-    pub divergence: Divergence,
-    /// What is judged by it.
-    pub over: Over,
-    /// Lower bound of [`Divergence::K1`], as a ratio: kept is `ln min ≤ k1 ≤ ln max`. `None` is `1 / max`. The others have none.
-    #[serde(default)]
-    pub min: Option<f64>,
-    /// Upper bound: a ratio for `K1`, the divergence itself, in nats, for the others.
-    pub max: f64,
+section! {
+    /// Rejection of tokens or sequences that are too far from the behaviour policy: they do not
+    /// count in the policy loss.
+    pub struct Rejection {
+        /// Divergence of a token.
+        divergence: Divergence = Divergence::default();
+        /// Unit that is judged.
+        over: Over = Over::default();
+        /// Smallest ratio of `k1`. Left out: 1 / `max`.
+        min: Option<f64> = None, POSITIVE_IF_GIVEN;
+        /// Largest divergence, in nats; of `k1`, the largest ratio.
+        max: f64 = 0.1, POSITIVE;
+    }
 }
 
 impl Rejection {
-    /// Which tokens stay, and what was measured.
+    /// Tokens that stay, and the measured divergences.
     pub fn judge(&self, log_ratios: &[f64], sequences: &[Range<usize>]) -> (Vec<bool>, Spread) {
         let tokens: Vec<f64> = log_ratios.iter().map(|&log_ratio| self.divergence.of(log_ratio)).collect();
         let of_sequence = |at: &Range<usize>| {
@@ -90,7 +89,7 @@ impl Rejection {
         (tokens.iter().map(|&value| holds(value)).collect(), spread)
     }
 
-    /// In the units of the divergence.
+    /// Lower and upper bound in the units of the divergence.
     fn bounds(&self) -> (f64, f64) {
         match self.divergence {
             Divergence::K1 => (self.min.unwrap_or(1.0 / self.max).ln(), self.max.ln()),

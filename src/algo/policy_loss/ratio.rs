@@ -1,74 +1,57 @@
-//! Probability ratios, what shares one, and how their slopes come back to log-probabilities.
+//! Probability ratios ρ = π_θ / π_anchor by level, and their derivatives by log-probability.
 
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
-
 use super::surrogate::Clipped;
 use crate::algo::LossInputs;
-use crate::algo::correction::{guarded, mean};
-
-/// What shares one probability ratio ρ = π_θ / π_anchor.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RatioLevel {
-    /// A token: exp(θ − anchor) (PPO, GRPO).
-    #[default]
-    Token,
-    /// A sequence: the product of its tokens' ratios. Its variance grows with length.
-    Sequence,
-    /// A sequence: the geometric mean of its tokens' ratios, exp(mean(θ − anchor)) (GSPO; TRL's `importance_sampling_level = "sequence"`).
-    Geometric,
-    /// The same value, but a token moves it as if it were its own (GSPO-token; verl's `gspo`): the same gradient as `Geometric` where advantages
-    /// and weights are the same all over a sequence, and the right one where advantages differ by token.
-    GeometricToken,
-}
-
-impl RatioLevel {
-    pub(super) fn is_token(self) -> bool {
-        self == RatioLevel::Token
-    }
-}
+use crate::algo::correction::{Level, guarded, mean};
 
 /// The log-ratios of one sequence, one per token.
-pub(super) struct Ratios {
+pub(in crate::algo) struct Ratios {
     pub log: Vec<f64>,
-    /// How a token's log-probability moves its log-ratio, or all of them where they are one.
+    /// Derivative of a token's log-ratio by its log-probability; of the common log-ratio if `shared`.
     moves: Vec<f64>,
     shared: bool,
-    /// What was bounded before the ratio was taken; empty where a surrogate does that later.
+    /// Sides on which tokens were clipped before the ratio was taken; empty if a surrogate clips later.
     pub bounded: Vec<Clipped>,
 }
 
 impl Ratios {
-    /// Those of the tokens `at`, cut to `limits`.
-    pub fn new(level: RatioLevel, limits: [f64; 2], inputs: &LossInputs, at: Range<usize>) -> Self {
+    /// Ratios of the tokens `at`, with log-ratios clipped to `limits`.
+    pub fn new(level: Level, limits: [f64; 2], inputs: &LossInputs, at: Range<usize>) -> Self {
         let own = differences(inputs, at);
-        let len = own.len();
-        let cut = |log_ratio: f64| log_ratio.clamp(limits[0], limits[1]);
-        // A bound that holds has no slope.
-        let free = |log_ratio: f64| f64::from(u8::from((limits[0]..=limits[1]).contains(&log_ratio)));
-        let total: f64 = own.iter().sum();
-        let of_all = if level == RatioLevel::Sequence { total } else { total / len.max(1) as f64 };
-        let all = |moves: f64, shared| {
-            let moves = vec![free(of_all) * moves; len];
-            Ratios { log: vec![cut(of_all); len], moves, shared, bounded: Vec::new() }
-        };
+        let (total, len) = (own.iter().sum::<f64>(), own.len());
         match level {
-            RatioLevel::Token => Ratios {
-                moves: own.iter().map(|&log_ratio| free(log_ratio)).collect(),
-                log: own.into_iter().map(cut).collect(),
+            Level::Token => Ratios {
+                moves: own.iter().map(|&log_ratio| slope(log_ratio, limits)).collect(),
+                log: own.into_iter().map(|log_ratio| log_ratio.clamp(limits[0], limits[1])).collect(),
                 shared: false,
                 bounded: Vec::new(),
             },
-            RatioLevel::Sequence => all(1.0, true),
-            RatioLevel::Geometric => all(1.0 / len.max(1) as f64, true),
-            RatioLevel::GeometricToken => all(1.0, false),
+            Level::Sequence => Ratios { shared: true, ..Ratios::equal(total, 1.0, limits, len) },
+            Level::Geometric => {
+                let tokens = len.max(1) as f64;
+                Ratios { shared: true, ..Ratios::equal(total / tokens, 1.0 / tokens, limits, len) }
+            }
         }
     }
 
-    /// The geometric mean of ratios that are bounded first, each on the side that its advantage pushes to: no higher than e^`high` where it
-    /// is positive, no lower than e^−`low` where it is negative; a token without advantage adds nothing (GMPO).
+    /// The geometric mean of the ratios, which each token moves as if it were its own (GSPO-token; verl's `gspo`).
+    ///
+    /// The gradient equals that of [`Level::Geometric`] if advantages and weights are equal within a sequence.
+    pub fn geometric_by_token(limits: [f64; 2], inputs: &LossInputs, at: Range<usize>) -> Self {
+        let own = differences(inputs, at);
+        Ratios::equal(own.iter().sum::<f64>() / own.len().max(1) as f64, 1.0, limits, own.len())
+    }
+
+    /// One log-ratio for `len` tokens.
+    fn equal(log_ratio: f64, moves: f64, limits: [f64; 2], len: usize) -> Self {
+        let moves = vec![slope(log_ratio, limits) * moves; len];
+        Ratios { log: vec![log_ratio.clamp(limits[0], limits[1]); len], moves, shared: false, bounded: Vec::new() }
+    }
+
+    /// The geometric mean of ratios that are bounded first (GMPO). A positive advantage bounds a ratio at e^`high`,
+    /// a negative one at e^−`low`; a token without advantage adds nothing.
     pub fn bounded_each([low, high]: [f64; 2], limits: [f64; 2], inputs: &LossInputs, at: Range<usize>) -> Self {
         let bound = |(log_ratio, &advantage): (f64, &f64)| {
             if advantage > 0.0 && log_ratio > high {
@@ -99,7 +82,7 @@ impl Ratios {
         }
     }
 
-    /// Adds what slopes by log-ratio, one per token, are by log-probability.
+    /// Adds derivatives by log-ratio, one per token, to `grad`, as derivatives by log-probability.
     pub fn pull_back(&self, slopes: &[f64], grad: &mut [f64]) {
         let total: f64 = if self.shared { slopes.iter().sum() } else { 0.0 };
         for ((grad, moves), slope) in grad.iter_mut().zip(&self.moves).zip(slopes) {
@@ -108,7 +91,12 @@ impl Ratios {
     }
 }
 
+/// Derivative of a clipped log-ratio: 0 if a bound is active.
+fn slope(log_ratio: f64, limits: [f64; 2]) -> f64 {
+    f64::from(u8::from((limits[0]..=limits[1]).contains(&log_ratio)))
+}
+
 /// θ − anchor of the tokens `at`.
-pub(super) fn differences(inputs: &LossInputs, at: Range<usize>) -> Vec<f64> {
+pub(in crate::algo) fn differences(inputs: &LossInputs, at: Range<usize>) -> Vec<f64> {
     inputs.log_probs[at.clone()].iter().zip(&inputs.anchor()[at]).map(|(theta, anchor)| theta - anchor).collect()
 }

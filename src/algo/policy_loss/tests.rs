@@ -3,7 +3,9 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::algo::KlForm;
+use crate::algo::correction::Level;
+use crate::algo::{BinaryDivergence, ClipCov, Dpo, Dppo, Dro, GeoMean, Kl, KlCov, KlForm, KlLimits, Sapo, Vespo};
+use crate::settings::section::NoKeys;
 
 /// Columns of some tokens in a few sequences.
 #[derive(Clone, Debug)]
@@ -75,65 +77,80 @@ prop_compose! {
     }
 }
 
-const CLIP: Clip = Clip { low: 0.2, high: 0.28, delta: None, dual: None };
+fn clip() -> Grpo {
+    Grpo { epsilon_high: 0.28, ..Grpo::default() }
+}
 
-fn dppo(divergence: BinaryDivergence) -> Surrogate {
-    Surrogate::Dppo { divergence, low: 0.2, high: 0.2, max_ratio: 3.0 }
+/// A clip that no ratio reaches.
+fn wide() -> Grpo {
+    Grpo { epsilon: 1.0 - f64::EPSILON, epsilon_high: 1e300, ..Grpo::default() }
+}
+
+fn policy_gradient() -> PolicyLoss {
+    LossChoice::Gpg(NoKeys).into()
+}
+
+fn dppo(divergence: BinaryDivergence) -> PolicyLoss {
+    Dppo { divergence, max_ratio: 3.0, ..Dppo::default() }.into()
+}
+
+fn penalty(unbiased: bool, of: Kl) -> Option<KlLoss> {
+    let Kl { form: estimator, straight_through, truncate, confidence } = of;
+    Some(KlLoss { beta: 0.1, estimator, straight_through, unbiased, limits: KlLimits { truncate, confidence } })
 }
 
 /// Losses whose value moves with every log-probability as their derivative says.
 fn differentiable() -> Vec<PolicyLoss> {
-    let clip = |clip| PolicyLoss::from(Surrogate::Clip(clip));
     let mut losses = vec![
-        clip(Clip { delta: Some(1.5), ..CLIP }),
-        clip(Clip { dual: Some(3.0), ..CLIP }),
-        clip(Clip { low: 1.0, high: f64::INFINITY, ..CLIP }),
-        Surrogate::Sapo { tau_pos: 1.0, tau_neg: 1.05 }.into(),
-        Surrogate::Gpg.into(),
-        Surrogate::Dro { beta: 0.3 }.into(),
-        Surrogate::GeoMean { low: 0.4, high: 0.4 }.into(),
+        Grpo { delta: Some(1.5), ..clip() }.into(),
+        Grpo { dual_clip: Some(3.0), ..clip() }.into(),
+        wide().into(),
+        Sapo::default().into(),
+        policy_gradient(),
+        Dro { beta: 0.3 }.into(),
+        GeoMean::default().into(),
     ];
-    for level in [RatioLevel::Token, RatioLevel::Sequence, RatioLevel::Geometric] {
-        let at = PolicyLoss { level, ..clip(CLIP) };
-        losses.push(at);
-        losses.push(PolicyLoss { level, ..Surrogate::Sapo { tau_pos: 1.0, tau_neg: 1.05 }.into() });
-        losses.push(PolicyLoss { level, ..Surrogate::Dro { beta: 0.3 }.into() });
-        losses.push(PolicyLoss { beta: 0.1, ..at });
-        losses.push(PolicyLoss { beta: 0.1, unbiased_kl: false, ..at });
-        losses.push(PolicyLoss { beta: 0.1, kl: Kl { confidence: 0.3, ..KlForm::K2.into() }, ..at });
-        losses.push(PolicyLoss { beta: 0.1, kl: KlForm::K1.into(), unbiased_kl: false, ..at });
-        losses.push(PolicyLoss { top_entropy: 0.5, ..at });
-        losses.push(PolicyLoss { entropy_coef: 0.3, ..at });
+    for level in [Level::Token, Level::Sequence, Level::Geometric] {
+        let at = || PolicyLoss::from(Grpo { level, ..clip() });
+        losses.push(at());
+        losses.push(Sapo { level, ..Sapo::default() }.into());
+        losses.push(PolicyLoss { kl_loss: penalty(true, KlForm::K3.into()), ..at() });
+        losses.push(PolicyLoss { kl_loss: penalty(false, KlForm::K3.into()), ..at() });
+        losses.push(PolicyLoss { kl_loss: penalty(true, Kl { confidence: 0.3, ..KlForm::K2.into() }), ..at() });
+        losses.push(PolicyLoss { kl_loss: penalty(false, KlForm::K1.into()), ..at() });
+        losses.push(PolicyLoss { top_entropy: 0.5, ..at() });
+        losses.push(PolicyLoss { entropy_coef: 0.3, ..at() });
     }
     losses
 }
 
 /// Losses that are linear in log-probabilities, with factors that count as constants.
 fn detached() -> Vec<PolicyLoss> {
-    let cispo = Surrogate::Cispo { low: 0.4, high: 0.5 };
-    let mut losses: Vec<PolicyLoss> = vec![
-        dppo(BinaryDivergence::TotalVariation).into(),
-        dppo(BinaryDivergence::Kl).into(),
-        Surrogate::Vespo(Vespo::default()).into(),
-        Surrogate::Gpg.into(),
-    ];
-    let levels = [RatioLevel::Token, RatioLevel::Sequence, RatioLevel::Geometric, RatioLevel::GeometricToken];
-    losses.extend(levels.map(|level| PolicyLoss { level, ..cispo.into() }));
+    let mut losses =
+        vec![dppo(BinaryDivergence::TotalVariation), dppo(BinaryDivergence::Kl), Vespo::default().into(), policy_gradient()];
+    let levels = [Level::Token, Level::Sequence, Level::Geometric];
+    losses.extend(levels.map(|level| PolicyLoss::from(Cispo { epsilon: 0.4, epsilon_high: 0.5, level })));
     losses
 }
 
 /// Losses that compare the tokens of a batch.
 fn comparing() -> Vec<PolicyLoss> {
     vec![
-        Surrogate::ClipCov { clip: CLIP, share: 0.3, min: -1.0, max: 5.0 }.into(),
-        Surrogate::KlCov { share: 0.3, coef: 0.5 }.into(),
+        ClipCov { epsilon_high: 0.28, share: 0.3, min: -1.0, ..ClipCov::default() }.into(),
+        KlCov { share: 0.3, coef: 0.5 }.into(),
         PolicyLoss { top_entropy: 0.5, entropy_coef: 0.1, ..PolicyLoss::default() },
     ]
 }
 
 fn all() -> Vec<PolicyLoss> {
-    let token = PolicyLoss { level: RatioLevel::GeometricToken, ..PolicyLoss::default() };
-    differentiable().into_iter().chain(detached()).chain(comparing()).chain([token]).collect()
+    let by_token = Gspo { epsilon: 0.2, epsilon_high: 0.2, by_token: true }.into();
+    differentiable().into_iter().chain(detached()).chain(comparing()).chain([by_token]).collect()
+}
+
+/// If true, each token has a ratio of its own, or moves the common one as its own.
+fn is_by_token(loss: &PolicyLoss) -> bool {
+    let level = loss.surrogate.policy().map(Surrogate::level);
+    level == Some(Level::Token) || matches!(&loss.surrogate, LossChoice::Gspo(of) if of.by_token)
 }
 
 proptest! {
@@ -143,9 +160,9 @@ proptest! {
         let h = 1e-6;
         let losses: Vec<Box<dyn Loss>> =
             differentiable().into_iter().map(|loss| Box::new(loss) as Box<dyn Loss>).chain([
-                Box::new(PolicyGradient) as Box<dyn Loss>,
+                Box::new(clip()) as Box<dyn Loss>,
                 Box::new(crate::algo::CrossEntropy),
-                Box::new(Grpo { clip_high: 0.28, delta: Some(1.5), beta: 0.1, ..Grpo::default() }),
+                Box::new(PolicyLoss { kl_loss: penalty(true, Kl::default()), ..Grpo { delta: Some(1.5), ..clip() }.into() }),
             ]).collect();
         for loss in losses {
             let output = columns.evaluate(loss.as_ref());
@@ -175,8 +192,8 @@ proptest! {
     fn covariance_losses_differ_from_their_surrogate_at_the_chosen_tokens_alone(columns in columns(0.1)) {
         let n = columns.log_probs.len();
         let most = ((0.3 * n as f64) as usize).max(1);
-        for (loss, plain) in [(comparing()[0], CLIP), (comparing()[1], Clip { low: 1.0, high: f64::INFINITY, ..CLIP })] {
-            let (output, plain) = (columns.evaluate(&loss), columns.evaluate(&PolicyLoss::from(Surrogate::Clip(plain))));
+        for (loss, plain) in comparing().into_iter().zip([clip(), wide()]) {
+            let (output, plain) = (columns.evaluate(&loss), columns.evaluate(&PolicyLoss::from(plain)));
             let differing = (0..n).filter(|&t| output.grad[t] != plain.grad[t]).count();
             prop_assert!(differing <= most, "{}: {differing} of {n}", loss.name());
         }
@@ -184,7 +201,7 @@ proptest! {
 
     #[test]
     fn an_entropy_bonus_has_the_slope_it_reports(columns in columns(0.6)) {
-        let loss = Grpo { entropy_coef: 0.3, ..Grpo::default() };
+        let loss = PolicyLoss { entropy_coef: 0.3, ..PolicyLoss::default() };
         let output = columns.evaluate(&loss);
         let mut moved = columns.clone();
         moved.entropies[0] += 1.0;
@@ -196,11 +213,10 @@ proptest! {
     fn on_policy_the_gradient_is_the_plain_policy_gradient(mut columns in columns(0.6)) {
         columns.behaviour = columns.log_probs.clone();
         columns.importance.fill(1.0);
-        prop_assert_eq!(columns.evaluate(&Grpo::default()).grad, columns.evaluate(&PolicyGradient).grad);
-        let plain = columns.evaluate(&PolicyGradient).grad;
-        let cispo = PolicyLoss::from(Surrogate::Cispo { low: 1.0, high: 4.0 });
-        let sapo = PolicyLoss::from(Surrogate::Sapo { tau_pos: 1.0, tau_neg: 1.0 });
-        for loss in [cispo, sapo, dppo(BinaryDivergence::Kl).into(), Surrogate::Vespo(Vespo::default()).into()] {
+        let plain = columns.evaluate(&policy_gradient()).grad;
+        prop_assert_eq!(&columns.evaluate(&Grpo::default()).grad, &plain);
+        let sapo = PolicyLoss::from(Sapo { tau_neg: 1.0, ..Sapo::default() });
+        for loss in [Cispo::default().into(), sapo, dppo(BinaryDivergence::Kl), Vespo::default().into()] {
             let grad = columns.evaluate(&loss).grad;
             prop_assert!(grad.iter().zip(&plain).all(|(a, b)| (a - b).abs() < 1e-12), "{}: {grad:?} {plain:?}", loss.name());
         }
@@ -227,8 +243,8 @@ proptest! {
                     (columns.advantages[at.start], columns.weights[at.start], columns.importance[at.start]);
             }
         }
-        let gspo = |level| columns.evaluate(&PolicyLoss { level, ..PolicyLoss::default() });
-        let (whole, by_token) = (gspo(RatioLevel::Geometric), gspo(RatioLevel::GeometricToken));
+        let gspo = |by_token| columns.evaluate(&PolicyLoss::from(Gspo { epsilon: 0.2, epsilon_high: 0.2, by_token }));
+        let (whole, by_token) = (gspo(false), gspo(true));
         prop_assert_eq!(whole.loss, by_token.loss);
         prop_assert!(whole.grad.iter().zip(&by_token.grad).all(|(a, b)| (a - b).abs() < 1e-12));
     }
@@ -266,7 +282,7 @@ proptest! {
     #[test]
     fn a_token_without_weight_has_no_gradient_where_tokens_stand_alone(mut columns in columns(0.6)) {
         columns.weights[0] = 0.0;
-        for loss in all().iter().filter(|loss| matches!(loss.level, RatioLevel::Token | RatioLevel::GeometricToken)) {
+        for loss in all().iter().filter(|loss| is_by_token(loss)) {
             prop_assert_eq!(columns.evaluate(loss).grad[0], 0.0, "{}", loss.name());
         }
         columns.weights.fill(0.0);
@@ -332,8 +348,8 @@ fn empty() -> LossInputs<'static> {
 
 #[test]
 fn a_divergence_without_reference_is_refused_with_the_setting_named() {
-    let refused = Grpo { beta: 0.1, ..Grpo::default() }.evaluate(&empty()).unwrap_err();
-    assert_eq!(refused.to_string(), "grpo needs reference log-probabilities for beta above 0, and the batch has none");
+    let refused = PolicyLoss { kl_loss: Some(KlLoss::default()), ..PolicyLoss::default() }.evaluate(&empty()).unwrap_err();
+    assert_eq!(refused.to_string(), "grpo needs reference log-probabilities for its KL penalty, and the batch has none");
 }
 
 /// On policy, where ρ is 1, the gradient is the divergence's own either way: k1's and its score function's are k2's and a constant, whose
@@ -350,8 +366,9 @@ fn a_divergence_that_is_unbiased_pulls_as_k2_does_whatever_its_value() {
         weights: vec![1.0; 2],
         sequences: std::iter::once(0..2).collect(),
     };
-    let pull = |kl: Kl, unbiased_kl| {
-        let output = columns.evaluate(&PolicyLoss { beta: 2.0, kl, unbiased_kl, ..PolicyLoss::default() });
+    let pull = |kl: Kl, unbiased| {
+        let kl_loss = penalty(unbiased, kl).map(|of| KlLoss { beta: 2.0, ..of });
+        let output = columns.evaluate(&PolicyLoss { kl_loss, ..PolicyLoss::default() });
         assert_eq!(output.metrics.kl_coef, Some(2.0));
         (output.metrics.kl(), output.grad)
     };
@@ -364,21 +381,19 @@ fn a_divergence_that_is_unbiased_pulls_as_k2_does_whatever_its_value() {
 #[test]
 fn what_does_not_go_together_is_refused_with_the_reason() {
     let refused = |loss: PolicyLoss| loss.evaluate(&empty()).unwrap_err().to_string();
-    let shared = |surrogate: Surrogate| refused(PolicyLoss { level: RatioLevel::Sequence, ..surrogate.into() });
-    assert_eq!(shared(Surrogate::Gpg), "gpg can't use this level: it has no ratio that a level could be of");
-    assert!(shared(dppo(BinaryDivergence::Kl)).contains("each token's own probability"));
-    assert!(shared(Surrogate::Vespo(Vespo::default())).contains("weighs sequences itself"));
-    assert!(shared(Surrogate::KlCov { share: 0.1, coef: 1.0 }).contains("covariance"));
-    let geometric = PolicyLoss::from(Surrogate::GeoMean { low: 0.4, high: 0.4 });
-    assert!(refused(PolicyLoss { level: RatioLevel::Token, ..geometric }).contains("say level = geometric"));
-    assert!(refused(PolicyLoss { top_entropy: 0.5, ..geometric }).contains("none can be left out"));
-    assert!(refused(PolicyLoss { off_policy_threshold: Some(0.1), ..geometric }).contains("none can be left out"));
-    assert!(refused(Surrogate::Clip(Clip { low: -0.1, ..CLIP }).into()).contains("0 or more"));
-    assert!(refused(Surrogate::Clip(Clip { dual: Some(1.0), ..CLIP }).into()).contains("on policy"));
-    assert!(refused(Surrogate::Dro { beta: 0.0 }.into()).contains("nothing holds the policy"));
-    assert!(refused(Surrogate::Sapo { tau_pos: 0.0, tau_neg: 1.0 }.into()).contains("gate"));
-    assert!(refused(Surrogate::ClipCov { clip: CLIP, share: 0.1, min: 1.0, max: 1.0 }.into()).contains("no covariance"));
+    let geo_mean = || PolicyLoss::from(GeoMean::default());
+    assert!(refused(PolicyLoss { top_entropy: 0.5, ..geo_mean() }).contains("none can be left out"));
+    assert!(refused(PolicyLoss { off_policy_threshold: Some(0.1), ..geo_mean() }).contains("none can be left out"));
+    assert_eq!(
+        refused(Grpo { epsilon: -0.1, ..clip() }.into()),
+        "grpo can't use this epsilon: `epsilon` is -0.1; it must be 0 or more, below 1"
+    );
+    assert!(refused(Grpo { dual_clip: Some(1.0), ..clip() }.into()).contains("above 1"));
+    assert!(refused(Dro { beta: 0.0 }.into()).contains("above 0"));
+    assert!(refused(Sapo { tau_pos: 0.0, ..Sapo::default() }.into()).contains("above 0"));
+    assert!(refused(ClipCov { share: 0.1, min: 1.0, max: 1.0, ..ClipCov::default() }.into()).contains("no covariance"));
     assert!(refused(PolicyLoss { top_entropy: 0.0, ..PolicyLoss::default() }).contains("a share"));
+    assert!(refused(LossChoice::Dpo(Dpo::default()).into()).contains("a loss of pairs"));
 }
 
 #[test]
@@ -393,7 +408,8 @@ fn drifted_sequences_of_negative_advantage_are_dropped_and_others_stay() {
         weights: vec![1.0; 4],
         sequences: vec![0..2, 2..4],
     };
-    let masked = Grpo { off_policy_threshold: Some(0.5), clip_low: 0.9, ..Grpo::default() };
+    let clip = Grpo { epsilon: 0.9, ..Grpo::default() };
+    let masked = PolicyLoss { off_policy_threshold: Some(0.5), ..clip.into() };
     let grad = columns.evaluate(&masked).grad;
     assert_eq!(grad[0], 0.0);
     assert!(grad[1..].iter().all(|slope| *slope != 0.0));

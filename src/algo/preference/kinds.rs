@@ -1,49 +1,44 @@
-//! The terms of the DPO family, each of one pair, with derivatives by the log-probability of its two answers.
-
-use serde::{Deserialize, Serialize};
+//! Terms of the DPO family: the loss of one pair, with derivatives by the log-probability of its two completions.
 
 use super::Preference;
 use super::score::{log_sigmoid, sigmoid};
+use crate::settings::declare::choices;
 
-/// A term, by the log-ratios `c` and `r` of chosen and rejected answer and their scores; Δ is the difference of the scores, ε the label
-/// smoothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PairLoss {
-    /// `−log σ(βΔ)` (DPO).
-    #[default]
-    Sigmoid,
-    /// `max(0, 1 − βΔ)` (SLiC).
-    Hinge,
-    /// `(Δ − 1/2β)²`, with scores per token (IPO).
-    Ipo,
-    /// KL of the pair's preference under the policy from a smoothed label (EXO).
-    ExoPair,
-    /// `−log σ(βc) − ½ log σ(−βc) − ½ log σ(−βr)` (NCA).
-    NcaPair,
-    /// `(−(1 − ε) log σ(βΔ) + ε log σ(−βΔ))/(1 − 2ε)`: unbiased where a share ε of labels is wrong.
-    Robust,
-    /// `−log σ(βc) − log σ(−βr)` (BCO).
-    BcoPair,
-    /// `(c − 1/2β)² + (r + 1/2β)²` (SPPO, hard).
-    SppoHard,
-    /// The smoothed sigmoid of the policy's margins against the reference's, both sorted over the batch (AOT).
-    Aot,
-    /// The same of chosen log-ratios against rejected ones, both sorted.
-    AotUnpaired,
-    /// `1 − σ(βc) + σ(βr)` (APO, for answers better than the model's own).
-    ApoZero,
-    /// `σ(βc) + 1 − σ(β(c − r))` (APO, for answers worse than the model's own).
-    ApoDown,
-    /// Logistic and exponential loss, mixed by `σ(βΔ/τ)` (DiscoPOP).
-    Discopop {
-        /// τ; the paper takes 0.05.
-        tau: f64,
-    },
-    /// Cross-entropy of the chosen answers' tokens, their mean over the batch.
-    Sft,
-    /// `−log σ(βΔ)`, with scores per token.
-    SigmoidNorm,
+choices! {
+    /// Loss of a pair by its log-ratios, policy over reference: `c` of the chosen completion, `r`
+    /// of the rejected one, Δ = c − r.
+    pub enum PairLoss {
+        /// `−log σ(βΔ)` (DPO).
+        "sigmoid" => Sigmoid,
+        /// `max(0, 1 − βΔ)` (SLiC).
+        "hinge" => Hinge,
+        /// `(Δ − 1/2β)²`, per token (IPO).
+        "ipo" => Ipo,
+        /// the divergence from a smoothed label (EXO).
+        "exo_pair" => ExoPair,
+        /// noise-contrastive (NCA).
+        "nca_pair" => NcaPair,
+        /// unbiased if a share `label_smoothing` of pairs is labelled wrongly.
+        "robust" => Robust,
+        /// `−log σ(βc) − log σ(−βr)` (BCO).
+        "bco_pair" => BcoPair,
+        /// `(c − 1/2β)² + (r + 1/2β)²` (SPPO).
+        "sppo_hard" => SppoHard,
+        /// the policy's margins against the reference's, sorted over the step (AOT).
+        "aot" => Aot,
+        /// chosen against rejected, sorted over the step.
+        "aot_unpaired" => AotUnpaired,
+        /// `1 − σ(βc) + σ(βr)` (APO, for completions better than the model's own).
+        "apo_zero" => ApoZero,
+        /// `σ(βc) + 1 − σ(β(c − r))` (APO, for completions worse than the model's own).
+        "apo_down" => ApoDown,
+        /// logistic and exponential, mixed by `σ(βΔ/tau)` (DiscoPOP).
+        "discopop" => Discopop,
+        /// cross-entropy of the chosen completions, without a reference.
+        "sft" => Sft,
+        /// `−log σ(βΔ)`, per token.
+        "sigmoid_norm" => SigmoidNorm,
+    }
 }
 
 /// What the terms read of a pair.
@@ -127,7 +122,8 @@ impl PairLoss {
                 let apart = bump(good - bad);
                 (sigmoid(good) + 1.0 - sigmoid(good - bad), by_rewards(bump(good) - apart, apart))
             }
-            PairLoss::Discopop { tau } => {
+            PairLoss::Discopop => {
+                let tau = of.tau;
                 let mix = sigmoid(x / tau);
                 let by_mix = bump(x / tau) / tau;
                 let (logistic, exponential) = (-log_sigmoid(x), (-x).exp());

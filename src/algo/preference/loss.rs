@@ -2,8 +2,46 @@
 
 use std::ops::Range;
 
-use super::{PairInputs, Preference, log_sigmoid};
+use super::{PairInputs, PairLoss, Preference};
 use crate::algo::{Loss, LossError, LossInputs, LossMetrics, LossOutput, PairMetrics};
+use crate::settings::declare::section;
+use crate::settings::setting::{BELOW_ONE, Limit, POSITIVE};
+
+const UP_TO_ONE_IF_GIVEN: Limit<Option<f64>> =
+    Limit { text: "0 to 1", holds: |value| value.is_none_or(|number| (0.0..=1.0).contains(&number)) };
+
+section! {
+    /// A loss of pairs.
+    pub struct Dpo {
+        /// Loss of a pair.
+        pair_loss: PairLoss = PairLoss::default();
+        /// Coefficient β: how strongly the policy is kept near the reference.
+        beta: f64 = 0.1, POSITIVE;
+        /// Share of pairs that are assumed to be labelled wrongly, in the losses that have it.
+        label_smoothing: f64 = 0.0, BELOW_ONE;
+        /// Temperature of the mixture in `discopop`.
+        tau: f64 = 0.05, POSITIVE;
+        /// Weight of tokens beyond the shorter completion's length. Left out: all tokens weigh the
+        /// same.
+        tail_weight: Option<f64> = None, UP_TO_ONE_IF_GIVEN;
+        /// If true, completions are scored by their log-probabilities alone, without a reference.
+        reference_free: bool = false;
+    }
+}
+
+impl Dpo {
+    /// If true, it reads a reference policy.
+    pub fn needs_reference(&self) -> bool {
+        !self.reference_free && self.pair_loss != PairLoss::Sft
+    }
+
+    /// The loss with these settings.
+    pub fn loss(&self) -> PairwiseLoss {
+        let Dpo { pair_loss, beta, label_smoothing, tau, tail_weight, reference_free } = *self;
+        let preference = Preference { beta, label_smoothing, tau, tail_weight, ..Preference::of(pair_loss) };
+        PairwiseLoss { preference, reference_free }
+    }
+}
 
 /// A preference loss over batches whose sequences 2i and 2i + 1 are the chosen and the rejected answer of a pair
 /// ([`TrainBatch::in_pairs`](crate::train::TrainBatch::in_pairs)). Advantages don't count. Of the weights it takes how many pairs the optimizer
@@ -86,24 +124,17 @@ fn batch_pairs(inputs: &LossInputs) -> Result<usize, LossError> {
     if !whole || weights.any(|weight| (weight - first).abs() > 1e-6 * first) {
         return Err(LossError::Settings {
             loss: "dpo",
-            setting: "aggregation",
-            why: "all pairs count alike, and so must answers; use `SeqMeanTokenMean` and loss masks of 0 and 1",
+            setting: "aggregation".to_owned(),
+            why: "all pairs count alike, and so must answers; use `SeqMeanTokenMean` and loss masks of 0 and 1".to_owned(),
         });
     }
     Ok(pairs as usize)
 }
 
-/// `mean −log σ(β(Δchosen − Δrejected))` over pairs of log-ratios (policy over reference) of whole answers: log 2 where the policy is the
-/// reference. [`Preference`] has the other losses, with derivatives.
-pub fn compute_dapo_loss(pairs: &[(f64, f64)], beta: f64) -> f64 {
-    let total: f64 = pairs.iter().map(|(chosen, rejected)| -log_sigmoid(beta * (chosen - rejected))).sum();
-    total / pairs.len().max(1) as f64
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algo::{Aggregation, PairLoss};
+    use crate::algo::Aggregation;
 
     struct Columns {
         log_probs: Vec<f64>,
@@ -145,16 +176,16 @@ mod tests {
     }
 
     #[test]
-    fn r167_at_the_reference_itself_it_is_log_2_and_it_is_the_sigmoid_loss() {
-        assert_eq!(compute_dapo_loss(&[(0.0, 0.0), (-3.0, -3.0)], 0.1), 2f64.ln());
+    fn r167_the_sigmoid_loss_is_log_2_at_the_reference_and_falls_with_the_margin() {
         let mut columns = columns();
-        let ratios = |columns: &Columns| -> Vec<(f64, f64)> {
-            let ratio = |at: &Range<usize>| at.clone().map(|t| columns.log_probs[t] - columns.reference[t]).sum::<f64>();
-            columns.sequences.chunks(2).map(|pair| (ratio(&pair[0]), ratio(&pair[1]))).collect()
-        };
         let loss = PairwiseLoss::from(Preference { beta: 0.3, ..Preference::default() });
+        let margin = |columns: &Columns, pair: usize| {
+            let ratio = |at: &Range<usize>| at.clone().map(|t| columns.log_probs[t] - columns.reference[t]).sum::<f64>();
+            0.3 * (ratio(&columns.sequences[2 * pair]) - ratio(&columns.sequences[2 * pair + 1]))
+        };
         let found = columns.evaluate(&loss, 0..2).unwrap();
-        assert!((found.loss - compute_dapo_loss(&ratios(&columns), 0.3)).abs() < 1e-15);
+        let expected = (0..2).map(|pair| (-margin(&columns, pair)).exp().ln_1p()).sum::<f64>() / 2.0;
+        assert!((found.loss - expected).abs() < 1e-15);
         assert_eq!((found.metrics.pairs.pairs, found.metrics.pairs.right), (2, 2));
         columns.reference = columns.log_probs.clone();
         assert!((columns.evaluate(&loss, 0..2).unwrap().loss - 2f64.ln()).abs() < 1e-15);

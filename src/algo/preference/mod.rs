@@ -10,12 +10,10 @@ mod score;
 
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
-
 use super::LossError;
 pub use kinds::PairLoss;
 use kinds::{Pair, Slopes, sorted};
-pub use loss::{PairwiseLoss, compute_dapo_loss};
+pub use loss::{Dpo, PairwiseLoss};
 pub use score::ScoreDivergence;
 pub(super) use score::{log_sigmoid, sigmoid};
 
@@ -39,8 +37,7 @@ pub struct PairInputs<'a> {
 }
 
 /// A preference loss: a weighted sum of terms over the same pairs.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Preference {
     /// The terms and their weights.
     pub terms: Vec<(PairLoss, f64)>,
@@ -48,6 +45,8 @@ pub struct Preference {
     pub beta: f64,
     /// ε: how often a pair is taken to be the wrong way round, in the terms that allow for it.
     pub label_smoothing: f64,
+    /// Temperature of the mixture in [`PairLoss::Discopop`], above 0.
+    pub tau: f64,
     /// How log-ratios become scores.
     pub divergence: ScoreDivergence,
     /// Weighs tokens beyond the shorter answer's length, so that length counts less (LD-DPO's α). `None` weighs all alike.
@@ -62,6 +61,7 @@ impl Default for Preference {
             terms: vec![(PairLoss::Sigmoid, 1.0)],
             beta: 0.1,
             label_smoothing: 0.0,
+            tau: 0.05,
             divergence: ScoreDivergence::ReverseKl,
             tail_weight: None,
             weigh: false,
@@ -113,7 +113,9 @@ impl Preference {
 
     /// Whether its settings are in range and go together.
     pub fn check(&self) -> Result<(), LossError> {
-        let refuse = |setting, why| Err(LossError::Settings { loss: "a preference loss", setting, why });
+        let refuse = |setting: &str, why: &str| {
+            Err(LossError::Settings { loss: "a preference loss", setting: setting.to_owned(), why: why.to_owned() })
+        };
         let has = |of: fn(&PairLoss) -> bool| self.terms.iter().any(|(term, _)| of(term));
         if self.terms.is_empty() {
             return refuse("terms", "there are none");
@@ -133,7 +135,7 @@ impl Preference {
         if has(|term| matches!(term, PairLoss::ExoPair)) && self.label_smoothing == 0.0 {
             return refuse("label_smoothing", "`exo_pair` takes its logarithm; 1e-3 is common");
         }
-        if has(|term| matches!(term, PairLoss::Discopop { tau } if *tau <= 0.0)) {
+        if has(|term| matches!(term, PairLoss::Discopop)) && self.tau <= 0.0 {
             return refuse("tau", "it must be above 0");
         }
         if self.weigh && has(PairLoss::compares_distributions) {

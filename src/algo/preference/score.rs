@@ -1,10 +1,7 @@
 //! From log-ratios to scores, and the sigmoid that most losses of pairs are made of.
 
-use serde::{Deserialize, Serialize};
-
 /// The divergence that holds the policy to its reference; a log-ratio's score is f′ of its ratio (f-DPO; TRL's `f_divergence_type`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum ScoreDivergence {
     /// The log-ratio itself (DPO).
     #[default]

@@ -62,7 +62,7 @@ const KINDS: [PairLoss; 15] = [
     PairLoss::AotUnpaired,
     PairLoss::ApoZero,
     PairLoss::ApoDown,
-    PairLoss::Discopop { tau: 0.05 },
+    PairLoss::Discopop,
     PairLoss::Sft,
     PairLoss::SigmoidNorm,
 ];
@@ -125,7 +125,7 @@ proptest! {
 
     #[test]
     fn answers_that_are_never_or_always_given_cost_no_infinities(pairs in pairs(400.0)) {
-        let grows = |term: &PairLoss| matches!(term, PairLoss::Discopop { .. });
+        let grows = |term: &PairLoss| matches!(term, PairLoss::Discopop);
         for loss in losses() {
             if loss.terms.iter().any(|(term, _)| grows(term)) || loss.divergence != ScoreDivergence::ReverseKl {
                 continue;

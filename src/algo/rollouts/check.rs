@@ -1,17 +1,17 @@
-//! Everything that is wrong with samples, at once, before anybody learns from them.
+//! Problems of samples and batches, all at once, before they are trained on.
 
 use std::fmt;
 
 use crate::data::{Batch, Sample};
 
-/// Something wrong.
+/// A problem of a sample or a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Issue {
     /// The group's id.
     pub group: u64,
     /// The sample's place in its group; `None` for the group as a whole.
     pub sample: Option<u32>,
-    /// What is wrong.
+    /// Description of the problem.
     pub what: String,
 }
 
@@ -24,9 +24,9 @@ impl fmt::Display for Issue {
     }
 }
 
-/// What is wrong with a sample: columns that do not fit its tokens, impossible numbers, sampled tokens of no version, nothing to train.
-/// That it was not scored is no issue; a reward that is no number is. Empty for a sound sample.
-pub fn sample_issues(sample: &Sample) -> Vec<Issue> {
+/// Problems of a sample: columns of other lengths than its tokens, impossible numbers, sampled tokens without a
+/// version, nothing to train. A missing reward is no problem; a reward that is not finite is one.
+fn sample_issues(sample: &Sample) -> Vec<Issue> {
     let mut issues = Vec::new();
     let mut note = |what: String| issues.push(Issue { group: sample.group_index, sample: Some(sample.index), what });
     let tokens = sample.tokens.len();
@@ -61,7 +61,8 @@ pub fn sample_issues(sample: &Sample) -> Vec<Issue> {
     issues
 }
 
-/// What is wrong with a batch: its samples, and groups that are empty, out of order (law D6), twice there, or hold what is not theirs.
+/// Problems of a batch: those of its samples, and of groups that are empty, repeated, out of order (law D6) or
+/// hold samples of another group.
 pub fn batch_issues(batch: &Batch) -> Vec<Issue> {
     let mut issues = Vec::new();
     let ids: Vec<u64> = batch.groups.iter().map(|group| group.id()).collect();
@@ -92,7 +93,24 @@ pub fn batch_issues(batch: &Batch) -> Vec<Issue> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algo::rollouts::{mock_batch, mock_sample};
+    use crate::data::{Group, Prompt, Status};
+
+    /// A valid sample of four tokens, two of them sampled.
+    fn sample(group: u64, index: u32) -> Sample {
+        let mut sample = Sample::begin(&Prompt { ordinal: group, ..Prompt::from("3+4=") }, index, &[1, 2]);
+        sample.push(3, -0.5, 1);
+        sample.push(4, -0.25, 1);
+        Sample { reward: Some(1.0), status: Status::Completed, ..sample }
+    }
+
+    fn batch(groups: u64, size: u32) -> Batch {
+        let group = |id| Group {
+            prompt: std::sync::Arc::new(Prompt { ordinal: id, ..Prompt::from("3+4=") }),
+            samples: (0..size).map(|index| sample(id, index)).collect(),
+            ..Group::default()
+        };
+        Batch { groups: (0..groups).map(group).collect(), ..Batch::default() }
+    }
 
     fn told(issues: Vec<Issue>) -> Vec<String> {
         issues.iter().map(ToString::to_string).collect()
@@ -100,7 +118,7 @@ mod tests {
 
     #[test]
     fn all_that_is_wrong_with_a_sample_is_told_at_once() {
-        let mut sample = mock_sample(7, 2, 0);
+        let mut sample = sample(7, 2);
         assert_eq!(told(sample_issues(&sample)), [""; 0]);
         let tokens = sample.tokens.len();
         sample.loss_mask.pop();
@@ -120,7 +138,7 @@ mod tests {
         );
         let given = Sample::begin(&"3+4=".into(), 0, &[1, 2]);
         assert_eq!(told(sample_issues(&given)), ["sample 0 of group 0: it has no trained token"]);
-        let mut unknown = mock_sample(0, 0, 0);
+        let mut unknown = self::sample(0, 0);
         unknown.versions.truncate(0);
         unknown.versions.extend(None, unknown.tokens.len());
         assert!(told(sample_issues(&unknown))[0].ends_with("is trained, but no version of the weights sampled it"));
@@ -128,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_batch_names_groups_that_are_not_what_they_should_be() {
-        let mut batch = mock_batch(4, 2, 0);
+        let mut batch = batch(4, 2);
         assert!(batch_issues(&batch).is_empty());
         batch.groups.swap(0, 1);
         batch.groups[2].samples.clear();

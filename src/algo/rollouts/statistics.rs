@@ -1,44 +1,44 @@
-//! What a batch is like, in a few numbers.
+//! Statistics of a batch.
 
 use std::collections::HashSet;
 use std::fmt;
 
 use crate::data::{Sample, Status};
 
-/// How some numbers lie.
+/// Mean, deviation and range of some numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
-    /// Their mean.
+    /// Mean.
     pub mean: f64,
-    /// Their standard deviation, over all of them (population).
+    /// Population standard deviation.
     pub std: f64,
-    /// The smallest.
+    /// Smallest number.
     pub min: f64,
-    /// The largest.
+    /// Largest number.
     pub max: f64,
 }
 
-/// What [`batch_statistics`] counts.
+/// Statistics of the samples of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BatchStatistics {
-    /// How many samples.
+    /// Number of samples.
     pub samples: usize,
-    /// Groups that they are of.
+    /// Number of groups.
     pub groups: usize,
-    /// Those with a finite reward.
+    /// Samples with a finite reward.
     pub scored: usize,
-    /// Of their rewards; `None` where none is scored.
+    /// Rewards; `None` without any.
     pub reward: Option<Spread>,
-    /// Of their trained tokens; `None` where there is no sample.
+    /// Trained tokens of a sample; `None` without samples.
     pub length: Option<Spread>,
-    /// Those that a length limit cut off.
+    /// Truncated samples.
     pub truncated: usize,
-    /// Different responses.
+    /// Number of distinct responses.
     pub distinct: usize,
 }
 
 impl Spread {
-    /// Of these numbers; `None` where there are none. A NaN among them is the result.
+    /// Statistics of these numbers; `None` without any. A NaN makes all of them NaN.
     pub fn of(values: &[f64]) -> Option<Self> {
         if values.is_empty() {
             return None;

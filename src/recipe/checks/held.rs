@@ -1,12 +1,11 @@
 //! What is held to a reference policy, and what is held against each other.
 
 use super::Note;
-use crate::recipe::advantage::Advantage;
+use crate::algo::{Advantage, Aggregation, Dpo, LossChoice, PairLoss};
 use crate::recipe::lora::AdapterSync;
-use crate::recipe::loss::{Dpo, Loss, PairLoss};
 use crate::recipe::plan::{Fallback, OnStale, Pipeline, Plan};
 use crate::recipe::reference_policy::{Reference, ReferencePolicy};
-use crate::recipe::train::{Aggregation, Train};
+use crate::recipe::train::Train;
 
 /// Distances and pairs need their sections, and the sections their use.
 pub(super) fn held(plan: &Plan, note: Note) {
@@ -14,7 +13,7 @@ pub(super) fn held(plan: &Plan, note: Note) {
     let uses = [
         ("train.kl_loss", kl_loss.is_some()),
         ("train.kl_reward", kl_reward.is_some()),
-        ("train.loss.kind", matches!(loss, Loss::Dpo(of) if of.needs_reference())),
+        ("train.loss.kind", matches!(loss, LossChoice::Dpo(of) if of.needs_reference())),
     ];
     for (key, _) in uses.iter().filter(|(_, used)| *used && plan.reference.is_none()) {
         let message = format!("`{key}` looks at a reference policy, and there is no section [reference]");
@@ -37,11 +36,11 @@ pub(super) fn held(plan: &Plan, note: Note) {
         return offline(plan, note);
     }
     match (loss, &plan.pairs) {
-        (Loss::Dpo(_), None) => {
+        (LossChoice::Dpo(_), None) => {
             let message = "`train.loss.kind` is \"dpo\", which learns from pairs, and there is no section [pairs]".to_owned();
             note("train.loss.kind", &["train.loss"], message, "add [pairs] with select = \"best_worst\", \"random\" or \"all\"");
         }
-        (Loss::Dpo(of), Some(_)) => pairs(plan, of, note),
+        (LossChoice::Dpo(of), Some(_)) => pairs(plan, of, note),
         (_, Some(_)) => {
             let message = "[pairs] holds answers against each other, but `train.loss` does not learn from pairs".to_owned();
             note("pairs", &["train.loss"], message, "set train.loss = { kind = \"dpo\" }, or remove [pairs]");
@@ -53,7 +52,7 @@ pub(super) fn held(plan: &Plan, note: Note) {
 /// Pairs of a data set: nothing is published while they are learned from, and no completion has a reward.
 fn offline(plan: &Plan, note: Note) {
     match &plan.train.loss {
-        Loss::Dpo(of) => pairs(plan, of, note),
+        LossChoice::Dpo(of) => pairs(plan, of, note),
         _ => {
             let message =
                 "`train.loss.kind` is none that learns from pairs, which are all that pipeline = \"dpo\" has".to_owned();

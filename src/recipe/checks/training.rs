@@ -1,10 +1,8 @@
 //! What must hold between the keys of `[train]`, and of `[critic]` beside it.
 
 use super::{Note, known, schedule};
-use crate::recipe::advantage::Advantage;
-use crate::recipe::correction::{Divergence, Over, Proximal};
+use crate::algo::{Advantage, Divergence, LossChoice, Over, Proximal};
 use crate::recipe::critic::Critic;
-use crate::recipe::loss::Loss;
 use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::train::{LrScale, Train};
 
@@ -74,7 +72,7 @@ pub(super) fn critic(plan: &Plan, note: Note) {
 
 fn loss(train: &Train, note: Note) {
     match &train.loss {
-        Loss::GeoMean(_) => {
+        LossChoice::GeoMean(_) => {
             let kind = "`train.loss.kind` is \"geo_mean\", whose ratios and advantages are means over whole answers";
             if train.top_entropy < 1.0 {
                 let message = format!("{kind}: `train.top_entropy` of {} can leave no token out", train.top_entropy);
@@ -85,7 +83,7 @@ fn loss(train: &Train, note: Note) {
                 note("train.off_policy_threshold", &["train.loss"], message, "use [[train.reject]], or choose another loss");
             }
         }
-        Loss::Custom(_) => {
+        LossChoice::Custom(_) => {
             let ignored = [
                 ("entropy_coef", train.entropy_coef != 0.0),
                 ("top_entropy", train.top_entropy < 1.0),
@@ -98,7 +96,7 @@ fn loss(train: &Train, note: Note) {
                 note(&key, &["train.loss"], message, "leave it out, and make it a parameter of the loss");
             }
         }
-        Loss::ClipCov(of) if of.min >= of.max => {
+        LossChoice::ClipCov(of) if of.min >= of.max => {
             let message =
                 format!("`train.loss.min` is {}, not below its max of {}: no covariance is between them", of.min, of.max);
             note("train.loss.min", &["train.loss"], message, "exchange them");

@@ -59,7 +59,7 @@ fn train(seed: u64, folder: &std::path::Path) -> Found {
     let groups = flow.stage("generate", prompts, generator);
     let scored = flow.stage("reward", groups, Reward::each(|sample: &Sample| f64::from(sample.index)).max_poisoned(u64::MAX));
     let batches = flow.stage("batch", scored, Batcher::groups(2));
-    let trainer = Trainer::new(Counting::default()).advantages(AdvantageConfig::default());
+    let trainer = Trainer::new(Counting::default()).advantages(GroupMean::default());
     let trained = flow.stage("train", batches, trainer.sync_every(1).steps(STEPS));
     let synced = flow.stage("sync", trained, sync(&handle, publisher).hold(&hold));
     let evaluated = flow.stage("evaluate", synced, evaluator.log(Some(AnswerLog::new(folder).unwrap())));

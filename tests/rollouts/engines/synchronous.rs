@@ -216,7 +216,7 @@ fn train(seed: u64, round: u64, sync_every: u64) -> (Vec<(u64, Batch)>, Totals) 
     let kept = flow.stage("filter", scored, Filter::by(filter));
     let batcher = Batcher::groups(GROUPS).over_sample(round as f64 / GROUPS as f64);
     let batches = flow.stage("batch", kept, batcher);
-    let trainer = Trainer::new(Counting::default()).advantages(AdvantageConfig::default());
+    let trainer = Trainer::new(Counting::default()).advantages(GroupMean::default());
     let trainer = trainer.sync_every(sync_every).steps(STEPS);
     let trained = flow.stage("train", batches, trainer);
     let synced = flow.stage("sync", trained, sync(&handle, publisher));

@@ -1,8 +1,16 @@
-//! Advantages that forget a reward's scale: ranks within the group, z-scores over the batch.
+//! Advantages without a reward's scale: ranks within the group, z-scores over the batch.
 
-use super::error::AdvantageError;
-use super::rules::{Missing, over_scored, zero_missing};
-use super::statistics::standardized;
+use crate::algo::advantages::{AdvantageError, Missing, over_scored, standardized, zero_missing};
+use crate::settings::declare::section;
+use crate::settings::setting::POSITIVE;
+
+section! {
+    /// Difference from the batch's mean.
+    pub struct Normalized {
+        /// ε added to the batch's standard deviation.
+        epsilon: f64 = 1e-4, POSITIVE;
+    }
+}
 
 /// `A = (r − mean) / (std + ε)` over the whole batch, with the unbiased standard deviation; equal rewards give exact zeros.
 ///
@@ -12,15 +20,15 @@ pub fn normalized<G: AsRef<[f64]>>(groups: &[G], missing: Missing, epsilon: f64)
     Ok(zero_missing(standardized(rewards, epsilon)))
 }
 
-/// `A = 2 · rank / (n − 1) − 1` within a group: the worst gets −1, the best 1, whatever the distances. Equal rewards share the mean of
-/// their ranks, so a group of equal rewards gets zeros; so does a lone sample.
+/// `A = 2 · rank / (n − 1) − 1` within a group: the worst gets −1, the best 1. Equal rewards share the mean of
+/// their ranks, so that a group of equal rewards gets zeros; so does a lone sample.
 ///
 /// Shapes: groups × samples in, the same out.
 pub fn rank_based<G: AsRef<[f64]>>(groups: &[G], missing: Missing) -> Result<Vec<Vec<f64>>, AdvantageError> {
     let values = over_scored(groups, missing, |_, group| {
         let others = group.rewards.len().saturating_sub(1).max(1) as f64;
         let count = |which: &dyn Fn(f64) -> bool| group.rewards.iter().filter(|other| which(**other)).count() as f64;
-        // Twice the mean rank of equals is those below and those not above, themselves aside.
+        // Twice the mean rank: rewards below, plus other rewards that are not above.
         let twice_rank = |reward: f64| count(&|other| other < reward) + count(&|other| other <= reward) - 1.0;
         match group.rewards.len() {
             1 => vec![0.0],

@@ -1,21 +1,17 @@
-//! Other baselines for a reward: a constant, the length-weighted mean of the group (OPO), and the group's mean stretched by how many
-//! rewards say anything (GPG).
+//! Other baselines of a reward: a constant, the length-weighted mean of the group (OPO), and GPG's scaled mean.
 
-use super::error::{AdvantageError, aligned};
-use super::rules::{Rules, over_scored, zero_missing};
-use super::statistics::mean;
+use crate::algo::advantages::{AdvantageError, Rules, mean, over_scored, same_shape, zero_missing};
 
 /// `A_i = r_i − baseline`.
 pub fn subtract_baseline(rewards: &[f64], baseline: f64) -> Vec<f64> {
     rewards.iter().map(|reward| reward - baseline).collect()
 }
 
-/// `A_i = r_i − Σ_j l_j r_j / Σ_j l_j` within a group: the baseline of least variance where a sample's gradient grows with its length
-/// (Hao et al., On-Policy RL with Optimal Reward Baseline, 2025).
+/// `A_i = r_i − Σ_j l_j r_j / Σ_j l_j` within a group (Hao et al., On-Policy RL with Optimal Reward Baseline, 2025).
+/// The baseline has the least variance if a sample's gradient grows with its length.
 ///
-/// Shapes: groups × samples in, with `lengths` in trained tokens aligned to them; the same out. Equals verl 0.9's `opo` with
-/// [`Lone::Nothing`](super::Lone::Nothing). Where a group has no trained token at all, nothing of it can be learned, and the plain mean
-/// stands in.
+/// Shapes: groups × samples in, with `lengths` in trained tokens aligned to them; the same out. Equals verl 0.9's
+/// `opo` with [`Lone::Nothing`](crate::algo::Lone::Nothing). A group without trained tokens takes the plain mean.
 pub fn optimal_baseline<G: AsRef<[f64]>, L: AsRef<[f64]>>(
     groups: &[G],
     lengths: &[L],
@@ -34,11 +30,11 @@ pub fn optimal_baseline<G: AsRef<[f64]>, L: AsRef<[f64]>>(
     Ok(zero_missing(values))
 }
 
-/// `A_i = (r_i − mean_group) · N / N_{r ≠ 0} / norm`: the mean of the group as baseline, stretched by the share of the batch's rewards
-/// that are not 0 (Chu et al., GPG, 2025).
+/// `A_i = (r_i − mean_group) · N / N_{r ≠ 0} / norm` (Chu et al., GPG, 2025): the difference from the group's mean,
+/// divided by the share of the batch's rewards that are not 0.
 ///
 /// Shapes: groups × samples in, the same out. Equals verl 0.9's `gpg` with
-/// [`Lone::Nothing`](super::Lone::Nothing); its `f_norm` is `norm`, 1 by default.
+/// [`Lone::Nothing`](crate::algo::Lone::Nothing); its `f_norm` is `norm`, 1 by default.
 pub fn gpg<G: AsRef<[f64]>>(groups: &[G], rules: Rules, norm: f64) -> Result<Vec<Vec<f64>>, AdvantageError> {
     let scored = || groups.iter().flat_map(|group| group.as_ref()).filter(|reward| !reward.is_nan());
     let stretch = scored().count() as f64 / scored().filter(|reward| **reward != 0.0).count().max(1) as f64 / norm;
@@ -49,17 +45,12 @@ pub fn gpg<G: AsRef<[f64]>>(groups: &[G], rules: Rules, norm: f64) -> Result<Vec
     Ok(zero_missing(values))
 }
 
-/// Refuses lengths that don't belong to these rewards.
-pub(super) fn same_shape<G: AsRef<[f64]>, L: AsRef<[f64]>>(groups: &[G], lengths: &[L]) -> Result<(), AdvantageError> {
-    aligned("lengths", lengths.len(), groups.len())?;
-    groups.iter().zip(lengths).try_for_each(|(group, lengths)| aligned("lengths", lengths.as_ref().len(), group.as_ref().len()))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::{Lone, Missing};
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
+    use crate::algo::{Lone, Missing};
 
     #[test]
     fn a_baseline_is_subtracted_elementwise() {
