@@ -3,6 +3,7 @@
 
 mod aliases;
 mod documents;
+mod layers;
 mod logs;
 mod metrics;
 #[cfg(target_os = "linux")]

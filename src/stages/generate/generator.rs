@@ -44,6 +44,8 @@ pub struct Generator<E: TokenEngine> {
     tokenizer: Arc<Tokenizer>,
     weights: WeightsRx<E::Weights>,
     settings: EngineSettings,
+    /// Seed that was set by hand; otherwise the flow's counts.
+    seed: Option<u64>,
     params: SamplingParams,
     /// Overrides the temperature of `params`.
     temperature: Option<TemperatureByVersion>,
@@ -70,6 +72,7 @@ impl<E: TokenEngine> Generator<E> {
             make: Arc::new(make),
             tokenizer: tokenizer.clone(),
             weights: WeightsRx::default(),
+            seed: None,
             settings: EngineSettings::default(),
             params: SamplingParams::default(),
             temperature: None,
@@ -143,7 +146,7 @@ impl<E: TokenEngine> Generator<E> {
 
     /// Seed of the sampling, together with prompt, sample and position (law N2); 0 by default.
     pub fn seed(mut self, seed: u64) -> Self {
-        self.settings.seed = seed;
+        (self.settings.seed, self.seed) = (seed, Some(seed));
         self
     }
 
@@ -349,6 +352,7 @@ impl<E: TokenEngine> Stage for Generator<E> {
         context.fill(&mut self.admission);
         context.fill(&mut self.metrics);
         context.subscribe(&mut self.weights);
+        self.settings.seed = self.seed.or(context.seed()).unwrap_or_default();
     }
 
     fn spec(&self) -> StageSpec {

@@ -379,6 +379,9 @@ impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
 
     fn attach(&mut self, context: &mut RunContext) {
         context.fill(&mut self.admission);
+        if let (None, Some(folder)) = (&self.save, context.folder()) {
+            self.save = Some(Saving::below(folder.to_owned(), None));
+        }
         if let Some(admission) = &self.admission {
             admission.versions_of(self.sync_every, self.steps);
         }
