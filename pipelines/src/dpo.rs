@@ -1,7 +1,7 @@
-//! Direct preference optimization (Rafailov et al., 2023) and its family, on a data set of pairs: no generator, no reward, no weights that go back.
+//! Direct preference optimization (Rafailov et al., 2023) and its family, on a data set of pairs.
 //!
-//! A frozen reference scores the pairs of later steps while the trainer learns from those of this one. [`grpo`](crate::grpo) with `[pairs]` is the
-//! same on completions that the policy samples (online DPO).
+//! There is no generator, no reward and no weight sync. A frozen reference scores the pairs of later
+//! steps while the trainer trains this one. [`grpo`](crate::grpo) with `[pairs]` is online DPO.
 
 use anyhow::{Context, Result};
 use rollflow::flow::{Ended, Flow, Report, Until};

@@ -1,6 +1,6 @@
-//! `train.epochs`, `sft.epochs` and `reward_model.epochs` as steps, which follow from the data.
+//! Conversion of `train.epochs`, `sft.epochs` and `reward_model.epochs` into steps.
 //!
-//! The plan of a run holds the steps, and so does its `recipe.toml`: a resumed run has the same ones, with the same schedule (law C2).
+//! The run's `recipe.toml` holds the steps, so a resumed run has the same schedule (law C2).
 
 use anyhow::{Error, Result, ensure};
 use rollflow::recipe::task::TaskData;
@@ -15,9 +15,9 @@ use crate::registry::Registry;
 
 /// One pass over the data.
 struct Epoch {
-    /// What it holds, such as `7473 prompts, 32 a step`.
+    /// Description, such as `7473 prompts, 32 a step`.
     what: String,
-    /// Its length. A last step may be in part of the next epoch.
+    /// Length in steps. A last step may belong in part to the next epoch.
     steps: f64,
 }
 
@@ -27,8 +27,8 @@ impl Epoch {
     }
 }
 
-/// Replaces the epochs of a plan by steps. Reads the data to count it; a plan without epochs is left as it is. Returns the steps with the reason
-/// for each.
+/// Replaces the epochs of a plan by steps, and returns them with their reasons. Reads the data to count
+/// it, if the plan has epochs.
 pub fn settle(plan: &mut Plan, registry: &Registry) -> Result<Vec<Derived>> {
     let mut derived = Vec::new();
     let mut steps = |section: &str, epochs: f64, Epoch { what, steps }: Epoch| {
@@ -56,7 +56,7 @@ pub fn settle(plan: &mut Plan, registry: &Registry) -> Result<Vec<Derived>> {
     Ok(derived)
 }
 
-/// What `[train]` passes over.
+/// Epoch of `[train]`.
 fn epoch(plan: &Plan, registry: &Registry) -> Result<Epoch> {
     let each = plan.batch.groups;
     if plan.pipeline == Pipeline::Dpo {
@@ -77,7 +77,7 @@ fn epoch(plan: &Plan, registry: &Registry) -> Result<Epoch> {
     })
 }
 
-/// What is wrong with a plan whose epochs could not become steps.
+/// Error of a plan whose epochs cannot become steps.
 pub fn complaint(plan: &Plan, error: &Error) -> Complaint {
     let of = |section: &str, given: bool| given.then(|| format!("{section}.epochs"));
     let sft = of("sft", plan.sft.as_ref().is_some_and(|sft| sft.epochs.is_some()));

@@ -20,10 +20,11 @@ use crate::run::resume::ResumePoint;
 use crate::sft::WarmUp;
 use crate::{sft, sft_then_grpo};
 
-/// Largest number of parts of a batch. More parts cost more passes than the wait for groups that they save.
+/// Largest number of parts of a batch. More parts would cost more passes than they save waiting.
 const PARTS: usize = 8;
 
-/// Runs the supervised part if the recipe has one, starts the engines, then reinforces. `from` continues an interrupted run.
+/// Runs the supervised part if the recipe has one, starts the engines, then reinforces. `from` resumes
+/// an interrupted run.
 pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
     let mut policy = origin::policy(plan, run.path())?;
     // One listener for both flows, so that no Ctrl-C is lost between them.
@@ -76,7 +77,8 @@ fn reinforce(
     Ok(report)
 }
 
-/// Declares the graph, from prompts to weights. The training run, `rollflow graph`, simulations and tests share it.
+/// Declares the graph, from prompts to weights. The training run, `rollflow graph`, simulations and
+/// tests share it.
 pub fn declare<B: TrainingBackend + 'static>(
     plan: &Plan,
     components: Components<B>,
@@ -93,7 +95,7 @@ pub fn declare<B: TrainingBackend + 'static>(
     if let Some(state) = reference.as_ref().and_then(Reference::state) {
         trainer = trainer.checkpoint_files(move || state.files());
     }
-    // Synchronous runs are equal to the bit, so they train whole batches. Others train a batch in parts as it arrives.
+    // Synchronous runs are equal to the bit, so they train whole batches. Others train parts as they arrive.
     let batcher = Batcher::groups(plan.batch.groups).over_sample(plan.batch.oversampling_factor).on_stale(plan.flow.on_stale);
     let batcher = if plan.flow.max_staleness == 0 { batcher } else { batcher.in_parts(plan.batch.groups.div_ceil(PARTS)) };
     let filter = Filter::by(rollout::filter(plan, &registry)?).fallback(plan.filter_fallback);

@@ -1,8 +1,10 @@
-//! Group-relative policy optimization on rollouts that were recorded: no generator, no reward, no weights that go back.
+//! Group-relative policy optimization on recorded rollouts, without generator and weight sync.
 //!
-//! A policy goes on from its own rollouts by default: ratios are against the log-probabilities that were recorded, and clipped. Another policy
-//! takes them against itself (`train.proximal = "recompute"`) and learns from right answers alone (`train.advantage = { kind = "constant" }`):
-//! pushing down what it would never have said has no end.
+//! By default a policy continues from its own rollouts: importance ratios use the recorded
+//! log-probabilities and are clipped. For rollouts of another policy, set
+//! `train.proximal = "recompute"` and train on correct completions only
+//! (`train.advantage = { kind = "constant" }`): lowering the probability of completions that the
+//! policy would never sample has no limit.
 
 use std::sync::Arc;
 
@@ -53,8 +55,8 @@ pub fn groups(plan: &Plan, registry: &Registry, tokenizer: &Arc<Tokenizer>) -> R
     RecordedGroups::open_scored(&spec, tokenizer, score, &filter, plan.seed).map_err(|error| anyhow!("{error}"))
 }
 
-/// What the completions of a recorded group earn by `[reward]`. One that can't be scored earns 0, ends the run, or costs its group, as
-/// `reward.on_failure` says.
+/// Scores the completions of a recorded group by `[reward]`. `reward.on_failure` decides whether a
+/// failure gives 0, drops the group or ends the run.
 fn rescored(scoring: &Scoring, plan: &Plan, group: Group) -> Result<Result<Vec<(f64, RewardParts)>, Skip>, StageError> {
     let (group, failures) = scoring.score(group, plan.reward.retries).map_err(|error| StageError::new(format!("{error:#}")))?;
     match (plan.reward.on_failure, failures.first()) {

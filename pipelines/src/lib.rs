@@ -1,11 +1,9 @@
-//! The prebuilt pipelines of rollflow. They use the library's public API only: what they can't say, a user can't say either.
+//! Prebuilt pipelines of rollflow and its command, on the library's public API only.
 //!
-//! Each pipeline is one file that reads from top to bottom as its algorithm: [`sft`], [`reward_model`], [`grpo`], [`sft_then_grpo`],
-//! [`grpo_offline`], [`dpo`]. [`origin`] finds what a run begins from, [`parts`] turns a recipe's values into what stages take, [`data`] its data sets,
-//! [`conversations`] its `[chat]` and the samples of `[sft]`, [`epochs`] its length in steps, [`trainers`] its trainers, [`losses`] its losses, [`lessons`] what each step is
-//! learned by, [`preferences`] its pairs, [`rewards`] its rewards, [`environments`] its `[environment]`, [`registry`] holds parts of the user's own, [`run_folder`] keeps what
-//! a run leaves behind, [`record`] and [`page`] what it was, [`replay`] tries again what a run gave up, [`evaluation`] asks weights what they know,
-//! [`engines`] and [`servers`] are what generates elsewhere, and [`simulate`] tells what a recipe would do.
+//! Each pipeline is one file that reads as its algorithm: `sft`, `reward_model`, `grpo`,
+//! `sft_then_grpo`, `grpo_offline`, `dpo`. [`assemble`] turns sections of a recipe into the library's
+//! parts, [`mod@run`] keeps the files of a run, [`registry`] holds custom parts, `command` is the
+//! `rollflow` command, and `simulate` forecasts a recipe.
 
 pub mod assemble;
 mod command;
@@ -33,7 +31,7 @@ use crate::run::folder::RunFolder;
 use crate::run::resume::ResumePoint;
 pub use crate::validate::complaints;
 
-/// Runs the pipeline that the plan names, from its beginning or from where it was interrupted, and writes its report.
+/// Runs or resumes the pipeline that the plan names, and writes its report.
 pub fn run_plan(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
     let mut plan = plan.clone();
     epochs::settle(&mut plan, registry)?;

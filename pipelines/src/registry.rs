@@ -1,7 +1,7 @@
-//! Parts of the user's own, by name: losses, advantages, rewards, aggregators of rewards, and filters that a recipe can ask for.
+//! Registry of custom losses, advantages, rewards, aggregators and filters that recipes use by name.
 //!
-//! A registry is a plain value. A program makes one and hands it to [`command`](crate::command), which is then the whole command with the
-//! program's parts in it; nothing is registered behind anybody's back.
+//! A registry is a plain value. A program builds one and passes it to [`command`](crate::command),
+//! which is then the whole command with the program's parts.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -23,26 +23,26 @@ pub type FilterFn = Arc<dyn Fn(&Group) -> Verdict + Send + Sync>;
 
 type Make<T> = Arc<dyn Fn(&Params) -> Result<T, String> + Send + Sync>;
 
-/// What is registered, by name. A recipe asks for it with `kind = "custom"`, `name` and `params`.
+/// Custom parts by name. A recipe uses them with `kind = "custom"`, `name` and `params`.
 ///
 /// ```
 /// use rollflow::algo::{Loss, LossError, LossInputs, LossOutput};
 /// use rollflow_pipelines::Registry;
 ///
 /// #[derive(serde::Deserialize)]
-/// struct Weighing {
+/// struct Scaled {
 ///     factor: f64,
 /// }
 ///
-/// // A loss of one parameter: a recipe has train.loss = { kind = "custom", name = "weighed", params = { factor = 2.0 } }.
-/// let registry = Registry::default().loss_with("weighed", |Weighing { factor }| {
+/// // train.loss = { kind = "custom", name = "scaled", params = { factor = 2.0 } }
+/// let registry = Registry::default().loss_with("scaled", |Scaled { factor }| {
 ///     Ok::<_, String>(move |inputs: &LossInputs| {
 ///         let grad: Vec<f64> = inputs.advantages.iter().zip(inputs.weights).map(|(a, w)| -factor * a * w).collect();
 ///         let loss = grad.iter().zip(inputs.log_probs).map(|(slope, log_prob)| slope * log_prob).sum();
 ///         Ok::<_, LossError>(LossOutput { loss, grad, ..LossOutput::default() })
 ///     })
 /// });
-/// assert_eq!(registry.names().collect::<Vec<_>>(), [("loss", "weighed")]);
+/// assert_eq!(registry.names().collect::<Vec<_>>(), [("loss", "scaled")]);
 /// ```
 #[derive(Clone, Default)]
 pub struct Registry {
@@ -114,7 +114,8 @@ impl<T: 'static> Named<T> {
 }
 
 impl Registry {
-    /// A loss without parameters: a closure or a function of [`LossInputs`](rollflow::algo::LossInputs), or anything else that is one.
+    /// Registers a loss without parameters: a closure of [`LossInputs`](rollflow::algo::LossInputs), or any
+    /// other [`Loss`].
     pub fn loss(self, name: &str, loss: impl Loss + Clone + 'static) -> Self {
         self.loss_with(name, move |Nothing {}| Ok::<_, String>(loss.clone()))
     }
@@ -205,7 +206,7 @@ impl Registry {
         losses.chain(advantages).chain(rewards).chain(aggregators).chain(self.filters.names().map(|name| ("filter", name)))
     }
 
-    /// The loss that `[train]` asks for, the library's or a registered one. Call its `evaluate` to compute a loss by its name.
+    /// Builds the loss of `[train]`, the library's or a registered one.
     pub fn loss_of(&self, train: &Train) -> Result<Arc<dyn Loss>> {
         if let LossChoice::Custom(of) = &train.loss {
             return Ok(self.own_loss_of(of)?);

@@ -1,7 +1,7 @@
-//! `rollflow replay`: the groups that a run gave up, through its reward again (law F6).
+//! `rollflow replay`: scores the dead letters of a run again (law F6).
 //!
-//! `dead_letters.jsonl` is read and never changed, so that a run which still writes to it loses nothing. `replayed.jsonl` is written
-//! anew by each replay: whatever earns now, as rollouts of step 0. So a replay may be interrupted, and repeated with another reward.
+//! `dead_letters.jsonl` is only read, so a run that still writes to it loses nothing. Each replay
+//! replaces `replayed.jsonl` with the groups that are scored now, as rollouts of step 0.
 
 use std::io::Write;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::registry::Registry;
 /// The file in the run's folder that gets what earns now.
 pub const REPLAYED: &str = "replayed.jsonl";
 
-/// How a replay ended.
+/// Counts of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
     /// Groups whose every sample earns now.
@@ -28,7 +28,8 @@ pub struct Replayed {
     pub failed: usize,
 }
 
-/// Scores the dead letters in `folder` by the plan's reward and writes a line for each to `out`. A folder without any is left as it is.
+/// Scores the dead letters in `folder` by the plan's reward and writes a line for each to `out`. Writes
+/// no file if there are none.
 pub fn replay(plan: &Plan, registry: &Registry, folder: &Path, out: &mut impl Write) -> Result<Replayed> {
     let (letters, mut replayed) = (folder.join(DEAD_LETTERS), Replayed::default());
     if !letters.exists() {
@@ -70,7 +71,7 @@ pub fn replay(plan: &Plan, registry: &Registry, folder: &Path, out: &mut impl Wr
     Ok(replayed)
 }
 
-/// What a group earns now, or why it still doesn't.
+/// Rewards of a group, or the failures that remain.
 fn told(group: &Group, failures: &[Failure]) -> String {
     if failures.is_empty() {
         format!("earns {:?}", group.rewards())

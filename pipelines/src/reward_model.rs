@@ -1,8 +1,8 @@
-//! Training of a reward model: of two answers to one prompt, the better one learns to score higher (Bradley and Terry's loss, as in Ouyang et
+//! Training of a reward model on pairs of completions, with Bradley and Terry's loss (as in Ouyang et
 //! al., InstructGPT, 2022).
 //!
-//! The run's last checkpoint is a Hugging Face folder of a sequence classifier, or with `[lora]` one of adapters and a head, for
-//! `reward.kind = "model"`.
+//! The last checkpoint is a Hugging Face folder of a sequence classifier, or with `[lora]` of adapters
+//! and a head, for `reward.kind = "model"`.
 
 use std::sync::Arc;
 
@@ -72,7 +72,7 @@ pub fn declare(plan: &Plan, model: &ScoreModel, outputs: Outputs, from: Option<&
     Ok((flow, held_out))
 }
 
-/// What the steps of a plan are learned by, where they differ.
+/// Schedule and loss of a plan's steps, where the plan changes them.
 fn lesson(plan: &Plan) -> Result<StepConfig> {
     let of = plan.reward_model.as_ref().context("the pipeline reward_model needs a section [reward_model]")?;
     let schedule = lessons::schedule(&of.optimization, of.lr, of.steps, 1)?;
@@ -80,7 +80,7 @@ fn lesson(plan: &Plan) -> Result<StepConfig> {
     Ok(StepConfig { schedule: Some(schedule), algorithm: Some(Arc::new(algorithm)), ..StepConfig::default() })
 }
 
-/// Adds the evaluation on the pairs of `[eval]`, or on those that the run holds out.
+/// Adds the evaluation on the pairs of `[eval]`, or else on the pairs that the run holds out.
 fn evaluated(
     flow: &mut Flow,
     plan: &Plan,
@@ -112,7 +112,7 @@ fn evaluated(
     Ok(flow.stage("evaluate", trained, reports.of_pairs(evaluator, plan)))
 }
 
-/// How often, and by how much, chosen answers score higher.
+/// Share of pairs whose chosen completion scores higher, and the margin.
 pub fn judge(scorer: &Scorer, pairs: &[RankedPair]) -> Result<PairMetrics> {
     let scores = |pair: &RankedPair| -> Result<(f64, f64)> {
         Ok((scorer.score(&pair.prompt, &pair.chosen)?, scorer.score(&pair.prompt, &pair.rejected)?))

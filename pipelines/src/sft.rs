@@ -29,7 +29,7 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
     run_of(plan, registry, &origin::policy(plan, run.path())?, run, from, &interrupts)
 }
 
-/// The same of a policy at hand.
+/// Runs the pipeline on a loaded policy.
 pub fn run_of(
     plan: &Plan,
     registry: &Registry,
@@ -70,7 +70,7 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     Ok(flow)
 }
 
-/// How supervised training before reinforcement ended.
+/// Outcome of supervised training before reinforcement.
 #[allow(clippy::large_enum_variant, reason = "a run has one of it, which is taken apart at once")]
 pub enum WarmUp {
     /// With a policy that learned.
@@ -79,7 +79,7 @@ pub enum WarmUp {
     Interrupted(Report),
 }
 
-/// The same before reinforcement. Leaves no files.
+/// Trains supervised before reinforcement. Writes no files.
 pub fn warm_up(plan: &Plan, sft: &Sft, policy: &Policy, interrupts: &Interrupts) -> Result<WarmUp> {
     let learned: Arc<Mutex<Option<Arc<FrozenWeights>>>> = Arc::default();
     let mut flow = Flow::new("warm-up");
@@ -105,7 +105,7 @@ pub fn warm_up(plan: &Plan, sft: &Sft, policy: &Policy, interrupts: &Interrupts)
     Ok(WarmUp::Learned(policy.with_weights(weights)))
 }
 
-/// What the steps of a plan are learned by, where they differ.
+/// Schedule of a plan's steps, where the plan changes it.
 fn lesson(plan: &Plan) -> Result<StepConfig> {
     let sft = plan.sft.as_ref().context("the pipeline sft needs a section [sft]")?;
     Ok(StepConfig { schedule: Some(lessons::schedule(&sft.optimization, sft.lr, sft.steps, 1)?), ..StepConfig::default() })

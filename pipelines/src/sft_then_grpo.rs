@@ -1,8 +1,8 @@
 //! Supervised training, then reinforcement from its newest checkpoint: one command, two runs.
 //!
-//! The supervised part is a run of its own in the folder `sft` of the other's, with checkpoints, metrics and a report, and goes on where it was
-//! interrupted. The folder around it is the reinforced part's, as [`grpo`](crate::grpo) leaves it, and says in `lineage.json` which checkpoint it
-//! began from. Both parts have one tokenizer, that of the recipe's model.
+//! The supervised part is a run of its own in the folder `sft`, with checkpoints, metrics and a
+//! report; an interrupted one resumes. The outer folder is a [`grpo`](crate::grpo) run whose
+//! `lineage.json` names the checkpoint it started from. Both parts use the model's tokenizer.
 
 use anyhow::{Context, Result};
 use rollflow::flow::Ended;
@@ -18,7 +18,8 @@ use crate::run::folder::RunFolder;
 use crate::run::resume::rewind_to_checkpoint;
 use crate::sft::{self, WarmUp};
 
-/// The policy that reinforcement begins with: that of the checkpoint which the run wrote down, or else of the newest that the supervised part leaves.
+/// Returns the policy that reinforcement starts from: of the recorded checkpoint, or of the newest that
+/// the supervised part saves.
 pub fn learned(plan: &Plan, registry: &Registry, run: &RunFolder, policy: &Policy, interrupts: &Interrupts) -> Result<WarmUp> {
     let lineage = match Lineage::read(run.path())? {
         Some(lineage) => lineage,

@@ -1,5 +1,5 @@
-//! What `rollflow check` finds in a recipe's data without running: every source is opened and a bounded number of its records judged as the
-//! run would.
+//! Survey of a recipe's data for `rollflow check`: every source is opened, and a bounded number of its
+//! records are validated as the run would.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -21,18 +21,18 @@ use crate::assemble::supervised;
 /// Records of a source that are made into tokens: a second's work.
 const TOKENIZED: usize = 500;
 
-/// What was found in a recipe's data.
+/// Findings in a recipe's data.
 #[derive(Clone, Debug, Default)]
 pub struct Surveyed {
     /// Each source, as a key and what is in it.
     pub sources: Vec<(String, Survey)>,
     /// Each source in a sentence, with its steps per epoch where they are known.
     pub lines: Vec<String>,
-    /// What the run would end with.
+    /// Errors that would end the run.
     pub complaints: Vec<Complaint>,
 }
 
-/// Looks at every source that the plan's pipeline reads. Files that are not there are left to the recipe's own checks.
+/// Surveys every source that the plan's pipeline reads. Missing files are left to the recipe's checks.
 pub fn of(plan: &Plan) -> Surveyed {
     let mut all = Surveyed::default();
     let reader = &match Reader::of(plan) {
@@ -100,7 +100,7 @@ fn first<'a, T>(
     }
 }
 
-/// Judges prompts: what `fits` leaves out, and whether the chat template and the tokenizer take what is asked.
+/// Checks prompts: their length by `fits`, then chat template and tokenizer.
 fn asked<'a>(
     plan: &Plan,
     reader: &'a Option<Reader>,

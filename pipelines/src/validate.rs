@@ -1,4 +1,4 @@
-//! Validation of what a recipe leaves to the registry: custom parts by name, and parts that cannot be built from valid keys.
+//! Validation of custom parts by name, and of parts that cannot be built from valid keys.
 
 use anyhow::Result;
 use rollflow::algo::LossChoice;
@@ -10,8 +10,8 @@ use crate::assemble::lessons;
 use crate::assemble::rollout;
 use crate::registry::{Registry, RegistryError};
 
-/// Everything in a plan, and in what its changes make of it, that is not registered, or whose parameters are not what it takes. For
-/// [`recipe::load_with`](rollflow::recipe::load_with).
+/// Lists the parts of a plan, and of its later changes, that are not registered or reject their
+/// parameters. For [`recipe::load_with`](rollflow::recipe::load_with).
 pub fn complaints(registry: &Registry, plan: &Plan) -> Vec<Complaint> {
     let own = complaints_now(registry, plan);
     let Ok(timeline) = Timeline::of(plan) else { return own };

@@ -1,4 +1,5 @@
-//! The components of a reinforcement pipeline, before [`grpo::declare`](crate::grpo::declare) puts them on a graph.
+//! Components of a reinforcement pipeline, before [`declare`](crate::grpo::declare) puts them on a
+//! graph.
 
 use anyhow::{Context, Result};
 use rollflow::data::{Group, Prompt};
@@ -28,9 +29,9 @@ pub struct Components<B: TrainingBackend> {
     pub reward: Judge,
     /// Stage that scores them under the reference policy, if the recipe has one.
     pub reference: Option<Reference<B::Weights>>,
-    /// What trains the policy.
+    /// Backend that trains the policy.
     pub backend: B,
-    /// What trains the critic, if the recipe has one.
+    /// Backend that trains the critic, if the recipe has one.
     pub critic: Option<B>,
     /// Supervised samples that are mixed into steps, if the recipe has `[mix]`.
     pub mixture: Option<Mixture>,

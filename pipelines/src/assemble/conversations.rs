@@ -35,7 +35,8 @@ pub fn tokenizer(plan: &Plan, tokenizer: Tokenizer) -> Result<Tokenizer> {
     }))
 }
 
-/// `[chat]`, with `ask = "auto"` decided by the model: as the run asked that made it, or a user's turn where there is a chat template.
+/// Resolves `chat.ask = "auto"` by the model: as the run that trained it did, or as a user's turn if
+/// there is a chat template.
 pub fn chat(plan: &Plan) -> Chat {
     let ask = match plan.chat.ask {
         Ask::Auto if plan.chat.template.is_some() => Ask::User,
@@ -45,7 +46,8 @@ pub fn chat(plan: &Plan) -> Chat {
     Chat { ask, ..plan.chat.clone() }
 }
 
-/// How the model is asked, and why. A template that can't be read counts as one: using it reports why.
+/// Decides how the model is prompted, with the reason. A template that cannot be read counts as one:
+/// its use reports the error.
 fn of_model(model: &ModelSource) -> (Ask, &'static str) {
     let folder = match model {
         ModelSource::Folder(folder) => models::model_folder(&folder.name()).ok(),
@@ -63,7 +65,7 @@ fn of_model(model: &ModelSource) -> (Ask, &'static str) {
 
 const NO_TEMPLATE: (Ask, &str) = (Ask::AsWritten, "the model has no chat template");
 
-/// What the run decided that saved this checkpoint: its `chat.ask`. `None` if no run did, or if its recipe decides nothing.
+/// Reads `chat.ask` from the recipe of the run that saved this checkpoint. `None` if no run saved it.
 fn asked_by_run(checkpoint: &Path) -> Option<Ask> {
     let recipe = reading::read_text(&models::run_of(checkpoint)?.join(RECIPE)).ok()?;
     let recipe: toml::Table = recipe.parse().ok()?;
@@ -71,7 +73,7 @@ fn asked_by_run(checkpoint: &Path) -> Option<Ask> {
     [Ask::AsWritten, Ask::User].into_iter().find(|ask| ask.word() == word)
 }
 
-/// How `ask = "auto"` was decided, and why, for plans that ask for text of a data set.
+/// Reports how `ask = "auto"` was decided, for plans that prompt with text of a data set.
 pub fn derived(plan: &Plan) -> Option<Derived> {
     let data = matches!(plan.task.data, TaskData::Data(_)) || plan.sft.as_ref().is_some_and(|sft| !sft.sources().is_empty());
     if plan.chat.ask != Ask::Auto || !data {

@@ -18,7 +18,10 @@ use crate::assemble::policy::Reader;
 /// The file in a checkpoint that says which data a run draws from that has no admission to say so.
 const DATA: &str = "data.json";
 
-/// What is asked, without what `reader` can't read to the end. Refused where the reward compares answers with a ground truth that no record has.
+/// Opens the prompts of `sources`, without those longer than `reader` allows.
+///
+/// # Errors
+/// Fails if the reward compares with a ground truth and no record has one.
 pub fn prompt_dataset(plan: &Plan, sources: &[DataSource], reader: Option<&Reader>) -> Result<PromptDataset> {
     let (answered, fits) = (AtomicBool::new(false), fits(plan, reader));
     let note = |prompt: &Prompt| {
@@ -37,7 +40,7 @@ pub fn prompt_dataset(plan: &Plan, sources: &[DataSource], reader: Option<&Reade
     Ok(data)
 }
 
-/// The same from the first few records of each, without looking at the others.
+/// Opens only the first few records of each source.
 pub fn first_prompts(plan: &Plan, sources: &[DataSource], few: usize, reader: &Reader) -> Result<Prompts> {
     let first = |source: &DataSource| DataSource {
         max_samples: Some(source.max_samples.map_or(few, |most| most.min(few))),
@@ -47,10 +50,11 @@ pub fn first_prompts(plan: &Plan, sources: &[DataSource], few: usize, reader: &R
     Ok(Prompts::dataset(PromptDataset::open_if(&specs(&sources), plan.seed, plan.task.shuffle, fits(plan, Some(reader)))?))
 }
 
-/// Whether a prompt, as it is asked, and the longest answer are no more than the policy reads. One that the chat template refuses is left to
-/// the run, which says why.
+/// Returns a check that prompt and longest completion fit the policy's context. A prompt that the chat
+/// template rejects passes: the run reports the error.
 pub fn fits(plan: &Plan, reader: Option<&Reader>) -> impl Fn(&Prompt) -> Result<(), Skip> + Sync + use<> {
-    /// More than a chat template adds to a turn. No token is shorter than a byte, so that most prompts need not be tokenised to be seen to fit.
+    /// Upper bound of the bytes that a chat template adds to a turn. No token is shorter than a byte, so
+    /// most prompts need no tokenisation here.
     const AROUND_A_TURN: usize = 512;
     let chat = conversations::chat(plan);
     let reader = reader.map(|reader| (reader.tokenizer.clone(), reader.config.max_positions));
@@ -88,7 +92,7 @@ pub fn all<T: Shape + Clone>(sources: &[DataSource]) -> Result<Vec<T>> {
     Ok(all)
 }
 
-/// Of what the sources hold, the questions with their answers.
+/// Reads the pairs of prompt and completion among the examples of `sources`.
 pub fn pairs(sources: &[DataSource]) -> Result<Vec<Pair>> {
     let pair = |example: Example| if let Example::Pair(pair) = example { Some(pair) } else { None };
     Ok(all(sources)?.into_iter().filter_map(pair).collect())
@@ -122,7 +126,8 @@ pub fn check(checkpoint: &Path, data: Option<&BufferState>) -> Result<()> {
     Ok(())
 }
 
-/// What is asked, as `[chat]` has it; of data, only what `reader` can read, where it is known.
+/// Builds the prompt source of `[task]`, formatted by `[chat]`. If `reader` is given, prompts that
+/// exceed its context are dropped.
 pub fn prompts(plan: &Plan, reader: Option<&Reader>) -> Result<Prompts> {
     let chat = conversations::chat(plan);
     let asked = move |prompt: Prompt| Prompt { text: conversations::asked(&chat, prompt.text), ..prompt };

@@ -1,4 +1,8 @@
-//! A recipe's sections as the library's parts: one file for each, in which a function receives the sections it reads.
+//! Assembly of a pipeline: each file turns one section of the recipe into the library's parts.
+//!
+//! The files form no circle. In order: `secrets`, `models`, `conversations`, `policy`, `origin`,
+//! `data`, `rewards`, `environments`, `supervised`, `losses`, `lessons`, `trainers`, `references`,
+//! `preferences`, `rollout`, `servers`, `engines`, `evaluation`, `components`.
 
 pub mod components;
 pub(crate) mod conversations;

@@ -21,7 +21,7 @@ pub fn run_of(checkpoint: &Path) -> Option<&Path> {
     checkpoint.parent().filter(|folder| folder.ends_with(CHECKPOINTS))?.parent()
 }
 
-/// Which checkpoint a run began from.
+/// The checkpoint that a run started from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Lineage {
     /// The checkpoint's folder; relative to the run's where it lies inside.
@@ -33,7 +33,7 @@ pub struct Lineage {
 }
 
 impl Lineage {
-    /// Of the run in `run`, which begins from `checkpoint`. `None` if that is a model folder that no run has left.
+    /// Identifies `checkpoint` for the run in `run`. `None` if it is a model folder that no run saved.
     pub fn of(run: &Path, checkpoint: &Path) -> Option<Self> {
         let CheckpointMetadata { step, files, .. } = checkpoint::read_metadata(checkpoint).ok()?;
         let weights = *["model.safetensors", "adapter_model.safetensors"].iter().find_map(|name| files.get(*name))?;
@@ -53,7 +53,7 @@ impl Lineage {
         Ok(folder)
     }
 
-    /// What the run in `run` wrote down. `None` if it never began from a checkpoint, or has not begun yet.
+    /// Reads the lineage of the run in `run`. `None` if it did not start from a checkpoint.
     pub fn read(run: &Path) -> Result<Option<Self>> {
         let path = run.join(LINEAGE);
         if !path.exists() {

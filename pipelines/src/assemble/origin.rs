@@ -1,4 +1,5 @@
-//! Where a run's first weights come from: the recipe's model, a checkpoint of another run, adapters over either.
+//! First weights of a run: the recipe's model or another run's checkpoint, with adapters if the recipe
+//! has them.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -41,7 +42,8 @@ pub fn score_model(plan: &Plan, run: &Path) -> Result<ScoreModel> {
     Ok(base.adapted(policy::adapters(lora)?, plan.seed)?)
 }
 
-/// The plan of a run that began from a checkpoint, which names that very one from now on, however many follow it there.
+/// Returns the plan with its model pinned to the checkpoint that the run started from, however many
+/// checkpoints follow it there.
 fn begun<'a>(plan: &'a Plan, run: &Path) -> Result<Cow<'a, Plan>> {
     let ModelSource::Folder(folder) = &plan.model.source else { return Ok(Cow::Borrowed(plan)) };
     // Its reinforced part begins from its supervised one.

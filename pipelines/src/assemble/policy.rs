@@ -12,10 +12,10 @@ use rollflow::train::tokenizer_folder;
 use crate::assemble::conversations;
 use crate::assemble::models;
 
-/// What a tiny model can spell.
+/// Characters of a tiny model's vocabulary.
 const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n_";
 
-/// Where and in which format all models of the run compute.
+/// Device and number format of all models of the run.
 pub fn compute(plan: &Plan) -> Result<Compute> {
     compute_on(plan.model.device, plan.model.precision())
         .with_context(|| format!("model.device = {:?}", plan.model.device.word()))
@@ -60,7 +60,7 @@ fn tiny_config(tiny: &TinyModel, tokenizer: &Tokenizer) -> ModelConfig {
     }
 }
 
-/// How a model reads text: all of a policy but its weights.
+/// Tokenizer and shape of a model: a policy without its weights.
 #[derive(Clone)]
 pub struct Reader {
     /// Text to tokens and back, with the recipe's chat template.
@@ -96,7 +96,7 @@ pub fn tokenizer(plan: &Plan) -> Result<Tokenizer> {
     conversations::tokenizer(plan, tokenizer)
 }
 
-/// What a run trains, away from any run: for graphs and forecasts.
+/// Builds the policy that a run would train, without a run folder: for graphs and forecasts.
 pub fn policy(plan: &Plan) -> Result<Policy> {
     let base = base(plan)?;
     Ok(match &plan.lora {

@@ -23,7 +23,7 @@ pub fn admission(plan: &Plan) -> Admission {
     Admission::new(groups_per_version, window, Some(all_groups)).bounded(plan.flow.max_staleness)
 }
 
-/// How tokens are chosen.
+/// Sampling parameters of `[generate]`.
 pub fn sampling(plan: &Plan) -> SamplingParams {
     let generate = &plan.generate;
     SamplingParams {
@@ -38,7 +38,7 @@ pub fn sampling(plan: &Plan) -> SamplingParams {
     }
 }
 
-/// Who answers: an engine in this process.
+/// Builds a generator with an engine in this process.
 pub fn generator(plan: &Plan, policy: &Policy, weights: WeightsRx<FrozenWeights>) -> Result<Generator<LocalEngine>> {
     let generator = match &plan.generate.devices[..] {
         [] => Generator::local(policy),
@@ -58,7 +58,7 @@ pub fn in_environment<E: TokenEngine>(plan: &Plan, reader: &Reader, generator: G
     })
 }
 
-/// Who answers, by whatever engine.
+/// Applies `[generate]` to a generator of any engine.
 pub fn generator_by<E: TokenEngine>(plan: &Plan, generator: Generator<E>) -> Result<Generator<E>> {
     let generate = &plan.generate;
     let generator = generator
@@ -80,7 +80,7 @@ pub fn generator_by<E: TokenEngine>(plan: &Plan, generator: Generator<E>) -> Res
     })
 }
 
-/// Which groups are trained on: all conditions hold.
+/// Builds the group filter: a group is kept if all conditions of `[[filter]]` hold.
 pub fn filter(plan: &Plan, registry: &Registry) -> Result<impl GroupFilter> {
     type Condition = Box<dyn Fn(&Group) -> Verdict + Send + Sync>;
     let mut all: Vec<Condition> = Vec::new();
@@ -104,8 +104,8 @@ pub fn filter(plan: &Plan, registry: &Registry) -> Result<impl GroupFilter> {
     Ok(move |group: &Group| all.iter().map(|condition| condition(group)).find(|verdict| !verdict.kept()).unwrap_or(Verdict::Keep))
 }
 
-/// Refuses to begin when the trainer finds the tokens of a few short answers more or less likely than the generator that sampled them. Both hold the
-/// same weights then; by how much they may differ depends on the format that they compute in.
+/// Compares the log-probabilities of trainer and generator on a few short completions, and fails if
+/// they differ by more than the number format explains.
 pub fn probe(plan: &Plan, policy: &Policy, backend: &LocalBackend) -> Result<()> {
     const ANSWERS: u64 = 4;
     const TOKENS: usize = 16;

@@ -1,10 +1,10 @@
-//! What recipes name and don't hold: tokens in the environment.
+//! Tokens that a recipe names and the environment holds.
 
 use anyhow::{Context, Result};
 use rollflow::net::{Endpoint, Token};
 use rollflow::recipe::net::Net;
 
-/// What the environment holds by this name, for whoever listens at `url`.
+/// Reads the environment variable `name`, the token for `url`.
 pub fn secret(name: &str, url: &str) -> Result<String> {
     let value = std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
     value.with_context(|| format!("the environment has no {name}, which token_env names for {url}"))

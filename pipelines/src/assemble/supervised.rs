@@ -21,8 +21,8 @@ use crate::assemble::data::sums;
 use crate::assemble::environments::demonstrations::{CalculatorEnvironment, calculate};
 use crate::assemble::policy::Reader;
 
-/// What is imitated, the data sets of `[sft]` or the task's own pairs, as steps; and the name of its data for checkpoints, where it is read as it is
-/// drawn.
+/// Builds the supervised steps from the data sets of `[sft]` or the task's own pairs. The second value
+/// identifies data that is read while it is drawn, for checkpoints.
 pub fn batches(plan: &Plan, sft: &Sft, reader: &Reader) -> Result<(Supervised, Option<BufferState>)> {
     let sources = match &plan.task.data {
         _ if !sft.sources().is_empty() => sft.sources(),
@@ -105,7 +105,7 @@ fn rows(plan: &Plan, sft: &Sft, reader: &Reader, samples: Vec<Sample>) -> Result
     Ok(if sft.packing == Packing::Apart { batches } else { batches.called("Rows") })
 }
 
-/// What is not as it was in the data.
+/// Logs which samples were truncated, dropped or packed.
 fn say(sft: &Sft, samples: usize, packed: &PackedRows) {
     let PackedRows { rows, too_long, left_out, lost_tokens } = packed;
     let room = sft.max_length.unwrap_or_default();
@@ -129,7 +129,8 @@ fn say(sft: &Sft, samples: usize, packed: &PackedRows) {
     }
 }
 
-/// What is imitated, and the name of its data for checkpoints. Always shuffled: neighbours in a file are alike.
+/// Builds steps that draw samples as they are needed, and their state for checkpoints. Always shuffled:
+/// neighbours in a file are similar.
 fn drawn(plan: &Plan, sft: &Sft, sources: &[Source], reader: &Reader) -> Result<(Supervised, Option<BufferState>)> {
     let (tokenizer, chat) = (reader.tokenizer.clone(), &chat(plan));
     let bound = sft.max_length.filter(|_| sft.on_overlong == OverlongPolicy::Drop);

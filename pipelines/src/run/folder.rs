@@ -1,8 +1,9 @@
-//! What a run leaves behind, and what shows it while it lives. Law C3: files that are replaced are written by
-//! [`atomic_file`]. Logs grow by whole lines, and a checkpoint is published when the lines of its steps are on the disk.
+//! A run's folder, and what shows the run while it lasts.
 //!
-//! `recipe.toml` (resolved), `metrics.jsonl`, `rollouts.jsonl`, `dead_letters.jsonl` (if there are any), `checkpoints/step_000123/`,
-//! `reference/` (if the policy is held to what its warm-up made), `report.md`, `curve.svg`, `report.html`, `run.json`.
+//! It holds `recipe.toml` (resolved), `metrics.jsonl`, `rollouts.jsonl`, `dead_letters.jsonl`,
+//! `checkpoints/step_000123/`, `reference/`, `report.md`, `curve.svg`, `report.html` and `run.json`.
+//! Files that are replaced are written by [`atomic_file`] (law C3). Logs grow by whole lines; a
+//! checkpoint is published once the lines of its steps are on disk.
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -36,7 +37,7 @@ use crate::run::files::{LINEAGE, LOCK, LOGS, PAGE, RECIPE, RECORD};
 use crate::run::page;
 use crate::run::record::{Drawn, Record};
 
-/// Where the stages of a pipeline write. `W`: what its trainer publishes.
+/// Outputs of a pipeline's stages. `W` is the type of the published weights.
 pub struct Outputs<W = FrozenWeights> {
     /// Counters, gauges and histograms.
     pub metrics: Metrics,
@@ -46,11 +47,11 @@ pub struct Outputs<W = FrozenWeights> {
     pub dead_letters: Option<DeadLetterWriter>,
     /// Gets what evaluations find, if anything does.
     pub answers: Option<AnswerLog>,
-    /// Where checkpoints go, if anywhere.
+    /// Destination of checkpoints, if they are saved.
     pub checkpoints: Option<Checkpoints>,
 }
 
-/// Where a run's checkpoints go.
+/// Destination of a run's checkpoints.
 pub struct Checkpoints {
     /// The folder that gets `checkpoints/`.
     pub run: PathBuf,
@@ -74,7 +75,7 @@ pub struct RunFolder {
     server: Option<MetricsServer>,
     progress: bool,
     console: Console,
-    /// Of the flow that runs.
+    /// Gate of the running flow's checkpoints.
     gate: Mutex<Option<CheckpointGate>>,
     staleness: Arc<Mutex<BTreeMap<u64, u64>>>,
     /// For the page: the graph, and where the time went.
@@ -83,10 +84,10 @@ pub struct RunFolder {
     _lock: File,
 }
 
-/// What else a run leaves that another one would mix its own with.
+/// Other files of a run that a second run must not mix with its own.
 const OTHERS: [&str; 7] = [RECORD, LINEAGE, DEAD_LETTERS, CHECKPOINTS, "evaluations", "report.md", PAGE];
 
-/// Refuses a folder that holds a run, or files of one whose recipe is gone: nothing is overwritten, and no run is mixed with another.
+/// Rejects a folder that holds a run, or files of a run whose recipe is missing.
 pub fn refuse_another_run(path: &Path) -> Result<()> {
     if path.join(RECIPE).exists() {
         bail!("{0} already holds a run; choose another folder with --out, or go on with it: rollflow resume {0}", path.display());
@@ -103,8 +104,8 @@ pub fn refuse_another_run(path: &Path) -> Result<()> {
 }
 
 impl RunFolder {
-    /// Makes the folder, writes the resolved recipe into it and serves metrics if the recipe says so. A folder that already holds a run is
-    /// refused: nothing is overwritten.
+    /// Creates the folder, writes the resolved recipe into it and serves metrics if the recipe says so.
+    /// Rejects a folder that already holds a run.
     pub fn create(path: &Path, plan: &Plan) -> Result<Self> {
         refuse_another_run(path)?;
         // Before anything is written: a busy port must not leave a folder that looks like a run.
@@ -113,13 +114,13 @@ impl RunFolder {
         RunFolder::open(path, plan, metrics, server)
     }
 
-    /// Opens the folder of a run that was interrupted. What is in it stays; the recipe is written anew, with what was overridden.
+    /// Opens the folder of an interrupted run. Files stay; `recipe.toml` is replaced, with its overrides.
     pub fn reopen(path: &Path, plan: &Plan) -> Result<Self> {
         let (metrics, server) = serve(plan)?;
         RunFolder::open(path, plan, metrics, server)
     }
 
-    /// The folder `name` in this one, for a part of this run that is a run of its own: made, or opened again. Both show what they do in one place.
+    /// Creates or opens the folder `name` in this one, for a part that is a run of its own.
     pub fn part(&self, name: &str, plan: &Plan) -> Result<Self> {
         let path = self.path.join(name);
         atomic_file::create_folder(&path).with_context(|| format!("making the folder {}", path.display()))?;
@@ -151,7 +152,7 @@ impl RunFolder {
         Ok(run)
     }
 
-    /// Where it is.
+    /// Path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -161,12 +162,12 @@ impl RunFolder {
         self.console.warn(&untrusted::line(line));
     }
 
-    /// Where lines and progress are shown. What pipelines say are events, shown once it is installed.
+    /// Console for lines and progress.
     pub fn console(&self) -> &Console {
         &self.console
     }
 
-    /// Where the pipeline's stages write.
+    /// Opens the outputs of the pipeline's stages.
     pub fn outputs(&self, plan: &Plan) -> Result<Outputs> {
         let gate = CheckpointGate::new(LOGS.map(|name| self.path.join(name)));
         *self.gate.lock() = Some(gate.clone());
@@ -221,8 +222,9 @@ impl RunFolder {
         Ok(result?)
     }
 
-    /// Writes the run's page, then its record with how the run ended. The record comes last, because a resume leaves a finished run as it is: a run
-    /// that was killed before it has its page written by the resume. A failed write is the run's error, or a warning if the run failed already.
+    /// Writes the run's page, then its record. The record comes last: a resume leaves a finished run
+    /// unchanged, so a run killed before its record gets its page from the resume. A failed write fails
+    /// the run, or warns if the run failed already.
     pub fn end(&self, result: Result<Report>) -> Result<Report> {
         let drawn = Drawn { staleness: self.staleness.lock().clone().into_iter().collect(), ..self.drawn.lock().clone() };
         let ended = |result: &Result<Report>| Record::ended(&self.path, result, drawn.clone());
@@ -243,7 +245,7 @@ impl RunFolder {
         }
     }
 
-    /// Writes `report.md`. `taken`: steps that earlier processes of the run took; rates count what this process did.
+    /// Writes `report.md`. `taken`: steps that earlier processes of the run took. Rates count this process.
     fn report(&self, report: &Report, taken: u64) -> Result<()> {
         self.draw(report);
         let outcome = match report.ended {
@@ -298,7 +300,7 @@ impl RunFolder {
         Ok(())
     }
 
-    /// What the report shows of `metrics.jsonl`. Rows are read one at a time: a long run has more of them than memory is for.
+    /// Reads the report's figures from `metrics.jsonl`, row by row, since long runs have many.
     fn logged(&self) -> Result<Logged> {
         let mut logged = Logged::default();
         for row in metrics_rows(self.path.join("metrics.jsonl"))? {
@@ -349,7 +351,7 @@ impl RunFolder {
     }
 }
 
-/// What a report shows of a run's steps.
+/// Figures of a run's steps for the report.
 #[derive(Default)]
 struct Logged {
     last: Option<(u64, StepMetrics)>,

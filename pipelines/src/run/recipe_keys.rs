@@ -11,9 +11,9 @@ use crate::assemble::models::Lineage;
 use crate::run::files::RECIPE;
 use crate::run::record::Record;
 
-/// Keys that may have another value when a run is resumed; a name ending in a dot stands for all keys below it. The other keys are part
-/// of what the checkpoint holds (draws, groups in flight, optimizer, data position), so that another value would have no effect or a wrong
-/// one. docs/reference/command.md lists them.
+/// Keys that may change when a run resumes. A name that ends in a dot stands for all keys below it.
+/// Other keys are part of the checkpoint (draws, groups in flight, optimizer, data position), so a new
+/// value would have no effect or a wrong one. docs/reference/command.md lists them.
 const MAY_CHANGE: &[&str] = &[
     // How long the run is, and what is seen and saved of it.
     "name",
@@ -101,8 +101,8 @@ fn flatten(path: &str, value: &toml::Value, keys: &mut BTreeMap<String, String>)
     }
 }
 
-/// What is wrong with resuming the run in `run` by `plan`: a line for each key that has another value than the run was begun with, and may
-/// not. Edits of the run's `recipe.toml` are seen, too.
+/// Lists the keys whose values differ from the run's start and may not change on resume. Edits of the
+/// run's `recipe.toml` count.
 pub fn changed_for_resume(run: &Path, plan: &Plan) -> Result<Vec<String>> {
     let recorded = Record::read(run)?.recipe;
     let path = run.join(RECIPE);
@@ -135,7 +135,7 @@ pub fn changed_for_resume(run: &Path, plan: &Plan) -> Result<Vec<String>> {
     Ok(keys.filter_map(told).collect())
 }
 
-/// Whether nothing is left to do for `[sft]` but to give `[mix]` its data: reinforcement has begun.
+/// Returns true if reinforcement has started, so that `[sft]` only provides data to `[mix]`.
 fn supervised_part_is_over(run: &Path, plan: &Plan) -> Result<bool> {
     Ok(match plan.pipeline {
         Pipeline::Sft => false,
@@ -145,7 +145,7 @@ fn supervised_part_is_over(run: &Path, plan: &Plan) -> Result<bool> {
     })
 }
 
-/// Whether a key may have another value when a run is resumed.
+/// Returns true if a key may change when a run resumes.
 fn may_change(key: &str) -> bool {
     MAY_CHANGE.iter().any(|may| match may.ends_with(['.', '_']) {
         true => key.starts_with(may) && !FIXED.contains(&key),

@@ -1,6 +1,5 @@
-//! `run.json`: what a run was, for whoever looks at it later: recipe, version, git state, seed, machine, times, parents, how it ended and at which
-//! numbers. Nothing of the environment and no command line is in it, so that no secret is (the recipe beside it names the variable that holds a
-//! token, never the token).
+//! `run.json`, the record of a run: recipe, version, git state, seed, machine, times, parents, outcome
+//! and metrics. It holds nothing of the environment and no command line, so it holds no secret.
 
 mod session;
 
@@ -22,22 +21,22 @@ use serde_json::Value;
 use crate::run::files::{LOCK, RECIPE, RECORD};
 pub use session::Session;
 
-/// How a run stands.
+/// State of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// A process works on it.
     #[default]
     Running,
-    /// It came to its end.
+    /// Finished all its steps.
     Finished,
-    /// It was interrupted and finished what was in flight.
+    /// Interrupted, after it finished what was in flight.
     Drained,
-    /// It was stopped.
+    /// Stopped.
     Stopped,
-    /// It ended with an error.
+    /// Ended with an error.
     Failed,
-    /// Its process ended without a word: killed, or the machine went down.
+    /// Ended without notice: its process was killed, or the machine failed.
     Died,
 }
 
@@ -59,15 +58,15 @@ impl State {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Record {
-    /// Its name.
+    /// Name of the run.
     pub name: String,
-    /// Its pipeline.
+    /// Name of its pipeline.
     pub pipeline: String,
-    /// Its seed, from which every draw follows.
+    /// Seed of all its draws.
     pub seed: u64,
     /// The resolved recipe that it was begun with, or last resumed with.
     pub recipe: String,
-    /// How it stands.
+    /// Current state.
     pub state: State,
     /// One for each time that a process worked on it; the first began it, the others resumed it.
     pub sessions: Vec<Session>,
@@ -75,21 +74,21 @@ pub struct Record {
     pub parents: Vec<Parent>,
     /// Steps that it logged.
     pub steps: u64,
-    /// What its metrics did, by name.
+    /// Statistics of its metrics by name.
     pub metrics: BTreeMap<String, MetricStats>,
-    /// What its report draws of the last session: the graph, where the time went, how stale samples were.
+    /// Data of the last session for the report: graph, time per stage, staleness.
     pub drawn: Drawn,
 }
 
-/// What of a session only the process itself could see.
+/// Data of a session that only its process could observe.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Drawn {
     /// The graph, as `rollflow graph --format json` has it.
     pub graph: Value,
-    /// Where each stage's time went.
+    /// Time of each stage by state.
     pub stages: Vec<StageShares>,
-    /// What held it back.
+    /// The bottleneck.
     pub bottleneck: String,
     /// Trained samples by how many versions their oldest token lagged.
     pub staleness: Vec<(u64, u64)>,
@@ -100,7 +99,7 @@ pub struct Drawn {
 pub struct Parent {
     /// The recipe's key that names it.
     pub key: String,
-    /// Its folder.
+    /// Folder of the model.
     pub path: PathBuf,
     /// The run that made it, if its folder is a checkpoint of one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -108,7 +107,8 @@ pub struct Parent {
 }
 
 impl Record {
-    /// The record of the run in `folder`. A run without one, of an earlier version, is read from its recipe's place and its metrics.
+    /// Reads the record of the run in `folder`. A run of an earlier version has none; its record is derived
+    /// from recipe and metrics.
     pub fn read(folder: &Path) -> Result<Self> {
         let path = folder.join(RECORD);
         let mut record = match std::fs::read_to_string(&path) {
@@ -148,7 +148,7 @@ impl Record {
         record.write(folder)
     }
 
-    /// The record of the run in `folder` after this process's work ended so, with what the report draws of it. Not written yet.
+    /// Returns the run's record after this process's work, unwritten.
     pub fn ended(folder: &Path, result: &Result<Report>, drawn: Drawn) -> Result<Self> {
         let mut record = Record::read(folder)?;
         let (state, error) = match result {
@@ -217,7 +217,7 @@ fn look(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> std::io::Resul
     Ok(())
 }
 
-/// Whether a process holds the run's lock.
+/// Returns true if a process holds the run's lock.
 fn is_worked_on(folder: &Path) -> bool {
     lock_file::is_taken(&folder.join(LOCK))
 }

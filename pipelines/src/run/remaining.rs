@@ -1,5 +1,5 @@
-//! Whether a run that is to be resumed has steps left to take. Only reads: a run that has none, or whose recipe asks for fewer than were
-//! taken, is left as it is.
+//! Remaining steps of a run that is to be resumed. Only reads: a run without remaining steps, or whose
+//! recipe asks for fewer than were taken, stays unchanged.
 
 use std::path::{Path, PathBuf};
 
@@ -27,7 +27,7 @@ pub struct TooFewSteps {
     pub of: FewerSteps,
 }
 
-/// What a resumed run has left to do.
+/// Remaining work of a resumed run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remaining {
     /// Steps, or the end of the last one: a report, a record.
@@ -41,7 +41,10 @@ pub enum Remaining {
     },
 }
 
-/// What the run in `folder` has left to do by `plan`. Fails with [`TooFewSteps`] where it has taken more steps than the plan asks for.
+/// Returns the remaining work of the run in `folder`.
+///
+/// # Errors
+/// [`TooFewSteps`] if the run has taken more steps than the plan asks for.
 pub fn remaining(folder: &Path, plan: &Plan) -> Result<Remaining> {
     if let (Pipeline::SftThenGrpo, Some(sft)) = (plan.pipeline, &plan.sft) {
         taken(&folder.join(SFT), "sft.steps", sft.steps)?;
@@ -58,7 +61,8 @@ pub fn remaining(folder: &Path, plan: &Plan) -> Result<Remaining> {
     Ok(if done { Remaining::Nothing { key, steps } } else { Remaining::Work })
 }
 
-/// Steps of the newest checkpoint, if there is one. Where that decides something, every file of it is verified.
+/// Steps of the newest checkpoint, if there is one. Where the result decides, all its files are
+/// verified.
 fn taken(folder: &Path, key: &'static str, steps: u64) -> Result<Option<u64>> {
     let checkpoints = folder.join(CHECKPOINTS);
     let newest = match checkpoint::list(&checkpoints)?.last() {

@@ -1,8 +1,8 @@
-//! Where an interrupted run goes on (laws C1, C2).
+//! The point where an interrupted run resumes (laws C1, C2).
 //!
-//! The newest intact checkpoint is the cut: it was published when the rows of its steps were on the disk. Everything after it
-//! is undone, in the logs and among the checkpoints, and made again. Nothing is lost but the work since then. Without a
-//! checkpoint the run begins again, with empty logs.
+//! The newest intact checkpoint is the cut: it was published after the rows of its steps were on disk.
+//! Everything after it is removed from logs and checkpoints, and made again. Without a checkpoint the
+//! run starts again with empty logs.
 
 use std::path::{Path, PathBuf};
 
@@ -18,11 +18,12 @@ use crate::run::files::LOGS;
 pub struct ResumePoint {
     /// The checkpoint's folder.
     pub checkpoint: PathBuf,
-    /// What the trainer and the admission knew.
+    /// State of trainer and admission.
     pub trainer: Resumed,
 }
 
-/// Finds the cut of the run in `run` and undoes what came after it. `None` when the run is to begin again: it never came to a checkpoint.
+/// Finds the cut of the run in `run` and undoes everything after it. `None` if the run has no
+/// checkpoint and starts again.
 pub fn rewind_to_checkpoint(run: &Path, say: impl Fn(&str)) -> Result<Option<ResumePoint>> {
     let checkpoints = run.join(CHECKPOINTS);
     checkpoint::remove_leftovers(&checkpoints)?;

@@ -1,9 +1,8 @@
-//! What a recipe would do on a machine, without that machine: the very graph of [`grpo`] in simulated time, with an engine and a trainer
-//! that only take as long as real ones were recorded to take.
+//! Forecast of a recipe without the machine: the graph of [`grpo`] in simulated time.
 //!
-//! It answers what-ifs in seconds: staleness, over-sampling, capacities, slots, generators, on what lengths of answers. What it leaves out:
-//! that stages share cores (times are as they were when they were recorded, sharing included), and that a policy which learns answers
-//! differently under another recipe.
+//! Engine and trainer only take the time that real ones were recorded to take. It answers what-ifs in
+//! seconds: staleness, over-sampling, capacities, slots, generators, completion lengths. It ignores
+//! that stages share cores, and that another recipe changes what the policy samples.
 
 pub mod profile;
 pub mod record;
@@ -39,10 +38,10 @@ use profile::Profile;
 /// The stage whose times are the backend's: of an update, and of each token that a pass goes over.
 const TRAINER: &str = "train";
 
-/// What a simulated run did.
+/// Outcome of a simulated run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Forecast {
-    /// Its steps.
+    /// Number of steps.
     pub steps: u64,
     /// Simulated seconds.
     pub seconds: f64,
@@ -54,7 +53,7 @@ pub struct Forecast {
     pub trained: u64,
     /// Trained samples by how many versions their oldest token lagged.
     pub staleness: BTreeMap<u64, u64>,
-    /// What to change.
+    /// The bottleneck, and the setting that moves it.
     pub bottleneck: String,
 }
 

@@ -1,5 +1,5 @@
-//! What a simulation has to know of a machine and a task: how long things take, and what answers are like. Recorded from a real run, or
-//! written by hand.
+//! Profile of a machine and a task for simulations: durations, and lengths and rewards of completions.
+//! It is recorded from a real run or written by hand.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,17 +15,17 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
-    /// Of the generator.
+    /// Times of the generator's steps.
     pub decode: DecodeTimes,
-    /// Of the other stages, by name; one that is missing takes no time.
+    /// Times of other stages by name; a missing stage takes no time.
     pub stages: BTreeMap<String, ItemTimes>,
-    /// Of the task.
+    /// Completions of the task.
     pub answers: Answers,
-    /// What the run took that this was recorded from, to compare a simulation with.
+    /// Steps and duration of the recorded run, for comparison.
     pub recorded: Option<Recorded>,
 }
 
-/// How long a stage takes for an item.
+/// Time that a stage takes for an item.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ItemTimes {
@@ -37,17 +37,17 @@ pub struct ItemTimes {
 }
 
 impl ItemTimes {
-    /// Of an item of so many tokens.
+    /// Time of an item with so many tokens.
     pub fn of(&self, tokens: usize) -> Duration {
         Duration::try_from_secs_f64(self.item + self.token * tokens as f64).unwrap_or_default()
     }
 }
 
-/// What answers are like.
+/// Lengths and rewards of completions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Answers {
-    /// As they were, prompt by prompt and from the beginning again after the last: tokens and reward of each sample.
+    /// Tokens and reward of each sample, prompt by prompt; starts again after the last.
     Recorded(Vec<Vec<(usize, f64)>>),
     /// Lengths from a log-normal distribution, rewards 1 with this probability and otherwise 0.
     Drawn {
@@ -78,13 +78,13 @@ impl Answers {
     }
 }
 
-/// What a recorded run took.
+/// Size of a recorded run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recorded {
-    /// Its steps.
+    /// Number of steps.
     pub steps: u64,
-    /// Its wall-clock, in seconds.
+    /// Wall-clock time in seconds.
     pub seconds: f64,
 }
 
@@ -114,7 +114,7 @@ impl Profile {
     }
 }
 
-/// Fits times to what steps of an engine computed and how long they took: the sum is exact, the parts are least squares.
+/// Fits times to an engine's steps: their sum is exact, the parts are least squares.
 pub fn fit_decode(steps: &[Load]) -> DecodeTimes {
     let row = |load: &Load| ([load.passes, load.rows, load.prefill].map(|count| count as f64), load.time.as_secs_f64());
     let rows: Vec<([f64; 3], f64)> = steps.iter().map(row).collect();
@@ -122,8 +122,8 @@ pub fn fit_decode(steps: &[Load]) -> DecodeTimes {
     DecodeTimes { pass, row, prefill }
 }
 
-/// Least squares with coefficients that are not negative, by coordinate descent, and scaled so that all predictions sum to all that was
-/// measured.
+/// Solves non-negative least squares by coordinate descent, scaled so that predictions and
+/// measurements have equal sums.
 fn fit<const N: usize>(rows: &[([f64; N], f64)]) -> [f64; N] {
     let mut coefficients = [0.0; N];
     let predicted = |coefficients: &[f64; N], x: &[f64; N]| -> f64 { x.iter().zip(coefficients).map(|(x, c)| x * c).sum() };

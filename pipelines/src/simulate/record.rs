@@ -89,7 +89,7 @@ pub fn record(plan: &Plan, registry: &Registry, steps: u64) -> Result<Profile> {
     })
 }
 
-/// Of steps' tokens, seconds in passes and seconds after them: an update takes as long whatever the batch, a pass so long for each token.
+/// Fits the trainer's times to (tokens, seconds in passes, seconds of the update) of each step.
 fn trainer_times(steps: &[(usize, f64, f64)]) -> ItemTimes {
     let sum = |of: fn(&(usize, f64, f64)) -> f64| steps.iter().map(of).sum::<f64>();
     ItemTimes {

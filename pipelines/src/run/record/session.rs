@@ -15,11 +15,11 @@ pub struct Session {
     pub started: String,
     /// When it ended, UTC; empty while it works.
     pub ended: String,
-    /// How long it took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// How it ended.
+    /// Outcome.
     pub state: State,
-    /// What it died of.
+    /// Error that ended it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// The version of rollflow.
@@ -38,23 +38,23 @@ pub struct Git {
     pub commit: String,
     /// The branch; empty for none.
     pub branch: String,
-    /// Whether tracked files had changed since.
+    /// If true, tracked files had uncommitted changes.
     pub changed: bool,
 }
 
-/// What a session computed on.
+/// Machine of a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Machine {
-    /// Its name.
+    /// Host name.
     pub host: String,
     /// Operating system and architecture.
     pub system: String,
-    /// Its processor.
+    /// Processor.
     pub processor: String,
     /// Threads that run at the same time.
     pub threads: usize,
-    /// Its memory.
+    /// Memory in GiB.
     pub memory_gib: u64,
 }
 
@@ -65,7 +65,7 @@ impl Session {
         Session { started: now().to_string(), version, git: git(), machine: machine(), ..Session::default() }
     }
 
-    /// It ends now. Without a report of how long it took, the clock says so.
+    /// Ends the session now. Without `seconds`, the clock gives the duration.
     pub(super) fn end(&mut self, state: State, error: Option<String>, seconds: Option<f64>) {
         let ended = now();
         let by_the_clock =
