@@ -3,7 +3,7 @@
 //! Laws: D1 and D3 (tokens in, tokens out, each with its log-probability and version), N2 (keyed
 //! randomness), V5 (an explicit policy for caches under new weights, [`OnNewWeights`]).
 //!
-//! Everything but [`local`] builds without libtorch.
+//! Everything but `local` builds without libtorch.
 
 mod concurrency;
 mod error;

@@ -1,4 +1,4 @@
-//! One attempt on one engine, as a task: what it tells is checked, bounded in time, and sent on.
+//! One attempt on one engine, as a task that validates, bounds and forwards the engine's tokens.
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,36 +11,36 @@ use tokio::time::{Instant, sleep_until};
 use super::in_flight::SampleKey;
 use super::{Attempt, Chunk, Ending, Fault, InferenceEngine, RemoteError, Tokens};
 
-/// What is heard of an attempt.
+/// Event of an attempt.
 #[derive(Debug)]
 pub(super) struct AttemptEvent {
-    /// The prompt's ordinal and the sample's index.
+    /// Sample of the attempt.
     pub(super) key: SampleKey,
-    /// Which attempt.
+    /// Number of the attempt.
     pub(super) number: u32,
     pub(super) update: AttemptUpdate,
 }
 
 #[derive(Debug)]
 pub(super) enum AttemptUpdate {
-    /// It made these tokens.
+    /// New tokens.
     Tokens(Chunk),
-    /// It is over.
+    /// End of the attempt, which every attempt reports once.
     Ended(Result<Ending, RemoteError>),
 }
 
-/// What an attempt must keep to.
+/// Limits of an attempt.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     /// Longest time without a token.
     pub(super) stall_timeout: Duration,
-    /// Longest time in all.
+    /// Longest time of the attempt.
     pub(super) attempt_timeout: Duration,
-    /// Ids below this are tokens.
+    /// Number of token ids.
     pub(super) vocabulary: usize,
 }
 
-/// Runs it to its end, which is told in any case.
+/// Runs an attempt and sends its events to `to`, the last always [`AttemptUpdate::Ended`].
 pub(super) async fn run(engine: Arc<dyn InferenceEngine>, attempt: Attempt, bounds: Bounds, to: flume::Sender<AttemptEvent>) {
     let (key, number) = ((attempt.ordinal, attempt.index), attempt.number);
     let update = |update| AttemptEvent { key, number, update };
@@ -50,7 +50,7 @@ pub(super) async fn run(engine: Arc<dyn InferenceEngine>, attempt: Attempt, boun
     })
     .await;
     let ended = ended.map_err(|error| error.of_sample(&attempt.id()));
-    // Whoever does not listen any more does not need it.
+    // A dropped receiver needs no events.
     drop(to.send_async(update(AttemptUpdate::Ended(ended))).await);
 }
 
@@ -63,8 +63,8 @@ async fn follow<F: Future<Output = bool>>(
     let (tokens, mut chunks) = Tokens::channel(8);
     let mut generate = engine.generate(attempt, &tokens);
     let whole = Instant::now() + bounds.attempt_timeout;
-    let (mut made, mut heard) = (0, Instant::now());
-    let gone = || RemoteError::new(engine.name(), Fault::Broke { why: "nobody listens any more".into() });
+    let (mut made, mut last_token) = (0, Instant::now());
+    let gone = || RemoteError::new(engine.name(), Fault::Broke { why: "the run no longer needs it".into() });
     let ending = loop {
         let ended = tokio::select! {
             biased;
@@ -73,12 +73,12 @@ async fn follow<F: Future<Output = bool>>(
                 if !tell(chunk).await {
                     return Err(gone());
                 }
-                // Time in which nobody listened is not the engine's.
-                heard = Instant::now();
+                // Time in which the receiver blocked does not count.
+                last_token = Instant::now();
                 continue;
             }
             ended = unpanicked(&mut generate) => ended,
-            () = sleep_until(whole.min(heard + bounds.stall_timeout)) => {
+            () = sleep_until(whole.min(last_token + bounds.stall_timeout)) => {
                 let (what, seconds) = if Instant::now() >= whole {
                     ("the whole sample".to_owned(), bounds.attempt_timeout.as_secs_f64())
                 } else {
@@ -101,7 +101,7 @@ async fn follow<F: Future<Output = bool>>(
     Ok(ending)
 }
 
-/// What it comes to; `None` if it panicked.
+/// Awaits `work`; returns `None` if it panicked.
 async fn unpanicked<T>(work: &mut super::Pending<'_, T>) -> Option<Result<T, RemoteError>> {
     poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(context))) {
         Ok(Poll::Pending) => Poll::Pending,
@@ -111,7 +111,7 @@ async fn unpanicked<T>(work: &mut super::Pending<'_, T>) -> Option<Result<T, Rem
     .await
 }
 
-/// Refuses tokens that can't be right, before anybody counts on them.
+/// Rejects invalid tokens.
 fn check(
     engine: &dyn InferenceEngine,
     attempt: &Attempt,

@@ -1,22 +1,23 @@
-//! How often and how soon failed work is tried again: pure, with the clock as an argument.
+//! Retry budget of a fleet: pure, with the clock as an argument.
 
 use std::time::{Duration, Instant};
 
 use crate::net::backoff;
 
-/// After so many seconds without a retry as many may be made at once as there can be samples.
+/// Seconds without a retry that fill the budget.
 const SECONDS: f64 = 10.0;
 
-/// Longest pause between two tries of a sample.
+/// Longest pause between two attempts at a sample.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// Pause before the `nth` try again of sample `key`, from 1.
+/// Pause before retry `nth` of sample `key`, from 1.
 pub(super) fn pause(first: Duration, key: u64, nth: u32) -> Duration {
     backoff(first, LONGEST_PAUSE, key, nth)
 }
 
-/// Retries that may be made now: as many as there can be samples, as when an engine dies with all its work, and then so many a second that a failing
-/// fleet is asked now and then and never flooded.
+/// Number of retries that may be made now. The budget holds one retry for each sample, enough for
+/// an engine that dies with all its work. It refills slowly, so that a failing fleet is not
+/// flooded.
 #[derive(Clone, Debug)]
 pub(super) struct Budget {
     burst: f64,
@@ -30,12 +31,12 @@ impl Budget {
         Budget { burst, left: burst, at: now }
     }
 
-    /// Work that went well pays for a tenth of a retry.
+    /// Adds a tenth of a retry for a success.
     pub(super) fn earn(&mut self) {
         self.left = (self.left + 0.1).min(self.burst);
     }
 
-    /// When the next retry may be made: now, or when the budget allows it.
+    /// Returns the earliest time of the next retry, and spends it.
     pub(super) fn spend(&mut self, now: Instant) -> Instant {
         let per_second = self.burst / SECONDS;
         self.left = (self.left + per_second * now.saturating_duration_since(self.at).as_secs_f64()).min(self.burst);

@@ -1,4 +1,5 @@
-//! `POST /v1/completions` with token ids: the way of vLLM without its own route, and of whatever else speaks like OpenAI.
+//! `POST /v1/completions` with token ids, for vLLM without its own route and for servers with
+//! OpenAI's API.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -7,10 +8,10 @@ use super::reply::{WireSpan, chunk, spans};
 use super::server::{EventError, StreamDelta};
 use super::{Attempt, End, Ending};
 
-/// The route.
 pub(super) const PATH: &str = "/v1/completions";
 
-/// What is asked for an attempt. Keys that only some servers know are ignored by the others, or refused with their names.
+/// Request body of an attempt. Unknown keys are ignored or rejected by name, depending on the
+/// server.
 pub(super) fn question(attempt: &Attempt, model: &str) -> Value {
     let params = &attempt.params;
     let mut question = json!({
@@ -19,7 +20,7 @@ pub(super) fn question(attempt: &Attempt, model: &str) -> Value {
         "return_tokens_as_token_ids": true, "return_weight_versions": true, "request_id": attempt.id(),
         "include_stop_str_in_output": true, "skip_special_tokens": false,
     });
-    // Only what is not as everywhere: servers that lack a key refuse it by name.
+    // Only values that differ from the default: some servers reject unknown keys.
     let mut set = |key: &str, value: Value| question[key] = value;
     if params.top_k > 0 {
         set("top_k", params.top_k.into());
@@ -42,7 +43,7 @@ pub(super) fn question(attempt: &Attempt, model: &str) -> Value {
     question
 }
 
-/// One event.
+/// One event of the stream.
 #[derive(Debug, Deserialize)]
 pub(super) struct Event {
     #[serde(default)]
@@ -66,7 +67,7 @@ struct LogProbs {
 }
 
 impl Event {
-    /// What it says.
+    /// Converts the event.
     pub(super) fn delta(self) -> Result<StreamDelta, EventError> {
         let Some(Choice { token_ids, logprobs, finish_reason, weight_versions }) = self.choices.into_iter().next() else {
             return Ok(StreamDelta::default());
@@ -82,20 +83,20 @@ impl Event {
     }
 }
 
-/// The id in `token_id:123`.
+/// Id in `token_id:123`.
 fn id(token: &str) -> Result<u32, String> {
     let id = token.strip_prefix("token_id:").and_then(|id| id.parse().ok());
     id.ok_or_else(|| format!("the token {token:?} as text: the server must give token ids (return_token_ids)"))
 }
 
-/// What the words of vLLM and of OpenAI mean.
+/// Converts `finish_reason` of vLLM and OpenAI.
 pub(super) fn end(reason: &str) -> Result<End, EventError> {
     match reason {
-        // The last is vLLM's, for an answer that goes round in circles: it has ended by itself.
+        // `repetition` is vLLM's end of a looping completion.
         "stop" | "repetition" => Ok(End::Stop),
         "length" => Ok(End::Length),
         "abort" => Ok(End::Aborted),
-        "error" => Err(EventError::Refused { status: 500, told: "it ended with finish_reason \"error\"".into() }),
+        "error" => Err(EventError::Refused { status: 500, message: "it ended with finish_reason \"error\"".into() }),
         other => Err(EventError::Nonsense(format!("finish_reason {other:?}, which is unknown here"))),
     }
 }

@@ -1,4 +1,4 @@
-//! What a generator needs of an engine that is not in this process.
+//! Interfaces of an engine that is not in this process.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,142 +10,144 @@ use tokio::sync::mpsc;
 use super::{Fault, RemoteError, WeightControl};
 use crate::engine::SamplingParams;
 
-/// Work that is waited for. Dropping it gives it up: the engine is told, or its connection closed.
+/// Future of an engine's work. Dropping it cancels the work.
 pub type Pending<'a, T> = Pin<Box<dyn Future<Output = Result<T, RemoteError>> + Send + 'a>>;
 
-/// One try to make, or to go on with, one sample.
+/// One attempt to generate, or to continue, one sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attempt {
-    /// The prompt's place in the stream.
+    /// Ordinal of the prompt.
     pub ordinal: u64,
-    /// The sample's place in its group.
+    /// Index of the sample in its group.
     pub index: u32,
-    /// Which try of this sample, from 0.
+    /// Number of the attempt, from 0.
     pub number: u32,
-    /// The prompt, and what is there of the answer.
+    /// Tokens of the prompt and of the partial completion.
     pub tokens: Arc<[u32]>,
-    /// How many of these tokens are the answer's.
+    /// Number of these tokens that belong to the completion.
     pub answered: usize,
-    /// How tokens are chosen. `max_new_tokens` counts the answer's from its beginning; [`Attempt::rest`] is what remains.
+    /// Sampling parameters. `max_new_tokens` includes the partial completion; [`Attempt::rest`] is
+    /// what remains.
     pub params: Arc<SamplingParams>,
-    /// For the engine's random numbers: keyed by run, prompt, sample and position, so that no two attempts draw alike by chance.
+    /// Seed of the engine's random numbers, keyed by run, prompt, sample and position.
     pub seed: u64,
-    /// Keeps apart what engines remember of prompts under different weights (law V5); `None` lets them share it.
+    /// Key that separates prefix caches of different weights (law V5); `None` shares them.
     pub cache_key: Option<String>,
-    /// The adapter to answer with, by the name that it was loaded under; `None` for the engine's own weights.
+    /// Adapter to generate with, by name; `None` for the engine's own weights.
     pub adapter: Option<String>,
-    /// How many samples of this prompt are begun at once, this one included, all with nothing but the prompt: an engine may answer them together.
+    /// Number of samples of this prompt that start together, including this one. An engine may
+    /// generate them with one request.
     pub together: u32,
 }
 
 impl Attempt {
-    /// What the engine knows it by. As long for every prompt, so that none begins like another: SGLang aborts every request whose id begins with
-    /// the one that it is told.
+    /// Request id. All ids have the same length, because SGLang aborts every request whose id
+    /// starts with the given one.
     pub fn id(&self) -> String {
         format!("p{:020}-s{:05}-a{:05}", self.ordinal, self.index, self.number)
     }
 
-    /// How many tokens may still come.
+    /// Number of tokens that may follow.
     pub fn rest(&self) -> usize {
         self.params.max_new_tokens.saturating_sub(self.answered)
     }
 }
 
-/// Some tokens as they arrive.
+/// New tokens of an attempt.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chunk {
-    /// What was sampled.
+    /// Token ids.
     pub tokens: Vec<u32>,
-    /// Behaviour log-probability of each: of the distribution that it was drawn from.
+    /// Behaviour log-probability of each token, under the distribution that it was drawn from.
     pub log_probs: Vec<f32>,
 }
 
-/// Why an attempt ended.
+/// Reason for the end of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// An end-of-text token, a stop token or a stop string.
+    /// End-of-text token, stop token or stop string.
     Stop,
-    /// As many tokens as were asked for.
+    /// Length limit.
     Length,
-    /// The engine was told to end it, for new weights or by its caller; it may go on elsewhere.
+    /// Abort, for new weights or by the caller. The sample may continue elsewhere.
     Aborted,
 }
 
-/// Tokens `start..end` of an attempt and the label of the weights that sampled them.
+/// Tokens `start..end` of an attempt with the label of their weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VersionSpan {
-    /// As the engine calls it.
+    /// Label of the weights.
     pub label: String,
-    /// The first token, counted from 0 at the attempt's first new token.
+    /// First token, counted from the attempt's first new token.
     pub start: usize,
-    /// The one after the last.
+    /// End of the span, exclusive.
     pub end: usize,
 }
 
-/// How an attempt ended, after all of its tokens were told.
+/// End of an attempt, after all its tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending {
-    /// Why.
+    /// Reason for the end.
     pub end: End,
-    /// Which weights sampled which of its new tokens, where the engine says so.
+    /// Weights of the new tokens, if the engine reports them.
     pub spans: Option<Vec<VersionSpan>>,
 }
 
-/// Where an engine tells the tokens of one attempt. Bounded: a reader that falls behind makes the engine's connection wait.
+/// Bounded channel for the tokens of one attempt. A slow reader slows the engine's connection.
 #[derive(Clone, Debug)]
 pub struct Tokens {
     to: mpsc::Sender<Chunk>,
 }
 
 impl Tokens {
-    /// A channel for so many chunks.
+    /// Creates a channel with room for `chunks` chunks.
     pub fn channel(chunks: usize) -> (Self, mpsc::Receiver<Chunk>) {
         let (to, from) = mpsc::channel(chunks.max(1));
         (Tokens { to }, from)
     }
 
-    /// Tells some. False when nobody wants them any more.
+    /// Sends new tokens. Returns false if the receiver is gone.
     pub async fn send(&self, chunk: Chunk) -> bool {
         self.to.send(chunk).await.is_ok()
     }
 
-    /// Whether nobody wants them any more.
+    /// Returns true if the receiver is gone.
     pub(super) fn is_closed(&self) -> bool {
         self.to.is_closed()
     }
 
-    /// Returns when nobody wants them any more.
+    /// Waits until the receiver is gone.
     pub(super) async fn closed(&self) {
         self.to.closed().await;
     }
 }
 
-/// What an engine can, found out by asking it.
+/// Capabilities of an engine, as it reports them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Capabilities {
-    /// What it calls itself, with its version.
+    /// Name and version of the server.
     pub server: String,
-    /// The model that it serves.
+    /// Name of the served model.
     pub model: String,
-    /// Longest prompt and answer together, where it says so.
+    /// Longest prompt and completion together, if reported.
     pub context: Option<usize>,
-    /// Tokens come as they are made.
+    /// If true, tokens are streamed.
     pub streams: bool,
-    /// It says which weights sampled which token.
+    /// If true, the engine reports which weights sampled which token.
     pub spans: bool,
-    /// It keeps what it remembers of prompts apart by a key.
+    /// If true, prefix caches can be separated by a key.
     pub cache_keys: bool,
-    /// It can be given weights.
+    /// If true, weights can be loaded.
     pub weights: bool,
-    /// It can compute checksums of its weights.
+    /// If true, checksums of the weights are available.
     pub checksums: bool,
-    /// It can be given adapters.
+    /// If true, adapters can be loaded.
     pub adapters: bool,
-    /// What it lacks, and how one gets it.
+    /// Missing capabilities, with the setting that enables each.
     pub lacks: Vec<String>,
 }
 
-/// Makes tokens. Only [`InferenceEngine::generate`] must be written, and a name:
+/// Engine that generates tokens. Required are [`InferenceEngine::generate`] and a name:
 ///
 /// ```
 /// use std::sync::Arc;
@@ -178,34 +180,35 @@ pub struct Capabilities {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Its methods run on the few threads that all HTTP of the process shares ([`Tasks`](crate::net::Tasks)): work that computes or blocks belongs on a
-/// thread of its own, as `tokio::task::spawn_blocking` gives one.
+/// Methods run on the threads for HTTP ([`Tasks`](crate::net::Tasks)): work that computes or blocks
+/// belongs on a thread of its own, such as that of `tokio::task::spawn_blocking`.
 pub trait InferenceEngine: Send + Sync + 'static {
-    /// What it is called in errors, logs and metrics: its kind and where it is.
+    /// Name in errors, logs and metrics: kind and address.
     fn name(&self) -> String;
 
-    /// Makes the rest of a sample: tells tokens as they come, then how it ended. What was told stays told when it fails. Cancel-safe: where it is
-    /// dropped, the engine stops working on it, soon if not at once.
+    /// Generates the rest of a sample: sends its tokens, then returns how it ended. Tokens sent
+    /// before an error are kept. Dropping the future must stop the engine's work on the sample.
     fn generate<'a>(&'a self, attempt: &'a Attempt, tokens: &'a Tokens) -> Pending<'a, Ending>;
 
-    /// What it can. An engine that can't be asked is taken at its least.
+    /// Reports the engine's capabilities.
     fn probe(&self) -> Pending<'_, Capabilities> {
         Box::pin(async { Ok(Capabilities::default()) })
     }
 
-    /// Whether it would take work, within this time.
+    /// Checks within `limit` that the engine accepts work.
     fn healthy(&self, limit: Duration) -> Pending<'_, ()> {
         let _ = limit;
         Box::pin(async { Ok(()) })
     }
 
-    /// How likely it finds given tokens, under its own weights or this adapter: what a probe looks at.
+    /// Returns the log-probability of each token but the first, under the engine's own weights or
+    /// this adapter. A weight sync verifies weights with it.
     fn score<'a>(&'a self, tokens: &'a [u32], adapter: Option<&'a str>) -> Pending<'a, Vec<f32>> {
         let _ = (tokens, adapter);
         Box::pin(async { Err(RemoteError::new(self.name(), Fault::Unsupported { what: "scoring given tokens" })) })
     }
 
-    /// How it is given weights; `None` for one that serves what it serves.
+    /// Weight control; `None` for an engine whose weights are fixed.
     fn weights(&self) -> Option<&dyn WeightControl> {
         None
     }

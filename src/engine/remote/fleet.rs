@@ -1,15 +1,18 @@
-//! Many engines as one, for whoever drives a [`TokenEngine`].
+//! Many remote engines as one [`TokenEngine`].
 //!
-//! Each sample is made in attempts, each a task on one engine at a time. What an attempt made is kept whatever ends it: an engine that aborts it
-//! for new weights, a connection that breaks, a server that dies. The sample then goes on elsewhere from all of its tokens. Every wait is bounded:
-//! an engine that says nothing for too long is left, one that fails again and again is *lost* until it answers a look at its health, and when no
-//! engine makes any token for too long the fleet fails with what waits, where and since when.
+//! Each sample is generated in attempts, each a task on one engine. Tokens of an attempt are kept
+//! however it ends: by an abort for new weights, a broken connection or a dead server. The sample
+//! then continues elsewhere from all its tokens.
 //!
-//! What an engine makes while it is on trial, under weights that were not verified yet, is given back when they were, and made anew when they are
-//! refuted.
+//! Every wait is bounded. An engine without a token for too long is abandoned; one that fails
+//! repeatedly is *lost* until a health check succeeds. If no engine generates a token for too long,
+//! the fleet fails with a report (law F7).
 //!
-//! Tokens are written down as they come, with the oldest version that can have sampled them; when an attempt ends and its engine says which did,
-//! that is what the finished sample carries (law D3).
+//! Completions of an engine on trial, under weights that are not verified yet, are returned after
+//! the verification. If it fails, their samples restart.
+//!
+//! Tokens are recorded with the oldest version that can have sampled them. At the end of an
+//! attempt, the versions that the engine reports replace it (law D3).
 
 mod config;
 mod token_engine;
@@ -36,23 +39,23 @@ use crate::engine::{EngineError, FinishReason, Finished, Load, TokenEngine};
 use crate::net::Tasks;
 use crate::util::rng::mix;
 
-/// Failures in a row after which an engine is taken for lost.
+/// Failures in a row after which an engine is lost.
 const FAILURES: u32 = 3;
 
-/// A group waits for room for all of it where that leaves at most one in so many places empty.
+/// A group waits for room for all its samples if that leaves at most one slot in this many empty.
 const IDLE_ONE_IN: usize = 8;
 
-/// What engines elsewhere read weights from: nothing. It says which version they were brought to, and is published once that was verified (law V4).
+/// Message that engines serve a version. It is published after verification (law V4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Synced {
-    /// The version.
+    /// Verified version.
     pub version: Version,
 }
 
-/// Engines elsewhere, as one engine.
+/// Remote engines as one engine.
 pub struct Fleet {
     handle: FleetHandle,
-    /// Tells when an engine was paused, synced or lost.
+    /// Notifies of engines that were paused, synced or lost.
     changes: watch::Receiver<u64>,
     config: FleetConfig,
     tokenizer: Arc<Tokenizer>,
@@ -61,11 +64,11 @@ pub struct Fleet {
     limit: usize,
     version: Option<Version>,
     engine_slots: Vec<EngineSlot>,
-    /// Looks at the health of lost engines.
+    /// Health checks of lost engines.
     looks: Vec<Option<AbortHandle>>,
     samples: BTreeMap<SampleKey, InFlightSample>,
     budget: Budget,
-    /// When a token was last made, or there was nothing to do.
+    /// Time of the newest token, or of the last idle moment.
     progress: Instant,
     warned: Instant,
     refused: usize,
@@ -80,7 +83,8 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// The engines of `handle`, for up to `slots` samples at a time, whose answers this tokenizer reads. `seed` keys their randomness.
+    /// Creates a fleet of the engines of `handle`, for up to `slots` samples at a time. `seed` keys
+    /// their randomness.
     pub fn new(handle: &FleetHandle, config: FleetConfig, tokenizer: &Arc<Tokenizer>, slots: usize, seed: u64) -> Self {
         let (to, from) = flume::bounded(1024);
         let now = Instant::now();
@@ -118,17 +122,17 @@ impl Fleet {
         }
     }
 
-    /// The engines.
+    /// Engines of the fleet.
     pub fn handle(&self) -> &FleetHandle {
         &self.handle
     }
 
-    /// Whose answers it reads.
+    /// Tokenizer of the completions.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
     }
 
-    /// Steps until nothing is left to do. Answers come in the order in which they end.
+    /// Steps until all requests are finished. Returns completions in the order in which they end.
     pub fn run(&mut self) -> Result<Vec<Finished>, EngineError> {
         let mut all = Vec::new();
         while !self.is_idle() {
@@ -137,7 +141,7 @@ impl Fleet {
         Ok(all)
     }
 
-    /// Gives waiting samples to engines with room, the oldest first.
+    /// Starts waiting samples on engines with room, the oldest first.
     fn dispatch(&mut self, now: Instant) -> Result<(), EngineError> {
         let due = |sample: &InFlightSample| matches!(sample.stage, Stage::Waiting(at) if at <= now);
         let waiting: Vec<SampleKey> = self.samples.iter().filter(|(_, sample)| due(sample)).map(|(key, _)| *key).collect();
@@ -169,8 +173,8 @@ impl Fleet {
         self.handle.state(place) == EngineState::Serving
     }
 
-    /// How many of those that wait are begun at once: all samples of a prompt of which nothing is there yet, where waiting for room for them leaves
-    /// little of it empty.
+    /// Number of waiting samples to start together: all samples of an untouched prompt, if waiting
+    /// for room for them leaves few slots empty.
     fn together(&self, waiting: &[SampleKey]) -> usize {
         let (ordinal, first) = waiting[0];
         let untouched = |key: &&SampleKey| {
@@ -217,8 +221,8 @@ impl Fleet {
         Ok(())
     }
 
-    fn hear(&mut self, AttemptEvent { key, number, update }: AttemptEvent, now: Instant) -> Result<(), EngineError> {
-        // What was begun anew, or is done, is nobody's any more.
+    fn on_event(&mut self, AttemptEvent { key, number, update }: AttemptEvent, now: Instant) -> Result<(), EngineError> {
+        // Ignores events of earlier attempts.
         let current = self.samples.get(&key).filter(|sample| sample.number == number).and_then(InFlightSample::running);
         let Some(place) = current.map(|running| running.place) else { return Ok(()) };
         match update {
@@ -252,7 +256,7 @@ impl Fleet {
             let newest = SampledToken { ordinal, index, token, log_prob, version: floor, status: Status::Pending };
             self.sampled.extend(sample.held.replace(newest));
             sample.answer.push(token, log_prob, floor);
-            // Its engine sees all of the rest by itself.
+            // A single attempt detects stop strings by itself.
             let continues = before > 0 && !sample.request.params.stop.is_empty();
             if continues && let Some(finish) = sample.ends(&self.tokenizer)? {
                 self.engine_slots[place].in_flight = self.engine_slots[place].in_flight.saturating_sub(1);
@@ -267,7 +271,8 @@ impl Fleet {
         let Some(sample) = self.samples.get_mut(&key) else { return Ok(()) };
         let Some(Running { floor, known, before, adapter, .. }) = sample.running() else { return Ok(()) };
         let (served, before) = (ServedVersions { floor: *floor, newest: newest.max(*floor), known: *known }, *before);
-        // What an engine calls its weights says nothing of the adapter over them, which is the same for all tokens.
+        // Labels of the base weights say nothing about an adapter, which is the same for all
+        // tokens.
         let spans = ending.spans.as_deref().filter(|_| adapter.is_none());
         let count = sample.answer.tokens.len() - before;
         match versions(spans, count, served) {
@@ -279,7 +284,8 @@ impl Fleet {
                 }
             }
             Err(why) => {
-                // Nobody knows which weights made these tokens: they are no use, and the engine may have others than it should.
+                // The weights of these tokens are unknown: discard the tokens, and doubt the
+                // engine.
                 if served.known {
                     self.handle.mark_doubtful(place);
                 }
@@ -320,7 +326,7 @@ impl Fleet {
 
     fn fail(&mut self, key: SampleKey, place: usize, error: RemoteError, now: Instant) -> Result<(), EngineError> {
         let Some(sample) = self.samples.get_mut(&key) else { return Ok(()) };
-        // A connection that breaks behind the last token has lost nothing.
+        // A connection that breaks after the last token lost nothing.
         if let Some(finish) = sample.ends(&self.tokenizer)? {
             return self.finish(key, finish);
         }
@@ -333,7 +339,7 @@ impl Fleet {
                 sample.wait(now + pause(self.config.pause, mix(key.0 ^ u64::from(key.1)), sample.turned_away.min(4)));
                 return Ok(());
             }
-            // No sample gets anything there with this token, at this path, or by this certificate.
+            // Every sample fails there with this token, path or certificate.
             Fault::Certificates { .. } | Fault::Untrusted { .. } => {
                 sample.failures += 1;
                 slot.failures = FAILURES;
@@ -362,7 +368,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// The sample will not be made (law F6): the run goes on, unless that happens to one after the other.
+    /// Gives up a sample (law F6). Too many in a row fail the run.
     fn give_up(&mut self, key: SampleKey, error: RemoteError) -> Result<(), EngineError> {
         self.refused += 1;
         if self.refused > self.config.max_refused {

@@ -1,7 +1,7 @@
-//! Samples of one prompt as one question: the server reads it once, and does once for all of them whatever it does for a question.
+//! Requests for several samples of one prompt, which the server prefills once.
 //!
-//! Those that begin together are told so ([`Attempt::together`]); the last that arrives sends the question for all. Whoever is given up leaves the others
-//! alone; when all are, the connection closes.
+//! Attempts that start together share [`Attempt::together`]. The last to arrive sends the request
+//! for all. The connection closes when all attempts are cancelled.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,16 +13,16 @@ use tokio::time::timeout;
 use super::server::{Listener, StreamDelta};
 use super::{Attempt, End, Ending, Fault, RemoteError, Tokens};
 
-/// How long those that are missing are waited for. They are begun at the same time, so that none is, unless it was given up at once.
+/// Longest wait for the other attempts, which start at the same time.
 const MISSING: Duration = Duration::from_millis(50);
 
-/// Attempts that wait for others at the same prompt.
+/// Groups of attempts that wait for other attempts at the same prompt.
 #[derive(Clone, Debug, Default)]
 pub(super) struct GroupRequests {
     waiting: Arc<Mutex<Vec<GroupRequest>>>,
 }
 
-/// What a member hears in the end; `None` where it is to ask by itself.
+/// Result of a group's member; `None` if it must send its own request.
 type Ended = Option<Result<Ending, RemoteError>>;
 
 /// Attempts at one prompt, answered by one stream.
@@ -35,15 +35,15 @@ pub(super) struct GroupRequest {
 struct Member {
     attempt: Attempt,
     tokens: Tokens,
-    /// Whether it was told any.
+    /// If true, the member has received tokens.
     begun: bool,
-    /// Taken when it has ended.
+    /// Taken at the member's end.
     ended: Option<oneshot::Sender<Ended>>,
 }
 
 impl GroupRequests {
-    /// Joins the others at this prompt, and is answered with them: `ask` is called by one of them, for the whole group. `None` where nobody else came, or
-    /// the server would not answer a group.
+    /// Joins the other attempts at this prompt; one of them calls `ask` for the whole group.
+    /// Returns `None` if there is no other attempt, or if the server rejects groups.
     pub(super) async fn join<F>(&self, attempt: &Attempt, tokens: &Tokens, ask: impl FnOnce(GroupRequest) -> F) -> Ended
     where
         F: Future<Output = ()> + Send + 'static,
@@ -68,7 +68,7 @@ impl GroupRequests {
         ended.await.unwrap_or(None)
     }
 
-    /// The whole group, if this is the last of it.
+    /// Adds a member. Returns the group if it is complete.
     fn enter(&self, member: Member) -> Option<GroupRequest> {
         let mut waiting = self.waiting.lock();
         waiting.retain(|group| !group.members.iter().all(|member| member.tokens.is_closed()));
@@ -81,7 +81,7 @@ impl GroupRequests {
         (waiting[at].members.len() >= whole).then(|| waiting.swap_remove(at))
     }
 
-    /// Those that wait with this one; nobody where they have gone already.
+    /// Removes the waiting group of this attempt, if it still waits.
     fn take(&self, attempt: &Attempt) -> Option<GroupRequest> {
         let mut waiting = self.waiting.lock();
         let at = waiting.iter().position(|group| group.members.iter().any(|member| member.attempt == *attempt))?;
@@ -90,7 +90,7 @@ impl GroupRequests {
 }
 
 impl GroupRequest {
-    /// Whether this attempt can be one of it: it differs in its place in the group and its randomness alone.
+    /// Returns true if this attempt differs from the group's only in index and seed.
     fn is_at(&self, attempt: &Attempt) -> bool {
         self.members.first().is_some_and(|Member { attempt: first, .. }| {
             let of = |attempt: &Attempt| Attempt { index: 0, seed: 0, ..attempt.clone() };
@@ -98,25 +98,25 @@ impl GroupRequest {
         })
     }
 
-    /// The first of it, whose question is asked so many times.
+    /// First attempt, and the number of attempts.
     pub(super) fn first(&self) -> (&Attempt, usize) {
         (&self.members[0].attempt, self.members.len())
     }
 
-    /// Returns when nobody is left who wants anything.
+    /// Waits until all receivers are gone.
     pub(super) async fn deserted(channels: Vec<Tokens>) {
         for tokens in channels {
             tokens.closed().await;
         }
     }
 
-    /// Where its members are told.
+    /// Token channels of the members.
     pub(super) fn channels(&self) -> Vec<Tokens> {
         self.members.iter().map(|member| member.tokens.clone()).collect()
     }
 
-    /// Ends those that have not ended. An error is one, however many shared it: one of them tells it, and the others go on elsewhere from what they have.
-    /// Where the server would not answer a group, each asks by itself; what has begun can't from its beginning.
+    /// Ends the remaining members. One of them reports an error; the others continue elsewhere with
+    /// their tokens. If the server rejects groups, members without tokens send their own requests.
     pub(super) fn end(mut self, result: Result<(), RemoteError>, name: &str) {
         let broke = || RemoteError::new(name, Fault::Broke { why: "the answer to a group ended without all of it".into() });
         let error = result.err().unwrap_or_else(broke);
@@ -136,7 +136,7 @@ impl GroupRequest {
 }
 
 impl Drop for GroupRequest {
-    /// Whoever still waits goes on elsewhere.
+    /// Aborts the remaining members.
     fn drop(&mut self) {
         for ended in self.members.iter_mut().filter_map(|member| member.ended.take()) {
             let _wanted = ended.send(Some(Ok(Ending { end: End::Aborted, spans: None })));
@@ -145,7 +145,7 @@ impl Drop for GroupRequest {
 }
 
 impl Listener for GroupRequest {
-    async fn hear(&mut self, StreamDelta { choice, chunk, ending, .. }: StreamDelta) -> Result<bool, String> {
+    async fn on_delta(&mut self, StreamDelta { choice, chunk, ending, .. }: StreamDelta) -> Result<bool, String> {
         let count = self.members.len();
         let member = self.members.get_mut(choice).ok_or_else(|| format!("answer {choice} of {count}"))?;
         if member.ended.is_none() && !chunk.tokens.is_empty() {
@@ -153,7 +153,7 @@ impl Listener for GroupRequest {
         }
         if !chunk.tokens.is_empty() {
             member.begun = true;
-            // Whoever is gone does without.
+            // A dropped receiver needs no tokens.
             let _wanted = member.tokens.send(chunk).await;
         }
         if let Some(ending) = ending

@@ -1,10 +1,12 @@
-//! Which engines there are and how they stand: shared by whoever gives them work and whoever gives them weights.
+//! Shared state of a run's engines, for the fleet and the weight sync.
 //!
-//! An engine is *serving* and gets work, *behind* and waits for weights, or *lost* and waits to be reached again. Whoever gives it weights says
-//! [`FleetHandle::mark_serving`] once that was verified. One that was lost may have been started anew, and with whatever weights its folder has: if it was
-//! ever given any, it is behind when it comes back. Engines of which nobody ever said what they serve are taken to serve what they should.
+//! An engine is *serving* and gets work, *behind* and waits for weights, or *lost* and waits for a
+//! health check. The weight sync calls [`FleetHandle::mark_serving`] after verification. A lost
+//! engine may have restarted with other weights, so it is behind when it returns, if it was ever
+//! given any. Engines that were never given weights are assumed to serve the required ones.
 //!
-//! An engine that goes on under new weights is *on trial* until they were verified. If they are refuted, whatever it made meanwhile is worth nothing.
+//! An engine that resumes under new weights is *on trial* until they are verified. If they are
+//! refuted, its tokens of that time are invalid.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -18,19 +20,19 @@ use super::{InferenceEngine, RemoteError};
 use crate::data::Version;
 use crate::observe::Metrics;
 
-/// How an engine stands.
+/// State of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineState {
-    /// It gets work.
+    /// Gets work.
     Serving,
-    /// It gets none until it was given the weights that it should have.
+    /// Waits for weights.
     Behind,
-    /// It gets none until it can be reached.
+    /// Waits for a health check.
     Lost,
 }
 
 impl EngineState {
-    /// What it is called.
+    /// Name in metrics.
     pub fn word(self) -> &'static str {
         match self {
             EngineState::Serving => "serving",
@@ -40,7 +42,7 @@ impl EngineState {
     }
 }
 
-/// The engines of a run. Clones share one state.
+/// Engines of a run. Clones share one state.
 #[derive(Clone)]
 pub struct FleetHandle {
     shared: Arc<Shared>,
@@ -57,43 +59,43 @@ struct Shared {
 struct State {
     standings: Vec<Standing>,
     required: Option<Version>,
-    /// The newest that was begun to be given.
+    /// Newest version whose sync has started.
     offered: Option<Version>,
 }
 
 #[derive(Clone, Default)]
 struct Standing {
-    /// What it was last verified to serve.
+    /// Last verified version.
     served: Option<Version>,
-    /// Where that is an adapter: the one that requests name.
+    /// Loaded adapter, which requests name.
     adapter: Option<Arc<LoadedAdapter>>,
-    /// Whether it may have lost that since.
+    /// If true, the engine may have lost that version.
     doubtful: bool,
-    /// Whether it samples under weights that nobody has verified yet.
+    /// If true, the engine samples under unverified weights.
     on_trial: bool,
-    /// How often such weights turned out to be wrong.
+    /// Number of refuted syncs.
     refuted: u64,
     lost: Option<RemoteError>,
 }
 
-/// An adapter that one engine has loaded. It stays there, and its folder stays, while this is held.
+/// Adapter loaded by one engine. Adapter and folder are kept while this is held.
 #[derive(Debug)]
 pub struct LoadedAdapter {
-    /// What requests call it.
+    /// Name in requests.
     pub name: String,
-    /// Where it was loaded from.
+    /// Folder of the adapter.
     pub release: Release,
 }
 
 impl FleetHandle {
-    /// Of these engines, none of which is known to be in any trouble.
+    /// Creates a handle of engines that are assumed to be healthy.
     pub fn new(engines: Vec<Arc<dyn InferenceEngine>>) -> Self {
         let state = State { standings: vec![Standing::default(); engines.len()], required: None, offered: None };
         let changes = watch::Sender::new(0);
         FleetHandle { shared: Arc::new(Shared { engines, state: Mutex::new(state), changes, meter: OnceLock::new() }) }
     }
 
-    /// Counts there, engine by engine, what they do and how they stand. The first to ask is served.
+    /// Reports the engines' activity and states to `metrics`. Only the first call has an effect.
     pub fn observe(&self, metrics: &Metrics) {
         let names = self.engines().iter().map(|engine| engine.name());
         if self.shared.meter.set(Meter::new(metrics, names)).is_ok() {
@@ -105,94 +107,95 @@ impl FleetHandle {
         self.shared.meter.get()
     }
 
-    /// The engines. Their places here are what they are named by below.
+    /// Engines, by place.
     pub fn engines(&self) -> &[Arc<dyn InferenceEngine>] {
         &self.shared.engines
     }
 
-    /// A request to it failed, which is counted.
+    /// Counts a failed request.
     pub(super) fn count_failure(&self, place: usize, error: &RemoteError) {
         if let Some(meter) = self.meter() {
             meter.error(place, &error.fault);
         }
     }
 
-    /// How one stands.
+    /// State of an engine.
     pub fn state(&self, place: usize) -> EngineState {
         let state = self.lock();
         state.standings.get(place).map_or(EngineState::Lost, |standing| standing.state(state.required))
     }
 
-    /// The version that it was last verified to serve, if any.
+    /// Last verified version.
     pub fn served(&self, place: usize) -> Option<Version> {
         self.lock().standings.get(place).and_then(|standing| standing.served)
     }
 
-    /// Why it is lost, if it is.
+    /// Error of a lost engine.
     pub fn why_lost(&self, place: usize) -> Option<RemoteError> {
         self.lock().standings.get(place).and_then(|standing| standing.lost.clone())
     }
 
-    /// The adapter that requests to it name, if it serves one.
+    /// Adapter that requests to the engine name.
     pub fn adapter(&self, place: usize) -> Option<Arc<LoadedAdapter>> {
         self.lock().standings.get(place).and_then(|standing| standing.adapter.clone())
     }
 
-    /// It was verified to serve this version.
+    /// Records that the engine was verified to serve this version.
     pub fn mark_serving(&self, place: usize, version: Version) {
         self.change(place, |standing| standing.verified(version, None));
     }
 
-    /// It was verified to serve this adapter to requests that name it.
+    /// Records that the engine was verified to serve this adapter.
     pub fn mark_serving_adapter(&self, place: usize, adapter: Arc<LoadedAdapter>) {
         self.change(place, |standing| standing.verified(adapter.release.version(), Some(adapter)));
     }
 
-    /// It may not serve what it should: it gets no work until [`FleetHandle::mark_serving`].
+    /// Withholds work from the engine until [`FleetHandle::mark_serving`]. On trial, this refutes
+    /// its weights.
     pub fn mark_doubtful(&self, place: usize) {
         self.change(place, Standing::mark_doubtful);
     }
 
-    /// It is about to go on under weights that nobody has verified yet.
+    /// Records that the engine resumes under unverified weights.
     pub fn start_trial(&self, place: usize) {
         self.change(place, |standing| standing.on_trial = true);
     }
 
-    /// Whether it samples under weights that nobody has verified yet.
+    /// Returns true if the engine samples under unverified weights.
     pub fn on_trial(&self, place: usize) -> bool {
         self.lock().standings.get(place).is_some_and(|standing| standing.on_trial)
     }
 
-    /// How often the weights that it went on under turned out to be wrong, which [`FleetHandle::mark_doubtful`] says of one on trial.
+    /// Number of refuted syncs of the engine.
     pub fn refutations(&self, place: usize) -> u64 {
         self.lock().standings.get(place).map_or(0, |standing| standing.refuted)
     }
 
-    /// Engines known to serve an older version get no work any more.
+    /// Withholds work from engines that serve an older version.
     pub fn require(&self, version: Version) {
         self.lock().required = Some(version);
         self.notify();
     }
 
-    /// Engines are being given this version: they may sample with it before [`FleetHandle::mark_serving`] says that it was verified. Versions between it
-    /// and the one before may never be given at all.
+    /// Records that a sync of this version has started: engines may sample with it before
+    /// [`FleetHandle::mark_serving`].
     pub fn offer(&self, version: Version) {
         let mut state = self.lock();
         state.offered = state.offered.max(Some(version));
     }
 
-    /// The newest version that an engine serves, has to, or is being given.
+    /// Newest version that an engine serves, must serve or is loading.
     pub fn newest(&self) -> Option<Version> {
         let state = self.lock();
         state.standings.iter().map(|standing| standing.served).max().flatten().max(state.required).max(state.offered)
     }
 
-    /// It can't be reached.
+    /// Records that the engine is unreachable.
     pub fn mark_lost(&self, place: usize, error: RemoteError) {
         self.change(place, |standing| standing.lost = Some(error));
     }
 
-    /// It was reached again. If it was ever given weights it is behind now.
+    /// Records that the engine is reachable again. If it was ever given weights, it is behind.
     pub fn mark_found(&self, place: usize) {
         self.change(place, |standing| {
             if standing.lost.take().is_some() {
@@ -201,14 +204,14 @@ impl FleetHandle {
         });
     }
 
-    /// The engines that can be reached and wait for weights.
+    /// Places of reachable engines that wait for weights.
     pub fn behind(&self) -> Vec<usize> {
         let state = self.lock();
         let standings = state.standings.iter().enumerate();
         standings.filter(|(_, standing)| standing.state(state.required) == EngineState::Behind).map(|(place, _)| place).collect()
     }
 
-    /// Changes whenever anything here does.
+    /// Notifies of every change.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.shared.changes.subscribe()
     }

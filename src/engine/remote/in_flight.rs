@@ -1,4 +1,4 @@
-//! What is known of one sample that engines elsewhere make: pure, but for the clock that is handed in.
+//! State of one sample on remote engines: pure, with the clock as an argument.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,55 +22,55 @@ pub(super) struct ServedVersions {
     pub(super) known: bool,
 }
 
-/// A sample that has not ended.
+/// Sample that has not ended.
 #[derive(Debug)]
 pub(super) struct InFlightSample {
     pub(super) request: Arc<Request>,
     pub(super) answer: Answer,
-    /// Its next attempt, or that under way.
+    /// Number of the current or next attempt.
     pub(super) number: u32,
     pub(super) stage: Stage,
-    /// The newest token with its version, which is not written down yet: it may turn out to be the last.
+    /// Newest token, which is reported with the next one or with the end.
     pub(super) held: Option<SampledToken>,
-    /// Attempts since the last token that failed.
+    /// Failed attempts since the last token.
     pub(super) failures: u32,
-    /// Attempts since the last token that were turned away or aborted.
+    /// Rejected or aborted attempts since the last token.
     pub(super) turned_away: u32,
-    /// Engines that were on trial when they made some of it, and how often they had been refuted before.
+    /// Engines on trial that generated tokens of it, with their refutations before.
     pub(super) unproven: Vec<(usize, u64)>,
-    /// When something was last heard of it.
+    /// Time of the last event.
     pub(super) since: Instant,
-    /// Finds what its engine can't: stop strings that one attempt began and the next completes.
+    /// Finds stop strings that span two attempts.
     watch: Option<StopWatch>,
 }
 
-/// Where it is.
+/// Stage of a sample.
 #[derive(Debug)]
 pub(super) enum Stage {
-    /// It waits for an engine, and is not to be tried before.
+    /// Waits for an engine, until this time at least.
     Waiting(Instant),
-    /// An engine is at it.
+    /// Runs on an engine.
     Running(Running),
-    /// It has ended, and is given back when what made it was verified.
+    /// Has ended, and waits until its weights are verified.
     Ended(FinishReason),
 }
 
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) place: usize,
-    /// The oldest version that may sample its tokens.
+    /// Oldest version that can sample its tokens.
     pub(super) floor: Version,
-    /// Whether the engine was verified to serve that.
+    /// If true, the engine was verified to serve that version.
     pub(super) known: bool,
-    /// Tokens that were there before.
+    /// Number of tokens before the attempt.
     pub(super) before: usize,
-    /// The adapter that it names, which is kept there as long.
+    /// Adapter of the attempt, kept loaded.
     pub(super) adapter: Option<Arc<LoadedAdapter>>,
     pub(super) task: AbortHandle,
 }
 
 impl Drop for Running {
-    /// Its connection closes, and the engine stops.
+    /// Closes the connection, which stops the engine.
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -99,7 +99,7 @@ impl InFlightSample {
         }
     }
 
-    /// Everything again from its prompt.
+    /// Restarts the sample from its prompt.
     pub(super) fn restart(&mut self, now: Instant) {
         self.answer = Answer::new(self.answer.index);
         (self.held, self.watch) = (None, None);
@@ -107,14 +107,14 @@ impl InFlightSample {
         self.wait(now);
     }
 
-    /// To be tried again from `at` on.
+    /// Allows the next attempt from `at` on.
     pub(super) fn wait(&mut self, at: Instant) {
         self.number += 1;
         self.stage = Stage::Waiting(at);
     }
 
-    /// Whether its newest token is the last, whatever its engine may say of it: what an interrupted attempt left, and what one that continues it
-    /// can't see.
+    /// Reason for the end if the newest token is the last. An interrupted attempt may not have
+    /// reported it.
     pub(super) fn ends(&mut self, tokenizer: &Tokenizer) -> Result<Option<FinishReason>, TokenizerError> {
         let params = self.request.params.clone();
         let Some(last) = self.turn().last() else { return Ok(None) };
@@ -127,12 +127,12 @@ impl InFlightSample {
         Ok((self.answer.turn() >= params.max_new_tokens).then_some(FinishReason::Length))
     }
 
-    /// What was sampled since the last given token.
+    /// Tokens sampled after the last given token.
     fn turn(&self) -> &[u32] {
         &self.answer.tokens[self.answer.tokens.len() - self.answer.turn()..]
     }
 
-    /// Feeds what is new to the watch, which is made from what is there.
+    /// Feeds new tokens to the stop detection.
     fn completes_stop(&mut self, tokenizer: &Tokenizer) -> Result<bool, TokenizerError> {
         let (all, stop) = (&self.answer.tokens, &self.request.params.stop);
         let tokens = &all[all.len() - self.answer.turn()..];
@@ -151,8 +151,7 @@ impl InFlightSample {
     }
 }
 
-/// Which versions sampled an attempt's `count` tokens. `floor` is the oldest that could, `newest` the newest; `known` says whether the engine was
-/// verified to serve versions with names, so that anything else is wrong.
+/// Versions of an attempt's `count` tokens, from the engine's spans or else `served.floor`.
 pub(super) fn versions(spans: Option<&[VersionSpan]>, count: usize, served: ServedVersions) -> Result<Spans, String> {
     let ServedVersions { floor, newest, known } = served;
     let mut all = Spans::default();

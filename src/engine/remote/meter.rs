@@ -1,4 +1,4 @@
-//! What is counted of each engine.
+//! Metrics of each engine.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use super::{EngineState, Fault};
 use crate::data::Version;
 use crate::observe::{Metric, Metrics, Series};
 
-/// The engines' metrics, by their places.
+/// Metrics of the engines, by place.
 pub(super) struct Meter {
     metrics: Metrics,
     rows: Vec<Row>,
 }
 
-/// Those of one engine that are touched at every step.
+/// Series of one engine that change at every step.
 struct Row {
     name: String,
     requests: Series,
@@ -23,7 +23,7 @@ struct Row {
 }
 
 impl Meter {
-    /// Of engines with these names.
+    /// Creates the series of engines with these names.
     pub(super) fn new(metrics: &Metrics, names: impl Iterator<Item = String>) -> Self {
         let row = |name: String| {
             let of = |metric| metrics.series(metric, &[name.as_str()]);
@@ -39,12 +39,12 @@ impl Meter {
         Meter { metrics: metrics.clone(), rows: names.map(row).collect() }
     }
 
-    /// It was sent a request.
+    /// Counts a request.
     pub(super) fn request(&self, place: usize) {
         self.rows[place].requests.add(1.0);
     }
 
-    /// It made tokens; of the first of a request, how long that took.
+    /// Counts tokens, and observes the time to a request's first token.
     pub(super) fn tokens(&self, place: usize, tokens: usize, waited: Option<Duration>) {
         self.rows[place].tokens.add(tokens as f64);
         if let Some(waited) = waited {
@@ -52,18 +52,18 @@ impl Meter {
         }
     }
 
-    /// It has so many requests under way, of so many that it may have.
+    /// Records the requests in flight and their limit.
     pub(super) fn room(&self, place: usize, in_flight: usize, limit: usize) {
         self.rows[place].in_flight.set(in_flight as f64);
         self.rows[place].limit.set(limit as f64);
     }
 
-    /// A request to it failed.
+    /// Counts a failed request.
     pub(super) fn error(&self, place: usize, fault: &Fault) {
         self.metrics.add(Metric::EngineErrors, &[self.rows[place].name.as_str(), fault.kind()], 1.0);
     }
 
-    /// It stands so.
+    /// Records an engine's state.
     pub(super) fn stands(&self, place: usize, state: EngineState, served: Option<Version>) {
         let name = self.rows[place].name.as_str();
         for each in [EngineState::Serving, EngineState::Behind, EngineState::Lost] {

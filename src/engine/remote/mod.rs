@@ -1,6 +1,7 @@
-//! Engines elsewhere: servers that make tokens, over HTTP or however one reaches them.
+//! Remote engines: servers over HTTP, and engines of users.
 //!
-//! [`InferenceEngine`] is what a generator needs of one, [`WeightControl`] what a weight sync needs of one that serves the weights it is given.
+//! [`InferenceEngine`] is the interface for generation, [`WeightControl`] the interface for weight
+//! sync.
 
 mod attempt;
 mod budget;

@@ -1,6 +1,6 @@
-//! Any server that has OpenAI's `/v1/completions` and gives token ids and log-probabilities with it.
+//! Servers with OpenAI's `/v1/completions` that return token ids and log-probabilities.
 //!
-//! It says nothing about weights: whoever trains with it must find its log-probabilities right first.
+//! They report nothing about weights. Verify their log-probabilities before training with them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::server::{ServerConfig, follow};
 use super::{Attempt, Capabilities, Ending, InferenceEngine, Pending, RemoteError, Tokens, completions};
 use crate::net::Client;
 
-/// A server like OpenAI's.
+/// Server with OpenAI's API.
 #[derive(Clone)]
 pub struct OpenAiEngine {
     client: Client,
@@ -21,12 +21,12 @@ pub struct OpenAiEngine {
 }
 
 impl OpenAiEngine {
-    /// The server at `http://host:port`. Asks nothing yet.
+    /// Connects to the server at `http://host:port`, with the first request.
     pub fn new(url: &str) -> Result<Self, RemoteError> {
         OpenAiEngine::with(ServerConfig::new(url))
     }
 
-    /// The same, asked as this says.
+    /// Connects with this configuration.
     pub fn with(config: ServerConfig) -> Result<Self, RemoteError> {
         Ok(OpenAiEngine { client: config.client("OpenAI-like server")?, config, model: Arc::default() })
     }

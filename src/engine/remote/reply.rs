@@ -1,11 +1,11 @@
-//! Reading what servers say: the parts that several of them share.
+//! Parts of replies that several servers share.
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Chunk, VersionSpan};
 
-/// A run of tokens of one version, as vLLM and SGLang write it.
+/// Span of tokens of one version, as vLLM and SGLang write it.
 #[derive(Debug, Deserialize)]
 pub(super) struct WireSpan {
     version: String,
@@ -13,13 +13,13 @@ pub(super) struct WireSpan {
     end: usize,
 }
 
-/// The spans of a whole answer; none where there are none.
+/// Converts the spans of a completion; an empty list is `None`.
 pub(super) fn spans(spans: Option<Vec<WireSpan>>) -> Option<Vec<VersionSpan>> {
     let spans = spans.filter(|spans| !spans.is_empty())?;
     Some(spans.into_iter().map(|WireSpan { version, start, end }| VersionSpan { label: version, start, end }).collect())
 }
 
-/// Tokens with their log-probabilities, or what is wrong with them.
+/// Pairs tokens with their log-probabilities.
 pub(super) fn chunk(tokens: Vec<u32>, log_probs: Vec<Option<f64>>) -> Result<Chunk, String> {
     if tokens.len() != log_probs.len() {
         return Err(format!("{} tokens and {} log-probabilities", tokens.len(), log_probs.len()));
@@ -29,7 +29,7 @@ pub(super) fn chunk(tokens: Vec<u32>, log_probs: Vec<Option<f64>>) -> Result<Chu
     Ok(Chunk { tokens, log_probs })
 }
 
-/// The status that an error in a reply stands for; 500 unless it says so.
+/// Status of an error in a reply. Default: 500.
 pub(super) fn status(error: &Value) -> u16 {
     let code = [error.pointer("/error/code"), error.get("code"), error.get("status_code")].into_iter().flatten().next();
     code.and_then(Value::as_u64).and_then(|code| u16::try_from(code).ok()).filter(|code| (400..600).contains(code)).unwrap_or(500)

@@ -1,32 +1,34 @@
-//! Which engine gets a sample, and how many it gets at a time: pure, with the clock as an argument.
+//! Choice of an engine for each sample, and limits of samples per engine: pure, with the clock as
+//! an argument.
 //!
-//! The samples of a group go to one engine while that has room, since it has read their prompt already; others go where the least of the room is
-//! taken. An engine that says it is busy (429) gets a quarter fewer, and one more for every so many that go well, so that it settles around what it
-//! takes; one that lets them wait gets fewer by its [`Throughput`]. One that stands still (503) keeps its number and is left alone for a while.
+//! Samples of a group go to one engine while it has room, because it has prefilled their prompt.
+//! Others go to the engine with the largest free share. A busy engine (429) loses a quarter of its
+//! limit and regains it slowly with successes. An engine whose queue grows gets fewer by its
+//! [`Throughput`]. A paused engine (503) keeps its limit and is left alone for a while.
 
 use std::time::{Duration, Instant};
 
 use super::budget::pause;
 use super::throughput::Throughput;
 
-/// First pause of an engine that says it is busy or stands still.
+/// First pause after an engine reports that it is busy or paused.
 const FIRST: Duration = Duration::from_millis(100);
 
-/// What is known of one engine's room.
+/// Load and limit of one engine.
 #[derive(Clone, Debug)]
 pub(super) struct EngineSlot {
     most: usize,
-    /// Samples that it takes at a time before it says that it is busy.
+    /// Samples at a time below which the engine does not report that it is busy.
     limit: f64,
     throughput: Throughput,
     pub(super) in_flight: usize,
-    /// It gets nothing before.
+    /// Time before which the engine gets no samples.
     closed_until: Option<Instant>,
-    /// Refusals since the last token.
+    /// Rejections since the last token.
     refusals: u32,
     /// Failures since the last token.
     pub(super) failures: u32,
-    /// How often it had been refuted when that was last looked at.
+    /// Refutations that were processed.
     pub(super) refuted: u64,
 }
 
@@ -37,7 +39,7 @@ impl EngineSlot {
         EngineSlot { most, limit, throughput, in_flight: 0, closed_until: None, refusals: 0, failures: 0, refuted: 0 }
     }
 
-    /// Samples that it may have at a time.
+    /// Most samples at a time.
     pub(super) fn limit(&self) -> usize {
         (self.limit as usize).min(self.throughput.slots()).clamp(1, self.most)
     }
@@ -46,30 +48,30 @@ impl EngineSlot {
         self.in_flight + count <= self.limit() && self.closed_until.is_none_or(|until| until <= now)
     }
 
-    /// It made tokens.
+    /// Records new tokens.
     pub(super) fn works(&mut self, tokens: usize) {
         (self.refusals, self.failures) = (0, 0);
         self.throughput.made(tokens);
     }
 
-    /// It was given what there is for it; `next` more wait to be begun together.
+    /// Records the load after dispatch; `next` more samples wait to start together.
     pub(super) fn look(&mut self, next: usize, now: Instant) {
         self.throughput.look(self.in_flight, next, now);
     }
 
-    /// It ended a sample.
+    /// Records a finished sample.
     pub(super) fn ended(&mut self) {
         self.limit = (self.limit + 1.0 / self.limit).min(self.most as f64);
     }
 
-    /// It may take samples again.
+    /// Allows samples again.
     pub(super) fn reopen(&mut self) {
         (self.closed_until, self.refusals) = (None, 0);
     }
 
-    /// It turned a sample away.
+    /// Records a rejected sample.
     pub(super) fn busy(&mut self, place: usize, status: u16, retry_after: Option<Duration>, now: Instant) {
-        // Several that were sent together are turned away together: once is enough.
+        // Samples that were sent together are rejected together, and count once.
         if status == 429 && self.closed_until.is_none_or(|until| until <= now) {
             self.limit = (0.75 * self.limit).max(1.0);
         }
@@ -79,7 +81,8 @@ impl EngineSlot {
     }
 }
 
-/// The engine for so many samples of a group that is at `home`, if there is one with room for them that `serves`.
+/// Returns an engine with room for `count` samples of a group, preferably `home`, among those that
+/// `serves`.
 pub(super) fn choose(
     engine_slots: &[EngineSlot],
     home: Option<usize>,

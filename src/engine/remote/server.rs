@@ -1,4 +1,4 @@
-//! What all servers that speak HTTP have in common.
+//! Streaming and configuration shared by all HTTP engines.
 
 use std::time::Duration;
 
@@ -9,21 +9,22 @@ use super::reply::status;
 use super::{Chunk, End, Ending, Fault, RemoteError, Tokens};
 use crate::net::{Client, Endpoint, message};
 
-/// Where a server is, and how patiently it is asked.
+/// Address, model and timeouts of a server.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Its address, token and certificates.
+    /// Address, token and certificates.
     pub endpoint: Endpoint,
-    /// The model to ask for; the first that it serves unless told otherwise.
+    /// Model to request. Default: the first that the server lists.
     pub model: Option<String>,
-    /// Longest time to the first token and from each to the next. A server that is paused says nothing, either.
+    /// Longest time to the first token, and between two tokens. It includes pauses of the server.
+    /// Default: 120 s.
     pub stall_timeout: Duration,
-    /// Longest time for a question whose answer is known, such as what model it serves.
+    /// Longest time of a request without generation. Default: 20 s.
     pub call: Duration,
 }
 
 impl ServerConfig {
-    /// With 256 idle connections, two minutes to a token and 20 seconds for the rest.
+    /// Configuration of the server at `url`, with up to 256 idle connections.
     pub fn new(url: impl Into<String>) -> Self {
         ServerConfig {
             endpoint: Endpoint { idle_connections: 256, ..Endpoint::new(url) },
@@ -38,40 +39,40 @@ impl ServerConfig {
         StreamRequest { path, body, stall_timeout: self.stall_timeout }
     }
 
-    /// Its client, called by this kind in errors.
+    /// Creates a client, which errors call `kind`.
     pub(super) fn client(&self, kind: &str) -> Result<Client, RemoteError> {
         Client::new(kind, self.endpoint.clone())
     }
 }
 
-/// What one event of a stream says.
+/// Content of one event.
 #[derive(Debug, Default)]
 pub(super) struct StreamDelta {
-    /// Which of the answers it is about.
+    /// Index of the completion in its group.
     pub(super) choice: usize,
     pub(super) chunk: Chunk,
     pub(super) ending: Option<Ending>,
-    /// Nothing that comes after it is wanted; the server is to stop.
+    /// If true, the stream ends here and the server stops.
     pub(super) over: bool,
 }
 
-/// Whoever a stream tells.
+/// Receiver of a stream.
 pub(super) trait Listener {
-    /// Hears of an event: whether it wants more, or why that can't be.
-    fn hear(&mut self, delta: StreamDelta) -> impl Future<Output = Result<bool, String>> + Send;
+    /// Handles an event. Returns false to end the stream, or a reason why the event is invalid.
+    fn on_delta(&mut self, delta: StreamDelta) -> impl Future<Output = Result<bool, String>> + Send;
 
-    /// Whether all was delta.
+    /// Returns true if all completions have ended.
     fn is_done(&self) -> bool;
 }
 
-/// The reader of one answer.
+/// Receiver of one completion.
 struct Reader<'a> {
     tokens: &'a Tokens,
     ending: Option<Ending>,
 }
 
 impl Listener for Reader<'_> {
-    async fn hear(&mut self, StreamDelta { chunk, ending, over, .. }: StreamDelta) -> Result<bool, String> {
+    async fn on_delta(&mut self, StreamDelta { chunk, ending, over, .. }: StreamDelta) -> Result<bool, String> {
         if !chunk.tokens.is_empty() && !self.tokens.send(chunk).await {
             self.ending = Some(Ending { end: End::Aborted, spans: None });
             return Ok(false);
@@ -85,7 +86,7 @@ impl Listener for Reader<'_> {
     }
 }
 
-/// A request whose reply is a stream of events.
+/// Request whose reply is a stream of events.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StreamRequest<'a> {
     pub(super) path: &'a str,
@@ -94,7 +95,7 @@ pub(super) struct StreamRequest<'a> {
     pub(super) stall_timeout: Duration,
 }
 
-/// Reads the stream of one answer to its end and tells its tokens. `read` makes sense of one event, or says why there is none.
+/// Reads the stream of one completion and sends its tokens; `read` converts an event.
 pub(super) async fn follow<E: DeserializeOwned>(
     client: &Client,
     request: StreamRequest<'_>,
@@ -103,11 +104,11 @@ pub(super) async fn follow<E: DeserializeOwned>(
 ) -> Result<Ending, RemoteError> {
     let mut reader = Reader { tokens, ending: None };
     listen(client, request, &mut reader, read).await?;
-    let unsaid = || client.fault(Fault::Broke { why: format!("POST {} ended without saying why", request.path) });
-    reader.ending.ok_or_else(unsaid)
+    let unexplained = || client.fault(Fault::Broke { why: format!("POST {} ended without saying why", request.path) });
+    reader.ending.ok_or_else(unexplained)
 }
 
-/// Reads a stream to its end and tells `listener`.
+/// Reads a stream and passes its events to `listener`.
 pub(super) async fn listen<E: DeserializeOwned>(
     client: &Client,
     StreamRequest { path, body, stall_timeout }: StreamRequest<'_>,
@@ -120,7 +121,7 @@ pub(super) async fn listen<E: DeserializeOwned>(
         let data = match events.next().await {
             Ok(Some(data)) => data,
             Ok(None) => return Ok(()),
-            // All was delta; how the connection ends changes nothing.
+            // All completions have ended, so the error changes nothing.
             Err(_) if listener.is_done() => return Ok(()),
             Err(error) => return Err(error),
         };
@@ -134,26 +135,26 @@ pub(super) async fn listen<E: DeserializeOwned>(
             .map_err(|error| client.nonsense(&what, format!("an event that is not as expected ({error})"), &data))?;
         let delta = read(event).map_err(|wrong| match wrong {
             EventError::Nonsense(why) => client.nonsense(&what, why, &data),
-            EventError::Refused { status, told } => client.refusal(&what, status, &told),
+            EventError::Refused { status, message } => client.refusal(&what, status, &message),
         })?;
-        let more = listener.hear(delta).await.map_err(|why| client.nonsense(&what, why, &data))?;
+        let more = listener.on_delta(delta).await.map_err(|why| client.nonsense(&what, why, &data))?;
         if !more {
             return Ok(());
         }
     }
 }
 
-/// What is wrong with an event.
+/// Error in an event.
 #[derive(Debug)]
 pub(super) enum EventError {
-    /// It contradicts itself, or the protocol.
+    /// Contradiction, or violation of the protocol.
     Nonsense(String),
-    /// It says that the request failed.
+    /// Failure that the event reports.
     Refused {
-        /// What status that would have been.
+        /// Equivalent HTTP status.
         status: u16,
-        /// What it says.
-        told: String,
+        /// Message of the server.
+        message: String,
     },
 }
 

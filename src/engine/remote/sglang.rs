@@ -1,6 +1,7 @@
 //! SGLang: `POST /generate`, streamed.
 //!
-//! Its events are the whole answer so far, or what is new, as the server was started: which of both is told by how many tokens it says there are.
+//! Events hold the whole completion or only its new part, depending on the server's flags. The
+//! reported number of tokens tells which.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::net::Client;
 
 const GENERATE: &str = "/generate";
 
-/// An SGLang server.
+/// SGLang server.
 #[derive(Clone)]
 pub struct SglangEngine {
     client: Client,
@@ -27,12 +28,12 @@ pub struct SglangEngine {
 }
 
 impl SglangEngine {
-    /// The server at `http://host:port`. Asks nothing yet.
+    /// Connects to the server at `http://host:port`, with the first request.
     pub fn new(url: &str) -> Result<Self, RemoteError> {
         SglangEngine::with(ServerConfig::new(url))
     }
 
-    /// The same, asked as this says.
+    /// Connects with this configuration.
     pub fn with(config: ServerConfig) -> Result<Self, RemoteError> {
         let client = config.client("SGLang")?;
         let control = SglangWeights::new(&client);
@@ -45,7 +46,7 @@ impl SglangEngine {
 
     async fn look(&self) -> Result<Capabilities, RemoteError> {
         let call = self.config.call;
-        // Older servers have the second name only.
+        // Older servers have only the second name.
         let named = |new: &'static str, old: &'static str| async move {
             match self.client.get(new, call).await {
                 Err(RemoteError { fault: Fault::Refused { status: 404, .. }, .. }) => self.client.get(old, call).await,
@@ -109,8 +110,8 @@ fn question(attempt: &Attempt) -> Value {
     question
 }
 
-/// A server that was started anew knows no adapter, and refuses requests that name one as it refuses bad ones. They would fare no better there, and
-/// are not at fault.
+/// A restarted server has no adapters and rejects requests that name one like bad requests. Status
+/// 404 keeps such samples from being given up.
 fn without_adapter(mut error: RemoteError, attempt: &Attempt) -> RemoteError {
     if let Fault::Refused { status, begins, .. } = &mut error.fault
         && attempt.adapter.is_some()
@@ -145,18 +146,18 @@ struct Finish {
     status_code: Option<u16>,
 }
 
-/// Leaves what was not told yet of a column that ends at entry `all` of the answer.
-fn newest<T>(column: &mut Vec<T>, told: usize, all: usize) {
+/// Removes what was read already from a column that ends at entry `all` of the completion.
+fn newest<T>(column: &mut Vec<T>, read: usize, all: usize) {
     column.truncate(all);
     let first = all - column.len();
-    column.drain(..told.saturating_sub(first).min(column.len()));
+    column.drain(..read.saturating_sub(first).min(column.len()));
 }
 
-/// What was told of an answer so far.
+/// Number of tokens read, and the stop tokens to watch for.
 #[derive(Debug, Default)]
 struct Reader {
-    told: usize,
-    /// Tokens that end the answer, which it passes over where it is to ignore the end-of-text token.
+    read: usize,
+    /// Stop tokens of the request, which the server ignores if it ignores end-of-text tokens.
     stops: Vec<u32>,
 }
 
@@ -164,18 +165,18 @@ impl Reader {
     fn delta(&mut self, event: Event) -> Result<StreamDelta, EventError> {
         let Event { mut output_ids, meta_info: meta } = event;
         let mut log_probs = meta.output_token_logprobs;
-        // Either column may be the whole answer or its newest part, and ends where the count says; what is there beyond has come since, and comes
-        // again.
+        // Either column may hold the whole completion or its newest part, and ends at the reported
+        // count. Entries beyond that come again.
         let all = meta.completion_tokens.unwrap_or(output_ids.len());
-        newest(&mut output_ids, self.told, all);
-        newest(&mut log_probs, self.told, all);
+        newest(&mut output_ids, self.read, all);
+        newest(&mut log_probs, self.read, all);
         if let Some(((_, id, _), token)) = log_probs.iter().zip(&output_ids).find(|((_, id, _), token)| id != *token) {
             return Err(EventError::Nonsense(format!("a log-probability of token {id} for token {token}")));
         }
         let chunk = chunk(output_ids, log_probs.into_iter().map(|(log_prob, ..)| log_prob).collect())?;
-        self.told += chunk.tokens.len();
-        if self.told != all {
-            return Err(EventError::Nonsense(format!("{} tokens, of which it counts {all}", self.told)));
+        self.read += chunk.tokens.len();
+        if self.read != all {
+            return Err(EventError::Nonsense(format!("{} tokens, of which it counts {all}", self.read)));
         }
         if let Some(stop) = chunk.tokens.iter().position(|token| self.stops.contains(token)) {
             let mut chunk = chunk;
@@ -193,12 +194,12 @@ impl Reader {
             ("stop", _) => End::Stop,
             ("length", _) => End::Length,
             ("abort", Some(status)) if status >= 400 => {
-                return Err(EventError::Refused { status, told: finish.message.unwrap_or_default() });
+                return Err(EventError::Refused { status, message: finish.message.unwrap_or_default() });
             }
             ("abort", _) => End::Aborted,
             (other, _) => return Err(EventError::Nonsense(format!("finish_reason {other:?}, which is unknown here"))),
         };
-        // Its `weight_version` alone is the newest, and no token's for certain.
+        // `weight_version` alone is the newest version, not that of each token.
         Ok(StreamDelta { chunk, ending: Some(Ending { end, spans: spans(meta.weight_versions) }), ..StreamDelta::default() })
     }
 }
@@ -212,7 +213,7 @@ impl InferenceEngine for SglangEngine {
         Box::pin(async move {
             self.check(attempt, self.ask().await?.context)?;
             let stops = if attempt.params.ignore_eos { attempt.params.stop_token_ids.clone() } else { Vec::new() };
-            let mut reader = Reader { told: 0, stops };
+            let mut reader = Reader { read: 0, stops };
             let question = question(attempt);
             let ended = follow(&self.client, self.config.stream(GENERATE, &question), tokens, |event| reader.delta(event)).await;
             ended.map_err(|error| without_adapter(error, attempt))
@@ -223,7 +224,7 @@ impl InferenceEngine for SglangEngine {
         Box::pin(async { Ok(self.ask().await?.clone()) })
     }
 
-    /// Not by `/health`, which generates a token and takes a second.
+    /// Uses `/ready`, because `/health` generates a token and takes a second.
     fn healthy(&self, limit: Duration) -> Pending<'_, ()> {
         Box::pin(async move {
             match self.client.get("/ready", limit).await {
@@ -244,8 +245,8 @@ impl InferenceEngine for SglangEngine {
             });
             let reply = self.client.post(GENERATE, &question, self.config.stall_timeout).await?;
             let listed = reply.pointer("/meta_info/input_token_logprobs").and_then(Value::as_array);
-            // The first token follows nothing; it may be listed without a number, or not at all.
-            // It writes the vocabulary's last token, and what is beyond, as 0 here; the number is the token's own.
+            // The first token may be listed without a log-probability, or not at all. The server
+            // lists ids of the vocabulary's end as 0; their log-probabilities are correct.
             let of = |(entry, token): (&Value, &u32)| {
                 let id = entry.get(1)?.as_u64()?;
                 (id == u64::from(*token) || id == 0).then_some(entry.get(0)?.as_f64()? as f32)

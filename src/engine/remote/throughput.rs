@@ -1,49 +1,48 @@
-//! How many samples one engine is given at a time, by what it makes of them. Pure, with the clock as an argument.
+//! Limit of samples per engine by measured throughput: pure, with the clock as an argument.
 //!
-//! A server that is given more than it computes at a time lets the others wait in its queue, where they get older and nothing is gained: tokens a
-//! second stay, and the time of each sample grows in proportion. So an engine whose room is all in use is measured, and gets fewer where fewer make
-//! as much ([`Concurrency`]), and more again where more make more.
+//! Samples beyond an engine's capacity only wait in its queue and get staler. So a full engine is
+//! measured, and its limit follows the knee of its throughput ([`Concurrency`]).
 
 use std::time::{Duration, Instant};
 
 use crate::engine::Concurrency;
 
-/// One measurement: long enough to hold many tokens.
+/// Duration of one measurement.
 const WHILE: Duration = Duration::from_millis(100);
 
-/// Measurements with all room in use before any of it is taken away: what is over sooner needs no care.
+/// Full measurements before the limit is first lowered.
 const FIRST: usize = 20;
 
-/// What is known of one engine's throughput.
+/// Measured throughput of one engine.
 #[derive(Clone, Debug)]
 pub(super) struct Throughput {
     most: usize,
-    /// Measurements with all room in use.
+    /// Number of measurements with all room in use.
     full: usize,
-    /// After the first of them.
+    /// Present after the first full measurements.
     concurrency: Option<Concurrency>,
-    /// When this measurement began, and how many tokens came since.
+    /// Start of the current measurement, and its tokens.
     since: Option<Instant>,
     tokens: usize,
 }
 
 impl Throughput {
-    /// Of an engine that never gets more than `most` samples at a time.
+    /// Starts with a limit of `most` samples.
     pub(super) fn new(most: usize) -> Self {
         Throughput { most, full: 0, concurrency: None, since: None, tokens: 0 }
     }
 
-    /// Samples that it may have at a time.
+    /// Most samples at a time.
     pub(super) fn slots(&self) -> usize {
         self.concurrency.as_ref().map_or(self.most, Concurrency::slots)
     }
 
-    /// It made tokens.
+    /// Records new tokens.
     pub(super) fn made(&mut self, tokens: usize) {
         self.tokens += tokens;
     }
 
-    /// It was given what there is, and has so many samples now; `next` more wait to be begun together.
+    /// Records the load after dispatch; `next` more samples wait to start together.
     pub(super) fn look(&mut self, in_use: usize, next: usize, now: Instant) {
         let slots = self.slots();
         let full = (slots.saturating_sub(next.max(1)) + 1..=slots).contains(&in_use);
@@ -70,7 +69,7 @@ impl Throughput {
 mod tests {
     use super::*;
 
-    /// The number that an engine gets in the end which computes `capacity` at a time, if so many samples are there.
+    /// Final limit of an engine that computes `capacity` samples at a time.
     fn settled(most: usize, capacity: usize, there: usize, group: usize) -> usize {
         let (mut throughput, mut now) = (Throughput::new(most), Instant::now());
         for _ in 0..6000 {

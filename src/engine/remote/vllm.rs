@@ -1,9 +1,8 @@
-//! vLLM: tokens in and out by its own route, or by `/v1/completions` where a server lacks that.
+//! vLLM: tokens in and out by its own route, or by `/v1/completions` on servers without it.
 //!
-//! What a server can is read from its list of routes when it is first asked. Log-probabilities are those of the distribution that was sampled only
-//! with
-//! `--logprobs-mode processed_logprobs`; without it they are right at temperature 1 and without truncation alone, and a server that says otherwise is
-//! refused for anything else.
+//! The first request reads the server's list of routes. Log-probabilities are those of the sampled
+//! distribution only with `--logprobs-mode processed_logprobs`. Otherwise they are correct only at
+//! temperature 1 without truncation, and other requests are rejected.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,14 +21,14 @@ use super::{
 };
 use crate::net::Client;
 
-/// Its own route, which `--enable-scale-out` turns on.
+/// vLLM's own route, which `--enable-scale-out` enables.
 const GENERATE: &str = "/inference/v1/generate";
 
-/// How one gets its routes for weights.
+/// Advice for a server without routes for weights.
 const DEV_MODE: &str = "VLLM_SERVER_DEV_MODE=1 in the server's environment turns on its routes for weights (/pause, /collective_rpc and others), \
      which it lacks; they take no token, so keep it on a network of your own";
 
-/// A vLLM server.
+/// vLLM server.
 #[derive(Clone)]
 pub struct VllmEngine {
     client: Client,
@@ -42,19 +41,19 @@ pub struct VllmEngine {
 #[derive(Clone, Debug)]
 struct Probed {
     capabilities: Capabilities,
-    /// Whether it has its own route.
+    /// If true, the server has its own route for generation.
     generates: bool,
-    /// Whether it says that its log-probabilities are those from before temperature and truncation.
+    /// If true, log-probabilities are those before temperature and truncation.
     raw: bool,
 }
 
 impl VllmEngine {
-    /// The server at `http://host:port`. Asks nothing yet.
+    /// Connects to the server at `http://host:port`, with the first request.
     pub fn new(url: &str) -> Result<Self, RemoteError> {
         VllmEngine::with(ServerConfig::new(url))
     }
 
-    /// The same, asked as this says.
+    /// Connects with this configuration.
     pub fn with(config: ServerConfig) -> Result<Self, RemoteError> {
         let client = config.client("vLLM")?;
         let control = VllmWeights::new(&client);
@@ -77,7 +76,7 @@ impl VllmEngine {
         let routes = self.routes().await?;
         let has = |route: &str| routes.contains(route);
         let weights = has("/pause") && has("/collective_rpc");
-        let raw = has("/server_info") && self.says_raw().await;
+        let raw = has("/server_info") && self.reports_raw().await;
         let generates = has(GENERATE);
         let capabilities = Capabilities {
             server: format!("vLLM {}", version.get("version").and_then(Value::as_str).unwrap_or("of unknown version")),
@@ -94,7 +93,7 @@ impl VllmEngine {
         Ok(Probed { capabilities, generates, raw })
     }
 
-    /// Its list of routes; where it keeps that to itself, what answers.
+    /// List of routes, or of those that answer if the server hides its list.
     async fn routes(&self) -> Result<BTreeSet<String>, RemoteError> {
         match self.client.get("/openapi.json", self.config.call).await {
             Ok(list) => {
@@ -102,7 +101,7 @@ impl VllmEngine {
                 Ok(paths.into_iter().flatten().map(|(path, _)| path.clone()).collect())
             }
             Err(RemoteError { fault: Fault::Refused { .. }, .. }) => {
-                // A route that is there finds fault with an empty question.
+                // An existing route rejects an empty request.
                 let own = self.client.post(GENERATE, &json!({}), self.config.call).await;
                 let missing = matches!(&own, Err(RemoteError { fault: Fault::Refused { status: 404 | 405, .. }, .. }));
                 let paused = self.client.get("/is_paused", self.config.call).await.is_ok();
@@ -114,14 +113,14 @@ impl VllmEngine {
         }
     }
 
-    async fn says_raw(&self) -> bool {
+    async fn reports_raw(&self) -> bool {
         let info = self.client.get("/server_info", self.config.call).await;
         info.is_ok_and(|info| {
             info.to_string().contains("logprobs_mode=raw_logprobs") || info.to_string().contains("'raw_logprobs'")
         })
     }
 
-    /// Answers a group as one question.
+    /// Sends a group as one request.
     async fn answer(self, mut group: GroupRequest, model: String) {
         let (first, samples) = group.first();
         let question = question(first, samples, &model);
@@ -129,12 +128,12 @@ impl VllmEngine {
         let request = self.config.stream(GENERATE, &question);
         tokio::select! {
             answered = listen(&self.client, request, &mut group, delta) => group.end(answered, self.client.name()),
-            // Its connection closes, and the server stops.
+            // Closing the connection stops the server.
             () = GroupRequest::deserted(channels) => {}
         }
     }
 
-    /// Says what can't go well before it is asked.
+    /// Rejects requests that the server would fail.
     fn check(&self, attempt: &Attempt, probed: &Probed) -> Result<(), RemoteError> {
         let refuse = |begins: String, advice: &str| {
             Err(self.client.fault(Fault::Refused { what: "the request".into(), status: 400, begins, advice: advice.into() }))
@@ -159,7 +158,8 @@ impl VllmEngine {
     }
 }
 
-/// What is asked for so many samples, of which this is the first. Each of them draws by the next seed.
+/// Request body for `samples` samples, the first of which is `attempt`. Sample `i` draws with seed
+/// + `i`.
 fn question(attempt: &Attempt, samples: usize, model: &str) -> Value {
     let params = &attempt.params;
     let mut sampling = json!({
@@ -168,7 +168,7 @@ fn question(attempt: &Attempt, samples: usize, model: &str) -> Value {
         "ignore_eos": params.ignore_eos, "logprobs": 0, "detokenize": false, "skip_special_tokens": false,
     });
     if !params.stop.is_empty() {
-        // It finds strings in text only.
+        // The server finds stop strings only in text.
         sampling["detokenize"] = true.into();
         sampling["stop"] = params.stop.clone().into();
         sampling["include_stop_str_in_output"] = true.into();

@@ -1,4 +1,4 @@
-//! What a weight sync needs of an engine.
+//! Interface for giving weights to an engine.
 
 use crate::settings::declare::choices;
 use std::collections::BTreeMap;
@@ -20,38 +20,38 @@ choices! {
     }
 }
 
-/// The steps of a sync, one engine at a time. Labels are decimal version numbers.
+/// Operations of a weight sync on one engine. Labels are decimal version numbers.
 pub trait WeightControl: Send + Sync {
-    /// The pause modes that it has.
+    /// Supported pause modes.
     fn pause_modes(&self) -> &'static [PauseMode];
 
-    /// Makes it stand still. Doing it twice is fine.
+    /// Pauses the engine; idempotent.
     fn pause(&self, mode: PauseMode) -> Pending<'_, ()>;
 
-    /// Loads the weights of a Hugging Face folder that it can read.
+    /// Loads a Hugging Face folder that the engine can read.
     fn load<'a>(&'a self, folder: &'a Path, label: &'a str) -> Pending<'a, ()>;
 
-    /// Loads an adapter of a PEFT folder that it can read, for requests that name it so. One that has the name is replaced.
+    /// Loads a PEFT folder as an adapter of this name, replacing one that has it.
     fn load_adapter<'a>(&'a self, name: &'a str, folder: &'a Path) -> Pending<'a, ()>;
 
-    /// Forgets an adapter.
+    /// Unloads an adapter.
     fn unload_adapter<'a>(&'a self, name: &'a str) -> Pending<'a, ()>;
 
-    /// The adapters that it has, by name.
+    /// Names of the loaded adapters.
     fn adapters(&self) -> Pending<'_, Vec<String>>;
 
-    /// Names what it serves.
+    /// Labels the served weights.
     fn label<'a>(&'a self, label: &'a str) -> Pending<'a, ()>;
 
-    /// What it says it serves; `None` where nobody named it yet.
+    /// Label of the served weights; `None` before the first label.
     fn served(&self) -> Pending<'_, Option<String>>;
 
-    /// Checksums of its weights, by whatever names it has for them; `None` where it has none.
+    /// Checksums by tensor name; `None` if the engine has none.
     fn checksums(&self) -> Pending<'_, Option<BTreeMap<String, String>>>;
 
-    /// Forgets the keys and values of finished work.
+    /// Clears the cache of finished work.
     fn flush_cache(&self) -> Pending<'_, ()>;
 
-    /// Makes it go on. Doing it twice is fine.
+    /// Resumes the engine; idempotent.
     fn resume(&self) -> Pending<'_, ()>;
 }

@@ -1,31 +1,35 @@
-//! How patient a fleet is, and how much it asks at a time.
+//! Limits and timeouts of a fleet.
 
 use std::time::Duration;
 
-/// How a fleet treats its engines.
+/// Limits and timeouts of a fleet.
 #[derive(Clone, Debug)]
 pub struct FleetConfig {
-    /// Most samples at a time on one engine; it gets fewer where it says that it is busy.
+    /// Most samples at a time on one engine; fewer while it reports that it is busy. Default: 256.
     pub per_engine: usize,
-    /// Longest time without a token of a sample; of an engine that does not stream, without the whole of it.
+    /// Longest time without a token of a sample, in full for an engine that does not stream.
+    /// Default: 120 s.
     pub stall_timeout: Duration,
-    /// Longest time for one attempt.
+    /// Longest time of one attempt. Default: 1 hour.
     pub attempt_timeout: Duration,
-    /// Longest time without any token of any engine, beyond `stall_timeout` where one is at work.
+    /// Longest time without a token of any engine, in addition to `stall_timeout` while one is at
+    /// work. Default: 300 s.
     pub fleet_timeout: Duration,
-    /// Failed attempts in a row, without any token, after which a sample is given up.
+    /// Failed attempts in a row, without a token, before a sample is given up. Default: 5.
     pub retries: u32,
-    /// The pause before the first retry; each further one is twice as long, ten seconds at most, less up to half of it by chance.
+    /// Pause before the first retry, reduced by up to half at random. It doubles up to 10 s.
+    /// Default: 250 ms.
     pub pause: Duration,
-    /// Samples in a row that may be given up before the run is.
+    /// Samples given up in a row before the run fails. Default: 64.
     pub max_refused: usize,
-    /// A sample of which nothing was heard for so long is named in a warning.
+    /// Time without news of a sample before a warning. Default: 30 s.
     pub warn: Duration,
-    /// Whether engines keep what they remember of prompts apart by version (law V5), so that nothing need be flushed when weights change.
+    /// If true, prefix caches are separated by version, so that new weights need no flush (law V5).
+    /// Default: true.
     pub cache_by_version: bool,
-    /// Ids below this are tokens.
+    /// Number of token ids. Default: no limit.
     pub vocabulary: usize,
-    /// How long a step waits for tokens.
+    /// Longest wait for tokens in a step. Default: 20 ms.
     pub step: Duration,
 }
 

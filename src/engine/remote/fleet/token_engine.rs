@@ -1,4 +1,4 @@
-//! What a generator asks of a fleet.
+//! Implementation of [`TokenEngine`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -86,17 +86,17 @@ impl TokenEngine for Fleet {
         self.discarded.clear();
         self.load = Load { passes: 1, ..Load::default() };
         if !self.samples.is_empty() {
-            self.look_at_changes(started)?;
+            self.process_changes(started)?;
             self.dispatch(started)?;
-            // What has ended already is not to wait for what has not.
+            // Finished samples do not wait for unfinished ones.
             let wait = if self.finished.is_empty() { self.config.step } else { Duration::ZERO };
             if let Ok(event) = self.from.recv_timeout(wait) {
                 let now = Instant::now();
-                // An engine that is refuted ends its work, and it must be known why.
-                self.look_at_changes(now)?;
-                self.hear(event, now)?;
+                // A refuted engine ends its work; the reason must be processed first.
+                self.process_changes(now)?;
+                self.on_event(event, now)?;
                 for event in self.from.drain().collect::<Vec<_>>() {
-                    self.hear(event, now)?;
+                    self.on_event(event, now)?;
                 }
             }
             self.watch(Instant::now())?;

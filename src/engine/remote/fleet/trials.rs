@@ -1,4 +1,4 @@
-//! What follows from news about the engines: who need not wait any longer, and what was made under weights that nobody had verified.
+//! Reactions to changes of engines: reopened engines, and verified or refuted weights.
 
 use std::time::Instant;
 
@@ -8,8 +8,8 @@ use crate::engine::remote::in_flight::{InFlightSample, SampleKey, Stage};
 use crate::engine::remote::router::EngineSlot;
 
 impl Fleet {
-    /// Does it, if there are any.
-    pub(super) fn look_at_changes(&mut self, now: Instant) -> Result<(), EngineError> {
+    /// Processes changes, if there are any.
+    pub(super) fn process_changes(&mut self, now: Instant) -> Result<(), EngineError> {
         if !self.changes.has_changed().unwrap_or(false) {
             return Ok(());
         }
@@ -19,7 +19,7 @@ impl Fleet {
         self.prove()
     }
 
-    /// They may go on after a sync: whom they turned away need not wait any longer.
+    /// Reopens engines after a sync, and ends the waits of samples that they rejected.
     fn reopen(&mut self, now: Instant) {
         self.engine_slots.iter_mut().for_each(EngineSlot::reopen);
         for sample in self.samples.values_mut().filter(|sample| sample.turned_away > 0) {
@@ -29,7 +29,7 @@ impl Fleet {
         }
     }
 
-    /// Begins anew what engines made, or are making, under weights that turned out to be wrong.
+    /// Restarts samples with tokens of refuted weights.
     fn refute(&mut self, now: Instant) {
         let refuted: Vec<u64> = (0..self.engine_slots.len()).map(|place| self.handle.refutations(place)).collect();
         let at_work = |sample: &InFlightSample| {
@@ -47,15 +47,12 @@ impl Fleet {
             self.withdraw(*key);
         }
         if !keys.is_empty() {
-            tracing::warn!(
-                "{} samples are made anew: an engine had gone on under weights that turned out to be wrong",
-                keys.len()
-            );
+            tracing::warn!("{} samples restart: an engine had resumed under wrong weights", keys.len());
         }
         self.engine_slots.iter_mut().zip(refuted).for_each(|(slot, refuted)| slot.refuted = refuted);
     }
 
-    /// Gives back what has ended and is no longer in doubt.
+    /// Finishes samples that have ended and whose weights are verified.
     fn prove(&mut self) -> Result<(), EngineError> {
         let mut ended = Vec::new();
         for (key, sample) in &mut self.samples {
@@ -67,7 +64,7 @@ impl Fleet {
         ended.into_iter().try_for_each(|(key, finish)| self.finish(key, finish))
     }
 
-    /// What was told of it is to be forgotten.
+    /// Discards the reported tokens of a sample.
     pub(super) fn withdraw(&mut self, key: SampleKey) {
         self.sampled.retain(|token| (token.ordinal, token.index) != key);
         self.discarded.push(key);

@@ -1,4 +1,4 @@
-//! What takes too long, and engines that are lost.
+//! Timeouts of a fleet, and health checks of lost engines.
 
 use std::time::{Duration, Instant};
 
@@ -8,17 +8,17 @@ use crate::engine::remote::in_flight::{InFlightSample, SampleKey};
 use crate::engine::remote::{EngineState, FleetHandle};
 use crate::engine::{EngineError, TokenEngine};
 
-/// Longest look at an engine's health.
+/// Longest time of a health check.
 const LOOK: Duration = Duration::from_secs(10);
 
 impl Fleet {
-    /// Looks after lost engines, and at what takes too long.
+    /// Checks timeouts and starts health checks of lost engines.
     pub(super) fn watch(&mut self, now: Instant) -> Result<(), EngineError> {
         for place in 0..self.engine_slots.len() {
             let looking = self.looks[place].as_ref().is_some_and(|look| !look.is_finished());
             if !looking && self.handle.state(place) == EngineState::Lost {
                 let (handle, first) = (self.handle.clone(), self.config.pause);
-                // The oftener it was lost without making a token in between, the later one looks.
+                // Engines that are lost repeatedly without a token are checked less often.
                 let nth = self.engine_slots[place].failures.saturating_sub(FAILURES) + 1;
                 self.engine_slots[place].failures = self.engine_slots[place].failures.saturating_add(1);
                 self.looks[place] = Some(self.tasks()?.spawn(look(handle, place, first, nth)));
@@ -45,7 +45,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// What waits, where and since when, and how the engines stand.
+    /// Waiting samples, where and since when, and the state of each engine.
     fn report(&self, now: Instant) -> String {
         let mut samples: Vec<_> = self.samples.iter().collect();
         samples.sort_by_key(|(_, sample)| sample.since);
@@ -71,7 +71,7 @@ impl Fleet {
     }
 }
 
-/// Looks until it is well.
+/// Checks an engine's health until it succeeds.
 async fn look(handle: FleetHandle, place: usize, first: Duration, nth: u32) {
     for again in nth.. {
         tokio::time::sleep(pause(first, place as u64, again.min(20))).await;

@@ -1,4 +1,4 @@
-//! One engine through one sync.
+//! Sync of one engine.
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -12,10 +12,10 @@ use super::{CachePolicy, Phase, SyncConfig, Update, WrongWeights};
 use crate::engine::remote::{FleetHandle, InferenceEngine, PauseMode, RemoteError, WeightControl};
 use crate::net::{RetryPolicy, deadline};
 
-/// Longest that an engine which failed is asked to stand still.
+/// Longest time to pause an engine that failed.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// Pauses between tries; how many there are is the state's to say.
+/// Pauses between attempts. [`WeightSyncState`] limits their number.
 const TRIES: RetryPolicy = RetryPolicy {
     retries: u32::MAX,
     pause: Duration::from_millis(100),
@@ -23,54 +23,54 @@ const TRIES: RetryPolicy = RetryPolicy {
     busy_timeout: Duration::from_secs(3600),
 };
 
-/// Why a step failed.
+/// Error of a phase.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum StepError {
-    /// The engine, or the way to it.
+    /// Error of the engine or of the connection.
     #[error("{0}")]
     Engine(#[from] RemoteError),
-    /// It took too long.
-    #[error("it was not done after {seconds} s; look whether the server hangs, or raise the limit")]
+    /// Timeout of the phase.
+    #[error("timeout after {seconds} s; check whether the server hangs, or raise the timeout")]
     Late {
-        /// The limit.
+        /// The timeout.
         seconds: f64,
     },
-    /// It holds other weights.
+    /// Other weights than the given ones.
     #[error("{0}")]
     Wrong(Box<WrongWeights>),
-    /// It can't be given weights at all.
-    #[error("it can't be given weights: it serves what it serves")]
+    /// Engine without weight control.
+    #[error("it has no weight control: its weights are fixed")]
     Fixed,
-    /// Its client broke.
-    #[error("its client broke: {0}")]
+    /// Panic of the engine's client.
+    #[error("its client panicked: {0}")]
     Broke(String),
 }
 
-/// An engine that does not hold what it was given, and where it failed. It is left standing still where it could be reached.
+/// Engine that does not hold the given weights. It is paused if it is reachable.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{engine} failed to {}: {error}", phase.word())]
 pub struct IsolatedEngine {
-    /// What it is called.
+    /// Name of the engine.
     pub engine: String,
-    /// The step.
+    /// Phase that failed.
     pub phase: Phase,
-    /// Why.
+    /// Cause.
     pub error: StepError,
 }
 
-/// An engine that holds what it was given.
+/// Engine that holds the given weights.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SyncedEngine {
-    /// How long each step took; tries that failed included.
+    /// Duration of each phase, including failed attempts.
     pub times: Vec<(Phase, Duration)>,
-    /// Its checksums, where it has any.
+    /// Checksums, if the engine has any.
     pub sums: Option<Checksums>,
-    /// Tries beyond the first.
+    /// Number of retries.
     pub retries: u32,
 }
 
 impl IsolatedEngine {
-    /// Whether it may just be away, or slow.
+    /// Returns true if the engine may only be unreachable or slow.
     pub fn is_away(&self) -> bool {
         self.error.failure() == Failure::Passing
     }
@@ -87,7 +87,7 @@ impl StepError {
         match self {
             StepError::Engine(error) if error.fault.passes() => Failure::Passing,
             StepError::Late { .. } | StepError::Broke(_) => Failure::Passing,
-            // It will do it again.
+            // The server repeats this error.
             StepError::Wrong(wrong) if matches!(**wrong, WrongWeights::OldHead { .. }) => Failure::Lasting,
             StepError::Wrong(_) => Failure::WrongWeights,
             StepError::Engine(_) | StepError::Fixed => Failure::Lasting,
@@ -95,7 +95,7 @@ impl StepError {
     }
 }
 
-/// Brings the engine at `place` to the weights of `update`, or leaves it alone.
+/// Brings the engine at `place` to the weights of `update`, or isolates it.
 pub(super) async fn sync_engine(
     fleet: &FleetHandle,
     place: usize,
@@ -115,7 +115,8 @@ pub(super) async fn sync_engine(
         match state.next() {
             Next::Done => return Ok(held),
             Next::Isolated(phase) => {
-                // Whatever it has under way is not to go on under weights that nobody knows; an adapter that nobody asks for changes nothing.
+                // Work in flight must not continue under unknown weights. An adapter that no
+                // request names changes nothing.
                 if !update.adapter {
                     timeout(LAST_WORDS, control.pause(PauseMode::Abort)).await.ok();
                 }
@@ -133,7 +134,7 @@ pub(super) async fn sync_engine(
                     Err(error) => {
                         state.failed(error.failure());
                         last = Some(error);
-                        // Before it ends what it has under way, so that this is known when that ends.
+                        // Before the engine ends its work, so that the reason is known then.
                         if !matches!(state.next(), Next::Do(Phase::Resume | Phase::Probe)) && fleet.on_trial(place) {
                             fleet.mark_doubtful(place);
                         }
@@ -188,8 +189,8 @@ async fn step(
         Phase::Probe => {
             let adapter = update.adapter.then_some(label.as_str());
             let texts = &update.probe.texts;
-            // At once: what it samples meanwhile is worth something only when they are known. An adapter is asked for by nobody yet; and several texts
-            // under one end vLLM's build for processors.
+            // All at once, because samples of that time depend on the result. For an adapter one by
+            // one: several texts under one crash vLLM on CPUs.
             let at_once = if update.adapter { 1 } else { texts.len().max(1) };
             let mut found = Vec::with_capacity(texts.len());
             for texts in texts.chunks(at_once) {
@@ -201,9 +202,10 @@ async fn step(
     Ok(())
 }
 
-/// Log-probabilities of a text. A server that has just gone on may still send one away.
+/// Returns log-probabilities of a text. A server that has just resumed may reject requests for a
+/// moment.
 async fn score(engine: &dyn InferenceEngine, text: &[u32], adapter: Option<&str>) -> Result<Vec<f32>, RemoteError> {
-    // The step's own timeout ends it before.
+    // The timeout of the phase ends it before.
     let policy = RetryPolicy { retries: 0, pause: Duration::from_millis(50), max_pause: Duration::from_millis(500), ..TRIES };
     policy.run(text.len() as u64, deadline(policy.busy_timeout), || engine.score(text, adapter)).await
 }

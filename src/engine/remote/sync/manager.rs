@@ -1,4 +1,4 @@
-//! The engines of a run, version by version.
+//! Weight sync of a run's engines.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,36 +13,36 @@ use super::{IsolatedEngine, Phase, StepError, SyncConfig, SyncError, SyncedEngin
 use crate::data::Version;
 use crate::engine::remote::{FleetHandle, LoadedAdapter};
 
-/// Longest that an engine may take to say what it serves.
+/// Longest time for an engine to report what it serves.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How long others are waited for beyond twice the time of the first.
+/// Wait for other engines, in addition to twice the time of the first.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// What a sync did.
+/// Result of a sync.
 #[derive(Debug)]
 pub struct SyncReport {
-    /// The version.
+    /// Version of the weights.
     pub version: Version,
-    /// How long it took.
+    /// Duration of the sync.
     pub time: Duration,
-    /// In the order of the engines.
+    /// Result of each engine, in their order.
     pub engines: Vec<Result<SyncedEngine, IsolatedEngine>>,
 }
 
 impl SyncReport {
-    /// How many hold it.
+    /// Number of engines that hold the version.
     pub fn held(&self) -> usize {
         self.engines.iter().filter(|engine| engine.is_ok()).count()
     }
 
-    /// Those that don't.
+    /// Engines that failed.
     pub fn isolated(&self) -> impl Iterator<Item = &IsolatedEngine> {
         self.engines.iter().filter_map(|engine| engine.as_ref().err())
     }
 }
 
-/// Gives versions to the engines of a fleet, and tells the fleet which of them serve what.
+/// Brings versions to the engines of a fleet, and records in the fleet which engine serves which.
 pub struct WeightSyncManager {
     shared: Arc<Shared>,
 }
@@ -54,47 +54,47 @@ struct Shared {
 }
 
 struct State {
-    /// The newest that was given.
+    /// Newest update.
     update: Option<Arc<Update>>,
-    /// What each engine said of its tensors last.
+    /// Last checksums of each engine.
     sums: Vec<Option<Checksums>>,
-    /// Those that are being given something.
+    /// Engines with a sync in progress.
     busy: Vec<bool>,
-    /// What was said of each engine's failure: it is not said again while it goes on.
-    said: Vec<Option<String>>,
-    /// The adapters that each engine has, oldest first.
+    /// Last logged failure of each engine; the same failure is logged once.
+    logged: Vec<Option<String>>,
+    /// Adapters of each engine, oldest first.
     adapters: Vec<Vec<Arc<LoadedAdapter>>>,
 }
 
-/// What came of one engine, by its place among those asked.
-type Told = (usize, Result<SyncedEngine, IsolatedEngine>);
+/// Index and result of one engine.
+type EngineResult = (usize, Result<SyncedEngine, IsolatedEngine>);
 
 impl WeightSyncManager {
-    /// Of these engines.
+    /// Creates a manager of these engines.
     pub fn new(fleet: FleetHandle, config: SyncConfig) -> Self {
         let engines = fleet.engines().len();
         let state = State {
             update: None,
             sums: vec![None; engines],
             busy: vec![false; engines],
-            said: vec![None; engines],
+            logged: vec![None; engines],
             adapters: vec![Vec::new(); engines],
         };
         WeightSyncManager { shared: Arc::new(Shared { fleet, config, state: Mutex::new(state) }) }
     }
 
-    /// The engines and how they stand.
+    /// Engines and their states.
     pub fn fleet(&self) -> &FleetHandle {
         &self.shared.fleet
     }
 
-    /// How it gives weights.
+    /// Configuration of the sync.
     pub fn config(&self) -> &SyncConfig {
         &self.shared.config
     }
 
-    /// Gives all engines a version. It counts for those that hold it, of which there is one at least; the others get no work until they hold it,
-    /// too. An engine that takes much longer than the first is not waited for: it goes on by itself.
+    /// Brings a version to all engines. At least one must hold it; the others get no work until
+    /// they do. A sync that takes much longer than the first continues in the background.
     pub async fn sync(&self, update: Update) -> Result<SyncReport, SyncError> {
         let (version, update) = (update.release.version(), Arc::new(update));
         self.shared.state().update = Some(update.clone());
@@ -106,13 +106,13 @@ impl WeightSyncManager {
         if engines.iter().all(Result::is_err) {
             return Err(SyncError::NoneHolds { version, failures: engines.into_iter().filter_map(Result::err).collect() });
         }
-        // Only now: while none held it, the one before was the best there was.
+        // Until an engine holds it, the version before is the best one.
         self.shared.fleet.require(version);
         self.shared.clone().retire();
         Ok(SyncReport { version, time, engines })
     }
 
-    /// Brings engines to the newest version that wait for it: those that failed before, came late or were started anew. `None` where there are none.
+    /// Brings engines that are behind to the newest version. Returns `None` if there are none.
     pub async fn catch_up(&self) -> Option<SyncReport> {
         let update = self.shared.state().update.clone()?;
         self.shared.clone().retire();
@@ -125,7 +125,7 @@ impl WeightSyncManager {
         if behind.is_empty() { None } else { Some(self.bring(behind, update).await) }
     }
 
-    /// The engines that are not being given something, once there are any.
+    /// Waits for engines without a sync in progress, and returns their places.
     async fn free(&self) -> Vec<usize> {
         loop {
             let busy = self.shared.state().busy.clone();
@@ -137,7 +137,7 @@ impl WeightSyncManager {
         }
     }
 
-    /// Asks engines that should serve `update` whether they still do: one that was started anew while nobody asked it for anything doesn't.
+    /// Asks engines whether they still serve `update`: an engine may have restarted unnoticed.
     async fn look(&self, update: &Update) {
         let asked = self.shared.fleet.engines().iter().enumerate().map(|(place, engine)| {
             let (engine, label, adapter) = (engine.clone(), update.label(), update.adapter);
@@ -165,17 +165,17 @@ impl WeightSyncManager {
 
     async fn bring(&self, places: Vec<usize>, update: Arc<Update>) -> SyncReport {
         let (version, started) = (update.release.version(), Instant::now());
-        let (tell, mut told) = mpsc::unbounded_channel();
+        let (results, mut received) = mpsc::unbounded_channel();
         for (at, place) in places.iter().enumerate() {
-            self.shared.clone().start(*place, update.clone(), at, tell.clone());
+            self.shared.clone().start(*place, update.clone(), at, results.clone());
         }
-        drop(tell);
+        drop(results);
         let mut came: Vec<Option<Result<SyncedEngine, IsolatedEngine>>> = places.iter().map(|_| None).collect();
         let mut until = None;
         loop {
             let next = match until {
-                None => told.recv().await,
-                Some(until) => timeout_at(until, told.recv()).await.ok().flatten(),
+                None => received.recv().await,
+                Some(until) => timeout_at(until, received.recv()).await.ok().flatten(),
             };
             let Some((at, result)) = next else { break };
             if result.is_ok() && until.is_none() {
@@ -207,9 +207,9 @@ impl WeightSyncManager {
 }
 
 impl Shared {
-    /// Drives one engine in a task of its own, so that a client that panics takes nothing else with it. One that nobody waits for any more when it
-    /// is done is recorded all the same.
-    fn start(self: Arc<Self>, place: usize, update: Arc<Update>, at: usize, tell: UnboundedSender<Told>) {
+    /// Syncs one engine in a task of its own, which contains panics of its client. The result is
+    /// recorded even if it comes too late for the report.
+    fn start(self: Arc<Self>, place: usize, update: Arc<Update>, at: usize, results: UnboundedSender<EngineResult>) {
         self.state().busy[place] = true;
         let before = self.state().sums[place].clone();
         tokio::spawn(async move {
@@ -224,8 +224,8 @@ impl Shared {
                 }),
             };
             self.state().busy[place] = false;
-            if let Err(unheard) = tell.send((at, result)) {
-                self.record(place, &update, &unheard.0.1);
+            if let Err(late) = results.send((at, result)) {
+                self.record(place, &update, &late.0.1);
             }
         });
     }
@@ -234,14 +234,14 @@ impl Shared {
         self.state().sums[place] = result.as_ref().ok().and_then(|held| held.sums.clone());
         match result {
             Ok(_) => {
-                self.state().said[place] = None;
+                self.state().logged[place] = None;
                 self.fleet.mark_found(place);
                 if !update.adapter {
                     return self.fleet.mark_serving(place, update.release.version());
                 }
                 let adapter = Arc::new(LoadedAdapter { name: update.label(), release: update.release.clone() });
                 let mut state = self.state();
-                // It may have lost it since, and was given it once more.
+                // The engine may have lost it and loaded it again.
                 state.adapters[place].retain(|other| other.name != adapter.name);
                 state.adapters[place].push(adapter.clone());
                 self.fleet.mark_serving_adapter(place, adapter);
@@ -249,7 +249,7 @@ impl Shared {
             Err(isolated) => {
                 self.fleet.mark_doubtful(place);
                 let why = isolated.to_string();
-                let before = self.state().said[place].replace(why.clone());
+                let before = self.state().logged[place].replace(why.clone());
                 if before.as_ref() != Some(&why) {
                     tracing::warn!("{why}");
                 }
@@ -257,10 +257,10 @@ impl Shared {
         }
     }
 
-    /// Has engines forget the adapters that no request names any more.
+    /// Unloads adapters that no request names.
     fn retire(self: Arc<Self>) {
         for place in 0..self.fleet.engines().len() {
-            // Whoever names one holds it.
+            // Requests hold the adapter that they name.
             let unused: Vec<_> = self.state().adapters[place].extract_if(.., |adapter| Arc::strong_count(adapter) == 1).collect();
             for adapter in unused {
                 let shared = self.clone();
@@ -268,7 +268,7 @@ impl Shared {
                     let engine = shared.fleet.engines()[place].clone();
                     let Some(control) = engine.weights() else { return };
                     match timeout(LOOK, control.unload_adapter(&adapter.name)).await {
-                        // An engine that does not know it was started anew.
+                        // A restarted engine does not know the adapter.
                         Ok(Err(error)) if !error.fault.passes() => tracing::debug!("{error}"),
                         Ok(Ok(())) => {}
                         Ok(Err(_)) | Err(_) => shared.state().adapters[place].push(adapter),

@@ -1,10 +1,11 @@
-//! Giving weights to engines elsewhere, and making sure that they serve them.
+//! Weight sync to remote engines, with verification.
 //!
-//! A version goes through a folder that the engines can read ([`Releases`]). Each engine walks its own [`WeightSyncState`]: engines work beside each other,
-//! one that fails is left alone, and a version counts where its log-probabilities were found to be the trainer's ([`Probe`]). [`WeightSyncManager`]
-//! does this for the engines of a run, version by version; [`sync_weights_to_engines`] once, by hand.
+//! A version is written to a folder that the engines can read ([`Releases`]). Engines load it in
+//! parallel, and an engine that fails is isolated. A version counts when an engine's
+//! log-probabilities match the trainer's ([`Probe`]). [`WeightSyncManager`] syncs the engines of a
+//! run, [`sync_weights_to_engines`] is the function for use by hand.
 //!
-//! Laws: V4 (no work before weights were verified), V5 (what becomes of caches is said, see [`CachePolicy`]).
+//! Laws: V4 (no work before verification), V5 (an explicit policy for caches, [`CachePolicy`]).
 
 mod engine_sync;
 mod manager;
@@ -70,46 +71,51 @@ impl SyncConfig {
     }
 }
 
-/// Weights to be given.
+/// Weights of one sync.
 #[derive(Clone, Debug)]
 pub struct Update {
-    /// Where they are; held until another version is.
+    /// Folder of the weights.
     pub release: Release,
-    /// Whether they are others than those before.
+    /// If true, the weights differ from those of the sync before.
     pub changed: bool,
-    /// How to know them. Without texts, nothing is asked.
+    /// Expected log-probabilities. Without texts, the engine is not probed.
     pub probe: Probe,
-    /// Whether they are an adapter over what the engines were started with, which is loaded beside others and answers requests that name it.
+    /// If true, the weights are an adapter, which is loaded in addition to others and used by
+    /// requests that name it.
     pub adapter: bool,
 }
 
 impl Update {
-    /// What engines call them.
+    /// Label of the version.
     pub fn label(&self) -> String {
         let version = self.release.version();
         if self.adapter { format!("adapter-{version}") } else { version.to_string() }
     }
 }
 
-/// No engine holds a version.
+/// Error of a sync.
 #[derive(Debug, thiserror::Error)]
 pub enum SyncError {
-    /// There is none.
+    /// Fleet without engines.
     #[error("there is no engine to give weights to; name one in engine.urls, or let engine.launch start one")]
     NoEngines,
-    /// All failed.
+    /// Failure of all engines.
     #[error("no engine holds version {version} of the weights:{}", failures.iter().map(|failure| format!("\n  {failure}")).collect::<String>())]
     NoneHolds {
-        /// The version.
+        /// Version of the weights.
         version: Version,
-        /// Why, in the order of the engines.
+        /// Failures, in the order of the engines.
         failures: Vec<IsolatedEngine>,
     },
 }
 
-/// Gives the weights in a model folder, or the adapter in one of PEFT's, to engines, all at once, without a probe: whoever knows what they should
-/// find uses a [`WeightSyncManager`]. What came of it stands in the order of the engines; at least one holds them, or it is an error. They are
-/// called by the folder's version, 0 where its name tells none.
+/// Loads the weights of a model folder, or a PEFT adapter, into engines in parallel, without a
+/// probe. Returns the result of each engine, in their order. The label is the folder's version, or
+/// 0.
+///
+/// # Errors
+///
+/// If no engine holds the weights.
 pub async fn sync_weights_to_engines(
     engines: &[Arc<dyn InferenceEngine>],
     folder: &Path,

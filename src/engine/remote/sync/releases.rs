@@ -1,8 +1,9 @@
-//! The folders that weights are handed over in: `v0000000042`, one a version, each there whole or not at all.
+//! Folders of weight versions, such as `v0000000042`, each complete or absent.
 //!
-//! Folders appear by [`atomic_file::replace`], which brings nothing to the disk: a run that is resumed writes its weights again.
+//! Folders appear by [`atomic_file::replace`], which does not sync to disk: a resumed run writes
+//! its weights again.
 //!
-//! A [`Release`] is a lease: as long as one is held, its folder stays. Of the others the newest are kept, up to a hard cap.
+//! A [`Release`] is a lease that keeps its folder. Of the others, the newest are kept.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use crate::data::Version;
 use crate::util::atomic_file;
 
-/// A folder that holds one version, and stays while this is held. Cloning is cheap.
+/// Folder of one version, kept while this is held. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct Release {
     version: Version,
@@ -19,23 +20,23 @@ pub struct Release {
 }
 
 impl Release {
-    /// A folder that somebody else made and keeps.
+    /// Wraps a folder that is managed elsewhere.
     pub fn of(version: Version, path: impl Into<PathBuf>) -> Self {
         Release { version, path: Arc::new(path.into()) }
     }
 
-    /// Its version.
+    /// Version of the weights.
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// Where it is, from the root: servers work elsewhere.
+    /// Absolute path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// The folders of one run.
+/// Folders of one run.
 #[derive(Debug)]
 pub struct Releases {
     dir: PathBuf,
@@ -49,8 +50,8 @@ fn name(version: Version) -> String {
 }
 
 impl Releases {
-    /// In `dir`, which is made if need be. At most `keep` folders, at least one, besides those that are held. What an earlier process left there is
-    /// counted among them; what it left half is removed.
+    /// Opens or creates `dir`. At most `keep` folders, at least one, are kept in addition to held
+    /// ones. Folders of an earlier process count; incomplete ones are removed.
     pub fn open(dir: impl AsRef<Path>, keep: usize) -> io::Result<Self> {
         atomic_file::create_folder(dir.as_ref())?;
         let dir = dir.as_ref().canonicalize()?;
@@ -68,18 +69,18 @@ impl Releases {
         Ok(Releases { dir, keep: keep.max(1), kept })
     }
 
-    /// Where they are.
+    /// Path of the folders.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The versions that are there, oldest first.
+    /// Versions with a folder, oldest first.
     pub fn versions(&self) -> Vec<Version> {
         self.kept.iter().map(Release::version).collect()
     }
 
-    /// Has a folder written beside, puts it in its place by one rename, and removes the oldest that are too many. A version that is there is
-    /// replaced, for its weights are another run's.
+    /// Writes a folder atomically and removes the oldest ones beyond `keep`. An existing folder of
+    /// the version is replaced, because it is another run's.
     pub fn write<E: From<io::Error>>(
         &mut self,
         version: Version,
@@ -89,7 +90,7 @@ impl Releases {
         atomic_file::remove(&writing)?;
         std::fs::create_dir(&writing)?;
         if let Err(error) = write(&writing) {
-            // The error that counts is the one before.
+            // The first error counts.
             atomic_file::remove(&writing).ok();
             return Err(error);
         }
@@ -102,7 +103,7 @@ impl Releases {
         Ok(release)
     }
 
-    /// Removes the oldest that nobody holds while there are too many.
+    /// Removes the oldest folders beyond `keep` that are not held.
     pub fn prune(&mut self) -> io::Result<()> {
         let mut too_many = self.kept.len().saturating_sub(self.keep);
         let mut removed = Ok(());

@@ -1,36 +1,36 @@
-//! What is done to one engine, in which order, and what follows from a failure. Pure: no engine, no clock.
+//! Phases of one engine's sync and their failures: a pure state machine.
 //!
 //! ```text
-//! pause → load → label → check → (flush) → resume → probe → held
-//!   ↑ a wrong answer to check or probe loads once more      anything else is tried again where it failed
+//! pause → load → label → check → (flush) → resume → probe → done
+//!   ↑ wrong weights in check or probe load once more      any other failure retries its phase
 //! ```
 //!
-//! The probe comes after the resume, since a server that stands still answers nothing. Until it has passed, no version is committed, and what the
-//! engine samples in between is withdrawn if it does not.
+//! The probe follows the resume, because a paused server answers nothing. Until the probe succeeds,
+//! no version is committed; if it fails, tokens sampled since the resume are discarded.
 //!
-//! An adapter needs no pause, since nobody asks for it before it was found right: load → check → probe → held.
+//! An adapter needs no pause, because no request names it before its probe: load → check → probe.
 
-/// A step of a sync.
+/// Phase of a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// It stands still.
+    /// Pauses the engine.
     Pause,
-    /// It reads the weights.
+    /// Loads the weights.
     Load,
-    /// It is told what they are called.
+    /// Labels the weights.
     Label,
-    /// Label and checksums are read back.
+    /// Reads label and checksums back.
     Check,
-    /// It forgets the keys and values of finished work.
+    /// Clears the cache of finished work.
     Flush,
-    /// It goes on.
+    /// Resumes the engine.
     Resume,
-    /// Its log-probabilities are held against the trainer's.
+    /// Compares log-probabilities with the trainer's.
     Probe,
 }
 
 impl Phase {
-    /// What it is called.
+    /// Name of the phase.
     pub fn word(self) -> &'static str {
         match self {
             Phase::Pause => "pause",
@@ -44,39 +44,39 @@ impl Phase {
     }
 }
 
-/// How a step failed.
+/// Kind of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// It may work when it is tried again.
+    /// Retried in the same phase.
     Passing,
-    /// It answered, and holds other weights than it should.
+    /// Other weights than the given ones: loaded again.
     WrongWeights,
-    /// It will fail again.
+    /// Not retried.
     Lasting,
 }
 
-/// What comes next.
+/// Next action of a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// This step.
+    /// Runs this phase.
     Do(Phase),
-    /// It holds the weights.
+    /// Ends: the engine holds the weights.
     Done,
-    /// It is left alone, standing still if it can be reached: its weights are not known.
+    /// Ends: the engine is isolated, because its weights are unknown.
     Isolated(Phase),
 }
 
-/// The way of one engine through a sync.
+/// State machine of one engine's sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WeightSyncState {
-    /// All steps, in their order.
+    /// All phases, in order.
     steps: &'static [Phase],
     next: Next,
     retries: u32,
 }
 
 impl WeightSyncState {
-    /// Of whole weights, from the beginning. `retries` counts over all steps.
+    /// Starts a sync of whole weights. `retries` counts over all phases.
     pub fn new(flushes: bool, retries: u32) -> Self {
         use Phase::{Check, Flush, Label, Load, Pause, Probe, Resume};
         let steps: &[Phase] = match flushes {
@@ -86,24 +86,24 @@ impl WeightSyncState {
         WeightSyncState { steps, next: Next::Do(Phase::Pause), retries }
     }
 
-    /// Of an adapter.
+    /// Starts a sync of an adapter.
     pub fn of_adapter(retries: u32) -> Self {
         WeightSyncState { steps: &[Phase::Load, Phase::Check, Phase::Probe], next: Next::Do(Phase::Load), retries }
     }
 
-    /// What comes next.
+    /// Next action.
     pub fn next(&self) -> Next {
         self.next
     }
 
-    /// The step was done.
+    /// Records that the current phase succeeded.
     pub fn passed(&mut self) {
         let Next::Do(phase) = self.next else { return };
         let behind = self.steps.iter().skip_while(|step| **step != phase).nth(1);
         self.next = behind.map_or(Next::Done, |step| Next::Do(*step));
     }
 
-    /// The step failed.
+    /// Records that the current phase failed.
     pub fn failed(&mut self, how: Failure) {
         let Next::Do(phase) = self.next else { return };
         if how == Failure::Lasting || self.retries == 0 {

@@ -1,60 +1,60 @@
-//! Whether an engine holds the weights that it was given: from its log-probabilities and checksums. Pure.
+//! Verification of an engine's weights by log-probabilities and checksums: pure functions.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::algo::{Disagreement, compare_log_probs};
 
-/// What an engine must find of some tokens under the new weights.
+/// Expected log-probabilities of some texts under the new weights.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Probe {
     /// Texts to score.
     pub texts: Vec<Vec<u32>>,
-    /// The trainer's log-probability of each token but the first, for every text, under the weights that were handed over.
+    /// Trainer's log-probability of each token but the first, for every text.
     pub expected: Vec<Vec<f64>>,
-    /// Of a model whose output head is its embedding: the same with the head that the servers were started with. That is what a server finds which
-    /// reloads the embedding and leaves the head.
+    /// The same with the output head that the servers were started with, for a model with a tied
+    /// head. A server that reloads only the embedding returns these.
     pub old_head: Option<Vec<Vec<f64>>>,
     /// Largest mean difference, in nats.
     pub tolerance: f64,
 }
 
-/// Why an engine does not hold the weights that it was given.
+/// Evidence that an engine holds other weights.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WrongWeights {
-    /// It serves the new model under the output head of the old.
+    /// New weights with the old output head.
     OldHead {
-        /// Mean difference to the trainer's, in nats.
+        /// Mean difference from the trainer, in nats.
         mean: f64,
     },
-    /// It finds the probe's tokens more or less likely than the trainer.
+    /// Log-probabilities that differ from the trainer's.
     Differs(Disagreement),
-    /// It scored another number of tokens than there are.
+    /// Wrong number of scored tokens.
     Misaligned {
-        /// There are.
+        /// Expected number.
         tokens: usize,
-        /// It scored.
+        /// Scored number.
         scored: usize,
     },
-    /// It says that it serves something else.
+    /// Wrong label.
     Label {
-        /// What it should.
+        /// Given label.
         given: String,
-        /// What it says.
+        /// Reported label.
         says: Option<String>,
     },
-    /// It does not list the adapter that it was given.
+    /// Missing adapter.
     NoAdapter {
-        /// What it should.
+        /// Given adapter.
         given: String,
-        /// What it lists.
+        /// Listed adapters.
         has: Vec<String>,
     },
-    /// Its checksums are those from before, though the weights are others.
+    /// Checksums that did not change with the weights.
     Unchanged,
-    /// Its checksums are not those of the other engines that were given the same.
+    /// Checksum that differs from the other engines'.
     Unlike {
-        /// A tensor that differs.
+        /// Name of a differing tensor.
         tensor: String,
     },
 }
@@ -65,40 +65,40 @@ impl fmt::Display for WrongWeights {
             WrongWeights::OldHead { mean } => write!(
                 f,
                 "it serves the new weights under the output head that it was started with ({mean:.4} nats off on average). The model's head is its \
-                 embedding, and this server reloads one without the other, saying that all went well. Set engine.untie = true and start the server \
+                 embedding, and this server reloads one without the other and reports success. Set engine.untie = true and start the server \
                  from a folder that was exported so (`rollflow engine launch` does both)"
             ),
             WrongWeights::Differs(Disagreement { tokens, mean, max, tolerance, .. }) => write!(
                 f,
-                "its log-probabilities of {tokens} tokens are not the trainer's: {mean:.5} nats off on average, {max:.5} at most, {tolerance} allowed. \
-                 Either it did not load what it was given, or it computes in another precision: then raise engine.tolerance"
+                "its log-probabilities of {tokens} tokens differ from the trainer's by {mean:.5} nats on average and {max:.5} at most; {tolerance} are allowed. \
+                 Either it did not load the weights, or it computes in another precision: then raise engine.tolerance"
             ),
             WrongWeights::Misaligned { tokens, scored } => write!(f, "it scored {scored} tokens where there are {tokens}"),
             WrongWeights::Label { given, says } => {
                 write!(
                     f,
-                    "it was told that it serves {given:?} and says {:?}: does somebody else give it weights?",
+                    "it was labelled {given:?} and reports {:?}: does another run load weights into it?",
                     says.as_deref().unwrap_or("nothing")
                 )
             }
             WrongWeights::NoAdapter { given, has } => {
                 write!(
                     f,
-                    "it was given the adapter {given:?} and has {has:?}: it holds too few adapters at a time, or somebody else removes them"
+                    "it was given the adapter {given:?} and has {has:?}: its limit of adapters is too low, or another client unloads them"
                 )
             }
             WrongWeights::Unchanged => {
-                write!(f, "its checksums are those from before, though the weights changed: it loaded nothing, or from elsewhere")
+                write!(f, "its checksums are those from before, though the weights changed: it loaded nothing, or another folder")
             }
             WrongWeights::Unlike { tensor } => {
-                write!(f, "its checksum of {tensor} is not that of the other engines, which were given the same")
+                write!(f, "its checksum of {tensor} differs from that of the other engines, which loaded the same weights")
             }
         }
     }
 }
 
 impl Probe {
-    /// Judges what an engine found.
+    /// Compares the log-probabilities of an engine with the expected ones.
     pub fn judge(&self, found: &[Vec<f32>]) -> Result<(), WrongWeights> {
         let (tokens, scored) = (self.expected.iter().map(Vec::len).sum(), found.iter().map(Vec::len).sum());
         if found.iter().map(Vec::len).ne(self.expected.iter().map(Vec::len)) {
@@ -111,10 +111,10 @@ impl Probe {
     }
 }
 
-/// What an engine says of its tensors.
+/// Checksum of each tensor, by name.
 pub type Checksums = BTreeMap<String, String>;
 
-/// Whether checksums moved as the weights did.
+/// Rejects checksums that did not change although the weights did.
 pub(super) fn check_changed(before: Option<&Checksums>, after: Option<&Checksums>, changed: bool) -> Result<(), WrongWeights> {
     match (before, after) {
         (Some(before), Some(after)) if changed && before == after => Err(WrongWeights::Unchanged),
@@ -122,8 +122,8 @@ pub(super) fn check_changed(before: Option<&Checksums>, after: Option<&Checksums
     }
 }
 
-/// The engines whose checksums are not those of most that name their tensors alike, by place, with a tensor that differs. Where as many say one
-/// thing as another, the first are believed.
+/// Engines whose checksums differ from the majority of engines with the same tensor names, with a
+/// differing tensor each. In a tie, the first engine counts as correct.
 pub(super) fn outliers(sums: &[Option<Checksums>]) -> Vec<(usize, String)> {
     let alike = |a: &Checksums, b: &Checksums| a.keys().eq(b.keys());
     let of = |place: usize| sums[place].as_ref();
