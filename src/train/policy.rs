@@ -7,6 +7,7 @@ use super::{LocalBackend, LocalConfig};
 use crate::data::chat::ChatError;
 use crate::data::source::prepare_pair;
 use crate::data::{Pair, Sample, Tokenizer, TokenizerError};
+use crate::engine::LocalEngine;
 use crate::hub;
 use crate::model::{
     Compute, Decoder, FrozenWeights, Head, Lora, ModelConfig, ModelError, Weights, base_of, load_adapter, load_hf_for, load_like,
@@ -181,6 +182,14 @@ impl Policy {
     /// Creates a decoder for the calling thread.
     pub fn decoder(&self) -> Decoder {
         Decoder::new(&self.config, self.weights().layout)
+    }
+
+    /// Engine with `slots` slots and the initial weights as version 0, bound to the calling thread.
+    pub fn engine(&self, slots: usize, seed: u64) -> LocalEngine {
+        let engine = LocalEngine::new(self.decoder(), self.tokenizer().clone(), slots, seed);
+        let mut engine = engine.computing(self.compute());
+        engine.set_weights(0, &self.weights());
+        engine
     }
 }
 

@@ -8,6 +8,7 @@ use rollflow::data::{Group, Prompt};
 use rollflow::engine::LocalEngine;
 use rollflow::flow::{WeightsTx, weights};
 use rollflow::model::{Family, FrozenWeights, Weights};
+use rollflow::rollout::complete;
 use rollflow::stages::generate::{GenerateError, Generator, RunningGenerator};
 use rollflow::train::Policy;
 
@@ -43,7 +44,7 @@ fn tokens(groups: &[Group]) -> Tokens {
 
 fn alone(policy: &Policy, prompts: &[Prompt]) -> Tokens {
     let mut engine = policy.engine(4, 11);
-    tokens(&engine.answer(prompts.to_vec(), 3, &params(12)).unwrap())
+    tokens(&complete(&mut engine, policy.tokenizer(), prompts.to_vec(), 3, &params(12)).unwrap())
 }
 
 /// Law D2, law N2.
@@ -84,7 +85,7 @@ async fn an_ordinal_in_flight_is_not_taken_twice() {
     // A refused call leaves nothing in flight.
     assert_eq!(generator.generate_batch(&prompts([3, 4])).await.unwrap().len(), 2);
     let mut engine = policy.engine(4, 11);
-    let twice = engine.answer(prompts([3, 3]), 1, &params(4)).unwrap_err().to_string();
+    let twice = complete(&mut engine, policy.tokenizer(), prompts([3, 3]), 1, &params(4)).unwrap_err().to_string();
     assert!(twice.contains("prompt 3: another prompt has the same ordinal"), "{twice}");
 }
 

@@ -10,6 +10,7 @@ use rollflow::engine::{
     EngineError, FinishReason, LocalEngine, OnNewWeights, Request, SamplingParams, TokenEngine, batch_generate, generate,
 };
 use rollflow::model::{Family, Weights};
+use rollflow::rollout::complete;
 
 #[test]
 fn n2_a_sample_is_the_same_alone_and_in_any_batch_slot_and_order() {
@@ -183,7 +184,8 @@ fn d2_answers_by_hand_are_whole_groups_in_the_order_of_their_prompts() {
     let mut engine = engine(&config, 4);
     let prompt = |(ordinal, text): (u64, &str)| Prompt { ordinal, text: text.into(), ..Prompt::default() };
     let prompts: Vec<Prompt> = (7..).zip(["1+1=", "2", "3+(4)="]).map(prompt).collect();
-    let groups = engine.answer(prompts.clone(), 3, &params(12)).unwrap();
+    let tokenizer = engine.tokenizer().clone();
+    let groups = complete(&mut engine, &tokenizer, prompts.clone(), 3, &params(12)).unwrap();
     assert_eq!(groups.iter().map(Group::id).collect::<Vec<_>>(), [7, 8, 9]);
     for (group, prompt) in groups.iter().zip(&prompts) {
         assert_eq!((&*group.prompt, group.samples.len()), (prompt, 3));

@@ -7,6 +7,7 @@ use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
 use rollflow::recipe::task::TaskData;
 use rollflow::recipe::{self, Plan, Timeline};
+use rollflow::rollout::complete;
 use rollflow::train;
 
 use crate::assemble::data;
@@ -118,7 +119,8 @@ pub fn probe(plan: &Plan, policy: &Policy, backend: &LocalBackend) -> Result<()>
     .limited(ANSWERS);
     let mut samples = Vec::new();
     while let Some(prompt) = prompts.next().map_err(|error| anyhow!("{error}"))? {
-        samples.push(policy.sample(prompt, params.clone(), plan.seed)?);
+        let groups = complete(&mut policy.engine(1, plan.seed), policy.tokenizer(), vec![prompt], 1, &params)?;
+        samples.extend(groups.into_iter().flat_map(|group| group.samples));
     }
     train::probe(backend, &samples, plan.model.precision().agreement())
         .map_err(|error| anyhow!("{error}. (train.probe = false starts the run all the same.)"))

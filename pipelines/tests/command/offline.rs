@@ -7,6 +7,7 @@ use rollflow::data::arithmetic;
 use rollflow::engine::SamplingParams;
 use rollflow::observe::logs::{Rollout, read_rollouts};
 use rollflow::prelude::*;
+use rollflow::rollout::complete;
 use serde_json::{Value, json};
 
 use crate::agents::GAME;
@@ -23,7 +24,8 @@ fn greedy_accuracy(run: &Path) -> f64 {
     let sums = arithmetic::addition(1);
     let right = sums.iter().enumerate().filter(|(ordinal, sum)| {
         let prompt = Prompt { ordinal: *ordinal as u64, ..Prompt::from(*sum) };
-        let sample = policy.sample(prompt, params.clone(), 0).unwrap();
+        let groups = complete(&mut policy.engine(1, 0), policy.tokenizer(), vec![prompt], 1, &params).unwrap();
+        let sample = &groups[0].samples[0];
         sample.response == sum.completion && sample.status == Status::Completed
     });
     right.count() as f64 / sums.len() as f64

@@ -7,11 +7,13 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rollflow::engine::TokenEngine;
 use rollflow::engine::remote::sync::{StepError, SyncConfig, SyncError, WeightSyncManager, WrongWeights};
-use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle, InferenceEngine, PauseMode};
+use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle, InferenceEngine, PauseMode, Synced};
 use rollflow::model::{Adapter, Dtype, ModelConfig, Weights};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
+use rollflow::rollout::complete;
 use rollflow_pipelines::assemble::engines;
 use rollflow_pipelines::assemble::policy;
 use rollflow_pipelines::assemble::servers::Servers;
@@ -139,7 +141,10 @@ fn adapters_are_given_as_adapters_and_answer_by_name() {
     let config = FleetConfig { vocabulary: 64, ..FleetConfig::default() };
     let mut there = Fleet::new(manager.fleet(), config, started.policy.tokenizer(), 16, 7);
     let mut here = started.policy.with_weights(Arc::new(started.adapted(4))).engine(16, 7);
-    let (there, here) = (there.answer(prompts(), 1, &params).unwrap(), here.answer(prompts(), 1, &params).unwrap());
+    there.set_weights(0, &Synced { version: 0 });
+    let tokenizer = started.policy.tokenizer();
+    let there = complete(&mut there, tokenizer, prompts(), 1, &params).unwrap();
+    let here = complete(&mut here, tokenizer, prompts(), 1, &params).unwrap();
     for (there, here) in there.iter().zip(&here) {
         let (there, here) = (&there.samples[0], &here.samples[0]);
         assert_eq!((&there.tokens, there.versions.oldest(), there.generated()), (&here.tokens, Some(4), 16));

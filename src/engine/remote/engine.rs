@@ -151,8 +151,10 @@ pub struct Capabilities {
 ///
 /// ```
 /// use std::sync::Arc;
-/// use rollflow::engine::remote::{Attempt, Chunk, End, Ending, Fleet, FleetConfig, FleetHandle, InferenceEngine, Pending, Tokens};
+/// use rollflow::engine::remote::{Attempt, Chunk, End, Ending, Fleet, FleetConfig, FleetHandle, InferenceEngine, Pending, Synced, Tokens};
+/// use rollflow::engine::TokenEngine;
 /// use rollflow::prelude::*;
+/// use rollflow::rollout::complete;
 ///
 /// struct Sevens;
 ///
@@ -175,7 +177,8 @@ pub struct Capabilities {
 /// let engines = FleetHandle::new(vec![Arc::new(Sevens)]);
 /// let mut fleet = Fleet::new(&engines, FleetConfig::default(), &tokenizer, 8, 0);
 /// let params = SamplingParams { max_new_tokens: 3, ..SamplingParams::default() };
-/// let groups = fleet.answer(vec![Prompt::from("1")], 2, &params)?;
+/// fleet.set_weights(0, &Synced { version: 0 });
+/// let groups = complete(&mut fleet, &tokenizer, vec![Prompt::from("1")], 2, &params)?;
 /// assert_eq!(groups[0].samples[1].response, "777");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -5,10 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use tch::Device;
 
 use super::generator::{EngineSettings, Generator};
-use crate::data::{Group, Prompt, Sample};
-use crate::engine::{EngineError, LocalEngine, SamplingParams};
+use crate::engine::LocalEngine;
 use crate::model::Compute;
-use crate::rollout::complete;
 use crate::train::Policy;
 
 impl Generator<LocalEngine> {
@@ -33,35 +31,5 @@ impl Generator<LocalEngine> {
             engine.computing(Compute { device, ..compute }).on_new_weights(settings.on_new_weights)
         };
         Generator::by(make, &tokenizer)
-    }
-}
-
-impl LocalEngine {
-    /// Samples `group_size` completions for each prompt, without a graph ([`complete`]).
-    pub fn answer(
-        &mut self,
-        prompts: Vec<Prompt>,
-        group_size: usize,
-        params: &SamplingParams,
-    ) -> Result<Vec<Group>, EngineError> {
-        let tokenizer = self.tokenizer().clone();
-        complete(self, &tokenizer, prompts, group_size, params)
-    }
-}
-
-impl Policy {
-    /// Engine with `slots` slots and the policy's initial weights as version 0. It is bound to the
-    /// calling thread.
-    pub fn engine(&self, slots: usize, seed: u64) -> LocalEngine {
-        let engine = LocalEngine::new(self.decoder(), self.tokenizer().clone(), slots, seed);
-        let mut engine = engine.computing(self.compute());
-        engine.set_weights(0, &self.weights());
-        engine
-    }
-
-    /// One completion of `prompt` under the initial weights.
-    pub fn sample(&self, prompt: Prompt, params: SamplingParams, seed: u64) -> Result<Sample, EngineError> {
-        let group = self.engine(1, seed).answer(vec![prompt], 1, &params)?.pop();
-        group.and_then(|mut group| group.samples.pop()).ok_or(EngineError::NoWeights)
     }
 }

@@ -12,7 +12,7 @@ use rollflow::engine::{EngineError, SamplingParams, TokenEngine};
 use rollflow::observe::logs::{DEAD_LETTERS, DeadLetterWriter, read_dead_letters};
 use rollflow::observe::{Metric, Metrics};
 use rollflow::prelude::*;
-use rollflow::rollout::LOST;
+use rollflow::rollout::{LOST, complete};
 use serde_json::{Value, json};
 
 use super::server::{Piece, Reply, Server, answer_to, next, of_each, vllm_event, vllm_page};
@@ -159,10 +159,16 @@ impl InferenceEngine for Odd {
     }
 }
 
+/// Groups of an engine whose weights are version 0.
+fn completed(fleet: &mut Fleet, prompts: Vec<Prompt>, group_size: usize) -> Result<Vec<Group>, EngineError> {
+    fleet.set_weights(0, &Synced { version: 0 });
+    complete(fleet, &tokenizer(), prompts, group_size, &params())
+}
+
 #[test]
 fn an_engine_of_ones_own_may_panic_or_hang_and_answers_go_on_token_by_token() {
     let mut fleet = fleet(&handle([Arc::new(Odd(AtomicUsize::new(0))) as Arc<dyn InferenceEngine>]), hasty());
-    let groups = fleet.answer(vec![Prompt::from("1+2="), Prompt { ordinal: 1, ..Prompt::from("3=") }], 2, &params()).unwrap();
+    let groups = completed(&mut fleet, vec![Prompt::from("1+2="), Prompt { ordinal: 1, ..Prompt::from("3=") }], 2).unwrap();
     assert_eq!(groups.len(), 2);
     for group in groups {
         for sample in &group.samples {
@@ -244,7 +250,8 @@ fn f6_a_prompt_that_is_refused_for_good_costs_its_group_and_nothing_else() {
 fn engines_that_refuse_everything_end_the_run() {
     let server = Server::new(|path, _| vllm_page(path).unwrap_or(Reply::Page(422, "no".into())));
     let mut fleet = fleet(&handle([vllm(&server.url)]), FleetConfig { max_refused: 5, ..hasty() });
-    let error = fleet.answer((0..4).map(|ordinal| Prompt { ordinal, ..Prompt::from("1") }).collect(), 4, &params()).unwrap_err();
+    let prompts = (0..4).map(|ordinal| Prompt { ordinal, ..Prompt::from("1") }).collect();
+    let error = completed(&mut fleet, prompts, 4).unwrap_err();
     assert!(matches!(&error, EngineError::Refused { in_a_row: 6, .. }), "{error}");
 }
 
@@ -252,9 +259,8 @@ fn engines_that_refuse_everything_end_the_run() {
 fn connections_are_used_again() {
     let server = Server::new(|path, body| vllm_page(path).unwrap_or_else(|| right(body, "1", 0)));
     let mut fleet = fleet(&handle([vllm(&server.url)]), FleetConfig { per_engine: 4, ..hasty() });
-    fleet
-        .answer((0..50).map(|ordinal| Prompt { ordinal, ..Prompt::from(format!("{ordinal}+")) }).collect(), 4, &params())
-        .unwrap();
+    let prompts = (0..50).map(|ordinal| Prompt { ordinal, ..Prompt::from(format!("{ordinal}+")) }).collect();
+    completed(&mut fleet, prompts, 4).unwrap();
     let made = server.connections.load(SeqCst);
     assert!(made <= 16, "{made} connections for 200 samples, of which at most 4 were under way");
 }
