@@ -15,9 +15,6 @@ choices! {
 }
 
 impl Dtype {
-    /// All formats.
-    pub const ALL: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
-
     /// Name in `config.json`.
     pub fn name(self) -> &'static str {
         match self {
@@ -30,7 +27,7 @@ impl Dtype {
     /// Returns the format of a name in `config.json`, with or without the prefix `torch.`.
     pub fn named(name: &str) -> Option<Dtype> {
         let name = name.strip_prefix("torch.").unwrap_or(name);
-        Dtype::ALL.into_iter().find(|dtype| dtype.name() == name)
+        Dtype::ALL.iter().copied().find(|dtype| dtype.name() == name)
     }
 
     /// Bytes per number.

@@ -26,6 +26,6 @@ impl Dtype {
 
     /// Format of a safetensors name.
     pub(super) fn of_stored(stored: tensor::Dtype) -> Option<Dtype> {
-        Dtype::ALL.into_iter().find(|dtype| dtype.stored() == stored)
+        Dtype::ALL.iter().copied().find(|dtype| dtype.stored() == stored)
     }
 }

@@ -1,24 +1,26 @@
 //! Every metric there is, declared once: name, unit, kind, labels and one sentence.
 //!
-//! No metric name is written anywhere else: `docs/reference/metrics.md` is generated from this table, Prometheus gets [`Spec::name`], and the
-//! rows of `metrics.jsonl` use [`Metric::key`]. Names follow the Prometheus conventions (prefix, base units, `_total` on counters).
+//! The table is the only place with metric names: `docs/reference/metrics.md` is generated from it,
+//! Prometheus gets [`Spec::name`], and the rows of `metrics.jsonl` use [`Metric::key`]. Names
+//! follow the Prometheus conventions (prefix, base units, `_total` on counters).
 
 use std::fmt::Write as _;
 
-/// What every Prometheus name begins with.
+/// Prefix of every Prometheus name.
 pub const PREFIX: &str = "rollflow_";
 
-/// How a metric behaves over time.
+/// Type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
     /// Only grows. `fractional` ones count seconds, the others whole things.
     Counter {
-        /// Whether it may grow by less than one.
+        /// If true, it may grow by less than one.
         fractional: bool,
     },
     /// Takes the newest value.
     Gauge,
-    /// Counts observations in buckets with these upper bounds, ascending; a bucket without bound comes after them.
+    /// Counts observations in buckets with these ascending upper bounds, and a last one without
+    /// bound.
     Histogram(&'static [f64]),
 }
 
@@ -36,22 +38,22 @@ impl Kind {
 /// A label and the values it may take.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Label {
-    /// Its name.
+    /// Name of the label.
     pub name: &'static str,
     /// All its values; empty where the run decides, as for stage names.
     pub values: &'static [&'static str],
 }
 
-/// What the catalogue says of one metric.
+/// Declaration of one metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spec {
     /// The Prometheus name.
     pub name: &'static str,
-    /// What one unit of the value is.
+    /// Unit of the value.
     pub unit: &'static str,
-    /// How it behaves.
+    /// Type of the metric.
     pub kind: Kind,
-    /// Its labels, in the order in which values are given.
+    /// Labels, in the order in which values are given.
     pub labels: &'static [Label],
     /// One sentence.
     pub help: &'static str,
@@ -120,7 +122,8 @@ const PASS_AT: Label = Label { name: "k", values: &[] };
 const SOURCE: Label = Label { name: "source", values: &[] };
 const ROLE: Label = Label { name: "role", values: &["trainer", "generator"] };
 
-/// One row a metric; the sentence is its documentation here, its help text in Prometheus and its line in `docs/reference/metrics.md`.
+/// Declares the metrics, one row each. The sentence is the variant's documentation, the help text
+/// in Prometheus and the line in `docs/reference/metrics.md`.
 macro_rules! catalog {
     ($($variant:ident: $kind:ident $name:literal [$($label:ident),*] in $unit:literal, $help:literal;)*) => {
         /// Every metric of a run.
@@ -133,7 +136,7 @@ macro_rules! catalog {
             /// All of them, in the catalogue's order.
             pub const ALL: &'static [Metric] = &[$(Metric::$variant),*];
 
-            /// What the catalogue says of it.
+            /// Declaration of this metric.
             pub const fn spec(self) -> Spec {
                 match self {
                     $(Metric::$variant => Spec {

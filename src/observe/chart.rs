@@ -1,6 +1,8 @@
-//! A small chart as SVG text: axes with round ticks, and for each series its raw points with a line through them.
+//! Small charts as SVG text: axes with round ticks, and for each series its raw points with a line
+//! through them.
 //!
-//! Colours follow the viewer's light or dark theme. No script and no font are needed; a chart of a thousand points has about 30 KB.
+//! Colours follow the viewer's light or dark theme. No script and no font is needed. A chart of a
+//! thousand points has about 30 KB.
 
 use std::fmt::Write as _;
 
@@ -16,7 +18,7 @@ const BOTTOM: f64 = 48.0;
 const DRAWN: f64 = 1e100;
 /// More points of a series than this are thinned, after they were smoothed.
 const POINTS_DRAWN: usize = 1000;
-/// Series that are told apart by their colours; the next one begins again with the first.
+/// Number of colours of series; further series repeat them.
 const COLOURS: usize = 5;
 
 const STYLE: &str = "\
@@ -28,14 +30,14 @@ text{font:12px system-ui,sans-serif;fill:#57606a}.title{font-size:15px;font-weig
 .grid{stroke:#2f353d}.axis{stroke:#656c76}\
 .c0{color:#58a6ff}.c1{color:#f0883e}.c2{color:#3fb950}.c3{color:#bc8cff}.c4{color:#d5c48a}}";
 
-/// What to draw.
+/// A chart.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chart {
     /// Stands above the chart.
     pub title: String,
     /// Stands below the horizontal axis.
     pub x_label: String,
-    /// Whether the vertical axis begins at zero, however far from it the points are.
+    /// If true, the vertical axis begins at zero, however far from it the points are.
     pub from_zero: bool,
     /// The series. Several are named in a legend.
     pub series: Vec<Series>,
@@ -44,15 +46,15 @@ pub struct Chart {
 /// Points, and how the line goes through them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Series {
-    /// Stands in the legend.
+    /// Name in the legend.
     pub name: String,
     /// The points, by ascending x. Those with a non-finite part, or one beyond 1e100 either way, are not drawn.
     pub points: Vec<(f64, f64)>,
-    /// Where the line goes.
+    /// Line through the points.
     pub line: Line,
 }
 
-/// How a line goes through points.
+/// Line through the points of a series.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Line {
     /// By [`smoothed`]: for a value over time.
@@ -123,7 +125,8 @@ impl Chart {
         svg
     }
 
-    /// Names and colours beside the label of the horizontal axis, from the right edge to the left.
+    /// Draws names and colours on the line of the horizontal axis's label, from the right edge to
+    /// the left.
     fn legend(&self, svg: &mut String) {
         let mut right = WIDTH - RIGHT;
         for (at, series) in self.series.iter().enumerate().rev() {
@@ -143,7 +146,7 @@ impl Chart {
     }
 }
 
-/// Every so manieth point is drawn.
+/// Interval of drawn points.
 fn stride(points: &[(f64, f64)]) -> usize {
     points.len().div_ceil(POINTS_DRAWN).max(1)
 }
@@ -171,8 +174,9 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     (at(last / 2) + at(last - last / 2)) / 2.0
 }
 
-/// The mean of each value's neighbourhood, a twentieth of the series to each side. It is centred, so that the line does not lag behind
-/// what happened; at the ends it takes what there is, so that no single value there is mistaken for the trend.
+/// Moving mean over a twentieth of the series to each side. Centred, so that the line does not lag.
+/// At the ends the window is as wide as the values allow, so that a single value there does not
+/// look like a trend.
 pub fn smoothed(values: &[f64]) -> Vec<f64> {
     let reach = values.len() / 20;
     let near = |at: usize| &values[at.saturating_sub(reach)..(at + reach + 1).min(values.len())];

@@ -1,9 +1,10 @@
 //! The console of a run: lines that stay, and on a terminal the progress line that moves below them.
 //!
-//! What the library has to say beside numbers (weights were synced, a checkpoint was saved, a step was skipped), it says as `tracing`
-//! events. Any subscriber may show them; a [`Console`] is the plain one. News go to standard output, warnings and errors to standard
-//! error. A stream that is closed loses its lines and harms nothing else. An event is one line: control characters in it, which may come
-//! from a service or a model, are shown as escapes.
+//! The library reports events without numbers (a weight sync, a saved checkpoint, a skipped step)
+//! through `tracing`. Any subscriber may show them; a [`Console`] is the plain one. Information
+//! goes to standard output, warnings and errors to standard error. A closed stream loses its lines
+//! and causes no error. An event is one line: control characters in it, which may come from a
+//! service or a model, are escaped.
 
 use std::fmt::{Debug, Write as _};
 use std::io::{IsTerminal, Write};
@@ -45,8 +46,8 @@ impl Console {
         if self.quiet { Level::WARN } else { Level::INFO }
     }
 
-    /// Shows the events of this process from now on, those of the library at level `INFO` or above, one line each. A program has one
-    /// subscriber; the second is refused.
+    /// Shows the events of this process from now on, those of the library at level `INFO` or above,
+    /// one line each. A program has one subscriber; a second one is an error.
     pub fn install(&self) -> Result<(), SetGlobalDefaultError> {
         set_global_default(self.clone())
     }
@@ -69,7 +70,7 @@ impl Console {
         }
     }
 
-    /// What lines are printed above. Whoever holds it may write to the terminal.
+    /// Progress line, above which lines are printed. Its lock holder may write to the terminal.
     pub(super) fn bar(&self) -> MutexGuard<'_, Option<ProgressBar>> {
         self.bar.lock()
     }

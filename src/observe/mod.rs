@@ -1,7 +1,9 @@
-//! What a run shows: metrics for Prometheus, logs that outlive it, lines on the console, the progress line and the final report.
+//! Metrics for Prometheus, logs, lines on the console, the progress line and the final report of a
+//! run.
 //!
-//! Every number has one declaration, a [`Metric`] of the catalogue, and one way in, [`Metrics`] or a [`logs::MetricsLogger`]. There is
-//! no global recorder: two runs in one process do not see each other's numbers, and when a run ends nothing of it is left (law F3).
+//! Every number has one declaration, a [`Metric`] of the catalogue, and is recorded through
+//! [`Metrics`] or a [`logs::MetricsLogger`]. There is no global recorder: two runs in one process
+//! do not share numbers, and nothing remains after a run (law F3).
 
 pub mod catalog;
 pub mod chart;

@@ -1,8 +1,9 @@
-//! The way in for numbers: a Prometheus recorder of one run behind typed calls.
+//! Recorder of a run's metrics: typed calls onto a Prometheus recorder.
 //!
-//! A call finds its series by binary search, without allocating, and then costs a few atomic operations; a hot loop can keep the
-//! [`Series`]. The newest value of each series stays readable, for the progress line. Memory is bounded: observations that no scrape has
-//! folded into buckets yet are folded after every 8192 of them, whether a server runs or not.
+//! A call finds its series by binary search, without allocating, and then costs a few atomic
+//! operations; a hot loop can keep the [`Series`]. The newest value of each series is readable, for
+//! the progress line. Memory is bounded: observations are folded into buckets after every 8192 of
+//! them, whether a server runs or not.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,7 +14,7 @@ use parking_lot::RwLock;
 
 use super::catalog::{Kind, Metric, Spec};
 
-/// How many observations may wait to be folded into their histogram's buckets.
+/// Observations between folds into buckets.
 const OBSERVATIONS_PER_UPKEEP: u64 = 8192;
 
 const METADATA: Metadata<'static> = Metadata::new("rollflow", Level::INFO, None);
@@ -29,9 +30,10 @@ struct Run {
     families: Vec<RwLock<Family>>,
 }
 
-/// Folds what histograms observed into their buckets. The exporter's own queue of observations loses whole blocks of them when one thread
-/// adds while another takes them out (its newest block hangs on to the older ones only after it can be seen), hence the lock: those who
-/// observe share it, the one who folds has it alone.
+/// Folds observations into the buckets of their histograms. The exporter's queue loses whole blocks
+/// of observations if one thread adds while another takes them out, because its newest block is
+/// linked to the older ones only after it is visible. Hence the lock: observers share it, and a
+/// fold holds it exclusively.
 struct Fold {
     handle: PrometheusHandle,
     observations: AtomicU64,
@@ -64,14 +66,14 @@ pub struct Series(Arc<Value>);
 
 struct Value {
     metric: Metric,
-    /// The newest value, as the bits of an `f64`: a counter's total, a gauge's value, a histogram's last observation.
+    /// Newest value, as the bits of an `f64`: a counter's total, a gauge's value, a histogram's
+    /// last observation.
     newest: AtomicU64,
     instrument: Instrument,
 }
 
 enum Instrument {
     Whole(Counter),
-    /// The exporter's counters count whole numbers. Seconds are kept in a gauge, which [`Metrics::render`] publishes as the counter it is.
     Fractional(Gauge),
     Gauge(Gauge),
     Histogram(Histogram, Arc<Fold>),
@@ -84,8 +86,8 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// A fresh set, seen by nobody else. Counters whose labels are all known stand at zero from the start, so that rates are right from
-    /// the first scrape.
+    /// Makes an empty set. Counters whose labels are all known begin at zero, so that rates are
+    /// right from the first scrape.
     pub fn new() -> Self {
         let mut builder = PrometheusBuilder::new();
         for metric in Metric::ALL {
@@ -151,7 +153,8 @@ impl Metrics {
         self.series(metric, labels).observe(value);
     }
 
-    /// The newest value: a counter's total, a gauge's value, a histogram's last observation. `None` where nothing was recorded.
+    /// Returns the newest value: a counter's total, a gauge's value, a histogram's last
+    /// observation. `None` if nothing was recorded.
     pub fn newest(&self, metric: Metric, labels: &[&str]) -> Option<f64> {
         let family = self.family(metric).read();
         let at = position(&family, labels).ok()?;
@@ -220,7 +223,7 @@ impl Metrics {
     }
 }
 
-/// Where the series with these label values stands among the sorted ones, or where it belongs.
+/// Index of the series with these label values in the sorted list, or its insertion point.
 fn position(family: &[(Box<[String]>, Series)], values: &[&str]) -> Result<usize, usize> {
     family.binary_search_by(|(known, _)| known.iter().map(String::as_str).cmp(values.iter().copied()))
 }

@@ -1,4 +1,4 @@
-//! `report.md`: what a run did, on one page, with its learning curve beside it as `curve.svg`.
+//! `report.md`: summary of a run on one page, with its learning curve in `curve.svg`.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,13 @@ use super::logs::{LogError, Rollout, StepMetrics, short};
 use crate::util::atomic_file;
 use crate::util::untrusted::{block, line, markdown};
 
-/// Everything the page says. Texts come ready from those who know: the flow's table and bottleneck from the flow's report.
+/// Contents of the page. Texts are ready made: the flow's report gives the table and the
+/// bottleneck.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunReport {
     /// The pipeline's name.
     pub name: String,
-    /// How the run ended, in a sentence.
+    /// Outcome of the run, in a sentence.
     pub outcome: String,
     /// Rows of the summary: what, and how much.
     pub summary: Vec<(String, String)>,

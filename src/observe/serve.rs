@@ -7,7 +7,8 @@ use super::stage_sampler::SamplerError;
 use super::{Metrics, MetricsServer, StageSampler};
 use crate::flow::Flow;
 
-/// Served metrics of one flow. Dropping this frees the port and ends both threads; keep it until the run has ended.
+/// Metrics server of one flow. Dropping it frees the port and ends both threads, so keep it until
+/// the run has ended.
 #[derive(Debug)]
 #[must_use = "the metrics are served until this is dropped"]
 pub struct ServedMetrics {
@@ -31,7 +32,7 @@ pub enum ServeError {
     Address {
         /// The text.
         given: String,
-        /// What resolving it gave.
+        /// Error of the resolution.
         source: std::io::Error,
     },
     /// The server did not start.
@@ -43,10 +44,12 @@ pub enum ServeError {
 }
 
 impl Metrics {
-    /// Serves these metrics at `http://HOST:PORT/metrics`, with where the time of each of the flow's stages goes. Port 0 takes a free port.
+    /// Serves these metrics at `http://HOST:PORT/metrics`, with the time of each of the flow's
+    /// stages by state. Port 0 takes a free port.
     ///
-    /// Call it before the flow runs, and keep what it gives until the run has ended. Give the same metrics to
-    /// [`RunLog::new`](crate::stages::sink::RunLog::new), and to each stage with a method `metrics` whose own numbers you want.
+    /// Call it before the flow runs, and keep the result until the run has ended. Give the same
+    /// metrics to [`RunLog::new`](crate::stages::sink::RunLog::new), and to each stage with a
+    /// method `metrics` whose numbers you want.
     ///
     /// ```
     /// use rollflow::prelude::*;

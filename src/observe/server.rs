@@ -1,7 +1,8 @@
-//! Serves a run's metrics over HTTP: `/metrics` for Prometheus, `/healthz` for whoever asks whether the process answers.
+//! HTTP server of a run's metrics: `/metrics` for Prometheus, `/healthz` for health checks.
 //!
-//! The server listens on the process's runtime for HTTP, so that a scrape is answered while every worker computes. It ends when its
-//! owner drops it: connections are cut and the port is free (law F3). A scrape costs one rendering.
+//! The server runs on the process's HTTP runtime, so that a scrape is answered while every worker
+//! computes. It ends when its owner drops it: connections are closed and the port is free (law F3).
+//! A scrape costs one rendering.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
@@ -17,28 +18,28 @@ const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Why metrics cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// Somebody else listens there.
+    /// Another program listens there.
     #[error(
         "the metrics address {address} is in use: stop the program that holds it, or choose another with --metrics HOST:PORT (port 0 takes a free one)"
     )]
     Busy {
-        /// Where.
+        /// Address.
         address: SocketAddr,
     },
     /// The machine does not let us listen there.
     #[error("cannot serve metrics at {address}: {source}; choose another address with --metrics HOST:PORT")]
     Bind {
-        /// Where.
+        /// Address.
         address: SocketAddr,
-        /// What the machine said.
+        /// Error of the system.
         source: std::io::Error,
     },
     /// The machine gave no thread or no event loop.
     #[error("cannot start the metrics server at {address}: {source}; the machine is out of threads or file handles")]
     Start {
-        /// Where.
+        /// Address.
         address: SocketAddr,
-        /// What the machine said.
+        /// Error of the system.
         source: std::io::Error,
     },
 }
@@ -64,7 +65,7 @@ impl MetricsServer {
         server.map(MetricsServer).map_err(|source| ServerError::Start { address, source })
     }
 
-    /// Where it listens; with port 0 asked for, the port it got.
+    /// Address of the server; the port that was taken, if port 0 was asked for.
     pub fn address(&self) -> SocketAddr {
         self.0.address()
     }

@@ -1,7 +1,8 @@
 //! Brings a flow's live statistics into the metrics and keeps the progress line moving, a few times a second.
 //!
-//! Time by state is exported while a stage is still in the state, so that one which hangs shows (law F4). The sampler owns one named
-//! thread; dropping it exports a last time, after the run that is the whole truth, and joins the thread (law F3).
+//! Time by state is exported while a stage is still in the state, so that a stalled stage is
+//! visible (law F4). The sampler owns one named thread. Dropping it exports a last time and joins
+//! the thread (law F3).
 
 use std::collections::BTreeMap;
 use std::thread::JoinHandle;
@@ -20,7 +21,7 @@ const INTERVAL: Duration = Duration::from_millis(250);
 #[derive(Debug, thiserror::Error)]
 #[error("cannot start the thread that samples the stages: {source}; the machine is out of threads")]
 pub struct SamplerError {
-    /// What the machine said.
+    /// Error of the system.
     source: std::io::Error,
 }
 
@@ -32,7 +33,8 @@ pub struct StageSampler {
 }
 
 impl StageSampler {
-    /// Samples `stats` into `metrics`, and shows `progress` beside it, from now until it is dropped. Start it before the run.
+    /// Samples `stats` into `metrics`, and shows `progress`, until it is dropped. Start it before
+    /// the run.
     pub fn start(stats: Stats, metrics: Metrics, mut progress: Option<Progress>) -> Result<Self, SamplerError> {
         let (stop, stopped) = crossbeam_channel::bounded(0);
         let sample = move || {
@@ -62,7 +64,7 @@ impl StageSampler {
 impl Drop for StageSampler {
     fn drop(&mut self) {
         drop(self.stop.take());
-        // A panic of the thread was already printed, and a destructor has nobody to report it to.
+        // A panic of the thread was already printed, and a destructor cannot return an error.
         self.thread.take().map(JoinHandle::join);
     }
 }

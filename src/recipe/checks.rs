@@ -1,4 +1,4 @@
-//! What must hold between keys. Each key's own range stands with its declaration.
+//! Checks that relate several keys. A key's own range is in its declaration.
 
 mod devices;
 mod engines;
@@ -35,7 +35,8 @@ pub(crate) fn validated<T: Setting>(section: T) -> Result<T, RecipeErrors> {
 }
 
 impl Plan {
-    /// Checks every range and everything that must hold between keys. A loaded plan has passed; one that code changed may not.
+    /// Checks every range and every relation between keys. A loaded plan is valid; one that code
+    /// changed may not be.
     pub fn validate(&self) -> Result<(), RecipeErrors> {
         RecipeErrors::unless_empty(placed(problems(self), &Findings::default()))
     }
@@ -134,7 +135,7 @@ fn needs_sft(plan: &Plan, note: Note) {
     }
 }
 
-/// What is packed needs a length; what is cut has the model's own.
+/// Packed samples need a length; truncated ones have the model's.
 fn supervised(sft: &Sft, note: Note) {
     if sft.max_length.is_none() && sft.packing != Packing::Apart {
         let message = "`sft.packing` fills rows of `sft.max_length` tokens, which is missing".to_owned();
@@ -189,7 +190,7 @@ fn schedule(section: &str, steps: u64, schedule: &Schedule, note: Note) {
     }
 }
 
-/// `[mix]` takes its samples from `[sft]`, which is no phase of its own without a generator.
+/// `[mix]` takes its samples from `[sft]`, which has no separate phase without a generator.
 fn mixture(plan: &Plan, note: Note) {
     if plan.mix.is_some() && plan.sft.is_none() {
         let message = "[mix] goes on with the pairs of [sft], and there is no such section".to_owned();

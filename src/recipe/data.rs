@@ -87,7 +87,7 @@ impl Source {
         Source { data: data.into(), ..Source::default() }
     }
 
-    /// What is to be opened.
+    /// Returns the data set to open.
     pub fn spec(&self) -> DataSpec {
         let columns = self.columns.clone().map_or_else(Columns::default, |columns| {
             let SourceColumns { prompt, completion, answer, messages, text, chosen, rejected } = columns;
@@ -104,7 +104,7 @@ impl Source {
         }
     }
 
-    /// How much of it is drawn.
+    /// Returns the share of the stream.
     pub fn share(&self) -> Share {
         self.weight.map_or(Share::Repeat(self.repeat), Share::Weight)
     }

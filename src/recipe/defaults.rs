@@ -31,14 +31,15 @@ pub(crate) struct Rates {
     pub(crate) adapters: f64,
 }
 
-/// Reinforcement and preferences. TRL (`GRPOConfig`, `DPOConfig`) and verl (`actor.optim.lr`) take 1e-6 for all weights. Adapters take ten times
-/// as much. The arithmetic recipes learn with 3e-4.
+/// Reinforcement and preferences. TRL (`GRPOConfig`, `DPOConfig`) and verl (`actor.optim.lr`) take
+/// 1e-6 for all weights. Adapters take ten times as much. The arithmetic recipes learn with 3e-4.
 pub(crate) const POLICY: Rates = Rates { random: 3e-4, full: 1e-6, adapters: 1e-5 };
 /// Imitation. TRL takes 2e-5 (`SFTConfig`) and 2e-4 for adapters (its script `sft.py`).
 pub(crate) const IMITATION: Rates = Rates { random: 1e-3, full: 2e-5, adapters: 2e-4 };
 /// Reward models. TRL's script `reward_modeling.py` takes 1e-5, and 1e-4 for adapters.
 pub(crate) const REWARD_MODEL: Rates = Rates { random: 1e-3, full: 1e-5, adapters: 1e-4 };
-/// Critics. verl (`critic.optim.lr`) takes 1e-5. They are trained as a whole beside adapters, too.
+/// Critics. verl (`critic.optim.lr`) takes 1e-5. All weights of a critic are trained, even if the
+/// policy has adapters.
 pub(crate) const CRITIC: Rates = Rates { random: 5e-4, full: 1e-5, adapters: 1e-5 };
 
 /// From so many parameters on, imitation of a popular model takes half the rate.
@@ -56,7 +57,7 @@ pub(crate) fn fill(root: &mut Node) -> Vec<Derived> {
     }
     let mut derived = if is(table, Pipeline::Dpo) { preferences(table, &root.place) } else { Vec::new() };
     let sections = [("train", &POLICY), ("sft", &IMITATION), ("reward_model", &REWARD_MODEL), ("critic", &CRITIC)];
-    // There [sft] is the data of [mix], and has no phase of its own.
+    // In that pipeline [sft] is the data of [mix], without a phase.
     let mixed = is(table, Pipeline::GrpoOffline);
     for (name, rates) in sections.into_iter().filter(|(name, _)| *name != "sft" || !mixed) {
         let Some(Node { value: Value::Table(section), place }) = table.get_mut(name).map(|entry| &mut entry.node) else {
@@ -111,8 +112,8 @@ fn entry(value: Value, place: &Place) -> Entry {
 /// Sections with a length, in steps or in epochs.
 pub(crate) const LENGTHS: [&str; 3] = ["train", "sft", "reward_model"];
 
-/// Where a section has both `steps` and `epochs`, the one that was laid over the other stays: an including recipe over an included one, a variable
-/// over a file, `--set` over both. Two in one place contradict each other.
+/// Resolves a section with both `steps` and `epochs` by precedence: an including recipe over an
+/// included one, a variable over a file, `--set` over both. Both in one place are an error.
 pub(crate) fn steps_or_epochs(root: &mut Node, findings: &mut Findings) {
     let rank = |place: &Place| match (place, &root.place) {
         (Place::Set(_), _) => 3,
@@ -136,9 +137,9 @@ pub(crate) fn steps_or_epochs(root: &mut Node, findings: &mut Findings) {
     }
 }
 
-/// What rates depend on.
+/// Facts that rates depend on.
 struct Model {
-    /// Whether it is a Hugging Face model, and not a small random one.
+    /// If true, it is a Hugging Face model, else a small random one.
     pretrained: bool,
     preset: Option<&'static Preset>,
     adapters: bool,

@@ -1,4 +1,5 @@
-//! Numbers that follow from a plan, and what is allowed but probably not meant. Pure: the machine is an argument.
+//! Numbers that follow from a plan, and warnings about unusual values. Pure: the machine is an
+//! argument.
 
 use super::defaults::Derived;
 use super::generate::Generate;
@@ -15,7 +16,7 @@ use crate::stages::batch::over_sampled;
 /// A cache has room for the longest sequence in every slot.
 const MOST_SLOTS_UNASKED: usize = 256;
 
-/// What of the machine matters to a plan.
+/// Facts of the machine that warnings depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Machine {
     /// Threads that run at the same time.
@@ -70,7 +71,8 @@ impl Plan {
         self.samples_per_step().saturating_mul(self.generate.max_new_tokens).saturating_mul(turns)
     }
 
-    /// Optimizer steps in which every prompt (or pair) is met once, if no filter drops any and the size of the data is known.
+    /// Optimizer steps of one pass over the prompts (or pairs), if no filter drops any and the size
+    /// of the data is known.
     pub fn steps_per_epoch(&self) -> Option<f64> {
         let prompts = self.task.known_prompts()? as f64;
         Some(match (self.pipeline, &self.sft) {
@@ -86,15 +88,17 @@ impl Plan {
         usize::try_from(self.sync.every).unwrap_or(usize::MAX).saturating_mul(self.batch.groups)
     }
 
-    /// The widest window that keeps law V2: groups are admitted and trained in order (law D6), and credit comes back when the
-    /// generator holds the weights of the next publish, so the last of (S + 1) × k × P groups is trained S publishes later.
+    /// Widest window that keeps law V2. Groups are admitted and trained in order (law D6), and
+    /// credit returns when the generator has loaded the weights of the next publish. So the last of
+    /// (S + 1) × k × P groups is trained S publishes later.
     pub fn staleness_window(&self) -> usize {
         let publishes = usize::try_from(self.flow.max_staleness).unwrap_or(usize::MAX).saturating_add(1);
         publishes.saturating_mul(self.groups_per_publish())
     }
 
-    /// The widest window with which no group becomes older than `flow.max_staleness`. A synchronous run drops what its steps leave, so that a
-    /// round may have all that they choose from.
+    /// Widest window in which no group becomes older than `flow.max_staleness`. A synchronous run
+    /// drops the surplus of its steps, so that a round may contain all groups that they choose
+    /// from.
     pub fn widest_window(&self) -> usize {
         let choice = if self.flow.max_staleness == 0 { self.choice_window() } else { 0 };
         self.staleness_window().max(choice)
@@ -105,12 +109,13 @@ impl Plan {
         over_sampled(self.batch.groups, self.batch.oversampling_factor)
     }
 
-    /// Whether steps take groups out of order.
+    /// Returns true if steps take groups out of order.
     pub fn over_samples(&self) -> bool {
         self.groups_chosen_from() > self.batch.groups
     }
 
-    /// The window that lets every step choose: the last before a publish among those it chooses from, with those before it trained.
+    /// Window that lets every step choose: the last step before a publish has all groups to choose
+    /// from, after those of the steps before it are trained.
     pub fn choice_window(&self) -> usize {
         self.groups_per_publish().saturating_sub(self.batch.groups).saturating_add(self.groups_chosen_from())
     }
@@ -120,16 +125,17 @@ impl Plan {
         self.flow.window.unwrap_or_else(|| if self.over_samples() { self.choice_window() } else { self.staleness_window() })
     }
 
-    /// Most versions that a group lags behind that is trained in its turn ([`Pace::worst_lag`]): S for the full window, less for a narrower
-    /// one.
+    /// Largest lag, in versions, of a group that is trained in order ([`Pace::worst_lag`]): S for
+    /// the full window, less for a narrower one.
     pub fn worst_lag_in_turn(&self) -> u64 {
         let (groups_per_version, in_flight) = (self.groups_per_publish() as u64, self.admission_window() as u64);
         Pace { groups_per_version, in_flight, total: None }.worst_lag()
     }
 
-    /// Most versions that a trained token can lag behind. In order it is what the window allows. Out of order, W − 1 groups that overtake another
-    /// add ⌈(W − 1) / P⌉; a straggler may be overtaken until it is due, so that they add all that `max_staleness` leaves. What is older is waited
-    /// for in time, dropped or masked.
+    /// Largest lag, in versions, of a trained token. In order it follows from the window. Out of
+    /// order, W − 1 groups that overtake another add ⌈(W − 1) / P⌉. A straggler may be overtaken
+    /// until it is due, so that they add all that `max_staleness` leaves. Older groups are waited
+    /// for, dropped or masked.
     pub fn worst_staleness(&self) -> u64 {
         if self.over_samples() { self.flow.max_staleness } else { self.worst_lag_in_turn().min(self.flow.max_staleness) }
     }
@@ -150,19 +156,21 @@ impl Plan {
         all
     }
 
-    /// Engines beside each other: one where a run is to be the same to the bit.
+    /// Engines in parallel: one if the run must be bit for bit repeatable.
     pub fn generators(&self) -> usize {
         if self.flow.max_staleness == 0 { 1 } else { self.generate.workers }
     }
 
-    /// Whether weights are published in the format that is computed with: all that read them compute in it. Servers read a folder in the model's own
-    /// format, and a reference that moves is a mean of masters.
+    /// Returns true if weights are published in the compute format, because every reader computes
+    /// in it. Servers read a folder in the model's format, and a moving reference is a mean of f32
+    /// parameters.
     pub fn publishes_rounded(&self) -> bool {
         let moves = |policy: &ReferencePolicy| !matches!(policy, ReferencePolicy::Frozen(_));
         !self.engine.is_remote() && self.reference.as_ref().is_none_or(|reference| !moves(&reference.policy))
     }
 
-    /// Sequences decoded at the same time, at most: as many as can be under way, and no more than the largest cache that is made unasked.
+    /// Largest number of sequences decoded at the same time: as many as can be in flight, and at
+    /// most the largest cache that is allocated without a setting.
     pub fn most_slots(&self) -> usize {
         match self.generate.max_num_seqs {
             0 => self.admission_window().saturating_mul(self.generate.group_size).min(MOST_SLOTS_UNASKED),
@@ -188,7 +196,7 @@ impl Plan {
         }
     }
 
-    /// What is allowed but probably not meant, on `machine`.
+    /// Warnings about allowed but unusual values, on `machine`.
     pub fn warnings(&self, machine: Machine) -> Vec<String> {
         let mut warnings = Vec::new();
         let threads = self.threads();

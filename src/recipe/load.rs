@@ -31,7 +31,7 @@ use crate::settings::section::Findings;
 use crate::settings::setting::{Problem, Setting};
 use crate::util::reading;
 
-/// Sections that a recipe must spell out: nobody wants to train the wrong model because a heading was forgotten.
+/// Sections without a default, because training the wrong model is costly.
 const REQUIRED: [(&str, &str); 3] = [
     (
         "pipeline",
@@ -46,8 +46,8 @@ pub fn load(path: &Path, sets: &[String]) -> Result<Plan, RecipeErrors> {
     load_with(path, sets, |_| Vec::new())
 }
 
-/// Of environment variables those that override keys, as [`load`] takes them: `ROLLFLOW__TRAIN__LR=1e-4` is `train.lr`.
-/// One that is not UTF-8 is an error that names it.
+/// Selects the environment variables that override keys, as [`load`] takes them:
+/// `ROLLFLOW__TRAIN__LR=1e-4` is `train.lr`. One that is not UTF-8 is an error that names it.
 pub fn variables(all: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Vec<String>, RecipeErrors> {
     let ours = all.into_iter().filter(|(name, _)| name.as_encoded_bytes().starts_with(document::VARIABLES.as_bytes()));
     let (mut sets, mut errors) = (Vec::new(), Vec::new());
@@ -90,9 +90,9 @@ fn read(path: &Path) -> Result<(String, String), RecipeErrors> {
 pub struct Complaint {
     /// The key to change, dotted from the top.
     pub key: String,
-    /// What is wrong.
+    /// Description of the error.
     pub message: String,
-    /// What to do about it.
+    /// Advice.
     pub help: String,
 }
 
@@ -286,7 +286,8 @@ fn missing_files(plan: &Plan) -> Vec<Problem> {
     models.into_iter().filter_map(unknown).chain(files).collect()
 }
 
-/// What is wrong with the model that `name` stands for, by its configuration and the headers of its files. Reads no weights.
+/// Returns the error of the model `name`, by its configuration and the headers of its files. Reads
+/// no weights.
 fn unusable_model(hub: &Hub, key: &str, name: &Path) -> Option<String> {
     let folder = match model_folder_from(hub, name) {
         Ok(folder) => folder,

@@ -1,8 +1,10 @@
-//! A recipe (TOML) as a typed, checked [`Plan`]: plain data with every default filled in and the numbers that follow from it.
+//! A recipe (TOML) as a typed, checked [`Plan`]: plain data with every default filled in and the
+//! numbers that follow from it.
 //!
-//! [`load`] finds everything that is wrong at once: unknown keys (with the nearest name), wrong types, values out of range and keys
-//! that contradict each other, each with file, line and column and what to do. Every key is declared once, in [`plan`] and its
-//! sections; the reader, the resolved recipe and docs/reference/recipe follow from the declaration.
+//! [`load`] reports every error: unknown keys (with the nearest name), wrong types, values out of
+//! range and keys that contradict each other, each with file, line and column and advice. Every key
+//! is declared once, in [`plan`] and its sections; the reader, the resolved recipe and
+//! docs/reference/recipe follow from the declaration.
 
 pub mod chat;
 mod checks;
@@ -12,6 +14,7 @@ mod defaults;
 mod derive;
 pub mod environment;
 pub mod eval;
+mod explain;
 pub mod generate;
 mod load;
 pub mod lora;
@@ -39,6 +42,7 @@ pub mod train;
 
 pub use defaults::Derived;
 pub use derive::Machine;
+pub use explain::explain;
 pub use load::{Complaint, Loaded, load, load_explained, load_with, parse, parse_with, variables, with_current_names};
 #[cfg(feature = "torch")]
 pub use memory::{MemoryPart, MemoryPlan};

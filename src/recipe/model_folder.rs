@@ -26,18 +26,19 @@ pub enum NoModel {
         /// The folder.
         path: PathBuf,
     },
-    /// Its checkpoints can't be listed.
+    /// The checkpoints cannot be listed.
     #[error(transparent)]
     Checkpoints(#[from] CheckpointError),
 }
 
-/// Returns the model folder that `path` stands for: itself, or the newest complete checkpoint of the run that it is the folder of.
-/// `sft_final` is newer than any number. A model named by an id is fetched from the user's hub if it is not in the cache.
+/// Returns the model folder of `path`: itself, or, if it is the folder of a run, the run's newest
+/// complete checkpoint. `sft_final` is newer than any number. A model named by an id is downloaded
+/// from the user's hub if it is not in the cache.
 pub fn model_folder(path: &Path) -> Result<PathBuf, NoModel> {
     model_folder_from(&Hub::of_user(), path)
 }
 
-/// As [`model_folder`], with the hub that models named by an id come from.
+/// [`model_folder`] with the hub that models named by an id come from.
 pub(crate) fn model_folder_from(hub: &Hub, path: &Path) -> Result<PathBuf, NoModel> {
     let path = hub::open_from(hub, path)?;
     let is_model = |path: &Path| CONFIGS.iter().any(|file| path.join(file).is_file());

@@ -1,11 +1,11 @@
-//! What a recipe asks of its model that no such model does. Reads the model's `config.json`, and no weights.
+//! Limits of the model that a recipe exceeds. Reads the model's `config.json`, and no weights.
 
 use super::memory::{adapters, shape};
 use super::plan::Plan;
 use crate::model::{Lora, ModelConfig, ModelError};
 use crate::settings::setting::Problem;
 
-/// All of it. What is wrong with the model itself is said where it is loaded.
+/// Returns all of them. Errors of the model itself are reported when it is loaded.
 pub(super) fn problems(plan: &Plan) -> Vec<Problem> {
     let Ok(model) = shape(plan) else { return Vec::new() };
     adapters_without_a_place(plan, &model).into_iter().chain(texts_beyond_its_positions(plan, &model)).collect()

@@ -12,7 +12,7 @@ use crate::data::source::dataset_commit;
 use crate::hub::{self, Cache};
 
 impl Plan {
-    /// The same plan, in which every id of the hub names the commit that `cache` holds.
+    /// Returns the plan with every id of the hub pinned to the commit that `cache` holds.
     pub fn pinned(&self, cache: &Cache) -> Plan {
         let mut plan = self.clone();
         let model = |path: &Path| commit(&hub::locate_in(cache, path).ok()?, path);

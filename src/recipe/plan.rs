@@ -95,13 +95,14 @@ choices! {
         "grpo" => Grpo,
         /// supervised training alone.
         "sft" => Sft,
-        /// supervised training as a run of its own, then `grpo` from its newest checkpoint.
+        /// supervised training as a separate run, then `grpo` from its newest checkpoint.
         "sft_then_grpo" => SftThenGrpo,
         /// training of a reward model on pairs of completions.
         "reward_model" => RewardModel,
         /// `grpo` on recorded rollouts, without a generator.
         "grpo_offline" => GrpoOffline,
-        /// preference training on a data set of pairs, of which one completion is chosen and the other rejected (DPO and its family).
+        /// preference training on a data set of pairs, of which one completion is chosen and the
+        /// other rejected (DPO and its family).
         "dpo" => Dpo,
     }
 }
@@ -109,7 +110,7 @@ choices! {
 /// Keys of `[eval]` that say how completions are sampled and judged: held-out pairs need neither.
 const SAMPLED_EVALUATION: [&str; 7] = ["samples", "greedy", "temperature", "top_p", "max_new_tokens", "success", "max_num_seqs"];
 
-/// What means nothing where nothing is reinforced.
+/// Sections without effect if nothing is reinforced.
 const REINFORCEMENT: [&str; 14] = [
     "mix",
     "generate",
@@ -128,17 +129,18 @@ const REINFORCEMENT: [&str; 14] = [
 ];
 
 impl Plan {
-    /// Whether servers are given adapters, and not whole weights.
+    /// Returns true if servers load adapters instead of all weights.
     pub fn syncs_adapters(&self) -> bool {
         self.engine.is_remote() && self.lora.as_ref().is_some_and(|lora| lora.sync == AdapterSync::Adapter)
     }
 
-    /// Whether `[reward]` takes the place of recorded rewards.
+    /// Returns true if `[reward]` replaces recorded rewards.
     pub fn rescores(&self) -> bool {
         self.pipeline == Pipeline::GrpoOffline && matches!(&self.task.data, TaskData::Rollouts(of) if of.rescore)
     }
 
-    /// Whether completions for a data set's prompts are judged, in training or in an evaluation.
+    /// Returns true if completions for a data set's prompts are judged, in training or in an
+    /// evaluation.
     pub(crate) fn judges_data(&self) -> bool {
         let is_data = |task: &Task| matches!(task.data, TaskData::Data(_));
         let asked = self.eval.as_ref().map(|eval| eval.task.as_ref().unwrap_or(&self.task));
@@ -146,7 +148,8 @@ impl Plan {
         self.pipeline.reinforces() && is_data(&self.task) || self.rescores() || asked.is_some_and(is_data)
     }
 
-    /// Sections that mean nothing to this plan's pipeline. Where nothing is reinforced, answers are still sampled and rewarded by an evaluation.
+    /// Sections without effect in this plan's pipeline. An evaluation samples and judges
+    /// completions in every pipeline.
     pub(crate) fn unused_sections(&self) -> Vec<&'static str> {
         let mut unused = self.pipeline.unused_sections();
         if self.eval.is_some() && !self.pipeline.evaluates_pairs() {
@@ -194,23 +197,22 @@ impl Pipeline {
         }
     }
 
-    /// Whether `[eval]` judges held-out pairs, and samples nothing.
+    /// Returns true if `[eval]` judges held-out pairs, and samples nothing.
     pub(crate) fn evaluates_pairs(self) -> bool {
         matches!(self, Pipeline::Dpo | Pipeline::RewardModel)
     }
 
     /// The pipeline that recipes call by this word.
     pub(crate) fn named(word: &str) -> Option<Self> {
-        let all = [Self::Grpo, Self::Sft, Self::SftThenGrpo, Self::RewardModel, Self::GrpoOffline, Self::Dpo];
-        all.into_iter().find(|pipeline| pipeline.word() == word)
+        Self::ALL.iter().copied().find(|pipeline| pipeline.word() == word)
     }
 
-    /// Whether `[train]` says how it learns.
+    /// Returns true if `[train]` configures the training.
     pub(crate) fn trains_by_train(self) -> bool {
         !matches!(self, Pipeline::Sft | Pipeline::RewardModel)
     }
 
-    /// Whether it reinforces.
+    /// Returns true if the policy is reinforced.
     pub fn reinforces(self) -> bool {
         matches!(self, Pipeline::Grpo | Pipeline::SftThenGrpo)
     }

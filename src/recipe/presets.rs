@@ -9,7 +9,7 @@ use crate::settings::setting::{Setting, Written};
 pub struct Preset {
     /// The name that recipes use.
     pub name: &'static str,
-    /// Its id on the Hugging Face hub.
+    /// Id on the Hugging Face hub.
     pub id: &'static str,
     /// `model_type` of its `config.json`.
     pub family: &'static str,
@@ -19,7 +19,7 @@ pub struct Preset {
     pub template: Template,
 }
 
-/// How large a model is.
+/// Dimensions of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Rows of the embedding.
@@ -36,11 +36,11 @@ pub struct Shape {
     pub head_dim: u64,
     /// Width of the feed-forward layer.
     pub intermediate: u64,
-    /// Whether the head that says words is the embedding.
+    /// If true, the output head is the embedding.
     pub tied: bool,
 }
 
-/// How a family writes conversations.
+/// Chat template of a family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Template {
     /// `<|im_start|>role … <|im_end|>`.
@@ -54,7 +54,7 @@ pub enum Template {
 }
 
 impl Template {
-    /// Its name.
+    /// Name of the template.
     pub fn name(self) -> &'static str {
         match self {
             Template::ChatMl => "ChatML",
@@ -192,7 +192,7 @@ pub const PRESETS: [Preset; 19] = [
 mod tests {
     use super::*;
 
-    /// As their model cards and safetensors say.
+    /// Figures are those of model cards and safetensors files.
     #[test]
     fn shapes_have_as_many_parameters_as_the_published_models() {
         for (name, parameters) in [

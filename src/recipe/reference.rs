@@ -76,7 +76,8 @@ pub fn pages() -> BTreeMap<String, String> {
     pages
 }
 
-fn keys() -> Vec<KeyDoc> {
+/// Returns all keys, in the order of the sections.
+pub(super) fn keys() -> Vec<KeyDoc> {
     let mut keys = Vec::new();
     Plan::describe_rows("", &mut keys);
     keys
@@ -115,7 +116,8 @@ fn title(section: &str) -> String {
     }
 }
 
-fn section_doc(section: &str) -> String {
+/// Returns the help of a section, or that of recipes.
+pub(super) fn section_doc(section: &str) -> String {
     use crate::engine::settings as engine;
 
     use super::{

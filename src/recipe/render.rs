@@ -9,7 +9,8 @@ use crate::settings::section::Section;
 use crate::settings::setting::Written;
 
 impl Plan {
-    /// The resolved recipe: every value that matters to the pipeline, defaults included. It loads again to an equal plan.
+    /// Renders the resolved recipe: every key that the pipeline reads, defaults included. It loads
+    /// again to an equal plan.
     pub fn to_toml(&self) -> String {
         let mut rows = Vec::new();
         self.rows(&mut rows);
@@ -68,7 +69,8 @@ fn inline(value: &Written) -> Option<String> {
     }
 }
 
-/// What `rollflow check` prints about a sound plan: its derived numbers, warnings for this machine, and what it takes of its memory.
+/// Output of `rollflow check` for a valid plan: derived numbers, warnings for this machine, and
+/// memory.
 pub fn check_text(plan: &Plan) -> String {
     let text = check_text_on(plan, Machine::here());
     #[cfg(feature = "torch")]
@@ -91,7 +93,7 @@ pub fn check_text_on(plan: &Plan, machine: Machine) -> String {
     text
 }
 
-/// What `rollflow check` prints of values that a recipe left out: a line for each, with its reason.
+/// Output of `rollflow check` for values that a recipe left out: one line each, with the reason.
 pub fn derived_text(derived: &[Derived]) -> String {
     derived.iter().map(|Derived { key, value, reason }| format!("  {key} = {value}: {reason}\n")).collect()
 }
@@ -143,7 +145,7 @@ fn computes_in(plan: &Plan) -> String {
     format!("{format} on {device}: {why}")
 }
 
-/// What a step of supervised training takes.
+/// Size of a step of supervised training.
 fn step_of(sft: &Sft, what: &str) -> String {
     let row = sft.max_length.filter(|_| sft.packing != Packing::Apart);
     match (sft.batch_tokens, row) {
@@ -170,7 +172,7 @@ fn updates(plan: &Plan) -> String {
     format!("{}{of}", plan.train.updates_a_step())
 }
 
-/// The bound and what it follows from: the window, or `max_staleness` where that ends what the window alone would allow.
+/// Staleness bound and its origin: the window, or `max_staleness` if that is the tighter one.
 fn worst_staleness(plan: &Plan) -> Vec<(&'static str, String)> {
     let (worst, in_order) = (plan.worst_staleness(), plan.worst_lag_in_turn());
     let (window, groups) = (plan.admission_window(), plan.groups_per_publish());

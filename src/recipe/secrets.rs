@@ -1,4 +1,5 @@
-//! Secrets in a recipe: rejected, since a recipe is written into its run's folder and shown on the run's page.
+//! Secrets in a recipe are rejected, because a recipe is written to its run folder and shown on the
+//! run's page.
 
 use crate::settings::document::{Node, Value};
 use crate::settings::error::RecipeError;

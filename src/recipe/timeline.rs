@@ -1,5 +1,5 @@
-//! `[[change]]` and `[[ramp]]`: what a run does differently after some steps. A step's plan is a pure function of its number, so that nothing of it
-//! needs saving and a resumed run does the same (law C2).
+//! `[[change]]` and `[[ramp]]`: settings that change during a run. A step's plan is a pure function
+//! of its number, so that nothing needs saving and a resumed run does the same (law C2).
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -37,7 +37,8 @@ const CHANGEABLE: [&str; 22] = [
     "reward_model.center",
 ];
 
-/// Those of [`CHANGEABLE`] that the steps of a pipeline look at: a supervised part before reinforcement has steps of its own.
+/// Those of [`CHANGEABLE`] that the steps of a pipeline read. A supervised phase before
+/// reinforcement counts its steps separately.
 fn changeable(pipeline: Pipeline) -> impl Iterator<Item = &'static str> {
     let within = |key: &&str, section: &str| key.starts_with(section);
     CHANGEABLE.into_iter().filter(move |key| match pipeline {
@@ -94,7 +95,7 @@ choices! {
 }
 
 impl Ramp {
-    /// Its value in a step.
+    /// Returns the value in a step.
     pub fn at(&self, step: u64) -> f64 {
         let (passed, steps) = (step.saturating_sub(self.begin), self.end.saturating_sub(self.begin).max(1));
         let x = (passed as f64 / steps as f64).min(1.0);
@@ -109,14 +110,14 @@ impl Ramp {
 }
 
 impl Plan {
-    /// Whether this key or section, or one inside, has another value in some step.
+    /// Returns true if this key or section, or one inside, changes in some step.
     pub fn changes(&self, section: &str) -> bool {
         let sets = self.change.iter().flat_map(|change| &change.set).map(|set| set.split('=').next().unwrap_or_default().trim());
         sets.chain(self.ramp.iter().map(|ramp| ramp.key.as_str())).any(|key| inside(key, section))
     }
 }
 
-/// Whether a key is a section's, or the section itself.
+/// Returns true if a key is in a section, or is the section.
 fn inside(key: &str, section: &str) -> bool {
     key.strip_prefix(section).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
@@ -130,7 +131,7 @@ pub struct Timeline {
 
 #[derive(Clone, Debug)]
 struct Phase {
-    /// Its first step.
+    /// First step of the phase.
     at: u64,
     set: Vec<String>,
     plan: Plan,
@@ -138,7 +139,7 @@ struct Phase {
 }
 
 impl Timeline {
-    /// Of a plan that was loaded; what is wrong with its changes otherwise.
+    /// Makes the timeline of a loaded plan, or returns the errors of its changes.
     pub fn of(plan: &Plan) -> Result<Self, RecipeErrors> {
         let base = Plan { change: Vec::new(), ramp: Vec::new(), ..plan.clone() };
         let mut phases = vec![Phase { at: 1, set: Vec::new(), text: base.to_toml(), plan: base }];
@@ -152,13 +153,13 @@ impl Timeline {
         Ok(Timeline { phases, ramps: plan.ramp.clone() })
     }
 
-    /// Whether every step has the same plan.
+    /// Returns true if every step has the same plan.
     pub fn is_constant(&self) -> bool {
         self.phases.len() == 1 && self.ramps.is_empty()
     }
 
-    /// The plan of a step, which counts from 1. Where a number moves, it is put together anew: a millisecond. Two numbers that are all right at
-    /// both ends may contradict each other on the way.
+    /// Returns the plan of a step, which counts from 1. With ramps it is parsed again, which takes
+    /// a millisecond. Two numbers that are valid at both ends may contradict each other in between.
     pub fn at(&self, step: u64) -> Result<Cow<'_, Plan>, RecipeErrors> {
         let phase = self.phase_of(step);
         if self.ramps.is_empty() {
@@ -168,17 +169,18 @@ impl Timeline {
         parse(&format!("the recipe as of step {step}"), &phase.text, &sets).map(Cow::Owned)
     }
 
-    /// The plans that changes make one of the other, in the order of their steps; what ramps do to them is left out.
+    /// Plans of the phases, in the order of their steps, without ramps.
     pub fn plans(&self) -> impl Iterator<Item = &Plan> {
         self.phases.iter().map(|phase| &phase.plan)
     }
 
-    /// What changes with this step.
+    /// Returns the changes that begin at this step.
     pub fn begins(&self, step: u64) -> Option<&[String]> {
         self.phases.iter().rev().find(|phase| phase.at == step && !phase.set.is_empty()).map(|phase| phase.set.as_slice())
     }
 
-    /// The moving numbers of a step, as `setting_` and the key with `_` for `.`, and how many changes came before.
+    /// Numbers of the ramps in a step, as `setting_` and the key with `_` for `.`, and the number
+    /// of changes before it.
     pub fn settings(&self, step: u64) -> BTreeMap<String, f64> {
         let ramps = self.ramps.iter().map(|ramp| (format!("setting_{}", ramp.key.replace('.', "_")), ramp.at(step)));
         let changes = self.phases.iter().filter(|phase| phase.at <= step).count() - 1;
@@ -192,7 +194,8 @@ impl Timeline {
     }
 }
 
-/// Gives the keys of `[[change]]` and `[[ramp]]` their current names. Keys inside a value are renamed when the value is read.
+/// Gives the keys of `[[change]]` and `[[ramp]]` their current names. Keys inside a value are
+/// renamed when the value is read.
 pub(super) fn rename_keys(plan: &mut Plan, renames: &Renames) {
     let current = |place: String, key: &str| {
         let current = renames.path(key);
@@ -213,7 +216,8 @@ pub(super) fn rename_keys(plan: &mut Plan, renames: &Renames) {
     }
 }
 
-/// What is wrong with a plan's changes and ramps, each by itself and together with what they change.
+/// Returns the problems of a plan's changes and ramps, by themselves and together with the values
+/// that they change.
 pub(super) fn problems(plan: &Plan) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut note = |key: String, message: String, help: String| problems.push(Problem { key, from: Vec::new(), message, help });
@@ -246,7 +250,7 @@ pub(super) fn problems(plan: &Plan) -> Vec<Problem> {
     }
 }
 
-/// What is wrong with the values that a ramp begins and ends with.
+/// Returns the problems of a ramp's first and last value.
 fn ends(timeline: &Timeline, at: usize, ramp: &Ramp) -> Vec<Problem> {
     let wrong = |(end, value): (&str, f64)| {
         let set = format!("{}={value:?}", ramp.key);

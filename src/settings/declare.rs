@@ -1,5 +1,5 @@
-//! Declares a section once: the same lines are the Rust struct, the reader, the writer, the range checks and the reference, so that
-//! none can drift from the others. The macros are for the modules beside this one.
+//! Macros that declare a section once: the Rust struct, the reader, the writer, the range checks
+//! and the reference follow from the same lines.
 
 /// Declares a section: `key: Type = default, limit;`. `#[formerly(old)]` above a key accepts its old name
 /// with a warning. `first name: Section;` and `last name: Section;` include the keys of another section.
@@ -85,8 +85,8 @@ macro_rules! section {
     };
 }
 
-/// Declares a section whose `kind` says which other keys it has. The first kind is the default of a plan made in Rust; a recipe must
-/// name one, or write a key that stands after `by` and so implies its kind.
+/// Declares a section whose other keys depend on its `kind`. The first kind is the default in Rust.
+/// A recipe must name one, or have a key of the list after `by`, which implies its kind.
 macro_rules! tagged {
     (
         $(#[doc = $doc:literal])+
@@ -188,6 +188,9 @@ macro_rules! choices {
         }
 
         impl $Name {
+            /// Every choice, the default first.
+            pub const ALL: &[$Name] = &[$($Name::$Variant $({ $field: $default })?),+];
+
             /// The word that recipes use.
             pub fn word(self) -> &'static str {
                 match self {
@@ -198,7 +201,7 @@ macro_rules! choices {
 
         impl Default for $Name {
             fn default() -> Self {
-                [$($Name::$Variant $({ $field: $default })?),+][0]
+                Self::ALL[0]
             }
         }
 
@@ -211,7 +214,7 @@ macro_rules! choices {
         impl<'de> serde::Deserialize<'de> for $Name {
             fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let word = <std::borrow::Cow<'de, str> as serde::Deserialize>::deserialize(deserializer)?;
-                let found = [$($Name::$Variant $({ $field: $default })?),+].into_iter().find(|choice| choice.word() == word);
+                let found = Self::ALL.iter().copied().find(|choice| choice.word() == word);
                 found.ok_or_else(|| serde::de::Error::unknown_variant(&word, &[$($word),+]))
             }
         }
@@ -231,7 +234,7 @@ macro_rules! choices {
                 node: &$crate::settings::document::Node, path: &str, findings: &mut $crate::settings::section::Findings,
             ) -> Option<Self> {
                 let word = $crate::settings::section::read_word(node, path, &[$($word),+], findings)?;
-                [$($Name::$Variant $({ $field: $default })?),+].into_iter().find(|choice| choice.word() == word)
+                Self::ALL.iter().copied().find(|choice| choice.word() == word)
             }
             fn write(&self) -> $crate::settings::setting::Written {
                 $crate::settings::setting::Setting::write(&self.word().to_owned())

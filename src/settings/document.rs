@@ -1,4 +1,5 @@
-//! A recipe as it was written: TOML in which every key and value knows its place, with `--set key=value` laid over it.
+//! A recipe's document: TOML in which every key and value has its place, with `--set key=value`
+//! applied.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ pub(crate) struct Entry {
 /// Keys and values.
 pub(crate) type Table = BTreeMap<String, Entry>;
 
-/// What TOML can say.
+/// A TOML value.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
     Text(String),
@@ -54,10 +55,11 @@ impl Value {
     }
 }
 
-/// What the names of environment variables begin with that override keys.
+/// Prefix of environment variables that override keys.
 pub(crate) const VARIABLES: &str = "ROLLFLOW__";
 
-/// Parses a recipe with its includes and applies the `--set` arguments, all under current names. Reports every syntax error.
+/// Parses a recipe with its includes and applies the `--set` arguments, all under current names.
+/// Reports every syntax error.
 pub(crate) fn parse(file: &str, text: &str, sets: &[String], renames: &Renames) -> Result<Node, Vec<RecipeError>> {
     let mut errors = Vec::new();
     let mut root = document(file, text, renames, &mut vec![PathBuf::from(file)], &mut errors);
@@ -67,7 +69,8 @@ pub(crate) fn parse(file: &str, text: &str, sets: &[String], renames: &Renames) 
     if errors.is_empty() { Ok(root) } else { Err(errors) }
 }
 
-/// One file over those that it includes. `open`: the files that are being read, each included by the one before.
+/// Parses one file over the files that it includes. `open`: the files being read, each included by
+/// the previous one.
 fn document(file: &str, text: &str, renames: &Renames, open: &mut Vec<PathBuf>, errors: &mut Vec<RecipeError>) -> Node {
     let place_at = |offset: usize| {
         let before = &text[..text.floor_char_boundary(offset)];
@@ -125,7 +128,8 @@ fn bases(file: &str, include: &Node, renames: &Renames, open: &mut Vec<PathBuf>,
     found
 }
 
-/// `node` over `base`: sections are joined key by key, unless they are of different kinds; everything else is replaced.
+/// Merges `node` over `base`: sections key by key, unless their kinds differ; everything else is
+/// replaced.
 fn over(node: Node, base: Node) -> Node {
     match (node.value, base.value) {
         (Value::Table(mut keys), Value::Table(under)) if !other_kind(&keys, &under) => {
@@ -177,7 +181,8 @@ fn node(source: &Spanned<DeValue<'_>>, place_at: &dyn Fn(usize) -> Place) -> Nod
     Node { value, place: place_at(source.span().start) }
 }
 
-/// Applies `section.key=value` to the document, or `ROLLFLOW__SECTION__KEY=value`, as environment variables are named.
+/// Applies `section.key=value` to the document, or `ROLLFLOW__SECTION__KEY=value` of the
+/// environment.
 fn set(root: &mut Node, argument: &str, renames: &Renames, errors: &mut Vec<RecipeError>) {
     let variable = argument.strip_prefix(VARIABLES).and_then(|rest| rest.split_once('='));
     let place = match variable {

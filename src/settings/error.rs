@@ -1,8 +1,8 @@
-//! What is wrong with a recipe: every problem at once, each with its place and what to do.
+//! Errors of a recipe: every problem, each with its place and advice.
 
 use std::fmt;
 
-/// Where a value was written.
+/// Place where a value was written.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
     /// In a recipe file; line and column count from 1, columns in characters.
@@ -36,13 +36,13 @@ impl fmt::Display for Place {
 /// One problem.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RecipeError {
-    /// Where.
+    /// Place of the error.
     pub place: Place,
-    /// Which key, dotted from the top, such as `train.lr`; empty for the file as a whole.
+    /// Key, dotted from the top, such as `train.lr`; empty for the file as a whole.
     pub key: String,
-    /// What is wrong.
+    /// Description of the error.
     pub message: String,
-    /// What to do about it.
+    /// Advice.
     pub help: String,
 }
 

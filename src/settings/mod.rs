@@ -1,7 +1,8 @@
 //! Typed configuration sections, declared next to the types that they configure.
 //!
-//! A declaration gives a section's fields, defaults, ranges and help once. From it follow the Rust type with its `Default`, the
-//! reader with errors that name file, line and key, the writer of resolved recipes, the JSON schema and the reference.
+//! A declaration gives a section's fields, defaults, ranges, old names and help once. From it
+//! follow the Rust type with its `Default`, the reader with errors that name file, line and key,
+//! the writer of resolved recipes, the JSON schema and the reference.
 
 pub(crate) mod declare;
 pub(crate) mod document;

@@ -1,4 +1,4 @@
-//! Free-form parameters of a part that a user registered: whatever its author asks for, read as the author's own type.
+//! Free-form parameters of a registered part, read as the type of the part's author.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ section! {
     pub struct Custom {
         /// The name that it was registered under.
         name: String = String::new(), GIVEN;
-        /// What it is made with.
+        /// Parameters of the part.
         params: Params = Params::default();
     }
 }
@@ -62,12 +62,13 @@ impl Params {
         self
     }
 
-    /// Whether there are none.
+    /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// As the type that their reader asks for. A name that a struct lacks is an error, whether or not its author thought of that.
+    /// Reads them as `P`. A name that the struct lacks is an error, with or without
+    /// `deny_unknown_fields`.
     pub fn read<P: DeserializeOwned>(&self) -> Result<P, ParamsError> {
         if let Err(Fields(Some(known))) = P::deserialize(Asked)
             && let Some(name) = self.0.keys().find(|name| !known.contains(&name.as_str()))
@@ -92,7 +93,8 @@ impl From<Table> for Params {
     }
 }
 
-/// What a recipe says, without its places; numbers that TOML itself can't hold become the nearest that it can.
+/// Converts a node to TOML, without its places. Numbers that TOML cannot hold become the nearest
+/// that it can.
 fn toml(node: &Node) -> Toml {
     match &node.value {
         Value::Text(text) => Toml::String(text.clone()),

@@ -14,7 +14,7 @@ pub(crate) struct Findings {
     pub(crate) errors: Vec<RecipeError>,
     /// Names the sections of the whole document that have a key of this name, for messages about unknown keys.
     sections_with: Option<fn(&str) -> Vec<String>>,
-    /// Where each key that was read stands.
+    /// Place of each key that was read.
     places: BTreeMap<String, Place>,
 }
 
@@ -32,7 +32,8 @@ impl Findings {
         self.places.insert(key.to_owned(), place.clone());
     }
 
-    /// Where the first of these keys stands that was written at all, or else the nearest section around the first.
+    /// Returns the place of the first of these keys that was written, else that of the nearest
+    /// section around the first.
     pub(crate) fn place<'k>(&self, keys: impl IntoIterator<Item = &'k str> + Clone) -> Option<&Place> {
         let around = |key: &'k str| {
             let outwards = std::iter::successors(Some(key), |key| key.rsplit_once(['.', '[']).map(|(around, _)| around));
@@ -42,24 +43,24 @@ impl Findings {
     }
 }
 
-/// What other systems call the spreading of a model over devices, which isn't here.
+/// Names in other systems for sharding a model over devices, which does not exist here.
 const SHARDING: [&str; 6] = ["fsdp", "shard", "parallel_size", "deepspeed", "zero_stage", "num_gpus"];
 
 /// A group of keys. Implemented by the macros of `declare`.
 pub(crate) trait Section: Default {
-    /// What the section is for.
+    /// Help of the section.
     fn doc() -> String;
     /// Takes its keys.
     fn take(reader: &mut Reader<'_>) -> Self;
-    /// Its keys and values, in order.
+    /// Adds its keys and values, in order.
     fn rows(&self, rows: &mut Vec<(String, Written)>);
     /// Notes values out of range.
     fn check_rows(&self, path: &str, problems: &mut Vec<Problem>);
-    /// Its keys, for the reference.
+    /// Adds its keys to the reference.
     fn describe_rows(path: &str, keys: &mut Vec<KeyDoc>);
     /// Collects the old names of its keys.
     fn rename_rows(path: &str, renames: &mut Renames);
-    /// Its keys, for editors.
+    /// Returns its JSON schema.
     fn shape() -> Shape;
 }
 
@@ -140,7 +141,7 @@ pub(crate) fn implied(kinds: &[ImpliedKind]) -> String {
     implied.collect()
 }
 
-/// Takes the keys of one table and, at the end, complains about those that nobody asked for.
+/// Reads the keys of one table and, at the end, reports unknown ones.
 pub(crate) struct Reader<'a> {
     table: &'a Table,
     place: &'a Place,
@@ -250,7 +251,8 @@ pub(crate) fn check_limit<T: Setting>(value: &T, limit: &super::setting::Limit<T
     problems.push(Problem { key, from: Vec::new(), message, help });
 }
 
-/// Adds a key and the keys inside it to the reference. A section has a row of its own only if it was renamed.
+/// Adds a key and the keys inside it to the reference. A section has its own row only if it was
+/// renamed.
 pub(crate) fn describe_key<T: Setting>(
     path: String,
     default: &T,

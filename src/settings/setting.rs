@@ -1,4 +1,4 @@
-//! How one value is read from TOML, written back and described: the types that keys of a recipe may have.
+//! Reading, writing and description of one value: the types that keys of a recipe may have.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -17,10 +17,10 @@ pub(crate) trait Setting: Sized {
     /// The value, or `None` after noting what is wrong with it.
     fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<Self>;
 
-    /// How it is written in TOML.
+    /// Converts the value to TOML.
     fn write(&self) -> Written;
 
-    /// What may be written, as JSON schema; a type that does not say takes anything.
+    /// JSON schema of the type; by default any value.
     fn schema() -> Json {
         json!({})
     }
@@ -70,7 +70,7 @@ pub(crate) struct KeyDoc {
     pub(crate) doc: String,
 }
 
-/// Which values of a type make sense.
+/// Range of a type's values.
 pub(crate) struct Limit<T: 'static> {
     /// For messages and the reference: `at least 1`.
     pub(crate) text: &'static str,

@@ -184,7 +184,7 @@ fn half_precision_weights_are_read_as_they_are() {
         assert!(loaded.flat.kind() == Kind::Float && loaded.flat == expected.to_kind(Kind::Float), "{dtype:?}");
         // To be computed with in its own format it is kept; in another, nothing of it may be lost.
         let ours = if dtype == Dtype::F16 { model::Dtype::F16 } else { model::Dtype::Bf16 };
-        for computed in model::Dtype::ALL {
+        for computed in model::Dtype::ALL.iter().copied() {
             let kept = if computed == ours { kind } else { Kind::Float };
             let (config, weights) = load_hf_for(folder.0.path(), computed).unwrap();
             assert!(config.dtype == ours && weights.flat.kind() == kept, "{dtype:?} for {computed:?}");

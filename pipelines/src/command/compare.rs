@@ -27,7 +27,7 @@ const TELLING: [&str; 9] = [
     "log_prob_gap_mean_nats",
 ];
 
-/// Show runs side by side: how they ended, their metrics at the end and at best, and what their recipes have different.
+/// Compare runs: outcomes, last and best metrics, and the differences of their recipes.
 #[derive(Args)]
 #[command(after_help = "Example:\n  rollflow compare runs/mine runs/other --metric reward_mean --metric entropy_nats")]
 pub struct Compare {
@@ -115,7 +115,7 @@ impl Compare {
     }
 }
 
-/// Of what one wants little, the smallest.
+/// Returns the smallest value of a metric that should be small, else the largest.
 fn best(name: &str, stats: &MetricStats) -> f64 {
     let costs = ["loss", "grad_norm", "_gap_", "kl_", "truncated", "errors", "poisoned", "staleness", "lag"];
     if costs.iter().any(|word| name.contains(word)) { stats.best_low } else { stats.best_high }

@@ -1,4 +1,4 @@
-//! `rollflow engine`: servers beside any run.
+//! `rollflow engine`: servers without a run.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -45,7 +45,7 @@ struct Launch {
     /// A model folder, a checkpoint or a run to serve; without it, the recipe's model.
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// Where the model is written that they start from, and their logs.
+    /// Folder for the weights that servers load first, and for their logs.
     #[arg(long, value_name = "DIR", default_value = "runs/engine")]
     out: PathBuf,
 }
@@ -56,7 +56,7 @@ struct Status {
     /// A recipe, or servers as http://host:port.
     #[arg(required = true)]
     of: Vec<String>,
-    /// What servers are that are named by their URLs.
+    /// Kind of the servers given by URL.
     #[arg(long, value_enum, default_value = "vllm")]
     kind: Named,
     /// Override a key of the recipe, as in engine.port=8500; may be given several times.
@@ -64,17 +64,18 @@ struct Status {
     sets: Vec<String>,
 }
 
-/// Give the servers of a recipe the weights of a model folder, a checkpoint or a run, and verify that they serve them.
+/// Sync the weights of a model folder, a checkpoint or a run to the servers of a recipe, and verify
+/// them.
 #[derive(Args)]
 struct Sync {
     #[command(flatten)]
     recipe: RecipeArgs,
-    /// What to give.
+    /// Weights to sync.
     from: PathBuf,
-    /// What the servers call it.
+    /// Version that the servers report.
     #[arg(long, default_value = "1")]
     version: u64,
-    /// Where it is written for them.
+    /// Folder for the weights, which the servers can read.
     #[arg(long, value_name = "DIR", default_value = "runs/engine")]
     out: PathBuf,
 }

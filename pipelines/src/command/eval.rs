@@ -20,10 +20,11 @@ use crate::assemble::policy;
 use crate::registry::Registry;
 use crate::run::files::RECIPE;
 
-/// Ask a model the prompts of a recipe's [eval] and judge its answers: pass@k, greedy and sampled accuracy, reward.
+/// Sample a model on the prompts of a recipe's [eval] and judge its completions: pass@k, greedy and
+/// sampled accuracy, reward.
 ///
-/// Answers are written as they are judged; what was interrupted goes on when it is called again. With [engine] the recipe's servers are given the
-/// model's weights, which are verified, and answer.
+/// Completions are written as they are judged, and a second call resumes an interrupted evaluation.
+/// With [engine] the recipe's servers load the model's weights, which are verified, and generate.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:\n\
@@ -32,13 +33,14 @@ Examples:\n\
 pub struct Eval {
     /// A recipe, or the folder of a run, whose newest checkpoint is asked by its recipe.
     what: PathBuf,
-    /// The model that is asked: a Hugging Face folder, a checkpoint or a run; the recipe's own, or the run's newest checkpoint, unless given.
+    /// Model to evaluate: a Hugging Face folder, a checkpoint or a run. Left out: the recipe's
+    /// model, or the run's newest checkpoint.
     #[arg(long, value_name = "MODEL|RUN")]
     model: Option<PathBuf>,
     /// Override a key, as in eval.samples=16; may be given several times.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
-    /// Where answers go; beside the run or below `runs/` unless given.
+    /// Folder of the results. Left out: in the run's folder, or below `runs/`.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Print one JSON object.

@@ -13,7 +13,8 @@ use super::policies::Format;
 use super::{Refused, out};
 use crate::assemble::models::model_folder;
 
-/// Write a trained model as a folder that transformers, PEFT and servers load: adapters merged, cast, in shards.
+/// Export a trained model as a folder that transformers, PEFT and servers load: adapters merged,
+/// cast, in shards.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:\n\

@@ -1,4 +1,4 @@
-//! `rollflow generate`: one answer, shown as it is made.
+//! `rollflow generate`: one completion, printed while it is sampled.
 
 use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use serde_json::json;
 use super::out;
 use super::policies::{Computing, policy_of};
 
-/// The longest answer where nobody says how long.
+/// Default length of a completion, in tokens.
 const MOST_TOKENS: usize = 256;
 
 /// Continue a prompt, or answer in a conversation; tokens are shown as they come.
@@ -27,12 +27,13 @@ Examples:\n\
 pub struct Generate {
     /// A Hugging Face folder, a hub id, or a run, whose newest checkpoint speaks.
     model: PathBuf,
-    /// What to continue; read from standard input where it is left out or `-`.
+    /// Prompt. Left out, or `-`: read from standard input.
     prompt: Option<String>,
-    /// The prompt is what a user says in a conversation, or the conversation as a JSON list of {"role": …, "content": …}.
+    /// Treat the prompt as a user's message, or as a conversation if it is a JSON list of {"role":
+    /// …, "content": …}.
     #[arg(long)]
     chat: bool,
-    /// What the conversation begins with, as the system's words; means --chat.
+    /// System message at the beginning of the conversation; implies --chat.
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
     /// Longest answer, in tokens; 256 unless given, or fewer where the model has no room for them.
@@ -50,10 +51,11 @@ pub struct Generate {
     /// Keeps tokens at least this likely relative to the likeliest; 0 keeps all.
     #[arg(long, default_value_t = 0.0)]
     min_p: f32,
-    /// A text that ends the answer, besides end of text; may be given several times.
+    /// String that ends the completion, in addition to the end-of-text token; may be given several
+    /// times.
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
-    /// The same seed gives the same answer.
+    /// Seed: the same seed gives the same completion.
     #[arg(long, default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
@@ -157,8 +159,8 @@ struct Answer {
     finish: Option<FinishReason>,
 }
 
-/// The beginning of `text` that no further token changes: not a character of which bytes are missing, and nothing that may turn out to be a
-/// stop string.
+/// Returns the beginning of `text` that no further token changes: without incomplete characters and
+/// possible beginnings of stop strings.
 fn certain<'t>(text: &'t str, stops: &[String], ended: bool) -> &'t str {
     if let Some(end) = stops.iter().filter_map(|stop| text.find(stop.as_str())).min() {
         return &text[..end];

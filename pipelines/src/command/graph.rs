@@ -47,7 +47,7 @@ impl Graph {
     }
 }
 
-/// What a plan would run.
+/// Declares the graph of a plan's pipeline.
 fn graph_of(plan: &Plan, registry: &Registry) -> Result<flow::Graph> {
     let outputs = Outputs::in_memory();
     let flow = match plan.pipeline {

@@ -28,9 +28,10 @@ const ENOUGH: usize = 50;
 
 /// Write a recipe with comments, after a few questions.
 ///
-/// Answers come from the terminal or, a line each, from a pipe; an empty one, or none, takes the proposal, as --yes does for all. What is given
-/// as an argument is not asked. A data set's subset has no proposal: with --yes, name it with --subset. Subsets and splits of a hub id are those that
-/// the hub lists.
+/// Questions are answered on the terminal or by a pipe, one line each. An empty line, or none,
+/// accepts the proposal, as --yes does for all. Values given as arguments are not asked for. A data
+/// set's subset has no proposal: with --yes, name it with --subset. Subsets and splits of a hub id
+/// are those that the hub lists.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:\n\
@@ -41,7 +42,7 @@ pub struct Init {
     /// The recipe's file.
     #[arg(default_value = "recipe.toml")]
     path: PathBuf,
-    /// What runs.
+    /// Pipeline.
     #[arg(long, value_enum)]
     pipeline: Option<Kind>,
     /// `tiny`, a Hugging Face folder, a hub id, or a preset (see rollflow models).
@@ -62,7 +63,7 @@ pub struct Init {
     /// The data's field with the answer, where its name does not say so.
     #[arg(long, value_name = "FIELD")]
     answer_key: Option<String>,
-    /// How questions that are plain text are asked.
+    /// Format of prompts that are plain text.
     #[arg(long, value_enum)]
     chat: Option<AskKind>,
     /// When an answer is right.
@@ -93,11 +94,11 @@ enum Kind {
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 enum AskKind {
-    /// As its user where the model has a chat template, else as they are written.
+    /// A user's message if the model has a chat template, else the text itself.
     Auto,
     /// In the model's chat format, as its user.
     User,
-    /// As they are written.
+    /// The text itself.
     AsWritten,
 }
 
@@ -105,9 +106,9 @@ enum AskKind {
 enum RewardKind {
     /// The answer is the ground truth, letter by letter.
     Exact,
-    /// Its last number is the ground truth's.
+    /// The last number equals the ground truth's.
     Numeric,
-    /// Its final answer says the same, as a number, fraction or formula.
+    /// The final answer equals the ground truth as a number, fraction or formula.
     Math,
 }
 
@@ -161,7 +162,7 @@ impl Init {
             let said = asker.ask("How many optimizer steps?", self.steps.map(|steps| steps.to_string()), proposed)?;
             said.parse().map_err(|_| Refused::because(format!("{said:?} is no number of steps")))
         };
-        // A model of its own kind has rates of its own, which are derived; a tiny one learns in so few steps only with more.
+        // Other models have derived rates; a tiny one needs a larger one to learn in so few steps.
         let rate = |tiny_lr: &str| if tiny { format!("lr = {tiny_lr}\n") } else { String::new() };
         match pipeline {
             Kind::Sft => text += &format!("{}steps = {}\nbatch = 32\n{}", texts::SFT, steps("200")?, rate("1e-3")),
@@ -182,7 +183,8 @@ impl Init {
         Ok(text + texts::CHECKPOINT)
     }
 
-    /// The data set's subset and split, its number of records, and its fields where their names do not say what they hold.
+    /// Asks for the data set's subset and split, its number of records, and the fields whose names
+    /// are unusual.
     fn data(&self, asker: &Asker, pipeline: Kind, name: &str) -> Result<Data> {
         let mut data = Data {
             name: name.to_owned(),
@@ -232,13 +234,14 @@ fn model_section(model: &str) -> String {
     format!("{}{key} = {}\n", texts::MODEL, quoted(model))
 }
 
-/// How many tokens the model reads, prompt and answer together, if it is there to say so.
+/// Returns the sequence length of the model, prompt and completion together, if its configuration
+/// is available.
 fn positions(model: &str) -> Option<usize> {
     let folder = model_folder(Path::new(model)).ok()?;
     Some(ModelConfig::from_dir(&folder).ok()?.max_positions)
 }
 
-/// Whether the model was taught to answer in conversations, as far as that is known here.
+/// Returns true if the model has a chat template, as far as that is known here.
 fn has_template(model: &str) -> bool {
     let tokenizer = || Tokenizer::from_dir(&tokenizer_folder(model_folder(Path::new(model)).ok()?)).ok();
     Preset::named(model).is_some() || tokenizer().is_some_and(|tokenizer| tokenizer.chat().is_ok())
@@ -251,7 +254,7 @@ struct Data {
     subset: Option<String>,
     /// The split that is trained on, unless it is `train`.
     split: Option<String>,
-    /// The split of its own that an evaluation asks.
+    /// Split of the data set that an evaluation uses.
     held_out: Option<String>,
     prompt: Option<String>,
     answer: Option<String>,
@@ -275,7 +278,8 @@ impl Data {
         Ok(())
     }
 
-    /// Whether the end of the records that are trained on is held out: there are enough of them, and no split of its own.
+    /// Returns true if the last records are held out: there are enough of them, and no split for
+    /// evaluation.
     fn is_divided(&self) -> bool {
         self.held_out.is_none() && self.split.is_none() && self.records.is_some_and(|records| records >= ENOUGH)
     }
@@ -307,7 +311,7 @@ impl Data {
     }
 }
 
-/// As TOML has it.
+/// Quotes a text for TOML.
 fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
 }

@@ -1,14 +1,17 @@
-//! The command `rollflow`, for the binary of that name and for those who have parts of their own to put into it.
+//! Command `rollflow`, for the binary of that name and for programs with registered parts.
 //!
-//! A subcommand is a file beside this one, with a struct of its arguments and a function `run`, and a line in each of the two lists below.
+//! A subcommand is a file in this folder, with a struct of its arguments and a function `run`, and
+//! a line in each of the two lists below.
 //!
-//! Exit codes (docs/reference/command.md): 0 done, or drained by Ctrl-C; 1 it failed or was stopped, or something in it did; 2 nothing was started, because
-//! the recipe or the arguments are wrong ([`REFUSED`], and [`Refused`] as an error).
+//! Exit codes (docs/reference/command.md): 0 done, or drained by Ctrl-C; 1 failed or stopped; 2
+//! nothing was started, because the recipe or the arguments are wrong ([`REFUSED`], and [`Refused`]
+//! as an error).
 
 mod check;
 mod compare;
 mod engine;
 mod eval;
+mod explain;
 mod export;
 mod generate;
 mod graph;
@@ -71,6 +74,7 @@ enum Command {
     Compare(compare::Compare),
     Report(report::Report),
     Init(init::Init),
+    Explain(explain::Explain),
     Schema(schema::Schema),
     Completions(shell::Completions),
     Man(shell::Man),
@@ -95,6 +99,7 @@ fn dispatch(command: Command, registry: &Registry) -> Result<ExitCode> {
         Command::Compare(of) => of.run(),
         Command::Report(of) => of.run(),
         Command::Init(of) => of.run(registry),
+        Command::Explain(of) => of.run(),
         Command::Schema(of) => of.run(),
         Command::Completions(of) => of.run(),
         Command::Man(of) => of.run(),
@@ -110,13 +115,14 @@ const REFUSED: u8 = 2;
 struct Refused(String);
 
 impl Refused {
-    /// As an error of a command.
+    /// Makes the error of a command.
     fn because(why: impl Into<String>) -> anyhow::Error {
         Refused(why.into()).into()
     }
 }
 
-/// The whole command on the arguments of this program, with `registry`'s parts beside the library's: `run`, `check`, `resume` and all others.
+/// Runs the whole command on the arguments of this program, with `registry`'s parts in addition to
+/// the library's: `run`, `check`, `resume` and all others.
 ///
 /// ```no_run
 /// use rollflow::prelude::*;

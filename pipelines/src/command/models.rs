@@ -15,7 +15,7 @@ use super::out;
 /// List the popular models that recipes may name by `model.preset`, and what is in the hub's local cache.
 #[derive(Args)]
 pub struct Models {
-    /// As JSON, for scripts.
+    /// Print JSON, for scripts.
     #[arg(long)]
     json: bool,
 }

@@ -1,13 +1,13 @@
-//! What the command prints. A reader that has seen enough and closes its end, as `head` does, is no failure.
+//! Output of the command. A reader that closes its end early, as `head` does, is no failure.
 //!
-//! Names, errors and completions of foreign origin are in most of it. A terminal gets their control characters as escapes; a file or a
-//! pipe gets the bytes as they are.
+//! Output contains names, errors and completions of foreign origin. A terminal gets their control
+//! characters as escapes; a file or a pipe gets the bytes unchanged.
 
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use rollflow::util::untrusted;
 
-/// Nobody reads what is printed.
+/// The reader of the output closed its end.
 #[derive(Debug, thiserror::Error)]
 pub enum Unread {
     /// The reader closed its end.
@@ -18,7 +18,7 @@ pub enum Unread {
     Failed(io::Error),
 }
 
-/// Prints `text` at once: as it is, and without control characters on a terminal.
+/// Prints `text` without a delay, and without control characters on a terminal.
 pub fn text(text: &str) -> Result<(), Unread> {
     let mut out = io::stdout().lock();
     let text = if out.is_terminal() { &untrusted::block_of(text, usize::MAX) } else { text };
@@ -38,7 +38,7 @@ pub fn complain(lines: &str) {
     writeln!(io::stderr(), "{}", untrusted::block(lines)).ok();
 }
 
-/// Whether a command ended because nobody reads what it prints.
+/// Returns true if a command ended because its output was closed.
 pub fn was_closed(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(Unread::Closed))
 }

@@ -15,12 +15,13 @@ use crate::registry::Registry;
 use crate::run::files::RECIPE;
 use crate::validate::complaints;
 
-// A doc comment here would be shown in the place of each subcommand's own.
+// A doc comment here would replace the help of each subcommand.
 #[derive(Args)]
 pub struct RecipeArgs {
     /// A recipe, as in pipelines/recipes/grpo.toml.
     pub recipe: PathBuf,
-    /// Override a key, as in train.lr=1e-4; may be given several times. ROLLFLOW__TRAIN__LR=1e-4 in the environment does the same, before it.
+    /// Override a key, as in train.lr=1e-4; may be given several times. Takes precedence over
+    /// ROLLFLOW__TRAIN__LR=1e-4 in the environment.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
 }
@@ -46,7 +47,8 @@ pub fn try_load_and(
     explained(&args.recipe, &sets, registry, further)
 }
 
-/// [`try_load_and`] for a file with values laid over it. Warnings go to standard error: no run has a console yet.
+/// [`try_load_and`] for a file with overrides. Warnings go to standard error, since no run has a
+/// console yet.
 pub fn explained(
     path: &Path,
     sets: &[String],

@@ -1,4 +1,5 @@
-//! The argument that names a model: a Hugging Face folder, an id in the hub's local cache, or a run, whose newest checkpoint is one.
+//! Argument that names a model: a Hugging Face folder, an id in the hub's local cache, or a run,
+//! whose newest checkpoint is taken.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -14,13 +15,14 @@ use crate::assemble::models;
 use crate::assemble::policy;
 use crate::run::files::RECIPE;
 
-/// Where a command's model computes, and in which format.
+/// Device and format of a command's model.
 #[derive(Args)]
 pub struct Computing {
-    /// Where the model computes: cpu, cuda or cuda:1.
+    /// Device of the model: cpu, cuda or cuda:1.
     #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = DeviceName::from_str)]
     device: DeviceName,
-    /// The format that it computes in: by default f32 on a processor and bf16 on a GPU. A folder in that format takes no more memory than on disk.
+    /// Compute format: by default f32 on a processor and bf16 on a GPU. A folder in that format
+    /// takes no more memory than on disk.
     #[arg(long, value_enum)]
     dtype: Option<Format>,
 }
@@ -47,7 +49,7 @@ impl From<Format> for Dtype {
 }
 
 impl Computing {
-    /// What the arguments say, if there is such a device.
+    /// Returns the compute settings, if the device exists.
     pub fn compute(&self) -> Result<Compute> {
         let dtype = self.dtype.map_or_else(|| self.device.precision(), Dtype::from);
         policy::compute_on(self.device, dtype).context("--device")

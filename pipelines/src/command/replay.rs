@@ -11,8 +11,8 @@ use super::plans::load_of_run;
 use crate::registry::Registry;
 use crate::replay;
 
-/// Score the groups again that a run gave up because their reward failed (its dead letters), and write those that earn now to
-/// `replayed.jsonl` in the run's folder. Nothing else is changed.
+/// Score the groups of a run again whose reward failed (its dead letters), and write those that now
+/// have a reward to `replayed.jsonl` in the run's folder. Nothing else is changed.
 #[derive(Args)]
 #[command(after_help = "Example:\n  rollflow replay runs/mine --set reward.require_end_of_text=false")]
 pub struct Replay {
@@ -31,7 +31,7 @@ impl Replay {
     }
 }
 
-/// Of a replayed run nothing but the reward is used: another key would change nothing, without a word.
+/// Accepts keys of the reward only: a replay reads no other key.
 fn reward_key(set: &str) -> Result<String, String> {
     let rewards = ["reward.", "reward="].iter().any(|key| set.starts_with(key));
     if rewards {

@@ -12,7 +12,8 @@ use crate::run::files::RECIPE;
 use crate::run::page;
 use crate::run::record::Record;
 
-/// Write a run's page anew, also of one that still runs: `report.html` in its folder, which needs nothing but a browser.
+/// Write the page of a run, finished or not: `report.html` in its folder, which needs only a
+/// browser.
 #[derive(Args)]
 #[command(after_help = "Example:\n  rollflow report runs/mine")]
 pub struct Report {

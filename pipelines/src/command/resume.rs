@@ -16,7 +16,8 @@ use crate::run::recipe_keys::changed_for_resume;
 use crate::run::remaining::{Remaining, TooFewSteps, remaining};
 use crate::run::resume::rewind_to_checkpoint;
 
-/// Go on with a run that was interrupted, from its newest checkpoint. Some keys may change; others, such as seed, are an error.
+/// Resume an interrupted run from its newest checkpoint. Some keys may change; changing others,
+/// such as seed, is an error.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:\n\

@@ -42,7 +42,8 @@ impl Run {
         let Some(plan) = load(&recipe, registry) else { return Ok(ExitCode::from(REFUSED)) };
         let folder = out.unwrap_or_else(|| new_folder(&plan));
         refuse_another_run(&folder).map_err(|error| Refused::because(error.to_string()))?;
-        // What is fetched tomorrow by the same name may be something else. How the model was asked is also for runs that go on from this one.
+        // Ids are pinned, since their contents may change. The format of prompts is recorded for
+        // runs that continue from this one.
         let plan = Plan { chat: conversations::chat(&plan), ..plan.pinned(&Cache::of_user()) };
         execute(&plan, registry, &RunFolder::create(&folder, &plan)?, None)
     }
@@ -60,7 +61,7 @@ pub fn execute(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&
     if run.path().join(DEAD_LETTERS).exists() {
         told += &format!("some rewards failed; to try them again: rollflow replay {}\n", run.path().display());
     }
-    // The run is what was asked for, whoever listens.
+    // A closed output must not end the run.
     out::text(&told).ok();
     Ok(match report.ended {
         Ended::Finished | Ended::Drained => ExitCode::SUCCESS,

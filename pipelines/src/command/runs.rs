@@ -14,7 +14,7 @@ use crate::run::record::{Record, State, runs_below};
 #[derive(Args)]
 #[command(after_help = "Example:\n  rollflow runs --state finished --where 'reward_mean>0.9'")]
 pub struct Runs {
-    /// Where to look, up to three folders deep.
+    /// Folder to search, up to three levels deep.
     #[arg(default_value = "runs")]
     folder: PathBuf,
     /// Only those of this pipeline, as in grpo.
@@ -26,7 +26,8 @@ pub struct Runs {
     /// Only those whose name or folder contains this.
     #[arg(long)]
     name: Option<String>,
-    /// Only those whose metric ended so, as in reward_mean>0.9: its mean over the last tenth of the steps. May be given several times.
+    /// Show only runs whose metric ended so, as in reward_mean>0.9: its mean over the last tenth of
+    /// the steps. May be given several times.
     #[arg(long = "where", value_name = "METRIC>NUMBER", value_parser = condition)]
     conditions: Vec<Condition>,
     /// The metric that is shown; reward_mean, or else loss, unless given.

@@ -1,5 +1,5 @@
-//! `rollflow score`: how likely a model finds texts, token by token. A line comes out for every line that went in, in order, as soon as it is
-//! known: whoever writes a line and waits for its answer gets one.
+//! `rollflow score`: log-probabilities of texts under a model, token by token. One line of output
+//! per line of input, in order and without buffering, so that a program can wait for each.
 
 use std::io::BufRead;
 use std::path::PathBuf;
@@ -22,8 +22,9 @@ const AHEAD: usize = 256;
 
 /// Log-probabilities of texts under a model: a JSON line in, a JSON line out.
 ///
-/// Each line is {"text": …}, {"tokens": […]}, or {"prompt": …, "completion": …}, whose completion alone is scored; a prompt may be a list of
-/// messages. An "id" is given back. The answer has "tokens", "log_probs" (null for the first token and for a prompt's), "sum" and "mean"; or "line"
+/// Each line is {"text": …}, {"tokens": […]}, or {"prompt": …, "completion": …}, whose completion
+/// alone is scored; a prompt may be a list of messages. An "id" is returned. The result has
+/// "tokens", "log_probs" (null for the first token and for a prompt's), "sum" and "mean"; or "line"
 /// and "error".
 #[derive(Args)]
 #[command(after_help = r#"Example:

@@ -1,4 +1,4 @@
-//! `rollflow completions` and `rollflow man`: what shells and `man` want to know of the command, made from the command itself.
+//! `rollflow completions` and `rollflow man`, generated from the declaration of the command.
 
 use std::process::ExitCode;
 
@@ -8,7 +8,8 @@ use clap_complete::Shell;
 
 use super::{Cli, Refused, out};
 
-/// Print completions for a shell, as in: rollflow completions bash > ~/.local/share/bash-completion/completions/rollflow
+/// Print completions for a shell, as in: rollflow completions bash >
+/// ~/.local/share/bash-completion/completions/rollflow
 #[derive(Args)]
 pub struct Completions {
     /// The shell.

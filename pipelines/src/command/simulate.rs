@@ -13,13 +13,14 @@ use crate::registry::Registry;
 use crate::simulate;
 use crate::simulate::profile::Profile;
 
-/// Forecast what a recipe would do on a machine: the same graph in simulated time, thousands of steps in seconds.
+/// Simulate a recipe on a machine: the same graph in simulated time, thousands of steps in seconds.
 #[derive(Args)]
 #[command(after_help = "Example:\n  rollflow simulate mine.toml --profile here.json --vary flow.max_staleness=0,1,2,4")]
 pub struct Simulate {
     #[command(flatten)]
     recipe: RecipeArgs,
-    /// How long things take, and what answers are like. Recorded there from a short real run of the recipe if it is missing.
+    /// Durations and lengths of completions. If the file is missing, it is recorded from a short
+    /// real run of the recipe.
     #[arg(long, value_name = "FILE")]
     profile: PathBuf,
     /// Steps to record.

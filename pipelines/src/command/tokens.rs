@@ -1,4 +1,5 @@
-//! `rollflow tokens`: what a model reads of a text, a prompt or a conversation, token by token, and which of them it would be trained on.
+//! `rollflow tokens`: the tokens of a text, a prompt or a conversation, and which of them would be
+//! trained.
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::ops::Range;
@@ -19,7 +20,7 @@ use serde_json::{Map, Value, json};
 use super::out;
 use crate::assemble::models;
 
-/// Show what a model reads of a text, a prompt or a conversation, token by token, and which tokens it would be trained on.
+/// Show the tokens of a text, a prompt or a conversation, and which of them would be trained.
 #[derive(Args)]
 #[command(after_help = r#"Examples:
   rollflow tokens models/qwen2.5-0.5b-instruct chats.jsonl --limit 1
@@ -27,8 +28,8 @@ use crate::assemble::models;
 pub struct Tokens {
     /// Whose tokenizer and chat template: a model's folder, an id in the hub's local cache, or a run.
     model: PathBuf,
-    /// A data set, as recipes name one: a file, a folder, or an id in the hub's local cache. - is a text, or a list of messages as JSON, from
-    /// standard input.
+    /// Data set: a file, a folder, or an id in the hub's local cache. - is a text, or a list of
+    /// messages as JSON, from standard input.
     #[arg(required_unless_present = "text")]
     data: Option<PathBuf>,
     /// A text, or a list of messages as JSON, in place of a data set.
@@ -40,7 +41,7 @@ pub struct Tokens {
     /// One of the data set's subsets.
     #[arg(long)]
     subset: Option<String>,
-    /// Its split, and which of its records: train[100:].
+    /// Split, and range of records: train[100:].
     #[arg(long, default_value = "train")]
     split: String,
     /// Fields by what they hold, where their names do not say so: prompt=query,completion=reply.
@@ -49,10 +50,12 @@ pub struct Tokens {
     /// A chat template in place of the model's: a file, or plain.
     #[arg(long, value_name = "FILE")]
     template: Option<String>,
-    /// Train each turn of a conversation apart (`turns = "apart"` in [sft]): a sample for each turn of the assistant.
+    /// Train each turn of a conversation separately (`turns = "apart"` in [sft]): a sample for each
+    /// turn of the assistant.
     #[arg(long)]
     apart: bool,
-    /// One JSON object a sample: its text, and of each token the id, the stretch of text and whether it is trained.
+    /// Print one JSON object per sample: its text, and for each token the id, the piece of text and
+    /// whether it is trained.
     #[arg(long)]
     json: bool,
 }
@@ -89,7 +92,7 @@ impl Tokens {
     }
 }
 
-/// Writes what was asked for; `colours` says whether `out` shows any. Whoever stops reading ends it quietly.
+/// Writes the tokens, in colours if `colours` is true. A closed output ends it without an error.
 fn show(args: &Tokens, colours: bool, out: &mut impl Write) -> Result<()> {
     let tokenizer = Tokenizer::from_dir(&tokenizer_of(&args.model)?)?;
     let tokenizer = match args.template.as_deref() {
@@ -144,7 +147,7 @@ fn samples(args: &Tokens, tokenizer: &Tokenizer) -> Result<Vec<Shown>> {
     Ok(shown.collect::<Result<Vec<_>>>()?.concat())
 }
 
-/// Where the tokenizer is: in a folder that holds nothing else, or beside a model.
+/// Returns the folder of the tokenizer: a folder of its files alone, or a model's.
 fn tokenizer_of(model: &Path) -> Result<PathBuf> {
     if model.join("tokenizer.json").is_file() { Ok(model.to_owned()) } else { Ok(tokenizer_folder(models::model_folder(model)?)) }
 }
@@ -234,17 +237,18 @@ impl Shown {
         Ok(())
     }
 
-    /// What of the text belongs to a token and to none before it.
+    /// Returns the text that a token adds.
     fn piece(&self, at: usize) -> &str {
         let reached = if at == 0 { 0 } else { self.places[at - 1].end };
         self.text.get(self.places[at].start.max(reached)..self.places[at].end).unwrap_or("")
     }
 }
 
-/// What each token adds to the text. A character of several tokens is there with the last of them.
+/// Returns the text that each token adds. A character of several tokens belongs to the last of
+/// them.
 ///
-/// `decode` sees a few tokens at a time: those since the text was last whole, and those before them, on which a decoder's spaces depend. So the
-/// work grows with the number of tokens, and not with its square.
+/// `decode` gets a few tokens at a time: those since the text was last complete, and those before
+/// them, on which a decoder's spaces depend. So the cost is linear in the number of tokens.
 fn pieces(tokens: &[u32], decode: impl Fn(&[u32]) -> Result<String>) -> Result<Vec<String>> {
     /// Tokens that may be wanted for one character. Bytes that are still none after these never become one.
     const CHARACTER: usize = 16;
@@ -269,7 +273,8 @@ fn write_json(shown: &Shown, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "{}", json!({"text": shown.text, "tokens": shown.tokens, "pieces": pieces, "trained": shown.trained}))
 }
 
-/// Trained tokens are green and others grey, or else trained ones stand between `«` and `»`; a bar divides tokens.
+/// Trained tokens are green and others grey; without colours, trained ones are between `«` and `»`.
+/// A bar divides tokens.
 fn write_text(number: usize, shown: &Shown, colours: bool, out: &mut impl Write) -> io::Result<()> {
     let trained = shown.trained.iter().filter(|trained| **trained).count();
     writeln!(out, "sample {number}: {} tokens, {trained} trained", shown.tokens.len())?;

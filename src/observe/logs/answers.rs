@@ -1,4 +1,5 @@
-//! Answers of an evaluation: one line each, written as they are judged, so that an evaluation which was interrupted goes on.
+//! Judged completions of an evaluation, one line each, written as they are judged, so that an
+//! interrupted evaluation can resume.
 
 use std::path::Path;
 
@@ -14,22 +15,22 @@ use crate::data::{PromptText, Status, Version, number};
 pub struct JudgedAnswer {
     /// The weights that answered.
     pub version: Version,
-    /// Which of the evaluation's prompts, from 0.
+    /// Index of the prompt in the evaluation, from 0.
     pub question: usize,
-    /// Whether the likeliest token was taken always.
+    /// If true, it was sampled greedily.
     pub greedy: bool,
     /// The answer's place among those to the same prompt.
     pub index: u32,
-    /// What was asked.
+    /// Prompt.
     pub prompt: PromptText,
-    /// What was answered.
+    /// Completion.
     pub response: String,
-    /// What it earned; none where the reward failed.
+    /// Reward; `None` if the reward failed.
     #[serde(with = "number::optional")]
     pub reward: Option<f64>,
-    /// How its generation ended.
+    /// State in which its generation ended.
     pub status: Status,
-    /// How many tokens were sampled.
+    /// Number of sampled tokens.
     pub tokens: usize,
     /// Why it has no reward.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -64,7 +65,7 @@ impl AnswerWriter {
     }
 }
 
-/// Reads judged answers line by line. A line that a crash tore is an error of its own.
+/// Reads judged answers line by line. A line that a crash truncated is a separate error.
 pub fn read_answers(path: impl AsRef<Path>) -> Result<impl Iterator<Item = Result<JudgedAnswer, LogError>>, LogError> {
     read_lines(path.as_ref().to_owned())
 }

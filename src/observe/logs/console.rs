@@ -1,11 +1,12 @@
-//! What a run says of its beginning, and one line a step: `Step 12: reward=0.43 loss=0.0214 grad_norm=0.81 lr=2e-4`.
+//! Lines on the console: the beginning of a run, and one line per step: `Step 12: reward=0.43
+//! loss=0.0214 grad_norm=0.81 lr=2e-4`.
 
 use std::fmt::Display;
 
 use super::{LogError, MetricsLogger, StepMetrics};
 use crate::observe::Metric;
 
-/// What the line shows, in this order, and under which name.
+/// Metrics of the line in this order, with their names.
 const SHOWN: [(Metric, &str); 6] = [
     (Metric::RewardMean, "reward"),
     (Metric::PairAccuracy, "accuracy"),
@@ -27,8 +28,8 @@ impl ConsoleLogger<fn(&str)> {
         ConsoleLogger::new(every, |line| println!("{line}"))
     }
 
-    /// Says lines as `tracing` events, where a [`Console`](crate::observe::Console) or another subscriber shows them; `every` of 0
-    /// counts as 1.
+    /// Logs lines as `tracing` events, which a [`Console`](crate::observe::Console) or another
+    /// subscriber shows; `every` of 0 counts as 1.
     pub fn events(every: u64) -> Self {
         ConsoleLogger::new(every, |line| tracing::info!("{line}"))
     }
@@ -50,7 +51,8 @@ impl<F: FnMut(&str) + Send> MetricsLogger for ConsoleLogger<F> {
     }
 }
 
-/// Says that training of this kind (`SFT`, `RL`) begins, and a line for each fact about it, as `tracing` events.
+/// Logs the beginning of training of this kind (`SFT`, `RL`), and a line for each fact about it, as
+/// `tracing` events.
 pub fn announce_training(kind: &str, facts: &[(&str, &dyn Display)]) {
     tracing::info!("Starting {kind} training…");
     facts.iter().for_each(|(name, value)| tracing::info!("  {name}: {value}"));

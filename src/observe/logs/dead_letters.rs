@@ -1,8 +1,9 @@
 //! `dead_letters.jsonl`: the items that poisoned a stage, with all that is needed to try them again (law F6).
 //!
-//! A letter is one line and one write, and is on the disk when [`DeadLetterWriter::write`] returns: neither a killed process nor a crash
-//! of the machine takes one that was written. The file appears with the first letter. Only a resume removes lines: those written after the
-//! checkpoint that it goes on from, whose groups are made again.
+//! A letter is one line and one write, and is on disk when [`DeadLetterWriter::write`] returns:
+//! neither a killed process nor a crash of the machine loses a written letter. The file is created
+//! with the first letter. Only a resume removes lines: those after its checkpoint, whose groups are
+//! generated again.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -26,11 +27,12 @@ pub struct DeadLetter {
     pub time: f64,
     /// The stage that gave up, by its name in the graph.
     pub stage: String,
-    /// What went wrong, one a sample that failed.
+    /// Failures, one per failed sample.
     pub failures: Vec<Failure>,
-    /// What was asked. Its ordinal is the group's id.
+    /// Prompt, whose ordinal is the group's id.
     pub prompt: Prompt,
-    /// The whole group (law D2): tokens, log-probabilities, version spans, masks, metadata, and the rewards of those that have one.
+    /// The whole group (law D2): tokens, log-probabilities, version spans, masks, metadata, and
+    /// rewards where there are any.
     #[serde(deserialize_with = "sound")]
     pub samples: Vec<Sample>,
 }
@@ -40,25 +42,25 @@ pub struct DeadLetter {
 pub struct Failure {
     /// The sample's place in its group.
     pub sample: u32,
-    /// How often it was tried.
+    /// Number of attempts.
     pub attempts: u32,
-    /// What kind of failure the last attempt was.
+    /// Kind of failure of the last attempt.
     pub kind: FailureKind,
     /// The panic's text, the error's, or the number that was given.
     pub text: String,
 }
 
-/// How an attempt can fail.
+/// Kind of failure of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureKind {
-    /// It panicked.
+    /// The reward panicked.
     Panicked,
-    /// It returned an error.
+    /// The reward returned an error.
     Refused,
-    /// It gave NaN or an infinity.
+    /// The reward was NaN or infinite.
     NotFinite,
-    /// It gave a finite number beyond [`REWARD_LIMIT`].
+    /// The reward was finite but beyond [`REWARD_LIMIT`].
     TooLarge,
     /// An engine or an environment lost the sample before it could be judged.
     Lost,
@@ -128,7 +130,8 @@ impl DeadLetterWriter {
     }
 }
 
-/// Reads dead letters line by line. A damaged line is named by file and number, and the letters behind it still come.
+/// Reads dead letters line by line. The error of a damaged line names file and number; the
+/// following letters are still read.
 pub fn read_dead_letters(path: impl AsRef<Path>) -> Result<impl Iterator<Item = Result<DeadLetter, LogError>>, LogError> {
     read_lines(path.as_ref().to_owned())
 }

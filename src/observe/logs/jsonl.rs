@@ -7,9 +7,11 @@ use super::lines::{LineFile, read_lines};
 use super::{LogError, MetricsLogger, StepMetrics};
 use crate::data::number;
 
-/// Appends each step's row to `metrics.jsonl`: `{"step":12,"grad_norm":0.8,"loss":0.02,…}`, keys in alphabetical order after `step`.
+/// Appends each step's row to `metrics.jsonl`: `{"step":12,"grad_norm":0.8,"loss":0.02,…}`, with
+/// keys in alphabetical order after `step`.
 ///
-/// Numbers that JSON lacks are the strings `"NaN"`, `"inf"` and `"-inf"`. One line is one write; a crash loses at most the last line.
+/// Numbers that JSON lacks are the strings `"NaN"`, `"inf"` and `"-inf"`. One line is one write; a
+/// crash loses at most the last line.
 #[derive(Debug)]
 pub struct JsonlLogger(LineFile);
 
@@ -40,7 +42,8 @@ impl MetricsLogger for JsonlLogger {
     }
 }
 
-/// One row as its line, without the line's end. A metric named `step` would hide the step's number and gives way to it.
+/// Formats one row, without the line's end. A metric named `step` would hide the step's number and
+/// is dropped.
 pub fn jsonl_row(step: u64, metrics: &StepMetrics) -> String {
     let mut row = serde_json::Map::new();
     row.insert("step".into(), step.into());
@@ -50,7 +53,7 @@ pub fn jsonl_row(step: u64, metrics: &StepMetrics) -> String {
     serde_json::Value::Object(row).to_string()
 }
 
-/// Reads a `metrics.jsonl` as the iterator goes, so that its length does not matter: each step's number and row. Empty lines are
+/// Reads a `metrics.jsonl` lazily, in constant memory: each step's number and row. Empty lines are
 /// skipped.
 pub fn metrics_rows(path: impl AsRef<Path>) -> Result<impl Iterator<Item = Result<(u64, StepMetrics), LogError>>, LogError> {
     let rows = read_lines::<BTreeMap<String, number::Number>>(path.as_ref().to_owned())?;

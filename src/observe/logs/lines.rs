@@ -9,7 +9,8 @@ use serde::de::DeserializeOwned;
 use super::LogError;
 use crate::util::atomic_file;
 
-/// An append-only file of lines. Each line is one write to the operating system, so a killed process loses none that was returned from.
+/// An append-only file of lines. Each line is one write to the operating system, so that a killed
+/// process loses none of the returned ones.
 #[derive(Debug)]
 pub(super) struct LineFile {
     file: File,
@@ -17,8 +18,8 @@ pub(super) struct LineFile {
 }
 
 impl LineFile {
-    /// Opens `path` to append, making it and its folder when missing. A last line without its end was torn by a crash and is removed,
-    /// since the next line would otherwise be glued to it.
+    /// Opens `path` to append; makes it and its folder if they are missing. Removes a last line
+    /// without its end, which a crash truncated, so that the next line does not continue it.
     pub(super) fn append(path: PathBuf) -> Result<Self, LogError> {
         let open = || {
             atomic_file::create_folder(path.parent().unwrap_or(Path::new("")))?;
@@ -72,8 +73,8 @@ impl LineFile {
     }
 }
 
-/// One `T` a line, read as the iterator goes, so that the file's length does not matter. Empty lines are skipped; a damaged one is named by
-/// file and number, and those behind it still come.
+/// Reads one `T` per line lazily, in constant memory. Empty lines are skipped. The error of a
+/// damaged line names file and number; the following lines are still read.
 pub(super) fn read_lines<T: DeserializeOwned>(path: PathBuf) -> Result<impl Iterator<Item = Result<T, LogError>>, LogError> {
     let file = match File::open(&path) {
         Ok(file) => file,
@@ -95,7 +96,8 @@ pub(super) fn read_lines<T: DeserializeOwned>(path: PathBuf) -> Result<impl Iter
     }))
 }
 
-/// The offset just after the last line feed, reading backwards in blocks so that a long file costs no more than its last line.
+/// Returns the offset after the last line feed. Reads backwards in blocks, so that the cost is that
+/// of the last line.
 fn end_of_last_line(file: &mut File) -> std::io::Result<u64> {
     let mut block = [0_u8; 4096];
     let mut end = file.seek(SeekFrom::End(0))?;

@@ -1,7 +1,8 @@
-//! Logs of a run: one row of numbers a step, to files, to the terminal, to Prometheus, to a closure, or to all of them.
+//! Logs of a run: one row of numbers per step, to files, the terminal, Prometheus, a closure, or
+//! all of them.
 //!
-//! A row is written when its step ends and is complete on disk when [`MetricsLogger::log`] returns; a crash tears at most the line that
-//! was being written, and the next run that appends removes the torn end.
+//! A row is complete on disk when [`MetricsLogger::log`] returns. A crash truncates at most the
+//! line that was being written, and the next run that appends removes the truncated end.
 
 mod answers;
 mod console;
@@ -38,19 +39,19 @@ pub enum LogError {
     /// The disk or the permissions do not allow it.
     #[error("{}: {source}; check that the folder exists, is writable and has space", path.display())]
     Io {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the machine said.
+        /// Error of the system.
         source: std::io::Error,
     },
     /// A line is not what this file holds.
     #[error("{}, line {line}: {source}", path.display())]
     Line {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Which line, from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// Description of the error.
         source: serde_json::Error,
     },
 }
@@ -74,7 +75,8 @@ impl<F: FnMut(u64, &StepMetrics) + Send> MetricsLogger for F {
     }
 }
 
-/// Gauges without labels take the row's values, so that Prometheus and the files show the same numbers. Other keys are left to the logs.
+/// Gauges without labels take the row's values, so that Prometheus and the files show the same
+/// numbers. Other keys are ignored.
 impl MetricsLogger for Metrics {
     fn log(&mut self, _step: u64, metrics: &StepMetrics) -> Result<(), LogError> {
         for (key, &value) in metrics {

@@ -1,4 +1,5 @@
-//! Bringing a run's line files back to a step, so that a resumed run writes on as if it had never been interrupted.
+//! Truncates a run's line files to a step, so that a resumed run continues them as if it had not
+//! been interrupted.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -25,8 +26,9 @@ pub fn last_step(path: &Path) -> Result<u64, LogError> {
     Ok(last)
 }
 
-/// Removes the lines of steps after `step` from a line file, and a torn last line. Steps ascend in such files. `None` stands for
-/// before the run's first row, which may be of step 0: the file is deleted. A file that does not exist is left as it is.
+/// Removes the lines of steps after `step` from a line file, and a truncated last line. Steps
+/// ascend in such files. `None` is before the run's first row, which may be of step 0: the file is
+/// deleted. A missing file is no error.
 pub fn rewind(path: &Path, step: Option<u64>) -> Result<(), LogError> {
     let Some(step) = step else { return atomic_file::remove(path).map_err(io(path)) };
     let mut keep = 0;
@@ -45,8 +47,8 @@ pub fn count_lines(path: &Path) -> Result<u64, LogError> {
     end_of_line(path, u64::MAX).map(|(lines, _)| lines)
 }
 
-/// Removes all but the first `lines` lines of a file whose lines have no step, and a torn last line. A file without any line left is
-/// deleted. A file that does not exist is left as it is.
+/// Removes all but the first `lines` lines of a file whose lines have no step, and a truncated last
+/// line. A file without any line left is deleted. A missing file is no error.
 pub fn rewind_to_lines(path: &Path, lines: u64) -> Result<(), LogError> {
     match end_of_line(path, lines)? {
         (0, _) => atomic_file::remove(path).map_err(io(path)),
@@ -54,7 +56,7 @@ pub fn rewind_to_lines(path: &Path, lines: u64) -> Result<(), LogError> {
     }
 }
 
-/// How many whole lines a file has, up to `most`, and where the last of these ends.
+/// Counts the whole lines of a file, up to `most`, and returns the end of the last of these.
 fn end_of_line(path: &Path, most: u64) -> Result<(u64, u64), LogError> {
     let mut file = match File::open(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok((0, 0)),
@@ -73,7 +75,8 @@ fn end_of_line(path: &Path, most: u64) -> Result<(u64, u64), LogError> {
     Ok((lines, end))
 }
 
-/// Removes the events of steps after `step` from the TensorBoard files of a run, and torn ones. Files without any step left are deleted.
+/// Removes the events of steps after `step` from the TensorBoard files of a run, and truncated
+/// ones. Files without any step left are deleted.
 pub fn rewind_events(folder: &Path, step: Option<u64>) -> Result<(), LogError> {
     for path in tensorboard::event_files(folder).map_err(io(folder))? {
         match tensorboard::end_of_step(&path, step).map_err(io(&path))? {

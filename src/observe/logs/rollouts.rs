@@ -1,4 +1,4 @@
-//! `rollouts.jsonl`: every sample that was trained, with what it takes to look at it, score it again or replay it.
+//! `rollouts.jsonl`: every trained sample, with all that is needed to inspect, score or replay it.
 
 use std::path::Path;
 
@@ -18,29 +18,29 @@ pub struct Rollout {
     pub group: u64,
     /// The sample's place in its group.
     pub index: u32,
-    /// Which part of its rollout it is, from 0, where that has several ([`Sample::part`]).
+    /// Part of its rollout, from 0, if that has several ([`Sample::part`]).
     #[serde(skip_serializing_if = "is_first")]
     pub part: u32,
-    /// How its generation ended.
+    /// State in which its generation ended.
     pub status: Status,
-    /// What was asked.
+    /// Prompt.
     pub prompt: PromptText,
-    /// What was answered.
+    /// Completion.
     pub response: String,
-    /// What it earned.
+    /// Reward.
     #[serde(with = "number::optional")]
     pub reward: Option<f64>,
-    /// What the parts of its reward were, if it has any.
+    /// Named parts of its reward, if there are any.
     #[serde(with = "number::map", skip_serializing_if = "RewardParts::is_empty")]
     pub reward_parts: RewardParts,
-    /// What the learner made of it.
+    /// Advantage.
     #[serde(with = "number::optional")]
     pub advantage: Option<f64>,
     /// Prompt and response tokens.
     pub tokens: Vec<u32>,
     /// The weights that sampled each token, as runs of `[version, length]`.
     pub versions: Spans,
-    /// What logits were divided by where it was sampled.
+    /// Temperature at which it was sampled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<f32>,
     /// Behaviour log-probabilities, where they were asked for.
@@ -85,7 +85,8 @@ pub struct RolloutWriter {
 }
 
 impl RolloutWriter {
-    /// Appends to `rollouts.jsonl` in `folder`, making both when missing. Log-probabilities make lines about three times as long.
+    /// Appends to `rollouts.jsonl` in `folder`, and makes both if they are missing.
+    /// Log-probabilities make lines about three times as long.
     pub fn new(folder: impl AsRef<Path>, with_log_probs: bool) -> Result<Self, LogError> {
         Ok(RolloutWriter { file: LineFile::append(folder.as_ref().join("rollouts.jsonl"))?, with_log_probs })
     }

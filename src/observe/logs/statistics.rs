@@ -7,15 +7,15 @@ use super::{LogError, StepMetrics, metrics_rows};
 use crate::data::{REWARD_LIMIT, number};
 use crate::observe::chart::{mean, smoothed};
 
-/// What a metric did over a run. Values that are not finite are left out.
+/// Statistics of a metric over a run. Values that are not finite are left out.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct MetricStats {
     /// Steps that have it.
     pub count: usize,
-    /// Its first value.
+    /// First value.
     #[serde(with = "number::one")]
     pub first: f64,
-    /// Its last.
+    /// Last value.
     #[serde(with = "number::one")]
     pub last: f64,
     /// Mean over the last tenth of its steps: what the run ended at, less what a single step is lucky by.
@@ -42,7 +42,7 @@ pub struct MetricStats {
 }
 
 impl MetricStats {
-    /// Of values in the order of steps; `None` where none is finite.
+    /// Computes statistics of values in the order of steps; `None` if none is finite.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
         let (first, last) = (*values.first()?, *values.last()?);
@@ -64,7 +64,8 @@ impl MetricStats {
     }
 }
 
-/// The population's standard deviation from `mean`. Finite for finite values: large ones are scaled down before they are squared.
+/// Population standard deviation from `mean`. Finite for finite values: large ones are scaled down
+/// before they are squared.
 fn deviation(values: &[f64], mean: f64) -> f64 {
     let largest = values.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
     let scale = if largest > REWARD_LIMIT { largest } else { 1.0 };

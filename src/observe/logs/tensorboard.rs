@@ -1,8 +1,10 @@
 //! TensorBoard event files: TFRecord frames around hand-encoded protobuf events, one scalar a metric.
 //!
-//! The format is small and frozen: an `Event` has wall time (1, double), step (2, varint), file version (3, string) or summary (5); a
-//! summary has values (1), and a value a tag (1, string) and a number (2, float). A frame is length, masked CRC-32C of the length, the
-//! event, and its masked CRC-32C. Each event is one write, so that a crash tears the last one only, which TensorBoard skips.
+//! The format is small and frozen. An `Event` has wall time (1, double), step (2, varint), file
+//! version (3, string) or summary (5); a summary has values (1), and a value a tag (1, string) and
+//! a number (2, float). A frame is length, masked CRC-32C of the length, the event, and its masked
+//! CRC-32C. Each event is one write, so that a crash truncates only the last one, which TensorBoard
+//! skips.
 
 use std::fs::File;
 use std::io::{BufReader, Read, Write};
@@ -20,7 +22,8 @@ pub struct TensorBoardLogger {
 }
 
 impl TensorBoardLogger {
-    /// Starts a new event file in `folder`, which is made when missing. A resumed run adds a file; TensorBoard shows them as one.
+    /// Starts a new event file in `folder`, which is made if it is missing. A resumed run adds a
+    /// file; TensorBoard shows them as one.
     pub fn new(folder: impl AsRef<Path>) -> Result<Self, LogError> {
         let folder = folder.as_ref();
         let now = seconds_now();
@@ -68,7 +71,8 @@ pub(super) fn event_files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(paths.into_iter().filter(ours).collect())
 }
 
-/// Where the last whole event of a step up to `step` ends in an event file, `None` where there is none. Steps ascend in such files.
+/// Returns the end of the last whole event of a step up to `step`; `None` if there is none. Steps
+/// ascend in such files.
 pub(super) fn end_of_step(path: &Path, step: Option<u64>) -> std::io::Result<Option<u64>> {
     let mut file = BufReader::new(File::open(path)?);
     let (mut at, mut end) = (0, None);
@@ -105,7 +109,8 @@ fn read_frame(file: &mut impl Read) -> std::io::Result<Option<Vec<u8>>> {
     Ok(Some(event))
 }
 
-/// The step of an event as [`step_event`] writes it: wall time, then step. The first event of a file has none.
+/// Reads the step of an event as [`step_event`] writes it: wall time, then step. The first event of
+/// a file has none.
 fn step_of(event: &[u8]) -> Option<u64> {
     let (&tag, digits) = event.get(9..)?.split_first()?;
     if tag != 2 << 3 {
@@ -159,7 +164,8 @@ fn frame(event: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A protobuf key: the field's number and its wire type (0 varint, 1 eight bytes, 2 counted bytes, 5 four bytes).
+/// Appends a protobuf key: the field's number and its wire type (0 varint, 1 eight bytes, 2 counted
+/// bytes, 5 four bytes).
 fn put_tag(out: &mut Vec<u8>, field: u64, wire: u64) {
     put_varint(out, field << 3 | wire);
 }
@@ -188,12 +194,13 @@ fn put_float(out: &mut Vec<u8>, field: u64, value: f32) {
     out.extend(value.to_le_bytes());
 }
 
-/// TFRecord's checksum: CRC-32C, rotated and offset so that a checksum of data that holds checksums stays sound.
+/// Checksum of TFRecord: CRC-32C, rotated and offset, so that data may contain checksums.
 fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// CRC-32C (Castagnoli), bit by bit: an event has a few hundred bytes, and a table would be more code than it saves time.
+/// CRC-32C (Castagnoli), bit by bit: an event has a few hundred bytes, for which a table is not
+/// worth its code.
 fn crc32c(bytes: &[u8]) -> u32 {
     let mut crc = !0_u32;
     for &byte in bytes {

@@ -6,7 +6,7 @@ const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']
 const CURVE_CELLS: usize = 16;
 const BAR_CELLS: usize = 12;
 
-/// What the line may say; what is `None` is left out.
+/// Values of the line; `None` is left out.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     /// Steps taken.
@@ -25,13 +25,14 @@ pub struct Snapshot {
     pub trained_per_second: Option<f64>,
     /// The newest step's largest sample staleness.
     pub staleness: Option<f64>,
-    /// What limits the run, in a few words.
+    /// Stage that limits the run, in a few words.
     pub bottleneck: Option<String>,
-    /// How long the rest takes at the present pace.
+    /// Estimated time until the end.
     pub eta: Option<Duration>,
 }
 
-/// The line in at most `width` characters. Where it is too long, whole parts give way, the least missed first; the step stays.
+/// Renders the line in at most `width` characters. If it is too long, whole parts are dropped, the
+/// least important first; the step stays.
 pub fn render(snapshot: &Snapshot, width: usize) -> String {
     // In reading order, each with how much it is missed.
     let parts = [
@@ -49,7 +50,7 @@ pub fn render(snapshot: &Snapshot, width: usize) -> String {
     (0..=9).map(|least| join(&parts, least)).find(|line| line.chars().count() <= width).unwrap_or_else(|| join(&parts, 9))
 }
 
-/// The parts that are missed at least that much. A bar and a curve belong to the numbers beside them.
+/// Joins the parts of at least this importance. A bar and a curve follow their numbers.
 fn join(parts: &[(i32, Option<String>)], least: i32) -> String {
     let mut line = String::new();
     for (weight, part) in parts {
@@ -78,8 +79,9 @@ fn steps(step: u64, total: Option<u64>) -> String {
     }
 }
 
-/// The values as a row of at most `cells` small bars, each the mean of its share of them, between the smallest and the largest.
-/// Values that are no numbers do not count; a flat row stands at its lowest.
+/// Renders the values as a row of at most `cells` small bars between the smallest and the largest,
+/// each the mean of its share of values. Values that are not numbers do not count; a flat row is at
+/// the lowest level.
 pub fn sparkline(values: &[f64], cells: usize) -> String {
     let values: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
     let cells = cells.min(values.len());

@@ -1,4 +1,4 @@
-//! From totals and passed time to what the progress line shows. No clock: whoever calls says how long the run has lasted.
+//! Values of the progress line from totals and elapsed time. Pure: the caller passes the time.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use crate::observe::{Metric, Metrics};
 
 /// Rates are those of the last seconds: long enough to be steady, short enough to notice a change.
 const WINDOW: Duration = Duration::from_secs(15);
-/// How many steps the reward's curve looks back.
+/// Steps of the reward's curve.
 const CURVE: usize = 160;
 
 /// Remembers the last seconds of a run's totals.
@@ -21,7 +21,7 @@ pub struct Meter {
     window: VecDeque<Totals>,
     rewards: VecDeque<f64>,
     loss: Option<f64>,
-    /// Whether the run has sampled anything: no other shows how fast it does.
+    /// If true, the run samples; otherwise it shows no speed of generation.
     generates: bool,
     staleness: Option<f64>,
 }
@@ -40,8 +40,8 @@ impl Meter {
         Meter { total, ..Meter::default() }
     }
 
-    /// The run has taken `steps` steps as of now: those of earlier processes are counted, and those that `metrics` counted for another run
-    /// are not.
+    /// Starts at `steps` steps: those of earlier processes count, and counts that `metrics` has of
+    /// another run do not.
     pub fn after(self, steps: u64, metrics: &Metrics) -> Self {
         Meter { began: steps as f64, counted: metrics.newest(Metric::Steps, &[]).unwrap_or(0.0), ..self }
     }
@@ -74,7 +74,7 @@ impl Meter {
         }
     }
 
-    /// What the line shows now.
+    /// Returns the present values of the line.
     pub fn snapshot(&self, bottleneck: Option<&str>) -> Snapshot {
         let step = self.window.back().map_or(0.0, |totals| totals.steps);
         let left = self.total.map(|total| total as f64 - step).filter(|&left| left > 0.0);

@@ -1,7 +1,8 @@
 //! The line one watches while a run trains.
 //!
-//! [`Meter`] turns totals and the time that passed into a [`Snapshot`]; [`render`] turns that into a line; [`Progress`] shows it. Only the
-//! last knows a clock and a terminal. On a terminal the line is redrawn in place; elsewhere a plain line is printed now and then.
+//! [`Meter`] turns totals and elapsed time into a [`Snapshot`], [`render`] turns that into a line,
+//! and [`Progress`] shows it. Only the last uses a clock and a terminal. On a terminal the line is
+//! redrawn; elsewhere a plain line is printed every few seconds.
 
 mod line;
 mod meter;
@@ -20,7 +21,8 @@ use super::{Console, Metrics};
 const REDRAW: Duration = Duration::from_millis(100);
 /// Lines in a file or a CI log: often enough to see life, seldom enough to read.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(5);
-/// Wide enough for every part of the line. A terminal that is narrower and does not export its `COLUMNS` cuts it at its edge.
+/// Wide enough for every part of the line. A narrower terminal that does not export its `COLUMNS`
+/// cuts it at its edge.
 const FULL_WIDTH: usize = 200;
 
 /// Shows a run's progress on standard error, below the lines of a [`Console`].
@@ -38,7 +40,8 @@ enum Screen {
 }
 
 impl Progress {
-    /// For a run of `total` steps, where that is known: redrawn in place if standard error is a terminal, plain lines otherwise.
+    /// Makes the progress line of a run of `total` steps, if that is known: redrawn if standard
+    /// error is a terminal, plain lines otherwise.
     pub fn new(console: &Console, total: Option<u64>) -> Self {
         let screen = if std::io::stderr().is_terminal() {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
@@ -52,7 +55,7 @@ impl Progress {
         Progress { started: Instant::now(), shown: None, meter: Meter::new(total), screen, columns }
     }
 
-    /// Of a run that has taken `steps` steps as of now, whatever `metrics` counted so far ([`Meter::after`]).
+    /// Starts at `steps` steps, whatever `metrics` counted so far ([`Meter::after`]).
     pub fn after(self, steps: u64, metrics: &Metrics) -> Self {
         Progress { meter: self.meter.after(steps, metrics), ..self }
     }

@@ -1,7 +1,9 @@
-//! `report.html`: a run on one page that needs nothing but itself, with curves, times, staleness, the graph and samples to browse.
+//! `report.html`: a run on one self-contained page, with curves, times, staleness, the graph and
+//! samples.
 //!
-//! The page is a template, and its data one JSON object in it, which its script draws. Texts of models are data there and never markup. A run of
-//! thousands of steps has a page of one to three megabytes, most of it samples.
+//! The page is a template that contains its data as one JSON object, drawn by its script. Texts of
+//! models are data there and never markup. The page of a run of thousands of steps has one to three
+//! megabytes, most of it samples.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,14 +26,14 @@ const SAMPLES: usize = 1200;
 /// Characters of a prompt or an answer that it holds.
 const CHARACTERS: usize = 6000;
 
-/// What the page shows.
+/// Contents of the page.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct HtmlReport {
     /// The run's name.
     pub name: String,
-    /// How it stands, in a word.
+    /// State of the run, in a word.
     pub state: String,
-    /// The same in a sentence.
+    /// State of the run, in a sentence.
     pub outcome: String,
     /// The few numbers at the top: what, and how much.
     pub tiles: Vec<(String, String)>,
@@ -41,9 +43,9 @@ pub struct HtmlReport {
     pub evaluations: Vec<StepMetrics>,
     /// Every k of which they have pass@k.
     pub pass_at: BTreeSet<usize>,
-    /// Where each stage's time went.
+    /// Time of each stage by state.
     pub stages: Vec<StageShares>,
-    /// What held the run back.
+    /// Stage that limited the run.
     pub bottleneck: String,
     /// Trained samples by how many versions their oldest token lagged.
     pub staleness: Vec<(u64, u64)>,
@@ -62,7 +64,7 @@ pub struct HtmlReport {
 /// A metric over the steps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Curve {
-    /// What it says.
+    /// Help text of the metric.
     pub help: String,
     /// Step, smoothed value, and between which values eight in ten of the steps around lie.
     pub points: Vec<[f64; 4]>,
@@ -71,9 +73,9 @@ pub struct Curve {
 /// Shares of a stage's time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StageShares {
-    /// Its name.
+    /// Name of the stage.
     pub name: String,
-    /// Its workers.
+    /// Number of workers.
     pub workers: usize,
     /// By state, from 0 to 1.
     #[serde(flatten, with = "number::map")]
@@ -102,7 +104,7 @@ impl HtmlReport {
     /// The page.
     pub fn to_html(&self) -> String {
         let data = serde_json::to_value(self).unwrap_or_default().to_string();
-        // Nothing in a text may end the element that it stands in.
+        // No text may end the script element around it.
         let data = data.replace('<', "\\u003c");
         let parts = [("{{STYLE}}", STYLE), ("{{SCRIPT}}", SCRIPT), ("{{TITLE}}", "rollflow"), ("{{DATA}}", &data)];
         parts.into_iter().fold(PAGE.to_owned(), |page, (mark, part)| page.replacen(mark, part, 1))
@@ -172,7 +174,8 @@ impl From<Rollout> for ShownSample {
     }
 }
 
-/// Points that are drawn: the smoothed line, and the tenth and ninetieth percentile of the values it is made of.
+/// Points of the drawn line: the smoothed value, and the tenth and ninetieth percentile of the
+/// values it averages.
 fn banded(points: &[(f64, f64)]) -> Vec<[f64; 4]> {
     let values: Vec<f64> = points.iter().map(|point| point.1).collect();
     let (line, reach, every) = (smoothed(&values), values.len() / 20, points.len().div_ceil(POINTS).max(1));

@@ -1,4 +1,4 @@
-//! Devices beside the policy's.
+//! Replica devices and generator devices.
 
 use super::Note;
 use crate::recipe::model::DeviceName;
@@ -8,7 +8,7 @@ use crate::recipe::plan::Plan;
 pub(super) fn devices(plan: &Plan, note: Note) {
     let all = plan.devices();
     for (at, (key, device)) in all.iter().enumerate().filter(|(_, (_, device))| matches!(device, DeviceName::Cuda(_))) {
-        // What stands beside the policy's device is another; a generator may share it.
+        // A replica device must differ from the policy's device, which a generator may share.
         let of_policy = key.ends_with(".replica_devices").then_some(plan.model.device);
         let before = all[..at].iter().filter(|(other, _)| other == key).map(|(_, device)| *device);
         if before.chain(of_policy).any(|other| other == *device) {

@@ -1,4 +1,4 @@
-//! What must hold in `[engine]`, and between it and the rest.
+//! Checks of `[engine]` alone and with other sections.
 
 use super::Note;
 use crate::engine::remote::PauseMode;
@@ -50,7 +50,7 @@ pub(super) fn engines(plan: &Plan, note: Note) {
     }
 }
 
-/// An adapter is loaded beside the others, and its name keeps apart what is remembered under it.
+/// Adapters are loaded under versioned names, which keep cached prompts apart.
 fn adapters(engine: &Engine, note: Note) {
     if engine.sync.pause != PauseMode::default() {
         let message =
@@ -66,7 +66,7 @@ fn adapters(engine: &Engine, note: Note) {
     }
 }
 
-/// Each server that is started has a GPU of its own.
+/// Each started server has a separate GPU.
 fn launched(engine: &Engine, note: Note) {
     let devices = &engine.devices;
     if engine.launch == Launch::None {

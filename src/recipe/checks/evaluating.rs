@@ -4,7 +4,7 @@ use super::Note;
 use crate::recipe::Plan;
 use crate::recipe::task::TaskData;
 
-/// What is asked, of which weights, and whether anybody could say what is right.
+/// Checks the prompts of an evaluation, the evaluated weights, and that completions can be judged.
 pub(super) fn evaluation(plan: &Plan, note: Note) {
     let Some(eval) = &plan.eval else { return };
     if eval.samples == 0 && !eval.greedy {

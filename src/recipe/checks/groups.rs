@@ -1,4 +1,4 @@
-//! What a group must be for its answers to be compared, and for a filter to let it pass.
+//! Checks that groups can be compared, and that a filter can keep one.
 
 use super::Note;
 use crate::recipe::generate::Filter;

@@ -1,4 +1,4 @@
-//! What is held to a reference policy, and what is held against each other.
+//! Checks of the reference policy, and of keys that exclude each other.
 
 use super::Note;
 use crate::algo::{Advantage, Aggregation, Dpo, LossChoice, PairLoss};

@@ -1,4 +1,4 @@
-//! How far stages may run ahead of each other: the window of groups under way against the bound on staleness.
+//! Checks of the window of groups in flight against the bound on staleness.
 
 use super::Note;
 use crate::recipe::plan::{OnStale, Plan};

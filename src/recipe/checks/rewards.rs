@@ -1,4 +1,4 @@
-//! What must hold between the parts of a reward.
+//! Checks between the parts of a reward.
 
 use super::Note;
 use crate::recipe::plan::Plan;

@@ -1,4 +1,4 @@
-//! What must hold between data sets, and between data and pipeline.
+//! Checks between data sets, and between data and pipeline.
 
 use super::Note;
 use crate::recipe::data::Source;

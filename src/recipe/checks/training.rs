@@ -1,4 +1,4 @@
-//! What must hold between the keys of `[train]`, and of `[critic]` beside it.
+//! Checks between the keys of `[train]` and of `[critic]`.
 
 use super::{Note, known, schedule};
 use crate::algo::{Advantage, Divergence, LossChoice, Over, Proximal};
@@ -14,9 +14,10 @@ pub(super) fn training(train: &Train, note: Note) {
     rejections(train, note);
 }
 
-/// Factors for parts that no trainer of this section has. What only the model's folder says is checked when it is trained.
+/// Reports factors for parts that no trainer of this section has. Parts that depend on the model's
+/// folder are checked when it is trained.
 pub(super) fn lr_scale(plan: &Plan, note: Note) {
-    // A critic is trained whole beside adapters.
+    // A critic has no adapters: all of its weights are trained.
     let adapted = plan.lora.is_some();
     let mut all = vec![("train", &plan.train.optimization, false, adapted)];
     all.extend(plan.sft.as_ref().map(|of| ("sft", &of.optimization, false, adapted)));

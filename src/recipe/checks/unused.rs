@@ -1,4 +1,4 @@
-//! Keys that the rest of the recipe leaves without effect: setting one to another value than its default is an error.
+//! Keys without effect in the given recipe: a value other than the default is an error.
 
 use super::Note;
 use crate::engine::settings::Launch;
@@ -7,7 +7,7 @@ use crate::recipe::reward::OnFailure;
 use crate::recipe::task::{OverlongPolicy, Sft, Task, TaskData, Turns};
 use crate::settings::section::{Section, join};
 
-/// Which keys of a section have no effect, and why.
+/// Keys of a section without effect, and the reason.
 struct Unused {
     section: &'static str,
     /// Keys with another value than their default.
@@ -21,13 +21,14 @@ struct Unused {
     why: &'static str,
 }
 
-/// What local engines do with their slots, threads and caches.
+/// Keys of local engines.
 const OF_ENGINES: &[&str] = &["max_num_seqs", "on_new_weights", "mask_older_versions", "workers", "threads", "devices"];
-/// What evaluations are sampled by instead: `[eval]`.
+/// Sampling keys that `[eval]` replaces.
 const OF_SAMPLING: &[&str] = &["group_size", "temperature", "top_p", "top_k", "min_p", "ignore_eos"];
-/// The same of recorded rollouts, whose temperature the trainer divides by.
+/// Sampling keys without effect on recorded rollouts. The trainer divides logits by their
+/// temperature.
 const OF_SAMPLING_ANEW: &[&str] = &["top_p", "top_k", "min_p", "ignore_eos"];
-/// What `[mix]` takes of `[sft]`.
+/// Keys of `[sft]` that `[mix]` reads.
 const OF_MIXED: &[&str] = &["data", "sources", "max_length", "on_overlong", "packing", "turns", "fraction"];
 const OF_LAUNCHED: &[&str] = &["replicas", "port", "program", "flags", "env", "start_timeout", "restarts"];
 

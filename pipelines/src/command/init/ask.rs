@@ -7,7 +7,7 @@ use clap::ValueEnum;
 
 use crate::command::Refused;
 
-/// Whoever answers: somebody at a terminal, lines from a pipe, or nobody.
+/// Source of answers: a terminal, lines from a pipe, or none.
 pub(super) struct Asker {
     asks: bool,
     terminal: bool,
@@ -18,7 +18,7 @@ impl Asker {
         Asker { asks, terminal: std::io::stdin().is_terminal() }
     }
 
-    /// What was given, or said, or else proposed.
+    /// Returns the given value, else the answer, else the proposal.
     pub(super) fn ask(&self, question: &str, given: Option<String>, proposed: &str) -> Result<String> {
         if let Some(given) = given {
             return Ok(given);
@@ -26,8 +26,8 @@ impl Asker {
         Ok(self.hear(question, proposed)?.unwrap_or_else(|| proposed.to_owned()))
     }
 
-    /// One of `choices`, of which none is right without an answer: with `--yes`, or if no line comes, it must be given by
-    /// `flag`. An empty line takes the first.
+    /// Asks for one of `choices` without a default: with `--yes`, or if no line comes, it must be
+    /// given by `flag`. An empty line takes the first.
     pub(super) fn pick(&self, question: &str, flag: &str, choices: &[String]) -> Result<String> {
         let listed = choices.join(", ");
         let proposed = choices.first().map_or("", String::as_str);
@@ -52,7 +52,7 @@ impl Asker {
         let read = std::io::stdin().lock().read_line(&mut said).context("reading an answer")?;
         let said = if said.trim().is_empty() { proposed } else { said.trim() };
         if !self.terminal {
-            // As it would stand there had somebody typed it.
+            // Echo the answer, as a terminal would.
             eprintln!("{said}");
         }
         Ok((read > 0).then(|| said.to_owned()))
