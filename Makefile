@@ -39,6 +39,7 @@ lint: libtorch
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy --package rollflow --no-default-features --all-targets -- -D warnings
+	./scripts/prose.sh
 
 # The book of docs/ as target/book/index.html, and the documentation of the crates as target/doc.
 docs: libtorch
