@@ -1,4 +1,5 @@
-//! What was sampled so far for one sample: what a generator works on, and what is kept of work that was interrupted.
+//! Tokens that were sampled so far for one sample: a generator's working state, and the part of
+//! interrupted work that is kept.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +10,7 @@ use super::{Spans, Status, Version, number};
 pub struct Answer {
     /// Place within the group, from 0.
     pub index: u32,
-    /// What was sampled, the token that ended it included, and what was given between turns.
+    /// Sampled tokens, including the end token, and tokens that were given between turns.
     pub tokens: Vec<u32>,
     /// Behaviour log-probability of each; 0 for given ones.
     #[serde(with = "number::list")]
@@ -33,7 +34,8 @@ impl Answer {
         self.versions.push(version);
     }
 
-    /// More tokens that nobody sampled: what a tool or an environment said. What is sampled then is the next turn.
+    /// Appends tokens that no policy sampled, such as tool output. The next sampled tokens are a
+    /// new turn.
     pub fn give(&mut self, tokens: &[u32]) {
         self.tokens.extend(tokens);
         self.log_probs.resize(self.tokens.len(), 0.0);
@@ -54,7 +56,7 @@ impl Answer {
         self.versions.sampled_last()
     }
 
-    /// Whether nothing more will be sampled.
+    /// Returns true if nothing more will be sampled.
     pub fn has_ended(&self) -> bool {
         matches!(self.status, Status::Completed | Status::Truncated)
     }
@@ -69,7 +71,7 @@ pub struct SampledToken {
     pub index: u32,
     /// The token.
     pub token: u32,
-    /// Its behaviour log-probability.
+    /// Behaviour log-probability of the token.
     pub log_prob: f32,
     /// The weights that sampled it.
     pub version: Version,

@@ -1,5 +1,5 @@
-//! A synthetic task that a tiny model learns in minutes: `a+b=` with numbers of up to `digits` digits, 18 at most. Deterministic; it
-//! needs no file.
+//! Synthetic task that a tiny model learns in minutes: `a+b=` with numbers of up to `digits`
+//! digits, at most 18. Deterministic; needs no file.
 
 use super::shuffle::{Draws, permutation};
 use super::{Pair, RankedPair};
@@ -28,13 +28,13 @@ pub fn drawn_addition(digits: u32, count: usize, seed: u64) -> Vec<Pair> {
         .collect()
 }
 
-/// The share of `pairs` that supervised warm-up may see: `fraction` of them (0 to 1, rounded up), chosen and ordered by `seed`. The
-/// rest is left for reinforcement to discover.
+/// Selects the share of `pairs` for supervised warm-up: `fraction` of them (0 to 1, rounded up),
+/// chosen and ordered by `seed`. The others are left for reinforcement.
 pub fn share(pairs: &[Pair], fraction: f64, seed: u64) -> Vec<Pair> {
     split(pairs, fraction, seed).0
 }
 
-/// That share, and the rest.
+/// Splits `items` into that share and the rest.
 pub fn split<T: Clone>(items: &[T], fraction: f64, seed: u64) -> (Vec<T>, Vec<T>) {
     let count = (items.len() as f64 * fraction).ceil() as usize;
     let mut shuffled: Vec<T> = permutation(items.len(), seed, 0).into_iter().map(|at| items[at].clone()).collect();
@@ -45,9 +45,9 @@ pub fn split<T: Clone>(items: &[T], fraction: f64, seed: u64) -> (Vec<T>, Vec<T>
 /// Digits most of all.
 const BABBLE: &[u8] = b"00112233445566778899+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyz";
 
-/// Each sum against `each` wrong answers drawn by `seed`: by turns one that is off by 3 at most, any number of up to two digits more than the
-/// right one, and up to four of the characters that a model may come upon before it knows what is asked. In that order, all sums before any
-/// comes again.
+/// Pairs each sum with `each` wrong answers drawn by `seed`. Wrong answers alternate: one that is
+/// off by at most 3, any number of up to two digits more than the right one, and up to four
+/// arbitrary characters. All sums come once before any comes again.
 pub fn ranked(sums: &[Pair], each: usize, seed: u64) -> Vec<RankedPair> {
     let mut draws = Draws::new(seed, u64::from(u32::MAX));
     let pair = |(round, Pair { prompt, completion }): (usize, &Pair)| {

@@ -1,4 +1,4 @@
-//! What one optimizer step trains on.
+//! Batch of one optimizer step.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub struct Batch {
     pub dropped: Vec<Dropped>,
     /// Ids of those among `groups` that a filter had rejected, ascending.
     pub spared: Vec<u64>,
-    /// Whether this is only a part, and more groups of the same step follow in the next message.
+    /// If true, this is a part, and more groups of the same step follow in the next message.
     pub more: bool,
 }
 
@@ -80,12 +80,12 @@ impl Batch {
         sources
     }
 
-    /// How many samples.
+    /// Number of samples.
     pub fn len(&self) -> usize {
         self.groups.iter().map(|group| group.samples.len()).sum()
     }
 
-    /// Whether there is no sample.
+    /// Returns true if there is no sample.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -97,7 +97,7 @@ impl Message for Batch {
     }
 }
 
-/// The same data as columns, for code that wants lists rather than samples.
+/// Samples as columns, for code that works on lists.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RolloutBatch {
     /// The samples themselves.
@@ -110,7 +110,8 @@ pub struct RolloutBatch {
     pub rewards: Vec<f64>,
     /// Tokens with a mask above zero, one count a sample.
     pub response_lengths: Vec<usize>,
-    /// `epoch_id`, `step_id`, `batch_size`, `prompts`, `responses`, and a column `sample_<key>` for every metadata key.
+    /// `epoch_id`, `step_id`, `batch_size`, `prompts`, `responses`, and a column `sample_<key>` for
+    /// every metadata key.
     pub metadata: Metadata,
 }
 

@@ -1,10 +1,11 @@
 //! An endless, ordered, resumable stream of prompts from a finite data set.
 //!
-//! The stream is a pure function of (data set, seed, shuffled): prompt number `k` belongs to epoch `k / len` and is number
-//! `k % len` of that epoch's order, which depends on nothing but the original list, the seed and the epoch. So the whole position is
-//! one number, resuming needs no replay, and a used buffer restores as well as a fresh one.
+//! The stream is a pure function of (data set, seed, shuffled). Prompt number `k` belongs to epoch
+//! `k / len` and is number `k % len` of that epoch's order, which depends on the original list, the
+//! seed and the epoch alone. The position is one number, so a resume needs no replay.
 //!
-//! It never ends. It costs one index per prompt for the current order, redrawn at each epoch; clones share the prompts.
+//! The stream never ends. Memory is one index per prompt for the current order, which is drawn
+//! again at each epoch; clones share the prompts.
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Prompt, shuffle};
 
-/// What a data buffer refuses.
+/// Error of a data buffer.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum BufferError {
     /// There is nothing to draw from.
@@ -35,16 +36,16 @@ pub enum BufferError {
     },
 }
 
-/// Where a [`DataBuffer`] stands: all that is needed to continue it in another process.
+/// Position of a [`DataBuffer`]: all that another process needs to continue it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BufferState {
     /// Identifies the data set: its prompts with their metadata, in order.
     pub fingerprint: String,
-    /// How many prompts the data set holds.
+    /// Number of prompts in the data set.
     pub len: usize,
     /// Seed of the orders.
     pub seed: u64,
-    /// Whether epoch 0 is shuffled too.
+    /// If true, epoch 0 is shuffled too.
     pub shuffled: bool,
     /// Ordinal of the next prompt.
     pub next: u64,
@@ -72,8 +73,8 @@ pub struct DataBuffer {
 }
 
 impl DataBuffer {
-    /// From texts, conversations or ready prompts (whose ordinals and epochs are overwritten on the way out). Epoch 0 keeps the given
-    /// order, later epochs are shuffled.
+    /// Makes a buffer of texts, conversations or prompts, whose ordinals and epochs are
+    /// overwritten. Epoch 0 keeps the given order, later epochs are shuffled.
     pub fn new<P: Into<Prompt>>(prompts: impl IntoIterator<Item = P>, seed: u64) -> Result<Self, BufferError> {
         let prompts: Arc<[Prompt]> = prompts.into_iter().map(Into::into).collect();
         if prompts.is_empty() {
@@ -101,7 +102,7 @@ impl DataBuffer {
         self.next / self.prompts.len() as u64
     }
 
-    /// How many prompts of that epoch were handed out.
+    /// Number of prompts of that epoch that were returned.
     pub fn offset(&self) -> usize {
         (self.next % self.prompts.len() as u64) as usize
     }
@@ -160,7 +161,8 @@ impl Iterator for DataBuffer {
     }
 }
 
-/// FNV-1a over every prompt as JSON: not cryptographic, only stable across machines and releases, unlike `std`'s hashers.
+/// FNV-1a over every prompt as JSON: not cryptographic, but stable across machines and releases,
+/// unlike `std`'s hashers.
 fn fingerprint(prompts: &[Prompt]) -> String {
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
     for prompt in prompts {

@@ -21,7 +21,7 @@ impl Conversation {
     }
 }
 
-/// How [`conversation_to_text`] writes turns.
+/// Format of [`conversation_to_text`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ConversationFormat {
     /// `role: content`, a turn after the other.

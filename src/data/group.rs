@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Prompt, Sample};
 use crate::flow::Message;
 
-/// What is kept of a sample that was dropped from its group. The ledger reads it.
+/// Record of a sample that was dropped from its group, for the ledger.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DroppedSample {
     /// The sample's place in the group.
@@ -23,7 +23,8 @@ pub struct DroppedSample {
 /// All samples of one prompt. They travel, are filtered, cached and counted together.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Group {
-    /// What they answer. `prompt.ordinal` is the group's id, and the order of batches (law D6).
+    /// Prompt of all samples. `prompt.ordinal` is the group's id, and the order of batches (law
+    /// D6).
     pub prompt: Arc<Prompt>,
     /// The answers, by `index`. Remove some with [`Group::drop_samples`] only: the run ends with an
     /// error where tokens disappear otherwise (law D4).
@@ -47,9 +48,9 @@ impl Group {
     /// advantages are computed over them alone.
     ///
     /// `reason` decides the fate of the dropped tokens in the ledger: `"poisoned"`, `"stale"`,
-    /// `"truncated"`, `"surplus"` and `"lost"` name theirs, any other reason counts them as filtered. Where a rollout has
-    /// several parts ([`Sample::part`]), one unwanted part drops all of them. A group without samples
-    /// is dropped as a whole when it is scored.
+    /// `"truncated"`, `"surplus"` and `"lost"` name theirs, any other reason counts them as
+    /// filtered. If a rollout has several parts ([`Sample::part`]), one unwanted part drops all of
+    /// them. A group without samples is dropped as a whole when it is scored.
     ///
     /// ```
     /// use rollflow::data::{Group, Sample};
@@ -74,7 +75,8 @@ impl Group {
         self.dropped.len() - before
     }
 
-    /// Takes out all parts of rollouts ([`Sample::part`]) but their last, which has the rollout's end: the one that is judged.
+    /// Removes all parts of rollouts ([`Sample::part`]) except their last, which contains the
+    /// rollout's end and is judged.
     pub(crate) fn set_earlier_parts_aside(&mut self) -> Vec<Sample> {
         let goes_on = |at: usize| {
             let next = self.samples.get(at + 1);

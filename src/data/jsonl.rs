@@ -1,5 +1,5 @@
-//! Reading and writing JSON lines: one JSON object a line, UTF-8. A byte-order mark, Windows line ends and blank lines are skipped over;
-//! a bad line is named by file and number, with what was expected. Nothing is guessed.
+//! JSON lines: one JSON object per line, in UTF-8. A byte-order mark, Windows line ends and blank
+//! lines are skipped. An error about a line names the file, the line and what was expected.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
@@ -17,34 +17,35 @@ pub enum JsonlError {
     /// The file itself.
     #[error("cannot read {}: {source}; check the path, which is relative to the folder the command runs in", .file.display())]
     File {
-        /// Which file.
+        /// Path of the file.
         file: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
     /// A file that could not be written.
     #[error("cannot write {}: {source}; check that its folder exists and has room", .file.display())]
     Write {
-        /// Which file.
+        /// Path of the file.
         file: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
     /// One line of it.
     #[error("{}:{line}: {problem}", .file.display())]
     Line {
-        /// Which file.
+        /// Path of the file.
         file: PathBuf,
-        /// Which line, from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What is wrong and what was expected.
+        /// Description of the error, and what was expected.
         problem: String,
     },
 }
 
-/// Prompts from a file of records. `prompt_key` names the text or the list of chat messages, `answer_key` the ground truth (text, number
-/// or truth value), which becomes `metadata["answer"]`; `None` where the data has none. All other fields go to the metadata untouched.
-/// `limit` counts records.
+/// Loads prompts from a file of records. `prompt_key` names the text or the list of chat messages.
+/// `answer_key` names the ground truth (text, number or truth value), which becomes
+/// `metadata["answer"]`; `None` if the data has none. All other fields go to the metadata. `limit`
+/// counts records.
 pub fn load_prompts(
     file: &Path,
     prompt_key: &str,
@@ -61,8 +62,9 @@ pub fn load_prompts(
     })
 }
 
-/// Samples from a file that [`write_sample`] wrote. Missing fields take their defaults; unknown ones are ignored, so that newer files
-/// can be read. Per-token columns that contradict each other are refused.
+/// Loads samples that [`write_sample`] wrote. Missing fields take their defaults; unknown fields
+/// are ignored, so that newer files can be read. Per-token columns of different lengths are an
+/// error.
 pub fn load_samples(file: &Path) -> Result<Vec<Sample>, JsonlError> {
     read(file, None, |record| {
         let sample: Sample = serde_json::from_value(Value::Object(record)).map_err(|error| error.to_string())?;
@@ -71,7 +73,8 @@ pub fn load_samples(file: &Path) -> Result<Vec<Sample>, JsonlError> {
     })
 }
 
-/// Writes samples to a file, one a line, and replaces what it held. [`load_samples`] gives them back as they were, conversations included.
+/// Writes samples to a file, one per line, and replaces its contents. [`load_samples`] reads them
+/// back unchanged, conversations included.
 pub fn save_samples<'a>(file: &Path, samples: impl IntoIterator<Item = &'a Sample>) -> Result<(), JsonlError> {
     let unwritable = |source| JsonlError::Write { file: file.to_owned(), source };
     let all = |out: &mut BufWriter<&mut File>| samples.into_iter().try_for_each(|sample| write_sample(out, sample));

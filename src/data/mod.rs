@@ -1,7 +1,9 @@
-//! What travels through a pipeline: prompts, samples, groups, batches, and the weight versions that made them.
+//! Messages of a pipeline: prompts, samples, groups, batches, and the weight versions that made
+//! them.
 //!
-//! Laws held here: D1 (tokens in, tokens out), D2 (a prompt's samples are one [`Group`]), D3 (every generated token carries its
-//! log-probability and version), D7 (a prompt that re-enters carries its partial completions).
+//! Laws held here: D1 (tokens in, tokens out), D2 (a prompt's samples are one [`Group`]), D3 (every
+//! generated token carries its log-probability and version), D7 (a prompt that re-enters carries
+//! its partial completions).
 
 mod answer;
 pub mod arithmetic;

@@ -1,7 +1,9 @@
-//! Numbers in JSON files: `NaN`, `inf` and `-inf` are strings of these names, and read back as the numbers that they were (law N4).
+//! Numbers in JSON files: `NaN`, `inf` and `-inf` are written as strings of these names, and read
+//! back as numbers (law N4).
 //!
-//! serde_json writes them as `null`, which hides the value and which no `f64` field can read back. Every JSON file of a run writes its
-//! floating-point fields through this module: `#[serde(with = "number::one")]` and its siblings for fields, [`to_json`] for values.
+//! serde_json writes them as `null`, which loses the value and which no `f64` field can read. Every
+//! JSON file of a run writes its floating-point fields through this module: `#[serde(with =
+//! "number::one")]` and its siblings for fields, [`to_json`] for values.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

@@ -1,8 +1,8 @@
 //! Supervised samples in rows of a bounded length, and steps of a bounded number of tokens.
 //!
-//! In a row of best fit each sample stays a sequence of its own: none sees another, and loss and gradient are those of the samples one by one. A
-//! wrapped row is one sequence, cut from all samples written end to end, so that its tokens see whatever comes before them, as in pretraining on
-//! raw text.
+//! In a row of best fit each sample stays a separate sequence: loss and gradient are those of the
+//! samples one by one. A wrapped row is one sequence, cut from all samples written end to end, so
+//! that its tokens attend to everything before them, as in pretraining on raw text.
 
 use crate::settings::declare::choices;
 use std::collections::{BTreeMap, VecDeque};
@@ -41,14 +41,15 @@ pub struct PackedRows {
     pub rows: Vec<Vec<Sample>>,
     /// Samples longer than a row, whatever became of them.
     pub too_long: usize,
-    /// Samples, or pieces of such, that were left out because no token of theirs is trained, or because they were too long.
+    /// Samples or pieces that were dropped because none of their tokens is trained, or because they
+    /// were too long.
     pub left_out: usize,
     /// Tokens that were cut off or left out with them.
     pub lost_tokens: usize,
 }
 
-/// Which of some lengths share a row of `room`, by best fit decreasing: equal to TRL's strategy `bfd`, in the order of its rows and within each. No
-/// length exceeds `room`; empty ones are left out.
+/// Groups lengths into rows of `room` tokens by best fit decreasing: equal to TRL's strategy `bfd`,
+/// in the order of rows and within each. No length exceeds `room`; empty ones are dropped.
 ///
 /// ```
 /// use rollflow::data::packing::best_fit_decreasing;
@@ -84,7 +85,8 @@ pub fn best_fit_decreasing(lengths: &[usize], room: usize) -> Vec<Vec<usize>> {
     rows
 }
 
-/// Rows of at most `room` tokens from supervised samples. `too_long` means nothing to wrapped rows, which cut everywhere.
+/// Packs supervised samples into rows of at most `room` tokens. `too_long` has no effect on wrapped
+/// rows, which are cut anywhere.
 pub fn pack(samples: Vec<Sample>, room: usize, packing: Packing, too_long: OverlongPolicy) -> PackedRows {
     let room = room.max(1);
     let mut packed =
@@ -107,7 +109,8 @@ pub fn pack(samples: Vec<Sample>, room: usize, packing: Packing, too_long: Overl
 }
 
 impl PackedRows {
-    /// Without samples that teach nothing: a sequence's first token is never trained, and a prompt that was cut off its answer has none that is.
+    /// Drops samples without a trained token. The first token of a sequence is never trained, and a
+    /// prompt that was cut off from its completion has none.
     pub fn teaching(mut self) -> Self {
         let teaches = |sample: &Sample| sample.loss_mask.iter().skip(1).any(|weight| *weight > 0.0);
         for row in &mut self.rows {
@@ -164,8 +167,9 @@ fn wrapped(samples: &[Sample], room: usize) -> Vec<Sample> {
     tokens.chunks(room).zip(mask.chunks(room)).map(row).collect()
 }
 
-/// Cuts a list into runs of at most `most` tokens each (a longer item stands alone), and into `least` runs at least where there are as many items:
-/// as few as that takes, and such that the costliest run costs as little as it can.
+/// Cuts a list into consecutive runs of at most `most` tokens each (a longer item is a run by
+/// itself), and into at least `least` runs if there are as many items. The number of runs is the
+/// smallest possible, and the largest cost of a run is minimal.
 pub fn cut_evenly(tokens: &[usize], costs: &[f64], most: usize, least: usize) -> Vec<Range<usize>> {
     let runs = |limit: f64| {
         let (mut runs, mut held, mut cost): (Vec<Range<usize>>, usize, f64) = (Vec::new(), 0, 0.0);
@@ -196,8 +200,9 @@ pub fn cut_evenly(tokens: &[usize], costs: &[f64], most: usize, least: usize) ->
     runs(high)
 }
 
-/// Cuts a list of sequences into runs whose rectangles, as many rows as the run has sequences and as wide as its longest, hold at most `cells` tokens,
-/// padding included; a longer sequence stands alone. Sequences come in the order of `lengths`: sorted ones need the least padding.
+/// Cuts a list of sequences into runs whose padded rectangles (as many rows as sequences, as wide
+/// as the longest) hold at most `cells` tokens; a longer sequence is a run by itself. Sequences
+/// stay in the order of `lengths`: sorted ones need the least padding.
 pub fn cut_rectangles(lengths: &[usize], cells: usize) -> Vec<Range<usize>> {
     let (mut runs, mut widest): (Vec<Range<usize>>, usize) = (Vec::new(), 0);
     for (at, &length) in lengths.iter().enumerate() {
@@ -215,9 +220,9 @@ pub fn cut_rectangles(lengths: &[usize], cells: usize) -> Vec<Range<usize>> {
     runs
 }
 
-/// What a forward and backward pass over a sequence costs, relative to one over a single token without attention: `n + n² / width`, as attention
-/// reads
-/// `n / 2` earlier tokens at each, and the matrices of a layer are about `12 · hidden²`. `width` is about `12 · hidden`.
+/// Cost of a forward and backward pass over a sequence, relative to one token without attention: `n
+/// + n² / width`. Attention reads `n / 2` earlier tokens at each token, and the matrices of a layer
+/// are about `12 · hidden²`, so `width` is about `12 · hidden`.
 pub fn cost_of(length: usize, width: f64) -> f64 {
     let length = length as f64;
     length + length * length / width
@@ -256,7 +261,7 @@ mod tests {
             let costliest = |runs: &[Range<usize>]| {
                 runs.iter().map(|run| costs[run.clone()].iter().sum::<f64>()).fold(0.0, f64::max)
             };
-            // Every way to cut: bit i is a cut behind item i.
+            // Every way to cut: bit i is a cut after item i.
             let all = (0..1u32 << (lengths.len() - 1)).map(|cuts| {
                 let cut = |at: &usize| cuts >> (at - 1) & 1 == 1;
                 let mut starts: Vec<usize> = [0].into_iter().chain((1..lengths.len()).filter(cut)).collect();

@@ -13,9 +13,11 @@ use crate::flow::Message;
 pub struct ChatMessage {
     /// `system`, `user`, `assistant` or `tool`.
     pub role: String,
-    /// What was said. Read from text, from a list of parts of which all are text, or, of an assistant, who may only call tools, from null or nothing.
+    /// Text of the turn. Read from text, from a list of text parts, or, for an assistant that only
+    /// calls tools, from null or an absent field.
     pub content: String,
-    /// What else the turn holds, as chat templates look for it: `tool_calls`, `tool_call_id`, `name`, `reasoning_content`.
+    /// Further fields of the turn that chat templates read: `tool_calls`, `tool_call_id`, `name`,
+    /// `reasoning_content`.
     #[serde(flatten)]
     pub more: Metadata,
 }
@@ -33,7 +35,7 @@ impl ChatMessage {
     }
 }
 
-/// A turn as it is written.
+/// A turn as it is stored.
 #[derive(Deserialize)]
 struct Turn {
     role: String,
@@ -80,7 +82,7 @@ fn spoken<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum PromptText {
-    /// Plain text, tokenised as it is.
+    /// Plain text, tokenised unchanged.
     Text(String),
     /// A conversation, rendered before it is tokenised.
     Chat(Vec<ChatMessage>),
@@ -111,8 +113,9 @@ impl From<Vec<ChatMessage>> for PromptText {
 }
 
 impl PromptText {
-    /// The text itself, to be looked at; a conversation becomes `role: content` lines and an open `assistant:` turn. What models read is
-    /// [`Tokenizer::encode_prompt`](super::Tokenizer::encode_prompt)'s.
+    /// Renders the prompt for display: a conversation becomes `role: content` lines and an open
+    /// `assistant:` turn. Models read the result of
+    /// [`Tokenizer::encode_prompt`](super::Tokenizer::encode_prompt).
     pub fn render(&self) -> String {
         match self {
             PromptText::Text(text) => text.clone(),
@@ -130,11 +133,12 @@ impl PromptText {
 /// A prompt that entered the pipeline.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Prompt {
-    /// Its place in the whole stream, over all epochs, from 0. It names the group and keys the sampler's randomness (law N2).
+    /// Place in the whole stream, over all epochs, from 0. Names the group, and keys the sampler's
+    /// randomness (law N2).
     pub ordinal: u64,
     /// The pass over the data set that it belongs to, from 0.
     pub epoch: u64,
-    /// What the author wrote.
+    /// Text as the data set has it.
     pub text: PromptText,
     /// Ground truth and whatever else the data set holds; reaches rewards and logs untouched.
     #[serde(default)]
@@ -149,7 +153,7 @@ pub struct Prompt {
 }
 
 impl Message for Prompt {
-    /// The tokens of its partial completions: a prompt has none of its own before it is tokenised.
+    /// Tokens of its partial completions: before it is tokenised, a prompt has none itself.
     fn tokens(&self) -> usize {
         self.partial.tokens()
     }
@@ -180,16 +184,16 @@ impl Prompt {
 /// A prompt with the completion that supervised training imitates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pair {
-    /// What is asked.
+    /// Prompt.
     pub prompt: PromptText,
-    /// What is to be answered, without an end-of-text mark.
+    /// Reference completion, without an end-of-text token.
     pub completion: String,
 }
 
 /// A prompt with two answers, of which one is better: what a reward model learns from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankedPair {
-    /// What is asked.
+    /// Prompt.
     pub prompt: PromptText,
     /// The better answer, without an end-of-text mark.
     pub chosen: String,
@@ -198,7 +202,7 @@ pub struct RankedPair {
 }
 
 impl From<&Pair> for Prompt {
-    /// The same question with its completion as the ground truth, `metadata["answer"]`.
+    /// Makes a prompt whose ground truth, `metadata["answer"]`, is the completion.
     fn from(pair: &Pair) -> Self {
         let metadata = Metadata::from_iter([("answer".to_owned(), pair.completion.clone().into())]);
         Prompt { text: pair.prompt.clone(), metadata, ..Prompt::default() }

@@ -1,10 +1,11 @@
-//! One trajectory: what was given, what was sampled, by which weights and with which probability, and what it earned.
+//! One trajectory: given and sampled tokens with their versions and log-probabilities, and the
+//! reward.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Metadata, Prompt, PromptText, RewardParts, Spans, Version, number};
 
-/// How a sample's generation stands.
+/// State of a sample's generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
@@ -29,9 +30,9 @@ pub enum SampleError {
         group: u64,
         /// The sample's place in its group.
         index: u32,
-        /// Which column.
+        /// Name of the column.
         column: &'static str,
-        /// Its length.
+        /// Length of the column.
         found: usize,
         /// The tokens' length.
         tokens: usize,
@@ -45,13 +46,14 @@ pub enum SampleError {
         index: u32,
         /// Position of the offending weight.
         at: usize,
-        /// Its value.
+        /// Value found.
         value: f32,
     },
 }
 
-/// One trajectory. Per-token columns (`loss_mask`, `log_probs`, `ref_log_probs`, `versions`) are aligned with `tokens`: entry `t` speaks of token `t`
-/// itself. Labels are never stored shifted (law D5). In JSON, non-finite numbers are the strings `"NaN"`, `"inf"` and `"-inf"`.
+/// One trajectory. Per-token columns (`loss_mask`, `log_probs`, `ref_log_probs`, `versions`) are
+/// aligned with `tokens`: entry `t` belongs to token `t`. Labels are never stored shifted (law D5).
+/// In JSON, non-finite numbers are the strings `"NaN"`, `"inf"` and `"-inf"`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sample {
@@ -59,41 +61,43 @@ pub struct Sample {
     pub group_index: u64,
     /// Place within the group, from 0.
     pub index: u32,
-    /// Which part of its rollout it is, from 0, where what the model reads was rewritten between two turns: each part is a sample of its own,
-    /// with the same index, and earns the same.
+    /// Part of its rollout, from 0, if the model's context was rewritten between two turns. Each
+    /// part is a separate sample with the same index and the same reward.
     #[serde(skip_serializing_if = "is_first")]
     pub part: u32,
-    /// What was asked.
+    /// Prompt.
     pub prompt: PromptText,
-    /// What was answered, decoded for rewards and logs only (law D1).
+    /// Completion, decoded for rewards and logs only (law D1).
     pub response: String,
     /// Prompt and response tokens, exactly as the model read and sampled them.
     pub tokens: Vec<u32>,
     /// Weight of each token in the loss: 0.0 ignored, 1.0 trained, fractions in between.
     #[serde(with = "number::list")]
     pub loss_mask: Vec<f32>,
-    /// Behaviour log-probability of each sampled token, 0.0 for given ones. Empty where nothing was sampled (SFT data).
+    /// Behaviour log-probability of each sampled token, 0.0 for given ones. Empty for SFT data, of
+    /// which nothing was sampled.
     #[serde(with = "number::list")]
     pub log_probs: Vec<f32>,
-    /// Log-probability of each trained token under the reference policy, 0.0 for all others. Empty where no reference scored the sample.
+    /// Log-probability of each trained token under the reference policy, 0.0 for all others. Empty
+    /// if no reference scored the sample.
     #[serde(with = "number::list", skip_serializing_if = "Vec::is_empty")]
     pub ref_log_probs: Vec<f32>,
     /// The weights that sampled each token.
     pub versions: Spans,
-    /// What logits were divided by where its tokens were sampled, so that whoever scores them again does the same; the scorer's own where it is not
-    /// known.
+    /// Temperature at which its tokens were sampled, so that scorers divide logits by the same
+    /// value; if `None`, a scorer takes its default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<f32>,
-    /// What the sample earned, once it was scored.
+    /// Reward, if the sample was scored.
     #[serde(with = "number::optional")]
     pub reward: Option<f64>,
-    /// What the parts of its reward were, by name; empty where the reward is one value.
+    /// Named parts of its reward; empty if the reward is one value.
     #[serde(with = "number::map", skip_serializing_if = "RewardParts::is_empty")]
     pub reward_parts: RewardParts,
-    /// What the learner makes of it, once its group was compared.
+    /// Advantage, if its group was compared.
     #[serde(with = "number::optional")]
     pub advantage: Option<f64>,
-    /// How its generation stands.
+    /// State of its generation.
     pub status: Status,
     /// The prompt's metadata and whatever stages added.
     pub metadata: Metadata,
@@ -134,7 +138,8 @@ impl Sample {
         self.versions.push(version);
     }
 
-    /// Appends tokens that nobody sampled, as what a tool said: they are read, and not trained.
+    /// Appends tokens that no policy sampled, such as tool output: they are context, and not
+    /// trained.
     pub fn give(&mut self, tokens: &[u32]) {
         self.tokens.extend(tokens);
         self.loss_mask.resize(self.tokens.len(), 0.0);

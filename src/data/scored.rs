@@ -8,8 +8,8 @@ use crate::flow::Message;
 /// Why a group was dropped whose reward failed; its tokens have the fate of the same name (laws D4, F6).
 pub const POISONED: &str = "poisoned";
 
-/// The largest reward either way. Beyond it, squares and sums of finite rewards could overflow, and a step would train on infinite
-/// deviations without an error (law N4).
+/// Largest absolute value of a reward. Beyond it, squares and sums of finite rewards could
+/// overflow, and a step would train on infinite deviations without an error (law N4).
 pub const REWARD_LIMIT: f64 = 1e100;
 
 /// Returns true if `value` can be a reward: finite, and at most [`REWARD_LIMIT`] either way.
@@ -17,9 +17,9 @@ pub fn is_reward(value: f64) -> bool {
     value.abs() <= REWARD_LIMIT
 }
 
-/// A group that went through the reward: either every sample has a finite one, or the group is dropped. Filters and batchers take only
-/// these, so that wiring a filter before the reward does not compile. A dropped group travels on, marked, to the batcher: nothing
-/// disappears halfway, and what its samples earned still counts in the curves.
+/// A group after its reward: either every sample has a finite reward, or the group is dropped.
+/// Filters and batchers accept no other type, so that a filter before the reward does not compile.
+/// A dropped group still goes to the batcher, so that its rewards count in the metrics.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scored {
     group: Group,
@@ -27,12 +27,12 @@ pub struct Scored {
     spared: bool,
 }
 
-/// What is remembered of a group that will not be trained.
+/// Record of a group that will not be trained.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dropped {
     /// The group's id.
     pub id: u64,
-    /// Why: a filter's reason, [`POISONED`], or that of whoever else gave it up.
+    /// Reason: a filter's, [`POISONED`], or that of another stage that dropped it.
     pub reason: String,
     /// The rewards of those samples that have one.
     pub rewards: Vec<f64>,
@@ -45,7 +45,7 @@ pub struct Dropped {
 }
 
 impl Dropped {
-    /// What is remembered of `group`.
+    /// Makes the record of `group`.
     pub fn new(group: &Group, reason: impl Into<String>) -> Self {
         let lengths = group.samples.iter().map(Sample::generated).collect();
         // Samples that were not scored earned nothing; a NaN would spoil the curves.
@@ -69,7 +69,7 @@ pub struct Unscored {
     pub group: u64,
     /// The sample's place in its group.
     pub index: u32,
-    /// What it has instead.
+    /// Its value, if any.
     pub reward: Option<f64>,
 }
 
@@ -104,7 +104,8 @@ impl Scored {
         }
     }
 
-    /// Drops a group as [`POISONED`]. Samples whose reward failed have none (law D2: the others are dropped with them).
+    /// Drops a group as [`POISONED`]. Samples whose reward failed have none, and the others are
+    /// dropped with them (law D2).
     pub fn poisoned(group: Group) -> Self {
         Scored { group, dropped: Some(POISONED.into()), spared: false }
     }
@@ -114,22 +115,22 @@ impl Scored {
         &self.group
     }
 
-    /// Its samples, for whoever writes down more of them. Their rewards stay.
+    /// Returns the samples, for stages that add to them. Their rewards must not change.
     pub(crate) fn samples_mut(&mut self) -> &mut [Sample] {
         &mut self.group.samples
     }
 
-    /// The same group, dropped: it will not be trained.
+    /// Drops the group: it will not be trained.
     pub fn drop_for(self, reason: Cow<'static, str>) -> Self {
         Scored { dropped: Some(reason), ..self }
     }
 
-    /// The same group, which a filter rejected, to be trained all the same for want of a better one.
+    /// Keeps a group that a filter rejected, because no better one is available.
     pub fn spare(self) -> Self {
         Scored { spared: true, ..self }
     }
 
-    /// Whether it is trained although a filter rejected it.
+    /// Returns true if it is trained although a filter rejected it.
     pub fn is_spared(&self) -> bool {
         self.spared
     }

@@ -1,4 +1,5 @@
-//! Orders that are the same on every machine and in every release: our own Fisher–Yates over ChaCha8, whose output is specified.
+//! Permutations that are the same on every machine and in every release: Fisher–Yates over ChaCha8,
+//! whose output is specified.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};

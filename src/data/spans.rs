@@ -1,4 +1,4 @@
-//! Which weights made which token, run-length encoded (law D3).
+//! Weight versions of tokens, run-length encoded (law D3).
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ use super::Version;
 pub struct Span {
     /// The weights that sampled these tokens; `None` for tokens that were given (prompt, tool output).
     pub version: Option<Version>,
-    /// How many tokens, at least one.
+    /// Number of tokens, at least one.
     pub len: usize,
 }
 
@@ -26,7 +26,8 @@ impl From<Span> for (Option<Version>, usize) {
     }
 }
 
-/// The origins of a whole sequence, in token order. Neighbours of equal origin are merged, so memory is O(version changes).
+/// Origins of all tokens of a sequence, in order. Neighbours of equal origin are merged, so memory
+/// is O(version changes).
 ///
 /// ```
 /// use rollflow::data::Spans;
@@ -43,7 +44,7 @@ impl From<Span> for (Option<Version>, usize) {
 pub struct Spans(Vec<Span>);
 
 impl Spans {
-    /// `len` tokens that nobody sampled.
+    /// Makes spans of `len` tokens that no policy sampled.
     pub fn given(len: usize) -> Self {
         let mut spans = Spans::default();
         spans.extend(None, len);
@@ -79,7 +80,7 @@ impl Spans {
         self.0.iter().map(|span| span.len).sum()
     }
 
-    /// Whether no token is covered.
+    /// Returns true if no token is covered.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,6 +1,7 @@
 //! Text to tokens and back, from and to a Hugging Face folder.
 //!
-//! Sampled tokens never pass through here on their way to the trainer (law D1): decoding serves rewards, logs and stop strings.
+//! Sampled tokens are never decoded on their way to the trainer (law D1). Decoding serves rewards,
+//! logs and stop strings.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ pub enum TokenizerError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What it said.
+        /// Error of the system.
         source: std::io::Error,
     },
     /// A file that says something unusable.
@@ -28,7 +29,7 @@ pub enum TokenizerError {
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the error.
         reason: String,
     },
     /// The tokenizer itself gave up.
@@ -38,7 +39,7 @@ pub enum TokenizerError {
         what: &'static str,
         /// The beginning of what it was given.
         input: String,
-        /// What it said.
+        /// Error of the tokenizer.
         reason: String,
     },
     /// A tokenizer and a model that don't belong together.
@@ -60,7 +61,8 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     eos: Vec<u32>,
     pad: Option<u32>,
-    /// The model's template, or what is wrong with it: said where a conversation comes, since many runs have none.
+    /// The model's template, or its error, which is returned when a conversation is rendered, since
+    /// many runs have none.
     chat: Result<Option<ChatTemplate>, Arc<ChatError>>,
     special: Metadata,
     /// The folder's files, byte for byte, to be saved with a checkpoint.
@@ -73,12 +75,12 @@ const CHAT_TEMPLATE: &str = "chat_template.jinja";
 /// The largest file of a tokenizer that is read, in bytes: 1 GiB.
 const FILE_LIMIT: u64 = 1 << 30;
 const OPTIONAL: [&str; 4] = [CONFIG, "special_tokens_map.json", "added_tokens.json", CHAT_TEMPLATE];
-/// Where ids of the end are told, besides the tokenizer's own configuration.
+/// Files with ids of end tokens, in addition to the tokenizer's configuration.
 const MODEL_CONFIGS: [&str; 2] = ["generation_config.json", "config.json"];
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of `dir`. The ids that end a text are those of `eos_token` in `tokenizer_config.json` and of
-    /// `eos_token_id` in `generation_config.json` or else `config.json`.
+    /// Reads `tokenizer.json` of `dir`. End tokens are `eos_token` of `tokenizer_config.json` and
+    /// `eos_token_id` of `generation_config.json`, else of `config.json`.
     pub fn from_dir(dir: &Path) -> Result<Self, TokenizerError> {
         let read = |name: &str| {
             let path = dir.join(name);
@@ -100,8 +102,8 @@ impl Tokenizer {
         Ok(Tokenizer { chat: ChatTemplate::from_dir(dir).map_err(Arc::new), ..tokenizer })
     }
 
-    /// A tokenizer of single characters: 0 `<pad>`, 1 `<eos>`, 2 `<bos>`, 3 `<unk>`, then `characters` in order, then unused
-    /// `<extra_i>` up to `vocab_size`. What a tiny model learns arithmetic with.
+    /// Makes a tokenizer of single characters, for tiny models: 0 `<pad>`, 1 `<eos>`, 2 `<bos>`, 3
+    /// `<unk>`, then `characters` in order, then unused `<extra_i>` up to `vocab_size`.
     pub fn characters(characters: &str, vocab_size: usize) -> Result<Self, TokenizerError> {
         let special = ["<pad>", "<eos>", "<bos>", "<unk>"];
         let mut vocabulary = Map::new();
@@ -171,8 +173,9 @@ impl Tokenizer {
         self.encode_with(text, false)
     }
 
-    /// Tokens of a piece of text and nothing around them, with the bytes of it that each one stands for. Tokens of one character that is several
-    /// share its place; what a tokenizer swallows, such as a blank, belongs to the token after it.
+    /// Encodes a text without special tokens around it, and returns the byte range of each token.
+    /// Several tokens of one character share its range. Text that a tokenizer drops, such as a
+    /// blank, belongs to the token after it.
     pub fn encode_placed(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, TokenizerError> {
         let encoding = self.encoding(text, false)?;
         let mut reached = 0;
@@ -185,8 +188,9 @@ impl Tokenizer {
         Ok(encoding.get_ids().iter().zip(encoding.get_offsets()).map(place).collect())
     }
 
-    /// Tokens of a prompt: of a text as it is, with whatever the tokenizer puts around one, and of a conversation as the model's chat template writes
-    /// it, the assistant's turn opened. Tools that a conversation may call are the list `tools` in its metadata.
+    /// Encodes a prompt. A text gets the tokenizer's special tokens; a conversation is rendered by
+    /// the chat template, with the assistant's turn opened. Tools of a conversation are the list
+    /// `tools` in its metadata.
     pub fn encode_prompt(&self, prompt: &Prompt) -> Result<Vec<u32>, ChatError> {
         match &prompt.text {
             PromptText::Text(text) => Ok(self.encode(text)?),
@@ -216,7 +220,7 @@ impl Tokenizer {
         })
     }
 
-    /// How the model reads conversations, or why there is no way.
+    /// Returns the chat template, or the reason why there is none.
     pub fn chat(&self) -> Result<&ChatTemplate, ChatError> {
         match &self.chat {
             Ok(template) => template.as_ref().ok_or(ChatError::NoTemplate),
@@ -224,8 +228,8 @@ impl Tokenizer {
         }
     }
 
-    /// The same with another chat template, which is saved with a checkpoint, too. Special tokens are its variables, unless it has others of their
-    /// names.
+    /// Replaces the chat template, which is also saved with checkpoints. Special tokens become its
+    /// variables, unless it has variables of these names.
     pub fn with_chat(mut self, template: ChatTemplate) -> Self {
         let known = |own: &ChatTemplate| own.source() == template.source();
         if !matches!(&self.chat, Ok(Some(own)) if known(own)) {
@@ -236,7 +240,7 @@ impl Tokenizer {
         self
     }
 
-    /// Whether the token is a mark, such as the end of a turn, and no text.
+    /// Returns true if the token is special, such as the end of a turn, and no text.
     pub fn is_special(&self, token: u32) -> bool {
         self.eos.contains(&token)
             || self.inner.get_added_vocabulary().get_added_tokens_decoder().get(&token).is_some_and(|token| token.special)
@@ -260,7 +264,7 @@ impl Tokenizer {
         })
     }
 
-    /// How many tokens there are, added ones included.
+    /// Number of tokens, including added ones.
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab_size(true)
     }
@@ -275,7 +279,8 @@ impl Tokenizer {
         self.pad
     }
 
-    /// Refuses a model whose embedding is too small for the ids given here. A larger one is common: rows are padded for speed.
+    /// Returns an error if the model's embedding has fewer rows than there are ids. A larger one is
+    /// common: rows are padded for speed.
     pub fn check_model(&self, vocab_size: usize) -> Result<(), TokenizerError> {
         let largest = self.inner.get_vocab(true).into_values().chain(self.eos.iter().copied()).chain(self.pad).max().unwrap_or(0);
         if (largest as usize) < vocab_size { Ok(()) } else { Err(TokenizerError::Vocabulary { largest, vocab_size }) }

@@ -11,16 +11,9 @@ use crate::assemble::models::Lineage;
 use crate::run::files::RECIPE;
 use crate::run::record::Record;
 
-<<<<<<< HEAD
 /// Keys that may change when a run resumes. A name that ends in a dot stands for all keys below it.
 /// Other keys are part of the checkpoint (draws, groups in flight, optimizer, data position), so a new
 /// value would have no effect or a wrong one. docs/reference/command.md lists them.
-=======
-/// Keys that may change when a run is resumed; a name ending in a dot is all keys below it. The
-/// other keys determine the contents of the checkpoint (draws, groups in flight, optimizer, data
-/// position), so that another value would have no effect or a wrong one. docs/reference/command.md
-/// lists them.
->>>>>>> b4df8de (Add rollflow explain; rewrite the comments of observe, settings, recipe and the command in plain English)
 const MAY_CHANGE: &[&str] = &[
     // How long the run is, and what is seen and saved of it.
     "name",
@@ -108,11 +101,7 @@ fn flatten(path: &str, value: &toml::Value, keys: &mut BTreeMap<String, String>)
     }
 }
 
-<<<<<<< HEAD
 /// Lists the keys whose values differ from the run's start and may not change on resume. Edits of the
-=======
-/// Returns a line for each key whose value differs from the run's and may not change. Edits of the
->>>>>>> b4df8de (Add rollflow explain; rewrite the comments of observe, settings, recipe and the command in plain English)
 /// run's `recipe.toml` count.
 pub fn changed_for_resume(run: &Path, plan: &Plan) -> Result<Vec<String>> {
     let recorded = Record::read(run)?.recipe;
@@ -146,11 +135,7 @@ pub fn changed_for_resume(run: &Path, plan: &Plan) -> Result<Vec<String>> {
     Ok(keys.filter_map(told).collect())
 }
 
-<<<<<<< HEAD
 /// Returns true if reinforcement has started, so that `[sft]` only provides data to `[mix]`.
-=======
-/// Returns true if reinforcement has begun, after which `[sft]` only provides the data of `[mix]`.
->>>>>>> b4df8de (Add rollflow explain; rewrite the comments of observe, settings, recipe and the command in plain English)
 fn supervised_part_is_over(run: &Path, plan: &Plan) -> Result<bool> {
     Ok(match plan.pipeline {
         Pipeline::Sft => false,
@@ -160,11 +145,7 @@ fn supervised_part_is_over(run: &Path, plan: &Plan) -> Result<bool> {
     })
 }
 
-<<<<<<< HEAD
 /// Returns true if a key may change when a run resumes.
-=======
-/// Returns true if a key may change when a run is resumed.
->>>>>>> b4df8de (Add rollflow explain; rewrite the comments of observe, settings, recipe and the command in plain English)
 fn may_change(key: &str) -> bool {
     MAY_CHANGE.iter().any(|may| match may.ends_with(['.', '_']) {
         true => key.starts_with(may) && !FIXED.contains(&key),

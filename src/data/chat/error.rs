@@ -1,4 +1,4 @@
-//! What can be wrong with a chat template, or with a conversation for it.
+//! Errors of chat templates and of the conversations given to them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ pub enum ChatError {
         file: String,
         /// The template's line, from 1.
         line: usize,
-        /// What is wrong.
+        /// Description of the error.
         problem: String,
-        /// That line.
+        /// Text of that line.
         source_line: String,
     },
     /// The template refuses the conversation, by `raise_exception`.
@@ -27,7 +27,7 @@ pub enum ChatError {
         file: String,
         /// The template's line, from 1.
         line: usize,
-        /// What the template says.
+        /// Message of the template.
         message: String,
     },
     /// The template is too large, or rendering it takes too much.
@@ -38,9 +38,9 @@ pub enum ChatError {
     Limit {
         /// The file, or where else the template stands.
         file: String,
-        /// What is limited.
+        /// Limited quantity.
         of: &'static str,
-        /// How much there may be of it.
+        /// Largest allowed value.
         limit: u64,
     },
     /// A file that holds no usable template.
@@ -48,7 +48,7 @@ pub enum ChatError {
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the error.
         reason: String,
     },
     /// A template that was found to be wrong when the model was loaded.
@@ -71,7 +71,7 @@ pub enum ChatError {
     /// A day that none is.
     #[error("{given:?} is no date; write it as 2026-01-31 or 2026-01-31T09:30")]
     Date {
-        /// What was given.
+        /// Given value.
         given: String,
     },
     /// No turns.
@@ -80,7 +80,7 @@ pub enum ChatError {
     /// A final message that can't be continued.
     #[error("the final message can't be continued: {0}")]
     Continue(&'static str),
-    /// The text of a turn can't be told from what is around it.
+    /// The text of a turn cannot be separated from the text around it.
     #[error(
         "turn {turn} of the conversation can't be told from the text before it: {why}. So what the assistant said can't be marked. Give a template \
          with `{{% generation %}}` blocks around what the assistant says (`template` in [chat]), or train each turn in a sample of its own \
@@ -89,7 +89,7 @@ pub enum ChatError {
     NotAPrefix {
         /// The assistant's turn, from 1.
         turn: usize,
-        /// What was rendered, and what was expected.
+        /// Rendered and expected text.
         why: String,
     },
     /// Marks that don't survive the template.
@@ -108,7 +108,7 @@ pub enum ChatError {
     Tokenizer(#[from] TokenizerError),
 }
 
-/// The line behind the message, if there is one.
+/// Appends the source line to a message, if there is one.
 fn quoted(line: &str) -> String {
     match line.trim() {
         "" => String::new(),

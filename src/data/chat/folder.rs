@@ -13,9 +13,10 @@ const CONFIG: &str = "tokenizer_config.json";
 const OLD: &str = "chat_template.json";
 
 impl ChatTemplate {
-    /// The template of a model's folder: `chat_template.jinja`, and beside it those of `additional_chat_templates`; else `chat_template` in
-    /// `tokenizer_config.json`, which is one template or a list of named ones; else that of `chat_template.json`. Special tokens of
-    /// `tokenizer_config.json` are its variables.
+    /// Reads the template of a model's folder: `chat_template.jinja` and those of
+    /// `additional_chat_templates`, else `chat_template` in `tokenizer_config.json` (one template
+    /// or a list of named ones), else `chat_template.json`. Special tokens of
+    /// `tokenizer_config.json` become its variables.
     pub fn from_dir(dir: &Path) -> Result<Option<Self>, ChatError> {
         let config = object(&dir.join(CONFIG))?;
         let variables = config.as_ref().map_or_else(Metadata::new, special_tokens);

@@ -1,4 +1,5 @@
-//! The filter `tojson` as transformers defines it: Python's `json.dumps` with its own spacing, not escaped for HTML.
+//! Filter `tojson` as transformers defines it: Python's `json.dumps` with its own spacing, not
+//! escaped for HTML.
 
 use std::io;
 
@@ -56,7 +57,7 @@ struct Python {
     key: String,
     ascii: bool,
     level: usize,
-    /// Whether the innermost list or object has anything in it.
+    /// If true, the innermost list or object has an item.
     filled: bool,
 }
 

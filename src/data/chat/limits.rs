@@ -1,10 +1,12 @@
-//! What a chat template may cost. A template is a program of foreign origin: it comes with a model or a data set.
+//! Limits on the cost of a chat template, which is a foreign program: it comes with a model or a
+//! data set.
 
 use std::io::{self, ErrorKind, Write};
 
 use minijinja::{Environment, Error, Value};
 
-/// Bounds on a template and on each rendering. The defaults are far above what the templates of known models need.
+/// Bounds on a template and on each rendering. The defaults are far above the needs of known
+/// models' templates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TemplateLimits {
     /// Bytes of the template's source. 128 KiB by default; known templates have up to 30 KiB.
@@ -25,8 +27,8 @@ impl Default for TemplateLimits {
 const WIDTH: usize = 256;
 /// Calls inside calls of macros, so that rendering fits the stack of any thread.
 const DEPTH: usize = 200;
-/// Stack for parsing: this much, and so much for each byte of the source. Some expressions nest once a byte (`- - - x`, `a.a.a`), and
-/// the parser, the compiler and the tree's destructor recurse over them.
+/// Stack for parsing, plus an amount per byte of the source. Some expressions nest once per byte
+/// (`- - - x`, `a.a.a`), and the parser, the compiler and the tree's destructor recurse over them.
 const STACK: usize = 8 << 20;
 const STACK_PER_BYTE: usize = 4 << 10;
 
@@ -54,7 +56,8 @@ pub(super) fn widths_in(format: &Value) -> Result<(), Error> {
         .try_for_each(|number| width("a number in a format", number).map(drop))
 }
 
-/// Runs `parse` on a thread whose stack is large enough for any source of so many bytes. Its pages are taken as they are touched.
+/// Runs `parse` on a thread with enough stack for any source of `bytes` bytes. Untouched pages of
+/// the stack cost no memory.
 pub(super) fn with_stack<T: Send>(bytes: usize, parse: impl FnOnce() -> T + Send) -> io::Result<T> {
     std::thread::scope(|scope| {
         let stack = STACK + bytes * STACK_PER_BYTE;
@@ -67,7 +70,7 @@ pub(super) fn with_stack<T: Send>(bytes: usize, parse: impl FnOnce() -> T + Send
 pub(super) struct Bounded {
     pub text: Vec<u8>,
     pub limit: usize,
-    /// Whether more was written than the limit allows.
+    /// If true, more was written than the limit allows.
     pub exceeded: bool,
 }
 

@@ -1,7 +1,9 @@
 //! `{% generation %}` blocks, which say what the assistant wrote.
 //!
-//! The template language knows no such statement. Each block becomes a scope with a variable printed at its beginning and one at its end: empty where
-//! only the text is wanted, marks where the block is to be found in it. Line numbers and the trimming of blanks around tags stay as they were.
+//! The template language has no such statement. Each block becomes a scope with a variable printed
+//! at its beginning and at its end. The variables are empty if only the text is wanted, and marks
+//! if the block's position is wanted. Line numbers and the trimming of blanks around tags do not
+//! change.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -84,7 +86,7 @@ fn tags(source: &str) -> Vec<Range<usize>> {
     tags
 }
 
-/// Past the next `close` that stands in no string.
+/// Returns the position after the next `close` that is outside of a string.
 fn end_of(source: &str, from: usize, close: &str) -> usize {
     let bytes = source.as_bytes();
     let (mut at, mut quote) = (from, None);

@@ -1,4 +1,5 @@
-//! Conversations as the text and the tokens that a model was made to read, and which of those tokens it learns from.
+//! Conversations as text and tokens in the model's format, with a mask of the tokens that are
+//! trained.
 
 mod error;
 pub(crate) mod folder;

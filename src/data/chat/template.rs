@@ -1,5 +1,5 @@
-//! A model's chat template: from conversations to the text that the model was made to read, byte for byte as transformers' `apply_chat_template`
-//! writes it.
+//! A model's chat template: renders conversations as text, byte for byte as transformers'
+//! `apply_chat_template`.
 
 use std::ops::Range;
 use std::path::Path;
@@ -22,8 +22,8 @@ use crate::util::reading;
 const DEFAULT: &str = "default";
 const TOOLS: &str = "tool_use";
 
-/// Where a model has no template of its own and `template = "plain"` is asked for: each turn a line, what the assistant says ended by the end-of-text
-/// token.
+/// Template of `template = "plain"`, for models without one: one line per turn, and the end-of-text
+/// token after an assistant's turn.
 const PLAIN: &str = "\
 {%- for message in messages %}
     {{- message.role + ': ' }}
@@ -44,12 +44,12 @@ const PLAIN: &str = "\
 /// A compiled template, with the variables that it always gets. Cloning is cheap.
 #[derive(Clone)]
 pub struct ChatTemplate {
-    /// What errors call it.
+    /// Name in errors.
     file: String,
     /// Name and text of each template.
     sources: Vec<(String, String)>,
     variables: Metadata,
-    /// What `strftime_now` says; the clock's time unless given.
+    /// Result of `strftime_now`; if `None`, the clock's time.
     now: Option<DateTime>,
     limits: TemplateLimits,
     compiled: Arc<Environment<'static>>,
@@ -61,23 +61,23 @@ impl std::fmt::Debug for ChatTemplate {
     }
 }
 
-/// What a template is compiled with.
+/// Inputs of a template's compilation.
 #[derive(Clone, Copy, Default)]
 struct Setup {
     now: Option<DateTime>,
     limits: TemplateLimits,
 }
 
-/// What is rendered.
+/// Input of a rendering.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ChatInput<'a> {
     /// The turns.
     pub messages: &'a [ChatMessage],
     /// JSON schemas of the tools that the assistant may call.
     pub tools: &'a [Json],
-    /// Whether the text ends where the assistant is to begin.
+    /// If true, the text ends with the opening of an assistant's turn.
     pub add_generation_prompt: bool,
-    /// Whether the text ends inside the last message, so that the assistant goes on with it.
+    /// If true, the text ends inside the last message, so that the assistant continues it.
     pub continue_final_message: bool,
 }
 
@@ -87,7 +87,8 @@ impl<'a> ChatInput<'a> {
         ChatInput { messages, ..ChatInput::default() }
     }
 
-    /// The turns as a prompt: the assistant is to begin, or to go on if the last turn is its own.
+    /// Renders the turns as a prompt: the assistant begins a turn, or continues the last turn if it
+    /// is the assistant's.
     pub fn prompt(messages: &'a [ChatMessage]) -> Self {
         let continued = messages.last().is_some_and(|turn| turn.role == "assistant");
         ChatInput { messages, add_generation_prompt: !continued, continue_final_message: continued, tools: &[] }
@@ -99,7 +100,7 @@ impl<'a> ChatInput<'a> {
     }
 }
 
-/// What `raise_exception` was called with.
+/// Argument of `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);
@@ -110,7 +111,8 @@ impl ChatTemplate {
         Self::compile("(chat template)".to_owned(), vec![(DEFAULT.to_owned(), source.into())], Metadata::new(), Setup::default())
     }
 
-    /// Several by name, of which `tool_use` is for conversations with tools and `default` for all others. `file` is what errors call them.
+    /// Makes a template of several named ones: `tool_use` is for conversations with tools,
+    /// `default` for all others. `file` is the name in errors.
     pub fn named(file: &str, sources: Vec<(String, String)>, variables: Metadata) -> Result<Self, ChatError> {
         let mut sources = sources;
         if let [only] = &mut sources[..] {
@@ -150,7 +152,8 @@ impl ChatTemplate {
         self
     }
 
-    /// On that day, as `2026-01-31` or `2026-01-31T09:30`, whatever the clock says. Templates that name the day render the same again only so.
+    /// Fixes the date, as `2026-01-31` or `2026-01-31T09:30`, so that templates that print the date
+    /// render reproducibly.
     pub fn dated(self, when: &str) -> Result<Self, ChatError> {
         let now = when.parse().map_err(|_| ChatError::Date { given: when.to_owned() })?;
         let setup = Setup { now: Some(now), limits: self.limits };
@@ -186,7 +189,8 @@ impl ChatTemplate {
         Ok(ChatTemplate { file, sources, variables, now, limits, compiled: Arc::new(compiled) })
     }
 
-    /// Whether `{% generation %}` blocks of the template for such a conversation say what the assistant wrote.
+    /// Returns true if `{% generation %}` blocks of the template mark the assistant's text in such
+    /// a conversation.
     pub fn marks_generation(&self, input: &ChatInput) -> bool {
         let (_, source) = self.source_for(input.tools);
         matches!(marks::rewrite(source), std::borrow::Cow::Owned(_))
@@ -197,7 +201,7 @@ impl ChatTemplate {
         &self.source_for(&[]).1
     }
 
-    /// What errors call it.
+    /// Name in errors.
     pub fn file(&self) -> &str {
         &self.file
     }
@@ -222,7 +226,7 @@ impl ChatTemplate {
         if !input.continue_final_message {
             return self.run(messages, input, None);
         }
-        // The trailing blank tells whether the template trims what is said.
+        // The trailing blank shows whether the template trims messages.
         const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
         let last = messages.last_mut().and_then(|last| last.get_mut("content"));
         let Some(Json::String(content)) = last.filter(|content| !content.as_str().unwrap_or("").is_empty()) else {
@@ -239,7 +243,7 @@ impl ChatTemplate {
         Ok(text)
     }
 
-    /// The conversation as text, and the stretches of it, in bytes, that stand in `{% generation %}` blocks.
+    /// Renders the conversation, and returns the byte ranges of its `{% generation %}` blocks.
     pub fn render_marked(&self, input: &ChatInput) -> Result<(String, Vec<Range<usize>>), ChatError> {
         let text = self.render(input)?;
         let changed = || ChatError::Marks { file: self.file.clone() };
@@ -274,7 +278,8 @@ impl ChatTemplate {
     }
 }
 
-/// A message as templates get it: without fields that are null, and what was thought under each of the names that templates look for.
+/// Converts a message for templates: without null fields, and with the reasoning under each name
+/// that templates read.
 fn as_template_sees(message: &ChatMessage) -> Json {
     const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
     let mut seen = Metadata::new();

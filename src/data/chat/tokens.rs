@@ -1,7 +1,9 @@
 //! Conversations as tokens, each trained or not.
 //!
-//! What the assistant says is trained, its end-of-turn token included; what opens its turn, all other turns, tool output and whatever the template
-//! adds is not. A text is always tokenised whole, and stretches of it are found again by where tokens lie in it: pieces could tokenise differently.
+//! Trained are the assistant's text and its end-of-turn token. Not trained are the opening of its
+//! turn, all other turns, tool output and text that the template adds. A text is always tokenised
+//! whole, because pieces could tokenise differently; stretches of it are found by the tokens'
+//! places.
 
 use std::ops::Range;
 
@@ -15,16 +17,16 @@ const ASSISTANT: &str = "assistant";
 pub struct TokenizedConversation {
     /// The template's text.
     pub text: String,
-    /// Its tokens.
+    /// Token ids.
     pub tokens: Vec<u32>,
-    /// Where each token lies in the text, in bytes. Tokens of one character that is several have one place.
+    /// Byte range of each token in the text. Several tokens of one character share its range.
     pub places: Vec<Range<usize>>,
     /// 1.0 for each token that is trained, 0.0 for all others.
     pub loss_mask: Vec<f32>,
 }
 
 impl TokenizedConversation {
-    /// As a sample to imitate. The prompt is all that comes before the last turn, for those who look at it.
+    /// Converts it to a supervised sample. The sample's prompt is all turns before the last.
     pub fn sample(self, turns: &[ChatMessage]) -> Sample {
         let (asked, said) = turns.split_at(turns.len().saturating_sub(1));
         Sample {
@@ -40,16 +42,18 @@ impl TokenizedConversation {
 
 /// Tokens of a whole conversation; every turn of the assistant is trained.
 ///
-/// Turns are told by the template's `{% generation %}` blocks, where it has any. Otherwise the conversation is rendered up to each turn of the
-/// assistant, with the generation prompt, and up to its end: between the two lies the turn. A template that writes what came before differently once
-/// more follows can't be cut so, and is refused.
+/// Turns are found by the template's `{% generation %}` blocks, if it has any. Otherwise the
+/// conversation is rendered up to each turn of the assistant, with the generation prompt, and up to
+/// its end: the turn lies between the two. A template that changes earlier turns when later ones
+/// follow is an error.
 pub fn tokenize_conversation(input: &ChatInput, tokenizer: &Tokenizer) -> Result<TokenizedConversation, ChatError> {
     let turns = (0..input.messages.len()).filter(|&turn| input.messages[turn].role == ASSISTANT);
     tokenize(input, tokenizer, &turns.collect::<Vec<_>>())
 }
 
-/// The same with the last turn alone trained, which is the assistant's. What came before is written as where the model would answer it, which
-/// some templates need: they leave out of earlier turns what was thought in them.
+/// Tokenises a conversation of which only the last turn, the assistant's, is trained. The turns
+/// before it are rendered as in a prompt, because some templates drop the reasoning of earlier
+/// turns.
 pub fn tokenize_last_turn(input: &ChatInput, tokenizer: &Tokenizer) -> Result<TokenizedConversation, ChatError> {
     let last = input.messages.len().checked_sub(1).filter(|&last| input.messages[last].role == ASSISTANT);
     tokenize(input, tokenizer, &last.into_iter().collect::<Vec<_>>())
@@ -77,8 +81,9 @@ fn tokenize(input: &ChatInput, tokenizer: &Tokenizer, turns: &[usize]) -> Result
     Ok(TokenizedConversation { text, tokens, places, loss_mask })
 }
 
-/// 1.0 for every token that begins in one of `trained`, stretches of the text in order, and 0.0 for all others. A token that begins before a
-/// stretch and reaches into it belongs to what opens the turn: nobody samples it.
+/// Returns 1.0 for every token that begins inside one of the ordered ranges `trained`, and 0.0 for
+/// all others. A token that begins before a range and reaches into it belongs to the opening of the
+/// turn, which no policy samples.
 ///
 /// ```
 /// use rollflow::data::chat::compute_loss_mask;
@@ -121,7 +126,7 @@ fn by_prefixes(input: &ChatInput, tokenizer: &Tokenizer, turns: &[usize]) -> Res
     Ok((whole, spans))
 }
 
-/// What both say where `begin` stops being how `text` begins.
+/// Returns the differing ends of `begin` and `text`, from where `begin` is not a prefix of `text`.
 fn difference(begin: &str, text: &str) -> Option<(String, String)> {
     if text.starts_with(begin) {
         return None;
@@ -132,7 +137,8 @@ fn difference(begin: &str, text: &str) -> Option<(String, String)> {
     Some((shown(begin), shown(text)))
 }
 
-/// Blanks behind a turn's last special token belong to the template, not to the turn: generation ends with that token.
+/// Removes blanks after a turn's last special token: they belong to the template, because
+/// generation ends with that token.
 fn leave_what_follows_the_end(
     text: &str,
     tokens: &[u32],

@@ -1,15 +1,16 @@
-//! Which fields of a record hold what, where that is not to be seen from their names.
+//! Names of a record's fields, for data sets whose names are unusual.
 
 use serde_json::{Map, Value};
 
 use super::Skip;
 
-/// Fields by what they hold; those left out are recognised by their names. A dot leads into an object: `reward_model.ground_truth`.
+/// Fields by their contents; those left out are recognised by their usual names. A dot leads into
+/// an object: `reward_model.ground_truth`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Columns {
-    /// What is asked: text or a list of messages.
+    /// Prompt: text or a list of messages.
     pub prompt: Option<String>,
-    /// What is to be answered.
+    /// Reference completion.
     pub completion: Option<String>,
     /// The ground truth.
     pub answer: Option<String>,
@@ -17,9 +18,9 @@ pub struct Columns {
     pub messages: Option<String>,
     /// Text without question and answer.
     pub text: Option<String>,
-    /// Of two answers, the better one.
+    /// Better one of two completions.
     pub chosen: Option<String>,
-    /// Of two answers, the worse one.
+    /// Worse one of two completions.
     pub rejected: Option<String>,
 }
 

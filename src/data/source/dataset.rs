@@ -1,7 +1,8 @@
 //! One data set: its usable records by number.
 //!
-//! Opening reads every record of the slice once, on all cores: a bad line is an error before anything else begins, what can't be used is
-//! counted by reason, and from then on record `k` is the same record for whoever asks. Nothing is kept but where records lie, 12 bytes each.
+//! Opening reads every record of the slice once, on all cores. A bad line is an error before the
+//! run begins, and unusable records are counted by reason. From then on record `k` never changes.
+//! Memory is 12 bytes per record, for its position.
 
 use std::marker::PhantomData;
 use std::path::PathBuf;
@@ -22,7 +23,7 @@ use crate::hub::{Hub, HubError};
 /// Records that are worth handing to another core.
 const SHARE: usize = 64;
 
-/// Which data set, and which of its records.
+/// Selection of a data set and of its records.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DataSpec {
     /// A file, a folder, or the id of a data set of the hub.
@@ -33,11 +34,11 @@ pub struct DataSpec {
     pub split: Split,
     /// The first usable records, at most so many.
     pub max_samples: Option<usize>,
-    /// What holds what.
+    /// Names of the fields.
     pub columns: Columns,
-    /// What it is called in messages and metrics; the end of `data` unless given.
+    /// Name in messages and metrics. Left out: the end of `data`.
     pub name: Option<String>,
-    /// Where ids are looked for, and fetched from.
+    /// Hub, or its cache, from which ids are loaded.
     pub hub: Hub,
 }
 
@@ -55,15 +56,16 @@ impl DataSpec {
         }
     }
 
-    /// What it is called.
+    /// Name of the data set.
     pub fn name(&self) -> String {
         let end =
             || self.data.file_stem().map_or_else(|| self.data.display().to_string(), |end| end.to_string_lossy().into_owned());
         self.name.clone().unwrap_or_else(end)
     }
 
-    /// The data set's subsets, and the splits of `subset`, by the names of its files. Of an id they come from the hub,
-    /// or from the cache if nothing may be fetched; no data is.
+    /// Returns the data set's subsets, and the splits of `subset`, by the names of its files. For
+    /// an id, the names come from the hub, or from the cache if downloads are off; no data is
+    /// downloaded.
     pub fn layout(&self) -> Result<Layout, DataError> {
         match &self.data {
             file if file.is_file() => Ok(Layout::default()),
@@ -73,7 +75,7 @@ impl DataSpec {
         }
     }
 
-    /// Whether the files are there, without reading them.
+    /// Checks that the files exist, without reading them.
     pub fn check(&self) -> Result<(), DataError> {
         self.files().map(drop)
     }
@@ -86,8 +88,8 @@ impl DataSpec {
     ///
     /// # Errors
     ///
-    /// [`DataError::NoFile`], [`DataError::Missing`] and [`DataError::Layout`] if there is no such file, folder, subset or
-    /// split, [`DataError::Hub`] if it could not be fetched.
+    /// [`DataError::NoFile`], [`DataError::Missing`] and [`DataError::Layout`] if there is no such
+    /// file, folder, subset or split, [`DataError::Hub`] if the download failed.
     pub fn fetch(&self) -> Result<(), DataError> {
         self.found().map(drop)
     }
@@ -195,12 +197,12 @@ impl<T> DataSet<T> {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// What it is called.
+    /// Name of the data set.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What was left out.
+    /// Counts of dropped records.
     pub fn skips(&self) -> &Skips {
         &self.skips
     }
@@ -211,7 +213,7 @@ impl<T> DataSet<T> {
         format!("{}: {} records{skipped}", self.name, self.len())
     }
 
-    /// Which of its files a record is in.
+    /// Index of the file that a record is in.
     pub(crate) fn file_of(&self, at: usize) -> usize {
         self.ends.partition_point(|end| *end <= at)
     }
@@ -228,7 +230,7 @@ impl<T> std::fmt::Debug for DataSet<T> {
     }
 }
 
-/// What comes to light while records are judged.
+/// Results of judging records while a data set opens.
 struct Opening<'a, T> {
     spec: &'a DataSpec,
     usable: &'a (dyn Fn(&T) -> Result<(), Skip> + Sync),

@@ -11,19 +11,19 @@ pub enum DataError {
     /// A data set of the hub that is not in the cache.
     #[error("there is no data set `{name}` here; looked for {}. {help}", list(.looked))]
     Missing {
-        /// What was asked for.
+        /// Name that was given.
         name: String,
-        /// Where it was looked for.
+        /// Places that were searched.
         looked: Vec<PathBuf>,
-        /// How to get it.
+        /// Advice on how to get it.
         help: String,
     },
     /// No file or folder has that name, and it is no id of the hub.
     #[error("file not found: {}; {help}", .name.display())]
     NoFile {
-        /// What was asked for.
+        /// Name that was given.
         name: PathBuf,
-        /// What to do.
+        /// Advice.
         help: &'static str,
     },
     /// A data set of the hub that could not be fetched.
@@ -34,35 +34,35 @@ pub enum DataError {
     Layout {
         /// The folder.
         folder: PathBuf,
-        /// What is missing, and what is there.
+        /// Missing part, and the parts that exist.
         problem: String,
     },
     /// A file that can't be read.
     #[error("cannot read {}: {source}; check the path, which is relative to the folder the command runs in", .file.display())]
     File {
-        /// Which file.
+        /// Path of the file.
         file: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
     /// A file of another kind than it seems.
     #[error("{}: {problem}", .file.display())]
     Format {
-        /// Which file.
+        /// Path of the file.
         file: PathBuf,
-        /// What is wrong and what was expected.
+        /// Description of the error, and what was expected.
         problem: String,
     },
     /// One record.
     #[error("{}:{line}: {problem}{}", .file.display(), and(*.more))]
     Record {
-        /// Which file.
+        /// Path of the file.
         file: PathBuf,
-        /// Its line, from 1; of a Parquet file the row.
+        /// Line number, from 1; of a Parquet file the row.
         line: usize,
-        /// What is wrong and what was expected.
+        /// Description of the error, and what was expected.
         problem: String,
-        /// Bad records close behind it.
+        /// Number of further bad records nearby.
         more: usize,
     },
     /// A split or slice that makes no sense.
@@ -70,9 +70,9 @@ pub enum DataError {
         "`{text}` is no split: {problem}; write a name, as in \"train\", or a slice of one: \"train[:10%]\", \"train[100:200]\""
     )]
     Split {
-        /// What was written.
+        /// Text that was given.
         text: String,
-        /// What is wrong with it.
+        /// Description of the error.
         problem: String,
     },
     /// Not one usable record.
@@ -80,7 +80,7 @@ pub enum DataError {
     Nothing {
         /// The data set.
         name: String,
-        /// What was skipped, by reason.
+        /// Dropped records, by reason.
         skips: Skips,
         /// Fields of its first record.
         fields: Vec<String>,

@@ -1,7 +1,7 @@
 //! Data sets by their ids: from the local cache of the Hugging Face hub, or fetched into it on first use.
 //!
-//! The cache holds the files that were fetched, which may be one subset of several. So the names of all files of a
-//! revision are kept there too, and subsets and splits are chosen from those.
+//! The cache holds the files that were downloaded, which may be one of several subsets. The names
+//! of all files of a revision are therefore cached too, and subsets and splits are chosen by them.
 
 use std::path::{Path, PathBuf};
 
@@ -72,8 +72,8 @@ pub(super) fn fetch(hub: &Hub, name: &str, subset: Option<&str>, split: &str) ->
     })
 }
 
-/// Asks the hub for the subsets of a data set that is in the cache without a list of its files, as Python's tools leave it.
-/// Without an answer the cached files must do.
+/// Asks the hub for the subsets of a data set that is cached without a list of its files, as
+/// Python's tools leave it. Without an answer the cached files are used.
 pub(super) fn list_if_unknown(hub: &Hub, name: &str) {
     let cache = hub.cache();
     let Ok(folder) = folder(cache, name) else { return };
@@ -102,7 +102,8 @@ pub(super) fn layout(hub: &Hub, name: &str, subset: Option<&str>) -> Result<Layo
     }
 }
 
-/// Whether the hub is asked for `data`: an id has an organization, so that a mistyped file name is none.
+/// Returns true if the hub may be asked for `data`: the id must have an organization, so that a
+/// mistyped file name is not looked up.
 pub(super) fn may_be_asked_for(data: &Path) -> bool {
     names_id(data) && data.to_str().and_then(|name| name.split('@').next()).is_some_and(|id| id.contains('/'))
 }
@@ -113,7 +114,8 @@ pub(crate) fn dataset_commit(data: &Path, cache: &Cache) -> Option<String> {
     Some(folder.file_name()?.to_str()?.to_owned())
 }
 
-/// Whether `name` could be a data set's id: `name` or `organization/name`, perhaps with `@revision`.
+/// Returns true if `name` could be a data set's id: `name` or `organization/name`, optionally with
+/// `@revision`.
 pub(super) fn is_id(name: &Path) -> bool {
     let Some(name) = name.to_str() else { return false };
     let id = name.split('@').next().unwrap_or(name);
@@ -123,7 +125,7 @@ pub(super) fn is_id(name: &Path) -> bool {
     id.split('/').count() <= 2 && id.split('/').all(word) && !ends_as_file(id)
 }
 
-/// Whether a name ends as files of data do, also those that are not read.
+/// Returns true if a name has the ending of a data file, supported or not.
 fn ends_as_file(name: &str) -> bool {
     const ENDINGS: [&str; 16] = [
         "jsonl", "ndjson", "json", "parquet", "txt", "text", "csv", "tsv", "arrow", "feather", "orc", "gz", "zst", "zip", "xz",

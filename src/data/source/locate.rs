@@ -1,7 +1,9 @@
-//! Which files a name stands for: a file, a folder of files, a data set's repository folder, or an id in the hub's local cache.
+//! Files of a data set by its name: a file, a folder of files, a data set's repository folder, or
+//! an id in the hub's local cache.
 //!
-//! In a folder, the split is told from names as Hugging Face's `datasets` does: `data/train-00000-of-00003.parquet`, `train.jsonl`,
-//! `validation/part.json`; where no name says one, all files are `train`. A subset is a folder in it, or the beginning of a file's name.
+//! In a folder, the split follows from file names as in Hugging Face's `datasets`:
+//! `data/train-00000-of-00003.parquet`, `train.jsonl`, `validation/part.json`. If no name contains
+//! a split, all files are `train`. A subset is a folder in it, or the beginning of a file's name.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,7 +14,7 @@ use super::split::TRAIN;
 use crate::hub::Cache as HubCache;
 use crate::util::reading;
 
-/// How a file holds its records.
+/// Format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// An object a line.
@@ -67,12 +69,12 @@ pub fn locate(data: &Path, subset: Option<&str>, split: &str, cache: &HubCache) 
     Err(DataError::NoFile { name: data.to_owned(), help })
 }
 
-/// Whether `data` is an id of the hub, and no file or folder.
+/// Returns true if `data` is an id of the hub, and no file or folder.
 pub(super) fn names_id(data: &Path) -> bool {
     !data.exists() && hub::is_id(data)
 }
 
-/// Which part of a split is missing of several, `prefix-00000-of-00003`.
+/// Returns the missing part of a split in several files, `prefix-00000-of-00003`.
 pub(super) fn lacks_part(files: &[(PathBuf, Format)]) -> Option<String> {
     let stems: Vec<&str> = files.iter().filter_map(|(file, _)| file.file_stem()?.to_str()).collect();
     stems.iter().find_map(|stem| {
@@ -82,10 +84,10 @@ pub(super) fn lacks_part(files: &[(PathBuf, Format)]) -> Option<String> {
     })
 }
 
-/// What a data set can be cut into by name.
+/// Named divisions of a data set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
-    /// Its subsets (configurations), of which one must be named; empty where it has none or one.
+    /// Subsets (configurations), of which one must be named; empty if there is none or one.
     pub subsets: Vec<String>,
     /// The splits that its files name, of the subset that was asked for; empty where no name says one.
     pub splits: Vec<String>,
@@ -132,7 +134,7 @@ pub(super) fn in_folder(folder: &Path, subset: Option<&str>, split: &str) -> Res
     }
 }
 
-/// Those of a repository's files that hold this split, or what is wrong.
+/// Returns the files of a repository that hold this split, or an error.
 pub(super) fn in_listing(files: &[String], subset: Option<&str>, split: &str) -> Result<Vec<(String, Format)>, String> {
     let files = chosen(listed(files).collect(), subset, split)?;
     Ok(files.into_iter().map(|file| (file.path.to_string_lossy().into_owned(), file.format)).collect())

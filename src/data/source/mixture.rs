@@ -1,11 +1,13 @@
-//! Which record of which data set stands where in an endless stream of several. Pure: sizes, shares and a seed in, places out.
+//! Order of records in an endless stream over several data sets: a pure function of sizes, shares
+//! and a seed.
 //!
-//! The place of number `k` follows from `k` alone, so that a run goes on by knowing how far it came. Two kinds:
+//! The place of number `k` follows from `k` alone, so that a resume needs only the number. Two
+//! kinds:
 //!
-//! - **By repeats**: an epoch holds every record of every set, as often as its set is repeated, in an order drawn over all of them by seed and
-//!   epoch.
-//! - **By weights**: of every 1024 numbers a set has its share, to the nearest number and at least one, spread evenly over them; each
-//!   set goes through epochs of its own, as fast as its share takes it.
+//! - **By repeats**: an epoch holds every record of every set, as often as its set is repeated, in
+//!   an order drawn over all of them by seed and epoch.
+//! - **By weights**: of every 1024 numbers a set has its share, to the nearest number and at least
+//!   one, spread evenly over them. Each set has its own epochs.
 
 use super::DataError;
 use crate::data::permutation;
@@ -15,7 +17,7 @@ use crate::util::rng;
 /// Numbers after which shares are exact.
 const BLOCK: u64 = 1024;
 
-/// How much of a stream a data set is.
+/// Share of a data set in a stream.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Share {
     /// Each record so often in every epoch.
@@ -27,9 +29,9 @@ pub enum Share {
 /// A place in the stream: a record and the pass over its data that it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Draw {
-    /// Which data set.
+    /// Index of the data set.
     pub set: usize,
-    /// Which of its records.
+    /// Index of the record.
     pub record: usize,
     /// The pass, from 0: over all sets by repeats, over this one by weights.
     pub epoch: u64,
@@ -74,7 +76,8 @@ impl Order {
 }
 
 impl Mixture {
-    /// A stream of data sets with so many records each. Epoch 0 of repeats, or of each set, keeps the given order unless `shuffled`.
+    /// Makes a stream over data sets with these numbers of records. Epoch 0 of repeats, or of each
+    /// set, keeps the given order unless `shuffled`.
     pub fn new(sets: &[(usize, Share)], seed: u64, shuffled: bool) -> Result<Self, DataError> {
         let refuse = |problem: &str| Err(DataError::Mixture(problem.to_owned()));
         let sizes: Vec<usize> = sets.iter().map(|(size, _)| *size).collect();
@@ -138,7 +141,7 @@ impl Mixture {
         (self.seed, self.shuffled)
     }
 
-    /// The same stream under another seed.
+    /// Returns the same stream under another seed.
     pub(super) fn with_order(&self, seed: u64, shuffled: bool) -> Self {
         let mut mixture = Mixture { seed, shuffled, ..self.clone() };
         match &mut mixture.kind {
@@ -162,7 +165,7 @@ impl Mixture {
     }
 }
 
-/// Of `BLOCK` numbers, each set's share: at least one, largest remainders first.
+/// Share of each set in `BLOCK` numbers: at least one, largest remainders first.
 fn quotas(weights: &[f64]) -> Vec<u64> {
     let sum: f64 = weights.iter().sum();
     let free = (BLOCK - weights.len() as u64) as f64;
@@ -177,8 +180,8 @@ fn quotas(weights: &[f64]) -> Vec<u64> {
     quotas
 }
 
-/// A block's numbers as (set, how many of it came before in the block): each set in even steps, shaken within a step so that sets of equal shares
-/// do not keep one order.
+/// Numbers of a block as (set, how many of that set came before in the block). Each set comes in
+/// even steps, jittered within a step so that sets of equal shares do not keep one order.
 fn interleaved(quotas: &[u64], seed: u64, block: u64) -> Vec<(usize, u64)> {
     const FINE: u64 = 1 << 20;
     let mut draws = Draws::new(seed ^ 0x6d69_7874_7572_6573, block);

@@ -1,8 +1,10 @@
 //! Data sets on disk, of any size: found by name, recognised, mixed and streamed.
 //!
-//! [`DataSpec`] says which files and which of their records (`locate`, `hub`, `split`), [`Shape`] what a record means (`shape`, `turns`,
-//! `columns`), [`DataSet`] is their usable records by number (`part`, `scan`, `spool`, `parquet`), and [`Mixed`] several of them as one endless
-//! stream in which [`Mixture`] says what stands where. Ids of the hub are fetched on first use. docs/how_to/data.md is for those who have data.
+//! [`DataSpec`] names files and their records (`locate`, `hub`, `split`). [`Shape`] reads a record
+//! (`shape`, `turns`, `columns`). [`DataSet`] holds the usable records by number (`part`, `scan`,
+//! `spool`, `parquet`). [`Mixed`] is several data sets as one endless stream, in the order of a
+//! [`Mixture`]. Ids of the hub are downloaded on first use. docs/how_to/data.md is the guide for
+//! users.
 
 mod columns;
 mod dataset;

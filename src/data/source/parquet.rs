@@ -1,4 +1,4 @@
-//! Rows of a Parquet file as JSON, one after the other. Without Arrow: its tables would only be taken apart again.
+//! Rows of a Parquet file as JSON, one after the other, without Arrow tables.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ fn open(path: &Path) -> Result<SerializedFileReader<File>, DataError> {
     SerializedFileReader::new(reading::open(path).map_err(DataError::file(path))?).map_err(refuse(path))
 }
 
-/// How many rows there are, from what the file says of itself.
+/// Number of rows, from the file's metadata.
 pub(super) fn count(path: &Path) -> Result<usize, DataError> {
     let groups = open(path)?;
     Ok(groups.metadata().row_groups().iter().map(|group| group.num_rows() as usize).sum())

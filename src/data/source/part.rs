@@ -1,8 +1,9 @@
 //! One file's records by number, without holding them: 12 bytes of index each.
 //!
-//! Rows are read where they lie, by position, rather than through a map of the file: what was read once then counts against the machine's
-//! cache and not against this process, and a file that is cut short under a run is an error and not a crash. Rows of Parquet have no place of
-//! their own: those that are kept are unpacked into a copy, a group of rows at a time, while they are judged.
+//! Rows are read by position and not through a memory map: pages count against the machine's cache
+//! instead of this process, and a file that is truncated during a run is an error instead of a
+//! crash. Rows of Parquet have no byte position: kept rows are copied to a spool, one row group at
+//! a time, while they are judged.
 
 use std::io::Read;
 use std::ops::Range;
@@ -18,16 +19,16 @@ use super::scan::{Place, Scanner};
 use crate::data::jsonl::{parse_line, parse_object};
 use crate::util::reading;
 
-/// Read at once while lines are sought.
+/// Bytes per read while lines are searched.
 const BLOCK: usize = 8 << 20;
 /// Records judged together: memory for their bytes, and work for all cores.
 const TOGETHER: usize = 1 << 16;
 /// Bytes of records judged together, unless a single one has more.
 const BYTES_TOGETHER: u64 = 16 << 20;
-/// Fields of an object that its records may stand in, behind the split's name.
+/// Fields of an object that may contain the list of records, after the split's name.
 const LISTS: [&str; 5] = ["data", "rows", "examples", "instances", "records"];
 
-/// Where the bytes lie.
+/// Location of the records' bytes.
 enum Bytes {
     /// In the file itself.
     File,
@@ -43,15 +44,16 @@ pub(super) struct Part {
     bytes: Bytes,
     start: Vec<u64>,
     len: Vec<u32>,
-    /// Of the kept records, their place among all, where they have no lines.
+    /// Row number of each kept record, for formats without lines.
     row: Vec<u32>,
     kept: usize,
 }
 
-/// Where judging a part has come to.
+/// Progress of judging a part.
 pub(super) struct Unjudged {
     places: Range<usize>,
-    /// How many are taken next, twice as many every time: whoever wants few is spared the reading of many.
+    /// Number of records of the next read, doubled every time, so that a user of few records does
+    /// not pay for many.
     next: usize,
     #[cfg(feature = "parquet")]
     rows: Option<super::parquet::Rows>,
@@ -70,8 +72,9 @@ impl Part {
         Ok(part)
     }
 
-    /// Finds some records of a file of lines: those at its head, and those at so many places spread over the rest, `bytes` of each. Gives
-    /// an estimate of how many there are in all, from their mean length.
+    /// Samples records of a file of lines: those in the first `head` bytes, and those in `bytes`
+    /// bytes at each of `places` positions spread over the rest. Also estimates the number of
+    /// records from their mean length.
     pub(super) fn sample(path: PathBuf, format: Format, head: u64, places: u64, bytes: u64) -> Result<(Self, f64), DataError> {
         let mut part = Part { path, format, bytes: Bytes::File, start: Vec::new(), len: Vec::new(), row: Vec::new(), kept: 0 };
         let failed = DataError::file(&part.path);
@@ -124,7 +127,7 @@ impl Part {
         record.map_or_else(Vec::new, |record| record.keys().cloned().collect())
     }
 
-    /// How many there are, before any is kept.
+    /// Number of records, before any is kept.
     pub(super) fn len(&self) -> usize {
         match &self.bytes {
             Bytes::File => self.start.len(),
@@ -146,7 +149,8 @@ impl Part {
         })
     }
 
-    /// The place of the next record and its bytes, with those of as many behind it as are worth holding at once; nothing at the end.
+    /// Returns the place of the next record and its bytes, with those of the following records that
+    /// are worth holding; nothing at the end.
     pub(super) fn next(&self, unjudged: &mut Unjudged) -> Result<(usize, Vec<Vec<u8>>), DataError> {
         let Range { start: from, end } = unjudged.places;
         let most = end.min(from + unjudged.next);
@@ -167,7 +171,7 @@ impl Part {
         Ok((from, self.read(from, to)?))
     }
 
-    /// Keeps the record of this place, behind those that were kept before.
+    /// Keeps the record of this place, after those that were kept before.
     pub(super) fn keep(&mut self, place: usize, record: &[u8]) -> Result<(), DataError> {
         match &mut self.bytes {
             Bytes::File => (self.start[self.kept], self.len[self.kept]) = (self.start[place], self.len[place]),
@@ -195,7 +199,7 @@ impl Part {
         self.kept
     }
 
-    /// The bytes of records `from..to`, each with its own, read at once as far as they lie together.
+    /// Returns the bytes of records `from..to`, each separately; adjacent records share one read.
     pub(super) fn read(&self, from: usize, to: usize) -> Result<Vec<Vec<u8>>, DataError> {
         let failed = DataError::file(&self.path);
         let file = reading::open(&self.path).map_err(&failed)?;
@@ -231,18 +235,19 @@ impl Part {
                 let text = std::str::from_utf8(bytes).map_err(|error| format!("not UTF-8 ({error}); save the file as UTF-8"))?;
                 Ok(Map::from_iter([("text".to_owned(), text.trim_end_matches('\r').into())]))
             }
-            // The byte-order mark is behind the first record's beginning already.
+            // The first record begins after the byte-order mark.
             Format::JsonLines => parse_line(bytes, 0)?.ok_or_else(|| "an empty record".to_owned()),
             Format::Json | Format::Parquet => parse_object(bytes),
         }
     }
 
-    /// The line that a kept record stands on, from 1; of Parquet its row. Costs reading the file up to there: for errors.
+    /// Line number of a kept record, from 1; of Parquet its row number. Reads the file up to there,
+    /// so it is for errors.
     pub(super) fn line(&self, at: usize) -> usize {
         self.row.get(at).map_or_else(|| self.line_of_place(at), |row| *row as usize + 1)
     }
 
-    /// The same of a place among all records, while they are judged.
+    /// Line number of a place among all records, while they are judged.
     pub(super) fn line_of_place(&self, at: usize) -> usize {
         if self.format == Format::Parquet {
             return at + 1;
@@ -298,7 +303,8 @@ impl Part {
         if line.iter().all(u8::is_ascii_whitespace) { Ok(()) } else { self.push(start, line.len() as u64) }
     }
 
-    /// `[{…}, …]`, or `{"data": [{…}, …], …}` with the split's name or a usual one for the list; another object is one record.
+    /// Indexes `[{…}, …]`, or `{"data": [{…}, …], …}` with the split's name or a usual one for the
+    /// list; any other object is one record.
     fn index_list(&mut self, split: &str) -> Result<(), DataError> {
         let path = self.path.clone();
         let mut scanner = Scanner::open(&path)?;
@@ -322,7 +328,7 @@ impl Part {
         scanner.end()
     }
 
-    /// Of an object, the list that its records stand in.
+    /// Returns the list of records in an object.
     fn list_in(&self, scanner: &mut Scanner, split: &str) -> Result<Option<Place>, DataError> {
         let mut lists: Vec<(usize, Place)> = Vec::new();
         scanner.fields(|name, place| {
@@ -347,7 +353,8 @@ impl Part {
     }
 }
 
-/// Whether a `.json` file holds an object a line: one that ends on the line it begins on, and more on others.
+/// Returns true if a `.json` file holds one object per line: the first object ends on its line, and
+/// more lines follow.
 fn is_lines(path: &Path) -> Result<bool, DataError> {
     let mut scanner = Scanner::open(path)?;
     if scanner.next()? != Some(b'{') {

@@ -1,4 +1,5 @@
-//! Rollouts that were recorded: this project's `rollouts.jsonl`, or records with a prompt, a response and a reward.
+//! Recorded rollouts: this project's `rollouts.jsonl`, or records with a prompt, a response and a
+//! reward.
 //!
 //! | field | is |
 //! | --- | --- |
@@ -24,18 +25,18 @@ use crate::data::{Metadata, Prompt, PromptText, Sample, Spans, Status, Tokenizer
 /// One of them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recorded {
-    /// What was asked.
+    /// Prompt.
     pub prompt: PromptText,
-    /// What was answered.
+    /// Completion.
     pub response: String,
-    /// What it earned.
+    /// Reward.
     pub reward: f64,
-    /// Which answers belong together, if that was recorded.
+    /// Group of the completion, if that was recorded.
     pub group: Option<u64>,
     fields: Fields,
 }
 
-/// What is read as it stands.
+/// Fields that are read without conversion.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 struct Fields {
@@ -67,7 +68,7 @@ impl Shape for Recorded {
             Some((_, response)) => Some(turns::completion(response)?),
             None => None,
         };
-        // An answer may be empty: one that ended at once.
+        // A completion may be empty: the policy ended it with its first token.
         let said = response.is_some() || record.contains_key("tokens") || record.contains_key("response_tokens");
         let response = response.unwrap_or_default();
         let fields =
@@ -84,18 +85,19 @@ impl Shape for Recorded {
 }
 
 impl Recorded {
-    /// Whether the policy that sampled it said how likely each token was.
+    /// Returns true if log-probabilities of the tokens were recorded.
     pub fn has_log_probs(&self) -> bool {
         self.fields.log_probs.is_some()
     }
 
-    /// Which rollout of its group it is and which part of that, if that was recorded.
+    /// Place in the group and part of the rollout, if that was recorded.
     pub fn place(&self) -> Option<(u32, u32)> {
         self.fields.index.map(|index| (index, self.fields.part))
     }
 
-    /// As a sample, text tokenized where no tokens were recorded. What was sampled is of version 0: no version of this run made it. Without recorded
-    /// log-probabilities it has none, and the trainer takes its own.
+    /// Converts it to a sample; text is tokenised if no tokens were recorded. Tokens have version
+    /// 0, which no version of this run is. Without recorded log-probabilities the sample has none,
+    /// and the trainer computes them.
     pub fn sample(&self, tokenizer: &Tokenizer) -> Result<Sample, Skip> {
         let Fields { status, tokens, versions, prompt_tokens, response_tokens, log_probs, temperature, metadata, .. } =
             &self.fields;

@@ -1,7 +1,7 @@
-//! JSON values in a file, found one behind the other without being held: where each lies, not what it says.
+//! Positions of JSON values in a file, found one after the other without holding them.
 //!
-//! A list of records may be larger than memory, and stand on a single line. What is looked at is where texts end and which brackets belong
-//! together; whether a value makes sense comes to light when its bytes are parsed.
+//! A list of records may be larger than memory, on a single line. Only strings and brackets are
+//! matched; a value is validated when its bytes are parsed.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Seek, SeekFrom};
@@ -13,17 +13,17 @@ use memchr::{memchr_iter, memchr2};
 use super::DataError;
 use crate::util::reading;
 
-/// Read at once.
+/// Bytes per read.
 const BLOCK: usize = 1 << 20;
 
-/// Where a value lies.
+/// Position of a value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub start: u64,
     pub len: u64,
     /// The line it begins on, from 1.
     pub line: usize,
-    /// Its first byte, which says of what kind it is.
+    /// First byte, from which its type follows.
     pub first: u8,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Scanner<'a> {
 }
 
 impl<'a> Scanner<'a> {
-    /// Behind the byte-order mark, if there is one.
+    /// Opens a file, after the byte-order mark if there is one.
     pub fn open(path: &'a Path) -> Result<Self, DataError> {
         let file = BufReader::with_capacity(BLOCK, reading::open(path).map_err(DataError::file(path))?);
         let mut scanner = Scanner { path, file, at: 0, line: 1 };
@@ -46,7 +46,7 @@ impl<'a> Scanner<'a> {
         Ok(scanner)
     }
 
-    /// Goes on from a place that was found before.
+    /// Continues from a place that was found before.
     pub fn back_to(&mut self, place: &Place) -> Result<(), DataError> {
         self.file.seek(SeekFrom::Start(place.start)).map_err(DataError::file(self.path))?;
         (self.at, self.line) = (place.start, place.line);
@@ -122,7 +122,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// What stands between this bracket and the one that closes it, between commas.
+    /// Calls `each` for every item between this bracket and its closing one.
     fn between(&mut self, close: u8, mut each: impl FnMut(&mut Self) -> Result<(), DataError>) -> Result<(), DataError> {
         self.pass(1);
         if self.next()? == Some(close) {
@@ -150,7 +150,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// From a text's first quote to behind its last; `false` where the file ends before.
+    /// Skips a string, from its first quote to after its last; `false` if the file ends before.
     fn text(&mut self) -> Result<bool, DataError> {
         self.pass(1);
         loop {
@@ -173,7 +173,8 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// From a bracket to behind the one that closes it; `false` where the file ends before.
+    /// Skips a nested value, from its bracket to after the closing one; `false` if the file ends
+    /// before.
     fn nested(&mut self) -> Result<bool, DataError> {
         let mut depth = 0_usize;
         loop {
@@ -282,7 +283,7 @@ mod tests {
         }
     }
 
-    /// Quotes, escapes and brackets across what is read at once.
+    /// Quotes, escapes and brackets at the boundary of two reads.
     #[test]
     fn a_value_may_be_longer_than_what_is_read_at_once() {
         let long = |shift: usize| format!("{{\"a\": \"{}\\\"}}{}\"}}", "x".repeat(BLOCK - 12 + shift), "\\\\".repeat(BLOCK));

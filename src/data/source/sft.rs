@@ -23,8 +23,9 @@ pub enum SftDataError {
     Chat(#[from] ChatError),
 }
 
-/// The example as a sample: a completion behind its prompt; a conversation, of which all that the assistant says is trained; or a text of which
-/// every token is. Conversations are written by the tokenizer's chat template.
+/// Converts an example to a sample. Of a pair, the completion is trained; of a conversation, all
+/// turns of the assistant; of a text, every token. Conversations are rendered by the tokenizer's
+/// chat template.
 pub fn prepare_sft_sample(example: &Example, tokenizer: &Tokenizer) -> Result<Sample, ChatError> {
     match example {
         Example::Pair(pair) => prepare_pair(pair, tokenizer),
@@ -52,7 +53,8 @@ impl Example {
     }
 }
 
-/// The same, but of a conversation a sample for each turn of the assistant, behind what the model was shown before it.
+/// Converts a conversation to one sample per turn of the assistant, after the prompt that the model
+/// would be given; other examples to one sample.
 pub fn prepare_sft_turns(example: &Example, tokenizer: &Tokenizer) -> Result<Vec<Sample>, ChatError> {
     let Some(conversation) = example.conversation() else { return Ok(vec![prepare_sft_sample(example, tokenizer)?]) };
     let sample = |turns: &[ChatMessage]| {
@@ -61,7 +63,8 @@ pub fn prepare_sft_turns(example: &Example, tokenizer: &Tokenizer) -> Result<Vec
     conversation.beginnings().map(sample).collect()
 }
 
-/// A completion behind its prompt, ended by the end-of-text token; where the prompt is a conversation, its next turn.
+/// Converts a pair to a sample whose completion ends with the end-of-text token; if the prompt is a
+/// conversation, the completion is its next turn.
 pub fn prepare_pair(pair: &Pair, tokenizer: &Tokenizer) -> Result<Sample, ChatError> {
     let text = match &pair.prompt {
         PromptText::Text(text) => text,
@@ -84,7 +87,8 @@ fn tools_of(written: Option<&Value>) -> Vec<Value> {
     }
 }
 
-/// The samples of a data set, read and tokenized at once, and what was left out; longer ones than `max_length` tokens are.
+/// Loads and tokenises the samples of a data set, and counts the dropped ones, among them those
+/// longer than `max_length` tokens.
 pub fn load_sft_dataset(
     spec: &DataSpec,
     tokenizer: &Tokenizer,
@@ -113,8 +117,8 @@ pub fn too_long(max_length: usize) -> super::Skip {
     format!("longer than {max_length} tokens").into()
 }
 
-/// Samples as conversations, a `{"messages": […]}` a line: a folder with such a `train.jsonl` is a data set to Hugging Face's `datasets`, and to
-/// [`DataSpec`].
+/// Writes samples as conversations, one `{"messages": […]}` per line. A folder with such a
+/// `train.jsonl` is a data set for Hugging Face's `datasets`, and for [`DataSpec`].
 pub fn export_conversations<'a>(file: &Path, samples: impl IntoIterator<Item = &'a Sample>) -> std::io::Result<()> {
     use std::io::Write;
     atomic_file::write_with(file, |out| {

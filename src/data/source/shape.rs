@@ -1,4 +1,4 @@
-//! What a record means, told from the names of its fields.
+//! Meaning of a record by the names of its fields.
 //!
 //! | fields | what it is |
 //! | --- | --- |
@@ -9,7 +9,8 @@
 //! | `text` | text without question and answer |
 //! | `chosen`, `rejected` | a better and a worse completion, after the `prompt` or after what both begin with |
 //!
-//! In this order: a record with `messages` is a conversation, whatever else it has. What is not used goes to a prompt's metadata.
+//! Fields are tried in this order: a record with `messages` is a conversation, whatever else it
+//! has. Unused fields go to the prompt's metadata.
 
 use serde_json::{Map, Value};
 
@@ -28,12 +29,12 @@ pub trait Shape: Sized + Send + Sync + 'static {
     fn read(record: Map<String, Value>, columns: &Columns) -> Result<Self, Skip>;
 }
 
-/// What supervised training imitates.
+/// Example of supervised training.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Example {
     /// A conversation, of which the assistant's turns are trained.
     Chat {
-        /// What was said, in order; at least one turn is the assistant's.
+        /// Turns in order, at least one of them the assistant's.
         turns: Vec<ChatMessage>,
         /// The tools that the assistant was offered, as they were written.
         tools: Option<Value>,
@@ -44,7 +45,7 @@ pub enum Example {
     Text(String),
 }
 
-/// What was found in a record.
+/// Fields that were found in a record.
 struct Found {
     said: Said,
     answer: Option<String>,
@@ -69,7 +70,8 @@ fn recognise(mut record: Map<String, Value>, columns: &Columns) -> Result<Found,
     if columns.text.is_none()
         && let Some(prompt) = prompt(&mut record, columns)?
     {
-        // The ground truth first: an `answer` beside a solution is no completion, and alone it is both.
+        // The ground truth first: an `answer` in a record with a solution is no completion, and
+        // without one it is both.
         let given = ground_truth(&mut record, columns)?;
         let completion = match take_named(&mut record, &columns.completion, &COMPLETION)? {
             Some(completion) => Some(turns::completion(completion)?),
@@ -138,8 +140,9 @@ impl Shape for Example {
     }
 }
 
-/// The question alone: of a conversation all turns before the assistant's last. The ground truth goes to `metadata["answer"]`, as what was to be
-/// answered does where there is no other; tools to `metadata["tools"]`.
+/// Reads a prompt; of a conversation, all turns before the assistant's last. The ground truth goes
+/// to `metadata["answer"]`, as does the reference completion if there is no other; tools go to
+/// `metadata["tools"]`.
 impl Shape for Prompt {
     fn read(record: Map<String, Value>, columns: &Columns) -> Result<Self, Skip> {
         let Found { said, mut answer, rest: mut metadata } = recognise(record, columns)?;
@@ -162,8 +165,9 @@ impl Shape for Prompt {
     }
 }
 
-/// `chosen` and `rejected`, or what the columns name instead, beside the prompt: each text, or messages of which the last is the completion. Without
-/// a prompt, what both begin with is the prompt, as in TRL.
+/// Reads `chosen` and `rejected`, or the fields that the columns name, with the prompt. Each is a
+/// text, or messages of which the last is the completion. Without a prompt, the common beginning of
+/// both is the prompt, as in TRL.
 impl Shape for RankedPair {
     fn read(mut record: Map<String, Value>, columns: &Columns) -> Result<Self, Skip> {
         let explicit = prompt(&mut record, columns)?;
@@ -180,7 +184,8 @@ impl Shape for RankedPair {
     }
 }
 
-/// Divides two texts, or two conversations, into the prompt that both begin with and the completions. A space before completions is theirs.
+/// Splits two texts or conversations into their common beginning, the prompt, and the completions,
+/// which keep a leading space.
 fn shared_prompt(chosen: Value, rejected: Value) -> Result<RankedPair, Skip> {
     match (chosen, rejected) {
         (Value::String(chosen), Value::String(rejected)) => {

@@ -1,4 +1,4 @@
-//! What was left out of a data set, counted by reason.
+//! Counts of dropped records, by reason.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -21,7 +21,7 @@ pub const TRAIN: &str = "train";
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Split {
-    /// Its name.
+    /// Name of the split.
     pub name: String,
     from: Option<Bound>,
     to: Option<Bound>,
@@ -41,7 +41,8 @@ impl Default for Split {
 }
 
 impl Split {
-    /// The records of `len` that are used. Percentages are rounded to the nearest record; what lies beyond the end is cut off.
+    /// Returns the selected range of `len` records. Percentages are rounded to the nearest record;
+    /// the range is clipped to the end.
     pub fn rows(&self, len: usize) -> Range<usize> {
         let at = |bound: Bound| match bound {
             Bound::Row(row) if row < 0 => len.saturating_sub(usize::try_from(row.unsigned_abs()).unwrap_or(usize::MAX)),

@@ -1,4 +1,5 @@
-//! Bytes that outgrow memory: kept there up to a bound, then in a temporary file that nobody else sees and that goes with the process.
+//! Bytes that may outgrow memory: in memory up to a bound, then in an anonymous temporary file that
+//! is removed with the process.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +15,7 @@ const PIECE: usize = 4 << 20;
 pub(super) struct Spool {
     memory: Vec<u8>,
     file: Option<File>,
-    /// What is in the file.
+    /// Bytes in the file.
     written: u64,
 }
 

@@ -1,4 +1,4 @@
-//! An endless, ordered, resumable stream of what several data sets hold, read from the disk as it is drawn.
+//! An endless, ordered, resumable stream over several data sets, read from disk as it is drawn.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use super::shape::Shape;
 use super::skips::Skip;
 use crate::data::{BufferError, BufferState, Prompt};
 
-/// What number `k` of a [`Mixed`] stream is.
+/// Item of a [`Mixed`] stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Drawn<T> {
-    /// What the record says.
+    /// Value of the record.
     pub item: T,
     /// The name of its data set.
     pub source: Arc<str>,
@@ -20,8 +20,8 @@ pub struct Drawn<T> {
     pub epoch: u64,
 }
 
-/// Data sets as one stream. Its position is a number, and what stands there follows from the number, the data and the seed alone. Clones share
-/// the index of the data.
+/// Several data sets as one stream. Its position is a number; the item at a position follows from
+/// the number, the data and the seed alone. Clones share the index of the data.
 #[derive(Clone, Debug)]
 pub struct Mixed<T> {
     sets: Arc<[DataSet<T>]>,
@@ -50,7 +50,7 @@ impl<T: Shape> Mixed<T> {
         Self::of(sets.iter().map(open).collect::<Result<_, DataError>>()?, seed, shuffled)
     }
 
-    /// Of data sets that are open.
+    /// Makes a stream of open data sets.
     pub fn of(sets: Vec<(DataSet<T>, Share)>, seed: u64, shuffled: bool) -> Result<Self, DataError> {
         let sizes: Vec<(usize, Share)> = sets.iter().map(|(set, share)| (set.len(), *share)).collect();
         let mixture = Mixture::new(&sizes, seed, shuffled)?;

@@ -1,7 +1,9 @@
-//! A look at a data set before a run: every file is found and opened, and a bounded number of its records is judged as the run would.
+//! Survey of a data set before a run: every file is found and opened, and a bounded number of its
+//! records is judged as in the run.
 //!
-//! A data set of up to [`WHOLE`] bytes is judged whole. Of a larger one, files of lines are read at their head and at places spread over
-//! them, Parquet files likewise by their row numbers; a JSON file that is one list has to be scanned to its end.
+//! A data set of up to [`WHOLE`] bytes is judged whole. Of a larger one, files of lines are read at
+//! their head and at places spread over them, Parquet files likewise by row number; a JSON file
+//! that is one list is scanned to its end.
 
 use std::ops::Range;
 
@@ -16,18 +18,19 @@ use super::skips::{Skip, Skips};
 
 /// Bytes up to which a data set is judged whole.
 const WHOLE: u64 = 32 << 20;
-/// Of a larger one: bytes at the head of each file of lines, places spread over all files, and bytes or rows at each.
+/// Limits for a larger one: bytes at the head of each file of lines, places spread over all files,
+/// and bytes or rows at each.
 const HEAD: u64 = 1 << 20;
 const PLACES: usize = 64;
 const BYTES: u64 = 64 << 10;
 const ROWS: usize = 128;
 
-/// What a look at a data set found.
+/// Result of a survey.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Survey {
-    /// What the data set is called.
+    /// Name of the data set.
     pub name: String,
-    /// Its files.
+    /// Number of files.
     pub files: usize,
     /// Records that a run would use: counted, or estimated where `exact` is false.
     pub records: u64,
@@ -39,10 +42,11 @@ pub struct Survey {
     pub skips: Skips,
 }
 
-/// What a judge makes of a record: used, left out, or an error that ends the run.
+/// Judgement of a record: used, dropped, or an error that ends the run.
 pub type Judged = Result<Result<(), Skip>, String>;
 
-/// Looks at the data set of `spec`. The first record that `judge` gives an error for is an error with its file and line.
+/// Surveys the data set of `spec`. If `judge` returns an error for a record, the result is an error
+/// with its file and line.
 pub fn survey<T: Shape>(spec: &DataSpec, judge: impl Fn(&T) -> Judged + Sync) -> Result<Survey, DataError> {
     let files = locate(&spec.data, spec.subset.as_deref(), &spec.split.name, spec.hub.cache())?;
     let size = |path: &std::path::Path| std::fs::metadata(path).map(|of| of.len()).map_err(DataError::file(path));

@@ -51,7 +51,8 @@ fn content(value: Option<Value>) -> Result<String, Skip> {
     }
 }
 
-/// What is to be answered: text, a number or truth value, or messages of which the assistant's is the only or the last one.
+/// Reads a reference completion: text, a number or truth value, or messages of which the
+/// assistant's is the only or the last one.
 pub(super) fn completion(value: Value) -> Result<String, Skip> {
     match value {
         Value::String(text) => Ok(text),
