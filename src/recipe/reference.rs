@@ -30,7 +30,7 @@ Each page names the keys that most recipes set, then lists all keys. The pages a
 ";
 
 /// Keys that most recipes set, by section.
-const FIRST: [(&str, &[&str]); 20] = [
+const COMMON: [(&str, &[&str]); 20] = [
     ("", &["pipeline", "name", "seed"]),
     ("model", &["path", "device", "dtype"]),
     ("lora", &["rank", "alpha", "targets"]),
@@ -85,12 +85,25 @@ pub(super) fn keys() -> Vec<KeyDoc> {
 
 fn page(section: &str, keys: &[(String, KeyDoc)]) -> String {
     let mut text = format!("# {}\n\n{}\n", title(section), section_doc(section));
-    if let Some((_, first)) = FIRST.iter().find(|(of, _)| *of == section) {
+    if let Some((_, first)) = COMMON.iter().find(|(of, _)| *of == section) {
         let names: Vec<String> = first.iter().map(|name| format!("`{name}`")).collect();
         text += &format!("\nMost recipes set {}.\n", names.join(", "));
     }
-    text += "\n| key | takes | default | meaning |\n| --- | --- | --- | --- |\n";
-    text.extend(keys.iter().map(|(name, key)| row(name, key)));
+    // Nested keys, such as those of `train.loss`, follow in separate tables.
+    let mut tables: Vec<(&str, String)> = vec![("", String::new())];
+    for (name, key) in keys {
+        let group = name.split_once('.').map_or("", |(group, _)| group);
+        match tables.iter_mut().find(|(of, _)| *of == group) {
+            Some((_, rows)) => *rows += &row(name, key),
+            None => tables.push((group, row(name, key))),
+        }
+    }
+    for (group, rows) in tables.iter().filter(|(_, rows)| !rows.is_empty()) {
+        if !group.is_empty() {
+            text += &format!("\n## `{section}.{group}`\n");
+        }
+        text += &format!("\n| key | takes | default | meaning |\n| --- | --- | --- | --- |\n{rows}");
+    }
     text
 }
 
@@ -169,7 +182,7 @@ mod tests {
     #[test]
     fn the_keys_that_most_recipes_set_are_keys() {
         let keys: Vec<String> = keys().into_iter().map(|key| key.path).collect();
-        for (section, names) in FIRST {
+        for (section, names) in COMMON {
             for name in names {
                 let path = if section.is_empty() { (*name).to_owned() } else { format!("{section}.{name}") };
                 assert!(keys.contains(&path), "{path}");
