@@ -157,12 +157,12 @@ impl ModelConfig {
         self.windows.len()
     }
 
-    /// Returns true if the head has no weights of its own.
+    /// Returns true if the head is the embedding.
     pub fn shares_embedding(&self) -> bool {
         self.tied && self.head == Head::LanguageModel
     }
 
-    /// The same architecture with a score head.
+    /// Replaces the head by a score head.
     pub fn scoring(&self) -> Self {
         let mut other = self.other.clone();
         LABELS.iter().for_each(|key| drop(other.remove(*key)));

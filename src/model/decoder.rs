@@ -141,7 +141,7 @@ impl Decoder {
         let last: Vec<i64> = packed.starts().zip(&packed.lens).map(|(start, len)| (start + len - 1) as i64).collect();
         let last = Tensor::from_slice(&last).to_device(views.embedding.device());
         let pass = self.rectangular(packed, &views.embedding);
-        let mut keep = |layer, keys_values: (&Tensor, &Tensor)| cache.fill(layer, slots, keys_values);
+        let mut keep = |layer, keys_values: (&Tensor, &Tensor)| cache.fill(layer, slots, keys_values.0, keys_values.1);
         let hidden = self.trunk(views, &pass, self.embed(views, &packed.ids), Some(&last), &mut keep);
         self.logits(views, &hidden)
     }
@@ -173,7 +173,7 @@ impl Decoder {
     /// The attention that is faster for these sequences, where and as `embedding` is computed with.
     pub(super) fn pass<'a>(&self, packed: &'a Packed, embedding: &Tensor) -> Pass<'a> {
         let longest = packed.longest();
-        if !fused::attends(longest, (embedding.kind(), embedding.device())) {
+        if !fused::attends(longest, embedding.kind(), embedding.device()) {
             return self.rectangular(packed, embedding);
         }
         Pass::Fused(packed, self.rope.by_layer(longest, embedding.device(), |tables| tables.first(longest as i64).pairs()))

@@ -47,7 +47,7 @@ impl Dtype {
         }
     }
 
-    /// The same for a server that has loaded our weights, where f32 differs less.
+    /// [`Dtype::agreement`] for a server that has loaded our weights, where f32 differs less.
     pub fn server_agreement(self) -> f64 {
         match self {
             Dtype::F32 => 1e-3,

@@ -108,12 +108,12 @@ pub enum ModelError {
         /// Requested adapters.
         asked: String,
     },
-    /// Tensors that don't make up the model of `config.json`: everything that is wrong, at once.
+    /// Tensors that don't make up the model of `config.json`: all problems together.
     #[error("{}: the tensors don't fit the configuration:{problems}", path.display())]
     Tensors {
         /// The folder.
         path: PathBuf,
-        /// All that is wrong.
+        /// Problems.
         problems: TensorProblems,
     },
 }

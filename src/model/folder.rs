@@ -25,7 +25,7 @@ const CHUNK_BYTES: usize = 8 << 20;
 /// Loads a model from a folder, or from the hub's cache by its id, as f32.
 ///
 /// Reads `config.json` and `model.safetensors`, or the shards of `model.safetensors.index.json`.
-/// [`ModelConfig::dtype`] is the folder's format. All problems of the tensors are reported at once.
+/// [`ModelConfig::dtype`] is the folder's format. All problems of the tensors are reported together.
 /// For a folder of adapters, loads the base model with the adapters.
 ///
 /// Memory: 4 bytes per parameter and a few megabytes.
@@ -33,8 +33,8 @@ pub fn load_hf(dir: &Path) -> Result<(ModelConfig, Weights), ModelError> {
     load_hf_for(dir, Dtype::F32)
 }
 
-/// Loads a model for computation in the format `dtype`. A folder in that format is kept as it is
-/// and takes no more memory than disk; any other becomes f32.
+/// Loads a model for computation in the format `dtype`. A folder in that format is not
+/// converted and takes no more memory than on disk; any other becomes f32.
 pub fn load_hf_for(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, Weights), ModelError> {
     let dir = &hub::open(dir)?;
     if holds_adapter(dir) {
@@ -61,7 +61,7 @@ pub fn load_weights(config: &ModelConfig, file: &Path) -> Result<Weights, ModelE
 fn read_weights(config: &ModelConfig, path: &Path, files: Vec<PathBuf>, kept: Dtype) -> Result<(Weights, Dtype), ModelError> {
     let layout = Layout::new(config);
     let twin = config.shares_embedding().then_some("lm_head.weight");
-    let (flat, dtype) = read_tensors(&layout, path, files, (twin, kept))?;
+    let (flat, dtype) = read_tensors(&layout, path, files, twin, kept)?;
     Ok((Weights::new(Arc::new(layout), flat), dtype))
 }
 
@@ -72,7 +72,8 @@ pub(super) fn read_tensors(
     layout: &Layout,
     path: &Path,
     files: Vec<PathBuf>,
-    (twin, kept): (Option<&str>, Dtype),
+    twin: Option<&str>,
+    kept: Dtype,
 ) -> Result<(Tensor, Dtype), ModelError> {
     let files = files.into_iter().map(WeightFile::open).collect::<Result<Vec<_>, _>>()?;
     let parsed = files.iter().map(|file| Ok((file, file.parse()?))).collect::<Result<Vec<_>, ModelError>>()?;

@@ -1,9 +1,9 @@
 //! Keys and values of sequences under way, in slots.
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::attention::MaskByWindow;
-use super::{ModelConfig, wide};
+use super::{Compute, ModelConfig, wide};
 
 /// Keys and values of sequences in progress. One tensor per layer, `[2, slots · key heads,
 /// positions, dim]`: keys, then values. Written in place.
@@ -36,9 +36,9 @@ pub(super) struct Step {
 impl KvCache {
     /// Allocates `slots` sequences of `positions` tokens, in the format and on the device of the
     /// model.
-    pub fn new(config: &ModelConfig, slots: usize, positions: usize, (kind, device): (Kind, Device)) -> Self {
+    pub fn new(config: &ModelConfig, slots: usize, positions: usize, compute: Compute) -> Self {
         let shape = [2, slots * config.kv_heads, positions, config.head_dim].map(|size| size as i64);
-        let layers = (0..config.layers()).map(|_| Tensor::zeros(shape, (kind, device))).collect();
+        let layers = (0..config.layers()).map(|_| Tensor::zeros(shape, compute.options())).collect();
         let (kv_heads, dim, scale) = (config.kv_heads, config.head_dim, config.attention_scale());
         KvCache { layers, slots, positions, kv_heads, dim, scale }
     }
@@ -73,7 +73,7 @@ impl KvCache {
     /// Writes whole sequences: keys and values are `[sequences, longest, key heads, dim]` each.
     /// Sequence `i` goes into every slot of `slots[i]`. Padding of shorter sequences is overwritten
     /// before it is read.
-    pub(super) fn fill(&mut self, layer: usize, slots: &[Vec<usize>], (keys, values): (&Tensor, &Tensor)) {
+    pub(super) fn fill(&mut self, layer: usize, slots: &[Vec<usize>], keys: &Tensor, values: &Tensor) {
         let (targets, sources): (Vec<i64>, Vec<i64>) = slots
             .iter()
             .enumerate()

@@ -201,7 +201,7 @@ impl Adapter {
         Adapter { lora: Arc::new(lora), layout: Arc::new(layout), flat: Tensor::from_slice(&flat) }
     }
 
-    /// The same adapters with the numbers `flat`.
+    /// Adapters of equal settings with the numbers `flat`.
     pub(super) fn with(&self, flat: Tensor) -> Self {
         Adapter { lora: self.lora.clone(), layout: self.layout.clone(), flat }
     }
@@ -301,7 +301,7 @@ impl Adapter {
             let delta = (part(&self.flat, up) * self.scale()).matmul(&part(&self.flat, down));
             let _sum = part(flat, projection).g_add_(&delta);
         }
-        copy_head((&self.layout, &self.flat), (layout, flat));
+        copy_head(&self.layout, &self.flat, layout, flat);
     }
 }
 
@@ -311,7 +311,7 @@ fn score_head(layout: &Layout) -> Option<Range<usize>> {
 }
 
 /// Copies the score head from one flat tensor to another, if both have one.
-fn copy_head((from_layout, from): (&Layout, &Tensor), (to_layout, to): (&Layout, &Tensor)) {
+fn copy_head(from_layout: &Layout, from: &Tensor, to_layout: &Layout, to: &Tensor) {
     let _guard = tch::no_grad_guard();
     if let Some((from_head, to_head)) = score_head(from_layout).zip(score_head(to_layout)) {
         let part = |of: &Tensor, range: &Range<usize>| of.narrow(0, range.start as i64, range.len() as i64);
@@ -339,7 +339,7 @@ impl Weights {
     /// into them. The base is shared, not copied. Existing adapters are merged first.
     pub fn adapted(&self, config: &ModelConfig, lora: Lora, seed: u64) -> Self {
         let (base, adapter) = (self.merged(), Adapter::fresh(config, lora, seed));
-        copy_head((&base.layout, &base.flat), (&adapter.layout, &adapter.flat));
+        copy_head(&base.layout, &base.flat, &adapter.layout, &adapter.flat);
         base.under(adapter)
     }
 

@@ -7,7 +7,7 @@ use tch::Tensor;
 use super::{Layout, ModelConfig, Weights};
 
 impl ModelConfig {
-    /// The same configuration with an untied head.
+    /// Unties the head.
     pub fn untied(&self) -> Self {
         ModelConfig { tied: self.tied && !self.shares_embedding(), ..self.clone() }
     }

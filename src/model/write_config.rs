@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::{Head, ModelConfig, RopeScaling};
 
 impl RopeScaling {
-    /// As `rope_parameters` says it, without the base.
+    /// Value of `rope_parameters`, without the base.
     fn to_json(self) -> Value {
         match self {
             RopeScaling::Default => json!({"rope_type": "default"}),

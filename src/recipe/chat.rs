@@ -1,9 +1,9 @@
-//! `[chat]`: how conversations become what the model reads.
+//! `[chat]`: conversion of conversations into tokens.
 
 use crate::settings::declare::{choices, section};
 use crate::settings::params::Params;
 
-/// In place of a file: each turn a line.
+/// Value of `template` for one line per turn.
 pub const PLAIN: &str = "plain";
 
 section! {

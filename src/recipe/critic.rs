@@ -1,4 +1,4 @@
-//! `[critic]`: what is expected of answers, token by token (PPO).
+//! `[critic]`: the critic of PPO.
 
 use std::path::PathBuf;
 
@@ -16,8 +16,8 @@ section! {
         /// language-model head. Left out: the policy as it is when reinforcement begins. A new
         /// score head starts at 0.
         path: Option<PathBuf> = None;
-        /// Peak learning rate of the critic. Left out, it follows from the model: 1e-5 for a Hugging Face model (as verl), 5e-4 for a small random
-        /// model.
+        /// Peak learning rate of the critic. Left out, it follows from the model: 1e-5 for a
+        /// Hugging Face model (as verl), 5e-4 for a small random model.
         lr: f64 = CRITIC.random, POSITIVE;
         /// Clip range of values: a value gains nothing by moving further than this in a step.
         value_clip: f64 = 0.5, BOUND;

@@ -1,4 +1,4 @@
-//! `[lora]`: training of adapters in the place of the weights.
+//! `[lora]`: training of adapters instead of all weights.
 
 use crate::settings::declare::{choices, section};
 use crate::settings::setting::{Limit, POSITIVE};

@@ -1,7 +1,8 @@
-//! What a run takes of memory, before it runs: a formula a part, held to measured peaks by `tests/models/memory.rs`.
+//! Memory plan of a run, one formula per part, compared with measured peaks by
+//! `tests/models/memory.rs`.
 //!
-//! It counts what is alive at the same time at the busiest moment of a step. What it can't know (prompts of a file that nobody has read)
-//! it assumes, and says so.
+//! Counts memory that is in use at the same time at the peak of a step. Unknown sizes, such as
+//! prompts of an unread file, are assumed and reported as assumptions.
 
 mod bounds;
 mod parts;
@@ -17,30 +18,32 @@ use crate::model::{ModelError, gpu_memory};
 use crate::settings::setting::Problem;
 pub(super) use parts::{adapters, shape};
 
-/// What a run takes on a device, part by part, and what there is.
+/// Memory of a run on one device, by part, and the memory available.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryPlan {
     /// The device's name in recipes.
     pub device: String,
-    /// What takes how much.
+    /// Parts and their sizes.
     pub parts: Vec<MemoryPart>,
-    /// What there is for it, if that is known: a processor's memory, and what is free of a GPU's, which other processes may use too.
+    /// Available memory, if known: the processor's, or a GPU's free memory, which other processes
+    /// may use as well.
     pub has: Option<u64>,
 }
 
 /// One thing that takes memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryPart {
-    /// What.
+    /// Name of the part.
     pub what: &'static str,
     /// Bytes.
     pub bytes: u64,
-    /// How that comes about.
+    /// Derivation of the size.
     pub why: String,
 }
 
 impl MemoryPlan {
-    /// What `plan` takes on each of its devices, the policy's first. Reads the model's `config.json`, and no weights.
+    /// Computes the memory plan of each device, the policy's first. Reads the model's
+    /// `config.json`, and no weights.
     pub fn of(plan: &Plan) -> Result<Vec<Self>, ModelError> {
         let mut all: Vec<MemoryPlan> = Vec::new();
         bounds::check(plan, &shape(plan)?)?;
@@ -63,7 +66,7 @@ impl MemoryPlan {
         self.parts.iter().map(|part| part.bytes).sum()
     }
 
-    /// Whether it is more than there is.
+    /// Returns true if the run needs more memory than there is.
     pub fn exceeds(&self) -> bool {
         self.has.is_some_and(|has| self.total() > has)
     }
@@ -80,7 +83,7 @@ impl fmt::Display for MemoryPlan {
     }
 }
 
-/// A run that can't fit, with what would help and how much.
+/// Reports a run that cannot fit, with changes that help.
 pub(crate) fn problems(plan: &Plan) -> Vec<Problem> {
     if !plan.model.check_memory {
         return Vec::new();
@@ -91,7 +94,7 @@ pub(crate) fn problems(plan: &Plan) -> Vec<Problem> {
             let help = "no machine has so much memory".to_owned();
             return vec![Problem { key: key.to_owned(), from: Vec::new(), message: error.to_string(), help }];
         }
-        // What is wrong with the model itself is reported where its folder is checked.
+        // Errors of the model's folder are reported by its own check.
         Err(_) => return Vec::new(),
     };
     all.iter().filter(|memory| memory.exceeds()).map(|memory| problem(plan, memory)).collect()
@@ -113,7 +116,7 @@ fn problem(plan: &Plan, memory: &MemoryPlan) -> Problem {
     Problem { key: "model".to_owned(), from: Vec::new(), message, help }
 }
 
-/// Single changes that help, with what the run would take.
+/// Single changes that help, with the memory of the run after each.
 fn knobs(plan: &Plan, memory: &MemoryPlan) -> Vec<String> {
     let mut tried: Vec<(String, Plan)> = Vec::new();
     let mut try_out = |text: String, change: &dyn Fn(&mut Plan)| {
@@ -166,7 +169,7 @@ fn optimization(plan: &Plan) -> Option<(&'static str, &Optimization)> {
     }
 }
 
-/// What this process may take: the machine's memory, or what its control groups allow.
+/// Memory of this process: the machine's, or the limit of its control groups.
 fn machine_memory() -> Option<u64> {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
     let meminfo = read(Path::new("/proc/meminfo"))?;

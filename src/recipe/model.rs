@@ -1,4 +1,4 @@
-//! `[model]`: where the first weights come from, and where and in which format models compute.
+//! `[model]`: source of the first weights, device and format of all models.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -40,9 +40,9 @@ impl Model {
 /// A device by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceName {
-    /// This machine's processor.
+    /// The processor.
     Cpu,
-    /// A GPU of NVIDIA's, the first of which is 0.
+    /// An NVIDIA GPU; indices start at 0.
     Cuda(usize),
 }
 
@@ -67,7 +67,7 @@ impl DeviceName {
 impl FromStr for DeviceName {
     type Err = String;
 
-    /// What would be right instead, otherwise.
+    /// Parses a name. The error lists the valid ones.
     fn from_str(word: &str) -> Result<Self, String> {
         let device = match word.split_once(':') {
             None if word == "cpu" => Some(DeviceName::Cpu),
@@ -143,7 +143,7 @@ section! {
 }
 
 impl ModelFolder {
-    /// What is looked for: a folder or an id.
+    /// Folder or id to load.
     pub fn name(&self) -> PathBuf {
         let name = self.preset.map_or_else(|| self.path.clone(), |preset| preset.id.into());
         match &self.revision {
@@ -153,14 +153,14 @@ impl ModelFolder {
     }
 }
 
-/// The id `name` with this revision instead of its own.
+/// Replaces the revision of an id.
 pub(crate) fn with_revision(name: &Path, revision: &str) -> PathBuf {
     let name = name.to_string_lossy();
     format!("{}@{revision}", name.split('@').next().unwrap_or(&name)).into()
 }
 
 impl TinyModel {
-    /// The first size that is out of its range, if any: key and value. Nothing may be computed with it.
+    /// The first size outside its range: key and value. Such sizes must not be computed with.
     #[cfg(feature = "torch")]
     pub(crate) fn out_of_range(&self) -> Option<(&'static str, usize)> {
         let sizes = [

@@ -1,4 +1,4 @@
-//! `[reference]`: the policy that the trained one is held to.
+//! `[reference]`: the reference policy.
 
 use std::path::PathBuf;
 
@@ -30,7 +30,8 @@ tagged! {
 section! {
     /// A reference policy that never changes.
     pub struct Frozen {
-        /// A Hugging Face folder of a model with the same vocabulary; left out, the policy as it is when reinforcement begins.
+        /// A Hugging Face folder of a model with the same vocabulary. Left out: the policy as it is
+        /// when reinforcement begins.
         path: Option<PathBuf> = None;
     }
 }

@@ -34,11 +34,12 @@ section! {
         /// PPO epochs: passes over each batch, with an optimizer step per minibatch.
         #[formerly(updates)]
         ppo_epochs: u64 = 1, SOME_STEPS;
-        /// Minibatches of each pass, of groups drawn anew for every pass. Each is an optimizer
+        /// Minibatches of each pass, of groups drawn for every pass. Each is an optimizer
         /// step, with means over its own tokens.
         minibatches: usize = 1, SOME;
-        /// Peak learning rate. Left out, it follows from the model: 1e-6 for a Hugging Face model (as TRL's `GRPOConfig` and `DPOConfig`, and
-        /// verl), 1e-5 for its adapters, 3e-4 for a small random model.
+        /// Peak learning rate. Left out, it follows from the model: 1e-6 for a Hugging Face model
+        /// (as TRL's `GRPOConfig` and `DPOConfig`, and verl), 1e-5 for its adapters, 3e-4 for a
+        /// small random model.
         lr: f64 = POLICY.random, POSITIVE;
         /// Policy loss.
         loss: LossChoice = LossChoice::default();
@@ -126,8 +127,8 @@ section! {
 }
 
 impl Train {
-    /// Bounds on the gap between generator and trainer where they compute in `precision`: to warn, and to end the run. A bound that is left out never
-    /// contradicts one that is given.
+    /// Largest gaps between generator and trainer in `precision`: to warn, and to end the run. A
+    /// default never contradicts a given bound.
     pub fn gap_limits(&self, precision: Dtype) -> [f64; 2] {
         let [warn, halt] = precision.gap_limits();
         match (self.gap_warn, self.gap_halt) {
@@ -143,13 +144,13 @@ impl Train {
         self.ppo_epochs.saturating_mul(self.minibatches as u64)
     }
 
-    /// What ratios are taken against, by default or by choice.
+    /// Centre of the trust region, by default or by choice.
     pub fn centre(&self) -> Proximal {
         let default = if self.correction.is_some() { Proximal::Recompute } else { Proximal::Behaviour };
         self.proximal.unwrap_or(default)
     }
 
-    /// Whether anything looks at a reference policy.
+    /// Returns true if a loss or reward needs a reference policy.
     pub fn uses_reference(&self) -> bool {
         let pairs = matches!(&self.loss, LossChoice::Dpo(of) if of.needs_reference());
         pairs || self.kl_loss.is_some() || self.kl_reward.is_some()

@@ -9,18 +9,18 @@ use serde::{Deserialize, Serialize};
 
 /// AdamW (decoupled weight decay), equal to `torch.optim.AdamW`:
 ///
-/// `m ← β₁m + (1−β₁)g;  v ← β₂v + (1−β₂)g²;  θ ← θ(1 − lr·λ) − lr · m̂ / (√v̂ + ε)`, with m̂ = m/(1−β₁ᵗ), v̂ = v/(1−β₂ᵗ); with
-/// `amsgrad` v̂ comes from the largest v so far.
+/// `m ← β₁m + (1−β₁)g;  v ← β₂v + (1−β₂)g²;  θ ← θ(1 − lr·λ) − lr · m̂ / (√v̂ + ε)`,
+/// with m̂ = m/(1−β₁ᵗ) and v̂ = v/(1−β₂ᵗ). With `amsgrad`, v̂ comes from the largest v so far.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdamW {
-    /// β₁: memory of the mean gradient.
+    /// β₁: decay rate of the mean gradient.
     pub beta1: f64,
-    /// β₂: memory of the mean square.
+    /// β₂: decay rate of the mean square.
     pub beta2: f64,
-    /// ε: keeps the quotient finite.
+    /// ε, against division by zero.
     pub epsilon: f64,
-    /// λ: decay of the weights themselves, of those that [`ParamGroups`](super::ParamGroups) names.
+    /// λ: decoupled weight decay of the tensors in [`ParamGroups`](super::ParamGroups).
     pub weight_decay: f64,
     /// Divides by the largest mean square seen rather than the current one.
     pub amsgrad: bool,

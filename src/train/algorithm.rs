@@ -22,7 +22,7 @@ impl Algorithm {
         Algorithm { loss: Arc::new(loss), off_policy: OffPolicy::default() }
     }
 
-    /// Returns true if it needs the whole optimizer batch at once.
+    /// Returns true if it needs the whole optimizer batch in one call.
     pub fn whole_batch(&self) -> bool {
         self.loss.whole_batch() || self.off_policy.whole_batch()
     }

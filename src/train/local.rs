@@ -49,7 +49,7 @@ pub struct LocalConfig {
     /// Policy for a loss or gradient that is not finite.
     pub non_finite: NonFinitePolicy,
     /// Threads; `None`: libtorch's choice. Models of up to 16 million parameters compute one
-    /// micro-batch per thread, each with a gradient of its own. For larger models, threads share
+    /// micro-batch per thread, each with a separate gradient. For larger models, threads share
     /// each operation.
     pub threads: Option<usize>,
     /// Device and number format of the layers. Parameters, moments and gradient sums are f32 in any

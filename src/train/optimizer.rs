@@ -7,7 +7,6 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
 
 use safetensors::tensor::{Dtype, View};
 use safetensors::{SafeTensorError, SafeTensors};
@@ -48,7 +47,7 @@ pub(super) struct Optimizer {
 
 impl Optimizer {
     /// Zero moments. They take no memory before the first update, for backends that only score.
-    pub fn new(config: AdamW, groups: ParamGroups, (layout, params): (&Arc<Layout>, &Tensor)) -> Self {
+    pub fn new(config: AdamW, groups: ParamGroups, layout: &Layout, params: &Tensor) -> Self {
         let names = ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
         let zeros = |name| (name, Tensor::zeros([1], (Kind::Float, params.device())).expand(params.size(), false));
         let moments = names.into_iter().take(if config.amsgrad { 3 } else { 2 }).map(zeros).collect();
@@ -313,7 +312,7 @@ mod tests {
     fn optimizer(config: AdamW, params: &Tensor) -> Optimizer {
         let mut layout = Layout::empty();
         layout.add(&["weight"], &[params.numel()], Some(1));
-        Optimizer::new(config, ParamGroups::default(), (&Arc::new(layout), params))
+        Optimizer::new(config, ParamGroups::default(), &layout, params)
     }
 
     #[test]
@@ -404,13 +403,12 @@ mod tests {
                 weight_decay: of("weight_decay"),
                 amsgrad: case["amsgrad"] == true,
             };
-            let layout = Arc::new(layout);
             type Update = fn(&mut Optimizer, f64, f64, &mut Tensor, &Tensor);
             let ways: [(&str, Update); 2] = [("host", Optimizer::update_on_host), ("device", Optimizer::update_on_device)];
             for (way, update) in ways {
                 let mut params = Tensor::from_slice(&numbers(&case["params"]));
                 let groups = serde_json::from_value(groups.clone()).unwrap();
-                let mut optimizer = Optimizer::new(config, groups, (&layout, &params));
+                let mut optimizer = Optimizer::new(config, groups, &layout, &params);
                 optimizer.settle();
                 for (at, step) in case["steps"].as_array().unwrap().iter().enumerate() {
                     optimizer.step += 1;

@@ -137,7 +137,7 @@ impl Replica {
     /// Hidden states of the rows that predict trained tokens; with `kept`, without a graph.
     fn forward(&self, batch: &TrainBatch, part: &[usize], columns: &PackedColumns, kept: bool) -> Forward {
         let longest = part.iter().map(|&at| batch.sequences[at].inputs.len()).max().unwrap_or(0);
-        let (packed, rows) = pack(batch, part, fused::attends(longest, self.compute.options()));
+        let (packed, rows) = pack(batch, part, fused::attends(longest, self.compute.dtype.kind(), self.compute.device));
         let views = self.decoder.views_of(&self.weights);
         let on_device = |numbers: &[i64]| Tensor::from_slice(numbers).to_device(self.compute.device);
         let (rows, targets, head) = (on_device(&rows), on_device(&columns.targets), views.head().shallow_clone());

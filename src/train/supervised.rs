@@ -16,11 +16,11 @@ use crate::observe::{Metric, StepMetrics};
 pub struct SftConfig {
     /// Optimizer steps.
     pub num_steps: u64,
-    /// Samples per step, taken cyclically.
+    /// Samples per step, cyclically.
     pub batch_size: usize,
     /// Steps between log lines, starting at the first step; 0: none.
     pub log_every: u64,
-    /// Saves after every so many steps, and at the end; 0 never saves.
+    /// Steps between checkpoints; the last step is saved, too. 0: no checkpoints.
     pub checkpoint_every: u64,
     /// The run's folder.
     pub run_folder: PathBuf,

@@ -107,7 +107,7 @@ impl Worker {
         Ok(Worker {
             replicas: SideBySide::new(each, "train", start)?,
             accumulated: Accumulated::default(),
-            optimizer: Optimizer::new(config.adamw, config.groups, weights.trained()),
+            optimizer: Optimizer::new(config.adamw, config.groups, weights.trained().0, weights.trained().1),
             version: 0,
             algorithm: Arc::new(Algorithm { loss: config.loss.clone(), off_policy: config.off_policy.clone() }),
             config,
@@ -200,7 +200,7 @@ impl Worker {
         scores
     }
 
-    /// Loss of each part for algorithms that need the whole batch at once: all log-probabilities
+    /// Loss of each part for algorithms that need the whole batch together: all log-probabilities
     /// first, then the loss, then its split. Empty for other algorithms, and if there is one part.
     fn judge_whole_batch(
         &mut self,

@@ -53,7 +53,7 @@ impl LocalEngine {
     pub fn new(decoder: Decoder, tokenizer: Arc<Tokenizer>, slots: usize, run_seed: u64) -> Self {
         let slots = Slots::new(slots);
         let compute = Compute::default();
-        let cache = KvCache::new(decoder.config(), slots.len() + 1, 0, compute.options());
+        let cache = KvCache::new(decoder.config(), slots.len() + 1, 0, compute);
         LocalEngine {
             decoder,
             compute,
@@ -72,7 +72,7 @@ impl LocalEngine {
 
     /// Sets device and format, before the first step. Default: f32 on the CPU.
     pub fn computing(mut self, compute: Compute) -> Self {
-        self.cache = KvCache::new(self.decoder.config(), self.slots.len() + 1, 0, compute.options());
+        self.cache = KvCache::new(self.decoder.config(), self.slots.len() + 1, 0, compute);
         self.compute = compute;
         self
     }

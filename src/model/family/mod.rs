@@ -76,7 +76,7 @@ pub(super) struct Definition {
     pub class: &'static str,
     /// Values of keys that a configuration leaves out.
     pub defaults: Defaults,
-    /// Its decoder layer.
+    /// Decoder layer.
     pub layer: LayerDefinition,
     /// Completes a configuration, read as Llama's, by the family's own keys.
     pub read: fn(&Keys, ModelConfig) -> Result<ModelConfig, ModelError>,
@@ -135,7 +135,7 @@ impl Family {
         Self::ALL.into_iter().find(|family| family.model_type() == model_type)
     }
 
-    /// Its class in transformers.
+    /// Class in transformers.
     pub(super) fn architecture(self, head: Head) -> String {
         self.definition().class.to_owned() + head.architecture()
     }

@@ -106,7 +106,7 @@ pub fn softmax_gradient(
 
 /// Returns true if [`attention`] supports sequences of up to `longest` tokens, of this type and on
 /// this device.
-pub fn attends(longest: usize, (kind, device): (Kind, Device)) -> bool {
+pub fn attends(longest: usize, kind: Kind, device: Device) -> bool {
     device == Device::Cpu && kind == Kind::Float && longest <= LONGEST_FUSED_SEQUENCE
 }
 

@@ -1,11 +1,13 @@
-//! A bound above every product that the memory plan computes, in floating point, so that the plan's whole numbers never overflow.
+//! Upper bound, in floating point, of every product in the memory plan, so that its integers never
+//! overflow.
 
 use crate::model::{Layout, ModelConfig, ModelError};
 use crate::recipe::plan::Plan;
 
-/// A part of so many bytes or more is not counted: 256 PiB, more than any machine has. Some tens of parts still have a sum in 64 bits.
+/// Largest countable part: 256 PiB, more than any machine has. The sum of dozens of parts fits in
+/// 64 bits.
 const COUNTABLE: f64 = (1_u64 << 58) as f64;
-/// Above the tokens of a prompt and the bytes of a number, each with what goes along with it.
+/// Upper bounds of a prompt's tokens and of a number's bytes, with their overhead.
 const PROMPT: f64 = 1024.0;
 const BYTES: f64 = 32.0;
 

@@ -1,4 +1,4 @@
-//! What takes memory, and how much: a formula a part.
+//! Parts of the memory plan, one formula each.
 
 use std::path::Path;
 
@@ -13,22 +13,24 @@ use crate::recipe::reference_policy::ReferencePolicy;
 use crate::recipe::task::{Arithmetic, TaskData};
 use crate::recipe::train::Optimization;
 
-/// The program itself: its code, libtorch's, and what threads and allocators hold.
+/// Code of the program and of libtorch, threads and allocators.
 const PROGRAM: u64 = 150 << 20;
-/// Numbers of logits in a trainer's chunk ([`LocalConfig::logits_chunk`](crate::train::LocalConfig)).
+/// Logits in a trainer's chunk ([`LocalConfig::logits_chunk`](crate::train::LocalConfig)).
 const LOGITS_CHUNK: u64 = 1 << 25;
-/// Parameters up to which trainers take micro-batches side by side.
+/// Largest number of parameters for parallel micro-batches.
 const SIDE_BY_SIDE: u64 = 1 << 24;
-/// Of what a warm-up frees the allocator keeps no more: larger pieces go back to the system.
+/// Freed memory that the allocator keeps after a warm-up; larger pieces return to the system.
 const KEPT_OF_WARM_UP: u64 = 64 << 20;
-/// What a process holds of a GPU before it computes: CUDA's context, kernels, and the libraries' working memory.
+/// GPU memory of a process before it computes: CUDA's context, kernels, and the libraries'
+/// workspaces.
 const GPU_CONTEXT: u64 = 700 << 20;
-/// Bytes a logit while a token is drawn from a GPU's: f32 logits, divided, their log-probabilities, shares and sums.
+/// Bytes per logit while a GPU draws a token: f32 logits, scaled logits, log-probabilities,
+/// probabilities and sums.
 const DRAWN_ON_GPU: u64 = 20;
-/// Tokens that a prompt is assumed to have where nobody has read the data.
+/// Assumed tokens of a prompt if the data is unread.
 const PROMPT_ASSUMED: u64 = 256;
 
-/// All that `plan` takes, and on which device.
+/// All parts of `plan`, with their devices.
 pub(super) fn parts(plan: &Plan) -> Result<Vec<(DeviceName, MemoryPart)>, ModelError> {
     let mut parts = Parts { plan, model: shape(plan)?, at: plan.model.device, all: Vec::new() };
     parts.collect()?;
@@ -38,7 +40,7 @@ pub(super) fn parts(plan: &Plan) -> Result<Vec<(DeviceName, MemoryPart)>, ModelE
 struct Parts<'a> {
     plan: &'a Plan,
     model: ModelConfig,
-    /// Where what is added lies.
+    /// Device of added parts.
     at: DeviceName,
     all: Vec<(DeviceName, MemoryPart)>,
 }
@@ -51,9 +53,9 @@ struct Work<'a> {
     sequences: u64,
     /// Tokens of the longest sequence.
     longest: u64,
-    /// So many neighbours begin with the same prompt, of so many tokens.
+    /// Number of neighbours with a common prompt, and its tokens.
     shared: (u64, u64),
-    /// Parameters of its adapters, where they are what is trained.
+    /// Parameters of adapters, if they are what is trained.
     adapters: Option<u64>,
 }
 
@@ -63,9 +65,9 @@ struct Passes {
     at_once: u64,
     /// of so many tokens each.
     tokens: u64,
-    /// Whether a batch is more than one.
+    /// If true, a batch is more than one micro-batch.
     several: bool,
-    /// What all that are computed side by side hold between forward and backward pass.
+    /// Memory of all parallel micro-batches between forward and backward pass.
     bytes: u64,
     why: String,
 }
@@ -108,7 +110,7 @@ impl Parts<'_> {
         }
         if !plan.pipeline.reinforces() {
             if plan.pipeline.trains_by_train() {
-                self.critic(&model, (sequences, longest, shared))?;
+                self.critic(&model, sequences, longest, shared)?;
                 self.reference(parameters)?;
             }
             return Ok(());
@@ -120,7 +122,7 @@ impl Parts<'_> {
             let kept = self.passes(&work).bytes.min(KEPT_OF_WARM_UP);
             self.add("warm-up", kept, "what its trainer freed, which the next does not reuse for certain".to_owned());
         }
-        self.critic(&model, (sequences, longest, shared))?;
+        self.critic(&model, sequences, longest, shared)?;
         let held = if plan.generate.on_new_weights == OnNewWeights::Finish { 3 } else { 2 };
         match plan.lora.as_ref().map(|lora| lora.sync) {
             Some(AdapterSync::Adapter) => {
@@ -132,7 +134,7 @@ impl Parts<'_> {
                 self.add("published", held * bytes * parameters, format!("{held} copies in {format}: served, and on the way"));
             }
         }
-        // Servers have memory of their own.
+        // Servers have their own memory.
         if !plan.engine.is_remote() {
             self.generators(parameters, longest);
         }
@@ -144,7 +146,7 @@ impl Parts<'_> {
         Ok(())
     }
 
-    fn critic(&mut self, model: &ModelConfig, (sequences, longest, shared): (u64, u64, (u64, u64))) -> Result<(), ModelError> {
+    fn critic(&mut self, model: &ModelConfig, sequences: u64, longest: u64, shared: (u64, u64)) -> Result<(), ModelError> {
         let plan = self.plan;
         if let Some(critic) = &plan.critic {
             let model = match &critic.path {
@@ -163,7 +165,8 @@ impl Parts<'_> {
         if self.plan.model.precision() == Dtype::F32 { 4 } else { 2 }
     }
 
-    /// Whether the model's folder is in the format that is computed with, so that its weights are kept in that.
+    /// Returns true if the model's folder is in the format of computation, so that its weights stay
+    /// in that format.
     fn keeps_format(&self) -> bool {
         self.model.dtype.bytes() == 2 && self.model.dtype == self.plan.model.precision()
     }
@@ -185,7 +188,7 @@ impl Parts<'_> {
         }
     }
 
-    /// Tokens of what is imitated behind a prompt.
+    /// Tokens of the completion in a supervised pair.
     fn pair_answer(&self) -> u64 {
         match &self.plan.task.data {
             TaskData::Arithmetic(Arithmetic { digits, .. }) => u64::from(*digits) + 2,
@@ -215,7 +218,7 @@ impl Parts<'_> {
         self.at = first;
     }
 
-    /// What forward and backward passes take on a device.
+    /// Memory of forward and backward passes on a device.
     fn pass(&mut self, [gradients, activations, logits]: [&'static str; 3], parameters: u64, work: &Work) {
         let (model, of, bytes) = (work.model, work.of, self.bytes());
         let Passes { at_once, tokens, several, bytes: held, why: of_passes } = self.passes(work);
@@ -228,7 +231,7 @@ impl Parts<'_> {
         if model.head == Head::LanguageModel {
             let rows = tokens.min((LOGITS_CHUNK / model.vocab_size as u64).max(1));
             let why = format!("{rows} rows × {} × 4 in f32, less the gradients that come after them", model.vocab_size);
-            // A pass has its logits before it has any gradient, and lets go of them as the first arise.
+            // Logits exist before any gradient, and are freed as the first gradients appear.
             self.add(logits, (at_once * rows * model.vocab_size as u64 * 16).saturating_sub(of_pass), why);
         }
     }
@@ -247,7 +250,7 @@ impl Parts<'_> {
         let (layers, stream) = (model.layers() as u64, model.hidden_size as u64 * bytes);
         let (held, why) = match of.gradient_checkpointing {
             true => (layers * stream + 2 * layer, "layers' inputs, and one layer"),
-            // The last to be computed and the first to be differentiated: two layers' worth is on its way.
+            // The last layer computed is the first differentiated: two layers are in memory.
             false => ((layers + 2) * layer, "every layer's"),
         };
         // Queries and keys are rotated in f32: as they are, turned, and the sum.
@@ -262,7 +265,8 @@ impl Parts<'_> {
         if self.plan.publishes_rounded() { (self.bytes(), self.plan.model.precision().word()) } else { (4, "f32") }
     }
 
-    /// Engines and their caches, each device's; they share the slots. What evaluates lies on the policy's device.
+    /// Engines and their caches on each device, which share the slots. Evaluation runs on the
+    /// policy's device.
     fn generators(&mut self, parameters: u64, longest: u64) {
         let (plan, policy) = (self.plan, self.plan.model.device);
         let named = &plan.generate.devices;
@@ -302,7 +306,7 @@ impl Parts<'_> {
         let numbers = if on_gpu { DRAWN_ON_GPU / 4 } else { 4 };
         self.add("sampling", slots * vocab * 4 * numbers, format!("{slots} rows × {vocab} × {numbers} in f32"));
         if on_gpu {
-            // Padding of a rectangle is computed too; a prompt that is longer than a chunk is read alone.
+            // Padding of a rectangle is computed, too. A prompt longer than a chunk is read alone.
             let cells = (PREFILL_CELLS as u64).max(positions).min(slots * positions);
             let layer = per_token_of_layer(&self.model, false) * self.bytes();
             let why = format!("{cells} tokens × {:.1} KiB: one layer's, of prompts that are read at once", layer as f64 / 1024.0);
@@ -326,7 +330,8 @@ impl Parts<'_> {
 }
 
 impl Work<'_> {
-    /// Of so many tokens in a micro-batch those that are computed: where attention is fused, neighbours compute the prompt that they begin with once.
+    /// Tokens computed in a micro-batch of `tokens`: with fused attention, neighbours compute a
+    /// common prompt once.
     fn computed(&self, tokens: u64, fused: bool) -> u64 {
         let (group, prompt) = self.shared;
         if !fused || prompt == 0 {
@@ -338,14 +343,16 @@ impl Work<'_> {
     }
 }
 
-/// Numbers a token that autograd keeps of one layer, from what its operations save.
+/// Numbers per token that autograd keeps of one layer for its operations.
 fn per_token_of_layer(model: &ModelConfig, fused: bool) -> u64 {
     let (hidden, inner) = (model.hidden_size as u64, model.intermediate_size as u64);
     let (q, k) = ((model.heads * model.head_dim) as u64, (model.kv_heads * model.head_dim) as u64);
-    // Norms keep what they get, projections too, attention its input and output, the gate both halves and its product.
+    // Norms and projections keep their input, attention its input and output, the gate both halves
+    // and its product.
     let plain = 4 * hidden + (q + 2 * k) + q + 3 * inner;
     let normed = model.qk_norm_sizes().map_or(0, |_| 2 * q + 3 * k);
-    // Rotated queries and keys, keys and values for every query head, the output once more; the gate's own result.
+    // Rotated queries and keys, keys and values per query head, the output again, and the gate's
+    // result.
     let apart = if fused { 0 } else { (q + k) + 2 * q + q + 2 * inner };
     plain + normed + apart
 }
@@ -358,13 +365,14 @@ fn parameters_of(folder: &Path) -> Result<u64, ModelError> {
     Ok(parameters(&config_of(folder)?))
 }
 
-/// The shape of a model by its name in a recipe. A name that stands for no model is reported where the recipe's files are checked.
+/// Reads the configuration of a model by its name in a recipe. Invalid names are reported by the
+/// recipe's own checks.
 fn config_of(name: &Path) -> Result<ModelConfig, ModelError> {
     let io = |error: NoModel| ModelError::Io { path: name.into(), source: std::io::Error::other(error.to_string()) };
     folder_config(&model_folder(name).map_err(io)?)
 }
 
-/// How many parameters the adapters of `[lora]` have. Refuses targets that the model hasn't.
+/// Number of parameters of the adapters of `[lora]`. Rejects targets that the model lacks.
 pub(in crate::recipe) fn adapters(plan: &Plan, model: &ModelConfig) -> Result<Option<u64>, ModelError> {
     let Some(of) = &plan.lora else { return Ok(None) };
     let targets: Vec<&str> = of.targets.iter().map(|target| target.word()).collect();

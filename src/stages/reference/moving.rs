@@ -81,7 +81,7 @@ impl<W> MovingReference<W> {
     }
 
     /// Blends in `version` unless it is already included, and returns the new state.
-    pub(super) fn see(&self, (version, new): (Version, Arc<W>), share: &Share, blend: impl FnOnce(&W, &W, f64) -> W) -> Held<W> {
+    pub(super) fn see(&self, version: Version, new: Arc<W>, share: &Share, blend: impl FnOnce(&W, &W, f64) -> W) -> Held<W> {
         let next = match self.held() {
             Some(held) if held.seen >= version => return held,
             Some(held) => {

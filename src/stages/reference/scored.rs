@@ -63,7 +63,7 @@ impl<W: Send + Sync + 'static> Reference<W> {
             Source::Following { published, share, state } => {
                 let sampled = samples.iter().filter_map(|sample| sample.versions.newest()).max().unwrap_or(0);
                 let newest = io.wait_weights(published, sampled)?;
-                Ok(state.see(newest, share, |old, new, share| self.model.blend(old, new, share)).weights)
+                Ok(state.see(newest.0, newest.1, share, |old, new, share| self.model.blend(old, new, share)).weights)
             }
         }
     }

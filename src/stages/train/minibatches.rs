@@ -1,6 +1,6 @@
 //! Minibatches of a step.
 //!
-//! A minibatch is an optimizer step with denominators of its own, as in verl. Advantages, values
+//! A minibatch is an optimizer step with its own denominators, as in verl. Advantages, values
 //! and proximal log-probabilities come from the whole batch. Groups stay together (law D2), and
 //! (seed, step, pass) draws them, so that a resumed run repeats the draw (law C2). A single
 //! minibatch is the whole batch, in order.
