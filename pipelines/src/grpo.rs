@@ -13,6 +13,7 @@ use rollflow::stages::pairs::Pairs;
 
 use crate::assemble::components::Components;
 use crate::assemble::engines::Engines;
+use crate::assemble::servers::Startup;
 use crate::assemble::{origin, references, rollout, trainers};
 use crate::registry::Registry;
 use crate::run::folder::{Outputs, RunFolder};
@@ -46,8 +47,8 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
         return reinforce(plan, Components::local(plan, registry, &policy, &start)?, run, &policy, from, &interrupts);
     }
     // Dropping the engines ends the servers that were started, however the run ends.
-    let console = (|line: &str| run.say(line), || interrupts.pressed());
-    let Some(engines) = Engines::begin(plan, &policy, &run.path().join("engine"), console)? else {
+    let startup = Startup { report: &|line| run.say(line), interrupted: &|| interrupts.pressed() };
+    let Some(engines) = Engines::begin(plan, &policy, &run.path().join("engine"), startup)? else {
         return Ok(Report::before(&plan.name));
     };
     reinforce(plan, Components::remote(plan, registry, &policy, &start, &engines)?, run, &policy, from, &interrupts)

@@ -1,4 +1,4 @@
-//! `[engine]` as the library's parts: servers, how they are asked and how they are given weights.
+//! Engines of a run: servers of `[engine]`, their clients and their weight sync.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,32 +23,27 @@ use rollflow::stages::sync::{Exporter, RemoteSync, probe_texts};
 use crate::assemble::data;
 use crate::assemble::policy::Reader;
 use crate::assemble::secrets;
-use crate::assemble::servers::Recipe;
-use crate::assemble::servers::Servers;
+use crate::assemble::servers::{ServerCommand, Servers, Startup};
 
-/// Prompts whose beginnings probe a sync.
+/// Number of prompts whose beginnings probe a sync.
 const PROBES: u64 = 4;
 
-/// The folder, in that of the engines, that servers are started from.
+/// Model folder that servers start from, within the engines' folder.
 const START: &str = "start";
 
-/// The engines of a run. Dropping it ends those that it started.
+/// Engines of a run. Dropping it ends the servers that it started.
 pub struct Engines {
     handle: FleetHandle,
     exporter: Arc<Exporter>,
-    /// The fewest tokens that any of them reads, where they say so.
+    /// Shortest context of the servers, in tokens, if reported.
     context: Option<usize>,
     _servers: Option<Servers>,
 }
 
 impl Engines {
-    /// Writes what servers start from into `folder`, starts those of the recipe and waits until all are ready, or nobody waits any more: `None`.
-    pub fn begin(
-        plan: &Plan,
-        policy: &Policy,
-        folder: &Path,
-        (say, interrupted): (impl Fn(&str), impl Fn() -> bool),
-    ) -> Result<Option<Self>> {
+    /// Writes the start model into `folder`, starts the recipe's servers and waits until all are ready.
+    /// Returns `None` if interrupted.
+    pub fn begin(plan: &Plan, policy: &Policy, folder: &Path, startup: Startup<'_>) -> Result<Option<Self>> {
         let folder = std::path::absolute(plan.engine.folder.as_deref().unwrap_or(folder))?;
         let exporter = Arc::new(exporter(plan, policy, &folder)?);
         let servers = match plan.engine.launch {
@@ -56,7 +51,7 @@ impl Engines {
             _ => {
                 let start = folder.join(START);
                 exporter.launch_folder(&start).context("writing the model that servers start from")?;
-                let Some(servers) = launch(plan, &start, &folder.join("logs"), (say, interrupted))? else { return Ok(None) };
+                let Some(servers) = launch(plan, &start, &folder.join("logs"), startup)? else { return Ok(None) };
                 Some(servers)
             }
         };
@@ -67,19 +62,19 @@ impl Engines {
         Ok(Some(Engines { handle, exporter, context, _servers: servers }))
     }
 
-    /// Which there are, and how they stand.
+    /// Engines and their states.
     pub fn handle(&self) -> &FleetHandle {
         &self.handle
     }
 
-    /// The policy's reader for what they can answer: a server may have been started with a shorter context than the model's.
+    /// Reader of prompts that fit the servers' context, which may be shorter than the model's.
     pub fn reader(&self, policy: &Policy) -> Reader {
         let mut reader = Reader::from(policy);
         reader.config.max_positions = self.context.unwrap_or(usize::MAX).min(reader.config.max_positions);
         reader
     }
 
-    /// How they are asked.
+    /// Limits and timeouts of the fleet.
     pub fn fleet_config(&self, plan: &Plan, policy: &Policy) -> FleetConfig {
         FleetConfig {
             cache_by_version: plan.engine.sync.cache == CachePolicy::Namespaced,
@@ -88,12 +83,12 @@ impl Engines {
         }
     }
 
-    /// Who answers.
+    /// Generator on the engines.
     pub fn generator(&self, plan: &Plan, policy: &Policy, weights: WeightsRx<Synced>) -> Generator<Fleet> {
         Generator::remote(&self.handle, self.fleet_config(plan, policy), policy.tokenizer()).weights(weights)
     }
 
-    /// Gives them the policy's weights and verifies that they serve them; those that do not are asked nothing.
+    /// Syncs the policy's weights to the engines. Engines that fail get no work.
     pub fn give(&self, plan: &Plan, policy: &Policy, version: Version) -> Result<()> {
         let update = self.exporter.export(version, &policy.frozen())?;
         let manager = WeightSyncManager::new(self.handle.clone(), plan.engine.sync.clone());
@@ -105,7 +100,7 @@ impl Engines {
         Ok(())
     }
 
-    /// What gives them weights.
+    /// Stage that syncs each version to the engines.
     pub fn sync(&self, plan: &Plan, to: WeightsTx<Synced>) -> Result<RemoteSync<FrozenWeights>> {
         let (exporter, manager) = (self.exporter.clone(), WeightSyncManager::new(self.handle.clone(), plan.engine.sync.clone()));
         let export = move |version, weights: &Arc<FrozenWeights>| exporter.export(version, weights);
@@ -113,12 +108,12 @@ impl Engines {
     }
 }
 
-/// Writes the policy's versions into `folder`.
+/// Creates the exporter of policy versions to `folder`.
 pub fn exporter(plan: &Plan, policy: &Policy, folder: &Path) -> Result<Exporter> {
     let releases = Releases::open(folder.join("versions"), plan.engine.keep)
         .with_context(|| format!("making {} (engine.folder)", folder.display()))?;
     let texts = probe_texts(&first_prompts(plan, policy)?, policy.config().vocab_size);
-    // A server that is given adapters reloads neither embedding nor head.
+    // With adapters, neither embedding nor head is reloaded.
     let untie = plan.engine.unties() && !plan.syncs_adapters();
     let tolerance = plan.engine.tolerance.unwrap_or(plan.model.precision().server_agreement());
     Ok(Exporter::new(policy, releases, texts, tolerance).untie(untie))
@@ -137,28 +132,24 @@ fn first_prompts(plan: &Plan, policy: &Policy) -> Result<Vec<Vec<u32>>> {
     Ok(texts)
 }
 
-/// Starts the recipe's servers on the model in `start` and waits until all are ready, or it was `interrupted`: then they are ended, and `None`.
-pub fn launch(
-    plan: &Plan,
-    start: &Path,
-    logs: &Path,
-    (say, interrupted): (impl Fn(&str), impl Fn() -> bool),
-) -> Result<Option<Servers>> {
-    let recipes = Recipe::of(plan, start)?;
-    for recipe in &recipes {
-        say(&format!("starting {} at {}; its log is in {}", recipe.kind.word(), recipe.url(), logs.display()));
+/// Starts the recipe's servers on the model in `start` and waits until all are ready. Returns `None`
+/// if interrupted, after the servers have ended.
+pub fn launch(plan: &Plan, start: &Path, logs: &Path, startup: Startup<'_>) -> Result<Option<Servers>> {
+    let commands = ServerCommand::of(plan, start)?;
+    for command in &commands {
+        (startup.report)(&format!("starting {} at {}; its log is in {}", command.kind.word(), command.url(), logs.display()));
     }
     let limit = Duration::from_secs_f64(plan.engine.start_timeout);
     let tasks = tasks()?;
-    let well = |url: &str| {
+    let healthy = |url: &str| {
         let Ok(engine) = engine(&plan.engine, &plan.net, url) else { return false };
         let limit = Duration::from_secs(2);
-        tasks.block_on(async { tokio::time::timeout(limit, engine.healthy(limit)).await.is_ok_and(|well| well.is_ok()) })
+        tasks.block_on(async { tokio::time::timeout(limit, engine.healthy(limit)).await.is_ok_and(|healthy| healthy.is_ok()) })
     };
-    Servers::start(&recipes, logs, (limit, plan.engine.restarts), well, interrupted)
+    Servers::start(&commands, logs, limit, plan.engine.restarts, healthy, startup.interrupted)
 }
 
-/// One server.
+/// Client of one server.
 pub fn engine(of: &Engine, net: &Net, url: &str) -> Result<Arc<dyn InferenceEngine>> {
     let mut config = ServerConfig { model: of.model.clone(), ..ServerConfig::new(url) };
     let idle_connections = config.endpoint.idle_connections;
@@ -171,7 +162,7 @@ pub fn engine(of: &Engine, net: &Net, url: &str) -> Result<Arc<dyn InferenceEngi
     })
 }
 
-/// Refuses servers that can't be trained with, before anything runs. Returns the shortest context of those that state one.
+/// Rejects servers that cannot be trained with. Returns the shortest reported context, in tokens.
 fn check(plan: &Plan, handle: &FleetHandle) -> Result<Option<usize>> {
     let (tasks, answer) = (tasks()?, plan.generate.max_new_tokens);
     let mut shortest = None;
@@ -189,8 +180,8 @@ fn check(plan: &Plan, handle: &FleetHandle) -> Result<Option<usize>> {
         if let Some(context) = found.context {
             if context <= answer {
                 bail!(
-                    "{} reads {context} tokens, prompt and answer together, which is no room for a prompt and generate.max_new_tokens = {answer}: \
-                     lower that, or start the server with a larger {}",
+                    "{} reads {context} tokens, prompt and completion together, which leaves no room for a prompt with generate.max_new_tokens = {answer}: \
+                     lower it, or start the server with a larger {}",
                     engine.name(),
                     if plan.engine.kind() == EngineKind::Sglang { "--context-length" } else { "--max-model-len" }
                 );
@@ -202,7 +193,7 @@ fn check(plan: &Plan, handle: &FleetHandle) -> Result<Option<usize>> {
     Ok(shortest)
 }
 
-/// For questions outside of a run.
+/// Tasks for requests outside of a run.
 pub fn tasks() -> Result<Tasks> {
     Tasks::new().context("starting the threads for requests")
 }

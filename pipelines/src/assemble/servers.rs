@@ -1,7 +1,7 @@
-//! Servers that are started here, watched, and ended with all that they started.
+//! Servers that a run starts, monitors and ends.
 //!
-//! Each leads a process group of its own, so that Ctrl-C does not reach it, and is ended by that group: nobody else's processes are touched.
-//! Where this process is killed, which can end nothing any more, a guard in each group does.
+//! Each server leads a process group of its own, so that Ctrl-C does not reach it. Ending the group
+//! ends all processes of the server. If this process is killed, a guard in each group ends it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
@@ -24,36 +24,45 @@ use rollflow::recipe::{MemoryPlan, Plan};
 use rollflow::util::atomic_file;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// How long a server may take to end by itself.
+/// Longest time for a server to end after SIGTERM.
 const GOODBYE: Duration = Duration::from_secs(10);
 
-/// How much of a log is shown.
+/// Lines of a log that an error shows.
 const TAIL: usize = 25;
 
-/// Runs its arguments, which keep its process, beside a guard that is nobody's child. The guard holds the end of a pipe whose other end is held here,
-/// so that it hears when this process is gone, however that came about, and ends the group.
+/// Shell script that executes its arguments in its own process, next to a detached guard. The guard
+/// reads a pipe from this process and ends the group when the pipe closes.
 const GUARDED: &str =
     "exec 3<&0; ((trap '' TERM; cat <&3; kill -TERM 0; sleep 10; kill -KILL 0) > /dev/null 2>&1 &); exec \"$@\" 3<&- < /dev/null";
 
-/// How often a server is looked at.
+/// Interval of health checks.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// What starts one server.
+/// Messages and interruption of a start.
+#[derive(Clone, Copy)]
+pub struct Startup<'a> {
+    /// Receives progress messages.
+    pub report: &'a dyn Fn(&str),
+    /// If true, the start is cancelled.
+    pub interrupted: &'a dyn Fn() -> bool,
+}
+
+/// Command line, environment and port of one server.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Recipe {
-    /// Which kind.
+pub struct ServerCommand {
+    /// Kind of server.
     pub kind: Launch,
-    /// The program and its words.
+    /// Program and arguments.
     pub words: Vec<String>,
-    /// What is added to the environment.
+    /// Additional environment variables.
     pub env: Vec<(String, String)>,
-    /// Where it listens, on this machine.
+    /// Port on the loopback interface.
     pub port: u16,
 }
 
-impl Recipe {
-    /// Of each server of a plan, that serve the model in `folder`.
-    pub fn of(plan: &Plan, folder: &Path) -> Result<Vec<Recipe>> {
+impl ServerCommand {
+    /// Commands of a plan's servers, which serve the model in `folder`.
+    pub fn of(plan: &Plan, folder: &Path) -> Result<Vec<ServerCommand>> {
         let engine = &plan.engine;
         let program = program(engine)?;
         let devices = devices(plan, gpus())?;
@@ -70,12 +79,12 @@ impl Recipe {
             let env = env(engine.launch).iter().copied().chain(adapters).chain(own);
             let visible = device.map(|device| (VISIBLE.to_owned(), visible(std::env::var(VISIBLE).ok().as_deref(), device)));
             let env = visible.into_iter().chain(env.map(|(name, value)| (name.to_owned(), value.to_owned()))).collect();
-            Ok(Recipe { kind: engine.launch, words, env, port })
+            Ok(ServerCommand { kind: engine.launch, words, env, port })
         };
         (0..engine.replicas).map(of).collect()
     }
 
-    /// Where it will be.
+    /// Address of the server.
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
@@ -83,12 +92,12 @@ impl Recipe {
 
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// How many GPUs this process sees.
+/// Number of GPUs that this process sees.
 fn gpus() -> usize {
     (0..).take_while(|index| gpu_memory(*index).is_some()).count()
 }
 
-/// GPUs that the run itself computes on.
+/// GPUs of the run itself.
 fn own_gpus(plan: &Plan) -> Vec<usize> {
     let gpu = |device| match device {
         DeviceName::Cuda(index) => Some(index),
@@ -97,8 +106,8 @@ fn own_gpus(plan: &Plan) -> Vec<usize> {
     plan.devices().into_iter().filter_map(|(_, device)| gpu(device)).collect()
 }
 
-/// Each server's GPU: as the recipe says, or one each, those first that the run does not compute on. None where there are none, and where the recipe's
-/// environment names them itself.
+/// GPU of each server: those of the recipe, or one each, GPUs that the run does not use first. Empty
+/// without GPUs, and if the recipe's environment selects them.
 fn devices(plan: &Plan, gpus: usize) -> Result<Vec<usize>> {
     let engine = &plan.engine;
     if !engine.devices.is_empty() {
@@ -112,7 +121,7 @@ fn devices(plan: &Plan, gpus: usize) -> Result<Vec<usize>> {
     let all: Vec<usize> = free.into_iter().chain(shared).take(engine.replicas).collect();
     if all.len() < engine.replicas {
         bail!(
-            "`engine.replicas` is {}, and this machine has {gpus} GPUs: each server takes most of one; lower it, or set CUDA_VISIBLE_DEVICES in `engine.env` \
+            "`engine.replicas` is {}, and this machine has {gpus} GPUs: each server takes most of one GPU; lower it, or set CUDA_VISIBLE_DEVICES in `engine.env` \
              and `engine.gpu_memory`",
             engine.replicas
         );
@@ -120,13 +129,14 @@ fn devices(plan: &Plan, gpus: usize) -> Result<Vec<usize>> {
     Ok(all)
 }
 
-/// What a server's process must be told so that it sees this GPU alone: of those that this process sees, by their numbers or names.
+/// Value of CUDA_VISIBLE_DEVICES for one GPU of those that this process sees.
 fn visible(ours: Option<&str>, device: usize) -> String {
     let named = ours.and_then(|ours| ours.split(',').map(str::trim).filter(|name| !name.is_empty()).nth(device));
     named.map_or_else(|| device.to_string(), str::to_owned)
 }
 
-/// The share of its GPU's memory that a server takes: the recipe's, or what the run's own plan leaves of a GPU that both use. `None` leaves it to the server.
+/// Share of its GPU's memory for a server: that of the recipe, or what the run's memory plan leaves on
+/// a shared GPU. `None` is the server's default.
 fn share_of(plan: &Plan, device: Option<usize>) -> Result<Option<f64>> {
     if let Some(share) = plan.engine.gpu_memory {
         return Ok(Some(share));
@@ -135,7 +145,7 @@ fn share_of(plan: &Plan, device: Option<usize>) -> Result<Option<f64>> {
     let Some(memory) = gpu_memory(device) else { return Ok(None) };
     let name = DeviceName::Cuda(device).word();
     let own = MemoryPlan::of(plan)?.into_iter().find(|of| of.device == name).map_or(0, |of| of.total());
-    share_beside(memory, own).map(Some).with_context(|| {
+    remaining_share(memory, own).map(Some).with_context(|| {
         format!(
             "{} shares {name} with the run; give it another by engine.devices, or a share by engine.gpu_memory",
             plan.engine.launch.word()
@@ -143,8 +153,8 @@ fn share_of(plan: &Plan, device: Option<usize>) -> Result<Option<f64>> {
     })
 }
 
-/// What is left beside a run that takes `own` bytes, less what a process holds before it computes.
-fn share_beside(memory: GpuMemory, own: u64) -> Result<f64> {
+/// Share of memory that a run of `own` bytes leaves, minus a reserve for a process's context.
+fn remaining_share(memory: GpuMemory, own: u64) -> Result<f64> {
     const RESERVE: u64 = 2 << 30;
     const LEAST: f64 = 0.05;
     let left = memory.free.saturating_sub(own).saturating_sub(RESERVE) as f64 / memory.total.max(1) as f64;
@@ -169,7 +179,7 @@ fn memory_flags(kind: Launch, share: Option<f64>) -> Vec<String> {
     share.map(|share| [flag.to_owned(), share.to_string()]).into_iter().flatten().collect()
 }
 
-/// Installed by scripts/engines.sh.
+/// Program that scripts/engines.sh installed.
 fn installed(kind: Launch) -> Option<PathBuf> {
     let variable = |name| std::env::var_os(name).map(PathBuf::from);
     let caches = || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
@@ -185,7 +195,7 @@ fn on_path(name: &str) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(name).is_file())
 }
 
-/// The program that starts a server: the recipe's, that of scripts/engines.sh, or the machine's.
+/// Program that starts a server: that of the recipe, of scripts/engines.sh, or of the machine.
 fn program(engine: &Engine) -> Result<Vec<String>> {
     let kind = engine.launch;
     let words: Vec<String> = match (&engine.program, installed(kind)) {
@@ -211,16 +221,16 @@ fn flags(kind: Launch, folder: &Path, port: u16, dtype: Dtype) -> Vec<String> {
     let common = ["--served-model-name", "policy", "--host", "127.0.0.1", "--port", &port, "--dtype", dtype].map(str::to_owned);
     let own: Vec<String> = match kind {
         Launch::Sglang => vec!["--model-path".to_owned(), folder, "--skip-server-warmup".to_owned()],
-        // Behaviour log-probabilities are those of the distribution that was sampled, and tokens are told with the weights that made them.
+        // Log-probabilities of the sampled distribution, and the weight version of each token.
         _ => [&folder, "--logprobs-mode", "processed_logprobs", "--enable-scale-out"].map(|word| word.to_string()).to_vec(),
     };
     own.into_iter().chain(common).collect()
 }
 
-/// Ranks that vLLM knows as the largest of its adapters.
+/// Values of vLLM's --max-lora-rank.
 const VLLM_RANKS: [usize; 8] = [8, 16, 32, 64, 128, 256, 320, 512];
 
-/// What a server must be started with to be given adapters: room for those of all versions that answers may be under way with, and one more.
+/// Flags for loading adapters: room for one of each version in flight, and one more.
 fn adapter_flags(plan: &Plan) -> Vec<String> {
     let Some(lora) = plan.lora.as_ref().filter(|_| plan.syncs_adapters()) else { return Vec::new() };
     let room = (plan.flow.max_staleness + 2).to_string();
@@ -253,22 +263,22 @@ struct Process {
 }
 
 impl Process {
-    fn start(recipe: &Recipe, log: &Path) -> Result<Self> {
-        let [program, words @ ..] = &recipe.words[..] else { bail!("engine.program is empty") };
-        // A port that is taken would be found out a minute later, in a log; and whoever answers there might be taken for the server.
-        if let Err(error) = TcpListener::bind(("127.0.0.1", recipe.port)) {
-            bail!("port {} is not free ({error}): end what listens there, or set engine.port", recipe.port);
+    fn start(command: &ServerCommand, log: &Path) -> Result<Self> {
+        let [program, words @ ..] = &command.words[..] else { bail!("engine.program is empty") };
+        // Otherwise the error would appear a minute later in a log, or another server would answer.
+        if let Err(error) = TcpListener::bind(("127.0.0.1", command.port)) {
+            bail!("port {} is not free ({error}): end what listens there, or set engine.port", command.port);
         }
         let file =
             OpenOptions::new().create(true).append(true).open(log).with_context(|| format!("opening {}", log.display()))?;
-        let mut command = Command::new("sh");
-        command.args(["-c", GUARDED, "sh", program]).args(words).envs(recipe.env.iter().cloned()).process_group(0);
-        // The pipe that the guard holds.
-        command.stdin(Stdio::piped()).stdout(file.try_clone()?).stderr(file);
-        let child = command.spawn().with_context(|| format!("starting {program}"))?;
-        // For whoever wants to look at it from elsewhere.
+        let mut shell = Command::new("sh");
+        shell.args(["-c", GUARDED, "sh", program]).args(words).envs(command.env.iter().cloned()).process_group(0);
+        // The guard's pipe.
+        shell.stdin(Stdio::piped()).stdout(file.try_clone()?).stderr(file);
+        let child = shell.spawn().with_context(|| format!("starting {program}"))?;
+        // For other tools.
         atomic_file::write(&log.with_extension("pid"), format!("{}\n", child.id()))
-            .with_context(|| format!("writing beside {}", log.display()))?;
+            .with_context(|| format!("writing next to {}", log.display()))?;
         Ok(Process { child, log: log.to_owned() })
     }
 
@@ -284,7 +294,7 @@ impl Process {
         tail(&self.log).unwrap_or_default()
     }
 
-    /// Asks it to end, unless it has.
+    /// Sends SIGTERM to a running server.
     fn terminate(&mut self) {
         if let (None, Some(group)) = (self.exited(), self.group()) {
             kill_process_group(group, Signal::TERM).ok();
@@ -300,14 +310,14 @@ impl Drop for Process {
         while Instant::now() < until && self.exited().is_none() {
             std::thread::sleep(Duration::from_millis(50));
         }
-        // Also where the leader is gone: what it started may not be.
+        // Its children may outlive the leader.
         kill_process_group(group, Signal::KILL).ok();
         self.child.wait().ok();
         std::fs::remove_file(self.log.with_extension("pid")).ok();
     }
 }
 
-/// The last lines of a log.
+/// Last lines of a log.
 fn tail(path: &Path) -> std::io::Result<String> {
     let mut file = File::open(path)?;
     let length = file.metadata()?.len();
@@ -319,7 +329,7 @@ fn tail(path: &Path) -> std::io::Result<String> {
     Ok(lines[lines.len().saturating_sub(TAIL)..].join("\n"))
 }
 
-/// Servers that live as long as this, each started anew when it ends before.
+/// Running servers, which end with this value. A server that ends before is restarted.
 pub struct Servers {
     over: Arc<AtomicBool>,
     keepers: Vec<JoinHandle<()>>,
@@ -327,31 +337,35 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Starts all at once and waits until each is `well`, or has ended, or `limit` is over. Logs go to `logs`, a file each. `None` when it was
-    /// `interrupted` meanwhile: then they are ended at once.
+    /// Starts all servers and waits until each is `healthy`, for `limit` at most. Each writes a log in
+    /// `logs`. Returns `None` if `interrupted`, after ending them.
+    ///
+    /// # Errors
+    /// If a server ends or is not healthy in time.
     pub fn start(
-        recipes: &[Recipe],
+        commands: &[ServerCommand],
         logs: &Path,
-        (limit, restarts): (Duration, u32),
-        well: impl Fn(&str) -> bool,
+        limit: Duration,
+        restarts: u32,
+        healthy: impl Fn(&str) -> bool,
         interrupted: impl Fn() -> bool,
     ) -> Result<Option<Self>> {
         std::fs::create_dir_all(logs).with_context(|| format!("making {}", logs.display()))?;
         let mut started = Vec::new();
-        for recipe in recipes {
-            let log = logs.join(format!("{}-{}.log", recipe.kind.word(), recipe.port));
-            started.push((recipe.clone(), Process::start(recipe, &log)?));
+        for command in commands {
+            let log = logs.join(format!("{}-{}.log", command.kind.word(), command.port));
+            started.push((command.clone(), Process::start(command, &log)?));
         }
         let until = Instant::now() + limit;
         for at in 0..started.len() {
-            while !well(&started[at].0.url()) {
+            while !healthy(&started[at].0.url()) {
                 if interrupted() {
-                    // All at once, so that they end beside each other.
+                    // All at once, so that they end in parallel.
                     started.iter_mut().for_each(|(_, process)| process.terminate());
                     return Ok(None);
                 }
-                let (recipe, process) = &mut started[at];
-                let (kind, log) = (recipe.kind.word(), process.log.display().to_string());
+                let (command, process) = &mut started[at];
+                let (kind, log) = (command.kind.word(), process.log.display().to_string());
                 if let Some(status) = process.exited() {
                     bail!("{kind} ended while it started ({status}). The end of its log, {log}:\n{}", process.tail());
                 }
@@ -367,17 +381,17 @@ impl Servers {
         }
         let over = Arc::new(AtomicBool::new(false));
         let (mut keepers, mut processes) = (Vec::new(), Vec::new());
-        for (recipe, process) in started {
+        for (command, process) in started {
             let process = Arc::new(Mutex::new(process));
             processes.push(process.clone());
             let over = over.clone();
-            let keep = move || keep(&recipe, &process, &over, restarts);
+            let keep = move || keep(&command, &process, &over, restarts);
             keepers.push(std::thread::Builder::new().name("server".into()).spawn(keep).context("watching a server")?);
         }
         Ok(Some(Servers { over, keepers, processes }))
     }
 
-    /// Says which has ended for good, with the end of its log, if one has.
+    /// Describes a server that has ended for good, with the end of its log.
     pub fn ended(&self) -> Option<String> {
         let given_up = |at: usize| self.keepers.get(at).is_none_or(JoinHandle::is_finished);
         self.processes.iter().enumerate().filter(|(at, _)| given_up(*at)).find_map(|(_, process)| {
@@ -387,14 +401,15 @@ impl Servers {
         })
     }
 
-    /// The process groups that they lead.
+    /// Process groups of the servers.
     pub fn groups(&self) -> Vec<u32> {
         self.processes.iter().map(|process| process.lock().child.id()).collect()
     }
 }
 
-/// Starts a server anew when it ends, a few times. It comes back with the weights of its folder, and whoever gives weights finds that out.
-fn keep(recipe: &Recipe, process: &Mutex<Process>, over: &AtomicBool, restarts: u32) {
+/// Restarts a server when it ends, a few times. It returns with its start weights, which the weight
+/// sync detects.
+fn keep(command: &ServerCommand, process: &Mutex<Process>, over: &AtomicBool, restarts: u32) {
     let mut left = restarts;
     while !over.load(Ordering::Relaxed) {
         std::thread::sleep(LOOK);
@@ -405,19 +420,19 @@ fn keep(recipe: &Recipe, process: &Mutex<Process>, over: &AtomicBool, restarts: 
         }
         left -= 1;
         tracing::warn!(
-            "{} at {} ended ({status}) and is started anew; its log: {}",
-            recipe.kind.word(),
-            recipe.url(),
+            "{} at {} ended ({status}) and restarts; its log: {}",
+            command.kind.word(),
+            command.url(),
             process.log.display()
         );
-        // What it left behind may hold its port.
+        // Remaining children may hold its port.
         if let Some(group) = process.group() {
             kill_process_group(group, Signal::KILL).ok();
         }
         let log = process.log.clone();
-        match Process::start(recipe, &log) {
-            Ok(anew) => *process = anew,
-            Err(error) => tracing::warn!("{} at {} can't be started anew: {error:#}", recipe.kind.word(), recipe.url()),
+        match Process::start(command, &log) {
+            Ok(restarted) => *process = restarted,
+            Err(error) => tracing::warn!("{} at {} cannot restart: {error:#}", command.kind.word(), command.url()),
         }
     }
 }
@@ -426,7 +441,7 @@ impl Drop for Servers {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         self.keepers.drain(..).for_each(|keeper| drop(keeper.join()));
-        // All at once, so that they end beside each other.
+        // All at once, so that they end in parallel.
         for process in &self.processes {
             process.lock().terminate();
         }
@@ -470,8 +485,8 @@ mod tests {
     fn a_shared_gpu_is_shared_by_the_plan_and_refused_where_nothing_is_left() {
         let gib = |number: u64| number << 30;
         let memory = GpuMemory { total: gib(80), free: gib(80) };
-        assert_eq!(share_beside(memory, gib(38)).unwrap(), 0.5);
-        assert!(share_beside(memory, gib(77)).unwrap_err().to_string().contains("77.0"));
+        assert_eq!(remaining_share(memory, gib(38)).unwrap(), 0.5);
+        assert!(remaining_share(memory, gib(77)).unwrap_err().to_string().contains("77.0"));
         assert_eq!(memory_flags(Launch::Vllm, Some(0.5)), ["--gpu-memory-utilization", "0.5"]);
         assert_eq!(memory_flags(Launch::Sglang, Some(0.5)), ["--mem-fraction-static", "0.5"]);
         assert!(memory_flags(Launch::Vllm, None).is_empty());

@@ -21,6 +21,7 @@ use super::plans::{RecipeArgs, load};
 use super::{REFUSED, out};
 use crate::assemble::engines;
 use crate::assemble::models;
+use crate::assemble::servers::Startup;
 use crate::registry::Registry;
 
 /// Start inference servers, look at them, or give them weights.
@@ -120,8 +121,8 @@ impl Launch {
         let ending = Ending::listen().context("listening for Ctrl-C")?;
         let policy = policy(&plan, self.model.as_deref())?.merged();
         engines::exporter(&plan, &policy, &out)?.launch_folder(&start)?;
-        let heard = (out::complain, || ending.came());
-        let Some(servers) = engines::launch(&plan, &start, &out.join("logs"), heard)? else { return Ok(ExitCode::SUCCESS) };
+        let startup = Startup { report: &out::complain, interrupted: &|| ending.came() };
+        let Some(servers) = engines::launch(&plan, &start, &out.join("logs"), startup)? else { return Ok(ExitCode::SUCCESS) };
         for url in plan.engine.launched_urls() {
             out::line(&format!("ready: {url}"))?;
         }

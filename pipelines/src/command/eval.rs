@@ -17,6 +17,7 @@ use super::standalone_eval::{ANSWERS, StandaloneEval};
 use super::{REFUSED, out};
 use crate::assemble::engines::Engines;
 use crate::assemble::policy;
+use crate::assemble::servers::Startup;
 use crate::registry::Registry;
 use crate::run::files::RECIPE;
 
@@ -81,8 +82,8 @@ impl Eval {
                 let policy = if plan.syncs_adapters() { policy } else { policy.merged() };
                 // From here on, so that servers that are started don't outlive it.
                 let ending = Ending::listen().context("listening for Ctrl-C")?;
-                let heard = (out::complain, || ending.came());
-                let Some(engines) = Engines::begin(&plan, &policy, &folder.join("engine"), heard)? else {
+                let startup = Startup { report: &out::complain, interrupted: &|| ending.came() };
+                let Some(engines) = Engines::begin(&plan, &policy, &folder.join("engine"), startup)? else {
                     return Ok(ExitCode::SUCCESS);
                 };
                 evaluation(&policy).run_on_servers(&engines, |judged, of| {

@@ -16,7 +16,7 @@ use rollflow::recipe::Plan;
 use rollflow::rollout::complete;
 use rollflow_pipelines::assemble::engines;
 use rollflow_pipelines::assemble::policy;
-use rollflow_pipelines::assemble::servers::Servers;
+use rollflow_pipelines::assemble::servers::{Servers, Startup};
 
 /// Which servers this is about, if any.
 fn kind() -> Option<String> {
@@ -49,7 +49,8 @@ impl Started {
         let exporter = engines::exporter(&plan, &policy, dir.path()).unwrap();
         let start = dir.path().join("start");
         exporter.launch_folder(&start).unwrap();
-        let servers = engines::launch(&plan, &start, &dir.path().join("logs"), (|line: &str| println!("{line}"), || false));
+        let startup = Startup { report: &|line| println!("{line}"), interrupted: &|| false };
+        let servers = engines::launch(&plan, &start, &dir.path().join("logs"), startup);
         let servers = servers.unwrap().unwrap();
         let engine = engines::engine(&plan.engine, &plan.net, &plan.engine.launched_urls()[0]).unwrap();
         Started { plan, policy, exporter, engine, _servers: servers, _dir: dir }
@@ -242,8 +243,8 @@ fn the_server_of_a_run_that_is_killed_ends_too() {
 fn a_server_that_cannot_start_is_told_with_its_log() {
     let Some(kind) = kind() else { return };
     let (dir, plan) = (tempfile::tempdir().unwrap(), plan(&kind, 22012, &["engine.flags=[\"--no-such-flag\"]"]));
-    let heard = (|_: &str| {}, || false);
-    let told = format!("{:#}", engines::launch(&plan, dir.path(), &dir.path().join("logs"), heard).err().unwrap());
+    let startup = Startup { report: &|_| {}, interrupted: &|| false };
+    let told = format!("{:#}", engines::launch(&plan, dir.path(), &dir.path().join("logs"), startup).err().unwrap());
     assert!(told.contains("ended while it started") && told.contains("no-such-flag"), "{told}");
 }
 
