@@ -1,4 +1,4 @@
-//! `[eval]`: what weights are asked beside the training, and by `rollflow eval`.
+//! `[eval]`: evaluation during training, and by `rollflow eval`.
 
 use super::task::Task;
 use crate::settings::declare::section;

@@ -1,4 +1,4 @@
-//! What ends a run whose ledger does not balance (law D4). Typed errors with the numbers.
+//! Errors of a ledger that does not balance (law D4), with the numbers.
 
 use super::Totals;
 
@@ -27,16 +27,16 @@ pub struct TokensMissing {
     totals.generated, totals.entered
 )]
 pub struct LedgerImbalance {
-    /// Sampled tokens without a fate; negative where some have two.
+    /// Sampled tokens without a fate; negative if some have two.
     pub tokens: i64,
-    /// Prompts without a fate; negative where some have two.
+    /// Prompts without a fate; negative if some have two.
     pub prompts: i64,
     /// The sums that do not agree.
     pub totals: Box<Totals>,
 }
 
 impl Totals {
-    /// The same sums, or an error where they do not agree.
+    /// Returns the sums, or an error if they do not agree.
     pub(super) fn balanced(self) -> Result<Totals, LedgerImbalance> {
         match self.imbalance() {
             (0, 0) => Ok(self),

@@ -1,7 +1,9 @@
-//! What became of every prompt and every token (law D4), and what is still under way: the partial cache (law C1). Pure data.
+//! The ledger: the fate of every prompt and token (law D4), and the partial cache of those in flight
+//! (law C1). Pure data.
 //!
-//! A prompt is open from its entry until its group was trained or dropped for good; its answers are kept with it, finished or not, so that
-//! whatever interrupts the run, no token is sampled twice and none is lost.
+//! A prompt is open from its entry until its group is trained or dropped. The ledger keeps the
+//! completions of open prompts for checkpoints, so that no interruption loses a token or samples one
+//! twice.
 
 use std::collections::BTreeMap;
 
@@ -11,52 +13,52 @@ use serde_json::Value;
 use super::TokensMissing;
 use crate::data::{Answer, Batch, Dropped, DroppedSample, POISONED, Partial, Prompt, Sample, Status, Version};
 
-/// Why a group was dropped whose tokens were too old.
+/// Reason for dropping a group whose tokens were too old.
 pub const STALE: &str = "stale";
 
-/// The reason for dropping a sample that was cut off before anything could be learned from it.
+/// Reason for dropping a sample that was cut off before it could be trained.
 pub const TRUNCATED: &str = "truncated";
 
-/// The reason for dropping a group that a run in rounds over-sampled and no step needed.
+/// Reason for dropping an over-sampled group that no step of its round needed.
 pub const SURPLUS: &str = "surplus";
 
-/// The reason for dropping a sample that an engine, an environment, a sandbox or a service lost.
+/// Reason for dropping a sample that an engine, an environment, a sandbox or a service lost.
 pub const LOST: &str = "lost";
 
-/// How a token, or a prompt with all its samples, ended. Tokens that have no fate yet are in flight.
+/// Fate of a token, or of a prompt with all its samples. Tokens without a fate are in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fate {
-    /// Learned from.
+    /// Trained with a weight above zero.
     Trained,
-    /// In a trained sample, with a weight of zero.
+    /// Trained with a weight of zero.
     Masked,
     /// In a group that a filter dropped.
     Filtered,
-    /// Dropped because the weights that made it were too old.
+    /// Dropped because its weights were too old.
     Stale,
-    /// Cut away before anything was learned from it.
+    /// Discarded before training.
     Truncated,
     /// In a group whose reward failed.
     Poisoned,
-    /// In a group that a run in rounds over-sampled and no step needed.
+    /// In an over-sampled group that no step of its round needed.
     Surplus,
     /// In a sample that an engine, an environment, a sandbox or a service lost.
     Lost,
 }
 
 impl Fate {
-    /// All of them.
+    /// All fates.
     pub const ALL: [Fate; 8] =
         [Fate::Trained, Fate::Masked, Fate::Filtered, Fate::Stale, Fate::Truncated, Fate::Poisoned, Fate::Surplus, Fate::Lost];
 
-    /// Of a dropped group, by the reason.
+    /// Fate of a dropped group, by its reason.
     pub fn of(dropped: &Dropped) -> Self {
         Fate::of_reason(&dropped.reason)
     }
 
-    /// The fate of what was dropped for `reason`: `poisoned`, `stale`, `truncated`, `surplus` and
-    /// `lost` name theirs, any other reason is a filter's.
+    /// Fate by the reason of a drop: `poisoned`, `stale`, `truncated`, `surplus` and `lost` name theirs,
+    /// any other reason is a filter's.
     pub fn of_reason(reason: &str) -> Self {
         match reason {
             POISONED => Fate::Poisoned,
@@ -68,7 +70,7 @@ impl Fate {
         }
     }
 
-    /// Its label in metrics.
+    /// Label in metrics.
     pub fn label(self) -> &'static str {
         match self {
             Fate::Trained => "trained",
@@ -83,22 +85,22 @@ impl Fate {
     }
 }
 
-/// A prompt whose group is not settled, and what was sampled for it.
+/// Prompt whose group is not settled, with its completions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OpenGroup {
-    /// What was asked, without partial completions: they are in `answers` and `states`.
+    /// Prompt without partial completions, which are in `answers` and `states`.
     pub prompt: Prompt,
-    /// The newest version when it entered: none of its tokens is older.
+    /// Newest version when it entered: none of its tokens is older.
     pub entered_under: Version,
-    /// What was sampled, and given between turns, by index; answers that have not begun are missing.
+    /// Completions by index, with tokens given between turns. Those without a token are missing.
     pub answers: BTreeMap<u32, Answer>,
-    /// What environments saved of rollouts with several turns, by index, as of the newest given token.
+    /// States that environments of multi-turn rollouts saved, by index, as of the newest given token.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub states: BTreeMap<u32, Value>,
 }
 
 impl OpenGroup {
-    /// The prompt as it re-enters: with its partial completions (law D7).
+    /// The prompt with its partial completions, as it re-enters (law D7).
     pub fn reentering(&self) -> Prompt {
         let partial = Partial { completions: self.answers.values().cloned().collect(), environments: self.states.clone() };
         Prompt { partial, ..self.prompt.clone() }
@@ -112,23 +114,24 @@ impl OpenGroup {
 /// Sums over a whole run, resumes included.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
-    /// Prompts that entered.
+    /// Admitted prompts.
     pub entered: u64,
-    /// Groups by how they ended.
+    /// Groups by fate.
     pub groups: BTreeMap<Fate, u64>,
-    /// Tokens that were sampled.
+    /// Sampled tokens.
     pub generated: u64,
-    /// Tokens by how they ended.
+    /// Tokens by fate.
     pub tokens: BTreeMap<Fate, u64>,
-    /// Groups that have no fate yet.
+    /// Groups without a fate.
     pub open_groups: u64,
-    /// Tokens that have no fate yet.
+    /// Tokens without a fate.
     pub open_tokens: u64,
 }
 
 impl Totals {
-    /// Sampled tokens and entered prompts that are accounted for by nobody, or twice: `(tokens, prompts)`. The run ends with
-    /// [`LedgerImbalance`](super::LedgerImbalance) where they are not both 0.
+    /// Sampled tokens and admitted prompts without a fate that are not open either, negative if some count
+    /// twice: `(tokens, prompts)`. The run ends with [`LedgerImbalance`](super::LedgerImbalance) unless
+    /// both are 0.
     pub fn imbalance(&self) -> (i64, i64) {
         let sum = |fates: &BTreeMap<Fate, u64>| fates.values().sum::<u64>();
         let off = |all: u64, known: u64| all as i64 - known as i64;
@@ -145,7 +148,7 @@ fn untrained(groups: &BTreeMap<Fate, u64>) -> u64 {
     groups.iter().filter(|(fate, _)| **fate != Fate::Trained).map(|(_, groups)| groups).sum()
 }
 
-/// The book of one run. See [`Totals`] for its sums.
+/// Ledger of one run. [`Totals`] has its sums.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ledger {
     next: u64,
@@ -157,19 +160,19 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// The ordinal that enters next; all smaller ones are open or settled.
+    /// Next ordinal to enter; all smaller ones are open or settled.
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// What entered and is not settled, oldest first.
+    /// Groups that are not settled, oldest first.
     pub fn open(&self) -> impl Iterator<Item = &OpenGroup> {
         self.open.values()
     }
 
-    /// A prompt enters, or re-enters after an interruption: then its group is open already, and
-    /// keeps its answers. One whose group is not open may carry partial completions of another run:
-    /// their tokens count as sampled by this one.
+    /// Enters a prompt. One that re-enters after an interruption has an open group, which keeps its
+    /// completions. A new one may carry partial completions of another run, whose tokens count as sampled
+    /// by this one.
     pub fn enter(&mut self, prompt: &Prompt, version: Version) {
         self.next = self.next.max(prompt.ordinal + 1);
         if self.open.contains_key(&prompt.ordinal) {
@@ -184,22 +187,22 @@ impl Ledger {
         self.open.insert(group.prompt.ordinal, group);
     }
 
-    /// The newest version when an open group's prompt entered for the first time.
+    /// Newest version when an open group's prompt entered for the first time.
     pub fn entered_under(&self, ordinal: u64) -> Option<Version> {
         self.open.get(&ordinal).map(|group| group.entered_under)
     }
 
-    /// Groups that are trained before this one, if groups are trained in the order of their entry: those that were, and those that are open.
+    /// Number of groups that are trained before this one, in the order of entry: trained and open ones.
     pub fn before(&self, ordinal: u64) -> u64 {
         self.groups.get(&Fate::Trained).copied().unwrap_or(0) + self.open.range(..ordinal).count() as u64
     }
 
-    /// Groups that were settled without being trained.
+    /// Number of groups that were settled without training.
     pub fn dropped(&self) -> u64 {
         untrained(&self.groups)
     }
 
-    /// One more token of an answer.
+    /// Records a sampled token of a completion.
     pub fn sampled(&mut self, ordinal: u64, index: u32, token: u32, log_prob: f32, version: Version) {
         if let Some(group) = self.open.get_mut(&ordinal) {
             group.answers.entry(index).or_insert_with(|| Answer::new(index)).push(token, log_prob, version);
@@ -207,28 +210,28 @@ impl Ledger {
         }
     }
 
-    /// More tokens of an answer that nobody sampled: its next turn follows.
+    /// Records tokens that were given to a completion before its next turn.
     pub fn given(&mut self, ordinal: u64, index: u32, tokens: &[u32]) {
         if let Some(group) = self.open.get_mut(&ordinal) {
             group.answers.entry(index).or_insert_with(|| Answer::new(index)).give(tokens);
         }
     }
 
-    /// Keeps the state that a rollout's environment saved.
+    /// Records the state that a rollout's environment saved.
     pub fn remember(&mut self, ordinal: u64, index: u32, state: Value) {
         if let Some(group) = self.open.get_mut(&ordinal) {
             group.states.insert(index, state);
         }
     }
 
-    /// An answer has ended.
+    /// Records the end of a completion.
     pub fn ended(&mut self, ordinal: u64, index: u32, status: Status) {
         if let Some(answer) = self.open.get_mut(&ordinal).and_then(|group| group.answers.get_mut(&index)) {
             answer.status = status;
         }
     }
 
-    /// Forgets an answer, to begin it anew. Tells how many tokens that cost.
+    /// Discards a completion that is restarted. Returns the number of its sampled tokens.
     pub fn discard(&mut self, ordinal: u64, index: u32) -> u64 {
         let answer = self.open.get_mut(&ordinal).and_then(|group| {
             group.states.remove(&index);
@@ -239,8 +242,8 @@ impl Ledger {
         tokens
     }
 
-    /// Whether the batch's groups hold every token that was sampled for them. Groups whose generator
-    /// writes nothing down are taken at their word.
+    /// Verifies that the batch's groups hold every token that was sampled for them. Groups without
+    /// recorded tokens pass.
     pub fn verify(&self, batch: &Batch) -> Result<(), TokensMissing> {
         let kept = batch.groups.iter().map(|group| (group.id(), group.generated(), &group.dropped));
         let dropped = batch.dropped.iter().map(|dropped| (dropped.id, dropped.generated(), &dropped.samples));
@@ -254,7 +257,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// A batch was trained: the groups in it, and those that were dropped while it was collected, are settled.
+    /// Settles the groups of a trained batch, and those that were dropped while it was collected.
     pub fn settle(&mut self, batch: &Batch) {
         for group in &batch.groups {
             let generated = group.generated() as u64;
@@ -268,7 +271,7 @@ impl Ledger {
         }
     }
 
-    /// The sums as of now.
+    /// Present sums.
     pub fn totals(&self) -> Totals {
         Totals {
             entered: self.entered,
@@ -280,13 +283,14 @@ impl Ledger {
         }
     }
 
-    /// Settles an open group: `tokens` are those of its samples by fate, `dropped` the samples that left it before.
+    /// Settles an open group. `tokens` counts its samples' tokens by fate; `dropped` has the samples that
+    /// left it before.
     fn close(&mut self, id: u64, fate: Fate, tokens: &[(Fate, u64)], dropped: &[DroppedSample]) {
         let Some(group) = self.open.remove(&id) else { return };
         let before = dropped.iter().map(|sample| (Fate::of_reason(&sample.reason), sample.generated as u64));
         let tokens: Vec<(Fate, u64)> = tokens.iter().copied().chain(before).collect();
         if group.answers.is_empty() {
-            // Its generator reports whole groups only.
+            // The generator does not record tokens.
             self.generated += tokens.iter().map(|(_, tokens)| tokens).sum::<u64>();
         }
         *self.groups.entry(fate).or_default() += 1;
@@ -309,7 +313,7 @@ mod tests {
     use super::*;
     use crate::data::{Group, Scored};
 
-    /// A group of four samples of `index + 1` tokens, entered and written down.
+    /// A recorded group of four samples of `index + 1` tokens.
     fn sampled(ledger: &mut Ledger, ordinal: u64) -> Group {
         let prompt = Prompt { ordinal, ..Prompt::default() };
         ledger.enter(&prompt, 1);

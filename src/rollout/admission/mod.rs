@@ -1,7 +1,8 @@
-//! When a prompt may enter, and what became of those that did: one handle for all stages of a loop.
+//! Admission of prompts and the ledger of their tokens: one handle for all stages of a loop.
 //!
-//! The source enters prompts, the generator writes down what it samples, the batcher judges groups, the trainer settles them, and the sync
-//! reports versions. Laws held: V2 and V4 by [`Pace`], D4 and C1's partial cache by [`Ledger`]. Cost: a lock and a few map look-ups a token.
+//! The source enters prompts, the generator records sampled tokens, the batcher judges groups, the
+//! trainer settles them, and the weight sync reports versions. Laws: V2 and V4 by [`Pace`], D4 and
+//! C1's partial cache by [`Ledger`]. Cost: a lock and a few map look-ups a token.
 
 mod balance;
 mod ledger;
@@ -22,22 +23,22 @@ pub use training_flow::TrainingFlow;
 use crate::data::{Answer, Batch, BufferState, Group, Partial, Prompt, SampledToken, Status, Version};
 use crate::flow::{StageSpec, Window};
 
-/// For the error of a run whose prompts wait in vain.
+/// Callers that admit prompts, for the error of a stalled run.
 const RAISED_BY: &str = "`Admission::published` after each publish, called by the stage that publishes weights, and `Admission::judged` for \
                          dropped groups, called by the batcher";
 
-/// Shared by the stages of one loop. Clones are the same.
+/// Admission of prompts in one loop. Clones share their state.
 #[derive(Clone, Debug)]
 pub struct Admission {
     window: Window,
-    /// The bound that the trainer asserts.
+    /// Largest token lag, which the trainer asserts.
     max_staleness: Option<u64>,
-    /// Whether places of dropped groups come back only when every group that entered was judged.
+    /// If true, places of dropped groups come back only after all admitted groups were judged.
     rounds: bool,
     state: Arc<Mutex<State>>,
 }
 
-/// When a group must have been trained.
+/// Deadline of a group's training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Due {
     pub id: u64,
@@ -52,14 +53,15 @@ struct State {
     /// Groups of a batch, once a batcher was attached.
     groups_per_batch: Option<u64>,
     version: Version,
-    /// Groups that were settled before this process began.
+    /// Groups that were settled before this process started.
     start: u64,
-    /// Groups that came to the batcher, and those of them that were dropped.
+    /// Groups that reached the batcher.
     judged: u64,
+    /// Groups that will never be trained.
     dropped: u64,
-    /// Ids of the groups that are not settled and that nobody waits for any more.
+    /// Ids of unsettled groups that have left the batcher.
     batched: BTreeSet<u64>,
-    /// Ids of the groups that were open when the run was interrupted, and the one after them.
+    /// Ids of the groups that were open when the run was interrupted, and the next new id.
     interrupted: (Vec<u64>, u64),
     ledger: Ledger,
     data: Option<BufferState>,
@@ -102,20 +104,21 @@ impl State {
 /// The part of a checkpoint that is neither model nor optimizer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// Which prompts come next; none for a stream that can't be continued.
+    /// Position in the stream of prompts; none if the stream cannot be resumed.
     pub data: Option<BufferState>,
-    /// What became of those that entered.
+    /// Fates of the admitted prompts and their tokens.
     pub ledger: Ledger,
 }
 
 impl Admission {
-    /// At most `in_flight` groups between their prompt and the publish that follows their training, `groups_per_version` of them trained
-    /// under each version, and `total` in the whole run. Admits nothing until a version was published (law V4).
+    /// Admits at most `in_flight` groups between their prompt and the publish after their training, and
+    /// `total` in the whole run; each version trains `groups_per_version` of them. Admits nothing before
+    /// the first publish (law V4).
     pub fn new(groups_per_version: u64, in_flight: u64, total: Option<u64>) -> Self {
         Admission::paced(Pace { groups_per_version, in_flight, total }, None)
     }
 
-    /// Admission whose pace follows from the batcher and the trainer that take it from their flow. Admits nothing without them.
+    /// Admission whose pace the batcher and the trainer of a flow determine. Admits nothing without them.
     pub(crate) fn paced_by_stages(max_staleness: u64) -> Self {
         let pace = Pace { groups_per_version: 0, in_flight: 0, total: None };
         let admission = Admission::paced(pace, Some(PaceByStages::default())).bounded(max_staleness);
@@ -147,7 +150,8 @@ impl Admission {
         state.set_pace(self.max_staleness, |stages| (stages.groups, stages.candidates) = (groups, candidates));
     }
 
-    /// Declares that weights are published after every `steps_per_version` batches, and how many steps the run takes.
+    /// Declares that weights are published after every `steps_per_version` batches, and the number of
+    /// steps of the run.
     pub(crate) fn versions_of(&self, steps_per_version: u64, steps: Option<u64>) {
         self.state().set_pace(self.max_staleness, |stages| (stages.steps_per_version, stages.steps) = (steps_per_version, steps));
     }
@@ -157,20 +161,21 @@ impl Admission {
         self.state().groups_per_batch
     }
 
-    /// Paces prompts so that no sample is more than `versions` behind the weights it trains, `groups` being trained under each version; 0
-    /// is the synchronous run, which works in rounds.
+    /// Admission that bounds the token lag by `versions`, if each version trains `groups` groups. 0 is the
+    /// synchronous run, which works in rounds.
     pub fn max_staleness(versions: u64, groups: usize) -> Self {
         let groups = groups as u64;
         Admission::new(groups, versions.saturating_add(1).saturating_mul(groups), None).bounded(versions)
     }
 
-    /// The trainer asserts that no token lags more than `versions` behind (law V2). A bound of 0 makes the run synchronous to the bit (law
-    /// V3): it works in rounds, in which the prompts that enter together depend on nothing but which groups were dropped before.
+    /// Bounds the token lag by `versions`, which the trainer asserts (law V2). With 0 the run is
+    /// synchronous to the bit (law V3): it works in rounds, whose prompts depend only on the groups that
+    /// were dropped before.
     pub fn bounded(self, versions: u64) -> Self {
         Admission { max_staleness: Some(versions), rounds: versions == 0, ..self }
     }
 
-    /// The spec of a stage that publishes versions: it releases the prompts that wait, unless nothing determines how many.
+    /// Adds the release of waiting prompts to the spec of a stage that publishes versions.
     pub(crate) fn released_by(admission: Option<&Admission>, spec: StageSpec) -> StageSpec {
         match admission.filter(|admission| admission.pace().in_flight > 0) {
             Some(admission) => spec.raises(admission.window()),
@@ -178,7 +183,7 @@ impl Admission {
         }
     }
 
-    /// What the source waits on.
+    /// Window that the source waits on.
     pub fn window(&self) -> Window {
         self.window.clone()
     }
@@ -188,29 +193,29 @@ impl Admission {
         self.max_staleness
     }
 
-    /// The arithmetic behind it.
+    /// Arithmetic of the window.
     pub fn pace(&self) -> Pace {
         self.state().pace
     }
 
-    /// Whether prompts enter in rounds.
+    /// Returns true if prompts enter in rounds.
     pub fn in_rounds(&self) -> bool {
         self.rounds
     }
 
-    /// The generators hold `version` now.
+    /// Reports that the generators have the weights of `version`.
     pub fn published(&self, version: Version) {
         let mut state = self.state();
         state.version = version;
         self.window.limit_to(state.pace.limit(state.version, state.dropped));
     }
 
-    /// Groups came to the batcher: `kept` of them to be trained, `dropped` never.
+    /// Reports groups that reached the batcher: `kept` will be trained, `dropped` will not.
     pub fn judged(&self, kept: u64, dropped: u64) {
         let mut state = self.state();
         state.judged += kept + dropped;
         state.dropped += dropped;
-        // A round that has enough groups for its version needs no more: the next begins with the next version.
+        // A round with enough groups for its version admits no more.
         let short = || state.judged - state.dropped < state.pace.trained_by_the_end_of(state.version);
         if !self.rounds || (state.judged >= self.window.limit() && short()) {
             self.window.limit_to(state.pace.limit(state.version, state.dropped));
@@ -228,12 +233,13 @@ impl Admission {
         self.state().dropped += groups;
     }
 
-    /// These groups left the batcher for the trainer, or were dropped.
+    /// Reports groups that left the batcher for the trainer, or were dropped.
     pub fn batched(&self, ids: impl IntoIterator<Item = u64>) {
         self.state().batched.extend(ids);
     }
 
-    /// The groups that are in no batch yet, oldest first, each with the last version that may train it. O(groups under way).
+    /// Groups that are in no batch yet, oldest first, each with the last version that may train it.
+    /// O(groups in flight).
     pub(crate) fn due(&self) -> Vec<Due> {
         let Some(bound) = self.max_staleness else { return Vec::new() };
         let state = self.state();
@@ -241,19 +247,19 @@ impl Admission {
         open.map(|group| Due { id: group.prompt.ordinal, last: group.entered_under.saturating_add(bound) }).collect()
     }
 
-    /// How many prompts of the present round are still to come to a generator that got `received` of this run.
+    /// Number of prompts that a generator is still to receive in this round, after `received` in the run.
     pub fn rest_of_round(&self, received: u64) -> u64 {
         self.window.limit().saturating_sub(self.state().start + received)
     }
 
-    /// A prompt enters.
+    /// Admits a prompt.
     pub fn enter(&self, prompt: &Prompt) {
         let mut state = self.state();
         let version = state.version;
         state.ledger.enter(prompt, version);
     }
 
-    /// The newest version when the prompt entered for the first time, while its group is open.
+    /// Newest version when an open group's prompt entered for the first time.
     pub fn entered_under(&self, ordinal: u64) -> Option<Version> {
         self.state().ledger.entered_under(ordinal)
     }
@@ -274,8 +280,8 @@ impl Admission {
         partial
     }
 
-    /// Whether an answer's oldest token would be behind by more than the bound when its group is trained, `version` being the newest. Groups
-    /// that are known to be dropped don't delay those behind them.
+    /// Returns true if the lag of a completion's oldest token would exceed the bound when its group is
+    /// trained. `version` is the newest; dropped groups do not delay later ones.
     pub fn expires(&self, ordinal: u64, answer: &Answer, version: Version) -> bool {
         self.expired(&self.state(), ordinal, answer, version)
     }
@@ -287,7 +293,7 @@ impl Admission {
         trained_under.max(version).saturating_sub(oldest) > bound
     }
 
-    /// Writes down tokens, under one lock.
+    /// Records sampled tokens, under one lock.
     pub fn sampled(&self, tokens: impl IntoIterator<Item = SampledToken>) {
         let mut state = self.state();
         for SampledToken { ordinal, index, token, log_prob, version, status } in tokens {
@@ -298,33 +304,35 @@ impl Admission {
         }
     }
 
-    /// Writes down tokens that an answer was given between two turns, and what the environment of the rollout `of` saved then, if it does.
+    /// Records tokens that a completion was given between two turns, and the state that the environment of
+    /// a rollout, by its index, saved then.
     pub(crate) fn given(&self, ordinal: u64, index: u32, tokens: &[u32], saved: Option<(u32, serde_json::Value)>) {
         let mut state = self.state();
         state.ledger.given(ordinal, index, tokens);
-        if let Some((of, saved)) = saved {
-            state.ledger.remember(ordinal, of, saved);
+        if let Some((rollout, saved)) = saved {
+            state.ledger.remember(ordinal, rollout, saved);
         }
     }
 
-    /// Forgets an answer, to begin it anew; its tokens are counted as truncated. Tells how many.
+    /// Discards a completion that is restarted. Returns the number of its tokens, which count as
+    /// truncated.
     pub fn discard(&self, ordinal: u64, index: u32) -> u64 {
         self.state().ledger.discard(ordinal, index)
     }
 
-    /// Gives the places of groups back that the trainer found too old.
+    /// Gives back the places of groups that the trainer found too old.
     pub fn gave_up(&self, groups: u64) {
         let mut state = self.state();
         state.dropped += groups;
         self.window.limit_to(state.pace.limit(state.version, state.dropped));
     }
 
-    /// Verifies, before the batch is trained, that its groups hold every token that was sampled for them.
+    /// Verifies that the groups of a batch hold every token that was sampled for them.
     pub fn verify(&self, batch: &Batch) -> Result<(), TokensMissing> {
         self.state().ledger.verify(batch)
     }
 
-    /// A batch was trained. Fails where the ledger does not balance then (law D4).
+    /// Settles a trained batch. Fails if the ledger does not balance after it (law D4).
     pub fn settle(&self, batch: &Batch) -> Result<Totals, LedgerImbalance> {
         let mut state = self.state();
         state.ledger.settle(batch);
@@ -334,36 +342,37 @@ impl Admission {
         state.ledger.totals().balanced()
     }
 
-    /// Sums as of now.
+    /// Present sums.
     pub fn totals(&self) -> Totals {
         self.state().ledger.totals()
     }
 
-    /// Ids of the groups that enter again after an interruption, oldest first, and the one that enters after them.
+    /// Ids of the groups that re-enter after an interruption, oldest first, and the next new id.
     pub(crate) fn interrupted_groups(&self) -> (Vec<u64>, u64) {
         self.state().interrupted.clone()
     }
 
-    /// The prompts that re-enter after an interruption, oldest first, each with its partial completions (law D7), and where the
-    /// stream goes on.
+    /// Prompts that re-enter after an interruption, oldest first, each with its partial completions (law
+    /// D7), and the position at which the stream resumes.
     pub(crate) fn interrupted(&self) -> (Vec<Prompt>, Option<BufferState>) {
         let state = self.state();
         (state.ledger.open().map(OpenGroup::reentering).collect(), state.data.clone())
     }
 
-    /// Where the stream of prompts began, or goes on: remembered for checkpoints.
+    /// Sets the position of the stream of prompts for checkpoints.
     pub(crate) fn data(&self, stream: BufferState) {
         self.state().data = Some(stream);
     }
 
-    /// All of it, as of now.
+    /// Present progress, for a checkpoint.
     pub fn progress(&self) -> Progress {
         let state = self.state();
         let next = state.ledger.next();
         Progress { data: state.data.clone().map(|data| BufferState { next, ..data }), ledger: state.ledger.clone() }
     }
 
-    /// Continues from a checkpoint, before the run: what was settled stays settled, what was open enters again first.
+    /// Restores a checkpoint's progress before the run: settled groups stay settled, open ones re-enter
+    /// first.
     pub fn restore(&self, progress: Progress) {
         let mut state = self.state();
         let totals = progress.ledger.totals();
@@ -413,7 +422,7 @@ mod tests {
         assert_eq!((own.pace().groups_per_version, own.groups_per_batch()), (3, Some(8)), "an explicit pace stays");
     }
 
-    /// Groups 0 to 5 under way, two of them trained under each version, none of whose tokens may be more than one version behind.
+    /// Groups 0 to 5 in flight, two of them trained under each version, with a largest lag of 1.
     fn open() -> Admission {
         let admission = Admission::max_staleness(1, 2);
         admission.published(1);

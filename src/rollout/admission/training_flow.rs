@@ -1,12 +1,12 @@
-//! Settings of a training loop on its [`Flow`]: what the loop's stages share.
+//! Settings of a training loop on its [`Flow`].
 
 use super::Admission;
 use crate::flow::Flow;
 use crate::observe::Metrics;
 
-/// Settings of a training loop, which its stages take from the flow. Call them before the stages are put on the graph.
+/// Settings of a training loop, which its stages take from the flow. Call them before adding stages.
 pub trait TrainingFlow {
-    /// Paces prompts so that no trained token is more than `versions` behind. 0 is the synchronous run, bit for bit on CPUs.
+    /// Bounds the token lag by `versions`. 0 is the synchronous run, bit for bit on CPUs.
     ///
     /// The batcher and the trainer of the flow determine how many groups each version trains.
     fn max_staleness(self, versions: u64) -> Self;

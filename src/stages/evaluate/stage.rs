@@ -1,4 +1,4 @@
-//! Stage that evaluates published weights during training, on a thread and an engine of its own.
+//! Stage that evaluates published weights during training, on a separate thread and engine.
 //!
 //! Trained steps pass through. The stage keeps the published weights of a step that is due, so that
 //! its evaluation is pinned to one version. Between two tokens it passes steps on: training waits for
