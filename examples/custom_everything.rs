@@ -21,7 +21,7 @@ fn reward() -> Parts {
         let digits = sample.response.chars().filter(char::is_ascii_digit).count();
         digits as f64 / sample.response.chars().count().max(1) as f64
     };
-    Parts::new(Aggregator::Weighted(vec![1.0, 0.2])).part("digits", digits).part("distinct", distinct)
+    Parts::new(Aggregator::weighted([1.0, 0.2])).part("digits", digits).part("distinct", distinct)
 }
 
 /// Groups in which somebody succeeded, or at least the answers differ.
@@ -65,7 +65,7 @@ fn main() -> anyhow::Result<()> {
     let generator = Generator::local(&policy).group_size(8).max_new_tokens(8);
     let groups = flow.stage("generate", prompts, generator);
     let parts = reward();
-    let scored = flow.stage("reward", groups, Reward::each(move |sample: &Sample| parts.earn(sample)));
+    let scored = flow.stage("reward", groups, Reward::each(move |sample: &Sample| parts.reward(sample)));
     let kept = flow.stage("filter", scored, Filter::by(worth_it.and(filters::min_reward(0.0)?)));
     let batches = flow.stage("batch", kept, Batcher::groups(GROUPS_PER_STEP).in_order());
     let trainer = Trainer::new(backend).advantages(above_median).aggregation(Aggregation::TokenMean).steps(20);

@@ -11,6 +11,7 @@ pub mod engine;
 pub mod env;
 pub mod flow;
 pub mod hub;
+pub mod judge;
 #[cfg(feature = "torch")]
 pub mod model;
 /// Number formats of models; models themselves need the feature `torch`.

@@ -105,7 +105,7 @@ pub fn declare<B: TrainingBackend + 'static>(
     flow.capacity(Capacity::items(plan.flow.edge_items).tokens(plan.flow.edge_tokens));
     let prompts = flow.source("prompts", prompts);
     let groups = flow.stage("generate", prompts, generator);
-    let scored = reward.stage(&mut flow, "reward", groups, outputs.dead_letters);
+    let scored = flow.stage("reward", groups, reward.stage(plan, outputs.dead_letters));
     let mut kept = flow.stage("filter", scored, filter);
     if let Some(pairing) = plan.pairing().filter(|_| !plan.changes("pairs")) {
         kept = flow.stage("pairs", kept, Pairs::of(&pairing));

@@ -14,7 +14,6 @@ use rollflow::data::source::{DataSpec, Skip};
 use rollflow::flow::{Ended, Flow, Report, Until};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
-use rollflow::recipe::reward::OnFailure;
 use rollflow::recipe::task::TaskData;
 use rollflow::stages::reference::BatchReference;
 use rollflow::stages::source::{GroupScorer, RecordedGroups};

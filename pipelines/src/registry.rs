@@ -8,7 +8,7 @@ use std::fmt::{self, Display};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use rollflow::algo::rewards::{Aggregator, Earned, Earnings};
+use rollflow::algo::rewards::{Aggregator, IntoReward, RewardOutput};
 use rollflow::algo::{Estimator, LossChoice};
 use rollflow::prelude::*;
 use rollflow::recipe::reward::Composition;
@@ -17,7 +17,7 @@ use rollflow::recipe::{Custom, Params};
 use serde::de::DeserializeOwned;
 
 /// A reward of samples.
-pub type RewardFn = Arc<dyn Fn(&Sample) -> Result<Earnings, String> + Send + Sync>;
+pub type RewardFn = Arc<dyn Fn(&Sample) -> Result<RewardOutput, String> + Send + Sync>;
 /// A filter of groups.
 pub type FilterFn = Arc<dyn Fn(&Group) -> Verdict + Send + Sync>;
 
@@ -148,7 +148,7 @@ impl Registry {
     }
 
     /// A reward without parameters, for `[reward]` and `[[reward.part]]`.
-    pub fn reward<R: Earned>(self, name: &str, reward: impl Fn(&Sample) -> R + Clone + Send + Sync + 'static) -> Self {
+    pub fn reward<R: IntoReward>(self, name: &str, reward: impl Fn(&Sample) -> R + Clone + Send + Sync + 'static) -> Self {
         self.reward_with(name, move |Nothing {}| Ok::<_, String>(reward.clone()))
     }
 
@@ -156,12 +156,12 @@ impl Registry {
     pub fn reward_with<P, R, F, E>(mut self, name: &str, make: impl Fn(P) -> Result<F, E> + Send + Sync + 'static) -> Self
     where
         P: DeserializeOwned,
-        R: Earned,
+        R: IntoReward,
         F: Fn(&Sample) -> R + Send + Sync + 'static,
         E: Display,
     {
-        let earned = |reward: F| Arc::new(move |sample: &Sample| reward(sample).earned()) as RewardFn;
-        self.rewards.add(name, move |params| make(params).map(earned));
+        let boxed = |reward: F| Arc::new(move |sample: &Sample| reward(sample).into_reward()) as RewardFn;
+        self.rewards.add(name, move |params| make(params).map(boxed));
         self
     }
 
@@ -177,7 +177,7 @@ impl Registry {
         F: Fn(&[f64]) -> f64 + Send + Sync + 'static,
         E: Display,
     {
-        self.aggregators.add(name, move |params| make(params).map(|aggregate| Aggregator::Custom(Arc::new(aggregate))));
+        self.aggregators.add(name, move |params| make(params).map(Aggregator::custom));
         self
     }
 

@@ -2,8 +2,9 @@
 
 use anyhow::Result;
 use rollflow::algo::LossChoice;
+use rollflow::algo::rewards::Combine;
 use rollflow::recipe::generate::Filter as FilterChoice;
-use rollflow::recipe::reward::{Combine, PartRule};
+use rollflow::recipe::reward::PartRule;
 use rollflow::recipe::{Complaint, Pipeline, Plan, Timeline};
 
 use crate::assemble::lessons;

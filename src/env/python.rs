@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Action, Deadline, EnvError, Environment, Episode, Grade, MakeEnvironment, Step, ToolCall, ToolResult, ToolSpec};
 use crate::data::ChatMessage;
-use crate::sandbox::{CodeJudge, CodeTests, Job, Limits, extract_code};
+use crate::sandbox::{CodeTests, Job, Limits, TestRunner, extract_code};
 
 /// Letters of output that a model gets to read; the middle of more is left out.
 const READ: usize = 4000;
@@ -18,7 +18,7 @@ const READ: usize = 4000;
 /// Everything runs in the judge's sandbox. A program ends by itself within the sandbox's limits, and by the deadline that comes first.
 #[derive(Debug)]
 pub struct PythonEnvironment {
-    judge: Arc<CodeJudge>,
+    runner: Arc<TestRunner>,
     key: String,
     tests: Option<CodeTests>,
     answer: Option<String>,
@@ -26,14 +26,14 @@ pub struct PythonEnvironment {
 
 impl PythonEnvironment {
     /// With tests in `metadata[key]`.
-    pub fn new(judge: Arc<CodeJudge>, key: impl Into<String>) -> Self {
-        PythonEnvironment { judge, key: key.into(), tests: None, answer: None }
+    pub fn new(runner: Arc<TestRunner>, key: impl Into<String>) -> Self {
+        PythonEnvironment { runner, key: key.into(), tests: None, answer: None }
     }
 
     /// A fresh one for every rollout; they share the judge.
-    pub fn maker(judge: Arc<CodeJudge>, key: impl Into<String>) -> MakeEnvironment {
+    pub fn maker(runner: Arc<TestRunner>, key: impl Into<String>) -> MakeEnvironment {
         let key = key.into();
-        Arc::new(move || Box::new(PythonEnvironment::new(judge.clone(), key.clone())))
+        Arc::new(move || Box::new(PythonEnvironment::new(runner.clone(), key.clone())))
     }
 
     /// What a call gives: a mistake of its code is read by the model, and only a broken sandbox is an error.
@@ -41,7 +41,7 @@ impl PythonEnvironment {
         let Some(code) = call.text("code") else {
             return Ok(ToolResult::failed(call, "the argument `code` is missing; it is text, the program to run"));
         };
-        let sandbox = self.judge.sandbox();
+        let sandbox = self.runner.sandbox();
         let limits = sandbox.config().limits;
         // What is left for the warden to end it in.
         let left = deadline.left().saturating_sub(Duration::from_millis(100));
@@ -94,10 +94,10 @@ impl Environment for PythonEnvironment {
 
     fn grade(&mut self, _: Deadline) -> Result<Grade, EnvError> {
         let (Some(answer), Some(tests)) = (&self.answer, &self.tests) else { return Ok(Grade::correct(false)) };
-        let verdict = self.judge.judge(answer, tests).map_err(EnvError::new)?;
-        let mut grade = Grade { reward: verdict.share(), ..Grade::correct(verdict.all()) };
-        grade.metadata.insert("tests_passed".to_owned(), json!(verdict.passed));
-        if let Some(complaint) = verdict.complaint {
+        let results = self.runner.run(answer, tests).map_err(EnvError::new)?;
+        let mut grade = Grade { reward: results.share(), ..Grade::correct(results.all()) };
+        grade.metadata.insert("tests_passed".to_owned(), json!(results.passed));
+        if let Some(complaint) = results.complaint {
             grade.metadata.insert("complaint".to_owned(), complaint.into());
         }
         Ok(grade)

@@ -3,10 +3,10 @@
 pub use crate::env::ToolFormat;
 use std::path::PathBuf;
 
-use super::net::RetryPauses;
-use super::reward::{SandboxRule, URL};
 use crate::net::RetryPolicy;
+use crate::sandbox::SandboxRule;
 use crate::settings::declare::{section, tagged};
+use crate::settings::remote::{RetryPauses, URL};
 use crate::settings::section::NoKeys;
 use crate::settings::setting::{GIVEN, Limit, PATH_GIVEN, POSITIVE, SOME, SOME_IF_GIVEN};
 

@@ -1,20 +1,23 @@
-//! `[reward]`: what an answer earns, as one value or as several parts.
+//! `[reward]`: the reward of a completion, as one kind or as a combination of parts.
 
-mod parts;
-mod rules;
-
-pub use crate::stages::reward::OnFailure;
 use std::path::PathBuf;
 
-use crate::settings::declare::{section, tagged};
-use crate::settings::params::Custom;
-use crate::settings::section::NoKeys;
-pub use parts::{Combine, Composition, CustomPart, PartRule, RewardPart};
-pub(super) use rules::URL;
-pub use rules::{
-    CodeRule, CodeScore, FormatRule, HttpRule, JudgeRule, KeywordsRule, LengthRule, ModelRule, Numeric, OverlongRule, RegexRule,
-    RepetitionRule, SandboxRule,
+use crate::algo::rewards::{
+    Combine, DEFAULT_LEVELS, FormatRule, KeywordsRule, LengthRule, NumericRule, OverlongRule, PartReward, RegexRule,
+    RepetitionRule, RuleError, environment_reward, exact_reward, math_reward,
 };
+use crate::judge::{HttpRule, JudgeConfig};
+use crate::settings::declare::{section, tagged};
+use crate::settings::params::{Custom, Params};
+use crate::settings::section::NoKeys;
+use crate::settings::setting::{FINITE, FINITE_IF_GIVEN, GIVEN, Limit};
+use crate::stages::reward::{CodeRule, MAX_POISONED, ModelRule, OnFailure, RETRIES};
+
+const NAME: Limit<String> = Limit {
+    text: "letters, digits and `_`",
+    holds: |name| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'),
+};
+const LEVELS: Limit<u32> = Limit { text: "at least 2", holds: |levels| *levels >= 2 };
 
 section! {
     /// Reward of a completion: 1 if it is right, else 0; or a combination of parts.
@@ -25,13 +28,13 @@ section! {
         /// this key: their 0 has no special meaning, or they are told how the completion ended.
         require_end_of_text: bool = true;
         /// Retries of a failed reward for the same completion.
-        retries: u32 = 2;
+        retries: u32 = RETRIES;
         /// Policy for a group with a completion whose reward failed after all retries. For
         /// completions that were lost, `flow.on_lost_sample` decides whether they cost their group.
         on_failure: OnFailure = OnFailure::default();
         /// Largest number of groups in a row whose rewards fail. One more ends the run, because the
         /// reward is broken.
-        max_poisoned: u64 = 64;
+        max_poisoned: u64 = MAX_POISONED;
     }
 }
 
@@ -41,7 +44,7 @@ tagged! {
         /// the completion equals the reference answer, character by character.
         "exact" => Exact(NoKeys),
         /// the completion's last number equals that of the reference answer.
-        "numeric" => Numeric(Numeric),
+        "numeric" => Numeric(NumericRule),
         /// the completion matches a pattern, and the pattern's first group, if it has one, equals
         /// the reference answer.
         "regex" => Regex(RegexRule),
@@ -54,7 +57,7 @@ tagged! {
         /// the reward of a service; docs/reference/protocols.md has the protocol.
         "http" => Http(HttpRule),
         /// a grade from 0 to 1 by a language model with a URL (judge).
-        "judge" => Judge(JudgeRule),
+        "judge" => Judge(JudgeConfig),
         /// the environment's grade of the rollout, and the rewards of its turns.
         "environment" => Environment(NoKeys),
         /// the completion's code passes the tests of its prompt, in a sandbox (docs/how_to/sandbox.md).
@@ -66,8 +69,86 @@ tagged! {
     }
 }
 
+section! {
+    /// A combination of parts. Each part's mean is logged as `reward_part_` and its name.
+    pub struct Composition {
+        /// Combination of the parts.
+        combine: Combine = Combine::default();
+        /// With `combine = "custom"`: name of a registered aggregator.
+        aggregator: Option<String> = None;
+        /// The aggregator's parameters.
+        aggregator_params: Params = Params::default();
+        /// Number of values of a part that `combine = "lexicographic"` distinguishes.
+        levels: u32 = DEFAULT_LEVELS, LEVELS;
+        /// One part of the reward; may be repeated.
+        part: Vec<RewardPart> = Vec::new();
+    }
+}
+
+section! {
+    /// One part of a reward.
+    pub struct RewardPart {
+        first rule: PartRule;
+        /// Name in metrics.
+        name: String = String::new(), NAME;
+        /// Weight in a sum.
+        weight: f64 = 1.0, FINITE;
+        /// Threshold: the whole reward is 0 if this part is below.
+        at_least: Option<f64> = None, FINITE_IF_GIVEN;
+    }
+}
+
+tagged! {
+    /// Kind of a part.
+    pub enum PartRule {
+        /// 1 if the completion equals the reference answer, character by character.
+        "exact" => Exact(NoKeys),
+        /// 1 if the completion's last number equals that of the reference answer.
+        "numeric" => Numeric(NumericRule),
+        /// 1 if the completion matches a pattern, and the pattern's first group, if it has one,
+        /// equals the reference answer.
+        "regex" => Regex(RegexRule),
+        /// 1 if the completion's final answer means the same as the reference answer.
+        "math" => Math(NoKeys),
+        /// the score of a reward model, which is any number.
+        "model" => Model(ModelRule),
+        /// 1 if the completion is the tagged sections in order, each once, and nothing else.
+        "format" => Format(FormatRule),
+        /// the share of words that the completion contains, in any case.
+        "keywords" => Keywords(KeywordsRule),
+        /// 1 if the completion has between `min` and `max` tokens.
+        "length" => Length(LengthRule),
+        /// DAPO's penalty: 0, falling to −1 over the last `buffer` tokens before
+        /// `generate.max_new_tokens`.
+        "overlong" => Overlong(OverlongRule),
+        /// the share of distinct runs of `n` tokens, minus 1: 0 without repetition, near −1 if all
+        /// runs are equal.
+        "repetition" => Repetition(RepetitionRule),
+        /// the reward of a service.
+        "http" => Http(HttpRule),
+        /// a grade from 0 to 1 by a language model with a URL (judge).
+        "judge" => Judge(JudgeConfig),
+        /// the environment's grade of the rollout.
+        "environment" => Environment(NoKeys),
+        /// the reward for passing the tests of its prompt, in a sandbox.
+        "code" => Code(CodeRule),
+        /// a function that was registered by a name.
+        "custom" => Custom(CustomPart),
+    }
+}
+
+section! {
+    /// A registered function.
+    pub struct CustomPart {
+        /// The name that it was registered under.
+        function: String = String::new(), GIVEN;
+        /// What it is made with.
+        params: Params = Params::default();
+    }
+}
+
 impl RewardRule {
-    /// What it looks at, if that is one thing; else its parts.
+    /// Returns the rule as a single part, or its composition if it has parts.
     pub fn alone(&self) -> Result<PartRule, &Composition> {
         Ok(match self {
             RewardRule::Exact(of) => PartRule::Exact(*of),
@@ -84,7 +165,7 @@ impl RewardRule {
         })
     }
 
-    /// The reward models that it asks, and where their keys stand.
+    /// Returns its reward models, each with the path of its keys.
     pub(crate) fn models(&self) -> Vec<(String, &ModelRule)> {
         match self {
             RewardRule::Model(of) => vec![("reward".to_owned(), of)],
@@ -101,30 +182,98 @@ impl RewardRule {
         }
     }
 
-    /// Their folders.
+    /// Returns the folders of its reward models, each with its key.
     pub(crate) fn folders(&self) -> impl Iterator<Item = (String, &PathBuf)> {
         self.models().into_iter().map(|(key, model)| (format!("{key}.path"), &model.path))
     }
 
-    /// Threads that they score with.
+    /// Returns the number of threads of its reward models.
     pub fn threads(&self) -> usize {
         self.models().iter().map(|(_, model)| model.threads).sum()
     }
 
-    /// Whether it asks the environment.
+    /// Returns true if it uses the environment's grade.
     pub(crate) fn asks_environment(&self) -> bool {
-        let asks = |rule: &PartRule| matches!(rule, PartRule::Environment(_));
+        self.any(|rule| matches!(rule, PartRule::Environment(_)))
+    }
+
+    /// Returns true if it needs the reference answer of every prompt.
+    pub fn compares(&self) -> bool {
+        self.any(PartRule::compares)
+    }
+
+    fn any(&self, holds: impl Fn(&PartRule) -> bool) -> bool {
         match self.alone() {
-            Ok(rule) => asks(&rule),
-            Err(of) => of.part.iter().any(|part| asks(&part.rule)),
+            Ok(rule) => holds(&rule),
+            Err(of) => of.part.iter().any(|part| holds(&part.rule)),
+        }
+    }
+}
+
+impl PartRule {
+    /// Builds the reward of a kind that is a pure function of the sample. Returns `None` for kinds
+    /// that need a model, a service, a sandbox or a registered function.
+    pub fn function(&self, max_new_tokens: usize) -> Result<Option<PartReward>, RuleError> {
+        Ok(Some(match self {
+            PartRule::Exact(_) => exact_reward(),
+            PartRule::Numeric(of) => of.reward(),
+            PartRule::Regex(of) => of.reward()?,
+            PartRule::Math(_) => math_reward(),
+            PartRule::Format(of) => of.reward()?,
+            PartRule::Keywords(of) => of.reward()?,
+            PartRule::Length(of) => of.reward()?,
+            PartRule::Overlong(of) => of.reward(max_new_tokens)?,
+            PartRule::Repetition(of) => of.reward()?,
+            PartRule::Environment(_) => environment_reward(),
+            PartRule::Model(_) | PartRule::Http(_) | PartRule::Judge(_) | PartRule::Code(_) | PartRule::Custom(_) => {
+                return Ok(None);
+            }
+        }))
+    }
+
+    /// Returns true if `require_end_of_text` applies to this kind.
+    pub fn requires_end(&self) -> bool {
+        match self {
+            PartRule::Exact(_)
+            | PartRule::Numeric(_)
+            | PartRule::Regex(_)
+            | PartRule::Math(_)
+            | PartRule::Format(_)
+            | PartRule::Keywords(_)
+            | PartRule::Code(_)
+            | PartRule::Custom(_) => true,
+            PartRule::Model(_)
+            | PartRule::Length(_)
+            | PartRule::Overlong(_)
+            | PartRule::Repetition(_)
+            | PartRule::Http(_)
+            | PartRule::Judge(_)
+            | PartRule::Environment(_) => false,
         }
     }
 
-    /// Whether it needs the ground truth of every prompt.
-    pub fn compares(&self) -> bool {
-        match self.alone() {
-            Ok(rule) => rule.compares(),
-            Err(of) => of.part.iter().any(|part| part.rule.compares()),
+    fn compares(&self) -> bool {
+        match self {
+            PartRule::Exact(_) | PartRule::Numeric(_) | PartRule::Math(_) => true,
+            PartRule::Judge(of) => of.shows_answer(),
+            _ => false,
+        }
+    }
+
+    /// Returns its reward model, if it has one.
+    pub(crate) fn model_mut(&mut self) -> Option<&mut ModelRule> {
+        match self {
+            PartRule::Model(of) => Some(of),
+            _ => None,
+        }
+    }
+
+    /// Returns the keys of its service, if another process computes the reward.
+    pub fn service(&self) -> Option<&HttpRule> {
+        match self {
+            PartRule::Http(of) => Some(of),
+            PartRule::Judge(of) => Some(&of.http),
+            _ => None,
         }
     }
 }

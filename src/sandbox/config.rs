@@ -1,10 +1,47 @@
-//! What a sandbox allows.
+//! Settings of a sandbox: keys in a recipe, limits, isolation.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Program, ProgramError};
+use super::{Program, ProgramError, Sandbox, SandboxError};
+use crate::settings::declare::section;
+use crate::settings::setting::{GIVEN, POSITIVE, SOME};
+
+section! {
+    /// Python in a sandbox, with tests.
+    pub struct SandboxRule {
+        /// Field of the task's records with the tests.
+        tests: String = "tests".to_owned(), GIVEN;
+        /// Interpreter: a path, or a name that is searched in `PATH`.
+        python: String = "python3".to_owned(), GIVEN;
+        /// Time limit of a program, in seconds.
+        timeout: f64 = 10.0, POSITIVE;
+        /// Memory limit of a program, in MiB.
+        memory: usize = 512, SOME;
+        /// Most processes and threads of a program.
+        processes: usize = 16, SOME;
+        /// If true, code may run without a sandbox on a machine that has none. It can then do
+        /// everything that this run can.
+        unsandboxed: bool = false;
+    }
+}
+
+impl SandboxRule {
+    /// Sets up the sandbox and runs a check in it.
+    ///
+    /// # Errors
+    /// If the interpreter is missing, or the machine has no sandbox and `unsandboxed` is false.
+    pub fn sandbox(&self) -> Result<Sandbox, SandboxError> {
+        let config = SandboxConfig::new(Program::python(&self.python)?);
+        let wall = Duration::try_from_secs_f64(self.timeout)?;
+        let (memory, processes) = ((self.memory as u64) << 20, u32::try_from(self.processes).unwrap_or(u32::MAX));
+        let limits = Limits { wall, cpu: wall, memory, processes, ..config.limits };
+        let sandbox = Sandbox::new(SandboxConfig { limits, unsandboxed: self.unsandboxed, ..config })?;
+        tracing::info!("Code runs behind {}", sandbox.isolation());
+        Ok(sandbox)
+    }
+}
 
 /// What one run may use. Whoever goes beyond it is ended, or refused what he asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

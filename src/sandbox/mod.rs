@@ -11,11 +11,11 @@
 mod cases;
 mod config;
 mod isolation;
-mod judge;
 mod live;
 mod program;
 mod referee;
 mod run;
+mod runner;
 mod warden;
 
 use std::fmt;
@@ -24,11 +24,11 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 pub use cases::{CodeTests, NoTests, extract_code};
-pub use config::{Limits, SandboxConfig, Walls};
+pub use config::{Limits, SandboxConfig, SandboxRule, Walls};
 pub use isolation::Isolation;
-pub use judge::{CodeJudge, Verdict};
 pub use program::{Program, ProgramError};
 pub use run::{Ended, Job, Ran};
+pub use runner::{TestResults, TestRunner};
 
 /// Runs programs behind the strongest walls that there are. Clones share the bound on how many run at the same time.
 #[derive(Clone)]
@@ -44,9 +44,12 @@ struct Inner {
 /// Why code was not run.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// The program to run it with.
+    /// The interpreter is missing.
     #[error(transparent)]
     Program(#[from] ProgramError),
+    /// The time limit is no duration.
+    #[error("the time limit of programs: {0}")]
+    Timeout(#[from] std::time::TryFromFloatSecsError),
     /// The essential walls can't be had.
     #[error(
         "this machine has no walls to run untrusted code behind: {0}. It takes Linux with either user namespaces or Landlock and seccomp; in a \

@@ -8,6 +8,7 @@ pub(crate) mod declare;
 pub(crate) mod document;
 pub(crate) mod error;
 pub(crate) mod params;
+pub(crate) mod remote;
 pub(crate) mod renames;
 pub(crate) mod section;
 pub(crate) mod setting;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use proptest::prelude::*;
+use rollflow::algo::rewards::{Combine, RegexRule};
 use rollflow::algo::{
     Advantage, Aggregation, Constant, Dpo, Grpo, Gspo, ImportanceChoice, KlCov, KlLoss, KlReward, LeaveOneOut, Level, LossChoice,
     MaskedIs, PairLoss, Pairs, Proximal, Rejection, Select, TruncatedIs,
@@ -16,10 +17,11 @@ use rollflow::recipe::generate::{Filter, LengthFilter, MinReward};
 use rollflow::recipe::model::{ModelFolder, ModelSource};
 use rollflow::recipe::plan::{Fallback, OnStale};
 use rollflow::recipe::reference_policy::{Ema, Reference, ReferencePolicy};
-use rollflow::recipe::reward::{Combine, Composition, ModelRule, PartRule, RegexRule, RewardPart, RewardRule};
+use rollflow::recipe::reward::{Composition, PartRule, RewardPart, RewardRule};
 use rollflow::recipe::task::{RewardModel, Sft, TaskData};
 use rollflow::recipe::train::{Decay, NonFinitePolicy, Train};
 use rollflow::recipe::{Custom, Machine, Params, Pipeline, Plan, check_text_on, load, pages, parse};
+use rollflow::stages::reward::ModelRule;
 use serde_json::Value as Json;
 
 const MACHINE: Machine = Machine { threads: 2, gpus: 0 };

@@ -12,7 +12,7 @@ use rollflow::flow::{Report, RunError};
 use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, DeadLetterWriter, Failure, FailureKind, read_dead_letters};
 use rollflow::prelude::*;
 use rollflow::rollout::LOST;
-use rollflow::stages::reward::{Earnings, OnLostSample, Scorers, Scoring};
+use rollflow::stages::reward::{OnLostSample, RewardOutput, Scorers, Scoring};
 
 fn group(id: u64) -> Group {
     let prompt = Prompt { ordinal: id, ..Prompt::from(format!("prompt {id}")) };
@@ -243,7 +243,7 @@ fn a_part_without_a_number_is_a_failure_and_leaves_no_parts_behind() {
     let mut group = group(7);
     let reward = |sample: &Sample| {
         let part = if sample.index == 1 { f64::NAN } else { 0.5 };
-        Earnings { reward: 1.0, parts: [("form".to_owned(), part)].into() }
+        RewardOutput { reward: 1.0, parts: [("form".to_owned(), part)].into() }
     };
     let Scoring { failures, .. } = rollflow::stages::reward::score(&mut group, reward, 0, Scorers::Caller);
     assert_eq!(failures.iter().map(|failure| (failure.sample, failure.kind)).collect::<Vec<_>>(), [(1, FailureKind::NotFinite)]);

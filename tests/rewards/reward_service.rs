@@ -11,12 +11,12 @@ use std::time::Duration;
 use proptest::prelude::*;
 use rollflow::algo::rewards::{Aggregator, Parts};
 use rollflow::flow::{Ended, Report, RunError};
+use rollflow::judge::{Service, ServiceConfig};
 use rollflow::net::RetryPolicy;
 use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, DeadLetterWriter, read_dead_letters};
 use rollflow::prelude::*;
 use rollflow::rollout::LOST;
-use rollflow::stages::reward::service::{Service, ServiceConfig};
-use rollflow::stages::reward::{Served, ServedReward};
+use rollflow::stages::reward::{FailurePolicy, RemoteReward, RemoteScorer};
 use serde_json::{Value, json};
 
 /// How long a test may hang before it is told so.
@@ -80,8 +80,8 @@ impl Judge {
         ServiceConfig { retry, ..ServiceConfig::new(&self.url) }
     }
 
-    fn served(&self) -> Served {
-        Served::by(Service::new(self.config()).unwrap())
+    fn served(&self) -> RemoteScorer {
+        RemoteScorer::new(Service::new(self.config()).unwrap())
     }
 }
 
@@ -151,7 +151,7 @@ fn group(id: u64) -> Group {
 type Scores = BTreeMap<u64, (Option<String>, Vec<f64>)>;
 
 /// Scores `groups` groups; panics if that never ends.
-fn score(groups: u64, reward: ServedReward) -> (Result<Report, RunError>, Scores) {
+fn score(groups: u64, reward: RemoteReward) -> (Result<Report, RunError>, Scores) {
     let scores: Arc<Mutex<Scores>> = Arc::default();
     let seen = Arc::clone(&scores);
     let mut flow = Flow::new("rewards");
@@ -168,6 +168,10 @@ fn score(groups: u64, reward: ServedReward) -> (Result<Report, RunError>, Scores
     (result, scores)
 }
 
+fn dead_letters_in(folder: &std::path::Path) -> FailurePolicy {
+    FailurePolicy { dead_letters: Some(DeadLetterWriter::new(folder)), ..FailurePolicy::default() }
+}
+
 fn letters(folder: &std::path::Path) -> Vec<DeadLetter> {
     read_dead_letters(folder.join(DEAD_LETTERS)).unwrap().map(Result::unwrap).collect()
 }
@@ -175,7 +179,7 @@ fn letters(folder: &std::path::Path) -> Vec<DeadLetter> {
 #[test]
 fn a_group_is_one_request_and_each_sample_gets_its_own_reward() {
     let judge = Judge::new(|_, _| Act::Right);
-    let (result, scores) = score(20, ServedReward::new(judge.served()));
+    let (result, scores) = score(20, RemoteReward::new(judge.served()));
     result.unwrap();
     assert_eq!(scores.len(), 20);
     for (id, (dropped, rewards)) in scores {
@@ -196,7 +200,7 @@ fn so_many_groups_are_asked_for_at_once_and_no_more() {
         gate.wait();
         Act::Right
     });
-    let (result, scores) = score(12, ServedReward::new(judge.served()).concurrency(3));
+    let (result, scores) = score(12, RemoteReward::new(judge.served()).concurrency(3));
     result.unwrap();
     assert_eq!((scores.len(), judge.under_way.1.load(SeqCst)), (12, 3));
 }
@@ -205,7 +209,11 @@ fn so_many_groups_are_asked_for_at_once_and_no_more() {
 fn a_busy_service_is_waited_for_and_that_is_no_failure() {
     let judge = Judge::new(|_, before| if before < 5 { Act::Busy } else { Act::Right });
     let metrics = Metrics::new();
-    let (result, scores) = score(1, ServedReward::new(judge.served().retries(0)).metrics(&metrics));
+    let (result, scores) = score(
+        1,
+        RemoteReward::new(judge.served().retries(0))
+            .failures(FailurePolicy { metrics: Some(metrics.clone()), ..FailurePolicy::default() }),
+    );
     result.unwrap();
     assert_eq!(scores[&0].1, [0.0, 1.0, 2.0]);
     assert_eq!(metrics.newest(Metric::RewardFailures, &[]), Some(0.0));
@@ -215,7 +223,7 @@ fn a_busy_service_is_waited_for_and_that_is_no_failure() {
     let folder = tempfile::tempdir().unwrap();
     let mut busy = judge.config();
     busy.retry.busy_timeout = Duration::from_millis(20);
-    let reward = ServedReward::new(Served::by(Service::new(busy).unwrap())).dead_letters(DeadLetterWriter::new(folder.path()));
+    let reward = RemoteReward::new(RemoteScorer::new(Service::new(busy).unwrap())).failures(dead_letters_in(folder.path()));
     score(1, reward).0.unwrap();
     let text = &letters(folder.path())[0].failures[0].text;
     assert!(text.contains("said 503 for") && text.contains("raise busy_timeout"), "{text}");
@@ -237,8 +245,8 @@ fn every_way_to_fail_is_named_with_the_service_the_sample_and_what_to_look_at() 
         let folder = tempfile::tempdir().unwrap();
         // What sends without end is cut off by its length or the clock, whichever comes first.
         let config = ServiceConfig { timeout: Duration::from_millis(100), ..judge.config() };
-        let served = Served::by(Service::new(config).unwrap()).retries(1);
-        let (result, scores) = score(1, ServedReward::new(served).dead_letters(DeadLetterWriter::new(folder.path())));
+        let served = RemoteScorer::new(Service::new(config).unwrap()).retries(1);
+        let (result, scores) = score(1, RemoteReward::new(served).failures(dead_letters_in(folder.path())));
         result.unwrap();
         assert_eq!(scores[&0].0.as_deref(), Some(LOST));
         let letter = letters(folder.path()).remove(0);
@@ -254,8 +262,12 @@ fn every_way_to_fail_is_named_with_the_service_the_sample_and_what_to_look_at() 
 fn nobody_listening_is_told_with_the_address() {
     // A port that was free a moment ago.
     let url = format!("http://{}/score", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
-    let served = Served::by(Service::new(ServiceConfig::new(&url)).unwrap()).retries(0);
-    let error = score(1, ServedReward::new(served).on_failure(OnFailure::Fail)).0.unwrap_err().to_string();
+    let served = RemoteScorer::new(Service::new(ServiceConfig::new(&url)).unwrap()).retries(0);
+    let error =
+        score(1, RemoteReward::new(served).failures(FailurePolicy { on_failure: OnFailure::Fail, ..FailurePolicy::default() }))
+            .0
+            .unwrap_err()
+            .to_string();
     assert!(
         error.contains(&format!("the reward of sample 0 of group 0 failed: it refused: reward service {url}: cannot connect")),
         "{error}"
@@ -269,7 +281,10 @@ fn only_the_samples_that_lack_a_reward_are_asked_for_again() {
         _ => Act::Right,
     });
     let metrics = Metrics::new();
-    let (result, scores) = score(1, ServedReward::new(judge.served()).metrics(&metrics));
+    let (result, scores) = score(
+        1,
+        RemoteReward::new(judge.served()).failures(FailurePolicy { metrics: Some(metrics.clone()), ..FailurePolicy::default() }),
+    );
     result.unwrap();
     assert_eq!(scores[&0].1, [0.0, 1.0, 2.0]);
     assert_eq!(metrics.newest(Metric::RewardFailures, &[]), Some(1.0), "and is seen all the same");
@@ -285,7 +300,7 @@ fn a_sample_that_stays_refused_costs_itself_and_the_others_keep_theirs() {
         _ => Act::Text("{\"rewards\": [null]}"),
     });
     let folder = tempfile::tempdir().unwrap();
-    let (result, scores) = score(1, ServedReward::new(judge.served()).dead_letters(DeadLetterWriter::new(folder.path())));
+    let (result, scores) = score(1, RemoteReward::new(judge.served()).failures(dead_letters_in(folder.path())));
     result.unwrap();
     assert_eq!(scores[&0], (None, vec![0.0, 2.0]));
     let letter = letters(folder.path()).remove(0);
@@ -304,7 +319,7 @@ fn a_sample_on_which_the_service_fails_costs_no_other_sample_its_reward() {
             if samples.iter().any(|sample| sample["index"] == 1) { fails } else { Act::Right }
         });
         let folder = tempfile::tempdir().unwrap();
-        let reward = ServedReward::new(judge.served().retries(2)).dead_letters(DeadLetterWriter::new(folder.path()));
+        let reward = RemoteReward::new(judge.served().retries(2)).failures(dead_letters_in(folder.path()));
         let (result, scores) = score(1, reward);
         result.unwrap();
         assert_eq!(scores[&0], (None, vec![0.0, 2.0]), "{fails:?}");
@@ -316,14 +331,14 @@ fn a_sample_on_which_the_service_fails_costs_no_other_sample_its_reward() {
 #[test]
 fn parts_that_are_served_and_parts_that_are_computed_make_one_reward() {
     let judges = [Judge::new(|_, _| Act::Right), Judge::new(|_, _| Act::Text("{\"rewards\": [0.5, 0.5, {\"reward\": 0.25}]}"))];
-    let parts = Parts::new(Aggregator::Weighted(vec![1.0, 2.0, 4.0]))
-        .given("right")
+    let parts = Parts::new(Aggregator::weighted([1.0, 2.0, 4.0]))
+        .remote("right")
         .part("here", |sample: &Sample| f64::from(sample.index))
-        .given("style");
+        .remote("style");
     let services =
         judges.iter().zip(["right", "style"]).map(|(judge, name)| (name.to_owned(), Service::new(judge.config()).unwrap()));
-    let served = Arc::new(Served::parts(parts, services));
-    let (scored, scoring) = served.score_now(group(0)).unwrap();
+    let served = Arc::new(RemoteScorer::with_parts(parts, services));
+    let (scored, scoring) = served.score_blocking(group(0)).unwrap();
     assert_eq!((scored.rewards(), scoring.failures.len()), (vec![2.0, 5.0, 7.0], 0));
     assert_eq!(
         scored.samples[2].reward_parts,
@@ -342,7 +357,7 @@ fn a_stop_does_not_wait_for_a_service_that_hangs() {
     let service = Service::new(ServiceConfig { timeout: Duration::from_secs(3600), ..judge.config() }).unwrap();
     let mut flow = Flow::new("rewards");
     let groups = flow.source("groups", from_iter((0..100).map(group)));
-    let scored = flow.stage("judge", groups, ServedReward::new(Served::by(service)).concurrency(2));
+    let scored = flow.stage("judge", groups, RemoteReward::new(RemoteScorer::new(service)).concurrency(2));
     flow.sink("seen", scored, |_: Scored| {});
     let control = flow.handle();
     let (done, ended) = mpsc::channel();
@@ -368,10 +383,9 @@ proptest! {
         });
         let folder = tempfile::tempdir().unwrap();
         let config = ServiceConfig { timeout: Duration::from_millis(60), ..judge.config() };
-        let reward = ServedReward::new(Served::by(Service::new(config).unwrap()).retries(retries))
+        let reward = RemoteReward::new(RemoteScorer::new(Service::new(config).unwrap()).retries(retries))
             .concurrency(concurrency)
-            .max_poisoned(u64::MAX)
-            .dead_letters(DeadLetterWriter::new(folder.path()));
+            .failures(FailurePolicy { max_poisoned: u64::MAX, ..dead_letters_in(folder.path()) });
         let (result, scores) = score(12, reward);
         result.unwrap();
         prop_assert_eq!(scores.len(), 12);

@@ -12,7 +12,7 @@ use rollflow::stages::evaluate::{AnswerLog, Evaluator};
 
 use crate::assemble::engines::Engines;
 use crate::assemble::lessons::Mixture;
-use crate::assemble::rewards::{self, Judge};
+use crate::assemble::rewards::Scoring;
 use crate::assemble::{data, evaluation, references, rollout, trainers};
 use crate::registry::Registry;
 
@@ -26,7 +26,7 @@ pub struct Components<B: TrainingBackend> {
     /// Stage that samples completions.
     pub generator: BoxedStage<Prompt, Group>,
     /// Stage that scores them.
-    pub reward: Judge,
+    pub reward: Scoring,
     /// Stage that scores them under the reference policy, if the recipe has one.
     pub reference: Option<Reference<B::Weights>>,
     /// Backend that trains the policy.
@@ -121,7 +121,7 @@ impl Components<LocalBackend> {
         Ok(Components {
             prompts,
             generator: BoxedStage::new(generation.generator),
-            reward: rewards::reward(plan, registry)?,
+            reward: Scoring::of(plan, registry)?,
             reference,
             backend: trainers::backend(plan, registry, policy).context("starting the trainer")?,
             critic: trainers::critic(plan, start).context("starting the critic")?,

@@ -9,10 +9,9 @@ use rollflow::env::{MakeEnvironment, PythonEnvironment, ServedConfig, ServedEnvi
 use rollflow::recipe::Plan;
 use rollflow::recipe::environment::EnvironmentKind;
 use rollflow::rollout::Agent;
-use rollflow::sandbox::CodeJudge;
+use rollflow::sandbox::TestRunner;
 use tracing::info;
 
-use crate::assemble::rewards;
 use crate::assemble::secrets;
 
 #[path = "../../../examples/environments/mod.rs"]
@@ -35,9 +34,7 @@ pub fn agent(plan: &Plan, positions: usize) -> Result<Option<Agent>> {
             let (corpus, results) = (Arc::new(corpus), search.results);
             Arc::new(move || Box::new(SearchEnvironment::new(corpus.clone(), results)))
         }
-        EnvironmentKind::Python(python) => {
-            PythonEnvironment::maker(Arc::new(CodeJudge::new(rewards::sandbox(python)?)), &python.tests)
-        }
+        EnvironmentKind::Python(python) => PythonEnvironment::maker(Arc::new(TestRunner::new(python.sandbox()?)), &python.tests),
         EnvironmentKind::Http(served) => {
             let mut config = ServedConfig::new(&served.url);
             config.endpoint = secrets::endpoint(&served.url, served.token_env.as_ref(), &plan.net)?;

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
+use rollflow::algo::rewards::IntoReward;
 use rollflow::engine::SimulatedEngine;
 use rollflow::flow::{BoxedStage, Simulation, Until, weights};
 use rollflow::prelude::*;
@@ -27,7 +28,7 @@ use rollflow::util::untrusted;
 use crate::assemble::components::Components;
 use crate::assemble::data;
 use crate::assemble::policy;
-use crate::assemble::rewards::Judge;
+use crate::assemble::rewards::Scoring;
 use crate::assemble::rollout;
 use crate::command::out;
 use crate::grpo;
@@ -181,7 +182,11 @@ fn components(
         prompts: data::prompts(plan, None)?,
         generator: BoxedStage::new(rollout::generator_by(plan, Generator::by(make, &tokenizer).weights(published))?),
         sync: BoxedStage::new(WeightSync::to(publisher).log_every(plan.observe.log_every)),
-        reward: Judge::Here(Reward::each(reward)),
+        reward: Scoring::Local {
+            reward: Box::new(move |sample: &Sample| reward(sample).into_reward()),
+            models: Vec::new(),
+            threads: 0,
+        },
         reference: plan.reference.as_ref().map(|_| Reference::frozen(UnscoredReference, Arc::new(()))),
         // Its time is within that of the stage.
         critic: plan.critic.as_ref().map(|_| SimulatedBackend::default()),

@@ -1,116 +1,143 @@
-//! One number from several.
+//! Combining several rewards into one number.
 
 use std::fmt;
 use std::sync::Arc;
 
+use crate::settings::declare::choices;
+
+choices! {
+    /// Combination of the parts of a reward.
+    pub enum Combine {
+        /// the sum of the parts, each times its weight.
+        "sum" => Sum,
+        /// the smallest part.
+        "min" => Min,
+        /// the product of the parts.
+        "product" => Product,
+        /// the first part decides, the next one only among equals; parts and reward are from 0 to
+        /// 1.
+        "lexicographic" => Lexicographic,
+        /// an aggregator that was registered by a name.
+        "custom" => Custom,
+    }
+}
+
+/// Number of values of a part that [`Combine::Lexicographic`] distinguishes by default.
+pub const DEFAULT_LEVELS: u32 = 101;
+
 type Function = dyn Fn(&[f64]) -> f64 + Send + Sync;
 
-/// How the values of several rewards become one.
-#[derive(Clone, Default)]
-pub enum Aggregator {
-    /// `Σ r_i`.
-    #[default]
-    Sum,
-    /// `Σ w_i r_i`, one weight a value. Equals TRL's `reward_weights` where every function judges the sample.
-    Weighted(Vec<f64>),
-    /// `min r_i`: as good as its worst part.
-    Min,
-    /// `Π r_i`: a part of 0 spoils all.
-    Product,
-    /// The first value decides; the second only among equals, and so on. Values are cut to [0, 1] and rounded to `levels` equally spaced
-    /// ones, `l_i` = 0 … L − 1; the result `Σ l_i L^(n−1−i) / (L^n − 1)` is in [0, 1] and larger exactly if the list of levels is.
-    Lexicographic {
-        /// How many values of a part are told apart, at least 2.
-        levels: u32,
-    },
-    /// 0 unless every value reaches its threshold, where it has one; else what `then` makes of all values.
-    Gated {
-        /// One a value.
-        at_least: Vec<Option<f64>>,
-        /// Behind the gates.
-        then: Box<Aggregator>,
-    },
-    /// Any function.
-    Custom(Arc<Function>),
-}
-
-/// Values that an [`Aggregator`] cannot make one of.
-#[derive(Clone, Debug, thiserror::Error, PartialEq)]
-pub enum AggregateError {
-    /// There is nothing to aggregate.
-    #[error("there is no value; give at least one reward")]
-    Empty,
-    /// A list of weights or thresholds has another length.
-    #[error("there are {given} weights or thresholds for {values} values; give one a value")]
-    Count {
-        /// How many values.
-        values: usize,
-        /// How many weights or thresholds.
-        given: usize,
-    },
-    /// A value, a weight or the result.
-    #[error("value {at} is {value}; every value must be a finite number")]
-    NotFinite {
-        /// Its place; one past the values is the result.
-        at: usize,
-        /// What it is.
-        value: f64,
-    },
-    /// So many combinations of levels that a double could not tell them apart, or only one level.
-    #[error(
-        "{levels} levels of {values} values are not told apart by a number; have 2 levels or more, and levels^values below 2^53"
-    )]
-    Levels {
-        /// How many levels.
-        levels: u32,
-        /// How many values.
-        values: usize,
-    },
-}
-
-/// One number from `values`, which are in the order of the rewards that gave them.
+/// Combines the values of several rewards into one.
 ///
 /// ```
-/// use rollflow::algo::rewards::{Aggregator, aggregate_vector_rewards};
+/// use rollflow::algo::rewards::{Aggregator, Combine};
 ///
 /// let (right, polite) = (1.0, 0.5);
-/// assert_eq!(aggregate_vector_rewards(&[right, polite], &Aggregator::Weighted(vec![1.0, 0.2])), Ok(1.1));
-/// let gated = Aggregator::Gated { at_least: vec![Some(1.0), None], then: Box::new(Aggregator::Sum) };
-/// assert_eq!(aggregate_vector_rewards(&[0.9, polite], &gated), Ok(0.0));
+/// assert_eq!(Aggregator::weighted([1.0, 0.2]).aggregate(&[right, polite]), Ok(1.1));
+/// let gated = Aggregator::new(Combine::Sum).at_least([Some(1.0), None]);
+/// assert_eq!(gated.aggregate(&[0.9, polite]), Ok(0.0));
 /// ```
-pub fn aggregate_vector_rewards(values: &[f64], aggregator: &Aggregator) -> Result<f64, AggregateError> {
-    if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-        return Err(AggregateError::NotFinite { at, value: values[at] });
-    }
-    if values.is_empty() {
-        return Err(AggregateError::Empty);
-    }
-    let matches = |given: usize| {
-        if given == values.len() { Ok(()) } else { Err(AggregateError::Count { values: values.len(), given }) }
-    };
-    let value = match aggregator {
-        Aggregator::Sum => values.iter().sum(),
-        Aggregator::Weighted(weights) => {
-            matches(weights.len())?;
-            values.iter().zip(weights).map(|(value, weight)| value * weight).sum()
-        }
-        Aggregator::Min => values.iter().copied().fold(f64::INFINITY, f64::min),
-        Aggregator::Product => values.iter().product(),
-        Aggregator::Lexicographic { levels } => lexicographic(values, *levels)?,
-        Aggregator::Gated { at_least, then } => {
-            matches(at_least.len())?;
-            let open = values.iter().zip(at_least).all(|(value, least)| least.is_none_or(|least| *value >= least));
-            if open { aggregate_vector_rewards(values, then)? } else { 0.0 }
-        }
-        Aggregator::Custom(function) => function(values),
-    };
-    if value.is_finite() { Ok(value) } else { Err(AggregateError::NotFinite { at: values.len(), value }) }
+#[derive(Clone)]
+pub struct Aggregator {
+    combine: Combine,
+    weights: Vec<f64>,
+    levels: u32,
+    function: Option<Arc<Function>>,
+    at_least: Vec<Option<f64>>,
 }
 
-fn lexicographic(values: &[f64], levels: u32) -> Result<f64, AggregateError> {
-    let combinations = f64::from(levels).powi(i32::try_from(values.len()).unwrap_or(i32::MAX));
+impl Default for Aggregator {
+    fn default() -> Self {
+        Aggregator::new(Combine::default())
+    }
+}
+
+impl Aggregator {
+    /// Combines values in this way. For [`Combine::Custom`] use [`Aggregator::custom`].
+    pub fn new(combine: Combine) -> Self {
+        Aggregator { combine, weights: Vec::new(), levels: DEFAULT_LEVELS, function: None, at_least: Vec::new() }
+    }
+
+    /// Weighted sum `Σ w_i r_i`. Equals TRL's `reward_weights` if every function scores the sample.
+    pub fn weighted(weights: impl Into<Vec<f64>>) -> Self {
+        Aggregator::default().weights(weights)
+    }
+
+    /// Combines values by a function.
+    pub fn custom(function: impl Fn(&[f64]) -> f64 + Send + Sync + 'static) -> Self {
+        Aggregator { function: Some(Arc::new(function)), ..Aggregator::new(Combine::Custom) }
+    }
+
+    /// Sets the weights of a sum, one per value; empty means 1 for every value.
+    pub fn weights(self, weights: impl Into<Vec<f64>>) -> Self {
+        Aggregator { weights: weights.into(), ..self }
+    }
+
+    /// Sets the number of values of a part that [`Combine::Lexicographic`] distinguishes, at least
+    /// 2.
+    pub fn levels(self, levels: u32) -> Self {
+        Aggregator { levels, ..self }
+    }
+
+    /// Sets thresholds, one per value: the result is 0 if a value is below its threshold. Empty
+    /// means none.
+    pub fn at_least(self, thresholds: impl Into<Vec<Option<f64>>>) -> Self {
+        Aggregator { at_least: thresholds.into(), ..self }
+    }
+
+    /// Combines `values`, which are in the order of their rewards. Values and result must be
+    /// finite.
+    pub fn aggregate(&self, values: &[f64]) -> Result<f64, String> {
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            return Err(not_finite(at, values[at]));
+        }
+        if values.is_empty() {
+            return Err("there is no value; give at least one reward".to_owned());
+        }
+        if !self.at_least.is_empty() {
+            one_per_value(values, self.at_least.len())?;
+            if !values.iter().zip(&self.at_least).all(|(value, least)| least.is_none_or(|least| *value >= least)) {
+                return Ok(0.0);
+            }
+        }
+        let value = match (self.combine, &self.function) {
+            (Combine::Sum, _) if self.weights.is_empty() => values.iter().sum(),
+            (Combine::Sum, _) => {
+                one_per_value(values, self.weights.len())?;
+                values.iter().zip(&self.weights).map(|(value, weight)| value * weight).sum()
+            }
+            (Combine::Min, _) => values.iter().copied().fold(f64::INFINITY, f64::min),
+            (Combine::Product, _) => values.iter().product(),
+            (Combine::Lexicographic, _) => lexicographic(values, self.levels)?,
+            (Combine::Custom, Some(function)) => function(values),
+            (Combine::Custom, None) => return Err("a custom aggregator needs its function; use Aggregator::custom".to_owned()),
+        };
+        if value.is_finite() { Ok(value) } else { Err(not_finite(values.len(), value)) }
+    }
+}
+
+fn not_finite(at: usize, value: f64) -> String {
+    format!("value {at} is {value}; every value must be a finite number")
+}
+
+fn one_per_value(values: &[f64], given: usize) -> Result<(), String> {
+    let count = values.len();
+    if given == count {
+        return Ok(());
+    }
+    Err(format!("there are {given} weights or thresholds for {count} values; give one a value"))
+}
+
+/// Returns `Σ l_i L^(n−1−i) / (L^n − 1)`, which is in [0, 1] and ordered as the lists of levels.
+///
+/// `l_i` = 0 … L − 1 is value `i`, clamped to [0, 1] and rounded to one of L equally spaced levels.
+fn lexicographic(values: &[f64], levels: u32) -> Result<f64, String> {
+    let count = values.len();
+    let combinations = f64::from(levels).powi(i32::try_from(count).unwrap_or(i32::MAX));
     if levels < 2 || combinations > (1_u64 << 53) as f64 {
-        return Err(AggregateError::Levels { levels, values: values.len() });
+        return Err(format!(
+            "{levels} levels of {count} values are not told apart by a number; have 2 levels or more, and levels^values below 2^53"
+        ));
     }
     let (base, highest) = (f64::from(levels), f64::from(levels - 1));
     let number = values.iter().fold(0.0, |number, value| number * base + (value.clamp(0.0, 1.0) * highest).round());
@@ -119,17 +146,11 @@ fn lexicographic(values: &[f64], levels: u32) -> Result<f64, AggregateError> {
 
 impl fmt::Debug for Aggregator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Aggregator::Sum => f.write_str("Sum"),
-            Aggregator::Weighted(weights) => f.debug_tuple("Weighted").field(weights).finish(),
-            Aggregator::Min => f.write_str("Min"),
-            Aggregator::Product => f.write_str("Product"),
-            Aggregator::Lexicographic { levels } => f.debug_struct("Lexicographic").field("levels", levels).finish(),
-            Aggregator::Gated { at_least, then } => {
-                f.debug_struct("Gated").field("at_least", at_least).field("then", then).finish()
-            }
-            Aggregator::Custom(_) => f.write_str("Custom"),
-        }
+        f.debug_struct("Aggregator")
+            .field("combine", &self.combine)
+            .field("weights", &self.weights)
+            .field("at_least", &self.at_least)
+            .finish_non_exhaustive()
     }
 }
 
@@ -139,23 +160,19 @@ mod tests {
 
     use super::*;
 
-    fn of(values: &[f64], aggregator: Aggregator) -> f64 {
-        aggregate_vector_rewards(values, &aggregator).unwrap()
-    }
-
     #[test]
     fn each_way_is_its_formula() {
         let values = [0.5, -2.0, 4.0];
-        assert_eq!(of(&values, Aggregator::Sum), 2.5);
-        assert_eq!(of(&values, Aggregator::Weighted(vec![2.0, 1.0, 0.25])), 0.0);
-        assert_eq!((of(&values, Aggregator::Min), of(&values, Aggregator::Product)), (-2.0, -4.0));
-        assert_eq!(of(&values, Aggregator::Custom(Arc::new(|values| values[2]))), 4.0);
+        let of = |combine| Aggregator::new(combine).aggregate(&values).unwrap();
+        assert_eq!((of(Combine::Sum), of(Combine::Min), of(Combine::Product)), (2.5, -2.0, -4.0));
+        assert_eq!(Aggregator::weighted([2.0, 1.0, 0.25]).aggregate(&values), Ok(0.0));
+        assert_eq!(Aggregator::custom(|values| values[2]).aggregate(&values), Ok(4.0));
     }
 
     #[test]
     fn a_gate_includes_its_threshold_and_shuts_off_everything() {
-        let gated = |least| Aggregator::Gated { at_least: vec![None, Some(least)], then: Box::new(Aggregator::Min) };
-        assert_eq!((of(&[3.0, 0.5], gated(0.5)), of(&[3.0, 0.5], gated(0.51))), (0.5, 0.0));
+        let gated = |least| Aggregator::new(Combine::Min).at_least([None, Some(least)]).aggregate(&[3.0, 0.5]);
+        assert_eq!((gated(0.5), gated(0.51)), (Ok(0.5), Ok(0.0)));
     }
 
     proptest! {
@@ -163,7 +180,7 @@ mod tests {
         fn a_lexicographic_order_is_that_of_the_levels(a in prop::collection::vec(0_u32..5, 4), b in prop::collection::vec(0_u32..5, 4)) {
             let value = |levels: &[u32]| {
                 let values: Vec<f64> = levels.iter().map(|level| f64::from(*level) / 4.0).collect();
-                of(&values, Aggregator::Lexicographic { levels: 5 })
+                Aggregator::new(Combine::Lexicographic).levels(5).aggregate(&values).unwrap()
             };
             prop_assert_eq!(value(&a).total_cmp(&value(&b)), a.cmp(&b));
             prop_assert!((0.0..=1.0).contains(&value(&a)));
@@ -172,14 +189,17 @@ mod tests {
 
     #[test]
     fn what_makes_no_number_is_refused() {
-        let refused = |values: &[f64], aggregator| aggregate_vector_rewards(values, &aggregator).unwrap_err();
-        assert_eq!(refused(&[], Aggregator::Sum), AggregateError::Empty);
-        assert_eq!(refused(&[1.0], Aggregator::Weighted(vec![])), AggregateError::Count { values: 1, given: 0 });
-        assert!(matches!(refused(&[1.0, f64::NAN], Aggregator::Min), AggregateError::NotFinite { at: 1, .. }));
-        assert!(matches!(refused(&[f64::MAX; 2], Aggregator::Sum), AggregateError::NotFinite { at: 2, .. }));
+        let sum = Aggregator::default;
+        let refused = |values: &[f64], aggregator: Aggregator| aggregator.aggregate(values).unwrap_err();
+        assert!(refused(&[], sum()).contains("at least one reward"));
+        assert!(refused(&[1.0, 2.0], Aggregator::weighted([1.0])).starts_with("there are 1 weights or thresholds for 2 values"));
+        assert!(refused(&[1.0], sum().at_least([None, None])).starts_with("there are 2 weights or thresholds for 1 values"));
+        assert!(refused(&[1.0, f64::NAN], Aggregator::new(Combine::Min)).starts_with("value 1 is NaN"));
+        assert!(refused(&[f64::MAX; 2], sum()).starts_with("value 2 is inf"));
+        assert!(refused(&[1.0], Aggregator::new(Combine::Custom)).contains("needs its function"));
         for (levels, values) in [(1, 2), (0, 2), (10, 16), (u32::MAX, 2)] {
-            let refused = refused(&vec![0.0; values], Aggregator::Lexicographic { levels });
-            assert_eq!(refused, AggregateError::Levels { levels, values });
+            let refused = refused(&vec![0.0; values], Aggregator::new(Combine::Lexicographic).levels(levels));
+            assert!(refused.starts_with(&format!("{levels} levels of {values} values")), "{refused}");
         }
     }
 }

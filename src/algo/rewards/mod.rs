@@ -1,22 +1,29 @@
-//! Rewards as pure functions of samples: single values, named parts that become one value, shaping and normalisation. A stage runs them and
-//! names the sample when one fails.
+//! Rewards as pure functions of samples.
+//!
+//! Each kind of reward is one file: the keys that a recipe gives it, and the function that they
+//! build. [`Parts`] combines several into one reward with named parts.
 
 mod aggregate;
-mod builders;
-mod compose;
-mod earned;
-mod matching;
-mod normalize;
+mod answer;
+mod environment;
+mod format;
+mod keywords;
+mod length;
+mod output;
 mod parts;
-mod shaping;
+mod pattern;
 
-pub use aggregate::{AggregateError, Aggregator, aggregate_vector_rewards};
-pub use builders::{BuildError, FormatTags, format, keywords, length, math, overlong, regex, repetition};
-pub use compose::Compose;
-pub use earned::{Earned, Earnings, ScoreError, compute_batch_rewards, compute_scalar_reward, compute_vector_reward};
-pub use matching::{compute_reward, exact_match, numeric_match, regex_match};
-pub use normalize::{NormalizeError, Normalizer, normalize_rewards};
+mod repetition;
+mod rule;
+
+pub use aggregate::{Aggregator, Combine, DEFAULT_LEVELS};
+pub use answer::{NumericRule, exact_match, exact_reward, math_reward};
+pub use environment::environment_reward;
+pub use format::FormatRule;
+pub use keywords::KeywordsRule;
+pub use length::{LengthRule, OverlongRule};
+pub use output::{IntoReward, RewardOutput};
 pub use parts::Parts;
-pub use shaping::{
-    apply_reward_shaping, entropy_bonus, kl_penalty, length_contrast, overlong_penalty, repetition_penalty, subtract_kl,
-};
+pub use pattern::RegexRule;
+pub use repetition::RepetitionRule;
+pub use rule::{PartReward, RuleError};

@@ -1,72 +1,71 @@
-//! Several named rewards that become one, and stay visible each by itself.
+//! Several named rewards that become one; each is logged by its name.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::aggregate::{Aggregator, aggregate_vector_rewards};
-use super::earned::{Earned, Earnings};
+use super::aggregate::Aggregator;
+use super::output::{IntoReward, RewardOutput};
+use super::rule::PartReward;
 use crate::data::{REWARD_LIMIT, Sample, is_reward};
 
-type Value = dyn Fn(&Sample) -> Result<f64, String> + Send + Sync;
-
-enum Part {
-    Of(Box<Value>),
-    Given,
-}
-
-/// Named parts and how they become one reward. A part that fails makes the whole fail, under the part's name.
+/// Named parts of a reward, and how they become one value. If a part fails, the reward fails with
+/// the part's name.
 ///
 /// ```
-/// use rollflow::algo::rewards::{Aggregator, Parts, format, keywords};
+/// use rollflow::algo::rewards::{Aggregator, FormatRule, KeywordsRule, Parts};
 /// use rollflow::prelude::*;
 ///
-/// let parts = Parts::new(Aggregator::Weighted(vec![1.0, 0.2]))
-///     .part("form", format(["think", "answer"])?)
-///     .part("units", keywords(["cm", "kg"])?);
+/// let units = KeywordsRule { words: vec!["cm".to_owned(), "kg".to_owned()] };
+/// let parts = Parts::new(Aggregator::weighted([1.0, 0.2]))
+///     .part("form", FormatRule::default().reward()?)
+///     .part("units", units.reward()?);
 /// let sample = Sample { response: "<think>5 kg</think><answer>5</answer>".into(), ..Sample::default() };
-/// let earnings = parts.earn(&sample)?;
-/// assert_eq!((earnings.reward, earnings.parts["form"], earnings.parts["units"]), (1.1, 1.0, 0.5));
+/// let output = parts.reward(&sample)?;
+/// assert_eq!((output.reward, output.parts["form"], output.parts["units"]), (1.1, 1.0, 0.5));
 ///
-/// let stage = Reward::each(move |sample: &Sample| parts.earn(sample)); // the parts are metrics of their own
+/// let stage = Reward::each(move |sample: &Sample| parts.reward(sample)); // logs each part
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Default)]
 pub struct Parts {
-    parts: Vec<(String, Part)>,
+    /// Each part's name and function; `None` if its value comes from another process.
+    parts: Vec<(String, Option<PartReward>)>,
     aggregator: Aggregator,
 }
 
 impl Parts {
-    /// None yet; weights and thresholds of `aggregator` are in the order in which parts are added.
+    /// Creates a reward without parts. Weights and thresholds of `aggregator` are in the order in
+    /// which parts are added.
     pub fn new(aggregator: Aggregator) -> Self {
         Parts { parts: Vec::new(), aggregator }
     }
 
-    /// One more. Of two with the same name, the later one's value is the one that is written down.
-    pub fn part<R: Earned>(mut self, name: impl Into<String>, reward: impl Fn(&Sample) -> R + Send + Sync + 'static) -> Self {
-        let value = move |sample: &Sample| reward(sample).earned().map(|earnings| earnings.reward);
-        self.parts.push((name.into(), Part::Of(Box::new(value))));
+    /// Adds a part. If two parts have the same name, the value of the later one is logged.
+    pub fn part<R: IntoReward>(mut self, name: impl Into<String>, reward: impl Fn(&Sample) -> R + Send + Sync + 'static) -> Self {
+        let value = move |sample: &Sample| reward(sample).into_reward().map(|output| output.reward);
+        self.parts.push((name.into(), Some(Box::new(value))));
         self
     }
 
-    /// One more, whose value comes from elsewhere, such as another process: see [`Parts::earn_given`].
-    pub fn given(mut self, name: impl Into<String>) -> Self {
-        self.parts.push((name.into(), Part::Given));
+    /// Adds a part whose value comes from another process: see [`Parts::reward_with`].
+    pub fn remote(mut self, name: impl Into<String>) -> Self {
+        self.parts.push((name.into(), None));
         self
     }
 
-    /// What the sample earns, in all and part by part.
-    pub fn earn(&self, sample: &Sample) -> Result<Earnings, String> {
-        self.earn_given(sample, &BTreeMap::new())
+    /// Computes the sample's reward and its parts.
+    pub fn reward(&self, sample: &Sample) -> Result<RewardOutput, String> {
+        self.reward_with(sample, &BTreeMap::new())
     }
 
-    /// The same, with the values of parts that are given, by name.
-    pub fn earn_given(&self, sample: &Sample, given: &BTreeMap<&str, f64>) -> Result<Earnings, String> {
+    /// Computes the sample's reward from its parts, with the values of [remote](Parts::remote) parts
+    /// by name.
+    pub fn reward_with(&self, sample: &Sample, remote: &BTreeMap<&str, f64>) -> Result<RewardOutput, String> {
         let mut values = Vec::with_capacity(self.parts.len());
         for (name, part) in &self.parts {
             let value = match part {
-                Part::Of(part) => part(sample),
-                Part::Given => given.get(name.as_str()).copied().ok_or_else(|| "nobody gave its value".to_owned()),
+                Some(part) => part(sample),
+                None => remote.get(name.as_str()).copied().ok_or_else(|| "no service gave its value".to_owned()),
             };
             let value = value.map_err(|why| format!("its part {name:?}: {why}"))?;
             if !is_reward(value) {
@@ -74,9 +73,9 @@ impl Parts {
             }
             values.push(value);
         }
-        let reward = aggregate_vector_rewards(&values, &self.aggregator).map_err(|error| error.to_string())?;
+        let reward = self.aggregator.aggregate(&values)?;
         let names = self.parts.iter().map(|(name, _)| name.clone());
-        Ok(Earnings { reward, parts: names.zip(values).collect() })
+        Ok(RewardOutput { reward, parts: names.zip(values).collect() })
     }
 }
 
@@ -93,19 +92,19 @@ mod tests {
 
     #[test]
     fn a_value_from_elsewhere_is_a_part_like_any_other() {
-        let parts = Parts::new(Aggregator::Sum).part("here", |_: &Sample| 1.0).given("there");
-        let earned = parts.earn_given(&Sample::default(), &[("there", 0.5)].into()).unwrap();
-        assert_eq!((earned.reward, earned.parts["there"]), (1.5, 0.5));
-        assert_eq!(parts.earn(&Sample::default()).unwrap_err(), "its part \"there\": nobody gave its value");
+        let parts = Parts::default().part("here", |_: &Sample| 1.0).remote("there");
+        let output = parts.reward_with(&Sample::default(), &[("there", 0.5)].into()).unwrap();
+        assert_eq!((output.reward, output.parts["there"]), (1.5, 0.5));
+        assert_eq!(parts.reward(&Sample::default()).unwrap_err(), "its part \"there\": no service gave its value");
     }
 
     #[test]
     fn a_part_that_fails_is_named() {
-        let parts = Parts::new(Aggregator::Sum).part("good", |_: &Sample| 1.0).part("bad", |_: &Sample| Err::<f64, _>("no key"));
-        assert_eq!(parts.earn(&Sample::default()).unwrap_err(), "its part \"bad\": no key");
-        let parts = Parts::new(Aggregator::Sum).part("wild", |_: &Sample| f64::NAN);
+        let parts = Parts::default().part("good", |_: &Sample| 1.0).part("bad", |_: &Sample| Err::<f64, _>("no key"));
+        assert_eq!(parts.reward(&Sample::default()).unwrap_err(), "its part \"bad\": no key");
+        let parts = Parts::default().part("wild", |_: &Sample| f64::NAN);
         assert_eq!(
-            parts.earn(&Sample::default()).unwrap_err(),
+            parts.reward(&Sample::default()).unwrap_err(),
             "its part \"wild\" is NaN, not a finite number of at most 1e100 either way"
         );
     }

@@ -1,8 +1,9 @@
 //! Checks between the parts of a reward.
 
 use super::Note;
+use crate::algo::rewards::Combine;
 use crate::recipe::plan::Plan;
-use crate::recipe::reward::{Combine, Composition, PartRule};
+use crate::recipe::reward::{Composition, PartRule};
 
 pub(super) fn parts(plan: &Plan, of: &Composition, note: Note) {
     let longest = plan.generate.max_new_tokens;

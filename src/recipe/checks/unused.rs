@@ -3,9 +3,9 @@
 use super::Note;
 use crate::engine::settings::Launch;
 use crate::recipe::plan::{Pipeline, Plan};
-use crate::recipe::reward::OnFailure;
 use crate::recipe::task::{OverlongPolicy, Sft, Task, TaskData, Turns};
 use crate::settings::section::{Section, join};
+use crate::stages::reward::OnFailure;
 
 /// Keys of a section without effect, and the reason.
 struct Unused {

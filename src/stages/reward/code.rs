@@ -1,10 +1,13 @@
-//! A reward for code: the share of its tests that it passes, or 1 only for all of them.
+//! A reward for code: the share of its tests that pass, or 1 only if all do.
 
-use crate::settings::declare::choices;
 use std::sync::Arc;
 
 use crate::data::Sample;
-use crate::sandbox::{CodeJudge, CodeTests, Sandbox, extract_code};
+use crate::sandbox::{CodeTests, Sandbox, SandboxError, SandboxRule, TestRunner, extract_code};
+use crate::settings::declare::{choices, section};
+use crate::settings::setting::Limit;
+
+const TEMPLATE: Limit<String> = Limit { text: "a program with `{code}` in it", holds: |text| text.contains("{code}") };
 
 choices! {
     /// Reward for passing some of the tests.
@@ -16,61 +19,57 @@ choices! {
     }
 }
 
-/// Rewards code by the tests in its prompt's metadata, in a sandbox. The same code is run once for the same tests.
+section! {
+    /// Runs Python code against tests: the completion's last code block, or the whole completion.
+    /// Tests are asserts, or pairs of input and output.
+    pub struct CodeRule {
+        first sandbox: SandboxRule;
+        /// Reward for passing some of the tests.
+        score: CodeScore = CodeScore::default();
+        /// Program that is run, with the placeholders `{code}` and `{prompt}`; the latter is for
+        /// code that continues its prompt.
+        template: String = "{code}".to_owned(), TEMPLATE;
+    }
+}
+
+/// Rewards code by the tests in its prompt's metadata, in a sandbox.
 ///
-/// It is a closure's worth for [`Reward::each`](super::Reward::each): `Reward::each(move |sample| code.reward(sample))`. Programs run on the
-/// threads that ask, as many at a time as the sandbox lets, each with its deadline.
+/// Use it as `Reward::each(move |sample| code.reward(sample))`. Programs run while the calling
+/// threads wait, as many at a time as the sandbox allows. The same code and tests run once.
 #[derive(Clone, Debug)]
 pub struct CodeReward {
-    judge: Arc<CodeJudge>,
-    score: CodeScore,
-    tests: String,
-    template: Option<String>,
+    runner: Arc<TestRunner>,
+    rule: CodeRule,
 }
 
 impl CodeReward {
-    /// Runs code there; tests are `metadata["tests"]`.
-    pub fn new(sandbox: Sandbox) -> Self {
-        let judge = Arc::new(CodeJudge::new(sandbox));
-        CodeReward { judge, score: CodeScore::default(), tests: "tests".to_owned(), template: None }
+    /// Sets up the sandbox and checks that it works on this machine.
+    pub fn new(rule: CodeRule) -> Result<Self, SandboxError> {
+        Ok(CodeReward::in_sandbox(rule.sandbox.sandbox()?, rule))
     }
 
-    /// What passing some tests is worth.
-    pub fn score(self, score: CodeScore) -> Self {
-        CodeReward { score, ..self }
+    /// Runs code in `sandbox` instead of the one that `rule` describes.
+    pub fn in_sandbox(sandbox: Sandbox, rule: CodeRule) -> Self {
+        CodeReward { runner: Arc::new(TestRunner::new(sandbox)), rule }
     }
 
-    /// Where in the metadata the tests are.
-    pub fn tests(self, key: impl Into<String>) -> Self {
-        CodeReward { tests: key.into(), ..self }
-    }
-
-    /// A program around the code, which stands where it says `{code}`; `{prompt}` is the prompt's text, for prompts that code goes on from.
-    pub fn template(self, template: impl Into<String>) -> Self {
-        CodeReward { template: Some(template.into()), ..self }
-    }
-
-    /// What a sample's code earns. Fails where its prompt has no tests, and where the sandbox breaks.
+    /// Computes the reward of a sample. Fails if its prompt has no tests or the sandbox fails.
     pub fn reward(&self, sample: &Sample) -> Result<f64, String> {
-        let tests = sample.metadata.get(&self.tests);
-        let tests = tests.ok_or_else(|| format!("the prompt has no tests, metadata[{:?}]", self.tests))?;
+        let key = &self.rule.sandbox.tests;
+        let tests = sample.metadata.get(key);
+        let tests = tests.ok_or_else(|| format!("the prompt has no tests, metadata[{key:?}]"))?;
         let tests = CodeTests::from_json(tests).map_err(|error| error.to_string())?;
-        let verdict = self.judge.judge(&self.program(sample), &tests).map_err(|error| error.to_string())?;
-        Ok(match self.score {
-            CodeScore::Share => verdict.share(),
-            CodeScore::All => f64::from(u8::from(verdict.all())),
+        let results = self.runner.run(&self.program(sample), &tests).map_err(|error| error.to_string())?;
+        Ok(match self.rule.score {
+            CodeScore::Share => results.share(),
+            CodeScore::All => f64::from(u8::from(results.all())),
         })
     }
 
     fn program(&self, sample: &Sample) -> String {
         let code = extract_code(&sample.response);
-        match &self.template {
-            None => code.to_owned(),
-            // In one pass: what is put in is not searched again.
-            Some(template) => {
-                let parts = template.split("{code}").map(|part| part.replace("{prompt}", &sample.prompt.render()));
-                parts.collect::<Vec<_>>().join(code)
-            }
-        }
+        // One pass: placeholders inside the code or the prompt stay as they are.
+        let parts = self.rule.template.split("{code}").map(|part| part.replace("{prompt}", &sample.prompt.render()));
+        parts.collect::<Vec<_>>().join(code)
     }
 }

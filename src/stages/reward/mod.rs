@@ -1,21 +1,23 @@
-//! What an answer is worth: [`Reward`] asks closures, [`ServedReward`] asks other processes.
+//! The reward stage: [`Reward`] calls a function per sample, [`RemoteReward`] asks other processes.
 
 #[cfg(unix)]
 mod code;
 mod each;
+mod failures;
+mod model;
+mod remote;
 mod score;
 #[cfg(feature = "torch")]
 mod scorer;
-mod served;
-pub mod service;
-mod settle;
 
-pub use crate::algo::rewards::{Earned, Earnings};
+pub use crate::algo::rewards::{IntoReward, RewardOutput};
 #[cfg(unix)]
-pub use code::{CodeReward, CodeScore};
+pub use code::{CodeReward, CodeRule, CodeScore};
 pub use each::Reward;
+pub use failures::{FailurePolicy, OnFailure, OnLostSample, RewardBroken, RewardError};
+pub(crate) use failures::{MAX_POISONED, RETRIES};
+pub use model::ModelRule;
+pub use remote::{RemoteReward, RemoteScorer};
 pub use score::{Scorers, Scoring, score};
 #[cfg(feature = "torch")]
 pub use scorer::{Scorer, ScoringError};
-pub use served::{Served, ServedReward};
-pub use settle::{OnFailure, OnLostSample, RewardBroken, RewardError};

@@ -1,47 +1,48 @@
-//! Scoring one group: each sample by itself, with a bounded number of retries, and panics caught (law F6).
+//! Scoring one group: each sample alone, with bounded retries, and with panics caught (law F6).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-use crate::algo::rewards::{Earned, Earnings};
+use crate::algo::rewards::{IntoReward, RewardOutput};
 use crate::data::{Group, RewardParts, Sample, is_reward};
 use crate::flow::panic_message;
 use crate::observe::logs::{Failure, FailureKind};
 
-/// How scoring a group went.
+/// Outcome of scoring a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scoring {
-    /// Samples that no retry could save, by their place; empty where every sample has its reward.
+    /// Samples without a reward after all retries, in the group's order.
     pub failures: Vec<Failure>,
-    /// Calls that failed, those that a retry made good included.
+    /// Failed calls, including those that a retry recovered.
     pub failed_calls: u64,
-    /// The time that all calls took together.
+    /// Total time of all calls.
     pub time: Duration,
 }
 
-/// Who computes a group's rewards.
+/// Threads that compute a group's rewards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scorers {
     /// All of rayon's threads.
     Threads,
-    /// The thread that asks: for rewards that cost less than to wake another one.
+    /// The calling thread: for rewards that cost less than waking another one.
     Caller,
 }
 
 impl Scorers {
-    /// For the next group, by what the last one took.
+    /// Chooses for the next group by the time of the last one.
     pub fn after(scoring: &Scoring) -> Self {
         const WORTH_WAKING: Duration = Duration::from_micros(100);
         if scoring.time < WORTH_WAKING { Scorers::Caller } else { Scorers::Threads }
     }
 }
 
-/// Gives every sample of `group` its reward, or none where `reward` fails `retries` + 1 times. A panic, an error and a number that
-/// can't be a reward are failures. Of a rollout that has several parts the last is judged, and the others earn the same. Costs one call a rollout and one a
-/// retry; returns when all are done.
-pub fn score<R: Earned>(group: &mut Group, reward: impl Fn(&Sample) -> R + Sync, retries: u32, scorers: Scorers) -> Scoring {
+/// Sets the reward of every sample of `group`, or none if `reward` fails `retries` + 1 times.
+///
+/// A panic, an error and a number that is no valid reward are failures. Of a rollout with several
+/// parts only the last is scored; the others get the same reward.
+pub fn score<R: IntoReward>(group: &mut Group, reward: impl Fn(&Sample) -> R + Sync, retries: u32, scorers: Scorers) -> Scoring {
     let earlier = group.set_earlier_parts_aside();
     let attempt = |sample: &mut Sample| {
         (sample.reward, sample.reward_parts) = (None, RewardParts::new());
@@ -49,7 +50,7 @@ pub fn score<R: Earned>(group: &mut Group, reward: impl Fn(&Sample) -> R + Sync,
         loop {
             attempts += 1;
             match call(&reward, sample) {
-                Ok(Earnings { reward, parts }) => {
+                Ok(RewardOutput { reward, parts }) => {
                     (sample.reward, sample.reward_parts) = (Some(reward), parts);
                     return (None, u64::from(attempts) - 1);
                 }
@@ -77,11 +78,11 @@ pub fn score<R: Earned>(group: &mut Group, reward: impl Fn(&Sample) -> R + Sync,
     }
 }
 
-fn call<R: Earned>(reward: impl Fn(&Sample) -> R, sample: &Sample) -> Result<Earnings, (FailureKind, String)> {
-    match catch_unwind(AssertUnwindSafe(|| reward(sample).earned())) {
-        Ok(Ok(earned)) => {
-            match std::iter::once(earned.reward).chain(earned.parts.values().copied()).find(|value| !is_reward(*value)) {
-                None => Ok(earned),
+fn call<R: IntoReward>(reward: impl Fn(&Sample) -> R, sample: &Sample) -> Result<RewardOutput, (FailureKind, String)> {
+    match catch_unwind(AssertUnwindSafe(|| reward(sample).into_reward())) {
+        Ok(Ok(output)) => {
+            match std::iter::once(output.reward).chain(output.parts.values().copied()).find(|value| !is_reward(*value)) {
+                None => Ok(output),
                 Some(value) if value.is_finite() => Err((FailureKind::TooLarge, format!("{value:e}"))),
                 Some(value) => Err((FailureKind::NotFinite, value.to_string())),
             }

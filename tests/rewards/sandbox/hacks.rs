@@ -4,7 +4,7 @@
 
 use std::sync::Mutex;
 
-use rollflow::sandbox::{CodeJudge, CodeTests};
+use rollflow::sandbox::{CodeTests, TestRunner};
 
 use super::walls;
 
@@ -279,14 +279,14 @@ fn tests(tests: &[&str]) -> CodeTests {
 fn judged(codes: &[(&str, &str)], tests: &CodeTests, passed: usize) {
     let wrong = Mutex::new(Vec::new());
     for sandbox in walls() {
-        let (walls, judge) = (sandbox.isolation().walls, CodeJudge::new(sandbox));
+        let (walls, judge) = (sandbox.isolation().walls, TestRunner::new(sandbox));
         let left = Mutex::new(codes.iter());
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     loop {
                         let Some((name, code)) = left.lock().unwrap().next() else { return };
-                        let verdict = judge.judge(code, tests).unwrap();
+                        let verdict = judge.run(code, tests).unwrap();
                         println!("{walls}: {name}: {verdict:?}");
                         if verdict.passed != passed {
                             wrong.lock().unwrap().push(format!("{walls}: {name}: {verdict:?}"));

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use rollflow::data::{Prompt, Sample};
 use rollflow::env::{Action, Deadline, Environment, Episode, Grade, PythonEnvironment, ToolCall};
-use rollflow::sandbox::{CodeJudge, CodeTests, Sandbox};
-use rollflow::stages::reward::{CodeReward, CodeScore};
+use rollflow::sandbox::{CodeTests, Sandbox, TestRunner};
+use rollflow::stages::reward::{CodeReward, CodeRule, CodeScore};
 
 use super::config;
 
-fn judge() -> CodeJudge {
-    CodeJudge::new(Sandbox::new(config()).unwrap())
+fn judge() -> TestRunner {
+    TestRunner::new(Sandbox::new(config()).unwrap())
 }
 
 fn asserts(tests: &[&str]) -> CodeTests {
@@ -32,7 +32,7 @@ fn code_passes_the_tests_that_it_passes_and_is_told_what_failed_first() {
         ("def f(x):\n    while x == 1: pass\n    return x + 1", 2, Some("too long")),
         ("x = '\\ud800'\ndef f(x): raise ValueError('\\ud800 \\n\\0')", 0, Some("ValueError")),
     ] {
-        let verdict = judge.judge(code, &tests).unwrap();
+        let verdict = judge.run(code, &tests).unwrap();
         assert_eq!((verdict.passed, verdict.total), (passed, 3), "{code}: {verdict:?}");
         assert_eq!(verdict.complaint.is_some(), complaint.is_some());
         assert!(verdict.complaint.as_ref().is_none_or(|said| said.contains(complaint.unwrap())), "{code}: {verdict:?}");
@@ -54,7 +54,7 @@ fn code_that_leaves_early_or_says_that_it_passed_has_not() {
         "import sys\nsys.stdout.write = lambda *_: 1\nraise KeyboardInterrupt",
         "import sys\nsys.setrecursionlimit(10**9)\ndef f(): return f()",
     ] {
-        let verdict = judge.judge(code, &tests).unwrap();
+        let verdict = judge.run(code, &tests).unwrap();
         assert_eq!(verdict.passed, 0, "{code}: {verdict:?}");
     }
 }
@@ -71,7 +71,7 @@ fn programs_are_compared_by_what_they_print() {
         ("print(3); print(3)", 0),
         ("if __name__ == '__main__': print(3)", 1),
     ] {
-        assert_eq!(judge.judge(code, &tests).unwrap().passed, passed, "{code}");
+        assert_eq!(judge.run(code, &tests).unwrap().passed, passed, "{code}");
     }
 }
 
@@ -80,18 +80,20 @@ fn the_same_code_is_run_once_for_the_same_tests() {
     let judge = judge();
     // No two runs of it come to the same.
     let tests = CodeTests::Asserts((0..40).map(|_| "import random\nassert random.random() < 0.5".to_owned()).collect());
-    let first = judge.judge("x = 1", &tests).unwrap();
+    let first = judge.run("x = 1", &tests).unwrap();
     std::thread::scope(|scope| {
-        let again: Vec<_> = (0..8).map(|_| scope.spawn(|| judge.judge("x = 1", &tests).unwrap())).collect();
+        let again: Vec<_> = (0..8).map(|_| scope.spawn(|| judge.run("x = 1", &tests).unwrap())).collect();
         again.into_iter().for_each(|judged| assert_eq!(judged.join().unwrap(), first));
     });
-    let others: Vec<_> = (2..6).map(|at| judge.judge(&format!("x = {at}"), &tests).unwrap().passed).collect();
+    let others: Vec<_> = (2..6).map(|at| judge.run(&format!("x = {at}"), &tests).unwrap().passed).collect();
     assert!(others.iter().any(|passed| *passed != first.passed), "{first:?} {others:?}");
 }
 
 #[test]
 fn a_reward_is_the_share_of_tests_or_all_of_them_and_names_what_is_missing() {
-    let reward = CodeReward::new(Sandbox::new(config()).unwrap()).template("def f(x):\n    return {code}\n# {prompt}");
+    let rule = CodeRule { template: "def f(x):\n    return {code}\n# {prompt}".to_owned(), ..CodeRule::default() };
+    let reward = |score| CodeReward::in_sandbox(Sandbox::new(config()).unwrap(), CodeRule { score, ..rule.clone() });
+    let (all, reward) = (reward(CodeScore::All), reward(CodeScore::Share));
     let sample = |response: &str, tests: serde_json::Value| {
         let metadata = [("tests".to_owned(), tests)].into_iter().collect();
         Sample { response: response.to_owned(), prompt: "add {code}".into(), metadata, ..Sample::default() }
@@ -99,7 +101,7 @@ fn a_reward_is_the_share_of_tests_or_all_of_them_and_names_what_is_missing() {
     let tests = serde_json::json!(["assert f(1) == 2", "assert f(2) == 4"]);
     assert_eq!(reward.reward(&sample("```python\nx * 2\n```", tests.clone())), Ok(1.0));
     assert_eq!(reward.reward(&sample("x + 1", tests.clone())), Ok(0.5));
-    assert_eq!(reward.clone().score(CodeScore::All).reward(&sample("x + 1", tests.clone())), Ok(0.0));
+    assert_eq!(all.reward(&sample("x + 1", tests.clone())), Ok(0.0));
     assert!(reward.reward(&sample("x", serde_json::json!(7))).unwrap_err().contains("no tests"));
     assert!(reward.reward(&Sample::default()).unwrap_err().contains("metadata[\"tests\"]"));
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use rollflow::sandbox::{CodeJudge, CodeTests, Limits, Sandbox};
+use rollflow::sandbox::{CodeTests, Limits, Sandbox, TestRunner};
 use serde_json::json;
 
 use super::{limits, walls_within};
@@ -17,7 +17,7 @@ fn walls() -> Vec<Sandbox> {
 fn all_pass(code: &str, tests: &[&str]) {
     let tests = CodeTests::Asserts(tests.iter().map(|&test| test.to_owned()).collect());
     for sandbox in walls() {
-        let verdict = CodeJudge::new(sandbox).judge(code, &tests).unwrap();
+        let verdict = TestRunner::new(sandbox).run(code, &tests).unwrap();
         assert!(verdict.all(), "{verdict:?}");
     }
 }
@@ -133,14 +133,14 @@ fn calls_are_compared_with_the_results_that_json_can_say() {
     });
     let tests = CodeTests::from_json(&value).unwrap();
     for sandbox in walls() {
-        let judge = CodeJudge::new(sandbox);
+        let judge = TestRunner::new(sandbox);
         for code in ["def pair(a, b): return (a, b)", "class Solution:\n    def pair(self, a, b): return [a, b]"] {
-            let verdict = judge.judge(code, &tests).unwrap();
+            let verdict = judge.run(code, &tests).unwrap();
             assert_eq!((verdict.passed, verdict.total), (3, 4), "{verdict:?}");
             assert!(verdict.complaint.unwrap().contains("it gave [1, 1] instead of [1, 2]"));
         }
         for code in ["class A:\n    __eq__ = lambda *_: True\npair = lambda *_: A()", "def pair(*_): raise StopIteration", ""] {
-            assert_eq!(judge.judge(code, &tests).unwrap().passed, 0, "{code}");
+            assert_eq!(judge.run(code, &tests).unwrap().passed, 0, "{code}");
         }
     }
 }

@@ -1,26 +1,26 @@
-//! What a reward service is asked and answers, as JSON; docs/reference/protocols.md says the same to whoever writes one. Pure.
+//! Requests and responses of a reward service as JSON. `docs/reference/protocols.md` specifies them.
 
 use serde::Serialize;
 use serde_json::Value;
 
 use super::ServiceError;
-use crate::algo::rewards::Earnings;
+use crate::algo::rewards::RewardOutput;
 use crate::data::{ChatMessage, Group, Metadata, PromptText, RewardParts, Sample, Status};
 
-/// Characters of a wrong answer that an error shows.
+/// Characters of a malformed response that an error shows.
 const SHOWN: usize = 120;
 
 #[derive(Serialize)]
-struct Question<'a> {
+struct Request<'a> {
     group: u64,
     prompt: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     messages: Option<&'a [ChatMessage]>,
-    samples: Vec<Asked<'a>>,
+    samples: Vec<RequestSample<'a>>,
 }
 
 #[derive(Serialize)]
-struct Asked<'a> {
+struct RequestSample<'a> {
     index: u32,
     response: &'a str,
     status: Status,
@@ -28,18 +28,18 @@ struct Asked<'a> {
     metadata: &'a Metadata,
 }
 
-/// The request's body: the group's prompt, and of its samples those at `places`.
-pub(super) fn question(group: &Group, places: &[usize]) -> Result<Vec<u8>, serde_json::Error> {
+/// Returns the body of a request: the group's prompt and its samples at `places`.
+pub(super) fn request(group: &Group, places: &[usize]) -> Result<Vec<u8>, serde_json::Error> {
     let messages = match &group.prompt.text {
         PromptText::Text(_) => None,
         PromptText::Chat(messages) => Some(&messages[..]),
     };
-    let samples = places.iter().map(|place| asked(&group.samples[*place])).collect();
-    serde_json::to_vec(&Question { group: group.id(), prompt: group.prompt.text.render(), messages, samples })
+    let samples = places.iter().map(|place| request_sample(&group.samples[*place])).collect();
+    serde_json::to_vec(&Request { group: group.id(), prompt: group.prompt.text.render(), messages, samples })
 }
 
-fn asked(sample: &Sample) -> Asked<'_> {
-    Asked {
+fn request_sample(sample: &Sample) -> RequestSample<'_> {
+    RequestSample {
         index: sample.index,
         response: &sample.response,
         status: sample.status,
@@ -48,8 +48,11 @@ fn asked(sample: &Sample) -> Asked<'_> {
     }
 }
 
-/// What each of `asked` samples earned, or why that one has no reward; an error where the answer as a whole is none.
-pub(super) fn answers(url: &str, body: &[u8], asked: usize) -> Result<Vec<Result<Earnings, String>>, ServiceError> {
+/// Parses the rewards of `count` samples: for each its reward, or the reason why it has none.
+///
+/// # Errors
+/// If the body as a whole is no response with `count` rewards.
+pub(super) fn rewards(url: &str, body: &[u8], count: usize) -> Result<Vec<Result<RewardOutput, String>>, ServiceError> {
     let wrong = |why: String| ServiceError::Answer { url: url.to_owned(), why, begins: begins(body) };
     let answer: Value = serde_json::from_slice(body).map_err(|error| wrong(format!("no JSON ({error})")))?;
     let Some(rewards) = answer.get("rewards") else {
@@ -58,14 +61,14 @@ pub(super) fn answers(url: &str, body: &[u8], asked: usize) -> Result<Vec<Result
     let Value::Array(rewards) = rewards else {
         return Err(wrong("no list under \"rewards\"".to_owned()));
     };
-    if rewards.len() != asked {
-        return Err(wrong(format!("{} rewards for {asked} samples", rewards.len())));
+    if rewards.len() != count {
+        return Err(wrong(format!("{} rewards for {count} samples", rewards.len())));
     }
-    Ok(rewards.iter().map(|reward| earned(url, reward)).collect())
+    Ok(rewards.iter().map(|reward| reward_entry(url, reward)).collect())
 }
 
-/// A number; `{"reward": number, "parts": {…}}`; or `{"error": text}`.
-fn earned(url: &str, entry: &Value) -> Result<Earnings, String> {
+/// Parses one entry: a number, `{"reward": number, "parts": {…}}` or `{"error": text}`.
+fn reward_entry(url: &str, entry: &Value) -> Result<RewardOutput, String> {
     if let Some(error) = entry.get("error") {
         return Err(format!("{url} says: {}", error.as_str().map_or_else(|| error.to_string(), str::to_owned)));
     }
@@ -82,10 +85,10 @@ fn earned(url: &str, entry: &Value) -> Result<Earnings, String> {
         }
         Some(other) => return Err(format!("{url} gave the parts {other}; they must be a table of numbers")),
     };
-    Ok(Earnings { reward: number(entry.get("reward").unwrap_or(entry))?, parts })
+    Ok(RewardOutput { reward: number(entry.get("reward").unwrap_or(entry))?, parts })
 }
 
-/// The first characters of a body, on one line.
+/// Returns the first characters of a body on one line.
 pub(super) fn begins(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(&body[..body.len().min(4 * SHOWN)]);
     let mut line: String = text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(SHOWN).collect();
@@ -113,7 +116,7 @@ mod tests {
 
     #[test]
     fn a_question_holds_the_prompt_and_the_samples_that_are_asked_for() {
-        let asked: Value = serde_json::from_slice(&question(&group(), &[0, 2]).unwrap()).unwrap();
+        let asked: Value = serde_json::from_slice(&request(&group(), &[0, 2]).unwrap()).unwrap();
         let sample = |index: u32| {
             serde_json::json!({
                 "index": index, "response": index.to_string(), "status": "pending", "length": 0, "metadata": {"answer": "7"},
@@ -123,7 +126,7 @@ mod tests {
 
         let turn = ChatMessage::new("user", "3+4=");
         let chat = Group { prompt: Arc::new(Prompt::from(vec![turn])), ..group() };
-        let asked: Value = serde_json::from_slice(&question(&chat, &[]).unwrap()).unwrap();
+        let asked: Value = serde_json::from_slice(&request(&chat, &[]).unwrap()).unwrap();
         assert_eq!(asked["messages"], serde_json::json!([{"role": "user", "content": "3+4="}]));
     }
 
@@ -131,9 +134,9 @@ mod tests {
     fn an_answer_gives_a_reward_or_a_reason_to_each_sample() {
         let body =
             br#"{"rewards": [1, {"reward": 0.5, "parts": {"form": 1.0}}, {"error": "no key"}, null, "1.0", {"parts": {}}]}"#;
-        let answers = answers(URL, body, 6).unwrap();
-        assert_eq!(answers[0], Ok(Earnings { reward: 1.0, parts: RewardParts::new() }));
-        assert_eq!(answers[1], Ok(Earnings { reward: 0.5, parts: [("form".to_owned(), 1.0)].into() }));
+        let answers = rewards(URL, body, 6).unwrap();
+        assert_eq!(answers[0], Ok(RewardOutput { reward: 1.0, parts: RewardParts::new() }));
+        assert_eq!(answers[1], Ok(RewardOutput { reward: 0.5, parts: [("form".to_owned(), 1.0)].into() }));
         assert_eq!(answers[2], Err("http://judge/score says: no key".to_owned()));
         for (place, shown) in [(3, "null"), (4, "\"1.0\""), (5, "{\"parts\":{}}")] {
             assert!(answers[place].as_ref().unwrap_err().contains(&format!("gave {shown} where a finite number")), "{answers:?}");
@@ -153,7 +156,7 @@ mod tests {
             (b"{\"rewards\": 1.0}", "no list under \"rewards\""),
             (b"{\"rewards\": [1.0]}", "1 rewards for 2 samples"),
         ] {
-            let error = answers(URL, body, 2).unwrap_err().to_string();
+            let error = rewards(URL, body, 2).unwrap_err().to_string();
             assert!(error.starts_with("http://judge/score answered with ") && error.contains(why), "{error}");
         }
     }

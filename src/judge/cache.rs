@@ -1,6 +1,6 @@
-//! What a judge said, by what it was asked: in memory, and in a file if there is one, a JSON object a line.
+//! Cache of a judge's replies by request: in memory, and in a JSONL file if one is configured.
 //!
-//! Memory: up to 64 MiB of questions and replies. Beyond that the oldest are forgotten, and asked again if they come again.
+//! Memory holds up to 64 MiB of requests and replies; beyond that the oldest are evicted.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::{File, OpenOptions};
@@ -13,20 +13,20 @@ use serde::{Deserialize, Serialize};
 
 /// A line of the file.
 #[derive(Serialize, Deserialize)]
-struct Verdict {
+struct CachedReply {
     question: String,
     reply: String,
 }
 
-/// Replies that need not be asked for again.
-pub(super) struct Verdicts {
+/// Replies of a judge by request.
+pub(super) struct ReplyCache {
     known: Mutex<(Known, Option<File>)>,
 }
 
-/// Bytes of questions and replies that are remembered.
-const REMEMBERED: usize = 64 << 20;
+/// Most bytes of requests and replies in memory.
+const CAPACITY: usize = 64 << 20;
 
-/// Replies by question, up to a number of bytes.
+/// Replies by request, up to a number of bytes.
 #[derive(Default)]
 struct Known {
     replies: HashMap<Arc<str>, String>,
@@ -52,18 +52,18 @@ impl Known {
     }
 }
 
-impl Verdicts {
-    /// Reads what `path` holds, if it is there. A last line that was cut off by a crash is asked for again.
+impl ReplyCache {
+    /// Opens the cache and reads `path` if it exists. A last line that a crash cut off is dropped.
     pub(super) fn open(path: Option<&Path>) -> Result<Self, String> {
-        let Some(path) = path else { return Ok(Verdicts { known: Mutex::default() }) };
+        let Some(path) = path else { return Ok(ReplyCache { known: Mutex::default() }) };
         let mut known = Known::default();
         let mut whole = 0;
         match std::fs::read_to_string(path) {
             Ok(text) => {
                 for (at, line) in text.split_inclusive('\n').filter(|line| line.ends_with('\n')).enumerate() {
-                    let verdict: Verdict =
+                    let cached: CachedReply =
                         serde_json::from_str(line).map_err(|error| format!("line {}: {error}; mend or delete it", at + 1))?;
-                    known.insert(verdict.question, verdict.reply, REMEMBERED);
+                    known.insert(cached.question, cached.reply, CAPACITY);
                     whole += line.len();
                 }
             }
@@ -72,23 +72,23 @@ impl Verdicts {
         }
         let file = OpenOptions::new().create(true).append(true).open(path).map_err(|error| error.to_string())?;
         file.set_len(whole as u64).map_err(|error| error.to_string())?;
-        Ok(Verdicts { known: Mutex::new((known, Some(file))) })
+        Ok(ReplyCache { known: Mutex::new((known, Some(file))) })
     }
 
     pub(super) fn find(&self, question: &str) -> Option<String> {
         self.known.lock().0.replies.get(question).cloned()
     }
 
-    /// Remembers a reply; in the file it is whole or not at all after a crash.
-    pub(super) fn keep(&self, question: String, reply: &str) -> std::io::Result<()> {
+    /// Stores a reply; after a crash the file holds all of it or none.
+    pub(super) fn insert(&self, question: String, reply: &str) -> std::io::Result<()> {
         let mut known = self.known.lock();
         let (replies, file) = &mut *known;
         if let Some(file) = file {
-            let mut line = serde_json::to_string(&Verdict { question: question.clone(), reply: reply.to_owned() })?;
+            let mut line = serde_json::to_string(&CachedReply { question: question.clone(), reply: reply.to_owned() })?;
             line.push('\n');
             file.write_all(line.as_bytes())?;
         }
-        replies.insert(question, reply.to_owned(), REMEMBERED);
+        replies.insert(question, reply.to_owned(), CAPACITY);
         Ok(())
     }
 }
@@ -111,19 +111,19 @@ mod tests {
     #[test]
     fn replies_are_remembered_over_runs_and_a_torn_line_is_forgotten() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("verdicts.jsonl");
-        let verdicts = Verdicts::open(Some(&path)).unwrap();
-        assert_eq!(verdicts.find("a"), None);
-        verdicts.keep("a".into(), "Score: 1\n").unwrap();
-        verdicts.keep("b".into(), "Score: 2").unwrap();
-        drop(verdicts);
+        let path = folder.path().join("replies.jsonl");
+        let cache = ReplyCache::open(Some(&path)).unwrap();
+        assert_eq!(cache.find("a"), None);
+        cache.insert("a".into(), "Score: 1\n").unwrap();
+        cache.insert("b".into(), "Score: 2").unwrap();
+        drop(cache);
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(&path, &text[..text.len() - 3]).unwrap();
-        let verdicts = Verdicts::open(Some(&path)).unwrap();
-        assert_eq!((verdicts.find("a"), verdicts.find("b")), (Some("Score: 1\n".into()), None));
-        verdicts.keep("b".into(), "Score: 3").unwrap();
-        assert_eq!(Verdicts::open(Some(&path)).unwrap().find("b"), Some("Score: 3".into()));
+        let cache = ReplyCache::open(Some(&path)).unwrap();
+        assert_eq!((cache.find("a"), cache.find("b")), (Some("Score: 1\n".into()), None));
+        cache.insert("b".into(), "Score: 3").unwrap();
+        assert_eq!(ReplyCache::open(Some(&path)).unwrap().find("b"), Some("Score: 3".into()));
         std::fs::write(&path, "{}\n").unwrap();
-        assert!(Verdicts::open(Some(&path)).err().unwrap().starts_with("line 1: "));
+        assert!(ReplyCache::open(Some(&path)).err().unwrap().starts_with("line 1: "));
     }
 }

@@ -1,11 +1,10 @@
-//! What becomes of a scored group: it goes on, perhaps without the samples that were lost, or is given up by the policy for rewards that
-//! fail (law F6).
+//! Policy for groups whose reward failed or that lost samples (law F6).
 //!
-//! A sample is *lost* where an engine, an environment, a sandbox or a service failed on it, again and again: that says nothing of the
-//! completion, and costs the sample alone. A completion that is cut off, or that takes too long to judge, is none of these: it has a
-//! verdict. Samples that disappear for being slow would bias training towards short completions.
+//! A sample is *lost* if an engine, an environment, a sandbox or a service failed on it after all
+//! retries. That says nothing about the completion, and costs the sample alone. A completion that
+//! was truncated, or that exceeded a time limit, is not lost: it has a reward. Dropping slow samples
+//! would bias training towards short completions.
 
-use crate::settings::declare::choices;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
@@ -19,24 +18,32 @@ use crate::observe::{Metric, Metrics};
 use super::score::Scoring;
 use crate::rollout::LOST;
 use crate::rollout::why_lost;
+use crate::settings::declare::choices;
 
 choices! {
     /// Policy for a group that lost samples to an engine, an environment, a sandbox or a service.
     pub enum OnLostSample {
-        /// the lost samples are dropped as *lost*, and the group continues without them; a group with fewer than two others is dropped.
+        /// the lost samples are dropped as *lost*, and the group continues without them; a group
+        /// with fewer than two others is dropped.
         "drop_sample" => DropSample,
         /// the whole group is dropped as *lost*.
         "drop_group" => DropGroup,
     }
 }
 
-/// Fewest rollouts that a group goes on with when it lost some.
+/// Default number of retries of a failed reward.
+pub(crate) const RETRIES: u32 = 2;
+/// Default for the largest number of groups in a row whose rewards fail.
+pub(crate) const MAX_POISONED: u64 = 64;
+
+/// Fewest rollouts with which a group continues after it lost some.
 const FEWEST: usize = 2;
 
 choices! {
     /// Policy for a group whose reward still fails after all retries (law F6).
     pub enum OnFailure {
-        /// the group is written to `dead_letters.jsonl`, for `rollflow replay`, and dropped; of lost samples, as `on_lost_sample` says.
+        /// the group is written to `dead_letters.jsonl`, for `rollflow replay`, and dropped; of
+        /// lost samples, as `on_lost_sample` says.
         "dead_letter" => DeadLetter,
         /// the group is dropped, or the samples that it lost are.
         "drop" => Drop,
@@ -47,7 +54,7 @@ choices! {
     }
 }
 
-/// A reward that failed.
+/// Failure of a reward after all retries.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("the reward of sample {} of group {group} failed: {failure}; the prompt was {prompt:?}, the response {response:?}", failure.sample)]
 pub struct RewardError {
@@ -57,7 +64,7 @@ pub struct RewardError {
     failure: Failure,
 }
 
-/// A reward that failed on so many groups in a row that it is taken for broken.
+/// Failure of the reward on more groups in a row than `max_poisoned` allows.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("the reward failed on {in_a_row} groups in a row, where at most {max_poisoned} may (max_poisoned): mend it, or raise the bound{}; the last failure: {last}", kept(.dead_letters))]
 pub struct RewardBroken {
@@ -71,34 +78,56 @@ fn kept(dead_letters: &Option<PathBuf>) -> String {
     dead_letters.as_ref().map_or_else(String::new, |path| format!("; the groups are in {}", path.display()))
 }
 
-/// The policy, where it writes to, and how many groups failed since the last that did not.
-pub(super) struct Settling {
-    pub(super) on_failure: OnFailure,
-    pub(super) on_lost_sample: OnLostSample,
-    pub(super) max_poisoned: u64,
-    pub(super) dead_letters: Option<DeadLetterWriter>,
-    pub(super) metrics: Option<Metrics>,
-    pub(super) in_a_row: u64,
+/// Policy of a reward stage for failures.
+pub struct FailurePolicy {
+    /// Policy for a group whose reward still fails after all retries.
+    pub on_failure: OnFailure,
+    /// Policy for a group that lost samples. A reward that returns an error lost its sample; one
+    /// that panics or returns no finite number is defective, and its group is poisoned.
+    pub on_lost_sample: OnLostSample,
+    /// Most groups in a row that may fail; one more ends the run with [`RewardBroken`]. Default: 64.
+    pub max_poisoned: u64,
+    /// Writer of dead letters. If none, they are logged as errors and their samples are lost.
+    pub dead_letters: Option<DeadLetterWriter>,
+    /// Metrics that count rewards, failures and dead letters.
+    pub metrics: Option<Metrics>,
 }
 
-impl Default for Settling {
+impl Default for FailurePolicy {
     fn default() -> Self {
-        Settling {
+        FailurePolicy {
             on_failure: OnFailure::default(),
             on_lost_sample: OnLostSample::default(),
-            max_poisoned: 64,
+            max_poisoned: MAX_POISONED,
             dead_letters: None,
             metrics: None,
-            in_a_row: 0,
         }
     }
 }
 
-impl Settling {
-    /// The group as the next stage gets it, or why the run ends. May wait for a disk.
-    pub(super) fn settle(&mut self, stage: &str, mut group: Group, scoring: Scoring) -> Result<Scored, StageError> {
+impl fmt::Debug for FailurePolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FailurePolicy")
+            .field("on_failure", &self.on_failure)
+            .field("on_lost_sample", &self.on_lost_sample)
+            .field("max_poisoned", &self.max_poisoned)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Applies a [`FailurePolicy`], and counts the groups that failed in a row.
+#[derive(Default)]
+pub(super) struct FailureHandler {
+    pub(super) policy: FailurePolicy,
+    failed_in_a_row: u64,
+}
+
+impl FailureHandler {
+    /// Applies the policy to a group: returns it as the next stage receives it, or the error that
+    /// ends the run. May block on the disk.
+    pub(super) fn apply(&mut self, stage: &str, mut group: Group, scoring: Scoring) -> Result<Scored, StageError> {
         let Scoring { mut failures, failed_calls, .. } = scoring;
-        // There is no whole answer that could earn anything.
+        // A lost sample has no whole completion that could earn anything.
         for sample in &mut group.samples {
             if let Some(text) = why_lost(sample).map(str::to_owned) {
                 (sample.reward, sample.reward_parts) = Default::default();
@@ -109,16 +138,16 @@ impl Settling {
         failures.sort_by_key(|failure| failure.sample);
         let scored = match failures.first().map(|first| RewardError::new(&group, first)) {
             None => {
-                self.in_a_row = 0;
+                self.failed_in_a_row = 0;
                 Scored::new(group)?
             }
             Some(error) => {
-                self.in_a_row += 1;
-                let scored = self.give_up(stage, group, failures, &error)?;
-                if self.on_failure != OnFailure::Zero && scored.dropped().is_none() {
-                    self.in_a_row = 0;
+                self.failed_in_a_row += 1;
+                let scored = self.drop_failed(stage, group, failures, &error)?;
+                if self.policy.on_failure != OnFailure::Zero && scored.dropped().is_none() {
+                    self.failed_in_a_row = 0;
                 }
-                if self.in_a_row > self.max_poisoned {
+                if self.failed_in_a_row > self.policy.max_poisoned {
                     return Err(self.broken(error).into());
                 }
                 scored
@@ -129,36 +158,36 @@ impl Settling {
     }
 
     fn broken(&self, last: RewardError) -> RewardBroken {
-        let dead_letters = match self.on_failure {
-            OnFailure::DeadLetter => self.dead_letters.as_ref().map(|writer| writer.path().to_owned()),
+        let dead_letters = match self.policy.on_failure {
+            OnFailure::DeadLetter => self.policy.dead_letters.as_ref().map(|writer| writer.path().to_owned()),
             _ => None,
         };
-        RewardBroken { in_a_row: self.in_a_row, max_poisoned: self.max_poisoned, dead_letters, last }
+        RewardBroken { in_a_row: self.failed_in_a_row, max_poisoned: self.policy.max_poisoned, dead_letters, last }
     }
 
-    /// The group without what it lost, or as much of it as the policy drops.
+    /// Drops the lost samples, or the whole group, as the policy says.
     fn without_lost(&self, mut group: Group, failures: &[Failure]) -> Result<Scored, StageError> {
         if !failures.iter().all(|failure| failure.kind.is_loss()) {
             return Ok(Scored::poisoned(group));
         }
         let lost: BTreeSet<u32> = failures.iter().map(|failure| failure.sample).collect();
-        let left: BTreeSet<u32> = group.samples.iter().map(|sample| sample.index).filter(|index| !lost.contains(index)).collect();
-        if self.on_lost_sample == OnLostSample::DropGroup || left.len() < FEWEST {
+        let kept: BTreeSet<u32> = group.samples.iter().map(|sample| sample.index).filter(|index| !lost.contains(index)).collect();
+        if self.policy.on_lost_sample == OnLostSample::DropGroup || kept.len() < FEWEST {
             return Ok(Scored::poisoned(group).drop_for(LOST.into()));
         }
         group.drop_samples(LOST, |sample| lost.contains(&sample.index));
         Ok(Scored::new(group)?)
     }
 
-    /// What becomes of a group with at least one failure.
-    fn give_up(
+    /// Applies the policy to a group with at least one failure.
+    fn drop_failed(
         &mut self,
         stage: &str,
         mut group: Group,
         failures: Vec<Failure>,
         error: &RewardError,
     ) -> Result<Scored, StageError> {
-        match self.on_failure {
+        match self.policy.on_failure {
             OnFailure::Fail => return Err(error.clone().into()),
             OnFailure::Zero => {
                 group.samples.iter_mut().for_each(|sample| sample.reward = sample.reward.or(Some(0.0)));
@@ -166,12 +195,12 @@ impl Settling {
             }
             OnFailure::Drop => {}
             OnFailure::DeadLetter => {
-                if let Some(metrics) = &self.metrics {
+                if let Some(metrics) = &self.policy.metrics {
                     metrics.add(Metric::DeadLetters, &[stage], 1.0);
                 }
-                match &mut self.dead_letters {
+                match &mut self.policy.dead_letters {
                     Some(writer) => {
-                        writer.write(&letter(stage, &group, failures.clone()))?;
+                        writer.write(&dead_letter(stage, &group, failures.clone()))?;
                         tracing::warn!(stage, "{error}; its group is in {}", writer.path().display());
                     }
                     None => tracing::error!(stage, "{error}; its group is lost, since there is no file for dead letters"),
@@ -182,7 +211,7 @@ impl Settling {
     }
 
     fn count(&self, scored: &Scored, failed_calls: u64) {
-        let Some(metrics) = &self.metrics else { return };
+        let Some(metrics) = &self.policy.metrics else { return };
         metrics.add(Metric::RewardFailures, &[], failed_calls as f64);
         for reward in scored.group().samples.iter().filter_map(|sample| sample.reward) {
             metrics.observe(Metric::SampleReward, &[], reward);
@@ -190,7 +219,7 @@ impl Settling {
     }
 }
 
-fn letter(stage: &str, group: &Group, failures: Vec<Failure>) -> DeadLetter {
+fn dead_letter(stage: &str, group: &Group, failures: Vec<Failure>) -> DeadLetter {
     DeadLetter {
         time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64()),
         stage: stage.to_owned(),
@@ -205,11 +234,5 @@ impl RewardError {
         let sample = group.samples.iter().rfind(|sample| sample.index == failure.sample);
         let response = sample.map(|sample| sample.response.clone()).unwrap_or_default();
         RewardError { group: group.id(), prompt: group.prompt.text.render(), response, failure: failure.clone() }
-    }
-}
-
-impl fmt::Debug for Settling {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Settling").field("on_failure", &self.on_failure).finish_non_exhaustive()
     }
 }

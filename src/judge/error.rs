@@ -1,51 +1,50 @@
-//! Why a reward service gave no rewards, and what to do about it.
+//! Errors of a reward service.
 
 use crate::net::{Fault, Outcome, RemoteError, Retryable};
 
-/// Why a reward service gave no rewards.
+/// Error of a reward service.
 #[derive(Clone, Debug, thiserror::Error, PartialEq)]
 pub enum ServiceError {
     /// The request failed.
     #[error("{0}")]
     Http(#[from] RemoteError),
-    /// It was busy for longer than it is waited for.
+    /// The service was busy for longer than its `busy_timeout`.
     #[error(
         "{url} said {status} for {seconds:.1} s; give the reward service more workers, ask it less at once (concurrency), or raise busy_timeout"
     )]
     Busy {
         /// The service.
         url: String,
-        /// What it said.
+        /// HTTP status.
         status: u16,
-        /// How long it was waited for.
+        /// Seconds waited.
         seconds: f64,
     },
-    /// It answered with something else than rewards.
+    /// The response contains no rewards.
     #[error(
         "{url} answered with {why}: {begins:?}; it must be {{\"rewards\": […]}} with one finite number a sample, in the order of the request"
     )]
     Answer {
         /// The service.
         url: String,
-        /// What is wrong with it.
+        /// Defect of the response.
         why: String,
-        /// How it begins.
+        /// First characters of the response.
         begins: String,
     },
-    /// Samples that JSON can't hold.
+    /// The samples cannot be written as JSON.
     #[error("the samples for {url} can't be written as JSON: {why}")]
     Question {
         /// The service.
         url: String,
-        /// Why not.
+        /// Cause.
         why: String,
     },
 }
 
 impl ServiceError {
-    /// Returns true if another request may succeed although this one failed: the service answered
-    /// it, or failed on what it was asked.
-    pub(super) fn is_about_one(&self) -> bool {
+    /// Returns true if the error concerns this request alone, so that another one may succeed.
+    pub(super) fn concerns_one_request(&self) -> bool {
         match self {
             ServiceError::Http(error) => match error.fault {
                 Fault::Broke { .. } | Fault::Failed { .. } | Fault::Nonsense { .. } => true,

@@ -1,0 +1,221 @@
+//! Client of a reward service.
+//!
+//! A group's samples are one request; a [`Judge`] that does not compare them gets one request each.
+//! Failed, late and malformed responses are retried with backoff, for the samples that still have no
+//! reward. The last retry asks for each sample alone, so that one bad sample costs no other its
+//! reward. Status 429 or 503 means busy: waiting costs no retry and is bounded by `busy_timeout`.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, TryFromFloatSecsError};
+
+use futures_util::future::join_all;
+use tokio::time::sleep;
+
+use super::{Judge, ServiceError, protocol};
+use crate::algo::rewards::RewardOutput;
+use crate::data::Group;
+use crate::net::{Client, Endpoint, Fault, Outcome, RemoteError, RetryPolicy, Retryable, deadline};
+use crate::observe::logs::{Failure, FailureKind};
+use crate::settings::declare::section;
+use crate::settings::remote::{RetryPauses, URL};
+use crate::settings::setting::{POSITIVE, SOME};
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+section! {
+    /// Reward of a service.
+    pub struct HttpRule {
+        /// Address that takes a group's completions by POST.
+        url: String = String::new(), URL;
+        /// Environment variable with a token, sent as `Authorization: Bearer …`. The token itself
+        /// is never written.
+        token_env: Option<String> = None;
+        /// Timeout of one request, in seconds, from connecting to the end of the response.
+        timeout: f64 = TIMEOUT.as_secs_f64(), POSITIVE;
+        /// Most groups in flight to the service. With several services the smallest number counts.
+        concurrency: usize = 8, SOME;
+        last retry: RetryPauses;
+    }
+}
+
+/// Address, timeout and backoff of a reward service.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServiceConfig {
+    /// Address that a group's samples are posted to, with its token and certificates.
+    pub endpoint: Endpoint,
+    /// Timeout of one request, from connecting to the end of the response. Default: 30 seconds.
+    pub timeout: Duration,
+    /// Backoff between attempts, and the longest wait for a busy service in one of them. The reward
+    /// stage sets the number of attempts.
+    pub retry: RetryPolicy,
+}
+
+impl ServiceConfig {
+    /// Configures a service at `url` with the defaults.
+    pub fn new(url: impl Into<String>) -> Self {
+        ServiceConfig { endpoint: Endpoint::new(url), timeout: TIMEOUT, retry: RetryPolicy::default() }
+    }
+}
+
+impl HttpRule {
+    /// Configures the service at `endpoint` with this timeout and backoff.
+    ///
+    /// # Errors
+    /// If a number of seconds exceeds the range of a `Duration`.
+    pub fn config(&self, endpoint: Endpoint) -> Result<ServiceConfig, TryFromFloatSecsError> {
+        Ok(ServiceConfig { endpoint, timeout: Duration::try_from_secs_f64(self.timeout)?, retry: self.retry.policy(0)? })
+    }
+}
+
+/// Client of a reward service.
+#[derive(Clone, Debug)]
+pub struct Service {
+    config: ServiceConfig,
+    client: Client,
+    /// If none, the service speaks the protocol of `docs/reference/protocols.md`.
+    judge: Option<Arc<Judge>>,
+}
+
+/// Rewards of a group.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Answers {
+    /// Reward of each sample, or the reason why it has none, in the group's order.
+    pub samples: Vec<Result<RewardOutput, Failure>>,
+    /// Failed requests and rejected samples, including those that a retry recovered.
+    pub failed_calls: u64,
+}
+
+impl Service {
+    /// Checks the address; sends nothing.
+    pub fn new(config: ServiceConfig) -> Result<Self, ServiceError> {
+        let mut endpoint = config.endpoint.clone();
+        if !endpoint.url.starts_with("https:") {
+            // A closed idle connection would look like a failure, and connecting is cheap compared
+            // with such a reward.
+            endpoint.idle_connections = 0;
+        }
+        let client = Client::new("reward service", endpoint)?;
+        Ok(Service { config, client, judge: None })
+    }
+
+    /// Makes the service a judge model; the address is that of its chat completions.
+    pub fn judge(self, judge: Judge) -> Self {
+        Service { judge: Some(Arc::new(judge)), ..self }
+    }
+
+    /// Requests the rewards of all samples of `group`, with up to `retries` retries for those
+    /// without one.
+    ///
+    /// The last retry asks for each sample alone, and so does any retry after the service rejected
+    /// a request for good.
+    pub async fn score(&self, group: &Group, retries: u32) -> Answers {
+        let mut answers = Answers { samples: Vec::with_capacity(group.samples.len()), failed_calls: 0 };
+        answers.samples.extend(group.samples.iter().map(|sample| Err(failure(sample.index, 0, String::new()))));
+        let (attempts, mut rejects) = (retries.saturating_add(1), false);
+        let mut rejected = vec![false; group.samples.len()];
+        for attempt in 1..=attempts {
+            let missing: Vec<usize> =
+                (0..answers.samples.len()).filter(|place| answers.samples[*place].is_err() && !rejected[*place]).collect();
+            if missing.is_empty() {
+                break;
+            }
+            if attempt > 1 {
+                sleep(self.config.retry.pause(group.id(), attempt - 1)).await;
+            }
+            // A judge has one request per sample already, or compares all of them.
+            let alone = self.judge.is_none() && attempt > 1 && (attempt == attempts || rejects);
+            let requests: Vec<&[usize]> = if alone { missing.chunks(1).collect() } else { vec![&missing] };
+            let responses = join_all(requests.iter().map(|places| self.request(group, places))).await;
+            for (places, response) in requests.into_iter().zip(responses) {
+                match response {
+                    Ok(given) => {
+                        for (&place, earned) in places.iter().zip(given) {
+                            answers.failed_calls += u64::from(earned.is_err());
+                            answers.samples[place] = earned.map_err(|why| failure(group.samples[place].index, attempt, why));
+                        }
+                    }
+                    Err(error) => {
+                        answers.failed_calls += 1;
+                        let is_final = error.outcome() == Outcome::Final;
+                        rejects |= is_final;
+                        for &place in places {
+                            answers.samples[place] = Err(failure(group.samples[place].index, attempt, error.to_string()));
+                            rejected[place] = is_final && (alone || self.judge.is_some());
+                        }
+                    }
+                }
+            }
+        }
+        answers
+    }
+
+    /// Requests the rewards of the samples at `places`, once.
+    async fn request(&self, group: &Group, places: &[usize]) -> Result<Vec<Result<RewardOutput, String>>, ServiceError> {
+        let url = self.client.name();
+        let Some(judge) = &self.judge else {
+            let body = protocol::request(group, places)
+                .map_err(|error| ServiceError::Question { url: url.to_owned(), why: error.to_string() })?;
+            return protocol::rewards(url, &self.send(group.id(), body).await?, places.len());
+        };
+        // A comparison needs all completions, whichever of them still lack a grade.
+        let each = |place: &usize| std::slice::from_ref(&group.samples[*place]);
+        let questions = if judge.compares() { vec![&group.samples[..]] } else { places.iter().map(each).collect() };
+        let mut grades: Vec<Result<RewardOutput, String>> = Vec::with_capacity(group.samples.len());
+        for asked in questions {
+            let reply = match judge.request(asked) {
+                Ok(request) => match self.reply(judge, group.id(), request, asked.len()).await {
+                    // The other requests may succeed.
+                    Err(error) if error.concerns_one_request() => Err(error.to_string()),
+                    reply => reply?,
+                },
+                Err(why) => Err(why),
+            };
+            match reply.and_then(|reply| judge.grades(&reply, asked.len())) {
+                Ok(all) => grades.extend(all.into_iter().map(|reward| Ok(RewardOutput { reward, ..RewardOutput::default() }))),
+                Err(why) => grades.extend(asked.iter().map(|_| Err(why.clone()))),
+            }
+        }
+        Ok(if judge.compares() { places.iter().map(|place| grades[*place].clone()).collect() } else { grades })
+    }
+
+    /// Returns the judge's reply, from the cache if possible. Only replies with a score for each
+    /// completion are cached.
+    async fn reply(
+        &self,
+        judge: &Judge,
+        group: u64,
+        request: String,
+        answers: usize,
+    ) -> Result<Result<String, String>, ServiceError> {
+        if let Some(reply) = judge.cache().find(&request) {
+            return Ok(Ok(reply));
+        }
+        let body = self.send(group, request.clone().into_bytes()).await?;
+        let reply = judge.reply(self.client.name(), &body);
+        if let Ok(reply) = &reply
+            && judge.grades(reply, answers).is_ok()
+            && let Err(error) = judge.cache().insert(request, reply)
+        {
+            return Ok(Err(format!("the judge's cache can't be written: {error}")));
+        }
+        Ok(reply)
+    }
+
+    /// Sends one request and waits while the service is busy. Failures are not retried here, since
+    /// the next attempt asks for fewer samples.
+    async fn send(&self, group: u64, request: Vec<u8>) -> Result<Vec<u8>, ServiceError> {
+        let policy = RetryPolicy { retries: 0, ..self.config.retry };
+        let (started, deadline) = (Instant::now(), deadline(policy.busy_timeout.saturating_add(self.config.timeout)));
+        let response = policy.run(group, deadline, || self.client.post_bytes("", request.clone(), self.config.timeout));
+        response.await.map_err(|error| match error {
+            RemoteError { server, fault: Fault::Busy { status, .. }, .. } => {
+                ServiceError::Busy { url: server, status, seconds: started.elapsed().as_secs_f64() }
+            }
+            error => error.into(),
+        })
+    }
+}
+
+fn failure(sample: u32, attempts: u32, text: String) -> Failure {
+    Failure { sample, attempts, kind: FailureKind::Refused, text }
+}
