@@ -1,11 +1,12 @@
-//! Aggregation of token terms into one loss, `Σ weight · term`: the only place with a denominator (law N1).
+//! Aggregation of token terms into one loss, `Σ weight · term`: the only place with a denominator
+//! (law N1).
 //!
 //! | here | weight of a token with mask `m` | TRL | verl |
 //! | --- | --- | --- | --- |
 //! | `TokenMean` | `m / Σ m` over the batch | `dapo`, `bnpo` | `token-mean` |
 //! | `SeqMeanTokenMean` | `m / Σ_seq m / sequences` | `grpo` | `seq-mean-token-mean` |
 //! | `SeqMeanTokenSum` | `m / sequences` | | `seq-mean-token-sum` |
-//! | `DrGrpo` | `m / (sequences · max_len)` | `dr_grpo` | `seq-mean-token-sum-norm` with `loss_scale_factor` |
+//! | `DrGrpo` | `m / (sequences · max_len)` | `dr_grpo` | `seq-mean-token-sum-norm` |
 //! | `TokenSum` | `m` | | `token-sum` |
 
 use crate::settings::declare::choices;
@@ -29,15 +30,17 @@ choices! {
     }
 }
 
-/// Size of a whole optimizer batch, for a caller that holds a micro-batch or one rank's share of it (law N1).
+/// Size of a whole optimizer batch, for a caller that holds a micro-batch or one rank's share of it
+/// (law N1).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BatchSize {
-    /// Trained tokens, the sum over all masks: transformers' and TRL's `num_items_in_batch`, verl's `batch_num_tokens`.
+    /// Trained tokens, the sum over all masks: transformers' and TRL's `num_items_in_batch`, verl's
+    /// `batch_num_tokens`.
     pub tokens: f64,
     /// Sequences: verl's `global_batch_size`.
     pub sequences: f64,
-    /// Number of ranks whose gradients are averaged, a factor of the weights: verl's `dp_size`, transformers'
-    /// `num_processes`. 1 if gradients are summed.
+    /// Number of ranks whose gradients are averaged, a factor of the weights: verl's `dp_size`,
+    /// transformers' `num_processes`. 1 if gradients are summed.
     pub averaged_ranks: usize,
 }
 
@@ -57,8 +60,8 @@ fn mask_sum(mask: &[f32]) -> f64 {
 impl Aggregation {
     /// Weights aligned with `masks` (sequences × their own length).
     ///
-    /// A sequence without trained tokens gets zeros and counts as a sequence, as in TRL. verl does not count it:
-    /// for its number, leave such masks out.
+    /// A sequence without trained tokens gets zeros and counts as a sequence, as in TRL. verl does
+    /// not count it: for its number, leave such masks out.
     pub fn token_weights<M: AsRef<[f32]>>(&self, masks: &[M]) -> Vec<Vec<f64>> {
         self.token_weights_in(masks, &BatchSize::of(masks))
     }
@@ -81,8 +84,9 @@ impl Aggregation {
         masks.iter().map(|mask| weights(mask.as_ref())).collect()
     }
 
-    /// Denominator of a part of a batch. A token's weight in the whole batch is its weight in the part, times the
-    /// part's share of the sum over all parts. `None` for [`Aggregation::TokenSum`], which has no denominator.
+    /// Denominator of a part of a batch. A token's weight in the whole batch is its weight in the
+    /// part, times the part's share of the sum over all parts. `None` for
+    /// [`Aggregation::TokenSum`], which has no denominator.
     pub fn weight_sum<M: AsRef<[f32]>>(&self, masks: &[M]) -> Option<f64> {
         match self {
             Aggregation::TokenMean => Some(masks.iter().flat_map(|mask| mask.as_ref()).map(|&m| f64::from(m)).sum()),

@@ -1,32 +1,33 @@
-//! Which groups are worth training on. A filter is any `Fn(&Group) -> Verdict`: pure, cheap, and it says why it drops.
+//! Group filters. A filter is any `Fn(&Group) -> Verdict`: pure, with a reason for each dropped
+//! group.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
 
 use crate::data::{Group, Sample, Status};
 
-/// What becomes of a group.
+/// Decision of a filter on a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is trained on.
+    /// The group is trained on.
     Keep,
-    /// It is dropped; the reason is counted under this name.
+    /// The group is dropped; the reason is counted under this name.
     Drop(Cow<'static, str>),
 }
 
 impl Verdict {
-    /// Keeps when `keep`, else drops for `reason`.
+    /// Keeps the group if `keep`, else drops it for `reason`.
     pub fn keep_if(keep: bool, reason: &'static str) -> Self {
         if keep { Verdict::Keep } else { Verdict::Drop(Cow::Borrowed(reason)) }
     }
 
-    /// Whether the group stays.
+    /// If true, the group is kept.
     pub fn kept(&self) -> bool {
         *self == Verdict::Keep
     }
 }
 
-/// A filter's bounds that no group can meet, or that every group meets.
+/// Filter bounds that no group or every group meets.
 #[derive(Clone, Debug, thiserror::Error, PartialEq)]
 pub enum FilterError {
     /// A reward threshold.
@@ -45,9 +46,9 @@ pub enum FilterError {
     },
 }
 
-/// Combines filters. Every closure `Fn(&Group) -> Verdict` has these methods.
+/// Combinations of filters, for every closure `Fn(&Group) -> Verdict`.
 pub trait GroupFilter: Fn(&Group) -> Verdict + Send + Sync + Sized + 'static {
-    /// Keeps what both keep; the first to drop gives the reason, and the second isn't asked.
+    /// Keeps groups that both filters keep. The first to drop a group gives the reason.
     fn and<F: GroupFilter>(self, other: F) -> impl GroupFilter {
         move |group: &Group| match self(group) {
             Verdict::Keep => other(group),
@@ -55,7 +56,7 @@ pub trait GroupFilter: Fn(&Group) -> Verdict + Send + Sync + Sized + 'static {
         }
     }
 
-    /// Keeps what either keeps; the reason names both.
+    /// Keeps groups that either filter keeps. The reason names both.
     fn or<F: GroupFilter>(self, other: F) -> impl GroupFilter {
         move |group: &Group| match (self(group), other(group)) {
             (Verdict::Drop(a), Verdict::Drop(b)) => Verdict::Drop(Cow::Owned(format!("{a}_and_{b}"))),
@@ -69,8 +70,9 @@ impl<F: Fn(&Group) -> Verdict + Send + Sync + 'static> GroupFilter for F {}
 /// Population standard deviations up to this count as zero in [`nonzero_std`].
 pub const NONZERO_STD: f64 = 1e-6;
 
-/// Keeps a group whose rewards differ: population standard deviation above [`NONZERO_STD`]. Equal rewards make every advantage
-/// zero. A group of one sample is dropped, and so is one with a NaN reward.
+/// Keeps a group whose rewards differ: population standard deviation above [`NONZERO_STD`]. Equal
+/// rewards make every advantage 0. A group of one sample is dropped, and so is one with a NaN
+/// reward.
 pub fn nonzero_std(group: &Group) -> Verdict {
     std_above(NONZERO_STD)(group)
 }
@@ -93,7 +95,8 @@ pub fn min_reward(threshold: f64) -> Result<impl GroupFilter + Clone, FilterErro
     Ok(move |group: &Group| Verdict::keep_if(group.rewards().iter().any(|reward| *reward > threshold), "low_reward"))
 }
 
-/// Keeps a group whose distinct responses, over all responses, make up at least `min_ratio`. Responses are compared as tokens.
+/// Keeps a group with at least `min_ratio` distinct responses per response. Responses are compared
+/// as tokens.
 pub fn diversity(min_ratio: f64) -> Result<impl GroupFilter + Clone, FilterError> {
     if !(min_ratio > 0.0 && min_ratio <= 1.0) {
         return Err(FilterError::Ratio(min_ratio));
@@ -106,7 +109,7 @@ pub fn diversity(min_ratio: f64) -> Result<impl GroupFilter + Clone, FilterError
     })
 }
 
-/// Keeps a group whose every response has between `min` and `max` trained tokens, both included.
+/// Keeps a group whose responses all have `min` to `max` trained tokens.
 pub fn length(min: usize, max: usize) -> Result<impl GroupFilter + Clone, FilterError> {
     if max == 0 || min > max {
         return Err(FilterError::Length { min, max });
@@ -117,7 +120,7 @@ pub fn length(min: usize, max: usize) -> Result<impl GroupFilter + Clone, Filter
     })
 }
 
-/// Keeps a group in which some sample ended by itself.
+/// Keeps a group with a completed sample.
 pub fn any_completed(group: &Group) -> Verdict {
     Verdict::keep_if(group.samples.iter().any(|sample| sample.status == Status::Completed), "none_completed")
 }

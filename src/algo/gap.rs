@@ -1,17 +1,18 @@
-//! How far the trainer's log-probabilities are from the generator's, token by token (law N3's measurement).
+//! Gap between the trainer's and the generator's log-probabilities, by token (law N3).
 //!
-//! Sums, so that parts merge into the whole batch (law N1). With stale tokens the gap includes what the policy has learned since; what
-//! remains at lag 0 is the difference between two implementations of one model. O(tokens).
+//! Sums, so that parts merge into the whole batch (law N1). The gap of stale tokens includes the
+//! policy's own change; at lag 0 it is the difference of two implementations of one model.
+//! O(tokens).
 
 use std::collections::BTreeMap;
 
-use super::SequenceGap;
 use super::correction::{guarded, safe};
+use super::sequence_gap::SequenceGap;
 
-/// Ratios above this count as this in the effective sample size, which a single outlier would otherwise decide. For reports only.
+/// Largest ratio in the reported effective sample share, which a single outlier would dominate.
 const REPORTED_RATIO: f64 = 10.0;
 
-/// One sampled token as both see it.
+/// One sampled token with both log-probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ComparedToken {
     /// The sample's group.
@@ -22,11 +23,11 @@ pub struct ComparedToken {
     pub position: usize,
     /// The token.
     pub token: i64,
-    /// The version trained less the version that sampled it.
+    /// Token lag: version being trained − version that sampled the token.
     pub lag: u64,
     /// The trainer's log-probability.
     pub trainer: f64,
-    /// The generator's.
+    /// The generator's log-probability.
     pub behaviour: f64,
 }
 
@@ -40,7 +41,7 @@ impl ComparedToken {
 /// Tokens of one lag.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LagGap {
-    /// How many.
+    /// Number of tokens.
     pub tokens: usize,
     /// Σ exp(θ − b).
     pub ratio_sum: f64,
@@ -66,7 +67,7 @@ impl LagGap {
     }
 }
 
-/// Sums over the tokens that a policy sampled; parts merge.
+/// Sums over sampled tokens; parts merge.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LogProbGap {
     /// Tokens compared.
@@ -77,9 +78,9 @@ pub struct LogProbGap {
     pub kl_sum: f64,
     /// Σ exp(θ − b)².
     pub square_ratio_sum: f64,
-    /// Σ exp(θ − b), and Σ exp(θ − b)², of ratios cut at 10.
+    /// Σ exp(θ − b) and Σ exp(θ − b)², with ratios truncated at 10.
     pub cut_sums: (f64, f64),
-    /// By how many versions the tokens lag.
+    /// Tokens by token lag.
     pub by_lag: BTreeMap<u64, LagGap>,
     /// The token with the largest gap.
     pub worst: Option<ComparedToken>,
@@ -88,7 +89,7 @@ pub struct LogProbGap {
 }
 
 impl LogProbGap {
-    /// Adds the sampled tokens of one sequence; a sequence without any adds nothing.
+    /// Adds the sampled tokens of one sequence, which may be none.
     pub fn add_sequence(&mut self, tokens: &[ComparedToken]) {
         for token in tokens {
             let d = token.trainer - token.behaviour;
@@ -120,17 +121,17 @@ impl LogProbGap {
         self.sequences.merge(&other.sequences);
     }
 
-    /// Mean |θ − b|; 0 where nothing was sampled.
+    /// Mean |θ − b|; 0 without tokens.
     pub fn mean(&self) -> f64 {
         self.per_token(self.by_lag.values().map(|lag| lag.abs_sum).sum())
     }
 
-    /// Largest |θ − b|; 0 where nothing was sampled.
+    /// Largest |θ − b|; 0 without tokens.
     pub fn max(&self) -> f64 {
         self.worst.map_or(0.0, |worst| worst.gap())
     }
 
-    /// Mean ratio exp(θ − b); 1 where nothing was sampled.
+    /// Mean ratio exp(θ − b); 1 without tokens.
     pub fn ratio(&self) -> f64 {
         let sum: f64 = self.by_lag.values().map(|lag| lag.ratio_sum).sum();
         if self.tokens == 0 { 1.0 } else { self.per_token(sum) }
@@ -146,12 +147,14 @@ impl LogProbGap {
         self.per_token(self.k1_sum)
     }
 
-    /// `E[ρ²] − 1` over tokens, ρ = exp(θ − b): the χ² divergence, the variance that importance weights would have.
+    /// `E[ρ²] − 1` over tokens, ρ = exp(θ − b): the χ² divergence, the variance that importance
+    /// weights would have.
     pub fn chi2(&self) -> f64 {
         if self.tokens == 0 { 0.0 } else { guarded(self.square_ratio_sum, self.tokens) - 1.0 }
     }
 
-    /// Effective sample size of the ratios as a share of the tokens, (Σw)² / (N Σw²); 1 where nothing was sampled.
+    /// Effective sample size of the ratios as a share of the tokens, (Σw)² / (N Σw²); 1 where
+    /// nothing was sampled.
     pub fn effective_sample_share(&self) -> f64 {
         let (sum, squares) = self.cut_sums;
         if self.tokens == 0 { 1.0 } else { sum * sum / (self.tokens as f64 * squares) }

@@ -1,21 +1,21 @@
-//! How large the gap between trainer and generator may get (law N3), and what to make of one that is larger.
+//! Limits of the gap between trainer and generator (law N3), and the diagnosis of a larger one.
 
 use std::fmt;
 
 use super::LogProbGap;
 
-/// Bounds on the mean |trainer − generator| over a step's sampled tokens, in nats.
+/// Limits of the mean |trainer − generator| over a step's sampled tokens, in nats.
 ///
-/// Two implementations of one model differ by 1e-6 in single precision and by hundredths in half. A policy that moved on adds what it
-/// learned: the shipped addition recipe, at a high rate and one version of staleness, peaks at 0.43 (`log_prob_gap_mean_nats` in the
-/// `metrics.jsonl` of `rollflow run pipelines/recipes/grpo.toml`), and at 0.70 with `flow.max_staleness=4` and `train.ppo_epochs=2`. The
-/// defaults, 1 and 3, lie above: with a mean gap of 3 nats a typical importance ratio is 20 or 1/20, and whatever the cause, such tokens
-/// are hardly evidence of the policy that is trained. Smaller mismatches are the start-up probe's to find.
+/// Two implementations of one model differ by 1e-6 in single precision and by hundredths in half. A
+/// policy that moved on adds its own change: `pipelines/recipes/grpo.toml`, at a high rate and one
+/// version of staleness, peaks at 0.43 (`log_prob_gap_mean_nats`), and at 0.70 with
+/// `flow.max_staleness=4` and `train.ppo_epochs=2`. The defaults, 1 and 3, are above: at a mean gap
+/// of 3 nats a typical importance ratio is 20 or 1/20. The start-up probe finds smaller mismatches.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GapLimits {
-    /// Above this, a warning is logged.
+    /// Mean gap above which a step warns, in nats. Default 1.
     pub warn: f64,
-    /// Above this, the run ends before the update is made.
+    /// Mean gap above which the run ends before the update, in nats. Default 3.
     pub halt: f64,
 }
 
@@ -25,30 +25,30 @@ impl Default for GapLimits {
     }
 }
 
-/// What a step's gap means.
+/// Judgement of a step's gap.
 #[derive(Clone, Debug, PartialEq)]
 pub enum GapVerdict {
-    /// Nothing to say.
+    /// Within both limits.
     Fine,
     /// Above [`GapLimits::warn`].
     Warn(GapDiagnosis),
-    /// Above [`GapLimits::halt`], or no number at all.
+    /// Above [`GapLimits::halt`], or NaN.
     Halt(GapDiagnosis),
 }
 
-/// A gap that is too large: the numbers, the worst token, the likely cause and what to do.
+/// Diagnosis of a gap that is too large: numbers, worst token, likely cause and remedy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GapDiagnosis {
     /// The step.
     pub step: u64,
-    /// The bound that was passed, in nats.
+    /// Limit that was exceeded, in nats.
     pub limit: f64,
-    /// What was measured.
+    /// Measured gap.
     pub gap: LogProbGap,
 }
 
 impl GapLimits {
-    /// Judges a step.
+    /// Compares a step's gap with the limits.
     pub fn judge(&self, step: u64, gap: &LogProbGap) -> GapVerdict {
         let diagnosis = |limit| GapDiagnosis { step, limit, gap: gap.clone() };
         // A mean that is no number is above every bound.
@@ -73,7 +73,7 @@ const UNKNOWN: &str = "no token of the trained version is among them to tell sta
                        and trainer; if it goes, lower train.lr or set [train.correction]";
 
 impl GapDiagnosis {
-    /// Why it is likely so, and what to do about it.
+    /// Likely cause and remedy.
     pub fn cause(&self) -> &'static str {
         match self.gap.by_lag.get(&0) {
             Some(fresh) if fresh.gap() <= self.gap.mean() / 2.0 => STALE,

@@ -1,38 +1,42 @@
-//! The divergence from a reference policy, token by token, as a value and its derivative.
+//! KL divergence from a reference policy, by token, with its derivative.
 
 use super::masked::masked_mean;
 use crate::settings::declare::{choices, section};
 use crate::settings::setting::{POSITIVE, POSITIVE_IF_GIVEN, UP_TO_ONE};
 
 choices! {
-    /// Estimator of a token's divergence from `d`, its log-probability less the reference's (Schulman, Approximating KL Divergence, 2020).
+    /// Estimator of a token's divergence from `d`, its log-probability less the reference's
+    /// (Schulman, Approximating KL Divergence, 2020).
     pub enum KlForm {
         /// `e^−d − 1 + d`: unbiased and never negative (TRL's per-token divergence).
         "k3" => K3,
-        /// `d`: unbiased, of either sign (verl's `kl`, `k1`). As a loss its expected gradient is 0 on policy.
+        /// `d`: unbiased, of either sign (verl's `kl`, `k1`). As a loss its expected gradient is 0
+        /// on policy.
         "k1" => K1,
-        /// `d² / 2`: of least variance near the reference; its gradient is that of the divergence (verl's `mse`, `k2`).
+        /// `d² / 2`: of least variance near the reference; its gradient is that of the divergence
+        /// (verl's `mse`, `k2`).
         "k2" => K2,
         /// `|d|` (verl's `abs`).
         "abs" => Abs,
-        /// k3 with `−d` cut to ±20 and the value to ±10 (verl's `low_var_kl`, `k3`). No gradient where it is cut.
+        /// k3 with `−d` cut to ±20 and the value to ±10 (verl's `low_var_kl`, `k3`). No gradient
+        /// where it is cut.
         "low_variance" => LowVariance,
     }
 }
 
-/// A per-token divergence and its derivative with respect to θ. Finite for every pair of finite log-probabilities, but for [`KlForm::K3`],
-/// which overflows beyond d = −709.
+/// Per-token divergence and its derivative by θ. Finite for every pair of finite log-probabilities,
+/// except [`KlForm::K3`], which overflows beyond d = −709.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Kl {
-    /// The estimate.
+    /// Estimator.
     pub form: KlForm,
-    /// Keeps the value and takes k2's derivative, the only one whose expectation is the divergence's own gradient:
-    /// `k2 − sg(k2) + sg(value)` (verl's `k1+`, `k3+`, `abs+`).
+    /// If true, the gradient is that of k2, whose expectation is the divergence's own: `k2 − sg(k2)
+    /// + sg(value)` (verl's `k1+`, `k3+`, `abs+`).
     pub straight_through: bool,
-    /// Counts no further than this, and pulls no further.
+    /// Largest value; it has no gradient beyond.
     pub truncate: Option<f64>,
-    /// Counts in full where the reference gives the token at least this probability, and in proportion below: a reference that
-    /// hardly knows the token has little to say. 0 counts all in full.
+    /// Reference probability from which a token counts in full; tokens below count in proportion. 0
+    /// counts all in full.
     pub confidence: f64,
 }
 
@@ -78,19 +82,10 @@ impl KlLimits {
     }
 }
 
-/// A divergence per token of some tokens.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct KlTerms {
-    /// Its value.
-    pub values: Vec<f64>,
-    /// Its derivative with respect to θ.
-    pub slopes: Vec<f64>,
-}
-
-/// Something that measures how far a token's log-probability is from the reference's: [`Kl`], or a closure
-/// `Fn(log_prob, reference) -> (value, derivative)`.
+/// Divergence of a token's log-probability from the reference's: [`Kl`], or a closure `Fn(log_prob,
+/// reference) -> (value, derivative)`.
 pub trait KlFunction: Send + Sync {
-    /// The value, and its derivative with respect to `log_prob`.
+    /// Value, and derivative by `log_prob`.
     fn token(&self, log_prob: f64, reference: f64) -> (f64, f64);
 }
 
@@ -107,7 +102,7 @@ impl From<KlForm> for Kl {
 }
 
 impl KlForm {
-    /// Value and derivative with respect to d.
+    /// Value and derivative by d.
     fn of(self, d: f64) -> (f64, f64) {
         match self {
             KlForm::K1 => (d, 1.0),
@@ -141,23 +136,24 @@ impl KlFunction for Kl {
     }
 }
 
-/// The divergence of every token. Shapes: two aligned columns in, two out.
-pub fn kl_per_token(log_probs: &[f64], reference: &[f64], kl: &dyn KlFunction) -> KlTerms {
-    let (values, slopes) = log_probs.iter().zip(reference).map(|(&own, &other)| kl.token(own, other)).unzip();
-    KlTerms { values, slopes }
+/// Value and derivative of every token's divergence, for two aligned columns.
+pub fn kl_per_token(log_probs: &[f64], reference: &[f64], kl: &dyn KlFunction) -> Vec<(f64, f64)> {
+    log_probs.iter().zip(reference).map(|(&own, &other)| kl.token(own, other)).collect()
 }
 
-/// The mean divergence over the tokens that `mask` lets through; 0 where it lets none.
+/// Mean divergence over the tokens of `mask`; 0 without any.
 pub fn mean_kl(log_probs: &[f64], reference: &[f64], mask: &[f32], kl: &dyn KlFunction) -> f64 {
-    masked_mean(&kl_per_token(log_probs, reference, kl).values, mask)
+    let values: Vec<f64> = kl_per_token(log_probs, reference, kl).into_iter().map(|(value, _)| value).collect();
+    masked_mean(&values, mask)
 }
 
-/// `r_t − coef · kl_t`: divergence as a cost in the reward, where advantages see it, and not in the loss. Its coefficient is another than
-/// a loss's. Equals verl 0.9's `compute_rewards` (k1, behaviour against reference); summed over a sequence and taken from its reward,
-/// TRL's `RLOOTrainer` with `beta` above 0.
+/// KL in reward, `r_t − coef · kl_t`.
+///
+/// Equals verl 0.9's `compute_rewards` (k1, behaviour against reference). Summed over a sequence
+/// and subtracted from its reward, it equals TRL's `RLOOTrainer` with `beta` above 0.
 pub fn rewards_less_kl(rewards: &[f64], log_probs: &[f64], reference: &[f64], coef: f64, kl: &dyn KlFunction) -> Vec<f64> {
-    let costs = kl_per_token(log_probs, reference, kl).values;
-    rewards.iter().zip(costs).map(|(reward, cost)| reward - coef * cost).collect()
+    let costs = kl_per_token(log_probs, reference, kl);
+    rewards.iter().zip(costs).map(|(reward, (cost, _))| reward - coef * cost).collect()
 }
 
 #[cfg(test)]
@@ -195,7 +191,7 @@ mod tests {
     fn a_closure_measures_too_and_rewards_pay_for_distance() {
         let squared = |own: f64, other: f64| ((own - other).powi(2), 2.0 * (own - other));
         let terms = kl_per_token(&[1.0, 2.0], &[0.0, 0.0], &squared);
-        assert_eq!((terms.values, terms.slopes), (vec![1.0, 4.0], vec![2.0, 4.0]));
+        assert_eq!(terms, [(1.0, 2.0), (4.0, 4.0)]);
         assert_eq!(rewards_less_kl(&[0.0, 1.0], &[1.0, 2.0], &[0.0; 2], 0.5, &squared), [-0.5, -1.0]);
         assert_eq!(mean_kl(&[1.0, 2.0], &[0.0; 2], &[0.0; 2], &squared), 0.0);
     }

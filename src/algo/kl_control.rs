@@ -29,8 +29,9 @@ impl KlReward {
     }
 }
 
-/// `coef · (1 + clip(kl / target − 1, ±0.2) · samples / horizon)` (Ziegler et al., Fine-Tuning Language Models from Human Preferences,
-/// 2019). Equals verl 0.9's `AdaptiveKLController`.
+/// Controller of the KL coefficient, `coef · (1 + clip(kl / target − 1, ±0.2) · samples / horizon)`
+/// (Ziegler et al., Fine-Tuning Language Models from Human Preferences, 2019). Equals verl 0.9's
+/// `AdaptiveKLController`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdaptiveKl {
     /// Target of the mean divergence per token, in nats.

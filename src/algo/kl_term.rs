@@ -21,7 +21,8 @@ pub struct WithKl<L> {
 }
 
 impl<L: Loss> WithKl<L> {
-    /// Adds `coef` times a divergence: [`Kl`](super::Kl), or a closure `Fn(log_prob, reference) -> (value, derivative)`.
+    /// Adds `coef` times a divergence: [`Kl`](super::Kl), or a closure `Fn(log_prob, reference) ->
+    /// (value, derivative)`.
     pub fn new(loss: L, coef: f64, kl: impl KlFunction + 'static) -> Self {
         WithKl { loss, coef, kl: Box::new(kl) }
     }
@@ -41,16 +42,17 @@ impl<L: Loss> Loss for WithKl<L> {
         let terms = kl_per_token(inputs.log_probs, inputs.reference.ok_or(missing)?, self.kl.as_ref());
         let mut output = self.loss.evaluate(inputs)?;
         for (t, weight) in inputs.weights.iter().enumerate() {
-            output.loss += weight * self.coef * terms.values[t];
-            output.grad[t] += weight * self.coef * terms.slopes[t];
+            output.loss += weight * self.coef * terms[t].0;
+            output.grad[t] += weight * self.coef * terms[t].1;
         }
-        output.metrics.kl_sum += terms.values.iter().sum::<f64>();
+        output.metrics.kl_sum += terms.iter().map(|(value, _)| value).sum::<f64>();
         output.metrics.kl_coef = Some(self.coef);
         Ok(output)
     }
 }
 
-/// Divergence of each trained token from the reference; `None` if a policy did not score the sample.
+/// Divergence of each trained token from the reference; `None` if a policy did not score the
+/// sample.
 pub fn token_kl(sample: &Sample, kl: &dyn KlFunction) -> Option<Vec<f64>> {
     let len = sample.tokens.len();
     if len == 0 || [&sample.log_probs, &sample.ref_log_probs, &sample.loss_mask].iter().any(|column| column.len() != len) {

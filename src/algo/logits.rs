@@ -1,6 +1,8 @@
-//! Log-softmax and entropy of one row of logits, exact and overflow-safe: the reference that tensor code is held to.
+//! Log-softmax and entropy of one row of logits, exact and overflow-safe: the reference for tensor
+//! code.
 
-/// The largest logit and `log Σ exp(logit − largest)`; apart, so that huge logits keep their precision.
+/// Largest logit and `log Σ exp(logit − largest)`, separate so that huge logits keep their
+/// precision.
 fn normaliser(logits: &[f64]) -> (f64, f64) {
     let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     (max, logits.iter().map(|logit| (logit - max).exp()).sum::<f64>().ln())
@@ -12,7 +14,8 @@ pub fn log_softmax_at(logits: &[f64], index: usize) -> f64 {
     (logits[index] - max) - log_sum
 }
 
-/// `−Σ p log p` of `softmax(logits)` (TRL's `entropy_from_logits`, one row). Forbidden tokens (−∞) add nothing.
+/// Entropy `−Σ p log p` of `softmax(logits)` (TRL's `entropy_from_logits`, one row). Masked tokens
+/// (−∞) add nothing.
 pub fn entropy(logits: &[f64]) -> f64 {
     let (max, log_sum) = normaliser(logits);
     logits.iter().map(|logit| (logit - max) - log_sum).filter(|log_p| log_p.is_finite()).map(|log_p| -log_p.exp() * log_p).sum()

@@ -1,55 +1,56 @@
-//! What a loss reads and what it gives back.
+//! Inputs and output of a loss.
 //!
-//! A loss sees the trained tokens of some sequences, packed end to end, and returns its value with the derivative for every
-//! log-probability. It never divides by a count: `weights` already hold each token's mask over the optimizer batch's denominator
-//! (law N1), so that values and derivatives of parts add up to those of the whole.
+//! A loss receives the trained tokens of some sequences, packed end to end, and returns its value
+//! with the derivative by every log-probability. It never divides by a count: `weights` are each
+//! token's mask over the optimizer batch's denominator (law N1), so that values and derivatives of
+//! parts add up.
 
 use std::ops::Range;
 
-use super::CorrectionMetrics;
+use super::correction::CorrectionMetrics;
 
 /// The packed trained tokens of whole sequences. Every slice has one entry per token.
 #[derive(Clone, Copy, Debug)]
 pub struct LossInputs<'a> {
-    /// θ: log-probabilities under the weights being trained. A critic's or a reward model's loss finds scores here: the number that the
-    /// model gives at each trained token's row, which reads what is before the token; its derivatives are by these.
+    /// θ: log-probabilities under the trained weights. For the loss of a critic or a reward model
+    /// these are scores: the model's output at each trained token's row. Derivatives are by these.
     pub log_probs: &'a [f64],
-    /// b: log-probabilities of the policy that sampled the tokens; `None` for data that no policy sampled.
+    /// b: log-probabilities of the behaviour policy; `None` for data that no policy sampled.
     pub behaviour: Option<&'a [f64]>,
-    /// p: log-probabilities of the policy that the trust region is centred at, where it is not the one that sampled.
+    /// p: log-probabilities of the proximal policy, if it is not the behaviour policy.
     pub proximal: Option<&'a [f64]>,
     /// Log-probabilities under the reference policy.
     pub reference: Option<&'a [f64]>,
-    /// Correction for what lies between the proximal policy and the one that sampled: a factor on each token's policy term, constant for
-    /// the gradient; 0 takes the token out of it.
+    /// Importance weights, proximal over behaviour: a factor on each token's policy term, constant
+    /// for the gradient. 0 drops the token.
     pub importance: Option<&'a [f64]>,
     /// Entropy of the distribution at each token.
     pub entropies: &'a [f64],
-    /// A: how much better than expected.
+    /// A: advantages.
     pub advantages: &'a [f64],
     /// Aggregation weight: mask over the global denominator.
     pub weights: &'a [f64],
-    /// Where each sequence lies; a sequence is never split.
+    /// Range of each sequence; a sequence is never split.
     pub sequences: &'a [Range<usize>],
     /// Trained tokens in the whole optimizer batch.
     pub batch_tokens: usize,
 }
 
 impl LossInputs<'_> {
-    /// What ratios are taken against: proximal where it is given, else behaviour, else θ itself (on policy, ratio 1).
+    /// Anchor of ratios: proximal log-probabilities, else behaviour, else θ (on policy, ratio 1).
     pub fn anchor(&self) -> &[f64] {
         self.proximal.or(self.behaviour).unwrap_or(self.log_probs)
     }
 }
 
-/// A loss, its derivatives, and what was seen on the way.
+/// A loss, its derivatives and metrics.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LossOutput {
     /// This part's share of the optimizer batch's loss.
     pub loss: f64,
     /// ∂loss/∂log_prob, one entry per token.
     pub grad: Vec<f64>,
-    /// ∂loss/∂entropy, one entry per token; `None` where the loss doesn't look at entropies.
+    /// ∂loss/∂entropy, one entry per token; `None` without an entropy term.
     pub entropy_grad: Option<Vec<f64>>,
     /// Counts for the report.
     pub metrics: LossMetrics,
@@ -60,41 +61,42 @@ pub struct LossOutput {
 pub struct LossMetrics {
     /// Tokens seen.
     pub tokens: usize,
-    /// Tokens whose ratio fell below the trust region with a negative advantage: no gradient.
+    /// Tokens clipped at the lower bound: ratio below, advantage negative, no gradient.
     pub clipped_low: usize,
-    /// Tokens whose ratio rose above the trust region with a positive advantage: no gradient.
+    /// Tokens clipped at the upper bound: ratio above, advantage positive, no gradient.
     pub clipped_high: usize,
-    /// The smallest share of tokens clipped below, over sequences; `None` before any sequence.
+    /// Smallest share of tokens clipped below, over sequences; `None` before any sequence.
     pub clip_low_min: Option<f64>,
-    /// The largest share of tokens clipped above, over sequences.
+    /// Largest share of tokens clipped above, over sequences.
     pub clip_high_max: Option<f64>,
     /// Sum over tokens of the divergence from the reference.
     pub kl_sum: f64,
-    /// Weight of that divergence; `None` where the loss has no such term.
+    /// KL coefficient β; `None` without a KL penalty.
     pub kl_coef: Option<f64>,
     /// The loss without its entropy bonus.
     pub policy_loss: f64,
-    /// Weighted sum of negative log-likelihoods, in nats, of a loss that imitates; `None` of any other.
+    /// Weighted sum of negative log-likelihoods, in nats; `None` unless the loss is supervised.
     pub nll: Option<f64>,
-    /// What was done about tokens of another policy; empty where nothing is.
+    /// Statistics of the off-policy correction.
     pub correction: CorrectionMetrics,
-    /// How pairs of answers were told apart; empty where the loss compares none.
+    /// Statistics of pairs; empty unless the loss compares pairs.
     pub pairs: PairMetrics,
 }
 
-/// Pairs of a chosen and a rejected answer, by their scores: a reward model's, or β times their log-ratios of policy over reference.
+/// Statistics of pairs by their scores: a reward model's, or β times the log-ratios of policy over
+/// reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PairMetrics {
-    /// How many.
+    /// Number of pairs.
     pub pairs: usize,
-    /// Those whose chosen answer has the higher score.
+    /// Pairs whose chosen completion has the higher score.
     pub right: usize,
-    /// Sum of the chosen answer's score less the rejected one's.
+    /// Sum of score margins, chosen − rejected.
     pub margin_sum: f64,
 }
 
 impl PairMetrics {
-    /// Of scores of chosen and rejected answers.
+    /// Statistics of pairs of scores, chosen and rejected.
     pub fn of(scores: impl IntoIterator<Item = (f64, f64)>) -> Self {
         scores.into_iter().fold(PairMetrics::default(), |seen, (chosen, rejected)| PairMetrics {
             pairs: seen.pairs + 1,
@@ -110,12 +112,12 @@ impl PairMetrics {
         self.margin_sum += other.margin_sum;
     }
 
-    /// Share of pairs whose chosen answer has the higher score.
+    /// Share of pairs whose chosen completion has the higher score.
     pub fn accuracy(&self) -> f64 {
         self.right as f64 / self.pairs.max(1) as f64
     }
 
-    /// Mean of the chosen answer's score less the rejected one's.
+    /// Mean score margin, chosen − rejected.
     pub fn margin(&self) -> f64 {
         self.margin_sum / self.pairs.max(1) as f64
     }
@@ -156,10 +158,10 @@ impl LossMetrics {
     }
 }
 
-/// Inputs a loss can't work with.
+/// Error of a loss.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum LossError {
-    /// A column that this configuration needs is absent.
+    /// A needed column is missing.
     #[error("{loss} needs {column} for {why}, and the batch has none")]
     Missing {
         /// The loss.
@@ -169,7 +171,7 @@ pub enum LossError {
         /// The setting that asks for it.
         why: &'static str,
     },
-    /// Settings that are out of range or don't go together.
+    /// A setting is out of range or contradicts another one.
     #[error("{loss} can't use this {setting}: {why}")]
     Settings {
         /// The loss.
@@ -179,7 +181,7 @@ pub enum LossError {
         /// The reason.
         why: String,
     },
-    /// A part of an optimizer batch, for a loss that must see it whole.
+    /// A part of an optimizer batch was given to a loss that needs all of it.
     #[error("{loss} compares tokens of the whole optimizer batch, and these are {seen} of {of}; give it all in one command")]
     Part {
         /// The loss.
@@ -189,33 +191,33 @@ pub enum LossError {
         /// Tokens of the batch.
         of: usize,
     },
-    /// A loss that gave derivatives for other tokens than it was shown.
+    /// The loss returned another number of derivatives than there are tokens.
     #[error("the loss `{loss}` gave {found} entries in `{column}` for {expected} tokens; give one entry per token")]
     Length {
         /// The loss.
         loss: String,
         /// `grad` or `entropy_grad`.
         column: &'static str,
-        /// Tokens that it was shown.
+        /// Number of tokens.
         expected: usize,
-        /// Entries that it gave.
+        /// Number of derivatives returned.
         found: usize,
     },
-    /// A loss that panicked.
+    /// The loss panicked.
     #[error("the loss `{loss}` panicked: {message}")]
     Panicked {
         /// The loss.
         loss: String,
-        /// Its message.
+        /// Message of the panic.
         message: String,
     },
-    /// A loss of the user's own found its inputs unusable.
+    /// Error of a loss of the user's own.
     #[error("{0}")]
     Custom(String),
 }
 
 impl LossOutput {
-    /// The same output of `loss`, or an error where it does not have one derivative per token.
+    /// Returns an error unless there is one derivative per token.
     pub(crate) fn aligned(self, loss: &str, expected: usize) -> Result<Self, LossError> {
         let columns = [("grad", Some(self.grad.len())), ("entropy_grad", self.entropy_grad.as_ref().map(Vec::len))];
         match columns.into_iter().find_map(|(column, found)| Some((column, found.filter(|found| *found != expected)?))) {
@@ -225,7 +227,7 @@ impl LossOutput {
     }
 }
 
-/// Turns log-probabilities into a loss and its derivatives. Pure: same inputs, same output.
+/// Computes a loss and its derivatives from log-probabilities. Pure: same inputs, same output.
 ///
 /// Closures `Fn(&LossInputs) -> Result<LossOutput, LossError>` are losses too.
 pub trait Loss: Send + Sync {
@@ -234,27 +236,27 @@ pub trait Loss: Send + Sync {
         "custom"
     }
 
-    /// Whether it must see the whole optimizer batch at once (batch-wide quantiles and the like). The trainer then computes all
-    /// log-probabilities first, at the price of a second forward pass.
+    /// If true, it must see the whole optimizer batch (batch-wide quantiles and the like). The
+    /// trainer then computes all log-probabilities first, which costs a second forward pass.
     fn whole_batch(&self) -> bool {
         false
     }
 
-    /// Whether all of it is a sum over sequences of what their weights are multiplied by, and nothing else of the batch is looked at. A batch may
-    /// then be given in parts as it is gathered, whose weights are scaled when all are known. False where there is a term with another
-    /// denominator, such as a mean entropy.
+    /// If true, it is a sum over sequences, linear in their weights. A batch can then be trained in
+    /// parts, whose weights are scaled at the end. False for a term with another denominator, such
+    /// as a mean entropy.
     fn is_sum(&self) -> bool {
         false
     }
 
-    /// Whether a sequence whose advantages are all zero adds nothing, neither to the value nor to any derivative, its own or another's. The trainer
-    /// then leaves it out of its passes. False where anything else pulls at such tokens: an entropy bonus, a divergence from a reference, a
+    /// If true, a sequence whose advantages are all 0 adds nothing to the value and to any
+    /// derivative, and the trainer skips it. False with an entropy bonus, a KL penalty or a
     /// threshold over the batch.
     fn ignores_zero_advantage(&self) -> bool {
         false
     }
 
-    /// Value and derivatives for some of the optimizer batch's sequences.
+    /// Value and derivatives of some of the optimizer batch's sequences.
     fn evaluate(&self, inputs: &LossInputs) -> Result<LossOutput, LossError>;
 }
 

@@ -1,8 +1,10 @@
-//! Sums, means and deviations over the tokens that a mask lets through. Shapes: values and mask aligned, one entry per token.
+//! Sums, means and deviations over masked tokens. Shapes: values and mask aligned, one entry per
+//! token.
 //!
-//! Equal to verl 0.9's `masked_sum`, `masked_mean`, `masked_var` and `masked_whiten`. What the mask hides may be NaN.
+//! Equal to verl 0.9's `masked_sum`, `masked_mean`, `masked_var` and `masked_whiten`. Values with
+//! mask 0 may be NaN.
 
-/// verl adds this to every count and variance that it divides by; without it, its numbers are not ours.
+/// Guard that verl adds to every count and variance that it divides by; its numbers depend on it.
 const GUARD: f64 = 1e-8;
 
 /// `Σ m x`.
@@ -10,13 +12,13 @@ pub fn masked_sum(values: &[f64], mask: &[f32]) -> f64 {
     seen(values, mask).map(|(value, mask)| value * mask).sum()
 }
 
-/// `Σ m x / (Σ m + 1e-8)`; 0 where the mask lets nothing through.
+/// `Σ m x / (Σ m + 1e-8)`; 0 for an empty mask.
 pub fn masked_mean(values: &[f64], mask: &[f32]) -> f64 {
     masked_sum(values, mask) / (mass(mask) + GUARD)
 }
 
-/// `Σ m (x − mean)² / (Σ m + 1e-8)`, times `Σ m / (Σ m − 1)` when unbiased. One token deviates from nothing: 0 where `Σ m ≤ 1`, which
-/// verl refuses.
+/// `Σ m (x − mean)² / (Σ m + 1e-8)`, times `Σ m / (Σ m − 1)` if unbiased. 0 if `Σ m ≤ 1`, which
+/// verl rejects.
 pub fn masked_variance(values: &[f64], mask: &[f32], unbiased: bool) -> f64 {
     let (mean, count) = (masked_mean(values, mask), mass(mask));
     let squares: f64 = seen(values, mask).map(|(value, mask)| (value - mean).powi(2) * mask).sum();
@@ -28,9 +30,11 @@ pub fn masked_variance(values: &[f64], mask: &[f32], unbiased: bool) -> f64 {
     }
 }
 
-/// `(x − mean) / √(var + 1e-8)` with the mask's mean and unbiased variance, for every value, masked ones too; the mean is added back
-/// where it shall not be shifted away. Values that are all equal where the mask lets them through become exactly 0, or the mean; verl's
-/// guards leave about 1e-4 of the mean there. A mask that lets nothing through whitens everything to 0, which verl refuses.
+/// `(x − mean) / √(var + 1e-8)` with the mask's mean and unbiased variance, for every value, masked
+/// or not. Without `shift_mean` the mean is added again.
+///
+/// Equal values become exactly 0, or the mean; verl's guards leave about 1e-4 of the mean. An empty
+/// mask whitens everything to 0, which verl rejects.
 pub fn whiten(values: &[f64], mask: &[f32], shift_mean: bool) -> Vec<f64> {
     let (mean, deviation) = (masked_mean(values, mask), (masked_variance(values, mask, true) + GUARD).sqrt());
     let kept = if shift_mean { 0.0 } else { mean };

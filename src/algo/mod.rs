@@ -1,13 +1,18 @@
-//! Pure functions over plain slices: advantages, losses with their derivatives, aggregation, schedules, filters and reward maths.
+//! Pure functions over plain slices: advantages, losses with their derivatives, aggregation,
+//! schedules, filters and rewards.
 //!
-//! No tensors and no state, so everything here runs and is tested without libtorch. A [`Loss`] returns its value *and* its derivative
-//! with respect to every log-probability; the trainer multiplies that into its graph. Law N1 is kept in one place: only
-//! [`Aggregation`] knows a denominator, and it sees the whole optimizer batch at once.
+//! No tensors and no state, so everything here runs and is tested without libtorch. A [`Loss`]
+//! returns its value and its derivative by every log-probability; the trainer multiplies that into
+//! its graph. Only [`Aggregation`] has a denominator, over the whole optimizer batch (law N1).
+//!
+//! A first reading needs `loss.rs`, `aggregation.rs`, `policy_loss/` (GRPO, DAPO, GSPO, CISPO,
+//! REINFORCE), `advantages/` and `preference/`. Losses and advantages that few runs use are in
+//! `zoo/`.
 
 mod advantages;
 mod aggregation;
 pub mod answers;
-pub mod correction;
+mod correction;
 pub mod filters;
 mod gap;
 mod gap_limits;
@@ -20,7 +25,7 @@ mod masked;
 mod off_policy;
 mod pairs;
 mod policy_loss;
-pub mod preference;
+mod preference;
 mod probe;
 mod reward_model;
 pub mod rewards;
@@ -39,27 +44,27 @@ pub use advantages::{
 pub use aggregation::{Aggregation, BatchSize};
 pub use answers::{extract_answer, is_correct, parse_number};
 pub use correction::{
-    Bound, Correction, CorrectionMetrics, Divergence, IcePop, Importance, ImportanceChoice, Level, MaskedIs, Over, Rejection,
-    TruncatedIs,
+    Bound, Correction, Divergence, IcePop, Importance, ImportanceChoice, Level, MaskedIs, Over, Rejection, Spread, TruncatedIs,
 };
-pub use gap::{ComparedToken, LagGap, LogProbGap};
-pub use gap_limits::{GapDiagnosis, GapLimits, GapVerdict};
-pub use kl::{Kl, KlForm, KlFunction, KlLimits, KlLoss, KlTerms, kl_per_token, mean_kl, rewards_less_kl};
-pub use kl_control::{AdaptiveKl, KlControlError, KlReward};
+pub use gap::{ComparedToken, LogProbGap};
+pub use gap_limits::GapLimits;
+pub(crate) use gap_limits::{GapDiagnosis, GapVerdict};
+pub use kl::{Kl, KlForm, KlFunction, KlLimits, KlLoss, kl_per_token, mean_kl, rewards_less_kl};
+pub use kl_control::{AdaptiveKl, KlReward};
 pub use kl_term::{WithKl, token_kl};
 pub use logits::{entropy, log_softmax_at};
 pub use loss::{Loss, LossError, LossInputs, LossMetrics, LossOutput, PairMetrics};
 pub use masked::{masked_mean, masked_sum, masked_variance, whiten};
-pub use off_policy::{Anchors, OffPolicy, Proximal};
-pub use pairs::{PairOf, PairSelector, Pairs, Select, all_pairs, best_against_worst, first_against_second, random_pair};
+pub use off_policy::{OffPolicy, Proximal};
+pub(crate) use pairs::PairSelector;
+pub use pairs::{PairOf, Pairs, Select, all_pairs, best_against_worst, first_against_second, random_pair};
 pub use policy_loss::{Cispo, Dapo, Grpo, Gspo, LossChoice, PolicyLoss};
 pub use preference::{Dpo, PairInputs, PairLoss, PairOutput, PairwiseLoss, Preference, ScoreDivergence};
-pub use probe::{Disagreement, Evidence, compare as compare_log_probs};
-pub use reward_model::{BradleyTerry, PairwiseReward, pairwise_reward};
-pub use schedule::{Decay, Schedule, ScheduleError};
-pub use sequence_gap::SequenceGap;
+pub(crate) use probe::{Disagreement, compare as compare_log_probs};
+pub use reward_model::{BradleyTerry, pairwise_reward};
+pub use schedule::{Decay, Schedule};
 pub use sft::{CrossEntropy, DynamicFineTuning, perplexity, smoothed_cross_entropy};
-pub use value_loss::{ValueLoss, ValueOutput, value_loss};
+pub use value_loss::{ValueLoss, value_loss};
 pub use zoo::{
     BestOfGroup, BinaryDivergence, ClipCov, Dppo, Dro, GeoMean, KlCov, Normalized, Sapo, Vespo, best_of_group, combine_rewards,
     gpg, normalize_then_sum, normalized, optimal_baseline, rank_based, subtract_baseline,

@@ -1,8 +1,8 @@
-//! What a policy loss does about tokens that are not its own: where its trust region is centred, and how the rest is corrected.
+//! Off-policy settings of a policy loss: the centre of its trust region, and the correction.
 //!
-//! Decoupled PPO (Hilton et al., 2022; AReaL): ratios are taken against a *proximal* policy near the one being trained, and what lies
-//! between it and the one that sampled is an importance weight, exp(proximal − behaviour), bounded by a [`Correction`]. Both are
-//! constants for the gradient.
+//! Decoupled PPO (Hilton et al., 2022; AReaL): ratios are taken against a *proximal* policy near
+//! the trained one. An importance weight exp(proximal − behaviour), bounded by a [`Correction`],
+//! accounts for the rest. Both are constants for the gradient.
 
 use std::ops::Range;
 
@@ -14,41 +14,44 @@ choices! {
     pub enum Proximal {
         /// the policy that sampled (PPO, GRPO).
         "behaviour" => Behaviour,
-        /// the trainer's policy at the first update on the batch (decoupled PPO). Batches with several updates are scored once before.
+        /// the trainer's policy at the first update on the batch (decoupled PPO). Batches with
+        /// several updates are scored once before.
         "recompute" => Recompute,
-        /// between the policy that sampled, `b`, and the current one, θ, by token lag: `b + (1 − 1/lag)(θ − b)`, and `b` at lags 0 and 1 (A-3PO; AReaL's `loglinear`).
+        /// between the policy that sampled, `b`, and the current one, θ, by token lag: `b + (1 −
+        /// 1/lag)(θ − b)`, and `b` at lags 0 and 1 (A-3PO; AReaL's `loglinear`).
         "loglinear" => LogLinear,
     }
 }
 
-/// A trust region's centre and a correction.
+/// Centre of the trust region, and correction.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OffPolicy {
-    /// What ratios are taken against.
+    /// Policy that ratios are taken against.
     pub proximal: Proximal,
-    /// What is done about the distance from there to the policy that sampled.
+    /// Correction for the distance from there to the behaviour policy.
     pub correction: Correction,
 }
 
-/// Columns for a loss's inputs; `None` where it needs none.
+/// Columns of a loss's inputs; `None` for those that are not needed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Anchors {
     /// p: proximal log-probabilities.
     pub proximal: Option<Vec<f64>>,
     /// Factor of each token's policy term.
     pub importance: Option<Vec<f64>>,
-    /// What the correction did.
+    /// Statistics of the correction.
     pub metrics: Option<CorrectionMetrics>,
 }
 
 impl OffPolicy {
-    /// Whether it must see the whole optimizer batch at once.
+    /// If true, it must see the whole optimizer batch.
     pub fn whole_batch(&self) -> bool {
         self.correction.whole_batch()
     }
 
-    /// Columns for tokens with log-probabilities `trainer` now and `start` at the first update on the batch, sampled with `behaviour` so
-    /// many versions ago. All have one entry per token; `sequences` tile them.
+    /// Columns for tokens with log-probabilities `trainer` now, `start` at the first update on the
+    /// batch and `behaviour` when they were sampled, `lags` versions ago. All have one entry per
+    /// token; `sequences` tile them.
     pub fn anchors(
         &self,
         trainer: &[f64],
@@ -74,7 +77,7 @@ impl OffPolicy {
     }
 }
 
-/// The policy one version before the current one, if log-probabilities moved in a straight line since the token was sampled.
+/// Policy one version before the current one, if log-probabilities moved linearly since sampling.
 fn log_linear(theta: f64, behaviour: f64, lag: u64) -> f64 {
     let share = if lag == 0 { 0.0 } else { 1.0 - 1.0 / lag as f64 };
     behaviour + share * (theta - behaviour)

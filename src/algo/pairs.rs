@@ -1,6 +1,6 @@
-//! Pairs of answers to one prompt, of which one earned more than the other. Pure.
+//! Pairs of completions of one prompt with different rewards. Pure.
 //!
-//! A selector is any `Fn(&Group) -> Vec<PairOf>`: it must give the same pairs whenever it is asked about the same group.
+//! A selector is any `Fn(&Group) -> Vec<PairOf>`, a pure function of the group.
 
 use crate::data::Group;
 use crate::data::shuffle::Draws;
@@ -30,23 +30,24 @@ choices! {
 /// Two samples of a group, by their places in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PairOf {
-    /// The better one.
+    /// Place of the better completion.
     pub chosen: usize,
-    /// The worse one.
+    /// Place of the worse completion.
     pub rejected: usize,
 }
 
-/// Chooses pairs of a scored group; every closure `Fn(&Group) -> Vec<PairOf>` does.
+/// Selector of pairs of a scored group, implemented by every closure `Fn(&Group) -> Vec<PairOf>`.
 pub trait PairSelector: Fn(&Group) -> Vec<PairOf> + Send + Sync + 'static {}
 
 impl<F: Fn(&Group) -> Vec<PairOf> + Send + Sync + 'static> PairSelector for F {}
 
-/// The first sample against the second, in that order whatever they earned: pairs of a data set.
+/// The first sample against the second, whatever their rewards: pairs of a data set.
 pub fn first_against_second(group: &Group) -> Vec<PairOf> {
     if group.samples.len() == 2 { vec![PairOf { chosen: 0, rejected: 1 }] } else { Vec::new() }
 }
 
-/// The best answer against the worst, the first of each where several are; none where all earn the same.
+/// The best completion against the worst, the first of each among equals; none if all rewards are
+/// equal.
 pub fn best_against_worst(group: &Group) -> Vec<PairOf> {
     let rewards = group.rewards();
     let extreme = |is_better: fn(f64, f64) -> bool| {
@@ -59,7 +60,7 @@ pub fn best_against_worst(group: &Group) -> Vec<PairOf> {
         .collect()
 }
 
-/// Every answer against every worse one, in the order of the group; ties give none.
+/// Every completion against every worse one, in the order of the group; ties give none.
 pub fn all_pairs(group: &Group) -> Vec<PairOf> {
     let rewards = group.rewards();
     let places = || 0..rewards.len();

@@ -1,16 +1,18 @@
-//! Whether generator and trainer mean the same by a log-probability, from a few tokens before a run: the same numbers within a tolerance,
-//! or what the difference looks like. Pure.
+//! Probe before a run: compares the log-probabilities of generator and trainer on a few tokens, and
+//! diagnoses a difference. Pure.
 
 use std::fmt;
 
-/// What a difference looks like.
+/// Likely cause of a difference.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Evidence {
-    /// The generator is the surer one of every token: it samples from what top_p, top_k or min_p left over.
+    /// All log-probabilities of the generator are larger: it samples from the tokens that top_p,
+    /// top_k or min_p keep.
     Truncation,
-    /// The generator's log-probabilities are about this multiple of the trainer's: the trainer's temperature over the generator's.
+    /// The generator's log-probabilities are about this multiple of the trainer's: the trainer's
+    /// temperature over the generator's.
     Temperature(f64),
-    /// Neither: other weights, another tokenizer, other tokens.
+    /// Neither: other weights, another tokenizer or other tokens.
     Unknown,
 }
 
@@ -23,9 +25,9 @@ pub struct Disagreement {
     pub mean: f64,
     /// Largest, in nats.
     pub max: f64,
-    /// What was allowed on average, in nats.
+    /// Tolerance of the mean, in nats.
     pub tolerance: f64,
-    /// What it looks like.
+    /// Likely cause.
     pub evidence: Evidence,
 }
 
@@ -42,8 +44,9 @@ pub fn compare(generator: &[f64], trainer: &[f64], tolerance: f64) -> Result<(),
     Err(Disagreement { tokens, mean, max, tolerance, evidence: evidence(&differences, trainer, tolerance) })
 }
 
-/// Under another temperature the difference follows the log-probability itself. Under truncation it is the logarithm of what was kept,
-/// negated: never below zero, and if anything larger for unlikely tokens, whose distributions are flat.
+/// Likely cause of the differences. Another temperature scales log-probabilities. Truncation adds
+/// the negated logarithm of the kept probability: never below zero, and larger for unlikely tokens,
+/// whose distributions are flat.
 fn evidence(differences: &[f64], trainer: &[f64], tolerance: f64) -> Evidence {
     let n = trainer.len() as f64;
     let mean = |values: &[f64]| values.iter().sum::<f64>() / n;

@@ -1,4 +1,4 @@
-//! Training a reward model: of two answers to one prompt, the better one should score higher.
+//! Loss of a reward model: the better of two completions should have the higher score.
 
 use super::preference::{log_sigmoid, sigmoid};
 use super::{Loss, LossError, LossInputs, LossMetrics, LossOutput, PairMetrics};
@@ -8,15 +8,17 @@ use super::{Loss, LossError, LossInputs, LossMetrics, LossOutput, PairMetrics};
 pub struct PairwiseReward {
     /// Mean over pairs.
     pub loss: f64,
-    /// ∂loss/∂score of the chosen answers.
+    /// ∂loss/∂score of the chosen completions.
     pub chosen: Vec<f64>,
-    /// ∂loss/∂score of the rejected answers.
+    /// ∂loss/∂score of the rejected completions.
     pub rejected: Vec<f64>,
 }
 
-/// Bradley and Terry's `−log σ(chosen − rejected − margin)`, and `center · (chosen + rejected)²` besides, which keeps scores around 0 (TRL's
-/// `RewardTrainer`, `center_rewards_coefficient`). Scores have one entry per pair; so have `margins`, which say by how much an answer is better.
-/// `batch_pairs` is the number of pairs in the whole optimizer batch (law N1).
+/// `−log σ(chosen − rejected − margin) + center · (chosen + rejected)²` (Bradley and Terry). The
+/// second term keeps scores around 0 (TRL's `RewardTrainer`, `center_rewards_coefficient`).
+///
+/// Scores and `margins` have one entry per pair. `batch_pairs` is the number of pairs in the whole
+/// optimizer batch (law N1).
 pub fn pairwise_reward(
     chosen: &[f64],
     rejected: &[f64],
@@ -37,13 +39,14 @@ pub fn pairwise_reward(
     output
 }
 
-/// [`pairwise_reward`] over a batch: sequences 2i and 2i + 1 are the chosen and the rejected answer of one pair, and each has one trained row,
-/// whose score is the answer's.
+/// [`pairwise_reward`] over a batch. Sequences 2i and 2i + 1 are the chosen and the rejected
+/// completion of a pair; each has one trained row, whose score is the completion's.
 ///
-/// A pair is judged together, and a micro-batch may part it: the batch is scored once before, unless it is one micro-batch.
+/// A micro-batch may split a pair, so the whole batch is scored first, unless it is one
+/// micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BradleyTerry {
-    /// Keeps scores around 0, by so much.
+    /// Coefficient of the term that keeps scores around 0.
     pub center: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Learning-rate schedules, in closed form: the rate is a pure function of the step, so nothing needs saving.
+//! Learning-rate schedules in closed form: a pure function of the step, without state.
 
 use crate::settings::declare::choices;
 use serde::{Deserialize, Serialize};
@@ -15,58 +15,59 @@ choices! {
     }
 }
 
-/// A learning rate over the steps of a run.
+/// Learning rate over the steps of a run.
 ///
-/// With `w = warmup_steps`, `T = total_steps`, `f = floor`: `lr · s / w` while `s < w`, then `lr · (f + (1 − f) · d(x))` with
-/// `x = (s − w) / (T − w)` and d = 1, `1 − x` or `(1 + cos πx) / 2`. Step 0 is the first update. Equals transformers'
-/// `constant`, `constant_with_warmup`, `linear`, `cosine` and `cosine_with_min_lr`, also past the end, where a cosine rises again.
+/// With `w = warmup_steps`, `T = total_steps`, `f = floor`: `lr · s / w` while `s < w`, then `lr ·
+/// (f + (1 − f) · d(x))` with `x = (s − w) / (T − w)` and d = 1, `1 − x` or `(1 + cos πx) / 2`.
+/// Step 0 is the first update. Equals transformers' `constant`, `constant_with_warmup`, `linear`,
+/// `cosine` and `cosine_with_min_lr`, also past the end, where a cosine rises again.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Schedule {
-    /// The peak rate.
+    /// Peak rate.
     pub lr: f64,
-    /// Its course after the warm-up.
+    /// Shape after the warm-up.
     #[serde(default)]
     pub decay: Decay,
-    /// Steps over which the rate climbs from 0.
+    /// Steps of linear rise from 0.
     #[serde(default)]
     pub warmup_steps: u64,
-    /// Steps of the whole run, warm-up included. A constant rate needs none.
+    /// Steps of the whole run, warm-up included. A constant rate ignores them.
     #[serde(default)]
     pub total_steps: u64,
-    /// The lowest rate after the warm-up, as a share of `lr`.
+    /// Lowest rate after the warm-up, as a share of `lr`, 0 to 1.
     #[serde(default)]
     pub floor: f64,
 }
 
-/// A schedule that can't be followed.
+/// Invalid schedule.
 #[derive(Clone, Debug, thiserror::Error, PartialEq)]
 pub enum ScheduleError {
-    /// The peak rate.
+    /// Peak rate out of range.
     #[error("lr is {0}; it is a finite number above 0")]
     Rate(f64),
-    /// The floor.
+    /// Floor out of range.
     #[error("floor is {0}; it is a share of lr, from 0 to 1")]
     Floor(f64),
-    /// A decay needs to know where it ends.
+    /// A decay without its last step.
     #[error("total_steps is {total} with {warmup} warm-up steps; a {decay:?} decay needs more total steps than warm-up steps")]
     Steps {
         /// Steps of the run.
         total: u64,
         /// Steps of warm-up.
         warmup: u64,
-        /// The decay.
+        /// Shape.
         decay: Decay,
     },
 }
 
 impl Schedule {
-    /// `lr` for ever.
+    /// Constant rate `lr`.
     pub fn constant(lr: f64) -> Self {
         Schedule { lr, decay: Decay::Constant, warmup_steps: 0, total_steps: 0, floor: 0.0 }
     }
 
-    /// Refuses rates, floors and lengths that make no sense.
+    /// Returns an error for rates, floors and lengths out of range.
     pub fn validate(&self) -> Result<(), ScheduleError> {
         if !(self.lr.is_finite() && self.lr > 0.0) {
             return Err(ScheduleError::Rate(self.lr));
@@ -80,7 +81,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// The rate of update `step`, counted from 0.
+    /// Rate of update `step`, counted from 0.
     pub fn at(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
             return self.lr * step as f64 / self.warmup_steps as f64;

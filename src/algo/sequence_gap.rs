@@ -1,5 +1,5 @@
-//! How far trainer and generator are apart over whole sequences: perplexities and the χ² divergence. Equal to verl 0.9's
-//! `compute_offpolicy_metrics`. Sums over sequences, so that parts merge.
+//! Gap between trainer and generator over whole sequences: perplexities and the χ² divergence.
+//! Equal to verl 0.9's `compute_offpolicy_metrics`. Sums over sequences, so that parts merge.
 
 use super::ComparedToken;
 use super::correction::{mean, safe};
@@ -13,7 +13,7 @@ pub struct SequenceGap {
     trainer: (f64, f64),
     /// Σ mean −b, and Σ exp of it.
     behaviour: (f64, f64),
-    /// Σ |difference| of those means.
+    /// Σ |difference| of the two means.
     abs_sum: f64,
     /// Σ exp of the difference.
     ratio_sum: f64,
@@ -24,7 +24,7 @@ pub struct SequenceGap {
 }
 
 impl SequenceGap {
-    /// Adds a sequence's sampled tokens, if there are any.
+    /// Adds a sequence's sampled tokens, which may be none.
     pub(super) fn add(&mut self, tokens: &[ComparedToken]) {
         if tokens.is_empty() {
             return;
@@ -64,37 +64,37 @@ impl SequenceGap {
         self.per_sequence(self.trainer.1)
     }
 
-    /// Mean of the logarithms of those.
+    /// Mean log-perplexity under the trainer.
     pub fn trainer_log_perplexity(&self) -> f64 {
         self.per_sequence(self.trainer.0)
     }
 
-    /// Mean of the sequences' perplexities under the policy that sampled them.
+    /// Mean of the sequences' perplexities under the behaviour policy.
     pub fn behaviour_perplexity(&self) -> f64 {
         self.per_sequence(self.behaviour.1)
     }
 
-    /// Mean of the logarithms of those.
+    /// Mean log-perplexity under the behaviour policy.
     pub fn behaviour_log_perplexity(&self) -> f64 {
         self.per_sequence(self.behaviour.0)
     }
 
-    /// Mean over sequences of trainer's perplexity over generator's; 1 where nothing was sampled.
+    /// Mean perplexity ratio over sequences, trainer over generator; 1 without sequences.
     pub fn perplexity_ratio(&self) -> f64 {
         if self.sequences == 0 { 1.0 } else { self.per_sequence(self.ratio_sum) }
     }
 
-    /// Mean |difference| of the logarithms.
+    /// Mean |difference| of the log-perplexities.
     pub fn log_perplexity_gap(&self) -> f64 {
         self.per_sequence(self.abs_sum)
     }
 
-    /// Smallest and largest difference of the logarithms, trainer's less generator's.
+    /// Smallest and largest difference of the log-perplexities, trainer − generator.
     pub fn range(&self) -> Option<(f64, f64)> {
         self.range
     }
 
-    /// `E[(Π ρ)²] − 1` over sequences: the variance that sequence weights would have.
+    /// χ² divergence over sequences, `E[(Π ρ)²] − 1`: the variance of sequence weights.
     pub fn chi2(&self) -> f64 {
         if self.sequences == 0 { 0.0 } else { self.per_sequence(self.square_ratio_sum) - 1.0 }
     }

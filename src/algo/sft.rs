@@ -2,8 +2,8 @@
 
 use super::{Loss, LossError, LossInputs, LossMetrics, LossOutput, log_softmax_at};
 
-/// `−Σ w θ`: with token-mean weights the mask-weighted mean negative log-likelihood over trained tokens (TRL's SFT `nll`).
-/// Derivative: `−w`.
+/// `−Σ w θ`: with token-mean weights the mean negative log-likelihood over trained tokens (TRL's
+/// SFT `nll`). Derivative: `−w`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CrossEntropy;
 
@@ -28,8 +28,8 @@ fn imitating(inputs: &LossInputs, loss: f64) -> LossMetrics {
     LossMetrics { tokens: inputs.log_probs.len(), policy_loss: loss, nll: Some(nll(inputs)), ..Default::default() }
 }
 
-/// `−Σ w sg(e^θ) θ`: cross-entropy whose tokens weigh by their own probability, so that unlikely ones don't dominate (dynamic fine-tuning; TRL's
-/// `loss_type = "dft"`). Derivative: `−w e^θ`.
+/// `−Σ w sg(e^θ) θ`: cross-entropy with tokens weighted by their own probability (dynamic
+/// fine-tuning; TRL's `loss_type = "dft"`). Derivative: `−w e^θ`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DynamicFineTuning;
 
@@ -47,8 +47,8 @@ impl Loss for DynamicFineTuning {
     }
 }
 
-/// `−(1 − ε) log p[target] − ε mean_v log p_v` of one row of logits, and its derivative by them: cross-entropy towards a target that shares ε with
-/// the whole vocabulary (transformers' `LabelSmoother`). Needs all logits, so no [`Loss`], which sees a token's log-probability, can say it.
+/// `−(1 − ε) log p[target] − ε mean_v log p_v` of one row of logits, and its derivative
+/// (transformers' `LabelSmoother`). It needs all logits, so it is no [`Loss`].
 pub fn smoothed_cross_entropy(logits: &[f64], target: usize, epsilon: f64) -> (f64, Vec<f64>) {
     let log_probs: Vec<f64> = (0..logits.len()).map(|token| log_softmax_at(logits, token)).collect();
     let each = epsilon / logits.len() as f64;
@@ -57,7 +57,7 @@ pub fn smoothed_cross_entropy(logits: &[f64], target: usize, epsilon: f64) -> (f
     (value, log_probs.iter().enumerate().map(|(token, log_prob)| log_prob.exp() - wanted(token)).collect())
 }
 
-/// `exp(nll)`: how many tokens the model hesitates between. `nll` is a token mean.
+/// Perplexity, `exp(nll)`. `nll` is a token mean.
 pub fn perplexity(nll: f64) -> f64 {
     nll.exp()
 }

@@ -1,4 +1,4 @@
-//! What a critic learns from.
+//! Loss of a critic.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,22 +6,22 @@ use super::advantages::AdvantageError;
 use super::advantages::aligned;
 use super::{Loss, LossError, LossInputs, LossMetrics, LossOutput};
 
-/// A value loss, its derivative, and how much of it was clipped.
+/// A value loss, its derivative, and the clipped tokens.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ValueOutput {
     /// This part's share of the optimizer batch's loss.
     pub loss: f64,
     /// ∂loss/∂prediction, one entry per token.
     pub grad: Vec<f64>,
-    /// Tokens whose clipped term was the larger, by place: no gradient.
+    /// Places of tokens whose clipped term was the larger: they have no gradient.
     pub clipped: Vec<usize>,
 }
 
-/// `½ Σ w · max((v − R)², (clip(v, v_old ± ε) − R)²)`: the larger of both squares, so that no prediction gains by moving further than ε
-/// from the old one (PPO). Without `clip`, `½ Σ w (v − R)²`.
+/// `½ Σ w · max((v − R)², (clip(v, v_old ± ε) − R)²)` (PPO), or without `clip` `½ Σ w (v − R)²`.
 ///
-/// Shapes: columns with one entry per token; `weights` are those of [`Aggregation`](super::Aggregation), so that parts add up (law N1).
-/// Equals verl 0.9's `compute_value_loss`.
+/// Shapes: columns with one entry per token; `weights` are those of
+/// [`Aggregation`](super::Aggregation), so that parts add up (law N1). Equals verl 0.9's
+/// `compute_value_loss`.
 pub fn value_loss(
     predictions: &[f64],
     old: &[f64],
@@ -49,14 +49,15 @@ pub fn value_loss(
     Ok(of)
 }
 
-/// [`value_loss`] as what a critic minimises, a model whose head gives one number per row ([`LossInputs::log_probs`] are its values).
+/// [`value_loss`] as the [`Loss`] of a critic, a model with one number per row
+/// ([`LossInputs::log_probs`] are its values).
 ///
-/// It reads returns from [`LossInputs::advantages`], and what the values were before the first update on the batch from
-/// [`LossInputs::anchor`]. Clipped tokens are counted by where the value went: above the old one or below.
+/// Returns are [`LossInputs::advantages`], and the values before the first update on the batch are
+/// [`LossInputs::anchor`]. Clipped tokens are counted by the side of the old value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ValueLoss {
-    /// How far a value may move from the old one before it gains nothing by moving on; `None` lets it.
+    /// Clip range of values around the old ones; `None` does not clip.
     pub clip: Option<f64>,
 }
 

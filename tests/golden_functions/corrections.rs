@@ -1,7 +1,6 @@
 //! TRL's and verl's corrections for tokens of another policy: importance weights, rejection masks, and their metrics.
 
-use rollflow::algo::correction::Spread;
-use rollflow::algo::{Bound, ComparedToken, Correction, Divergence, Importance, Level, LogProbGap, Over, Rejection};
+use rollflow::algo::{Bound, ComparedToken, Correction, Divergence, Importance, Level, LogProbGap, Over, Rejection, Spread};
 use serde_json::Value;
 
 use crate::case::{Case, Tensor};

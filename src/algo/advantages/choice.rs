@@ -61,7 +61,8 @@ impl Advantage {
     }
 }
 
-/// NaN rewards are an error that names the sample. A sample without siblings gets 0 if its estimator needs some.
+/// NaN rewards are an error that names the sample. A sample without siblings gets 0 if its
+/// estimator needs some.
 impl Estimator for Advantage {
     fn estimate(&self, groups: &[ScoredGroup]) -> Result<Vec<Vec<f64>>, AdvantageError> {
         let lengths: Vec<&[f64]> = groups.iter().map(|group| group.lengths).collect();

@@ -28,7 +28,7 @@ pub enum AdvantageError {
     Length {
         /// The column.
         column: &'static str,
-        /// Its length.
+        /// Length of the column.
         found: usize,
         /// The length of the aligned column.
         expected: usize,

@@ -24,7 +24,8 @@ pub trait Estimator: Send + Sync {
     /// Advantages by group, aligned with the rewards.
     fn estimate(&self, groups: &[ScoredGroup]) -> Result<Vec<Vec<f64>>, AdvantageError>;
 
-    /// If true, a group's advantages depend on that group alone, and a batch can be trained in parts.
+    /// If true, a group's advantages depend on that group alone, and a batch can be trained in
+    /// parts.
     fn is_by_group(&self) -> bool {
         false
     }

@@ -29,12 +29,14 @@ section! {
     }
 }
 
-/// `A = (r − mean_group) / (std + ε)`, with the unbiased (n − 1) standard deviation of the group or of the batch.
+/// `A = (r − mean_group) / (std + ε)`, with the unbiased (n − 1) standard deviation of the group or
+/// of the batch.
 ///
-/// Shapes: groups × samples in, the same out. A group with equal rewards gets exact zeros, and so does a
-/// group of one with [`Lone::Itself`]. Equals TRL 1.16's `GRPOTrainer` (`scale_rewards` group, batch, none).
-/// With ε = 1e-6 and [`Lone::Nothing`] it equals verl 0.9's `grpo` and `grpo_vectorized`, whose
-/// `norm_adv_by_std_in_grpo` is `Scale::Group` if on and `Scale::None` if off.
+/// Shapes: groups × samples in, the same out. A group with equal rewards gets exact zeros, and so
+/// does a group of one with [`Lone::Itself`]. Equals TRL 1.16's `GRPOTrainer` (`scale_rewards`
+/// group, batch, none). With ε = 1e-6 and [`Lone::Nothing`] it equals verl 0.9's `grpo` and
+/// `grpo_vectorized`, whose `norm_adv_by_std_in_grpo` is `Scale::Group` if on and `Scale::None` if
+/// off.
 pub fn group_mean<G: AsRef<[f64]>>(groups: &[G], config: &GroupMean, rules: Rules) -> Result<Vec<Vec<f64>>, AdvantageError> {
     let batch: Vec<f64> = groups.iter().flat_map(|rewards| rewards.as_ref()).copied().collect();
     let batch_std = std(&batch);

@@ -16,12 +16,13 @@ section! {
     }
 }
 
-/// `A_i = r_i − mean_{j ≠ i} r_j`, an unbiased baseline (Ahmadian et al., Back to Basics, 2024). With
-/// `normalize = Some(ε)`, `(A − mean_batch A) / (std_batch A + ε)` over the whole batch.
+/// `A_i = r_i − mean_{j ≠ i} r_j`, an unbiased baseline (Ahmadian et al., Back to Basics, 2024).
+/// With `normalize = Some(ε)`, `(A − mean_batch A) / (std_batch A + ε)` over the whole batch.
 ///
-/// Shapes: groups × samples in, the same out. Equals TRL 1.16's `RLOOTrainer`, whose ε is 1e-4 and whose KL
-/// penalty is [`rewards_less_kl`](crate::algo::rewards_less_kl), summed over a sequence. Equals verl 0.9's
-/// `rloo` with [`Lone::Nothing`], and its `rloo_vectorized` with [`Lone::Itself`].
+/// Shapes: groups × samples in, the same out. Equals TRL 1.16's `RLOOTrainer`, whose ε is 1e-4 and
+/// whose KL penalty is [`rewards_less_kl`](crate::algo::rewards_less_kl), summed over a sequence.
+/// Equals verl 0.9's `rloo` with [`Lone::Nothing`], and its `rloo_vectorized` with
+/// [`Lone::Itself`].
 pub fn leave_one_out<G: AsRef<[f64]>>(
     groups: &[G],
     rules: Rules,

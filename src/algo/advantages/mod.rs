@@ -1,24 +1,25 @@
 //! Advantages: the difference of a sample's, or a token's, reward from a baseline.
 //!
-//! Three shapes: rewards by group in, advantages by group out; columns of tokens tiled by sequences; and
-//! [`Estimator`], which a trainer applies to a batch and a closure can replace. A NaN reward means "not scored":
-//! an error that names the sample, or left out of all statistics ([`Missing`]).
+//! Three shapes: rewards by group in, advantages by group out; columns of tokens tiled by
+//! sequences; and [`Estimator`], which a trainer applies to a batch and a closure can replace. A
+//! NaN reward means "not scored": an error that names the sample, or left out of all statistics
+//! ([`Missing`]).
 //!
 //! | here | in recipes | TRL 1.16 | verl 0.9 | differences |
 //! | --- | --- | --- | --- | --- |
-//! | [`group_mean`] | `group_mean` | `scale_rewards` | `grpo`, `grpo_vectorized` | ε: TRL 1e-4, verl 1e-6; a lone sample: TRL 0, verl its reward |
-//! | [`leave_one_out`] | `leave_one_out` | `RLOOTrainer` | `rloo`, `rloo_vectorized` | a lone sample: `rloo` its reward, the others 0 |
+//! | [`group_mean`] | `group_mean` | `scale_rewards` | `grpo` | ε: TRL 1e-4, verl 1e-6; lone: verl its reward |
+//! | [`leave_one_out`] | `leave_one_out` | `RLOOTrainer` | `rloo` | lone: verl its reward |
 //! | [`reinforce_plus_plus`] | `reinforce_plus_plus` (γ = 1) | | `reinforce_plus_plus` | |
-//! | [`reinforce_plus_plus_baseline`] | the same | | the same | a lone sample: verl its reward, here 0 |
+//! | [`reinforce_plus_plus_baseline`] | the same | | the same | lone: verl its reward |
 //! | [`optimal_baseline`](super::optimal_baseline) | the same | | `opo` | as above |
 //! | [`gpg`](super::gpg) | `gpg` | | `gpg` | as above |
-//! | [`best_of_group`](super::best_of_group) | the same | | `grpo_passk` | a lone sample: verl rejects it, here 0 |
+//! | [`best_of_group`](super::best_of_group) | the same | | `grpo_passk` | lone: verl rejects it |
 //! | [`rank_based`](super::rank_based), [`normalized`](super::normalized) | `rank`, `normalized` | | | |
 //! | [`subtract_baseline`](super::subtract_baseline) | `constant` | | | |
-//! | [`remax`], [`gae`] | | | `remax`, `gae` | verl whitens `gae`; here that is [`whiten`](crate::algo::whiten)'s |
-//! | [`combine_rewards`](super::combine_rewards), [`normalize_then_sum`](super::normalize_then_sum) | | `multi_objective_aggregation` | | |
+//! | [`remax`], [`gae`] | | | `remax`, `gae` | verl whitens `gae`: [`whiten`](crate::algo::whiten) |
+//! | [`normalize_then_sum`](super::normalize_then_sum) | | `multi_objective_aggregation` | | |
 //!
-//! verl's rule for a lone sample is [`Lone::Nothing`]; recipes take [`Lone::Itself`].
+//! *lone*: a sample without siblings, which gets 0 here. verl's rule for it is [`Lone::Nothing`]; recipes take [`Lone::Itself`].
 
 mod choice;
 mod error;

@@ -1,7 +1,7 @@
 //! Estimator of pass@k.
 
-/// Unbiased estimator of pass@k, `1 − C(n − c, k) / C(n, k)`, from `n` completions of which `correct` are right
-/// (Chen et al., Evaluating Large Language Models Trained on Code, 2021).
+/// Unbiased estimator of pass@k, `1 − C(n − c, k) / C(n, k)`, from `n` completions of which
+/// `correct` are right (Chen et al., Evaluating Large Language Models Trained on Code, 2021).
 ///
 /// `None` unless `1 ≤ k ≤ n` and `correct ≤ n`.
 pub fn pass_at_k(n: usize, correct: usize, k: usize) -> Option<f64> {

@@ -1,24 +1,26 @@
-//! Advantages token by token, from rewards that tokens earn: rewards to go, a greedy baseline (ReMax), generalised advantage
+//! Advantages by token: rewards to go, a greedy baseline (ReMax) and generalised advantage
 //! estimation.
 //!
-//! Columns have one entry per token, sequences end to end; a mask above 0 marks the tokens that are trained.
+//! Columns have one entry per token, sequences end to end; a mask above 0 marks trained tokens.
 
 use std::ops::Range;
 
 use super::error::{AdvantageError, aligned};
 
-/// What each token is worth.
+/// Advantage and return of each token.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Returns {
-    /// How much better than expected.
+    /// Advantage.
     pub advantages: Vec<f64>,
-    /// What is to be earned from here on: what a critic learns.
+    /// Return: sum of discounted rewards from here on, the target of a critic.
     pub returns: Vec<f64>,
 }
 
-/// `G_t = r_t + γ G_{t+1}`, and a token that is not trained ends what came before it: nothing flows back over it.
+/// Rewards to go, `G_t = r_t + γ G_{t+1}`. A token that is not trained ends the sum: no reward
+/// after it counts for tokens before it.
 ///
-/// Equals the returns of verl 0.9's `reinforce_plus_plus`. To let an outcome flow back over tool output, pack the trained tokens alone.
+/// Equals the returns of verl 0.9's `reinforce_plus_plus`. To let an outcome count across tool
+/// output, pack the trained tokens alone.
 pub fn rewards_to_go(rewards: &[f64], mask: &[f32], sequences: &[Range<usize>], gamma: f64) -> Result<Vec<f64>, AdvantageError> {
     aligned("mask", mask.len(), rewards.len())?;
     let mut returns = vec![0.0; rewards.len()];
@@ -33,8 +35,8 @@ pub fn rewards_to_go(rewards: &[f64], mask: &[f32], sequences: &[Range<usize>], 
     Ok(returns)
 }
 
-/// `A_t = Σ_{k ≥ t} m_k r_k − m_t b`, where `b` is what a greedy answer to the same prompt earned: a baseline that needs no critic and no
-/// group (Li et al., ReMax, 2023).
+/// `A_t = Σ_{k ≥ t} m_k r_k − m_t b`, where `b` is the reward of a greedy completion of the same
+/// prompt (Li et al., ReMax, 2023).
 ///
 /// `baselines` has one entry per sequence. Equals verl 0.9's `remax`.
 pub fn remax(rewards: &[f64], baselines: &[f64], mask: &[f32], sequences: &[Range<usize>]) -> Result<Returns, AdvantageError> {
@@ -57,9 +59,10 @@ pub fn remax(rewards: &[f64], baselines: &[f64], mask: &[f32], sequences: &[Rang
 ///
 /// `δ_t = r_t + γ V_{t+1} − V_t`,  `A_t = δ_t + γ λ A_{t+1}`,  returns `A_t + V_t`
 ///
-/// with `V = A = 0` after a sequence's end, and `t + 1` the next *trained* token: a token that is not trained is skipped, with its
-/// reward and value, and carries the advantage of the one after it. λ = 1 gives the discounted rewards to go less the value, λ = 0 the
-/// error of one step. Equals verl 0.9's `gae` once its advantages are whitened ([`whiten`](crate::algo::whiten)).
+/// with `V = A = 0` after a sequence's end, and `t + 1` the next *trained* token: a token that is
+/// not trained is skipped, with its reward and value, and carries the advantage of the one after
+/// it. λ = 1 gives the discounted rewards to go less the value, λ = 0 the error of one step. Equals
+/// verl 0.9's `gae` once its advantages are whitened ([`whiten`](crate::algo::whiten)).
 pub fn gae(
     rewards: &[f64],
     values: &[f64],

@@ -16,7 +16,7 @@ pub enum Missing {
 /// Baseline of the only scored sample of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Lone {
-    /// Its own reward: its advantage is 0 (TRL).
+    /// The sample's own reward: its advantage is 0 (TRL).
     #[default]
     Itself,
     /// Mean 0 and deviation 1: its advantage is its reward (verl).
@@ -49,7 +49,8 @@ impl Scored {
     }
 }
 
-/// Returns an error for values that can't be rewards, so that no statistic over the others overflows.
+/// Returns an error for values that can't be rewards, so that no statistic over the others
+/// overflows.
 pub(super) fn check<G: AsRef<[f64]>>(groups: &[G], missing: Missing) -> Result<(), AdvantageError> {
     for (group, rewards) in groups.iter().enumerate() {
         let refused = |r: &f64| !is_reward(*r) && (!r.is_nan() || missing == Missing::Refuse);

@@ -8,9 +8,11 @@ use super::rules::{Rules, over_scored, zero_missing};
 use super::statistics::mean;
 use crate::algo::masked::whiten;
 
-/// `A = whiten(G)`, where `G_t = r_t + γ G_{t+1}` are the discounted rewards to go (Hu, REINFORCE++, 2025).
+/// `A = whiten(G)`, where `G_t = r_t + γ G_{t+1}` are the discounted rewards to go (Hu,
+/// REINFORCE++, 2025).
 ///
-/// Shapes: columns with one entry per token, tiled by `sequences`. Equals verl 0.9's `reinforce_plus_plus`.
+/// Shapes: columns with one entry per token, tiled by `sequences`. Equals verl 0.9's
+/// `reinforce_plus_plus`.
 pub fn reinforce_plus_plus(
     rewards: &[f64],
     mask: &[f32],
@@ -22,8 +24,9 @@ pub fn reinforce_plus_plus(
     Ok(Returns { advantages, returns })
 }
 
-/// `A = whiten(r)` for one reward a sample: [`reinforce_plus_plus`] with γ = 1, where every token's return is its sample's reward. A
-/// sample weighs in the batch's mean and deviation by its trained tokens.
+/// `A = whiten(r)` for one reward per sample: [`reinforce_plus_plus`] with γ = 1, where every
+/// token's return is its sample's reward. Samples weigh in the batch's mean and deviation by their
+/// trained tokens.
 ///
 /// Shapes: groups × samples in, with `lengths` in trained tokens aligned to them; the same out.
 pub fn reinforce_plus_plus_outcome<G: AsRef<[f64]>, L: AsRef<[f64]>>(
@@ -34,11 +37,11 @@ pub fn reinforce_plus_plus_outcome<G: AsRef<[f64]>, L: AsRef<[f64]>>(
     whiten_samples(over_scored(groups, rules.missing, |_, group| group.rewards.clone())?, lengths)
 }
 
-/// `A = whiten(r − mean_group)`: centred by group, scaled by the batch (REINFORCE++-baseline). A sample weighs in the batch's mean and
-/// deviation by its trained tokens.
+/// `A = whiten(r − mean_group)` (REINFORCE++-baseline). Samples weigh in the batch's mean and
+/// deviation by their trained tokens.
 ///
-/// Shapes: groups × samples in, with `lengths` in trained tokens aligned to them; the same out. Equals verl 0.9's
-/// `reinforce_plus_plus_baseline` with [`Lone::Nothing`](super::Lone::Nothing).
+/// Shapes: groups × samples in, with `lengths` in trained tokens aligned to them; the same out.
+/// Equals verl 0.9's `reinforce_plus_plus_baseline` with [`Lone::Nothing`](super::Lone::Nothing).
 pub fn reinforce_plus_plus_baseline<G: AsRef<[f64]>, L: AsRef<[f64]>>(
     groups: &[G],
     lengths: &[L],
@@ -51,7 +54,7 @@ pub fn reinforce_plus_plus_baseline<G: AsRef<[f64]>, L: AsRef<[f64]>>(
     whiten_samples(centred, lengths)
 }
 
-/// Whitens one value a sample as if it stood at each of its tokens; NaN is left out and becomes 0.
+/// Whitens one value per sample, repeated for each of its tokens; NaN is left out and becomes 0.
 fn whiten_samples<L: AsRef<[f64]>>(values: Vec<Vec<f64>>, lengths: &[L]) -> Result<Vec<Vec<f64>>, AdvantageError> {
     same_shape(&values, lengths)?;
     let lengths = lengths.iter().flat_map(|lengths| lengths.as_ref());
@@ -61,7 +64,7 @@ fn whiten_samples<L: AsRef<[f64]>>(values: Vec<Vec<f64>>, lengths: &[L]) -> Resu
     Ok(zero_missing(values.iter().map(|group| whitened.by_ref().take(group.len()).collect()).collect()))
 }
 
-/// 0 where nothing is trained.
+/// Multiplies values by the mask; 0 for tokens that are not trained.
 fn trained(values: Vec<f64>, mask: &[f32]) -> Vec<f64> {
     values.into_iter().zip(mask).map(|(value, &mask)| if mask > 0.0 { value * f64::from(mask) } else { 0.0 }).collect()
 }

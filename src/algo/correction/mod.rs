@@ -1,11 +1,14 @@
-//! Corrections for tokens that another policy sampled: importance weights, bounded, and rejection of what has drifted too far.
+//! Corrections for off-policy tokens: bounded importance weights, and rejection of tokens that
+//! diverge too far.
 //!
-//! Everything starts from log-ratios `trainer − behaviour` per token. A [`Correction`] turns them into one factor per token, a constant
-//! for the gradient: an importance weight ([`Importance`]: truncated, masked, IcePop), 0 where a [`Rejection`] says so. A factor of 0 takes
-//! a token out of the policy term and leaves the denominators as they are (law N1). Sequences are judged whole and are never split over
-//! parts, so the factors of parts are those of the batch; only `normalize` needs the batch at once.
+//! Inputs are log-ratios `trainer − behaviour` per token. A [`Correction`] turns them into one
+//! factor per token, a constant for the gradient: an importance weight ([`Importance`]), or 0 if a
+//! [`Rejection`] drops the token. A factor of 0 removes a token from the policy term and leaves the
+//! denominators unchanged (law N1). Sequences are never split, so the factors of parts equal those
+//! of the batch; only `normalize` needs the whole batch.
 //!
-//! Pure, in doubles, O(tokens). Equal to TRL 1.16 (`vllm_importance_sampling_mode`) and verl 0.9 (`rollout_corr_helper.py`).
+//! Pure, in doubles, O(tokens). Equal to TRL 1.16 (`vllm_importance_sampling_mode`) and verl 0.9
+//! (`rollout_corr_helper.py`).
 
 mod choice;
 mod rejection;
@@ -21,7 +24,8 @@ pub(super) use spread::{guarded, mean};
 
 use crate::settings::declare::choices;
 
-/// Log-ratios are cut to ±20 before `exp`, as in verl: e²⁰ is beyond every threshold, and sums of e²⁰ stay finite.
+/// Bound of log-ratios before `exp`, as in verl: e²⁰ exceeds every threshold, and sums of e²⁰ stay
+/// finite.
 const SAFE: f64 = 20.0;
 
 pub(super) fn safe(log_ratio: f64) -> f64 {
@@ -40,19 +44,20 @@ choices! {
     }
 }
 
-/// What becomes of ratios out of bounds.
+/// Treatment of ratios out of bounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bound {
-    /// Cut to the bounds (TIS; TRL's `*_truncate`, verl with one threshold).
+    /// Truncation to the bounds (TIS; TRL's `*_truncate`, verl with one threshold).
     Truncate {
-        /// Lowest weight; `None` leaves small ratios as they are.
+        /// Lowest weight; `None` keeps small ratios.
         min: Option<f64>,
         /// Highest weight.
         max: f64,
     },
-    /// Weight 0 (MIS; TRL's `*_mask`, verl's `lower_upper`; at token level, IcePop's masking outside [α, β]).
+    /// Weight 0 (MIS; TRL's `*_mask`, verl's `lower_upper`; at token level, IcePop's mask outside
+    /// [α, β]).
     Mask {
-        /// Lowest ratio that counts; `None` lets small ones through.
+        /// Lowest ratio that counts; `None` admits all small ratios.
         min: Option<f64>,
         /// Highest ratio that counts.
         max: f64,
@@ -60,7 +65,8 @@ pub enum Bound {
 }
 
 impl Bound {
-    /// Lower and upper bound. Where the lower is not given, reports count below 1 / upper, as verl does.
+    /// Lower and upper bound. Without a lower bound, reports count ratios below 1 / upper, as verl
+    /// does.
     fn reported(self) -> (f64, f64) {
         let (Bound::Truncate { min, max } | Bound::Mask { min, max }) = self;
         (min.unwrap_or(1.0 / max), max)
@@ -78,17 +84,18 @@ impl Bound {
 /// Importance weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Importance {
-    /// What shares a weight.
+    /// Level of the weights.
     pub level: Level,
-    /// What becomes of ratios out of bounds.
+    /// Treatment of ratios out of bounds.
     pub bound: Bound,
-    /// Divides by the mean weight of the optimizer batch, so that the correction leaves the step's size alone (verl's
-    /// `rollout_is_batch_normalize`). It costs a second forward pass where the batch is cut into parts.
+    /// If true, weights are divided by their mean over the optimizer batch (verl's
+    /// `rollout_is_batch_normalize`). Costs a second forward pass if the batch is cut into
+    /// micro-batches.
     pub normalize: bool,
 }
 
 impl Importance {
-    /// Token weights cut at `max`.
+    /// Weights truncated at `max`.
     pub fn truncated(level: Level, max: f64) -> Self {
         Importance { level, bound: Bound::Truncate { min: None, max }, normalize: false }
     }
@@ -98,12 +105,13 @@ impl Importance {
         Importance { level, bound: Bound::Mask { min: Some(min), max }, normalize: false }
     }
 
-    /// IcePop (Ling team, Every Step Evolves, 2025): the token's ratio inside [α, β], 0 outside. The paper takes 0.5 and 5.
+    /// IcePop (Ling team, Every Step Evolves, 2025): the token's ratio inside [α, β], 0 outside.
+    /// The paper takes 0.5 and 5.
     pub fn icepop(alpha: f64, beta: f64) -> Self {
         Self::masked(Level::Token, alpha, beta)
     }
 
-    /// One weight per token, and what they are like. `sequences` tile `log_ratios`.
+    /// One weight per token, and their statistics. `sequences` tile `log_ratios`.
     pub fn weights(&self, log_ratios: &[f64], sequences: &[Range<usize>]) -> (Vec<f64>, Spread) {
         let per_sequence: Vec<f64> = sequences.iter().map(|at| self.log_ratio(&log_ratios[at.clone()])).collect();
         let raw: Vec<f64> = match self.level {
@@ -142,21 +150,21 @@ impl Importance {
     }
 }
 
-/// What is done about tokens that another policy sampled. The default does nothing.
+/// Correction of off-policy tokens. The default does nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Correction {
-    /// Weighs tokens by how likely the proximal policy finds them, relative to the one that sampled.
+    /// Importance weights, proximal policy over behaviour policy.
     pub weigh: Option<Importance>,
-    /// Takes tokens or whole sequences out; what any of these rejects is out.
+    /// Rejections; a token that any of them rejects is dropped.
     pub reject: Vec<Rejection>,
 }
 
-/// What a correction did; parts add up.
+/// Statistics of a correction; parts add up.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CorrectionMetrics {
-    /// The importance weights, before normalisation and rejection.
+    /// Importance weights, before normalisation and rejection.
     pub weights: Spread,
-    /// What each rejection measured, in their order.
+    /// Divergences that each rejection measured, in the order of the rejections.
     pub rejections: Vec<Spread>,
     /// Tokens seen.
     pub tokens: usize,
@@ -169,7 +177,7 @@ pub struct CorrectionMetrics {
 }
 
 impl CorrectionMetrics {
-    /// Adds another part's.
+    /// Adds the statistics of another part.
     pub fn merge(&mut self, other: &CorrectionMetrics) {
         self.weights.merge(&other.weights);
         self.rejections.resize(self.rejections.len().max(other.rejections.len()), Spread::default());
@@ -192,18 +200,19 @@ impl CorrectionMetrics {
 }
 
 impl Correction {
-    /// Whether it changes nothing.
+    /// If true, it changes nothing.
     pub fn is_nothing(&self) -> bool {
         self.weigh.is_none() && self.reject.is_empty()
     }
 
-    /// Whether it must see the whole optimizer batch at once.
+    /// If true, it must see the whole optimizer batch.
     pub fn whole_batch(&self) -> bool {
         self.weigh.is_some_and(|weigh| weigh.normalize)
     }
 
-    /// The factor of every token. Weights are exp(`proximal` − `behaviour`); rejections judge `trainer` − `behaviour`, which also sees a
-    /// gap that a proximal policy close to behaviour hides. All columns have one entry per token, and `sequences` tile them.
+    /// Factor of every token. Weights are exp(`proximal` − `behaviour`). Rejections judge `trainer`
+    /// − `behaviour`, which includes a gap that a proximal policy close to behaviour hides. All
+    /// columns have one entry per token, and `sequences` tile them.
     pub fn apply(
         &self,
         proximal: &[f64],
@@ -236,7 +245,7 @@ impl Correction {
     }
 }
 
-/// A value per sequence as a value per token.
+/// Repeats a value per sequence for each of its tokens.
 fn spread_over<T: Copy, U: Copy>(per_sequence: &[T], sequences: &[Range<usize>], of: impl Fn(T) -> U) -> Vec<U> {
     per_sequence.iter().zip(sequences).flat_map(|(&value, at)| std::iter::repeat_n(of(value), at.len())).collect()
 }

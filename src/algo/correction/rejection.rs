@@ -1,4 +1,5 @@
-//! Rejection of tokens or sequences that are too far from the behaviour policy (verl's `rollout_rs`).
+//! Rejection of tokens or sequences that are too far from the behaviour policy (verl's
+//! `rollout_rs`).
 
 use std::ops::Range;
 

@@ -1,9 +1,10 @@
-//! How weights or divergences are spread over tokens and over sequences, as sums that parts add up to.
+//! Statistics of weights or divergences over tokens and over sequences, as sums that parts add up
+//! to.
 
-/// verl adds this to every count that it divides by; without it, its numbers are not ours.
+/// Guard that verl adds to every divisor; its numbers depend on it.
 pub(super) const GUARD: f64 = 1e-8;
 
-/// A mean as verl takes it; 0 of nothing.
+/// Mean as verl computes it; 0 without values.
 pub(in crate::algo) fn mean(values: &[f64]) -> f64 {
     guarded(values.iter().sum(), values.len())
 }
@@ -12,20 +13,21 @@ pub(in crate::algo) fn guarded(sum: f64, count: usize) -> f64 {
     sum / (count as f64 + GUARD)
 }
 
-/// What a [`Spread`] is made from. Slices by token or by sequence, as their names say; `extremes` and `judged` by whatever is judged.
+/// Inputs of a [`Spread`], by token or by sequence. `extremes` and `judged` are by the unit that is
+/// judged.
 pub(super) struct Observed<'a> {
     pub tokens: &'a [f64],
     pub extremes: &'a [f64],
     pub judged: &'a [f64],
     pub sequences: &'a [f64],
     pub judged_sequences: &'a [f64],
-    /// Low and high.
+    /// Lower and upper bound.
     pub bounds: (f64, f64),
-    /// Where tokens are cut from below, besides the high bound from above, before their deviation is taken.
+    /// Lower bound of tokens before their deviation is computed; the upper one is the high bound.
     pub floor: f64,
 }
 
-/// Sums over tokens and over sequences; the default is that of nothing.
+/// Statistics over tokens and over sequences. The default has seen nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spread {
     tokens: usize,
@@ -88,7 +90,7 @@ impl Spread {
         }
     }
 
-    /// Adds another part's.
+    /// Adds the statistics of another part.
     pub fn merge(&mut self, other: &Spread) {
         self.tokens += other.tokens;
         self.sum += other.sum;
@@ -108,7 +110,7 @@ impl Spread {
         self.sequence_high += other.sequence_high;
     }
 
-    /// Whether nothing was seen; the numbers below mean nothing then.
+    /// If true, nothing was seen, and the numbers below are meaningless.
     pub fn is_empty(&self) -> bool {
         self.tokens == 0
     }
@@ -118,19 +120,19 @@ impl Spread {
         guarded(self.sum, self.tokens)
     }
 
-    /// Standard deviation over tokens, of values cut to the bounds.
+    /// Standard deviation over tokens, of values clipped to the bounds.
     pub fn std(&self) -> f64 {
         let (mean, squares) = (guarded(self.cut_sum, self.tokens), guarded(self.cut_squares, self.tokens));
         if self.tokens > 1 { (squares - mean * mean).max(0.0).sqrt() } else { 0.0 }
     }
 
-    /// (Σw)² / (N Σw²) over tokens: the share of them that as many equal weights would be worth.
+    /// Effective sample share over tokens, (Σw)² / (N Σw²).
     pub fn effective_sample_share(&self) -> f64 {
         let mean = guarded(self.cut_sum, self.tokens) + GUARD;
         mean * mean / guarded(self.cut_squares, self.tokens)
     }
 
-    /// Smallest value, over tokens or over sequences, whichever are judged.
+    /// Smallest value over the judged units, tokens or sequences.
     pub fn min(&self) -> f64 {
         self.min
     }
@@ -140,17 +142,17 @@ impl Spread {
         self.max
     }
 
-    /// Share of what is judged that lay below the bounds.
+    /// Share of judged units below the bounds.
     pub fn low(&self) -> f64 {
         self.low as f64 / self.units.max(1) as f64
     }
 
-    /// Share above the bounds.
+    /// Share of judged units above the bounds.
     pub fn high(&self) -> f64 {
         self.high as f64 / self.units.max(1) as f64
     }
 
-    /// Mean over sequences of their values.
+    /// Mean over sequences.
     pub fn sequence_mean(&self) -> f64 {
         self.sequence_sum / self.sequences.max(1) as f64
     }
@@ -172,7 +174,7 @@ impl Spread {
         self.sequence_max
     }
 
-    /// The largest distance of a sequence's value from the ideal one: 1 for weights, 0 for divergences.
+    /// Largest distance of a sequence's value from the ideal: 1 for weights, 0 for divergences.
     pub fn sequence_deviation(&self, ideal: f64) -> f64 {
         (self.sequence_max - ideal).abs().max((self.sequence_min - ideal).abs())
     }

@@ -1,4 +1,4 @@
-//! What holds of every correction, whatever it is set to. That the numbers are the peers' is held by the golden cases.
+//! Properties of every correction. Golden cases compare the numbers with TRL's and verl's.
 
 use proptest::prelude::*;
 

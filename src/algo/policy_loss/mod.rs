@@ -1,8 +1,9 @@
 //! Policy losses: a surrogate of ratio and advantage, a KL penalty and an entropy bonus.
 //!
-//! Two more choices arrive as columns: the aggregation as [`LossInputs::weights`] ([`Aggregation`]), and the correction of
-//! off-policy tokens as [`LossInputs::proximal`] and [`LossInputs::importance`] ([`OffPolicy`]). Every surrogate combines with
-//! every aggregation and correction.
+//! Two more choices arrive as columns: the aggregation as [`LossInputs::weights`]
+//! ([`Aggregation`]), and the correction of off-policy tokens as [`LossInputs::proximal`] and
+//! [`LossInputs::importance`] ([`OffPolicy`]). Every surrogate combines with every aggregation and
+//! correction.
 //!
 //! | method | [`LossChoice`] | usual aggregation |
 //! | --- | --- | --- |
@@ -37,12 +38,13 @@ pub(super) use ratio::{Ratios, differences};
 pub(super) use surrogate::{Clipped, Sequence, Surrogate, Term, Token};
 pub use weighted::Cispo;
 
-/// Policy loss of a trainer. Per token, with ρ = exp(θ − anchor) ([`LossInputs::anchor`]) at the surrogate's level:
+/// Policy loss of a trainer. Per token, with ρ = exp(θ − anchor) ([`LossInputs::anchor`]) at the
+/// surrogate's level:
 ///
 /// `w · ( surrogate(ρ, θ, A) · keep · importance + β·KL )  −  entropy_coef · mean entropy`
 ///
-/// `keep` is 0 for tokens that `top_entropy` or `off_policy_threshold` drops. Equal to TRL 1.16 (`GRPOTrainer.compute_loss`)
-/// and verl 0.9 (`core_algos.py`), loss and gradient.
+/// `keep` is 0 for tokens that `top_entropy` or `off_policy_threshold` drops. Equal to TRL 1.16
+/// (`GRPOTrainer.compute_loss`) and verl 0.9 (`core_algos.py`), loss and gradient.
 ///
 /// ```
 /// use rollflow::algo::{Gspo, PolicyLoss};
@@ -55,17 +57,22 @@ pub use weighted::Cispo;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct PolicyLoss {
-    /// Surrogate with its settings. A loss of pairs and a registered loss are none, and are refused.
+    /// Surrogate with its settings. A loss of pairs and a registered loss are none, and are
+    /// refused.
     pub surrogate: LossChoice,
-    /// Bounds of log-ratios before `exp`; an active bound has no gradient. verl takes ±20, TRL none.
+    /// Bounds of log-ratios before `exp`; an active bound has no gradient. verl takes ±20, TRL
+    /// none.
     pub log_ratio_limits: [f64; 2],
     /// KL penalty. It needs reference log-probabilities.
     pub kl_loss: Option<KlLoss>,
-    /// Share of the tokens that are trained, those of highest entropy in the optimizer batch. 1 trains all.
+    /// Share of the tokens that are trained, those of highest entropy in the optimizer batch. 1
+    /// trains all.
     pub top_entropy: f64,
-    /// Mean `behaviour − θ` above which a sequence of negative advantage is dropped (DeepSeek-V3.2's off-policy mask).
+    /// Mean `behaviour − θ` above which a sequence of negative advantage is dropped
+    /// (DeepSeek-V3.2's off-policy mask).
     pub off_policy_threshold: Option<f64>,
-    /// Coefficient of the entropy bonus, the mean over all trained tokens, whatever the aggregation.
+    /// Coefficient of the entropy bonus, the mean over all trained tokens, whatever the
+    /// aggregation.
     pub entropy_coef: f64,
 }
 
@@ -154,7 +161,8 @@ impl Loss for PolicyLoss {
 }
 
 impl PolicyLoss {
-    /// The bonus as a term of the loss, and its derivative by each entropy; 0 for tokens below the floor.
+    /// The bonus as a term of the loss, and its derivative by each entropy; 0 for tokens below the
+    /// floor.
     fn entropy_bonus(&self, inputs: &LossInputs, floor: f64) -> Option<(f64, Vec<f64>)> {
         if self.entropy_coef == 0.0 {
             return None;
@@ -227,7 +235,8 @@ impl PolicyLoss {
     }
 }
 
-/// KL penalty of one token, times the ratio if unbiased. A straight-through one takes the ratio as a constant.
+/// KL penalty of one token, times the ratio if unbiased. A straight-through one takes the ratio as
+/// a constant.
 fn divergence(of: &KlLoss, log_ratio: f64, theta: f64, reference: f64) -> Term {
     let kl = of.kl();
     let (value, slope) = kl.token(theta, reference);
@@ -239,7 +248,8 @@ fn divergence(of: &KlLoss, log_ratio: f64, theta: f64, reference: f64) -> Term {
     Term { value: ratio * value, by_log_ratio, by_log_prob: ratio * slope, clipped: Clipped::No }
 }
 
-/// Smallest entropy of a trained token: the `1 − share` quantile, interpolated linearly (torch's `quantile`).
+/// Smallest entropy of a trained token: the `1 − share` quantile, interpolated linearly (torch's
+/// `quantile`).
 fn entropy_floor(share: f64, entropies: &[f64]) -> f64 {
     if share >= 1.0 || entropies.is_empty() {
         return f64::NEG_INFINITY;
@@ -252,7 +262,8 @@ fn entropy_floor(share: f64, entropies: &[f64]) -> f64 {
     f64::from((below + (above - below) * at.fract()) as f32)
 }
 
-/// If true, a token of this advantage is trained. A drifted sequence is dropped for negative advantages.
+/// If true, a token of this advantage is trained. A drifted sequence is dropped for negative
+/// advantages.
 fn is_kept(advantage: f64, drifted: bool) -> bool {
     advantage >= 0.0 || !drifted
 }

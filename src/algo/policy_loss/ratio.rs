@@ -9,10 +9,12 @@ use crate::algo::correction::{Level, guarded, mean};
 /// The log-ratios of one sequence, one per token.
 pub(in crate::algo) struct Ratios {
     pub log: Vec<f64>,
-    /// Derivative of a token's log-ratio by its log-probability; of the common log-ratio if `shared`.
+    /// Derivative of a token's log-ratio by its log-probability; of the common log-ratio if
+    /// `shared`.
     moves: Vec<f64>,
     shared: bool,
-    /// Sides on which tokens were clipped before the ratio was taken; empty if a surrogate clips later.
+    /// Sides on which tokens were clipped before the ratio was taken; empty if a surrogate clips
+    /// later.
     pub bounded: Vec<Clipped>,
 }
 
@@ -36,9 +38,11 @@ impl Ratios {
         }
     }
 
-    /// The geometric mean of the ratios, which each token moves as if it were its own (GSPO-token; verl's `gspo`).
+    /// The geometric mean of the ratios, which each token moves as if it were its own (GSPO-token;
+    /// verl's `gspo`).
     ///
-    /// The gradient equals that of [`Level::Geometric`] if advantages and weights are equal within a sequence.
+    /// The gradient equals that of [`Level::Geometric`] if advantages and weights are equal within
+    /// a sequence.
     pub fn geometric_by_token(limits: [f64; 2], inputs: &LossInputs, at: Range<usize>) -> Self {
         let own = differences(inputs, at);
         Ratios::equal(own.iter().sum::<f64>() / own.len().max(1) as f64, 1.0, limits, own.len())
@@ -50,8 +54,8 @@ impl Ratios {
         Ratios { log: vec![log_ratio.clamp(limits[0], limits[1]); len], moves, shared: false, bounded: Vec::new() }
     }
 
-    /// The geometric mean of ratios that are bounded first (GMPO). A positive advantage bounds a ratio at e^`high`,
-    /// a negative one at e^−`low`; a token without advantage adds nothing.
+    /// The geometric mean of ratios that are bounded first (GMPO). A positive advantage bounds a
+    /// ratio at e^`high`, a negative one at e^−`low`; a token without advantage adds nothing.
     pub fn bounded_each([low, high]: [f64; 2], limits: [f64; 2], inputs: &LossInputs, at: Range<usize>) -> Self {
         let bound = |(log_ratio, &advantage): (f64, &f64)| {
             if advantage > 0.0 && log_ratio > high {

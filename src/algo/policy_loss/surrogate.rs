@@ -1,4 +1,5 @@
-//! Surrogate of a policy loss: the term of a token by its ratio and advantage, which gives a method its name.
+//! Surrogate of a policy loss: the term of a token by its ratio and advantage, which gives a method
+//! its name.
 
 use std::ops::Range;
 
@@ -6,7 +7,8 @@ use super::ratio::Ratios;
 use crate::algo::LossInputs;
 use crate::algo::correction::Level;
 
-/// Term of a token by its ratio ρ, its log-probability θ and its advantage A. `sg` marks a constant for the gradient.
+/// Term of a token by its ratio ρ, its log-probability θ and its advantage A. `sg` marks a constant
+/// for the gradient.
 pub(in crate::algo) trait Surrogate {
     /// Name of the method in errors and logs.
     fn name(&self) -> &'static str;
@@ -121,7 +123,8 @@ pub(in crate::algo) enum Clipped {
 }
 
 impl Clipped {
-    /// A token `below` the region is clipped if its advantage is negative, one `above` if it is positive.
+    /// A token `below` the region is clipped if its advantage is negative, one `above` if it is
+    /// positive.
     pub fn new(below: bool, above: bool, advantage: f64) -> Self {
         if below && advantage < 0.0 {
             Clipped::Low

@@ -1,4 +1,4 @@
-//! Derivatives against finite differences, the properties that methods promise, extremes, and what is refused.
+//! Derivatives against finite differences, properties of methods, extremes, and refused settings.
 
 use proptest::prelude::*;
 
@@ -352,8 +352,8 @@ fn a_divergence_without_reference_is_refused_with_the_setting_named() {
     assert_eq!(refused.to_string(), "grpo needs reference log-probabilities for its KL penalty, and the batch has none");
 }
 
-/// On policy, where ρ is 1, the gradient is the divergence's own either way: k1's and its score function's are k2's and a constant, whose
-/// mean over samples is 0; straight-through it is k2's.
+/// On policy, where ρ is 1, the gradient is the divergence's own either way: k1 with its score
+/// function equals k2 plus a constant whose mean over samples is 0; straight-through it is k2's.
 #[test]
 fn a_divergence_that_is_unbiased_pulls_as_k2_does_whatever_its_value() {
     let columns = Columns {

@@ -1,4 +1,5 @@
-//! Terms of the DPO family: the loss of one pair, with derivatives by the log-probability of its two completions.
+//! Terms of the DPO family: the loss of one pair, with derivatives by the log-probability of its
+//! two completions.
 
 use super::Preference;
 use super::score::{log_sigmoid, sigmoid};
@@ -41,7 +42,7 @@ choices! {
     }
 }
 
-/// What the terms read of a pair.
+/// One pair, as terms read it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pair {
     /// c.
@@ -51,11 +52,11 @@ pub(super) struct Pair {
     pub log_probs: (f64, f64),
     pub reference: (f64, f64),
     pub lengths: (f64, f64),
-    /// Length of the shorter answer.
+    /// Length of the shorter completion.
     pub shared: usize,
 }
 
-/// Derivatives by the log-probability of the chosen and of the rejected answer.
+/// Derivatives by the log-probabilities of the chosen and the rejected completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Slopes {
     pub chosen: f64,
@@ -70,12 +71,13 @@ impl Slopes {
 }
 
 impl PairLoss {
-    /// Whether it sorts the whole batch, so that a term is not one pair's.
+    /// If true, it sorts the whole batch, and has no term of a single pair.
     pub(super) fn compares_distributions(&self) -> bool {
         matches!(self, PairLoss::Aot | PairLoss::AotUnpaired)
     }
 
-    /// Value and slopes of a pair. Those that compare distributions are [`sorted`]'s, and `Sft` is a matter of tokens: both are 0 here.
+    /// Value and derivatives of a pair. 0 for terms of [`sorted`] columns and for `Sft`, which is
+    /// by token.
     pub(super) fn of(self, pair: &Pair, of: &Preference) -> (f64, Slopes) {
         let (beta, epsilon) = (of.beta, of.label_smoothing);
         let per_token = matches!(self, PairLoss::Ipo | PairLoss::SigmoidNorm);
@@ -135,7 +137,8 @@ impl PairLoss {
     }
 }
 
-/// Values and slopes of the terms that compare two sorted columns; a value stands with the pair that its place in the first column is of.
+/// Values and derivatives of terms that compare two sorted columns. A value belongs to the pair at
+/// its place in the first column.
 pub(super) fn sorted(term: PairLoss, pairs: &[Pair], of: &Preference) -> Vec<(f64, Slopes)> {
     let order = |column: &dyn Fn(&Pair) -> f64| {
         let mut order: Vec<usize> = (0..pairs.len()).collect();

@@ -43,14 +43,16 @@ impl Dpo {
     }
 }
 
-/// A preference loss over batches whose sequences 2i and 2i + 1 are the chosen and the rejected answer of a pair
-/// ([`TrainBatch::in_pairs`](crate::train::TrainBatch::in_pairs)). Advantages don't count. Of the weights it takes how many pairs the optimizer
-/// batch has, of which all count alike: they must be [`Aggregation::SeqMeanTokenMean`](crate::algo::Aggregation)'s.
+/// Preference loss of packed sequences, of which 2i and 2i + 1 are the chosen and the rejected
+/// completion of a pair ([`TrainBatch::in_pairs`](crate::train::TrainBatch::in_pairs)).
+///
+/// Advantages are not read. The weights give the number of pairs of the optimizer batch: they must
+/// be those of [`Aggregation::SeqMeanTokenMean`](crate::algo::Aggregation).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PairwiseLoss {
-    /// What is made of a pair.
+    /// Loss of a pair.
     pub preference: Preference,
-    /// Scores answers by their log-probabilities themselves, as if the reference found all alike.
+    /// If true, completions are scored by their log-probabilities alone, without a reference.
     pub reference_free: bool,
 }
 
@@ -114,7 +116,7 @@ fn pairs(sequences: &[Range<usize>]) -> Result<(Places, Places), LossError> {
     Ok(pairs.iter().map(|[chosen, rejected]| (chosen.clone(), rejected.clone())).unzip())
 }
 
-/// Sequences of the optimizer batch, by what each weighs, over two.
+/// Pairs of the optimizer batch, from the weight of each sequence.
 fn batch_pairs(inputs: &LossInputs) -> Result<usize, LossError> {
     let weigh = |at: &Range<usize>| inputs.weights[at.clone()].iter().sum::<f64>();
     let mut weights = inputs.sequences.iter().filter(|at| !at.is_empty()).map(weigh);

@@ -1,8 +1,10 @@
-//! Preference losses: pairs of answers to one prompt, of which one was chosen and the other rejected (the DPO family).
+//! Preference losses: pairs of completions of one prompt, one chosen and one rejected (the DPO
+//! family).
 //!
-//! Pure, in doubles. Everything starts from the log-ratios of whole answers, policy over reference: `c` of the chosen, `r` of the rejected.
-//! Means are over all pairs of the optimizer batch, whatever part of them is given (law N1). Equal to TRL 1.16 (`DPOTrainer._compute_loss`),
-//! whose `loss_type` names are ours in snake case.
+//! Pure, in doubles. Inputs are log-ratios of whole completions, policy over reference: `c` of the
+//! chosen one, `r` of the rejected one. Means are over all pairs of the optimizer batch, whatever
+//! part is given (law N1). Equal to TRL 1.16 (`DPOTrainer._compute_loss`), whose `loss_type` names
+//! are ours in snake case.
 
 mod kinds;
 mod loss;
@@ -17,7 +19,7 @@ pub use loss::{Dpo, PairwiseLoss};
 pub use score::ScoreDivergence;
 pub(super) use score::{log_sigmoid, sigmoid};
 
-/// Pairs of answers, their trained tokens packed end to end. Columns have one entry per token.
+/// Pairs of completions, their trained tokens packed end to end. Columns have one entry per token.
 #[derive(Clone, Copy, Debug)]
 pub struct PairInputs<'a> {
     /// Log-probabilities under the weights being trained.
@@ -26,13 +28,13 @@ pub struct PairInputs<'a> {
     pub reference: &'a [f64],
     /// `log Σ_v p_v²` of the distribution at each token, which [`Preference::weigh`] needs.
     pub log_sum_squares: Option<&'a [f64]>,
-    /// Where the chosen answer of each pair lies.
+    /// Range of each pair's chosen completion.
     pub chosen: &'a [Range<usize>],
-    /// Where the rejected answer of each pair lies.
+    /// Range of each pair's rejected completion.
     pub rejected: &'a [Range<usize>],
     /// Pairs in the whole optimizer batch.
     pub batch_pairs: usize,
-    /// Tokens of all its chosen answers.
+    /// Tokens of all its chosen completions.
     pub batch_chosen_tokens: usize,
 }
 
@@ -41,17 +43,19 @@ pub struct PairInputs<'a> {
 pub struct Preference {
     /// The terms and their weights.
     pub terms: Vec<(PairLoss, f64)>,
-    /// β: how strongly the policy is held to the reference; rewards are β times log-ratios.
+    /// Coefficient β: how strongly the policy is kept near the reference. Rewards are β times
+    /// log-ratios.
     pub beta: f64,
-    /// ε: how often a pair is taken to be the wrong way round, in the terms that allow for it.
+    /// Label smoothing ε: share of pairs assumed to be labelled wrongly, in the terms that have it.
     pub label_smoothing: f64,
     /// Temperature of the mixture in [`PairLoss::Discopop`], above 0.
     pub tau: f64,
-    /// How log-ratios become scores.
+    /// Divergence that turns log-ratios into scores.
     pub divergence: ScoreDivergence,
-    /// Weighs tokens beyond the shorter answer's length, so that length counts less (LD-DPO's α). `None` weighs all alike.
+    /// Weight of tokens beyond the shorter completion's length (LD-DPO's α). `None` weighs all
+    /// tokens the same.
     pub tail_weight: Option<f64>,
-    /// Weighs pairs by how likely the policy finds them (WPO).
+    /// If true, pairs are weighted by their probability under the policy (WPO).
     pub weigh: bool,
 }
 
@@ -69,49 +73,49 @@ impl Default for Preference {
     }
 }
 
-/// A preference loss, its derivatives, and what it saw of each pair.
+/// A preference loss, its derivatives, and the rewards of each pair.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PairOutput {
     /// These pairs' share of the optimizer batch's loss.
     pub loss: f64,
     /// ∂loss/∂log_prob, one entry per token.
     pub grad: Vec<f64>,
-    /// β times the log-ratio of each pair's chosen and rejected answer.
+    /// Rewards of each pair, chosen and rejected: β times the log-ratio.
     pub rewards: Vec<(f64, f64)>,
-    /// Log-probability of each pair's chosen and rejected answer.
+    /// Log-probabilities of each pair's completions, chosen and rejected.
     pub log_probs: Vec<(f64, f64)>,
 }
 
 impl PairOutput {
-    /// Share of pairs whose chosen answer has the higher reward.
+    /// Share of pairs whose chosen completion has the higher reward.
     pub fn accuracy(&self) -> f64 {
         let right = self.rewards.iter().filter(|(chosen, rejected)| chosen > rejected).count();
         right as f64 / self.rewards.len().max(1) as f64
     }
 
-    /// Mean of the chosen answer's reward less the rejected one's.
+    /// Mean reward margin, chosen − rejected.
     pub fn margin(&self) -> f64 {
         self.rewards.iter().map(|(chosen, rejected)| chosen - rejected).sum::<f64>() / self.rewards.len().max(1) as f64
     }
 }
 
 impl Preference {
-    /// One term alone.
+    /// A loss of one term.
     pub fn of(term: PairLoss) -> Self {
         Preference { terms: vec![(term, 1.0)], ..Preference::default() }
     }
 
-    /// Whether it looks at more than one pair at a time.
+    /// If true, it compares several pairs.
     pub fn compares_batch(&self) -> bool {
         self.terms.iter().any(|(term, _)| term.compares_distributions() || *term == PairLoss::Sft)
     }
 
-    /// Whether it looks at the reference model.
+    /// If true, it reads the reference model.
     pub fn needs_reference(&self) -> bool {
         self.terms.iter().any(|(term, _)| *term != PairLoss::Sft)
     }
 
-    /// Whether its settings are in range and go together.
+    /// Validates ranges of settings, and combinations of them.
     pub fn check(&self) -> Result<(), LossError> {
         let refuse = |setting: &str, why: &str| {
             Err(LossError::Settings { loss: "a preference loss", setting: setting.to_owned(), why: why.to_owned() })
@@ -147,7 +151,7 @@ impl Preference {
         Ok(())
     }
 
-    /// Value and derivatives for some of the optimizer batch's pairs.
+    /// Value and derivatives of some of the optimizer batch's pairs.
     pub fn evaluate(&self, inputs: &PairInputs) -> Result<PairOutput, LossError> {
         self.check()?;
         let whole = self.terms.iter().any(|(term, _)| term.compares_distributions() || (self.weigh && *term == PairLoss::Sft));
@@ -202,7 +206,7 @@ impl Preference {
         }
     }
 
-    /// Cross-entropy of the chosen answers' tokens.
+    /// Cross-entropy of the chosen completions' tokens.
     fn imitate(&self, inputs: &PairInputs, factor: f64, output: &mut PairOutput) {
         let slope = -factor / inputs.batch_chosen_tokens.max(1) as f64;
         for t in inputs.chosen.iter().flat_map(Clone::clone) {
@@ -211,14 +215,15 @@ impl Preference {
         }
     }
 
-    /// A slope by an answer's log-probability, as slopes by its tokens'.
+    /// Adds a derivative by a completion's log-probability to those of its tokens.
     fn spread(&self, slope: f64, at: &Range<usize>, shared: usize, grad: &mut [f64]) {
         for (place, grad) in grad[at.clone()].iter_mut().enumerate() {
             *grad += slope * if place < shared { 1.0 } else { self.tail_weight.unwrap_or(1.0) };
         }
     }
 
-    /// `exp(mean(θ − log Σ p²))` of both answers, multiplied: constants for the gradient.
+    /// Weights of pairs, `exp(mean(θ − log Σ p²))` of both completions, multiplied: constants for
+    /// the gradient.
     fn pair_weights(&self, inputs: &PairInputs) -> Result<Vec<f64>, LossError> {
         if !self.weigh {
             return Ok(vec![1.0; inputs.chosen.len()]);

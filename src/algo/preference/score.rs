@@ -1,6 +1,7 @@
-//! From log-ratios to scores, and the sigmoid that most losses of pairs are made of.
+//! Scores of log-ratios, and the sigmoid.
 
-/// The divergence that holds the policy to its reference; a log-ratio's score is f′ of its ratio (f-DPO; TRL's `f_divergence_type`).
+/// Divergence between policy and reference. The score of a log-ratio is f′ of its ratio (f-DPO;
+/// TRL's `f_divergence_type`).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum ScoreDivergence {
     /// The log-ratio itself (DPO).
@@ -15,7 +16,7 @@ pub enum ScoreDivergence {
 }
 
 impl ScoreDivergence {
-    /// A log-ratio's score and its derivative.
+    /// Score of a log-ratio, and its derivative.
     pub(super) fn score(self, log_ratio: f64) -> (f64, f64) {
         match self {
             ScoreDivergence::ForwardKl => (1.0 - (-log_ratio).exp(), (-log_ratio).exp()),

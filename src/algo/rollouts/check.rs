@@ -1,34 +1,14 @@
-//! Problems of samples and batches, all at once, before they are trained on.
-
-use std::fmt;
+//! Problems of samples and batches, before they are trained on.
 
 use crate::data::{Batch, Sample};
 
-/// A problem of a sample or a group.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Issue {
-    /// The group's id.
-    pub group: u64,
-    /// The sample's place in its group; `None` for the group as a whole.
-    pub sample: Option<u32>,
-    /// Description of the problem.
-    pub what: String,
-}
-
-impl fmt::Display for Issue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.sample {
-            Some(sample) => write!(f, "sample {sample} of group {}: {}", self.group, self.what),
-            None => write!(f, "group {}: {}", self.group, self.what),
-        }
-    }
-}
-
-/// Problems of a sample: columns of other lengths than its tokens, impossible numbers, sampled tokens without a
-/// version, nothing to train. A missing reward is no problem; a reward that is not finite is one.
-fn sample_issues(sample: &Sample) -> Vec<Issue> {
+/// Problems of a sample: columns of other lengths than its tokens, impossible numbers, sampled
+/// tokens without a version, nothing to train. A missing reward is no problem; a reward that is not
+/// finite is one.
+fn sample_issues(sample: &Sample) -> Vec<String> {
     let mut issues = Vec::new();
-    let mut note = |what: String| issues.push(Issue { group: sample.group_index, sample: Some(sample.index), what });
+    let Sample { group_index, index, .. } = sample;
+    let mut note = |what: String| issues.push(format!("sample {index} of group {group_index}: {what}"));
     let tokens = sample.tokens.len();
     let columns = [
         ("loss_mask", sample.loss_mask.len(), false),
@@ -61,28 +41,28 @@ fn sample_issues(sample: &Sample) -> Vec<Issue> {
     issues
 }
 
-/// Problems of a batch: those of its samples, and of groups that are empty, repeated, out of order (law D6) or
-/// hold samples of another group.
-pub fn batch_issues(batch: &Batch) -> Vec<Issue> {
+/// Problems of a batch: those of its samples, and of groups that are empty, repeated, out of order
+/// (law D6) or hold samples of another group.
+pub fn batch_issues(batch: &Batch) -> Vec<String> {
     let mut issues = Vec::new();
     let ids: Vec<u64> = batch.groups.iter().map(|group| group.id()).collect();
     for (at, group) in batch.groups.iter().enumerate() {
         let id = group.id();
-        let mut note = |sample, what: &str| issues.push(Issue { group: id, sample, what: what.to_owned() });
+        let mut note = |what: &str| issues.push(format!("group {id}: {what}"));
         match at.checked_sub(1).map(|before| ids[before].cmp(&id)) {
-            Some(std::cmp::Ordering::Equal) => note(None, "it is there twice"),
-            Some(std::cmp::Ordering::Greater) => note(None, "it stands behind a group of a larger id"),
+            Some(std::cmp::Ordering::Equal) => note("it is there twice"),
+            Some(std::cmp::Ordering::Greater) => note("it follows a group of a larger id"),
             _ => {}
         }
         if group.samples.is_empty() {
-            note(None, "it has no sample");
+            note("it has no sample");
         }
         for (place, sample) in (0..).zip(&group.samples) {
             if sample.group_index != id {
-                note(Some(sample.index), &format!("it says that it is of group {}", sample.group_index));
+                issues.push(format!("sample {} of group {id}: it belongs to group {}", sample.index, sample.group_index));
             }
             if sample.index != place {
-                note(Some(sample.index), &format!("it stands in place {place}"));
+                issues.push(format!("sample {} of group {id}: its place is {place}", sample.index));
             }
         }
         issues.extend(group.samples.iter().flat_map(sample_issues));
@@ -112,20 +92,16 @@ mod tests {
         Batch { groups: (0..groups).map(group).collect(), ..Batch::default() }
     }
 
-    fn told(issues: Vec<Issue>) -> Vec<String> {
-        issues.iter().map(ToString::to_string).collect()
-    }
-
     #[test]
     fn all_that_is_wrong_with_a_sample_is_told_at_once() {
         let mut sample = sample(7, 2);
-        assert_eq!(told(sample_issues(&sample)), [""; 0]);
+        assert_eq!(sample_issues(&sample), [""; 0]);
         let tokens = sample.tokens.len();
         sample.loss_mask.pop();
         sample.loss_mask[0] = f32::NAN;
         sample.log_probs[1] = 0.5;
         sample.reward = Some(f64::INFINITY);
-        let issues = told(sample_issues(&sample));
+        let issues = sample_issues(&sample);
         let of = "sample 2 of group 7";
         assert_eq!(
             issues,
@@ -137,11 +113,11 @@ mod tests {
             ]
         );
         let given = Sample::begin(&"3+4=".into(), 0, &[1, 2]);
-        assert_eq!(told(sample_issues(&given)), ["sample 0 of group 0: it has no trained token"]);
+        assert_eq!(sample_issues(&given), ["sample 0 of group 0: it has no trained token"]);
         let mut unknown = self::sample(0, 0);
         unknown.versions.truncate(0);
         unknown.versions.extend(None, unknown.tokens.len());
-        assert!(told(sample_issues(&unknown))[0].ends_with("is trained, but no version of the weights sampled it"));
+        assert!(sample_issues(&unknown)[0].ends_with("is trained, but no version of the weights sampled it"));
     }
 
     #[test]
@@ -154,16 +130,16 @@ mod tests {
         batch.groups[3].samples.swap(0, 1);
         let last = batch.groups[3].clone();
         batch.groups.push(last);
-        let issues = told(batch_issues(&batch));
+        let issues = batch_issues(&batch);
         let twice: Vec<&str> = issues.iter().map(String::as_str).collect();
         assert_eq!(
             twice[..5],
             [
-                "group 0: it stands behind a group of a larger id",
+                "group 0: it follows a group of a larger id",
                 "group 2: it has no sample",
-                "sample 1 of group 3: it stands in place 0",
-                "sample 0 of group 3: it says that it is of group 9",
-                "sample 0 of group 3: it stands in place 1",
+                "sample 1 of group 3: its place is 0",
+                "sample 0 of group 3: it belongs to group 9",
+                "sample 0 of group 3: its place is 1",
             ]
         );
         assert!(twice.contains(&"group 3: it is there twice"));

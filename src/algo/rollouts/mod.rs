@@ -4,6 +4,6 @@ mod check;
 mod show;
 mod statistics;
 
-pub use check::{Issue, batch_issues};
+pub use check::batch_issues;
 pub use show::inspect_sample;
 pub use statistics::{BatchStatistics, Spread, batch_statistics};

@@ -2,8 +2,8 @@
 
 use crate::data::Sample;
 
-/// A sample as text: prompt, response, rewards, and a line for every token with its mask, log-probability and
-/// version.
+/// A sample as text: prompt, response, rewards, and a line for every token with its mask,
+/// log-probability and version.
 pub fn inspect_sample(sample: &Sample) -> String {
     let number = |value: Option<f64>| value.map_or_else(|| "none".to_owned(), |value| value.to_string());
     let mut page = format!("sample {} of group {} ({:?})\n", sample.index, sample.group_index, sample.status);

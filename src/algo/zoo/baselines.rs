@@ -1,4 +1,5 @@
-//! Other baselines of a reward: a constant, the length-weighted mean of the group (OPO), and GPG's scaled mean.
+//! Other baselines of a reward: a constant, the length-weighted mean of the group (OPO), and GPG's
+//! scaled mean.
 
 use crate::algo::advantages::{AdvantageError, Rules, mean, over_scored, same_shape, zero_missing};
 
@@ -7,11 +8,13 @@ pub fn subtract_baseline(rewards: &[f64], baseline: f64) -> Vec<f64> {
     rewards.iter().map(|reward| reward - baseline).collect()
 }
 
-/// `A_i = r_i − Σ_j l_j r_j / Σ_j l_j` within a group (Hao et al., On-Policy RL with Optimal Reward Baseline, 2025).
-/// The baseline has the least variance if a sample's gradient grows with its length.
+/// `A_i = r_i − Σ_j l_j r_j / Σ_j l_j` within a group (Hao et al., On-Policy RL with Optimal Reward
+/// Baseline, 2025). The baseline has the least variance if a sample's gradient grows with its
+/// length.
 ///
-/// Shapes: groups × samples in, with `lengths` in trained tokens aligned to them; the same out. Equals verl 0.9's
-/// `opo` with [`Lone::Nothing`](crate::algo::Lone::Nothing). A group without trained tokens takes the plain mean.
+/// Shapes: groups × samples in, with `lengths` in trained tokens aligned to them; the same out.
+/// Equals verl 0.9's `opo` with [`Lone::Nothing`](crate::algo::Lone::Nothing). A group without
+/// trained tokens takes the plain mean.
 pub fn optimal_baseline<G: AsRef<[f64]>, L: AsRef<[f64]>>(
     groups: &[G],
     lengths: &[L],
@@ -30,8 +33,8 @@ pub fn optimal_baseline<G: AsRef<[f64]>, L: AsRef<[f64]>>(
     Ok(zero_missing(values))
 }
 
-/// `A_i = (r_i − mean_group) · N / N_{r ≠ 0} / norm` (Chu et al., GPG, 2025): the difference from the group's mean,
-/// divided by the share of the batch's rewards that are not 0.
+/// `A_i = (r_i − mean_group) · N / N_{r ≠ 0} / norm` (Chu et al., GPG, 2025): the difference from
+/// the group's mean, divided by the share of the batch's rewards that are not 0.
 ///
 /// Shapes: groups × samples in, the same out. Equals verl 0.9's `gpg` with
 /// [`Lone::Nothing`](crate::algo::Lone::Nothing); its `f_norm` is `norm`, 1 by default.

@@ -14,11 +14,12 @@ section! {
     }
 }
 
-/// `r_max − r_second` for the best sample of a group and 0 for all others, with `scale = Some(ε)` divided by
-/// `std_group + ε` (Walder and Karkhanis, Pass@K Policy Optimization, 2025).
+/// `r_max − r_second` for the best sample of a group and 0 for all others, with `scale = Some(ε)`
+/// divided by `std_group + ε` (Walder and Karkhanis, Pass@K Policy Optimization, 2025).
 ///
-/// Shapes: groups × samples in, the same out. Equal best samples get 0, and so does a lone sample. Equals
-/// verl 0.9's `grpo_passk` (`norm_adv_by_std_in_grpo` off: `None`), which rejects groups of one.
+/// Shapes: groups × samples in, the same out. Equal best samples get 0, and so does a lone sample.
+/// Equals verl 0.9's `grpo_passk` (`norm_adv_by_std_in_grpo` off: `None`), which rejects groups of
+/// one.
 pub fn best_of_group<G: AsRef<[f64]>>(
     groups: &[G],
     missing: Missing,

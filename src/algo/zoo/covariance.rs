@@ -1,7 +1,8 @@
-//! Clip-Cov and KL-Cov: another term for tokens with a large covariance of advantage and log-probability.
+//! Clip-Cov and KL-Cov: another term for tokens with a large covariance of advantage and
+//! log-probability.
 //!
-//! These tokens lose entropy fastest (Cui et al., The Entropy Mechanism of Reinforcement Learning, 2025). Both surrogates compare the tokens
-//! of the whole optimizer batch.
+//! These tokens lose entropy fastest (Cui et al., The Entropy Mechanism of Reinforcement Learning,
+//! 2025). Both surrogates compare the tokens of the whole optimizer batch.
 
 use crate::algo::LossInputs;
 use crate::algo::correction::mean;
@@ -40,7 +41,8 @@ section! {
     }
 }
 
-/// The clipped surrogate, without gradient for tokens that are drawn from those in the covariance range.
+/// The clipped surrogate, without gradient for tokens that are drawn from those in the covariance
+/// range.
 impl Surrogate for ClipCov {
     fn name(&self) -> &'static str {
         "clip_cov"
@@ -113,8 +115,9 @@ fn covariances(inputs: &LossInputs) -> Vec<f64> {
     inputs.advantages.iter().zip(inputs.log_probs).map(|(a, theta)| (a - advantage) * (theta - log_prob)).collect()
 }
 
-/// Random number of a token, by which tokens are drawn. verl permutes them at random. Here it depends on the token's position and on the
-/// recorded log-probabilities of itself and of its sequence's first token, so that parts and order of a batch do not matter (law N1).
+/// Random number of a token, by which tokens are drawn. verl permutes them at random. Here it
+/// depends on the token's position and on the recorded log-probabilities of itself and of its
+/// sequence's first token, so that parts and order of a batch do not matter (law N1).
 fn draw(inputs: &LossInputs, first: usize, t: usize) -> u64 {
     let recorded = inputs.behaviour.unwrap_or(inputs.anchor());
     let words = [recorded[first].to_bits(), recorded[t].to_bits(), (t - first) as u64];

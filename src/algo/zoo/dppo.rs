@@ -30,7 +30,8 @@ choices! {
     }
 }
 
-/// `−sg(min(ρ, max_ratio) · valid) A θ`, where a token is valid unless its advantage pushes it beyond the divergence.
+/// `−sg(min(ρ, max_ratio) · valid) A θ`, where a token is valid unless its advantage pushes it
+/// beyond the divergence.
 impl Surrogate for Dppo {
     fn name(&self) -> &'static str {
         "dppo"

@@ -20,7 +20,8 @@ section! {
     }
 }
 
-/// `−mean(A) exp(mean(bounded log ρ))` over a sequence. Importance weights enter by their geometric mean.
+/// `−mean(A) exp(mean(bounded log ρ))` over a sequence. Importance weights enter by their geometric
+/// mean.
 impl Surrogate for GeoMean {
     fn name(&self) -> &'static str {
         "geo_mean"

@@ -12,7 +12,8 @@ section! {
     }
 }
 
-/// `A = (r − mean) / (std + ε)` over the whole batch, with the unbiased standard deviation; equal rewards give exact zeros.
+/// `A = (r − mean) / (std + ε)` over the whole batch, with the unbiased standard deviation; equal
+/// rewards give exact zeros.
 ///
 /// Shapes: groups × samples in, the same out; a single group normalises a list.
 pub fn normalized<G: AsRef<[f64]>>(groups: &[G], missing: Missing, epsilon: f64) -> Result<Vec<Vec<f64>>, AdvantageError> {
@@ -20,8 +21,8 @@ pub fn normalized<G: AsRef<[f64]>>(groups: &[G], missing: Missing, epsilon: f64)
     Ok(zero_missing(standardized(rewards, epsilon)))
 }
 
-/// `A = 2 · rank / (n − 1) − 1` within a group: the worst gets −1, the best 1. Equal rewards share the mean of
-/// their ranks, so that a group of equal rewards gets zeros; so does a lone sample.
+/// `A = 2 · rank / (n − 1) − 1` within a group: the worst gets −1, the best 1. Equal rewards share
+/// the mean of their ranks, so that a group of equal rewards gets zeros; so does a lone sample.
 ///
 /// Shapes: groups × samples in, the same out.
 pub fn rank_based<G: AsRef<[f64]>>(groups: &[G], missing: Missing) -> Result<Vec<Vec<f64>>, AdvantageError> {

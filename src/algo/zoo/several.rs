@@ -1,9 +1,10 @@
-//! Several reward functions at once.
+//! Advantages of several reward functions.
 
 use crate::algo::advantages::{AdvantageError, GroupMean, Rules, Scale, group_mean, standardized, zero_missing};
 
-/// Weighted sum over reward functions, one reward per sample. A NaN is left out of the sum; a sample with NaN
-/// alone stays NaN. Shapes: samples × functions in, samples out. Equals TRL's `sum_then_normalize`.
+/// Weighted sum over reward functions, one reward per sample. A NaN is left out of the sum; a
+/// sample with NaN alone stays NaN. Shapes: samples × functions in, samples out. Equals TRL's
+/// `sum_then_normalize`.
 pub fn combine_rewards<R: AsRef<[f64]>>(per_function: &[R], weights: &[f64]) -> Result<Vec<f64>, AdvantageError> {
     let combine = |(sample, rewards): (usize, &R)| {
         let rewards = rewards.as_ref();
@@ -14,8 +15,9 @@ pub fn combine_rewards<R: AsRef<[f64]>>(per_function: &[R], weights: &[f64]) -> 
     per_function.iter().enumerate().map(combine).collect()
 }
 
-/// Reward functions standardised within their group, summed by weight, then standardised over the batch (GDPO;
-/// TRL's `normalize_then_sum`). A sample with NaN alone is left out of the batch's statistics and gets 0.
+/// Reward functions standardised within their group, summed by weight, then standardised over the
+/// batch (GDPO; TRL's `normalize_then_sum`). A sample with NaN alone is left out of the batch's
+/// statistics and gets 0.
 ///
 /// Shapes: groups × samples × functions in, groups × samples out.
 pub fn normalize_then_sum(
