@@ -47,6 +47,26 @@ fn a_synchronous_run_evaluates_every_version_that_is_due_and_repeats_its_numbers
     }
 }
 
+/// Laws V2 and V4 over SGLang's protocol: each evaluation uses the version that is due and verified.
+#[test]
+fn a_run_with_sglang_servers_samples_and_evaluates_with_verified_versions() {
+    let (folder, server) = (tempfile::tempdir().unwrap(), ModelServer::new());
+    let run = folder.path().join("run");
+    let engine = format!("engine={{kind=\"sglang\",urls=[{:?}]}}", server.url);
+    let sets = [EVAL, &engine, "train.steps=3", "flow.max_staleness=1", "sft.steps=20"];
+    let ended = rollflow(&run_args(GRPO, &run, &sets));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let evaluations = rows(&run.join("evaluations.jsonl"));
+    let pinned: Vec<[u64; 2]> =
+        evaluations.iter().map(|row| ["eval_step", "eval_version"].map(|key| row[key].as_f64().unwrap() as u64)).collect();
+    assert_eq!(pinned, [[0, 1], [2, 3], [3, 4]], "before the first step, every second, and the last");
+    let mut greedy: Vec<String> =
+        server.asked().into_iter().filter(|asked| asked.temperature == 0.0).map(|asked| asked.label).collect();
+    assert_eq!(greedy.len(), 3 * 6);
+    greedy.dedup();
+    assert_eq!(greedy, ["1", "3", "4"]);
+}
+
 /// Laws V2 and V4: the servers of a run answer its evaluations, by the version that is due and verified, and `eval` asks them of its own.
 #[test]
 fn a_run_with_servers_is_evaluated_by_them_and_so_is_its_checkpoint() {
