@@ -1,57 +1,57 @@
-//! What can be wrong with a graph, found before it runs and all at once. Pure functions over plain data.
+//! Checks of a graph before it runs. All errors are reported together. Pure functions over plain data.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use super::{Graph, Kind};
 
-/// Something that keeps a graph from running.
+/// Error of a graph: it can't run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GraphError {
-    /// Nothing was declared, or the flow has run already.
+    /// Empty graph: nothing was declared, or the flow has run already.
     #[error("the graph is empty: declare a source and a sink, and a new flow for every run")]
     Empty,
-    /// A stage needs a name that a thread can have.
+    /// Name that no thread can have.
     #[error("{name:?} is no name for a stage: use at least one character, and none that is NUL")]
     BadName {
-        /// The name.
+        /// Name.
         name: String,
     },
-    /// Names tell stages apart in reports and metrics.
+    /// Name of several stages: reports and metrics need one each.
     #[error("{count} stages are named {name:?}: give each its own name")]
     DuplicateName {
-        /// The name.
+        /// Name.
         name: String,
-        /// How many bear it.
+        /// Number of stages with this name.
         count: usize,
     },
-    /// Law F1 has nowhere to let the items go.
+    /// Output without a consumer.
     #[error("nothing consumes the output of {stage:?} ({carries}): wire it to a stage or a sink")]
     DanglingPort {
-        /// Whose output it is.
+        /// Producer.
         stage: String,
-        /// What it carries.
+        /// Type of its items.
         carries: String,
     },
-    /// Without an input it would never do anything.
+    /// Stage without input.
     #[error("{stage:?} has no input: wire a port to it")]
     NoInput {
-        /// The stage.
+        /// Stage.
         stage: String,
     },
-    /// A port is an index into its own flow.
+    /// Port of another flow.
     #[error("{user:?} was given a port of another flow: use ports of the flow that it belongs to")]
     ForeignPort {
-        /// Where it was used.
+        /// Stage or method that it was given to.
         user: String,
     },
-    /// Law F2.
+    /// Cycle in the data (law F2).
     #[error("the data goes in a circle: {}; feedback goes over a weights edge", chain.join(" → "))]
     Cycle {
-        /// The names along the circle; the first comes again at the end.
+        /// Names along the cycle; the first is repeated at the end.
         chain: Vec<String>,
     },
-    /// Nothing could ever enter the edge.
+    /// Edge that no item could enter.
     #[error("the edge {edge} holds no {unit}: set its capacity to at least 1")]
     ZeroCapacity {
         /// `from → to`.
@@ -59,88 +59,88 @@ pub enum GraphError {
         /// Items or tokens.
         unit: &'static str,
     },
-    /// Nobody would do the work.
+    /// Stage without workers.
     #[error("{stage:?} has no worker: give it at least 1")]
     NoWorkers {
-        /// The stage.
+        /// Stage.
         stage: String,
     },
-    /// Workers share no state, so a stage with state has one.
+    /// Several workers of a stage that can't be replicated: workers share no state.
     #[error("{stage:?} asks for {workers} workers but has no replica (it keeps state, or is a source or sink): give it 1")]
     NotReplicable {
-        /// The stage.
+        /// Stage.
         stage: String,
-        /// How many it asks for.
+        /// Workers that it asks for.
         workers: usize,
     },
-    /// A tee has branches, a merge has inputs.
+    /// Tee without branches, or merge without inputs.
     #[error("{stage:?} is a {kind} of none: give it at least 1")]
     NoBranches {
-        /// The tee or merge.
+        /// Tee or merge.
         stage: String,
-        /// Which of the two it is.
+        /// `tee` or `merge`.
         kind: &'static str,
     },
-    /// Only sources are admitted.
+    /// Window of a stage that is not a source.
     #[error("{stage:?} has a window but is no source: attach the window to the source")]
     MisplacedWindow {
-        /// The stage.
+        /// Stage.
         stage: String,
     },
     /// A source that waits for admission which nothing can release.
     #[error("{stage:?} waits for admission that no stage of the graph releases; it is released by {by}")]
     NeverReleased {
-        /// The source.
+        /// Source.
         stage: String,
-        /// What releases it.
+        /// Calls that release it.
         by: &'static str,
     },
-    /// A setting of the run context that came after stages which it would have concerned.
+    /// Setting of the run context after the first stage.
     #[error("a setting that stages share was set after a stage was put on the graph (`Flow::{call}`): set it first")]
     LateContext {
-        /// The method.
+        /// Method.
         call: &'static str,
     },
-    /// Weights that go nowhere.
+    /// Weights without a reader.
     #[error(
         "{stage:?} publishes weights that nothing reads: give the reading end of the same `weights()` to a stage, or publish none"
     )]
     UnreadWeights {
-        /// The publisher.
+        /// Publisher.
         stage: String,
     },
-    /// A stage would wait for weights for ever.
+    /// Weights without a publisher: their reader would wait for ever.
     #[error("{stage:?} reads weights that nothing publishes: add a stage that publishes them, or keep their publishing end")]
     UnpublishedWeights {
-        /// The reader.
+        /// Reader.
         stage: String,
     },
-    /// The run would never reach its goal.
+    /// Goal at a sink that does not exist.
     #[error("the run is to end at the sink {name:?}, which does not exist; sinks: {}", sinks.join(", "))]
     UnknownSink {
-        /// What was asked for.
+        /// Name in the goal.
         name: String,
-        /// What there is.
+        /// Names of the sinks.
         sinks: Vec<String>,
     },
 }
 
-/// Something that a graph can run with, but had better not.
+/// Warning about a graph that can run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GraphWarning {
-    /// Stages that compute at the same time slow each other down.
+    /// More computing threads than cores: the stages slow each other down.
     #[error("the stages compute with {asked} threads on {cores} cores ({shares}): lower threads or workers")]
     ThreadBudget {
-        /// The sum over all stages.
+        /// Sum over all stages.
         asked: usize,
-        /// What the machine has.
+        /// Cores of the machine.
         cores: usize,
-        /// Who asks for how many.
+        /// Threads by stage.
         shares: String,
     },
 }
 
-/// Everything that is wrong with a graph.
+/// All errors of a graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GraphErrors(pub Vec<GraphError>);
 
@@ -159,7 +159,7 @@ impl fmt::Display for GraphErrors {
 impl std::error::Error for GraphErrors {}
 
 impl Graph {
-    /// Everything that is wrong or unwise about the graph on a machine with `cores` cores.
+    /// Finds all errors and warnings of the graph on a machine with `cores` cores.
     pub fn check(&self, cores: usize) -> (Vec<GraphError>, Vec<GraphWarning>) {
         let mut errors = Vec::new();
         if self.nodes.is_empty() {
@@ -227,7 +227,7 @@ fn edges(graph: &Graph) -> Vec<GraphError> {
     errors
 }
 
-/// One chain of names for every edge that closes a circle, found depth first.
+/// Finds one chain of names for every edge that closes a cycle, depth first.
 fn cycles(graph: &Graph) -> Vec<Vec<String>> {
     struct Search<'a> {
         graph: &'a Graph,

@@ -1,7 +1,7 @@
-//! Where a worker's time goes, exactly (law F4).
+//! Time accounting of workers (law F4).
 //!
-//! A [`Meter`] is always in one [`State`]. Changing it reads the clock once and books the time since the last change, so the
-//! states' sum is the wall-clock to the nanosecond, by construction. An item that is there without waiting costs no clock read.
+//! A [`Meter`] is always in one [`State`]. A change of state reads the clock once and books the time since the last change, so the
+//! sum of the states equals wall-clock time to the nanosecond. An item that arrives without a wait costs no clock read.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -14,15 +14,15 @@ use super::Simulation;
 use super::crew::Presence;
 use super::wait::block_on;
 
-/// What a worker is doing.
+/// State of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// In the stage's own code: computing, or waiting for something that the engine does not know of.
+    /// In the stage's own code: it computes, or waits for something outside the engine.
     Busy,
     /// Waiting for input.
     Starved,
-    /// Waiting for room downstream, or for its turn where order is restored.
+    /// Waiting for room downstream, or for its turn in an ordered stage.
     Blocked,
     /// A source waiting for admission.
     Credit,
@@ -90,7 +90,7 @@ impl Times {
     }
 }
 
-/// The run's time in nanoseconds since it began, and how its workers wait: on this machine or on a simulated one.
+/// Clock of a run, in nanoseconds since its begin, and the way its workers wait: on this machine or a simulated one.
 #[derive(Clone, Debug)]
 pub(crate) enum Clock {
     Machine(Instant),
@@ -121,14 +121,14 @@ impl Clock {
         }
     }
 
-    /// Before a worker waits, and when it ends.
+    /// Books simulated work. Called before a worker waits, and when it ends.
     fn settle(&self) {
         if let Clock::Simulated(simulation) = self {
             simulation.settle();
         }
     }
 
-    /// What a stage takes for an item, where that has to be said.
+    /// Adds the simulated time of one item.
     pub(crate) fn work(&self, stage: &str, tokens: impl FnOnce() -> usize) {
         if let Clock::Simulated(simulation) = self {
             simulation.work(stage, tokens);
@@ -136,14 +136,14 @@ impl Clock {
     }
 }
 
-/// One worker's counters and time. Written by the worker alone, read by anyone at any time.
+/// Counters and time of one worker. Only the worker writes them; any thread reads them.
 #[derive(Debug)]
 pub(crate) struct Meter {
     pub(crate) clock: Clock,
-    /// Its part in the crew; on a simulated machine, the machine knows who waits.
+    /// Part in the crew; none on a simulated machine, which tracks waits itself.
     presence: Option<Arc<Presence>>,
     ledger: Mutex<Ledger>,
-    /// The version of weights that it waited for last.
+    /// Version of weights in its last wait.
     wanted: AtomicU64,
     pub(crate) items_in: AtomicU64,
     pub(crate) items_out: AtomicU64,
@@ -153,7 +153,7 @@ pub(crate) struct Meter {
 
 #[derive(Debug, Default)]
 struct Ledger {
-    /// `None` before the worker begins and after it ended.
+    /// None before the worker begins and after it ended.
     state: Option<State>,
     began: u64,
     since: u64,
@@ -183,14 +183,14 @@ impl Meter {
         }
     }
 
-    /// The worker's time begins, busy.
+    /// Starts the worker's time, in the state busy.
     pub(crate) fn begin(&self) {
         let mut ledger = self.ledger();
         let now = self.clock.now();
         *ledger = Ledger { state: Some(State::Busy), began: now, since: now, spent: Times::default() };
     }
 
-    /// The worker's time ends.
+    /// Ends the worker's time.
     pub(crate) fn end(&self) {
         self.clock.settle();
         let mut ledger = self.ledger();
@@ -198,7 +198,7 @@ impl Meter {
         ledger.state = None;
     }
 
-    /// Awaits `future` in `state`, busy again afterwards.
+    /// Awaits `future` in `state`; the worker is busy again afterwards.
     pub(crate) async fn wait<F: Future>(&self, state: State, future: F) -> F::Output {
         self.clock.settle();
         self.enter(state);
@@ -209,13 +209,13 @@ impl Meter {
         }
     }
 
-    /// The same for weights of this version or a newer one.
+    /// Awaits weights of version `at_least` or newer.
     pub(crate) async fn wait_weights<F: Future>(&self, at_least: u64, future: F) -> F::Output {
         self.wanted.store(at_least, Relaxed);
         self.wait(State::Weights, future).await
     }
 
-    /// Awaits a wait on the worker's thread.
+    /// Blocks the worker's thread on a wait.
     pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
         match &self.presence {
             Some(presence) => block_on(presence.attend(future)),
@@ -223,7 +223,7 @@ impl Meter {
         }
     }
 
-    /// Awaits all of a task.
+    /// Awaits the whole body of a task.
     pub(crate) async fn attend<F: Future>(&self, future: F) -> F::Output {
         match &self.presence {
             Some(presence) => presence.attend(future).await,
@@ -231,17 +231,17 @@ impl Meter {
         }
     }
 
-    /// The worker is gone, and with it its ends.
+    /// Removes the worker from the crew, after its ends were dropped.
     pub(crate) fn leave(&self) {
         self.presence.iter().for_each(|presence| presence.leave());
     }
 
-    /// What the worker does now; `None` before it begins and after it ended.
+    /// Present state; none before the worker begins and after it ended.
     pub(crate) fn state(&self) -> Option<State> {
         self.ledger().state
     }
 
-    /// The version of weights that it waits for, where it does.
+    /// Version of weights that it waits for, or waited for last.
     pub(crate) fn wanted(&self) -> u64 {
         self.wanted.load(Relaxed)
     }
@@ -252,7 +252,7 @@ impl Meter {
         ledger.state = Some(state);
     }
 
-    /// Wall-clock and time by state until now. The two agree exactly, also while the worker runs.
+    /// Wall-clock time and time by state until now. Their sums agree exactly, also while the worker runs.
     pub(crate) fn read(&self) -> (u64, Times) {
         let ledger = self.ledger();
         let mut spent = ledger.spent;
@@ -278,12 +278,11 @@ impl Meter {
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        // Nothing panics while the lock is held.
         self.ledger.lock()
     }
 }
 
-/// Brings its worker back to busy, also when the waiting future is dropped.
+/// Sets its worker back to busy, also when the waiting future is dropped.
 struct Waiting<'a>(&'a Meter);
 
 impl Drop for Waiting<'_> {

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use super::{AsyncIo, AsyncStage, Io, Message, Signal, Source, Stage, StageError, StageSpec};
 
-/// A source of everything that `items` yields.
+/// Source of the items of an iterator.
 pub fn from_iter<I>(items: I) -> Series<I::IntoIter>
 where
     I: IntoIterator,
@@ -14,33 +14,33 @@ where
     Series { items: items.into_iter(), spec: StageSpec::thread() }
 }
 
-/// Each item becomes what `f` makes of it.
+/// Stage that replaces each item with the result of `f`.
 pub fn map<F: FnMut(In) -> Out, In, Out: Message>(f: F) -> PerItem<Map, F, In, Out> {
     PerItem::new(f)
 }
 
-/// Each item becomes what `f` makes of it; an error ends the run (law F3).
+/// Stage that replaces each item with the result of `f`; an error ends the run (law F3).
 pub fn try_map<F: FnMut(In) -> Result<Out, StageError>, In, Out: Message>(f: F) -> PerItem<TryMap, F, In, Out> {
     PerItem::new(f)
 }
 
-/// Items go on for which `f` says yes.
+/// Stage that keeps the items for which `f` returns true.
 pub fn filter<F: FnMut(&T) -> bool, T>(f: F) -> PerItem<Filter, F, T, T> {
     PerItem::new(f)
 }
 
-/// Each item becomes what `f` makes of it, if it makes something.
+/// Stage that replaces each item with the result of `f`, and drops items with none.
 pub fn filter_map<F: FnMut(In) -> Option<Out>, In, Out: Message>(f: F) -> PerItem<FilterMap, F, In, Out> {
     PerItem::new(f)
 }
 
-/// Each item becomes the items that `f` makes of it.
+/// Stage that replaces each item with all items that `f` returns.
 pub fn flat_map<F: FnMut(In) -> Many, In, Many: IntoIterator<Item: Message>>(f: F) -> PerItem<FlatMap, F, In, Many::Item> {
     PerItem::new(f)
 }
 
-/// Each item becomes what the future of `f` gives, on tokio; an error ends the run (law F3). One item is in work per
-/// [worker](PerItemAsync::workers).
+/// Stage on tokio that replaces each item with the output of `f`'s future; an error ends the run (law F3). Each
+/// [worker](PerItemAsync::workers) has one item in work.
 pub fn map_async<F, In, Out, Fut>(f: F) -> PerItemAsync<F, In, Out>
 where
     F: FnMut(In) -> Fut,
@@ -50,19 +50,19 @@ where
     PerItemAsync { f, spec: StageSpec::task().knob("workers"), copy: None, _types: PhantomData }
 }
 
-/// Lists of `n` items each. The last one may be shorter; a stop drops it.
+/// Stage that collects lists of `n` items. The last list may be shorter; a stop drops it.
 pub fn batch<T: Message>(n: usize) -> Batched<T> {
     Batched { n: n.max(1), _type: PhantomData }
 }
 
-/// A source over an iterator; see [`from_iter`].
+/// Source over an iterator; see [`from_iter`].
 pub struct Series<I> {
     items: I,
     spec: StageSpec,
 }
 
 impl<I> Series<I> {
-    /// Changes how it is run.
+    /// Changes the stage's specification.
     pub fn with(self, change: impl FnOnce(StageSpec) -> StageSpec) -> Self {
         Series { spec: change(self.spec), ..self }
     }
@@ -84,11 +84,11 @@ where
     }
 }
 
-/// A closure called with every item; `How` says what becomes of its result.
+/// Closure called with every item; `How` handles its result.
 pub struct PerItem<How, F, In, Out> {
     f: F,
     spec: StageSpec,
-    /// How to copy `f`, once several workers were asked for.
+    /// Copies `f` for further workers.
     copy: Option<fn(&F) -> F>,
     _types: PhantomData<fn(How, In) -> Out>,
 }
@@ -98,7 +98,7 @@ impl<How, F, In, Out> PerItem<How, F, In, Out> {
         PerItem { f, spec: StageSpec::thread().knob("workers"), copy: None, _types: PhantomData }
     }
 
-    /// Shares the work among `n` workers, each with a clone of the closure.
+    /// Number of workers, each with a clone of the closure. Default: 1.
     pub fn workers(self, n: usize) -> Self
     where
         F: Clone,
@@ -106,20 +106,20 @@ impl<How, F, In, Out> PerItem<How, F, In, Out> {
         PerItem { spec: self.spec.workers(n), copy: Some(F::clone), ..self }
     }
 
-    /// Restores the order of the items behind several workers (law D6).
+    /// Restores the order of the items after several workers (law D6).
     pub fn ordered(self) -> Self {
         self.with(StageSpec::ordered)
     }
 
-    /// Changes how it is run.
+    /// Changes the stage's specification.
     pub fn with(self, change: impl FnOnce(StageSpec) -> StageSpec) -> Self {
         PerItem { spec: change(self.spec), ..self }
     }
 }
 
-/// What becomes of a closure's result.
+/// Handling of a closure's result.
 pub trait Apply<F, In, Out> {
-    /// Calls `f` and sends what comes of it.
+    /// Calls `f` and sends the result.
     #[doc(hidden)]
     fn apply(f: &mut F, item: In, io: &mut Io<In, Out>) -> Result<(), StageError>;
 }
@@ -198,7 +198,7 @@ where
     }
 }
 
-/// An async closure called with every item; see [`map_async`].
+/// Async closure called with every item; see [`map_async`].
 pub struct PerItemAsync<F, In, Out> {
     f: F,
     spec: StageSpec,
@@ -207,7 +207,7 @@ pub struct PerItemAsync<F, In, Out> {
 }
 
 impl<F, In, Out> PerItemAsync<F, In, Out> {
-    /// Has `n` items in work at once, each in a task with a clone of the closure.
+    /// Number of tasks, each with a clone of the closure and one item in work. Default: 1.
     pub fn workers(self, n: usize) -> Self
     where
         F: Clone,
@@ -215,12 +215,12 @@ impl<F, In, Out> PerItemAsync<F, In, Out> {
         PerItemAsync { spec: self.spec.workers(n), copy: Some(F::clone), ..self }
     }
 
-    /// Restores the order of the items behind several workers (law D6).
+    /// Restores the order of the items after several workers (law D6).
     pub fn ordered(self) -> Self {
         self.with(StageSpec::ordered)
     }
 
-    /// Changes how it is run.
+    /// Changes the stage's specification.
     pub fn with(self, change: impl FnOnce(StageSpec) -> StageSpec) -> Self {
         PerItemAsync { spec: change(self.spec), ..self }
     }
@@ -254,7 +254,7 @@ where
     }
 }
 
-/// Gathers items into lists; see [`batch`].
+/// Stage that collects items into lists; see [`batch`].
 pub struct Batched<T> {
     n: usize,
     _type: PhantomData<fn(T)>,

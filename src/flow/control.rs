@@ -1,11 +1,11 @@
 //! End, drain, stop (law F5).
 //!
 //! Nothing waits for a signal at a channel: signals travel in band, as ends of edges. *Drain* makes the sources end; *stop* makes
-//! every stage see the end of its input at its next receive. Then ends cascade: who is downstream finds its input closed, who is
-//! upstream finds its output closed.
+//! every stage see the end of its input at its next receive. Then ends cascade: stages downstream find their input closed, stages
+//! upstream find their output closed.
 //!
 //! Why no wait outlives a stop, by induction over the acyclic data graph (law F2):
-//! - A sink never sends. At its next receive it is told that its input ended, or it waits at an empty edge.
+//! - A sink never sends. At its next receive its input has ended, or it waits at an empty edge.
 //! - A stage blocked in a send waits at a full edge, so its consumer will not wait for input: it returns to a receive, or waits in a
 //!   send itself, further down, where the same holds. Each ends, and a send whose consumer is gone fails.
 //! - A stage waiting at an empty edge has producers that are not blocked there; the sources among them end, and with them the edge.
@@ -18,28 +18,28 @@ use std::sync::Arc;
 use super::sync::atomic::{AtomicU8, Ordering};
 use super::sync::watch;
 
-/// What a run was asked to do; it only ever rises.
+/// Request to a run. It only rises.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Signal {
-    /// Go on.
+    /// Continue.
     #[default]
     Run,
-    /// Sources end; what is in flight is finished.
+    /// Sources end; items in flight are finished.
     Drain,
-    /// Every stage ends at its next receive; what is in flight is dropped.
+    /// Every stage ends at its next receive; items in flight are dropped.
     Stop,
 }
 
-/// Winds a run down, from anywhere: tests, signal handlers, other threads, stages themselves. Clones steer the same run.
+/// Handle that ends a run from any thread. Clones control the same run.
 #[derive(Clone, Debug)]
 pub struct Control(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     signal: watch::Sender<Signal>,
-    /// The same as `signal`, for one cheap load per receive.
+    /// Copy of `signal`, for one cheap load per receive.
     level: AtomicU8,
-    /// What was asked from outside, where the engine itself also raises `signal`.
+    /// Requests from outside; the engine itself raises `signal` too.
     asked: watch::Sender<Signal>,
 }
 
@@ -49,17 +49,17 @@ impl Control {
         Control(Arc::new(Shared { signal, level: AtomicU8::new(0), asked }))
     }
 
-    /// Sources end, also those waiting for admission; everything in flight is finished.
+    /// Ends the sources, also those that wait for admission. Items in flight are finished.
     pub fn drain(&self) {
         self.ask(Signal::Drain);
     }
 
-    /// Every stage ends at its next receive or wait; what is in flight is dropped and counted.
+    /// Ends every stage at its next receive or wait. Items in flight are dropped and counted.
     pub fn stop(&self) {
         self.ask(Signal::Stop);
     }
 
-    /// What the run is to do now.
+    /// Present request.
     pub fn signal(&self) -> Signal {
         match self.0.level.load(Ordering::Acquire) {
             0 => Signal::Run,
@@ -68,12 +68,12 @@ impl Control {
         }
     }
 
-    /// What was asked for by [`Control::drain`] or [`Control::stop`].
+    /// Highest request by [`Control::drain`] or [`Control::stop`].
     pub(crate) fn asked(&self) -> Signal {
         *self.0.asked.borrow()
     }
 
-    /// The engine's own reasons to wind down: a failure, a stage that returned early, nothing left to deliver to.
+    /// Raises the request for a reason of the engine: a failure, a stage that returned early, no sink left.
     pub(crate) fn raise(&self, to: Signal) {
         self.0.level.fetch_max(to as u8, Ordering::AcqRel);
         self.0.signal.send_if_modified(|signal| {

@@ -1,14 +1,14 @@
-//! How many of a run's workers can go on, known exactly (law F7).
+//! Exact number of a run's active workers, to detect a stall (law F7).
 //!
-//! A worker is active from before it starts until it is gone, except while it waits. It waits when its thread or task is left with nothing
-//! but a wait of the engine: for input, for room, for credit or for weights. A wake-up makes it active again before it takes effect. So
-//! the count is 0 only when each worker waits and none was woken.
+//! A worker is active from before it starts until it is gone, except while it waits. It waits when its thread or task has only a wait
+//! of the engine left: for input, room, credit or weights. A wake-up makes it active again before it takes effect. So the count is 0
+//! only when every worker waits and none was woken.
 //!
-//! A task may await more than the engine's waits, such as a timer or a socket beside a receive. Everything that can wake it holds a clone
-//! of its waker. The engine's own waits get another waker ([`Presence`]), so that a clone of the task's ([`Outer`]) means something else.
-//! Then the task counts as active.
+//! A task may await more than the engine's waits, such as a timer or a socket alongside a receive. Whatever can wake it holds a clone
+//! of its waker. The engine's own waits get another waker ([`Presence`]), so a clone of the task's ([`Outer`]) belongs to something
+//! else, and the task counts as active.
 //!
-//! Cost: a few atomic operations a wait, and none where an item or room is there.
+//! Cost: a few atomic operations a wait; none if an item or room is available.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -20,11 +20,11 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::sync::point;
 
-/// The workers of a run, as a number.
+/// Count of a run's active workers.
 pub(crate) struct Crew {
     active: AtomicUsize,
     wakeups: AtomicU64,
-    /// Called by the worker that leaves none active. It may run inside a wake-up, so it must not block.
+    /// Called by the worker that leaves none active. May run inside a wake-up, so it must not block.
     idle: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -33,12 +33,12 @@ impl Crew {
         Arc::new(Crew { active: AtomicUsize::new(0), wakeups: AtomicU64::new(0), idle: Box::new(idle) })
     }
 
-    /// Whether no worker can go on.
+    /// Returns true if no worker is active.
     pub(crate) fn is_idle(&self) -> bool {
         self.active.load(SeqCst) == 0
     }
 
-    /// How often a worker became active. The same number twice, and idle both times: idle in between.
+    /// Number of times that a worker became active. Two idle readings with equal numbers: idle in between.
     pub(crate) fn wakeups(&self) -> u64 {
         self.wakeups.load(SeqCst)
     }
@@ -56,28 +56,28 @@ impl Crew {
 }
 
 const ACTIVE: u8 = 0;
-/// Active, since it was woken after it was polled last.
+/// Active: woken after its last poll.
 const WOKEN: u8 = 1;
 const WAITING: u8 = 2;
 const GONE: u8 = 3;
 
-/// One worker's part in its crew. As a waker, that of the engine's own waits.
+/// Part of one worker in its crew, and the waker of the engine's own waits.
 pub(crate) struct Presence {
     crew: Arc<Crew>,
     state: AtomicU8,
-    /// Whether a wait of the engine was left pending by the newest poll.
+    /// True if the newest poll left a wait of the engine pending.
     waits: AtomicBool,
-    /// Which waker that poll was given, by its data.
+    /// Data of the waker in that poll.
     given: AtomicPtr<()>,
     /// Wakes the thread or task.
     sleeper: Mutex<Option<Waker>>,
 }
 
-/// What a worker's future is polled with.
+/// Waker for a worker's whole future.
 struct Outer(Arc<Presence>);
 
 impl Presence {
-    /// One more worker, active.
+    /// Adds an active worker.
     pub(crate) fn new(crew: &Arc<Crew>) -> Arc<Self> {
         crew.arrive();
         Arc::new(Presence {
@@ -89,7 +89,7 @@ impl Presence {
         })
     }
 
-    /// The worker is gone, after it let go of its ends.
+    /// Removes the worker, after its ends were dropped.
     pub(crate) fn leave(&self) {
         *self.sleeper() = None;
         if self.state.swap(GONE, SeqCst) != WAITING {
@@ -97,7 +97,7 @@ impl Presence {
         }
     }
 
-    /// Awaits all that a worker's thread or task awaits at a time: a task's whole body, a thread's one wait.
+    /// Awaits the whole body of a task, or one wait of a thread.
     pub(crate) async fn attend<F: Future>(self: &Arc<Self>, future: F) -> F::Output {
         let mut future = pin!(future);
         let outer = Arc::new(Outer(Arc::clone(self)));
@@ -105,7 +105,7 @@ impl Presence {
         poll_fn(|context| {
             self.begin_poll(context.waker(), &waker);
             let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
-            // Two of them are held here.
+            // This function holds two.
             let alone = Arc::strong_count(&outer) == 2;
             if polled.is_pending() && alone && self.waits.load(SeqCst) {
                 self.wait();
@@ -120,7 +120,7 @@ impl Presence {
         let mut future = pin!(future);
         let waker = Waker::from(Arc::clone(self));
         poll_fn(|context| {
-            // Where something of the stage's polls in between, such as a set of futures, it must hear of each wake-up itself.
+            // A combinator of the stage polls in between, such as a set of futures: its own waker must get each wake-up.
             if context.waker().data() != self.given.load(SeqCst).cast_const() {
                 return future.as_mut().poll(context);
             }
@@ -135,7 +135,7 @@ impl Presence {
 
     fn begin_poll(&self, sleeper: &Waker, given: &Waker) {
         if self.state.swap(ACTIVE, SeqCst) == WAITING {
-            // Polled without a wake-up of ours.
+            // Polled without a wake-up of the engine.
             self.crew.arrive();
         }
         self.waits.store(false, SeqCst);
@@ -155,7 +155,7 @@ impl Presence {
     }
 
     fn wake_up(&self) {
-        // Counted before it shows, so that whoever wakes another may wait right after.
+        // Counted first, so that the worker that wakes this one may wait right after.
         self.crew.arrive();
         let woken = |state| (state != GONE).then_some(WOKEN);
         if self.state.fetch_update(SeqCst, SeqCst, woken) != Ok(WAITING) {

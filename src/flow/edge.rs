@@ -1,10 +1,10 @@
-//! An edge: a bounded queue of items with token credit that travels with each of them (law F1).
+//! Edge: a bounded queue of items, each with token credit (law F1).
 //!
-//! A producer takes as much credit as its item weighs, then a place in the queue, and waits for either. The credit is given back
-//! when the item is popped, or dropped unread because the consumer went. An item heavier than the whole capacity takes all of it
-//! and so travels alone. When the last consumer goes, the queue disconnects and the credit closes: no producer waits for the dead.
+//! A producer takes as much credit as its item has tokens, then a place in the queue, and waits for either. The credit returns when
+//! the item is popped, or dropped unread because the consumer is gone. An item larger than the whole capacity takes all of it, so it
+//! travels alone. When the last consumer is gone, the queue disconnects and the credit closes, so no producer waits in vain.
 //!
-//! The queue is a flume channel, which serves async tasks and OS threads alike; nothing outside this file and `sync` knows.
+//! The queue is a flume channel, which serves async tasks and OS threads alike. Only this file and `sync` depend on it.
 
 use std::sync::Arc;
 
@@ -15,22 +15,22 @@ use super::Message;
 use super::sync::atomic::{AtomicU64, Ordering};
 use super::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, flume};
 
-/// What an edge may hold. Both limits hold at once; one item is admitted whatever it weighs.
+/// Capacity of an edge. Both limits apply; a single item is admitted whatever its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Capacity {
-    /// Items in the queue.
+    /// Items in the queue, at least 1. Default: 8.
     pub items: usize,
-    /// Tokens in the queue, as told by [`Message::tokens`].
+    /// Tokens in the queue, by [`Message::tokens`], at least 1. Default: 2^20.
     pub tokens: usize,
 }
 
 impl Capacity {
-    /// `items` items of together at most a mebi-token.
+    /// Capacity of `items` items with at most 2^20 tokens in total.
     pub const fn items(items: usize) -> Self {
         Capacity { items, tokens: 1 << 20 }
     }
 
-    /// The same with at most `tokens` tokens.
+    /// Limits the tokens in the queue.
     pub const fn tokens(self, tokens: usize) -> Self {
         Capacity { tokens, ..self }
     }
@@ -43,18 +43,18 @@ impl Default for Capacity {
     }
 }
 
-/// The consumer is gone.
+/// Error of a send: the consumer is gone.
 #[derive(Debug)]
 pub(crate) struct Closed;
 
-/// Called with every n-th item of an edge, in its producer.
+/// Function called with every n-th item of an edge, in its producer.
 pub(crate) struct Tap<T> {
     pub(crate) every: u64,
     pub(crate) seen: u64,
     pub(crate) look: Box<dyn FnMut(&T) + Send>,
 }
 
-/// An edge's counters. Depths are differences, read in the order that never shows more than there was.
+/// Counters of an edge. A depth is a difference, read in an order that never overstates it.
 #[derive(Debug)]
 pub(crate) struct Gauge {
     pub(crate) capacity: Capacity,
@@ -65,7 +65,7 @@ pub(crate) struct Gauge {
     tokens_received: AtomicU64,
 }
 
-/// What an edge carried and holds.
+/// Reading of an edge's counters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Flowed {
     pub(crate) sent: u64,
@@ -83,7 +83,7 @@ impl Gauge {
         Flowed { sent, received, tokens_sent, tokens_received, credit_out }
     }
 
-    /// The semaphore counts in 32 bits: a larger capacity is as good as that.
+    /// Token capacity in the semaphore's 32 bits.
     fn budget(&self) -> u32 {
         u32::try_from(self.capacity.tokens).unwrap_or(u32::MAX)
     }
@@ -93,14 +93,14 @@ impl Gauge {
     }
 }
 
-/// An item on its way, with its weight and the credit that it holds.
+/// Item in a queue, with its tokens and its credit.
 pub(crate) struct Parcel<T> {
     item: T,
     pub(crate) tokens: usize,
     credit: Option<OwnedSemaphorePermit>,
 }
 
-/// What became of an item that was sent without waiting.
+/// Result of a send without a wait.
 pub(crate) enum Offer<T> {
     /// In the queue, with this many tokens.
     Sent(usize),
@@ -108,28 +108,28 @@ pub(crate) enum Offer<T> {
     Full(Parcel<T>),
 }
 
-/// What a queue gave without waiting.
+/// Result of a receive without a wait.
 pub(crate) enum Pop<T> {
     Item(T, usize),
     Empty,
     Closed,
 }
 
-/// The producers' end; clones share the edge.
+/// Producing end of an edge; clones share the edge.
 pub(crate) struct Tx<T> {
     queue: flume::Sender<Parcel<T>>,
     gauge: Arc<Gauge>,
     taps: Option<Arc<Mutex<Vec<Tap<T>>>>>,
 }
 
-/// The consumers' end; clones share the items.
+/// Consuming end of an edge; clones share the items.
 pub(crate) struct Rx<T> {
     queue: flume::Receiver<Parcel<T>>,
     gauge: Arc<Gauge>,
     _close: Arc<CloseCredit>,
 }
 
-/// Shared by all clones of a consumer, so that the last one, whichever it is, closes the credit exactly once.
+/// Closes the credit when the last clone of a consumer is dropped.
 struct CloseCredit(Arc<Semaphore>);
 
 impl Drop for CloseCredit {
@@ -155,7 +155,7 @@ pub(crate) fn edge<T: Message>(capacity: Capacity, taps: Vec<Tap<T>>) -> (Tx<T>,
 }
 
 impl<T: Message> Tx<T> {
-    /// Sends without waiting, or hands back what [`Tx::push`] takes.
+    /// Sends without a wait, or returns the parcel for [`Tx::push`].
     pub(crate) fn offer(&self, item: T) -> Offer<T> {
         self.show(&item);
         let tokens = item.tokens();
@@ -206,7 +206,7 @@ impl<T: Message> Tx<T> {
 }
 
 impl<T: Message> Rx<T> {
-    /// The next item and its weight, without waiting.
+    /// Takes the next item and its tokens without a wait.
     pub(crate) fn try_pop(&self) -> Pop<T> {
         match self.queue.try_recv() {
             Ok(parcel) => {
@@ -218,12 +218,12 @@ impl<T: Message> Rx<T> {
         }
     }
 
-    /// Waits for the next item; `None` when all producers went and the queue is empty.
+    /// Waits for the next item; `None` when all producers are gone and the queue is empty.
     pub(crate) async fn pop(&self) -> Option<(T, usize)> {
         self.queue.recv_async().await.ok().map(|parcel| self.open(parcel))
     }
 
-    /// The credit goes back here.
+    /// Takes the item out of its parcel, which returns the credit.
     fn open(&self, parcel: Parcel<T>) -> (T, usize) {
         self.gauge.received.fetch_add(1, Ordering::Release);
         self.gauge.tokens_received.fetch_add(parcel.tokens as u64, Ordering::Release);

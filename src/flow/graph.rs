@@ -1,7 +1,7 @@
-//! Declaring a graph: typed [`Port`]s over plain data.
+//! Declaration of a graph: typed [`Port`]s over plain data.
 //!
-//! Ports carry the types, so wrong wiring does not compile; inside, a node is plain data and a closure that makes its jobs once the
-//! edges exist.
+//! Ports carry the types, so wrong wiring does not compile. A node is plain data and a closure that makes its jobs once the edges
+//! exist.
 
 use std::any::Any;
 use std::fmt;
@@ -32,12 +32,12 @@ pub(crate) struct Node {
     raises: Option<Window>,
 }
 
-/// A graph under declaration, and its run.
+/// Dataflow graph: declares stages, checks the graph and runs it.
 pub struct Flow {
     graph: Graph,
     nodes: Vec<Node>,
     edges: Vec<BuildEdge>,
-    /// Edges whose capacity was set by hand.
+    /// Capacities that were set by hand, by edge.
     capacities: Vec<Option<Capacity>>,
     default_capacity: Capacity,
     misuse: Vec<GraphError>,
@@ -49,11 +49,11 @@ pub struct Flow {
     stats: Stats,
 }
 
-/// Longer than code outside a graph takes to raise a window, and short enough to be waited for.
+/// Default of [`Flow::stall_timeout`]: longer than code outside a graph takes to raise a window.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Flow {
-    /// An empty graph.
+    /// Returns an empty graph.
     pub fn new(name: impl Into<String>) -> Self {
         Flow {
             graph: Graph { name: name.into(), ..Graph::default() },
@@ -106,8 +106,8 @@ impl Flow {
         port
     }
 
-    /// Adds a stage behind `input`: any [`Stage`](super::Stage) or [`AsyncStage`](super::AsyncStage), such as [`map`](super::map).
-    /// Wiring it to a port of anything but what it takes does not compile:
+    /// Adds a stage after `input`: any [`Stage`](super::Stage) or [`AsyncStage`](super::AsyncStage), such as [`map`](super::map).
+    /// A port of another type does not compile:
     ///
     /// ```compile_fail
     /// # use rollflow::flow::{Flow, from_iter, map};
@@ -130,7 +130,7 @@ impl Flow {
         port
     }
 
-    /// Adds a sink behind `input`: any [`Sink`](super::Sink), or a closure.
+    /// Adds a sink after `input`: any [`Sink`](super::Sink), or a closure.
     pub fn sink<T: Message, S: IntoSink<T, By>, By>(&mut self, name: &str, input: Port<T>, sink: S) {
         let sink = sink.into_node(&mut self.context);
         let node = self.node(name, Kind::Sink, &sink.spec, false);
@@ -147,7 +147,7 @@ impl Flow {
         ports
     }
 
-    /// Joins `inputs`; each keeps its order, among them there is none.
+    /// Joins `inputs`. Each keeps its order; there is no order between them.
     pub fn merge<T: Message>(&mut self, name: &str, inputs: Vec<Port<T>>) -> Port<T> {
         let node = self.node(name, Kind::Merge, &StageSpec::task().workers(inputs.len()), true);
         for input in &inputs {
@@ -174,15 +174,15 @@ impl Flow {
         self
     }
 
-    /// Shows the first item and every `every_n`-th after it to `look`, before it enters the edge. `look` runs in the producer, in its
-    /// state *busy*: copy what is needed and return.
+    /// Calls `look` with the first item and every `every_n`-th after it, before it enters the edge. `look` runs in the producer, in
+    /// the state *busy*, so it must return quickly.
     pub fn tap<T: Message>(&mut self, port: &Port<T>, every_n: u64, look: impl FnMut(&T) + Send + 'static) -> &mut Self {
         let tap = Tap { every: every_n.max(1), seen: 0, look: Box::new(look) };
         port.slot.taps.lock().push(tap);
         self
     }
 
-    /// The graph as plain data, to be drawn.
+    /// Returns the graph as plain data, for drawings.
     pub fn graph(&self) -> Graph {
         let mut graph = self.graph.clone();
         for (edge, capacity) in graph.edges.iter_mut().zip(&self.capacities) {
@@ -198,51 +198,52 @@ impl Flow {
         graph
     }
 
-    /// Finds everything that is wrong with the graph, at once. What is only unwise is returned as warnings.
+    /// Checks the graph. Reports all errors together, and returns warnings.
     pub fn check(&self) -> Result<Vec<GraphWarning>, GraphErrors> {
         self.problems(&Until::finished())
     }
 
-    /// Winds the run down from elsewhere. Valid before, during and after the run.
+    /// Returns a handle that drains or stops the run from another thread. Valid before, during and after the run.
     pub fn handle(&self) -> Control {
         self.control.clone()
     }
 
-    /// Heeds Ctrl-C as it is counted there, also what was pressed before the run. Without, the run listens for itself while it lasts.
+    /// Takes Ctrl-C and SIGTERM from `interrupts`, also those before the run. Default: the run listens by itself while it lasts.
     pub fn interrupted_by(&mut self, interrupts: &Interrupts) -> &mut Self {
         self.interrupts = Some(interrupts.clone());
         self
     }
 
-    /// How long a run in which no stage can make progress waits for code outside the graph to raise a [`Window`] or to publish weights.
-    /// Then it ends with [`RunError::Stalled`]. Default: 30 seconds. `Duration::MAX`: without limit, for a flow that is driven from outside.
+    /// Time limit of a run in which no stage can make progress, before it ends with [`RunError::Stalled`]. Default: 30 seconds.
     ///
-    /// A stage that computes, or awaits a timer or a socket, makes progress. Where the stages wait for each other alone, the run ends at once.
+    /// Within it, code outside the graph may raise a [`Window`] or publish weights. `Duration::MAX` is no limit, for a flow that is
+    /// driven from outside. A stage that computes, or awaits a timer or a socket, makes progress. If the stages wait only for each
+    /// other, the run ends immediately.
     pub fn stall_timeout(&mut self, time: Duration) -> &mut Self {
         self.stall_timeout = time;
         self
     }
 
-    /// Watches the run from elsewhere. Empty until it starts.
+    /// Returns a live view of the run for another thread. Empty until the run starts.
     pub fn stats(&self) -> Stats {
         self.stats.clone()
     }
 
-    /// Checks the graph, runs it and joins everything that it started (law F3). The graph is used up: afterwards the flow is empty.
+    /// Checks the graph, runs it and joins everything that it started (law F3). Afterwards the flow is empty.
     ///
-    /// Ctrl-C drains the run, again stops it, and once more ends the process with code 130. After a first run the process no longer
-    /// dies of Ctrl-C by itself, since a handler once installed stays: a program with several runs gives them one [`Interrupts`].
+    /// The first Ctrl-C drains the run, the second stops it, and the third ends the process with code 130. The signal handler stays
+    /// installed after the run: a program with several runs gives them one [`Interrupts`].
     ///
     /// # Panics
-    /// When called from async code: it blocks its thread. Use `tokio::task::spawn_blocking` there.
+    /// When called from async code, because it blocks its thread. Use `tokio::task::spawn_blocking` there.
     pub fn run(&mut self, until: Until) -> Result<Report, RunError> {
         self.run_on(None, until)
     }
 
-    /// As [`Flow::run`], on a simulated machine: the same stages in the same order of cause and effect, in its time.
+    /// Runs the graph like [`Flow::run`], on a simulated machine and in its time.
     ///
-    /// Every stage runs, closures included, but only waits at edges, for admission and for weights, and what [`Simulation`] is told of take
-    /// time there. A stage that waits for a socket or a timer of tokio can't be simulated.
+    /// Every stage runs, closures included. Time passes only in waits at edges, for admission and for weights, and where
+    /// [`Simulation`] says so. A stage that waits for a socket or a timer of tokio can't be simulated.
     pub fn simulate(&mut self, simulation: &Simulation, until: Until) -> Result<Report, RunError> {
         self.run_on(Some(simulation), until)
     }
@@ -255,7 +256,7 @@ impl Flow {
         let nodes = std::mem::take(&mut self.nodes).into_iter();
         let (jobs, windows) = nodes.map(|node| (node.jobs, node.window)).unzip();
         let edges = std::mem::take(&mut self.edges);
-        // The edges' ends are the stages' alone.
+        // From here on, only stages hold the ends of weights edges.
         self.context = RunContext::default();
         self.graph = Graph { name: graph.name.clone(), ..Graph::default() };
         self.capacities.clear();
@@ -281,7 +282,7 @@ impl Flow {
         if errors.is_empty() { Ok(warnings) } else { Err(GraphErrors(errors)) }
     }
 
-    /// Of an edge that no stage subscribes to, an end outside the graph may read.
+    /// Stages that publish weights which neither a stage nor an end outside the graph reads.
     fn unread_weights(&self) -> impl Iterator<Item = GraphError> {
         let subscribed = |id: &WeightsId| self.nodes.iter().any(|node| node.subscribes.contains(id));
         let unread = move |node: &Node| node.publishes.iter().any(|id| !id.has_readers() && !subscribed(id));

@@ -1,7 +1,7 @@
-//! A worker's two ends. The runner owns every wait (law F4): each is written once, as a future that books its state, and has two
-//! faces, [`Io`] for OS threads and [`AsyncIo`] for tokio tasks.
+//! Input and output of a worker. The runner owns every wait (law F4): each is one future that books its state, with two interfaces,
+//! [`Io`] for OS threads and [`AsyncIo`] for tokio tasks.
 //!
-//! What is there, or has room, is taken and given without a wait: then no clock is read and no state changes.
+//! An item that is available, or has room, needs no wait: no clock is read and no state changes.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::edge::{Closed, Offer, Parcel, Pop, Rx, Tx};
 use super::order::{Ticket, Turnstile};
 use super::{Message, StageError, WeightsRx};
 
-/// What the ends of one worker share.
+/// Context that the ends of one worker share.
 #[derive(Clone, Debug)]
 pub(crate) struct Seat {
     pub(crate) stage: Arc<str>,
@@ -20,21 +20,21 @@ pub(crate) struct Seat {
 }
 
 impl Seat {
-    /// On a simulated machine an item takes the time that was said; on a real one, what it takes.
+    /// Lets an item's simulated time pass; does nothing on a real machine.
     fn work<T: Message>(&self, item: &T) {
         self.meter.clock.work(&self.stage, || item.tokens());
     }
 }
 
-/// A worker's input.
+/// Input of a worker.
 pub(crate) struct Inlet<T> {
     rx: Rx<T>,
     seat: Seat,
-    /// Whether the worker was told that nothing more comes.
+    /// True once the worker received the end of its input.
     pub(crate) ended: bool,
 }
 
-/// What an end gave without waiting.
+/// Result of a receive without a wait.
 enum Now<T> {
     Item(T),
     Ended,
@@ -64,7 +64,7 @@ impl<T: Message> Inlet<T> {
         }
     }
 
-    /// Waits for an item, in whatever state its worker is.
+    /// Waits for an item, without a change of state.
     async fn arrival(&mut self) -> Option<T> {
         match self.rx.pop().await {
             Some((item, tokens)) => {
@@ -102,7 +102,7 @@ impl<T: Message> Inlet<T> {
     }
 }
 
-/// A worker's output.
+/// Output of a worker.
 pub(crate) struct Outlet<T> {
     tx: Tx<T>,
     seat: Seat,
@@ -121,7 +121,7 @@ impl<T: Message> Outlet<T> {
         offer
     }
 
-    /// Waits for room, in whatever state its worker is.
+    /// Waits for room, without a change of state.
     async fn room(&self, parcel: Parcel<T>) -> Result<(), StageError> {
         let tokens = parcel.tokens;
         self.tx.push(parcel).await.map_err(|Closed| StageError::closed())?;
@@ -150,18 +150,18 @@ impl<T: Message> Outlet<T> {
     }
 }
 
-/// What [`Io::try_recv`] found.
+/// Result of [`Io::try_recv`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum TryRecv<T> {
     /// An item.
     Item(T),
-    /// Nothing now.
+    /// No item now.
     Empty,
-    /// Nothing now or ever: the input ended, or the run stops.
+    /// No item now or later: the input ended, or the run stops.
     Closed,
 }
 
-/// The ends of an [`AsyncStage`](super::AsyncStage)'s worker.
+/// Input and output of a worker of an [`AsyncStage`](super::AsyncStage).
 pub struct AsyncIo<In, Out> {
     pub(crate) inlet: Inlet<In>,
     outlet: Outlet<Out>,
@@ -179,12 +179,12 @@ impl<In: Message, Out: Message> AsyncIo<In, Out> {
         AsyncIo { inlet: Inlet::new(rx, seat.clone()), outlet: Outlet::new(tx, seat), order, ticket: None }
     }
 
-    /// The next item, waiting for it in the state *starved*. `None` at the end, when a drain finished, and at once when the run stops;
-    /// [`AsyncIo::signal`] tells which.
+    /// Receives the next item, waiting in the state *starved*. Returns `None` at the end, after a drain, and immediately when the run
+    /// stops; [`AsyncIo::signal`] distinguishes them.
     ///
-    /// Not cancel-safe: await it to its end rather than as a branch of a `select!`.
+    /// Not cancel-safe: await it to its end, not as a branch of a `select!`.
     pub async fn recv(&mut self) -> Result<Option<In>, StageError> {
-        // A full input would otherwise never let the other tasks of this thread run.
+        // Lets the other tasks of this thread run, also if the input is always full.
         tokio::task::coop::consume_budget().await;
         let item = match self.recv_now() {
             Now::Item(item) => Some(item),
@@ -194,7 +194,7 @@ impl<In: Message, Out: Message> AsyncIo<In, Out> {
         Ok(item.inspect(|item| self.inlet.seat.work(item)))
     }
 
-    /// The next item if there is one. Never waits.
+    /// Receives the next item if there is one, without a wait.
     pub fn try_recv(&mut self) -> Result<TryRecv<In>, StageError> {
         Ok(match self.recv_now() {
             Now::Item(item) => {
@@ -206,8 +206,8 @@ impl<In: Message, Out: Message> AsyncIo<In, Out> {
         })
     }
 
-    /// Sends an item, waiting for room in the state *blocked*. Fails with [`StageError::closed`] when downstream is gone: pass it on
-    /// with `?`, the item is lost.
+    /// Sends an item, waiting for room in the state *blocked*. Fails with [`StageError::closed`] when downstream is gone; the item is
+    /// lost, and `?` returns the error.
     ///
     /// Not cancel-safe: a dropped future may drop the item.
     pub async fn send(&mut self, item: Out) -> Result<(), StageError> {
@@ -217,8 +217,10 @@ impl<In: Message, Out: Message> AsyncIo<In, Out> {
         }
     }
 
-    /// Weights of version `at_least` or newer, waiting for them in the state *weights* (0: any). Fails with [`StageError::closed`] when
-    /// the run stops, or winds down and the publisher is gone; with an error when the publisher just went. Cancel-safe.
+    /// Waits for weights of version `at_least` (0: any) or newer, in the state *weights*. Cancel-safe.
+    ///
+    /// Fails with [`StageError::closed`] when the run stops, or ends and the publisher is gone. Fails with an error when the publisher
+    /// ends earlier.
     pub async fn wait_weights<W>(&mut self, rx: &mut WeightsRx<W>, at_least: u64) -> Result<(u64, Arc<W>), StageError> {
         if let Some(latest) = rx.latest().filter(|(version, _)| *version >= at_least) {
             return Ok(latest);
@@ -235,7 +237,7 @@ impl<In: Message, Out: Message> AsyncIo<In, Out> {
         let Some(found) = seat.meter.wait_weights(at_least, wait).await else { return Err(StageError::closed()) };
         match found {
             Some(found) => Ok(found),
-            // A publisher that has done its part takes the run down with it; whoever still waits is no longer needed.
+            // The publisher has finished and the run ends: this worker is no longer needed.
             None if seat.control.signal() != Signal::Run => Err(StageError::closed()),
             None => Err(StageError::new(match rx.version() {
                 Some(last) => format!("waited for weights of version {at_least}, but their publisher ended at version {last}"),
@@ -244,17 +246,17 @@ impl<In: Message, Out: Message> AsyncIo<In, Out> {
         }
     }
 
-    /// The stage's name in the graph.
+    /// Name of the stage in the graph.
     pub fn stage(&self) -> &str {
         &self.inlet.seat.stage
     }
 
-    /// What the run is to do now.
+    /// Present request to the run.
     pub fn signal(&self) -> Signal {
         self.inlet.seat.control.signal()
     }
 
-    /// Waits until the run stops: for a stage to give up what it awaits outside the graph. A drain does not count. Cancel-safe.
+    /// Waits until the run stops, so that a stage can abandon work outside the graph. A drain does not count. Cancel-safe.
     pub async fn stopped(&self) {
         self.inlet.seat.control.reached(Signal::Stop).await;
     }
@@ -316,11 +318,11 @@ impl<In: Message, Out: Message> AsyncIo<In, Out> {
     }
 }
 
-/// The ends of a [`Stage`](super::Stage)'s worker. As [`AsyncIo`], but each call blocks its OS thread.
+/// Input and output of a worker of a [`Stage`](super::Stage). The calls of [`AsyncIo`], blocking the OS thread.
 pub struct Io<In, Out>(pub(crate) AsyncIo<In, Out>);
 
 impl<In: Message, Out: Message> Io<In, Out> {
-    /// As [`AsyncIo::recv`].
+    /// Blocking form of [`AsyncIo::recv`].
     pub fn recv(&mut self) -> Result<Option<In>, StageError> {
         let item = match self.0.recv_now() {
             Now::Item(item) => Some(item),
@@ -330,12 +332,12 @@ impl<In: Message, Out: Message> Io<In, Out> {
         Ok(item.inspect(|item| self.0.inlet.seat.work(item)))
     }
 
-    /// As [`AsyncIo::try_recv`].
+    /// Same as [`AsyncIo::try_recv`].
     pub fn try_recv(&mut self) -> Result<TryRecv<In>, StageError> {
         self.0.try_recv()
     }
 
-    /// As [`AsyncIo::send`].
+    /// Blocking form of [`AsyncIo::send`].
     pub fn send(&mut self, item: Out) -> Result<(), StageError> {
         match self.0.send_now(item)? {
             None => Ok(()),
@@ -343,17 +345,17 @@ impl<In: Message, Out: Message> Io<In, Out> {
         }
     }
 
-    /// As [`AsyncIo::wait_weights`].
+    /// Blocking form of [`AsyncIo::wait_weights`].
     pub fn wait_weights<W>(&mut self, rx: &mut WeightsRx<W>, at_least: u64) -> Result<(u64, Arc<W>), StageError> {
         Arc::clone(&self.0.inlet.seat.meter).block_on(self.0.wait_weights(rx, at_least))
     }
 
-    /// As [`AsyncIo::stage`].
+    /// Name of the stage in the graph.
     pub fn stage(&self) -> &str {
         self.0.stage()
     }
 
-    /// What the run is to do now.
+    /// Present request to the run.
     pub fn signal(&self) -> Signal {
         self.0.signal()
     }

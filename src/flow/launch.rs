@@ -1,7 +1,7 @@
-//! Turns what a user declared into jobs: one per worker, each owning its ends.
+//! Jobs: one per worker, each owning its ends.
 //!
-//! A job settles before it lets go of its ends: a failure is told, and the run stopped, before neighbours can see an edge close. So
-//! the first failure that the runner hears of is the root cause (law F3).
+//! A job settles before it drops its ends: a failure is reported, and the run stopped, before neighbours can see an edge close. So the
+//! first failure that reaches the runner is the root cause (law F3).
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,7 +15,7 @@ use super::control::Signal;
 use super::io::Seat;
 use super::runner::{Cause, Event, StageFailure};
 
-/// Where a worker reports to.
+/// Connection of a worker to the runner.
 #[derive(Clone)]
 pub(crate) struct Post {
     pub(crate) seat: Seat,
@@ -24,7 +24,7 @@ pub(crate) struct Post {
 }
 
 impl Post {
-    /// The worker's name, as threads have it.
+    /// Name of the worker's thread.
     pub(crate) fn name(&self) -> String {
         match self.worker {
             0 => self.seat.stage.to_string(),
@@ -32,7 +32,7 @@ impl Post {
         }
     }
 
-    /// Books how a worker's code ended, while it still holds its ends. `ended`: it was told that its input ended, or has none.
+    /// Records how a worker's code ended, while it still holds its ends. `ended`: it received the end of its input, or has none.
     pub(crate) fn settle(&self, result: thread::Result<Result<(), StageError>>, ended: bool) {
         let cause = match result {
             Ok(Ok(())) => None,
@@ -42,19 +42,19 @@ impl Post {
         if let Some(cause) = cause {
             self.fail(cause);
         } else if !ended {
-            // Nobody takes this worker's input any more, and a source that waits for admission would not notice by itself.
+            // This worker's input has no consumer any more, which a source that waits for admission can't detect.
             self.seat.control.raise(Signal::Drain);
         }
     }
 
     pub(crate) fn fail(&self, cause: Cause) {
         let failure = StageFailure { stage: self.seat.stage.to_string(), worker: self.worker, cause };
-        self.events.send(Event::Failed(failure)).expect("the runner hears until every worker is gone");
+        self.events.send(Event::Failed(failure)).expect("the runner receives until every worker is gone");
         self.seat.control.raise(Signal::Stop);
     }
 }
 
-/// What a closure of the user's gives, or the message of its panic.
+/// Calls a user's closure; an error is the message of its panic.
 pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(call)).map_err(|panic| panic_message(panic.as_ref()))
 }
@@ -64,7 +64,7 @@ pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without a message".into())
 }
 
-/// The work of one worker.
+/// Work of one worker.
 pub(crate) enum Job {
     Thread(Box<dyn FnOnce(Post) + Send>),
     Task(Box<dyn FnOnce(Post) -> TaskFuture + Send>),
@@ -82,7 +82,7 @@ impl Job {
     }
 }
 
-/// What a worker's future ends with, panics included.
+/// Awaits a worker's future and catches its panic.
 pub(crate) async fn catch<F: Future<Output = Result<(), StageError>>>(future: F) -> thread::Result<Result<(), StageError>> {
     let mut future = std::pin::pin!(future);
     std::future::poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {

@@ -1,22 +1,21 @@
-//! What may travel over an edge.
+//! Messages: values that travel over edges.
 
 use std::sync::Arc;
 
-/// What travels over an edge. Its weight in tokens counts against the edge's token capacity (law F1).
+/// Value that travels over an edge. Its tokens count against the edge's token capacity (law F1).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't travel over an edge: it is not a `Message`",
     label = "this type has no `impl Message`",
-    note = "write `impl rollflow::flow::Message for {Self} {{}}` beside the type; it must be `Send` and own its data (`'static`)",
+    note = "write `impl rollflow::flow::Message for {Self} {{}}` next to the type; it must be `Send` and own its data (`'static`)",
     note = "for a type of another crate, wrap it in a type of your own"
 )]
 pub trait Message: Send + 'static {
-    /// Weight in tokens; 0 for a message that holds none. Asked once per hop: keep it cheap, and let it not change in flight.
+    /// Number of tokens, 0 by default. Called once per hop: keep it cheap, and constant while the message is in flight.
     fn tokens(&self) -> usize {
         0
     }
 
-    /// Name in drawings of a graph: the type's name without its path, unless a message carries more
-    /// than its type's name says.
+    /// Name in drawings of a graph. Default: the type's name without its path.
     fn label() -> String
     where
         Self: Sized,
@@ -67,7 +66,7 @@ impl<A: Message, B: Message, C: Message> Message for (A, B, C) {
     }
 }
 
-/// A type's name without its paths: `alloc::vec::Vec<my::Group>` becomes `Vec<Group>`.
+/// Returns a type's name without its paths: `alloc::vec::Vec<my::Group>` becomes `Vec<Group>`.
 pub(crate) fn short_type_name<T>() -> String {
     let (mut short, mut word) = (String::new(), String::new());
     for letter in std::any::type_name::<T>().chars() {

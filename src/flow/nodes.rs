@@ -1,4 +1,4 @@
-//! The jobs of each kind of node: how sources, stages, sinks, tees and merges run.
+//! Jobs of each kind of node: sources, stages, sinks, tees and merges.
 
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +12,7 @@ use super::launch::{Job, Post, catch};
 use super::order::Turnstile;
 use super::{AsyncStage, Message, RunContext, Sink, Source, Stage, StageError, StageSpec, Until};
 
-/// A stage ready to be wired.
+/// Stage that is ready to be wired.
 pub struct StageNode<In, Out> {
     pub(crate) spec: StageSpec,
     pub(crate) task: bool,
@@ -22,22 +22,22 @@ pub struct StageNode<In, Out> {
 
 type WireStage<In, Out> = Box<dyn FnOnce(Rx<In>, Tx<Out>) -> Vec<Job> + Send>;
 
-/// Marks what runs on an OS thread.
+/// Marks a stage that runs on an OS thread.
 pub struct OnThread;
-/// Marks what runs on tokio.
+/// Marks a stage that runs on tokio.
 pub struct OnTokio;
 /// Marks a closure.
 pub struct ByClosure;
 
-/// Whatever [`Flow::stage`](super::Flow::stage) takes: every [`Stage`] and every [`AsyncStage`]. Not to be implemented; `Place` only
-/// keeps the two apart.
+/// Argument of [`Flow::stage`](super::Flow::stage): every [`Stage`] and every [`AsyncStage`]. Implement those instead; `Place`
+/// distinguishes the two.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a stage that takes `{In}`",
     label = "wired to a port of `{In}`",
     note = "implement `Stage` or `AsyncStage` with `type In = {In}`, or wire it to a port of what it takes"
 )]
 pub trait IntoStage<In, Out, Place> {
-    /// Makes it ready to be wired.
+    /// Prepares the node for wiring.
     #[doc(hidden)]
     fn into_node(self, context: &mut RunContext) -> StageNode<In, Out>;
 }
@@ -84,7 +84,7 @@ impl<S: AsyncStage> IntoStage<S::In, S::Out, OnTokio> for S {
     }
 }
 
-/// A stage of any type that takes `In` and makes `Out`, for choices that are made while the program runs.
+/// Stage of any type from `In` to `Out`, for choices at run time.
 pub struct BoxedStage<In, Out>(Box<dyn FnOnce(&mut RunContext) -> StageNode<In, Out> + Send>);
 
 impl<In, Out> BoxedStage<In, Out> {
@@ -131,17 +131,17 @@ pub(crate) fn source<S: Source>(mut source: S, tx: Tx<S::Out>) -> Job {
     })
 }
 
-/// A sink ready to be wired.
+/// Sink that is ready to be wired.
 pub struct SinkNode<T> {
     pub(crate) spec: StageSpec,
     pub(crate) job: Box<dyn FnOnce(Rx<T>, Until) -> Job + Send>,
 }
 
-/// Whatever [`Flow::sink`](super::Flow::sink) takes: every [`Sink`], and closures `FnMut(T)` or `FnMut(T) -> Result<(), StageError>`.
-/// Not to be implemented; `By` only keeps them apart.
+/// Argument of [`Flow::sink`](super::Flow::sink): every [`Sink`], and closures `FnMut(T)` or `FnMut(T) -> Result<(), StageError>`.
+/// Implement [`Sink`] instead; `By` distinguishes them.
 #[diagnostic::on_unimplemented(message = "`{Self}` is not a sink that takes `{T}`", label = "wired to a port of `{T}`")]
 pub trait IntoSink<T, By> {
-    /// Makes it ready to be wired.
+    /// Prepares the node for wiring.
     #[doc(hidden)]
     fn into_node(self, context: &mut RunContext) -> SinkNode<T>;
 }
@@ -177,9 +177,9 @@ impl<T: Message, R: SinkResult, F: FnMut(T) -> R + Send + 'static> IntoSink<T, B
     }
 }
 
-/// What a closure may return as a sink.
+/// Return type of a closure that is a sink.
 pub trait SinkResult {
-    /// As a result.
+    /// Converts it to a result.
     #[doc(hidden)]
     fn into_result(self) -> Result<(), StageError>;
 }
@@ -209,7 +209,7 @@ impl<T: Message, R: SinkResult, F: FnMut(T) -> R + Send + 'static> Sink for Each
     }
 }
 
-/// Sends every item to every branch, in order. The slowest branch holds the others back by at most their edges' capacity.
+/// Sends every item to every branch, in order. The slowest branch delays the others once their edges are full.
 pub(crate) fn tee<T: Message + Clone>(rx: Rx<T>, branches: Vec<Tx<T>>) -> Job {
     Job::task(async move |post: Post| {
         let mut inlet = Inlet::new(rx, post.seat.clone());
@@ -232,7 +232,7 @@ pub(crate) fn tee<T: Message + Clone>(rx: Rx<T>, branches: Vec<Tx<T>>) -> Job {
     })
 }
 
-/// Forwards one of a merge's inputs. Each input has a worker of its own, so that none is ever waited for in a `select!`.
+/// Forwards one input of a merge. Each input has its own worker, so no wait is a branch of a `select!`.
 pub(crate) fn merge<T: Message>(rx: Rx<T>, tx: Tx<T>) -> Job {
     Job::task(async move |post: Post| {
         let mut inlet = Inlet::new(rx, post.seat.clone());

@@ -1,18 +1,18 @@
-//! Restores the order of items behind several workers (law D6).
+//! Order of items after several workers (law D6).
 //!
 //! A worker draws a ticket with every item, under one lock, so tickets number items in the order of the edge. It sends only when all
-//! earlier tickets are done, and a ticket is done when its worker asks for the next item or goes, whatever became of it. The workers
-//! themselves are the reorder buffer: at most one finished item each, waiting in the state *blocked*.
+//! earlier tickets are done. A ticket is done when its worker asks for the next item or ends. The workers themselves are the reorder
+//! buffer: each holds at most one finished item, in the state *blocked*.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::sync::{Mutex, watch};
 
-/// Shared by the workers of one stage.
+/// Order of one stage, shared by its workers.
 #[derive(Debug, Default)]
 pub(crate) struct Turnstile {
-    /// The next ticket. Whoever holds the lock is the one who may take an item.
+    /// Next ticket. The worker that holds the lock may take an item.
     pub(crate) intake: Mutex<u64>,
     line: watch::Sender<Line>,
 }
@@ -20,11 +20,11 @@ pub(crate) struct Turnstile {
 #[derive(Debug, Default)]
 struct Line {
     turn: u64,
-    /// Done before their turn came.
+    /// Tickets that were done before their turn.
     done: BTreeSet<u64>,
 }
 
-/// The right to send in order; done when dropped, also by a panic.
+/// Right to send in order; done when dropped, also by a panic.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     turnstile: Arc<Turnstile>,
@@ -32,7 +32,7 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    /// Draws the next number; `intake` is the caller's lock on the turnstile.
+    /// Draws the next number; the caller holds the lock on `intake`.
     pub(crate) fn draw(turnstile: &Arc<Turnstile>, intake: &mut u64) -> Self {
         let number = *intake;
         *intake += 1;
@@ -43,7 +43,7 @@ impl Ticket {
         self.turnstile.line.borrow().turn == self.number
     }
 
-    /// Waits until all earlier tickets are done. Every holder is working, sending or gone, so the turn comes. Cancel-safe.
+    /// Waits until all earlier tickets are done. Every holder works, sends or is gone, so the wait ends. Cancel-safe.
     pub(crate) async fn turn(&self) {
         let mut line = self.turnstile.line.subscribe();
         line.wait_for(|line| line.turn == self.number).await.expect("the sender lives in the turnstile");

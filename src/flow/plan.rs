@@ -1,90 +1,90 @@
-//! A graph as plain data: what the checks read, what is drawn, and what recipes and tests can compare.
+//! Graph as plain data, for checks, drawings and comparisons.
 
 use serde::Serialize;
 
 use super::Capacity;
 
-/// A graph of stages by index.
+/// Graph of stages by index.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Graph {
-    /// The flow's name.
+    /// Name of the flow.
     pub name: String,
-    /// Sources, stages, tees, merges and sinks, in the order of their declaration.
+    /// Sources, stages, tees, merges and sinks, in the order of declaration.
     pub nodes: Vec<NodePlan>,
-    /// What carries data.
+    /// Edges that carry data.
     pub edges: Vec<EdgePlan>,
-    /// What carries weights back (law F2); never part of a cycle of data.
+    /// Edges that carry weights back (law F2).
     pub weights: Vec<WeightsPlan>,
 }
 
-/// What a node is.
+/// Kind of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// Makes items.
+    /// Source: makes items.
     Source,
-    /// Turns items into items, on an OS thread.
+    /// Stage on an OS thread.
     Stage,
-    /// Turns items into items, as a tokio task.
+    /// Stage as a tokio task.
     Task,
-    /// Copies every item to every branch.
+    /// Tee: copies every item to every branch.
     Tee,
-    /// Joins several inputs.
+    /// Merge: joins several inputs.
     Merge,
-    /// Takes items out of the graph.
+    /// Sink: takes items out of the graph.
     Sink,
 }
 
-/// One node.
+/// Node of a graph.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NodePlan {
-    /// Its name, unique in the graph.
+    /// Name, unique in the graph.
     pub name: String,
-    /// What it is.
+    /// Kind.
     pub kind: Kind,
-    /// How many workers share its input.
+    /// Number of workers that share the input.
     pub workers: usize,
-    /// Whether it may have more than one.
+    /// If true, it may have several workers.
     pub replicable: bool,
-    /// Whether its workers' output is brought into order.
+    /// If true, the workers' output keeps the order of the input.
     pub ordered: bool,
     /// Cores that each worker computes with.
     pub threads: usize,
-    /// Whether it waits for admission.
+    /// If true, it waits for admission.
     pub window: bool,
-    /// What to give it more of when it is the bottleneck.
+    /// Setting to raise when it is the bottleneck.
     pub knob: Option<String>,
 }
 
-/// One edge.
+/// Edge of a graph.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct EdgePlan {
-    /// The producer's index.
+    /// Index of the producer.
     pub from: usize,
-    /// The consumer's index; `None` while it dangles.
+    /// Index of the consumer; none for a dangling edge.
     pub to: Option<usize>,
-    /// The type that it carries, without its path, or the type's [`Message::label`](super::Message::label).
+    /// Label of its items' type ([`Message::label`](super::Message::label)).
     pub carries: String,
-    /// What it may hold.
+    /// Capacity.
     pub capacity: Capacity,
 }
 
-/// One weights edge from a publisher to a subscriber.
+/// Weights edge from a publisher to a subscriber.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct WeightsPlan {
-    /// The publisher's index.
+    /// Index of the publisher.
     pub from: usize,
-    /// The subscriber's index.
+    /// Index of the subscriber.
     pub to: usize,
 }
 
 impl Graph {
-    /// A node's name.
+    /// Name of a node.
     pub(crate) fn name(&self, node: usize) -> &str {
         self.nodes.get(node).map_or("?", |node| node.name.as_str())
     }
 
-    /// An edge's name: `from → to`.
+    /// Name of an edge: `from → to`.
     pub(crate) fn edge_name(&self, edge: &EdgePlan) -> String {
         format!("{} → {}", self.name(edge.from), edge.to.map_or("?", |to| self.name(to)))
     }

@@ -1,4 +1,4 @@
-//! A typed handle on an output, and the place where its edge's ends wait until the run builds them.
+//! Port: a typed handle on an output, and the slot for the ends of its edge.
 
 use std::sync::Arc;
 
@@ -7,16 +7,16 @@ use parking_lot::Mutex;
 use super::edge::{Gauge, Rx, Tap, Tx, edge};
 use super::{Capacity, Message};
 
-/// An output that waits to be consumed: by exactly one stage, sink, tee or merge.
+/// Output of a node, to be consumed by exactly one stage, sink, tee or merge.
 #[must_use = "a port that nothing consumes is an error"]
 pub struct Port<T> {
     pub(crate) edge: usize,
-    /// The flow that it belongs to.
+    /// Identity of its flow.
     pub(crate) flow: Arc<()>,
     pub(crate) slot: Arc<Slot<T>>,
 }
 
-/// Where an edge's ends wait for the nodes that take them, and taps for the edge.
+/// Ends of an edge until its nodes take them, and taps for the edge.
 pub(crate) struct Slot<T> {
     pub(crate) taps: Mutex<Vec<Tap<T>>>,
     ends: Mutex<Option<(Tx<T>, Rx<T>)>>,
@@ -39,7 +39,7 @@ impl<T: Message> Slot<T> {
         ends.as_ref().expect("edges are built before jobs, and their producers come first").0.clone()
     }
 
-    /// Leaves nothing behind, or the edge would never be seen to close.
+    /// Takes the consuming end out: a copy left here would keep the edge open.
     pub(crate) fn rx(&self) -> Rx<T> {
         let ends = self.ends.lock().take();
         ends.expect("edges are built before jobs, and have one consumer").1

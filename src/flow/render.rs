@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::{Capacity, EdgePlan, Graph, Kind, NodePlan};
 
 impl Graph {
-    /// As a Mermaid flowchart.
+    /// Draws the graph as a Mermaid flowchart.
     pub fn to_mermaid(&self) -> String {
         let mut text = String::from("flowchart LR\n");
         for (index, node) in self.nodes.iter().enumerate() {
@@ -26,7 +26,7 @@ impl Graph {
         text
     }
 
-    /// As a Graphviz digraph.
+    /// Draws the graph as a Graphviz digraph.
     pub fn to_dot(&self) -> String {
         let mut text = format!("digraph {} {{\n  rankdir=LR;\n", quoted(&self.name));
         for (index, node) in self.nodes.iter().enumerate() {
@@ -50,7 +50,7 @@ impl Graph {
         text + "}\n"
     }
 
-    /// As JSON: the plain data, nodes by index.
+    /// Returns the plain data as JSON, with nodes by index.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("names and numbers always serialise")
     }
@@ -61,7 +61,7 @@ fn joined(graph: &Graph) -> impl Iterator<Item = (&EdgePlan, usize)> {
     graph.edges.iter().filter_map(|edge| edge.to.map(|to| (edge, to)))
 }
 
-/// One thing a line.
+/// Label of a node, one fact a line.
 fn label(node: &NodePlan) -> String {
     let mut text = node.name.clone();
     if node.workers > 1 && node.kind != Kind::Merge {
@@ -82,7 +82,7 @@ fn edge_label(edge: &EdgePlan) -> String {
     format!("{}\n{items} items, {} tokens", edge.carries, count(tokens as u64))
 }
 
-/// A count in at most four digits: 950, 12.3k, 1.05M.
+/// Formats a count in at most four digits: 950, 12.3k, 1.05M.
 pub(crate) fn count(n: u64) -> String {
     let scaled = |unit: f64, suffix| {
         let value = n as f64 / unit;

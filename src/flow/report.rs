@@ -1,4 +1,4 @@
-//! What a run did: a row per stage and per edge, and one line that names the bottleneck (law F4).
+//! Report of a run: a row per stage and per edge, and one line that names the bottleneck (law F4).
 
 use std::fmt;
 
@@ -9,51 +9,51 @@ use super::render::count;
 use super::verdict::{in_short, verdict};
 use super::{Capacity, GraphWarning, Kind};
 
-/// A run as of some moment.
+/// State of a run at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Snapshot {
-    /// The flow's name.
+    /// Name of the flow.
     pub flow: String,
     /// Nanoseconds since the run began.
     pub wall: u64,
-    /// A row per stage, in the order of declaration.
+    /// Stages, in the order of declaration.
     pub stages: Vec<StageReport>,
-    /// A row per edge.
+    /// Edges.
     pub edges: Vec<EdgeReport>,
 }
 
-/// One worker's time. `time.total() == wall`, to the nanosecond.
+/// Time of one worker. `time.total() == wall`, to the nanosecond.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct WorkerTime {
-    /// Nanoseconds from its begin to its end, or until now.
+    /// Nanoseconds from begin to end, or until now.
     pub wall: u64,
-    /// Where they went.
+    /// Nanoseconds by state.
     pub time: Times,
 }
 
-/// One stage.
+/// Row of one stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StageReport {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// What it is.
+    /// Kind of node.
     pub kind: Kind,
-    /// What to give it more of when it is the bottleneck.
+    /// Setting to raise when it is the bottleneck.
     pub knob: String,
-    /// Its workers' times.
+    /// Times by worker.
     pub workers: Vec<WorkerTime>,
-    /// Items that it received.
+    /// Items received.
     pub items_in: u64,
-    /// Items that it sent; a tee counts every copy.
+    /// Items sent; a tee counts every copy.
     pub items_out: u64,
-    /// Tokens that it received.
+    /// Tokens received.
     pub tokens_in: u64,
-    /// Tokens that it sent.
+    /// Tokens sent.
     pub tokens_out: u64,
 }
 
 impl StageReport {
-    /// Nanoseconds by state, over all workers.
+    /// Nanoseconds by state, summed over all workers.
     pub fn time(&self) -> Times {
         let mut sum = Times::default();
         for worker in &self.workers {
@@ -62,66 +62,66 @@ impl StageReport {
         sum
     }
 
-    /// The part of its workers' time that went to `state`, from 0 to 1.
+    /// Share of the workers' time in `state`, from 0 to 1.
     pub fn share(&self, state: State) -> f64 {
         let wall: u64 = self.workers.iter().map(|worker| worker.wall).sum();
         if wall == 0 { 0.0 } else { self.time().of(state) as f64 / wall as f64 }
     }
 }
 
-/// One edge.
+/// Row of one edge.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct EdgeReport {
     /// `from → to`.
     pub name: String,
-    /// The producer.
+    /// Producer.
     pub from: String,
-    /// The consumer.
+    /// Consumer.
     pub to: String,
-    /// What it may hold.
+    /// Capacity.
     pub capacity: Capacity,
     /// Items that entered.
     pub sent: u64,
     /// Items that were taken out.
     pub received: u64,
-    /// Items in the queue. After the run: what was dropped in flight.
+    /// Items in the queue. After the run: items dropped in flight.
     pub depth_items: u64,
-    /// Tokens in the queue. After the run: what was dropped in flight.
+    /// Tokens in the queue. After the run: tokens dropped in flight.
     pub depth_tokens: u64,
-    /// Token credit that is taken; after the run 0.
+    /// Token credit in use; 0 after the run.
     pub credit_out: u64,
 }
 
-/// How a run came to its end.
+/// End of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Ended {
-    /// Its sources were exhausted, or its goal was reached.
+    /// Finished: sources were exhausted, or the goal was reached.
     Finished,
-    /// It was drained: by Ctrl-C or [`Control::drain`](super::Control::drain).
+    /// Drained by Ctrl-C or [`Control::drain`](super::Control::drain).
     Drained,
-    /// It was stopped: by a second Ctrl-C or [`Control::stop`](super::Control::stop).
+    /// Stopped by a second Ctrl-C or [`Control::stop`](super::Control::stop).
     Stopped,
-    /// A stage failed.
+    /// Failed: a stage failed, or no stage could make progress.
     Failed,
 }
 
-/// What a run did. Its `Display` is the table; the columns of states are shares of the workers' time.
+/// Report of a finished run. Its `Display` is a table, with shares of the workers' time by state.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// How it ended.
+    /// End.
     pub ended: Ended,
-    /// Nanoseconds from its begin to its end.
+    /// Nanoseconds from begin to end.
     pub wall: u64,
-    /// The flow's name.
+    /// Name of the flow.
     pub flow: String,
-    /// A row per stage, in the order of declaration.
+    /// Stages, in the order of declaration.
     pub stages: Vec<StageReport>,
-    /// A row per edge.
+    /// Edges.
     pub edges: Vec<EdgeReport>,
-    /// One line: what held the run back, and what to change.
+    /// Bottleneck and the setting that moves it, in one line.
     pub bottleneck: String,
-    /// What was unwise about the graph.
+    /// Warnings about the graph.
     pub warnings: Vec<GraphWarning>,
 }
 
@@ -132,7 +132,7 @@ impl Report {
         Report { ended, wall, flow, stages, edges, bottleneck, warnings }
     }
 
-    /// Of a run that was interrupted before this flow began.
+    /// Report of a flow that did not begin because the program was interrupted before.
     pub fn before(flow: &str) -> Self {
         let bottleneck = "interrupted before it began".to_owned();
         Report {
@@ -146,24 +146,24 @@ impl Report {
         }
     }
 
-    /// A stage by name.
+    /// Returns a stage by name.
     pub fn stage(&self, name: &str) -> Option<&StageReport> {
         self.stages.iter().find(|stage| stage.name == name)
     }
 
-    /// An edge by its ends' names.
+    /// Returns an edge by the names of its ends.
     pub fn edge(&self, from: &str, to: &str) -> Option<&EdgeReport> {
         self.edges.iter().find(|edge| edge.from == from && edge.to == to)
     }
 }
 
 impl Snapshot {
-    /// One line: what holds the run back, and what to change.
+    /// Bottleneck and the setting that moves it, in one line.
     pub fn bottleneck(&self) -> String {
         verdict(self)
     }
 
-    /// What holds the run back so far, in a few words: `generate busy 93%`.
+    /// Bottleneck so far, in a few words: `generate busy 93%`.
     pub fn limit(&self) -> Option<String> {
         in_short(self)
     }
@@ -204,7 +204,7 @@ fn cells<const N: usize>(texts: [&str; N]) -> impl Iterator<Item = String> {
     texts.map(str::to_owned).into_iter()
 }
 
-/// The first column to the left, the others to the right.
+/// Writes rows with the first column aligned left and the others right.
 fn table(f: &mut fmt::Formatter<'_>, rows: &[Vec<String>]) -> fmt::Result {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Runs a checked graph: starts a named OS thread or a tokio task for every worker, hears how each ends, and joins all (law F3).
+//! Runner of a checked graph: starts an OS thread or a tokio task for every worker, records how each ends, and joins all (law F3).
 
 use std::error::Error;
 use std::fmt;
@@ -22,26 +22,26 @@ use super::stats::{Board, Stats};
 use super::wait::block_on;
 use super::{Graph, GraphErrors, GraphWarning, Kind, Simulation, Until, Window};
 
-/// Tasks only wait, so two threads carry any number of them.
+/// Threads for all tasks, which only wait.
 const TASK_THREADS: usize = 2;
 
-/// Why a worker failed.
+/// Cause of a worker's failure.
 #[derive(Debug)]
 pub enum Cause {
-    /// It returned an error.
+    /// Error that it returned.
     Failed(Box<dyn Error + Send + Sync>),
-    /// It panicked, with this message.
+    /// Message of its panic.
     Panicked(String),
 }
 
-/// One worker's failure.
+/// Failure of one worker.
 #[derive(Debug)]
 pub struct StageFailure {
-    /// The stage's name.
+    /// Name of the stage.
     pub stage: String,
-    /// Which of its workers, from 0.
+    /// Index of the worker, from 0.
     pub worker: usize,
-    /// Why.
+    /// Cause.
     pub cause: Cause,
 }
 
@@ -67,39 +67,39 @@ impl fmt::Display for StageFailure {
     }
 }
 
-/// Why a run gave no report.
+/// Error of a run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// It was not started: the graph is wrong.
+    /// Not started: the graph has errors.
     #[error(transparent)]
     Graph(#[from] GraphErrors),
-    /// It was not started: the machine gave no runtime.
+    /// Not started: the system provided no runtime.
     #[error("the run could not be started: {0}")]
     Start(#[source] std::io::Error),
-    /// No stage could make progress (law F7): each waited for another, or for something outside the graph that did not come within
-    /// [`Flow::stall_timeout`](super::Flow::stall_timeout). Everything was joined.
+    /// Stalled: no stage could make progress (law F7). Each waited for another, or longer than
+    /// [`Flow::stall_timeout`](super::Flow::stall_timeout) for code outside the graph. Everything was joined.
     #[error(
         "no stage can make progress:{}\nIf code outside the graph raises the window or publishes the weights, give it longer: Flow::stall_timeout",
         listed(waits)
     )]
     Stalled {
-        /// What each worker waits for, in the order of declaration.
+        /// Waits of the workers, in the order of declaration.
         waits: Vec<StageWait>,
-        /// What the run did until then.
+        /// Report until then.
         report: Box<Report>,
     },
-    /// Stages failed. The first is the root cause, the others failed after it (law F3); everything was joined.
+    /// Stages failed. The first failure is the root cause (law F3). Everything was joined.
     #[error("{}", list(failures))]
     Failed {
-        /// In the order in which they happened.
+        /// Failures in their order in time.
         failures: Vec<StageFailure>,
-        /// What the run did until then.
+        /// Report until then.
         report: Box<Report>,
     },
 }
 
 impl RunError {
-    /// What the run did, if it was started.
+    /// Report of the run, if it was started.
     pub fn report(&self) -> Option<&Report> {
         match self {
             RunError::Graph(_) | RunError::Start(_) => None,
@@ -113,23 +113,23 @@ fn list(failures: &[StageFailure]) -> String {
     failures.iter().take(1).map(StageFailure::to_string).chain(others).collect()
 }
 
-/// What workers tell the runner.
+/// Event from a worker to the runner.
 pub(crate) enum Event {
     Failed(StageFailure),
-    /// None of them can go on, as of now.
+    /// No worker can make progress now.
     Idle,
-    /// The same for good.
+    /// No worker will make progress again.
     Stalled(Vec<StageWait>),
-    /// A worker is gone, and with it its ends.
+    /// A worker is gone, with its ends.
     Gone,
 }
 
-/// Ends a worker's time and reports it gone, whichever way it goes.
+/// Ends a worker's time and reports it gone, when dropped.
 struct Leave {
     meter: Arc<Meter>,
     events: Sender<Event>,
     control: Control,
-    /// How many sinks run, if this is one of them.
+    /// Number of running sinks, if this is one of them.
     sinks: Option<Arc<AtomicUsize>>,
 }
 
@@ -137,27 +137,27 @@ impl Drop for Leave {
     fn drop(&mut self) {
         self.meter.end();
         if self.sinks.as_ref().is_some_and(|sinks| sinks.fetch_sub(1, AcqRel) == 1) {
-            // Nothing can be delivered any more, so nobody shall wait for weights to make it with.
+            // No sink is left, so no stage may wait for weights any more.
             self.control.raise(Signal::Stop);
         }
         self.meter.leave();
-        self.events.send(Event::Gone).expect("the runner hears until every worker is gone");
+        self.events.send(Event::Gone).expect("the runner receives until every worker is gone");
     }
 }
 
-/// A worker that was started.
+/// Started worker.
 enum Started {
     Thread(JoinHandle<()>),
     Task(tokio::task::JoinHandle<()>),
 }
 
-/// A checked graph with what it takes to run it.
+/// Checked graph with its jobs.
 pub(crate) struct Declared {
     pub(crate) graph: Graph,
     pub(crate) edges: Vec<BuildEdge>,
     pub(crate) jobs: Vec<Option<BuildJobs>>,
     pub(crate) windows: Vec<Option<Window>>,
-    /// How long a run that nothing inside it can help waits for something outside.
+    /// Time limit of a run that only code outside the graph can continue.
     pub(crate) stall_timeout: Duration,
     pub(crate) warnings: Vec<GraphWarning>,
 }
@@ -178,10 +178,10 @@ pub(crate) fn run(
     let gauges = edges.into_iter().zip(&graph.edges).map(|(build, edge)| build(edge.capacity)).collect();
     let jobs: Vec<Vec<Job>> = jobs.into_iter().map(|jobs| jobs.map_or_else(Vec::new, |jobs| jobs(until))).collect();
     let clock = simulation.map_or_else(Clock::start, |simulation| Clock::Simulated(simulation.clone()));
-    let (events, heard) = channel();
+    let (events, received) = channel();
     let crew = Crew::new({
         let events = events.clone();
-        // A worker that is woken after the run is over finds nobody to tell.
+        // After the run, the receiver is gone.
         move || drop(events.send(Event::Idle))
     });
     let presence = || (!clock.is_simulated()).then(|| Presence::new(&crew));
@@ -193,15 +193,15 @@ pub(crate) fn run(
         simulation.on_stall(move || {
             if control.asked() == Signal::Run {
                 let waits = stats.board().map(Board::waits).unwrap_or_default();
-                events.send(Event::Stalled(waits)).expect("the runner hears until every worker is gone");
+                events.send(Event::Stalled(waits)).expect("the runner receives until every worker is gone");
             }
             control.raise(Signal::Stop);
         });
     }
 
-    let watch = Watch { crew, stall_timeout };
-    let (failures, stalled) = supervise(board, jobs, control, &runtime, (events, heard), watch);
-    // Waits for whatever tasks have spawned themselves.
+    let watch = Watch { events: received, crew, stall_timeout };
+    let Ending { failures, stalled } = supervise(board, jobs, control, &runtime, &events, &watch);
+    // Waits for tasks that stages spawned.
     drop(runtime);
 
     let ended = match control.asked() {
@@ -222,13 +222,14 @@ pub(crate) fn run(
     }
 }
 
-/// Notices a run in which no worker can go on (law F7).
+/// Receives the run's events and detects a stall (law F7).
 struct Watch {
+    events: Receiver<Event>,
     crew: Arc<Crew>,
     stall_timeout: Duration,
 }
 
-/// When an idle run has been idle for too long, and the crew's wake-ups when it became so.
+/// End of an idle run's time limit, and the crew's wake-ups at its start.
 #[derive(Clone, Copy)]
 struct Deadline {
     at: Instant,
@@ -236,15 +237,15 @@ struct Deadline {
 }
 
 impl Watch {
-    /// The next event. None comes for good once the deadline is over.
-    fn next(&self, heard: &Receiver<Event>, deadline: Option<Deadline>) -> Result<Event, RecvTimeoutError> {
+    /// Returns the next event, or a timeout after the deadline.
+    fn next(&self, deadline: Option<Deadline>) -> Result<Event, RecvTimeoutError> {
         match deadline {
-            None => heard.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(Deadline { at, .. }) => heard.recv_timeout(at.saturating_duration_since(Instant::now())),
+            None => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(Deadline { at, .. }) => self.events.recv_timeout(at.saturating_duration_since(Instant::now())),
         }
     }
 
-    /// No worker can go on as of now. Only what code outside the graph may end is waited for; `None`: without limit.
+    /// Starts the time limit of an idle run: 0 unless code outside the graph may end a wait. `None` is no limit.
     fn idle(&self, board: &Board) -> Option<Deadline> {
         let wakeups = self.crew.wakeups();
         let outside = board.waits().iter().any(|wait| wait.waits_for.may_end_from_outside());
@@ -252,23 +253,27 @@ impl Watch {
         Some(Deadline { at: Instant::now().checked_add(time)?, wakeups })
     }
 
-    /// Whether no worker could go on since.
+    /// Returns true if no worker was active since.
     fn has_stalled(&self, since: Deadline) -> bool {
         self.crew.is_idle() && self.crew.wakeups() == since.wakeups
     }
 }
 
-type Ending = (Vec<StageFailure>, Option<Vec<StageWait>>);
+/// End of all workers: failures in their order in time, and the waits of a stalled run.
+#[derive(Default)]
+struct Ending {
+    failures: Vec<StageFailure>,
+    stalled: Option<Vec<StageWait>>,
+}
 
-/// Starts all jobs, waits until every worker is gone, and returns the failures in the order in which they happened, and what each worker
-/// waited for if none could go on.
+/// Starts all jobs and waits until every worker is gone.
 fn supervise(
     board: &Board,
     jobs: Vec<Vec<Job>>,
     control: &Control,
     runtime: &Runtime,
-    (events, heard): (Sender<Event>, Receiver<Event>),
-    watch: Watch,
+    events: &Sender<Event>,
+    watch: &Watch,
 ) -> Ending {
     let is_sink = |node: usize| board.graph.nodes[node].kind == Kind::Sink;
     let mut running: usize = jobs.iter().map(Vec::len).sum();
@@ -295,22 +300,22 @@ fn supervise(
     for (job, post, leave, turn) in places {
         match start(job, post.clone(), leave, turn, runtime) {
             Ok(handle) => started.push((post, handle)),
-            // Its ends are gone with the job, as if it had run.
+            // Its ends are dropped with the job, as after a run.
             Err(error) => post.fail(Cause::Failed(format!("its thread could not be started: {error}").into())),
         }
     }
     if let Clock::Simulated(simulation) = &board.clock {
         simulation.begin();
     }
-    let (mut failures, mut stalled, mut deadline) = (Vec::new(), None, None);
+    let (Ending { mut failures, mut stalled }, mut deadline) = (Ending::default(), None);
     while running > 0 {
-        match watch.next(&heard, deadline) {
+        match watch.next(deadline) {
             Ok(Event::Failed(failure)) => failures.push(failure),
             Ok(Event::Gone) => running -= 1,
             Ok(Event::Idle) => deadline = watch.idle(board),
             Ok(Event::Stalled(waits)) => stalled = Some(waits),
             Err(_) => {
-                // A run that stops ends by itself (law F5), and one that was asked to drain has nothing left that could end by itself.
+                // A stopped run ends by itself (law F5). A draining run that is idle has nothing left that could end by itself.
                 if deadline.take().is_some_and(|since| watch.has_stalled(since)) && control.signal() != Signal::Stop {
                     if control.asked() == Signal::Run {
                         stalled = Some(board.waits());
@@ -325,19 +330,19 @@ fn supervise(
             Started::Thread(handle) => handle.join().err(),
             Started::Task(handle) => block_on(handle).err().and_then(|error| error.try_into_panic().ok()),
         };
-        // A stage's own panics are caught where they happen; what arrives here is a panic while it was dropped.
+        // A stage's own panics are caught where they happen; this one happened while the stage was dropped.
         if let Some(panic) = panic {
             post.fail(Cause::Panicked(panic_message(panic.as_ref())));
         }
     }
-    failures.extend(heard.try_iter().filter_map(|event| match event {
+    failures.extend(watch.events.try_iter().filter_map(|event| match event {
         Event::Failed(failure) => Some(failure),
         Event::Gone | Event::Idle | Event::Stalled(_) => None,
     }));
-    (failures, stalled)
+    Ending { failures, stalled }
 }
 
-/// A worker's turns on a simulated machine. On a real one everybody goes at once.
+/// Turns of a worker on a simulated machine; none on a real one.
 struct Turn(Option<(Simulation, usize)>);
 
 impl Turn {
@@ -378,7 +383,7 @@ fn start(job: Job, post: Post, leave: Leave, turn: Turn, runtime: &Runtime) -> s
     };
     match job {
         Job::Thread(body) => thread(post, leave, body),
-        // There a task has a thread of its own: who waits on tokio's timers and sockets can't be told from who waits for ever.
+        // A simulated task gets its own thread: a wait for tokio's timers or sockets looks like a wait for ever.
         Job::Task(body) if clock.is_simulated() => thread(post, leave, Box::new(move |post| clock.block_on(body(post)))),
         Job::Task(body) => Ok(Started::Task(runtime.spawn(async move {
             leave.meter.begin();

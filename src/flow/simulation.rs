@@ -1,12 +1,11 @@
-//! A machine whose time is simulated: hours of a run pass in seconds, and what happens depends on nothing but a seed.
+//! Simulated machine: hours of a run pass in seconds, and the outcome depends only on a seed.
 //!
-//! One worker runs at a time, on its own thread and through the very code that a real run goes through. Where it would wait, for an item,
-//! for room, for admission or for time to pass, the next that can go on does, drawn by the seed; when none can, the clock jumps to the
-//! moment that the first of them waits for. Code takes no time by itself: what takes time says so, a stage by
-//! [`Simulation::takes`], other code by [`Simulation::pass`]. Where all wait for each other, the run ends as on a real machine, with
-//! [`RunError::Stalled`](super::RunError::Stalled), so that a simulation finds deadlocks too.
+//! One worker runs at a time, on its own thread and through the code of a real run. When it waits for an item, room, admission or time,
+//! the seed draws the next of the ready workers. If none is ready, the clock jumps to the earliest moment that a worker waits for. Code
+//! takes no time by itself: [`Simulation::takes`] sets the time of a stage's items, [`Simulation::pass`] that of other code. If all
+//! workers wait for each other, the run ends with [`RunError::Stalled`](super::RunError::Stalled), so a simulation finds deadlocks.
 //!
-//! Cost: a switch of threads, some microseconds, where workers take turns, and next to nothing where one goes on.
+//! Cost: a switch of threads, some microseconds, for each change of turn.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -21,41 +20,41 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::util::rng;
 
-/// Simulated time, and whose turn it is. Clones are the same machine; it serves one run.
+/// Simulated machine for one run. Clones are the same machine.
 #[derive(Clone)]
 pub struct Simulation(Arc<Shared>);
 
 struct Shared {
     world: Mutex<World>,
     latencies: Mutex<BTreeMap<String, Latency>>,
-    /// Ends the run in which no worker can go on, once.
+    /// Ends a stalled run, once.
     stalled: Mutex<Option<Stalled>>,
 }
 
 type Stalled = Box<dyn FnOnce() + Send>;
 
-/// How long a stage takes for an item of so many tokens.
+/// Time that a stage takes for an item of this many tokens.
 type Latency = Arc<dyn Fn(usize) -> Duration + Send + Sync>;
 
 struct World {
     now: u64,
     draws: u64,
     running: Option<usize>,
-    /// Who can go on. A set, so that the order in which they were woken decides nothing.
+    /// Ready workers. A set, so the order of their wake-ups has no effect.
     ready: BTreeSet<usize>,
-    /// Who waits for which moment.
+    /// Moments that workers wait for.
     timers: BinaryHeap<Reverse<(u64, usize)>>,
     workers: Vec<Worker>,
 }
 
 struct Worker {
     name: String,
-    /// Told that it can go on, and not yet gone on.
+    /// Woken, and not yet running.
     woken: bool,
     waits: bool,
-    /// Once it is there.
+    /// Set once the thread has started.
     thread: Option<Thread>,
-    /// Nanoseconds that its items took and that have not passed yet.
+    /// Nanoseconds of its items that have not passed yet.
     debt: u64,
 }
 
@@ -72,14 +71,14 @@ impl Wake for Wakeup {
 }
 
 impl Simulation {
-    /// A machine at time 0. The seed draws who goes first where several can.
+    /// Returns a machine at time 0. The seed draws among workers that are ready at the same time.
     pub fn new(seed: u64) -> Self {
         let world =
             World { now: 0, draws: seed, running: None, ready: BTreeSet::new(), timers: BinaryHeap::new(), workers: Vec::new() };
         Simulation(Arc::new(Shared { world: Mutex::new(world), latencies: Mutex::default(), stalled: Mutex::default() }))
     }
 
-    /// Lets the stage of that name take so long for every item that it receives, by the item's tokens.
+    /// Sets the time that a stage takes for every item that it receives, by the item's tokens.
     pub fn takes(&self, stage: &str, latency: impl Fn(usize) -> Duration + Send + Sync + 'static) -> &Self {
         let mut latencies = self.0.latencies.lock();
         latencies.insert(stage.to_owned(), Arc::new(latency));
@@ -91,26 +90,26 @@ impl Simulation {
         Duration::from_nanos(self.world().now)
     }
 
-    /// Lets time pass for the worker that calls; the others go on meanwhile. Call it on a stage's own thread.
+    /// Lets time pass for the calling worker, while the others continue. Call it on a stage's own thread.
     pub fn pass(&self, time: Duration) {
         let mut world = self.world();
         let Some(worker) = world.running.filter(|_| !time.is_zero()) else { return };
         let at = world.now.saturating_add(nanos(time));
         world.timers.push(Reverse((at, worker)));
-        // Who is woken for something else meanwhile hears of it at its next wait.
+        // Another wake-up during this time takes effect at the next wait.
         while world.now < at {
             self.switch(world, worker);
             world = self.world();
         }
     }
 
-    /// Time in nanoseconds.
+    /// Present time in nanoseconds.
     pub(crate) fn time(&self) -> u64 {
         self.world().now
     }
 
-    /// What the stage takes for an item. Short times pass together, when there is a millisecond of them or the worker waits: what it sends
-    /// comes early by less than that, and no thread is woken for a microsecond.
+    /// Adds the time of one item. Short times pass together, once they reach a millisecond or the worker waits: items are early by
+    /// less than that, and no thread switches for a microsecond.
     pub(crate) fn work(&self, stage: &str, tokens: impl FnOnce() -> usize) {
         const WORTH_A_SWITCH: u64 = 1_000_000;
         let latency = self.0.latencies.lock().get(stage).cloned();
@@ -125,7 +124,7 @@ impl Simulation {
         }
     }
 
-    /// Lets the time pass that the running worker's items took.
+    /// Lets the added time of the running worker pass.
     pub(crate) fn settle(&self) {
         let mut world = self.world();
         let Some(worker) = world.running else { return };
@@ -134,7 +133,7 @@ impl Simulation {
         self.pass(Duration::from_nanos(debt));
     }
 
-    /// Adds a worker before the run begins. It waits for its turn.
+    /// Adds a worker before the run begins; it waits for its turn.
     pub(crate) fn expect(&self, name: String) -> usize {
         let mut world = self.world();
         let worker = world.workers.len();
@@ -143,31 +142,31 @@ impl Simulation {
         worker
     }
 
-    /// What ends the run where no worker can go on: it must let one of them.
+    /// Sets the function that ends a stalled run. It must make a worker ready.
     pub(crate) fn on_stall(&self, end: impl FnOnce() + Send + 'static) {
         *self.0.stalled.lock() = Some(Box::new(end));
     }
 
-    /// Begins: the first worker goes.
+    /// Begins the run with the first worker.
     pub(crate) fn begin(&self) {
         let first = self.world().next();
         first.iter().for_each(Thread::unpark);
     }
 
-    /// The worker's thread is there, and waits for its turn.
+    /// Registers the worker's thread and waits for its turn.
     pub(crate) fn enter(&self, worker: usize) {
         self.world().workers[worker].thread = Some(thread::current());
         self.turn(worker);
     }
 
-    /// The worker is gone.
+    /// Removes the worker.
     pub(crate) fn leave(&self, worker: usize) {
         let mut world = self.world();
         world.ready.remove(&worker);
         let ran = world.running == Some(worker);
         let mut next = if ran { world.next() } else { None };
         if ran && world.running.is_none() && world.workers.iter().any(|worker| worker.waits) {
-            // The last that could go on is gone.
+            // The last ready worker is gone.
             drop(world);
             self.end_stalled();
             next = self.world().next();
@@ -177,7 +176,7 @@ impl Simulation {
         next.iter().for_each(Thread::unpark);
     }
 
-    /// Ends the run in which no worker can go on; false if that was done before.
+    /// Ends a stalled run; false if that was done before.
     fn end_stalled(&self) -> bool {
         let end = self.0.stalled.lock().take();
         end.map(|end| end()).is_some()
@@ -212,7 +211,7 @@ impl Simulation {
         }
     }
 
-    /// Lets the next go, and waits for the turn to come back.
+    /// Gives the turn to the next worker, and waits to get it back.
     fn switch(&self, mut world: MutexGuard<World>, worker: usize) {
         world.workers[worker].waits = true;
         let next = world.next();
@@ -222,8 +221,8 @@ impl Simulation {
             world.workers[worker].waits = false;
             world.running = Some(worker);
             drop(world);
-            assert!(self.end_stalled(), "these workers wait for each other in spite of a stop: {names}");
-            // This worker looks again whether it can go on.
+            assert!(self.end_stalled(), "these workers wait for each other despite a stop: {names}");
+            // This worker polls again.
             return;
         }
         let mine = world.running == Some(worker);
@@ -246,15 +245,15 @@ impl Simulation {
 }
 
 impl World {
-    /// Gives the turn to somebody who can go on, when the time has come; nobody is running if nobody can. The thread is to be unparked: one
-    /// that is not there yet looks for itself.
+    /// Gives the turn to a ready worker, after advancing the time if none is ready. No worker runs if none can. Returns the thread to
+    /// unpark; a thread that has not started yet checks by itself.
     fn next(&mut self) -> Option<Thread> {
         if self.ready.is_empty()
             && let Some(Reverse((at, worker))) = self.timers.pop()
         {
             self.now = at;
             self.ready.insert(worker);
-            // All whose moment this is can go on.
+            // All workers that wait for this moment are ready.
             while let Some(Reverse((_, worker))) = self.timers.peek().filter(|timer| timer.0.0 == at).copied() {
                 self.timers.pop();
                 self.ready.insert(worker);
@@ -268,7 +267,7 @@ impl World {
         self.workers[worker].thread.clone()
     }
 
-    /// A number below `below`.
+    /// Draws a number below `below`.
     fn draw(&mut self, below: usize) -> usize {
         self.draws = rng::state(self.draws, 1);
         (rng::mix(self.draws) % below.max(1) as u64) as usize

@@ -1,48 +1,48 @@
-//! What a user implements: [`Source`], [`Stage`], [`AsyncStage`], [`Sink`], and what they say of themselves in a [`StageSpec`].
+//! Traits that a user implements: [`Source`], [`Stage`], [`AsyncStage`] and [`Sink`], each with a [`StageSpec`].
 
 use std::error::Error;
 use std::fmt;
 
 use super::{AsyncIo, Io, Message, RunContext, WeightsId, Window};
 
-/// Makes items. Runs on a named OS thread.
+/// Source of items, on a named OS thread.
 pub trait Source: Send + 'static {
-    /// What it makes.
+    /// Type of its output.
     type Out: Message;
 
-    /// The next item, or `None` when there is none left (*end*, law F5). Between two calls the runner looks for drain and stop, so
-    /// return from time to time. An error ends the run (law F3).
+    /// Returns the next item, or `None` at the *end* (law F5). An error ends the run (law F3). The runner checks for drain and stop
+    /// between two calls, so a call must not wait for ever.
     fn next(&mut self) -> Result<Option<Self::Out>, StageError>;
 
     /// Takes what the stages of the flow share. Called once, when the source is put on the graph, before `spec`.
     fn attach(&mut self, _context: &mut RunContext) {}
 
-    /// How it wants to be run. A source has one worker.
+    /// Specification. A source has one worker.
     fn spec(&self) -> StageSpec {
         StageSpec::thread()
     }
 }
 
-/// Turns items into items on a named OS thread: for what computes, and for what must not leave its thread.
+/// Stage on a named OS thread: for computation, and for values that must not leave their thread.
 pub trait Stage: Send + 'static {
-    /// What it takes.
+    /// Type of its input.
     type In: Message;
-    /// What it makes.
+    /// Type of its output.
     type Out: Message;
 
-    /// Receives until [`Io::recv`] gives `None`, then returns. An error ends the run (law F3), but [`StageError::closed`] doesn't: `?`
-    /// on every send. Returning before the input ended is fine too: it drains the run.
+    /// Receives until [`Io::recv`] returns `None`, then returns. An error ends the run (law F3), except [`StageError::closed`]: use `?`
+    /// on every send. A return before the end of the input drains the run.
     fn run(&mut self, io: &mut Io<Self::In, Self::Out>) -> Result<(), StageError>;
 
     /// Takes what the stages of the flow share. Called once, when the stage is put on the graph, before `spec` and `replica`.
     fn attach(&mut self, _context: &mut RunContext) {}
 
-    /// How it wants to be run.
+    /// Specification.
     fn spec(&self) -> StageSpec {
         StageSpec::thread()
     }
 
-    /// Another worker like this one. Only a stage without state between items has any; without, [`StageSpec::workers`] must be 1.
+    /// Returns a further worker. Only a stage without state between items has one; otherwise [`StageSpec::workers`] must be 1.
     fn replica(&self) -> Option<Self>
     where
         Self: Sized,
@@ -51,25 +51,25 @@ pub trait Stage: Send + 'static {
     }
 }
 
-/// Turns items into items on a tokio task: for what waits, such as HTTP. It must neither compute for long nor block.
+/// Stage on a tokio task: for work that waits, such as HTTP. It must neither compute for long nor block.
 pub trait AsyncStage: Send + 'static {
-    /// What it takes.
+    /// Type of its input.
     type In: Message;
-    /// What it makes.
+    /// Type of its output.
     type Out: Message;
 
-    /// As [`Stage::run`]; write it as an `async fn`.
+    /// Same as [`Stage::run`]; write it as an `async fn`.
     fn run(&mut self, io: &mut AsyncIo<Self::In, Self::Out>) -> impl Future<Output = Result<(), StageError>> + Send;
 
-    /// As [`Stage::attach`].
+    /// Same as [`Stage::attach`].
     fn attach(&mut self, _context: &mut RunContext) {}
 
-    /// How it wants to be run.
+    /// Specification.
     fn spec(&self) -> StageSpec {
         StageSpec::task()
     }
 
-    /// As [`Stage::replica`].
+    /// Same as [`Stage::replica`].
     fn replica(&self) -> Option<Self>
     where
         Self: Sized,
@@ -78,9 +78,9 @@ pub trait AsyncStage: Send + 'static {
     }
 }
 
-/// Takes items out of the graph. Runs on a named OS thread. Closures `FnMut(T)` and `FnMut(T) -> Result<(), StageError>` are sinks too.
+/// Sink of items, on a named OS thread. Closures `FnMut(T)` and `FnMut(T) -> Result<(), StageError>` are sinks too.
 pub trait Sink: Send + 'static {
-    /// What it takes.
+    /// Type of its input.
     type In: Message;
 
     /// Takes one item. An error ends the run (law F3).
@@ -89,18 +89,18 @@ pub trait Sink: Send + 'static {
     /// Takes what the stages of the flow share. Called once, when the sink is put on the graph, before `spec`.
     fn attach(&mut self, _context: &mut RunContext) {}
 
-    /// Called once after the last item, also when the run was drained or stopped or another stage failed: the place to flush.
+    /// Flushes. Called once after the last item, also when the run was drained or stopped, or another stage failed.
     fn finish(&mut self) -> Result<(), StageError> {
         Ok(())
     }
 
-    /// How it wants to be run. A sink has one worker.
+    /// Specification. A sink has one worker.
     fn spec(&self) -> StageSpec {
         StageSpec::thread()
     }
 }
 
-/// How a stage wants to be run.
+/// Specification of a stage: workers, threads and the edges that it uses.
 #[derive(Clone, Debug)]
 pub struct StageSpec {
     pub(crate) workers: usize,
@@ -114,7 +114,7 @@ pub struct StageSpec {
 }
 
 impl StageSpec {
-    /// One worker on an OS thread of its own that computes next to nothing.
+    /// Specification of one worker that computes next to nothing.
     pub fn thread() -> Self {
         StageSpec {
             workers: 1,
@@ -128,58 +128,58 @@ impl StageSpec {
         }
     }
 
-    /// One worker as a tokio task. The same defaults; which of the two it is, the implemented trait says.
+    /// Specification of one tokio task, with the same defaults. The implemented trait decides where it runs.
     pub fn task() -> Self {
         StageSpec::thread()
     }
 
-    /// `n` workers that share the input. Takes a stage with replicas.
+    /// Number of workers that share the input. More than 1 require a stage with replicas. Default: 1.
     pub fn workers(self, n: usize) -> Self {
         StageSpec { workers: n, ..self }
     }
 
-    /// Several workers' output in the order of their input (law D6). A worker that is ahead waits, blocked, holding one item.
+    /// Keeps the order of the input with several workers (law D6). A worker that is ahead waits, blocked, with one item.
     pub fn ordered(self) -> Self {
         StageSpec { ordered: true, ..self }
     }
 
-    /// Cores that each worker computes with, for the thread budget. 0, the default: not worth counting.
+    /// Cores that each worker computes with, for the thread budget. Default: 0, which is not counted.
     pub fn threads(self, n: usize) -> Self {
         StageSpec { threads: n, ..self }
     }
 
-    /// It publishes weights on this edge.
+    /// Declares that the stage publishes weights on this edge.
     pub fn publishes(mut self, edge: WeightsId) -> Self {
         self.publishes.push(edge);
         self
     }
 
-    /// It reads weights from this edge.
+    /// Declares that the stage reads weights from this edge.
     pub fn subscribes(mut self, edge: WeightsId) -> Self {
         self.subscribes.push(edge);
         self
     }
 
-    /// Sources only: each item waits for admission by `window`.
+    /// Window that admits each item. Only for sources.
     pub fn window(self, window: Window) -> Self {
         StageSpec { window: Some(window), ..self }
     }
 
-    /// The stage raises `window` while it runs. A graph in which a source waits for a window that only stages raise, and none does, is
-    /// rejected ([`Window::raised_by_stages`]).
+    /// Declares that the stage raises `window`. A graph is rejected if a source waits for a window that only stages raise
+    /// ([`Window::raised_by_stages`]), and none does.
     pub fn raises(self, window: Window) -> Self {
         StageSpec { raises: Some(window), ..self }
     }
 
-    /// What to give this stage more of when it is the bottleneck, as in "threads or slots". The report says it.
+    /// Setting to raise when this stage is the bottleneck, such as "threads or slots". The report names it.
     pub fn knob(self, knob: impl Into<String>) -> Self {
         StageSpec { knob: Some(knob.into()), ..self }
     }
 }
 
-/// Why a stage ended before its time: it failed, or whom it worked for is gone.
+/// Early end of a stage: a failure, or a cancellation because its consumer is gone.
 ///
-/// Any `std` error turns into a failure with `?`. (So this is not a `std` error itself, which would forbid that.)
+/// Any `std` error converts to a failure with `?`. So this type is no `std` error itself.
 pub struct StageError(Kind);
 
 enum Kind {
@@ -188,27 +188,27 @@ enum Kind {
 }
 
 impl StageError {
-    /// A failure, from an error or a message.
+    /// Returns a failure, from an error or a message.
     pub fn new(cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         StageError(Kind::Failed(cause.into()))
     }
 
-    /// What a send gives when downstream is gone: the runner takes it for a cancellation, not for a failure.
+    /// Returns a cancellation, as a send does when downstream is gone. It is not a failure of the run.
     pub fn closed() -> Self {
         StageError(Kind::Closed)
     }
 
-    /// Whether it is a cancellation.
+    /// Returns true for a cancellation.
     pub fn is_closed(&self) -> bool {
         matches!(self.0, Kind::Closed)
     }
 
-    /// Whether it is a failure by this error.
+    /// Returns true for a failure by an error of type `E`.
     pub fn is<E: Error + 'static>(&self) -> bool {
         matches!(&self.0, Kind::Failed(cause) if cause.is::<E>())
     }
 
-    /// The cause of a failure; `None` for a cancellation.
+    /// Returns the cause of a failure; `None` for a cancellation.
     pub(crate) fn into_cause(self) -> Option<Box<dyn Error + Send + Sync>> {
         match self.0 {
             Kind::Closed => None,

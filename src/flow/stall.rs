@@ -1,56 +1,56 @@
-//! What each worker waits for, where none can go on (law F7).
+//! Waits of the workers in a run that can't make progress (law F7).
 
 use std::fmt;
 
 use super::clock::State;
 use super::stats::Board;
 
-/// One worker's wait in a run that can't make progress.
+/// Wait of one worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageWait {
-    /// The stage's name.
+    /// Name of the stage.
     pub stage: String,
-    /// Which of its workers, from 0.
+    /// Index of the worker, from 0.
     pub worker: usize,
-    /// What it waits for.
+    /// Object of the wait.
     pub waits_for: WaitsFor,
 }
 
-/// What a worker waits for.
+/// Object of a worker's wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WaitsFor {
     /// An item from these stages.
     Input {
-        /// The producers.
+        /// Producers.
         from: Vec<String>,
     },
     /// Room on the edges to these stages.
     Room {
-        /// The consumers.
+        /// Consumers.
         to: Vec<String>,
     },
-    /// Credit of its window.
+    /// Credit of the source's window.
     Credit {
-        /// Items that were admitted.
+        /// Items admitted so far.
         admitted: u64,
-        /// Items that may be admitted until the window is raised.
+        /// Items that the window admits in total until it is raised.
         limit: u64,
-        /// Who raises the window, if its maker said so ([`Window::raised_by`](super::Window::raised_by)).
+        /// Calls that raise the window, if declared ([`Window::raised_by`](super::Window::raised_by)).
         raised_by: Option<&'static str>,
     },
     /// Weights that were not published.
     Weights {
-        /// This version, or a newer one; 0: any.
+        /// Oldest version that ends the wait; 0: any.
         at_least: u64,
-        /// The stages of the graph that publish them.
+        /// Stages of the graph that publish them.
         from: Vec<String>,
     },
-    /// Something that the engine does not know of, in the stage's own code.
+    /// Something outside the engine, in the stage's own code.
     Other,
 }
 
 impl WaitsFor {
-    /// Whether code outside the graph may end the wait.
+    /// Returns true if code outside the graph may end the wait.
     pub(crate) fn may_end_from_outside(&self) -> bool {
         matches!(self, WaitsFor::Credit { .. } | WaitsFor::Weights { .. } | WaitsFor::Other)
     }
@@ -90,13 +90,13 @@ impl fmt::Display for StageWait {
     }
 }
 
-/// The list in an error's text.
+/// Formats waits as the list in an error.
 pub(crate) fn listed(waits: &[StageWait]) -> String {
     waits.iter().map(|wait| format!("\n- {wait}")).collect()
 }
 
 impl Board {
-    /// What every worker that is not gone waits for.
+    /// Returns the wait of every worker that is not gone.
     pub(crate) fn waits(&self) -> Vec<StageWait> {
         let workers = self.meters.iter().enumerate().flat_map(|(node, meters)| {
             meters.iter().enumerate().filter_map(move |(worker, meter)| Some((node, worker, meter, meter.state()?)))
@@ -119,7 +119,7 @@ impl Board {
         workers.map(wait).collect()
     }
 
-    /// Each worker of a merge has an input of its own; the workers of any other node share one.
+    /// Returns the producers of a worker's input. Each worker of a merge has its own; other workers share one.
     fn producers(&self, node: usize, worker: usize) -> Vec<String> {
         let names: Vec<&str> =
             self.graph.edges.iter().filter(|edge| edge.to == Some(node)).map(|edge| self.graph.name(edge.from)).collect();

@@ -1,17 +1,17 @@
-//! The live view of a run: the same rows as the final report, at any time, from any thread.
+//! Live view of a run: the rows of the final report, at any time, from any thread.
 
 use std::sync::{Arc, OnceLock};
 
-use super::clock::{Clock, Meter, Times};
+use super::clock::{Clock, Meter};
 use super::edge::Gauge;
 use super::report::{EdgeReport, Snapshot, StageReport, WorkerTime};
 use super::{Graph, Kind, Window};
 
-/// Reads a run from outside. Costs the run nothing but an uncontended lock per worker and reading; clones read the same run.
+/// Live view of a run; clones read the same run. A reading costs the run one uncontended lock per worker.
 #[derive(Clone, Debug, Default)]
 pub struct Stats(Arc<OnceLock<Board>>);
 
-/// Everything that is measured.
+/// Everything that is measured in a run.
 #[derive(Debug)]
 pub(crate) struct Board {
     pub(crate) clock: Clock,
@@ -25,7 +25,7 @@ pub(crate) struct Board {
 }
 
 impl Stats {
-    /// The run as of now; `None` before it started.
+    /// Returns the present state of the run; `None` before it started.
     pub fn snapshot(&self) -> Option<Snapshot> {
         self.0.get().map(Board::snapshot)
     }
@@ -48,7 +48,7 @@ impl Board {
                 name: node.name.clone(),
                 kind: node.kind,
                 knob: knob(node.kind, node.replicable, node.knob.as_deref()),
-                workers: meters.iter().map(|meter| worker(meter.read())).collect(),
+                workers: meters.iter().map(|meter| worker_time(meter)).collect(),
                 items_in: sum(|meter| meter.items_in.load(Relaxed)),
                 items_out: sum(|meter| meter.items_out.load(Relaxed)),
                 tokens_in: sum(|meter| meter.tokens_in.load(Relaxed)),
@@ -73,7 +73,8 @@ impl Board {
     }
 }
 
-fn worker((wall, time): (u64, Times)) -> WorkerTime {
+fn worker_time(meter: &Meter) -> WorkerTime {
+    let (wall, time) = meter.read();
     WorkerTime { wall, time }
 }
 

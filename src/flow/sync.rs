@@ -1,9 +1,9 @@
-//! What workers share state through, named in one place.
+//! Primitives through which workers share state, named in one place.
 //!
-//! The files that use these names are compiled a second time in `tests/model_check`, over names that mean the same but let a model
-//! checker switch threads before every operation. So it checks this very code, and nothing in it knows.
+//! `tests/model_check` compiles the files that use these names a second time. Its own primitives let a model checker switch threads
+//! before every operation, so the checker runs the production code unchanged.
 
-/// A place between two operations where a model checker may switch threads. Nothing happens here.
+/// Place between two operations where a model checker may switch threads. Does nothing here.
 pub(super) fn point() {}
 
 pub(super) use ::flume;

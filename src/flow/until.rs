@@ -1,8 +1,8 @@
-//! When a run ends by itself.
+//! Goal of a run.
 
 use std::sync::Arc;
 
-/// When a run ends.
+/// Goal at which a run ends.
 #[derive(Clone)]
 pub struct Until(pub(crate) Goal);
 
@@ -14,22 +14,22 @@ pub(crate) enum Goal {
 }
 
 impl Until {
-    /// When the sources have, and everything was delivered.
+    /// Ends after the sources, once everything was delivered.
     pub fn finished() -> Self {
         Until(Goal::Finished)
     }
 
-    /// When the named sink has taken exactly `n` items; what is still in flight is dropped.
+    /// Ends when the named sink has taken exactly `n` items. Items in flight are dropped.
     pub fn items(sink: impl Into<String>, n: u64) -> Self {
         Until(Goal::Items(sink.into(), n))
     }
 
-    /// When `reached` says so. Every sink asks it after every item and ends if it says yes; what is still in flight is dropped.
+    /// Ends each sink when `reached` returns true after one of its items. Items in flight are dropped.
     pub fn when(reached: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Until(Goal::When(Arc::new(reached)))
     }
 
-    /// Whether the sink of this name is done, having taken this many.
+    /// Returns true if this sink is done after `taken` items.
     pub(crate) fn is_reached(&self, taken: u64, sink: &str) -> bool {
         match &self.0 {
             Goal::Finished => false,

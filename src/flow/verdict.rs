@@ -1,25 +1,25 @@
-//! One line that names what holds a run back and the knob that moves it (law F4). A pure function of a snapshot.
+//! Bottleneck of a run and the setting that moves it, in one line (law F4). A pure function of a snapshot.
 
 use super::clock::State;
 use super::report::{Snapshot, StageReport};
 
-/// Below this share of the run nothing is called a bottleneck.
+/// Smallest share of the run that is a bottleneck.
 const WORTH_NAMING: f64 = 0.05;
 
-/// A stage that is busy for this share of the run is what the others wait for, however long they wait.
+/// Share of the run from which on a busy stage is the bottleneck, however long others wait.
 const SATURATED: f64 = 0.8;
 
-/// What limits a run: a stage, and what it did all the time.
+/// Limit of a run: a stage and the state it was in.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit<'a> {
     stage: &'a StageReport,
     state: State,
-    /// Of the run, so that a source that was done at once is not blamed for having been busy.
+    /// Share of the whole run: a source that ends immediately is no bottleneck.
     share: f64,
 }
 
-/// The busiest stage, unless it had time to spare and another waited longer for admission or weights than it worked: starved and blocked
-/// stages wait for somebody else, so they are never to blame.
+/// Finds the limit: the busiest stage, unless it was unsaturated and another waited longer for admission or weights. Starved and blocked
+/// stages wait for others, so they are never the limit.
 pub(crate) fn limit(snapshot: &Snapshot) -> Option<Limit<'_>> {
     let busiest = most(snapshot, State::Busy);
     if busiest.is_some_and(|limit| limit.share >= SATURATED) {
@@ -30,12 +30,12 @@ pub(crate) fn limit(snapshot: &Snapshot) -> Option<Limit<'_>> {
     all.max_by(|a, b| a.share.total_cmp(&b.share)).filter(|limit| limit.share >= WORTH_NAMING)
 }
 
-/// The bottleneck in a few words, as in `generate busy 93%`.
+/// Formats the bottleneck in a few words: `generate busy 93%`.
 pub(crate) fn in_short(snapshot: &Snapshot) -> Option<String> {
     limit(snapshot).map(|Limit { stage, state, share }| format!("{} {} {}", stage.name, state.name(), percent(share)))
 }
 
-/// The bottleneck and what to change, in a sentence.
+/// Formats the bottleneck and the change that moves it, in a sentence.
 pub(crate) fn verdict(snapshot: &Snapshot) -> String {
     let Some(Limit { stage, state, share }) = limit(snapshot) else {
         return "bottleneck: none; the stages were hardly busy, so larger items or longer edges would help".into();
@@ -59,13 +59,13 @@ pub(crate) fn verdict(snapshot: &Snapshot) -> String {
     }
 }
 
-/// The stage that spent the most of the run in this state.
+/// Returns the stage that spent most of the run in this state.
 fn most(snapshot: &Snapshot, state: State) -> Option<Limit<'_>> {
     let limits = snapshot.stages.iter().map(|stage| Limit { stage, state, share: share(snapshot, stage, state) });
     limits.max_by(|a, b| a.share.total_cmp(&b.share))
 }
 
-/// Who, besides `busy`, waited longest for another stage.
+/// Returns the stage, except `busy`, that waited longest for another.
 fn idlest<'a>(snapshot: &'a Snapshot, busy: &StageReport) -> Option<Limit<'a>> {
     let others = snapshot.stages.iter().filter(|stage| stage.name != busy.name);
     let waits = others.flat_map(|stage| {

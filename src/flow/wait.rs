@@ -1,4 +1,4 @@
-//! Waiting for a future on an OS thread. Every wait of the engine is written once, as a future; stages on OS threads wait here.
+//! Blocking wait for a future on an OS thread. Every wait of the engine is one future; stages on OS threads block here.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Parks the current thread until `future` is ready. Costs one allocation, so try without waiting first.
+/// Parks the current thread until `future` is ready. Costs one allocation.
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);

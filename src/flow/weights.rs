@@ -1,10 +1,10 @@
-//! The weights edge: the one feedback of the graph (law F2). Newest wins, publishing never blocks, versions only rise (law V1).
+//! Weights edge: the one feedback of the graph (law F2). The newest version wins, publishing never blocks, versions only rise (law V1).
 
 use std::sync::{Arc, OnceLock, Weak};
 
 use super::sync::watch;
 
-/// Joins the ends of one weights edge, so that a graph can draw it: equal for the two ends and their clones.
+/// Identity of a weights edge: equal for its two ends and their clones.
 #[derive(Clone, Debug)]
 pub struct WeightsId {
     /// Set once weights were published.
@@ -20,12 +20,12 @@ impl PartialEq for WeightsId {
 }
 
 impl WeightsId {
-    /// Whether any reading end exists.
+    /// Returns true if a reading end exists.
     pub(crate) fn has_readers(&self) -> bool {
         self.reader.strong_count() > 0
     }
 
-    /// Whether readers have weights, or a publisher that may give them some.
+    /// Returns true if weights were published, or a publishing end exists.
     pub(crate) fn has_weights_or_publisher(&self) -> bool {
         self.edge.get().is_some() || self.publisher.strong_count() > 0
     }
@@ -33,19 +33,19 @@ impl WeightsId {
 
 impl Eq for WeightsId {}
 
-/// A version was published that is not newer than the one before.
+/// Error of a publish: the version is not newer than the present one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("weights version {offered} was published after version {current}; versions count publishes and are never reused")]
 pub struct OutdatedVersion {
-    /// What was offered.
+    /// Version that was offered.
     pub offered: u64,
-    /// What is current, and stays so.
+    /// Present version, which stays.
     pub current: u64,
 }
 
 type Slot<W> = Option<(u64, Arc<W>)>;
 
-/// The publisher's end. There is one: the trainer is the only writer of versions.
+/// Publishing end. There is one, because versions have one writer.
 #[derive(Debug)]
 pub struct WeightsTx<W> {
     slot: watch::Sender<Slot<W>>,
@@ -54,7 +54,7 @@ pub struct WeightsTx<W> {
     _publisher: Arc<()>,
 }
 
-/// A reader's end; clone it for every reader.
+/// Reading end; clone it for every reader.
 #[derive(Debug)]
 pub struct WeightsRx<W> {
     slot: watch::Receiver<Slot<W>>,
@@ -63,8 +63,10 @@ pub struct WeightsRx<W> {
     reader: Arc<()>,
 }
 
-/// A weights edge. Give the ends to the stages and name their ids in the specs ([`publishes`](super::StageSpec::publishes),
-/// [`subscribes`](super::StageSpec::subscribes)) to have the edge drawn.
+/// Returns the ends of a new weights edge.
+///
+/// Stages declare their ends in their specifications ([`publishes`](super::StageSpec::publishes),
+/// [`subscribes`](super::StageSpec::subscribes)), for checks and drawings.
 pub fn weights<W: Send + Sync + 'static>() -> (WeightsTx<W>, WeightsRx<W>) {
     let (sender, receiver) = watch::channel(None);
     let (reader, publisher) = (Arc::new(()), Arc::new(()));
@@ -72,13 +74,13 @@ pub fn weights<W: Send + Sync + 'static>() -> (WeightsTx<W>, WeightsRx<W>) {
     (WeightsTx { slot: sender, id: id.clone(), _publisher: publisher }, WeightsRx { slot: receiver, id, reader })
 }
 
-/// A weights edge whose ends only stages of one flow hold: it has a reader or a publisher if a stage declares so.
+/// Returns a weights edge of a flow: it has a reader or a publisher only if a stage declares so.
 pub(super) fn flow_weights<W: Send + Sync + 'static>() -> (WeightsTx<W>, WeightsRx<W>) {
     let (to, from) = weights();
     (WeightsTx { _publisher: Arc::default(), ..to }, WeightsRx { reader: Arc::default(), ..from })
 }
 
-/// An end without a publisher. [`RunContext::subscribe`](super::RunContext::subscribe) replaces it with the flow's edge.
+/// Reading end without a publisher. [`RunContext::subscribe`](super::RunContext::subscribe) replaces it with the flow's edge.
 impl<W: Send + Sync + 'static> Default for WeightsRx<W> {
     fn default() -> Self {
         weights().1
@@ -86,7 +88,7 @@ impl<W: Send + Sync + 'static> Default for WeightsRx<W> {
 }
 
 impl<W> WeightsTx<W> {
-    /// Replaces what readers see. Never waits; costs a lock and a wake-up per waiting reader.
+    /// Replaces the weights that readers get. Never waits; costs a lock and a wake-up per waiting reader.
     pub fn publish(&self, version: u64, weights: Arc<W>) -> Result<(), OutdatedVersion> {
         let mut outdated = None;
         self.slot.send_if_modified(|slot| {
@@ -100,39 +102,39 @@ impl<W> WeightsTx<W> {
         outdated.map_or(Ok(()), |current| Err(OutdatedVersion { offered: version, current }))
     }
 
-    /// How many readers' ends there are now.
+    /// Number of reading ends.
     pub fn readers(&self) -> usize {
         self.slot.receiver_count()
     }
 
-    /// The edge's identity.
+    /// Identity of the edge.
     pub fn id(&self) -> WeightsId {
         self.id.clone()
     }
 }
 
 impl<W> WeightsRx<W> {
-    /// The newest version, if there is any. Never waits; costs a lock and a reference count.
+    /// Returns the newest version, if there is one. Never waits; costs a lock and a reference count.
     pub fn latest(&self) -> Option<(u64, Arc<W>)> {
         self.slot.borrow().clone()
     }
 
-    /// The newest version's number, if there is any.
+    /// Number of the newest version, if there is one.
     pub fn version(&self) -> Option<u64> {
         self.slot.borrow().as_ref().map(|(version, _)| *version)
     }
 
-    /// Whether something newer than `version` was published. Cheap enough to ask between two tokens.
+    /// Returns true if a version newer than `version` was published. Cheap enough for a call between two tokens.
     pub fn has_newer_than(&self, version: u64) -> bool {
         self.version().is_some_and(|newest| newest > version)
     }
 
-    /// The edge's identity.
+    /// Identity of the edge.
     pub fn id(&self) -> WeightsId {
         self.id.clone()
     }
 
-    /// Waits for version `at_least` or a newer one; `None` when the publisher went without. Cancel-safe.
+    /// Waits for version `at_least` or newer; `None` when the publisher ends before. Cancel-safe.
     pub(crate) async fn reach(&mut self, at_least: u64) -> Option<(u64, Arc<W>)> {
         let reached = |slot: &Slot<W>| slot.as_ref().is_some_and(|(version, _)| *version >= at_least);
         self.slot.wait_for(reached).await.ok().and_then(|slot| slot.clone())

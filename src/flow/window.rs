@@ -1,13 +1,13 @@
-//! Admission: how many items a source may have put into the graph so far.
+//! Admission window: the number of items that a source may send in total.
 //!
-//! The source takes credit before each item; others raise the limit, for instance as groups are trained. The limit never falls.
+//! The source takes credit before each item. Stages or other code raise the limit, which never falls.
 
 use std::sync::Arc;
 
 use super::control::{Control, Signal};
 use super::sync::watch;
 
-/// A shared admission window. Attach it to a source with [`StageSpec::window`](super::StageSpec::window); keep a clone to raise it.
+/// Shared admission window. A source declares it with [`StageSpec::window`](super::StageSpec::window); a clone raises it.
 #[derive(Clone, Debug)]
 pub struct Window {
     count: Arc<watch::Sender<Count>>,
@@ -22,12 +22,12 @@ struct Count {
 }
 
 impl Window {
-    /// A window that admits `limit` items until it is raised.
+    /// Returns a window that admits `limit` items until it is raised.
     pub fn new(limit: u64) -> Self {
         Window { count: Arc::new(watch::Sender::new(Count { admitted: 0, limit })), raised_by: None, only_stages: false }
     }
 
-    /// Says who raises the window, for the error of a run that waits for that in vain.
+    /// Declares the calls that raise the window, for the error of a stalled run.
     pub fn raised_by(self, who: &'static str) -> Self {
         Window { raised_by: Some(who), ..self }
     }
@@ -45,17 +45,17 @@ impl Window {
         self.raised_by
     }
 
-    /// Whether both are clones of one window.
+    /// Returns true if both are clones of one window.
     pub(crate) fn is_same(&self, other: &Window) -> bool {
         Arc::ptr_eq(&self.count, &other.count)
     }
 
-    /// Admits `more` items on top of the present limit.
+    /// Raises the limit by `more` items.
     pub fn raise(&self, more: u64) {
         self.count.send_modify(|count| count.limit = count.limit.saturating_add(more));
     }
 
-    /// Admits `total` items, counted from the start of the run. A total below the present limit changes nothing.
+    /// Raises the limit to `total` items since the start of the run. A total below the present limit has no effect.
     pub fn limit_to(&self, total: u64) {
         self.count.send_if_modified(|count| {
             let rises = total > count.limit;
@@ -64,17 +64,17 @@ impl Window {
         });
     }
 
-    /// Counts `total` items as admitted already, as when a run is resumed.
+    /// Counts `total` items as admitted, for a resumed run.
     pub fn start_at(&self, total: u64) {
         self.count.send_modify(|count| count.admitted = total);
     }
 
-    /// Items that were admitted.
+    /// Number of items admitted.
     pub fn admitted(&self) -> u64 {
         self.count.borrow().admitted
     }
 
-    /// Items that may be admitted in total, as of now.
+    /// Present limit: the number of items admitted in total.
     pub fn limit(&self) -> u64 {
         self.count.borrow().limit
     }
@@ -88,7 +88,7 @@ impl Window {
         })
     }
 
-    /// Gives back the credit of an item that never came to be.
+    /// Returns the credit of an item that the source did not make.
     pub(crate) fn give_back(&self) {
         self.count.send_modify(|count| count.admitted = count.admitted.saturating_sub(1));
     }
@@ -97,7 +97,7 @@ impl Window {
     pub(crate) async fn admit(&self, control: &Control) -> bool {
         let mut count = self.count.subscribe();
         while !self.try_admit() {
-            // Two `watch` cells, no channel end: whichever loses the race is only looked at again.
+            // Both are `watch` cells: the one that loses the race is read again.
             tokio::select! {
                 biased;
                 () = control.reached(Signal::Drain) => return false,

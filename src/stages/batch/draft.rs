@@ -1,4 +1,4 @@
-//! The batch that is being collected, and what finished too early for it. Who may go into it, and when it is complete.
+//! Collection of a batch: the groups that may enter it, the groups that finished early, and when it is complete.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -7,7 +7,7 @@ use crate::rollout::Due;
 use crate::rollout::{Admission, Fate, STALE, SURPLUS};
 use crate::stages::train::{OnStale, staleness};
 
-/// The ids in the order of their entry.
+/// Ids in the order of their entry.
 struct Turns {
     again: VecDeque<u64>,
     next: u64,
@@ -22,7 +22,7 @@ impl Turns {
     }
 }
 
-/// The oldest groups that are in no batch yet and were not dropped.
+/// Oldest groups that are in no batch yet and were not dropped.
 struct Choice {
     turns: Turns,
     size: usize,
@@ -30,7 +30,7 @@ struct Choice {
 }
 
 impl Choice {
-    /// Up to what is left to choose from, where `sent` groups of the batch are gone already.
+    /// Adds ids until the choice is full, counting `sent` groups that have left already.
     fn refill(&mut self, sent: usize) {
         while self.ids.len() + sent < self.size {
             self.ids.insert(self.turns.pass());
@@ -40,21 +40,21 @@ impl Choice {
 
 pub(super) struct Draft {
     size: usize,
-    /// What the batch chooses from; none: whatever is finished.
+    /// Groups that the batch chooses from; none: all finished groups.
     choice: Option<Choice>,
     admission: Option<Admission>,
     on_stale: OnStale,
-    /// Finished, and not to be chosen from yet.
+    /// Finished groups that are not in the choice yet.
     early: BTreeMap<u64, Scored>,
-    /// Finished, kept and to be chosen from.
+    /// Finished and kept groups in the choice.
     ready: BTreeMap<u64, Group>,
-    /// Ids of those among them that a filter had rejected.
+    /// Ids of ready groups that a filter had rejected.
     spared: BTreeSet<u64>,
-    /// Groups in batches so far, those of a run that this one resumes included.
+    /// Groups in batches so far, including those before a resume.
     taken: u64,
-    /// Fewest groups that are sent ahead of the rest of their batch; none: batches are sent whole.
+    /// Smallest part of a batch, in groups, that is sent early; none: batches are sent whole.
     part: Option<usize>,
-    /// Groups of the present batch that were.
+    /// Groups of the present batch that were sent early.
     sent: usize,
     /// If true, rounds have more groups than their steps train, and the rest of each is dropped.
     over_samples_rounds: bool,
@@ -62,14 +62,14 @@ pub(super) struct Draft {
 }
 
 impl Draft {
-    /// Goes on where the admission stands.
+    /// Starts from the state of the admission.
     pub fn new(size: usize, choice: Option<usize>, admission: Option<Admission>, on_stale: OnStale) -> Self {
         let (again, next) = admission.as_ref().map(Admission::interrupted_groups).unwrap_or_default();
         let trained = |admission: &Admission| admission.totals().groups.get(&Fate::Trained).copied();
         let turns = Turns { again: again.into(), next };
         let in_rounds = admission.as_ref().is_some_and(Admission::in_rounds);
         let over_samples_rounds = in_rounds && choice.is_some_and(|choice| choice > size);
-        // What a step takes of a round must not depend on what finishes first (law V3): it is the oldest groups.
+        // The groups that a step takes of a round must not depend on timing (law V3): they are the oldest.
         let choice = if over_samples_rounds { Some(size) } else { choice };
         Draft {
             size,
@@ -87,8 +87,8 @@ impl Draft {
         }
     }
 
-    /// Sends what is certain to be in a batch ahead of the rest, `least` groups or more at a time. Certain is what is ready only where a batch
-    /// takes all that it chooses from and nothing expires; elsewhere batches stay whole.
+    /// Sends certain groups of a batch early, at least `least` at a time. Ready groups are certain only if a batch takes its whole choice
+    /// and nothing expires; otherwise batches stay whole.
     pub fn in_parts(mut self, least: usize) -> Self {
         let certain = self.choice.as_ref().is_some_and(|choice| choice.size == self.size) && self.on_stale == OnStale::Wait;
         // The last part of an over-sampled round could be empty.
@@ -96,7 +96,7 @@ impl Draft {
         self
     }
 
-    /// Judges a finished group, and lets those in that have their turn.
+    /// Counts a finished group, and moves groups whose turn has come into the choice.
     pub fn arrive(&mut self, scored: Scored) {
         let id = scored.group().id();
         if let Some(admission) = &self.admission {
@@ -108,7 +108,7 @@ impl Draft {
         self.admit();
     }
 
-    /// The batch, once it is complete, ordered by id: the oldest groups that are ready. Or a part of it.
+    /// Returns the complete batch, or a part of it: the oldest ready groups, ordered by id.
     pub fn close(&mut self) -> Option<Batch> {
         self.expire();
         let missing = self.size - self.sent;
@@ -141,7 +141,7 @@ impl Draft {
         Some(batch)
     }
 
-    /// Moves what has its turn out of `early`.
+    /// Moves groups whose turn has come out of `early`.
     fn admit(&mut self) {
         loop {
             let id = match &mut self.choice {
@@ -165,14 +165,14 @@ impl Draft {
         }
     }
 
-    /// The admission of an over-sampled round if the present batch is the last that its version trains.
+    /// Returns the admission if the present batch is the last that the version of an over-sampled round trains.
     fn ending_round(&self) -> Option<&Admission> {
         let admission = self.admission.as_ref().filter(|_| self.over_samples_rounds)?;
         let taken = self.taken + self.size as u64;
         taken.is_multiple_of(admission.pace().groups_per_version.max(1)).then_some(admission)
     }
 
-    /// Drops what is left of a round, all of which is here: under the next version it would be too old (law V2).
+    /// Drops the rest of a round, which is complete: it would be too old under the next version (law V2).
     fn drop_surplus(&mut self) {
         let mut surplus = Vec::new();
         self.admit();
@@ -197,13 +197,13 @@ impl Draft {
         }
     }
 
-    /// The bound on staleness, and the version under which this batch will be trained.
+    /// Returns the bound on staleness, and the version that this batch will be trained under.
     fn bound(&self) -> Option<(&Admission, u64, Version)> {
         let admission = self.admission.as_ref()?;
         Some((admission, admission.bound()?, admission.pace().trained_under(self.taken)))
     }
 
-    /// Whether groups are missing for which there would be no room before they are too old, if the batch went without them.
+    /// Returns true if missing groups would find no room before they are too old, once the batch leaves without them.
     fn must_wait(&self) -> bool {
         let Some((admission, _, _)) = self.bound().filter(|_| self.on_stale == OnStale::Wait) else { return false };
         let chosen: BTreeSet<u64> = self.ready.keys().take(self.size).copied().collect();
@@ -211,11 +211,11 @@ impl Draft {
         let taken = self.taken + self.size as u64;
         let room = |due: &Due| admission.pace().trained_by_the_end_of(due.last).saturating_sub(taken);
         let Some(late) = (0..left_behind.len()).find(|&rank| rank as u64 >= room(&left_behind[rank])) else { return false };
-        // If all are here, waiting would not help; the trainer will say what is wrong.
+        // If none is missing, a wait would not help; the trainer reports the error.
         left_behind[..=late].iter().any(|due| !self.ready.contains_key(&due.id) && !self.early.contains_key(&due.id))
     }
 
-    /// Gives up what has become too old, where that is the policy.
+    /// Drops groups that are too old, if that is the policy.
     fn expire(&mut self) {
         while let Some(dropped) = self.expired() {
             if let Some(admission) = &self.admission {

@@ -1,13 +1,13 @@
 //! Batches of whole groups, each ordered by id (laws D2, D6), none of them older than law V2 allows.
 //!
-//! With over-sampling a batch takes the groups that finish first among the oldest few, and what it leaves keeps its turn for the next: late
-//! groups, which are those with long answers, hold nobody up and are not lost. The bound on staleness limits for how long: a batch that would
-//! leave more of them behind than can be trained in time waits for them, or lets them expire, as [`OnStale`] says. It can't wait for ever,
-//! since admission lets in no more groups than the versions until then train ([`Pace`](crate::rollout::Pace)).
+//! With over-sampling a batch takes the groups that finish first among the oldest few; the others keep their turn for the next batch. So
+//! late groups, which have long completions, delay no batch and are not lost. The bound on staleness limits the delay: a batch that would
+//! leave more groups than can be trained in time waits for them, or lets them expire, by [`OnStale`]. The wait ends, because admission
+//! admits no more groups than the versions until then train ([`Pace`](crate::rollout::Pace)).
 //!
-//! In a synchronous run nothing can stay for the next version. There over-sampling widens the round: once all its groups were judged, steps
-//! take the oldest kept ones, whichever finished first (law V3), and the rest is dropped with the reason *surplus*. That spares a second
-//! round where a filter drops groups; it does not spare waiting for long completions.
+//! In a synchronous run no group can stay for the next version. There over-sampling widens the round: once all its groups have arrived,
+//! steps take the oldest kept ones (law V3), and the rest is dropped with the reason *surplus*. That saves a second round when a filter
+//! drops groups, but no wait for long completions.
 
 use crate::data::{Batch, Scored};
 use crate::flow::{Io, RunContext, Stage, StageError};
@@ -16,8 +16,8 @@ use crate::stages::train::OnStale;
 
 use super::draft::Draft;
 
-/// Collects `size` groups into a batch. Dropped groups are remembered in it and do not count. A rest that fills no batch is not trained:
-/// it is what the last step left over.
+/// Stage that collects groups into batches. A batch also lists the groups dropped meanwhile, which do not count. An incomplete last batch
+/// is not trained.
 #[derive(Clone, Debug)]
 pub struct Batcher {
     size: usize,
@@ -28,40 +28,41 @@ pub struct Batcher {
 }
 
 impl Batcher {
-    /// The groups that finish first, `size` (at least 1) at a time.
+    /// Batches of `size` groups, at least 1, in the order in which they finish.
     pub fn groups(size: usize) -> Self {
         Batcher { size: size.max(1), choice: None, admission: None, on_stale: OnStale::default(), part: None }
     }
 
-    /// The first to finish among the oldest [`over_sampled`] groups that are in no batch yet; the others stay for the next batch, oldest first.
-    /// It takes a source whose ordinals are the groups' ids, and an admission that lets that many in. In a synchronous run the oldest kept
-    /// groups of a round are taken when all of it was judged, and the others are dropped as [`SURPLUS`](crate::rollout::SURPLUS).
+    /// Chooses each batch among the oldest [`over_sampled`] groups: the first to finish. The others stay for the next batch.
+    ///
+    /// Needs a source whose ordinals are the groups' ids, and an admission that admits that many. A synchronous run takes the oldest kept
+    /// groups of a complete round, and drops the others as [`SURPLUS`](crate::rollout::SURPLUS).
     pub fn over_sample(self, factor: f64) -> Self {
         Batcher { choice: Some(over_sampled(self.size, factor)), ..self }
     }
 
-    /// Strictly by id, without a gap, so that what a batch holds depends on no timing: over-sampling by 1. A group that finishes early waits
-    /// for those before it; what waits is bounded by the source's window.
+    /// Takes groups strictly by id, without a gap, so that a batch does not depend on timing: over-sampling by 1. A group that finishes
+    /// early waits for those before it; the source's window bounds their number.
     pub fn in_order(self) -> Self {
         self.over_sample(1.0)
     }
 
-    /// Sends what is certain to be in a batch ahead of the rest, `groups` (at least 1) or more at a time, so that a trainer which is free learns
-    /// from it meanwhile ([`Batch::more`]). Only batches in order have parts, where nothing expires; others are sent whole.
+    /// Sends certain groups of a batch early, at least `groups` (1 or more) at a time, so that a free trainer computes on them
+    /// ([`Batch::more`]). Only batches in order that don't expire have parts; others are sent whole.
     pub fn in_parts(self, groups: usize) -> Self {
         Batcher { part: Some(groups), ..self }
     }
 
-    /// What becomes of groups that would be older than that bound: they are waited for in time, or expire with the reason *stale* and give
-    /// their places back; to mask old tokens is the trainer's part. Tell the trainer the same.
+    /// Policy for groups that would exceed the bound on staleness: the batcher waits for them in time, or drops them as *stale*, which
+    /// returns their places. The trainer masks old tokens. Give the trainer the same policy.
     pub fn on_stale(self, on_stale: OnStale) -> Self {
         Batcher { on_stale, ..self }
     }
 }
 
-/// Groups that a batch of `groups` chooses from: ⌈factor · groups⌉, whole groups, and at least the batch itself.
+/// Returns the number of groups that a batch chooses from: ⌈factor · groups⌉, at least the batch itself.
 pub fn over_sampled(groups: usize, factor: f64) -> usize {
-    // 1.1 × 10 is a little more than 11 in binary, but is meant to be 11.
+    // 1.1 × 10 is slightly more than 11 in binary, and means 11.
     let exact = groups as f64 * factor;
     let nearest = exact.round();
     let whole = if (exact - nearest).abs() < 1e-6 { nearest } else { exact.ceil() };

@@ -1,4 +1,4 @@
-//! How many groups make an optimizer step, and which.
+//! Batches: the groups of one optimizer step.
 
 mod draft;
 mod groups;

@@ -1,4 +1,4 @@
-//! Keeps or drops whole groups (law D2) by a function of the group.
+//! Filter stage: keeps or drops whole groups (law D2) by a function of the group.
 
 use crate::settings::declare::choices;
 use std::borrow::Cow;
@@ -10,8 +10,8 @@ use crate::data::Scored;
 use crate::flow::{Io, RunContext, Stage, StageError, caught};
 use crate::rollout::Admission;
 
-/// A dropped group is marked with its reason and travels on to the batcher, which gives its place back, so that exactly as many prompts
-/// enter again, and tells the log of it (law D4).
+/// Stage that marks dropped groups with a reason. They travel to the batcher, which returns their places, so as many prompts enter again,
+/// and lists them in the batch (law D4).
 pub struct Filter {
     filter: Box<dyn Fn(&crate::data::Group) -> Verdict + Send>,
     patience: Option<u64>,
@@ -34,24 +34,24 @@ choices! {
     }
 }
 
-/// Nothing passes any more, so that the trainer would wait for ever.
+/// Error of a filter that dropped too many groups in a row.
 #[derive(Clone, Debug, Default, thiserror::Error, PartialEq, Eq)]
 #[error("the filter dropped {dropped} groups in a row ({}): there is nothing left to train on; if the task is learned, train fewer steps, \
          else loosen the filter or look at the rewards", by_reason(.reasons))]
 pub struct Exhausted {
-    /// How many.
+    /// Groups dropped in a row.
     pub dropped: u64,
-    /// Of these, how many for which reason.
+    /// Groups by reason.
     pub reasons: BTreeMap<String, u64>,
 }
 
-/// A filter that panicked.
+/// Error of a filter that panicked.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error("the filter panicked on group {group}: {message}")]
 pub struct FilterPanicked {
-    /// The group's id.
+    /// Id of the group.
     pub group: u64,
-    /// The panic's message.
+    /// Message of the panic.
     pub message: String,
 }
 
@@ -60,7 +60,7 @@ fn by_reason(reasons: &BTreeMap<String, u64>) -> String {
 }
 
 impl Filter {
-    /// Keeps what `filter` keeps; see [`crate::algo::filters`] for ready ones and how to combine them.
+    /// Keeps the groups that `filter` keeps. [`crate::algo::filters`] has ready ones and combinators.
     pub fn by(filter: impl GroupFilter) -> Self {
         Filter { filter: Box::new(filter), patience: None, fallback: Fallback::default(), admission: None }
     }
@@ -71,7 +71,7 @@ impl Filter {
         Filter { patience: Some(groups.max(1)), ..self }
     }
 
-    /// What happens then instead.
+    /// Policy when the patience is exhausted. Default: an error.
     pub fn fallback(self, fallback: Fallback) -> Self {
         Filter { fallback, ..self }
     }
@@ -92,7 +92,7 @@ impl Stage for Filter {
         let mut in_a_row = Exhausted::default();
         let mut sparing = false;
         while let Some(scored) = io.recv()? {
-            // Dropped before: not this filter's to judge, for not every sample of a poisoned group has a reward; but it counts as rejected.
+            // A group dropped earlier is not filtered, because its samples may lack rewards; it counts as rejected.
             let before = scored.dropped().map(|reason| Cow::Owned(reason.to_owned()));
             let group = scored.group();
             let judge = || caught(|| (self.filter)(group)).map_err(|message| FilterPanicked { group: group.id(), message });

@@ -1,4 +1,4 @@
-//! Which groups are worth a training step.
+//! Group filters.
 
 mod by;
 

@@ -1,7 +1,7 @@
-//! Pairs of a scored group's answers, for losses that learn from preferences.
+//! Pairs of a scored group's completions, for preference losses.
 //!
-//! A group stays whole, so that its rewards count in the curves and all its tokens in the ledger (law D4): what is in no pair is masked, and the
-//! trainer, which is given the same selector ([`Trainer::pairs`](crate::stages::train::Trainer::pairs)), lays the pairs out.
+//! A group stays whole, so its rewards count in the curves and all its tokens in the ledger (law D4). Completions without a pair are
+//! masked. The trainer gets the same selector ([`Trainer::pairs`](crate::stages::train::Trainer::pairs)) and lays the pairs out.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,32 +12,32 @@ use crate::algo::{PairOf, PairSelector};
 use crate::data::{Batch, Group, Sample, Scored};
 use crate::flow::{Io, Stage, StageError};
 
-/// Why a group was dropped whose answers all earned the same.
+/// Reason for dropping a group whose completions have equal rewards.
 pub const NO_PAIR: &str = "no_pair";
 
-/// Which pairs are made of a group. Clones are the same.
+/// Selector of the pairs of a group.
 #[derive(Clone)]
 pub struct Pairing(Arc<dyn PairSelector>);
 
 impl Pairing {
-    /// By one of [`best_against_worst`](crate::algo::best_against_worst), [`random_pair`](crate::algo::random_pair),
+    /// Selects pairs by one of [`best_against_worst`](crate::algo::best_against_worst), [`random_pair`](crate::algo::random_pair),
     /// [`all_pairs`](crate::algo::all_pairs), or a closure.
     pub fn by(select: impl PairSelector) -> Self {
         Pairing(Arc::new(select))
     }
 
-    /// The pairs of a group.
+    /// Returns the pairs of a group.
     pub fn of(&self, group: &Group) -> Vec<PairOf> {
         (self.0)(group)
     }
 
-    /// Drops groups without a pair, for a filter that knows when to lose patience.
+    /// Returns a filter that drops groups without a pair.
     pub fn filter(&self) -> impl GroupFilter {
         let pairing = self.clone();
         move |group: &Group| Verdict::keep_if(!pairing.of(group).is_empty(), NO_PAIR)
     }
 
-    /// Masks what is in none of these pairs of a group, so that nothing is learned from it.
+    /// Masks the samples of a group that are in none of these pairs.
     fn mask(pairs: &[PairOf], samples: &mut [Sample]) {
         for (at, sample) in samples.iter_mut().enumerate() {
             if pairs.iter().all(|pair| at != pair.chosen && at != pair.rejected) {
@@ -46,7 +46,7 @@ impl Pairing {
         }
     }
 
-    /// Masks what is in no pair of a batch.
+    /// Masks the samples of a batch that are in no pair.
     pub(crate) fn mask_others(&self, batch: &mut Batch) {
         for group in &mut batch.groups {
             let pairs = self.of(group);
@@ -54,7 +54,7 @@ impl Pairing {
         }
     }
 
-    /// Chosen and rejected, one behind the other, pair after pair.
+    /// Returns chosen and rejected samples in turn, pair after pair.
     pub fn laid_out<'a>(&self, groups: &'a [Group]) -> Vec<&'a Sample> {
         let of = |group: &'a Group| {
             self.of(group).into_iter().flat_map(|pair| [&group.samples[pair.chosen], &group.samples[pair.rejected]])
@@ -69,15 +69,15 @@ impl fmt::Debug for Pairing {
     }
 }
 
-/// The stage: masks what is in no pair, so that no reference need score it, and drops groups that have none. A trainer masks the same, so that a
-/// run which comes to pairs in a later step can do without.
+/// Stage that masks samples without a pair, so that no reference scores them, and drops groups without a pair. The trainer masks the same
+/// samples, so a run that trains on pairs only in later steps needs no such stage.
 #[derive(Clone, Debug)]
 pub struct Pairs {
     pairing: Pairing,
 }
 
 impl Pairs {
-    /// Makes these pairs.
+    /// Uses this selector.
     pub fn of(pairing: &Pairing) -> Self {
         Pairs { pairing: pairing.clone() }
     }

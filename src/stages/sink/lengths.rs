@@ -1,5 +1,6 @@
-//! How long responses were: those that were trained on against all that were finished. Where late groups are dropped or their tokens masked,
-//! long answers go missing from the first; the two side by side show by how much. Pure.
+//! Response lengths: trained responses compared with all finished ones. Pure.
+//!
+//! If late groups are dropped or masked, long responses are missing among the trained ones; the two figures show how many.
 
 use crate::data::{Batch, Sample};
 
@@ -8,12 +9,12 @@ use crate::data::{Batch, Sample};
 pub(super) struct Lengths(Vec<usize>);
 
 impl Lengths {
-    /// Sampled tokens that weigh in the loss, of every response that has any.
+    /// Sampled tokens with a weight in the loss, of every response that has some.
     pub fn trained(batch: &Batch) -> Self {
         Lengths::of(batch.samples().map(Sample::learned).filter(|length| *length > 0))
     }
 
-    /// Sampled tokens of every response that came for this step, whatever became of it.
+    /// Sampled tokens of every response of this step, whatever its fate.
     pub fn finished(batch: &Batch) -> Self {
         Lengths::of(
             batch.samples().map(Sample::generated).chain(batch.dropped.iter().flat_map(|dropped| dropped.lengths.clone())),
@@ -26,7 +27,7 @@ impl Lengths {
         Lengths(lengths)
     }
 
-    /// Mean, median and 90th percentile (nearest rank); `None` of nothing.
+    /// Returns mean, median and 90th percentile (nearest rank); `None` without lengths.
     pub fn summary(&self) -> Option<[f64; 3]> {
         let rank = |share: f64| self.0.get((share * self.0.len() as f64).ceil() as usize - 1).map(|length| *length as f64);
         if self.0.is_empty() { None } else { Some([self.sum() / self.0.len() as f64, rank(0.5)?, rank(0.9)?]) }
@@ -49,7 +50,7 @@ pub(super) struct LengthBias {
 }
 
 impl LengthBias {
-    /// Adds a step. Gives the mean trained length over the mean finished length, of all steps so far.
+    /// Adds a step. Returns the mean trained length divided by the mean finished length, over all steps so far.
     pub fn add(&mut self, batch: &Batch) -> Option<f64> {
         let mean = |(sum, count): &mut (f64, usize), lengths: Lengths| {
             *sum += lengths.sum();

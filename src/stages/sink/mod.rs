@@ -1,4 +1,4 @@
-//! Where a run leaves its traces.
+//! Sinks that record a run.
 
 mod lengths;
 mod run_log;

@@ -1,4 +1,4 @@
-//! Every step to the logs, the metrics and the rollout file.
+//! Sink that writes every step to the logs, the metrics and the rollout file.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::lengths::LengthBias;
 use super::step_row;
 use crate::rollout::{Fate, Totals};
 
-/// The end of the line: takes trained steps and writes down what they were.
+/// Sink that records trained steps.
 pub struct RunLog<W> {
     metrics: Metrics,
     loggers: Vec<Box<dyn MetricsLogger>>,
@@ -25,7 +25,7 @@ pub struct RunLog<W> {
 type Look<W> = Box<dyn FnMut(&Trained<W>) + Send>;
 
 impl<W> RunLog<W> {
-    /// Feeds these metrics.
+    /// Updates these metrics.
     pub fn new(metrics: &Metrics) -> Self {
         RunLog {
             metrics: metrics.clone(),
@@ -38,7 +38,7 @@ impl<W> RunLog<W> {
         }
     }
 
-    /// Gives every step's row to this logger too.
+    /// Adds a logger for every step's row.
     pub fn logger(mut self, logger: impl MetricsLogger + 'static) -> Self {
         self.loggers.push(Box::new(logger));
         self
@@ -49,13 +49,13 @@ impl<W> RunLog<W> {
         RunLog { rollouts: Some((writer, every.max(1))), ..self }
     }
 
-    /// Shows every step to this closure, with all that was trained in it.
+    /// Calls this closure with every step and its batch.
     pub fn each(mut self, look: impl FnMut(&Trained<W>) + Send + 'static) -> Self {
         self.look.push(Box::new(look));
         self
     }
 
-    /// Lets the trainer that has the same gate publish the checkpoint of a step when all of the step is written.
+    /// Lets the trainer with the same gate publish a step's checkpoint once the step is fully written.
     pub fn gate(self, gate: &CheckpointGate) -> Self {
         RunLog { gate: Some(gate.clone()), ..self }
     }
@@ -115,11 +115,11 @@ impl<W: Send + Sync + 'static> Sink for RunLog<W> {
         self.look.iter_mut().for_each(|look| look(&trained));
         let row = step_row(&trained);
         let bias = self.length_bias.add(&trained.batch);
-        // Over the whole process, which a resumed run is not: a gauge, not a number of the step.
+        // Counts over the whole process, unlike a resumed run: a gauge, not a number of the step.
         if let Some(ratio) = bias {
             self.metrics.set(Metric::LengthBias, &[], ratio);
         }
-        // Before the row: a step whose row is there is whole, wherever the process is killed (law C2).
+        // Before the row: a step with a row is complete, wherever the process is killed (law C2).
         if let Some((writer, every)) = &mut self.rollouts
             && (trained.step.is_multiple_of(*every) || trained.step == 1)
         {
@@ -144,7 +144,7 @@ impl<W: Send + Sync + 'static> Sink for RunLog<W> {
     }
 }
 
-/// The ledger as gauges (law D4).
+/// Writes the ledger to gauges (law D4).
 fn publish(metrics: &Metrics, totals: &Totals) {
     let of = |fates: &BTreeMap<Fate, u64>, fate: Fate| fates.get(&fate).copied().unwrap_or(0) as f64;
     for fate in Fate::ALL {
@@ -163,7 +163,7 @@ fn publish(metrics: &Metrics, totals: &Totals) {
     metrics.set(Metric::LedgerImbalance, &["prompts"], prompts as f64);
 }
 
-/// What was generated and has no fate yet, where there is no ledger.
+/// Tokens in flight in a run without a ledger: generated ones that have no fate yet.
 fn in_flight(metrics: &Metrics) -> f64 {
     let settled: f64 = Fate::ALL.iter().filter_map(|fate| metrics.newest(Metric::Tokens, &[fate.label()])).sum();
     (metrics.newest(Metric::GeneratedTokens, &[]).unwrap_or(0.0) - settled).max(0.0)

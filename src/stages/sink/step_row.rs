@@ -1,4 +1,4 @@
-//! A step as one row of numbers. Pure.
+//! Row of numbers of one step. Pure.
 
 use super::lengths::Lengths;
 use crate::algo::perplexity;
@@ -7,7 +7,7 @@ use crate::observe::{Metric, StepMetrics};
 use crate::rollout::LOST;
 use crate::stages::train::{Trained, staleness};
 
-/// The row of a step for logs and gauges, by the catalogue's names. Rewards are left out where nothing was scored (supervised training).
+/// Returns the row of a step for logs and gauges, by the catalogue's names. Without scores (supervised training) it has no rewards.
 pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
     let Trained { forward, optim, .. } = trained;
     let mut row = StepMetrics::new();
@@ -51,7 +51,7 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
     put(Metric::RewardStd, variance.sqrt());
     let kept = trained.batch.groups.iter().map(Group::rewards);
     let (poisoned, dropped): (Vec<_>, Vec<_>) = trained.batch.dropped.iter().partition(|dropped| {
-        // Not every sample of theirs has a reward.
+        // Some of their samples have no reward.
         [POISONED, LOST].contains(&dropped.reason.as_str())
     });
     put(Metric::PoisonedGroups, poisoned.len() as f64);

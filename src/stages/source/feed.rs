@@ -1,14 +1,14 @@
-//! Where prompts come from, and how each kind goes on where it was interrupted: prompt number `k` follows from `k`.
+//! Origins of prompts. Each resumes at any position: prompt number `k` follows from `k`.
 
 use crate::data::source::PromptDataset;
 use crate::data::{BufferError, BufferState, DataBuffer, Prompt};
 use crate::flow::StageError;
 use crate::observe::Metrics;
 
-/// A function that gives the prompts of an iteration.
+/// Function that returns the prompts of an iteration.
 type Load = Box<dyn FnMut(u64) -> Vec<Prompt> + Send>;
 
-/// One of them.
+/// Origin of prompts.
 pub(super) enum Feed {
     /// Prompts in memory.
     Buffer(DataBuffer),
@@ -18,7 +18,7 @@ pub(super) enum Feed {
     Loader { load: Load, batch: usize, next: u64, loaded: Option<(u64, Vec<Prompt>)> },
 }
 
-/// A loader that did not keep its word.
+/// Error of a loader that returned another number of prompts.
 #[derive(Debug, thiserror::Error)]
 #[error("the prompt loader gave {found} prompts for iteration {iteration} and promised {promised}; give as many each time")]
 struct Miscounted {
@@ -27,7 +27,7 @@ struct Miscounted {
     promised: usize,
 }
 
-/// In states, the name of a stream that nothing is known of but how many prompts an iteration has.
+/// Fingerprint of a loader's stream in saved states.
 const LOADER: &str = "loader";
 
 impl Feed {
@@ -59,7 +59,7 @@ impl Feed {
     pub(super) fn shuffled(self) -> Self {
         match self {
             Feed::Buffer(buffer) => Feed::Buffer(buffer.shuffled()),
-            // Data sets are opened in their order, and a function has none.
+            // Data sets get their order when they are opened, and a function has none.
             other => other,
         }
     }
@@ -89,7 +89,7 @@ impl Feed {
         Ok(())
     }
 
-    /// Says what there is.
+    /// Reports the data sets.
     pub(super) fn announce(&self, metrics: Option<&Metrics>) {
         if let Feed::Data { data, .. } = self {
             super::announce_data(data, metrics);

@@ -1,4 +1,4 @@
-//! Where the data comes from.
+//! Sources of prompts and samples.
 
 mod feed;
 mod prompts;
@@ -12,7 +12,7 @@ pub use supervised::Supervised;
 use crate::data::source::Mixed;
 use crate::observe::{Metric, Metrics};
 
-/// Says of each data set how many records are used, and how many were left out and why.
+/// Reports for each data set the number of records used, and of records skipped by reason.
 fn announce_data<T>(data: &Mixed<T>, metrics: Option<&Metrics>) {
     data.describe().iter().for_each(|line| tracing::info!("Data: {line}"));
     let Some(metrics) = metrics else { return };

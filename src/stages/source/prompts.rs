@@ -1,4 +1,4 @@
-//! Prompts for rollouts, epoch after epoch.
+//! Source of prompts for rollouts, epoch after epoch.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -10,13 +10,13 @@ use crate::flow::{RunContext, Source, StageError, StageSpec};
 use crate::observe::Metrics;
 use crate::rollout::Admission;
 
-/// Prompts that could not be loaded.
+/// Error of loading prompts.
 #[derive(Debug, thiserror::Error)]
 pub enum PromptsError {
-    /// The file can't be read or holds something else.
+    /// Unreadable file, or a file with other contents.
     #[error(transparent)]
     Jsonl(#[from] jsonl::JsonlError),
-    /// There is nothing in it.
+    /// No prompts.
     #[error(transparent)]
     Buffer(#[from] BufferError),
 }
@@ -30,23 +30,23 @@ pub struct Prompts {
     left: Option<u64>,
     map: Option<Box<dyn Fn(Prompt) -> Prompt + Send>>,
     admission: Option<Admission>,
-    /// What entered before an interruption and goes first; `None` until the first prompt was asked for.
+    /// Prompts that entered before an interruption and come first; `None` until the first call.
     again: Option<VecDeque<Prompt>>,
 }
 
 impl Prompts {
-    /// From a buffer, at its present position.
+    /// Prompts of a buffer, from its present position.
     pub fn new(buffer: DataBuffer) -> Self {
         Self::of(Feed::Buffer(buffer))
     }
 
-    /// From data sets on disk, of any size. A run says how much there is, and what was left out, when it begins.
+    /// Prompts of data sets on disk, of any size. The run reports used and skipped records when it begins.
     pub fn dataset(data: PromptDataset) -> Self {
         Self::of(Feed::Data { data, next: 0 })
     }
 
-    /// From a function: of each iteration, from 0, exactly `batch` prompts. It is asked once for each, and again by a run that was resumed: what it
-    /// gives must follow from the iteration alone.
+    /// Prompts of a function that returns exactly `batch` prompts for each iteration, from 0. A resumed run calls it again, so its result
+    /// must follow from the iteration alone.
     pub fn loader<P: Into<Prompt>>(batch: usize, mut load: impl FnMut(u64) -> Vec<P> + Send + 'static) -> Self {
         let load = move |iteration| load(iteration).into_iter().map(Into::into).collect();
         Self::of(Feed::Loader { load: Box::new(load), batch: batch.max(1), next: 0, loaded: None })
@@ -56,8 +56,7 @@ impl Prompts {
         Prompts { feed, metrics: None, left: None, map: None, admission: None, again: None }
     }
 
-    /// From a file with a `prompt` and an `answer` on each line; what else stands there goes to the metadata. Later epochs are shuffled
-    /// by `seed`.
+    /// Prompts of a file with a `prompt` and an `answer` on each line; other fields go to the metadata. `seed` shuffles later epochs.
     pub fn jsonl(path: impl AsRef<Path>, seed: u64) -> Result<Self, PromptsError> {
         let prompts = jsonl::load_prompts(path.as_ref(), "prompt", Some("answer"), None)?;
         Ok(Prompts::new(DataBuffer::new(prompts, seed)?))
@@ -68,12 +67,12 @@ impl Prompts {
         Ok(Prompts::new(DataBuffer::new(arithmetic::addition(digits).iter().map(Prompt::from), seed)?.shuffled()))
     }
 
-    /// Shuffles the first epoch too, of prompts that are given in an order.
+    /// Shuffles the first epoch too.
     pub fn shuffled(self) -> Self {
         Prompts { feed: self.feed.shuffled(), ..self }
     }
 
-    /// Every prompt as `map` makes it of what is in the data, such as a text as the turn of a conversation.
+    /// Applies `map` to every prompt, for example to wrap a text in a conversation.
     pub fn map(self, map: impl Fn(Prompt) -> Prompt + Send + 'static) -> Self {
         Prompts { map: Some(Box::new(map)), ..self }
     }
@@ -83,7 +82,7 @@ impl Prompts {
         Prompts { left: Some(n), ..self }
     }
 
-    /// What was under way, once; from then on the buffer goes on where the interrupted run stood.
+    /// Returns prompts that were in flight, once each. Afterwards the stream continues where the interrupted run stood.
     fn next_again(&mut self) -> Result<Option<Prompt>, StageError> {
         let Some(admission) = &self.admission else { return Ok(None) };
         if self.again.is_none() {

@@ -1,4 +1,4 @@
-//! Groups that were recorded, to learn from without a generator.
+//! Recorded groups, for training without a generator.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
@@ -12,31 +12,30 @@ use crate::data::{BufferState, Group, Prompt, RewardParts, Sample, Tokenizer};
 use crate::flow::StageError;
 use crate::observe::{Metric, Metrics};
 
-/// Recorded rollouts by the groups they were sampled in, in an order drawn anew for every pass. In memory is where they lie, not what they say.
+/// Recorded rollouts by group, in a new random order for every pass. Memory holds their positions, not their contents.
 pub struct RecordedGroups {
     data: DataSet<Recorded>,
     tokenizer: Arc<Tokenizer>,
-    /// The records of each group that is learned from, in the order of their first.
+    /// Records of each trained group, ordered by their first record.
     groups: Vec<Vec<u32>>,
     mixture: Mixture,
     seed: u64,
-    /// What the samples of each group earn, where that is not what was recorded.
+    /// Rewards of each group's samples that replace the recorded ones.
     rewards: Vec<Vec<(f64, RewardParts)>>,
     /// Groups that a filter rejects, or that could not be scored.
     rejected: Skips,
-    /// Rollouts that are learned from, and those of them whose policy said how likely their tokens were.
+    /// Numbers of trained rollouts, and of those with log-probabilities.
     rollouts: (usize, usize),
 }
 
 impl RecordedGroups {
-    /// Reads all rollouts once. Those that make no sense are left out and counted; so are groups that `filter` rejects. A record without a group
-    /// belongs to those with the same prompt in the same file.
+    /// Reads all rollouts once. Invalid rollouts and groups that `filter` rejects are skipped and counted. Records without a group form one
+    /// with those of the same prompt and file.
     pub fn open(spec: &DataSpec, tokenizer: &Arc<Tokenizer>, filter: &impl GroupFilter, seed: u64) -> Result<Self, StageError> {
         Self::open_scored(spec, tokenizer, None, filter, seed)
     }
 
-    /// The same with rewards of one's own, if `score` gives any: what each sample of a group earns, or why the group is left out. A group is scored
-    /// once, before the run, and filtered by what it earned.
+    /// Same with rewards by `score`, if it is set. A group is scored once, before the run, and filtered by these rewards.
     pub fn open_scored(
         spec: &DataSpec,
         tokenizer: &Arc<Tokenizer>,
@@ -91,25 +90,25 @@ impl RecordedGroups {
         Ok(RecordedGroups { data, tokenizer: tokenizer.clone(), groups, mixture, seed, rewards, rejected, rollouts })
     }
 
-    /// Groups that are learned from.
+    /// Number of trained groups.
     #[expect(clippy::len_without_is_empty, reason = "it cannot be empty")]
     pub fn len(&self) -> usize {
         self.groups.len()
     }
 
-    /// Identifies the data and its order, for checkpoints.
+    /// Identity of the data and its order, for checkpoints.
     pub fn state(&self) -> BufferState {
         let fingerprint = format!("recorded-{:016x}", self.data.fingerprint());
         BufferState { fingerprint, len: self.len(), seed: self.seed, shuffled: true, next: 0 }
     }
 
-    /// `batches` batches of `size` groups.
+    /// Returns a source of `batches` batches of `size` groups.
     pub fn batches(self, size: usize, batches: u64) -> Result<Supervised, SupervisedError> {
         Supervised::drawing("offline RL", Box::new(self), size, batches)
     }
 }
 
-/// What each sample of a group earns, with the parts of that, or why the group is left out.
+/// Function that returns the rewards of a group's samples, with their parts, or the reason to skip the group.
 pub type GroupScorer<'a> = &'a dyn Fn(Group) -> Result<Result<Vec<(f64, RewardParts)>, Skip>, StageError>;
 
 fn earn(group: &mut Group, earned: &[(f64, RewardParts)]) {
@@ -118,7 +117,7 @@ fn earn(group: &mut Group, earned: &[(f64, RewardParts)]) {
     }
 }
 
-/// A group, and how many of its rollouts say how likely their tokens were.
+/// Reads a group. Also returns the number of its rollouts with log-probabilities.
 fn read(data: &DataSet<Recorded>, tokenizer: &Tokenizer, records: &[u32]) -> Result<(Group, usize), StageError> {
     let mut with_log_probs = 0;
     let mut places: Vec<(u32, u32)> = Vec::with_capacity(records.len());
@@ -134,8 +133,8 @@ fn read(data: &DataSet<Recorded>, tokenizer: &Tokenizer, records: &[u32]) -> Res
     Ok((Group { prompt: Arc::new(Prompt { source, ..Prompt::default() }), samples, ..Group::default() }, with_log_probs))
 }
 
-/// Puts samples in the order of their places, so that the parts of a rollout stand together. Where those were not recorded, or make no sense
-/// together (two runs in one file, say), each record is a rollout of its own.
+/// Orders samples by their positions, so that the parts of a rollout are adjacent. If positions are missing or inconsistent (two runs in
+/// one file), each record is its own rollout.
 fn place(samples: &mut [Sample], places: &[(u32, u32)]) {
     let all: BTreeSet<(u32, u32)> = places.iter().copied().collect();
     let recorded = places.len() == samples.len() && all.len() == samples.len();
@@ -143,7 +142,7 @@ fn place(samples: &mut [Sample], places: &[(u32, u32)]) {
         (sample.index, sample.part) = if recorded { places[at] } else { (at as u32, 0) };
     }
     samples.sort_by_key(|sample| (sample.index, sample.part));
-    // One that was left out as senseless leaves no gap: what is first of a rollout is its part 0.
+    // A skipped record leaves no gap: the first record of a rollout is its part 0.
     for parts in samples.chunk_by_mut(|one, next| one.index == next.index) {
         parts.iter_mut().zip(0..).for_each(|(sample, part)| sample.part = part);
     }

@@ -1,4 +1,4 @@
-//! Ready samples for training without a generator, in batches of one size. Says how many, as `tracing` events, when the run begins.
+//! Source of ready samples for training without a generator. Reports their number as `tracing` events when the run begins.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -12,10 +12,10 @@ use crate::flow::{RunContext, Source, StageError};
 use crate::observe::Metrics;
 use crate::observe::logs::announce_training;
 
-/// Cycles over samples: batch `k` holds samples `k·size …` modulo their number, so that every batch is full, also when there are fewer
-/// samples than a batch takes. Each sample is a group of one, unless they come as groups. Those of data sets are read as they are drawn.
+/// Source of batches that cycles over samples. Batch `k` holds samples `k·size …` modulo their number, so every batch is full.
 ///
-/// Batches by tokens hold neighbours, too, but end with the last of the samples, so that batch `k` is the same in every round.
+/// Each sample is a group of one, unless samples come as groups. Samples of data sets are read when they are drawn. Batches by tokens
+/// hold neighbours, too, but end with the last sample, so batch `k` is the same in every pass.
 pub struct Supervised {
     kind: &'static str,
     what: Option<&'static str>,
@@ -41,12 +41,12 @@ impl Groups {
     }
 }
 
-/// What is drawn from data sets, whatever they hold.
+/// Groups drawn from data sets.
 pub(super) trait Draw: Send {
     fn draw(&mut self, number: u64) -> Result<Group, StageError>;
     /// Groups in an epoch.
     fn len(&self) -> usize;
-    /// Whether each is a single sample.
+    /// Returns true if each group is a single sample.
     fn is_single(&self) -> bool {
         false
     }
@@ -82,17 +82,17 @@ impl<T: Shape, F: FnMut(T) -> Result<Vec<Sample>, StageError> + Send> Draw for D
     }
 }
 
-/// What a batch holds.
+/// Size of a batch.
 #[derive(Clone, Debug)]
 enum Size {
-    /// So many groups.
+    /// Number of groups.
     Groups(usize),
-    /// By tokens: at most so many, and the runs of groups that makes.
+    /// Tokens at most, and the resulting ranges of groups.
     Tokens(usize, Vec<Range<usize>>),
 }
 
 impl Size {
-    /// Ordinals of a batch's groups.
+    /// Returns the ordinals of a batch's groups.
     fn batch(&self, number: u64, groups: usize) -> Range<u64> {
         match self {
             Size::Groups(size) => number * *size as u64..(number + 1) * *size as u64,
@@ -105,7 +105,7 @@ impl Size {
     }
 }
 
-/// Supervised training without something to train on.
+/// Error of supervised training without data.
 #[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SupervisedError {
     /// No samples.
@@ -117,13 +117,13 @@ pub enum SupervisedError {
 }
 
 impl Supervised {
-    /// `batches` batches of `size` samples.
+    /// Returns a source of `batches` batches of `size` samples.
     pub fn new(samples: Vec<Sample>, size: usize, batches: u64) -> Result<Self, SupervisedError> {
         let each = samples.into_iter().map(|sample| vec![sample]).collect();
         Self::grouped("SFT", each, size, batches)
     }
 
-    /// `batches` batches of `size` groups, such as pairs; `kind` says what is trained.
+    /// Returns a source of `batches` batches of `size` groups, such as pairs; `kind` names the training in logs.
     pub fn grouped(kind: &'static str, groups: Vec<Vec<Sample>>, size: usize, batches: u64) -> Result<Self, SupervisedError> {
         match (groups.len(), size) {
             (0, _) => Err(SupervisedError::NoSamples),
@@ -132,8 +132,8 @@ impl Supervised {
         }
     }
 
-    /// `batches` batches of as many groups in turn as have no more than `tokens` tokens together (a longer one is a batch), such that the costliest
-    /// is as cheap as can be. `cost`: of a sequence of that many tokens.
+    /// Returns a source of `batches` batches of at most `tokens` tokens each; a longer group is its own batch. The cuts minimise the largest
+    /// batch's cost; `cost` is that of a sequence of this many tokens.
     pub fn by_tokens(
         kind: &'static str,
         groups: Vec<Vec<Sample>>,
@@ -154,7 +154,7 @@ impl Supervised {
         Ok(Self::of(kind, Groups::Given(groups), Size::Tokens(tokens, runs), batches))
     }
 
-    /// `batches` batches of `size` records of data sets, each made a group of samples when it is drawn.
+    /// Returns a source of `batches` batches of `size` records of data sets. Each record becomes a group when it is drawn.
     pub fn drawn<T: Shape>(
         kind: &'static str,
         data: Mixed<T>,
@@ -176,17 +176,17 @@ impl Supervised {
         Supervised { kind, what: None, groups, size, next: 0, batches, announced: false, metrics: None }
     }
 
-    /// Says `what` there are so many of, when the run begins: `Samples` or `Groups` unless told otherwise.
+    /// Names the items in the report at the begin of the run. Default: `Samples` or `Groups`.
     pub fn called(self, what: &'static str) -> Self {
         Supervised { what: Some(what), ..self }
     }
 
-    /// Counts there what data sets hold, and what was left out.
+    /// Counts used and skipped records in these metrics.
     pub fn metrics(self, metrics: &Metrics) -> Self {
         Supervised { metrics: Some(metrics.clone()), ..self }
     }
 
-    /// Says what is trained on.
+    /// Reports the data.
     fn announce(&self) {
         let single = match &self.groups {
             Groups::Given(groups) => groups.iter().all(|samples| samples.len() == 1),
@@ -216,7 +216,7 @@ impl Supervised {
         Ok(Group { prompt: Arc::new(Prompt { ordinal, text, ..Prompt::clone(&prompt) }), samples, ..Group::default() })
     }
 
-    /// Batches in which each group comes once, a last one in part.
+    /// Number of batches of one pass over the groups; a partial last batch counts as a fraction.
     pub fn batches_per_epoch(&self) -> f64 {
         match &self.size {
             Size::Groups(size) => self.groups.len() as f64 / *size as f64,
@@ -224,14 +224,14 @@ impl Supervised {
         }
     }
 
-    /// Goes on after so many batches.
+    /// Resumes after this many batches.
     pub fn after(self, batches: u64) -> Self {
         Supervised { next: batches, ..self }
     }
 }
 
 impl Supervised {
-    /// Batch `id`, which counts from 0: it follows from its number alone.
+    /// Returns batch `id`, from 0. It follows from its number alone.
     pub fn batch(&mut self, id: u64) -> Result<Batch, StageError> {
         let ordinals = self.size.batch(id, self.groups.len());
         let groups = ordinals.map(|ordinal| self.group(ordinal)).collect::<Result<_, _>>()?;

@@ -1,4 +1,4 @@
-//! Weights as folders for engines elsewhere, and what an engine must find of a few texts under them.
+//! Export of weights to folders for remote engines, with the scores that verify them.
 
 use std::io;
 use std::path::Path;
@@ -14,38 +14,38 @@ use crate::model::{Compute, Delta, Dtype, FrozenWeights, ModelConfig, ModelError
 use crate::train::Policy;
 use crate::util::atomic_file;
 
-/// Weights that can't be handed over.
+/// Error of an export.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    /// The file system refused.
+    /// Error of the file system.
     #[error("writing weights for engines: {0}; they need a folder that engines can read, with room for engine.keep versions")]
     Io(#[from] io::Error),
-    /// The model's files.
+    /// Error of the model's files.
     #[error("writing weights for engines: {0}")]
     Model(#[from] ModelError),
-    /// The tokenizer's files.
+    /// Error of the tokenizer's files.
     #[error("writing weights for engines: {0}")]
     Tokenizer(#[from] TokenizerError),
 }
 
-/// Writes versions of one policy, in its folder's precision: whole models, or adapters alone where the weights come with adapters.
+/// Exporter of a policy's versions, in its folder's precision: whole models, or only adapters if the weights have adapters.
 pub struct Exporter {
     policy: Policy,
     untie: bool,
     texts: Vec<Vec<u32>>,
     tolerance: f64,
     releases: Mutex<Releases>,
-    /// The whole weights that were written last: what the next share with them is not written again.
+    /// Weights that were written last. Unchanged tensors are not written again.
     last: Mutex<Option<Release>>,
 }
 
-/// How many tokens follow the prompt in a text that probes: a policy that is sure of its answers would tell little by them.
+/// Random tokens after the prompt in a probe text: likely tokens would distinguish versions poorly.
 const DRAWN: usize = 12;
 
-/// Longest beginning of a prompt that is looked at.
+/// Longest beginning of a prompt in a probe text, in tokens.
 const PROMPT: usize = 64;
 
-/// What engines are asked to score: beginnings of prompts, with tokens behind them that no policy would say, as in a fixed draw.
+/// Returns texts for engines to score: beginnings of prompts, each with tokens of a fixed random draw.
 pub fn probe_texts(prompts: &[Vec<u32>], vocabulary: usize) -> Vec<Vec<u32>> {
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
     let mut draw = move || {
@@ -56,14 +56,14 @@ pub fn probe_texts(prompts: &[Vec<u32>], vocabulary: usize) -> Vec<Vec<u32>> {
 }
 
 impl Exporter {
-    /// Of a policy, whose present weights the servers are started with. `texts` are what engines are asked to score, and may differ by `tolerance`
+    /// Returns an exporter of a policy, whose present weights the servers start with. Engines score `texts`, with a tolerance of `tolerance`
     /// nats on average.
     pub fn new(policy: &Policy, releases: Releases, texts: Vec<Vec<u32>>, tolerance: f64) -> Self {
         let (policy, last) = (policy.clone(), Mutex::new(None));
         Exporter { policy, untie: false, texts, tolerance, releases: Mutex::new(releases), last }
     }
 
-    /// Writes a head of its own for a model whose head is its embedding: for servers that can't reload the other kind.
+    /// Writes a separate head for a model whose head is its embedding: for servers that can't reload tied heads.
     pub fn untie(self, untie: bool) -> Self {
         Exporter { untie, ..self }
     }
@@ -72,8 +72,8 @@ impl Exporter {
         if self.untie { self.policy.config().untied() } else { self.policy.config().clone() }
     }
 
-    /// Writes the policy's present weights, without any adapters over them, with its tokenizer into `folder`, replaced at once: what servers are
-    /// started from.
+    /// Writes the policy's present weights, without adapters, and its tokenizer into `folder`, which is replaced atomically. Servers start
+    /// from it.
     pub fn launch_folder(&self, folder: &Path) -> Result<(), ExportError> {
         let writing = folder.with_extension("writing");
         atomic_file::remove(&writing)?;
@@ -91,8 +91,8 @@ impl Exporter {
         Ok(delta)
     }
 
-    /// Writes a version and works out what engines must find. Costs a copy on disk of the tensors that changed and a forward pass over the probe's
-    /// texts.
+    /// Writes a version and computes the scores that engines must return. Costs a copy on disk of the changed tensors and a forward pass over
+    /// the probe texts.
     pub fn export(&self, version: Version, weights: &FrozenWeights) -> Result<Update, ExportError> {
         let weights = weights.read();
         let mut releases = self.releases.lock();
@@ -115,7 +115,7 @@ impl Exporter {
         Ok(Update { release, changed, probe: self.probe(&weights), adapter: false })
     }
 
-    /// What an engine must find under these weights.
+    /// Returns the probe of these weights: texts and the scores that an engine must return.
     pub fn probe(&self, weights: &Weights) -> Probe {
         let (config, dtype) = (self.policy.config(), self.policy.config().dtype);
         let _guard = tch::no_grad_guard();
@@ -123,7 +123,7 @@ impl Exporter {
         let untied = config.untied();
         let old_head = (config.shares_embedding() && !self.untie && weights.adapter.is_none())
             .then(|| score(&untied, &rounded(&weights.untied(config, &self.policy.weights()), dtype), &self.texts));
-        // Weights that have hardly moved have no old head to be told from the new one.
+        // Equal scores under the old and the new head can't show which one an engine uses.
         let apart = |old: &Vec<Vec<f64>>| -> Result<(), Disagreement> {
             crate::algo::compare_log_probs(&old.concat(), &expected.concat(), self.tolerance)
         };
@@ -132,12 +132,12 @@ impl Exporter {
     }
 }
 
-/// The numbers that a folder of this format holds, to compute with in f32.
+/// Rounds weights to the folder's number format; the result is f32.
 fn rounded(weights: &Weights, dtype: Dtype) -> Weights {
     weights.on(Compute::cpu(dtype)).on(Compute::cpu(Dtype::F32))
 }
 
-/// Log-probabilities of every token but the first, in double precision from single.
+/// Returns the log-probabilities of every token but the first, computed in f32.
 fn score(config: &ModelConfig, weights: &Weights, texts: &[Vec<u32>]) -> Vec<Vec<f64>> {
     let decoder = crate::model::Decoder::new(config, Arc::clone(&weights.layout));
     let views = decoder.views_of(&weights.on(Compute::cpu(Dtype::F32)));

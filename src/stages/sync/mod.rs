@@ -1,4 +1,4 @@
-//! How new weights reach the generators.
+//! Weight sync: new weights for the generators.
 
 #[cfg(feature = "torch")]
 mod export;

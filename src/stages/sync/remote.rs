@@ -1,10 +1,10 @@
-//! Weights for engines elsewhere: written to a folder, loaded, verified, and only then announced (laws V2 and V4).
+//! Weights for remote engines: written to a folder, loaded, verified, and only then announced (laws V2 and V4).
 //!
-//! Trained steps pass through at once; the sync goes on beside them, so that a slow engine holds the trainer up only where the staleness bound
-//! does. Of versions that come meanwhile the newest is next, and the others are never given. Between syncs, engines that wait for weights, for they
-//! failed or were started anew, are brought to the newest version.
+//! Trained steps pass through immediately, and the sync runs alongside, so a slow engine delays the trainer only through the staleness
+//! bound. Of the versions that arrive meanwhile, only the newest is synced. Between syncs, engines that failed or restarted get the newest
+//! version.
 //!
-//! Says `Synced weights to 2 engines (version 12)` as a `tracing` event. The stage fails when no engine holds a version.
+//! Logs `Synced weights to 2 engines (version 12)` as a `tracing` event. The stage fails when no engine holds a version.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -23,10 +23,10 @@ use crate::stages::sync::EvaluationHold;
 use crate::stages::train::Trained;
 use crate::train::Snapshot;
 
-/// How often engines that wait for weights are looked for.
+/// Interval of the checks for engines without the newest weights.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Tries of a version that no engine took, for as long as engines that are away are waited for.
+/// Retries of a version that no engine loaded, because all are unavailable.
 const TRIES: RetryPolicy = RetryPolicy {
     retries: u32::MAX,
     pause: Duration::from_secs(1),
@@ -37,12 +37,12 @@ const TRIES: RetryPolicy = RetryPolicy {
 type AnyError = Box<dyn Error + Send + Sync>;
 type Export<W> = Arc<dyn Fn(Version, &Arc<W>) -> Result<Update, AnyError> + Send + Sync>;
 
-/// Gives the weights that a training step brings along to engines elsewhere, and passes the step on.
+/// Stage that syncs a training step's weights to remote engines, and passes the step on.
 pub struct RemoteSync<W> {
     manager: Arc<WeightSyncManager>,
     export: Export<W>,
     to: WeightsTx<Synced>,
-    /// For stages of this process that read the weights themselves.
+    /// Edge for stages of this process that read the weights themselves.
     also: Option<WeightsTx<W>>,
     hold: Option<EvaluationHold>,
     patience: Duration,
@@ -55,7 +55,7 @@ pub struct RemoteSync<W> {
 type Job<T> = JoinHandle<Result<T, AnyError>>;
 
 impl<W: Send + Sync + 'static> RemoteSync<W> {
-    /// Gives what `export` writes to the engines of `manager`, and announces it on `to`.
+    /// Syncs the files that `export` writes to the engines of `manager`, and announces each version on `to`.
     pub fn new<E>(
         manager: WeightSyncManager,
         export: impl Fn(Version, &Arc<W>) -> Result<Update, E> + Send + Sync + 'static,
@@ -78,22 +78,22 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
         }
     }
 
-    /// Announces the weights themselves on this edge too, at the same time.
+    /// Publishes the weights themselves on this edge too, at the same time.
     pub fn also(self, also: WeightsTx<W>) -> Self {
         RemoteSync { also: Some(also), ..self }
     }
 
-    /// Keeps the version of a step that is evaluated on the same engines until that was done.
+    /// Keeps the version of a step on the engines until its evaluation is done.
     pub fn hold(self, hold: &EvaluationHold) -> Self {
         RemoteSync { hold: Some(hold.clone()), ..self }
     }
 
-    /// How long a version is tried again that no engine takes, since all are away: two minutes unless told otherwise. Then the stage fails.
+    /// Time limit of a version while all engines are unavailable; then the stage fails. Default: 120 seconds.
     pub fn patience(self, patience: Duration) -> Self {
         RemoteSync { patience, ..self }
     }
 
-    /// Says that weights were synced at most once in `n` steps, for runs that sync at every step.
+    /// Logs a sync at most once in `n` steps.
     pub fn log_every(self, n: u64) -> Self {
         RemoteSync { log_every: n, ..self }
     }
@@ -120,7 +120,7 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
         Work::Giving(job, step, weights)
     }
 
-    /// Gives what is to be given, unless the run stops.
+    /// Syncs everything pending, unless the run stops.
     async fn give(
         &mut self,
         io: &AsyncIo<Trained<W>, Trained<W>>,
@@ -161,7 +161,7 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
 }
 
 impl Retryable for SyncError {
-    /// An engine that is away may come back; one that holds wrong weights will do so again.
+    /// An unavailable engine may return; one with wrong weights fails again.
     fn outcome(&self) -> Outcome {
         match self {
             SyncError::NoneHolds { failures, .. } if failures.iter().any(|failure| failure.is_away()) => Outcome::Failed,
@@ -170,13 +170,13 @@ impl Retryable for SyncError {
     }
 }
 
-/// What is under way.
+/// Present work of the stage.
 enum Work<W> {
-    /// Nothing, until then.
+    /// None, until the next check.
     Idle(tokio::time::Instant),
-    /// A version is given.
+    /// Sync of a version.
     Giving(Job<SyncReport>, u64, Arc<W>),
-    /// Engines that wait for the newest are brought to it.
+    /// Sync of the newest version to engines without it.
     CatchingUp(Job<Option<SyncReport>>),
 }
 
@@ -195,7 +195,7 @@ impl<W: Send + Sync + 'static> Work<W> {
         Work::Idle(tokio::time::Instant::now() + LOOK)
     }
 
-    /// Waits for what is under way and says what came of it; then there is something else to begin.
+    /// Waits for the present work and logs its result.
     async fn ended(&mut self, sync: &mut RemoteSync<W>) -> Result<(), StageError> {
         let next = match self {
             Work::Idle(until) => {
@@ -259,7 +259,7 @@ impl<W: Send + Sync + 'static> AsyncStage for RemoteSync<W> {
             }
             io.send(trained).await?;
             sent += 1;
-            // Engines that come back meanwhile are brought to this version.
+            // Engines that return meanwhile get this version.
             while let Some(hold) = held {
                 tokio::select! {
                     () = hold.passed(sent) => break,
@@ -268,7 +268,7 @@ impl<W: Send + Sync + 'static> AsyncStage for RemoteSync<W> {
                 }
             }
         }
-        // What was trained last is given, too, unless the run stops.
+        // The last version is synced, too, unless the run stops.
         self.give(io, &mut work, &mut next).await
     }
 
@@ -283,7 +283,7 @@ impl<W: Send + Sync + 'static> AsyncStage for RemoteSync<W> {
     fn spec(&self) -> StageSpec {
         let spec = Admission::released_by(self.admission.as_ref(), StageSpec::task().publishes(self.id()));
         match &self.also {
-            // Nobody needs to read it.
+            // An edge without readers is not declared: none needs to read it.
             Some(also) if also.readers() > 0 => spec.publishes(also.id()),
             _ => spec,
         }
