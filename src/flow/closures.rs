@@ -40,18 +40,18 @@ pub fn flat_map<F: FnMut(In) -> Many, In, Many: IntoIterator<Item: Message>>(f: 
 }
 
 /// Stage on tokio that replaces each item with the output of `f`'s future; an error ends the run (law F3). Each
-/// [worker](PerItemAsync::workers) has one item in work.
-pub fn map_async<F, In, Out, Fut>(f: F) -> PerItemAsync<F, In, Out>
+/// [worker](PerItem::workers) has one item in work.
+pub fn map_async<F, In, Out, Fut>(f: F) -> PerItem<MapAsync, F, In, Out>
 where
     F: FnMut(In) -> Fut,
     Fut: Future<Output = Result<Out, StageError>>,
     Out: Message,
 {
-    PerItemAsync { f, spec: StageSpec::task().knob("workers"), copy: None, _types: PhantomData }
+    PerItem::new(f)
 }
 
 /// Stage that collects lists of `n` items. The last list may be shorter; a stop drops it.
-pub fn batch<T: Message>(n: usize) -> Batched<T> {
+pub fn batch<T: Message>(n: usize) -> impl Stage<In = T, Out = Vec<T>> {
     Batched { n: n.max(1), _type: PhantomData }
 }
 
@@ -134,6 +134,8 @@ pub struct Filter;
 pub struct FilterMap;
 /// See [`flat_map`].
 pub struct FlatMap;
+/// See [`map_async`].
+pub struct MapAsync;
 
 impl<F: FnMut(In) -> Out, In: Message, Out: Message> Apply<F, In, Out> for Map {
     fn apply(f: &mut F, item: In, io: &mut Io<In, Out>) -> Result<(), StageError> {
@@ -198,35 +200,7 @@ where
     }
 }
 
-/// Async closure called with every item; see [`map_async`].
-pub struct PerItemAsync<F, In, Out> {
-    f: F,
-    spec: StageSpec,
-    copy: Option<fn(&F) -> F>,
-    _types: PhantomData<fn(In) -> Out>,
-}
-
-impl<F, In, Out> PerItemAsync<F, In, Out> {
-    /// Number of tasks, each with a clone of the closure and one item in work. Default: 1.
-    pub fn workers(self, n: usize) -> Self
-    where
-        F: Clone,
-    {
-        PerItemAsync { spec: self.spec.workers(n), copy: Some(F::clone), ..self }
-    }
-
-    /// Restores the order of the items after several workers (law D6).
-    pub fn ordered(self) -> Self {
-        self.with(StageSpec::ordered)
-    }
-
-    /// Changes the stage's specification.
-    pub fn with(self, change: impl FnOnce(StageSpec) -> StageSpec) -> Self {
-        PerItemAsync { spec: change(self.spec), ..self }
-    }
-}
-
-impl<F, In, Out, Fut> AsyncStage for PerItemAsync<F, In, Out>
+impl<F, In, Out, Fut> AsyncStage for PerItem<MapAsync, F, In, Out>
 where
     F: FnMut(In) -> Fut + Send + 'static,
     Fut: Future<Output = Result<Out, StageError>> + Send,
@@ -250,12 +224,12 @@ where
 
     fn replica(&self) -> Option<Self> {
         let f = self.copy?(&self.f);
-        Some(PerItemAsync { f, spec: self.spec.clone(), copy: self.copy, _types: PhantomData })
+        Some(PerItem { f, spec: self.spec.clone(), copy: self.copy, _types: PhantomData })
     }
 }
 
 /// Stage that collects items into lists; see [`batch`].
-pub struct Batched<T> {
+struct Batched<T> {
     n: usize,
     _type: PhantomData<fn(T)>,
 }

@@ -56,9 +56,7 @@ mod window;
 
 pub use check::{GraphError, GraphErrors, GraphWarning};
 pub use clock::{State, Times};
-pub use closures::{
-    Batched, PerItem, PerItemAsync, Series, batch, filter, filter_map, flat_map, from_iter, map, map_async, try_map,
-};
+pub use closures::{PerItem, Series, batch, filter, filter_map, flat_map, from_iter, map, map_async, try_map};
 pub use context::RunContext;
 pub use control::{Control, Signal};
 pub use edge::Capacity;
@@ -67,7 +65,7 @@ pub use interrupts::Interrupts;
 pub use io::{AsyncIo, Io, TryRecv};
 pub(crate) use launch::{caught, panic_message};
 pub use message::Message;
-pub use nodes::{BoxedStage, IntoSink, IntoStage, SinkResult};
+pub use nodes::{BoxedStage, IntoStage};
 pub use plan::{EdgePlan, Graph, Kind, NodePlan, WeightsPlan};
 pub use port::Port;
 pub use report::{EdgeReport, Ended, Report, Snapshot, StageReport, WorkerTime};

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Folders of `src`, from the ground up.
-const LAYERS: [&str; 16] = [
-    "util", "net", "settings", "flow", "hub", "data", "observe", "algo", "model", "sandbox", "env", "engine", "train", "rollout",
-    "stages", "recipe",
+const LAYERS: [&str; 17] = [
+    "util", "net", "settings", "flow", "hub", "data", "observe", "algo", "judge", "model", "sandbox", "env", "engine", "train",
+    "rollout", "stages", "recipe",
 ];
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {

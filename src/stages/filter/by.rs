@@ -38,11 +38,10 @@ choices! {
 #[derive(Clone, Debug, Default, thiserror::Error, PartialEq, Eq)]
 #[error("the filter dropped {dropped} groups in a row ({}): there is nothing left to train on; if the task is learned, train fewer steps, \
          else loosen the filter or look at the rewards", by_reason(.reasons))]
-pub struct Exhausted {
-    /// Groups dropped in a row.
-    pub dropped: u64,
+struct Exhausted {
+    dropped: u64,
     /// Groups by reason.
-    pub reasons: BTreeMap<String, u64>,
+    reasons: BTreeMap<String, u64>,
 }
 
 /// Error of a filter that panicked.
@@ -65,7 +64,7 @@ impl Filter {
         Filter { filter: Box::new(filter), patience: None, fallback: Fallback::default(), admission: None }
     }
 
-    /// Ends the run with [`Exhausted`] after `groups` dropped groups in a row (at least 1), those that earlier stages dropped included.
+    /// Ends the run with an error after `groups` dropped groups in a row (at least 1), those that earlier stages dropped included.
     /// Default: 64 batches of the flow's batcher, or 2,048 groups in a flow without admission.
     pub fn patience(self, groups: u64) -> Self {
         Filter { patience: Some(groups.max(1)), ..self }

@@ -2,4 +2,4 @@
 
 mod by;
 
-pub use by::{Exhausted, Fallback, Filter, FilterPanicked};
+pub use by::{Fallback, Filter, FilterPanicked};
