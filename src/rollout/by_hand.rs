@@ -21,26 +21,16 @@ pub fn complete<E: TokenEngine>(
     run(&mut *rollouts, engine, prompts, group_size, params)
 }
 
-/// Settings of [`roll_out`].
-pub struct AgentRollouts<'a> {
-    /// Environment and limits.
-    pub agent: &'a Agent,
-    /// Tokenizer of the engine's model.
-    pub tokenizer: &'a Arc<Tokenizer>,
-    /// Sampling of turns; `max_new_tokens` is the longest turn.
-    pub params: &'a SamplingParams,
-    /// Number of rollouts for each prompt, at least 1.
-    pub group_size: usize,
-}
-
-/// Runs multi-turn rollouts of all prompts and returns the groups in the order of the prompts. Their
-/// ordinals must differ.
+/// Runs multi-turn rollouts, `group_size` for each prompt, and returns the groups in the order of the
+/// prompts. Their ordinals must differ. `max_new_tokens` is the longest turn.
 pub fn roll_out<E: TokenEngine>(
     engine: &mut E,
+    tokenizer: &Arc<Tokenizer>,
+    agent: &Agent,
     prompts: Vec<Prompt>,
-    rollouts: &AgentRollouts,
+    group_size: usize,
+    params: &SamplingParams,
 ) -> Result<Vec<Group>, EngineError> {
-    let AgentRollouts { agent, tokenizer, params, group_size } = *rollouts;
     let mut rollouts = RolloutContext::detached(tokenizer).rollouts(Some(agent), engine);
     run(&mut *rollouts, engine, prompts, group_size.max(1), params)
 }
@@ -74,11 +64,13 @@ fn run<E: TokenEngine>(
 /// turns makes several of one rollout.
 pub fn agent_rollout_to_sample<E: TokenEngine>(
     engine: &mut E,
+    tokenizer: &Arc<Tokenizer>,
+    agent: &Agent,
     prompt: Prompt,
-    rollouts: &AgentRollouts,
+    params: &SamplingParams,
 ) -> Result<Sample, EngineError> {
     let ordinal = prompt.ordinal;
-    let group = roll_out(engine, vec![prompt], &AgentRollouts { group_size: 1, ..*rollouts })?.pop();
+    let group = roll_out(engine, tokenizer, agent, vec![prompt], 1, params)?.pop();
     let sample = group.and_then(|mut group| group.samples.pop());
     sample.ok_or_else(|| EngineError::Prompt { ordinal, problem: "the rollout ended without a sample".to_owned() })
 }
@@ -104,8 +96,7 @@ where
 {
     let make = move || Toolbox::new(tools.clone(), executor.clone());
     let agent = Agent::new(make).parser(parser).max_turns(turns).stop_condition(stop_condition);
-    let rollouts = AgentRollouts { agent: &agent, tokenizer, params, group_size: 1 };
-    let mut sample = agent_rollout_to_sample(engine, Prompt::from(conversation), &rollouts)?;
+    let mut sample = agent_rollout_to_sample(engine, tokenizer, &agent, Prompt::from(conversation), params)?;
     sample.reward = Some(reward(&sample));
     Ok(sample)
 }

@@ -16,7 +16,7 @@ use crate::observe::logs::{Failure, JudgedAnswer};
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Scores the completions of one prompt, and returns the failures of those that it could not score.
-pub type EvalJudge = Arc<dyn Fn(Group) -> Result<(Group, Vec<Failure>), BoxError> + Send + Sync>;
+type EvalJudge = Arc<dyn Fn(Group) -> Result<(Group, Vec<Failure>), BoxError> + Send + Sync>;
 
 /// Prompts, sampling and judge of an evaluation.
 #[derive(Clone)]

@@ -23,11 +23,9 @@ pub use admission::{
     TrainingFlow,
 };
 pub use agent::{Agent, Turn};
-pub use by_hand::{
-    AgentRollouts, agent_rollout_to_sample, complete, create_multiturn_rollout, generate_conversation_turn, roll_out,
-};
+pub use by_hand::{agent_rollout_to_sample, complete, create_multiturn_rollout, generate_conversation_turn, roll_out};
 pub use eval_summary::EvalSummary;
-pub use evaluation::{EvalJudge, EvalSpec, Evaluation, EvaluationError};
+pub use evaluation::{EvalSpec, Evaluation, EvaluationError};
 pub use lost::{ENVIRONMENT_FAILURE, REFUSED, why_lost};
 use multi_turn::MultiTurn;
 use single_turn::SingleTurn;

@@ -11,9 +11,7 @@ use rollflow::data::chat::ChatTemplate;
 use rollflow::data::{ChatMessage, Spans};
 use rollflow::env::{Action, Deadline, EnvError, Environment, Episode, Functions, Grade, Step, ToolFormat, ToolSpec};
 use rollflow::prelude::*;
-use rollflow::rollout::{
-    Agent, AgentRollouts, agent_rollout_to_sample, create_multiturn_rollout, generate_conversation_turn, roll_out,
-};
+use rollflow::rollout::{Agent, agent_rollout_to_sample, create_multiturn_rollout, generate_conversation_turn, roll_out};
 use rollflow::stages::reward::{Scorers, score};
 use rollflow::train::assign_advantages;
 use serde_json::json;
@@ -48,8 +46,8 @@ fn capable(read: &str, _: u32) -> String {
 
 fn one(says: impl Fn(&str, u32) -> String + Send + Sync + 'static, agent: &Agent, max_new_tokens: usize) -> Sample {
     let tokenizer = tokenizer();
-    let rollouts = AgentRollouts { agent, tokenizer: &tokenizer, params: &params(max_new_tokens), group_size: 1 };
-    agent_rollout_to_sample(&mut Speaker::new(&tokenizer, says), sum(), &rollouts).unwrap()
+    let params = params(max_new_tokens);
+    agent_rollout_to_sample(&mut Speaker::new(&tokenizer, says), &tokenizer, agent, sum(), &params).unwrap()
 }
 
 #[test]
@@ -144,8 +142,8 @@ impl Environment for Faulty {
 #[test]
 fn f6_an_environment_that_panics_or_errs_costs_its_own_rollout_and_one_that_hangs_in_a_step_ends_it() {
     let (tokenizer, agent) = (tokenizer(), Agent::new(Faulty::default).step_timeout(Duration::from_secs(5)).workers(1));
-    let rollouts = AgentRollouts { agent: &agent, tokenizer: &tokenizer, params: &params(8), group_size: 4 };
-    let groups = roll_out(&mut Speaker::new(&tokenizer, |_, _| "go".into()), vec![sum()], &rollouts).unwrap();
+    let mut engine = Speaker::new(&tokenizer, |_, _| "go".into());
+    let groups = roll_out(&mut engine, &tokenizer, &agent, vec![sum()], 4, &params(8)).unwrap();
     let told = |index: usize, key: &str| groups[0].samples[index].metadata.get(key).cloned().unwrap_or_default();
     assert_eq!((told(0, "stop_reason"), told(0, "environment_reward")), (json!("step_timeout"), json!(0.0)), "that is a verdict");
     assert_eq!(groups[0].samples[0].status, Status::Truncated);
@@ -199,8 +197,8 @@ fn brittle(breaks: (u32, usize), panics: bool, retries: u32) -> (Sample, usize) 
     let make = move || Brittle { lives: lives.clone(), breaks, panics, turns: 0, broken: false };
     let (agent, counted) = (Agent::new(make).retries(retries), said.clone());
     let says = move |_: &str, _: u32| format!("turn {}", counted.fetch_add(1, SeqCst));
-    let rollouts = AgentRollouts { agent: &agent, tokenizer: &tokenizer, params: &params(12), group_size: 1 };
-    let sample = agent_rollout_to_sample(&mut Speaker::new(&tokenizer, says), sum(), &rollouts).unwrap();
+    let mut engine = Speaker::new(&tokenizer, says);
+    let sample = agent_rollout_to_sample(&mut engine, &tokenizer, &agent, sum(), &params(12)).unwrap();
     (sample, said.load(SeqCst))
 }
 
@@ -232,8 +230,8 @@ fn d2_r248_where_a_template_rewrites_turns_each_part_is_trained_and_the_rollout_
     // The second rollout thinks aloud, which the template forgets.
     let says = |read: &str, index: u32| format!("{}{}", if index == 1 { "hm! " } else { "" }, capable(read, index));
     let agent = calculator();
-    let rollouts = AgentRollouts { agent: &agent, tokenizer: &tokenizer, params: &params(64), group_size: 2 };
-    let groups = roll_out(&mut Speaker::new(&tokenizer, says), vec![sum()], &rollouts).unwrap();
+    let mut engine = Speaker::new(&tokenizer, says);
+    let groups = roll_out(&mut engine, &tokenizer, &agent, vec![sum()], 2, &params(64)).unwrap();
     let places: Vec<_> = groups[0].samples.iter().map(|sample| (sample.index, sample.part)).collect();
     assert_eq!(places, [(0, 0), (1, 0), (1, 1)]);
     let [_, first, second] = &groups[0].samples[..] else { panic!() };

@@ -11,7 +11,7 @@ use crate::speaker::Speaker;
 use rollflow::env::proxy::{AgentProxy, Launch, ProxyConfig};
 use rollflow::env::{ServedConfig, ServedEnvironment, ToolFormat};
 use rollflow::prelude::*;
-use rollflow::rollout::{Agent, AgentRollouts, roll_out};
+use rollflow::rollout::{Agent, roll_out};
 use serde_json::{Value, json};
 
 const LETTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n_";
@@ -31,8 +31,7 @@ fn groups(
 ) -> Vec<Group> {
     let tokenizer = Arc::new(Tokenizer::characters(LETTERS, 64).unwrap());
     let params = SamplingParams { max_new_tokens: 64, ..SamplingParams::default() };
-    let rollouts = AgentRollouts { agent, tokenizer: &tokenizer, params: &params, group_size: size };
-    roll_out(&mut Speaker::new(&tokenizer, says), prompts, &rollouts).unwrap()
+    roll_out(&mut Speaker::new(&tokenizer, says), &tokenizer, agent, prompts, size, &params).unwrap()
 }
 
 fn read(sample: &Sample) -> String {
@@ -182,8 +181,7 @@ print(json.dumps({"metadata": {"said": said, "pieces": sum(bool(delta.get("conte
     engine = engine.before_step(wait);
     let params = SamplingParams { max_new_tokens: 64, ..SamplingParams::default() };
     let agent = proxied(python(&format!("{ASK}{STREAM}{code}")));
-    let rollouts = AgentRollouts { agent: &agent, tokenizer: &tokenizer, params: &params, group_size: 1 };
-    let group = roll_out(&mut engine, vec![task], &rollouts).unwrap().remove(0);
+    let group = roll_out(&mut engine, &tokenizer, &agent, vec![task], 1, &params).unwrap().remove(0);
     let metadata = &group.samples[0].metadata;
     assert_eq!((&metadata["said"], &metadata["ended"]), (&json!("one two three"), &json!("stop")), "{metadata:?}");
     assert!(metadata["pieces"].as_u64().unwrap() >= 2, "{metadata:?}");
