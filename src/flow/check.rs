@@ -1,4 +1,5 @@
-//! Checks of a graph before it runs. All errors are reported together. Pure functions over plain data.
+//! Checks of a graph before it runs. All errors are reported together. Pure functions over plain
+//! data.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,7 +1,8 @@
 //! Time accounting of workers (law F4).
 //!
-//! A [`Meter`] is always in one [`State`]. A change of state reads the clock once and books the time since the last change, so the
-//! sum of the states equals wall-clock time to the nanosecond. An item that arrives without a wait costs no clock read.
+//! A [`Meter`] is always in one [`State`]. A change of state reads the clock once and books the
+//! time since the last change, so the sum of the states equals wall-clock time to the nanosecond.
+//! An item that arrives without a wait costs no clock read.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -90,7 +91,8 @@ impl Times {
     }
 }
 
-/// Clock of a run, in nanoseconds since its begin, and the way its workers wait: on this machine or a simulated one.
+/// Clock of a run, in nanoseconds since its begin, and the way its workers wait: on this machine or
+/// a simulated one.
 #[derive(Clone, Debug)]
 pub(crate) enum Clock {
     Machine(Instant),
@@ -252,7 +254,8 @@ impl Meter {
         ledger.state = Some(state);
     }
 
-    /// Wall-clock time and time by state until now. Their sums agree exactly, also while the worker runs.
+    /// Wall-clock time and time by state until now. Their sums agree exactly, also while the worker
+    /// runs.
     pub(crate) fn read(&self) -> (u64, Times) {
         let ledger = self.ledger();
         let mut spent = ledger.spent;

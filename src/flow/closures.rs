@@ -1,4 +1,5 @@
-//! Closures as stages: [`map`], [`try_map`], [`filter`], [`filter_map`], [`flat_map`], [`map_async`]; and [`batch`], [`from_iter`].
+//! Closures as stages: [`map`], [`try_map`], [`filter`], [`filter_map`], [`flat_map`],
+//! [`map_async`]; and [`batch`], [`from_iter`].
 
 use std::marker::PhantomData;
 
@@ -39,8 +40,8 @@ pub fn flat_map<F: FnMut(In) -> Many, In, Many: IntoIterator<Item: Message>>(f: 
     PerItem::new(f)
 }
 
-/// Stage on tokio that replaces each item with the output of `f`'s future; an error ends the run (law F3). Each
-/// [worker](PerItem::workers) has one item in work.
+/// Stage on tokio that replaces each item with the output of `f`'s future; an error ends the run
+/// (law F3). Each [worker](PerItem::workers) has one item in work.
 pub fn map_async<F, In, Out, Fut>(f: F) -> PerItem<MapAsync, F, In, Out>
 where
     F: FnMut(In) -> Fut,

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use super::weights::flow_weights;
 use super::{WeightsRx, WeightsTx};
 
-/// Settings that the stages of one flow share: the seed, the run folder, and one value of each other type.
+/// Settings that the stages of one flow share: the seed, the run folder, and one value of each
+/// other type.
 ///
 /// A stage takes what it needs from here in its `attach`, when it is put on the graph.
 #[derive(Default)]
@@ -54,20 +55,23 @@ impl RunContext {
         }
     }
 
-    /// Shares `value` with the stages that are put on the graph afterwards. Replaces the value of the same type.
+    /// Shares `value` with the stages that are put on the graph afterwards. Replaces the value of
+    /// the same type.
     pub fn insert<T: Any + Send>(&mut self, value: T) {
         let value = Value { name: type_name::<T>(), value: Box::new(value) };
         self.values.insert(TypeId::of::<T>(), value);
     }
 
-    /// Has `reader` read the flow's edge for weights of this type, unless it reads another edge already.
+    /// Has `reader` read the flow's edge for weights of this type, unless it reads another edge
+    /// already.
     pub fn subscribe<W: Send + Sync + 'static>(&mut self, reader: &mut WeightsRx<W>) {
         if !reader.id().has_weights_or_publisher() {
             *reader = self.edge().from.clone();
         }
     }
 
-    /// Publishing end of the flow's edge for weights of this type. It belongs to the first stage that asks.
+    /// Publishing end of the flow's edge for weights of this type. It belongs to the first stage
+    /// that asks.
     pub fn publisher<W: Send + Sync + 'static>(&mut self) -> Option<WeightsTx<W>> {
         self.edge().to.take()
     }

@@ -1,17 +1,21 @@
 //! End, drain, stop (law F5).
 //!
-//! Nothing waits for a signal at a channel: signals travel in band, as ends of edges. *Drain* makes the sources end; *stop* makes
-//! every stage see the end of its input at its next receive. Then ends cascade: stages downstream find their input closed, stages
-//! upstream find their output closed.
+//! Nothing waits for a signal at a channel: signals travel in band, as ends of edges. *Drain* makes
+//! the sources end; *stop* makes every stage see the end of its input at its next receive. Then
+//! ends cascade: stages downstream find their input closed, stages upstream find their output
+//! closed.
 //!
 //! Why no wait outlives a stop, by induction over the acyclic data graph (law F2):
 //! - A sink never sends. At its next receive its input has ended, or it waits at an empty edge.
-//! - A stage blocked in a send waits at a full edge, so its consumer will not wait for input: it returns to a receive, or waits in a
-//!   send itself, further down, where the same holds. Each ends, and a send whose consumer is gone fails.
-//! - A stage waiting at an empty edge has producers that are not blocked there; the sources among them end, and with them the edge.
+//! - A stage blocked in a send waits at a full edge, so its consumer will not wait for input: it
+//!   returns to a receive, or waits in a send itself, further down, where the same holds. Each
+//!   ends, and a send whose consumer is gone fails.
+//! - A stage waiting at an empty edge has producers that are not blocked there; the sources among
+//!   them end, and with them the edge.
 //! - Waits for admission and for weights are on `watch` cells, which the signal wakes.
 //!
-//! What remains is a stage's own code, which must come back to a receive, a send or its end by itself.
+//! What remains is a stage's own code, which must come back to a receive, a send or its end by
+//! itself.
 
 use std::sync::Arc;
 
@@ -73,7 +77,8 @@ impl Control {
         *self.0.asked.borrow()
     }
 
-    /// Raises the request for a reason of the engine: a failure, a stage that returned early, no sink left.
+    /// Raises the request for a reason of the engine: a failure, a stage that returned early, no
+    /// sink left.
     pub(crate) fn raise(&self, to: Signal) {
         self.0.level.fetch_max(to as u8, Ordering::AcqRel);
         self.0.signal.send_if_modified(|signal| {

@@ -1,12 +1,14 @@
 //! Exact number of a run's active workers, to detect a stall (law F7).
 //!
-//! A worker is active from before it starts until it is gone, except while it waits. It waits when its thread or task has only a wait
-//! of the engine left: for input, room, credit or weights. A wake-up makes it active again before it takes effect. So the count is 0
-//! only when every worker waits and none was woken.
+//! A worker is active from before it starts until it is gone, except while it waits. It waits when
+//! its thread or task has only a wait of the engine left: for input, room, credit or weights. A
+//! wake-up makes it active again before it takes effect. So the count is 0 only when every worker
+//! waits and none was woken.
 //!
-//! A task may await more than the engine's waits, such as a timer or a socket alongside a receive. Whatever can wake it holds a clone
-//! of its waker. The engine's own waits get another waker ([`Presence`]), so a clone of the task's ([`Outer`]) belongs to something
-//! else, and the task counts as active.
+//! A task may await more than the engine's waits, such as a timer or a socket alongside a receive.
+//! Whatever can wake it holds a clone of its waker. The engine's own waits get another waker
+//! ([`Presence`]), so a clone of the task's ([`Outer`]) belongs to something else, and the task
+//! counts as active.
 //!
 //! Cost: a few atomic operations a wait; none if an item or room is available.
 
@@ -24,7 +26,8 @@ use super::sync::point;
 pub(crate) struct Crew {
     active: AtomicUsize,
     wakeups: AtomicU64,
-    /// Called by the worker that leaves none active. May run inside a wake-up, so it must not block.
+    /// Called by the worker that leaves none active. May run inside a wake-up, so it must not
+    /// block.
     idle: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -38,7 +41,8 @@ impl Crew {
         self.active.load(SeqCst) == 0
     }
 
-    /// Number of times that a worker became active. Two idle readings with equal numbers: idle in between.
+    /// Number of times that a worker became active. Two idle readings with equal numbers: idle in
+    /// between.
     pub(crate) fn wakeups(&self) -> u64 {
         self.wakeups.load(SeqCst)
     }

@@ -1,10 +1,12 @@
 //! Edge: a bounded queue of items, each with token credit (law F1).
 //!
-//! A producer takes as much credit as its item has tokens, then a place in the queue, and waits for either. The credit returns when
-//! the item is popped, or dropped unread because the consumer is gone. An item larger than the whole capacity takes all of it, so it
-//! travels alone. When the last consumer is gone, the queue disconnects and the credit closes, so no producer waits in vain.
+//! A producer takes as much credit as its item has tokens, then a place in the queue, and waits for
+//! either. The credit returns when the item is popped, or dropped unread because the consumer is
+//! gone. An item larger than the whole capacity takes all of it, so it travels alone. When the last
+//! consumer is gone, the queue disconnects and the credit closes, so no producer waits in vain.
 //!
-//! The queue is a flume channel, which serves async tasks and OS threads alike. Only this file and `sync` depend on it.
+//! The queue is a flume channel, which serves async tasks and OS threads alike. Only this file and
+//! `sync` depend on it.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Declaration of a graph: typed [`Port`]s over plain data.
 //!
-//! Ports carry the types, so wrong wiring does not compile. A node is plain data and a closure that makes its jobs once the edges
-//! exist.
+//! Ports carry the types, so wrong wiring does not compile. A node is plain data and a closure that
+//! makes its jobs once the edges exist.
 
 use std::any::Any;
 use std::fmt;
@@ -83,7 +83,8 @@ impl Flow {
         self
     }
 
-    /// Shares `value` with the stages ([`RunContext::get`]). Call it before the stages are put on the graph.
+    /// Shares `value` with the stages ([`RunContext::get`]). Call it before the stages are put on
+    /// the graph.
     pub fn share<T: Any + Send>(mut self, value: T) -> Self {
         self.context_for("share").insert(value);
         self
@@ -106,8 +107,9 @@ impl Flow {
         port
     }
 
-    /// Adds a stage after `input`: any [`Stage`](super::Stage) or [`AsyncStage`](super::AsyncStage), such as [`map`](super::map).
-    /// A port of another type does not compile:
+    /// Adds a stage after `input`: any [`Stage`](super::Stage) or
+    /// [`AsyncStage`](super::AsyncStage), such as [`map`](super::map). A port of another type does
+    /// not compile:
     ///
     /// ```compile_fail
     /// # use rollflow::flow::{Flow, from_iter, map};
@@ -138,7 +140,8 @@ impl Flow {
         self.jobs(node, move |until| vec![(sink.job)(input.slot.rx(), until.clone())]);
     }
 
-    /// Copies every item of `input` to `branches` ports. The slowest branch holds back the others (law F1).
+    /// Copies every item of `input` to `branches` ports. The slowest branch holds back the others
+    /// (law F1).
     pub fn tee<T: Message + Clone>(&mut self, name: &str, input: Port<T>, branches: usize) -> Vec<Port<T>> {
         let node = self.node(name, Kind::Tee, &StageSpec::task(), false);
         self.connect(node, &input);
@@ -174,8 +177,8 @@ impl Flow {
         self
     }
 
-    /// Calls `look` with the first item and every `every_n`-th after it, before it enters the edge. `look` runs in the producer, in
-    /// the state *busy*, so it must return quickly.
+    /// Calls `look` with the first item and every `every_n`-th after it, before it enters the edge.
+    /// `look` runs in the producer, in the state *busy*, so it must return quickly.
     pub fn tap<T: Message>(&mut self, port: &Port<T>, every_n: u64, look: impl FnMut(&T) + Send + 'static) -> &mut Self {
         let tap = Tap { every: every_n.max(1), seen: 0, look: Box::new(look) };
         port.slot.taps.lock().push(tap);
@@ -203,22 +206,26 @@ impl Flow {
         self.problems(&Until::finished())
     }
 
-    /// Returns a handle that drains or stops the run from another thread. Valid before, during and after the run.
+    /// Returns a handle that drains or stops the run from another thread. Valid before, during and
+    /// after the run.
     pub fn handle(&self) -> Control {
         self.control.clone()
     }
 
-    /// Takes Ctrl-C and SIGTERM from `interrupts`, also those before the run. Default: the run listens by itself while it lasts.
+    /// Takes Ctrl-C and SIGTERM from `interrupts`, also those before the run. Default: the run
+    /// listens by itself while it lasts.
     pub fn interrupted_by(&mut self, interrupts: &Interrupts) -> &mut Self {
         self.interrupts = Some(interrupts.clone());
         self
     }
 
-    /// Time limit of a run in which no stage can make progress, before it ends with [`RunError::Stalled`]. Default: 30 seconds.
+    /// Time limit of a run in which no stage can make progress, before it ends with
+    /// [`RunError::Stalled`]. Default: 30 seconds.
     ///
-    /// Within it, code outside the graph may raise a [`Window`] or publish weights. `Duration::MAX` is no limit, for a flow that is
-    /// driven from outside. A stage that computes, or awaits a timer or a socket, makes progress. If the stages wait only for each
-    /// other, the run ends immediately.
+    /// Within it, code outside the graph may raise a [`Window`] or publish weights. `Duration::MAX`
+    /// is no limit, for a flow that is driven from outside. A stage that computes, or awaits a
+    /// timer or a socket, makes progress. If the stages wait only for each other, the run ends
+    /// immediately.
     pub fn stall_timeout(&mut self, time: Duration) -> &mut Self {
         self.stall_timeout = time;
         self
@@ -229,21 +236,25 @@ impl Flow {
         self.stats.clone()
     }
 
-    /// Checks the graph, runs it and joins everything that it started (law F3). Afterwards the flow is empty.
+    /// Checks the graph, runs it and joins everything that it started (law F3). Afterwards the flow
+    /// is empty.
     ///
-    /// The first Ctrl-C drains the run, the second stops it, and the third ends the process with code 130. The signal handler stays
-    /// installed after the run: a program with several runs gives them one [`Interrupts`].
+    /// The first Ctrl-C drains the run, the second stops it, and the third ends the process with
+    /// code 130. The signal handler stays installed after the run: a program with several runs
+    /// gives them one [`Interrupts`].
     ///
     /// # Panics
-    /// When called from async code, because it blocks its thread. Use `tokio::task::spawn_blocking` there.
+    /// When called from async code, because it blocks its thread. Use `tokio::task::spawn_blocking`
+    /// there.
     pub fn run(&mut self, until: Until) -> Result<Report, RunError> {
         self.run_on(None, until)
     }
 
     /// Runs the graph like [`Flow::run`], on a simulated machine and in its time.
     ///
-    /// Every stage runs, closures included. Time passes only in waits at edges, for admission and for weights, and where
-    /// [`Simulation`] says so. A stage that waits for a socket or a timer of tokio can't be simulated.
+    /// Every stage runs, closures included. Time passes only in waits at edges, for admission and
+    /// for weights, and where [`Simulation`] says so. A stage that waits for a socket or a timer of
+    /// tokio can't be simulated.
     pub fn simulate(&mut self, simulation: &Simulation, until: Until) -> Result<Report, RunError> {
         self.run_on(Some(simulation), until)
     }

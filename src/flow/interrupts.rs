@@ -1,10 +1,11 @@
 //! Ctrl-C and SIGTERM, counted for every run of a program (law F5).
 //!
-//! The first drains the run, the second stops it, and the third ends the process with code 130, for a stage that never returns. The
-//! count outlives a run: a signal between two runs counts for the next.
+//! The first drains the run, the second stops it, and the third ends the process with code 130, for
+//! a stage that never returns. The count outlives a run: a signal between two runs counts for the
+//! next.
 //!
-//! SIGTERMs within a second count once: schedulers send one to a process and to its group, or repeat it immediately. Every Ctrl-C
-//! counts.
+//! SIGTERMs within a second count once: schedulers send one to a process and to its group, or
+//! repeat it immediately. Every Ctrl-C counts.
 
 use std::io;
 use std::sync::Arc;
@@ -22,9 +23,10 @@ const SEPARATE: Duration = Duration::from_secs(1);
 
 /// Listener for Ctrl-C and SIGTERM, until its last clone is dropped.
 ///
-/// A program with several runs gives one to each flow ([`Flow::interrupted_by`](super::Flow::interrupted_by)). A flow without one
-/// listens while it runs. Costs one thread, `interrupts`. The signal handler stays installed: afterwards neither signal ends the
-/// process by default.
+/// A program with several runs gives one to each flow
+/// ([`Flow::interrupted_by`](super::Flow::interrupted_by)). A flow without one listens while it
+/// runs. Costs one thread, `interrupts`. The signal handler stays installed: afterwards neither
+/// signal ends the process by default.
 #[derive(Clone, Debug)]
 pub struct Interrupts {
     presses: watch::Receiver<u32>,

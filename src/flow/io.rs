@@ -1,5 +1,5 @@
-//! Input and output of a worker. The runner owns every wait (law F4): each is one future that books its state, with two interfaces,
-//! [`Io`] for OS threads and [`AsyncIo`] for tokio tasks.
+//! Input and output of a worker. The runner owns every wait (law F4): each is one future that books
+//! its state, with two interfaces, [`Io`] for OS threads and [`AsyncIo`] for tokio tasks.
 //!
 //! An item that is available, or has room, needs no wait: no clock is read and no state changes.
 
@@ -179,8 +179,8 @@ impl<In: Message, Out: Message> AsyncIo<In, Out> {
         AsyncIo { inlet: Inlet::new(rx, seat.clone()), outlet: Outlet::new(tx, seat), order, ticket: None }
     }
 
-    /// Receives the next item, waiting in the state *starved*. Returns `None` at the end, after a drain, and immediately when the run
-    /// stops; [`AsyncIo::signal`] distinguishes them.
+    /// Receives the next item, waiting in the state *starved*. Returns `None` at the end, after a
+    /// drain, and immediately when the run stops; [`AsyncIo::signal`] distinguishes them.
     ///
     /// Not cancel-safe: await it to its end, not as a branch of a `select!`.
     pub async fn recv(&mut self) -> Result<Option<In>, StageError> {
@@ -206,8 +206,8 @@ impl<In: Message, Out: Message> AsyncIo<In, Out> {
         })
     }
 
-    /// Sends an item, waiting for room in the state *blocked*. Fails with [`StageError::closed`] when downstream is gone; the item is
-    /// lost, and `?` returns the error.
+    /// Sends an item, waiting for room in the state *blocked*. Fails with [`StageError::closed`]
+    /// when downstream is gone; the item is lost, and `?` returns the error.
     ///
     /// Not cancel-safe: a dropped future may drop the item.
     pub async fn send(&mut self, item: Out) -> Result<(), StageError> {
@@ -217,10 +217,11 @@ impl<In: Message, Out: Message> AsyncIo<In, Out> {
         }
     }
 
-    /// Waits for weights of version `at_least` (0: any) or newer, in the state *weights*. Cancel-safe.
+    /// Waits for weights of version `at_least` (0: any) or newer, in the state *weights*.
+    /// Cancel-safe.
     ///
-    /// Fails with [`StageError::closed`] when the run stops, or ends and the publisher is gone. Fails with an error when the publisher
-    /// ends earlier.
+    /// Fails with [`StageError::closed`] when the run stops, or ends and the publisher is gone.
+    /// Fails with an error when the publisher ends earlier.
     pub async fn wait_weights<W>(&mut self, rx: &mut WeightsRx<W>, at_least: u64) -> Result<(u64, Arc<W>), StageError> {
         if let Some(latest) = rx.latest().filter(|(version, _)| *version >= at_least) {
             return Ok(latest);
@@ -256,7 +257,8 @@ impl<In: Message, Out: Message> AsyncIo<In, Out> {
         self.inlet.seat.control.signal()
     }
 
-    /// Waits until the run stops, so that a stage can abandon work outside the graph. A drain does not count. Cancel-safe.
+    /// Waits until the run stops, so that a stage can abandon work outside the graph. A drain does
+    /// not count. Cancel-safe.
     pub async fn stopped(&self) {
         self.inlet.seat.control.reached(Signal::Stop).await;
     }
@@ -318,7 +320,8 @@ impl<In: Message, Out: Message> AsyncIo<In, Out> {
     }
 }
 
-/// Input and output of a worker of a [`Stage`](super::Stage). The calls of [`AsyncIo`], blocking the OS thread.
+/// Input and output of a worker of a [`Stage`](super::Stage). The calls of [`AsyncIo`], blocking
+/// the OS thread.
 pub struct Io<In, Out>(pub(crate) AsyncIo<In, Out>);
 
 impl<In: Message, Out: Message> Io<In, Out> {

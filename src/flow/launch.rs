@@ -1,7 +1,8 @@
 //! Jobs: one per worker, each owning its ends.
 //!
-//! A job settles before it drops its ends: a failure is reported, and the run stopped, before neighbours can see an edge close. So the
-//! first failure that reaches the runner is the root cause (law F3).
+//! A job settles before it drops its ends: a failure is reported, and the run stopped, before
+//! neighbours can see an edge close. So the first failure that reaches the runner is the root cause
+//! (law F3).
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,7 +33,8 @@ impl Post {
         }
     }
 
-    /// Records how a worker's code ended, while it still holds its ends. `ended`: it received the end of its input, or has none.
+    /// Records how a worker's code ended, while it still holds its ends. `ended`: it received the
+    /// end of its input, or has none.
     pub(crate) fn settle(&self, result: thread::Result<Result<(), StageError>>, ended: bool) {
         let cause = match result {
             Ok(Ok(())) => None,

@@ -10,7 +10,8 @@ use std::sync::Arc;
     note = "for a type of another crate, wrap it in a type of your own"
 )]
 pub trait Message: Send + 'static {
-    /// Number of tokens, 0 by default. Called once per hop: keep it cheap, and constant while the message is in flight.
+    /// Number of tokens, 0 by default. Called once per hop: keep it cheap, and constant while the
+    /// message is in flight.
     fn tokens(&self) -> usize {
         0
     }

@@ -1,8 +1,10 @@
-//! Dataflow engine: a typed graph of stages joined by bounded edges, without concepts of language models.
+//! Dataflow engine: a typed graph of stages joined by bounded edges, without concepts of language
+//! models.
 //!
-//! A [`Flow`] is declared from top to bottom: sources, stages, tees, merges and sinks, each on the typed [`Port`]s of the nodes before
-//! it. Stages take what they share from the flow's [`RunContext`]. [`Flow::run`] checks the graph, runs every stage on a named OS
-//! thread or a tokio task, joins all of them and returns a [`Report`].
+//! A [`Flow`] is declared from top to bottom: sources, stages, tees, merges and sinks, each on the
+//! typed [`Port`]s of the nodes before it. Stages take what they share from the flow's
+//! [`RunContext`]. [`Flow::run`] checks the graph, runs every stage on a named OS thread or a tokio
+//! task, joins all of them and returns a [`Report`].
 //!
 //! ```
 //! use rollflow::flow::{Flow, Until, from_iter, map};
@@ -18,11 +20,14 @@
 //!
 //! Laws held here:
 //! - F1: every edge is bounded in items and tokens ([`Capacity`]); a full edge blocks its producer.
-//! - F2: data flows one way; the one feedback is a [`weights`] edge, where the newest version wins and nothing blocks.
-//! - F3: a failing stage stops the others; all are joined; the root cause comes first in [`RunError`].
+//! - F2: data flows one way; the one feedback is a [`weights`] edge, where the newest version wins
+//!   and nothing blocks.
+//! - F3: a failing stage stops the others; all are joined; the root cause comes first in
+//!   [`RunError`].
 //! - F4: the runner owns every wait, so each worker's time is the exact sum of its [`State`]s.
 //! - F5: *end*, *drain* and *stop* travel in band. See [`Control`] for why no wait outlives them.
-//! - F7: a run that can't make progress ends with [`RunError::Stalled`], which names what each stage waits for.
+//! - F7: a run that can't make progress ends with [`RunError::Stalled`], which names what each
+//!   stage waits for.
 
 mod check;
 mod clock;

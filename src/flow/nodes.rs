@@ -29,8 +29,8 @@ pub struct OnTokio;
 /// Marks a closure.
 pub struct ByClosure;
 
-/// Argument of [`Flow::stage`](super::Flow::stage): every [`Stage`] and every [`AsyncStage`]. Implement those instead; `Place`
-/// distinguishes the two.
+/// Argument of [`Flow::stage`](super::Flow::stage): every [`Stage`] and every [`AsyncStage`].
+/// Implement those instead; `Place` distinguishes the two.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a stage that takes `{In}`",
     label = "wired to a port of `{In}`",
@@ -137,8 +137,8 @@ pub struct SinkNode<T> {
     pub(crate) job: Box<dyn FnOnce(Rx<T>, Until) -> Job + Send>,
 }
 
-/// Argument of [`Flow::sink`](super::Flow::sink): every [`Sink`], and closures `FnMut(T)` or `FnMut(T) -> Result<(), StageError>`.
-/// Implement [`Sink`] instead; `By` distinguishes them.
+/// Argument of [`Flow::sink`](super::Flow::sink): every [`Sink`], and closures `FnMut(T)` or
+/// `FnMut(T) -> Result<(), StageError>`. Implement [`Sink`] instead; `By` distinguishes them.
 #[diagnostic::on_unimplemented(message = "`{Self}` is not a sink that takes `{T}`", label = "wired to a port of `{T}`")]
 pub trait IntoSink<T, By> {
     /// Prepares the node for wiring.
@@ -209,7 +209,8 @@ impl<T: Message, R: SinkResult, F: FnMut(T) -> R + Send + 'static> Sink for Each
     }
 }
 
-/// Sends every item to every branch, in order. The slowest branch delays the others once their edges are full.
+/// Sends every item to every branch, in order. The slowest branch delays the others once their
+/// edges are full.
 pub(crate) fn tee<T: Message + Clone>(rx: Rx<T>, branches: Vec<Tx<T>>) -> Job {
     Job::task(async move |post: Post| {
         let mut inlet = Inlet::new(rx, post.seat.clone());
@@ -232,7 +233,8 @@ pub(crate) fn tee<T: Message + Clone>(rx: Rx<T>, branches: Vec<Tx<T>>) -> Job {
     })
 }
 
-/// Forwards one input of a merge. Each input has its own worker, so no wait is a branch of a `select!`.
+/// Forwards one input of a merge. Each input has its own worker, so no wait is a branch of a
+/// `select!`.
 pub(crate) fn merge<T: Message>(rx: Rx<T>, tx: Tx<T>) -> Job {
     Job::task(async move |post: Post| {
         let mut inlet = Inlet::new(rx, post.seat.clone());

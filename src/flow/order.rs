@@ -1,8 +1,9 @@
 //! Order of items after several workers (law D6).
 //!
-//! A worker draws a ticket with every item, under one lock, so tickets number items in the order of the edge. It sends only when all
-//! earlier tickets are done. A ticket is done when its worker asks for the next item or ends. The workers themselves are the reorder
-//! buffer: each holds at most one finished item, in the state *blocked*.
+//! A worker draws a ticket with every item, under one lock, so tickets number items in the order of
+//! the edge. It sends only when all earlier tickets are done. A ticket is done when its worker asks
+//! for the next item or ends. The workers themselves are the reorder buffer: each holds at most one
+//! finished item, in the state *blocked*.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -43,7 +44,8 @@ impl Ticket {
         self.turnstile.line.borrow().turn == self.number
     }
 
-    /// Waits until all earlier tickets are done. Every holder works, sends or is gone, so the wait ends. Cancel-safe.
+    /// Waits until all earlier tickets are done. Every holder works, sends or is gone, so the wait
+    /// ends. Cancel-safe.
     pub(crate) async fn turn(&self) {
         let mut line = self.turnstile.line.subscribe();
         line.wait_for(|line| line.turn == self.number).await.expect("the sender lives in the turnstile");

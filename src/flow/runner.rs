@@ -1,4 +1,5 @@
-//! Runner of a checked graph: starts an OS thread or a tokio task for every worker, records how each ends, and joins all (law F3).
+//! Runner of a checked graph: starts an OS thread or a tokio task for every worker, records how
+//! each ends, and joins all (law F3).
 
 use std::error::Error;
 use std::fmt;
@@ -77,7 +78,8 @@ pub enum RunError {
     #[error("the run could not be started: {0}")]
     Start(#[source] std::io::Error),
     /// Stalled: no stage could make progress (law F7). Each waited for another, or longer than
-    /// [`Flow::stall_timeout`](super::Flow::stall_timeout) for code outside the graph. Everything was joined.
+    /// [`Flow::stall_timeout`](super::Flow::stall_timeout) for code outside the graph. Everything
+    /// was joined.
     #[error(
         "no stage can make progress:{}\nIf code outside the graph raises the window or publishes the weights, give it longer: Flow::stall_timeout",
         listed(waits)
@@ -245,7 +247,8 @@ impl Watch {
         }
     }
 
-    /// Starts the time limit of an idle run: 0 unless code outside the graph may end a wait. `None` is no limit.
+    /// Starts the time limit of an idle run: 0 unless code outside the graph may end a wait. `None`
+    /// is no limit.
     fn idle(&self, board: &Board) -> Option<Deadline> {
         let wakeups = self.crew.wakeups();
         let outside = board.waits().iter().any(|wait| wait.waits_for.may_end_from_outside());

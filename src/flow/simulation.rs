@@ -1,9 +1,11 @@
 //! Simulated machine: hours of a run pass in seconds, and the outcome depends only on a seed.
 //!
-//! One worker runs at a time, on its own thread and through the code of a real run. When it waits for an item, room, admission or time,
-//! the seed draws the next of the ready workers. If none is ready, the clock jumps to the earliest moment that a worker waits for. Code
-//! takes no time by itself: [`Simulation::takes`] sets the time of a stage's items, [`Simulation::pass`] that of other code. If all
-//! workers wait for each other, the run ends with [`RunError::Stalled`](super::RunError::Stalled), so a simulation finds deadlocks.
+//! One worker runs at a time, on its own thread and through the code of a real run. When it waits
+//! for an item, room, admission or time, the seed draws the next of the ready workers. If none is
+//! ready, the clock jumps to the earliest moment that a worker waits for. Code takes no time by
+//! itself: [`Simulation::takes`] sets the time of a stage's items, [`Simulation::pass`] that of
+//! other code. If all workers wait for each other, the run ends with
+//! [`RunError::Stalled`](super::RunError::Stalled), so a simulation finds deadlocks.
 //!
 //! Cost: a switch of threads, some microseconds, for each change of turn.
 
@@ -90,7 +92,8 @@ impl Simulation {
         Duration::from_nanos(self.world().now)
     }
 
-    /// Lets time pass for the calling worker, while the others continue. Call it on a stage's own thread.
+    /// Lets time pass for the calling worker, while the others continue. Call it on a stage's own
+    /// thread.
     pub fn pass(&self, time: Duration) {
         let mut world = self.world();
         let Some(worker) = world.running.filter(|_| !time.is_zero()) else { return };
@@ -108,8 +111,8 @@ impl Simulation {
         self.world().now
     }
 
-    /// Adds the time of one item. Short times pass together, once they reach a millisecond or the worker waits: items are early by
-    /// less than that, and no thread switches for a microsecond.
+    /// Adds the time of one item. Short times pass together, once they reach a millisecond or the
+    /// worker waits: items are early by less than that, and no thread switches for a microsecond.
     pub(crate) fn work(&self, stage: &str, tokens: impl FnOnce() -> usize) {
         const WORTH_A_SWITCH: u64 = 1_000_000;
         let latency = self.0.latencies.lock().get(stage).cloned();
@@ -245,8 +248,9 @@ impl Simulation {
 }
 
 impl World {
-    /// Gives the turn to a ready worker, after advancing the time if none is ready. No worker runs if none can. Returns the thread to
-    /// unpark; a thread that has not started yet checks by itself.
+    /// Gives the turn to a ready worker, after advancing the time if none is ready. No worker runs
+    /// if none can. Returns the thread to unpark; a thread that has not started yet checks by
+    /// itself.
     fn next(&mut self) -> Option<Thread> {
         if self.ready.is_empty()
             && let Some(Reverse((at, worker))) = self.timers.pop()

@@ -1,4 +1,5 @@
-//! Traits that a user implements: [`Source`], [`Stage`], [`AsyncStage`] and [`Sink`], each with a [`StageSpec`].
+//! Traits that a user implements: [`Source`], [`Stage`], [`AsyncStage`] and [`Sink`], each with a
+//! [`StageSpec`].
 
 use std::error::Error;
 use std::fmt;
@@ -10,11 +11,12 @@ pub trait Source: Send + 'static {
     /// Type of its output.
     type Out: Message;
 
-    /// Returns the next item, or `None` at the *end* (law F5). An error ends the run (law F3). The runner checks for drain and stop
-    /// between two calls, so a call must not wait for ever.
+    /// Returns the next item, or `None` at the *end* (law F5). An error ends the run (law F3). The
+    /// runner checks for drain and stop between two calls, so a call must not wait for ever.
     fn next(&mut self) -> Result<Option<Self::Out>, StageError>;
 
-    /// Takes what the stages of the flow share. Called once, when the source is put on the graph, before `spec`.
+    /// Takes what the stages of the flow share. Called once, when the source is put on the graph,
+    /// before `spec`.
     fn attach(&mut self, _context: &mut RunContext) {}
 
     /// Specification. A source has one worker.
@@ -30,11 +32,13 @@ pub trait Stage: Send + 'static {
     /// Type of its output.
     type Out: Message;
 
-    /// Receives until [`Io::recv`] returns `None`, then returns. An error ends the run (law F3), except [`StageError::closed`]: use `?`
-    /// on every send. A return before the end of the input drains the run.
+    /// Receives until [`Io::recv`] returns `None`, then returns. An error ends the run (law F3),
+    /// except [`StageError::closed`]: use `?` on every send. A return before the end of the input
+    /// drains the run.
     fn run(&mut self, io: &mut Io<Self::In, Self::Out>) -> Result<(), StageError>;
 
-    /// Takes what the stages of the flow share. Called once, when the stage is put on the graph, before `spec` and `replica`.
+    /// Takes what the stages of the flow share. Called once, when the stage is put on the graph,
+    /// before `spec` and `replica`.
     fn attach(&mut self, _context: &mut RunContext) {}
 
     /// Specification.
@@ -42,7 +46,8 @@ pub trait Stage: Send + 'static {
         StageSpec::thread()
     }
 
-    /// Returns a further worker. Only a stage without state between items has one; otherwise [`StageSpec::workers`] must be 1.
+    /// Returns a further worker. Only a stage without state between items has one; otherwise
+    /// [`StageSpec::workers`] must be 1.
     fn replica(&self) -> Option<Self>
     where
         Self: Sized,
@@ -51,7 +56,8 @@ pub trait Stage: Send + 'static {
     }
 }
 
-/// Stage on a tokio task: for work that waits, such as HTTP. It must neither compute for long nor block.
+/// Stage on a tokio task: for work that waits, such as HTTP. It must neither compute for long nor
+/// block.
 pub trait AsyncStage: Send + 'static {
     /// Type of its input.
     type In: Message;
@@ -78,7 +84,8 @@ pub trait AsyncStage: Send + 'static {
     }
 }
 
-/// Sink of items, on a named OS thread. Closures `FnMut(T)` and `FnMut(T) -> Result<(), StageError>` are sinks too.
+/// Sink of items, on a named OS thread. Closures `FnMut(T)` and `FnMut(T) -> Result<(),
+/// StageError>` are sinks too.
 pub trait Sink: Send + 'static {
     /// Type of its input.
     type In: Message;
@@ -86,10 +93,12 @@ pub trait Sink: Send + 'static {
     /// Takes one item. An error ends the run (law F3).
     fn accept(&mut self, item: Self::In) -> Result<(), StageError>;
 
-    /// Takes what the stages of the flow share. Called once, when the sink is put on the graph, before `spec`.
+    /// Takes what the stages of the flow share. Called once, when the sink is put on the graph,
+    /// before `spec`.
     fn attach(&mut self, _context: &mut RunContext) {}
 
-    /// Flushes. Called once after the last item, also when the run was drained or stopped, or another stage failed.
+    /// Flushes. Called once after the last item, also when the run was drained or stopped, or
+    /// another stage failed.
     fn finish(&mut self) -> Result<(), StageError> {
         Ok(())
     }
@@ -128,22 +137,26 @@ impl StageSpec {
         }
     }
 
-    /// Specification of one tokio task, with the same defaults. The implemented trait decides where it runs.
+    /// Specification of one tokio task, with the same defaults. The implemented trait decides where
+    /// it runs.
     pub fn task() -> Self {
         StageSpec::thread()
     }
 
-    /// Number of workers that share the input. More than 1 require a stage with replicas. Default: 1.
+    /// Number of workers that share the input. More than 1 require a stage with replicas. Default:
+    /// 1.
     pub fn workers(self, n: usize) -> Self {
         StageSpec { workers: n, ..self }
     }
 
-    /// Keeps the order of the input with several workers (law D6). A worker that is ahead waits, blocked, with one item.
+    /// Keeps the order of the input with several workers (law D6). A worker that is ahead waits,
+    /// blocked, with one item.
     pub fn ordered(self) -> Self {
         StageSpec { ordered: true, ..self }
     }
 
-    /// Cores that each worker computes with, for the thread budget. Default: 0, which is not counted.
+    /// Cores that each worker computes with, for the thread budget. Default: 0, which is not
+    /// counted.
     pub fn threads(self, n: usize) -> Self {
         StageSpec { threads: n, ..self }
     }
@@ -165,13 +178,14 @@ impl StageSpec {
         StageSpec { window: Some(window), ..self }
     }
 
-    /// Declares that the stage raises `window`. A graph is rejected if a source waits for a window that only stages raise
-    /// ([`Window::raised_by_stages`]), and none does.
+    /// Declares that the stage raises `window`. A graph is rejected if a source waits for a window
+    /// that only stages raise ([`Window::raised_by_stages`]), and none does.
     pub fn raises(self, window: Window) -> Self {
         StageSpec { raises: Some(window), ..self }
     }
 
-    /// Setting to raise when this stage is the bottleneck, such as "threads or slots". The report names it.
+    /// Setting to raise when this stage is the bottleneck, such as "threads or slots". The report
+    /// names it.
     pub fn knob(self, knob: impl Into<String>) -> Self {
         StageSpec { knob: Some(knob.into()), ..self }
     }
@@ -193,7 +207,8 @@ impl StageError {
         StageError(Kind::Failed(cause.into()))
     }
 
-    /// Returns a cancellation, as a send does when downstream is gone. It is not a failure of the run.
+    /// Returns a cancellation, as a send does when downstream is gone. It is not a failure of the
+    /// run.
     pub fn closed() -> Self {
         StageError(Kind::Closed)
     }

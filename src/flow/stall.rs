@@ -35,7 +35,8 @@ pub enum WaitsFor {
         admitted: u64,
         /// Items that the window admits in total until it is raised.
         limit: u64,
-        /// Calls that raise the window, if declared ([`Window::raised_by`](super::Window::raised_by)).
+        /// Calls that raise the window, if declared
+        /// ([`Window::raised_by`](super::Window::raised_by)).
         raised_by: Option<&'static str>,
     },
     /// Weights that were not published.
@@ -119,7 +120,8 @@ impl Board {
         workers.map(wait).collect()
     }
 
-    /// Returns the producers of a worker's input. Each worker of a merge has its own; other workers share one.
+    /// Returns the producers of a worker's input. Each worker of a merge has its own; other workers
+    /// share one.
     fn producers(&self, node: usize, worker: usize) -> Vec<String> {
         let names: Vec<&str> =
             self.graph.edges.iter().filter(|edge| edge.to == Some(node)).map(|edge| self.graph.name(edge.from)).collect();

@@ -7,7 +7,8 @@ use super::edge::Gauge;
 use super::report::{EdgeReport, Snapshot, StageReport, WorkerTime};
 use super::{Graph, Kind, Window};
 
-/// Live view of a run; clones read the same run. A reading costs the run one uncontended lock per worker.
+/// Live view of a run; clones read the same run. A reading costs the run one uncontended lock per
+/// worker.
 #[derive(Clone, Debug, Default)]
 pub struct Stats(Arc<OnceLock<Board>>);
 

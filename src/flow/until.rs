@@ -24,7 +24,8 @@ impl Until {
         Until(Goal::Items(sink.into(), n))
     }
 
-    /// Ends each sink when `reached` returns true after one of its items. Items in flight are dropped.
+    /// Ends each sink when `reached` returns true after one of its items. Items in flight are
+    /// dropped.
     pub fn when(reached: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Until(Goal::When(Arc::new(reached)))
     }

@@ -1,4 +1,5 @@
-//! Bottleneck of a run and the setting that moves it, in one line (law F4). A pure function of a snapshot.
+//! Bottleneck of a run and the setting that moves it, in one line (law F4). A pure function of a
+//! snapshot.
 
 use super::clock::State;
 use super::report::{Snapshot, StageReport};
@@ -18,8 +19,8 @@ pub(crate) struct Limit<'a> {
     share: f64,
 }
 
-/// Finds the limit: the busiest stage, unless it was unsaturated and another waited longer for admission or weights. Starved and blocked
-/// stages wait for others, so they are never the limit.
+/// Finds the limit: the busiest stage, unless it was unsaturated and another waited longer for
+/// admission or weights. Starved and blocked stages wait for others, so they are never the limit.
 pub(crate) fn limit(snapshot: &Snapshot) -> Option<Limit<'_>> {
     let busiest = most(snapshot, State::Busy);
     if busiest.is_some_and(|limit| limit.share >= SATURATED) {

@@ -1,4 +1,5 @@
-//! Blocking wait for a future on an OS thread. Every wait of the engine is one future; stages on OS threads block here.
+//! Blocking wait for a future on an OS thread. Every wait of the engine is one future; stages on OS
+//! threads block here.
 
 use std::pin::pin;
 use std::sync::Arc;

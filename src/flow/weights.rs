@@ -1,4 +1,5 @@
-//! Weights edge: the one feedback of the graph (law F2). The newest version wins, publishing never blocks, versions only rise (law V1).
+//! Weights edge: the one feedback of the graph (law F2). The newest version wins, publishing never
+//! blocks, versions only rise (law V1).
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -80,7 +81,8 @@ pub(super) fn flow_weights<W: Send + Sync + 'static>() -> (WeightsTx<W>, Weights
     (WeightsTx { _publisher: Arc::default(), ..to }, WeightsRx { reader: Arc::default(), ..from })
 }
 
-/// Reading end without a publisher. [`RunContext::subscribe`](super::RunContext::subscribe) replaces it with the flow's edge.
+/// Reading end without a publisher. [`RunContext::subscribe`](super::RunContext::subscribe)
+/// replaces it with the flow's edge.
 impl<W: Send + Sync + 'static> Default for WeightsRx<W> {
     fn default() -> Self {
         weights().1
@@ -88,7 +90,8 @@ impl<W: Send + Sync + 'static> Default for WeightsRx<W> {
 }
 
 impl<W> WeightsTx<W> {
-    /// Replaces the weights that readers get. Never waits; costs a lock and a wake-up per waiting reader.
+    /// Replaces the weights that readers get. Never waits; costs a lock and a wake-up per waiting
+    /// reader.
     pub fn publish(&self, version: u64, weights: Arc<W>) -> Result<(), OutdatedVersion> {
         let mut outdated = None;
         self.slot.send_if_modified(|slot| {
@@ -114,7 +117,8 @@ impl<W> WeightsTx<W> {
 }
 
 impl<W> WeightsRx<W> {
-    /// Returns the newest version, if there is one. Never waits; costs a lock and a reference count.
+    /// Returns the newest version, if there is one. Never waits; costs a lock and a reference
+    /// count.
     pub fn latest(&self) -> Option<(u64, Arc<W>)> {
         self.slot.borrow().clone()
     }
@@ -124,7 +128,8 @@ impl<W> WeightsRx<W> {
         self.slot.borrow().as_ref().map(|(version, _)| *version)
     }
 
-    /// Returns true if a version newer than `version` was published. Cheap enough for a call between two tokens.
+    /// Returns true if a version newer than `version` was published. Cheap enough for a call
+    /// between two tokens.
     pub fn has_newer_than(&self, version: u64) -> bool {
         self.version().is_some_and(|newest| newest > version)
     }

@@ -1,13 +1,15 @@
 //! Admission window: the number of items that a source may send in total.
 //!
-//! The source takes credit before each item. Stages or other code raise the limit, which never falls.
+//! The source takes credit before each item. Stages or other code raise the limit, which never
+//! falls.
 
 use std::sync::Arc;
 
 use super::control::{Control, Signal};
 use super::sync::watch;
 
-/// Shared admission window. A source declares it with [`StageSpec::window`](super::StageSpec::window); a clone raises it.
+/// Shared admission window. A source declares it with
+/// [`StageSpec::window`](super::StageSpec::window); a clone raises it.
 #[derive(Clone, Debug)]
 pub struct Window {
     count: Arc<watch::Sender<Count>>,
@@ -32,7 +34,8 @@ impl Window {
         Window { raised_by: Some(who), ..self }
     }
 
-    /// Declares that only stages of the graph raise the window: a graph without such a stage is rejected.
+    /// Declares that only stages of the graph raise the window: a graph without such a stage is
+    /// rejected.
     pub fn raised_by_stages(self) -> Self {
         Window { only_stages: true, ..self }
     }
@@ -55,7 +58,8 @@ impl Window {
         self.count.send_modify(|count| count.limit = count.limit.saturating_add(more));
     }
 
-    /// Raises the limit to `total` items since the start of the run. A total below the present limit has no effect.
+    /// Raises the limit to `total` items since the start of the run. A total below the present
+    /// limit has no effect.
     pub fn limit_to(&self, total: u64) {
         self.count.send_if_modified(|count| {
             let rises = total > count.limit;

@@ -1,8 +1,9 @@
-//! Stages of a training graph: one folder a role, one file an implementation, each thin around `data`, `algo`, `engine`, `train` and
-//! `rollout`.
+//! Stages of a training graph: one folder a role, one file an implementation, each thin around
+//! `data`, `algo`, `engine`, `train` and `rollout`.
 //!
-//! In the order of a pipeline: [`source`] → [`generate`] → [`reward`] → [`filter`] → [`pairs`] → [`reference`](mod@reference) → [`batch`]
-//! → [`train`] → [`sync`] → [`evaluate`] → [`sink`], with [`Admission`](crate::rollout::Admission) deciding when a prompt may enter.
+//! In the order of a pipeline: [`source`] → [`generate`] → [`reward`] → [`filter`] → [`pairs`] →
+//! [`reference`](mod@reference) → [`batch`] → [`train`] → [`sync`] → [`evaluate`] → [`sink`], with
+//! [`Admission`](crate::rollout::Admission) deciding when a prompt may enter.
 
 pub mod batch;
 pub mod evaluate;

@@ -1,4 +1,5 @@
-//! Law F1: every edge is bounded, in items and in tokens; a full edge blocks its producer. The counts are exact.
+//! Law F1: every edge is bounded, in items and in tokens; a full edge blocks its producer. The
+//! counts are exact.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -41,7 +42,8 @@ impl Source for Endless {
     }
 }
 
-/// A flow whose sink holds every item until it is let go. Returns how many the source made when everything had come to rest.
+/// A flow whose sink holds every item until it is let go. Returns how many the source made when
+/// everything had come to rest.
 fn made_at_rest(weight: usize, expected: u64, wire: impl FnOnce(&mut Flow, Port<Heavy>) -> Port<Heavy>) -> (u64, Report) {
     let made = Arc::new(AtomicU64::new(0));
     let (go, gate): (Sender<()>, Receiver<()>) = channel();

@@ -1,6 +1,8 @@
-//! Dynamic sampling: what a filter rejects is replaced, as often as it takes and no oftener than it may.
+//! Dynamic sampling: what a filter rejects is replaced, as often as it takes and no oftener than it
+//! may.
 //!
-//! Laws F1 and F3: whatever is rejected, the run ends, with all its steps or with an error that says why. D4: every group is accounted for.
+//! Laws F1 and F3: whatever is rejected, the run ends, with all its steps or with an error that
+//! says why. D4: every group is accounted for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,8 +1,10 @@
-//! The whole loop on a simulated machine, under faults, for thousands of seeds: whatever fails or is interrupted, whenever, the run ends, says
-//! the root cause first (laws F3, F5, F6), and has neither lost nor repeated a group nor trained a token that was too old (laws D2, D4,
-//! V2). Generator, batcher, trainer and all between them are the real ones; only model and time are not.
+//! The whole loop on a simulated machine, under faults, for thousands of seeds: whatever fails or
+//! is interrupted, whenever, the run ends, says the root cause first (laws F3, F5, F6), and has
+//! neither lost nor repeated a group nor trained a token that was too old (laws D2, D4, V2).
+//! Generator, batcher, trainer and all between them are the real ones; only model and time are not.
 //!
-//! `FAULT_SEEDS` says how many seeds (1000). A seed that fails is named, and makes the same run again.
+//! `FAULT_SEEDS` says how many seeds (1000). A seed that fails is named, and makes the same run
+//! again.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

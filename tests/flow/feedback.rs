@@ -1,4 +1,5 @@
-//! Laws F2 and V1 on the weights edge: newest wins, nothing blocks, versions only rise. And the generic part of V2: admission.
+//! Laws F2 and V1 on the weights edge: newest wins, nothing blocks, versions only rise. And the
+//! generic part of V2: admission.
 
 use std::sync::Arc;
 

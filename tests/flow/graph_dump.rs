@@ -1,4 +1,5 @@
-//! A graph can be drawn before it runs, with its feedback dashed (law F2), and everything that is wrong with it is told at once.
+//! A graph can be drawn before it runs, with its feedback dashed (law F2), and everything that is
+//! wrong with it is told at once.
 
 use rollflow::flow::{
     Capacity, EdgePlan, Flow, Graph, GraphError, GraphErrors, GraphWarning, Io, Kind, NodePlan, Sink, Stage, StageError,
@@ -34,7 +35,8 @@ impl Sink for Train {
     }
 }
 
-/// All that can be drawn: a source with a window, threads, tasks, ordered workers, a tee, a merge, and the weights edge.
+/// All that can be drawn: a source with a window, threads, tasks, ordered workers, a tee, a merge,
+/// and the weights edge.
 fn loop_with_everything() -> Flow {
     let (tx, rx) = weights();
     let mut flow = Flow::new("loop \"with\" everything");

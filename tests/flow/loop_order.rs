@@ -1,8 +1,10 @@
-//! The loop as a graph, driven by a backend that only writes down what it is asked: order of a step, versions, checkpoints.
+//! The loop as a graph, driven by a backend that only writes down what it is asked: order of a
+//! step, versions, checkpoints.
 //!
-//! Laws V1 (versions count publishes), V4 (weights before the first rollout), C1 (a checkpoint is a step's, and the last is never lost),
-//! N3 (a gap above its limit ends the run before it is learned from), F6 and D4 (a poisoned group costs no step, and its tokens their
-//! fate), and V3's order: with `max_staleness` 0 every rollout of a step is made by the weights it trains.
+//! Laws V1 (versions count publishes), V4 (weights before the first rollout), C1 (a checkpoint is a
+//! step's, and the last is never lost), N3 (a gap above its limit ends the run before it is learned
+//! from), F6 and D4 (a poisoned group costs no step, and its tokens their fate), and V3's order:
+//! with `max_staleness` 0 every rollout of a step is made by the weights it trains.
 
 use std::sync::{Arc, Mutex};
 
@@ -324,7 +326,8 @@ fn a_drained_run_saves_its_last_step() {
     assert_eq!(run.diary.saved(), [trained[trained.len() - 1]]);
 }
 
-/// Every group earns 0 and 1, so the mean is one half from the first step on; it must hold for twenty.
+/// Every group earns 0 and 1, so the mean is one half from the first step on; it must hold for
+/// twenty.
 #[test]
 fn a_target_reward_ends_the_run_when_it_has_held_and_saves_the_last_step() {
     let reached = Loop { steps: 100, target_reward: Some(0.5), ..Loop::default() };

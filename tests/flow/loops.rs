@@ -1,4 +1,5 @@
-//! Loops run on any backend: here one of twenty lines that trains nothing and writes down what it was asked. And what a loop says.
+//! Loops run on any backend: here one of twenty lines that trains nothing and writes down what it
+//! was asked. And what a loop says.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,5 @@
-//! Law D6 as far as the engine holds it: behind several workers, items come in the order in which they went in, if a stage asks for it.
+//! Law D6 as far as the engine holds it: behind several workers, items come in the order in which
+//! they went in, if a stage asks for it.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -1,7 +1,9 @@
-//! Over-sampling: a step takes the first groups to finish, and what it leaves is neither lost nor older than allowed.
+//! Over-sampling: a step takes the first groups to finish, and what it leaves is neither lost nor
+//! older than allowed.
 //!
-//! Laws V2 (no token older than the bound is trained), D2, D4 and D6 (groups are whole, accounted for and in order), on the real runner with a
-//! scripted generator that keeps stragglers back as long as it can.
+//! Laws V2 (no token older than the bound is trained), D2, D4 and D6 (groups are whole, accounted
+//! for and in order), on the real runner with a scripted generator that keeps stragglers back as
+//! long as it can.
 
 use std::sync::Arc;
 
@@ -47,7 +49,8 @@ fn any_rehearsal() -> impl Strategy<Value = Rehearsal> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// The trainer itself asserts the bound (on_stale = wait), so that a run which ends without an error kept it.
+    /// The trainer itself asserts the bound (on_stale = wait), so that a run which ends without an
+    /// error kept it.
     #[test]
     fn every_group_is_trained_or_dropped_once_in_full_batches_within_the_bound(rehearsal in any_rehearsal()) {
         let (seen, totals) = rehearsal.run().unwrap();
@@ -199,7 +202,8 @@ fn any_round() -> impl Strategy<Value = Rehearsal> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Laws V2, V3 and D4: what a step takes of a round depends on ids and the filter alone, and what is left over has its fate.
+    /// Laws V2, V3 and D4: what a step takes of a round depends on ids and the filter alone, and
+    /// what is left over has its fate.
     #[test]
     fn a_synchronous_step_takes_the_oldest_kept_groups_of_its_round_and_drops_the_surplus(rehearsal in any_round()) {
         let (seen, totals) = rehearsal.run().unwrap();

@@ -1,4 +1,5 @@
-//! Law F7: a graph that could never make progress is rejected before it starts, with the name of the stage.
+//! Law F7: a graph that could never make progress is rejected before it starts, with the name of
+//! the stage.
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
-//! Laws F1, F3, F5 and F7 on random graphs: whatever the shape, capacities, failures and shutdowns, no item is lost or repeated, all token
-//! credit comes back, and every run ends. One that can't go on ends with what each stage waits for, and no other ends so.
+//! Laws F1, F3, F5 and F7 on random graphs: whatever the shape, capacities, failures and shutdowns,
+//! no item is lost or repeated, all token credit comes back, and every run ends. One that can't go
+//! on ends with what each stage waits for, and no other ends so.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::channel;
@@ -251,7 +252,8 @@ fn run_within_the_guard(mut flow: Flow, until: Until, seed: Option<u64>) -> Resu
     result.recv_timeout(DEADLOCK).unwrap_or_else(|_| panic!("deadlock in\n{drawing}"))
 }
 
-/// The sources whose windows are not raised as often as they ask for credit: once for each item, and once to find out that it was the last.
+/// The sources whose windows are not raised as often as they ask for credit: once for each item,
+/// and once to find out that it was the last.
 fn starved(plan: &Plan) -> Vec<String> {
     let Trouble::Starve(raised) = plan.trouble else { return Vec::new() };
     let starves = |(_, (items, admitted)): &(usize, &(u64, bool))| *admitted && *items > raised;

@@ -175,7 +175,8 @@ fn a_run_until_a_condition_ends_when_it_holds() {
     assert_eq!((took.load(SeqCst), finished.load(SeqCst)), (9, 1));
 }
 
-/// A stage that has had enough: what it would still get is not worth making, also not by a source that waits for admission.
+/// A stage that has had enough: what it would still get is not worth making, also not by a source
+/// that waits for admission.
 #[test]
 fn a_stage_that_returns_early_ends_the_run() {
     struct Takes(u64);
@@ -259,7 +260,8 @@ fn a_run_asked_to_stop_before_it_starts_stops_at_once() {
 
 const CHILD: &str = "ROLLFLOW_SHUTDOWN_CHILD";
 
-/// Not a test of its own: the process that the tests below interrupt. Its first stage never finishes an item when told not to.
+/// Not a test of its own: the process that the tests below interrupt. Its first stage never
+/// finishes an item when told not to.
 #[test]
 fn child() {
     let Ok(kind) = std::env::var(CHILD) else { return };

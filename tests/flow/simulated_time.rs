@@ -1,5 +1,6 @@
-//! A run on a simulated machine: the same stages, in a time that passes only where all wait. What it takes is arithmetic, the same seed gives
-//! the same run, and who waits for each other for ever is found out.
+//! A run on a simulated machine: the same stages, in a time that passes only where all wait. What
+//! it takes is arithmetic, the same seed gives the same run, and who waits for each other for ever
+//! is found out.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -1,5 +1,6 @@
-//! Law V2: no token older than `max_staleness` versions reaches the optimizer. The real runner is driven with adversarial lengths, delays and
-//! drops; the trainer asserts the bound for every token, and the test once more. Law D4: the ledger balances at every step.
+//! Law V2: no token older than `max_staleness` versions reaches the optimizer. The real runner is
+//! driven with adversarial lengths, delays and drops; the trainer asserts the bound for every
+//! token, and the test once more. Law D4: the ledger balances at every step.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,4 +1,5 @@
-//! Law F3: a failing stage cancels its siblings; all are joined; the root cause comes first, every other error after it.
+//! Law F3: a failing stage cancels its siblings; all are joined; the root cause comes first, every
+//! other error after it.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -76,7 +77,8 @@ fn sources_and_sinks_fail_like_stages() {
     assert_eq!(texts(&failures(flow.run(Until::finished()))), [r#"stage "disk" failed: the disk is full"#]);
 }
 
-/// Fails on its own when its input ends: what a stage does that needs what another one should have brought.
+/// Fails on its own when its input ends: what a stage does that needs what another one should have
+/// brought.
 struct FailsAfterwards;
 
 impl Stage for FailsAfterwards {
@@ -251,7 +253,8 @@ fn a_window_that_is_raised_from_outside_is_waited_for() {
     raiser.join().unwrap();
 }
 
-/// Law F5: the weights that it waits for never come, and a drain wakes nobody who waits for weights.
+/// Law F5: the weights that it waits for never come, and a drain wakes nobody who waits for
+/// weights.
 #[test]
 fn a_drain_ends_a_run_in_which_no_stage_can_go_on() {
     struct Patient(WeightsRx<u64>);

@@ -1,5 +1,5 @@
-//! Law F4: each worker's time is busy + starved + blocked + credit + weights = wall-clock, to the nanosecond, and each share is what the
-//! simulated clock says.
+//! Law F4: each worker's time is busy + starved + blocked + credit + weights = wall-clock, to the
+//! nanosecond, and each share is what the simulated clock says.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -76,10 +76,12 @@ fn line(items: u64, services: &[u64], capacity: usize) -> Report {
     flow.simulate(&simulation, Until::finished()).unwrap()
 }
 
-/// States of the same line by arithmetic: busy, starved and blocked seconds of the source, each stage and the sink.
+/// States of the same line by arithmetic: busy, starved and blocked seconds of the source, each
+/// stage and the sink.
 ///
-/// An item leaves a stage once it is made and the edge has room, that is once the item `capacity` places ahead of it was taken. It is
-/// taken once the stage has let go of the item before it and the item has left the stage before.
+/// An item leaves a stage once it is made and the edge has room, that is once the item `capacity`
+/// places ahead of it was taken. It is taken once the stage has let go of the item before it and
+/// the item has left the stage before.
 fn expected(items: usize, services: &[u64], capacity: usize) -> Vec<[u64; 3]> {
     let stages = services.len() + 2;
     let service = |stage: usize| if stage == 0 || stage + 1 == stages { 0 } else { services[stage - 1] };
@@ -104,7 +106,8 @@ fn expected(items: usize, services: &[u64], capacity: usize) -> Vec<[u64; 3]> {
 }
 
 proptest! {
-    /// Every second of every stage is where the arithmetic of the queue puts it: no share leaks into another state.
+    /// Every second of every stage is where the arithmetic of the queue puts it: no share leaks
+    /// into another state.
     #[test]
     fn f4_the_shares_of_a_simulated_line_are_those_of_its_arithmetic(
         items in 1_u64..20, services in prop::collection::vec(0_u64..5, 1..4), capacity in 1_usize..4,

@@ -1,4 +1,5 @@
-//! The library's layers: a folder of `src` uses the folders above it in this list, never those below.
+//! The library's layers: a folder of `src` uses the folders above it in this list, never those
+//! below.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -18,8 +18,8 @@ pub struct TokensMissing {
     pub found: u64,
 }
 
-/// A ledger that accounts for more or fewer tokens or prompts than there were. The run ends, and the
-/// step is not saved.
+/// A ledger that accounts for more or fewer tokens or prompts than there were. The run ends, and
+/// the step is not saved.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "the ledger does not balance: {tokens} of {} sampled tokens and {prompts} of {} prompts are accounted for by nothing (a negative number: \

@@ -1,9 +1,9 @@
-//! The ledger: the fate of every prompt and token (law D4), and the partial cache of those in flight
-//! (law C1). Pure data.
+//! The ledger: the fate of every prompt and token (law D4), and the partial cache of those in
+//! flight (law C1). Pure data.
 //!
 //! A prompt is open from its entry until its group is trained or dropped. The ledger keeps the
-//! completions of open prompts for checkpoints, so that no interruption loses a token or samples one
-//! twice.
+//! completions of open prompts for checkpoints, so that no interruption loses a token or samples
+//! one twice.
 
 use std::collections::BTreeMap;
 
@@ -57,8 +57,8 @@ impl Fate {
         Fate::of_reason(&dropped.reason)
     }
 
-    /// Fate by the reason of a drop: `poisoned`, `stale`, `truncated`, `surplus` and `lost` name theirs,
-    /// any other reason is a filter's.
+    /// Fate by the reason of a drop: `poisoned`, `stale`, `truncated`, `surplus` and `lost` name
+    /// theirs, any other reason is a filter's.
     pub fn of_reason(reason: &str) -> Self {
         match reason {
             POISONED => Fate::Poisoned,
@@ -94,7 +94,8 @@ pub struct OpenGroup {
     pub entered_under: Version,
     /// Completions by index, with tokens given between turns. Those without a token are missing.
     pub answers: BTreeMap<u32, Answer>,
-    /// States that environments of multi-turn rollouts saved, by index, as of the newest given token.
+    /// States that environments of multi-turn rollouts saved, by index, as of the newest given
+    /// token.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub states: BTreeMap<u32, Value>,
 }
@@ -129,9 +130,9 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Sampled tokens and admitted prompts without a fate that are not open either, negative if some count
-    /// twice: `(tokens, prompts)`. The run ends with [`LedgerImbalance`](super::LedgerImbalance) unless
-    /// both are 0.
+    /// Sampled tokens and admitted prompts without a fate that are not open either, negative if
+    /// some count twice: `(tokens, prompts)`. The run ends with
+    /// [`LedgerImbalance`](super::LedgerImbalance) unless both are 0.
     pub fn imbalance(&self) -> (i64, i64) {
         let sum = |fates: &BTreeMap<Fate, u64>| fates.values().sum::<u64>();
         let off = |all: u64, known: u64| all as i64 - known as i64;
@@ -171,8 +172,8 @@ impl Ledger {
     }
 
     /// Enters a prompt. One that re-enters after an interruption has an open group, which keeps its
-    /// completions. A new one may carry partial completions of another run, whose tokens count as sampled
-    /// by this one.
+    /// completions. A new one may carry partial completions of another run, whose tokens count as
+    /// sampled by this one.
     pub fn enter(&mut self, prompt: &Prompt, version: Version) {
         self.next = self.next.max(prompt.ordinal + 1);
         if self.open.contains_key(&prompt.ordinal) {
@@ -192,7 +193,8 @@ impl Ledger {
         self.open.get(&ordinal).map(|group| group.entered_under)
     }
 
-    /// Number of groups that are trained before this one, in the order of entry: trained and open ones.
+    /// Number of groups that are trained before this one, in the order of entry: trained and open
+    /// ones.
     pub fn before(&self, ordinal: u64) -> u64 {
         self.groups.get(&Fate::Trained).copied().unwrap_or(0) + self.open.range(..ordinal).count() as u64
     }
@@ -283,8 +285,8 @@ impl Ledger {
         }
     }
 
-    /// Settles an open group. `tokens` counts its samples' tokens by fate; `dropped` has the samples that
-    /// left it before.
+    /// Settles an open group. `tokens` counts its samples' tokens by fate; `dropped` has the
+    /// samples that left it before.
     fn close(&mut self, id: u64, fate: Fate, tokens: &[(Fate, u64)], dropped: &[DroppedSample]) {
         let Some(group) = self.open.remove(&id) else { return };
         let before = dropped.iter().map(|sample| (Fate::of_reason(&sample.reason), sample.generated as u64));

@@ -111,14 +111,15 @@ pub struct Progress {
 }
 
 impl Admission {
-    /// Admits at most `in_flight` groups between their prompt and the publish after their training, and
-    /// `total` in the whole run; each version trains `groups_per_version` of them. Admits nothing before
-    /// the first publish (law V4).
+    /// Admits at most `in_flight` groups between their prompt and the publish after their training,
+    /// and `total` in the whole run; each version trains `groups_per_version` of them. Admits
+    /// nothing before the first publish (law V4).
     pub fn new(groups_per_version: u64, in_flight: u64, total: Option<u64>) -> Self {
         Admission::paced(Pace { groups_per_version, in_flight, total }, None)
     }
 
-    /// Admission whose pace the batcher and the trainer of a flow determine. Admits nothing without them.
+    /// Admission whose pace the batcher and the trainer of a flow determine. Admits nothing without
+    /// them.
     pub(crate) fn paced_by_stages(max_staleness: u64) -> Self {
         let pace = Pace { groups_per_version: 0, in_flight: 0, total: None };
         let admission = Admission::paced(pace, Some(PaceByStages::default())).bounded(max_staleness);
@@ -143,15 +144,16 @@ impl Admission {
         Admission { window, max_staleness: None, rounds: false, state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Declares that batches have `groups` groups, each batch chosen from up to `candidates` groups.
+    /// Declares that batches have `groups` groups, each batch chosen from up to `candidates`
+    /// groups.
     pub fn batches_of(&self, groups: u64, candidates: u64) {
         let mut state = self.state();
         state.groups_per_batch = Some(groups);
         state.set_pace(self.max_staleness, |stages| (stages.groups, stages.candidates) = (groups, candidates));
     }
 
-    /// Declares that weights are published after every `steps_per_version` batches, and the number of
-    /// steps of the run.
+    /// Declares that weights are published after every `steps_per_version` batches, and the number
+    /// of steps of the run.
     pub(crate) fn versions_of(&self, steps_per_version: u64, steps: Option<u64>) {
         self.state().set_pace(self.max_staleness, |stages| (stages.steps_per_version, stages.steps) = (steps_per_version, steps));
     }
@@ -161,16 +163,16 @@ impl Admission {
         self.state().groups_per_batch
     }
 
-    /// Admission that bounds the token lag by `versions`, if each version trains `groups` groups. 0 is the
-    /// synchronous run, which works in rounds.
+    /// Admission that bounds the token lag by `versions`, if each version trains `groups` groups. 0
+    /// is the synchronous run, which works in rounds.
     pub fn max_staleness(versions: u64, groups: usize) -> Self {
         let groups = groups as u64;
         Admission::new(groups, versions.saturating_add(1).saturating_mul(groups), None).bounded(versions)
     }
 
     /// Bounds the token lag by `versions`, which the trainer asserts (law V2). With 0 the run is
-    /// synchronous to the bit (law V3): it works in rounds, whose prompts depend only on the groups that
-    /// were dropped before.
+    /// synchronous to the bit (law V3): it works in rounds, whose prompts depend only on the groups
+    /// that were dropped before.
     pub fn bounded(self, versions: u64) -> Self {
         Admission { max_staleness: Some(versions), rounds: versions == 0, ..self }
     }
@@ -247,7 +249,8 @@ impl Admission {
         open.map(|group| Due { id: group.prompt.ordinal, last: group.entered_under.saturating_add(bound) }).collect()
     }
 
-    /// Number of prompts that a generator is still to receive in this round, after `received` in the run.
+    /// Number of prompts that a generator is still to receive in this round, after `received` in
+    /// the run.
     pub fn rest_of_round(&self, received: u64) -> u64 {
         self.window.limit().saturating_sub(self.state().start + received)
     }
@@ -280,8 +283,8 @@ impl Admission {
         partial
     }
 
-    /// Returns true if the lag of a completion's oldest token would exceed the bound when its group is
-    /// trained. `version` is the newest; dropped groups do not delay later ones.
+    /// Returns true if the lag of a completion's oldest token would exceed the bound when its group
+    /// is trained. `version` is the newest; dropped groups do not delay later ones.
     pub fn expires(&self, ordinal: u64, answer: &Answer, version: Version) -> bool {
         self.expired(&self.state(), ordinal, answer, version)
     }
@@ -304,8 +307,8 @@ impl Admission {
         }
     }
 
-    /// Records tokens that a completion was given between two turns, and the state that the environment of
-    /// a rollout, by its index, saved then.
+    /// Records tokens that a completion was given between two turns, and the state that the
+    /// environment of a rollout, by its index, saved then.
     pub(crate) fn given(&self, ordinal: u64, index: u32, tokens: &[u32], saved: Option<(u32, serde_json::Value)>) {
         let mut state = self.state();
         state.ledger.given(ordinal, index, tokens);
@@ -352,8 +355,8 @@ impl Admission {
         self.state().interrupted.clone()
     }
 
-    /// Prompts that re-enter after an interruption, oldest first, each with its partial completions (law
-    /// D7), and the position at which the stream resumes.
+    /// Prompts that re-enter after an interruption, oldest first, each with its partial completions
+    /// (law D7), and the position at which the stream resumes.
     pub(crate) fn interrupted(&self) -> (Vec<Prompt>, Option<BufferState>) {
         let state = self.state();
         (state.ledger.open().map(OpenGroup::reentering).collect(), state.data.clone())
@@ -371,8 +374,8 @@ impl Admission {
         Progress { data: state.data.clone().map(|data| BufferState { next, ..data }), ledger: state.ledger.clone() }
     }
 
-    /// Restores a checkpoint's progress before the run: settled groups stay settled, open ones re-enter
-    /// first.
+    /// Restores a checkpoint's progress before the run: settled groups stay settled, open ones
+    /// re-enter first.
     pub fn restore(&self, progress: Progress) {
         let mut state = self.state();
         let totals = progress.ledger.totals();

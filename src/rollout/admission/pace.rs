@@ -1,8 +1,8 @@
 //! Arithmetic of the admission window, which bounds staleness (first half of law V2). Pure.
 //!
-//! Let `P` groups be trained under each version, and `W` be the width of the window. When version `v`
-//! is published, `(v − 1) · P` groups have been trained, and `(v − 1) · P + W` may have entered, plus
-//! one for every dropped group. The group trained `r`-th has entered under version
+//! Let `P` groups be trained under each version, and `W` be the width of the window. When version
+//! `v` is published, `(v − 1) · P` groups have been trained, and `(v − 1) · P + W` may have
+//! entered, plus one for every dropped group. The group trained `r`-th has entered under version
 //! `⌈(r − W) / P⌉ + 1` or later, and is trained under `⌊(r − 1) / P⌋ + 1`. So no token lags by more
 //! than `⌊(W − 1) / P⌋`.
 //!
@@ -30,8 +30,8 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Number of prompts that may have entered under `version`, after `dropped` dropped groups; 0 before
-    /// the first publish (law V4).
+    /// Number of prompts that may have entered under `version`, after `dropped` dropped groups; 0
+    /// before the first publish (law V4).
     pub fn limit(&self, version: Version, dropped: u64) -> u64 {
         if version == 0 {
             return 0;

@@ -4,7 +4,8 @@ use super::Admission;
 use crate::flow::Flow;
 use crate::observe::Metrics;
 
-/// Settings of a training loop, which its stages take from the flow. Call them before adding stages.
+/// Settings of a training loop, which its stages take from the flow. Call them before adding
+/// stages.
 pub trait TrainingFlow {
     /// Bounds the token lag by `versions`. 0 is the synchronous run, bit for bit on CPUs.
     ///

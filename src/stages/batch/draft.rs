@@ -1,4 +1,5 @@
-//! Collection of a batch: the groups that may enter it, the groups that finished early, and when it is complete.
+//! Collection of a batch: the groups that may enter it, the groups that finished early, and when it
+//! is complete.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -87,8 +88,8 @@ impl Draft {
         }
     }
 
-    /// Sends certain groups of a batch early, at least `least` at a time. Ready groups are certain only if a batch takes its whole choice
-    /// and nothing expires; otherwise batches stay whole.
+    /// Sends certain groups of a batch early, at least `least` at a time. Ready groups are certain
+    /// only if a batch takes its whole choice and nothing expires; otherwise batches stay whole.
     pub fn in_parts(mut self, least: usize) -> Self {
         let certain = self.choice.as_ref().is_some_and(|choice| choice.size == self.size) && self.on_stale == OnStale::Wait;
         // The last part of an over-sampled round could be empty.
@@ -165,14 +166,16 @@ impl Draft {
         }
     }
 
-    /// Returns the admission if the present batch is the last that the version of an over-sampled round trains.
+    /// Returns the admission if the present batch is the last that the version of an over-sampled
+    /// round trains.
     fn ending_round(&self) -> Option<&Admission> {
         let admission = self.admission.as_ref().filter(|_| self.over_samples_rounds)?;
         let taken = self.taken + self.size as u64;
         taken.is_multiple_of(admission.pace().groups_per_version.max(1)).then_some(admission)
     }
 
-    /// Drops the rest of a round, which is complete: it would be too old under the next version (law V2).
+    /// Drops the rest of a round, which is complete: it would be too old under the next version
+    /// (law V2).
     fn drop_surplus(&mut self) {
         let mut surplus = Vec::new();
         self.admit();
@@ -203,7 +206,8 @@ impl Draft {
         Some((admission, admission.bound()?, admission.pace().trained_under(self.taken)))
     }
 
-    /// Returns true if missing groups would find no room before they are too old, once the batch leaves without them.
+    /// Returns true if missing groups would find no room before they are too old, once the batch
+    /// leaves without them.
     fn must_wait(&self) -> bool {
         let Some((admission, _, _)) = self.bound().filter(|_| self.on_stale == OnStale::Wait) else { return false };
         let chosen: BTreeSet<u64> = self.ready.keys().take(self.size).copied().collect();

@@ -1,13 +1,17 @@
-//! Batches of whole groups, each ordered by id (laws D2, D6), none of them older than law V2 allows.
+//! Batches of whole groups, each ordered by id (laws D2, D6), none of them older than law V2
+//! allows.
 //!
-//! With over-sampling a batch takes the groups that finish first among the oldest few; the others keep their turn for the next batch. So
-//! late groups, which have long completions, delay no batch and are not lost. The bound on staleness limits the delay: a batch that would
-//! leave more groups than can be trained in time waits for them, or lets them expire, by [`OnStale`]. The wait ends, because admission
-//! admits no more groups than the versions until then train ([`Pace`](crate::rollout::Pace)).
+//! With over-sampling a batch takes the groups that finish first among the oldest few; the others
+//! keep their turn for the next batch. So late groups, which have long completions, delay no batch
+//! and are not lost. The bound on staleness limits the delay: a batch that would leave more groups
+//! than can be trained in time waits for them, or lets them expire, by [`OnStale`]. The wait ends,
+//! because admission admits no more groups than the versions until then train
+//! ([`Pace`](crate::rollout::Pace)).
 //!
-//! In a synchronous run no group can stay for the next version. There over-sampling widens the round: once all its groups have arrived,
-//! steps take the oldest kept ones (law V3), and the rest is dropped with the reason *surplus*. That saves a second round when a filter
-//! drops groups, but no wait for long completions.
+//! In a synchronous run no group can stay for the next version. There over-sampling widens the
+//! round: once all its groups have arrived, steps take the oldest kept ones (law V3), and the rest
+//! is dropped with the reason *surplus*. That saves a second round when a filter drops groups, but
+//! no wait for long completions.
 
 use crate::data::{Batch, Scored};
 use crate::flow::{Io, RunContext, Stage, StageError};
@@ -16,8 +20,8 @@ use crate::stages::train::OnStale;
 
 use super::draft::Draft;
 
-/// Stage that collects groups into batches. A batch also lists the groups dropped meanwhile, which do not count. An incomplete last batch
-/// is not trained.
+/// Stage that collects groups into batches. A batch also lists the groups dropped meanwhile, which
+/// do not count. An incomplete last batch is not trained.
 #[derive(Clone, Debug)]
 pub struct Batcher {
     size: usize,
@@ -33,34 +37,40 @@ impl Batcher {
         Batcher { size: size.max(1), choice: None, admission: None, on_stale: OnStale::default(), part: None }
     }
 
-    /// Chooses each batch among the oldest [`over_sampled`] groups: the first to finish. The others stay for the next batch.
+    /// Chooses each batch among the oldest [`over_sampled`] groups: the first to finish. The others
+    /// stay for the next batch.
     ///
-    /// Needs a source whose ordinals are the groups' ids, and an admission that admits that many. A synchronous run takes the oldest kept
-    /// groups of a complete round, and drops the others as [`SURPLUS`](crate::rollout::SURPLUS).
+    /// Needs a source whose ordinals are the groups' ids, and an admission that admits that many. A
+    /// synchronous run takes the oldest kept groups of a complete round, and drops the others as
+    /// [`SURPLUS`](crate::rollout::SURPLUS).
     pub fn over_sample(self, factor: f64) -> Self {
         Batcher { choice: Some(over_sampled(self.size, factor)), ..self }
     }
 
-    /// Takes groups strictly by id, without a gap, so that a batch does not depend on timing: over-sampling by 1. A group that finishes
-    /// early waits for those before it; the source's window bounds their number.
+    /// Takes groups strictly by id, without a gap, so that a batch does not depend on timing:
+    /// over-sampling by 1. A group that finishes early waits for those before it; the source's
+    /// window bounds their number.
     pub fn in_order(self) -> Self {
         self.over_sample(1.0)
     }
 
-    /// Sends certain groups of a batch early, at least `groups` (1 or more) at a time, so that a free trainer computes on them
-    /// ([`Batch::more`]). Only batches in order that don't expire have parts; others are sent whole.
+    /// Sends certain groups of a batch early, at least `groups` (1 or more) at a time, so that a
+    /// free trainer computes on them ([`Batch::more`]). Only batches in order that don't expire
+    /// have parts; others are sent whole.
     pub fn in_parts(self, groups: usize) -> Self {
         Batcher { part: Some(groups), ..self }
     }
 
-    /// Policy for groups that would exceed the bound on staleness: the batcher waits for them in time, or drops them as *stale*, which
-    /// returns their places. The trainer masks old tokens. Give the trainer the same policy.
+    /// Policy for groups that would exceed the bound on staleness: the batcher waits for them in
+    /// time, or drops them as *stale*, which returns their places. The trainer masks old tokens.
+    /// Give the trainer the same policy.
     pub fn on_stale(self, on_stale: OnStale) -> Self {
         Batcher { on_stale, ..self }
     }
 }
 
-/// Returns the number of groups that a batch chooses from: ⌈factor · groups⌉, at least the batch itself.
+/// Returns the number of groups that a batch chooses from: ⌈factor · groups⌉, at least the batch
+/// itself.
 pub fn over_sampled(groups: usize, factor: f64) -> usize {
     // 1.1 × 10 is slightly more than 11 in binary, and means 11.
     let exact = groups as f64 * factor;

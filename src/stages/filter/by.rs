@@ -10,8 +10,8 @@ use crate::data::Scored;
 use crate::flow::{Io, RunContext, Stage, StageError, caught};
 use crate::rollout::Admission;
 
-/// Stage that marks dropped groups with a reason. They travel to the batcher, which returns their places, so as many prompts enter again,
-/// and lists them in the batch (law D4).
+/// Stage that marks dropped groups with a reason. They travel to the batcher, which returns their
+/// places, so as many prompts enter again, and lists them in the batch (law D4).
 pub struct Filter {
     filter: Box<dyn Fn(&crate::data::Group) -> Verdict + Send>,
     patience: Option<u64>,
@@ -59,13 +59,15 @@ fn by_reason(reasons: &BTreeMap<String, u64>) -> String {
 }
 
 impl Filter {
-    /// Keeps the groups that `filter` keeps. [`crate::algo::filters`] has ready ones and combinators.
+    /// Keeps the groups that `filter` keeps. [`crate::algo::filters`] has ready ones and
+    /// combinators.
     pub fn by(filter: impl GroupFilter) -> Self {
         Filter { filter: Box::new(filter), patience: None, fallback: Fallback::default(), admission: None }
     }
 
-    /// Ends the run with an error after `groups` dropped groups in a row (at least 1), those that earlier stages dropped included.
-    /// Default: 64 batches of the flow's batcher, or 2,048 groups in a flow without admission.
+    /// Ends the run with an error after `groups` dropped groups in a row (at least 1), those that
+    /// earlier stages dropped included. Default: 64 batches of the flow's batcher, or 2,048 groups
+    /// in a flow without admission.
     pub fn patience(self, groups: u64) -> Self {
         Filter { patience: Some(groups.max(1)), ..self }
     }

@@ -1,7 +1,8 @@
 //! Pairs of a scored group's completions, for preference losses.
 //!
-//! A group stays whole, so its rewards count in the curves and all its tokens in the ledger (law D4). Completions without a pair are
-//! masked. The trainer gets the same selector ([`Trainer::pairs`](crate::stages::train::Trainer::pairs)) and lays the pairs out.
+//! A group stays whole, so its rewards count in the curves and all its tokens in the ledger (law
+//! D4). Completions without a pair are masked. The trainer gets the same selector
+//! ([`Trainer::pairs`](crate::stages::train::Trainer::pairs)) and lays the pairs out.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -20,8 +21,9 @@ pub const NO_PAIR: &str = "no_pair";
 pub struct Pairing(Arc<dyn PairSelector>);
 
 impl Pairing {
-    /// Selects pairs by one of [`best_against_worst`](crate::algo::best_against_worst), [`random_pair`](crate::algo::random_pair),
-    /// [`all_pairs`](crate::algo::all_pairs), or a closure.
+    /// Selects pairs by one of [`best_against_worst`](crate::algo::best_against_worst),
+    /// [`random_pair`](crate::algo::random_pair), [`all_pairs`](crate::algo::all_pairs), or a
+    /// closure.
     pub fn by(select: impl PairSelector) -> Self {
         Pairing(Arc::new(select))
     }
@@ -69,8 +71,9 @@ impl fmt::Debug for Pairing {
     }
 }
 
-/// Stage that masks samples without a pair, so that no reference scores them, and drops groups without a pair. The trainer masks the same
-/// samples, so a run that trains on pairs only in later steps needs no such stage.
+/// Stage that masks samples without a pair, so that no reference scores them, and drops groups
+/// without a pair. The trainer masks the same samples, so a run that trains on pairs only in later
+/// steps needs no such stage.
 #[derive(Clone, Debug)]
 pub struct Pairs {
     pairing: Pairing,

@@ -1,6 +1,7 @@
 //! Response lengths: trained responses compared with all finished ones. Pure.
 //!
-//! If late groups are dropped or masked, long responses are missing among the trained ones; the two figures show how many.
+//! If late groups are dropped or masked, long responses are missing among the trained ones; the two
+//! figures show how many.
 
 use crate::data::{Batch, Sample};
 
@@ -50,7 +51,8 @@ pub(super) struct LengthBias {
 }
 
 impl LengthBias {
-    /// Adds a step. Returns the mean trained length divided by the mean finished length, over all steps so far.
+    /// Adds a step. Returns the mean trained length divided by the mean finished length, over all
+    /// steps so far.
     pub fn add(&mut self, batch: &Batch) -> Option<f64> {
         let mean = |(sum, count): &mut (f64, usize), lengths: Lengths| {
             *sum += lengths.sum();

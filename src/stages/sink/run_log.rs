@@ -55,7 +55,8 @@ impl<W> RunLog<W> {
         self
     }
 
-    /// Lets the trainer with the same gate publish a step's checkpoint once the step is fully written.
+    /// Lets the trainer with the same gate publish a step's checkpoint once the step is fully
+    /// written.
     pub fn gate(self, gate: &CheckpointGate) -> Self {
         RunLog { gate: Some(gate.clone()), ..self }
     }

@@ -7,7 +7,8 @@ use crate::observe::{Metric, StepMetrics};
 use crate::rollout::LOST;
 use crate::stages::train::{Trained, staleness};
 
-/// Returns the row of a step for logs and gauges, by the catalogue's names. Without scores (supervised training) it has no rewards.
+/// Returns the row of a step for logs and gauges, by the catalogue's names. Without scores
+/// (supervised training) it has no rewards.
 pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
     let Trained { forward, optim, .. } = trained;
     let mut row = StepMetrics::new();
@@ -131,7 +132,8 @@ mod tests {
     use crate::stages::train::CriticStep;
     use crate::train::{ForwardBackward, OptimStep};
 
-    /// Two samples under versions 3 and 4, trained under 5, a group that a filter dropped and one whose reward failed.
+    /// Two samples under versions 3 and 4, trained under 5, a group that a filter dropped and one
+    /// whose reward failed.
     fn trained() -> Trained<()> {
         let prompt = Prompt::default();
         let sample = |index, version, reward| {

@@ -23,7 +23,8 @@ pub enum PromptsError {
 
 /// Endless stream of prompts, unless it is limited. Ordinals run over the whole stream.
 ///
-/// In a flow with admission each prompt waits in the state *credit*, and a resumed run begins with the prompts that were in flight.
+/// In a flow with admission each prompt waits in the state *credit*, and a resumed run begins with
+/// the prompts that were in flight.
 pub struct Prompts {
     feed: Feed,
     metrics: Option<Metrics>,
@@ -40,13 +41,14 @@ impl Prompts {
         Self::of(Feed::Buffer(buffer))
     }
 
-    /// Prompts of data sets on disk, of any size. The run reports used and skipped records when it begins.
+    /// Prompts of data sets on disk, of any size. The run reports used and skipped records when it
+    /// begins.
     pub fn dataset(data: PromptDataset) -> Self {
         Self::of(Feed::Data { data, next: 0 })
     }
 
-    /// Prompts of a function that returns exactly `batch` prompts for each iteration, from 0. A resumed run calls it again, so its result
-    /// must follow from the iteration alone.
+    /// Prompts of a function that returns exactly `batch` prompts for each iteration, from 0. A
+    /// resumed run calls it again, so its result must follow from the iteration alone.
     pub fn loader<P: Into<Prompt>>(batch: usize, mut load: impl FnMut(u64) -> Vec<P> + Send + 'static) -> Self {
         let load = move |iteration| load(iteration).into_iter().map(Into::into).collect();
         Self::of(Feed::Loader { load: Box::new(load), batch: batch.max(1), next: 0, loaded: None })
@@ -56,7 +58,8 @@ impl Prompts {
         Prompts { feed, metrics: None, left: None, map: None, admission: None, again: None }
     }
 
-    /// Prompts of a file with a `prompt` and an `answer` on each line; other fields go to the metadata. `seed` shuffles later epochs.
+    /// Prompts of a file with a `prompt` and an `answer` on each line; other fields go to the
+    /// metadata. `seed` shuffles later epochs.
     pub fn jsonl(path: impl AsRef<Path>, seed: u64) -> Result<Self, PromptsError> {
         let prompts = jsonl::load_prompts(path.as_ref(), "prompt", Some("answer"), None)?;
         Ok(Prompts::new(DataBuffer::new(prompts, seed)?))
@@ -82,7 +85,8 @@ impl Prompts {
         Prompts { left: Some(n), ..self }
     }
 
-    /// Returns prompts that were in flight, once each. Afterwards the stream continues where the interrupted run stood.
+    /// Returns prompts that were in flight, once each. Afterwards the stream continues where the
+    /// interrupted run stood.
     fn next_again(&mut self) -> Result<Option<Prompt>, StageError> {
         let Some(admission) = &self.admission else { return Ok(None) };
         if self.again.is_none() {

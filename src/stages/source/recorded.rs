@@ -12,7 +12,8 @@ use crate::data::{BufferState, Group, Prompt, RewardParts, Sample, Tokenizer};
 use crate::flow::StageError;
 use crate::observe::{Metric, Metrics};
 
-/// Recorded rollouts by group, in a new random order for every pass. Memory holds their positions, not their contents.
+/// Recorded rollouts by group, in a new random order for every pass. Memory holds their positions,
+/// not their contents.
 pub struct RecordedGroups {
     data: DataSet<Recorded>,
     tokenizer: Arc<Tokenizer>,
@@ -29,13 +30,14 @@ pub struct RecordedGroups {
 }
 
 impl RecordedGroups {
-    /// Reads all rollouts once. Invalid rollouts and groups that `filter` rejects are skipped and counted. Records without a group form one
-    /// with those of the same prompt and file.
+    /// Reads all rollouts once. Invalid rollouts and groups that `filter` rejects are skipped and
+    /// counted. Records without a group form one with those of the same prompt and file.
     pub fn open(spec: &DataSpec, tokenizer: &Arc<Tokenizer>, filter: &impl GroupFilter, seed: u64) -> Result<Self, StageError> {
         Self::open_scored(spec, tokenizer, None, filter, seed)
     }
 
-    /// Same with rewards by `score`, if it is set. A group is scored once, before the run, and filtered by these rewards.
+    /// Same with rewards by `score`, if it is set. A group is scored once, before the run, and
+    /// filtered by these rewards.
     pub fn open_scored(
         spec: &DataSpec,
         tokenizer: &Arc<Tokenizer>,
@@ -108,7 +110,8 @@ impl RecordedGroups {
     }
 }
 
-/// Function that returns the rewards of a group's samples, with their parts, or the reason to skip the group.
+/// Function that returns the rewards of a group's samples, with their parts, or the reason to skip
+/// the group.
 pub type GroupScorer<'a> = &'a dyn Fn(Group) -> Result<Result<Vec<(f64, RewardParts)>, Skip>, StageError>;
 
 fn earn(group: &mut Group, earned: &[(f64, RewardParts)]) {
@@ -133,8 +136,8 @@ fn read(data: &DataSet<Recorded>, tokenizer: &Tokenizer, records: &[u32]) -> Res
     Ok((Group { prompt: Arc::new(Prompt { source, ..Prompt::default() }), samples, ..Group::default() }, with_log_probs))
 }
 
-/// Orders samples by their positions, so that the parts of a rollout are adjacent. If positions are missing or inconsistent (two runs in
-/// one file), each record is its own rollout.
+/// Orders samples by their positions, so that the parts of a rollout are adjacent. If positions are
+/// missing or inconsistent (two runs in one file), each record is its own rollout.
 fn place(samples: &mut [Sample], places: &[(u32, u32)]) {
     let all: BTreeSet<(u32, u32)> = places.iter().copied().collect();
     let recorded = places.len() == samples.len() && all.len() == samples.len();

@@ -1,4 +1,5 @@
-//! Source of ready samples for training without a generator. Reports their number as `tracing` events when the run begins.
+//! Source of ready samples for training without a generator. Reports their number as `tracing`
+//! events when the run begins.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -12,10 +13,12 @@ use crate::flow::{RunContext, Source, StageError};
 use crate::observe::Metrics;
 use crate::observe::logs::announce_training;
 
-/// Source of batches that cycles over samples. Batch `k` holds samples `k·size …` modulo their number, so every batch is full.
+/// Source of batches that cycles over samples. Batch `k` holds samples `k·size …` modulo their
+/// number, so every batch is full.
 ///
-/// Each sample is a group of one, unless samples come as groups. Samples of data sets are read when they are drawn. Batches by tokens
-/// hold neighbours, too, but end with the last sample, so batch `k` is the same in every pass.
+/// Each sample is a group of one, unless samples come as groups. Samples of data sets are read when
+/// they are drawn. Batches by tokens hold neighbours, too, but end with the last sample, so batch
+/// `k` is the same in every pass.
 pub struct Supervised {
     kind: &'static str,
     what: Option<&'static str>,
@@ -123,7 +126,8 @@ impl Supervised {
         Self::grouped("SFT", each, size, batches)
     }
 
-    /// Returns a source of `batches` batches of `size` groups, such as pairs; `kind` names the training in logs.
+    /// Returns a source of `batches` batches of `size` groups, such as pairs; `kind` names the
+    /// training in logs.
     pub fn grouped(kind: &'static str, groups: Vec<Vec<Sample>>, size: usize, batches: u64) -> Result<Self, SupervisedError> {
         match (groups.len(), size) {
             (0, _) => Err(SupervisedError::NoSamples),
@@ -132,8 +136,9 @@ impl Supervised {
         }
     }
 
-    /// Returns a source of `batches` batches of at most `tokens` tokens each; a longer group is its own batch. The cuts minimise the largest
-    /// batch's cost; `cost` is that of a sequence of this many tokens.
+    /// Returns a source of `batches` batches of at most `tokens` tokens each; a longer group is its
+    /// own batch. The cuts minimise the largest batch's cost; `cost` is that of a sequence of this
+    /// many tokens.
     pub fn by_tokens(
         kind: &'static str,
         groups: Vec<Vec<Sample>>,
@@ -154,7 +159,8 @@ impl Supervised {
         Ok(Self::of(kind, Groups::Given(groups), Size::Tokens(tokens, runs), batches))
     }
 
-    /// Returns a source of `batches` batches of `size` records of data sets. Each record becomes a group when it is drawn.
+    /// Returns a source of `batches` batches of `size` records of data sets. Each record becomes a
+    /// group when it is drawn.
     pub fn drawn<T: Shape>(
         kind: &'static str,
         data: Mixed<T>,

@@ -28,7 +28,8 @@ pub enum ExportError {
     Tokenizer(#[from] TokenizerError),
 }
 
-/// Exporter of a policy's versions, in its folder's precision: whole models, or only adapters if the weights have adapters.
+/// Exporter of a policy's versions, in its folder's precision: whole models, or only adapters if
+/// the weights have adapters.
 pub struct Exporter {
     policy: Policy,
     untie: bool,
@@ -45,7 +46,8 @@ const DRAWN: usize = 12;
 /// Longest beginning of a prompt in a probe text, in tokens.
 const PROMPT: usize = 64;
 
-/// Returns texts for engines to score: beginnings of prompts, each with tokens of a fixed random draw.
+/// Returns texts for engines to score: beginnings of prompts, each with tokens of a fixed random
+/// draw.
 pub fn probe_texts(prompts: &[Vec<u32>], vocabulary: usize) -> Vec<Vec<u32>> {
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
     let mut draw = move || {
@@ -56,14 +58,15 @@ pub fn probe_texts(prompts: &[Vec<u32>], vocabulary: usize) -> Vec<Vec<u32>> {
 }
 
 impl Exporter {
-    /// Returns an exporter of a policy, whose present weights the servers start with. Engines score `texts`, with a tolerance of `tolerance`
-    /// nats on average.
+    /// Returns an exporter of a policy, whose present weights the servers start with. Engines score
+    /// `texts`, with a tolerance of `tolerance` nats on average.
     pub fn new(policy: &Policy, releases: Releases, texts: Vec<Vec<u32>>, tolerance: f64) -> Self {
         let (policy, last) = (policy.clone(), Mutex::new(None));
         Exporter { policy, untie: false, texts, tolerance, releases: Mutex::new(releases), last }
     }
 
-    /// Writes a separate head for a model whose head is its embedding: for servers that can't reload tied heads.
+    /// Writes a separate head for a model whose head is its embedding: for servers that can't
+    /// reload tied heads.
     pub fn untie(self, untie: bool) -> Self {
         Exporter { untie, ..self }
     }
@@ -72,8 +75,8 @@ impl Exporter {
         if self.untie { self.policy.config().untied() } else { self.policy.config().clone() }
     }
 
-    /// Writes the policy's present weights, without adapters, and its tokenizer into `folder`, which is replaced atomically. Servers start
-    /// from it.
+    /// Writes the policy's present weights, without adapters, and its tokenizer into `folder`,
+    /// which is replaced atomically. Servers start from it.
     pub fn launch_folder(&self, folder: &Path) -> Result<(), ExportError> {
         let writing = folder.with_extension("writing");
         atomic_file::remove(&writing)?;
@@ -91,8 +94,8 @@ impl Exporter {
         Ok(delta)
     }
 
-    /// Writes a version and computes the scores that engines must return. Costs a copy on disk of the changed tensors and a forward pass over
-    /// the probe texts.
+    /// Writes a version and computes the scores that engines must return. Costs a copy on disk of
+    /// the changed tensors and a forward pass over the probe texts.
     pub fn export(&self, version: Version, weights: &FrozenWeights) -> Result<Update, ExportError> {
         let weights = weights.read();
         let mut releases = self.releases.lock();

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// Hold shared by the sync stage and the evaluation stage of the same engines. The sync passes a due step on once its version is verified,
-/// and syncs no further version until the evaluation has passed that step on.
+/// Hold shared by the sync stage and the evaluation stage of the same engines. The sync passes a
+/// due step on once its version is verified, and syncs no further version until the evaluation has
+/// passed that step on.
 #[derive(Clone)]
 pub struct EvaluationHold {
     due: Arc<dyn Fn(u64) -> bool + Send + Sync>,
@@ -14,7 +15,8 @@ pub struct EvaluationHold {
 }
 
 impl EvaluationHold {
-    /// Returns a hold for evaluations at the steps that are `due`; step 0 is the message before the first step.
+    /// Returns a hold for evaluations at the steps that are `due`; step 0 is the message before the
+    /// first step.
     pub fn new(due: impl Fn(u64) -> bool + Send + Sync + 'static) -> Self {
         EvaluationHold { due: Arc::new(due), passed: watch::Sender::new(0) }
     }

@@ -1,4 +1,5 @@
-//! Weights for generators of the same process: the newest version is swapped in, and nothing waits (law F2).
+//! Weights for generators of the same process: the newest version is swapped in, and nothing waits
+//! (law F2).
 
 use std::sync::Arc;
 use std::time::Instant;

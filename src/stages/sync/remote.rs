@@ -1,10 +1,12 @@
-//! Weights for remote engines: written to a folder, loaded, verified, and only then announced (laws V2 and V4).
+//! Weights for remote engines: written to a folder, loaded, verified, and only then announced (laws
+//! V2 and V4).
 //!
-//! Trained steps pass through immediately, and the sync runs alongside, so a slow engine delays the trainer only through the staleness
-//! bound. Of the versions that arrive meanwhile, only the newest is synced. Between syncs, engines that failed or restarted get the newest
-//! version.
+//! Trained steps pass through immediately, and the sync runs alongside, so a slow engine delays the
+//! trainer only through the staleness bound. Of the versions that arrive meanwhile, only the newest
+//! is synced. Between syncs, engines that failed or restarted get the newest version.
 //!
-//! Logs `Synced weights to 2 engines (version 12)` as a `tracing` event. The stage fails when no engine holds a version.
+//! Logs `Synced weights to 2 engines (version 12)` as a `tracing` event. The stage fails when no
+//! engine holds a version.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -55,7 +57,8 @@ pub struct RemoteSync<W> {
 type Job<T> = JoinHandle<Result<T, AnyError>>;
 
 impl<W: Send + Sync + 'static> RemoteSync<W> {
-    /// Syncs the files that `export` writes to the engines of `manager`, and announces each version on `to`.
+    /// Syncs the files that `export` writes to the engines of `manager`, and announces each version
+    /// on `to`.
     pub fn new<E>(
         manager: WeightSyncManager,
         export: impl Fn(Version, &Arc<W>) -> Result<Update, E> + Send + Sync + 'static,
@@ -88,7 +91,8 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
         RemoteSync { hold: Some(hold.clone()), ..self }
     }
 
-    /// Time limit of a version while all engines are unavailable; then the stage fails. Default: 120 seconds.
+    /// Time limit of a version while all engines are unavailable; then the stage fails. Default:
+    /// 120 seconds.
     pub fn patience(self, patience: Duration) -> Self {
         RemoteSync { patience, ..self }
     }
