@@ -1,4 +1,4 @@
-//! What a rollout of several turns acts on.
+//! The environment of a multi-turn rollout.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,19 +9,21 @@ use serde_json::Value;
 use super::{ToolCall, ToolResult, ToolSpec};
 use crate::data::{ChatMessage, Metadata, Prompt, PromptText};
 
-/// A task that a model works on in turns: it reads an observation, answers, calls tools, and reads what came of it, until it is done.
+/// A task that a model works on in turns: it reads messages, answers, calls tools and reads results.
 ///
-/// There is a fresh one for every rollout. Its methods may block: they run on a bounded pool ([`Pool`](super::Pool)), where nothing but the
-/// rollout itself waits for them. What takes longer than its deadline is given up, and the rollout with it; who starts processes or
-/// requests ends them by then.
+/// Each rollout has an environment of its own. Methods may block: they run on a bounded pool of
+/// threads. A call that exceeds its deadline is abandoned, and the rollout ends; processes and
+/// requests that the call started must end by then.
 ///
-/// A rollout that was interrupted goes on with an environment whose state is restored, where [`Environment::save`] gives one, and is
-/// otherwise played again from the beginning with the same turns: then it must answer them in the same way.
+/// An interrupted rollout continues from the state that [`Environment::save`] returned. Without a
+/// state its turns are replayed from the start, and the environment must answer them in the same
+/// way.
 pub trait Environment: Send {
-    /// Begins the episode. Gives the conversation that the model reads before its first turn: the prompt's own, or one made of it.
+    /// Starts the episode. Returns the conversation that the model reads before its first turn.
     fn reset(&mut self, episode: &Episode, deadline: Deadline) -> Result<Vec<ChatMessage>, EnvError>;
 
-    /// The tools that the model may call, after the reset. They stand in the chat template, and arguments are checked against them.
+    /// Returns the tools that the model may call, after the reset. The chat template lists them, and
+    /// arguments are checked against their schemas.
     fn tools(&self) -> Vec<ToolSpec> {
         Vec::new()
     }
@@ -29,56 +31,57 @@ pub trait Environment: Send {
     /// Answers one turn of the model.
     fn step(&mut self, action: &Action, deadline: Deadline) -> Result<Step, EnvError>;
 
-    /// Hears of a turn that was cut off by its length. Nobody answers it: the rollout is over, and is graded next.
+    /// Called with a truncated turn. The rollout is over and is graded next.
     fn cut_off(&mut self, _action: &Action) {}
 
-    /// Whether it wants to hear turns while they are sampled.
+    /// Returns true if [`Environment::hear`] is to be called while a turn is sampled.
     fn listens(&self) -> bool {
         false
     }
 
-    /// Hears what the model has said so far of its present turn, after every token, if it [listens](Environment::listens). It is called on the
-    /// generator's own thread, and must not block.
+    /// Called after every token with the text of the turn so far, if the environment
+    /// [listens](Environment::listens). Runs on the generator's thread and must not block.
     fn hear(&mut self, _so_far: &str) {}
 
-    /// What there is to see of its state now, for logs and hooks.
+    /// Returns a view of its state, for logs and hooks.
     fn observe(&self) -> Value {
         Value::Null
     }
 
-    /// What the whole rollout was worth, once its last turn was answered or a limit ended it.
+    /// Grades the whole rollout, after its last turn or after a limit ended it.
     fn grade(&mut self, deadline: Deadline) -> Result<Grade, EnvError>;
 
-    /// All that [`Environment::restore`] needs to go on from here; none where playing the turns again is as good.
+    /// Returns the state for [`Environment::restore`], or none if the turns should be replayed.
     fn save(&self) -> Option<Value> {
         None
     }
 
-    /// Goes on from a saved state, as of its newest step, after a [`reset`](Environment::reset) with the same episode.
+    /// Continues from a saved state, after a [`reset`](Environment::reset) with the same episode.
     fn restore(&mut self, _state: &Value) -> Result<(), EnvError> {
         Err(EnvError::new("its state can't be restored"))
     }
 }
 
-/// The role of a message that is a text by itself, to go on from without a chat template. It is a conversation's only message.
+/// Role of a message that is a plain text to continue, without a chat template. It is the only
+/// message of its conversation.
 pub const TEXT: &str = "text";
 
-/// Makes a fresh environment for every rollout.
+/// Creates an environment for each rollout.
 pub type MakeEnvironment = Arc<dyn Fn() -> Box<dyn Environment> + Send + Sync>;
 
-/// Which task, for which rollout.
+/// Task of one rollout.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Episode {
     /// The prompt with its metadata.
     pub prompt: Prompt,
-    /// Keys whatever the environment draws. It is the same for all rollouts of a prompt, so that they are comparable.
+    /// Seed of everything that the environment draws; the same for all rollouts of a prompt.
     pub seed: u64,
-    /// The rollout's place in its group.
+    /// Index of the rollout in its group.
     pub index: u32,
 }
 
 impl Episode {
-    /// The prompt as a conversation: a text is what the user says.
+    /// Returns the prompt as a conversation; a text is a user message.
     pub fn conversation(&self) -> Vec<ChatMessage> {
         match &self.prompt.text {
             PromptText::Text(text) => vec![ChatMessage::new("user", text.clone())],
@@ -87,113 +90,113 @@ impl Episode {
     }
 }
 
-/// One turn of the model, as its environment gets it.
+/// One turn of the model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Action {
-    /// All that was said, calls included, without end-of-turn marks.
+    /// Text of the turn, calls included, without end-of-turn marks.
     pub text: String,
-    /// The calls in it that are well formed, name a known tool and fit its schema. Malformed ones are answered by the agent loop itself.
+    /// Valid calls: well formed, of a known tool, with arguments that fit its schema. The rollout
+    /// loop answers malformed ones.
     pub calls: Vec<ToolCall>,
-    /// How many were not.
+    /// Number of malformed calls.
     pub malformed: usize,
-    /// Tokens that the model had read before it.
+    /// Tokens of the context before the turn.
     pub read: usize,
-    /// Tokens that were sampled for it.
+    /// Tokens sampled for the turn.
     pub sampled: usize,
 }
 
-/// What came of a turn.
+/// Response of the environment to a turn.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step {
-    /// What the calls gave, in their order; each becomes a message of the role `tool`.
+    /// Results of the calls, in their order; each becomes a message of the role `tool`.
     pub results: Vec<ToolResult>,
-    /// What else the model reads next, of the role `user` as a rule.
+    /// Further messages for the model, usually of the role `user`.
     pub messages: Vec<ChatMessage>,
-    /// What this turn earned.
+    /// Reward of this turn.
     pub reward: f64,
-    /// Whether the episode is over: the model gets no further turn.
+    /// If true, the episode is over.
     pub done: bool,
-    /// Whether `messages` are all that the model reads next, in the place of the conversation so far: what was said begins no sample's middle
-    /// then, and another sample begins. The tools may have changed, too.
-    pub anew: bool,
+    /// If true, `messages` replace the conversation so far, and a new sample begins. The tools may
+    /// change too.
+    pub restarts: bool,
 }
 
 impl Step {
-    /// The user says this next.
+    /// Responds with a user message.
     pub fn says(text: impl Into<String>) -> Self {
         Step { messages: vec![ChatMessage::new("user", text)], ..Step::default() }
     }
 
-    /// The calls gave this.
+    /// Responds with the results of the calls.
     pub fn results(results: Vec<ToolResult>) -> Self {
         Step { results, ..Step::default() }
     }
 
-    /// The episode is over.
+    /// Ends the episode.
     pub fn over() -> Self {
         Step { done: true, ..Step::default() }
     }
 
-    /// With this reward for the turn.
+    /// Sets the reward of the turn.
     pub fn reward(self, reward: f64) -> Self {
         Step { reward, ..self }
     }
 
-    /// Over, if so.
+    /// Sets whether the episode is over.
     pub fn done(self, done: bool) -> Self {
         Step { done, ..self }
     }
 }
 
-/// What a whole rollout was worth.
+/// Grade of a whole rollout.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Grade {
-    /// Its reward, beside what its turns earned.
+    /// Reward, in addition to those of the turns.
     pub reward: f64,
-    /// Whether the task was solved, where that can be told.
+    /// True if the task was solved; none if unknown.
     pub correct: Option<bool>,
-    /// What else the sample's metadata should hold.
+    /// Further fields for the sample's metadata.
     pub metadata: Metadata,
 }
 
 impl Grade {
-    /// 1 if the task was solved, otherwise 0.
+    /// Grade with a reward of 1 if the task was solved, else 0.
     pub fn correct(correct: bool) -> Self {
         Grade { reward: f64::from(u8::from(correct)), correct: Some(correct), ..Grade::default() }
     }
 }
 
-/// By when an environment must have answered.
+/// Instant by which an environment must respond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadline(Instant);
 
 impl Deadline {
-    /// So long from now.
+    /// Deadline after `time` from now.
     pub fn within(time: Duration) -> Self {
-        // A time beyond what the clock can say is as good as a year.
+        // A time beyond the range of the clock becomes a year.
         let now = Instant::now();
         Deadline(now.checked_add(time).unwrap_or(now + Duration::from_secs(365 * 24 * 3600)))
     }
 
-    /// The instant itself.
+    /// Returns the instant.
     pub fn at(self) -> Instant {
         self.0
     }
 
-    /// What is left.
+    /// Returns the remaining time.
     pub fn left(self) -> Duration {
         self.0.saturating_duration_since(Instant::now())
     }
 
-    /// Whether nothing is.
+    /// Returns true if no time remains.
     pub fn is_over(self) -> bool {
         self.left().is_zero()
     }
 }
 
-/// Why an environment can't go on: its process, machine or connection failed. The rollout is played
-/// again in a fresh one, and lost when that fails too. A mistake of the model is an observation and
-/// never one of these.
+/// Failure of an environment: its process, machine or connection. The rollout is retried in a new
+/// environment, and lost if that fails too. A mistake of the model is an observation, not an error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}")]
 pub struct EnvError {
@@ -202,14 +205,13 @@ pub struct EnvError {
 }
 
 impl EnvError {
-    /// With what is wrong, and what to do.
+    /// Creates an error with its cause and remedy.
     pub fn new(problem: impl std::fmt::Display) -> Self {
         EnvError { problem: problem.to_string(), late: false }
     }
 
-    /// The environment did not answer in time. After a reset that is a verdict on the rollout, which
-    /// ends there, and not a failure: how long a step or the grading takes depends on what the model
-    /// said.
+    /// Creates a timeout. During a step or the grading it ends the rollout and is no failure, since
+    /// their time depends on the model's turn.
     pub fn late(problem: impl std::fmt::Display) -> Self {
         EnvError { problem: problem.to_string(), late: true }
     }

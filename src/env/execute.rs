@@ -1,4 +1,4 @@
-//! Who runs tools, and what is written down of their use.
+//! Execution of tool calls, and counts of their use.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{Called, Deadline, Malformed, ToolCall, ToolResult, ToolSpec};
-use crate::data::{Metadata, Sample};
 
-/// Runs tools. Closures from a call to a text, or to what is wrong, are executors; [`Functions`] has one for every name.
+/// Runs tools. Closures from a call to a text or an error are executors; [`Functions`] holds one per
+/// name.
 pub trait ToolExecutor: Send + Sync {
-    /// What the call gives, or why it failed, for the model to read.
+    /// Runs a call. Returns the text of its result, or the cause of its failure, for the model.
     fn execute(&self, call: &ToolCall, deadline: Deadline) -> Result<String, String>;
 }
 
@@ -24,7 +24,7 @@ impl<F: Fn(&ToolCall) -> Result<String, String> + Send + Sync> ToolExecutor for 
 
 type Function = Arc<dyn Fn(&Map<String, Value>) -> Result<String, String> + Send + Sync>;
 
-/// Functions by name.
+/// Tools that are functions, by name.
 ///
 /// ```
 /// use rollflow::env::{Deadline, Functions, ToolCall, ToolSpec, execute_tools};
@@ -46,7 +46,7 @@ pub struct Functions {
 }
 
 impl Functions {
-    /// One more.
+    /// Adds a tool.
     pub fn function(
         mut self,
         tool: ToolSpec,
@@ -57,7 +57,7 @@ impl Functions {
         self
     }
 
-    /// What they are called and take.
+    /// Returns the descriptions of the tools.
     pub fn tools(&self) -> &[ToolSpec] {
         &self.tools
     }
@@ -70,7 +70,8 @@ impl ToolExecutor for Functions {
     }
 }
 
-/// Runs calls one after the other. Each has a result, in their order: an error of the executor, a panic included, is a failed one.
+/// Runs calls one after the other and returns their results in order. An error or a panic of the
+/// executor is a failed result.
 pub fn execute_tools(calls: &[ToolCall], executor: &dyn ToolExecutor, deadline: Deadline) -> Vec<ToolResult> {
     let execute = |call: &ToolCall| match catch_unwind(AssertUnwindSafe(|| executor.execute(call, deadline))) {
         Ok(Ok(content)) => ToolResult::of(call, content),
@@ -80,21 +81,21 @@ pub fn execute_tools(calls: &[ToolCall], executor: &dyn ToolExecutor, deadline: 
     calls.iter().map(execute).collect()
 }
 
-/// How tools were used.
+/// Counts of tool calls in a rollout.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolUse {
-    /// Calls of each tool that were made.
+    /// Valid calls by tool.
     pub calls: BTreeMap<String, u64>,
-    /// Results that were a success, and those that were not.
+    /// Successful results.
     pub succeeded: u64,
-    /// Results that were none.
+    /// Failed results.
     pub failed: u64,
-    /// Calls that could not be made.
+    /// Malformed calls.
     pub malformed: u64,
 }
 
 impl ToolUse {
-    /// One more turn's calls.
+    /// Counts the calls of a turn.
     pub fn called(&mut self, calls: &[Called]) {
         for called in calls {
             match called {
@@ -104,81 +105,25 @@ impl ToolUse {
         }
     }
 
-    /// What came of some.
+    /// Counts results.
     pub fn came(&mut self, results: &[ToolResult]) {
         let succeeded = results.iter().filter(|result| result.success).count() as u64;
         self.succeeded += succeeded;
         self.failed += results.len() as u64 - succeeded;
     }
 
-    /// Calls, those that could not be made included.
+    /// Returns the number of calls, malformed ones included.
     pub fn count(&self) -> u64 {
         self.calls.values().sum::<u64>() + self.malformed
     }
 
-    /// As a sample's metadata has it under `tool_calls`: the number, that of each tool, how many were malformed, and which share of all
-    /// that were tried succeeded.
+    /// Returns the counts for `tool_calls` in a sample's metadata. `success_rate` is the share of
+    /// successful results among all calls that were tried.
     pub fn to_json(&self) -> Value {
         let tried = self.succeeded + self.failed + self.malformed;
         let rate = if tried == 0 { Value::Null } else { (self.succeeded as f64 / tried as f64).into() };
         json!({ "count": self.count(), "types": self.calls, "malformed": self.malformed, "success_rate": rate })
     }
-}
-
-/// What is made of a turn's calls for a sample's metadata. Closures are trackers.
-pub trait ToolTracker {
-    /// Fields to be written, over those of the same name.
-    fn track(&self, calls: &[Called], results: &[ToolResult]) -> Metadata;
-}
-
-impl<F: Fn(&[Called], &[ToolResult]) -> Metadata> ToolTracker for F {
-    fn track(&self, calls: &[Called], results: &[ToolResult]) -> Metadata {
-        self(calls, results)
-    }
-}
-
-/// The usual tracker: `tool_calls`, as [`ToolUse::to_json`] has it.
-pub fn count_tools(calls: &[Called], results: &[ToolResult]) -> Metadata {
-    let mut used = ToolUse::default();
-    used.called(calls);
-    used.came(results);
-    Metadata::from_iter([("tool_calls".to_owned(), used.to_json())])
-}
-
-/// Writes into a sample's metadata what a tracker makes of its calls.
-///
-/// ```
-/// use rollflow::data::{Metadata, Sample};
-/// use rollflow::env::{Called, ToolFormat, ToolResult, count_tools, extract_tool_calls, track_tool_calls};
-///
-/// let said = "<tool_call>{\"name\": \"look\"}</tool_call><tool_call>{look}</tool_call>";
-/// let calls = extract_tool_calls(said, &ToolFormat::Hermes, &[]);
-/// let mut sample = Sample::default();
-/// track_tool_calls(&mut sample, &calls, &count_tools);
-/// assert_eq!(sample.metadata["tool_calls"]["malformed"], 1);
-///
-/// let names = |calls: &[Called], _: &[ToolResult]| Metadata::from_iter([("first".into(), calls[0].as_ref().unwrap().name.clone().into())]);
-/// track_tool_calls(&mut sample, &calls, &names);
-/// assert_eq!(sample.metadata["first"], "look");
-/// ```
-pub fn track_tool_calls(sample: &mut Sample, calls: &[Called], tracker: &dyn ToolTracker) {
-    sample.metadata.extend(tracker.track(calls, &[]));
-}
-
-/// Runs the calls that can be made, writes their results into the sample's metadata (`tool_results`) together with what a tracker makes of
-/// them, and gives them.
-pub fn execute_and_track_tools(
-    sample: &mut Sample,
-    calls: &[Called],
-    executor: &dyn ToolExecutor,
-    tracker: &dyn ToolTracker,
-    deadline: Deadline,
-) -> Vec<ToolResult> {
-    let valid: Vec<ToolCall> = calls.iter().flatten().cloned().collect();
-    let results = execute_tools(&valid, executor, deadline);
-    sample.metadata.extend(tracker.track(calls, &results));
-    sample.metadata.insert("tool_results".to_owned(), json!(results));
-    results
 }
 
 #[cfg(test)]
@@ -195,13 +140,14 @@ mod tests {
             name => Ok(name.to_uppercase()),
         };
         let calls = ["a", "fail", "panic", "b"].map(|name| ToolCall::new(name, Map::new()));
-        let mut sample = Sample::default();
-        let called: Vec<Called> = calls.into_iter().map(Ok).chain([Err(Malformed::new("what?"))]).collect();
-        let deadline = Deadline::within(Duration::from_secs(1));
-        let results = execute_and_track_tools(&mut sample, &called, &executor, &count_tools, deadline);
+        let called: Vec<Called> = calls.iter().cloned().map(Ok).chain([Err(Malformed::new("what?"))]).collect();
+        let results = execute_tools(&calls, &executor, Deadline::within(Duration::from_secs(1)));
         let told: Vec<(&str, bool)> = results.iter().map(|result| (result.content.as_str(), result.success)).collect();
         assert_eq!(told, [("A", true), ("error: no", false), ("error: the tool broke", false), ("B", true)]);
-        let tracked = &sample.metadata["tool_calls"];
+        let mut used = ToolUse::default();
+        used.called(&called);
+        used.came(&results);
+        let tracked = used.to_json();
         assert_eq!((&tracked["count"], &tracked["types"]["a"], &tracked["success_rate"]), (&json!(5), &json!(1), &json!(0.4)));
     }
 }

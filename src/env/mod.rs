@@ -1,4 +1,4 @@
-//! Environments: what a model acts on in several turns, the tools it calls there, and how its calls are read. No tensors, no stages.
+//! Environments of multi-turn rollouts, their tools, and parsers of tool calls.
 //!
 //! An [`Environment`] is a task; [`CalculatorEnvironment`], [`GuessEnvironment`], [`SearchEnvironment`] and [`Toolbox`] are some. The loop that
 //! drives them is [`Generator::environment`](crate::stages::generate::Generator::environment).
@@ -17,9 +17,7 @@ mod tool;
 mod toolbox;
 
 pub use environment::{Action, Deadline, EnvError, Environment, Episode, Grade, MakeEnvironment, Step, TEXT};
-pub use execute::{
-    Functions, ToolExecutor, ToolTracker, ToolUse, count_tools, execute_and_track_tools, execute_tools, track_tool_calls,
-};
+pub use execute::{Functions, ToolExecutor, ToolUse, execute_tools};
 pub use parse::{Called, Malformed, ToolFormat, ToolParser, extract_tool_calls};
 pub use pool::{MOST_STUCK, Outcome, Pool, PoolError};
 #[cfg(unix)]

@@ -1,8 +1,8 @@
-//! A bounded pool on which environments block, each job with a deadline.
+//! A bounded pool of threads for blocking calls of environments, each with a deadline.
 //!
-//! A job that overstays its deadline is given up at that instant: whoever waits for it hears so, and another thread takes its place, so
-//! that one slow environment never stalls the others. The thread itself ends when its job returns, if it ever does; nobody waits for it.
-//! When more than [`MOST_STUCK`] times the pool's size are stuck in that way, jobs are refused rather than threads made without end.
+//! A job that exceeds its deadline is abandoned at that instant, and another thread replaces its own,
+//! so that one slow environment does not stall the others. The stuck thread ends when its job returns.
+//! If [`MOST_STUCK`] times the pool's size are stuck, jobs are rejected.
 
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
@@ -15,35 +15,35 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::Deadline;
 
-/// Threads that may be stuck for every thread of the pool.
-pub const MOST_STUCK: usize = 8;
-/// How long the pool's end waits for jobs that are under way.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Most stuck threads per thread of the pool.
+const MOST_STUCK: usize = 8;
+/// Longest wait for running jobs when the pool is dropped.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why a job gave nothing.
+/// Failure of a job.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
-    /// It took too long.
+    /// The job exceeded its deadline.
     #[error("it took longer than {0:?} and was given up; raise the time limit, or find out what it waits for")]
     Overdue(Duration),
-    /// It panicked.
+    /// The job panicked.
     #[error("it panicked: {0}")]
     Panicked(String),
-    /// All threads are stuck in jobs that were given up.
+    /// All threads are stuck in abandoned jobs.
     #[error(
         "{0} threads are stuck in jobs that were given up long ago, so that no more are started; make the environment heed its deadline"
     )]
     Exhausted(usize),
 }
 
-/// Runs jobs on threads of its own, and gives what came of each with the key that it was handed in with.
+/// Runs jobs on its own threads and returns each outcome with the key of its job.
 pub struct Pool<T> {
     shared: Arc<Shared<T>>,
     results: Receiver<Outcome<T>>,
     pending: usize,
 }
 
-/// A job's key, and what came of it.
+/// Key and result of a job.
 pub type Outcome<T> = (u64, Result<T, PoolError>);
 
 type Work<T> = Box<dyn FnOnce(Deadline) -> T + Send>;
@@ -64,7 +64,7 @@ struct State<T> {
     queue: VecDeque<Job<T>>,
     running: BTreeMap<u64, Running>,
     next: u64,
-    /// Threads that take jobs, and those whose job was given up.
+    /// Threads that take jobs; `stuck` are those whose job was abandoned.
     workers: usize,
     idle: usize,
     stuck: usize,
@@ -79,7 +79,7 @@ struct Shared<T> {
 }
 
 impl<T: Send + 'static> Pool<T> {
-    /// At most so many jobs at the same time. Threads are made as they are needed.
+    /// Creates a pool for at most `threads` jobs at a time. Threads start as they are needed.
     pub fn new(threads: usize) -> Self {
         let (sender, results) = unbounded();
         let state =
@@ -91,7 +91,7 @@ impl<T: Send + 'static> Pool<T> {
         Pool { shared, results, pending: 0 }
     }
 
-    /// Hands a job in, which may take `time` from when it is begun.
+    /// Submits a job with a time limit of `time` from its start.
     pub fn submit(&mut self, key: u64, time: Duration, work: impl FnOnce(Deadline) -> T + Send + 'static) {
         self.pending += 1;
         let mut state = self.shared.state();
@@ -100,12 +100,12 @@ impl<T: Send + 'static> Pool<T> {
         self.shared.changed.notify_all();
     }
 
-    /// Jobs whose outcome was not taken yet.
+    /// Returns the number of jobs whose outcome was not taken yet.
     pub fn pending(&self) -> usize {
         self.pending
     }
 
-    /// The next outcome, waiting for it as long as told; none when there is none by then.
+    /// Returns the next outcome, waiting up to `wait`; none if there is none by then.
     pub fn next(&mut self, wait: Duration) -> Option<Outcome<T>> {
         let outcome = if wait.is_zero() { self.results.try_recv().ok() } else { self.results.recv_timeout(wait).ok() };
         self.pending -= usize::from(outcome.is_some());
@@ -119,13 +119,13 @@ impl<T> Shared<T> {
     }
 
     fn tell(&self, key: u64, outcome: Result<T, PoolError>) {
-        // Where nobody listens any more, nobody is told.
+        // The receiver is gone if the pool was dropped.
         drop(self.results.send((key, outcome)));
     }
 }
 
 impl<T: Send + 'static> Shared<T> {
-    /// Makes a thread if one is needed and allowed; refuses what waits if there is none and will be none.
+    /// Starts a thread if one is needed and allowed; rejects queued jobs if none can run.
     fn staff(self: &Arc<Self>, state: &mut State<T>) {
         if state.queue.len() > state.idle && state.workers < self.most && state.stuck < self.most * MOST_STUCK {
             state.workers += 1;
@@ -157,10 +157,11 @@ impl<T: Send + 'static> Shared<T> {
             state.running.insert(id, Running { key, time, deadline });
             self.changed.notify_all();
             drop(state);
-            let outcome = catch_unwind(AssertUnwindSafe(|| work(deadline))).map_err(|panic| PoolError::Panicked(said(&*panic)));
+            let outcome =
+                catch_unwind(AssertUnwindSafe(|| work(deadline))).map_err(|panic| PoolError::Panicked(panic_text(&*panic)));
             state = self.state();
             if state.running.remove(&id).is_none() {
-                // Given up meanwhile, and replaced.
+                // The job was abandoned and this thread replaced.
                 state.stuck -= 1;
                 return;
             }
@@ -169,7 +170,7 @@ impl<T: Send + 'static> Shared<T> {
         }
     }
 
-    /// Gives up what is overdue.
+    /// Abandons overdue jobs.
     fn watch(self: Arc<Self>) {
         let mut state = self.state();
         while !state.closed {
@@ -194,9 +195,9 @@ impl<T: Send + 'static> Shared<T> {
 }
 
 impl<T> Drop for Pool<T> {
-    /// Nothing is begun any more. What is under way gets a second to end.
+    /// Starts no further jobs and waits up to a second for running ones.
     fn drop(&mut self) {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + SHUTDOWN_TIMEOUT;
         let mut state = self.shared.state();
         state.closed = true;
         state.queue.clear();
@@ -208,8 +209,8 @@ impl<T> Drop for Pool<T> {
     }
 }
 
-/// What a panic said.
-fn said(panic: &(dyn Any + Send)) -> String {
+/// Returns the message of a panic.
+fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".to_owned())
 }

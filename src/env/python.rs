@@ -1,4 +1,4 @@
-//! Python to try things out with, and code with tests as the task.
+//! Programming tasks: a tool that runs Python, and tests as the grade.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,13 +9,13 @@ use super::{Action, Deadline, EnvError, Environment, Episode, Grade, MakeEnviron
 use crate::data::ChatMessage;
 use crate::sandbox::{CodeTests, Job, Limits, TestRunner, extract_code};
 
-/// Letters of output that a model gets to read; the middle of more is left out.
-const READ: usize = 4000;
+/// Longest output that a model reads, in characters; the middle of a longer one is omitted.
+const MAX_OUTPUT: usize = 4000;
 
-/// The model may run code with the tool `python` as often as it likes, each time from the beginning, and reads what the code prints. The turn
-/// in which it calls nothing holds its answer: the last block of Python, which must pass the tests in the prompt's metadata.
+/// A task with the tool `python`, which runs a program and returns its output.
 ///
-/// Everything runs in the judge's sandbox. A program ends by itself within the sandbox's limits, and by the deadline that comes first.
+/// A turn without a call is the answer: its last block of Python must pass the tests in the prompt's
+/// metadata. All code runs in the runner's sandbox, within its limits and the deadline.
 #[derive(Debug)]
 pub struct PythonEnvironment {
     runner: Arc<TestRunner>,
@@ -25,25 +25,25 @@ pub struct PythonEnvironment {
 }
 
 impl PythonEnvironment {
-    /// With tests in `metadata[key]`.
+    /// Creates the task, with tests in `metadata[key]`.
     pub fn new(runner: Arc<TestRunner>, key: impl Into<String>) -> Self {
         PythonEnvironment { runner, key: key.into(), tests: None, answer: None }
     }
 
-    /// A fresh one for every rollout; they share the judge.
+    /// Creates an environment per rollout; they share the runner.
     pub fn maker(runner: Arc<TestRunner>, key: impl Into<String>) -> MakeEnvironment {
         let key = key.into();
         Arc::new(move || Box::new(PythonEnvironment::new(runner.clone(), key.clone())))
     }
 
-    /// What a call gives: a mistake of its code is read by the model, and only a broken sandbox is an error.
+    /// Runs a call. The model reads errors of its code; only a failed sandbox is an error.
     fn call(&self, call: &ToolCall, deadline: Deadline) -> Result<ToolResult, EnvError> {
         let Some(code) = call.text("code") else {
             return Ok(ToolResult::failed(call, "the argument `code` is missing; it is text, the program to run"));
         };
         let sandbox = self.runner.sandbox();
         let limits = sandbox.config().limits;
-        // What is left for the warden to end it in.
+        // Leaves the warden time to end the program.
         let left = deadline.left().saturating_sub(Duration::from_millis(100));
         let job = Job::python(code).limits(Limits { wall: limits.wall.min(left), ..limits });
         let ran = sandbox.run(&job).map_err(EnvError::new)?;
@@ -115,10 +115,10 @@ impl Environment for PythonEnvironment {
 
 fn shortened(text: &str) -> String {
     let letters: Vec<char> = text.chars().collect();
-    if letters.len() <= READ {
+    if letters.len() <= MAX_OUTPUT {
         return text.to_owned();
     }
-    let (first, last) = (&letters[..READ / 2], &letters[letters.len() - READ / 2..]);
-    let left_out = letters.len() - READ;
+    let (first, last) = (&letters[..MAX_OUTPUT / 2], &letters[letters.len() - MAX_OUTPUT / 2..]);
+    let left_out = letters.len() - MAX_OUTPUT;
     format!("{}\n… {left_out} letters left out …\n{}", first.iter().collect::<String>(), last.iter().collect::<String>())
 }

@@ -1,13 +1,13 @@
-//! The part of JSON Schema that tools are described with: `type`, `properties`, `required`, `additionalProperties`, `items`, `enum`,
-//! `minimum` and `maximum`. What else stands in a schema is for the model, and is not checked.
+//! Checks of tool arguments against a part of JSON Schema: `type`, `properties`, `required`,
+//! `additionalProperties`, `items`, `enum`, `minimum` and `maximum`. Other keywords are ignored.
 
 use serde_json::{Map, Value};
 
-/// Deepest schema that is followed.
+/// Deepest nesting that is checked.
 const DEPTH: usize = 32;
 
-/// Whether arguments fit a schema; otherwise what is wrong, for the model. Texts become numbers, booleans, lists or objects where the schema
-/// wants those and the text is one.
+/// Checks arguments against a schema; the error is for the model. A text is parsed as a number,
+/// boolean, list or object if the schema requires one.
 pub fn check_arguments(arguments: &mut Map<String, Value>, schema: &Value) -> Result<(), String> {
     let mut value = Value::Object(std::mem::take(arguments));
     let checked = check(&mut value, schema, "", DEPTH);

@@ -1,4 +1,4 @@
-//! Environments that another process serves over HTTP, in any language: docs/reference/protocols.md has the protocol.
+//! Environments in another process, over HTTP: docs/reference/protocols.md specifies the protocol.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -13,30 +13,32 @@ use super::{Action, Deadline, EnvError, Environment, Episode, Grade, MakeEnviron
 use crate::data::{ChatMessage, REWARD_LIMIT, is_reward};
 use crate::net::{Client, Endpoint, Fault, RemoteError, RetryPolicy, Tasks};
 
-/// How long a server may take to hear that a rollout was given up.
-const FAREWELL: Duration = Duration::from_secs(5);
+/// Timeout of the message that a rollout was abandoned.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where environments are served, and how patiently they are asked.
+/// Address, retries and concurrency of an environment server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServedConfig {
-    /// The address that everything is posted to, its token and certificates.
+    /// Address that every request is posted to, with its token and certificates.
     pub endpoint: Endpoint,
-    /// How a request is retried that got no answer, or one that makes no sense. A step's deadline bounds all attempts together.
+    /// Retries of failed and malformed responses. A step's deadline bounds all attempts together.
     pub retry: RetryPolicy,
-    /// Most requests at the same time, over all rollouts.
+    /// Most requests in flight, over all rollouts. Default: 64.
     pub concurrency: usize,
 }
 
 impl ServedConfig {
-    /// The default retries, a busy server being waited for until the deadline, and 64 requests at the same time.
+    /// Configures a server with the defaults; a busy server is waited for until the deadline.
     pub fn new(url: impl Into<String>) -> Self {
         let retry = RetryPolicy { busy_timeout: Duration::MAX, ..RetryPolicy::default() };
         ServedConfig { endpoint: Endpoint::new(url), retry, concurrency: 64 }
     }
 }
 
-/// An environment in another process. Its rollout has an id there; what the server gives as its state goes back to it with every request, so that
-/// one which remembers nothing by itself can go on with a rollout that was interrupted.
+/// An environment in another process.
+///
+/// Requests carry the rollout's id and the state that the server last returned, so that a stateless
+/// server can continue an interrupted rollout.
 pub struct ServedEnvironment {
     server: Arc<Server>,
     episode: String,
@@ -53,13 +55,13 @@ struct Server {
     tasks: Tasks,
 }
 
-/// What a server says to everything.
+/// Response of a server to any request.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Reply {
     messages: Option<Vec<ChatMessage>>,
     tools: Vec<ToolSpec>,
-    results: Vec<Told>,
+    results: Vec<CallResult>,
     reward: f64,
     done: bool,
     correct: Option<bool>,
@@ -69,7 +71,7 @@ struct Reply {
 }
 
 #[derive(Deserialize)]
-struct Told {
+struct CallResult {
     content: String,
     #[serde(default = "yes")]
     success: bool,
@@ -80,7 +82,8 @@ fn yes() -> bool {
 }
 
 impl ServedEnvironment {
-    /// A fresh one for every rollout; they share connections and the bound on requests. Asks nothing yet.
+    /// Creates an environment per rollout; they share connections and the bound on requests. Sends
+    /// nothing.
     pub fn maker(config: ServedConfig) -> Result<MakeEnvironment, EnvError> {
         let endpoint = Endpoint { idle_connections: config.concurrency, ..config.endpoint.clone() };
         let client = Client::new("environment", endpoint).map_err(EnvError::new)?;
@@ -111,7 +114,7 @@ impl ServedEnvironment {
 
 impl Server {
     async fn ask(&self, what: &str, episode: &str, question: &Value, deadline: Deadline) -> Result<Reply, EnvError> {
-        // Others are in the way, whatever this rollout did.
+        // Other rollouts hold all permits, so this is no timeout of this rollout.
         let full = || EnvError::new(format!("{} had no room for {what} by the deadline", self.client.name()));
         let _room = timeout(deadline.left(), self.room.acquire()).await.map_err(|_| full())?.map_err(EnvError::new)?;
         let key = u64::from_str_radix(episode.get(..16).unwrap_or_default(), 16).unwrap_or_default();
@@ -125,11 +128,11 @@ impl Server {
             let bound = || format!("a reward that is no finite number of at most {REWARD_LIMIT:e} either way");
             if is_reward(reply.reward) { Ok(reply) } else { Err(nonsense(&bound())) }
         });
-        asked.await.map_err(given_up)
+        asked.await.map_err(env_error)
     }
 }
 
-fn given_up(error: RemoteError) -> EnvError {
+fn env_error(error: RemoteError) -> EnvError {
     if matches!(error.fault, Fault::Late { .. }) { EnvError::late(error) } else { EnvError::new(error) }
 }
 
@@ -166,7 +169,13 @@ impl Environment for ServedEnvironment {
             .zip(reply.results)
             .map(|(call, told)| ToolResult { success: told.success, ..ToolResult::of(call, told.content) });
         let results = results.collect();
-        Ok(Step { results, messages: reply.messages.unwrap_or_default(), reward: reply.reward, done: reply.done, anew: false })
+        Ok(Step {
+            results,
+            messages: reply.messages.unwrap_or_default(),
+            reward: reply.reward,
+            done: reply.done,
+            restarts: false,
+        })
     }
 
     fn observe(&self) -> Value {
@@ -191,13 +200,13 @@ impl Environment for ServedEnvironment {
 }
 
 impl Drop for ServedEnvironment {
-    /// Tells the server of a rollout that ends without a grade, and does not wait for it.
+    /// Notifies the server of a rollout that ends without a grade, without waiting.
     fn drop(&mut self) {
         if self.open {
             let (server, episode) = (self.server.client.clone(), self.episode.clone());
             let farewell = async move {
                 let farewell = json!({ "do": "close", "episode": episode });
-                if let Err(error) = server.post("", &farewell, FAREWELL).await {
+                if let Err(error) = server.post("", &farewell, CLOSE_TIMEOUT).await {
                     tracing::debug!("{error}");
                 }
             };

@@ -1,16 +1,17 @@
-//! An environment that is nothing but tools.
+//! An environment that consists of tools alone.
 
 use super::{Action, Deadline, EnvError, Environment, Episode, Functions, Grade, Step, ToolExecutor, ToolSpec, execute_tools};
 use crate::data::ChatMessage;
 
-/// The prompt's conversation, and tools that an executor runs. A turn that calls nothing ends it. It grades nothing: a reward does.
+/// The prompt's conversation with tools that an executor runs. A turn without a call ends the
+/// episode. It has no grade of its own.
 pub struct Toolbox<X> {
     tools: Vec<ToolSpec>,
     executor: X,
 }
 
 impl<X: ToolExecutor> Toolbox<X> {
-    /// With these tools.
+    /// Creates an environment with these tools.
     pub fn new(tools: Vec<ToolSpec>, executor: X) -> Self {
         Toolbox { tools, executor }
     }

@@ -1,24 +1,25 @@
-//! The tests that come with a task: what code must do to be right.
+//! Tests of a programming task.
 
 use serde_json::Value;
 
-/// Tests of one task, in whichever of the usual spellings its data set has them.
+/// Tests of one task, in the usual forms of data sets.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CodeTests {
-    /// Python that fails where the code is wrong: an `assert`, or several lines.
+    /// Python programs that fail if the code is wrong, such as an `assert`.
     Asserts(Vec<String>),
-    /// Calls of one function, or of that method of a class `Solution`: arguments, and the result that each must have. Tuples count as lists.
+    /// Calls of a function, or of that method of a class `Solution`, with the expected results. Tuples
+    /// equal lists.
     Calls {
         /// The function's name.
         function: String,
         /// Arguments and results.
         calls: Vec<(Vec<Value>, Value)>,
     },
-    /// What the program reads from standard input, and what it then must print.
+    /// Standard input of the program, and the expected output.
     Pairs(Vec<(String, String)>),
 }
 
-/// What the metadata of a task hold in the place of tests.
+/// Metadata that are no tests.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "these are no tests: {0}. Expected is Python with asserts, a list of such, a list of {{\"input\": …, \"output\": …}}, or \
@@ -27,7 +28,7 @@ pub enum CodeTests {
 pub struct NoTests(String);
 
 impl CodeTests {
-    /// Reads a value of a data set, or a text that holds such a value as JSON.
+    /// Reads the value of a data set, or a text with such a value as JSON.
     pub fn from_json(value: &Value) -> Result<Self, NoTests> {
         let refuse = || NoTests(value.to_string().chars().take(200).collect());
         let tests = match value {
@@ -60,7 +61,7 @@ impl CodeTests {
         if tests.is_empty() { Err(refuse()) } else { Ok(tests) }
     }
 
-    /// How many there are.
+    /// Returns the number of tests.
     pub fn len(&self) -> usize {
         match self {
             CodeTests::Asserts(tests) => tests.len(),
@@ -69,13 +70,13 @@ impl CodeTests {
         }
     }
 
-    /// Whether there is nothing to pass.
+    /// Returns true if there are no tests.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Text as it is; lines of a list; anything else as JSON spells it.
+/// Returns a text unchanged, a list as lines, and any other value as JSON.
 fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -84,7 +85,8 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// The code in an answer: its last fenced block that is marked as Python or not at all, or else all of it.
+/// Extracts the code of a completion: its last fenced block that is marked as Python or not marked,
+/// or else the whole text.
 pub fn extract_code(answer: &str) -> &str {
     let mut found = None;
     let mut open: Option<(usize, bool)> = None;
@@ -104,7 +106,7 @@ pub fn extract_code(answer: &str) -> &str {
         }
         at += line.len();
     }
-    // One that was cut off is as much as there is.
+    // A truncated block ends with the text.
     match open {
         Some((from, true)) if from <= answer.len() => &answer[from..],
         _ => found.unwrap_or(answer),

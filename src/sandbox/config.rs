@@ -43,22 +43,23 @@ impl SandboxRule {
     }
 }
 
-/// What one run may use. Whoever goes beyond it is ended, or refused what he asked for.
+/// Resource limits of one run. A program beyond a limit is killed, or its request is denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Time by the clock, for the program and all that it starts.
+    /// Wall-clock time of the program and all processes that it starts.
     pub wall: Duration,
-    /// Processor time of each process; counted in whole seconds, rounded up.
+    /// CPU time of each process, rounded up to whole seconds.
     pub cpu: Duration,
-    /// Address space of each process, and memory of all together, in bytes.
+    /// Address space of each process, and memory of all processes together, in bytes.
     pub memory: u64,
-    /// Processes and threads at the same time. Without namespaces none may be started at all.
+    /// Most processes and threads at a time. Without namespaces none may be started.
     pub processes: u32,
-    /// Bytes of a file.
+    /// Largest file, in bytes.
     pub file_size: u64,
-    /// Bytes of all its files together, which are kept in memory. Without namespaces nothing may be written at all.
+    /// Total size of all files, in bytes; they are in memory. Without namespaces no file may be
+    /// written.
     pub disk: u64,
-    /// Bytes that it may print, to both outputs together. More is cut off, and ends it.
+    /// Most bytes on both outputs together. More is cut off and ends the program.
     pub output: u64,
 }
 
@@ -71,15 +72,16 @@ impl Default for Limits {
     }
 }
 
-/// What stands between a program and the machine.
+/// Isolation of a program from the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Walls {
-    /// Namespaces: a file system, processes and a network of its own; and all that [`Walls::Confined`] has, where the kernel has it.
+    /// Namespaces: a separate file system, process tree and network, in addition to
+    /// [`Walls::Confined`] if the kernel has it.
     Namespaces,
-    /// Landlock and a filter of system calls, for kernels and containers that allow no namespaces: the same is kept out, but the program may
-    /// neither write files nor start processes.
+    /// Landlock and a filter of system calls, for kernels and containers without namespaces. The
+    /// program may neither write files nor start processes.
     Confined,
-    /// Limits alone.
+    /// Limits only.
     None,
 }
 
@@ -93,32 +95,33 @@ impl fmt::Display for Walls {
     }
 }
 
-/// How programs are run.
+/// Settings of a sandbox.
 #[derive(Clone, Debug)]
 pub struct SandboxConfig {
-    /// What runs the code.
+    /// Interpreter of the code.
     pub program: Program,
-    /// What a run may use, unless its job says otherwise.
+    /// Limits of a run, unless its job has its own.
     pub limits: Limits,
-    /// What else programs may read: folders and files, by their real paths.
+    /// Further readable folders and files, by their real paths.
     pub readable: Vec<PathBuf>,
-    /// Variables of their environment, beside `PATH`, `HOME` and the like. Nothing is taken over from this process.
+    /// Environment variables in addition to `PATH`, `HOME` and the like. None are inherited.
     pub environment: Vec<(String, String)>,
-    /// Most that run at the same time.
+    /// Most concurrent programs. Default: the number of cores.
     pub concurrency: usize,
-    /// These walls and no others; otherwise the strongest that can be had.
+    /// Required isolation; if none, the strongest available.
     pub walls: Option<Walls>,
-    /// Whether code may be run without walls where none can be had. It could then do whatever this process can.
+    /// If true, code may run without isolation on a machine that has none. It can then do everything
+    /// that this process can.
     pub unsandboxed: bool,
 }
 
 impl SandboxConfig {
-    /// For the `python3` that is found first. Fails when there is none.
+    /// Configures the first `python3` in `PATH`. Fails if there is none.
     pub fn python() -> Result<Self, ProgramError> {
         Ok(SandboxConfig::new(Program::python("python3")?))
     }
 
-    /// For another program.
+    /// Configures another program.
     pub fn new(program: Program) -> Self {
         SandboxConfig {
             program,

@@ -1,17 +1,17 @@
-//! What a sandbox is made of on this machine.
+//! Isolation that a sandbox has on this machine.
 
 use std::fmt;
 
 use super::Walls;
 
-/// The layers around a program, as they were set up and reported by the run that tried them.
+/// Layers around a program, as reported by the run that checked them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Isolation {
-    /// Which walls.
+    /// Kind of isolation.
     pub walls: Walls,
-    /// Every layer that stands, innermost last.
+    /// Active layers, innermost last.
     pub layers: Vec<String>,
-    /// Stronger walls that could not be had, and why.
+    /// Stronger kinds that are not available, with the reason.
     pub missing: Vec<String>,
 }
 

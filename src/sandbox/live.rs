@@ -1,4 +1,4 @@
-//! A program that is spoken with while it runs: a line goes in, a line comes out.
+//! A running program that exchanges lines with this process.
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -9,34 +9,35 @@ use std::time::{Duration, Instant};
 use super::run::{self, Heard, Started};
 use super::{Job, Ran, SandboxConfig, SandboxError, Walls};
 
-/// How long a program's end may take once it was asked for.
+/// Longest wait for the end of a program after its input was closed.
 const ENDING: Duration = Duration::from_secs(10);
 
-/// A running program. Dropping it ends it, with all that it started.
+/// A running program. Dropping it kills it with all processes that it started.
 pub(super) struct Live {
     started: Started,
     since: Instant,
     events: Receiver<Event>,
 }
 
-/// What a program did next.
+/// Event of a program.
 pub(super) enum Event {
-    /// It wrote a line, which is here without its end.
+    /// A line of its output, without the line end.
     Line(Vec<u8>),
-    /// It ended, or its warden did.
+    /// The program or its warden ended.
     Ended(Result<Ran, SandboxError>),
-    /// Nothing, before the deadline.
+    /// No event before the deadline.
     Nothing,
 }
 
 impl Live {
-    /// Starts the program of `job`; its standard input is what [`Live::send`] sends.
+    /// Starts the program of `job`; [`Live::send`] writes to its standard input.
     pub(super) fn start(config: &SandboxConfig, walls: Walls, job: &Job) -> Result<Self, SandboxError> {
         let started = run::start(config, walls, job, true)?;
         let wire = started.wire.try_clone().map_err(SandboxError::Start)?;
         let mut heard = Heard::new(job.limits.unwrap_or(config.limits));
         let (sender, events) = channel();
-        // It reads whatever happens, so that sending never waits for a program that waits for us. What it holds is bounded by the limit on output.
+        // Reads at all times, so that sending never blocks on a program that blocks on its output. The
+        // limit on output bounds the memory.
         let listen = move || {
             loop {
                 let ended = heard.frame(&wire).transpose();
@@ -48,7 +49,7 @@ impl Live {
                     }
                 }
                 if let Some(ended) = ended {
-                    // Nobody may be left to hear it.
+                    // The receiver may be gone.
                     drop(sender.send(Event::Ended(ended)));
                     return;
                 }
@@ -58,12 +59,12 @@ impl Live {
         Ok(Live { started, since: Instant::now(), events })
     }
 
-    /// How long it has been running.
+    /// Returns the running time.
     pub(super) fn age(&self) -> Duration {
         self.since.elapsed()
     }
 
-    /// Sends a line. Where the program is gone nothing happens: its end is the next event.
+    /// Sends a line. If the program is gone, its end is the next event.
     pub(super) fn send(&self, line: &[u8]) {
         let mut wire = &self.started.wire;
         if let Err(error) = wire.write_all(line).and_then(|()| wire.write_all(b"\n")) {
@@ -71,7 +72,7 @@ impl Live {
         }
     }
 
-    /// What it does next.
+    /// Waits for the next event.
     pub(super) fn next(&self, deadline: Instant) -> Event {
         match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(event) => event,

@@ -1,12 +1,15 @@
-//! Runs programs that nobody has read: what a model wrote, say.
+//! Runs untrusted programs, such as code that a model wrote.
 //!
-//! A [`Sandbox`] has found out what this machine's kernel offers, and refuses to exist where that is not enough. Each run is a process of its
-//! own behind those walls, with an empty environment, no network, a file system of its own, and limits on everything. It ends by itself or is
-//! ended, with all that it started, and leaves nothing behind. [docs/how_to/sandbox.md](../../../docs/how_to/sandbox.md) says what each wall holds off, and what
-//! none does.
+//! A [`Sandbox`] checks which isolation the kernel offers, and fails if that is not enough. Each run is
+//! its own process with an empty environment, no network, its own file system, and limits on every
+//! resource. At its end it is killed with all processes that it started.
+//! [docs/how_to/sandbox.md](../../../docs/how_to/sandbox.md) describes each layer.
 //!
-//! All of that happens in another program, the warden (`src/sandbox/warden`), which this crate carries with it and executes from memory.
-//! The process that trains has many threads and much memory: nothing is run in a copy of it, between fork and exec or otherwise.
+//! The warden (`src/sandbox/warden`) sets this up. It is a separate program in C, which this crate
+//! executes from memory: no code runs in a copy of the training process, which has many threads and
+//! much memory. It stays in C because it is a static executable without a runtime that runs between
+//! fork and exec, where a Rust program needs a target of its own. `landlock` and `seccompiler` cover
+//! two of its layers; namespaces, mounts, limits, signals and the pumps of pipes are most of it.
 
 mod cases;
 mod config;
@@ -30,7 +33,8 @@ pub use program::{Program, ProgramError};
 pub use run::{Ended, Job, Ran};
 pub use runner::{TestResults, TestRunner};
 
-/// Runs programs behind the strongest walls that there are. Clones share the bound on how many run at the same time.
+/// Runs programs in the strongest isolation that the machine offers. Clones share the bound on
+/// concurrent runs.
 #[derive(Clone)]
 pub struct Sandbox(Arc<Inner>);
 
@@ -41,7 +45,7 @@ struct Inner {
     freed: Condvar,
 }
 
-/// Why code was not run.
+/// Failure of a sandbox.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
     /// The interpreter is missing.
@@ -50,7 +54,7 @@ pub enum SandboxError {
     /// The time limit is no duration.
     #[error("the time limit of programs: {0}")]
     Timeout(#[from] std::time::TryFromFloatSecsError),
-    /// The essential walls can't be had.
+    /// The machine lacks the required isolation.
     #[error(
         "this machine has no walls to run untrusted code behind: {0}. It takes Linux with either user namespaces or Landlock and seccomp; in a \
          container, allow it user namespaces. Where the code can be trusted, say unsandboxed = true"
@@ -59,23 +63,23 @@ pub enum SandboxError {
     /// The warden could not be started.
     #[error("starting the sandbox: {0}")]
     Start(#[source] std::io::Error),
-    /// The program could not be started behind the walls.
+    /// The program could not be started in the sandbox.
     #[error("the sandbox could not be set up: {0}")]
     Setup(String),
-    /// The warden is gone.
+    /// The warden ended unexpectedly.
     #[error("the sandbox broke while a program ran: {0}")]
     Broken(String),
-    /// Names of a job's files.
+    /// A job's file has an invalid name.
     #[error("{0:?} can't be a file of a job: give a plain name, without folders")]
     FileName(String),
 }
 
-/// The warden's words where the user that it changed to may not read the program.
+/// Message of the warden if its unprivileged user may not read the program.
 const UNREACHABLE: &str = "starting the program: Permission denied";
 
 impl Sandbox {
-    /// Tries the walls out, strongest first, by running the program behind them once. Fails where the essential ones can't be had and the
-    /// configuration does not ask for [`SandboxConfig::unsandboxed`].
+    /// Tries each isolation, strongest first, by running the program's check in it. Fails if the
+    /// machine lacks the required isolation and [`SandboxConfig::unsandboxed`] is false.
     pub fn new(config: SandboxConfig) -> Result<Self, SandboxError> {
         let mut missing = Vec::new();
         let tried: &[Walls] = match &config.walls {
@@ -107,28 +111,29 @@ impl Sandbox {
         Err(SandboxError::NoWalls(missing.join("; ")))
     }
 
-    /// What stands around a program that Python runs on this machine, at its best.
+    /// Returns the isolation of Python programs on this machine.
     pub fn probe() -> Result<Isolation, SandboxError> {
         Ok(Sandbox::new(SandboxConfig::python()?)?.isolation().clone())
     }
 
-    /// What stands around each program.
+    /// Returns the isolation of programs.
     pub fn isolation(&self) -> &Isolation {
         &self.0.isolation
     }
 
-    /// What it was made with.
+    /// Returns the settings.
     pub fn config(&self) -> &SandboxConfig {
         &self.0.config
     }
 
-    /// Runs a program to its end, which comes when its time is up at the latest. Waits where too many run already.
+    /// Runs a program to its end or time limit. Waits if too many programs run.
     pub fn run(&self, job: &Job) -> Result<Ran, SandboxError> {
         let _slot = self.slot();
         run::run(&self.0.config, self.0.isolation.walls, job).map(|(ran, _)| ran)
     }
 
-    /// Starts a program that is spoken with while it runs. It counts among those that run only while the caller holds a [`Sandbox::slot`].
+    /// Starts a program that exchanges lines with this process. It counts as running only while the
+    /// caller holds a [`Sandbox::slot`].
     fn start(&self, job: &Job) -> Result<live::Live, SandboxError> {
         live::Live::start(&self.0.config, self.0.isolation.walls, job)
     }

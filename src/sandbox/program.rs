@@ -1,45 +1,45 @@
-//! What runs untrusted code: an interpreter, and the folders that it needs to read.
+//! Interpreters of untrusted code, and the folders that they read.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A program, and what must be readable for it to start.
+/// A program, and the files that it reads to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// Itself, by its full path.
+    /// Full path.
     pub path: PathBuf,
-    /// Folders and files that it reads, by their real paths, beside the system's libraries.
+    /// Readable folders and files by their real paths, in addition to the system's libraries.
     pub readable: Vec<PathBuf>,
-    /// Where a Python finds what is installed beside its own library.
+    /// Folders of installed Python packages.
     pub packages: Vec<PathBuf>,
-    /// Arguments with which it ends at once and well: what a sandbox is tried out with.
+    /// Arguments with which it exits at once with 0, to check the sandbox.
     pub check: Vec<String>,
 }
 
-/// A program that is not there.
+/// Failure to find an interpreter.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
-    /// None of that name.
+    /// No program has this name.
     #[error("{name} can't be run: {source}. Install it, or name another")]
     Missing {
-        /// What was looked for.
+        /// Name or path.
         name: String,
-        /// What the system says.
+        /// Cause.
         source: std::io::Error,
     },
-    /// It is no Python.
+    /// The program is no Python.
     #[error("{name} does not answer as Python does: {answer}")]
     NoPython {
-        /// What was asked.
+        /// Name or path.
         name: String,
-        /// What it said.
+        /// Output of the program.
         answer: String,
     },
 }
 
 impl Program {
-    /// A Python interpreter by its path, or by a name that is looked for in `PATH`. It is asked where it lives, so that versions installed in a
-    /// home folder and virtual environments work; nothing else of that home can be read.
+    /// Finds a Python interpreter by its path, or by a name in `PATH`. It reports its own folders, so
+    /// that versions in a home folder and virtual environments work; nothing else there is readable.
     pub fn python(name: &str) -> Result<Self, ProgramError> {
         const ASK: &str = "import site, sys; places = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]; \
                            print(sys.executable, *places, *site.getsitepackages(), sep='\\n')";
@@ -52,7 +52,7 @@ impl Program {
                 let mut readable: Vec<PathBuf> = lines.by_ref().take(4).chain(std::fs::canonicalize(&path)).collect();
                 let packages = lines.filter(|packages| packages.is_dir()).collect();
                 readable.extend(readable.clone().iter().filter_map(|path| std::fs::canonicalize(path).ok()));
-                // An interpreter that lives at the root lives in the system's folders.
+                // A prefix of `/` means the system's folders, which are readable anyway.
                 readable.retain(|path| path.parent().is_some());
                 readable.sort();
                 readable.dedup();
@@ -65,7 +65,7 @@ impl Program {
         }
     }
 
-    /// Any other program, by its full path, with arguments with which it ends at once and well.
+    /// Takes any other program by its full path. With `check` as arguments it must exit at once with 0.
     pub fn at(path: impl AsRef<Path>, check: &[&str]) -> Self {
         let path = path.as_ref().to_owned();
         Program {

@@ -1,8 +1,9 @@
 //! Runs tests against code that lives in another process.
 //!
-//! Two sandboxed processes take part, and this one passes lines between them. The *answer* runs the code that is judged, and carries out single
-//! requests: call this function with these arguments. The *tests* run the test programs, hold the expected values, and give the verdicts. Only
-//! plain data goes from the answer to the tests, so code can make claims about values and nothing else.
+//! This process passes lines between two sandboxed processes. The *answer* runs the code and executes
+//! single requests: call this function with these arguments. The *tests* run the test programs, hold
+//! the expected values and decide the results. Only plain data goes from the answer to the tests, so
+//! code can make claims about values and nothing else.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
@@ -15,45 +16,46 @@ use super::{Job, Limits, Sandbox, SandboxError};
 
 const ANSWER: &str = include_str!("answer.py");
 const TESTS: &str = concat!(include_str!("values.py"), include_str!("tests.py"));
-/// Bytes that all results of an answer may have together.
+/// Most bytes of all results of an answer together.
 const RESULTS: u64 = 8 << 20;
-/// How long a process for tests is used. Each job gets a fork of it where the walls let processes be started.
+/// Lifetime of a process for tests. Each job runs in a fork of it if the isolation allows processes.
 const AGE: Duration = Duration::from_secs(600);
-/// How often it is asked, while an answer computes, whether its tests still wait.
+/// Interval of checks, while an answer computes, whether its tests still wait.
 const LOOK: Duration = Duration::from_millis(20);
-/// How long the tests may take beyond the answer's time.
+/// Extra time of the tests beyond the answer's limit.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Processes for tests that wait for a job.
+/// Idle processes for tests.
 #[derive(Default)]
 pub(super) struct Referee {
     idle: Mutex<Vec<Tests>>,
 }
 
-/// A process for tests. Its jobs begin with a word that no answer knows: a reply that comes too late is none.
+/// A process for tests. Each job begins with a secret that no answer has, so that a late reply of an
+/// earlier job is rejected.
 struct Tests {
     process: Live,
     secret: String,
 }
 
 impl Referee {
-    /// What each of the tests came to: `passed`, why it failed, or nothing where it was not reached.
+    /// Runs the tests. Returns `passed` or the failure of each, or none if it was not reached.
     pub(super) fn verdicts(&self, sandbox: &Sandbox, code: &str, tests: &[Value]) -> Result<Vec<Option<String>>, SandboxError> {
         let _slot = sandbox.slot();
         if let Some(waiting) = self.take()
-            && let Some(verdicts) = self.game(sandbox, waiting, code, tests)?
+            && let Some(verdicts) = self.run_job(sandbox, waiting, code, tests)?
         {
             return Ok(verdicts);
         }
-        // The one that waited had ended: it does so after some time without a job.
+        // An idle process ends after some time.
         let limits = sandbox.config().limits;
-        // Its own time is that of all its jobs.
+        // Its time limit covers all its jobs.
         let time = AGE + limits.wall + GRACE * 2;
         let limits = Limits { wall: time, cpu: time, output: i64::MAX as u64, ..limits };
         let process = sandbox.start(&Job::quick_python(TESTS).limits(limits))?;
         let secret = [0, 1].map(|at| format!("{:016x}", RandomState::new().hash_one(at))).concat();
         process.send(secret.as_bytes());
-        let verdicts = self.game(sandbox, Tests { process, secret }, code, tests)?;
+        let verdicts = self.run_job(sandbox, Tests { process, secret }, code, tests)?;
         verdicts.ok_or_else(|| SandboxError::Broken("the process for tests did not begin".to_owned()))
     }
 
@@ -67,8 +69,8 @@ impl Referee {
         self.idle.lock()
     }
 
-    /// None where the process for tests ended before it said anything.
-    fn game(
+    /// Runs one job. Returns none if the process for tests ended before its first line.
+    fn run_job(
         &self,
         sandbox: &Sandbox,
         tests: Tests,
@@ -78,7 +80,7 @@ impl Referee {
         let limits = sandbox.config().limits;
         let answer = Job::quick_python(ANSWER).limits(Limits { output: limits.output.saturating_add(RESULTS), ..limits });
         let answer = sandbox.start(&answer)?;
-        // One test that hangs leaves time for the others.
+        // A test that hangs leaves time for the others.
         let seconds = limits.wall.as_secs_f64() / (programs.len() + 2) as f64;
         tests.process.send(format!("{}{}", tests.secret, json!([seconds, code, programs])).as_bytes());
         let deadline = Instant::now() + limits.wall + GRACE;
@@ -93,7 +95,7 @@ impl Referee {
                         answer.send(request);
                         match reply(&answer, &tests.process, deadline) {
                             Ok(reply) => tests.process.send(&reply?),
-                            // A test that waits no longer says something else.
+                            // The test stopped waiting and did something else.
                             Err(event) => next = Some(event),
                         }
                     }
@@ -105,7 +107,7 @@ impl Referee {
                             *place = Some(said.to_owned());
                         }
                     }
-                    // Its job is done, and it waits for another.
+                    // The job is done; the process waits for the next.
                     _ => {
                         let mut idle = self.idle();
                         if idle.len() < sandbox.config().concurrency {
@@ -116,14 +118,14 @@ impl Referee {
                 },
                 Event::Ended(_) if !begun => return Ok(None),
                 Event::Ended(Err(error)) => return Err(error),
-                // Where processes can't fork, the end of one is the end of its job. One that hangs ends with this.
+                // Without forks, the end of the process is the end of its job.
                 Event::Ended(Ok(_)) | Event::Nothing => return Ok(Some(verdicts)),
             }
         }
     }
 }
 
-/// The answer's next line, or what the tests did instead of waiting for it.
+/// Returns the answer's next line, or the event of the tests that came first.
 fn reply(answer: &Live, tests: &Live, deadline: Instant) -> Result<Result<Vec<u8>, SandboxError>, Event> {
     loop {
         match answer.next(deadline.min(Instant::now() + LOOK)) {

@@ -1,4 +1,4 @@
-//! One run: what goes to the warden, and what comes back.
+//! One run of the warden: its input and its output.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -11,104 +11,105 @@ use std::time::Duration;
 use super::warden::warden;
 use super::{Limits, SandboxConfig, SandboxError, Walls};
 
-/// What the system's own programs and libraries need, as far as it is there.
+/// Readable paths of the system, if they exist.
 const SYSTEM: [&str; 6] = ["/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives"];
-/// How long the warden may be late.
+/// Extra time of the warden beyond the limit.
 const GRACE: Duration = Duration::from_secs(30);
 const SIGXCPU: i32 = 24;
 const SIGKILL: i32 = 9;
 
-/// What to run, once.
+/// One run of the program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Job {
-    /// The program's arguments.
+    /// Arguments of the program.
     pub arguments: Vec<String>,
-    /// Files in the folder that it is started in, by name. Without namespaces it can't change them.
+    /// Files in its working folder, by name. Without namespaces they are read-only.
     pub files: Vec<(String, Vec<u8>)>,
-    /// What it reads from standard input.
+    /// Standard input.
     pub stdin: Vec<u8>,
-    /// Limits of its own.
+    /// Limits of this run; if none, those of the sandbox.
     pub limits: Option<Limits>,
 }
 
 impl Job {
-    /// The program with these arguments.
+    /// Runs the program with these arguments.
     pub fn new(arguments: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Job { arguments: arguments.into_iter().map(Into::into).collect(), ..Job::default() }
     }
 
-    /// Python code, in a file `main.py`. It sees neither the user's packages nor variables.
+    /// Runs Python code from a file `main.py`, without the user's packages and variables.
     pub fn python(code: impl Into<Vec<u8>>) -> Self {
         Job::new(["-I", "-B", "main.py"]).file("main.py", code)
     }
 
-    /// The same, begun in a fifth of the time where much is installed: nothing of that is looked at before it is imported. There is no startup code
-    /// of packages, then.
+    /// Runs Python code without the startup code of installed packages, which starts about five times
+    /// faster where many are installed.
     pub fn quick_python(code: impl Into<Vec<u8>>) -> Self {
         const LAUNCH: &str = "import builtins, sys; builtins.exit = builtins.quit = sys.exit; sys.argv = ['main.py']; \
                               exec(compile(open('main.py', 'rb').read(), 'main.py', 'exec'))";
         Job::new(["-s", "-S", "-B", "-c", LAUNCH]).file("main.py", code)
     }
 
-    /// With a file beside it.
+    /// Adds a file.
     pub fn file(mut self, name: impl Into<String>, content: impl Into<Vec<u8>>) -> Self {
         self.files.push((name.into(), content.into()));
         self
     }
 
-    /// With this to read.
+    /// Sets the standard input.
     pub fn stdin(self, stdin: impl Into<Vec<u8>>) -> Self {
         Job { stdin: stdin.into(), ..self }
     }
 
-    /// With limits of its own.
+    /// Sets the limits.
     pub fn limits(self, limits: Limits) -> Self {
         Job { limits: Some(limits), ..self }
     }
 }
 
-/// How a program ended.
+/// End of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// By itself, with this code.
+    /// The program exited with this code.
     Exited(i32),
-    /// By a signal of this number.
+    /// A signal of this number killed the program.
     Signaled(i32),
-    /// It was ended: its time was up, by the clock or the processor's.
+    /// The program exceeded its wall-clock or CPU time and was killed.
     Overdue,
-    /// It was ended: its processes used too much memory together. One that uses too much by itself is refused it, and may go on.
+    /// The processes together exceeded the memory limit and were killed. A single process beyond the
+    /// limit has its allocation denied.
     OutOfMemory,
-    /// It was ended: it printed too much.
+    /// The program exceeded the output limit and was killed.
     TooMuchOutput,
 }
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ran {
-    /// How it ended.
+    /// End of the program.
     pub ended: Ended,
-    /// What it printed, as far as it was allowed to.
+    /// Standard output, up to the limit.
     pub stdout: Vec<u8>,
-    /// What it complained about, likewise.
+    /// Standard error, up to the limit.
     pub stderr: Vec<u8>,
-    /// Processor time of the processes that ended by themselves.
+    /// CPU time of the processes that exited.
     pub cpu: Duration,
-    /// Most memory that one of those held, in bytes.
+    /// Peak memory of one of these processes, in bytes.
     pub peak_memory: u64,
 }
 
 impl Ran {
-    /// Whether it ended by itself, with 0.
+    /// Returns true if the program exited with 0.
     pub fn succeeded(&self) -> bool {
         self.ended == Ended::Exited(0)
     }
 
-    /// What it printed. Bytes that are no text are replaced.
+    /// Returns standard output as text; invalid bytes are replaced.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
 
-    /// What it complained about, likewise.
+    /// Returns standard error as text; invalid bytes are replaced.
     pub fn complaint(&self) -> String {
         String::from_utf8_lossy(&self.stderr).into_owned()
     }
@@ -136,14 +137,14 @@ impl fmt::Display for Ran {
     }
 }
 
-/// A program that was started, and the socket to its warden. Dropping it ends the program.
+/// A started program and the socket to its warden. Dropping it kills the program.
 pub(super) struct Started {
     pub(super) wire: UnixStream,
     _warden: Ending,
     _folder: Option<Folder>,
 }
 
-/// Runs it to its end. Gives the layers that stood around it, too.
+/// Runs a job to its end. Returns its result and the active layers.
 pub(super) fn run(config: &SandboxConfig, walls: Walls, job: &Job) -> Result<(Ran, Vec<String>), SandboxError> {
     let limits = job.limits.unwrap_or(config.limits);
     let started = start(config, walls, job, false)?;
@@ -155,7 +156,7 @@ pub(super) fn run(config: &SandboxConfig, walls: Walls, job: &Job) -> Result<(Ra
     }
 }
 
-/// Starts a program. If `streamed`, it reads what is written to the socket afterwards instead of the job's input.
+/// Starts a program. If `streamed`, its input is what is written to the socket afterwards.
 pub(super) fn start(config: &SandboxConfig, walls: Walls, job: &Job, streamed: bool) -> Result<Started, SandboxError> {
     if let Some((name, _)) =
         job.files.iter().find(|(name, _)| name.is_empty() || name.contains(['/', '\0']) || name.starts_with('.'))
@@ -163,13 +164,13 @@ pub(super) fn start(config: &SandboxConfig, walls: Walls, job: &Job, streamed: b
         return Err(SandboxError::FileName(name.clone()));
     }
     let limits = job.limits.unwrap_or(config.limits);
-    // Behind walls of namespaces its folder exists there alone.
+    // With namespaces the folder exists inside the sandbox only.
     let folder = if walls == Walls::Namespaces { None } else { Some(Folder::make().map_err(SandboxError::Start)?) };
     let (ours, theirs) = UnixStream::pair().map_err(SandboxError::Start)?;
     let mut started = warden().map_err(SandboxError::Start)?;
     started.command.env_clear().stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::null());
     let warden = Ending(started.command.spawn().map_err(SandboxError::Start)?);
-    // Else the other end of the socket would live as long as the command does.
+    // Closes this process's copy of the other end of the socket.
     drop(started);
     let mut wire = &ours;
     let told = tell(config, walls, job, streamed, folder.as_ref()).and_then(|message| wire.write_all(&message));
@@ -178,7 +179,7 @@ pub(super) fn start(config: &SandboxConfig, walls: Walls, job: &Job, streamed: b
     Ok(Started { wire: ours, _warden: warden, _folder: folder })
 }
 
-/// The records that the warden reads.
+/// Writes the records that the warden reads.
 fn tell(config: &SandboxConfig, walls: Walls, job: &Job, streamed: bool, folder: Option<&Folder>) -> io::Result<Vec<u8>> {
     let limits = job.limits.unwrap_or(config.limits);
     let mut message = Vec::new();
@@ -221,7 +222,7 @@ fn tell(config: &SandboxConfig, walls: Walls, job: &Job, streamed: bool, folder:
         ("HOME", home.as_str()),
         ("TMPDIR", home.as_str()),
         ("LANG", "C.UTF-8"),
-        // Libraries that start a thread for every core of the machine.
+        // These libraries start a thread per core by default.
         ("OMP_NUM_THREADS", "1"),
         ("OPENBLAS_NUM_THREADS", "1"),
     ];
@@ -240,7 +241,7 @@ fn tell(config: &SandboxConfig, walls: Walls, job: &Job, streamed: bool, folder:
     Ok(message)
 }
 
-/// What a program's warden has sent so far.
+/// Output of a warden so far.
 pub(super) struct Heard {
     pub(super) stdout: Vec<u8>,
     stderr: Vec<u8>,
@@ -254,7 +255,7 @@ impl Heard {
         Heard { stdout: Vec::new(), stderr: Vec::new(), layers: Vec::new(), refused: None, limits }
     }
 
-    /// Reads one frame. Gives how the program ended, if that was it, with all output that is still here.
+    /// Reads one frame. Returns the result if the program ended.
     pub(super) fn frame(&mut self, mut wire: impl Read) -> Result<Option<Ran>, SandboxError> {
         let mut head = [0; 5];
         let mut read = |into: &mut [u8]| wire.read_exact(into).map_err(|error| SandboxError::Broken(error.to_string()));
@@ -283,7 +284,7 @@ impl Heard {
     }
 }
 
-/// `exited 0 - 1234 5678`: how, why, microseconds, kilobytes.
+/// Parses `exited 0 - 1234 5678`: end, number, reason, microseconds, kilobytes.
 fn end(line: &str, limits: &Limits) -> Option<(Ended, Duration, u64)> {
     let words: Vec<&str> = line.split(' ').collect();
     let [how, number, why, cpu, peak] = words[..] else { return None };
@@ -300,7 +301,7 @@ fn end(line: &str, limits: &Limits) -> Option<(Ended, Duration, u64)> {
     Some((ended, cpu, peak * 1024))
 }
 
-/// A warden, which is never left alone: once it has said how its program ended it has nothing more to do, and what it watches dies with it.
+/// A warden; dropping it kills it, and its program with it.
 struct Ending(Child);
 
 impl Drop for Ending {
@@ -310,7 +311,7 @@ impl Drop for Ending {
     }
 }
 
-/// A folder for one run, gone with it.
+/// Temporary folder of one run.
 struct Folder(std::path::PathBuf);
 
 impl Folder {

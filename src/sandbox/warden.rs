@@ -1,9 +1,9 @@
-//! The warden's executable, which this crate carries with it: from memory to a process without a file in between.
+//! The warden's executable, which is embedded in this crate and executed from memory.
 
 use std::io;
 use std::process::Command;
 
-/// A command that is the warden, and what must live until it is spawned.
+/// Command of the warden, and the memory file that must exist until it is spawned.
 pub(super) struct Warden {
     pub(super) command: Command,
     #[cfg(target_os = "linux")]
@@ -25,7 +25,7 @@ pub(super) fn warden() -> io::Result<Warden> {
     }
     let mut file = std::fs::File::from(memfd_create("warden", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
     file.write_all(PROGRAM)?;
-    // Nobody who gets hold of it can write into it.
+    // The file cannot be modified any more.
     fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
     let command = Command::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
     Ok(Warden { command, _program: file.into() })

@@ -1,11 +1,11 @@
-//! What calls written as JSON have in common.
+//! Reading of calls that are JSON objects.
 
 use serde_json::{Map, Value};
 
 use super::{Called, Malformed};
 use crate::env::ToolCall;
 
-/// A call from an object with a `name`, and `arguments` or `parameters`.
+/// Reads a call from an object with a `name`, and `arguments` or `parameters`.
 pub fn call(object: &Map<String, Value>) -> Called {
     let Some(name) = object.get("name").and_then(Value::as_str) else {
         return Err(Malformed::new("a call needs a \"name\", which is text"));
@@ -24,7 +24,7 @@ pub fn call(object: &Map<String, Value>) -> Called {
     Ok(ToolCall { id: id.to_owned(), ..ToolCall::new(name, arguments) })
 }
 
-/// A call from a text that should be such an object.
+/// Reads a call from a text that is such an object.
 pub fn call_in(text: &str) -> Called {
     match serde_json::from_str::<Map<String, Value>>(text.trim()) {
         Ok(object) => call(&object),

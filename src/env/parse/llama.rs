@@ -1,4 +1,4 @@
-//! Calls as bare JSON objects that are the whole turn.
+//! Format of Llama 3: bare JSON objects that are the whole turn.
 
 use serde_json::{Deserializer, Value, json};
 
@@ -11,7 +11,7 @@ const TAG: &str = "<|python_tag|>";
 pub fn parse(text: &str) -> Vec<Called> {
     let text = text.trim();
     let (tagged, mut rest) = text.strip_prefix(TAG).map_or((false, text), |rest| (true, rest.trim_start()));
-    // A turn that begins otherwise says something and calls nothing.
+    // Any other turn is text without calls.
     if !(tagged || rest.starts_with("{\"")) {
         return Vec::new();
     }

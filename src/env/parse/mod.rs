@@ -1,5 +1,5 @@
-//! How the calls in a model's text are read. Whatever the text is, the result is a list of calls and of what is wrong with others: a
-//! malformed call is something to tell the model, never a reason to stop.
+//! Parsers of the tool calls in a model's text. A malformed call becomes an error in the list of
+//! calls, which the model reads; no text stops the rollout.
 
 mod function_call;
 mod json;
@@ -13,32 +13,32 @@ use serde::{Deserialize, Serialize};
 
 use super::{ToolCall, ToolSpec, check_arguments};
 
-/// A call, or why it is none.
+/// A call, or the defect of a malformed one.
 pub type Called = Result<ToolCall, Malformed>;
 
-/// A call that can't be made. It is told to the model as the result of that call.
+/// A malformed call. The model reads the problem as the result of the call.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{problem}")]
 pub struct Malformed {
-    /// The tool, where so much can be told.
+    /// Name of the tool; empty if unknown.
     pub name: String,
-    /// What is wrong, for the model.
+    /// Defect, for the model.
     pub problem: String,
 }
 
 impl Malformed {
-    /// A call of nobody knows what.
+    /// Malformed call of an unknown tool.
     pub fn new(problem: impl std::fmt::Display) -> Self {
         Malformed { name: String::new(), problem: problem.to_string() }
     }
 
-    /// A call of this tool.
+    /// Malformed call of this tool.
     pub fn of(name: &str, problem: impl std::fmt::Display) -> Self {
         Malformed { name: name.to_owned(), problem: problem.to_string() }
     }
 }
 
-/// Finds calls in what a model said. Closures are parsers, and so is every [`ToolFormat`].
+/// Finds calls in a model's text. Closures are parsers, and so is every [`ToolFormat`].
 ///
 /// ```
 /// use rollflow::env::{ToolCall, ToolSpec, extract_tool_calls};
@@ -50,7 +50,7 @@ impl Malformed {
 /// assert_eq!(calls[1].as_ref().unwrap().name, "stop");
 /// ```
 pub trait ToolParser: Send + Sync {
-    /// The calls in their order. Names and arguments need not be right: who calls this checks them.
+    /// Returns the calls in order. The caller checks names and arguments.
     fn parse(&self, text: &str, tools: &[ToolSpec]) -> Vec<Called>;
 }
 
@@ -77,7 +77,7 @@ choices! {
 }
 
 impl ToolFormat {
-    /// The call as a model of this format writes it.
+    /// Writes the call in this format.
     pub fn write(self, call: &ToolCall) -> String {
         match self {
             ToolFormat::Hermes => tagged::write(call),
@@ -101,8 +101,8 @@ impl ToolParser for ToolFormat {
     }
 }
 
-/// The calls in what a model said, each with an id, known by name and fitting its tool's schema, or what is wrong with it. Arguments that a
-/// format writes as text become what the schema says where they can.
+/// Returns the calls in a model's text: each with an id, of a known tool and with arguments that fit
+/// its schema, or its defect. Arguments that a format writes as text are converted by the schema.
 pub fn extract_tool_calls(text: &str, parser: &dyn ToolParser, tools: &[ToolSpec]) -> Vec<Called> {
     let check = |(at, called): (usize, Called)| {
         let mut call = called?;
@@ -124,7 +124,7 @@ pub fn extract_tool_calls(text: &str, parser: &dyn ToolParser, tools: &[ToolSpec
     parser.parse(text, tools).into_iter().enumerate().map(check).collect()
 }
 
-/// What stands between each `open` and the `close` after it; an error where that is missing.
+/// Returns the texts between each `open` and the next `close`, or an error if `close` is missing.
 fn between<'a>(text: &'a str, open: &str, close: &str) -> Vec<Result<&'a str, Malformed>> {
     let (mut found, mut rest) = (Vec::new(), text);
     while let Some(at) = rest.find(open) {

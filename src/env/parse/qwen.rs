@@ -1,4 +1,5 @@
-//! `<function=name>` and `<parameter=key>` elements, as Qwen3-Coder writes them. Values are text; schemas say what becomes of them.
+//! Format of Qwen3-Coder: `<function=name>` and `<parameter=key>` elements. Values are text, which
+//! the schema converts.
 
 use serde_json::{Map, Value};
 

@@ -1,4 +1,4 @@
-//! `<tool_call>` around JSON: Hermes, and those who took it over.
+//! Format of Hermes: `<tool_call>` around a JSON object.
 
 use serde_json::json;
 

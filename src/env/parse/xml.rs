@@ -1,4 +1,4 @@
-//! An element for every known tool. The shortest of all formats: a tool of one argument is called by `<name>value</name>`.
+//! An element per tool; a tool with one argument is called by `<name>value</name>`.
 
 use serde_json::{Map, Value};
 

@@ -1,27 +1,27 @@
-//! What a rollout's agent has shown so far, and whether its next request goes on from there.
+//! The conversation of an agent, and whether its next request extends it.
 
-use super::protocol::{Ask, Said};
+use super::protocol::{ModelRequest, ModelTurn};
 use crate::data::ChatMessage;
 use crate::env::{TEXT, ToolSpec};
 
-/// What was read and said.
+/// Messages of an agent and the last response of the model.
 #[derive(Default)]
 pub struct Conversation {
     messages: Vec<ChatMessage>,
     tools: Vec<ToolSpec>,
     text: bool,
-    /// What the model said to the newest request.
-    said: Option<Said>,
-    /// Whether the agent got it.
+    /// Response of the model to the last request.
+    response: Option<ModelTurn>,
+    /// If true, the agent received it.
     arrived: bool,
 }
 
-/// What a request is to what was before it.
+/// Relation of a request to the conversation so far.
 pub enum Follows {
-    /// It goes on with these.
+    /// The request extends it by these messages.
     Extends(Vec<ChatMessage>),
-    /// It is another conversation, or the same told otherwise: all of it.
-    Anew(Vec<ChatMessage>),
+    /// The request starts another conversation: all of its messages.
+    Restarts(Vec<ChatMessage>),
 }
 
 impl Conversation {
@@ -29,39 +29,39 @@ impl Conversation {
         &self.tools
     }
 
-    /// The first request, or one that has nothing to do with those before.
-    pub fn begin(&mut self, ask: &Ask) -> Vec<ChatMessage> {
+    /// Starts a conversation with this request.
+    pub fn begin(&mut self, ask: &ModelRequest) -> Vec<ChatMessage> {
         (self.messages, self.tools, self.text) = (ask.messages.clone(), ask.tools.clone(), ask.text);
-        self.said = None;
+        self.response = None;
         match ask.text {
             true => ask.messages.iter().map(|message| ChatMessage { role: TEXT.to_owned(), ..message.clone() }).collect(),
             false => ask.messages.clone(),
         }
     }
 
-    /// The model said this, and perhaps the agent got it.
-    pub fn told(&mut self, said: Said, arrived: bool) {
-        (self.said, self.arrived) = (Some(said), arrived);
+    /// Records the response of the model, and whether the agent received it.
+    pub fn respond(&mut self, response: ModelTurn, arrived: bool) {
+        (self.response, self.arrived) = (Some(response), arrived);
     }
 
-    /// The answer to the same request, if it got lost on its way.
-    pub fn lost(&self, ask: &Ask) -> Option<Said> {
+    /// Returns the response to the same request, if it did not reach the agent.
+    pub fn lost(&self, ask: &ModelRequest) -> Option<ModelTurn> {
         let same = ask.messages == self.messages && ask.tools == self.tools && ask.text == self.text;
-        self.said.clone().filter(|_| same && !self.arrived)
+        self.response.clone().filter(|_| same && !self.arrived)
     }
 
-    /// The next request.
-    pub fn follow(&mut self, ask: &Ask) -> Follows {
+    /// Compares the next request with the conversation, and records it.
+    pub fn follow(&mut self, ask: &ModelRequest) -> Follows {
         let known = self.messages.len() + 1;
-        let said = self.said.as_ref().map(Said::message);
+        let response = self.response.as_ref().map(ModelTurn::message);
         let extends = !self.text
             && !ask.text
             && ask.tools == self.tools
             && ask.messages.len() > known
             && ask.messages[..known - 1] == self.messages[..]
-            && said.is_some_and(|said| said == ask.messages[known - 1]);
+            && response.is_some_and(|response| response == ask.messages[known - 1]);
         if !extends {
-            return Follows::Anew(self.begin(ask));
+            return Follows::Restarts(self.begin(ask));
         }
         self.messages.clone_from(&ask.messages);
         Follows::Extends(ask.messages[known..].to_vec())

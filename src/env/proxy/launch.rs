@@ -1,4 +1,4 @@
-//! How an agent begins: as a command of its own, or by a request to where it lives.
+//! Start of an agent: as a command, or by a request to its address.
 
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
@@ -14,30 +14,32 @@ use super::Event;
 use crate::env::{EnvError, Episode};
 use crate::net::{Client, Endpoint, Tasks};
 
-/// No rollout takes longer: its own limits end it before.
+/// Timeout of a posted task; the limits of a rollout end it earlier.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
-/// Most of an agent's output that is kept, in bytes: its end is what counts.
+/// Longest end of an agent's output that is kept, in bytes.
 const KEPT: usize = 1 << 16;
 
-/// How an agent begins with a prompt.
+/// Start of an agent with a prompt.
 #[derive(Clone)]
 pub enum Launch {
-    /// A program and its arguments, started for every rollout in a process group of its own, which ends with the rollout. It finds the base URL in
-    /// `OPENAI_BASE_URL`, a key that is none in `OPENAI_API_KEY`, and the prompt with its metadata as JSON on standard input. A last line
-    /// of output that is a JSON object is what it says at its end.
+    /// A program and its arguments, started for every rollout in its own process group, which ends
+    /// with the rollout. `OPENAI_BASE_URL` holds the base URL, `OPENAI_API_KEY` a dummy key, and
+    /// standard input the prompt with its metadata as JSON. A last line of output that is a JSON
+    /// object is its final report.
     Command(Vec<String>),
-    /// An agent that listens: the same JSON, with `base_url`, is posted there, and the answer, an object too, is what it says at its end.
+    /// An agent with an address: the same JSON, with `base_url`, is posted there, and the response
+    /// is its final report.
     Post(Client),
 }
 
-/// An agent under way; dropping it ends it.
+/// A running agent; dropping it ends it.
 pub enum Launched {
     Process(Arc<Mutex<Child>>),
     Request(AbortHandle),
 }
 
 impl Launch {
-    /// An agent that listens at this address, `http://host:port/path` or `https://…`.
+    /// Posts tasks to this address, `http://host:port/path` or `https://…`.
     pub fn post(endpoint: impl Into<Endpoint>) -> Result<Self, EnvError> {
         Ok(Launch::Post(Client::new("agent", endpoint).map_err(EnvError::new)?))
     }
@@ -53,7 +55,7 @@ impl Launch {
                 let client = client.clone();
                 let posted = tasks.spawn(async move {
                     let answer = client.post("", &task, LONGEST).await.map_err(|error| error.to_string());
-                    // Who has stopped listening needs no answer.
+                    // The rollout may be over.
                     drop(tell.send(Event::Ended(answer)));
                 });
                 Ok(Launched::Request(posted))
@@ -81,13 +83,13 @@ fn start(command: &[String], base: &str, task: String, tell: Sender<Event>) -> R
     std::thread::spawn(move || {
         let complaint = std::thread::spawn(move || end_of(stderr));
         if let Some(mut stdin) = stdin {
-            // One that does not read its task knows it otherwise.
+            // An agent may ignore its input.
             drop(stdin.write_all(task.as_bytes()));
         }
         let output = end_of(stdout);
         let complaint = complaint.join().unwrap_or_default();
         let status = loop {
-            // Not held while it runs on: who ends it needs the process, too.
+            // The lock is not held while the process runs, since dropping the agent needs it.
             let status = waited.lock().try_wait();
             match status {
                 Ok(None) => std::thread::sleep(Duration::from_millis(5)),
@@ -106,7 +108,7 @@ fn start(command: &[String], base: &str, task: String, tell: Sender<Event>) -> R
     Ok(Launched::Process(process))
 }
 
-/// Reads to the end, and keeps that.
+/// Reads to the end and returns the last part.
 fn end_of(from: Option<impl Read>) -> String {
     let Some(mut from) = from else { return String::new() };
     let (mut kept, mut buffer) = (Vec::new(), [0; 8192]);
@@ -125,7 +127,7 @@ impl Drop for Launched {
             Launched::Request(request) => request.abort(),
             Launched::Process(process) => {
                 let mut process = process.lock();
-                // Its number is its own as long as nobody has waited for it.
+                // The process id stays valid until the process is waited for.
                 if let Ok(None) = process.try_wait() {
                     end_group(process.id());
                     drop(process.wait());

@@ -1,10 +1,11 @@
-//! Agents that live elsewhere: a program that talks to an OpenAI-compatible server becomes an environment by changing its base URL.
+//! Agents in other processes: a program that uses an OpenAI-compatible server becomes an environment
+//! by a change of its base URL.
 //!
-//! For every rollout the proxy starts the agent's command, or posts the prompt to the agent's address, and tells it a base URL of that rollout's own.
-//! What the agent asks there is what the model reads; what the model says is what the agent gets. So an agent is an [`Environment`] like any
-//! other, turned inside out, and all that holds for those holds for it: tokens are kept as they were sampled (law D1), limits end it, an interrupted
-//! run plays it again. A request that goes on from what was read and said extends the sample; any other begins a new one (R248).
-//! docs/reference/protocols.md has the details.
+//! For every rollout the proxy starts the agent's command, or posts the prompt to its address, with a
+//! base URL of that rollout. The agent's requests are what the model reads, and the model's turns are
+//! the responses. So an agent is an [`Environment`]: tokens are kept as they were sampled (law D1),
+//! limits end it, and an interrupted run replays it. A request that extends the conversation extends
+//! the sample; any other starts a new one (R248). docs/reference/protocols.md has the details.
 
 mod conversation;
 mod launch;
@@ -29,28 +30,29 @@ use crate::net::{Server, guard};
 use conversation::{Conversation, Follows};
 pub use launch::Launch;
 use launch::Launched;
-use protocol::{Ask, Said};
+use protocol::{ModelRequest, ModelTurn};
 
-/// How long an agent may take to end, once its rollout has.
-const LEAVING: Duration = Duration::from_secs(10);
+/// Longest wait for an agent to end after its rollout.
+const END_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How agents are reached, and what they see.
+/// Settings of the proxy.
 #[derive(Clone)]
 pub struct ProxyConfig {
-    /// Where the server listens; port 0 takes a free one. Whoever reaches it can talk to the model: keep it on the loopback.
+    /// Address of the server; port 0 takes a free one. Every client can use the model, so keep it on
+    /// the loopback.
     pub address: SocketAddr,
-    /// How an agent begins with a prompt.
+    /// Start of an agent.
     pub launch: Launch,
-    /// The model's name in `/v1/models` and in answers.
+    /// Name of the model in `/v1/models` and in responses.
     pub model: String,
-    /// How the model writes calls of tools; the agent gets them as OpenAI has them.
+    /// Parser of the model's tool calls; the agent receives them in OpenAI's form.
     pub parser: Arc<dyn ToolParser>,
-    /// Host names that it answers to, besides `localhost` and addresses in numbers.
+    /// Accepted host names, in addition to `localhost` and numeric addresses.
     pub allowed_hosts: Vec<String>,
 }
 
 impl ProxyConfig {
-    /// On a free port of the loopback, for a model `policy` that writes calls as Hermes does.
+    /// Listens on a free port of the loopback, for a model `policy` with calls in the form of Hermes.
     pub fn new(launch: Launch) -> Self {
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
         ProxyConfig {
@@ -63,17 +65,18 @@ impl ProxyConfig {
     }
 }
 
-/// Why agents can't be served.
+/// Failure to start the proxy.
 #[derive(Debug, thiserror::Error)]
 #[error("agents can't be served at {address}: {source}; choose another address, whose port 0 takes a free one")]
 pub struct ProxyError {
-    /// Where.
+    /// Address.
     pub address: SocketAddr,
-    /// What the machine said.
+    /// Cause.
     pub source: std::io::Error,
 }
 
-/// An OpenAI-compatible server in front of a generator. It lives as long as it or an environment of it does.
+/// OpenAI-compatible server in front of a generator. It stops when it and its environments are
+/// dropped.
 #[derive(Clone)]
 pub struct AgentProxy(Arc<Proxy>);
 
@@ -83,20 +86,20 @@ struct Proxy {
     server: Server,
 }
 
-/// Who waits for which rollout's agent.
+/// Channels of running rollouts, by id.
 #[derive(Default)]
 struct Rollouts(Mutex<HashMap<String, Sender<Event>>>);
 
-/// What an agent does.
+/// Event of an agent.
 enum Event {
-    /// It asks the model.
-    Asks(Ask),
-    /// It is through, with what it had to say about that, or failed.
+    /// It sends a request to the model.
+    Asks(ModelRequest),
+    /// It ended, with its final report or its failure.
     Ended(Result<Value, String>),
 }
 
 impl AgentProxy {
-    /// Begins to listen. Nothing is started before the first rollout.
+    /// Starts to listen. No agent starts before the first rollout.
     pub fn start(config: ProxyConfig) -> Result<Self, ProxyError> {
         let at = |source| ProxyError { address: config.address, source };
         let listener = TcpListener::bind(config.address).map_err(at)?;
@@ -106,19 +109,19 @@ impl AgentProxy {
         Ok(AgentProxy(Arc::new(Proxy { config, rollouts, server })))
     }
 
-    /// Where it listens.
+    /// Returns the address.
     pub fn address(&self) -> SocketAddr {
         self.0.server.address()
     }
 
-    /// A fresh agent for every rollout.
+    /// Creates an environment with an agent per rollout.
     pub fn maker(&self) -> MakeEnvironment {
         let proxy = self.clone();
         Arc::new(move || Box::new(Elsewhere::new(proxy.clone())))
     }
 }
 
-/// Calls are the agent's to make: the loop that drives environments must not look for any.
+/// Parser that finds no calls, since the agent handles them.
 pub fn no_calls(_: &str, _: &[ToolSpec]) -> Vec<Called> {
     Vec::new()
 }
@@ -129,16 +132,16 @@ impl Rollouts {
     }
 }
 
-/// One rollout's agent.
+/// Agent of one rollout.
 struct Elsewhere {
     proxy: AgentProxy,
     id: String,
     events: Option<Receiver<Event>>,
     agent: Option<Launched>,
     conversation: Conversation,
-    /// Who waits for what the model says next.
-    waits: Option<Ask>,
-    /// What it said at its end.
+    /// Request that the next turn of the model answers.
+    waits: Option<ModelRequest>,
+    /// Final report, or failure.
     ended: Option<Result<Value, String>>,
     requests: u64,
     forks: u64,
@@ -150,7 +153,7 @@ impl Elsewhere {
         Elsewhere { proxy, id, events: None, agent: None, conversation, waits: None, ended: None, requests: 0, forks: 0 }
     }
 
-    /// What the agent does next.
+    /// Waits for the next event of the agent.
     fn next(&mut self, deadline: Deadline) -> Result<Event, EnvError> {
         let events = self.events.as_ref().ok_or_else(|| EnvError::new("the agent was not started"))?;
         events.recv_timeout(deadline.left()).map_err(|error| match error {
@@ -161,17 +164,17 @@ impl Elsewhere {
         })
     }
 
-    /// Its next request that the model has not answered yet.
-    fn ask(&mut self, deadline: Deadline) -> Result<Option<Ask>, EnvError> {
+    /// Waits for the next request that has no response yet; none if the agent ended.
+    fn ask(&mut self, deadline: Deadline) -> Result<Option<ModelRequest>, EnvError> {
         loop {
             match self.next(deadline)? {
                 Event::Ended(how) => {
                     self.ended = Some(how);
                     return Ok(None);
                 }
-                // An answer that never arrived is asked for again.
+                // The agent repeats a request whose response was lost.
                 Event::Asks(ask) => match self.conversation.lost(&ask) {
-                    Some(said) => self.tell(ask, said),
+                    Some(turn) => self.respond(ask, turn),
                     None => {
                         self.requests += 1;
                         return Ok(Some(ask));
@@ -181,16 +184,16 @@ impl Elsewhere {
         }
     }
 
-    fn tell(&mut self, ask: Ask, said: Said) {
-        let arrived = ask.reply.send(Ok(said.clone())).is_ok();
-        self.conversation.told(said, arrived);
+    fn respond(&mut self, ask: ModelRequest, turn: ModelTurn) {
+        let arrived = ask.reply.send(Ok(turn.clone())).is_ok();
+        self.conversation.respond(turn, arrived);
     }
 }
 
 impl Environment for Elsewhere {
     fn reset(&mut self, episode: &Episode, deadline: Deadline) -> Result<Vec<ChatMessage>, EnvError> {
         let (sender, events) = channel();
-        // One that begins anew is another agent, and must not meet the requests of the first.
+        // A retried rollout has another agent, which must not receive the first one's requests.
         let nonce = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), episode.index);
         self.id = format!("p{:012}-s{:04}-{nonce:016x}", episode.prompt.ordinal, episode.index);
         self.events = Some(events);
@@ -220,31 +223,31 @@ impl Environment for Elsewhere {
     }
 
     fn hear(&mut self, so_far: &str) {
-        if let Some(Ask { so_far: Some(told), .. }) = &self.waits {
-            // Bytes that make no letter yet.
+        if let Some(ModelRequest { so_far: Some(told), .. }) = &self.waits {
+            // The last bytes may be an incomplete character.
             told.send_replace(so_far.trim_end_matches(char::REPLACEMENT_CHARACTER).to_owned());
         }
     }
 
     fn cut_off(&mut self, action: &Action) {
         if let Some(ask) = self.waits.take() {
-            self.tell(ask, Said::cut(action));
+            self.respond(ask, ModelTurn::truncated(action));
         }
     }
 
     fn step(&mut self, action: &Action, deadline: Deadline) -> Result<Step, EnvError> {
         let config = &self.proxy.0.config;
         let calls = extract_tool_calls(&action.text, &*config.parser, self.conversation.tools());
-        let said = Said::of(action, calls);
+        let turn = ModelTurn::of(action, calls);
         if let Some(ask) = self.waits.take() {
-            self.tell(ask, said);
+            self.respond(ask, turn);
         }
         let Some(ask) = self.ask(deadline)? else { return Ok(Step::over()) };
         let step = match self.conversation.follow(&ask) {
             Follows::Extends(messages) => Step { messages, ..Step::default() },
             Follows::Anew(messages) => {
                 self.forks += 1;
-                Step { messages, anew: true, ..Step::default() }
+                Step { messages, restarts: true, ..Step::default() }
             }
         };
         self.waits = Some(ask);
@@ -255,9 +258,10 @@ impl Environment for Elsewhere {
         json!({ "rollout": self.id, "requests": self.requests, "forks": self.forks })
     }
 
-    /// What the agent says at its end: a table with `reward`, and perhaps `correct` and `metadata`. One that says nothing earns 0 here.
+    /// Reads the final report: an object with `reward`, and optionally `correct` and `metadata`.
+    /// Without a report the reward is 0.
     fn grade(&mut self, deadline: Deadline) -> Result<Grade, EnvError> {
-        let leaving = Deadline::within(deadline.left().min(LEAVING));
+        let leaving = Deadline::within(deadline.left().min(END_TIMEOUT));
         let over = || Err("the rollout is over: it reached a limit".to_owned());
         if let Some(ask) = self.waits.take() {
             drop(ask.reply.send(over()));

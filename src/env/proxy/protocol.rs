@@ -1,4 +1,4 @@
-//! What agents ask and what they get, as OpenAI's API has it.
+//! Requests and responses of agents, in the form of OpenAI's API.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::UNIX_EPOCH;
@@ -9,70 +9,70 @@ use tokio::sync::{oneshot, watch};
 use crate::data::ChatMessage;
 use crate::env::{Action, Called, ToolCall, ToolSpec};
 
-/// Fields of a message that a model reads; whatever else libraries write into one is theirs.
+/// Fields of a message that a model reads; others are dropped.
 const READ: [&str; 4] = ["name", "tool_call_id", "tool_calls", "reasoning_content"];
 
-/// One request.
-pub struct Ask {
-    /// The whole conversation, or a text to go on from.
+/// Request of an agent.
+pub struct ModelRequest {
+    /// The whole conversation, or a text to continue.
     pub messages: Vec<ChatMessage>,
-    /// Whether it is a text.
+    /// If true, it is a text.
     pub text: bool,
     pub tools: Vec<ToolSpec>,
-    /// What the model has said so far, for whoever wants a stream.
+    /// Receives the text so far, if the agent streams.
     pub so_far: Option<watch::Sender<String>>,
-    pub reply: oneshot::Sender<Result<Said, String>>,
+    pub reply: oneshot::Sender<Result<ModelTurn, String>>,
 }
 
-/// How a request wants its answer.
+/// Form of a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Form {
-    /// Whether as a stream.
+    /// If true, the response is a stream.
     pub stream: bool,
-    /// Whether a stream ends with the count of tokens; a page always has it.
+    /// If true, a stream ends with the token counts; a page always has them.
     pub usage: bool,
 }
 
-/// What the model said.
+/// One turn of the model.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Said {
+pub struct ModelTurn {
     pub content: String,
     pub calls: Vec<ToolCall>,
-    /// Whether it was cut off by its length.
-    pub cut: bool,
-    /// Tokens that the model had read, and that were sampled.
+    /// If true, the turn was truncated.
+    pub truncated: bool,
+    /// Tokens of the context; `sampled` are those of the turn.
     pub read: usize,
     pub sampled: usize,
 }
 
-impl Said {
-    /// A turn with calls in it, as agents get it: the calls, if all of them can be made; otherwise the text as it is.
+impl ModelTurn {
+    /// Converts a turn: to its calls if all are valid, else to its text.
     pub fn of(turn: &Action, calls: Vec<Called>) -> Self {
-        let said = Said { read: turn.read, sampled: turn.sampled, ..Said::default() };
+        let turn = ModelTurn { read: turn.read, sampled: turn.sampled, ..ModelTurn::default() };
         match calls.into_iter().collect::<Result<Vec<ToolCall>, _>>() {
             Ok(calls) if !calls.is_empty() => {
-                // What tells them apart in the whole conversation.
+                // Ids are unique in the whole conversation.
                 let unique = RandomState::new();
                 let named = |(at, call): (usize, ToolCall)| ToolCall { id: format!("call_{:016x}", unique.hash_one(at)), ..call };
-                Said { calls: calls.into_iter().enumerate().map(named).collect(), ..said }
+                ModelTurn { calls: calls.into_iter().enumerate().map(named).collect(), ..turn }
             }
-            _ => Said { content: turn.text.clone(), ..said },
+            _ => ModelTurn { content: turn.text.clone(), ..turn },
         }
     }
 
-    /// A turn that its length cut off: whatever it was going to be.
-    pub fn cut(turn: &Action) -> Self {
-        Said { cut: true, ..Said::of(turn, Vec::new()) }
+    /// Converts a truncated turn to its text.
+    pub fn truncated(turn: &Action) -> Self {
+        ModelTurn { truncated: true, ..ModelTurn::of(turn, Vec::new()) }
     }
 
-    /// As the agent shows it in its next request.
+    /// Returns the turn as the agent repeats it in its next request.
     pub fn message(&self) -> ChatMessage {
         let message = ChatMessage::new("assistant", self.content.clone());
         if self.calls.is_empty() { message } else { message.with("tool_calls", self.calls.iter().map(call).collect::<Vec<_>>()) }
     }
 
     fn finish(&self) -> &'static str {
-        match (self.cut, self.calls.is_empty()) {
+        match (self.truncated, self.calls.is_empty()) {
             (true, _) => "length",
             (false, true) => "stop",
             (false, false) => "tool_calls",
@@ -84,18 +84,18 @@ impl Said {
     }
 }
 
-/// A call with its arguments as an object, as templates read it.
+/// Writes a call for chat templates, with its arguments as an object.
 fn call(call: &ToolCall) -> Value {
     json!({ "id": call.id, "type": "function", "function": { "name": call.name, "arguments": call.arguments } })
 }
 
-/// A call with its arguments as text, as agents read it.
+/// Writes a call for agents, with its arguments as text.
 fn call_as_text(call: &ToolCall) -> Value {
     let arguments = Value::Object(call.arguments.clone()).to_string();
     json!({ "id": call.id, "type": "function", "function": { "name": call.name, "arguments": arguments } })
 }
 
-/// Reads a request for a chat's next turn: messages, tools, and how the answer is wanted.
+/// Reads a chat request: messages, tools, and the form of the response.
 pub fn chat(body: &[u8]) -> Result<(Vec<ChatMessage>, Vec<ToolSpec>, Form), String> {
     let request = object(body)?;
     let messages = request.get("messages").and_then(Value::as_array).ok_or("`messages` is missing; it is a list")?;
@@ -111,7 +111,7 @@ pub fn chat(body: &[u8]) -> Result<(Vec<ChatMessage>, Vec<ToolSpec>, Form), Stri
     Ok((messages, tools, form(&request)?))
 }
 
-/// Reads a request to go on from a text.
+/// Reads a completion request: a text to continue.
 pub fn completion(body: &[u8]) -> Result<(String, Form), String> {
     let request = object(body)?;
     let prompt = match request.get("prompt") {
@@ -159,40 +159,40 @@ fn tool(value: &Value) -> Result<ToolSpec, String> {
     serde_json::from_value(function.clone()).map_err(|error| format!("a tool can't be read: {error}"))
 }
 
-/// A chat's next turn.
-pub fn chat_page(model: &str, said: &Said) -> Value {
-    let mut message = json!({ "role": "assistant", "content": said.content });
-    if !said.calls.is_empty() {
+/// Writes the response to a chat request.
+pub fn chat_page(model: &str, turn: &ModelTurn) -> Value {
+    let mut message = json!({ "role": "assistant", "content": turn.content });
+    if !turn.calls.is_empty() {
         message["content"] = Value::Null;
-        message["tool_calls"] = said.calls.iter().map(call_as_text).collect();
+        message["tool_calls"] = turn.calls.iter().map(call_as_text).collect();
     }
-    let choice = json!({ "index": 0, "message": message, "logprobs": null, "finish_reason": said.finish() });
-    with_usage(head("chatcmpl", "chat.completion", model, json!([choice])), said)
+    let choice = json!({ "index": 0, "message": message, "logprobs": null, "finish_reason": turn.finish() });
+    with_usage(head("chatcmpl", "chat.completion", model, json!([choice])), turn)
 }
 
-/// What follows a text.
-pub fn completion_page(model: &str, said: &Said) -> Value {
-    let choice = json!({ "index": 0, "text": said.content, "logprobs": null, "finish_reason": said.finish() });
-    with_usage(head("cmpl", "text_completion", model, json!([choice])), said)
+/// Writes the response to a completion request.
+pub fn completion_page(model: &str, turn: &ModelTurn) -> Value {
+    let choice = json!({ "index": 0, "text": turn.content, "logprobs": null, "finish_reason": turn.finish() });
+    with_usage(head("cmpl", "text_completion", model, json!([choice])), turn)
 }
 
-fn with_usage(mut page: Value, said: &Said) -> Value {
-    page["usage"] = said.usage();
+fn with_usage(mut page: Value, turn: &ModelTurn) -> Value {
+    page["usage"] = turn.usage();
     page
 }
 
-/// The chunks of an answer as server-sent events.
+/// Chunks of a streamed response, as server-sent events.
 pub struct Chunks {
-    /// What all of them have in common.
+    /// Common fields of all chunks.
     head: Value,
     chat: bool,
     usage: bool,
-    /// What was sent already.
+    /// Text that was sent already.
     sent: String,
 }
 
 impl Chunks {
-    /// Of a chat's next turn, or of what follows a text.
+    /// Starts a response to a chat or completion request.
     pub fn new(model: &str, chat: bool, form: Form) -> Self {
         let (id, object) = if chat { ("chatcmpl", "chat.completion.chunk") } else { ("cmpl", "text_completion") };
         let mut head = head(id, object, model, json!([]));
@@ -202,12 +202,12 @@ impl Chunks {
         Chunks { head, chat, usage: form.usage, sent: String::new() }
     }
 
-    /// Whose turn it is.
+    /// Writes the first chunk, with the role.
     pub fn begin(&self) -> String {
         if self.chat { self.delta(json!({ "role": "assistant", "content": "" }), None) } else { String::new() }
     }
 
-    /// What is new in what was said so far; nothing if that does not go on from what was sent.
+    /// Writes the new text; empty if `so_far` does not extend what was sent.
     pub fn more(&mut self, so_far: &str) -> String {
         let Some(new) = so_far.strip_prefix(&*self.sent).filter(|new| !new.is_empty()) else { return String::new() };
         let page = if self.chat { self.delta(json!({ "content": new }), None) } else { self.text(new, None) };
@@ -215,20 +215,20 @@ impl Chunks {
         page
     }
 
-    /// What is left to send once all is said.
-    pub fn end(&mut self, said: &Said) -> String {
-        let mut pages = self.more(&said.content);
-        for (at, call) in said.calls.iter().enumerate() {
+    /// Writes the rest of the turn.
+    pub fn end(&mut self, turn: &ModelTurn) -> String {
+        let mut pages = self.more(&turn.content);
+        for (at, call) in turn.calls.iter().enumerate() {
             let mut begun = call_as_text(call);
             let arguments = begun["function"]["arguments"].take();
             (begun["index"], begun["function"]["arguments"]) = (at.into(), "".into());
             pages += &self.delta(json!({ "tool_calls": [begun] }), None);
             pages += &self.delta(json!({ "tool_calls": [{ "index": at, "function": { "arguments": arguments } }] }), None);
         }
-        let finish = Some(said.finish());
+        let finish = Some(turn.finish());
         pages += &if self.chat { self.delta(json!({}), finish) } else { self.text("", finish) };
         if self.usage {
-            pages += &event(&with_usage(self.head.clone(), said));
+            pages += &event(&with_usage(self.head.clone(), turn));
         }
         pages + "data: [DONE]\n\n"
     }
@@ -252,12 +252,12 @@ fn event(page: &Value) -> String {
     format!("data: {page}\n\n")
 }
 
-/// What can be asked for.
+/// Writes the list of models.
 pub fn models(model: &str) -> Value {
     json!({ "object": "list", "data": [{ "id": model, "object": "model", "created": now(), "owned_by": "rollflow" }] })
 }
 
-/// Why not, as libraries expect it.
+/// Writes an error.
 pub fn error(kind: &str, message: &str) -> Value {
     json!({ "error": { "message": message, "type": kind, "param": null, "code": null } })
 }

@@ -1,4 +1,4 @@
-//! The routes, and what waits behind them.
+//! Routes of the proxy, and streaming of responses.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 
-use super::protocol::{self, Ask, Chunks, Form, Said};
+use super::protocol::{self, Chunks, Form, ModelRequest, ModelTurn};
 use super::{Event, Rollouts};
 use crate::data::ChatMessage;
 use crate::env::ToolSpec;
 
 /// Longest request, in bytes.
 const LONGEST: usize = 64 << 20;
-/// What is said to whoever asks for another rollout than those under way.
-const NONE: &str = "there is no such rollout, or it is over";
+/// Error for a rollout that is not running.
+const NOT_RUNNING: &str = "there is no such rollout, or it is over";
 
 pub fn routes(rollouts: Arc<Rollouts>, model: String) -> Router {
     let model: Arc<str> = model.into();
@@ -32,8 +32,8 @@ pub fn routes(rollouts: Arc<Rollouts>, model: String) -> Router {
             Ok(request) => request,
             Err(why) => return refused(StatusCode::BAD_REQUEST, "invalid_request_error", &why),
         };
-        let asked = Asked { messages, text: false, tools, form };
-        answered(&chat_rollouts, &id, &chat_model, asked).await.unwrap_or_else(|refusal| refusal)
+        let request = ParsedRequest { messages, text: false, tools, form };
+        answered(&chat_rollouts, &id, &chat_model, request).await.unwrap_or_else(|refusal| refusal)
     };
     let completion_model = model.clone();
     let completion = move |Path(id): Path<String>, body: Bytes| async move {
@@ -41,8 +41,8 @@ pub fn routes(rollouts: Arc<Rollouts>, model: String) -> Router {
             Ok(request) => request,
             Err(why) => return refused(StatusCode::BAD_REQUEST, "invalid_request_error", &why),
         };
-        let asked = Asked { messages: vec![ChatMessage::new("user", prompt)], text: true, tools: Vec::new(), form };
-        answered(&rollouts, &id, &completion_model, asked).await.unwrap_or_else(|refusal| refusal)
+        let request = ParsedRequest { messages: vec![ChatMessage::new("user", prompt)], text: true, tools: Vec::new(), form };
+        answered(&rollouts, &id, &completion_model, request).await.unwrap_or_else(|refusal| refusal)
     };
     let models = move || async move { page(StatusCode::OK, &protocol::models(&model)) };
     Router::new()
@@ -53,43 +53,44 @@ pub fn routes(rollouts: Arc<Rollouts>, model: String) -> Router {
         .layer(DefaultBodyLimit::max(LONGEST))
 }
 
-/// A request, read.
-struct Asked {
+/// A parsed request of an agent.
+struct ParsedRequest {
     messages: Vec<ChatMessage>,
     text: bool,
     tools: Vec<ToolSpec>,
     form: Form,
 }
 
-/// What the model says at last.
-type Reply = oneshot::Receiver<Result<Said, String>>;
+/// Channel of the model's turn.
+type Reply = oneshot::Receiver<Result<ModelTurn, String>>;
 
-/// Hands a request to its rollout and gives what the model says. The rollout's own deadlines bound the wait.
-async fn answered(rollouts: &Rollouts, id: &str, model: &str, asked: Asked) -> Result<Response, Response> {
-    let Asked { messages, text, tools, form } = asked;
-    let (reply, mut said) = oneshot::channel();
-    // Whether a turn is words or a call is known at its end: where there are tools, nothing of it is told before.
+/// Passes a request to its rollout and returns the model's turn. The rollout's deadlines bound the
+/// wait.
+async fn answered(rollouts: &Rollouts, id: &str, model: &str, request: ParsedRequest) -> Result<Response, Response> {
+    let ParsedRequest { messages, text, tools, form } = request;
+    let (reply, mut turn) = oneshot::channel();
+    // With tools, a turn is not streamed: only its end shows whether it is text or a call.
     let (so_far, mut heard) = watch::channel(String::new());
     let so_far = Some(so_far).filter(|_| form.stream && tools.is_empty());
     let rollout = rollouts.all().get(id).cloned().ok_or_else(gone)?;
-    rollout.send(Event::Asks(Ask { messages, text, tools, so_far, reply })).map_err(|_| gone())?;
+    rollout.send(Event::Asks(ModelRequest { messages, text, tools, so_far, reply })).map_err(|_| gone())?;
     if !form.stream {
-        let said = whole(said.await).map_err(over)?;
-        let answer = if text { protocol::completion_page(model, &said) } else { protocol::chat_page(model, &said) };
-        return Ok(page(StatusCode::OK, &answer));
+        let turn = whole(turn.await).map_err(over)?;
+        let body = if text { protocol::completion_page(model, &turn) } else { protocol::chat_page(model, &turn) };
+        return Ok(page(StatusCode::OK, &body));
     }
-    // A refusal is a status: the stream begins with the first that is said.
+    // An error must be a status, so the stream begins with the first text.
     let all = tokio::select! {
         biased;
-        all = &mut said => Some(whole(all).map_err(over)?),
+        all = &mut turn => Some(whole(all).map_err(over)?),
         Ok(()) = heard.changed() => None,
     };
     let mut chunks = Chunks::new(model, !text, form);
     let (events, body) = unbounded_channel();
-    tell(&events, chunks.begin());
+    send(&events, chunks.begin());
     match all {
-        Some(all) => tell(&events, chunks.end(&all)),
-        None => drop(tokio::spawn(stream(said, heard, chunks, events))),
+        Some(all) => send(&events, chunks.end(&all)),
+        None => drop(tokio::spawn(stream(turn, heard, chunks, events))),
     }
     let mut body = body;
     let pieces = poll_fn(move |context| body.poll_recv(context).map(|piece| piece.map(Ok::<Bytes, Infallible>)));
@@ -97,16 +98,17 @@ async fn answered(rollouts: &Rollouts, id: &str, model: &str, asked: Asked) -> R
     Ok(([(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")], body).into_response())
 }
 
-/// Tells what is new whenever there is more, until all is said or nobody listens any more. A rollout that ends meanwhile breaks the stream off.
-async fn stream(mut said: Reply, mut heard: watch::Receiver<String>, mut chunks: Chunks, events: UnboundedSender<Bytes>) {
+/// Streams new text until the turn is complete or the client is gone. A rollout that ends breaks the
+/// stream off.
+async fn stream(mut turn: Reply, mut heard: watch::Receiver<String>, mut chunks: Chunks, events: UnboundedSender<Bytes>) {
     loop {
         let so_far = heard.borrow_and_update().clone();
-        tell(&events, chunks.more(&so_far));
+        send(&events, chunks.more(&so_far));
         tokio::select! {
             biased;
-            all = &mut said => {
+            all = &mut turn => {
                 if let Ok(Ok(all)) = all {
-                    tell(&events, chunks.end(&all));
+                    send(&events, chunks.end(&all));
                 }
                 return;
             }
@@ -116,16 +118,16 @@ async fn stream(mut said: Reply, mut heard: watch::Receiver<String>, mut chunks:
     }
 }
 
-fn tell(events: &UnboundedSender<Bytes>, text: String) {
+fn send(events: &UnboundedSender<Bytes>, text: String) {
     if !text.is_empty() {
-        // Who has stopped listening is noticed by who says it all.
+        // `stream` notices a client that is gone.
         drop(events.send(text.into()));
     }
 }
 
-/// All that was said, or why nothing will be.
-fn whole(said: Result<Result<Said, String>, oneshot::error::RecvError>) -> Result<Said, String> {
-    said.unwrap_or_else(|_| Err(NONE.to_owned()))
+/// Returns the turn, or the reason why there is none.
+fn whole(turn: Result<Result<ModelTurn, String>, oneshot::error::RecvError>) -> Result<ModelTurn, String> {
+    turn.unwrap_or_else(|_| Err(NOT_RUNNING.to_owned()))
 }
 
 fn over(why: String) -> Response {
@@ -133,7 +135,7 @@ fn over(why: String) -> Response {
 }
 
 fn gone() -> Response {
-    over(NONE.to_owned())
+    over(NOT_RUNNING.to_owned())
 }
 
 fn page(status: StatusCode, page: &Value) -> Response {

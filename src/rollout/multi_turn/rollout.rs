@@ -255,7 +255,7 @@ impl Rollout {
     pub fn add_step(&mut self, step: Step, tokenizer: &Tokenizer) -> Result<Stepped, ChatError> {
         let next = |next| Ok(Stepped { next: Some(next), given: None });
         let given = |given| Ok(Stepped { next: None, given });
-        let Step { results, messages, reward, done, anew } = step;
+        let Step { results, messages, reward, done, restarts } = step;
         self.rewards.push(reward);
         self.tool_calls.came(&results);
         let results = in_order(&self.calls, results);
@@ -266,7 +266,7 @@ impl Rollout {
         }
         let newest = self.newest().to_vec();
         let Some(dialogue) = &mut self.dialogue else { return next(NextStep::Grade { cut_off: None }) };
-        let context = if anew {
+        let context = if restarts {
             self.tools = self.environment.as_ref().map_or_else(Vec::new, |environment| environment.tools());
             let (other, tokens) = Dialogue::begin(response, &self.tools, tokenizer)?;
             *dialogue = other;
