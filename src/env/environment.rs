@@ -11,7 +11,7 @@ use crate::data::{ChatMessage, Metadata, Prompt, PromptText};
 
 /// A task that a model works on in turns: it reads messages, answers, calls tools and reads results.
 ///
-/// Each rollout has an environment of its own. Methods may block: they run on a bounded pool of
+/// Each rollout has its own environment. Methods may block: they run on a bounded pool of
 /// threads. A call that exceeds its deadline is abandoned, and the rollout ends; processes and
 /// requests that the call started must end by then.
 ///

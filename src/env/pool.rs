@@ -44,7 +44,7 @@ pub struct Pool<T> {
 }
 
 /// Key and result of a job.
-pub type Outcome<T> = (u64, Result<T, PoolError>);
+type Outcome<T> = (u64, Result<T, PoolError>);
 
 type Work<T> = Box<dyn FnOnce(Deadline) -> T + Send>;
 

@@ -4,7 +4,7 @@ use super::{Action, Deadline, EnvError, Environment, Episode, Functions, Grade, 
 use crate::data::ChatMessage;
 
 /// The prompt's conversation with tools that an executor runs. A turn without a call ends the
-/// episode. It has no grade of its own.
+/// episode. Its grade is 0; a reward scores the rollout.
 pub struct Toolbox<X> {
     tools: Vec<ToolSpec>,
     executor: X,

@@ -1,6 +1,6 @@
 //! A language model that grades completions, each alone or a group's against each other.
 //!
-//! It is behind a chat completions URL, as OpenAI, vLLM and SGLang serve. Building a request and
+//! It has a chat completions URL, as of OpenAI, vLLM and SGLang. Building a request and
 //! reading a reply are pure functions; [`Service`](super::Service) sends them. Requests have
 //! temperature 0, and replies are cached by the whole request.
 
@@ -78,7 +78,7 @@ pub enum JudgeError {
     Config {
         /// Name of the key.
         key: &'static str,
-        /// Its value.
+        /// Value of the key.
         found: String,
         /// Defect.
         why: String,

@@ -1,4 +1,4 @@
-//! Rewards that another process computes: reward services and judge models behind a URL.
+//! Rewards that another process computes: reward services and judge models.
 //!
 //! A [`Service`] asks over HTTP for the rewards of a group. It speaks the protocol of
 //! `docs/reference/protocols.md`, or asks a language model to grade each completion ([`Judge`]).

@@ -107,7 +107,7 @@ impl Service {
     /// without one.
     ///
     /// The last retry asks for each sample alone, and so does any retry after the service rejected
-    /// a request for good.
+    /// a request with a final error.
     pub async fn score(&self, group: &Group, retries: u32) -> Answers {
         let mut answers = Answers { samples: Vec::with_capacity(group.samples.len()), failed_calls: 0 };
         answers.samples.extend(group.samples.iter().map(|sample| Err(failure(sample.index, 0, String::new()))));

@@ -1,10 +1,10 @@
-//! Values that are far from the field's practice: allowed, but probably a slip. Each bound stands here with its reason.
+//! Warnings for values far from common practice, which are allowed but probably mistakes.
 
 use super::model::ModelSource;
 use super::plan::{Pipeline, Plan};
 use crate::algo::{Advantage, Level, LossChoice};
 
-/// A key, the value that a plan gives it (`None` where it does not matter), and the range that published runs stay in.
+/// A key, its value in a plan (none if it has no effect), and the range of published runs.
 struct Practice {
     key: &'static str,
     value: fn(&Plan) -> Option<f64>,
@@ -131,7 +131,7 @@ fn policy_loss(plan: &Plan) -> Option<&LossChoice> {
     trains(plan).then_some(&plan.train.loss)
 }
 
-/// Both bounds of a ratio of single tokens.
+/// Returns both clip ε of token-level ratios.
 fn clips(plan: &Plan) -> Option<[f64; 2]> {
     match policy_loss(plan)? {
         LossChoice::Grpo(of) if of.level == Level::Token => Some([of.epsilon, of.epsilon_high]),
@@ -141,14 +141,14 @@ fn clips(plan: &Plan) -> Option<[f64; 2]> {
     }
 }
 
-/// Whether advantages are against the mean of a group, of more than one completion.
+/// Returns true if advantages are relative to the mean of a group with several completions.
 fn compares_siblings(plan: &Plan) -> bool {
     let of_group = matches!(plan.train.advantage, Advantage::GroupMean(_));
     let pairs = matches!(plan.train.loss, LossChoice::Dpo(_));
     plan.pipeline == Pipeline::Grpo && plan.critic.is_none() && of_group && !pairs && plan.generate.group_size > 1
 }
 
-/// A warning for each value outside its usual range.
+/// Returns a warning for each value outside its usual range.
 pub(super) fn warnings(plan: &Plan) -> Vec<String> {
     let unusual = |Practice { key, value, usual: [low, high], why }: &Practice| {
         let value = value(plan)?;

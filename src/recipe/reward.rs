@@ -25,7 +25,7 @@ section! {
         first rule: RewardRule;
         /// If true, a completion that did not end by itself earns 0, whatever it says. The kinds
         /// `model`, `length`, `overlong`, `repetition`, `judge`, `environment` and `http` ignore
-        /// this key: their 0 has no special meaning, or they are told how the completion ended.
+        /// this key: their 0 has no special meaning, or they receive how the completion ended.
         require_end_of_text: bool = true;
         /// Retries of a failed reward for the same completion.
         retries: u32 = RETRIES;
@@ -142,7 +142,7 @@ section! {
     pub struct CustomPart {
         /// The name that it was registered under.
         function: String = String::new(), GIVEN;
-        /// What it is made with.
+        /// Parameters of the function.
         params: Params = Params::default();
     }
 }

@@ -1,4 +1,4 @@
-//! `[task]`: what is asked. `[sft]`: what is imitated before.
+//! `[task]`: prompts. `[sft]`, `[mix]` and `[reward_model]`: supervised training.
 
 pub use crate::data::packing::OverlongPolicy;
 pub use crate::data::packing::Packing;
@@ -48,7 +48,7 @@ section! {
 }
 
 impl Task {
-    /// How many different prompts there are, if that is known without reading files.
+    /// Returns the number of different prompts, if it is known without reading files.
     pub fn known_prompts(&self) -> Option<usize> {
         match &self.data {
             TaskData::Arithmetic(Arithmetic { count: Some(count), .. }) => Some(*count),
@@ -71,8 +71,9 @@ section! {
         /// Most tokens per step, instead of `batch`: a step takes samples in turn up to this many
         /// tokens, so that steps cost about the same.
         batch_tokens: Option<usize> = None, SOME_IF_GIVEN;
-        /// Peak learning rate. Left out, it follows from the model: 2e-5 for a Hugging Face model (as TRL's `SFTConfig`; half of it for presets of
-        /// 2 billion parameters or more), 2e-4 for its adapters (as TRL's `sft.py`), 1e-3 for a small random model.
+        /// Peak learning rate. Left out, it follows from the model: 2e-5 for a Hugging Face model (as
+        /// TRL's `SFTConfig`; half of it for presets of 2 billion parameters or more), 2e-4 for its
+        /// adapters (as TRL's `sft.py`), 1e-3 for a small random model.
         lr: f64 = IMITATION.random, POSITIVE;
         /// Sequence length: most tokens of a sample, and of a row if samples are packed. Left out:
         /// what the model reads.
@@ -89,14 +90,14 @@ section! {
         data: Option<PathBuf> = None;
         /// Several data sets instead of one, or one with more settings.
         sources: Vec<Source> = Vec::new();
-        /// How a conversation of several turns becomes samples.
+        /// Conversion of a conversation of several turns into samples.
         turns: Turns = Turns::default();
         last optimization: Optimization;
     }
 }
 
 choices! {
-    /// How a conversation of several turns becomes samples.
+    /// Conversion of a conversation of several turns into samples.
     pub enum Turns {
         /// one sample, in which each turn of the assistant is trained on.
         "together" => Together,
@@ -130,8 +131,8 @@ section! {
         epochs: Option<f64> = None, POSITIVE_IF_GIVEN;
         /// Pairs per step.
         batch: usize = 64, SOME;
-        /// Peak learning rate. Left out, it follows from the model: 1e-5 for a Hugging Face model, 1e-4 for its adapters (as TRL's
-        /// `reward_modeling.py`), 1e-3 for a small random model.
+        /// Peak learning rate. Left out, it follows from the model: 1e-5 for a Hugging Face model,
+        /// 1e-4 for its adapters (as TRL's `reward_modeling.py`), 1e-3 for a small random model.
         lr: f64 = REWARD_MODEL.random, POSITIVE;
         /// Share of the task's prompts whose pairs are held out, and judged at the end.
         held_out: f64 = 0.1, BELOW_ONE;
@@ -142,17 +143,17 @@ section! {
 }
 
 impl Sft {
-    /// The data sets; none where the task's own pairs are imitated.
+    /// Returns the data sets; none if the task's own pairs are trained on.
     pub fn sources(&self) -> Vec<Source> {
         if self.sources.is_empty() { self.data.iter().map(Source::of).collect() } else { self.sources.clone() }
     }
 
-    /// Whether a step takes something else than so many samples.
+    /// Returns true if steps have packed rows or a number of tokens instead of a number of samples.
     pub fn packs(&self) -> bool {
         self.batch_tokens.is_some() || self.packing != Packing::Apart
     }
 
-    /// Supervised training with defaults for all but the essentials, checked.
+    /// Creates a section with these values and defaults, and checks it.
     pub fn new(steps: u64, batch: usize, lr: f64) -> Result<Self, RecipeErrors> {
         super::checks::validated(Sft { steps, batch, lr, ..Sft::default() })
     }

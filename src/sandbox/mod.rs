@@ -5,11 +5,12 @@
 //! resource. At its end it is killed with all processes that it started.
 //! [docs/how_to/sandbox.md](../../../docs/how_to/sandbox.md) describes each layer.
 //!
-//! The warden (`src/sandbox/warden`) sets this up. It is a separate program in C, which this crate
-//! executes from memory: no code runs in a copy of the training process, which has many threads and
-//! much memory. It stays in C because it is a static executable without a runtime that runs between
-//! fork and exec, where a Rust program needs a target of its own. `landlock` and `seccompiler` cover
-//! two of its layers; namespaces, mounts, limits, signals and the pumps of pipes are most of it.
+//! The warden (`src/sandbox/warden`) sets this up. It is a separate program, which this crate embeds
+//! and executes from memory: no code runs in a copy of the training process, which has many threads
+//! and much memory. It is in C, because a build script can compile and embed C, while Cargo cannot
+//! embed a Rust binary into a library (artifact dependencies are unstable). The crates `landlock` and
+//! `seccompiler` would replace `walls.c`, a third of it; namespaces, mounts, limits, reaping and the
+//! transport of output would be the same system calls in Rust.
 
 mod cases;
 mod config;

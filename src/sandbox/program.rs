@@ -12,7 +12,7 @@ pub struct Program {
     pub readable: Vec<PathBuf>,
     /// Folders of installed Python packages.
     pub packages: Vec<PathBuf>,
-    /// Arguments with which it exits at once with 0, to check the sandbox.
+    /// Arguments with which it exits immediately with 0, to check the sandbox.
     pub check: Vec<String>,
 }
 
@@ -65,7 +65,7 @@ impl Program {
         }
     }
 
-    /// Takes any other program by its full path. With `check` as arguments it must exit at once with 0.
+    /// Takes any other program by its full path. With `check` as arguments it must exit immediately with 0.
     pub fn at(path: impl AsRef<Path>, check: &[&str]) -> Self {
         let path = path.as_ref().to_owned();
         Program {

@@ -1,4 +1,4 @@
-//! When two answers say the same.
+//! Equality of two answers.
 
 use num_rational::BigRational;
 use num_traits::ToPrimitive;
@@ -8,7 +8,7 @@ use super::expression::{Answer, Expr, ListKind, Reading};
 use super::sampled::{agree, close, proportional};
 use super::work::{Unreadable, Work};
 
-/// Whether two readings agree, where both name a unit also in that.
+/// Returns true if two readings are equal, and their units if both have one.
 pub(super) fn same(a: &Reading, b: &Reading, work: &mut Work) -> Result<bool, Unreadable> {
     let units = a.unit.as_ref().zip(b.unit.as_ref()).is_none_or(|(a, b)| a == b);
     Ok(units && answers(&a.answer, &b.answer, work)?)
@@ -18,7 +18,7 @@ fn answers(a: &Answer, b: &Answer, work: &mut Work) -> Result<bool, Unreadable> 
     work.spend(1)?;
     match (a, b) {
         (Answer::Value(a), Answer::Value(b)) | (Answer::Percent(a), Answer::Percent(b)) => values(a, b, work),
-        // A share may be given as a number of percent, with the sign or without it, or as a fraction.
+        // A percentage may be written with or without the sign, or as a fraction.
         (Answer::Percent(percent), Answer::Value(value)) | (Answer::Value(value), Answer::Percent(percent)) => {
             let share = Expr::fraction(percent.clone(), Expr::exactly(100));
             Ok(values(percent, value, work)? || values(&share, value, work)?)
@@ -30,7 +30,7 @@ fn answers(a: &Answer, b: &Answer, work: &mut Work) -> Result<bool, Unreadable> 
             [Answer::Value(low), Answer::Value(high)] => Ok(values(low, &ends[0], work)? && values(high, &ends[1], work)?),
             _ => Ok(false),
         },
-        // The only solution, with and without braces.
+        // A single solution may have braces.
         (Answer::List(ListKind::Set, items), other) | (other, Answer::List(ListKind::Set, items)) => match items.as_slice() {
             [item] => answers(item, other, work),
             _ => Ok(false),
@@ -63,7 +63,7 @@ fn lists(a: (ListKind, &[Answer]), b: (ListKind, &[Answer]), work: &mut Work) ->
         return Ok(false);
     }
     match (kind, other_kind) {
-        // Brackets that were forgotten change nothing, as long as the order is right.
+        // Missing brackets are ignored if the order is right.
         (ListKind::Tuple, ListKind::Tuple | ListKind::Bare) | (ListKind::Bare, ListKind::Tuple) => {
             for (item, other) in items.iter().zip(others) {
                 if !answers(item, other, work)? {
@@ -77,7 +77,7 @@ fn lists(a: (ListKind, &[Answer]), b: (ListKind, &[Answer]), work: &mut Work) ->
     }
 }
 
-/// Whether each item has a partner of its own.
+/// Returns true if the items are equal in some order.
 fn in_any_order(items: &[Answer], others: &[Answer], work: &mut Work) -> Result<bool, Unreadable> {
     let mut left: Vec<&Answer> = others.iter().collect();
     for item in items {
@@ -106,7 +106,7 @@ fn values(a: &Expr, b: &Expr, work: &mut Work) -> Result<bool, Unreadable> {
     Ok(agree(a, b, work)?.unwrap_or(false))
 }
 
-/// The difference is taken before numbers become floats, so that large ones keep theirs.
+/// Compares with the tolerance of decimals; the difference is computed exactly.
 fn close_fractions(a: &BigRational, b: &BigRational) -> bool {
     let (Some(a_size), Some(b_size), Some(difference)) = (a.to_f64(), b.to_f64(), (a - b).to_f64()) else { return false };
     close(difference.abs(), a_size.abs().max(b_size.abs()))

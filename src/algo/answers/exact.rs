@@ -1,4 +1,4 @@
-//! The value of a formula as a fraction, where it has one. Numbers of more than [`MOST_BITS`] bits are not computed.
+//! Exact rational values of formulas, up to [`MOST_BITS`] bits.
 
 use num_bigint::BigInt;
 use num_rational::BigRational;
@@ -7,10 +7,10 @@ use num_traits::{One, Pow, Signed, ToPrimitive, Zero};
 use super::expression::{Expr, Function};
 use super::work::{Unreadable, Work};
 
-/// Larger numerators and denominators are left to floats. 300 decimal digits fit.
+/// Largest numerators and denominators, in bits; 300 decimal digits fit.
 const MOST_BITS: u64 = 1024;
 
-/// The fraction that `of` is equal to; `None` if it is none, or none that is known to be small.
+/// Returns the rational value of a formula; none if it has none or is too large.
 pub(super) fn exact(of: &Expr, work: &mut Work) -> Result<Option<BigRational>, Unreadable> {
     work.spend(1)?;
     let value = match of {
@@ -51,7 +51,7 @@ fn bits(value: &BigRational) -> u64 {
     value.numer().bits().max(value.denom().bits())
 }
 
-/// The price of one operation on numbers of so many bits: a product or a greatest common divisor.
+/// Returns the steps of one product or greatest common divisor of numbers of so many bits.
 fn price(bits: u64) -> u64 {
     let words = bits / 32 + 1;
     words * words

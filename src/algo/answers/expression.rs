@@ -1,11 +1,11 @@
-//! What an answer says, as a tree.
+//! Expression tree of an answer.
 
 use num_rational::BigRational;
 
 /// A formula.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Expr {
-    /// A number; `decimal` if it was written with a point, and may be rounded.
+    /// A number; `decimal` if it has a decimal point and may be rounded.
     Number {
         value: BigRational,
         decimal: bool,
@@ -22,14 +22,14 @@ pub(super) enum Expr {
         degree: Box<Expr>,
     },
     Call(Function, Box<Expr>),
-    /// A logarithm to a base that was named.
+    /// A logarithm to a given base.
     Log {
         base: Box<Expr>,
         of: Box<Expr>,
     },
     Factorial(Box<Expr>),
     Binomial(Box<Expr>, Box<Expr>),
-    /// An angle in degrees: a plain number, but for trigonometric functions.
+    /// An angle in degrees; a plain number except in trigonometric functions.
     Degrees(Box<Expr>),
 }
 
@@ -49,7 +49,7 @@ pub(super) enum Function {
     Cosh,
     Tanh,
     Ln,
-    /// To base 10.
+    /// Logarithm to base 10.
     Log,
     Exp,
     Abs,
@@ -58,7 +58,7 @@ pub(super) enum Function {
 }
 
 impl Function {
-    /// By its name in LaTeX or plain text.
+    /// Finds a function by its name in LaTeX or plain text.
     pub(super) fn named(name: &str) -> Option<Self> {
         Some(match name {
             "sin" => Function::Sin,
@@ -83,13 +83,13 @@ impl Function {
         })
     }
 
-    /// Whether its argument is an angle.
+    /// Returns true if the argument is an angle.
     pub(super) fn of_an_angle(self) -> bool {
         use Function::{Cos, Cot, Csc, Sec, Sin, Tan};
         matches!(self, Sin | Cos | Tan | Cot | Sec | Csc)
     }
 
-    /// What `f^{-1}` means.
+    /// Returns the function that `f^{-1}` denotes.
     pub(super) fn inverse(self) -> Option<Self> {
         match self {
             Function::Sin => Some(Function::ArcSin),
@@ -100,7 +100,7 @@ impl Function {
     }
 }
 
-/// How the items of a list belong together.
+/// Kind of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ListKind {
     /// `1, 2` or `1 and 2`: all solutions, in no order.
@@ -115,10 +115,10 @@ pub(super) enum ListKind {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Answer {
     Value(Expr),
-    /// A number of percent.
+    /// A percentage.
     Percent(Expr),
     List(ListKind, Vec<Answer>),
-    /// Two ends, and whether each belongs to it.
+    /// Two ends, and whether each is included.
     Interval([Expr; 2], [bool; 2]),
     /// Left side and right side.
     Equation(Expr, Expr),
@@ -127,7 +127,7 @@ pub(super) enum Answer {
     Words(String),
 }
 
-/// An answer and the unit it was given in, by its common name.
+/// An answer with the common name of its unit.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Reading {
     pub(super) answer: Answer,
@@ -135,22 +135,22 @@ pub(super) struct Reading {
 }
 
 impl Expr {
-    /// A number that was not rounded.
+    /// Creates an exact number.
     pub(super) fn exactly(value: impl Into<num_bigint::BigInt>) -> Self {
         Expr::Number { value: BigRational::from_integer(value.into()), decimal: false }
     }
 
-    /// The only factor, or the product.
+    /// Returns the only factor, or the product.
     pub(super) fn product(mut factors: Vec<Expr>) -> Self {
         if factors.len() == 1 { factors.swap_remove(0) } else { Expr::Product(factors) }
     }
 
-    /// `top / bottom`.
+    /// Creates `top / bottom`.
     pub(super) fn fraction(top: Expr, bottom: Expr) -> Self {
         Expr::Product(vec![top, Expr::Reciprocal(Box::new(bottom))])
     }
 
-    /// Whether `found` holds for any part of it.
+    /// Returns true if `found` holds for any node.
     pub(super) fn any(&self, found: &impl Fn(&Expr) -> bool) -> bool {
         found(self)
             || match self {
@@ -164,12 +164,12 @@ impl Expr {
             }
     }
 
-    /// Whether some number in it may be rounded.
+    /// Returns true if some number may be rounded.
     pub(super) fn has_decimals(&self) -> bool {
         self.any(&|part| matches!(part, Expr::Number { decimal: true, .. }))
     }
 
-    /// Whether it has a variable.
+    /// Returns true if it has a variable.
     pub(super) fn has_variables(&self) -> bool {
         self.any(&|part| matches!(part, Expr::Symbol(name) if !matches!(name.as_str(), "π" | "e" | "i" | "∞")))
     }

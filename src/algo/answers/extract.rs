@@ -1,10 +1,10 @@
-//! Finding the final answer in a solution. A few passes over the text, whatever its length.
+//! Extraction of the final answer from a solution, in a few passes over the text.
 
 use super::number::parse_number;
 use super::{LONGEST, readable};
 
-/// The final answer: after the last `####`; else inside the last `\boxed{}`; else after the last `answer is` or `answer:`, if what stands
-/// there can be read; else the last number.
+/// Extracts the final answer: after the last `####`; else inside the last `\boxed{}`; else after the
+/// last `answer is` or `answer:`, if an answer follows; else the last number.
 pub fn extract_answer(text: &str) -> Option<&str> {
     match marked(text) {
         Marked::Is(answer) => Some(answer),
@@ -13,17 +13,17 @@ pub fn extract_answer(text: &str) -> Option<&str> {
     }
 }
 
-/// What a solution's marks say.
+/// Marked answer of a solution.
 pub(super) enum Marked<'a> {
-    /// This is its answer.
+    /// The answer.
     Is(&'a str),
-    /// A mark, and nothing behind it.
+    /// A mark without an answer.
     Empty,
-    /// Nothing is marked.
+    /// No mark.
     Not,
 }
 
-/// The answer that stands behind a mark.
+/// Finds the marked answer.
 pub(super) fn marked(text: &str) -> Marked<'_> {
     if let Some((_, answer)) = text.rsplit_once("####") {
         let line = answer.lines().next().map(str::trim).unwrap_or_default();
@@ -32,13 +32,13 @@ pub(super) fn marked(text: &str) -> Marked<'_> {
     boxed(text).or_else(|| announced(text)).map_or(Marked::Not, Marked::Is)
 }
 
-/// Whether a ground truth is a whole solution, whose answer has to be found first.
+/// Returns true if a reference answer is a whole solution with a marked answer.
 pub(super) fn is_solution(text: &str) -> bool {
     text.contains("####") || text.contains("\\boxed") || text.contains("\\fbox")
 }
 
-/// The inside of the last `\boxed{…}` or `\fbox{…}`, with nested braces; `\boxed 5` is taken to the next blank, as TeX nearly does.
-/// One that is never closed was cut off, and is none.
+/// Finds the inside of the last `\boxed{…}` or `\fbox{…}`; `\boxed 5` extends to the next blank. A box
+/// that is never closed was truncated and does not count.
 fn boxed(text: &str) -> Option<&str> {
     let after = |command: &str| text.rfind(command).map(|at| at + command.len());
     let rest = &text[after("\\boxed").max(after("\\fbox"))?..];
@@ -64,7 +64,7 @@ fn boxed(text: &str) -> Option<&str> {
     None
 }
 
-/// What follows the last `answer is` or `answer:`, up to the end of the sentence, if it can be read as an answer.
+/// Finds the rest of the sentence after the last `answer is` or `answer:`, if it is an answer.
 fn announced(text: &str) -> Option<&str> {
     const TRIES: usize = 4;
     let lower = text.to_ascii_lowercase();
@@ -81,7 +81,7 @@ fn announced(text: &str) -> Option<&str> {
     None
 }
 
-/// The beginning of `rest` that is one statement: a formula between dollars, or up to the end of the line or sentence.
+/// Returns the first formula between dollars, or the text up to the end of the line or sentence.
 fn sentence(rest: &str) -> &str {
     let rest = rest.trim_start_matches([' ', ':', '*', '\n']);
     let formulas = [("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")];
@@ -95,7 +95,7 @@ fn sentence(rest: &str) -> &str {
     if line.len() > LONGEST { "" } else { line }
 }
 
-/// The last run of characters that starts and ends like a number and parses as one.
+/// Finds the last number.
 pub(super) fn last_number(text: &str) -> Option<&str> {
     let part = |c: char| c.is_ascii_digit() || matches!(c, '.' | ',' | '/' | '-');
     let runs = text.split(|c: char| !part(c)).map(|run| run.trim_end_matches(['.', ',', '/', '-']));

@@ -1,20 +1,20 @@
-//! From text, LaTeX or plain, to tokens. One pass; what means nothing to mathematics (spacing, fonts, dollars) is left out.
+//! Tokens of LaTeX or plain text, in one pass. Spacing, fonts and dollars are dropped.
 
 use super::expression::Function;
 use super::token::{Bracket, Relation, Token, number};
 use super::unit::unit;
 use super::work::{Unreadable, Work};
 
-/// How a comma before three digits is read.
+/// Meaning of a comma before three digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Commas {
-    /// It groups thousands.
+    /// Groups thousands.
     Thousands,
-    /// It separates.
+    /// Separates items.
     Separators,
 }
 
-/// The tokens of `text`.
+/// Returns the tokens of `text`.
 pub(super) fn tokens(text: &str, commas: Commas, work: &mut Work) -> Result<Vec<Token>, Unreadable> {
     work.spend(text.len() as u64)?;
     let mut lexer = Lexer { text, at: 0, commas, tokens: Vec::new(), groups: Vec::new() };
@@ -138,7 +138,7 @@ impl<'a> Lexer<'a> {
     fn number(&mut self) -> Result<(), Unreadable> {
         let digit = |c: char| c.is_ascii_digit();
         let mut whole = self.take_while(digit).to_owned();
-        // `\log_2 100`: what stands below or above a line is short.
+        // `\log_2 100`: subscripts and superscripts are short.
         let small = matches!(self.tokens.last(), Some(Token::Under | Token::Power));
         if (1..=3).contains(&whole.len()) && !small {
             while let Some(group) = self.thousands() {
@@ -166,7 +166,7 @@ impl<'a> Lexer<'a> {
         self.push(Token::Number { value, decimal })
     }
 
-    /// Three more digits behind a separator of thousands.
+    /// Reads three more digits after a thousands separator.
     fn thousands(&mut self) -> Option<&'a str> {
         let rest = self.rest();
         let marks: &[&str] = match self.commas {
@@ -183,7 +183,7 @@ impl<'a> Lexer<'a> {
         Some(&behind[..digits])
     }
 
-    /// What follows the `e` of `1.5e-3`; 0 if nothing does.
+    /// Reads the exponent after the `e` of `1.5e-3`; 0 if there is none.
     fn exponent(&mut self) -> Result<i32, Unreadable> {
         let rest = self.rest();
         let Some(behind) = rest.strip_prefix(['e', 'E']) else { return Ok(0) };
@@ -284,12 +284,12 @@ impl<'a> Lexer<'a> {
             "big" | "Big" | "bigg" | "Bigg" | "bigl" | "bigr" | "Bigl" | "Bigr" | "biggl" | "biggr" | "mathbf" | "boldsymbol"
             | "bm" | "mathit" | "mathbb" | "mathcal" | "displaystyle" | "textstyle" | "limits" | "quad" | "qquad"
             | "overline" | "vec" | "boxed" | "fbox" | "rm" | "bf" | "it" | "hspace" | "ensuremath" => Ok(()),
-            // Greek letters and whatever else stands for itself.
+            // Greek letters and other symbols.
             other => self.name(&format!("\\{other}")),
         }
     }
 
-    /// `\text{…}`: words and units as they are; what has a digit is mathematics in another font.
+    /// Reads `\text{…}`: words and units unchanged; a text with a digit is mathematics.
     fn text(&mut self) -> Result<(), Unreadable> {
         self.skip_blanks();
         let Some(inside) = self.rest().strip_prefix('{') else { return Ok(()) };
@@ -333,14 +333,14 @@ impl<'a> Lexer<'a> {
         self.whole(bottom)
     }
 
-    /// A number in a group of its own.
+    /// Adds a number as a group.
     fn whole(&mut self, value: u32) -> Result<(), Unreadable> {
         let value = number(&value.to_string(), "", "", 0)?;
         self.tokens.extend([Token::Open(Bracket::Group), Token::Number { value, decimal: false }, Token::Close(Bracket::Group)]);
         Ok(())
     }
 
-    /// TeX takes a single digit where an argument has no braces: `\frac12` is a half, `\sqrt32` is √3 times 2.
+    /// Reads an argument without braces, which is a single digit: `\frac12` is a half.
     fn single_argument(&mut self) -> Result<(), Unreadable> {
         self.skip_blanks();
         match self.peek().and_then(|c| c.to_digit(10)) {

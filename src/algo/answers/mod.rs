@@ -1,18 +1,23 @@
-//! Final answers of mathematical problems: finding them in a solution, and whether they say the same as the ground truth.
+//! Final answers of mathematical problems: extraction from a completion, and comparison with the
+//! reference answer.
 //!
-//! Two answers are compared in this order, and the first step that can decide does:
+//! Two answers are compared in this order, up to the first step that can decide:
 //!
 //! 1. As text, without blanks, dollars and a final full stop; words also without case and fonts.
-//! 2. As what they mean: values, lists and sets, tuples, intervals (also written as inequalities), equations, matrices. LaTeX and plain text
-//!    read the same; labels (`x =`), units and thousands separators don't matter. An unmarked comma before three digits is read both ways.
-//! 3. Values with one fraction each are compared exactly; a number written with a point stands for all that round to it at six decimals.
-//!    Other formulas are equal if they agree at fixed points over the complex numbers.
+//! 2. By their meaning: values, lists and sets, tuples, intervals (also written as inequalities),
+//!    equations, matrices. LaTeX and plain text are equal; labels (`x =`), units and thousands
+//!    separators are ignored. An unmarked comma before three digits is read both ways.
+//! 3. Rational values are compared exactly; a number with a decimal point stands for all numbers that
+//!    round to it at six decimals. Other formulas are equal if they agree at fixed points over the
+//!    complex numbers.
 //!
-//! So far the rules of the graders in use: the extraction and normalisation of Hendrycks' MATH `is_equiv` and of Minerva, the tolerance and
-//! percent of Math-Verify, intervals and sets as in PRM800K's grader. `tests/math_answers` has a case, with its reason, for each.
+//! These are the rules of common graders: extraction and normalisation of Hendrycks' MATH `is_equiv`
+//! and of Minerva, tolerance and percent of Math-Verify, intervals and sets of PRM800K's grader.
+//! `tests/rewards/math_answers.tsv` has a case, with its reason, for each.
 //!
-//! What a policy writes may be hostile. Every comparison has a budget of [`MOST_WORK`] steps, asked for before they are done; answers longer
-//! than [`LONGEST`] bytes, numbers of more than 300 digits and nesting beyond a fixed depth are compared as text only. No text panics.
+//! Completions may be hostile. Every comparison has a budget of [`MOST_WORK`] steps, which are taken
+//! before they are done. Answers longer than [`LONGEST`] bytes, numbers of more than 300 digits and
+//! nesting beyond a fixed depth are compared as text only. No text causes a panic.
 
 mod compare;
 mod exact;
@@ -38,21 +43,22 @@ pub use extract::extract_answer;
 pub use number::parse_number;
 pub use work::MOST_WORK;
 
-/// Longer answers are compared as text only. In bytes.
+/// Longest answer, in bytes, that is compared by its meaning.
 pub const LONGEST: usize = 1024;
 
-/// What was made of a response.
+/// Comparison of a completion with the reference answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Judgement<'a> {
-    /// What was taken for its answer.
+    /// Final answer of the completion.
     pub found: Option<&'a str>,
-    /// Whether that is the ground truth.
+    /// True if it equals the reference answer.
     pub correct: bool,
-    /// Steps that understanding the answers took; finding them is a few passes over the text besides.
+    /// Steps taken to compare the answers, in addition to a few passes over the text.
     pub work: u64,
 }
 
-/// Whether the response's final answer is the given one. The given answer may be a whole solution too.
+/// Returns true if the completion's final answer equals the reference answer, which may be a whole
+/// solution.
 ///
 /// ```
 /// use rollflow::algo::is_correct;
@@ -65,8 +71,9 @@ pub fn is_correct(response: &str, answer: &str) -> bool {
     judge(response, answer).correct
 }
 
-/// [`is_correct`], and what it rests on. Where nothing is marked as the answer, the response may be nothing but the answer; else its last
-/// number counts.
+/// Compares a completion with the reference answer, as [`is_correct`] does, and returns details.
+///
+/// If no answer is marked, the whole completion may be the answer, or else its last number.
 pub fn judge<'a>(response: &'a str, answer: &str) -> Judgement<'a> {
     let mut work = Work::default();
     let expected = Some(answer).filter(|answer| is_solution(answer)).and_then(extract_answer).unwrap_or(answer);
@@ -79,7 +86,7 @@ pub fn judge<'a>(response: &'a str, answer: &str) -> Judgement<'a> {
     Judgement { found: right.or(found), correct: right.is_some(), work: work.spent() }
 }
 
-/// Whether two answers say the same. Neither is searched for a final answer.
+/// Returns true if two answers are equal. Neither is searched for a final answer.
 ///
 /// ```
 /// use rollflow::algo::answers::equivalent;
@@ -113,13 +120,13 @@ fn agree(a: &str, b: &str, work: &mut Work) -> bool {
     readings(a, work).iter().any(|a| others.iter().any(|b| same(a, b, work).unwrap_or(false)))
 }
 
-/// Without what surrounds an answer in a sentence.
+/// Strips the characters around an answer in a sentence.
 fn bare(text: &str) -> &str {
     let around = |c: char| c.is_whitespace() || c == '$';
     text.trim_matches(around).trim_end_matches('.').trim_end_matches(around)
 }
 
-/// Without blanks, but for one between two words or numbers: 7 8 is not 78.
+/// Removes blanks, except one between two words or numbers: 7 8 is not 78.
 fn without_blanks(text: &str) -> String {
     let mut joined = String::with_capacity(text.len());
     for word in text.split_whitespace() {
@@ -131,7 +138,7 @@ fn without_blanks(text: &str) -> String {
     joined
 }
 
-/// A short text without fonts, if nothing else in it is LaTeX.
+/// Removes font commands of a short text; none if it has other LaTeX.
 fn without_fonts(text: &str) -> Option<String> {
     const FONTS: [&str; 8] =
         ["\\textbf{", "\\textit{", "\\textrm{", "\\text{", "\\mbox{", "\\mathrm{", "\\mathbf{", "\\operatorname{"];
@@ -142,7 +149,7 @@ fn without_fonts(text: &str) -> Option<String> {
     (!plain.contains(['\\', '{', '^', '_'])).then(|| without_blanks(&plain.replace('}', "")))
 }
 
-/// The words of a text that has nothing else, in lower case.
+/// Returns a text in lower case if it consists of words alone.
 fn words(text: &str) -> Option<String> {
     let text = without_fonts(text)?;
     let text = text.trim_matches([' ', '(', ')', '.', ':', ';', '\'', '"', '*']);
@@ -150,7 +157,7 @@ fn words(text: &str) -> Option<String> {
     only_words.then(|| text.to_lowercase().split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// All that a text may mean.
+/// Returns all readings of a text.
 fn readings(text: &str, work: &mut Work) -> Vec<Reading> {
     // `y = 2x` is a formula with its label, and a line.
     let (commas, labels) = (text.contains(','), text.contains('='));
@@ -161,7 +168,7 @@ fn readings(text: &str, work: &mut Work) -> Vec<Reading> {
     readings
 }
 
-/// Whether a text can be read as an answer that is not mere words.
+/// Returns true if a text is an answer other than words.
 fn readable(text: &str) -> bool {
     text.len() <= LONGEST && readings(text, &mut Work::default()).iter().any(|of| !matches!(of.answer, Answer::Words(_)))
 }

@@ -1,6 +1,7 @@
-//! Numbers as people write them, as floats.
+//! Parsing of numbers in text.
 
-/// A number as people write it: `1,234`, `$5`, `12%` (as 12), `-3.50.`, `3/4`, `\frac{3}{4}`, `1e3`, with or without `$…$`.
+/// Parses a number in common notation: `1,234`, `$5`, `12%` (as 12), `-3.50.`, `3/4`, `\frac{3}{4}`, `1e3`,
+/// with or without `$…$`.
 pub fn parse_number(text: &str) -> Option<f64> {
     let plain: String =
         text.trim().trim_end_matches('.').chars().filter(|c| !matches!(c, '$' | ',' | '%' | '\\' | ' ')).collect();
@@ -26,7 +27,7 @@ fn divide(numerator: &str, denominator: &str) -> Option<f64> {
     (denominator != 0.0).then(|| numerator / denominator)
 }
 
-/// `f64` without sign, and without the words that Rust's parser also takes (`nan`, `inf`).
+/// Parses a number without a sign, and without Rust's `nan` and `inf`.
 fn decimal(text: &str) -> Option<f64> {
     let unsigned = text.starts_with(|c: char| c.is_ascii_digit() || c == '.');
     text.parse().ok().filter(|value: &f64| unsigned && value.is_finite())

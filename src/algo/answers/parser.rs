@@ -1,5 +1,5 @@
-//! Formulas from tokens, by descent: sums of products of powers. How deep it may go is bounded, and with it what every later walk over
-//! the tree needs of the stack.
+//! Recursive-descent parser of formulas: sums of products of powers. Its depth is bounded, and so is
+//! the stack of every later walk over the tree.
 
 use num_rational::BigRational;
 use num_traits::{One, Signed};
@@ -8,20 +8,20 @@ use super::expression::{Expr, Function};
 use super::token::{Bracket, Token};
 use super::work::{Unreadable, Work};
 
-/// Deeper nesting is compared as text.
+/// Deepest nesting that is parsed.
 const DEEPEST: usize = 96;
-/// More signs `!` and `°` behind one another are no number.
+/// Most signs `!` and `°` in a row.
 const MOST_SUFFIXES: usize = 3;
 
 pub(super) struct Parser<'a> {
     pub(super) tokens: &'a [Token],
     pub(super) at: usize,
     pub(super) work: &'a mut Work,
-    /// Whether `±` is read as `+`.
+    /// If true, `±` is read as `+`.
     pub(super) upper_signs: bool,
     pub(super) depth: usize,
     pub(super) in_bars: bool,
-    /// Whether `x =` is part of the answer.
+    /// If true, `x =` is part of the answer.
     pub(super) keep_labels: bool,
 }
 
@@ -56,7 +56,7 @@ impl<'a> Parser<'a> {
         read
     }
 
-    /// Terms with signs between them.
+    /// Parses terms with signs between them.
     pub(super) fn sum(&mut self) -> Result<Expr, Unreadable> {
         self.deeper(|parser| {
             let mut terms = vec![parser.product()?];
@@ -67,7 +67,7 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// Whether an odd number of minus signs stands here; takes them.
+    /// Takes minus signs; returns true if their number is odd.
     fn negative(&mut self) -> bool {
         let mut negative = false;
         loop {
@@ -82,7 +82,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Factors, with signs before them and with or without a sign between them.
+    /// Parses factors, with or without signs between them.
     fn product(&mut self) -> Result<Expr, Unreadable> {
         let mut negative = self.negative();
         let mut factors = vec![self.power()?];
@@ -109,7 +109,7 @@ impl<'a> Parser<'a> {
         Ok(if negative { Expr::Negative(Box::new(product)) } else { product })
     }
 
-    /// `5 km/\text{h}`: the line belongs to the unit.
+    /// Checks for `5 km/\text{h}`, where the slash belongs to the unit.
     fn divides_text(&self) -> bool {
         matches!(self.tokens.get(self.at + 1), Some(Token::Text(_)))
     }
@@ -129,7 +129,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// A proper fraction right behind a whole number is added to it: `3\frac12` and `3 1/2` are 3.5.
+    /// Parses a mixed number: `3\frac12` and `3 1/2` are 3.5.
     fn mixed(&mut self, factors: &mut [Expr]) -> bool {
         let whole = |token: Option<&Token>| match token {
             Some(Token::Number { value, decimal: false }) if value.is_integer() => Some(value.to_integer()),
@@ -155,7 +155,7 @@ impl<'a> Parser<'a> {
         true
     }
 
-    /// A base with its exponent; `a^b^c` is `a^(b^c)`.
+    /// Parses a base with its exponent; `a^b^c` is `a^(b^c)`.
     fn power(&mut self) -> Result<Expr, Unreadable> {
         self.deeper(|parser| {
             let base = parser.suffixed()?;
@@ -243,7 +243,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// `\sin^2 x` is (sin x)², and `\sin^{-1} x` the arc sine.
+    /// Parses a function: `\sin^2 x` is (sin x)², and `\sin^{-1} x` the arc sine.
     fn call(&mut self, function: Function) -> Result<Expr, Unreadable> {
         let exponent = if self.take(&Token::Power) { Some(self.exponent()?) } else { None };
         let of = Box::new(self.called_with()?);
@@ -258,7 +258,7 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// What a function is applied to: a bracket, or the factors behind it.
+    /// Parses the argument of a function: a bracket, or the factors after it.
     fn called_with(&mut self) -> Result<Expr, Unreadable> {
         self.deeper(|parser| {
             let simple =
@@ -274,12 +274,12 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// The argument of a command: a group, a bracket or a single thing.
+    /// Parses the argument of a command: a group, a bracket or a single item.
     fn argument(&mut self) -> Result<Expr, Unreadable> {
         self.deeper(Self::primary)
     }
 
-    /// What stands below a name, as text.
+    /// Reads the subscript of a name as text.
     fn label(&mut self) -> Result<String, Unreadable> {
         let grouped = self.take(&Token::Open(Bracket::Group));
         let mut label = String::new();

@@ -1,4 +1,5 @@
-//! Whole answers from tokens: values, lists, intervals, equations, matrices and words, without labels and units.
+//! Parser of whole answers: values, lists, intervals, equations, matrices and words, without labels
+//! and units.
 
 use super::expression::{Answer, Expr, ListKind, Reading};
 use super::lexer::{Commas, tokens};
@@ -7,7 +8,7 @@ use super::token::{Bracket, Relation, Token};
 use super::unit::unit;
 use super::work::{Unreadable, Work};
 
-/// What `text` says, with or without its labels. `a ± b` is the list of both.
+/// Reads an answer, with or without its labels. `a ± b` is the list of both values.
 pub(super) fn read(text: &str, commas: Commas, keep_labels: bool, work: &mut Work) -> Result<Reading, Unreadable> {
     let tokens = tokens(text, commas, work)?;
     let mut read_tokens = |upper_signs| read_tokens(&mut Parser { keep_labels, ..Parser::new(&tokens, upper_signs, work) });
@@ -37,7 +38,7 @@ fn read_tokens(parser: &mut Parser) -> Result<Reading, Unreadable> {
 }
 
 impl Parser<'_> {
-    /// Items with separators between them, at least one.
+    /// Parses one or more items with separators.
     fn items(&mut self, unit: &mut Option<String>) -> Result<Vec<Answer>, Unreadable> {
         let mut items = Vec::new();
         while !matches!(self.peek(), None | Some(Token::Close(_))) {
@@ -83,7 +84,7 @@ impl Parser<'_> {
         })
     }
 
-    /// Takes `x =`, `f(x) =`, `\text{Area} =` and `x \in`: they say what was asked, not what the answer is.
+    /// Skips labels: `x =`, `f(x) =`, `\text{Area} =` and `x \in`.
     fn label_of_the_answer(&mut self) -> Result<(), Unreadable> {
         use Token::{Close, In, Name, Open, Text};
         let equal = Token::Relation(Relation::Equal);
@@ -101,7 +102,7 @@ impl Parser<'_> {
         self.work.spend(1)
     }
 
-    /// Words, if there is nothing else up to the end of the item.
+    /// Parses words, if the item has nothing else.
     fn words(&mut self) -> Option<String> {
         let rest = &self.tokens[self.at..];
         let length = rest.iter().take_while(|token| matches!(token, Token::Text(_))).count();
@@ -116,7 +117,7 @@ impl Parser<'_> {
         Some(words.collect::<Vec<_>>().join(" "))
     }
 
-    /// The unit behind a value: its common name, and an empty one for words that are none.
+    /// Parses the unit after a value to its common name, which is empty for other words.
     fn unit(&mut self) -> Option<String> {
         let start = self.at;
         let mut name = String::new();
@@ -137,7 +138,7 @@ impl Parser<'_> {
         (self.at > start).then(|| unit(&name).unwrap_or_default().to_owned())
     }
 
-    /// The first token of an exponent.
+    /// Returns the position of the first token of an exponent.
     fn after_group_opens(&self) -> Option<&Token> {
         match self.tokens.get(self.at + 1) {
             Some(Token::Open(Bracket::Group)) => self.tokens.get(self.at + 2),
@@ -145,7 +146,7 @@ impl Parser<'_> {
         }
     }
 
-    /// The length of an exponent that is one number.
+    /// Returns the length of an exponent that is one number.
     fn group_length(&self) -> usize {
         if self.tokens.get(self.at + 1) == Some(&Token::Open(Bracket::Group)) { 3 } else { 1 }
     }
@@ -158,7 +159,7 @@ impl Parser<'_> {
         }
     }
 
-    /// Whether the bracket that opens here holds items, not one value, and is the whole part.
+    /// Returns true if the bracket holds several items and is the whole part.
     fn is_collection(&mut self) -> Result<bool, Unreadable> {
         let mut depth = 0_usize;
         let mut separated = self.peek() == Some(&Token::Open(Bracket::Set));
@@ -222,7 +223,7 @@ impl Parser<'_> {
         Ok(Answer::Matrix(rows))
     }
 
-    /// One value, or several in relation to each other.
+    /// Parses one value, or a relation of several.
     fn relation(&mut self) -> Result<Answer, Unreadable> {
         let (mut sides, mut relations) = (vec![self.sum()?], Vec::new());
         while let Some(Token::Relation(relation)) = self.peek() {
@@ -230,7 +231,7 @@ impl Parser<'_> {
             relations.push(*relation);
             sides.push(self.sum()?);
         }
-        // What stands before `≈` is exact.
+        // The side before `≈` is exact.
         if let Some(about) = relations.iter().position(|relation| *relation == Relation::About) {
             relations.truncate(about);
             sides.truncate(about + 1);

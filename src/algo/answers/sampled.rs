@@ -1,5 +1,5 @@
-//! Formulas without an exact value: two are taken for equal if they agree at fixed points of no particular kind, over the complex
-//! numbers. Formulas of the size of an answer that agree there without being equal are not met by accident.
+//! Numerical comparison of formulas without an exact value: they are equal if they agree at fixed
+//! arbitrary points over the complex numbers. Short formulas do not agree there by accident.
 
 use std::f64::consts::{E, PI};
 
@@ -11,18 +11,18 @@ use super::expression::{Expr, Function};
 use super::work::{Unreadable, Work};
 use crate::util::rng;
 
-/// Points at which formulas are compared. At the first, all variables are positive.
+/// Number of points; at the first, all variables are positive.
 const POINTS: u64 = 4;
-/// What rounding may do to a value, relatively.
+/// Relative rounding error of a value.
 const ROUNDING: f64 = 1e-9;
-/// And to the largest term that a sum was made of, if it cancelled.
+/// Rounding error relative to the largest term of a sum.
 const CANCELLATION: f64 = 1e-13;
-/// A number written with a point stands for what is this close to it,
+/// Absolute tolerance of a number with a decimal point.
 const DECIMALS: f64 = 1e-6;
-/// and not further away than this, relatively.
+/// Relative tolerance of a number with a decimal point.
 const RELATIVE: f64 = 1e-3;
 
-/// Whether numbers of this size and difference are as close as rounding to six decimals makes them.
+/// Returns true if numbers of this size and difference are equal up to rounding at six decimals.
 pub(super) fn close(difference: f64, size: f64) -> bool {
     difference <= DECIMALS && difference <= RELATIVE * size
 }
@@ -31,7 +31,8 @@ fn close_parts(a: f64, b: f64) -> bool {
     a == b || close((a - b).abs(), a.abs().max(b.abs()))
 }
 
-/// Whether two formulas agree at all points where both have a value; `None` if there is none.
+/// Returns true if two formulas agree at all points where both have a value; none without such a
+/// point.
 pub(super) fn agree(a: &Expr, b: &Expr, work: &mut Work) -> Result<Option<bool>, Unreadable> {
     let decimals = a.has_decimals() || b.has_decimals();
     let mut seen = None;
@@ -56,7 +57,7 @@ pub(super) fn agree(a: &Expr, b: &Expr, work: &mut Work) -> Result<Option<bool>,
     Ok(seen)
 }
 
-/// Whether one difference of two sides is a constant multiple of the other: two equations say the same.
+/// Returns true if two equations are equivalent: the differences of their sides are proportional.
 pub(super) fn proportional(a: [&Expr; 2], b: [&Expr; 2], work: &mut Work) -> Result<bool, Unreadable> {
     let mut first: Option<(Complex64, Complex64)> = None;
     let mut agreed = 0;
@@ -78,13 +79,13 @@ pub(super) fn proportional(a: [&Expr; 2], b: [&Expr; 2], work: &mut Work) -> Res
 
 struct Sampler<'a> {
     point: u64,
-    /// The largest term of any sum.
+    /// Largest term of any sum.
     largest: f64,
     work: &'a mut Work,
 }
 
 impl Sampler<'_> {
-    /// The value here, if it is finite.
+    /// Returns the value at this point, if it is finite.
     fn value(&mut self, of: &Expr) -> Result<Option<Complex64>, Unreadable> {
         self.work.spend(1)?;
         let value = match of {
@@ -134,7 +135,7 @@ impl Sampler<'_> {
         Ok(sum)
     }
 
-    /// Constants as they are; variables as numbers that follow from their name and the point.
+    /// Returns a constant, or the value of a variable, which follows from its name and the point.
     fn symbol(&self, name: &str) -> Option<Complex64> {
         match name {
             "π" => return Some(PI.into()),
@@ -164,7 +165,7 @@ fn power(base: Complex64, exponent: Complex64) -> Complex64 {
     base.powc(exponent)
 }
 
-/// Real odd roots of negative numbers are real.
+/// Computes a power; odd roots of negative real numbers are real.
 fn root(of: Complex64, degree: Complex64) -> Option<Complex64> {
     let odd = degree.im == 0.0 && degree.re.rem_euclid(2.0) == 1.0;
     if of.im == 0.0 && of.re < 0.0 && odd {

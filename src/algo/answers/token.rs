@@ -1,4 +1,4 @@
-//! What answers are made of, after LaTeX and plain text look the same.
+//! Tokens of an answer, common to LaTeX and plain text.
 
 use num_bigint::BigInt;
 use num_rational::BigRational;
@@ -7,10 +7,10 @@ use num_traits::{One, Pow, Zero};
 use super::expression::Function;
 use super::work::Unreadable;
 
-/// A piece of an answer.
+/// Token of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Token {
-    /// A number; `decimal` if it was written with a point.
+    /// A number; `decimal` if it has a decimal point.
     Number {
         value: BigRational,
         decimal: bool,
@@ -18,7 +18,7 @@ pub(super) enum Token {
     /// A variable or constant.
     Name(String),
     Function(Function),
-    /// Words, a unit among them.
+    /// Words, or a unit.
     Text(String),
     Frac,
     Sqrt,
@@ -43,26 +43,26 @@ pub(super) enum Token {
     Relation(Relation),
     Union,
     In,
-    /// Between the cells of a matrix.
+    /// Separator of matrix cells.
     Cell,
-    /// Between its rows.
+    /// Separator of matrix rows.
     Row,
     Begin,
     End,
 }
 
-/// Brackets by their meaning.
+/// Kinds of brackets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bracket {
     Round,
     Square,
-    /// What TeX groups by.
+    /// Braces of TeX, which group.
     Group,
-    /// Those that are seen.
+    /// Visible braces.
     Set,
 }
 
-/// What two sides have to do with each other.
+/// Relation of two sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Relation {
     Equal,
@@ -72,12 +72,12 @@ pub(super) enum Relation {
     Greater { or_equal: bool },
 }
 
-/// Longer numbers are compared as text.
+/// Most digits of a number.
 const MOST_DIGITS: usize = 300;
-/// So are numbers with larger powers of ten.
+/// Largest power of ten.
 const MOST_EXPONENT: i32 = 300;
 
-/// The number `whole.fraction(repeating)…` × 10^`exponent`, from digits.
+/// Computes the number `whole.fraction(repeating)…` × 10^`exponent` from its digits.
 pub(super) fn number(whole: &str, fraction: &str, repeating: &str, exponent: i32) -> Result<BigRational, Unreadable> {
     if whole.len() + fraction.len() + repeating.len() > MOST_DIGITS || exponent.abs() > MOST_EXPONENT {
         return Err(Unreadable);

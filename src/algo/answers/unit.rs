@@ -1,6 +1,6 @@
-//! Units, by all the names that people give them.
+//! Units and their common spellings.
 
-/// Common name, and other spellings in lower case. Plurals in `s` and `es` are known without being listed.
+/// Common name, and other spellings in lower case, without plurals in `s` and `es`.
 const UNITS: [(&str, &[&str]); 48] = [
     ("cm", &["centimeter", "centimetre"]),
     ("mm", &["millimeter", "millimetre"]),
@@ -52,7 +52,7 @@ const UNITS: [(&str, &[&str]); 48] = [
     ("v", &["volt"]),
 ];
 
-/// The common name of a unit, however it is written; `None` for words that name none.
+/// Returns the common name of a unit; none for other words.
 pub(super) fn unit(words: &str) -> Option<&'static str> {
     let lower = words.trim().trim_end_matches('.').to_lowercase();
     let lower = lower.split_whitespace().collect::<Vec<_>>().join(" ");

@@ -44,7 +44,8 @@ impl Malformed {
 /// use rollflow::env::{ToolCall, ToolSpec, extract_tool_calls};
 ///
 /// let shouted = |text: &str, _: &[ToolSpec]| {
-///     text.split_whitespace().filter_map(|word| word.strip_suffix('!')).map(|name| Ok(ToolCall::new(name, Default::default()))).collect()
+///     let names = text.split_whitespace().filter_map(|word| word.strip_suffix('!'));
+///     names.map(|name| Ok(ToolCall::new(name, Default::default()))).collect()
 /// };
 /// let calls = extract_tool_calls("now run! and stop!", &shouted, &[]);
 /// assert_eq!(calls[1].as_ref().unwrap().name, "stop");

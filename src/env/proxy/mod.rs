@@ -92,9 +92,9 @@ struct Rollouts(Mutex<HashMap<String, Sender<Event>>>);
 
 /// Event of an agent.
 enum Event {
-    /// It sends a request to the model.
+    /// Request to the model.
     Asks(ModelRequest),
-    /// It ended, with its final report or its failure.
+    /// End of the agent, with its final report or its failure.
     Ended(Result<Value, String>),
 }
 

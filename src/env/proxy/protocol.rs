@@ -145,7 +145,7 @@ fn message(value: &Value) -> Result<ChatMessage, String> {
         for call in calls {
             let function = &mut call["function"];
             if let Some(text) = function["arguments"].as_str() {
-                // Text that is no JSON stays as it is.
+                // Text that is no JSON stays unchanged.
                 function["arguments"] = serde_json::from_str(text).unwrap_or(Value::String(text.to_owned()));
             }
             *call = json!({ "id": call["id"], "type": "function", "function": { "name": call["function"]["name"], "arguments": call["function"]["arguments"] } });

@@ -1,7 +1,7 @@
 //! A reward function for each sample, computed on rayon's threads, or on the stage's own if that is
 //! faster than waking them.
 //!
-//! Law F6: a failed reward is retried at once. Then the group is a dead letter, and the run continues
+//! Law F6: a failed reward is retried immediately. Then the group is a dead letter, and the run continues
 //! without the lost samples, or without the whole group if the reward is defective.
 
 use std::fmt;
@@ -29,7 +29,7 @@ pub struct Reward {
 
 impl Reward {
     /// Calls `reward` once per sample, from several threads. It returns a number, a
-    /// [`RewardOutput`] or a result. A failed call is retried twice, at once; a reward over a
+    /// [`RewardOutput`] or a result. A failed call is retried twice, immediately; a reward over a
     /// network should pause by itself.
     pub fn each<R: IntoReward>(reward: impl Fn(&Sample) -> R + Send + Sync + 'static) -> Self {
         Reward {

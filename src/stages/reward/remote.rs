@@ -1,7 +1,7 @@
 //! Rewards that other processes compute: one request per group, several groups in flight.
 //!
 //! A tokio task waits for each request, so no thread is blocked. Parts that are computed here, and
-//! dead letters, run off the runtime's threads. A stop cancels the wait at once. Law F6 holds as for
+//! dead letters, run off the runtime's threads. A stop cancels the wait immediately. Law F6 holds as for
 //! [`Reward`](super::Reward).
 
 use std::fmt;

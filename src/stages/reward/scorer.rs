@@ -1,4 +1,4 @@
-//! A reward model on a thread of its own.
+//! A reward model on its own thread.
 //!
 //! It computes scores in passes of a bounded number of tokens. A group's completions are announced
 //! first, as one batch; the scores are then fetched one by one.
@@ -19,7 +19,7 @@ pub enum ScoringError {
     /// The text is not readable.
     #[error(transparent)]
     Text(#[from] TextError),
-    /// Its tokens make no batch.
+    /// The tokens make no batch.
     #[error(transparent)]
     Collate(#[from] CollateError),
     /// The model failed.
