@@ -245,7 +245,7 @@ impl Environment for Elsewhere {
         let Some(ask) = self.ask(deadline)? else { return Ok(Step::over()) };
         let step = match self.conversation.follow(&ask) {
             Follows::Extends(messages) => Step { messages, ..Step::default() },
-            Follows::Anew(messages) => {
+            Follows::Restarts(messages) => {
                 self.forks += 1;
                 Step { messages, restarts: true, ..Step::default() }
             }

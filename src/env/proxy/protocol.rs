@@ -47,8 +47,8 @@ pub struct ModelTurn {
 
 impl ModelTurn {
     /// Converts a turn: to its calls if all are valid, else to its text.
-    pub fn of(turn: &Action, calls: Vec<Called>) -> Self {
-        let turn = ModelTurn { read: turn.read, sampled: turn.sampled, ..ModelTurn::default() };
+    pub fn of(action: &Action, calls: Vec<Called>) -> Self {
+        let turn = ModelTurn { read: action.read, sampled: action.sampled, ..ModelTurn::default() };
         match calls.into_iter().collect::<Result<Vec<ToolCall>, _>>() {
             Ok(calls) if !calls.is_empty() => {
                 // Ids are unique in the whole conversation.
@@ -56,13 +56,13 @@ impl ModelTurn {
                 let named = |(at, call): (usize, ToolCall)| ToolCall { id: format!("call_{:016x}", unique.hash_one(at)), ..call };
                 ModelTurn { calls: calls.into_iter().enumerate().map(named).collect(), ..turn }
             }
-            _ => ModelTurn { content: turn.text.clone(), ..turn },
+            _ => ModelTurn { content: action.text.clone(), ..turn },
         }
     }
 
     /// Converts a truncated turn to its text.
-    pub fn truncated(turn: &Action) -> Self {
-        ModelTurn { truncated: true, ..ModelTurn::of(turn, Vec::new()) }
+    pub fn truncated(action: &Action) -> Self {
+        ModelTurn { truncated: true, ..ModelTurn::of(action, Vec::new()) }
     }
 
     /// Returns the turn as the agent repeats it in its next request.
