@@ -58,16 +58,11 @@ fn mask_sum(mask: &[f32]) -> f64 {
 }
 
 impl Aggregation {
-    /// Weights aligned with `masks` (sequences × their own length).
+    /// Weights aligned with `masks` (sequences × their own length), a part of a batch of this size.
     ///
     /// A sequence without trained tokens gets zeros and counts as a sequence, as in TRL. verl does
     /// not count it: for its number, leave such masks out.
-    pub fn token_weights<M: AsRef<[f32]>>(&self, masks: &[M]) -> Vec<Vec<f64>> {
-        self.token_weights_in(masks, &BatchSize::of(masks))
-    }
-
-    /// Weights of a part of a batch of this size, equal to those in the whole batch.
-    pub fn token_weights_in<M: AsRef<[f32]>>(&self, masks: &[M], batch: &BatchSize) -> Vec<Vec<f64>> {
+    pub fn token_weights<M: AsRef<[f32]>>(&self, masks: &[M], batch: &BatchSize) -> Vec<Vec<f64>> {
         let BatchSize { tokens, sequences, averaged_ranks } = *batch;
         let ranks = averaged_ranks as f64;
         let denominator = |mask: &[f32]| match self {
@@ -103,8 +98,13 @@ mod tests {
 
     const MASKS: [&[f32]; 3] = [&[0.0, 1.0, 1.0, 1.0], &[1.0], &[0.0, 0.0]];
 
+    /// Weights of a whole batch.
+    fn weights<M: AsRef<[f32]>>(aggregation: Aggregation, masks: &[M]) -> Vec<Vec<f64>> {
+        aggregation.token_weights(masks, &BatchSize::of(masks))
+    }
+
     fn sums(aggregation: Aggregation) -> Vec<f64> {
-        aggregation.token_weights(&MASKS).iter().map(|weights| weights.iter().sum()).collect()
+        weights(aggregation, &MASKS).iter().map(|weights| weights.iter().sum()).collect()
     }
 
     #[test]
@@ -127,11 +127,11 @@ mod tests {
                 let (first, second) = (aggregation.weight_sum(parts.0).unwrap(), aggregation.weight_sum(parts.1).unwrap());
                 prop_assume!(first > 0.0 && second > 0.0);
                 let scaled = |part: &[Vec<f32>], mass: f64| {
-                    let weights = aggregation.token_weights(part).into_iter().flatten();
+                    let weights = self::weights(aggregation, part).into_iter().flatten();
                     weights.map(|weight| weight * mass / (first + second)).collect::<Vec<f64>>()
                 };
                 let joined = [scaled(parts.0, first), scaled(parts.1, second)].concat();
-                let whole = aggregation.token_weights(&masks).into_iter().flatten();
+                let whole = weights(aggregation, &masks).into_iter().flatten();
                 prop_assert!(whole.zip(joined).all(|(whole, part)| (whole - part).abs() < 1e-12));
             }
         }
@@ -147,11 +147,11 @@ mod tests {
             let means = [Aggregation::TokenMean, Aggregation::SeqMeanTokenMean, Aggregation::SeqMeanTokenSum];
             for aggregation in means.into_iter().chain([Aggregation::TokenSum, dr_grpo]) {
                 let summed = |of: &BatchSize| -> Vec<Vec<f64>> {
-                    cuts.windows(2).flat_map(|cut| aggregation.token_weights_in(&masks[cut[0]..cut[1]], of)).collect()
+                    cuts.windows(2).flat_map(|cut| aggregation.token_weights(&masks[cut[0]..cut[1]], of)).collect()
                 };
-                prop_assert_eq!(&summed(&whole), &aggregation.token_weights(&masks));
+                prop_assert_eq!(&summed(&whole), &weights(aggregation, &masks));
                 let averaged = summed(&BatchSize { averaged_ranks: ranks, ..whole }).concat();
-                let whole = aggregation.token_weights(&masks).concat();
+                let whole = weights(aggregation, &masks).concat();
                 prop_assert!(whole.iter().zip(&averaged).all(|(whole, part)| (whole - part / ranks as f64).abs() < 1e-12));
             }
         }
@@ -161,7 +161,7 @@ mod tests {
             masks in prop::collection::vec(prop::collection::vec(0.1f32..2.0, 1..9), 1..9)
         ) {
             for aggregation in [Aggregation::TokenMean, Aggregation::SeqMeanTokenMean] {
-                let weights = aggregation.token_weights(&masks);
+                let weights = self::weights(aggregation, &masks);
                 let total: f64 = weights.iter().flatten().sum();
                 prop_assert!((total - 1.0).abs() < 1e-12);
                 for (mask, weights) in masks.iter().zip(&weights) {

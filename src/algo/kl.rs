@@ -1,6 +1,5 @@
 //! KL divergence from a reference policy, by token, with its derivative.
 
-use super::masked::masked_mean;
 use crate::settings::declare::{choices, section};
 use crate::settings::setting::{POSITIVE, POSITIVE_IF_GIVEN, UP_TO_ONE};
 
@@ -141,12 +140,6 @@ pub fn kl_per_token(log_probs: &[f64], reference: &[f64], kl: &dyn KlFunction) -
     log_probs.iter().zip(reference).map(|(&own, &other)| kl.token(own, other)).collect()
 }
 
-/// Mean divergence over the tokens of `mask`; 0 without any.
-pub fn mean_kl(log_probs: &[f64], reference: &[f64], mask: &[f32], kl: &dyn KlFunction) -> f64 {
-    let values: Vec<f64> = kl_per_token(log_probs, reference, kl).into_iter().map(|(value, _)| value).collect();
-    masked_mean(&values, mask)
-}
-
 /// KL in reward, `r_t − coef · kl_t`.
 ///
 /// Equals verl 0.9's `compute_rewards` (k1, behaviour against reference). Summed over a sequence
@@ -193,7 +186,6 @@ mod tests {
         let terms = kl_per_token(&[1.0, 2.0], &[0.0, 0.0], &squared);
         assert_eq!(terms, [(1.0, 2.0), (4.0, 4.0)]);
         assert_eq!(rewards_less_kl(&[0.0, 1.0], &[1.0, 2.0], &[0.0; 2], 0.5, &squared), [-0.5, -1.0]);
-        assert_eq!(mean_kl(&[1.0, 2.0], &[0.0; 2], &[0.0; 2], &squared), 0.0);
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub use correction::{
 pub use gap::{ComparedToken, LogProbGap};
 pub use gap_limits::GapLimits;
 pub(crate) use gap_limits::{GapDiagnosis, GapVerdict};
-pub use kl::{Kl, KlForm, KlFunction, KlLimits, KlLoss, kl_per_token, mean_kl, rewards_less_kl};
+pub use kl::{Kl, KlForm, KlFunction, KlLimits, KlLoss, kl_per_token, rewards_less_kl};
 pub use kl_control::{AdaptiveKl, KlReward};
 pub use kl_term::{WithKl, token_kl};
 pub use logits::{entropy, log_softmax_at};

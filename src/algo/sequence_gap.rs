@@ -9,12 +9,12 @@ use super::correction::{mean, safe};
 pub struct SequenceGap {
     /// Sequences compared.
     pub sequences: usize,
-    /// Σ mean −θ, and Σ exp of it.
-    trainer: (f64, f64),
-    /// Σ mean −b, and Σ exp of it.
-    behaviour: (f64, f64),
+    /// Log-perplexities and perplexities under the trainer: Σ mean −θ, and Σ exp of it.
+    pub trainer: (f64, f64),
+    /// Log-perplexities and perplexities under the behaviour policy: Σ mean −b, and Σ exp of it.
+    pub behaviour: (f64, f64),
     /// Σ |difference| of the two means.
-    abs_sum: f64,
+    pub abs_sum: f64,
     /// Σ exp of the difference.
     ratio_sum: f64,
     /// Σ (Π ρ)².
@@ -59,34 +59,9 @@ impl SequenceGap {
         };
     }
 
-    /// Mean of the sequences' perplexities under the trainer.
-    pub fn trainer_perplexity(&self) -> f64 {
-        self.per_sequence(self.trainer.1)
-    }
-
-    /// Mean log-perplexity under the trainer.
-    pub fn trainer_log_perplexity(&self) -> f64 {
-        self.per_sequence(self.trainer.0)
-    }
-
-    /// Mean of the sequences' perplexities under the behaviour policy.
-    pub fn behaviour_perplexity(&self) -> f64 {
-        self.per_sequence(self.behaviour.1)
-    }
-
-    /// Mean log-perplexity under the behaviour policy.
-    pub fn behaviour_log_perplexity(&self) -> f64 {
-        self.per_sequence(self.behaviour.0)
-    }
-
     /// Mean perplexity ratio over sequences, trainer over generator; 1 without sequences.
     pub fn perplexity_ratio(&self) -> f64 {
         if self.sequences == 0 { 1.0 } else { self.per_sequence(self.ratio_sum) }
-    }
-
-    /// Mean |difference| of the log-perplexities.
-    pub fn log_perplexity_gap(&self) -> f64 {
-        self.per_sequence(self.abs_sum)
     }
 
     /// Smallest and largest difference of the log-perplexities, trainer − generator.

@@ -148,7 +148,7 @@ pub fn collate_in<S: Borrow<Sample>>(
             return refuse("reference log-probability", f64::from(*value));
         }
     }
-    let weights = aggregation.token_weights_in(&masks(&samples), batch);
+    let weights = aggregation.token_weights(&masks(&samples), batch);
     let sequences: Vec<TrainSequence> = samples.iter().zip(weights).map(|(sample, weights)| shift(sample, &weights)).collect();
     let batch_tokens = sequences.iter().map(|sequence| sequence.rows.len()).sum();
     if batch_tokens == 0 {

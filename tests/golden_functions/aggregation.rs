@@ -72,7 +72,7 @@ pub fn verl_weights(mode: &str, info: &Value, masks: &[Vec<f32>], columns: usize
         sequences: setting("global_batch_size").unwrap_or(own.sequences),
         averaged_ranks: setting("dp_size").map_or(1, |ranks| ranks as usize),
     };
-    let mut of_sequence = aggregation.token_weights_in(&counted, &batch).into_iter();
+    let mut of_sequence = aggregation.token_weights(&counted, &batch).into_iter();
     let weights = masks.iter().map(|row| {
         let length = length(row);
         let guard = if mode == "seq-mean-token-mean" { length / (length + GUARD) } else { 1.0 };

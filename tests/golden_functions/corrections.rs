@@ -140,17 +140,18 @@ pub fn off_policy(case: &Case) -> Result<(), String> {
     let column = |name: &str| case.needed(name).map(|tensor: Tensor| packing.pack(&tensor));
     let gap = gap(&packing, &column("old_log_prob")?, &column("rollout_log_prob")?);
     let sequences = &gap.sequences;
+    let mean = |sum: f64| sum / sequences.sequences as f64;
     let range = sequences.range().ok_or("no sequence was compared")?;
     for (name, expected) in case.value["expected"].as_object().into_iter().flatten() {
         let actual = match name.as_str() {
-            "training_ppl" => sequences.trainer_perplexity(),
-            "training_log_ppl" => sequences.trainer_log_perplexity(),
-            "rollout_ppl" => sequences.behaviour_perplexity(),
-            "rollout_log_ppl" => sequences.behaviour_log_perplexity(),
+            "training_ppl" => mean(sequences.trainer.1),
+            "training_log_ppl" => mean(sequences.trainer.0),
+            "rollout_ppl" => mean(sequences.behaviour.1),
+            "rollout_log_ppl" => mean(sequences.behaviour.0),
             "kl" => gap.k1(),
             "k3_kl" => gap.approx_kl(),
-            "log_ppl_diff" => sequences.trainer_log_perplexity() - sequences.behaviour_log_perplexity(),
-            "log_ppl_abs_diff" => sequences.log_perplexity_gap(),
+            "log_ppl_diff" => mean(sequences.trainer.0) - mean(sequences.behaviour.0),
+            "log_ppl_abs_diff" => mean(sequences.abs_sum),
             "log_ppl_diff_max" => range.1,
             "log_ppl_diff_min" => range.0,
             "ppl_ratio" => sequences.perplexity_ratio(),
@@ -186,7 +187,7 @@ fn spread(of: &Spread, name: &str, ideal: f64) -> Result<f64, String> {
         "seq_std" => of.sequence_std(),
         "seq_min" => of.sequence_min(),
         "seq_max" => of.sequence_max(),
-        "seq_max_deviation" => of.sequence_deviation(ideal),
+        "seq_max_deviation" => (of.sequence_max() - ideal).abs().max((of.sequence_min() - ideal).abs()),
         "seq_fraction_high" => of.sequence_high(),
         "seq_fraction_low" => of.sequence_low(),
         name => return Err(format!("metric {name} is unknown")),

@@ -115,10 +115,10 @@ impl Resolved<'_> {
                 let tokens = items * micro_batches / self.needed("steps_per_generation")?;
                 let averaged_ranks = self.setting("num_processes").unwrap_or(1.0) as usize;
                 let batch = BatchSize { tokens, averaged_ranks, ..BatchSize::of(&masks) };
-                return Ok(Aggregation::TokenMean.token_weights_in(&masks, &batch).concat());
+                return Ok(Aggregation::TokenMean.token_weights(&masks, &batch).concat());
             }
         };
-        Ok(aggregation.token_weights(&masks).into_iter().flatten().map(|weight| weight * share).collect())
+        Ok(aggregation.token_weights(&masks, &BatchSize::of(&masks)).into_iter().flatten().map(|weight| weight * share).collect())
     }
 }
 

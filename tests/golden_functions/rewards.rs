@@ -1,6 +1,6 @@
 //! TRL's group-relative advantages, with several reward functions, unscored samples and truncated completions.
 
-use rollflow::algo::{Aggregation, GroupMean, Missing, Rules, Scale, combine_rewards, group_mean, normalize_then_sum};
+use rollflow::algo::{Aggregation, BatchSize, GroupMean, Missing, Rules, Scale, combine_rewards, group_mean, normalize_then_sum};
 
 use crate::case::Case;
 
@@ -54,7 +54,7 @@ fn truncated_completions_are_masked(case: &Case) -> Result<(), String> {
         vec![if drop && tokens.last() != Some(eos) { 0.0f32 } else { 1.0 }; tokens.len()]
     };
     let masks: Vec<Vec<f32>> = completions.iter().map(mask).collect();
-    let weights = Aggregation::TokenMean.token_weights(&masks).concat();
+    let weights = Aggregation::TokenMean.token_weights(&masks, &BatchSize::of(&masks)).concat();
     let trained = weights.iter().filter(|&&weight| weight > 0.0).count();
     case.close("num_items_in_batch", &[trained as f64], &case.expected("num_items_in_batch")?)
 }

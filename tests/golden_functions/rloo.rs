@@ -2,8 +2,8 @@
 //! one action.
 
 use rollflow::algo::{
-    Aggregation, Grpo, Kl, KlForm, Loss, LossInputs, Missing, Rules, combine_rewards, leave_one_out, masked_mean, mean_kl,
-    rewards_less_kl,
+    Aggregation, BatchSize, Grpo, Kl, KlForm, Loss, LossInputs, Missing, Rules, combine_rewards, kl_per_token, leave_one_out,
+    masked_mean, rewards_less_kl,
 };
 
 use crate::case::Case;
@@ -39,7 +39,10 @@ pub fn advantages(case: &Case) -> Result<(), String> {
             let nothing = vec![0.0; at.len()];
             *reward += rewards_less_kl(&nothing, &own[at.clone()], &reference[at.clone()], beta, &k1).iter().sum::<f64>();
         }
-        let kl = mean_kl(&own, &reference, &vec![1.0; own.len()], &k1);
+        let kl = masked_mean(
+            &kl_per_token(&own, &reference, &k1).into_iter().map(|(value, _)| value).collect::<Vec<_>>(),
+            &vec![1.0; own.len()],
+        );
         case.close_single("kl", kl, case.value["expected"]["metrics"]["kl"].as_f64().unwrap_or(f64::NAN))?;
     }
 
@@ -69,7 +72,7 @@ pub fn loss(case: &Case) -> Result<(), String> {
         importance: None,
         entropies: &vec![0.0; answers.len()],
         advantages: &case.needed("advantages")?.data,
-        weights: &Aggregation::TokenMean.token_weights(&each).concat(),
+        weights: &Aggregation::TokenMean.token_weights(&each, &BatchSize::of(&each)).concat(),
         sequences: &(0..answers.len()).map(|at| at..at + 1).collect::<Vec<_>>(),
         batch_tokens: answers.len(),
     };

@@ -1,8 +1,8 @@
 //! verl's policy losses: value and gradient.
 
 use rollflow::algo::{
-    Aggregation, BinaryDivergence, Cispo, ClipCov, Dppo, Dro, GeoMean, Grpo, Gspo, KlCov, Loss, LossChoice, LossInputs,
-    LossOutput, PolicyLoss, Sapo,
+    Aggregation, BatchSize, BinaryDivergence, Cispo, ClipCov, Dppo, Dro, GeoMean, Grpo, Gspo, KlCov, Loss, LossChoice,
+    LossInputs, LossOutput, PolicyLoss, Sapo,
 };
 use rollflow::recipe::NoKeys;
 use serde_json::{Map, Value};
@@ -130,7 +130,7 @@ fn weights(case: &Case, packing: &Packing) -> Result<Vec<f64>, String> {
     let config = &case.value["config"];
     let masks: Vec<Vec<f32>> = packing.sequences.iter().map(|at| vec![1.0; at.len()]).collect();
     let mode = match case.kind() {
-        "geo_mean" => return Ok(Aggregation::SeqMeanTokenMean.token_weights(&masks).concat()),
+        "geo_mean" => return Ok(Aggregation::SeqMeanTokenMean.token_weights(&masks, &BatchSize::of(&masks)).concat()),
         "sapo" => "seq-mean-token-mean",
         _ => config["loss_agg_mode"].as_str().ok_or("loss_agg_mode is missing")?,
     };

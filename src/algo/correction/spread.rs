@@ -174,11 +174,6 @@ impl Spread {
         self.sequence_max
     }
 
-    /// Largest distance of a sequence's value from the ideal: 1 for weights, 0 for divergences.
-    pub fn sequence_deviation(&self, ideal: f64) -> f64 {
-        (self.sequence_max - ideal).abs().max((self.sequence_min - ideal).abs())
-    }
-
     /// Share of sequences below the bounds.
     pub fn sequence_low(&self) -> f64 {
         self.sequence_low as f64 / self.sequences.max(1) as f64

@@ -136,7 +136,7 @@ fn batch_pairs(inputs: &LossInputs) -> Result<usize, LossError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algo::Aggregation;
+    use crate::algo::{Aggregation, BatchSize};
 
     struct Columns {
         log_probs: Vec<f64>,
@@ -152,7 +152,7 @@ mod tests {
         Columns {
             log_probs: vec![-0.5, -1.0, -2.0, -0.1, -0.7, -1.5, -0.3],
             reference: vec![-0.6, -1.5, -1.0, -0.4, -0.9, -1.0, -0.2],
-            weights: Aggregation::SeqMeanTokenMean.token_weights(&masks).concat(),
+            weights: Aggregation::SeqMeanTokenMean.token_weights(&masks, &BatchSize::of(&masks)).concat(),
             sequences,
         }
     }
