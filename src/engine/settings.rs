@@ -110,7 +110,7 @@ impl Engine {
         self.kind() != EngineKind::Local
     }
 
-    /// Returns true if a tied output head is exported as a head of its own.
+    /// Returns true if a tied output head is exported untied.
     pub fn unties(&self) -> bool {
         self.untie.unwrap_or(self.kind() == EngineKind::Vllm)
     }

@@ -14,9 +14,12 @@ choices! {
         "swap" => Swap,
         /// samples continue under the new weights after one prefill that recomputes their KV cache.
         "recompute" => Recompute,
-        /// samples end under the weights they began with, alongside new ones. Each version in use costs a pass at every token and the memory of its weights; `max_staleness` + 1 versions at most.
+        /// samples end under the weights they began with, alongside new ones. Each version in use
+        /// costs a pass at every token and the memory of its weights; `max_staleness` + 1 versions
+        /// at most.
         "finish" => Finish,
-        /// samples stop, and continue from their tokens under the new weights before any other sample.
+        /// samples stop, and continue from their tokens under the new weights before any other
+        /// sample.
         "abort" => Abort,
     }
 }

@@ -19,8 +19,8 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// The hub and the cache that the environment names: `HF_ENDPOINT`, `HF_TOKEN` (else the token that
-    /// `hf auth login` keeps), `HF_HUB_OFFLINE`, `HF_HOME` and `HF_HUB_CACHE`.
+    /// The hub and the cache that the environment names: `HF_ENDPOINT`, `HF_TOKEN` (else the token
+    /// that `hf auth login` keeps), `HF_HUB_OFFLINE`, `HF_HOME` and `HF_HUB_CACHE`.
     pub fn of_user() -> Self {
         Hub::by(|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
     }
@@ -39,7 +39,7 @@ impl Hub {
         Hub { endpoint, offline: variable("HF_HUB_OFFLINE").is_some_and(yes), cache }
     }
 
-    /// The hub at `endpoint`, with a cache of its own.
+    /// Hub at `endpoint` with the given cache.
     pub fn at(endpoint: impl Into<Endpoint>, cache: Cache) -> Self {
         Hub { endpoint: endpoint.into(), cache, offline: false }
     }
@@ -60,7 +60,8 @@ impl Hub {
         &self.cache
     }
 
-    /// The folder of a model by its id, `ORG/NAME` or `ORG/NAME@REVISION`: from the cache, or fetched now.
+    /// The folder of a model by its id, `ORG/NAME` or `ORG/NAME@REVISION`: from the cache, or
+    /// fetched now.
     pub fn model(&self, id: &str) -> Result<PathBuf, HubError> {
         match self.cache.model(id) {
             Ok(folder) => Ok(folder),
@@ -79,7 +80,8 @@ impl Hub {
         &self.endpoint
     }
 
-    /// Fetches the files of a repository that `wanted` chooses from its listing; returns the snapshot's folder.
+    /// Fetches the files of a repository that `wanted` chooses from its listing; returns the
+    /// snapshot's folder.
     pub fn fetch(
         &self,
         kind: RepoKind,
@@ -99,7 +101,7 @@ impl Hub {
         self.wait(async || Fetch::new(self, kind, id)?.once().listing().await)
     }
 
-    /// Waits for `work` on a thread of its own, since the caller may be a task, which must not wait.
+    /// Runs `work` on a separate thread, because the caller may be a task, which must not block.
     fn wait<T: Send>(&self, work: impl AsyncFnOnce() -> Result<T, HubError> + Send) -> Result<T, HubError> {
         let failed = |source| HubError::Io { path: self.cache.root().to_owned(), source };
         let subscriber = tracing::dispatcher::get_default(Clone::clone);

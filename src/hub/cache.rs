@@ -1,14 +1,15 @@
 //! The local cache of the hub, in the layout of its Python tools, which share it.
 //!
-//! A repository's folder holds `blobs`, `refs` and `snapshots`. rollflow adds `.listings/COMMIT.json`: the names of all files
-//! of a revision, since a snapshot holds only those that were fetched.
+//! A repository's folder holds `blobs`, `refs` and `snapshots`. rollflow adds
+//! `.listings/COMMIT.json`: the names of all files of a revision, since a snapshot holds only those
+//! that were fetched.
 
 use std::path::{Path, PathBuf};
 
 use super::NotFound;
 use crate::util::reading;
 
-/// What a repository of the hub holds.
+/// Kind of repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RepoKind {
     /// A model.
@@ -30,7 +31,8 @@ impl RepoKind {
     }
 }
 
-/// The hub's local cache: `models--ORG--NAME/snapshots/COMMIT` and `datasets--ORG--NAME/snapshots/COMMIT` below a folder.
+/// The hub's local cache: `models--ORG--NAME/snapshots/COMMIT` and
+/// `datasets--ORG--NAME/snapshots/COMMIT` below a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cache {
     root: PathBuf,
@@ -43,12 +45,13 @@ pub struct CachedModel {
     pub id: String,
     /// The folder of its files, of revision `main` or else of the one that is there.
     pub folder: PathBuf,
-    /// What is not there of it, if anything.
+    /// Missing files, if any.
     pub missing: Option<String>,
 }
 
 impl Cache {
-    /// The cache of this user: `$HF_HUB_CACHE`, else `hub` in `$HF_HOME`, else in `huggingface` in `$XDG_CACHE_HOME` or `~/.cache`.
+    /// The cache of this user: `$HF_HUB_CACHE`, else `hub` in `$HF_HOME`, else in `huggingface` in
+    /// `$XDG_CACHE_HOME` or `~/.cache`.
     pub fn of_user() -> Self {
         Self::by(|name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))
     }
@@ -62,12 +65,13 @@ impl Cache {
         Cache { root: root.into() }
     }
 
-    /// Where it is.
+    /// Path of the cache.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The folder of a model by its id, `ORG/NAME` or `ORG/NAME@REVISION`, with all of its weights in it.
+    /// The folder of a model by its id, `ORG/NAME` or `ORG/NAME@REVISION`, with all of its weights
+    /// in it.
     pub fn model(&self, id: &str) -> Result<PathBuf, NotFound> {
         let refused = |looked: String| NotFound { name: id.to_owned(), looked, is_id: true };
         let (name, revision) = id.split_once('@').map_or((id, None), |(name, revision)| (name, Some(revision)));
@@ -114,13 +118,15 @@ impl Cache {
     }
 }
 
-/// The folder of the hub's tools: `$HF_HOME`, else `huggingface` in `$XDG_CACHE_HOME` or `~/.cache`.
+/// The folder of the hub's tools: `$HF_HOME`, else `huggingface` in `$XDG_CACHE_HOME` or
+/// `~/.cache`.
 pub(super) fn home(variable: &impl Fn(&str) -> Option<PathBuf>) -> PathBuf {
     let caches = || variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache"))).unwrap_or_default();
     variable("HF_HOME").unwrap_or_else(|| caches().join("huggingface"))
 }
 
-/// The files of a revision: what its reference names, or the commit itself; without one, `main` or the only one there is.
+/// The files of a revision: what its reference names, or the commit itself; without one, `main` or
+/// the only one there is.
 pub(crate) fn snapshot(home: &Path, revision: Option<&str>) -> Option<PathBuf> {
     let snapshots = home.join("snapshots");
     let named = |revision: &str| {
@@ -139,7 +145,7 @@ pub(crate) fn snapshot(home: &Path, revision: Option<&str>) -> Option<PathBuf> {
     }
 }
 
-/// What a model's folder needs and doesn't have.
+/// Missing files of a model's folder.
 fn missing(folder: &Path) -> Option<String> {
     let lacks = |name: &&str| !folder.join(name).exists();
     if let Some(name) = ["config.json", "tokenizer.json"].into_iter().find(lacks) {

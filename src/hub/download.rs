@@ -1,5 +1,5 @@
-//! One file of a repository: downloaded into `blobs/ETAG.incomplete`, resumed from there if it was interrupted, compared
-//! with the hub's SHA-256, and only then renamed to `blobs/ETAG`.
+//! One file of a repository: downloaded into `blobs/ETAG.incomplete`, resumed from there if it was
+//! interrupted, compared with the hub's SHA-256, and only then renamed to `blobs/ETAG`.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -18,7 +18,8 @@ use super::store::{FileLock, io};
 use crate::net::{Client, Endpoint};
 use crate::util::atomic_file;
 
-/// Longest time without a new byte of a file that another process downloads. It exceeds all retries of that process.
+/// Longest time without a new byte of a file that another process downloads. It exceeds all retries
+/// of that process.
 const OTHERS_STALL: Duration = Duration::from_secs(900);
 
 impl Fetch<'_> {

@@ -11,7 +11,7 @@ pub enum HubError {
     /// The name is neither a folder nor an id.
     #[error("{0}")]
     NotFound(NotFound),
-    /// It is not in the cache, and nothing may be fetched.
+    /// Missing from the cache while nothing may be fetched.
     #[error("{0}; it is not fetched, since HF_HUB_OFFLINE is set")]
     Offline(NotFound),
     /// The hub has no such repository, or does not show it to this user.
@@ -20,11 +20,11 @@ pub enum HubError {
         if *has_token { ", for the token in use" } else { "; a private one needs a token in HF_TOKEN" }
     )]
     NoRepository {
-        /// What was asked for.
+        /// Requested name.
         id: String,
         /// The hub's address.
         hub: String,
-        /// Whether a token was sent.
+        /// If true, a token was sent.
         has_token: bool,
     },
     /// The repository has no such revision.
@@ -32,7 +32,7 @@ pub enum HubError {
     NoRevision {
         /// The repository.
         id: String,
-        /// What was asked for.
+        /// Requested revision.
         revision: String,
     },
     /// The repository's owners ask for an agreement first.
@@ -45,7 +45,7 @@ pub enum HubError {
         id: String,
         /// The hub's address.
         hub: String,
-        /// Whether a token was sent.
+        /// If true, a token was sent.
         has_token: bool,
     },
     /// The repository does not hold what was asked of it.
@@ -53,10 +53,10 @@ pub enum HubError {
     Lacks {
         /// The repository.
         id: String,
-        /// What is missing, and what is there.
+        /// Missing and present files.
         problem: String,
     },
-    /// What arrived is not what the hub announced.
+    /// Download that differs from the hub's announcement.
     #[error("{file} of {id} arrived damaged: its checksum is another than the hub's; try again")]
     Damaged {
         /// The repository.
@@ -88,9 +88,9 @@ pub enum HubError {
     /// The cache can't be written.
     #[error("writing {}: {source}; HF_HOME names another folder for the cache", .path.display())]
     Io {
-        /// Which file or folder.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// What the machine said.
+        /// Cause.
         source: std::io::Error,
     },
 }
@@ -98,11 +98,11 @@ pub enum HubError {
 /// A model that is neither a folder nor in the cache.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct NotFound {
-    /// What was asked for.
+    /// Requested name.
     pub name: String,
-    /// Where it was looked for, in words.
+    /// Description of the places that were searched.
     pub looked: String,
-    /// Whether the hub may have it.
+    /// If true, the hub may have the model.
     pub is_id: bool,
 }
 

@@ -1,15 +1,19 @@
-//! Models and data sets by their ids: from the local cache of the Hugging Face hub, or fetched into it on first use.
+//! Models and data sets by their ids: from the local cache of the Hugging Face hub, or fetched into
+//! it on first use.
 //!
-//! [`Cache`] only looks; [`Hub`] fetches files that the cache lacks, unless `HF_HUB_OFFLINE` is set.
+//! [`Cache`] only looks; [`Hub`] fetches files that the cache lacks, unless `HF_HUB_OFFLINE` is
+//! set.
 //!
-//! Fetching is written on [`net`](crate::net) instead of the crate hf-hub, whose version 1.1 was read for these points:
-//! - It sends `HEAD` requests through a reqwest client of its own (`no_redirect_client`), also if it is given one. The
-//!   certificates of `net.ca_file` do not reach that client. Here all requests share one client, one TLS and proxy
-//!   configuration, one retry policy with `Retry-After`, and one kind of error.
-//! - It reads none of `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME` and `HF_HUB_OFFLINE`, and its default cache is relative to the
-//!   working directory.
-//! - It downloads an interrupted file again from its first byte, and compares no checksum. Here a download is resumed,
-//!   and compared with the hub's SHA-256.
+//! Fetching is written on [`net`](crate::net) instead of the crate hf-hub, whose version 1.1 was
+//! read for these points:
+//! - It sends `HEAD` requests through a reqwest client of its own (`no_redirect_client`), also if
+//!   it is given one. The certificates of `net.ca_file` do not reach that client. Here all requests
+//!   share one client, one TLS and proxy configuration, one retry policy with `Retry-After`, and
+//!   one kind of error.
+//! - It reads none of `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME` and `HF_HUB_OFFLINE`, and its default
+//!   cache is relative to the working directory.
+//! - It downloads an interrupted file again from its first byte, and compares no checksum. Here a
+//!   download is resumed, and compared with the hub's SHA-256.
 //! - It writes `refs/REVISION` in place, and a process that waits for a lock names no holder.
 //!
 //! Both pin a revision to its commit when it is first resolved.
@@ -32,7 +36,8 @@ pub use error::{HubError, NotFound};
 pub use fetch::Listing;
 pub(crate) use fetch::shown;
 
-/// The folder that `name` means: itself if it is one, else the model of that id, from the cache or fetched now.
+/// The folder that `name` means: itself if it is one, else the model of that id, from the cache or
+/// fetched now.
 ///
 /// # Errors
 ///
@@ -50,7 +55,8 @@ pub fn open_from(hub: &Hub, name: &Path) -> Result<PathBuf, HubError> {
     }
 }
 
-/// The folder that `name` means: itself if it is one, else the hub's cached model of that id. Fetches nothing.
+/// The folder that `name` means: itself if it is one, else the hub's cached model of that id.
+/// Fetches nothing.
 pub fn locate(name: &Path) -> Result<PathBuf, NotFound> {
     locate_in(&Cache::of_user(), name)
 }
@@ -69,7 +75,7 @@ pub fn locate_in(cache: &Cache, name: &Path) -> Result<PathBuf, NotFound> {
     }
 }
 
-/// Whether the hub may have a model of this name.
+/// Returns true if the hub may have a model of this name.
 fn is_id(name: &str) -> bool {
     let (name, revision) = name.split_once('@').unwrap_or((name, "main"));
     let word = |part: &str| {

@@ -1,4 +1,4 @@
-//! What a fetch writes into the cache: locks, links, references and lists of files.
+//! Files that a fetch writes into the cache: locks, links, references and lists.
 
 use std::fs::{File, TryLockError};
 use std::io::Write;
@@ -37,8 +37,9 @@ impl<'a> FileLock<'a> {
         FileLock { id, file: &remote.path, path: folder.join(format!("{}.lock", remote.etag)) }
     }
 
-    /// Takes the lock. If another process holds it, waits for as long as `part`, the file that is downloaded, grows:
-    /// after `stall` without a new byte the wait ends with [`HubError::Locked`]. Warnings name the holder.
+    /// Takes the lock. If another process holds it, waits for as long as `part`, the file that is
+    /// downloaded, grows: after `stall` without a new byte the wait ends with [`HubError::Locked`].
+    /// Warnings name the holder.
     pub(super) async fn take(&self, part: &Path, stall: Duration) -> Result<File, HubError> {
         let FileLock { id, file, path } = self;
         let folder = path.parent().unwrap_or(path);

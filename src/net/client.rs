@@ -1,7 +1,7 @@
 //! One server: JSON, bytes and server-sent events over pooled connections.
 //!
-//! Every call ends within the time that it is given. Dropping a call closes its connection (HTTP/1.1) or
-//! resets its stream (HTTP/2), so that the server can stop its work.
+//! Every call ends within the time that it is given. Dropping a call closes its connection
+//! (HTTP/1.1) or resets its stream (HTTP/2), so that the server can stop its work.
 
 use std::error::Error;
 use std::time::Duration;
@@ -41,12 +41,13 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the server at `endpoint`, which errors call `kind` and its address. Sends nothing yet.
+    /// A client of the server at `endpoint`, which errors call `kind` and its address. Sends
+    /// nothing yet.
     ///
     /// # Errors
     ///
-    /// [`Fault::Url`] if the address is invalid, [`Fault::Certificates`] if certificates cannot be read,
-    /// [`Fault::Threads`] if the machine gives no threads.
+    /// [`Fault::Url`] if the address is invalid, [`Fault::Certificates`] if certificates cannot be
+    /// read, [`Fault::Threads`] if the machine gives no threads.
     pub fn new(kind: &str, endpoint: impl Into<Endpoint>) -> Result<Self, RemoteError> {
         let Endpoint { url, token, ca_file, idle_connections } = endpoint.into();
         let refuse = |server: &str, fault| RemoteError::new(server, fault);
@@ -119,8 +120,8 @@ impl Client {
         Ok(Value::String(text.into_owned()))
     }
 
-    /// Posts JSON. The answer comes as server-sent events; `stall` bounds the time to the first, and from
-    /// each to the next.
+    /// Posts JSON. The answer comes as server-sent events; `stall` bounds the time to the first,
+    /// and from each to the next.
     pub async fn events(&self, path: &str, body: &Value, stall: Duration) -> Result<Events, RemoteError> {
         let what = what(&Method::POST, path);
         let body = serde_json::to_vec(body).map_err(|error| self.fault(Fault::Broke { why: error.to_string() }))?;
@@ -169,7 +170,8 @@ impl Client {
             request.headers_mut().insert(CONTENT_TYPE, reqwest::header::HeaderValue::from_static("application/json"));
             *request.body_mut() = Some(Body::from(body));
         }
-        // Connections belong to the runtime that they were opened on, and must outlive the caller's.
+        // Connections belong to the runtime that they were opened on, and must outlive the
+        // caller's.
         let http = self.http.clone();
         let sent = self.runtime.run(async move { http.execute(request).await });
         sent.await.map_err(|error| self.broken(error))
@@ -195,7 +197,7 @@ impl Client {
         })
     }
 
-    /// The error of an answer whose status a retry may mend.
+    /// Error of an answer whose status may change with a retry.
     pub(crate) fn busy_or_failed(&self, response: &Response) -> Option<RemoteError> {
         let status = response.status().as_u16();
         match status {

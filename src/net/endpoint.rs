@@ -1,4 +1,4 @@
-//! Where a server is, how it knows its callers, and whose certificates are trusted.
+//! Address of a server, its token, and trusted certificates.
 
 use std::fmt;
 use std::net::IpAddr;

@@ -14,7 +14,7 @@ pub struct RemoteError {
     pub server: String,
     /// The piece of work that the request was for, such as `sample p7-s0-a1`, if it was for one.
     pub about: Option<Box<str>>,
-    /// What happened.
+    /// Fault.
     pub fault: Fault,
 }
 
@@ -24,7 +24,7 @@ impl RemoteError {
         RemoteError { server: server.into(), about: None, fault }
     }
 
-    /// The same error, about the sample with this id.
+    /// Error about the sample with this id.
     pub fn of_sample(self, id: &str) -> Self {
         RemoteError { about: Some(format!("sample {id}").into()), ..self }
     }
@@ -36,15 +36,15 @@ pub enum Fault {
     /// The address cannot be used.
     #[error("{url:?} is not the address of a server: {why}; write it as http://host:port or https://host")]
     Url {
-        /// What was given.
+        /// Given address.
         url: String,
-        /// What is wrong with it.
+        /// Reason.
         why: String,
     },
     /// Certificates cannot be read, or the machine has none.
     #[error("TLS cannot be set up: {why}")]
     Certificates {
-        /// Which file, why, and what to do.
+        /// File, reason and remedy.
         why: String,
     },
     /// The server's certificate is not trusted.
@@ -52,9 +52,9 @@ pub enum Fault {
     Untrusted {
         /// The host that the address names.
         host: String,
-        /// What is wrong with the certificate.
+        /// Reason.
         why: String,
-        /// What to set.
+        /// Setting that solves it.
         advice: String,
     },
     /// The machine gives no threads for requests.
@@ -72,7 +72,7 @@ pub enum Fault {
     /// The connection ended before the answer did.
     #[error("the connection broke: {why}; look for a crash in the server's log")]
     Broke {
-        /// What happened.
+        /// Reason.
         why: String,
     },
     /// The request timed out.
@@ -100,7 +100,7 @@ pub enum Fault {
         status: u16,
         /// The beginning of the page.
         begins: String,
-        /// What to look at.
+        /// Remedy.
         advice: String,
     },
     /// The server failed.
@@ -118,7 +118,7 @@ pub enum Fault {
     Nonsense {
         /// The request.
         what: String,
-        /// What is wrong with the answer.
+        /// Reason.
         why: String,
         /// The beginning of the answer.
         begins: String,
@@ -159,7 +159,7 @@ impl Fault {
         }
     }
 
-    /// What it means for a retry.
+    /// Meaning for a retry.
     pub fn outcome(&self) -> Outcome {
         match self {
             Fault::Busy { retry_after, .. } => Outcome::Busy { retry_after: *retry_after },

@@ -12,7 +12,8 @@ use super::error::{Fault, RemoteError};
 /// Longest event of a stream, in bytes.
 const LONGEST_EVENT: usize = 16 << 20;
 
-/// Longest wait for the end of a stream after its last event, so that its connection can be used again.
+/// Longest wait for the end of a stream after its last event, so that its connection can be used
+/// again.
 const LAST_BYTES: Duration = Duration::from_millis(200);
 
 /// A stream of events. Dropping it closes the connection, so that the server can stop.

@@ -1,8 +1,8 @@
-//! Which names this process's own servers answer to.
+//! Host names that this process's own servers accept.
 //!
-//! A web page can let its own name point at a loopback address (DNS rebinding) and then read whatever
-//! listens there. Its requests still carry that name in `Host`, so servers answer to known names only.
-//! Addresses in numbers cannot be rebound and are always answered.
+//! A web page can let its own name point at a loopback address (DNS rebinding) and then read
+//! whatever listens there. Its requests still carry that name in `Host`, so servers answer to known
+//! names only. Addresses in numbers cannot be rebound and are always answered.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 
-/// Lets `routes` answer only requests for `localhost`, for addresses in numbers and for the names in
-/// `allowed`. Others get 403 and the setting that allows them; those without a host get 400.
+/// Lets `routes` answer only requests for `localhost`, for addresses in numbers and for the names
+/// in `allowed`. Others get 403 and the setting that allows them; those without a host get 400.
 pub(crate) fn guard(routes: Router, allowed: &[String]) -> Router {
     let allowed: Arc<[String]> = allowed.iter().map(|name| name.to_ascii_lowercase()).collect();
     routes.layer(from_fn(move |request: Request, next: Next| {

@@ -1,13 +1,15 @@
-//! HTTP to other processes: one client and one retry policy for engines, rewards, judges, environments and the hub.
+//! HTTP to other processes: one client and one retry policy for engines, rewards, judges,
+//! environments and the hub.
 //!
-//! [`Client`] is one server, on reqwest: HTTP/1.1 and 2, TLS by rustls, pooled connections, JSON and
-//! server-sent events. [`RetryPolicy`] is exponential backoff with jitter, within a budget and a deadline.
+//! [`Client`] is one server, on reqwest: HTTP/1.1 and 2, TLS by rustls, pooled connections, JSON
+//! and server-sent events. [`RetryPolicy`] is exponential backoff with jitter, within a budget and
+//! a deadline.
 //!
-//! [`Tasks`] are the tasks of the process's one tokio runtime for HTTP. A client sends on it, whatever thread or runtime
-//! asks; the servers of this process listen on it.
+//! [`Tasks`] are the tasks of the process's one tokio runtime for HTTP. A client sends on it,
+//! whatever thread or runtime asks; the servers of this process listen on it.
 //!
-//! Proxies come from `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`, except for loopback addresses, which
-//! are always reached directly. Servers are trusted by the system's certificates, those of
+//! Proxies come from `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`, except for loopback addresses,
+//! which are always reached directly. Servers are trusted by the system's certificates, those of
 //! `SSL_CERT_FILE`, and those of [`Endpoint::ca_file`].
 
 mod client;

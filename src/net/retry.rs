@@ -4,16 +4,16 @@ use std::time::{Duration, Instant};
 
 use crate::util::rng::unit;
 
-/// How often and for how long a failed request is retried.
+/// Policy for retries of a failed request: number, pauses and timeouts.
 ///
-/// A server that answers 429 or 503 is *busy*: waiting for it costs none of the retries and is bounded
-/// by `busy_timeout` instead.
+/// A server that answers 429 or 503 is *busy*: waiting for it costs none of the retries and is
+/// bounded by `busy_timeout` instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
     /// Most retries after failures. Default: 2.
     pub retries: u32,
-    /// Pause before the first retry. Each further pause is twice as long, less up to half by chance.
-    /// Default: 0.5 seconds.
+    /// Pause before the first retry. Each further pause is twice as long, less up to half by
+    /// chance. Default: 0.5 seconds.
     pub pause: Duration,
     /// Longest pause, unless the server asks for more by `Retry-After`. Default: 30 seconds.
     pub max_pause: Duration,
@@ -27,7 +27,7 @@ impl Default for RetryPolicy {
     }
 }
 
-/// What an error means for a retry.
+/// Meaning of an error for a retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The server has no room now; it may say for how long.
@@ -35,15 +35,15 @@ pub enum Outcome {
         /// The server's `Retry-After`.
         retry_after: Option<Duration>,
     },
-    /// The same request may succeed later.
+    /// A later attempt may succeed.
     Failed,
-    /// The same request would fail again.
+    /// Every attempt would fail.
     Final,
 }
 
 /// An error that a [`RetryPolicy`] can judge.
 pub trait Retryable {
-    /// What it means for a retry.
+    /// Meaning of this error for a retry.
     fn outcome(&self) -> Outcome;
 }
 
@@ -79,8 +79,8 @@ impl RetryPolicy {
         Retries { policy: self, key, deadline, failures: 0, refusals: 0, busy_since: None }
     }
 
-    /// Makes attempts until one succeeds, fails for good, or budget or deadline are used up; then
-    /// returns the last error. Dropping the future ends the attempt under way.
+    /// Makes attempts until one succeeds, fails permanently, or budget or deadline are used up;
+    /// then returns the last error. Dropping the future ends the attempt under way.
     pub async fn run<T, E: Retryable, F: Future<Output = Result<T, E>>>(
         self,
         key: u64,
@@ -114,8 +114,8 @@ pub struct Retries {
 }
 
 impl Retries {
-    /// The pause before the next attempt, or `None` if there is none: the error is final, the budget is
-    /// used up, or the pause would pass the deadline.
+    /// The pause before the next attempt, or `None` if there is none: the error is final, the
+    /// budget is used up, or the pause would pass the deadline.
     pub fn after(&mut self, outcome: Outcome, now: Instant) -> Option<Duration> {
         let (pause, deadline) = match outcome {
             Outcome::Final => return None,
@@ -130,7 +130,8 @@ impl Retries {
             Outcome::Busy { retry_after } => {
                 self.refusals += 1;
                 let since = *self.busy_since.get_or_insert(now);
-                // At least our own pause, so that a server which asks for none is not asked in a loop.
+                // At least our own pause, so that a server which asks for none is not asked in a
+                // loop.
                 let pause = self.policy.pause(self.key, self.refusals).max(retry_after.unwrap_or_default());
                 let busy = since.checked_add(self.policy.busy_timeout).unwrap_or(self.deadline);
                 (pause, self.deadline.min(busy))

@@ -1,5 +1,5 @@
-//! A server in this process, on its one runtime. Dropping it frees the port and cuts every connection, however slow its
-//! client is.
+//! A server in this process, on its one runtime. Dropping it frees the port and cuts every
+//! connection, however slow its client is.
 
 use std::future::Future;
 use std::io::{self, ErrorKind, IoSlice};
@@ -24,7 +24,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Answers by `routes` whoever connects to `listener`. When this returns, connections are accepted.
+    /// Serves `routes` on `listener`. When this returns, connections are accepted.
     pub(crate) fn start(listener: TcpListener, routes: Router) -> io::Result<Self> {
         let (address, tasks) = (listener.local_addr()?, Tasks::new()?);
         listener.set_nonblocking(true)?;
@@ -41,7 +41,7 @@ impl Server {
         Ok(Server { address, tasks })
     }
 
-    /// Where it listens; with port 0 asked for, the port it got.
+    /// Address; with port 0 requested, the assigned port.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }

@@ -1,11 +1,13 @@
 //! The process's one tokio runtime for HTTP, and groups of tasks on it that end with their owner.
 //!
-//! Clients send on it and servers listen on it; both wait, so two threads carry them. Code that computes or blocks runs
-//! elsewhere: on the thread that calls [`Tasks::block_on`], or on tokio's pool for blocking work. A task that a run declares
-//! as a stage runs on a runtime of that run (law F3), because a stage may hold its thread up.
+//! Clients send on it and servers listen on it; both wait, so two threads carry them. Code that
+//! computes or blocks runs elsewhere: on the thread that calls [`Tasks::block_on`], or on tokio's
+//! pool for blocking work. A task that a run declares as a stage runs on a runtime of that run (law
+//! F3), because a stage may hold its thread up.
 //!
-//! The runtime starts with its first user and is shut down with its last. The one static of the library is the weak
-//! reference by which users find it; it holds no state that one run could see of another.
+//! The runtime starts with its first user and is shut down with its last. The one static of the
+//! library is the weak reference by which users find it; it holds no state that one run could see
+//! of another.
 
 use std::fmt;
 use std::future::Future;
@@ -24,8 +26,8 @@ use tokio_util::sync::CancellationToken;
 /// Threads of the runtime.
 const THREADS: usize = 2;
 
-/// Longest wait for tasks that were told to end, and for threads in a call that cannot be interrupted, such as a lookup of a
-/// host's name.
+/// Longest wait for tasks that were told to end, and for threads in a call that cannot be
+/// interrupted, such as a lookup of a host's name.
 const ENDING: Duration = Duration::from_secs(2);
 
 static SHARED: Mutex<Weak<Shared>> = Mutex::new(Weak::new());
@@ -58,7 +60,8 @@ impl SharedRuntime {
         &self.0.handle
     }
 
-    /// Runs `future` on the runtime, whatever runtime the caller is on, until it is done or the caller drops this.
+    /// Runs `future` on the runtime, whatever runtime the caller is on, until it is done or the
+    /// caller drops this.
     pub(super) async fn run<F: Future<Output: Send> + Send + 'static>(&self, future: F) -> F::Output {
         // A task of it saves a hop to another thread.
         if Handle::try_current().is_ok_and(|current| current.id() == self.handle().id()) {
@@ -98,15 +101,16 @@ impl<T> Drop for Aborting<T> {
     }
 }
 
-/// Tasks on the process's one runtime for HTTP. Dropping the group ends them all, and waits until they have ended unless it is
-/// dropped in a task. The tasks must not block.
+/// Tasks on the process's one runtime for HTTP. Dropping the group ends them all, and waits until
+/// they have ended unless it is dropped in a task. The tasks must not block.
 pub struct Tasks {
     lease: Lease,
     ended: Mutex<Receiver<()>>,
     runtime: SharedRuntime,
 }
 
-/// What each task of a group holds: when to stop, and an end of a channel that closes with the last of them.
+/// Share of each task in its group: the stop signal, and a channel end that closes with the last
+/// task.
 #[derive(Clone)]
 pub(super) struct Lease {
     pub(super) stop: CancellationToken,

@@ -14,8 +14,8 @@ use super::error::{Fault, causes};
 const NO_AUTHORITY: &str = "set `net.ca_file` to a PEM file with the certificate of the authority that signed it, or the \
                             environment variable SSL_CERT_FILE";
 
-/// TLS with HTTP/2 and HTTP/1.1 for a server that the system's certificates, those of `SSL_CERT_FILE` or
-/// those in `ca_file` vouch for.
+/// TLS with HTTP/2 and HTTP/1.1 for a server that the system's certificates, those of
+/// `SSL_CERT_FILE` or those in `ca_file` vouch for.
 pub(super) fn config(ca_file: Option<&Path>) -> Result<ClientConfig, Fault> {
     let refuse = |why: String| Fault::Certificates { why };
     let own = ca_file.map(read).transpose()?.unwrap_or_default();

@@ -1,18 +1,20 @@
 //! Files and folders that outlive a run (law C3): whole under their name, or not there.
 //!
-//! [`write()`] puts the content into a temporary file in the same folder, brings it to the disk, renames it and brings the
-//! folder to the disk. [`publish`] does the same with a folder or a file that is written already. A reader never sees a half of
-//! either, and what was there before stays until then.
+//! [`write()`] puts the content into a temporary file in the same folder, brings it to the disk,
+//! renames it and brings the folder to the disk. [`publish`] does the same with a folder or a file
+//! that is written already. A reader never sees a half of either, and what was there before stays
+//! until then.
 //!
-//! A temporary file is created exclusively under a random name: no symbolic link is followed, and two writers of one file
-//! do not meet. A process that is killed leaves at most a hidden `.NAME….writing` or `.NAME.replaced` in the folder.
-//! [`remove_leftovers`] deletes those; the owner of a folder calls it when it starts.
+//! A temporary file is created exclusively under a random name: no symbolic link is followed, and
+//! two writers of one file do not meet. A process that is killed leaves at most a hidden
+//! `.NAME….writing` or `.NAME.replaced` in the folder. [`remove_leftovers`] deletes those; the
+//! owner of a folder calls it when it starts.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-/// How the names of leftovers end. All of them begin with a dot.
+/// Name endings of leftovers, which begin with a dot.
 const LEFTOVERS: [&str; 3] = [".writing", ".replaced", ".removed"];
 
 /// Replaces the file at `path` by `content`, atomically and durably. The folder must exist.
@@ -23,17 +25,18 @@ pub fn write(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
     write_with(path, |file| file.write_all(content.as_ref()))
 }
 
-/// As [`write()`], with content that `fill` writes piece by piece.
+/// Replaces the file at `path` by content that `fill` writes in pieces, like [`write()`].
 ///
 /// # Errors
-/// Those of the file system and of `fill`. The file that was there before is then still there, unchanged.
+/// Those of the file system and of `fill`. The file that was there before is then still there,
+/// unchanged.
 pub fn write_with(path: &Path, fill: impl FnOnce(&mut BufWriter<&mut File>) -> io::Result<()>) -> io::Result<()> {
     put_file(path, fill, File::sync_all)?;
     sync_entry(path)
 }
 
-/// As [`write()`], but brings nothing to the disk: for a file in a folder that is [published](publish) as a whole, or
-/// [replaced](replace).
+/// Replaces a file atomically without syncing: for a file in a folder that is [published](publish)
+/// as a whole, or [replaced](replace).
 ///
 /// # Errors
 /// Those of the file system. The file that was there before is then still there, unchanged.
@@ -69,7 +72,8 @@ fn put_file(
     Ok(())
 }
 
-/// Replaces the file or link at `path` by a symbolic link to `target`, atomically and durably. The folder must exist.
+/// Replaces the file or link at `path` by a symbolic link to `target`, atomically and durably. The
+/// folder must exist.
 ///
 /// # Errors
 /// Those of the file system. The file that was there before is then still there, unchanged.
@@ -86,10 +90,11 @@ pub fn link(path: &Path, target: &Path) -> io::Result<()> {
     sync_entry(path)
 }
 
-/// Moves the finished folder or file `from` to `to`, which is in a folder on the same disk, atomically and durably.
+/// Moves the finished folder or file `from` to `to`, which is in a folder on the same disk,
+/// atomically and durably.
 ///
-/// A folder that is at `to` is replaced. It is renamed to `.NAME.replaced` first, since a folder cannot be renamed over one
-/// that holds files, and deleted at the end.
+/// A folder that is at `to` is replaced. It is renamed to `.NAME.replaced` first, since a folder
+/// cannot be renamed over one that holds files, and deleted at the end.
 ///
 /// # Errors
 /// Those of the file system. A folder that was at `to` is put back where that is possible.
@@ -98,8 +103,8 @@ pub fn publish(from: &Path, to: &Path) -> io::Result<()> {
     put(from, to, sync_entry)
 }
 
-/// Moves `from` to `to` as [`publish`] does, atomically, but brings nothing to the disk: for files that a run hands to
-/// other processes and writes again after a crash.
+/// Moves `from` to `to` as [`publish`] does, atomically, without syncing: for files that a run
+/// hands to other processes and writes again after a crash.
 ///
 /// # Errors
 /// Those of the file system. A folder that was at `to` is put back where that is possible.
@@ -126,7 +131,7 @@ fn put(from: &Path, to: &Path, settle: impl FnOnce(&Path) -> io::Result<()>) -> 
     remove(&aside)
 }
 
-/// Makes `path` and the folders above it, durably. A folder that exists is left as it is.
+/// Makes `path` and the folders above it, durably. An existing folder is unchanged.
 ///
 /// # Errors
 /// Those of the file system.
@@ -141,7 +146,8 @@ pub fn create_folder(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Deletes what a killed process left half written in `folder`. The caller must be the only one that writes there.
+/// Deletes what a killed process left half written in `folder`. The caller must be the only one
+/// that writes there.
 ///
 /// # Errors
 /// Those of the file system. A folder that does not exist holds no leftovers.

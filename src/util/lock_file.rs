@@ -1,4 +1,5 @@
-//! Locks on folders, as empty files that a process holds. A lock goes with its process, also when that is killed.
+//! Locks on folders, as empty files that a process holds. A lock goes with its process, also when
+//! that is killed.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
@@ -10,15 +11,15 @@ use rustix::fs::OFlags;
 /// Takes the lock `path`, which is made if it does not exist. It is held until the file is dropped.
 ///
 /// # Errors
-/// [`TryLockError::WouldBlock`] if another process holds it. An error of the file system if `path` is a symbolic link
-/// (it is not followed) or cannot be written.
+/// [`TryLockError::WouldBlock`] if another process holds it. An error of the file system if `path`
+/// is a symbolic link (it is not followed) or cannot be written.
 pub fn take(path: &Path) -> Result<File, TryLockError> {
     let lock = open(OpenOptions::new().create(true).truncate(false).write(true), path).map_err(TryLockError::Error)?;
     lock.try_lock()?;
     Ok(lock)
 }
 
-/// Whether a process holds the lock `path`.
+/// Returns true if a process holds the lock `path`.
 pub fn is_taken(path: &Path) -> bool {
     let lock = open(OpenOptions::new().read(true), path);
     lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))

@@ -1,4 +1,5 @@
-//! Small parts that every other folder may use and that know nothing of the project.
+//! Small utilities for all other folders: files, locks, keyed random numbers, secrets, untrusted
+//! text.
 
 pub mod atomic_file;
 #[cfg(unix)]

@@ -1,15 +1,18 @@
 //! Files that a user names: opened only if they are regular files, and read up to a bound.
 //!
-//! Opening a FIFO blocks until a writer comes, and a device may never end. Both are errors here, before anything is opened.
+//! Opening a FIFO blocks until a writer comes, and a device may never end. Both are errors here,
+//! before anything is opened.
 
 use std::fs::{File, FileType};
 use std::io::{Error, ErrorKind, Read, Result};
 use std::path::Path;
 
-/// The largest configuration, template or recipe that is read, in bytes: 64 MiB, far above any real one.
+/// The largest configuration, template or recipe that is read, in bytes: 64 MiB, far above any real
+/// one.
 pub const TEXT_LIMIT: u64 = 64 << 20;
 
-/// Opens a regular file for reading. Anything else is an [`ErrorKind::InvalidInput`] error that says what it is.
+/// Opens a regular file for reading. Anything else is an [`ErrorKind::InvalidInput`] error that
+/// says what it is.
 pub fn open(path: &Path) -> Result<File> {
     regular(path)?;
     File::open(path)
@@ -24,7 +27,8 @@ pub fn regular(path: &Path) -> Result<()> {
     Err(Error::new(ErrorKind::InvalidInput, format!("it is {}, where a regular file is expected", named(kind))))
 }
 
-/// Reads a regular file of at most `limit` bytes. A larger one is an [`ErrorKind::InvalidData`] error.
+/// Reads a regular file of at most `limit` bytes. A larger one is an [`ErrorKind::InvalidData`]
+/// error.
 pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>> {
     let file = open(path)?;
     let too_large =

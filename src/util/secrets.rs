@@ -1,13 +1,16 @@
-//! Text that gives a secret away: the one list of signs, and the one function that hides what they find.
+//! Text that gives a secret away: the one list of signs, and the one function that hides what they
+//! find.
 //!
-//! Recipes that hold a secret are rejected, and messages, logs and names of servers show `…` instead.
+//! Recipes that hold a secret are rejected, and messages, logs and names of servers show `…`
+//! instead.
 
 use std::ops::Range;
 
 use regex::Regex;
 
-/// Signs of a secret: texts of which one must be there, the expression whose group is the secret, and a description. Most texts hold none of
-/// the first, and an expression takes a millisecond to compile.
+/// Signs of a secret: texts of which one must be there, the expression whose group is the secret,
+/// and a description. Most texts hold none of the first, and an expression takes a millisecond to
+/// compile.
 const SIGNS: [(&[&str], &str, &str); 5] = [
     (&["://"], r"[A-Za-z][A-Za-z0-9+.-]*://([^/\s?#]*)@", "an address with a name or a password in it"),
     (
@@ -35,8 +38,8 @@ const SIGNS: [(&[&str], &str, &str); 5] = [
 /// Addresses, whose path is the group.
 const ADDRESS: &str = r#"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#"']+(/[^\s?#"'<>]*)"#;
 
-/// Settings of TOML whose name says that they are secret, with their value: in messages only, since names of settings are judged by
-/// [`is_secret_name`] where the settings themselves are at hand.
+/// Settings of TOML whose name says that they are secret, with their value: in messages only, since
+/// names of settings are judged by [`is_secret_name`] where the settings themselves are at hand.
 const ASSIGNED: &str = r#"(?i)(?:^|[\s{,."'])(?:(?:[a-z0-9_-]*[_-])?(?:api[_-]?key|apikey|access[_-]?key|private[_-]?key|secret|password|passwd|credentials?|(?:api|auth|access|bearer|session|hf|hub|secret)[_-]?token)|token)["']?\s*=\s*(?:"([^"]+)"|'([^']+)'|([^\s"',}\]]+))"#;
 
 /// Names of settings whose value is a secret.
@@ -103,7 +106,8 @@ pub(crate) fn masked(text: &str) -> String {
     shown
 }
 
-/// Returns true if a setting of this name holds a secret: `api_key`, `token`, `password` and the like.
+/// Returns true if a setting of this name holds a secret: `api_key`, `token`, `password` and the
+/// like.
 ///
 /// Tokens of a vocabulary, such as `bos_token`, are none.
 pub(crate) fn is_secret_name(name: &str) -> bool {

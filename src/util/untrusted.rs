@@ -1,7 +1,9 @@
-//! Text of foreign origin, made safe to show: what models, services, data sets, folders and recipes say.
+//! Text of foreign origin, made safe to show: what models, services, data sets, folders and recipes
+//! say.
 //!
-//! A terminal obeys control characters, Markdown and HTML obey marks. One escaper makes the first visible; [`markdown`] and [`html`] add
-//! their own marks to it. All of them bound the length. Files of data (JSON) hold texts as they are and need none of this.
+//! A terminal obeys control characters, Markdown and HTML obey marks. One escaper makes the first
+//! visible; [`markdown`] and [`html`] add their own marks to it. All of them bound the length.
+//! Files of data (JSON) hold texts as they are and need none of this.
 
 use std::fmt::Write as _;
 
@@ -10,7 +12,8 @@ pub const LINE: usize = 4_000;
 /// Characters of a text of several lines that are shown.
 pub const BLOCK: usize = 400_000;
 
-/// One line for a terminal or a log: control characters, line breaks and marks that reorder text are shown as escapes.
+/// One line for a terminal or a log: control characters, line breaks and marks that reorder text
+/// are shown as escapes.
 pub fn line(text: &str) -> String {
     line_of(text, LINE)
 }
@@ -35,7 +38,7 @@ pub fn path(path: &std::path::Path) -> String {
     line(&path.to_string_lossy())
 }
 
-/// One line of Markdown, in a cell of a table too: shown as it is, with no markup, link or HTML in it.
+/// One line of Markdown, in a cell of a table too: shown literally, without markup, links or HTML.
 pub fn markdown(text: &str) -> String {
     marked(&line(text), |c| match c {
         '&' => Some("&amp;"),
@@ -95,7 +98,8 @@ fn escaped(text: &str, limit: usize, stays: impl Fn(char) -> bool) -> String {
     safe
 }
 
-/// Characters that command a terminal, reorder what follows or show nothing. Joiners stay, which scripts and emoji need.
+/// Characters that command a terminal, reorder what follows or show nothing. Joiners stay, which
+/// scripts and emoji need.
 fn is_hidden(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')

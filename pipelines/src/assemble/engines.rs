@@ -41,8 +41,8 @@ pub struct Engines {
 }
 
 impl Engines {
-    /// Writes the start model into `folder`, starts the recipe's servers and waits until all are ready.
-    /// Returns `None` if interrupted.
+    /// Writes the start model into `folder`, starts the recipe's servers and waits until all are
+    /// ready. Returns `None` if interrupted.
     pub fn begin(plan: &Plan, policy: &Policy, folder: &Path, startup: Startup<'_>) -> Result<Option<Self>> {
         let folder = std::path::absolute(plan.engine.folder.as_deref().unwrap_or(folder))?;
         let exporter = Arc::new(exporter(plan, policy, &folder)?);
@@ -132,8 +132,8 @@ fn first_prompts(plan: &Plan, policy: &Policy) -> Result<Vec<Vec<u32>>> {
     Ok(texts)
 }
 
-/// Starts the recipe's servers on the model in `start` and waits until all are ready. Returns `None`
-/// if interrupted, after the servers have ended.
+/// Starts the recipe's servers on the model in `start` and waits until all are ready. Returns
+/// `None` if interrupted, after the servers have ended.
 pub fn launch(plan: &Plan, start: &Path, logs: &Path, startup: Startup<'_>) -> Result<Option<Servers>> {
     let commands = ServerCommand::of(plan, start)?;
     for command in &commands {

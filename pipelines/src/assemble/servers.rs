@@ -1,6 +1,6 @@
 //! Servers that a run starts, monitors and ends.
 //!
-//! Each server leads a process group of its own, so that Ctrl-C does not reach it. Ending the group
+//! Each server leads its own process group, so that Ctrl-C does not reach it. Ending the group
 //! ends all processes of the server. If this process is killed, a guard in each group ends it.
 
 use std::fs::{File, OpenOptions};
@@ -106,8 +106,8 @@ fn own_gpus(plan: &Plan) -> Vec<usize> {
     plan.devices().into_iter().filter_map(|(_, device)| gpu(device)).collect()
 }
 
-/// GPU of each server: those of the recipe, or one each, GPUs that the run does not use first. Empty
-/// without GPUs, and if the recipe's environment selects them.
+/// GPU of each server: those of the recipe, or one each, GPUs that the run does not use first.
+/// Empty without GPUs, and if the recipe's environment selects them.
 fn devices(plan: &Plan, gpus: usize) -> Result<Vec<usize>> {
     let engine = &plan.engine;
     if !engine.devices.is_empty() {
@@ -135,8 +135,8 @@ fn visible(ours: Option<&str>, device: usize) -> String {
     named.map_or_else(|| device.to_string(), str::to_owned)
 }
 
-/// Share of its GPU's memory for a server: that of the recipe, or what the run's memory plan leaves on
-/// a shared GPU. `None` is the server's default.
+/// Share of its GPU's memory for a server: that of the recipe, or what the run's memory plan leaves
+/// on a shared GPU. `None` is the server's default.
 fn share_of(plan: &Plan, device: Option<usize>) -> Result<Option<f64>> {
     if let Some(share) = plan.engine.gpu_memory {
         return Ok(Some(share));
@@ -337,8 +337,8 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Starts all servers and waits until each is `healthy`, for `limit` at most. Each writes a log in
-    /// `logs`. Returns `None` if `interrupted`, after ending them.
+    /// Starts all servers and waits until each is `healthy`, for `limit` at most. Each writes a log
+    /// in `logs`. Returns `None` if `interrupted`, after ending them.
     ///
     /// # Errors
     /// If a server ends or is not healthy in time.
@@ -360,7 +360,7 @@ impl Servers {
         for at in 0..started.len() {
             while !healthy(&started[at].0.url()) {
                 if interrupted() {
-                    // All at once, so that they end in parallel.
+                    // Terminates all first, so that they end in parallel.
                     started.iter_mut().for_each(|(_, process)| process.terminate());
                     return Ok(None);
                 }
@@ -391,7 +391,7 @@ impl Servers {
         Ok(Some(Servers { over, keepers, processes }))
     }
 
-    /// Describes a server that has ended for good, with the end of its log.
+    /// Describes a server that ended after its last restart, with the end of its log.
     pub fn ended(&self) -> Option<String> {
         let given_up = |at: usize| self.keepers.get(at).is_none_or(JoinHandle::is_finished);
         self.processes.iter().enumerate().filter(|(at, _)| given_up(*at)).find_map(|(_, process)| {
@@ -441,7 +441,7 @@ impl Drop for Servers {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         self.keepers.drain(..).for_each(|keeper| drop(keeper.join()));
-        // All at once, so that they end in parallel.
+        // Terminates all first, so that they end in parallel.
         for process in &self.processes {
             process.lock().terminate();
         }

@@ -55,7 +55,7 @@ fn draw_by_tensor(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Optio
     let cumulative = log_probs.exp().cumsum(-1, Kind::Float);
     let total = cumulative.narrow(1, -1, 1);
     let uniforms = &total * column(rows.iter().map(|(_, uniform)| *uniform).collect());
-    // The first token whose cumulative share exceeds the uniform number has a share of its own.
+    // The first token whose cumulative share exceeds the uniform number has a positive share.
     let drawn = uniforms.to_kind(Kind::Float).searchsorted(&cumulative, false, true, "right", None::<&Tensor>);
     let greedy = column(rows.iter().map(|(params, _)| f64::from(u8::from(params.greedy()))).collect());
     let drawn = drawn.clamp_max(logits.size()[1] - 1);

@@ -184,7 +184,7 @@ pub struct Capabilities {
 /// ```
 ///
 /// Methods run on the threads for HTTP ([`Tasks`](crate::net::Tasks)): work that computes or blocks
-/// belongs on a thread of its own, such as that of `tokio::task::spawn_blocking`.
+/// belongs on another thread, such as that of `tokio::task::spawn_blocking`.
 pub trait InferenceEngine: Send + Sync + 'static {
     /// Name in errors, logs and metrics: kind and address.
     fn name(&self) -> String;

@@ -46,7 +46,7 @@ impl WeightControl for SglangWeights {
 
     fn load<'a>(&'a self, folder: &'a Path, label: &'a str) -> Pending<'a, ()> {
         Box::pin(async move {
-            // The cache is a step of its own: a flush fails while requests are paused in place.
+            // The sync flushes separately: a flush fails while requests are paused in place.
             let body = json!({"model_path": folder, "weight_version": label, "flush_cache": false, "abort_all_requests": false});
             self.server.post_success("/update_weights_from_disk", &body).await
         })

@@ -47,7 +47,8 @@ impl WeightControl for VllmWeights {
                     return Err(RemoteError::new(self.server.name(), Fault::Unsupported { what }));
                 }
             };
-            // By default 0.32 clears the keys and values of paused requests. A sync flushes by itself.
+            // By default 0.32 clears the keys and values of paused requests. A sync flushes by
+            // itself.
             self.server.post(&format!("/pause?mode={mode}&clear_cache=false"), &Value::Null).await.map(drop)
         })
     }

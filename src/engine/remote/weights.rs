@@ -9,9 +9,11 @@ use super::Pending;
 choices! {
     /// Policy for an engine's work while its weights change.
     pub enum PauseMode {
-        /// the engine pauses and continues with its keys and values (vLLM `keep`, SGLang `in_place`).
+        /// the engine pauses and continues with its keys and values (vLLM `keep`, SGLang
+        /// `in_place`).
         "keep" => Keep,
-        /// the engine pauses and recomputes keys and values under the new weights (SGLang `retract`).
+        /// the engine pauses and recomputes keys and values under the new weights (SGLang
+        /// `retract`).
         "recompute" => Recompute,
         /// the engine aborts what is in flight, which continues as new requests.
         "abort" => Abort,

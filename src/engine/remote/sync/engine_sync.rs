@@ -189,7 +189,7 @@ async fn step(
         Phase::Probe => {
             let adapter = update.adapter.then_some(label.as_str());
             let texts = &update.probe.texts;
-            // All at once, because samples of that time depend on the result. For an adapter one by
+            // In parallel, because samples of that time depend on the result. For an adapter one by
             // one: several texts under one crash vLLM on CPUs.
             let at_once = if update.adapter { 1 } else { texts.len().max(1) };
             let mut found = Vec::with_capacity(texts.len());

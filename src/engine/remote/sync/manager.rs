@@ -207,7 +207,7 @@ impl WeightSyncManager {
 }
 
 impl Shared {
-    /// Syncs one engine in a task of its own, which contains panics of its client. The result is
+    /// Syncs one engine in a separate task, which contains panics of its client. The result is
     /// recorded even if it comes too late for the report.
     fn start(self: Arc<Self>, place: usize, update: Arc<Update>, at: usize, results: UnboundedSender<EngineResult>) {
         self.state().busy[place] = true;

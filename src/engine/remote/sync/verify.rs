@@ -12,8 +12,8 @@ pub struct Probe {
     pub texts: Vec<Vec<u32>>,
     /// Trainer's log-probability of each token but the first, for every text.
     pub expected: Vec<Vec<f64>>,
-    /// The same with the output head that the servers were started with, for a model with a tied
-    /// head. A server that reloads only the embedding returns these.
+    /// Log-probabilities with the output head that the servers were started with, for a model with
+    /// a tied head. A server that reloads only the embedding returns these.
     pub old_head: Option<Vec<Vec<f64>>>,
     /// Largest mean difference, in nats.
     pub tolerance: f64,
