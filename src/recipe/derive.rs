@@ -338,7 +338,7 @@ mod tests {
             ("train.ppo_epochs=50", "most ratios are clipped"),
             ("flow.max_staleness=99", "1 to 8 versions"),
         ] {
-            let set = if set.contains("clip") { vec!["train.loss.kind=grpo", set] } else { vec![set] };
+            let set = if set.contains("epsilon") { vec!["train.loss.kind=grpo", set] } else { vec![set] };
             let warned = warnings(0, &set);
             assert!(warned.iter().any(|warning| warning.contains(part)), "{set:?}: {warned:?}");
         }

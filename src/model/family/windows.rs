@@ -37,9 +37,10 @@ pub(super) fn by_layer(
     let of = |kind: &String| match (kind.as_str(), window) {
         ("full_attention", _) => Ok(None),
         ("sliding_attention", Some(window)) => Ok(Some(window)),
-        ("sliding_attention", None) => {
-            Err(keys.bad("layer_types", "no sliding_attention in a configuration without a sliding window"))
-        }
+        ("sliding_attention", None) => Err(keys.bad(
+            "layer_types",
+            "no sliding_attention without sliding_window, and without use_sliding_window in families that have it",
+        )),
         _ => Err(keys.unsupported("layer_types", "full_attention, sliding_attention")),
     };
     types.iter().map(of).collect()
