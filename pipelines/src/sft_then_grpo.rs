@@ -7,7 +7,7 @@
 use anyhow::{Context, Result};
 use rollflow::flow::Ended;
 use rollflow::prelude::*;
-use rollflow::recipe::plan::Observe;
+use rollflow::recipe::Observe;
 use rollflow::recipe::{Pipeline, Plan};
 
 use crate::assemble::models::Lineage;

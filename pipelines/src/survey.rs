@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rollflow::data::RankedPair;
 use rollflow::data::source::{DataError, DataSpec, Example, Judged, Recorded, Shape, Skip, Survey, survey, too_long};
 use rollflow::prelude::*;
-use rollflow::recipe::data::Source;
+use rollflow::recipe::Source;
 use rollflow::recipe::task::{OverlongPolicy, Sft, Task, TaskData};
 use rollflow::recipe::{Complaint, Pipeline, Plan};
 use rollflow::train::TextReader;

@@ -28,13 +28,14 @@ pub use answer::{Answer, SampledToken};
 pub use batch::{Batch, RolloutBatch};
 pub use buffer::{BufferError, BufferState, DataBuffer};
 pub use conversation::{Conversation, ConversationFormat, conversation_to_text, count_turns, last_message};
-pub use group::{DroppedSample, Group};
+pub(crate) use group::DroppedSample;
+pub use group::Group;
 pub use partial::Partial;
 pub use prompt::{ChatMessage, Pair, Prompt, PromptText, RankedPair};
 pub use sample::{Sample, SampleError, Status};
-pub use scored::{Dropped, POISONED, REWARD_LIMIT, Scored, Unscored, is_reward};
+pub use scored::{Dropped, POISONED, REWARD_LIMIT, Scored, is_reward};
 pub use shuffle::permutation;
-pub use spans::{Span, Spans};
+pub use spans::Spans;
 pub use tokenizer::{Tokenizer, TokenizerError};
 
 /// Free-form JSON that a prompt carries to rewards, batches and logs.

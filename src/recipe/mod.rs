@@ -3,13 +3,13 @@
 //!
 //! [`load`] reports every error: unknown keys (with the nearest name), wrong types, values out of
 //! range and keys that contradict each other, each with file, line and column and advice. Every key
-//! is declared once, in [`plan`] and its sections; the reader, the resolved recipe and
+//! is declared once, in [`Plan`] and its sections; the reader, the resolved recipe and
 //! docs/reference/recipe follow from the declaration.
 
 pub mod chat;
 mod checks;
 pub mod critic;
-pub mod data;
+mod data;
 mod defaults;
 mod derive;
 pub mod environment;
@@ -25,11 +25,11 @@ pub mod model;
 mod model_folder;
 #[cfg(feature = "torch")]
 mod model_limits;
-pub mod net;
+mod net;
 mod pin;
-pub mod plan;
+mod plan;
 mod practice;
-pub mod presets;
+mod presets;
 mod reference;
 pub mod reference_policy;
 mod render;
@@ -37,17 +37,20 @@ pub mod reward;
 mod schema;
 mod secrets;
 pub mod task;
-pub mod timeline;
+mod timeline;
 pub mod train;
 
+pub use data::{DataTask, Source, SourceColumns};
 pub use defaults::Derived;
 pub use derive::Machine;
 pub use explain::explain;
 pub use load::{Complaint, Loaded, load, load_explained, load_with, parse, parse_with, variables, with_current_names};
 #[cfg(feature = "torch")]
-pub use memory::{MemoryPart, MemoryPlan};
+pub use memory::MemoryPlan;
 pub use model_folder::{FINAL, NoModel, model_folder};
-pub use plan::{Pipeline, Plan};
+pub use net::Net;
+pub use plan::{Fallback, Observe, OnStale, Pipeline, Plan};
+pub use presets::{PRESETS, Preset};
 pub use reference::pages;
 pub use render::{check_text, check_text_on, derived_text, facts};
 pub use schema::schema;

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use crate::support::tfevents::read_events;
 use proptest::prelude::*;
 use rollflow::data::{ChatMessage, PromptText, Sample, Spans, Status};
+use rollflow::observe::StageShares;
 use rollflow::observe::logs::{
     AnswerWriter, CompositeLogger, DeadLetter, DeadLetterWriter, JsonlLogger, JudgedAnswer, LogError, MetricStats, MetricsLogger,
     Rollout, RolloutWriter, StepMetrics, TensorBoardLogger, read_answers, read_dead_letters, read_metrics, read_rollouts,
 };
-use rollflow::observe::report::StageShares;
 use rollflow::stages::train::Resumed;
 use rollflow::train::checkpoint::{self, CheckpointMetadata};
 

@@ -13,9 +13,9 @@ use crate::support::{
     http::{get, get_as},
 };
 use rollflow::flow::{self, Flow, State, Until};
+use rollflow::observe::ServerError;
 use rollflow::observe::catalog::{self, Kind, Label};
 use rollflow::observe::logs::{MetricsLogger, StepMetrics};
-use rollflow::observe::server::ServerError;
 use rollflow::observe::{Metric, Metrics, MetricsServer, StageSampler};
 
 const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);

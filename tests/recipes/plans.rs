@@ -12,15 +12,16 @@ use rollflow::algo::{
     MaskedIs, PairLoss, Pairs, Proximal, Rejection, Select, TruncatedIs,
 };
 use rollflow::recipe::critic::Critic;
-use rollflow::recipe::data::{DataTask, Source, SourceColumns};
 use rollflow::recipe::generate::{Filter, LengthFilter, MinReward};
 use rollflow::recipe::model::{ModelFolder, ModelSource};
-use rollflow::recipe::plan::{Fallback, OnStale};
 use rollflow::recipe::reference_policy::{Ema, Reference, ReferencePolicy};
 use rollflow::recipe::reward::{Composition, PartRule, RewardPart, RewardRule};
 use rollflow::recipe::task::{RewardModel, Sft, TaskData};
 use rollflow::recipe::train::{Decay, NonFinitePolicy, Train};
-use rollflow::recipe::{Custom, Machine, Params, Pipeline, Plan, check_text_on, load, pages, parse};
+use rollflow::recipe::{
+    Custom, DataTask, Fallback, Machine, OnStale, Params, Pipeline, Plan, Source, SourceColumns, check_text_on, load, pages,
+    parse,
+};
 use rollflow::stages::reward::ModelRule;
 use serde_json::Value as Json;
 

@@ -9,7 +9,7 @@ use rollflow::data::source::{DataSet, Example, PromptDataset, Shape, Share, Skip
 use rollflow::data::{BufferState, DataBuffer, Pair, PromptText, RankedPair, arithmetic};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
-use rollflow::recipe::data::Source as DataSource;
+use rollflow::recipe::Source as DataSource;
 use rollflow::recipe::task::{Arithmetic, RewardModel, TaskData};
 
 use crate::assemble::conversations;

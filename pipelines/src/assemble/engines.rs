@@ -15,8 +15,8 @@ use rollflow::flow::{WeightsRx, WeightsTx};
 use rollflow::model::FrozenWeights;
 use rollflow::net::{Endpoint, Tasks};
 use rollflow::prelude::*;
+use rollflow::recipe::Net;
 use rollflow::recipe::Plan;
-use rollflow::recipe::net::Net;
 use rollflow::recipe::task::TaskData;
 use rollflow::stages::sync::{Exporter, RemoteSync, probe_texts};
 

@@ -8,9 +8,8 @@ use rollflow::flow::BoxedStage;
 use rollflow::judge::{Judge, Service};
 use rollflow::observe::logs::{DeadLetterWriter, Failure};
 use rollflow::prelude::*;
-use rollflow::recipe::Plan;
-use rollflow::recipe::net::Net;
 use rollflow::recipe::reward::{Composition, PartRule};
+use rollflow::recipe::{Net, Plan};
 use rollflow::stages::reward::{CodeReward, FailurePolicy, ModelRule, RemoteReward, RemoteScorer, Scorer, Scorers, score};
 
 use crate::assemble::{models, policy, secrets};

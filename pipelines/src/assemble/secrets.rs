@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use rollflow::net::{Endpoint, Token};
-use rollflow::recipe::net::Net;
+use rollflow::recipe::Net;
 
 /// Reads the environment variable `name`, the token for `url`.
 pub fn secret(name: &str, url: &str) -> Result<String> {

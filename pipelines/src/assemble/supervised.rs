@@ -8,8 +8,8 @@ use rollflow::data::{BufferState, ChatMessage, Pair, arithmetic};
 use rollflow::env::{Environment, ToolCall, ToolResult, ToolSpec};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
+use rollflow::recipe::Source;
 use rollflow::recipe::chat::Chat;
-use rollflow::recipe::data::Source;
 use rollflow::recipe::environment::EnvironmentKind;
 use rollflow::recipe::task::{Sft, TaskData, Turns};
 

@@ -13,8 +13,8 @@ use rollflow::engine::remote::{FleetHandle, InferenceEngine};
 use rollflow::engine::settings::{Engine as Section, EngineKind, Launch as Kind};
 use rollflow::net::Tasks;
 use rollflow::prelude::Policy;
+use rollflow::recipe::Net;
 use rollflow::recipe::Plan;
-use rollflow::recipe::net::Net;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::plans::{RecipeArgs, load};

@@ -12,7 +12,7 @@ use rollflow::data::Prompt;
 use rollflow::data::source::{Columns, DataSet, DataSpec, Example, Layout};
 use rollflow::model::ModelConfig;
 use rollflow::prelude::Tokenizer;
-use rollflow::recipe::presets::Preset;
+use rollflow::recipe::Preset;
 use rollflow::train::tokenizer_folder;
 use rollflow::util::atomic_file;
 

@@ -7,7 +7,7 @@ use anyhow::Result;
 use clap::Args;
 use rollflow::hub::{Cache, CachedModel};
 use rollflow::model::ModelConfig;
-use rollflow::recipe::presets::{PRESETS, Preset};
+use rollflow::recipe::{PRESETS, Preset};
 use serde_json::{Value, json};
 
 use super::out;

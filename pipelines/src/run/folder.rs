@@ -15,16 +15,16 @@ use parking_lot::Mutex;
 use rollflow::data::POISONED;
 use rollflow::flow::{Ended, Flow, Report, RunError, StageReport, State};
 use rollflow::model::FrozenWeights;
+use rollflow::observe::RunReport;
+use rollflow::observe::StageSampler;
+use rollflow::observe::StageShares;
 use rollflow::observe::chart::Chart;
 use rollflow::observe::logs::{
     ConsoleLogger, DEAD_LETTERS, DeadLetterWriter, JsonlLogger, RolloutWriter, TensorBoardLogger, last_step, metrics_rows,
     read_rollouts,
 };
-use rollflow::observe::progress::{Progress, duration};
-use rollflow::observe::report::StageShares;
-use rollflow::observe::run_report::RunReport;
-use rollflow::observe::stage_sampler::StageSampler;
 use rollflow::observe::{Console, Metric, Metrics, MetricsServer, StepMetrics};
+use rollflow::observe::{Progress, duration};
 use rollflow::recipe::Plan;
 use rollflow::rollout::LOST;
 use rollflow::stages::evaluate::AnswerLog;

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use rollflow::observe::HtmlReport;
+use rollflow::observe::duration;
 use rollflow::observe::logs::{metrics_rows, read_metrics, read_rollouts};
-use rollflow::observe::progress::duration;
-use rollflow::observe::report::HtmlReport;
 use rollflow::util::atomic_file;
 
 use crate::run::files::{PAGE, RECIPE};

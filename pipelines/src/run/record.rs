@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use rollflow::flow::{Ended, Report};
+use rollflow::observe::StageShares;
 use rollflow::observe::logs::{MetricStats, compute_stats_from_jsonl};
-use rollflow::observe::report::StageShares;
 use rollflow::recipe::Plan;
 use rollflow::recipe::model::ModelSource;
 use rollflow::recipe::reference_policy::ReferencePolicy;

@@ -36,11 +36,11 @@ pub use locate::Layout;
 pub use mixture::{Draw, Mixture, Share};
 pub use recorded::Recorded;
 pub use sft::{
-    SftDataError, export_conversations, load_sft_dataset, load_sft_samples, prepare_pair, prepare_sft_sample, prepare_sft_turns,
-    too_long,
+    export_conversations, load_sft_dataset, load_sft_samples, prepare_pair, prepare_sft_sample, prepare_sft_turns, too_long,
 };
 pub use shape::{Example, Shape};
-pub use skips::{Skip, Skips};
+pub use skips::Skip;
+pub(crate) use skips::Skips;
 pub use split::Split;
 pub use stream::{Drawn, Mixed, PromptDataset};
 pub use survey::{Judged, Survey, survey};

@@ -1,6 +1,6 @@
 //! The line one watches while a run trains.
 //!
-//! [`Meter`] turns totals and elapsed time into a [`Snapshot`], [`render`] turns that into a line,
+//! `Meter` turns totals and elapsed time into a `Snapshot`, `render` turns that into a line,
 //! and [`Progress`] shows it. Only the last uses a clock and a terminal. On a terminal the line is
 //! redrawn; elsewhere a plain line is printed every few seconds.
 
@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-pub use line::{Snapshot, duration, render, sparkline};
-pub use meter::Meter;
+pub use line::duration;
+use line::{Snapshot, render};
+use meter::Meter;
 
 use super::{Console, Metrics};
 
@@ -55,7 +56,7 @@ impl Progress {
         Progress { started: Instant::now(), shown: None, meter: Meter::new(total), screen, columns }
     }
 
-    /// Starts at `steps` steps, whatever `metrics` counted so far ([`Meter::after`]).
+    /// Starts at `steps` steps, whatever `metrics` counted so far (`Meter::after`).
     pub fn after(self, steps: u64, metrics: &Metrics) -> Self {
         Progress { meter: self.meter.after(steps, metrics), ..self }
     }
