@@ -2,7 +2,7 @@
 
 use tch::{Cuda, Device, Kind};
 
-use super::{Dtype, cuda};
+use super::{Dtype, ModelError, cuda};
 
 /// Device, and number format of the layers. Trained parameters, gradient sums and moments are f32
 /// in any case.
@@ -18,16 +18,6 @@ impl Default for Compute {
     fn default() -> Self {
         Compute::cpu(Dtype::F32)
     }
-}
-
-/// A device that isn't there.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{wanted} is not there: {found}")]
-pub struct NoDevice {
-    /// Requested device.
-    pub wanted: String,
-    /// Devices that exist.
-    pub found: String,
 }
 
 impl Compute {
@@ -56,7 +46,7 @@ impl Compute {
 
     /// Checks that the device exists. The first check of a GPU loads libtorch's CUDA library. Call
     /// it before the first backward pass, because libtorch looks for devices once.
-    pub fn check(self) -> Result<(), NoDevice> {
+    pub fn check(self) -> Result<(), ModelError> {
         let Device::Cuda(index) = self.device else { return Ok(()) };
         let loaded = cuda::load();
         let count = Cuda::device_count().max(0) as usize;
@@ -75,6 +65,6 @@ impl Compute {
             },
             (count, _) => format!("libtorch finds {count} CUDA devices, the last of which is cuda:{} ({visible})", count - 1),
         };
-        Err(NoDevice { wanted: self.device_name(), found })
+        Err(ModelError::NoDevice { wanted: self.device_name(), found })
     }
 }

@@ -18,7 +18,7 @@ use crate::util::atomic_file;
 
 /// Tensors of a written folder, counted by how they were stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Delta {
+pub(crate) struct Delta {
     /// Tensors that differ from the earlier folder, or have no earlier version.
     pub changed: usize,
     /// Unchanged tensors that are written again, because their file also holds a changed one.
@@ -31,7 +31,7 @@ pub struct Delta {
 /// shares unchanged files with the folder `before`. Nothing is shared with a folder that is
 /// unreadable, of another model or on another disk. The files of both folders must not be modified
 /// afterwards. Cost: reads the earlier folder, each tensor up to its first difference.
-pub fn save_hf_after(
+pub(crate) fn save_hf_after(
     dir: &Path,
     config: &ModelConfig,
     weights: &Weights,

@@ -70,6 +70,14 @@ pub enum ModelError {
         /// Value of the setting.
         value: usize,
     },
+    /// A device that does not exist.
+    #[error("{wanted} is not there: {found}")]
+    NoDevice {
+        /// Requested device.
+        wanted: String,
+        /// Devices that exist.
+        found: String,
+    },
     /// A file that is not valid safetensors.
     #[error("{}: not a readable safetensors file: {reason}", path.display())]
     Safetensors {

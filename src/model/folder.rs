@@ -14,8 +14,9 @@ use serde_json::Value;
 use tch::{Kind, Tensor};
 
 use super::adapter_folder::{folder_config, holds_adapter, load_with_base, named_base, save_adapter};
+use super::error::TensorProblems;
 use super::shards::{Format, Slice, save_hf_as};
-use super::{Dtype, Entry, Layout, ModelConfig, ModelError, TensorProblems, Weights};
+use super::{Dtype, Entry, Layout, ModelConfig, ModelError, Weights};
 use crate::hub;
 use crate::util::reading;
 

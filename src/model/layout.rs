@@ -18,7 +18,7 @@ pub(super) const SCORE_HEAD: &str = "score.weight";
 
 /// The part of a model that a tensor belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub(crate) enum Role {
     /// Token embeddings; also the output head if both are tied.
     Embedding,
     /// Layers and norms.
@@ -54,7 +54,7 @@ impl Entry {
     }
 
     /// The part of the model that it belongs to, by its name.
-    pub fn role(&self) -> Role {
+    pub(crate) fn role(&self) -> Role {
         match self.name.as_str() {
             EMBEDDING => Role::Embedding,
             HEAD => Role::Head,

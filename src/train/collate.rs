@@ -9,9 +9,11 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::algo::{Aggregation, BatchSize, ComparedToken, LogProbGap, Loss, LossError, LossInputs, LossOutput, OffPolicy};
+use crate::algo::{
+    AdvantageError, Aggregation, BatchSize, ComparedToken, LogProbGap, Loss, LossError, LossInputs, LossOutput, OffPolicy,
+};
 use crate::data::packing::{cut_evenly, cut_rectangles};
-use crate::data::{Sample, SampleError, Version};
+use crate::data::{REWARD_LIMIT, Sample, SampleError, Version};
 use crate::flow::caught;
 use crate::train::Algorithm;
 
@@ -89,9 +91,25 @@ impl TrainBatch {
     }
 }
 
-/// Samples that can't be trained on.
+/// A batch that cannot be trained on.
 #[derive(Debug, thiserror::Error, PartialEq)]
-pub enum CollateError {
+pub enum BatchError {
+    /// A reward that is missing (NaN), not finite or too large (law N4).
+    #[error("{id}: its reward is {value}; score it with a finite number of at most {limit:e} either way, or drop its group", limit = REWARD_LIMIT)]
+    Reward {
+        /// The sample.
+        id: SampleId,
+        /// NaN if it was never scored.
+        value: f64,
+    },
+    /// Advantages could not be estimated.
+    #[error(transparent)]
+    Advantage(AdvantageError),
+    /// A sample that no reference policy scored.
+    #[error(
+        "{0} has no log-probabilities of the reference policy, which its reward pays for; let a stage `Reference` score it first"
+    )]
+    NoReference(SampleId),
     /// Columns of a sample are inconsistent.
     #[error(transparent)]
     Sample(#[from] SampleError),
@@ -117,7 +135,7 @@ pub enum CollateError {
 
 /// Collates a whole optimizer batch. A sample's first token is never a target, so that its mask is
 /// ignored.
-pub fn collate<S: Borrow<Sample>>(samples: &[S], aggregation: Aggregation) -> Result<TrainBatch, CollateError> {
+pub fn collate<S: Borrow<Sample>>(samples: &[S], aggregation: Aggregation) -> Result<TrainBatch, BatchError> {
     collate_in(samples, aggregation, &BatchSize::of(&masks(samples)))
 }
 
@@ -132,12 +150,12 @@ pub fn collate_in<S: Borrow<Sample>>(
     samples: &[S],
     aggregation: Aggregation,
     batch: &BatchSize,
-) -> Result<TrainBatch, CollateError> {
+) -> Result<TrainBatch, BatchError> {
     let samples: Vec<&Sample> = samples.iter().map(Borrow::borrow).collect();
     for sample in &samples {
         sample.validate()?;
         let id = SampleId::of(sample);
-        let refuse = |what, value| Err(CollateError::NonFinite { id, what, value });
+        let refuse = |what, value| Err(BatchError::NonFinite { id, what, value });
         if let Some(value) = sample.advantage.filter(|value| !value.is_finite()) {
             return refuse("advantage", value);
         }
@@ -152,7 +170,7 @@ pub fn collate_in<S: Borrow<Sample>>(
     let sequences: Vec<TrainSequence> = samples.iter().zip(weights).map(|(sample, weights)| shift(sample, &weights)).collect();
     let batch_tokens = sequences.iter().map(|sequence| sequence.rows.len()).sum();
     if batch_tokens == 0 {
-        return Err(CollateError::NothingToTrain { samples: samples.len() });
+        return Err(BatchError::NothingToTrain { samples: samples.len() });
     }
     let version = samples.iter().filter_map(|sample| sample.versions.newest()).max().unwrap_or(0);
     Ok(TrainBatch { sequences, batch_tokens, version, ..TrainBatch::default() })
@@ -163,13 +181,10 @@ pub fn collate_in<S: Borrow<Sample>>(
 /// Weights are [`collate`]'s times that sum, so that gradients of parts add up to the batch's
 /// gradient times the total of the sums ([`Aggregation::mass`], law N1). `None` if the part has no
 /// trained token; its sum of weights counts nevertheless.
-pub fn collate_part<S: Borrow<Sample>>(
-    samples: &[S],
-    aggregation: Aggregation,
-) -> Result<(Option<TrainBatch>, f64), CollateError> {
+pub fn collate_part<S: Borrow<Sample>>(samples: &[S], aggregation: Aggregation) -> Result<(Option<TrainBatch>, f64), BatchError> {
     let weight_sum = aggregation.weight_sum(&masks(samples)).unwrap_or(1.0);
     let batch = match collate(samples, aggregation) {
-        Err(CollateError::NothingToTrain { .. }) => return Ok((None, weight_sum)),
+        Err(BatchError::NothingToTrain { .. }) => return Ok((None, weight_sum)),
         batch => batch?,
     };
     let scaled = |sequence: TrainSequence| {

@@ -45,7 +45,7 @@ pub use backend::{BackendState, ForwardBackward, OptimStep, SaveCheckpoint, Snap
 pub use checkpoint::{CheckpointError, CheckpointMetadata, FileMark};
 pub use choices::{DecayScope, LrScale, NonFinitePolicy};
 pub use collate::{
-    CollateError, PackedColumns, SampleId, TrainBatch, TrainSequence, collate, collate_batch, collate_in, collate_part,
+    BatchError, PackedColumns, SampleId, TrainBatch, TrainSequence, collate, collate_batch, collate_in, collate_part,
 };
 pub use future::{Promise, TrainFuture, promise};
 #[cfg(feature = "torch")]
@@ -53,13 +53,13 @@ pub use groups::ParamGroups;
 #[cfg(feature = "torch")]
 pub use local::{LocalBackend, LocalConfig, companions};
 #[cfg(feature = "torch")]
-pub use policy::{Policy, PolicyError, tokenizer_folder};
+pub use policy::{LoadError, Policy, tokenizer_folder};
 pub(crate) use ppo::{TokenColumn, token_advantages, token_rewards};
+pub use prepare::assign_advantages;
 pub(crate) use prepare::assign_advantages_of;
-pub use prepare::{PrepareError, assign_advantages};
 pub use probe::{ProbeError, probe};
 #[cfg(feature = "torch")]
-pub use score_model::{ScoreModel, ScoreModelError, TextError, TextReader};
+pub use score_model::{ScoreModel, TextError, TextReader};
 #[cfg(feature = "torch")]
 pub use scorer::Scorer;
 pub use simulated::SimulatedBackend;

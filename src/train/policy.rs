@@ -13,9 +13,9 @@ use crate::model::{
     Compute, Decoder, FrozenWeights, Head, Lora, ModelConfig, ModelError, Weights, base_of, load_adapter, load_hf_for, load_like,
 };
 
-/// A model or tokenizer that cannot be a policy.
+/// A model that cannot be loaded as a policy or score model.
 #[derive(Debug, thiserror::Error)]
-pub enum PolicyError {
+pub enum LoadError {
     /// Error of the model's folder.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -28,6 +28,11 @@ pub enum PolicyError {
          language model"
     )]
     NotALanguageModel,
+    /// A language model without a score head.
+    #[error(
+        "this model gives words and no score (it is no sequence classifier); train a reward model from it first (pipeline = \"reward_model\")"
+    )]
+    NotAScoreModel,
 }
 
 /// Language model that trainer and generator start from. Clones share the weights, which are
@@ -46,20 +51,20 @@ impl Policy {
     /// Loads a Hugging Face folder (`config.json`, safetensors, `tokenizer.json`), or a model in
     /// the hub's local cache by its id. A folder of adapters loads its base model with them, and
     /// the base's tokenizer if it has none.
-    pub fn load(dir: impl AsRef<Path>) -> Result<Self, PolicyError> {
+    pub fn load(dir: impl AsRef<Path>) -> Result<Self, LoadError> {
         Self::load_for(dir, Compute::default())
     }
 
     /// Loads a model that generates on this device and in this format. A folder in that format
     /// takes no more memory than on disk. A trainer creates an f32 copy.
-    pub fn load_for(dir: impl AsRef<Path>, compute: Compute) -> Result<Self, PolicyError> {
+    pub fn load_for(dir: impl AsRef<Path>, compute: Compute) -> Result<Self, LoadError> {
         let dir = hub::open(dir.as_ref()).map_err(ModelError::from)?;
         let tokenizer = Tokenizer::from_dir(&tokenizer_folder(dir.clone()))?;
         Self::load_with(dir, tokenizer, compute)
     }
 
     /// Loads a folder's model with another tokenizer, such as one with a custom chat template.
-    pub fn load_with(dir: impl AsRef<Path>, tokenizer: Tokenizer, compute: Compute) -> Result<Self, PolicyError> {
+    pub fn load_with(dir: impl AsRef<Path>, tokenizer: Tokenizer, compute: Compute) -> Result<Self, LoadError> {
         let dir = dir.as_ref();
         let (config, weights) = load_hf_for(dir, compute.dtype)?;
         let base = weights.adapter.as_ref().and_then(|adapter| adapter.lora.base.clone());
@@ -68,16 +73,16 @@ impl Policy {
     }
 
     /// Creates a model with random weights.
-    pub fn random(config: ModelConfig, tokenizer: Tokenizer, seed: u64) -> Result<Self, PolicyError> {
+    pub fn random(config: ModelConfig, tokenizer: Tokenizer, seed: u64) -> Result<Self, LoadError> {
         let weights = FrozenWeights::of_own(Weights::random(&config, seed));
         Self::new(config, weights, tokenizer)
     }
 
     /// Creates a policy from its parts.
-    pub fn new(config: ModelConfig, weights: FrozenWeights, tokenizer: Tokenizer) -> Result<Self, PolicyError> {
+    pub fn new(config: ModelConfig, weights: FrozenWeights, tokenizer: Tokenizer) -> Result<Self, LoadError> {
         tokenizer.check_model(config.vocab_size)?;
         if config.head != Head::LanguageModel {
-            return Err(PolicyError::NotALanguageModel);
+            return Err(LoadError::NotALanguageModel);
         }
         let weights = Arc::new(weights);
         Ok(Policy { config, tokenizer: Arc::new(tokenizer), weights, compute: Compute::default(), folder: None })
@@ -107,7 +112,7 @@ impl Policy {
     /// Adds adapters, which are then the only trained parameters; the base is shared. Existing
     /// adapters are kept if their settings are equal, and rejected otherwise. New ones are drawn by
     /// `seed` and change no output.
-    pub fn adapted(&self, lora: Lora, seed: u64) -> Result<Self, PolicyError> {
+    pub fn adapted(&self, lora: Lora, seed: u64) -> Result<Self, LoadError> {
         let weights = adapted(&self.config, self.weights(), self.folder.as_deref(), lora, seed)?;
         Ok(self.with_weights(Arc::new(FrozenWeights::of_own(weights))))
     }
@@ -127,7 +132,7 @@ impl Policy {
 
     /// Loads the weights of one of its checkpoints: adapters over the same base, or all weights.
     /// The error names every tensor of another shape.
-    pub fn with_weights_of(&self, dir: &Path) -> Result<Self, PolicyError> {
+    pub fn with_weights_of(&self, dir: &Path) -> Result<Self, LoadError> {
         let weights = match &self.weights().adapter {
             Some(ours) => {
                 let saved = load_adapter(dir, &self.config)?;

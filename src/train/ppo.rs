@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{PrepareError, SampleId};
+use super::{BatchError, SampleId};
 use crate::algo::{AdvantageError, gae};
 use crate::data::Sample;
 
@@ -10,12 +10,12 @@ use crate::data::Sample;
 pub type TokenColumn = Vec<Vec<f64>>;
 
 /// Rewards by trained token: the sample's reward at the last one, else 0.
-pub fn token_rewards<'a>(samples: impl Iterator<Item = &'a Sample>) -> Result<TokenColumn, PrepareError> {
+pub fn token_rewards<'a>(samples: impl Iterator<Item = &'a Sample>) -> Result<TokenColumn, BatchError> {
     samples
         .map(|sample| {
             let value = sample.reward.unwrap_or(f64::NAN);
             if !value.is_finite() {
-                return Err(PrepareError::Reward { id: SampleId::of(sample), value });
+                return Err(BatchError::Reward { id: SampleId::of(sample), value });
             }
             // A sample's first token is never a target.
             let trained = sample.loss_mask.iter().skip(1).filter(|mask| **mask > 0.0).count();

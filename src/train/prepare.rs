@@ -1,34 +1,18 @@
 //! Advantages of a batch's samples.
 
-use super::SampleId;
+use super::{BatchError, SampleId};
 use crate::algo::{AdvantageError, Estimator, ScoredGroup};
-use crate::data::{Batch, REWARD_LIMIT, Sample};
+use crate::data::{Batch, Sample};
 use crate::flow::caught;
 
-/// A batch without usable advantages.
-#[derive(Debug, thiserror::Error, PartialEq)]
-pub enum PrepareError {
-    /// A reward that is missing, NaN, infinite or too large (law N4).
-    #[error("{id}: its reward is {value}; score it with a finite number of at most {limit:e} either way, or drop its group", limit = REWARD_LIMIT)]
-    Reward {
-        /// The sample.
-        id: SampleId,
-        /// NaN where it was never scored.
-        value: f64,
-    },
-    /// Advantages couldn't be computed otherwise.
-    #[error(transparent)]
-    Advantage(AdvantageError),
-}
-
 /// Sets every sample's advantage from the batch's rewards.
-pub fn assign_advantages(batch: &mut Batch, estimator: &dyn Estimator) -> Result<(), PrepareError> {
+pub fn assign_advantages(batch: &mut Batch, estimator: &dyn Estimator) -> Result<(), BatchError> {
     let rewards = batch.groups.iter().map(|group| group.rewards()).collect();
     assign_advantages_of(rewards, batch, estimator)
 }
 
 /// Sets every sample's advantage from `rewards`: one list per group, one reward per sample.
-pub fn assign_advantages_of(rewards: Vec<Vec<f64>>, batch: &mut Batch, estimator: &dyn Estimator) -> Result<(), PrepareError> {
+pub fn assign_advantages_of(rewards: Vec<Vec<f64>>, batch: &mut Batch, estimator: &dyn Estimator) -> Result<(), BatchError> {
     let parts: Vec<Vec<usize>> = batch.groups.iter().map(|group| rollouts_of(&group.samples)).collect();
     let rewards: Vec<Vec<f64>> = rewards.iter().zip(&parts).map(|(rewards, parts)| firsts(rewards, parts)).collect();
     let lengths: Vec<Vec<f64>> = batch.groups.iter().zip(&parts).map(|(group, parts)| lengths(&group.samples, parts)).collect();
@@ -38,9 +22,9 @@ pub fn assign_advantages_of(rewards: Vec<Vec<f64>>, batch: &mut Batch, estimator
     let values = estimated.map_err(|error| match error {
         AdvantageError::NonFinite { group, sample, value } => {
             let at = parts[group].iter().position(|rollout| *rollout == sample).unwrap_or(sample);
-            PrepareError::Reward { id: SampleId::of(&batch.groups[group].samples[at]), value }
+            BatchError::Reward { id: SampleId::of(&batch.groups[group].samples[at]), value }
         }
-        error => PrepareError::Advantage(error),
+        error => BatchError::Advantage(error),
     })?;
     one_each(&rewards, &values)?;
     for ((group, parts), values) in batch.groups.iter_mut().zip(&parts).zip(&values) {
@@ -78,8 +62,8 @@ fn lengths(samples: &[Sample], parts: &[usize]) -> Vec<f64> {
 }
 
 /// Rejects the result of a user-defined estimator unless it has one value per reward.
-fn one_each(rewards: &[Vec<f64>], values: &[Vec<f64>]) -> Result<(), PrepareError> {
-    let count = |what: String, found| Err(PrepareError::Advantage(AdvantageError::Count { what, found }));
+fn one_each(rewards: &[Vec<f64>], values: &[Vec<f64>]) -> Result<(), BatchError> {
+    let count = |what: String, found| Err(BatchError::Advantage(AdvantageError::Count { what, found }));
     if values.len() != rewards.len() {
         return count(format!("{} groups", rewards.len()), values.len());
     }
@@ -130,7 +114,7 @@ mod tests {
         let advantages: Vec<Option<f64>> = scored.samples().map(|sample| sample.advantage).collect();
         assert_eq!(advantages, [0.75, 0.75, -0.25].map(Some));
         let error = assign_advantages(&mut batch(&[&[Some(1.0), None]]), &constant).unwrap_err();
-        assert!(matches!(error, PrepareError::Reward { value, .. } if value.is_nan()), "law N4: {error}");
+        assert!(matches!(error, BatchError::Reward { value, .. } if value.is_nan()), "law N4: {error}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{CollateError, TrainError, TrainingBackend, collate};
+use super::{BatchError, TrainError, TrainingBackend, collate};
 use crate::algo::{Aggregation, Disagreement, compare_log_probs};
 use crate::data::Sample;
 
@@ -11,7 +11,7 @@ use crate::data::Sample;
 pub enum ProbeError {
     /// The samples can't be scored.
     #[error("the samples of the start-up probe: {0}")]
-    Collate(#[from] CollateError),
+    Collate(#[from] BatchError),
     /// The trainer failed.
     #[error("scoring the start-up probe: {0}")]
     Train(#[from] TrainError),

@@ -4,27 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::policy::adapted;
-use super::{LocalBackend, LocalConfig, Policy, tokenizer_folder};
+use super::{LoadError, LocalBackend, LocalConfig, Policy, tokenizer_folder};
 use crate::data::chat::{ChatError, ChatInput};
 use crate::data::{ChatMessage, PromptText, RankedPair, Sample, Status, Tokenizer, TokenizerError};
 use crate::hub;
 use crate::model::{Compute, FrozenWeights, Head, Lora, ModelConfig, ModelError, Weights, load_hf};
-
-/// A model that cannot score.
-#[derive(Debug, thiserror::Error)]
-pub enum ScoreModelError {
-    /// Error of the model's folder.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// Error of the tokenizer, or a tokenizer that does not fit the model.
-    #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
-    /// A language model.
-    #[error(
-        "this model gives words and no score (it is no sequence classifier); train a reward model from it first (pipeline = \"reward_model\")"
-    )]
-    NoScore,
-}
 
 /// A text without a score.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +49,7 @@ pub struct ScoreModel {
 impl ScoreModel {
     /// Loads a Hugging Face folder of a sequence classifier with one label, or such a model in the
     /// hub's local cache by its id. A folder of adapters loads its base model with them.
-    pub fn load(dir: impl AsRef<Path>) -> Result<Self, ScoreModelError> {
+    pub fn load(dir: impl AsRef<Path>) -> Result<Self, LoadError> {
         let dir = hub::open(dir.as_ref()).map_err(ModelError::from)?;
         let (config, weights) = load_hf(&dir)?;
         let folder = base_folder(&weights, &dir);
@@ -75,14 +59,14 @@ impl ScoreModel {
 
     /// Loads the initial model of a training: a score model, or a language model, whose new score
     /// head is drawn by `seed`.
-    pub fn begin(dir: impl AsRef<Path>, seed: u64) -> Result<Self, ScoreModelError> {
+    pub fn begin(dir: impl AsRef<Path>, seed: u64) -> Result<Self, LoadError> {
         let dir = hub::open(dir.as_ref()).map_err(ModelError::from)?;
         let tokenizer = Tokenizer::from_dir(&tokenizer_folder(dir.clone()))?;
         Self::begin_with(dir, tokenizer, seed)
     }
 
     /// [`ScoreModel::begin`] with another tokenizer, such as one with a custom chat template.
-    pub fn begin_with(dir: impl AsRef<Path>, tokenizer: Tokenizer, seed: u64) -> Result<Self, ScoreModelError> {
+    pub fn begin_with(dir: impl AsRef<Path>, tokenizer: Tokenizer, seed: u64) -> Result<Self, LoadError> {
         let (config, weights) = load_hf(dir.as_ref())?;
         let folder = match (&weights.adapter, config.head) {
             // Merged adapters: no folder holds the weights.
@@ -115,10 +99,10 @@ impl ScoreModel {
     }
 
     /// Creates a score model from its parts.
-    pub fn new(config: ModelConfig, weights: FrozenWeights, tokenizer: Tokenizer) -> Result<Self, ScoreModelError> {
+    pub fn new(config: ModelConfig, weights: FrozenWeights, tokenizer: Tokenizer) -> Result<Self, LoadError> {
         tokenizer.check_model(config.vocab_size)?;
         if config.head != Head::Score {
-            return Err(ScoreModelError::NoScore);
+            return Err(LoadError::NotAScoreModel);
         }
         let (tokenizer, weights) = (Arc::new(tokenizer), Arc::new(weights));
         Ok(ScoreModel { config, tokenizer, weights, compute: Compute::default(), folder: None })
@@ -138,7 +122,7 @@ impl ScoreModel {
     /// Adds adapters, which are then trained with the head only. Existing adapters are kept if
     /// their settings are equal, and rejected otherwise. New ones are drawn by `seed` and change no
     /// score.
-    pub fn adapted(&self, lora: Lora, seed: u64) -> Result<Self, ScoreModelError> {
+    pub fn adapted(&self, lora: Lora, seed: u64) -> Result<Self, LoadError> {
         let weights = adapted(&self.config, self.weights(), self.folder(), lora, seed)?;
         Ok(ScoreModel { weights: Arc::new(FrozenWeights::of_own(weights)), ..self.clone() })
     }

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{CollateError, ForwardBackward, OptimStep, SaveCheckpoint, TrainError, TrainingBackend, collate, collate_batch};
+use super::{BatchError, ForwardBackward, OptimStep, SaveCheckpoint, TrainError, TrainingBackend, collate, collate_batch};
 use crate::algo::{Aggregation, perplexity};
 use crate::data::Sample;
 use crate::observe::logs::{announce_training, console_line};
@@ -65,7 +65,7 @@ pub enum SftError {
     NoBatch,
     /// A batch couldn't be made.
     #[error(transparent)]
-    Collate(#[from] CollateError),
+    Collate(#[from] BatchError),
     /// The backend failed.
     #[error(transparent)]
     Train(#[from] TrainError),

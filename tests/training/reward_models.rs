@@ -7,7 +7,7 @@ use rollflow::data::{PromptText, RankedPair};
 use rollflow::model::Weights;
 use rollflow::prelude::*;
 use rollflow::stages::reward::Scorer;
-use rollflow::train::ScoreModelError;
+use rollflow::train::LoadError;
 
 fn tokenizer() -> Tokenizer {
     Tokenizer::characters("0123456789+=", 16).unwrap()
@@ -127,7 +127,7 @@ fn a_text_that_is_too_long_and_a_score_that_is_no_number_are_failures_of_their_s
 fn a_model_of_words_is_no_reward_model_and_a_reward_model_no_policy() {
     let words = policy();
     let refused = ScoreModel::new(words.config().clone(), words.weights().freeze(), tokenizer()).err().unwrap();
-    assert!(matches!(refused, ScoreModelError::NoScore), "{refused}");
+    assert!(matches!(refused, LoadError::NotAScoreModel), "{refused}");
     let refused = Policy::new(model().config().clone(), model().weights().freeze(), tokenizer()).err().unwrap().to_string();
     assert!(refused.contains("gives one number and no words"), "{refused}");
 }

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::algo::{Aggregation, BradleyTerry, Schedule};
 use crate::data::{Group, PromptText, Sample};
-use crate::train::{CollateError, LocalBackend, LocalConfig, TrainError, TrainFuture, TrainingBackend, collate};
+use crate::train::{BatchError, LocalBackend, LocalConfig, TrainError, TrainFuture, TrainingBackend, collate};
 use crate::train::{ScoreModel, TextError, TextReader};
 
 /// Error in scoring a text.
@@ -21,7 +21,7 @@ pub enum ScoringError {
     Text(#[from] TextError),
     /// The tokens make no batch.
     #[error(transparent)]
-    Collate(#[from] CollateError),
+    Collate(#[from] BatchError),
     /// The model failed.
     #[error("scoring: {0}")]
     Model(#[from] TrainError),
@@ -94,7 +94,7 @@ impl Scorer {
         *self.announced.lock() = announced;
     }
 
-    fn submit(&self, samples: &[Sample]) -> Result<TrainFuture<Vec<Vec<f64>>>, CollateError> {
+    fn submit(&self, samples: &[Sample]) -> Result<TrainFuture<Vec<Vec<f64>>>, BatchError> {
         Ok(self.backend.score(Arc::new(collate(samples, Aggregation::TokenMean)?)))
     }
 }

@@ -17,7 +17,7 @@ use crate::algo::{LossMetrics, masked_mean, masked_variance, whiten};
 use crate::data::Batch;
 use crate::flow::StageError;
 use crate::train::{
-    CollateError, OptimStep, SaveCheckpoint, TokenColumn, TrainBatch, TrainError, TrainSequence, TrainingBackend, checkpoint,
+    BatchError, OptimStep, SaveCheckpoint, TokenColumn, TrainBatch, TrainError, TrainSequence, TrainingBackend, checkpoint,
     token_advantages, token_rewards,
 };
 
@@ -108,7 +108,7 @@ impl<B: TrainingBackend> Critic<B> {
         let values = self.backend.score(collated.clone()).wait()?;
         for (sequence, values) in collated.sequences.iter().zip(&values) {
             if let Some(value) = values.iter().find(|value| !value.is_finite()) {
-                return Err(CollateError::NonFinite { id: sequence.id, what: "critic's value", value: *value }.into());
+                return Err(BatchError::NonFinite { id: sequence.id, what: "critic's value", value: *value }.into());
             }
         }
         let (advantages, returns) = token_advantages(&rewards, &values, self.gamma, self.lambda)?;

@@ -2,7 +2,7 @@
 
 use crate::algo::{AdaptiveKl, KlFunction, token_kl};
 use crate::data::{Batch, Group};
-use crate::train::SampleId;
+use crate::train::{BatchError, SampleId};
 
 /// Penalty `coef · Σ_t kl_t` of every completion, between the sampling policy and the reference.
 /// Samples keep their rewards. Equals verl's `apply_kl_penalty` for rewards of completions, and
@@ -24,13 +24,6 @@ pub struct KlCost {
     pub next: f64,
 }
 
-/// A sample that the reference did not score.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{0} has no log-probabilities of the reference policy, which its reward pays for; let a stage `Reference` score it first"
-)]
-pub struct NoReference(pub SampleId);
-
 impl RewardKl {
     /// Creates a penalty from a [`Kl`](crate::algo::Kl), or a closure `Fn(log_prob, reference) ->
     /// (value, derivative)`.
@@ -45,7 +38,7 @@ impl RewardKl {
 
     /// Rewards after the penalty, one list per group. `coef` is the adaptive coefficient after the
     /// previous step.
-    pub(super) fn charge(&self, batch: &Batch, coef: Option<f64>) -> Result<(Vec<Vec<f64>>, KlCost), NoReference> {
+    pub(super) fn charge(&self, batch: &Batch, coef: Option<f64>) -> Result<(Vec<Vec<f64>>, KlCost), BatchError> {
         let (costs, cost) = self.costs(batch, coef)?;
         let mut costs = costs.iter().map(|tokens| cost.coef * tokens.iter().sum::<f64>());
         let left = |group: &Group| group.rewards().into_iter().zip(costs.by_ref()).map(|(reward, cost)| reward - cost).collect();
@@ -53,9 +46,9 @@ impl RewardKl {
     }
 
     /// KL of each trained token without the coefficient, one list per sample.
-    pub(super) fn costs(&self, batch: &Batch, coef: Option<f64>) -> Result<(Vec<Vec<f64>>, KlCost), NoReference> {
+    pub(super) fn costs(&self, batch: &Batch, coef: Option<f64>) -> Result<(Vec<Vec<f64>>, KlCost), BatchError> {
         let coef = coef.filter(|_| self.control.is_some()).unwrap_or(self.coef);
-        let of = |sample| token_kl(sample, self.kl.as_ref()).ok_or(NoReference(SampleId::of(sample)));
+        let of = |sample| token_kl(sample, self.kl.as_ref()).ok_or_else(|| BatchError::NoReference(SampleId::of(sample)));
         let tokens = batch.samples().map(of).collect::<Result<Vec<_>, _>>()?;
         let mean = |kl: &Vec<f64>| kl.iter().sum::<f64>() / kl.len().max(1) as f64;
         let mean = tokens.iter().map(mean).sum::<f64>() / tokens.len().max(1) as f64;

@@ -16,7 +16,7 @@ use crate::algo::{Aggregation, GapLimits, GapVerdict};
 use crate::data::{Batch, Sample, Version};
 use crate::flow::StageError;
 use crate::train::{
-    CollateError, ForwardBackward, OptimStep, PackedColumns, TrainBatch, TrainFuture, TrainingBackend, Update, assign_advantages,
+    BatchError, ForwardBackward, OptimStep, PackedColumns, TrainBatch, TrainFuture, TrainingBackend, Update, assign_advantages,
     assign_advantages_of, collate, collate_part,
 };
 
@@ -142,7 +142,7 @@ impl<B: TrainingBackend> Learner<B> {
         let StepBatch { step, config, done: mut batch, passes, .. } = pending;
         let Passes { seen, weight_sum } = passes.unwrap_or_default();
         if seen.tokens + seen.saved_tokens == 0 {
-            return Err(CollateError::NothingToTrain { samples: batch.len() }.into());
+            return Err(BatchError::NothingToTrain { samples: batch.len() }.into());
         }
         batch.sort();
         let forward = seen.scaled(1.0 / weight_sum);
@@ -251,7 +251,7 @@ impl<B: TrainingBackend> Learner<B> {
                 }
             }
         }
-        let nothing = || CollateError::NothingToTrain { samples: samples.len() };
+        let nothing = || BatchError::NothingToTrain { samples: samples.len() };
         let (forward, optim) = forward.zip(optim).ok_or_else(nothing)?;
         Ok(Updated { forward, mixed, optim })
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::algo::Aggregation;
 use crate::data::{Sample, permutation};
-use crate::train::{CollateError, TrainBatch, TrainSequence, collate};
+use crate::train::{BatchError, TrainBatch, TrainSequence, collate};
 
 /// Division of a pass into minibatches, with one update each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,13 +57,13 @@ pub(super) fn minibatch(
     samples: &[&Sample],
     places: &[usize],
     aggregation: Aggregation,
-) -> Result<Option<Arc<TrainBatch>>, CollateError> {
+) -> Result<Option<Arc<TrainBatch>>, BatchError> {
     if places.len() == samples.len() {
         return Ok(Some(whole.clone()));
     }
     let chosen: Vec<&Sample> = places.iter().map(|&at| samples[at]).collect();
     let own = match collate(&chosen, aggregation) {
-        Err(CollateError::NothingToTrain { .. }) => return Ok(None),
+        Err(BatchError::NothingToTrain { .. }) => return Ok(None),
         own => own?,
     };
     let column = |(own, &at): (TrainSequence, &usize)| TrainSequence { weights: own.weights, ..whole.sequences[at].clone() };

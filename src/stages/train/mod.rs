@@ -13,10 +13,10 @@ mod trainer;
 
 pub use critic::{Critic, CriticStep};
 pub use gate::CheckpointGate;
-pub use kl_reward::{KlCost, NoReference, RewardKl};
+pub use kl_reward::{KlCost, RewardKl};
 pub use minibatches::Minibatches;
 pub use saving::Resumed;
-pub use stale::{OnStale, StaleSample, staleness, within_bound};
-pub use step_config::{StepConfig, StepConfigError};
+pub use stale::{OnStale, staleness};
+pub use step_config::StepConfig;
 pub use trained::Trained;
 pub use trainer::{FewerSteps, Trainer};

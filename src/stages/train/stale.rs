@@ -44,7 +44,7 @@ pub fn staleness(sample: &Sample, trained: Version) -> Option<u64> {
 }
 
 /// The batch as it may be trained under `trained`, and how many groups that cost.
-pub fn within_bound(mut batch: Batch, trained: Version, bound: u64, policy: OnStale) -> Result<(Batch, u64), StaleSample> {
+pub(super) fn within_bound(mut batch: Batch, trained: Version, bound: u64, policy: OnStale) -> Result<(Batch, u64), StaleSample> {
     let too_old = |sample: &Sample| staleness(sample, trained).is_some_and(|lag| lag > bound);
     match policy {
         OnStale::Wait => {

@@ -59,7 +59,7 @@ impl StepConfig {
 }
 
 /// Error of a step's settings.
-pub type StepConfigError = Box<dyn std::error::Error + Send + Sync>;
+pub(super) type StepConfigError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Settings of all steps.
 pub(super) enum StepConfigs {
