@@ -122,7 +122,8 @@ impl Admission {
     /// them.
     pub(crate) fn paced_by_stages(max_staleness: u64) -> Self {
         let pace = Pace { groups_per_version: 0, in_flight: 0, total: None };
-        let admission = Admission::paced(pace, Some(PaceByStages::default())).bounded(max_staleness);
+        let admission =
+            Admission::paced(pace, Some(PaceByStages { steps_per_version: 1, ..PaceByStages::default() })).bounded(max_staleness);
         Admission { window: admission.window.clone().raised_by_stages(), ..admission }
     }
 
@@ -410,7 +411,7 @@ mod tests {
     fn the_batcher_and_the_trainer_of_a_flow_determine_the_pace() {
         let pace = |max_staleness, candidates| {
             let admission = Admission::paced_by_stages(max_staleness);
-            assert_eq!(admission.pace().in_flight, 0, "nothing enters before both are known");
+            assert_eq!(admission.pace().in_flight, 0, "nothing enters without a batcher");
             admission.batches_of(8, candidates);
             admission.versions_of(2, Some(10));
             let Pace { groups_per_version, in_flight, total } = admission.pace();
