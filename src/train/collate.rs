@@ -179,7 +179,7 @@ pub fn collate_in<S: Borrow<Sample>>(
 /// Collates a part of a batch whose other parts are still unknown, and returns its sum of weights.
 ///
 /// Weights are [`collate`]'s times that sum, so that gradients of parts add up to the batch's
-/// gradient times the total of the sums ([`Aggregation::mass`], law N1). `None` if the part has no
+/// gradient times the total of the sums ([`Aggregation::weight_sum`], law N1). `None` if the part has no
 /// trained token; its sum of weights counts nevertheless.
 pub fn collate_part<S: Borrow<Sample>>(samples: &[S], aggregation: Aggregation) -> Result<(Option<TrainBatch>, f64), BatchError> {
     let weight_sum = aggregation.weight_sum(&masks(samples)).unwrap_or(1.0);

@@ -147,7 +147,7 @@ fn all() -> Vec<PolicyLoss> {
     differentiable().into_iter().chain(detached()).chain(comparing()).chain([by_token]).collect()
 }
 
-/// If true, each token has a ratio of its own, or moves the common one as its own.
+/// If true, each token has its own ratio, or moves the common one like its own.
 fn is_by_token(loss: &PolicyLoss) -> bool {
     let level = loss.surrogate.policy().map(Surrogate::level);
     level == Some(Level::Token) || matches!(&loss.surrogate, LossChoice::Gspo(of) if of.by_token)
