@@ -7,8 +7,9 @@
 //!
 //! A temporary file is created exclusively under a random name: no symbolic link is followed, and
 //! two writers of one file do not meet. A process that is killed leaves at most a hidden
-//! `.NAME….writing` or `.NAME.replaced` in the folder. [`remove_leftovers`] deletes those; the
-//! owner of a folder calls it when it starts.
+//! `.NAME….writing` or `.NAME.replaced` in the folder. [`remove_leftovers`] deletes those, and puts
+//! a replaced folder back that nothing has replaced yet; the owner of a folder calls it when it
+//! starts.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -160,8 +161,13 @@ pub fn remove_leftovers(folder: &Path) -> io::Result<()> {
         let entry = entry?;
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        if name.starts_with('.') && LEFTOVERS.iter().any(|ending| name.ends_with(ending)) {
-            remove(&entry.path())?;
+        let Some(hidden) = name.strip_prefix('.').filter(|name| LEFTOVERS.iter().any(|ending| name.ends_with(ending))) else {
+            continue;
+        };
+        match hidden.strip_suffix(".replaced").map(|name| folder.join(name)) {
+            // Killed between the two renames: nothing has taken the place of the old folder yet.
+            Some(to) if to.symlink_metadata().is_err() => fs::rename(entry.path(), &to).and_then(|()| sync_entry(&to))?,
+            _ => remove(&entry.path())?,
         }
     }
     Ok(())
@@ -288,5 +294,19 @@ mod tests {
         remove_leftovers(root.path()).unwrap();
         assert_eq!(names(root.path()), ["model", "notes.writing"], "what is not hidden is somebody's");
         remove_leftovers(&root.path().join("absent")).unwrap();
+    }
+
+    /// Law C3: a kill between the two renames of `publish` loses neither folder.
+    #[test]
+    fn a_folder_that_was_moved_aside_and_not_replaced_is_put_back() {
+        let root = tempfile::tempdir().unwrap();
+        let (aside, to) = (root.path().join(".model.replaced"), root.path().join("model"));
+        fs::create_dir(&aside).unwrap();
+        fs::write(aside.join("file"), "old").unwrap();
+        remove_leftovers(root.path()).unwrap();
+        assert_eq!(fs::read_to_string(to.join("file")).unwrap(), "old");
+        fs::create_dir(&aside).unwrap();
+        remove_leftovers(root.path()).unwrap();
+        assert_eq!(names(root.path()), ["model"]);
     }
 }
