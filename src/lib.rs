@@ -1,8 +1,8 @@
 //! rollflow: RL post-training of language models as a pipelined dataflow.
 //!
-//! Prompts flow through generator, reward, filter and batcher to a trainer whose new weights flow back, over bounded channels, so
-//! that generation overlaps training. [`flow`] is the dataflow engine and knows nothing of language models; everything else puts
-//! data types, losses, models and engines on it.
+//! Prompts flow through generator, reward, filter and batcher to a trainer whose new weights flow
+//! back, over bounded channels, so that generation overlaps training. [`flow`] is the dataflow engine,
+//! without language-model concepts. The other modules put data types, losses, models and engines on it.
 #![deny(missing_docs)]
 
 pub mod algo;
@@ -31,7 +31,7 @@ pub mod stages;
 pub mod train;
 pub mod util;
 
-/// What a program that declares a pipeline needs.
+/// Names that a program needs to declare a pipeline.
 pub mod prelude {
     pub use crate::algo::filters::{self, GroupFilter, Verdict};
     pub use crate::algo::{Advantage, Aggregation, CrossEntropy, GroupMean, Grpo, Loss, Schedule, is_correct};

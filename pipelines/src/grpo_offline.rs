@@ -20,11 +20,11 @@ use rollflow::stages::source::{GroupScorer, RecordedGroups};
 
 use crate::assemble::data;
 use crate::assemble::evaluation::{self, EvalReports};
-use crate::assemble::lessons::Mixture;
 use crate::assemble::origin;
 use crate::assemble::references;
 use crate::assemble::rewards::Scoring;
 use crate::assemble::rollout;
+use crate::assemble::steps::Mixture;
 use crate::assemble::trainers;
 use crate::registry::Registry;
 use crate::run::folder::{Outputs, RunFolder};

@@ -21,10 +21,10 @@ use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
 use crate::assemble::data;
 use crate::assemble::evaluation::{self, EvalReports};
-use crate::assemble::lessons;
 use crate::assemble::origin;
 use crate::assemble::policy;
 use crate::assemble::preferences;
+use crate::assemble::steps;
 use crate::assemble::trainers;
 use crate::run::folder::{Outputs, RunFolder};
 use crate::run::resume::ResumePoint;
@@ -56,7 +56,7 @@ pub fn declare(plan: &Plan, model: &ScoreModel, outputs: Outputs, from: Option<&
     let pairs = pairs.collect::<Result<Vec<_>>>()?;
     let backend = trainers::reward_model_backend(plan, of, model).context("starting the trainer")?;
     let trainer = Trainer::new(backend).steps(of.steps).threads(of.optimization.threads);
-    let trainer = trainers::changing(evaluation::publish_for_evaluation(trainer, plan), plan, lesson)?;
+    let trainer = trainers::changing(evaluation::publish_for_evaluation(trainer, plan), plan, step_config)?;
     let mut trainer = trainers::checkpointed(trainer, plan, outputs.checkpoints);
     if let Some(from) = from {
         trainer = trainer.resume(&from.checkpoint, from.trainer.clone())?;
@@ -73,9 +73,9 @@ pub fn declare(plan: &Plan, model: &ScoreModel, outputs: Outputs, from: Option<&
 }
 
 /// Schedule and loss of a plan's steps, where the plan changes them.
-fn lesson(plan: &Plan) -> Result<StepConfig> {
+fn step_config(plan: &Plan) -> Result<StepConfig> {
     let of = plan.reward_model.as_ref().context("the pipeline reward_model needs a section [reward_model]")?;
-    let schedule = lessons::schedule(&of.optimization, of.lr, of.steps, 1)?;
+    let schedule = steps::schedule(&of.optimization, of.lr, of.steps, 1)?;
     let algorithm = Algorithm::new(BradleyTerry { center: of.center });
     Ok(StepConfig { schedule: Some(schedule), algorithm: Some(Arc::new(algorithm)), ..StepConfig::default() })
 }

@@ -15,8 +15,8 @@ use rollflow::stages::train::StepConfig;
 
 use crate::assemble::data;
 use crate::assemble::evaluation::{self, EvalReports};
-use crate::assemble::lessons;
 use crate::assemble::origin;
+use crate::assemble::steps;
 use crate::assemble::supervised;
 use crate::assemble::trainers;
 use crate::registry::Registry;
@@ -53,7 +53,7 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let (samples, data) = supervised::batches(plan, sft, &policy.into())?;
     let samples = samples.after(done).metrics(&outputs.metrics);
     let trained = train(&mut flow, plan, sft, samples, policy, |trainer| {
-        let trainer = trainers::changing(trainer, plan, lesson)?;
+        let trainer = trainers::changing(trainer, plan, step_config)?;
         let trainer = evaluation::publish_for_evaluation(trainers::checkpointed(trainer, plan, outputs.checkpoints), plan);
         let trainer = match from {
             Some(from) => {
@@ -106,9 +106,9 @@ pub fn warm_up(plan: &Plan, sft: &Sft, policy: &Policy, interrupts: &Interrupts)
 }
 
 /// Schedule of a plan's steps, where the plan changes it.
-fn lesson(plan: &Plan) -> Result<StepConfig> {
+fn step_config(plan: &Plan) -> Result<StepConfig> {
     let sft = plan.sft.as_ref().context("the pipeline sft needs a section [sft]")?;
-    Ok(StepConfig { schedule: Some(lessons::schedule(&sft.optimization, sft.lr, sft.steps, 1)?), ..StepConfig::default() })
+    Ok(StepConfig { schedule: Some(steps::schedule(&sft.optimization, sft.lr, sft.steps, 1)?), ..StepConfig::default() })
 }
 
 fn say_complete(report: &Report) {

@@ -49,7 +49,7 @@ pub fn of(plan: &Plan) -> Surveyed {
     };
     if let TaskData::Rollouts(task) = &plan.task.data {
         let spec = DataSpec { max_samples: task.limit, ..DataSpec::new(&task.path) };
-        all.look::<Recorded>(("task.path", ""), &spec, 1, None, |_| Ok(Ok(())));
+        all.look::<Recorded>("task.path", "", &spec, 1, None, |_| Ok(Ok(())));
     }
     match plan.pipeline {
         Pipeline::Sft => {}
@@ -197,7 +197,7 @@ impl Surveyed {
             .enumerate()
             .map(|(at, source)| {
                 let key = if sources.len() == 1 { format!("{section}.data") } else { format!("{section}.sources[{at}].data") };
-                self.look::<T>((&key, purpose), &source.spec(), source.repeat, batch.filter(|_| sources.len() == 1), &judge)
+                self.look::<T>(&key, purpose, &source.spec(), source.repeat, batch.filter(|_| sources.len() == 1), &judge)
             })
             .collect();
         looked.into_iter().all(|looked| looked)
@@ -205,7 +205,8 @@ impl Surveyed {
 
     fn look<T: Shape>(
         &mut self,
-        (key, purpose): (&str, &str),
+        key: &str,
+        purpose: &str,
         spec: &DataSpec,
         repeat: u64,
         batch: Option<usize>,

@@ -7,8 +7,8 @@ use rollflow::recipe::generate::Filter as FilterChoice;
 use rollflow::recipe::reward::PartRule;
 use rollflow::recipe::{Complaint, Pipeline, Plan, Timeline};
 
-use crate::assemble::lessons;
 use crate::assemble::rollout;
+use crate::assemble::steps;
 use crate::registry::{Registry, RegistryError};
 
 /// Lists the parts of a plan, and of its later changes, that are not registered or reject their
@@ -70,7 +70,7 @@ fn unmakeable(registry: &Registry, plan: &Plan) -> Vec<Complaint> {
     let made = [
         ("generate", rollout::sampling(plan).check().map_err(anyhow::Error::from)),
         ("filter", if learns { rollout::filter(plan, registry).map(drop) } else { Ok(()) }),
-        ("train", if learns { lessons::lesson(plan, registry).map(drop) } else { Ok(()) }),
+        ("train", if learns { steps::step_config(plan, registry).map(drop) } else { Ok(()) }),
     ];
     let complaint = |(key, made): (&str, Result<()>)| {
         let message = format!("[{key}] can't be used: {:#}", made.err()?);

@@ -15,8 +15,8 @@ pub struct Span {
 }
 
 impl From<(Option<Version>, usize)> for Span {
-    fn from((version, len): (Option<Version>, usize)) -> Self {
-        Span { version, len }
+    fn from(pair: (Option<Version>, usize)) -> Self {
+        Span { version: pair.0, len: pair.1 }
     }
 }
 

@@ -164,7 +164,8 @@ impl Metrics {
     /// The series of a metric with these label values, in the catalogue's order of labels.
     ///
     /// # Panics
-    /// If the values do not fit the metric's labels in the catalogue: that is a bug of the caller which no run can repair.
+    /// If the values do not fit the metric's labels in the catalogue: a bug of the caller that no run
+    /// can repair.
     pub fn series(&self, metric: Metric, labels: &[&str]) -> Series {
         let family = self.family(metric);
         {

@@ -124,22 +124,39 @@ impl Setting for &'static Preset {
     }
 }
 
-/// One line of the table below.
+/// Model type of `config.json`, and the chat template of its instruction models.
+#[derive(Clone, Copy)]
+struct Family {
+    name: &'static str,
+    template: Template,
+}
+
+const fn family(name: &'static str, template: Template) -> Family {
+    Family { name, template }
+}
+
+/// Builds one line of the table below.
 const fn preset(
     name: &'static str,
     id: &'static str,
-    (family, template): (&'static str, Template),
+    family: Family,
     [vocab, hidden, layers, heads, kv_heads, head_dim, intermediate]: [u64; 7],
     tied: bool,
 ) -> Preset {
-    Preset { name, id, family, template, shape: Shape { vocab, hidden, layers, heads, kv_heads, head_dim, intermediate, tied } }
+    Preset {
+        name,
+        id,
+        family: family.name,
+        template: family.template,
+        shape: Shape { vocab, hidden, layers, heads, kv_heads, head_dim, intermediate, tied },
+    }
 }
 
-const QWEN2: (&str, Template) = ("qwen2", Template::ChatMl);
-const QWEN3: (&str, Template) = ("qwen3", Template::ChatMl);
-const LLAMA: (&str, Template) = ("llama", Template::Llama3);
-const DISTILLED: (&str, Template) = ("qwen2", Template::DeepSeek);
-const SMOL: (&str, Template) = ("llama", Template::ChatMl);
+const QWEN2: Family = family("qwen2", Template::ChatMl);
+const QWEN3: Family = family("qwen3", Template::ChatMl);
+const LLAMA: Family = family("llama", Template::Llama3);
+const DISTILLED: Family = family("qwen2", Template::DeepSeek);
+const SMOL: Family = family("llama", Template::ChatMl);
 
 /// Every preset.
 pub const PRESETS: [Preset; 19] = [
@@ -161,14 +178,14 @@ pub const PRESETS: [Preset; 19] = [
     preset(
         "smollm3-3b",
         "HuggingFaceTB/SmolLM3-3B",
-        ("smollm3", Template::ChatMl),
+        family("smollm3", Template::ChatMl),
         [128_256, 2048, 36, 16, 4, 128, 11_008],
         true,
     ),
     preset(
         "mistral-7b",
         "mistralai/Mistral-7B-Instruct-v0.3",
-        ("mistral", Template::Mistral),
+        family("mistral", Template::Mistral),
         [32_768, 4096, 32, 32, 8, 128, 14_336],
         false,
     ),

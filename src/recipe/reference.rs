@@ -1,4 +1,5 @@
-//! Reference of all recipe keys, `docs/reference/recipe/`: one page per section, generated from the declarations.
+//! Reference of all recipe keys, `docs/reference/recipe/`: one page per section, generated from the
+//! declarations.
 
 use std::collections::BTreeMap;
 
@@ -53,7 +54,8 @@ const COMMON: [(&str, &[&str]); 20] = [
     ("observe", &["metrics", "log_every", "rollouts_every", "tensorboard"]),
 ];
 
-/// Pages of the reference by file name: `index.md`, then a page per section with type, range, default and meaning of its keys.
+/// Pages of the reference by file name: `index.md`, then a page per section with type, range,
+/// default and meaning of its keys.
 pub fn pages() -> BTreeMap<String, String> {
     let mut sections: Vec<(String, Vec<(String, KeyDoc)>)> = Vec::new();
     for key in keys() {

@@ -37,7 +37,7 @@ const CHANGEABLE: [&str; 22] = [
     "reward_model.center",
 ];
 
-/// Those of [`CHANGEABLE`] that the steps of a pipeline read. A supervised phase before
+/// Keys of [`CHANGEABLE`] that the steps of a pipeline read. A supervised phase before
 /// reinforcement counts its steps separately.
 fn changeable(pipeline: Pipeline) -> impl Iterator<Item = &'static str> {
     let within = |key: &&str, section: &str| key.starts_with(section);

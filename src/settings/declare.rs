@@ -169,8 +169,8 @@ macro_rules! tagged {
     };
 }
 
-/// Declares a value that is one of a few words; the first is the default. A word may stand for a variant with a field, which
-/// recipes leave at its default.
+/// Declares a value that is one of a few words; the first is the default. A word may stand for a
+/// variant with a field, which recipes leave at its default.
 macro_rules! choices {
     (
         $(#[doc = $doc:literal])+

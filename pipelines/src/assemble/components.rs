@@ -11,8 +11,8 @@ use rollflow::recipe::Plan;
 use rollflow::stages::evaluate::{AnswerLog, Evaluator};
 
 use crate::assemble::engines::Engines;
-use crate::assemble::lessons::Mixture;
 use crate::assemble::rewards::Scoring;
+use crate::assemble::steps::Mixture;
 use crate::assemble::{data, evaluation, references, rollout, trainers};
 use crate::registry::Registry;
 

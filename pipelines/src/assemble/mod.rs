@@ -1,7 +1,7 @@
 //! Assembly of a pipeline: each file turns one section of the recipe into the library's parts.
 //!
 //! The files form no circle. In order: `secrets`, `models`, `conversations`, `policy`, `origin`,
-//! `data`, `rewards`, `environments`, `supervised`, `losses`, `lessons`, `trainers`, `references`,
+//! `data`, `rewards`, `environments`, `supervised`, `losses`, `steps`, `trainers`, `references`,
 //! `preferences`, `rollout`, `servers`, `engines`, `evaluation`, `components`.
 
 pub mod components;
@@ -10,7 +10,6 @@ pub(crate) mod data;
 pub mod engines;
 pub(crate) mod environments;
 pub(crate) mod evaluation;
-pub(crate) mod lessons;
 pub mod models;
 pub(crate) mod origin;
 pub mod policy;
@@ -20,5 +19,6 @@ pub(crate) mod rewards;
 pub(crate) mod rollout;
 pub(crate) mod secrets;
 pub mod servers;
+pub(crate) mod steps;
 pub(crate) mod supervised;
 pub(crate) mod trainers;

@@ -33,8 +33,7 @@ pub fn score_model(plan: &Plan, run: &Path) -> Result<ScoreModel> {
         None => {
             let folder = run.join(BASE);
             if !folder.exists() {
-                let model = (base.config(), &base.weights(), base.tokenizer().as_ref());
-                write(model, run, BASE).context("keeping what the adapters adapt")?;
+                write(base.config(), &base.weights(), base.tokenizer(), run, BASE).context("keeping what the adapters adapt")?;
             }
             base.found_in(folder)
         }
@@ -77,10 +76,10 @@ fn kept(base: Policy, run: &Path) -> Result<Policy> {
 
 /// Writes a policy into the folder `name` of a run's, replacing what is there.
 pub fn keep(policy: &Policy, run: &Path, name: &str) -> Result<()> {
-    write((policy.config(), &policy.weights(), policy.tokenizer()), run, name)
+    write(policy.config(), &policy.weights(), policy.tokenizer(), run, name)
 }
 
-fn write((config, weights, tokenizer): (&ModelConfig, &Weights, &Tokenizer), run: &Path, name: &str) -> Result<()> {
+fn write(config: &ModelConfig, weights: &Weights, tokenizer: &Tokenizer, run: &Path, name: &str) -> Result<()> {
     let (folder, writing) = (run.join(name), run.join(format!(".{name}.writing")));
     // What training made is not rounded to what the folder was.
     let config = ModelConfig { dtype: Dtype::F32, ..config.clone() };

@@ -22,8 +22,8 @@ use crate::registry::Registry;
 /// Wrong completions to each sum of an arithmetic task.
 const WRONG: usize = 64;
 
-/// The pairs of `[task]`, `batch.groups` a step, and the name of their data for checkpoints. Those that the model can't read to the end are left
-/// out and counted.
+/// Builds the pairs of `[task]`, `batch.groups` a step, and the state of their data for checkpoints.
+/// Pairs longer than the model's context are dropped and counted.
 pub fn batches(plan: &Plan, reader: &Reader) -> Result<(Supervised, Option<BufferState>)> {
     let (chat, tokenizer) = (conversations::chat(plan), reader.tokenizer.clone());
     let (size, steps) = (plan.batch.groups, plan.train.steps);
@@ -42,14 +42,14 @@ pub fn batches(plan: &Plan, reader: &Reader) -> Result<(Supervised, Option<Buffe
     Ok((Supervised::grouped("DPO", groups, size, steps)?.called("Pairs"), None))
 }
 
-/// The chosen completion and the rejected one, each after the prompt as `[chat]` has it asked.
+/// Samples of the chosen and the rejected completion, each after the prompt as `[chat]` formats it.
 fn samples(chat: &Chat, pair: &RankedPair, tokenizer: &Tokenizer) -> Result<[Sample; 2], ChatError> {
     let prompt = conversations::asked(chat, pair.prompt.clone());
     let sample = |completion: &str| prepare_pair(&Pair { prompt: prompt.clone(), completion: completion.to_owned() }, tokenizer);
     Ok([sample(&pair.chosen)?, Sample { index: 1, ..sample(&pair.rejected)? }])
 }
 
-/// Whether the model reads both completions to the end.
+/// Returns a check that both completions fit the model's context.
 pub fn fits(chat: &Chat, reader: &Reader) -> impl Fn(&RankedPair) -> Result<(), rollflow::data::source::Skip> + Sync + use<> {
     let (chat, Reader { tokenizer, config }) = (chat.clone(), reader.clone());
     move |pair| match samples(&chat, pair, &tokenizer) {
@@ -61,7 +61,7 @@ pub fn fits(chat: &Chat, reader: &Reader) -> impl Fn(&RankedPair) -> Result<(), 
     }
 }
 
-/// The trained steps, with what evaluations on held-out pairs found, if the recipe has any.
+/// Adds the evaluation on held-out pairs, if the recipe has one.
 pub fn evaluated(
     flow: &mut Flow,
     plan: &Plan,
@@ -88,7 +88,7 @@ pub fn evaluated(
     Ok(flow.stage("evaluate", trained, reports.of_pairs(evaluator, plan)))
 }
 
-/// The pairs of an evaluation: all that a data set has, or one for each sum.
+/// Pairs of an evaluation: all of a data set, or one for each sum.
 pub fn held_out(plan: &Plan, task: &Task) -> Result<Vec<RankedPair>> {
     let chat = conversations::chat(plan);
     let asked = |pair: RankedPair| RankedPair { prompt: conversations::asked(&chat, pair.prompt), ..pair };

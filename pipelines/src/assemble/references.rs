@@ -15,10 +15,11 @@ use crate::assemble::models;
 use crate::assemble::origin;
 use crate::assemble::policy;
 
-/// The folder in the run's own that keeps the policy as it was after the warm-up.
+/// Folder in the run's own that keeps the policy as it was after the warm-up.
 const KEPT: &str = "reference";
 
-/// How a reference scores: as the trainer does, so that equal weights find tokens equally likely. It trains nothing: there is no rate.
+/// Scoring configuration of a reference: that of the trainer, so that equal weights give equal
+/// log-probabilities. The learning rate is 0.
 pub fn scoring(plan: &Plan) -> Result<LocalConfig> {
     Ok(LocalConfig {
         temperature: plan.generate.temperature,
@@ -29,7 +30,7 @@ pub fn scoring(plan: &Plan) -> Result<LocalConfig> {
     })
 }
 
-/// The frozen reference of a run that begins as `policy` and samples nothing, and its weights.
+/// Builds the frozen reference of a run without generator, and its weights.
 pub fn frozen(plan: &Plan, policy: &Policy, config: LocalConfig) -> Result<Option<(LocalReference, Arc<FrozenWeights>)>> {
     let Some(of) = &plan.reference else { return Ok(None) };
     let ReferencePolicy::Frozen(frozen) = &of.policy else { bail!("a run that publishes no weights has a frozen reference") };
@@ -38,7 +39,7 @@ pub fn frozen(plan: &Plan, policy: &Policy, config: LocalConfig) -> Result<Optio
     Ok(Some((LocalReference::new(policy, config), policy.frozen())))
 }
 
-/// The stage that scores, of a run that begins as `policy`.
+/// Builds the stage that scores under the reference policy. The run starts from `policy`.
 pub fn reference(plan: &Plan, policy: &Policy, published: &WeightsRx<FrozenWeights>) -> Result<Option<Reference<FrozenWeights>>> {
     let Some(of) = &plan.reference else { return Ok(None) };
     let config = scoring(plan)?;
@@ -64,7 +65,7 @@ fn other(path: &Path, policy: &Policy) -> Result<Policy> {
     Ok(reference)
 }
 
-/// Whether nothing but the run itself can tell what its reference was: the warm-up is not made again when it is resumed.
+/// Returns true if only the run folder can restore the reference: a resumed run repeats no warm-up.
 fn is_made_by_the_run(plan: &Plan) -> bool {
     let of_start = |policy: &ReferencePolicy| matches!(policy, ReferencePolicy::Frozen(frozen) if frozen.path.is_none());
     // What a supervised run leaves is found in its checkpoint.
@@ -73,8 +74,8 @@ fn is_made_by_the_run(plan: &Plan) -> bool {
         && plan.reference.as_ref().is_some_and(|reference| of_start(&reference.policy))
 }
 
-/// Returns the policy that the run starts from, whatever `policy` has learned since. A new run keeps it in the run folder if nothing else
-/// could restore it; a resumed run reads it from there.
+/// Returns the policy that the run starts from, whatever `policy` has learned since. A new run keeps
+/// it in the run folder if nothing else could restore it; a resumed run reads it from there.
 pub fn start(plan: &Plan, policy: &Policy, run: &Path, resumed: bool) -> Result<Policy> {
     if !is_made_by_the_run(plan) {
         return Ok(policy.clone());

@@ -12,8 +12,8 @@ use rollflow::train;
 
 use crate::assemble::data;
 use crate::assemble::environments;
-use crate::assemble::lessons;
 use crate::assemble::policy::{self, Reader};
+use crate::assemble::steps;
 use crate::registry::Registry;
 
 /// Admission of the run: as many prompts as its steps train, within the staleness window.
@@ -77,7 +77,7 @@ pub fn generator_by<E: TokenEngine>(plan: &Plan, generator: Generator<E>) -> Res
     let (timeline, every) = (Timeline::of(plan)?, plan.sync.every);
     Ok(match timeline.is_constant() {
         true => generator,
-        false => generator.temperature_by(move |version| lessons::temperature(&timeline, every, version)),
+        false => generator.temperature_by(move |version| steps::temperature(&timeline, every, version)),
     })
 }
 

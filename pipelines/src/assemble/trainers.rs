@@ -13,10 +13,10 @@ use rollflow::recipe::{Plan, Timeline};
 use rollflow::stages::train::{Critic, StepConfig};
 use rollflow::train::{AdamW, ParamGroups};
 
-use crate::assemble::lessons;
-use crate::assemble::lessons::Mixture;
 use crate::assemble::models;
 use crate::assemble::policy;
+use crate::assemble::steps;
+use crate::assemble::steps::Mixture;
 use crate::registry::Registry;
 use crate::run::folder::Checkpoints;
 
@@ -28,7 +28,7 @@ pub fn backend(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<Loca
         registry.loss_of(train)?,
         &train.optimization,
         train.lr,
-        lessons::own_steps(plan),
+        steps::own_steps(plan),
         train.updates_a_step(),
     )?;
     let merge = plan.lora.as_ref().is_none_or(|lora| lora.sync == AdapterSync::Merged);
@@ -75,7 +75,7 @@ pub fn reward_model_backend(plan: &Plan, of: &RewardModel, model: &ScoreModel) -
 
 /// `steps` of so many updates each; schedules count updates.
 fn local_config(plan: &Plan, loss: Arc<dyn Loss>, of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<LocalConfig> {
-    let schedule = lessons::schedule(of, lr, steps, updates)?;
+    let schedule = steps::schedule(of, lr, steps, updates)?;
     Ok(LocalConfig {
         adamw: AdamW {
             beta1: of.betas[0],
@@ -107,15 +107,15 @@ pub fn trainer<B: TrainingBackend>(
     mixture: Option<Mixture>,
     checkpoints: Option<Checkpoints>,
 ) -> Result<Trainer<B>> {
-    let (timeline, always) = (Timeline::of(plan)?, lessons::lesson(plan, registry)?);
+    let (timeline, always) = (Timeline::of(plan)?, steps::step_config(plan, registry)?);
     let [warn, halt] = plan.train.gap_limits(plan.model.precision());
     let registry = registry.clone();
-    let lesson = move |step| -> Result<StepConfig> {
-        let lesson = if timeline.is_constant() { always.clone() } else { lessons::by_step(&timeline, &registry, step)? };
-        Ok(StepConfig { mixed: mixture.as_ref().map_or(Ok(None), |mixture| mixture.at(step))?, ..lesson })
+    let config = move |step| -> Result<StepConfig> {
+        let config = if timeline.is_constant() { always.clone() } else { steps::step_config_at(&timeline, &registry, step)? };
+        Ok(StepConfig { mixed: mixture.as_ref().map_or(Ok(None), |mixture| mixture.at(step))?, ..config })
     };
     let trainer = Trainer::new(backend)
-        .per_step(move |step| lesson(step).map_err(Into::into))
+        .per_step(move |step| config(step).map_err(Into::into))
         .steps(plan.train.steps)
         .sync_every(plan.sync.every)
         .gap_limits(GapLimits { warn, halt })
@@ -135,17 +135,17 @@ pub fn trainer<B: TrainingBackend>(
     Ok(checkpointed(trainer, plan, checkpoints))
 }
 
-/// A supervised trainer with what changes and ramps do to its steps: `lesson` is that of a plan.
+/// Applies changes and ramps to a supervised trainer. `config` builds a plan's step configuration.
 pub fn changing<B: TrainingBackend>(
     trainer: Trainer<B>,
     plan: &Plan,
-    lesson: impl Fn(&Plan) -> Result<StepConfig> + Send + 'static,
+    config: impl Fn(&Plan) -> Result<StepConfig> + Send + 'static,
 ) -> Result<Trainer<B>> {
     let timeline = Timeline::of(plan)?;
     if timeline.is_constant() {
         return Ok(trainer);
     }
-    Ok(trainer.per_step(move |step| Ok(lessons::of_step(&timeline, step, &lesson)?)))
+    Ok(trainer.per_step(move |step| Ok(steps::changed_at(&timeline, step, &config)?)))
 }
 
 /// With the recipe's checkpoints, if there is a folder for them. The end is always saved.

@@ -52,27 +52,42 @@ enum Kind {
     Weights { quotas: Vec<u64>, orders: Vec<Order>, block: Option<(u64, Vec<(usize, u64)>)> },
 }
 
-/// The order of an epoch.
-#[derive(Clone, Debug, Default)]
-struct Order(Option<(u64, Vec<usize>)>);
+/// Order of the records of one data set, by epoch.
+#[derive(Clone, Debug)]
+struct Order {
+    len: usize,
+    seed: u64,
+    shuffled: bool,
+    /// The epoch drawn last, and its order.
+    newest: Option<(u64, Vec<usize>)>,
+}
 
 impl Order {
-    fn at(&mut self, (len, seed, shuffled): (usize, u64, bool), epoch: u64, place: usize) -> usize {
-        if epoch == 0 && !shuffled {
+    fn new(len: usize, seed: u64, shuffled: bool) -> Self {
+        Order { len, seed, shuffled, newest: None }
+    }
+
+    fn at(&mut self, epoch: u64, place: usize) -> usize {
+        if epoch == 0 && !self.shuffled {
             return place;
         }
-        match &self.0 {
+        match &self.newest {
             Some((of, order)) if *of == epoch => order[place],
             _ => {
                 // The old order goes before the new one comes: they are the larger part of what a stream needs.
-                self.0 = None;
-                let order = permutation(len, seed, epoch);
+                self.newest = None;
+                let order = permutation(self.len, self.seed, epoch);
                 let record = order[place];
-                self.0 = Some((epoch, order));
+                self.newest = Some((epoch, order));
                 record
             }
         }
     }
+}
+
+/// Orders of weighted sets, each with a seed of its own: sets of one size must not go in step.
+fn orders(sizes: &[usize], seed: u64, shuffled: bool) -> Vec<Order> {
+    sizes.iter().zip(1..).map(|(len, set)| Order::new(*len, rng::state(seed, set), shuffled)).collect()
 }
 
 impl Mixture {
@@ -94,7 +109,7 @@ impl Mixture {
             let len = sizes.iter().zip(&repeats).map(times).try_fold(0_usize, |sum, len| sum.checked_add(len?));
             match len {
                 Some(0) => return refuse("every data set is repeated 0 times"),
-                Some(len) => Kind::Repeats { repeats, len, order: Order::default() },
+                Some(len) => Kind::Repeats { repeats, len, order: Order::new(len, seed, shuffled) },
                 None => return refuse("the repeats make more records than can be counted"),
             }
         } else if weights.len() < sets.len() {
@@ -102,18 +117,18 @@ impl Mixture {
         } else if weights.iter().any(|weight| !weight.is_finite() || *weight <= 0.0) || weights.len() as u64 > BLOCK {
             return refuse("weights must be finite and above 0, of 1024 data sets at most");
         } else {
-            Kind::Weights { quotas: quotas(&weights), orders: vec![Order::default(); sets.len()], block: None }
+            Kind::Weights { quotas: quotas(&weights), orders: orders(&sizes, seed, shuffled), block: None }
         };
         Ok(Mixture { sizes, kind, seed, shuffled })
     }
 
     /// The place of a number.
     pub fn draw(&mut self, number: u64) -> Draw {
-        let Mixture { sizes, kind, seed, shuffled } = self;
+        let Mixture { sizes, kind, seed, .. } = self;
         match kind {
             Kind::Repeats { repeats, len, order } => {
                 let epoch = number / *len as u64;
-                let mut place = order.at((*len, *seed, *shuffled), epoch, (number % *len as u64) as usize);
+                let mut place = order.at(epoch, (number % *len as u64) as usize);
                 let mut set = 0;
                 while place >= sizes[set] * repeats[set] as usize {
                     place -= sizes[set] * repeats[set] as usize;
@@ -129,9 +144,7 @@ impl Mixture {
                 let (set, nth) = block.as_ref().map_or((0, 0), |(_, places)| places[(number % BLOCK) as usize]);
                 let count = at * quotas[set] + nth;
                 let (epoch, place) = (count / sizes[set] as u64, (count % sizes[set] as u64) as usize);
-                // Sets of one size must not go in step.
-                let own = rng::state(*seed, set as u64 + 1);
-                Draw { set, record: orders[set].at((sizes[set], own, *shuffled), epoch, place), epoch }
+                Draw { set, record: orders[set].at(epoch, place), epoch }
             }
         }
     }
@@ -145,8 +158,8 @@ impl Mixture {
     pub(super) fn with_order(&self, seed: u64, shuffled: bool) -> Self {
         let mut mixture = Mixture { seed, shuffled, ..self.clone() };
         match &mut mixture.kind {
-            Kind::Repeats { order, .. } => *order = Order::default(),
-            Kind::Weights { orders, block, .. } => (*orders, *block) = (vec![Order::default(); self.sizes.len()], None),
+            Kind::Repeats { order, len, .. } => *order = Order::new(*len, seed, shuffled),
+            Kind::Weights { orders: old, block, .. } => (*old, *block) = (orders(&self.sizes, seed, shuffled), None),
         }
         mixture
     }

@@ -26,11 +26,11 @@ pub(super) fn sources(plan: &Plan, note: Note) {
         && of.sources().iter().any(|source| source.weight.is_some())
     {
         let message = "a source of [task] has a weight, but a reward model meets every pair of its data".to_owned();
-        note("task.sources", &["pipeline"], message, "give repeats in the place of weights");
+        note("task.sources", &["pipeline"], message, "give repeats instead of weights");
     }
-    data(("task", "task.kind"), &plan.task.data, note);
+    data("task", "task.kind", &plan.task.data, note);
     if let Some(task) = plan.eval.as_ref().and_then(|eval| eval.task.as_ref()) {
-        data(("eval.task", "eval.task.kind"), &task.data, note);
+        data("eval.task", "eval.task.kind", &task.data, note);
     }
     if let Some(sft) = &plan.sft {
         one_or_several("sft", sft.data.is_some(), &sft.sources, note);
@@ -46,7 +46,7 @@ pub(super) fn sources(plan: &Plan, note: Note) {
     }
 }
 
-fn data((section, kind): (&str, &'static str), task: &TaskData, note: Note) {
+fn data(section: &str, kind: &'static str, task: &TaskData, note: Note) {
     let TaskData::Data(of) = task else { return };
     let one = !of.only.data.as_os_str().is_empty();
     one_or_several(section, one, &of.sources, note);

@@ -1,4 +1,4 @@
-//! What each step of a recipe is learned by, `[[change]]` and `[[ramp]]` included.
+//! Configuration of each training step, with `[[change]]` and `[[ramp]]`, and the data of `[mix]`.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use rollflow::train::{Algorithm, TrainBatch, collate};
 use crate::assemble::supervised;
 use crate::registry::Registry;
 
-/// What every step of a plan that never changes is learned by.
-pub fn lesson(plan: &Plan, registry: &Registry) -> Result<StepConfig> {
+/// Configuration of every step of a plan that never changes.
+pub fn step_config(plan: &Plan, registry: &Registry) -> Result<StepConfig> {
     let train = &plan.train;
     let (loss, off_policy) = (registry.loss_of(train)?, train.off_policy());
     // Pairs of a data set have no rewards to compare.
@@ -37,7 +37,7 @@ pub fn lesson(plan: &Plan, registry: &Registry) -> Result<StepConfig> {
     })
 }
 
-/// The supervised samples that steps are mixed with.
+/// Supervised samples that are mixed into steps.
 pub struct Mixture {
     samples: Mutex<Supervised>,
     algorithm: Arc<Algorithm>,
@@ -46,7 +46,7 @@ pub struct Mixture {
 }
 
 impl Mixture {
-    /// Those of `[mix]`.
+    /// Opens the samples of `[mix]`.
     pub fn of(plan: &Plan, policy: &Policy) -> Result<Option<Self>> {
         let Some((mix, sft)) = plan.mix.as_ref().zip(plan.sft.as_ref()) else { return Ok(None) };
         let endless = Sft { batch: mix.batch, batch_tokens: None, steps: u64::MAX, ..sft.clone() };
@@ -55,7 +55,7 @@ impl Mixture {
         Ok(Some(Mixture { samples: Mutex::new(samples), algorithm, weight: mix.weight, every: mix.every }))
     }
 
-    /// That of a step, which counts from 1.
+    /// Batch of a step, which counts from 1.
     pub fn at(&self, step: u64) -> Result<Option<Arc<TrainBatch>>> {
         if !step.is_multiple_of(self.every) {
             return Ok(None);
@@ -68,32 +68,32 @@ impl Mixture {
     }
 }
 
-/// The lesson of a step, which says so where it begins something new.
-pub fn by_step(timeline: &Timeline, registry: &Registry, step: u64) -> Result<StepConfig> {
-    of_step(timeline, step, |plan| lesson(plan, registry))
+/// Configuration of a step. Logs where a step changes it.
+pub fn step_config_at(timeline: &Timeline, registry: &Registry, step: u64) -> Result<StepConfig> {
+    changed_at(timeline, step, |plan| step_config(plan, registry))
 }
 
-/// The same, by what a plan's steps are learned by.
-pub fn of_step(timeline: &Timeline, step: u64, lesson: impl Fn(&Plan) -> Result<StepConfig>) -> Result<StepConfig> {
+/// Configuration of a step, from the `config` of the plan at that step.
+pub fn changed_at(timeline: &Timeline, step: u64, config: impl Fn(&Plan) -> Result<StepConfig>) -> Result<StepConfig> {
     if let Some(set) = timeline.begins(step) {
         tracing::info!("From step {step} on: {}", set.join(", "));
     }
-    Ok(StepConfig { settings: timeline.settings(step), ..lesson(timeline.at(step)?.as_ref())? })
+    Ok(StepConfig { settings: timeline.settings(step), ..config(timeline.at(step)?.as_ref())? })
 }
 
-/// The temperature of prompts that enter under a version: that of the first step which trains it.
+/// Temperature of prompts that enter under a version: that of the first step which trains it.
 pub fn temperature(timeline: &Timeline, sync_every: u64, version: Version) -> f32 {
     let step = version.saturating_sub(1) * sync_every + 1;
-    // A plan that can't be put together ends the run at the trainer, which says why.
+    // An invalid plan ends the run at the trainer, with its reason.
     timeline.at(step).map_or(1.0, |plan| plan.generate.temperature as f32)
 }
 
-/// Steps in which the policy learns: a critic's warm-up is none of them.
+/// Steps that train the policy, without the critic's warm-up.
 pub fn own_steps(plan: &Plan) -> u64 {
     plan.train.steps.saturating_sub(plan.critic.as_ref().map_or(0, |critic| critic.warmup_steps))
 }
 
-/// The learning rate over updates, of which every step makes so many.
+/// Learning rate over optimizer updates, of which every step makes `updates`.
 pub fn schedule(of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<Schedule> {
     let (warmup_steps, total_steps) = (of.schedule.warmup.saturating_mul(updates), steps.saturating_mul(updates));
     let schedule = Schedule { lr, decay: of.schedule.kind, warmup_steps, total_steps, floor: of.schedule.min_lr_ratio };
