@@ -12,8 +12,10 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use rollflow::data::packing::{OverlongPolicy, Packing, pack};
 use rollflow::data::{Tokenizer, arithmetic};
+use rollflow::flow::Report;
 use rollflow::model::{FrozenWeights, ModelConfig};
 use rollflow::prelude::*;
+use rollflow::rollout::Admission;
 
 /// Steps left out of the timing, or a fifth of them if there are few.
 const WARM_UP: u64 = 10;

@@ -6,6 +6,9 @@
 use std::sync::Arc;
 
 use rollflow::algo::rewards::exact_match;
+use rollflow::data::DataBuffer;
+use rollflow::data::arithmetic;
+use rollflow::model::ModelConfig;
 use rollflow::prelude::*;
 use rollflow::train::{assign_advantages, collate};
 

@@ -4,8 +4,12 @@
 //!
 //!     cargo run --release --example custom_everything
 
+use rollflow::algo::filters::{GroupFilter, Verdict};
 use rollflow::algo::rewards::{Aggregator, Parts};
 use rollflow::algo::{AdvantageError, LossError, LossInputs, LossMetrics, LossOutput, ScoredGroup};
+use rollflow::data::DataBuffer;
+use rollflow::model::ModelConfig;
+use rollflow::observe::StepMetrics;
 use rollflow::prelude::*;
 
 const SEED: u64 = 7;

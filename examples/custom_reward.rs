@@ -6,7 +6,10 @@
 //!
 //!     cargo run --release --example custom_reward
 
+use rollflow::data::DataBuffer;
+use rollflow::model::ModelConfig;
 use rollflow::prelude::*;
+use rollflow::stages::reward::OnFailure;
 
 const SEED: u64 = 7;
 const GROUPS_PER_STEP: usize = 8;

@@ -8,6 +8,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use rollflow::flow::from_iter;
 use rollflow::flow::{AsyncIo, AsyncStage};
 use rollflow::prelude::*;
 

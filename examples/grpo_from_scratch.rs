@@ -6,7 +6,12 @@
 //!     cargo run --release --example grpo_from_scratch
 
 use rollflow::algo::rewards::exact_match;
+use rollflow::data::arithmetic;
+use rollflow::model::ModelConfig;
+use rollflow::observe::Console;
 use rollflow::prelude::*;
+use rollflow::train::SftConfig;
+use rollflow::train::run_sft_training;
 
 const SEED: u64 = 0;
 const STEPS: u64 = 150;

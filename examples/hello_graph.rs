@@ -8,6 +8,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+use rollflow::flow::Capacity;
+use rollflow::flow::filter;
+use rollflow::flow::flat_map;
+use rollflow::flow::from_iter;
 use rollflow::prelude::*;
 
 const TEXT: &str = "the tensors train the trainer\nwhile the sampler samples samples\nand the weights wait";

@@ -5,6 +5,8 @@
 //!     cargo run --release --example kl_reference
 
 use rollflow::algo::{Kl, KlForm, WithKl};
+use rollflow::data::DataBuffer;
+use rollflow::model::ModelConfig;
 use rollflow::prelude::*;
 
 const SEED: u64 = 7;

@@ -7,6 +7,7 @@
 //!
 //! Without arguments, a small random model speaks.
 
+use rollflow::model::ModelConfig;
 use rollflow::model::Packed;
 use rollflow::prelude::*;
 

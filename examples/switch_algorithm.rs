@@ -7,6 +7,10 @@
 
 use std::sync::Arc;
 
+use rollflow::algo::Advantage;
+use rollflow::data::DataBuffer;
+use rollflow::model::ModelConfig;
+use rollflow::observe::StepMetrics;
 use rollflow::prelude::*;
 use rollflow::stages::train::StepConfig;
 use rollflow::train::Algorithm;

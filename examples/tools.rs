@@ -6,7 +6,9 @@
 //!     cargo run --release --example tools
 
 use rollflow::data::ChatMessage;
+use rollflow::data::DataBuffer;
 use rollflow::env::{Action, Called, Deadline, EnvError, Environment, Episode, Grade, Step, ToolCall, ToolResult, ToolSpec};
+use rollflow::model::ModelConfig;
 use rollflow::prelude::*;
 use rollflow::rollout::Agent;
 use serde_json::json;

@@ -33,33 +33,26 @@ pub mod util;
 
 /// Names that a program needs to declare a pipeline.
 pub mod prelude {
-    pub use crate::algo::filters::{self, GroupFilter, Verdict};
-    pub use crate::algo::{Advantage, Aggregation, CrossEntropy, GroupMean, Grpo, Loss, Schedule, is_correct};
-    pub use crate::data::{Batch, DataBuffer, Group, Prompt, Sample, Scored, Status, Tokenizer, arithmetic};
-    pub use crate::engine::{OnNewWeights, SamplingParams};
-    pub use crate::flow::{
-        Capacity, Flow, Interrupts, Io, Message, Port, Report, Sink, Source, Stage, StageError, StageSpec, Until, batch, filter,
-        filter_map, flat_map, from_iter, map, map_async, weights,
-    };
-    #[cfg(feature = "torch")]
-    pub use crate::model::ModelConfig;
+    pub use crate::algo::filters;
+    pub use crate::algo::{Aggregation, CrossEntropy, GroupMean, Grpo, Loss, Schedule, is_correct};
+    pub use crate::data::{Batch, Group, Prompt, Sample, Scored, Status, Tokenizer};
+    pub use crate::engine::SamplingParams;
+    pub use crate::flow::{Flow, Io, Message, Sink, Source, Stage, StageError, StageSpec, Until, map, weights};
+    pub use crate::observe::Metrics;
     pub use crate::observe::logs::ConsoleLogger;
-    pub use crate::observe::{Console, Metric, Metrics, StepMetrics};
-    pub use crate::rollout::{Admission, TrainingFlow};
+    pub use crate::rollout::TrainingFlow;
     pub use crate::stages::batch::Batcher;
-    pub use crate::stages::filter::{Fallback, Filter};
+    pub use crate::stages::filter::Filter;
     pub use crate::stages::generate::Generator;
     pub use crate::stages::reference::Reference;
-    pub use crate::stages::reward::{OnFailure, Reward};
+    pub use crate::stages::reward::Reward;
     pub use crate::stages::sink::RunLog;
     pub use crate::stages::source::{Prompts, Supervised};
     pub use crate::stages::sync::WeightSync;
-    pub use crate::stages::train::{OnStale, Trained, Trainer};
+    pub use crate::stages::train::{Trained, Trainer};
+    pub use crate::train::TrainingBackend;
     #[cfg(feature = "torch")]
-    pub use crate::train::{LocalBackend, LocalConfig};
-    #[cfg(feature = "torch")]
-    pub use crate::train::{Policy, ScoreModel};
-    pub use crate::train::{SftConfig, TrainFuture, TrainingBackend, run_sft_training};
+    pub use crate::train::{LocalBackend, LocalConfig, Policy};
 }
 
 /// Compiles the Rust code of `README.md` with the doc tests.

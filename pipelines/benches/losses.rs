@@ -14,6 +14,7 @@ use rollflow::algo::{
     Proximal, Rejection,
 };
 use rollflow::data::Tokenizer;
+use rollflow::model::ModelConfig;
 use rollflow::prelude::*;
 use rollflow::recipe::{NoKeys, parse};
 use rollflow::train::{PackedColumns, TrainBatch, assign_advantages, collate};

@@ -5,6 +5,8 @@
 //! PPO is the same graph: its critic is a second model inside the trainer.
 
 use anyhow::{Context, Result};
+use rollflow::flow::Capacity;
+use rollflow::flow::Interrupts;
 use rollflow::flow::{Ended, Flow, Report, Until};
 use rollflow::observe::logs::announce_training;
 use rollflow::prelude::*;

@@ -16,6 +16,7 @@ use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::recipe::task::TaskData;
 use rollflow::stages::reference::BatchReference;
+use rollflow::stages::reward::OnFailure;
 use rollflow::stages::source::{GroupScorer, RecordedGroups};
 
 use crate::assemble::data;

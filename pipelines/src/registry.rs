@@ -8,6 +8,9 @@ use std::fmt::{self, Display};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use rollflow::algo::Advantage;
+use rollflow::algo::filters::GroupFilter;
+use rollflow::algo::filters::Verdict;
 use rollflow::algo::rewards::{Aggregator, IntoReward, RewardOutput};
 use rollflow::algo::{Estimator, LossChoice};
 use rollflow::prelude::*;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use rollflow::algo::{BradleyTerry, PairMetrics};
 use rollflow::data::RankedPair;
+use rollflow::flow::Port;
 use rollflow::flow::{Ended, Flow, Report, Until};
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
@@ -17,6 +18,7 @@ use rollflow::stages::evaluate::PairEvaluator;
 use rollflow::stages::reward::Scorer;
 use rollflow::stages::train::StepConfig;
 use rollflow::train::Algorithm;
+use rollflow::train::ScoreModel;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
 use crate::assemble::data;

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
+use rollflow::flow::Interrupts;
+use rollflow::flow::Port;
 use rollflow::flow::{Ended, Flow, Report, Until};
 use rollflow::model::FrozenWeights;
 use rollflow::observe::MetricsLogger;

@@ -6,6 +6,7 @@
 
 use anyhow::{Context, Result};
 use rollflow::flow::Ended;
+use rollflow::flow::Interrupts;
 use rollflow::prelude::*;
 use rollflow::recipe::Observe;
 use rollflow::recipe::{Pipeline, Plan};

@@ -52,6 +52,7 @@ impl Metrics {
     /// method `metrics` whose numbers you want.
     ///
     /// ```
+    /// use rollflow::flow::from_iter;
     /// use rollflow::prelude::*;
     ///
     /// # fn main() -> anyhow::Result<()> {

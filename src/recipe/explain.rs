@@ -105,7 +105,7 @@ mod tests {
     fn an_unknown_key_names_the_nearest() {
         assert_eq!(
             explain("train.lrr").unwrap_err(),
-            "`train.lrr` is not a key of recipes; the nearest are train.lr, sft.lr, critic.lr"
+            "`train.lrr` is not a key of recipes; the nearest are train.lr, critic.lr, sft.lr"
         );
         assert!(explain("train.warmup").unwrap_err().contains("train.schedule.warmup"));
     }

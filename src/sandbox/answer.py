@@ -250,6 +250,8 @@ def serve():
             signal.setitimer(signal.ITIMER_REAL, 0)
             try:
                 reply = '["raise",%s,%s,%s,%s]' % (ancestry(type(error)), plain(error.args), string(str(error)[:1000]), printed())
+            except MemoryError:
+                reply = '["unsayable","an exception that does not fit into memory"]'
             except BaseException as another:
                 reply = '["raise",%s,["tuple",[]],"",""]' % ancestry(type(another))
         send(reply)

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::live::{Event, Live};
 use super::{Job, Limits, Sandbox, SandboxError};
+use crate::net;
 
 const ANSWER: &str = include_str!("answer.py");
 const TESTS: &str = concat!(include_str!("values.py"), include_str!("tests.py"));
@@ -50,7 +51,7 @@ impl Referee {
         // An idle process ends after some time.
         let limits = sandbox.config().limits;
         // Its time limit covers all its jobs.
-        let time = AGE + limits.wall + GRACE * 2;
+        let time = (AGE + GRACE * 2).saturating_add(limits.wall);
         let limits = Limits { wall: time, cpu: time, output: i64::MAX as u64, ..limits };
         let process = sandbox.start(&Job::quick_python(TESTS).limits(limits))?;
         let secret = [0, 1].map(|at| format!("{:016x}", RandomState::new().hash_one(at))).concat();
@@ -83,7 +84,7 @@ impl Referee {
         // A test that hangs leaves time for the others.
         let seconds = limits.wall.as_secs_f64() / (programs.len() + 2) as f64;
         tests.process.send(format!("{}{}", tests.secret, json!([seconds, code, programs])).as_bytes());
-        let deadline = Instant::now() + limits.wall + GRACE;
+        let deadline = net::deadline(limits.wall.saturating_add(GRACE));
         let mut verdicts = vec![None; programs.len()];
         let (mut begun, mut next) = (false, None);
         loop {

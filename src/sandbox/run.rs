@@ -174,7 +174,7 @@ pub(super) fn start(config: &SandboxConfig, walls: Walls, job: &Job, streamed: b
     drop(started);
     let mut wire = &ours;
     let told = tell(config, walls, job, streamed, folder.as_ref()).and_then(|message| wire.write_all(&message));
-    told.and_then(|()| ours.set_read_timeout(Some(limits.wall + GRACE)))
+    told.and_then(|()| ours.set_read_timeout(Some(limits.wall.saturating_add(GRACE))))
         .map_err(|error| SandboxError::Broken(error.to_string()))?;
     Ok(Started { wire: ours, _warden: warden, _folder: folder })
 }
@@ -199,7 +199,7 @@ fn tell(config: &SandboxConfig, walls: Walls, job: &Job, streamed: bool, folder:
     record(b'm', mode)?;
     let numbers = [
         (b'w', limits.wall.as_millis().clamp(1, i64::MAX as u128) as u64),
-        (b'c', limits.cpu.as_secs() + u64::from(limits.cpu.subsec_nanos() > 0)),
+        (b'c', limits.cpu.as_secs().saturating_add(u64::from(limits.cpu.subsec_nanos() > 0))),
         (b'M', limits.memory),
         (b'p', u64::from(limits.processes)),
         (b'f', limits.file_size),

@@ -1,4 +1,5 @@
 //! A filter judges rewards, so it takes scored groups only: before the reward it does not compile.
+use rollflow::flow::from_iter;
 use rollflow::prelude::*;
 
 fn main() {

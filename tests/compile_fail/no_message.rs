@@ -1,4 +1,5 @@
 //! A type travels over an edge only if it is a `Message`, and the compiler says how to make it one.
+use rollflow::flow::from_iter;
 use rollflow::prelude::*;
 
 struct Word(String);

@@ -3,6 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
+use rollflow::algo::filters::Verdict;
+use rollflow::flow::from_iter;
 use rollflow::prelude::*;
 
 fn scored(id: u64, dropped: bool) -> Scored {

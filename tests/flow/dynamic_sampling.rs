@@ -9,8 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::support::rehearsal::{Rehearsal, assert_sound};
 use proptest::prelude::*;
+use rollflow::algo::filters::Verdict;
+use rollflow::observe::Metric;
 use rollflow::prelude::*;
 use rollflow::rollout::Fate;
+use rollflow::stages::filter::Fallback;
 use rollflow::stages::filter::FilterPanicked;
 
 const STALENESS: u64 = 1;

@@ -11,12 +11,19 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use rollflow::algo::filters::Verdict;
 use rollflow::engine::{DecodeTimes, OnNewWeights, SimulatedEngine};
+use rollflow::flow::Capacity;
+use rollflow::flow::Report;
 use rollflow::flow::{Ended, RunError, Simulation, WaitsFor, WeightsTx};
 use rollflow::prelude::*;
+use rollflow::rollout::Admission;
 use rollflow::rollout::Fate;
 use rollflow::stages::generate::EngineSettings;
+use rollflow::stages::reward::OnFailure;
+use rollflow::stages::train::OnStale;
 use rollflow::stages::train::staleness;
+use rollflow::train::TrainFuture;
 use rollflow::train::{
     BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, SimulatedBackend, Snapshot, TrainBatch,
     TrainError, Update,

@@ -11,7 +11,11 @@ use std::sync::{Arc, Mutex};
 use rollflow::algo::{ComparedToken, LogProbGap};
 use rollflow::data::{POISONED, Version};
 use rollflow::flow::{Report, RunError, Signal};
+use rollflow::observe::Metric;
+use rollflow::observe::StepMetrics;
 use rollflow::prelude::*;
+use rollflow::rollout::Admission;
+use rollflow::stages::reward::OnFailure;
 use rollflow::train::ForwardBackward;
 
 use crate::support::backend::{Asked, Counting, Forward};

@@ -9,8 +9,11 @@ use std::sync::Arc;
 
 use crate::support::rehearsal::{Pace, Rehearsal, assert_sound};
 use proptest::prelude::*;
+use rollflow::algo::filters::Verdict;
+use rollflow::observe::Metric;
 use rollflow::prelude::*;
 use rollflow::rollout::{Fate, Progress};
+use rollflow::stages::train::OnStale;
 
 /// A number that depends on nothing but these two.
 fn hash(seed: u64, id: u64) -> u64 {

@@ -4,8 +4,10 @@
 use std::sync::Arc;
 
 use rollflow::engine::{DecodeTimes, SimulatedEngine};
+use rollflow::flow::from_iter;
 use rollflow::flow::{GraphError, GraphErrors, Simulation};
 use rollflow::prelude::*;
+use rollflow::rollout::Admission;
 use rollflow::stages::generate::EngineSettings;
 use rollflow::train::SimulatedBackend;
 

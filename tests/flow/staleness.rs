@@ -5,8 +5,11 @@
 use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
+use rollflow::algo::filters::Verdict;
+use rollflow::flow::Capacity;
 use rollflow::flow::RunError;
 use rollflow::prelude::*;
+use rollflow::rollout::Admission;
 use rollflow::rollout::Totals;
 use rollflow::stages::train::{OnStale, staleness};
 use rollflow::train::{BackendState, ForwardBackward};

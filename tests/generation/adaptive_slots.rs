@@ -4,7 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use rollflow::engine::{LocalEngine, Request, TokenEngine};
+use rollflow::model::ModelConfig;
+use rollflow::observe::Metric;
+use rollflow::observe::StepMetrics;
 use rollflow::prelude::*;
+use rollflow::rollout::Admission;
 
 fn policy() -> Policy {
     let tokenizer = Tokenizer::characters("0123456789+=", 16).unwrap();

@@ -13,9 +13,14 @@ use crate::generating::*;
 use proptest::prelude::*;
 use rollflow::data::{Answer, Version};
 use rollflow::engine::{FinishReason, Finished, LocalEngine, OnNewWeights, Request, SamplingParams, TokenEngine};
+use rollflow::flow::Capacity;
 use rollflow::flow::RunContext;
+use rollflow::flow::from_iter;
+use rollflow::model::ModelConfig;
 use rollflow::model::{Family, KvCache, Packed, Weights};
+use rollflow::observe::Metric;
 use rollflow::prelude::*;
+use rollflow::rollout::Admission;
 use rollflow::rollout::{Fate, OpenGroup, Progress, Totals};
 
 /// What a checkpoint keeps of a run: through text and back.

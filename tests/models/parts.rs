@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use rollflow::algo::{Advantage, LossError, LossInputs, LossOutput, PolicyLoss, Scale};
+use rollflow::flow::from_iter;
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
 use rollflow::train::AdamW;

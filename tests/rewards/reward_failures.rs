@@ -7,11 +7,17 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
+use rollflow::algo::filters::Verdict;
 use rollflow::data::POISONED;
+use rollflow::flow::Capacity;
+use rollflow::flow::from_iter;
 use rollflow::flow::{Report, RunError};
+use rollflow::observe::Metric;
 use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, DeadLetterWriter, Failure, FailureKind, read_dead_letters};
 use rollflow::prelude::*;
+use rollflow::rollout::Admission;
 use rollflow::rollout::LOST;
+use rollflow::stages::reward::OnFailure;
 use rollflow::stages::reward::{OnLostSample, RewardOutput, Scorers, Scoring};
 
 fn group(id: u64) -> Group {

@@ -10,12 +10,15 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use rollflow::algo::rewards::{Aggregator, Parts};
+use rollflow::flow::from_iter;
 use rollflow::flow::{Ended, Report, RunError};
 use rollflow::judge::{Service, ServiceConfig};
 use rollflow::net::RetryPolicy;
+use rollflow::observe::Metric;
 use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, DeadLetterWriter, read_dead_letters};
 use rollflow::prelude::*;
 use rollflow::rollout::LOST;
+use rollflow::stages::reward::OnFailure;
 use rollflow::stages::reward::{FailurePolicy, RemoteReward, RemoteScorer};
 use serde_json::{Value, json};
 

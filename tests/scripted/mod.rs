@@ -7,6 +7,7 @@ use std::time::Duration;
 use rollflow::data::SampledToken;
 use rollflow::flow::{Signal, WeightsRx};
 use rollflow::prelude::*;
+use rollflow::rollout::Admission;
 
 /// A number below `below`, drawn by `key`: the script.
 pub fn draw(key: &[u64], below: u64) -> u64 {

@@ -6,10 +6,15 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use rollflow::algo::filters::Verdict;
 use rollflow::data::Version;
 use rollflow::flow::{RunError, Signal, WeightsRx, Window};
+use rollflow::observe::StepMetrics;
 use rollflow::prelude::*;
 use rollflow::rollout::{Admission, Progress, Totals};
+use rollflow::stages::filter::Fallback;
+use rollflow::stages::reward::OnFailure;
+use rollflow::stages::train::OnStale;
 use rollflow::stages::train::{Resumed, staleness};
 
 use super::backend::Counting;

@@ -6,8 +6,16 @@ use std::sync::{Arc, Mutex};
 
 use rollflow::algo::rewards::exact_match;
 use rollflow::algo::{PolicyLoss, ValueLoss};
+use rollflow::data::DataBuffer;
+use rollflow::data::arithmetic;
+use rollflow::model::ModelConfig;
+use rollflow::observe::Metric;
+use rollflow::observe::StepMetrics;
 use rollflow::prelude::*;
+use rollflow::rollout::Admission;
 use rollflow::stages::train::Critic;
+use rollflow::train::SftConfig;
+use rollflow::train::run_sft_training;
 
 const SEED: u64 = 3;
 

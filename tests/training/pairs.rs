@@ -7,9 +7,16 @@ use std::sync::{Arc, Mutex};
 use rollflow::algo::rewards::exact_match;
 use rollflow::algo::{PairLoss, PairOf, PairwiseLoss, Preference, best_against_worst, token_kl};
 use rollflow::data::Pair;
+use rollflow::data::arithmetic;
 use rollflow::model::FrozenWeights;
+use rollflow::model::ModelConfig;
+use rollflow::observe::Metric;
+use rollflow::observe::StepMetrics;
 use rollflow::prelude::*;
+use rollflow::rollout::Admission;
 use rollflow::stages::pairs::{NO_PAIR, Pairing, Pairs};
+use rollflow::train::SftConfig;
+use rollflow::train::run_sft_training;
 use rollflow::train::{Scorer, TrainBatch, collate};
 
 const SEED: u64 = 3;

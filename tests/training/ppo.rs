@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use crate::support::backend::Counting;
 use proptest::prelude::*;
 use rollflow::algo::{AdaptiveKl, Kl, KlForm, ValueLoss};
+use rollflow::flow::from_iter;
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
 use rollflow::stages::train::{Critic, Resumed, RewardKl};

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+use rollflow::model::ModelConfig;
 use rollflow::model::{FrozenWeights, Weights};
 use rollflow::prelude::*;
+use rollflow::rollout::Admission;
 use rollflow::stages::reference::{ReferenceError, ema, periodic};
 use rollflow::train::{Scorer, collate};
 

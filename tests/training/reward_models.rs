@@ -3,11 +3,16 @@
 use std::sync::{Arc, Mutex};
 
 use rollflow::algo::{BradleyTerry, PairMetrics};
+use rollflow::data::arithmetic;
 use rollflow::data::{PromptText, RankedPair};
+use rollflow::flow::from_iter;
+use rollflow::model::ModelConfig;
 use rollflow::model::Weights;
 use rollflow::prelude::*;
+use rollflow::stages::reward::OnFailure;
 use rollflow::stages::reward::Scorer;
 use rollflow::train::LoadError;
+use rollflow::train::ScoreModel;
 
 fn tokenizer() -> Tokenizer {
     Tokenizer::characters("0123456789+=", 16).unwrap()

@@ -4,9 +4,17 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+use rollflow::algo::filters::Verdict;
+use rollflow::data::DataBuffer;
+use rollflow::data::arithmetic;
 use rollflow::data::{Dropped, Spans};
 use rollflow::engine::{Finished, LocalEngine, Request, TokenEngine};
+use rollflow::flow::Capacity;
+use rollflow::model::ModelConfig;
+use rollflow::observe::Metric;
+use rollflow::observe::StepMetrics;
 use rollflow::prelude::*;
+use rollflow::rollout::Admission;
 use rollflow::rollout::SURPLUS;
 use rollflow::stages::batch::over_sampled;
 use rollflow::stages::sink::step_row;

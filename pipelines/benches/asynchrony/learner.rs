@@ -6,7 +6,10 @@ use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result, ensure};
 use parking_lot::Mutex;
+use rollflow::flow::Interrupts;
 use rollflow::flow::{Ended, Snapshot, State, Stats};
+use rollflow::observe::Metric;
+use rollflow::observe::StepMetrics;
 use rollflow::prelude::*;
 use rollflow::recipe::{self, Plan};
 use rollflow_pipelines::Registry;

@@ -9,6 +9,7 @@ use rollflow::model::{Dtype, ModelConfig, Weights, save_hf};
 use rollflow::prelude::*;
 use rollflow::recipe::model::ModelSource;
 use rollflow::recipe::{Pipeline, Plan};
+use rollflow::train::ScoreModel;
 use rollflow::util::atomic_file;
 
 use crate::assemble::{models, policy};

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use rollflow::model::ModelConfig;
 use rollflow::model::{Compute, Dtype, Lora};
 use rollflow::prelude::*;
 use rollflow::recipe::model::{DeviceName, ModelSource, TinyModel};
 use rollflow::recipe::{self, Plan};
+use rollflow::train::ScoreModel;
 use rollflow::train::tokenizer_folder;
 
 use crate::assemble::conversations;

@@ -4,6 +4,7 @@ use anyhow::{Context, Result, bail};
 use rollflow::data::chat::ChatError;
 use rollflow::data::source::{Mixed, prepare_pair, too_long};
 use rollflow::data::{BufferState, Pair, RankedPair, arithmetic};
+use rollflow::flow::Port;
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;

@@ -11,6 +11,7 @@ use rollflow::prelude::*;
 use rollflow::recipe::reward::{Composition, PartRule};
 use rollflow::recipe::{Net, Plan};
 use rollflow::stages::reward::{CodeReward, FailurePolicy, ModelRule, RemoteReward, RemoteScorer, Scorer, Scorers, score};
+use rollflow::train::ScoreModel;
 
 use crate::assemble::{models, policy, secrets};
 use crate::registry::Registry;

@@ -1,12 +1,15 @@
 //! `[generate]` and `[[filter]]`: how prompts are sampled, and which groups are trained on.
 
 use anyhow::{Result, anyhow};
+use rollflow::algo::filters::GroupFilter;
+use rollflow::algo::filters::Verdict;
 use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::flow::WeightsRx;
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
 use rollflow::recipe::task::TaskData;
 use rollflow::recipe::{self, Plan, Timeline};
+use rollflow::rollout::Admission;
 use rollflow::rollout::complete;
 use rollflow::train;
 

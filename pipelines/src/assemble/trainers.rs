@@ -11,6 +11,7 @@ use rollflow::recipe::task::{RewardModel, Sft};
 use rollflow::recipe::train::Optimization;
 use rollflow::recipe::{Plan, Timeline};
 use rollflow::stages::train::{Critic, StepConfig};
+use rollflow::train::ScoreModel;
 use rollflow::train::{AdamW, ParamGroups};
 
 use crate::assemble::models;

@@ -19,6 +19,7 @@ use crate::assemble::engines::Engines;
 use crate::assemble::evaluation::eval_spec;
 use crate::assemble::policy::Reader;
 use crate::registry::Registry;
+use crate::run::recipe_keys::flat;
 
 /// File of the answers, one a line.
 pub const ANSWERS: &str = "answers.jsonl";
@@ -115,7 +116,7 @@ impl StandaloneEval<'_> {
         if let Some(found) = found.as_object_mut() {
             found.remove("summary");
         }
-        if found != *identity {
+        if !is_same(&found, identity)? {
             bail!("{} holds an evaluation of something else; choose another folder with --out", self.out.display());
         }
         let answers = self.out.join(ANSWERS);
@@ -131,5 +132,29 @@ impl StandaloneEval<'_> {
         }
         let path = self.out.join(EVALUATION);
         atomic_file::write(&path, format!("{page:#}\n")).with_context(|| format!("writing {}", path.display()))
+    }
+}
+
+/// Returns true if both identities name one evaluation, whatever names their keys had at the time.
+fn is_same(found: &Value, identity: &Value) -> Result<bool> {
+    let sections = |identity: &Value| flat(identity["asked"].as_str().unwrap_or_default());
+    let others = |identity: &Value| -> Option<Value> {
+        let mut identity = identity.clone();
+        identity.as_object_mut()?.remove("asked");
+        Some(identity)
+    };
+    Ok(others(found) == others(identity) && sections(found)? == sections(identity)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_evaluation_is_continued_under_the_former_names_of_its_keys() {
+        let of = |key: &str, slots: u64| json!({"seed": 1, "asked": format!("[eval]\nsamples = 1\n{key} = {slots}")});
+        assert!(is_same(&of("slots", 64), &of("max_num_seqs", 64)).unwrap());
+        assert!(!is_same(&of("slots", 64), &of("max_num_seqs", 32)).unwrap());
+        assert!(!is_same(&json!({"seed": 2, "asked": of("slots", 64)["asked"]}), &of("slots", 64)).unwrap());
     }
 }

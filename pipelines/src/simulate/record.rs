@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
+use rollflow::flow::Interrupts;
 use rollflow::flow::{Ended, Until};
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;

@@ -170,7 +170,7 @@ fn a_server_with_a_shorter_context_than_the_model_s_truncates_conversations_and_
     let [none, longer] = ["none", "longer"].map(|name| folder.path().join(name));
     let ended = rollflow(&run_args(GRPO, &none, &[&sets[..], &["generate.max_new_tokens=80"]].concat()));
     assert!(
-        ended.code == Some(1) && ended.err.contains("lower that, or start the server with a larger --max-model-len"),
+        ended.code == Some(1) && ended.err.contains("lower it, or start the server with a larger --max-model-len"),
         "{}",
         ended.err
     );

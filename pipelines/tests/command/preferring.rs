@@ -178,7 +178,7 @@ fn epochs_become_steps_for_every_pipeline_and_stay_the_same_when_the_run_goes_on
     let ended = run(&out, &[&SMALL[..], &["train.epochs=0.1", "eval.every=0", "train.schedule.warmup=0"]].concat());
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     let written = fs::read_to_string(out.join("recipe.toml")).unwrap();
-    assert!(written.contains("\nsteps = 4\n") && !written.contains("epochs"), "{written}");
+    assert!(written.contains("\nsteps = 4\n") && !written.contains("\nepochs"), "{written}");
     let recipe = folder.path().join("both.toml");
     fs::write(&recipe, format!("include = '{}/../{PAIRS}'\ntrain = {{ steps = 3, epochs = 1 }}\n", env!("CARGO_MANIFEST_DIR")))
         .unwrap();

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use rollflow::algo::filters::Verdict;
 use rollflow::prelude::*;
 use rollflow::recipe::{Plan, RecipeErrors, parse_with};
 use rollflow_pipelines::assemble::components::Components;

@@ -5,9 +5,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use rollflow::data::PromptText;
+use rollflow::observe::Metric;
 use rollflow::observe::logs::read_rollouts;
 use rollflow::prelude::*;
 use rollflow::stages::reward::Scorer;
+use rollflow::train::ScoreModel;
 use serde_json::Value;
 
 use crate::crashes::{self, refuses_fewer_steps};

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use rollflow::observe::Metric;
 use rollflow::observe::logs::read_rollouts;
 use rollflow::prelude::*;
 use rollflow::train::checkpoint;

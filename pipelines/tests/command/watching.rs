@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, TcpListener};
 
 use rollflow::flow::State;
-use rollflow::prelude::*;
+use rollflow::observe::Metric;
 
 use crate::running::{GRPO, Running, rollflow, run_args};
 use crate::support::{exposition::Exposition, http::get};

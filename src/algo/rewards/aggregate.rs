@@ -40,10 +40,10 @@ type Function = dyn Fn(&[f64]) -> f64 + Send + Sync;
 #[derive(Clone)]
 pub struct Aggregator {
     combine: Combine,
-    weights: Vec<f64>,
+    weights: Option<Vec<f64>>,
     levels: u32,
     function: Option<Arc<Function>>,
-    at_least: Vec<Option<f64>>,
+    at_least: Option<Vec<Option<f64>>>,
 }
 
 impl Default for Aggregator {
@@ -55,7 +55,7 @@ impl Default for Aggregator {
 impl Aggregator {
     /// Combines values in this way. For [`Combine::Custom`] use [`Aggregator::custom`].
     pub fn new(combine: Combine) -> Self {
-        Aggregator { combine, weights: Vec::new(), levels: DEFAULT_LEVELS, function: None, at_least: Vec::new() }
+        Aggregator { combine, weights: None, levels: DEFAULT_LEVELS, function: None, at_least: None }
     }
 
     /// Weighted sum `Σ w_i r_i`. Equals TRL's `reward_weights` if every function scores the sample.
@@ -68,9 +68,9 @@ impl Aggregator {
         Aggregator { function: Some(Arc::new(function)), ..Aggregator::new(Combine::Custom) }
     }
 
-    /// Sets the weights of a sum, one per value; empty means 1 for every value.
+    /// Sets the weights of a sum, one per value; 1 by default.
     pub fn weights(self, weights: impl Into<Vec<f64>>) -> Self {
-        Aggregator { weights: weights.into(), ..self }
+        Aggregator { weights: Some(weights.into()), ..self }
     }
 
     /// Sets the number of values of a part that [`Combine::Lexicographic`] distinguishes, at least
@@ -79,10 +79,10 @@ impl Aggregator {
         Aggregator { levels, ..self }
     }
 
-    /// Sets thresholds, one per value: the result is 0 if a value is below its threshold. Empty
-    /// means none.
+    /// Sets thresholds, one per value: the result is 0 if a value is below its
+    /// threshold.
     pub fn at_least(self, thresholds: impl Into<Vec<Option<f64>>>) -> Self {
-        Aggregator { at_least: thresholds.into(), ..self }
+        Aggregator { at_least: Some(thresholds.into()), ..self }
     }
 
     /// Combines `values`, which are in the order of their rewards. Values and result must be
@@ -94,18 +94,20 @@ impl Aggregator {
         if values.is_empty() {
             return Err("there is no value; give at least one reward".to_owned());
         }
-        if !self.at_least.is_empty() {
-            one_per_value(values, self.at_least.len())?;
-            if !values.iter().zip(&self.at_least).all(|(value, least)| least.is_none_or(|least| *value >= least)) {
+        if let Some(at_least) = &self.at_least {
+            one_per_value(values, at_least.len())?;
+            if !values.iter().zip(at_least).all(|(value, least)| least.is_none_or(|least| *value >= least)) {
                 return Ok(0.0);
             }
         }
         let value = match (self.combine, &self.function) {
-            (Combine::Sum, _) if self.weights.is_empty() => values.iter().sum(),
-            (Combine::Sum, _) => {
-                one_per_value(values, self.weights.len())?;
-                values.iter().zip(&self.weights).map(|(value, weight)| value * weight).sum()
-            }
+            (Combine::Sum, _) => match &self.weights {
+                None => values.iter().sum(),
+                Some(weights) => {
+                    one_per_value(values, weights.len())?;
+                    values.iter().zip(weights).map(|(value, weight)| value * weight).sum()
+                }
+            },
             (Combine::Min, _) => values.iter().copied().fold(f64::INFINITY, f64::min),
             (Combine::Product, _) => values.iter().product(),
             (Combine::Lexicographic, _) => lexicographic(values, self.levels)?,
@@ -192,6 +194,7 @@ mod tests {
         let sum = Aggregator::default;
         let refused = |values: &[f64], aggregator: Aggregator| aggregator.aggregate(values).unwrap_err();
         assert!(refused(&[], sum()).contains("at least one reward"));
+        assert!(refused(&[1.0], Aggregator::weighted([])).starts_with("there are 0 weights or thresholds for 1 values"));
         assert!(refused(&[1.0, 2.0], Aggregator::weighted([1.0])).starts_with("there are 1 weights or thresholds for 2 values"));
         assert!(refused(&[1.0], sum().at_least([None, None])).starts_with("there are 2 weights or thresholds for 1 values"));
         assert!(refused(&[1.0, f64::NAN], Aggregator::new(Combine::Min)).starts_with("value 1 is NaN"));

@@ -51,19 +51,21 @@ impl ControlClient {
         Ok(version(&self.get(path).await?))
     }
 
-    /// Checksums below the first of `keys` that has any; `None` if the server has no such route.
+    /// Checksums below the first of `keys` that has any; `None` if the server has no such route. If
+    /// `reports_success`, the reply must say that it succeeded.
     pub(super) async fn checksums(
         &self,
         path: &str,
         body: &Value,
         keys: &[&str],
+        reports_success: bool,
     ) -> Result<Option<BTreeMap<String, String>>, RemoteError> {
         let reply = match self.client.post(path, body, LIMIT).await {
             Ok(reply) => reply,
             Err(RemoteError { fault: Fault::Refused { status: 404 | 405, .. }, .. }) => return Ok(None),
             Err(error) => return Err(error),
         };
-        if reply["success"] == false {
+        if reports_success {
             self.succeeded(path, &reply)?;
         }
         let found = keys.iter().find_map(|key| checksums(&reply[*key]));

@@ -81,7 +81,7 @@ impl WeightControl for SglangWeights {
 
     fn checksums(&self) -> Pending<'_, Option<BTreeMap<String, String>>> {
         let keys = &["per_engine_checksum", "ranks"];
-        Box::pin(async { self.server.checksums("/weights_checker", &json!({"action": "checksum"}), keys).await })
+        Box::pin(async { self.server.checksums("/weights_checker", &json!({"action": "checksum"}), keys, true).await })
     }
 
     fn flush_cache(&self) -> Pending<'_, ()> {

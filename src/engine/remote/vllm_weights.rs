@@ -91,7 +91,7 @@ impl WeightControl for VllmWeights {
     }
 
     fn checksums(&self) -> Pending<'_, Option<BTreeMap<String, String>>> {
-        Box::pin(async { self.server.checksums("/weight_checker", &json!({"action": "checksum"}), &["checksums"]).await })
+        Box::pin(async { self.server.checksums("/weight_checker", &json!({"action": "checksum"}), &["checksums"], false).await })
     }
 
     fn flush_cache(&self) -> Pending<'_, ()> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rollflow::data::Version;
 use rollflow::prelude::*;
+use rollflow::rollout::Admission;
 use rollflow::rollout::EvalSpec;
 use rollflow::stages::evaluate::{AnswerLog, Evaluator};
 use rollflow::stages::sync::EvaluationHold;

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use rollflow::data::DataBuffer;
 use rollflow::data::Prompt;
 use rollflow::engine::remote::{
     Attempt, Chunk, End, Ending, EngineState, Fault, InferenceEngine, Pending, RemoteError, Synced, Tokens, VllmEngine,
@@ -12,6 +13,7 @@ use rollflow::engine::{EngineError, SamplingParams, TokenEngine};
 use rollflow::observe::logs::{DEAD_LETTERS, DeadLetterWriter, read_dead_letters};
 use rollflow::observe::{Metric, Metrics};
 use rollflow::prelude::*;
+use rollflow::rollout::Admission;
 use rollflow::rollout::{LOST, complete};
 use serde_json::{Value, json};
 

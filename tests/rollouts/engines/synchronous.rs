@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 
+use rollflow::algo::filters::Verdict;
 use rollflow::engine::remote::sync::{Probe, Release, SyncConfig, Update, WeightSyncManager};
 use rollflow::engine::remote::{
     Attempt, Chunk, End, Ending, Fault, InferenceEngine, PauseMode, Pending, RemoteError, Synced, Tokens, VersionSpan,
@@ -15,7 +16,9 @@ use rollflow::engine::remote::{
 };
 use rollflow::flow::WeightsTx;
 use rollflow::prelude::*;
+use rollflow::rollout::Admission;
 use rollflow::rollout::{Fate, LOST, SURPLUS, Totals};
+use rollflow::stages::reward::OnFailure;
 use rollflow::stages::sync::RemoteSync;
 
 use super::server::next;

@@ -61,13 +61,14 @@ section! {
 }
 
 impl SyncConfig {
-    /// Timeout of one phase.
+    /// Timeout of one phase. A number that no duration holds is none.
     fn timeout(&self, phase: Phase) -> Duration {
-        Duration::from_secs_f64(match phase {
+        let seconds = match phase {
             Phase::Pause => self.pause_timeout,
             Phase::Load => self.load_timeout,
             _ => self.step_timeout,
-        })
+        };
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 }
 
