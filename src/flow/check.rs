@@ -96,6 +96,12 @@ pub enum GraphError {
         /// Calls that release it.
         by: &'static str,
     },
+    /// A second value of one type in the run context.
+    #[error("`Flow::{call}` shares a second value of its type, and stages take one: share it once")]
+    SharedTwice {
+        /// Method.
+        call: &'static str,
+    },
     /// Setting of the run context after the first stage.
     #[error("a setting that stages share was set after a stage was put on the graph (`Flow::{call}`): set it first")]
     LateContext {

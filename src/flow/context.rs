@@ -55,6 +55,11 @@ impl RunContext {
         }
     }
 
+    /// Returns true if a value of type `T` is shared.
+    pub(super) fn holds<T: Any>(&self) -> bool {
+        self.values.contains_key(&TypeId::of::<T>())
+    }
+
     /// Shares `value` with the stages that are put on the graph afterwards. Replaces the value of
     /// the same type.
     pub fn insert<T: Any + Send>(&mut self, value: T) {

@@ -85,8 +85,16 @@ impl Flow {
 
     /// Shares `value` with the stages ([`RunContext::get`]). Call it before the stages are put on
     /// the graph.
-    pub fn share<T: Any + Send>(mut self, value: T) -> Self {
-        self.context_for("share").insert(value);
+    pub fn share<T: Any + Send>(self, value: T) -> Self {
+        self.share_as("share", value)
+    }
+
+    /// [`Flow::share`] by the method `call`, which errors name.
+    pub(crate) fn share_as<T: Any + Send>(mut self, call: &'static str, value: T) -> Self {
+        if self.context.holds::<T>() {
+            self.misuse.push(GraphError::SharedTwice { call });
+        }
+        self.context_for(call).insert(value);
         self
     }
 

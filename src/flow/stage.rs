@@ -17,6 +17,7 @@ pub trait Source: Send + 'static {
 
     /// Takes what the stages of the flow share. Called once, when the source is put on the graph,
     /// before `spec`.
+    /// A stage that wraps another one forwards the call.
     fn attach(&mut self, _context: &mut RunContext) {}
 
     /// Specification. A source has one worker.
@@ -39,6 +40,7 @@ pub trait Stage: Send + 'static {
 
     /// Takes what the stages of the flow share. Called once, when the stage is put on the graph,
     /// before `spec` and `replica`.
+    /// A stage that wraps another one forwards the call.
     fn attach(&mut self, _context: &mut RunContext) {}
 
     /// Specification.
@@ -68,6 +70,7 @@ pub trait AsyncStage: Send + 'static {
     fn run(&mut self, io: &mut AsyncIo<Self::In, Self::Out>) -> impl Future<Output = Result<(), StageError>> + Send;
 
     /// Same as [`Stage::attach`].
+    /// A stage that wraps another one forwards the call.
     fn attach(&mut self, _context: &mut RunContext) {}
 
     /// Specification.
@@ -95,6 +98,7 @@ pub trait Sink: Send + 'static {
 
     /// Takes what the stages of the flow share. Called once, when the sink is put on the graph,
     /// before `spec`.
+    /// A stage that wraps another one forwards the call.
     fn attach(&mut self, _context: &mut RunContext) {}
 
     /// Flushes. Called once after the last item, also when the run was drained or stopped, or

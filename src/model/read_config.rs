@@ -47,6 +47,7 @@ impl ModelConfig {
         let family = Family::named(&model_type).ok_or_else(|| keys.unsupported("model_type", known()))?;
         let keys = Keys { family: family.model_type(), ..keys };
         refuse_unsupported(&keys)?;
+        super::family::check_windows(&keys)?;
         let config = (family.definition().read)(&keys, read_as_llama(&keys, family)?)?;
         config.check(path)?;
         let known = config.to_json();

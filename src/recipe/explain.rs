@@ -9,7 +9,7 @@ use crate::settings::setting::KeyDoc;
 /// Returns the page of a key or a section: type, range, default, pipelines, meaning, old name and
 /// related keys. The error of an unknown key names the nearest keys.
 pub fn explain(key: &str) -> Result<String, String> {
-    let path = Renames::of::<Plan>().path(key.trim());
+    let path = Renames::of::<Plan>().path(&key.trim().replace("reward.part.", "reward.part[]."));
     let keys = keys();
     let rows: Vec<&KeyDoc> = keys.iter().filter(|key| plain(&key.path) == plain(&path)).collect();
     let inside: Vec<&KeyDoc> = keys.iter().filter(|key| plain(&key.path).starts_with(&format!("{}.", plain(&path)))).collect();

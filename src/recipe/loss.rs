@@ -61,7 +61,7 @@ impl Plan {
     /// Weights of tokens in the loss; those of `dr_grpo` follow from `generate.max_new_tokens`.
     pub fn aggregation(&self) -> Aggregation {
         match self.train.loss_aggregation {
-            Aggregation::DrGrpo { .. } => Aggregation::DrGrpo { max_len: self.generate.max_new_tokens },
+            Aggregation::DrGrpo { max_len: 0 } => Aggregation::DrGrpo { max_len: self.generate.max_new_tokens },
             other => other,
         }
     }

@@ -40,7 +40,7 @@ pub mod task;
 mod timeline;
 pub mod train;
 
-pub use data::{DataTask, Source, SourceColumns};
+pub use data::{DataTask, RolloutsTask, Source, SourceColumns};
 pub use defaults::Derived;
 pub use derive::Machine;
 pub use explain::explain;
@@ -49,7 +49,7 @@ pub use load::{Complaint, Loaded, load, load_explained, load_with, parse, parse_
 pub use memory::MemoryPlan;
 pub use model_folder::{FINAL, NoModel, model_folder};
 pub use net::Net;
-pub use plan::{Fallback, Observe, OnStale, Pipeline, Plan};
+pub use plan::{Batching, Checkpointing, Fallback, FlowLimits, Observe, OnStale, Pipeline, Plan, Syncing};
 pub use presets::{PRESETS, Preset};
 pub use reference::pages;
 pub use render::{check_text, check_text_on, derived_text, facts};
@@ -58,6 +58,6 @@ pub use schema::schema;
 pub fn masked(text: &str) -> String {
     crate::util::secrets::masked(text)
 }
-pub use timeline::Timeline;
+pub use timeline::{Change, Ramp, Shape, Timeline};
 
 pub use crate::settings::{Custom, NoKeys, Params, ParamsError, Place, RecipeError, RecipeErrors};

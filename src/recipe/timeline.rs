@@ -207,7 +207,10 @@ pub(super) fn rename_keys(plan: &mut Plan, renames: &Renames) {
     for (at, change) in plan.change.iter_mut().enumerate() {
         for set in &mut change.set {
             if let Some((key, value)) = set.split_once('=') {
-                *set = format!("{}={value}", current(format!("change[{at}].set"), key.trim()));
+                let named = current(format!("change[{at}].set"), key.trim());
+                if named != key.trim() {
+                    *set = format!("{named}={value}");
+                }
             }
         }
     }

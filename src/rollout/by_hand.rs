@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{Agent, RolloutContext, Rollouts, advance, multi_turn};
 use crate::data::{ChatMessage, Group, Prompt, Sample, Tokenizer};
@@ -53,6 +54,8 @@ fn run<E: TokenEngine>(
     }
     let mut groups = Vec::new();
     while !rollouts.is_idle(engine) {
+        // Environments go on while the engine is busy.
+        rollouts.poll(Duration::ZERO)?;
         advance(rollouts, engine)?;
         groups.extend(rollouts.take_groups());
     }

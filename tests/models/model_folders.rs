@@ -108,6 +108,11 @@ fn a_key_that_is_missing_mistyped_or_unsupported_is_named_with_its_file() {
 
 #[test]
 fn windows_that_contradict_the_configuration_are_refused() {
+    let folder = Folder::copy_of("llama_tied");
+    folder.set("sliding_window", Some(json!(0)));
+    assert_names(&folder.error(), &["`sliding_window`", "a positive integer"]);
+    folder.set("sliding_window", None).set("layer_types", Some(json!("full_attention")));
+    assert_names(&folder.error(), &["`layer_types`", "a list of strings"]);
     let folder = Folder::copy_of("qwen2_tied");
     folder.set("layer_types", Some(json!(["full_attention"])));
     assert_names(&folder.error(), &["`layer_types`", "one entry for each"]);

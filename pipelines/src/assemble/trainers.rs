@@ -91,7 +91,10 @@ fn local_config(plan: &Plan, loss: Arc<dyn Loss>, of: &Optimization, lr: f64, st
         non_finite: of.on_nonfinite,
         threads: Some(of.threads),
         compute: policy::compute(plan)?,
-        replica_devices: policy::computes(plan, "beside", &of.replica_devices)?.iter().map(|compute| compute.device).collect(),
+        replica_devices: policy::computes(plan, "replica_devices", &of.replica_devices)?
+            .iter()
+            .map(|compute| compute.device)
+            .collect(),
         gradient_checkpointing: of.gradient_checkpointing,
         save_dtype: plan.checkpoint.dtype,
         loss,

@@ -87,9 +87,8 @@ pub fn load_of_run(run: &Path, sets: &[String], registry: &Registry) -> Option<P
     let text = reading::read_text(&path)
         .map_err(|error| out::complain(&format!("{}: {error}; give the folder of a run, as in runs/mine", path.display())))
         .ok()?;
-    recipe::parse_with(&path.display().to_string(), &text, sets, |plan| complaints(registry, plan))
-        .map_err(|errors| show(&errors))
-        .ok()
+    let parse = || recipe::parse_with(&path.display().to_string(), &text, sets, |plan| complaints(registry, plan));
+    tracing::subscriber::with_default(Console::quiet(), parse).map_err(|errors| show(&errors)).ok()
 }
 
 /// Every error with the line that it is about and a mark below its place; in colours on a terminal.

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use rollflow::recipe::{Pipeline, Plan};
+use rollflow::recipe::{Pipeline, Plan, parse};
 use rollflow::stages::train::FewerSteps;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
@@ -55,8 +55,9 @@ pub fn remaining(folder: &Path, plan: &Plan) -> Result<Remaining> {
         Pipeline::Grpo | Pipeline::GrpoOffline | Pipeline::Dpo | Pipeline::SftThenGrpo => "train.steps",
     };
     let steps = plan.steps();
-    // A recipe that was changed may be refused by what it changes, which only the run finds out.
-    let unchanged = || std::fs::read_to_string(folder.join(RECIPE)).is_ok_and(|recipe| recipe == plan.to_toml());
+    // A changed recipe may fail for a reason that only the run finds. An earlier version spelled out other keys.
+    let before = || std::fs::read_to_string(folder.join(RECIPE)).ok().and_then(|text| parse(RECIPE, &text, &[]).ok());
+    let unchanged = || before().is_some_and(|before| before == *plan);
     let done = taken(folder, key, steps)? == Some(steps) && Record::read(folder)?.state == State::Finished && unchanged();
     Ok(if done { Remaining::Nothing { key, steps } } else { Remaining::Work })
 }

@@ -4,14 +4,14 @@ use super::surrogate::{Clipped, Surrogate, Term, Token};
 use crate::algo::correction::Level;
 use crate::settings::declare::section;
 use crate::settings::section::NoKeys;
-use crate::settings::setting::{NOT_NEGATIVE, UP_TO_ONE};
+use crate::settings::setting::NOT_NEGATIVE;
 
 section! {
     /// Bounds the weights of log-probabilities.
     pub struct Cispo {
-        /// Lower clip ε: weights are bounded at 1 − `epsilon`; 1 is no bound.
+        /// Lower clip ε: weights are bounded at 1 − `epsilon`; 1 or more is no bound.
         #[formerly(clip_low)]
-        epsilon: f64 = 1.0, UP_TO_ONE;
+        epsilon: f64 = 1.0, NOT_NEGATIVE;
         /// Upper clip ε: weights are bounded at 1 + `epsilon_high`.
         #[formerly(clip_high)]
         epsilon_high: f64 = 4.0, NOT_NEGATIVE;

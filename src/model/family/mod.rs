@@ -151,3 +151,9 @@ impl LayerDefinition {
         if self.qkv.len() == 1 { vec![rows.iter().sum()] } else { rows.to_vec() }
     }
 }
+
+/// Validates the keys of sliding windows, also in families that ignore them.
+pub(super) fn check_windows(keys: &Keys) -> Result<(), ModelError> {
+    windows::sliding_window(keys, None)?;
+    keys.optional::<Vec<String>>("layer_types", "a list of strings").map(drop)
+}

@@ -100,8 +100,7 @@ fn policies(engine: &Engine, note: Note) {
         note("engine.pause", &["engine.kind"], message, "use \"keep\" or \"abort\"");
     }
     if engine.sync.cache == CachePolicy::Flush && pause == PauseMode::Keep {
-        let message =
-            "`engine.cache` is \"flush\", but with engine.sync.pause = \"keep\" requests still use what would be forgotten";
+        let message = "`engine.cache` is \"flush\", but with engine.pause = \"keep\" requests still use what would be forgotten";
         note("engine.cache", &["engine.pause"], message.to_owned(), "use \"namespaced\", or another engine.pause");
     }
 }

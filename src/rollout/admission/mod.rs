@@ -146,7 +146,7 @@ impl Admission {
     }
 
     /// Declares that batches have `groups` groups, each batch chosen from up to `candidates`
-    /// groups.
+    /// groups. A batcher calls it in its `attach`.
     pub fn batches_of(&self, groups: u64, candidates: u64) {
         let mut state = self.state();
         state.groups_per_batch = Some(groups);
@@ -154,8 +154,9 @@ impl Admission {
     }
 
     /// Declares that weights are published after every `steps_per_version` batches, and the number
-    /// of steps of the run.
-    pub(crate) fn versions_of(&self, steps_per_version: u64, steps: Option<u64>) {
+    /// of steps of the run. A trainer calls it in its `attach`, as a batcher calls
+    /// [`Admission::batches_of`].
+    pub fn versions_of(&self, steps_per_version: u64, steps: Option<u64>) {
         self.state().set_pace(self.max_staleness, |stages| (stages.steps_per_version, stages.steps) = (steps_per_version, steps));
     }
 

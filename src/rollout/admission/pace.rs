@@ -37,7 +37,7 @@ impl Pace {
             return 0;
         }
         let paced = (version - 1).saturating_mul(self.groups_per_version).saturating_add(self.in_flight);
-        self.total.map_or(paced, |total| paced.min(total)) + dropped
+        self.total.map_or(paced, |total| paced.min(total)).saturating_add(dropped)
     }
 
     /// Version that trains a group after `taken` others.

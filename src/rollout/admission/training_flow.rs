@@ -21,14 +21,14 @@ pub trait TrainingFlow {
 
 impl TrainingFlow for Flow {
     fn max_staleness(self, versions: u64) -> Self {
-        self.share(Admission::paced_by_stages(versions))
+        self.share_as("max_staleness", Admission::paced_by_stages(versions))
     }
 
     fn admission(self, admission: &Admission) -> Self {
-        self.share(admission.clone())
+        self.share_as("admission", admission.clone())
     }
 
     fn metrics(self, metrics: &Metrics) -> Self {
-        self.share(metrics.clone())
+        self.share_as("metrics", metrics.clone())
     }
 }

@@ -303,6 +303,6 @@ impl<E: TokenEngine, W: Send + Sync + 'static> Stage for Evaluator<E, W> {
 
     fn spec(&self) -> StageSpec {
         // No core is reserved for it: it computes now and then.
-        StageSpec::thread().knob("threads or slots, or a rarer eval.every")
+        StageSpec::thread().knob("eval.threads or eval.max_num_seqs, or a rarer eval.every")
     }
 }

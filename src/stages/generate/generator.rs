@@ -14,7 +14,7 @@ use crate::data::{Answer, Group, Partial, Prompt, Sample, Status, Tokenizer, Ver
 use crate::engine::{Concurrency, Load, OnNewWeights, SamplingParams, TokenEngine};
 use crate::flow::{Io, RunContext, Signal, Stage, StageError, StageSpec, TryRecv, WeightsRx};
 use crate::observe::{Metric, Metrics};
-use crate::rollout::{Admission, Agent, POLL, RolloutContext, Rollouts};
+use crate::rollout::{Admission, Agent, Fate, POLL, RolloutContext, Rollouts};
 
 /// Settings with which a generator makes its engine.
 #[derive(Clone, Debug)]
@@ -262,6 +262,8 @@ impl<E: TokenEngine> Generator<E> {
         engine.set_weights(version, weights);
         if let Some(metrics) = &self.metrics {
             metrics.set(Metric::WeightVersion, &["generator"], version as f64);
+            // The series exists before its first token.
+            metrics.add(Metric::Tokens, &[Fate::Truncated.label()], 0.0);
         }
     }
 
@@ -357,7 +359,7 @@ impl<E: TokenEngine> Stage for Generator<E> {
 
     fn spec(&self) -> StageSpec {
         let spec = StageSpec::thread().workers(self.engines()).threads(self.settings.threads);
-        spec.subscribes(self.weights.id()).knob("threads, workers or slots")
+        spec.subscribes(self.weights.id()).knob("threads, workers or max_num_seqs")
     }
 
     fn replica(&self) -> Option<Self> {

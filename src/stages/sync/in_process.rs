@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::data::Version;
 use crate::flow::{Io, RunContext, Stage, StageError, StageSpec, WeightsTx, weights};
 use crate::observe::{Metric, Metrics};
 use crate::rollout::Admission;
@@ -42,13 +41,6 @@ impl<W: Send + Sync + 'static> WeightSync<W> {
     pub fn log_every(self, n: u64) -> Self {
         WeightSync { log_every: n, ..self }
     }
-
-    fn log(&mut self, step: u64, version: Version) {
-        if self.logged.is_none_or(|logged| step >= logged + self.log_every) {
-            self.logged = Some(step);
-            tracing::info!("Synced weights to {} engines (version {version})", self.engines);
-        }
-    }
 }
 
 impl<W: Send + Sync + 'static> Stage for WeightSync<W> {
@@ -65,7 +57,8 @@ impl<W: Send + Sync + 'static> Stage for WeightSync<W> {
     }
 
     fn run(&mut self, io: &mut Io<Trained<W>, Trained<W>>) -> Result<(), StageError> {
-        let to = self.to.take().unwrap_or_else(|| weights().0);
+        // The edge stays with the stage: its readers must not see it close before this result does.
+        let to = self.to.get_or_insert_with(|| weights().0);
         while let Some(trained) = io.recv()? {
             if let Some(publish) = &trained.publish {
                 let started = Instant::now();
@@ -79,7 +72,10 @@ impl<W: Send + Sync + 'static> Stage for WeightSync<W> {
                 }
                 // Readers that have finished at the end of a run are gone already.
                 self.engines = self.engines.max(to.readers());
-                self.log(trained.step, publish.version);
+                if self.logged.is_none_or(|logged| trained.step >= logged + self.log_every) {
+                    self.logged = Some(trained.step);
+                    tracing::info!("Synced weights to {} engines (version {})", self.engines, publish.version);
+                }
             }
             io.send(trained)?;
         }

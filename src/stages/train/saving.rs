@@ -83,12 +83,8 @@ impl Saving {
         Saving { run_folder, every, keep: usize::MAX, gate: None }
     }
 
-    pub(super) fn gate(self, gate: &CheckpointGate) -> Self {
-        Saving { gate: Some(gate.clone()), ..self }
-    }
-
-    pub(super) fn keep(self, n: usize) -> Self {
-        Saving { keep: n, ..self }
+    pub(super) fn limited(self, keep: Option<usize>, gate: Option<CheckpointGate>) -> Self {
+        Saving { keep: keep.unwrap_or(self.keep), gate: gate.or(self.gate), ..self }
     }
 
     /// Removes excess checkpoints before `step`: the process may have been killed between

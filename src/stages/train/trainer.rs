@@ -37,6 +37,8 @@ pub struct Trainer<B> {
     sync_every: u64,
     sync_last: bool,
     save: Option<Saving>,
+    keep: Option<usize>,
+    gate: Option<CheckpointGate>,
     extra_files: Option<ExtraFiles>,
     admission: Option<Admission>,
     on_stale: OnStale,
@@ -70,6 +72,8 @@ impl<B: TrainingBackend> Trainer<B> {
             sync_every: 1,
             sync_last: false,
             save: None,
+            keep: None,
+            gate: None,
             extra_files: None,
             admission: None,
             on_stale: OnStale::default(),
@@ -176,13 +180,13 @@ impl<B: TrainingBackend> Trainer<B> {
 
     /// Keeps the newest `n` checkpoints, at least two. Default: all.
     pub fn keep(self, n: usize) -> Self {
-        Trainer { save: self.save.map(|saving| saving.keep(n)), ..self }
+        Trainer { keep: Some(n), ..self }
     }
 
     /// Publishes a checkpoint only after the log with the same gate has written the rows of its
     /// step.
     pub fn gate(self, gate: &CheckpointGate) -> Self {
-        Trainer { save: self.save.map(|saving| saving.gate(gate)), ..self }
+        Trainer { gate: Some(gate.clone()), ..self }
     }
 
     /// Adds files to every checkpoint, by name, such as the state of other stages.
@@ -203,7 +207,6 @@ impl<B: TrainingBackend> Trainer<B> {
     pub fn resume(self, checkpoint: &Path, resumed: Resumed) -> Result<Self, TrainError> {
         self.learner.backend.load_checkpoint(checkpoint).wait()?;
         self.learner.critic.as_ref().map_or(Ok(()), |critic| critic.load(checkpoint))?;
-        self.save.as_ref().map_or(Ok(()), |saving| saving.prune(resumed.step))?;
         Ok(Trainer { resumed: Some(resumed), ..self })
     }
 
@@ -346,6 +349,9 @@ impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
         if let Some(steps) = self.steps.filter(|steps| *steps < taken) {
             return Err(FewerSteps { taken, steps }.into());
         }
+        if let (Some(saving), Some(resumed)) = (&self.save, &self.resumed) {
+            saving.prune(resumed.step)?;
+        }
         let first = match &self.resumed {
             Some(_) => self.learner.backend.current().wait()?,
             None => self.learner.backend.snapshot().wait()?,
@@ -382,6 +388,7 @@ impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
         if let (None, Some(folder)) = (&self.save, context.folder()) {
             self.save = Some(Saving::below(folder.to_owned(), None));
         }
+        self.save = self.save.take().map(|saving| saving.limited(self.keep, self.gate.take()));
         if let Some(admission) = &self.admission {
             admission.versions_of(self.sync_every, self.steps);
         }
