@@ -85,7 +85,9 @@ impl<S: AsyncStage> IntoStage<S::In, S::Out, OnTokio> for S {
 }
 
 /// Stage of any type from `In` to `Out`, for choices at run time.
-pub struct BoxedStage<In, Out>(Box<dyn FnOnce(&mut RunContext) -> StageNode<In, Out> + Send>);
+pub struct BoxedStage<In, Out>(Box<IntoNode<In, Out>>);
+
+type IntoNode<In, Out> = dyn FnOnce(&mut RunContext) -> StageNode<In, Out> + Send;
 
 impl<In, Out> BoxedStage<In, Out> {
     /// Boxes any [`Stage`] or [`AsyncStage`].

@@ -15,7 +15,6 @@ pub(super) const DEFINITION: Definition = Definition {
         Ok(ModelConfig { windows, qkv_bias: false, output_bias: false, mlp_bias: false, ..config })
     },
     write: windows::write,
-    ..llama::DEFINITION
 };
 
 /// Rejects `longrope`, whose factors depend on the length of the sequence.
