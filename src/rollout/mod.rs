@@ -1,9 +1,9 @@
 //! Rollouts: admission of prompts, the ledger of their tokens, sampling in one turn or several, and
 //! evaluation.
 //!
-//! [`Rollouts`] is the interface between rollouts in flight and the loop that drives an engine. The
+//! `Rollouts` is the interface between rollouts in flight and the loop that drives an engine. The
 //! [`Generator`](crate::stages::generate::Generator), an [`Evaluation`] and the calls by hand
-//! ([`complete`], [`roll_out`]) share its two implementations: [`SingleTurn`] and [`MultiTurn`].
+//! ([`complete`], [`roll_out`]) share its two implementations: `SingleTurn` and `MultiTurn`.
 
 mod admission;
 mod agent;

@@ -16,9 +16,9 @@ macro_rules! section {
         $(#[doc = $doc])+
         #[derive(Clone, Debug, PartialEq $(, $($Derived),+)?)]
         pub struct $Name {
-            $(#[doc = concat!("Keys that stand beside these: [`", stringify!($Head), "`].")] pub $head: $Head,)*
+            $(#[doc = concat!("Keys of `", stringify!($Head), "` in the same section.")] pub $head: $Head,)*
             $($(#[doc = $key_doc])+ pub $key: $Type,)*
-            $(#[doc = concat!("Keys that stand beside these: [`", stringify!($Tail), "`].")] pub $tail: $Tail,)*
+            $(#[doc = concat!("Keys of `", stringify!($Tail), "` in the same section.")] pub $tail: $Tail,)*
         }
 
         impl Default for $Name {

@@ -34,7 +34,7 @@ impl LengthRule {
 }
 
 impl OverlongRule {
-    /// Builds the reward: [`overlong_penalty`] of the sampled tokens, of which there are at most
+    /// Builds the reward: `overlong_penalty` of the sampled tokens, of which there are at most
     /// `max`.
     pub fn reward(&self, max: usize) -> Result<PartReward, RuleError> {
         let buffer = self.buffer;

@@ -16,7 +16,7 @@ section! {
 }
 
 impl RepetitionRule {
-    /// Builds the reward: [`repetition_penalty`] of the sampled tokens.
+    /// Builds the reward: `repetition_penalty` of the sampled tokens.
     pub fn reward(&self) -> Result<PartReward, RuleError> {
         let n = self.n;
         if n == 0 {
