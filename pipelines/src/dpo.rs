@@ -4,28 +4,22 @@
 //! steps while the trainer trains this one. [`grpo`](crate::grpo) with `[pairs]` is online DPO.
 
 use anyhow::{Context, Result};
-use rollflow::flow::{Ended, Flow, Report, Until};
+use rollflow::flow::{Flow, Report};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::stages::reference::BatchReference;
 
-use crate::assemble::data;
 use crate::assemble::evaluation::{self, EvalReports};
-use crate::assemble::origin;
-use crate::assemble::preferences;
-use crate::assemble::references;
-use crate::assemble::trainers;
+use crate::assemble::{data, origin, preferences, references, trainers};
 use crate::registry::Registry;
-use crate::run::folder::{Outputs, RunFolder};
+use crate::run::folder::{Outputs, RunFolder, announce_end};
 use crate::run::resume::ResumePoint;
 
 /// The pipeline `dpo`.
 pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
     let mut flow = declare(plan, registry, &origin::policy(plan, run.path())?, run.outputs(plan)?, from)?;
-    let report = run.watch(&mut flow, plan.train.steps, |flow| flow.run(Until::finished()))?;
-    if report.ended == Ended::Finished {
-        tracing::info!("Preference training complete!");
-    }
+    let report = run.watch(&mut flow, plan.train.steps)?;
+    announce_end(&report, "Preference training complete!");
     Ok(report)
 }
 
@@ -36,13 +30,7 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let backend = trainers::backend(plan, registry, policy).context("starting the trainer")?;
     let trainer = trainers::trainer(plan, registry, backend, None, None, outputs.checkpoints)?;
     let trainer = evaluation::publish_for_evaluation(trainer, plan);
-    let trainer = match from {
-        Some(from) => {
-            data::check(&from.checkpoint, state.as_ref())?;
-            trainer.resume(&from.checkpoint, from.trainer.clone())?
-        }
-        None => trainer,
-    };
+    let trainer = data::resumable(trainer, from, state)?;
 
     let mut flow = Flow::new(&plan.name);
     let done = from.map_or(0, |from| from.trainer.step);
@@ -51,7 +39,7 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
         let threads = plan.reference.as_ref().map_or(1, |reference| reference.threads);
         batches = flow.stage("reference", batches, BatchReference::new(model, weights).threads(threads));
     }
-    let trained = flow.stage("train", batches, data::remembered(trainer, state));
+    let trained = flow.stage("train", batches, trainer);
     let reports = EvalReports { metrics: &outputs.metrics, answers: outputs.answers, resumed_at: done };
     let trained = preferences::evaluated(&mut flow, plan, registry, policy, trained, reports)?;
     flow.sink("log", trained, outputs.log);

@@ -6,10 +6,8 @@ use anyhow::{Error, Result, ensure};
 use rollflow::recipe::task::TaskData;
 use rollflow::recipe::{Complaint, Derived, Pipeline, Plan};
 
-use crate::assemble::data;
 use crate::assemble::policy::Reader;
-use crate::assemble::preferences;
-use crate::assemble::supervised;
+use crate::assemble::{data, preferences, supervised};
 use crate::grpo_offline;
 use crate::registry::Registry;
 

@@ -5,9 +5,7 @@
 //! PPO is the same graph: its critic is a second model inside the trainer.
 
 use anyhow::{Context, Result};
-use rollflow::flow::Capacity;
-use rollflow::flow::Interrupts;
-use rollflow::flow::{Ended, Flow, Report, Until};
+use rollflow::flow::{Capacity, Flow, Interrupts, Report};
 use rollflow::observe::logs::announce_training;
 use rollflow::prelude::*;
 use rollflow::recipe::{Pipeline, Plan};
@@ -18,13 +16,10 @@ use crate::assemble::engines::Engines;
 use crate::assemble::servers::Startup;
 use crate::assemble::{origin, references, rollout, trainers};
 use crate::registry::Registry;
-use crate::run::folder::{Outputs, RunFolder};
+use crate::run::folder::{Outputs, RunFolder, announce_end};
 use crate::run::resume::ResumePoint;
 use crate::sft::WarmUp;
 use crate::{sft, sft_then_grpo};
-
-/// Largest number of parts of a batch. More parts would cost more passes than they save waiting.
-const PARTS: usize = 8;
 
 /// Runs the supervised part if the recipe has one, starts the engines, then reinforces. `from` resumes
 /// an interrupted run.
@@ -73,10 +68,8 @@ fn reinforce(
     let batch = format!("{} groups of {}", plan.batch.groups, plan.generate.group_size);
     announce_training("RL", &[("Steps", &plan.train.steps), ("Batch size", &batch)]);
     flow.interrupted_by(interrupts);
-    let report = run.watch(&mut flow, plan.train.steps, |flow| flow.run(Until::finished()))?;
-    if report.ended == Ended::Finished {
-        tracing::info!("RL training complete!");
-    }
+    let report = run.watch(&mut flow, plan.train.steps)?;
+    announce_end(&report, "RL training complete!");
     Ok(report)
 }
 
@@ -98,9 +91,6 @@ pub fn declare<B: TrainingBackend + 'static>(
     if let Some(state) = reference.as_ref().and_then(Reference::state) {
         trainer = trainer.checkpoint_files(move || state.files());
     }
-    // Synchronous runs are equal to the bit, so they train whole batches. Others train parts as they arrive.
-    let batcher = Batcher::groups(plan.batch.groups).over_sample(plan.batch.oversampling_factor).on_stale(plan.flow.on_stale);
-    let batcher = if plan.flow.max_staleness == 0 { batcher } else { batcher.in_parts(plan.batch.groups.div_ceil(PARTS)) };
     let filter = Filter::by(rollout::filter(plan, &registry)?).fallback(plan.filter_fallback);
 
     let mut flow = Flow::new(&plan.name).admission(&admission).metrics(&outputs.metrics);
@@ -115,7 +105,7 @@ pub fn declare<B: TrainingBackend + 'static>(
     if let Some(reference) = reference {
         kept = flow.stage("reference", kept, reference);
     }
-    let batches = flow.stage("batch", kept, batcher);
+    let batches = flow.stage("batch", kept, rollout::batcher(plan));
     let trained = flow.stage("train", batches, trainer);
     let mut steps = flow.stage("sync", trained, sync);
     if let Some(evaluator) = evaluator {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow, bail};
 use rollflow::data::RewardParts;
 use rollflow::data::source::{DataSpec, Skip};
-use rollflow::flow::{Ended, Flow, Report, Until};
+use rollflow::flow::{Flow, Report};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::recipe::task::TaskData;
@@ -19,25 +19,19 @@ use rollflow::stages::reference::BatchReference;
 use rollflow::stages::reward::OnFailure;
 use rollflow::stages::source::{GroupScorer, RecordedGroups};
 
-use crate::assemble::data;
 use crate::assemble::evaluation::{self, EvalReports};
-use crate::assemble::origin;
-use crate::assemble::references;
 use crate::assemble::rewards::Scoring;
-use crate::assemble::rollout;
 use crate::assemble::steps::Mixture;
-use crate::assemble::trainers;
+use crate::assemble::{data, origin, references, rollout, trainers};
 use crate::registry::Registry;
-use crate::run::folder::{Outputs, RunFolder};
+use crate::run::folder::{Outputs, RunFolder, announce_end};
 use crate::run::resume::ResumePoint;
 
 /// The pipeline `grpo_offline`.
 pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
     let mut flow = declare(plan, registry, &origin::policy(plan, run.path())?, run.outputs(plan)?, from)?;
-    let report = run.watch(&mut flow, plan.train.steps, |flow| flow.run(Until::finished()))?;
-    if report.ended == Ended::Finished {
-        tracing::info!("Offline RL training complete!");
-    }
+    let report = run.watch(&mut flow, plan.train.steps)?;
+    announce_end(&report, "Offline RL training complete!");
     Ok(report)
 }
 
@@ -78,13 +72,7 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let reference = references::frozen(plan, policy, references::scoring(plan)?)?;
     let trainer = trainers::trainer(plan, registry, backend, critic, mixture, outputs.checkpoints)?;
     let trainer = evaluation::publish_for_evaluation(trainer, plan);
-    let trainer = match from {
-        Some(from) => {
-            data::check(&from.checkpoint, Some(&state))?;
-            trainer.resume(&from.checkpoint, from.trainer.clone())?
-        }
-        None => trainer,
-    };
+    let trainer = data::resumable(trainer, from, Some(state))?;
 
     let mut flow = Flow::new(&plan.name);
     let done = from.map_or(0, |from| from.trainer.step);
@@ -94,7 +82,7 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
         let threads = plan.reference.as_ref().map_or(1, |reference| reference.threads);
         batches = flow.stage("reference", batches, BatchReference::new(model, weights).threads(threads));
     }
-    let trained = flow.stage("train", batches, data::remembered(trainer, Some(state)));
+    let trained = flow.stage("train", batches, trainer);
     let reports = EvalReports { metrics: &outputs.metrics, answers: outputs.answers, resumed_at: done };
     let trained = evaluation::evaluate_in_order(&mut flow, plan, registry, policy, trained, reports)?;
     flow.sink("log", trained, outputs.log);

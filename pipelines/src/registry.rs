@@ -8,11 +8,10 @@ use std::fmt::{self, Display};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use rollflow::algo::Advantage;
 use rollflow::algo::filters::GroupFilter;
 use rollflow::algo::filters::Verdict;
 use rollflow::algo::rewards::{Aggregator, IntoReward, RewardOutput};
-use rollflow::algo::{Estimator, LossChoice};
+use rollflow::algo::{Advantage, Estimator, LossChoice};
 use rollflow::prelude::*;
 use rollflow::recipe::reward::Composition;
 use rollflow::recipe::train::Train;

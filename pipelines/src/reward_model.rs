@@ -9,25 +9,18 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use rollflow::algo::{BradleyTerry, PairMetrics};
 use rollflow::data::RankedPair;
-use rollflow::flow::Port;
-use rollflow::flow::{Ended, Flow, Report, Until};
+use rollflow::flow::{Ended, Flow, Port, Report};
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::stages::evaluate::PairEvaluator;
 use rollflow::stages::reward::Scorer;
 use rollflow::stages::train::StepConfig;
-use rollflow::train::Algorithm;
-use rollflow::train::ScoreModel;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
+use rollflow::train::{Algorithm, ScoreModel};
 
-use crate::assemble::data;
 use crate::assemble::evaluation::{self, EvalReports};
-use crate::assemble::origin;
-use crate::assemble::policy;
-use crate::assemble::preferences;
-use crate::assemble::steps;
-use crate::assemble::trainers;
+use crate::assemble::{data, origin, policy, preferences, steps, trainers};
 use crate::run::folder::{Outputs, RunFolder};
 use crate::run::resume::ResumePoint;
 
@@ -35,7 +28,7 @@ use crate::run::resume::ResumePoint;
 pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
     let model = origin::score_model(plan, run.path())?;
     let (mut flow, held_out) = declare(plan, &model, run.outputs(plan)?, from)?;
-    let report = run.watch(&mut flow, plan.steps(), |flow| flow.run(Until::finished()))?;
+    let report = run.watch(&mut flow, plan.steps())?;
     let trained = checkpoint::latest(&run.path().join(CHECKPOINTS))?;
     if report.ended != Ended::Finished {
         return Ok(report);
@@ -59,10 +52,7 @@ pub fn declare(plan: &Plan, model: &ScoreModel, outputs: Outputs, from: Option<&
     let backend = trainers::reward_model_backend(plan, of, model).context("starting the trainer")?;
     let trainer = Trainer::new(backend).steps(of.steps).threads(of.optimization.threads);
     let trainer = trainers::changing(evaluation::publish_for_evaluation(trainer, plan), plan, step_config)?;
-    let mut trainer = trainers::checkpointed(trainer, plan, outputs.checkpoints);
-    if let Some(from) = from {
-        trainer = trainer.resume(&from.checkpoint, from.trainer.clone())?;
-    }
+    let trainer = data::resumable(trainers::checkpointed(trainer, plan, outputs.checkpoints), from, None)?;
 
     let mut flow = Flow::new(&plan.name);
     let done = from.map_or(0, |from| from.trainer.step);

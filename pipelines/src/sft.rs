@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
-use rollflow::flow::Interrupts;
-use rollflow::flow::Port;
-use rollflow::flow::{Ended, Flow, Report, Until};
+use rollflow::flow::{Ended, Flow, Interrupts, Port, Report, Until};
 use rollflow::model::FrozenWeights;
 use rollflow::observe::MetricsLogger;
 use rollflow::prelude::*;
@@ -15,14 +13,10 @@ use rollflow::recipe::task::Sft;
 use rollflow::stages::sink::step_row;
 use rollflow::stages::train::StepConfig;
 
-use crate::assemble::data;
 use crate::assemble::evaluation::{self, EvalReports};
-use crate::assemble::origin;
-use crate::assemble::steps;
-use crate::assemble::supervised;
-use crate::assemble::trainers;
+use crate::assemble::{data, origin, steps, supervised, trainers};
 use crate::registry::Registry;
-use crate::run::folder::{Outputs, RunFolder};
+use crate::run::folder::{Outputs, RunFolder, announce_end};
 use crate::run::resume::ResumePoint;
 
 /// The pipeline `sft`.
@@ -42,8 +36,8 @@ pub fn run_of(
 ) -> Result<Report> {
     let mut flow = declare(plan, registry, policy, run.outputs(plan)?, from)?;
     flow.interrupted_by(interrupts);
-    let report = run.watch(&mut flow, plan.steps(), |flow| flow.run(Until::finished()))?;
-    say_complete(&report);
+    let report = run.watch(&mut flow, plan.steps())?;
+    announce_end(&report, "Training complete!");
     Ok(report)
 }
 
@@ -57,14 +51,7 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let trained = train(&mut flow, plan, sft, samples, policy, |trainer| {
         let trainer = trainers::changing(trainer, plan, step_config)?;
         let trainer = evaluation::publish_for_evaluation(trainers::checkpointed(trainer, plan, outputs.checkpoints), plan);
-        let trainer = match from {
-            Some(from) => {
-                data::check(&from.checkpoint, data.as_ref())?;
-                trainer.resume(&from.checkpoint, from.trainer.clone())?
-            }
-            None => trainer,
-        };
-        Ok(data::remembered(trainer, data))
+        data::resumable(trainer, from, data)
     })?;
     let reports = EvalReports { metrics: &outputs.metrics, answers: outputs.answers, resumed_at: done };
     let trained = evaluation::evaluate_in_order(&mut flow, plan, registry, policy, trained, reports)?;
@@ -102,7 +89,7 @@ pub fn warm_up(plan: &Plan, sft: &Sft, policy: &Policy, interrupts: &Interrupts)
     if report.ended != Ended::Finished {
         return Ok(WarmUp::Interrupted(report));
     }
-    say_complete(&report);
+    announce_end(&report, "Training complete!");
     let weights = learned.lock().take().context("the warm-up published no weights")?;
     Ok(WarmUp::Learned(policy.with_weights(weights)))
 }
@@ -111,12 +98,6 @@ pub fn warm_up(plan: &Plan, sft: &Sft, policy: &Policy, interrupts: &Interrupts)
 fn step_config(plan: &Plan) -> Result<StepConfig> {
     let sft = plan.sft.as_ref().context("the pipeline sft needs a section [sft]")?;
     Ok(StepConfig { schedule: Some(steps::schedule(&sft.optimization, sft.lr, sft.steps, 1)?), ..StepConfig::default() })
-}
-
-fn say_complete(report: &Report) {
-    if report.ended == Ended::Finished {
-        tracing::info!("Training complete!");
-    }
 }
 
 /// Samples in, trained steps out.

@@ -5,11 +5,9 @@
 //! `lineage.json` names the checkpoint it started from. Both parts use the model's tokenizer.
 
 use anyhow::{Context, Result};
-use rollflow::flow::Ended;
-use rollflow::flow::Interrupts;
+use rollflow::flow::{Ended, Interrupts};
 use rollflow::prelude::*;
-use rollflow::recipe::Observe;
-use rollflow::recipe::{Pipeline, Plan};
+use rollflow::recipe::{Observe, Pipeline, Plan};
 
 use crate::assemble::models::Lineage;
 use crate::assemble::models::model_folder;

@@ -6,17 +6,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rollflow::data::RankedPair;
 use rollflow::data::source::{DataError, DataSpec, Example, Judged, Recorded, Shape, Skip, Survey, survey, too_long};
 use rollflow::prelude::*;
-use rollflow::recipe::Source;
 use rollflow::recipe::task::{OverlongPolicy, Sft, Task, TaskData};
-use rollflow::recipe::{Complaint, Pipeline, Plan};
+use rollflow::recipe::{Complaint, Pipeline, Plan, Source};
 use rollflow::train::TextReader;
 
-use crate::assemble::conversations;
-use crate::assemble::data;
-use crate::assemble::policy;
 use crate::assemble::policy::Reader;
-use crate::assemble::preferences;
-use crate::assemble::supervised;
+use crate::assemble::{conversations, data, policy, preferences, supervised};
 
 /// Records of a source that are made into tokens: a second's work.
 const TOKENIZED: usize = 500;

@@ -7,8 +7,7 @@ use rollflow::recipe::generate::Filter as FilterChoice;
 use rollflow::recipe::reward::PartRule;
 use rollflow::recipe::{Complaint, Pipeline, Plan, Timeline};
 
-use crate::assemble::rollout;
-use crate::assemble::steps;
+use crate::assemble::{rollout, steps};
 use crate::registry::{Registry, RegistryError};
 
 /// Lists the parts of a plan, and of its later changes, that are not registered or reject their

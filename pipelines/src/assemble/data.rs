@@ -14,6 +14,7 @@ use rollflow::recipe::task::{Arithmetic, RewardModel, TaskData};
 
 use crate::assemble::conversations;
 use crate::assemble::policy::Reader;
+use crate::run::resume::ResumePoint;
 
 /// The file in a checkpoint that says which data a run draws from that has no admission to say so.
 const DATA: &str = "data.json";
@@ -103,16 +104,24 @@ pub fn specs(sources: &[DataSource]) -> Vec<(rollflow::data::source::DataSpec, S
     sources.iter().map(|source| (source.spec(), source.share())).collect()
 }
 
-/// The trainer, with the name of its data in every checkpoint.
-pub fn remembered<B: TrainingBackend>(trainer: Trainer<B>, data: Option<BufferState>) -> Trainer<B> {
-    match data {
+/// Identifies the data in every checkpoint of the trainer, and resumes it at `from` if that checkpoint has the same data.
+pub fn resumable<B: TrainingBackend>(
+    mut trainer: Trainer<B>,
+    from: Option<&ResumePoint>,
+    data: Option<BufferState>,
+) -> Result<Trainer<B>> {
+    if let Some(from) = from {
+        check(&from.checkpoint, data.as_ref())?;
+        trainer = trainer.resume(&from.checkpoint, from.trainer.clone())?;
+    }
+    Ok(match data {
         None => trainer,
         Some(data) => trainer.checkpoint_files(move || Ok(BTreeMap::from([(DATA.to_owned(), serde_json::to_vec(&data)?)]))),
-    }
+    })
 }
 
-/// Refuses to go on with other data than the checkpoint's: some would be met twice and some never.
-pub fn check(checkpoint: &Path, data: Option<&BufferState>) -> Result<()> {
+/// Rejects other data than the checkpoint's: some records would be trained twice, others never.
+fn check(checkpoint: &Path, data: Option<&BufferState>) -> Result<()> {
     let (Some(data), path) = (data, checkpoint.join(DATA)) else { return Ok(()) };
     let text = std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
     let saved: BufferState = serde_json::from_slice(&text).with_context(|| format!("reading {}", path.display()))?;

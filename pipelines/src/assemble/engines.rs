@@ -15,15 +15,13 @@ use rollflow::flow::{WeightsRx, WeightsTx};
 use rollflow::model::FrozenWeights;
 use rollflow::net::{Endpoint, Tasks};
 use rollflow::prelude::*;
-use rollflow::recipe::Net;
-use rollflow::recipe::Plan;
 use rollflow::recipe::task::TaskData;
+use rollflow::recipe::{Net, Plan};
 use rollflow::stages::sync::{Exporter, RemoteSync, probe_texts};
 
-use crate::assemble::data;
 use crate::assemble::policy::Reader;
-use crate::assemble::secrets;
 use crate::assemble::servers::{ServerCommand, Servers, Startup};
+use crate::assemble::{data, secrets};
 
 /// Number of prompts whose beginnings probe a sync.
 const PROBES: u64 = 4;

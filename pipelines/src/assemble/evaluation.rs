@@ -16,12 +16,10 @@ use rollflow::rollout::EvalSpec;
 use rollflow::stages::evaluate::{AnswerLog, Evaluator, PairEvaluator};
 use rollflow::stages::sync::EvaluationHold;
 
-use crate::assemble::conversations;
-use crate::assemble::data;
 use crate::assemble::engines::Engines;
-use crate::assemble::environments;
 use crate::assemble::policy::Reader;
 use crate::assemble::rewards::Scoring;
+use crate::assemble::{conversations, data, environments};
 use crate::registry::Registry;
 
 /// Evaluation of a model with `positions` positions.

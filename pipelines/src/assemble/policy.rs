@@ -3,16 +3,13 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use rollflow::model::ModelConfig;
-use rollflow::model::{Compute, Dtype, Lora};
+use rollflow::model::{Compute, Dtype, Lora, ModelConfig};
 use rollflow::prelude::*;
 use rollflow::recipe::model::{DeviceName, ModelSource, TinyModel};
 use rollflow::recipe::{self, Plan};
-use rollflow::train::ScoreModel;
-use rollflow::train::tokenizer_folder;
+use rollflow::train::{ScoreModel, tokenizer_folder};
 
-use crate::assemble::conversations;
-use crate::assemble::models;
+use crate::assemble::{conversations, models};
 
 /// Characters of a tiny model's vocabulary.
 const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n_";

@@ -12,12 +12,10 @@ use rollflow::recipe::chat::Chat;
 use rollflow::recipe::task::{Task, TaskData};
 use rollflow::stages::evaluate::PairEvaluator;
 
-use crate::assemble::conversations;
-use crate::assemble::data;
 use crate::assemble::data::sums;
 use crate::assemble::evaluation::EvalReports;
 use crate::assemble::policy::Reader;
-use crate::assemble::references;
+use crate::assemble::{conversations, data, references};
 use crate::registry::Registry;
 
 /// Wrong completions to each sum of an arithmetic task.

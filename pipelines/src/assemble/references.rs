@@ -11,9 +11,7 @@ use rollflow::recipe::reference_policy::ReferencePolicy;
 use rollflow::recipe::{Pipeline, Plan};
 use rollflow::stages::reference::{LocalReference, ema, periodic};
 
-use crate::assemble::models;
-use crate::assemble::origin;
-use crate::assemble::policy;
+use crate::assemble::{models, origin, policy};
 
 /// Folder in the run's own that keeps the policy as it was after the warm-up.
 const KEPT: &str = "reference";

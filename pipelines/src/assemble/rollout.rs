@@ -9,14 +9,11 @@ use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
 use rollflow::recipe::task::TaskData;
 use rollflow::recipe::{self, Plan, Timeline};
-use rollflow::rollout::Admission;
-use rollflow::rollout::complete;
+use rollflow::rollout::{Admission, complete};
 use rollflow::train;
 
-use crate::assemble::data;
-use crate::assemble::environments;
 use crate::assemble::policy::{self, Reader};
-use crate::assemble::steps;
+use crate::assemble::{data, environments, steps};
 use crate::registry::Registry;
 
 /// Admission of the run: as many prompts as its steps train, within the staleness window.
@@ -25,6 +22,15 @@ pub fn admission(plan: &Plan) -> Admission {
     let all_groups = plan.train.steps * plan.batch.groups as u64;
     let window = plan.admission_window() as u64;
     Admission::new(groups_per_version, window, Some(all_groups)).bounded(plan.flow.max_staleness)
+}
+
+/// Collects groups into batches by `[batch]`. Synchronous runs are equal to the bit, so they train
+/// whole batches. Others train a batch in parts as it arrives.
+pub fn batcher(plan: &Plan) -> Batcher {
+    /// Largest number of parts: more would cost more passes than they save waiting.
+    const PARTS: usize = 8;
+    let batcher = Batcher::groups(plan.batch.groups).over_sample(plan.batch.oversampling_factor).on_stale(plan.flow.on_stale);
+    if plan.flow.max_staleness == 0 { batcher } else { batcher.in_parts(plan.batch.groups.div_ceil(PARTS)) }
 }
 
 /// Sampling parameters of `[generate]`.

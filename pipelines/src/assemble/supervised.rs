@@ -7,11 +7,10 @@ use rollflow::data::source::{Example, Mixed, prepare_pair, prepare_sft_sample, p
 use rollflow::data::{BufferState, ChatMessage, Pair, arithmetic};
 use rollflow::env::{Environment, ToolCall, ToolResult, ToolSpec};
 use rollflow::prelude::*;
-use rollflow::recipe::Plan;
-use rollflow::recipe::Source;
 use rollflow::recipe::chat::Chat;
 use rollflow::recipe::environment::EnvironmentKind;
 use rollflow::recipe::task::{Sft, TaskData, Turns};
+use rollflow::recipe::{Plan, Source};
 
 use crate::assemble::conversations::asked;
 use crate::assemble::conversations::chat;

@@ -11,13 +11,10 @@ use rollflow::recipe::task::{RewardModel, Sft};
 use rollflow::recipe::train::Optimization;
 use rollflow::recipe::{Plan, Timeline};
 use rollflow::stages::train::{Critic, StepConfig};
-use rollflow::train::ScoreModel;
-use rollflow::train::{AdamW, ParamGroups};
+use rollflow::train::{AdamW, ParamGroups, ScoreModel};
 
-use crate::assemble::models;
-use crate::assemble::policy;
-use crate::assemble::steps;
 use crate::assemble::steps::Mixture;
+use crate::assemble::{models, policy, steps};
 use crate::registry::Registry;
 use crate::run::folder::Checkpoints;
 

@@ -13,15 +13,13 @@ use rollflow::engine::remote::{FleetHandle, InferenceEngine};
 use rollflow::engine::settings::{Engine as Section, EngineKind, Launch as Kind};
 use rollflow::net::Tasks;
 use rollflow::prelude::Policy;
-use rollflow::recipe::Net;
-use rollflow::recipe::Plan;
+use rollflow::recipe::{Net, Plan};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::plans::{RecipeArgs, load};
 use super::{REFUSED, out};
-use crate::assemble::engines;
-use crate::assemble::models;
 use crate::assemble::servers::Startup;
+use crate::assemble::{engines, models};
 use crate::registry::Registry;
 
 /// Start inference servers, look at them, or give them weights.

@@ -11,8 +11,7 @@ use rollflow::prelude::Policy;
 use rollflow::recipe::model::DeviceName;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
-use crate::assemble::models;
-use crate::assemble::policy;
+use crate::assemble::{models, policy};
 use crate::run::files::RECIPE;
 
 /// Device and format of a command's model.

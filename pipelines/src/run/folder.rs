@@ -13,18 +13,16 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
 use rollflow::data::POISONED;
-use rollflow::flow::{Ended, Flow, Report, RunError, StageReport, State};
+use rollflow::flow::{Ended, Flow, Report, StageReport, State, Until};
 use rollflow::model::FrozenWeights;
-use rollflow::observe::RunReport;
-use rollflow::observe::StageSampler;
-use rollflow::observe::StageShares;
 use rollflow::observe::chart::Chart;
 use rollflow::observe::logs::{
     ConsoleLogger, DEAD_LETTERS, DeadLetterWriter, JsonlLogger, RolloutWriter, TensorBoardLogger, last_step, metrics_rows,
     read_rollouts,
 };
-use rollflow::observe::{Console, Metric, Metrics, MetricsServer, StepMetrics};
-use rollflow::observe::{Progress, duration};
+use rollflow::observe::{
+    Console, Metric, Metrics, MetricsServer, Progress, RunReport, StageSampler, StageShares, StepMetrics, duration,
+};
 use rollflow::recipe::Plan;
 use rollflow::rollout::LOST;
 use rollflow::stages::evaluate::AnswerLog;
@@ -101,6 +99,13 @@ pub fn refuse_another_run(path: &Path) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Logs `text` if the run finished.
+pub fn announce_end(report: &Report, text: &str) {
+    if report.ended == Ended::Finished {
+        tracing::info!("{text}");
+    }
 }
 
 impl RunFolder {
@@ -199,13 +204,13 @@ impl RunFolder {
         Ok(log)
     }
 
-    /// Runs a flow of `steps` steps with its progress on show, and writes the report, also of a run that failed.
-    pub fn watch(&self, flow: &mut Flow, steps: u64, run: impl FnOnce(&mut Flow) -> Result<Report, RunError>) -> Result<Report> {
+    /// Runs a flow of `steps` steps, shows its progress and writes the report, also if the run fails.
+    pub fn watch(&self, flow: &mut Flow, steps: u64) -> Result<Report> {
         self.drawn.lock().graph = serde_json::from_str(&flow.graph().to_json()).context("the graph as JSON")?;
         let taken = last_step(&self.path.join("metrics.jsonl"))?;
         let progress = self.progress.then(|| Progress::new(&self.console, Some(steps)).after(taken, &self.metrics));
         let sampler = StageSampler::start(flow.stats(), self.metrics.clone(), progress)?;
-        let result = run(flow);
+        let result = flow.run(Until::finished());
         drop(sampler);
         match &result {
             Ok(report) => {

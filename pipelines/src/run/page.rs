@@ -3,9 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use rollflow::observe::HtmlReport;
-use rollflow::observe::duration;
 use rollflow::observe::logs::{metrics_rows, read_metrics, read_rollouts};
+use rollflow::observe::{HtmlReport, duration};
 use rollflow::util::atomic_file;
 
 use crate::run::files::{PAGE, RECIPE};

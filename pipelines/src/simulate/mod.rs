@@ -26,10 +26,8 @@ use rollflow::train::SimulatedBackend;
 use rollflow::util::untrusted;
 
 use crate::assemble::components::Components;
-use crate::assemble::data;
-use crate::assemble::policy;
 use crate::assemble::rewards::Scoring;
-use crate::assemble::rollout;
+use crate::assemble::{data, policy, rollout};
 use crate::command::out;
 use crate::grpo;
 use crate::registry::Registry;

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
-use rollflow::flow::Interrupts;
-use rollflow::flow::{Ended, Until};
+use rollflow::flow::{Ended, Interrupts, Until};
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
