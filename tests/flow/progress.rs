@@ -63,7 +63,15 @@ fn a_bound_that_comes_after_the_stages_it_concerns_is_rejected() {
     let prompts = flow.source("prompts", Prompts::addition(1, 0).unwrap());
     let mut flow = flow.max_staleness(1);
     flow.sink("end", prompts, |_: Prompt| {});
-    assert_eq!(flow.check().unwrap_err().0, [GraphError::LateContext { call: "share" }]);
+    assert_eq!(flow.check().unwrap_err().0, [GraphError::LateContext { call: "max_staleness" }]);
+}
+
+#[test]
+fn a_second_admission_is_rejected_instead_of_replacing_the_first() {
+    let restored = Admission::new(1, 1, None);
+    let flow = Flow::new("twice").admission(&restored).max_staleness(1);
+    let errors = flow.check().unwrap_err().0;
+    assert!(errors.contains(&GraphError::SharedTwice { call: "max_staleness" }), "{errors:?}");
 }
 
 #[test]
