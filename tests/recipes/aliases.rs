@@ -67,6 +67,9 @@ impl Subscriber for Warnings {
 
 /// The result of `act`, and the warnings that it gave.
 fn warned<T>(act: impl FnOnce() -> T) -> (T, Vec<String>) {
+    // With a single subscriber, tracing lets whichever thread meets an event first decide for all whether it is wanted. Other
+    // tests' threads have no subscriber; a second one has every event asked of both.
+    let _second = tracing::Dispatch::new(Warnings::default());
     let warnings = Warnings::default();
     let result = tracing::subscriber::with_default(warnings.clone(), act);
     let seen = warnings.0.lock().unwrap().clone();
