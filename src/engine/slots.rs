@@ -97,16 +97,17 @@ impl<State> Slots<State> {
     /// Clears completions that are `expired`, in flight or waiting, and restarts those in flight
     /// before all that wait. Returns their ordinals and indices.
     pub fn restart_expired(&mut self, expired: impl Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
-        let mut anew = Vec::new();
+        let mut restarted = Vec::new();
         for Waiting { request, begun } in self.scheduler.waiting_mut() {
-            anew.extend(begun.take_if(|answer| expired(request.ordinal, answer)).map(|answer| (request.ordinal, answer.index)));
+            restarted
+                .extend(begun.take_if(|answer| expired(request.ordinal, answer)).map(|answer| (request.ordinal, answer.index)));
         }
         for sample in self.take_out(|sample| expired(sample.request.ordinal, &sample.answer)) {
             let index = sample.answer.index;
-            anew.push((sample.request.ordinal, index));
+            restarted.push((sample.request.ordinal, index));
             self.scheduler.submit_first(Waiting { request: sample.request, begun: None }, index);
         }
-        anew
+        restarted
     }
 
     /// Removes samples from their slots, the youngest first.

@@ -196,7 +196,7 @@ catalog! {
     RolloutStops: COUNT "rollout_stops_total" [STOP] in "rollouts", "Rollouts with an environment, by why they ended.";
     EnvironmentRetries: COUNT "environment_retries_total" [] in "rollouts", "Rollouts that were played again because their environment failed.";
     RolloutForks: COUNT "rollout_forks_total" [] in "samples",
-        "Samples that a rollout had to begin anew, because what the model was to read next did not go on from what it had read: the chat template rewrote that, or an environment or agent showed it something else. Each is trained as a part of its rollout.";
+        "Samples that a rollout had to start again, because the next input did not continue the tokens before it: the chat template rewrote them, or an environment or agent changed them. Each is trained as a part of its rollout.";
     ToolCalls: COUNT "tool_calls_total" [OUTCOME] in "calls", "Calls of tools by what came of them; malformed ones could not be made.";
     SamplesDropped: COUNT "samples_dropped_total" [REASON] in "samples", "Samples that were dropped from their groups, by reason; the rest of the group stays.";
     GroupsDropped: COUNT "groups_dropped_total" [REASON] in "groups", "Groups that were dropped, by the filter's reason, `poisoned` where the reward failed, `lost` where too many samples were lost, or `surplus`.";

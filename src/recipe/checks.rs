@@ -81,7 +81,7 @@ fn between(plan: &Plan, note: Note) {
                 note("model.path", &["model.preset"], "`model.path` is missing or empty".to_owned(), help);
             }
             (Some(preset), false) => {
-                let message = format!("`model.path` is given beside `model.preset`, which is {}", preset.id);
+                let message = format!("`model.path` is given together with `model.preset`, which is {}", preset.id);
                 note("model.path", &["model.preset"], message, "leave one of them out");
             }
             _ => {}

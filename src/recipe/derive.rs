@@ -142,16 +142,16 @@ impl Plan {
 
     /// All devices that models compute on, with the keys that name them; the policy's first.
     pub fn devices(&self) -> Vec<(&'static str, DeviceName)> {
-        let beside = |key, of: Option<&Optimization>| {
+        let replicas = |key, of: Option<&Optimization>| {
             let devices = of.map_or(&[][..], |of| &of.replica_devices);
             devices.iter().map(move |device| (key, *device)).collect::<Vec<_>>()
         };
         let (sft, reward_model, critic) = (self.sft.as_ref(), self.reward_model.as_ref(), self.critic.as_ref());
         let mut all = vec![("model.device", self.model.device)];
-        all.extend(beside("train.replica_devices", Some(&self.train.optimization)));
-        all.extend(beside("sft.replica_devices", sft.map(|of| &of.optimization)));
-        all.extend(beside("reward_model.replica_devices", reward_model.map(|of| &of.optimization)));
-        all.extend(beside("critic.replica_devices", critic.map(|of| &of.optimization)));
+        all.extend(replicas("train.replica_devices", Some(&self.train.optimization)));
+        all.extend(replicas("sft.replica_devices", sft.map(|of| &of.optimization)));
+        all.extend(replicas("reward_model.replica_devices", reward_model.map(|of| &of.optimization)));
+        all.extend(replicas("critic.replica_devices", critic.map(|of| &of.optimization)));
         all.extend(self.generate.devices.iter().map(|device| ("generate.devices", *device)));
         all
     }

@@ -25,7 +25,7 @@ use crate::assemble::policy::Reader;
 pub fn batches(plan: &Plan, sft: &Sft, reader: &Reader) -> Result<(Supervised, Option<BufferState>)> {
     let sources = match &plan.task.data {
         _ if !sft.sources().is_empty() => sft.sources(),
-        // What an environment shows is made of pairs, all at once.
+        // Demonstrations of an environment are made from all pairs before the run.
         TaskData::Data(task) if !demonstrates(plan) => task.sources(),
         _ => Vec::new(),
     };
@@ -62,7 +62,7 @@ pub fn fit(sft: &Sft, samples: Vec<Sample>) -> PackedRows {
     pack(samples, sft.max_length.unwrap_or(usize::MAX), sft.packing, sft.on_overlong).teaching()
 }
 
-/// All samples at once.
+/// Reads all samples before the run.
 fn samples(plan: &Plan, sft: &Sft, sources: &[Source], reader: &Reader) -> Result<Vec<Sample>> {
     if !sources.is_empty() {
         let examples: Vec<Example> = data::all(sources)?;

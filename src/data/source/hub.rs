@@ -81,7 +81,7 @@ pub(super) fn list_if_unknown(hub: &Hub, name: &str) {
     let (Some(commit), None) = (commit.filter(|_| !hub.is_offline()), cache.listing(KIND, name)) else { return };
     let id = name.split('@').next().unwrap_or(name);
     if let Err(error) = hub.list_once(KIND, &format!("{id}@{commit}")) {
-        tracing::warn!("{name} may have subsets beside those in the cache, of which none is named: {error}");
+        tracing::warn!("{name} may have more subsets than those in the cache, and none is named: {error}");
     }
 }
 

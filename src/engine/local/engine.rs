@@ -270,12 +270,12 @@ impl TokenEngine for LocalEngine {
     }
 
     fn restart_expired(&mut self, expired: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
-        let anew = self.slots.restart_expired(expired);
-        if !anew.is_empty() {
+        let restarted = self.slots.restart_expired(expired);
+        if !restarted.is_empty() {
             // The prompt on the shelf may no longer be the next one.
             self.shelf = None;
         }
-        anew
+        restarted
     }
 
     fn version(&self) -> Option<Version> {

@@ -88,7 +88,7 @@ fn launched(engine: &Engine, note: Note) {
     }
     let fixed = engine.env.iter().any(|pair| pair.starts_with("CUDA_VISIBLE_DEVICES="));
     if fixed && !devices.is_empty() {
-        let message = "`engine.devices` is set beside a CUDA_VISIBLE_DEVICES in `engine.env`".to_owned();
+        let message = "`engine.devices` is set together with CUDA_VISIBLE_DEVICES in `engine.env`".to_owned();
         note("engine.devices", &["engine.env"], message, "leave one of them out");
     }
 }

@@ -46,7 +46,7 @@ impl TokenEngine for Fleet {
     }
 
     fn restart_expired(&mut self, expired: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
-        let (mut anew, now) = (Vec::new(), Instant::now());
+        let (mut restarted, now) = (Vec::new(), Instant::now());
         for (key, sample) in &mut self.samples {
             if sample.answer.tokens.is_empty() || !expired(key.0, &sample.answer) {
                 continue;
@@ -55,9 +55,9 @@ impl TokenEngine for Fleet {
                 self.engine_slots[place].in_flight = self.engine_slots[place].in_flight.saturating_sub(1);
             }
             sample.restart(now);
-            anew.push(*key);
+            restarted.push(*key);
         }
-        anew
+        restarted
     }
 
     fn version(&self) -> Option<Version> {
