@@ -26,7 +26,7 @@ def prose(path):
 
 
 def main():
-    files = subprocess.check_output(["git", "ls-files", "*.md", "src/*.rs", "pipelines/src/*.rs"], text=True).split()
+    files = subprocess.check_output(["git", "ls-files", "*.md", "src/*.rs", "crates/*/src/*.rs", "pipelines/src/*.rs"], text=True).split()
     files = [pathlib.Path(file) for file in files if not file.startswith("tests/") and not file.endswith("CHANGELOG.md")]
     uses = [(file, number, use[0]) for file in files if file.exists() for number, line in prose(file) for use in WORDS.finditer(line)]
     if "--list" in sys.argv or len(uses) > BUDGET:

@@ -11,7 +11,6 @@
 
 mod advantages;
 mod aggregation;
-pub mod answers;
 mod correction;
 pub mod filters;
 mod gap;
@@ -42,7 +41,6 @@ pub use advantages::{
     remax, rewards_to_go,
 };
 pub use aggregation::{Aggregation, BatchSize};
-pub use answers::{extract_answer, is_correct, parse_number};
 pub use correction::{
     Bound, Correction, Divergence, IcePop, Importance, ImportanceChoice, Level, MaskedIs, Over, Rejection, Spread, TruncatedIs,
 };
@@ -55,6 +53,7 @@ pub use kl_term::{WithKl, token_kl};
 pub use logits::{entropy, log_softmax_at};
 pub use loss::{Loss, LossError, LossInputs, LossMetrics, LossOutput, PairMetrics};
 pub use masked::{masked_mean, masked_sum, masked_variance, whiten};
+pub use math_answers::is_correct;
 pub use off_policy::{OffPolicy, Proximal};
 pub(crate) use pairs::PairSelector;
 pub use pairs::{PairOf, Pairs, Select, all_pairs, best_against_worst, first_against_second, random_pair};

@@ -135,7 +135,7 @@ fn the_table_of_contents_lists_every_page_of_the_book_once() {
 /// Paths of sources, tests and examples in code font. `src/main.rs` is the reader's own.
 #[test]
 fn every_path_that_a_page_names_is_there() {
-    let named = regex::Regex::new(r"`((?:src|tests|pipelines|examples|scripts|benches|docs)/[A-Za-z0-9_./-]+)`").unwrap();
+    let named = regex::Regex::new(r"`((?:src|crates|tests|pipelines|examples|scripts|benches|docs)/[A-Za-z0-9_./-]+)`").unwrap();
     let mut missing = Vec::new();
     for (path, page) in pages() {
         for found in named.captures_iter(&page).filter(|found| &found[1] != "src/main.rs" && !root().join(&found[1]).exists()) {
@@ -161,7 +161,7 @@ fn the_smallest_recipe_for_a_model_and_a_data_set_has_three_sections_and_six_key
 #[test]
 fn every_test_that_the_page_of_claims_names_is_there() {
     let mut programs: BTreeMap<String, String> = BTreeMap::new();
-    for tests in ["tests", "pipelines/tests"].map(|folder| root().join(folder)) {
+    for tests in ["tests", "pipelines/tests", "crates/math_answers/tests"].map(|folder| root().join(folder)) {
         for program in
             fs::read_dir(tests).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.join("main.rs").exists())
         {

@@ -1,5 +1,5 @@
 //! The library's layers: a folder of `src` uses the folders above it in this list, never those
-//! below.
+//! below. A crate in `crates` uses nothing of rollflow.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -58,6 +58,15 @@ fn folders_use_only_the_layers_below_them() {
         }
     }
     assert!(against.is_empty(), "against the layers:\n{}", against.join("\n"));
+}
+
+#[test]
+fn a_crate_apart_uses_nothing_of_rollflow() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates");
+    for folder in std::fs::read_dir(crates).unwrap() {
+        let manifest = folder.unwrap().path().join("Cargo.toml");
+        assert!(!std::fs::read_to_string(&manifest).unwrap().contains("rollflow"), "{}", manifest.display());
+    }
 }
 
 #[test]

@@ -1,7 +1,6 @@
-//! Rewards: answers, code in the sandbox, services, and what happens when they fail.
+//! Rewards: code in the sandbox, services, and what happens when they fail.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-mod math_answers;
 mod reward_failures;
 mod reward_service;
 #[cfg(target_os = "linux")]

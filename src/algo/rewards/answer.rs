@@ -2,9 +2,9 @@
 //! mathematics.
 
 use super::rule::{PartReward, reference_answer};
-use crate::algo::answers::{extract_answer, is_correct, parse_number};
 use crate::settings::declare::section;
 use crate::settings::setting::NOT_NEGATIVE;
+use math_answers::{extract_answer, is_correct, parse_number};
 
 section! {
     /// Compares numbers, whatever their spelling.

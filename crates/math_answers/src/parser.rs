@@ -4,48 +4,48 @@
 use num_rational::BigRational;
 use num_traits::{One, Signed};
 
-use super::expression::{Expr, Function};
-use super::token::{Bracket, Token};
-use super::work::{Unreadable, Work};
+use crate::expression::{Expr, Function};
+use crate::token::{Bracket, Token};
+use crate::work::{Unreadable, Work};
 
 /// Deepest nesting that is parsed.
 const DEEPEST: usize = 96;
 /// Most signs `!` and `°` in a row.
 const MOST_SUFFIXES: usize = 3;
 
-pub(super) struct Parser<'a> {
-    pub(super) tokens: &'a [Token],
-    pub(super) at: usize,
-    pub(super) work: &'a mut Work,
+pub(crate) struct Parser<'a> {
+    pub(crate) tokens: &'a [Token],
+    pub(crate) at: usize,
+    pub(crate) work: &'a mut Work,
     /// If true, `±` is read as `+`.
-    pub(super) upper_signs: bool,
-    pub(super) depth: usize,
-    pub(super) in_bars: bool,
+    pub(crate) upper_signs: bool,
+    pub(crate) depth: usize,
+    pub(crate) in_bars: bool,
     /// If true, `x =` is part of the answer.
-    pub(super) keep_labels: bool,
+    pub(crate) keep_labels: bool,
 }
 
 impl<'a> Parser<'a> {
-    pub(super) fn new(tokens: &'a [Token], upper_signs: bool, work: &'a mut Work) -> Self {
+    pub(crate) fn new(tokens: &'a [Token], upper_signs: bool, work: &'a mut Work) -> Self {
         Parser { tokens, at: 0, work, upper_signs, depth: 0, in_bars: false, keep_labels: false }
     }
 
-    pub(super) fn peek(&self) -> Option<&'a Token> {
+    pub(crate) fn peek(&self) -> Option<&'a Token> {
         self.tokens.get(self.at)
     }
 
-    pub(super) fn take(&mut self, token: &Token) -> bool {
+    pub(crate) fn take(&mut self, token: &Token) -> bool {
         let there = self.peek() == Some(token);
         self.at += usize::from(there);
         there
     }
 
-    pub(super) fn expect(&mut self, token: &Token) -> Result<(), Unreadable> {
+    pub(crate) fn expect(&mut self, token: &Token) -> Result<(), Unreadable> {
         if self.take(token) { Ok(()) } else { Err(Unreadable) }
     }
 
     /// Runs `inner` one level deeper.
-    pub(super) fn deeper<T>(&mut self, inner: impl FnOnce(&mut Self) -> Result<T, Unreadable>) -> Result<T, Unreadable> {
+    pub(crate) fn deeper<T>(&mut self, inner: impl FnOnce(&mut Self) -> Result<T, Unreadable>) -> Result<T, Unreadable> {
         self.work.spend(1)?;
         if self.depth == DEEPEST {
             return Err(Unreadable);
@@ -57,7 +57,7 @@ impl<'a> Parser<'a> {
     }
 
     /// Parses terms with signs between them.
-    pub(super) fn sum(&mut self) -> Result<Expr, Unreadable> {
+    pub(crate) fn sum(&mut self) -> Result<Expr, Unreadable> {
         self.deeper(|parser| {
             let mut terms = vec![parser.product()?];
             while matches!(parser.peek(), Some(Token::Plus | Token::Minus | Token::PlusMinus | Token::MinusPlus)) {

@@ -6,10 +6,9 @@ use std::f64::consts::{E, PI};
 use num_complex::Complex64;
 use num_traits::ToPrimitive;
 
-use super::exact::exact;
-use super::expression::{Expr, Function};
-use super::work::{Unreadable, Work};
-use crate::util::rng;
+use crate::exact::exact;
+use crate::expression::{Expr, Function};
+use crate::work::{Unreadable, Work};
 
 /// Number of points; at the first, all variables are positive.
 const POINTS: u64 = 4;
@@ -23,7 +22,7 @@ const DECIMALS: f64 = 1e-6;
 const RELATIVE: f64 = 1e-3;
 
 /// Returns true if numbers of this size and difference are equal up to rounding at six decimals.
-pub(super) fn close(difference: f64, size: f64) -> bool {
+pub(crate) fn close(difference: f64, size: f64) -> bool {
     difference <= DECIMALS && difference <= RELATIVE * size
 }
 
@@ -33,7 +32,7 @@ fn close_parts(a: f64, b: f64) -> bool {
 
 /// Returns true if two formulas agree at all points where both have a value; none without such a
 /// point.
-pub(super) fn agree(a: &Expr, b: &Expr, work: &mut Work) -> Result<Option<bool>, Unreadable> {
+pub(crate) fn agree(a: &Expr, b: &Expr, work: &mut Work) -> Result<Option<bool>, Unreadable> {
     let decimals = a.has_decimals() || b.has_decimals();
     let mut seen = None;
     for point in 0..POINTS {
@@ -58,7 +57,7 @@ pub(super) fn agree(a: &Expr, b: &Expr, work: &mut Work) -> Result<Option<bool>,
 }
 
 /// Returns true if two equations are equivalent: the differences of their sides are proportional.
-pub(super) fn proportional(a: [&Expr; 2], b: [&Expr; 2], work: &mut Work) -> Result<bool, Unreadable> {
+pub(crate) fn proportional(a: [&Expr; 2], b: [&Expr; 2], work: &mut Work) -> Result<bool, Unreadable> {
     let mut first: Option<(Complex64, Complex64)> = None;
     let mut agreed = 0;
     for point in 0..POINTS {
@@ -147,11 +146,18 @@ impl Sampler<'_> {
         // FNV-1a of the name is the key.
         let hash =
             name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
-        let bits = rng::mix(hash ^ rng::offset(self.point + 1));
-        let size = 0.3 + 2.0 * rng::to_unit(bits);
+        let bits = mixed(hash ^ (self.point + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let size = 0.3 + 2.0 * ((bits >> 11) as f64 / (1_u64 << 53) as f64);
         let negative = self.point > 0 && bits & 1 == 1;
         Some(Complex64::from(if negative { -size } else { size }))
     }
+}
+
+/// Hash in which every bit depends on all bits of `bits` (the finalizer of splitmix64).
+fn mixed(mut bits: u64) -> u64 {
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
 }
 
 fn power(base: Complex64, exponent: Complex64) -> Complex64 {

@@ -1,15 +1,15 @@
 //! Parser of whole answers: values, lists, intervals, equations, matrices and words, without labels
 //! and units.
 
-use super::expression::{Answer, Expr, ListKind, Reading};
-use super::lexer::{Commas, tokens};
-use super::parser::Parser;
-use super::token::{Bracket, Relation, Token};
-use super::unit::unit;
-use super::work::{Unreadable, Work};
+use crate::expression::{Answer, Expr, ListKind, Reading};
+use crate::lexer::{Commas, tokens};
+use crate::parser::Parser;
+use crate::token::{Bracket, Relation, Token};
+use crate::unit::unit;
+use crate::work::{Unreadable, Work};
 
 /// Reads an answer, with or without its labels. `a ± b` is the list of both values.
-pub(super) fn read(text: &str, commas: Commas, keep_labels: bool, work: &mut Work) -> Result<Reading, Unreadable> {
+pub(crate) fn read(text: &str, commas: Commas, keep_labels: bool, work: &mut Work) -> Result<Reading, Unreadable> {
     let tokens = tokens(text, commas, work)?;
     let mut read_tokens = |upper_signs| read_tokens(&mut Parser { keep_labels, ..Parser::new(&tokens, upper_signs, work) });
     let upper = read_tokens(true)?;

@@ -1,13 +1,13 @@
 //! Tokens of LaTeX or plain text, in one pass. Spacing, fonts and dollars are dropped.
 
-use super::expression::Function;
-use super::token::{Bracket, Relation, Token, number};
-use super::unit::unit;
-use super::work::{Unreadable, Work};
+use crate::expression::Function;
+use crate::token::{Bracket, Relation, Token, number};
+use crate::unit::unit;
+use crate::work::{Unreadable, Work};
 
 /// Meaning of a comma before three digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Commas {
+pub(crate) enum Commas {
     /// Groups thousands.
     Thousands,
     /// Separates items.
@@ -15,7 +15,7 @@ pub(super) enum Commas {
 }
 
 /// Returns the tokens of `text`.
-pub(super) fn tokens(text: &str, commas: Commas, work: &mut Work) -> Result<Vec<Token>, Unreadable> {
+pub(crate) fn tokens(text: &str, commas: Commas, work: &mut Work) -> Result<Vec<Token>, Unreadable> {
     work.spend(text.len() as u64)?;
     let mut lexer = Lexer { text, at: 0, commas, tokens: Vec::new(), groups: Vec::new() };
     while let Some(next) = lexer.peek() {

@@ -4,14 +4,14 @@ use num_bigint::BigInt;
 use num_rational::BigRational;
 use num_traits::{One, Pow, Signed, ToPrimitive, Zero};
 
-use super::expression::{Expr, Function};
-use super::work::{Unreadable, Work};
+use crate::expression::{Expr, Function};
+use crate::work::{Unreadable, Work};
 
 /// Largest numerators and denominators, in bits; 300 decimal digits fit.
 const MOST_BITS: u64 = 1024;
 
 /// Returns the rational value of a formula; none if it has none or is too large.
-pub(super) fn exact(of: &Expr, work: &mut Work) -> Result<Option<BigRational>, Unreadable> {
+pub(crate) fn exact(of: &Expr, work: &mut Work) -> Result<Option<BigRational>, Unreadable> {
     work.spend(1)?;
     let value = match of {
         Expr::Number { value, .. } => Some(value.clone()),

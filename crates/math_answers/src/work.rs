@@ -6,23 +6,23 @@ pub const MOST_WORK: u64 = 1 << 18;
 
 /// An answer without a known meaning, or beyond the budget. It is compared as text only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Unreadable;
+pub(crate) struct Unreadable;
 
 /// Steps taken so far.
 #[derive(Debug, Default)]
-pub(super) struct Work {
+pub(crate) struct Work {
     spent: u64,
 }
 
 impl Work {
     /// Takes steps from the budget, before they are done.
-    pub(super) fn spend(&mut self, steps: u64) -> Result<(), Unreadable> {
+    pub(crate) fn spend(&mut self, steps: u64) -> Result<(), Unreadable> {
         self.spent = self.spent.saturating_add(steps);
         if self.spent > MOST_WORK { Err(Unreadable) } else { Ok(()) }
     }
 
     /// Returns the number of steps taken.
-    pub(super) fn spent(&self) -> u64 {
+    pub(crate) fn spent(&self) -> u64 {
         self.spent
     }
 }

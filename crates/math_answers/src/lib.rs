@@ -1,6 +1,14 @@
 //! Final answers of mathematical problems: extraction from a completion, and comparison with the
 //! reference answer.
 //!
+//! ```
+//! use math_answers::{equivalent, judge};
+//!
+//! let judgement = judge(r"Half of it: \boxed{\frac{\sqrt 2}{2}}.", "1/sqrt(2)");
+//! assert!(judgement.correct && judgement.found == Some(r"\frac{\sqrt 2}{2}"));
+//! assert!(equivalent(r"x \le 3", r"(-\infty, 3]") && !equivalent("(1, 2)", "(2, 1)"));
+//! ```
+//!
 //! Two answers are compared in this order, up to the first step that can decide:
 //!
 //! 1. As text, without blanks, dollars and a final full stop; words also without case and fonts.
@@ -13,7 +21,7 @@
 //!
 //! These are the rules of common graders: extraction and normalisation of Hendrycks' MATH `is_equiv`
 //! and of Minerva, tolerance and percent of Math-Verify, intervals and sets of PRM800K's grader.
-//! `tests/rewards/math_answers.tsv` has a case, with its reason, for each.
+//! `tests/cases/cases.tsv` has a case, with its reason, for each.
 //!
 //! Completions may be hostile. Every comparison has a budget of [`MOST_WORK`] steps, which are taken
 //! before they are done. Answers longer than [`LONGEST`] bytes, numbers of more than 300 digits and
@@ -61,7 +69,7 @@ pub struct Judgement<'a> {
 /// solution.
 ///
 /// ```
-/// use rollflow::algo::is_correct;
+/// use math_answers::is_correct;
 ///
 /// assert!(is_correct(r"Hence $x = \boxed{\dfrac{1}{2}}$.", "0.5"));
 /// assert!(is_correct("She pays $1,200.", "#### 1200"));
@@ -87,14 +95,6 @@ pub fn judge<'a>(response: &'a str, answer: &str) -> Judgement<'a> {
 }
 
 /// Returns true if two answers are equal. Neither is searched for a final answer.
-///
-/// ```
-/// use rollflow::algo::answers::equivalent;
-///
-/// assert!(equivalent(r"\frac{\sqrt{2}}{2}", "1/sqrt(2)"));
-/// assert!(equivalent(r"x \le 3", r"(-\infty, 3]"));
-/// assert!(!equivalent("(1, 2)", "(2, 1)"));
-/// ```
 pub fn equivalent(a: &str, b: &str) -> bool {
     agree(a, b, &mut Work::default())
 }

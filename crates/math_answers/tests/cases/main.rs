@@ -1,8 +1,8 @@
 //! Final answers of mathematical problems, as graders of the field judge them: a table of cases, each with its reason
-//! (`tests/rewards/math_answers.tsv`), and hostile texts, whose judgement is bounded in work and never panics.
+//! (`cases.tsv`), and hostile texts, whose judgement is bounded in work and never panics.
 
+use math_answers::{LONGEST, MOST_WORK, equivalent, extract_answer, judge};
 use proptest::prelude::*;
-use rollflow::algo::answers::{LONGEST, MOST_WORK, equivalent, extract_answer, judge};
 
 /// The work of a judgement whose last step found the budget spent.
 const MOST: u64 = 2 * MOST_WORK;
@@ -16,7 +16,7 @@ struct Case {
 }
 
 fn cases() -> Vec<Case> {
-    let table = include_str!("math_answers.tsv");
+    let table = include_str!("cases.tsv");
     let lines = table.lines().enumerate().filter(|(_, line)| !line.starts_with('#'));
     let case = |(at, line): (usize, &str)| {
         let columns: Vec<String> = line.split('\t').map(|column| column.replace('⏎', "\n")).collect();

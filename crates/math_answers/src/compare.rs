@@ -3,13 +3,13 @@
 use num_rational::BigRational;
 use num_traits::ToPrimitive;
 
-use super::exact::exact;
-use super::expression::{Answer, Expr, ListKind, Reading};
-use super::sampled::{agree, close, proportional};
-use super::work::{Unreadable, Work};
+use crate::exact::exact;
+use crate::expression::{Answer, Expr, ListKind, Reading};
+use crate::sampled::{agree, close, proportional};
+use crate::work::{Unreadable, Work};
 
 /// Returns true if two readings are equal, and their units if both have one.
-pub(super) fn same(a: &Reading, b: &Reading, work: &mut Work) -> Result<bool, Unreadable> {
+pub(crate) fn same(a: &Reading, b: &Reading, work: &mut Work) -> Result<bool, Unreadable> {
     let units = a.unit.as_ref().zip(b.unit.as_ref()).is_none_or(|(a, b)| a == b);
     Ok(units && answers(&a.answer, &b.answer, work)?)
 }

@@ -4,7 +4,7 @@ use num_rational::BigRational;
 
 /// A formula.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Expr {
+pub(crate) enum Expr {
     /// A number; `decimal` if it has a decimal point and may be rounded.
     Number {
         value: BigRational,
@@ -35,7 +35,7 @@ pub(super) enum Expr {
 
 /// Functions of one argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Function {
+pub(crate) enum Function {
     Sin,
     Cos,
     Tan,
@@ -59,7 +59,7 @@ pub(super) enum Function {
 
 impl Function {
     /// Finds a function by its name in LaTeX or plain text.
-    pub(super) fn named(name: &str) -> Option<Self> {
+    pub(crate) fn named(name: &str) -> Option<Self> {
         Some(match name {
             "sin" => Function::Sin,
             "cos" => Function::Cos,
@@ -84,13 +84,13 @@ impl Function {
     }
 
     /// Returns true if the argument is an angle.
-    pub(super) fn of_an_angle(self) -> bool {
+    pub(crate) fn of_an_angle(self) -> bool {
         use Function::{Cos, Cot, Csc, Sec, Sin, Tan};
         matches!(self, Sin | Cos | Tan | Cot | Sec | Csc)
     }
 
     /// Returns the function that `f^{-1}` denotes.
-    pub(super) fn inverse(self) -> Option<Self> {
+    pub(crate) fn inverse(self) -> Option<Self> {
         match self {
             Function::Sin => Some(Function::ArcSin),
             Function::Cos => Some(Function::ArcCos),
@@ -102,7 +102,7 @@ impl Function {
 
 /// Kind of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ListKind {
+pub(crate) enum ListKind {
     /// `1, 2` or `1 and 2`: all solutions, in no order.
     Bare,
     /// `{1, 2}`, or a union of intervals: in no order.
@@ -113,7 +113,7 @@ pub(super) enum ListKind {
 
 /// A whole answer.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Answer {
+pub(crate) enum Answer {
     Value(Expr),
     /// A percentage.
     Percent(Expr),
@@ -129,29 +129,29 @@ pub(super) enum Answer {
 
 /// An answer with the common name of its unit.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Reading {
-    pub(super) answer: Answer,
-    pub(super) unit: Option<String>,
+pub(crate) struct Reading {
+    pub(crate) answer: Answer,
+    pub(crate) unit: Option<String>,
 }
 
 impl Expr {
     /// Creates an exact number.
-    pub(super) fn exactly(value: impl Into<num_bigint::BigInt>) -> Self {
+    pub(crate) fn exactly(value: impl Into<num_bigint::BigInt>) -> Self {
         Expr::Number { value: BigRational::from_integer(value.into()), decimal: false }
     }
 
     /// Returns the only factor, or the product.
-    pub(super) fn product(mut factors: Vec<Expr>) -> Self {
+    pub(crate) fn product(mut factors: Vec<Expr>) -> Self {
         if factors.len() == 1 { factors.swap_remove(0) } else { Expr::Product(factors) }
     }
 
     /// Creates `top / bottom`.
-    pub(super) fn fraction(top: Expr, bottom: Expr) -> Self {
+    pub(crate) fn fraction(top: Expr, bottom: Expr) -> Self {
         Expr::Product(vec![top, Expr::Reciprocal(Box::new(bottom))])
     }
 
     /// Returns true if `found` holds for any node.
-    pub(super) fn any(&self, found: &impl Fn(&Expr) -> bool) -> bool {
+    pub(crate) fn any(&self, found: &impl Fn(&Expr) -> bool) -> bool {
         found(self)
             || match self {
                 Expr::Number { .. } | Expr::Symbol(_) => false,
@@ -165,12 +165,12 @@ impl Expr {
     }
 
     /// Returns true if some number may be rounded.
-    pub(super) fn has_decimals(&self) -> bool {
+    pub(crate) fn has_decimals(&self) -> bool {
         self.any(&|part| matches!(part, Expr::Number { decimal: true, .. }))
     }
 
     /// Returns true if it has a variable.
-    pub(super) fn has_variables(&self) -> bool {
+    pub(crate) fn has_variables(&self) -> bool {
         self.any(&|part| matches!(part, Expr::Symbol(name) if !matches!(name.as_str(), "π" | "e" | "i" | "∞")))
     }
 }

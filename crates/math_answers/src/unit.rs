@@ -53,7 +53,7 @@ const UNITS: [(&str, &[&str]); 48] = [
 ];
 
 /// Returns the common name of a unit; none for other words.
-pub(super) fn unit(words: &str) -> Option<&'static str> {
+pub(crate) fn unit(words: &str) -> Option<&'static str> {
     let lower = words.trim().trim_end_matches('.').to_lowercase();
     let lower = lower.split_whitespace().collect::<Vec<_>>().join(" ");
     let find =

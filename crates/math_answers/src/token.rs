@@ -4,12 +4,12 @@ use num_bigint::BigInt;
 use num_rational::BigRational;
 use num_traits::{One, Pow, Zero};
 
-use super::expression::Function;
-use super::work::Unreadable;
+use crate::expression::Function;
+use crate::work::Unreadable;
 
 /// Token of an answer.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Token {
+pub(crate) enum Token {
     /// A number; `decimal` if it has a decimal point.
     Number {
         value: BigRational,
@@ -53,7 +53,7 @@ pub(super) enum Token {
 
 /// Kinds of brackets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Bracket {
+pub(crate) enum Bracket {
     Round,
     Square,
     /// Braces of TeX, which group.
@@ -64,7 +64,7 @@ pub(super) enum Bracket {
 
 /// Relation of two sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Relation {
+pub(crate) enum Relation {
     Equal,
     About,
     Not,
@@ -78,7 +78,7 @@ const MOST_DIGITS: usize = 300;
 const MOST_EXPONENT: i32 = 300;
 
 /// Computes the number `whole.fraction(repeating)…` × 10^`exponent` from its digits.
-pub(super) fn number(whole: &str, fraction: &str, repeating: &str, exponent: i32) -> Result<BigRational, Unreadable> {
+pub(crate) fn number(whole: &str, fraction: &str, repeating: &str, exponent: i32) -> Result<BigRational, Unreadable> {
     if whole.len() + fraction.len() + repeating.len() > MOST_DIGITS || exponent.abs() > MOST_EXPONENT {
         return Err(Unreadable);
     }

@@ -1,7 +1,7 @@
 //! Extraction of the final answer from a solution, in a few passes over the text.
 
-use super::number::parse_number;
-use super::{LONGEST, readable};
+use crate::number::parse_number;
+use crate::{LONGEST, readable};
 
 /// Extracts the final answer: after the last `####`; else inside the last `\boxed{}`; else after the
 /// last `answer is` or `answer:`, if an answer follows; else the last number.
@@ -14,7 +14,7 @@ pub fn extract_answer(text: &str) -> Option<&str> {
 }
 
 /// Marked answer of a solution.
-pub(super) enum Marked<'a> {
+pub(crate) enum Marked<'a> {
     /// The answer.
     Is(&'a str),
     /// A mark without an answer.
@@ -24,7 +24,7 @@ pub(super) enum Marked<'a> {
 }
 
 /// Finds the marked answer.
-pub(super) fn marked(text: &str) -> Marked<'_> {
+pub(crate) fn marked(text: &str) -> Marked<'_> {
     if let Some((_, answer)) = text.rsplit_once("####") {
         let line = answer.lines().next().map(str::trim).unwrap_or_default();
         return if line.is_empty() { Marked::Empty } else { Marked::Is(line) };
@@ -33,7 +33,7 @@ pub(super) fn marked(text: &str) -> Marked<'_> {
 }
 
 /// Returns true if a reference answer is a whole solution with a marked answer.
-pub(super) fn is_solution(text: &str) -> bool {
+pub(crate) fn is_solution(text: &str) -> bool {
     text.contains("####") || text.contains("\\boxed") || text.contains("\\fbox")
 }
 
@@ -96,7 +96,7 @@ fn sentence(rest: &str) -> &str {
 }
 
 /// Finds the last number.
-pub(super) fn last_number(text: &str) -> Option<&str> {
+pub(crate) fn last_number(text: &str) -> Option<&str> {
     let part = |c: char| c.is_ascii_digit() || matches!(c, '.' | ',' | '/' | '-');
     let runs = text.split(|c: char| !part(c)).map(|run| run.trim_end_matches(['.', ',', '/', '-']));
     runs.map(|run| run.trim_start_matches(['.', ',', '/'])).rfind(|run| parse_number(run).is_some())
