@@ -5,7 +5,7 @@
 #
 # Both bring libtorch first (once per user). Extra arguments:  make grpo ARGS="--set seed=1 --metrics 127.0.0.1:9464"
 
-.PHONY: grpo sft test test-large test-engines lint check docs asynchrony libtorch tools help
+.PHONY: grpo sft test test-large test-engines lint check check-all docs asynchrony libtorch tools help
 .DEFAULT_GOAL := help
 
 help:
@@ -50,6 +50,10 @@ docs: libtorch
 asynchrony: libtorch
 	cargo bench --workspace --bench asynchrony -- $(ARGS)
 
-# All that CI does.
+# All that CI runs.
 check:
 	./.ci/run
+
+# CI, longer, and with other people's programs: before a release, or after a change of what they read.
+check-all:
+	./scripts/check_all.sh

@@ -1,7 +1,7 @@
 //! Steps and trained tokens a second of whole GRPO and SFT runs, as one JSON line, to be held against TRL by `scripts/versus_trl.sh`.
 //!
-//! `cargo bench --bench versus_trl -- grpo|sft [MODEL_DIR] [STEPS] [ROWS LENGTH]`. The work is that of `benches/trl_side.py`: GRPO takes 8 prompts × 8
-//! samples of at most 16 new tokens. SFT takes the sequences of `data.jsonl` in the model's folder, packed by best fit into rows of LENGTH tokens, of
+//! `cargo bench --bench versus_trl -- grpo|grpo_sync|sft [MODEL_DIR] [STEPS] [ROWS LENGTH]`. The work is that of `benches/trl_side.py`: GRPO takes
+//! 8 prompts × 8 samples of at most 16 new tokens, with a staleness of at most one version (`grpo`) or none (`grpo_sync`). SFT takes the sequences of `data.jsonl` in the model's folder, packed by best fit into rows of LENGTH tokens, of
 //! which a step takes ROWS (64 rows of 64 tokens unless told otherwise). Without a folder, a fresh model of hidden size 128 and 4 layers, and ragged
 //! sequences.
 
@@ -33,18 +33,19 @@ fn main() -> Result<()> {
     };
     let steps = args.get(2).map_or(Ok(200), |steps| steps.parse()).context("STEPS is a number")?;
     match args.first().map(String::as_str) {
-        None | Some("grpo") => grpo(&policy, steps),
+        None | Some("grpo") => grpo(&policy, steps, 1),
+        Some("grpo_sync") => grpo(&policy, steps, 0),
         Some("sft") => {
             let size = |at: usize| args.get(at).map_or(Ok(64), |size| size.parse()).context("ROWS and LENGTH are numbers");
             sft(&policy, args.get(1).filter(|dir| !dir.is_empty()), steps, (size(3)?, size(4)?))
         }
-        Some(other) => bail!("{other}: give grpo or sft"),
+        Some(other) => bail!("{other}: give grpo, grpo_sync or sft"),
     }
 }
 
-/// Generation overlaps training: one thread generates, two train, and the system shares the cores among them.
-fn grpo(policy: &Policy, steps: u64) -> Result<()> {
-    let admission = Admission::new(8, 16, Some(8 * steps)).bounded(1);
+/// With a `staleness` of 1 generation overlaps training: one thread generates, two train, and the system shares the cores among them.
+fn grpo(policy: &Policy, steps: u64, staleness: u64) -> Result<()> {
+    let admission = Admission::new(8, 8 * (1 + staleness), Some(8 * steps)).bounded(staleness);
     let backend =
         policy.backend(LocalConfig { threads: Some(2), ..LocalConfig::new(Grpo::default(), Schedule::constant(1e-4)) })?;
     let clock = Clock::default();

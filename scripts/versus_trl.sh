@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Runs the same GRPO and SFT work with TRL and with rollflow, one after the other on this machine, and prints the ratios.
+# GRPO has two rows: rollflow with a staleness of at most one version, and synchronous as TRL's GRPOTrainer is.
 #
 #   scripts/versus_trl.sh [ROUNDS]
 #
 # TRL goes into a virtual environment in ${ROLLFLOW_CACHE:-~/.cache/rollflow}/trl (2 GB, a few minutes, once). TRL_ENV names a script to
-# source instead, for a machine that has one. A machine with other load ruins two-thread figures: the load is printed with every round.
+# source instead, for a machine that has one. Other load on the machine ruins two-thread figures: each round prints the load.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 rounds=${1:-2}
@@ -14,16 +15,16 @@ cargo bench --bench versus_trl --no-run 2>/dev/null
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # Of supervised training, tokens: full rows on both sides.
-rate() { tail -n 1 "$1" | python3 -c 'import json, sys; of = json.load(sys.stdin); print(of["steps_per_s"] if of["what"] == "grpo" else of["trained_tokens_per_s"])'; }
+rate() { tail -n 1 "$1" | python3 -c 'import json, sys; of = json.load(sys.stdin); print(of["steps_per_s"] if of["what"].startswith("grpo") else of["trained_tokens_per_s"])'; }
 load() { cut -d" " -f1 /proc/loadavg; }
 
 for round in $(seq "$rounds"); do
-  for run in "grpo tiny 63 200" "sft tiny 63 200 64 64" "sft mid 13 30 16 128"; do
+  for run in "grpo tiny 63 200" "grpo_sync tiny 63 200" "sft tiny 63 200 64 64" "sft mid 13 30 16 128"; do
     read -r what preset trl_steps steps sizes <<< "$run"
-    unit=$([ "$what" = grpo ] && echo steps/s || echo "trained tokens/s")
+    unit=$([ "${what%_sync}" = grpo ] && echo steps/s || echo "trained tokens/s")
     best=0
     for threads in 1 2; do
-      python3 benches/trl_side.py "$what" --preset "$preset" --steps "$trl_steps" --threads "$threads" --out "$work/model" > "$work/trl" 2> "$work/trl.log" \
+      python3 benches/trl_side.py "${what%_sync}" --preset "$preset" --steps "$trl_steps" --threads "$threads" --out "$work/model" > "$work/trl" 2> "$work/trl.log" \
         || { tail -n 20 "$work/trl.log" >&2; exit 1; }
       speed=$(rate "$work/trl")
       echo "round $round  $what $preset  TRL, $threads threads   $speed $unit (load $(load))"
