@@ -7,7 +7,6 @@ use anyhow::{Context, Result};
 use rollflow::flow::{Flow, Report};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
-use rollflow::stages::reference::BatchReference;
 
 use crate::assemble::evaluation::{self, EvalReports};
 use crate::assemble::{data, origin, preferences, references, trainers};
@@ -32,15 +31,14 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let trainer = evaluation::publish_for_evaluation(trainer, plan);
     let trainer = data::resumable(trainer, from, state)?;
 
-    let mut flow = Flow::new(&plan.name);
+    let mut flow = Flow::new(&plan.name).metrics(&outputs.metrics);
     let done = from.map_or(0, |from| from.trainer.step);
-    let mut batches = flow.source("pairs", pairs.after(done).metrics(&outputs.metrics));
-    if let Some((model, weights)) = reference {
-        let threads = plan.reference.as_ref().map_or(1, |reference| reference.threads);
-        batches = flow.stage("reference", batches, BatchReference::new(model, weights).threads(threads));
+    let mut batches = flow.source("pairs", pairs.after(done));
+    if let Some(reference) = reference {
+        batches = flow.stage("reference", batches, reference);
     }
     let trained = flow.stage("train", batches, trainer);
-    let reports = EvalReports { metrics: &outputs.metrics, answers: outputs.answers, resumed_at: done };
+    let reports = EvalReports { answers: outputs.answers, resumed_at: done };
     let trained = preferences::evaluated(&mut flow, plan, registry, policy, trained, reports)?;
     flow.sink("log", trained, outputs.log);
     Ok(flow)

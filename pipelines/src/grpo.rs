@@ -9,7 +9,6 @@ use rollflow::flow::{Capacity, Flow, Interrupts, Report};
 use rollflow::observe::logs::announce_training;
 use rollflow::prelude::*;
 use rollflow::recipe::{Pipeline, Plan};
-use rollflow::stages::pairs::Pairs;
 
 use crate::assemble::components::Components;
 use crate::assemble::engines::Engines;
@@ -59,8 +58,8 @@ fn reinforce(
     from: Option<&ResumePoint>,
     interrupts: &Interrupts,
 ) -> Result<Report> {
-    match (from, components.reference.as_ref().and_then(Reference::state)) {
-        (Some(from), Some(state)) => state.resume(policy, &from.checkpoint).context("resuming the reference policy")?,
+    match (from, &components.reference) {
+        (Some(from), Some(reference)) => reference.resume(policy, &from.checkpoint).context("resuming the reference policy")?,
         (None, _) if plan.train.probe => rollout::probe(plan, policy, &components.backend)?,
         _ => {}
     }
@@ -88,8 +87,8 @@ pub fn declare<B: TrainingBackend + 'static>(
         admission.restore(from.trainer.progress.clone());
         trainer = trainer.resume(&from.checkpoint, from.trainer.clone())?;
     }
-    if let Some(state) = reference.as_ref().and_then(Reference::state) {
-        trainer = trainer.checkpoint_files(move || state.files());
+    if let Some(files) = reference.as_ref().and_then(Reference::checkpoint_files) {
+        trainer = trainer.checkpoint_files(files);
     }
     let filter = Filter::by(rollout::filter(plan, &registry)?).fallback(plan.filter_fallback);
 
@@ -100,7 +99,7 @@ pub fn declare<B: TrainingBackend + 'static>(
     let scored = flow.stage("reward", groups, reward.stage(plan, outputs.dead_letters));
     let mut kept = flow.stage("filter", scored, filter);
     if let Some(pairing) = plan.pairing().filter(|_| !plan.changes("pairs")) {
-        kept = flow.stage("pairs", kept, Pairs::of(&pairing));
+        kept = flow.stage("pairs", kept, pairing);
     }
     if let Some(reference) = reference {
         kept = flow.stage("reference", kept, reference);

@@ -15,7 +15,6 @@ use rollflow::flow::{Flow, Report};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::recipe::task::TaskData;
-use rollflow::stages::reference::BatchReference;
 use rollflow::stages::reward::OnFailure;
 use rollflow::stages::source::{GroupScorer, RecordedGroups};
 
@@ -74,16 +73,15 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let trainer = evaluation::publish_for_evaluation(trainer, plan);
     let trainer = data::resumable(trainer, from, Some(state))?;
 
-    let mut flow = Flow::new(&plan.name);
+    let mut flow = Flow::new(&plan.name).metrics(&outputs.metrics);
     let done = from.map_or(0, |from| from.trainer.step);
-    let batches = groups.batches(plan.batch.groups, plan.train.steps)?.after(done).metrics(&outputs.metrics);
+    let batches = groups.batches(plan.batch.groups, plan.train.steps)?.after(done);
     let mut batches = flow.source("rollouts", batches);
-    if let Some((model, weights)) = reference {
-        let threads = plan.reference.as_ref().map_or(1, |reference| reference.threads);
-        batches = flow.stage("reference", batches, BatchReference::new(model, weights).threads(threads));
+    if let Some(reference) = reference {
+        batches = flow.stage("reference", batches, reference);
     }
     let trained = flow.stage("train", batches, trainer);
-    let reports = EvalReports { metrics: &outputs.metrics, answers: outputs.answers, resumed_at: done };
+    let reports = EvalReports { answers: outputs.answers, resumed_at: done };
     let trained = evaluation::evaluate_in_order(&mut flow, plan, registry, policy, trained, reports)?;
     flow.sink("log", trained, outputs.log);
     Ok(flow)

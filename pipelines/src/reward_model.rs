@@ -54,11 +54,11 @@ pub fn declare(plan: &Plan, model: &ScoreModel, outputs: Outputs, from: Option<&
     let trainer = trainers::changing(evaluation::publish_for_evaluation(trainer, plan), plan, step_config)?;
     let trainer = data::resumable(trainers::checkpointed(trainer, plan, outputs.checkpoints), from, None)?;
 
-    let mut flow = Flow::new(&plan.name);
+    let mut flow = Flow::new(&plan.name).metrics(&outputs.metrics);
     let done = from.map_or(0, |from| from.trainer.step);
     let batches = flow.source("pairs", Supervised::grouped("reward model", pairs, of.batch, of.steps)?.after(done));
     let trained = flow.stage("train", batches, trainer);
-    let reports = EvalReports { metrics: &outputs.metrics, answers: outputs.answers, resumed_at: done };
+    let reports = EvalReports { answers: outputs.answers, resumed_at: done };
     let trained = evaluated(&mut flow, plan, model, &held_out, trained, reports)?;
     flow.sink("log", trained, outputs.log);
     Ok((flow, held_out))

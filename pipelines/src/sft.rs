@@ -44,16 +44,16 @@ pub fn run_of(
 /// The graph, from samples to checkpoints.
 pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outputs, from: Option<&ResumePoint>) -> Result<Flow> {
     let sft = plan.sft.as_ref().context("the pipeline sft needs a section [sft]")?;
-    let mut flow = Flow::new(&plan.name);
+    let mut flow = Flow::new(&plan.name).metrics(&outputs.metrics);
     let done = from.map_or(0, |from| from.trainer.step);
     let (samples, data) = supervised::batches(plan, sft, &policy.into())?;
-    let samples = samples.after(done).metrics(&outputs.metrics);
+    let samples = samples.after(done);
     let trained = train(&mut flow, plan, sft, samples, policy, |trainer| {
         let trainer = trainers::changing(trainer, plan, step_config)?;
         let trainer = evaluation::publish_for_evaluation(trainers::checkpointed(trainer, plan, outputs.checkpoints), plan);
         data::resumable(trainer, from, data)
     })?;
-    let reports = EvalReports { metrics: &outputs.metrics, answers: outputs.answers, resumed_at: done };
+    let reports = EvalReports { answers: outputs.answers, resumed_at: done };
     let trained = evaluation::evaluate_in_order(&mut flow, plan, registry, policy, trained, reports)?;
     flow.sink("log", trained, outputs.log);
     Ok(flow)

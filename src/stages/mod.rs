@@ -5,6 +5,8 @@
 //! [`reference`](mod@reference) → [`batch`] → [`train`] → [`sync`] → [`evaluate`] → [`sink`], with
 //! [`Admission`](crate::rollout::Admission) deciding when a prompt may enter.
 
+use tokio::task::spawn_blocking;
+
 pub mod batch;
 pub mod evaluate;
 pub mod filter;
@@ -16,3 +18,8 @@ pub mod sink;
 pub mod source;
 pub mod sync;
 pub mod train;
+
+/// Runs `work` where it may block, off the runtime's threads, and passes its panic on.
+async fn unblocked<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    spawn_blocking(work).await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+}

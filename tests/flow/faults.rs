@@ -20,7 +20,7 @@ use rollflow::prelude::*;
 use rollflow::rollout::Admission;
 use rollflow::rollout::Fate;
 use rollflow::stages::generate::EngineSettings;
-use rollflow::stages::reward::OnFailure;
+use rollflow::stages::reward::{FailurePolicy, OnFailure};
 use rollflow::stages::train::OnStale;
 use rollflow::stages::train::staleness;
 use rollflow::train::TrainFuture;
@@ -183,8 +183,15 @@ impl Scenario {
 
         let prompts = flow.source("prompts", Prompts::addition(1, seed).unwrap());
         let groups = flow.stage("generate", prompts, generator);
-        let scored =
-            flow.stage("reward", groups, Reward::each(reward).retries(0).on_failure(OnFailure::Drop).max_poisoned(u64::MAX));
+        let scored = flow.stage(
+            "reward",
+            groups,
+            Reward::each(reward).retries(0).failures(FailurePolicy {
+                on_failure: OnFailure::Drop,
+                max_poisoned: u64::MAX,
+                ..FailurePolicy::default()
+            }),
+        );
         let kept = flow.stage("filter", scored, Filter::by(verdict).patience(u64::MAX));
         let batches = flow.stage("batch", kept, batcher);
         let trained = flow.stage("train", batches, trainer);

@@ -17,8 +17,7 @@ use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, DeadLetterWriter, Failur
 use rollflow::prelude::*;
 use rollflow::rollout::Admission;
 use rollflow::rollout::LOST;
-use rollflow::stages::reward::OnFailure;
-use rollflow::stages::reward::{OnLostSample, RewardOutput, Scorers, Scoring};
+use rollflow::stages::reward::{FailurePolicy, OnFailure, OnLostSample, RewardOutput, Scoring};
 
 fn group(id: u64) -> Group {
     let prompt = Prompt { ordinal: id, ..Prompt::from(format!("prompt {id}")) };
@@ -60,6 +59,11 @@ fn failing(how: Way) -> impl Fn(&Sample) -> f64 + Send + Sync + 'static {
     move |sample| if (sample.group_index, sample.index) == (2, 1) { how() } else { f64::from(sample.index) }
 }
 
+/// The default policy, with letters in this folder.
+fn letters_to(folder: &Path) -> FailurePolicy {
+    FailurePolicy { dead_letters: Some(DeadLetterWriter::new(folder)), ..FailurePolicy::default() }
+}
+
 type Way = fn() -> f64;
 
 const WAYS: [(Way, &str); 5] = [
@@ -78,7 +82,8 @@ fn by_default_a_poisoned_group_becomes_a_letter_that_says_all_and_the_run_goes_o
     for ((how, _), (kind, text)) in WAYS.into_iter().zip(kinds.into_iter().zip(texts)) {
         let folder = tempfile::tempdir().unwrap();
         let metrics = Metrics::new();
-        let reward = Reward::each(failing(how)).dead_letters(DeadLetterWriter::new(folder.path())).metrics(&metrics);
+        let reward =
+            Reward::each(failing(how)).failures(FailurePolicy { metrics: Some(metrics.clone()), ..letters_to(folder.path()) });
         let (result, scores) = score(5, reward);
         result.unwrap();
         let dropped: Vec<Option<&str>> = scores.iter().map(|(_, why, _)| why.as_deref()).collect();
@@ -100,7 +105,7 @@ fn by_default_a_poisoned_group_becomes_a_letter_that_says_all_and_the_run_goes_o
 fn a_reward_that_errs_is_a_failure_with_its_text() {
     let folder = tempfile::tempdir().unwrap();
     let reward = |sample: &Sample| sample.answer().map(|_| 1.0).ok_or("no answer to compare with");
-    let reward = Reward::each(reward).retries(0).dead_letters(DeadLetterWriter::new(folder.path()));
+    let reward = Reward::each(reward).retries(0).failures(letters_to(folder.path()));
     score(1, reward).0.unwrap();
     let failures = &letters(folder.path())[0].failures;
     assert_eq!(failures.len(), 4, "all samples that failed are named");
@@ -131,7 +136,7 @@ fn scored(reward: Reward) -> Vec<Scored> {
 fn a_lost_sample_costs_itself_and_its_group_goes_on_with_the_others() {
     let folder = tempfile::tempdir().unwrap();
     let metrics = Metrics::new();
-    let all = scored(losing(&[1]).dead_letters(DeadLetterWriter::new(folder.path())).metrics(&metrics));
+    let all = scored(losing(&[1]).failures(FailurePolicy { metrics: Some(metrics.clone()), ..letters_to(folder.path()) }));
     assert!(all.iter().all(|scored| scored.dropped().is_none()));
     let lessened = all[2].group();
     assert_eq!(lessened.samples.iter().map(|sample| sample.index).collect::<Vec<_>>(), [0, 2, 3]);
@@ -157,7 +162,7 @@ fn a_group_that_is_left_with_fewer_than_two_samples_or_must_stay_whole_is_droppe
         (&[0, 1, 2, 3], OnLostSample::DropSample, Some(LOST)),
         (&[3], OnLostSample::DropGroup, Some(LOST)),
     ] {
-        let all = scored(losing(lost).on_lost_sample(on_lost_sample));
+        let all = scored(losing(lost).failures(FailurePolicy { on_lost_sample, ..FailurePolicy::default() }));
         assert_eq!(all[2].dropped(), dropped, "{lost:?} {on_lost_sample:?}");
         assert_eq!(all[2].group().samples.len(), if dropped.is_some() { 4 } else { 4 - lost.len() });
     }
@@ -185,7 +190,7 @@ fn samples_that_an_engine_or_an_environment_lost_are_not_judged() {
     let folder = tempfile::tempdir().unwrap();
     let mut flow = Flow::new("lost before");
     let groups = flow.source("groups", from_iter(groups));
-    let reward = Reward::each(|_: &Sample| 1.0).dead_letters(DeadLetterWriter::new(folder.path()));
+    let reward = Reward::each(|_: &Sample| 1.0).failures(letters_to(folder.path()));
     let scored = flow.stage("judge", groups, reward);
     flow.sink("seen", scored, move |scored: Scored| seen.lock().unwrap().push(scored));
     flow.run(Until::finished()).unwrap();
@@ -200,7 +205,10 @@ fn samples_that_an_engine_or_an_environment_lost_are_not_judged() {
 #[test]
 fn without_a_file_a_poisoned_group_is_dropped_and_counted_all_the_same() {
     let metrics = Metrics::new();
-    let (result, scores) = score(5, Reward::each(failing(WAYS[0].0)).metrics(&metrics));
+    let (result, scores) = score(
+        5,
+        Reward::each(failing(WAYS[0].0)).failures(FailurePolicy { metrics: Some(metrics.clone()), ..FailurePolicy::default() }),
+    );
     result.unwrap();
     assert_eq!((scores.len(), scores[2].1.as_deref()), (5, Some(POISONED)));
     assert_eq!(metrics.newest(Metric::DeadLetters, &["judge"]), Some(1.0));
@@ -209,7 +217,7 @@ fn without_a_file_a_poisoned_group_is_dropped_and_counted_all_the_same() {
 #[test]
 fn no_letter_no_file() {
     let folder = tempfile::tempdir().unwrap();
-    score(5, Reward::each(|_: &Sample| 1.0).dead_letters(DeadLetterWriter::new(folder.path()))).0.unwrap();
+    score(5, Reward::each(|_: &Sample| 1.0).failures(letters_to(folder.path()))).0.unwrap();
     assert!(!folder.path().join(DEAD_LETTERS).exists());
 }
 
@@ -223,7 +231,12 @@ fn a_reward_that_succeeds_when_called_again_costs_nothing() {
             _ => f64::from(sample.index),
         };
         let metrics = Metrics::new();
-        let (result, scores) = score(5, Reward::each(reward).retries(1).metrics(&metrics));
+        let (result, scores) = score(
+            5,
+            Reward::each(reward)
+                .retries(1)
+                .failures(FailurePolicy { metrics: Some(metrics.clone()), ..FailurePolicy::default() }),
+        );
         result.unwrap();
         assert!(scores.iter().all(|(_, why, rewards)| why.is_none() && rewards == &[0.0, 1.0, 2.0, 3.0]), "{scores:?}");
         assert_eq!(calls.load(Relaxed), 2);
@@ -238,8 +251,7 @@ fn a_failing_reward_is_called_once_and_once_a_retry() {
         group.samples.truncate(1);
         let calls = AtomicU32::new(0);
         let reward = |_: &Sample| if calls.fetch_add(1, Relaxed) < u32::MAX { f64::NAN } else { 0.0 };
-        let scorers = if retries == 0 { Scorers::Caller } else { Scorers::Threads };
-        let Scoring { failures, failed_calls, .. } = rollflow::stages::reward::score(&mut group, reward, retries, scorers);
+        let Scoring { failures, failed_calls, .. } = rollflow::stages::reward::score(&mut group, reward, retries, retries > 0);
         assert_eq!((calls.load(Relaxed), failures[0].attempts, failed_calls), (retries + 1, retries + 1, u64::from(retries) + 1));
     }
 }
@@ -251,7 +263,7 @@ fn a_part_without_a_number_is_a_failure_and_leaves_no_parts_behind() {
         let part = if sample.index == 1 { f64::NAN } else { 0.5 };
         RewardOutput { reward: 1.0, parts: [("form".to_owned(), part)].into() }
     };
-    let Scoring { failures, .. } = rollflow::stages::reward::score(&mut group, reward, 0, Scorers::Caller);
+    let Scoring { failures, .. } = rollflow::stages::reward::score(&mut group, reward, 0, false);
     assert_eq!(failures.iter().map(|failure| (failure.sample, failure.kind)).collect::<Vec<_>>(), [(1, FailureKind::NotFinite)]);
     let parts: Vec<Option<f64>> = group.samples.iter().map(|sample| sample.reward_parts.get("form").copied()).collect();
     assert_eq!((parts, group.samples[1].reward), (vec![Some(0.5), None, Some(0.5), Some(0.5)], None));
@@ -303,8 +315,9 @@ fn a_reward_that_always_fails_blocks_nothing() {
 fn more_poisoned_groups_in_a_row_than_allowed_end_the_run_and_each_of_them_has_its_letter() {
     for (on_failure, written) in [(OnFailure::DeadLetter, 4), (OnFailure::Drop, 0), (OnFailure::Zero, 0)] {
         let folder = tempfile::tempdir().unwrap();
-        let reward = Reward::each(|_: &Sample| -> f64 { panic!("no such host") }).retries(0).max_poisoned(3);
-        let (result, _) = score(1000, reward.on_failure(on_failure).dead_letters(DeadLetterWriter::new(folder.path())));
+        let reward = Reward::each(|_: &Sample| -> f64 { panic!("no such host") }).retries(0);
+        let failures = FailurePolicy { on_failure, max_poisoned: 3, ..letters_to(folder.path()) };
+        let (result, _) = score(1000, reward.failures(failures));
         let error = result.unwrap_err().to_string();
         for part in ["4 groups in a row", "max_poisoned", "at most 3", "it panicked: no such host"] {
             assert!(error.contains(part), "{part} is missing: {error}");
@@ -319,7 +332,8 @@ fn more_poisoned_groups_in_a_row_than_allowed_end_the_run_and_each_of_them_has_i
 #[test]
 fn a_group_that_earns_starts_the_count_anew() {
     let reward = |sample: &Sample| if sample.group_index % 4 == 3 { 1.0 } else { f64::NAN };
-    let (result, scores) = score(40, Reward::each(reward).retries(0).max_poisoned(3));
+    let (result, scores) =
+        score(40, Reward::each(reward).retries(0).failures(FailurePolicy { max_poisoned: 3, ..FailurePolicy::default() }));
     result.unwrap();
     assert_eq!(scores.iter().filter(|(_, why, _)| why.is_none()).count(), 10);
 }
@@ -368,7 +382,7 @@ fn a_filter_looks_at_no_poisoned_group() {
 fn a_damaged_letter_is_named_by_file_and_line_and_the_others_are_read() {
     let folder = tempfile::tempdir().unwrap();
     let reward = |_: &Sample| f64::NAN;
-    score(2, Reward::each(reward).dead_letters(DeadLetterWriter::new(folder.path()))).0.unwrap();
+    score(2, Reward::each(reward).failures(letters_to(folder.path()))).0.unwrap();
     let path = folder.path().join(DEAD_LETTERS);
     let written = std::fs::read_to_string(&path).unwrap();
     let (first, second) = written.split_once('\n').unwrap();
@@ -421,13 +435,14 @@ proptest! {
             }
         };
         let on_lost_sample = if keeps_groups { OnLostSample::DropSample } else { OnLostSample::DropGroup };
-        let reward = Reward::each(reward).retries(retries).max_poisoned(max_poisoned).on_lost_sample(on_lost_sample);
+        let failures = FailurePolicy { max_poisoned, on_lost_sample, ..letters_to(folder.path()) };
+        let reward = Reward::each(reward).retries(retries);
 
         let arrived: Arc<Mutex<Vec<Scored>>> = Arc::default();
         let seen = Arc::clone(&arrived);
         let mut flow = Flow::new("lost");
         let source = flow.source("groups", from_iter(groups.clone()));
-        let scored = flow.stage("reward", source, reward.dead_letters(DeadLetterWriter::new(folder.path())));
+        let scored = flow.stage("reward", source, reward.failures(failures));
         flow.sink("seen", scored, move |scored: Scored| seen.lock().unwrap().push(scored));
         let result = flow.run(Until::finished());
 

@@ -19,7 +19,7 @@ use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, DeadLetterWriter, read_d
 use rollflow::prelude::*;
 use rollflow::rollout::LOST;
 use rollflow::stages::reward::OnFailure;
-use rollflow::stages::reward::{FailurePolicy, RemoteReward, RemoteScorer};
+use rollflow::stages::reward::{FailurePolicy, RemoteReward};
 use serde_json::{Value, json};
 
 /// How long a test may hang before it is told so.
@@ -83,8 +83,8 @@ impl Judge {
         ServiceConfig { retry, ..ServiceConfig::new(&self.url) }
     }
 
-    fn served(&self) -> RemoteScorer {
-        RemoteScorer::new(Service::new(self.config()).unwrap())
+    fn served(&self) -> RemoteReward {
+        RemoteReward::new(Service::new(self.config()).unwrap())
     }
 }
 
@@ -182,7 +182,7 @@ fn letters(folder: &std::path::Path) -> Vec<DeadLetter> {
 #[test]
 fn a_group_is_one_request_and_each_sample_gets_its_own_reward() {
     let judge = Judge::new(|_, _| Act::Right);
-    let (result, scores) = score(20, RemoteReward::new(judge.served()));
+    let (result, scores) = score(20, judge.served());
     result.unwrap();
     assert_eq!(scores.len(), 20);
     for (id, (dropped, rewards)) in scores {
@@ -203,7 +203,7 @@ fn so_many_groups_are_asked_for_at_once_and_no_more() {
         gate.wait();
         Act::Right
     });
-    let (result, scores) = score(12, RemoteReward::new(judge.served()).concurrency(3));
+    let (result, scores) = score(12, judge.served().concurrency(3));
     result.unwrap();
     assert_eq!((scores.len(), judge.under_way.1.load(SeqCst)), (12, 3));
 }
@@ -214,8 +214,7 @@ fn a_busy_service_is_waited_for_and_that_is_no_failure() {
     let metrics = Metrics::new();
     let (result, scores) = score(
         1,
-        RemoteReward::new(judge.served().retries(0))
-            .failures(FailurePolicy { metrics: Some(metrics.clone()), ..FailurePolicy::default() }),
+        judge.served().retries(0).failures(FailurePolicy { metrics: Some(metrics.clone()), ..FailurePolicy::default() }),
     );
     result.unwrap();
     assert_eq!(scores[&0].1, [0.0, 1.0, 2.0]);
@@ -226,7 +225,7 @@ fn a_busy_service_is_waited_for_and_that_is_no_failure() {
     let folder = tempfile::tempdir().unwrap();
     let mut busy = judge.config();
     busy.retry.busy_timeout = Duration::from_millis(20);
-    let reward = RemoteReward::new(RemoteScorer::new(Service::new(busy).unwrap())).failures(dead_letters_in(folder.path()));
+    let reward = RemoteReward::new(Service::new(busy).unwrap()).failures(dead_letters_in(folder.path()));
     score(1, reward).0.unwrap();
     let text = &letters(folder.path())[0].failures[0].text;
     assert!(text.contains("said 503 for") && text.contains("raise busy_timeout"), "{text}");
@@ -248,8 +247,8 @@ fn every_way_to_fail_is_named_with_the_service_the_sample_and_what_to_look_at() 
         let folder = tempfile::tempdir().unwrap();
         // What sends without end is cut off by its length or the clock, whichever comes first.
         let config = ServiceConfig { timeout: Duration::from_millis(100), ..judge.config() };
-        let served = RemoteScorer::new(Service::new(config).unwrap()).retries(1);
-        let (result, scores) = score(1, RemoteReward::new(served).failures(dead_letters_in(folder.path())));
+        let served = RemoteReward::new(Service::new(config).unwrap()).retries(1);
+        let (result, scores) = score(1, served.failures(dead_letters_in(folder.path())));
         result.unwrap();
         assert_eq!(scores[&0].0.as_deref(), Some(LOST));
         let letter = letters(folder.path()).remove(0);
@@ -265,12 +264,11 @@ fn every_way_to_fail_is_named_with_the_service_the_sample_and_what_to_look_at() 
 fn nobody_listening_is_told_with_the_address() {
     // A port that was free a moment ago.
     let url = format!("http://{}/score", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
-    let served = RemoteScorer::new(Service::new(ServiceConfig::new(&url)).unwrap()).retries(0);
-    let error =
-        score(1, RemoteReward::new(served).failures(FailurePolicy { on_failure: OnFailure::Fail, ..FailurePolicy::default() }))
-            .0
-            .unwrap_err()
-            .to_string();
+    let served = RemoteReward::new(Service::new(ServiceConfig::new(&url)).unwrap()).retries(0);
+    let error = score(1, served.failures(FailurePolicy { on_failure: OnFailure::Fail, ..FailurePolicy::default() }))
+        .0
+        .unwrap_err()
+        .to_string();
     assert!(
         error.contains(&format!("the reward of sample 0 of group 0 failed: it refused: reward service {url}: cannot connect")),
         "{error}"
@@ -284,10 +282,8 @@ fn only_the_samples_that_lack_a_reward_are_asked_for_again() {
         _ => Act::Right,
     });
     let metrics = Metrics::new();
-    let (result, scores) = score(
-        1,
-        RemoteReward::new(judge.served()).failures(FailurePolicy { metrics: Some(metrics.clone()), ..FailurePolicy::default() }),
-    );
+    let (result, scores) =
+        score(1, judge.served().failures(FailurePolicy { metrics: Some(metrics.clone()), ..FailurePolicy::default() }));
     result.unwrap();
     assert_eq!(scores[&0].1, [0.0, 1.0, 2.0]);
     assert_eq!(metrics.newest(Metric::RewardFailures, &[]), Some(1.0), "and is seen all the same");
@@ -303,7 +299,7 @@ fn a_sample_that_stays_refused_costs_itself_and_the_others_keep_theirs() {
         _ => Act::Text("{\"rewards\": [null]}"),
     });
     let folder = tempfile::tempdir().unwrap();
-    let (result, scores) = score(1, RemoteReward::new(judge.served()).failures(dead_letters_in(folder.path())));
+    let (result, scores) = score(1, judge.served().failures(dead_letters_in(folder.path())));
     result.unwrap();
     assert_eq!(scores[&0], (None, vec![0.0, 2.0]));
     let letter = letters(folder.path()).remove(0);
@@ -322,7 +318,7 @@ fn a_sample_on_which_the_service_fails_costs_no_other_sample_its_reward() {
             if samples.iter().any(|sample| sample["index"] == 1) { fails } else { Act::Right }
         });
         let folder = tempfile::tempdir().unwrap();
-        let reward = RemoteReward::new(judge.served().retries(2)).failures(dead_letters_in(folder.path()));
+        let reward = judge.served().retries(2).failures(dead_letters_in(folder.path()));
         let (result, scores) = score(1, reward);
         result.unwrap();
         assert_eq!(scores[&0], (None, vec![0.0, 2.0]), "{fails:?}");
@@ -340,7 +336,7 @@ fn parts_that_are_served_and_parts_that_are_computed_make_one_reward() {
         .remote("style");
     let services =
         judges.iter().zip(["right", "style"]).map(|(judge, name)| (name.to_owned(), Service::new(judge.config()).unwrap()));
-    let served = Arc::new(RemoteScorer::with_parts(parts, services));
+    let served = RemoteReward::with_parts(parts, services);
     let (scored, scoring) = served.score_blocking(group(0)).unwrap();
     assert_eq!((scored.rewards(), scoring.failures.len()), (vec![2.0, 5.0, 7.0], 0));
     assert_eq!(
@@ -360,7 +356,7 @@ fn a_stop_does_not_wait_for_a_service_that_hangs() {
     let service = Service::new(ServiceConfig { timeout: Duration::from_secs(3600), ..judge.config() }).unwrap();
     let mut flow = Flow::new("rewards");
     let groups = flow.source("groups", from_iter((0..100).map(group)));
-    let scored = flow.stage("judge", groups, RemoteReward::new(RemoteScorer::new(service)).concurrency(2));
+    let scored = flow.stage("judge", groups, RemoteReward::new(service).concurrency(2));
     flow.sink("seen", scored, |_: Scored| {});
     let control = flow.handle();
     let (done, ended) = mpsc::channel();
@@ -386,7 +382,7 @@ proptest! {
         });
         let folder = tempfile::tempdir().unwrap();
         let config = ServiceConfig { timeout: Duration::from_millis(60), ..judge.config() };
-        let reward = RemoteReward::new(RemoteScorer::new(Service::new(config).unwrap()).retries(retries))
+        let reward = RemoteReward::new(Service::new(config).unwrap()).retries(retries)
             .concurrency(concurrency)
             .failures(FailurePolicy { max_poisoned: u64::MAX, ..dead_letters_in(folder.path()) });
         let (result, scores) = score(12, reward);

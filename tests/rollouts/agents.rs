@@ -12,7 +12,7 @@ use rollflow::data::{ChatMessage, Spans};
 use rollflow::env::{Action, Deadline, EnvError, Environment, Episode, Functions, Grade, Step, ToolFormat, ToolSpec};
 use rollflow::prelude::*;
 use rollflow::rollout::{Agent, agent_rollout_to_sample, create_multiturn_rollout, generate_conversation_turn, roll_out};
-use rollflow::stages::reward::{Scorers, score};
+use rollflow::stages::reward::score;
 use rollflow::train::assign_advantages;
 use serde_json::json;
 
@@ -248,7 +248,7 @@ fn d2_r248_where_a_template_rewrites_turns_each_part_is_trained_and_the_rollout_
         assert!(sample.response.contains("complete_task"), "{}", sample.response);
         f64::from(sample.index)
     };
-    assert_eq!(score(&mut batch.groups[0], judge, 0, Scorers::Caller).failures, []);
+    assert_eq!(score(&mut batch.groups[0], judge, 0, false).failures, []);
     let earned: Vec<_> = batch.samples().map(|sample| (sample.index, sample.part, sample.reward)).collect();
     assert_eq!(earned, [(0, 0, Some(0.0)), (1, 0, Some(1.0)), (1, 1, Some(1.0))]);
     assign_advantages(&mut batch, &GroupMean::default()).unwrap();

@@ -13,7 +13,7 @@ use rollflow::observe::StepMetrics;
 use rollflow::prelude::*;
 use rollflow::rollout::{Admission, Progress, Totals};
 use rollflow::stages::filter::Fallback;
-use rollflow::stages::reward::OnFailure;
+use rollflow::stages::reward::{FailurePolicy, OnFailure};
 use rollflow::stages::train::OnStale;
 use rollflow::stages::train::{Resumed, staleness};
 
@@ -200,7 +200,15 @@ impl Rehearsal {
         let mut flow = Flow::new("rehearsal").admission(&admission);
         let prompts = flow.source("prompts", Prompts::addition(1, 0).unwrap());
         let groups = flow.stage("generate", prompts, generator);
-        let scored = flow.stage("reward", groups, Reward::each(reward).on_failure(OnFailure::Drop).max_poisoned(u64::MAX));
+        let scored = flow.stage(
+            "reward",
+            groups,
+            Reward::each(reward).failures(FailurePolicy {
+                on_failure: OnFailure::Drop,
+                max_poisoned: u64::MAX,
+                ..FailurePolicy::default()
+            }),
+        );
         let chosen = map(move |mut scored: Scored| {
             scored.drop_samples("unwanted", |sample| unwanted(sample));
             scored

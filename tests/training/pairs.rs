@@ -14,7 +14,7 @@ use rollflow::observe::Metric;
 use rollflow::observe::StepMetrics;
 use rollflow::prelude::*;
 use rollflow::rollout::Admission;
-use rollflow::stages::pairs::{NO_PAIR, Pairing, Pairs};
+use rollflow::stages::pairs::{NO_PAIR, Pairing};
 use rollflow::train::SftConfig;
 use rollflow::train::run_sft_training;
 use rollflow::train::{Scorer, TrainBatch, collate};
@@ -55,7 +55,7 @@ fn learn(loss: PairwiseLoss, select: fn(&Group) -> Vec<PairOf>, steps: u64) -> S
     let prompts = flow.source("prompts", Prompts::addition(1, SEED).unwrap());
     let groups = flow.stage("generate", prompts, generator);
     let scored = flow.stage("reward", groups, Reward::each(reward));
-    let paired = flow.stage("pairs", scored, Pairs::of(&pairing));
+    let paired = flow.stage("pairs", scored, pairing.clone());
     let scored = flow.stage("reference", paired, Reference::local(&policy, config));
     let batches = flow.stage("batch", scored, Batcher::groups(GROUPS).in_order());
     let trained = flow.stage("train", batches, trainer);

@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use rollflow::model::ModelConfig;
-use rollflow::model::{FrozenWeights, Weights};
+use rollflow::model::{FrozenWeights, ModelConfig, Weights, load_weights};
 use rollflow::prelude::*;
 use rollflow::rollout::Admission;
-use rollflow::stages::reference::{ReferenceError, ema, periodic};
+use rollflow::stages::reference::{ema, periodic};
 use rollflow::train::{Scorer, collate};
 
 const GROUPS: usize = 3;
@@ -23,11 +22,29 @@ fn config() -> LocalConfig {
     LocalConfig { threads: Some(1), temperature: TEMPERATURE, ..loss }
 }
 
-/// What a run saw: the groups of each step with the version that was trained, and every version that was published.
+/// What a run saw: the groups of each step with the version that was trained, every version that was published, and the
+/// reference's files for a checkpoint after the run.
 #[derive(Default)]
 struct Seen {
     steps: Vec<(u64, Vec<Group>)>,
     published: BTreeMap<u64, Arc<FrozenWeights>>,
+    files: Option<BTreeMap<String, Vec<u8>>>,
+}
+
+impl Seen {
+    /// The moving average under each version, from the one before.
+    fn averages(&self, decay: f64) -> BTreeMap<u64, Arc<FrozenWeights>> {
+        let mut average = self.published[&1].clone();
+        let mut of = |(version, weights): (&u64, &Arc<FrozenWeights>)| {
+            if *version > 1 {
+                let (old, new) = (average.read(), weights.read());
+                let flat = old.flat.lerp(&new.flat, 1.0 - decay);
+                average = Arc::new(Weights::new(old.layout, flat).freeze());
+            }
+            (*version, average.clone())
+        };
+        self.published.iter().map(&mut of).collect()
+    }
 }
 
 /// A synchronous run of `steps` steps with a reference that `make` makes of the policy and the weights edge.
@@ -36,6 +53,7 @@ fn run(steps: u64, make: impl FnOnce(&Policy, rollflow::flow::WeightsRx<FrozenWe
     let (publisher, published) = weights();
     let admission = Admission::max_staleness(0, GROUPS);
     let reference = make(&policy, published.clone());
+    let files = reference.checkpoint_files();
     let generator = Generator::local(&policy)
         .weights(published)
         .group_size(4)
@@ -64,7 +82,8 @@ fn run(steps: u64, make: impl FnOnce(&Policy, rollflow::flow::WeightsRx<FrozenWe
         seen.published.extend(step.publish.map(|publish| (publish.version, publish.weights)));
     });
     flow.run(Until::finished()).unwrap();
-    std::mem::take(&mut *seen.lock().unwrap())
+    let seen = std::mem::take(&mut *seen.lock().unwrap());
+    Seen { files: files.map(|files| files().unwrap()), ..seen }
 }
 
 /// The samples as these weights score them.
@@ -111,6 +130,7 @@ fn r204_training_leaves_a_frozen_reference_as_it_was_to_the_bit() {
     let seen = run(4, |policy, _| Reference::local(policy, config()));
     let first = &seen.published[&1];
     assert!(seen.published[&4].read().flat != first.read().flat);
+    assert!(seen.files.is_none(), "a checkpoint needs none of it");
     for (_, groups) in &seen.steps {
         groups.iter().for_each(|group| assert_eq!(recorded(group), scored_by(first, group)));
     }
@@ -121,14 +141,9 @@ fn r204_training_leaves_a_frozen_reference_as_it_was_to_the_bit() {
 fn v3_a_moving_average_has_seen_all_versions_up_to_the_one_that_sampled() {
     const DECAY: f64 = 0.6;
     let seen = run(4, |policy, published| Reference::local_following(policy, config(), published, ema(DECAY)));
-    let mut average = seen.published[&1].clone();
+    let averages = seen.averages(DECAY);
     for (version, groups) in &seen.steps {
-        if *version > 1 {
-            let (old, new) = (average.read(), seen.published[version].read());
-            let flat = old.flat.lerp(&new.flat, 1.0 - DECAY);
-            average = Arc::new(Weights::new(old.layout, flat).freeze());
-        }
-        groups.iter().for_each(|group| assert_eq!(recorded(group), scored_by(&average, group), "version {version}"));
+        groups.iter().for_each(|group| assert_eq!(recorded(group), scored_by(&averages[version], group), "version {version}"));
     }
 }
 
@@ -143,23 +158,25 @@ fn r209_a_periodic_reference_is_the_version_that_was_copied_last() {
 
 /// Laws C1, C2: what a checkpoint holds is what the run goes on with.
 #[test]
-fn c1_a_moving_reference_goes_on_from_its_checkpoint_to_the_bit() -> Result<(), ReferenceError> {
-    let folder = tempfile::tempdir()?;
-    let seen = run(3, |policy, published| Reference::local_following(policy, config(), published, ema(0.5)));
-    let (_, published) = weights::<FrozenWeights>();
-    let make = || Reference::local_following(&policy(), config(), published.clone(), ema(0.5)).state().unwrap();
-    let (state, resumed) = (make(), make());
-    state.restore(rollflow::stages::reference::Held { seen: 7, weights: seen.published[&2].clone() });
-    for (name, content) in state.files()? {
-        std::fs::write(folder.path().join(name), content)?;
+fn c1_a_moving_reference_goes_on_from_its_checkpoint_to_the_bit() {
+    const DECAY: f64 = 0.5;
+    let folder = tempfile::tempdir().unwrap();
+    let seen = run(3, |policy, published| Reference::local_following(policy, config(), published, ema(DECAY)));
+    let files = seen.files.as_ref().unwrap();
+    for (name, content) in files {
+        std::fs::write(folder.path().join(name), content).unwrap();
     }
-    resumed.resume(&policy(), folder.path())?;
-    let held = resumed.held().unwrap();
-    assert_eq!(held.seen, 7);
-    assert!(held.weights.read().flat == seen.published[&2].read().flat);
+    let version: u64 = std::str::from_utf8(&files["reference.version"]).unwrap().parse().unwrap();
+    assert!(version >= 3, "the third step trains what version 3 sampled: {version}");
+    let kept = load_weights(policy().config(), &folder.path().join("reference.safetensors")).unwrap();
+    assert!(kept.flat == seen.averages(DECAY)[&version].read().flat);
+    let (_, published) = weights::<FrozenWeights>();
+    let resumed = |from: &std::path::Path| {
+        let reference: Reference<FrozenWeights> = Reference::local_following(&policy(), config(), published.clone(), ema(DECAY));
+        reference.resume(&policy(), from).unwrap();
+        reference.checkpoint_files().unwrap()().unwrap()
+    };
+    assert!(resumed(folder.path()) == *files);
     // A checkpoint of a run without one is where it begins.
-    let fresh = make();
-    fresh.resume(&policy(), tempfile::tempdir()?.path())?;
-    assert!(fresh.held().is_none());
-    Ok(())
+    assert!(resumed(tempfile::tempdir().unwrap().path()).is_empty());
 }

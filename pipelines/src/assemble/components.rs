@@ -1,6 +1,8 @@
 //! Components of a reinforcement pipeline, before [`declare`](crate::grpo::declare) puts them on a
 //! graph.
 
+use std::path::PathBuf;
+
 use anyhow::{Context, Result};
 use rollflow::data::{Group, Prompt};
 use rollflow::engine::{LocalEngine, TokenEngine};
@@ -8,7 +10,7 @@ use rollflow::flow::{BoxedStage, weights};
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
-use rollflow::stages::evaluate::{AnswerLog, Evaluator};
+use rollflow::stages::evaluate::Evaluator;
 
 use crate::assemble::engines::Engines;
 use crate::assemble::rewards::Scoring;
@@ -44,7 +46,7 @@ pub struct Components<B: TrainingBackend> {
 }
 
 /// An evaluator that still needs the step the run continues after, and where its answers go.
-pub struct PendingEvaluator<W>(Box<dyn FnOnce(u64, Option<AnswerLog>) -> StepStage<W> + Send>);
+pub struct PendingEvaluator<W>(Box<dyn FnOnce(u64, Option<PathBuf>) -> StepStage<W> + Send>);
 
 impl<W: Send + Sync + 'static> PendingEvaluator<W> {
     fn new<E: TokenEngine>(evaluator: Evaluator<E, W>) -> Self {
@@ -52,7 +54,7 @@ impl<W: Send + Sync + 'static> PendingEvaluator<W> {
     }
 
     /// The stage of a run that has taken `after` steps.
-    pub fn stage(self, after: u64, log: Option<AnswerLog>) -> StepStage<W> {
+    pub fn stage(self, after: u64, log: Option<PathBuf>) -> StepStage<W> {
         (self.0)(after, log)
     }
 }

@@ -1,5 +1,6 @@
 //! `[eval]`: prompts, sampling and judge of an evaluation, and the stage that runs it during training.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
@@ -8,12 +9,12 @@ use rollflow::engine::remote::Fleet;
 use rollflow::engine::{LocalEngine, SamplingParams, TokenEngine};
 use rollflow::flow::Port;
 use rollflow::model::FrozenWeights;
-use rollflow::prelude::{Flow, Metrics, Policy, Trained, Trainer, TrainingBackend};
+use rollflow::prelude::{Flow, Policy, Trained, Trainer, TrainingBackend};
 use rollflow::recipe::Plan;
 use rollflow::recipe::eval::Eval;
 use rollflow::recipe::task::{Task, TaskData};
 use rollflow::rollout::EvalSpec;
-use rollflow::stages::evaluate::{AnswerLog, Evaluator, PairEvaluator};
+use rollflow::stages::evaluate::{Evaluator, PairEvaluator};
 use rollflow::stages::sync::EvaluationHold;
 
 use crate::assemble::engines::Engines;
@@ -65,17 +66,17 @@ pub fn publish_for_evaluation<B: TrainingBackend>(trainer: Trainer<B>, plan: &Pl
 }
 
 /// Reports of evaluations during a run.
-pub struct EvalReports<'a> {
-    pub metrics: &'a Metrics,
-    pub answers: Option<AnswerLog>,
+pub struct EvalReports {
+    /// Run folder, if evaluations are logged.
+    pub answers: Option<PathBuf>,
     /// Step that the run is resumed at; 0 for a new run.
     pub resumed_at: u64,
 }
 
-impl EvalReports<'_> {
+impl EvalReports {
     /// Reports the evaluations of held-out pairs.
     pub fn of_pairs(self, evaluator: PairEvaluator, plan: &Plan) -> PairEvaluator {
-        evaluator.last(plan.steps()).after(self.resumed_at).metrics(self.metrics).log(self.answers)
+        evaluator.last(plan.steps()).after(self.resumed_at).log(self.answers)
     }
 }
 
@@ -90,7 +91,7 @@ pub fn evaluate_in_order(
     reports: EvalReports,
 ) -> Result<Port<Trained<FrozenWeights>>> {
     let Some(evaluator) = evaluator(plan, registry, policy)? else { return Ok(trained) };
-    let evaluator = evaluator.in_order(true).after(reports.resumed_at).metrics(reports.metrics).log(reports.answers);
+    let evaluator = evaluator.in_order(true).after(reports.resumed_at).log(reports.answers);
     Ok(flow.stage("evaluate", trained, evaluator))
 }
 

@@ -81,7 +81,7 @@ pub fn evaluated(
     let loss = registry.loss_of(&plan.train)?;
     let evaluator = PairEvaluator::new(config.clone(), policy.config().clone(), loss, samples, eval.every);
     let evaluator = match references::frozen(plan, policy, config)? {
-        Some((model, weights)) => evaluator.reference(model, weights),
+        Some(reference) => evaluator.reference(reference),
         None => evaluator,
     };
     Ok(flow.stage("evaluate", trained, reports.of_pairs(evaluator, plan)))

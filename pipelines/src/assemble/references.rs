@@ -1,15 +1,15 @@
 //! `[reference]` as the library's stage, and where a frozen one is found again.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
+use rollflow::data::Batch;
 use rollflow::flow::WeightsRx;
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
 use rollflow::recipe::reference_policy::ReferencePolicy;
 use rollflow::recipe::{Pipeline, Plan};
-use rollflow::stages::reference::{LocalReference, ema, periodic};
+use rollflow::stages::reference::{ema, periodic};
 
 use crate::assemble::{models, origin, policy};
 
@@ -28,13 +28,12 @@ pub fn scoring(plan: &Plan) -> Result<LocalConfig> {
     })
 }
 
-/// Builds the frozen reference of a run without generator, and its weights.
-pub fn frozen(plan: &Plan, policy: &Policy, config: LocalConfig) -> Result<Option<(LocalReference, Arc<FrozenWeights>)>> {
+/// Builds the frozen reference of a run without generator.
+pub fn frozen(plan: &Plan, policy: &Policy, config: LocalConfig) -> Result<Option<Reference<FrozenWeights, Batch>>> {
     let Some(of) = &plan.reference else { return Ok(None) };
     let ReferencePolicy::Frozen(frozen) = &of.policy else { bail!("a run that publishes no weights has a frozen reference") };
     let other = frozen.path.as_ref().map(|path| other(path, policy)).transpose()?;
-    let policy = other.as_ref().unwrap_or(policy);
-    Ok(Some((LocalReference::new(policy, config), policy.frozen())))
+    Ok(Some(Reference::local(other.as_ref().unwrap_or(policy), config)))
 }
 
 /// Builds the stage that scores under the reference policy. The run starts from `policy`.

@@ -10,7 +10,7 @@ use rollflow::observe::logs::{DeadLetterWriter, Failure};
 use rollflow::prelude::*;
 use rollflow::recipe::reward::{Composition, PartRule};
 use rollflow::recipe::{Net, Plan};
-use rollflow::stages::reward::{CodeReward, FailurePolicy, ModelRule, RemoteReward, RemoteScorer, Scorer, Scorers, score};
+use rollflow::stages::reward::{CodeReward, FailurePolicy, ModelRule, RemoteReward, Scorer, score};
 use rollflow::train::ScoreModel;
 
 use crate::assemble::{models, policy, secrets};
@@ -34,12 +34,7 @@ pub enum Scoring {
         threads: usize,
     },
     /// By services; some parts may be computed in this process.
-    Remote {
-        /// Client of the services.
-        scorer: Arc<RemoteScorer>,
-        /// Most groups in flight.
-        concurrency: usize,
-    },
+    Remote(RemoteReward),
 }
 
 impl Scoring {
@@ -50,8 +45,8 @@ impl Scoring {
         let reward: SampleReward = match plan.reward.rule.alone() {
             Ok(rule) => {
                 if let Some(of) = rule.service() {
-                    let scorer = Arc::new(RemoteScorer::new(service(&rule, &plan.net)?).retries(retries));
-                    return Ok(Scoring::Remote { scorer, concurrency: of.concurrency });
+                    let reward = RemoteReward::new(service(&rule, &plan.net)?).retries(retries);
+                    return Ok(Scoring::Remote(reward.concurrency(of.concurrency)));
                 }
                 match rule {
                     // A registered reward may have parts of its own.
@@ -73,8 +68,8 @@ impl Scoring {
                 if let Some(concurrency) = services.iter().map(|(_, keys)| keys.concurrency).min() {
                     let services = services.iter().map(|(part, _)| Ok((part.name.clone(), service(&part.rule, &plan.net)?)));
                     let services = services.collect::<Result<Vec<(String, Service)>>>()?;
-                    let scorer = Arc::new(RemoteScorer::with_parts(parts, services).retries(retries));
-                    return Ok(Scoring::Remote { scorer, concurrency });
+                    let reward = RemoteReward::with_parts(parts, services).retries(retries);
+                    return Ok(Scoring::Remote(reward.concurrency(concurrency)));
                 }
                 Box::new(move |sample: &Sample| parts.reward(sample))
             }
@@ -87,11 +82,11 @@ impl Scoring {
         Ok(match self {
             Scoring::Local { reward, models, .. } => {
                 models.iter().for_each(|model| model.announce(&group));
-                let failures = score(&mut group, reward, retries, Scorers::Threads).failures;
+                let failures = score(&mut group, reward, retries, true).failures;
                 (group, failures)
             }
-            Scoring::Remote { scorer, .. } => {
-                let (group, scoring) = scorer.score_blocking(group)?;
+            Scoring::Remote(reward) => {
+                let (group, scoring) = reward.score_blocking(group)?;
                 (group, scoring.failures)
             }
         })
@@ -112,9 +107,7 @@ impl Scoring {
                 let reward = Reward::each(reward).ahead(announce).threads(threads).retries(plan.reward.retries);
                 BoxedStage::new(reward.failures(failures))
             }
-            Scoring::Remote { scorer, concurrency } => {
-                BoxedStage::new(RemoteReward::new(scorer).concurrency(concurrency).failures(failures))
-            }
+            Scoring::Remote(reward) => BoxedStage::new(reward.failures(failures)),
         }
     }
 }

@@ -25,7 +25,6 @@ use rollflow::observe::{
 };
 use rollflow::recipe::Plan;
 use rollflow::rollout::LOST;
-use rollflow::stages::evaluate::AnswerLog;
 use rollflow::stages::sink::RunLog;
 use rollflow::stages::train::{self, CheckpointGate, Trained};
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
@@ -43,8 +42,8 @@ pub struct Outputs<W = FrozenWeights> {
     pub log: RunLog<W>,
     /// Gets the groups whose reward failed, if anything does.
     pub dead_letters: Option<DeadLetterWriter>,
-    /// Gets what evaluations find, if anything does.
-    pub answers: Option<AnswerLog>,
+    /// Run folder that evaluations are written to, if there are any.
+    pub answers: Option<PathBuf>,
     /// Destination of checkpoints, if they are saved.
     pub checkpoints: Option<Checkpoints>,
 }
@@ -180,7 +179,7 @@ impl RunFolder {
             metrics: self.metrics.clone(),
             log: self.log(plan)?.gate(&gate),
             dead_letters: Some(DeadLetterWriter::new(&self.path)),
-            answers: plan.eval.as_ref().filter(|eval| eval.every > 0).map(|_| AnswerLog::new(&self.path)).transpose()?,
+            answers: plan.eval.as_ref().filter(|eval| eval.every > 0).map(|_| self.path.clone()),
             checkpoints: Some(Checkpoints { run: self.path.clone(), gate }),
         })
     }

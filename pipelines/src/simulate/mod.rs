@@ -20,7 +20,6 @@ use rollflow::flow::{BoxedStage, Simulation, Until, weights};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::stages::generate::EngineSettings;
-use rollflow::stages::reference::UnscoredReference;
 use rollflow::stages::train::{Trained, staleness};
 use rollflow::train::SimulatedBackend;
 use rollflow::util::untrusted;
@@ -158,6 +157,12 @@ pub fn profile_of(plan: &Plan, registry: &Registry, path: &Path, steps: u64) -> 
     Ok(profile)
 }
 
+/// Gives every token the log-probability 0.
+fn unscored(_: &Arc<()>, samples: &mut [Sample]) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    samples.iter_mut().for_each(|sample| sample.ref_log_probs = vec![0.0; sample.tokens.len()]);
+    Ok(())
+}
+
 /// Components that only take time.
 fn components(
     plan: &Plan,
@@ -185,7 +190,7 @@ fn components(
             models: Vec::new(),
             threads: 0,
         },
-        reference: plan.reference.as_ref().map(|_| Reference::frozen(UnscoredReference, Arc::new(()))),
+        reference: plan.reference.as_ref().map(|_| Reference::frozen(unscored, Arc::new(()))),
         // Its time is within that of the stage.
         critic: plan.critic.as_ref().map(|_| SimulatedBackend::default()),
         backend: SimulatedBackend::on(simulation, trainer.of(0), trainer.of(1).saturating_sub(trainer.of(0))),

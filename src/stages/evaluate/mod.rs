@@ -1,13 +1,293 @@
-//! Stages that evaluate weights during training: [`Evaluator`] samples completions of held-out prompts,
-//! `PairEvaluator` scores held-out pairs. Neither delays the training of a run that is not in order.
+//! Stages that evaluate published weights during training: [`Evaluator`] samples completions of
+//! held-out prompts on a separate engine, `PairEvaluator` scores held-out pairs.
+//!
+//! Trained steps pass through. [`Evaluator`] keeps the published weights of a step that is due, so
+//! that its evaluation is pinned to one version. Between two tokens it passes steps on: training
+//! waits for one token at most. The metrics travel with the next step, or with the run's last step,
+//! which waits for them. At most one evaluation runs at a time. Of those that become due meanwhile
+//! the newest runs next, and the others are skipped with a warning.
+//!
+//! Memory: the weights of the evaluated version and of the next one, and a KV cache.
 
 #[cfg(feature = "torch")]
-mod local;
-#[cfg(feature = "torch")]
 mod pairs;
-mod remote;
-mod stage;
+mod reports;
+
+use std::path::PathBuf;
+use std::sync::Arc;
 
 #[cfg(feature = "torch")]
 pub use pairs::PairEvaluator;
-pub use stage::{AnswerLog, Evaluator};
+use reports::Reports;
+
+use crate::data::{Tokenizer, Version};
+use crate::engine::TokenEngine;
+use crate::engine::remote::{Fleet, FleetConfig, FleetHandle, Synced};
+use crate::flow::{Io, RunContext, Signal, Stage, StageError, StageSpec, TryRecv};
+use crate::observe::StepMetrics;
+use crate::observe::logs::AnswerWriter;
+use crate::rollout::{EvalSpec, Evaluation};
+use crate::stages::generate::EngineSettings;
+use crate::stages::sync::EvaluationHold;
+use crate::stages::train::Trained;
+use crate::train::Snapshot;
+
+/// Stage that evaluates the weights of every n-th step.
+pub struct Evaluator<E: TokenEngine, W = <E as TokenEngine>::Weights> {
+    make: Box<dyn Fn(&EngineSettings) -> E + Send>,
+    set_weights: SetWeights<E, W>,
+    tokenizer: Arc<Tokenizer>,
+    settings: EngineSettings,
+    spec: Arc<EvalSpec>,
+    reports: Reports,
+    in_order: bool,
+    hold: Option<EvaluationHold>,
+}
+
+/// Gives published weights to the engine.
+type SetWeights<E, W> = Box<dyn Fn(&mut E, Version, &W) + Send>;
+
+impl<E: TokenEngine> Evaluator<E> {
+    /// Evaluates weights of every `every`-th step, on the engine that `make` returns.
+    pub fn by(
+        make: impl Fn(&EngineSettings) -> E + Send + 'static,
+        tokenizer: &Arc<Tokenizer>,
+        spec: EvalSpec,
+        every: u64,
+    ) -> Self {
+        Evaluator::new(Box::new(make), Box::new(E::set_weights), tokenizer, spec, every)
+    }
+}
+
+#[cfg(feature = "torch")]
+impl Evaluator<crate::engine::LocalEngine> {
+    /// Evaluates in this process, on the stage's thread.
+    pub fn local(policy: &crate::train::Policy, spec: EvalSpec, every: u64) -> Self {
+        let (tokenizer, policy) = (policy.tokenizer().clone(), policy.clone());
+        let make = move |settings: &EngineSettings| {
+            tch::set_num_threads(settings.threads as i32);
+            crate::engine::LocalEngine::new(policy.decoder(), policy.tokenizer().clone(), settings.slots, settings.seed)
+        };
+        Evaluator::by(make, &tokenizer, spec, every)
+    }
+}
+
+impl<W: Send + Sync + 'static> Evaluator<Fleet, W> {
+    /// Evaluates on the engines of `handle`, whose weights [`RemoteSync`](crate::stages::sync::RemoteSync)
+    /// syncs and verifies. Both share `hold`, so that all completions are of the evaluated version.
+    /// Evaluates in order ([`Evaluator::in_order`]).
+    pub fn remote(
+        handle: &FleetHandle,
+        config: FleetConfig,
+        tokenizer: &Arc<Tokenizer>,
+        spec: EvalSpec,
+        every: u64,
+        hold: &EvaluationHold,
+    ) -> Self {
+        let (handle, reads) = (handle.clone(), tokenizer.clone());
+        let make = move |settings: &EngineSettings| Fleet::new(&handle, config.clone(), &reads, settings.slots, settings.seed);
+        let set_weights = |fleet: &mut Fleet, version, _: &W| fleet.set_weights(version, &Synced { version });
+        let evaluator = Evaluator::new(Box::new(make), Box::new(set_weights), tokenizer, spec, every);
+        Evaluator { hold: Some(hold.clone()), in_order: true, ..evaluator }
+    }
+}
+
+impl<E: TokenEngine, W> Evaluator<E, W> {
+    fn new(
+        make: Box<dyn Fn(&EngineSettings) -> E + Send>,
+        set_weights: SetWeights<E, W>,
+        tokenizer: &Arc<Tokenizer>,
+        spec: EvalSpec,
+        every: u64,
+    ) -> Self {
+        let (tokenizer, spec, reports) = (tokenizer.clone(), Arc::new(spec), Reports::every(every));
+        Evaluator {
+            make,
+            set_weights,
+            tokenizer,
+            settings: EngineSettings::default(),
+            spec,
+            reports,
+            in_order: false,
+            hold: None,
+        }
+    }
+
+    /// Number of completions in flight, at least 1; 64 by default.
+    pub fn slots(mut self, slots: usize) -> Self {
+        self.settings.slots = slots.max(1);
+        self
+    }
+
+    /// Number of threads of the engine, at least 1; 1 by default.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.settings.threads = threads.max(1);
+        self
+    }
+
+    /// Seed of the sampling; 0 by default.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.settings.seed = seed;
+        self
+    }
+
+    /// Last step of the run, whose weights are evaluated too.
+    pub fn last(mut self, step: u64) -> Self {
+        self.reports.last = Some(step);
+        self
+    }
+
+    /// Step that the run is resumed at; 0 for a new run.
+    pub fn after(mut self, step: u64) -> Self {
+        self.reports.resumed_at = step;
+        self
+    }
+
+    /// If true, no evaluation is skipped, and each step passes after its own: a synchronous run logs
+    /// the same metrics in the same rows each time (law V3). Default: false.
+    pub fn in_order(self, in_order: bool) -> Self {
+        Evaluator { in_order: in_order || self.hold.is_some(), ..self }
+    }
+
+    /// Writes evaluations to the run folder: rows in `evaluations.jsonl`, and the completions of
+    /// each evaluation in `evaluations/step_000100.jsonl`.
+    pub fn log(mut self, run_folder: Option<PathBuf>) -> Self {
+        self.reports.folder = run_folder;
+        self
+    }
+}
+
+type Steps<W> = Io<Trained<W>, Trained<W>>;
+
+/// Engine of the stage, and the evaluations in progress and due.
+struct EvalWorker<E: TokenEngine, W> {
+    engine: E,
+    held: Option<Trained<W>>,
+    run: Option<EvalRun<E>>,
+    next: Option<(u64, Snapshot<W>)>,
+    /// Metrics of the newest evaluation, until a step takes them.
+    found: StepMetrics,
+}
+
+/// Evaluation of one step's weights.
+struct EvalRun<E: TokenEngine> {
+    step: u64,
+    version: Version,
+    evaluation: Evaluation<E>,
+    answers: Option<AnswerWriter>,
+}
+
+impl<E: TokenEngine, W: Send + Sync + 'static> Evaluator<E, W> {
+    /// Takes a step and returns the one before.
+    fn take(&mut self, worker: &mut EvalWorker<E, W>, trained: Trained<W>) -> Result<Option<Trained<W>>, StageError> {
+        // The first message carries the initial weights. After a resume they are evaluated already,
+        // unless the run was killed during their evaluation.
+        let first = trained.step == 0;
+        let step = if first { self.reports.resumed_at } else { trained.step };
+        let known = first && step > 0 && self.reports.has_evaluated(step);
+        if let Some(publish) = trained.publish.as_ref().filter(|_| self.reports.is_due(step) && !known)
+            && let Some((skipped, _)) = worker.next.replace((step, publish.clone()))
+        {
+            tracing::warn!("Evaluation of step {skipped} skipped: the previous one is still running; raise eval.every");
+        }
+        let before = worker.held.replace(trained);
+        self.begin_next(worker)?;
+        Ok(before)
+    }
+
+    fn begin_next(&self, worker: &mut EvalWorker<E, W>) -> Result<(), StageError> {
+        if worker.run.is_none()
+            && let Some((step, Snapshot { version, weights, .. })) = worker.next.take()
+        {
+            (self.set_weights)(&mut worker.engine, version, &weights);
+            let answers = self.reports.answers(step)?;
+            let evaluation = Evaluation::begin(&self.spec, &self.tokenizer, &worker.engine, version, Vec::new());
+            worker.run = Some(EvalRun { step, version, evaluation, answers });
+        }
+        Ok(())
+    }
+
+    /// Computes one token of every completion in flight, and reports the evaluation when it is done.
+    fn advance(&mut self, worker: &mut EvalWorker<E, W>) -> Result<(), StageError> {
+        let Some(EvalRun { evaluation, answers, .. }) = &mut worker.run else { return Ok(()) };
+        for judged in evaluation.advance(&mut worker.engine)? {
+            answers.as_mut().map_or(Ok(()), |answers| answers.write(&judged))?;
+        }
+        let Some(EvalRun { step, version, evaluation, answers }) = worker.run.take_if(|run| run.evaluation.is_done()) else {
+            return Ok(());
+        };
+        answers.map_or(Ok(()), |mut answers| answers.finish())?;
+        let summary = evaluation.summary();
+        if let Some(metrics) = &self.reports.metrics {
+            summary.publish(metrics);
+        }
+        worker.found = self.reports.row(step, version, summary.row())?;
+        let shown = |name: &str, value: Option<f64>| value.map_or(String::new(), |value| format!(" {name}={value:.4}"));
+        let (greedy, sampled) = (shown("greedy", summary.greedy_accuracy), shown("sampled", summary.accuracy));
+        let best = summary.pass_at.last_key_value().filter(|(k, _)| **k > 1);
+        let best = best.map_or(String::new(), |(k, value)| format!(" pass@{k}={value:.4}"));
+        tracing::info!("Evaluated step {step}:{greedy}{sampled}{best}{}", shown("reward", summary.reward));
+        self.begin_next(worker)
+    }
+
+    /// Sends a step with the metrics found so far. The first message is not logged and takes none.
+    fn pass(&self, io: &mut Steps<W>, worker: &mut EvalWorker<E, W>, step: Trained<W>) -> Result<(), StageError> {
+        io.send(if step.step == 0 { step } else { Trained { evaluated: std::mem::take(&mut worker.found), ..step } })?;
+        self.hold.iter().for_each(EvaluationHold::pass);
+        Ok(())
+    }
+}
+
+impl<E: TokenEngine, W: Send + Sync + 'static> Stage for Evaluator<E, W> {
+    type In = Trained<W>;
+    type Out = Trained<W>;
+
+    fn attach(&mut self, context: &mut RunContext) {
+        context.fill(&mut self.reports.metrics);
+    }
+
+    fn run(&mut self, io: &mut Io<Self::In, Self::Out>) -> Result<(), StageError> {
+        self.reports.open()?;
+        let engine = (self.make)(&self.settings);
+        let mut worker = EvalWorker { engine, held: None, run: None, next: None, found: StepMetrics::new() };
+        let mut more = true;
+        while io.signal() != Signal::Stop && (more || worker.run.is_some()) {
+            let arrived = match &worker.run {
+                None => {
+                    let arrived = io.recv()?;
+                    more = arrived.is_some();
+                    arrived
+                }
+                Some(_) if self.in_order || !more => None,
+                Some(_) => match io.try_recv()? {
+                    TryRecv::Item(trained) => Some(trained),
+                    TryRecv::Empty => None,
+                    TryRecv::Closed => {
+                        more = false;
+                        None
+                    }
+                },
+            };
+            if let Some(trained) = arrived
+                && let Some(before) = self.take(&mut worker, trained)?
+            {
+                self.pass(io, &mut worker, before)?;
+            }
+            self.advance(&mut worker)?;
+            if worker.run.is_none()
+                && let Some(held) = worker.held.take()
+            {
+                self.pass(io, &mut worker, held)?;
+            }
+        }
+        match worker.held.take() {
+            Some(held) => self.pass(io, &mut worker, held),
+            None => Ok(()),
+        }
+    }
+
+    fn spec(&self) -> StageSpec {
+        // No core is reserved for it: it computes now and then.
+        StageSpec::thread().knob("eval.threads or eval.max_num_seqs, or a rarer eval.every")
+    }
+}

@@ -1,95 +1,61 @@
-//! Stage that evaluates published weights on held-out pairs during training: accuracy, margin and loss.
-//!
-//! Steps pass through in order, each after its own evaluation. Nothing is sampled, so that the same
-//! weights give the same metrics.
+//! Evaluation of published weights on held-out pairs: accuracy, margin and loss.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::stage::AnswerLog;
+use super::Reports;
 use crate::algo::{Aggregation, Loss, OffPolicy, PairMetrics};
-use crate::data::Sample;
+use crate::data::{Batch, Sample};
 use crate::flow::{Io, RunContext, Stage, StageError, StageSpec};
 use crate::model::{FrozenWeights, ModelConfig};
 use crate::observe::logs::short;
-use crate::observe::{Metric, Metrics, StepMetrics};
-use crate::stages::reference::{LocalReference, ReferenceModel};
+use crate::observe::{Metric, StepMetrics};
+use crate::stages::reference::Reference;
 use crate::stages::train::Trained;
 use crate::train::{LocalConfig, PackedColumns, Scorer, collate};
 
 /// Stage that evaluates weights by the loss of held-out pairs: a preference loss, or a reward
-/// model's. It computes in this process.
+/// model's. It computes in this process. Steps pass in order, each after its own evaluation. Nothing
+/// is sampled, so that the same weights give the same metrics.
 pub struct PairEvaluator {
     scorer: Scorer,
     threads: Option<usize>,
     loss: Arc<dyn Loss>,
     /// Chosen and rejected completions, pair after pair.
     samples: Vec<Sample>,
-    reference: Option<(LocalReference, Arc<FrozenWeights>)>,
-    every: u64,
-    last: Option<u64>,
-    resumed_at: u64,
-    log: Option<AnswerLog>,
-    metrics: Option<Metrics>,
+    reference: Option<Reference<FrozenWeights, Batch>>,
+    reports: Reports,
 }
 
 impl PairEvaluator {
     /// Evaluates the weights of every `every`-th step of a model of this shape. `samples` holds the
     /// chosen and the rejected completion of each pair in turn.
     pub fn new(config: LocalConfig, model: ModelConfig, loss: Arc<dyn Loss>, samples: Vec<Sample>, every: u64) -> Self {
-        PairEvaluator {
-            threads: config.threads,
-            scorer: Scorer::new(config, model),
-            loss,
-            samples,
-            reference: None,
-            every: every.max(1),
-            last: None,
-            resumed_at: 0,
-            log: None,
-            metrics: None,
-        }
+        let (threads, scorer, reports) = (config.threads, Scorer::new(config, model), Reports::every(every));
+        PairEvaluator { threads, scorer, loss, samples, reference: None, reports }
     }
 
-    /// Adds a frozen reference policy, which scores the pairs once.
-    pub fn reference(self, model: LocalReference, weights: Arc<FrozenWeights>) -> Self {
-        PairEvaluator { reference: Some((model, weights)), ..self }
+    /// Adds a reference policy with fixed weights, which scores the pairs once.
+    pub fn reference(self, reference: Reference<FrozenWeights, Batch>) -> Self {
+        PairEvaluator { reference: Some(reference), ..self }
     }
 
     /// Last step of the run, whose weights are evaluated too.
-    pub fn last(self, step: u64) -> Self {
-        PairEvaluator { last: Some(step), ..self }
+    pub fn last(mut self, step: u64) -> Self {
+        self.reports.last = Some(step);
+        self
     }
 
     /// Step that the run is resumed at. Its weights are evaluated already.
-    pub fn after(self, step: u64) -> Self {
-        PairEvaluator { resumed_at: step, ..self }
+    pub fn after(mut self, step: u64) -> Self {
+        self.reports.resumed_at = step;
+        self
     }
 
-    /// Writes a row of each evaluation to this log.
-    pub fn log(self, log: Option<AnswerLog>) -> Self {
-        PairEvaluator { log, ..self }
-    }
-
-    /// Metrics to report to, instead of the flow's.
-    pub fn metrics(self, metrics: &Metrics) -> Self {
-        PairEvaluator { metrics: Some(metrics.clone()), ..self }
-    }
-
-    fn start(&mut self) -> Result<(), StageError> {
-        if let Some(threads) = self.threads {
-            tch::set_num_threads(threads as i32);
-        }
-        if let Some((mut model, weights)) = self.reference.take() {
-            for pair in self.samples.chunks_mut(2) {
-                model.score(&weights, pair).map_err(StageError::new)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn is_due(&self, step: u64) -> bool {
-        // The first message carries the initial weights.
-        if step == 0 { self.resumed_at == 0 } else { step.is_multiple_of(self.every) || self.last == Some(step) }
+    /// Writes a row of each evaluation to `evaluations.jsonl` in the run folder.
+    pub fn log(mut self, run_folder: Option<PathBuf>) -> Self {
+        self.reports.folder = run_folder;
+        self
     }
 
     /// Metrics of the pairs under these weights, and the loss over all of them.
@@ -107,25 +73,19 @@ impl PairEvaluator {
 
     fn evaluate(&mut self, trained: &Trained<FrozenWeights>) -> Result<Option<StepMetrics>, StageError> {
         let step = trained.step;
-        let Some(publish) = trained.publish.as_ref().filter(|_| self.is_due(step)) else { return Ok(None) };
+        // The first message carries the initial weights.
+        let is_due = if step == 0 { self.reports.resumed_at == 0 } else { self.reports.is_due(step) };
+        let Some(publish) = trained.publish.as_ref().filter(|_| is_due) else { return Ok(None) };
         let (pairs, loss) = self.judge(&publish.weights)?;
         let gauges =
             [(Metric::EvalPairAccuracy, pairs.accuracy()), (Metric::EvalPairMargin, pairs.margin()), (Metric::EvalLoss, loss)];
-        let position = [(Metric::EvalStep, step as f64), (Metric::EvalVersion, publish.version as f64)];
-        let row = gauges.into_iter().chain(position).map(|(metric, value)| (metric.key().to_owned(), value)).collect();
-        if let Some(log) = &mut self.log {
-            log.row(step, &row)?;
-        }
-        if let Some(metrics) = &self.metrics {
+        let row = gauges.into_iter().map(|(metric, value)| (metric.key().to_owned(), value)).collect();
+        let row = self.reports.row(step, publish.version, row)?;
+        if let Some(metrics) = &self.reports.metrics {
             gauges.into_iter().for_each(|(metric, value)| metrics.set(metric, &[], value));
         }
-        tracing::info!(
-            "Evaluated step {step}: {} pairs accuracy={} margin={} loss={}",
-            pairs.pairs,
-            short(pairs.accuracy()),
-            short(pairs.margin()),
-            short(loss)
-        );
+        let [accuracy, margin, loss] = gauges.map(|(_, value)| short(value));
+        tracing::info!("Evaluated step {step}: {} pairs accuracy={accuracy} margin={margin} loss={loss}", pairs.pairs);
         Ok(Some(row))
     }
 }
@@ -135,11 +95,15 @@ impl Stage for PairEvaluator {
     type Out = Trained<FrozenWeights>;
 
     fn attach(&mut self, context: &mut RunContext) {
-        context.fill(&mut self.metrics);
+        context.fill(&mut self.reports.metrics);
     }
 
     fn run(&mut self, io: &mut Io<Self::In, Self::Out>) -> Result<(), StageError> {
-        self.start()?;
+        self.reports.open()?;
+        self.threads.iter().for_each(|threads| tch::set_num_threads(*threads as i32));
+        if let Some(mut reference) = self.reference.take() {
+            self.samples.chunks_mut(2).try_for_each(|pair| reference.score_group(pair))?;
+        }
         // The first message is not logged: its metrics travel with the first step.
         let mut found = StepMetrics::new();
         while let Some(trained) = io.recv()? {

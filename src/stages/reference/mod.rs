@@ -1,15 +1,193 @@
-//! Reference policy: scores samples in parallel with generator and trainer.
+//! Reference policy: a stage that writes its log-probabilities into samples, in parallel with
+//! generator and trainer.
+//!
+//! Law V3: in a synchronous run the version that sampled a group stays the newest until the group
+//! is trained. A moving reference is therefore a function of that version, too. Laws C1, C2: its
+//! state is part of the trainer's checkpoints.
 
-mod batches;
 #[cfg(feature = "torch")]
 mod local;
-mod model;
-mod moving;
-mod scored;
 
-pub use batches::BatchReference;
-#[cfg(feature = "torch")]
-pub use local::LocalReference;
-pub use model::{ReferenceError, ReferenceModel, UnscoredReference};
-pub use moving::{Held, MovingReference, Share, ema, periodic};
-pub use scored::Reference;
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::data::{Batch, Sample, Scored, Version};
+use crate::flow::{Io, Message, Stage, StageError, StageSpec, WeightsRx};
+
+type BoxError = Box<dyn Error + Send + Sync>;
+type Score<W> = Box<dyn FnMut(&Arc<W>, &mut [Sample]) -> Result<(), BoxError> + Send>;
+
+/// Stage that scores samples under a reference policy: between filter and batcher, or for batches
+/// (`M` is [`Batch`]) between source and trainer. Dropped groups pass unscored.
+pub struct Reference<W, M = Scored> {
+    score: Score<W>,
+    weights: Source<W>,
+    threads: usize,
+    messages: PhantomData<fn(M)>,
+}
+
+enum Source<W> {
+    Frozen(Arc<W>),
+    Moving(Moving<W>),
+}
+
+struct Moving<W> {
+    published: WeightsRx<W>,
+    share: Box<dyn Fn(Version, Version) -> f64 + Send>,
+    blend: fn(&W, &W, f64) -> W,
+    encode: fn(&W) -> Result<Vec<u8>, BoxError>,
+    held: Held<W>,
+}
+
+/// Newest version that is included, and the weights; `None` before the first version.
+type Held<W> = Arc<Mutex<Option<(Version, Arc<W>)>>>;
+
+/// File of a moving reference's weights in a checkpoint.
+const WEIGHTS: &str = "reference.safetensors";
+/// File of its version in a checkpoint, as text.
+const VERSION: &str = "reference.version";
+
+/// Exponential moving average: `θref ← d·θref + (1 − d)·θ` at every version. If versions are
+/// skipped, the newest counts for all: `d` to the power of their number.
+pub fn ema(decay: f64) -> impl Fn(Version, Version) -> f64 + Send {
+    move |seen, version| 1.0 - decay.powf(version.saturating_sub(seen) as f64)
+}
+
+/// Copies versions 1, n + 1, 2n + 1 and so on, or the first version seen after one of them.
+pub fn periodic(every: u64) -> impl Fn(Version, Version) -> f64 + Send {
+    let period = move |version: Version| version.saturating_sub(1) / every.max(1);
+    move |seen, version| if period(version) > period(seen) { 1.0 } else { 0.0 }
+}
+
+impl<W: Send + Sync + 'static, M> Reference<W, M> {
+    /// Scores with fixed weights. `score` writes `ref_log_probs` into the samples of one group.
+    pub fn frozen(score: impl FnMut(&Arc<W>, &mut [Sample]) -> Result<(), BoxError> + Send + 'static, weights: Arc<W>) -> Self {
+        Reference { score: Box::new(score), weights: Source::Frozen(weights), threads: 1, messages: PhantomData }
+    }
+
+    /// Starts as the first of the `published` versions, and blends in later ones by `share`: [`ema`],
+    /// [`periodic`], or a closure of the newest version included and the new one, from 0 (nothing)
+    /// to 1 (all). `blend` returns `(1 − share) · old + share · new`, and `encode` makes a file of a
+    /// checkpoint.
+    pub fn following(
+        score: impl FnMut(&Arc<W>, &mut [Sample]) -> Result<(), BoxError> + Send + 'static,
+        published: WeightsRx<W>,
+        share: impl Fn(Version, Version) -> f64 + Send + 'static,
+        blend: fn(&W, &W, f64) -> W,
+        encode: fn(&W) -> Result<Vec<u8>, BoxError>,
+    ) -> Self {
+        let moving = Moving { published, share: Box::new(share), blend, encode, held: Held::default() };
+        Reference { score: Box::new(score), weights: Source::Moving(moving), threads: 1, messages: PhantomData }
+    }
+
+    /// Sets the number of cores, for the thread budget. Default: 1.
+    pub fn threads(self, threads: usize) -> Self {
+        Reference { threads, ..self }
+    }
+
+    /// Files of a checkpoint with the present state, by name, for
+    /// [`Trainer::checkpoint_files`](crate::stages::train::Trainer::checkpoint_files); `None` for
+    /// fixed weights.
+    pub fn checkpoint_files(&self) -> Option<impl Fn() -> Result<BTreeMap<String, Vec<u8>>, BoxError> + Send + use<W, M>> {
+        let Source::Moving(Moving { held, encode, .. }) = &self.weights else { return None };
+        let (held, encode) = (held.clone(), *encode);
+        Some(move || {
+            let Some((version, weights)) = held.lock().clone() else { return Ok(BTreeMap::new()) };
+            Ok(BTreeMap::from([(WEIGHTS.to_owned(), encode(&weights)?), (VERSION.to_owned(), version.to_string().into())]))
+        })
+    }
+
+    /// Scores the samples of one group, outside a graph and with fixed weights.
+    #[cfg(feature = "torch")]
+    pub(super) fn score_group(&mut self, samples: &mut [Sample]) -> Result<(), StageError> {
+        let Source::Frozen(weights) = &self.weights else { return Err(StageError::new("these weights need a graph")) };
+        (self.score)(weights, samples).map_err(StageError::new)
+    }
+}
+
+impl<W> Moving<W> {
+    /// Blends in a version, unless it is included already, and returns the new weights.
+    fn see(&self, version: Version, new: Arc<W>) -> Arc<W> {
+        let mut held = self.held.lock();
+        let next = match &*held {
+            Some((seen, weights)) if *seen >= version => return weights.clone(),
+            Some((seen, weights)) => match (self.share)(*seen, version) {
+                0.0 => weights.clone(),
+                1.0 => new,
+                share => Arc::new((self.blend)(weights, &new, share)),
+            },
+            None => new,
+        };
+        *held = Some((version, next.clone()));
+        next
+    }
+}
+
+/// Message whose groups are scored.
+pub(crate) trait Scorable: Message {
+    /// Calls `score` with the samples of each group that is not dropped.
+    fn each_group(&mut self, score: impl FnMut(&mut [Sample]) -> Result<(), StageError>) -> Result<(), StageError>;
+}
+
+impl Scorable for Scored {
+    fn each_group(&mut self, mut score: impl FnMut(&mut [Sample]) -> Result<(), StageError>) -> Result<(), StageError> {
+        if self.dropped().is_none() { score(self.samples_mut()) } else { Ok(()) }
+    }
+}
+
+impl Scorable for Batch {
+    fn each_group(&mut self, mut score: impl FnMut(&mut [Sample]) -> Result<(), StageError>) -> Result<(), StageError> {
+        self.groups.iter_mut().try_for_each(|group| score(&mut group.samples))
+    }
+}
+
+impl<W: Send + Sync + 'static, M: Scorable> Stage for Reference<W, M> {
+    type In = M;
+    type Out = M;
+
+    fn run(&mut self, io: &mut Io<M, M>) -> Result<(), StageError> {
+        while let Some(mut message) = io.recv()? {
+            message.each_group(|samples| {
+                let weights = match &mut self.weights {
+                    Source::Frozen(weights) => weights.clone(),
+                    Source::Moving(moving) => {
+                        let sampled = samples.iter().filter_map(|sample| sample.versions.newest()).max().unwrap_or(0);
+                        let (version, new) = io.wait_weights(&mut moving.published, sampled)?;
+                        moving.see(version, new)
+                    }
+                };
+                (self.score)(&weights, samples).map_err(StageError::new)
+            })?;
+            io.send(message)?;
+        }
+        Ok(())
+    }
+
+    fn spec(&self) -> StageSpec {
+        let spec = StageSpec::thread().threads(self.threads).knob("threads");
+        match &self.weights {
+            Source::Frozen(_) => spec,
+            Source::Moving(moving) => spec.subscribes(moving.published.id()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r209_versions_that_were_skipped_weigh_as_if_they_had_been_seen() {
+        let one_by_one = (1..4).fold(1.0, |kept, seen| kept * (1.0 - ema(0.9)(seen, seen + 1)));
+        assert!((one_by_one - (1.0 - ema(0.9)(1, 4))).abs() < 1e-12);
+        assert_eq!(ema(0.0)(3, 4), 1.0);
+        let copied: Vec<Version> = (2..12).filter(|version| periodic(4)(version - 1, *version) == 1.0).collect();
+        assert_eq!(copied, [5, 9]);
+        let seen = [periodic(4)(4, 7), periodic(4)(5, 8)];
+        assert_eq!(seen, [1.0, 0.0], "the first seen after a multiple, and then none until the next");
+    }
+}

@@ -1,19 +1,13 @@
 //! A reward function for each sample, computed on rayon's threads, or on the stage's own if that is
-//! faster than waking them.
-//!
-//! Law F6: a failed reward is retried immediately. Then the group is a dead letter, and the run continues
-//! without the lost samples, or without the whole group if the reward is defective.
+//! faster than waking them (law F6: see [`FailurePolicy`]).
 
-use std::fmt;
+use std::time::Duration;
 
+use super::failures::{FailureHandler, FailurePolicy, OnFailure, RETRIES};
+use super::score::score;
 use crate::algo::rewards::{IntoReward, RewardOutput};
 use crate::data::{Group, Sample, Scored};
 use crate::flow::{Io, RunContext, Stage, StageError, StageSpec};
-use crate::observe::Metrics;
-use crate::observe::logs::DeadLetterWriter;
-
-use super::failures::{FailureHandler, FailurePolicy, OnFailure, OnLostSample, RETRIES};
-use super::score::{Scorers, score};
 
 type RewardFn = dyn Fn(&Sample) -> Result<RewardOutput, String> + Send + Sync;
 type AheadFn = dyn Fn(&Group) + Send + Sync;
@@ -32,13 +26,8 @@ impl Reward {
     /// [`RewardOutput`] or a result. A failed call is retried twice, immediately; a reward over a
     /// network should pause by itself.
     pub fn each<R: IntoReward>(reward: impl Fn(&Sample) -> R + Send + Sync + 'static) -> Self {
-        Reward {
-            reward: Box::new(move |sample| reward(sample).into_reward()),
-            ahead: None,
-            threads: 0,
-            retries: RETRIES,
-            failures: FailureHandler::default(),
-        }
+        let reward = Box::new(move |sample: &Sample| reward(sample).into_reward());
+        Reward { reward, ahead: None, threads: 0, retries: RETRIES, failures: FailureHandler::default() }
     }
 
     /// Calls `announce` with each group before its samples are scored, so that a
@@ -59,7 +48,7 @@ impl Reward {
         Reward { retries, ..self }
     }
 
-    /// Sets the whole policy for failures.
+    /// Sets the policy for failures.
     pub fn failures(mut self, policy: FailurePolicy) -> Self {
         self.failures.policy = policy;
         self
@@ -70,31 +59,10 @@ impl Reward {
         self.failures.policy.on_failure = on_failure;
         self
     }
-
-    /// Sets [`FailurePolicy::on_lost_sample`].
-    pub fn on_lost_sample(mut self, on_lost_sample: OnLostSample) -> Self {
-        self.failures.policy.on_lost_sample = on_lost_sample;
-        self
-    }
-
-    /// Sets [`FailurePolicy::max_poisoned`].
-    pub fn max_poisoned(mut self, groups: u64) -> Self {
-        self.failures.policy.max_poisoned = groups;
-        self
-    }
-
-    /// Sets [`FailurePolicy::dead_letters`].
-    pub fn dead_letters(mut self, writer: DeadLetterWriter) -> Self {
-        self.failures.policy.dead_letters = Some(writer);
-        self
-    }
-
-    /// Sets [`FailurePolicy::metrics`].
-    pub fn metrics(mut self, metrics: &Metrics) -> Self {
-        self.failures.policy.metrics = Some(metrics.clone());
-        self
-    }
 }
+
+/// Shortest total time of a group's rewards that is worth waking other threads for.
+const WORTH_WAKING: Duration = Duration::from_micros(100);
 
 impl Stage for Reward {
     type In = Group;
@@ -105,13 +73,11 @@ impl Stage for Reward {
     }
 
     fn run(&mut self, io: &mut Io<Group, Scored>) -> Result<(), StageError> {
-        let mut scorers = Scorers::Threads;
+        let mut parallel = true;
         while let Some(mut group) = io.recv()? {
-            if let Some(announce) = &self.ahead {
-                announce(&group);
-            }
-            let scoring = score(&mut group, self.reward.as_ref(), self.retries, scorers);
-            scorers = Scorers::after(&scoring);
+            self.ahead.iter().for_each(|announce| announce(&group));
+            let scoring = score(&mut group, self.reward.as_ref(), self.retries, parallel);
+            parallel = scoring.time >= WORTH_WAKING;
             let scored = self.failures.apply(io.stage(), group, scoring)?;
             io.send(scored)?;
         }
@@ -120,11 +86,5 @@ impl Stage for Reward {
 
     fn spec(&self) -> StageSpec {
         StageSpec::thread().threads(self.threads)
-    }
-}
-
-impl fmt::Debug for Reward {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reward").field("failures", &self.failures.policy).finish_non_exhaustive()
     }
 }

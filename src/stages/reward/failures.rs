@@ -6,18 +6,14 @@
 //! would bias training towards short completions.
 
 use std::collections::BTreeSet;
-use std::fmt;
-use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::score::Scoring;
 use crate::data::{Group, Prompt, Scored};
 use crate::flow::StageError;
 use crate::observe::logs::{DeadLetter, DeadLetterWriter, Failure, FailureKind};
 use crate::observe::{Metric, Metrics};
-
-use super::score::Scoring;
-use crate::rollout::LOST;
-use crate::rollout::why_lost;
+use crate::rollout::{LOST, why_lost};
 use crate::settings::declare::choices;
 
 choices! {
@@ -54,30 +50,6 @@ choices! {
     }
 }
 
-/// Failure of a reward after all retries.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("the reward of sample {} of group {group} failed: {failure}; the prompt was {prompt:?}, the response {response:?}", failure.sample)]
-pub struct RewardError {
-    group: u64,
-    prompt: String,
-    response: String,
-    failure: Failure,
-}
-
-/// Failure of the reward on more groups in a row than `max_poisoned` allows.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("the reward failed on {in_a_row} groups in a row, where at most {max_poisoned} may (max_poisoned): mend it, or raise the bound{}; the last failure: {last}", kept(.dead_letters))]
-pub struct RewardBroken {
-    in_a_row: u64,
-    max_poisoned: u64,
-    dead_letters: Option<PathBuf>,
-    last: RewardError,
-}
-
-fn kept(dead_letters: &Option<PathBuf>) -> String {
-    dead_letters.as_ref().map_or_else(String::new, |path| format!("; the groups are in {}", path.display()))
-}
-
 /// Policy of a reward stage for failures.
 pub struct FailurePolicy {
     /// Policy for a group whose reward still fails after all retries.
@@ -85,7 +57,7 @@ pub struct FailurePolicy {
     /// Policy for a group that lost samples. A reward that returns an error lost its sample; one
     /// that panics or returns no finite number is defective, and its group is poisoned.
     pub on_lost_sample: OnLostSample,
-    /// Most groups in a row that may fail; one more ends the run with [`RewardBroken`]. Default: 64.
+    /// Most groups in a row that may fail; one more ends the run. Default: 64.
     pub max_poisoned: u64,
     /// Writer of dead letters. If none, they are logged as errors and their samples are lost.
     pub dead_letters: Option<DeadLetterWriter>,
@@ -102,16 +74,6 @@ impl Default for FailurePolicy {
             dead_letters: None,
             metrics: None,
         }
-    }
-}
-
-impl fmt::Debug for FailurePolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FailurePolicy")
-            .field("on_failure", &self.on_failure)
-            .field("on_lost_sample", &self.on_lost_sample)
-            .field("max_poisoned", &self.max_poisoned)
-            .finish_non_exhaustive()
     }
 }
 
@@ -136,33 +98,29 @@ impl FailureHandler {
             }
         }
         failures.sort_by_key(|failure| failure.sample);
-        let scored = match failures.first().map(|first| RewardError::new(&group, first)) {
-            None => {
-                self.failed_in_a_row = 0;
-                Scored::new(group)?
-            }
-            Some(error) => {
-                self.failed_in_a_row += 1;
-                let scored = self.drop_failed(stage, group, failures, &error)?;
-                if self.policy.on_failure != OnFailure::Zero && scored.dropped().is_none() {
-                    self.failed_in_a_row = 0;
-                }
-                if self.failed_in_a_row > self.policy.max_poisoned {
-                    return Err(self.broken(error).into());
-                }
-                scored
-            }
+        let Some(error) = failures.first().map(|first| message(&group, first)) else {
+            self.failed_in_a_row = 0;
+            let scored = Scored::new(group)?;
+            self.count(&scored, failed_calls);
+            return Ok(scored);
         };
+        self.failed_in_a_row += 1;
+        let scored = self.drop_failed(stage, group, failures, &error)?;
+        if self.policy.on_failure != OnFailure::Zero && scored.dropped().is_none() {
+            self.failed_in_a_row = 0;
+        }
+        let FailurePolicy { max_poisoned, on_failure, dead_letters, .. } = &self.policy;
+        if self.failed_in_a_row > *max_poisoned {
+            let writer = dead_letters.as_ref().filter(|_| *on_failure == OnFailure::DeadLetter);
+            return Err(StageError::new(format!(
+                "the reward failed on {} groups in a row, where at most {max_poisoned} may (max_poisoned): fix it, or raise the bound{}; \
+                 the last failure: {error}",
+                self.failed_in_a_row,
+                writer.map_or_else(String::new, |writer| format!("; the groups are in {}", writer.path().display())),
+            )));
+        }
         self.count(&scored, failed_calls);
         Ok(scored)
-    }
-
-    fn broken(&self, last: RewardError) -> RewardBroken {
-        let dead_letters = match self.policy.on_failure {
-            OnFailure::DeadLetter => self.policy.dead_letters.as_ref().map(|writer| writer.path().to_owned()),
-            _ => None,
-        };
-        RewardBroken { in_a_row: self.failed_in_a_row, max_poisoned: self.policy.max_poisoned, dead_letters, last }
     }
 
     /// Drops the lost samples, or the whole group, as the policy says.
@@ -180,15 +138,9 @@ impl FailureHandler {
     }
 
     /// Applies the policy to a group with at least one failure.
-    fn drop_failed(
-        &mut self,
-        stage: &str,
-        mut group: Group,
-        failures: Vec<Failure>,
-        error: &RewardError,
-    ) -> Result<Scored, StageError> {
+    fn drop_failed(&mut self, stage: &str, mut group: Group, failures: Vec<Failure>, error: &str) -> Result<Scored, StageError> {
         match self.policy.on_failure {
-            OnFailure::Fail => return Err(error.clone().into()),
+            OnFailure::Fail => return Err(StageError::new(error)),
             OnFailure::Zero => {
                 group.samples.iter_mut().for_each(|sample| sample.reward = sample.reward.or(Some(0.0)));
                 return Ok(Scored::new(group)?);
@@ -229,10 +181,12 @@ fn dead_letter(stage: &str, group: &Group, failures: Vec<Failure>) -> DeadLetter
     }
 }
 
-impl RewardError {
-    fn new(group: &Group, failure: &Failure) -> Self {
-        let sample = group.samples.iter().rfind(|sample| sample.index == failure.sample);
-        let response = sample.map(|sample| sample.response.clone()).unwrap_or_default();
-        RewardError { group: group.id(), prompt: group.prompt.text.render(), response, failure: failure.clone() }
-    }
+/// Message of a failure after all retries.
+fn message(group: &Group, failure: &Failure) -> String {
+    let sample = group.samples.iter().rfind(|sample| sample.index == failure.sample);
+    let (prompt, response) = (group.prompt.text.render(), sample.map_or("", |sample| sample.response.as_str()));
+    let (index, group) = (failure.sample, group.id());
+    format!(
+        "the reward of sample {index} of group {group} failed: {failure}; the prompt was {prompt:?}, the response {response:?}"
+    )
 }

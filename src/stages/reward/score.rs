@@ -21,58 +21,37 @@ pub struct Scoring {
     pub time: Duration,
 }
 
-/// Threads that compute a group's rewards.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scorers {
-    /// All of rayon's threads.
-    Threads,
-    /// The calling thread: for rewards that cost less than waking another one.
-    Caller,
-}
-
-impl Scorers {
-    /// Chooses for the next group by the time of the last one.
-    pub fn after(scoring: &Scoring) -> Self {
-        const WORTH_WAKING: Duration = Duration::from_micros(100);
-        if scoring.time < WORTH_WAKING { Scorers::Caller } else { Scorers::Threads }
-    }
-}
-
-/// Sets the reward of every sample of `group`, or none if `reward` fails `retries` + 1 times.
+/// Sets the reward of every sample of `group`, or none if `reward` fails `retries` + 1 times. If
+/// `parallel` is true, samples are scored on all of rayon's threads, else on the calling thread: for
+/// rewards that cost less than waking another one.
 ///
 /// A panic, an error and a number that is no valid reward are failures. Of a rollout with several
 /// parts only the last is scored; the others get the same reward.
-pub fn score<R: IntoReward>(group: &mut Group, reward: impl Fn(&Sample) -> R + Sync, retries: u32, scorers: Scorers) -> Scoring {
+pub fn score<R: IntoReward>(group: &mut Group, reward: impl Fn(&Sample) -> R + Sync, retries: u32, parallel: bool) -> Scoring {
     let earlier = group.set_earlier_parts_aside();
     let attempt = |sample: &mut Sample| {
         (sample.reward, sample.reward_parts) = (None, RewardParts::new());
-        let mut attempts = 0;
+        let (started, mut attempts) = (Instant::now(), 1);
         loop {
-            attempts += 1;
             match call(&reward, sample) {
                 Ok(RewardOutput { reward, parts }) => {
                     (sample.reward, sample.reward_parts) = (Some(reward), parts);
-                    return (None, u64::from(attempts) - 1);
+                    return (None, attempts - 1, started.elapsed());
                 }
                 Err((kind, text)) if attempts > retries => {
-                    return (Some(Failure { sample: sample.index, attempts, kind, text }), u64::from(attempts));
+                    return (Some(Failure { sample: sample.index, attempts, kind, text }), attempts, started.elapsed());
                 }
-                Err(_) => {}
+                Err(_) => attempts += 1,
             }
         }
     };
-    let outcome = |sample: &mut Sample| {
-        let started = Instant::now();
-        let (failure, failed_calls) = attempt(sample);
-        (failure, failed_calls, started.elapsed())
-    };
-    let outcomes: Vec<(Option<Failure>, u64, Duration)> = match scorers {
-        Scorers::Threads => group.samples.par_iter_mut().map(outcome).collect(),
-        Scorers::Caller => group.samples.iter_mut().map(outcome).collect(),
+    let outcomes: Vec<(Option<Failure>, u32, Duration)> = match parallel {
+        true => group.samples.par_iter_mut().map(attempt).collect(),
+        false => group.samples.iter_mut().map(attempt).collect(),
     };
     group.put_parts_back(earlier);
     Scoring {
-        failed_calls: outcomes.iter().map(|outcome| outcome.1).sum(),
+        failed_calls: outcomes.iter().map(|outcome| u64::from(outcome.1)).sum(),
         time: outcomes.iter().map(|outcome| outcome.2).sum(),
         failures: outcomes.into_iter().filter_map(|outcome| outcome.0).collect(),
     }

@@ -23,6 +23,7 @@ use crate::observe::{Metric, Metrics};
 use crate::rollout::Admission;
 use crate::stages::sync::EvaluationHold;
 use crate::stages::train::Trained;
+use crate::stages::unblocked;
 use crate::train::Snapshot;
 
 /// Interval of the checks for engines without the newest weights.
@@ -113,10 +114,7 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
         let job = tokio::spawn(async move {
             let started = Instant::now();
             let write = move || export(snapshot.version, &snapshot.weights);
-            let update = match tokio::task::spawn_blocking(write).await {
-                Ok(update) => update?,
-                Err(error) => std::panic::resume_unwind(error.into_panic()),
-            };
+            let update = unblocked(write).await?;
             let mut report = TRIES.run(step, deadline(patience), || manager.sync(update.clone())).await?;
             report.time = started.elapsed();
             Ok(report)

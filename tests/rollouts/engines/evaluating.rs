@@ -9,7 +9,8 @@ use rollflow::data::Version;
 use rollflow::prelude::*;
 use rollflow::rollout::Admission;
 use rollflow::rollout::EvalSpec;
-use rollflow::stages::evaluate::{AnswerLog, Evaluator};
+use rollflow::stages::evaluate::Evaluator;
+use rollflow::stages::reward::FailurePolicy;
 use rollflow::stages::sync::EvaluationHold;
 
 use super::synchronous::{Unsteady, is_lost, sync};
@@ -58,12 +59,17 @@ fn train(seed: u64, folder: &std::path::Path) -> Found {
     let mut flow = Flow::new("evaluating").admission(&admission);
     let prompts = flow.source("prompts", Prompts::addition(1, seed).unwrap());
     let groups = flow.stage("generate", prompts, generator);
-    let scored = flow.stage("reward", groups, Reward::each(|sample: &Sample| f64::from(sample.index)).max_poisoned(u64::MAX));
+    let scored = flow.stage(
+        "reward",
+        groups,
+        Reward::each(|sample: &Sample| f64::from(sample.index))
+            .failures(FailurePolicy { max_poisoned: u64::MAX, ..FailurePolicy::default() }),
+    );
     let batches = flow.stage("batch", scored, Batcher::groups(2));
     let trainer = Trainer::new(Counting::default()).advantages(GroupMean::default());
     let trained = flow.stage("train", batches, trainer.sync_every(1).steps(STEPS));
     let synced = flow.stage("sync", trained, sync(&handle, publisher).hold(&hold));
-    let evaluated = flow.stage("evaluate", synced, evaluator.log(Some(AnswerLog::new(folder).unwrap())));
+    let evaluated = flow.stage("evaluate", synced, evaluator.log(Some(folder.to_owned())));
     flow.sink("note", evaluated, move |step: Trained<u64>| {
         steps.lock().unwrap().extend(step.evaluated.get("eval_step").map(|of| (step.step, *of)));
     });

@@ -15,6 +15,7 @@ use rollflow::observe::{Metric, Metrics};
 use rollflow::prelude::*;
 use rollflow::rollout::Admission;
 use rollflow::rollout::{LOST, complete};
+use rollflow::stages::reward::FailurePolicy;
 use serde_json::{Value, json};
 
 use super::server::{Piece, Reply, Server, answer_to, next, of_each, vllm_event, vllm_page};
@@ -231,7 +232,8 @@ fn f6_a_prompt_that_is_refused_for_good_costs_its_group_and_nothing_else() {
     let prompts = flow.source("prompts", Prompts::new(buffer).limited(4));
     let generator = Generator::remote(&handle, hasty(), &tokenizer()).weights(published).group_size(3).max_new_tokens(12);
     let groups = flow.stage("generate", prompts, generator);
-    let reward = Reward::each(|_: &Sample| 1.0).dead_letters(DeadLetterWriter::new(folder.path()));
+    let reward = Reward::each(|_: &Sample| 1.0)
+        .failures(FailurePolicy { dead_letters: Some(DeadLetterWriter::new(folder.path())), ..FailurePolicy::default() });
     let scored = flow.stage("reward", groups, reward);
     flow.sink("seen", scored, move |scored: Scored| sink.lock().unwrap().push(scored));
     flow.run(Until::finished()).unwrap();

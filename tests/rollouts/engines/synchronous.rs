@@ -18,7 +18,7 @@ use rollflow::flow::WeightsTx;
 use rollflow::prelude::*;
 use rollflow::rollout::Admission;
 use rollflow::rollout::{Fate, LOST, SURPLUS, Totals};
-use rollflow::stages::reward::OnFailure;
+use rollflow::stages::reward::{FailurePolicy, OnFailure};
 use rollflow::stages::sync::RemoteSync;
 
 use super::server::next;
@@ -214,7 +214,15 @@ fn train(seed: u64, round: u64, sync_every: u64) -> (Vec<(u64, Batch)>, Totals) 
     let prompts = flow.source("prompts", Prompts::addition(1, seed).unwrap());
     let groups = flow.stage("generate", prompts, generator);
     let reward = move |sample: &Sample| draw(&[seed, 7, sample.group_index, u64::from(sample.index)], 3) as f64;
-    let scored = flow.stage("reward", groups, Reward::each(reward).on_failure(OnFailure::Drop).max_poisoned(u64::MAX));
+    let scored = flow.stage(
+        "reward",
+        groups,
+        Reward::each(reward).failures(FailurePolicy {
+            on_failure: OnFailure::Drop,
+            max_poisoned: u64::MAX,
+            ..FailurePolicy::default()
+        }),
+    );
     let filter = move |group: &Group| Verdict::keep_if(draw(&[seed, 8, group.id()], 4) > 0, "unlucky");
     let kept = flow.stage("filter", scored, Filter::by(filter));
     let batcher = Batcher::groups(GROUPS).over_sample(round as f64 / GROUPS as f64);
