@@ -4,7 +4,7 @@
 //!
 //!     cargo run --release --example kl_reference
 
-use rollflow::algo::{Kl, KlForm, WithKl};
+use rollflow::algo::{KlForm, with_kl};
 use rollflow::data::DataBuffer;
 use rollflow::model::ModelConfig;
 use rollflow::prelude::*;
@@ -25,7 +25,7 @@ fn train(beta: f64) -> anyhow::Result<()> {
     let tokenizer = Tokenizer::characters("0123456789 abcdefghijklmnopqrstuvwxyz:", 42)?;
     let policy = Policy::random(ModelConfig::small(&tokenizer, 32, 2), tokenizer, SEED)?;
     // The estimate that TRL's GRPO uses, for each token: exp(−d) − 1 + d, where d is the difference of the log-probabilities.
-    let loss = WithKl::new(Grpo::default(), beta, Kl::from(KlForm::K3));
+    let loss = with_kl(Grpo::default(), beta, KlForm::K3);
     let backend = policy.backend(LocalConfig::new(loss, Schedule::constant(3e-3)))?;
     // It scores as the trainer does, and trains nothing.
     let reference = Reference::local(&policy, LocalConfig::new(CrossEntropy, Schedule::constant(0.0)));

@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use rollflow::algo::{
-    Advantage, BestOfGroup, Constant, Correction, Divergence, Importance, LeaveOneOut, Level, Normalized, OffPolicy, Over,
-    Proximal, Rejection,
+    Advantage, BestOfGroup, Constant, Divergence, Importance, LeaveOneOut, Level, Normalized, OffPolicy, Over, Proximal,
+    Rejection,
 };
 use rollflow::data::Tokenizer;
 use rollflow::model::ModelConfig;
@@ -105,22 +105,14 @@ fn measure(name: &str, mut batch: Batch) -> Result<f64> {
         row(&format!("loss {kind}"), own, own + estimating + collating + packing);
     }
     let loss = Grpo::default();
-    for (what, correction) in [
-        ("truncated, by token", Correction { weigh: Some(Importance::truncated(Level::Token, 2.0)), ..Correction::default() }),
-        (
-            "truncated, by sequence",
-            Correction { weigh: Some(Importance::truncated(Level::Sequence, 2.0)), ..Correction::default() },
-        ),
-        ("icepop", Correction { weigh: Some(Importance::icepop(0.5, 5.0)), ..Correction::default() }),
-        (
-            "rejection",
-            Correction {
-                reject: vec![Rejection { divergence: Divergence::K3, over: Over::Mean, min: None, max: 1.0 }],
-                ..Correction::default()
-            },
-        ),
+    let rejection = Rejection { divergence: Divergence::K3, over: Over::Mean, min: None, max: 1.0 };
+    for (what, weigh, reject) in [
+        ("truncated, by token", Some(Importance::truncated(Level::Token, 2.0)), vec![]),
+        ("truncated, by sequence", Some(Importance::truncated(Level::Sequence, 2.0)), vec![]),
+        ("icepop", Some(Importance::icepop(0.5, 5.0)), vec![]),
+        ("rejection", None, vec![rejection]),
     ] {
-        let off_policy = OffPolicy { proximal: Proximal::Recompute, correction };
+        let off_policy = OffPolicy { proximal: Proximal::Recompute, weigh, reject };
         let own = evaluated(&loss, &off_policy)?;
         row(&format!("correction {what}"), own, own + estimating + collating + packing);
     }

@@ -1,11 +1,14 @@
-//! KL divergence from a reference policy, by token, with its derivative.
+//! KL divergence from a reference policy: by token with its derivative, as a loss, and in rewards.
 
+use super::{Loss, LossError, LossInputs, LossOutput};
+use crate::data::Sample;
 use crate::settings::declare::{choices, section};
-use crate::settings::setting::{POSITIVE, POSITIVE_IF_GIVEN, UP_TO_ONE};
+use crate::settings::setting::{NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, UP_TO_ONE};
 
 choices! {
     /// Estimator of a token's divergence from `d`, its log-probability less the reference's
-    /// (Schulman, Approximating KL Divergence, 2020).
+    /// (Schulman, Approximating KL Divergence, 2020). Finite for every pair of finite
+    /// log-probabilities, except `k3`, which overflows beyond d = −709.
     pub enum KlForm {
         /// `e^−d − 1 + d`: unbiased and never negative (TRL's per-token divergence).
         "k3" => K3,
@@ -23,20 +26,15 @@ choices! {
     }
 }
 
-/// Per-token divergence and its derivative by θ. Finite for every pair of finite log-probabilities,
-/// except [`KlForm::K3`], which overflows beyond d = −709.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Kl {
-    /// Estimator.
-    pub form: KlForm,
-    /// If true, the gradient is that of k2, whose expectation is the divergence's own: `k2 − sg(k2)
-    /// + sg(value)` (verl's `k1+`, `k3+`, `abs+`).
-    pub straight_through: bool,
-    /// Largest value; it has no gradient beyond.
-    pub truncate: Option<f64>,
-    /// Reference probability from which a token counts in full; tokens below count in proportion. 0
-    /// counts all in full.
-    pub confidence: f64,
+section! {
+    /// Limits of a token's divergence.
+    pub struct KlLimits {
+        /// Largest absolute value of a token's divergence.
+        truncate: Option<f64> = None, POSITIVE_IF_GIVEN;
+        /// Reference probability from which a token counts in full; tokens below count in
+        /// proportion. 0 counts all in full.
+        confidence: f64 = 0.0, UP_TO_ONE;
+    }
 }
 
 section! {
@@ -57,32 +55,26 @@ section! {
 }
 
 section! {
-    /// Limits of a token's divergence.
-    pub struct KlLimits {
-        /// Largest absolute value of a token's divergence.
-        truncate: Option<f64> = None, POSITIVE_IF_GIVEN;
-        /// Reference probability from which a token counts in full; tokens below count in
-        /// proportion. 0 counts all in full.
-        confidence: f64 = 0.0, UP_TO_ONE;
+    /// KL in reward: divergence from the reference policy, summed over a completion's tokens and
+    /// subtracted from its reward before advantages.
+    pub struct KlReward {
+        /// KL coefficient β; with a `target`, its first value.
+        #[formerly(coef)]
+        beta: f64 = 0.001, NOT_NEGATIVE;
+        /// Estimator of the divergence, from the behaviour log-probabilities.
+        estimator: KlForm = KlForm::K1;
+        /// Mean divergence per token, in nats, that the coefficient is adapted to. Left out: the
+        /// coefficient is constant.
+        target: Option<f64> = None, POSITIVE_IF_GIVEN;
+        /// Completions over which the coefficient changes by at most a fifth.
+        horizon: f64 = 10_000.0, POSITIVE;
+        last limits: KlLimits;
     }
 }
 
-impl KlLoss {
-    /// Divergence that the coefficient multiplies.
-    pub fn kl(&self) -> Kl {
-        Kl { straight_through: self.straight_through, ..self.limits.of(self.estimator) }
-    }
-}
-
-impl KlLimits {
-    /// Divergence by an estimator, within these limits.
-    pub fn of(&self, form: KlForm) -> Kl {
-        Kl { truncate: self.truncate, confidence: self.confidence, ..form.into() }
-    }
-}
-
-/// Divergence of a token's log-probability from the reference's: [`Kl`], or a closure `Fn(log_prob,
-/// reference) -> (value, derivative)`.
+/// Divergence of a token's log-probability from the reference's: [`KlForm`], [`KlLoss`] or
+/// [`KlReward`] without its coefficient, or a closure `Fn(log_prob, reference) -> (value,
+/// derivative)`.
 pub trait KlFunction: Send + Sync {
     /// Value, and derivative by `log_prob`.
     fn token(&self, log_prob: f64, reference: f64) -> (f64, f64);
@@ -94,15 +86,9 @@ impl<F: Fn(f64, f64) -> (f64, f64) + Send + Sync> KlFunction for F {
     }
 }
 
-impl From<KlForm> for Kl {
-    fn from(form: KlForm) -> Self {
-        Kl { form, ..Kl::default() }
-    }
-}
-
-impl KlForm {
-    /// Value and derivative by d.
-    fn of(self, d: f64) -> (f64, f64) {
+impl KlFunction for KlForm {
+    fn token(&self, log_prob: f64, reference: f64) -> (f64, f64) {
+        let d = log_prob - reference;
         match self {
             KlForm::K1 => (d, 1.0),
             KlForm::Abs => (d.abs(), if d == 0.0 { 0.0 } else { d.signum() }),
@@ -118,20 +104,43 @@ impl KlForm {
     }
 }
 
-impl KlFunction for Kl {
+/// Straight-through, the gradient is that of k2, whose expectation is the divergence's own: `k2 −
+/// sg(k2) + sg(value)` (verl's `k1+`, `k3+`, `abs+`).
+impl KlFunction for KlLoss {
     fn token(&self, log_prob: f64, reference: f64) -> (f64, f64) {
-        let d = log_prob - reference;
-        let (mut value, mut slope) = self.form.of(d);
-        if self.straight_through {
-            slope = d;
-        }
-        if let Some(most) = self.truncate
-            && value > most
-        {
-            (value, slope) = (most, 0.0);
-        }
+        let (value, slope) = self.estimator.token(log_prob, reference);
+        self.limits.apply(value, if self.straight_through { log_prob - reference } else { slope }, reference)
+    }
+}
+
+impl KlFunction for KlReward {
+    fn token(&self, log_prob: f64, reference: f64) -> (f64, f64) {
+        let (value, slope) = self.estimator.token(log_prob, reference);
+        self.limits.apply(value, slope, reference)
+    }
+}
+
+impl KlLimits {
+    /// Value and derivative within the limits; a truncated value has no derivative.
+    fn apply(&self, value: f64, slope: f64, reference: f64) -> (f64, f64) {
+        let (value, slope) = match self.truncate {
+            Some(most) if value > most => (most, 0.0),
+            _ => (value, slope),
+        };
         let weight = if self.confidence > 0.0 { (reference.exp() / self.confidence).min(1.0) } else { 1.0 };
         (weight * value, weight * slope)
+    }
+}
+
+impl KlReward {
+    /// Next coefficient, after `samples` with a mean divergence of `kl` nats per token: `coef · (1 +
+    /// clip(kl / target − 1, ±0.2) · samples / horizon)`, or `coef` without a target.
+    ///
+    /// Ziegler et al., Fine-Tuning Language Models from Human Preferences, 2019. Equals verl 0.9's
+    /// `AdaptiveKLController`.
+    pub fn next_coef(&self, coef: f64, kl: f64, samples: u64) -> f64 {
+        let error = |target: f64| (kl / target - 1.0).clamp(-0.2, 0.2);
+        self.target.map_or(coef, |target| coef * (1.0 + error(target) * samples as f64 / self.horizon))
     }
 }
 
@@ -149,33 +158,84 @@ pub fn rewards_less_kl(rewards: &[f64], log_probs: &[f64], reference: &[f64], co
     rewards.iter().zip(costs).map(|(reward, (cost, _))| reward - coef * cost).collect()
 }
 
+/// `loss + coef · Σ w · kl(θ, ref)`, for own divergences and for losses without a KL penalty. A
+/// [`PolicyLoss`](super::PolicyLoss) has one, which can be unbiased for off-policy tokens.
+///
+/// ```
+/// use rollflow::algo::{CrossEntropy, Loss, with_kl};
+///
+/// let squared = |own: f64, reference: f64| ((own - reference).powi(2), 2.0 * (own - reference));
+/// let held = with_kl(CrossEntropy, 0.1, squared);
+/// assert_eq!(held.name(), CrossEntropy.name());
+/// ```
+pub fn with_kl(loss: impl Loss, coef: f64, kl: impl KlFunction) -> impl Loss {
+    WithKl { loss, coef, kl }
+}
+
+struct WithKl<L, K> {
+    loss: L,
+    coef: f64,
+    kl: K,
+}
+
+impl<L: Loss, K: KlFunction> Loss for WithKl<L, K> {
+    fn name(&self) -> &str {
+        self.loss.name()
+    }
+
+    fn whole_batch(&self) -> bool {
+        self.loss.whole_batch()
+    }
+
+    fn evaluate(&self, inputs: &LossInputs) -> Result<LossOutput, LossError> {
+        let missing = LossError::Missing { loss: "a KL term", column: "reference log-probabilities", why: "its divergence" };
+        let terms = kl_per_token(inputs.log_probs, inputs.reference.ok_or(missing)?, &self.kl);
+        let mut output = self.loss.evaluate(inputs)?;
+        for (t, weight) in inputs.weights.iter().enumerate() {
+            output.loss += weight * self.coef * terms[t].0;
+            output.grad[t] += weight * self.coef * terms[t].1;
+        }
+        output.metrics.kl_sum += terms.iter().map(|(value, _)| value).sum::<f64>();
+        output.metrics.kl_coef = Some(self.coef);
+        Ok(output)
+    }
+}
+
+/// Divergence of each trained token from the reference; `None` if a policy did not score the
+/// sample.
+pub fn token_kl(sample: &Sample, kl: &dyn KlFunction) -> Option<Vec<f64>> {
+    let len = sample.tokens.len();
+    if len == 0 || [&sample.log_probs, &sample.ref_log_probs, &sample.loss_mask].iter().any(|column| column.len() != len) {
+        return None;
+    }
+    let columns = sample.loss_mask.iter().zip(sample.log_probs.iter().zip(&sample.ref_log_probs)).skip(1);
+    let trained = columns.filter(|(mask, _)| **mask > 0.0);
+    Some(trained.map(|(_, (own, reference))| kl.token(f64::from(*own), f64::from(*reference)).0).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::algo::CrossEntropy;
     use proptest::prelude::*;
 
     const FORMS: [KlForm; 5] = [KlForm::K1, KlForm::Abs, KlForm::K2, KlForm::K3, KlForm::LowVariance];
 
-    #[test]
-    fn equal_policies_do_not_diverge() {
-        for form in FORMS {
-            assert_eq!(Kl::from(form).token(-1.5, -1.5).0, 0.0, "{form:?}");
-        }
+    fn limited(estimator: KlForm, truncate: Option<f64>, confidence: f64) -> KlLoss {
+        KlLoss { estimator, limits: KlLimits { truncate, confidence }, ..KlLoss::default() }
     }
 
     #[test]
     fn extremes_stay_finite_and_stop_pulling_where_they_are_cut() {
-        let low_variance = Kl::from(KlForm::LowVariance);
-        assert_eq!([-1e3, -30.0, 1e3].map(|d| low_variance.token(d, 0.0)), [(10.0, 0.0); 3]);
-        let truncated = Kl { truncate: Some(0.5), ..Kl::from(KlForm::K1) };
-        assert_eq!([truncated.token(2.0, 0.0), truncated.token(0.25, 0.0)], [(0.5, 0.0), (0.25, 1.0)]);
-        assert_eq!(truncated.token(-2.0, 0.0), (-2.0, 1.0));
+        assert_eq!([-1e3, -30.0, 1e3].map(|d| KlForm::LowVariance.token(d, 0.0)), [(10.0, 0.0); 3]);
+        let truncated = limited(KlForm::K1, Some(0.5), 0.0);
+        assert_eq!([2.0, 0.25, -2.0].map(|d| truncated.token(d, 0.0)), [(0.5, 0.0), (0.25, 1.0), (-2.0, 1.0)]);
     }
 
     #[test]
     fn a_reference_that_hardly_knows_the_token_has_little_to_say() {
-        let adaptive = Kl { confidence: 0.5, ..Kl::from(KlForm::K1) };
-        assert_eq!(adaptive.token(0.0, 0.6f64.ln()), Kl::from(KlForm::K1).token(0.0, 0.6f64.ln()));
+        let adaptive = limited(KlForm::K1, None, 0.5);
+        assert_eq!(adaptive.token(0.0, 0.6f64.ln()), KlForm::K1.token(0.0, 0.6f64.ln()));
         let (value, slope) = adaptive.token(0.0, 0.05f64.ln());
         assert!((value + 0.1 * 0.05f64.ln()).abs() < 1e-12 && (slope - 0.1).abs() < 1e-12);
     }
@@ -183,9 +243,42 @@ mod tests {
     #[test]
     fn a_closure_measures_too_and_rewards_pay_for_distance() {
         let squared = |own: f64, other: f64| ((own - other).powi(2), 2.0 * (own - other));
-        let terms = kl_per_token(&[1.0, 2.0], &[0.0, 0.0], &squared);
-        assert_eq!(terms, [(1.0, 2.0), (4.0, 4.0)]);
+        assert_eq!(kl_per_token(&[1.0, 2.0], &[0.0, 0.0], &squared), [(1.0, 2.0), (4.0, 4.0)]);
         assert_eq!(rewards_less_kl(&[0.0, 1.0], &[1.0, 2.0], &[0.0; 2], 0.5, &squared), [-0.5, -1.0]);
+    }
+
+    #[test]
+    fn a_closure_pulls_on_any_loss_and_needs_a_reference() {
+        let held = with_kl(CrossEntropy, 0.5, |own: f64, other: f64| (own - other, 1.0));
+        let inputs = LossInputs { log_probs: &[-1.0, -2.0], weights: &[0.25, 0.75], ..LossInputs::default() };
+        let plain = CrossEntropy.evaluate(&inputs).unwrap();
+        let output = held.evaluate(&LossInputs { reference: Some(&[-3.0, -2.0]), ..inputs }).unwrap();
+        assert_eq!(output.loss, plain.loss + 0.25 * 0.5 * 2.0);
+        assert_eq!(output.grad, [plain.grad[0] + 0.125, plain.grad[1] + 0.375]);
+        assert_eq!((output.metrics.kl(), output.metrics.kl_coef), (1.0, Some(0.5)));
+        assert!(held.evaluate(&inputs).unwrap_err().to_string().contains("reference log-probabilities"));
+        assert!(!held.ignores_zero_advantage());
+    }
+
+    #[test]
+    fn masked_tokens_and_the_prompt_cost_nothing() {
+        let sample = Sample {
+            tokens: vec![1, 2, 3, 4],
+            loss_mask: vec![0.0, 1.0, 0.0, 1.0],
+            log_probs: vec![0.0, -1.0, -9.0, -2.0],
+            ref_log_probs: vec![0.0, -2.0, 0.0, -2.5],
+            ..Sample::default()
+        };
+        assert_eq!(token_kl(&sample, &KlForm::K1), Some(vec![1.0, 0.5]));
+        assert_eq!(token_kl(&Sample { ref_log_probs: Vec::new(), ..sample }, &KlForm::K1), None);
+    }
+
+    #[test]
+    fn the_coefficient_rises_above_the_target_falls_below_and_rests_on_it() {
+        let control = KlReward { target: Some(6.0), horizon: 100.0, ..KlReward::default() };
+        let next = [(0.2, 6.0, 50), (0.5, 60.0, 100), (0.5, 0.0, 100)].map(|(coef, kl, n)| control.next_coef(coef, kl, n));
+        assert_eq!(next, [0.2, 0.6, 0.4]);
+        assert_eq!(KlReward::default().next_coef(0.5, 60.0, 100), 0.5);
     }
 
     #[test]
@@ -193,20 +286,21 @@ mod tests {
         // The exact expectation under a policy of three tokens; the gradient with respect to its logits is Σ_x p_x k(x) ∇log p_x.
         let (policy, reference) = ([0.5f64, 0.3, 0.2], [0.2f64, 0.5, 0.3]);
         let exact: f64 = policy.iter().zip(&reference).map(|(p, q)| p * (p / q).ln()).sum();
-        let expected = |form: KlForm| -> f64 {
-            policy.iter().zip(&reference).map(|(p, q)| p * Kl::from(form).token(p.ln(), q.ln()).0).sum()
-        };
+        let expected =
+            |form: KlForm| -> f64 { policy.iter().zip(&reference).map(|(p, q)| p * form.token(p.ln(), q.ln()).0).sum() };
         assert!((expected(KlForm::K1) - exact).abs() < 1e-12 && (expected(KlForm::K3) - exact).abs() < 1e-12);
         for logit in 0..3 {
             let score = |x: usize| f64::from(u8::from(x == logit)) - policy[logit];
-            let gradient =
-                |kl: Kl| -> f64 { (0..3).map(|x| policy[x] * kl.token(policy[x].ln(), reference[x].ln()).1 * score(x)).sum() };
+            let gradient = |kl: &dyn KlFunction| -> f64 {
+                (0..3).map(|x| policy[x] * kl.token(policy[x].ln(), reference[x].ln()).1 * score(x)).sum()
+            };
             let exact: f64 = (0..3).map(|x| policy[x] * ((policy[x] / reference[x]).ln() + 1.0) * score(x)).sum();
-            assert!((gradient(Kl::from(KlForm::K2)) - exact).abs() < 1e-12);
-            for form in [KlForm::K1, KlForm::Abs, KlForm::K3] {
-                assert!((gradient(Kl { straight_through: true, ..Kl::from(form) }) - exact).abs() < 1e-12, "{form:?}+");
+            assert!((gradient(&KlForm::K2) - exact).abs() < 1e-12);
+            for estimator in [KlForm::K1, KlForm::Abs, KlForm::K3] {
+                let straight_through = KlLoss { estimator, straight_through: true, ..KlLoss::default() };
+                assert!((gradient(&straight_through) - exact).abs() < 1e-12, "{estimator:?}+");
             }
-            assert!(gradient(Kl::from(KlForm::K1)).abs() < 1e-12, "k1's gradient vanishes on policy");
+            assert!(gradient(&KlForm::K1).abs() < 1e-12, "k1's gradient vanishes on policy");
         }
     }
 
@@ -216,14 +310,21 @@ mod tests {
             const STEP: f64 = 1e-6;
             prop_assume!((own - other).abs() > 1e-3);
             for form in FORMS {
-                let kl = Kl { form, truncate, confidence, straight_through: false };
+                prop_assert_eq!(form.token(own, own).0, 0.0, "equal policies do not diverge");
+                let kl = limited(form, truncate, confidence);
                 let at = |own: f64| kl.token(own, other);
-                let near_a_bend = [truncate, Some(10.0)].into_iter().flatten().any(|bend| (form.of(own - other).0 - bend).abs() < 1e-3);
+                let near_a_bend = [truncate, Some(10.0)].into_iter().flatten().any(|bend| (form.token(own, other).0 - bend).abs() < 1e-3);
                 if !near_a_bend {
                     let difference = (at(own + STEP).0 - at(own - STEP).0) / (2.0 * STEP);
                     prop_assert!((at(own).1 - difference).abs() < 1e-5 * difference.abs().max(1.0), "{kl:?}: {} {difference}", at(own).1);
                 }
             }
+        }
+
+        #[test]
+        fn the_coefficient_stays_positive_and_moves_by_a_fifth_a_horizon(coef in 1e-6f64..10.0, kl in 0.0f64..1e6, samples in 0u64..1000) {
+            let next = KlReward { target: Some(1.0), horizon: 1000.0, ..KlReward::default() }.next_coef(coef, kl, samples);
+            prop_assert!(next > 0.0 && (next / coef - 1.0).abs() <= 0.2 + 1e-12);
         }
     }
 }

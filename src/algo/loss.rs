@@ -10,7 +10,7 @@ use std::ops::Range;
 use super::correction::CorrectionMetrics;
 
 /// The packed trained tokens of whole sequences. Every slice has one entry per token.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct LossInputs<'a> {
     /// θ: log-probabilities under the trained weights. For the loss of a critic or a reward model
     /// these are scores: the model's output at each trained token's row. Derivatives are by these.
@@ -24,6 +24,9 @@ pub struct LossInputs<'a> {
     /// Importance weights, proximal over behaviour: a factor on each token's policy term, constant
     /// for the gradient. 0 drops the token.
     pub importance: Option<&'a [f64]>,
+    /// `log Σ_v p_v²` of the distribution at each token, which
+    /// [`Preference::weigh`](super::Preference::weigh) needs.
+    pub log_sum_squares: Option<&'a [f64]>,
     /// Entropy of the distribution at each token.
     pub entropies: &'a [f64],
     /// A: advantages.
@@ -93,6 +96,10 @@ pub struct PairMetrics {
     pub right: usize,
     /// Sum of score margins, chosen − rejected.
     pub margin_sum: f64,
+    /// Sums of scores, chosen and rejected.
+    pub score_sums: [f64; 2],
+    /// Sums of the completions' log-probabilities, chosen and rejected; 0 for a reward model.
+    pub log_prob_sums: [f64; 2],
 }
 
 impl PairMetrics {
@@ -102,6 +109,8 @@ impl PairMetrics {
             pairs: seen.pairs + 1,
             right: seen.right + usize::from(chosen > rejected),
             margin_sum: seen.margin_sum + chosen - rejected,
+            score_sums: [seen.score_sums[0] + chosen, seen.score_sums[1] + rejected],
+            ..seen
         })
     }
 
@@ -110,6 +119,10 @@ impl PairMetrics {
         self.pairs += other.pairs;
         self.right += other.right;
         self.margin_sum += other.margin_sum;
+        for side in 0..2 {
+            self.score_sums[side] += other.score_sums[side];
+            self.log_prob_sums[side] += other.log_prob_sums[side];
+        }
     }
 
     /// Share of pairs whose chosen completion has the higher score.
@@ -216,7 +229,20 @@ pub enum LossError {
     Custom(String),
 }
 
+impl LossError {
+    pub(super) fn settings(loss: &'static str, setting: &str, why: &str) -> Self {
+        LossError::Settings { loss, setting: setting.to_owned(), why: why.to_owned() }
+    }
+}
+
 impl LossOutput {
+    /// A loss without an entropy term and its derivative, one entry per token. The metrics count the
+    /// tokens and hold the loss as `policy_loss`.
+    pub fn new(loss: f64, grad: Vec<f64>) -> Self {
+        let metrics = LossMetrics { tokens: grad.len(), policy_loss: loss, ..LossMetrics::default() };
+        LossOutput { loss, grad, entropy_grad: None, metrics }
+    }
+
     /// Returns an error unless there is one derivative per token.
     pub(crate) fn aligned(self, loss: &str, expected: usize) -> Result<Self, LossError> {
         let columns = [("grad", Some(self.grad.len())), ("entropy_grad", self.entropy_grad.as_ref().map(Vec::len))];

@@ -16,12 +16,9 @@ pub mod filters;
 mod gap;
 mod gap_limits;
 mod kl;
-mod kl_control;
-mod kl_term;
 mod logits;
 mod loss;
 mod masked;
-mod off_policy;
 mod pairs;
 mod policy_loss;
 mod preference;
@@ -42,23 +39,20 @@ pub use advantages::{
 };
 pub use aggregation::{Aggregation, BatchSize};
 pub use correction::{
-    Bound, Correction, Divergence, IcePop, Importance, ImportanceChoice, Level, MaskedIs, Over, Rejection, Spread, TruncatedIs,
+    Divergence, IcePop, Importance, ImportanceChoice, Level, MaskedIs, OffPolicy, Over, Proximal, Rejection, Spread, TruncatedIs,
 };
 pub use gap::{ComparedToken, LogProbGap};
 pub use gap_limits::GapLimits;
 pub(crate) use gap_limits::{GapDiagnosis, GapVerdict};
-pub use kl::{Kl, KlForm, KlFunction, KlLimits, KlLoss, kl_per_token, rewards_less_kl};
-pub use kl_control::{AdaptiveKl, KlReward};
-pub use kl_term::{WithKl, token_kl};
+pub use kl::{KlForm, KlFunction, KlLimits, KlLoss, KlReward, kl_per_token, rewards_less_kl, token_kl, with_kl};
 pub use logits::{entropy, log_softmax_at};
 pub use loss::{Loss, LossError, LossInputs, LossMetrics, LossOutput, PairMetrics};
 pub use masked::{masked_mean, masked_sum, masked_variance, whiten};
 pub use math_answers::is_correct;
-pub use off_policy::{OffPolicy, Proximal};
 pub(crate) use pairs::PairSelector;
 pub use pairs::{PairOf, Pairs, Select, all_pairs, best_against_worst, first_against_second, random_pair};
 pub use policy_loss::{Cispo, Dapo, Grpo, Gspo, LossChoice, PolicyLoss};
-pub use preference::{Dpo, PairInputs, PairLoss, PairOutput, PairwiseLoss, Preference, ScoreDivergence};
+pub use preference::{Dpo, PairLoss, Preference, ScoreDivergence};
 pub(crate) use probe::{Disagreement, compare as compare_log_probs};
 pub use reward_model::{BradleyTerry, pairwise_reward};
 pub use schedule::{Decay, Schedule};

@@ -1,7 +1,7 @@
 //! Loss of a reward model: the better of two completions should have the higher score.
 
 use super::preference::{log_sigmoid, sigmoid};
-use super::{Loss, LossError, LossInputs, LossMetrics, LossOutput, PairMetrics};
+use super::{Loss, LossError, LossInputs, LossOutput, PairMetrics};
 
 /// A loss of pairs of scores, with its derivatives.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -73,14 +73,10 @@ impl Loss for BradleyTerry {
         let column = |of: usize| scores.iter().skip(of).step_by(2).copied().collect::<Vec<f64>>();
         let (chosen, rejected) = (column(0), column(1));
         let judged = pairwise_reward(&chosen, &rejected, None, self.center, of / 2);
-        let metrics = LossMetrics {
-            tokens: scores.len(),
-            policy_loss: judged.loss,
-            pairs: PairMetrics::of(chosen.iter().copied().zip(rejected)),
-            ..LossMetrics::default()
-        };
         let grad = judged.chosen.iter().zip(&judged.rejected).flat_map(|(won, lost)| [*won, *lost]).collect();
-        Ok(LossOutput { loss: judged.loss, grad, entropy_grad: None, metrics })
+        let mut output = LossOutput::new(judged.loss, grad);
+        output.metrics.pairs = PairMetrics::of(chosen.into_iter().zip(rejected));
+        Ok(output)
     }
 }
 
@@ -100,18 +96,8 @@ mod tests {
     fn answers_of_a_batch_are_paired_as_they_come_and_what_is_no_pair_is_refused() {
         let scores = [2.0, 1.0, -1.0, 0.5];
         let (weights, sequences) = ([0.25; 4], [0..1, 1..2, 2..3, 3..4]);
-        let inputs = LossInputs {
-            log_probs: &scores,
-            behaviour: None,
-            proximal: None,
-            reference: None,
-            importance: None,
-            entropies: &[0.0; 4],
-            advantages: &[f64::NAN; 4],
-            weights: &weights,
-            sequences: &sequences,
-            batch_tokens: 4,
-        };
+        let inputs =
+            LossInputs { log_probs: &scores, weights: &weights, sequences: &sequences, batch_tokens: 4, ..LossInputs::default() };
         let output = BradleyTerry::default().evaluate(&inputs).unwrap();
         let expected = pairwise_reward(&[2.0, -1.0], &[1.0, 0.5], None, 0.0, 2);
         assert_eq!((output.loss, output.grad[1], output.grad[2]), (expected.loss, expected.rejected[0], expected.chosen[1]));

@@ -1,6 +1,6 @@
 //! Supervised fine-tuning: cross-entropy of the given tokens.
 
-use super::{Loss, LossError, LossInputs, LossMetrics, LossOutput, log_softmax_at};
+use super::{Loss, LossError, LossInputs, LossOutput, log_softmax_at};
 
 /// `−Σ w θ`: with token-mean weights the mean negative log-likelihood over trained tokens (TRL's
 /// SFT `nll`). Derivative: `−w`.
@@ -13,19 +13,14 @@ impl Loss for CrossEntropy {
     }
 
     fn evaluate(&self, inputs: &LossInputs) -> Result<LossOutput, LossError> {
-        let loss = nll(inputs);
-        let grad = inputs.weights.iter().map(|weight| -weight).collect();
-        let metrics = imitating(inputs, loss);
-        Ok(LossOutput { loss, grad, entropy_grad: None, metrics })
+        let mut output = LossOutput::new(nll(inputs), inputs.weights.iter().map(|weight| -weight).collect());
+        output.metrics.nll = Some(output.loss);
+        Ok(output)
     }
 }
 
 fn nll(inputs: &LossInputs) -> f64 {
     -inputs.log_probs.iter().zip(inputs.weights).map(|(log_prob, weight)| log_prob * weight).sum::<f64>()
-}
-
-fn imitating(inputs: &LossInputs, loss: f64) -> LossMetrics {
-    LossMetrics { tokens: inputs.log_probs.len(), policy_loss: loss, nll: Some(nll(inputs)), ..Default::default() }
 }
 
 /// `−Σ w sg(e^θ) θ`: cross-entropy with tokens weighted by their own probability (dynamic
@@ -42,8 +37,9 @@ impl Loss for DynamicFineTuning {
         let slope = |(log_prob, weight): (&f64, &f64)| -weight * log_prob.exp();
         let grad: Vec<f64> = inputs.log_probs.iter().zip(inputs.weights).map(slope).collect();
         let loss = grad.iter().zip(inputs.log_probs).map(|(grad, log_prob)| grad * log_prob).sum();
-        let metrics = imitating(inputs, loss);
-        Ok(LossOutput { loss, grad, entropy_grad: None, metrics })
+        let mut output = LossOutput::new(loss, grad);
+        output.metrics.nll = Some(nll(inputs));
+        Ok(output)
     }
 }
 

@@ -2,9 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::advantages::AdvantageError;
-use super::advantages::aligned;
-use super::{Loss, LossError, LossInputs, LossMetrics, LossOutput};
+use super::advantages::{AdvantageError, aligned};
+use super::{Loss, LossError, LossInputs, LossOutput};
 
 /// A value loss, its derivative, and the clipped tokens.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -74,14 +73,10 @@ impl Loss for ValueLoss {
         let LossInputs { log_probs: values, advantages: returns, weights, .. } = *inputs;
         let old = inputs.anchor();
         let of = value_loss(values, old, returns, weights, self.clip).map_err(|error| LossError::Custom(error.to_string()))?;
-        let metrics = LossMetrics {
-            tokens: values.len(),
-            clipped_low: of.clipped.iter().filter(|t| values[**t] < old[**t]).count(),
-            clipped_high: of.clipped.iter().filter(|t| values[**t] > old[**t]).count(),
-            policy_loss: of.loss,
-            ..LossMetrics::default()
-        };
-        Ok(LossOutput { loss: of.loss, grad: of.grad, entropy_grad: None, metrics })
+        let mut output = LossOutput::new(of.loss, of.grad);
+        output.metrics.clipped_low = of.clipped.iter().filter(|t| values[**t] < old[**t]).count();
+        output.metrics.clipped_high = of.clipped.iter().filter(|t| values[**t] > old[**t]).count();
+        Ok(output)
     }
 }
 
@@ -114,22 +109,14 @@ mod tests {
     fn a_critic_learns_returns_from_its_old_values_and_parts_add_up() {
         let (values, old, returns) = ([0.9, -0.9, 0.1], [0.0; 3], [1.0, -1.0, 1.0]);
         let inputs = |of: std::ops::Range<usize>| {
-            let loss = ValueLoss { clip: Some(0.2) };
-            let sequence = 0..of.len();
-            let (entropies, weights) = ([0.0; 3], [0.5, 0.25, 0.25]);
-            loss.evaluate(&LossInputs {
+            let inputs = LossInputs {
                 log_probs: &values[of.clone()],
                 behaviour: Some(&old[of.clone()]),
-                proximal: None,
-                reference: None,
-                importance: None,
-                entropies: &entropies[of.clone()],
                 advantages: &returns[of.clone()],
-                weights: &weights[of],
-                sequences: std::slice::from_ref(&sequence),
-                batch_tokens: 3,
-            })
-            .unwrap()
+                weights: &[0.5, 0.25, 0.25][of],
+                ..LossInputs::default()
+            };
+            ValueLoss { clip: Some(0.2) }.evaluate(&inputs).unwrap()
         };
         let whole = inputs(0..3);
         assert_eq!((whole.metrics.clipped_low, whole.metrics.clipped_high, whole.metrics.tokens), (1, 1, 3));
@@ -146,19 +133,7 @@ mod tests {
             const STEP: f64 = 1e-6;
             let column = |of: fn(&(f64, f64, f64, f64)) -> f64| tokens.iter().map(of).collect::<Vec<f64>>();
             let (values, old, returns, weights) = (column(|t| t.0), column(|t| t.1), column(|t| t.2), column(|t| t.3));
-            let (entropies, sequence) = (vec![0.0; values.len()], 0..values.len());
-            let loss = |values: &[f64]| ValueLoss { clip }.evaluate(&LossInputs {
-                log_probs: values,
-                behaviour: Some(&old),
-                proximal: None,
-                reference: None,
-                importance: None,
-                entropies: &entropies,
-                advantages: &returns,
-                weights: &weights,
-                sequences: std::slice::from_ref(&sequence),
-                batch_tokens: values.len(),
-            }).unwrap();
+            let loss = |values: &[f64]| value_loss(values, &old, &returns, &weights, clip).unwrap();
             let grad = loss(&values).grad;
             for t in 0..values.len() {
                 let clip = clip.unwrap_or(f64::INFINITY);

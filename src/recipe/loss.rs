@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::plan::{Pipeline, Plan};
 use super::train::Train;
 use crate::algo::{
-    Aggregation, Correction, Loss, LossChoice, LossError, OffPolicy, PolicyLoss, Select, all_pairs, best_against_worst,
-    first_against_second, random_pair,
+    Aggregation, Loss, LossChoice, LossError, OffPolicy, PolicyLoss, Select, all_pairs, best_against_worst, first_against_second,
+    random_pair,
 };
 use crate::stages::pairs::Pairing;
 use crate::stages::train::RewardKl;
@@ -18,7 +18,7 @@ impl Train {
             LossChoice::Custom(_) => None,
             LossChoice::Dpo(of) => {
                 let pairs = of.loss();
-                Some(pairs.preference.check().map(|()| Arc::new(pairs) as Arc<dyn Loss>))
+                Some(pairs.check().map(|()| Arc::new(pairs) as Arc<dyn Loss>))
             }
             _ => {
                 let policy = self.policy_loss();
@@ -41,19 +41,12 @@ impl Train {
 
     /// Correction of off-policy tokens.
     pub fn off_policy(&self) -> OffPolicy {
-        let correction = Correction { weigh: self.correction.importance(), reject: self.reject.clone() };
-        OffPolicy { proximal: self.centre(), correction }
+        OffPolicy { proximal: self.centre(), weigh: self.correction.importance(), reject: self.reject.clone() }
     }
 
     /// KL penalty in the reward, if any.
     pub fn reward_kl(&self) -> Option<RewardKl> {
-        self.kl_reward.as_ref().map(|of| {
-            let kl = RewardKl::new(of.beta, of.limits.of(of.estimator));
-            match of.control() {
-                Some(control) => kl.adaptive(control),
-                None => kl,
-            }
-        })
+        self.kl_reward.clone().map(RewardKl::from)
     }
 }
 
@@ -128,7 +121,7 @@ mod tests {
         let penalty = "beta = 0.2, estimator = 'k2', unbiased = false, truncate = 3";
         let train = plan(&format!("reference.kind = 'ema'\ntrain.kl_loss = {{ {penalty} }}")).train;
         let of = train.policy_loss().kl_loss.unwrap();
-        assert_eq!((of.beta, of.unbiased, of.kl().truncate, of.kl().form), (0.2, false, Some(3.0), KlForm::K2));
+        assert_eq!((of.beta, of.unbiased, of.limits.truncate, of.estimator), (0.2, false, Some(3.0), KlForm::K2));
         let ignores = |train: &crate::recipe::train::Train| train.library_loss().unwrap().unwrap().ignores_zero_advantage();
         assert!(!ignores(&train) && ignores(&plan("").train));
     }

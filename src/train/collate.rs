@@ -396,6 +396,7 @@ impl PackedColumns {
             // All tokens or none, so that no loss mistakes a part for the whole.
             reference: self.reference.iter().all(|value| !value.is_nan()).then_some(&self.reference),
             importance: anchors.importance.as_deref(),
+            log_sum_squares: None,
             entropies,
             advantages: &self.advantages,
             weights: &self.weights,
@@ -406,7 +407,7 @@ impl PackedColumns {
         let panicked = |message| LossError::Panicked { loss: loss.name().to_owned(), message };
         let output = caught(|| loss.evaluate(&inputs)).map_err(panicked)??;
         let mut output = output.aligned(loss.name(), log_probs.len())?;
-        output.metrics.correction = anchors.metrics.unwrap_or_default();
+        output.metrics.correction = anchors.metrics;
         Ok(output)
     }
 }

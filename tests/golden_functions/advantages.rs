@@ -123,8 +123,7 @@ pub fn rewards(case: &Case) -> Result<(), String> {
     case.only("inputs", &["token_level_scores", "old_log_prob", "ref_log_prob", "kl_ratio"])?;
     let [scores, own, reference] = ["token_level_scores", "old_log_prob", "ref_log_prob"].map(|name| case.needed(name));
     let coef = case.value["inputs"]["kl_ratio"].as_f64().ok_or("kl_ratio is missing")?;
-    let k1 = rollflow::algo::Kl::from(KlForm::K1);
-    let found = rewards_less_kl(&scores?.data, &own?.data, &reference?.data, coef, &k1);
+    let found = rewards_less_kl(&scores?.data, &own?.data, &reference?.data, coef, &KlForm::K1);
     case.close("rewards", &found, &tensor(&case.value["expected"]))
 }
 

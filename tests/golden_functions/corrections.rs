@@ -1,6 +1,6 @@
 //! TRL's and verl's corrections for tokens of another policy: importance weights, rejection masks, and their metrics.
 
-use rollflow::algo::{Bound, ComparedToken, Correction, Divergence, Importance, Level, LogProbGap, Over, Rejection, Spread};
+use rollflow::algo::{ComparedToken, Divergence, Importance, Level, LogProbGap, OffPolicy, Over, Rejection, Spread};
 use serde_json::Value;
 
 use crate::case::{Case, Tensor};
@@ -13,19 +13,20 @@ pub fn trl(case: &Case) -> Result<(), String> {
     let max = config["clip_max"].as_f64().ok_or("clip_max is missing")?;
     let min = config["clip_min"].as_f64();
     let mode = config["vllm_importance_sampling_mode"].as_str().ok_or("the mode is missing")?;
-    let (level, bound) = match mode {
-        "token_truncate" => (Level::Token, Bound::Truncate { min, max }),
-        "token_mask" => (Level::Token, Bound::Mask { min, max }),
-        "sequence_truncate" => (Level::Sequence, Bound::Truncate { min, max }),
-        "sequence_mask" => (Level::Sequence, Bound::Mask { min, max }),
+    let (level, mask) = match mode {
+        "token_truncate" => (Level::Token, false),
+        "token_mask" => (Level::Token, true),
+        "sequence_truncate" => (Level::Sequence, false),
+        "sequence_mask" => (Level::Sequence, true),
         mode => return Err(format!("{mode} is unknown")),
     };
     let packing = Packing::new(&case.expected("completion_mask")?);
     let trainer = packing.pack(&case.needed("old_per_token_logps")?);
     let sampled = packing.pack(&case.expected("sampling_per_token_logps")?);
     let behaviour: Vec<f64> = sampled.iter().zip(&trainer).map(|(b, own)| if b.is_nan() { *own } else { *b }).collect();
-    let correction = Correction { weigh: Some(Importance { level, bound, normalize: false }), reject: Vec::new() };
-    let (factors, metrics) = correction.apply(&trainer, &trainer, &behaviour, &packing.sequences);
+    let weigh = Some(Importance { level, min, max, mask, normalize: false });
+    let correction = OffPolicy { weigh, ..OffPolicy::default() };
+    let (factors, metrics) = correction.factors(&trainer, &trainer, &behaviour, &packing.sequences);
 
     let expected = case.expected("importance_sampling_ratio")?;
     let found = match level {
@@ -44,7 +45,7 @@ pub fn trl(case: &Case) -> Result<(), String> {
             "sampling/importance_sampling_ratio/min" => weights.iter().copied().fold(f64::INFINITY, f64::min),
             "sampling/importance_sampling_ratio/max" => weights.iter().copied().fold(f64::NEG_INFINITY, f64::max),
             "sampling/importance_sampling_ratio/mean" if level == Level::Token => metrics.weights.mean(),
-            "sampling/importance_sampling_ratio/mean" => metrics.weights.sequence_mean(),
+            "sampling/importance_sampling_ratio/mean" => metrics.weights.sequences.mean(),
             // What the rewards were is `trl_grpo_advantages`'s matter.
             name if name.starts_with("reward") || name == "frac_reward_zero_std" => continue,
             name => return Err(format!("metric {name} is unknown")),
@@ -63,27 +64,25 @@ pub fn weights(case: &Case) -> Result<(), String> {
         Some("sequence") => Level::Sequence,
         level => return Err(format!("level {level:?} is unknown")),
     };
-    let bound = match threshold(&inputs["rollout_is_threshold"])? {
-        (Some(min), max) => Bound::Mask { min: Some(min), max },
-        (None, max) => Bound::Truncate { min: None, max },
-    };
+    let (min, max) = threshold(&inputs["rollout_is_threshold"])?;
     let normalize = inputs["rollout_is_batch_normalize"] == true;
-    let correction = Correction { weigh: Some(Importance { level, bound, normalize }), reject: Vec::new() };
+    let weigh = Some(Importance { level, min, max, mask: min.is_some(), normalize });
+    let correction = OffPolicy { weigh, ..OffPolicy::default() };
     let packing = Packing::new(&case.needed("response_mask")?);
     let log_ratios = packing.pack(&case.needed("log_ratio")?);
     let on_policy = vec![0.0; log_ratios.len()];
-    let (factors, metrics) = correction.apply(&log_ratios, &log_ratios, &on_policy, &packing.sequences);
+    let (factors, metrics) = correction.factors(&log_ratios, &log_ratios, &on_policy, &packing.sequences);
     case.close("weights", &packing.unpack(&factors), &case.expected("weights")?)?;
     let seen = &metrics.weights;
     for (name, expected) in case.value["expected"]["metrics"].as_object().into_iter().flatten() {
         let of = name.strip_prefix("rollout_is_").unwrap_or(name);
         let actual = match of {
-            "ratio_fraction_high" => seen.high(),
-            "ratio_fraction_low" => seen.low(),
+            "ratio_fraction_high" => seen.units.high(),
+            "ratio_fraction_low" => seen.units.low(),
             "eff_sample_size" => seen.effective_sample_share(),
             "oob_ratio" => metrics.dropped_token_share(),
             "batch_norm_factor" if level == Level::Token => seen.mean(),
-            "batch_norm_factor" => seen.sequence_mean(),
+            "batch_norm_factor" => seen.sequences.mean(),
             of => spread(seen, of, 1.0)?,
         };
         case.close_number(name, actual, expected.as_f64().unwrap_or(f64::NAN))?;
@@ -111,11 +110,11 @@ pub fn rejection(case: &Case) -> Result<(), String> {
         divergence => return Err(format!("{divergence} is unknown")),
     };
     let (min, max) = threshold(&inputs["rollout_rs_threshold"])?;
-    let correction = Correction { weigh: None, reject: vec![Rejection { divergence, over, min, max }] };
+    let correction = OffPolicy { reject: vec![Rejection { divergence, over, min, max }], ..OffPolicy::default() };
     let packing = Packing::new(&case.needed("response_mask")?);
     let log_ratios = packing.pack(&case.needed("log_ratio")?);
     let on_policy = vec![0.0; log_ratios.len()];
-    let (factors, metrics) = correction.apply(&log_ratios, &log_ratios, &on_policy, &packing.sequences);
+    let (factors, metrics) = correction.factors(&log_ratios, &log_ratios, &on_policy, &packing.sequences);
     case.close("mask", &packing.unpack(&factors), &case.expected("mask")?)?;
     let own = format!("rollout_rs_{mode}_");
     for (name, expected) in case.value["expected"]["metrics"].as_object().into_iter().flatten() {
@@ -124,8 +123,8 @@ pub fn rejection(case: &Case) -> Result<(), String> {
         let actual = match of {
             "masked_fraction" => metrics.dropped_token_share(),
             "seq_masked_fraction" => metrics.dropped_sequence_share(),
-            "fraction_high" => metrics.rejections[0].high(),
-            "fraction_low" => metrics.rejections[0].low(),
+            "fraction_high" => metrics.rejections[0].units.high(),
+            "fraction_low" => metrics.rejections[0].units.low(),
             of => spread(&metrics.rejections[0], of, 0.0)?,
         };
         case.close_number(name, actual, expected.as_f64().unwrap_or(f64::NAN))?;
@@ -180,16 +179,16 @@ fn threshold(value: &Value) -> Result<(Option<f64>, f64), String> {
 fn spread(of: &Spread, name: &str, ideal: f64) -> Result<f64, String> {
     Ok(match name {
         "mean" => of.mean(),
-        "min" => of.min(),
-        "max" => of.max(),
+        "min" => of.units.min,
+        "max" => of.units.max,
         "std" => of.std(),
-        "seq_mean" => of.sequence_mean(),
-        "seq_std" => of.sequence_std(),
-        "seq_min" => of.sequence_min(),
-        "seq_max" => of.sequence_max(),
-        "seq_max_deviation" => (of.sequence_max() - ideal).abs().max((of.sequence_min() - ideal).abs()),
-        "seq_fraction_high" => of.sequence_high(),
-        "seq_fraction_low" => of.sequence_low(),
+        "seq_mean" => of.sequences.mean(),
+        "seq_std" => of.sequences.std(),
+        "seq_min" => of.sequences.min,
+        "seq_max" => of.sequences.max,
+        "seq_max_deviation" => (of.sequences.max - ideal).abs().max((of.sequences.min - ideal).abs()),
+        "seq_fraction_high" => of.sequences.high(),
+        "seq_fraction_low" => of.sequences.low(),
         name => return Err(format!("metric {name} is unknown")),
     })
 }

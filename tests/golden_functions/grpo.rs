@@ -149,6 +149,7 @@ pub fn loss(case: &Case) -> Result<(), String> {
         weights: &weights,
         sequences: &packing.sequences,
         batch_tokens: packing.kept.len(),
+        ..LossInputs::default()
     };
     let output = loss.evaluate(&inputs).map_err(|error| error.to_string())?;
 

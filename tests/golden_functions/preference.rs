@@ -1,8 +1,8 @@
 //! TRL's losses of pairs: the DPO family, and reward models.
 
-use std::ops::Range;
-
-use rollflow::algo::{PairInputs, PairLoss, PairOutput, Preference, ScoreDivergence, pairwise_reward};
+use rollflow::algo::{
+    Aggregation, BatchSize, Loss, LossInputs, PairLoss, PairMetrics, Preference, ScoreDivergence, pairwise_reward,
+};
 use serde_json::Value;
 
 use crate::case::{Case, Tensor};
@@ -34,36 +34,40 @@ pub fn dpo(case: &Case) -> Result<(), String> {
     let column = |name: &str| case.needed(name).map(|tensor| packing.pack(&tensor));
     let (log_probs, reference) = (column("per_token_logps")?, column("ref_per_token_logps")?);
     let squares = case.input("log_sum_sq_probs").map(|tensor| packing.pack(&tensor));
-    let (chosen, rejected): (&[Range<usize>], &[Range<usize>]) = packing.sequences.split_at(rows / 2);
-    let output = loss
-        .evaluate(&PairInputs {
-            log_probs: &log_probs,
-            reference: &reference,
-            log_sum_squares: squares.as_deref(),
-            chosen,
-            rejected,
-            batch_pairs: rows / 2,
-            batch_chosen_tokens: chosen.iter().map(Range::len).sum(),
-        })
-        .map_err(|error| error.to_string())?;
+    // TRL has all chosen completions before all rejected ones.
+    let (chosen, rejected) = packing.sequences.split_at(rows / 2);
+    let sequences: Vec<_> =
+        chosen.iter().zip(rejected).flat_map(|(chosen, rejected)| [chosen.clone(), rejected.clone()]).collect();
+    let masks: Vec<Vec<f32>> = packing.sequences.iter().map(|at| vec![1.0; at.len()]).collect();
+    let weights = Aggregation::SeqMeanTokenMean.token_weights(&masks, &BatchSize::of(&masks)).concat();
+    let inputs = LossInputs {
+        log_probs: &log_probs,
+        reference: Some(&reference),
+        log_sum_squares: squares.as_deref(),
+        weights: &weights,
+        sequences: &sequences,
+        batch_tokens: log_probs.len(),
+        ..LossInputs::default()
+    };
+    let output = loss.evaluate(&inputs).map_err(|error| error.to_string())?;
     case.close("loss", &[output.loss], &case.expected("loss")?)?;
     case.close("grad_per_token_logps", &packing.unpack(&output.grad), &case.expected("grad_per_token_logps")?)?;
     for (name, expected) in case.value["expected"]["metrics"].as_object().into_iter().flatten() {
-        let actual = metric(name, &output)?;
+        let actual = metric(name, &output.metrics.pairs)?;
         case.close_number(name, actual, expected.as_f64().unwrap_or(f64::NAN))?;
     }
     Ok(())
 }
 
-fn metric(name: &str, output: &PairOutput) -> Result<f64, String> {
-    let mean = |of: &dyn Fn(usize) -> f64| (0..output.rewards.len()).map(of).sum::<f64>() / output.rewards.len() as f64;
+fn metric(name: &str, seen: &PairMetrics) -> Result<f64, String> {
+    let mean = |sum: f64| sum / seen.pairs as f64;
     Ok(match name {
-        "rewards/chosen" => mean(&|at| output.rewards[at].0),
-        "rewards/rejected" => mean(&|at| output.rewards[at].1),
-        "rewards/accuracies" => output.accuracy(),
-        "rewards/margins" => output.margin(),
-        "logps/chosen" => mean(&|at| output.log_probs[at].0),
-        "logps/rejected" => mean(&|at| output.log_probs[at].1),
+        "rewards/chosen" => mean(seen.score_sums[0]),
+        "rewards/rejected" => mean(seen.score_sums[1]),
+        "rewards/accuracies" => seen.accuracy(),
+        "rewards/margins" => seen.margin(),
+        "logps/chosen" => mean(seen.log_prob_sums[0]),
+        "logps/rejected" => mean(seen.log_prob_sums[1]),
         name => return Err(format!("metric {name} is unknown")),
     })
 }
@@ -116,6 +120,7 @@ fn composed(case: &Case) -> Result<Preference, String> {
         divergence,
         tail_weight: number("ld_alpha"),
         weigh: config["use_weighting"] == true,
+        reference_free: false,
     })
 }
 

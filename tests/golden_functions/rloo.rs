@@ -2,7 +2,7 @@
 //! one action.
 
 use rollflow::algo::{
-    Aggregation, BatchSize, Grpo, Kl, KlForm, Loss, LossInputs, Missing, Rules, combine_rewards, kl_per_token, leave_one_out,
+    Aggregation, BatchSize, Grpo, KlForm, Loss, LossInputs, Missing, Rules, combine_rewards, kl_per_token, leave_one_out,
     masked_mean, rewards_less_kl,
 };
 
@@ -32,15 +32,14 @@ pub fn advantages(case: &Case) -> Result<(), String> {
     let own = packing.pack(&case.needed("old_per_token_logps")?);
     // Where the reference is not recorded apart, the one function that was stubbed gave the log-probabilities of both.
     let reference = case.input("ref_per_token_logps").map_or(own.clone(), |tensor| packing.pack(&tensor));
-    let k1 = Kl::from(KlForm::K1);
     let beta = config["beta"].as_f64().unwrap_or(0.0);
     if beta != 0.0 {
         for (reward, at) in rewards.iter_mut().zip(&packing.sequences) {
             let nothing = vec![0.0; at.len()];
-            *reward += rewards_less_kl(&nothing, &own[at.clone()], &reference[at.clone()], beta, &k1).iter().sum::<f64>();
+            *reward += rewards_less_kl(&nothing, &own[at.clone()], &reference[at.clone()], beta, &KlForm::K1).iter().sum::<f64>();
         }
         let kl = masked_mean(
-            &kl_per_token(&own, &reference, &k1).into_iter().map(|(value, _)| value).collect::<Vec<_>>(),
+            &kl_per_token(&own, &reference, &KlForm::K1).into_iter().map(|(value, _)| value).collect::<Vec<_>>(),
             &vec![1.0; own.len()],
         );
         case.close_single("kl", kl, case.value["expected"]["metrics"]["kl"].as_f64().unwrap_or(f64::NAN))?;
@@ -67,14 +66,12 @@ pub fn loss(case: &Case) -> Result<(), String> {
     let inputs = LossInputs {
         log_probs: &answers,
         behaviour: Some(&old),
-        proximal: None,
-        reference: None,
-        importance: None,
         entropies: &vec![0.0; answers.len()],
         advantages: &case.needed("advantages")?.data,
         weights: &Aggregation::TokenMean.token_weights(&each, &BatchSize::of(&each)).concat(),
         sequences: &(0..answers.len()).map(|at| at..at + 1).collect::<Vec<_>>(),
         batch_tokens: answers.len(),
+        ..LossInputs::default()
     };
     let clipped = Grpo { epsilon: bound("epsilon_low")?, epsilon_high: bound("epsilon_high")?, ..Grpo::default() };
     let output = clipped.evaluate(&inputs).map_err(|error| error.to_string())?;

@@ -113,14 +113,13 @@ fn evaluate(case: &Case, packing: &Packing, loss: &PolicyLoss, factor: Option<&[
     let inputs = LossInputs {
         log_probs: &log_probs,
         behaviour: Some(&old),
-        proximal: None,
-        reference: None,
         importance: importance.as_deref(),
         entropies: &vec![0.0; log_probs.len()],
         advantages: &advantages,
         weights: &weights,
         sequences: &packing.sequences,
         batch_tokens: packing.kept.len(),
+        ..LossInputs::default()
     };
     loss.evaluate(&inputs).map_err(|error| error.to_string())
 }

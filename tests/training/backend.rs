@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use rollflow::algo::{
-    Aggregation, Correction, CrossEntropy, Decay, Grpo, Importance, Level, Loss, LossError, LossInputs, LossOutput, OffPolicy,
-    Proximal, Schedule,
+    Aggregation, CrossEntropy, Decay, Grpo, Importance, Level, Loss, LossError, LossInputs, LossOutput, OffPolicy, Proximal,
+    Schedule,
 };
 use rollflow::data::Sample;
 use rollflow::model::Weights;
@@ -75,7 +75,7 @@ fn the_proximal_policy_stays_where_it_was_before_the_first_update() {
         Grpo::default().evaluate(inputs)
     };
     let weigh = Some(Importance::truncated(Level::Token, 1e6));
-    let off_policy = OffPolicy { proximal: Proximal::Recompute, correction: Correction { weigh, reject: Vec::new() } };
+    let off_policy = OffPolicy { proximal: Proximal::Recompute, weigh, reject: Vec::new() };
     let backend = backend(LocalConfig { loss: Arc::new(loss), off_policy, ..sft() });
     let batch = collate(&rollouts(), Aggregation::TokenMean).unwrap();
     let behaviour: Vec<f64> = batch.sequences.iter().flat_map(|sequence| sequence.behaviour.clone().unwrap()).collect();

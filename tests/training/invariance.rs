@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use rollflow::algo::{
-    Aggregation, ClipCov, Correction, CrossEntropy, Divergence, GeoMean, Grpo, Importance, KlCov, Level, Loss, OffPolicy, Over,
-    PolicyLoss, Proximal, Rejection, Schedule, Vespo,
+    Aggregation, ClipCov, CrossEntropy, Divergence, GeoMean, Grpo, Importance, KlCov, Level, Loss, OffPolicy, Over, PolicyLoss,
+    Proximal, Rejection, Schedule, Vespo,
 };
 use rollflow::data::Sample;
 use rollflow::model::{Decoder, Packed};
@@ -30,7 +30,7 @@ fn losses() -> Vec<Arc<dyn Loss>> {
 
 /// Losses, and GRPO with tokens of another policy corrected in every way that looks beyond a token.
 fn objectives() -> Vec<(Arc<dyn Loss>, OffPolicy)> {
-    let off_policy = |proximal, weigh, reject| OffPolicy { proximal, correction: Correction { weigh: Some(weigh), reject } };
+    let off_policy = |proximal, weigh, reject| OffPolicy { proximal, weigh: Some(weigh), reject };
     let worst = Rejection { divergence: Divergence::K2, over: Over::Max, min: None, max: 1.0 };
     let normalized = Importance { normalize: true, ..Importance::masked(Level::Token, 0.2, 4.0) };
     let corrected = [

@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex};
 
 use rollflow::algo::rewards::exact_match;
-use rollflow::algo::{PairLoss, PairOf, PairwiseLoss, Preference, best_against_worst, token_kl};
+use rollflow::algo::{PairLoss, PairOf, Preference, best_against_worst, token_kl};
 use rollflow::data::Pair;
 use rollflow::data::arithmetic;
 use rollflow::model::FrozenWeights;
@@ -37,7 +37,7 @@ fn policy() -> Policy {
 /// Every step's row, and what was trained in it.
 type Seen = Vec<(StepMetrics, Batch)>;
 
-fn learn(loss: PairwiseLoss, select: fn(&Group) -> Vec<PairOf>, steps: u64) -> Seen {
+fn learn(loss: Preference, select: fn(&Group) -> Vec<PairOf>, steps: u64) -> Seen {
     let (policy, pairing) = (policy(), Pairing::by(select));
     let (publisher, published) = weights();
     let admission = Admission::max_staleness(0, GROUPS);
@@ -78,7 +78,7 @@ fn first_and_last(seen: &Seen, metric: Metric) -> (f64, f64) {
 
 #[test]
 fn r167_what_was_chosen_is_preferred_ever_more_and_the_reward_rises() {
-    let loss = PairwiseLoss::from(Preference { beta: 0.1, ..Preference::default() });
+    let loss = Preference { beta: 0.1, ..Preference::default() };
     let seen = learn(loss, best_against_worst, 130);
     let [accuracy, margin, reward] =
         [Metric::PairAccuracy, Metric::PairMargin, Metric::RewardMean].map(|metric| first_and_last(&seen, metric));
@@ -93,7 +93,7 @@ fn r167_what_was_chosen_is_preferred_ever_more_and_the_reward_rises() {
 /// Law D2: whole groups, of which two answers are trained on; laws D4 and D1: all others stay and are counted.
 #[test]
 fn r166_of_a_group_two_answers_are_trained_on_and_ties_are_dropped_with_their_reason() {
-    let seen = learn(PairwiseLoss::default(), best_against_worst, 3);
+    let seen = learn(Preference::default(), best_against_worst, 3);
     for (_, batch) in &seen {
         assert_eq!(batch.groups.len(), GROUPS);
         for group in &batch.groups {
@@ -125,7 +125,7 @@ fn r167_chosen_answers_gain_on_rejected_ones_however_the_batch_is_cut() {
     let policy = policy();
     for term in [PairLoss::Sigmoid, PairLoss::Ipo, PairLoss::AotUnpaired] {
         let learn = |micro_batch_tokens| {
-            let loss = PairwiseLoss::from(Preference::of(term));
+            let loss = Preference::of(term);
             let config = LocalConfig::new(loss, Schedule::constant(5e-4));
             let config = LocalConfig { threads: Some(1), micro_batch_tokens, ..config };
             let batch = Arc::new(preferences(&policy, config.clone()));

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::support::backend::Counting;
 use proptest::prelude::*;
-use rollflow::algo::{AdaptiveKl, Kl, KlForm, ValueLoss};
+use rollflow::algo::{KlForm, ValueLoss};
 use rollflow::flow::from_iter;
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
@@ -110,7 +110,7 @@ proptest! {
         let (step, policy, critic) = learn(
             sent.clone(),
             |critic| critic.gae(gamma, lambda).whiten(white),
-            |trainer| trainer.reward_kl(RewardKl::new(coef, Kl::from(KlForm::K1))),
+            |trainer| trainer.reward_kl(RewardKl::new(coef, KlForm::K1)),
         );
         prop_assert_eq!((policy.len(), critic.len()), (1, 1));
         let (mut advantages, mut all_values) = (Vec::new(), Vec::new());
@@ -208,7 +208,7 @@ fn local(warm_up: u64) -> Trainer<LocalBackend> {
     let policy = LocalBackend::new(on(Arc::new(Grpo::default())), crate::tiny::model(), crate::tiny::weights(5)).unwrap();
     let (model, weights) = (crate::tiny::model().scoring(), crate::tiny::weights(5).scoring(&crate::tiny::model(), None));
     let critic = LocalBackend::new(on(Arc::new(ValueLoss { clip: Some(0.2) })), model, weights).unwrap();
-    let kl = RewardKl::new(0.1, Kl::from(KlForm::K1)).adaptive(AdaptiveKl { target: 0.05, horizon: 20.0 });
+    let kl = RewardKl::new(0.1, KlForm::K1).adaptive(0.05, 20.0);
     Trainer::new(policy).critic(Critic::new(critic).gae(1.0, 0.95).warm_up(warm_up)).reward_kl(kl).ppo_epochs(2).minibatches(2, 7)
 }
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use rollflow::algo::{
-    Aggregation, Correction, CrossEntropy, GeoMean, Grpo, Importance, KlLoss, Level, Loss, LossChoice, LossError, LossInputs,
-    LossOutput, OffPolicy, PolicyLoss, Proximal, Schedule, Vespo,
+    Aggregation, CrossEntropy, GeoMean, Grpo, Importance, KlLoss, Level, Loss, LossChoice, LossError, LossInputs, LossOutput,
+    OffPolicy, PolicyLoss, Proximal, Schedule, Vespo,
 };
 use rollflow::data::Sample;
 use rollflow::recipe::NoKeys;
@@ -109,8 +109,7 @@ fn a_loss_with_another_term_computes_everything() {
 #[test]
 fn a_correction_that_looks_at_the_whole_batch_computes_everything() {
     let weigh = Importance { normalize: true, ..Importance::truncated(Level::Token, 2.0) };
-    let off_policy =
-        OffPolicy { proximal: Proximal::Recompute, correction: Correction { weigh: Some(weigh), reject: Vec::new() } };
+    let off_policy = OffPolicy { proximal: Proximal::Recompute, weigh: Some(weigh), reject: Vec::new() };
     let config = LocalConfig { off_policy, threads: Some(1), ..LocalConfig::new(Grpo::default(), Schedule::constant(0.01)) };
     let backend = LocalBackend::new(config, crate::tiny::model(), crate::tiny::weights(5)).unwrap();
     let batch = collate(&samples(&[(2, 3), (1, 5), (4, 2)], 3, false), Aggregation::SeqMeanTokenMean).unwrap();

@@ -79,11 +79,9 @@ impl ImportanceChoice {
     pub fn importance(&self) -> Option<Importance> {
         Some(match self {
             ImportanceChoice::None(_) => return None,
-            ImportanceChoice::TruncatedIs(of) => Importance {
-                level: of.level,
-                bound: super::Bound::Truncate { min: of.min, max: of.max },
-                normalize: of.normalize,
-            },
+            ImportanceChoice::TruncatedIs(of) => {
+                Importance { level: of.level, min: of.min, max: of.max, mask: false, normalize: of.normalize }
+            }
             ImportanceChoice::MaskedIs(of) => {
                 Importance { normalize: of.normalize, ..Importance::masked(of.level, of.min, of.max) }
             }

@@ -1,11 +1,11 @@
-//! Corrections for off-policy tokens: bounded importance weights, and rejection of tokens that
-//! diverge too far.
+//! Corrections for off-policy tokens: the centre of the trust region, bounded importance weights,
+//! and rejection of tokens that diverge too far.
 //!
-//! Inputs are log-ratios `trainer − behaviour` per token. A [`Correction`] turns them into one
-//! factor per token, a constant for the gradient: an importance weight ([`Importance`]), or 0 if a
-//! [`Rejection`] drops the token. A factor of 0 removes a token from the policy term and leaves the
-//! denominators unchanged (law N1). Sequences are never split, so the factors of parts equal those
-//! of the batch; only `normalize` needs the whole batch.
+//! Decoupled PPO (Hilton et al., 2022; AReaL): ratios are taken against a *proximal* policy near
+//! the trained one. An importance weight exp(proximal − behaviour) accounts for the rest. A
+//! [`Rejection`] makes it 0. Weights are constants for the gradient and leave the denominators
+//! unchanged (law N1). Sequences are never split, so the weights of parts equal those of the batch;
+//! only `normalize` needs the whole batch.
 //!
 //! Pure, in doubles, O(tokens). Equal to TRL 1.16 (`vllm_importance_sampling_mode`) and verl 0.9
 //! (`rollout_corr_helper.py`).
@@ -18,8 +18,7 @@ use std::ops::Range;
 
 pub use choice::{IcePop, ImportanceChoice, MaskedIs, TruncatedIs};
 pub use rejection::{Divergence, Over, Rejection};
-use spread::Observed;
-pub use spread::Spread;
+pub use spread::{Spread, Tally};
 pub(super) use spread::{guarded, mean};
 
 use crate::settings::declare::choices;
@@ -44,50 +43,33 @@ choices! {
     }
 }
 
-/// Treatment of ratios out of bounds.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Bound {
-    /// Truncation to the bounds (TIS; TRL's `*_truncate`, verl with one threshold).
-    Truncate {
-        /// Lowest weight; `None` keeps small ratios.
-        min: Option<f64>,
-        /// Highest weight.
-        max: f64,
-    },
-    /// Weight 0 (MIS; TRL's `*_mask`, verl's `lower_upper`; at token level, IcePop's mask outside
-    /// [α, β]).
-    Mask {
-        /// Lowest ratio that counts; `None` admits all small ratios.
-        min: Option<f64>,
-        /// Highest ratio that counts.
-        max: f64,
-    },
-}
-
-impl Bound {
-    /// Lower and upper bound. Without a lower bound, reports count ratios below 1 / upper, as verl
-    /// does.
-    fn reported(self) -> (f64, f64) {
-        let (Bound::Truncate { min, max } | Bound::Mask { min, max }) = self;
-        (min.unwrap_or(1.0 / max), max)
-    }
-
-    fn apply(self, ratio: f64) -> f64 {
-        match self {
-            Bound::Truncate { min, max } => ratio.min(max).max(min.unwrap_or(0.0)),
-            Bound::Mask { min, max } if ratio > max || min.is_some_and(|min| ratio < min) => 0.0,
-            Bound::Mask { .. } => ratio,
-        }
+choices! {
+    /// Policy that probability ratios are taken against.
+    pub enum Proximal {
+        /// the policy that sampled (PPO, GRPO).
+        "behaviour" => Behaviour,
+        /// the trainer's policy at the first update on the batch (decoupled PPO). Batches with
+        /// several updates are scored once before.
+        "recompute" => Recompute,
+        /// between the policy that sampled, `b`, and the current one, θ, by token lag: `b + (1 −
+        /// 1/lag)(θ − b)`, and `b` at lags 0 and 1 (A-3PO; AReaL's `loglinear`).
+        "loglinear" => LogLinear,
     }
 }
 
-/// Importance weights.
+/// Importance weights of tokens, proximal policy over behaviour policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Importance {
     /// Level of the weights.
     pub level: Level,
-    /// Treatment of ratios out of bounds.
-    pub bound: Bound,
+    /// Smallest ratio within the bounds; `None` keeps all small ratios.
+    pub min: Option<f64>,
+    /// Largest ratio within the bounds.
+    pub max: f64,
+    /// If true, ratios out of bounds get weight 0 (MIS; TRL's `*_mask`, verl's `lower_upper`; at token
+    /// level, IcePop's mask). If false, they are truncated to the bounds (TIS; TRL's `*_truncate`,
+    /// verl with one threshold).
+    pub mask: bool,
     /// If true, weights are divided by their mean over the optimizer batch (verl's
     /// `rollout_is_batch_normalize`). Costs a second forward pass if the batch is cut into
     /// micro-batches.
@@ -97,12 +79,12 @@ pub struct Importance {
 impl Importance {
     /// Weights truncated at `max`.
     pub fn truncated(level: Level, max: f64) -> Self {
-        Importance { level, bound: Bound::Truncate { min: None, max }, normalize: false }
+        Importance { level, min: None, max, mask: false, normalize: false }
     }
 
     /// Weights that are 0 outside [`min`, `max`].
     pub fn masked(level: Level, min: f64, max: f64) -> Self {
-        Importance { level, bound: Bound::Mask { min: Some(min), max }, normalize: false }
+        Importance { level, min: Some(min), max, mask: true, normalize: false }
     }
 
     /// IcePop (Ling team, Every Step Evolves, 2025): the token's ratio inside [α, β], 0 outside.
@@ -111,29 +93,32 @@ impl Importance {
         Self::masked(Level::Token, alpha, beta)
     }
 
-    /// One weight per token, and their statistics. `sequences` tile `log_ratios`.
+    /// One weight per token, and their statistics. `sequences` tile `log_ratios`. Without a lower
+    /// bound, the statistics count ratios below 1 / `max` as low, as verl does.
     pub fn weights(&self, log_ratios: &[f64], sequences: &[Range<usize>]) -> (Vec<f64>, Spread) {
-        let per_sequence: Vec<f64> = sequences.iter().map(|at| self.log_ratio(&log_ratios[at.clone()])).collect();
-        let raw: Vec<f64> = match self.level {
-            Level::Token => log_ratios.iter().map(|&log_ratio| safe(log_ratio).exp()).collect(),
-            _ => spread_over(&per_sequence, sequences, |log_ratio| safe(log_ratio).exp()),
+        let of_sequence = |at: &Range<usize>| match self.level {
+            Level::Geometric => mean(&log_ratios[at.clone()]),
+            _ => log_ratios[at.clone()].iter().sum(),
         };
-        let mut weights: Vec<f64> = raw.iter().map(|&ratio| self.bound.apply(ratio)).collect();
+        let per_sequence: Vec<f64> = sequences.iter().map(of_sequence).collect();
+        let ratio = |log_ratio: &f64| safe(*log_ratio).exp();
+        let raw: Vec<f64> = match self.level {
+            Level::Token => log_ratios.iter().map(ratio).collect(),
+            _ => spread_over(&per_sequence.iter().map(ratio).collect::<Vec<_>>(), sequences),
+        };
+        let mut weights: Vec<f64> = raw.iter().map(|&ratio| self.bounded(ratio)).collect();
+        let bounds = [self.min.unwrap_or(1.0 / self.max), self.max];
         let means = |values: &[f64]| -> Vec<f64> { sequences.iter().map(|at| mean(&values[at.clone()])).collect() };
-        let (applied, unbounded) = (means(&weights), means(&raw));
-        let ratios: Vec<f64> = per_sequence.iter().map(|log_ratio| log_ratio.min(SAFE).exp()).collect();
         let at_tokens = self.level == Level::Token;
-        let spread = Spread::new(&Observed {
-            tokens: &weights,
-            extremes: if at_tokens { &weights } else { &ratios },
-            judged: if at_tokens { &raw } else { &ratios },
-            sequences: &applied,
-            judged_sequences: &unbounded,
-            bounds: self.bound.reported(),
-            floor: 0.0,
-        });
+        let units = if at_tokens {
+            Tally::of(&weights, &raw, bounds)
+        } else {
+            let ratios: Vec<f64> = per_sequence.iter().map(|log_ratio| log_ratio.min(SAFE).exp()).collect();
+            Tally::of(&ratios, &ratios, bounds)
+        };
+        let spread = Spread::new(&weights, [0.0, self.max], units, Tally::of(&means(&weights), &means(&raw), bounds));
         if self.normalize {
-            let mean = if at_tokens { spread.mean() } else { spread.sequence_mean() };
+            let mean = if at_tokens { spread.mean() } else { spread.sequences.mean() };
             // A batch whose weights are all 0 has nothing to scale.
             if mean > spread::GUARD {
                 weights.iter_mut().for_each(|weight| *weight /= mean);
@@ -142,17 +127,22 @@ impl Importance {
         (weights, spread)
     }
 
-    fn log_ratio(&self, of_sequence: &[f64]) -> f64 {
-        match self.level {
-            Level::Geometric => mean(of_sequence),
-            _ => of_sequence.iter().sum(),
+    fn bounded(&self, ratio: f64) -> f64 {
+        let outside = ratio > self.max || self.min.is_some_and(|min| ratio < min);
+        match self.mask {
+            true if outside => 0.0,
+            true => ratio,
+            false => ratio.min(self.max).max(self.min.unwrap_or(0.0)),
         }
     }
 }
 
-/// Correction of off-policy tokens. The default does nothing.
+/// Centre of the trust region, and correction for the distance from there to the behaviour policy.
+/// The default takes ratios against the behaviour policy and corrects nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Correction {
+pub struct OffPolicy {
+    /// Policy that ratios are taken against.
+    pub proximal: Proximal,
     /// Importance weights, proximal policy over behaviour policy.
     pub weigh: Option<Importance>,
     /// Rejections; a token that any of them rejects is dropped.
@@ -199,21 +189,53 @@ impl CorrectionMetrics {
     }
 }
 
-impl Correction {
-    /// If true, it changes nothing.
-    pub fn is_nothing(&self) -> bool {
-        self.weigh.is_none() && self.reject.is_empty()
-    }
+/// Columns of a loss's inputs; `None` for those that are not needed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Anchors {
+    /// p: proximal log-probabilities.
+    pub proximal: Option<Vec<f64>>,
+    /// Factor of each token's policy term.
+    pub importance: Option<Vec<f64>>,
+    /// Statistics of the correction.
+    pub metrics: CorrectionMetrics,
+}
 
+impl OffPolicy {
     /// If true, it must see the whole optimizer batch.
     pub fn whole_batch(&self) -> bool {
         self.weigh.is_some_and(|weigh| weigh.normalize)
     }
 
+    /// Columns for tokens with log-probabilities `trainer` now, `start` at the first update on the
+    /// batch and `behaviour` when they were sampled, `lags` versions ago. All have one entry per
+    /// token; `sequences` tile them.
+    pub fn anchors(
+        &self,
+        trainer: &[f64],
+        start: &[f64],
+        behaviour: &[f64],
+        lags: &[u64],
+        sequences: &[Range<usize>],
+    ) -> Anchors {
+        let proximal: Option<Vec<f64>> = match self.proximal {
+            Proximal::Behaviour => None,
+            Proximal::Recompute => Some(start.to_vec()),
+            Proximal::LogLinear => {
+                let tokens = trainer.iter().zip(behaviour).zip(lags);
+                Some(tokens.map(|((&theta, &b), &lag)| log_linear(theta, b, lag)).collect())
+            }
+        };
+        if self.weigh.is_none() && self.reject.is_empty() {
+            return Anchors { proximal, ..Anchors::default() };
+        }
+        let (importance, metrics) = self.factors(proximal.as_deref().unwrap_or(behaviour), start, behaviour, sequences);
+        Anchors { proximal, importance: Some(importance), metrics }
+    }
+
     /// Factor of every token. Weights are exp(`proximal` − `behaviour`). Rejections judge `trainer`
     /// − `behaviour`, which includes a gap that a proximal policy close to behaviour hides. All
     /// columns have one entry per token, and `sequences` tile them.
-    pub fn apply(
+    pub fn factors(
         &self,
         proximal: &[f64],
         trainer: &[f64],
@@ -245,9 +267,15 @@ impl Correction {
     }
 }
 
+/// Policy one version before the current one, if log-probabilities moved linearly since sampling.
+fn log_linear(theta: f64, behaviour: f64, lag: u64) -> f64 {
+    let share = if lag == 0 { 0.0 } else { 1.0 - 1.0 / lag as f64 };
+    behaviour + share * (theta - behaviour)
+}
+
 /// Repeats a value per sequence for each of its tokens.
-fn spread_over<T: Copy, U: Copy>(per_sequence: &[T], sequences: &[Range<usize>], of: impl Fn(T) -> U) -> Vec<U> {
-    per_sequence.iter().zip(sequences).flat_map(|(&value, at)| std::iter::repeat_n(of(value), at.len())).collect()
+fn spread_over(per_sequence: &[f64], sequences: &[Range<usize>]) -> Vec<f64> {
+    per_sequence.iter().zip(sequences).flat_map(|(&value, at)| std::iter::repeat_n(value, at.len())).collect()
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-use super::spread::{Observed, mean};
-use super::{Spread, safe, spread_over};
+use super::spread::{Spread, Tally, mean};
+use super::{safe, spread_over};
 use crate::settings::declare::{choices, section};
 use crate::settings::setting::{POSITIVE, POSITIVE_IF_GIVEN};
 
@@ -73,28 +73,25 @@ impl Rejection {
             }
         };
         let per_sequence: Vec<f64> = sequences.iter().map(of_sequence).collect();
-        let (low, high) = self.bounds();
-        let holds = |value: f64| value <= high && (self.divergence != Divergence::K1 || value >= low);
-        let at_tokens = self.over == Over::Token;
-        let tokens = if at_tokens { tokens } else { spread_over(&per_sequence, sequences, |value| value) };
-        let units = if at_tokens { &tokens } else { &per_sequence };
-        let spread = Spread::new(&Observed {
-            tokens: &tokens,
-            extremes: units,
-            judged: units,
-            sequences: &per_sequence,
-            judged_sequences: &per_sequence,
-            bounds: (low, high),
-            floor: low,
-        });
+        let bounds = self.bounds();
+        let holds = |value: f64| value <= bounds[1] && (self.divergence != Divergence::K1 || value >= bounds[0]);
+        let sequences_seen = Tally::of(&per_sequence, &per_sequence, bounds);
+        let (tokens, units) = match self.over {
+            Over::Token => {
+                let seen = Tally::of(&tokens, &tokens, bounds);
+                (tokens, seen)
+            }
+            _ => (spread_over(&per_sequence, sequences), sequences_seen),
+        };
+        let spread = Spread::new(&tokens, bounds, units, sequences_seen);
         (tokens.iter().map(|&value| holds(value)).collect(), spread)
     }
 
     /// Lower and upper bound in the units of the divergence.
-    fn bounds(&self) -> (f64, f64) {
+    fn bounds(&self) -> [f64; 2] {
         match self.divergence {
-            Divergence::K1 => (self.min.unwrap_or(1.0 / self.max).ln(), self.max.ln()),
-            _ => (0.0, self.max),
+            Divergence::K1 => [self.min.unwrap_or(1.0 / self.max).ln(), self.max.ln()],
+            _ => [0.0, self.max],
         }
     }
 }

@@ -36,7 +36,7 @@ proptest! {
                     let (weights, spread) = Importance { normalize, ..weigh }.weights(&on_policy, &sequences);
                     // Means are guarded against division by zero, which a normalised weight shows.
                     prop_assert!(weights.iter().all(|weight| (weight - 1.0).abs() < 1e-7));
-                    prop_assert!((spread.effective_sample_share() - 1.0).abs() < 1e-6 && spread.high() == 0.0);
+                    prop_assert!((spread.effective_sample_share() - 1.0).abs() < 1e-6 && spread.units.high() == 0.0);
                 }
             }
         }
@@ -53,7 +53,7 @@ proptest! {
         for level in LEVELS {
             let free = Importance::truncated(level, f64::INFINITY).weights(&tokens, &sequences).0;
             let cut = Importance::truncated(level, max).weights(&tokens, &sequences).0;
-            let both = Importance { bound: Bound::Truncate { min: Some(min), max }, ..Importance::truncated(level, max) };
+            let both = Importance { min: Some(min), ..Importance::truncated(level, max) };
             let both = both.weights(&tokens, &sequences).0;
             let masked = Importance::masked(level, min, max).weights(&tokens, &sequences).0;
             for at in 0..tokens.len() {
@@ -86,11 +86,12 @@ proptest! {
         let (left, right) = sequences.split_at(cut);
         let right: Vec<Range<usize>> = right.iter().map(|at| at.start - start..at.end - start).collect();
         for level in LEVELS {
-            let correction = Correction {
+            let correction = OffPolicy {
                 weigh: Some(Importance::masked(level, 0.5, 1.0 + max)),
                 reject: vec![Rejection { divergence: Divergence::K2, over: Over::Max, min: None, max }],
+                ..OffPolicy::default()
             };
-            let apply = |tokens: &[f64], sequences: &[Range<usize>]| correction.apply(tokens, tokens, &zeros(tokens), sequences);
+            let apply = |tokens: &[f64], sequences: &[Range<usize>]| correction.factors(tokens, tokens, &zeros(tokens), sequences);
             let (whole, all) = apply(&tokens, &sequences);
             let (first, mut counts) = apply(&tokens[..start], left);
             let (second, rest) = apply(&tokens[start..], &right);
@@ -98,7 +99,7 @@ proptest! {
             counts.merge(&rest);
             prop_assert_eq!((all.dropped_tokens, all.dropped_sequences), (counts.dropped_tokens, counts.dropped_sequences));
             prop_assert!((all.weights.mean() - counts.weights.mean()).abs() < 1e-9);
-            prop_assert_eq!((all.weights.min(), all.weights.max()), (counts.weights.min(), counts.weights.max()));
+            prop_assert_eq!((all.weights.units.min, all.weights.units.max), (counts.weights.units.min, counts.weights.units.max));
         }
     }
 
@@ -108,8 +109,8 @@ proptest! {
             let bound = |max: f64| if divergence == Divergence::K1 { 1.0 + max } else { max };
             let rejection = |max| Rejection { divergence, over, min: None, max: bound(max) };
             let factors = |reject| {
-                let correction = Correction { weigh: None, reject };
-                correction.apply(&tokens, &tokens, &zeros(&tokens), &sequences).0
+                let correction = OffPolicy { reject, ..OffPolicy::default() };
+                correction.factors(&tokens, &tokens, &zeros(&tokens), &sequences).0
             };
             let (loose, tight) = (factors(vec![rejection(max)]), factors(vec![rejection(max * stricter)]));
             let both = factors(vec![rejection(max), rejection(max * stricter)]);
@@ -132,7 +133,29 @@ fn an_absurd_ratio_stays_finite() {
     for level in LEVELS {
         for log_ratio in [-900.0, 900.0] {
             let (weights, spread) = Importance::truncated(level, 2.0).weights(&[log_ratio, 0.0], std::slice::from_ref(&(0..2)));
-            assert!(weights.iter().all(|weight| weight.is_finite()) && spread.max().is_finite() && spread.std().is_finite());
+            assert!(weights.iter().all(|weight| weight.is_finite()) && spread.units.max.is_finite() && spread.std().is_finite());
         }
     }
+}
+
+fn anchors(proximal: Proximal, weigh: Option<Importance>) -> Anchors {
+    let off_policy = OffPolicy { proximal, weigh, reject: Vec::new() };
+    off_policy.anchors(&[-1.0; 3], &[-1.2; 3], &[-2.0; 3], &[0, 1, 4], std::slice::from_ref(&(0..3)))
+}
+
+#[test]
+fn the_trust_region_lies_where_it_was_asked_for() {
+    let of = |proximal| anchors(proximal, None).proximal;
+    assert_eq!(of(Proximal::Behaviour), None);
+    assert_eq!(of(Proximal::Recompute), Some(vec![-1.2; 3]));
+    // AReaL's test: versions 0, current 2 gives the middle; here lag 4 gives three quarters.
+    assert_eq!(of(Proximal::LogLinear), Some(vec![-2.0, -2.0, -1.25]));
+}
+
+#[test]
+fn weights_span_from_behaviour_to_proximal_and_never_count_twice() {
+    let weights = |proximal| anchors(proximal, Some(Importance::truncated(Level::Token, 1e9))).importance.unwrap();
+    assert_eq!(weights(Proximal::Behaviour), [1.0; 3]);
+    weights(Proximal::Recompute).iter().for_each(|weight| assert!((weight - 0.8f64.exp()).abs() < 1e-12));
+    assert_eq!(weights(Proximal::LogLinear), [1.0, 1.0, 0.75f64.exp()]);
 }

@@ -186,9 +186,7 @@ impl PolicyLoss {
     }
 
     fn checked(&self) -> Result<&dyn Surrogate, LossError> {
-        let refuse = |setting: &str, why: &str| {
-            Err(LossError::Settings { loss: self.method(), setting: setting.to_owned(), why: why.to_owned() })
-        };
+        let refuse = |setting: &str, why: &str| Err(LossError::settings(self.method(), setting, why));
         let Some(surrogate) = self.surrogate.policy() else {
             return refuse("surrogate", "a loss of pairs and a registered loss are losses by themselves");
         };
@@ -238,13 +236,12 @@ impl PolicyLoss {
 /// KL penalty of one token, times the ratio if unbiased. A straight-through one takes the ratio as
 /// a constant.
 fn divergence(of: &KlLoss, log_ratio: f64, theta: f64, reference: f64) -> Term {
-    let kl = of.kl();
-    let (value, slope) = kl.token(theta, reference);
+    let (value, slope) = of.token(theta, reference);
     if !of.unbiased {
         return Term { value, by_log_prob: slope, ..Term::default() };
     }
     let ratio = log_ratio.exp();
-    let by_log_ratio = if kl.straight_through { 0.0 } else { ratio * value };
+    let by_log_ratio = if of.straight_through { 0.0 } else { ratio * value };
     Term { value: ratio * value, by_log_ratio, by_log_prob: ratio * slope, clipped: Clipped::No }
 }
 

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::algo::correction::Level;
-use crate::algo::{BinaryDivergence, ClipCov, Dpo, Dppo, Dro, GeoMean, Kl, KlCov, KlForm, KlLimits, Sapo, Vespo};
+use crate::algo::{BinaryDivergence, ClipCov, Dpo, Dppo, Dro, GeoMean, KlCov, KlForm, KlLimits, Sapo, Vespo};
 use crate::settings::section::NoKeys;
 
 /// Columns of some tokens in a few sequences.
@@ -35,7 +35,6 @@ impl Columns {
         loss.evaluate(&LossInputs {
             log_probs: &pick(&self.log_probs),
             behaviour: Some(&pick(&self.behaviour)),
-            proximal: None,
             reference: Some(&pick(&self.reference)),
             importance: Some(&pick(&self.importance)),
             entropies: &pick(&self.entropies),
@@ -43,6 +42,7 @@ impl Columns {
             weights: &pick(&self.weights),
             sequences: &packed,
             batch_tokens: self.log_probs.len(),
+            ..LossInputs::default()
         })
     }
 
@@ -94,9 +94,9 @@ fn dppo(divergence: BinaryDivergence) -> PolicyLoss {
     Dppo { divergence, max_ratio: 3.0, ..Dppo::default() }.into()
 }
 
-fn penalty(unbiased: bool, of: Kl) -> Option<KlLoss> {
-    let Kl { form: estimator, straight_through, truncate, confidence } = of;
-    Some(KlLoss { beta: 0.1, estimator, straight_through, unbiased, limits: KlLimits { truncate, confidence } })
+fn penalty(unbiased: bool, estimator: KlForm, confidence: f64) -> Option<KlLoss> {
+    let limits = KlLimits { confidence, ..KlLimits::default() };
+    Some(KlLoss { beta: 0.1, estimator, unbiased, limits, ..KlLoss::default() })
 }
 
 /// Losses whose value moves with every log-probability as their derivative says.
@@ -114,10 +114,10 @@ fn differentiable() -> Vec<PolicyLoss> {
         let at = || PolicyLoss::from(Grpo { level, ..clip() });
         losses.push(at());
         losses.push(Sapo { level, ..Sapo::default() }.into());
-        losses.push(PolicyLoss { kl_loss: penalty(true, KlForm::K3.into()), ..at() });
-        losses.push(PolicyLoss { kl_loss: penalty(false, KlForm::K3.into()), ..at() });
-        losses.push(PolicyLoss { kl_loss: penalty(true, Kl { confidence: 0.3, ..KlForm::K2.into() }), ..at() });
-        losses.push(PolicyLoss { kl_loss: penalty(false, KlForm::K1.into()), ..at() });
+        losses.push(PolicyLoss { kl_loss: penalty(true, KlForm::K3, 0.0), ..at() });
+        losses.push(PolicyLoss { kl_loss: penalty(false, KlForm::K3, 0.0), ..at() });
+        losses.push(PolicyLoss { kl_loss: penalty(true, KlForm::K2, 0.3), ..at() });
+        losses.push(PolicyLoss { kl_loss: penalty(false, KlForm::K1, 0.0), ..at() });
         losses.push(PolicyLoss { top_entropy: 0.5, ..at() });
         losses.push(PolicyLoss { entropy_coef: 0.3, ..at() });
     }
@@ -162,7 +162,7 @@ proptest! {
             differentiable().into_iter().map(|loss| Box::new(loss) as Box<dyn Loss>).chain([
                 Box::new(clip()) as Box<dyn Loss>,
                 Box::new(crate::algo::CrossEntropy),
-                Box::new(PolicyLoss { kl_loss: penalty(true, Kl::default()), ..Grpo { delta: Some(1.5), ..clip() }.into() }),
+                Box::new(PolicyLoss { kl_loss: penalty(true, KlForm::K3, 0.0), ..Grpo { delta: Some(1.5), ..clip() }.into() }),
             ]).collect();
         for loss in losses {
             let output = columns.evaluate(loss.as_ref());
@@ -325,30 +325,16 @@ proptest! {
 #[test]
 fn nothing_costs_nothing() {
     for loss in all() {
-        let inputs = LossInputs { reference: Some(&[]), sequences: std::slice::from_ref(&(0..0)), ..empty() };
+        let inputs = LossInputs { reference: Some(&[]), sequences: std::slice::from_ref(&(0..0)), ..LossInputs::default() };
         let output = loss.evaluate(&inputs).unwrap();
         assert_eq!((output.loss, output.grad), (0.0, vec![]), "{}", loss.name());
     }
 }
 
-fn empty() -> LossInputs<'static> {
-    LossInputs {
-        log_probs: &[],
-        behaviour: None,
-        proximal: None,
-        reference: None,
-        importance: None,
-        entropies: &[],
-        advantages: &[],
-        weights: &[],
-        sequences: &[],
-        batch_tokens: 0,
-    }
-}
-
 #[test]
 fn a_divergence_without_reference_is_refused_with_the_setting_named() {
-    let refused = PolicyLoss { kl_loss: Some(KlLoss::default()), ..PolicyLoss::default() }.evaluate(&empty()).unwrap_err();
+    let refused =
+        PolicyLoss { kl_loss: Some(KlLoss::default()), ..PolicyLoss::default() }.evaluate(&LossInputs::default()).unwrap_err();
     assert_eq!(refused.to_string(), "grpo needs reference log-probabilities for its KL penalty, and the batch has none");
 }
 
@@ -366,21 +352,19 @@ fn a_divergence_that_is_unbiased_pulls_as_k2_does_whatever_its_value() {
         weights: vec![1.0; 2],
         sequences: std::iter::once(0..2).collect(),
     };
-    let pull = |kl: Kl, unbiased| {
-        let kl_loss = penalty(unbiased, kl).map(|of| KlLoss { beta: 2.0, ..of });
-        let output = columns.evaluate(&PolicyLoss { kl_loss, ..PolicyLoss::default() });
+    let pull = |straight_through, unbiased| {
+        let kl_loss = KlLoss { beta: 2.0, estimator: KlForm::K1, straight_through, unbiased, ..KlLoss::default() };
+        let output = columns.evaluate(&PolicyLoss { kl_loss: Some(kl_loss), ..PolicyLoss::default() });
         assert_eq!(output.metrics.kl_coef, Some(2.0));
         (output.metrics.kl(), output.grad)
     };
-    let k1 = Kl::from(KlForm::K1);
-    assert_eq!(pull(k1, true), (-0.5, vec![2.0 * 1.5, 2.0 * -0.5]), "d + 1");
-    let through = Kl { straight_through: true, ..k1 };
-    assert_eq!([pull(through, true), pull(through, false)], [(-0.5, vec![1.0, -3.0]), (-0.5, vec![1.0, -3.0])]);
+    assert_eq!(pull(false, true), (-0.5, vec![2.0 * 1.5, 2.0 * -0.5]), "d + 1");
+    assert_eq!([pull(true, true), pull(true, false)], [(-0.5, vec![1.0, -3.0]), (-0.5, vec![1.0, -3.0])]);
 }
 
 #[test]
 fn what_does_not_go_together_is_refused_with_the_reason() {
-    let refused = |loss: PolicyLoss| loss.evaluate(&empty()).unwrap_err().to_string();
+    let refused = |loss: PolicyLoss| loss.evaluate(&LossInputs::default()).unwrap_err().to_string();
     let geo_mean = || PolicyLoss::from(GeoMean::default());
     assert!(refused(PolicyLoss { top_entropy: 0.5, ..geo_mean() }).contains("none can be left out"));
     assert!(refused(PolicyLoss { off_policy_threshold: Some(0.1), ..geo_mean() }).contains("none can be left out"));

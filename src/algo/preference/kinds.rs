@@ -1,8 +1,7 @@
 //! Terms of the DPO family: the loss of one pair, with derivatives by the log-probability of its
-//! two completions.
+//! two completions; scores of log-ratios; the sigmoid.
 
 use super::Preference;
-use super::score::{log_sigmoid, sigmoid};
 use crate::settings::declare::choices;
 
 choices! {
@@ -42,32 +41,16 @@ choices! {
     }
 }
 
-/// One pair, as terms read it.
+/// One pair, as terms read it. Arrays hold the chosen and the rejected completion.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pair {
-    /// c.
-    pub chosen: f64,
-    /// r.
-    pub rejected: f64,
-    pub log_probs: (f64, f64),
-    pub reference: (f64, f64),
-    pub lengths: (f64, f64),
+    /// c and r.
+    pub ratio: [f64; 2],
+    pub log_probs: [f64; 2],
+    pub reference: [f64; 2],
+    pub lengths: [f64; 2],
     /// Length of the shorter completion.
     pub shared: usize,
-}
-
-/// Derivatives by the log-probabilities of the chosen and the rejected completion.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Slopes {
-    pub chosen: f64,
-    pub rejected: f64,
-}
-
-impl Slopes {
-    pub fn add(&mut self, other: &Slopes, factor: f64) {
-        self.chosen += factor * other.chosen;
-        self.rejected += factor * other.rejected;
-    }
 }
 
 impl PairLoss {
@@ -76,20 +59,20 @@ impl PairLoss {
         matches!(self, PairLoss::Aot | PairLoss::AotUnpaired)
     }
 
-    /// Value and derivatives of a pair. 0 for terms of [`sorted`] columns and for `Sft`, which is
-    /// by token.
-    pub(super) fn of(self, pair: &Pair, of: &Preference) -> (f64, Slopes) {
+    /// Value of a pair, and derivatives by the log-probabilities of its completions. 0 for terms of
+    /// [`sorted`] columns and for `Sft`, which is by token.
+    pub(super) fn of(self, pair: &Pair, of: &Preference) -> (f64, [f64; 2]) {
         let (beta, epsilon) = (of.beta, of.label_smoothing);
         let per_token = matches!(self, PairLoss::Ipo | PairLoss::SigmoidNorm);
-        let lengths = if per_token { pair.lengths } else { (1.0, 1.0) };
-        let ((chosen, by_chosen), (rejected, by_rejected)) =
-            (of.divergence.score(pair.chosen), of.divergence.score(pair.rejected));
-        let delta = chosen / lengths.0 - rejected / lengths.1;
+        let lengths = if per_token { pair.lengths } else { [1.0, 1.0] };
+        let [c, r] = pair.ratio;
+        let ((chosen, by_chosen), (rejected, by_rejected)) = (of.divergence.score(c), of.divergence.score(r));
+        let delta = chosen / lengths[0] - rejected / lengths[1];
         // By Δ.
-        let by_delta = |slope: f64| Slopes { chosen: slope * by_chosen / lengths.0, rejected: -slope * by_rejected / lengths.1 };
+        let by_delta = |slope: f64| [slope * by_chosen / lengths[0], -slope * by_rejected / lengths[1]];
         // By βc and βr.
-        let by_rewards = |chosen: f64, rejected: f64| Slopes { chosen: beta * chosen, rejected: beta * rejected };
-        let (x, good, bad) = (beta * delta, beta * pair.chosen, beta * pair.rejected);
+        let by_rewards = |chosen: f64, rejected: f64| [beta * chosen, beta * rejected];
+        let (x, good, bad) = (beta * delta, beta * c, beta * r);
         let bump = |x: f64| sigmoid(x) * sigmoid(-x);
         match self {
             PairLoss::Sigmoid | PairLoss::SigmoidNorm => (-log_sigmoid(x), by_delta(-beta * sigmoid(-x))),
@@ -116,8 +99,8 @@ impl PairLoss {
             }
             PairLoss::BcoPair => (-log_sigmoid(good) - log_sigmoid(-bad), by_rewards(-sigmoid(-good), sigmoid(bad))),
             PairLoss::SppoHard => {
-                let (won, lost) = (pair.chosen - 0.5 / beta, pair.rejected + 0.5 / beta);
-                (won * won + lost * lost, Slopes { chosen: 2.0 * won, rejected: 2.0 * lost })
+                let (won, lost) = (c - 0.5 / beta, r + 0.5 / beta);
+                (won * won + lost * lost, [2.0 * won, 2.0 * lost])
             }
             PairLoss::ApoZero => (1.0 - sigmoid(good) + sigmoid(bad), by_rewards(-bump(good), bump(bad))),
             PairLoss::ApoDown => {
@@ -132,38 +115,81 @@ impl PairLoss {
                 let slope = -sigmoid(-x) * (1.0 - mix) - logistic * by_mix - exponential * mix + exponential * by_mix;
                 (logistic * (1.0 - mix) + exponential * mix, by_delta(beta * slope))
             }
-            PairLoss::Aot | PairLoss::AotUnpaired | PairLoss::Sft => (0.0, Slopes::default()),
+            PairLoss::Aot | PairLoss::AotUnpaired | PairLoss::Sft => (0.0, [0.0; 2]),
         }
     }
 }
 
 /// Values and derivatives of terms that compare two sorted columns. A value belongs to the pair at
 /// its place in the first column.
-pub(super) fn sorted(term: PairLoss, pairs: &[Pair], of: &Preference) -> Vec<(f64, Slopes)> {
+pub(super) fn sorted(term: PairLoss, pairs: &[Pair], of: &Preference) -> Vec<(f64, [f64; 2])> {
     let order = |column: &dyn Fn(&Pair) -> f64| {
         let mut order: Vec<usize> = (0..pairs.len()).collect();
         order.sort_by(|&a, &b| column(&pairs[a]).total_cmp(&column(&pairs[b])));
         order
     };
-    let own = |pair: &Pair| pair.log_probs.0 - pair.log_probs.1;
-    let reference = |pair: &Pair| pair.reference.0 - pair.reference.1;
+    let own = |pair: &Pair| pair.log_probs[0] - pair.log_probs[1];
+    let reference = |pair: &Pair| pair.reference[0] - pair.reference[1];
     let unpaired = term == PairLoss::AotUnpaired;
     let (first, second) = match unpaired {
-        true => (order(&|pair| pair.chosen), order(&|pair| pair.rejected)),
+        true => (order(&|pair| pair.ratio[0]), order(&|pair| pair.ratio[1])),
         false => (order(&own), order(&reference)),
     };
     let (beta, epsilon) = (of.beta, of.label_smoothing);
-    let mut values = vec![(0.0, Slopes::default()); pairs.len()];
+    let mut values = vec![(0.0, [0.0; 2]); pairs.len()];
     for (a, b) in first.into_iter().zip(second) {
         let delta = match unpaired {
-            true => pairs[a].chosen - pairs[b].rejected,
+            true => pairs[a].ratio[0] - pairs[b].ratio[1],
             false => own(&pairs[a]) - reference(&pairs[b]),
         };
         let x = beta * delta;
         let slope = beta * (epsilon * sigmoid(x) - (1.0 - epsilon) * sigmoid(-x));
         values[a].0 = -log_sigmoid(x) * (1.0 - epsilon) - log_sigmoid(-x) * epsilon;
-        values[a].1.chosen += slope;
-        values[if unpaired { b } else { a }].1.rejected -= slope;
+        values[a].1[0] += slope;
+        values[if unpaired { b } else { a }].1[1] -= slope;
     }
     values
+}
+
+/// Divergence between policy and reference. The score of a log-ratio is f′ of its ratio (f-DPO;
+/// TRL's `f_divergence_type`).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum ScoreDivergence {
+    /// The log-ratio itself (DPO).
+    #[default]
+    ReverseKl,
+    /// `1 − 1/t`.
+    ForwardKl,
+    /// `log 2t/(t + 1)`.
+    JensenShannon,
+    /// `(t^(α − 1) − 1)/(α − 1)`; the log-ratio itself at α = 1.
+    Alpha(f64),
+}
+
+impl ScoreDivergence {
+    /// Score of a log-ratio, and its derivative.
+    pub(super) fn score(self, log_ratio: f64) -> (f64, f64) {
+        match self {
+            ScoreDivergence::ForwardKl => (1.0 - (-log_ratio).exp(), (-log_ratio).exp()),
+            ScoreDivergence::JensenShannon => (2f64.ln() + log_sigmoid(log_ratio), sigmoid(-log_ratio)),
+            ScoreDivergence::Alpha(alpha) if (alpha - 1.0).abs() >= 1e-6 => {
+                // TRL's bound in single precision, beyond which the exponential has no slope.
+                const HIGHEST: f64 = 80.0;
+                let power = (alpha - 1.0) * log_ratio;
+                let grown = power.min(HIGHEST).exp();
+                ((grown - 1.0) / (alpha - 1.0), if power <= HIGHEST { grown } else { 0.0 })
+            }
+            ScoreDivergence::ReverseKl | ScoreDivergence::Alpha(_) => (log_ratio, 1.0),
+        }
+    }
+}
+
+/// `1/(1 + e^−x)`.
+pub(in crate::algo) fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// `log σ(x)`, without overflow.
+pub(in crate::algo) fn log_sigmoid(x: f64) -> f64 {
+    if x.is_nan() { x } else { x.min(0.0) - (-x.abs()).exp().ln_1p() }
 }

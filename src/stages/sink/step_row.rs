@@ -94,7 +94,7 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
     let correction = &forward.metrics.correction;
     if !correction.weights.is_empty() {
         put(Metric::CorrectionWeight, correction.weights.mean());
-        put(Metric::CorrectionWeightMax, correction.weights.max());
+        put(Metric::CorrectionWeightMax, correction.weights.units.max);
         put(Metric::CorrectionSamples, correction.weights.effective_sample_share());
     }
     if correction.tokens > 0 {
@@ -127,7 +127,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::algo::{ComparedToken, Correction, Importance, Level, LogProbGap, LossMetrics};
+    use crate::algo::{ComparedToken, Importance, Level, LogProbGap, LossMetrics, OffPolicy};
     use crate::data::{Batch, Dropped, Prompt, Sample};
     use crate::stages::train::CriticStep;
     use crate::train::{ForwardBackward, OptimStep};
@@ -147,8 +147,8 @@ mod tests {
         let token = |lag, trainer| ComparedToken { lag, trainer, behaviour: -0.5, ..ComparedToken::default() };
         gap.add_sequence(&[token(2, -0.25)]);
         gap.add_sequence(&[token(1, -1.5)]);
-        let correction = Correction { weigh: Some(Importance::masked(Level::Token, 0.5, 2.0)), reject: Vec::new() };
-        let (_, correction) = correction.apply(&[-0.25, -1.5], &[-0.25, -1.5], &[-0.5, -0.5], &[0..1, 1..2]);
+        let correction = OffPolicy { weigh: Some(Importance::masked(Level::Token, 0.5, 2.0)), ..OffPolicy::default() };
+        let (_, correction) = correction.factors(&[-0.25, -1.5], &[-0.25, -1.5], &[-0.5, -0.5], &[0..1, 1..2]);
         let metrics = LossMetrics { correction, ..LossMetrics::default() };
         let part = |value| [("form".to_owned(), value)].into();
         let parts = vec![part(1.0), part(1.0)];

@@ -1,6 +1,6 @@
 //! KL penalty in the reward.
 
-use crate::algo::{AdaptiveKl, KlFunction, token_kl};
+use crate::algo::{KlFunction, KlReward, token_kl};
 use crate::data::{Batch, Group};
 use crate::train::{BatchError, SampleId};
 
@@ -8,9 +8,14 @@ use crate::train::{BatchError, SampleId};
 /// Samples keep their rewards. Equals verl's `apply_kl_penalty` for rewards of completions, and
 /// TRL's `RLOOTrainer` with `beta` above 0.
 pub struct RewardKl {
-    coef: f64,
+    settings: KlReward,
     kl: Box<dyn KlFunction>,
-    control: Option<AdaptiveKl>,
+}
+
+impl From<KlReward> for RewardKl {
+    fn from(settings: KlReward) -> Self {
+        RewardKl { kl: Box::new(settings.clone()), settings }
+    }
 }
 
 /// KL divergence of a batch, and its coefficient.
@@ -25,15 +30,16 @@ pub struct KlCost {
 }
 
 impl RewardKl {
-    /// Creates a penalty from a [`Kl`](crate::algo::Kl), or a closure `Fn(log_prob, reference) ->
-    /// (value, derivative)`.
+    /// Creates a penalty from a [`KlForm`](crate::algo::KlForm), or a closure `Fn(log_prob,
+    /// reference) -> (value, derivative)`.
     pub fn new(coef: f64, kl: impl KlFunction + 'static) -> Self {
-        RewardKl { coef, kl: Box::new(kl), control: None }
+        RewardKl { settings: KlReward { beta: coef, ..KlReward::default() }, kl: Box::new(kl) }
     }
 
-    /// Moves the coefficient, so that the divergence stays near a target.
-    pub fn adaptive(self, control: AdaptiveKl) -> Self {
-        RewardKl { control: Some(control), ..self }
+    /// Moves the coefficient by at most a fifth per `horizon` completions, so that the mean
+    /// divergence stays near `target` nats per token.
+    pub fn adaptive(self, target: f64, horizon: f64) -> Self {
+        RewardKl { settings: KlReward { target: Some(target), horizon, ..self.settings }, ..self }
     }
 
     /// Rewards after the penalty, one list per group. `coef` is the adaptive coefficient after the
@@ -47,12 +53,12 @@ impl RewardKl {
 
     /// KL of each trained token without the coefficient, one list per sample.
     pub(super) fn costs(&self, batch: &Batch, coef: Option<f64>) -> Result<(Vec<Vec<f64>>, KlCost), BatchError> {
-        let coef = coef.filter(|_| self.control.is_some()).unwrap_or(self.coef);
+        let coef = coef.filter(|_| self.settings.target.is_some()).unwrap_or(self.settings.beta);
         let of = |sample| token_kl(sample, self.kl.as_ref()).ok_or_else(|| BatchError::NoReference(SampleId::of(sample)));
         let tokens = batch.samples().map(of).collect::<Result<Vec<_>, _>>()?;
         let mean = |kl: &Vec<f64>| kl.iter().sum::<f64>() / kl.len().max(1) as f64;
         let mean = tokens.iter().map(mean).sum::<f64>() / tokens.len().max(1) as f64;
-        let next = self.control.map_or(coef, |control| control.next(coef, mean, tokens.len() as u64));
+        let next = self.settings.next_coef(coef, mean, tokens.len() as u64);
         Ok((tokens, KlCost { mean, coef, next }))
     }
 }
@@ -62,7 +68,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::algo::{Kl, KlForm};
+    use crate::algo::KlForm;
     use crate::data::{Prompt, Sample};
 
     /// Two answers of rewards 1 and 0, whose tokens are `d` likelier than the reference finds them.
@@ -80,14 +86,14 @@ mod tests {
 
     #[test]
     fn an_answer_pays_for_the_sum_over_its_tokens() {
-        let (rewards, cost) = RewardKl::new(0.5, Kl::from(KlForm::K1)).charge(&batch(0.5), None).unwrap();
+        let (rewards, cost) = RewardKl::new(0.5, KlForm::K1).charge(&batch(0.5), None).unwrap();
         assert_eq!(rewards, [[1.0 - 0.5 * 1.0, -0.5 * 2.0]]);
         assert_eq!(cost, KlCost { mean: 0.5, coef: 0.5, next: 0.5 });
     }
 
     #[test]
     fn the_coefficient_goes_on_from_step_to_step() {
-        let kl = RewardKl::new(0.5, Kl::from(KlForm::K1)).adaptive(AdaptiveKl { target: 0.25, horizon: 10.0 });
+        let kl = RewardKl::new(0.5, KlForm::K1).adaptive(0.25, 10.0);
         let (_, first) = kl.charge(&batch(0.5), None).unwrap();
         assert_eq!(first.next, 0.5 * (1.0 + 0.2 * 2.0 / 10.0));
         let (rewards, second) = kl.charge(&batch(0.5), Some(first.next)).unwrap();
@@ -98,7 +104,7 @@ mod tests {
     fn what_no_reference_scored_is_named() {
         let mut batch = batch(0.5);
         batch.groups[0].samples[1].ref_log_probs.clear();
-        let error = RewardKl::new(0.5, Kl::default()).charge(&batch, None).unwrap_err();
+        let error = RewardKl::new(0.5, KlForm::K3).charge(&batch, None).unwrap_err();
         assert!(error.to_string().starts_with("sample 1 of group 4 has no log-probabilities"), "{error}");
     }
 }

@@ -110,7 +110,7 @@ impl<B: TrainingBackend> Trainer<B> {
     }
 
     /// Trains on pairs, chosen and rejected alternating, with a
-    /// [`PairwiseLoss`](crate::algo::PairwiseLoss). Each pair weighs the same, and the aggregation
+    /// [`Preference`](crate::algo::Preference). Each pair weighs the same, and the aggregation
     /// is ignored.
     pub fn pairs(self, pairing: &Pairing) -> Self {
         self.change(|config| config.pairs = Some(pairing.clone()))

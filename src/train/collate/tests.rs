@@ -152,12 +152,12 @@ fn batches_are_cyclic_and_always_full() {
 /// ratio is 1. The slope is the policy gradient's times the weight, which is 0 for rejected tokens.
 #[test]
 fn corrections_scale_the_slope_and_have_none_of_their_own() {
-    use crate::algo::{Correction, Divergence, Grpo, Importance, Level, Over, Proximal, Rejection};
+    use crate::algo::{Divergence, Grpo, Importance, Level, Over, Proximal, Rejection};
     let batch = collate(&[rollout(), Sample::supervised(&[1], &[2])], Aggregation::TokenMean).unwrap();
     let columns = PackedColumns { advantages: vec![2.0; 3], ..PackedColumns::new(&batch, &[0, 1]) };
     let weigh = Some(Importance::truncated(Level::Token, 1.2));
     let reject = vec![Rejection { divergence: Divergence::K2, over: Over::Token, min: None, max: 0.4 }];
-    let off_policy = OffPolicy { proximal: Proximal::Recompute, correction: Correction { weigh, reject } };
+    let off_policy = OffPolicy { proximal: Proximal::Recompute, weigh, reject };
     // Ratios exp(0.1), exp(-1) and, for the token that no policy sampled, 1.
     let output = columns.evaluate(&Grpo::default(), &off_policy, &[-0.4, -1.25, -7.0], &[0.0; 3], 3).unwrap();
     let expected = [0.1f64.exp(), 0.0, 1.0].map(|weight| -2.0 / 3.0 * weight);
