@@ -6,7 +6,7 @@
 
 use rollflow::algo::filters::{GroupFilter, Verdict};
 use rollflow::algo::rewards::{Aggregator, Parts};
-use rollflow::algo::{AdvantageError, LossError, LossInputs, LossMetrics, LossOutput, ScoredGroup};
+use rollflow::algo::{AdvantageError, LossError, LossInputs, LossOutput, ScoredGroup};
 use rollflow::data::DataBuffer;
 use rollflow::model::ModelConfig;
 use rollflow::observe::StepMetrics;
@@ -48,8 +48,7 @@ fn above_median(groups: &[ScoredGroup]) -> Result<Vec<Vec<f64>>, AdvantageError>
 fn reinforce(inputs: &LossInputs) -> Result<LossOutput, LossError> {
     let grad: Vec<f64> = inputs.advantages.iter().zip(inputs.weights).map(|(advantage, weight)| -advantage * weight).collect();
     let loss = grad.iter().zip(inputs.log_probs).map(|(slope, log_prob)| slope * log_prob).sum();
-    let metrics = LossMetrics { tokens: grad.len(), policy_loss: loss, ..LossMetrics::default() };
-    Ok(LossOutput { loss, grad, metrics, ..LossOutput::default() })
+    Ok(LossOutput::new(loss, grad))
 }
 
 fn main() -> anyhow::Result<()> {

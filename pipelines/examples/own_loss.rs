@@ -6,15 +6,14 @@
 
 use std::process::ExitCode;
 
-use rollflow::algo::{LossError, LossInputs, LossMetrics, LossOutput};
+use rollflow::algo::{LossError, LossInputs, LossOutput};
 use rollflow_pipelines::{Registry, command};
 
 /// Williams (1992): −A · log π, weighed as the recipe's aggregation says. The derivative for each log-probability is −A · weight.
 fn reinforce(inputs: &LossInputs) -> Result<LossOutput, LossError> {
     let grad: Vec<f64> = inputs.advantages.iter().zip(inputs.weights).map(|(advantage, weight)| -advantage * weight).collect();
     let loss = grad.iter().zip(inputs.log_probs).map(|(slope, log_prob)| slope * log_prob).sum();
-    let metrics = LossMetrics { tokens: grad.len(), policy_loss: loss, ..LossMetrics::default() };
-    Ok(LossOutput { loss, grad, metrics, ..LossOutput::default() })
+    Ok(LossOutput::new(loss, grad))
 }
 
 fn main() -> ExitCode {

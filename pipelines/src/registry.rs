@@ -41,7 +41,7 @@ type Make<T> = Arc<dyn Fn(&Params) -> Result<T, String> + Send + Sync>;
 ///     Ok::<_, String>(move |inputs: &LossInputs| {
 ///         let grad: Vec<f64> = inputs.advantages.iter().zip(inputs.weights).map(|(a, w)| -factor * a * w).collect();
 ///         let loss = grad.iter().zip(inputs.log_probs).map(|(slope, log_prob)| slope * log_prob).sum();
-///         Ok::<_, LossError>(LossOutput { loss, grad, ..LossOutput::default() })
+///         Ok::<_, LossError>(LossOutput::new(loss, grad))
 ///     })
 /// });
 /// assert_eq!(registry.names().collect::<Vec<_>>(), [("loss", "scaled")]);

@@ -1,10 +1,8 @@
 //! All advantage estimators that a recipe can name, one line each.
 
-use super::error::AdvantageError;
-use super::estimator::{Estimator, ScoredGroup};
+use super::estimator::{AdvantageError, Estimator, Missing, Rules, ScoredGroup, over_scored};
 use super::group::GroupMean;
 use super::leave_one_out::{LeaveOneOut, leave_one_out};
-use super::rules::{Missing, Rules, over_scored, zero_missing};
 use super::whitened::{reinforce_plus_plus_baseline, reinforce_plus_plus_outcome};
 use crate::algo::zoo::{
     BestOfGroup, Normalized, best_of_group, gpg, normalized, optimal_baseline, rank_based, subtract_baseline,
@@ -78,8 +76,7 @@ impl Estimator for Advantage {
             Advantage::Rank(_) => rank_based(groups, rules.missing),
             Advantage::Normalized(of) => normalized(groups, rules.missing, of.epsilon),
             Advantage::Constant(of) => {
-                let values = over_scored(groups, Missing::Refuse, |_, group| subtract_baseline(&group.rewards, of.baseline))?;
-                Ok(zero_missing(values))
+                over_scored(groups, Missing::Refuse, |_, group| subtract_baseline(&group.rewards, of.baseline))
             }
             Advantage::Custom(of) => Err(AdvantageError::Unregistered(of.name.clone())),
         }

@@ -1,9 +1,6 @@
 //! Difference of a reward from its group's mean (GRPO, Dr. GRPO).
 
-use super::error::AdvantageError;
-use super::estimator::{Estimator, ScoredGroup};
-use super::rules::{Lone, Rules, over_scored, zero_missing};
-use super::statistics::{constant, mean, std};
+use super::estimator::{AdvantageError, Estimator, Lone, Rules, ScoredGroup, constant, mean, over_scored, std};
 use crate::settings::declare::{choices, section};
 use crate::settings::setting::POSITIVE;
 
@@ -40,7 +37,7 @@ section! {
 pub fn group_mean<G: AsRef<[f64]>>(groups: &[G], config: &GroupMean, rules: Rules) -> Result<Vec<Vec<f64>>, AdvantageError> {
     let batch: Vec<f64> = groups.iter().flat_map(|rewards| rewards.as_ref()).copied().collect();
     let batch_std = std(&batch);
-    let values = over_scored(groups, rules.missing, |_, group| {
+    over_scored(groups, rules.missing, |_, group| {
         let alone = group.rewards.len() == 1 && rules.lone == Lone::Nothing;
         let divisor = match config.std {
             Scale::Group if alone => 1.0 + config.epsilon,
@@ -53,8 +50,7 @@ pub fn group_mean<G: AsRef<[f64]>>(groups: &[G], config: &GroupMean, rules: Rule
         }
         let mean = group.or_lone(rules.lone, mean);
         group.rewards.iter().map(|reward| (reward - mean) / divisor).collect()
-    })?;
-    Ok(zero_missing(values))
+    })
 }
 
 impl Estimator for GroupMean {

@@ -1,8 +1,6 @@
 //! Difference of a reward from the mean of the others of its group (RLOO).
 
-use super::error::AdvantageError;
-use super::rules::{Lone, Rules, over_scored, zero_missing};
-use super::statistics::standardized;
+use super::estimator::{AdvantageError, Lone, Rules, each_scored, standardized, zero_missing};
 use crate::settings::declare::section;
 use crate::settings::setting::POSITIVE;
 
@@ -28,7 +26,7 @@ pub fn leave_one_out<G: AsRef<[f64]>>(
     rules: Rules,
     normalize: Option<f64>,
 ) -> Result<Vec<Vec<f64>>, AdvantageError> {
-    let values = over_scored(groups, rules.missing, |_, group| {
+    let values = each_scored(groups, rules.missing, |_, group| {
         let (sum, count) = (group.rewards.iter().sum::<f64>(), group.rewards.len());
         match (count, rules.lone) {
             (1, Lone::Nothing) => group.rewards.clone(),

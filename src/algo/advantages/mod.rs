@@ -22,25 +22,18 @@
 //! *lone*: a sample without siblings, which gets 0 here. verl's rule for it is [`Lone::Nothing`]; recipes take [`Lone::Itself`].
 
 mod choice;
-mod error;
 mod estimator;
 mod group;
 mod leave_one_out;
 mod pass_at_k;
 mod returns;
-mod rules;
-mod statistics;
 mod whitened;
 
 pub use choice::{Advantage, Constant};
-pub use error::AdvantageError;
-pub(super) use error::{aligned, same_shape};
-pub use estimator::{Estimator, ScoredGroup};
+pub use estimator::{AdvantageError, Estimator, Lone, Missing, Rules, ScoredGroup};
+pub(super) use estimator::{aligned, each_scored, mean, over_scored, same_shape, standardized, std, zero_missing};
 pub use group::{GroupMean, Scale, group_mean};
 pub use leave_one_out::{LeaveOneOut, leave_one_out};
 pub use pass_at_k::pass_at_k;
 pub use returns::{Returns, gae, remax, rewards_to_go};
-pub use rules::{Lone, Missing, Rules};
-pub(super) use rules::{over_scored, zero_missing};
-pub(super) use statistics::{mean, standardized, std};
 pub use whitened::{reinforce_plus_plus, reinforce_plus_plus_baseline, reinforce_plus_plus_outcome};

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::error::{AdvantageError, aligned};
+use super::estimator::{AdvantageError, aligned};
 
 /// Advantage and return of each token.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -2,10 +2,8 @@
 
 use std::ops::Range;
 
-use super::error::{AdvantageError, same_shape};
+use super::estimator::{AdvantageError, Rules, each_scored, mean, same_shape, zero_missing};
 use super::returns::{Returns, rewards_to_go};
-use super::rules::{Rules, over_scored, zero_missing};
-use super::statistics::mean;
 use crate::algo::masked::whiten;
 
 /// `A = whiten(G)`, where `G_t = r_t + γ G_{t+1}` are the discounted rewards to go (Hu,
@@ -34,7 +32,7 @@ pub fn reinforce_plus_plus_outcome<G: AsRef<[f64]>, L: AsRef<[f64]>>(
     lengths: &[L],
     rules: Rules,
 ) -> Result<Vec<Vec<f64>>, AdvantageError> {
-    whiten_samples(over_scored(groups, rules.missing, |_, group| group.rewards.clone())?, lengths)
+    whiten_samples(each_scored(groups, rules.missing, |_, group| group.rewards.clone())?, lengths)
 }
 
 /// `A = whiten(r − mean_group)` (REINFORCE++-baseline). Samples weigh in the batch's mean and
@@ -47,7 +45,7 @@ pub fn reinforce_plus_plus_baseline<G: AsRef<[f64]>, L: AsRef<[f64]>>(
     lengths: &[L],
     rules: Rules,
 ) -> Result<Vec<Vec<f64>>, AdvantageError> {
-    let centred = over_scored(groups, rules.missing, |_, group| {
+    let centred = each_scored(groups, rules.missing, |_, group| {
         let mean = group.or_lone(rules.lone, mean);
         group.rewards.iter().map(|reward| reward - mean).collect()
     })?;

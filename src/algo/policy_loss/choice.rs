@@ -87,7 +87,7 @@ policy_losses!(Grpo, Dapo, Gspo, Cispo, Sapo, Dro, Dppo, Vespo, GeoMean, ClipCov
 /// A loss by itself: [`PolicyLoss`] without KL penalty and entropy bonus.
 impl Loss for Grpo {
     fn name(&self) -> &str {
-        Surrogate::name(self)
+        self.method().name
     }
 
     fn is_sum(&self) -> bool {

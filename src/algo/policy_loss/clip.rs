@@ -1,12 +1,13 @@
-//! Clipped surrogates: GRPO and PPO, DAPO, GSPO.
+//! Surrogates of many runs: GRPO and PPO, DAPO, GSPO, CISPO, and REINFORCE without a ratio.
 
 use std::ops::Range;
 
 use super::ratio::Ratios;
-use super::surrogate::{Clipped, Sequence, Surrogate, Term, Token};
+use super::surrogate::{Clipped, Method, Sequence, Surrogate, Term, Token};
 use crate::algo::LossInputs;
 use crate::algo::correction::Level;
 use crate::settings::declare::section;
+use crate::settings::section::NoKeys;
 use crate::settings::setting::{BELOW_ONE, Limit, NOT_NEGATIVE, POSITIVE_IF_GIVEN};
 
 const ABOVE_ONE_IF_GIVEN: Limit<Option<f64>> =
@@ -58,26 +59,39 @@ section! {
     }
 }
 
-/// `−min(min(ρ, δ) A, clip(ρ, 1 − low, 1 + high) A)`, and for A < 0 at most `−c A`.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::algo) struct Clip {
-    pub low: f64,
-    pub high: f64,
-    /// δ: bound of the ratio itself (INTELLECT-2; TRL's `delta`).
-    pub delta: Option<f64>,
-    /// c: dual-clip PPO (verl's `clip_ratio_c`).
-    pub dual: Option<f64>,
+section! {
+    /// Bounds the weights of log-probabilities.
+    pub struct Cispo {
+        /// Lower clip ε: weights are bounded at 1 − `epsilon`; 1 or more is no bound.
+        #[formerly(clip_low)]
+        epsilon: f64 = 1.0, NOT_NEGATIVE;
+        /// Upper clip ε: weights are bounded at 1 + `epsilon_high`.
+        #[formerly(clip_high)]
+        epsilon_high: f64 = 4.0, NOT_NEGATIVE;
+        /// Level of the probability ratio.
+        level: Level = Level::default();
+    }
 }
 
-impl Clip {
-    /// A clip range without further bounds.
-    pub fn new(low: f64, high: f64) -> Self {
-        Clip { low, high, delta: None, dual: None }
+impl Grpo {
+    /// A clip range at token level, without further bounds.
+    pub(in crate::algo) fn clip(epsilon: f64, epsilon_high: f64) -> Self {
+        Grpo { epsilon, epsilon_high, ..Grpo::default() }
+    }
+}
+
+/// `−min(min(ρ, δ) A, clip(ρ, 1 − low, 1 + high) A)`, and for A < 0 at most `−c A`: with δ =
+/// `delta`, the bound of the ratio itself (INTELLECT-2; TRL's `delta`), and c = `dual_clip`
+/// (dual-clip PPO; verl's `clip_ratio_c`).
+impl Surrogate for Grpo {
+    fn method(&self) -> Method {
+        let name = if self.level == Level::Token { "grpo" } else { "gspo" };
+        Method { level: self.level, ..Method::named(name) }
     }
 
-    pub fn term(&self, token: &Token) -> Term {
+    fn term(&self, token: &Token) -> Term {
         let (ratio, advantage) = (token.log_ratio.exp(), token.advantage);
-        let (floor, ceiling) = (1.0 - self.low, 1.0 + self.high);
+        let (floor, ceiling) = (1.0 - self.epsilon, 1.0 + self.epsilon_high);
         let bound = self.delta.unwrap_or(f64::INFINITY);
         let bounded = ratio.min(bound);
         let clipped = Clipped::new(bounded < floor, bounded > ceiling, advantage);
@@ -86,44 +100,26 @@ impl Clip {
         let slope = |moves: bool| if moves { -ratio * advantage } else { 0.0 * advantage };
         let (value, by_log_ratio) =
             if free <= held { (-free, slope(ratio <= bound)) } else { (-held, slope((floor..=ceiling).contains(&ratio))) };
-        match self.dual.map(|most| -most * advantage) {
+        match self.dual_clip.map(|most| -most * advantage) {
             Some(most) if advantage < 0.0 && value > most => Term { value: most, by_log_ratio: 0.0, by_log_prob: 0.0, clipped },
             _ => Term { value, by_log_ratio, by_log_prob: 0.0, clipped },
         }
     }
 }
 
-impl Surrogate for Grpo {
-    fn name(&self) -> &'static str {
-        if self.level == Level::Token { "grpo" } else { "gspo" }
-    }
-
-    fn level(&self) -> Level {
-        self.level
-    }
-
-    fn term(&self, token: &Token) -> Term {
-        Clip { low: self.epsilon, high: self.epsilon_high, delta: self.delta, dual: self.dual_clip }.term(token)
-    }
-}
-
 impl Surrogate for Dapo {
-    fn name(&self) -> &'static str {
-        "grpo"
+    fn method(&self) -> Method {
+        Method::named("grpo")
     }
 
     fn term(&self, token: &Token) -> Term {
-        Clip::new(self.epsilon, self.epsilon_high).term(token)
+        Grpo::clip(self.epsilon, self.epsilon_high).term(token)
     }
 }
 
 impl Surrogate for Gspo {
-    fn name(&self) -> &'static str {
-        "gspo"
-    }
-
-    fn level(&self) -> Level {
-        Level::Geometric
+    fn method(&self) -> Method {
+        Method { level: Level::Geometric, ..Method::named("gspo") }
     }
 
     fn sequence(&self, limits: [f64; 2], inputs: &LossInputs, at: Range<usize>) -> Sequence {
@@ -135,6 +131,31 @@ impl Surrogate for Gspo {
     }
 
     fn term(&self, token: &Token) -> Term {
-        Clip::new(self.epsilon, self.epsilon_high).term(token)
+        Grpo::clip(self.epsilon, self.epsilon_high).term(token)
+    }
+}
+
+/// `−sg(clip(ρ, 1 − low, 1 + high)) A θ`. TRL's `epsilon_high` is 1 + `epsilon_high`.
+impl Surrogate for Cispo {
+    fn method(&self) -> Method {
+        Method { level: self.level, ..Method::named("cispo") }
+    }
+
+    fn term(&self, token: &Token) -> Term {
+        let ratio = token.log_ratio.exp();
+        let (floor, ceiling) = (1.0 - self.epsilon, 1.0 + self.epsilon_high);
+        let clipped = Clipped::new(ratio < floor, ratio > ceiling, token.advantage);
+        Term::weighted(ratio.clamp(floor, ceiling), token, clipped)
+    }
+}
+
+/// `−Aθ`: REINFORCE, which has no settings.
+impl Surrogate for NoKeys {
+    fn method(&self) -> Method {
+        Method::named("gpg")
+    }
+
+    fn term(&self, token: &Token) -> Term {
+        Term::weighted(1.0, token, Clipped::No)
     }
 }

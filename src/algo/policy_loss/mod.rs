@@ -24,7 +24,6 @@ mod choice;
 mod clip;
 mod ratio;
 mod surrogate;
-mod weighted;
 
 use std::ops::Range;
 
@@ -32,11 +31,9 @@ use super::kl::KlLoss;
 use super::{KlFunction, Loss, LossError, LossInputs, LossMetrics, LossOutput};
 use crate::settings::section::Section;
 pub use choice::LossChoice;
-pub(super) use clip::Clip;
-pub use clip::{Dapo, Grpo, Gspo};
+pub use clip::{Cispo, Dapo, Grpo, Gspo};
 pub(super) use ratio::{Ratios, differences};
-pub(super) use surrogate::{Clipped, Sequence, Surrogate, Term, Token};
-pub use weighted::Cispo;
+pub(super) use surrogate::{Clipped, Method, Sequence, Surrogate, Term, Token};
 
 /// Policy loss of a trainer. Per token, with ρ = exp(θ − anchor) ([`LossInputs::anchor`]) at the
 /// surrogate's level:
@@ -91,11 +88,11 @@ impl Default for PolicyLoss {
 
 impl Loss for PolicyLoss {
     fn name(&self) -> &str {
-        self.method()
+        self.method().name
     }
 
     fn whole_batch(&self) -> bool {
-        self.top_entropy < 1.0 || self.surrogate.policy().is_some_and(Surrogate::whole_batch)
+        self.top_entropy < 1.0 || self.method().whole_batch
     }
 
     fn is_sum(&self) -> bool {
@@ -103,8 +100,7 @@ impl Loss for PolicyLoss {
     }
 
     fn ignores_zero_advantage(&self) -> bool {
-        let surrogate = self.surrogate.policy().is_some_and(Surrogate::ignores_zero_advantage);
-        self.kl_loss.is_none() && self.is_sum() && surrogate
+        self.kl_loss.is_none() && self.is_sum() && self.method().ignores_zero_advantage
     }
 
     fn evaluate(&self, inputs: &LossInputs) -> Result<LossOutput, LossError> {
@@ -129,7 +125,7 @@ impl Loss for PolicyLoss {
                     Clipped::Low => low += 1,
                     Clipped::High => high += 1,
                 }
-                let kept = is_kept(inputs.advantages[t], drifted) && inputs.entropies[t] >= floor;
+                let kept = (inputs.advantages[t] >= 0.0 || !drifted) && inputs.entropies[t] >= floor;
                 let scale = if kept { sequence.importance[t - at.start] } else { 0.0 };
                 let (beta, kl) = match penalty {
                     Some((of, reference)) => {
@@ -175,9 +171,9 @@ impl PolicyLoss {
         Some((slopes.iter().zip(inputs.entropies).map(|(slope, entropy)| slope * entropy).sum(), slopes))
     }
 
-    /// The method's name in errors and logs.
-    fn method(&self) -> &'static str {
-        self.surrogate.policy().map_or("policy_loss", Surrogate::name)
+    fn method(&self) -> Method {
+        let none = Method { ignores_zero_advantage: false, ..Method::named("policy_loss") };
+        self.surrogate.policy().map_or(none, Surrogate::method)
     }
 
     /// Validates the ranges of all settings, and combinations of them.
@@ -186,7 +182,7 @@ impl PolicyLoss {
     }
 
     fn checked(&self) -> Result<&dyn Surrogate, LossError> {
-        let refuse = |setting: &str, why: &str| Err(LossError::settings(self.method(), setting, why));
+        let refuse = |setting: &str, why: &str| Err(LossError::settings(self.method().name, setting, why));
         let Some(surrogate) = self.surrogate.policy() else {
             return refuse("surrogate", "a loss of pairs and a registered loss are losses by themselves");
         };
@@ -211,7 +207,7 @@ impl PolicyLoss {
             return refuse(setting, why);
         }
         let masks = [("top_entropy", self.top_entropy < 1.0), ("off_policy_threshold", self.off_policy_threshold.is_some())];
-        match masks.into_iter().find(|(_, masks)| *masks && surrogate.needs_whole_sequences()) {
+        match masks.into_iter().find(|(_, masks)| *masks && self.method().whole_sequences) {
             Some((mask, _)) => {
                 refuse(mask, "its ratio and its advantage are means over all tokens of a sequence, of which none can be left out")
             }
@@ -223,11 +219,11 @@ impl PolicyLoss {
     fn check_inputs(&self, inputs: &LossInputs) -> Result<(), LossError> {
         if self.kl_loss.is_some() && inputs.reference.is_none() {
             let column = "reference log-probabilities";
-            return Err(LossError::Missing { loss: self.method(), column, why: "its KL penalty" });
+            return Err(LossError::Missing { loss: self.method().name, column, why: "its KL penalty" });
         }
         let seen = inputs.log_probs.len();
         if self.whole_batch() && seen < inputs.batch_tokens {
-            return Err(LossError::Part { loss: self.method(), seen, of: inputs.batch_tokens });
+            return Err(LossError::Part { loss: self.method().name, seen, of: inputs.batch_tokens });
         }
         Ok(())
     }
@@ -257,12 +253,6 @@ fn entropy_floor(share: f64, entropies: &[f64]) -> f64 {
     let (below, above) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
     // Entropies come from single-precision tensors, and so does TRL's threshold; a double would cut the median token itself.
     f64::from((below + (above - below) * at.fract()) as f32)
-}
-
-/// If true, a token of this advantage is trained. A drifted sequence is dropped for negative
-/// advantages.
-fn is_kept(advantage: f64, drifted: bool) -> bool {
-    advantage >= 0.0 || !drifted
 }
 
 /// Mean `behaviour − θ` over the tokens that have both.

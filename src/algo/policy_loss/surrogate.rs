@@ -7,43 +7,44 @@ use super::ratio::Ratios;
 use crate::algo::LossInputs;
 use crate::algo::correction::Level;
 
+/// What is fixed about a method.
+pub(in crate::algo) struct Method {
+    /// Name in errors and logs.
+    pub name: &'static str,
+    /// Level of the probability ratio.
+    pub level: Level,
+    /// If true, it compares tokens of the whole optimizer batch.
+    pub whole_batch: bool,
+    /// If true, no token of a sequence can be masked.
+    pub whole_sequences: bool,
+    /// If true, a token with advantage 0 adds nothing to loss and gradient.
+    pub ignores_zero_advantage: bool,
+}
+
+impl Method {
+    /// A method at token level, for any part of a batch, that ignores tokens with advantage 0.
+    pub fn named(name: &'static str) -> Self {
+        Method { name, level: Level::Token, whole_batch: false, whole_sequences: false, ignores_zero_advantage: true }
+    }
+}
+
 /// Term of a token by its ratio ρ, its log-probability θ and its advantage A. `sg` marks a constant
 /// for the gradient.
 pub(in crate::algo) trait Surrogate {
-    /// Name of the method in errors and logs.
-    fn name(&self) -> &'static str;
+    /// Name, level and needs.
+    fn method(&self) -> Method;
 
     /// Term of one token, and its derivatives.
     fn term(&self, token: &Token) -> Term;
 
-    /// Level of the probability ratio.
-    fn level(&self) -> Level {
-        Level::Token
-    }
-
     /// Values that the tokens `at` of one sequence share. Log-ratios are clipped to `limits`.
     fn sequence(&self, limits: [f64; 2], inputs: &LossInputs, at: Range<usize>) -> Sequence {
-        Sequence::new(Ratios::new(self.level(), limits, inputs, at.clone()), inputs, at)
+        Sequence::new(Ratios::new(self.method().level, limits, inputs, at.clone()), inputs, at)
     }
 
     /// Marks the tokens that get another term, one entry per token; empty if there are none.
     fn singled_out(&self, _inputs: &LossInputs) -> Vec<bool> {
         Vec::new()
-    }
-
-    /// If true, it compares tokens of the whole optimizer batch.
-    fn whole_batch(&self) -> bool {
-        false
-    }
-
-    /// If true, no token of a sequence can be masked.
-    fn needs_whole_sequences(&self) -> bool {
-        false
-    }
-
-    /// If true, a token with advantage 0 adds nothing to loss and gradient.
-    fn ignores_zero_advantage(&self) -> bool {
-        true
     }
 
     /// First setting that contradicts another one, with the reason.

@@ -149,8 +149,7 @@ fn all() -> Vec<PolicyLoss> {
 
 /// If true, each token has its own ratio, or moves the common one like its own.
 fn is_by_token(loss: &PolicyLoss) -> bool {
-    let level = loss.surrogate.policy().map(Surrogate::level);
-    level == Some(Level::Token) || matches!(&loss.surrogate, LossChoice::Gspo(of) if of.by_token)
+    loss.method().level == Level::Token || matches!(&loss.surrogate, LossChoice::Gspo(of) if of.by_token)
 }
 
 proptest! {

@@ -6,7 +6,7 @@
 
 use crate::algo::LossInputs;
 use crate::algo::correction::mean;
-use crate::algo::policy_loss::{Clip, Surrogate, Term, Token};
+use crate::algo::policy_loss::{Grpo, Method, Surrogate, Term, Token};
 use crate::settings::declare::section;
 use crate::settings::setting::{BELOW_ONE, FINITE, NOT_NEGATIVE, SHARE};
 use crate::util::rng;
@@ -44,12 +44,8 @@ section! {
 /// The clipped surrogate, without gradient for tokens that are drawn from those in the covariance
 /// range.
 impl Surrogate for ClipCov {
-    fn name(&self) -> &'static str {
-        "clip_cov"
-    }
-
-    fn whole_batch(&self) -> bool {
-        true
+    fn method(&self) -> Method {
+        Method { whole_batch: true, ..Method::named("clip_cov") }
     }
 
     fn conflict(&self) -> Option<(&'static str, &'static str)> {
@@ -78,19 +74,15 @@ impl Surrogate for ClipCov {
     fn term(&self, token: &Token) -> Term {
         match token.singled_out {
             true => Term { value: 0.0 * token.advantage * token.log_ratio.exp(), ..Term::default() },
-            false => Clip::new(self.epsilon, self.epsilon_high).term(token),
+            false => Grpo::clip(self.epsilon, self.epsilon_high).term(token),
         }
     }
 }
 
 /// `−ρA`, plus `coef · |log ρ|` for the tokens of largest covariance.
 impl Surrogate for KlCov {
-    fn name(&self) -> &'static str {
-        "kl_cov"
-    }
-
-    fn whole_batch(&self) -> bool {
-        true
+    fn method(&self) -> Method {
+        Method { whole_batch: true, ..Method::named("kl_cov") }
     }
 
     fn singled_out(&self, inputs: &LossInputs) -> Vec<bool> {

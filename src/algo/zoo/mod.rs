@@ -1,23 +1,12 @@
-//! Losses and advantages that few runs use, one file each. A first reading can skip this folder.
+//! Losses and advantages that few runs use. A first reading can skip this folder.
 
-mod baselines;
-mod best_of_group;
+mod advantages;
 mod covariance;
-mod dppo;
-mod dro;
-mod geo_mean;
-mod rank;
-mod sapo;
-mod several;
-mod vespo;
+mod surrogates;
 
-pub use baselines::{gpg, optimal_baseline, subtract_baseline};
-pub use best_of_group::{BestOfGroup, best_of_group};
+pub use advantages::{
+    BestOfGroup, Normalized, best_of_group, combine_rewards, gpg, normalize_then_sum, normalized, optimal_baseline, rank_based,
+    subtract_baseline,
+};
 pub use covariance::{ClipCov, KlCov};
-pub use dppo::{BinaryDivergence, Dppo};
-pub use dro::Dro;
-pub use geo_mean::GeoMean;
-pub use rank::{Normalized, normalized, rank_based};
-pub use sapo::Sapo;
-pub use several::{combine_rewards, normalize_then_sum};
-pub use vespo::Vespo;
+pub use surrogates::{BinaryDivergence, Dppo, Dro, GeoMean, Sapo, Vespo};
