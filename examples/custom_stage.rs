@@ -56,7 +56,7 @@ impl AsyncStage for Ask {
 
     /// Answers come in the order of the questions, whoever answers first.
     fn spec(&self) -> StageSpec {
-        StageSpec::task().workers(8).ordered().knob("workers")
+        StageSpec::default().workers(8).ordered().knob("workers")
     }
 
     fn replica(&self) -> Option<Self> {

@@ -8,16 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-use parking_lot::{Mutex, MutexGuard};
-use serde::Serialize;
+use parking_lot::Mutex;
 
 use super::Simulation;
 use super::crew::Presence;
 use super::wait::block_on;
 
 /// State of a worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     /// In the stage's own code: it computes, or waits for something outside the engine.
     Busy,
@@ -37,57 +35,41 @@ impl State {
 
     /// The state's name in lower case.
     pub fn name(self) -> &'static str {
-        match self {
-            State::Busy => "busy",
-            State::Starved => "starved",
-            State::Blocked => "blocked",
-            State::Credit => "credit",
-            State::Weights => "weights",
-        }
+        ["busy", "starved", "blocked", "credit", "weights"][self as usize]
     }
 }
 
-/// Nanoseconds by state.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+/// Time of one worker or of several, in nanoseconds: from begin to end or until now, and by state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// Nanoseconds in [`State::Busy`].
-    pub busy: u64,
-    /// Nanoseconds in [`State::Starved`].
-    pub starved: u64,
-    /// Nanoseconds in [`State::Blocked`].
-    pub blocked: u64,
-    /// Nanoseconds in [`State::Credit`].
-    pub credit: u64,
-    /// Nanoseconds in [`State::Weights`].
-    pub weights: u64,
+    /// Wall-clock time. Equal to [`Times::total`], to the nanosecond (law F4).
+    pub wall: u64,
+    by_state: [u64; State::ALL.len()],
 }
 
 impl Times {
-    /// Nanoseconds in `state`.
+    /// Time in `state`.
     pub fn of(&self, state: State) -> u64 {
-        match state {
-            State::Busy => self.busy,
-            State::Starved => self.starved,
-            State::Blocked => self.blocked,
-            State::Credit => self.credit,
-            State::Weights => self.weights,
-        }
+        self.by_state[state as usize]
     }
 
-    /// The sum of all states.
+    /// Sum over all states.
     pub fn total(&self) -> u64 {
-        State::ALL.iter().map(|&state| self.of(state)).sum()
+        self.by_state.iter().sum()
     }
 
-    /// Books `nanos` to `state`.
+    /// Books `nanos` to `state`, and not to the wall-clock time.
     pub(crate) fn add(&mut self, state: State, nanos: u64) {
-        *match state {
-            State::Busy => &mut self.busy,
-            State::Starved => &mut self.starved,
-            State::Blocked => &mut self.blocked,
-            State::Credit => &mut self.credit,
-            State::Weights => &mut self.weights,
-        } += nanos;
+        self.by_state[state as usize] += nanos;
+    }
+}
+
+impl std::iter::Sum for Times {
+    fn sum<I: Iterator<Item = Times>>(all: I) -> Times {
+        all.fold(Times::default(), |sum, one| Times {
+            wall: sum.wall + one.wall,
+            by_state: std::array::from_fn(|state| sum.by_state[state] + one.by_state[state]),
+        })
     }
 }
 
@@ -153,7 +135,7 @@ pub(crate) struct Meter {
     pub(crate) tokens_out: AtomicU64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Ledger {
     /// None before the worker begins and after it ended.
     state: Option<State>,
@@ -163,11 +145,12 @@ struct Ledger {
 }
 
 impl Ledger {
-    fn book(&mut self, now: u64) {
+    /// Books the time since the last change, and changes the state.
+    fn enter(&mut self, state: Option<State>, now: u64) {
         if let Some(state) = self.state {
             self.spent.add(state, now - self.since);
         }
-        self.since = now;
+        (self.state, self.since) = (state, now);
     }
 }
 
@@ -187,23 +170,20 @@ impl Meter {
 
     /// Starts the worker's time, in the state busy.
     pub(crate) fn begin(&self) {
-        let mut ledger = self.ledger();
         let now = self.clock.now();
-        *ledger = Ledger { state: Some(State::Busy), began: now, since: now, spent: Times::default() };
+        *self.ledger.lock() = Ledger { state: Some(State::Busy), began: now, since: now, spent: Times::default() };
     }
 
     /// Ends the worker's time.
     pub(crate) fn end(&self) {
         self.clock.settle();
-        let mut ledger = self.ledger();
-        ledger.book(self.clock.now());
-        ledger.state = None;
+        self.enter(None);
     }
 
     /// Awaits `future` in `state`; the worker is busy again afterwards.
     pub(crate) async fn wait<F: Future>(&self, state: State, future: F) -> F::Output {
         self.clock.settle();
-        self.enter(state);
+        self.enter(Some(state));
         let _waiting = Waiting(self);
         match &self.presence {
             Some(presence) => presence.wait_for(future).await,
@@ -240,7 +220,7 @@ impl Meter {
 
     /// Present state; none before the worker begins and after it ended.
     pub(crate) fn state(&self) -> Option<State> {
-        self.ledger().state
+        self.ledger.lock().state
     }
 
     /// Version of weights that it waits for, or waited for last.
@@ -248,26 +228,19 @@ impl Meter {
         self.wanted.load(Relaxed)
     }
 
-    fn enter(&self, state: State) {
-        let mut ledger = self.ledger();
-        ledger.book(self.clock.now());
-        ledger.state = Some(state);
+    fn enter(&self, state: Option<State>) {
+        let mut ledger = self.ledger.lock();
+        ledger.enter(state, self.clock.now());
     }
 
-    /// Wall-clock time and time by state until now. Their sums agree exactly, also while the worker
-    /// runs.
-    pub(crate) fn read(&self) -> (u64, Times) {
-        let ledger = self.ledger();
-        let mut spent = ledger.spent;
-        let until = match ledger.state {
-            Some(state) => {
-                let now = self.clock.now();
-                spent.add(state, now - ledger.since);
-                now
-            }
-            None => ledger.since,
-        };
-        (until - ledger.began, spent)
+    /// Time until now. Its parts sum to the whole exactly, also while the worker runs.
+    pub(crate) fn read(&self) -> Times {
+        let shared = self.ledger.lock();
+        let mut ledger = *shared;
+        if let Some(state) = ledger.state {
+            ledger.enter(Some(state), self.clock.now());
+        }
+        Times { wall: ledger.since - ledger.began, ..ledger.spent }
     }
 
     pub(crate) fn took(&self, tokens: usize) {
@@ -279,10 +252,6 @@ impl Meter {
         self.items_out.fetch_add(1, Relaxed);
         self.tokens_out.fetch_add(tokens as u64, Relaxed);
     }
-
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock()
-    }
 }
 
 /// Sets its worker back to busy, also when the waiting future is dropped.
@@ -290,6 +259,6 @@ struct Waiting<'a>(&'a Meter);
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.enter(State::Busy);
+        self.0.enter(Some(State::Busy));
     }
 }

@@ -6,13 +6,8 @@ use std::marker::PhantomData;
 use super::{AsyncIo, AsyncStage, Io, Message, Signal, Source, Stage, StageError, StageSpec};
 
 /// Source of the items of an iterator.
-pub fn from_iter<I>(items: I) -> Series<I::IntoIter>
-where
-    I: IntoIterator,
-    I::IntoIter: Send + 'static,
-    I::Item: Message,
-{
-    Series { items: items.into_iter(), spec: StageSpec::thread() }
+pub fn from_iter<I: IntoIterator<Item: Message>>(items: I) -> PerItem<FromIter, I::IntoIter, (), I::Item> {
+    PerItem { spec: StageSpec::default(), ..PerItem::new(items.into_iter()) }
 }
 
 /// Stage that replaces each item with the result of `f`.
@@ -56,36 +51,7 @@ pub fn batch<T: Message>(n: usize) -> impl Stage<In = T, Out = Vec<T>> {
     Batched { n: n.max(1), _type: PhantomData }
 }
 
-/// Source over an iterator; see [`from_iter`].
-pub struct Series<I> {
-    items: I,
-    spec: StageSpec,
-}
-
-impl<I> Series<I> {
-    /// Changes the stage's specification.
-    pub fn with(self, change: impl FnOnce(StageSpec) -> StageSpec) -> Self {
-        Series { spec: change(self.spec), ..self }
-    }
-}
-
-impl<I> Source for Series<I>
-where
-    I: Iterator + Send + 'static,
-    I::Item: Message,
-{
-    type Out = I::Item;
-
-    fn next(&mut self) -> Result<Option<I::Item>, StageError> {
-        Ok(self.items.next())
-    }
-
-    fn spec(&self) -> StageSpec {
-        self.spec.clone()
-    }
-}
-
-/// Closure called with every item; `How` handles its result.
+/// Closure called with every item, whose result `How` handles; or iterator over the items.
 pub struct PerItem<How, F, In, Out> {
     f: F,
     spec: StageSpec,
@@ -96,7 +62,7 @@ pub struct PerItem<How, F, In, Out> {
 
 impl<How, F, In, Out> PerItem<How, F, In, Out> {
     fn new(f: F) -> Self {
-        PerItem { f, spec: StageSpec::thread().knob("workers"), copy: None, _types: PhantomData }
+        PerItem { f, spec: StageSpec::default().knob("workers"), copy: None, _types: PhantomData }
     }
 
     /// Number of workers, each with a clone of the closure. Default: 1.
@@ -116,6 +82,12 @@ impl<How, F, In, Out> PerItem<How, F, In, Out> {
     pub fn with(self, change: impl FnOnce(StageSpec) -> StageSpec) -> Self {
         PerItem { spec: change(self.spec), ..self }
     }
+
+    /// Returns a further worker, if the closure can be cloned.
+    fn another(&self) -> Option<Self> {
+        let f = self.copy?(&self.f);
+        Some(PerItem { f, spec: self.spec.clone(), ..*self })
+    }
 }
 
 /// Handling of a closure's result.
@@ -125,6 +97,8 @@ pub trait Apply<F, In, Out> {
     fn apply(f: &mut F, item: In, io: &mut Io<In, Out>) -> Result<(), StageError>;
 }
 
+/// See [`from_iter`].
+pub struct FromIter;
 /// See [`map`].
 pub struct Map;
 /// See [`try_map`].
@@ -174,6 +148,18 @@ where
     }
 }
 
+impl<I: Iterator<Item: Message> + Send + 'static> Source for PerItem<FromIter, I, (), I::Item> {
+    type Out = I::Item;
+
+    fn next(&mut self) -> Result<Option<I::Item>, StageError> {
+        Ok(self.f.next())
+    }
+
+    fn spec(&self) -> StageSpec {
+        self.spec.clone()
+    }
+}
+
 impl<How, F, In, Out> Stage for PerItem<How, F, In, Out>
 where
     How: Apply<F, In, Out> + 'static,
@@ -196,8 +182,7 @@ where
     }
 
     fn replica(&self) -> Option<Self> {
-        let f = self.copy?(&self.f);
-        Some(PerItem { f, spec: self.spec.clone(), copy: self.copy, _types: PhantomData })
+        self.another()
     }
 }
 
@@ -224,8 +209,7 @@ where
     }
 
     fn replica(&self) -> Option<Self> {
-        let f = self.copy?(&self.f);
-        Some(PerItem { f, spec: self.spec.clone(), copy: self.copy, _types: PhantomData })
+        self.another()
     }
 }
 

@@ -14,23 +14,16 @@ use super::{WeightsRx, WeightsTx};
 /// A stage takes what it needs from here in its `attach`, when it is put on the graph.
 #[derive(Default)]
 pub struct RunContext {
-    seed: Option<u64>,
-    folder: Option<PathBuf>,
-    values: BTreeMap<TypeId, Value>,
+    pub(super) seed: Option<u64>,
+    pub(super) folder: Option<PathBuf>,
+    /// Values with the names of their types.
+    values: BTreeMap<TypeId, (&'static str, Box<dyn Any + Send>)>,
     /// Weights edges by the type of their weights, each a [`WeightsEdge`].
     edges: BTreeMap<TypeId, Box<dyn Any + Send>>,
 }
 
-/// A weights edge of the flow. The publishing end is taken by one stage.
-struct WeightsEdge<W> {
-    to: Option<WeightsTx<W>>,
-    from: WeightsRx<W>,
-}
-
-struct Value {
-    name: &'static str,
-    value: Box<dyn Any + Send>,
-}
+/// Ends of a weights edge of the flow. The publishing end is taken by one stage.
+type WeightsEdge<W> = (Option<WeightsTx<W>>, WeightsRx<W>);
 
 impl RunContext {
     /// Seed of the run's randomness, if one was set.
@@ -45,7 +38,7 @@ impl RunContext {
 
     /// Value of type `T`, if the flow shares one.
     pub fn get<T: Any + Clone>(&self) -> Option<T> {
-        self.values.get(&TypeId::of::<T>())?.value.downcast_ref().cloned()
+        self.values.get(&TypeId::of::<T>())?.1.downcast_ref().cloned()
     }
 
     /// Sets an unset `field` to the shared value of its type.
@@ -63,44 +56,35 @@ impl RunContext {
     /// Shares `value` with the stages that are put on the graph afterwards. Replaces the value of
     /// the same type.
     pub fn insert<T: Any + Send>(&mut self, value: T) {
-        let value = Value { name: type_name::<T>(), value: Box::new(value) };
-        self.values.insert(TypeId::of::<T>(), value);
+        self.values.insert(TypeId::of::<T>(), (type_name::<T>(), Box::new(value)));
     }
 
     /// Has `reader` read the flow's edge for weights of this type, unless it reads another edge
     /// already.
     pub fn subscribe<W: Send + Sync + 'static>(&mut self, reader: &mut WeightsRx<W>) {
         if !reader.id().has_weights_or_publisher() {
-            *reader = self.edge().from.clone();
+            *reader = self.edge().1.clone();
         }
     }
 
     /// Publishing end of the flow's edge for weights of this type. It belongs to the first stage
     /// that asks.
     pub fn publisher<W: Send + Sync + 'static>(&mut self) -> Option<WeightsTx<W>> {
-        self.edge().to.take()
+        self.edge().0.take()
     }
 
     fn edge<W: Send + Sync + 'static>(&mut self) -> &mut WeightsEdge<W> {
         let edge = self.edges.entry(TypeId::of::<W>()).or_insert_with(|| {
             let (to, from) = flow_weights::<W>();
-            Box::new(WeightsEdge { to: Some(to), from })
+            Box::new((Some(to), from))
         });
         edge.downcast_mut().expect("edges are stored by the type of their weights")
-    }
-
-    pub(super) fn set_seed(&mut self, seed: u64) {
-        self.seed = Some(seed);
-    }
-
-    pub(super) fn set_folder(&mut self, folder: PathBuf) {
-        self.folder = Some(folder);
     }
 }
 
 impl fmt::Debug for RunContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let values: Vec<_> = self.values.values().map(|value| value.name).collect();
+        let values: Vec<_> = self.values.values().map(|(name, _)| name).collect();
         f.debug_struct("RunContext").field("seed", &self.seed).field("folder", &self.folder).field("values", &values).finish()
     }
 }

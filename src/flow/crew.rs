@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::task::{Context, Wake, Waker};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use super::sync::point;
 
@@ -95,7 +95,7 @@ impl Presence {
 
     /// Removes the worker, after its ends were dropped.
     pub(crate) fn leave(&self) {
-        *self.sleeper() = None;
+        *self.sleeper.lock() = None;
         if self.state.swap(GONE, SeqCst) != WAITING {
             self.crew.depart();
         }
@@ -144,7 +144,7 @@ impl Presence {
         }
         self.waits.store(false, SeqCst);
         self.given.store(given.data().cast_mut(), SeqCst);
-        let mut known = self.sleeper();
+        let mut known = self.sleeper.lock();
         if known.as_ref().is_none_or(|known| !known.will_wake(sleeper)) {
             *known = Some(sleeper.clone());
         }
@@ -165,12 +165,8 @@ impl Presence {
         if self.state.fetch_update(SeqCst, SeqCst, woken) != Ok(WAITING) {
             self.crew.depart();
         }
-        let sleeper = self.sleeper().clone();
+        let sleeper = self.sleeper.lock().clone();
         sleeper.into_iter().for_each(Waker::wake);
-    }
-
-    fn sleeper(&self) -> MutexGuard<'_, Option<Waker>> {
-        self.sleeper.lock()
     }
 }
 

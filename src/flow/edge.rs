@@ -9,13 +9,14 @@
 //! `sync` depend on it.
 
 use std::sync::Arc;
+use std::task::Poll;
 
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use super::Message;
 use super::sync::atomic::{AtomicU64, Ordering};
 use super::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, flume};
+use super::{Message, StageError};
 
 /// Capacity of an edge. Both limits apply; a single item is admitted whatever its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -44,10 +45,6 @@ impl Default for Capacity {
         Capacity::items(8)
     }
 }
-
-/// Error of a send: the consumer is gone.
-#[derive(Debug)]
-pub(crate) struct Closed;
 
 /// Function called with every n-th item of an edge, in its producer.
 pub(crate) struct Tap<T> {
@@ -108,13 +105,6 @@ pub(crate) enum Offer<T> {
     Sent(usize),
     Closed,
     Full(Parcel<T>),
-}
-
-/// Result of a receive without a wait.
-pub(crate) enum Pop<T> {
-    Item(T, usize),
-    Empty,
-    Closed,
 }
 
 /// Producing end of an edge; clones share the edge.
@@ -179,14 +169,14 @@ impl<T: Message> Tx<T> {
         }
     }
 
-    /// Waits for credit and room. Not cancel-safe: a dropped future drops the item.
-    pub(crate) async fn push(&self, mut parcel: Parcel<T>) -> Result<(), Closed> {
+    /// Waits for credit and room; fails when the consumer is gone. Not cancel-safe: a dropped future drops the item.
+    pub(crate) async fn push(&self, mut parcel: Parcel<T>) -> Result<(), StageError> {
         let tokens = parcel.tokens;
         if tokens > 0 && parcel.credit.is_none() {
-            let price = self.gauge.price(tokens);
-            parcel.credit = Some(Arc::clone(&self.gauge.credit).acquire_many_owned(price).await.map_err(|_| Closed)?);
+            let credit = Arc::clone(&self.gauge.credit).acquire_many_owned(self.gauge.price(tokens));
+            parcel.credit = Some(credit.await.map_err(|_| StageError::closed())?);
         }
-        self.queue.send_async(parcel).await.map_err(|_| Closed)?;
+        self.queue.send_async(parcel).await.map_err(|_| StageError::closed())?;
         self.sent(tokens);
         Ok(())
     }
@@ -208,19 +198,16 @@ impl<T: Message> Tx<T> {
 }
 
 impl<T: Message> Rx<T> {
-    /// Takes the next item and its tokens without a wait.
-    pub(crate) fn try_pop(&self) -> Pop<T> {
+    /// Takes the next item and its tokens, if it is there; `None` at the end, as [`Rx::pop`].
+    pub(crate) fn try_pop(&self) -> Poll<Option<(T, usize)>> {
         match self.queue.try_recv() {
-            Ok(parcel) => {
-                let (item, tokens) = self.open(parcel);
-                Pop::Item(item, tokens)
-            }
-            Err(flume::TryRecvError::Empty) => Pop::Empty,
-            Err(flume::TryRecvError::Disconnected) => Pop::Closed,
+            Ok(parcel) => Poll::Ready(Some(self.open(parcel))),
+            Err(flume::TryRecvError::Empty) => Poll::Pending,
+            Err(flume::TryRecvError::Disconnected) => Poll::Ready(None),
         }
     }
 
-    /// Waits for the next item; `None` when all producers are gone and the queue is empty.
+    /// Waits for the next item and its tokens; `None` when all producers are gone and the queue is empty.
     pub(crate) async fn pop(&self) -> Option<(T, usize)> {
         self.queue.recv_async().await.ok().map(|parcel| self.open(parcel))
     }

@@ -12,33 +12,32 @@ use std::time::Duration;
 use super::edge::{Gauge, Tap};
 use super::launch::Job;
 use super::nodes::{self, IntoSink, IntoStage};
+use super::plan::{EdgePlan, Kind, NodePlan, WeightsPlan};
 use super::port::Slot;
-use super::runner::Declared;
 use super::until::Goal;
 use super::{
-    Capacity, Control, EdgePlan, Graph, GraphError, GraphErrors, GraphWarning, Interrupts, Kind, Message, NodePlan, Port, Report,
-    RunContext, RunError, Simulation, Source, StageSpec, Stats, Until, WeightsId, WeightsPlan, Window, runner,
+    Capacity, Control, Graph, GraphError, Interrupts, Message, Port, Report, RunContext, RunError, Simulation, Source, StageSpec,
+    Stats, Until, runner,
 };
 
-pub(crate) type BuildEdge = Box<dyn FnOnce(Capacity) -> Arc<Gauge> + Send>;
-pub(crate) type BuildJobs = Box<dyn FnOnce(&Until) -> Vec<Job> + Send>;
+type BuildJobs = Box<dyn FnOnce(&Until) -> Vec<Job> + Send>;
 
-#[derive(Default)]
 pub(crate) struct Node {
-    pub(crate) jobs: Option<BuildJobs>,
-    publishes: Vec<WeightsId>,
-    subscribes: Vec<WeightsId>,
-    window: Option<Window>,
-    raises: Option<Window>,
+    pub(crate) jobs: BuildJobs,
+    pub(crate) spec: StageSpec,
+}
+
+pub(crate) struct Edge {
+    pub(crate) build: Box<dyn FnOnce(Capacity) -> Arc<Gauge> + Send>,
+    /// Capacity that was set by hand.
+    capacity: Option<Capacity>,
 }
 
 /// Dataflow graph: declares stages, checks the graph and runs it.
 pub struct Flow {
     graph: Graph,
     nodes: Vec<Node>,
-    edges: Vec<BuildEdge>,
-    /// Capacities that were set by hand, by edge.
-    capacities: Vec<Option<Capacity>>,
+    edges: Vec<Edge>,
     default_capacity: Capacity,
     misuse: Vec<GraphError>,
     context: RunContext,
@@ -59,7 +58,6 @@ impl Flow {
             graph: Graph { name: name.into(), ..Graph::default() },
             nodes: Vec::new(),
             edges: Vec::new(),
-            capacities: Vec::new(),
             default_capacity: Capacity::default(),
             misuse: Vec::new(),
             context: RunContext::default(),
@@ -73,13 +71,13 @@ impl Flow {
 
     /// Sets the seed of the run's randomness. Call it before the stages are put on the graph.
     pub fn seed(mut self, seed: u64) -> Self {
-        self.context_for("seed").set_seed(seed);
+        self.context_for("seed").seed = Some(seed);
         self
     }
 
     /// Sets the folder that the run writes to. Call it before the stages are put on the graph.
     pub fn run_folder(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.context_for("run_folder").set_folder(folder.into());
+        self.context_for("run_folder").folder = Some(folder.into());
         self
     }
 
@@ -92,7 +90,7 @@ impl Flow {
     /// [`Flow::share`] by the method `call`, which errors name.
     pub(crate) fn share_as<T: Any + Send>(mut self, call: &'static str, value: T) -> Self {
         if self.context.holds::<T>() {
-            self.misuse.push(GraphError::SharedTwice { call });
+            self.misuse.push(GraphError::SharedTwice(call));
         }
         self.context_for(call).insert(value);
         self
@@ -100,7 +98,7 @@ impl Flow {
 
     fn context_for(&mut self, call: &'static str) -> &mut RunContext {
         if !self.nodes.is_empty() {
-            self.misuse.push(GraphError::LateContext { call });
+            self.misuse.push(GraphError::LateContext(call));
         }
         &mut self.context
     }
@@ -108,8 +106,7 @@ impl Flow {
     /// Adds a source.
     pub fn source<S: Source>(&mut self, name: &str, mut source: S) -> Port<S::Out> {
         source.attach(&mut self.context);
-        let spec = source.spec();
-        let node = self.node(name, Kind::Source, &spec, false);
+        let node = self.node(name, Kind::Source, source.spec(), false);
         let (port, slot) = self.output(node);
         self.jobs(node, move |_| vec![nodes::source(source, slot.tx())]);
         port
@@ -133,7 +130,7 @@ impl Flow {
     {
         let stage = stage.into_node(&mut self.context);
         let kind = if stage.task { Kind::Task } else { Kind::Stage };
-        let node = self.node(name, kind, &stage.spec, stage.replicable);
+        let node = self.node(name, kind, stage.spec, stage.replicable);
         self.connect(node, &input);
         let (port, slot) = self.output(node);
         self.jobs(node, move |_| (stage.jobs)(input.slot.rx(), slot.tx()));
@@ -143,7 +140,7 @@ impl Flow {
     /// Adds a sink after `input`: any [`Sink`](super::Sink), or a closure.
     pub fn sink<T: Message, S: IntoSink<T, By>, By>(&mut self, name: &str, input: Port<T>, sink: S) {
         let sink = sink.into_node(&mut self.context);
-        let node = self.node(name, Kind::Sink, &sink.spec, false);
+        let node = self.node(name, Kind::Sink, sink.spec, false);
         self.connect(node, &input);
         self.jobs(node, move |until| vec![(sink.job)(input.slot.rx(), until.clone())]);
     }
@@ -151,7 +148,7 @@ impl Flow {
     /// Copies every item of `input` to `branches` ports. The slowest branch holds back the others
     /// (law F1).
     pub fn tee<T: Message + Clone>(&mut self, name: &str, input: Port<T>, branches: usize) -> Vec<Port<T>> {
-        let node = self.node(name, Kind::Tee, &StageSpec::task(), false);
+        let node = self.node(name, Kind::Tee, StageSpec::default(), false);
         self.connect(node, &input);
         let (ports, slots): (Vec<_>, Vec<_>) = (0..branches).map(|_| self.output(node)).unzip();
         self.jobs(node, move |_| vec![nodes::tee(input.slot.rx(), slots.iter().map(|slot| slot.tx()).collect())]);
@@ -160,7 +157,7 @@ impl Flow {
 
     /// Joins `inputs`. Each keeps its order; there is no order between them.
     pub fn merge<T: Message>(&mut self, name: &str, inputs: Vec<Port<T>>) -> Port<T> {
-        let node = self.node(name, Kind::Merge, &StageSpec::task().workers(inputs.len()), true);
+        let node = self.node(name, Kind::Merge, StageSpec::default().workers(inputs.len()), true);
         for input in &inputs {
             self.connect(node, input);
         }
@@ -172,9 +169,9 @@ impl Flow {
     /// Sets the capacity of one edge.
     pub fn edge<T>(&mut self, port: &Port<T>, capacity: Capacity) -> &mut Self {
         if self.owns(port) {
-            self.capacities[port.edge] = Some(capacity);
+            self.edges[port.edge].capacity = Some(capacity);
         } else {
-            self.misuse.push(GraphError::ForeignPort { user: "edge".into() });
+            self.misuse.push(GraphError::ForeignPort("edge".into()));
         }
         self
     }
@@ -196,12 +193,12 @@ impl Flow {
     /// Returns the graph as plain data, for drawings.
     pub fn graph(&self) -> Graph {
         let mut graph = self.graph.clone();
-        for (edge, capacity) in graph.edges.iter_mut().zip(&self.capacities) {
-            edge.capacity = capacity.unwrap_or(self.default_capacity);
+        for (plan, edge) in graph.edges.iter_mut().zip(&self.edges) {
+            plan.capacity = edge.capacity.unwrap_or(self.default_capacity);
         }
         for (from, publisher) in self.nodes.iter().enumerate() {
             for (to, subscriber) in self.nodes.iter().enumerate() {
-                if publisher.publishes.iter().any(|id| subscriber.subscribes.contains(id)) {
+                if publisher.spec.publishes.iter().any(|id| subscriber.spec.subscribes.contains(id)) {
                     graph.weights.push(WeightsPlan { from, to });
                 }
             }
@@ -209,9 +206,9 @@ impl Flow {
         graph
     }
 
-    /// Checks the graph. Reports all errors together, and returns warnings.
-    pub fn check(&self) -> Result<Vec<GraphWarning>, GraphErrors> {
-        self.problems(&Until::finished())
+    /// Checks the graph. Reports all errors together, as [`RunError::Graph`], and returns warnings.
+    pub fn check(&self) -> Result<Vec<String>, RunError> {
+        self.check_for(&Until::finished())
     }
 
     /// Returns a handle that drains or stops the run from another thread. Valid before, during and
@@ -268,97 +265,69 @@ impl Flow {
     }
 
     fn run_on(&mut self, simulation: Option<&Simulation>, until: Until) -> Result<Report, RunError> {
-        let warnings = self.problems(&until)?;
+        let warnings = self.check_for(&until)?;
         let interrupts = self.interrupts.clone().map_or_else(Interrupts::listen, Ok).map_err(RunError::Start)?;
         let _steered = interrupts.steer(self.control.clone());
         let graph = self.graph();
-        let nodes = std::mem::take(&mut self.nodes).into_iter();
-        let (jobs, windows) = nodes.map(|node| (node.jobs, node.window)).unzip();
-        let edges = std::mem::take(&mut self.edges);
+        let (nodes, edges) = (std::mem::take(&mut self.nodes), std::mem::take(&mut self.edges));
         // From here on, only stages hold the ends of weights edges.
         self.context = RunContext::default();
         self.graph = Graph { name: graph.name.clone(), ..Graph::default() };
-        self.capacities.clear();
-        let declared = Declared { graph, edges, jobs, windows, stall_timeout: self.stall_timeout, warnings };
+        let declared = runner::Declared { graph, edges, nodes, stall_timeout: self.stall_timeout, warnings };
         runner::run(declared, &until, &self.control, &self.stats, simulation)
     }
 
-    fn problems(&self, until: &Until) -> Result<Vec<GraphWarning>, GraphErrors> {
+    fn check_for(&self, until: &Until) -> Result<Vec<String>, RunError> {
         let graph = self.graph();
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let (mut errors, warnings) = graph.check(cores);
+        let mut errors = graph.errors();
         errors.extend(self.misuse.iter().cloned());
-        errors.extend(self.unread_weights());
-        errors.extend(self.unpublished_weights());
-        errors.extend(self.unreleased());
+        let specs = || graph.nodes.iter().map(|plan| &plan.name).zip(self.nodes.iter().map(|node| &node.spec));
+        let named = |(name, _): (&String, _)| name.clone();
+        // Weights that neither a stage nor an end outside the graph reads.
+        let unread = specs().filter(|(_, spec)| {
+            let read = |id| specs().any(|(_, other)| other.subscribes.contains(id));
+            spec.publishes.iter().any(|id| !id.has_readers() && !read(id))
+        });
+        errors.extend(unread.map(named).map(GraphError::UnreadWeights));
+        // Weights that nothing published or may publish.
+        let unpublished = specs().filter(|(_, spec)| {
+            let published = |id| specs().any(|(_, other)| other.publishes.contains(id));
+            spec.subscribes.iter().any(|id| !id.has_weights_or_publisher() && !published(id))
+        });
+        errors.extend(unpublished.map(named).map(GraphError::UnpublishedWeights));
+        // Windows that only stages raise, and none of the graph does.
+        errors.extend(specs().filter_map(|(name, spec)| {
+            let raised = |window| specs().any(|(_, other)| other.raises.as_ref().is_some_and(|own| own.is_same(window)));
+            let window = spec.window.as_ref().filter(|window| window.only_stages_raise() && !raised(window))?;
+            Some(GraphError::NeverReleased(name.clone(), window.who_raises().unwrap_or("a stage of the graph")))
+        }));
         if let Goal::Items(sink, _) = &until.0 {
-            let sinks: Vec<String> =
-                graph.nodes.iter().filter(|node| node.kind == Kind::Sink).map(|node| node.name.clone()).collect();
+            let sinks = graph.nodes.iter().filter(|node| node.kind == Kind::Sink);
+            let sinks: Vec<String> = sinks.map(|node| node.name.clone()).collect();
             if !sinks.contains(sink) {
-                errors.push(GraphError::UnknownSink { name: sink.clone(), sinks });
+                errors.push(GraphError::UnknownSink(sink.clone(), sinks));
             }
         }
-        if errors.is_empty() { Ok(warnings) } else { Err(GraphErrors(errors)) }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        if errors.is_empty() { Ok(graph.warnings(cores)) } else { Err(RunError::Graph(errors)) }
     }
 
-    /// Stages that publish weights which neither a stage nor an end outside the graph reads.
-    fn unread_weights(&self) -> impl Iterator<Item = GraphError> {
-        let subscribed = |id: &WeightsId| self.nodes.iter().any(|node| node.subscribes.contains(id));
-        let unread = move |node: &Node| node.publishes.iter().any(|id| !id.has_readers() && !subscribed(id));
-        let stages = self.graph.nodes.iter().zip(&self.nodes).filter(move |(_, node)| unread(node));
-        stages.map(|(plan, _)| GraphError::UnreadWeights { stage: plan.name.clone() })
-    }
-
-    /// Stages that read weights which nothing published or may publish.
-    fn unpublished_weights(&self) -> impl Iterator<Item = GraphError> {
-        let published = |id: &WeightsId| self.nodes.iter().any(|node| node.publishes.contains(id));
-        let waits = move |node: &Node| node.subscribes.iter().any(|id| !id.has_weights_or_publisher() && !published(id));
-        let stages = self.graph.nodes.iter().zip(&self.nodes).filter(move |(_, node)| waits(node));
-        stages.map(|(plan, _)| GraphError::UnpublishedWeights { stage: plan.name.clone() })
-    }
-
-    /// Sources whose window only stages raise, and none of the graph does.
-    fn unreleased(&self) -> impl Iterator<Item = GraphError> {
-        let raised = |window: &Window| self.nodes.iter().any(|node| node.raises.as_ref().is_some_and(|own| own.is_same(window)));
-        let stages = self.graph.nodes.iter().zip(&self.nodes);
-        stages.filter_map(move |(plan, node)| {
-            let by = node.window.as_ref().filter(|window| window.only_stages_raise() && !raised(window))?.who_raises();
-            Some(GraphError::NeverReleased { stage: plan.name.clone(), by: by.unwrap_or("a stage of the graph") })
-        })
-    }
-
-    fn node(&mut self, name: &str, kind: Kind, spec: &StageSpec, replicable: bool) -> usize {
-        self.graph.nodes.push(NodePlan {
-            name: name.to_owned(),
-            kind,
-            workers: spec.workers,
-            replicable,
-            ordered: spec.ordered,
-            threads: spec.threads,
-            window: spec.window.is_some(),
-            knob: spec.knob.clone(),
-        });
-        self.nodes.push(Node {
-            jobs: None,
-            publishes: spec.publishes.clone(),
-            subscribes: spec.subscribes.clone(),
-            window: spec.window.clone(),
-            raises: spec.raises.clone(),
-        });
+    fn node(&mut self, name: &str, kind: Kind, spec: StageSpec, replicable: bool) -> usize {
+        self.graph.nodes.push(NodePlan::new(name, kind, &spec, replicable));
+        self.nodes.push(Node { jobs: Box::new(|_| Vec::new()), spec });
         self.nodes.len() - 1
     }
 
     fn jobs(&mut self, node: usize, jobs: impl FnOnce(&Until) -> Vec<Job> + Send + 'static) {
-        self.nodes[node].jobs = Some(Box::new(jobs));
+        self.nodes[node].jobs = Box::new(jobs);
     }
 
     fn output<T: Message>(&mut self, from: usize) -> (Port<T>, Arc<Slot<T>>) {
         let slot = Slot::new();
         let plan = EdgePlan { from, to: None, carries: T::label(), capacity: self.default_capacity };
         self.graph.edges.push(plan);
-        self.capacities.push(None);
-        let build = Arc::clone(&slot);
-        self.edges.push(Box::new(move |capacity| build.build(capacity)));
+        let built = Arc::clone(&slot);
+        self.edges.push(Edge { build: Box::new(move |capacity| built.build(capacity)), capacity: None });
         let port = Port { edge: self.graph.edges.len() - 1, flow: Arc::clone(&self.identity), slot: Arc::clone(&slot) };
         (port, slot)
     }
@@ -367,12 +336,12 @@ impl Flow {
         if self.owns(port) {
             self.graph.edges[port.edge].to = Some(node);
         } else {
-            self.misuse.push(GraphError::ForeignPort { user: self.graph.name(node).to_owned() });
+            self.misuse.push(GraphError::ForeignPort(self.graph.name(node).to_owned()));
         }
     }
 
     fn owns<T>(&self, port: &Port<T>) -> bool {
-        Arc::ptr_eq(&self.identity, &port.flow) && port.edge < self.capacities.len()
+        Arc::ptr_eq(&self.identity, &port.flow) && port.edge < self.edges.len()
     }
 }
 

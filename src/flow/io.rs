@@ -4,10 +4,11 @@
 //! An item that is available, or has room, needs no wait: no clock is read and no state changes.
 
 use std::sync::Arc;
+use std::task::Poll;
 
 use super::clock::{Meter, State};
 use super::control::{Control, Signal};
-use super::edge::{Closed, Offer, Parcel, Pop, Rx, Tx};
+use super::edge::{Offer, Parcel, Rx, Tx};
 use super::order::{Ticket, Turnstile};
 use super::{Message, StageError, WeightsRx};
 
@@ -19,86 +20,86 @@ pub(crate) struct Seat {
     pub(crate) control: Control,
 }
 
-impl Seat {
-    /// Lets an item's simulated time pass; does nothing on a real machine.
-    fn work<T: Message>(&self, item: &T) {
-        self.meter.clock.work(&self.stage, || item.tokens());
-    }
-}
-
 /// Input of a worker.
 pub(crate) struct Inlet<T> {
     rx: Rx<T>,
     seat: Seat,
     /// True once the worker received the end of its input.
     pub(crate) ended: bool,
-}
-
-/// Result of a receive without a wait.
-enum Now<T> {
-    Item(T),
-    Ended,
-    Wait,
+    order: Option<Arc<Turnstile>>,
+    /// Place of the newest item in the order.
+    ticket: Option<Ticket>,
 }
 
 impl<T: Message> Inlet<T> {
     pub(crate) fn new(rx: Rx<T>, seat: Seat) -> Self {
-        Inlet { rx, seat, ended: false }
+        Inlet { rx, seat, ended: false, order: None, ticket: None }
     }
 
-    fn now(&mut self) -> Now<T> {
-        if self.seat.control.signal() == Signal::Stop {
-            self.ended = true;
-            return Now::Ended;
-        }
-        match self.rx.try_pop() {
-            Pop::Item(item, tokens) => {
-                self.seat.meter.took(tokens);
-                Now::Item(item)
-            }
-            Pop::Empty => Now::Wait,
-            Pop::Closed => {
-                self.ended = true;
-                Now::Ended
-            }
-        }
-    }
-
-    /// Waits for an item, without a change of state.
-    async fn arrival(&mut self) -> Option<T> {
-        match self.rx.pop().await {
-            Some((item, tokens)) => {
-                self.seat.meter.took(tokens);
-                Some(item)
-            }
-            None => {
-                self.ended = true;
-                None
-            }
-        }
-    }
-
-    async fn starve(&mut self) -> Option<T> {
-        let meter = Arc::clone(&self.seat.meter);
-        meter.wait(State::Starved, self.arrival()).await
-    }
-
+    /// Receives the next item; `None` at the end.
     pub(crate) async fn recv(&mut self) -> Option<T> {
+        // Lets the other tasks of this thread run, also if the input is always full.
+        tokio::task::coop::consume_budget().await;
         let item = match self.now() {
-            Now::Item(item) => Some(item),
-            Now::Ended => None,
-            Now::Wait => self.starve().await,
+            Poll::Ready(item) => item,
+            Poll::Pending => self.starve().await,
         };
-        item.inspect(|item| self.seat.work(item))
+        self.work(item)
     }
 
     pub(crate) fn recv_blocking(&mut self) -> Option<T> {
         let item = match self.now() {
-            Now::Item(item) => Some(item),
-            Now::Ended => None,
-            Now::Wait => Arc::clone(&self.seat.meter).block_on(self.starve()),
+            Poll::Ready(item) => item,
+            Poll::Pending => Arc::clone(&self.seat.meter).block_on(self.starve()),
         };
-        item.inspect(|item| self.seat.work(item))
+        self.work(item)
+    }
+
+    fn try_recv(&mut self) -> Poll<Option<T>> {
+        self.now().map(|item| self.work(item))
+    }
+
+    /// Lets the item's simulated time pass; does nothing on a real machine.
+    fn work(&self, item: Option<T>) -> Option<T> {
+        item.inspect(|item| self.seat.meter.clock.work(&self.seat.stage, || item.tokens()))
+    }
+
+    /// Receives without a wait.
+    fn now(&mut self) -> Poll<Option<T>> {
+        self.ticket = None;
+        let mut intake = None;
+        if let Some(order) = &self.order {
+            let Ok(next) = order.intake.try_lock() else { return Poll::Pending };
+            intake = Some((order, next));
+        }
+        let stops = self.seat.control.signal() == Signal::Stop;
+        let popped = if stops { Poll::Ready(None) } else { self.rx.try_pop() };
+        let Poll::Ready(popped) = popped else { return Poll::Pending };
+        let ticket = popped.as_ref().and_then(|_| intake.map(|(order, mut next)| Ticket::draw(order, &mut next)));
+        Poll::Ready(self.took(popped, ticket))
+    }
+
+    async fn starve(&mut self) -> Option<T> {
+        let meter = Arc::clone(&self.seat.meter);
+        let arrival = async {
+            let intake = match &self.order {
+                Some(order) => Some((order, order.intake.lock().await)),
+                None => None,
+            };
+            let popped = self.rx.pop().await;
+            let ticket = popped.as_ref().and_then(|_| intake.map(|(order, mut next)| Ticket::draw(order, &mut next)));
+            self.took(popped, ticket)
+        };
+        meter.wait(State::Starved, arrival).await
+    }
+
+    fn took(&mut self, popped: Option<(T, usize)>, ticket: Option<Ticket>) -> Option<T> {
+        self.ticket = ticket;
+        self.ended |= popped.is_none();
+        popped.map(|(item, tokens)| {
+            self.seat.meter.took(tokens);
+            item
+        })
     }
 }
 
@@ -108,75 +109,81 @@ pub(crate) struct Outlet<T> {
     seat: Seat,
 }
 
+/// Item that can't be sent yet.
+enum Pending<'a, T> {
+    /// Earlier items come first.
+    Turn(&'a Ticket, T),
+    Room(Parcel<T>),
+}
+
 impl<T: Message> Outlet<T> {
     pub(crate) fn new(tx: Tx<T>, seat: Seat) -> Self {
         Outlet { tx, seat }
     }
 
-    fn offer(&self, item: T) -> Offer<T> {
-        let offer = self.tx.offer(item);
-        if let Offer::Sent(tokens) = offer {
+    /// Sends an item, after all that come before its ticket.
+    pub(crate) async fn send(&self, item: T, ticket: Option<&Ticket>) -> Result<(), StageError> {
+        match self.now(item, ticket)? {
+            None => Ok(()),
+            Some(pending) => self.block(pending).await,
+        }
+    }
+
+    pub(crate) fn send_blocking(&self, item: T, ticket: Option<&Ticket>) -> Result<(), StageError> {
+        match self.now(item, ticket)? {
+            None => Ok(()),
+            Some(pending) => self.seat.meter.block_on(self.block(pending)),
+        }
+    }
+
+    /// Sends without a wait, or returns what has to wait.
+    fn now<'a>(&self, item: T, ticket: Option<&'a Ticket>) -> Result<Option<Pending<'a, T>>, StageError> {
+        match ticket {
+            Some(ticket) if !ticket.is_first() => Ok(Some(Pending::Turn(ticket, item))),
+            _ => Ok(self.offer(item)?.map(Pending::Room)),
+        }
+    }
+
+    /// Returns the item if there is no room.
+    fn offer(&self, item: T) -> Result<Option<Parcel<T>>, StageError> {
+        match self.tx.offer(item) {
+            Offer::Sent(tokens) => {
+                self.seat.meter.gave(tokens);
+                Ok(None)
+            }
+            Offer::Closed => Err(StageError::closed()),
+            Offer::Full(parcel) => Ok(Some(parcel)),
+        }
+    }
+
+    async fn block(&self, pending: Pending<'_, T>) -> Result<(), StageError> {
+        let sent = async {
+            let parcel = match pending {
+                Pending::Room(parcel) => parcel,
+                Pending::Turn(ticket, item) => {
+                    ticket.turn().await;
+                    let Some(parcel) = self.offer(item)? else { return Ok(()) };
+                    parcel
+                }
+            };
+            let tokens = parcel.tokens;
+            self.tx.push(parcel).await?;
             self.seat.meter.gave(tokens);
-        }
-        offer
+            Ok(())
+        };
+        self.seat.meter.wait(State::Blocked, sent).await
     }
-
-    /// Waits for room, without a change of state.
-    async fn room(&self, parcel: Parcel<T>) -> Result<(), StageError> {
-        let tokens = parcel.tokens;
-        self.tx.push(parcel).await.map_err(|Closed| StageError::closed())?;
-        self.seat.meter.gave(tokens);
-        Ok(())
-    }
-
-    async fn block(&self, parcel: Parcel<T>) -> Result<(), StageError> {
-        self.seat.meter.wait(State::Blocked, self.room(parcel)).await
-    }
-
-    pub(crate) async fn send(&self, item: T) -> Result<(), StageError> {
-        match self.offer(item) {
-            Offer::Sent(_) => Ok(()),
-            Offer::Closed => Err(StageError::closed()),
-            Offer::Full(parcel) => self.block(parcel).await,
-        }
-    }
-
-    pub(crate) fn send_blocking(&self, item: T) -> Result<(), StageError> {
-        match self.offer(item) {
-            Offer::Sent(_) => Ok(()),
-            Offer::Closed => Err(StageError::closed()),
-            Offer::Full(parcel) => self.seat.meter.block_on(self.block(parcel)),
-        }
-    }
-}
-
-/// Result of [`Io::try_recv`].
-#[derive(Debug, PartialEq, Eq)]
-pub enum TryRecv<T> {
-    /// An item.
-    Item(T),
-    /// No item now.
-    Empty,
-    /// No item now or later: the input ended, or the run stops.
-    Closed,
 }
 
 /// Input and output of a worker of an [`AsyncStage`](super::AsyncStage).
 pub struct AsyncIo<In, Out> {
     pub(crate) inlet: Inlet<In>,
     outlet: Outlet<Out>,
-    order: Option<Arc<Turnstile>>,
-    ticket: Option<Ticket>,
-}
-
-enum Pending<T> {
-    Turn(T),
-    Room(Parcel<T>),
 }
 
 impl<In: Message, Out: Message> AsyncIo<In, Out> {
     pub(crate) fn new(rx: Rx<In>, tx: Tx<Out>, order: Option<Arc<Turnstile>>, seat: Seat) -> Self {
-        AsyncIo { inlet: Inlet::new(rx, seat.clone()), outlet: Outlet::new(tx, seat), order, ticket: None }
+        AsyncIo { inlet: Inlet { order, ..Inlet::new(rx, seat.clone()) }, outlet: Outlet::new(tx, seat) }
     }
 
     /// Receives the next item, waiting in the state *starved*. Returns `None` at the end, after a
@@ -184,26 +191,13 @@ impl<In: Message, Out: Message> AsyncIo<In, Out> {
     ///
     /// Not cancel-safe: await it to its end, not as a branch of a `select!`.
     pub async fn recv(&mut self) -> Result<Option<In>, StageError> {
-        // Lets the other tasks of this thread run, also if the input is always full.
-        tokio::task::coop::consume_budget().await;
-        let item = match self.recv_now() {
-            Now::Item(item) => Some(item),
-            Now::Ended => None,
-            Now::Wait => self.recv_wait().await,
-        };
-        Ok(item.inspect(|item| self.inlet.seat.work(item)))
+        Ok(self.inlet.recv().await)
     }
 
-    /// Receives the next item if there is one, without a wait.
-    pub fn try_recv(&mut self) -> Result<TryRecv<In>, StageError> {
-        Ok(match self.recv_now() {
-            Now::Item(item) => {
-                self.inlet.seat.work(&item);
-                TryRecv::Item(item)
-            }
-            Now::Ended => TryRecv::Closed,
-            Now::Wait => TryRecv::Empty,
-        })
+    /// Receives the next item without a wait: `Pending` if there is none now, and `None` as
+    /// [`AsyncIo::recv`] if there is none now or later.
+    pub fn try_recv(&mut self) -> Poll<Option<In>> {
+        self.inlet.try_recv()
     }
 
     /// Sends an item, waiting for room in the state *blocked*. Fails with [`StageError::closed`]
@@ -211,10 +205,7 @@ impl<In: Message, Out: Message> AsyncIo<In, Out> {
     ///
     /// Not cancel-safe: a dropped future may drop the item.
     pub async fn send(&mut self, item: Out) -> Result<(), StageError> {
-        match self.send_now(item)? {
-            None => Ok(()),
-            Some(pending) => self.send_wait(pending).await,
-        }
+        self.outlet.send(item, self.inlet.ticket.as_ref()).await
     }
 
     /// Waits for weights of version `at_least` (0: any) or newer, in the state *weights*.
@@ -262,62 +253,6 @@ impl<In: Message, Out: Message> AsyncIo<In, Out> {
     pub async fn stopped(&self) {
         self.inlet.seat.control.reached(Signal::Stop).await;
     }
-
-    fn recv_now(&mut self) -> Now<In> {
-        let Some(turnstile) = &self.order else { return self.inlet.now() };
-        self.ticket = None;
-        let Ok(mut intake) = turnstile.intake.try_lock() else { return Now::Wait };
-        let now = self.inlet.now();
-        if matches!(now, Now::Item(_)) {
-            self.ticket = Some(Ticket::draw(turnstile, &mut intake));
-        }
-        now
-    }
-
-    async fn recv_wait(&mut self) -> Option<In> {
-        let meter = Arc::clone(&self.inlet.seat.meter);
-        let Some(turnstile) = &self.order else { return meter.wait(State::Starved, self.inlet.arrival()).await };
-        let arrival = async {
-            let mut intake = turnstile.intake.lock().await;
-            let item = self.inlet.arrival().await;
-            if item.is_some() {
-                self.ticket = Some(Ticket::draw(turnstile, &mut intake));
-            }
-            item
-        };
-        meter.wait(State::Starved, arrival).await
-    }
-
-    fn send_now(&mut self, item: Out) -> Result<Option<Pending<Out>>, StageError> {
-        if self.ticket.as_ref().is_some_and(|ticket| !ticket.is_first()) {
-            return Ok(Some(Pending::Turn(item)));
-        }
-        match self.outlet.offer(item) {
-            Offer::Sent(_) => Ok(None),
-            Offer::Closed => Err(StageError::closed()),
-            Offer::Full(parcel) => Ok(Some(Pending::Room(parcel))),
-        }
-    }
-
-    async fn send_wait(&mut self, pending: Pending<Out>) -> Result<(), StageError> {
-        let sent = async {
-            let parcel = match pending {
-                Pending::Room(parcel) => parcel,
-                Pending::Turn(item) => {
-                    if let Some(ticket) = &self.ticket {
-                        ticket.turn().await;
-                    }
-                    match self.outlet.offer(item) {
-                        Offer::Sent(_) => return Ok(()),
-                        Offer::Closed => return Err(StageError::closed()),
-                        Offer::Full(parcel) => parcel,
-                    }
-                }
-            };
-            self.outlet.room(parcel).await
-        };
-        self.outlet.seat.meter.wait(State::Blocked, sent).await
-    }
 }
 
 /// Input and output of a worker of a [`Stage`](super::Stage). The calls of [`AsyncIo`], blocking
@@ -327,25 +262,17 @@ pub struct Io<In, Out>(pub(crate) AsyncIo<In, Out>);
 impl<In: Message, Out: Message> Io<In, Out> {
     /// Blocking form of [`AsyncIo::recv`].
     pub fn recv(&mut self) -> Result<Option<In>, StageError> {
-        let item = match self.0.recv_now() {
-            Now::Item(item) => Some(item),
-            Now::Ended => None,
-            Now::Wait => Arc::clone(&self.0.inlet.seat.meter).block_on(self.0.recv_wait()),
-        };
-        Ok(item.inspect(|item| self.0.inlet.seat.work(item)))
+        Ok(self.0.inlet.recv_blocking())
     }
 
     /// Same as [`AsyncIo::try_recv`].
-    pub fn try_recv(&mut self) -> Result<TryRecv<In>, StageError> {
+    pub fn try_recv(&mut self) -> Poll<Option<In>> {
         self.0.try_recv()
     }
 
     /// Blocking form of [`AsyncIo::send`].
     pub fn send(&mut self, item: Out) -> Result<(), StageError> {
-        match self.0.send_now(item)? {
-            None => Ok(()),
-            Some(pending) => Arc::clone(&self.0.inlet.seat.meter).block_on(self.0.send_wait(pending)),
-        }
+        self.0.outlet.send_blocking(item, self.0.inlet.ticket.as_ref())
     }
 
     /// Blocking form of [`AsyncIo::wait_weights`].

@@ -5,16 +5,16 @@
 //! (law F3).
 
 use std::any::Any;
+use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::mpsc::Sender;
-use std::task::Poll;
 use std::thread;
 
 use super::StageError;
 use super::control::Signal;
 use super::io::Seat;
-use super::runner::{Cause, Event, StageFailure};
+use super::runner::{Event, StageFailure};
 
 /// Connection of a worker to the runner.
 #[derive(Clone)]
@@ -36,21 +36,19 @@ impl Post {
     /// Records how a worker's code ended, while it still holds its ends. `ended`: it received the
     /// end of its input, or has none.
     pub(crate) fn settle(&self, result: thread::Result<Result<(), StageError>>, ended: bool) {
-        let cause = match result {
+        let failed = match result {
             Ok(Ok(())) => None,
-            Ok(Err(error)) => error.into_cause().map(Cause::Failed),
-            Err(panic) => Some(Cause::Panicked(panic_message(panic.as_ref()))),
+            Ok(Err(error)) => error.into_cause().map(|cause| self.fail(false, cause)),
+            Err(panic) => Some(self.fail(true, panic_message(panic.as_ref()).into())),
         };
-        if let Some(cause) = cause {
-            self.fail(cause);
-        } else if !ended {
+        if failed.is_none() && !ended {
             // This worker's input has no consumer any more, which a source that waits for admission can't detect.
             self.seat.control.raise(Signal::Drain);
         }
     }
 
-    pub(crate) fn fail(&self, cause: Cause) {
-        let failure = StageFailure { stage: self.seat.stage.to_string(), worker: self.worker, cause };
+    pub(crate) fn fail(&self, panicked: bool, cause: Box<dyn Error + Send + Sync>) {
+        let failure = StageFailure { stage: self.seat.stage.to_string(), worker: self.worker, panicked, cause };
         self.events.send(Event::Failed(failure)).expect("the runner receives until every worker is gone");
         self.seat.control.raise(Signal::Stop);
     }
@@ -82,15 +80,4 @@ impl Job {
     pub(crate) fn task<F: Future<Output = ()> + Send + 'static>(body: impl FnOnce(Post) -> F + Send + 'static) -> Self {
         Job::Task(Box::new(|post| Box::pin(body(post))))
     }
-}
-
-/// Awaits a worker's future and catches its panic.
-pub(crate) async fn catch<F: Future<Output = Result<(), StageError>>>(future: F) -> thread::Result<Result<(), StageError>> {
-    let mut future = std::pin::pin!(future);
-    std::future::poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
-        Ok(Poll::Pending) => Poll::Pending,
-        Ok(Poll::Ready(result)) => Poll::Ready(Ok(result)),
-        Err(panic) => Poll::Ready(Err(panic)),
-    })
-    .await
 }

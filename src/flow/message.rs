@@ -83,3 +83,15 @@ pub(crate) fn short_type_name<T>() -> String {
     }
     short + &word
 }
+
+#[cfg(test)]
+mod tests {
+    use super::short_type_name;
+
+    #[test]
+    fn type_names_lose_their_paths() {
+        assert_eq!(short_type_name::<u64>(), "u64");
+        assert_eq!(short_type_name::<Vec<std::time::Duration>>(), "Vec<Duration>");
+        assert_eq!(short_type_name::<(String, Option<&'static str>)>(), "(String, Option<&str>)");
+    }
+}

@@ -4,11 +4,13 @@ use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use futures_util::FutureExt;
+
 use super::clock::State;
 use super::control::Signal;
 use super::edge::{Rx, Tx};
 use super::io::{AsyncIo, Inlet, Io, Outlet, Seat};
-use super::launch::{Job, Post, catch};
+use super::launch::{Job, Post};
 use super::order::Turnstile;
 use super::{AsyncStage, Message, RunContext, Sink, Source, Stage, StageError, StageSpec, Until};
 
@@ -17,10 +19,28 @@ pub struct StageNode<In, Out> {
     pub(crate) spec: StageSpec,
     pub(crate) task: bool,
     pub(crate) replicable: bool,
-    pub(crate) jobs: WireStage<In, Out>,
+    pub(crate) jobs: Box<dyn FnOnce(Rx<In>, Tx<Out>) -> Vec<Job> + Send>,
 }
 
-type WireStage<In, Out> = Box<dyn FnOnce(Rx<In>, Tx<Out>) -> Vec<Job> + Send>;
+type Order = Option<Arc<Turnstile>>;
+
+impl<In: Message, Out: Message> StageNode<In, Out> {
+    fn new<S: Send + 'static>(
+        stage: S,
+        spec: StageSpec,
+        task: bool,
+        replica: fn(&S) -> Option<S>,
+        job: fn(S, Rx<In>, Tx<Out>, Order) -> Job,
+    ) -> Self {
+        let (workers, replicable) = (spec.workers, replica(&stage).is_some());
+        let order: Order = (spec.ordered && workers > 1).then(Arc::default);
+        let jobs = Box::new(move |rx: Rx<In>, tx: Tx<Out>| {
+            let copies: Vec<S> = (1..workers).filter_map(|_| replica(&stage)).collect();
+            copies.into_iter().chain([stage]).map(|stage| job(stage, rx.clone(), tx.clone(), order.clone())).collect()
+        });
+        StageNode { spec, task, replicable, jobs }
+    }
+}
 
 /// Marks a stage that runs on an OS thread.
 pub struct OnThread;
@@ -46,20 +66,13 @@ impl<S: Stage> IntoStage<S::In, S::Out, OnThread> for S {
     fn into_node(mut self, context: &mut RunContext) -> StageNode<S::In, S::Out> {
         self.attach(context);
         let spec = self.spec();
-        let (workers, order) = (spec.workers, turnstile(&spec));
-        let job = |mut stage: S, rx, tx, order| {
+        StageNode::new(self, spec, false, S::replica, |mut stage, rx, tx, order| {
             Job::thread(move |post| {
                 let mut io = Io(AsyncIo::new(rx, tx, order, post.seat.clone()));
                 let result = catch_unwind(AssertUnwindSafe(|| stage.run(&mut io)));
                 post.settle(result, io.0.inlet.ended);
             })
-        };
-        let replicable = self.replica().is_some();
-        let jobs = Box::new(move |rx: Rx<S::In>, tx: Tx<S::Out>| {
-            let copies: Vec<S> = (1..workers).filter_map(|_| self.replica()).collect();
-            copies.into_iter().chain([self]).map(|stage| job(stage, rx.clone(), tx.clone(), order.clone())).collect()
-        });
-        StageNode { spec, task: false, replicable, jobs }
+        })
     }
 }
 
@@ -67,20 +80,13 @@ impl<S: AsyncStage> IntoStage<S::In, S::Out, OnTokio> for S {
     fn into_node(mut self, context: &mut RunContext) -> StageNode<S::In, S::Out> {
         self.attach(context);
         let spec = self.spec();
-        let (workers, order) = (spec.workers, turnstile(&spec));
-        let job = |mut stage: S, rx, tx, order| {
+        StageNode::new(self, spec, true, S::replica, |mut stage, rx, tx, order| {
             Job::task(async move |post: Post| {
                 let mut io = AsyncIo::new(rx, tx, order, post.seat.clone());
-                let result = catch(stage.run(&mut io)).await;
+                let result = AssertUnwindSafe(stage.run(&mut io)).catch_unwind().await;
                 post.settle(result, io.inlet.ended);
             })
-        };
-        let replicable = self.replica().is_some();
-        let jobs = Box::new(move |rx: Rx<S::In>, tx: Tx<S::Out>| {
-            let copies: Vec<S> = (1..workers).filter_map(|_| self.replica()).collect();
-            copies.into_iter().chain([self]).map(|stage| job(stage, rx.clone(), tx.clone(), order.clone())).collect()
-        });
-        StageNode { spec, task: true, replicable, jobs }
+        })
     }
 }
 
@@ -105,10 +111,6 @@ impl<In: Message, Out: Message> IntoStage<In, Out, Boxed> for BoxedStage<In, Out
     }
 }
 
-fn turnstile(spec: &StageSpec) -> Option<Arc<Turnstile>> {
-    (spec.ordered && spec.workers > 1).then(Arc::default)
-}
-
 pub(crate) fn source<S: Source>(mut source: S, tx: Tx<S::Out>) -> Job {
     Job::thread(move |post| {
         let window = source.spec().window;
@@ -125,7 +127,7 @@ pub(crate) fn source<S: Source>(mut source: S, tx: Tx<S::Out>) -> Job {
                     window.iter().for_each(|window| window.give_back());
                     break;
                 };
-                outlet.send_blocking(item)?;
+                outlet.send_blocking(item, None)?;
             }
             Ok(())
         }));
@@ -218,19 +220,18 @@ pub(crate) fn tee<T: Message + Clone>(rx: Rx<T>, branches: Vec<Tx<T>>) -> Job {
         let mut inlet = Inlet::new(rx, post.seat.clone());
         let mut outlets: Vec<Outlet<T>> = branches.into_iter().map(|tx| Outlet::new(tx, post.seat.clone())).collect();
         let last = outlets.pop();
-        let result = catch(async {
+        let sent = AssertUnwindSafe(async {
             while let Some(item) = inlet.recv().await {
-                tokio::task::coop::consume_budget().await;
                 for outlet in &outlets {
-                    outlet.send(item.clone()).await?;
+                    outlet.send(item.clone(), None).await?;
                 }
                 if let Some(last) = &last {
-                    last.send(item).await?;
+                    last.send(item, None).await?;
                 }
             }
             Ok(())
-        })
-        .await;
+        });
+        let result = sent.catch_unwind().await;
         post.settle(result, inlet.ended);
     })
 }
@@ -241,14 +242,13 @@ pub(crate) fn merge<T: Message>(rx: Rx<T>, tx: Tx<T>) -> Job {
     Job::task(async move |post: Post| {
         let mut inlet = Inlet::new(rx, post.seat.clone());
         let outlet = Outlet::new(tx, post.seat.clone());
-        let result = catch(async {
+        let sent = AssertUnwindSafe(async {
             while let Some(item) = inlet.recv().await {
-                tokio::task::coop::consume_budget().await;
-                outlet.send(item).await?;
+                outlet.send(item, None).await?;
             }
             Ok(())
-        })
-        .await;
+        });
+        let result = sent.catch_unwind().await;
         post.settle(result, inlet.ended);
     })
 }

@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use super::{Capacity, EdgePlan, Graph, Kind, NodePlan};
+use super::Capacity;
+use super::plan::{EdgePlan, Graph, Kind, NodePlan};
 
 impl Graph {
     /// Draws the graph as a Mermaid flowchart.

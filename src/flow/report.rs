@@ -2,46 +2,19 @@
 
 use std::fmt;
 
-use serde::Serialize;
-
+use super::Capacity;
 use super::clock::{State, Times};
 use super::render::count;
-use super::verdict::{in_short, verdict};
-use super::{Capacity, GraphWarning, Kind};
-
-/// State of a run at one moment.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Snapshot {
-    /// Name of the flow.
-    pub flow: String,
-    /// Nanoseconds since the run began.
-    pub wall: u64,
-    /// Stages, in the order of declaration.
-    pub stages: Vec<StageReport>,
-    /// Edges.
-    pub edges: Vec<EdgeReport>,
-}
-
-/// Time of one worker. `time.total() == wall`, to the nanosecond.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct WorkerTime {
-    /// Nanoseconds from begin to end, or until now.
-    pub wall: u64,
-    /// Nanoseconds by state.
-    pub time: Times,
-}
 
 /// Row of one stage.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageReport {
     /// Name.
     pub name: String,
-    /// Kind of node.
-    pub kind: Kind,
     /// Setting to raise when it is the bottleneck.
     pub knob: String,
-    /// Times by worker.
-    pub workers: Vec<WorkerTime>,
+    /// Time of each worker.
+    pub workers: Vec<Times>,
     /// Items received.
     pub items_in: u64,
     /// Items sent; a tee counts every copy.
@@ -53,24 +26,20 @@ pub struct StageReport {
 }
 
 impl StageReport {
-    /// Nanoseconds by state, summed over all workers.
+    /// Sum over all workers.
     pub fn time(&self) -> Times {
-        let mut sum = Times::default();
-        for worker in &self.workers {
-            State::ALL.iter().for_each(|&state| sum.add(state, worker.time.of(state)));
-        }
-        sum
+        self.workers.iter().copied().sum()
     }
 
     /// Share of the workers' time in `state`, from 0 to 1.
     pub fn share(&self, state: State) -> f64 {
-        let wall: u64 = self.workers.iter().map(|worker| worker.wall).sum();
-        if wall == 0 { 0.0 } else { self.time().of(state) as f64 / wall as f64 }
+        let time = self.time();
+        time.of(state) as f64 / time.wall.max(1) as f64
     }
 }
 
 /// Row of one edge.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EdgeReport {
     /// `from → to`.
     pub name: String,
@@ -93,9 +62,10 @@ pub struct EdgeReport {
 }
 
 /// End of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
+    /// None yet: the report is of one moment of the run.
+    Running,
     /// Finished: sources were exhausted, or the goal was reached.
     Finished,
     /// Drained by Ctrl-C or [`Control::drain`](super::Control::drain).
@@ -106,12 +76,13 @@ pub enum Ended {
     Failed,
 }
 
-/// Report of a finished run. Its `Display` is a table, with shares of the workers' time by state.
-#[derive(Clone, Debug)]
+/// Report of a run, after its end or at one moment of it. Its `Display` is a table, with shares of
+/// the workers' time by state.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// End.
     pub ended: Ended,
-    /// Nanoseconds from begin to end.
+    /// Nanoseconds from begin to end, or until now.
     pub wall: u64,
     /// Name of the flow.
     pub flow: String,
@@ -119,31 +90,15 @@ pub struct Report {
     pub stages: Vec<StageReport>,
     /// Edges.
     pub edges: Vec<EdgeReport>,
-    /// Bottleneck and the setting that moves it, in one line.
-    pub bottleneck: String,
     /// Warnings about the graph.
-    pub warnings: Vec<GraphWarning>,
+    pub warnings: Vec<String>,
 }
 
 impl Report {
-    pub(crate) fn new(snapshot: Snapshot, ended: Ended, warnings: Vec<GraphWarning>) -> Self {
-        let bottleneck = verdict(&snapshot);
-        let Snapshot { flow, wall, stages, edges } = snapshot;
-        Report { ended, wall, flow, stages, edges, bottleneck, warnings }
-    }
-
     /// Report of a flow that did not begin because the program was interrupted before.
     pub fn before(flow: &str) -> Self {
-        let bottleneck = "interrupted before it began".to_owned();
-        Report {
-            ended: Ended::Drained,
-            wall: 0,
-            flow: flow.to_owned(),
-            stages: vec![],
-            edges: vec![],
-            bottleneck,
-            warnings: vec![],
-        }
+        let (stages, edges, warnings) = (Vec::new(), Vec::new(), Vec::new());
+        Report { ended: Ended::Drained, wall: 0, flow: flow.to_owned(), stages, edges, warnings }
     }
 
     /// Returns a stage by name.
@@ -157,21 +112,10 @@ impl Report {
     }
 }
 
-impl Snapshot {
-    /// Bottleneck and the setting that moves it, in one line.
-    pub fn bottleneck(&self) -> String {
-        verdict(self)
-    }
-
-    /// Bottleneck so far, in a few words: `generate busy 93%`.
-    pub fn limit(&self) -> Option<String> {
-        in_short(self)
-    }
-}
-
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ended = match self.ended {
+            Ended::Running => "runs",
             Ended::Finished => "finished",
             Ended::Drained => "drained",
             Ended::Stopped => "stopped",
@@ -196,7 +140,7 @@ impl fmt::Display for Report {
         for warning in &self.warnings {
             writeln!(f, "warning: {warning}")?;
         }
-        f.write_str(&self.bottleneck)
+        f.write_str(&self.bottleneck())
     }
 }
 

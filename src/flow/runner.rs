@@ -14,26 +14,18 @@ use tokio::runtime::{Builder, Runtime};
 use super::clock::{Clock, Meter};
 use super::control::{Control, Signal};
 use super::crew::{Crew, Presence};
-use super::graph::{BuildEdge, BuildJobs};
+use super::graph::{Edge, Node};
 use super::io::Seat;
 use super::launch::{Job, Post, panic_message};
+use super::plan::Kind;
 use super::report::{Ended, Report};
-use super::stall::{StageWait, listed};
+use super::stall::StageWait;
 use super::stats::{Board, Stats};
 use super::wait::block_on;
-use super::{Graph, GraphErrors, GraphWarning, Kind, Simulation, Until, Window};
+use super::{Graph, GraphError, Simulation, Until, check, stall};
 
 /// Threads for all tasks, which only wait.
 const TASK_THREADS: usize = 2;
-
-/// Cause of a worker's failure.
-#[derive(Debug)]
-pub enum Cause {
-    /// Error that it returned.
-    Failed(Box<dyn Error + Send + Sync>),
-    /// Message of its panic.
-    Panicked(String),
-}
 
 /// Failure of one worker.
 #[derive(Debug)]
@@ -42,29 +34,21 @@ pub struct StageFailure {
     pub stage: String,
     /// Index of the worker, from 0.
     pub worker: usize,
-    /// Cause.
-    pub cause: Cause,
+    /// If true, it panicked.
+    pub panicked: bool,
+    /// Error that it returned, or message of its panic.
+    pub cause: Box<dyn Error + Send + Sync>,
 }
 
 impl fmt::Display for StageFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let StageFailure { stage, worker, cause } = self;
-        write!(f, "stage {stage:?}")?;
-        if *worker > 0 {
-            write!(f, " (worker {worker})")?;
+        write!(f, "stage {:?}", self.stage)?;
+        if self.worker > 0 {
+            write!(f, " (worker {})", self.worker)?;
         }
-        match cause {
-            Cause::Panicked(message) => write!(f, " panicked: {message}"),
-            Cause::Failed(error) => {
-                write!(f, " failed: {error}")?;
-                let mut source = error.source();
-                while let Some(error) = source {
-                    write!(f, ": {error}")?;
-                    source = error.source();
-                }
-                Ok(())
-            }
-        }
+        write!(f, " {}: {}", if self.panicked { "panicked" } else { "failed" }, self.cause)?;
+        let mut sources = std::iter::successors(self.cause.source(), |error| (*error).source());
+        sources.try_for_each(|error| write!(f, ": {error}"))
     }
 }
 
@@ -72,8 +56,8 @@ impl fmt::Display for StageFailure {
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// Not started: the graph has errors.
-    #[error(transparent)]
-    Graph(#[from] GraphErrors),
+    #[error("{}", check::listed(.0))]
+    Graph(Vec<GraphError>),
     /// Not started: the system provided no runtime.
     #[error("the run could not be started: {0}")]
     Start(#[source] std::io::Error),
@@ -82,7 +66,7 @@ pub enum RunError {
     /// was joined.
     #[error(
         "no stage can make progress:{}\nIf code outside the graph raises the window or publishes the weights, give it longer: Flow::stall_timeout",
-        listed(waits)
+        stall::listed(waits)
     )]
     Stalled {
         /// Waits of the workers, in the order of declaration.
@@ -91,7 +75,7 @@ pub enum RunError {
         report: Box<Report>,
     },
     /// Stages failed. The first failure is the root cause (law F3). Everything was joined.
-    #[error("{}", list(failures))]
+    #[error("{}", listed(failures))]
     Failed {
         /// Failures in their order in time.
         failures: Vec<StageFailure>,
@@ -110,7 +94,7 @@ impl RunError {
     }
 }
 
-fn list(failures: &[StageFailure]) -> String {
+fn listed(failures: &[StageFailure]) -> String {
     let others = failures.iter().skip(1).map(|failure| format!("\nafterwards: {failure}"));
     failures.iter().take(1).map(StageFailure::to_string).chain(others).collect()
 }
@@ -156,12 +140,11 @@ enum Started {
 /// Checked graph with its jobs.
 pub(crate) struct Declared {
     pub(crate) graph: Graph,
-    pub(crate) edges: Vec<BuildEdge>,
-    pub(crate) jobs: Vec<Option<BuildJobs>>,
-    pub(crate) windows: Vec<Option<Window>>,
+    pub(crate) edges: Vec<Edge>,
+    pub(crate) nodes: Vec<Node>,
     /// Time limit of a run that only code outside the graph can continue.
     pub(crate) stall_timeout: Duration,
-    pub(crate) warnings: Vec<GraphWarning>,
+    pub(crate) warnings: Vec<String>,
 }
 
 pub(crate) fn run(
@@ -171,14 +154,15 @@ pub(crate) fn run(
     stats: &Stats,
     simulation: Option<&Simulation>,
 ) -> Result<Report, RunError> {
-    let Declared { graph, edges, jobs, windows, stall_timeout, warnings } = declared;
+    let Declared { graph, edges, nodes, stall_timeout, warnings } = declared;
     for warning in &warnings {
         tracing::warn!(flow = graph.name, "{warning}");
     }
     let runtime = Builder::new_multi_thread().worker_threads(TASK_THREADS).thread_name("flow-tasks").enable_all().build();
     let runtime = runtime.map_err(RunError::Start)?;
-    let gauges = edges.into_iter().zip(&graph.edges).map(|(build, edge)| build(edge.capacity)).collect();
-    let jobs: Vec<Vec<Job>> = jobs.into_iter().map(|jobs| jobs.map_or_else(Vec::new, |jobs| jobs(until))).collect();
+    let gauges = edges.into_iter().zip(&graph.edges).map(|(edge, plan)| (edge.build)(plan.capacity)).collect();
+    let windows = nodes.iter().map(|node| node.spec.window.clone()).collect();
+    let jobs: Vec<Vec<Job>> = nodes.into_iter().map(|node| (node.jobs)(until)).collect();
     let clock = simulation.map_or_else(Clock::start, |simulation| Clock::Simulated(simulation.clone()));
     let (events, received) = channel();
     let crew = Crew::new({
@@ -189,7 +173,7 @@ pub(crate) fn run(
     let presence = || (!clock.is_simulated()).then(|| Presence::new(&crew));
     let meter = || Arc::new(Meter::new(clock.clone(), presence()));
     let meters = jobs.iter().map(|jobs| jobs.iter().map(|_| meter()).collect()).collect();
-    let board = stats.publish(Board { clock: clock.clone(), graph, meters, windows, gauges });
+    let board = stats.publish(Board { clock: clock.clone(), graph, meters, windows, gauges, warnings });
     if let Clock::Simulated(simulation) = &clock {
         let (stats, control, events) = (stats.clone(), control.clone(), events.clone());
         simulation.on_stall(move || {
@@ -202,7 +186,7 @@ pub(crate) fn run(
     }
 
     let watch = Watch { events: received, crew, stall_timeout };
-    let Ending { failures, stalled } = supervise(board, jobs, control, &runtime, &events, &watch);
+    let (failures, stalled) = supervise(board, jobs, control, &runtime, &events, &watch);
     // Waits for tasks that stages spawned.
     drop(runtime);
 
@@ -212,8 +196,7 @@ pub(crate) fn run(
         Signal::Drain => Ended::Drained,
         Signal::Stop => Ended::Stopped,
     };
-    let report = Report::new(board.snapshot(), ended, warnings);
-    let report = Box::new(report);
+    let report = Box::new(board.report(ended));
     match stalled {
         Some(waits) => {
             failures.iter().for_each(|failure| tracing::error!("{failure}, after no stage could make progress"));
@@ -251,7 +234,7 @@ impl Watch {
     /// is no limit.
     fn idle(&self, board: &Board) -> Option<Deadline> {
         let wakeups = self.crew.wakeups();
-        let outside = board.waits().iter().any(|wait| wait.waits_for.may_end_from_outside());
+        let outside = board.waits().iter().any(StageWait::may_end_from_outside);
         let time = if outside { self.stall_timeout } else { Duration::ZERO };
         Some(Deadline { at: Instant::now().checked_add(time)?, wakeups })
     }
@@ -262,14 +245,8 @@ impl Watch {
     }
 }
 
-/// End of all workers: failures in their order in time, and the waits of a stalled run.
-#[derive(Default)]
-struct Ending {
-    failures: Vec<StageFailure>,
-    stalled: Option<Vec<StageWait>>,
-}
-
-/// Starts all jobs and waits until every worker is gone.
+/// Starts all jobs and waits until every worker is gone. Returns failures in their order in time, and
+/// the waits of a stalled run.
 fn supervise(
     board: &Board,
     jobs: Vec<Vec<Job>>,
@@ -277,7 +254,7 @@ fn supervise(
     runtime: &Runtime,
     events: &Sender<Event>,
     watch: &Watch,
-) -> Ending {
+) -> (Vec<StageFailure>, Option<Vec<StageWait>>) {
     let is_sink = |node: usize| board.graph.nodes[node].kind == Kind::Sink;
     let mut running: usize = jobs.iter().map(Vec::len).sum();
     let sinks = jobs.iter().enumerate().filter(|(node, _)| is_sink(*node)).map(|(_, jobs)| jobs.len()).sum();
@@ -286,8 +263,8 @@ fn supervise(
     for (node, jobs) in jobs.into_iter().enumerate() {
         let stage: Arc<str> = board.graph.nodes[node].name.as_str().into();
         for (worker, job) in jobs.into_iter().enumerate() {
-            let seat =
-                Seat { stage: Arc::clone(&stage), meter: Arc::clone(&board.meters[node][worker]), control: control.clone() };
+            let meter = Arc::clone(&board.meters[node][worker]);
+            let seat = Seat { stage: Arc::clone(&stage), meter, control: control.clone() };
             let leave = Leave {
                 meter: Arc::clone(&seat.meter),
                 events: events.clone(),
@@ -304,13 +281,13 @@ fn supervise(
         match start(job, post.clone(), leave, turn, runtime) {
             Ok(handle) => started.push((post, handle)),
             // Its ends are dropped with the job, as after a run.
-            Err(error) => post.fail(Cause::Failed(format!("its thread could not be started: {error}").into())),
+            Err(error) => post.fail(false, format!("its thread could not be started: {error}").into()),
         }
     }
     if let Clock::Simulated(simulation) = &board.clock {
         simulation.begin();
     }
-    let (Ending { mut failures, mut stalled }, mut deadline) = (Ending::default(), None);
+    let (mut failures, mut stalled, mut deadline) = (Vec::new(), None, None);
     while running > 0 {
         match watch.next(deadline) {
             Ok(Event::Failed(failure)) => failures.push(failure),
@@ -335,14 +312,14 @@ fn supervise(
         };
         // A stage's own panics are caught where they happen; this one happened while the stage was dropped.
         if let Some(panic) = panic {
-            post.fail(Cause::Panicked(panic_message(panic.as_ref())));
+            post.fail(true, panic_message(panic.as_ref()).into());
         }
     }
     failures.extend(watch.events.try_iter().filter_map(|event| match event {
         Event::Failed(failure) => Some(failure),
         Event::Gone | Event::Idle | Event::Stalled(_) => None,
     }));
-    Ending { failures, stalled }
+    (failures, stalled)
 }
 
 /// Turns of a worker on a simulated machine; none on a real one.

@@ -89,26 +89,26 @@ impl Simulation {
 
     /// Time since the run began.
     pub fn now(&self) -> Duration {
-        Duration::from_nanos(self.world().now)
+        Duration::from_nanos(self.0.world.lock().now)
     }
 
     /// Lets time pass for the calling worker, while the others continue. Call it on a stage's own
     /// thread.
     pub fn pass(&self, time: Duration) {
-        let mut world = self.world();
+        let mut world = self.0.world.lock();
         let Some(worker) = world.running.filter(|_| !time.is_zero()) else { return };
         let at = world.now.saturating_add(nanos(time));
         world.timers.push(Reverse((at, worker)));
         // Another wake-up during this time takes effect at the next wait.
         while world.now < at {
             self.switch(world, worker);
-            world = self.world();
+            world = self.0.world.lock();
         }
     }
 
     /// Present time in nanoseconds.
     pub(crate) fn time(&self) -> u64 {
-        self.world().now
+        self.0.world.lock().now
     }
 
     /// Adds the time of one item. Short times pass together, once they reach a millisecond or the
@@ -118,7 +118,7 @@ impl Simulation {
         let latency = self.0.latencies.lock().get(stage).cloned();
         let Some(latency) = latency else { return };
         let time = nanos(latency(tokens()));
-        let mut world = self.world();
+        let mut world = self.0.world.lock();
         let Some(worker) = world.running else { return };
         world.workers[worker].debt += time;
         if world.workers[worker].debt >= WORTH_A_SWITCH {
@@ -129,7 +129,7 @@ impl Simulation {
 
     /// Lets the added time of the running worker pass.
     pub(crate) fn settle(&self) {
-        let mut world = self.world();
+        let mut world = self.0.world.lock();
         let Some(worker) = world.running else { return };
         let debt = std::mem::take(&mut world.workers[worker].debt);
         drop(world);
@@ -138,7 +138,7 @@ impl Simulation {
 
     /// Adds a worker before the run begins; it waits for its turn.
     pub(crate) fn expect(&self, name: String) -> usize {
-        let mut world = self.world();
+        let mut world = self.0.world.lock();
         let worker = world.workers.len();
         world.workers.push(Worker { name, woken: false, waits: true, thread: None, debt: 0 });
         world.ready.insert(worker);
@@ -152,19 +152,19 @@ impl Simulation {
 
     /// Begins the run with the first worker.
     pub(crate) fn begin(&self) {
-        let first = self.world().next();
+        let first = self.0.world.lock().next();
         first.iter().for_each(Thread::unpark);
     }
 
     /// Registers the worker's thread and waits for its turn.
     pub(crate) fn enter(&self, worker: usize) {
-        self.world().workers[worker].thread = Some(thread::current());
+        self.0.world.lock().workers[worker].thread = Some(thread::current());
         self.turn(worker);
     }
 
     /// Removes the worker.
     pub(crate) fn leave(&self, worker: usize) {
-        let mut world = self.world();
+        let mut world = self.0.world.lock();
         world.ready.remove(&worker);
         let ran = world.running == Some(worker);
         let mut next = if ran { world.next() } else { None };
@@ -172,7 +172,7 @@ impl Simulation {
             // The last ready worker is gone.
             drop(world);
             self.end_stalled();
-            next = self.world().next();
+            next = self.0.world.lock().next();
         } else {
             drop(world);
         }
@@ -190,15 +190,15 @@ impl Simulation {
     /// # Panics
     /// When a stop leaves workers that wait for each other, which law F5 rules out.
     pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
-        let Some(worker) = self.world().running else { return super::wait::block_on(future) };
+        let Some(worker) = self.0.world.lock().running else { return super::wait::block_on(future) };
         let waker = Waker::from(Arc::new(Wakeup { machine: self.clone(), worker }));
         let mut future = pin!(future);
         loop {
-            self.world().workers[worker].woken = false;
+            self.0.world.lock().workers[worker].woken = false;
             if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
                 return output;
             }
-            let world = self.world();
+            let world = self.0.world.lock();
             if !world.workers[worker].woken {
                 self.switch(world, worker);
             }
@@ -206,7 +206,7 @@ impl Simulation {
     }
 
     fn wake(&self, worker: usize) {
-        let mut world = self.world();
+        let mut world = self.0.world.lock();
         let place = &mut world.workers[worker];
         place.woken = true;
         if place.waits {
@@ -237,13 +237,9 @@ impl Simulation {
     }
 
     fn turn(&self, worker: usize) {
-        while self.world().running != Some(worker) {
+        while self.0.world.lock().running != Some(worker) {
             thread::park();
         }
-    }
-
-    fn world(&self) -> MutexGuard<'_, World> {
-        self.0.world.lock()
     }
 }
 

@@ -4,7 +4,8 @@
 use std::error::Error;
 use std::fmt;
 
-use super::{AsyncIo, Io, Message, RunContext, WeightsId, Window};
+use super::weights::WeightsId;
+use super::{AsyncIo, Io, Message, RunContext, WeightsRx, WeightsTx, Window};
 
 /// Source of items, on a named OS thread.
 pub trait Source: Send + 'static {
@@ -22,7 +23,7 @@ pub trait Source: Send + 'static {
 
     /// Specification. A source has one worker.
     fn spec(&self) -> StageSpec {
-        StageSpec::thread()
+        StageSpec::default()
     }
 }
 
@@ -45,7 +46,7 @@ pub trait Stage: Send + 'static {
 
     /// Specification.
     fn spec(&self) -> StageSpec {
-        StageSpec::thread()
+        StageSpec::default()
     }
 
     /// Returns a further worker. Only a stage without state between items has one; otherwise
@@ -75,7 +76,7 @@ pub trait AsyncStage: Send + 'static {
 
     /// Specification.
     fn spec(&self) -> StageSpec {
-        StageSpec::task()
+        StageSpec::default()
     }
 
     /// Same as [`Stage::replica`].
@@ -109,7 +110,7 @@ pub trait Sink: Send + 'static {
 
     /// Specification. A sink has one worker.
     fn spec(&self) -> StageSpec {
-        StageSpec::thread()
+        StageSpec::default()
     }
 }
 
@@ -126,9 +127,9 @@ pub struct StageSpec {
     pub(crate) knob: Option<String>,
 }
 
-impl StageSpec {
+impl Default for StageSpec {
     /// Specification of one worker that computes next to nothing.
-    pub fn thread() -> Self {
+    fn default() -> Self {
         StageSpec {
             workers: 1,
             threads: 0,
@@ -140,13 +141,9 @@ impl StageSpec {
             knob: None,
         }
     }
+}
 
-    /// Specification of one tokio task, with the same defaults. The implemented trait decides where
-    /// it runs.
-    pub fn task() -> Self {
-        StageSpec::thread()
-    }
-
+impl StageSpec {
     /// Number of workers that share the input. More than 1 require a stage with replicas. Default:
     /// 1.
     pub fn workers(self, n: usize) -> Self {
@@ -165,15 +162,15 @@ impl StageSpec {
         StageSpec { threads: n, ..self }
     }
 
-    /// Declares that the stage publishes weights on this edge.
-    pub fn publishes(mut self, edge: WeightsId) -> Self {
-        self.publishes.push(edge);
+    /// Declares that the stage publishes weights at this end of an edge.
+    pub fn publishes<W>(mut self, end: &WeightsTx<W>) -> Self {
+        self.publishes.push(end.id().clone());
         self
     }
 
-    /// Declares that the stage reads weights from this edge.
-    pub fn subscribes(mut self, edge: WeightsId) -> Self {
-        self.subscribes.push(edge);
+    /// Declares that the stage reads weights at this end of an edge.
+    pub fn subscribes<W>(mut self, end: &WeightsRx<W>) -> Self {
+        self.subscribes.push(end.id().clone());
         self
     }
 
@@ -198,41 +195,33 @@ impl StageSpec {
 /// Early end of a stage: a failure, or a cancellation because its consumer is gone.
 ///
 /// Any `std` error converts to a failure with `?`. So this type is no `std` error itself.
-pub struct StageError(Kind);
-
-enum Kind {
-    Closed,
-    Failed(Box<dyn Error + Send + Sync>),
-}
+pub struct StageError(Option<Box<dyn Error + Send + Sync>>);
 
 impl StageError {
     /// Returns a failure, from an error or a message.
     pub fn new(cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        StageError(Kind::Failed(cause.into()))
+        StageError(Some(cause.into()))
     }
 
     /// Returns a cancellation, as a send does when downstream is gone. It is not a failure of the
     /// run.
     pub fn closed() -> Self {
-        StageError(Kind::Closed)
+        StageError(None)
     }
 
     /// Returns true for a cancellation.
     pub fn is_closed(&self) -> bool {
-        matches!(self.0, Kind::Closed)
+        self.0.is_none()
     }
 
     /// Returns true for a failure by an error of type `E`.
     pub fn is<E: Error + 'static>(&self) -> bool {
-        matches!(&self.0, Kind::Failed(cause) if cause.is::<E>())
+        self.0.as_ref().is_some_and(|cause| cause.is::<E>())
     }
 
     /// Returns the cause of a failure; `None` for a cancellation.
     pub(crate) fn into_cause(self) -> Option<Box<dyn Error + Send + Sync>> {
-        match self.0 {
-            Kind::Closed => None,
-            Kind::Failed(cause) => Some(cause),
-        }
+        self.0
     }
 }
 
@@ -245,8 +234,8 @@ impl<E: Error + Send + Sync + 'static> From<E> for StageError {
 impl fmt::Display for StageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Kind::Closed => f.write_str("downstream is gone"),
-            Kind::Failed(cause) => cause.fmt(f),
+            None => f.write_str("downstream is gone"),
+            Some(cause) => cause.fmt(f),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::clock::State;
+use super::clock::{Meter, State};
 use super::stats::Board;
 
 /// Wait of one worker.
@@ -12,72 +12,17 @@ pub struct StageWait {
     pub stage: String,
     /// Index of the worker, from 0.
     pub worker: usize,
-    /// Object of the wait.
-    pub waits_for: WaitsFor,
+    /// Kind of wait. *Busy* is one for something outside the engine, in the stage's own code.
+    pub state: State,
+    /// Object of the wait, such as `input from generate`: stages that make or take items or publish
+    /// weights, or the calls that raise the window.
+    pub waits_for: String,
 }
 
-/// Object of a worker's wait.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum WaitsFor {
-    /// An item from these stages.
-    Input {
-        /// Producers.
-        from: Vec<String>,
-    },
-    /// Room on the edges to these stages.
-    Room {
-        /// Consumers.
-        to: Vec<String>,
-    },
-    /// Credit of the source's window.
-    Credit {
-        /// Items admitted so far.
-        admitted: u64,
-        /// Items that the window admits in total until it is raised.
-        limit: u64,
-        /// Calls that raise the window, if declared
-        /// ([`Window::raised_by`](super::Window::raised_by)).
-        raised_by: Option<&'static str>,
-    },
-    /// Weights that were not published.
-    Weights {
-        /// Oldest version that ends the wait; 0: any.
-        at_least: u64,
-        /// Stages of the graph that publish them.
-        from: Vec<String>,
-    },
-    /// Something outside the engine, in the stage's own code.
-    Other,
-}
-
-impl WaitsFor {
+impl StageWait {
     /// Returns true if code outside the graph may end the wait.
     pub(crate) fn may_end_from_outside(&self) -> bool {
-        matches!(self, WaitsFor::Credit { .. } | WaitsFor::Weights { .. } | WaitsFor::Other)
-    }
-}
-
-impl fmt::Display for WaitsFor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            WaitsFor::Input { from } => write!(f, "input from {}", from.join(", ")),
-            WaitsFor::Room { to } => write!(f, "room on its edge to {}", to.join(", ")),
-            WaitsFor::Credit { admitted, limit, raised_by } => {
-                write!(f, "credit: its window has admitted {admitted} of {limit} items, and nothing raises it")?;
-                raised_by.map_or(Ok(()), |who| write!(f, " ({who} does)"))
-            }
-            WaitsFor::Weights { at_least, from } => {
-                match at_least {
-                    0 => f.write_str("the first weights")?,
-                    version => write!(f, "weights of version {version} or newer")?,
-                }
-                match &from[..] {
-                    [] => f.write_str(", which no stage of the graph publishes"),
-                    from => write!(f, " from {}", from.join(", ")),
-                }
-            }
-            WaitsFor::Other => f.write_str("something outside the graph"),
-        }
+        matches!(self.state, State::Credit | State::Weights | State::Busy)
     }
 }
 
@@ -99,51 +44,62 @@ pub(crate) fn listed(waits: &[StageWait]) -> String {
 impl Board {
     /// Returns the wait of every worker that is not gone.
     pub(crate) fn waits(&self) -> Vec<StageWait> {
-        let workers = self.meters.iter().enumerate().flat_map(|(node, meters)| {
-            meters.iter().enumerate().filter_map(move |(worker, meter)| Some((node, worker, meter, meter.state()?)))
-        });
-        let wait = |(node, worker, meter, state): (usize, usize, &std::sync::Arc<super::clock::Meter>, State)| StageWait {
-            stage: self.graph.name(node).to_owned(),
-            worker,
-            waits_for: match state {
-                State::Busy => WaitsFor::Other,
-                State::Starved => WaitsFor::Input { from: self.producers(node, worker) },
-                State::Blocked => WaitsFor::Room { to: self.full_consumers(node) },
-                State::Credit => self.windows[node].as_ref().map_or(WaitsFor::Other, |window| WaitsFor::Credit {
-                    admitted: window.admitted(),
-                    limit: window.limit(),
-                    raised_by: window.who_raises(),
-                }),
-                State::Weights => WaitsFor::Weights { at_least: meter.wanted(), from: self.publishers(node) },
-            },
+        let wait = |node: usize, worker: usize, meter: &Meter| {
+            let state = meter.state()?;
+            let waits_for = match state {
+                State::Busy => "something outside the graph".to_owned(),
+                State::Starved => format!("input from {}", self.producers(node, worker)),
+                State::Blocked => format!("room on its edge to {}", self.full_consumers(node)),
+                State::Credit => self.credit(node),
+                State::Weights => self.weights(node, meter.wanted()),
+            };
+            Some(StageWait { stage: self.graph.name(node).to_owned(), worker, state, waits_for })
         };
-        workers.map(wait).collect()
+        let nodes = self.meters.iter().enumerate();
+        nodes.flat_map(|(node, meters)| meters.iter().enumerate().filter_map(move |(at, meter)| wait(node, at, meter))).collect()
     }
 
     /// Returns the producers of a worker's input. Each worker of a merge has its own; other workers
     /// share one.
-    fn producers(&self, node: usize, worker: usize) -> Vec<String> {
-        let names: Vec<&str> =
-            self.graph.edges.iter().filter(|edge| edge.to == Some(node)).map(|edge| self.graph.name(edge.from)).collect();
+    fn producers(&self, node: usize, worker: usize) -> String {
+        let inputs = self.graph.edges.iter().filter(|edge| edge.to == Some(node));
+        let names: Vec<&str> = inputs.map(|edge| self.graph.name(edge.from)).collect();
         match names.get(worker).filter(|_| names.len() > 1) {
-            Some(own) => vec![(*own).to_owned()],
-            None => names.into_iter().map(str::to_owned).collect(),
+            Some(own) => (*own).to_owned(),
+            None => names.join(", "),
         }
     }
 
-    fn full_consumers(&self, node: usize) -> Vec<String> {
-        let out: Vec<_> = self.graph.edges.iter().zip(&self.gauges).filter(|(edge, _)| edge.from == node).collect();
-        // An empty edge has room for any item.
-        let is_full = |gauge: &super::edge::Gauge| {
+    /// Returns the consumers at full edges, or all if none is full.
+    fn full_consumers(&self, node: usize) -> String {
+        let out = self.graph.edges.iter().zip(&self.gauges).filter(|(edge, _)| edge.from == node);
+        let (full, others): (Vec<_>, Vec<_>) = out.partition(|(_, gauge)| {
+            // An empty edge has room for any item.
             let flowed = gauge.read();
             flowed.sent > flowed.received
-        };
-        let full = out.iter().filter(|(_, gauge)| is_full(gauge)).collect::<Vec<_>>();
-        let shown = if full.is_empty() { out.iter().collect() } else { full };
-        shown.into_iter().filter_map(|(edge, _)| edge.to).map(|to| self.graph.name(to).to_owned()).collect()
+        });
+        let shown = if full.is_empty() { others } else { full };
+        let names: Vec<&str> = shown.into_iter().filter_map(|(edge, _)| edge.to).map(|to| self.graph.name(to)).collect();
+        names.join(", ")
     }
 
-    fn publishers(&self, node: usize) -> Vec<String> {
-        self.graph.weights.iter().filter(|edge| edge.to == node).map(|edge| self.graph.name(edge.from).to_owned()).collect()
+    fn credit(&self, node: usize) -> String {
+        let Some(window) = &self.windows[node] else { return "something outside the graph".to_owned() };
+        let raised_by = window.who_raises().map(|who| format!(" ({who} does)")).unwrap_or_default();
+        let (admitted, limit) = (window.admitted(), window.limit());
+        format!("credit: its window has admitted {admitted} of {limit} items, and nothing raises it{raised_by}")
+    }
+
+    fn weights(&self, node: usize, at_least: u64) -> String {
+        let edges = self.graph.weights.iter().filter(|edge| edge.to == node);
+        let publishers: Vec<&str> = edges.map(|edge| self.graph.name(edge.from)).collect();
+        let wanted = match at_least {
+            0 => "the first weights".to_owned(),
+            version => format!("weights of version {version} or newer"),
+        };
+        match &publishers[..] {
+            [] => format!("{wanted}, which no stage of the graph publishes"),
+            from => format!("{wanted} from {}", from.join(", ")),
+        }
     }
 }

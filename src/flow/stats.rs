@@ -2,10 +2,11 @@
 
 use std::sync::{Arc, OnceLock};
 
+use super::Window;
 use super::clock::{Clock, Meter};
 use super::edge::Gauge;
-use super::report::{EdgeReport, Snapshot, StageReport, WorkerTime};
-use super::{Graph, Kind, Window};
+use super::plan::{Graph, Kind};
+use super::report::{EdgeReport, Ended, Report, StageReport};
 
 /// Live view of a run; clones read the same run. A reading costs the run one uncontended lock per
 /// worker.
@@ -23,12 +24,13 @@ pub(crate) struct Board {
     pub(crate) windows: Vec<Option<Window>>,
     /// By edge.
     pub(crate) gauges: Vec<Arc<Gauge>>,
+    pub(crate) warnings: Vec<String>,
 }
 
 impl Stats {
-    /// Returns the present state of the run; `None` before it started.
-    pub fn snapshot(&self) -> Option<Snapshot> {
-        self.0.get().map(Board::snapshot)
+    /// Returns the report until now; `None` before the run started.
+    pub fn report(&self) -> Option<Report> {
+        self.0.get().map(|board| board.report(Ended::Running))
     }
 
     pub(crate) fn board(&self) -> Option<&Board> {
@@ -41,15 +43,14 @@ impl Stats {
 }
 
 impl Board {
-    pub(crate) fn snapshot(&self) -> Snapshot {
+    pub(crate) fn report(&self, ended: Ended) -> Report {
         let stages = self.graph.nodes.iter().zip(&self.meters).map(|(node, meters)| {
             use std::sync::atomic::Ordering::Relaxed;
             let sum = |of: fn(&Meter) -> u64| meters.iter().map(|meter| of(meter)).sum();
             StageReport {
                 name: node.name.clone(),
-                kind: node.kind,
                 knob: knob(node.kind, node.replicable, node.knob.as_deref()),
-                workers: meters.iter().map(|meter| worker_time(meter)).collect(),
+                workers: meters.iter().map(|meter| meter.read()).collect(),
                 items_in: sum(|meter| meter.items_in.load(Relaxed)),
                 items_out: sum(|meter| meter.items_out.load(Relaxed)),
                 tokens_in: sum(|meter| meter.tokens_in.load(Relaxed)),
@@ -70,13 +71,9 @@ impl Board {
                 credit_out: flowed.credit_out as u64,
             }
         });
-        Snapshot { flow: self.graph.name.clone(), wall: self.clock.now(), stages: stages.collect(), edges: edges.collect() }
+        let (wall, flow, warnings) = (self.clock.now(), self.graph.name.clone(), self.warnings.clone());
+        Report { ended, wall, flow, stages: stages.collect(), edges: edges.collect(), warnings }
     }
-}
-
-fn worker_time(meter: &Meter) -> WorkerTime {
-    let (wall, time) = meter.read();
-    WorkerTime { wall, time }
 }
 
 fn knob(kind: Kind, replicable: bool, own: Option<&str>) -> String {

@@ -7,7 +7,7 @@ use super::sync::watch;
 
 /// Identity of a weights edge: equal for its two ends and their clones.
 #[derive(Clone, Debug)]
-pub struct WeightsId {
+pub(crate) struct WeightsId {
     /// Set once weights were published.
     edge: Arc<OnceLock<()>>,
     reader: Weak<()>,
@@ -31,8 +31,6 @@ impl WeightsId {
         self.edge.get().is_some() || self.publisher.strong_count() > 0
     }
 }
-
-impl Eq for WeightsId {}
 
 /// Error of a publish: the version is not newer than the present one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -110,9 +108,8 @@ impl<W> WeightsTx<W> {
         self.slot.receiver_count()
     }
 
-    /// Identity of the edge.
-    pub fn id(&self) -> WeightsId {
-        self.id.clone()
+    pub(crate) fn id(&self) -> &WeightsId {
+        &self.id
     }
 }
 
@@ -134,9 +131,8 @@ impl<W> WeightsRx<W> {
         self.version().is_some_and(|newest| newest > version)
     }
 
-    /// Identity of the edge.
-    pub fn id(&self) -> WeightsId {
-        self.id.clone()
+    pub(crate) fn id(&self) -> &WeightsId {
+        &self.id
     }
 
     /// Waits for version `at_least` or newer; `None` when the publisher ends before. Cancel-safe.

@@ -12,7 +12,7 @@ use crossbeam_channel::{RecvTimeoutError, Sender};
 
 use super::progress::Progress;
 use super::{Metric, Metrics};
-use crate::flow::{Snapshot, State, Stats};
+use crate::flow::{Report, State, Stats};
 
 /// Fresher than any scrape, and an export of twenty stages costs some ten microseconds.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -40,10 +40,10 @@ impl StageSampler {
         let sample = move || {
             loop {
                 let ending = !matches!(stopped.recv_timeout(INTERVAL), Err(RecvTimeoutError::Timeout));
-                let snapshot = stats.snapshot();
-                let limit = snapshot.as_ref().and_then(Snapshot::limit);
-                if let Some(snapshot) = &snapshot {
-                    export(snapshot, &metrics);
+                let report = stats.report();
+                let limit = report.as_ref().and_then(Report::limit);
+                if let Some(report) = &report {
+                    export(report, &metrics);
                 }
                 if ending {
                     if let Some(progress) = progress.take() {
@@ -70,8 +70,8 @@ impl Drop for StageSampler {
 }
 
 /// Writes what a flow did so far into the metrics.
-pub fn export(snapshot: &Snapshot, metrics: &Metrics) {
-    for stage in &snapshot.stages {
+pub fn export(report: &Report, metrics: &Metrics) {
+    for stage in &report.stages {
         let (name, time) = (stage.name.as_str(), stage.time());
         for state in State::ALL {
             metrics.absolute(Metric::StageTime, &[name, state.name()], time.of(state) as f64 / 1e9);
@@ -81,7 +81,7 @@ pub fn export(snapshot: &Snapshot, metrics: &Metrics) {
     }
     // Two stages may be joined by several edges; together they are one series.
     let mut edges = BTreeMap::<[&str; 2], [f64; 4]>::new();
-    for edge in &snapshot.edges {
+    for edge in &report.edges {
         let sums = edges.entry([&edge.from, &edge.to]).or_default();
         let parts = [edge.depth_items as f64, edge.depth_tokens as f64, edge.capacity.items as f64, edge.capacity.tokens as f64];
         sums.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part);
@@ -97,28 +97,21 @@ pub fn export(snapshot: &Snapshot, metrics: &Metrics) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::{Capacity, EdgeReport, Kind, StageReport, Times, WorkerTime};
+    use crate::flow::{Capacity, EdgeReport, Ended, StageReport, Times};
 
-    fn stage(name: &str, time: Times) -> StageReport {
-        let worker = WorkerTime { wall: time.total(), time };
-        let (kind, knob) = (Kind::Stage, String::new());
-        StageReport {
-            name: name.into(),
-            kind,
-            knob,
-            workers: vec![worker; 2],
-            items_in: 5,
-            items_out: 4,
-            tokens_in: 0,
-            tokens_out: 0,
-        }
+    fn stage(name: &str, seconds: [(State, u64); 2]) -> StageReport {
+        let mut time = Times::default();
+        seconds.into_iter().for_each(|(state, seconds)| time.add(state, seconds * SECOND));
+        let workers = vec![Times { wall: time.total(), ..time }; 2];
+        StageReport { name: name.into(), knob: String::new(), workers, items_in: 5, items_out: 4, tokens_in: 0, tokens_out: 0 }
     }
 
-    fn snapshot() -> Snapshot {
-        let second = 1_000_000_000;
+    const SECOND: u64 = 1_000_000_000;
+
+    fn report() -> Report {
         let stages = vec![
-            stage("prompts", Times { busy: second, credit: 3 * second, ..Times::default() }),
-            stage("generate", Times { busy: 9 * second, starved: second, ..Times::default() }),
+            stage("prompts", [(State::Busy, 1), (State::Credit, 3)]),
+            stage("generate", [(State::Busy, 9), (State::Starved, 1)]),
         ];
         let (from, to) = (String::from("prompts"), String::from("generate"));
         let capacity = Capacity::items(4).tokens(100);
@@ -133,14 +126,15 @@ mod tests {
             depth_tokens: 30,
             credit_out: 30,
         };
-        Snapshot { flow: "test".into(), wall: 10 * second, stages, edges: vec![edge.clone(), edge] }
+        let (ended, wall, edges) = (Ended::Running, 10 * SECOND, vec![edge.clone(), edge]);
+        Report { ended, wall, flow: "test".into(), stages, edges, warnings: Vec::new() }
     }
 
     #[test]
     fn workers_and_parallel_edges_are_summed() {
         let metrics = Metrics::new();
-        export(&snapshot(), &metrics);
-        export(&snapshot(), &metrics);
+        export(&report(), &metrics);
+        export(&report(), &metrics);
         assert_eq!(metrics.newest(Metric::StageTime, &["generate", "busy"]), Some(18.0));
         assert_eq!(metrics.newest(Metric::StageTime, &["generate", "weights"]), Some(0.0));
         assert_eq!(metrics.newest(Metric::StageItemsIn, &["generate"]), Some(5.0));
@@ -150,7 +144,7 @@ mod tests {
 
     #[test]
     fn the_limit_is_what_others_wait_for() {
-        assert_eq!(snapshot().limit().as_deref(), Some("generate busy 90%"));
-        assert_eq!(Snapshot { stages: Vec::new(), ..snapshot() }.limit(), None);
+        assert_eq!(report().limit().as_deref(), Some("generate busy 90%"));
+        assert_eq!(Report { stages: Vec::new(), ..report() }.limit(), None);
     }
 }

@@ -28,13 +28,6 @@ fn a_version_is_never_reused() {
     assert_eq!(rx.latest().map(|(version, weights)| (version, *weights)), Some((7, 70)));
 }
 
-#[test]
-fn both_ends_and_their_clones_bear_the_same_identity() {
-    let ((tx, rx), (other, _)) = (weights::<u64>(), weights::<u64>());
-    assert_eq!((tx.id(), tx.id()), (rx.id(), rx.clone().id()));
-    assert_ne!(tx.id(), other.id());
-}
-
 struct Wants(WeightsRx<u64>, u64);
 
 impl Stage for Wants {

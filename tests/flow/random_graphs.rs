@@ -10,7 +10,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, FileFailurePersistence};
 use rollflow::flow::{
-    Capacity, Control, Ended, Flow, Message, Port, Report, RunError, Simulation, StageError, StageWait, Until, WaitsFor, Window,
+    Capacity, Control, Ended, Flow, Message, Port, Report, RunError, Simulation, StageError, StageWait, State, Until, Window,
     batch, filter, flat_map, from_iter, map_async, try_map,
 };
 
@@ -261,11 +261,11 @@ fn starved(plan: &Plan) -> Vec<String> {
 }
 
 fn check_stall(plan: &Plan, waits: &[StageWait]) {
-    let credit = |wait: &&StageWait| matches!(wait.waits_for, WaitsFor::Credit { .. });
+    let credit = |wait: &&StageWait| wait.state == State::Credit;
     let named: Vec<String> = waits.iter().filter(credit).map(|wait| wait.stage.clone()).collect();
     assert_eq!(named, starved(plan), "law F7: those that wait for credit are named");
     let rest = waits.iter().filter(|wait| !credit(wait));
-    assert!(rest.clone().all(|wait| matches!(wait.waits_for, WaitsFor::Input { .. })), "{waits:?}");
+    assert!(rest.clone().all(|wait| wait.state == State::Starved), "{waits:?}");
     assert!(rest.count() > 0, "someone waits for the source");
 }
 
@@ -295,8 +295,8 @@ fn check(plan: &Plan, seed: Option<u64>) {
         assert_eq!(edge.credit_out, 0, "credit is missing on {}", edge.name);
         assert_eq!(edge.sent, edge.received + edge.depth_items, "items are missing on {}", edge.name);
     }
-    for stage in report.stages.iter().flat_map(|stage| &stage.workers) {
-        assert_eq!(stage.time.total(), stage.wall);
+    for worker in report.stages.iter().flat_map(|stage| &stage.workers) {
+        assert_eq!(worker.total(), worker.wall);
     }
     let whole = match plan.trouble {
         Trouble::None => true,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use rollflow::flow::{
-    Capacity, Flow, Io, Report, Simulation, Snapshot, Stage, StageError, StageReport, StageSpec, Until, WeightsRx, Window, batch,
+    Capacity, Flow, Io, Report, Simulation, Stage, StageError, StageReport, StageSpec, State, Until, WeightsRx, Window, batch,
     from_iter, map, map_async, try_map, weights,
 };
 
@@ -15,7 +15,7 @@ const NAP: Duration = Duration::from_millis(5);
 fn assert_exact(stages: &[StageReport]) {
     for stage in stages {
         for worker in &stage.workers {
-            assert_eq!(worker.time.total(), worker.wall, "{}: {worker:?}", stage.name);
+            assert_eq!(worker.total(), worker.wall, "{}: {worker:?}", stage.name);
         }
     }
 }
@@ -40,7 +40,7 @@ fn the_states_sum_to_the_wall_clock_exactly_at_the_end_and_at_any_moment() {
     let run = std::thread::spawn(move || flow.run(Until::finished()).unwrap());
     let mut live = 0;
     while !run.is_finished() {
-        live += stats.snapshot().iter().map(|snapshot: &Snapshot| assert_exact(&snapshot.stages)).count();
+        live += stats.report().iter().map(|report| assert_exact(&report.stages)).count();
     }
     let report = run.join().unwrap();
     assert_exact(&report.stages);
@@ -53,9 +53,8 @@ fn seconds(report: &Report, stage: &str) -> [u64; 6] {
     assert_exact(&report.stages);
     let stage = report.stage(stage).unwrap();
     let time = stage.time();
-    let wall = stage.workers.iter().map(|worker| worker.wall).sum();
-    let nanos = [time.busy, time.starved, time.blocked, time.credit, time.weights, wall];
-    nanos.map(|nanos| {
+    let [busy, starved, blocked, credit, weights] = State::ALL.map(|state| time.of(state));
+    [busy, starved, blocked, credit, weights, time.wall].map(|nanos| {
         assert_eq!(nanos % 1_000_000_000, 0, "whole seconds");
         nanos / 1_000_000_000
     })
@@ -128,8 +127,8 @@ fn who_computes_is_busy_who_waits_for_input_is_starved_who_waits_for_room_is_blo
     assert_eq!(seconds(&report, "stage 0"), [10, 0, 15, 0, 0, 25]);
     assert_eq!(seconds(&report, "stage 1"), [30, 1, 0, 0, 0, 31]);
     assert_eq!(seconds(&report, "sink"), [0, 31, 0, 0, 0, 31]);
-    assert!(report.bottleneck.starts_with("bottleneck: stage 1 (busy "), "{}", report.bottleneck);
-    assert!(report.bottleneck.ends_with("give it more workers"), "{}", report.bottleneck);
+    assert!(report.bottleneck().starts_with("bottleneck: stage 1 (busy "), "{}", report.bottleneck());
+    assert!(report.bottleneck().ends_with("give it more workers"), "{}", report.bottleneck());
 }
 
 #[test]
@@ -170,7 +169,7 @@ fn admission_is_the_bottleneck_of_a_run_in_which_only_the_source_waits() {
     let report = flow.run(Until::finished()).unwrap();
     raiser.join().unwrap();
     assert_exact(&report.stages);
-    assert!(report.bottleneck.starts_with("bottleneck: admission (numbers waited "), "{}", report.bottleneck);
+    assert!(report.bottleneck().starts_with("bottleneck: admission (numbers waited "), "{}", report.bottleneck());
 }
 
 struct NeedsNewest(WeightsRx<u64>);
@@ -188,7 +187,7 @@ impl Stage for NeedsNewest {
     }
 
     fn spec(&self) -> StageSpec {
-        StageSpec::thread().subscribes(self.0.id())
+        StageSpec::default().subscribes(&self.0)
     }
 }
 
@@ -227,7 +226,7 @@ fn weights_are_the_bottleneck_of_a_run_in_which_only_the_generator_waits() {
     let report = flow.run(Until::finished()).unwrap();
     publisher.join().unwrap();
     assert_exact(&report.stages);
-    assert!(report.bottleneck.starts_with("bottleneck: weights (generate waited "), "{}", report.bottleneck);
+    assert!(report.bottleneck().starts_with("bottleneck: weights (generate waited "), "{}", report.bottleneck());
 }
 
 #[test]
@@ -270,5 +269,5 @@ fn the_report_is_a_table_with_a_row_per_stage_and_edge_and_a_last_line_with_the_
     ]) {
         assert!(line.starts_with(start), "{line:?} should start with {start:?}");
     }
-    assert_eq!(lines.last(), Some(&report.bottleneck.as_str()));
+    assert_eq!(lines.last(), Some(&&*report.bottleneck()));
 }

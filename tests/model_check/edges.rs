@@ -2,19 +2,19 @@
 
 use shuttle::thread::spawn;
 
-use crate::edge::{Capacity, Closed, Gauge, Offer, Rx, Tx, edge};
+use crate::edge::{Capacity, Gauge, Offer, Rx, Tx, edge};
 use crate::wait::block_on;
-use crate::{Item, explore};
+use crate::{Item, StageError, explore};
 
 const CAPACITY: Capacity = Capacity { items: 2, tokens: 3 };
 /// What each producer sends: light items, one without weight, and one that is heavier than the edge.
 const WEIGHTS: [usize; 4] = [2, 0, 7, 1];
 
 /// As a worker sends: without waiting if it can be.
-fn send(tx: &Tx<Item>, item: Item) -> Result<(), Closed> {
+fn send(tx: &Tx<Item>, item: Item) -> Result<(), StageError> {
     match tx.offer(item) {
         Offer::Sent(_) => Ok(()),
-        Offer::Closed => Err(Closed),
+        Offer::Closed => Err(StageError::closed()),
         Offer::Full(parcel) => block_on(tx.push(parcel)),
     }
 }

@@ -34,7 +34,7 @@ fn source(tx: Tx<Item>, window: &Window, control: &Control, count: usize) -> Joi
         let outlet = Outlet::new(tx, seat(&control));
         for number in 0..count {
             let goes_on = control.signal() == Signal::Run && block_on(window.admit(&control));
-            if !goes_on || outlet.send_blocking(Item { from: 0, number, tokens: number % 3 }).is_err() {
+            if !goes_on || outlet.send_blocking(Item { from: 0, number, tokens: number % 3 }, None).is_err() {
                 return;
             }
         }
@@ -185,7 +185,7 @@ fn a_crew_is_idle_when_each_worker_waits_and_none_was_woken() {
                 if !admitted.try_admit() {
                     assert!(meter.block_on(meter.wait(State::Credit, admitted.admit(&asked))));
                 }
-                outlet.send_blocking(Item { from: 0, number, tokens: number % 3 }).unwrap();
+                outlet.send_blocking(Item { from: 0, number, tokens: number % 3 }, None).unwrap();
             }
             drop(outlet);
             meter.leave();

@@ -43,7 +43,7 @@ use io::{AsyncIo, Io};
 use message::Message;
 use simulation::Simulation;
 use stage::StageError;
-use weights::{WeightsId, WeightsRx, WeightsTx};
+use weights::{WeightsRx, WeightsTx};
 use window::Window;
 
 use shuttle::scheduler::{PctScheduler, RandomScheduler};

@@ -75,7 +75,7 @@ impl Stage for Hand {
     }
 
     fn spec(&self) -> StageSpec {
-        StageSpec::thread()
+        StageSpec::default()
     }
 }
 

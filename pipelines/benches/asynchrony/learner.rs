@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use anyhow::{Context, Result, ensure};
 use parking_lot::Mutex;
 use rollflow::flow::Interrupts;
-use rollflow::flow::{Ended, Snapshot, State, Stats};
+use rollflow::flow::{Ended, Report, State, Stats};
 use rollflow::observe::Metric;
 use rollflow::observe::StepMetrics;
 use rollflow::prelude::*;
@@ -81,8 +81,8 @@ impl Learner {
         let metrics = Metrics::new();
         let (kept, watched, book) = (rows.clone(), stats.clone(), metrics.clone());
         let log = RunLog::new(&metrics).logger(move |_: u64, step: &StepMetrics| {
-            let snapshot = watched.get().and_then(Stats::snapshot);
-            kept.lock().extend(snapshot.map(|now| row(&now, step, &book)));
+            let report = watched.get().and_then(Stats::report);
+            kept.lock().extend(report.map(|now| row(&now, step, &book)));
         });
         let outputs = Outputs { metrics: metrics.clone(), log, dead_letters: None, answers: None, checkpoints: None };
         let mut flow = grpo::declare(plan, Components::local(plan, &Registry::default(), policy, policy)?, outputs, None)?;
@@ -130,11 +130,8 @@ impl Row {
     }
 }
 
-fn row(now: &Snapshot, step: &StepMetrics, book: &Metrics) -> Row {
-    let busy = |name: &str| {
-        let stage = now.stages.iter().find(|stage| stage.name == name);
-        stage.map_or(0.0, |stage| stage.time().of(State::Busy) as f64 / 1e9)
-    };
+fn row(now: &Report, step: &StepMetrics, book: &Metrics) -> Row {
+    let busy = |name: &str| now.stage(name).map_or(0.0, |stage| stage.time().of(State::Busy) as f64 / 1e9);
     let fates = Metric::LedgerTokens.spec().labels[0].values;
     Row {
         seconds: now.wall as f64 / 1e9,

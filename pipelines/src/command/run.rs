@@ -65,7 +65,7 @@ pub fn execute(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&
     out::text(&told).ok();
     Ok(match report.ended {
         Ended::Finished | Ended::Drained => ExitCode::SUCCESS,
-        Ended::Stopped | Ended::Failed => ExitCode::FAILURE,
+        Ended::Running | Ended::Stopped | Ended::Failed => ExitCode::FAILURE,
     })
 }
 

@@ -253,6 +253,7 @@ impl RunFolder {
     fn report(&self, report: &Report, taken: u64) -> Result<()> {
         self.draw(report);
         let outcome = match report.ended {
+            Ended::Running => "runs",
             Ended::Finished => "finished",
             Ended::Drained => "was interrupted",
             Ended::Stopped => "was stopped",
@@ -295,7 +296,7 @@ impl RunFolder {
             },
             summary,
             curve: Chart::curve(title, "step", points),
-            bottleneck: report.bottleneck.clone(),
+            bottleneck: report.bottleneck(),
             flow_table: report.to_string(),
             final_metrics: last,
             samples: self.last_rollouts(8),
@@ -325,7 +326,7 @@ impl RunFolder {
             shares: State::ALL.iter().map(|&state| (state.name().to_owned(), stage.share(state))).collect(),
         };
         let mut drawn = self.drawn.lock();
-        (drawn.stages, drawn.bottleneck) = (report.stages.iter().map(shares).collect(), report.bottleneck.clone());
+        (drawn.stages, drawn.bottleneck) = (report.stages.iter().map(shares).collect(), report.bottleneck());
     }
 
     /// The sum, and what it is made of (law D4).

@@ -153,6 +153,7 @@ impl Record {
         let mut record = Record::read(folder)?;
         let (state, error) = match result {
             Ok(report) => match report.ended {
+                Ended::Running => (State::Running, None),
                 Ended::Finished => (State::Finished, None),
                 Ended::Drained => (State::Drained, None),
                 Ended::Stopped => (State::Stopped, None),

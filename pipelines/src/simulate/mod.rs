@@ -123,7 +123,7 @@ pub fn simulate(plan: &Plan, registry: &Registry, profile: &Profile, steps: u64)
     forecast.steps = steps;
     forecast.seconds = report.wall as f64 / 1e9;
     forecast.busy = [busy("generate"), busy("train")];
-    forecast.bottleneck = report.bottleneck.clone();
+    forecast.bottleneck = report.bottleneck();
     Ok(forecast)
 }
 

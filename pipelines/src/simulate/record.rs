@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
-use rollflow::flow::{Ended, Interrupts, Until};
+use rollflow::flow::{Ended, Interrupts, State, Until};
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
@@ -73,7 +73,7 @@ pub fn record(plan: &Plan, registry: &Registry, steps: u64) -> Result<Profile> {
     }
     let per_item = |name: &&str| {
         let stage = report.stage(name)?;
-        let busy: u64 = stage.workers.iter().map(|worker| worker.time.busy).sum();
+        let busy = stage.time().of(State::Busy);
         let item = busy as f64 / 1e9 / stage.items_in.max(1) as f64;
         Some(((*name).to_owned(), ItemTimes { item, token: 0.0 }))
     };

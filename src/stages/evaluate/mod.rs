@@ -15,6 +15,7 @@ mod reports;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::task::Poll;
 
 #[cfg(feature = "torch")]
 pub use pairs::PairEvaluator;
@@ -23,7 +24,7 @@ use reports::Reports;
 use crate::data::{Tokenizer, Version};
 use crate::engine::TokenEngine;
 use crate::engine::remote::{Fleet, FleetConfig, FleetHandle, Synced};
-use crate::flow::{Io, RunContext, Signal, Stage, StageError, StageSpec, TryRecv};
+use crate::flow::{Io, RunContext, Signal, Stage, StageError, StageSpec};
 use crate::observe::StepMetrics;
 use crate::observe::logs::AnswerWriter;
 use crate::rollout::{EvalSpec, Evaluation};
@@ -253,22 +254,12 @@ impl<E: TokenEngine, W: Send + Sync + 'static> Stage for Evaluator<E, W> {
         let mut more = true;
         while io.signal() != Signal::Stop && (more || worker.run.is_some()) {
             let arrived = match &worker.run {
-                None => {
-                    let arrived = io.recv()?;
-                    more = arrived.is_some();
-                    arrived
-                }
-                Some(_) if self.in_order || !more => None,
-                Some(_) => match io.try_recv()? {
-                    TryRecv::Item(trained) => Some(trained),
-                    TryRecv::Empty => None,
-                    TryRecv::Closed => {
-                        more = false;
-                        None
-                    }
-                },
+                None => Poll::Ready(io.recv()?),
+                Some(_) if self.in_order || !more => Poll::Pending,
+                Some(_) => io.try_recv(),
             };
-            if let Some(trained) = arrived
+            more &= !matches!(arrived, Poll::Ready(None));
+            if let Poll::Ready(Some(trained)) = arrived
                 && let Some(before) = self.take(&mut worker, trained)?
             {
                 self.pass(io, &mut worker, before)?;
@@ -288,6 +279,6 @@ impl<E: TokenEngine, W: Send + Sync + 'static> Stage for Evaluator<E, W> {
 
     fn spec(&self) -> StageSpec {
         // No core is reserved for it: it computes now and then.
-        StageSpec::thread().knob("eval.threads or eval.max_num_seqs, or a rarer eval.every")
+        StageSpec::default().knob("eval.threads or eval.max_num_seqs, or a rarer eval.every")
     }
 }

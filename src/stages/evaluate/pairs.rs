@@ -116,6 +116,6 @@ impl Stage for PairEvaluator {
 
     fn spec(&self) -> StageSpec {
         // No core is reserved for it: it computes now and then.
-        StageSpec::thread().knob("eval.threads, or a rarer eval.every")
+        StageSpec::default().knob("eval.threads, or a rarer eval.every")
     }
 }

@@ -8,11 +8,12 @@
 //! would be too old to be trained are restarted (law V2).
 
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use crate::data::{Answer, Group, Partial, Prompt, Sample, Status, Tokenizer, Version};
 use crate::engine::{Concurrency, Load, OnNewWeights, SamplingParams, TokenEngine};
-use crate::flow::{Io, RunContext, Signal, Stage, StageError, StageSpec, TryRecv, WeightsRx};
+use crate::flow::{Io, RunContext, Signal, Stage, StageError, StageSpec, WeightsRx};
 use crate::observe::{Metric, Metrics};
 use crate::rollout::{Admission, Agent, Fate, POLL, RolloutContext, Rollouts};
 
@@ -207,10 +208,9 @@ impl<E: TokenEngine> Generator<E> {
         while rollouts.room(engine) > 0 {
             let prompt = match rollouts.is_idle(engine) {
                 true => io.recv()?,
-                false => match io.try_recv()? {
-                    TryRecv::Item(prompt) => Some(prompt),
-                    TryRecv::Empty => return Ok(true),
-                    TryRecv::Closed => None,
+                false => match io.try_recv() {
+                    Poll::Ready(arrived) => arrived,
+                    Poll::Pending => return Ok(true),
                 },
             };
             let Some(prompt) = prompt else { return Ok(false) };
@@ -358,8 +358,8 @@ impl<E: TokenEngine> Stage for Generator<E> {
     }
 
     fn spec(&self) -> StageSpec {
-        let spec = StageSpec::thread().workers(self.engines()).threads(self.settings.threads);
-        spec.subscribes(self.weights.id()).knob("threads, workers or max_num_seqs")
+        let spec = StageSpec::default().workers(self.engines()).threads(self.settings.threads);
+        spec.subscribes(&self.weights).knob("threads, workers or max_num_seqs")
     }
 
     fn replica(&self) -> Option<Self> {

@@ -168,10 +168,10 @@ impl<W: Send + Sync + 'static, M: Scorable> Stage for Reference<W, M> {
     }
 
     fn spec(&self) -> StageSpec {
-        let spec = StageSpec::thread().threads(self.threads).knob("threads");
+        let spec = StageSpec::default().threads(self.threads).knob("threads");
         match &self.weights {
             Source::Frozen(_) => spec,
-            Source::Moving(moving) => spec.subscribes(moving.published.id()),
+            Source::Moving(moving) => spec.subscribes(&moving.published),
         }
     }
 }

@@ -85,6 +85,6 @@ impl Stage for Reward {
     }
 
     fn spec(&self) -> StageSpec {
-        StageSpec::thread().threads(self.threads)
+        StageSpec::default().threads(self.threads)
     }
 }

@@ -149,7 +149,7 @@ impl AsyncStage for RemoteReward {
     }
 
     fn spec(&self) -> StageSpec {
-        StageSpec::task().workers(self.concurrency).knob("concurrency")
+        StageSpec::default().workers(self.concurrency).knob("concurrency")
     }
 
     fn replica(&self) -> Option<Self> {

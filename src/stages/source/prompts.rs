@@ -133,7 +133,7 @@ impl Source for Prompts {
     }
 
     fn spec(&self) -> StageSpec {
-        let spec = StageSpec::thread();
+        let spec = StageSpec::default();
         match &self.admission {
             Some(admission) => spec.window(admission.window()),
             None => spec,

@@ -83,8 +83,8 @@ impl<W: Send + Sync + 'static> Stage for WeightSync<W> {
     }
 
     fn spec(&self) -> StageSpec {
-        let spec = StageSpec::thread();
-        let spec = self.to.as_ref().map(WeightsTx::id).into_iter().fold(spec, StageSpec::publishes);
+        let spec = StageSpec::default();
+        let spec = self.to.iter().fold(spec, StageSpec::publishes);
         Admission::released_by(self.admission.as_ref(), spec)
     }
 }

@@ -17,7 +17,7 @@ use tokio::task::{JoinError, JoinHandle};
 use crate::data::Version;
 use crate::engine::remote::Synced;
 use crate::engine::remote::sync::{SyncError, SyncReport, Update, WeightSyncManager};
-use crate::flow::{AsyncIo, AsyncStage, RunContext, Signal, StageError, StageSpec, WeightsId, WeightsTx};
+use crate::flow::{AsyncIo, AsyncStage, RunContext, Signal, StageError, StageSpec, WeightsTx};
 use crate::net::{Outcome, RetryPolicy, Retryable, deadline};
 use crate::observe::{Metric, Metrics};
 use crate::rollout::Admission;
@@ -101,11 +101,6 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
     /// Logs a sync at most once in `n` steps.
     pub fn log_every(self, n: u64) -> Self {
         RemoteSync { log_every: n, ..self }
-    }
-
-    /// The edge's identity.
-    pub fn id(&self) -> WeightsId {
-        self.to.id()
     }
 
     fn begin(&self, step: u64, snapshot: Snapshot<W>) -> Work<W> {
@@ -283,10 +278,10 @@ impl<W: Send + Sync + 'static> AsyncStage for RemoteSync<W> {
     }
 
     fn spec(&self) -> StageSpec {
-        let spec = Admission::released_by(self.admission.as_ref(), StageSpec::task().publishes(self.id()));
+        let spec = Admission::released_by(self.admission.as_ref(), StageSpec::default().publishes(&self.to));
         match &self.also {
             // An edge without readers is not declared: none needs to read it.
-            Some(also) if also.readers() > 0 => spec.publishes(also.id()),
+            Some(also) if also.readers() > 0 => spec.publishes(also),
             _ => spec,
         }
     }

@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Instant;
 
 use super::critic::Critic;
@@ -22,7 +23,7 @@ use super::step_config::{StepConfig, StepConfigError, StepConfigs};
 use super::trained::Trained;
 use crate::algo::{Aggregation, Estimator, GapDiagnosis, GapLimits};
 use crate::data::Batch;
-use crate::flow::{Io, RunContext, Stage, StageError, StageSpec, TryRecv};
+use crate::flow::{Io, RunContext, Stage, StageError, StageSpec};
 use crate::observe::Metric;
 use crate::rollout::{Admission, TokensMissing};
 use crate::stages::pairs::Pairing;
@@ -249,7 +250,7 @@ impl<B: TrainingBackend> Trainer<B> {
             let Some(part) = io.recv()? else { return Ok(None) };
             batch.rest.append(part);
             while batch.rest.more
-                && let TryRecv::Item(part) = io.try_recv()?
+                && let Poll::Ready(Some(part)) = io.try_recv()
             {
                 batch.rest.append(part);
             }
@@ -395,6 +396,6 @@ impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
     }
 
     fn spec(&self) -> StageSpec {
-        StageSpec::thread().threads(self.threads).knob("threads, or smaller batches")
+        StageSpec::default().threads(self.threads).knob("threads, or smaller batches")
     }
 }
