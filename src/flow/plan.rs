@@ -77,6 +77,11 @@ pub(crate) struct WeightsPlan {
 }
 
 impl Graph {
+    /// Names of all stages, in the order of declaration.
+    pub fn stages(&self) -> impl Iterator<Item = &str> {
+        self.nodes.iter().map(|node| node.name.as_str())
+    }
+
     /// Name of a node.
     pub(crate) fn name(&self, node: usize) -> &str {
         self.nodes.get(node).map_or("?", |node| node.name.as_str())

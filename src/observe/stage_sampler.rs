@@ -102,7 +102,8 @@ mod tests {
     fn stage(name: &str, seconds: [(State, u64); 2]) -> StageReport {
         let mut time = Times::default();
         seconds.into_iter().for_each(|(state, seconds)| time.add(state, seconds * SECOND));
-        let workers = vec![Times { wall: time.total(), ..time }; 2];
+        time.wall = time.total();
+        let workers = vec![time; 2];
         StageReport { name: name.into(), knob: String::new(), workers, items_in: 5, items_out: 4, tokens_in: 0, tokens_out: 0 }
     }
 

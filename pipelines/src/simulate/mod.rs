@@ -113,8 +113,8 @@ pub fn simulate(plan: &Plan, registry: &Registry, profile: &Profile, steps: u64)
     });
     let mut flow = grpo::declare(&plan, components(&plan, registry, profile, &simulation)?, outputs, None)?;
     let graph = flow.graph();
-    if let Some(stage) = profile.stages.keys().find(|stage| graph.nodes.iter().all(|node| node.name != **stage)) {
-        let known: Vec<&str> = graph.nodes.iter().map(|node| node.name.as_str()).collect();
+    if let Some(stage) = profile.stages.keys().find(|stage| graph.stages().all(|name| name != *stage)) {
+        let known: Vec<&str> = graph.stages().collect();
         bail!("the profile gives times for a stage {stage:?}, which the pipeline lacks; its stages are {}", known.join(", "));
     }
     let report = flow.simulate(&simulation, Until::finished())?;
