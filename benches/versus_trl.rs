@@ -54,7 +54,7 @@ fn grpo(policy: &Policy, steps: u64, staleness: u64) -> Result<()> {
     let prompts = flow.source("prompts", Prompts::addition(1, 0)?);
     let groups = flow.stage("generate", prompts, Generator::local(policy).group_size(8).max_new_tokens(16));
     let scored = flow.stage("reward", groups, Reward::each(first_digit));
-    let batches = flow.stage("batch", scored, Batcher::groups(8).in_order());
+    let batches = flow.stage("batch", scored, Batcher::groups(8));
     let trainer = Trainer::new(backend).advantages(GroupMean::default()).aggregation(Aggregation::SeqMeanTokenMean);
     let trained = flow.stage("train", batches, trainer.steps(steps));
     let synced = flow.stage("sync", trained, WeightSync::default());

@@ -70,7 +70,7 @@ fn main() -> anyhow::Result<()> {
     let parts = reward();
     let scored = flow.stage("reward", groups, Reward::each(move |sample: &Sample| parts.reward(sample)));
     let kept = flow.stage("filter", scored, Filter::by(worth_it.and(filters::min_reward(0.0)?)));
-    let batches = flow.stage("batch", kept, Batcher::groups(GROUPS_PER_STEP).in_order());
+    let batches = flow.stage("batch", kept, Batcher::groups(GROUPS_PER_STEP));
     let trainer = Trainer::new(backend).advantages(above_median).aggregation(Aggregation::TokenMean).steps(20);
     let trained = flow.stage("train", batches, trainer);
     let synced = flow.stage("sync", trained, WeightSync::default());

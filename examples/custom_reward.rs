@@ -33,7 +33,7 @@ fn main() -> anyhow::Result<()> {
     let generator = Generator::local(&policy).group_size(8).max_new_tokens(12);
     let groups = flow.stage("generate", prompts, generator);
     let scored = flow.stage("reward", groups, Reward::each(digits).on_failure(OnFailure::Zero));
-    let batches = flow.stage("batch", scored, Batcher::groups(GROUPS_PER_STEP).in_order());
+    let batches = flow.stage("batch", scored, Batcher::groups(GROUPS_PER_STEP));
     flow.tap(&batches, 10, |batch: &Batch| {
         for sample in batch.samples().take(2) {
             println!("  {:?} → {:?}", sample.prompt.render(), sample.response);

@@ -33,7 +33,7 @@ fn main() -> anyhow::Result<()> {
     let groups = flow.stage("generate", prompts, generator);
     let scored = flow.stage("reward", groups, Reward::each(right));
     let kept = flow.stage("filter", scored, Filter::by(filters::nonzero_std));
-    let batches = flow.stage("batch", kept, Batcher::groups(GROUPS_PER_STEP).in_order());
+    let batches = flow.stage("batch", kept, Batcher::groups(GROUPS_PER_STEP));
     let trainer = Trainer::new(backend).advantages(GroupMean::default()).steps(STEPS);
     let trained = flow.stage("train", batches, trainer);
     let synced = flow.stage("sync", trained, WeightSync::default().log_every(10));

@@ -37,7 +37,7 @@ fn train(beta: f64) -> anyhow::Result<()> {
     let groups = flow.stage("generate", prompts, generator);
     let scored = flow.stage("reward", groups, Reward::each(digits));
     let referenced = flow.stage("reference", scored, reference);
-    let batches = flow.stage("batch", referenced, Batcher::groups(GROUPS_PER_STEP).in_order());
+    let batches = flow.stage("batch", referenced, Batcher::groups(GROUPS_PER_STEP));
     let trainer = Trainer::new(backend).advantages(GroupMean::default()).steps(STEPS);
     let trained = flow.stage("train", batches, trainer);
     let synced = flow.stage("sync", trained, WeightSync::default());

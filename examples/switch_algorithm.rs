@@ -54,7 +54,7 @@ fn main() -> anyhow::Result<()> {
     let groups = flow.stage("generate", prompts, generator);
     let scored = flow.stage("reward", groups, Reward::each(digits));
     let kept = flow.stage("filter", scored, Filter::by(filters::nonzero_std));
-    let batches = flow.stage("batch", kept, Batcher::groups(GROUPS_PER_STEP).in_order());
+    let batches = flow.stage("batch", kept, Batcher::groups(GROUPS_PER_STEP));
     let trainer = Trainer::new(backend).per_step(|step| Ok(algorithm(step))).steps(STEPS);
     let trained = flow.stage("train", batches, trainer);
     let synced = flow.stage("sync", trained, WeightSync::default());

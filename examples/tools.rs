@@ -80,7 +80,7 @@ fn main() -> anyhow::Result<()> {
     let generator = Generator::local(&policy).group_size(8).sampling(sampling).environment(agent);
     let groups = flow.stage("generate", prompts, generator);
     let scored = flow.stage("reward", groups, Reward::each(earned));
-    let batches = flow.stage("batch", scored, Batcher::groups(GROUPS_PER_STEP).in_order());
+    let batches = flow.stage("batch", scored, Batcher::groups(GROUPS_PER_STEP));
     let trainer = Trainer::new(backend).advantages(GroupMean::default()).steps(STEPS);
     let trained = flow.stage("train", batches, trainer);
     let synced = flow.stage("sync", trained, WeightSync::default());

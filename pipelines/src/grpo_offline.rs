@@ -9,14 +9,13 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
-use rollflow::data::RewardParts;
 use rollflow::data::source::{DataSpec, Skip};
 use rollflow::flow::{Flow, Report};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::recipe::task::TaskData;
 use rollflow::stages::reward::OnFailure;
-use rollflow::stages::source::{GroupScorer, RecordedGroups};
+use rollflow::stages::source::RecordedGroups;
 
 use crate::assemble::evaluation::{self, EvalReports};
 use crate::assemble::rewards::Scoring;
@@ -42,23 +41,23 @@ pub fn groups(plan: &Plan, registry: &Registry, tokenizer: &Arc<Tokenizer>) -> R
     let scoring = plan.rescores().then(|| Scoring::of(plan, registry)).transpose()?;
     let score = |group: Group| match &scoring {
         Some(scoring) => rescored(scoring, plan, group),
-        None => Ok(Err("that nothing scores".into())),
+        None => Ok(Ok(group)),
     };
-    let score: Option<GroupScorer> = if scoring.is_some() { Some(&score) } else { None };
-    RecordedGroups::open_scored(&spec, tokenizer, score, &filter, plan.seed).map_err(|error| anyhow!("{error}"))
+    RecordedGroups::open(&spec, tokenizer, score, &filter, plan.seed).map_err(|error| anyhow!("{error}"))
 }
 
 /// Scores the completions of a recorded group by `[reward]`. `reward.on_failure` decides whether a
 /// failure gives 0, drops the group or ends the run.
-fn rescored(scoring: &Scoring, plan: &Plan, group: Group) -> Result<Result<Vec<(f64, RewardParts)>, Skip>, StageError> {
-    let (group, failures) = scoring.score(group, plan.reward.retries).map_err(|error| StageError::new(format!("{error:#}")))?;
+fn rescored(scoring: &Scoring, plan: &Plan, group: Group) -> Result<Result<Group, Skip>, StageError> {
+    let (mut group, failures) =
+        scoring.score(group, plan.reward.retries).map_err(|error| StageError::new(format!("{error:#}")))?;
     match (plan.reward.on_failure, failures.first()) {
         (OnFailure::Fail, Some(failure)) => return Err(StageError::new(format!("the reward failed: {}", failure.text))),
         (OnFailure::Drop | OnFailure::DeadLetter, Some(_)) => return Ok(Err("whose reward failed".into())),
         _ => {}
     }
-    let earned = |sample: Sample| (sample.reward.unwrap_or_default(), sample.reward_parts);
-    Ok(Ok(group.samples.into_iter().map(earned).collect()))
+    group.samples.iter_mut().for_each(|sample| sample.reward = Some(sample.reward.unwrap_or_default()));
+    Ok(Ok(group))
 }
 
 /// The graph, from recorded groups to checkpoints.

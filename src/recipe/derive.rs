@@ -10,7 +10,7 @@ use super::reference_policy::ReferencePolicy;
 use super::task::{Arithmetic, TaskData};
 use super::train::Optimization;
 use crate::algo::{LossChoice, Proximal};
-use crate::rollout::Pace;
+use crate::rollout::{Pace, PaceRule};
 use crate::stages::batch::over_sampled;
 
 /// A cache has room for the longest sequence in every slot.
@@ -85,23 +85,27 @@ impl Plan {
 
     /// Groups that are trained from one publish of the weights to the next.
     pub fn groups_per_publish(&self) -> usize {
-        usize::try_from(self.sync.every).unwrap_or(usize::MAX).saturating_mul(self.batch.groups)
+        self.pace().groups_per_version() as usize
+    }
+
+    fn pace(&self) -> PaceRule {
+        let (groups, candidates) = (self.batch.groups as u64, self.groups_chosen_from() as u64);
+        let (steps_per_version, max_staleness) = (self.sync.every, self.flow.max_staleness);
+        PaceRule { groups, candidates, steps_per_version, max_staleness, steps: Some(self.train.steps) }
     }
 
     /// Widest window that keeps law V2. Groups are admitted and trained in order (law D6), and
     /// credit returns when the generator has loaded the weights of the next publish. So the last of
     /// (S + 1) × k × P groups is trained S publishes later.
     pub fn staleness_window(&self) -> usize {
-        let publishes = usize::try_from(self.flow.max_staleness).unwrap_or(usize::MAX).saturating_add(1);
-        publishes.saturating_mul(self.groups_per_publish())
+        self.pace().staleness_window() as usize
     }
 
     /// Widest window in which no group becomes older than `flow.max_staleness`. A synchronous run
     /// drops the surplus of its steps, so that a round may contain all groups that they choose
     /// from.
     pub fn widest_window(&self) -> usize {
-        let choice = if self.flow.max_staleness == 0 { self.choice_window() } else { 0 };
-        self.staleness_window().max(choice)
+        self.pace().widest_window() as usize
     }
 
     /// Groups that a step chooses from: ⌈`batch.oversampling_factor` × `batch.groups`⌉.
@@ -117,12 +121,12 @@ impl Plan {
     /// Window that lets every step choose: the last step before a publish has all groups to choose
     /// from, after those of the steps before it are trained.
     pub fn choice_window(&self) -> usize {
-        self.groups_per_publish().saturating_sub(self.batch.groups).saturating_add(self.groups_chosen_from())
+        self.pace().choice_window() as usize
     }
 
     /// Groups that may be between admission and training.
     pub fn admission_window(&self) -> usize {
-        self.flow.window.unwrap_or_else(|| if self.over_samples() { self.choice_window() } else { self.staleness_window() })
+        self.flow.window.unwrap_or_else(|| self.pace().window() as usize)
     }
 
     /// Largest lag, in versions, of a group that is trained in order ([`Pace::worst_lag`]): S for

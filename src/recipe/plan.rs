@@ -1,6 +1,7 @@
 //! A whole recipe as plain data: what every part of a run needs to know, with all defaults filled in.
 
 use crate::engine::settings::Engine;
+use crate::stages::batch::OVERSAMPLING_FACTOR;
 pub use crate::stages::filter::Fallback;
 pub use crate::stages::reward::OnLostSample;
 pub use crate::stages::train::OnStale;
@@ -230,7 +231,7 @@ section! {
         /// *surplus*. That saves a second round when a filter drops groups, and no time for long
         /// completions.
         #[formerly(over_sample)]
-        oversampling_factor: f64 = 1.0, FROM_ONE;
+        oversampling_factor: f64 = OVERSAMPLING_FACTOR, FROM_ONE;
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::mean;
 use crate::algo::pass_at_k;
 use crate::data::Status;
 use crate::observe::logs::JudgedAnswer;
@@ -81,11 +82,6 @@ impl EvalSummary {
     pub fn publish(&self, metrics: &Metrics) {
         self.pass_at.iter().for_each(|(k, value)| metrics.set(Metric::EvalPassAt, &[&k.to_string()], *value));
     }
-}
-
-fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let (count, sum) = values.fold((0_u64, 0.0), |(count, sum), value| (count + 1, sum + value));
-    (count > 0).then(|| sum / count as f64)
 }
 
 #[cfg(test)]

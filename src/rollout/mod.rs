@@ -17,10 +17,9 @@ mod single_turn;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use admission::Due;
+pub(crate) use admission::PaceRule;
 pub use admission::{
-    Admission, Fate, LOST, Ledger, LedgerImbalance, OpenGroup, Pace, Progress, STALE, SURPLUS, TRUNCATED, TokensMissing, Totals,
-    TrainingFlow,
+    Admission, Fate, LOST, Ledger, OpenGroup, Pace, Progress, STALE, SURPLUS, TRUNCATED, TokensMissing, Totals, TrainingFlow,
 };
 pub use agent::{Agent, Turn};
 pub use by_hand::{agent_rollout_to_sample, complete, create_multiturn_rollout, generate_conversation_turn, roll_out};
@@ -115,6 +114,12 @@ impl RolloutContext {
             metrics.add(metric, labels, value);
         }
     }
+}
+
+/// Mean; `None` if there are no values.
+pub(crate) fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let (count, sum) = values.fold((0_u64, 0.0), |(count, sum), value| (count + 1, sum + value));
+    (count > 0).then(|| sum / count as f64)
 }
 
 /// Computes one token of every sample in flight, or polls environments if the engine is idle.

@@ -57,7 +57,7 @@ proptest! {
         size in 1_usize..6,
         in_order in any::<bool>(),
     ) {
-        let batcher = if in_order { Batcher::groups(size).in_order() } else { Batcher::groups(size) };
+        let batcher = if in_order { Batcher::groups(size) } else { Batcher::groups(size).over_sample(1e3) };
         let found = batches(arriving.iter().map(|&(id, dropped)| scored(id, dropped)).collect(), batcher);
         for (at, batch) in found.iter().enumerate() {
             prop_assert_eq!(batch.id, at as u64);
@@ -145,8 +145,8 @@ proptest! {
         least in 0_usize..9,
     ) {
         let arriving = || arriving.iter().map(|&(id, dropped)| scored(id, dropped)).collect();
-        let whole = batches(arriving(), Batcher::groups(size).in_order());
-        let parts = batches(arriving(), Batcher::groups(size).in_order().in_parts(least));
+        let whole = batches(arriving(), Batcher::groups(size));
+        let parts = batches(arriving(), Batcher::groups(size).in_parts(least));
         for part in &parts {
             prop_assert!(!part.more || part.groups.len() >= least.max(1), "no part is smaller than was asked for, but the last");
         }

@@ -122,7 +122,7 @@ impl Loop {
         };
         let backend = Counting { forward: self.forward(), hears: Box::new(hears), ..Counting::default() };
         let trainer = Trainer::new(backend).steps(self.steps).sync_every(self.sync_every);
-        let trainer = trainer.ppo_epochs(self.updates).score_first(true);
+        let trainer = trainer.configure(|config| (config.ppo_epochs, config.score_first) = (self.updates, true));
         let trainer = trainer.checkpoints(folder.path(), self.save_every);
         match self.target_reward {
             Some(reward) => trainer.target_reward(reward),

@@ -144,7 +144,7 @@ impl Case {
         let scored = flow.stage("reward", answered, Reward::each(score));
         let scored = flow.stage("tamper", scored, map(tamper));
         let kept = flow.stage("filter", scored, Filter::by(keep));
-        let batches = flow.stage("batch", kept, Batcher::groups(groups as usize).in_order());
+        let batches = flow.stage("batch", kept, Batcher::groups(groups as usize));
         let trained = flow.stage("train", batches, trainer);
         let synced = flow.stage("sync", trained, WeightSync::to(publisher));
         flow.sink("note", synced, move |step: Trained<u64>| {

@@ -64,7 +64,7 @@ fn a_run_with_adaptive_slots_finds_its_number_between_one_and_the_most() {
     let prompts = flow.source("prompts", Prompts::addition(1, 0).unwrap());
     let groups = flow.stage("generate", prompts, generator);
     let scored = flow.stage("reward", groups, Reward::each(|sample: &Sample| sample.response.len() as f64));
-    let batches = flow.stage("batch", scored, Batcher::groups(4).in_order());
+    let batches = flow.stage("batch", scored, Batcher::groups(4));
     let trained = flow.stage("train", batches, trainer);
     let synced = flow.stage("sync", trained, WeightSync::to(publisher));
     let log = RunLog::new(&metrics).logger(move |_: u64, _: &StepMetrics| {

@@ -158,7 +158,7 @@ fn what_needs_the_whole_batch_waits_for_it() {
     let bonus = PolicyLoss { entropy_coef: 0.1, ..PolicyLoss::default() };
     let of = |cuts: &[usize], loss: PolicyLoss, advantage: Advantage, aggregation, updates| {
         train(batches(&shapes, 3, cuts), false, loss, |trainer| {
-            trainer.advantages(advantage.clone()).aggregation(aggregation).ppo_epochs(updates)
+            trainer.advantages(advantage.clone()).aggregation(aggregation).configure(|config| config.ppo_epochs = updates)
         })
     };
     let (mean, by_group) = (Aggregation::TokenMean, Advantage::default);

@@ -51,7 +51,8 @@ impl Task {
         let trainer = if self.critic {
             let value = LocalConfig::new(ValueLoss { clip: Some(0.2) }, Schedule::constant(2.0 * self.lr));
             let critic = self.policy.critic(LocalConfig { threads: Some(1), ..value }).unwrap();
-            trainer.critic(Critic::new(critic).warm_up(3)).ppo_epochs(2).minibatches(2, SEED)
+            let trainer = trainer.critic(Critic::new(critic).warm_up(3));
+            trainer.configure(|config| (config.ppo_epochs, config.minibatches, config.minibatch_seed) = (2, 2, SEED))
         } else {
             trainer.advantages(GroupMean::default())
         };
@@ -62,7 +63,7 @@ impl Task {
         let prompts = flow.source("prompts", self.prompts);
         let groups = flow.stage("generate", prompts, generator);
         let scored = flow.stage("reward", groups, Reward::each(self.reward));
-        let batches = flow.stage("batch", scored, Batcher::groups(self.groups).in_order());
+        let batches = flow.stage("batch", scored, Batcher::groups(self.groups));
         let batches = flow.stage("deal", batches, map(move |batch| if self.shuffled { deal_anew(batch) } else { batch }));
         let trained = flow.stage("train", batches, trainer);
         let synced = flow.stage("sync", trained, WeightSync::to(publisher));

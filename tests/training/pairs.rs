@@ -44,7 +44,9 @@ fn learn(loss: Preference, select: fn(&Group) -> Vec<PairOf>, steps: u64) -> See
     // Small parts, so that pairs would be torn if they could be.
     let config = LocalConfig { threads: Some(1), micro_batch_tokens: 256, ..LocalConfig::new(loss, Schedule::constant(5e-4)) };
     let generator = Generator::local(&policy).weights(published).group_size(8).max_new_tokens(3).slots(256).seed(SEED);
-    let trainer = Trainer::new(policy.backend(config.clone()).unwrap()).pairs(&pairing).steps(steps);
+    let trainer = Trainer::new(policy.backend(config.clone()).unwrap())
+        .configure(|config| config.pairs = Some(pairing.clone()))
+        .steps(steps);
     let reward = |sample: &Sample| match sample.status {
         Status::Completed => exact_match(&sample.response, sample.answer().unwrap()),
         _ => 0.0,
@@ -57,7 +59,7 @@ fn learn(loss: Preference, select: fn(&Group) -> Vec<PairOf>, steps: u64) -> See
     let scored = flow.stage("reward", groups, Reward::each(reward));
     let paired = flow.stage("pairs", scored, pairing.clone());
     let scored = flow.stage("reference", paired, Reference::local(&policy, config));
-    let batches = flow.stage("batch", scored, Batcher::groups(GROUPS).in_order());
+    let batches = flow.stage("batch", scored, Batcher::groups(GROUPS));
     let trained = flow.stage("train", batches, trainer);
     let synced = flow.stage("sync", trained, WeightSync::to(publisher));
     flow.sink("look", synced, move |step: Trained<FrozenWeights>| {

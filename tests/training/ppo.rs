@@ -110,7 +110,7 @@ proptest! {
         let (step, policy, critic) = learn(
             sent.clone(),
             |critic| critic.gae(gamma, lambda).whiten(white),
-            |trainer| trainer.reward_kl(RewardKl::new(coef, KlForm::K1)),
+            |trainer| trainer.configure(|config| config.reward_kl = Some(Arc::new(RewardKl::new(coef, KlForm::K1)))),
         );
         prop_assert_eq!((policy.len(), critic.len()), (1, 1));
         let (mut advantages, mut all_values) = (Vec::new(), Vec::new());
@@ -150,7 +150,12 @@ proptest! {
         let sent = batch(&shapes, seed);
         let (_, whole, _) = learn(sent.clone(), |critic| critic, |trainer| trainer);
         let of = |batch: &TrainBatch| batch.sequences.iter().map(|sequence| (sequence.id, sequence.advantages.clone())).collect::<Vec<_>>();
-        let run = || learn(sent.clone(), |critic| critic, |trainer| trainer.ppo_epochs(passes).minibatches(cut, seed).score_first(true));
+        let run = || learn(sent.clone(), |critic| critic, |trainer| {
+            trainer.configure(|config| {
+                (config.ppo_epochs, config.score_first) = (passes, true);
+                (config.minibatches, config.minibatch_seed) = (cut, seed);
+            })
+        });
         let (step, policy, critic) = run();
         let count = cut.min(sent.groups.len());
         prop_assert_eq!((policy.len(), critic.len()), (passes as usize * count, passes as usize * count));
@@ -209,7 +214,11 @@ fn local(warm_up: u64) -> Trainer<LocalBackend> {
     let (model, weights) = (crate::tiny::model().scoring(), crate::tiny::weights(5).scoring(&crate::tiny::model(), None));
     let critic = LocalBackend::new(on(Arc::new(ValueLoss { clip: Some(0.2) })), model, weights).unwrap();
     let kl = RewardKl::new(0.1, KlForm::K1).adaptive(0.05, 20.0);
-    Trainer::new(policy).critic(Critic::new(critic).gae(1.0, 0.95).warm_up(warm_up)).reward_kl(kl).ppo_epochs(2).minibatches(2, 7)
+    let trainer = Trainer::new(policy).critic(Critic::new(critic).gae(1.0, 0.95).warm_up(warm_up));
+    trainer.configure(|config| {
+        (config.reward_kl, config.ppo_epochs) = (Some(Arc::new(kl)), 2);
+        (config.minibatches, config.minibatch_seed) = (2, 7);
+    })
 }
 
 fn sent(steps: std::ops::Range<u64>) -> Vec<Batch> {

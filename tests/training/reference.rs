@@ -71,7 +71,7 @@ fn run(steps: u64, make: impl FnOnce(&Policy, rollflow::flow::WeightsRx<FrozenWe
     let reward = |sample: &Sample| f64::from(sample.index);
     let scored = flow.stage("reward", groups, Reward::each(reward));
     let scored = flow.stage("reference", scored, reference);
-    let batches = flow.stage("batch", scored, Batcher::groups(GROUPS).in_order());
+    let batches = flow.stage("batch", scored, Batcher::groups(GROUPS));
     let trained = flow.stage("train", batches, trainer.steps(steps));
     let synced = flow.stage("sync", trained, WeightSync::to(publisher));
     flow.sink("look", synced, move |step: Trained<FrozenWeights>| {

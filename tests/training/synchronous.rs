@@ -132,22 +132,7 @@ fn plain_loop(slots: usize, over_sample: f64) -> Outcome {
         let version = snapshot.version;
         snapshot = backend.snapshot().wait().unwrap();
         let publish = Some(snapshot.clone());
-        let (kl_cost, critic, settings, totals) = (None, None, BTreeMap::new(), None);
-        outcome.note(&Trained {
-            step,
-            version,
-            batch,
-            forward,
-            optim,
-            kl_cost,
-            critic,
-            settings,
-            totals,
-            publish,
-            evaluated: Default::default(),
-            seconds: 0.0,
-            update_seconds: 0.0,
-        });
+        outcome.note(&Trained { step, version, batch, forward, optim, publish, ..Trained::default() });
     }
     outcome
 }

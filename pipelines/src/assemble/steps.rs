@@ -10,7 +10,7 @@ use rollflow::prelude::*;
 use rollflow::recipe::task::Sft;
 use rollflow::recipe::train::Optimization;
 use rollflow::recipe::{Pipeline, Plan, Timeline};
-use rollflow::stages::train::{Minibatches, StepConfig};
+use rollflow::stages::train::StepConfig;
 use rollflow::train::{Algorithm, TrainBatch, collate};
 
 use crate::assemble::supervised;
@@ -30,7 +30,8 @@ pub fn step_config(plan: &Plan, registry: &Registry) -> Result<StepConfig> {
         algorithm: Some(Arc::new(Algorithm { loss, off_policy })),
         schedule: Some(schedule(&train.optimization, train.lr, own_steps(plan), train.updates_a_step())?),
         ppo_epochs: train.ppo_epochs,
-        minibatches: Minibatches { count: train.minibatches, seed: plan.seed },
+        minibatches: train.minibatches,
+        minibatch_seed: plan.seed,
         score_first: train.centre() == Proximal::Recompute,
         mixed: None,
         settings: Default::default(),

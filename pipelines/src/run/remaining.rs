@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use rollflow::recipe::{Pipeline, Plan, parse};
-use rollflow::stages::train::FewerSteps;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
 use crate::run::files::RECIPE;
@@ -15,16 +14,18 @@ use crate::run::record::{Record, State};
 /// A resumed run whose recipe asks for fewer steps than its checkpoint has taken.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{}: `{key}` = {}, and the newest checkpoint has taken {} steps already; raise `{key}` above {}, or begin a new run",
-    folder.display(), of.steps, of.taken, of.taken
+    "{}: `{key}` = {steps}, and the newest checkpoint has taken {taken} steps already; raise `{key}` above {taken}, or begin a new run",
+    folder.display()
 )]
 pub struct TooFewSteps {
     /// The folder of the run, or of its supervised part.
     pub folder: PathBuf,
     /// The key to raise.
     pub key: &'static str,
-    /// Both numbers.
-    pub of: FewerSteps,
+    /// Steps that the checkpoint has taken.
+    pub taken: u64,
+    /// Steps that the run is to take.
+    pub steps: u64,
 }
 
 /// Remaining work of a resumed run.
@@ -71,9 +72,7 @@ fn taken(folder: &Path, key: &'static str, steps: u64) -> Result<Option<u64>> {
         newest => newest.map(|(step, _)| *step),
     };
     match newest {
-        Some(taken) if taken > steps => {
-            Err(TooFewSteps { folder: folder.to_owned(), key, of: FewerSteps { taken, steps } }.into())
-        }
+        Some(taken) if taken > steps => Err(TooFewSteps { folder: folder.to_owned(), key, taken, steps }.into()),
         newest => Ok(newest),
     }
 }

@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::TokensMissing;
 use crate::data::{Answer, Batch, Dropped, DroppedSample, POISONED, Partial, Prompt, Sample, Status, Version};
 
 /// Reason for dropping a group whose tokens were too old.
@@ -85,6 +84,22 @@ impl Fate {
     }
 }
 
+/// Groups whose samples hold other tokens than were sampled for them. Found before the batch is
+/// trained, so that nothing has changed yet.
+#[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
+#[error(
+    "group {group}: {sampled} tokens were sampled for it, and {found} came to the trainer; a stage between them removed or changed \
+     samples. Remove samples with `drop_samples` of `Group` or `Scored`, which counts their tokens by its reason"
+)]
+pub struct TokensMissing {
+    /// The group's id.
+    pub group: u64,
+    /// Tokens that were sampled for it.
+    pub sampled: u64,
+    /// Tokens in its samples, those of dropped samples included.
+    pub found: u64,
+}
+
 /// Prompt whose group is not settled, with its completions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OpenGroup {
@@ -131,12 +146,24 @@ pub struct Totals {
 
 impl Totals {
     /// Sampled tokens and admitted prompts without a fate that are not open either, negative if
-    /// some count twice: `(tokens, prompts)`. The run ends with
-    /// [`LedgerImbalance`](super::LedgerImbalance) unless both are 0.
+    /// some count twice: `(tokens, prompts)`. The run ends with an error unless both are 0.
     pub fn imbalance(&self) -> (i64, i64) {
         let sum = |fates: &BTreeMap<Fate, u64>| fates.values().sum::<u64>();
         let off = |all: u64, known: u64| all as i64 - known as i64;
         (off(self.generated, sum(&self.tokens) + self.open_tokens), off(self.entered, sum(&self.groups) + self.open_groups))
+    }
+
+    /// Returns the sums, or an error with the numbers if they do not agree.
+    pub(super) fn balanced(self) -> Result<Totals, String> {
+        let (tokens, prompts) = self.imbalance();
+        if (tokens, prompts) == (0, 0) {
+            return Ok(self);
+        }
+        Err(format!(
+            "the ledger does not balance: {tokens} of {} sampled tokens and {prompts} of {} prompts are accounted for by nothing (a negative \
+             number: twice); the step is not saved. Resume from the newest checkpoint; if it happens again, report it with these sums: {self:?}",
+            self.generated, self.entered
+        ))
     }
 
     /// Groups that will never be trained.
@@ -362,8 +389,7 @@ mod tests {
         ledger.generated += 3;
         ledger.settle(&batch(whole));
         let error = ledger.totals().balanced().unwrap_err();
-        assert_eq!((error.tokens, error.prompts), (3, 0));
-        assert!(error.to_string().contains("3 of 13 sampled tokens"), "{error}");
+        assert!(error.contains("3 of 13 sampled tokens and 0 of 1 prompts"), "{error}");
     }
 
     #[test]

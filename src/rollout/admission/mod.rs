@@ -4,10 +4,8 @@
 //! trainer settles them, and the weight sync reports versions. Laws: V2 and V4 by [`Pace`], D4 and
 //! C1's partial cache by [`Ledger`]. Cost: a lock and a few map look-ups a token.
 
-mod balance;
 mod ledger;
 mod pace;
-mod training_flow;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,13 +13,13 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
-pub use balance::{LedgerImbalance, TokensMissing};
-pub use ledger::{Fate, LOST, Ledger, OpenGroup, STALE, SURPLUS, TRUNCATED, Totals};
+pub use ledger::{Fate, LOST, Ledger, OpenGroup, STALE, SURPLUS, TRUNCATED, TokensMissing, Totals};
 pub use pace::Pace;
-pub use training_flow::TrainingFlow;
+pub(crate) use pace::PaceRule;
 
 use crate::data::{Answer, Batch, BufferState, Group, Partial, Prompt, SampledToken, Status, Version};
-use crate::flow::{StageSpec, Window};
+use crate::flow::{Flow, StageSpec, Window};
+use crate::observe::Metrics;
 
 /// Callers that admit prompts, for the error of a stalled run.
 const RAISED_BY: &str = "`Admission::published` after each publish, called by the stage that publishes weights, and `Admission::judged` for \
@@ -38,18 +36,11 @@ pub struct Admission {
     state: Arc<Mutex<State>>,
 }
 
-/// Deadline of a group's training.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Due {
-    pub id: u64,
-    pub last: Version,
-}
-
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     pace: Pace,
-    /// Set if the stages of a flow determine the pace.
-    by_stages: Option<PaceByStages>,
+    /// Set if the batcher and the trainer of a flow determine the pace.
+    by_stages: Option<PaceRule>,
     /// Groups of a batch, once a batcher was attached.
     groups_per_batch: Option<u64>,
     version: Version,
@@ -67,36 +58,11 @@ struct State {
     data: Option<BufferState>,
 }
 
-/// Settings of a flow's batcher and trainer that determine the pace.
-#[derive(Clone, Copy, Debug, Default)]
-struct PaceByStages {
-    groups: u64,
-    candidates: u64,
-    steps_per_version: u64,
-    steps: Option<u64>,
-}
-
-impl PaceByStages {
-    fn pace(&self, max_staleness: u64) -> Pace {
-        let groups_per_version = self.groups.saturating_mul(self.steps_per_version);
-        let bound = max_staleness.saturating_add(1).saturating_mul(groups_per_version);
-        let over_sampled = self.candidates.saturating_sub(self.groups);
-        let in_flight = match (over_sampled, max_staleness) {
-            (0, _) => bound,
-            // A round drops what its steps leave, so it may be wider than the bound.
-            (_, 0) => groups_per_version.saturating_add(over_sampled),
-            _ => groups_per_version.saturating_add(over_sampled).min(bound),
-        };
-        let total = self.steps.map(|steps| steps.saturating_mul(self.groups));
-        Pace { groups_per_version, in_flight, total }
-    }
-}
-
 impl State {
-    fn set_pace(&mut self, max_staleness: Option<u64>, change: impl FnOnce(&mut PaceByStages)) {
-        if let Some(stages) = &mut self.by_stages {
-            change(stages);
-            self.pace = stages.pace(max_staleness.unwrap_or_default());
+    fn set_pace(&mut self, change: impl FnOnce(&mut PaceRule)) {
+        if let Some(rule) = &mut self.by_stages {
+            change(rule);
+            self.pace = rule.pace();
         }
     }
 }
@@ -120,27 +86,14 @@ impl Admission {
 
     /// Admission whose pace the batcher and the trainer of a flow determine. Admits nothing without
     /// them.
-    pub(crate) fn paced_by_stages(max_staleness: u64) -> Self {
-        let pace = Pace { groups_per_version: 0, in_flight: 0, total: None };
-        let admission =
-            Admission::paced(pace, Some(PaceByStages { steps_per_version: 1, ..PaceByStages::default() })).bounded(max_staleness);
+    fn paced_by_stages(max_staleness: u64) -> Self {
+        let rule = PaceRule { steps_per_version: 1, max_staleness, ..PaceRule::default() };
+        let admission = Admission::paced(Pace::default(), Some(rule)).bounded(max_staleness);
         Admission { window: admission.window.clone().raised_by_stages(), ..admission }
     }
 
-    fn paced(pace: Pace, by_stages: Option<PaceByStages>) -> Self {
-        let state = State {
-            pace,
-            by_stages,
-            groups_per_batch: None,
-            version: 0,
-            start: 0,
-            judged: 0,
-            dropped: 0,
-            batched: BTreeSet::new(),
-            interrupted: (Vec::new(), 0),
-            ledger: Ledger::default(),
-            data: None,
-        };
+    fn paced(pace: Pace, by_stages: Option<PaceRule>) -> Self {
+        let state = State { pace, by_stages, ..State::default() };
         let window = Window::new(0).raised_by(RAISED_BY);
         Admission { window, max_staleness: None, rounds: false, state: Arc::new(Mutex::new(state)) }
     }
@@ -150,14 +103,13 @@ impl Admission {
     pub fn batches_of(&self, groups: u64, candidates: u64) {
         let mut state = self.state();
         state.groups_per_batch = Some(groups);
-        state.set_pace(self.max_staleness, |stages| (stages.groups, stages.candidates) = (groups, candidates));
+        state.set_pace(|rule| (rule.groups, rule.candidates) = (groups, candidates));
     }
 
     /// Declares that weights are published after every `steps_per_version` batches, and the number
-    /// of steps of the run. A trainer calls it in its `attach`, as a batcher calls
-    /// [`Admission::batches_of`].
+    /// of steps of the run. A trainer calls it in its `attach`.
     pub fn versions_of(&self, steps_per_version: u64, steps: Option<u64>) {
-        self.state().set_pace(self.max_staleness, |stages| (stages.steps_per_version, stages.steps) = (steps_per_version, steps));
+        self.state().set_pace(|rule| (rule.steps_per_version, rule.steps) = (steps_per_version, steps));
     }
 
     /// Groups of a batch, if a batcher takes part.
@@ -242,13 +194,13 @@ impl Admission {
         self.state().batched.extend(ids);
     }
 
-    /// Groups that are in no batch yet, oldest first, each with the last version that may train it.
+    /// Ids of groups that are in no batch yet, oldest first, each with the last version that may train it.
     /// O(groups in flight).
-    pub(crate) fn due(&self) -> Vec<Due> {
+    pub(crate) fn due(&self) -> Vec<(u64, Version)> {
         let Some(bound) = self.max_staleness else { return Vec::new() };
         let state = self.state();
         let open = state.ledger.open().filter(|group| !state.batched.contains(&group.prompt.ordinal));
-        open.map(|group| Due { id: group.prompt.ordinal, last: group.entered_under.saturating_add(bound) }).collect()
+        open.map(|group| (group.prompt.ordinal, group.entered_under.saturating_add(bound))).collect()
     }
 
     /// Number of prompts that a generator is still to receive in this round, after `received` in
@@ -338,7 +290,7 @@ impl Admission {
     }
 
     /// Settles a trained batch. Fails if the ledger does not balance after it (law D4).
-    pub fn settle(&self, batch: &Batch) -> Result<Totals, LedgerImbalance> {
+    pub fn settle(&self, batch: &Batch) -> Result<Totals, String> {
         let mut state = self.state();
         state.ledger.settle(batch);
         for id in batch.groups.iter().map(Group::id).chain(batch.dropped.iter().map(|dropped| dropped.id)) {
@@ -386,20 +338,48 @@ impl Admission {
             pace: state.pace,
             by_stages: state.by_stages,
             groups_per_batch: state.groups_per_batch,
-            version: 0,
             start: settled,
             judged: settled,
             dropped: totals.dropped(),
-            batched: BTreeSet::new(),
             interrupted: (progress.ledger.open().map(|group| group.prompt.ordinal).collect(), progress.ledger.next()),
             ledger: progress.ledger,
             data: progress.data,
+            ..State::default()
         };
         self.window.start_at(settled);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
+    }
+}
+
+/// Settings of a training loop, which its stages take from the flow. Call them before adding
+/// stages.
+pub trait TrainingFlow {
+    /// Bounds the token lag by `versions`. 0 is the synchronous run, bit for bit on CPUs.
+    ///
+    /// The batcher and the trainer of the flow determine how many groups each version trains.
+    fn max_staleness(self, versions: u64) -> Self;
+
+    /// Paces prompts by this admission.
+    fn admission(self, admission: &Admission) -> Self;
+
+    /// Reports to these metrics.
+    fn metrics(self, metrics: &Metrics) -> Self;
+}
+
+impl TrainingFlow for Flow {
+    fn max_staleness(self, versions: u64) -> Self {
+        self.share_as("max_staleness", Admission::paced_by_stages(versions))
+    }
+
+    fn admission(self, admission: &Admission) -> Self {
+        self.share_as("admission", admission.clone())
+    }
+
+    fn metrics(self, metrics: &Metrics) -> Self {
+        self.share_as("metrics", metrics.clone())
     }
 }
 

@@ -19,7 +19,7 @@
 use crate::data::Version;
 
 /// Constants of a run's admission.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pace {
     /// Groups trained under each version, `P`.
     pub groups_per_version: u64,
@@ -53,6 +53,53 @@ impl Pace {
     /// Largest token lag if groups are trained in the order of their entry.
     pub fn worst_lag(&self) -> u64 {
         self.in_flight.saturating_sub(1) / self.groups_per_version.max(1)
+    }
+}
+
+/// Rule by which the window follows from steps that train `groups` groups each, chosen from
+/// `candidates`. `P` is `groups · steps_per_version`, and `S` is `max_staleness`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PaceRule {
+    pub groups: u64,
+    pub candidates: u64,
+    pub steps_per_version: u64,
+    pub max_staleness: u64,
+    /// Steps of the whole run; none if unknown.
+    pub steps: Option<u64>,
+}
+
+impl PaceRule {
+    pub fn groups_per_version(&self) -> u64 {
+        self.groups.saturating_mul(self.steps_per_version)
+    }
+
+    /// Widest window that keeps law V2 in the order of entry: `(S + 1) · P`.
+    pub fn staleness_window(&self) -> u64 {
+        self.max_staleness.saturating_add(1).saturating_mul(self.groups_per_version())
+    }
+
+    /// Window that lets every step choose: the last step before a publish has all candidates, after
+    /// the groups of the steps before it are trained.
+    pub fn choice_window(&self) -> u64 {
+        self.groups_per_version().saturating_sub(self.groups).saturating_add(self.candidates)
+    }
+
+    /// Widest window in which no group becomes too old. A synchronous run drops the surplus of its
+    /// steps, so that a round may contain all candidates.
+    pub fn widest_window(&self) -> u64 {
+        let choice = if self.max_staleness == 0 { self.choice_window() } else { 0 };
+        self.staleness_window().max(choice)
+    }
+
+    /// Default window.
+    pub fn window(&self) -> u64 {
+        if self.candidates > self.groups { self.choice_window() } else { self.staleness_window() }
+    }
+
+    pub fn pace(&self) -> Pace {
+        let in_flight = self.window().min(self.widest_window());
+        let total = self.steps.map(|steps| steps.saturating_mul(self.groups));
+        Pace { groups_per_version: self.groups_per_version(), in_flight, total }
     }
 }
 

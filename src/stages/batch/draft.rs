@@ -3,48 +3,20 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use super::Batcher;
 use crate::data::{Batch, Dropped, Group, Scored, Version};
-use crate::rollout::Due;
 use crate::rollout::{Admission, Fate, STALE, SURPLUS};
 use crate::stages::train::{OnStale, staleness};
 
-/// Ids in the order of their entry.
-struct Turns {
+pub(super) struct Draft<'a> {
+    batcher: &'a Batcher,
+    /// Ids that enter again, in the order of their entry, and the next new id.
     again: VecDeque<u64>,
     next: u64,
-}
-
-impl Turns {
-    fn pass(&mut self) -> u64 {
-        self.again.pop_front().unwrap_or_else(|| {
-            self.next += 1;
-            self.next - 1
-        })
-    }
-}
-
-/// Oldest groups that are in no batch yet and were not dropped.
-struct Choice {
-    turns: Turns,
-    size: usize,
-    ids: BTreeSet<u64>,
-}
-
-impl Choice {
-    /// Adds ids until the choice is full, counting `sent` groups that have left already.
-    fn refill(&mut self, sent: usize) {
-        while self.ids.len() + sent < self.size {
-            self.ids.insert(self.turns.pass());
-        }
-    }
-}
-
-pub(super) struct Draft {
-    size: usize,
-    /// Groups that the batch chooses from; none: all finished groups.
-    choice: Option<Choice>,
-    admission: Option<Admission>,
-    on_stale: OnStale,
+    /// Oldest groups that are in no batch yet and were not dropped: the batch chooses from them.
+    choice: BTreeSet<u64>,
+    /// Number of groups in the choice.
+    choice_size: usize,
     /// Finished groups that are not in the choice yet.
     early: BTreeMap<u64, Scored>,
     /// Finished and kept groups in the choice.
@@ -62,45 +34,40 @@ pub(super) struct Draft {
     batch: Batch,
 }
 
-impl Draft {
+impl<'a> Draft<'a> {
     /// Starts from the state of the admission.
-    pub fn new(size: usize, choice: Option<usize>, admission: Option<Admission>, on_stale: OnStale) -> Self {
-        let (again, next) = admission.as_ref().map(Admission::interrupted_groups).unwrap_or_default();
+    pub fn new(batcher: &'a Batcher) -> Self {
+        let Batcher { size, choice, admission, on_stale, part } = batcher;
+        let admission = admission.as_ref();
+        let (again, next) = admission.map(Admission::interrupted_groups).unwrap_or_default();
         let trained = |admission: &Admission| admission.totals().groups.get(&Fate::Trained).copied();
-        let turns = Turns { again: again.into(), next };
-        let in_rounds = admission.as_ref().is_some_and(Admission::in_rounds);
-        let over_samples_rounds = in_rounds && choice.is_some_and(|choice| choice > size);
+        let over_samples_rounds = admission.is_some_and(Admission::in_rounds) && choice > size;
         // The groups that a step takes of a round must not depend on timing (law V3): they are the oldest.
-        let choice = if over_samples_rounds { Some(size) } else { choice };
+        let choice_size = if over_samples_rounds { *size } else { *choice };
+        // Ready groups are certain only if a batch takes its whole choice and nothing expires. The
+        // last part of an over-sampled round could be empty.
+        let certain = choice_size == *size && *on_stale == OnStale::Wait && !over_samples_rounds;
         Draft {
-            size,
-            choice: choice.map(|size| Choice { turns, size, ids: BTreeSet::new() }),
-            taken: admission.as_ref().and_then(trained).unwrap_or_default(),
-            admission,
-            on_stale,
+            batcher,
+            again: again.into(),
+            next,
+            choice: BTreeSet::new(),
+            choice_size,
             early: BTreeMap::new(),
             ready: BTreeMap::new(),
             spared: BTreeSet::new(),
-            part: None,
+            taken: admission.and_then(trained).unwrap_or_default(),
+            part: part.map(|least| least.max(1)).filter(|_| certain),
             sent: 0,
             over_samples_rounds,
             batch: Batch::default(),
         }
     }
 
-    /// Sends certain groups of a batch early, at least `least` at a time. Ready groups are certain
-    /// only if a batch takes its whole choice and nothing expires; otherwise batches stay whole.
-    pub fn in_parts(mut self, least: usize) -> Self {
-        let certain = self.choice.as_ref().is_some_and(|choice| choice.size == self.size) && self.on_stale == OnStale::Wait;
-        // The last part of an over-sampled round could be empty.
-        self.part = (certain && !self.over_samples_rounds).then_some(least.max(1));
-        self
-    }
-
     /// Counts a finished group, and moves groups whose turn has come into the choice.
     pub fn arrive(&mut self, scored: Scored) {
         let id = scored.group().id();
-        if let Some(admission) = &self.admission {
+        if let Some(admission) = &self.batcher.admission {
             let dropped = u64::from(scored.dropped().is_some());
             admission.judged(1 - dropped, dropped);
             admission.batched(scored.dropped().map(|_| id));
@@ -112,7 +79,7 @@ impl Draft {
     /// Returns the complete batch, or a part of it: the oldest ready groups, ordered by id.
     pub fn close(&mut self) -> Option<Batch> {
         self.expire();
-        let missing = self.size - self.sent;
+        let missing = self.batcher.size - self.sent;
         let round = self.ending_round();
         let more = self.ready.len() < missing || self.must_wait() || round.is_some_and(|round| !round.round_is_judged());
         let ends_round = round.is_some() && !more;
@@ -122,8 +89,10 @@ impl Draft {
         let rest = self.ready.keys().nth(missing).copied();
         let later = rest.map(|first| self.ready.split_off(&first)).unwrap_or_default();
         let groups: Vec<Group> = std::mem::replace(&mut self.ready, later).into_values().collect();
-        groups.iter().for_each(|group| self.leave(group.id()));
-        if let Some(admission) = &self.admission {
+        for group in &groups {
+            self.choice.remove(&group.id());
+        }
+        if let Some(admission) = &self.batcher.admission {
             admission.batched(groups.iter().map(Group::id));
         }
         self.sent += groups.len();
@@ -145,13 +114,14 @@ impl Draft {
     /// Moves groups whose turn has come out of `early`.
     fn admit(&mut self) {
         loop {
-            let id = match &mut self.choice {
-                Some(choice) => {
-                    choice.refill(self.sent);
-                    self.early.keys().find(|id| choice.ids.contains(id)).copied()
-                }
-                None => self.early.keys().next().copied(),
-            };
+            while self.choice.len() + self.sent < self.choice_size {
+                let next = self.again.pop_front().unwrap_or_else(|| {
+                    self.next += 1;
+                    self.next - 1
+                });
+                self.choice.insert(next);
+            }
+            let id = self.early.keys().find(|id| self.choice.contains(id)).copied();
             let Some(scored) = id.and_then(|id| self.early.remove(&id)) else { return };
             if scored.is_spared() {
                 self.spared.insert(scored.group().id());
@@ -159,7 +129,7 @@ impl Draft {
             match scored.settle() {
                 Ok(group) => drop(self.ready.insert(group.id(), group)),
                 Err(dropped) => {
-                    self.leave(dropped.id);
+                    self.choice.remove(&dropped.id);
                     self.batch.dropped.push(*dropped);
                 }
             }
@@ -168,9 +138,9 @@ impl Draft {
 
     /// Returns the admission if the present batch is the last that the version of an over-sampled
     /// round trains.
-    fn ending_round(&self) -> Option<&Admission> {
-        let admission = self.admission.as_ref().filter(|_| self.over_samples_rounds)?;
-        let taken = self.taken + self.size as u64;
+    fn ending_round(&self) -> Option<&'a Admission> {
+        let admission = self.batcher.admission.as_ref().filter(|_| self.over_samples_rounds)?;
+        let taken = self.taken + self.batcher.size as u64;
         taken.is_multiple_of(admission.pace().groups_per_version.max(1)).then_some(admission)
     }
 
@@ -182,61 +152,50 @@ impl Draft {
         while !self.ready.is_empty() {
             for group in std::mem::take(&mut self.ready).into_values() {
                 self.spared.remove(&group.id());
-                self.leave(group.id());
+                self.choice.remove(&group.id());
                 surplus.push(Dropped::new(&group, SURPLUS));
             }
             self.admit();
         }
-        if let Some(admission) = &self.admission {
+        if let Some(admission) = &self.batcher.admission {
             admission.surplus(surplus.len() as u64);
             admission.batched(surplus.iter().map(|dropped| dropped.id));
         }
         self.batch.dropped.extend(surplus);
     }
 
-    fn leave(&mut self, id: u64) {
-        if let Some(choice) = &mut self.choice {
-            choice.ids.remove(&id);
-        }
-    }
-
     /// Returns the bound on staleness, and the version that this batch will be trained under.
-    fn bound(&self) -> Option<(&Admission, u64, Version)> {
-        let admission = self.admission.as_ref()?;
+    fn bound(&self) -> Option<(&'a Admission, u64, Version)> {
+        let admission = self.batcher.admission.as_ref()?;
         Some((admission, admission.bound()?, admission.pace().trained_under(self.taken)))
     }
 
     /// Returns true if missing groups would find no room before they are too old, once the batch
     /// leaves without them.
     fn must_wait(&self) -> bool {
-        let Some((admission, _, _)) = self.bound().filter(|_| self.on_stale == OnStale::Wait) else { return false };
-        let chosen: BTreeSet<u64> = self.ready.keys().take(self.size).copied().collect();
-        let left_behind: Vec<Due> = admission.due().into_iter().filter(|due| !chosen.contains(&due.id)).collect();
-        let taken = self.taken + self.size as u64;
-        let room = |due: &Due| admission.pace().trained_by_the_end_of(due.last).saturating_sub(taken);
-        let Some(late) = (0..left_behind.len()).find(|&rank| rank as u64 >= room(&left_behind[rank])) else { return false };
+        let Some((admission, _, _)) = self.bound().filter(|_| self.batcher.on_stale == OnStale::Wait) else { return false };
+        let chosen: BTreeSet<u64> = self.ready.keys().take(self.batcher.size).copied().collect();
+        let left_behind: Vec<(u64, Version)> = admission.due().into_iter().filter(|(id, _)| !chosen.contains(id)).collect();
+        let taken = self.taken + self.batcher.size as u64;
+        let room = |last: Version| admission.pace().trained_by_the_end_of(last).saturating_sub(taken);
+        let Some(late) = (0..left_behind.len()).find(|&rank| rank as u64 >= room(left_behind[rank].1)) else { return false };
         // If none is missing, a wait would not help; the trainer reports the error.
-        left_behind[..=late].iter().any(|due| !self.ready.contains_key(&due.id) && !self.early.contains_key(&due.id))
+        left_behind[..=late].iter().any(|(id, _)| !self.ready.contains_key(id) && !self.early.contains_key(id))
     }
 
     /// Drops groups that are too old, if that is the policy.
     fn expire(&mut self) {
-        while let Some(dropped) = self.expired() {
-            if let Some(admission) = &self.admission {
-                admission.gave_up(1);
-                admission.batched([dropped.id]);
-            }
+        let Some((admission, bound, version)) = self.bound().filter(|_| self.batcher.on_stale == OnStale::Drop) else { return };
+        let lag = |group: &Group| group.samples.iter().filter_map(|sample| staleness(sample, version)).max();
+        while let Some(stale) = self.ready.values().find(|group| lag(group) > Some(bound)) {
+            let dropped = Dropped::new(stale, STALE);
+            admission.gave_up(1);
+            admission.batched([dropped.id]);
             self.ready.remove(&dropped.id);
             self.spared.remove(&dropped.id);
-            self.leave(dropped.id);
+            self.choice.remove(&dropped.id);
             self.batch.dropped.push(dropped);
             self.admit();
         }
-    }
-
-    fn expired(&self) -> Option<Dropped> {
-        let (_, bound, version) = self.bound().filter(|_| self.on_stale == OnStale::Drop)?;
-        let lag = |group: &Group| group.samples.iter().filter_map(|sample| staleness(sample, version)).max();
-        self.ready.values().find(|group| lag(group) > Some(bound)).map(|group| Dropped::new(group, STALE))
     }
 }

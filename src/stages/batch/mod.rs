@@ -1,6 +1,119 @@
-//! Batches: the groups of one optimizer step.
+//! Batches of whole groups, each ordered by id (laws D2, D6), none of them older than law V2
+//! allows.
+//!
+//! With over-sampling a batch takes the groups that finish first among the oldest few; the others
+//! keep their turn for the next batch, so late groups, which have long completions, delay no batch
+//! and are not lost. A batch that would leave more groups than can be trained in time waits for
+//! them, or lets them expire, by [`OnStale`]. The wait ends, because admission admits no more groups
+//! than the versions until then train ([`Pace`](crate::rollout::Pace)).
+//!
+//! In a synchronous run no group can stay for the next version. There over-sampling widens the
+//! round: once all its groups have arrived, steps take the oldest kept ones (law V3), and the rest
+//! is dropped with the reason *surplus*. That saves a second round when a filter drops groups, but
+//! no wait for long completions.
 
 mod draft;
-mod groups;
 
-pub use groups::{Batcher, over_sampled};
+use draft::Draft;
+
+use crate::data::{Batch, Scored};
+use crate::flow::{Io, RunContext, Stage, StageError};
+use crate::rollout::Admission;
+use crate::stages::train::OnStale;
+
+/// Stage that collects groups into batches. A batch also lists the groups dropped meanwhile, which
+/// do not count. An incomplete last batch is not trained.
+///
+/// Needs a source whose ordinals, from 0 without a gap, are the groups' ids.
+#[derive(Clone, Debug)]
+pub struct Batcher {
+    size: usize,
+    /// Number of groups that a batch chooses from.
+    choice: usize,
+    admission: Option<Admission>,
+    on_stale: OnStale,
+    part: Option<usize>,
+}
+
+/// Default of [`Batcher::over_sample`], and of recipes.
+pub(crate) const OVERSAMPLING_FACTOR: f64 = 1.0;
+
+impl Batcher {
+    /// Batches of `size` groups, at least 1, in the order of their ids, so that a batch does not
+    /// depend on timing. A group that finishes early waits for those before it; the source's window
+    /// bounds their number.
+    pub fn groups(size: usize) -> Self {
+        let size = size.max(1);
+        let choice = over_sampled(size, OVERSAMPLING_FACTOR);
+        Batcher { size, choice, admission: None, on_stale: OnStale::default(), part: None }
+    }
+
+    /// Chooses each batch among the oldest [`over_sampled`] groups: the first to finish. The others
+    /// stay for the next batch. Default: 1, the oldest groups.
+    ///
+    /// Needs an admission that admits that many. A synchronous run takes the oldest kept groups of a
+    /// complete round, and drops the others as [`SURPLUS`](crate::rollout::SURPLUS).
+    pub fn over_sample(self, factor: f64) -> Self {
+        Batcher { choice: over_sampled(self.size, factor), ..self }
+    }
+
+    /// Sends certain groups of a batch early, at least `groups` (1 or more) at a time, so that a
+    /// free trainer computes on them ([`Batch::more`]). Only batches in order that don't expire
+    /// have parts; others are sent whole.
+    pub fn in_parts(self, groups: usize) -> Self {
+        Batcher { part: Some(groups), ..self }
+    }
+
+    /// Policy for groups that would exceed the bound on staleness: the batcher waits for them in
+    /// time, or drops them as *stale*, which returns their places. The trainer masks old tokens.
+    /// Give the trainer the same policy.
+    pub fn on_stale(self, on_stale: OnStale) -> Self {
+        Batcher { on_stale, ..self }
+    }
+}
+
+/// Returns the number of groups that a batch chooses from: ⌈factor · groups⌉, at least the batch
+/// itself.
+pub fn over_sampled(groups: usize, factor: f64) -> usize {
+    // 1.1 × 10 is slightly more than 11 in binary, and means 11.
+    let exact = groups as f64 * factor;
+    let nearest = exact.round();
+    let whole = if (exact - nearest).abs() < 1e-6 { nearest } else { exact.ceil() };
+    (whole as usize).max(groups)
+}
+
+impl Stage for Batcher {
+    type In = Scored;
+    type Out = Batch;
+
+    fn attach(&mut self, context: &mut RunContext) {
+        context.fill(&mut self.admission);
+        if let Some(admission) = &self.admission {
+            admission.batches_of(self.size as u64, self.choice as u64);
+        }
+    }
+
+    fn run(&mut self, io: &mut Io<Scored, Batch>) -> Result<(), StageError> {
+        let mut draft = Draft::new(self);
+        while let Some(scored) = io.recv()? {
+            draft.arrive(scored);
+            while let Some(batch) = draft.close() {
+                io.send(batch)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn over_sampling_rounds_up_to_whole_groups() {
+        let cases = [(32, 1.5, 48), (32, 1.0, 32), (10, 1.1, 11), (3, 1.5, 5), (1, 1.01, 2), (7, 0.5, 7)];
+        for (groups, factor, chosen_from) in cases {
+            assert_eq!(over_sampled(groups, factor), chosen_from, "{groups} × {factor}");
+        }
+    }
+}

@@ -174,14 +174,12 @@ mod tests {
             batch: Batch { id: 0, groups: vec![group], dropped: vec![dropped, poisoned], ..Batch::default() },
             forward: ForwardBackward { loss: 0.25, gap, metrics, ..ForwardBackward::default() },
             optim: OptimStep { step: 1, lr: 1e-3, grad_norm: 2.0, grad_norm_clipped: 1.0, skipped: None },
-            kl_cost: None,
             settings: [("setting_train_lr".to_owned(), 0.5)].into(),
             critic: Some(CriticStep { explained: Some(0.5), loss: 0.125, ..CriticStep::default() }),
-            publish: None,
             evaluated: [("eval_step".to_owned(), 1.0)].into(),
-            totals: None,
             seconds: 0.1,
             update_seconds: 0.05,
+            ..Trained::default()
         }
     }
 

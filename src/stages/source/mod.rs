@@ -6,7 +6,7 @@ mod recorded;
 mod supervised;
 
 pub use prompts::Prompts;
-pub use recorded::{GroupScorer, RecordedGroups};
+pub use recorded::RecordedGroups;
 pub use supervised::Supervised;
 
 use crate::data::source::Mixed;

@@ -1,19 +1,18 @@
 //! Recorded groups, for training without a generator.
 
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::Supervised;
-use super::supervised::SupervisedError;
+use super::supervised::{Draw, Size, SupervisedError};
 use crate::algo::filters::{GroupFilter, Verdict};
 use crate::data::source::{DataError, DataSet, DataSpec, Mixture, Recorded, Share, Skip, Skips};
 use crate::data::{BufferState, Group, Prompt, RewardParts, Sample, Tokenizer};
 use crate::flow::StageError;
 use crate::observe::{Metric, Metrics};
 
-/// Recorded rollouts by group, in a new random order for every pass. Memory holds their positions,
-/// not their contents.
+/// Recorded rollouts by group, in a new random order for every pass. Memory holds their positions
+/// and rewards, not their contents.
 pub struct RecordedGroups {
     data: DataSet<Recorded>,
     tokenizer: Arc<Tokenizer>,
@@ -21,8 +20,8 @@ pub struct RecordedGroups {
     groups: Vec<Vec<u32>>,
     mixture: Mixture,
     seed: u64,
-    /// Rewards of each group's samples that replace the recorded ones.
-    rewards: Vec<Vec<(f64, RewardParts)>>,
+    /// Rewards of each group's samples.
+    rewards: Vec<Vec<(Option<f64>, RewardParts)>>,
     /// Groups that a filter rejects, or that could not be scored.
     rejected: Skips,
     /// Numbers of trained rollouts, and of those with log-probabilities.
@@ -32,16 +31,13 @@ pub struct RecordedGroups {
 impl RecordedGroups {
     /// Reads all rollouts once. Invalid rollouts and groups that `filter` rejects are skipped and
     /// counted. Records without a group form one with those of the same prompt and file.
-    pub fn open(spec: &DataSpec, tokenizer: &Arc<Tokenizer>, filter: &impl GroupFilter, seed: u64) -> Result<Self, StageError> {
-        Self::open_scored(spec, tokenizer, None, filter, seed)
-    }
-
-    /// Same with rewards by `score`, if it is set. A group is scored once, before the run, and
-    /// filtered by these rewards.
-    pub fn open_scored(
+    ///
+    /// `score` returns a group with new rewards, or the reason to skip it; without new rewards it is
+    /// `|group| Ok(Ok(group))`. A group is scored once, before it is filtered.
+    pub fn open(
         spec: &DataSpec,
         tokenizer: &Arc<Tokenizer>,
-        score: Option<GroupScorer<'_>>,
+        score: impl Fn(Group) -> Result<Result<Group, Skip>, StageError>,
         filter: &impl GroupFilter,
         seed: u64,
     ) -> Result<Self, StageError> {
@@ -53,33 +49,29 @@ impl RecordedGroups {
             let recorded = recorded?;
             let prompt = || serde_json::to_string(&recorded.prompt).unwrap_or_default();
             let at = u32::try_from(at).map_err(|_| DataError::Mixture("more than 4 billion rollouts".to_owned()))?;
-            match places.entry((data.file_of(at as usize), recorded.group.ok_or_else(prompt))) {
-                Entry::Occupied(place) => all[*place.get()].push(at),
-                Entry::Vacant(place) => {
-                    place.insert(all.len());
-                    all.push(vec![at]);
-                }
-            }
+            let place = places.entry((data.file_of(at as usize), recorded.group.ok_or_else(prompt))).or_insert_with(|| {
+                all.push(Vec::new());
+                all.len() - 1
+            });
+            all[*place].push(at);
         }
         let (mut groups, mut rewards, mut rejected, mut rollouts) = (Vec::new(), Vec::new(), Skips::default(), (0, 0));
         for records in all {
-            let (mut group, with_log_probs) = read(&data, tokenizer, &records)?;
-            let scored = score.map(|score| score(group.clone())).transpose()?;
-            match &scored {
-                Some(Err(skip)) => {
-                    rejected.count(skip.clone());
-                    continue;
-                }
-                Some(Ok(earned)) => earn(&mut group, earned),
-                None => {}
-            }
-            match filter(&group) {
-                Verdict::Keep => {
-                    rewards.extend(scored.and_then(Result::ok));
+            let (group, with_log_probs) = read(&data, tokenizer, &records)?;
+            let verdict = match score(group)? {
+                Err(skip) => Err(skip),
+                Ok(group) => match filter(&group) {
+                    Verdict::Keep => Ok(group),
+                    Verdict::Drop(reason) => Err(reason),
+                },
+            };
+            match verdict {
+                Ok(group) => {
+                    rewards.push(group.samples.into_iter().map(|sample| (sample.reward, sample.reward_parts)).collect());
                     rollouts = (rollouts.0 + records.len(), rollouts.1 + with_log_probs);
                     groups.push(records);
                 }
-                Verdict::Drop(reason) => rejected.count(reason),
+                Err(reason) => rejected.count(reason),
             }
         }
         if groups.is_empty() {
@@ -106,17 +98,7 @@ impl RecordedGroups {
 
     /// Returns a source of `batches` batches of `size` groups.
     pub fn batches(self, size: usize, batches: u64) -> Result<Supervised, SupervisedError> {
-        Supervised::drawing("offline RL", Box::new(self), size, batches)
-    }
-}
-
-/// Function that returns the rewards of a group's samples, with their parts, or the reason to skip
-/// the group.
-pub type GroupScorer<'a> = &'a dyn Fn(Group) -> Result<Result<Vec<(f64, RewardParts)>, Skip>, StageError>;
-
-fn earn(group: &mut Group, earned: &[(f64, RewardParts)]) {
-    for (sample, (reward, parts)) in group.samples.iter_mut().zip(earned) {
-        (sample.reward, sample.reward_parts) = (Some(*reward), parts.clone());
+        Supervised::drawing("offline RL", Box::new(self), Size::Groups(size), batches)
     }
 }
 
@@ -151,12 +133,12 @@ fn place(samples: &mut [Sample], places: &[(u32, u32)]) {
     }
 }
 
-impl super::supervised::Draw for RecordedGroups {
+impl Draw for RecordedGroups {
     fn draw(&mut self, number: u64) -> Result<Group, StageError> {
         let place = self.mixture.draw(number);
         let (mut group, _) = read(&self.data, &self.tokenizer, &self.groups[place.record])?;
-        if let Some(earned) = self.rewards.get(place.record) {
-            earn(&mut group, earned);
+        for (sample, (reward, parts)) in group.samples.iter_mut().zip(&self.rewards[place.record]) {
+            (sample.reward, sample.reward_parts) = (*reward, parts.clone());
         }
         let prompt = Prompt { epoch: place.epoch, ..Prompt::clone(&group.prompt) };
         Ok(Group { prompt: Arc::new(prompt), ..group })

@@ -22,7 +22,7 @@ use crate::observe::logs::announce_training;
 pub struct Supervised {
     kind: &'static str,
     what: Option<&'static str>,
-    groups: Groups,
+    groups: Box<dyn Draw>,
     size: Size,
     next: u64,
     batches: u64,
@@ -30,22 +30,9 @@ pub struct Supervised {
     metrics: Option<Metrics>,
 }
 
-enum Groups {
-    Given(Vec<Vec<Sample>>),
-    Drawn(Box<dyn Draw>),
-}
-
-impl Groups {
-    fn len(&self) -> usize {
-        match self {
-            Groups::Given(groups) => groups.len(),
-            Groups::Drawn(data) => data.len(),
-        }
-    }
-}
-
-/// Groups drawn from data sets.
+/// Groups in memory or in data sets.
 pub(super) trait Draw: Send {
+    /// Group by its number in the stream, which passes over all groups again and again.
     fn draw(&mut self, number: u64) -> Result<Group, StageError>;
     /// Groups in an epoch.
     fn len(&self) -> usize;
@@ -53,7 +40,23 @@ pub(super) trait Draw: Send {
     fn is_single(&self) -> bool {
         false
     }
-    fn announce(&self, metrics: Option<&Metrics>);
+    /// Reports the data.
+    fn announce(&self, _: Option<&Metrics>) {}
+}
+
+impl Draw for Vec<Vec<Sample>> {
+    fn draw(&mut self, number: u64) -> Result<Group, StageError> {
+        let samples = self[(number % self.len() as u64) as usize].clone();
+        Ok(Group { samples, ..Group::default() })
+    }
+
+    fn len(&self) -> usize {
+        Vec::len(self)
+    }
+
+    fn is_single(&self) -> bool {
+        self.iter().all(|samples| samples.len() == 1)
+    }
 }
 
 struct Data<T, F> {
@@ -64,12 +67,8 @@ struct Data<T, F> {
 impl<T: Shape, F: FnMut(T) -> Result<Vec<Sample>, StageError> + Send> Draw for Data<T, F> {
     fn draw(&mut self, number: u64) -> Result<Group, StageError> {
         let Drawn { item, source, epoch } = self.data.get(number)?;
-        let samples = (self.group)(item)?;
-        Ok(Group {
-            prompt: Arc::new(Prompt { epoch, source: source.to_string(), ..Prompt::default() }),
-            samples,
-            ..Group::default()
-        })
+        let prompt = Arc::new(Prompt { epoch, source: source.to_string(), ..Prompt::default() });
+        Ok(Group { prompt, samples: (self.group)(item)?, ..Group::default() })
     }
 
     fn len(&self) -> usize {
@@ -87,7 +86,7 @@ impl<T: Shape, F: FnMut(T) -> Result<Vec<Sample>, StageError> + Send> Draw for D
 
 /// Size of a batch.
 #[derive(Clone, Debug)]
-enum Size {
+pub(super) enum Size {
     /// Number of groups.
     Groups(usize),
     /// Tokens at most, and the resulting ranges of groups.
@@ -129,11 +128,7 @@ impl Supervised {
     /// Returns a source of `batches` batches of `size` groups, such as pairs; `kind` names the
     /// training in logs.
     pub fn grouped(kind: &'static str, groups: Vec<Vec<Sample>>, size: usize, batches: u64) -> Result<Self, SupervisedError> {
-        match (groups.len(), size) {
-            (0, _) => Err(SupervisedError::NoSamples),
-            (_, 0) => Err(SupervisedError::NoBatch),
-            _ => Ok(Self::of(kind, Groups::Given(groups), Size::Groups(size), batches)),
-        }
+        Self::drawing(kind, Box::new(groups), Size::Groups(size), batches)
     }
 
     /// Returns a source of `batches` batches of at most `tokens` tokens each; a longer group is its
@@ -146,17 +141,12 @@ impl Supervised {
         cost: impl Fn(usize) -> f64,
         batches: u64,
     ) -> Result<Self, SupervisedError> {
-        match (groups.len(), tokens) {
-            (0, _) => return Err(SupervisedError::NoSamples),
-            (_, 0) => return Err(SupervisedError::NoBatch),
-            _ => {}
-        }
         let lengths = |group: &Vec<Sample>| group.iter().map(|sample| sample.tokens.len()).collect::<Vec<_>>();
         let lengths: Vec<Vec<usize>> = groups.iter().map(lengths).collect();
         let sizes: Vec<usize> = lengths.iter().map(|lengths| lengths.iter().sum()).collect();
         let costs: Vec<f64> = lengths.iter().map(|lengths| lengths.iter().map(|&length| cost(length)).sum()).collect();
-        let runs = cut_evenly(&sizes, &costs, tokens, 1);
-        Ok(Self::of(kind, Groups::Given(groups), Size::Tokens(tokens, runs), batches))
+        let runs = if tokens > 0 { cut_evenly(&sizes, &costs, tokens, 1) } else { Vec::new() };
+        Self::drawing(kind, Box::new(groups), Size::Tokens(tokens, runs), batches)
     }
 
     /// Returns a source of `batches` batches of `size` records of data sets. Each record becomes a
@@ -168,18 +158,15 @@ impl Supervised {
         batches: u64,
         group: impl FnMut(T) -> Result<Vec<Sample>, StageError> + Send + 'static,
     ) -> Result<Self, SupervisedError> {
-        Self::drawing(kind, Box::new(Data { data, group }), size, batches)
+        Self::drawing(kind, Box::new(Data { data, group }), Size::Groups(size), batches)
     }
 
-    pub(super) fn drawing(kind: &'static str, data: Box<dyn Draw>, size: usize, batches: u64) -> Result<Self, SupervisedError> {
-        if size == 0 {
-            return Err(SupervisedError::NoBatch);
+    pub(super) fn drawing(kind: &'static str, groups: Box<dyn Draw>, size: Size, batches: u64) -> Result<Self, SupervisedError> {
+        match (groups.len(), &size) {
+            (0, _) => Err(SupervisedError::NoSamples),
+            (_, Size::Groups(0) | Size::Tokens(0, _)) => Err(SupervisedError::NoBatch),
+            _ => Ok(Supervised { kind, what: None, groups, size, next: 0, batches, announced: false, metrics: None }),
         }
-        Ok(Self::of(kind, Groups::Drawn(data), Size::Groups(size), batches))
-    }
-
-    fn of(kind: &'static str, groups: Groups, size: Size, batches: u64) -> Self {
-        Supervised { kind, what: None, groups, size, next: 0, batches, announced: false, metrics: None }
     }
 
     /// Names the items in the report at the begin of the run. Default: `Samples` or `Groups`.
@@ -187,36 +174,19 @@ impl Supervised {
         Supervised { what: Some(what), ..self }
     }
 
-    /// Counts used and skipped records in these metrics.
-    pub fn metrics(self, metrics: &Metrics) -> Self {
-        Supervised { metrics: Some(metrics.clone()), ..self }
-    }
-
     /// Reports the data.
     fn announce(&self) {
-        let single = match &self.groups {
-            Groups::Given(groups) => groups.iter().all(|samples| samples.len() == 1),
-            Groups::Drawn(data) => data.is_single(),
-        };
-        let what = self.what.unwrap_or(if single { "Samples" } else { "Groups" });
+        let what = self.what.unwrap_or(if self.groups.is_single() { "Samples" } else { "Groups" });
         let size: (&str, &dyn Display) = match &self.size {
             Size::Groups(size) => ("Batch size", size),
             Size::Tokens(tokens, _) => ("Batch tokens", tokens),
         };
         announce_training(self.kind, &[(what, &self.groups.len()), ("Steps", &self.batches), size]);
-        if let Groups::Drawn(data) = &self.groups {
-            data.announce(self.metrics.as_ref());
-        }
+        self.groups.announce(self.metrics.as_ref());
     }
 
     fn group(&mut self, ordinal: u64) -> Result<Group, StageError> {
-        let Group { prompt, mut samples, .. } = match &mut self.groups {
-            Groups::Given(groups) => {
-                let samples = groups[(ordinal % groups.len() as u64) as usize].clone();
-                Group { prompt: Arc::default(), samples, ..Group::default() }
-            }
-            Groups::Drawn(data) => data.draw(ordinal)?,
-        };
+        let Group { prompt, mut samples, .. } = self.groups.draw(ordinal)?;
         samples.iter_mut().for_each(|sample| sample.group_index = ordinal);
         let text = samples.first().map(|sample| sample.prompt.clone()).unwrap_or_default();
         Ok(Group { prompt: Arc::new(Prompt { ordinal, text, ..Prompt::clone(&prompt) }), samples, ..Group::default() })
@@ -234,9 +204,7 @@ impl Supervised {
     pub fn after(self, batches: u64) -> Self {
         Supervised { next: batches, ..self }
     }
-}
 
-impl Supervised {
     /// Returns batch `id`, from 0. It follows from its number alone.
     pub fn batch(&mut self, id: u64) -> Result<Batch, StageError> {
         let ordinals = self.size.batch(id, self.groups.len());

@@ -17,9 +17,10 @@ use crate::algo::{LossMetrics, masked_mean, masked_variance, whiten};
 use crate::data::Batch;
 use crate::flow::StageError;
 use crate::train::{
-    BatchError, OptimStep, SaveCheckpoint, TokenColumn, TrainBatch, TrainError, TrainSequence, TrainingBackend, checkpoint,
+    BatchError, CheckpointError, OptimStep, SaveCheckpoint, TokenColumn, TrainBatch, TrainError, TrainingBackend,
     token_advantages, token_rewards,
 };
+use crate::util::atomic_file;
 
 /// Folder in a checkpoint.
 const FOLDER: &str = "critic";
@@ -103,7 +104,12 @@ impl<B: TrainingBackend> Critic<B> {
         coef: Option<f64>,
     ) -> Result<Valued, StageError> {
         let mut rewards = token_rewards(batch.samples())?;
-        let kl_cost = kl.map(|kl| charge(&mut rewards, kl, batch, coef)).transpose()?;
+        let costs = kl.map(|kl| kl.costs(batch, coef)).transpose()?;
+        let kl_cost = costs.map(|(costs, cost)| {
+            // The KL penalty of every token is subtracted from its reward.
+            rewards.iter_mut().flatten().zip(costs.iter().flatten()).for_each(|(reward, kl)| *reward -= cost.coef * kl);
+            cost
+        });
         let collated = Arc::new(collated);
         let values = self.backend.score(collated.clone()).wait()?;
         for (sequence, values) in collated.sequences.iter().zip(&values) {
@@ -116,13 +122,16 @@ impl<B: TrainingBackend> Critic<B> {
         let samples = batch.groups.iter_mut().flat_map(|group| &mut group.samples);
         samples.zip(&advantages).for_each(|(sample, advantages)| sample.advantage = mean(advantages));
         let step = CriticStep::before(&values.concat(), &returns.concat());
-        let critic = with_columns(&collated, returns, |sequence, at| {
-            // Losses clip around behaviour or proximal values.
-            (sequence.behaviour, sequence.proximal) = (Some(values[at].clone()), Some(values[at].clone()));
-        });
         // The critic has its own loss.
-        let critic = critic.by(None);
-        Ok(Valued { policy: with_columns(&collated, advantages, |_, _| {}), critic, kl_cost, step })
+        let mut critic = TrainBatch::clone(&collated).by(None);
+        for ((sequence, returns), values) in critic.sequences.iter_mut().zip(returns).zip(values) {
+            sequence.advantages = returns;
+            // Losses clip around behaviour or proximal values.
+            (sequence.behaviour, sequence.proximal) = (Some(values.clone()), Some(values));
+        }
+        let mut policy = Arc::unwrap_or_clone(collated);
+        policy.sequences.iter_mut().zip(advantages).for_each(|(sequence, advantages)| sequence.advantages = advantages);
+        Ok(Valued { policy, critic, kl_cost, step })
     }
 
     /// One update.
@@ -148,24 +157,12 @@ impl<B: TrainingBackend> Critic<B> {
     pub(super) fn load(&self, checkpoint: &Path) -> Result<(), TrainError> {
         self.backend.load_checkpoint(&checkpoint.join(FOLDER)).wait().map(drop)
     }
-}
 
-/// Removes the folder that [`Critic::save`] wrote.
-pub(super) fn clear(run_folder: &Path) -> Result<(), checkpoint::CheckpointError> {
-    let staging = run_folder.join(STAGING);
-    match std::fs::remove_dir_all(&staging) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(checkpoint::CheckpointError::io(&staging)(error)),
-        _ => Ok(()),
+    /// Removes the folder that [`Critic::save`] wrote.
+    pub(super) fn clear(&self, run_folder: &Path) -> Result<(), CheckpointError> {
+        let staging = run_folder.join(STAGING);
+        atomic_file::remove(&staging).map_err(CheckpointError::io(&staging))
     }
-}
-
-/// Subtracts the KL penalty of every token from its reward.
-fn charge(rewards: &mut TokenColumn, kl: &RewardKl, batch: &Batch, coef: Option<f64>) -> Result<KlCost, StageError> {
-    let (costs, cost) = kl.costs(batch, coef)?;
-    for (reward, kl) in rewards.iter_mut().flatten().zip(costs.iter().flatten()) {
-        *reward -= cost.coef * kl;
-    }
-    Ok(cost)
 }
 
 fn whitened(advantages: &TokenColumn) -> TokenColumn {
@@ -176,16 +173,6 @@ fn whitened(advantages: &TokenColumn) -> TokenColumn {
 
 fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
-}
-
-/// Replaces the advantages, and applies `change` to each sequence and its index.
-fn with_columns(batch: &TrainBatch, column: TokenColumn, change: impl Fn(&mut TrainSequence, usize)) -> TrainBatch {
-    let mut batch = batch.clone();
-    for (at, (sequence, advantages)) in batch.sequences.iter_mut().zip(column).enumerate() {
-        sequence.advantages = advantages;
-        change(sequence, at);
-    }
-    batch
 }
 
 impl CriticStep {

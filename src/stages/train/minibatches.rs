@@ -12,42 +12,28 @@ use crate::algo::Aggregation;
 use crate::data::{Sample, permutation};
 use crate::train::{BatchError, TrainBatch, TrainSequence, collate};
 
-/// Division of a pass into minibatches, with one update each.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Minibatches {
-    /// Number of minibatches; 0 means 1.
-    pub count: usize,
-    /// Seed of the draw of groups.
-    pub seed: u64,
-}
-
 /// Separates these draws from those of prompts.
 const DOMAIN: u64 = 0x6d69_6e69_6261_7463;
 
-impl Minibatches {
-    /// Draws minibatches of groups with these numbers of samples, and returns the samples' indices.
-    /// `stream` differs between passes.
-    pub(super) fn draw(self, groups: impl Iterator<Item = usize>, stream: u64) -> Vec<Vec<usize>> {
-        let mut samples = 0;
-        let place = |size: usize| {
-            samples += size;
-            samples - size..samples
-        };
-        let groups: Vec<Range<usize>> = groups.map(place).collect();
-        let mut order: Vec<usize> = (0..groups.len()).collect();
-        let count = self.count.max(1);
-        if count > 1 {
-            order = permutation(groups.len(), self.seed ^ DOMAIN, stream);
-        }
-        // As even as possible; with fewer groups than minibatches, some are empty.
-        let cut = |at: usize| at * order.len() / count;
-        let minibatch = |at: usize| {
-            let mut chosen = order[cut(at)..cut(at + 1)].to_vec();
-            chosen.sort_unstable();
-            chosen.into_iter().flat_map(|group| groups[group].clone()).collect::<Vec<_>>()
-        };
-        (0..count).map(minibatch).filter(|places| !places.is_empty()).collect()
-    }
+/// Draws `count` minibatches (0 means 1) of groups with these numbers of samples, and returns the
+/// samples' indices. `stream` differs between passes.
+pub(super) fn draw(count: usize, seed: u64, groups: impl Iterator<Item = usize>, stream: u64) -> Vec<Vec<usize>> {
+    let mut samples = 0;
+    let place = |size: usize| {
+        samples += size;
+        samples - size..samples
+    };
+    let groups: Vec<Range<usize>> = groups.map(place).collect();
+    let count = count.max(1);
+    let order = if count > 1 { permutation(groups.len(), seed ^ DOMAIN, stream) } else { (0..groups.len()).collect() };
+    // As even as possible; with fewer groups than minibatches, some are empty.
+    let cut = |at: usize| at * order.len() / count;
+    let minibatch = |at: usize| {
+        let mut chosen = order[cut(at)..cut(at + 1)].to_vec();
+        chosen.sort_unstable();
+        chosen.into_iter().flat_map(|group| groups[group].clone()).collect::<Vec<_>>()
+    };
+    (0..count).map(minibatch).filter(|places| !places.is_empty()).collect()
 }
 
 /// Sequences at `places` with the minibatch's own denominators; `None` if none of their tokens is
@@ -82,9 +68,8 @@ mod tests {
         fn every_sample_is_in_one_minibatch_of_a_pass_with_its_group(
             sizes in prop::collection::vec(1usize..4, 1..20), count in 1usize..8, seed in any::<u64>(), stream in 0u64..9
         ) {
-            let minibatches = Minibatches { count, seed };
-            let drawn = minibatches.draw(sizes.iter().copied(), stream);
-            prop_assert_eq!(&drawn, &minibatches.draw(sizes.iter().copied(), stream), "law C2");
+            let drawn = draw(count, seed, sizes.iter().copied(), stream);
+            prop_assert_eq!(&drawn, &draw(count, seed, sizes.iter().copied(), stream), "law C2");
             prop_assert_eq!(drawn.len(), count.min(sizes.len()));
             let mut all = drawn.concat();
             all.sort_unstable();
@@ -99,7 +84,7 @@ mod tests {
 
     #[test]
     fn passes_meet_in_different_minibatches_and_a_single_one_is_the_batch_as_it_is() {
-        let draw = |count, stream| Minibatches { count, seed: 3 }.draw([1; 16].into_iter(), stream);
+        let draw = |count, stream| draw(count, 3, [1; 16].into_iter(), stream);
         assert_ne!(draw(4, 1), draw(4, 2));
         assert_eq!(draw(1, 1), [(0..16).collect::<Vec<_>>()]);
     }

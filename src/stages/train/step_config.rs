@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::kl_reward::RewardKl;
-use super::minibatches::Minibatches;
 use crate::algo::{Aggregation, Estimator, Schedule};
 use crate::stages::pairs::Pairing;
 use crate::train::{Algorithm, TrainBatch};
@@ -13,12 +12,14 @@ use crate::train::{Algorithm, TrainBatch};
 /// Settings of one step: from a batch to one or more updates. `None` means the backend's own.
 #[derive(Clone, Default)]
 pub struct StepConfig {
-    /// Advantage estimator; `None`: samples keep their advantages.
+    /// Advantage estimator; `None`: samples keep their advantages. A critic replaces it.
     pub advantages: Option<Arc<dyn Estimator>>,
-    /// KL penalty in the reward.
+    /// KL penalty, subtracted from rewards before advantages are estimated; with a critic, token by
+    /// token.
     pub reward_kl: Option<Arc<RewardKl>>,
-    /// Pairing of samples: chosen and rejected alternate, for a pairwise loss. Each pair weighs the
-    /// same, and `aggregation` is ignored.
+    /// Pairing of samples: chosen and rejected alternate, for a
+    /// [`Preference`](crate::algo::Preference). Each pair weighs the same, and `aggregation` is
+    /// ignored.
     pub pairs: Option<Pairing>,
     /// Weights of tokens in the loss.
     pub aggregation: Aggregation,
@@ -26,11 +27,15 @@ pub struct StepConfig {
     pub algorithm: Option<Arc<Algorithm>>,
     /// Learning rate over updates.
     pub schedule: Option<Schedule>,
-    /// PPO epochs: passes over the batch, with an update per minibatch. 0 means 1.
+    /// PPO epochs (μ in GRPO): passes over the batch, with an update per minibatch. 0 means 1.
     pub ppo_epochs: u64,
-    /// Minibatches of each pass.
-    pub minibatches: Minibatches,
-    /// If true, and there are several updates, the batch is scored before the first.
+    /// Minibatches of groups in each pass, with one update each; 0 means 1.
+    pub minibatches: usize,
+    /// Seed of the draw of minibatches, which differs between passes.
+    pub minibatch_seed: u64,
+    /// If true, and there are several updates, the batch is scored before the first, for a loss
+    /// whose trust region is centred there (`Proximal::Recompute`). With a single update, its
+    /// forward pass is that score.
     pub score_first: bool,
     /// Samples with a loss of their own whose gradient is added to every update, such as supervised
     /// ones.
@@ -54,25 +59,6 @@ impl StepConfig {
 
     /// Largest number of optimizer steps.
     pub fn optimizer_steps(&self) -> u64 {
-        self.ppo_epochs.max(1).saturating_mul(self.minibatches.count.max(1) as u64)
-    }
-}
-
-/// Error of a step's settings.
-pub(super) type StepConfigError = Box<dyn std::error::Error + Send + Sync>;
-
-/// Settings of all steps.
-pub(super) enum StepConfigs {
-    Same(Box<StepConfig>),
-    ByStep(Box<dyn Fn(u64) -> Result<StepConfig, StepConfigError> + Send>),
-}
-
-impl StepConfigs {
-    /// Settings of a step; steps start at 1.
-    pub fn of(&self, step: u64) -> Result<StepConfig, StepConfigError> {
-        match self {
-            StepConfigs::Same(config) => Ok(StepConfig::clone(config)),
-            StepConfigs::ByStep(config) => config(step),
-        }
+        self.ppo_epochs.max(1).saturating_mul(self.minibatches.max(1) as u64)
     }
 }

@@ -42,6 +42,27 @@ pub struct Trained<W> {
     pub update_seconds: f64,
 }
 
+/// Step 0 without weights.
+impl<W> Default for Trained<W> {
+    fn default() -> Self {
+        Trained {
+            step: 0,
+            version: 0,
+            batch: Batch::default(),
+            forward: ForwardBackward::default(),
+            optim: OptimStep::default(),
+            kl_cost: None,
+            settings: BTreeMap::new(),
+            critic: None,
+            totals: None,
+            publish: None,
+            evaluated: BTreeMap::new(),
+            seconds: 0.0,
+            update_seconds: 0.0,
+        }
+    }
+}
+
 impl<W: Send + Sync + 'static> Message for Trained<W> {
     fn tokens(&self) -> usize {
         self.batch.tokens()

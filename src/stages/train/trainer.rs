@@ -7,56 +7,41 @@
 //! run before the update.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::task::Poll;
-use std::time::Instant;
 
+use super::checkpoints::{Resumed, Saving};
 use super::critic::Critic;
 use super::gate::CheckpointGate;
-use super::kl_reward::RewardKl;
-use super::learner::{Learned, Learner, StepBatch};
-use super::minibatches::Minibatches;
-use super::saving::{ExtraFiles, Resumed, Saving, Unsaved};
-use super::stale::{OnStale, within_bound};
-use super::step_config::{StepConfig, StepConfigError, StepConfigs};
+use super::stale::OnStale;
+use super::step_config::StepConfig;
 use super::trained::Trained;
 use crate::algo::{Aggregation, Estimator, GapDiagnosis, GapLimits};
 use crate::data::Batch;
 use crate::flow::{Io, RunContext, Stage, StageError, StageSpec};
-use crate::observe::Metric;
-use crate::rollout::{Admission, TokensMissing};
-use crate::stages::pairs::Pairing;
-use crate::train::{ForwardBackward, OptimStep, TrainError, TrainingBackend};
+use crate::rollout::{Admission, TokensMissing, mean};
+use crate::train::{TrainError, TrainingBackend};
+
+type BoxError = Box<dyn Error + Send + Sync>;
 
 /// Turns batches into optimizer steps on any [`TrainingBackend`].
 pub struct Trainer<B> {
-    learner: Learner<B>,
-    step_configs: StepConfigs,
-    steps: Option<u64>,
+    pub(super) backend: B,
+    pub(super) critic: Option<Critic<B>>,
+    pub(super) gap_limits: GapLimits,
+    config: StepConfig,
+    /// Replaces `config`.
+    by_step: Option<Box<dyn Fn(u64) -> Result<StepConfig, BoxError> + Send>>,
+    pub(super) steps: Option<u64>,
     target_reward: Option<f64>,
-    sync_every: u64,
-    sync_last: bool,
-    save: Option<Saving>,
-    keep: Option<usize>,
-    gate: Option<CheckpointGate>,
-    extra_files: Option<ExtraFiles>,
-    admission: Option<Admission>,
-    on_stale: OnStale,
+    pub(super) sync_every: u64,
+    pub(super) sync_last: bool,
+    saving: Saving,
+    pub(super) admission: Option<Admission>,
+    pub(super) on_stale: OnStale,
     resumed: Option<Resumed>,
     threads: usize,
-}
-
-/// Checkpoint with more steps than the run is to take. Nothing was trained.
-#[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
-#[error(
-    "the run is to take {steps} steps, and its checkpoint has taken {taken} already: raise the number of steps (train.steps) above {taken}"
-)]
-pub struct FewerSteps {
-    /// Steps that the checkpoint has taken.
-    pub taken: u64,
-    /// Steps that the run is to take.
-    pub steps: u64,
 }
 
 /// Steps over which the mean reward must reach its target. Fewer would stop at a lucky batch.
@@ -66,16 +51,16 @@ impl<B: TrainingBackend> Trainer<B> {
     /// Trains on the samples as they are, every token alike, and publishes after every step.
     pub fn new(backend: B) -> Self {
         Trainer {
-            learner: Learner { backend, critic: None, gap_limits: GapLimits::default() },
-            step_configs: StepConfigs::Same(Box::default()),
+            backend,
+            critic: None,
+            gap_limits: GapLimits::default(),
+            config: StepConfig::default(),
+            by_step: None,
             steps: None,
             target_reward: None,
             sync_every: 1,
             sync_last: false,
-            save: None,
-            keep: None,
-            gate: None,
-            extra_files: None,
+            saving: Saving::default(),
             admission: None,
             on_stale: OnStale::default(),
             resumed: None,
@@ -86,47 +71,31 @@ impl<B: TrainingBackend> Trainer<B> {
     /// Sets each step's settings by a closure of the step's number, from 1. Replaces the settings
     /// made before. The result must depend on the number only, because a resumed run calls the
     /// closure again.
-    pub fn per_step(self, by_step: impl Fn(u64) -> Result<StepConfig, StepConfigError> + Send + 'static) -> Self {
-        Trainer { step_configs: StepConfigs::ByStep(Box::new(by_step)), ..self }
+    pub fn per_step(self, by_step: impl Fn(u64) -> Result<StepConfig, BoxError> + Send + 'static) -> Self {
+        Trainer { by_step: Some(Box::new(by_step)), config: StepConfig::default(), ..self }
     }
 
-    /// Changes the settings of all steps.
-    fn change(self, change: impl FnOnce(&mut StepConfig)) -> Self {
-        let mut config = match self.step_configs {
-            StepConfigs::Same(config) => config,
-            StepConfigs::ByStep(_) => Box::default(),
-        };
-        change(&mut config);
-        Trainer { step_configs: StepConfigs::Same(config), ..self }
+    /// Changes the settings of all steps, such as [`StepConfig::ppo_epochs`]. Replaces
+    /// [`Trainer::per_step`].
+    pub fn configure(mut self, change: impl FnOnce(&mut StepConfig)) -> Self {
+        change(&mut self.config);
+        Trainer { by_step: None, ..self }
     }
 
     /// Sets the advantage estimator: an [`Advantage`](crate::algo::Advantage), or a closure.
     pub fn advantages(self, estimator: impl Estimator + 'static) -> Self {
-        self.change(|config| config.advantages = Some(Arc::new(estimator)))
-    }
-
-    /// Subtracts a KL penalty from rewards before advantages are estimated.
-    pub fn reward_kl(self, kl: RewardKl) -> Self {
-        self.change(|config| config.reward_kl = Some(Arc::new(kl)))
-    }
-
-    /// Trains on pairs, chosen and rejected alternating, with a
-    /// [`Preference`](crate::algo::Preference). Each pair weighs the same, and the aggregation
-    /// is ignored.
-    pub fn pairs(self, pairing: &Pairing) -> Self {
-        self.change(|config| config.pairs = Some(pairing.clone()))
-    }
-
-    /// Trains a critic in turn with the policy, and uses its advantages instead of
-    /// [`Trainer::advantages`] (PPO). The penalty of [`Trainer::reward_kl`] then applies token by
-    /// token.
-    pub fn critic(self, critic: Critic<B>) -> Self {
-        Trainer { learner: Learner { critic: Some(critic), ..self.learner }, ..self }
+        self.configure(|config| config.advantages = Some(Arc::new(estimator)))
     }
 
     /// Sets the weights of tokens in the loss.
     pub fn aggregation(self, aggregation: Aggregation) -> Self {
-        self.change(|config| config.aggregation = aggregation)
+        self.configure(|config| config.aggregation = aggregation)
+    }
+
+    /// Trains a critic in turn with the policy, and uses its advantages instead of
+    /// [`Trainer::advantages`] (PPO).
+    pub fn critic(self, critic: Critic<B>) -> Self {
+        Trainer { critic: Some(critic), ..self }
     }
 
     /// Ends the run after so many steps.
@@ -151,63 +120,47 @@ impl<B: TrainingBackend> Trainer<B> {
         Trainer { sync_last: true, ..self }
     }
 
-    /// Sets the PPO epochs (μ in GRPO): passes over each batch, with one update per minibatch.
-    /// Default: 1.
-    pub fn ppo_epochs(self, n: u64) -> Self {
-        self.change(|config| config.ppo_epochs = n)
-    }
-
-    /// Splits each pass into `count` minibatches of groups, drawn by `seed` for every pass.
-    pub fn minibatches(self, count: usize, seed: u64) -> Self {
-        self.change(|config| config.minibatches = Minibatches { count, seed })
-    }
-
-    /// If true, batches with several updates are scored before the first, for a loss whose trust
-    /// region is centred there (`Proximal::Recompute`). With a single update, its forward pass is
-    /// that score.
-    pub fn score_first(self, scores: bool) -> Self {
-        self.change(|config| config.score_first = scores)
-    }
-
     /// Sets the largest gap between trainer and generator (law N3).
-    pub fn gap_limits(self, limits: GapLimits) -> Self {
-        Trainer { learner: Learner { gap_limits: limits, ..self.learner }, ..self }
+    pub fn gap_limits(self, gap_limits: GapLimits) -> Self {
+        Trainer { gap_limits, ..self }
     }
 
     /// Saves a checkpoint below `run_folder` after the last step, and after every `every` steps.
-    pub fn checkpoints(self, run_folder: impl Into<PathBuf>, every: Option<u64>) -> Self {
-        Trainer { save: Some(Saving::below(run_folder.into(), every)), ..self }
+    /// Default: after the last step, if the flow has a run folder.
+    pub fn checkpoints(mut self, run_folder: impl Into<PathBuf>, every: Option<u64>) -> Self {
+        (self.saving.run_folder, self.saving.every) = (Some(run_folder.into()), every);
+        self
     }
 
     /// Keeps the newest `n` checkpoints, at least two. Default: all.
-    pub fn keep(self, n: usize) -> Self {
-        Trainer { keep: Some(n), ..self }
+    pub fn keep(mut self, n: usize) -> Self {
+        self.saving.keep = Some(n);
+        self
     }
 
     /// Publishes a checkpoint only after the log with the same gate has written the rows of its
     /// step.
-    pub fn gate(self, gate: &CheckpointGate) -> Self {
-        Trainer { gate: Some(gate.clone()), ..self }
+    pub fn gate(mut self, gate: &CheckpointGate) -> Self {
+        self.saving.gate = Some(gate.clone());
+        self
     }
 
     /// Adds files to every checkpoint, by name, such as the state of other stages.
-    pub fn checkpoint_files(
-        self,
-        files: impl Fn() -> Result<BTreeMap<String, Vec<u8>>, Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
-    ) -> Self {
-        Trainer { extra_files: Some(Box::new(files)), ..self }
+    pub fn checkpoint_files(mut self, files: impl Fn() -> Result<BTreeMap<String, Vec<u8>>, BoxError> + Send + 'static) -> Self {
+        self.saving.extra_files = Some(Box::new(files));
+        self
     }
 
-    /// Sets the policy for tokens older than that bound.
+    /// Sets the policy for tokens older than the bound on staleness.
     pub fn on_stale(self, on_stale: OnStale) -> Self {
         Trainer { on_stale, ..self }
     }
 
     /// Continues from a checkpoint that a [`Trainer`] wrote, and publishes its weights under their
-    /// version. Call [`Trainer::checkpoints`] and [`Trainer::keep`] first.
+    /// version.
     pub fn resume(self, checkpoint: &Path, resumed: Resumed) -> Result<Self, TrainError> {
-        self.learner.backend.load_checkpoint(checkpoint).wait()?;
-        self.learner.critic.as_ref().map_or(Ok(()), |critic| critic.load(checkpoint))?;
+        self.backend.load_checkpoint(checkpoint).wait()?;
+        self.critic.as_ref().map_or(Ok(()), |critic| critic.load(checkpoint))?;
         Ok(Trainer { resumed: Some(resumed), ..self })
     }
 
@@ -216,8 +169,9 @@ impl<B: TrainingBackend> Trainer<B> {
         Trainer { threads, ..self }
     }
 
-    fn is_synchronous(&self) -> bool {
-        self.admission.as_ref().is_some_and(|admission| admission.bound() == Some(0))
+    /// Settings of a step; steps start at 1.
+    pub(super) fn config(&self, step: u64) -> Result<StepConfig, StageError> {
+        self.by_step.as_ref().map_or_else(|| Ok(self.config.clone()), |by_step| by_step(step)).map_err(StageError::new)
     }
 
     fn has_reached_target(&self, recent: &VecDeque<f64>) -> bool {
@@ -225,120 +179,45 @@ impl<B: TrainingBackend> Trainer<B> {
         self.target_reward.is_some_and(reached)
     }
 
-    /// Returns true if a checkpoint is due after `step`.
-    fn saves_at(&self, step: u64) -> bool {
-        self.steps == Some(step) || self.save.as_ref().is_some_and(|saving| saving.is_due(step))
+    fn save(&self, state: &Resumed, metrics: BTreeMap<String, f64>) -> Result<(), StageError> {
+        self.saving.write(&self.backend, self.critic.as_ref(), self.admission.as_ref(), state, metrics)
     }
 
-    fn save(&self, last: Unsaved) -> Result<(), StageError> {
-        self.save.as_ref().map_or(Ok(()), |saving| {
-            saving.write(
-                &self.learner.backend,
-                self.learner.critic.as_ref(),
-                self.admission.as_ref(),
-                self.extra_files.as_ref(),
-                last,
-            )
-        })
+    /// Saves the last step, if a checkpoint is due after it and it is not saved.
+    fn save_if_due(&self, state: &Resumed, unsaved: &mut Option<BTreeMap<String, f64>>) -> Result<(), StageError> {
+        let is_due = self.steps == Some(state.step) || self.saving.every.is_some_and(|every| state.step.is_multiple_of(every));
+        unsaved.take_if(|_| is_due).map_or(Ok(()), |metrics| self.save(state, metrics))
     }
 
-    /// Receives the next batch with trainable groups. `None` at the end of the input; an incomplete
-    /// batch is dropped then.
-    fn gather(&self, step: u64, io: &mut Io<Batch, Trained<B::Weights>>) -> Result<Option<StepBatch>, StageError> {
-        let mut batch = StepBatch::new(step, self.step_configs.of(step).map_err(StageError::new)?);
-        loop {
-            let Some(part) = io.recv()? else { return Ok(None) };
-            batch.rest.append(part);
-            while batch.rest.more
-                && let Poll::Ready(Some(part)) = io.try_recv()
-            {
-                batch.rest.append(part);
+    /// Steps until the input ends. `state` is that after the last step, and `unsaved` holds metrics of
+    /// the last step until a checkpoint is saved.
+    fn train(
+        &self,
+        io: &mut Io<Batch, Trained<B::Weights>>,
+        state: &mut Resumed,
+        unsaved: &mut Option<BTreeMap<String, f64>>,
+    ) -> Result<(), StageError> {
+        let is_synchronous = self.admission.as_ref().is_some_and(|admission| admission.bound() == Some(0));
+        while self.steps.is_none_or(|steps| state.step < steps) && !self.has_reached_target(&state.recent) {
+            let Some(batch) = self.gather(state.step + 1, io)? else { break };
+            let trained = self.step(batch, state.kl_coef)?;
+            let reward = mean(trained.batch.rewards());
+            (state.step, state.kl_coef) = (trained.step, trained.kl_cost.map(|cost| cost.next));
+            state.recent.extend(reward);
+            if state.recent.len() > TARGET_STEPS {
+                state.recent.pop_front();
             }
-            batch.rest = self.admitted(std::mem::take(&mut batch.rest))?;
-            if batch.rest.more {
-                self.learner.train_early(&mut batch)?;
-            } else if !batch.is_empty() {
-                return Ok(Some(batch));
-            }
-        }
-    }
-
-    /// Checks the ledger (law D4), and applies the bound on staleness (law V2).
-    fn admitted(&self, batch: Batch) -> Result<Batch, StageError> {
-        let Some(admission) = &self.admission else { return Ok(batch) };
-        admission.verify(&batch)?;
-        let Some(bound) = admission.bound() else { return Ok(batch) };
-        let (batch, given_up) = within_bound(batch, self.learner.version(), bound, self.on_stale)?;
-        if given_up > 0 {
-            admission.gave_up(given_up);
-        }
-        Ok(batch)
-    }
-
-    /// Trains on a batch, and publishes if the step is due.
-    fn step(&self, batch: StepBatch, kl_coef: Option<f64>) -> Result<Trained<B::Weights>, StageError> {
-        let started = Instant::now();
-        let (step, worked, mut settings) = (batch.step, batch.worked, batch.config.settings.clone());
-        let version = self.learner.version();
-        let Learned { batch, kl_cost, critic, forward, mixed, optim } = self.learner.train(batch, kl_coef)?;
-        let passed = Instant::now();
-        settings.extend(mixed.map(|loss| (Metric::MixedLoss.key().to_owned(), loss)));
-        let last = self.sync_last && self.steps == Some(step);
-        let publish = (last || step.is_multiple_of(self.sync_every)).then(|| self.learner.backend.snapshot());
-        let optim = optim.wait()?;
-        let publish = publish.map(|snapshot| snapshot.wait()).transpose()?;
-        let update_seconds = passed.elapsed().as_secs_f64();
-        // Law D4: a step that leaves the ledger unbalanced ends the run, and is not saved.
-        let totals = self.admission.as_ref().map(|admission| admission.settle(&batch)).transpose()?;
-        let seconds = (worked + started.elapsed()).as_secs_f64();
-        let evaluated = BTreeMap::new();
-        Ok(Trained {
-            step,
-            version,
-            batch,
-            forward,
-            optim,
-            kl_cost,
-            critic,
-            settings,
-            totals,
-            publish,
-            evaluated,
-            seconds,
-            update_seconds,
-        })
-    }
-
-    /// Steps until the input ends. `unsaved` holds the last step without a checkpoint.
-    fn train(&self, io: &mut Io<Batch, Trained<B::Weights>>, unsaved: &mut Option<Unsaved>) -> Result<(), StageError> {
-        let Resumed { mut step, mut recent, mut kl_coef, .. } = self.resumed.clone().unwrap_or_default();
-        while self.steps.is_none_or(|steps| step < steps) && !self.has_reached_target(&recent) {
-            let Some(batch) = self.gather(step + 1, io)? else { break };
-            step += 1;
-            let trained = self.step(batch, kl_coef)?;
-            kl_coef = trained.kl_cost.map(|cost| cost.next);
-            recent.extend(mean(trained.batch.rewards()));
-            if recent.len() > TARGET_STEPS {
-                recent.pop_front();
-            }
-            *unsaved = Some(Unsaved::after(&trained, &recent));
+            let metrics = [("loss", Some(trained.forward.loss)), ("reward_mean", reward)];
+            *unsaved = Some(metrics.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect());
             // A synchronous run saves before generators continue, so that nothing is in flight.
-            if self.is_synchronous() && self.saves_at(step) {
-                unsaved.take().map_or(Ok(()), |last| self.save(last))?;
+            if is_synchronous {
+                self.save_if_due(state, unsaved)?;
             }
             io.send(trained)?;
-            if self.saves_at(step) {
-                unsaved.take().map_or(Ok(()), |last| self.save(last))?;
-            }
+            self.save_if_due(state, unsaved)?;
         }
         Ok(())
     }
-}
-
-/// Mean; `None` if there are no values.
-pub(super) fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let (count, sum) = values.fold((0, 0.0), |(count, sum), value| (count + 1, sum + value));
-    (count > 0).then(|| sum / f64::from(count))
 }
 
 impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
@@ -346,50 +225,39 @@ impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
     type Out = Trained<B::Weights>;
 
     fn run(&mut self, io: &mut Io<Batch, Trained<B::Weights>>) -> Result<(), StageError> {
-        let taken = self.resumed.as_ref().map_or(0, |resumed| resumed.step);
-        if let Some(steps) = self.steps.filter(|steps| *steps < taken) {
-            return Err(FewerSteps { taken, steps }.into());
-        }
-        if let (Some(saving), Some(resumed)) = (&self.save, &self.resumed) {
-            saving.prune(resumed.step)?;
-        }
-        let first = match &self.resumed {
-            Some(_) => self.learner.backend.current().wait()?,
-            None => self.learner.backend.snapshot().wait()?,
+        let resumed = self.resumed.take();
+        let first = match &resumed {
+            None => self.backend.snapshot().wait()?,
+            Some(Resumed { step: taken, .. }) => {
+                if let Some(steps) = self.steps.filter(|steps| steps < taken) {
+                    return Err(StageError::new(format!(
+                        "the run is to take {steps} steps, and its checkpoint has taken {taken} already: raise the number of steps \
+                         (train.steps) above {taken}"
+                    )));
+                }
+                self.saving.prune(*taken)?;
+                self.backend.current().wait()?
+            }
         };
-        io.send(Trained {
-            step: 0,
-            version: 0,
-            batch: Batch::default(),
-            forward: ForwardBackward::default(),
-            optim: OptimStep::default(),
-            kl_cost: None,
-            settings: BTreeMap::new(),
-            critic: None,
-            totals: None,
-            publish: Some(first),
-            evaluated: BTreeMap::new(),
-            seconds: 0.0,
-            update_seconds: 0.0,
-        })?;
+        io.send(Trained { publish: Some(first), ..Trained::default() })?;
+        let mut state = Resumed { progress: Default::default(), ..resumed.unwrap_or_default() };
         let mut unsaved = None;
-        let ended = self.train(io, &mut unsaved);
+        let ended = self.train(io, &mut state, &mut unsaved);
         // A rejected batch leaves the weights of the last step unchanged.
         let whole = |error: &StageError| error.is_closed() || error.is::<GapDiagnosis>() || error.is::<TokensMissing>();
-        if let Some(last) = unsaved
+        if let Some(metrics) = unsaved
             && ended.as_ref().err().is_none_or(whole)
         {
-            self.save(last)?;
+            self.save(&state, metrics)?;
         }
         ended
     }
 
     fn attach(&mut self, context: &mut RunContext) {
         context.fill(&mut self.admission);
-        if let (None, Some(folder)) = (&self.save, context.folder()) {
-            self.save = Some(Saving::below(folder.to_owned(), None));
+        if self.saving.run_folder.is_none() {
+            self.saving.run_folder = context.folder().map(Path::to_owned);
         }
-        self.save = self.save.take().map(|saving| saving.limited(self.keep, self.gate.take()));
         if let Some(admission) = &self.admission {
             admission.versions_of(self.sync_every, self.steps);
         }

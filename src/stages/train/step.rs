@@ -1,78 +1,49 @@
-//! Learner: from a batch to updates of policy and critic.
+//! One training step: from a batch to updates of policy and critic.
 //!
-//! If a batch arrives in parts, the learner computes the gradient of the parts that are there
+//! If a batch arrives in parts, the trainer computes the gradient of the parts that are there
 //! whenever it is free, and updates after the last part. Law N1: the step is the same. If the
 //! step's settings do not allow this, parts are collected first, and the whole batch is trained
 //! on: PPO epochs, each cut into minibatches.
 
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use super::critic::{Critic, CriticStep, Valued};
+use super::critic::{CriticStep, Valued};
 use super::kl_reward::KlCost;
-use super::minibatches::{Minibatches, minibatch};
+use super::minibatches::{draw, minibatch};
+use super::stale::within_bound;
 use super::step_config::StepConfig;
-use crate::algo::{Aggregation, GapLimits, GapVerdict};
-use crate::data::{Batch, Sample, Version};
-use crate::flow::StageError;
+use super::trained::Trained;
+use super::trainer::Trainer;
+use crate::algo::{Aggregation, GapVerdict};
+use crate::data::{Batch, Sample};
+use crate::flow::{Io, StageError};
+use crate::observe::Metric;
 use crate::train::{
     BatchError, ForwardBackward, OptimStep, PackedColumns, TrainBatch, TrainFuture, TrainingBackend, Update, assign_advantages,
     assign_advantages_of, collate, collate_part,
 };
 
-/// Backends of policy and critic, and the largest gap between trainer and generator.
-pub(super) struct Learner<B> {
-    pub backend: B,
-    pub critic: Option<Critic<B>>,
-    pub gap_limits: GapLimits,
-}
-
 /// A batch on its way through a step: parts may have passed before the rest arrives.
 pub(super) struct StepBatch {
-    pub step: u64,
-    pub config: StepConfig,
+    step: u64,
+    config: StepConfig,
     /// Parts already trained on.
     done: Batch,
     /// Parts not yet trained on.
-    pub rest: Batch,
-    passes: Option<Passes>,
+    rest: Batch,
+    /// Result of the passes over `done`, and the sum of its weights.
+    passes: Option<(ForwardBackward, f64)>,
     /// Time of the passes so far.
-    pub worked: Duration,
-}
-
-impl StepBatch {
-    pub fn new(step: u64, config: StepConfig) -> Self {
-        let (done, rest) = (Batch::default(), Batch::default());
-        StepBatch { step, config, done, rest, passes: None, worked: Duration::ZERO }
-    }
-
-    /// Returns true if no group has arrived.
-    pub fn is_empty(&self) -> bool {
-        self.done.groups.is_empty() && self.rest.groups.is_empty()
-    }
-}
-
-/// Passes over parts of a batch.
-#[derive(Default)]
-struct Passes {
-    seen: ForwardBackward,
-    weight_sum: f64,
+    worked: Duration,
 }
 
 /// A batch after its passes.
-pub(super) struct Learned {
-    pub batch: Batch,
-    pub kl_cost: Option<KlCost>,
-    pub critic: Option<CriticStep>,
-    pub forward: ForwardBackward,
-    /// Loss of the mixed-in samples.
-    pub mixed: Option<f64>,
-    /// The last update, in progress.
-    pub optim: TrainFuture<OptimStep>,
-}
-
-/// Result of a step's updates.
-struct Updated {
+struct Learned {
+    batch: Batch,
+    kl_cost: Option<KlCost>,
+    critic: Option<CriticStep>,
     /// The first pass, with the loss's counts of all.
     forward: ForwardBackward,
     /// Loss of the samples mixed into the last update.
@@ -81,9 +52,71 @@ struct Updated {
     optim: TrainFuture<OptimStep>,
 }
 
-impl<B: TrainingBackend> Learner<B> {
-    /// Estimates advantages, unless a critic does. `coef`: adaptive KL coefficient after the
-    /// previous step.
+impl<B: TrainingBackend> Trainer<B> {
+    /// Receives the next batch with trainable groups. `None` at the end of the input; an incomplete
+    /// batch is dropped then.
+    pub(super) fn gather(&self, step: u64, io: &mut Io<Batch, Trained<B::Weights>>) -> Result<Option<StepBatch>, StageError> {
+        let (done, rest) = (Batch::default(), Batch::default());
+        let mut batch = StepBatch { step, config: self.config(step)?, done, rest, passes: None, worked: Duration::ZERO };
+        loop {
+            let Some(part) = io.recv()? else { return Ok(None) };
+            batch.rest.append(part);
+            while batch.rest.more
+                && let Poll::Ready(Some(part)) = io.try_recv()
+            {
+                batch.rest.append(part);
+            }
+            batch.rest = self.admitted(std::mem::take(&mut batch.rest))?;
+            if !batch.rest.more {
+                if !batch.done.groups.is_empty() || !batch.rest.groups.is_empty() {
+                    return Ok(Some(batch));
+                }
+            } else if self.critic.is_none() && batch.config.takes_parts(self.backend.takes_parts()) {
+                let started = Instant::now();
+                self.train_rest(&mut batch)?;
+                batch.worked += started.elapsed();
+            }
+        }
+    }
+
+    /// Checks the ledger (law D4), and applies the bound on staleness (law V2).
+    fn admitted(&self, batch: Batch) -> Result<Batch, StageError> {
+        let Some(admission) = &self.admission else { return Ok(batch) };
+        admission.verify(&batch)?;
+        let Some(bound) = admission.bound() else { return Ok(batch) };
+        let version = self.backend.state().weight_version;
+        let (batch, given_up) = within_bound(batch, version, bound, self.on_stale).map_err(StageError::new)?;
+        if given_up > 0 {
+            admission.gave_up(given_up);
+        }
+        Ok(batch)
+    }
+
+    /// Trains on a complete batch, and publishes if the step is due. `kl_coef`: adaptive KL
+    /// coefficient after the previous step.
+    pub(super) fn step(&self, batch: StepBatch, kl_coef: Option<f64>) -> Result<Trained<B::Weights>, StageError> {
+        let started = Instant::now();
+        let (step, worked, mut settings) = (batch.step, batch.worked, batch.config.settings.clone());
+        let version = self.backend.state().weight_version;
+        let Learned { batch, kl_cost, critic, forward, mixed, optim } = match batch.passes {
+            Some(_) => self.finish_parts(batch)?,
+            None => self.train_whole(batch, kl_coef)?,
+        };
+        let passed = Instant::now();
+        settings.extend(mixed.map(|loss| (Metric::MixedLoss.key().to_owned(), loss)));
+        let last = self.sync_last && self.steps == Some(step);
+        let publish = (last || step.is_multiple_of(self.sync_every)).then(|| self.backend.snapshot());
+        let optim = optim.wait()?;
+        let publish = publish.map(|snapshot| snapshot.wait()).transpose()?;
+        let update_seconds = passed.elapsed().as_secs_f64();
+        // Law D4: a step that leaves the ledger unbalanced ends the run, and is not saved.
+        let totals = self.admission.as_ref().map(|admission| admission.settle(&batch)).transpose().map_err(StageError::new)?;
+        let seconds = (worked + started.elapsed()).as_secs_f64();
+        let trained = Trained { step, version, batch, forward, optim, kl_cost, critic, settings, ..Trained::default() };
+        Ok(Trained { totals, publish, seconds, update_seconds, ..trained })
+    }
+
+    /// Estimates advantages, unless a critic does.
     fn assign_advantages(&self, config: &StepConfig, batch: &mut Batch, coef: Option<f64>) -> Result<Option<KlCost>, StageError> {
         let Some(advantages) = config.advantages.as_deref().filter(|_| self.critic.is_none()) else { return Ok(None) };
         let Some(kl) = &config.reward_kl else {
@@ -95,42 +128,17 @@ impl<B: TrainingBackend> Learner<B> {
         Ok(Some(cost))
     }
 
-    /// Trains on the parts that have arrived, if the step's settings allow it.
-    pub fn train_early(&self, batch: &mut StepBatch) -> Result<(), StageError> {
-        if self.critic.is_none() && batch.config.takes_parts(self.backend.takes_parts()) {
-            let started = Instant::now();
-            self.train_rest(batch)?;
-            batch.worked += started.elapsed();
-        }
-        Ok(())
-    }
-
-    /// Trains on the rest of a complete batch, and starts the last update. `kl_coef`: adaptive KL
-    /// coefficient after the previous step.
-    pub fn train(&self, batch: StepBatch, kl_coef: Option<f64>) -> Result<Learned, StageError> {
-        match batch.passes {
-            Some(_) => self.finish_parts(batch),
-            None => self.train_whole(batch, kl_coef),
-        }
-    }
-
-    /// Newest published version.
-    pub fn version(&self) -> Version {
-        self.backend.state().weight_version
-    }
-
     /// Trains on the parts that are not yet trained on.
     fn train_rest(&self, pending: &mut StepBatch) -> Result<(), StageError> {
         let (mut part, config) = (std::mem::take(&mut pending.rest), &pending.config);
         self.assign_advantages(config, &mut part, None)?;
         let samples: Vec<&Sample> = part.samples().collect();
         let (batch, weight_sum) = collate_part(&samples, config.aggregation)?;
-        let passes = pending.passes.get_or_insert_default();
-        passes.weight_sum += weight_sum;
+        let (seen, sum) = pending.passes.get_or_insert_default();
+        *sum += weight_sum;
         if let Some(batch) = batch {
-            let batch = batch.at_version(self.version()).by(config.algorithm.clone());
-            let batch = Arc::new(batch);
-            passes.seen.merge(self.backend.forward_backward(batch).wait()?);
+            let batch = batch.at_version(self.backend.state().weight_version).by(config.algorithm.clone());
+            seen.merge(self.backend.forward_backward(Arc::new(batch)).wait()?);
         }
         pending.done.append(part);
         Ok(())
@@ -140,7 +148,7 @@ impl<B: TrainingBackend> Learner<B> {
     fn finish_parts(&self, mut pending: StepBatch) -> Result<Learned, StageError> {
         self.train_rest(&mut pending)?;
         let StepBatch { step, config, done: mut batch, passes, .. } = pending;
-        let Passes { seen, weight_sum } = passes.unwrap_or_default();
+        let (seen, weight_sum) = passes.unwrap_or_default();
         if seen.tokens + seen.saved_tokens == 0 {
             return Err(BatchError::NothingToTrain { samples: batch.len() }.into());
         }
@@ -163,7 +171,7 @@ impl<B: TrainingBackend> Learner<B> {
             Some(pairing) => collate(&pairing.laid_out(&batch.groups), Aggregation::SeqMeanTokenMean)?.in_pairs(),
             None => collate(&batch.samples().collect::<Vec<_>>(), config.aggregation)?,
         };
-        let mut prepared = prepared.at_version(self.version()).by(config.algorithm.clone());
+        let mut prepared = prepared.at_version(self.backend.state().weight_version).by(config.algorithm.clone());
         let mut valued = None;
         if let Some(critic) = &self.critic {
             let mut found = critic.value(&mut batch, prepared, config.reward_kl.as_deref(), kl_coef)?;
@@ -174,7 +182,7 @@ impl<B: TrainingBackend> Learner<B> {
             let scores = self.backend.score(Arc::new(prepared.clone())).wait()?;
             prepared = prepared.with_proximal(scores);
         }
-        let Updated { forward, mixed, optim } = self.update(step, &config, &batch, prepared, valued.as_mut())?;
+        let (forward, mixed, optim) = self.update(step, &config, &batch, Arc::new(prepared), valued.as_mut())?;
         Ok(Learned { batch, kl_cost, critic: valued.map(|valued| valued.step), forward, mixed, optim })
     }
 
@@ -189,17 +197,13 @@ impl<B: TrainingBackend> Learner<B> {
 
     /// Law N3. The measurement of a skipped batch is incomplete.
     fn check_gap(&self, step: u64, forward: &ForwardBackward) -> Result<(), StageError> {
-        if forward.skipped.is_some() {
-            return Ok(());
+        let verdict = if forward.skipped.is_some() { GapVerdict::Fine } else { self.gap_limits.judge(step, &forward.gap) };
+        match verdict {
+            GapVerdict::Fine => {}
+            GapVerdict::Warn(diagnosis) => tracing::warn!("{diagnosis}"),
+            GapVerdict::Halt(diagnosis) => return Err(diagnosis.into()),
         }
-        match self.gap_limits.judge(step, &forward.gap) {
-            GapVerdict::Fine => Ok(()),
-            GapVerdict::Warn(diagnosis) => {
-                tracing::warn!("{diagnosis}");
-                Ok(())
-            }
-            GapVerdict::Halt(diagnosis) => Err(diagnosis.into()),
-        }
+        Ok(())
     }
 
     /// Makes all updates of a step, the critic's included. The policy's first pass is checked
@@ -209,40 +213,40 @@ impl<B: TrainingBackend> Learner<B> {
         step: u64,
         config: &StepConfig,
         batch: &Batch,
-        policy: TrainBatch,
+        policy: Arc<TrainBatch>,
         valued: Option<&mut Valued>,
-    ) -> Result<Updated, StageError> {
+    ) -> Result<(ForwardBackward, Option<f64>, TrainFuture<OptimStep>), StageError> {
         let samples: Vec<&Sample> = batch.samples().collect();
-        let policy = Arc::new(policy);
         let rests = self.critic.as_ref().is_some_and(|critic| critic.warms_up(step));
-        let (mut forward, mut optim) =
-            if rests { (Some(self.measure_gap(step, &policy)?), Some(self.no_update())) } else { (None, None) };
+        let mut ended = if rests { Some((self.measure_gap(step, &policy)?, self.no_update())) } else { None };
         let mut mixed = None;
         let mut critic = self.critic.as_ref().zip(valued).map(|(critic, valued)| {
             let whole = Arc::new(std::mem::take(&mut valued.critic));
             (critic, whole, &mut valued.step)
         });
-        let (passes, schedule) = (config.ppo_epochs.max(1), config.schedule);
+        let passes = config.ppo_epochs.max(1);
         // Pairs are laid out over the batch, and are not cut.
-        let minibatches = if config.pairs.is_some() { Minibatches::default() } else { config.minibatches };
+        let minibatches = if config.pairs.is_some() { 1 } else { config.minibatches };
         for pass in 0..passes {
             let stream = step.wrapping_mul(passes).wrapping_add(pass);
-            for places in minibatches.draw(batch.groups.iter().map(|group| group.samples.len()), stream) {
+            let groups = batch.groups.iter().map(|group| group.samples.len());
+            for places in draw(minibatches, config.minibatch_seed, groups, stream) {
                 let part = |whole: &Arc<TrainBatch>| minibatch(whole, &samples, &places, config.aggregation);
                 if !rests && let Some(part) = part(&policy)? {
                     let seen = self.backend.forward_backward(part).wait()?;
-                    match &mut forward {
+                    let forward = match ended.take() {
                         None => {
                             self.check_gap(step, &seen)?;
-                            forward = Some(seen);
+                            seen
                         }
-                        Some(forward) => {
+                        Some((mut forward, _)) => {
                             forward.metrics.merge(&seen.metrics);
-                            forward.skipped = forward.skipped.take().or(seen.skipped);
+                            forward.skipped = forward.skipped.or(seen.skipped);
+                            forward
                         }
-                    }
+                    };
                     mixed = self.mix_in(config, 1.0)?;
-                    optim = Some(self.backend.update(Update { schedule, ..Update::default() }));
+                    ended = Some((forward, self.backend.update(Update { schedule: config.schedule, ..Update::default() })));
                 }
                 if let Some((critic, whole, step)) = &mut critic
                     && let Some(part) = part(whole)?
@@ -251,9 +255,8 @@ impl<B: TrainingBackend> Learner<B> {
                 }
             }
         }
-        let nothing = || BatchError::NothingToTrain { samples: samples.len() };
-        let (forward, optim) = forward.zip(optim).ok_or_else(nothing)?;
-        Ok(Updated { forward, mixed, optim })
+        let (forward, optim) = ended.ok_or(BatchError::NothingToTrain { samples: samples.len() })?;
+        Ok((forward, mixed, optim))
     }
 
     /// Measures the gap of a batch that the policy is not trained on.
