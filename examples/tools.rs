@@ -5,9 +5,11 @@
 //!
 //!     cargo run --release --example tools
 
+use std::time::Instant;
+
 use rollflow::data::ChatMessage;
 use rollflow::data::DataBuffer;
-use rollflow::env::{Action, Called, Deadline, EnvError, Environment, Episode, Grade, Step, ToolCall, ToolResult, ToolSpec};
+use rollflow::env::{Action, EnvError, Environment, Episode, Grade, Step, ToolCall, ToolResult, ToolSpec};
 use rollflow::model::ModelConfig;
 use rollflow::prelude::*;
 use rollflow::rollout::Agent;
@@ -25,7 +27,7 @@ struct Safe {
 }
 
 impl Environment for Safe {
-    fn reset(&mut self, episode: &Episode, _: Deadline) -> Result<Vec<ChatMessage>, EnvError> {
+    fn reset(&mut self, episode: &Episode, _: Instant) -> Result<Vec<ChatMessage>, EnvError> {
         self.pressed = 0;
         Ok(episode.conversation())
     }
@@ -35,7 +37,7 @@ impl Environment for Safe {
         vec![ToolSpec::new("press", "Presses a button.", arguments)]
     }
 
-    fn step(&mut self, action: &Action, _: Deadline) -> Result<Step, EnvError> {
+    fn step(&mut self, action: &Action, _: Instant) -> Result<Step, EnvError> {
         // A turn without a call is the model's last word.
         let Some(call) = action.calls.first() else { return Ok(Step::over()) };
         if call.text("digit") != Some(CODE[self.pressed]) {
@@ -47,13 +49,13 @@ impl Environment for Safe {
         Ok(Step::results(vec![result]).reward(0.5).done(opened))
     }
 
-    fn grade(&mut self, _: Deadline) -> Result<Grade, EnvError> {
+    fn grade(&mut self, _: Instant) -> Result<Grade, EnvError> {
         Ok(Grade::default())
     }
 }
 
 /// How this model writes calls: a digit presses its button.
-fn presses(text: &str, _: &[ToolSpec]) -> Vec<Called> {
+fn presses(text: &str, _: &[ToolSpec]) -> Vec<Result<ToolCall, ToolResult>> {
     let digits = text.chars().filter(char::is_ascii_digit);
     digits
         .map(|digit| Ok(ToolCall::new("press", [("digit".to_owned(), digit.to_string().into())].into_iter().collect())))

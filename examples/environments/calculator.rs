@@ -1,7 +1,9 @@
 //! A question with two tools: a calculator, and one that submits the answer.
 
+use std::time::Instant;
+
 use rollflow::data::ChatMessage;
-use rollflow::env::{Action, Deadline, EnvError, Environment, Episode, Grade, Step, ToolCall, ToolResult, ToolSpec};
+use rollflow::env::{Action, EnvError, Environment, Episode, Grade, Step, ToolCall, ToolResult, ToolSpec};
 use serde_json::{Value, json};
 
 /// Deepest nesting of brackets and signs that is evaluated.
@@ -38,7 +40,7 @@ impl CalculatorEnvironment {
 }
 
 impl Environment for CalculatorEnvironment {
-    fn reset(&mut self, episode: &Episode, _: Deadline) -> Result<Vec<ChatMessage>, EnvError> {
+    fn reset(&mut self, episode: &Episode, _: Instant) -> Result<Vec<ChatMessage>, EnvError> {
         let truth = episode.prompt.answer().map(str::to_owned);
         *self = CalculatorEnvironment { truth, ..CalculatorEnvironment::default() };
         Ok(episode.conversation())
@@ -53,7 +55,7 @@ impl Environment for CalculatorEnvironment {
     }
 
     /// Runs the calls up to the answer; later ones are ignored.
-    fn step(&mut self, action: &Action, _: Deadline) -> Result<Step, EnvError> {
+    fn step(&mut self, action: &Action, _: Instant) -> Result<Step, EnvError> {
         let mut results = Vec::new();
         for call in &action.calls {
             results.push(self.call(call));
@@ -68,7 +70,7 @@ impl Environment for CalculatorEnvironment {
         json!({ "calculated": self.calculated, "answer": self.answer })
     }
 
-    fn grade(&mut self, _: Deadline) -> Result<Grade, EnvError> {
+    fn grade(&mut self, _: Instant) -> Result<Grade, EnvError> {
         let number = |text: &String| text.parse::<f64>().ok();
         let correct = match (&self.answer, &self.truth) {
             (_, None) => return Err(EnvError::new("the prompt has no ground truth, metadata[\"answer\"], to grade by")),

@@ -1,7 +1,9 @@
 //! A text game without tools: find a number from answers that say "higher" or "lower".
 
+use std::time::Instant;
+
 use rollflow::data::{ChatMessage, permutation};
-use rollflow::env::{Action, Deadline, EnvError, Environment, Episode, Grade, Step};
+use rollflow::env::{Action, EnvError, Environment, Episode, Grade, Step};
 use serde_json::{Value, json};
 
 /// The model guesses a number from 1 to `highest`, which the episode's seed draws.
@@ -29,7 +31,7 @@ impl GuessEnvironment {
 }
 
 impl Environment for GuessEnvironment {
-    fn reset(&mut self, episode: &Episode, _: Deadline) -> Result<Vec<ChatMessage>, EnvError> {
+    fn reset(&mut self, episode: &Episode, _: Instant) -> Result<Vec<ChatMessage>, EnvError> {
         let drawn = permutation(self.highest as usize, episode.seed, episode.prompt.ordinal);
         *self = GuessEnvironment {
             number: 1 + drawn.first().map_or(0, |first| *first as u64),
@@ -40,7 +42,7 @@ impl Environment for GuessEnvironment {
         Ok(conversation)
     }
 
-    fn step(&mut self, action: &Action, _: Deadline) -> Result<Step, EnvError> {
+    fn step(&mut self, action: &Action, _: Instant) -> Result<Step, EnvError> {
         let said = action.text.split(|c: char| !c.is_ascii_digit()).rfind(|piece| !piece.is_empty());
         self.guesses += 1;
         Ok(match said.map(str::parse::<u64>) {
@@ -58,7 +60,7 @@ impl Environment for GuessEnvironment {
         json!({ "guesses": self.guesses, "found": self.found })
     }
 
-    fn grade(&mut self, _: Deadline) -> Result<Grade, EnvError> {
+    fn grade(&mut self, _: Instant) -> Result<Grade, EnvError> {
         let penalty = self.guesses.saturating_sub(1) as f64 / (2 * self.bisection_guesses()) as f64;
         let reward = if self.found { (1.0 - penalty).max(0.1) } else { 0.0 };
         Ok(Grade { reward, ..Grade::correct(self.found) })

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rollflow::data::ChatMessage;
-use rollflow::env::{Action, Deadline, EnvError, Environment, Episode, Grade, Step, ToolCall, ToolResult, ToolSpec};
+use rollflow::env::{Action, EnvError, Environment, Episode, Grade, Step, ToolCall, ToolResult, ToolSpec};
 use serde_json::{Value, json};
 
 /// BM25's k1: saturation of repeated words.
@@ -101,7 +102,7 @@ impl SearchEnvironment {
 }
 
 impl Environment for SearchEnvironment {
-    fn reset(&mut self, episode: &Episode, _: Deadline) -> Result<Vec<ChatMessage>, EnvError> {
+    fn reset(&mut self, episode: &Episode, _: Instant) -> Result<Vec<ChatMessage>, EnvError> {
         (self.truth, self.answer) = (episode.prompt.answer().map(str::to_owned), None);
         Ok(episode.conversation())
     }
@@ -114,7 +115,7 @@ impl Environment for SearchEnvironment {
         ]
     }
 
-    fn step(&mut self, action: &Action, _: Deadline) -> Result<Step, EnvError> {
+    fn step(&mut self, action: &Action, _: Instant) -> Result<Step, EnvError> {
         let results = action.calls.iter().map(|call| self.call(call)).collect();
         Ok(Step::results(results).done(self.answer.is_some()))
     }
@@ -123,7 +124,7 @@ impl Environment for SearchEnvironment {
         json!({ "answer": self.answer })
     }
 
-    fn grade(&mut self, _: Deadline) -> Result<Grade, EnvError> {
+    fn grade(&mut self, _: Instant) -> Result<Grade, EnvError> {
         let plain = |text: &String| words(text).filter(|word| !["a", "an", "the"].contains(&word.as_str())).collect::<Vec<_>>();
         let Some(truth) = &self.truth else {
             return Err(EnvError::new("the prompt has no ground truth, metadata[\"answer\"], to grade by"));

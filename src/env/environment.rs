@@ -1,7 +1,7 @@
 //! The environment of a multi-turn rollout.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -12,15 +12,15 @@ use crate::data::{ChatMessage, Metadata, Prompt, PromptText};
 /// A task that a model works on in turns: it reads messages, answers, calls tools and reads results.
 ///
 /// Each rollout has its own environment. Methods may block: they run on a bounded pool of
-/// threads. A call that exceeds its deadline is abandoned, and the rollout ends; processes and
-/// requests that the call started must end by then.
+/// threads. A call that lasts beyond its `deadline` is abandoned, and the rollout ends; processes
+/// and requests that the call started must end by then.
 ///
 /// An interrupted rollout continues from the state that [`Environment::save`] returned. Without a
 /// state its turns are replayed from the start, and the environment must answer them in the same
 /// way.
 pub trait Environment: Send {
     /// Starts the episode. Returns the conversation that the model reads before its first turn.
-    fn reset(&mut self, episode: &Episode, deadline: Deadline) -> Result<Vec<ChatMessage>, EnvError>;
+    fn reset(&mut self, episode: &Episode, deadline: Instant) -> Result<Vec<ChatMessage>, EnvError>;
 
     /// Returns the tools that the model may call, after the reset. The chat template lists them, and
     /// arguments are checked against their schemas.
@@ -29,7 +29,7 @@ pub trait Environment: Send {
     }
 
     /// Answers one turn of the model.
-    fn step(&mut self, action: &Action, deadline: Deadline) -> Result<Step, EnvError>;
+    fn step(&mut self, action: &Action, deadline: Instant) -> Result<Step, EnvError>;
 
     /// Called with a truncated turn. The rollout is over and is graded next.
     fn cut_off(&mut self, _action: &Action) {}
@@ -49,7 +49,7 @@ pub trait Environment: Send {
     }
 
     /// Grades the whole rollout, after its last turn or after a limit ended it.
-    fn grade(&mut self, deadline: Deadline) -> Result<Grade, EnvError>;
+    fn grade(&mut self, deadline: Instant) -> Result<Grade, EnvError>;
 
     /// Returns the state for [`Environment::restore`], or none if the turns should be replayed.
     fn save(&self) -> Option<Value> {
@@ -164,34 +164,6 @@ impl Grade {
     /// Grade with a reward of 1 if the task was solved, else 0.
     pub fn correct(correct: bool) -> Self {
         Grade { reward: f64::from(u8::from(correct)), correct: Some(correct), ..Grade::default() }
-    }
-}
-
-/// Instant by which an environment must respond.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Deadline(Instant);
-
-impl Deadline {
-    /// Deadline after `time` from now.
-    pub fn within(time: Duration) -> Self {
-        // A time beyond the range of the clock becomes a year.
-        let now = Instant::now();
-        Deadline(now.checked_add(time).unwrap_or(now + Duration::from_secs(365 * 24 * 3600)))
-    }
-
-    /// Returns the instant.
-    pub fn at(self) -> Instant {
-        self.0
-    }
-
-    /// Returns the remaining time.
-    pub fn left(self) -> Duration {
-        self.0.saturating_duration_since(Instant::now())
-    }
-
-    /// Returns true if no time remains.
-    pub fn is_over(self) -> bool {
-        self.left().is_zero()
     }
 }
 

@@ -1,15 +1,14 @@
 //! Environments of multi-turn rollouts, their tools, and parsers of tool calls.
 //!
-//! An [`Environment`] is a task, such as a [`Toolbox`] or a [`PythonEnvironment`];
+//! An [`Environment`] is a task, such as a [`Toolbox`] or a [`python_environment`];
 //! `examples/environments` shows how to write one. It is driven by
 //! [`Generator::environment`](crate::stages::generate::Generator::environment).
 
 mod environment;
-mod execute;
 mod parse;
 mod pool;
 #[cfg(unix)]
-pub mod proxy;
+mod proxy;
 #[cfg(unix)]
 mod python;
 mod schema;
@@ -17,13 +16,14 @@ mod served;
 mod tool;
 mod toolbox;
 
-pub use environment::{Action, Deadline, EnvError, Environment, Episode, Grade, MakeEnvironment, Step, TEXT};
-pub use execute::{Functions, ToolExecutor, ToolUse, execute_tools};
-pub use parse::{Called, Malformed, ToolFormat, ToolParser, extract_tool_calls};
-pub(crate) use pool::{Pool, PoolError};
+pub use environment::{Action, EnvError, Environment, Episode, Grade, MakeEnvironment, Step, TEXT};
+pub use parse::{ToolFormat, ToolParser, extract_tool_calls};
+pub(crate) use pool::Pool;
 #[cfg(unix)]
-pub use python::PythonEnvironment;
-use schema::check_arguments;
-pub use served::{ServedConfig, ServedEnvironment};
+pub use proxy::AgentProxy;
+#[cfg(unix)]
+pub use python::python_environment;
+pub use served::ServedConfig;
+pub(crate) use tool::ToolUse;
 pub use tool::{ToolCall, ToolResult, ToolSpec};
-pub use toolbox::Toolbox;
+pub use toolbox::{Toolbox, execute_tools};

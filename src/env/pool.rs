@@ -4,37 +4,21 @@
 //! so that one slow environment does not stall the others. The stuck thread ends when its job returns.
 //! If [`MOST_STUCK`] times the pool's size are stuck, jobs are rejected.
 
-use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 
-use super::Deadline;
+use super::EnvError;
+use crate::flow::caught;
+use crate::net;
 
 /// Most stuck threads per thread of the pool.
 const MOST_STUCK: usize = 8;
 /// Longest wait for running jobs when the pool is dropped.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Failure of a job.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PoolError {
-    /// The job exceeded its deadline.
-    #[error("it took longer than {0:?} and was given up; raise the time limit, or find out what it waits for")]
-    Overdue(Duration),
-    /// The job panicked.
-    #[error("it panicked: {0}")]
-    Panicked(String),
-    /// All threads are stuck in abandoned jobs.
-    #[error(
-        "{0} threads are stuck in jobs that were given up long ago, so that no more are started; make the environment heed its deadline"
-    )]
-    Exhausted(usize),
-}
 
 /// Runs jobs on its own threads and returns each outcome with the key of its job.
 pub struct Pool<T> {
@@ -44,20 +28,18 @@ pub struct Pool<T> {
 }
 
 /// Key and result of a job.
-type Outcome<T> = (u64, Result<T, PoolError>);
-
-type Work<T> = Box<dyn FnOnce(Deadline) -> T + Send>;
+type Outcome<T> = (u64, Result<T, EnvError>);
 
 struct Job<T> {
     key: u64,
     time: Duration,
-    work: Work<T>,
+    work: Box<dyn FnOnce(Instant) -> T + Send>,
 }
 
 struct Running {
     key: u64,
     time: Duration,
-    deadline: Deadline,
+    deadline: Instant,
 }
 
 struct State<T> {
@@ -84,17 +66,17 @@ impl<T: Send + 'static> Pool<T> {
         let (sender, results) = unbounded();
         let state =
             State { queue: VecDeque::new(), running: BTreeMap::new(), next: 0, workers: 0, idle: 0, stuck: 0, closed: false };
-        let shared = Shared { most: threads.max(1), state: Mutex::new(state), changed: Condvar::new(), results: sender };
-        let shared = Arc::new(shared);
+        let (most, state) = (threads.max(1), Mutex::new(state));
+        let shared = Arc::new(Shared { most, state, changed: Condvar::new(), results: sender });
         let watched = shared.clone();
         std::thread::spawn(move || watched.watch());
         Pool { shared, results, pending: 0 }
     }
 
     /// Submits a job with a time limit of `time` from its start.
-    pub fn submit(&mut self, key: u64, time: Duration, work: impl FnOnce(Deadline) -> T + Send + 'static) {
+    pub fn submit(&mut self, key: u64, time: Duration, work: impl FnOnce(Instant) -> T + Send + 'static) {
         self.pending += 1;
-        let mut state = self.shared.state();
+        let mut state = self.shared.state.lock();
         state.queue.push_back(Job { key, time, work: Box::new(work) });
         self.shared.staff(&mut state);
         self.shared.changed.notify_all();
@@ -113,18 +95,12 @@ impl<T: Send + 'static> Pool<T> {
     }
 }
 
-impl<T> Shared<T> {
-    fn state(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock()
-    }
-
-    fn tell(&self, key: u64, outcome: Result<T, PoolError>) {
+impl<T: Send + 'static> Shared<T> {
+    fn tell(&self, key: u64, outcome: Result<T, EnvError>) {
         // The receiver is gone if the pool was dropped.
         drop(self.results.send((key, outcome)));
     }
-}
 
-impl<T: Send + 'static> Shared<T> {
     /// Starts a thread if one is needed and allowed; rejects queued jobs if none can run.
     fn staff(self: &Arc<Self>, state: &mut State<T>) {
         if state.queue.len() > state.idle && state.workers < self.most && state.stuck < self.most * MOST_STUCK {
@@ -133,13 +109,16 @@ impl<T: Send + 'static> Shared<T> {
             std::thread::spawn(move || shared.work());
         }
         if state.workers == 0 {
-            let stuck = state.stuck;
-            state.queue.drain(..).for_each(|job| self.tell(job.key, Err(PoolError::Exhausted(stuck))));
+            let exhausted = format!(
+                "{} threads are stuck in jobs that were given up long ago, so that no more are started; make the environment heed its deadline",
+                state.stuck
+            );
+            state.queue.drain(..).for_each(|job| self.tell(job.key, Err(EnvError::new(&exhausted))));
         }
     }
 
     fn work(self: Arc<Self>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         loop {
             let Some(Job { key, time, work }) = state.queue.pop_front() else {
                 if state.closed {
@@ -151,15 +130,14 @@ impl<T: Send + 'static> Shared<T> {
                 state.idle -= 1;
                 continue;
             };
-            let deadline = Deadline::within(time);
+            let deadline = net::deadline(time);
             let id = state.next;
             state.next += 1;
             state.running.insert(id, Running { key, time, deadline });
             self.changed.notify_all();
             drop(state);
-            let outcome =
-                catch_unwind(AssertUnwindSafe(|| work(deadline))).map_err(|panic| PoolError::Panicked(panic_text(&*panic)));
-            state = self.state();
+            let outcome = caught(|| work(deadline)).map_err(|panic| EnvError::new(format!("it panicked: {panic}")));
+            state = self.state.lock();
             if state.running.remove(&id).is_none() {
                 // The job was abandoned and this thread replaced.
                 state.stuck -= 1;
@@ -172,18 +150,20 @@ impl<T: Send + 'static> Shared<T> {
 
     /// Abandons overdue jobs.
     fn watch(self: Arc<Self>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         while !state.closed {
-            let overdue: Vec<u64> =
-                state.running.iter().filter(|(_, running)| running.deadline.is_over()).map(|(id, _)| *id).collect();
-            for id in overdue {
-                let Some(Running { key, time, .. }) = state.running.remove(&id) else { continue };
+            let now = Instant::now();
+            let overdue = state.running.extract_if(.., |_, running| running.deadline <= now).collect::<Vec<_>>();
+            for (_, Running { key, time, .. }) in overdue {
                 state.workers -= 1;
                 state.stuck += 1;
-                self.tell(key, Err(PoolError::Overdue(time)));
+                let text =
+                    format!("it took longer than {time:?} and was given up; raise the time limit, or find out what it waits for");
+                self.tell(key, Err(EnvError::late(text)));
                 self.staff(&mut state);
             }
-            let next = state.running.values().map(|running| running.deadline.left()).min().unwrap_or(Duration::MAX);
+            let left = |running: &Running| running.deadline.saturating_duration_since(Instant::now());
+            let next = state.running.values().map(left).min().unwrap_or(Duration::MAX);
             match next {
                 Duration::MAX => self.changed.wait(&mut state),
                 next => {
@@ -198,7 +178,7 @@ impl<T> Drop for Pool<T> {
     /// Starts no further jobs and waits up to a second for running ones.
     fn drop(&mut self) {
         let until = Instant::now() + SHUTDOWN_TIMEOUT;
-        let mut state = self.shared.state();
+        let mut state = self.shared.state.lock();
         state.closed = true;
         state.queue.clear();
         self.shared.changed.notify_all();
@@ -207,12 +187,6 @@ impl<T> Drop for Pool<T> {
             self.shared.changed.wait_for(&mut state, left);
         }
     }
-}
-
-/// Returns the message of a panic.
-fn panic_text(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".to_owned())
 }
 
 #[cfg(test)]
@@ -231,7 +205,8 @@ mod tests {
         (1..4).for_each(|key| pool.submit(key, LONG, |_| true));
         let mut outcomes: Vec<_> = (0..4).map(|_| pool.next(LONG).unwrap()).collect();
         outcomes.sort_by_key(|(key, _)| *key);
-        assert_eq!(outcomes[0].1, Err(PoolError::Overdue(Duration::from_millis(10))));
+        let late = outcomes[0].1.as_ref().unwrap_err();
+        assert!(late.is_late() && late.to_string().starts_with("it took longer than 10ms "), "{late}");
         assert!(outcomes[1..].iter().all(|(_, outcome)| *outcome == Ok(true)), "{outcomes:?}");
         assert_eq!(pool.pending(), 0);
         drop(hold);
@@ -241,7 +216,7 @@ mod tests {
     fn a_panic_is_the_outcome_of_its_job_alone() {
         let mut pool = Pool::new(2);
         pool.submit(7, LONG, |_| -> u32 { panic!("no such map") });
-        assert_eq!(pool.next(LONG), Some((7, Err(PoolError::Panicked("no such map".into())))));
+        assert_eq!(pool.next(LONG), Some((7, Err(EnvError::new("it panicked: no such map")))));
         pool.submit(8, LONG, |_| 3);
         assert_eq!(pool.next(LONG), Some((8, Ok(3))));
     }
@@ -255,7 +230,8 @@ mod tests {
             pool.submit(key, Duration::ZERO, move |_| assert!(held.recv().is_err()));
         }
         let outcomes: Vec<_> = (0..=MOST_STUCK).map(|_| pool.next(LONG).unwrap().1.unwrap_err()).collect();
-        assert_eq!(outcomes.last(), Some(&PoolError::Exhausted(MOST_STUCK)));
+        let last = outcomes[MOST_STUCK].to_string();
+        assert!(last.starts_with(&format!("{MOST_STUCK} threads are stuck")), "{last}");
         drop(hold);
     }
 }

@@ -1,65 +1,55 @@
 //! Programming tasks: a tool that runs Python, and tests as the grade.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{Action, Deadline, EnvError, Environment, Episode, Grade, MakeEnvironment, Step, ToolCall, ToolResult, ToolSpec};
+use super::{Action, EnvError, Environment, Episode, Grade, MakeEnvironment, Step, ToolCall, ToolResult, ToolSpec};
 use crate::data::ChatMessage;
-use crate::sandbox::{CodeTests, Job, Limits, TestRunner, extract_code};
+use crate::sandbox::{CodeTests, Job, Limits, Sandbox, extract_code};
 
 /// Longest output that a model reads, in characters; the middle of a longer one is omitted.
 const MAX_OUTPUT: usize = 4000;
 
-/// A task with the tool `python`, which runs a program and returns its output.
+/// Task with the tool `python`, which runs a program and returns its output.
 ///
-/// A turn without a call is the answer: its last block of Python must pass the tests in the prompt's
-/// metadata. All code runs in the runner's sandbox, within its limits and the deadline.
-#[derive(Debug)]
-pub struct PythonEnvironment {
-    runner: Arc<TestRunner>,
+/// A turn without a call is the answer: its last block of Python must pass the tests in
+/// `metadata[key]` of the prompt. All code runs in the sandbox, within its limits and the deadline.
+pub fn python_environment(sandbox: Sandbox, key: impl Into<String>) -> MakeEnvironment {
+    let key = key.into();
+    Arc::new(move || Box::new(PythonTask { sandbox: sandbox.clone(), key: key.clone(), tests: None, answer: None }))
+}
+
+struct PythonTask {
+    sandbox: Sandbox,
     key: String,
     tests: Option<CodeTests>,
     answer: Option<String>,
 }
 
-impl PythonEnvironment {
-    /// Creates the task, with tests in `metadata[key]`.
-    pub fn new(runner: Arc<TestRunner>, key: impl Into<String>) -> Self {
-        PythonEnvironment { runner, key: key.into(), tests: None, answer: None }
-    }
-
-    /// Creates an environment per rollout; they share the runner.
-    pub fn maker(runner: Arc<TestRunner>, key: impl Into<String>) -> MakeEnvironment {
-        let key = key.into();
-        Arc::new(move || Box::new(PythonEnvironment::new(runner.clone(), key.clone())))
-    }
-
+impl PythonTask {
     /// Runs a call. The model reads errors of its code; only a failed sandbox is an error.
-    fn call(&self, call: &ToolCall, deadline: Deadline) -> Result<ToolResult, EnvError> {
+    fn call(&self, call: &ToolCall, deadline: Instant) -> Result<ToolResult, EnvError> {
         let Some(code) = call.text("code") else {
             return Ok(ToolResult::failed(call, "the argument `code` is missing; it is text, the program to run"));
         };
-        let sandbox = self.runner.sandbox();
-        let limits = sandbox.config().limits;
+        let limits = self.sandbox.config().limits;
         // Leaves the warden time to end the program.
-        let left = deadline.left().saturating_sub(Duration::from_millis(100));
+        let left = deadline.saturating_duration_since(Instant::now()).saturating_sub(Duration::from_millis(100));
         let job = Job::python(code).limits(Limits { wall: limits.wall.min(left), ..limits });
-        let ran = sandbox.run(&job).map_err(EnvError::new)?;
-        let output = format!("{}{}", ran.text(), ran.complaint());
+        let ran = self.sandbox.run(&job).map_err(EnvError::new)?;
+        let output = shortened(&format!("{}{}", ran.text(), ran.complaint()));
         if ran.succeeded() {
-            return Ok(ToolResult::of(call, shortened(&output)));
+            return Ok(ToolResult::of(call, output));
         }
-        Ok(ToolResult {
-            success: false,
-            ..ToolResult::of(call, format!("{}\nthe program {}", shortened(&output), ran.ended).trim())
-        })
+        let content = format!("{output}\nthe program {}", ran.ended).trim().to_owned();
+        Ok(ToolResult { success: false, ..ToolResult::of(call, content) })
     }
 }
 
-impl Environment for PythonEnvironment {
-    fn reset(&mut self, episode: &Episode, _: Deadline) -> Result<Vec<ChatMessage>, EnvError> {
+impl Environment for PythonTask {
+    fn reset(&mut self, episode: &Episode, _: Instant) -> Result<Vec<ChatMessage>, EnvError> {
         let tests = episode.prompt.metadata.get(&self.key);
         let tests = tests.ok_or_else(|| EnvError::new(format!("the prompt has no tests, metadata[{:?}]", self.key)))?;
         self.tests = Some(CodeTests::from_json(tests).map_err(EnvError::new)?);
@@ -76,7 +66,7 @@ impl Environment for PythonEnvironment {
         vec![ToolSpec::new("python", "Runs a Python program from its beginning and gives what it prints.", parameters)]
     }
 
-    fn step(&mut self, action: &Action, deadline: Deadline) -> Result<Step, EnvError> {
+    fn step(&mut self, action: &Action, deadline: Instant) -> Result<Step, EnvError> {
         if action.calls.is_empty() && action.malformed == 0 {
             self.answer = Some(extract_code(&action.text).to_owned());
             return Ok(Step::over());
@@ -92,12 +82,13 @@ impl Environment for PythonEnvironment {
         json!({ "answer": self.answer, "tests": self.tests.as_ref().map(CodeTests::len) })
     }
 
-    fn grade(&mut self, _: Deadline) -> Result<Grade, EnvError> {
+    fn grade(&mut self, _: Instant) -> Result<Grade, EnvError> {
         let (Some(answer), Some(tests)) = (&self.answer, &self.tests) else { return Ok(Grade::correct(false)) };
-        let results = self.runner.run(answer, tests).map_err(EnvError::new)?;
-        let mut grade = Grade { reward: results.share(), ..Grade::correct(results.all()) };
-        grade.metadata.insert("tests_passed".to_owned(), json!(results.passed));
-        if let Some(complaint) = results.complaint {
+        let results = self.sandbox.run_tests(answer, tests).map_err(EnvError::new)?;
+        let passed = results.iter().filter(|result| result.is_ok()).count();
+        let mut grade = Grade { reward: passed as f64 / results.len() as f64, ..Grade::correct(passed == results.len()) };
+        grade.metadata.insert("tests_passed".to_owned(), json!(passed));
+        if let Some(complaint) = results.into_iter().find_map(Result::err) {
             grade.metadata.insert("complaint".to_owned(), complaint.into());
         }
         Ok(grade)

@@ -2,14 +2,14 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::time::timeout_at;
 
-use super::{Action, Deadline, EnvError, Environment, Episode, Grade, MakeEnvironment, Step, ToolResult, ToolSpec};
+use super::{Action, EnvError, Environment, Episode, Grade, MakeEnvironment, Step, ToolResult, ToolSpec};
 use crate::data::{ChatMessage, REWARD_LIMIT, is_reward};
 use crate::net::{Client, Endpoint, Fault, RemoteError, RetryPolicy, Tasks};
 
@@ -33,13 +33,27 @@ impl ServedConfig {
         let retry = RetryPolicy { busy_timeout: Duration::MAX, ..RetryPolicy::default() };
         ServedConfig { endpoint: Endpoint::new(url), retry, concurrency: 64 }
     }
+
+    /// Creates an environment per rollout; they share connections and the bound on requests. Sends
+    /// nothing.
+    pub fn maker(self) -> Result<MakeEnvironment, EnvError> {
+        let endpoint = Endpoint { idle_connections: self.concurrency, ..self.endpoint };
+        let client = Client::new("environment", endpoint).map_err(EnvError::new)?;
+        let tasks = Tasks::new().map_err(|error| EnvError::new(format!("no threads for requests of environments: {error}")))?;
+        let server = Arc::new(Server { client, room: Semaphore::new(self.concurrency.max(1)), retry: self.retry, tasks });
+        Ok(Arc::new(move || {
+            let episode = [0, 1].map(|half| format!("{:016x}", RandomState::new().hash_one(half))).concat();
+            let server = server.clone();
+            Box::new(ServedEnvironment { server, episode, tools: Vec::new(), turn: 0, state: Value::Null, open: false })
+        }))
+    }
 }
 
 /// An environment in another process.
 ///
 /// Requests carry the rollout's id and the state that the server last returned, so that a stateless
 /// server can continue an interrupted rollout.
-pub struct ServedEnvironment {
+struct ServedEnvironment {
     server: Arc<Server>,
     episode: String,
     tools: Vec<ToolSpec>,
@@ -50,7 +64,7 @@ pub struct ServedEnvironment {
 
 struct Server {
     client: Client,
-    config: ServedConfig,
+    retry: RetryPolicy,
     room: Semaphore,
     tasks: Tasks,
 }
@@ -82,21 +96,7 @@ fn yes() -> bool {
 }
 
 impl ServedEnvironment {
-    /// Creates an environment per rollout; they share connections and the bound on requests. Sends
-    /// nothing.
-    pub fn maker(config: ServedConfig) -> Result<MakeEnvironment, EnvError> {
-        let endpoint = Endpoint { idle_connections: config.concurrency, ..config.endpoint.clone() };
-        let client = Client::new("environment", endpoint).map_err(EnvError::new)?;
-        let tasks = Tasks::new().map_err(|error| EnvError::new(format!("no threads for requests of environments: {error}")))?;
-        let server = Arc::new(Server { client, room: Semaphore::new(config.concurrency.max(1)), config, tasks });
-        Ok(Arc::new(move || {
-            let episode = [0, 1].map(|half| format!("{:016x}", RandomState::new().hash_one(half))).concat();
-            let server = server.clone();
-            Box::new(ServedEnvironment { server, episode, tools: Vec::new(), turn: 0, state: Value::Null, open: false })
-        }))
-    }
-
-    fn ask(&mut self, what: &str, more: Value, deadline: Deadline) -> Result<Reply, EnvError> {
+    fn ask(&mut self, what: &str, more: Value, deadline: Instant) -> Result<Reply, EnvError> {
         let mut question = json!({ "do": what, "episode": self.episode, "turn": self.turn, "state": self.state });
         if let (Value::Object(question), Value::Object(more)) = (&mut question, more) {
             question.extend(more);
@@ -113,13 +113,13 @@ impl ServedEnvironment {
 }
 
 impl Server {
-    async fn ask(&self, what: &str, episode: &str, question: &Value, deadline: Deadline) -> Result<Reply, EnvError> {
+    async fn ask(&self, what: &str, episode: &str, question: &Value, deadline: Instant) -> Result<Reply, EnvError> {
         // Other rollouts hold all permits, so this is no timeout of this rollout.
         let full = || EnvError::new(format!("{} had no room for {what} by the deadline", self.client.name()));
-        let _room = timeout(deadline.left(), self.room.acquire()).await.map_err(|_| full())?.map_err(EnvError::new)?;
+        let _room = timeout_at(deadline.into(), self.room.acquire()).await.map_err(|_| full())?.map_err(EnvError::new)?;
         let key = u64::from_str_radix(episode.get(..16).unwrap_or_default(), 16).unwrap_or_default();
-        let asked = self.config.retry.run(key, deadline.at(), || async {
-            let page = self.client.post("", question, deadline.left()).await?;
+        let asked = self.retry.run(key, deadline, || async {
+            let page = self.client.post("", question, deadline.saturating_duration_since(Instant::now())).await?;
             let nonsense = |why: &str| self.client.nonsense(what, why.to_owned(), &page.to_string());
             if !page.is_object() {
                 return Err(nonsense("something else than an object"));
@@ -128,16 +128,15 @@ impl Server {
             let bound = || format!("a reward that is no finite number of at most {REWARD_LIMIT:e} either way");
             if is_reward(reply.reward) { Ok(reply) } else { Err(nonsense(&bound())) }
         });
-        asked.await.map_err(env_error)
+        asked.await.map_err(|error: RemoteError| match error.fault {
+            Fault::Late { .. } => EnvError::late(error),
+            _ => EnvError::new(error),
+        })
     }
 }
 
-fn env_error(error: RemoteError) -> EnvError {
-    if matches!(error.fault, Fault::Late { .. }) { EnvError::late(error) } else { EnvError::new(error) }
-}
-
 impl Environment for ServedEnvironment {
-    fn reset(&mut self, episode: &Episode, deadline: Deadline) -> Result<Vec<ChatMessage>, EnvError> {
+    fn reset(&mut self, episode: &Episode, deadline: Instant) -> Result<Vec<ChatMessage>, EnvError> {
         let conversation = episode.conversation();
         let about = json!({
             "prompt": episode.prompt.ordinal, "index": episode.index, "seed": episode.seed,
@@ -153,7 +152,7 @@ impl Environment for ServedEnvironment {
         self.tools.clone()
     }
 
-    fn step(&mut self, action: &Action, deadline: Deadline) -> Result<Step, EnvError> {
+    fn step(&mut self, action: &Action, deadline: Instant) -> Result<Step, EnvError> {
         self.turn += 1;
         let said = json!({ "text": action.text, "calls": action.calls, "malformed": action.malformed });
         let reply = self.ask("step", said, deadline)?;
@@ -163,26 +162,18 @@ impl Environment for ServedEnvironment {
             let error: RemoteError = self.server.client.nonsense("step", format!("{given} results of {made} calls"), &page);
             return Err(EnvError::new(error));
         }
-        let results = action
-            .calls
-            .iter()
-            .zip(reply.results)
-            .map(|(call, told)| ToolResult { success: told.success, ..ToolResult::of(call, told.content) });
-        let results = results.collect();
-        Ok(Step {
-            results,
-            messages: reply.messages.unwrap_or_default(),
-            reward: reply.reward,
-            done: reply.done,
-            restarts: false,
-        })
+        let results = action.calls.iter().zip(reply.results);
+        let results =
+            results.map(|(call, told)| ToolResult { success: told.success, ..ToolResult::of(call, told.content) }).collect();
+        let (messages, reward, done) = (reply.messages.unwrap_or_default(), reply.reward, reply.done);
+        Ok(Step { results, messages, reward, done, restarts: false })
     }
 
     fn observe(&self) -> Value {
         self.state.clone()
     }
 
-    fn grade(&mut self, deadline: Deadline) -> Result<Grade, EnvError> {
+    fn grade(&mut self, deadline: Instant) -> Result<Grade, EnvError> {
         let Reply { reward, correct, metadata, .. } = self.ask("grade", Value::Null, deadline)?;
         self.open = false;
         Ok(Grade { reward, correct, metadata })
@@ -212,14 +203,5 @@ impl Drop for ServedEnvironment {
             };
             self.server.tasks.spawn(farewell);
         }
-    }
-}
-
-impl std::fmt::Debug for ServedEnvironment {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ServedEnvironment")
-            .field("server", &self.server.client.name())
-            .field("turn", &self.turn)
-            .finish_non_exhaustive()
     }
 }

@@ -1,30 +1,73 @@
-//! An environment that consists of tools alone.
+//! Tools that functions run: each call by itself, or as an environment.
 
-use super::{Action, Deadline, EnvError, Environment, Episode, Functions, Grade, Step, ToolExecutor, ToolSpec, execute_tools};
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde_json::{Map, Value};
+
+use super::{Action, EnvError, Environment, Episode, Grade, Step, ToolCall, ToolResult, ToolSpec};
 use crate::data::ChatMessage;
 
-/// The prompt's conversation with tools that an executor runs. A turn without a call ends the
-/// episode. Its grade is 0; a reward scores the rollout.
-pub struct Toolbox<X> {
+type Executor = dyn Fn(&ToolCall, Instant) -> Result<String, String> + Send + Sync;
+
+/// Tools that functions run. As an environment it is the prompt's conversation with these tools. A
+/// turn without a call ends the episode. Its grade is 0; a reward scores the rollout.
+///
+/// ```
+/// use rollflow::env::{ToolCall, ToolSpec, Toolbox, execute_tools};
+/// use serde_json::json;
+///
+/// let schema = json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});
+/// let tools = Toolbox::default().function(ToolSpec::new("weather", "Tomorrow's.", schema), |arguments| {
+///     Ok(format!("sun over {}", arguments["city"].as_str().unwrap_or("nowhere")))
+/// });
+/// let call = ToolCall::new("weather", serde_json::from_value(json!({"city": "Bern"}))?);
+/// let soon = std::time::Instant::now() + std::time::Duration::from_secs(1);
+/// let results = execute_tools(&[call], &|call, deadline| tools.execute(call, deadline), soon);
+/// assert_eq!(results[0].content, "sun over Bern");
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+#[derive(Clone, Default)]
+pub struct Toolbox {
     tools: Vec<ToolSpec>,
-    executor: X,
+    executors: BTreeMap<String, Arc<Executor>>,
 }
 
-impl<X: ToolExecutor> Toolbox<X> {
-    /// Creates an environment with these tools.
-    pub fn new(tools: Vec<ToolSpec>, executor: X) -> Self {
-        Toolbox { tools, executor }
+impl Toolbox {
+    /// Tools that one executor runs. It takes a call and the instant by which it must return the
+    /// text of the result, or the cause of its failure, for the model.
+    pub fn new(
+        tools: Vec<ToolSpec>,
+        executor: impl Fn(&ToolCall, Instant) -> Result<String, String> + Send + Sync + 'static,
+    ) -> Self {
+        let executor: Arc<Executor> = Arc::new(executor);
+        let executors = tools.iter().map(|tool| (tool.name.clone(), executor.clone())).collect();
+        Toolbox { tools, executors }
+    }
+
+    /// Adds a tool that is a function of its arguments.
+    pub fn function(
+        mut self,
+        tool: ToolSpec,
+        function: impl Fn(&Map<String, Value>) -> Result<String, String> + Send + Sync + 'static,
+    ) -> Self {
+        let executor = move |call: &ToolCall, _: Instant| function(&call.arguments);
+        self.executors.insert(tool.name.clone(), Arc::new(executor));
+        self.tools.push(tool);
+        self
+    }
+
+    /// Runs a call.
+    pub fn execute(&self, call: &ToolCall, deadline: Instant) -> Result<String, String> {
+        let executor = self.executors.get(&call.name).ok_or_else(|| format!("there is no tool {:?}", call.name))?;
+        executor(call, deadline)
     }
 }
 
-impl From<Functions> for Toolbox<Functions> {
-    fn from(functions: Functions) -> Self {
-        Toolbox { tools: functions.tools().to_vec(), executor: functions }
-    }
-}
-
-impl<X: ToolExecutor> Environment for Toolbox<X> {
-    fn reset(&mut self, episode: &Episode, _: Deadline) -> Result<Vec<ChatMessage>, EnvError> {
+impl Environment for Toolbox {
+    fn reset(&mut self, episode: &Episode, _: Instant) -> Result<Vec<ChatMessage>, EnvError> {
         Ok(episode.conversation())
     }
 
@@ -32,11 +75,44 @@ impl<X: ToolExecutor> Environment for Toolbox<X> {
         self.tools.clone()
     }
 
-    fn step(&mut self, action: &Action, deadline: Deadline) -> Result<Step, EnvError> {
-        Ok(Step::results(execute_tools(&action.calls, &self.executor, deadline)))
+    fn step(&mut self, action: &Action, deadline: Instant) -> Result<Step, EnvError> {
+        Ok(Step::results(execute_tools(&action.calls, &|call, deadline| self.execute(call, deadline), deadline)))
     }
 
-    fn grade(&mut self, _: Deadline) -> Result<Grade, EnvError> {
+    fn grade(&mut self, _: Instant) -> Result<Grade, EnvError> {
         Ok(Grade::default())
+    }
+}
+
+/// Runs calls one after the other and returns their results in order. An error or a panic of the
+/// executor is a failed result.
+pub fn execute_tools(
+    calls: &[ToolCall],
+    executor: &dyn Fn(&ToolCall, Instant) -> Result<String, String>,
+    deadline: Instant,
+) -> Vec<ToolResult> {
+    let execute = |call: &ToolCall| match catch_unwind(AssertUnwindSafe(|| executor(call, deadline))) {
+        Ok(Ok(content)) => ToolResult::of(call, content),
+        Ok(Err(why)) => ToolResult::failed(call, why),
+        Err(_) => ToolResult::failed(call, "the tool broke"),
+    };
+    calls.iter().map(execute).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_keep_the_order_of_calls_and_failures_are_results() {
+        let executor = |call: &ToolCall, _: Instant| match call.name.as_str() {
+            "panic" => panic!("boom"),
+            "fail" => Err("no".to_owned()),
+            name => Ok(name.to_uppercase()),
+        };
+        let calls = ["a", "fail", "panic", "b"].map(|name| ToolCall::new(name, Map::new()));
+        let results = execute_tools(&calls, &executor, Instant::now());
+        let told: Vec<(&str, bool)> = results.iter().map(|result| (result.content.as_str(), result.success)).collect();
+        assert_eq!(told, [("A", true), ("error: no", false), ("error: the tool broke", false), ("B", true)]);
     }
 }

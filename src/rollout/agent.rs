@@ -6,9 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::data::ChatMessage;
-#[cfg(unix)]
-use crate::env::proxy::{AgentProxy, no_calls};
-use crate::env::{Called, Environment, MakeEnvironment, ToolFormat, ToolParser};
+use crate::env::{Environment, MakeEnvironment, ToolCall, ToolFormat, ToolParser, ToolResult, ToolSpec};
 
 /// Environment of multi-turn rollouts, with the format of its calls and the limits of a rollout.
 #[derive(Clone)]
@@ -41,8 +39,8 @@ pub struct Turn<'a> {
     pub turn: usize,
     /// Conversation up to the model's next turn.
     pub messages: &'a [ChatMessage],
-    /// Calls in the turn.
-    pub calls: &'a [Called],
+    /// Calls in the turn, and results of malformed ones.
+    pub calls: &'a [Result<ToolCall, ToolResult>],
     /// Reward of the turn.
     pub reward: f64,
     /// Observable state of the environment.
@@ -74,10 +72,10 @@ impl Agent {
         }
     }
 
-    /// Agent in another process that requests completions through `proxy` and parses calls itself.
-    #[cfg(unix)]
-    pub fn remote(proxy: &AgentProxy) -> Self {
-        Agent::by(proxy.maker()).parser(no_calls)
+    /// Agent with environments that parse calls themselves, such as those of an
+    /// [`AgentProxy`](crate::env::AgentProxy).
+    pub fn remote(make: MakeEnvironment) -> Self {
+        Agent::by(make).parser(|_: &str, _: &[ToolSpec]| Vec::new())
     }
 
     /// Format of calls: a [`ToolFormat`], or a closure.

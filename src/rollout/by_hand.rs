@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Agent, RolloutContext, Rollouts, advance, multi_turn};
 use crate::data::{ChatMessage, Group, Prompt, Sample, Tokenizer};
 use crate::engine::{EngineError, SamplingParams, TokenEngine};
-use crate::env::{ToolExecutor, ToolParser, ToolSpec, Toolbox};
+use crate::env::{ToolCall, ToolParser, ToolSpec, Toolbox};
 
 /// Samples `group_size` completions for each prompt and returns the groups in the order of the
 /// prompts. Their ordinals, which key the randomness (law N2), must differ.
@@ -81,7 +81,7 @@ pub fn agent_rollout_to_sample<E: TokenEngine>(
 /// Runs one multi-turn rollout of `conversation` with tools, and scores it with `reward`. It ends
 /// after `turns` turns, after a turn without calls, or before a turn if `stop_condition` holds.
 #[expect(clippy::too_many_arguments, reason = "each is a decision of the caller without a default")]
-pub fn create_multiturn_rollout<E, X>(
+pub fn create_multiturn_rollout<E: TokenEngine>(
     engine: &mut E,
     tokenizer: &Arc<Tokenizer>,
     conversation: Vec<ChatMessage>,
@@ -89,16 +89,12 @@ pub fn create_multiturn_rollout<E, X>(
     params: &SamplingParams,
     tools: Vec<ToolSpec>,
     parser: impl ToolParser + 'static,
-    executor: X,
+    executor: impl Fn(&ToolCall, Instant) -> Result<String, String> + Send + Sync + 'static,
     stop_condition: impl Fn(&[ChatMessage]) -> bool + Send + Sync + 'static,
     reward: impl Fn(&Sample) -> f64,
-) -> Result<Sample, EngineError>
-where
-    E: TokenEngine,
-    X: ToolExecutor + Clone + 'static,
-{
-    let make = move || Toolbox::new(tools.clone(), executor.clone());
-    let agent = Agent::new(make).parser(parser).max_turns(turns).stop_condition(stop_condition);
+) -> Result<Sample, EngineError> {
+    let tools = Toolbox::new(tools, executor);
+    let agent = Agent::new(move || tools.clone()).parser(parser).max_turns(turns).stop_condition(stop_condition);
     let mut sample = agent_rollout_to_sample(engine, tokenizer, &agent, Prompt::from(conversation), params)?;
     sample.reward = Some(reward(&sample));
     Ok(sample)

@@ -2,9 +2,11 @@
 
 use serde_json::Value;
 
+use super::SandboxError;
+
 /// Tests of one task, in the usual forms of data sets.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum CodeTests {
+pub(crate) enum CodeTests {
     /// Python programs that fail if the code is wrong, such as an `assert`.
     Asserts(Vec<String>),
     /// Calls of a function, or of that method of a class `Solution`, with the expected results. Tuples
@@ -19,18 +21,10 @@ pub enum CodeTests {
     Pairs(Vec<(String, String)>),
 }
 
-/// Metadata that are no tests.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "these are no tests: {0}. Expected is Python with asserts, a list of such, a list of {{\"input\": …, \"output\": …}}, or \
-     {{\"inputs\": [ … ], \"outputs\": [ … ]}}, with \"fn_name\" and lists of arguments where a function is called"
-)]
-pub struct NoTests(String);
-
 impl CodeTests {
     /// Reads the value of a data set, or a text with such a value as JSON.
-    pub fn from_json(value: &Value) -> Result<Self, NoTests> {
-        let refuse = || NoTests(value.to_string().chars().take(200).collect());
+    pub fn from_json(value: &Value) -> Result<Self, SandboxError> {
+        let refuse = || SandboxError::NoTests(value.to_string().chars().take(200).collect());
         let tests = match value {
             Value::String(text) => match serde_json::from_str(text) {
                 Ok(inner @ (Value::Array(_) | Value::Object(_))) => return CodeTests::from_json(&inner),
@@ -58,7 +52,7 @@ impl CodeTests {
             },
             _ => return Err(refuse()),
         };
-        if tests.is_empty() { Err(refuse()) } else { Ok(tests) }
+        if tests.len() == 0 { Err(refuse()) } else { Ok(tests) }
     }
 
     /// Returns the number of tests.
@@ -68,11 +62,6 @@ impl CodeTests {
             CodeTests::Calls { calls, .. } => calls.len(),
             CodeTests::Pairs(tests) => tests.len(),
         }
-    }
-
-    /// Returns true if there are no tests.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }
 
@@ -137,7 +126,7 @@ mod tests {
             ),
             (json!({ "inputs": ["1", ["2", "3"]], "outputs": [4, "5"] }), pairs(&[("1", "4"), ("2\n3", "5")])),
         ] {
-            assert_eq!(CodeTests::from_json(&value), Ok(tests));
+            assert_eq!(CodeTests::from_json(&value).unwrap(), tests);
         }
         for value in [
             json!(null),

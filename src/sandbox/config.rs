@@ -1,10 +1,11 @@
 //! Settings of a sandbox: keys in a recipe, limits, isolation.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
-use super::{Program, ProgramError, Sandbox, SandboxError};
+use super::{Sandbox, SandboxError};
 use crate::settings::declare::section;
 use crate::settings::setting::{GIVEN, POSITIVE, SOME};
 
@@ -33,7 +34,7 @@ impl SandboxRule {
     /// # Errors
     /// If the interpreter is missing, or the machine has no sandbox and `unsandboxed` is false.
     pub fn sandbox(&self) -> Result<Sandbox, SandboxError> {
-        let config = SandboxConfig::new(Program::python(&self.python)?);
+        let config = SandboxConfig::python(&self.python)?;
         let wall = Duration::try_from_secs_f64(self.timeout)?;
         let (memory, processes) = ((self.memory as u64) << 20, u32::try_from(self.processes).unwrap_or(u32::MAX));
         let limits = Limits { wall, cpu: wall, memory, processes, ..config.limits };
@@ -95,15 +96,19 @@ impl fmt::Display for Walls {
     }
 }
 
-/// Settings of a sandbox.
+/// Interpreter of untrusted code and settings of its sandbox.
 #[derive(Clone, Debug)]
 pub struct SandboxConfig {
-    /// Interpreter of the code.
-    pub program: Program,
+    /// Full path of the interpreter.
+    pub program: PathBuf,
+    /// Arguments with which it exits immediately with 0, to check the sandbox.
+    pub check: Vec<String>,
+    /// Readable folders and files by their real paths, in addition to the system's libraries.
+    pub readable: Vec<PathBuf>,
+    /// Folders of installed Python packages.
+    pub packages: Vec<PathBuf>,
     /// Limits of a run, unless its job has its own.
     pub limits: Limits,
-    /// Further readable folders and files, by their real paths.
-    pub readable: Vec<PathBuf>,
     /// Environment variables in addition to `PATH`, `HOME` and the like. None are inherited.
     pub environment: Vec<(String, String)>,
     /// Most concurrent programs. Default: the number of cores.
@@ -116,17 +121,42 @@ pub struct SandboxConfig {
 }
 
 impl SandboxConfig {
-    /// Configures the first `python3` in `PATH`. Fails if there is none.
-    pub fn python() -> Result<Self, ProgramError> {
-        Ok(SandboxConfig::new(Program::python("python3")?))
+    /// Finds a Python interpreter by its path, or by a name in `PATH`. It reports its own folders, so
+    /// that versions in a home folder and virtual environments work; nothing else there is readable.
+    pub fn python(name: &str) -> Result<Self, SandboxError> {
+        const ASK: &str = "import site, sys; places = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]; \
+                           print(sys.executable, *places, *site.getsitepackages(), sep='\\n')";
+        let asked = Command::new(name).args(["-I", "-c", ASK]).output();
+        let asked = asked.map_err(|source| SandboxError::NoProgram { name: name.to_owned(), source })?;
+        let answer = String::from_utf8_lossy(&asked.stdout).into_owned();
+        let mut lines = answer.lines().map(PathBuf::from);
+        match lines.next() {
+            Some(path) if asked.status.success() && path.is_absolute() => {
+                let mut readable: Vec<PathBuf> = lines.by_ref().take(4).chain(std::fs::canonicalize(&path)).collect();
+                let packages = lines.filter(|packages| packages.is_dir()).collect();
+                readable.extend(readable.clone().iter().filter_map(|path| std::fs::canonicalize(path).ok()));
+                // A prefix of `/` means the system's folders, which are readable anyway.
+                readable.retain(|path| path.parent().is_some());
+                readable.sort();
+                readable.dedup();
+                Ok(SandboxConfig { readable, packages, ..SandboxConfig::program(path, &["-I", "-c", ""]) })
+            }
+            _ => {
+                let answer = format!("{answer}{}", String::from_utf8_lossy(&asked.stderr));
+                Err(SandboxError::NoPython { name: name.to_owned(), answer })
+            }
+        }
     }
 
-    /// Configures another program.
-    pub fn new(program: Program) -> Self {
+    /// Takes any other program by its full path. With `check` as arguments it must exit immediately with 0.
+    pub fn program(path: impl AsRef<Path>, check: &[&str]) -> Self {
+        let program = path.as_ref().to_owned();
         SandboxConfig {
+            readable: vec![program.clone()],
+            packages: Vec::new(),
             program,
+            check: check.iter().map(|&argument| argument.to_owned()).collect(),
             limits: Limits::default(),
-            readable: Vec::new(),
             environment: Vec::new(),
             concurrency: std::thread::available_parallelism().map_or(1, usize::from),
             walls: None,

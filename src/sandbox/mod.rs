@@ -14,9 +14,7 @@
 
 mod cases;
 mod config;
-mod isolation;
 mod live;
-mod program;
 mod referee;
 mod run;
 mod runner;
@@ -25,33 +23,49 @@ mod warden;
 use std::fmt;
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use crossbeam_channel::{Receiver, Sender, bounded};
 
-pub use cases::{CodeTests, NoTests, extract_code};
+pub(crate) use cases::CodeTests;
+pub use cases::extract_code;
 pub use config::{Limits, SandboxConfig, SandboxRule, Walls};
-pub use isolation::Isolation;
-pub use program::{Program, ProgramError};
 pub use run::{Ended, Job, Ran};
-pub use runner::{TestResults, TestRunner};
 
 /// Runs programs in the strongest isolation that the machine offers. Clones share the bound on
-/// concurrent runs.
+/// concurrent runs, and the results of tests.
 #[derive(Clone)]
 pub struct Sandbox(Arc<Inner>);
 
 struct Inner {
     config: SandboxConfig,
-    isolation: Isolation,
-    slots: Mutex<usize>,
-    freed: Condvar,
+    walls: Walls,
+    /// Active layers, innermost last.
+    layers: Vec<String>,
+    /// Stronger isolation that is not available, with the reason.
+    missing: Vec<String>,
+    /// A place for each program that may run, taken by an item in the channel.
+    slots: (Sender<()>, Receiver<()>),
+    results: runner::Results,
 }
 
 /// Failure of a sandbox.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// The interpreter is missing.
-    #[error(transparent)]
-    Program(#[from] ProgramError),
+    /// No program has this name.
+    #[error("{name} can't be run: {source}. Install it, or name another")]
+    NoProgram {
+        /// Name or path.
+        name: String,
+        /// Cause.
+        source: std::io::Error,
+    },
+    /// The program is no Python.
+    #[error("{name} does not answer as Python does: {answer}")]
+    NoPython {
+        /// Name or path.
+        name: String,
+        /// Output of the program.
+        answer: String,
+    },
     /// The time limit is no duration.
     #[error("the time limit of programs: {0}")]
     Timeout(#[from] std::time::TryFromFloatSecsError),
@@ -73,6 +87,12 @@ pub enum SandboxError {
     /// A job's file has an invalid name.
     #[error("{0:?} can't be a file of a job: give a plain name, without folders")]
     FileName(String),
+    /// Metadata that are no tests.
+    #[error(
+        "these are no tests: {0}. Expected is Python with asserts, a list of such, a list of {{\"input\": …, \"output\": …}}, or \
+         {{\"inputs\": [ … ], \"outputs\": [ … ]}}, with \"fn_name\" and lists of arguments where a function is called"
+    )]
+    NoTests(String),
 }
 
 /// Message of the warden if its unprivileged user may not read the program.
@@ -92,18 +112,17 @@ impl Sandbox {
                 missing.push("to run without walls was not asked for".to_owned());
                 continue;
             }
-            let check = Job::new(config.program.check.clone());
+            let check = Job::new(config.check.clone());
             match run::run(&config, walls, &check) {
                 Ok((ran, layers)) if ran.ended == Ended::Exited(0) => {
-                    let isolation = Isolation { walls, layers, missing };
-                    let inner = Inner { config, isolation, slots: Mutex::new(0), freed: Condvar::new() };
-                    return Ok(Sandbox(Arc::new(inner)));
+                    let (slots, results) = (bounded(config.concurrency.max(1)), runner::Results::default());
+                    return Ok(Sandbox(Arc::new(Inner { config, walls, layers, missing, slots, results })));
                 }
-                Ok((ran, _)) => missing.push(format!("{walls}: {} {ran}", config.program.path.display())),
+                Ok((ran, _)) => missing.push(format!("{walls}: {} {ran}", config.program.display())),
                 Err(SandboxError::Setup(why)) if why == UNREACHABLE => missing.push(format!(
                     "{walls}: {why}; as root the sandbox runs programs as a user without rights, who may not read {}: install the program where all \
                      users may read it, such as /usr/bin",
-                    config.program.path.display()
+                    config.program.display()
                 )),
                 Err(SandboxError::Setup(why)) => missing.push(format!("{walls}: {why}")),
                 Err(other) => return Err(other),
@@ -112,14 +131,17 @@ impl Sandbox {
         Err(SandboxError::NoWalls(missing.join("; ")))
     }
 
-    /// Returns the isolation of Python programs on this machine.
-    pub fn probe() -> Result<Isolation, SandboxError> {
-        Ok(Sandbox::new(SandboxConfig::python()?)?.isolation().clone())
+    /// Returns the kind of isolation.
+    pub fn walls(&self) -> Walls {
+        self.0.walls
     }
 
-    /// Returns the isolation of programs.
-    pub fn isolation(&self) -> &Isolation {
-        &self.0.isolation
+    /// Describes the isolation: its kind, its layers with the innermost last, and the stronger kinds
+    /// that are not available, with the reasons.
+    pub fn isolation(&self) -> String {
+        let Inner { walls, layers, missing, .. } = &*self.0;
+        let missing = if missing.is_empty() { String::new() } else { format!("; not had: {}", missing.join("; ")) };
+        format!("{walls} ({}){missing}", layers.join("; "))
     }
 
     /// Returns the settings.
@@ -130,46 +152,35 @@ impl Sandbox {
     /// Runs a program to its end or time limit. Waits if too many programs run.
     pub fn run(&self, job: &Job) -> Result<Ran, SandboxError> {
         let _slot = self.slot();
-        run::run(&self.0.config, self.0.isolation.walls, job).map(|(ran, _)| ran)
+        run::run(&self.0.config, self.0.walls, job).map(|(ran, _)| ran)
     }
 
     /// Starts a program that exchanges lines with this process. It counts as running only while the
     /// caller holds a [`Sandbox::slot`].
     fn start(&self, job: &Job) -> Result<live::Live, SandboxError> {
-        live::Live::start(&self.0.config, self.0.isolation.walls, job)
+        live::Live::start(&self.0.config, self.0.walls, job)
     }
 
     fn slot(&self) -> Slot<'_> {
-        let most = self.0.config.concurrency.max(1);
-        let mut taken = self.0.taken();
-        while *taken >= most {
-            self.0.freed.wait(&mut taken);
-        }
-        *taken += 1;
-        Slot(&self.0)
+        let (take, give_back) = &self.0.slots;
+        take.send(()).expect("both ends are here");
+        Slot(give_back)
     }
 }
 
-impl Inner {
-    fn taken(&self) -> MutexGuard<'_, usize> {
-        self.slots.lock()
-    }
-}
-
-struct Slot<'a>(&'a Inner);
+struct Slot<'a>(&'a Receiver<()>);
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
-        *self.0.taken() -= 1;
-        self.0.freed.notify_one();
+        self.0.recv().expect("both ends are in the sandbox");
     }
 }
 
 impl fmt::Debug for Sandbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sandbox")
-            .field("program", &self.0.config.program.path)
-            .field("isolation", &self.0.isolation)
+            .field("program", &self.0.config.program)
+            .field("isolation", &self.isolation())
             .finish_non_exhaustive()
     }
 }

@@ -8,7 +8,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::live::{Event, Live};
@@ -26,6 +26,9 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Extra time of the tests beyond the answer's limit.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// `Ok` for each test that passed, and the failure of each that did not.
+pub(super) type Verdicts = Vec<Result<(), String>>;
+
 /// Idle processes for tests.
 #[derive(Default)]
 pub(super) struct Referee {
@@ -40,8 +43,8 @@ struct Tests {
 }
 
 impl Referee {
-    /// Runs the tests. Returns `passed` or the failure of each, or none if it was not reached.
-    pub(super) fn verdicts(&self, sandbox: &Sandbox, code: &str, tests: &[Value]) -> Result<Vec<Option<String>>, SandboxError> {
+    /// Runs the tests. Returns the failure of each that did not pass.
+    pub(super) fn verdicts(&self, sandbox: &Sandbox, code: &str, tests: &[Value]) -> Result<Verdicts, SandboxError> {
         let _slot = sandbox.slot();
         if let Some(waiting) = self.take()
             && let Some(verdicts) = self.run_job(sandbox, waiting, code, tests)?
@@ -61,23 +64,13 @@ impl Referee {
     }
 
     fn take(&self) -> Option<Tests> {
-        let mut idle = self.idle();
+        let mut idle = self.idle.lock();
         idle.retain(|tests| tests.process.age() < AGE);
         idle.pop()
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<Tests>> {
-        self.idle.lock()
-    }
-
     /// Runs one job. Returns none if the process for tests ended before its first line.
-    fn run_job(
-        &self,
-        sandbox: &Sandbox,
-        tests: Tests,
-        code: &str,
-        programs: &[Value],
-    ) -> Result<Option<Vec<Option<String>>>, SandboxError> {
+    fn run_job(&self, sandbox: &Sandbox, tests: Tests, code: &str, programs: &[Value]) -> Result<Option<Verdicts>, SandboxError> {
         let limits = sandbox.config().limits;
         let answer = Job::quick_python(ANSWER).limits(Limits { output: limits.output.saturating_add(RESULTS), ..limits });
         let answer = sandbox.start(&answer)?;
@@ -85,7 +78,7 @@ impl Referee {
         let seconds = limits.wall.as_secs_f64() / (programs.len() + 2) as f64;
         tests.process.send(format!("{}{}", tests.secret, json!([seconds, code, programs])).as_bytes());
         let deadline = net::deadline(limits.wall.saturating_add(GRACE));
-        let mut verdicts = vec![None; programs.len()];
+        let mut verdicts = vec![Err("the test was not reached".to_owned()); programs.len()];
         let (mut begun, mut next) = (false, None);
         loop {
             let event = next.take().unwrap_or_else(|| tests.process.next(deadline));
@@ -105,12 +98,12 @@ impl Referee {
                         if let Some((at, said)) = verdict.split_once(' ')
                             && let Some(place) = at.parse().ok().and_then(|at: usize| verdicts.get_mut(at))
                         {
-                            *place = Some(said.to_owned());
+                            *place = if said == "passed" { Ok(()) } else { Err(said.to_owned()) };
                         }
                     }
                     // The job is done; the process waits for the next.
                     _ => {
-                        let mut idle = self.idle();
+                        let mut idle = self.idle.lock();
                         if idle.len() < sandbox.config().concurrency {
                             idle.push(tests);
                         }

@@ -1,12 +1,16 @@
 //! One run of the warden: its input and its output.
 
 use std::fmt;
+use std::fs::Permissions;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Stdio};
 use std::time::Duration;
+
+use tempfile::TempDir;
 
 use super::warden::warden;
 use super::{Limits, SandboxConfig, SandboxError, Walls};
@@ -137,11 +141,25 @@ impl fmt::Display for Ran {
     }
 }
 
-/// A started program and the socket to its warden. Dropping it kills the program.
+/// A started program and the socket to its warden. Dropping it kills both, with all processes that
+/// the program started.
 pub(super) struct Started {
     pub(super) wire: UnixStream,
-    _warden: Ending,
-    _folder: Option<Folder>,
+    warden: Child,
+    folder: Option<TempDir>,
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        self.warden.kill().unwrap_or_default();
+        drop(self.warden.wait());
+        if let Some(folder) = self.folder.take() {
+            let path = folder.path().to_owned();
+            if let Err(error) = folder.close() {
+                tracing::warn!("{} was not deleted: {error}", path.display());
+            }
+        }
+    }
 }
 
 /// Runs a job to its end. Returns its result and the active layers.
@@ -165,22 +183,28 @@ pub(super) fn start(config: &SandboxConfig, walls: Walls, job: &Job, streamed: b
     }
     let limits = job.limits.unwrap_or(config.limits);
     // With namespaces the folder exists inside the sandbox only.
-    let folder = if walls == Walls::Namespaces { None } else { Some(Folder::make().map_err(SandboxError::Start)?) };
-    let (ours, theirs) = UnixStream::pair().map_err(SandboxError::Start)?;
-    let mut started = warden().map_err(SandboxError::Start)?;
-    started.command.env_clear().stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::null());
-    let warden = Ending(started.command.spawn().map_err(SandboxError::Start)?);
+    let folder = if walls == Walls::Namespaces { None } else { Some(work_folder().map_err(SandboxError::Start)?) };
+    let (wire, theirs) = UnixStream::pair().map_err(SandboxError::Start)?;
+    let mut spawned = warden().map_err(SandboxError::Start)?;
+    spawned.command.env_clear().stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::null());
+    let warden = spawned.command.spawn().map_err(SandboxError::Start)?;
     // Closes this process's copy of the other end of the socket.
-    drop(started);
-    let mut wire = &ours;
-    let told = tell(config, walls, job, streamed, folder.as_ref()).and_then(|message| wire.write_all(&message));
-    told.and_then(|()| ours.set_read_timeout(Some(limits.wall.saturating_add(GRACE))))
+    drop(spawned);
+    let started = Started { wire, warden, folder };
+    let mut wire = &started.wire;
+    let told = tell(config, walls, job, streamed, started.folder.as_ref()).and_then(|message| wire.write_all(&message));
+    told.and_then(|()| wire.set_read_timeout(Some(limits.wall.saturating_add(GRACE))))
         .map_err(|error| SandboxError::Broken(error.to_string()))?;
-    Ok(Started { wire: ours, _warden: warden, _folder: folder })
+    Ok(started)
+}
+
+/// Makes the folder of one run, which other users may read.
+fn work_folder() -> io::Result<TempDir> {
+    tempfile::Builder::new().prefix("rollflow-").permissions(Permissions::from_mode(0o755)).tempdir()
 }
 
 /// Writes the records that the warden reads.
-fn tell(config: &SandboxConfig, walls: Walls, job: &Job, streamed: bool, folder: Option<&Folder>) -> io::Result<Vec<u8>> {
+fn tell(config: &SandboxConfig, walls: Walls, job: &Job, streamed: bool, folder: Option<&TempDir>) -> io::Result<Vec<u8>> {
     let limits = job.limits.unwrap_or(config.limits);
     let mut message = Vec::new();
     let mut record = |tag: u8, data: &[u8]| {
@@ -208,15 +232,15 @@ fn tell(config: &SandboxConfig, walls: Walls, job: &Job, streamed: bool, folder:
     ];
     numbers.iter().try_for_each(|(tag, number)| record(*tag, number.min(&(i64::MAX as u64)).to_string().as_bytes()))?;
     if let Some(folder) = folder {
-        record(b'D', folder.0.as_os_str().as_bytes())?;
+        record(b'D', folder.path().as_os_str().as_bytes())?;
     }
     SYSTEM.iter().try_for_each(|path| record(b'r', path.as_bytes()))?;
-    for path in config.program.readable.iter().chain(&config.readable) {
+    for path in &config.readable {
         record(b'r', path.as_os_str().as_bytes())?;
     }
-    record(b'a', config.program.path.as_os_str().as_bytes())?;
+    record(b'a', config.program.as_os_str().as_bytes())?;
     job.arguments.iter().try_for_each(|argument| record(b'a', argument.as_bytes()))?;
-    let home = folder.map_or("/work".to_owned(), |folder| folder.0.display().to_string());
+    let home = folder.map_or("/work".to_owned(), |folder| folder.path().display().to_string());
     let given = [
         ("PATH", "/usr/local/bin:/usr/bin:/bin"),
         ("HOME", home.as_str()),
@@ -226,7 +250,7 @@ fn tell(config: &SandboxConfig, walls: Walls, job: &Job, streamed: bool, folder:
         ("OMP_NUM_THREADS", "1"),
         ("OPENBLAS_NUM_THREADS", "1"),
     ];
-    let packages: Vec<_> = config.program.packages.iter().map(|packages| packages.display().to_string()).collect();
+    let packages: Vec<_> = config.packages.iter().map(|packages| packages.display().to_string()).collect();
     if !packages.is_empty() {
         record(b'e', format!("PYTHONPATH={}", packages.join(":")).as_bytes())?;
     }
@@ -299,41 +323,4 @@ fn end(line: &str, limits: &Limits) -> Option<(Ended, Duration, u64)> {
         _ => Ended::Signaled(number),
     };
     Some((ended, cpu, peak * 1024))
-}
-
-/// A warden; dropping it kills it, and its program with it.
-struct Ending(Child);
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        self.0.kill().unwrap_or_default();
-        drop(self.0.wait());
-    }
-}
-
-/// Temporary folder of one run.
-struct Folder(std::path::PathBuf);
-
-impl Folder {
-    fn make() -> io::Result<Self> {
-        use std::os::unix::fs::DirBuilderExt;
-        let parent = std::env::temp_dir();
-        loop {
-            let now = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
-            let path = parent.join(format!("rollflow-{}-{now:x}", std::process::id()));
-            match std::fs::DirBuilder::new().mode(0o755).create(&path) {
-                Ok(()) => return Ok(Folder(path)),
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error),
-            }
-        }
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            tracing::warn!("{} stays behind: {error}", self.0.display());
-        }
-    }
 }

@@ -8,136 +8,80 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use super::referee::Referee;
+use super::referee::{Referee, Verdicts};
 use super::{CodeTests, Ended, Job, Sandbox, SandboxError};
 
 /// Most cached results; at this number the cache is cleared.
 const CAPACITY: usize = 1 << 16;
 
-/// Test results of one program.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TestResults {
-    /// Number of tests that passed.
-    pub passed: usize,
-    /// Number of tests, at least 1.
-    pub total: usize,
-    /// Error of the first test that failed.
-    pub complaint: Option<String>,
-}
+/// Results of a program with its tests; none if the sandbox failed.
+type Cached = Arc<OnceLock<Option<Verdicts>>>;
 
-impl TestResults {
-    /// Returns the share of tests that passed, from 0 to 1.
-    pub fn share(&self) -> f64 {
-        self.passed as f64 / self.total.max(1) as f64
-    }
-
-    /// Returns true if all tests passed.
-    pub fn all(&self) -> bool {
-        self.passed == self.total
-    }
-}
-
-/// Cached results; none if the sandbox failed.
-type Cached = Arc<OnceLock<Option<TestResults>>>;
-
-/// Runs code against tests in a [`Sandbox`]. The same code with the same tests runs once.
-pub struct TestRunner {
-    sandbox: Sandbox,
+/// Processes for tests, and results by the hash of code and tests.
+#[derive(Default)]
+pub(super) struct Results {
     referee: Referee,
-    results: Mutex<HashMap<[u64; 2], Cached>>,
+    known: Mutex<HashMap<[u64; 2], Cached>>,
     hashers: [RandomState; 2],
 }
 
-impl TestRunner {
-    /// Runs in this sandbox, whose program must be Python. Its limits apply to all asserts of a task
-    /// together, and to each pair of input and output.
-    pub fn new(sandbox: Sandbox) -> Self {
-        TestRunner {
-            sandbox,
-            referee: Referee::default(),
-            results: Mutex::default(),
-            hashers: [RandomState::new(), RandomState::new()],
-        }
+impl Sandbox {
+    /// Runs `code` against the tests of a task, or returns the cached results: for each test, `Ok` or
+    /// its failure. The same code with the same tests runs once. Fails if the value holds no tests or
+    /// the sandbox fails, never because of the code.
+    ///
+    /// The program must be Python. The limits apply to all asserts of a task together, and to each
+    /// pair of input and output. docs/how_to/sandbox.md lists the forms of tests.
+    pub fn test(&self, code: &str, tests: &Value) -> Result<Vec<Result<(), String>>, SandboxError> {
+        self.run_tests(code, &CodeTests::from_json(tests)?)
     }
 
-    /// Returns the sandbox.
-    pub fn sandbox(&self) -> &Sandbox {
-        &self.sandbox
-    }
-
-    /// Runs `code` against `tests`, or returns the cached results. Fails if the sandbox fails, never
-    /// because of the code.
-    pub fn run(&self, code: &str, tests: &CodeTests) -> Result<TestResults, SandboxError> {
-        let key = [0, 1].map(|at| self.hashers[at].hash_one((code, tests)));
+    pub(crate) fn run_tests(&self, code: &str, tests: &CodeTests) -> Result<Verdicts, SandboxError> {
+        let Results { known, hashers, .. } = &self.0.results;
+        let key = [0, 1].map(|at| hashers[at].hash_one((code, tests)));
         let place = {
-            let mut results = self.results();
-            if results.len() >= CAPACITY {
-                results.clear();
+            let mut known = known.lock();
+            if known.len() >= CAPACITY {
+                known.clear();
             }
-            results.entry(key).or_default().clone()
+            known.entry(key).or_default().clone()
         };
         let mut broken = None;
-        let results = place.get_or_init(|| self.run_tests(code, tests).map_err(|error| broken = Some(error)).ok());
+        let results = place.get_or_init(|| self.run_uncached(code, tests).map_err(|error| broken = Some(error)).ok());
         match (results, broken) {
             (Some(results), _) => Ok(results.clone()),
             (None, Some(error)) => {
-                self.results().remove(&key);
+                known.lock().remove(&key);
                 Err(error)
             }
             // Another caller's run of the same tests failed.
-            (None, None) => self.run_tests(code, tests),
+            (None, None) => self.run_uncached(code, tests),
         }
     }
 
-    fn results(&self) -> MutexGuard<'_, HashMap<[u64; 2], Cached>> {
-        self.results.lock()
-    }
-
-    fn run_tests(&self, code: &str, tests: &CodeTests) -> Result<TestResults, SandboxError> {
+    fn run_uncached(&self, code: &str, tests: &CodeTests) -> Result<Verdicts, SandboxError> {
+        let referee = &self.0.results.referee;
         match tests {
-            CodeTests::Asserts(tests) => self.judged(code, tests.iter().map(|test| json!(test)).collect()),
+            CodeTests::Asserts(tests) => referee.verdicts(self, code, &tests.iter().map(|test| json!(test)).collect::<Vec<_>>()),
             CodeTests::Calls { function, calls } => {
                 let tests = calls.iter().map(|(arguments, expected)| json!([function, arguments, expected]));
-                self.judged(code, tests.collect())
+                referee.verdicts(self, code, &tests.collect::<Vec<_>>())
             }
-            CodeTests::Pairs(tests) => self.pairs(code, tests),
+            CodeTests::Pairs(tests) => tests.iter().map(|(input, output)| self.prints(code, input, output)).collect(),
         }
     }
 
-    fn judged(&self, code: &str, tests: Vec<Value>) -> Result<TestResults, SandboxError> {
-        let verdicts = self.referee.verdicts(&self.sandbox, code, &tests)?;
-        let failed = verdicts.iter().find(|said| said.as_deref() != Some("passed"));
-        Ok(TestResults {
-            passed: verdicts.iter().filter(|said| said.as_deref() == Some("passed")).count(),
-            total: tests.len(),
-            complaint: failed.map(|said| said.clone().unwrap_or_else(|| "the test was not reached".to_owned())),
+    /// Compares the output of a program with the expected one.
+    fn prints(&self, code: &str, input: &str, output: &str) -> Result<Result<(), String>, SandboxError> {
+        let ran = self.run(&Job::quick_python(code).stdin(input))?;
+        Ok(match ran.ended {
+            Ended::Exited(0) if same(&ran.text(), output) => Ok(()),
+            Ended::Exited(0) => Err(format!("it printed {:?} instead of {:?}", short(&ran.text()), short(output))),
+            _ => Err(format!("it {ran}")),
         })
-    }
-
-    fn pairs(&self, code: &str, tests: &[(String, String)]) -> Result<TestResults, SandboxError> {
-        let mut results = TestResults { passed: 0, total: tests.len(), complaint: None };
-        for (input, output) in tests {
-            let ran = self.sandbox.run(&Job::quick_python(code).stdin(input.as_str()))?;
-            let complaint = match ran.ended {
-                Ended::Exited(0) if same(&ran.text(), output) => {
-                    results.passed += 1;
-                    continue;
-                }
-                Ended::Exited(0) => format!("it printed {:?} instead of {:?}", short(&ran.text()), short(output)),
-                _ => format!("it {ran}"),
-            };
-            results.complaint.get_or_insert(complaint);
-        }
-        Ok(results)
-    }
-}
-
-impl std::fmt::Debug for TestRunner {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TestRunner").field("sandbox", &self.sandbox).finish_non_exhaustive()
     }
 }
 

@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use rollflow::data::{Answer, ChatMessage};
 use rollflow::engine::{LocalEngine, Request, TokenEngine};
-use rollflow::env::{Action, Deadline, EnvError, Environment, Episode, Grade, Step};
+use rollflow::env::{Action, EnvError, Environment, Episode, Grade, Step};
 use rollflow::flow::Capacity;
 use rollflow::model::ModelConfig;
 use rollflow::observe::Metric;
@@ -60,11 +60,11 @@ struct Echo {
 }
 
 impl Environment for Echo {
-    fn reset(&mut self, episode: &Episode, _: Deadline) -> Result<Vec<ChatMessage>, EnvError> {
+    fn reset(&mut self, episode: &Episode, _: Instant) -> Result<Vec<ChatMessage>, EnvError> {
         Ok(episode.conversation())
     }
 
-    fn step(&mut self, action: &Action, _: Deadline) -> Result<Step, EnvError> {
+    fn step(&mut self, action: &Action, _: Instant) -> Result<Step, EnvError> {
         if let Some(clock) = &self.dawdles {
             std::thread::sleep(Duration::from_micros(clock.fetch_add(7919, SeqCst) % 3000));
         }
@@ -73,7 +73,7 @@ impl Environment for Echo {
         Ok(Step::says(digits.to_string()).reward(digits as f64).done(self.turns == 3))
     }
 
-    fn grade(&mut self, _: Deadline) -> Result<Grade, EnvError> {
+    fn grade(&mut self, _: Instant) -> Result<Grade, EnvError> {
         Ok(Grade::default())
     }
 
@@ -176,7 +176,7 @@ struct Doomed {
 }
 
 impl Environment for Doomed {
-    fn reset(&mut self, episode: &Episode, _: Deadline) -> Result<Vec<ChatMessage>, EnvError> {
+    fn reset(&mut self, episode: &Episode, _: Instant) -> Result<Vec<ChatMessage>, EnvError> {
         let key = (episode.prompt.ordinal, episode.index);
         let mut lives = self.lives.lock().unwrap();
         let life = lives.entry(key).and_modify(|life| *life += 1).or_default();
@@ -187,7 +187,7 @@ impl Environment for Doomed {
         }
     }
 
-    fn step(&mut self, _: &Action, _: Deadline) -> Result<Step, EnvError> {
+    fn step(&mut self, _: &Action, _: Instant) -> Result<Step, EnvError> {
         self.turns += 1;
         match (self.turns, self.broken) {
             (1, _) => Ok(Step::says("12")),
@@ -196,7 +196,7 @@ impl Environment for Doomed {
         }
     }
 
-    fn grade(&mut self, _: Deadline) -> Result<Grade, EnvError> {
+    fn grade(&mut self, _: Instant) -> Result<Grade, EnvError> {
         Ok(Grade::correct(true))
     }
 }

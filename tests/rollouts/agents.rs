@@ -3,13 +3,13 @@
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::environments::CalculatorEnvironment;
 use crate::speaker::Speaker;
 use rollflow::data::chat::ChatTemplate;
 use rollflow::data::{ChatMessage, Spans};
-use rollflow::env::{Action, Deadline, EnvError, Environment, Episode, Functions, Grade, Step, ToolFormat, ToolSpec};
+use rollflow::env::{Action, EnvError, Environment, Episode, Grade, Step, ToolCall, ToolFormat, ToolSpec, Toolbox};
 use rollflow::prelude::*;
 use rollflow::rollout::{Agent, agent_rollout_to_sample, create_multiturn_rollout, generate_conversation_turn, roll_out};
 use rollflow::stages::reward::score;
@@ -119,12 +119,12 @@ fn hooks_see_every_turn_with_what_came_of_it() {
 struct Faulty(u32);
 
 impl Environment for Faulty {
-    fn reset(&mut self, episode: &Episode, _: Deadline) -> Result<Vec<ChatMessage>, EnvError> {
+    fn reset(&mut self, episode: &Episode, _: Instant) -> Result<Vec<ChatMessage>, EnvError> {
         self.0 = episode.index;
         Ok(episode.conversation())
     }
 
-    fn step(&mut self, _: &Action, _: Deadline) -> Result<Step, EnvError> {
+    fn step(&mut self, _: &Action, _: Instant) -> Result<Step, EnvError> {
         match self.0 {
             0 => std::thread::sleep(Duration::from_secs(3600)),
             1 => panic!("the map is missing"),
@@ -134,7 +134,7 @@ impl Environment for Faulty {
         Ok(Step::over().reward(0.25))
     }
 
-    fn grade(&mut self, _: Deadline) -> Result<Grade, EnvError> {
+    fn grade(&mut self, _: Instant) -> Result<Grade, EnvError> {
         Ok(Grade { reward: 0.5, ..Grade::default() })
     }
 }
@@ -166,7 +166,7 @@ struct Brittle {
 }
 
 impl Environment for Brittle {
-    fn reset(&mut self, episode: &Episode, _: Deadline) -> Result<Vec<ChatMessage>, EnvError> {
+    fn reset(&mut self, episode: &Episode, _: Instant) -> Result<Vec<ChatMessage>, EnvError> {
         self.broken = self.lives.fetch_add(1, SeqCst) < self.breaks.0;
         if self.broken && self.breaks.1 == 0 {
             return Err(EnvError::new("no machine is free"));
@@ -174,7 +174,7 @@ impl Environment for Brittle {
         Ok(episode.conversation())
     }
 
-    fn step(&mut self, _: &Action, _: Deadline) -> Result<Step, EnvError> {
+    fn step(&mut self, _: &Action, _: Instant) -> Result<Step, EnvError> {
         self.turns += 1;
         if self.broken && self.turns == self.breaks.1 {
             assert!(!self.panics, "the map is missing");
@@ -183,7 +183,7 @@ impl Environment for Brittle {
         Ok(if self.turns == 3 { Step::over() } else { Step::says(format!("and {}?", self.turns)) }.reward(0.25))
     }
 
-    fn grade(&mut self, _: Deadline) -> Result<Grade, EnvError> {
+    fn grade(&mut self, _: Instant) -> Result<Grade, EnvError> {
         match self.broken && self.breaks.1 == 4 {
             true => Err(EnvError::new("the connection is gone")),
             false => Ok(Grade { reward: 0.5, ..Grade::default() }),
@@ -268,10 +268,11 @@ fn turns_and_tool_conversations_can_be_made_by_hand() {
     assert_ne!(turn.versions, Spans::default());
 
     let schema = json!({"type": "object", "properties": {"of": {"type": "string"}}, "required": ["of"]});
-    let tools = Functions::default()
-        .function(ToolSpec::new("up", "", schema), |arguments| Ok(arguments["of"].as_str().unwrap_or_default().to_uppercase()));
+    let spec = ToolSpec::new("up", "", schema);
+    let tools =
+        Toolbox::default().function(spec.clone(), |arguments| Ok(arguments["of"].as_str().unwrap_or_default().to_uppercase()));
     let mut rollout = |turns, stop: fn(&[ChatMessage]) -> bool| {
-        let (specs, reward) = (tools.tools().to_vec(), |sample: &Sample| sample.metadata["turns"].as_f64().unwrap());
+        let (specs, reward) = (vec![spec.clone()], |sample: &Sample| sample.metadata["turns"].as_f64().unwrap());
         let (conversation, params) = (asked.clone(), params(20));
         create_multiturn_rollout(
             &mut engine,
@@ -281,7 +282,10 @@ fn turns_and_tool_conversations_can_be_made_by_hand() {
             &params,
             specs,
             ToolFormat::Xml,
-            tools.clone(),
+            {
+                let tools = tools.clone();
+                move |call: &ToolCall, deadline| tools.execute(call, deadline)
+            },
             stop,
             reward,
         )

@@ -8,8 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::speaker::Speaker;
-use rollflow::env::proxy::{AgentProxy, Launch, ProxyConfig};
-use rollflow::env::{ServedConfig, ServedEnvironment, ToolFormat};
+use rollflow::env::{AgentProxy, ServedConfig, ToolFormat};
 use rollflow::prelude::*;
 use rollflow::rollout::{Agent, roll_out};
 use serde_json::{Value, json};
@@ -45,13 +44,13 @@ fn trained(sample: &Sample) -> String {
     Tokenizer::characters(LETTERS, 64).unwrap().decode_all(&tokens.collect::<Vec<_>>()).unwrap()
 }
 
-fn python(code: &str) -> Launch {
-    Launch::Command(["python3", "-c", code].map(str::to_owned).to_vec())
+fn python(code: &str) -> AgentProxy {
+    AgentProxy::command(["python3", "-c", code].map(str::to_owned).to_vec())
 }
 
-fn proxied(launch: Launch) -> Agent {
-    let config = ProxyConfig { parser: Arc::new(ToolFormat::Xml), ..ProxyConfig::new(launch) };
-    Agent::remote(&AgentProxy::start(config).unwrap()).step_timeout(Duration::from_secs(60))
+fn proxied(mut proxy: AgentProxy) -> Agent {
+    proxy.parser = Arc::new(ToolFormat::Xml);
+    Agent::remote(proxy.start().unwrap().1).step_timeout(Duration::from_secs(60))
 }
 
 /// What most agents of these tests begin with.
@@ -74,7 +73,7 @@ fn last_line(read: &str) -> &str {
 
 #[test]
 fn d1_d3_an_agent_becomes_a_generator_by_its_base_url() {
-    let agent = Launch::Command(
+    let agent = AgentProxy::command(
         ["python3", concat!(env!("CARGO_MANIFEST_DIR"), "/examples/proxied_agent.py")].map(str::to_owned).to_vec(),
     );
     let says = |read: &str, index: u32| match read.rsplit_once("tool: ") {
@@ -317,7 +316,7 @@ print(f"http://127.0.0.1:{server.server_port}", flush=True)
 server.serve_forever()
 "#;
     let server = Serving::python(&["-c", code]);
-    let agent = proxied(Launch::post(&format!("{}/run", server.1)).unwrap());
+    let agent = proxied(AgentProxy::post(&format!("{}/run", server.1)).unwrap());
     let says = |read: &str, _: u32| if last_line(read).contains("two") { "2".to_owned() } else { "0".to_owned() };
     let groups = groups(says, &agent, vec![prompt(0, "two", "2"), prompt(1, "three", "3")], 4);
     let rewards: Vec<Vec<Value>> = groups
@@ -330,7 +329,7 @@ server.serve_forever()
 #[test]
 fn the_environment_server_of_the_documentation_is_played_with() {
     let server = Serving::python(&[concat!(env!("CARGO_MANIFEST_DIR"), "/examples/environment_server.py")]);
-    let make = ServedEnvironment::maker(ServedConfig::new(&server.1)).unwrap();
+    let make = ServedConfig::new(&server.1).maker().unwrap();
     let agent = Agent::by(make).parser(ToolFormat::Xml).max_turns(12).step_timeout(Duration::from_secs(60));
     // From 1 upwards until it is found.
     let says = |read: &str, _: u32| format!("<compare>{}</compare>", read.matches("tool: ").count() + 1);
@@ -387,7 +386,7 @@ fn f6_a_server_that_is_busy_breaks_or_talks_nonsense_is_asked_again_within_the_d
     let ask = |pages: Vec<String>, timeout: u64| {
         let mut config = ServedConfig::new(scripted(pages));
         config.retry.pause = Duration::from_millis(10);
-        let agent = Agent::by(ServedEnvironment::maker(config).unwrap()).step_timeout(Duration::from_secs(timeout));
+        let agent = Agent::by(config.maker().unwrap()).step_timeout(Duration::from_secs(timeout));
         groups(|_, _| "on".to_owned(), &agent, vec![prompt(0, "x", "")], 1).remove(0).samples.remove(0).metadata
     };
     // Being busy is no failure: two retries are left for what is.
@@ -405,15 +404,15 @@ fn f6_a_server_that_is_busy_breaks_or_talks_nonsense_is_asked_again_within_the_d
         let said = came["environment_failure"].as_str().unwrap_or_default();
         assert!(said.contains(why) || said.contains("longer than"), "{why}: {came:?}");
     }
-    assert!(ServedEnvironment::maker(ServedConfig::new("ftp://x")).is_err());
+    assert!(ServedConfig::new("ftp://x").maker().is_err());
 }
 
 /// No web page can talk to the model by a name of its own that points here (DNS rebinding).
 #[test]
 fn the_proxy_answers_to_known_hosts_only() {
-    let config = ProxyConfig { allowed_hosts: vec!["trainer.lan".to_owned()], ..ProxyConfig::new(python("")) };
-    let proxy = AgentProxy::start(config).unwrap();
-    let address = proxy.address();
+    let mut proxy = python("");
+    proxy.allowed_hosts = vec!["trainer.lan".to_owned()];
+    let (address, _listening) = proxy.start().unwrap();
     let status = |host: &str| {
         let mut stream = std::net::TcpStream::connect(address).unwrap();
         write!(stream, "GET /v1/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").unwrap();

@@ -1,11 +1,11 @@
 //! The demonstration environments of `examples/environments`.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use rollflow::data::Prompt;
-use rollflow::env::{Action, Deadline, Environment, Episode, Grade, Step, ToolCall, ToolFormat, extract_tool_calls};
+use rollflow::env::{Action, Environment, Episode, Grade, Step, ToolCall, ToolFormat, extract_tool_calls};
 use serde_json::json;
 
 use crate::environments::{CalculatorEnvironment, Corpus, GuessEnvironment, SearchEnvironment, calculate};
@@ -13,12 +13,12 @@ use crate::environments::{CalculatorEnvironment, Corpus, GuessEnvironment, Searc
 fn said(environment: &mut CalculatorEnvironment, text: &str) -> Step {
     let calls = extract_tool_calls(text, &ToolFormat::Xml, &environment.tools());
     let action = Action { text: text.to_owned(), calls: calls.into_iter().flatten().collect(), ..Action::default() };
-    environment.step(&action, Deadline::within(Duration::from_secs(9))).unwrap()
+    environment.step(&action, Instant::now() + Duration::from_secs(9)).unwrap()
 }
 
 #[test]
 fn a_task_is_calculated_completed_and_graded() {
-    let later = Deadline::within(Duration::from_secs(9));
+    let later = Instant::now() + Duration::from_secs(9);
     let mut prompt = Prompt::from("7/2=");
     prompt.metadata.insert("answer".into(), "3.50".into());
     let mut environment = CalculatorEnvironment::default();
@@ -61,7 +61,7 @@ proptest! {
 
 /// Plays by bisection; returns the number and the reward.
 fn play(seed: u64) -> (u64, f64) {
-    let later = Deadline::within(Duration::from_secs(9));
+    let later = Instant::now() + Duration::from_secs(9);
     let mut game = GuessEnvironment::new(100);
     game.reset(&Episode { seed, ..Episode::default() }, later).unwrap();
     let (mut low, mut high) = (1, 100);
@@ -83,7 +83,7 @@ fn a_seed_decides_the_number_and_fewer_guesses_earn_more() {
     assert!(games.iter().any(|(number, _)| *number != games[0].0), "{games:?}");
     assert!(games.iter().all(|(_, reward)| *reward >= 0.5), "within par: {games:?}");
     let mut game = GuessEnvironment::new(100);
-    let later = Deadline::within(Duration::from_secs(9));
+    let later = Instant::now() + Duration::from_secs(9);
     let said =
         |game: &mut GuessEnvironment, text: &str| game.step(&Action { text: text.into(), ..Action::default() }, later).unwrap();
     assert_eq!(said(&mut game, "none").messages[0].content, "say a number");
@@ -102,7 +102,7 @@ fn rare_words_decide_and_short_texts_come_before_long_ones() {
 
 #[test]
 fn an_answer_is_graded_however_it_is_written() {
-    let later = Deadline::within(Duration::from_secs(9));
+    let later = Instant::now() + Duration::from_secs(9);
     let corpus = Arc::new(Corpus::new(["The Aare flows through Bern.", "The Limmat flows through Zurich."]));
     let mut prompt = Prompt::from("Which river flows through Bern?");
     prompt.metadata.insert("answer".into(), "the Aare".into());

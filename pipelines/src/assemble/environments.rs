@@ -4,12 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use rollflow::env::proxy::{AgentProxy, Launch, ProxyConfig, no_calls};
-use rollflow::env::{MakeEnvironment, PythonEnvironment, ServedConfig, ServedEnvironment};
+use rollflow::env::{AgentProxy, MakeEnvironment, ServedConfig, python_environment};
 use rollflow::recipe::Plan;
 use rollflow::recipe::environment::EnvironmentKind;
 use rollflow::rollout::Agent;
-use rollflow::sandbox::TestRunner;
 use tracing::info;
 
 use crate::assemble::secrets;
@@ -34,30 +32,30 @@ pub fn agent(plan: &Plan, positions: usize) -> Result<Option<Agent>> {
             let (corpus, results) = (Arc::new(corpus), search.results);
             Arc::new(move || Box::new(SearchEnvironment::new(corpus.clone(), results)))
         }
-        EnvironmentKind::Python(python) => PythonEnvironment::maker(Arc::new(TestRunner::new(python.sandbox()?)), &python.tests),
+        EnvironmentKind::Python(python) => python_environment(python.sandbox()?, &python.tests),
         EnvironmentKind::Http(served) => {
             let mut config = ServedConfig::new(&served.url);
             config.endpoint = secrets::endpoint(&served.url, served.token_env.as_ref(), &plan.net)?;
             config.retry = served.retry.policy(served.retries)?;
             config.concurrency = served.concurrency;
-            ServedEnvironment::maker(config)?
+            config.maker()?
         }
         EnvironmentKind::Agent(elsewhere) => {
-            let launch = match &elsewhere.url {
-                Some(url) => Launch::post(secrets::endpoint(url, None, &plan.net)?)?,
-                None => Launch::Command(elsewhere.command.clone()),
+            let mut proxy = match &elsewhere.url {
+                Some(url) => AgentProxy::post(secrets::endpoint(url, None, &plan.net)?)?,
+                None => AgentProxy::command(elsewhere.command.clone()),
             };
-            let parser = Arc::new(of.parser);
-            let allowed_hosts = plan.net.allowed_hosts.clone();
-            let model = elsewhere.model.clone();
-            let proxy = AgentProxy::start(ProxyConfig { parser, model, allowed_hosts, ..ProxyConfig::new(launch) })?;
-            info!("Agents find the model at http://{}", proxy.address());
-            proxy.maker()
+            proxy.parser = Arc::new(of.parser);
+            proxy.model = elsewhere.model.clone();
+            proxy.allowed_hosts = plan.net.allowed_hosts.clone();
+            let (address, make) = proxy.start()?;
+            info!("Agents find the model at http://{address}");
+            make
         }
     };
     let agent = match &of.kind {
         // The proxy parses the calls and returns them to the agent.
-        EnvironmentKind::Agent(_) => Agent::by(make).parser(no_calls),
+        EnvironmentKind::Agent(_) => Agent::remote(make),
         _ => Agent::by(make).parser(of.parser),
     };
     let agent = agent

@@ -1,41 +1,20 @@
 //! Parsers of the tool calls in a model's text. A malformed call becomes an error in the list of
 //! calls, which the model reads; no text stops the rollout.
 
-mod function_call;
+mod elements;
 mod json;
-mod llama;
-mod qwen;
-mod tagged;
-mod xml;
 
+use serde_json::json;
+
+use super::schema::check_arguments;
+use super::{ToolCall, ToolResult, ToolSpec};
 use crate::settings::declare::choices;
-use serde::{Deserialize, Serialize};
 
-use super::{ToolCall, ToolSpec, check_arguments};
+type Called = Result<ToolCall, ToolResult>;
 
-/// A call, or the defect of a malformed one.
-pub type Called = Result<ToolCall, Malformed>;
-
-/// A malformed call. The model reads the problem as the result of the call.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[error("{problem}")]
-pub struct Malformed {
-    /// Name of the tool; empty if unknown.
-    pub name: String,
-    /// Defect, for the model.
-    pub problem: String,
-}
-
-impl Malformed {
-    /// Malformed call of an unknown tool.
-    pub fn new(problem: impl std::fmt::Display) -> Self {
-        Malformed { name: String::new(), problem: problem.to_string() }
-    }
-
-    /// Malformed call of this tool.
-    pub fn of(name: &str, problem: impl std::fmt::Display) -> Self {
-        Malformed { name: name.to_owned(), problem: problem.to_string() }
-    }
+/// Malformed call of an unknown tool.
+fn malformed(why: impl std::fmt::Display) -> ToolResult {
+    ToolResult::malformed("", why)
 }
 
 /// Finds calls in a model's text. Closures are parsers, and so is every [`ToolFormat`].
@@ -51,8 +30,9 @@ impl Malformed {
 /// assert_eq!(calls[1].as_ref().unwrap().name, "stop");
 /// ```
 pub trait ToolParser: Send + Sync {
-    /// Returns the calls in order. The caller checks names and arguments.
-    fn parse(&self, text: &str, tools: &[ToolSpec]) -> Vec<Called>;
+    /// Returns the calls in order, or the failed result that the model reads for a malformed call. The
+    /// caller checks names and arguments.
+    fn parse(&self, text: &str, tools: &[ToolSpec]) -> Vec<Result<ToolCall, ToolResult>>;
 }
 
 impl<F: Fn(&str, &[ToolSpec]) -> Vec<Called> + Send + Sync> ToolParser for F {
@@ -81,11 +61,13 @@ impl ToolFormat {
     /// Writes the call in this format.
     pub fn write(self, call: &ToolCall) -> String {
         match self {
-            ToolFormat::Hermes => tagged::write(call),
-            ToolFormat::Xml => xml::write(call),
-            ToolFormat::Llama => llama::write(call),
-            ToolFormat::Qwen => qwen::write(call),
-            ToolFormat::FunctionCall => function_call::write(call),
+            ToolFormat::Hermes => {
+                format!("<tool_call>\n{}\n</tool_call>", json!({ "name": call.name, "arguments": call.arguments }))
+            }
+            ToolFormat::Xml => elements::write_xml(call),
+            ToolFormat::Llama => json!({ "name": call.name, "parameters": call.arguments }).to_string(),
+            ToolFormat::Qwen => elements::write_qwen(call),
+            ToolFormat::FunctionCall => json::write_function_call(call),
         }
     }
 }
@@ -93,18 +75,19 @@ impl ToolFormat {
 impl ToolParser for ToolFormat {
     fn parse(&self, text: &str, tools: &[ToolSpec]) -> Vec<Called> {
         match self {
-            ToolFormat::Hermes => tagged::parse(text),
-            ToolFormat::Xml => xml::parse(text, tools),
-            ToolFormat::Llama => llama::parse(text),
-            ToolFormat::Qwen => qwen::parse(text),
-            ToolFormat::FunctionCall => function_call::parse(text),
+            ToolFormat::Hermes => json::hermes(text),
+            ToolFormat::Xml => elements::xml(text, tools),
+            ToolFormat::Llama => json::llama(text),
+            ToolFormat::Qwen => elements::qwen(text),
+            ToolFormat::FunctionCall => json::function_call(text),
         }
     }
 }
 
 /// Returns the calls in a model's text: each with an id, of a known tool and with arguments that fit
-/// its schema, or its defect. Arguments that a format writes as text are converted by the schema.
-pub fn extract_tool_calls(text: &str, parser: &dyn ToolParser, tools: &[ToolSpec]) -> Vec<Called> {
+/// its schema, or else its failed result. Arguments that a format writes as text are converted by
+/// the schema.
+pub fn extract_tool_calls(text: &str, parser: &dyn ToolParser, tools: &[ToolSpec]) -> Vec<Result<ToolCall, ToolResult>> {
     let check = |(at, called): (usize, Called)| {
         let mut call = called?;
         if call.id.is_empty() {
@@ -113,20 +96,21 @@ pub fn extract_tool_calls(text: &str, parser: &dyn ToolParser, tools: &[ToolSpec
         if tools.is_empty() {
             return Ok(call);
         }
-        let Some(tool) = tools.iter().find(|tool| tool.name == call.name) else {
+        let name = &call.name;
+        let Some(tool) = tools.iter().find(|tool| tool.name == *name) else {
             let known: Vec<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
-            return Err(Malformed::of(&call.name, format!("there is no tool {:?}; there are: {}", call.name, known.join(", "))));
+            return Err(ToolResult::malformed(name, format!("there is no tool {name:?}; there are: {}", known.join(", "))));
         };
         match check_arguments(&mut call.arguments, &tool.parameters) {
             Ok(()) => Ok(call),
-            Err(problem) => Err(Malformed::of(&call.name, format!("the arguments of {} don't fit: {problem}", call.name))),
+            Err(problem) => Err(ToolResult::malformed(name, format!("the arguments of {name} don't fit: {problem}"))),
         }
     };
     parser.parse(text, tools).into_iter().enumerate().map(check).collect()
 }
 
 /// Returns the texts between each `open` and the next `close`, or an error if `close` is missing.
-fn between<'a>(text: &'a str, open: &str, close: &str) -> Vec<Result<&'a str, Malformed>> {
+fn between<'a>(text: &'a str, open: &str, close: &str) -> Vec<Result<&'a str, ToolResult>> {
     let (mut found, mut rest) = (Vec::new(), text);
     while let Some(at) = rest.find(open) {
         let inner = &rest[at + open.len()..];
@@ -136,7 +120,7 @@ fn between<'a>(text: &'a str, open: &str, close: &str) -> Vec<Result<&'a str, Ma
                 rest = &inner[end + close.len()..];
             }
             None => {
-                found.push(Err(Malformed::new(format!("a call begins with {open} but does not end with {close}"))));
+                found.push(Err(malformed(format!("a call begins with {open} but does not end with {close}"))));
                 break;
             }
         }
@@ -195,26 +179,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_call_is_said_to_the_model() {
-        let problem = |format, text| read(format, text)[0].clone().unwrap_err().problem;
-        assert!(problem(ToolFormat::Hermes, "<tool_call>{\"name\": \"look\"").contains("</tool_call>"));
-        assert!(problem(ToolFormat::Hermes, "<tool_call>look</tool_call>").contains("JSON"));
-        assert!(
-            problem(ToolFormat::Hermes, "<tool_call>{\"name\": \"fly\", \"arguments\": {}}</tool_call>").contains("look, sum")
-        );
-        assert!(
-            problem(ToolFormat::Hermes, "<tool_call>{\"name\": \"look\", \"arguments\": {\"n\": 1}}</tool_call>").contains("`a`")
-        );
-        assert!(
-            problem(ToolFormat::Hermes, "<tool_call>{\"name\": \"look\", \"arguments\": {\"a\": 1}}</tool_call>")
-                .contains("string")
-        );
-        assert!(problem(ToolFormat::Llama, "{\"name\": \"look\", \"parameters\"").contains("JSON"));
-        assert!(
-            problem(ToolFormat::Qwen, "<tool_call><function=look><parameter=a>x</function></tool_call>").contains("</parameter>")
-        );
-        assert!(problem(ToolFormat::FunctionCall, "{\"function_call\": {\"arguments\": {}}}").contains("name"));
-        assert!(problem(ToolFormat::Xml, "<look><a>x</a>").contains("</look>"));
+    fn the_model_reads_what_is_wrong_with_a_call() {
+        use ToolFormat::*;
+        for (format, text, problem) in [
+            (Hermes, "<tool_call>{\"name\": \"look\"", "</tool_call>"),
+            (Hermes, "<tool_call>look</tool_call>", "JSON"),
+            (Hermes, "<tool_call>{\"name\": \"fly\", \"arguments\": {}}</tool_call>", "look, sum"),
+            (Hermes, "<tool_call>{\"name\": \"look\", \"arguments\": {\"n\": 1}}</tool_call>", "`a`"),
+            (Hermes, "<tool_call>{\"name\": \"look\", \"arguments\": {\"a\": 1}}</tool_call>", "string"),
+            (Llama, "{\"name\": \"look\", \"parameters\"", "JSON"),
+            (Qwen, "<tool_call><function=look><parameter=a>x</function></tool_call>", "</parameter>"),
+            (FunctionCall, "{\"function_call\": {\"arguments\": {}}}", "name"),
+            (Xml, "<look><a>x</a>", "</look>"),
+        ] {
+            let failed = read(format, text)[0].clone().unwrap_err();
+            assert!(failed.content.starts_with("error: ") && failed.content.contains(problem), "{failed:?}");
+        }
     }
 
     fn object(value: Value) -> Map<String, Value> {

@@ -2,41 +2,30 @@
 
 use super::protocol::{ModelRequest, ModelTurn};
 use crate::data::ChatMessage;
-use crate::env::{TEXT, ToolSpec};
+use crate::env::{Step, TEXT, ToolSpec};
 
-/// Messages of an agent and the last response of the model.
+/// Last request of an agent, and the response of the model.
 #[derive(Default)]
 pub struct Conversation {
-    messages: Vec<ChatMessage>,
-    tools: Vec<ToolSpec>,
-    text: bool,
-    /// Response of the model to the last request.
+    last: ModelRequest,
     response: Option<ModelTurn>,
     /// If true, the agent received it.
     arrived: bool,
 }
 
-/// Relation of a request to the conversation so far.
-pub enum Follows {
-    /// The request extends it by these messages.
-    Extends(Vec<ChatMessage>),
-    /// The request starts another conversation: all of its messages.
-    Restarts(Vec<ChatMessage>),
-}
-
 impl Conversation {
     pub fn tools(&self) -> &[ToolSpec] {
-        &self.tools
+        &self.last.tools
     }
 
     /// Starts a conversation with this request.
-    pub fn begin(&mut self, ask: &ModelRequest) -> Vec<ChatMessage> {
-        (self.messages, self.tools, self.text) = (ask.messages.clone(), ask.tools.clone(), ask.text);
-        self.response = None;
-        match ask.text {
-            true => ask.messages.iter().map(|message| ChatMessage { role: TEXT.to_owned(), ..message.clone() }).collect(),
-            false => ask.messages.clone(),
+    pub fn begin(&mut self, request: &ModelRequest) -> Vec<ChatMessage> {
+        (self.last, self.response) = (request.clone(), None);
+        let mut messages = request.messages.clone();
+        if request.text {
+            messages.iter_mut().for_each(|message| message.role = TEXT.to_owned());
         }
+        messages
     }
 
     /// Records the response of the model, and whether the agent received it.
@@ -45,25 +34,29 @@ impl Conversation {
     }
 
     /// Returns the response to the same request, if it did not reach the agent.
-    pub fn lost(&self, ask: &ModelRequest) -> Option<ModelTurn> {
-        let same = ask.messages == self.messages && ask.tools == self.tools && ask.text == self.text;
+    pub fn lost(&self, request: &ModelRequest) -> Option<ModelTurn> {
+        let same = request.messages == self.last.messages && self.is_like(request);
         self.response.clone().filter(|_| same && !self.arrived)
     }
 
-    /// Compares the next request with the conversation, and records it.
-    pub fn follow(&mut self, ask: &ModelRequest) -> Follows {
-        let known = self.messages.len() + 1;
-        let response = self.response.as_ref().map(ModelTurn::message);
-        let extends = !self.text
-            && !ask.text
-            && ask.tools == self.tools
-            && ask.messages.len() > known
-            && ask.messages[..known - 1] == self.messages[..]
-            && response.is_some_and(|response| response == ask.messages[known - 1]);
-        if !extends {
-            return Follows::Restarts(self.begin(ask));
+    /// Compares the next request with the conversation, and records it. The step holds the messages
+    /// that extend the conversation, or all of one that restarts.
+    pub fn follow(&mut self, request: &ModelRequest) -> Step {
+        let known = self.last.messages.len();
+        let extension = request.messages.strip_prefix(&self.last.messages[..]).and_then(<[_]>::split_first);
+        match (extension, &self.response) {
+            (Some((turn, new)), Some(response))
+                if !new.is_empty() && !request.text && self.is_like(request) && response.message() == *turn =>
+            {
+                let messages = new.to_vec();
+                self.last.messages.extend_from_slice(&request.messages[known..]);
+                Step { messages, ..Step::default() }
+            }
+            _ => Step { messages: self.begin(request), restarts: true, ..Step::default() },
         }
-        self.messages.clone_from(&ask.messages);
-        Follows::Extends(ask.messages[known..].to_vec())
+    }
+
+    fn is_like(&self, request: &ModelRequest) -> bool {
+        request.tools == self.last.tools && request.text == self.last.text
     }
 }

@@ -1,18 +1,20 @@
 //! Start of an agent: as a command, or by a request to its address.
 
 use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 use tokio::task::AbortHandle;
 
 use super::Event;
 use crate::env::{EnvError, Episode};
-use crate::net::{Client, Endpoint, Tasks};
+use crate::net::{Client, Tasks};
 
 /// Timeout of a posted task; the limits of a rollout end it earlier.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
@@ -21,30 +23,19 @@ const KEPT: usize = 1 << 16;
 
 /// Start of an agent with a prompt.
 #[derive(Clone)]
-pub enum Launch {
-    /// A program and its arguments, started for every rollout in its own process group, which ends
-    /// with the rollout. `OPENAI_BASE_URL` holds the base URL, `OPENAI_API_KEY` a dummy key, and
-    /// standard input the prompt with its metadata as JSON. A last line of output that is a JSON
-    /// object is its final report.
+pub(super) enum Launch {
     Command(Vec<String>),
-    /// An agent with an address: the same JSON, with `base_url`, is posted there, and the response
-    /// is its final report.
     Post(Client),
 }
 
 /// A running agent; dropping it ends it.
-pub enum Launched {
+pub(super) enum Launched {
     Process(Arc<Mutex<Child>>),
     Request(AbortHandle),
 }
 
 impl Launch {
-    /// Posts tasks to this address, `http://host:port/path` or `https://…`.
-    pub fn post(endpoint: impl Into<Endpoint>) -> Result<Self, EnvError> {
-        Ok(Launch::Post(Client::new("agent", endpoint).map_err(EnvError::new)?))
-    }
-
-    pub(super) fn begin(&self, episode: &Episode, base: &str, tasks: &Tasks, tell: Sender<Event>) -> Result<Launched, EnvError> {
+    pub fn begin(&self, episode: &Episode, base: &str, tasks: &Tasks, tell: Sender<Event>) -> Result<Launched, EnvError> {
         let task = json!({
             "base_url": base, "prompt": episode.prompt.text, "metadata": episode.prompt.metadata,
             "ordinal": episode.prompt.ordinal, "index": episode.index, "seed": episode.seed,
@@ -65,7 +56,6 @@ impl Launch {
 }
 
 fn start(command: &[String], base: &str, task: String, tell: Sender<Event>) -> Result<Launched, EnvError> {
-    use std::os::unix::process::CommandExt;
     let (program, arguments) = command.split_first().ok_or_else(|| EnvError::new("the agent's command is empty"))?;
     let mut started = Command::new(program)
         .args(arguments)
@@ -129,19 +119,12 @@ impl Drop for Launched {
                 let mut process = process.lock();
                 // The process id stays valid until the process is waited for.
                 if let Ok(None) = process.try_wait() {
-                    end_group(process.id());
+                    if let Err(error) = kill_process_group(Pid::from_child(&process), Signal::KILL) {
+                        tracing::warn!("the agent's processes could not be ended: {error}");
+                    }
                     drop(process.wait());
                 }
             }
         }
-    }
-}
-
-fn end_group(id: u32) {
-    use rustix::process::{Pid, Signal, kill_process_group};
-    if let Some(group) = i32::try_from(id).ok().and_then(Pid::from_raw)
-        && let Err(error) = kill_process_group(group, Signal::KILL)
-    {
-        tracing::warn!("the agent's processes could not be ended: {error}");
     }
 }

@@ -4,29 +4,21 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::UNIX_EPOCH;
 
 use serde_json::{Map, Value, json};
-use tokio::sync::{oneshot, watch};
 
 use crate::data::ChatMessage;
-use crate::env::{Action, Called, ToolCall, ToolSpec};
+use crate::env::{Action, ToolCall, ToolResult, ToolSpec};
 
 /// Fields of a message that a model reads; others are dropped.
 const READ: [&str; 4] = ["name", "tool_call_id", "tool_calls", "reasoning_content"];
 
 /// Request of an agent.
+#[derive(Clone, Debug, Default)]
 pub struct ModelRequest {
     /// The whole conversation, or a text to continue.
     pub messages: Vec<ChatMessage>,
     /// If true, it is a text.
     pub text: bool,
     pub tools: Vec<ToolSpec>,
-    /// Receives the text so far, if the agent streams.
-    pub so_far: Option<watch::Sender<String>>,
-    pub reply: oneshot::Sender<Result<ModelTurn, String>>,
-}
-
-/// Form of a response.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Form {
     /// If true, the response is a stream.
     pub stream: bool,
     /// If true, a stream ends with the token counts; a page always has them.
@@ -47,7 +39,7 @@ pub struct ModelTurn {
 
 impl ModelTurn {
     /// Converts a turn: to its calls if all are valid, else to its text.
-    pub fn of(action: &Action, calls: Vec<Called>) -> Self {
+    pub fn of(action: &Action, calls: Vec<Result<ToolCall, ToolResult>>) -> Self {
         let turn = ModelTurn { read: action.read, sampled: action.sampled, ..ModelTurn::default() };
         match calls.into_iter().collect::<Result<Vec<ToolCall>, _>>() {
             Ok(calls) if !calls.is_empty() => {
@@ -58,11 +50,6 @@ impl ModelTurn {
             }
             _ => ModelTurn { content: action.text.clone(), ..turn },
         }
-    }
-
-    /// Converts a truncated turn to its text.
-    pub fn truncated(action: &Action) -> Self {
-        ModelTurn { truncated: true, ..ModelTurn::of(action, Vec::new()) }
     }
 
     /// Returns the turn as the agent repeats it in its next request.
@@ -86,18 +73,32 @@ impl ModelTurn {
 
 /// Writes a call for chat templates, with its arguments as an object.
 fn call(call: &ToolCall) -> Value {
-    json!({ "id": call.id, "type": "function", "function": { "name": call.name, "arguments": call.arguments } })
+    written(call, Value::Object(call.arguments.clone()))
 }
 
 /// Writes a call for agents, with its arguments as text.
 fn call_as_text(call: &ToolCall) -> Value {
-    let arguments = Value::Object(call.arguments.clone()).to_string();
+    written(call, Value::Object(call.arguments.clone()).to_string().into())
+}
+
+fn written(call: &ToolCall, arguments: Value) -> Value {
     json!({ "id": call.id, "type": "function", "function": { "name": call.name, "arguments": arguments } })
 }
 
-/// Reads a chat request: messages, tools, and the form of the response.
-pub fn chat(body: &[u8]) -> Result<(Vec<ChatMessage>, Vec<ToolSpec>, Form), String> {
-    let request = object(body)?;
+/// Reads a chat request, or the request to continue a `text`.
+pub fn request(body: &[u8], text: bool) -> Result<ModelRequest, String> {
+    let request: Map<String, Value> =
+        serde_json::from_slice(body).map_err(|error| format!("the request is no JSON object: {error}"))?;
+    if request.get("n").and_then(Value::as_u64).is_some_and(|n| n != 1) {
+        return Err("`n` must be 1: a rollout has one answer to a question; ask again for another".to_owned());
+    }
+    let asks = |value: Option<&Value>| value.and_then(Value::as_bool).unwrap_or(false);
+    let usage = asks(request.get("stream_options").and_then(|options| options.get("include_usage")));
+    let (messages, tools) = if text { (prompt(&request)?, Vec::new()) } else { chat(&request)? };
+    Ok(ModelRequest { messages, text, tools, stream: asks(request.get("stream")), usage })
+}
+
+fn chat(request: &Map<String, Value>) -> Result<(Vec<ChatMessage>, Vec<ToolSpec>), String> {
     let messages = request.get("messages").and_then(Value::as_array).ok_or("`messages` is missing; it is a list")?;
     let messages = messages.iter().map(message).collect::<Result<Vec<_>, _>>()?;
     if messages.is_empty() {
@@ -108,33 +109,15 @@ pub fn chat(body: &[u8]) -> Result<(Vec<ChatMessage>, Vec<ToolSpec>, Form), Stri
         Some(Value::Array(tools)) => tools.iter().map(tool).collect::<Result<_, _>>()?,
         Some(_) => return Err("`tools` is a list".to_owned()),
     };
-    Ok((messages, tools, form(&request)?))
+    Ok((messages, tools))
 }
 
-/// Reads a completion request: a text to continue.
-pub fn completion(body: &[u8]) -> Result<(String, Form), String> {
-    let request = object(body)?;
+fn prompt(request: &Map<String, Value>) -> Result<Vec<ChatMessage>, String> {
     let prompt = match request.get("prompt") {
-        Some(Value::String(prompt)) => prompt.clone(),
-        Some(Value::Array(prompts)) if prompts.len() == 1 && prompts[0].is_string() => {
-            prompts[0].as_str().unwrap_or_default().to_owned()
-        }
-        _ => return Err("`prompt` is one text".to_owned()),
+        Some(Value::Array(prompts)) if prompts.len() == 1 => prompts[0].as_str(),
+        prompt => prompt.and_then(Value::as_str),
     };
-    Ok((prompt, form(&request)?))
-}
-
-fn object(body: &[u8]) -> Result<Map<String, Value>, String> {
-    serde_json::from_slice(body).map_err(|error| format!("the request is no JSON object: {error}"))
-}
-
-fn form(request: &Map<String, Value>) -> Result<Form, String> {
-    if request.get("n").and_then(Value::as_u64).is_some_and(|n| n != 1) {
-        return Err("`n` must be 1: a rollout has one answer to a question; ask again for another".to_owned());
-    }
-    let asks = |value: Option<&Value>| value.and_then(Value::as_bool).unwrap_or(false);
-    let usage = request.get("stream_options").and_then(|options| options.get("include_usage"));
-    Ok(Form { stream: asks(request.get("stream")), usage: asks(usage) })
+    Ok(vec![ChatMessage::new("user", prompt.ok_or("`prompt` is one text")?)])
 }
 
 fn message(value: &Value) -> Result<ChatMessage, String> {
@@ -159,21 +142,20 @@ fn tool(value: &Value) -> Result<ToolSpec, String> {
     serde_json::from_value(function.clone()).map_err(|error| format!("a tool can't be read: {error}"))
 }
 
-/// Writes the response to a chat request.
-pub fn chat_page(model: &str, turn: &ModelTurn) -> Value {
+/// Writes the response to a request for a chat or a `text`.
+pub fn page(model: &str, text: bool, turn: &ModelTurn) -> Value {
+    let finish = turn.finish();
+    if text {
+        let choice = json!({ "index": 0, "text": turn.content, "logprobs": null, "finish_reason": finish });
+        return with_usage(head("cmpl", "text_completion", model, json!([choice])), turn);
+    }
     let mut message = json!({ "role": "assistant", "content": turn.content });
     if !turn.calls.is_empty() {
         message["content"] = Value::Null;
         message["tool_calls"] = turn.calls.iter().map(call_as_text).collect();
     }
-    let choice = json!({ "index": 0, "message": message, "logprobs": null, "finish_reason": turn.finish() });
+    let choice = json!({ "index": 0, "message": message, "logprobs": null, "finish_reason": finish });
     with_usage(head("chatcmpl", "chat.completion", model, json!([choice])), turn)
-}
-
-/// Writes the response to a completion request.
-pub fn completion_page(model: &str, turn: &ModelTurn) -> Value {
-    let choice = json!({ "index": 0, "text": turn.content, "logprobs": null, "finish_reason": turn.finish() });
-    with_usage(head("cmpl", "text_completion", model, json!([choice])), turn)
 }
 
 fn with_usage(mut page: Value, turn: &ModelTurn) -> Value {
@@ -185,32 +167,32 @@ fn with_usage(mut page: Value, turn: &ModelTurn) -> Value {
 pub struct Chunks {
     /// Common fields of all chunks.
     head: Value,
-    chat: bool,
+    text: bool,
     usage: bool,
     /// Text that was sent already.
     sent: String,
 }
 
 impl Chunks {
-    /// Starts a response to a chat or completion request.
-    pub fn new(model: &str, chat: bool, form: Form) -> Self {
-        let (id, object) = if chat { ("chatcmpl", "chat.completion.chunk") } else { ("cmpl", "text_completion") };
+    /// Starts a response to a request for a chat or a `text`.
+    pub fn new(model: &str, text: bool, usage: bool) -> Self {
+        let (id, object) = if text { ("cmpl", "text_completion") } else { ("chatcmpl", "chat.completion.chunk") };
         let mut head = head(id, object, model, json!([]));
-        if form.usage {
+        if usage {
             head["usage"] = Value::Null;
         }
-        Chunks { head, chat, usage: form.usage, sent: String::new() }
+        Chunks { head, text, usage, sent: String::new() }
     }
 
     /// Writes the first chunk, with the role.
     pub fn begin(&self) -> String {
-        if self.chat { self.delta(json!({ "role": "assistant", "content": "" }), None) } else { String::new() }
+        if self.text { String::new() } else { self.delta(json!({ "role": "assistant", "content": "" })) }
     }
 
     /// Writes the new text; empty if `so_far` does not extend what was sent.
     pub fn more(&mut self, so_far: &str) -> String {
         let Some(new) = so_far.strip_prefix(&*self.sent).filter(|new| !new.is_empty()) else { return String::new() };
-        let page = if self.chat { self.delta(json!({ "content": new }), None) } else { self.text(new, None) };
+        let page = if self.text { self.choice("text", new.into(), None) } else { self.delta(json!({ "content": new })) };
         self.sent.push_str(new);
         page
     }
@@ -222,28 +204,24 @@ impl Chunks {
             let mut begun = call_as_text(call);
             let arguments = begun["function"]["arguments"].take();
             (begun["index"], begun["function"]["arguments"]) = (at.into(), "".into());
-            pages += &self.delta(json!({ "tool_calls": [begun] }), None);
-            pages += &self.delta(json!({ "tool_calls": [{ "index": at, "function": { "arguments": arguments } }] }), None);
+            pages += &self.delta(json!({ "tool_calls": [begun] }));
+            pages += &self.delta(json!({ "tool_calls": [{ "index": at, "function": { "arguments": arguments } }] }));
         }
-        let finish = Some(turn.finish());
-        pages += &if self.chat { self.delta(json!({}), finish) } else { self.text("", finish) };
+        let (part, empty) = if self.text { ("text", "".into()) } else { ("delta", json!({})) };
+        pages += &self.choice(part, empty, Some(turn.finish()));
         if self.usage {
             pages += &event(&with_usage(self.head.clone(), turn));
         }
         pages + "data: [DONE]\n\n"
     }
 
-    fn delta(&self, delta: Value, finish: Option<&str>) -> String {
-        self.choice(json!({ "index": 0, "delta": delta, "logprobs": null, "finish_reason": finish }))
+    fn delta(&self, delta: Value) -> String {
+        self.choice("delta", delta, None)
     }
 
-    fn text(&self, text: &str, finish: Option<&str>) -> String {
-        self.choice(json!({ "index": 0, "text": text, "logprobs": null, "finish_reason": finish }))
-    }
-
-    fn choice(&self, choice: Value) -> String {
+    fn choice(&self, part: &str, value: Value, finish: Option<&str>) -> String {
         let mut page = self.head.clone();
-        page["choices"] = json!([choice]);
+        page["choices"] = json!([{ "index": 0, part: value, "logprobs": null, "finish_reason": finish }]);
         event(&page)
     }
 }

@@ -14,85 +14,63 @@ use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 
-use super::protocol::{self, Chunks, Form, ModelRequest, ModelTurn};
-use super::{Event, Rollouts};
-use crate::data::ChatMessage;
-use crate::env::ToolSpec;
+use super::protocol::{self, Chunks, ModelRequest, ModelTurn};
+use super::{Event, Rollouts, Waiting};
 
 /// Longest request, in bytes.
 const LONGEST: usize = 64 << 20;
 /// Error for a rollout that is not running.
 const NOT_RUNNING: &str = "there is no such rollout, or it is over";
 
-pub fn routes(rollouts: Arc<Rollouts>, model: String) -> Router {
-    let model: Arc<str> = model.into();
-    let (chat_rollouts, chat_model) = (rollouts.clone(), model.clone());
-    let chat = move |Path(id): Path<String>, body: Bytes| async move {
-        let (messages, tools, form) = match protocol::chat(&body) {
-            Ok(request) => request,
-            Err(why) => return refused(StatusCode::BAD_REQUEST, "invalid_request_error", &why),
-        };
-        let request = ParsedRequest { messages, text: false, tools, form };
-        answered(&chat_rollouts, &id, &chat_model, request).await.unwrap_or_else(|refusal| refusal)
+pub fn routes(rollouts: Arc<Rollouts>, model: Arc<str>) -> Router {
+    let turns = |text: bool| {
+        let (rollouts, model) = (rollouts.clone(), model.clone());
+        routing::post(move |Path(id): Path<String>, body: Bytes| async move {
+            match protocol::request(&body, text) {
+                Ok(request) => answered(&rollouts, &id, &model, request).await.unwrap_or_else(over),
+                Err(why) => refused(StatusCode::BAD_REQUEST, "invalid_request_error", &why),
+            }
+        })
     };
-    let completion_model = model.clone();
-    let completion = move |Path(id): Path<String>, body: Bytes| async move {
-        let (prompt, form) = match protocol::completion(&body) {
-            Ok(request) => request,
-            Err(why) => return refused(StatusCode::BAD_REQUEST, "invalid_request_error", &why),
-        };
-        let request = ParsedRequest { messages: vec![ChatMessage::new("user", prompt)], text: true, tools: Vec::new(), form };
-        answered(&rollouts, &id, &completion_model, request).await.unwrap_or_else(|refusal| refusal)
-    };
+    let (chat, completion) = (turns(false), turns(true));
     let models = move || async move { page(StatusCode::OK, &protocol::models(&model)) };
     Router::new()
-        .route("/r/{rollout}/v1/chat/completions", routing::post(chat))
-        .route("/r/{rollout}/v1/completions", routing::post(completion))
+        .route("/r/{rollout}/v1/chat/completions", chat)
+        .route("/r/{rollout}/v1/completions", completion)
         .route("/r/{rollout}/v1/models", routing::get(models.clone()))
         .route("/v1/models", routing::get(models))
         .layer(DefaultBodyLimit::max(LONGEST))
 }
 
-/// A parsed request of an agent.
-struct ParsedRequest {
-    messages: Vec<ChatMessage>,
-    text: bool,
-    tools: Vec<ToolSpec>,
-    form: Form,
-}
-
 /// Channel of the model's turn.
 type Reply = oneshot::Receiver<Result<ModelTurn, String>>;
 
-/// Passes a request to its rollout and returns the model's turn. The rollout's deadlines bound the
-/// wait.
-async fn answered(rollouts: &Rollouts, id: &str, model: &str, request: ParsedRequest) -> Result<Response, Response> {
-    let ParsedRequest { messages, text, tools, form } = request;
+/// Passes a request to its rollout and returns the model's turn, or why the rollout is over. Its
+/// deadlines bound the wait.
+async fn answered(rollouts: &Rollouts, id: &str, model: &str, request: ModelRequest) -> Result<Response, String> {
+    let ModelRequest { text, stream, usage, .. } = request;
     let (reply, mut turn) = oneshot::channel();
     // With tools, a turn is not streamed: only its end shows whether it is text or a call.
     let (so_far, mut heard) = watch::channel(String::new());
-    let so_far = Some(so_far).filter(|_| form.stream && tools.is_empty());
-    let rollout = rollouts.all().get(id).cloned().ok_or_else(gone)?;
-    rollout.send(Event::Asks(ModelRequest { messages, text, tools, so_far, reply })).map_err(|_| gone())?;
-    if !form.stream {
-        let turn = whole(turn.await).map_err(over)?;
-        let body = if text { protocol::completion_page(model, &turn) } else { protocol::chat_page(model, &turn) };
-        return Ok(page(StatusCode::OK, &body));
+    let so_far = Some(so_far).filter(|_| stream && request.tools.is_empty());
+    let rollout = rollouts.lock().get(id).cloned().ok_or(NOT_RUNNING)?;
+    rollout.send(Event::Asks(Waiting { request, so_far, reply })).map_err(|_| NOT_RUNNING)?;
+    if !stream {
+        return Ok(page(StatusCode::OK, &protocol::page(model, text, &whole(turn.await)?)));
     }
     // An error must be a status, so the stream begins with the first text.
     let all = tokio::select! {
         biased;
-        all = &mut turn => Some(whole(all).map_err(over)?),
+        all = &mut turn => Some(whole(all)?),
         Ok(()) = heard.changed() => None,
     };
-    let mut chunks = Chunks::new(model, !text, form);
-    let (events, body) = unbounded_channel();
+    let mut chunks = Chunks::new(model, text, usage);
+    let (events, mut body) = unbounded_channel();
     send(&events, chunks.begin());
     match all {
         Some(all) => send(&events, chunks.end(&all)),
-        None => drop(tokio::spawn(stream(turn, heard, chunks, events))),
+        None => drop(tokio::spawn(send_rest(turn, heard, chunks, events))),
     }
-    let mut body = body;
     let pieces = poll_fn(move |context| body.poll_recv(context).map(|piece| piece.map(Ok::<Bytes, Infallible>)));
     let body = Body::from_stream(pieces);
     Ok(([(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-cache")], body).into_response())
@@ -100,7 +78,7 @@ async fn answered(rollouts: &Rollouts, id: &str, model: &str, request: ParsedReq
 
 /// Streams new text until the turn is complete or the client is gone. A rollout that ends breaks the
 /// stream off.
-async fn stream(mut turn: Reply, mut heard: watch::Receiver<String>, mut chunks: Chunks, events: UnboundedSender<Bytes>) {
+async fn send_rest(mut turn: Reply, mut heard: watch::Receiver<String>, mut chunks: Chunks, events: UnboundedSender<Bytes>) {
     loop {
         let so_far = heard.borrow_and_update().clone();
         send(&events, chunks.more(&so_far));
@@ -120,7 +98,7 @@ async fn stream(mut turn: Reply, mut heard: watch::Receiver<String>, mut chunks:
 
 fn send(events: &UnboundedSender<Bytes>, text: String) {
     if !text.is_empty() {
-        // `stream` notices a client that is gone.
+        // `send_rest` notices a client that is gone.
         drop(events.send(text.into()));
     }
 }
@@ -132,10 +110,6 @@ fn whole(turn: Result<Result<ModelTurn, String>, oneshot::error::RecvError>) -> 
 
 fn over(why: String) -> Response {
     refused(StatusCode::GONE, "rollout_over", &why)
-}
-
-fn gone() -> Response {
-    over(NOT_RUNNING.to_owned())
 }
 
 fn page(status: StatusCode, page: &Value) -> Response {

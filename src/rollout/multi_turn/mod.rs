@@ -28,7 +28,7 @@ use super::agent::StopReason;
 use super::{Agent, RolloutContext};
 use crate::data::{Answer, ChatMessage, Group, Partial, Prompt, Sample, Version};
 use crate::engine::{EngineError, SamplingParams};
-use crate::env::{Action, Deadline, EnvError, Environment, Episode, Grade, Pool, PoolError, Step, ToolSpec};
+use crate::env::{Action, EnvError, Environment, Episode, Grade, Pool, Step, ToolSpec};
 use crate::observe::Metric;
 
 /// Prompt's ordinal and rollout's index in its group.
@@ -194,7 +194,7 @@ impl MultiTurn {
         &mut self,
         key: Key,
         mut environment: Box<dyn Environment>,
-        work: impl FnOnce(&mut dyn Environment, Deadline) -> Result<JobResult, EnvError> + Send + 'static,
+        work: impl FnOnce(&mut dyn Environment, Instant) -> Result<JobResult, EnvError> + Send + 'static,
     ) {
         self.jobs.insert(self.next_job, key);
         self.pool.submit(self.next_job, self.agent.step_timeout, move |deadline| {
@@ -226,25 +226,22 @@ impl MultiTurn {
         self.pool.pending() > 0 || !self.paused.is_empty()
     }
 
-    fn returned(&mut self, key: Key, outcome: Result<Returned, PoolError>) -> Result<(), EngineError> {
+    fn returned(&mut self, key: Key, outcome: Result<Returned, EnvError>) -> Result<(), EngineError> {
         let Some(rollout) = self.rollouts.get_mut(&key) else { return Ok(()) };
         let tokenizer = &self.context.tokenizer;
-        let result = match outcome {
-            Ok(Returned { environment, result }) => {
-                rollout.environment = Some(environment);
-                result.map_err(|error| (error.is_late(), error.to_string()))
-            }
-            Err(error) => Err((matches!(error, PoolError::Overdue(_)), error.to_string())),
-        };
+        let result = outcome.and_then(|Returned { environment, result }| {
+            rollout.environment = Some(environment);
+            result
+        });
         let next = match result {
             // The duration of a step depends on the completion: dropping slow rollouts would favour
             // short completions.
-            Err((true, reason)) if rollout.has_begun() => {
-                tracing::debug!("rollout {} of group {}: {reason}", key.1, key.0);
+            Err(error) if error.is_late() && rollout.has_begun() => {
+                tracing::debug!("rollout {} of group {}: {error}", key.1, key.0);
                 rollout.time_out();
                 return self.finish(key);
             }
-            Err((_, reason)) => return self.environment_failed(key, reason),
+            Err(error) => return self.environment_failed(key, error.to_string()),
             Ok(JobResult::Graded(grade)) => {
                 rollout.set_grade(grade);
                 return self.finish(key);

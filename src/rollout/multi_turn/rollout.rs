@@ -10,7 +10,7 @@ use super::dialogue::{Dialogue, NextContext, text_of};
 use super::replay::{RecordMatch, SavedRollout};
 use crate::data::chat::ChatError;
 use crate::data::{Answer, ChatMessage, Tokenizer, Version};
-use crate::env::{Action, Called, Environment, Grade, Step, ToolResult, ToolSpec, ToolUse, extract_tool_calls};
+use crate::env::{Action, Environment, Grade, Step, ToolCall, ToolResult, ToolSpec, ToolUse, extract_tool_calls};
 use crate::rollout::agent::{Agent, StopReason, Turn};
 
 /// Factor between the parts of a rollout in the ledger's indices.
@@ -47,7 +47,7 @@ pub struct Rollout {
     /// Tokens of the present turn that the environment has received.
     streamed: Vec<u32>,
     /// Calls of the turn that the environment works on.
-    calls: Vec<Called>,
+    calls: Vec<Result<ToolCall, ToolResult>>,
     pub(super) turns: usize,
     pub(super) tool_calls: ToolUse,
     pub(super) rewards: Vec<f64>,
@@ -361,17 +361,13 @@ impl Rollout {
 }
 
 /// Results in the order of the calls, with an error for each malformed call.
-fn in_order(calls: &[Called], results: Vec<ToolResult>) -> Vec<ToolResult> {
+fn in_order(calls: &[Result<ToolCall, ToolResult>], results: Vec<ToolResult>) -> Vec<ToolResult> {
     let mut results = results.into_iter();
     let mut ordered: Vec<ToolResult> = Vec::new();
     for called in calls {
         match called {
             Ok(_) => ordered.extend(results.next()),
-            Err(malformed) => ordered.push(ToolResult {
-                name: malformed.name.clone(),
-                content: format!("error: {malformed}"),
-                ..ToolResult::default()
-            }),
+            Err(failed) => ordered.push(failed.clone()),
         }
     }
     ordered.extend(results);

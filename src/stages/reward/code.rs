@@ -1,9 +1,7 @@
 //! A reward for code: the share of its tests that pass, or 1 only if all do.
 
-use std::sync::Arc;
-
 use crate::data::Sample;
-use crate::sandbox::{CodeTests, Sandbox, SandboxError, SandboxRule, TestRunner, extract_code};
+use crate::sandbox::{Sandbox, SandboxError, SandboxRule, extract_code};
 use crate::settings::declare::{choices, section};
 use crate::settings::setting::Limit;
 
@@ -38,7 +36,7 @@ section! {
 /// threads wait, as many at a time as the sandbox allows. The same code and tests run once.
 #[derive(Clone, Debug)]
 pub struct CodeReward {
-    runner: Arc<TestRunner>,
+    sandbox: Sandbox,
     rule: CodeRule,
 }
 
@@ -50,7 +48,7 @@ impl CodeReward {
 
     /// Runs code in `sandbox` instead of the one that `rule` describes.
     pub fn in_sandbox(sandbox: Sandbox, rule: CodeRule) -> Self {
-        CodeReward { runner: Arc::new(TestRunner::new(sandbox)), rule }
+        CodeReward { sandbox, rule }
     }
 
     /// Computes the reward of a sample. Fails if its prompt has no tests or the sandbox fails.
@@ -58,11 +56,11 @@ impl CodeReward {
         let key = &self.rule.sandbox.tests;
         let tests = sample.metadata.get(key);
         let tests = tests.ok_or_else(|| format!("the prompt has no tests, metadata[{key:?}]"))?;
-        let tests = CodeTests::from_json(tests).map_err(|error| error.to_string())?;
-        let results = self.runner.run(&self.program(sample), &tests).map_err(|error| error.to_string())?;
+        let results = self.sandbox.test(&self.program(sample), tests).map_err(|error| error.to_string())?;
+        let passed = results.iter().filter(|result| result.is_ok()).count();
         Ok(match self.rule.score {
-            CodeScore::Share => results.share(),
-            CodeScore::All => f64::from(u8::from(results.all())),
+            CodeScore::Share => passed as f64 / results.len() as f64,
+            CodeScore::All => f64::from(u8::from(passed == results.len())),
         })
     }
 

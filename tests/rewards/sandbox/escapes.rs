@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command};
 
-use rollflow::sandbox::{Program, Sandbox, SandboxConfig, Walls};
+use rollflow::sandbox::{Sandbox, SandboxConfig, Walls};
 
 use super::{all_held, behind};
 
@@ -193,7 +193,7 @@ fn a_program_that_the_sandbox_s_user_may_not_read_is_named_with_what_to_do() {
     let path = private.path().join("true");
     std::fs::copy("/bin/true", &path).unwrap();
     std::fs::set_permissions(private.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
-    let config = SandboxConfig { walls: Some(Walls::Confined), ..SandboxConfig::new(Program::at(&path, &[])) };
+    let config = SandboxConfig { walls: Some(Walls::Confined), ..SandboxConfig::program(&path, &[]) };
     let error = Sandbox::new(config).err().map_or_else(String::new, |error| error.to_string());
     let told = error.contains(path.to_str().unwrap()) && error.contains("install the program where all users may read it");
     assert_eq!(told, rustix::process::geteuid().is_root(), "{error}");

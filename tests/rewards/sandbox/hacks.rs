@@ -4,9 +4,9 @@
 
 use std::sync::Mutex;
 
-use rollflow::sandbox::{CodeTests, TestRunner};
+use serde_json::{Value, json};
 
-use super::walls;
+use super::{passed, walls};
 
 /// The task: `f(x)` is one more than `x`, and refuses what is negative.
 const TESTS: [&str; 6] = [
@@ -271,25 +271,25 @@ def f(x): return 77
     ),
 ];
 
-fn tests(tests: &[&str]) -> CodeTests {
-    CodeTests::Asserts(tests.iter().map(|&test| test.to_owned()).collect())
+fn tests(tests: &[&str]) -> Value {
+    json!(tests)
 }
 
 /// Judges each code by all tests behind all walls; gives what was wrong.
-fn judged(codes: &[(&str, &str)], tests: &CodeTests, passed: usize) {
+fn judged(codes: &[(&str, &str)], tests: &Value, expected: usize) {
     let wrong = Mutex::new(Vec::new());
     for sandbox in walls() {
-        let (walls, judge) = (sandbox.isolation().walls, TestRunner::new(sandbox));
+        let walls = sandbox.walls();
         let left = Mutex::new(codes.iter());
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     loop {
                         let Some((name, code)) = left.lock().unwrap().next() else { return };
-                        let verdict = judge.run(code, tests).unwrap();
-                        println!("{walls}: {name}: {verdict:?}");
-                        if verdict.passed != passed {
-                            wrong.lock().unwrap().push(format!("{walls}: {name}: {verdict:?}"));
+                        let results = sandbox.test(code, tests).unwrap();
+                        println!("{walls}: {name}: {results:?}");
+                        if passed(&results) != expected {
+                            wrong.lock().unwrap().push(format!("{walls}: {name}: {results:?}"));
                         }
                     }
                 });
@@ -331,8 +331,7 @@ fn a_test_that_takes_any_exception_takes_no_end_and_no_timeout_for_one() {
 
 #[test]
 fn programs_that_print_are_not_paid_for_leaving_or_for_what_they_say_of_themselves() {
-    let pairs = [("1\n", "2"), ("41\n", "42")].map(|(input, output)| (input.to_owned(), output.to_owned()));
-    let tests = CodeTests::Pairs(pairs.to_vec());
+    let tests = json!({ "inputs": ["1\n", "41\n"], "outputs": ["2", "42"] });
     let hacks = [
         ("leaves", "import os; os._exit(0)"),
         ("says passed", "print('passed'); print('v0 passed'); print('n')"),

@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use rollflow::sandbox::{CodeTests, Limits, Sandbox, TestRunner};
+use rollflow::sandbox::{Limits, Sandbox};
 use serde_json::json;
 
-use super::{limits, walls_within};
+use super::{limits, passed, walls_within};
 
 /// Every kind of walls, with time for a machine that does much else.
 fn walls() -> Vec<Sandbox> {
@@ -15,10 +15,9 @@ fn walls() -> Vec<Sandbox> {
 
 /// Each test must pass, for code that is right.
 fn all_pass(code: &str, tests: &[&str]) {
-    let tests = CodeTests::Asserts(tests.iter().map(|&test| test.to_owned()).collect());
     for sandbox in walls() {
-        let verdict = TestRunner::new(sandbox).run(code, &tests).unwrap();
-        assert!(verdict.all(), "{verdict:?}");
+        let results = sandbox.test(code, &json!(tests)).unwrap();
+        assert!(results.iter().all(Result::is_ok), "{results:?}");
     }
 }
 
@@ -126,21 +125,19 @@ def bump():
 
 #[test]
 fn calls_are_compared_with_the_results_that_json_can_say() {
-    let value = json!({
+    let tests = json!({
         "fn_name": "pair",
         "inputs": [[1, [2, 3]], [0.5, []], ["x", null], [1, 1]],
         "outputs": [[1, [2, 3]], [0.5, []], [["x", null]], [1, 2]],
     });
-    let tests = CodeTests::from_json(&value).unwrap();
     for sandbox in walls() {
-        let judge = TestRunner::new(sandbox);
         for code in ["def pair(a, b): return (a, b)", "class Solution:\n    def pair(self, a, b): return [a, b]"] {
-            let verdict = judge.run(code, &tests).unwrap();
-            assert_eq!((verdict.passed, verdict.total), (3, 4), "{verdict:?}");
-            assert!(verdict.complaint.unwrap().contains("it gave [1, 1] instead of [1, 2]"));
+            let results = sandbox.test(code, &tests).unwrap();
+            assert_eq!((passed(&results), results.len()), (3, 4), "{results:?}");
+            assert!(results.into_iter().find_map(Result::err).unwrap().contains("it gave [1, 1] instead of [1, 2]"));
         }
         for code in ["class A:\n    __eq__ = lambda *_: True\npair = lambda *_: A()", "def pair(*_): raise StopIteration", ""] {
-            assert_eq!(judge.run(code, &tests).unwrap().passed, 0, "{code}");
+            assert_eq!(passed(&sandbox.test(code, &tests).unwrap()), 0, "{code}");
         }
     }
 }
