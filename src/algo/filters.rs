@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 
+use super::RangeError;
 use crate::data::{Group, Sample, Status};
 
 /// Decision of a filter on a group.
@@ -25,25 +26,6 @@ impl Verdict {
     pub fn kept(&self) -> bool {
         *self == Verdict::Keep
     }
-}
-
-/// Filter bounds that no group or every group meets.
-#[derive(Clone, Debug, thiserror::Error, PartialEq)]
-pub enum FilterError {
-    /// A reward threshold.
-    #[error("reward threshold {0} is not a finite number")]
-    Threshold(f64),
-    /// A diversity ratio.
-    #[error("diversity ratio {0} is outside (0, 1]")]
-    Ratio(f64),
-    /// A length window.
-    #[error("length bounds {min}..={max} are empty; give min ≤ max and max ≥ 1")]
-    Length {
-        /// The shortest.
-        min: usize,
-        /// The longest.
-        max: usize,
-    },
 }
 
 /// Combinations of filters, for every closure `Fn(&Group) -> Verdict`.
@@ -88,18 +70,18 @@ pub fn std_above(threshold: f64) -> impl GroupFilter + Clone {
 }
 
 /// Keeps a group in which some reward is strictly above `threshold`.
-pub fn min_reward(threshold: f64) -> Result<impl GroupFilter + Clone, FilterError> {
+pub fn min_reward(threshold: f64) -> Result<impl GroupFilter + Clone, RangeError> {
     if !threshold.is_finite() {
-        return Err(FilterError::Threshold(threshold));
+        return Err(RangeError::new(format!("reward threshold {threshold} is not a finite number")));
     }
     Ok(move |group: &Group| Verdict::keep_if(group.rewards().iter().any(|reward| *reward > threshold), "low_reward"))
 }
 
 /// Keeps a group with at least `min_ratio` distinct responses per response. Responses are compared
 /// as tokens.
-pub fn diversity(min_ratio: f64) -> Result<impl GroupFilter + Clone, FilterError> {
+pub fn diversity(min_ratio: f64) -> Result<impl GroupFilter + Clone, RangeError> {
     if !(min_ratio > 0.0 && min_ratio <= 1.0) {
-        return Err(FilterError::Ratio(min_ratio));
+        return Err(RangeError::new(format!("diversity ratio {min_ratio} is outside (0, 1]")));
     }
     Ok(move |group: &Group| {
         let distinct: HashSet<(&[u32], &str)> =
@@ -110,10 +92,8 @@ pub fn diversity(min_ratio: f64) -> Result<impl GroupFilter + Clone, FilterError
 }
 
 /// Keeps a group whose responses all have `min` to `max` trained tokens.
-pub fn length(min: usize, max: usize) -> Result<impl GroupFilter + Clone, FilterError> {
-    if max == 0 || min > max {
-        return Err(FilterError::Length { min, max });
-    }
+pub fn length(min: usize, max: usize) -> Result<impl GroupFilter + Clone, RangeError> {
+    RangeError::unless_lengths(min, max)?;
     Ok(move |group: &Group| {
         let mut lengths = group.samples.iter().map(Sample::response_length);
         Verdict::keep_if(lengths.all(|length| (min..=max).contains(&length)), "length")
@@ -140,62 +120,48 @@ mod tests {
         Group { samples: rewards.iter().enumerate().map(sample).collect(), ..Group::default() }
     }
 
-    fn reason(verdict: Verdict) -> String {
-        match verdict {
-            Verdict::Keep => "kept".into(),
+    /// Verdict of a filter on a group with these rewards: the reason, or "kept".
+    fn verdict(filter: impl GroupFilter, rewards: &[f64]) -> String {
+        match filter(&group(rewards)) {
+            Verdict::Keep => "kept".to_owned(),
             Verdict::Drop(reason) => reason.into_owned(),
         }
     }
 
     #[test]
     fn only_groups_whose_rewards_differ_teach() {
-        assert!(nonzero_std(&group(&[0.0, 1.0])).kept());
+        assert_eq!(verdict(nonzero_std, &[0.0, 1.0]), "kept");
         for constant in [&[0.1; 7][..], &[1.0], &[], &[1.0, 1.0 + 1e-7], &[1.0, f64::NAN]] {
-            assert_eq!(reason(nonzero_std(&group(constant))), "zero_std", "{constant:?}");
+            assert_eq!(verdict(nonzero_std, constant), "zero_std", "{constant:?}");
         }
     }
 
     #[test]
-    fn the_reward_threshold_is_strict() {
-        let filter = min_reward(0.5).unwrap();
-        assert_eq!(reason(filter(&group(&[0.5, 0.1]))), "low_reward");
-        assert!(filter(&group(&[0.51, 0.1])).kept());
-    }
-
-    #[test]
-    fn diversity_counts_distinct_responses_and_includes_its_bound() {
-        assert!(diversity(0.5).unwrap()(&group(&[1.0; 4])).kept());
-        assert_eq!(reason(diversity(0.51).unwrap()(&group(&[1.0; 4]))), "low_diversity");
-        assert_eq!(reason(nonzero_std.and(diversity(0.1).unwrap())(&group(&[1.0; 4]))), "zero_std");
-        assert_eq!(reason(nonzero_std.and(diversity(0.9).unwrap())(&group(&[1.0, 0.0, 1.0]))), "low_diversity");
-    }
-
-    #[test]
-    fn length_completion_and_success_say_why_they_drop() {
-        assert!(length(2, 2).unwrap()(&group(&[1.0])).kept());
-        assert_eq!(reason(length(3, 9).unwrap()(&group(&[1.0]))), "length");
-        assert!(any_completed(&group(&[0.0, 0.0])).kept());
-        assert_eq!(reason(any_completed(&group(&[]))), "none_completed");
-        let any_reward = min_reward(0.0).unwrap();
-        assert!(any_reward(&group(&[0.0, 0.1])).kept());
-        assert_eq!(reason(any_reward(&group(&[0.0]))), "low_reward");
+    fn each_filter_keeps_its_bound_and_says_why_it_drops() {
+        let reward = |least| min_reward(least).unwrap();
+        assert_eq!((verdict(reward(0.5), &[0.51, 0.1]), verdict(reward(0.5), &[0.5, 0.1])), ("kept".into(), "low_reward".into()));
+        let distinct = |ratio| verdict(diversity(ratio).unwrap(), &[1.0; 4]);
+        assert_eq!((distinct(0.5), distinct(0.51)), ("kept".into(), "low_diversity".into()));
+        let long = |min, max| verdict(length(min, max).unwrap(), &[1.0]);
+        assert_eq!((long(2, 2), long(3, 9)), ("kept".into(), "length".into()));
+        assert_eq!((verdict(any_completed, &[0.0; 2]), verdict(any_completed, &[])), ("kept".into(), "none_completed".into()));
     }
 
     #[test]
     fn closures_combine_and_reasons_survive() {
         let lone = |group: &Group| Verdict::keep_if(group.samples.len() > 1, "lone");
-        let both = lone.and(min_reward(0.5).unwrap());
-        assert_eq!(reason(both(&group(&[1.0]))), "lone");
-        assert_eq!(reason(both(&group(&[0.0, 0.0]))), "low_reward");
-        let either = lone.or(min_reward(0.5).unwrap());
-        assert!(either(&group(&[1.0])).kept() && either(&group(&[0.0, 0.0])).kept());
-        assert_eq!(reason(either(&group(&[0.0]))), "lone_and_low_reward");
+        let both = || lone.and(min_reward(0.5).unwrap());
+        assert_eq!((verdict(both(), &[1.0]), verdict(both(), &[0.0, 0.0])), ("lone".into(), "low_reward".into()));
+        let either = || lone.or(min_reward(0.5).unwrap());
+        assert_eq!([verdict(either(), &[1.0]), verdict(either(), &[0.0, 0.0])], ["kept", "kept"]);
+        assert_eq!(verdict(either(), &[0.0]), "lone_and_low_reward");
     }
 
     #[test]
     fn bounds_that_make_no_sense_are_refused() {
         assert!(min_reward(f64::NAN).is_err());
         assert!(diversity(0.0).is_err() && diversity(1.1).is_err());
-        assert!(length(5, 4).is_err() && length(0, 0).is_err());
+        assert_eq!(length(5, 4).err().unwrap().to_string(), "length bounds 5..=4 are empty; give min ≤ max and max ≥ 1");
+        assert!(length(0, 0).is_err());
     }
 }

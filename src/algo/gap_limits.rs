@@ -25,17 +25,6 @@ impl Default for GapLimits {
     }
 }
 
-/// Judgement of a step's gap.
-#[derive(Clone, Debug, PartialEq)]
-pub enum GapVerdict {
-    /// Within both limits.
-    Fine,
-    /// Above [`GapLimits::warn`].
-    Warn(GapDiagnosis),
-    /// Above [`GapLimits::halt`], or NaN.
-    Halt(GapDiagnosis),
-}
-
 /// Diagnosis of a gap that is too large: numbers, worst token, likely cause and remedy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GapDiagnosis {
@@ -48,18 +37,14 @@ pub struct GapDiagnosis {
 }
 
 impl GapLimits {
-    /// Compares a step's gap with the limits.
-    pub fn judge(&self, step: u64, gap: &LogProbGap) -> GapVerdict {
-        let diagnosis = |limit| GapDiagnosis { step, limit, gap: gap.clone() };
-        // A mean that is no number is above every bound.
-        let within = |limit: f64| gap.mean() <= limit;
-        if !within(self.halt) {
-            GapVerdict::Halt(diagnosis(self.halt))
-        } else if !within(self.warn) {
-            GapVerdict::Warn(diagnosis(self.warn))
-        } else {
-            GapVerdict::Fine
-        }
+    /// Compares a step's gap with the limits: a warning, or an error that ends the run. A mean that is
+    /// no number is above every limit.
+    pub fn check(&self, step: u64, gap: &LogProbGap) -> Result<Option<GapDiagnosis>, GapDiagnosis> {
+        let above = |limit: f64| {
+            let within = gap.mean() <= limit;
+            (!within).then(|| GapDiagnosis { step, limit, gap: gap.clone() })
+        };
+        above(self.halt).map_or_else(|| Ok(above(self.warn)), Err)
     }
 }
 
@@ -137,12 +122,11 @@ mod tests {
     #[test]
     fn only_a_gap_above_a_limit_is_worth_a_word() {
         let limits = GapLimits::default();
-        let verdict = |behaviour| limits.judge(7, &gap(&[(0, behaviour)]));
-        assert_eq!(verdict(-1.9), GapVerdict::Fine);
-        assert!(matches!(verdict(-2.1), GapVerdict::Warn(GapDiagnosis { limit: 1.0, .. })));
-        assert!(matches!(verdict(-4.1), GapVerdict::Halt(GapDiagnosis { limit: 3.0, .. })));
-        assert!(matches!(verdict(f64::NAN), GapVerdict::Halt(_)));
-        assert_eq!(limits.judge(7, &LogProbGap::default()), GapVerdict::Fine);
+        let verdict = |behaviour| limits.check(7, &gap(&[(0, behaviour)])).map(|warning| warning.map(|of| of.limit));
+        assert_eq!((verdict(-1.9), verdict(-2.1)), (Ok(None), Ok(Some(1.0))));
+        assert_eq!(verdict(-4.1).unwrap_err().limit, 3.0);
+        assert!(verdict(f64::NAN).is_err());
+        assert_eq!(limits.check(7, &LogProbGap::default()), Ok(None));
     }
 
     #[test]

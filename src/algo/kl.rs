@@ -27,17 +27,6 @@ choices! {
 }
 
 section! {
-    /// Limits of a token's divergence.
-    pub struct KlLimits {
-        /// Largest absolute value of a token's divergence.
-        truncate: Option<f64> = None, POSITIVE_IF_GIVEN;
-        /// Reference probability from which a token counts in full; tokens below count in
-        /// proportion. 0 counts all in full.
-        confidence: f64 = 0.0, UP_TO_ONE;
-    }
-}
-
-section! {
     /// KL loss: divergence from the reference policy, added to the loss.
     pub struct KlLoss {
         /// KL coefficient β.
@@ -50,7 +39,11 @@ section! {
         /// If true, it is multiplied by the probability ratio, which makes its gradient unbiased
         /// for off-policy tokens.
         unbiased: bool = true;
-        last limits: KlLimits;
+        /// Largest absolute value of a token's divergence.
+        truncate: Option<f64> = None, POSITIVE_IF_GIVEN;
+        /// Reference probability from which a token counts in full; tokens below count in
+        /// proportion. 0 counts all in full.
+        confidence: f64 = 0.0, UP_TO_ONE;
     }
 }
 
@@ -68,7 +61,11 @@ section! {
         target: Option<f64> = None, POSITIVE_IF_GIVEN;
         /// Completions over which the coefficient changes by at most a fifth.
         horizon: f64 = 10_000.0, POSITIVE;
-        last limits: KlLimits;
+        /// Largest absolute value of a token's divergence.
+        truncate: Option<f64> = None, POSITIVE_IF_GIVEN;
+        /// Reference probability from which a token counts in full; tokens below count in
+        /// proportion. 0 counts all in full.
+        confidence: f64 = 0.0, UP_TO_ONE;
     }
 }
 
@@ -109,27 +106,26 @@ impl KlFunction for KlForm {
 impl KlFunction for KlLoss {
     fn token(&self, log_prob: f64, reference: f64) -> (f64, f64) {
         let (value, slope) = self.estimator.token(log_prob, reference);
-        self.limits.apply(value, if self.straight_through { log_prob - reference } else { slope }, reference)
+        let slope = if self.straight_through { log_prob - reference } else { slope };
+        limited(value, slope, self.truncate, self.confidence, reference)
     }
 }
 
 impl KlFunction for KlReward {
     fn token(&self, log_prob: f64, reference: f64) -> (f64, f64) {
         let (value, slope) = self.estimator.token(log_prob, reference);
-        self.limits.apply(value, slope, reference)
+        limited(value, slope, self.truncate, self.confidence, reference)
     }
 }
 
-impl KlLimits {
-    /// Value and derivative within the limits; a truncated value has no derivative.
-    fn apply(&self, value: f64, slope: f64, reference: f64) -> (f64, f64) {
-        let (value, slope) = match self.truncate {
-            Some(most) if value > most => (most, 0.0),
-            _ => (value, slope),
-        };
-        let weight = if self.confidence > 0.0 { (reference.exp() / self.confidence).min(1.0) } else { 1.0 };
-        (weight * value, weight * slope)
-    }
+/// Value and derivative within the limits; a truncated value has no derivative.
+fn limited(value: f64, slope: f64, truncate: Option<f64>, confidence: f64, reference: f64) -> (f64, f64) {
+    let (value, slope) = match truncate {
+        Some(most) if value > most => (most, 0.0),
+        _ => (value, slope),
+    };
+    let weight = if confidence > 0.0 { (reference.exp() / confidence).min(1.0) } else { 1.0 };
+    (weight * value, weight * slope)
 }
 
 impl KlReward {
@@ -219,22 +215,16 @@ mod tests {
     use crate::algo::CrossEntropy;
     use proptest::prelude::*;
 
-    const FORMS: [KlForm; 5] = [KlForm::K1, KlForm::Abs, KlForm::K2, KlForm::K3, KlForm::LowVariance];
-
-    fn limited(estimator: KlForm, truncate: Option<f64>, confidence: f64) -> KlLoss {
-        KlLoss { estimator, limits: KlLimits { truncate, confidence }, ..KlLoss::default() }
-    }
-
     #[test]
     fn extremes_stay_finite_and_stop_pulling_where_they_are_cut() {
         assert_eq!([-1e3, -30.0, 1e3].map(|d| KlForm::LowVariance.token(d, 0.0)), [(10.0, 0.0); 3]);
-        let truncated = limited(KlForm::K1, Some(0.5), 0.0);
+        let truncated = KlLoss { estimator: KlForm::K1, truncate: Some(0.5), ..KlLoss::default() };
         assert_eq!([2.0, 0.25, -2.0].map(|d| truncated.token(d, 0.0)), [(0.5, 0.0), (0.25, 1.0), (-2.0, 1.0)]);
     }
 
     #[test]
     fn a_reference_that_hardly_knows_the_token_has_little_to_say() {
-        let adaptive = limited(KlForm::K1, None, 0.5);
+        let adaptive = KlLoss { estimator: KlForm::K1, confidence: 0.5, ..KlLoss::default() };
         assert_eq!(adaptive.token(0.0, 0.6f64.ln()), KlForm::K1.token(0.0, 0.6f64.ln()));
         let (value, slope) = adaptive.token(0.0, 0.05f64.ln());
         assert!((value + 0.1 * 0.05f64.ln()).abs() < 1e-12 && (slope - 0.1).abs() < 1e-12);
@@ -309,11 +299,11 @@ mod tests {
         fn slopes_are_the_finite_differences(own in -6.0f64..0.0, other in -6.0f64..0.0, truncate in prop::option::of(0.1f64..3.0), confidence in 0.0f64..1.0) {
             const STEP: f64 = 1e-6;
             prop_assume!((own - other).abs() > 1e-3);
-            for form in FORMS {
-                prop_assert_eq!(form.token(own, own).0, 0.0, "equal policies do not diverge");
-                let kl = limited(form, truncate, confidence);
+            for &estimator in KlForm::ALL {
+                prop_assert_eq!(estimator.token(own, own).0, 0.0, "equal policies do not diverge");
+                let kl = KlLoss { estimator, truncate, confidence, ..KlLoss::default() };
                 let at = |own: f64| kl.token(own, other);
-                let near_a_bend = [truncate, Some(10.0)].into_iter().flatten().any(|bend| (form.token(own, other).0 - bend).abs() < 1e-3);
+                let near_a_bend = [truncate, Some(10.0)].into_iter().flatten().any(|bend| (estimator.token(own, other).0 - bend).abs() < 1e-3);
                 if !near_a_bend {
                     let difference = (at(own + STEP).0 - at(own - STEP).0) / (2.0 * STEP);
                     prop_assert!((at(own).1 - difference).abs() < 1e-5 * difference.abs().max(1.0), "{kl:?}: {} {difference}", at(own).1);

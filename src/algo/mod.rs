@@ -23,11 +23,11 @@ mod pairs;
 mod policy_loss;
 mod preference;
 mod probe;
+mod range;
 mod reward_model;
 pub mod rewards;
 pub mod rollouts;
 mod schedule;
-mod sequence_gap;
 mod sft;
 mod value_loss;
 mod zoo;
@@ -42,21 +42,21 @@ pub use correction::{
     Divergence, IcePop, Importance, ImportanceChoice, Level, MaskedIs, OffPolicy, Over, Proximal, Rejection, Spread, TruncatedIs,
 };
 pub use gap::{ComparedToken, LogProbGap};
-pub use gap_limits::GapLimits;
-pub(crate) use gap_limits::{GapDiagnosis, GapVerdict};
-pub use kl::{KlForm, KlFunction, KlLimits, KlLoss, KlReward, kl_per_token, rewards_less_kl, token_kl, with_kl};
+pub(crate) use gap_limits::{GapDiagnosis, GapLimits};
+pub use kl::{KlForm, KlFunction, KlLoss, KlReward, kl_per_token, rewards_less_kl, token_kl, with_kl};
 pub use logits::{entropy, log_softmax_at};
 pub use loss::{Loss, LossError, LossInputs, LossMetrics, LossOutput, PairMetrics};
 pub use masked::{masked_mean, masked_sum, masked_variance, whiten};
 pub use math_answers::is_correct;
-pub(crate) use pairs::PairSelector;
-pub use pairs::{PairOf, Pairs, Select, all_pairs, best_against_worst, first_against_second, random_pair};
+pub use pairs::{PairOf, Select, all_pairs, best_against_worst, first_against_second, random_pair};
+pub(crate) use pairs::{PairSelector, Pairs};
 pub use policy_loss::{Cispo, Dapo, Grpo, Gspo, LossChoice, PolicyLoss};
 pub use preference::{Dpo, PairLoss, Preference, ScoreDivergence};
 pub(crate) use probe::{Disagreement, compare as compare_log_probs};
+pub use range::RangeError;
 pub use reward_model::{BradleyTerry, pairwise_reward};
 pub use schedule::{Decay, Schedule};
-pub use sft::{CrossEntropy, DynamicFineTuning, perplexity, smoothed_cross_entropy};
+pub use sft::{CrossEntropy, dynamic_fine_tuning, perplexity, smoothed_cross_entropy};
 pub use value_loss::{ValueLoss, value_loss};
 pub use zoo::{
     BestOfGroup, BinaryDivergence, ClipCov, Dppo, Dro, GeoMean, KlCov, Normalized, Sapo, Vespo, best_of_group, combine_rewards,

@@ -1,5 +1,6 @@
 //! Learning-rate schedules in closed form: a pure function of the step, without state.
 
+use super::RangeError;
 use crate::settings::declare::choices;
 use serde::{Deserialize, Serialize};
 
@@ -40,27 +41,6 @@ pub struct Schedule {
     pub floor: f64,
 }
 
-/// Invalid schedule.
-#[derive(Clone, Debug, thiserror::Error, PartialEq)]
-pub enum ScheduleError {
-    /// Peak rate out of range.
-    #[error("lr is {0}; it is a finite number above 0")]
-    Rate(f64),
-    /// Floor out of range.
-    #[error("floor is {0}; it is a share of lr, from 0 to 1")]
-    Floor(f64),
-    /// A decay without its last step.
-    #[error("total_steps is {total} with {warmup} warm-up steps; a {decay:?} decay needs more total steps than warm-up steps")]
-    Steps {
-        /// Steps of the run.
-        total: u64,
-        /// Steps of warm-up.
-        warmup: u64,
-        /// Shape.
-        decay: Decay,
-    },
-}
-
 impl Schedule {
     /// Constant rate `lr`.
     pub fn constant(lr: f64) -> Self {
@@ -68,15 +48,18 @@ impl Schedule {
     }
 
     /// Returns an error for rates, floors and lengths out of range.
-    pub fn validate(&self) -> Result<(), ScheduleError> {
-        if !(self.lr.is_finite() && self.lr > 0.0) {
-            return Err(ScheduleError::Rate(self.lr));
+    pub fn validate(&self) -> Result<(), RangeError> {
+        let Schedule { lr, decay, warmup_steps: warmup, total_steps: total, floor } = *self;
+        if !(lr.is_finite() && lr > 0.0) {
+            return Err(RangeError::new(format!("lr is {lr}; it is a finite number above 0")));
         }
-        if !(0.0..=1.0).contains(&self.floor) {
-            return Err(ScheduleError::Floor(self.floor));
+        if !(0.0..=1.0).contains(&floor) {
+            return Err(RangeError::new(format!("floor is {floor}; it is a share of lr, from 0 to 1")));
         }
-        if self.decay != Decay::Constant && self.total_steps <= self.warmup_steps {
-            return Err(ScheduleError::Steps { total: self.total_steps, warmup: self.warmup_steps, decay: self.decay });
+        if decay != Decay::Constant && total <= warmup {
+            return Err(RangeError::new(format!(
+                "total_steps is {total} with {warmup} warm-up steps; a {decay:?} decay needs more total steps than warm-up steps"
+            )));
         }
         Ok(())
     }
@@ -106,11 +89,11 @@ mod tests {
     fn nonsense_is_refused_with_its_value() {
         let good = Schedule { decay: Decay::Linear, total_steps: 10, ..Schedule::constant(0.1) };
         assert_eq!(good.validate(), Ok(()));
-        assert_eq!(Schedule { lr: 0.0, ..good }.validate(), Err(ScheduleError::Rate(0.0)));
-        assert_eq!(Schedule { floor: 1.5, ..good }.validate(), Err(ScheduleError::Floor(1.5)));
-        let short = Schedule { warmup_steps: 10, ..good }.validate().unwrap_err();
+        let refused = |schedule: Schedule| schedule.validate().unwrap_err().to_string();
+        assert_eq!(refused(Schedule { lr: 0.0, ..good }), "lr is 0; it is a finite number above 0");
+        assert_eq!(refused(Schedule { floor: 1.5, ..good }), "floor is 1.5; it is a share of lr, from 0 to 1");
         assert_eq!(
-            short.to_string(),
+            refused(Schedule { warmup_steps: 10, ..good }),
             "total_steps is 10 with 10 warm-up steps; a Linear decay needs more total steps than warm-up steps"
         );
     }

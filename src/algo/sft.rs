@@ -25,8 +25,11 @@ fn nll(inputs: &LossInputs) -> f64 {
 
 /// `−Σ w sg(e^θ) θ`: cross-entropy with tokens weighted by their own probability (dynamic
 /// fine-tuning; TRL's `loss_type = "dft"`). Derivative: `−w e^θ`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DynamicFineTuning;
+pub fn dynamic_fine_tuning() -> impl Loss {
+    DynamicFineTuning
+}
+
+struct DynamicFineTuning;
 
 impl Loss for DynamicFineTuning {
     fn name(&self) -> &str {

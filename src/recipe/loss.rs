@@ -121,7 +121,7 @@ mod tests {
         let penalty = "beta = 0.2, estimator = 'k2', unbiased = false, truncate = 3";
         let train = plan(&format!("reference.kind = 'ema'\ntrain.kl_loss = {{ {penalty} }}")).train;
         let of = train.policy_loss().kl_loss.unwrap();
-        assert_eq!((of.beta, of.unbiased, of.limits.truncate, of.estimator), (0.2, false, Some(3.0), KlForm::K2));
+        assert_eq!((of.beta, of.unbiased, of.truncate, of.estimator), (0.2, false, Some(3.0), KlForm::K2));
         let ignores = |train: &crate::recipe::train::Train| train.library_loss().unwrap().unwrap().ignores_zero_advantage();
         assert!(!ignores(&train) && ignores(&plan("").train));
     }

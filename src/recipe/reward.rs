@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 
+use crate::algo::RangeError;
 use crate::algo::rewards::{
     Combine, DEFAULT_LEVELS, FormatRule, KeywordsRule, LengthRule, NumericRule, OverlongRule, PartReward, RegexRule,
-    RepetitionRule, RuleError, environment_reward, exact_reward, math_reward,
+    RepetitionRule, environment_reward, exact_reward, format_reward, keywords_reward, length_reward, math_reward, numeric_reward,
+    overlong_reward, regex_reward, repetition_reward,
 };
 use crate::judge::{HttpRule, JudgeConfig};
 use crate::settings::declare::{section, tagged};
@@ -213,17 +215,17 @@ impl RewardRule {
 impl PartRule {
     /// Builds the reward of a kind that is a pure function of the sample. Returns `None` for kinds
     /// that need a model, a service, a sandbox or a registered function.
-    pub fn function(&self, max_new_tokens: usize) -> Result<Option<PartReward>, RuleError> {
+    pub fn function(&self, max_new_tokens: usize) -> Result<Option<PartReward>, RangeError> {
         Ok(Some(match self {
             PartRule::Exact(_) => exact_reward(),
-            PartRule::Numeric(of) => of.reward(),
-            PartRule::Regex(of) => of.reward()?,
+            PartRule::Numeric(of) => numeric_reward(of.tolerance),
+            PartRule::Regex(of) => regex_reward(&of.pattern)?,
             PartRule::Math(_) => math_reward(),
-            PartRule::Format(of) => of.reward()?,
-            PartRule::Keywords(of) => of.reward()?,
-            PartRule::Length(of) => of.reward()?,
-            PartRule::Overlong(of) => of.reward(max_new_tokens)?,
-            PartRule::Repetition(of) => of.reward()?,
+            PartRule::Format(of) => format_reward(&of.tags)?,
+            PartRule::Keywords(of) => keywords_reward(&of.words)?,
+            PartRule::Length(of) => length_reward(of.min, of.max)?,
+            PartRule::Overlong(of) => overlong_reward(of.buffer, max_new_tokens)?,
+            PartRule::Repetition(of) => repetition_reward(of.n)?,
             PartRule::Environment(_) => environment_reward(),
             PartRule::Model(_) | PartRule::Http(_) | PartRule::Judge(_) | PartRule::Code(_) | PartRule::Custom(_) => {
                 return Ok(None);

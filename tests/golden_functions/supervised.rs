@@ -1,6 +1,6 @@
 //! TRL's supervised loss, from logits and unshifted labels.
 
-use rollflow::algo::{Aggregation, BatchSize, CrossEntropy, DynamicFineTuning, Loss, entropy, smoothed_cross_entropy};
+use rollflow::algo::{Aggregation, BatchSize, CrossEntropy, Loss, dynamic_fine_tuning, entropy, smoothed_cross_entropy};
 use rollflow::data::Sample;
 use rollflow::train::collate_in;
 
@@ -49,7 +49,7 @@ pub fn loss(case: &Case) -> Result<(), String> {
             total / size.tokens * size.averaged_ranks as f64
         }
         None => {
-            let loss: &dyn Loss = if dynamic { &DynamicFineTuning } else { &CrossEntropy };
+            let loss: &dyn Loss = if dynamic { &dynamic_fine_tuning() } else { &CrossEntropy };
             objective(&batch, &rows, vocab, loss).map_err(|error| error.to_string())?.0.loss
         }
     };

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use proptest::prelude::*;
-use rollflow::algo::rewards::{Combine, RegexRule};
+use rollflow::algo::rewards::Combine;
 use rollflow::algo::{
     Advantage, Aggregation, Constant, Dpo, Grpo, Gspo, ImportanceChoice, KlCov, KlLoss, KlReward, LeaveOneOut, Level, LossChoice,
-    MaskedIs, PairLoss, Pairs, Proximal, Rejection, Select, TruncatedIs,
+    MaskedIs, PairLoss, Proximal, Rejection, Select, TruncatedIs,
 };
 use rollflow::recipe::critic::Critic;
 use rollflow::recipe::generate::{Filter, LengthFilter, MinReward};
@@ -373,7 +373,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         plan.batch.oversampling_factor = 1.0 + share / 2.0;
         plan.filter_fallback = if flag { Fallback::Keep } else { Fallback::Error };
         if regex_is_valid(&pattern) {
-            plan.reward.rule = RewardRule::Regex(RegexRule { pattern: pattern.clone() });
+            plan.reward.rule = regex(&pattern);
         } else if choice > 1 {
             plan.reward.rule = RewardRule::Model(ModelRule { path: "a \"b\"".into(), missing_end_penalty: real, threads: few });
         } else if choice > 0 {
@@ -430,7 +430,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         if choice == 2 && !flag {
             let dpo =
                 Dpo { pair_loss: PairLoss::Robust, label_smoothing: share / 3.0, tail_weight: Some(share), ..Dpo::default() };
-            plan.pairs = Some(Pairs { select: Select::All });
+            plan.pairs.get_or_insert_default().select = Select::All;
             plan.train = Train { loss: LossChoice::Dpo(dpo), lr: real, ..Train::default() };
             plan.filter_fallback = Fallback::Error;
         }
@@ -439,9 +439,17 @@ fn any_plan() -> impl Strategy<Value = Plan> {
     })
 }
 
+fn regex(pattern: &str) -> RewardRule {
+    let mut rule = RewardRule::Regex(Default::default());
+    if let RewardRule::Regex(of) = &mut rule {
+        of.pattern = pattern.to_owned();
+    }
+    rule
+}
+
 fn regex_is_valid(pattern: &str) -> bool {
     let mut plan = Plan::default();
-    plan.reward.rule = RewardRule::Regex(RegexRule { pattern: pattern.to_owned() });
+    plan.reward.rule = regex(pattern);
     plan.validate().is_ok()
 }
 

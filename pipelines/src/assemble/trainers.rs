@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use rollflow::algo::{BradleyTerry, GapLimits, ValueLoss};
+use rollflow::algo::{BradleyTerry, ValueLoss};
 use rollflow::model::{Head, load_hf};
 use rollflow::prelude::*;
 use rollflow::recipe::lora::AdapterSync;
@@ -119,7 +119,7 @@ pub fn trainer<B: TrainingBackend>(
         .per_step(move |step| config(step).map_err(Into::into))
         .steps(plan.train.steps)
         .sync_every(plan.sync.every)
-        .gap_limits(GapLimits { warn, halt })
+        .gap_limits(warn, halt)
         .on_stale(plan.flow.on_stale)
         .threads(plan.train.optimization.threads);
     let trainer = match plan.critic.as_ref().zip(critic) {

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::algo::correction::Level;
-use crate::algo::{BinaryDivergence, ClipCov, Dpo, Dppo, Dro, GeoMean, KlCov, KlForm, KlLimits, Sapo, Vespo};
+use crate::algo::{BinaryDivergence, ClipCov, Dpo, Dppo, Dro, GeoMean, KlCov, KlForm, Sapo, Vespo};
 use crate::settings::section::NoKeys;
 
 /// Columns of some tokens in a few sequences.
@@ -95,8 +95,7 @@ fn dppo(divergence: BinaryDivergence) -> PolicyLoss {
 }
 
 fn penalty(unbiased: bool, estimator: KlForm, confidence: f64) -> Option<KlLoss> {
-    let limits = KlLimits { confidence, ..KlLimits::default() };
-    Some(KlLoss { beta: 0.1, estimator, unbiased, limits, ..KlLoss::default() })
+    Some(KlLoss { beta: 0.1, estimator, unbiased, confidence, ..KlLoss::default() })
 }
 
 /// Losses whose value moves with every log-probability as their derivative says.
@@ -179,7 +178,7 @@ proptest! {
 
     #[test]
     fn where_factors_are_constants_the_loss_is_linear_in_log_probabilities(columns in columns(0.6)) {
-        let dft: Box<dyn Loss> = Box::new(crate::algo::DynamicFineTuning);
+        let dft: Box<dyn Loss> = Box::new(crate::algo::dynamic_fine_tuning());
         for loss in detached().into_iter().map(|loss| Box::new(loss) as Box<dyn Loss>).chain([dft]) {
             let output = columns.evaluate(loss.as_ref());
             let linear: f64 = output.grad.iter().zip(&columns.log_probs).map(|(slope, theta)| slope * theta).sum();

@@ -1,7 +1,7 @@
 //! Rewards that compare a completion with the reference answer: as text, as a number, or as
 //! mathematics.
 
-use super::rule::{PartReward, reference_answer};
+use super::{PartReward, reference_answer};
 use crate::settings::declare::section;
 use crate::settings::setting::NOT_NEGATIVE;
 use math_answers::{extract_answer, is_correct, parse_number};
@@ -14,25 +14,19 @@ section! {
     }
 }
 
-impl NumericRule {
-    /// Builds the reward: 1 if the completion's final number is the reference answer, else 0.
-    pub fn reward(&self) -> PartReward {
-        let tolerance = self.tolerance;
-        Box::new(move |sample| Ok(numeric_match(&sample.response, reference_answer(sample)?, tolerance)))
-    }
+/// 1 if the completion's final number is the reference answer up to `tolerance`, else 0.
+pub fn numeric_reward(tolerance: f64) -> PartReward {
+    Box::new(move |sample| Ok(numeric_match(&sample.response, reference_answer(sample)?, tolerance)))
 }
 
-/// Builds the reward by [`exact_match`] with the reference answer.
+/// [`exact_match`] with the reference answer.
 pub fn exact_reward() -> PartReward {
     Box::new(|sample| Ok(exact_match(&sample.response, reference_answer(sample)?)))
 }
 
-/// Builds the reward by [`is_correct`] with the reference answer.
+/// [`is_correct`] with the reference answer.
 pub fn math_reward() -> PartReward {
-    Box::new(|sample| {
-        let answer = reference_answer(sample)?;
-        Ok(f64::from(is_correct(&sample.response, answer)))
-    })
+    Box::new(|sample| Ok(f64::from(is_correct(&sample.response, reference_answer(sample)?))))
 }
 
 /// Returns 1.0 if the response equals the answer, apart from surrounding white space, else 0.0.
@@ -40,8 +34,6 @@ pub fn exact_match(response: &str, answer: &str) -> f64 {
     f64::from(response.trim() == answer.trim())
 }
 
-/// Returns 1.0 if the response's final answer is a number within `tolerance` of the expected one,
-/// else 0.0.
 fn numeric_match(response: &str, answer: &str, tolerance: f64) -> f64 {
     let found = extract_answer(response).and_then(parse_number);
     let expected = parse_number(answer).or_else(|| extract_answer(answer).and_then(parse_number));
@@ -56,16 +48,14 @@ mod tests {
     #[test]
     fn text_and_numbers_match() {
         assert_eq!((exact_match(" 12\n", "12"), exact_match("12.0", "12")), (1.0, 0.0));
-        assert_eq!(
-            (numeric_match("so 12.04", "12", 0.05), numeric_match("so 12.06", "12", 0.05), numeric_match("?", "12", 1.0)),
-            (1.0, 0.0, 0.0)
-        );
+        let matches = [("so 12.04", 0.05), ("so 12.06", 0.05), ("?", 1.0)].map(|(text, off)| numeric_match(text, "12", off));
+        assert_eq!(matches, [1.0, 0.0, 0.0]);
     }
 
     #[test]
     fn a_prompt_without_a_ground_truth_cannot_be_judged() {
         let sample = Sample { response: "5".to_owned(), ..Sample::default() };
-        for reward in [math_reward(), exact_reward(), NumericRule::default().reward()] {
+        for reward in [math_reward(), exact_reward(), numeric_reward(0.0)] {
             assert!(reward(&sample).is_err());
         }
     }

@@ -4,21 +4,19 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::aggregate::Aggregator;
-use super::output::{IntoReward, RewardOutput};
-use super::rule::PartReward;
+use super::{IntoReward, PartReward, RewardOutput};
 use crate::data::{REWARD_LIMIT, Sample, is_reward};
 
 /// Named parts of a reward, and how they become one value. If a part fails, the reward fails with
 /// the part's name.
 ///
 /// ```
-/// use rollflow::algo::rewards::{Aggregator, FormatRule, KeywordsRule, Parts};
+/// use rollflow::algo::rewards::{Aggregator, Parts, format_reward, keywords_reward};
 /// use rollflow::prelude::*;
 ///
-/// let units = KeywordsRule { words: vec!["cm".to_owned(), "kg".to_owned()] };
 /// let parts = Parts::new(Aggregator::weighted([1.0, 0.2]))
-///     .part("form", FormatRule::default().reward()?)
-///     .part("units", units.reward()?);
+///     .part("form", format_reward(&["think", "answer"])?)
+///     .part("units", keywords_reward(&["cm", "kg"])?);
 /// let sample = Sample { response: "<think>5 kg</think><answer>5</answer>".into(), ..Sample::default() };
 /// let output = parts.reward(&sample)?;
 /// assert_eq!((output.reward, output.parts["form"], output.parts["units"]), (1.1, 1.0, 0.5));

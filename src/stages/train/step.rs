@@ -16,7 +16,7 @@ use super::stale::within_bound;
 use super::step_config::StepConfig;
 use super::trained::Trained;
 use super::trainer::Trainer;
-use crate::algo::{Aggregation, GapVerdict};
+use crate::algo::Aggregation;
 use crate::data::{Batch, Sample};
 use crate::flow::{Io, StageError};
 use crate::observe::Metric;
@@ -197,11 +197,11 @@ impl<B: TrainingBackend> Trainer<B> {
 
     /// Law N3. The measurement of a skipped batch is incomplete.
     fn check_gap(&self, step: u64, forward: &ForwardBackward) -> Result<(), StageError> {
-        let verdict = if forward.skipped.is_some() { GapVerdict::Fine } else { self.gap_limits.judge(step, &forward.gap) };
-        match verdict {
-            GapVerdict::Fine => {}
-            GapVerdict::Warn(diagnosis) => tracing::warn!("{diagnosis}"),
-            GapVerdict::Halt(diagnosis) => return Err(diagnosis.into()),
+        if forward.skipped.is_some() {
+            return Ok(());
+        }
+        if let Some(diagnosis) = self.gap_limits.check(step, &forward.gap)? {
+            tracing::warn!("{diagnosis}");
         }
         Ok(())
     }

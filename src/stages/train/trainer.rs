@@ -3,8 +3,8 @@
 //! Law V1: only the trainer creates versions. Law V4: it publishes the initial weights before the
 //! first batch. Law C1: checkpoints are taken between steps, after the step was sent on, so that
 //! generators get their weights first. The last step is saved however the run ends, unless the
-//! trainer failed. Law N3: a gap between trainer and generator above [`GapLimits::halt`] ends the
-//! run before the update.
+//! trainer failed. Law N3: a gap between trainer and generator above the limit
+//! ([`Trainer::gap_limits`]) ends the run before the update.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::error::Error;
@@ -120,9 +120,11 @@ impl<B: TrainingBackend> Trainer<B> {
         Trainer { sync_last: true, ..self }
     }
 
-    /// Sets the largest gap between trainer and generator (law N3).
-    pub fn gap_limits(self, gap_limits: GapLimits) -> Self {
-        Trainer { gap_limits, ..self }
+    /// Sets the limits of the mean gap between trainer and generator over a step's sampled tokens, in
+    /// nats (law N3): above `warn` a step warns, above `halt` the run ends before the update. Default 1
+    /// and 3.
+    pub fn gap_limits(self, warn: f64, halt: f64) -> Self {
+        Trainer { gap_limits: GapLimits { warn, halt }, ..self }
     }
 
     /// Saves a checkpoint below `run_folder` after the last step, and after every `every` steps.

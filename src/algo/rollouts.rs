@@ -1,6 +1,11 @@
-//! Problems of samples and batches, before they are trained on.
+//! Inspection of a batch by hand: problems, statistics, and one sample as text.
 
-use crate::data::{Batch, Sample};
+use std::cmp::Ordering;
+use std::collections::HashSet;
+use std::fmt;
+
+use crate::data::{Batch, Sample, Status};
+use crate::observe::logs::MetricStats;
 
 /// Problems of a sample: columns of other lengths than its tokens, impossible numbers, sampled
 /// tokens without a version, nothing to train. A missing reward is no problem; a reward that is not
@@ -50,8 +55,8 @@ pub fn batch_issues(batch: &Batch) -> Vec<String> {
         let id = group.id();
         let mut note = |what: &str| issues.push(format!("group {id}: {what}"));
         match at.checked_sub(1).map(|before| ids[before].cmp(&id)) {
-            Some(std::cmp::Ordering::Equal) => note("it is there twice"),
-            Some(std::cmp::Ordering::Greater) => note("it follows a group of a larger id"),
+            Some(Ordering::Equal) => note("it is there twice"),
+            Some(Ordering::Greater) => note("it follows a group of a larger id"),
             _ => {}
         }
         if group.samples.is_empty() {
@@ -70,10 +75,94 @@ pub fn batch_issues(batch: &Batch) -> Vec<String> {
     issues
 }
 
+/// A sample as text: prompt, response, rewards, and a line for every token with its mask,
+/// log-probability and version.
+pub fn inspect_sample(sample: &Sample) -> String {
+    let number = |value: Option<f64>| value.map_or_else(|| "none".to_owned(), |value| value.to_string());
+    let mut page = format!("sample {} of group {} ({:?})\n", sample.index, sample.group_index, sample.status);
+    page += &format!("  prompt     {:?}\n", sample.prompt.render());
+    page += &format!("  response   {:?}\n", sample.response);
+    page += &format!("  reward     {}\n", number(sample.reward));
+    for (name, value) in &sample.reward_parts {
+        page += &format!("    {name} {value}\n");
+    }
+    page += &format!("  advantage  {}\n", number(sample.advantage));
+    page +=
+        &format!("  tokens     {}: {} sampled, {} trained\n", sample.tokens.len(), sample.generated(), sample.response_length());
+    page += "  place    token  weight  log-prob  version\n";
+    let mut versions = sample.versions.per_token();
+    for (at, token) in sample.tokens.iter().enumerate() {
+        let column =
+            |values: &[f32], digits: usize| values.get(at).map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"));
+        let version = versions.next().flatten().map_or_else(|| "-".to_owned(), |version| version.to_string());
+        page += &format!(
+            "  {at:>5} {token:>8} {:>7} {:>9} {version:>8}\n",
+            column(&sample.loss_mask, 2),
+            column(&sample.log_probs, 4)
+        );
+    }
+    page
+}
+
+/// Statistics of the samples of a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BatchStatistics {
+    /// Number of samples.
+    pub samples: usize,
+    /// Number of groups.
+    pub groups: usize,
+    /// Samples with a finite reward.
+    pub scored: usize,
+    /// Rewards, in the order of the samples; `None` without any.
+    pub reward: Option<MetricStats>,
+    /// Trained tokens of a sample; `None` without samples.
+    pub length: Option<MetricStats>,
+    /// Truncated samples.
+    pub truncated: usize,
+    /// Number of distinct responses.
+    pub distinct: usize,
+}
+
+/// Counts samples and their rewards and lengths.
+pub fn batch_statistics<'a>(samples: impl IntoIterator<Item = &'a Sample>) -> BatchStatistics {
+    let samples: Vec<&Sample> = samples.into_iter().collect();
+    let rewards: Vec<f64> = samples.iter().filter_map(|sample| sample.reward).filter(|reward| reward.is_finite()).collect();
+    let lengths: Vec<f64> = samples.iter().map(|sample| sample.response_length() as f64).collect();
+    BatchStatistics {
+        samples: samples.len(),
+        groups: samples.iter().map(|sample| sample.group_index).collect::<HashSet<_>>().len(),
+        scored: rewards.len(),
+        reward: MetricStats::of(rewards),
+        length: MetricStats::of(lengths),
+        truncated: samples.iter().filter(|sample| sample.status == Status::Truncated).count(),
+        distinct: samples.iter().map(|sample| (&sample.response, &sample.tokens)).collect::<HashSet<_>>().len(),
+    }
+}
+
+impl fmt::Display for BatchStatistics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let spread = |of: Option<MetricStats>| match of {
+            Some(of) => format!("{:.4} ± {:.4} ({:.4} to {:.4})", of.mean, of.std, of.min, of.max),
+            None => "none".to_owned(),
+        };
+        write!(
+            f,
+            "{} samples of {} groups, {} scored; reward {}; trained tokens {}; {} truncated, {} distinct",
+            self.samples,
+            self.groups,
+            self.scored,
+            spread(self.reward),
+            spread(self.length),
+            self.truncated,
+            self.distinct,
+        )
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::{Group, Prompt, Status};
+    use crate::data::{Group, Prompt};
 
     /// A valid sample of four tokens, two of them sampled.
     fn sample(group: u64, index: u32) -> Sample {
@@ -143,5 +232,44 @@ mod tests {
             ]
         );
         assert!(twice.contains(&"group 3: it is there twice"));
+    }
+
+    #[test]
+    fn a_page_has_a_line_for_every_token() {
+        let mut sample = Sample::begin(&"3+4=".into(), 1, &[5, 6]);
+        sample.push(7, -0.25, 3);
+        sample.reward = Some(1.0);
+        sample.reward_parts.insert("form".to_owned(), 0.5);
+        let page = inspect_sample(&sample);
+        let lines: Vec<&str> = page.lines().collect();
+        assert_eq!(lines[0], "sample 1 of group 0 (Pending)");
+        assert_eq!(lines[4], "    form 0.5");
+        assert_eq!(lines[6], "  tokens     3: 1 sampled, 1 trained");
+        assert_eq!(
+            lines[8..],
+            [
+                "      0        5    0.00    0.0000        -",
+                "      1        6    0.00    0.0000        -",
+                "      2        7    1.00   -0.2500        3"
+            ]
+        );
+    }
+
+    #[test]
+    fn samples_are_counted_and_those_without_a_reward_left_out_of_its_mean() {
+        let sample = |group_index, reward, length: usize| Sample {
+            group_index,
+            reward,
+            loss_mask: vec![1.0; length],
+            tokens: vec![group_index as u32; length],
+            status: if length > 3 { Status::Truncated } else { Status::Completed },
+            ..Sample::default()
+        };
+        let samples = [sample(0, Some(1.0), 2), sample(0, Some(0.0), 2), sample(1, Some(f64::NAN), 4), sample(1, None, 0)];
+        let seen = batch_statistics(&samples);
+        assert_eq!((seen.samples, seen.groups, seen.scored, seen.truncated, seen.distinct), (4, 2, 2, 1, 3));
+        assert_eq!(batch_statistics(&[]), BatchStatistics::default());
+        let shown = "4 samples of 2 groups, 2 scored; reward 0.5000 ± 0.5000 (0.0000 to 1.0000); trained tokens 2.0000 ± 1.4142 (0.0000 to 4.0000); 1 truncated, 3 distinct";
+        assert_eq!(seen.to_string(), shown);
     }
 }
