@@ -8,9 +8,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::{Agent, EvalSummary, RolloutContext, Rollouts, advance, why_lost};
+use super::eval_summary::summary;
+use super::{Agent, RolloutContext, Rollouts, advance, why_lost};
 use crate::data::{Group, Prompt, Sample, Tokenizer, Version, is_reward};
 use crate::engine::{EngineError, SamplingParams, TokenEngine};
+use crate::observe::StepMetrics;
 use crate::observe::logs::{Failure, JudgedAnswer};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -40,24 +42,14 @@ pub struct EvalSpec {
 /// Error that ends an evaluation.
 #[derive(Debug, thiserror::Error)]
 pub enum EvaluationError {
-    /// The engine, the tokenizer or the chat template failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The judge failed as a whole.
     #[error("judging answers: {0}")]
     Judge(BoxError),
-    /// A completion has tokens of other weights than the evaluated ones.
     #[error(
         "an answer to prompt {question} is of version {found}, and version {version} is evaluated: the engine changed its weights meanwhile"
     )]
-    OtherWeights {
-        /// Index of the prompt.
-        question: usize,
-        /// Version of one of its tokens.
-        found: Version,
-        /// Evaluated version.
-        version: Version,
-    },
+    OtherWeights { question: usize, found: Version, version: Version },
 }
 
 /// Index of a prompt, and whether its completion is greedy.
@@ -125,9 +117,10 @@ impl<E: TokenEngine> Evaluation<E> {
         &self.answers
     }
 
-    /// Metrics of the answers judged so far.
-    pub fn summary(&self) -> EvalSummary {
-        EvalSummary::of(&self.answers, self.spec.success)
+    /// Metrics of the answers judged so far, by the catalogue's names. A metric without data is
+    /// missing.
+    pub fn summary(&self) -> StepMetrics {
+        summary(&self.answers, self.spec.success)
     }
 
     /// Submits a prompt. Returns answers with the error if the engine rejects it.

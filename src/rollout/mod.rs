@@ -10,7 +10,6 @@ mod agent;
 mod by_hand;
 mod eval_summary;
 mod evaluation;
-mod lost;
 mod multi_turn;
 mod single_turn;
 
@@ -23,13 +22,12 @@ pub use admission::{
 };
 pub use agent::{Agent, Turn};
 pub use by_hand::{agent_rollout_to_sample, complete, create_multiturn_rollout, generate_conversation_turn, roll_out};
-pub use eval_summary::EvalSummary;
-pub use evaluation::{EvalSpec, Evaluation, EvaluationError};
-pub use lost::{ENVIRONMENT_FAILURE, REFUSED, why_lost};
+pub(crate) use eval_summary::passes;
+pub use evaluation::{EvalSpec, Evaluation};
 use multi_turn::MultiTurn;
 use single_turn::SingleTurn;
 
-use crate::data::{Group, Prompt, Tokenizer, Version};
+use crate::data::{Group, Prompt, Sample, Status, Tokenizer, Version};
 use crate::engine::{EngineError, Finished, SamplingParams, TokenEngine};
 use crate::observe::{Metric, Metrics};
 
@@ -114,6 +112,20 @@ impl RolloutContext {
             metrics.add(metric, labels, value);
         }
     }
+}
+
+/// Metadata key of the reason why an engine refused a sample.
+pub const REFUSED: &str = "refused";
+
+/// Metadata key of the reason why a rollout's environment failed.
+pub const ENVIRONMENT_FAILURE: &str = "environment_failure";
+
+/// Returns the reason why an engine or an environment lost a sample. A lost sample is incomplete
+/// and earns no reward.
+pub fn why_lost(sample: &Sample) -> Option<&str> {
+    let reason = |key| sample.metadata.get(key).and_then(|reason| reason.as_str());
+    let refused = reason(REFUSED).filter(|_| sample.status == Status::Aborted);
+    refused.or_else(|| reason(ENVIRONMENT_FAILURE))
 }
 
 /// Mean; `None` if there are no values.

@@ -72,7 +72,7 @@ impl Eval {
             }
         };
         let evaluation = |policy| StandaloneEval { plan: &plan, registry, model: &model, policy, out: &folder };
-        let summary = match plan.engine.is_remote() {
+        let (rows, count) = match plan.engine.is_remote() {
             false => evaluation(&policy).run(|judged, of| {
                 show(judged, of);
                 Ok(())
@@ -93,11 +93,11 @@ impl Eval {
                 })?
             }
         };
-        let (rows, answers) = (summary.row(), folder.join(ANSWERS));
+        let answers = folder.join(ANSWERS);
         if self.json {
             out::line(&json!({"model": model, "answers": answers, "metrics": rows}).to_string())?;
         } else {
-            out::text(&format!("{}{} answers: {}\n", table(&rows), summary.answers, answers.display()))?;
+            out::text(&format!("{}{} answers: {}\n", table(&rows), count, answers.display()))?;
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -7,11 +7,12 @@ use anyhow::{Context, Result, bail};
 use rollflow::data::Version;
 use rollflow::engine::TokenEngine;
 use rollflow::engine::remote::{Fleet, Synced};
+use rollflow::observe::StepMetrics;
 use rollflow::observe::logs::{AnswerWriter, JudgedAnswer, read_answers};
 use rollflow::prelude::Policy;
 use rollflow::recipe::Plan;
 use rollflow::recipe::eval::Eval;
-use rollflow::rollout::{EvalSummary, Evaluation};
+use rollflow::rollout::Evaluation;
 use rollflow::util::atomic_file;
 use serde_json::{Value, json};
 
@@ -39,15 +40,19 @@ pub struct StandaloneEval<'a> {
 }
 
 impl StandaloneEval<'_> {
-    /// Evaluates in this process. `progress` gets the number of judged answers and of all answers, and
+    /// Evaluates in this process. Returns the metrics and the number of answers. `progress` gets the number of judged answers and of all answers, and
     /// ends the evaluation with an error.
-    pub fn run(&self, progress: impl FnMut(usize, usize) -> Result<()>) -> Result<EvalSummary> {
+    pub fn run(&self, progress: impl FnMut(usize, usize) -> Result<()>) -> Result<(StepMetrics, usize)> {
         let slots = self.eval().max_num_seqs;
         self.run_on(self.policy.engine(slots, self.plan.seed), 0, &self.policy.into(), progress)
     }
 
     /// Evaluates on servers, after they have loaded and verified the model.
-    pub fn run_on_servers(&self, engines: &Engines, progress: impl FnMut(usize, usize) -> Result<()>) -> Result<EvalSummary> {
+    pub fn run_on_servers(
+        &self,
+        engines: &Engines,
+        progress: impl FnMut(usize, usize) -> Result<()>,
+    ) -> Result<(StepMetrics, usize)> {
         const VERSION: Version = 1;
         engines.give(self.plan, self.policy, VERSION)?;
         let config = engines.fleet_config(self.plan, self.policy);
@@ -62,7 +67,7 @@ impl StandaloneEval<'_> {
         version: Version,
         reader: &Reader,
         mut progress: impl FnMut(usize, usize) -> Result<()>,
-    ) -> Result<EvalSummary> {
+    ) -> Result<(StepMetrics, usize)> {
         let eval = self.eval();
         let spec = Arc::new(eval_spec(self.plan, &eval, self.registry, reader.config.max_positions)?);
         let identity = self.identity(&eval);
@@ -80,7 +85,7 @@ impl StandaloneEval<'_> {
         }
         let summary = evaluation.summary();
         self.write(&identity, Some(&summary))?;
-        Ok(summary)
+        Ok((summary, evaluation.answers().len()))
     }
 
     fn eval(&self) -> Eval {
@@ -124,11 +129,11 @@ impl StandaloneEval<'_> {
         Ok(if answers.exists() { read_answers(answers)?.filter_map(Result::ok).collect() } else { Vec::new() })
     }
 
-    fn write(&self, identity: &Value, summary: Option<&EvalSummary>) -> Result<()> {
+    fn write(&self, identity: &Value, summary: Option<&StepMetrics>) -> Result<()> {
         atomic_file::create_folder(self.out).with_context(|| format!("making {}", self.out.display()))?;
         let mut page = identity.clone();
         if let (Some(page), Some(summary)) = (page.as_object_mut(), summary) {
-            page.insert("summary".to_owned(), json!(summary.row()));
+            page.insert("summary".to_owned(), json!(summary));
         }
         let path = self.out.join(EVALUATION);
         atomic_file::write(&path, format!("{page:#}\n")).with_context(|| format!("writing {}", path.display()))

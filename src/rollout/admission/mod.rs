@@ -6,6 +6,7 @@
 
 mod ledger;
 mod pace;
+mod training_flow;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,10 +17,10 @@ use serde::{Deserialize, Serialize};
 pub use ledger::{Fate, LOST, Ledger, OpenGroup, STALE, SURPLUS, TRUNCATED, TokensMissing, Totals};
 pub use pace::Pace;
 pub(crate) use pace::PaceRule;
+pub use training_flow::TrainingFlow;
 
 use crate::data::{Answer, Batch, BufferState, Group, Partial, Prompt, SampledToken, Status, Version};
-use crate::flow::{Flow, StageSpec, Window};
-use crate::observe::Metrics;
+use crate::flow::{StageSpec, Window};
 
 /// Callers that admit prompts, for the error of a stalled run.
 const RAISED_BY: &str = "`Admission::published` after each publish, called by the stage that publishes weights, and `Admission::judged` for \
@@ -86,7 +87,7 @@ impl Admission {
 
     /// Admission whose pace the batcher and the trainer of a flow determine. Admits nothing without
     /// them.
-    fn paced_by_stages(max_staleness: u64) -> Self {
+    pub(super) fn paced_by_stages(max_staleness: u64) -> Self {
         let rule = PaceRule { steps_per_version: 1, max_staleness, ..PaceRule::default() };
         let admission = Admission::paced(Pace::default(), Some(rule)).bounded(max_staleness);
         Admission { window: admission.window.clone().raised_by_stages(), ..admission }
@@ -351,35 +352,6 @@ impl Admission {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
-    }
-}
-
-/// Settings of a training loop, which its stages take from the flow. Call them before adding
-/// stages.
-pub trait TrainingFlow {
-    /// Bounds the token lag by `versions`. 0 is the synchronous run, bit for bit on CPUs.
-    ///
-    /// The batcher and the trainer of the flow determine how many groups each version trains.
-    fn max_staleness(self, versions: u64) -> Self;
-
-    /// Paces prompts by this admission.
-    fn admission(self, admission: &Admission) -> Self;
-
-    /// Reports to these metrics.
-    fn metrics(self, metrics: &Metrics) -> Self;
-}
-
-impl TrainingFlow for Flow {
-    fn max_staleness(self, versions: u64) -> Self {
-        self.share_as("max_staleness", Admission::paced_by_stages(versions))
-    }
-
-    fn admission(self, admission: &Admission) -> Self {
-        self.share_as("admission", admission.clone())
-    }
-
-    fn metrics(self, metrics: &Metrics) -> Self {
-        self.share_as("metrics", metrics.clone())
     }
 }
 

@@ -25,9 +25,9 @@ use crate::data::{Tokenizer, Version};
 use crate::engine::TokenEngine;
 use crate::engine::remote::{Fleet, FleetConfig, FleetHandle, Synced};
 use crate::flow::{Io, RunContext, Signal, Stage, StageError, StageSpec};
-use crate::observe::StepMetrics;
 use crate::observe::logs::AnswerWriter;
-use crate::rollout::{EvalSpec, Evaluation};
+use crate::observe::{Metric, StepMetrics};
+use crate::rollout::{EvalSpec, Evaluation, passes};
 use crate::stages::generate::EngineSettings;
 use crate::stages::sync::EvaluationHold;
 use crate::stages::train::Trained;
@@ -218,16 +218,20 @@ impl<E: TokenEngine, W: Send + Sync + 'static> Evaluator<E, W> {
             return Ok(());
         };
         answers.map_or(Ok(()), |mut answers| answers.finish())?;
-        let summary = evaluation.summary();
+        let row = self.reports.row(step, version, evaluation.summary())?;
+        let passes = passes(&row);
         if let Some(metrics) = &self.reports.metrics {
-            summary.publish(metrics);
+            passes.iter().for_each(|(k, value)| metrics.set(Metric::EvalPassAt, &[&k.to_string()], *value));
         }
-        worker.found = self.reports.row(step, version, summary.row())?;
+        let value = |metric: Metric| row.get(metric.key()).copied();
         let shown = |name: &str, value: Option<f64>| value.map_or(String::new(), |value| format!(" {name}={value:.4}"));
-        let (greedy, sampled) = (shown("greedy", summary.greedy_accuracy), shown("sampled", summary.accuracy));
-        let best = summary.pass_at.last_key_value().filter(|(k, _)| **k > 1);
-        let best = best.map_or(String::new(), |(k, value)| format!(" pass@{k}={value:.4}"));
-        tracing::info!("Evaluated step {step}:{greedy}{sampled}{best}{}", shown("reward", summary.reward));
+        let (greedy, sampled) = (value(Metric::EvalGreedyAccuracy), value(Metric::EvalAccuracy));
+        let best = passes.last_key_value().filter(|(k, _)| **k > 1);
+        let best = best.map_or(String::new(), |(k, value)| shown(&format!("pass@{k}"), Some(*value)));
+        let (greedy, sampled, reward) =
+            (shown("greedy", greedy), shown("sampled", sampled), shown("reward", value(Metric::EvalReward)));
+        tracing::info!("Evaluated step {step}:{greedy}{sampled}{best}{reward}");
+        worker.found = row;
         self.begin_next(worker)
     }
 

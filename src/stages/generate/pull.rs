@@ -36,12 +36,21 @@ pub enum GenerateError {
 ///
 /// It generates under the newest weights of its edge. Dropping it stops all samples in flight and joins
 /// its threads.
-#[derive(Debug)]
 pub struct RunningGenerator {
-    prompts: mpsc::Sender<(u64, Prompt)>,
+    prompts: mpsc::Sender<Prompt>,
     calls: Arc<Mutex<Calls>>,
     control: Control,
     thread: Option<JoinHandle<()>>,
+}
+
+/// Prompts of all calls.
+#[derive(Default)]
+struct Calls {
+    /// Where the groups of requested prompts go, by ordinal. The ordinal of a prompt that the generator
+    /// has is taken until its group ends, even if the call is dropped.
+    requested: HashMap<u64, oneshot::Sender<Group>>,
+    /// Set when the generator has ended, with its failure.
+    ended: Option<Option<Arc<RunError>>>,
 }
 
 impl<E: TokenEngine> Generator<E> {
@@ -50,18 +59,23 @@ impl<E: TokenEngine> Generator<E> {
     /// Errors: settings that a graph would reject, or no thread to run on.
     pub fn start(self) -> Result<RunningGenerator, RunError> {
         let calls = Arc::new(Mutex::new(Calls::default()));
-        let (prompts, requested) = mpsc::channel(1);
+        let (prompts, requests) = mpsc::channel(1);
         let mut flow = Flow::new("generate");
         let start = flow.source("start", from_iter([()]));
-        let requested = flow.stage("prompts", start, RequestedPrompts { requested, calls: Arc::clone(&calls) });
+        let requested = flow.stage("prompts", start, Requests { requests, calls: Arc::clone(&calls) });
         let groups = flow.stage("generate", requested, self);
         let delivers = Arc::clone(&calls);
-        flow.sink("deliver", groups, move |group: Group| delivers.lock().deliver(group));
+        flow.sink("deliver", groups, move |group: Group| {
+            if let Some(reply) = delivers.lock().requested.remove(&group.id()) {
+                // A dropped call has no receiver.
+                drop(reply.send(group));
+            }
+        });
         flow.check()?;
         let (control, ends) = (flow.handle(), Arc::clone(&calls));
         let run = move || {
-            let ended = flow.run(Until::finished());
-            ends.lock().end(ended.err().map(Arc::new));
+            let failure = flow.run(Until::finished()).err().map(Arc::new);
+            *ends.lock() = Calls { ended: Some(failure), ..Calls::default() };
         };
         let thread = std::thread::Builder::new().name("generate".into()).spawn(run).map_err(RunError::Start)?;
         Ok(RunningGenerator { prompts, calls, control, thread: Some(thread) })
@@ -76,19 +90,31 @@ impl RunningGenerator {
     ///
     /// Cancel-safe: a dropped call submits no further prompts, and its groups are discarded when they end.
     pub async fn generate_batch(&self, prompts: &[Prompt]) -> Result<Vec<Group>, GenerateError> {
-        if prompts.is_empty() {
-            return Ok(Vec::new());
+        let (mut unsent, mut replies) = (Unsent { prompts: &[], calls: &self.calls }, Vec::with_capacity(prompts.len()));
+        for (at, prompt) in prompts.iter().enumerate() {
+            let (reply, group) = oneshot::channel();
+            let mut calls = self.calls.lock();
+            calls.check()?;
+            if calls.requested.contains_key(&prompt.ordinal) {
+                return Err(GenerateError::SameOrdinal { ordinal: prompt.ordinal });
+            }
+            calls.requested.insert(prompt.ordinal, reply);
+            unsent.prompts = &prompts[..=at];
+            replies.push(group);
         }
-        let (reply, groups) = oneshot::channel();
-        let call = Call { id: self.calls.lock().open(prompts, reply)?, calls: &self.calls };
-        for prompt in prompts {
-            if self.prompts.send((call.id, prompt.clone())).await.is_err() {
-                break;
+        while let Some((prompt, rest)) = unsent.prompts.split_first()
+            && self.prompts.send(prompt.clone()).await.is_ok()
+        {
+            unsent.prompts = rest;
+        }
+        let mut groups = Vec::with_capacity(prompts.len());
+        for group in replies {
+            match group.await {
+                Ok(group) => groups.push(group),
+                Err(_) => return Err(self.calls.lock().check().err().unwrap_or(GenerateError::Ended)),
             }
         }
-        let groups = groups.await;
-        drop(call);
-        groups.map_err(|_| self.calls.lock().why_ended())
+        Ok(groups)
     }
 }
 
@@ -100,115 +126,52 @@ impl Drop for RunningGenerator {
     }
 }
 
-/// One call of `generate_batch`, closed when its future is dropped.
-struct Call<'a> {
-    id: u64,
+impl Calls {
+    /// Returns the reason if the generator has ended.
+    fn check(&self) -> Result<(), GenerateError> {
+        match &self.ended {
+            None => Ok(()),
+            Some(failure) => Err(failure.clone().map_or(GenerateError::Ended, GenerateError::Failed)),
+        }
+    }
+}
+
+/// Prompts of a call that are not sent yet. Dropping it frees their ordinals.
+struct Unsent<'a> {
+    prompts: &'a [Prompt],
     calls: &'a Mutex<Calls>,
 }
 
-impl Drop for Call<'_> {
+impl Drop for Unsent<'_> {
     fn drop(&mut self) {
-        self.calls.lock().close(self.id);
-    }
-}
-
-/// Calls that wait for groups.
-#[derive(Debug, Default)]
-struct Calls {
-    opened: u64,
-    open: HashMap<u64, Waiting>,
-    /// Requested prompts by ordinal.
-    requested: HashMap<u64, Requested>,
-    ended: Option<Option<Arc<RunError>>>,
-}
-
-#[derive(Debug)]
-struct Waiting {
-    groups: Vec<Option<Group>>,
-    reply: oneshot::Sender<Vec<Group>>,
-}
-
-/// A prompt of a call.
-#[derive(Debug)]
-struct Requested {
-    call: u64,
-    place: usize,
-    /// If true, the generator has the prompt. Its ordinal is then taken until its group ends, even if
-    /// the call is dropped.
-    in_flight: bool,
-}
-
-impl Calls {
-    fn open(&mut self, prompts: &[Prompt], reply: oneshot::Sender<Vec<Group>>) -> Result<u64, GenerateError> {
-        if self.ended.is_some() {
-            return Err(self.why_ended());
-        }
-        self.opened += 1;
-        let id = self.opened;
-        for (place, prompt) in prompts.iter().enumerate() {
-            let ordinal = prompt.ordinal;
-            if self.requested.contains_key(&ordinal) {
-                self.close(id);
-                return Err(GenerateError::SameOrdinal { ordinal });
-            }
-            self.requested.insert(ordinal, Requested { call: id, place, in_flight: false });
-        }
-        self.open.insert(id, Waiting { groups: prompts.iter().map(|_| None).collect(), reply });
-        Ok(id)
-    }
-
-    fn close(&mut self, id: u64) {
-        self.open.remove(&id);
-        self.requested.retain(|_, requested| requested.call != id || requested.in_flight);
-    }
-
-    /// Marks a prompt as submitted. Returns false if its call was dropped.
-    fn submit(&mut self, call: u64, prompt: &Prompt) -> bool {
-        let requested = self.requested.get_mut(&prompt.ordinal).filter(|requested| requested.call == call);
-        requested.map(|requested| requested.in_flight = true).is_some()
-    }
-
-    fn deliver(&mut self, group: Group) {
-        let Some(requested) = self.requested.remove(&group.id()) else { return };
-        let Some(call) = self.open.get_mut(&requested.call) else { return };
-        call.groups[requested.place] = Some(group);
-        if call.groups.iter().all(Option::is_some)
-            && let Some(call) = self.open.remove(&requested.call)
-        {
-            // A dropped call has no receiver.
-            drop(call.reply.send(call.groups.into_iter().flatten().collect()));
-        }
-    }
-
-    fn end(&mut self, why: Option<Arc<RunError>>) {
-        *self = Calls { ended: Some(why), ..Calls::default() };
-    }
-
-    fn why_ended(&self) -> GenerateError {
-        self.ended.clone().flatten().map_or(GenerateError::Ended, GenerateError::Failed)
+        let mut calls = self.calls.lock();
+        self.prompts.iter().for_each(|prompt| drop(calls.requested.remove(&prompt.ordinal)));
     }
 }
 
 /// Stage that passes on the prompts of calls.
-struct RequestedPrompts {
-    requested: mpsc::Receiver<(u64, Prompt)>,
+struct Requests {
+    requests: mpsc::Receiver<Prompt>,
     calls: Arc<Mutex<Calls>>,
 }
 
-impl AsyncStage for RequestedPrompts {
+impl AsyncStage for Requests {
     type In = ();
     type Out = Prompt;
 
     async fn run(&mut self, io: &mut AsyncIo<(), Prompt>) -> Result<(), StageError> {
         loop {
-            let requested = tokio::select! {
-                requested = self.requested.recv() => requested,
+            let request = tokio::select! {
+                request = self.requests.recv() => request,
                 () = io.stopped() => None,
             };
-            let Some((call, prompt)) = requested else { return Ok(()) };
-            let wanted = self.calls.lock().submit(call, &prompt);
-            if wanted {
+            let Some(prompt) = request else { return Ok(()) };
+            // The receiver of a dropped call is closed.
+            let is_wanted = |calls: &Calls| calls.requested.get(&prompt.ordinal).is_some_and(|reply| !reply.is_closed());
+            if is_wanted(&self.calls.lock()) {
                 io.send(prompt).await?;
+            } else {
+                self.calls.lock().requested.remove(&prompt.ordinal);
             }
         }
     }

@@ -17,13 +17,10 @@ use crate::util::atomic_file;
 /// Error of an export.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    /// Error of the file system.
     #[error("writing weights for engines: {0}; they need a folder that engines can read, with room for engine.keep versions")]
     Io(#[from] io::Error),
-    /// Error of the model's files.
     #[error("writing weights for engines: {0}")]
     Model(#[from] ModelError),
-    /// Error of the tokenizer's files.
     #[error("writing weights for engines: {0}")]
     Tokenizer(#[from] TokenizerError),
 }

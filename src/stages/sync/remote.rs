@@ -12,16 +12,15 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::sync::watch;
 use tokio::task::{JoinError, JoinHandle};
 
+use super::{Announcer, log};
 use crate::data::Version;
 use crate::engine::remote::Synced;
 use crate::engine::remote::sync::{SyncError, SyncReport, Update, WeightSyncManager};
 use crate::flow::{AsyncIo, AsyncStage, RunContext, Signal, StageError, StageSpec, WeightsTx};
 use crate::net::{Outcome, RetryPolicy, Retryable, deadline};
-use crate::observe::{Metric, Metrics};
-use crate::rollout::Admission;
-use crate::stages::sync::EvaluationHold;
 use crate::stages::train::Trained;
 use crate::stages::unblocked;
 use crate::train::Snapshot;
@@ -49,10 +48,7 @@ pub struct RemoteSync<W> {
     also: Option<WeightsTx<W>>,
     hold: Option<EvaluationHold>,
     patience: Duration,
-    metrics: Option<Metrics>,
-    admission: Option<Admission>,
-    log_every: u64,
-    said: Option<u64>,
+    announcer: Announcer,
 }
 
 type Job<T> = JoinHandle<Result<T, AnyError>>;
@@ -75,10 +71,7 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
             also: None,
             hold: None,
             patience: Duration::from_secs(120),
-            metrics: None,
-            admission: None,
-            log_every: 1,
-            said: None,
+            announcer: Announcer::default(),
         }
     }
 
@@ -99,8 +92,9 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
     }
 
     /// Logs a sync at most once in `n` steps.
-    pub fn log_every(self, n: u64) -> Self {
-        RemoteSync { log_every: n, ..self }
+    pub fn log_every(mut self, n: u64) -> Self {
+        self.announcer.log_every = n;
+        self
     }
 
     fn begin(&self, step: u64, snapshot: Snapshot<W>) -> Work<W> {
@@ -142,17 +136,7 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
             also.publish(version, weights.clone())?;
         }
         self.to.publish(version, Arc::new(Synced { version }))?;
-        if let Some(admission) = &self.admission {
-            admission.published(version);
-        }
-        if let Some(metrics) = &self.metrics {
-            metrics.set(Metric::WeightVersion, &["trainer"], version as f64);
-            metrics.observe(Metric::SyncTime, &[], report.time.as_secs_f64());
-        }
-        if self.said.is_none_or(|said| step >= said + self.log_every) {
-            self.said = Some(step);
-            tracing::info!("Synced weights to {} engines (version {version})", report.held());
-        }
+        self.announcer.announce(step, version, report.held(), || report.time);
         Ok(())
     }
 }
@@ -207,7 +191,7 @@ impl<W: Send + Sync + 'static> Work<W> {
             }
             Work::CatchingUp(job) => {
                 if let Some(report) = joined(job.await)?.filter(|report| report.held() > 0) {
-                    tracing::info!("Synced weights to {} engines (version {})", report.held(), report.version);
+                    log(report.held(), report.version);
                 }
                 Work::idle()
             }
@@ -250,7 +234,7 @@ impl<W: Send + Sync + 'static> AsyncStage for RemoteSync<W> {
             if let Some(snapshot) = &trained.publish {
                 next = Some((trained.step, snapshot.clone()));
             }
-            let held = hold.as_ref().filter(|hold| trained.publish.is_some() && hold.is_due(trained.step));
+            let held = hold.as_ref().filter(|hold| trained.publish.is_some() && (hold.due)(trained.step));
             if held.is_some() {
                 self.give(io, &mut work, &mut next).await?;
             }
@@ -270,19 +254,48 @@ impl<W: Send + Sync + 'static> AsyncStage for RemoteSync<W> {
     }
 
     fn attach(&mut self, context: &mut RunContext) {
-        context.fill(&mut self.admission);
-        context.fill(&mut self.metrics);
-        if let Some(metrics) = &self.metrics {
+        self.announcer.attach(context);
+        if let Some(metrics) = &self.announcer.metrics {
             self.manager.fleet().observe(metrics);
         }
     }
 
     fn spec(&self) -> StageSpec {
-        let spec = Admission::released_by(self.admission.as_ref(), StageSpec::default().publishes(&self.to));
+        let spec = self.announcer.releases(StageSpec::default().publishes(&self.to));
         match &self.also {
             // An edge without readers is not declared: none needs to read it.
             Some(also) if also.readers() > 0 => spec.publishes(also),
             _ => spec,
         }
+    }
+}
+
+/// Hold of a version on engines that serve both training and evaluation, while an evaluation lasts.
+/// The sync stage and the evaluation stage of the same engines share it: the sync passes a due step
+/// on once its version is verified, and syncs no further version until the evaluation has passed
+/// that step on.
+#[derive(Clone)]
+pub struct EvaluationHold {
+    due: Arc<dyn Fn(u64) -> bool + Send + Sync>,
+    /// Number of messages that the evaluation has passed on.
+    passed: watch::Sender<u64>,
+}
+
+impl EvaluationHold {
+    /// Returns a hold for evaluations at the steps that are `due`; step 0 is the message before the
+    /// first step.
+    pub fn new(due: impl Fn(u64) -> bool + Send + Sync + 'static) -> Self {
+        EvaluationHold { due: Arc::new(due), passed: watch::Sender::new(0) }
+    }
+
+    /// Counts a message that the evaluation has passed on.
+    pub(crate) fn pass(&self) {
+        self.passed.send_modify(|count| *count += 1);
+    }
+
+    /// Waits until `count` messages were passed on. Cancel-safe.
+    async fn passed(&self, count: u64) {
+        // Can't fail: the sender lives in `self`.
+        drop(self.passed.subscribe().wait_for(|passed| *passed >= count).await);
     }
 }
