@@ -8,8 +8,9 @@ use std::any::Any;
 use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::mpsc::Sender;
 use std::thread;
+
+use crossbeam_channel::Sender;
 
 use super::StageError;
 use super::control::Signal;

@@ -1,9 +1,8 @@
 //! Drawings of a graph: Mermaid, DOT and JSON. Weights edges are dashed.
 
-use std::fmt::Write;
-
 use super::Capacity;
 use super::plan::{EdgePlan, Graph, Kind, NodePlan};
+use crate::util::untrusted;
 
 impl Graph {
     /// Draws the graph as a Mermaid flowchart.
@@ -16,20 +15,20 @@ impl Graph {
                 Kind::Stage => ("[", "]"),
                 Kind::Task => ("(", ")"),
             };
-            line(&mut text, format_args!("  n{index}{open}\"{}\"{close}", html(&label(node))));
+            text += &format!("  n{index}{open}\"{}\"{close}\n", html(&label(node)));
         }
         for (edge, to) in joined(self) {
-            line(&mut text, format_args!("  n{} -->|\"{}\"| n{to}", edge.from, html(&edge_label(edge))));
+            text += &format!("  n{} -->|\"{}\"| n{to}\n", edge.from, html(&edge_label(edge)));
         }
         for edge in &self.weights {
-            line(&mut text, format_args!("  n{} -.->|weights| n{}", edge.from, edge.to));
+            text += &format!("  n{} -.->|weights| n{}\n", edge.from, edge.to);
         }
         text
     }
 
     /// Draws the graph as a Graphviz digraph.
     pub fn to_dot(&self) -> String {
-        let mut text = format!("digraph {} {{\n  rankdir=LR;\n", quoted(&self.name));
+        let mut text = format!("digraph {:?} {{\n  rankdir=LR;\n", self.name);
         for (index, node) in self.nodes.iter().enumerate() {
             let shape = match node.kind {
                 Kind::Source | Kind::Sink => "oval",
@@ -37,16 +36,13 @@ impl Graph {
                 Kind::Stage => "box",
                 Kind::Task => "box, style=rounded",
             };
-            line(&mut text, format_args!("  n{index} [label={}, shape={shape}];", quoted(&label(node))));
+            text += &format!("  n{index} [label={:?}, shape={shape}];\n", label(node));
         }
         for (edge, to) in joined(self) {
-            line(&mut text, format_args!("  n{} -> n{to} [label={}];", edge.from, quoted(&edge_label(edge))));
+            text += &format!("  n{} -> n{to} [label={:?}];\n", edge.from, edge_label(edge));
         }
         for edge in &self.weights {
-            line(
-                &mut text,
-                format_args!("  n{} -> n{} [label=\"weights\", style=dashed, constraint=false];", edge.from, edge.to),
-            );
+            text += &format!("  n{} -> n{} [label=\"weights\", style=dashed, constraint=false];\n", edge.from, edge.to);
         }
         text + "}\n"
     }
@@ -98,16 +94,7 @@ pub(crate) fn count(n: u64) -> String {
     }
 }
 
-fn quoted(text: &str) -> String {
-    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
-}
-
 /// Mermaid reads labels as HTML.
 fn html(text: &str) -> String {
-    let escaped = text.replace('&', "&amp;").replace('"', "&quot;").replace('<', "&lt;").replace('>', "&gt;");
-    escaped.replace('\n', "<br/>")
-}
-
-fn line(text: &mut String, line: std::fmt::Arguments<'_>) {
-    writeln!(text, "{line}").expect("writing to a string can't fail");
+    untrusted::html(text).replace('\n', "<br/>")
 }

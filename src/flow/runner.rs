@@ -5,10 +5,10 @@ use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::AcqRel};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use tokio::runtime::{Builder, Runtime};
 
 use super::clock::{Clock, Meter};
@@ -112,22 +112,24 @@ pub(crate) enum Event {
 
 /// Ends a worker's time and reports it gone, when dropped.
 struct Leave {
-    meter: Arc<Meter>,
-    events: Sender<Event>,
-    control: Control,
+    post: Post,
     /// Number of running sinks, if this is one of them.
     sinks: Option<Arc<AtomicUsize>>,
+    /// Number of the worker on a simulated machine.
+    simulated: Option<(Simulation, usize)>,
 }
 
 impl Drop for Leave {
     fn drop(&mut self) {
-        self.meter.end();
+        let Post { seat: Seat { meter, control, .. }, events, .. } = &self.post;
+        meter.end();
         if self.sinks.as_ref().is_some_and(|sinks| sinks.fetch_sub(1, AcqRel) == 1) {
             // No sink is left, so no stage may wait for weights any more.
-            self.control.raise(Signal::Stop);
+            control.raise(Signal::Stop);
         }
-        self.meter.leave();
-        self.events.send(Event::Gone).expect("the runner receives until every worker is gone");
+        meter.leave();
+        events.send(Event::Gone).expect("the runner receives until every worker is gone");
+        self.simulated.iter().for_each(|(simulation, worker)| simulation.leave(*worker));
     }
 }
 
@@ -164,7 +166,7 @@ pub(crate) fn run(
     let windows = nodes.iter().map(|node| node.spec.window.clone()).collect();
     let jobs: Vec<Vec<Job>> = nodes.into_iter().map(|node| (node.jobs)(until)).collect();
     let clock = simulation.map_or_else(Clock::start, |simulation| Clock::Simulated(simulation.clone()));
-    let (events, received) = channel();
+    let (events, received) = unbounded();
     let crew = Crew::new({
         let events = events.clone();
         // After the run, the receiver is gone.
@@ -185,8 +187,8 @@ pub(crate) fn run(
         });
     }
 
-    let watch = Watch { events: received, crew, stall_timeout };
-    let (failures, stalled) = supervise(board, jobs, control, &runtime, &events, &watch);
+    let watch = Watch { events, received, crew, stall_timeout };
+    let (failures, stalled) = supervise(board, jobs, control, &runtime, &watch);
     // Waits for tasks that stages spawned.
     drop(runtime);
 
@@ -207,42 +209,12 @@ pub(crate) fn run(
     }
 }
 
-/// Receives the run's events and detects a stall (law F7).
+/// Channel of the run's events, and what detects a stall (law F7).
 struct Watch {
-    events: Receiver<Event>,
+    events: Sender<Event>,
+    received: Receiver<Event>,
     crew: Arc<Crew>,
     stall_timeout: Duration,
-}
-
-/// End of an idle run's time limit, and the crew's wake-ups at its start.
-#[derive(Clone, Copy)]
-struct Deadline {
-    at: Instant,
-    wakeups: u64,
-}
-
-impl Watch {
-    /// Returns the next event, or a timeout after the deadline.
-    fn next(&self, deadline: Option<Deadline>) -> Result<Event, RecvTimeoutError> {
-        match deadline {
-            None => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(Deadline { at, .. }) => self.events.recv_timeout(at.saturating_duration_since(Instant::now())),
-        }
-    }
-
-    /// Starts the time limit of an idle run: 0 unless code outside the graph may end a wait. `None`
-    /// is no limit.
-    fn idle(&self, board: &Board) -> Option<Deadline> {
-        let wakeups = self.crew.wakeups();
-        let outside = board.waits().iter().any(StageWait::may_end_from_outside);
-        let time = if outside { self.stall_timeout } else { Duration::ZERO };
-        Some(Deadline { at: Instant::now().checked_add(time)?, wakeups })
-    }
-
-    /// Returns true if no worker was active since.
-    fn has_stalled(&self, since: Deadline) -> bool {
-        self.crew.is_idle() && self.crew.wakeups() == since.wakeups
-    }
 }
 
 /// Starts all jobs and waits until every worker is gone. Returns failures in their order in time, and
@@ -252,33 +224,32 @@ fn supervise(
     jobs: Vec<Vec<Job>>,
     control: &Control,
     runtime: &Runtime,
-    events: &Sender<Event>,
     watch: &Watch,
 ) -> (Vec<StageFailure>, Option<Vec<StageWait>>) {
+    let Watch { events, received, crew, stall_timeout } = watch;
     let is_sink = |node: usize| board.graph.nodes[node].kind == Kind::Sink;
     let mut running: usize = jobs.iter().map(Vec::len).sum();
     let sinks = jobs.iter().enumerate().filter(|(node, _)| is_sink(*node)).map(|(_, jobs)| jobs.len()).sum();
     let sinks = Arc::new(AtomicUsize::new(sinks));
     let mut places = Vec::new();
     for (node, jobs) in jobs.into_iter().enumerate() {
-        let stage: Arc<str> = board.graph.nodes[node].name.as_str().into();
+        let stage: Arc<str> = board.graph.name(node).into();
         for (worker, job) in jobs.into_iter().enumerate() {
             let meter = Arc::clone(&board.meters[node][worker]);
             let seat = Seat { stage: Arc::clone(&stage), meter, control: control.clone() };
-            let leave = Leave {
-                meter: Arc::clone(&seat.meter),
-                events: events.clone(),
-                control: control.clone(),
-                sinks: is_sink(node).then(|| Arc::clone(&sinks)),
-            };
             let post = Post { seat, events: events.clone(), worker };
-            let turn = Turn::of(&board.clock, &post);
-            places.push((job, post, leave, turn));
+            let sinks = is_sink(node).then(|| Arc::clone(&sinks));
+            let simulated = match &board.clock {
+                Clock::Machine(_) => None,
+                Clock::Simulated(simulation) => Some((simulation.clone(), simulation.expect(post.name()))),
+            };
+            places.push((job, Leave { post, sinks, simulated }));
         }
     }
     let mut started = Vec::new();
-    for (job, post, leave, turn) in places {
-        match start(job, post.clone(), leave, turn, runtime) {
+    for (job, leave) in places {
+        let post = leave.post.clone();
+        match start(job, leave, runtime) {
             Ok(handle) => started.push((post, handle)),
             // Its ends are dropped with the job, as after a run.
             Err(error) => post.fail(false, format!("its thread could not be started: {error}").into()),
@@ -287,16 +258,29 @@ fn supervise(
     if let Clock::Simulated(simulation) = &board.clock {
         simulation.begin();
     }
-    let (mut failures, mut stalled, mut deadline) = (Vec::new(), None, None);
+    let (mut failures, mut stalled) = (Vec::new(), None);
+    // End of an idle run's time limit, and the crew's wake-ups at its start.
+    let mut deadline: Option<(Instant, u64)> = None;
     while running > 0 {
-        match watch.next(deadline) {
-            Ok(Event::Failed(failure)) => failures.push(failure),
-            Ok(Event::Gone) => running -= 1,
-            Ok(Event::Idle) => deadline = watch.idle(board),
-            Ok(Event::Stalled(waits)) => stalled = Some(waits),
-            Err(_) => {
+        let event = match deadline {
+            None => received.recv().ok(),
+            Some((at, _)) => received.recv_deadline(at).ok(),
+        };
+        match event {
+            Some(Event::Failed(failure)) => failures.push(failure),
+            Some(Event::Gone) => running -= 1,
+            Some(Event::Stalled(waits)) => stalled = Some(waits),
+            Some(Event::Idle) => {
+                let wakeups = crew.wakeups();
+                let outside = board.waits().iter().any(StageWait::may_end_from_outside);
+                // A limit beyond the clock is none.
+                let end = Instant::now().checked_add(if outside { *stall_timeout } else { Duration::ZERO });
+                deadline = end.map(|at| (at, wakeups));
+            }
+            None => {
+                let idle_since = |(_, wakeups)| crew.is_idle() && crew.wakeups() == wakeups;
                 // A stopped run ends by itself (law F5). A draining run that is idle has nothing left that could end by itself.
-                if deadline.take().is_some_and(|since| watch.has_stalled(since)) && control.signal() != Signal::Stop {
+                if deadline.take().is_some_and(idle_since) && control.signal() != Signal::Stop {
                     if control.asked() == Signal::Run {
                         stalled = Some(board.waits());
                     }
@@ -315,60 +299,37 @@ fn supervise(
             post.fail(true, panic_message(panic.as_ref()).into());
         }
     }
-    failures.extend(watch.events.try_iter().filter_map(|event| match event {
+    failures.extend(received.try_iter().filter_map(|event| match event {
         Event::Failed(failure) => Some(failure),
         Event::Gone | Event::Idle | Event::Stalled(_) => None,
     }));
     (failures, stalled)
 }
 
-/// Turns of a worker on a simulated machine; none on a real one.
-struct Turn(Option<(Simulation, usize)>);
-
-impl Turn {
-    fn of(clock: &Clock, post: &Post) -> Self {
-        Turn(match clock {
-            Clock::Machine(_) => None,
-            Clock::Simulated(simulation) => Some((simulation.clone(), simulation.expect(post.name()))),
-        })
-    }
-
-    fn enter(&self) {
-        if let Some((simulation, worker)) = &self.0 {
-            simulation.enter(*worker);
+fn start(job: Job, leave: Leave, runtime: &Runtime) -> std::io::Result<Started> {
+    let (post, meter) = (leave.post.clone(), Arc::clone(&leave.post.seat.meter));
+    let body: Box<dyn FnOnce(Post) + Send> = match job {
+        Job::Thread(body) => body,
+        // A simulated task gets its own thread: a wait for tokio's timers or sockets looks like a wait for ever.
+        Job::Task(body) if meter.clock.is_simulated() => {
+            let clock = meter.clock.clone();
+            Box::new(move |post| clock.block_on(body(post)))
         }
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        if let Some((simulation, worker)) = &self.0 {
-            simulation.leave(*worker);
+        Job::Task(body) => {
+            return Ok(Started::Task(runtime.spawn(async move {
+                meter.begin();
+                meter.attend(body(post)).await;
+                drop(leave);
+            })));
         }
-    }
-}
-
-fn start(job: Job, post: Post, leave: Leave, turn: Turn, runtime: &Runtime) -> std::io::Result<Started> {
-    let clock = post.seat.meter.clock.clone();
-    let thread = |post: Post, leave: Leave, body: Box<dyn FnOnce(Post) + Send>| {
-        let name = post.name();
-        let body = move || {
-            turn.enter();
-            leave.meter.begin();
+    };
+    let worker = std::thread::Builder::new().name(post.name());
+    worker
+        .spawn(move || {
+            leave.simulated.iter().for_each(|(simulation, worker)| simulation.enter(*worker));
+            meter.begin();
             body(post);
             drop(leave);
-            drop(turn);
-        };
-        std::thread::Builder::new().name(name).spawn(body).map(Started::Thread)
-    };
-    match job {
-        Job::Thread(body) => thread(post, leave, body),
-        // A simulated task gets its own thread: a wait for tokio's timers or sockets looks like a wait for ever.
-        Job::Task(body) if clock.is_simulated() => thread(post, leave, Box::new(move |post| clock.block_on(body(post)))),
-        Job::Task(body) => Ok(Started::Task(runtime.spawn(async move {
-            leave.meter.begin();
-            leave.meter.attend(body(post)).await;
-            drop(leave);
-        }))),
-    }
+        })
+        .map(Started::Thread)
 }

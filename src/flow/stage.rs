@@ -16,9 +16,7 @@ pub trait Source: Send + 'static {
     /// runner checks for drain and stop between two calls, so a call must not wait for ever.
     fn next(&mut self) -> Result<Option<Self::Out>, StageError>;
 
-    /// Takes what the stages of the flow share. Called once, when the source is put on the graph,
-    /// before `spec`.
-    /// A stage that wraps another one forwards the call.
+    /// Same as [`Stage::attach`].
     fn attach(&mut self, _context: &mut RunContext) {}
 
     /// Specification. A source has one worker.
@@ -40,8 +38,7 @@ pub trait Stage: Send + 'static {
     fn run(&mut self, io: &mut Io<Self::In, Self::Out>) -> Result<(), StageError>;
 
     /// Takes what the stages of the flow share. Called once, when the stage is put on the graph,
-    /// before `spec` and `replica`.
-    /// A stage that wraps another one forwards the call.
+    /// before `spec` and `replica`. A stage that wraps another one forwards the call.
     fn attach(&mut self, _context: &mut RunContext) {}
 
     /// Specification.
@@ -71,7 +68,6 @@ pub trait AsyncStage: Send + 'static {
     fn run(&mut self, io: &mut AsyncIo<Self::In, Self::Out>) -> impl Future<Output = Result<(), StageError>> + Send;
 
     /// Same as [`Stage::attach`].
-    /// A stage that wraps another one forwards the call.
     fn attach(&mut self, _context: &mut RunContext) {}
 
     /// Specification.
@@ -97,9 +93,7 @@ pub trait Sink: Send + 'static {
     /// Takes one item. An error ends the run (law F3).
     fn accept(&mut self, item: Self::In) -> Result<(), StageError>;
 
-    /// Takes what the stages of the flow share. Called once, when the sink is put on the graph,
-    /// before `spec`.
-    /// A stage that wraps another one forwards the call.
+    /// Same as [`Stage::attach`].
     fn attach(&mut self, _context: &mut RunContext) {}
 
     /// Flushes. Called once after the last item, also when the run was drained or stopped, or

@@ -62,7 +62,7 @@ impl ReplyCache {
             Ok(text) => {
                 for (at, line) in text.split_inclusive('\n').filter(|line| line.ends_with('\n')).enumerate() {
                     let cached: CachedReply =
-                        serde_json::from_str(line).map_err(|error| format!("line {}: {error}; mend or delete it", at + 1))?;
+                        serde_json::from_str(line).map_err(|error| format!("line {}: {error}; correct or delete it", at + 1))?;
                     known.insert(cached.question, cached.reply, CAPACITY);
                     whole += line.len();
                 }

@@ -1,10 +1,34 @@
 //! Errors of a reward service.
 
+use std::path::PathBuf;
+use std::time::TryFromFloatSecsError;
+
 use crate::net::{Fault, Outcome, RemoteError, Retryable};
 
-/// Error of a reward service.
+/// Error of a reward service, or of its settings.
 #[derive(Clone, Debug, thiserror::Error, PartialEq)]
 pub enum ServiceError {
+    /// A number of seconds that is no duration.
+    #[error("the reward service's timeout or pauses: {0}")]
+    Seconds(#[from] TryFromFloatSecsError),
+    /// A key of a judge that is not usable.
+    #[error("the judge's {key} is {found:?}; it must be {expected}")]
+    Judge {
+        /// Name of the key.
+        key: &'static str,
+        /// Value of the key.
+        found: String,
+        /// Requirement.
+        expected: String,
+    },
+    /// The judge's cache file is not readable.
+    #[error("the judge's cache {}: {why}", path.display())]
+    Cache {
+        /// The file.
+        path: PathBuf,
+        /// Cause.
+        why: String,
+    },
     /// The request failed.
     #[error("{0}")]
     Http(#[from] RemoteError),
@@ -52,7 +76,7 @@ impl ServiceError {
                 _ => false,
             },
             ServiceError::Answer { .. } => true,
-            ServiceError::Busy { .. } | ServiceError::Question { .. } => false,
+            _ => false,
         }
     }
 }
@@ -61,8 +85,8 @@ impl Retryable for ServiceError {
     fn outcome(&self) -> Outcome {
         match self {
             ServiceError::Http(error) => error.outcome(),
-            ServiceError::Question { .. } | ServiceError::Busy { .. } => Outcome::Final,
             ServiceError::Answer { .. } => Outcome::Failed,
+            _ => Outcome::Final,
         }
     }
 }

@@ -4,12 +4,12 @@
 //! reading a reply are pure functions; [`Service`](super::Service) sends them. Requests have
 //! temperature 0, and replies are cached by the whole request.
 
-use std::fmt;
 use std::path::PathBuf;
 
 use regex::Regex;
 use serde_json::{Value, json};
 
+use super::ServiceError;
 use super::cache::ReplyCache;
 use super::protocol::begins;
 use super::service::HttpRule;
@@ -59,75 +59,37 @@ section! {
 }
 
 impl JudgeConfig {
-    /// Grades from 0 to 10 by `model`, with the default question.
-    pub fn new(model: impl Into<String>) -> Self {
-        JudgeConfig { model: model.into(), ..JudgeConfig::default() }
-    }
-
     /// Returns true if the question shows the reference answer.
     pub fn shows_answer(&self) -> bool {
         self.prompt.contains("{answer}")
     }
 }
 
-/// Error in the settings of a judge.
-#[derive(Debug, thiserror::Error)]
-pub enum JudgeError {
-    /// A key that is not usable.
-    #[error("the judge's {key} is {found:?}: {why}")]
-    Config {
-        /// Name of the key.
-        key: &'static str,
-        /// Value of the key.
-        found: String,
-        /// Defect.
-        why: String,
-    },
-    /// The cache file is not readable.
-    #[error("the judge's cache {}: {why}", path.display())]
-    Cache {
-        /// The file.
-        path: PathBuf,
-        /// Cause.
-        why: String,
-    },
-}
-
 /// Judge model: builds requests and reads grades from replies.
-pub struct Judge {
+pub(super) struct Judge {
     config: JudgeConfig,
     score: Regex,
-    cache: ReplyCache,
+    pub(super) cache: ReplyCache,
 }
 
 impl Judge {
     /// Checks the settings and reads the cache file.
-    pub fn new(config: JudgeConfig) -> Result<Self, JudgeError> {
-        let wrong = |key, found: &str, why: &str| Err(JudgeError::Config { key, found: found.to_owned(), why: why.to_owned() });
-        match ["{response}", "{responses}"].map(|place| config.prompt.contains(place)) {
-            [false, false] => {
-                return wrong("prompt", &config.prompt, "it has no {response}, so that the judge would not see what it grades");
-            }
-            [true, true] => {
-                return wrong("prompt", &config.prompt, "it has both {response}, one answer, and {responses}, all of a group");
-            }
-            _ => {}
+    pub(super) fn new(config: JudgeConfig) -> Result<Self, ServiceError> {
+        let wrong = |key, found: String, expected: &str| Err(ServiceError::Judge { key, found, expected: expected.to_owned() });
+        if !(QUESTION.holds)(&config.prompt) {
+            return wrong("prompt", config.prompt, QUESTION.text);
         }
         let score = match Regex::new(&config.score) {
-            Ok(score) if score.captures_len() > 1 => score,
-            Ok(_) => return wrong("score", &config.score, "it needs a group, in round brackets, that is the number"),
-            Err(error) => return wrong("score", &config.score, &error.to_string()),
+            Ok(score) if (SCORE_PATTERN.holds)(&config.score) => score,
+            Ok(_) => return wrong("score", config.score, SCORE_PATTERN.text),
+            Err(error) => return wrong("score", config.score, &format!("{}: {error}", SCORE_PATTERN.text)),
         };
-        if !(config.scale.iter().all(|end| end.is_finite()) && config.scale[0] != config.scale[1]) {
-            return wrong("scale", &format!("{:?}", config.scale), "its ends must be two different finite numbers");
+        if !(SCALE.holds)(&config.scale) {
+            return wrong("scale", format!("{:?}", config.scale), SCALE.text);
         }
         let cache = ReplyCache::open(config.cache.as_deref())
-            .map_err(|why| JudgeError::Cache { path: config.cache.clone().unwrap_or_default(), why })?;
+            .map_err(|why| ServiceError::Cache { path: config.cache.clone().unwrap_or_default(), why })?;
         Ok(Judge { config, score, cache })
-    }
-
-    pub(super) fn cache(&self) -> &ReplyCache {
-        &self.cache
     }
 
     /// Returns true if one request shows all completions of a group.
@@ -138,20 +100,20 @@ impl Judge {
     /// Returns the body of a request for completions of one prompt: one, or all that are compared.
     pub(super) fn request(&self, samples: &[Sample]) -> Result<String, String> {
         let Some(first) = samples.first() else { return Err("there is no answer to grade".to_owned()) };
-        let answer = match first.answer() {
-            Some(answer) => answer,
-            None if self.config.prompt.contains("{answer}") => {
-                return Err(
-                    "the judge's prompt asks for {answer}, but the prompt has no ground truth, metadata[\"answer\"]".to_owned()
-                );
-            }
-            None => "",
-        };
+        let answer = first.answer();
+        if answer.is_none() && self.config.shows_answer() {
+            let why = "the judge's prompt asks for {answer}, but the prompt has no ground truth, metadata[\"answer\"]";
+            return Err(why.to_owned());
+        }
         let prompt = first.prompt.render();
         let numbered = |(at, sample): (usize, &Sample)| format!("[Response {}]\n{}", at + 1, sample.response);
         let responses = samples.iter().enumerate().map(numbered).collect::<Vec<_>>().join("\n\n");
-        let places =
-            [("{prompt}", &*prompt), ("{response}", &*first.response), ("{responses}", &*responses), ("{answer}", answer)];
+        let places = [
+            ("{prompt}", &*prompt),
+            ("{response}", &*first.response),
+            ("{responses}", &*responses),
+            ("{answer}", answer.unwrap_or_default()),
+        ];
         let body = json!({
             "model": self.config.model,
             "messages": [{"role": "user", "content": fill(&self.config.prompt, &places)}],
@@ -178,20 +140,16 @@ impl Judge {
     /// Reads the grades of `answers` completions from a reply, each from 0 to 1.
     pub(super) fn grades(&self, reply: &str, answers: usize) -> Result<Vec<f64>, String> {
         let ends = || begins(&reply.as_bytes()[reply.char_indices().rev().nth(119).map_or(0, |(at, _)| at)..]);
-        let found: Vec<&str> =
-            self.score.captures_iter(reply).filter_map(|found| found.get(1)).map(|found| found.as_str()).collect();
-        let last = match found.len().checked_sub(answers) {
-            Some(before) => &found[before..],
-            None if answers == 1 => {
-                return Err(format!("the judge gave no score that {:?} finds; its reply ends {:?}", self.config.score, ends()));
-            }
-            None => {
-                let (given, pattern) = (found.len(), &self.config.score);
-                return Err(format!(
-                    "the judge gave {given} scores that {pattern:?} finds for {answers} answers; its reply ends {:?}",
-                    ends()
-                ));
-            }
+        let found = self.score.captures_iter(reply).filter_map(|found| found.get(1));
+        let found: Vec<&str> = found.map(|found| found.as_str()).collect();
+        let Some(before) = found.len().checked_sub(answers) else {
+            let (pattern, ends) = (&self.config.score, ends());
+            return Err(match found.len() {
+                _ if answers == 1 => format!("the judge gave no score that {pattern:?} finds; its reply ends {ends:?}"),
+                given => {
+                    format!("the judge gave {given} scores that {pattern:?} finds for {answers} answers; its reply ends {ends:?}")
+                }
+            });
         };
         let [low, high] = self.config.scale;
         let grade = |found: &&str| {
@@ -203,7 +161,7 @@ impl Judge {
                 Err(format!("the judge's score {score} is not on the scale from {low} to {high}; its reply ends {:?}", ends()))
             }
         };
-        last.iter().map(grade).collect()
+        found[before..].iter().map(grade).collect()
     }
 }
 
@@ -221,19 +179,13 @@ fn fill(template: &str, values: &[(&str, &str)]) -> String {
     filled + rest
 }
 
-impl fmt::Debug for Judge {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Judge").field("model", &self.config.model).field("cache", &self.config.cache).finish_non_exhaustive()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::data::Prompt;
 
-    fn judge(change: impl FnOnce(&mut JudgeConfig)) -> Judge {
-        let mut config = JudgeConfig::new("grader");
+    fn judge_by(change: impl FnOnce(&mut JudgeConfig)) -> Judge {
+        let mut config = JudgeConfig { model: "grader".into(), ..JudgeConfig::default() };
         change(&mut config);
         Judge::new(config).unwrap()
     }
@@ -246,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_question_shows_prompt_response_and_truth_and_what_they_say_is_no_place() {
-        let judge = judge(|config| config.prompt = "{prompt}|{response}|{answer}|{else}".into());
+        let judge = judge_by(|config| config.prompt = "{prompt}|{response}|{answer}|{else}".into());
         let body: Value = serde_json::from_str(&judge.request(&[sample("{answer} \"7\"")]).unwrap()).unwrap();
         assert_eq!(body["messages"][0]["content"], "3+4=|{answer} \"7\"|7|{else}");
         assert_eq!((&body["model"], &body["temperature"]), (&"grader".into(), &0.into()));
@@ -256,7 +208,7 @@ mod tests {
 
     #[test]
     fn the_last_score_counts_in_whatever_form_and_off_the_scale_is_refused() {
-        let judge = judge(|_| ());
+        let judge = judge_by(|_| ());
         for (said, grade) in [
             ("Score: 7", 0.7),
             ("I'd say score 3 at first.\n**Score:** 10", 1.0),
@@ -268,13 +220,12 @@ mod tests {
         assert!(judge.grades("Score: 11", 1).unwrap_err().contains("scale from 0 to 10"));
         assert!(judge.grades("Score: -1", 1).unwrap_err().contains("scale"));
         assert!(judge.grades(&"é".repeat(500), 1).unwrap_err().contains("no score"));
-        let turned = Judge::new(JudgeConfig { scale: [5.0, 1.0], ..JudgeConfig::new("grader") }).unwrap();
-        assert_eq!(turned.grades("Score: 2", 1), Ok(vec![0.75]), "1 is best");
+        assert_eq!(judge_by(|config| config.scale = [5.0, 1.0]).grades("Score: 2", 1), Ok(vec![0.75]), "1 is best");
     }
 
     #[test]
     fn answers_that_are_compared_are_numbered_and_scored_in_their_order() {
-        let judge = judge(|config| config.prompt = "{prompt}\n{responses}".into());
+        let judge = judge_by(|config| config.prompt = "{prompt}\n{responses}".into());
         assert!(judge.compares());
         let body: Value = serde_json::from_str(&judge.request(&[sample("7"), sample("{prompt}")]).unwrap()).unwrap();
         assert_eq!(body["messages"][0]["content"], "3+4=\n[Response 1]\n7\n\n[Response 2]\n{prompt}");
@@ -287,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_reply_that_is_none_is_refused_with_what_to_do() {
-        let judge = judge(|_| ());
+        let judge = judge_by(|_| ());
         let reply = |body: &str| judge.reply("http://judge", body.as_bytes());
         assert_eq!(reply(r#"{"choices": [{"message": {"content": "Score: 1"}}]}"#), Ok("Score: 1".into()));
         for (body, why) in [
@@ -302,15 +253,21 @@ mod tests {
 
     #[test]
     fn a_judge_that_could_not_judge_is_refused() {
-        let refused = |change: fn(&mut JudgeConfig)| {
-            let mut config = JudgeConfig::new("grader");
+        let changes: [(fn(&mut JudgeConfig), &str); 5] = [
+            (
+                |config| config.prompt = "Good?".into(),
+                "the judge's prompt is \"Good?\"; it must be a text with either `{response}`",
+            ),
+            (|config| config.prompt = "{response} or {responses}?".into(), "either `{response}` or `{responses}`"),
+            (|config| config.score = "[0-9]+".into(), "with a group, in round brackets"),
+            (|config| config.score = "(".into(), "unclosed group"),
+            (|config| config.scale = [1.0, 1.0], "two different numbers"),
+        ];
+        for (change, why) in changes {
+            let mut config = JudgeConfig::default();
             change(&mut config);
-            Judge::new(config).unwrap_err().to_string()
-        };
-        assert!(refused(|config| config.prompt = "Good?".into()).contains("no {response}"));
-        assert!(refused(|config| config.prompt = "{response} or {responses}?".into()).contains("both"));
-        assert!(refused(|config| config.score = "[0-9]+".into()).contains("needs a group"));
-        assert!(refused(|config| config.score = "(".into()).contains("score"));
-        assert!(refused(|config| config.scale = [1.0, 1.0]).contains("two different"));
+            let error = Judge::new(config).err().unwrap().to_string();
+            assert!(error.contains(why), "{error}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Rewards that another process computes: reward services and judge models.
 //!
 //! A [`Service`] asks over HTTP for the rewards of a group. It speaks the protocol of
-//! `docs/reference/protocols.md`, or asks a language model to grade each completion ([`Judge`]).
+//! `docs/reference/protocols.md`, or asks a language model to grade each completion ([`JudgeConfig`]).
 
 mod cache;
 mod error;
@@ -10,5 +10,5 @@ mod protocol;
 mod service;
 
 pub use error::ServiceError;
-pub use language_model::{Judge, JudgeConfig, JudgeError};
-pub use service::{Answers, HttpRule, Service, ServiceConfig};
+pub use language_model::JudgeConfig;
+pub use service::{Answers, HttpRule, Service};

@@ -34,18 +34,13 @@ pub(super) fn request(group: &Group, places: &[usize]) -> Result<Vec<u8>, serde_
         PromptText::Text(_) => None,
         PromptText::Chat(messages) => Some(&messages[..]),
     };
-    let samples = places.iter().map(|place| request_sample(&group.samples[*place])).collect();
-    serde_json::to_vec(&Request { group: group.id(), prompt: group.prompt.text.render(), messages, samples })
-}
-
-fn request_sample(sample: &Sample) -> RequestSample<'_> {
-    RequestSample {
-        index: sample.index,
-        response: &sample.response,
-        status: sample.status,
-        length: sample.generated(),
-        metadata: &sample.metadata,
-    }
+    let samples = places.iter().map(|place| {
+        let sample = &group.samples[*place];
+        let Sample { index, response, status, metadata, .. } = sample;
+        RequestSample { index: *index, response, status: *status, length: sample.generated(), metadata }
+    });
+    let (samples, prompt) = (samples.collect(), group.prompt.text.render());
+    serde_json::to_vec(&Request { group: group.id(), prompt, messages, samples })
 }
 
 /// Parses the rewards of `count` samples: for each its reward, or the reason why it has none.
@@ -91,11 +86,8 @@ fn reward_entry(url: &str, entry: &Value) -> Result<RewardOutput, String> {
 /// Returns the first characters of a body on one line.
 pub(super) fn begins(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(&body[..body.len().min(4 * SHOWN)]);
-    let mut line: String = text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(SHOWN).collect();
-    if line.is_empty() {
-        line = "nothing".to_owned();
-    }
-    line
+    let line: String = text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(SHOWN).collect();
+    if line.is_empty() { "nothing".to_owned() } else { line }
 }
 
 #[cfg(test)]

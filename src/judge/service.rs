@@ -1,17 +1,18 @@
 //! Client of a reward service.
 //!
-//! A group's samples are one request; a [`Judge`] that does not compare them gets one request each.
+//! A group's samples are one request; a judge that does not compare them gets one request each.
 //! Failed, late and malformed responses are retried with backoff, for the samples that still have no
 //! reward. The last retry asks for each sample alone, so that one bad sample costs no other its
 //! reward. Status 429 or 503 means busy: waiting costs no retry and is bounded by `busy_timeout`.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, TryFromFloatSecsError};
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tokio::time::sleep;
 
-use super::{Judge, ServiceError, protocol};
+use super::language_model::Judge;
+use super::{JudgeConfig, ServiceError, protocol};
 use crate::algo::rewards::RewardOutput;
 use crate::data::Group;
 use crate::net::{Client, Endpoint, Fault, Outcome, RemoteError, RetryPolicy, Retryable, deadline};
@@ -19,8 +20,6 @@ use crate::observe::logs::{Failure, FailureKind};
 use crate::settings::declare::section;
 use crate::settings::remote::{RetryPauses, URL};
 use crate::settings::setting::{POSITIVE, SOME};
-
-const TIMEOUT: Duration = Duration::from_secs(30);
 
 section! {
     /// Reward of a service.
@@ -31,47 +30,29 @@ section! {
         /// is never written.
         token_env: Option<String> = None;
         /// Timeout of one request, in seconds, from connecting to the end of the response.
-        timeout: f64 = TIMEOUT.as_secs_f64(), POSITIVE;
+        timeout: f64 = 30.0, POSITIVE;
         /// Most groups in flight to the service. With several services the smallest number counts.
         concurrency: usize = 8, SOME;
         last retry: RetryPauses;
     }
 }
 
-/// Address, timeout and backoff of a reward service.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ServiceConfig {
-    /// Address that a group's samples are posted to, with its token and certificates.
-    pub endpoint: Endpoint,
-    /// Timeout of one request, from connecting to the end of the response. Default: 30 seconds.
-    pub timeout: Duration,
-    /// Backoff between attempts, and the longest wait for a busy service in one of them. The reward
-    /// stage sets the number of attempts.
-    pub retry: RetryPolicy,
-}
-
-impl ServiceConfig {
-    /// Configures a service at `url` with the defaults.
-    pub fn new(url: impl Into<String>) -> Self {
-        ServiceConfig { endpoint: Endpoint::new(url), timeout: TIMEOUT, retry: RetryPolicy::default() }
-    }
-}
-
 impl HttpRule {
-    /// Configures the service at `endpoint` with this timeout and backoff.
+    /// Makes the client of the service at `endpoint`, with this timeout and backoff. Sends nothing.
     ///
     /// # Errors
-    /// If a number of seconds exceeds the range of a `Duration`.
-    pub fn config(&self, endpoint: Endpoint) -> Result<ServiceConfig, TryFromFloatSecsError> {
-        Ok(ServiceConfig { endpoint, timeout: Duration::try_from_secs_f64(self.timeout)?, retry: self.retry.policy(0)? })
+    /// If the address is not usable, or a number of seconds exceeds the range of a `Duration`.
+    pub fn service(&self, endpoint: Endpoint) -> Result<Service, ServiceError> {
+        Service::new(endpoint, Duration::try_from_secs_f64(self.timeout)?, self.retry.policy(0)?)
     }
 }
 
 /// Client of a reward service.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Service {
-    config: ServiceConfig,
     client: Client,
+    timeout: Duration,
+    retry: RetryPolicy,
     /// If none, the service speaks the protocol of `docs/reference/protocols.md`.
     judge: Option<Arc<Judge>>,
 }
@@ -86,21 +67,24 @@ pub struct Answers {
 }
 
 impl Service {
-    /// Checks the address; sends nothing.
-    pub fn new(config: ServiceConfig) -> Result<Self, ServiceError> {
-        let mut endpoint = config.endpoint.clone();
+    /// Makes the client of a service that a group's samples are posted to. `timeout` is that of one
+    /// request, from connecting to the end of the response. `retry` has the backoff between attempts,
+    /// and the longest wait for a busy service in one of them; the reward stage sets the number of
+    /// attempts. Checks the address; sends nothing.
+    pub fn new(endpoint: impl Into<Endpoint>, timeout: Duration, retry: RetryPolicy) -> Result<Self, ServiceError> {
+        let mut endpoint = endpoint.into();
         if !endpoint.url.starts_with("https:") {
             // A closed idle connection would look like a failure, and connecting is cheap compared
             // with such a reward.
             endpoint.idle_connections = 0;
         }
-        let client = Client::new("reward service", endpoint)?;
-        Ok(Service { config, client, judge: None })
+        Ok(Service { client: Client::new("reward service", endpoint)?, timeout, retry, judge: None })
     }
 
-    /// Makes the service a judge model; the address is that of its chat completions.
-    pub fn judge(self, judge: Judge) -> Self {
-        Service { judge: Some(Arc::new(judge)), ..self }
+    /// Makes the service a judge model; the address is that of its chat completions. Checks the
+    /// settings and reads the cache file.
+    pub fn judge(self, config: JudgeConfig) -> Result<Self, ServiceError> {
+        Ok(Service { judge: Some(Arc::new(Judge::new(config)?)), ..self })
     }
 
     /// Requests the rewards of all samples of `group`, with up to `retries` retries for those
@@ -109,8 +93,8 @@ impl Service {
     /// The last retry asks for each sample alone, and so does any retry after the service rejected
     /// a request with a final error.
     pub async fn score(&self, group: &Group, retries: u32) -> Answers {
-        let mut answers = Answers { samples: Vec::with_capacity(group.samples.len()), failed_calls: 0 };
-        answers.samples.extend(group.samples.iter().map(|sample| Err(failure(sample.index, 0, String::new()))));
+        let unasked = group.samples.iter().map(|sample| Err(failure(sample.index, 0, String::new())));
+        let mut answers = Answers { samples: unasked.collect(), failed_calls: 0 };
         let (attempts, mut rejects) = (retries.saturating_add(1), false);
         let mut rejected = vec![false; group.samples.len()];
         for attempt in 1..=attempts {
@@ -120,7 +104,7 @@ impl Service {
                 break;
             }
             if attempt > 1 {
-                sleep(self.config.retry.pause(group.id(), attempt - 1)).await;
+                sleep(self.retry.pause(group.id(), attempt - 1)).await;
             }
             // A judge has one request per sample already, or compares all of them.
             let alone = self.judge.is_none() && attempt > 1 && (attempt == attempts || rejects);
@@ -187,14 +171,14 @@ impl Service {
         request: String,
         answers: usize,
     ) -> Result<Result<String, String>, ServiceError> {
-        if let Some(reply) = judge.cache().find(&request) {
+        if let Some(reply) = judge.cache.find(&request) {
             return Ok(Ok(reply));
         }
         let body = self.send(group, request.clone().into_bytes()).await?;
         let reply = judge.reply(self.client.name(), &body);
         if let Ok(reply) = &reply
             && judge.grades(reply, answers).is_ok()
-            && let Err(error) = judge.cache().insert(request, reply)
+            && let Err(error) = judge.cache.insert(request, reply)
         {
             return Ok(Err(format!("the judge's cache can't be written: {error}")));
         }
@@ -204,9 +188,9 @@ impl Service {
     /// Sends one request and waits while the service is busy. Failures are not retried here, since
     /// the next attempt asks for fewer samples.
     async fn send(&self, group: u64, request: Vec<u8>) -> Result<Vec<u8>, ServiceError> {
-        let policy = RetryPolicy { retries: 0, ..self.config.retry };
-        let (started, deadline) = (Instant::now(), deadline(policy.busy_timeout.saturating_add(self.config.timeout)));
-        let response = policy.run(group, deadline, || self.client.post_bytes("", request.clone(), self.config.timeout));
+        let policy = RetryPolicy { retries: 0, ..self.retry };
+        let (started, deadline) = (Instant::now(), deadline(policy.busy_timeout.saturating_add(self.timeout)));
+        let response = policy.run(group, deadline, || self.client.post_bytes("", request.clone(), self.timeout));
         response.await.map_err(|error| match error {
             RemoteError { server, fault: Fault::Busy { status, .. }, .. } => {
                 ServiceError::Busy { url: server, status, seconds: started.elapsed().as_secs_f64() }

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use rollflow::algo::rewards::{Aggregator, Parts};
 use rollflow::flow::from_iter;
 use rollflow::flow::{Ended, Report, RunError};
-use rollflow::judge::{Service, ServiceConfig};
+use rollflow::judge::Service;
 use rollflow::net::RetryPolicy;
 use rollflow::observe::Metric;
 use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, DeadLetterWriter, read_dead_letters};
@@ -78,13 +78,18 @@ impl Judge {
         Judge { url, questions, under_way }
     }
 
-    fn config(&self) -> ServiceConfig {
-        let retry = RetryPolicy { pause: Duration::from_millis(1), ..RetryPolicy::default() };
-        ServiceConfig { retry, ..ServiceConfig::new(&self.url) }
+    fn service(&self, timeout: Duration, busy_timeout: Duration) -> Service {
+        let retry = RetryPolicy { pause: Duration::from_millis(1), busy_timeout, ..RetryPolicy::default() };
+        Service::new(&self.url, timeout, retry).unwrap()
+    }
+
+    /// The service with this timeout, and the default wait while it is busy.
+    fn within(&self, timeout: Duration) -> Service {
+        self.service(timeout, RetryPolicy::default().busy_timeout)
     }
 
     fn served(&self) -> RemoteReward {
-        RemoteReward::new(Service::new(self.config()).unwrap())
+        RemoteReward::new(self.within(Duration::from_secs(30)))
     }
 }
 
@@ -223,9 +228,8 @@ fn a_busy_service_is_waited_for_and_that_is_no_failure() {
     // For ever is too long.
     let judge = Judge::new(|_, _| Act::Busy);
     let folder = tempfile::tempdir().unwrap();
-    let mut busy = judge.config();
-    busy.retry.busy_timeout = Duration::from_millis(20);
-    let reward = RemoteReward::new(Service::new(busy).unwrap()).failures(dead_letters_in(folder.path()));
+    let busy = judge.service(Duration::from_secs(30), Duration::from_millis(20));
+    let reward = RemoteReward::new(busy).failures(dead_letters_in(folder.path()));
     score(1, reward).0.unwrap();
     let text = &letters(folder.path())[0].failures[0].text;
     assert!(text.contains("said 503 for") && text.contains("raise busy_timeout"), "{text}");
@@ -246,8 +250,7 @@ fn every_way_to_fail_is_named_with_the_service_the_sample_and_what_to_look_at() 
         let judge = Judge::new(move |_, _| act);
         let folder = tempfile::tempdir().unwrap();
         // What sends without end is cut off by its length or the clock, whichever comes first.
-        let config = ServiceConfig { timeout: Duration::from_millis(100), ..judge.config() };
-        let served = RemoteReward::new(Service::new(config).unwrap()).retries(1);
+        let served = RemoteReward::new(judge.within(Duration::from_millis(100))).retries(1);
         let (result, scores) = score(1, served.failures(dead_letters_in(folder.path())));
         result.unwrap();
         assert_eq!(scores[&0].0.as_deref(), Some(LOST));
@@ -264,7 +267,7 @@ fn every_way_to_fail_is_named_with_the_service_the_sample_and_what_to_look_at() 
 fn nobody_listening_is_told_with_the_address() {
     // A port that was free a moment ago.
     let url = format!("http://{}/score", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
-    let served = RemoteReward::new(Service::new(ServiceConfig::new(&url)).unwrap()).retries(0);
+    let served = RemoteReward::new(Service::new(&url, Duration::from_secs(30), RetryPolicy::default()).unwrap()).retries(0);
     let error = score(1, served.failures(FailurePolicy { on_failure: OnFailure::Fail, ..FailurePolicy::default() }))
         .0
         .unwrap_err()
@@ -335,7 +338,7 @@ fn parts_that_are_served_and_parts_that_are_computed_make_one_reward() {
         .part("here", |sample: &Sample| f64::from(sample.index))
         .remote("style");
     let services =
-        judges.iter().zip(["right", "style"]).map(|(judge, name)| (name.to_owned(), Service::new(judge.config()).unwrap()));
+        judges.iter().zip(["right", "style"]).map(|(judge, name)| (name.to_owned(), judge.within(Duration::from_secs(30))));
     let served = RemoteReward::with_parts(parts, services);
     let (scored, scoring) = served.score_blocking(group(0)).unwrap();
     assert_eq!((scored.rewards(), scoring.failures.len()), (vec![2.0, 5.0, 7.0], 0));
@@ -353,7 +356,7 @@ fn a_stop_does_not_wait_for_a_service_that_hangs() {
         asked.lock().unwrap().send(()).ok();
         Act::Hang
     });
-    let service = Service::new(ServiceConfig { timeout: Duration::from_secs(3600), ..judge.config() }).unwrap();
+    let service = judge.within(Duration::from_secs(3600));
     let mut flow = Flow::new("rewards");
     let groups = flow.source("groups", from_iter((0..100).map(group)));
     let scored = flow.stage("judge", groups, RemoteReward::new(service).concurrency(2));
@@ -381,8 +384,7 @@ proptest! {
             ACTS[(mixed >> 32) as usize % ACTS.len()]
         });
         let folder = tempfile::tempdir().unwrap();
-        let config = ServiceConfig { timeout: Duration::from_millis(60), ..judge.config() };
-        let reward = RemoteReward::new(Service::new(config).unwrap()).retries(retries)
+        let reward = RemoteReward::new(judge.within(Duration::from_millis(60))).retries(retries)
             .concurrency(concurrency)
             .failures(FailurePolicy { max_poisoned: u64::MAX, ..dead_letters_in(folder.path()) });
         let (result, scores) = score(12, reward);

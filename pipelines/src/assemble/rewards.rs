@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use rollflow::algo::rewards::{Aggregator, Combine, IntoReward, PartReward, Parts, RewardOutput};
 use rollflow::flow::BoxedStage;
-use rollflow::judge::{Judge, Service};
+use rollflow::judge::Service;
 use rollflow::observe::logs::{DeadLetterWriter, Failure};
 use rollflow::prelude::*;
 use rollflow::recipe::reward::{Composition, PartRule};
@@ -115,9 +115,9 @@ impl Scoring {
 /// Connects to the service of `rule`.
 fn service(rule: &PartRule, net: &Net) -> Result<Service> {
     let of = rule.service().context("this reward is computed here")?;
-    let service = Service::new(of.config(secrets::endpoint(&of.url, of.token_env.as_ref(), net)?)?)?;
+    let service = of.service(secrets::endpoint(&of.url, of.token_env.as_ref(), net)?)?;
     Ok(match rule {
-        PartRule::Judge(of) => service.judge(Judge::new(of.clone())?),
+        PartRule::Judge(of) => service.judge(of.clone())?,
         _ => service,
     })
 }
