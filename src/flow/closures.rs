@@ -48,7 +48,7 @@ where
 
 /// Stage that collects lists of `n` items. The last list may be shorter; a stop drops it.
 pub fn batch<T: Message>(n: usize) -> impl Stage<In = T, Out = Vec<T>> {
-    Batched { n: n.max(1), _type: PhantomData }
+    Batched(n.max(1), PhantomData)
 }
 
 /// Closure called with every item, whose result `How` handles; or iterator over the items.
@@ -136,14 +136,8 @@ impl<F: FnMut(In) -> Option<Out>, In: Message, Out: Message> Apply<F, In, Out> f
     }
 }
 
-impl<F, In, Out, Many> Apply<F, In, Out> for FlatMap
-where
-    F: FnMut(In) -> Many,
-    In: Message,
-    Out: Message,
-    Many: IntoIterator<Item = Out>,
-{
-    fn apply(f: &mut F, item: In, io: &mut Io<In, Out>) -> Result<(), StageError> {
+impl<F: FnMut(In) -> Many, In: Message, Many: IntoIterator<Item: Message>> Apply<F, In, Many::Item> for FlatMap {
+    fn apply(f: &mut F, item: In, io: &mut Io<In, Many::Item>) -> Result<(), StageError> {
         f(item).into_iter().try_for_each(|out| io.send(out))
     }
 }
@@ -213,22 +207,19 @@ where
     }
 }
 
-/// Stage that collects items into lists; see [`batch`].
-struct Batched<T> {
-    n: usize,
-    _type: PhantomData<fn(T)>,
-}
+/// Stage that collects items into lists of this length; see [`batch`].
+struct Batched<T>(usize, PhantomData<fn(T)>);
 
 impl<T: Message> Stage for Batched<T> {
     type In = T;
     type Out = Vec<T>;
 
     fn run(&mut self, io: &mut Io<T, Vec<T>>) -> Result<(), StageError> {
-        let mut items = Vec::with_capacity(self.n);
+        let mut items = Vec::new();
         while let Some(item) = io.recv()? {
             items.push(item);
-            if items.len() == self.n {
-                io.send(std::mem::replace(&mut items, Vec::with_capacity(self.n)))?;
+            if items.len() == self.0 {
+                io.send(std::mem::take(&mut items))?;
             }
         }
         if items.is_empty() || io.signal() == Signal::Stop { Ok(()) } else { io.send(items) }

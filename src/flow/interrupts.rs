@@ -41,23 +41,24 @@ impl Interrupts {
     /// When dropped in async code, because it waits for its thread.
     pub fn listen() -> io::Result<Self> {
         let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("interrupts").enable_all().build()?;
-        let (count, presses) = watch::channel(0);
+        let (count, presses) = watch::channel(0u32);
         let signals =
             runtime.block_on(async { io::Result::Ok((signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)) });
         let (mut interrupt, mut terminate) = signals?;
-        let mut counted = Presses::default();
+        let mut terminations = Terminations::default();
         runtime.spawn(async move {
             loop {
-                let asked = tokio::select! {
-                    Some(()) = interrupt.recv() => Asked::Interrupt,
-                    Some(()) = terminate.recv() => Asked::Terminate,
+                let counts = tokio::select! {
+                    Some(()) = interrupt.recv() => true,
+                    Some(()) = terminate.recv() => terminations.count(Instant::now()),
                     else => break,
                 };
-                if !counted.count(asked, Instant::now()) {
+                if !counts {
                     continue;
                 }
-                count.send_replace(counted.count);
-                match counted.count {
+                count.send_modify(|count| *count += 1);
+                let presses = *count.borrow();
+                match presses {
                     1 => tracing::warn!("interrupted: finishing what is in flight; again to stop"),
                     2 => tracing::warn!("interrupted again: stopping; once more to end the process"),
                     // No signal can reach a stage that does not return.
@@ -102,34 +103,21 @@ fn apply(control: &Control, presses: u32) {
     }
 }
 
-/// A signal that asks for the end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked {
-    /// Ctrl-C, by SIGINT.
-    Interrupt,
-    /// SIGTERM.
-    Terminate,
-}
-
-/// Count of signals. Pure: the caller passes the time.
+/// SIGTERMs of which those within a second count once. Pure: the caller passes the time.
 #[derive(Debug, Default)]
-struct Presses {
-    count: u32,
-    /// Time of the newest SIGTERM that counted.
-    terminated: Option<Instant>,
+struct Terminations {
+    /// Time of the newest that counted.
+    counted: Option<Instant>,
 }
 
-impl Presses {
-    /// Counts a signal that came at `now`; false if it repeats the one before.
-    fn count(&mut self, asked: Asked, now: Instant) -> bool {
-        if asked == Asked::Terminate {
-            if self.terminated.is_some_and(|before| now.saturating_duration_since(before) < SEPARATE) {
-                return false;
-            }
-            self.terminated = Some(now);
+impl Terminations {
+    /// Returns true if a SIGTERM at `now` counts; false if it repeats the one before.
+    fn count(&mut self, now: Instant) -> bool {
+        let repeats = self.counted.is_some_and(|before| now.saturating_duration_since(before) < SEPARATE);
+        if !repeats {
+            self.counted = Some(now);
         }
-        self.count += 1;
-        true
+        !repeats
     }
 }
 
@@ -138,20 +126,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn f5_sigterms_within_a_second_count_once_and_every_ctrl_c_counts() {
+    fn f5_sigterms_within_a_second_count_once() {
         let began = Instant::now();
-        let counts = |heard: &[(Asked, u64)]| {
-            let mut presses = Presses::default();
-            let at = |millis: u64| began + Duration::from_millis(millis);
-            let counted = heard.iter().map(|(asked, millis)| presses.count(*asked, at(*millis))).collect::<Vec<_>>();
-            (counted, presses.count)
+        let counts = |millis: [u64; 3]| {
+            let mut terminations = Terminations::default();
+            millis.map(|millis| terminations.count(began + Duration::from_millis(millis)))
         };
-        use Asked::{Interrupt, Terminate};
-        assert_eq!(counts(&[(Terminate, 0), (Terminate, 20), (Terminate, 999)]), (vec![true, false, false], 1));
-        assert_eq!(counts(&[(Terminate, 0), (Terminate, 1000), (Terminate, 1999)]), (vec![true, true, false], 2));
+        assert_eq!(counts([0, 20, 999]), [true, false, false]);
+        assert_eq!(counts([0, 1000, 1999]), [true, true, false]);
         // One that belongs to the one before does not put off the next.
-        assert_eq!(counts(&[(Terminate, 0), (Terminate, 900), (Terminate, 1100)]), (vec![true, false, true], 2));
-        assert_eq!(counts(&[(Interrupt, 0), (Interrupt, 1), (Interrupt, 2)]), (vec![true; 3], 3));
-        assert_eq!(counts(&[(Terminate, 0), (Interrupt, 20), (Terminate, 40)]), (vec![true, true, false], 2));
+        assert_eq!(counts([0, 900, 1100]), [true, false, true]);
     }
 }

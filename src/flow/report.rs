@@ -41,8 +41,6 @@ impl StageReport {
 /// Row of one edge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EdgeReport {
-    /// `from → to`.
-    pub name: String,
     /// Producer.
     pub from: String,
     /// Consumer.
@@ -134,7 +132,7 @@ impl fmt::Display for Report {
         for edge in &self.edges {
             let Capacity { items, tokens } = edge.capacity;
             let capacity = format!("{} items, {} tokens", count(items as u64), count(tokens as u64));
-            rows.push(vec![edge.name.clone(), capacity, count(edge.received), count(edge.depth_items)]);
+            rows.push(vec![format!("{} → {}", edge.from, edge.to), capacity, count(edge.received), count(edge.depth_items)]);
         }
         table(f, &rows)?;
         for warning in &self.warnings {

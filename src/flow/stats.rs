@@ -60,7 +60,6 @@ impl Board {
         let edges = self.graph.edges.iter().zip(&self.gauges).map(|(edge, gauge)| {
             let flowed = gauge.read();
             EdgeReport {
-                name: self.graph.edge_name(edge),
                 from: self.graph.name(edge.from).into(),
                 to: edge.to.map_or_else(String::new, |to| self.graph.name(to).into()),
                 capacity: gauge.capacity,

@@ -2,35 +2,29 @@
 //!
 //! [`write()`] puts the content into a temporary file in the same folder, brings it to the disk,
 //! renames it and brings the folder to the disk. [`publish`] does the same with a folder or a file
-//! that is written already. A reader never sees a half of either, and what was there before stays
-//! until then.
+//! that is written already. A reader never sees a half of either. After an error, which is one of
+//! the file system, what was there before is still there, unchanged.
 //!
 //! A temporary file is created exclusively under a random name: no symbolic link is followed, and
 //! two writers of one file do not meet. A process that is killed leaves at most a hidden
-//! `.NAME….writing` or `.NAME.replaced` in the folder. [`remove_leftovers`] deletes those, and puts
-//! a replaced folder back that nothing has replaced yet; the owner of a folder calls it when it
-//! starts.
+//! `.NAME….writing` or `.NAME.replaced`, which [`remove_leftovers`] deletes or puts back.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
+use tempfile::{Builder, TempPath};
+
 /// Name endings of leftovers, which begin with a dot.
 const LEFTOVERS: [&str; 3] = [".writing", ".replaced", ".removed"];
 
 /// Replaces the file at `path` by `content`, atomically and durably. The folder must exist.
-///
-/// # Errors
-/// Those of the file system. The file that was there before is then still there, unchanged.
 pub fn write(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
     write_with(path, |file| file.write_all(content.as_ref()))
 }
 
-/// Replaces the file at `path` by content that `fill` writes in pieces, like [`write()`].
-///
-/// # Errors
-/// Those of the file system and of `fill`. The file that was there before is then still there,
-/// unchanged.
+/// Replaces the file at `path` by content that `fill` writes in pieces, like [`write()`]. An error of
+/// `fill` is returned.
 pub fn write_with(path: &Path, fill: impl FnOnce(&mut BufWriter<&mut File>) -> io::Result<()>) -> io::Result<()> {
     put_file(path, fill, File::sync_all)?;
     sync_entry(path)
@@ -38,9 +32,6 @@ pub fn write_with(path: &Path, fill: impl FnOnce(&mut BufWriter<&mut File>) -> i
 
 /// Replaces a file atomically without syncing: for a file in a folder that is [published](publish)
 /// as a whole, or [replaced](replace).
-///
-/// # Errors
-/// Those of the file system. The file that was there before is then still there, unchanged.
 pub fn write_unsynced(path: &Path, content: impl AsRef<[u8]>) -> io::Result<()> {
     put_file(path, |file| file.write_all(content.as_ref()), |_| Ok(()))
 }
@@ -50,9 +41,8 @@ fn put_file(
     fill: impl FnOnce(&mut BufWriter<&mut File>) -> io::Result<()>,
     settle: impl FnOnce(&File) -> io::Result<()>,
 ) -> io::Result<()> {
-    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-    let prefix = format!(".{}.", name.to_string_lossy());
-    let mut builder = tempfile::Builder::new();
+    let prefix = hidden(path, "")?;
+    let mut builder = Builder::new();
     builder.prefix(&prefix).suffix(".writing");
     #[cfg(unix)]
     {
@@ -67,38 +57,39 @@ fn put_file(
     drop(out);
     let (file, temporary) = temporary.into_parts();
     settle(&file)?;
+    rename(temporary, path)
+}
+
+/// Replaces the file or link at `path` by a symbolic link to `target`, atomically and durably. The
+/// folder must exist.
+#[cfg(unix)]
+pub fn link(path: &Path, target: &Path) -> io::Result<()> {
+    let prefix = hidden(path, "")?;
+    let mut builder = Builder::new();
+    let make = |path: &Path| std::os::unix::fs::symlink(target, path);
+    rename(builder.prefix(&prefix).suffix(".writing").make_in(parent(path), make)?.into_temp_path(), path)?;
+    sync_entry(path)
+}
+
+fn rename(temporary: TempPath, path: &Path) -> io::Result<()> {
     fs::rename(&temporary, path)?;
     // It has another name now, and must not be deleted under this one.
     temporary.keep().map_err(|error| error.error)?;
     Ok(())
 }
 
-/// Replaces the file or link at `path` by a symbolic link to `target`, atomically and durably. The
-/// folder must exist.
-///
-/// # Errors
-/// Those of the file system. The file that was there before is then still there, unchanged.
-#[cfg(unix)]
-pub fn link(path: &Path, target: &Path) -> io::Result<()> {
-    let mut builder = tempfile::Builder::new();
+/// Hidden name of a file or folder that stands for `path`: `.NAME.` and an ending.
+fn hidden(path: &Path, ending: &str) -> io::Result<String> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-    let prefix = format!(".{}.", name.to_string_lossy());
-    builder.prefix(&prefix).suffix(".writing");
-    let temporary = builder.make_in(parent(path), |path| std::os::unix::fs::symlink(target, path))?;
-    fs::rename(temporary.path(), path)?;
-    // It has another name now, and must not be deleted under this one.
-    temporary.into_temp_path().keep().map_err(|error| error.error)?;
-    sync_entry(path)
+    Ok(format!(".{}.{ending}", name.to_string_lossy()))
 }
 
 /// Moves the finished folder or file `from` to `to`, which is in a folder on the same disk,
 /// atomically and durably.
 ///
 /// A folder that is at `to` is replaced. It is renamed to `.NAME.replaced` first, since a folder
-/// cannot be renamed over one that holds files, and deleted at the end.
-///
-/// # Errors
-/// Those of the file system. A folder that was at `to` is put back where that is possible.
+/// cannot be renamed over one that holds files, and deleted at the end. After an error it is put back
+/// where that is possible.
 pub fn publish(from: &Path, to: &Path) -> io::Result<()> {
     if from.is_dir() { sync_all(from) } else { sync(from) }?;
     put(from, to, sync_entry)
@@ -106,16 +97,12 @@ pub fn publish(from: &Path, to: &Path) -> io::Result<()> {
 
 /// Moves `from` to `to` as [`publish`] does, atomically, without syncing: for files that a run
 /// hands to other processes and writes again after a crash.
-///
-/// # Errors
-/// Those of the file system. A folder that was at `to` is put back where that is possible.
 pub fn replace(from: &Path, to: &Path) -> io::Result<()> {
     put(from, to, |_| Ok(()))
 }
 
 fn put(from: &Path, to: &Path, settle: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
-    let name = to.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-    let aside = to.with_file_name(format!(".{}.replaced", name.to_string_lossy()));
+    let aside = to.with_file_name(hidden(to, "replaced")?);
     remove(&aside)?;
     let replaces = from.is_dir() && to.symlink_metadata().is_ok();
     if replaces {
@@ -133,9 +120,6 @@ fn put(from: &Path, to: &Path, settle: impl FnOnce(&Path) -> io::Result<()>) -> 
 }
 
 /// Makes `path` and the folders above it, durably. An existing folder is unchanged.
-///
-/// # Errors
-/// Those of the file system.
 pub fn create_folder(path: &Path) -> io::Result<()> {
     if path.as_os_str().is_empty() || path.is_dir() {
         return Ok(());
@@ -147,11 +131,9 @@ pub fn create_folder(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Deletes what a killed process left half written in `folder`. The caller must be the only one
-/// that writes there.
-///
-/// # Errors
-/// Those of the file system. A folder that does not exist holds no leftovers.
+/// Deletes what a killed process left half written in `folder`, and puts a replaced folder back that
+/// nothing has replaced yet. The caller must be the only one that writes there. A folder that does
+/// not exist holds no leftovers.
 pub fn remove_leftovers(folder: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -174,9 +156,6 @@ pub fn remove_leftovers(folder: &Path) -> io::Result<()> {
 }
 
 /// Deletes a file, a link or a folder with all that is in it. One that does not exist is no error.
-///
-/// # Errors
-/// Those of the file system.
 pub fn remove(path: &Path) -> io::Result<()> {
     let removed = match path.symlink_metadata() {
         Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
@@ -190,17 +169,11 @@ pub fn remove(path: &Path) -> io::Result<()> {
 }
 
 /// Brings a file, or the entries of a folder, to the disk.
-///
-/// # Errors
-/// Those of the file system.
 pub fn sync(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
 /// Brings the name of `path` to the disk, which is an entry of the folder that it is in.
-///
-/// # Errors
-/// Those of the file system.
 pub fn sync_entry(path: &Path) -> io::Result<()> {
     sync(parent(path))
 }

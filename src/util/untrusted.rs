@@ -41,37 +41,34 @@ pub fn path(path: &std::path::Path) -> String {
 /// One line of Markdown, in a cell of a table too: shown literally, without markup, links or HTML.
 pub fn markdown(text: &str) -> String {
     marked(&line(text), |c| match c {
-        '&' => Some("&amp;"),
-        '<' => Some("&lt;"),
-        '>' => Some("&gt;"),
-        '\\' => Some("\\\\"),
-        '`' => Some("\\`"),
-        '*' => Some("\\*"),
-        '_' => Some("\\_"),
-        '[' => Some("\\["),
-        ']' => Some("\\]"),
-        '|' => Some("\\|"),
+        '&' | '<' | '>' => entity(c),
+        '\\' | '`' | '*' | '_' | '[' | ']' | '|' => Some(format!("\\{c}")),
         _ => None,
     })
 }
 
 /// Text for HTML, between tags and in quoted attributes. Line feeds and tabs stay.
 pub fn html(text: &str) -> String {
-    marked(&block(text), |c| match c {
-        '&' => Some("&amp;"),
-        '<' => Some("&lt;"),
-        '>' => Some("&gt;"),
-        '"' => Some("&quot;"),
-        '\'' => Some("&#39;"),
-        _ => None,
-    })
+    marked(&block(text), entity)
 }
 
-fn marked(text: &str, mark: impl Fn(char) -> Option<&'static str>) -> String {
+fn entity(c: char) -> Option<String> {
+    let name = match c {
+        '&' => "amp",
+        '<' => "lt",
+        '>' => "gt",
+        '"' => "quot",
+        '\'' => "#39",
+        _ => return None,
+    };
+    Some(format!("&{name};"))
+}
+
+fn marked(text: &str, mark: impl Fn(char) -> Option<String>) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
         match mark(c) {
-            Some(mark) => safe.push_str(mark),
+            Some(mark) => safe += &mark,
             None => safe.push(c),
         }
     }

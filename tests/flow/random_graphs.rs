@@ -292,8 +292,8 @@ fn check(plan: &Plan, seed: Option<u64>) {
         assert!(failures.is_empty(), "{failures:?}");
     }
     for edge in &report.edges {
-        assert_eq!(edge.credit_out, 0, "credit is missing on {}", edge.name);
-        assert_eq!(edge.sent, edge.received + edge.depth_items, "items are missing on {}", edge.name);
+        assert_eq!(edge.credit_out, 0, "credit is missing: {edge:?}");
+        assert_eq!(edge.sent, edge.received + edge.depth_items, "items are missing: {edge:?}");
     }
     for worker in report.stages.iter().flat_map(|stage| &stage.workers) {
         assert_eq!(worker.total(), worker.wall);
